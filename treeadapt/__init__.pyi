@@ -1,0 +1,166 @@
+# The public names. ``__init__.py`` reads this file too, and imports a name from here
+# when it is first asked for.
+
+from treeadapt._version import __version__
+from treeadapt.checkpoints.store import (
+    LoadReport,
+    load,
+    load_report,
+    read_metadata,
+    save,
+)
+from treeadapt.convert import (
+    from_flat_dict,
+    from_state_dict,
+    to_flat_dict,
+    to_state_dict,
+    tree_paths,
+)
+from treeadapt.diff import Difference, TreeDiff, tree_diff
+from treeadapt.errors import (
+    AdapterError,
+    CheckpointError,
+    CollectionWarning,
+    FreezeError,
+    NoArraysError,
+    OverlapError,
+    PathCollisionError,
+    PathError,
+    PatternError,
+    RenameError,
+    ReplicatedWarning,
+    RulesError,
+    RulesFileError,
+    SelectorError,
+    ShardingError,
+    StructureMismatchError,
+    TiedLeafWarning,
+    TransformError,
+    TreeAdaptError,
+    TreeAdaptWarning,
+    TreeCycleError,
+    TreeDepthError,
+    UnmatchedPathError,
+    UnstablePathWarning,
+    UnusedRuleError,
+)
+from treeadapt.freeze_spec import FreezeSpec
+from treeadapt.matches import STATIC, RuleMatches
+from treeadapt.patterns import escape
+from treeadapt.registry import (
+    BOX,
+    Adapter,
+    AdapterRegistry,
+    Flat,
+    default_registry,
+    register,
+)
+from treeadapt.remembered import whole_tree
+from treeadapt.renaming import rename
+from treeadapt.report import Summary, summarize
+from treeadapt.rules import Rules, load_rules, param_labels, param_mask
+from treeadapt.selectors import Selector, glob, leaf, node
+from treeadapt.sharding.params import named_shardings, partition_specs
+from treeadapt.sharding.state import init_sharded, opt_state_shardings
+from treeadapt.splitting import Rest, map_where, merge, split
+from treeadapt.transforms.adapt import adapt
+from treeadapt.transforms.callbacks import tree_map_params, value_and_grad_from_state
+from treeadapt.transforms.carry import CarryReport, carry_state
+from treeadapt.transforms.hyperparams import inject_hyperparams, schedule
+from treeadapt.transforms.lift import lift
+from treeadapt.transforms.partition import freeze, partition
+from treeadapt.transforms.scale import scale_by_rules
+from treeadapt.transforms.state import (
+    schedule_free_eval_params,
+    tree_get,
+    tree_set,
+)
+from treeadapt.transforms.updates import apply_updates, incremental_update
+
+__all__ = [
+    "BOX",
+    "STATIC",
+    "Adapter",
+    "AdapterError",
+    "AdapterRegistry",
+    "CarryReport",
+    "CheckpointError",
+    "CollectionWarning",
+    "Difference",
+    "Flat",
+    "FreezeError",
+    "FreezeSpec",
+    "LoadReport",
+    "NoArraysError",
+    "OverlapError",
+    "PathCollisionError",
+    "PathError",
+    "PatternError",
+    "RenameError",
+    "ReplicatedWarning",
+    "Rest",
+    "RuleMatches",
+    "Rules",
+    "RulesError",
+    "RulesFileError",
+    "Selector",
+    "SelectorError",
+    "ShardingError",
+    "StructureMismatchError",
+    "Summary",
+    "TiedLeafWarning",
+    "TransformError",
+    "TreeAdaptError",
+    "TreeAdaptWarning",
+    "TreeCycleError",
+    "TreeDepthError",
+    "TreeDiff",
+    "UnmatchedPathError",
+    "UnstablePathWarning",
+    "UnusedRuleError",
+    "__version__",
+    "adapt",
+    "apply_updates",
+    "carry_state",
+    "default_registry",
+    "escape",
+    "freeze",
+    "from_flat_dict",
+    "from_state_dict",
+    "glob",
+    "incremental_update",
+    "init_sharded",
+    "inject_hyperparams",
+    "leaf",
+    "lift",
+    "load",
+    "load_report",
+    "load_rules",
+    "map_where",
+    "merge",
+    "named_shardings",
+    "node",
+    "opt_state_shardings",
+    "param_labels",
+    "param_mask",
+    "partition",
+    "partition_specs",
+    "read_metadata",
+    "register",
+    "rename",
+    "save",
+    "scale_by_rules",
+    "schedule",
+    "schedule_free_eval_params",
+    "split",
+    "summarize",
+    "to_flat_dict",
+    "to_state_dict",
+    "tree_diff",
+    "tree_get",
+    "tree_map_params",
+    "tree_paths",
+    "tree_set",
+    "value_and_grad_from_state",
+    "whole_tree",
+]

@@ -1,0 +1,56 @@
+"""What counts as an array, for every room of the library.
+
+An *array leaf* has a ``shape`` and a ``dtype``: JAX arrays, tracers, typed PRNG keys,
+NumPy arrays and NumPy scalars, ``jax.ShapeDtypeStruct``. Everything else (a Python
+number, a function, a string) is a *static leaf*. No value is ever read: the answers
+depend on attributes that tracers, abstract, deleted and sharded arrays all have.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+
+def is_array(leaf: Any) -> bool:
+    """Tell whether ``leaf`` has a shape and a dtype.
+
+    Example:
+        >>> is_array(np.float32(1.0)), is_array(1.0), is_array(jnp.ones(3))
+        (True, False, True)
+    """
+    return hasattr(leaf, "dtype") and hasattr(leaf, "shape") and not _is_class(leaf)
+
+
+def is_inexact(leaf: Any) -> bool:
+    """Tell whether ``leaf`` is an array of floating-point or complex numbers.
+
+    Typed PRNG keys, integers, booleans and ``float0`` are not.
+
+    Example:
+        >>> is_inexact(jnp.ones(3)), is_inexact(jnp.arange(3)), is_inexact(1.0)
+        (True, False, False)
+    """
+    return is_array(leaf) and is_inexact_dtype(leaf.dtype)
+
+
+def is_float0(leaf: Any) -> bool:
+    """Tell whether ``leaf`` is the empty gradient JAX gives for an integer input."""
+    return getattr(leaf, "dtype", None) == _FLOAT0
+
+
+@functools.cache
+def is_inexact_dtype(dtype: Any) -> bool:
+    """Tell whether ``dtype`` is floating point or complex, extended dtypes included."""
+    return bool(jnp.issubdtype(dtype, jnp.inexact))
+
+
+def _is_class(leaf: Any) -> bool:
+    # ``np.float32`` itself has ``dtype`` and ``shape`` descriptors.
+    return isinstance(leaf, type)
+
+
+_FLOAT0 = np.dtype([("float0", np.void, 0)])

@@ -1,0 +1,82 @@
+"""Nodes whose children are attributes.
+
+Takes such an object apart by attribute name and rebuilds it without running its
+constructor, its ``__post_init__`` or any converter: the instance is allocated bare and
+every attribute is put back. Serves dataclasses, attrs classes, and classes that a user
+registers by naming fields.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from treeadapt.registry import Flat
+
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a ``class`` statement
+
+
+class Shell(NamedTuple):
+    """Aux of a node with attributes: all that is not a child.
+
+    Attributes:
+        cls: the class.
+        form: how the children fill the node; for an attribute node, their names.
+        rest: the other attributes, put back as they were.
+    """
+
+    cls: type
+    form: Any
+    rest: tuple[tuple[str, Any], ...] = ()
+
+
+def take_apart(node: Any, names: Sequence[str]) -> Flat:
+    """Take ``node`` apart at the attributes ``names``; the others go to ``aux``.
+
+    An attribute that is not set is no child, and is not set after rebuilding either.
+    """
+    found = attributes(node)
+    present = tuple(name for name in names if name in found)
+    rest = tuple(item for item in found.items() if item[0] not in present)
+    children = [found[name] for name in present]
+    return Flat(present, children, Shell(type(node), present, rest))
+
+
+def put_together(aux: Shell, children: Sequence[Any]) -> Any:
+    """Rebuild an attribute node around ``children`` without its constructor."""
+    items = tuple(zip(aux.form, children, strict=True))
+    return put_back(allocate(aux.cls), items + aux.rest)
+
+
+def put_back(node: Any, items: Iterable[tuple[str, Any]]) -> Any:
+    """Set attributes of ``node``, past any setter or freezing of its class."""
+    for name, value in items:
+        object.__setattr__(node, name, value)
+    return node
+
+
+def allocate(cls: type) -> Any:
+    """Make a bare instance of ``cls``, running no code that was written for it."""
+    builtin: Any = next(base for base in cls.__mro__ if not base.__flags__ & _HEAP_TYPE)
+    return builtin.__new__(cls)  # the only ``__new__`` that is safe to call
+
+
+def attributes(node: Any) -> dict[str, Any]:
+    """Return the instance attributes of ``node``, slots included, in a fixed order."""
+    found: dict[str, Any] = {}
+    with contextlib.suppress(AttributeError):  # past a ``__getattr__`` of the class
+        found.update(object.__getattribute__(node, "__dict__"))
+    for cls in type(node).__mro__:
+        slots = cls.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            place = cls.__dict__.get(_mangle(name, cls))
+            if name not in ("__dict__", "__weakref__") and place is not None:
+                with contextlib.suppress(AttributeError):  # a slot that is not set
+                    found.setdefault(_mangle(name, cls), place.__get__(node))
+    return found
+
+
+def _mangle(name: str, cls: type) -> str:
+    private = name.startswith("__") and not name.endswith("__")
+    return f"_{cls.__name__.lstrip('_')}{name}" if private else name

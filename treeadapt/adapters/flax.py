@@ -1,0 +1,34 @@
+"""Flax Linen: boxes of partitioned parameters, which add no path segment.
+
+``FrozenDict`` and ``flax.struct`` classes are registered with JAX with keys, and need
+no row of their own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.tree_util as jtu
+from flax.core import FrozenDict, meta
+
+from treeadapt.registry import BOX, Adapter, Flat
+
+
+def _frozen_dict(node: Any) -> Flat:
+    values, keys = jtu.default_registry.flatten_one_level(node)
+    return Flat(keys, values)
+
+
+def _box(node: Any) -> Flat:
+    children, aux = jtu.default_registry.flatten_one_level(node)
+    return Flat((BOX,) * len(children), children, aux)
+
+
+ADAPTERS = (
+    Adapter(
+        name="flax FrozenDict",
+        applies=lambda cls: cls is FrozenDict,
+        flatten=_frozen_dict,
+    ),
+    Adapter(name="flax box", applies=meta.AxisMetadata, flatten=_box),
+)

@@ -1,0 +1,131 @@
+"""Classes that were registered with JAX.
+
+Names come from the registration: dataclasses and other classes registered with keys
+keep those names; a class registered without keys gets positions and a warning. A
+dataclass whose construction runs code of its own (``__post_init__``, a hand-written
+``__init__``, ``init=False`` fields) is rebuilt without it, because an identity
+conversion that doubles a value, resets a field or fails is none.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import inspect
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.tree_util as jtu
+
+from treeadapt.adapters import fields
+from treeadapt.adapters.builtin import is_generated
+from treeadapt.errors import AdapterError, UnstablePathWarning
+from treeadapt.registry import Adapter, Flat
+
+
+def keyed(node: Any) -> Flat:
+    """Take a node apart with the keys that it was registered with."""
+    children, aux = jtu.default_registry.flatten_one_level(node)
+    children = list(children)
+    pairs = list(jtu.default_registry.flatten_one_level_with_keys(node)[0])
+    if len(pairs) != len(children):
+        raise AdapterError(
+            f"{type(node).__name__} was registered with JAX in two ways that differ: "
+            f"{len(pairs)} children with keys, {len(children)} without."
+        )
+    order = _aligned([child for _, child in pairs], children)
+    return Flat([pairs[place][0] for place in order], children, aux)
+
+
+def _aligned(keyed_children: list[Any], children: list[Any]) -> list[int]:
+    # The two flatten functions of a class may disagree on the order (nothing checks
+    # it); leaves come from the plain one, so names are matched by identity.
+    places: dict[int, collections.deque[int]] = {}
+    for place, child in enumerate(keyed_children):
+        places.setdefault(id(child), collections.deque()).append(place)
+    found = [places[id(c)].popleft() for c in children if places.get(id(c))]
+    in_order = list(range(len(children)))
+    return found if sorted(found) == in_order else in_order
+
+
+def take_apart(node: Any) -> Flat:
+    """Take apart a dataclass that runs code when built, for ``build``.
+
+    If its children are just its attributes of those names, its aux is every other
+    attribute; otherwise it is what JAX needs to rebuild it.
+    """
+    flat = keyed(node)
+    names = [getattr(key, "name", None) for key in flat.keys]
+    bare = fields.take_apart(node, [name for name in names if name is not None])
+    if list(map(id, bare.children)) == list(map(id, flat.children)):
+        return bare
+    return flat._replace(aux=_one_level(node))
+
+
+def build(aux: Any, children: Sequence[Any]) -> Any:
+    """Put a node together again, without its constructor where that runs code."""
+    if isinstance(aux, fields.Shell):
+        return fields.put_together(aux, children)
+    return aux.unflatten(children)
+
+
+def _one_level(node: Any) -> Any:
+    return jax.tree.structure(node, is_leaf=lambda other: other is not node)
+
+
+def runs_code_when_built(cls: type) -> bool:
+    """Tell whether building an instance of a dataclass runs code written for it."""
+    if not dataclasses.is_dataclass(cls):
+        return False
+    given = {field.name for field in dataclasses.fields(cls) if field.init}
+    return (
+        hasattr(cls, "__post_init__")
+        or cls.__new__ is not object.__new__
+        or not is_generated(inspect.unwrap(cls.__init__))
+        or not (cls.__setattr__ is object.__setattr__ or is_generated(cls.__setattr__))
+        or len(given) < len(dataclasses.fields(cls))
+        or not given.issuperset([*inspect.signature(cls.__init__).parameters][1:])
+    )
+
+
+def _stable(node: Any, flat: Flat) -> Flat:
+    if not any(isinstance(key, jtu.FlattenedIndexKey) for key in flat.keys):
+        return flat
+    _warn_of_positions(type(node), len(flat.children))
+    return flat._replace(keys=range(len(flat.children)))
+
+
+def _warn_of_positions(cls: type, count: int) -> None:
+    names = ", ".join(f'"name{i}"' for i in range(min(count, 3)))
+    more = ", ..." if count > 3 else ""
+    warnings.warn(
+        f"{cls.__module__}.{cls.__qualname__} is registered with JAX without keys, so "
+        "the paths of its children are positions, which change when a child is added. "
+        f"Name them once: treeadapt.register({cls.__name__}, fields=({names}{more}))",
+        UnstablePathWarning,
+        stacklevel=2,
+    )
+
+
+def _partial(node: Any) -> Flat:
+    children, aux = jtu.default_registry.flatten_one_level(node)
+    return Flat(("args", "keywords"), children, aux)
+
+
+ADAPTERS = (
+    Adapter(name="jax Partial", applies=jtu.Partial, flatten=_partial),
+    Adapter(
+        name="registered dataclass",
+        applies=runs_code_when_built,
+        flatten=lambda node: _stable(node, take_apart(node)),
+        unflatten=build,
+        by_hand=runs_code_when_built,
+    ),
+    Adapter(
+        name="registered class",
+        applies=lambda cls: True,
+        flatten=lambda node: _stable(node, keyed(node)),
+    ),
+)

@@ -1,0 +1,58 @@
+"""Classes that a user registers by naming their fields.
+
+Where JAX knows the class, the fields rename its children, in JAX's order; where it does
+not, they are the attributes that hold children.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+from typing import Any
+
+from treeadapt.adapters import fields, jax
+from treeadapt.errors import AdapterError
+from treeadapt.registry import Adapter, Flat, jax_knows
+
+
+def adapter_of_fields(cls: type, names: tuple[str, ...]) -> Adapter:
+    """Return the adapter for ``register(cls, fields=names)``."""
+    if issubclass(cls, dict | list | tuple | set | collections.deque):
+        raise AdapterError(
+            f"{cls.__name__} holds items besides attributes, so its fields alone would "
+            "not bring it back. Register an Adapter for it."
+        )
+
+    def flatten(node: Any) -> Flat:
+        return _renamed(node, names) if jax_knows(node) else _opened(node, names)
+
+    return Adapter(
+        name=cls.__name__,
+        applies=cls,
+        flatten=flatten,
+        unflatten=jax.build,
+        by_hand=jax.runs_code_when_built,
+    )
+
+
+def _renamed(node: Any, names: Sequence[str]) -> Flat:
+    by_hand = jax.runs_code_when_built(type(node))
+    flat = jax.take_apart(node) if by_hand else jax.keyed(node)
+    if len(flat.children) != len(names):
+        raise AdapterError(
+            f"A {type(node).__name__} has {len(flat.children)} children in JAX but was "
+            f"registered with the {len(names)} fields {names!r}. Name each child, in "
+            "JAX's order."
+        )
+    return flat._replace(keys=names)
+
+
+def _opened(node: Any, names: Sequence[str]) -> Flat:
+    flat = fields.take_apart(node, names)
+    missing = [name for name in names if name not in flat.keys]
+    if missing:
+        raise AdapterError(
+            f"A {type(node).__name__} was registered with the fields {names!r}, but "
+            f"this one has no attribute {missing[0]!r} of its own."
+        )
+    return flat

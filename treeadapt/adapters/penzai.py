@@ -1,0 +1,48 @@
+"""penzai: variables, variable values and named arrays are boxes.
+
+The path of a parameter is where it stands in the model, as in every other library;
+``NamedArray`` and variable wrappers add no segment. A variable has an identity: one
+Parameter used twice is one leaf. Only parameters train; state variables do not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.tree_util as jtu
+from penzai.core import named_axes, variables
+
+from treeadapt.adapters import fields
+from treeadapt.registry import BOX, Adapter, Flat
+
+
+def _variable(node: Any) -> Flat:
+    return fields.take_apart(node, ("_raw_value",))._replace(keys=(BOX,))
+
+
+def _box(node: Any) -> Flat:
+    children, aux = jtu.default_registry.flatten_one_level(node)
+    return Flat((BOX,) * len(children), children, aux)
+
+
+def _trains(node: Any) -> bool:
+    return not isinstance(node, variables.StateVariable | variables.StateVariableValue)
+
+
+ADAPTERS = (
+    Adapter(
+        name="penzai variable",
+        applies=variables.LabeledVariable,
+        flatten=_variable,
+        unflatten=fields.put_together,
+        trains=_trains,
+        shared=True,
+    ),
+    Adapter(
+        name="penzai variable value",
+        applies=variables.LabeledVariableValue,
+        flatten=_box,
+        trains=_trains,
+    ),
+    Adapter(name="penzai NamedArray", applies=named_axes.NamedArrayBase, flatten=_box),
+)

@@ -1,0 +1,230 @@
+"""What all checkpoint formats share: dtypes, caps, errors, safe names, atomic writes.
+
+A checkpoint may come from anyone: counts and sizes are capped before work, its names
+are data and never file names, nothing is unpickled, and whatever a reader raises
+becomes a short ``CheckpointError`` that names the file.
+Knows no format and no tree.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import glob
+import math
+import os
+import re
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NoReturn
+from urllib.parse import quote, unquote
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from treeadapt.errors import CheckpointError, TreeAdaptError, listing
+
+MAX_LEAVES = 1_000_000
+MAX_RANK = 64
+_EMPTY = "%E"  # an empty segment; no quoted text has it
+
+_EXTENDED = (
+    "bfloat16 float8_e3m4 float8_e4m3 float8_e4m3b11fnuz float8_e4m3fn "
+    "float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn "
+    "int2 int4 uint2 uint4"
+)
+_PLAIN = (
+    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 "
+    "complex64 complex128"
+)
+
+
+def _dtypes() -> dict[str, np.dtype[Any]]:
+    extended = (getattr(jnp, name, None) for name in _EXTENDED.split())
+    known = [np.dtype(kind) for kind in extended if kind is not None]
+    return {dtype.name: dtype for dtype in [*known, *map(np.dtype, _PLAIN.split())]}
+
+
+#: Dtypes that a checkpoint may hold, by name. No object, void, string or date.
+DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(_dtypes())
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """What a checkpoint holds, without its values.
+
+    Attributes:
+        leaves: shape and dtype by label path.
+        names: what the format calls each leaf.
+        ties: paths that are another path's leaf, which is stored once.
+    """
+
+    leaves: Mapping[str, jax.ShapeDtypeStruct]
+    names: Mapping[str, Any]
+    ties: Mapping[str, str]
+
+
+def abstract(path: Path, name: str, shape: Any, dtype: Any) -> jax.ShapeDtypeStruct:
+    """Return shape and dtype that a file states, once they are believable.
+
+    Args:
+        path: the file, for messages.
+        name: of the leaf, for messages.
+        shape: what should be a sequence of sizes.
+        dtype: what should be the name of a dtype.
+
+    Raises:
+        CheckpointError: they are not.
+    """
+    sizes = tuple(shape) if isinstance(shape, list | tuple) else (-1,)
+    good = len(sizes) <= MAX_RANK and all(
+        type(size) is int and 0 <= size < 2**63 for size in sizes
+    )
+    if not good or math.prod(sizes) >= 2**63:
+        refuse(path, f"the leaf {listing([name])} has no sound shape")
+    known = DTYPES.get(dtype) if isinstance(dtype, str) else None
+    if known is None:
+        refuse(path, f"the leaf {listing([name])} has an unknown dtype, {dtype!r:.60}")
+    return jax.ShapeDtypeStruct(sizes, known)
+
+
+def refuse(path: str | os.PathLike[str], problem: str, cure: str = "") -> NoReturn:
+    """Raise because of what a checkpoint is.
+
+    Raises:
+        CheckpointError: always.
+    """
+    raise CheckpointError(
+        f"The checkpoint {listing([os.fspath(path)])} is of no use: {problem}."
+        f"{' ' * bool(cure)}{cure}"
+    )
+
+
+@contextlib.contextmanager
+def told(path: str | os.PathLike[str], action: str) -> Iterator[None]:
+    """Turn whatever another library raises inside into one short error.
+
+    Args:
+        path: the checkpoint.
+        action: ``"read"`` or ``"written"``.
+
+    Raises:
+        CheckpointError: instead of any other exception.
+    """
+    try:
+        yield
+    except TreeAdaptError:
+        raise
+    except ImportError as error:
+        raise CheckpointError(
+            f"The checkpoint {listing([os.fspath(path)])} cannot be {action} without "
+            f'{error.name}: pip install "treeadapt[checkpoints,flax]".'
+        ) from error
+    except Exception as error:
+        # Parsers of damaged files raise what they like, down to KeyError.
+        text = " ".join(str(error).split())
+        text = text if text.isprintable() else repr(text)
+        text = text if len(text) <= 300 else f"{text[:300]}..."
+        raise CheckpointError(
+            f"The checkpoint {listing([os.fspath(path)])} cannot be {action}: "
+            f"{type(error).__name__}{': ' * bool(text)}{text}"
+        ) from error
+
+
+@contextlib.contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """Give a new name beside ``path`` to write to, and put it there if all went well.
+
+    Whatever stands at ``path`` stays until then, and stays if writing fails.
+
+    Raises:
+        CheckpointError: the folder is missing, or ``path`` is a folder in use.
+    """
+    parent = path.parent
+    if not parent.is_dir():
+        raise CheckpointError(f"There is no folder {listing([str(parent)])}. Make it.")
+    part = parent / f".{path.name[:100]}.{secrets.token_hex(6)}.part"
+    try:
+        part.touch()  # some writers make files that nobody else may read
+        mode = (path if path.is_file() else part).stat().st_mode
+        part.unlink()
+        yield part
+        if part.is_file():
+            part.chmod(stat.S_IMODE(mode))
+        if path.is_dir():
+            aside = part.with_suffix(".old")
+            path.rename(aside)
+            part.rename(path)
+            shutil.rmtree(aside)
+        else:
+            part.replace(path)
+    finally:
+        for left in parent.glob(f"{glob.escape(part.name)}*"):
+            if left.is_dir():
+                shutil.rmtree(left)
+            else:
+                left.unlink()
+
+
+def escape_segment(segment: str) -> str:
+    """Write one segment as a name that is safe in any file system and store.
+
+    Example:
+        >>> [escape_segment(name) for name in ("kernel", "..", "a.b/c", "")]
+        ['kernel', '%2E%2E', 'a%2Eb%2Fc', '%E']
+    """
+    # ``quote`` leaves dots and tildes, which file systems and Orbax give a meaning.
+    text = quote(segment, safe="", errors="surrogatepass")
+    return text.replace(".", "%2E").replace("~", "%7E") or _EMPTY
+
+
+def unescape_segment(text: str) -> str:
+    """Return the segment that ``escape_segment`` wrote.
+
+    Example:
+        >>> unescape_segment(escape_segment("a.b/ü"))
+        'a.b/ü'
+    """
+    return "" if text == _EMPTY else unquote(text, errors="surrogatepass")
+
+
+def nested(leaves: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
+    """Return nested dicts that hold the leaves, by their segments.
+
+    Raises:
+        CheckpointError: a leaf stands where others need a node.
+    """
+    made: dict[str, Any] = {}
+    for segments, leaf in leaves.items():
+        node = made
+        for segment in segments[:-1]:
+            node = node.setdefault(segment, {})
+            if not isinstance(node, dict):
+                break
+        if not isinstance(node, dict) or segments[-1] in node:
+            name = "/".join(segments)
+            raise CheckpointError(
+                f"Nested dicts cannot hold {listing([name])}: it stands above or "
+                "below another leaf. Choose another format."
+            )
+        node[segments[-1]] = leaf
+    return made
+
+
+def is_nestable(paths: Mapping[str, Any]) -> bool:
+    """Tell whether no path stands above another.
+
+    Example:
+        >>> is_nestable({"a": 1, "b/c": 2}), is_nestable({"a": 1, "a/b": 2})
+        (True, False)
+    """
+    return not any(
+        path[: slash.start()] in paths
+        for path in paths
+        for slash in re.finditer("/", path)
+    )

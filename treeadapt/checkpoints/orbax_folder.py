@@ -1,0 +1,206 @@
+"""Checkpoints as Orbax folders: Orbax's reader and writer.
+
+Leaves are saved as nested dicts, one level a segment; Orbax joins names with dots and
+makes file names of them, so every segment is percent-encoded first. Arrays are saved
+and restored with their shardings, piece by piece, as Orbax does it. Tied leaves are
+written twice, and a leaf without elements is an error, for Orbax has no place for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from treeadapt.checkpoints.common import (
+    MAX_LEAVES,
+    Stored,
+    abstract,
+    escape_segment,
+    is_nestable,
+    nested,
+    refuse,
+    unescape_segment,
+)
+from treeadapt.errors import CheckpointError, listing
+
+_METADATA = "_METADATA"
+_MAX_METADATA_BYTES = 64 * 2**20
+_MARK = "treeadapt"  # in the folder's own metadata: its names are escaped
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Tell whether a folder is an Orbax checkpoint, or a step that holds one."""
+    return path.is_dir() and (
+        (path / _METADATA).is_file() or any(path.glob(f"*/{_METADATA}"))
+    )
+
+
+def read_metadata(path: Path) -> Stored:
+    """Read names, shapes and dtypes; no array is loaded.
+
+    Raises:
+        CheckpointError: it is no checkpoint, or one that leads out of its folder.
+    """
+    import orbax.checkpoint as ocp
+
+    folder = _folder(path)
+    _refuse_links(path, folder)
+    document = _document(path, folder)
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        found = _tree(checkpointer, folder)
+    own = _MARK in (document.get("custom_metadata") or {})
+    leaves, names = {}, {}
+    pairs = jax.tree_util.tree_flatten_with_path(found, is_leaf=_is_leaf)[0]
+    for keys, value in pairs:
+        segments = [_text(path, key) for key in keys]
+        if not _is_leaf(value):
+            continue
+        if own:
+            segments = [unescape_segment(text) for text in segments]
+        name = "/".join(segments)
+        if name in leaves:
+            refuse(path, f"two leaves are named {listing([name])}")
+        leaves[name] = abstract(path, name, tuple(value.shape), str(value.dtype))
+        names[name] = keys
+    return Stored(leaves, names, {})
+
+
+def read(path: Path, stored: Stored, wanted: Mapping[str, Any]) -> list[Any]:
+    """Read leaves, all that are wanted in one go, each to its sharding.
+
+    Args:
+        path: the folder.
+        stored: its metadata.
+        wanted: by path the sharding to give the leaf; None for a NumPy array.
+    """
+    import orbax.checkpoint as ocp
+
+    if not wanted:
+        return []
+    likes = {}
+    for one, sharding in wanted.items():
+        leaf = stored.leaves[one]
+        like = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+        likes[stored.names[one]] = like
+    folder = _folder(path)
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        # The restored tree must be of the stored lists and dicts, with a mark where
+        # nothing is to be read.
+        item = jax.tree_util.tree_map_with_path(
+            lambda keys, _: likes.get(keys, ocp.PLACEHOLDER),
+            _tree(checkpointer, folder),
+            is_leaf=_is_leaf,
+        )
+        restored = checkpointer.restore(
+            folder.absolute(),
+            args=ocp.args.PyTreeRestore(
+                item,
+                restore_args=ocp.checkpoint_utils.construct_restore_args(item),
+            ),
+        )
+    found = dict(jax.tree_util.tree_flatten_with_path(restored)[0])
+    return [found[stored.names[one]] for one in wanted]
+
+
+def write(
+    path: Path, leaves: Iterable[tuple[str, Any]], ties: Mapping[str, str]
+) -> None:
+    """Write leaves, which stay on their devices until Orbax takes them.
+
+    Raises:
+        CheckpointError: a leaf has no elements.
+    """
+    import orbax.checkpoint as ocp
+
+    found = dict(leaves)
+    found |= {other: found[one] for other, one in ties.items()}
+    for name, leaf in found.items():
+        if 0 in leaf.shape:
+            raise CheckpointError(
+                f"The leaf {listing([name])} has no elements, which Orbax cannot "
+                "store. Save as .safetensors or .npz."
+            )
+    flat = not is_nestable(found)
+    split = {
+        (escape_segment(name),)
+        if flat
+        else tuple(map(escape_segment, name.split("/"))): leaf
+        for name, leaf in found.items()
+    }
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        checkpointer.save(
+            path.absolute(),
+            args=ocp.args.PyTreeSave(nested(split), custom_metadata={_MARK: 1}),
+        )
+
+
+def _folder(path: Path) -> Path:
+    """Return the folder itself, or the only item of a step."""
+    if (path / _METADATA).is_file():
+        return path
+    items = sorted(found.parent for found in path.glob(f"*/{_METADATA}"))
+    if len(items) == 1:
+        return items[0]
+    if items:
+        names = listing([item.name for item in items])
+        refuse(path, f"it holds several: {names}", "Name one of them.")
+    return refuse(path, "it is no Orbax folder of a tree")
+
+
+def _tree(checkpointer: Any, folder: Path) -> Any:
+    """Return the metadata of each leaf, in the stored dicts and lists."""
+    found = checkpointer.metadata(folder.absolute())
+    found = getattr(found, "item_metadata", found)
+    return getattr(found, "tree", found)
+
+
+def _refuse_links(path: Path, folder: Path) -> None:
+    # TensorStore follows links, out of the folder and to any file of this machine.
+    count = 0
+    for above, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            count += 1
+            if os.path.islink(os.path.join(above, name)):
+                refuse(path, f"{listing([name])} in it is a link")
+        if count > 10 * MAX_LEAVES:
+            refuse(path, "it holds too many files")
+
+
+def _document(path: Path, folder: Path) -> Mapping[str, Any]:
+    file = folder / _METADATA
+    if file.stat().st_size > _MAX_METADATA_BYTES:
+        refuse(path, "its metadata is too large")
+    try:
+        document = json.loads(file.read_text("utf-8"))
+    except RecursionError:
+        refuse(path, "its metadata is nested too deep")
+    entries = document.get("tree_metadata") if isinstance(document, dict) else None
+    if not isinstance(entries, dict) or len(entries) > MAX_LEAVES:
+        refuse(path, "its metadata is no table of leaves")
+    for entry in entries.values():
+        for key in entry["key_metadata"]:
+            text = str(key["key"])
+            if (
+                text in (".", "..")
+                or text.startswith("/")
+                or "\0" in text
+                or ("../" in text or "\\" in text)
+            ):
+                refuse(path, f"the name {listing([text])} leads out of it")
+    return document
+
+
+def _is_leaf(value: Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def _text(path: Path, key: Any) -> str:
+    for attribute in ("key", "idx", "name"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return refuse(path, f"it has a key of type {type(key).__name__}")

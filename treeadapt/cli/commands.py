@@ -1,0 +1,479 @@
+"""The ``treeadapt`` command.
+
+Takes arguments, prints to standard output, and gives an exit code: 0, all is well; 1,
+``lint`` found something, ``diff`` a difference, ``explain`` no rule; 2, the arguments
+or the files are of no use. Errors are one or two lines on standard error. Only
+``convert`` and ``diff --values`` read arrays, and only ``convert`` writes.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from click.shell_completion import get_completion_class
+
+from treeadapt._version import __version__
+from treeadapt.checkpoints import store
+from treeadapt.cli import bench as _bench
+from treeadapt.cli import lint as _lint
+from treeadapt.cli.sources import read_arrays, read_source
+from treeadapt.diff import tree_diff
+from treeadapt.errors import SelectorError, TreeAdaptError, plural
+from treeadapt.matches import MISSING, STATIC, RuleMatches, where_text
+from treeadapt.plans import TreeView, view_tree
+from treeadapt.report import Summary, Total, natural, size_text, summarize
+from treeadapt.rules import Rules, load_rules
+from treeadapt.selectors import select
+
+PROGRAM = "treeadapt"
+_EXIT_CODES = """\b
+Exit codes: 0 all is well; 1 lint found something, diff a difference, explain
+no rule; 2 the arguments or files are of no use.
+\b
+TREE is a .safetensors, .npz or Flax .msgpack file, an Orbax folder, or
+module:function, which is run by jax.eval_shape."""
+
+
+class _Failure(click.ClickException):
+    """An error in one or two lines."""
+
+    exit_code = 2
+
+    def show(self, file: Any = None) -> None:
+        lines = [_printable(line) for line in self.message.splitlines()[:2]]
+        click.echo(f"{click.style('error:', fg='red')} " + "\n".join(lines), err=True)
+
+
+class _Group(click.Group):
+    """Commands whose errors are short."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; no error of it shows a traceback."""
+        try:
+            with warnings.catch_warnings():
+                warnings.showwarning = _show_warning
+                return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except TreeAdaptError as error:
+            raise _Failure(str(error)) from error
+        except BrokenPipeError:
+            raise
+        except Exception as error:
+            told = " ".join(str(error).split())[:300]
+            raise _Failure(f"{type(error).__name__}: {told}") from error
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    text = _printable(" ".join(str(message).split())[:300])
+    click.echo(f"{click.style('warning:', fg='yellow')} {text}", err=True)
+
+
+def _no_color(context: click.Context, _parameter: Any, value: object) -> None:
+    if value:
+        context.find_root().color = context.color = False
+
+
+def _shared(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that all have."""
+    return click.option(
+        "--no-color",
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_no_color,
+        help="Plain text, as when piped.",
+    )(command)
+
+
+_tree = click.argument("tree", metavar="TREE")
+_rules = click.argument(
+    "rules", metavar="RULES", type=click.Path(exists=True, dir_okay=False)
+)
+_allow_regex = click.option(
+    "--allow-regex", is_flag=True, help="Accept re: patterns; only in a file you trust."
+)
+
+
+@click.group(
+    cls=_Group,
+    help=f"Names, labels and checks of every leaf of a checkpoint.\n\n{_EXIT_CODES}",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.version_option(__version__, prog_name=PROGRAM)
+@_shared
+def app() -> None:
+    """Hold the commands."""
+
+
+@app.command(short_help="Show paths, shapes, sizes and labels.")
+@_tree
+@click.option("--rules", metavar="FILE", help="Show what these rules decide.")
+@click.option(
+    "--format", "form", type=click.Choice(["table", "json", "csv"]), default="table"
+)
+@click.option("--depth", type=click.IntRange(min=1), help="Add up below this depth.")
+@click.option("--filter", "where", metavar="PATTERN", help="Only what this selects.")
+@_allow_regex
+@_shared
+def show(
+    tree: str,
+    rules: str | None,
+    form: str,
+    depth: int | None,
+    where: str | None,
+    *,
+    allow_regex: bool,
+) -> None:
+    """Show paths, shapes, dtypes, sizes, labels and deciding rules of TREE."""
+    source = read_source(tree)
+    view = view_tree(source.tree)
+    table = None if rules is None else load_rules(rules, allow_regex=allow_regex)
+    matches = None if table is None else table.match(view)
+    summary = summarize(view.rebuild(view.leaves), table)
+    if where is not None:
+        summary = _filtered(summary, view, where)
+    ties = {path: one for path, one in source.ties.items() if _has(summary, path)}
+    decided = _rule_texts(matches) if matches else {}
+    if form == "json":
+        _print_json(_as_json(summary, decided, ties))
+    elif depth is not None:
+        head, cells = _added_up(summary, depth)
+        _print_table(head, cells, form)
+    elif form == "csv":
+        head = ("path", "shape", "dtype", "params", "bytes", "label", "rule", "tied_to")
+        rows = [
+            (
+                row.path,
+                "" if row.shape is None else "x".join(map(str, row.shape)),
+                row.dtype,
+                row.num_params,
+                row.size_bytes,
+                "" if row.label is None else _as_data(row.label),
+                decided.get(row.path, ""),
+                ties.get(row.path, ""),
+            )
+            for row in summary.rows
+        ]
+        _print_table(head, rows, form)
+    else:
+        _print_summary(summary)
+        for path, one in ties.items():
+            click.echo(f"Tied: {path!r} is {one!r}, and counted twice.")
+
+
+@app.command(short_help="Print labels as JSON.")
+@_rules
+@_tree
+@_allow_regex
+@_shared
+def labels(rules: str, tree: str, *, allow_regex: bool) -> None:
+    """Print the label of every leaf of TREE, as JSON."""
+    matches = load_rules(rules, allow_regex=allow_regex).match(read_source(tree).tree)
+    found = matches.check().labels()
+    pairs = zip(matches.paths, map(_as_data, found), strict=True)
+    _print_json(dict(sorted(pairs, key=lambda pair: natural(pair[0]))))
+
+
+@app.command(short_help="Print what patterns select, as JSON.")
+@_tree
+@click.argument("patterns", metavar="PATTERN...", nargs=-1, required=True)
+@_shared
+def mask(tree: str, patterns: Sequence[str]) -> None:
+    """Print which leaves of TREE the PATTERNs select, as JSON.
+
+    Several are united, less those that start with "!".
+    """
+    view = view_tree(read_source(tree).tree)
+    found = select(view, list(patterns))
+    pairs = zip(view.plan.paths, found, strict=True)
+    _print_json(dict(sorted(pairs, key=lambda pair: natural(pair[0]))))
+
+
+@app.command(short_help="Check rules against a tree; for CI.")
+@_rules
+@_tree
+@click.option(
+    "--ignore",
+    "ignored",
+    type=click.Choice(_lint.KINDS),
+    multiple=True,
+    help="A kind of finding that is no matter; may be repeated.",
+)
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text")
+@_allow_regex
+@_shared
+def lint(
+    rules: str, tree: str, ignored: Sequence[str], form: str, *, allow_regex: bool
+) -> None:
+    """Check RULES against TREE: exit code 1 if anything is wrong.
+
+    Finds leaves without a rule, rules that hit nothing or come too late, and rules that
+    match in some but not all of numbered layers.
+    """
+    matches = load_rules(rules, allow_regex=allow_regex).match(read_source(tree).tree)
+    found = [each for each in _lint.findings(matches) if each.kind not in ignored]
+    if form == "json":
+        _print_json([dataclasses.asdict(each) for each in found])
+    else:
+        for each in found:
+            rule = "" if each.rule is None else f"rule {each.rule}, "
+            kind = click.style(f"{each.kind}:", fg="red")
+            click.echo(f"{kind} {rule}{_printable(each.text)}")
+        arrays = plural(sum(matches.is_array), "array")
+        click.echo(f"{plural(len(found), 'finding')} in {arrays}.")
+    if found:
+        click.get_current_context().exit(1)
+
+
+@app.command(short_help="Tell how two trees differ.")
+@click.argument("a", metavar="A")
+@click.argument("b", metavar="B")
+@click.option("--where", metavar="PATTERN", default="**", help="What to compare.")
+@click.option("--values", is_flag=True, help="Compare values, too; reads all arrays.")
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text")
+@_shared
+def diff(a: str, b: str, where: str, form: str, *, values: bool) -> None:
+    """Tell how the trees A and B differ: exit code 1 if they do.
+
+    Added, removed, renamed (same shape, similar name), reshaped and retyped leaves,
+    whatever the formats.
+    """
+    one, two = (read_arrays(x) if values else read_source(x).tree for x in (a, b))
+    found = tree_diff(one, two, where=where, values=values)
+    if form == "json":
+        _print_json([dataclasses.asdict(each) for each in found])
+    else:
+        head, *lines = str(found).splitlines()
+        click.echo(head)
+        for line in lines:
+            click.secho(line, fg=_DIFF_COLORS.get(line[0]))
+    if found:
+        click.get_current_context().exit(1)
+
+
+_DIFF_COLORS = {"-": "red", "+": "green", ">": "cyan", "~": "yellow"}
+
+
+@app.command(short_help="Write a checkpoint in another format.")
+@click.argument("source", metavar="IN")
+@click.argument("target", metavar="OUT")
+@click.option("--force", is_flag=True, help="Replace OUT if it exists.")
+@click.option("--format", "form", type=click.Choice(tuple(store.FORMATS)))
+@_shared
+def convert(source: str, target: str, form: Any, *, force: bool) -> None:
+    """Write the checkpoint IN as OUT, in the format that its ending says.
+
+    OUT without an ending is an Orbax folder. It is written under another name and put
+    in place once it is whole.
+    """
+    if Path(target).exists() and not force:
+        raise _Failure(f"{target!r} exists and is not replaced; --force replaces it.")
+    num_leaves = len(store.read_metadata(source))
+    with click.progressbar(
+        length=num_leaves, label=target, file=sys.stderr, show_pos=True
+    ) as bar:
+        store.copy(source, target, format=form, progress=lambda _: bar.update(1))
+    click.echo(f"Wrote {plural(num_leaves, 'leaf')} to {target!r}.")
+
+
+@app.command(short_help="Tell which rule decides a path.")
+@_rules
+@click.argument("path", metavar="PATH")
+@click.option("--tree", metavar="TREE", help="For rules that ask for more than names.")
+@_allow_regex
+@_shared
+def explain(rules: str, path: str, tree: str | None, *, allow_regex: bool) -> None:
+    """Tell which RULES match a leaf at PATH, and which decides: code 1 if none does."""
+    table = load_rules(rules, allow_regex=allow_regex)
+    answers = _answers(table, path, tree)
+    first = answers.index(True) if True in answers else -1
+    for place, ((where, label), yes) in enumerate(
+        zip(table.pairs, answers, strict=True)
+    ):
+        verdict = "decides" if place == first else "matches" if yes else "-"
+        text = f"{verdict:8} rule {place + 1}: {where_text(where)} = {label!r}"
+        click.secho(text, bold=place == first, dim=not yes)
+    if first >= 0:
+        click.echo(f"{path!r} gets {table.values[first]!r}.")
+    elif table.default is not MISSING:
+        click.echo(f"{path!r} gets the default, {table.default!r}.")
+    else:
+        click.echo(f"{path!r} is matched by no rule.")
+        click.get_current_context().exit(1)
+
+
+@app.command(short_help="Measure on this machine.")
+@_shared
+def bench() -> None:
+    """Measure on this machine: milliseconds, and times jax.tree.flatten."""
+    cells = [
+        (name, f"{leaves:,}", f"{elapsed_ms:.3f}", f"{ratio:.1f}")
+        for name, leaves, elapsed_ms, ratio in _bench.bench_rows()
+    ]
+    _print_table(("call", "leaves", "ms", "ratio"), cells, "table")
+
+
+@app.command(short_help="Print a shell's completion script.")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@_shared
+def completion(shell: str) -> None:
+    """Print the completion script: eval "$(treeadapt completion bash)"."""
+    kind = get_completion_class(shell)
+    if kind is None:
+        raise _Failure(f"There is no completion for {shell}.")
+    variable = f"_{PROGRAM.upper()}_COMPLETE"
+    click.echo(kind(app, {}, PROGRAM, variable).source())
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command; ends the process with its exit code.
+
+    Args:
+        arguments: without the name of the program; None for those of the process.
+
+    Raises:
+        SystemExit: always.
+    """
+    app.main(args=None if arguments is None else list(arguments), prog_name=PROGRAM)
+
+
+def _answers(table: Rules, path: str, tree: str | None) -> list[bool]:
+    """Tell for each rule whether it matches a leaf at one path."""
+    if tree is None:
+        try:
+            return [where.matches(path) for where in table.selectors]
+        except SelectorError as error:
+            raise _Failure(f"{error} Here: --tree TREE.".replace("\n", " ")) from error
+    view = view_tree(read_source(tree).tree)
+    if path not in view.plan.paths:
+        raise _Failure(f"{tree!r} has no leaf {path!r}.")
+    place = view.plan.paths.index(path)
+    return [select(view, w, unused="ignore")[place] for w in table.selectors]
+
+
+def _filtered(summary: Summary, view: TreeView, where: str) -> Summary:
+    flags = select(view, where)
+    wanted = {p for p, yes in zip(view.plan.paths, flags, strict=True) if yes}
+    rows = tuple(row for row in summary.rows if row.path in wanted)
+    totals = []
+    for total in summary.totals:
+        own = [row for row in rows if row.label == total.label]
+        if own:
+            totals.append(
+                Total(
+                    total.label,
+                    len(own),
+                    sum(row.num_params for row in own),
+                    sum(row.size_bytes for row in own),
+                )
+            )
+    return dataclasses.replace(summary, rows=rows, totals=tuple(totals))
+
+
+def _has(summary: Summary, path: str) -> bool:
+    return any(row.path == path for row in summary.rows)
+
+
+def _rule_texts(matches: RuleMatches) -> dict[str, str]:
+    return {path: matches.rule_text(i) for i, path in enumerate(matches.paths)}
+
+
+def _as_json(summary: Summary, decided: Any, ties: Any) -> dict[str, Any]:
+    return {
+        "leaves": [
+            {
+                "path": row.path,
+                "shape": None if row.shape is None else list(row.shape),
+                "dtype": row.dtype,
+                "params": row.num_params,
+                "bytes": row.size_bytes,
+                "label": _as_data(row.label),
+                "rule": decided.get(row.path) or None,
+                "tied_to": ties.get(row.path),
+            }
+            for row in summary.rows
+        ],
+        "totals": [
+            {
+                "label": _as_data(total.label),
+                "leaves": total.num_leaves,
+                "params": total.num_params,
+                "bytes": total.size_bytes,
+            }
+            for total in summary.totals
+        ],
+        "notes": list(summary.notes),
+    }
+
+
+def _added_up(
+    summary: Summary, depth: int
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Add rows up by the first segments of their paths, and by label."""
+    sums: dict[tuple[str, str], list[int]] = {}
+    has_labels = any(row.label is not None for row in summary.rows)
+    for row in summary.rows:
+        above = "/".join(row.path.split("/")[:depth])
+        label = "-" if row.label is None else str(_as_data(row.label))
+        entry = sums.setdefault((above, label), [0, 0, 0])
+        for place, value in enumerate((1, row.num_params, row.size_bytes)):
+            entry[place] += value
+    head = ("path", "leaves", "params", "size") + ("label",) * has_labels
+    cells = [
+        (path, f"{n:,}", f"{params:,}", size_text(size), *((label,) * has_labels))
+        for (path, label), (n, params, size) in sums.items()
+    ]
+    return head, cells
+
+
+def _print_summary(summary: Summary) -> None:
+    if _is_plain():
+        click.echo(str(summary))
+        return
+    from rich.console import Console
+
+    Console(width=max(80, Console().width)).print(summary)
+
+
+def _is_plain() -> bool:
+    context = click.get_current_context()
+    return context.color is False or not sys.stdout.isatty()
+
+
+def _print_table(head: Sequence[str], rows: Iterable[Sequence[Any]], form: str) -> None:
+    cells = [[_printable(str(cell)) for cell in row] for row in rows]
+    if form == "csv":
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([list(head), *cells])
+        click.echo(text.getvalue(), nl=False)
+        return
+    widths = [max(map(len, column)) for column in zip(head, *cells, strict=True)]
+    right = {"leaves", "params", "size", "ms", "ratio"}
+    for place, row in enumerate((head, *cells)):
+        line = "  ".join(
+            text.rjust(width) if name in right else text.ljust(width)
+            for name, text, width in zip(head, row, widths, strict=True)
+        )
+        click.secho(line.rstrip(), bold=place == 0)
+
+
+def _print_json(content: Any) -> None:
+    click.echo(json.dumps(content, indent=2))
+
+
+def _as_data(label: Any) -> Any:
+    return None if label is STATIC else label
+
+
+def _printable(text: str) -> str:
+    return text if text.isprintable() else repr(text)[1:-1]

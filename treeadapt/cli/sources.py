@@ -1,0 +1,115 @@
+"""What the command line takes for a tree: a checkpoint's metadata, or a function.
+
+Takes the text of an argument; gives an abstract tree, no array loaded or made. A
+checkpoint is read as data. ``module:function`` imports code and runs it under
+``jax.eval_shape``: it is the user's own, as with ``python -m``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from treeadapt._arrays import is_array
+from treeadapt.checkpoints import store
+from treeadapt.checkpoints.common import is_nestable, nested
+from treeadapt.errors import CheckpointError, TreeAdaptError, listing
+from treeadapt.plans import view_tree
+
+_FUNCTION = re.compile(r"(?P<module>[A-Za-z_][\w.]*):(?P<function>[A-Za-z_][\w.]*)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """An abstract tree, and which of its leaves are others.
+
+    Attributes:
+        name: as it was typed.
+        tree: leaves are ``jax.ShapeDtypeStruct`` and static leaves.
+        ties: path, and the path whose leaf it is.
+    """
+
+    name: str
+    tree: Any
+    ties: Mapping[str, str]
+
+
+def read_source(text: str) -> Source:
+    """Read a tree, abstractly.
+
+    Args:
+        text: name of a checkpoint, or ``module:function``.
+
+    Raises:
+        CheckpointError: there is no such checkpoint, or it cannot be read.
+        TreeAdaptError: the function cannot be found or fails.
+    """
+    found = _FUNCTION.fullmatch(text)
+    if found and not Path(text).exists():
+        return _traced(text, found["module"], found["function"])
+    stored = store.read_metadata(text)
+    # As nested dicts, so that patterns can count siblings.
+    if is_nestable(stored) and "" not in stored:
+        tree: Any = nested({tuple(path.split("/")): x for path, x in stored.items()})
+    else:
+        tree = stored
+    return Source(text, tree, store.read_ties(text))
+
+
+def read_arrays(text: str) -> dict[str, Any]:
+    """Read a checkpoint with its arrays, as a flat dict.
+
+    Raises:
+        CheckpointError: it is none, or cannot be read.
+    """
+    if _FUNCTION.fullmatch(text) and not Path(text).exists():
+        raise CheckpointError(f"{text} has shapes and no values; name a checkpoint.")
+    return dict(store.read_arrays(text))
+
+
+def _traced(text: str, module: str, function: str) -> Source:
+    """Return the abstract result of a function, static leaves as they are."""
+    made: list[Any] = []
+
+    def run() -> list[Any]:
+        view = view_tree(_function(text, module, function)())
+        made.append(view)
+        return [leaf for leaf in view.leaves if is_array(leaf)]
+
+    try:
+        shapes = iter(jax.eval_shape(run))
+    except TreeAdaptError:
+        raise
+    except Exception as error:
+        told = " ".join(str(error).split())[:300]
+        raise TreeAdaptError(
+            f"{text} raised {type(error).__name__}{': ' * bool(told)}{told}"
+        ) from error
+    view = made[0]
+    first: dict[int, str] = {}
+    ties: dict[str, str] = {}
+    for path, leaf in zip(view.plan.paths, view.leaves, strict=True):
+        if is_array(leaf) and first.setdefault(id(leaf), path) != path:
+            ties[path] = first[id(leaf)]
+    leaves = [next(shapes) if is_array(leaf) else leaf for leaf in view.leaves]
+    return Source(text, view.rebuild(leaves), ties)
+
+
+def _function(text: str, module: str, function: str) -> Any:
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    found: Any = importlib.import_module(module)
+    for name in function.split("."):
+        if not hasattr(found, name):
+            raise TreeAdaptError(f"The module of {text} has no {listing([name])}.")
+        found = getattr(found, name)
+    if not callable(found):
+        raise TreeAdaptError(f"{text} is no function; give one that returns the tree.")
+    return found

@@ -1,0 +1,254 @@
+"""Conversion: any tree to and from plain dicts, leaf objects untouched.
+
+A *state dict* is nested, ``{"layers": {"0": {"kernel": leaf}}}``; a *flat dict* is one
+level, ``{"layers/0/kernel": leaf}``. The way back takes container classes, functions,
+``None`` and empty containers from a target tree, and leaves from the dict. No leaf is
+read, moved, copied or cast, inside or outside ``jit``, on any device.
+Selecting a part of a tree is up to ``splitting``; naming rules are in ``paths``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import numbers
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from treeadapt._arrays import is_array
+from treeadapt.errors import StructureMismatchError, listing, plural
+from treeadapt.plans import TreeView, view_nested, view_tree
+
+_MISSING = object()
+_SHOWN = 8  # problems of one kind that a message lists
+_CANDIDATES = 2_000  # names among which the nearest is sought
+_LONG = 200  # characters; longer names take too long to compare
+
+
+def to_state_dict(tree: Any) -> Any:
+    """Convert a tree to a plain nested dict with ``str`` keys.
+
+    Args:
+        tree: any pytree, or a tree of classes that the registry can open.
+
+    Returns:
+        Nested ``dict``; every leaf is the caller's own object. Empty containers are
+        ``{}`` and ``None`` stays. Boxes (``nnx.Variable``, ``nn.Partitioned``) add no
+        level. A bare leaf is returned as it is.
+
+    Raises:
+        PathCollisionError: two children of one node have the same name.
+        PathError: a key has no stable text.
+        AdapterError: an object that holds arrays has no adapter.
+
+    Example:
+        >>> to_state_dict({"layers": [1.0, (2.0, None)]})
+        {'layers': {'0': 1.0, '1': {'0': 2.0, '1': None}}}
+    """
+    view = view_nested(tree)
+    return view.plan.nest(view.leaves)
+
+
+def to_flat_dict(tree: Any) -> dict[str, Any]:
+    """Convert a tree to ``{label path: leaf}``, in JAX's leaf order.
+
+    Args:
+        tree: any pytree, or a tree of classes that the registry can open.
+
+    Returns:
+        One entry a leaf, functions and other static leaves included; every value is
+        the caller's own object. ``None`` and empty containers have no entry.
+
+    Raises:
+        PathCollisionError: two leaves have the same path; both are named.
+        PathError: a key has no stable text.
+        AdapterError: an object that holds arrays has no adapter.
+
+    Example:
+        >>> to_flat_dict({"layers": [1.0, (2.0, None)]})
+        {'layers/0': 1.0, 'layers/1/0': 2.0}
+    """
+    view = view_tree(tree)
+    return dict(zip(view.plan.paths, view.leaves, strict=True))
+
+
+def tree_paths(tree: Any) -> tuple[str, ...]:
+    """Return the label path of every leaf, in JAX's leaf order.
+
+    Raises:
+        PathCollisionError: two leaves have the same path; both are named.
+
+    Example:
+        >>> tree_paths({"b": 1.0, "a": [2.0, 3.0]})
+        ('a/0', 'a/1', 'b')
+    """
+    return view_tree(tree).plan.paths
+
+
+def from_state_dict(target: Any, state: Any, *, strict: bool = True) -> Any:
+    """Put the leaves of a state dict into a tree like ``target``.
+
+    Args:
+        target: tree, or abstract tree (``jax.eval_shape``, ``eqx.filter_eval_shape``),
+            that gives container classes, and functions, static leaves, ``None`` and
+            empty containers that ``state`` lacks.
+        state: nested dict as ``to_state_dict`` makes it; other containers with the same
+            names do as well.
+        strict: compare shape and dtype with the array leaves of ``target``.
+
+    Returns:
+        Tree with the treedef of ``target``; its leaves are the objects in ``state``.
+
+    Raises:
+        StructureMismatchError: entries are missing, unexpected or, if ``strict``, of
+            another shape or dtype; all of them are reported at once.
+
+    Example:
+        >>> from_state_dict([0.0, (0.0,)], {"0": 1.0, "1": {"0": 2.0}})
+        [1.0, (2.0,)]
+    """
+    view = view_nested(target)
+    leaves = view.plan.unnest(state)
+    if leaves is not None:
+        return _rebuild(view, leaves, [], strict=strict)
+    found, unexpected = _align(view, to_state_dict(state))
+    return _rebuild(view, found, unexpected, strict=strict)
+
+
+def from_flat_dict(target: Any, flat: Mapping[str, Any], *, strict: bool = True) -> Any:
+    """Put the leaves of a flat dict into a tree like ``target``.
+
+    Args:
+        target: as for ``from_state_dict``.
+        flat: ``{label path: leaf}``, in any order.
+        strict: compare shape and dtype with the array leaves of ``target``.
+
+    Returns:
+        Tree with the treedef of ``target``; its leaves are the objects in ``flat``.
+
+    Raises:
+        StructureMismatchError: entries are missing, unexpected or, if ``strict``, of
+            another shape or dtype; all of them are reported at once.
+        PathCollisionError: two leaves of ``target`` have the same path.
+
+    Example:
+        >>> from_flat_dict([0.0, (0.0,)], {"1/0": 2.0, "0": 1.0})
+        [1.0, (2.0,)]
+    """
+    if not isinstance(flat, Mapping):
+        raise StructureMismatchError(
+            f"A flat dict is {{path: leaf}}, not {describe(flat)}; a nested one is for "
+            "from_state_dict."
+        )
+    view = view_tree(target)
+    found = [flat.get(path, _MISSING) for path in view.plan.paths]
+    unexpected: list[str] = []
+    if len(flat) > sum(leaf is not _MISSING for leaf in found):
+        paths = frozenset(view.plan.paths)
+        unexpected = [str(name) for name in flat if name not in paths]
+    return _rebuild(view, found, unexpected, strict=strict)
+
+
+def _rebuild(
+    view: TreeView, found: Sequence[Any], unexpected: Sequence[str], *, strict: bool
+) -> Any:
+    """Put what was found in its place; static leaves may come from the target."""
+    paths, leaves, missing = view.plan.paths, list(found), []
+    for index in [i for i, leaf in enumerate(found) if leaf is _MISSING]:
+        leaves[index] = view.leaves[index]
+        if is_array(leaves[index]):
+            missing.append(paths[index])
+    wrong = [
+        (path, f"{describe(leaf)}, the target has {describe(own)}")
+        for path, own, leaf in zip(paths, view.leaves, leaves, strict=True)
+        if strict and leaf is not own and _differs(own, leaf)
+    ]
+    if missing or unexpected or wrong:
+        raise StructureMismatchError(_message(missing, unexpected, wrong))
+    return view.rebuild(leaves)
+
+
+def _differs(want: Any, got: Any) -> bool:
+    if not is_array(want):
+        return is_array(got) and not isinstance(want, numbers.Number)
+    return not is_array(got) or want.shape != got.shape or want.dtype != got.dtype
+
+
+def describe(leaf: Any) -> str:
+    """Write a leaf's dtype and shape, or its type if it is no array.
+
+    Example:
+        >>> import numpy as np
+        >>> describe(np.zeros((2, 3), np.float32)), describe(1.0)
+        ('float32[2,3]', 'a float')
+    """
+    if not is_array(leaf):
+        name = type(leaf).__name__
+        return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+    return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+
+
+def _align(view: TreeView, state: Any) -> tuple[list[Any], list[str]]:
+    """Find the place of each leaf of ``state``; return leaves and unexpected paths."""
+    found = [_MISSING] * len(view.leaves)
+    unexpected: list[str] = []
+    places = view.plan.nest(range(len(view.leaves)))
+    pending: list[tuple[str | None, Any, Any]] = [(None, places, state)]
+    while pending:
+        path, wanted, given = pending.pop()
+        if type(given) is dict and not isinstance(wanted, int):
+            below = wanted or {}
+            pending += [
+                (name if path is None else f"{path}/{name}", below.get(name), child)
+                for name, child in reversed(given.items())
+            ]
+        elif isinstance(wanted, int) and type(given) not in (dict, type(None)):
+            found[wanted] = given
+        else:
+            unexpected += _leaf_paths(path, given)
+    return found, unexpected
+
+
+def _leaf_paths(above: str | None, state: Any) -> Sequence[str]:
+    plan = view_nested(state).plan
+    if above is None:
+        return plan.paths
+    # A bare leaf stands at the path itself, and is no child with an empty name.
+    return [f"{above}/{path}" if plan.root else above for path in plan.paths]
+
+
+def _message(
+    missing: Sequence[str],
+    unexpected: Sequence[str],
+    wrong: Sequence[tuple[str, str]],
+) -> str:
+    counts = [
+        f"{len(missing):,} missing" * bool(missing),
+        f"{len(unexpected):,} unexpected" * bool(unexpected),
+        f"{len(wrong):,} of another shape or dtype" * bool(wrong),
+    ]
+    count = len(missing) + len(unexpected) + len(wrong)
+    do = "does" if count == 1 else "do"
+    lines = [
+        f"{plural(count, 'entry')} {do} not fit the target: "
+        f"{', '.join(filter(None, counts))}."
+    ]
+    lines += _lines("missing", missing, unexpected, "the dict has")
+    lines += _lines("unexpected", unexpected, missing, "the target has")
+    lines += [f"  {listing([path])}: {text}" for path, text in wrong[:_SHOWN]]
+    if len(wrong) > _SHOWN:
+        lines.append(f"  and {len(wrong) - _SHOWN:,} more")
+    return "\n".join(lines)
+
+
+def _lines(
+    kind: str, names: Sequence[str], others: Sequence[str], source: str
+) -> list[str]:
+    lines = []
+    candidates = [other for other in others[:_CANDIDATES] if len(other) <= _LONG]
+    for name in names[:_SHOWN]:
+        near = difflib.get_close_matches(name[: _LONG + 1], candidates, n=1)
+        hint = f" ({source} {listing(near)})" if near else ""
+        lines.append(f"  {kind} {listing([name])}{hint}")
+    if len(names) > _SHOWN:
+        lines.append(f"  and {len(names) - _SHOWN:,} more {kind}")
+    return lines

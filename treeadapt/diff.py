@@ -1,0 +1,307 @@
+"""Differences of two trees, leaf by leaf, whatever holds the leaves.
+
+Takes two trees, concrete or abstract; gives a ``TreeDiff`` that is false when they are
+equal and prints one line a difference. Leaves meet by label path, so container classes
+do not matter. Shapes and dtypes are always compared, values only on request, one leaf
+at a time. A leaf that went under one name and came under a similar one, with the same
+shape and dtype, is told as renamed.
+Moving leaves to other names is up to ``rename``.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from treeadapt._arrays import is_array
+from treeadapt.convert import describe
+from treeadapt.errors import TreeAdaptError, listing, plural
+from treeadapt.plans import view_tree
+from treeadapt.report import natural
+from treeadapt.selectors import select
+from treeadapt.splitting import same_static
+
+Kind = Literal["removed", "added", "renamed", "reshaped", "retyped", "changed"]
+
+_KINDS: dict[Kind, str] = {
+    "removed": "-",
+    "added": "+",
+    "renamed": ">",
+    "reshaped": "~",
+    "retyped": "~",
+    "changed": "~",
+}
+_SHOWN = 20  # differences that repr shows
+_SIMILAR_LETTERS = 0.6
+_SIMILAR_WORDS = 0.5
+_MAX_PAIRS = 20_000  # names compared in all
+_MAX_NAME = 200
+_WORD = re.compile(r"[0-9]+|[A-Za-z]+")
+# What libraries call the same array.
+_SAME = {"weight": "kernel", "w": "kernel", "embedding": "kernel", "b": "bias"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Difference:
+    """One leaf that differs.
+
+    Attributes:
+        kind: ``"removed"``, ``"added"``, ``"renamed"``, ``"reshaped"``, ``"retyped"``
+            or ``"changed"``. A leaf of another shape and dtype is reshaped.
+        path: in the first tree; in the second for one that was added.
+        path_after: in the second tree; empty for one that was removed.
+        before: dtype and shape, or type, in the first tree.
+        after: the same in the second tree.
+        note: what else is known: how many elements changed, and by how much.
+    """
+
+    kind: Kind
+    path: str
+    path_after: str
+    before: str
+    after: str
+    note: str = ""
+
+    def __str__(self) -> str:
+        text = f"{_KINDS[self.kind]} {self.kind:8}  {self.path!r}"
+        if self.kind == "renamed":
+            text += f" -> {self.path_after!r}"
+        told = self.before or self.after
+        if self.before and self.after and self.before != self.after:
+            told = f"{self.before} -> {self.after}"
+        return f"{text}: {told}{', ' * bool(self.note)}{self.note}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+class TreeDiff:
+    """What differs between two trees; false if nothing does.
+
+    Attributes:
+        differences: by kind, then in natural order.
+    """
+
+    differences: tuple[Difference, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.differences)
+
+    def __iter__(self) -> Iterator[Difference]:
+        return iter(self.differences)
+
+    def __len__(self) -> int:
+        return len(self.differences)
+
+    def __repr__(self) -> str:
+        return self._text(_SHOWN)
+
+    def __str__(self) -> str:
+        return self._text(len(self.differences))
+
+    def of(self, kind: Kind) -> tuple[Difference, ...]:
+        """Return the differences of one kind."""
+        return tuple(found for found in self.differences if found.kind == kind)
+
+    def _text(self, limit: int) -> str:
+        if not self.differences:
+            return "No difference."
+        counts = collections.Counter(found.kind for found in self.differences)
+        told = ", ".join(f"{counts[kind]:,} {kind}" for kind in _KINDS if counts[kind])
+        lines = [f"{plural(len(self.differences), 'difference')}: {told}."]
+        lines += map(str, self.differences[:limit])
+        if len(self.differences) > limit:
+            lines.append(f"and {len(self.differences) - limit:,} more")
+        return "\n".join(lines)
+
+
+def tree_diff(a: Any, b: Any, *, where: Any = "**", values: bool = False) -> TreeDiff:
+    """Compare two trees by path: names, shapes, dtypes and, if asked, values.
+
+    Args:
+        a: the first tree, of any containers, concrete or abstract.
+        b: the second tree, of the same or other containers.
+        where: selects the leaves to compare, in each tree by itself;
+            ``ta.leaf()`` compares arrays alone.
+        values: compare values as well, bit by bit, so that NaN equals the same NaN and
+            0.0 differs from -0.0; static leaves by type and value. How far apart
+            arrays are is told. The values are brought to the host one leaf at a time.
+
+    Returns:
+        ``TreeDiff``: false if nothing differs, so that a test may
+        ``assert not tree_diff(a, b)``.
+
+    Raises:
+        PathCollisionError: two leaves of one tree have the same path.
+        UnusedRuleError: an entry of ``where`` selects no array of either tree.
+        TreeAdaptError: ``values=True`` and a leaf has no value here: it is abstract,
+            traced or lies on devices of other processes.
+
+    Example:
+        >>> before = {"dense": {"kernel": jnp.ones((2, 3)), "bias": jnp.zeros(3)}}
+        >>> after = {"dense": {"weight": jnp.ones((2, 3)), "bias": jnp.zeros(4)}}
+        >>> print(tree_diff(before, after))
+        2 differences: 1 renamed, 1 reshaped.
+        > renamed   'dense/kernel' -> 'dense/weight': float32[2,3]
+        ~ reshaped  'dense/bias': float32[3] -> float32[4]
+    """
+    one, two = _selected(a, b, where)
+    gone = {path: leaf for path, leaf in one.items() if path not in two}
+    come = {path: leaf for path, leaf in two.items() if path not in one}
+    found = []
+    for path, after in _renamed(gone, come).items():
+        before, now = gone.pop(path), come.pop(after)
+        note = _change(path, before, now) if values else ""
+        text = describe(before)
+        found.append(Difference("renamed", path, after, text, text, note))
+    found += [Difference("removed", p, "", describe(x), "") for p, x in gone.items()]
+    found += [Difference("added", p, p, "", describe(x)) for p, x in come.items()]
+    for path, leaf in one.items():
+        if path in two:
+            found += _compared(path, leaf, two[path], values=values)
+    order = list(_KINDS)
+    key = lambda each: (order.index(each.kind), natural(each.path))  # noqa: E731
+    return TreeDiff(tuple(sorted(found, key=key)))
+
+
+def _selected(a: Any, b: Any, where: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    views = [view_tree(a), view_tree(b)]
+    masks = [select(view, where, unused="ignore") for view in views]
+    if not any(map(any, masks)):
+        # An entry that selects nothing on either side is a slip of the pen.
+        for view in views:
+            select(view, where)
+    one, two = (
+        {
+            path: leaf
+            for path, leaf, yes in zip(view.plan.paths, view.leaves, mask, strict=True)
+            if yes
+        }
+        for view, mask in zip(views, masks, strict=True)
+    )
+    return one, two
+
+
+def _compared(path: str, a: Any, b: Any, *, values: bool) -> list[Difference]:
+    """Compare two leaves at one path."""
+    before, after = describe(a), describe(b)
+    if is_array(a) and is_array(b) and tuple(a.shape) != tuple(b.shape):
+        return [Difference("reshaped", path, path, before, after)]
+    if before != after:
+        return [Difference("retyped", path, path, before, after)]
+    note = _change(path, a, b) if values else ""
+    return [Difference("changed", path, path, before, after, note)] if note else []
+
+
+def _change(path: str, a: Any, b: Any) -> str:
+    """Write how far two leaves of one description are apart; empty if they are not."""
+    if a is b:
+        return ""
+    if not is_array(a):
+        return "" if same_static(a, b) else f"{a!r:.60} -> {b!r:.60}"
+    one, two = _value(path, a), _value(path, b)
+    bits = [np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in (one, two)]
+    if np.array_equal(bits[0], bits[1]):
+        return ""
+    differs = (bits[0] != bits[1]).reshape(one.size, -1).any(axis=1)
+    note = f"{differs.sum():,} of {plural(one.size, 'element')}"
+    if one.dtype == bool:
+        return note
+    wide = np.complex128 if np.issubdtype(one.dtype, np.complexfloating) else np.float64
+    with np.errstate(all="ignore"):
+        apart = np.abs(one.astype(wide) - two.astype(wide)).reshape(-1)[differs]
+    known = apart[~np.isnan(apart)]
+    if not known.size:
+        return f"{note}, NaN"
+    return f"{note}, by at most {known.max():.3g}" + ", NaN" * (known.size < apart.size)
+
+
+def _value(path: str, leaf: Any) -> np.ndarray[Any, Any]:
+    if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.random.key_data(leaf)
+        if leaf.is_fully_addressable:
+            return np.asarray(leaf)
+    elif isinstance(leaf, np.ndarray | np.generic):
+        return np.asarray(leaf)
+    raise TreeAdaptError(
+        f"The leaf {listing([path])} has no value here: it is a "
+        f"{type(leaf).__name__}, abstract, traced or on devices of other processes. "
+        "Compare names and shapes alone, with values=False."
+    )
+
+
+def _renamed(gone: Mapping[str, Any], come: Mapping[str, Any]) -> dict[str, str]:
+    """Pair leaves that went with similar ones that came, the likest first.
+
+    Pairs whose numbers agree are sought first: a layer keeps its number more often
+    than its name, and few names are left to compare.
+    """
+    found: dict[str, str] = {}
+    left = _MAX_PAIRS
+    for key in (_exact_key, _loose_key):
+        scored: list[tuple[float, int, str, str]] = []
+        news = _buckets((p for p in come if p not in set(found.values())), come, key)
+        olds = _buckets((p for p in gone if p not in found), gone, key)
+        for bucket, paths in olds.items():
+            others = news.get(bucket, [])
+            left -= len(paths) * len(others)
+            if left < 0:
+                break
+            scored += _scores(paths, others)
+        taken: dict[str, None] = {}
+        for _, _, path, other in sorted(scored, key=lambda entry: entry[:2]):
+            if path not in found and other not in taken:
+                found[path] = other
+                taken[other] = None
+    return found
+
+
+def _scores(
+    paths: Sequence[str], others: Sequence[str]
+) -> Iterator[tuple[float, int, str, str]]:
+    """Yield the pairs that are similar: minus how much, a count, and the names."""
+    matcher = difflib.SequenceMatcher(autojunk=False)
+    words = {path: _words(path) for path in (*paths, *others)}
+    count = 0
+    for other in others:
+        matcher.set_seq2(other[:_MAX_NAME])
+        for path in paths:
+            both = (words[path] & words[other]).total()
+            score = 2 * both / max(1, words[path].total() + words[other].total())
+            matcher.set_seq1(path[:_MAX_NAME])
+            if matcher.quick_ratio() >= _SIMILAR_LETTERS:
+                letters = matcher.ratio()
+                score = max(score, letters if letters >= _SIMILAR_LETTERS else 0.0)
+            if score >= _SIMILAR_WORDS:
+                count += 1
+                yield -score, count, path, other
+
+
+def _words(path: str) -> collections.Counter[str]:
+    words = _WORD.findall(path[:_MAX_NAME].lower())
+    return collections.Counter(_SAME.get(word, word) for word in words)
+
+
+def _exact_key(path: str, leaf: Any) -> Any:
+    return describe(leaf), tuple(re.findall(r"[0-9]+", path))
+
+
+def _loose_key(_path: str, leaf: Any) -> Any:
+    return describe(leaf)
+
+
+def _buckets(
+    paths: Iterable[str], leaves: Mapping[str, Any], key: Any
+) -> dict[Any, list[str]]:
+    buckets: dict[Any, list[str]] = {}
+    for path in paths:
+        if is_array(leaves[path]):
+            buckets.setdefault(key(path, leaves[path]), []).append(path)
+    return buckets

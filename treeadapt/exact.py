@@ -1,0 +1,85 @@
+"""Exact paths: JAX's own text of keys, for messages.
+
+An exact path such as ``.policy['params']['w']`` tells apart what a label path may not.
+Also names places inside classes that JAX does not know. Slow; made only for errors.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax.tree_util as jtu
+
+from treeadapt.opaque import Searcher
+from treeadapt.registry import BOX, Adapter, AdapterRegistry, jax_knows
+
+
+def exact_paths(tree: Any, registry: AdapterRegistry) -> list[str]:
+    """Return the exact path of each leaf, in the order of a walk.
+
+    Example:
+        >>> from treeadapt.registry import default_registry
+        >>> exact_paths({"a": [1.0, 2.0]}, default_registry)
+        ["['a'][0]", "['a'][1]"]
+    """
+    searcher = Searcher(registry)
+    found: list[str] = []
+    met: set[int] = set()  # nodes with an identity
+    pending = [("", tree)]
+    while pending:
+        above, node = pending.pop()
+        kind = registry.find(node)
+        if kind.adapter is None or (kind.opens and not searcher.holds_array(node)):
+            found.append(above)
+        elif not (kind.adapter.shared and id(node) in met):
+            met.add(id(node))
+            below = [(above + text, child) for text, child in _keys(node, kind.adapter)]
+            pending += reversed(below)
+    return found
+
+
+def exact_places(
+    nodes: Sequence[Any], child_indices: Sequence[int], registry: AdapterRegistry
+) -> list[str]:
+    """Return the exact paths of some children of the last of ``nodes``.
+
+    Args:
+        nodes: the nodes from the root down, each a child of the one before.
+        child_indices: which children of the last.
+        registry: where to find their adapters.
+    """
+    keys = [_keys(node, registry.find(node).adapter) for node in nodes]
+    above = [
+        next(text for text, child in pairs if child is below)
+        for pairs, below in zip(keys, nodes[1:], strict=False)
+    ]
+    return ["".join([*above, keys[-1][index][0]]) for index in child_indices]
+
+
+def _keys(node: Any, adapter: Adapter | None) -> list[tuple[str, Any]]:
+    """Return the exact text of each key of a node, and the child that stands there."""
+    assert adapter is not None  # of a node
+    flat = adapter.flatten(node)
+    if not jax_knows(node):
+        texts = [_text(key, node) for key in flat.keys]
+        return list(zip(texts, flat.children, strict=True))
+    by_child = collections.defaultdict(list)
+    pairs, _ = jtu.tree_flatten_with_path(node, is_leaf=lambda other: other is not node)
+    for keys, child in pairs:
+        by_child[id(child)].append(jtu.keystr(keys))
+    again = map(str, itertools.count())  # JAX made new children: number them
+    return [
+        (by_child[id(child)].pop(0) if by_child[id(child)] else next(again), child)
+        for child in flat.children
+    ]
+
+
+def _text(key: Any, node: Any) -> str:
+    if key is BOX:
+        return ""
+    if isinstance(node, Mapping | list | tuple | collections.deque):
+        return f"[{key!r}]"
+    return f".{key}"

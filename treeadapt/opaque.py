@@ -1,0 +1,124 @@
+"""Objects that JAX sees as one leaf: which of them hold arrays?
+
+An object of a class that JAX does not know is opened only if an array lies somewhere
+inside it; an object with arrays that no adapter opens would be passed on as a leaf in
+silence, and its arrays with it. Looks at attributes and children only, at each object
+once, however they refer to each other. Reads no array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from treeadapt._arrays import is_array
+from treeadapt.adapters import fields
+from treeadapt.errors import AdapterError, listing
+from treeadapt.registry import AdapterRegistry, Flat
+
+# Leaves of classes from these packages hold no arrays that an adapter should find.
+_PLAIN_PACKAGES = ("functools", "jax", "jaxlib", "ml_dtypes", "numpy", "typing")
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a ``class`` statement
+
+
+def is_plain(cls: type) -> bool:
+    """Tell whether leaves of class ``cls`` need no closer look."""
+    package = cls.__module__.partition(".")[0]
+    if cls.__flags__ & _HEAP_TYPE:
+        return package in _PLAIN_PACKAGES
+    return package == "builtins" or not cls.__dictoffset__
+
+
+class Searcher:
+    """Looks for arrays inside objects, and remembers what it found.
+
+    Keeps every object that it saw alive, so it serves for one walk.
+    """
+
+    def __init__(self, registry: AdapterRegistry):
+        self._registry = registry
+        self._full: dict[int, Any] = {}  # objects with an array in them
+        self._empty: dict[int, Any] = {}
+
+    def holds_array(self, top: Any) -> bool:
+        """Tell whether an array lies somewhere inside ``top``."""
+        seen = {id(top): (top, top)}  # each object, and the one that it was found in
+        pending = [top]
+        while pending:
+            found = pending.pop()
+            if id(found) in self._full or self._is_array(found):
+                self._mark_full(found, seen)
+                return True
+            for inner in self._inside(found):
+                if id(inner) not in seen and id(inner) not in self._empty:
+                    seen[id(inner)] = (inner, found)
+                    pending.append(inner)
+        self._empty.update((key, known) for key, (known, _) in seen.items())
+        return False
+
+    def full(self, attributes: Mapping[str, Any]) -> list[str]:
+        """Return the names of the attributes that hold arrays."""
+        return [name for name, at in attributes.items() if self.holds_array(at)]
+
+    def _is_array(self, node: Any) -> bool:
+        # An object that an adapter opens may have a shape and a dtype, as a spec does.
+        return self._registry.find(node).adapter is None and is_array(node)
+
+    def _inside(self, node: Any) -> Iterator[Any]:
+        kind = self._registry.find(node)
+        if kind.adapter is not None:
+            flat = kind.adapter.flatten(node)
+            yield from flat.children
+            yield from passed_over(flat).values()
+        elif not is_plain(type(node)) and not isinstance(node, type):
+            yield from fields.attributes(node).values()
+
+    def _mark_full(self, found: Any, seen: dict[int, tuple[Any, Any]]) -> None:
+        above = None
+        while above is not found:  # the top is noted as found in itself
+            self._full[id(found)] = found
+            above, found = found, seen[id(found)][1]
+
+
+def passed_over(flat: Flat) -> dict[str, Any]:
+    """Return the attributes of a node that its adapter keeps but does not show."""
+    return dict(flat.aux.rest) if isinstance(flat.aux, fields.Shell) else {}
+
+
+def leaf_error(leaf: Any, path: str, hidden: list[str]) -> AdapterError:
+    """Return the error for a leaf that holds arrays in its attributes ``hidden``."""
+    return AdapterError(
+        f"The leaf at {path!r} is a {_name(leaf)} that holds arrays, and JAX does not "
+        f"look inside it. {_cure(leaf, hidden)}"
+    )
+
+
+def node_error(
+    node: Any, path: str, named: Iterable[Any], hidden: list[str]
+) -> AdapterError:
+    """Return the error for a node whose adapter passes over the arrays in ``hidden``.
+
+    Args:
+        node: the node.
+        path: where it stands.
+        named: the keys of its children.
+        hidden: its attributes that hold the other arrays.
+    """
+    names = [*(key for key in named if isinstance(key, str)), *hidden]
+    return AdapterError(
+        f"The {_name(node)} at {path!r} holds arrays beside its children, "
+        f"{listing(hidden)}, which would not be seen. {_cure(node, names)}"
+    )
+
+
+def _name(node: Any) -> str:
+    return f"{type(node).__module__}.{type(node).__qualname__}"
+
+
+def _cure(node: Any, names: list[str]) -> str:
+    listed = ", ".join(f'"{name}"' for name in names)
+    comma = "," if len(names) == 1 else ""
+    return (
+        "Teach treeadapt the class: "
+        f"treeadapt.register({type(node).__name__}, fields=({listed}{comma}))"
+    )

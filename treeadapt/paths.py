@@ -1,0 +1,112 @@
+"""Label paths: stable string names for leaves.
+
+Turns one key of a container into the text of one path segment, and segments into a
+path such as ``encoder/layers/0/kernel``. Keys that Python holds equal (``1``, ``True``,
+``1.0``) get one text; text that depends on a hash seed or an object's address is
+refused. Nothing is escaped: a key that holds ``/`` reads as several segments.
+Knows nothing about containers (see ``registry``) or patterns (see ``patterns``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import numbers
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+import jax.tree_util as jtu
+import numpy as np
+
+from treeadapt.errors import PathError
+
+SEPARATOR = "/"
+
+_LARGEST = 10**4_000  # Python refuses to write longer numbers
+
+
+def segment(key: Any) -> str:
+    """Write one key of a container as the text of a path segment.
+
+    Args:
+        key: a string, a number, a tuple of those, or a JAX key entry
+            (``DictKey``, ``GetAttrKey``, ``SequenceKey``, ``FlattenedIndexKey``).
+
+    Returns:
+        The text; equal keys give equal texts, whatever their type.
+
+    Raises:
+        PathError: the key is of a type that has no stable text.
+
+    Example:
+        >>> [segment(key) for key in ("kernel", 3, True, 1.0, 0.5, ("a", 1))]
+        ['kernel', '3', '1', '1', '0.5', '(a,1)']
+    """
+    if type(key) is str:
+        return key
+    if isinstance(key, str):  # a StrEnum member or numpy.str_ reads as its value
+        return str.__str__(key)
+    if isinstance(key, tuple):
+        return f"({','.join(segment(part) for part in key)})"
+    if isinstance(key, jtu.GetAttrKey):
+        return key.name
+    if isinstance(key, jtu.SequenceKey):
+        return str(key.idx)
+    if isinstance(key, jtu.DictKey | jtu.FlattenedIndexKey):
+        return segment(key.key)
+    return _number(key)
+
+
+def join(segments: Iterable[str]) -> str:
+    """Join segments to a label path.
+
+    Example:
+        >>> join(["policy", "hidden_0", "kernel"])
+        'policy/hidden_0/kernel'
+    """
+    return SEPARATOR.join(segments)
+
+
+def _number(key: Any) -> str:
+    # Every number that compares equal to a Python number also hashes like it, so it is
+    # the same dictionary key and must have the same text.
+    value = _python_number(key)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if value is None or (isinstance(value, int) and abs(value) > _LARGEST):
+        raise PathError(
+            f"A key of type {type(key).__name__} has no stable text: "
+            f"{_short_repr(key)}. Use string, number or tuple keys, or register an "
+            "adapter for the container that names its children: "
+            "treeadapt.register(...)."
+        )
+    return repr(value)
+
+
+def _python_number(key: Any) -> int | float | None:
+    """Return the ``int`` or ``float`` equal to ``key``, if there is just one."""
+    if isinstance(key, bool | np.bool_):
+        return int(key)
+    with contextlib.suppress(TypeError):
+        return operator.index(key)
+    if isinstance(key, complex) and key.imag == 0:
+        return float(key.real)
+    if isinstance(key, complex | np.inexact) and not isinstance(key, float):
+        return None  # NumPy holds np.float32(0.1) equal to 0.1 and to its neighbours
+    if not isinstance(key, numbers.Number):
+        return None
+    number: Any = key
+    if number != number:
+        return math.nan
+    with contextlib.suppress(OverflowError):
+        if float(number) == number:
+            return float(number)
+    return None
+
+
+def _short_repr(key: Any) -> str:
+    if isinstance(key, int) and abs(key) > _LARGEST:
+        return "a number of thousands of digits"
+    text = repr(key)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,328 @@
+"""Plans: what conversion needs to know of one tree structure, found once.
+
+``view_tree`` turns any tree into a ``TreeView``: its leaves, the plan of its structure
+(paths, classes, the nested skeleton), and the way back into the caller's classes. For
+a structure that was seen before this is ``jax.tree.flatten`` and one look-up. A plan
+holds only what is a function of the structure as JAX compares it: never a leaf, and
+never the treedef that rebuilds the caller's tree, which is the one in hand.
+Trees that JAX cannot tell apart or cannot rebuild faithfully (opaque classes, shared
+variables, constructors with code of their own) are walked anew each time.
+Knows no pattern (see ``patterns``) and no rule (see ``rules``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import optax
+
+from treeadapt import paths as _paths
+from treeadapt.errors import PathCollisionError
+from treeadapt.exact import exact_paths
+from treeadapt.flattening import flatten
+from treeadapt.registry import AdapterRegistry, current_registry
+from treeadapt.walk import ROOT, Walk
+
+_UNKNOWN = object()
+_MAX_PLANS = 256
+_MAX_PLANNED_LEAVES = 500_000
+_MAX_MEMO = 32
+
+
+class Plan:
+    """What is known of one tree structure; a function of that structure alone.
+
+    Attributes:
+        paths: label path of each leaf, in JAX's leaf order.
+        untrained: indices of leaves that no optimizer should see.
+        is_partial: the tree holds ``None`` or ``optax.MaskedNode`` somewhere.
+        is_flat_dict: a plain dict of leaves, some key of which holds ``/``.
+        root: class of the tree itself.
+        shares: it has nodes with an identity, two of which could be one.
+        memo: answers that depend on the structure alone; see ``remember``.
+    """
+
+    def __init__(self, walk: Walk):
+        self.paths: tuple[str, ...] = tuple(walk.paths)
+        self.untrained: frozenset[int] = frozenset(walk.untrained)
+        self.shares = len(walk.shared) > 1
+        self.memo: dict[Any, Any] = {}
+        self._nodes = walk.nodes
+        types = {cls for classes in walk.nodes.values() for cls in classes}
+        self.is_partial = any(
+            cls is type(None) or cls is optax.MaskedNode for cls in types
+        )
+        self.root: type | None = next(iter(walk.nodes.get(None, ())), None)
+        self.is_flat_dict = (
+            self.root is dict
+            and types <= {dict, type(None)}
+            and any("/" in path for path in self.paths)
+            and set(walk.nodes) <= {None}
+        )
+        order, self._state_treedef = flatten(walk.skeleton[ROOT])
+        self._to_state = _permutation(order)
+        self._from_state = _permutation(_inverse(order))
+        self._names: dict[str | None, list[str]] | None = None
+
+    def __repr__(self) -> str:
+        return f"Plan({len(self.paths)} leaves)"
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def nest(self, leaves: Sequence[Any]) -> Any:
+        """Return the state dict that holds ``leaves``."""
+        return self._state_treedef.unflatten(self._to_state(leaves))
+
+    def unnest(self, state: Any) -> Sequence[Any] | None:
+        """Return the leaves of a plain state dict of just this structure.
+
+        None if it has another structure, or a leaf that an adapter may open.
+        """
+        leaves, treedef = flatten(state)
+        plain = _memo(current_registry())[1]
+        if treedef != self._state_treedef or not plain.issuperset(map(type, leaves)):
+            return None
+        return self._from_state(leaves)
+
+    def classes(self, path: str | None) -> tuple[type, ...]:
+        """Return the classes of the nodes and boxes at ``path`` (None: the root)."""
+        return tuple(self._nodes.get(path, ()))
+
+    def enclosing(self, index: int) -> tuple[type, ...]:
+        """Return the classes of all nodes above or at leaf ``index``, root first."""
+        path = self.paths[index]
+        found = list(self._nodes.get(None, ()))
+        end = path.find(_paths.SEPARATOR)
+        while end >= 0:
+            found += self._nodes.get(path[:end], ())
+            end = path.find(_paths.SEPARATOR, end + 1)
+        return (*found, *self._nodes.get(path, ()))
+
+    def child_names(self, path: str | None) -> Sequence[str]:
+        """Return the segments right below ``path``, with or without leaves below them.
+
+        Args:
+            path: path of a node, or None for the root.
+        """
+        if self._names is None:
+            places = self._state_treedef.unflatten(
+                range(self._state_treedef.num_leaves)
+            )
+            self._names = _segments_below(places)
+        return self._names.get(path, ())
+
+    def clash(self) -> tuple[int, int] | None:
+        """Return two leaves that have one path, if there are any."""
+        if len(set(self.paths)) == len(self.paths):
+            return None
+        first: dict[str, int] = {}
+        for index, path in enumerate(self.paths):
+            if path in first:
+                return first[path], index
+            first[path] = index
+        return None
+
+    def remember(self, key: Any, answer: Any) -> Any:
+        """Keep ``answer`` under ``key``; the oldest of 32 answers makes way."""
+        if len(self.memo) >= _MAX_MEMO:
+            self.memo.clear()
+        self.memo[key] = answer
+        return answer
+
+
+@dataclasses.dataclass(slots=True, eq=False)  # frozen would triple its cost
+class TreeView:
+    """One tree, taken apart.
+
+    Attributes:
+        leaves: the caller's leaf objects, in JAX's leaf order; an object that stands in
+            several places of a tree with identity (nnx) is listed once.
+        plan: what is known of the structure.
+        structure: ``PyTreeDef`` or ``Program``; its ``unflatten`` puts new leaves, in
+            the same order, into a tree of the caller's classes.
+        tree: the tree itself, for messages.
+    """
+
+    leaves: list[Any]
+    plan: Plan
+    structure: Any
+    tree: Any
+
+    def rebuild(self, leaves: Sequence[Any]) -> Any:
+        """Return a tree of the caller's classes and treedef around ``leaves``."""
+        return self.structure.unflatten(leaves)
+
+    def exact_path(self, index: int) -> str:
+        """Return JAX's own ``keystr`` of a leaf, for messages."""
+        return exact_paths(self.tree, current_registry())[index]
+
+    def require_unique(self) -> TreeView:
+        """Return this view; raise if two leaves have one path.
+
+        Raises:
+            PathCollisionError: it names both exact paths.
+        """
+        clash = self.plan.memo.get("clash", _UNKNOWN)
+        if clash is _UNKNOWN:
+            clash = self.plan.remember("clash", self.plan.clash())
+        if clash is None:
+            return self
+        path = self.plan.paths[clash[0]]
+        one, two = (self.exact_path(index) for index in clash)
+        raise PathCollisionError(
+            f"Two leaves have the same path {path!r}: {one} and {two}. Rename one of "
+            "the keys; to_state_dict, which nests, can still convert this tree."
+        )
+
+
+def view_tree(tree: Any) -> TreeView:
+    """Take any tree apart, with unique paths.
+
+    Args:
+        tree: any pytree, or a tree of classes that the registry can open. No leaf is
+            read, moved or copied.
+
+    Raises:
+        PathCollisionError: two leaves have the same label path.
+        PathError: a key has no stable text.
+        TreeDepthError: the tree is nested deeper than JAX can flatten.
+        TreeCycleError: the tree contains itself.
+        AdapterError: an object that holds arrays has no adapter.
+
+    Example:
+        >>> view = view_tree({"b": 1.0, "a": [2.0, 3.0]})
+        >>> view.plan.paths, view.leaves
+        (('a/0', 'a/1', 'b'), [2.0, 3.0, 1.0])
+    """
+    return view_nested(tree).require_unique()
+
+
+def view_nested(tree: Any) -> TreeView:
+    """Take any tree apart for nested use, where paths need not be unique.
+
+    The same as ``view_tree`` otherwise.
+    """
+    registry = current_registry()
+    cache, plain = _memo(registry)
+    leaves, treedef = flatten(tree)
+    plan = cache.get(treedef)
+    if (
+        plan is not None
+        and plain.issuperset(map(type, leaves))
+        and not (plan.shares and len(set(map(id, leaves))) < len(leaves))
+    ):
+        return TreeView(leaves, plan, treedef, tree)
+    walk = Walk(registry, plain).run(tree)
+    if not walk.is_faithful(leaves):
+        registry.forget()  # a class was registered with JAX after its first look-up
+        plan, (cache, plain) = None, _memo(registry)
+        walk = Walk(registry, plain).run(tree)
+        if not walk.is_faithful(leaves):
+            raise walk.order_error(leaves)
+    if walk.by_hand:
+        return TreeView(walk.leaves, Plan(walk), walk.program(), tree)
+    if plan is None:
+        plan = Plan(walk)
+        if walk.cacheable:
+            cache.put(treedef, plan)
+    return TreeView(leaves, plan, treedef, tree)
+
+
+class _PlanCache:
+    """Plans by treedef, bounded.
+
+    JAX hashes a treedef without its dict keys and metadata, so many structures share a
+    hash; each bucket is searched by equality, the latest hit first.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._buckets: dict[int, tuple[tuple[Any, Plan], ...]] = {}
+        self._plans = 0
+        self._leaves = 0
+
+    def get(self, treedef: Any) -> Plan | None:
+        key = hash(treedef)
+        bucket = self._buckets.get(key, ())
+        for entry in bucket:
+            if _equal(entry[0], treedef):
+                if entry is not bucket[0]:
+                    self._move_to_front(key, entry)
+                return entry[1]
+        return None
+
+    def put(self, treedef: Any, plan: Plan) -> None:
+        with self._lock:
+            self._plans += 1
+            self._leaves += len(plan)
+            if self._plans > _MAX_PLANS or self._leaves > _MAX_PLANNED_LEAVES:
+                self._buckets = {}
+                self._plans, self._leaves = 1, len(plan)
+            key = hash(treedef)
+            self._buckets[key] = ((treedef, plan), *self._buckets.get(key, ()))
+
+    def _move_to_front(self, key: int, entry: tuple[Any, Plan]) -> None:
+        with self._lock:
+            bucket = self._buckets.get(key, ())
+            rest = [other for other in bucket if other is not entry]
+            if len(rest) < len(bucket):
+                self._buckets[key] = (entry, *rest)
+
+
+def same_structure(one: Any, two: Any) -> bool:
+    """Compare two structures; False where their metadata refuses comparison."""
+    # JAX compares nodes of registered dataclasses without their class, which only the
+    # hash tells; and the hash sees no metadata and no keys, which only equality tells.
+    return hash(one) == hash(two) and _equal(one, two)
+
+
+def _equal(one: Any, two: Any) -> bool:
+    try:
+        return bool(one == two)
+    except (ValueError, TypeError):  # an array in a static field
+        return False
+
+
+def _memo(registry: AdapterRegistry) -> tuple[_PlanCache, set[type]]:
+    found = registry.memo.get("plans")
+    if found is None:
+        found = registry.memo.setdefault("plans", (_PlanCache(), set()))
+    return found
+
+
+def _permutation(order: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    if list(order) == list(range(len(order))):
+        return _identity
+    return operator.itemgetter(*order)  # two or more: one alone is in order
+
+
+def _identity(leaves: Sequence[Any]) -> Sequence[Any]:
+    return leaves
+
+
+def _inverse(order: Sequence[int]) -> list[int]:
+    inverse = [0] * len(order)
+    for place, index in enumerate(order):
+        inverse[index] = place
+    return inverse
+
+
+def _segments_below(skeleton: Any) -> dict[str | None, list[str]]:
+    names: dict[str | None, dict[str, None]] = {}
+    pending: list[tuple[str | None, Any]] = [(None, skeleton)]
+    while pending:
+        above, node = pending.pop()
+        if not isinstance(node, dict):
+            continue
+        for key, child in node.items():
+            parent = above
+            for name in key.split(_paths.SEPARATOR):
+                names.setdefault(parent, {})[name] = None
+                parent = name if parent is None else f"{parent}{_paths.SEPARATOR}{name}"
+            pending.append((parent, child))
+    return {path: list(below) for path, below in names.items()}

@@ -1,0 +1,315 @@
+"""The registry: which adapter speaks for a node of a given type.
+
+An ``Adapter`` says, both directions side by side, how one family of node types gives
+named children and how such a node is rebuilt. An ``AdapterRegistry`` finds the adapter
+for a type and remembers the answer. Order: the exact type; the user's entries, newest
+first; the libraries' entries in a fixed order; any class that JAX knows; openers for
+classes that JAX does not know; otherwise the object is a leaf. An optional library's
+adapters are loaded the first time a type is looked up while that library is imported;
+when they load never changes their rank.
+Knows no container itself (see ``adapters``) and walks no tree (see ``plans``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+import importlib
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from typing import Any, NamedTuple
+
+import jax.tree_util as jtu
+
+from treeadapt.errors import AdapterError
+
+
+class _Box:
+    """Type of ``BOX``; one instance, also after copying or unpickling."""
+
+    def __repr__(self) -> str:
+        return "BOX"
+
+    def __reduce__(self) -> str:
+        return "BOX"
+
+
+#: Key of a child that adds no segment: it stands at the path of its parent.
+BOX = _Box()
+
+
+class Flat(NamedTuple):
+    """One node taken apart.
+
+    Attributes:
+        keys: one key a child; ``BOX`` for a child that adds no segment. Where JAX knows
+            the class, trees that JAX holds equal must have equal keys.
+        children: the child trees, in the order in which JAX flattens them if JAX knows
+            the class.
+        aux: whatever else ``unflatten`` needs; holds no array. Where it does not hash,
+            the structure is looked at anew on every conversion.
+    """
+
+    keys: Sequence[Any]
+    children: Sequence[Any]
+    aux: Any = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Adapter:
+    """How one family of node types gives named children and is rebuilt.
+
+    Attributes:
+        name: what messages and reports call it.
+        applies: a class (it and its subclasses), or a test on the node's type.
+        flatten: takes a node apart into ``Flat(keys, children, aux)``.
+        unflatten: ``(aux, children) -> node``, running no constructor of the class;
+            None where JAX itself rebuilds the node. Without it the adapter speaks for
+            no class that JAX does not know.
+        by_hand: test on the node's type: rebuild with ``unflatten`` although JAX could,
+            because JAX's way runs code of the class that may change or refuse values.
+        trains: False for a node whose arrays no optimizer should see, such as batch
+            statistics.
+        shared: one object under two paths is one node, and comes back as one.
+
+    Example:
+        >>> import types
+        >>> Adapter(
+        ...     name="SimpleNamespace",
+        ...     applies=types.SimpleNamespace,
+        ...     flatten=lambda n: Flat([*vars(n)], [*vars(n).values()], tuple(vars(n))),
+        ...     unflatten=lambda aux, children: types.SimpleNamespace(
+        ...         **dict(zip(aux, children))
+        ...     ),
+        ... ).name
+        'SimpleNamespace'
+    """
+
+    name: str
+    applies: type | Callable[[type], bool]
+    flatten: Callable[[Any], Flat]
+    unflatten: Callable[[Any, Sequence[Any]], Any] | None = None
+    by_hand: Callable[[type], bool] = lambda _: False
+    trains: Callable[[Any], bool] = lambda _: True
+    shared: bool = False
+
+    def covers(self, cls: type) -> bool:
+        """Tell whether this adapter speaks for nodes of class ``cls``."""
+        if isinstance(self.applies, type):
+            return issubclass(cls, self.applies)
+        return bool(self.applies(cls))
+
+    def is_exact(self, cls: type) -> bool:
+        """Tell whether this adapter was made for just the class ``cls``."""
+        return self.applies is cls
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NodeKind:
+    """What the registry says of one type.
+
+    Attributes:
+        adapter: the adapter; None for a leaf.
+        opens: JAX does not know the class: the adapter opens what JAX sees as a leaf.
+        by_hand: nodes of the class are rebuilt by the adapter, not by JAX.
+    """
+
+    adapter: Adapter | None
+    opens: bool
+    by_hand: bool
+
+
+#: What the registry says of everything that no adapter speaks for.
+LEAF = NodeKind(None, opens=False, by_hand=False)
+
+# Rows of the library table: module whose presence in ``sys.modules`` loads the adapter
+# file, and the file. The order is the rank, whatever the order of loading.
+_LIBRARIES = (
+    ("flax.nnx", "treeadapt.adapters.nnx"),
+    ("flax", "treeadapt.adapters.flax"),
+    ("equinox", "treeadapt.adapters.equinox"),
+    ("haiku", "treeadapt.adapters.haiku"),
+    ("penzai", "treeadapt.adapters.penzai"),
+)
+_BUILTIN = "treeadapt.adapters.builtin"
+_JAX = "treeadapt.adapters.jax"
+_FIELDS = "treeadapt.adapters.named"
+# attrs can be imported as ``attr`` alone, and never without it.
+_OPENERS = (("attr", "treeadapt.adapters.attrs"), ("builtins", _BUILTIN))
+
+
+class AdapterRegistry:
+    """A table from node types to adapters.
+
+    Copies are independent: registering in a copy leaves the original alone, and
+    ``use`` puts a copy in force for a block of code.
+
+    Example:
+        >>> registry = default_registry.copy()
+        >>> class Net:
+        ...     def __init__(self, w):
+        ...         self.w = w
+        >>> registry.register(Net, fields=("w",)).name
+        'Net'
+        >>> registry.find(Net(1.0)).opens, default_registry.find(Net(1.0)).opens
+        (True, False)
+    """
+
+    def __init__(self, entries: Iterable[Adapter] = ()):
+        self._lock = threading.RLock()
+        self._entries: list[Adapter] = list(entries)  # the user's, newest last
+        self._kinds = _no_kinds()
+        #: What other rooms derive from the entries; emptied by ``register``.
+        self.memo: dict[str, Any] = {}
+
+    def __repr__(self) -> str:
+        return f"AdapterRegistry({[entry.name for entry in self._entries]})"
+
+    def copy(self) -> AdapterRegistry:
+        """Return an independent registry with the same entries."""
+        with self._lock:
+            return AdapterRegistry(self._entries)
+
+    @property
+    def entries(self) -> tuple[Adapter, ...]:
+        """The user's own entries, newest first."""
+        return tuple(reversed(self._entries))
+
+    def register(
+        self, entry: type | Adapter, fields: Sequence[str] | None = None
+    ) -> Adapter:
+        """Add an adapter; see ``treeadapt.register``."""
+        adapter = entry if isinstance(entry, Adapter) else _of_fields(entry, fields)
+        if isinstance(entry, Adapter) and fields is not None:
+            raise AdapterError("Give fields= with a class, not with an Adapter.")
+        with self._lock:
+            self._entries.append(adapter)
+            self._kinds = _no_kinds()
+            self.memo = {}
+        return adapter
+
+    def find(self, node: Any) -> NodeKind:
+        """Return what is known of the type of ``node``.
+
+        Args:
+            node: any object. It is only asked for its type, and JAX for whether it
+                knows that type.
+        """
+        kind = self._kinds.get(type(node))
+        if kind is None:
+            kind = self._search(node)
+        return kind
+
+    def find_anew(self, node: Any) -> NodeKind:
+        """Do as ``find`` does for a type that JAX did not know: it may know it now."""
+        kind = self.find(node)
+        if (kind.opens or kind.adapter is None) and jax_knows(node):
+            self.forget()
+            kind = self.find(node)
+        return kind
+
+    def forget(self) -> None:
+        """Look every type up anew, after a class was registered with JAX late."""
+        with self._lock:
+            self._kinds = _no_kinds()
+            self.memo = {}
+
+    @contextlib.contextmanager
+    def use(self) -> Iterator[AdapterRegistry]:
+        """Put this registry in force within a ``with`` block, in this thread."""
+        token = _current.set(self)
+        try:
+            yield self
+        finally:
+            _current.reset(token)
+
+    def _search(self, node: Any) -> NodeKind:
+        cls = type(node)
+        known = jax_knows(node)
+        kinds = self._kinds  # an entry registered meanwhile gets a new, empty table
+        kind = LEAF
+        ranked = list(self._ranked(known=known))
+        for adapter in (*(row for row in ranked if row.is_exact(cls)), *ranked):
+            if adapter.covers(cls) and (known or adapter.unflatten is not None):
+                by_hand = adapter.unflatten is not None and adapter.by_hand(cls)
+                kind = NodeKind(adapter, opens=not known, by_hand=by_hand or not known)
+                break
+        kinds[cls] = kind
+        return kind
+
+    def _ranked(self, *, known: bool) -> Iterator[Adapter]:
+        yield from self.entries
+        for library, module in _LIBRARIES:
+            if library in sys.modules:
+                yield from importlib.import_module(module).ADAPTERS
+        if known:
+            yield from importlib.import_module(_BUILTIN).NODES
+            yield from importlib.import_module(_JAX).ADAPTERS
+            return
+        for library, module in _OPENERS:
+            if library in sys.modules:
+                yield from importlib.import_module(module).OPENERS
+
+
+def _no_kinds() -> MutableMapping[type, NodeKind]:
+    return weakref.WeakKeyDictionary()  # it keeps no class of the user's alive
+
+
+def jax_knows(node: Any) -> bool:
+    """Tell whether JAX flattens objects of the type of ``node`` (None included)."""
+    return jtu.default_registry.flatten_one_level(node) is not None
+
+
+def _of_fields(cls: type, fields: Sequence[str] | None) -> Adapter:
+    if not isinstance(cls, type) or fields is None:
+        raise AdapterError(
+            "Give register a class and its fields, register(Net, fields=('w', 'b')), "
+            f"or an Adapter; got {cls!r}."
+        )
+    names = (fields,) if isinstance(fields, str) else tuple(fields)
+    if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+        raise AdapterError(
+            f"fields of {cls.__name__} must be different strings: {names!r}."
+        )
+    return importlib.import_module(_FIELDS).adapter_of_fields(cls, names)
+
+
+#: The registry that every function uses unless another one is in force.
+default_registry = AdapterRegistry()
+_current: contextvars.ContextVar[AdapterRegistry] = contextvars.ContextVar(
+    "treeadapt_registry", default=default_registry
+)
+
+
+def current_registry() -> AdapterRegistry:
+    """Return the registry in force: the default one unless within ``use``."""
+    return _current.get()
+
+
+def register(entry: type | Adapter, fields: Sequence[str] | None = None) -> Adapter:
+    """Teach treeadapt a class, in one line or in full.
+
+    Args:
+        entry: a class, or an ``Adapter``.
+        fields: for a class, the names of its children. If JAX knows the class, one name
+            for each child in JAX's order; if it does not, the attributes that hold
+            children: such an object is opened, and rebuilt without its constructor.
+
+    Returns:
+        The adapter that was registered. The newest entry for a class decides.
+
+    Raises:
+        AdapterError: ``fields`` is missing or malformed.
+
+    Example:
+        >>> class Net:
+        ...     def __init__(self, w, b):
+        ...         self.w, self.b = w, b
+        >>> with default_registry.copy().use():  # leaves the default one alone
+        ...     register(Net, fields=("w", "b")).name
+        'Net'
+    """
+    return current_registry().register(entry, fields)

@@ -1,0 +1,136 @@
+"""Answers remembered by path: decided on a whole tree, given on smaller views of it.
+
+Optax shows masks and labels gradients, filtered trees and flat dicts, which have lost
+the classes and siblings by which a selector decides. ``look_up`` reads what was decided
+once on the full tree; ``whole_tree`` keeps the caller's tree at hand while a
+transformation runs, so that whatever is called inside decides on that.
+Decides nothing itself (see ``selectors`` and ``rules``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from treeadapt._arrays import is_array
+from treeadapt.errors import SelectorError, listing
+from treeadapt.plans import TreeView, view_tree
+
+T = TypeVar("T")
+
+
+def look_up(answers: Mapping[str, T], view: TreeView, *, static: T) -> list[T]:
+    """Return what was decided for every leaf of a view.
+
+    Args:
+        answers: what was decided, by path.
+        view: a tree whose array leaves were all there when it was decided.
+        static: answer for a static leaf that was not.
+
+    Returns:
+        One answer a leaf, in leaf order.
+
+    Raises:
+        SelectorError: an array leaf was not there.
+
+    Example:
+        >>> view = view_tree({"b": jnp.ones(2)})
+        >>> look_up({"w": True, "b": False}, view, static=False)
+        [False]
+    """
+    paths = view.plan.paths
+    found = [answers.get(path, _MISSING) for path in paths]
+    if not any(answer is _MISSING for answer in found):
+        return found
+    pairs = zip(paths, view.leaves, strict=True)
+    new = [path for path, leaf in pairs if path not in answers and is_array(leaf)]
+    if new:
+        raise SelectorError(
+            f"Bound to a tree that has no leaf at {listing(new)}. Bind to the tree as "
+            "it is now: .bind(tree)."
+        )
+    return [static if answer is _MISSING else answer for answer in found]
+
+
+class WholeTree:
+    """The caller's whole tree, while smaller views of it are shown to selectors.
+
+    Args:
+        view: the whole tree.
+        strict: report patterns that hit nothing in it.
+    """
+
+    def __init__(self, view: TreeView, *, strict: bool):
+        self.view = view
+        self.strict = strict
+        self._known: dict[int, tuple[Any, Mapping[str, Any]]] = {}
+
+    def holds(self, view: TreeView) -> bool:
+        """Tell whether every leaf of ``view`` has its path in the whole tree."""
+        return self._paths.issuperset(view.plan.paths)
+
+    def answers(
+        self, view: TreeView, asked: Any, decide: Callable[..., Sequence[T]]
+    ) -> list[T]:
+        """Decide on the whole tree, once, and answer for the leaves of ``view``.
+
+        Args:
+            view: a smaller view.
+            asked: who decides; known by identity while this whole tree is in force.
+            decide: ``decide(view, reports=)`` gives one answer a leaf.
+        """
+        known = self._known.get(id(asked))
+        if known is None:
+            found = decide(self.view, reports=self.strict)
+            known = asked, dict(zip(self.view.plan.paths, found, strict=True))
+            self._known[id(asked)] = known  # holds ``asked``: its id stays its own
+        return [known[1][path] for path in view.plan.paths]
+
+    @functools.cached_property
+    def _paths(self) -> frozenset[str]:
+        return frozenset(self.view.plan.paths)
+
+
+@contextlib.contextmanager
+def whole_tree(tree: Any, *, strict: bool = False) -> Iterator[WholeTree]:
+    """Let selectors and rules called on smaller views decide on the tree behind them.
+
+    Inside the block a selector, rules, or whatever else asks ``whole_of``, called on a
+    tree whose paths all belong to ``tree``, answers as on ``tree`` itself: classes,
+    sibling counts and leaf predicates see the caller's own nodes and leaves.
+
+    Args:
+        tree: the caller's whole tree, or its ``TreeView``. Within another block whose
+            tree holds all its paths, that larger tree stays in force.
+        strict: report patterns that hit nothing, as on a full tree.
+
+    Example:
+        >>> from treeadapt.selectors import node
+        >>> model = {"pair": (jnp.ones(1), jnp.ones(1)), "one": jnp.ones(1)}
+        >>> with whole_tree(model):
+        ...     node(tuple)({"pair/0": jnp.ones(1), "one": jnp.ones(1)})
+        {'one': False, 'pair/0': True}
+    """
+    view = tree if isinstance(tree, TreeView) else view_tree(tree)
+    outer = whole_of(view)
+    whole = WholeTree(view if outer is None else outer.view, strict=strict)
+    token = _whole.set(whole)
+    try:
+        yield whole
+    finally:
+        _whole.reset(token)
+
+
+def whole_of(view: TreeView) -> WholeTree | None:
+    """Return the whole tree in force if ``view`` is a view of it, otherwise None."""
+    whole = _whole.get()
+    return whole if whole is not None and whole.holds(view) else None
+
+
+_MISSING: Any = object()
+_whole: contextvars.ContextVar[WholeTree | None] = contextvars.ContextVar(
+    "treeadapt_whole_tree", default=None
+)

@@ -1,0 +1,543 @@
+"""Rules: one ordered table of selectors decides what every leaf gets.
+
+Takes ``(selector, value)`` pairs and a tree; gives ``RuleMatches``, or the labels in
+the form in which Optax takes them. The first selector that selects a leaf decides. An
+array leaf without a rule, a rule that decides nothing and, if asked, two rules for one
+leaf are errors.
+Which leaves a selector selects is up to ``selectors``, what was decided is told by
+``matches``, files are read by ``rules_file``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any
+
+from treeadapt import rules_file
+from treeadapt.decisions import UNKNOWN, Case, Program, Survey
+from treeadapt.errors import (
+    RulesError,
+    RulesFileError,
+    SelectorError,
+    UnmatchedPathError,
+    plural,
+)
+from treeadapt.matches import (
+    MISSING,
+    STATIC,
+    Overlap,
+    RuleMatches,
+    refuse_none,
+    require_leaf_labels,
+    same_value,
+    unmatched_message,
+    where_text,
+)
+from treeadapt.plans import TreeView, view_tree
+from treeadapt.remembered import look_up, whole_of
+from treeadapt.repairs import entry_text
+from treeadapt.selectors import (
+    Bound,
+    Glob,
+    Listed,
+    Report,
+    Selector,
+    as_selector,
+    check_choice,
+    refuse_number,
+    select,
+)
+
+
+class Rules:
+    """An ordered table of selectors and values; the first that matches a leaf wins.
+
+    Called on a tree it gives the labels, in the form that Optax takes them:
+    ``optax.multi_transform(transforms, Rules({...}))``. Rules are immutable and compare
+    by what they hold.
+
+    Args:
+        rules: mapping from selectors to values, or ordered ``(selector, value)`` pairs.
+            A selector may be a pattern, a class, or a list of these.
+        default: value of array leaves that no rule matches. Without one they are an
+            error. Static leaves that no rule matches get ``STATIC`` in any case.
+        unused: ``"error"`` or ``"ignore"`` rules that hit or decide no array leaf.
+        overlap: ``"first"`` lets the first of several rules win; ``"error"`` refuses
+            two rules with different values for one leaf.
+
+    Raises:
+        RulesError: the table is malformed, or a value is None.
+        SelectorError: a key is no selector, or an option none of its choices.
+        PatternError: a pattern is malformed.
+
+    Example:
+        >>> rules = Rules({"encoder": "frozen", "**": "train"})
+        >>> rules({"encoder": {"kernel": jnp.ones((3, 4))}, "head": jnp.ones(4)})
+        {'encoder': {'kernel': 'frozen'}, 'head': 'train'}
+    """
+
+    pairs: tuple[tuple[Selector, Any], ...]
+    default: Any
+    unused: Report
+    overlap: Overlap
+
+    def __init__(
+        self,
+        rules: Any,
+        *,
+        default: Any = MISSING,
+        unused: Report = "error",
+        overlap: Overlap = "first",
+    ):
+        check_choice("unused", unused, ("error", "ignore"))
+        check_choice("overlap", overlap, ("first", "error"))
+        pairs = tuple((as_selector(where), value) for where, value in _pairs(rules))
+        for where, value in pairs:
+            if value is None:
+                refuse_none(f"The rule {where_text(where)}")
+        if default is None:
+            refuse_none("default=")
+        fields = {"pairs": pairs, "default": default, "unused": unused}
+        for name, value in (fields | {"overlap": overlap}).items():
+            object.__setattr__(self, name, value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"Rules are immutable: cannot set {name!r}.")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"Rules are immutable: cannot delete {name!r}.")
+
+    def __repr__(self) -> str:
+        texts = [(where_text(where), repr(value)) for where, value in self.pairs]
+        hashable = not any(isinstance(where, Listed) for where in self.selectors)
+        if hashable and len(dict(texts)) == len(texts):
+            table = f"{{{', '.join(f'{where}: {value}' for where, value in texts)}}}"
+        else:
+            table = f"[{', '.join(f'({where}, {value})' for where, value in texts)}]"
+        options = [table, *(f"{k}={v!r}" for k, v in self._options().items())]
+        return f"Rules({', '.join(options)})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Rules):
+            return NotImplemented
+        return (
+            self.selectors == other.selectors
+            and self.unused == other.unused
+            and self.overlap == other.overlap
+            and len(self.pairs) == len(other.pairs)
+            and all(map(same_value, self.values, other.values))
+            and same_value(self.default, other.default)
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.pairs, self.default, self.unused, self.overlap))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt, (self.pairs, self.default, self.unused, self.overlap)
+
+    @functools.cached_property
+    def selectors(self) -> tuple[Selector, ...]:
+        """The selectors, in order."""
+        return tuple(where for where, _ in self.pairs)
+
+    @functools.cached_property
+    def values(self) -> tuple[Any, ...]:
+        """The values, in order."""
+        return tuple(value for _, value in self.pairs)
+
+    def __call__(self, tree: Any, /) -> Any:
+        """Return the labels of a tree, as Optax calls for them.
+
+        Args:
+            tree: any tree. One that holds None or ``optax.MaskedNode`` is taken for a
+                part of a tree that was checked, and nothing is reported.
+
+        Returns:
+            Tree with the treedef of ``tree`` and one label per leaf.
+
+        Raises:
+            UnmatchedPathError: an array leaf matches no rule and there is no default.
+            UnusedRuleError: a rule hits no array leaf, or decides none.
+            OverlapError: two rules with different values match one leaf.
+            SelectorError: called on a number, as a schedule would be.
+        """
+        refuse_number(self, tree)
+        view = view_tree(tree)
+        whole = whole_of(view)
+        if whole is not None:
+            labels = whole.answers(view, self, self._decide_whole)
+            _require_labels(labels, view)
+        else:
+            labels = self._decide(view, reports=not view.plan.is_partial)
+        return view.rebuild(labels)
+
+    def match(self, tree: Any) -> RuleMatches:
+        """Decide every leaf; report nothing yet.
+
+        Args:
+            tree: tree, concrete or abstract, or its ``TreeView``.
+
+        Raises:
+            SelectorError: a flat dict is asked for classes or sibling counts.
+        """
+        view = tree if isinstance(tree, TreeView) else view_tree(tree)
+        return RuleMatches(self, view, self.program.first(view))
+
+    def where(self, label: Any) -> Selector:
+        """Return the selector of the leaves that get a label.
+
+        Args:
+            label: a value of the table, its default, or ``STATIC``.
+
+        Raises:
+            RulesError: no rule gives that label.
+
+        Example:
+            >>> rules = Rules({"encoder/head": "train", "encoder": "frozen"})
+            >>> rules.where("frozen").matches("encoder/head")
+            False
+        """
+        known = (*self.values, self.default, STATIC)
+        if not any(same_value(label, value) for value in known):
+            labels = [value for value in known[:-1] if value is not MISSING]
+            texts = ", ".join(dict.fromkeys(map(repr, labels)))
+            known_ones = f"labels are {texts}" if texts else "there are no rules"
+            raise RulesError(f"No rule gives the label {label!r}; {known_ones}.")
+        return Where(self, label)
+
+    def bind(self, tree: Any) -> BoundRules:
+        """Decide now, on the full tree, and answer by path from then on.
+
+        Args:
+            tree: the full tree, concrete or abstract.
+
+        Returns:
+            Rules that answer rightly on every smaller view of ``tree``.
+
+        Raises:
+            UnmatchedPathError, UnusedRuleError, OverlapError: as when called on a full
+                tree.
+
+        Example:
+            >>> rules = Rules({"layers/{-1}": "train", "**": "frozen"})
+            >>> rules.bind({"layers": [1.0, 2.0]})({"layers/1": 2.0})
+            {'layers/1': 'train'}
+        """
+        view = view_tree(tree)
+        labels = self._decide(view, reports=True)
+        return BoundRules(self, dict(zip(view.plan.paths, labels, strict=True)))
+
+    def to_toml(self) -> str:
+        """Write the table as a rules file, for ``load_rules``.
+
+        Raises:
+            RulesFileError: a selector is no pattern or list of patterns, or a value is
+                no string, number or bool.
+
+        Example:
+            >>> print(Rules({"policy": "frozen", "**": "train"}).to_toml(), end="")
+            version = 1
+            <BLANKLINE>
+            [rules]
+            "policy" = "frozen"
+            "**" = "train"
+        """
+        pairs = [(_as_data(where), value) for where, value in self.pairs]
+        if not pairs:
+            raise RulesFileError("There is no rule to write.")
+        return rules_file.write_toml(self._options(), pairs)
+
+    @functools.cached_property
+    def program(self) -> Program:
+        """The selectors, ready to be asked about a tree."""
+        return Program(self.selectors)
+
+    def _options(self) -> dict[str, Any]:
+        given: dict[str, Any] = {}
+        if self.default is not MISSING:
+            given["default"] = self.default
+        if self.unused != "error":
+            given["unused"] = self.unused
+        if self.overlap != "first":
+            given["overlap"] = self.overlap
+        return given
+
+    def _decide_whole(self, view: TreeView, *, reports: bool) -> list[Any]:
+        # Leaves that no view shows (integers, batch statistics) need no rule.
+        matches = self.match(view)
+        require_leaf_labels(self)
+        if reports:
+            matches.check_rules()
+        return matches.values
+
+    def _decide(self, view: TreeView, *, reports: bool) -> list[Any]:
+        matches = self.match(view)
+        if reports:
+            matches.check()
+        return matches.labels()
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Where(Selector):
+    """The leaves to which rules give one label."""
+
+    rules: Rules
+    label: Any
+
+    def __repr__(self) -> str:
+        return f"{self.rules!r}.where({self.label!r})"
+
+    @functools.cached_property
+    def needs(self) -> frozenset[str]:
+        """What the selectors need; and whether a leaf without a rule is an array."""
+        needs = frozenset().union(*(where.needs for where in self.rules.selectors))
+        return needs | {"leaf"} if self._asks_unmatched else needs
+
+    @functools.cached_property
+    def may_be_empty(self) -> bool:
+        """Always: a label may be the default, or of rules that may hit nothing."""
+        return True
+
+    @functools.cached_property
+    def key(self) -> Hashable | None:
+        """The keys of the selectors, which of them give the label, what is reported."""
+        keys = self.rules.program.key
+        return (
+            None
+            if keys is None or self._asks_unmatched
+            else ("where", keys, self._wanted, self.rules.unused)
+        )
+
+    def patterns(self) -> Iterator[str]:
+        """Yield the patterns of all rules."""
+        for where in self.rules.selectors:
+            yield from where.patterns()
+
+    def ask(self, case: Case) -> bool | None:
+        """Find the first rule that matches."""
+        for wanted, where in zip(self._wanted, self.rules.selectors, strict=True):
+            answer = where.ask(case)
+            if answer is None:
+                return None
+            if answer:
+                return wanted
+        if not self._asks_unmatched:
+            return False
+        if case.leaf is UNKNOWN:
+            return None
+        return self.label is STATIC if case.leaf is None else self._is_default
+
+    def unused(self, survey: Survey) -> Iterator[str | type]:
+        """Yield what hits nothing in any rule."""
+        if self.rules.unused == "error":
+            for where in self.rules.selectors:
+                yield from where.unused(survey)
+
+    @functools.cached_property
+    def _wanted(self) -> tuple[bool, ...]:
+        return tuple(same_value(self.label, value) for value in self.rules.values)
+
+    @functools.cached_property
+    def _asks_unmatched(self) -> bool:
+        return self.label is STATIC or self._is_default
+
+    @property
+    def _is_default(self) -> bool:
+        return same_value(self.label, self.rules.default)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class BoundRules:
+    """Rules that have decided on one full tree, and answer by path.
+
+    Attributes:
+        rules: what decided.
+        answers: the label of each leaf of that tree, by path.
+    """
+
+    rules: Rules
+    answers: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        return f"<{self.rules!r} bound to {plural(len(self.answers), 'path')}>"
+
+    def __hash__(self) -> int:
+        return hash((self.rules, len(self.answers)))
+
+    def __call__(self, tree: Any, /) -> Any:
+        """Return the labels of a smaller view of that tree.
+
+        Raises:
+            SelectorError: an array leaf was not there, or called on a number.
+        """
+        refuse_number(self, tree)
+        view = view_tree(tree)
+        return view.rebuild(look_up(self.answers, view, static=STATIC))
+
+    def where(self, label: Any) -> Selector:
+        """Return the selector of the leaves that got a label, bound as well.
+
+        Raises:
+            RulesError: no rule gives that label.
+        """
+        found = {path: same_value(label, v) for path, v in self.answers.items()}
+        return Bound(self.rules.where(label), found)
+
+    def bind(self, tree: Any) -> BoundRules:
+        """Decide anew, on another full tree."""
+        return self.rules.bind(tree)
+
+
+def as_rules(rules: Any, *, default: Any = MISSING) -> Rules:
+    """Read what may stand for rules.
+
+    Args:
+        rules: ``Rules``, a mapping, or pairs.
+        default: replaces the default, if given.
+
+    Raises:
+        RulesError: it is something else.
+    """
+    if not isinstance(rules, Rules):
+        return Rules(rules, default=default)
+    if default is MISSING:
+        return rules
+    return Rules(
+        rules.pairs, default=default, unused=rules.unused, overlap=rules.overlap
+    )
+
+
+def param_labels(tree: Any, rules: Any, *, default: Any = MISSING) -> Any:
+    """Label every leaf of a tree with the value of the first rule that matches.
+
+    Args:
+        tree: tree of arrays or abstract arrays, any shapes; no value is read.
+        rules: ``Rules``, a mapping or ordered ``(selector, label)`` pairs.
+        default: label for array leaves that no rule matches.
+
+    Returns:
+        Tree with exactly the treedef of ``tree`` and one label per leaf; functions and
+        other static leaves that no rule matches are labelled ``STATIC``.
+
+    Raises:
+        UnmatchedPathError: an array leaf matches no rule and no ``default`` is given.
+        UnusedRuleError: a rule hits no array leaf, or decides none.
+        OverlapError: two rules match one leaf and the rules refuse that.
+        PathCollisionError: two leaves have the same path.
+        RulesError, SelectorError, PatternError: ``rules`` are no rules.
+
+    Example:
+        >>> params = {"encoder": {"kernel": jnp.ones((3, 4))}, "head": jnp.ones(4)}
+        >>> param_labels(params, {"encoder": "frozen", "**": "train"})
+        {'encoder': {'kernel': 'frozen'}, 'head': 'train'}
+    """
+    if isinstance(rules, BoundRules) and default is MISSING:
+        return rules(tree)
+    matches = as_rules(rules, default=default).match(tree).check()
+    return matches.view.rebuild(matches.labels())
+
+
+def param_mask(tree: Any, where: Any, *, unused: Report = "error") -> Any:
+    """Tell for every leaf of a tree whether it is selected.
+
+    Args:
+        tree: tree of arrays or abstract arrays, any shapes; no value is read.
+        where: selector, pattern, class, or a list of these.
+        unused: ``"error"`` or ``"ignore"`` patterns and classes that hit no array leaf.
+
+    Returns:
+        Tree with exactly the treedef of ``tree`` and one bool per leaf.
+
+    Raises:
+        UnusedRuleError: an entry of ``where`` hits no array leaf.
+        PathCollisionError: two leaves have the same path.
+        SelectorError, PatternError: ``where`` is no selector.
+
+    Example:
+        >>> params = {"kernel": jnp.ones((3, 4)), "bias": jnp.ones(4)}
+        >>> param_mask(params, ["**", "!**/bias"])
+        {'bias': False, 'kernel': True}
+    """
+    view = tree if isinstance(tree, TreeView) else view_tree(tree)
+    return view.rebuild(select(view, where, unused=unused))
+
+
+def load_rules(path: str | os.PathLike[str], *, allow_regex: bool = False) -> Rules:
+    r"""Read rules from a TOML or JSON file.
+
+    ``version = 1`` and a table ``rules`` of quoted patterns and labels, the first that
+    matches wins; ``[[rules]]`` rows with ``where`` and ``label`` where a rule takes a
+    list of patterns. ``default``, ``unused`` and ``overlap`` as for ``Rules``.
+
+    Args:
+        path: file name, ending in ``.toml`` or ``.json``. The file is read as data:
+            nothing in it is imported or run.
+        allow_regex: accept ``re:`` patterns, in a file that you trust.
+
+    Raises:
+        RulesFileError: the file cannot be read, is malformed, or too large.
+        PatternError: a pattern is malformed.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> file = pathlib.Path(tempfile.mkdtemp()) / "rules.toml"
+        >>> _ = file.write_text('version = 1\n[rules]\n"policy" = "frozen"')
+        >>> load_rules(file)
+        Rules({'policy': 'frozen'})
+    """
+    document = rules_file.read_file(path)
+    rules_file.check_fields(path, document, ("rules", "default", "unused", "overlap"))
+    pairs = rules_file.parse_rules(
+        path, document.pop("rules", None), allow_regex=allow_regex
+    )
+    if "default" in document:
+        rules_file.check_label(path, document["default"], "'default'")
+    try:
+        return Rules(pairs, **document)
+    except SelectorError as error:  # an option is none of its choices
+        raise RulesFileError(f"Rules file {str(path)!r}: {error}") from error
+
+
+def _rebuilt(pairs: Any, default: Any, unused: Report, overlap: Overlap) -> Rules:
+    return Rules(pairs, default=default, unused=unused, overlap=overlap)
+
+
+def _pairs(rules: Any) -> Sequence[tuple[Any, Any]]:
+    if isinstance(rules, Rules):
+        return rules.pairs
+    if isinstance(rules, BoundRules):
+        raise RulesError(
+            "Bound rules have decided, and only answer by path. Pass the table that "
+            "they come from: bound.rules."
+        )
+    if isinstance(rules, Mapping):
+        return tuple(rules.items())
+    if isinstance(rules, list | tuple) and all(
+        isinstance(pair, list | tuple) and len(pair) == 2 for pair in rules
+    ):
+        return tuple((where, value) for where, value in rules)
+    raise RulesError(
+        "Rules are a mapping from patterns to values, or ordered (pattern, value) "
+        f'pairs: {{"encoder": "frozen", "**": "train"}}; got a {type(rules).__name__}.'
+    )
+
+
+def _require_labels(labels: Sequence[Any], view: TreeView) -> None:
+    pairs = zip(view.plan.paths, labels, strict=True)
+    unmatched = [path for path, label in pairs if label is None]
+    if unmatched:
+        raise UnmatchedPathError(unmatched_message(unmatched, len(labels)))
+
+
+def _as_data(where: Selector) -> str | list[str]:
+    if isinstance(where, Glob):
+        return "\\" + where.pattern if where.pattern.startswith("!") else where.pattern
+    if isinstance(where, Listed) and all(isinstance(e, str) for e in where.entries):
+        return [str(entry) for entry in where.entries]
+    raise RulesFileError(
+        f"A rules file holds patterns; the selector {entry_text(where)} is more than "
+        "that. For a class write the pattern '**/<Name>'."
+    )

@@ -1,0 +1,770 @@
+"""Selectors: yes or no for every leaf of a tree, by path, class, shape and dtype.
+
+Takes patterns, classes, lists of them and predicates, combined with ``&``, ``|`` and
+``~``; gives masks, in the form in which Optax takes them and Flax nnx takes filters.
+A selector is immutable, and no leaf's value is ever read. Patterns that hit no array of
+a full tree are errors; partial trees, as nested masks show them, report nothing.
+How many selectors are asked at once is up to ``decisions``; labels are in ``rules``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import numbers
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from treeadapt import paths as _paths
+from treeadapt._arrays import is_array
+from treeadapt.decisions import (
+    UNKNOWN,
+    Case,
+    Program,
+    Survey,
+    all_arrays,
+    as_abstract,
+)
+from treeadapt.errors import SelectorError, UnusedRuleError, plural, shorten
+from treeadapt.patterns import escape, parse
+from treeadapt.plans import TreeView, view_tree
+from treeadapt.remembered import WholeTree, look_up, whole_of, whole_tree
+from treeadapt.repairs import unused_message
+
+__all__ = [
+    "Selector",
+    "WholeTree",
+    "as_selector",
+    "escape",
+    "glob",
+    "leaf",
+    "node",
+    "select",
+    "whole_of",
+    "whole_tree",
+]
+
+Report = Literal["error", "ignore"]
+_MISSING: Any = object()
+
+
+class Selector:
+    """Decides, per leaf, yes or no. Make one with ``glob``, ``leaf`` or ``node``.
+
+    Called on a tree, it gives the mask; called with ``(path, leaf)``, it is an nnx
+    filter. ``&``, ``|`` and ``~`` combine selectors, and take patterns, classes and
+    lists on either side. Selectors compare by what they hold, and are hashable and
+    picklable where that is.
+
+    Example:
+        >>> decay = glob("**/kernel") & ~glob("head")
+        >>> decay({"mlp": {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)},
+        ...        "head": {"kernel": jnp.ones((2, 2))}})
+        {'head': {'kernel': False}, 'mlp': {'bias': False, 'kernel': True}}
+    """
+
+    @functools.cached_property
+    def needs(self) -> frozenset[str]:
+        """Facts beyond patterns that an answer may need: leaf, classes, path."""
+        return frozenset()
+
+    @functools.cached_property
+    def plain(self) -> str | None:
+        """The pattern, if the selector is just one."""
+        return None
+
+    @functools.cached_property
+    def key(self) -> Hashable | None:
+        """What stands for it in caches; None if more than names decides."""
+        return None
+
+    @functools.cached_property
+    def may_be_empty(self) -> bool:
+        """Selecting no array of a full tree is no mistake, if all patterns hit some."""
+        return False
+
+    def patterns(self) -> Iterator[str]:
+        """Yield the text of every pattern that it holds."""
+        yield from ()
+
+    def ask(self, case: Case) -> bool | None:
+        """Decide one case; None where the case lacks a fact that matters."""
+        raise NotImplementedError
+
+    def unused(self, survey: Survey) -> Iterator[str | type]:
+        """Yield every pattern and class in it that hits no array leaf."""
+        yield from ()
+
+    def __call__(self, tree: Any, leaf: Any = _MISSING, /) -> Any:
+        """Return the mask of a tree, or answer as an nnx filter.
+
+        Args:
+            tree: any tree; or, if ``leaf`` is given, its path as a tuple of keys.
+            leaf: the leaf at that path.
+
+        Returns:
+            Tree with the treedef of ``tree`` and one bool per leaf; or one bool.
+
+        Raises:
+            UnusedRuleError: a pattern hits no array leaf of a full tree.
+            SelectorError: called on a number, as a schedule would be, or it asks for
+                classes or sibling counts of a flat dict.
+        """
+        if leaf is not _MISSING:
+            return self._filter(tree, leaf)
+        refuse_number(self, tree)
+        view = view_tree(tree)
+        whole = whole_of(view)
+        if whole is not None:
+            return view.rebuild(whole.answers(view, self, self.select))
+        return view.rebuild(self.select(view, reports=not view.plan.is_partial))
+
+    def matches(self, path: str) -> bool:
+        """Tell whether a leaf at ``path`` is selected, going by the path alone.
+
+        Raises:
+            SelectorError: the answer depends on the tree or the leaf, or ``path`` is no
+                string.
+
+        Example:
+            >>> glob("**/kernel").matches("mlp/kernel")
+            True
+        """
+        if not isinstance(path, str):
+            raise SelectorError(f"A label path is a string, got {path!r}.")
+        return self._settled(path)
+
+    def bind(self, tree: Any) -> Selector:
+        """Decide now, on the full tree, and answer by path from then on.
+
+        Args:
+            tree: the full tree, concrete or abstract.
+
+        Returns:
+            Selector that answers rightly on every smaller view of ``tree``: flat
+            dicts, filtered trees, gradients, groups of a partition.
+
+        Raises:
+            UnusedRuleError: a pattern hits no array leaf.
+
+        Example:
+            >>> last = glob("layers/{-1}").bind({"layers": [1.0, 2.0]})
+            >>> last({"layers/1": 2.0})
+            {'layers/1': True}
+        """
+        view = view_tree(tree)
+        chosen = self.select(view, reports=True)
+        return Bound(self, dict(zip(view.plan.paths, chosen, strict=True)))
+
+    def select(self, view: TreeView, *, reports: bool) -> list[bool]:
+        """Decide every leaf of a tree.
+
+        Args:
+            view: the tree.
+            reports: raise for patterns that hit no array leaf.
+
+        Returns:
+            One bool a leaf, in leaf order.
+        """
+        chosen = [index == 0 for index in self._program.first(view)]
+        if reports:
+            self._report(view, chosen)
+        return chosen
+
+    def __and__(self, other: Any) -> Selector:
+        return _combine(And, self, other)
+
+    def __rand__(self, other: Any) -> Selector:
+        return _combine(And, other, self)
+
+    def __or__(self, other: Any) -> Selector:
+        return _combine(Or, self, other)
+
+    def __ror__(self, other: Any) -> Selector:
+        return _combine(Or, other, self)
+
+    def __invert__(self) -> Selector:
+        return Not(self)
+
+    def __bool__(self) -> bool:
+        raise SelectorError(
+            f"{self!r} is neither true nor false before it is asked about a tree. "
+            "Combine selectors with &, | and ~, not with `and`, `or` and `not`."
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What was worked out for speed stays behind.
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]
+        return {field.name: getattr(self, field.name) for field in fields}
+
+    @functools.cached_property
+    def _program(self) -> Program:
+        return Program((self,))
+
+    def _report(self, view: TreeView, chosen: Sequence[bool]) -> None:
+        sure = self.key is not None and all_arrays(view.leaves)
+        if sure and ("sound", self.key) in view.plan.memo:
+            return
+        survey = Survey(self._program, view)
+        if not survey.num_arrays:
+            return
+        entries: list[Any] = list(dict.fromkeys(self.unused(survey)))
+        if not entries and not self.may_be_empty:
+            hit = any(y and a for y, a in zip(chosen, survey.is_array, strict=True))
+            entries = [] if hit else [self]
+        if entries:
+            raise UnusedRuleError(unused_message(entries, view.plan, survey.is_array))
+        if sure:
+            view.plan.remember(("sound", self.key), True)
+
+    def _filter(self, keys: Any, leaf: Any) -> bool:
+        path = keys if isinstance(keys, str) else _paths.join(map(_paths.segment, keys))
+        return self._settled(path, leaf=as_abstract(leaf), classes=(type(leaf),))
+
+    def _settled(self, path: str, **facts: Any) -> bool:
+        answer = self.ask(self._program.at_path(path, **facts))
+        if answer is None:
+            raise SelectorError(
+                f"{self!r} cannot be answered for {path!r} alone: it asks for "
+                "more than the path. Decide on the full tree first: "
+                "selector.bind(tree) answers by path from then on."
+            )
+        return answer
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Glob(Selector):
+    """Leaves at, or below, the nodes that one pattern matches."""
+
+    pattern: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.pattern, str):
+            raise SelectorError(f"A pattern is a string, got {self.pattern!r}.")
+        parse(self.pattern)
+
+    def __repr__(self) -> str:
+        return f"glob({self.pattern!r})"
+
+    @functools.cached_property
+    def plain(self) -> str | None:
+        """The pattern."""
+        return self.pattern
+
+    @functools.cached_property
+    def key(self) -> Hashable | None:
+        """The pattern."""
+        return self.pattern
+
+    def patterns(self) -> Iterator[str]:
+        """Yield the pattern."""
+        yield self.pattern
+
+    def ask(self, case: Case) -> bool:
+        """Look the pattern up among the hits."""
+        return case.hit(self.pattern)
+
+    def unused(self, survey: Survey) -> Iterator[str]:
+        """Yield the pattern if it hits no array leaf."""
+        if not survey.hit(self.pattern):
+            yield self.pattern
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Node(Selector):
+    """Leaves at or under a node of one class or its subclasses."""
+
+    cls: type
+
+    @functools.cached_property
+    def needs(self) -> frozenset[str]:
+        """A class is looked for."""
+        return frozenset({"classes"})
+
+    def __repr__(self) -> str:
+        return f"node({self.cls.__qualname__})"
+
+    def ask(self, case: Case) -> bool | None:
+        """Look for the class among the classes above the leaf."""
+        return case.under(self.cls)
+
+    def unused(self, survey: Survey) -> Iterator[type]:
+        """Yield the class if no array leaf stands under it."""
+        if not survey.under(self.cls):
+            yield self.cls
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Leaf(Selector):
+    """Array leaves of some shape and dtype."""
+
+    fn: Callable[[Any], bool] | None = None
+    ndim: int | None = None
+    dtype: Any = None
+    min_size: int | None = None
+
+    @functools.cached_property
+    def needs(self) -> frozenset[str]:
+        """Shape and dtype are."""
+        return frozenset({"leaf"})
+
+    def __repr__(self) -> str:
+        parts = [] if self.fn is None else [getattr(self.fn, "__qualname__", "fn")]
+        if self.ndim is not None:
+            parts.append(f"ndim={self.ndim}")
+        if self.dtype is not None:
+            parts.append(f"dtype={_dtype_text(self.dtype)}")
+        if self.min_size is not None:
+            parts.append(f"min_size={self.min_size}")
+        return f"leaf({', '.join(parts)})"
+
+    def ask(self, case: Case) -> bool | None:
+        """Compare shape and dtype; a static leaf is never selected."""
+        leaf = case.leaf
+        if leaf is UNKNOWN:
+            return None
+        if leaf is None:
+            return False
+        return (
+            (self.ndim is None or len(leaf.shape) == self.ndim)
+            and (self.dtype is None or bool(jnp.issubdtype(leaf.dtype, self.dtype)))
+            and (self.min_size is None or math.prod(leaf.shape) >= self.min_size)
+            and (self.fn is None or self._ask_fn(leaf))
+        )
+
+    def _ask_fn(self, leaf: Any) -> bool:
+        try:
+            return bool(self.fn(leaf))  # type: ignore[misc]
+        except (AttributeError, TypeError) as error:
+            raise SelectorError(
+                f"{self!r} may read shape and dtype only, so that it works on traced "
+                f"and abstract arrays; for {leaf}: {str(error).rstrip('.')}."
+            ) from error
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Listed(Selector):
+    """Union of the entries minus those that start with ``!``; order does not matter."""
+
+    entries: tuple[str | Selector, ...]
+
+    def __post_init__(self) -> None:
+        _ = self._parts  # complains about a malformed entry now
+
+    def __repr__(self) -> str:
+        return repr(list(self.entries))
+
+    @functools.cached_property
+    def _parts(self) -> tuple[tuple[Selector, ...], tuple[Selector, ...]]:
+        chosen, excluded = [], []
+        for entry in self.entries:
+            if isinstance(entry, str) and entry.startswith("!"):
+                excluded.append(Glob(entry[1:]))
+            else:
+                chosen.append(Glob(entry) if isinstance(entry, str) else entry)
+        return tuple(chosen), tuple(excluded)
+
+    @functools.cached_property
+    def may_be_empty(self) -> bool:
+        """Whether there is no entry, and so none that is wrong."""
+        return not self.entries or any(p.may_be_empty for p in self._parts[0])
+
+    @functools.cached_property
+    def needs(self) -> frozenset[str]:
+        """What any entry needs."""
+        return _needs((*self._parts[0], *self._parts[1]))
+
+    @functools.cached_property
+    def key(self) -> Hashable | None:
+        """The keys of all entries."""
+        chosen, excluded = (tuple(part.key for part in side) for side in self._parts)
+        keys = (*chosen, *excluded)
+        return None if None in keys else ("listed", chosen, excluded)
+
+    def patterns(self) -> Iterator[str]:
+        """Yield the patterns of all entries."""
+        for side in self._parts:
+            for part in side:
+                yield from part.patterns()
+
+    def ask(self, case: Case) -> bool | None:
+        """Combine the entries' answers."""
+        chosen, excluded = self._parts
+        yes = _any(part.ask(case) for part in chosen) if chosen else bool(excluded)
+        if yes is False:
+            return False
+        out = _any(part.ask(case) for part in excluded)
+        if out:
+            return False
+        return None if yes is None or out is None else True
+
+    def unused(self, survey: Survey) -> Iterator[str | type]:
+        """Yield what hits nothing in any entry, exclusions with their ``!``."""
+        chosen, excluded = self._parts
+        for part in chosen:
+            yield from part.unused(survey)
+        for part in excluded:
+            yield from (f"!{pattern}" for pattern in part.unused(survey))
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class _Composite(Selector):
+    parts: tuple[Selector, ...]
+
+    sign = ""
+
+    def __repr__(self) -> str:
+        return f" {self.sign} ".join(map(self._part_text, self.parts))
+
+    @functools.cached_property
+    def may_be_empty(self) -> bool:
+        """Whether any part may be."""
+        return any(part.may_be_empty for part in self.parts)
+
+    @functools.cached_property
+    def needs(self) -> frozenset[str]:
+        """What any part needs."""
+        return _needs(self.parts)
+
+    @functools.cached_property
+    def key(self) -> Hashable | None:
+        """The keys of all parts."""
+        keys = tuple(part.key for part in self.parts)
+        return None if None in keys else (self.sign, *keys)
+
+    def patterns(self) -> Iterator[str]:
+        """Yield the patterns of all parts."""
+        for part in self.parts:
+            yield from part.patterns()
+
+    def unused(self, survey: Survey) -> Iterator[str | type]:
+        """Yield what hits nothing in any part."""
+        for part in self.parts:
+            yield from part.unused(survey)
+
+    def _part_text(self, part: Selector) -> str:
+        binds_looser = isinstance(part, Or) and not isinstance(self, Or)
+        return f"({part!r})" if binds_looser else repr(part)
+
+
+class And(_Composite):
+    """Leaves that every part selects."""
+
+    sign = "&"
+
+    def ask(self, case: Case) -> bool | None:
+        """False if any part says no."""
+        return _all(part.ask(case) for part in self.parts)
+
+
+class Or(_Composite):
+    """Leaves that some part selects."""
+
+    sign = "|"
+
+    def ask(self, case: Case) -> bool | None:
+        """True if any part says yes."""
+        return _any(part.ask(case) for part in self.parts)
+
+
+class Not(_Composite):
+    """Leaves that its one part does not select."""
+
+    sign = "~"
+
+    def __init__(self, part: Selector):
+        object.__setattr__(self, "parts", (part,))
+
+    def __repr__(self) -> str:
+        (part,) = self.parts
+        text = repr(part)
+        return f"~({text})" if isinstance(part, And | Or) else f"~{text}"
+
+    def ask(self, case: Case) -> bool | None:
+        """The opposite of its part."""
+        answer = self.parts[0].ask(case)
+        return None if answer is None else not answer
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Bound(Selector):
+    """A selector that has decided on one full tree, and answers by path.
+
+    Attributes:
+        selector: what decided.
+        answers: whether each leaf of that tree is selected, by path.
+    """
+
+    selector: Selector
+    answers: Mapping[str, bool]
+
+    @functools.cached_property
+    def may_be_empty(self) -> bool:
+        """Always: a smaller view may hold nothing that is selected."""
+        return True
+
+    @functools.cached_property
+    def needs(self) -> frozenset[str]:
+        """The path."""
+        return frozenset({"path"})
+
+    def __repr__(self) -> str:
+        return f"<{self.selector!r} bound to {plural(len(self.answers), 'path')}>"
+
+    def __hash__(self) -> int:
+        return hash((self.selector, len(self.answers)))
+
+    def ask(self, case: Case) -> bool | None:
+        """Look the path up."""
+        if case.path is UNKNOWN:
+            return None
+        known = self.answers.get(case.path)
+        if known is None and case.leaf is None:
+            return False  # a static leaf that the bound tree did not have
+        if known is None:
+            raise SelectorError(
+                f"{self!r} knows no leaf at {case.path!r}. Bind the selector to the "
+                "tree as it is now: .bind(tree)."
+            )
+        return known
+
+    def select(self, view: TreeView, *, reports: bool) -> list[bool]:
+        """Look every path up; nothing is reported, the full tree was checked."""
+        return look_up(self.answers, view, static=False)
+
+    def bind(self, tree: Any) -> Selector:
+        """Decide anew, on another full tree."""
+        return self.selector.bind(tree)
+
+
+def glob(pattern: str) -> Selector:
+    """Select the leaves at, or below, the nodes that a pattern matches.
+
+    Args:
+        pattern: a path pattern; one that starts with ``!`` selects everything else.
+
+    Raises:
+        PatternError: the pattern is malformed.
+
+    Example:
+        >>> glob("**/kernel")({"mlp": {"kernel": jnp.ones(2), "bias": jnp.ones(2)}})
+        {'mlp': {'bias': False, 'kernel': True}}
+    """
+    if not isinstance(pattern, str):
+        raise SelectorError(f"glob takes one pattern, got {pattern!r}.")
+    return as_selector(pattern)
+
+
+def leaf(
+    fn: Callable[[Any], bool] | None = None,
+    *,
+    ndim: int | None = None,
+    dtype: Any = None,
+    min_size: int | None = None,
+) -> Selector:
+    """Select array leaves by shape and dtype; all that is given must hold.
+
+    Args:
+        fn: gets each array as a ``jax.ShapeDtypeStruct``, so it works on traced and
+            abstract arrays, and returns a bool.
+        ndim: number of dimensions.
+        dtype: dtype, or a family such as ``jnp.floating``; Python's ``float``, ``int``,
+            ``complex`` and ``bool`` stand for any width.
+        min_size: smallest number of elements.
+
+    Raises:
+        SelectorError: an argument has the wrong type.
+
+    Example:
+        >>> leaf(ndim=2)({"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)})
+        {'bias': False, 'kernel': True}
+    """
+    if fn is not None and not callable(fn):
+        raise SelectorError(f"leaf(fn): fn is called with a leaf, got {fn!r}.")
+    for name, count in (("ndim", ndim), ("min_size", min_size)):
+        if count is not None and (not isinstance(count, int) or count < 0):
+            raise SelectorError(f"leaf({name}=): a count is wanted, got {count!r}.")
+    return Leaf(fn, ndim, None if dtype is None else _dtype(dtype), min_size)
+
+
+def node(cls: type) -> Selector:
+    """Select the leaves at or under a node of a class or of its subclasses.
+
+    Args:
+        cls: class of a container, module or box (``nnx.Param``).
+
+    Raises:
+        SelectorError: ``cls`` is no class.
+
+    Example:
+        >>> node(tuple)({"pair": (jnp.ones(1), jnp.ones(1)), "one": jnp.ones(1)})
+        {'one': False, 'pair': (True, True)}
+    """
+    if not isinstance(cls, type):
+        raise SelectorError(
+            f"node takes a class, got {cls!r}. For a class by name write the pattern "
+            "'**/<Name>'."
+        )
+    return Node(cls)
+
+
+def as_selector(spec: Any) -> Selector:
+    """Read what may stand for a selector.
+
+    Args:
+        spec: a pattern, a class, a selector, or a list or tuple of these: the union of
+            its entries minus those that start with ``!``.
+
+    Raises:
+        SelectorError: ``spec`` is something else.
+        PatternError: a pattern is malformed.
+
+    Example:
+        >>> as_selector(["mlp", "!**/bias"]).matches("mlp/bias")
+        False
+    """
+    if isinstance(spec, Selector):
+        return spec
+    if isinstance(spec, str):
+        text = str.__str__(spec)  # of a StrEnum member or numpy.str_
+        return Listed((text,)) if text.startswith("!") else Glob(text)
+    if isinstance(spec, type):
+        return Node(spec)
+    if isinstance(spec, list | tuple):
+        return Listed(
+            tuple(
+                str.__str__(e) if isinstance(e, str) else as_selector(e) for e in spec
+            )
+        )
+    raise SelectorError(
+        "A selector is a pattern, a class, a list of these, or made by glob, leaf, "
+        f"node or rules.where(label); got {type(spec).__name__}: {shorten(repr(spec))}"
+    )
+
+
+def select(tree: Any, where: Any, *, unused: Report = "error") -> list[bool]:
+    """Decide every leaf of a tree that is whole.
+
+    Args:
+        tree: tree, or ``TreeView``.
+        where: selector, or what ``as_selector`` reads.
+        unused: ``"error"`` or ``"ignore"`` patterns and classes that hit no array.
+
+    Returns:
+        One bool a leaf, in leaf order.
+
+    Raises:
+        UnusedRuleError: an entry of ``where`` hits no array leaf.
+
+    Example:
+        >>> select({"a": jnp.ones(1), "b": jnp.ones(1)}, "a")
+        [True, False]
+    """
+    check_choice("unused", unused, ("error", "ignore"))
+    view = tree if isinstance(tree, TreeView) else view_tree(tree)
+    return as_selector(where).select(view, reports=unused == "error")
+
+
+def refuse_number(asked: Any, tree: Any) -> None:
+    """Raise if ``tree`` is one number: whoever calls takes ``asked`` for a schedule.
+
+    Raises:
+        SelectorError: it names the cure.
+    """
+    if isinstance(tree, numbers.Number) or (is_array(tree) and tree.shape == ()):
+        raise SelectorError(
+            f"{shorten(repr(asked))} was called with one number, as a schedule is "
+            "called with the step count; it wants a tree. optax.inject_hyperparams "
+            "takes every callable for a schedule, masks too, and "
+            "treeadapt.inject_hyperparams does not: use that one. For a tree that is "
+            "one scalar, call param_mask or param_labels."
+        )
+
+
+def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    """Raise unless ``value`` is one of ``choices``.
+
+    Raises:
+        SelectorError: it names the choices.
+    """
+    if value not in choices:
+        raise SelectorError(
+            f"{name}= is {' or '.join(map(repr, choices))}, got {value!r}."
+        )
+
+
+def _combine(kind: type[_Composite], one: Any, two: Any) -> Any:
+    if not all(isinstance(x, Selector | str | type | list | tuple) for x in (one, two)):
+        return NotImplemented
+    parts: list[Selector] = []
+    for part in (as_selector(one), as_selector(two)):
+        parts += part.parts if type(part) is kind else (part,)
+    return kind(tuple(parts))
+
+
+def _any(answers: Iterator[bool | None]) -> bool | None:
+    unknown = False
+    for answer in answers:
+        if answer:
+            return True
+        unknown |= answer is None
+    return None if unknown else False
+
+
+def _all(answers: Iterator[bool | None]) -> bool | None:
+    unknown = False
+    for answer in answers:
+        if answer is False:
+            return False
+        unknown |= answer is None
+    return None if unknown else True
+
+
+def _needs(parts: Sequence[Selector]) -> frozenset[str]:
+    return frozenset().union(*(part.needs for part in parts))
+
+
+_FAMILIES = (
+    np.generic,
+    np.number,
+    np.integer,
+    np.signedinteger,
+    np.unsignedinteger,
+    np.inexact,
+    np.floating,
+    np.complexfloating,
+)
+_ANY_WIDTH = {
+    bool: np.bool_,
+    int: np.integer,
+    float: np.floating,
+    complex: np.complexfloating,
+}
+
+
+def _dtype(dtype: Any) -> Any:
+    if isinstance(dtype, type) and dtype in _ANY_WIDTH:
+        return _ANY_WIDTH[dtype]
+    if _is_family(dtype):
+        return dtype
+    try:
+        if jnp.issubdtype(dtype, jax.dtypes.extended):
+            return dtype
+        return jnp.dtype(dtype)
+    except TypeError as error:
+        raise SelectorError(f"leaf(dtype=): {dtype!r} is no dtype: {error}.") from error
+
+
+def _is_family(dtype: Any) -> bool:
+    if not isinstance(dtype, type):
+        return False
+    return dtype in _FAMILIES or issubclass(dtype, jax.dtypes.extended)
+
+
+def _dtype_text(dtype: Any) -> str:
+    return dtype.__name__ if isinstance(dtype, type) else repr(str(dtype))

@@ -1,0 +1,189 @@
+"""One partition spec: how it is written, and whether it fits an array and a mesh.
+
+Takes what a rule says (``P("data", None)``, ``("data", None)``, or the text ``"data,
+None"`` as a rules file has it) and gives a ``PartitionSpec``. Says in a few words what
+is wrong with a spec for an array of some shape; raises nothing about a leaf itself, so
+that a message can name all leaves at once.
+Which leaf gets which spec is up to ``params``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from jax.sharding import PartitionSpec
+
+from treeadapt.errors import ShardingError
+
+#: The text that a rules file has for a copy on every device.
+REPLICATED = "replicated"
+
+_WRITTEN = (
+    "Write P('data', None), ('data', None) or 'data, None', one entry for each axis of "
+    "the array, and P() or 'replicated' for a copy on every device."
+)
+
+
+def as_spec(value: Any, who: str) -> PartitionSpec:
+    """Read a partition spec.
+
+    Args:
+        value: a ``PartitionSpec``; or a tuple or list with one entry an axis: the name
+            of a mesh axis, a tuple or list of such, or None; or text with the entries
+            between commas, ``+`` between several mesh axes for one axis, and
+            ``replicated`` alone for ``P()``.
+        who: what gives the value, for the message.
+
+    Raises:
+        ShardingError: it is no spec. None is never one.
+
+    Example:
+        >>> as_spec("data+model, None", "the rule"), as_spec("replicated", "the rule")
+        (P(('data', 'model'), None), P())
+    """
+    if isinstance(value, PartitionSpec):
+        return value
+    if isinstance(value, str):
+        return _from_text(value, who)
+    if isinstance(value, tuple | list):
+        return PartitionSpec(*(_entry(entry, value, who) for entry in value))
+    if value is None:
+        raise ShardingError(f"{who} gives None, which is no spec. {_WRITTEN}")
+    raise _no_spec(value, who)
+
+
+def mesh_axes(entry: Any) -> tuple[str, ...]:
+    """Return the mesh axes that one entry of a spec names.
+
+    Example:
+        >>> mesh_axes("data"), mesh_axes(("data", "model")), mesh_axes(None)
+        (('data',), ('data', 'model'), ())
+    """
+    if entry is None or entry is PartitionSpec.UNCONSTRAINED:
+        return ()
+    return tuple(entry) if isinstance(entry, tuple | list) else (entry,)
+
+
+def spec_text(spec: PartitionSpec) -> str:
+    """Write a spec as it is typed; JAX's own ``repr`` differs between its releases.
+
+    Example:
+        >>> spec_text(PartitionSpec("x")), spec_text(PartitionSpec(("x", "y"), None))
+        ("P('x')", "P(('x', 'y'), None)")
+    """
+    return f"P({', '.join(map(repr, spec))})"
+
+
+def is_replicated(spec: PartitionSpec) -> bool:
+    """Tell whether every device holds the whole array.
+
+    Example:
+        >>> is_replicated(PartitionSpec(None, None)), is_replicated(PartitionSpec("x"))
+        (True, False)
+    """
+    return not any(map(mesh_axes, spec))
+
+
+def same_spec(one: PartitionSpec, two: PartitionSpec) -> bool:
+    """Compare two specs by what they do to one array.
+
+    Example:
+        >>> same_spec(PartitionSpec("x"), PartitionSpec("x", None))
+        True
+    """
+    places = range(max(len(one), len(two)))
+    return all(mesh_axes(_at(one, i)) == mesh_axes(_at(two, i)) for i in places)
+
+
+def misfit(spec: PartitionSpec, shape: Sequence[int]) -> str | None:
+    """Say what is wrong with a spec for an array; None if it fits.
+
+    Args:
+        spec: the spec.
+        shape: of the array.
+
+    Example:
+        >>> misfit(PartitionSpec("x"), (8, 4))
+        "P('x') has 1 entry for 2 axes"
+    """
+    text = spec_text(spec)
+    names = [name for entry in spec for name in mesh_axes(entry)]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        return f"{text} shards two axes over {twice[0]!r}"
+    if not shape and len(spec):
+        return f"{text} for a scalar, which can only be P()"
+    if len(spec) and len(spec) != len(shape):
+        entries = "entry" if len(spec) == 1 else "entries"
+        axes = "axis" if len(shape) == 1 else "axes"
+        return f"{text} has {len(spec)} {entries} for {len(shape)} {axes}"
+    return None
+
+
+def mesh_misfit(
+    spec: PartitionSpec, shape: Sequence[int], mesh: Mapping[str, int]
+) -> str | None:
+    """Say why a mesh cannot hold an array sharded by a spec; None if it can.
+
+    Args:
+        spec: a spec with one entry an axis, or ``P()``.
+        shape: of the array.
+        mesh: ``{axis: size}``.
+
+    Example:
+        >>> mesh_misfit(PartitionSpec("x", None), (6, 2), {"x": 4})
+        "axis 0 has size 6, which 'x' of size 4 does not divide"
+    """
+    used = [name for entry in spec for name in mesh_axes(entry)]
+    unknown = [name for name in used if name not in mesh]
+    if unknown:
+        return f"{unknown[0]!r} is no axis of the mesh"
+    for axis, entry in enumerate(spec):
+        names = mesh_axes(entry)
+        parts = math.prod(mesh[name] for name in names)
+        if shape[axis] % parts:
+            over = " and ".join(f"{name!r} of size {mesh[name]}" for name in names)
+            do = "does" if len(names) == 1 else "together do"
+            return f"axis {axis} has size {shape[axis]}, which {over} {do} not divide"
+    return None
+
+
+def _from_text(text: str, who: str) -> PartitionSpec:
+    if text.strip() == REPLICATED:
+        return PartitionSpec()
+    entries: list[Any] = []
+    for part in text.split(","):
+        names = [name.strip() for name in part.split("+")]
+        if not all(names):
+            raise _no_spec(text, who)
+        if names == ["None"]:
+            entries.append(None)
+        else:
+            entries.append(names[0] if len(names) == 1 else tuple(names))
+    return PartitionSpec(*entries)
+
+
+def _entry(entry: Any, value: Any, who: str) -> Any:
+    names = list(_names(entry))
+    if not all(isinstance(name, str) and name for name in names):
+        raise _no_spec(value, who)
+    return tuple(entry) if isinstance(entry, list) else entry
+
+
+def _names(entry: Any) -> Iterator[Any]:
+    if isinstance(entry, tuple | list):
+        yield from entry
+    elif entry is not None:
+        yield entry
+
+
+def _at(spec: PartitionSpec, place: int) -> Any:
+    return spec[place] if place < len(spec) else None
+
+
+def _no_spec(value: Any, who: str) -> ShardingError:
+    text = repr(value)
+    shown = text if len(text) <= 200 else f"{text[:197]}..."
+    return ShardingError(f"{who} gives {shown}, which is no spec. {_WRITTEN}")

@@ -1,0 +1,318 @@
+"""Shardings of an optimizer's state: every array follows the param it belongs to.
+
+``opt_state_shardings`` says where the state of any Optax transformation goes, and
+``init_sharded`` makes it there. A state leaf belongs to the param at which its path
+ends; its shape then tells how: the same shape has the same sharding, axes that are
+missing (factored statistics) or came in front (a memory of several steps) are
+accounted for, and whatever else there is, is on every device. Structure alone would not
+do: Adafactor, SM3, L-BFGS and ``zero_nans`` keep other shapes where a param stands.
+Where a state holds copies of the params is up to ``transforms.slots``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
+
+from treeadapt._arrays import is_array
+from treeadapt.errors import ShardingError, listing, plural
+from treeadapt.paths import SEPARATOR
+from treeadapt.plans import TreeView, view_tree
+from treeadapt.transforms.slots import Slot, find_slots
+
+#: A sharding, or the spec of one.
+Placement = Sharding | PartitionSpec
+
+
+def opt_state_shardings(tx: Any, params: Any, shardings: Any = None) -> Any:
+    """Return the sharding of every array in the state of an optimizer.
+
+    Args:
+        tx: any transformation: of Optax, or made by ``adapt``, ``partition``,
+            ``freeze``. Only shapes go through its ``init``.
+        params: the params as ``tx.init`` takes them, concrete or abstract.
+        shardings: tree with the paths of ``params``, in any containers, of shardings or
+            of ``PartitionSpec``; None for the shardings that the arrays in ``params``
+            have.
+
+    Returns:
+        Tree with the treedef of ``tx.init(params)``, of ``PartitionSpec`` if
+        ``shardings`` are, else of shardings: for a copy of a param the param's own,
+        memory kind included; for statistics of one, the part of it that remains. An
+        array that belongs to no param, and one whose shape does not tell which axes
+        remain, is on every device of the mesh.
+
+    Raises:
+        ShardingError: an array has no sharding, or one that does not fit its shape.
+        PathCollisionError: two leaves have the same path.
+
+    Example:
+        >>> P = jax.sharding.PartitionSpec
+        >>> params = {"w": jax.ShapeDtypeStruct((8, 4), jnp.float32)}
+        >>> specs = opt_state_shardings(optax.adam(1e-3), params, {"w": P("x", None)})
+        >>> specs[0].mu, specs[0].count
+        ({'w': P('x', None)}, P())
+    """
+    view = view_tree(_fast(params))
+    homes = _homes(view, _fast(shardings))
+    everywhere = _everywhere(homes)
+    init, arrays = _init_of_arrays(tx, params)
+    state = view_tree(jax.eval_shape(init, list(map(_abstract, arrays))))
+    slots = find_slots(tx, state, tuple(homes), view.plan.root)
+    assert slots is not None  # since the paths are known
+    found = []
+    for slot, leaf in zip(slots, state.leaves, strict=True):
+        own = _placement(slot, leaf.shape, homes)
+        found.append(everywhere if own is None else own)
+    return state.rebuild(found)
+
+
+def init_sharded(tx: Any, params: Any, shardings: Any = None) -> Any:
+    """Return ``tx.init(params)`` with every array sharded as the param it belongs to.
+
+    ``jax.jit(tx.init)(params)`` puts Adam's moments on one device, or on each of them.
+    Here the state is made in place: no device holds more than its part, meshes may have
+    Auto or Explicit axes, and memory kinds are kept.
+
+    Args:
+        tx: any transformation, as for ``opt_state_shardings``.
+        params: the params, as ``tx.init`` takes them.
+        shardings: as for ``opt_state_shardings``; needed inside ``jit``, where an array
+            does not know its sharding.
+
+    Returns:
+        The state; uncommitted, as the params, where these were put nowhere.
+
+    Raises:
+        ShardingError: an array has no sharding, or one that does not fit its shape; or
+            ``shardings`` are specs, without a mesh.
+
+    Example:
+        >>> mesh = jax.make_mesh((1,), ("x",))
+        >>> sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+        >>> params = {"w": jax.device_put(jnp.ones(4), sharding)}
+        >>> init_sharded(optax.adam(1e-3), params)[0].mu["w"].sharding.spec
+        P('x',)
+    """
+    targets = opt_state_shardings(tx, params, shardings)
+    kinds = frozenset(map(type, jax.tree.leaves(targets)))
+    if PartitionSpec in kinds:
+        raise ShardingError(
+            "init_sharded got specs, which name no mesh. Pass shardings: "
+            "named_shardings(params, rules, mesh)."
+        )
+    init, arrays = _init_of_arrays(tx, params)
+    # An array that was put nowhere in particular has a state that may go anywhere.
+    put = NamedSharding in kinds or any(getattr(a, "committed", False) for a in arrays)
+    fixed = put or shardings is not None
+    return jax.jit(init, out_shardings=targets if fixed else None)(arrays)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Home:
+    """One param, as far as state follows it: its shape, and where it is."""
+
+    shape: tuple[int, ...]
+    placement: Placement
+
+    def of_part(self, entries: Sequence[Any]) -> Placement | None:
+        """Return the placement of an array with these entries for its axes."""
+        spec = PartitionSpec(*entries) if any(entries) else PartitionSpec()
+        if isinstance(self.placement, PartitionSpec):
+            return spec
+        if isinstance(self.placement, NamedSharding):
+            kind = self.placement.memory_kind
+            return NamedSharding(self.placement.mesh, spec, memory_kind=kind)
+        return None
+
+    @property
+    def entries(self) -> tuple[Any, ...]:
+        """The entries of the spec, one an axis."""
+        placement = self.placement
+        spec = placement.spec if isinstance(placement, NamedSharding) else placement
+        known = tuple(spec) if isinstance(spec, PartitionSpec) else ()
+        return (*known, *[None] * (len(self.shape) - len(known)))
+
+
+def _placement(
+    slot: Slot, shape: tuple[int, ...], homes: Mapping[str, _Home]
+) -> Placement | None:
+    """Return where a state leaf belongs; None if nothing tells."""
+    if slot.prefix is None:
+        return _by_name(slot.name, shape, homes)
+    path, rest = _param_of(slot.tail, homes)
+    if path is None:
+        return None
+    home = homes[path]
+    if shape == home.shape:
+        return home.placement
+    entries = _entries(shape, home, rest)
+    return None if entries is None else home.of_part(entries)
+
+
+def _by_name(
+    name: str, shape: tuple[int, ...], homes: Mapping[str, _Home]
+) -> Placement | None:
+    """Place a leaf by name and shape, where no copy of the params is known to be."""
+    while shape:
+        if name in homes and homes[name].shape == shape:
+            return homes[name].placement
+        _, found, name = name.partition(SEPARATOR)
+        if not found:
+            break
+    return None
+
+
+def _param_of(tail: str, homes: Mapping[str, _Home]) -> tuple[str | None, str]:
+    """Cut what follows a copy's name into the path of a param and the rest."""
+    path, rest = tail, ""
+    while path not in homes:
+        if not path:
+            return None, tail
+        path, _, last = path.rpartition(SEPARATOR)
+        rest = last if not rest else f"{last}{SEPARATOR}{rest}"
+    return path, rest
+
+
+def _entries(shape: tuple[int, ...], home: _Home, rest: str) -> Sequence[Any] | None:
+    """Return the entries of the axes that a state leaf shares with its param.
+
+    Args:
+        shape: of the leaf; another than that of the param.
+        home: the param.
+        rest: what stands behind the path of the param: SM3 numbers its axes there.
+    """
+    known = home.entries
+    if rest.isdecimal() and int(rest) < len(known):
+        axis = int(rest)
+        if shape == (home.shape[axis],):
+            return (known[axis],)
+    extra = len(shape) - len(home.shape)
+    if extra > 0:  # a memory of several steps
+        is_memory = home.shape and shape[extra:] == home.shape
+        return (*[None] * extra, *known) if is_memory else None
+    if extra == 0:  # reduced over axes that stay, with size one
+        if all(size in (1, own) for size, own in zip(shape, home.shape, strict=True)):
+            pairs = zip(shape, known, strict=True)
+            return [None if size == 1 else entry for size, entry in pairs]
+        return None
+    return _remaining(shape, home)
+
+
+def _remaining(shape: tuple[int, ...], home: _Home) -> Sequence[Any] | None:
+    """Return the entries of the axes that a reduction left, if the sizes tell."""
+    found = {
+        tuple(home.entries[axis] for axis in axes): None
+        for axes in itertools.combinations(range(len(home.shape)), len(shape))
+        if tuple(home.shape[axis] for axis in axes) == shape
+    }
+    return next(iter(found)) if len(found) == 1 else None
+
+
+def _homes(view: TreeView, shardings: Any) -> dict[str, _Home]:
+    """Return every array of the params by path, with its placement."""
+    known = _own(view) if shardings is None else _given(view, shardings)
+    homes = {
+        path: _Home(tuple(leaf.shape), known[path])
+        for path, leaf in zip(view.plan.paths, view.leaves, strict=True)
+        if path in known
+    }
+    for path, home in homes.items():
+        if len(home.entries) > len(home.shape):
+            raise ShardingError(
+                f"{listing([path])} has shape {home.shape}, but its sharding has "
+                f"{plural(len(home.entries), 'entry')}: {home.placement}."
+            )
+    on_mesh = any(isinstance(h.placement, NamedSharding) for h in homes.values())
+    return {
+        path: home
+        for path, home in homes.items()
+        if not on_mesh or isinstance(home.placement, NamedSharding)
+    }
+
+
+def _own(view: TreeView) -> dict[str, Placement]:
+    """Return the shardings that the arrays of a tree have; NumPy's have none."""
+    arrays: dict[str, Any] = {
+        path: getattr(leaf, "sharding", None)
+        for path, leaf in zip(view.plan.paths, view.leaves, strict=True)
+        if is_array(leaf) and not isinstance(leaf, np.ndarray | np.generic)
+    }
+    lost = [path for path, sharding in arrays.items() if sharding is None]
+    if lost:
+        raise ShardingError(
+            f"{plural(len(lost), 'array')} of the params, traced or abstract, without "
+            f"a sharding: {listing(lost)}. Pass shardings=, such as "
+            "named_shardings(params, rules, mesh)."
+        )
+    return arrays
+
+
+def _given(view: TreeView, shardings: Any) -> dict[str, Placement]:
+    """Return the shardings that were given for the arrays of a tree."""
+    given = view_tree(shardings)
+    known = dict(zip(given.plan.paths, given.leaves, strict=True))
+    arrays = [
+        path
+        for path, leaf in zip(view.plan.paths, view.leaves, strict=True)
+        if is_array(leaf)
+    ]
+    lost = [p for p in arrays if not isinstance(known.get(p), Sharding | PartitionSpec)]
+    if lost:
+        raise ShardingError(
+            f"shardings= has no sharding and no PartitionSpec for "
+            f"{plural(len(lost), 'array')} of the params: {listing(lost)}. It has one "
+            "for each array, at the same paths."
+        )
+    kinds = {isinstance(known[path], PartitionSpec): path for path in arrays}
+    if len(kinds) > 1:
+        raise ShardingError(
+            "shardings= holds specs and shardings, such as at "
+            f"{listing([kinds[True], kinds[False]])}. Give either."
+        )
+    return {path: known[path] for path in arrays}
+
+
+def _everywhere(homes: Mapping[str, _Home]) -> Placement:
+    """Return the placement of what belongs to no param."""
+    if not homes:
+        raise ShardingError(
+            "No array of the params has a sharding. Put them on devices first, or pass "
+            "shardings=."
+        )
+    first = next(iter(homes.values())).placement
+    if isinstance(first, NamedSharding):
+        return NamedSharding(first.mesh, PartitionSpec())
+    return PartitionSpec() if isinstance(first, PartitionSpec) else first
+
+
+def _init_of_arrays(
+    tx: Any, params: Any
+) -> tuple[Callable[[Sequence[Any]], Any], list[Any]]:
+    """Return ``tx.init`` as a function of the arrays in ``params``, and these."""
+    view = view_tree(params)
+    where = [index for index, leaf in enumerate(view.leaves) if is_array(leaf)]
+
+    def init(arrays: Sequence[Any]) -> Any:
+        leaves = list(view.leaves)
+        for index, array in zip(where, arrays, strict=True):
+            leaves[index] = array
+        return tx.init(view.rebuild(leaves))
+
+    return init, [view.leaves[index] for index in where]
+
+
+def _abstract(array: Any) -> jax.ShapeDtypeStruct:
+    # Without its sharding: axes of an Explicit mesh would ask for that mesh in force.
+    return jax.ShapeDtypeStruct(array.shape, array.dtype)
+
+
+def _fast(tree: Any) -> Any:
+    return tree.fast if isinstance(tree, optax.LookaheadParams) else tree

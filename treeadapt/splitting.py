@@ -1,0 +1,433 @@
+"""Split a tree into what trains and the rest, and merge them again.
+
+``params`` is a plain dict of the selected arrays: the thing to differentiate, optimise,
+donate and save. ``rest`` is a pytree with everything else: unselected arrays are its
+leaves, so they pass through ``jit`` as arguments; functions, static fields and
+containers ride in its static part. No leaf is read, moved, copied or cast.
+Which leaves are selected is up to ``selectors``; names come from ``paths``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.tree_util as jtu
+import numpy as np
+
+from treeadapt._arrays import is_array, is_inexact
+from treeadapt.convert import describe
+from treeadapt.errors import (
+    CollectionWarning,
+    StructureMismatchError,
+    TiedLeafWarning,
+    TreeAdaptError,
+    listing,
+)
+from treeadapt.plans import Plan, TreeView, same_structure, view_tree
+from treeadapt.selectors import select
+
+Ties = Mapping[str, str]
+
+
+@jtu.register_pytree_with_keys_class
+class Rest:
+    """What ``split`` leaves over: a pytree whose leaves are the unselected arrays.
+
+    Two rests of equal trees have one treedef, so a function that takes one is traced
+    once. Make one with ``split`` and use it up with ``merge``.
+
+    Attributes:
+        arrays: ``{label path: array}`` of the unselected arrays, any shapes and dtypes.
+    """
+
+    __slots__ = ("_form", "_values")
+
+    def __init__(self, values: Sequence[Any], form: _Form):
+        self._values = tuple(values)
+        self._form = form
+
+    @property
+    def arrays(self) -> dict[str, Any]:
+        """The unselected arrays by label path."""
+        paths = self._form.plan.paths
+        places = (paths[index] for index in self._form.kept)
+        return dict(zip(places, self._values, strict=True))
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{k}: {describe(v)}" for k, v in self.arrays.items())
+        return f"Rest({{{shown}}})"
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], _Form]:
+        """Return the arrays and the static part, for JAX."""
+        return self._values, self._form
+
+    def tree_flatten_with_keys(self) -> tuple[tuple[Any, ...], _Form]:
+        """Return the arrays with their paths and the static part, for JAX."""
+        paths = self._form.plan.paths
+        keys = (jtu.DictKey(paths[index]) for index in self._form.kept)
+        return tuple(zip(keys, self._values, strict=True)), self._form
+
+    @classmethod
+    def tree_unflatten(cls, form: _Form, values: Sequence[Any]) -> Rest:
+        """Rebuild, for JAX."""
+        return cls(values, form)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class _Form:
+    """The static part of a rest: how params and arrays go together again."""
+
+    plan: Plan
+    structure: Any  # of the caller's tree, for the way back
+    chosen: tuple[int, ...]  # leaves that are in params
+    kept: tuple[int, ...]  # leaves that are arrays of the rest
+    tied: tuple[tuple[int, int], ...]  # leaf, and the leaf whose value it takes
+    statics: tuple[tuple[int, Any], ...]
+    nested: bool
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return (
+            isinstance(other, _Form)
+            and self.nested == other.nested
+            and self.chosen == other.chosen
+            and self.kept == other.kept
+            and self.tied == other.tied
+            and (self.plan is other.plan or self.plan.paths == other.plan.paths)
+            and same_structure(self.structure, other.structure)
+            and _same_statics(self.statics, other.statics)
+        )
+
+    def __hash__(self) -> int:
+        return hash((len(self.plan), len(self.chosen), self.nested))
+
+
+def split(
+    tree: Any,
+    where: Any = "**",
+    *,
+    arrays: Literal["inexact", "all"] = "inexact",
+    nested: bool = False,
+    tie: Ties | None = None,
+) -> tuple[dict[str, Any], Rest]:
+    """Split a tree into a dict of selected arrays and a pytree of the rest.
+
+    This is what Equinox calls ``partition``; ``treeadapt.partition`` is Optax's.
+    Leaves outside ``params`` cost no gradient and no optimizer state, so freezing by
+    ``split`` is the strongest kind: ``split(model, ~ta.glob("encoder"))``.
+
+    Args:
+        tree: any tree; the arrays may be concrete, traced, abstract or sharded.
+        where: selector of the leaves that go to ``params``.
+        arrays: ``"inexact"`` takes floating-point and complex arrays that train (no
+            batch statistics); ``"all"`` takes every array.
+        nested: give ``params`` as a nested state dict instead of a flat dict.
+        tie: ``{path: source path}``: the leaf at ``path`` is left out of ``params`` and
+            takes the value of the source on ``merge``.
+
+    Returns:
+        ``params``, ``{label path: array}`` in leaf order, the caller's own arrays; and
+        ``rest``, a pytree of the other arrays. ``merge(params, rest)`` is ``tree``.
+
+    Raises:
+        PathCollisionError: two leaves have the same path.
+        UnusedRuleError: a pattern in ``where`` hits no array.
+        TreeAdaptError: ``arrays`` is something else.
+        StructureMismatchError: ``tie`` names a path that is no array of ``tree``, or
+            two arrays of different shape or dtype.
+
+    Warns:
+        TiedLeafWarning: one array stands under two paths and would train apart.
+        CollectionWarning: Linen collections beside ``params`` would train.
+
+    Example:
+        >>> params, rest = split({"w": jnp.ones(2), "name": "mlp", "n": jnp.arange(3)})
+        >>> list(params), rest
+        (['w'], Rest({n: int32[3]}))
+        >>> merge({"w": params["w"] * 2}, rest)["w"]
+        Array([2., 2.], dtype=float32)
+    """
+    view = view_tree(tree)
+    tied = _ties(view, tie or {})
+    selected = _selected(view, where, arrays)
+    following = dict(tied)
+    chosen = tuple(i for i in selected if i not in following)
+    form = _form(view, chosen, tied, nested=nested)
+    _warn_of_ties(view, selected, following)
+    if arrays == "inexact":
+        _warn_of_collections(view, chosen)
+    params = {view.plan.paths[i]: view.leaves[i] for i in chosen}
+    values = [view.leaves[i] for i in form.kept]
+    return (_nest(form, params) if nested else params), Rest(values, form)
+
+
+def merge(params: Mapping[str, Any], rest: Rest) -> Any:
+    """Put a tree together again from what ``split`` returned.
+
+    Args:
+        params: mapping with exactly the keys that ``split`` gave; any values.
+        rest: the rest that ``split`` gave, as it was or after ``jit``, ``grad``, ...
+
+    Returns:
+        Tree of the classes that were split, with the values of ``params`` and ``rest``.
+
+    Raises:
+        StructureMismatchError: a key of ``params`` is missing or unexpected.
+
+    Example:
+        >>> params, rest = split([jnp.ones(2), jnp.zeros(2)], "0")
+        >>> merge({"0": 5.0}, rest)[0]
+        5.0
+    """
+    if not isinstance(rest, Rest):
+        raise StructureMismatchError(
+            f"merge wants params and the rest that split returned, got a "
+            f"{type(rest).__name__} as the rest."
+        )
+    form = rest._form
+    paths = [form.plan.paths[index] for index in form.chosen]
+    flat = _unnest(form, params) if form.nested else params
+    if not isinstance(flat, Mapping):
+        raise StructureMismatchError(
+            f"params are a mapping from path to value, got {describe(params)}."
+        )
+    if len(flat) != len(paths) or not all(path in flat for path in paths):
+        raise StructureMismatchError(_keys_message(paths, flat))
+    leaves: list[Any] = [None] * len(form.plan)
+    for index, path in zip(form.chosen, paths, strict=True):
+        leaves[index] = flat[path]
+    for index, value in zip(form.kept, rest._values, strict=True):
+        leaves[index] = value
+    for index, value in form.statics:
+        leaves[index] = value
+    for index, source in form.tied:
+        leaves[index] = leaves[source]
+    return form.structure.unflatten(leaves)
+
+
+def map_where(fn: Callable[[Any], Any], tree: Any, where: Any) -> Any:
+    """Apply a function to the selected arrays of a tree.
+
+    Args:
+        fn: called with one array, returns what stands in its place.
+        tree: any tree.
+        where: selector; static leaves are left alone even where it matches.
+
+    Returns:
+        Tree with the treedef of ``tree``.
+
+    Raises:
+        UnusedRuleError: a pattern in ``where`` hits no array.
+
+    Example:
+        >>> map_where(lambda x: x * 2, {"a": jnp.ones(1), "b": jnp.ones(1)}, "a")
+        {'a': Array([2.], dtype=float32), 'b': Array([1.], dtype=float32)}
+    """
+    view = view_tree(tree)
+    chosen = select(view, where)
+    return view.rebuild(
+        [
+            fn(leaf) if yes and is_array(leaf) else leaf
+            for leaf, yes in zip(view.leaves, chosen, strict=True)
+        ]
+    )
+
+
+def _selected(view: TreeView, where: Any, arrays: str) -> list[int]:
+    if arrays not in ("inexact", "all"):
+        raise TreeAdaptError(f'arrays= is "inexact" or "all", got {arrays!r}.')
+    takes = is_inexact if arrays == "inexact" else is_array
+    untrained = view.plan.untrained if arrays == "inexact" else frozenset()
+    return [
+        index
+        for index, (leaf, yes) in enumerate(
+            zip(view.leaves, select(view, where), strict=True)
+        )
+        if yes and takes(leaf) and index not in untrained
+    ]
+
+
+def _form(
+    view: TreeView,
+    chosen: tuple[int, ...],
+    tied: tuple[tuple[int, int], ...],
+    *,
+    nested: bool,
+) -> _Form:
+    taken = {*chosen, *(index for index, _ in tied)}
+    kept, statics = [], []
+    for index, leaf in enumerate(view.leaves):
+        if index in taken:
+            continue
+        if is_array(leaf):
+            kept.append(index)
+        else:
+            statics.append((index, leaf))
+    return _Form(
+        plan=view.plan,
+        structure=view.structure,
+        chosen=chosen,
+        kept=tuple(kept),
+        tied=tied,
+        statics=tuple(statics),
+        nested=nested,
+    )
+
+
+def _same_statics(one: Sequence[Any], two: Sequence[Any]) -> bool:
+    return len(one) == len(two) and all(
+        i == j and same_static(a, b) for (i, a), (j, b) in zip(one, two, strict=True)
+    )
+
+
+def same_static(one: Any, two: Any) -> bool:
+    """Compare two static leaves by type and exact value.
+
+    ``1``, ``True`` and ``1.0`` are different, ``0.0`` and ``-0.0`` too; NaN equals
+    itself.
+
+    Example:
+        >>> same_static(1, True), same_static(0.0, -0.0), same_static("a", "a")
+        (False, False, True)
+    """
+    if one is two:
+        return True
+    if type(one) is not type(two):
+        return False
+    if isinstance(one, float):
+        nan = math.isnan(one) and math.isnan(two)
+        return nan or (one == two and math.copysign(1, one) == math.copysign(1, two))
+    if isinstance(one, complex):
+        return same_static(one.real, two.real) and same_static(one.imag, two.imag)
+    try:
+        return bool(one == two)
+    except (ValueError, TypeError):  # an object that refuses comparison
+        return False
+
+
+def _ties(view: TreeView, tie: Ties) -> tuple[tuple[int, int], ...]:
+    index_of = {path: index for index, path in enumerate(view.plan.paths)}
+    pairs = []
+    for path, source in tie.items():
+        for name in (path, source):
+            if name not in index_of or not is_array(view.leaves[index_of[name]]):
+                raise StructureMismatchError(
+                    f"tie={{{path!r}: {source!r}}}: {name!r} is no array of this tree."
+                )
+        if path == source or source in tie:
+            raise StructureMismatchError(
+                f"tie={{{path!r}: {source!r}}}: the source must be a leaf of its own, "
+                "not one that is tied itself."
+            )
+        one, two = view.leaves[index_of[path]], view.leaves[index_of[source]]
+        if one.shape != two.shape or one.dtype != two.dtype:
+            raise StructureMismatchError(
+                f"tie={{{path!r}: {source!r}}}: {path!r} is {describe(one)} but "
+                f"{source!r} is {describe(two)}."
+            )
+        pairs.append((index_of[path], index_of[source]))
+    return tuple(pairs)
+
+
+def _warn_of_ties(
+    view: TreeView, selected: Sequence[int], following: Mapping[int, int]
+) -> None:
+    arrays = [i for i, leaf in enumerate(view.leaves) if _has_buffer(leaf)]
+    if len({id(view.leaves[index]) for index in arrays}) == len(arrays):
+        return
+    trained = set(selected)
+    first: dict[int, int] = {}
+    for index in arrays:
+        other = first.setdefault(id(view.leaves[index]), index)
+        apart = following.get(other, other) != following.get(index, index)
+        if apart and trained & {index, other}:
+            one, two = view.plan.paths[other], view.plan.paths[index]
+            warnings.warn(
+                f"{one!r} and {two!r} are one array, and would train apart. Tie them "
+                f"with split(..., tie={{{two!r}: {one!r}}}), or copy one of them.",
+                TiedLeafWarning,
+                stacklevel=3,
+            )
+
+
+def _has_buffer(leaf: Any) -> bool:
+    # Tracers lose their identity, abstract arrays and scalars have none worth a name.
+    return isinstance(leaf, jax.Array | np.ndarray) and not isinstance(
+        leaf, jax.core.Tracer
+    )
+
+
+def _warn_of_collections(view: TreeView, chosen: Sequence[int]) -> None:
+    root = view.plan.root
+    names = view.plan.child_names(None) if root and issubclass(root, Mapping) else ()
+    if "params" not in names:
+        return
+    other = {
+        path.partition("/")[0]: None
+        for path in (view.plan.paths[index] for index in chosen)
+        if not path.startswith("params/")
+    }
+    if other:
+        warnings.warn(
+            f"Collections beside 'params' are about to be trained: {listing(other)}. "
+            'Select the parameters alone: split(variables, "params").',
+            CollectionWarning,
+            stacklevel=3,
+        )
+
+
+def _nest(form: _Form, params: Mapping[str, Any]) -> Any:
+    """Nest flat params as a state dict without the other leaves."""
+    root: dict[str, Any] = {}
+    for index, keys in _places(form):
+        if not keys:
+            return params[form.plan.paths[index]]
+        node = root
+        for key in keys[:-1]:
+            node = node.setdefault(key, {})
+        node[keys[-1]] = params[form.plan.paths[index]]
+    return root
+
+
+def _unnest(form: _Form, params: Any) -> Any:
+    """Flatten nested params by the names of the tree that was split."""
+    path_of = {keys: form.plan.paths[index] for index, keys in _places(form)}
+    flat: dict[str, Any] = {}
+    pending: list[tuple[tuple[str, ...], Any]] = [((), params)]
+    while pending:
+        keys, node = pending.pop()
+        if isinstance(node, Mapping) and keys not in path_of:
+            below = [((*keys, key), child) for key, child in node.items()]
+            pending += reversed(below)
+        else:
+            flat[path_of.get(keys, "/".join(map(str, keys)))] = node
+    return flat
+
+
+def _places(form: _Form) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Yield each chosen leaf and its keys in the nested form, in that form's order."""
+    chosen = frozenset(form.chosen)
+    skeleton = form.plan.nest(range(len(form.plan)))
+    for keys, index in jtu.tree_flatten_with_path(skeleton)[0]:
+        if index in chosen:
+            yield index, tuple(entry.key for entry in keys)
+
+
+def _keys_message(paths: Sequence[str], flat: Mapping[str, Any]) -> str:
+    missing = [path for path in paths if path not in flat]
+    known = frozenset(paths)
+    unexpected = [str(path) for path in flat if path not in known]
+    parts = [
+        f"missing {listing(missing)}" * bool(missing),
+        f"unexpected {listing(unexpected)}" * bool(unexpected),
+    ]
+    return (
+        f"params are not those that split gave: {'; '.join(filter(None, parts))}. Pass "
+        "all of them, under the same keys."
+    )

@@ -1,0 +1,258 @@
+"""``adapt``: run any Optax transformation on any tree.
+
+The transformation sees the flat dict ``{label path: array}`` of the arrays that train;
+updates come back in the structure that came in. Its state is the transformation's own
+state on that flat dict, so nothing in it depends on the classes of the model. While it
+runs, selectors and rules that it holds decide on the caller's whole tree.
+What the flat dict holds is up to ``flat``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import optax
+
+from treeadapt._arrays import is_array
+from treeadapt.errors import TransformError, listing
+from treeadapt.plans import TreeView
+from treeadapt.remembered import whole_of, whole_tree
+from treeadapt.transforms.flat import (
+    Flat,
+    flat_dict,
+    flat_extra,
+    is_masked,
+    pick_arrays,
+    put_updates,
+    require_trained,
+    trained,
+    view_params,
+)
+
+
+def adapt(tx: Any) -> optax.GradientTransformationExtraArgs:
+    """Return a transformation that runs ``tx`` on any tree.
+
+    Put it outermost: ``adapt(optax.chain(...))``. Batch statistics, integers, typed
+    keys and functions are not shown to ``tx`` and get zero updates or stay.
+
+    Args:
+        tx: any Optax transformation, or an ``optax.MultiSteps`` object.
+
+    Returns:
+        ``GradientTransformationExtraArgs``. ``init(params)`` takes a tree of any
+        classes that JAX knows, concrete or abstract, and returns the state of ``tx`` on
+        ``split(params)[0]``. ``update(updates, state, params=None, **extra)`` returns
+        updates with the treedef of ``updates``, and a state whose integers and
+        booleans keep their dtypes. (Floating-point state is as ``tx`` gives it: where
+        ``jax.lax.scan`` finds that some ``.mu`` or ``.trace`` changes its type, give
+        ``tx`` a ``mu_dtype=`` or ``accumulator_dtype=``.) Extra arguments shaped like
+        the params, and ``value_fn``, ``grad_fn`` and ``obj_fn``, are in the caller's
+        structure. Where an update is None, there is none.
+
+    Raises:
+        NoArraysError: ``init`` was given a tree in which nothing would train.
+        PathCollisionError: two leaves have the same path.
+        TransformError: ``tx`` is no transformation, the updates do not fit the params,
+            or JAX sees a part of the tree as one leaf.
+
+    Example:
+        >>> tx = adapt(optax.adam(1e-3))
+        >>> params = {"net": (jnp.ones(2), jax.nn.relu)}
+        >>> state = tx.init(params)
+        >>> list(state[0].mu)
+        ['net/0']
+        >>> updates, state = tx.update({"net": (jnp.ones(2), None)}, state, params)
+        >>> jax.tree.structure(updates)
+        PyTreeDef({'net': (*, None)})
+    """
+    adapted = run_flat(with_extra_args(tx))
+    if not isinstance(tx, optax.MultiSteps):
+        return adapted
+    steps = _AdaptedMultiSteps(*adapted)
+    steps.has_updated = tx.has_updated
+    steps.inner_opt = tx.inner_opt
+    return steps
+
+
+class _AdaptedMultiSteps(optax.GradientTransformationExtraArgs):
+    """An adapted ``MultiSteps``, with the methods that its users call."""
+
+    has_updated: Any
+    inner_opt: Any
+
+    def gradient_transformation(self) -> optax.GradientTransformationExtraArgs:
+        """Return itself, as ``optax.MultiSteps`` does."""
+        return self
+
+
+def with_extra_args(tx: Any) -> optax.GradientTransformationExtraArgs:
+    """Return ``tx`` as a transformation that takes, or ignores, extra arguments.
+
+    Raises:
+        TransformError: it is no transformation.
+    """
+    if isinstance(tx, optax.MultiSteps):
+        # Its own gradient_transformation() would drop the extra arguments.
+        return optax.GradientTransformationExtraArgs(tx.init, tx.update)
+    if not all(callable(getattr(tx, name, None)) for name in ("init", "update")):
+        raise TransformError(
+            f"An Optax transformation is wanted, such as optax.adam(1e-3); got {tx!r}, "
+            "which has no init and update."
+        )
+    return optax.with_extra_args_support(tx)
+
+
+def run_flat(
+    tx: optax.GradientTransformationExtraArgs, *, needs_arrays: bool = True
+) -> optax.GradientTransformationExtraArgs:
+    """Return a transformation of any tree that runs ``tx`` on its flat dict.
+
+    Args:
+        tx: transformation of flat dicts.
+        needs_arrays: whether to refuse params that are an empty container.
+    """
+
+    def init(params: Any) -> Any:
+        if is_placeholder(params):
+            return tx.init(params)
+        views = _halves(params)
+        outer = whole_of(views[0])
+        is_part = outer is not None or is_masked(views[0])
+        lenient = is_part or (not needs_arrays and _is_empty(params))
+        flat = [(trained if lenient else require_trained)(view) for view in views]
+        strict = not is_part if outer is None else outer.strict
+        with whole_tree(views[0], strict=strict):
+            return tx.init(_shown(params, flat))
+
+    def update(
+        updates: Any, state: Any, params: Any | None = None, **extra: Any
+    ) -> tuple[Any, Any]:
+        grads = view_params(updates)
+        views = [] if params is None else _halves(params)
+        own = views[0] if views else None
+        flat_updates = _flat_updates(grads, own, state)
+        keys = list(flat_updates)
+        flat_params = [pick_arrays(view, keys, "the params") for view in views]
+        shown = _shown(params, flat_params) if views else None
+        flat_args = flat_extra(extra, keys, [grads, *views], own)
+        with whole_tree(own or grads), _explained(flat_updates):
+            new, new_state = tx.update(flat_updates, state, shown, **flat_args)
+        return put_updates(grads, new, own), keep_dtypes(state, new_state)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def is_placeholder(params: Any) -> bool:
+    """Tell whether ``optax.tree.map_params`` is asking with its placeholder."""
+    # The class is private in Optax, but the object is part of its contract: init is
+    # called with it to find out where a state holds params.
+    return type(params).__name__ == "_ParamsPlaceholder"
+
+
+def keep_dtypes(old: Any, new: Any) -> Any:
+    """Return ``new`` with the integer and boolean leaves in the dtypes of ``old``.
+
+    Several Optax wrappers turn booleans of their state into integers, so that the state
+    does not scan: ``zero_nans`` under ``MultiSteps`` (optax#828),
+    ``lookahead(reset_state=True)``, ``contrib.sam``.
+    """
+    befores, old_structure = jtu.default_registry.flatten(old)
+    afters, structure = jtu.default_registry.flatten(new)
+    if structure != old_structure:  # optax.monitor fills its state later
+        known = dict(jtu.tree_leaves_with_path(old))
+        befores = [known.get(path) for path, _ in jtu.tree_leaves_with_path(new)]
+    return structure.unflatten(map(_in_dtype_of, befores, afters))
+
+
+def _in_dtype_of(before: Any, after: Any) -> Any:
+    if not is_array(before) or not is_array(after) or before.dtype == after.dtype:
+        return after
+    counts = all(_counts(leaf.dtype) for leaf in (before, after))
+    return jnp.asarray(after).astype(before.dtype) if counts else after
+
+
+def _counts(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jnp.bool_) or jnp.issubdtype(dtype, jnp.integer)
+
+
+def _is_empty(params: Any) -> bool:
+    return not jax.tree.leaves(params, is_leaf=lambda node: node is None)
+
+
+def _halves(params: Any) -> list[TreeView]:
+    if isinstance(params, optax.LookaheadParams):
+        return [view_params(half) for half in params]
+    return [view_params(params)]
+
+
+def _shown(params: Any, flat: list[Flat]) -> Any:
+    if isinstance(params, optax.LookaheadParams):
+        return optax.LookaheadParams(*flat)
+    return flat[0]
+
+
+def _flat_updates(grads: TreeView, params: TreeView | None, state: Any) -> Flat:
+    """Return the updates that are shown to the transformation."""
+    given = trained(grads)
+    if params is None:
+        return given
+    train, leaves = trained(params), flat_dict(params)
+    stray = [path for path in given if not is_array(leaves.get(path))]
+    if stray:
+        raise TransformError(_stray_message(stray, leaves))
+    shown = {path: update for path, update in given.items() if path in train}
+    if len(shown) < len(train):
+        shown |= _missing(state, (path for path in train if path not in given))
+    return shown
+
+
+def _stray_message(stray: Sequence[str], leaves: Mapping[str, Any]) -> str:
+    static = [path for path in stray if path in leaves]
+    if static:
+        kind = type(leaves[static[0]]).__name__
+        return (
+            f"The updates have arrays at {listing(static)}, where the params have a "
+            f"static leaf, a {kind}, which never trains. To train a number, make it an "
+            "array: jnp.asarray."
+        )
+    return (
+        f"The updates have arrays at {listing(stray)}, where the params have none. If "
+        "one variable stands there under two paths, JAX's own grad has untied it: "
+        "differentiate the params of treeadapt.split, or use nnx.grad."
+    )
+
+
+@contextlib.contextmanager
+def _explained(updates: Flat) -> Iterator[None]:
+    """Say in an error what may be behind it: leaves without an update."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        lacking = [path for path, update in updates.items() if update is None]
+        if not lacking:
+            raise
+        raise TransformError(
+            f"There is no update (None) for {listing(lacking)}, for which the state "
+            "was made, and the transformation wants one. Leave such leaves out with "
+            "treeadapt.freeze or partition, or initialise the state with just the "
+            f"leaves that get gradients. ({type(error).__name__}: {error})"
+        ) from error
+
+
+def _missing(state: Any, paths: Iterable[str]) -> Flat:
+    """Return None for the updates at ``paths`` that a state was made for.
+
+    The state of a part of the model knows nothing of the rest. Where it does know a
+    leaf, None is how Optax is told that there is no update.
+    """
+    held = set()
+    for keys, _ in jtu.tree_leaves_with_path(state, is_leaf=lambda node: node is None):
+        names = [key.key for key in keys if isinstance(key, jtu.DictKey)]
+        held.update(names[-1:])  # the names before are labels, and names of chains
+    return dict.fromkeys(path for path in paths if path in held)

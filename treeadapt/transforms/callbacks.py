@@ -1,0 +1,247 @@
+"""Functions of params and state together, called outside ``update``.
+
+``value_and_grad_from_state`` and ``tree_map_params`` do what Optax's functions of these
+names do, for params of any classes and for states on the flat view: what is in the
+state is matched with the caller's tree by label path.
+Where a state holds copies of the params is up to ``slots``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from treeadapt._arrays import is_array
+from treeadapt.errors import StructureMismatchError, TransformError, listing, plural
+from treeadapt.plans import TreeView, view_tree
+from treeadapt.transforms.flat import Flat, replaced, require_trained
+from treeadapt.transforms.slots import Slot, find_slots, parent
+from treeadapt.transforms.state import tree_get
+
+
+def value_and_grad_from_state(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a ``jax.value_and_grad`` of ``fn`` that reuses what a line search stored.
+
+    As ``optax.value_and_grad_from_state``, for params of any classes, and whatever they
+    are called. Where the stored value cannot be used it is computed anew: before the
+    first step, after one that ended in a NaN, and in a partition or under ``masked``,
+    where other leaves have moved since.
+
+    Args:
+        fn: function of the params, and of anything else; returns a scalar.
+
+    Returns:
+        ``value_and_grad(params, *args, state=state, **kwargs)``, which returns the
+        value and the gradient. ``params`` is any tree; ``state`` is that of a
+        transformation made by ``adapt``, ``partition`` or ``freeze``, or of plain
+        Optax; all other arguments go to ``fn``. The gradient is a tree of the classes
+        of ``params``: arrays at the paths that train; zeros at arrays that do not
+        (what a frozen line search leaves out, integers, batch statistics); ``None`` at
+        functions, other static leaves and typed keys. So ``update`` of the
+        transformation, ``ta.apply_updates``, ``eqx.apply_updates`` and norms take it.
+
+    Raises:
+        TransformError: (when called) the state holds no value and gradient.
+        NoArraysError: (when called) nothing in ``params`` would train.
+
+    Example:
+        >>> from treeadapt.transforms.adapt import adapt
+        >>> def loss(params):
+        ...     return jnp.sum(params["value"] ** 2)
+        >>> tx, params = adapt(optax.lbfgs()), {"value": jnp.ones(2)}
+        >>> value_and_grad_from_state(loss)(params, state=tx.init(params))
+        (Array(2., dtype=float32), {'value': Array([2., 2.], dtype=float32)})
+    """
+
+    @functools.wraps(fn)
+    def value_and_grad(
+        params: Any, *args: Any, state: Any, **kwargs: Any
+    ) -> tuple[Any, Any]:
+        view = view_tree(params)
+        flat = require_trained(view)
+        stored = _stored(state, flat)
+        if stored is not None:
+            flat = {path: flat[path] for path in stored[1]}
+
+        def compute() -> tuple[Any, Flat]:
+            return jax.value_and_grad(
+                lambda part: fn(replaced(view, part), *args, **kwargs)
+            )(flat)
+
+        value, grad = compute() if stored is None else _reuse(stored, flat, compute)
+        return value, _put_gradient(view, grad)
+
+    return value_and_grad
+
+
+def _reuse(
+    stored: tuple[Any, Flat], flat: Flat, compute: Callable[[], tuple[Any, Flat]]
+) -> tuple[Any, Flat]:
+    """Return what is stored if its value is finite, else compute it."""
+    value, grad = stored
+
+    def keep() -> tuple[Any, Flat]:
+        return value, {path: grad[path].astype(flat[path].dtype) for path in flat}
+
+    def anew() -> tuple[Any, Flat]:
+        new_value, new_grad = compute()
+        return jnp.asarray(new_value, value.dtype), new_grad
+
+    return jax.lax.cond(jnp.isfinite(value), keep, anew)
+
+
+def _stored(state: Any, flat: Flat) -> tuple[Any, Flat] | None:
+    """Return the value and the flat gradient that a line search left in the state.
+
+    None if they cannot be used, because other leaves may have moved since.
+    """
+    if _holds(state, optax.transforms.PartitionState):
+        return None
+    value, grad = (tree_get(state, name, None) for name in ("value", "grad"))
+    if value is None or grad is None:
+        raise TransformError(
+            "The state holds no value and gradient of the params. Only a line search "
+            "stores them: optax.lbfgs, optax.scale_by_zoom_linesearch, or "
+            "optax.scale_by_backtracking_linesearch(store_grad=True). For others call "
+            "jax.value_and_grad."
+        )
+    view = view_tree(grad)
+    found = dict(zip(view.plan.paths, view.leaves, strict=True))
+    stray = [path for path in found if path not in flat]
+    if stray:
+        raise TransformError(
+            f"The state holds gradients at {listing(stray)}, where the params have no "
+            "array that trains. Pass the params that the state was made for."
+        )
+    if len(found) < len(flat) and _holds(state, optax.MaskedState):
+        return None
+    return value, found
+
+
+def _holds(state: Any, cls: type) -> bool:
+    def is_one(node: Any) -> bool:
+        return isinstance(node, cls)
+
+    return any(map(is_one, jax.tree.leaves(state, is_leaf=is_one)))
+
+
+def _put_gradient(view: TreeView, flat: Flat) -> Any:
+    """Put a flat gradient into the structure of the params."""
+    pairs = zip(view.plan.paths, view.leaves, strict=True)
+    return view.rebuild(
+        [flat[path] if path in flat else _no_gradient(leaf) for path, leaf in pairs]
+    )
+
+
+def _no_gradient(leaf: Any) -> Any:
+    is_key = is_array(leaf) and jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
+    return jnp.zeros_like(leaf) if is_array(leaf) and not is_key else None
+
+
+def tree_map_params(
+    tx: Any,
+    f: Callable[..., Any],
+    state: Any,
+    /,
+    *trees: Any,
+    transform_non_params: Callable[[Any], Any] | None = None,
+    is_leaf: Callable[[Any], bool] | None = None,
+) -> Any:
+    """Map a function over every copy of the params in the state of an optimizer.
+
+    As ``optax.tree_utils.tree_map_params``, with trees in the caller's structure
+    whatever the structure in the state: leaves are matched by label path, so the group
+    of a partition meets its own part of each tree. A copy may hold leaves of other
+    shapes than the params (``adafactor``, the memory of L-BFGS).
+
+    Args:
+        tx: the transformation whose state it is.
+        f: called with a leaf of the state and the leaf of each tree at the path of its
+            parameter.
+        state: the state, concrete or abstract.
+        *trees: trees with the paths of the params, in any containers and with any
+            leaves, ``None`` among them: specs, labels, masks, the params themselves.
+        transform_non_params: applied to every other leaf of the state; they stay
+            without it.
+        is_leaf: tells what else is a leaf, in the copies and in the trees.
+
+    Returns:
+        State of the structure of ``state``, each ``MaskedNode`` in its place.
+
+    Raises:
+        StructureMismatchError: a tree has no leaf for a parameter in the state.
+        TransformError: ``tx`` refuses Optax's placeholder (line searches do) and there
+            is no tree from which to know the paths of the params.
+
+    Example:
+        >>> from treeadapt.transforms.partition import partition
+        >>> tx = partition({"a": optax.trace(0.9)}, {"w": "a", "**": "frozen"})
+        >>> params = {"w": jnp.ones(2), "b": jnp.ones(3)}
+        >>> specs = {"w": "spec of w", "b": "spec of b"}
+        >>> tree_map_params(tx, lambda leaf, spec: spec, tx.init(params), specs)
+        PartitionState(inner_states={'a': TraceState(trace={'w': 'spec of w'})})
+    """
+    view, leaves = _named(state, is_leaf)
+    named = [_named(tree, is_leaf, none_too=True) for tree in trees]
+    by_path = [dict(zip(tree.plan.paths, held, strict=True)) for tree, held in named]
+    root = named[0][0].plan.root if named else None
+    slots = find_slots(tx, view, by_path[0] if named else None, root)
+    if slots is None:
+        raise TransformError(
+            "The transformation does not say where its state holds the params (it "
+            "refuses the placeholder that Optax asks with). Pass the params as a tree: "
+            "tree_map_params(tx, lambda leaf, _: ..., state, params)."
+        )
+    new = []
+    for slot, leaf, rest in zip(slots, leaves, _nearest(slots, by_path), strict=True):
+        if slot.prefix is not None:
+            new.append(f(leaf, *rest))
+        else:
+            new.append(
+                leaf if transform_non_params is None else transform_non_params(leaf)
+            )
+    return view.rebuild(new)
+
+
+def _named(
+    tree: Any, is_leaf: Callable[[Any], bool] | None, *, none_too: bool = False
+) -> tuple[TreeView, list[Any]]:
+    """View a tree whose leaves may be anything; return its leaves beside."""
+
+    def ends(node: Any) -> bool:
+        return (none_too and node is None) or (is_leaf is not None and is_leaf(node))
+
+    treedef: Any
+    leaves, treedef = jax.tree.flatten(tree, is_leaf=ends)
+    view = view_tree(treedef.unflatten(range(len(leaves))))  # opens no leaf
+    return view, [leaves[index] for index in view.leaves]
+
+
+def _nearest(
+    slots: Sequence[Slot], trees: Sequence[Mapping[str, Any]]
+) -> list[list[Any]]:
+    """Return, for each slot, the leaf of every tree at the path of its parameter."""
+    rest: list[list[Any]] = []
+    lacking: dict[str, None] = {}
+    for slot in slots:
+        rest.append([])
+        for tree in trees if slot.prefix is not None else ():
+            path = slot.tail
+            while path not in tree and path:
+                path = parent(path)
+            if path in tree:
+                rest[-1].append(tree[path])
+            else:
+                lacking[slot.tail] = None
+    if lacking:
+        raise StructureMismatchError(
+            f"{plural(len(lacking), 'parameter')} in the state have no leaf in a tree: "
+            f"{listing(lacking)}. Every tree needs the paths of the params that the "
+            "state was made for."
+        )
+    return rest

@@ -1,0 +1,272 @@
+"""The report of a state that was carried over, and what it warns of.
+
+Takes what was carried, by name, and the leaves; says in words where pieces of two
+states do not go together: moments under the step count of others, vectors without
+names, nothing that fits. Reads step counts, no moments.
+What is carried is up to ``carry``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from treeadapt._arrays import is_array
+from treeadapt.convert import describe
+from treeadapt.errors import listing, plural
+from treeadapt.patterns import escape
+from treeadapt.transforms.slots import Cut, Slot, below
+
+_SHOWN = 8  # leaves of one kind that the text lists
+
+
+@dataclasses.dataclass(frozen=True)
+class CarryReport:
+    """What became of every leaf when a state was carried over.
+
+    Its ``str`` is for people. Leaves are named by label path: in the new state or,
+    where it says "saved", in the earlier one.
+
+    Attributes:
+        carried: saved name of each leaf that was taken from the earlier state.
+        fresh: leaves as ``tx.init`` made them, for no saved leaf fits by name.
+        reset: leaves as ``tx.init`` made them, for ``reset`` selects them.
+        misshaped: leaves as ``tx.init`` made them, for the saved leaf has another shape
+            or dtype, which the text tells.
+        ambiguous: leaves as ``tx.init`` made them, for several saved leaves fit equally
+            well; their saved names.
+        left_over: saved names that nothing was taken from.
+        warnings: what was carried and does not go together, with the cure.
+    """
+
+    carried: Mapping[str, str]
+    fresh: tuple[str, ...]
+    reset: tuple[str, ...]
+    misshaped: Mapping[str, str]
+    ambiguous: Mapping[str, tuple[str, ...]]
+    left_over: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        parts = (self.carried, self.fresh, self.reset, self.misshaped, self.ambiguous)
+        total = plural(sum(map(len, parts)), "leaf")
+        yield f"carried {len(self.carried):,} of {total} of the new state"
+        moved = [pair for pair in self.carried.items() if pair[0] != pair[1]]
+        if moved:
+            name, old = moved[0]
+            yield f"  {len(moved):,} of them from elsewhere: {name!r} from {old!r}, ..."
+        yield from _counted("fresh, nothing saved fits", self.fresh)
+        yield from _counted("reset, as asked", self.reset)
+        yield from _listed(
+            [f"fresh, {name!r} is {text}" for name, text in self.misshaped.items()]
+        )
+        yield from _listed(
+            [
+                f"fresh, {name!r} could be any of {listing(names, limit=4)}"
+                for name, names in self.ambiguous.items()
+            ]
+        )
+        yield from _counted("saved, but not used", self.left_over)
+        for text in self.warnings:
+            yield f"warning: {text}"
+
+
+def _counted(title: str, names: Sequence[str]) -> Iterator[str]:
+    if names:
+        yield f"{title} ({len(names):,}): {listing(names)}"
+
+
+def _listed(lines: Sequence[str]) -> Iterator[str]:
+    yield from lines[:_SHOWN]
+    if len(lines) > _SHOWN:
+        yield f"  and {len(lines) - _SHOWN:,} more"
+
+
+@dataclasses.dataclass(frozen=True)
+class Carried:
+    """What was carried, for the warnings.
+
+    Attributes:
+        slots: leaves of the new state.
+        specs: what each of them is, by name.
+        old: the saved leaves by name.
+        cuts: the saved names that stand in copies of the params.
+        sources: saved name of each leaf that was carried, by name.
+    """
+
+    slots: Sequence[Slot]
+    specs: Mapping[str, Any]
+    old: Mapping[str, Any]
+    cuts: Mapping[str, Cut]
+    sources: Mapping[str, str]
+
+    def value(self, name: str) -> Any:
+        """Return the number that was carried to a leaf, if it is known."""
+        return number(self.old[self.sources[name]])
+
+    def is_count(self, slot: Slot) -> bool:
+        """Tell whether a leaf is a step count that was carried, and is not zero."""
+        spec = self.specs[slot.name]
+        return (
+            slot.name in self.sources
+            and is_array(spec)
+            and spec.shape == ()
+            and jnp.issubdtype(spec.dtype, jnp.integer)
+            and self.value(slot.name) != 0
+        )
+
+    def has_other_count(self, slot: Slot, count: Slot) -> bool:
+        """Tell whether a moment comes from where the step count is another one."""
+        if slot.name not in self.sources:
+            return False
+        source = below(self.cuts[self.sources[slot.name]][0], count.field)
+        return source in self.old and self.value(count.name) != number(self.old[source])
+
+
+def warnings_of(carried: Carried, num_params: int) -> tuple[str, ...]:
+    """Say where what was carried does not go together.
+
+    Args:
+        carried: what was carried.
+        num_params: how many params train.
+    """
+    return (
+        *_of_counts(carried),
+        *_of_vectors(carried, num_params),
+        *_of_nothing(carried),
+    )
+
+
+def _of_counts(carried: Carried) -> Iterator[str]:
+    """Warn of moments that are younger or older than their step count says."""
+    nodes: dict[str, list[Slot]] = {}
+    for slot in carried.slots:
+        if slot.prefix is not None:
+            nodes.setdefault(slot.node, []).append(slot)
+    for slot in carried.slots:
+        beside = nodes.get(slot.node)
+        if slot.prefix is not None or not beside or not carried.is_count(slot):
+            continue
+        new = [one for one in beside if one.name not in carried.sources]
+        if new:
+            yield _fresh_message(slot, new, carried.value(slot.name))
+        other = [one for one in beside if carried.has_other_count(one, slot)]
+        if other:
+            yield _age_message(slot, other)
+
+
+def _of_vectors(carried: Carried, num_params: int) -> Iterator[str]:
+    """Warn of moments that have no parameter's name (``optax.flatten``)."""
+    owners = {slot.node for slot in carried.slots if slot.prefix is not None}
+    for slot in carried.slots:
+        spec = carried.specs[slot.name]
+        if (
+            slot.name in carried.sources
+            and slot.node not in owners
+            and is_array(spec)
+            and spec.ndim == 1
+            and spec.size > num_params > 1
+        ):
+            yield (
+                f"{slot.name!r} is {describe(spec)} without the name of any parameter "
+                "(optax.flatten joins them all), and was carried whole. That is right "
+                "only if just the same leaves train as before; if not, "
+                f"reset={_pattern(slot.node)!r}."
+            )
+
+
+def _of_nothing(carried: Carried) -> Iterator[str]:
+    first = next((s.name for s in carried.slots if s.prefix is not None), None)
+    if first is not None and carried.old and not carried.sources:
+        yield (
+            f"nothing was carried. The new state has names like {first!r}, the saved "
+            f"one like {[*carried.old][-1]!r}. If the model was renamed, carry the "
+            "flat dict of the saved state under its new names."
+        )
+
+
+def number(leaf: Any) -> Any:
+    """Return the value of a scalar as a Python number, if it is known here and now.
+
+    Example:
+        >>> number(jnp.int32(3)), number(jax.ShapeDtypeStruct((), "int32"))
+        (3, None)
+    """
+    values = known(leaf)
+    return values.item() if values is not None and values.shape == () else None
+
+
+def known(leaf: Any) -> Any:
+    """Return an array's values, or a number, in NumPy, if they are known here and now.
+
+    None for tracers and abstract arrays, typed keys, and what other processes hold.
+    """
+    if isinstance(leaf, bool | int | float | complex):
+        return np.asarray(leaf)
+    if not is_array(leaf) or isinstance(leaf, jax.core.Tracer | jax.ShapeDtypeStruct):
+        return None
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
+        return None
+    if isinstance(leaf, jax.Array) and not (
+        leaf.is_fully_addressable or leaf.is_fully_replicated
+    ):
+        return None
+    return np.asarray(leaf)
+
+
+def _fresh_message(count: Slot, new: Sequence[Slot], steps: Any) -> str:
+    fields = dict.fromkeys(slot.field for slot in new)
+    tails = dict.fromkeys(slot.tail for slot in new)
+    told = "not 0" if steps is None else f"{steps:,}"
+    adam = ""
+    if steps is not None and {"mu", "nu"} <= fields.keys():
+        factor = first_step(steps)
+        adam = f"Adam's first step there would be {factor:.1f} times as long as due. "
+    return (
+        f"fresh moments under an old step count: {count.name!r} is {told}, but "
+        f"{', '.join(fields)} of {listing(tails)} start anew. {adam}Give these leaves "
+        "a group of their own in partition, whose count starts at zero, or reset the "
+        f"whole state: reset={_pattern(count.node)!r}."
+    )
+
+
+def _age_message(count: Slot, other: Sequence[Slot]) -> str:
+    tails = dict.fromkeys(slot.tail for slot in other)
+    return (
+        f"moments of another age than the step count {count.name!r} says: "
+        f"{listing(tails)}. Keep these leaves in a group of their own, or reset the "
+        f"whole state: reset={_pattern(count.node)!r}."
+    )
+
+
+def first_step(steps: int, *, b1: float = 0.9, b2: float = 0.999) -> float:
+    """Return how long Adam's first step from zero moments is at an old step count.
+
+    In due steps: Adam corrects the bias of moments as old as the count, which these are
+    not. Under a constant gradient it gets worse before it gets better: from a count of
+    1,000 the thirteenth step is 5.2 times as long as due.
+
+    Args:
+        steps: the step count before the step.
+        b1: decay of the first moment.
+        b2: decay of the second moment.
+
+    Example:
+        >>> [round(first_step(steps), 1) for steps in (0, 10, 1_000, 100_000)]
+        [1.0, 0.5, 2.5, 3.2]
+    """
+    mean = (1 - b1) / (1 - b1 ** (steps + 1))
+    square = (1 - b2) / (1 - b2 ** (steps + 1))
+    return float(mean / square**0.5)
+
+
+def _pattern(node: str) -> str:
+    return escape(node) if node else "**"

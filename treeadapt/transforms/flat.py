@@ -1,0 +1,287 @@
+"""The flat view of a tree that trains, and the way back for updates.
+
+``trained`` shows a tree as ``{label path: array}`` of its inexact arrays that train,
+one level deep, whatever its containers: what an Optax transformation is run on.
+``put_updates`` puts a flat result into the structure of the updates that came in, and
+``on_flat`` lets the caller's functions of params take flat ones.
+``LookaheadParams`` is shown half by half.
+Runs no transformation (see ``adapt``).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import optax
+
+from treeadapt._arrays import is_array, is_float0, is_inexact
+from treeadapt.errors import (
+    NoArraysError,
+    TransformError,
+    TreeAdaptError,
+    listing,
+    plural,
+)
+from treeadapt.flattening import flatten
+from treeadapt.plans import TreeView, view_tree
+
+Flat = dict[str, Any]
+Back = Callable[[Flat], Any]
+
+#: Extra arguments that are functions of the params.
+CALLBACKS = ("value_fn", "grad_fn", "obj_fn")
+#: The one of them that returns gradients.
+GRADIENT = "grad_fn"
+
+
+def view_params(tree: Any) -> TreeView:
+    """Take a tree apart that JAX itself can take apart.
+
+    Raises:
+        TransformError: JAX sees an object that holds arrays as one leaf.
+        PathCollisionError: two leaves have the same path.
+    """
+    view = view_tree(tree)
+    if isinstance(view.structure, jtu.PyTreeDef):
+        return view
+    own = set(map(id, view.leaves))
+    for index, leaf in enumerate(flatten(tree)[0]):
+        if id(leaf) not in own and not is_array(leaf):
+            keys, _ = jtu.tree_leaves_with_path(tree)[index]
+            where = f"at {jtu.keystr(keys)}" if keys else "at the root"
+            raise TransformError(
+                f"JAX sees the {type(leaf).__name__} {where} as one leaf, so it can "
+                "neither differentiate, compile nor train what is in it. Register the "
+                "class with JAX (a dataclass with jax.tree_util.register_dataclass), "
+                "or train the plain dict that treeadapt.split gives."
+            )
+    return view
+
+
+def flat_dict(view: TreeView) -> Flat:
+    """Return every leaf of a tree by path."""
+    return dict(zip(view.plan.paths, view.leaves, strict=True))
+
+
+def trained(view: TreeView) -> Flat:
+    """Return the inexact arrays of a tree that an optimizer should see, by path."""
+    paths, untrained = view.plan.paths, view.plan.untrained
+    return {
+        paths[index]: leaf
+        for index, leaf in enumerate(view.leaves)
+        if is_inexact(leaf) and index not in untrained
+    }
+
+
+def require_trained(view: TreeView) -> Flat:
+    """Return ``trained(view)``; raise if it is empty.
+
+    Raises:
+        NoArraysError: nothing would train.
+    """
+    flat = trained(view)
+    if not flat:
+        raise NoArraysError(
+            f"The tree ({type(view.tree).__name__}) has no floating-point or complex "
+            "array that trains, so nothing would train. It has "
+            f"{plural(len(view.leaves), 'leaf')}: {listing(view.plan.paths) or 'none'}."
+        )
+    return flat
+
+
+def is_masked(view: TreeView) -> bool:
+    """Tell whether Optax has masked leaves out: what is shown is a part of a tree."""
+
+    def is_hole(node: Any) -> bool:
+        return isinstance(node, optax.MaskedNode)
+
+    return view.plan.is_partial and any(
+        map(is_hole, jax.tree.leaves(view.tree, is_leaf=is_hole))
+    )
+
+
+def first_half(flat: Any) -> Any:
+    """Return the params of which gradients are taken."""
+    return flat.fast if isinstance(flat, optax.LookaheadParams) else flat
+
+
+def pick(tree: Any, paths: Iterable[str]) -> Any:
+    """Return the entries of a flat dict at ``paths``, half by half for lookahead."""
+    if isinstance(tree, optax.LookaheadParams):
+        return optax.LookaheadParams(*(pick(half, paths) for half in tree))
+    return {path: tree[path] for path in paths}
+
+
+def pick_arrays(view: TreeView, paths: Sequence[str], whose: str) -> Flat:
+    """Return the inexact arrays of a tree at ``paths``.
+
+    Args:
+        view: the tree.
+        paths: where it should have arrays.
+        whose: what the tree is, for the message.
+
+    Raises:
+        TransformError: it has no such array at some path.
+    """
+    flat = flat_dict(view)
+    wrong = [path for path in paths if not is_inexact(flat.get(path))]
+    if wrong:
+        raise TransformError(
+            f"There is no floating-point array at {listing(wrong)} of {whose}, where "
+            "the updates have one. The updates must be gradients of the params."
+        )
+    return pick(flat, paths)
+
+
+def replaced(view: TreeView, flat: Mapping[str, Any]) -> Any:
+    """Return the viewed tree with the entries of ``flat`` in their places."""
+    pairs = zip(view.plan.paths, view.leaves, strict=True)
+    return view.rebuild([flat.get(path, leaf) for path, leaf in pairs])
+
+
+def put_updates(view: TreeView, flat: Any, params: TreeView | None) -> Any:
+    """Return updates in the structure of the updates that came in.
+
+    Args:
+        view: the updates that came in.
+        flat: ``{path: update}``, or ``LookaheadParams`` of two such.
+        params: the params, whose dtypes the zeros take; None if they are not known.
+
+    Returns:
+        Tree with the treedef of ``view``: arrays that did not train become zeros of
+        the dtype of their param, static leaves stay. What is no flat dict is returned
+        as it is.
+    """
+    if isinstance(flat, optax.LookaheadParams):
+        return optax.LookaheadParams(
+            *(put_updates(view, half, params) for half in flat)
+        )
+    if type(flat) is not dict:
+        return flat  # a measurement, as inside optax.monitor
+    own = {} if params is None else flat_dict(params)
+    pairs = zip(view.plan.paths, view.leaves, strict=True)
+    return view.rebuild(
+        [
+            flat[path] if path in flat else _still(leaf, own.get(path))
+            for path, leaf in pairs
+        ]
+    )
+
+
+def _still(update: Any, param: Any) -> Any:
+    """Return the update of a leaf that does not train."""
+    if not is_array(update):
+        return update
+    like = param if is_array(param) else update
+    if is_float0(like) or jnp.issubdtype(like.dtype, jax.dtypes.extended):
+        return update  # there is no zero of this kind
+    return jnp.zeros_like(like, shape=update.shape)
+
+
+def flat_extra(
+    extra: Mapping[str, Any],
+    keys: Sequence[str],
+    shapes: Iterable[TreeView],
+    whole: TreeView | None,
+) -> dict[str, Any]:
+    """Convert the extra arguments of an update to the flat view.
+
+    Args:
+        extra: keyword arguments as the caller gave them.
+        keys: paths of the flat updates.
+        shapes: the trees whose shape an argument may have: updates, params.
+        whole: the params, into which callbacks get flat params merged.
+
+    Returns:
+        The arguments; those shaped like the updates or the params are flat dicts, and
+        ``value_fn``, ``grad_fn`` and ``obj_fn`` take flat params. ``value`` and
+        everything else is left alone.
+    """
+    shapes = list(shapes)
+    alike = [set(keys), *(set(view.plan.paths) for view in shapes)]
+    sizes = {len(keys), *(len(flatten(view.tree)[0]) for view in shapes)}
+    views = {
+        name: view
+        for name, value in extra.items()
+        if (view := _params_shaped(name, value, alike, sizes)) is not None
+    }
+    found = dict(extra)
+    for name, view in views.items():
+        flat = flat_dict(view)
+        found[name] = {path: flat.get(path) for path in keys}
+    if whole is None:
+        return found
+    backs = {name: functools.partial(replaced, view) for name, view in views.items()}
+    back = functools.partial(replaced, whole)
+    return found | callbacks_on_flat(extra, back, backs, keys)
+
+
+def _params_shaped(
+    name: str, value: Any, alike: Sequence[set[str]], sizes: Collection[int]
+) -> TreeView | None:
+    """View an extra argument, if it has the shape of the params."""
+    # Every scalar has the structure of params that are one bare array, and ``value``
+    # is never shaped like params, whatever it looks like.
+    if name == "value" or (alike[0] == {""} and name != "grad"):
+        return None
+    try:
+        if len(flatten(value)[0]) not in sizes:
+            return None
+        view = view_tree(value)
+    except TreeAdaptError:
+        return None  # some object that is no tree of this library's business
+    return view if alike[0] and set(view.plan.paths) in alike else None
+
+
+def callbacks_on_flat(
+    extra: Mapping[str, Any], back: Back, backs: Mapping[str, Back], keys: Sequence[str]
+) -> dict[str, Any]:
+    """Return the callbacks among extra arguments as functions of flat params.
+
+    Args:
+        extra: keyword arguments, callbacks of which take the caller's params.
+        back: puts flat params into the structure that the callbacks take.
+        backs: puts back, by name, extra arguments that have been made flat; a line
+            search hands them on to ``value_fn``.
+        keys: paths of the flat params.
+    """
+    return {
+        name: on_flat(extra[name], back, backs, keys if name == GRADIENT else None)
+        for name in CALLBACKS
+        if callable(extra.get(name))
+    }
+
+
+def on_flat(
+    fn: Callable[..., Any],
+    back: Back,
+    backs: Mapping[str, Back],
+    keys: Sequence[str] | None,
+) -> Callable[..., Any]:
+    """Return ``fn`` as a function of flat params, with its own signature.
+
+    Args:
+        fn: takes params in the caller's structure first.
+        back: puts flat params into the caller's structure.
+        backs: the same for keyword arguments, by name.
+        keys: paths at which its result, a gradient, is given back flat; None if it
+            returns something else.
+    """
+
+    @functools.wraps(fn)
+    def of_flat(flat: Flat, /, *args: Any, **kwargs: Any) -> Any:
+        own = {
+            name: backs[name](value) if name in backs else value
+            for name, value in kwargs.items()
+        }
+        result = fn(back(flat), *args, **own)
+        if keys is None:
+            return result
+        return pick_arrays(view_tree(result), keys, f"what {GRADIENT} returned")
+
+    return of_flat

@@ -1,0 +1,315 @@
+"""Hyperparameters in the state, without taking masks for schedules.
+
+Takes a factory of transformations and gives one whose numbers and schedules live in the
+state: Optax's ``inject_hyperparams``, which does the work. What is new is the choice of
+what Optax gets to see: masks, labels, selectors and every other argument that is no
+number reach the factory as they are.
+Which fields a state has is up to ``state``.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import functools
+import inspect
+import numbers
+import re
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+import optax
+
+from treeadapt._arrays import is_array
+from treeadapt.errors import TransformError, listing
+from treeadapt.rules import Rules
+from treeadapt.selectors import Selector
+from treeadapt.transforms.lift import Lifted
+
+
+def inject_hyperparams(
+    inner_factory: Callable[..., Any],
+    static_args: str | Iterable[str] = (),
+    hyperparam_dtype: Any = None,
+) -> Callable[..., optax.GradientTransformationExtraArgs]:
+    """Return a factory whose numbers and schedules are part of the state.
+
+    As ``optax.inject_hyperparams``, with the same numbers and the same state, except
+    that Optax calls every callable with the step count, a mask as well (which turns
+    weight decay off and raises nothing), and traces every integer.
+
+    A number is a hyperparameter, unless its parameter is annotated ``int`` (a size or a
+    period). A callable is a schedule if the default of its parameter is a number, if
+    the annotation is that of a number or a schedule, or if there is neither and the
+    name does not look like ``*mask*``, ``*labels*`` or ``*_fn``. ``schedule(fn)`` says
+    that it is one; ``static_args`` says that it is not. Selectors, rules, callable
+    modules of masks, classes, bools, strings and everything else reach the factory as
+    they are.
+
+    Args:
+        inner_factory: function that returns an Optax transformation.
+        static_args: names of parameters that are no hyperparameters.
+        hyperparam_dtype: dtype of all floating-point hyperparameters; without it, the
+            widest dtype of the params.
+
+    Returns:
+        Function with the parameters of ``inner_factory``, whose result is a
+        transformation with state ``optax.InjectStatefulHyperparamsState``. On a raw
+        model it works inside ``adapt``, as every transformation does.
+
+    Raises:
+        TransformError: ``static_args`` names no parameter; or, when it runs, a schedule
+            returns something that is no number.
+
+    Example:
+        >>> make = inject_hyperparams(optax.adamw)
+        >>> tx = make(0.1, weight_decay=0.5, mask=lambda p: {"b": False, "w": True})
+        >>> state = tx.init({"b": jnp.ones(2), "w": jnp.ones(2)})
+        >>> state.hyperparams["learning_rate"]
+        Array(0.1, dtype=float32)
+        >>> "mask" in state.hyperparams
+        False
+    """
+    signature = _signature(inner_factory)
+    static = frozenset({static_args} if isinstance(static_args, str) else static_args)
+    _require_known(static, signature)
+
+    @functools.wraps(inner_factory)
+    def make(*args: Any, **kwargs: Any) -> optax.GradientTransformationExtraArgs:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        injected = {
+            parameter.name: _shown(parameter.name, value)
+            for parameter, value in _arguments(bound)
+            if parameter.name not in static and _is_injected(parameter, value)
+        }
+
+        def inner(**hyperparams: Any) -> Any:
+            return _call(inner_factory, bound, hyperparams)
+
+        # Optax looks at the signature; what it does not see, it cannot call.
+        inner.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [_keyword(name) for name in injected]
+        )
+        inject = optax.inject_hyperparams(inner, hyperparam_dtype=hyperparam_dtype)
+        return inject(**injected)
+
+    return make
+
+
+def schedule(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Say that a callable is a schedule, wherever ``inject_hyperparams`` meets it.
+
+    Args:
+        fn: function from the step count (an integer array of shape ``()``) to a number,
+            or a stateful schedule (``optax.schedules.StatefulSchedule``).
+
+    Returns:
+        Callable that does what ``fn`` does.
+
+    Raises:
+        TransformError: ``fn`` cannot be called.
+
+    Example:
+        >>> def make(fn):  # a parameter that says nothing of what it takes
+        ...     return optax.scale(fn)
+        >>> halve = schedule(lambda count: 0.5**count)
+        >>> tx = inject_hyperparams(make)(fn=halve)
+        >>> tx.init(jnp.ones(2)).hyperparams["fn"]
+        Array(1., dtype=float32)
+    """
+    if not callable(fn):
+        raise TransformError(
+            f"schedule takes a function of the step count, got {fn!r:.100}. A number "
+            "needs no schedule."
+        )
+    return _Schedule(fn)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Schedule:
+    """A callable that a person says is a schedule."""
+
+    fn: Callable[..., Any]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.fn(*args, **kwargs)
+
+
+def _is_injected(parameter: inspect.Parameter, value: Any) -> bool:
+    """Tell whether an argument is a hyperparameter: a number or a schedule."""
+    if callable(value):
+        return isinstance(value, _Schedule) or _is_schedule(parameter, value)
+    if isinstance(value, bool) or getattr(value, "dtype", None) == jnp.bool_:
+        return False
+    if isinstance(value, int | np.integer) and _takes_only(parameter, int):
+        return False
+    return isinstance(value, int | float | jax.Array | np.ndarray | np.number)
+
+
+def _is_schedule(parameter: inspect.Parameter, value: Any) -> bool:
+    if isinstance(value, Selector | Rules | Lifted):
+        return False
+    if _takes_number(parameter):
+        return True
+    if _NO_SCHEDULE.search(parameter.name):
+        return False
+    if isinstance(value, optax.schedules.StatefulSchedule):
+        return True
+    is_plain = parameter.annotation is _EMPTY or parameter.annotation is Any
+    is_open = is_plain and parameter.default is _EMPTY
+    return is_open and not isinstance(value, type) and not _is_tree(value)
+
+
+def _is_tree(value: Any) -> bool:
+    """Tell a callable module from a function, which JAX sees as a leaf."""
+    return not isinstance(value, jtu.Partial) and not jtu.all_leaves((value,))
+
+
+_EMPTY = inspect.Parameter.empty
+_NO_SCHEDULE = re.compile(r"mask|labels|_fn$")
+
+
+def _takes_number(parameter: inspect.Parameter) -> bool:
+    """Tell whether the default or the annotation of a parameter says "a number"."""
+    default = parameter.default
+    if isinstance(default, numbers.Number) and not isinstance(default, bool):
+        return True
+    members = set(_members(parameter.annotation))
+    return bool(members & _NUMBERS) and members <= _NUMBERS | _BESIDE_NUMBERS
+
+
+def _takes_only(parameter: inspect.Parameter, cls: type) -> bool:
+    members = set(_members(parameter.annotation)) - {type(None)}
+    return members == {cls}
+
+
+_NUMBERS = frozenset({int, float, complex, np.number, np.ndarray, jax.Array})
+_BESIDE_NUMBERS = frozenset({bool, np.bool_, type(None), collections.abc.Callable})
+_BY_NAME: Mapping[str, tuple[Any, ...]] = {
+    "Array": (jax.Array,),
+    "ArrayLike": (jax.Array, float),
+    "Callable": (collections.abc.Callable,),
+    "None": (type(None),),
+    "Optional": (type(None),),
+    "ScalarOrSchedule": (float, collections.abc.Callable),
+    "Schedule": (collections.abc.Callable,),
+    "Union": (),
+    "bool": (bool,),
+    "complex": (complex,),
+    "float": (float,),
+    "int": (int,),
+    "ndarray": (np.ndarray,),
+}
+
+
+def _members(annotation: Any) -> Iterator[Any]:
+    """Yield the types that an annotation allows; a kind of number as its family."""
+    if isinstance(annotation, str):  # of a name that is only there for type checkers
+        text = re.sub(r"Callable\[.*\]", "Callable", annotation)
+        for word in re.findall(r"\w+(?=\s*(?:[\[\],|]|$))", text):
+            yield from _BY_NAME.get(word, (annotation,))
+        return
+    annotation = getattr(annotation, "__value__", annotation)  # type X = ...
+    origin = typing.get_origin(annotation)
+    if origin is typing.Annotated:
+        yield from _members(typing.get_args(annotation)[0])
+    elif origin in (typing.Union, types.UnionType):
+        for member in typing.get_args(annotation):
+            yield from _members(member)
+    elif origin is collections.abc.Callable:
+        yield origin
+    elif isinstance(annotation, type) and issubclass(annotation, np.number):
+        yield np.number
+    elif isinstance(annotation, collections.abc.Hashable):
+        yield annotation
+    else:
+        yield object
+
+
+def _shown(name: str, value: Any) -> Any:
+    """Return a hyperparameter as Optax knows it."""
+    if isinstance(value, _Schedule):
+        return _shown(name, value.fn)
+    if isinstance(value, np.number):
+        return np.asarray(value)  # Optax injects no NumPy scalars but ``float64``
+    if not callable(value) or isinstance(value, optax.schedules.StatefulSchedule):
+        return value
+    return functools.partial(_checked, name, value)
+
+
+def _checked(name: str, fn: Callable[..., Any], count: Any) -> Any:
+    """Call a schedule and refuse what is no number."""
+    try:
+        value = fn(count)
+    except Exception as error:
+        error.add_note(
+            f"This happened when {name!r} was called as a schedule, with the step "
+            "count. If it is none, name it in static_args of inject_hyperparams."
+        )
+        raise
+    is_number = is_array(value) or isinstance(value, numbers.Number)
+    if not is_number or jnp.result_type(value) == jnp.bool_:
+        raise TransformError(
+            f"{name!r} was called as a schedule, with the step count, and returned "
+            f"{value!r:.100}, which is no number. If it is no schedule, name it in "
+            f"static_args of inject_hyperparams: static_args=({name!r},)."
+        )
+    return value
+
+
+def _signature(factory: Callable[..., Any]) -> inspect.Signature:
+    try:
+        return inspect.signature(factory, eval_str=True)
+    except (NameError, AttributeError, TypeError, SyntaxError):
+        return inspect.signature(factory)  # the annotations stay strings
+
+
+def _require_known(static: frozenset[str], signature: inspect.Signature) -> None:
+    kinds = {parameter.kind for parameter in signature.parameters.values()}
+    unknown = sorted(static - set(signature.parameters))
+    if unknown and inspect.Parameter.VAR_KEYWORD not in kinds:
+        raise TransformError(
+            f"static_args names {listing(unknown)}, but the factory has the parameters "
+            f"{listing(signature.parameters, limit=20)}."
+        )
+
+
+def _arguments(
+    bound: inspect.BoundArguments,
+) -> Iterator[tuple[inspect.Parameter, Any]]:
+    """Yield every argument that may be a hyperparameter, with its parameter."""
+    for name, value in bound.arguments.items():
+        parameter = bound.signature.parameters[name]
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            for key, entry in value.items():
+                yield _keyword(key, annotation=parameter.annotation), entry
+        elif parameter.kind is not inspect.Parameter.VAR_POSITIONAL:
+            yield parameter, value
+
+
+def _keyword(name: str, **fields: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, **fields)
+
+
+def _call(
+    factory: Callable[..., Any],
+    bound: inspect.BoundArguments,
+    hyperparams: Mapping[str, Any],
+) -> Any:
+    """Call the factory with the arguments it was given, hyperparameters replaced."""
+    arguments = {}
+    for name, value in bound.arguments.items():
+        kind = bound.signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_KEYWORD:
+            arguments[name] = {key: hyperparams.get(key, value[key]) for key in value}
+        else:
+            arguments[name] = hyperparams.get(name, value)
+    new = inspect.BoundArguments(bound.signature, arguments)
+    return factory(*new.args, **new.kwargs)

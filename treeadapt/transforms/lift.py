@@ -1,0 +1,145 @@
+"""``lift``: let any mask or label function decide on the caller's whole tree.
+
+Inside ``adapt``, ``partition`` and ``freeze`` transformations are shown flat dicts,
+which have lost the classes and the containers that a path-reading mask function looks
+at. Selectors and rules look through by themselves; ``lift`` does it for the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from treeadapt._arrays import is_array
+from treeadapt.errors import UnmatchedPathError, UnusedRuleError, listing, plural
+from treeadapt.matches import STATIC
+from treeadapt.plans import TreeView, view_tree
+from treeadapt.remembered import whole_of
+from treeadapt.selectors import refuse_number
+
+
+class Lifted:
+    """A mask or label function of the caller's tree, answering on smaller views.
+
+    Attributes:
+        asked: a function of a tree, or a tree of masks or labels (or a prefix of one).
+    """
+
+    def __init__(self, asked: Any):
+        self.asked = asked
+
+    def __repr__(self) -> str:
+        return f"lift({self.asked!r})"
+
+    def __call__(self, tree: Any) -> Any:
+        """Return masks or labels with the treedef of ``tree``."""
+        refuse_number(self, tree)
+        view = view_tree(tree)
+        whole = whole_of(view)
+        if whole is None:
+            found = self._decide(view, reports=not view.plan.is_partial)
+        else:
+            found = whole.answers(view, self, self._decide)
+        return view.rebuild(_complete(found, view))
+
+    def _decide(self, view: TreeView, *, reports: bool) -> list[Any]:
+        """Return the answer for each leaf, ``_NONE`` where there is none."""
+        asked = self.asked
+        answers = view_tree(asked(_arrays_of(view)) if is_function(asked) else asked)
+        known = dict(zip(answers.plan.paths, answers.leaves, strict=True))
+        if answers.plan.root is None:  # one value for the whole tree
+            return [answers.leaves[0]] * len(view.leaves)
+        places = [_nearest(known, path) for path in view.plan.paths]
+        if reports:
+            _require_used(known, places)
+        return [_NONE if place is None else known[place] for place in places]
+
+
+def lift(fn_or_tree: Any) -> Lifted:
+    """Return a mask or label function that decides on the caller's whole tree.
+
+    Without it, a function that reads paths or classes sees the flat dict inside
+    ``adapt``, and decays what it should not.
+
+    Args:
+        fn_or_tree: a function from a tree to a tree of bools or labels, or such a tree.
+            Containers may differ from those of the params, and a value may stand for
+            a whole subtree: answers are matched by label path. Functions and other
+            static leaves need no answer, and a function finds None in their places.
+
+    Returns:
+        Callable for wherever Optax takes a mask or labels.
+
+    Raises:
+        UnmatchedPathError: (when called) a leaf has no answer.
+        UnusedRuleError: (when called) an answer is for no leaf of the whole tree.
+        SelectorError: called on a number, as a schedule would be.
+
+    Example:
+        >>> mask = lift({"encoder": True, "head": False})
+        >>> mask({"encoder/w": jnp.ones(2), "head/w": jnp.ones(2)})
+        {'encoder/w': True, 'head/w': False}
+    """
+    return fn_or_tree if isinstance(fn_or_tree, Lifted) else Lifted(fn_or_tree)
+
+
+def is_function(thing: Any) -> bool:
+    """Tell a mask function from a tree of masks, also where the tree is callable."""
+    if not callable(thing):
+        return False
+    if isinstance(thing, jax.tree_util.Partial):
+        return True
+    # No mask and no label is an array of numbers: a module that holds one, or nothing,
+    # is called for what it returns.
+    leaves = jax.tree.leaves(thing)
+    return all(callable(leaf) or _is_number_array(leaf) for leaf in leaves)
+
+
+def _is_number_array(leaf: Any) -> bool:
+    return is_array(leaf) and leaf.dtype != bool
+
+
+def _arrays_of(view: TreeView) -> Any:
+    """Return the tree with None for its static leaves."""
+    if all(map(is_array, view.leaves)):
+        return view.tree
+    return view.rebuild([leaf if is_array(leaf) else None for leaf in view.leaves])
+
+
+def _nearest(known: Mapping[str, Any], path: str) -> str | None:
+    """Return the path of the answer for a leaf: its own, or that of a node above."""
+    while path not in known:
+        path, slash, _ = path.rpartition("/")
+        if not slash:
+            return None
+    return path
+
+
+def _require_used(known: Mapping[str, Any], places: list[str | None]) -> None:
+    used = frozenset(places)
+    idle = [path for path in known if path not in used]
+    if idle:
+        raise UnusedRuleError(
+            f"{plural(len(idle), 'mask')} or labels are for no leaf of the params: "
+            f"{listing(idle)}. The paths must be those of treeadapt.tree_paths."
+        )
+
+
+def _complete(answers: list[Any], view: TreeView) -> list[Any]:
+    """Return the answers, all of them; static leaves need none."""
+    pairs = list(zip(view.plan.paths, view.leaves, answers, strict=True))
+    left = [path for path, leaf, a in pairs if a is _NONE and is_array(leaf)]
+    if left:
+        raise UnmatchedPathError(
+            f"{plural(len(left), 'leaf')} of the params have no mask or label: "
+            f"{listing(left)}. Give every leaf, or a node above it, a value that is "
+            "not None."
+        )
+    is_mask = all(isinstance(answer, bool) for answer in answers if answer is not _NONE)
+    static = False if is_mask else STATIC
+    return [static if answer is _NONE else answer for answer in answers]
+
+
+_NONE: Any = object()

@@ -1,0 +1,290 @@
+"""``partition`` and ``freeze``: different transformations for different leaves.
+
+Each group of leaves is a flat dict of its own, so state and trace work grow with leaves
+plus groups. Frozen leaves belong to no group: no update, no state, no gradient of
+theirs reaches a transformation.
+Which leaf has which label is up to ``rules``; the way to flat dicts is ``adapt``.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import optax
+
+from treeadapt.errors import RulesError, TransformError, listing
+from treeadapt.matches import MISSING, STATIC
+from treeadapt.rules import BoundRules, Rules, as_rules
+from treeadapt.selectors import as_selector
+from treeadapt.transforms.adapt import is_placeholder, run_flat, with_extra_args
+from treeadapt.transforms.flat import Flat, callbacks_on_flat, first_half, pick
+from treeadapt.transforms.lift import is_function, lift
+
+FROZEN = "frozen"
+
+
+def partition(
+    transforms: Mapping[Hashable, Any], rules: Any
+) -> optax.GradientTransformationExtraArgs:
+    """Run a transformation for each label, on any tree.
+
+    This is Optax's ``partition`` (``multi_transform``); what Equinox calls by that
+    name is ``treeadapt.split``. Numbers equal ``optax.partition`` on the flat dict, bit
+    for bit.
+
+    Args:
+        transforms: ``{label: transformation}``. The label ``"frozen"`` needs none:
+            such leaves get no update and no state.
+        rules: ``Rules``, or a mapping or pairs for it; or a function from a tree to a
+            label tree, whose labels may stand for whole subtrees. A label tree that is
+            there already goes in as ``treeadapt.lift(labels)``.
+
+    Returns:
+        ``GradientTransformationExtraArgs`` for any tree. Its state is Optax's
+        ``PartitionState``, with the state of each transformation on the flat dict of
+        its own leaves. A group's ``value_fn`` gets the current params of the other
+        groups merged in, so a group may hold a line search.
+
+    Raises:
+        TransformError: a label has no transformation (raised by ``init``, with
+            paths), no rule leads to a transformation, ``"frozen"`` has one, labels
+            cannot be sorted together, or ``rules`` is a label tree.
+        UnmatchedPathError: (by ``init``) a leaf that trains has no label.
+        UnusedRuleError: (by ``init``) a pattern hits no array.
+
+    Example:
+        >>> tx = partition({"slow": optax.sgd(0.1)}, {"a": "frozen", "**": "slow"})
+        >>> params = {"a": jnp.ones(1), "b": jnp.ones(1)}
+        >>> tx.update(params, tx.init(params), params)[0]
+        {'a': Array([0.], dtype=float32), 'b': Array([-0.1], dtype=float32)}
+    """
+    _check_labels(transforms)
+    by_function = is_function(rules) and not isinstance(rules, Rules | BoundRules)
+    labels = lift(rules) if by_function else _read_rules(transforms, rules)
+    # As Optax, a function may be asked about no params at all.
+    return run_flat(_grouped(transforms, labels), needs_arrays=not by_function)
+
+
+def freeze(tx: Any, where: Any) -> optax.GradientTransformationExtraArgs:
+    """Run ``tx`` on every leaf but the selected ones, on any tree.
+
+    It wraps, so nothing inside can move a frozen leaf. (``optax.chain(optax.freeze(
+    mask), optax.adamw(lr))`` moves them by weight decay.)
+
+    Args:
+        tx: any Optax transformation.
+        where: selector of the leaves that no step may change.
+
+    Returns:
+        ``GradientTransformationExtraArgs`` for any tree; its state is the state of
+        ``tx`` on the flat dict of the other leaves.
+
+    Raises:
+        TransformError: ``tx`` is no transformation.
+        UnusedRuleError: (by ``init``) a pattern in ``where`` hits no array.
+
+    Example:
+        >>> tx = freeze(optax.adamw(0.1), "a")
+        >>> params = {"a": jnp.ones(1), "b": jnp.ones(1)}
+        >>> updates, state = tx.update(params, tx.init(params), params)
+        >>> updates["a"], list(state[0].mu)
+        (Array([0.], dtype=float32), ['b'])
+    """
+    inner = with_extra_args(tx)
+    selector = as_selector(where)
+
+    def moving(flat: Any) -> list[str]:
+        mask = selector(first_half(flat))
+        return [path for path, frozen in mask.items() if not frozen]
+
+    def init(params: Any) -> Any:
+        if is_placeholder(params):
+            return inner.init(params)
+        return inner.init(pick(params, moving(params)))
+
+    def update(
+        updates: Flat, state: Any, params: Any | None = None, **extra: Any
+    ) -> tuple[Any, Any]:
+        run = _part_runner(updates, params, extra)
+        new, state = run(inner, moving(_known(updates, params)), state)
+        return _with_zeros(new, updates), state
+
+    return run_flat(optax.GradientTransformationExtraArgs(init, update))
+
+
+def _grouped(
+    transforms: Mapping[Hashable, Any], labels: Callable[[Flat], Flat]
+) -> optax.GradientTransformationExtraArgs:
+    """Return the partition as a transformation of flat dicts."""
+    inner = {label: with_extra_args(tx) for label, tx in transforms.items()}
+
+    def groups(flat: Any) -> dict[Hashable, list[str]]:
+        found: dict[Hashable, list[str]] = {label: [] for label in inner}
+        stray: dict[Hashable, list[str]] = {}
+        for path, label in labels(first_half(flat)).items():
+            if label in found:
+                found[label].append(path)
+            elif label != FROZEN:
+                stray.setdefault(label, []).append(path)
+        if stray:
+            raise TransformError(_stray_message(stray, inner))
+        return found
+
+    def init(params: Any) -> Any:
+        if is_placeholder(params):
+            states = {label: tx.init(params) for label, tx in inner.items()}
+        else:
+            states = {
+                label: inner[label].init(pick(params, paths))
+                for label, paths in groups(params).items()
+            }
+        return optax.transforms.PartitionState(states)
+
+    def update(
+        updates: Flat, state: Any, params: Any | None = None, **extra: Any
+    ) -> tuple[Any, Any]:
+        run = _part_runner(updates, params, extra)
+        parts, states = [], {}
+        for label, keys in groups(_known(updates, params)).items():
+            part, states[label] = run(inner[label], keys, state.inner_states[label])
+            parts.append(part)
+        new = _with_zeros(_joined(parts), updates)
+        return new, optax.transforms.PartitionState(states)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _known(updates: Flat, params: Any | None) -> Any:
+    """Return the flat dict that has something at every path."""
+    return updates if params is None else params  # an update may be None
+
+
+def _part_runner(
+    updates: Flat, params: Any | None, extra: Mapping[str, Any]
+) -> Callable[[Any, Sequence[str], Any], tuple[Any, Any]]:
+    """Return what runs a transformation on a part of an update.
+
+    Extra arguments shaped like the updates are narrowed to the part; callbacks get the
+    other leaves merged in.
+    """
+    shaped = {
+        name: value
+        for name, value in extra.items()
+        if name != "value" and type(value) is dict and value.keys() == updates.keys()
+    }
+    backs = {name: functools.partial(operator.or_, v) for name, v in shaped.items()}
+    back = functools.partial(operator.or_, first_half(params))
+
+    def run(tx: Any, keys: Sequence[str], state: Any) -> tuple[Any, Any]:
+        own = None if params is None else pick(params, keys)
+        narrowed = {**extra, **{name: pick(v, keys) for name, v in shaped.items()}}
+        if params is not None:
+            narrowed |= callbacks_on_flat(extra, back, backs, keys)
+        return tx.update(pick(updates, keys), state, own, **narrowed)
+
+    return run
+
+
+def _with_zeros(new: Any, updates: Flat) -> Any:
+    """Return ``new`` with zero updates for the leaves that it lacks."""
+    if isinstance(new, optax.LookaheadParams):
+        return optax.LookaheadParams(*(_with_zeros(half, updates) for half in new))
+    zeros = {
+        path: None if update is None else jnp.zeros_like(update)
+        for path, update in updates.items()
+        if path not in new
+    }
+    return {**new, **zeros}
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    """Join the updates of the groups."""
+    if any(isinstance(part, optax.LookaheadParams) for part in parts):
+        halves = [
+            part if isinstance(part, optax.LookaheadParams) else (part, part)
+            for part in parts
+        ]
+        return optax.LookaheadParams(
+            *(_joined(half) for half in zip(*halves, strict=True))
+        )
+    return {path: update for part in parts for path, update in part.items()}
+
+
+def _read_rules(
+    transforms: Mapping[Hashable, Any], rules: Any
+) -> Callable[[Flat], Flat]:
+    table = rules.rules if isinstance(rules, BoundRules) else _as_table(rules)
+    default = () if table.default is MISSING else (table.default,)
+    given = (*table.values, *default)
+    if not all(isinstance(label, Hashable) for label in given):
+        raise _no_rules(rules)
+    reached = list(dict.fromkeys(given))
+    idle = [str(label) for label in transforms if label not in reached]
+    if idle:
+        raise TransformError(
+            f"No rule leads to the transformation {listing(idle)}; the rules give "
+            f"{listing(map(str, reached))}. Add a rule, or leave it out."
+        )
+    return rules if isinstance(rules, BoundRules) else table
+
+
+def _as_table(rules: Any) -> Rules:
+    try:
+        return as_rules(rules)
+    except RulesError as error:
+        if isinstance(rules, Mapping):
+            raise
+        raise _no_rules(rules) from error
+
+
+def _no_rules(rules: Any) -> TransformError:
+    return TransformError(
+        f"No rules can be read from this {type(rules).__name__}. Rules give plain "
+        'names, as {"encoder": "frozen", "**": "train"} does; if this is a tree of '
+        "labels, wrap it: treeadapt.lift(labels)."
+    )
+
+
+def _check_labels(transforms: Mapping[Hashable, Any]) -> None:
+    if not isinstance(transforms, Mapping):
+        raise TransformError(
+            "partition wants a mapping {label: transformation}, got a "
+            f"{type(transforms).__name__}. For one transformation use treeadapt.adapt."
+        )
+    if FROZEN in transforms:
+        raise TransformError(
+            'The label "frozen" is reserved: such leaves get no update and no state, '
+            "and need no transformation. Leave it out, or choose another label."
+        )
+    if STATIC in transforms:
+        raise TransformError(
+            "STATIC labels leaves that are no arrays, which never train."
+        )
+    kinds = sorted({type(label).__name__ for label in transforms})
+    if len(kinds) > 1 or not _can_sort(transforms):
+        raise TransformError(
+            "Labels that name groups must be of one type that can be sorted, for JAX "
+            f"sorts them; got {', '.join(kinds)}. Strings will do."
+        )
+
+
+def _can_sort(labels: Iterable[Any]) -> bool:
+    try:
+        sorted(labels)
+    except TypeError:
+        return False
+    return True
+
+
+def _stray_message(
+    stray: Mapping[Hashable, Sequence[str]], transforms: Iterable[Hashable]
+) -> str:
+    lines = [f"{label!r} ({listing(paths, limit=4)})" for label, paths in stray.items()]
+    return (
+        f"No transformation for the label {'; '.join(lines[:8])}. There are "
+        f'{listing(map(str, transforms))} and "frozen".'
+    )

@@ -1,0 +1,120 @@
+"""``scale_by_rules``: a factor for every leaf, without groups and without state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from treeadapt._arrays import is_array
+from treeadapt.errors import TransformError
+from treeadapt.rules import BoundRules, Rules, as_rules
+from treeadapt.transforms.adapt import adapt, is_placeholder
+from treeadapt.transforms.flat import first_half
+
+
+def scale_by_rules(rules: Any) -> optax.GradientTransformationExtraArgs:
+    """Multiply the update of every leaf by the value of its rule.
+
+    Layer-wise rates without a group for each: put it last in a chain,
+    ``optax.chain(optax.adamw(lr), ta.scale_by_rules({"blocks/0": 0.1, "**": 1.0}))``.
+
+    Args:
+        rules: ``Rules``, or a mapping or pairs for it, whose values are numbers; or
+            one-dimensional arrays, broadcast along the leading axis of the leaf (one
+            factor a layer of a scanned stack).
+
+    Returns:
+        ``GradientTransformationExtraArgs`` for any tree, with ``optax.EmptyState``.
+        Updates keep their dtype.
+
+    Raises:
+        TransformError: a value is no number, or an array whose length is not that of
+            the leading axis; both name the path.
+        UnmatchedPathError: a leaf that trains has no rule.
+        UnusedRuleError: (by ``init``) a pattern hits no array.
+
+    Example:
+        >>> tx = scale_by_rules({"a": 0.5, "**": [1.0, 10.0]})
+        >>> updates = {"a": jnp.ones(2), "b": jnp.ones((2, 1))}
+        >>> tx.update(updates, tx.init(updates))[0]["b"]
+        Array([[ 1.],
+               [10.]], dtype=float32)
+    """
+    factors = rules if isinstance(rules, BoundRules) else _hidden(rules)
+
+    def init(params: Any) -> optax.EmptyState:
+        if not is_placeholder(params):
+            flat = first_half(params)
+            for path, factor in factors(flat).items():
+                _checked(path, flat[path], factor)
+        return optax.EmptyState()
+
+    def update(
+        updates: dict[str, Any], state: Any, params: Any = None, **extra: Any
+    ) -> tuple[dict[str, Any], Any]:
+        del params, extra
+        found = factors(updates)
+        return {
+            path: None if leaf is None else leaf * _checked(path, leaf, found[path])
+            for path, leaf in updates.items()
+        }, state
+
+    return adapt(optax.GradientTransformationExtraArgs(init, update))
+
+
+class _Factors:
+    """Several factors as one label: a list would be a container to JAX."""
+
+    def __init__(self, values: Any):
+        self.values = np.asarray(values)
+
+    def __repr__(self) -> str:
+        return f"factors{self.values.shape}"
+
+
+def _hidden(rules: Any) -> Rules:
+    table = as_rules(rules)
+    return Rules(
+        [(where, _hide(value)) for where, value in table.pairs],
+        default=_hide(table.default),
+        unused=table.unused,
+        overlap=table.overlap,
+    )
+
+
+def _hide(value: Any) -> Any:
+    return _Factors(value) if isinstance(value, list | tuple) else value
+
+
+def _checked(path: str, leaf: Any, factor: Any) -> jax.Array:
+    """Return the factor of one leaf, in its dtype and shaped to multiply it."""
+    values = factor.values if isinstance(factor, _Factors) else factor
+    if not _is_number(values, leaf.dtype):
+        raise TransformError(
+            f"The factor of {path!r}, {values!r}, is no number that can scale "
+            f"{leaf.dtype}."
+        )
+    scale = jnp.asarray(values, leaf.dtype)
+    if scale.ndim == 0:
+        return scale
+    if scale.ndim > 1 or leaf.ndim == 0 or scale.shape[0] != leaf.shape[0]:
+        raise TransformError(
+            f"The factors of {path!r} have shape {scale.shape}, but the leaf has shape "
+            f"{tuple(leaf.shape)}: give one factor for each entry of its leading axis."
+        )
+    return scale.reshape(scale.shape + (1,) * (leaf.ndim - 1))
+
+
+def _is_number(values: Any, dtype: Any) -> bool:
+    """Tell whether ``values`` are numbers that ``dtype`` can hold."""
+    if not (isinstance(values, int | float | complex) or is_array(values)):
+        return False
+    own = jnp.result_type(values)
+    kinds: list[Any] = [jnp.integer, jnp.floating]
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        kinds.append(jnp.complexfloating)
+    return any(jnp.issubdtype(own, kind) for kind in kinds)

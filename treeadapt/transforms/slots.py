@@ -1,0 +1,228 @@
+"""Slots: where an optimizer's state holds copies of the params.
+
+Every leaf of a state has a label path, such as ``0/mu/policy/hidden_0/kernel``. In a
+copy of the params it is a *slot* (``0/mu``) and, after it, the path of a parameter; any
+other leaf (``0/count``) has no slot. ``find_slots`` tells them apart: it asks the
+transformation with Optax's placeholder, and where one refuses that (a line search looks
+at the first leaf) it takes every subtree that holds nothing but parameters for a copy.
+What is done with the slots is up to ``carry`` and ``callbacks``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import optax
+
+from treeadapt.paths import SEPARATOR
+from treeadapt.plans import Plan, TreeView, view_tree
+from treeadapt.transforms.adapt import is_placeholder
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Slot:
+    """Where one leaf of a state stands.
+
+    Attributes:
+        name: label path of the leaf in the state.
+        prefix: label path of the copy of the params that holds it; None if none does.
+        tail: what follows ``prefix``: the path of a parameter, and for statistics that
+            come several a parameter (``sm3``) what follows that.
+    """
+
+    name: str
+    prefix: str | None = None
+    tail: str = ""
+
+    @property
+    def node(self) -> str:
+        """Label path of the state that has the copy, or the leaf, as a field."""
+        return parent(self.name if self.prefix is None else self.prefix)
+
+    @property
+    def field(self) -> str:
+        """Name of that field."""
+        name = self.name if self.prefix is None else self.prefix
+        return name.rpartition(SEPARATOR)[2]
+
+
+def parent(path: str) -> str:
+    """Return the path without its last segment.
+
+    Example:
+        >>> parent("0/mu"), parent("mu")
+        ('0', '')
+    """
+    return path.rpartition(SEPARATOR)[0]
+
+
+def below(path: str, rest: str) -> str:
+    """Join a path and what stands below it; either may be empty.
+
+    Example:
+        >>> below("0", "mu/w"), below("", "mu"), below("0", "")
+        ('0/mu/w', 'mu', '0')
+    """
+    return SEPARATOR.join(filter(None, (path, rest)))
+
+
+def find_slots(
+    tx: Any, view: TreeView, paths: Iterable[str] | None, root: type | None = None
+) -> list[Slot] | None:
+    """Tell for every leaf of a state whether it belongs to a copy of the params.
+
+    Args:
+        tx: the transformation whose state it is.
+        view: the state; its leaves may be anything.
+        paths: label paths of the params; they are needed only where ``tx`` refuses the
+            placeholder. None if they are not known.
+        root: class of the params, which a copy of them has where it is not a flat dict.
+
+    Returns:
+        One slot a leaf, in leaf order; None if ``tx`` refuses the placeholder and
+        ``paths`` are not known.
+
+    Example:
+        >>> tx = optax.adam(1e-3)
+        >>> view = view_tree(tx.init({"net": {"w": jnp.ones(2)}}))
+        >>> [(slot.prefix, slot.tail) for slot in find_slots(tx, view, None)]
+        [(None, ''), ('0/mu', 'net/w'), ('0/nu', 'net/w')]
+    """
+    pieces = _pieces(tx, view.tree)
+    if pieces is not None:
+        return _from_pieces(view.plan.paths, pieces)
+    if paths is None:
+        return None
+    return _from_names(view.plan, frozenset(paths), root)
+
+
+def _pieces(tx: Any, state: Any) -> list[tuple[bool, Any]] | None:
+    """Cut a state where ``tx`` puts a placeholder; None if it refuses to tell."""
+    treedef: Any
+    try:
+        marked = tx.init(_placeholder())
+        marks, treedef = jax.tree.flatten(marked, is_leaf=is_placeholder)
+        parts = treedef.flatten_up_to(state)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        return None
+    return [
+        (is_placeholder(mark), part) for mark, part in zip(marks, parts, strict=True)
+    ]
+
+
+def _placeholder() -> Any:
+    # Its class is private in Optax; whoever is asked by it may keep the object.
+    asked: list[Any] = []
+
+    def init(params: Any) -> tuple[()]:
+        asked.append(params)
+        return ()
+
+    optax.tree.map_params(init, lambda leaf: leaf, ())
+    return asked[0]
+
+
+def _from_pieces(
+    names: Sequence[str], pieces: Iterable[tuple[bool, Any]]
+) -> list[Slot] | None:
+    slots: list[Slot] = []
+    for is_copy, piece in pieces:
+        tails = view_tree(piece).plan.paths
+        for tail in tails:
+            if len(slots) == len(names):
+                return None
+            name = names[len(slots)]
+            slots.append(_slot(name, tail) if is_copy else Slot(name))
+    return slots if len(slots) == len(names) else None
+
+
+def _slot(name: str, tail: str) -> Slot:
+    if name.endswith(SEPARATOR + tail):  # a flat dict has a bare param under ``""``
+        return Slot(name, name[: -len(tail) - 1], tail)
+    return Slot(name, "", tail) if tail else Slot(name, name, "")
+
+
+def _from_names(plan: Plan, known: frozenset[str], root: type | None) -> list[Slot]:
+    """Take every subtree that holds nothing but params for a copy of them."""
+    whole: dict[str, bool] = {}
+    cuts = [list(_cuts(name)) for name in plan.paths]
+    for name_cuts in cuts:
+        for prefix, tail in name_cuts:
+            whole[prefix] = whole.get(prefix, True) and _is_param(tail, known)
+
+    def is_copy(prefix: str) -> bool:
+        # A state whose fields are all named like params is no copy of them.
+        return whole[prefix] and any(
+            cls is dict or cls is root for cls in plan.classes(prefix or None)
+        )
+
+    return [
+        next(
+            (Slot(name, prefix, tail) for prefix, tail in found if is_copy(prefix)),
+            Slot(name),
+        )
+        for name, found in zip(plan.paths, cuts, strict=True)
+    ]
+
+
+def _cuts(name: str) -> Iterable[tuple[str, str]]:
+    """Yield every way to cut a name in two, the shortest prefix first."""
+    yield "", name
+    end = name.find(SEPARATOR)
+    while end >= 0:
+        yield name[:end], name[end + 1 :]
+        end = name.find(SEPARATOR, end + 1)
+
+
+def _is_param(tail: str, known: frozenset[str]) -> bool:
+    return tail in known or any(prefix in known for prefix, _ in _cuts(tail) if prefix)
+
+
+#: A name cut into state, field and tail.
+Cut = tuple[str, str, str]
+
+
+def cut_names(
+    names: Iterable[str], fields: Iterable[str], is_tail: Callable[[str], bool]
+) -> dict[str, Cut]:
+    """Cut names of a state of which nothing else is known.
+
+    Args:
+        names: label paths of leaves.
+        fields: names of the fields that hold copies of the params.
+        is_tail: tells whether what follows a field is a parameter.
+
+    Returns:
+        ``{name: (node, field, tail)}`` of those that can be cut; where there are
+        several ways, the longest tail wins (params may be called ``mu``), and no copy
+        of the params stands inside another.
+
+    Example:
+        >>> params = {"w", "mu/w"}
+        >>> cut_names(["0/count", "0/nu/mu/w"], ["mu", "nu"], params.__contains__)
+        {'0/nu/mu/w': ('0', 'nu', 'mu/w')}
+    """
+    known = frozenset(fields)
+    found = {}
+    for name in names:
+        for prefix, tail in (*_cuts(name), (name, "")):
+            node, _, field = prefix.rpartition(SEPARATOR)
+            if field in known and is_tail(tail):
+                found[name] = node, field, tail
+                break
+    copies = frozenset(below(node, field) for node, field, _ in found.values())
+    return {
+        name: (node, field, tail)
+        for name, (node, field, tail) in found.items()
+        if copies.isdisjoint(_above(node))
+    }
+
+
+def _above(node: str) -> Iterable[str]:
+    """Yield a path and every path above it, but for the empty one."""
+    while node:
+        yield node
+        node = parent(node)

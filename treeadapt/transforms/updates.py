@@ -1,0 +1,237 @@
+"""Updates: new parameters from old ones, on any tree.
+
+Takes a tree and updates, or two trees to average, whose leaves are matched by label
+path; gives a tree of the first one's classes. The numbers are Optax's own. A leaf that
+gets no update, or a zero, keeps its bits, so a frozen leaf cannot drift.
+What the updates are is up to the optimizer.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import numbers
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from treeadapt._arrays import is_array, is_float0, is_inexact
+from treeadapt.convert import describe
+from treeadapt.errors import StructureMismatchError, TransformError, listing, plural
+from treeadapt.plans import TreeView, view_nested
+
+_CANDIDATES = 2_000  # names among which the nearest is sought
+
+
+def apply_updates(tree: Any, updates: Any) -> Any:
+    """Add updates to a tree; a leaf without an update, or with a zero, keeps its bits.
+
+    The same numbers as ``optax.apply_updates``, except that ``-0.0 + 0.0`` is ``-0.0``
+    and that a NaN keeps its payload. Derivatives are Optax's too. It works in ``jit``,
+    ``scan``, ``vmap`` and ``grad``.
+
+    Args:
+        tree: any tree; the updated arrays may have any shapes and dtypes.
+        updates: tree of the same classes, an arrays-only version of it (``eqx.filter``,
+            gradients), or a flat dict. Leaves are matched by label path and have the
+            shapes of those in ``tree``. A leaf with no entry here, ``None``,
+            ``optax.MaskedNode`` or a ``float0`` array has no update.
+
+    Returns:
+        Tree with the treedef of ``tree``. Updated arrays keep their dtype; every leaf
+        without an update is the caller's own object.
+
+    Raises:
+        StructureMismatchError: an update has a path that ``tree`` lacks, or another
+            shape than the leaf.
+        TransformError: an update that is not zero for a leaf that is no number, or one
+            that is no number itself.
+        PathCollisionError: two leaves have the same path, so they cannot be matched.
+
+    Example:
+        >>> params = {"w": jnp.array([-0.0, 1.0]), "act": jax.nn.relu}
+        >>> new = apply_updates(params, {"w": jnp.array([0.0, 0.5]), "act": None})
+        >>> new["w"], new["act"] is jax.nn.relu
+        (Array([-0. ,  1.5], dtype=float32), True)
+    """
+    view = view_nested(tree)
+    deltas = _aligned(view, updates)
+    moved = [i for i, delta in enumerate(deltas) if _moves(view.leaves[i], delta)]
+    _require_fit(view, deltas, moved)
+    leaves = list(view.leaves)
+    added = _add([leaves[i] for i in moved], [deltas[i] for i in moved])
+    for index, leaf in zip(moved, added, strict=True):
+        leaves[index] = leaf
+    return view.rebuild(leaves)
+
+
+def incremental_update(new: Any, old: Any, step_size: Any) -> Any:
+    """Move a tree towards a newer one: ``step_size * new + (1 - step_size) * old``.
+
+    For target networks and averaged parameters, with the numbers of
+    ``optax.incremental_update``. Only floating-point and complex arrays move, batch
+    statistics among them; integers, keys, functions and other static leaves are those
+    of ``old``.
+
+    Args:
+        new: the newest parameters: any tree with the same paths as ``old``; it may lack
+            the leaves that do not move.
+        old: the average so far, any tree.
+        step_size: number, or array of shape ``()``.
+
+    Returns:
+        Tree with the treedef of ``old``, and its shapes and dtypes.
+
+    Raises:
+        StructureMismatchError: a floating-point array stands in one tree only, or the
+            shapes differ.
+
+    Example:
+        >>> target = {"w": jnp.zeros(2), "steps": jnp.arange(3)}
+        >>> incremental_update({"w": jnp.ones(2), "steps": 0}, target, 0.25)["w"]
+        Array([0.25, 0.25], dtype=float32)
+    """
+    view = view_nested(old)
+    newer = _aligned(view, new, only=is_inexact)
+    moved = [i for i, leaf in enumerate(view.leaves) if is_inexact(leaf)]
+    lacking = [view.plan.paths[i] for i in moved if newer[i] is None]
+    if lacking:
+        raise StructureMismatchError(
+            f"{plural(len(lacking), 'array')} of `old` stand in no place of `new`: "
+            f"{listing(lacking)}. An average needs both; select the part to average "
+            "with treeadapt.split."
+        )
+    _require_fit(view, newer, moved)
+    leaves = list(view.leaves)
+    mixed = optax.incremental_update(
+        [newer[i] for i in moved], [leaves[i] for i in moved], step_size
+    )
+    for index, leaf in zip(moved, mixed, strict=True):
+        leaves[index] = leaf.astype(jnp.asarray(leaves[index]).dtype)
+    return view.rebuild(leaves)
+
+
+@jax.custom_jvp
+def _add(leaves: Sequence[Any], deltas: Sequence[Any]) -> list[Any]:
+    """Add lists of arrays, leaving alone the bits of what gets a zero."""
+    added = optax.apply_updates(list(leaves), list(deltas))
+    return [
+        _choose(_is_nothing(jnp.asarray(delta)), jnp.asarray(leaf), new)
+        for leaf, delta, new in zip(leaves, deltas, added, strict=True)
+    ]
+
+
+@_add.defjvp
+def _add_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
+    # The choice by ``delta == 0`` keeps bits; it must not stop the derivative there.
+    return _add(*primals), jax.jvp(optax.apply_updates, primals, tangents)[1]
+
+
+def _is_nothing(delta: jax.Array) -> jax.Array:
+    return delta == np.zeros((), delta.dtype)  # of any dtype, booleans too
+
+
+def _choose(keep: jax.Array, leaf: jax.Array, new: jax.Array) -> jax.Array:
+    bits = _narrow_bits(leaf.dtype)
+    if bits is None:
+        return jax.lax.select(keep, leaf, new)
+    # XLA widens narrow floats to select among them, and drops a NaN's payload.
+    parts = (jax.lax.bitcast_convert_type(x, bits) for x in (leaf, new))
+    return jax.lax.bitcast_convert_type(jax.lax.select(keep, *parts), leaf.dtype)
+
+
+@functools.cache
+def _narrow_bits(dtype: Any) -> Any:
+    if not jnp.issubdtype(dtype, jnp.floating):
+        return None
+    return {8: jnp.uint8, 16: jnp.uint16}.get(jnp.finfo(dtype).bits)
+
+
+def _aligned(
+    view: TreeView, other: Any, *, only: Callable[[Any], bool] | None = None
+) -> list[Any]:
+    """Return, for each leaf of ``view``, the leaf of ``other`` at its path or None.
+
+    Args:
+        view: the tree that decides.
+        other: any tree.
+        only: tells which leaves of ``other`` must have a place.
+    """
+    given = view_nested(other)
+    if given.plan is view.plan:
+        return given.leaves
+    view.require_unique()
+    by_path = dict(zip(given.require_unique().plan.paths, given.leaves, strict=True))
+    known = frozenset(view.plan.paths)
+    wanted = _is_update if only is None else only
+    stray = [
+        path for path, leaf in by_path.items() if path not in known and wanted(leaf)
+    ]
+    if stray:
+        raise StructureMismatchError(_stray_message(stray, view))
+    return [by_path.get(path) for path in view.plan.paths]
+
+
+def _is_update(delta: Any) -> bool:
+    return _is_number(delta) and not is_float0(delta)
+
+
+def _is_number(leaf: Any) -> bool:
+    """Tell whether ``leaf`` is a Python number or an array of numbers."""
+    if not is_array(leaf):
+        return isinstance(leaf, numbers.Number)
+    return not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
+
+
+def _moves(leaf: Any, delta: Any) -> bool:
+    """Tell whether a leaf must be added to, going by what is known before any trace."""
+    if delta is None or is_float0(delta):
+        return False
+    if _is_number(leaf):
+        return not (isinstance(delta, int | float | complex) and delta == 0)
+    return delta is not leaf and not _is_zero(delta)
+
+
+def _is_zero(delta: Any) -> bool:
+    known = _is_number(delta) and not isinstance(
+        delta, jax.core.Tracer | jax.ShapeDtypeStruct
+    )
+    return known and not np.any(np.asarray(delta))
+
+
+def _require_fit(view: TreeView, others: Sequence[Any], places: Sequence[int]) -> None:
+    odd, misshaped = [], []
+    for index in places:
+        leaf, other, path = view.leaves[index], others[index], view.plan.paths[index]
+        if not _is_number(leaf) or not _is_number(other):
+            odd.append(f"{path!r} ({describe(other)} for {describe(leaf)})")
+        elif np.shape(leaf) != np.shape(other):
+            misshaped.append(f"{path!r} ({describe(other)} for {describe(leaf)})")
+    if odd:
+        raise TransformError(
+            f"{plural(len(odd), 'leaf')} cannot be added to: {_first(odd)}. Only "
+            "numbers can; give None where nothing is to change."
+        )
+    if misshaped:
+        raise StructureMismatchError(
+            f"{plural(len(misshaped), 'leaf')} would get a value of another shape: "
+            f"{_first(misshaped)}. Both trees must come from the same model."
+        )
+
+
+def _first(texts: Sequence[str], limit: int = 8) -> str:
+    left = len(texts) - limit
+    return ", ".join(texts[:limit]) + (f" and {left:,} more" if left > 0 else "")
+
+
+def _stray_message(stray: Sequence[str], view: TreeView) -> str:
+    near = difflib.get_close_matches(stray[0], view.plan.paths[:_CANDIDATES], n=1)
+    hint = f" (the tree has {near[0]!r})" if near else ""
+    return (
+        f"{plural(len(stray), 'path')} given, but not in the tree: {listing(stray)}"
+        f"{hint}. Both trees must come from the same model."
+    )

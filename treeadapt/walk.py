@@ -1,0 +1,375 @@
+"""One walk over a tree: its leaves, their paths, and the way back.
+
+Visits a tree node by node with the registry's adapters, in JAX's leaf order, without
+recursion. The way back is a ``Program``: the steps, in postfix order, that rebuild the
+caller's classes where JAX cannot (opaque classes, variables with an identity,
+constructors with code of their own). It holds no leaf.
+Knows nothing of caching (see ``plans``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from treeadapt import paths as _paths
+from treeadapt._arrays import is_array
+from treeadapt.adapters import fields
+from treeadapt.errors import (
+    AdapterError,
+    PathCollisionError,
+    PathError,
+    listing,
+    plural,
+)
+from treeadapt.exact import exact_places
+from treeadapt.flattening import MAX_DEPTH, cycle_error, depth_error
+from treeadapt.opaque import Searcher, is_plain, leaf_error, node_error, passed_over
+from treeadapt.registry import BOX, LEAF, Adapter, AdapterRegistry, Flat, NodeKind
+
+#: Key of the root's place in ``Walk.skeleton``.
+ROOT = "root"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Step:
+    """Build one node out of the ``count`` trees on the stack."""
+
+    unflatten: Callable[[Any, Sequence[Any]], Any]
+    aux: Any
+    count: int
+    number: int | None  # of a node that may be met again
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Again:
+    """Put a node that was built before on the stack."""
+
+    number: int
+
+
+class Program:
+    """The way back for a tree that JAX cannot rebuild: steps in postfix order.
+
+    An ``int`` is the index of a leaf.
+    """
+
+    def __init__(self, steps: Sequence[int | _Step | _Again]):
+        self._steps = tuple(steps)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Program) and self._steps == other._steps
+
+    def __hash__(self) -> int:
+        return hash(len(self._steps))
+
+    def unflatten(self, leaves: Sequence[Any]) -> Any:
+        """Build the tree around ``leaves``, bottom up."""
+        stack: list[Any] = []
+        known: dict[int, Any] = {}
+        for step in self._steps:
+            if isinstance(step, int):
+                stack.append(leaves[step])
+            elif isinstance(step, _Again):
+                stack.append(known[step.number])
+            else:
+                start = len(stack) - step.count
+                node = step.unflatten(step.aux, stack[start:])
+                del stack[start:]
+                stack.append(node)
+                if step.number is not None:
+                    known[step.number] = node
+        return stack[0]
+
+
+@dataclasses.dataclass(slots=True)
+class _Draft:
+    """A step of the way back, while the node is still at hand."""
+
+    node: Any
+    kind: NodeKind
+    aux: Any
+    count: int
+    number: int | None
+
+    def finish(self) -> _Step:
+        adapter = self.kind.adapter
+        if self.kind.by_hand and adapter is not None and adapter.unflatten is not None:
+            return _Step(adapter.unflatten, self.aux, self.count, self.number)
+        treedef = jax.tree.structure(
+            self.node, is_leaf=lambda other: other is not self.node
+        )
+        # The class stands beside it, as the equality of treedefs may pass over it.
+        aux = (type(self.node), treedef)
+        return _Step(_unflatten_one_level, aux, self.count, self.number)
+
+
+def _unflatten_one_level(aux: tuple[type, Any], children: Sequence[Any]) -> Any:
+    return aux[1].unflatten(children)
+
+
+class _Spot(NamedTuple):
+    """Where something stands: its path, and its place in the skeleton."""
+
+    path: str | None  # None: the root
+    container: dict[str, Any]
+    name: str
+
+
+@dataclasses.dataclass(slots=True)
+class _Frame:
+    """One node being visited: its children still to come, and where it stands."""
+
+    pairs: Iterator[tuple[Any, Any]]
+    spot: _Spot
+    prefix: str = ""  # of the paths below
+    trains: bool = True
+    in_opaque: bool = False
+    draft: _Draft | None = None
+
+
+class Walk:
+    """What one walk over a tree collects.
+
+    Attributes:
+        leaves: each leaf; one that stands under a shared node is listed once.
+        paths: label path of each leaf.
+        seen: what JAX flattens the tree to: leaves, shared ones again, opaque objects.
+        untrained: indices of leaves that no optimizer should see.
+        nodes: classes of the nodes and boxes at each path; None is the root's path.
+        skeleton: ``{ROOT: state dict}``, with the index of each leaf in its place.
+        shared: number of each node with an identity, and the node, by its ``id``.
+        by_hand: JAX cannot rebuild the tree; ``program`` can.
+        cacheable: what JAX compares of the structure never changes.
+    """
+
+    def __init__(self, registry: AdapterRegistry, plain: set[type]):
+        self.leaves: list[Any] = []
+        self.paths: list[str] = []
+        self.seen: list[Any] = []
+        self.untrained: set[int] = set()
+        self.nodes: dict[str | None, list[type]] = {}
+        self.skeleton: dict[str, Any] = {}
+        self.shared: dict[int, tuple[int, Any]] = {}
+        self.by_hand = False
+        self.cacheable = True
+        self._registry = registry
+        self._plain = plain  # classes of leaves that need no closer look
+        self._searcher = Searcher(registry)
+        self._frames: list[_Frame] = []
+        self._opened: set[int] = set()  # opaque nodes among those above
+        self._steps: list[int | _Draft | _Again] = []
+
+    def run(self, tree: Any) -> Walk:
+        """Visit every node and leaf of ``tree``."""
+        find, frames, plain = self._registry.find, self._frames, self._plain
+        spot = _Spot(None, self.skeleton, ROOT)
+        frames.append(_Frame(iter(((BOX, tree),)), spot))
+        while frames:
+            frame = frames[-1]
+            for key, child in frame.pairs:
+                if key is BOX:
+                    spot = frame.spot
+                else:
+                    name = key if type(key) is str else _segment(key, frame)
+                    spot = _Spot(frame.prefix + name, self._own_dict(frame, name), name)
+                kind = find(child)
+                if (kind.adapter is None or kind.opens) and type(child) not in plain:
+                    kind = self._look_closer(child, spot)
+                if kind.adapter is None:
+                    self._add_leaf(child, spot, frame)
+                elif kind.adapter.shared and id(child) in self.shared:
+                    self._add_again(child, frame)
+                else:
+                    self._enter(child, kind.adapter, kind, spot, frame)
+                    break
+            else:
+                self._leave(frames.pop())
+        return self
+
+    def is_faithful(self, leaves: Sequence[Any]) -> bool:
+        """Tell whether the walk met just what JAX flattens, in JAX's order."""
+        if len(leaves) != len(self.seen):
+            return False
+        if all(map(operator.is_, leaves, self.seen)):
+            return True
+        # Some classes make new leaf objects whenever they are flattened.
+        ours, theirs = set(map(id, self.seen)), set(map(id, leaves))
+        return all(
+            a is b or (type(a) is type(b) and id(a) not in theirs and id(b) not in ours)
+            for a, b in zip(self.seen, leaves, strict=True)
+        )
+
+    def order_error(self, leaves: Sequence[Any]) -> AdapterError:
+        """Return the error for a tree that JAX flattens to other ``leaves``."""
+        classes = {cls for found in self.nodes.values() for cls in found}
+        own = [a.name for a in self._registry.entries if any(map(a.covers, classes))]
+        names = own or sorted(cls.__name__ for cls in classes)
+        theirs, ours = plural(len(leaves), "leaf"), f"{len(self.seen):,}"
+        if len(leaves) == len(self.seen):
+            ours = "the same number in another order"
+        return AdapterError(
+            f"JAX flattens this tree to {theirs}, its adapters to {ours}. Check "
+            f"{listing(names)}: where JAX knows the class, the children must be those "
+            "of JAX, in JAX's order."
+        )
+
+    def program(self) -> Program:
+        """Return the steps that rebuild the tree; they hold no leaf."""
+        return Program(
+            [
+                step.finish() if isinstance(step, _Draft) else step
+                for step in self._steps
+            ]
+        )
+
+    def _look_closer(self, node: Any, spot: _Spot) -> NodeKind:
+        """Decide whether an object that JAX takes for a leaf is one."""
+        kind = self._registry.find_anew(node)
+        if kind.adapter is None:
+            if is_plain(type(node)) or is_array(node):
+                self._plain.add(type(node))
+            elif hidden := self._searcher.full(fields.attributes(node)):
+                raise leaf_error(node, spot.path or "", hidden)
+        elif kind.opens and not self._is_full(node, spot):
+            return LEAF
+        return kind
+
+    def _is_full(self, node: Any, spot: _Spot) -> bool:
+        try:
+            return self._searcher.holds_array(node)
+        except AdapterError as error:
+            raise _at(spot, error) from None
+
+    def _add_leaf(self, leaf: Any, spot: _Spot, frame: _Frame) -> None:
+        if spot.container.get(spot.name) not in (None, {}):
+            raise _box_error(spot)
+        spot.container[spot.name] = index = len(self.leaves)
+        self.leaves.append(leaf)
+        self.paths.append(spot.path or "")
+        self._steps.append(index)
+        if not frame.trains:
+            self.untrained.add(index)
+        if not frame.in_opaque:
+            self.seen.append(leaf)
+
+    def _add_again(self, node: Any, frame: _Frame) -> None:
+        self.by_hand = True
+        self._steps.append(_Again(self.shared[id(node)][0]))
+        if not frame.in_opaque:
+            self.seen += jax.tree.leaves(node)
+
+    def _enter(
+        self, node: Any, adapter: Adapter, kind: NodeKind, spot: _Spot, above: _Frame
+    ) -> None:
+        flat = _take_apart(node, adapter, spot)
+        if node is None:
+            spot.container.setdefault(spot.name, None)
+        elif spot.container.get(spot.name) is None:
+            spot.container[spot.name] = {}
+        self.nodes.setdefault(spot.path, []).append(type(node))
+        if kind.opens:
+            self._open(node, flat, spot)
+            if not above.in_opaque:
+                self.seen.append(node)
+        self.by_hand |= kind.by_hand
+        self.cacheable &= flat.aux is None or _hashes(flat.aux)
+        number = None
+        if adapter.shared:
+            number = len(self.shared)
+            self.shared[id(node)] = (number, node)  # kept, so that its id stays its own
+        self._frames.append(
+            _Frame(
+                pairs=zip(flat.keys, flat.children, strict=True),
+                spot=spot,
+                prefix="" if spot.path is None else spot.path + _paths.SEPARATOR,
+                trains=above.trains and adapter.trains(node),
+                in_opaque=above.in_opaque or kind.opens,
+                draft=_Draft(node, kind, flat.aux, len(flat.children), number),
+            )
+        )
+
+    def _open(self, node: Any, flat: Flat, spot: _Spot) -> None:
+        is_cycle = id(node) in self._opened
+        if is_cycle or len(self._frames) > MAX_DEPTH:
+            names = [*(above.spot.name for above in self._frames[2:]), spot.name]
+            raise cycle_error(names) if is_cycle else depth_error(len(names), names)
+        if hidden := self._searcher.full(passed_over(flat)):
+            raise node_error(node, spot.path or "", flat.keys, hidden)
+        self._opened.add(id(node))
+
+    def _leave(self, frame: _Frame) -> None:
+        if frame.draft is not None:
+            self._steps.append(frame.draft)
+            self._opened.discard(id(frame.draft.node))
+
+    def _own_dict(self, frame: _Frame, name: str) -> dict[str, Any]:
+        """Return the dict of the skeleton for the children of the node of a frame."""
+        own = frame.spot.container[frame.spot.name]
+        if not isinstance(own, dict):
+            raise _box_error(frame.spot)
+        if name in own:
+            raise self._collision(frame, name)
+        return own
+
+    def _collision(self, frame: _Frame, name: str) -> PathCollisionError:
+        nodes = [above.draft.node for above in self._frames if above.draft is not None]
+        adapter = self._registry.find(nodes[-1]).adapter
+        keys = adapter.flatten(nodes[-1]).keys if adapter else ()
+        same = [
+            index
+            for index, key in enumerate(keys)
+            if key is not BOX and _paths.segment(key) == name
+        ]
+        exact = exact_places(nodes, same, self._registry)
+        return PathCollisionError(
+            f"Two children of the {type(nodes[-1]).__name__} at "
+            f"{(frame.spot.path or '')!r} have the same name {name!r}: "
+            f"{' and '.join(exact[:2])}. Not even a nested dict can hold both. Rename "
+            "one of the keys."
+        )
+
+
+def _take_apart(node: Any, adapter: Adapter, spot: _Spot) -> Flat:
+    try:
+        flat = adapter.flatten(node)
+    except AdapterError as error:
+        raise _at(spot, error) from None
+    if not isinstance(flat, Flat) or len(flat.keys) != len(flat.children):
+        raise AdapterError(
+            f"The adapter {adapter.name!r} takes the {type(node).__name__} at "
+            f"{(spot.path or '')!r} apart wrongly: flatten must return Flat(keys, "
+            "children, aux), with one key a child."
+        )
+    return flat
+
+
+def _at(spot: _Spot, error: AdapterError) -> AdapterError:
+    return AdapterError(f"At {(spot.path or '')!r}: {error}")
+
+
+def _box_error(spot: _Spot) -> PathCollisionError:
+    return PathCollisionError(
+        f"A box at {(spot.path or '')!r} holds a leaf beside other children, and gives "
+        "none of them a name. Name them in its adapter."
+    )
+
+
+def _segment(key: Any, frame: _Frame) -> str:
+    try:
+        return _paths.segment(key)
+    except PathError as error:
+        where = f"at {frame.spot.path!r}" if frame.spot.path else "at the root"
+        raise PathError(f"In the node {where}: {error}") from None
+
+
+def _hashes(aux: Any) -> bool:
+    try:
+        hash(aux)
+    except (TypeError, ValueError):  # metadata that may change in place, or an array
+        return False
+    return True
