@@ -1,0 +1,50 @@
+"""The ground that every test stands on: devices, strict JAX, repeatable examples.
+
+Environment variables must stand before JAX is first imported, hence the late imports.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+EIGHT_DEVICES = "--xla_force_host_platform_device_count=8"
+
+# Whoever wants the tests on another platform says so; the CPU is the default.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Several test processes share one accelerator only if none takes all its memory.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+if EIGHT_DEVICES.split("=")[0] not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {EIGHT_DEVICES}"
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
+from hypothesis import HealthCheck, settings  # noqa: E402
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+# The same examples on every run and machine: a failure is a change, never luck. How
+# long an example takes says how busy the machine is, not whether a law holds.
+settings.register_profile(
+    "default",
+    max_examples=2_000,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+# ``--hypothesis-profile=full`` (``make test-full``): ten times as many, new each time.
+settings.register_profile(
+    "full", settings.get_profile("default"), max_examples=20_000, derandomize=False
+)
+# ``--hypothesis-profile=quick``: a first look while writing.
+settings.register_profile("quick", settings.get_profile("default"), max_examples=50)
+settings.load_profile("default")
+
+
+@pytest.fixture
+def standard_promotion() -> Iterator[None]:
+    """Let JAX promote ranks and dtypes, for tests that run another library's maths."""
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        yield

@@ -1,0 +1,743 @@
+"""``adapt``: every transformation on every tree, with the bits of the flat dict."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from programs import (
+    Step,
+    bits,
+    cast_back,
+    flat_params,
+    flat_updates,
+    like,
+    loss,
+    numbers,
+    program,
+    put,
+    reference,
+)
+from transformations import BY_NAME as CASE
+from transformations import CASES
+from trees import BY_NAME as ROW
+from trees import TREES, LayerTuple, ModelTuple, Row, b, mlp, two_layers, w
+
+import treeadapt as ta
+from treeadapt.plans import view_tree
+from treeadapt.transforms.flat import trained
+
+pytestmark = pytest.mark.usefixtures("standard_promotion")
+
+
+@pytest.fixture(autouse=True)
+def _positions_are_fine():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ta.UnstablePathWarning)
+        yield
+
+
+TRAINS = [row for row in TREES if row.paths and not row.opaque]
+every_tree = pytest.mark.parametrize("row", TRAINS, ids=lambda row: row.name)
+every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+#: Functions among the leaves, fields out of order, tuples, variables, odd paths.
+SOME = ["Equinox MLP", "NamedTuple", "tuple", "nnx.Module", "odd keys", "bare leaf"]
+
+
+# Law 4: the numbers of the flat dict
+
+
+@functools.cache
+def reference_program(name: str, signature: Any) -> tuple[Any, str]:
+    """Structure of the state and program of Optax itself on a flat dict."""
+    flat = {path: jnp.zeros(shape, dtype) for path, shape, dtype in signature}
+    params, step = numbers(flat, 0.5), reference(CASE[name], flat)
+    state = step.init(params)
+    return bits(state), program(step, numbers(flat, 1.0), state, params)
+
+
+def assert_runs_the_program_of_the_flat_dict(case: Any, row: Any) -> None:
+    tree = row.make()
+    params = flat_params(tree)
+    signature = tuple((path, x.shape, x.dtype) for path, x in sorted(params.items()))
+    state_bits, text = reference_program(case.name, signature)
+    step = Step(case, tree, ta.adapt(case.make()))
+    state = step.init(params)
+    assert bits(state) == state_bits
+    assert program(step, numbers(params, 1.0), state, params) == text
+
+
+@pytest.mark.parametrize(
+    ("row", "name"),
+    [
+        pytest.param(row, name, id=f"{name}-{row.name}")
+        for name in ("adamw", "lbfgs, backtracking", "sam, opaque")
+        for row in TRAINS
+        # The others are not defined on a flat dict of many dtypes either.
+        if row.name != "many dtypes" or name == "adamw"
+    ],
+)
+def test_every_tree_runs_the_program_of_the_flat_dict(row, name):
+    assert_runs_the_program_of_the_flat_dict(CASE[name], row)
+
+
+@every_case
+@pytest.mark.parametrize("name", SOME)
+def test_every_transformation_runs_the_program_of_the_flat_dict(case, name):
+    assert_runs_the_program_of_the_flat_dict(case, ROW[name])
+
+
+@every_case
+def test_the_state_keeps_its_types_and_so_it_scans(case):
+    tree = ROW["Equinox MLP"].make()
+    params = flat_params(tree)
+    step = Step(case, tree, ta.adapt(case.make()))
+    state = step.init(params)
+    if case.name == "monitor":  # its state starts without measurements
+        _, state = jax.eval_shape(step, params, state, params)
+    _, new = jax.eval_shape(step, params, state, params)
+    types = jax.tree.map(lambda x: (x.shape, x.dtype), (state, new))
+    assert types[0] == types[1]
+
+
+def several(step: Any, mode: str, params: Any, *, count: int = 4) -> Any:
+    """Run steps, eagerly, compiled or scanned; return all updates and the state."""
+
+    def body(carry: Any, seed: Any) -> Any:
+        params, state = carry
+        grads = {path: jnp.sin(seed + x) for path, x in params.items()}
+        updates, state = step(grads, state, params)
+        # Of lookahead's two halves the first is the one that trains.
+        moved = {
+            p: x + updates.get(p, updates.get(f"fast:{p}")) for p, x in params.items()
+        }
+        return (moved, state), updates
+
+    seeds, carry = jnp.arange(count, dtype=jnp.float32), (params, step.init(params))
+    if mode == "scan":
+        return jax.lax.scan(body, carry, seeds)
+    body = jax.jit(body) if mode == "jit" else body
+    seen = []
+    for seed in seeds:
+        carry, updates = body(carry, seed)
+        seen.append(updates)
+    return carry, jax.tree.map(lambda *steps: jnp.stack(steps), *seen)
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        ("adamw", "eager"),
+        ("adamw", "jit"),
+        ("adamw", "scan"),
+        ("noise", "jit"),
+        ("MultiSteps", "scan"),
+        ("lookahead, reset", "jit"),
+        ("lookahead, reset", "scan"),
+        ("sam", "scan"),
+    ],
+)
+def test_several_steps_give_the_bits_of_the_flat_dict(name, mode):
+    case = CASE[name]
+    tree = two_layers(ModelTuple, LayerTuple)  # whose fields are not in order of name
+    params = flat_params(tree)
+    ours = several(Step(case, tree, ta.adapt(case.make())), mode, params)
+    assert bits(ours) == bits(several(reference(case, params), mode, params))
+
+
+@every_tree
+def test_the_state_is_that_of_the_transformation_on_the_split_tree(row):
+    tree = row.make()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ta.CollectionWarning)
+        params, _ = ta.split(tree)
+    tx = optax.chain(optax.adam(0.1), optax.trace(0.9))
+    assert bits(ta.adapt(tx).init(tree)) == bits(tx.init(params))
+
+
+@every_tree
+def test_updates_have_the_treedef_of_the_updates_that_came_in(row):
+    tree = row.make()
+    params = put(tree, flat_params(tree))
+    grads = like(tree, flat_params(tree, 1.0))
+    updates, _ = ta.adapt(optax.sgd(0.1)).update(grads, optax.sgd(0.1).init({}), params)
+    assert view_tree(updates).structure == view_tree(grads).structure
+    assert type(updates) is type(grads)
+
+
+@pytest.mark.parametrize(
+    "row", [r for r in TREES if r.opaque], ids=lambda row: row.name
+)
+def test_a_class_that_jax_sees_as_one_leaf_is_refused(row):
+    tree, tx = row.make(), optax.adam(0.1)
+    for made in (
+        ta.adapt(tx),
+        ta.partition({"a": tx}, {"**": "a"}),
+        ta.freeze(tx, "**"),
+    ):
+        with pytest.raises(ta.TransformError, match=r"at .*split") as info:
+            made.init(tree)
+        assert "register_dataclass" in str(info.value)
+    with pytest.raises(ta.TransformError, match="one leaf"):
+        ta.adapt(tx).update(tree, (), None)
+
+
+def test_the_message_has_the_path_of_what_is_refused():
+    tree = {"net": [ROW["dataclass"].make()]}
+    with pytest.raises(ta.TransformError, match=r"PlainModel at \['net'\]\[0\]"):
+        ta.adapt(optax.adam(0.1)).init(tree)
+
+
+# What adapts has the contracts of Optax
+
+
+class Named(NamedTuple):
+    """Params with the names of Optax's own fields."""
+
+    value: Any
+    count: Any
+    mu: Any
+    fast: Any
+    grad: Any
+
+
+NAMED = Named(*(jnp.full(2, float(i + 1)) for i in range(5)))
+
+
+@pytest.mark.parametrize("name", ["adamw", "lbfgs", "lookahead", "inject_hyperparams"])
+def test_params_may_have_the_names_of_optaxs_fields(name):
+    row = Row("named like Optax", lambda: NAMED, Named._fields)
+    assert_runs_the_program_of_the_flat_dict(CASE[name], row)
+
+
+def test_a_field_called_fast_is_no_lookahead():
+    tx = ta.adapt(optax.lookahead(optax.adam(0.1), 2, 0.5))
+    assert sorted(tx.init(NAMED).fast_state[0].mu) == sorted(Named._fields)
+    hijacked = optax.lookahead(optax.adam(0.1), 2, 0.5).init(NAMED)
+    assert hijacked.fast_state[0].mu.shape == (2,)  # of the leaf ``fast`` alone
+
+
+def test_lookahead_goes_half_by_half():
+    model = two_layers(ModelTuple, LayerTuple)
+    tx = ta.adapt(optax.lookahead(optax.sgd(0.1), 1, 0.5))
+    params = optax.LookaheadParams.init_synced(model)
+    updates, _ = tx.update(model, tx.init(params), params)
+    assert jax.tree.structure(updates) == jax.tree.structure(params)
+    moved = optax.apply_updates(params, updates)
+    assert bits(moved.fast) == bits(moved.slow)  # synchronised
+
+
+def test_params_may_be_left_out():
+    tx = ta.adapt(optax.adam(0.1))
+    model = mlp()
+    grads = eqx.filter(model, eqx.is_array)
+    updates, _ = tx.update(grads, tx.init(model))
+    want, _ = tx.update(grads, tx.init(model), model)
+    assert bits(updates) == bits(want)
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_it_starts_on_abstract_params(name):
+    tx, tree = ta.adapt(optax.adam(0.1)), ROW[name].make()
+    arrays = trained(view_tree(tree))
+    shapes = {p: jax.ShapeDtypeStruct(x.shape, x.dtype) for p, x in arrays.items()}
+    abstract = put(tree, shapes)
+    state = jax.eval_shape(lambda: tx.init(put(tree, arrays)))
+    assert jax.tree.structure(state) == jax.tree.structure(tx.init(abstract))
+    assert state == jax.eval_shape(tx.init, abstract) if name == "tuple" else True
+
+
+def test_the_rest_of_a_model_may_come_as_params_alone():
+    model = mlp()
+    part = eqx.filter(model, ta.glob("layers/1")(model))
+    tx = ta.adapt(optax.adamw(0.1))
+    state = tx.init(part)
+    updates, new = tx.update(part, state, model)
+    assert jax.tree.structure(updates) == jax.tree.structure(part)
+    want, _ = tx.update(part, state, part)
+    assert bits(updates) == bits(want)
+    assert jax.tree.structure(new) == jax.tree.structure(state)
+
+
+def test_no_update_for_a_leaf_is_what_it_is_to_optax():
+    params = {"a": jnp.ones(2), "b": (jnp.ones(2), jnp.ones(2))}
+    flat = {"a": jnp.ones(2), "b/0": jnp.ones(2), "b/1": jnp.ones(2)}
+    grads = {"a": jnp.ones(2), "b": (None, jnp.ones(2))}
+    tx = optax.chain(
+        optax.add_decayed_weights(0.1), optax.trace(0.9), optax.scale(-1.0)
+    )
+    state, native = ta.adapt(tx).init(params), tx.init(flat)
+    for _ in range(3):
+        updates, state = ta.adapt(tx).update(grads, state, params)
+        want, native = tx.update({**flat, "b/0": None}, native, flat)
+        assert bits(updates["b"][1]) == bits(want["b/1"])
+        assert updates["b"][0] is None
+        assert bits(state) == bits(native)
+    tx = ta.adapt(optax.adam(0.1))
+    with pytest.raises(ta.TransformError, match=r"\(None\) for 'b/0'.*freeze"):
+        tx.update(grads, tx.init(params), params)
+
+
+def test_masked_nodes_among_the_updates_stay():
+    params = {"a": jnp.ones(2), "b": (jnp.ones(2), jnp.ones(2))}
+    masked = {"a": jnp.ones(2), "b": (optax.MaskedNode(), jnp.ones(2))}
+    tx = optax.sgd(0.1)
+    updates, _ = ta.adapt(tx).update(masked, tx.init({}), params)
+    assert updates["b"][0] == optax.MaskedNode()
+    assert updates["b"][1][0] == -0.1
+
+
+def test_float0_and_integer_updates_become_zeros_of_the_params_dtype():
+    params = {
+        "i": jnp.arange(3, dtype=jnp.int8),
+        "k": jax.random.key(0),
+        "n": np.arange(3),
+        "u": jnp.arange(3),
+        "w": jnp.ones(2),
+    }
+    grads = jax.grad(lambda p: p["w"].sum(), allow_int=True)(params)
+    grads["u"] = jnp.ones(3, int)
+    tx = ta.adapt(optax.adam(0.1))
+    updates, _ = tx.update(grads, tx.init(params), params)
+    assert bits(updates["i"]) == bits(jnp.zeros(3, jnp.int8))
+    assert bits(updates["n"]) == bits(updates["u"]) == bits(jnp.zeros(3, int))
+    assert updates["k"] is grads["k"]
+    new = ta.apply_updates(params, updates) if hasattr(ta, "apply_updates") else None
+    assert new is None or new["k"] is params["k"]
+    with pytest.raises(TypeError):  # Optax itself
+        optax.adam(0.1).update(grads, optax.adam(0.1).init(params), params)
+
+
+def test_the_gradients_may_hold_the_functions_of_the_model():
+    model = mlp()
+    updates, _ = ta.adapt(optax.sgd(0.1)).update(
+        model, (optax.EmptyState(),) * 2, model
+    )
+    assert updates.activation is model.activation
+
+
+def test_statistics_get_zeros_and_no_state():
+    tree = ROW["nnx.BatchNorm"].make()
+    tx = ta.adapt(optax.adam(0.1))
+    state = tx.init(tree)
+    assert sorted(state[0].mu) == ["bias", "scale"]
+    grads = put(tree, {path: jnp.ones(2) for path in ROW["nnx.BatchNorm"].paths})
+    updates, _ = tx.update(grads, state, tree)
+    flat = ta.to_flat_dict(updates)
+    assert [path for path, x in sorted(flat.items()) if (x == 0).all()] == [
+        "mean",
+        "var",
+    ]
+
+
+def test_optax_maps_over_the_params_in_the_state():
+    model = mlp()
+    tx = ta.adapt(optax.chain(optax.masked(optax.adam(0.1), ta.glob("layers/0"))))
+    state = optax.tree.map_params(tx, lambda leaf: "p", tx.init(model))
+    adam = state[0].inner_state[0]
+    assert adam.mu["layers/0/weight"] == adam.nu["layers/0/bias"] == "p"
+    assert adam.count == 0
+
+
+def test_multi_steps_keeps_its_methods_and_hands_on_extra_arguments():
+    steps = optax.MultiSteps(optax.chain(optax.polyak_sgd(), optax.sgd(1.0)), 2)
+    tx, params = ta.adapt(steps), {"net": [jnp.ones(2)]}
+    state = tx.init(params)
+    assert tx.gradient_transformation() is tx
+    assert tx.inner_opt is steps.inner_opt
+    for done in (False, True):
+        updates, state = tx.update(params, state, params, value=jnp.float32(1.0))
+        assert bool(tx.has_updated(state)) is done
+    assert (updates["net"][0] != 0).all()
+    without = optax.chain(steps.gradient_transformation())  # Optax drops the value
+    with pytest.raises(TypeError, match="value"):
+        without.update(params, without.init(params), params, value=jnp.float32(1.0))
+
+
+def test_extra_arguments_are_ignored_where_the_transformation_takes_none():
+    params = {"w": jnp.ones(2)}
+    tx = ta.adapt(optax.GradientTransformation(*optax.scale(2.0)))
+    updates, _ = tx.update(params, tx.init(params), params, value=1.0, batch=params)
+    assert updates["w"][0] == 2
+
+
+def recording() -> tuple[Any, dict[str, Any]]:
+    """A transformation that shows what it was given."""
+    seen: dict[str, Any] = {}
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
+        seen.update(extra, updates=updates, params=params)
+        return updates, state
+
+    init = optax.init_empty_state
+    return optax.GradientTransformationExtraArgs(init, update), seen
+
+
+def test_extra_arguments_shaped_like_the_params_are_flat_and_others_untouched():
+    tx, seen = recording()
+    model, batch = mlp(), (jnp.ones(2), {"x": jnp.ones(3)})
+    grads = eqx.filter(model, eqx.is_array)
+    tags = jax.tree.map(lambda x: x.ndim, grads)
+    loader = object()
+    extra = {"batch": batch, "loader": loader, "model": model, "nothing": None}
+    ta.adapt(tx).update(
+        grads, optax.EmptyState(), model, tags=tags, value=grads, **extra
+    )
+    assert list(seen["updates"]) == list(seen["tags"]) == list(ta.split(model)[0])
+    assert seen["tags"]["layers/0/weight"] == 2
+    assert bits(seen["model"]) == bits(ta.split(model)[0])
+    assert seen["value"] is grads  # is never shaped like params
+    assert all(seen[name] is extra[name] for name in ("batch", "loader", "nothing"))
+
+
+def test_nothing_is_asked_of_arguments_of_another_size():
+    tx, seen = recording()
+    keyless = ROW["keyless class"].make()["net"]  # would warn of its positions
+    params = {"w": jnp.ones(2)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ta.adapt(tx).update(params, optax.EmptyState(), params, batch=keyless)
+    assert seen["batch"] is keyless
+
+
+def test_scalars_beside_one_bare_array_are_no_params():
+    tx, seen = recording()
+    x = jnp.ones(3)
+    ta.adapt(tx).update(x, optax.EmptyState(), x, grad=x, loss=jnp.float32(2), value=x)
+    assert bits(seen["grad"]) == bits({"": x})
+    assert seen["loss"] == 2
+    assert seen["value"] is x
+
+
+class Scaled(eqx.Module):
+    """A loss that is a module."""
+
+    by: jax.Array
+
+    def __call__(self, params, *, flat):
+        return self.by * flat * loss(params)
+
+
+def test_callbacks_keep_their_signatures():
+    tx, seen = recording()
+    model = mlp()
+
+    def value_fn(params, batch, *, flat=1, **rest):
+        return loss(params)
+
+    fns = [value_fn, functools.partial(value_fn, flat=2), jax.jit(value_fn)]
+    fns += [
+        Scaled(jnp.ones(())),
+        eqx.filter_jit(value_fn),
+        jax.tree_util.Partial(value_fn),
+    ]
+    for fn in fns:
+        ta.adapt(tx).update(model, optax.EmptyState(), model, value_fn=fn)
+        assert inspect.signature(seen["value_fn"]) == inspect.signature(fn)
+    ta.adapt(tx).update(model, optax.EmptyState(), model, value_fn=fns[3])
+    assert seen["value_fn"](seen["params"], flat=2) == 2 * loss(model)
+
+
+def test_what_a_line_search_hands_on_to_the_loss_is_what_was_given():
+    params = (jnp.ones(2), jnp.ones(2))  # of the shape of the batch
+    batch = (jnp.full(2, 3.0), jnp.full(2, 4.0))
+
+    def value_fn(params, batch, scale):
+        assert isinstance(params, tuple)
+        assert isinstance(batch, tuple)
+        return scale * sum(
+            jnp.sum((p - x) ** 2) for p, x in zip(params, batch, strict=True)
+        )
+
+    def step(tx):
+        def update(params, state):
+            value, grad = jax.value_and_grad(value_fn)(params, batch, 0.5)
+            extra = {"value": value, "grad": grad, "value_fn": value_fn}
+            args = {"batch": batch, "scale": 0.5}
+            return tx.update(grad, state, params, **extra, **args)[0]
+
+        return program(update, params, tx.init(params))
+
+    tx = optax.lbfgs(memory_size=2)
+    assert step(ta.adapt(tx)) == step(tx)
+    assert step(ta.freeze(tx, [])) == step(tx)
+    assert step(ta.partition({"a": tx}, {"**": "a"})) == step(tx)
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_the_gradients_that_sam_asks_for_are_trees_of_the_caller(name):
+    tree, seen = ROW[name].make(), []
+    params = put(tree, flat_params(tree))
+    grads = like(tree, flat_params(tree, 1.0))
+
+    def grad_fn(params, index):
+        seen.append(type(params))
+        return like(params, flat_params(tree, 2.0))
+
+    tx = ta.adapt(optax.contrib.sam(optax.sgd(1.0), optax.sgd(0.1), opaque_mode=True))
+    updates, _ = tx.update(grads, tx.init(params), params, grad_fn=grad_fn)
+    assert seen == [type(params)]
+    want = {path: -x for path, x in flat_params(tree, 2.0).items()}
+    assert bits(flat_updates(updates)) == bits(want)
+    with pytest.raises(ta.TransformError, match="grad_fn returned"):
+        tx.update(grads, tx.init(params), params, grad_fn=lambda p, i: {})
+
+
+def test_a_state_of_half_precision_follows_the_transformation():
+    params = {"net": [jnp.ones(2, jnp.bfloat16)]}
+    grads = {"net": [jnp.ones(2, jnp.float32)]}
+    for tx in (
+        optax.adam(0.1),
+        optax.adam(0.1, mu_dtype=jnp.float32),
+        optax.sgd(0.1, 0.9),
+    ):
+        state = ta.adapt(tx).init(params)
+        ours = ta.adapt(tx).update(grads, state, params)[1]
+        want = tx.update(
+            {"net/0": grads["net"][0]}, state, {"net/0": params["net"][0]}
+        )[1]
+        assert bits(ours) == bits(want)
+
+
+def test_scan_names_the_floating_point_state_that_drifts_and_mu_dtype_cures_it():
+    params = {"net": [jnp.ones(2, jnp.bfloat16)]}
+    grads = {"net": [jnp.ones(2, jnp.float32)]}
+
+    def train(tx):
+        def step(state, _):
+            return tx.update(grads, state, params)[1], None
+
+        return jax.lax.scan(step, tx.init(params), length=2)
+
+    with pytest.raises(TypeError, match=r"\.trace\['net/0'\] has type bfloat16"):
+        train(ta.adapt(optax.sgd(0.1, momentum=0.9)))
+    train(ta.adapt(optax.sgd(0.1, momentum=0.9, accumulator_dtype=jnp.float32)))
+
+
+# Selectors, rules and lifted functions decide on the whole tree
+
+
+class Block(eqx.Module):
+    linear: eqx.nn.Linear
+    norm: eqx.nn.LayerNorm
+    activation: Callable = jax.nn.relu
+
+
+def blocks() -> list[Block]:
+    return [
+        Block(eqx.nn.Linear(2, 2, key=jax.random.key(i)), eqx.nn.LayerNorm(2))
+        for i in range(3)
+    ]
+
+
+def decayed(tx: Any, model: Any) -> list[str]:
+    """Paths of the leaves that a transformation moves without any gradient."""
+    zeros = jax.tree.map(jnp.zeros_like, eqx.filter(model, eqx.is_array))
+    moving = put(model, flat_params(model, 9.0))  # no zero in it
+    updates, _ = tx.update(zeros, tx.init(moving), moving)
+    return [path for path, x in flat_updates(updates).items() if (x != 0).any()]
+
+
+LINEAR = ["0/linear/bias", "0/linear/weight", "1/linear/bias", "1/linear/weight"]
+LINEAR += ["2/linear/bias", "2/linear/weight"]
+
+
+@pytest.mark.parametrize(
+    ("mask", "want"),
+    [
+        (~ta.node(eqx.nn.LayerNorm), LINEAR),
+        (ta.glob("{-1}/linear"), LINEAR[4:]),
+        (ta.glob("**/<Linear>/bias"), LINEAR[::2]),
+        (ta.Rules({eqx.nn.LayerNorm: False, "**": True}).where(True), LINEAR),
+        (ta.Rules({eqx.nn.LayerNorm: False, "**": True}), LINEAR),
+        (ta.lift(lambda m: [Block(True, False)] * len(m)), LINEAR),
+        (ta.lift([Block(True, False), *[Block(False, False)] * 2]), LINEAR[:2]),
+    ],
+    ids=[
+        "class",
+        "from the end",
+        "class name",
+        "where",
+        "rules",
+        "lifted",
+        "lifted tree",
+    ],
+)
+@pytest.mark.parametrize("nested", [False, True])
+def test_masks_decide_on_the_callers_whole_tree(mask, want, nested):
+    tx = optax.adamw(0.1, weight_decay=0.5, mask=mask)
+    if nested:
+        inner = optax.chain(ta.adapt(tx), optax.identity())
+        tx = optax.masked(inner, lambda p: jax.tree.map(lambda _: True, p))
+    model = blocks()
+    assert sorted(decayed(ta.adapt(tx), model)) == want
+    rules = {"1": "b", "**": "a"}
+    in_groups = decayed(ta.partition({"a": tx, "b": tx}, rules), model)
+    assert sorted(in_groups) == want
+
+
+@pytest.mark.parametrize(
+    ("mask", "words"),
+    [
+        (ta.glob("**/wieght"), "weight"),
+        (ta.glob("0") & ~ta.node(eqx.nn.Conv), "Conv"),
+        (ta.Rules({"9": True, "**": False}), "9"),
+        (ta.lift({"0": True, "1": True, "2": True, "3": False}), "'3'"),
+    ],
+)
+def test_what_hits_nothing_is_an_error_when_a_state_is_made(mask, words):
+    tx, model = optax.adamw(0.1, mask=mask), blocks()
+    nested = optax.masked(ta.adapt(tx), lambda p: jax.tree.map(jnp.ndim, p))
+    made = [ta.adapt(tx), ta.freeze(tx, "0/norm"), ta.partition({"a": tx}, {"**": "a"})]
+    for wrapped in (*made, ta.adapt(nested)):
+        with pytest.raises(ta.UnusedRuleError, match=words):
+            wrapped.init(model)
+
+
+def test_holes_in_a_model_do_not_make_it_a_part_of_one():
+    model = {"l": eqx.nn.Linear(2, 2, use_bias=False, key=jax.random.key(0))}
+    tx = optax.adamw(0.1, mask=ta.glob("**/bias"))
+    with pytest.raises(ta.UnusedRuleError, match="bias"):
+        ta.adapt(tx).init(model)
+    with pytest.raises(ta.UnusedRuleError, match="bias"):
+        ta.freeze(optax.sgd(0.1), "**/bias").init(model)
+
+
+def test_without_lift_a_function_that_reads_classes_sees_the_flat_dict():
+    def decays(tree):
+        found = jax.tree.map(
+            lambda node: not isinstance(node, eqx.nn.LayerNorm),
+            tree,
+            is_leaf=lambda node: isinstance(node, eqx.nn.LayerNorm),
+        )
+        return found
+
+    model = blocks()
+    tx = optax.adamw(0.1, weight_decay=0.5, mask=decays)
+    everything = decayed(ta.adapt(tx), model)
+    assert len(everything) == len(LINEAR) * 2  # LayerNorms too: silent, hence ``lift``
+    tx = optax.adamw(0.1, weight_decay=0.5, mask=ta.lift(decays))
+    assert sorted(decayed(ta.adapt(tx), model)) == LINEAR
+
+
+def test_a_mask_that_optax_shows_a_part_of_the_tree_reports_nothing():
+    tx = optax.masked(
+        optax.chain(optax.add_decayed_weights(0.1, ta.glob("1"))),
+        {"0": True, "1": False},
+    )
+    tx.init({"0": jnp.ones(2), "1": jnp.ones(2)})
+    ta.adapt(tx).init({"0": jnp.ones(2), "1": jnp.ones(2)})
+
+
+# Nothing to train, and other errors
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {},
+        (),
+        None,
+        {"n": jnp.arange(3)},
+        {"act": jax.nn.relu, "name": "mlp", "rate": 0.5},
+        {"a": {}, "e": None},
+        eqx.filter(mlp(), lambda x: False),
+    ],
+    ids=[
+        "dict",
+        "tuple",
+        "None",
+        "integers",
+        "static leaves",
+        "None in it",
+        "filtered",
+    ],
+)
+def test_no_array_at_all_raises(tree):
+    tx = optax.adam(0.1)
+    for made in (ta.adapt(tx), ta.freeze(tx, []), ta.partition({"a": tx}, {"**": "a"})):
+        with pytest.raises(ta.NoArraysError, match="nothing would train"):
+            made.init(tree)
+
+
+def test_a_group_or_a_mask_may_be_empty():
+    inner = ta.adapt(optax.adam(0.1))
+    params = {"w": jnp.ones(2)}
+    tx = ta.partition({"a": inner, "b": optax.sgd(0.1)}, lambda p: {"w": "b"})
+    tx.update(params, tx.init(params), params)
+    tx = optax.masked(inner, {"w": False})
+    tx.update(params, tx.init(params), params)
+
+
+def test_updates_that_do_not_fit_are_named():
+    tx = ta.adapt(optax.sgd(0.1))
+    params = {"a": jnp.ones(2), "b": jnp.arange(2)}
+    state = tx.init(params)
+    with pytest.raises(ta.TransformError, match=r"'c'.*where the params have none"):
+        tx.update({"c": jnp.ones(2)}, state, params)
+    with pytest.raises(ta.TransformError, match=r"'a'.*float.*jnp\.asarray"):
+        tx.update({"a": jnp.ones(())}, state, {"a": 0.5, "w": jnp.ones(2)})
+    params = optax.LookaheadParams({"a": jnp.ones(2)}, {"b": jnp.ones(2)})
+    with pytest.raises(ta.TransformError, match="'a' of the params"):
+        tx.update({"a": jnp.ones(2)}, state, params)
+
+
+@pytest.mark.parametrize("thing", [optax.adam, None, "adam", ta.glob("**")])
+def test_what_is_no_transformation_is_refused(thing):
+    makes = (
+        lambda: ta.adapt(thing),
+        lambda: ta.freeze(thing, "a"),
+        lambda: ta.partition({"a": thing}, {"**": "a"}),
+    )
+    for make in makes:
+        with pytest.raises(ta.TransformError, match="no init and update"):
+            make()
+
+
+def test_equal_trees_are_traced_once_and_nothing_is_added_to_the_program():
+    tx, model = ta.adapt(optax.adamw(0.1)), two_layers(ModelTuple, LayerTuple)
+    traces = []
+
+    @jax.jit
+    def step(grads, state, params):
+        traces.append(1)
+        return tx.update(grads, state, params)
+
+    state = tx.init(model)
+    for _ in range(3):
+        _, state = step(model, state, model)
+    assert len(traces) == 1
+    assert cast_back(state, state)[0].count == 3
+
+
+def test_buffers_may_be_donated_and_keep_their_sharding():
+    mesh = jax.make_mesh((8,), ("x",))
+    sharding = jax.NamedSharding(mesh, jax.P("x"))
+    params = LayerTuple(*jax.device_put((jnp.ones(8), jnp.ones((8, 2))), sharding))
+    tx = ta.adapt(optax.adam(0.1))
+    state = tx.init(params)
+    assert {x.sharding for x in jax.tree.leaves(state[0].mu)} == {sharding}
+    step = jax.jit(tx.update, donate_argnums=(0, 1))
+    updates, new = step(jax.tree.map(jnp.copy, params), state, params)
+    assert all(x.is_deleted() for x in jax.tree.leaves(state))
+    assert all(x.sharding.is_equivalent_to(sharding, x.ndim) for x in updates)
+    assert new[0].count == 1
+
+
+def test_it_maps_over_an_ensemble():
+    tx = ta.adapt(optax.adam(0.1))
+    models = jax.tree.map(lambda x: jnp.stack([x, x * 2]), {"l": (w(), b(1))})
+    state = jax.vmap(tx.init)(models)
+    updates, _ = jax.vmap(tx.update)(models, state, models)
+    first = jax.tree.map(lambda x: x[1], models)
+    want, _ = tx.update(first, tx.init(first), first)
+    np.testing.assert_allclose(updates["l"][0][1], want["l"][0], rtol=1e-6)

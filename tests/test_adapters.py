@@ -1,0 +1,1095 @@
+"""Each container kind: named right, and brought back without a constructor of its own.
+
+Ids such as ``D4`` number the known hazards of pytrees.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import subprocess
+import sys
+import time
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import attr
+import attrs
+import chex
+import equinox as eqx
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from flax.core import FrozenDict
+from penzai import pz
+from trees import assert_same, eqx_shared, mlp, penzai_linear
+
+import treeadapt as ta
+
+
+def w(fill=1.0):
+    return jnp.full(2, fill, jnp.float32)
+
+
+class Never:
+    """Base of classes that no conversion may build by their constructor."""
+
+    ready = False  # set while a test builds its own instance
+
+    @classmethod
+    def made(cls, *args, **kwargs):
+        Never.ready = True
+        try:
+            return cls(*args, **kwargs)
+        finally:
+            Never.ready = False
+
+
+def refuse(*_args, **_kwargs):
+    if not Never.ready:
+        raise AssertionError("a conversion ran code of the class")
+
+
+def round_trips(tree):
+    """Every way there and back; the trees that come back."""
+    state, flat = ta.to_state_dict(tree), ta.to_flat_dict(tree)
+    return [
+        ta.from_state_dict(tree, state),
+        ta.from_flat_dict(tree, flat),
+        ta.merge(*ta.split(tree, [])),
+        ta.merge(*ta.split(tree, "**", arrays="all")),
+        ta.map_where(lambda leaf: leaf, tree, "**"),
+    ]
+
+
+def assert_comes_back(tree):
+    """The same leaves, attributes and treedef in every way."""
+    treedef = jax.tree.structure(tree)
+    for again in round_trips(tree):
+        assert_same(tree, again)
+        assert jax.tree.structure(again) == treedef or treedef.num_leaves == 1
+        assert_same_attributes(tree, again)
+
+
+def assert_same_attributes(tree, again):
+    if hasattr(tree, "__dict__"):
+        one, two = vars(tree), vars(again)
+        assert one.keys() == two.keys()
+        assert all(type(one[name]) is type(two[name]) for name in one)
+
+
+# Constructors
+
+
+@dataclasses.dataclass
+class PlainPost(Never):
+    w: Any
+    tag: Any = "tag"
+
+    def __post_init__(self):
+        refuse()
+
+
+@jtu.register_dataclass
+@dataclasses.dataclass
+class Post(Never):
+    w: Any
+    tag: Any = dataclasses.field(default="tag", metadata={"static": True})
+
+    def __post_init__(self):
+        refuse()
+
+
+@jtu.register_dataclass
+@dataclasses.dataclass
+class OwnInit(Never):
+    w: Any
+
+    def __init__(self, x, y):
+        refuse()
+        self.w = x
+
+
+@jtu.register_dataclass
+@dataclasses.dataclass
+class OwnNew(Never):
+    w: Any
+
+    def __new__(cls, *args):
+        refuse()
+        return object.__new__(cls)
+
+
+@jtu.register_dataclass
+@dataclasses.dataclass
+class OwnSetter(Never):
+    w: Any
+
+    def __setattr__(self, name, value):
+        refuse()
+        object.__setattr__(self, name, value)
+
+
+@jtu.register_dataclass
+@dataclasses.dataclass
+class WithInitVar(Never):
+    w: Any
+    scale: dataclasses.InitVar[Any]
+
+
+@jtu.register_dataclass
+@dataclasses.dataclass
+class WithInitVarAndDefault(Never):
+    w: Any
+    scale: dataclasses.InitVar[Any] = 3
+
+    def __post_init__(self, scale):
+        self.w = self.w * scale
+
+
+@dataclasses.dataclass
+class NoInit(Never):
+    w: Any
+    calls: Any = dataclasses.field(init=False, default=0)
+
+
+jtu.register_dataclass(NoInit, ["w"], [], drop_fields=["calls"])
+
+
+@jtu.register_dataclass
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FrozenSlots:
+    w: Any
+    tag: Any = dataclasses.field(default="tag", metadata={"static": True})
+
+
+@flax.struct.dataclass
+class StructPost(Never):
+    w: Any
+    name: str = flax.struct.field(pytree_node=False, default="name")
+
+    def __post_init__(self):
+        refuse()
+
+
+@chex.dataclass
+class ChexPost(Never):
+    w: Any
+
+    def __post_init__(self):
+        refuse()
+
+
+@chex.dataclass(mappable_dataclass=False, frozen=True)
+class ChexPlainPost(Never):
+    w: Any
+
+    def __post_init__(self):
+        refuse()
+
+
+@attrs.define
+class AttrsChecked(Never):
+    w: Any = attrs.field(converter=lambda value: (refuse(), value)[1])
+    _b: Any = attrs.field(default=None, validator=refuse, alias="other")
+
+
+@attr.s(init=False)
+class OldAttrs(Never):
+    w = attr.ib()
+
+    def __init__(self, w):
+        refuse()
+        self.w = w
+
+
+class TupleOfOne(Never, collections.namedtuple("TupleOfOne", "w v")):
+    def __new__(cls, w):
+        refuse()
+        return super().__new__(cls, w, w * 0)
+
+
+class TupleWithInit(collections.namedtuple("TupleWithInit", "w"), Never):
+    __slots__ = ()
+
+    def __init__(self, w):
+        refuse()
+
+
+class DictSub(Never, dict):
+    def __init__(self, **items):
+        refuse()
+        super().__init__(items)
+
+    def __setitem__(self, key, value):
+        refuse()
+
+    def __getitem__(self, key):
+        refuse()
+
+    def __iter__(self):
+        refuse()
+
+
+class ListSub(Never, list):
+    def __init__(self, items):
+        refuse()
+        super().__init__(items)
+
+    def append(self, item):
+        refuse()
+
+    extend = __iter__ = __len__ = append
+
+
+class TupleSub(Never, tuple):
+    def __new__(cls, *items):
+        refuse()
+        return tuple.__new__(cls, items)
+
+
+class DequeSub(Never, collections.deque):
+    def __init__(self, items):
+        refuse()
+        super().__init__(items, 4)
+
+
+class UserDictSub(Never, collections.UserDict):
+    def __init__(self, **items):
+        refuse()
+        super().__init__(items)
+
+
+class EqxChecked(Never, eqx.Module):
+    w: Any = eqx.field(converter=lambda value: (refuse(), value)[1])
+
+    def __check_init__(self):
+        refuse()
+
+
+class EqxOwnInit(Never, eqx.Module):
+    w: Any
+
+    def __init__(self, w):
+        refuse()
+        self.w = w
+
+
+class NnxOwnInit(Never, nnx.Module):
+    def __init__(self, w):
+        refuse()
+        self.w = nnx.Param(w)
+
+
+@pz.pytree_dataclass
+class PenzaiPost(pz.Struct):
+    w: Any
+
+    def __post_init__(self):
+        refuse()
+
+
+def penzai_post():
+    Never.ready = True
+    try:
+        return PenzaiPost(w())
+    finally:
+        Never.ready = False
+
+
+MADE: dict[str, Callable[[], Any]] = {
+    "plain dataclass": lambda: PlainPost.made(w()),
+    "registered dataclass": lambda: Post.made(w(), "other"),
+    "own __init__": lambda: OwnInit.made(w(), 2),
+    "own __new__": lambda: OwnNew.made(w()),
+    "own __setattr__": lambda: OwnSetter.made(w()),
+    "InitVar": lambda: WithInitVar.made(w(), 2),
+    "InitVar with a default": lambda: WithInitVarAndDefault.made(w()),
+    "init=False": lambda: NoInit.made(w()),
+    "frozen slots": lambda: FrozenSlots(w=w(), tag="other"),
+    "flax.struct": lambda: StructPost.made(w()),
+    "chex mappable": lambda: ChexPost.made(w=w()),
+    "chex": lambda: ChexPlainPost.made(w=w()),
+    "attrs": lambda: AttrsChecked.made(w(), w()),
+    "old attrs": lambda: OldAttrs.made(w()),
+    "NamedTuple with __new__": lambda: TupleOfOne.made(w()),
+    "NamedTuple with __init__": lambda: TupleWithInit.made(w()),
+    "dict subclass": lambda: DictSub.made(b=w(), a=w()),
+    "list subclass": lambda: ListSub.made([w(), w()]),
+    "tuple subclass": lambda: TupleSub.made(w(), w()),
+    "deque subclass": lambda: DequeSub.made([w(), w()]),
+    "UserDict subclass": lambda: UserDictSub.made(b=w(), a=w()),
+    "Equinox": lambda: EqxChecked.made(w()),
+    "Equinox with __init__": lambda: EqxOwnInit.made(w()),
+    "nnx": lambda: NnxOwnInit.made(w()),
+    "penzai": penzai_post,
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_law_1_no_constructor_runs(name):
+    assert_comes_back(MADE[name]())
+    tree = {"a": [MADE[name]()], "b": MADE[name]()}
+    for again in round_trips(tree):
+        assert_same(tree, again)
+        assert_same_attributes(tree["b"], again["b"])
+
+
+def test_D2_D2b_fields_without_init_keep_their_value():
+    tree = NoInit.made(w())
+    tree.calls = 99
+    assert jax.tree.map(lambda x: x, tree).calls == 0  # JAX resets it
+    for again in round_trips(tree):
+        assert again.calls == 99
+
+
+def test_D4_D5_F13_values_are_not_converted_twice():
+    @chex.dataclass
+    class ChexDoubling:
+        x: Any
+
+        def __post_init__(self):
+            self.x = self.x * 2
+
+    @jtu.register_dataclass
+    @dataclasses.dataclass
+    class Doubling:
+        x: Any
+
+        def __post_init__(self):
+            self.x = jnp.asarray(self.x) * 2
+
+    for tree in (ChexDoubling(x=w()), Doubling(w()), [Doubling(w())]):
+        for again in round_trips(tree):
+            assert jax.tree.leaves(again)[0].tolist() == [2.0, 2.0]
+        labels = ta.map_where(lambda leaf: "label", tree, "**")
+        assert ta.to_flat_dict(labels) == dict.fromkeys(ta.tree_paths(tree), "label")
+    assert jax.tree.map(lambda x: x, ChexDoubling(x=w())).x.tolist() == [4.0, 4.0]
+
+
+def test_D6_slots_and_attributes_that_are_not_set():
+    @dataclasses.dataclass(slots=True)
+    class Slots:
+        w: Any
+        b: Any = dataclasses.field(init=False)
+
+    class Base:
+        __slots__ = ("__private", "w")
+
+    class Derived(Base):
+        __slots__ = ("b", "c")
+
+        def __getattr__(self, name):
+            raise AssertionError(f"asked for {name}")
+
+    tree = Slots(w())
+    assert ta.tree_paths(tree) == ("w",)
+    for again in round_trips(tree):
+        assert not hasattr(again, "b")
+    with ta.default_registry.copy().use():
+        ta.register(Derived, fields=("w", "b"))
+        tree = Derived()
+        tree.w, tree.b, tree._Base__private = w(), w(), "private"
+        for again in round_trips(tree):
+            assert again._Base__private == "private"
+            assert again.b is tree.b
+            with pytest.raises(AssertionError, match="asked for c"):
+                _ = again.c
+
+
+def test_D9_a_subclass_of_a_registered_dataclass_is_opened():
+    @dataclasses.dataclass
+    class Child(RegisteredBase):
+        b: Any = None
+
+    assert len(jax.tree.leaves(Child(w(), w()))) == 1  # opaque to JAX
+    tree = {"child": Child(w(), w()), "base": RegisteredBase(w())}
+    assert ta.tree_paths(tree) == ("base/w", "child/w", "child/b")
+    for again in round_trips(tree):
+        assert_same(tree, again)
+
+
+@jtu.register_dataclass
+@dataclasses.dataclass
+class RegisteredBase:
+    w: Any
+
+
+def test_D12_attrs_children_are_named_by_attribute():
+    tree = AttrsChecked.made(w(), w())
+    assert ta.tree_paths(tree) == ("w", "_b")
+    assert ta.tree_paths(OldAttrs.made(w())) == ("w",)
+
+
+def test_D13_attrs_labels_are_not_converted():
+    labels = ta.map_where(lambda leaf: "frozen", AttrsChecked.made(w()), "w")
+    assert labels.w == "frozen"
+
+
+def test_D14_objects_are_not_compared():
+    @dataclasses.dataclass
+    class Uncomparable:
+        w: Any
+
+        def __eq__(self, other):
+            raise AssertionError("compared")
+
+        def __bool__(self):
+            raise AssertionError("asked for truth")
+
+        def __len__(self):
+            raise AssertionError("asked for length")
+
+    tree = {"a": Uncomparable(w()), "b": [Uncomparable(1.0)]}
+    for again in round_trips(tree):
+        assert again["a"].w is tree["a"].w
+        assert again["b"][0] is tree["b"][0]
+
+
+def test_D17_attributes_that_are_no_fields_come_back():
+    tree = PlainPost.made(w())
+    tree.cached = {"n": 1}
+    for again in round_trips(tree):
+        assert again.cached is tree.cached
+    tree.scale = w()
+    with pytest.raises(ta.AdapterError, match="beside its children, 'scale'"):
+        ta.to_state_dict(tree)
+
+
+def test_a_metadata_dataclass_is_a_leaf():
+    @dataclasses.dataclass
+    class Spec:
+        shape: Any
+        dtype: Any
+        names: Any = ("a", "b")
+
+    tree = {"spec": Spec((2, 3), np.float32), "w": w()}
+    assert ta.tree_paths(tree) == ("spec", "w")
+    assert ta.tree_paths({"spec": Spec(w(), np.float32)}) == (
+        "spec/shape",
+        "spec/dtype",
+        "spec/names/0",
+        "spec/names/1",
+    )
+    assert ta.merge(*ta.split(tree))["spec"] is tree["spec"]
+
+
+def test_a_dataclass_registered_without_keys_keeps_its_own_way():
+    @jtu.register_pytree_node_class
+    @dataclasses.dataclass
+    class Own:
+        w: Any
+        calls: Any = ()
+
+        def __post_init__(self):
+            self.w = self.w
+
+        def tree_flatten(self):
+            return (self.w,), self.calls
+
+        @classmethod
+        def tree_unflatten(cls, calls, children):
+            return cls(*children, (*calls, "unflatten"))
+
+    with pytest.warns(ta.UnstablePathWarning, match="Own is registered"):
+        assert ta.tree_paths(Own(w())) == ("0",)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tree = Own(w())
+        again = ta.from_state_dict(tree, ta.to_state_dict(tree))
+    assert again.w is tree.w
+    assert again.calls == ("unflatten",)
+
+
+def test_a_dataclass_whose_children_are_no_attributes_keeps_its_own_way():
+    @dataclasses.dataclass
+    class Stacked:
+        both: Any
+
+        def __post_init__(self):
+            refuse()
+
+    def flatten(node):
+        return ((jtu.GetAttrKey("both"), node.both[0]),), node.both[1]
+
+    def unflatten(second, children):
+        node = object.__new__(Stacked)
+        node.both = (*children, second)
+        return node
+
+    jtu.register_pytree_with_keys(Stacked, flatten, unflatten)
+    tree = unflatten("static", [w()])
+    assert ta.tree_paths(tree) == ("both",)
+    for again in round_trips(tree):
+        assert again.both[0] is tree.both[0]
+        assert again.both[1] == "static"
+
+
+def test_hand_written_code_is_told_from_generated_code_in_a_command_line():
+    program = """if 1:
+    import collections, dataclasses, jax, jax.numpy as jnp, treeadapt as ta
+    class Two(collections.namedtuple("Two", "x y")):
+        def __new__(cls, x):
+            return super().__new__(cls, x, x)
+    @jax.tree_util.register_dataclass
+    @dataclasses.dataclass
+    class Data:
+        w: jax.Array
+        def __init__(self, first, second):
+            self.w = first
+    tree = [Two(jnp.ones(1)), Data(jnp.ones(2), 3)]
+    print(ta.tree_paths(ta.from_state_dict(tree, ta.to_state_dict(tree))))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "('0/x', '0/y', '1/w')"
+
+
+# Keys
+
+
+def class_with(flatten_with_keys, flatten):
+    class Node:
+        def __init__(self, a, b, c=None):
+            self.a, self.b, self.c = a, b, c
+
+    def unflatten(_, children):
+        return Node(*children)
+
+    jtu.register_pytree_with_keys(Node, flatten_with_keys, unflatten, flatten)
+    return Node
+
+
+def test_A12_a_class_without_keys_has_positions_and_a_warning():
+    @jtu.register_pytree_node_class
+    class Keyless:
+        def __init__(self, *children):
+            self.children = children
+
+        def tree_flatten(self):
+            return self.children, None
+
+        @classmethod
+        def tree_unflatten(cls, _, children):
+            return cls(*children)
+
+    message = (
+        r'treeadapt.register\(Keyless, fields=\("name0", "name1", "name2", ...\)\)'
+    )
+    with pytest.warns(ta.UnstablePathWarning, match=message):
+        assert ta.tree_paths(Keyless(w(), w(), w(), [w()])) == ("0", "1", "2", "3/0")
+
+
+def test_A13_names_follow_the_leaves_where_a_class_disagrees_with_itself():
+    Node = class_with(
+        lambda n: ((("c", n.c), ("b", n.b), ("a", n.a)), None),
+        lambda n: ((n.a, n.b, n.c), None),
+    )
+    tree = Node(w(1), w(2), w(3))
+    flat = ta.to_flat_dict(tree)
+    assert list(flat) == ["a", "b", "c"]
+    assert all(flat[name] is getattr(tree, name) for name in flat)
+    # An object that stands there twice does not hide what the others tell.
+    tree = Node(None, None, w(3))
+    assert ta.tree_paths(tree) == ("c",)
+    for again in round_trips(tree):
+        assert again.c is tree.c
+
+
+def test_a_class_that_has_a_child_only_with_keys_is_named():
+    Node = class_with(lambda n: ((("a", n.a),), None), lambda n: ((n.a, n.b), None))
+    with pytest.raises(
+        ta.AdapterError, match=r"At 'x': Node .* 1 children with keys, 2"
+    ):
+        ta.to_state_dict({"x": Node(w(), w())})
+
+
+def test_A14_keys_that_are_plain_strings():
+    Node = class_with(
+        lambda n: ((("a", n.a), ("b", n.b)), None), lambda n: ((n.a, n.b), None)
+    )
+    assert ta.tree_paths({"x": Node(w(), [w()])}) == ("x/a", "x/b/0")
+
+
+def test_A15_a_node_that_gives_one_key_twice():
+    key = jtu.GetAttrKey("a")
+    Node = class_with(
+        lambda n: (((key, n.a), (key, n.b)), None), lambda n: ((n.a, n.b), None)
+    )
+    for convert in (ta.to_state_dict, ta.to_flat_dict, ta.split):
+        with pytest.raises(ta.PathCollisionError, match=r"Node at 'x' .* 'a': \['x'\]"):
+            convert({"x": Node(w(), w())})
+
+
+def test_A17_haiku_keys_come_back():
+    tree = {"mlp/~/linear_0": {"w": w()}, "mlp": {"w": w()}}
+    assert ta.tree_paths(tree) == ("mlp/w", "mlp/~/linear_0/w")
+    assert list(ta.to_state_dict(tree)) == ["mlp", "mlp/~/linear_0"]
+    assert_comes_back(tree)
+
+
+# Python's containers
+
+
+def test_B7_a_default_factory_is_kept_and_never_called():
+    class Sub(collections.defaultdict):
+        pass
+
+    for cls in (collections.defaultdict, Sub):
+        tree = cls(refuse, {"b": w(), "a": w()})
+        for again in round_trips(tree):
+            assert type(again) is cls
+            assert again.default_factory is refuse
+            assert list(again) == list(jax.tree.map(lambda x: x, tree))
+        assert list(tree) == ["b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("make", "paths"),
+    [
+        (lambda: types.MappingProxyType({"b": w(), "a": w()}), ("a", "b")),
+        (lambda: collections.Counter(b=w(), a=w()), ("a", "b")),
+        (lambda: collections.UserDict(b=w(), a=w()), ("a", "b")),
+        (lambda: DictSub.made(b=w(), a=w()), ("a", "b")),
+        (lambda: OrderedSub(b=w(), a=w()), ("b", "a")),
+        (lambda: collections.deque([w(), w()], 3), ("0", "1")),
+        (lambda: TupleSub.made(w(), [w()]), ("0", "1/0")),
+    ],
+)
+def test_B8_B9_containers_that_jax_does_not_know(make, paths):
+    tree = make()
+    assert jax.tree.leaves(tree)[0] is tree
+    assert ta.tree_paths(tree) == paths
+    if isinstance(tree, dict):
+        order = list(dict.__iter__(tree))
+        for again in round_trips(tree):
+            assert list(dict.__iter__(again)) == order
+
+
+class OrderedSub(collections.OrderedDict):
+    pass
+
+
+def test_B8_a_chain_of_maps_is_taught_in_a_line():
+    tree = {"a": collections.ChainMap({"x": w()}, {"y": w()})}
+    with pytest.raises(ta.AdapterError, match="ChainMap"):
+        ta.to_state_dict(tree)
+    with ta.default_registry.copy().use():
+        ta.register(collections.ChainMap, fields=("maps",))
+        assert ta.tree_paths(tree) == ("a/maps/0/x", "a/maps/1/y")
+
+
+def test_B9_containers_without_arrays_are_leaves():
+    tree = {
+        "set": {1, 2},
+        "range": range(3),
+        "time": time.gmtime(0),
+        "counter": collections.Counter("aab"),
+        "deque": collections.deque([1]),
+        "proxy": types.MappingProxyType({"a": {"b": [1]}}),
+    }
+    assert ta.tree_paths(tree) == tuple(sorted(tree))
+    for again in round_trips({**tree, "w": w()}):
+        assert all(again[name] is tree[name] for name in tree)
+
+
+def test_attributes_of_a_dict_subclass_come_back():
+    tree = DictSub.made(a=w())
+    tree.note, tree.other = {"a": 1}, None
+    for again in round_trips(tree):
+        assert vars(again) == {"note": {"a": 1}, "other": None}
+    tree.w = [w()]
+    with pytest.raises(ta.AdapterError, match="beside its children, 'w'"):
+        ta.to_state_dict(tree)
+
+
+def test_an_ordered_dict_subclass_that_was_reordered():
+    tree = OrderedSub(b=w(), a=w())
+    tree.move_to_end("b")
+    assert ta.tree_paths(tree) == ("a", "b")
+    for again in round_trips(tree):
+        assert list(again) == ["a", "b"]
+
+
+def test_a_deque_keeps_its_bound():
+    for cls in (collections.deque, DequeSub):
+        Never.ready = True
+        tree = cls([w(), w()]) if cls is DequeSub else cls([w(), w()], 4)
+        Never.ready = False
+        for again in round_trips(tree):
+            assert (type(again), again.maxlen) == (cls, 4)
+
+
+def test_a_dataclass_that_is_a_dict():
+    @dataclasses.dataclass
+    class Output(dict):
+        name: str = "name"
+
+    tree = Output()
+    tree["w"] = w()
+    assert ta.tree_paths(tree) == ("w",)
+    for again in round_trips(tree):
+        assert (again["w"], again.name) == (tree["w"], "name")
+    tree.name = w()
+    with pytest.raises(ta.AdapterError, match="'name'"):
+        ta.to_state_dict(tree)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: types.SimpleNamespace(w=w()),
+        lambda: SlotsOnly(w()),
+        lambda: Holder({"deep": [(w(),)]}),
+        lambda: Holder(Holder(w())),
+        lambda: Holder(PlainPost.made(w())),
+        lambda: Holder(functools.partial),
+    ],
+)
+def test_an_unknown_object_is_an_error_if_it_holds_an_array(make):
+    tree = {"x": [make()]}
+    if getattr(make(), "value", None) is functools.partial:
+        assert ta.tree_paths(tree) == ("x/0",)
+        return
+    with pytest.raises(ta.AdapterError, match=r"leaf at 'x/0' .* treeadapt.register\("):
+        ta.to_state_dict(tree)
+
+
+class SlotsOnly:
+    __slots__ = ("w",)
+
+    def __init__(self, w):
+        self.w = w
+
+
+class Holder:
+    def __init__(self, value):
+        self.value = value
+
+
+# NamedTuples
+
+
+def test_C1_two_classes_of_one_name():
+    One, Two = (collections.namedtuple("Same", "x y") for _ in range(2))
+    assert ta.tree_paths([One(w(), 1), Two(w(), 1)]) == ("0/x", "0/y", "1/x", "1/y")
+    again = ta.from_state_dict(Two(w(), 1), ta.to_state_dict(One(w(), 2)))
+    assert type(again) is Two
+
+
+def test_C2_plans_are_not_found_by_text():
+    One, Two = (collections.namedtuple("Same", field) for field in "xy")
+    assert str(jax.tree.structure(One(1))) == str(jax.tree.structure(Two(1)))
+    assert ta.tree_paths(One(w())) == ("x",)
+    assert ta.tree_paths(Two(w())) == ("y",)
+
+
+def test_C3_a_renamed_field_is_named_on_both_sides():
+    Old, New = (
+        collections.namedtuple("S", "mu nu"),
+        collections.namedtuple("S", "mu var"),
+    )
+    with pytest.raises(ta.StructureMismatchError, match=r"missing 'var'\n.*'nu'"):
+        ta.from_state_dict(New(w(), w()), ta.to_state_dict(Old(w(), w())))
+
+
+def test_C5_a_constructor_of_another_arity():
+    tree = TupleOfOne.made(w())
+    with pytest.raises(TypeError):
+        jax.tree.map(lambda x: x, tree)
+    assert_comes_back(tree)
+
+
+def test_C6_attributes_of_a_namedtuple_that_is_rebuilt_by_hand():
+    tree = TupleOfOne.made(w())
+    tree.extra = 7
+    for again in round_trips(tree):
+        assert again.extra == 7
+
+
+T = TypeVar("T")
+
+
+class GenericTuple(NamedTuple, Generic[T]):
+    x: T
+    count: Any = 0
+    index: Any = 0
+
+
+def test_C7_C9_generic_tuples_and_fields_called_count():
+    tree = GenericTuple[int](w(), w(), w())
+    assert ta.tree_paths(tree) == ("x", "count", "index")
+    assert_comes_back(tree)
+
+
+class Faking(tuple):
+    _fields = ("a", "b", "c")
+
+
+def test_C8_a_tuple_that_fakes_its_fields_is_named():
+    with pytest.raises(ta.AdapterError, match=r"At 'x': Faking says .* holds 2 items"):
+        ta.to_state_dict({"x": Faking((w(), w()))})
+
+
+def test_C10_private_names():
+    Renamed = collections.namedtuple("N", ["a", "class", "a"], rename=True)
+    assert ta.tree_paths(Renamed(w(), w(), w())) == ("a", "_1", "_2")
+    assert_comes_back(Renamed(w(), w(), w()))
+
+
+def test_C11_a_time_stays_a_leaf():
+    now = time.gmtime(0)
+    assert ta.to_flat_dict([now]) == {"0": now}
+
+
+# Equinox
+
+
+def test_E1_functions_come_back_by_identity():
+    tree = mlp()
+    assert_comes_back(tree)
+    assert ta.merge(*ta.split(tree)).activation is tree.activation
+
+
+def test_E3_static_arrays_convert_every_time():
+    class Static(eqx.Module):
+        w: Any
+        s: Any = eqx.field(static=True)
+
+    # Equinox warns of such a field itself.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trees = [Static(w(), np.arange(3)) for _ in range(3)]
+    for tree in trees:
+        assert ta.tree_paths(tree) == ("w",)
+        again = ta.from_flat_dict(tree, ta.to_flat_dict(tree))
+        assert again.s is tree.s
+
+
+def test_E4_E5_no_check_and_no_converter_runs():
+    tree = EqxChecked.made(w())
+    labels = ta.map_where(lambda leaf: "label", tree, "w")
+    assert labels.w == "label"
+
+
+def test_E8_a_shared_node_is_a_leaf():
+    tree = eqx_shared()
+    assert ta.tree_paths(tree) == ("0/weight", "1/weight", "1/bias", "where", "get")
+    assert type(ta.to_flat_dict(tree)["1/weight"]).__name__ == "SharedNode"
+    assert_comes_back(tree)
+
+
+def test_E10_E11_bound_methods_and_wrapped_functions():
+    class Inner(eqx.Module):
+        w: Any
+
+        def f(self, x):
+            return self.w * x
+
+        __call__ = f
+
+    class Outer(eqx.Module):
+        method: Any
+        jitted: Any
+        plain: Any
+
+    inner = Inner(w())
+    tree = Outer(inner.f, eqx.filter_jit(inner), Holder(1.0).__init__)
+    paths = ta.tree_paths(tree)
+    assert paths[0] == "method/__self__/w"
+    assert "plain" in paths
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ta.TiedLeafWarning)
+        for again in round_trips(tree):
+            assert_same(tree, again)
+            assert again.method(2.0).tolist() == [2.0, 2.0]
+
+
+def test_E12_only_fields_are_children():
+    class Abstract(eqx.Module):
+        w: eqx.AbstractVar[Any]
+        constant = 3
+
+        @property
+        def size(self):
+            raise AssertionError("asked for a property")
+
+    class Concrete(Abstract):
+        w: Any
+
+    assert ta.tree_paths(Concrete(w())) == ("w",)
+    assert_comes_back(Concrete(w()))
+
+
+def test_equinox_fields_that_are_not_set():
+    class Lazy(eqx.Module):
+        a: Any
+        b: Any
+
+        def __init__(self, a):
+            self.a = a
+            self.b = None
+
+    assert_comes_back(Lazy(w()))
+
+
+# Flax
+
+
+def test_F8_one_path_for_module_state_and_pure_dict():
+    module = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+    state = nnx.state(module)
+    paths = {
+        ta.tree_paths(module),
+        ta.tree_paths(state),
+        ta.tree_paths(nnx.to_pure_dict(state)),
+    }
+    assert paths == {("bias", "kernel")}
+
+
+def test_F6_text_of_integers_stays_text():
+    tree = {"d": {"0": w(), "1": w()}}
+    assert list(ta.from_flat_dict(tree, ta.to_flat_dict(tree))["d"]) == ["0", "1"]
+    state = nnx.State({"d": {0: nnx.Param(w()), 1: nnx.Param(w())}})
+    again = ta.from_state_dict(state, ta.to_state_dict(state))
+    assert list(again["d"]) == [0, 1]
+    assert_comes_back(state)
+
+
+def test_metadata_of_variables_comes_back():
+    variable = nnx.Param(w(), note="kept")
+    tree = {"a": variable, "b": [nnx.Cache(w()), nnx.Variable(w())]}
+    assert ta.tree_paths(tree) == ("a", "b/0", "b/1")
+    for again in round_trips(tree):
+        assert type(again["a"]) is nnx.Param
+        assert again["a"].get_metadata() == variable.get_metadata()
+    assert list(ta.split(tree)[0]) == ["a"]
+
+
+def test_F14_boxes_are_transparent_and_keep_their_names():
+    tree = {
+        "k": nn.Partitioned(w(), names=("x",)),
+        "l": nn.LogicallyPartitioned({"deep": w()}, names=("y",)),
+        "n": nn.Partitioned(None, names=()),
+        "nested": nn.Partitioned(nn.Partitioned(w(), ("a",)), ("b",)),
+    }
+    assert ta.tree_paths(tree) == ("k", "l/deep", "nested")
+    assert set(ta.to_state_dict(tree)) == {"k", "l", "n", "nested"}
+    for again in round_trips(tree):
+        assert again["k"].names == ("x",)
+        assert again["nested"].value.names == ("a",)
+
+
+def test_F12_a_mappable_chex_class_is_a_dataclass():
+    @chex.dataclass
+    class Mapped:
+        b: Any
+        a: Any
+
+    assert isinstance(Mapped(b=1, a=2), collections.abc.Mapping)
+    assert sorted(ta.tree_paths(Mapped(b=w(), a=[w()]))) == ["a/0", "b"]
+    assert_comes_back(Mapped(b=w(), a=[w()]))
+
+
+def test_frozen_dicts_inside_each_other():
+    tree = FrozenDict({"b": FrozenDict({"c": w()}), "a": [w()]})
+    assert ta.tree_paths(tree) == ("a/0", "b/c")
+    assert_comes_back(tree)
+
+
+def test_F20_masked_nodes_of_a_state_come_back():
+    tx = optax.chain(optax.masked(optax.adam(1.0), {"a": True, "b": False}))
+    state = tx.init({"a": w(), "b": w()})
+    assert_comes_back(state)
+    masked = {"a": w(), "b": optax.MaskedNode()}
+    assert ta.tree_paths(masked) == ("a",)
+    assert_comes_back(masked)
+
+
+# penzai
+
+
+def test_F19_penzai_names_are_places_in_the_model():
+    tree = pz.nn.Sequential([penzai_linear(), penzai_linear()])
+    assert ta.tree_paths(tree) == ("sublayers/0/weights", "sublayers/1/weights")
+    for again in round_trips(tree):
+        first = again.sublayers[0].weights
+        assert type(first) is pz.Parameter
+        assert first.label == tree.sublayers[0].weights.label
+
+
+def test_a_penzai_parameter_used_twice_is_one_leaf():
+    layer = penzai_linear()
+    tree = pz.nn.Sequential([layer, layer])
+    assert ta.tree_paths(tree) == ("sublayers/0/weights",)
+    again = ta.merge(*ta.split(tree))
+    assert again.sublayers[0].weights is again.sublayers[1].weights
+
+
+def test_penzai_state_does_not_train():
+    state = pz.StateVariable(value=w(), label="state")
+    parameter = pz.Parameter(value=w(), label="parameter")
+    params, rest = ta.split({"s": state, "p": parameter})
+    assert list(params) == ["p"]
+    assert list(rest.arrays) == ["s"]
+
+
+def test_named_arrays_are_boxes():
+    tree = {"a": pz.nx.wrap(w()).tag("x"), "b": pz.nx.wrap(w())}
+    assert ta.tree_paths(tree) == ("a", "b")
+    for again in round_trips(tree):
+        assert again["a"].named_shape == {"x": 2}
+
+
+# Overlap
+
+
+def test_F27_each_object_has_one_adapter():
+    objects = {
+        "NamedTuple": optax.sgd(1.0),
+        "registered class": RegisteredBase(1),
+        "equinox Module": eqx.nn.LayerNorm(2),
+        "dataclass": nn.Dense(1),
+        "nnx State": nnx.state(nnx.Linear(1, 1, rngs=nnx.Rngs(0))),
+        "nnx Module": nnx.Linear(1, 1, rngs=nnx.Rngs(0)),
+        "nnx Variable": nnx.Param(w()),
+        "flax FrozenDict": FrozenDict(a=1),
+        "flax box": nn.Partitioned(w(), ("x",)),
+        "attrs class": AttrsChecked.made(1),
+        "penzai variable": pz.Parameter(value=w(), label="p"),
+        "penzai NamedArray": pz.nx.wrap(w()),
+        "defaultdict": collections.defaultdict(list),
+        "OrderedDict": collections.OrderedDict(),
+        "dict subclass": collections.Counter(),
+        "UserDict": collections.UserDict(),
+        "mapping proxy": types.MappingProxyType({}),
+        "list subclass": ListSub.made([]),
+        "tuple subclass": TupleSub.made(),
+        "deque": collections.deque(),
+        "jax Partial": jtu.Partial(max),
+    }
+    for name, node in objects.items():
+        assert ta.default_registry.find(node).adapter.name == name
+
+
+def test_a_linen_module_is_a_leaf():
+    module = nn.Dense(3)
+    tree = {"module": module, "w": w()}
+    assert ta.tree_paths(tree) == ("module", "w")
+    assert ta.merge(*ta.split(tree))["module"] is module
+
+
+def test_jax_partials_name_their_arguments():
+    tree = jtu.Partial(max, w(), {"a": w()}, key=w())
+    assert ta.tree_paths(tree) == ("args/0", "args/1/a", "keywords/key")
+    assert_comes_back(tree)

@@ -1,0 +1,670 @@
+"""``carry_state``: training goes on after what holds the state has changed."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import flax.serialization
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax.core import FrozenDict
+from trees import SAME_MODEL, two_layers
+
+import treeadapt as ta
+from treeadapt.transforms.carry import carry_state
+from treeadapt.transforms.carry_report import first_step
+
+# Optax itself promotes.
+pytestmark = pytest.mark.usefixtures("standard_promotion")
+
+STEPS = 4
+
+adam = optax.adam(1e-2)
+
+
+def start() -> dict[str, Any]:
+    """Params of a trunk and a head, with values that differ everywhere."""
+    ramp = jnp.linspace(-1.0, 1.0, 12, dtype=jnp.float32)
+    return {
+        "head": {"b": ramp[:2] * 2, "w": ramp[:8].reshape(4, 2)},
+        "trunk": {"b": ramp[4:8], "w": ramp.reshape(3, 4)},
+    }
+
+
+def grads_of(params: Any, step: int) -> Any:
+    """Gradients that depend on the params, the leaf and the step."""
+    flat = ta.to_flat_dict(params)
+    found = {
+        path: jnp.sin(leaf * (i + 2) + step)
+        for i, (path, leaf) in enumerate(flat.items())
+    }
+    return ta.from_flat_dict(params, found)
+
+
+def train(tx: Any, params: Any, state: Any, first: int, last: int) -> tuple[Any, Any]:
+    # Not compiled: two programs that compute the same round differently once fused.
+    with jax.disable_jit():
+        for number in range(first, last):
+            updates, state = tx.update(grads_of(params, number), state, params)
+            params = optax.apply_updates(params, updates)
+    return params, state
+
+
+def trained(tx: Any, params: Any) -> tuple[Any, Any]:
+    return train(tx, params, tx.init(params), 0, STEPS)
+
+
+def assert_equal(one: Any, two: Any) -> None:
+    one, two = ta.to_flat_dict(one), ta.to_flat_dict(two)
+    assert list(one) == list(two)
+    for path in one:
+        assert one[path].dtype == two[path].dtype, path
+        assert np.array_equal(one[path], two[path]), path
+
+
+def assert_goes_on(tx: Any, params: Any, state: Any, old_tx: Any, old: Any) -> None:
+    """Training on with either transformation gives the same params, bit for bit."""
+    assert_equal(
+        train(tx, params, state, STEPS, 2 * STEPS)[0],
+        train(old_tx, params, old, STEPS, 2 * STEPS)[0],
+    )
+
+
+def group(name: str, *more: str) -> dict[str, str]:
+    return {name: "a", **dict.fromkeys(more, "b"), "**": "frozen"}
+
+
+schedule = optax.linear_schedule(1e-1, 1e-3, 3 * STEPS)
+
+#: Transformations whose numbers do not depend on groups and wrappers around them.
+LEAFWISE = {
+    "adam": adam,
+    "adam with a schedule": optax.adam(schedule),
+    "adamw": optax.adamw(schedule, weight_decay=0.1),
+    "momentum": optax.sgd(schedule, momentum=0.9),
+    "rmsprop": optax.rmsprop(schedule, momentum=0.9, centered=True),
+    "adafactor": optax.adafactor(1e-2, min_dim_size_to_factor=2, momentum=0.9),
+    "sm3": optax.sm3(1e-2),
+    "amsgrad": optax.amsgrad(1e-2),
+    "lion": optax.lion(schedule),
+    "schedule_free": optax.contrib.schedule_free(adam, 1e-2),
+    "named_chain": optax.named_chain(("one", optax.clip(1.0)), ("two", adam)),
+    "inject": optax.inject_hyperparams(optax.adam)(schedule),
+    "MultiSteps": optax.MultiSteps(adam, 3).gradient_transformation(),
+    "muon": optax.contrib.muon(1e-2),
+}
+
+#: What can be around a transformation, once for all leaves.
+WRAPPED = {
+    "adapt": ta.adapt,
+    "plain": lambda tx: tx,
+    "partition": lambda tx: ta.partition({"a": tx}, {"**": "a"}),
+    "groups": lambda tx: ta.partition({"a": tx, "b": tx}, {"head": "a", "**": "b"}),
+    "optax.partition": lambda tx: optax.partition(
+        {"a": tx, "b": tx}, {"head": "a", "trunk": "b"}
+    ),
+    "masked": lambda tx: optax.masked(tx, {"head": True, "trunk": True}),
+    "freeze": lambda tx: ta.freeze(tx, []),
+    "chain": lambda tx: optax.chain(optax.clip(100.0), tx, optax.identity()),
+    "named_chain": lambda tx: optax.named_chain(("c", optax.clip(100.0)), ("tx", tx)),
+    "apply_if_finite": lambda tx: optax.apply_if_finite(tx, 3),
+}
+
+
+@pytest.mark.parametrize("inside", LEAFWISE)
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("adapt", "chain"),
+        ("optax.partition", "groups"),
+        ("groups", "plain"),
+        ("named_chain", "groups"),
+        ("masked", "apply_if_finite"),
+    ],
+)
+def test_training_goes_on_bit_for_bit(inside, before, after):
+    if before == "optax.partition" and inside in ("schedule_free", "muon"):
+        pytest.skip("Optax itself cannot: it needs every leaf")
+    one, two = (WRAPPED[around](LEAFWISE[inside]) for around in (before, after))
+    params, old = trained(one, start())
+    state, report = carry_state(two, params, old)
+    assert report.misshaped == report.ambiguous == {}
+    assert report.warnings == ()
+    assert_goes_on(two, params, state, one, old)
+
+
+@pytest.mark.parametrize("around", WRAPPED)
+def test_the_same_transformation_gets_every_leaf_and_no_copy(around):
+    tx = WRAPPED[around](optax.adam(schedule))
+    params, old = trained(tx, start())
+    state, report = carry_state(tx, params, old)
+    assert jax.tree.structure(state) == jax.tree.structure(old)
+    for one, two in zip(jax.tree.leaves(state), jax.tree.leaves(old), strict=True):
+        assert one is two
+    assert set(report.carried) == set(ta.to_flat_dict(old))
+    assert report.left_over == report.fresh == report.warnings == ()
+
+
+def rules(*groups: str) -> Any:
+    """One Adam for each group; the other leaves are frozen."""
+    table = dict(group.split(":") for group in groups)
+    return ta.partition(
+        {name: optax.adam(schedule) for name in table},
+        [*((w.split("|"), name) for name, w in table.items()), ("**", "frozen")],
+    )
+
+
+def test_a_leaf_that_thaws_into_a_group_of_its_own_starts_as_if_new():
+    before, after = rules("a:trunk"), rules("a:trunk", "b:head")
+    params, old = trained(before, start())
+    state, report = carry_state(after, params, old)
+    assert report.warnings == report.left_over == ()
+    assert set(report.fresh) == {
+        name for name in ta.to_flat_dict(state) if name.startswith("inner_states/b/")
+    }
+    got = train(after, params, state, STEPS, 2 * STEPS)[0]
+    assert_equal(got["trunk"], train(before, params, old, STEPS, 2 * STEPS)[0]["trunk"])
+    alone = rules("b:head")
+    fresh = train(alone, params, alone.init(params), STEPS, 2 * STEPS)[0]
+    assert_equal(got["head"], fresh["head"])
+
+
+def test_freezing_more_leaves_the_others_alone():
+    before, after = rules("a:**"), rules("a:trunk")
+    params, old = trained(before, start())
+    state, report = carry_state(after, params, old)
+    assert report.fresh == report.warnings == ()
+    assert report.left_over == (
+        "inner_states/a/0/mu/head/b",
+        "inner_states/a/0/mu/head/w",
+        "inner_states/a/0/nu/head/b",
+        "inner_states/a/0/nu/head/w",
+    )
+    one = train(after, params, state, STEPS, 2 * STEPS)[0]
+    two = train(before, params, old, STEPS, 2 * STEPS)[0]
+    assert_equal(one["trunk"], two["trunk"])
+    assert_equal(one["head"], params["head"])
+
+
+def test_thawing_one_layer_after_another():
+    params = start()
+    stages = [
+        rules("a:head/w"),
+        rules("a:head/w", "b:head/b"),
+        rules("a:head/w", "b:head/b", "c:trunk"),
+        rules("a:*/w", "b:*/b"),
+    ]
+    state = stages[0].init(params)
+    reports = []
+    for number, tx in enumerate(stages):
+        state, report = carry_state(tx, params, state)
+        params, state = train(tx, params, state, number, number + 1)
+        reports.append(report)
+    assert [len(report.fresh) for report in reports] == [0, 4, 6, 0]
+    assert [report.left_over for report in reports[:3]] == [()] * 3
+    # The trunk was younger than the groups that it joined at the end.
+    assert "'trunk/w'" in reports[3].warnings[0]
+    assert "'trunk/b'" in reports[3].warnings[1]
+    counts = [int(ta.to_flat_dict(state)[f"inner_states/{g}/0/count"]) for g in "ab"]
+    assert counts == [4, 3]
+
+
+def test_moments_under_an_old_count_are_reported_with_the_cure():
+    params, old = trained(rules("a:trunk"), start())
+    old = set_count(old, 1000)
+    after = rules("a:**")
+    state, report = carry_state(after, params, old)
+    (text,) = report.warnings
+    assert "'inner_states/a/0/count' is 1,000" in text
+    assert "mu, nu of 'head/b', 'head/w' start anew" in text
+    assert "2.5 times as long as due" in text
+    assert "reset='inner_states/a/0'" in text
+    assert text in str(report)
+    # The cure that it names, and the one that it names first.
+    state, report = carry_state(after, params, old, reset="inner_states/a/0")
+    assert report.warnings == ()
+    assert_equal(state.inner_states["a"][0], after.init(params).inner_states["a"][0])
+    assert carry_state(rules("a:trunk", "b:head"), params, old)[1].warnings == ()
+
+
+def set_count(state: Any, steps: int) -> Any:
+    flat = ta.to_flat_dict(state)
+    counts = {name: jnp.int32(steps) for name in flat if name.endswith("/count")}
+    return ta.from_flat_dict(state, flat | counts)
+
+
+def test_the_first_step_under_an_old_count_is_that_much_too_long():
+    tx = optax.scale_by_adam(eps=0.0)
+    params = {"w": jnp.ones(1)}
+    for steps in (10, 1000, 100_000):
+        updates, _ = tx.update(params, tx.init(params)._replace(count=jnp.int32(steps)))
+        told = first_step(steps)
+        assert float(updates["w"][0]) == pytest.approx(told, rel=1e-3)
+
+
+def test_a_leaf_moves_to_another_group_with_its_moments():
+    before = rules("a:trunk", "b:head")
+    after = rules("a:trunk|head/w", "b:head")
+    params, old = trained(before, start())
+    state, report = carry_state(after, params, old)
+    assert report.warnings == report.fresh == report.left_over == ()
+    assert report.carried["inner_states/a/0/mu/head/w"] == "inner_states/b/0/mu/head/w"
+    assert report.carried["inner_states/a/0/count"] == "inner_states/a/0/count"
+    assert_goes_on(after, params, state, before, old)
+
+
+def test_a_leaf_that_joins_an_older_group_is_reported():
+    params, old = trained(rules("a:trunk", "b:head"), start())
+    old.inner_states["a"] = set_count(old.inner_states["a"], 1000)
+    state, report = carry_state(rules("a:trunk|head/w", "b:head"), params, old)
+    (text,) = report.warnings
+    assert "another age" in text
+    assert "'head/w'" in text
+    assert "'head/b'" not in text
+    # The group's own count stays: what did not move goes on exactly.
+    assert int(state.inner_states["a"][0].count) == 1000
+    assert int(state.inner_states["a"][1].count) == 1000
+
+
+def test_groups_of_different_ages_that_merge_take_the_smaller_count():
+    params, old = trained(rules("a:trunk", "b:head"), start())
+    old.inner_states["a"] = set_count(old.inner_states["a"], 1000)
+    tx = ta.adapt(optax.adam(schedule))
+    state, report = carry_state(tx, params, old)
+    assert report.carried["0/count"] == "inner_states/b/0/count"
+    assert [int(state[0].count), int(state[1].count)] == [STEPS, STEPS]
+    (text,) = report.warnings
+    assert "'trunk/b', 'trunk/w'" in text
+
+
+def test_a_group_that_is_divided_takes_its_count_along_and_can_be_donated():
+    params, old = trained(ta.adapt(optax.adam(schedule)), start())
+    state, report = carry_state(rules("a:trunk", "b:head"), params, old)
+    assert report.fresh == ()
+    one, two = (state.inner_states[group] for group in "ab")
+    assert int(one[0].count) == int(two[0].count) == STEPS
+    leaves = jax.tree.leaves(state)
+    assert len({id(leaf) for leaf in leaves}) == len(leaves)
+    jax.jit(lambda state: state, donate_argnums=0)(jax.tree.map(jnp.copy, state))
+
+
+def test_one_group_is_reset_and_the_others_stay():
+    tx = rules("a:trunk", "b:head")
+    params, old = trained(tx, start())
+    state, report = carry_state(tx, params, old, reset="inner_states/b")
+    assert jax.tree.structure(state) == jax.tree.structure(old)
+    assert_equal(state.inner_states["a"], old.inner_states["a"])
+    assert_equal(state.inner_states["b"], tx.init(params).inner_states["b"])
+    assert report.fresh == report.warnings == ()
+    assert all(name.startswith("inner_states/b/") for name in report.reset)
+    tx.update(params, state, params)
+
+
+def test_leaves_are_reset_by_their_path():
+    tx = ta.adapt(optax.trace(0.9))
+    params, old = trained(tx, start())
+    state, report = carry_state(tx, params, old, reset="**/head")
+    assert report.reset == ("trace/head/b", "trace/head/w")
+    assert not np.any(state.trace["head/w"])
+    assert state.trace["trunk/w"] is old.trace["trunk/w"]
+
+
+def test_a_reset_that_selects_nothing_is_an_error():
+    tx = ta.adapt(adam)
+    with pytest.raises(ta.UnusedRuleError, match="inner_states/b"):
+        carry_state(tx, start(), tx.init(start()), reset="inner_states/b")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [row for row in SAME_MODEL if not row.opaque and row.name != "abstract"],
+    ids=lambda row: row.name,
+)
+def test_a_state_of_plain_adam_on_any_container_loads_into_adapt(row):
+    model = row.make()
+    arrays = eqx.filter(model, eqx.is_array)
+    old = optax.adam(1e-2).init(arrays)
+    old = jax.tree.map(lambda leaf: leaf + 3 if leaf.dtype == jnp.int32 else leaf, old)
+    other = two_layers(dict, dict)
+    state, report = carry_state(ta.adapt(adam), other, old)
+    assert report.fresh == report.left_over == ()
+    assert int(state[0].count) == 3
+    # And back: native Optax takes over a state that was made through adapt.
+    state, report = carry_state(adam, arrays, ta.adapt(adam).init(other))
+    assert report.fresh == report.left_over == ()
+    assert jax.tree.structure(state) == jax.tree.structure(old)
+
+
+@pytest.mark.parametrize("form", ["flat dict", "state dict", "msgpack", "npz"])
+def test_a_state_from_disk(form, tmp_path):
+    tx = ta.partition({"a": optax.adam(schedule)}, {"**": "a"})
+    params, old = trained(optax.adam(schedule), FrozenDict(start()))
+    if form == "flat dict":
+        saved = ta.to_flat_dict(old)
+    elif form == "state dict":
+        saved = ta.to_state_dict(old)
+    elif form == "msgpack":
+        data = flax.serialization.to_bytes(old)
+        saved = flax.serialization.msgpack_restore(data)
+    else:
+        np.savez(tmp_path / "state.npz", **ta.to_flat_dict(old))
+        with np.load(tmp_path / "state.npz") as file:
+            saved = dict(file)
+    params = params.unfreeze()
+    state, report = carry_state(tx, params, saved)
+    assert report.fresh == report.left_over == ()
+    plain = optax.adam(schedule)
+    old = jax.tree.map(
+        jnp.asarray, ta.from_flat_dict(plain.init(params), saved_flat(old))
+    )
+    assert_goes_on(tx, params, state, plain, old)
+
+
+def saved_flat(state: Any) -> dict[str, Any]:
+    return ta.to_flat_dict(state)
+
+
+def test_a_whole_training_state_will_do():
+    class TrainState(NamedTuple):
+        step: Any
+        params: Any
+        opt_state: Any
+
+    params, old = trained(adam, start())
+    saved = TrainState(jnp.int32(5), params, old)
+    state, report = carry_state(ta.adapt(adam), params, saved)
+    assert report.fresh == ()
+    assert_equal(state, old)
+
+
+class Named(NamedTuple):
+    """Params that are called like the fields of a state."""
+
+    count: Any
+    mu: Any
+    value: Any
+    grad: Any
+    learning_rate: Any
+
+
+def named() -> Named:
+    ramp = jnp.linspace(1.0, 2.0, 3, dtype=jnp.float32)
+    return Named(ramp, {"mu": ramp * 2, "nu": {"mu": ramp * 3}}, ramp[0], ramp, ramp)
+
+
+@pytest.mark.parametrize("kind", ["adam", "inject", "lbfgs", "MultiSteps", "lion"])
+def test_params_that_are_called_like_fields(kind):
+    tx = {**LEAFWISE, "lbfgs": optax.lbfgs(memory_size=2, linesearch=None)}[kind]
+    params, old = trained(tx, named())
+    after = ta.partition({"a": tx}, {"**": "a"})
+    state, report = carry_state(after, params, old)
+    assert report.fresh == report.left_over == report.warnings == (), str(report)
+    assert all(name.endswith("/" + source) for name, source in report.carried.items())
+    if kind != "lbfgs":  # its sums run over the leaves in another order
+        assert_goes_on(after, params, state, tx, old)
+    again, report = carry_state(tx, params, state)
+    assert_equal(again, old)
+
+
+def test_a_removed_layer_that_is_called_like_a_field():
+    tx = ta.adapt(optax.trace(0.9))
+    old = tx.init({"a": jnp.ones(2), "trace": {"w": jnp.ones(2)}})
+    _, report = carry_state(tx, {"a": jnp.ones(2), "w": jnp.ones(2)}, old)
+    assert report.carried == {"trace/a": "trace/a"}
+    assert report.fresh == ("trace/w",)
+    assert report.left_over == ("trace/trace/w",)
+
+
+def line_search(tx: Any, params: Any, state: Any, steps: int) -> tuple[Any, Any]:
+    def loss(params: Any) -> Any:
+        leaves = ta.to_flat_dict(params).values()
+        return sum(jnp.sum((leaf - 0.3) ** 4) for leaf in leaves)
+
+    for _ in range(steps):
+        value, grad = jax.value_and_grad(loss)(params)
+        updates, state = tx.update(
+            grad, state, params, value=value, grad=grad, value_fn=loss
+        )
+        params = optax.apply_updates(params, updates)
+    return params, state
+
+
+def test_a_line_search_goes_on():
+    tx = optax.lbfgs(memory_size=3)
+    before, after = ta.adapt(tx), ta.partition({"a": tx}, {"**": "a"})
+    params, old = line_search(before, start(), before.init(start()), 3)
+    state, report = carry_state(after, params, old)
+    assert report.fresh == report.left_over == report.warnings == ()
+    assert_equal(
+        line_search(after, params, state, 2)[0], line_search(before, params, old, 2)[0]
+    )
+
+
+def test_a_stored_value_is_left_behind_when_its_gradient_is_not_whole():
+    tx = optax.lbfgs(memory_size=3)
+    before, after = ta.freeze(tx, "head"), ta.freeze(tx, [])
+    params, old = line_search(before, start(), before.init(start()), 3)
+    state, report = carry_state(after, params, old)
+    assert "2/value" in report.fresh
+    assert float(state[2].value) == np.inf
+    # Where leaves are only frozen, the gradient of the others is whole.
+    state, report = carry_state(before, params, state)
+    assert "2/value" in report.carried
+
+
+def test_hyperparameters_are_carried_and_can_be_reset():
+    make = optax.inject_hyperparams(optax.adam)
+    before, after = ta.adapt(make(1e-2)), ta.partition({"a": make(5e-2)}, {"**": "a"})
+    params, old = trained(before, start())
+    old.hyperparams["learning_rate"] = jnp.float32(0.25)
+    state, _ = carry_state(after, params, old)
+    assert float(state.inner_states["a"].hyperparams["learning_rate"]) == 0.25
+    state, report = carry_state(after, params, old, reset="**/learning_rate")
+    assert float(state.inner_states["a"].hyperparams["learning_rate"]) == np.float32(
+        0.05
+    )
+    assert report.reset == ("inner_states/a/hyperparams/learning_rate",)
+
+
+@pytest.mark.parametrize("inside", ["sgd", "adam"])
+def test_schedules_follow_the_leaves(inside):
+    tx = optax.sgd(schedule) if inside == "sgd" else optax.adam(schedule)
+    params, old = trained(tx, start())
+    after = ta.partition({"a": tx, "b": tx}, {"head": "a", "**": "b"})
+    state, _ = carry_state(after, params, old)
+    counts = [int(state.inner_states[group][1].count) for group in "ab"]
+    assert counts == [STEPS, STEPS]
+    third = ta.partition(
+        {"a": tx, "b": tx, "c": tx}, {"head/w": "c", "head": "a", "**": "b"}
+    )
+    state, report = carry_state(third, params, state)
+    # SGD has no moments that say where group c came from.
+    want = [STEPS, STEPS, 0 if inside == "sgd" else STEPS]
+    assert [int(state.inner_states[group][1].count) for group in "abc"] == want
+    assert ("inner_states/c/1/count" in report.fresh) == (inside == "sgd")
+
+
+def test_groups_without_moments_join_by_their_counts():
+    tx = optax.sgd(schedule)
+    before = ta.partition({"a": tx, "b": tx}, {"head": "a", "**": "b"})
+    params, old = trained(before, start())
+    state, report = carry_state(ta.adapt(tx), params, old)
+    assert int(state[1].count) == STEPS
+    old.inner_states["b"] = set_count(old.inner_states["b"], 2)
+    state, report = carry_state(ta.adapt(tx), params, old)
+    assert report.carried == {"1/count": "inner_states/b/1/count"}
+
+
+def test_states_without_moments_are_not_guessed_between():
+    params = start()
+    two = optax.chain(optax.scale_by_schedule(schedule), optax.sgd(schedule))
+    one = optax.named_chain(("sgd", optax.scale_by_schedule(schedule)))
+    _, report = carry_state(ta.adapt(one), params, two.init(params))
+    assert report.ambiguous == {"sgd/count": ("0/count", "1/1/count")}
+    _, report = carry_state(ta.adapt(two), params, one.init(params))
+    assert list(report.ambiguous) == ["0/count", "1/1/count"]
+
+
+def test_noise_of_groups_goes_on():
+    tx = optax.add_noise(0.1, 0.5, 0)
+    params, old = trained(ta.adapt(tx), start())
+    after = ta.partition({"a": tx, "b": tx}, {"head": "a", "**": "b"})
+    state, report = carry_state(after, params, old)
+    assert report.fresh == report.left_over == ()
+    keys = [jax.random.key_data(state.inner_states[g].rng_key) for g in "ab"]
+    assert np.array_equal(*keys)
+
+
+def test_a_layer_of_another_size_is_fresh_and_told():
+    tx = ta.adapt(adam)
+    params, old = trained(tx, start())
+    params["head"]["w"] = jnp.ones((4, 5))
+    state, report = carry_state(tx, params, old)
+    assert state[0].mu["head/w"].shape == (4, 5)
+    assert list(report.misshaped) == ["0/mu/head/w", "0/nu/head/w"]
+    assert "'0/mu/head/w' is float32[4,5], but the saved one is float32[4,2]" in str(
+        report
+    )
+    assert "'head/w'" in report.warnings[0]
+
+
+def test_another_dtype_is_not_cast_in_silence():
+    tx = ta.adapt(optax.adam(1e-2, mu_dtype=jnp.bfloat16))
+    params, old = trained(ta.adapt(adam), start())
+    state, report = carry_state(tx, params, old)
+    assert "bfloat16[2], but the saved one is float32[2]" in str(report)
+    assert state[0].mu["head/b"].dtype == jnp.bfloat16
+    assert state[0].nu["head/b"] is old[0].nu["head/b"]
+    cast = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), old[0].mu)
+    state, report = carry_state(tx, params, (old[0]._replace(mu=cast), *old[1:]))
+    assert report.misshaped == {}
+
+
+def test_python_numbers_become_arrays_of_the_dtype():
+    tx = ta.adapt(optax.inject_hyperparams(optax.sgd)(0.1))
+    params = {"w": jnp.ones(2)}
+    saved = {"count": 5, "hyperparams/learning_rate": 0.5}
+    state, report = carry_state(tx, params, saved)
+    assert report.fresh == ()
+    assert state.count.dtype == jnp.int32
+    assert float(state.hyperparams["learning_rate"]) == 0.5
+    _, report = carry_state(tx, params, {**saved, "count": 2.5})
+    assert list(report.misshaped) == ["count"]
+
+
+def test_two_states_that_fit_equally_are_not_guessed_between():
+    params, old = trained(adam, start())
+    saved = {"actor": old, "critic": old}
+    state, report = carry_state(ta.adapt(adam), params, saved)
+    assert report.ambiguous["0/mu/head/b"] == (
+        "actor/0/mu/head/b",
+        "critic/0/mu/head/b",
+    )
+    assert "could be any of 'actor/0/mu/head/b', 'critic/0/mu/head/b'" in str(report)
+    assert_equal(state, ta.adapt(adam).init(params))
+    _, report = carry_state(ta.adapt(adam), params, saved["actor"])
+    assert report.ambiguous == {}
+
+
+def test_a_renamed_model_is_told():
+    tx = ta.adapt(adam)
+    params, old = trained(tx, start())
+    _, report = carry_state(tx, {"model": params}, old)
+    assert list(report.carried) == []
+    assert "'0/mu/model/head/b'" in report.warnings[0]
+    assert "'0/nu/trunk/w'" in report.warnings[0]
+
+
+def test_a_vector_of_all_leaves_is_told():
+    tx = ta.adapt(optax.flatten(adam))
+    params, old = trained(tx, start())
+    state, report = carry_state(tx, params, old)
+    assert_equal(state, old)
+    assert len(report.warnings) == 2
+    assert "'0/mu' is float32[26]" in report.warnings[0]
+
+
+def test_one_bare_array():
+    params, old = trained(adam, jnp.arange(3.0))
+    tx = ta.adapt(adam)
+    state, report = carry_state(tx, params, old)
+    assert report.fresh == ()
+    assert report.left_over == ()
+    assert state[0].mu[""] is old[0].mu
+    again, report = carry_state(adam, params, state)
+    assert again[0].mu is old[0].mu
+
+
+def test_nothing_is_made_if_everything_is_carried():
+    made = []
+
+    def init(params: Any) -> Any:
+        made.append(not isinstance(params["head"]["b"] + 0, jax.core.Tracer))
+        return adam.init(params)
+
+    tx = optax.GradientTransformation(init, adam.update)
+    params, old = trained(adam, start())
+    carry_state(tx, params, old)
+    assert True not in made
+    carry_state(tx, params, old, reset="**/mu")
+    assert True in made
+
+
+def test_abstract_params_give_the_report_alone():
+    params, old = trained(optax.adam(schedule), start())
+    abstract = jax.eval_shape(lambda: params)
+    state, report = carry_state(rules("a:trunk", "b:**"), abstract, old)
+    assert report.fresh == ()
+    state, report = carry_state(ta.adapt(adam), abstract, jax.eval_shape(lambda: old))
+    assert all(
+        isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(state)
+    )
+    state, _ = carry_state(ta.adapt(adam), abstract, old, reset="**/mu")
+    assert isinstance(state[0].mu["head/b"], jax.ShapeDtypeStruct)
+
+
+def test_it_works_inside_jit():
+    tx = rules("a:trunk", "b:head")
+    params, old = trained(ta.adapt(optax.adam(schedule)), start())
+    state = jax.jit(lambda params, old: carry_state(tx, params, old)[0])(params, old)
+    assert_equal(state, carry_state(tx, params, old)[0])
+
+
+def test_a_mask_that_reads_values():
+    tx = ta.adapt(
+        optax.masked(adam, lambda tree: jax.tree.map(lambda x: bool(x.ndim), tree))
+    )
+    reads = ta.adapt(
+        optax.masked(adam, lambda tree: jax.tree.map(lambda x: bool(x.any()), tree))
+    )
+    params = start()
+    _, report = carry_state(reads, params, tx.init(params))
+    assert report.fresh == ()
+
+
+def test_the_report_reads_well():
+    params, old = trained(rules("a:trunk"), start())
+    _, report = carry_state(rules("b:**"), params, old, reset="**/trunk/b")
+    assert str(report).splitlines()[:4] == [
+        "carried 4 of 10 leaves of the new state",
+        "  4 of them from elsewhere: 'inner_states/b/0/count' from "
+        "'inner_states/a/0/count', ...",
+        "fresh, nothing saved fits (4): 'inner_states/b/0/mu/head/b', "
+        "'inner_states/b/0/mu/head/w', 'inner_states/b/0/nu/head/b', "
+        "'inner_states/b/0/nu/head/w'",
+        "reset, as asked (2): 'inner_states/b/0/mu/trunk/b', "
+        "'inner_states/b/0/nu/trunk/b'",
+    ]
+
+
+def test_a_long_report_stays_short():
+    params = {f"layer_{i}": jnp.ones(1) for i in range(200)}
+    wide = {f"layer_{i}": jnp.ones(2) for i in range(200)}
+    tx = ta.adapt(adam)
+    _, report = carry_state(tx, wide, tx.init(params))
+    assert "and 392 more" in str(report)
+    assert len(str(report)) < 3000

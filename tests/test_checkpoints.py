@@ -1,0 +1,636 @@
+"""Checkpoints in each format: round trips, partial loads, and hostile files.
+
+Ids of hazards (G5, K7, ...) are those of the table in the documentation.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import struct
+import subprocess
+import sys
+import zipfile
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import msgpack
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+import safetensors.numpy
+from flax import serialization
+
+import treeadapt as ta
+from treeadapt.checkpoints.common import escape_segment, unescape_segment
+from treeadapt.checkpoints.store import copy, read_ties
+
+# Orbax may leave a loop of its own to the collector.
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+
+FORMATS = ("safetensors", "npz", "msgpack", "orbax")
+ENDINGS = {name: "" if name == "orbax" else f".{name}" for name in FORMATS}
+
+
+def tree():
+    return {
+        "layers": [{"kernel": jnp.arange(6.0).reshape(2, 3)}, {"kernel": jnp.ones(2)}],
+        "bf16": jnp.array([1.5, -0.0], jnp.bfloat16),
+        "fp8": np.array([0.5, 2.0, -1.0], ml_dtypes.float8_e4m3fn),
+        "fp8_5": jnp.ones((2, 2), jnp.float8_e5m2),
+        "scalar": np.float32(3.5),
+        "count": jnp.zeros((), jnp.int32),
+        "flag": np.array([True, False]),
+        "wide": np.arange(3, dtype=np.float64),
+        "fortran": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+    }
+
+
+@pytest.fixture(params=FORMATS)
+def file(request, tmp_path):
+    """A name for a checkpoint in each format."""
+    return tmp_path / f"model{ENDINGS[request.param]}"
+
+
+def same(one, two):
+    assert not ta.tree_diff(one, two, values=True)
+
+
+def zeros_like(tree):
+    return jax.tree.map(lambda x: np.zeros(np.shape(x), x.dtype), tree)
+
+
+def test_every_dtype_comes_back_bit_by_bit(file):  # G5
+    ta.save(file, tree())
+    again = ta.load(file, zeros_like(tree()))
+    same(again, tree())
+    assert jax.tree.structure(again) == jax.tree.structure(tree())
+
+
+def test_metadata_tells_shapes_and_dtypes(file):
+    ta.save(file, tree())
+    found = ta.read_metadata(file)
+    assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in found.values())
+    assert not ta.tree_diff(found, tree())
+
+
+def test_odd_names_come_back(file):  # A20
+    odd = {
+        "a.b": np.ones(1),
+        "a": {"b": np.full(1, 2.0)},
+        "..": {"..": {"evil": np.full(1, 3.0)}},
+        "0": np.full(1, 4.0),
+        "sp ce%2F": np.full(1, 5.0),
+        "ü\n\x1b": np.full(1, 6.0),
+        "": np.full(1, 7.0),
+        "x//y": np.full(1, 8.0),
+        "C:\\": np.full(1, 9.0),
+        "/abs": np.full(1, 10.0),
+    }
+    if file.suffix == ".msgpack":  # nested maps: "" and "/abs" would be one place
+        del odd[""]
+    ta.save(file, odd)
+    same(ta.load(file, zeros_like(odd)), odd)
+    assert sorted(os.listdir(file.parent)) == [file.name]
+
+
+def test_no_stored_name_leads_out_of_the_folder(tmp_path):  # K9
+    odd = {"../../evil": np.ones(1), "/abs": np.ones(1), "a/../b": np.ones(1)}
+    ta.save(tmp_path / "x.npz", odd)
+    with zipfile.ZipFile(tmp_path / "x.npz") as archive:
+        for name in archive.namelist():
+            assert ".." not in name.split("/")
+            assert not name.startswith("/")
+    ta.save(tmp_path / "folder", odd)
+    names = json.loads((tmp_path / "folder" / "_METADATA").read_text())
+    assert ".." not in str(names["tree_metadata"])
+
+
+@pytest.mark.parametrize("text", ["a", "", "%E", "..", "a/b", "ü", "%", "\x00", "~"])
+def test_segments_are_escaped_and_back(text):
+    assert unescape_segment(escape_segment(text)) == text
+    assert set(escape_segment(text)).isdisjoint("./~\x00\\")
+
+
+@pytest.mark.parametrize("name", ["safetensors", "npz", "orbax"])
+def test_a_leaf_above_another_can_be_stored(name, tmp_path):
+    flat = {"a": np.ones(1), "a/b": np.ones(2)}
+    ta.save(tmp_path / f"x{ENDINGS[name]}", flat)
+    same(ta.load(tmp_path / f"x{ENDINGS[name]}", zeros_like(flat)), flat)
+
+
+def test_msgpack_cannot_hold_a_leaf_above_another(tmp_path):
+    with pytest.raises(ta.CheckpointError, match="another format"):
+        ta.save(tmp_path / "x.msgpack", {"a": np.ones(1), "a/b": np.ones(2)})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["safetensors", "npz"])
+def test_tied_leaves_are_stored_once(name, tmp_path):
+    weight = jnp.ones((64, 64))
+    tied = {"embed": weight, "head": {"weight": weight}, "other": jnp.ones(1)}
+    path = tmp_path / f"x.{name}"
+    ta.save(path, tied)
+    assert path.stat().st_size < 1.5 * weight.nbytes
+    assert read_ties(path) == {"head/weight": "embed"}
+    again = ta.load(path, jax.eval_shape(lambda: tied))
+    assert again["embed"] is again["head"]["weight"]
+    same(again, tied)
+    copy(path, tmp_path / "y.npz")
+    assert read_ties(tmp_path / "y.npz") == {"head/weight": "embed"}
+
+
+@pytest.mark.parametrize("name", ["msgpack", "orbax"])
+def test_tied_leaves_are_stored_twice_elsewhere(name, tmp_path):
+    weight = jnp.ones(3)
+    tied = {"a": weight, "b": weight}
+    ta.save(tmp_path / f"x{ENDINGS[name]}", tied)
+    same(ta.load(tmp_path / f"x{ENDINGS[name]}", zeros_like(tied)), tied)
+
+
+def test_prng_keys_are_stored_as_integers(file):  # G6
+    keys = {"key": jax.random.key(3), "many": jax.random.split(jax.random.key(1), 4)}
+    keys["rbg"] = jax.random.key(5, impl="rbg")
+    ta.save(file, keys)
+    for target in (jax.tree.map(jnp.zeros_like, keys), jax.eval_shape(lambda: keys)):
+        again = ta.load(file, target)
+        assert again["rbg"].dtype == keys["rbg"].dtype
+        same(again, keys)
+
+
+def test_a_model_comes_back_in_its_classes(file):
+    model = eqx.nn.MLP(2, 2, 3, 1, key=jax.random.key(0))
+    ta.save(file, model)
+    again = ta.load(file, eqx.nn.MLP(2, 2, 3, 1, key=jax.random.key(1)))
+    same(again, model)
+    assert again.activation is model.activation
+    abstract = eqx.filter_eval_shape(lambda: model)
+    assert isinstance(ta.load(file, abstract).layers[0].weight, jax.Array)
+
+
+@pytest.mark.usefixtures("standard_promotion")
+def test_optimizer_state_goes_on_where_it_was(file):
+    params = {"w": jnp.ones((2, 3)), "head": {"b": jnp.ones(3)}}
+    tx = ta.partition({"fast": optax.adam(1e-1), "slow": optax.adam(1e-2)}, RULES)
+    grads = jax.tree.map(jnp.ones_like, params)
+    _, state = tx.update(grads, tx.init(params), params)
+    ta.save(file, state)
+    again = ta.load(file, jax.eval_shape(tx.init, params))
+    same(tx.update(grads, again, params), tx.update(grads, state, params))
+
+
+RULES = {"head": "fast", "**": "slow"}
+
+
+def test_leaves_go_to_the_shardings_of_the_target(file):
+    mesh = jax.make_mesh((2,), ("x",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    whole = {"w": jax.device_put(jnp.arange(8.0), sharding)}
+    ta.save(file, whole)
+    abstract = {"w": jax.ShapeDtypeStruct((8,), jnp.float32, sharding=sharding)}
+    for target in (whole, abstract):
+        again = ta.load(file, target)["w"]
+        assert again.sharding == sharding
+        np.testing.assert_array_equal(again, whole["w"])
+
+
+def test_where_loads_a_part(file):
+    ta.save(file, {"encoder": np.ones(2), "head": np.ones(3)})
+    target = {"encoder": np.zeros(2), "head": np.zeros(5), "new": np.zeros(1)}
+    again = ta.load(file, target, where="encoder")
+    assert again["encoder"].tolist() == [1, 1]
+    assert again["head"] is target["head"]
+    with pytest.raises(ta.UnusedRuleError):
+        ta.load(file, target, where="decoder")
+
+
+def test_misfits_are_told_all_at_once(file):
+    ta.save(
+        file,
+        {
+            "kernal": np.ones(2),
+            "shape": np.ones((2, 3)),
+            "type": np.ones(2, np.float32),
+            "good": np.ones(1),
+        },
+    )
+    target = {
+        "kernel": np.zeros(2),
+        "shape": np.zeros((3, 2)),
+        "type": np.zeros(2, ml_dtypes.bfloat16),
+        "good": np.zeros(1),
+    }
+    report = ta.load_report(file, target)
+    assert (report.restored, report.missing, report.unexpected, report.fits) == (
+        ("good",),
+        ("kernel",),
+        ("kernal",),
+        False,
+    )
+    assert report.misshaped == {"shape": ("float64[2,3]", "float64[3,2]")}
+    assert report.retyped == {"type": ("float32[2]", "bfloat16[2]")}
+    with pytest.raises(ta.CheckpointError) as caught:
+        ta.load(file, target)
+    text = str(caught.value)
+    assert "'kernel' (stored is 'kernal')" in text
+    assert "'shape': float64[2,3], the target has float64[3,2]" in text
+    again = ta.load(file, target, strict=False)
+    assert again["kernel"] is target["kernel"]
+    assert again["shape"] is target["shape"]
+    assert again["good"].tolist() == [1]
+
+
+def test_a_large_misfit_is_a_small_error(tmp_path):
+    ta.save(tmp_path / "x.npz", {"a": np.ones(1)})
+    target = {f"layers/{n}/{'x' * 50}": np.zeros(1) for n in range(5_000)}
+    with pytest.raises(ta.CheckpointError) as caught:
+        ta.load(tmp_path / "x.npz", target)
+    assert len(str(caught.value).encode()) <= 4_000
+
+
+def test_what_cannot_be_written_leaves_what_was_there(file):
+    ta.save(file, {"a": np.ones(1)})
+    bad = {"a": np.ones(1), "b": np.array([object()])}
+    with pytest.raises(ta.CheckpointError):
+        ta.save(file, bad)
+    assert ta.load(file, {"a": np.zeros(1)})["a"].tolist() == [1]
+    assert [entry.name for entry in file.parent.iterdir()] == [file.name]
+
+
+def test_saving_again_replaces(file):
+    ta.save(file, {"a": np.ones(1)})
+    ta.save(file, {"b": np.ones(2)})
+    assert list(ta.read_metadata(file)) == ["b"]
+    assert [entry.name for entry in file.parent.iterdir()] == [file.name]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are of POSIX")
+@pytest.mark.parametrize("name", ["safetensors", "npz", "msgpack"])
+def test_a_file_has_the_mode_that_files_have(name, tmp_path):
+    path = tmp_path / f"x.{name}"
+    (tmp_path / "other").touch()
+    ta.save(path, {"a": np.ones(1)})
+    assert path.stat().st_mode == (tmp_path / "other").stat().st_mode
+    path.chmod(0o640)
+    ta.save(path, {"a": np.ones(1)})
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_folder_that_is_no_checkpoint_is_never_replaced(tmp_path):
+    folder = tmp_path / "home"
+    folder.mkdir()
+    (folder / "thesis.txt").write_text("years")
+    for name in ("orbax", "npz"):
+        with pytest.raises(ta.CheckpointError, match="folder"):
+            ta.save(folder, {"a": np.ones(1)}, format=name)
+    assert (folder / "thesis.txt").read_text() == "years"
+
+
+def test_a_leaf_without_value_is_refused(file):
+    with pytest.raises(ta.CheckpointError, match="'a' has no value"):
+        ta.save(file, {"a": jax.ShapeDtypeStruct((2,), jnp.float32)})
+    assert not file.exists()
+
+
+def test_a_leaf_without_elements(tmp_path):
+    empty = {"a": np.zeros((0, 3), ml_dtypes.bfloat16), "f": np.zeros((0,), "f4")}
+    for name in ("safetensors", "npz", "msgpack"):
+        ta.save(tmp_path / f"x.{name}", empty)
+        same(ta.load(tmp_path / f"x.{name}", zeros_like(empty)), empty)
+    with pytest.raises(ta.CheckpointError, match="'a' has no elements"):
+        ta.save(tmp_path / "x", empty)
+    assert not (tmp_path / "x").exists()
+
+
+def test_dtypes_that_safetensors_lacks(tmp_path):
+    with pytest.raises(ta.CheckpointError, match="Save as"):
+        ta.save(tmp_path / "x.safetensors", {"a": np.ones(1, np.complex128)})
+    ta.save(tmp_path / "x.npz", {"a": np.ones(1, np.complex128)})
+
+
+@pytest.mark.parametrize("there", FORMATS)
+@pytest.mark.parametrize("here", FORMATS)
+def test_formats_are_copied_into_each_other(here, there, tmp_path):
+    one, two = tmp_path / f"one{ENDINGS[here]}", tmp_path / f"two{ENDINGS[there]}"
+    seen = []
+    ta.save(one, tree())
+    copy(one, two, progress=seen.append)
+    same(ta.load(two, zeros_like(tree())), tree())
+    assert sorted(seen) == sorted(ta.read_metadata(one))
+
+
+# Files that others wrote.
+
+
+def test_files_of_the_libraries_themselves(tmp_path):
+    flat = {"a/b": np.ones((2, 3), np.float32), "a/c": np.arange(3)}
+    safetensors.numpy.save_file(flat, tmp_path / "x.safetensors", {"format": "pt"})
+    np.savez(tmp_path / "x.npz", **flat)
+    np.savez_compressed(tmp_path / "z.npz", **flat)
+    state = {"a": {"b": flat["a/b"], "c": flat["a/c"]}, "step": 3, "none": None}
+    (tmp_path / "x.msgpack").write_bytes(serialization.msgpack_serialize(state))
+    for name in ("x.safetensors", "x.npz", "z.npz", "x.msgpack"):
+        same(ta.load(tmp_path / name, zeros_like(flat)), flat)
+
+
+def test_our_files_are_read_by_the_libraries(tmp_path):
+    flat = {"a/b": np.ones((2, 3), np.float32), "c": np.arange(3)}
+    ta.save(tmp_path / "x.safetensors", flat)
+    same(safetensors.numpy.load_file(tmp_path / "x.safetensors"), flat)
+    ta.save(tmp_path / "x.npz", flat)
+    with np.load(tmp_path / "x.npz", allow_pickle=False) as found:
+        same(dict(found), flat)
+    ta.save(tmp_path / "x.msgpack", flat)
+    raw = (tmp_path / "x.msgpack").read_bytes()
+    same(serialization.msgpack_restore(raw), {"a": {"b": flat["a/b"]}, "c": flat["c"]})
+
+
+def test_orbax_folders_of_others(tmp_path):  # K19
+    state = {
+        "params": {"dense.0": [jnp.ones(2), jnp.ones(3)]},
+        "opt": optax.adam(1e-3).init({"w": jnp.ones(2)}),
+        "%41": jnp.ones(1),
+    }
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "x", state)
+    found = ta.read_metadata(tmp_path / "x")
+    assert not ta.tree_diff(found, state)
+    same(ta.load(tmp_path / "x", jax.eval_shape(lambda: state)), state)
+    part = ta.load(tmp_path / "x", zeros_like(state), where="opt/0/mu/w")
+    assert part["params"]["dense.0"][0].tolist() == [0, 0]
+
+
+def test_a_step_of_a_checkpoint_manager(tmp_path):
+    with ocp.CheckpointManager(tmp_path / "run") as manager:
+        manager.save(7, args=ocp.args.StandardSave({"w": jnp.ones(2)}))
+    assert list(ta.read_metadata(tmp_path / "run" / "7")) == ["w"]
+
+
+def test_another_byte_order_is_turned(tmp_path):
+    np.savez(tmp_path / "x.npz", a=np.arange(3, dtype=">f4"))
+    found = ta.load(tmp_path / "x.npz", {"a": np.zeros(3, "f4")})
+    assert found["a"].tolist() == [0, 1, 2]
+
+
+# Files that mean harm.
+
+
+def header(text, data=b"", length=None):
+    text = text.encode() if isinstance(text, str) else json.dumps(text).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + data
+
+
+def tensor(shape=(1,), begin=0, end=4, dtype="F32"):
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
+
+
+def zipped(**members):
+    raw = io.BytesIO()
+    with zipfile.ZipFile(raw, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name.replace("__", "/"), data)
+    return raw.getvalue()
+
+
+def npy(array, **options):
+    raw = io.BytesIO()
+    np.lib.format.write_array(raw, array, **options)
+    return raw.getvalue()
+
+
+def ext(shape=(1,), dtype="float32", data=b"0000"):
+    inner = msgpack.packb((shape, dtype, data))
+    return msgpack.packb({"a": msgpack.ExtType(1, inner)})
+
+
+class Harm:
+    def __reduce__(self):
+        return (os.abort, ())
+
+
+TWICE = '{"a":%s,"a":%s}' % ((json.dumps(tensor()),) * 2)
+HOSTILE = {
+    "empty": ("safetensors", b""),
+    "only a length": ("safetensors", b"\x10\0\0"),
+    "huge header": ("safetensors", struct.pack("<Q", 2**40) + b"{}"),
+    "header past the end": ("safetensors", header({}, length=99)),
+    "a name twice": ("safetensors", header(TWICE, b"0000")),
+    "huge shape": ("safetensors", header({"a": tensor((2**40,))}, b"0000")),
+    "product overflow": ("safetensors", header({"a": tensor((2**40,) * 9)}, b"0000")),
+    "negative shape": ("safetensors", header({"a": tensor((-1,))}, b"0000")),
+    "shape of text": ("safetensors", header({"a": tensor("ab")}, b"0000")),
+    "true in a shape": ("safetensors", header({"a": tensor((True,))}, b"0000")),
+    "offsets past the end": ("safetensors", header({"a": tensor(end=4)}, b"00")),
+    "offsets backward": ("safetensors", header({"a": tensor(begin=8)}, b"0" * 9)),
+    "unknown dtype": ("safetensors", header({"a": tensor(dtype="X")}, b"0000")),
+    "list for a table": ("safetensors", header("[1]")),
+    "number for a tensor": ("safetensors", header({"a": 1})),
+    "deep header": ("safetensors", header("[" * 100_000)),
+    "no utf-8": ("safetensors", struct.pack("<Q", 2) + b"\xff\xfe"),
+    "huge number": ("safetensors", header('{"a":' + "1" * 5_000 + "}")),
+    "no zip": ("npz", b"PK nonsense"),
+    "empty zip file": ("npz", b""),
+    "a pickle": ("npz", pickle.dumps(Harm())),
+    "an object array": ("npz", zipped(a_npy=b"")),
+    "no array in it": ("npz", zipped(readme=b"hello")),
+    "bfloat16 of savez": ("npz", None),
+    "an empty msgpack": ("msgpack", b""),
+    "msgpack cut": ("msgpack", ext()[:-2]),
+    "msgpack and more": ("msgpack", ext() + b"\x01"),
+    "msgpack of huge shape": ("msgpack", ext((2**40,))),
+    "msgpack of negative shape": ("msgpack", ext((-1,))),
+    "msgpack of objects": ("msgpack", ext(dtype="object")),
+    "msgpack of O": ("msgpack", ext(dtype="O")),
+    "msgpack of other size": ("msgpack", ext((3,))),
+    "msgpack without pieces": (
+        "msgpack",
+        msgpack.packb(
+            {"a": {"__msgpack_chunked_array__": True, "shape": {"0": 9}, "chunks": {}}}
+        ),
+    ),
+    "msgpack names twice": ("msgpack", b"\x82\xa1a\x01\xa1a\x02"),
+    "msgpack huge map": ("msgpack", b"\xdf\xff\xff\xff\xff"),
+    "msgpack huge list": ("msgpack", b"\xdd\xff\xff\xff\xff"),
+    "msgpack deep": ("msgpack", b"\x81\xa1a" * 900 + b"\x01"),
+    "msgpack deeper": ("msgpack", b"\x81\xa1a" * 100_000),
+    "msgpack of a number": ("msgpack", b"\x01"),
+    "msgpack other extension": (
+        "msgpack",
+        msgpack.packb({"a": msgpack.ExtType(9, b"")}),
+    ),
+    "msgpack bad extension": (
+        "msgpack",
+        msgpack.packb({"a": msgpack.ExtType(1, b"x")}),
+    ),
+}
+
+
+def hostile(case, tmp_path):
+    """Write one of the hostile files."""
+    kind, data = HOSTILE[case]
+    if case == "an object array":
+        array = np.array([Harm()], object)
+        data = zipped(**{"a.npy": npy(array, allow_pickle=True)})
+    elif case == "bfloat16 of savez":
+        data = zipped(**{"a.npy": npy(np.ones(2, ml_dtypes.bfloat16))})
+    path = tmp_path / f"x.{kind}"
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_files_are_short_errors(case, tmp_path):  # K7 K8 K11 K12 K16
+    path = hostile(case, tmp_path)
+    for read in (ta.read_metadata, lambda p: ta.load(p, {"a": np.zeros(1, "f4")})):
+        with pytest.raises(ta.CheckpointError) as caught:
+            read(path)
+        text = str(caught.value)
+        assert len(text) < 600
+        assert len(text.splitlines()) <= 2
+    with pytest.raises(ta.CheckpointError):
+        copy(path, tmp_path / "y.npz")
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("name", ["safetensors", "npz", "msgpack"])
+def test_no_cut_or_flipped_file_does_anything_but_raise_or_load(name, tmp_path):
+    path = tmp_path / f"x.{name}"
+    flat = {
+        "a/b": np.arange(4.0, dtype=np.float32),
+        "c": np.ones(2, ml_dtypes.bfloat16),
+    }
+    ta.save(path, flat)
+    good = path.read_bytes()
+    rng = np.random.default_rng(0)
+    damaged = [good[:n] for n in range(0, len(good), 3)]
+    for _ in range(150):
+        data = bytearray(good)
+        data[rng.integers(len(data))] ^= 1 << int(rng.integers(8))
+        damaged.append(bytes(data))
+    refused = 0
+    for data in damaged:
+        path.write_bytes(data)
+        try:
+            ta.load(path, zeros_like(flat))
+        except ta.CheckpointError:
+            refused += 1
+    assert refused > len(damaged) // 3
+
+
+def test_a_bomb_is_not_read(tmp_path):  # K11
+    array = np.zeros(5 * 10**6)
+    raw = io.BytesIO()
+    with zipfile.ZipFile(raw, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.npy", npy(array))
+    path = tmp_path / "x.npz"
+    path.write_bytes(raw.getvalue())
+    assert ta.read_metadata(path)["a"].shape == array.shape
+    with pytest.raises(ta.CheckpointError, match="another shape"):
+        ta.load(path, {"a": np.zeros(3)})
+
+
+def test_a_name_twice_in_an_archive(tmp_path):
+    path = tmp_path / "x.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a.npy", npy(np.ones(1)))
+        with pytest.warns(UserWarning, match="Duplicate"):
+            archive.writestr("a.npy", npy(np.ones(1)))
+    with pytest.raises(ta.CheckpointError, match="occurs twice: 'a'"):
+        ta.read_metadata(path)
+
+
+def test_metadata_reads_no_array(tmp_path):
+    path = tmp_path / "x.npz"
+    ta.save(path, {"a": np.zeros(10**6), "b": np.ones(3)})
+    data = bytearray(path.read_bytes())
+    data[5_000:6_000] = b"\xff" * 1_000  # within the first array
+    path.write_bytes(data)
+    assert list(ta.read_metadata(path)) == ["a", "b"]
+    with pytest.raises(ta.CheckpointError, match="CRC"):
+        ta.load(path, {"a": np.zeros(10**6), "b": np.zeros(3)})
+
+
+@pytest.fixture
+def folder(tmp_path):
+    ta.save(tmp_path / "x", {"a": {"b": np.ones(4, np.float32)}, "c": np.ones(2)})
+    return tmp_path / "x"
+
+
+def test_an_orbax_folder_with_a_link_is_refused(folder, tmp_path):  # K10
+    (tmp_path / "secret").write_text("SECRET")
+    (folder / "link").symlink_to(tmp_path / "secret")
+    with pytest.raises(ta.CheckpointError, match="is a link"):
+        ta.read_metadata(folder)
+
+
+@pytest.mark.parametrize("key", ["..", "../evil", "/abs", "a\\b", "\0"])
+def test_an_orbax_name_that_leads_out_is_refused(folder, key):  # K9
+    document = json.loads((folder / "_METADATA").read_text())
+    entry = next(iter(document["tree_metadata"].values()))
+    entry["key_metadata"][0]["key"] = key
+    (folder / "_METADATA").write_text(json.dumps(document))
+    with pytest.raises(ta.CheckpointError, match="leads out"):
+        ta.read_metadata(folder)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", "[" * 100_000, '{"tree_metadata": {"a": 1}}', "\x00"]
+)
+def test_damaged_orbax_metadata(folder, text):
+    (folder / "_METADATA").write_text(text)
+    for read in (ta.read_metadata, lambda p: ta.load(p, {"c": np.zeros(2)})):
+        with pytest.raises(ta.CheckpointError) as caught:
+            read(folder)
+        assert len(str(caught.value)) < 800
+
+
+def test_an_orbax_folder_without_its_data(folder):
+    for path in folder.rglob("*"):
+        if path.is_file() and path.name not in ("_METADATA", "_CHECKPOINT_METADATA"):
+            path.write_bytes(path.read_bytes()[:20])
+    with pytest.raises(ta.CheckpointError):
+        ta.load(folder, {"a": {"b": np.zeros(4, np.float32)}, "c": np.zeros(2)})
+
+
+def test_names_that_are_no_checkpoints(tmp_path):
+    (tmp_path / "x.txt").write_text("hello")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "dir.npz").mkdir()
+    for name in ("x.txt", "folder", "dir.npz", "nothing.npz", "nothing"):
+        with pytest.raises(ta.CheckpointError):
+            ta.read_metadata(tmp_path / name)
+    with pytest.raises(ta.CheckpointError, match="no folder"):
+        ta.save(tmp_path / "no" / "x.npz", {"a": np.ones(1)})
+    with pytest.raises(ta.CheckpointError, match="unknown ending"):
+        ta.save(tmp_path / "x.pkl", {"a": np.ones(1)})
+    with pytest.raises(ta.SelectorError, match="format"):
+        ta.save(tmp_path / "x", {"a": np.ones(1)}, format="pickle")
+
+
+def test_hostile_names_do_not_reach_the_terminal(tmp_path):  # K14
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(header({"a\n\x1b[31m": tensor(end=9)}, b"0000"))
+    with pytest.raises(ta.CheckpointError) as caught:
+        ta.read_metadata(path)
+    assert "\x1b" not in str(caught.value)
+
+
+def test_no_format_library_is_imported_until_a_file_asks():
+    script = (
+        "import sys, treeadapt.checkpoints.store\n"
+        "assert not {'orbax', 'safetensors', 'flax', 'msgpack'} & set(sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+
+
+def test_orbax_from_several_processes_is_refused_not_hung(tmp_path, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ta.CheckpointError, match="Several processes"):
+        ta.save(tmp_path / "checkpoint", {"w": jnp.ones(2)})
+    assert list(tmp_path.iterdir()) == []

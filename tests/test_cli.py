@@ -1,0 +1,386 @@
+"""The ``treeadapt`` command on real files of each format, and on bad ones."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import treeadapt as ta
+from tests.test_checkpoints import ENDINGS, FORMATS, HOSTILE, hostile
+from treeadapt.cli.commands import app
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+
+
+def model():
+    layers = {
+        f"hidden_{n}": {
+            "kernel": np.ones((2, 3), ml_dtypes.bfloat16),
+            "bias": np.zeros(3, np.float32),
+        }
+        for n in range(11)
+    }
+    return {"policy": layers, "value": {"kernel": np.ones((3, 1), np.float32)}}
+
+
+def linked():
+    """A tree for ``module:function``, with a static leaf and a tied one."""
+    weight = jnp.ones((2, 3))
+    return {"a": weight, "b": {"a": weight}, "act": "relu", "c": [jnp.ones(2)] * 1}
+
+
+def failing():
+    raise RuntimeError("no\nluck " + "x" * 5_000)
+
+
+RULES = 'version = 1\n[rules]\n"policy/hidden_0" = "frozen"\n"**" = "train"\n'
+
+
+def run(*arguments, code=0):
+    found = CliRunner().invoke(app, [str(a) for a in arguments], prog_name="treeadapt")
+    assert found.exit_code == code, found.output
+    return found.stdout if code < 2 else found.stderr
+
+
+@pytest.fixture(params=FORMATS)
+def file(request, tmp_path):
+    path = tmp_path / f"model{ENDINGS[request.param]}"
+    ta.save(path, model())
+    return path
+
+
+@pytest.fixture
+def npz(tmp_path):
+    path = tmp_path / "model.npz"
+    ta.save(path, model())
+    return path
+
+
+@pytest.fixture
+def rules(tmp_path):
+    path = tmp_path / "rules.toml"
+    path.write_text(RULES)
+    return path
+
+
+def written(tmp_path, text):
+    path = tmp_path / "other.toml"
+    path.write_text("version = 1\n[rules]\n" + text)
+    return path
+
+
+def test_show_lists_every_leaf_in_natural_order(file, rules):
+    lines = run("show", file, "--rules", rules).splitlines()
+    assert lines[0].split()[:5] == ["path", "shape", "dtype", "params", "size"]
+    paths = [line.split()[0] for line in lines[1:24]]
+    assert paths.index("policy/hidden_2/bias") < paths.index("policy/hidden_10/bias")
+    assert paths[-1] == "value/kernel"
+    assert "bfloat16" in lines[2]
+    assert any(line.split()[:2] == ["frozen", "2"] for line in lines[24:])
+
+
+def test_show_as_json(npz, rules):
+    found = json.loads(run("show", npz, "--rules", rules, "--format", "json"))
+    leaf = next(x for x in found["leaves"] if x["path"] == "policy/hidden_0/kernel")
+    assert leaf == {
+        "path": "policy/hidden_0/kernel",
+        "shape": [2, 3],
+        "dtype": "bfloat16",
+        "params": 6,
+        "bytes": 12,
+        "label": "frozen",
+        "rule": "'policy/hidden_0'",
+        "tied_to": None,
+    }
+    assert [total["leaves"] for total in found["totals"]] == [2, 21]
+
+
+def test_show_as_csv(npz, rules):
+    text = run("show", npz, "--rules", rules, "--format", "csv")
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert len(rows) == 23
+    assert rows[1]["shape"] == "2x3"
+    assert rows[1]["label"] == "frozen"
+
+
+def test_show_adds_up_by_depth(npz, rules):
+    lines = run("show", npz, "--depth", 1).splitlines()
+    assert [line.split()[:2] for line in lines] == [
+        ["path", "leaves"],
+        ["policy", "22"],
+        ["value", "1"],
+    ]
+    assert "frozen" in run("show", npz, "--depth", 1, "--rules", rules)
+
+
+def test_show_filters(npz, rules):
+    text = run("show", npz, "--filter", "**/bias", "--rules", rules)
+    assert "kernel" not in text
+    assert "train       10" in text
+    assert "did you mean" in run("show", npz, "--filter", "**/bais", code=2)
+
+
+def test_show_tells_tied_leaves(tmp_path):
+    weight = np.ones(3)
+    ta.save(tmp_path / "x.safetensors", {"a": weight, "b": weight})
+    assert "Tied: 'b' is 'a'" in run("show", tmp_path / "x.safetensors")
+    assert "Tied: 'b/a' is 'a'" in run("show", "tests.test_cli:linked")
+
+
+def test_a_function_is_run_abstractly():
+    found = json.loads(run("show", "tests.test_cli:linked", "--format", "json"))
+    assert {leaf["path"]: leaf["shape"] for leaf in found["leaves"]} == {
+        "a": [2, 3],
+        "b/a": [2, 3],
+        "act": None,
+        "c/0": [2],
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("tests.test_cli:failing", "raised RuntimeError: no luck"),
+        ("tests.test_cli:nothing", "no 'nothing'"),
+        ("tests.test_cli:RULES", "no function"),
+        ("no_such_module:f", "ModuleNotFoundError"),
+        ("no/such.npz", "no checkpoint"),
+        ("nothing", "no checkpoint"),
+    ],
+)
+def test_trees_that_are_none(name, reason):
+    text = run("show", name, code=2)
+    assert reason in text
+    assert len(text.splitlines()) <= 2
+    assert len(text) < 700
+
+
+def test_labels_and_mask_are_json(npz, rules):
+    labels = json.loads(run("labels", rules, npz))
+    assert labels["policy/hidden_0/bias"] == "frozen"
+    assert len(labels) == 23
+    mask = json.loads(run("mask", npz, "policy", "!**/bias"))
+    assert sum(mask.values()) == 11
+    assert not mask["policy/hidden_10/bias"]
+
+
+def test_rules_that_fit_lint_clean(file, rules):
+    assert run("lint", rules, file) == "0 findings in 23 arrays.\n"
+
+
+def test_lint_finds_all_kinds(npz, tmp_path):
+    bad = written(
+        tmp_path,
+        '"policy/*/bias" = "b"\n"policy/hidden_3/bias" = "c"\n"policy/hiden_0" = "d"\n',
+    )
+    text = run("lint", bad, npz, code=1)
+    assert "unmatched: 12 leaves without a rule" in text
+    assert "unused: rule 3, hits nothing: 'policy/hiden_0'" in text
+    assert "did you mean 'policy/hidden_0'" in text
+    assert "shadowed: rule 2, 'policy/hidden_3/bias' comes too late" in text
+    found = json.loads(run("lint", bad, npz, "--format", "json", code=1))
+    assert [each["kind"] for each in found] == ["unmatched", "unused", "shadowed"]
+
+
+def test_lint_tells_uneven_coverage(tmp_path, rules):
+    tree = {
+        "layers": {
+            str(n): {
+                "q_proj": np.ones(1),
+                ("w" if n % 6 == 5 else "v_proj"): np.ones(1),
+            }
+            for n in range(30)
+        }
+    }
+    ta.save(tmp_path / "x.npz", tree)
+    uneven = written(tmp_path, '"**/v_proj" = "decay"\n"**" = "train"\n')
+    text = run("lint", uneven, tmp_path / "x.npz", code=1)
+    assert "rule 1, '**/v_proj' matches in 25 of 30 layers/*; not in 5, 11, 17" in text
+    run("lint", uneven, tmp_path / "x.npz", "--ignore", "uneven")
+    meant = written(tmp_path, '"layers/{0..4}/q_proj" = "frozen"\n"**" = "train"\n')
+    run("lint", meant, tmp_path / "x.npz")
+    last = written(tmp_path, '"layers/{-2..}/q_proj" = "a"\n"**" = "train"\n')
+    run("lint", last, tmp_path / "x.npz")
+
+
+def test_diff_is_like_diff(file, tmp_path):
+    other = model()
+    other["policy"]["hidden_0"]["scale"] = other["policy"]["hidden_0"].pop("kernel")
+    other["value"]["kernel"] = np.ones((3, 2), np.float32)
+    ta.save(tmp_path / "other.safetensors", other)
+    ta.save(tmp_path / "same.npz", model())
+    assert run("diff", file, tmp_path / "same.npz") == "No difference.\n"
+    text = run("diff", file, tmp_path / "other.safetensors", code=1)
+    assert "> renamed   'policy/hidden_0/kernel' -> 'policy/hidden_0/scale'" in text
+    assert "~ reshaped  'value/kernel'" in text
+    run("diff", file, tmp_path / "nothing.npz", code=2)
+
+
+def test_diff_compares_values_only_when_asked(npz, tmp_path):
+    other = model()
+    other["value"]["kernel"][0] = 3
+    ta.save(tmp_path / "other.msgpack", other)
+    run("diff", npz, tmp_path / "other.msgpack")
+    text = run("diff", npz, tmp_path / "other.msgpack", "--values", code=1)
+    assert "'value/kernel': float32[3,1], 1 of 3 elements, by at most 2" in text
+    run("diff", npz, npz, "--values", "--where", "value")
+    run("diff", npz, "tests.test_cli:linked", "--values", code=2)
+
+
+@pytest.mark.parametrize("there", FORMATS)
+def test_convert_writes_any_format(file, there, tmp_path):
+    out = tmp_path / f"out{ENDINGS[there]}"
+    assert "Wrote 23 leaves" in run("convert", file, out)
+    run("diff", file, out, "--values")
+
+
+def test_convert_never_overwrites_without_force(npz, tmp_path):
+    out = tmp_path / "out.safetensors"
+    out.write_bytes(b"mine")
+    assert "--force" in run("convert", npz, out, code=2)
+    assert out.read_bytes() == b"mine"
+    run("convert", npz, out, "--force")
+    run("diff", npz, out)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "thesis.txt").write_text("years")
+    run("convert", npz, tmp_path / "folder", "--force", code=2)
+    assert (tmp_path / "folder" / "thesis.txt").exists()
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_files_give_short_errors_and_write_nothing(case, tmp_path, rules):
+    folder = tmp_path / "files"
+    folder.mkdir()
+    path = hostile(case, folder)
+    for arguments in (
+        ("show", path),
+        ("lint", rules, path),
+        ("diff", path, path),
+        ("convert", path, folder / "out.npz"),
+    ):
+        text = run(*arguments, code=2)
+        assert text.startswith("error: ")
+        assert len(text.splitlines()) <= 2
+        assert len(text) < 700
+    assert [entry.name for entry in folder.iterdir()] == [path.name]
+
+
+def test_explain_tells_which_rule_decides(rules, npz, tmp_path):
+    text = run("explain", rules, "policy/hidden_0/bias")
+    assert text.splitlines() == [
+        "decides  rule 1: 'policy/hidden_0' = 'frozen'",
+        "matches  rule 2: '**' = 'train'",
+        "'policy/hidden_0/bias' gets 'frozen'.",
+    ]
+    counted = written(tmp_path, '"policy/hidden_{-1}" = "last"\n')
+    assert "--tree" in run("explain", counted, "policy/hidden_10/bias", code=2)
+    assert "'last'" in run("explain", counted, "policy/hidden_10/bias", "--tree", npz)
+    assert "no rule" in run("explain", counted, "value/kernel", "--tree", npz, code=1)
+    assert "no leaf" in run("explain", counted, "x", "--tree", npz, code=2)
+
+
+def test_bad_rules_are_short_errors(npz, tmp_path):
+    for text in ('"a" = [1]', '"[" = "b"', "nonsense", '"re:.*" = "a"'):
+        bad = written(tmp_path, text)
+        for arguments in (("lint", bad, npz), ("show", npz, "--rules", bad)):
+            assert len(run(*arguments, code=2).splitlines()) <= 2
+    run("lint", written(tmp_path, '"re:.*" = "a"'), npz, "--allow-regex")
+    run("lint", tmp_path / "none.toml", npz, code=2)
+
+
+def test_names_do_not_reach_the_terminal_raw(tmp_path):  # K14
+    path = tmp_path / "x.safetensors"
+    ta.save(path, {"a\n\x1b[31m": np.ones(1), "b": np.ones(1)})
+    rules = written(tmp_path, '"b" = "c"\n')
+    for arguments, code in (
+        (("show", path), 0),
+        (("show", path, "--format", "csv"), 0),
+        (("show", path, "--depth", "1"), 0),
+        (("mask", path, "b"), 0),
+        (("lint", rules, path), 1),
+        (("labels", rules, path), 2),
+        (("diff", path, "tests.test_cli:linked"), 1),
+    ):
+        assert "\x1b" not in run(*arguments, code=code)
+
+
+def test_bench_prints_a_table(monkeypatch):
+    monkeypatch.setattr("treeadapt.cli.bench._SIZES", (10,))
+    lines = run("bench").splitlines()
+    assert lines[0].split() == ["call", "leaves", "ms", "ratio"]
+    assert len(lines) == 6
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_a_script(shell):
+    assert "_TREEADAPT_COMPLETE" in run("completion", shell)
+
+
+def test_help_and_version():
+    assert "Exit codes" in run("--help")
+    for name in app.commands:
+        assert "Usage" in run(name, "--help")
+    assert run("--version") == f"treeadapt, version {ta.__version__}\n"
+    assert "No such command" in run("nonsense", code=2)
+
+
+def process(*arguments, **options):
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-m", "treeadapt", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        **options,
+    )
+
+
+def test_the_module_runs_as_a_program(npz):
+    found = process("show", npz)
+    assert (found.returncode, found.stderr) == (0, "")
+    assert "\x1b" not in found.stdout
+    found = process("show", npz.with_suffix(".pkl"))
+    assert found.returncode == 2
+    assert "Traceback" not in found.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo-terminal")
+def test_colors_only_on_a_terminal_and_not_if_refused(npz, tmp_path, rules):
+    bad = written(tmp_path, '"nothing" = "a"\n')
+    for options, colored in (((), True), (("--no-color",), False)):
+        text = on_terminal("lint", bad, npz, *options)
+        assert ("\x1b[" in text) == colored
+        assert "unmatched:" in text
+    assert "policy/hidden_10/bias" in on_terminal("show", npz, "--rules", rules)
+
+
+def on_terminal(*arguments):
+    own, theirs = os.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "treeadapt", *map(str, arguments)],
+        stdout=theirs,
+        stderr=theirs,
+        env=os.environ | {"TERM": "xterm"},
+    ) as found:
+        os.close(theirs)
+        text = b""
+        while True:
+            try:
+                part = os.read(own, 10_000)
+            except OSError:  # Linux's way to say that the other end was closed
+                break
+            if not part:
+                break
+            text += part
+        found.wait()
+    os.close(own)
+    return text.decode()

@@ -1,0 +1,215 @@
+"""Law 6: a frozen leaf keeps its bits, whatever runs and however long."""
+
+from __future__ import annotations
+
+import functools
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from programs import bits, flat_updates, put
+from trees import TREES, LayerTuple, ModelTuple, mlp, two_layers
+
+import treeadapt as ta
+from treeadapt.plans import view_tree
+from treeadapt.transforms.flat import trained
+from treeadapt.transforms.updates import apply_updates
+
+pytestmark = pytest.mark.usefixtures("standard_promotion")
+
+# A negative zero, a NaN that carries a message, a subnormal, an infinity.
+ODD = np.array([0x80000000, 0x7FC01234, 0x00000001, 0xFF800000], np.uint32)
+ODD_HALF = np.array([0x8000, 0x7FC1, 0x0001, 0xFF80], np.uint16)
+
+
+def model():
+    """Frozen leaves of odd bits beside leaves that train."""
+    return {
+        "frozen": {
+            "half": jnp.asarray(ODD_HALF.view(jnp.bfloat16)),
+            "single": jnp.asarray(ODD.view(np.float32)),
+            "weight": jnp.linspace(-1.0, 1.0, 7),
+        },
+        "free": (jnp.ones((2, 3)), jnp.full(3, 0.5)),
+    }
+
+
+OPTIMIZERS = {
+    "adamw": lambda: optax.adamw(0.1, weight_decay=0.5),
+    "momentum": lambda: optax.chain(
+        optax.add_decayed_weights(0.5), optax.sgd(0.01, momentum=0.9, nesterov=True)
+    ),
+    "noise": lambda: optax.noisy_sgd(0.01, key=jax.random.key(0)),
+    "lbfgs": lambda: optax.lbfgs(
+        memory_size=2, linesearch=optax.scale_by_backtracking_linesearch(3)
+    ),
+}
+
+FREEZERS = {
+    "freeze": lambda tx: ta.freeze(tx, "frozen"),
+    "partition": lambda tx: ta.partition({"a": tx}, {"frozen": "frozen", "**": "a"}),
+    "frozen twice": lambda tx: ta.freeze(
+        ta.partition({"a": tx}, {"frozen/weight": "frozen", "**": "a"}), "frozen"
+    ),
+}
+
+
+def loss(tree):
+    """Has a gradient at every leaf, and NaNs at the odd ones."""
+    flat = trained(view_tree(tree))
+    free = [
+        jnp.sum((flat[path] - 0.25) ** 2) for path in sorted(flat) if "free" in path
+    ]
+    odd = [
+        jnp.nansum(flat[path].astype(jnp.float32))
+        for path in flat
+        if "free" not in path
+    ]
+    return sum(free) + 0.0 * jnp.nan_to_num(sum(odd), posinf=0.0, neginf=0.0)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def thousand(tx, steps, params):
+    def step(carry, _):
+        params, state = carry
+        value, grads = jax.value_and_grad(loss)(params)
+        grads = jax.tree.map(lambda g: g + 1, grads)  # gradients everywhere
+        extra = {"value": value, "grad": grads, "value_fn": loss}
+        updates, state = tx.update(grads, state, params, **extra)
+        return (apply_updates(params, updates), state), None
+
+    return jax.lax.scan(step, (params, tx.init(params)), length=steps)[0]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("freezer", ["freeze", "partition"])
+def test_frozen_leaves_keep_their_bits_over_a_thousand_steps(name, freezer):
+    params = model()
+    new, state = thousand(FREEZERS[freezer](OPTIMIZERS[name]()), 1_000, params)
+    assert bits(new["frozen"]) == bits(params["frozen"])
+    assert all((a != b).all() for a, b in zip(new["free"], params["free"], strict=True))
+    arrays = [x for x in jax.tree.leaves(state) if x.ndim]
+    assert all(x.shape[-1] == 3 or x.shape == (2,) for x in arrays)  # of "free" alone
+
+
+@pytest.mark.parametrize("name", ["adamw", "noise"])
+def test_leaves_left_out_by_split_keep_their_bits(name):
+    tree = model()
+    params, rest = ta.split(tree, ~ta.glob("frozen"))
+    tx = OPTIMIZERS[name]()
+
+    @jax.jit
+    def train(params, rest):
+        def step(carry, _):
+            params, state = carry
+            grads = jax.grad(lambda p: loss(ta.merge(p, rest)))(params)
+            updates, state = tx.update(grads, state, params)
+            return (optax.apply_updates(params, updates), state), None
+
+        carry, _ = jax.lax.scan(step, (params, tx.init(params)), length=1_000)
+        return ta.merge(carry[0], rest)
+
+    new = train(params, rest)
+    assert bits(new["frozen"]) == bits(tree["frozen"])
+    assert (new["free"][0] != tree["free"][0]).all()
+
+
+def test_optaxs_own_freeze_leaks_in_a_chain():
+    # The order in which people write it; ``freeze`` of this library wraps instead.
+    params = {"a": jnp.ones(2), "b": jnp.ones(2)}
+    tx = optax.chain(optax.freeze({"a": True, "b": False}), optax.adamw(0.1))
+    updates, _ = tx.update(params, tx.init(params), params)
+    assert updates["a"].any()
+    tx = ta.freeze(optax.adamw(0.1), "a")
+    updates, _ = tx.update(params, tx.init(params), params)
+    assert not updates["a"].any()
+
+
+@pytest.mark.parametrize("freezer", FREEZERS)
+def test_the_frozen_cost_no_memory(freezer):
+    params = {"frozen": {"weight": jnp.ones(1_000)}, "free": jnp.ones(3)}
+    state = FREEZERS[freezer](optax.adam(0.1)).init(params)
+    assert sum(x.size for x in jax.tree.leaves(state)) == 1 + 2 * 3
+    chained = optax.chain(
+        optax.freeze({"frozen": True, "free": False}), optax.adam(0.1)
+    ).init(params)
+    assert sum(x.size for x in jax.tree.leaves(chained)) == 1 + 2 * 1_003
+
+
+TRAINS = [row for row in TREES if row.paths and not row.opaque and not row.warns]
+
+
+@pytest.mark.parametrize("row", TRAINS, ids=lambda row: row.name)
+def test_in_every_tree_the_frozen_get_zeros_and_the_others_the_numbers(row):
+    tree = row.make()
+    flat = {p: jnp.ones_like(x) for p, x in trained(view_tree(tree)).items()}
+    where = ta.escape(sorted(flat)[0]) if "" not in flat else []
+    frozen = sorted(flat)[:1] if "" not in flat else []
+    tx = ta.freeze(optax.sgd(1.0, momentum=0.9), where)
+    params = put(tree, flat)
+    state = tx.init(params)
+    assert sorted(state[0].trace) == sorted(set(flat) - set(frozen))
+    updates, _ = tx.update(params, state, params)
+    for path, update in flat_updates(updates).items():
+        moves = path in flat and path not in frozen
+        assert bool((update == -1).all() if moves else (update == 0).all())
+
+
+def test_selectors_of_all_kinds_say_what_is_frozen():
+    net = [mlp(), mlp()]
+    ones = jax.tree.map(jnp.ones_like, eqx.filter(net, eqx.is_array))
+    rules = ta.Rules({"0": "frozen", "**": "train"})
+    spec = ta.FreezeSpec(freeze="0").bind(net)
+    for where in ("0", "{-2}", ["0"], rules.where("frozen"), spec, ~ta.glob("1")):
+        tx = ta.freeze(optax.sgd(1.0), where)
+        updates, _ = tx.update(ones, tx.init(net), net)
+        moved = [path[0] for path, x in flat_updates(updates).items() if x.any()]
+        assert set(moved) == {"1"}
+    tx = ta.freeze(optax.sgd(1.0), ta.node(eqx.nn.Linear))
+    assert tx.init(net)  # everything is frozen, and said to be
+    with pytest.raises(ta.UnusedRuleError, match="'2'"):
+        ta.freeze(optax.sgd(1.0), "2").init(net)
+    with pytest.raises(ta.SelectorError):
+        ta.freeze(optax.sgd(1.0), lambda tree: tree)
+
+
+def test_a_line_search_sees_the_frozen_leaves():
+    params = two_layers(ModelTuple, LayerTuple)
+    seen = []
+
+    def value_fn(params):
+        seen.append(type(params))
+        return loss({"free": list(jax.tree.leaves(params))})
+
+    tx = ta.freeze(optax.lbfgs(memory_size=2), "hidden")
+    value, grads = jax.value_and_grad(value_fn)(params)
+    extra = {"value": value, "grad": grads, "value_fn": value_fn}
+    step = lambda p, s: tx.update(grads, s, p, **extra)  # noqa: E731
+    updates, _ = jax.eval_shape(step, params, tx.init(params))
+    assert set(seen) == {ModelTuple}
+    assert jax.tree.structure(updates) == jax.tree.structure(params)
+
+
+def test_zeros_have_the_dtype_of_the_update_as_optax_gives():
+    params = {"a": jnp.ones(2), "b": jnp.ones(2)}
+    grads = {"a": jnp.ones(2, jnp.bfloat16), "b": jnp.ones(2)}
+    tx = ta.freeze(optax.sgd(1.0), "a")
+    ours, _ = tx.update(grads, tx.init(params), params)
+    native = optax.selective_transform(
+        optax.sgd(1.0), freeze_mask={"a": True, "b": False}
+    )
+    want, _ = native.update(grads, native.init(params), params)
+    assert bits(ours) == bits(want)
+
+
+def test_a_zero_keeps_the_sharding_of_what_it_stands_for():
+    mesh = jax.make_mesh((8,), ("x",))
+    sharding = jax.NamedSharding(mesh, jax.P("x"))
+    params = jax.device_put({"a": jnp.ones(8), "b": jnp.ones(8)}, sharding)
+    tx = ta.freeze(optax.adam(0.1), "a")
+    updates, state = tx.update(params, tx.init(params), params)
+    assert all(x.sharding == sharding for x in updates.values())
+    assert state[0].mu["b"].sharding == sharding

@@ -1,0 +1,197 @@
+"""Freeze specs: what is frozen, as data, and what has thawed since."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from published_names import names_of, tree_of
+
+from treeadapt.errors import (
+    FreezeError,
+    PatternError,
+    RulesFileError,
+    SelectorError,
+    UnusedRuleError,
+)
+from treeadapt.freeze_spec import FreezeSpec
+from treeadapt.plans import view_tree
+from treeadapt.rules import param_labels, param_mask
+from treeadapt.selectors import glob, select
+
+
+def array(*shape: int) -> Any:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def model(*layers: str, **more: Any) -> dict[str, Any]:
+    return {name: {"kernel": array(2, 2), "bias": array(2)} for name in layers} | more
+
+
+def chosen(tree: Any, where: Any) -> list[str]:
+    paths = view_tree(tree).plan.paths
+    return [p for p, yes in zip(paths, select(tree, where), strict=True) if yes]
+
+
+def test_a_spec_is_a_selector():
+    spec = FreezeSpec(["trunk", "!**/bias"])
+    tree = model("trunk", "head")
+    assert chosen(tree, spec) == ["trunk/kernel"]
+    assert chosen(tree, ~spec & "trunk") == ["trunk/bias"]
+    assert spec.matches("trunk/kernel")
+    assert not spec.matches("trunk/bias")
+    assert param_labels(tree, {spec: "f", "**": "t"})["trunk"]["kernel"] == "f"
+    assert param_mask(tree, spec) == spec(tree)
+    tx = optax.masked(optax.set_to_zero(), spec)
+    tx.init(jax.tree.map(lambda s: jnp.ones(s.shape), tree))
+
+
+def test_a_spec_reports_patterns_that_hit_nothing():
+    with pytest.raises(UnusedRuleError, match="'trunk'"):
+        param_mask(model("trunk"), FreezeSpec("trunc"))
+    with pytest.raises(UnusedRuleError, match="'trunk'"):
+        FreezeSpec(["trunk", "trunc"]).bind(model("trunk"))
+
+
+def test_a_spec_may_freeze_nothing():
+    spec = FreezeSpec([]).bind(model("trunk"))
+    assert spec == FreezeSpec((), ())
+    assert chosen(model("trunk"), spec) == []
+    spec.check(model("head"))
+
+
+def test_a_bound_spec_holds_the_paths_of_frozen_arrays():
+    spec = FreezeSpec("trunk").bind(model("trunk", "head", trunk2=array(1)))
+    assert spec.paths == ("trunk/bias", "trunk/kernel")
+    assert FreezeSpec("**").bind({"w": array(1), "f": len, "n": None}).paths == ("w",)
+
+
+def test_a_spec_binds_to_what_it_finds_now():
+    spec = FreezeSpec("layers/{-2..}").bind({"layers": [array(1)] * 3})
+    assert spec.paths == ("layers/1", "layers/2")
+    assert spec.bind({"layers": [array(1)] * 4}).paths == ("layers/2", "layers/3")
+
+
+def test_a_bound_spec_answers_on_a_flat_dict_by_its_paths():
+    spec = FreezeSpec("layers/{-1}")
+    flat = {"layers/0": array(1), "layers/1": array(1)}
+    with pytest.raises(SelectorError, match="bind"):
+        spec(flat)
+    bound = spec.bind({"layers": [array(1), array(1)]})
+    assert bound(flat) == {"layers/0": False, "layers/1": True}
+    assert bound({"layers/1": array(1), "layers/0": None})["layers/1"] is True
+    assert bound.matches("layers/1")
+    assert not bound(("layers", 0), array(1))  # as an nnx filter
+    with pytest.raises(SelectorError, match="bind"):
+        spec.matches("layers/1")
+
+
+def test_an_unchanged_model_passes():
+    spec = FreezeSpec("trunk").bind(model("trunk", "head"))
+    spec.check(model("trunk", "head"))
+    spec.check(model("trunk", "head", "more"))
+
+
+def test_a_renamed_layer_is_named_with_its_new_name():
+    spec = FreezeSpec(["trunk*", "!**/bias"]).bind(model("trunk_0", "trunk_1", "head"))
+    with pytest.raises(FreezeError) as caught:
+        spec.check(model("trunk_0", "truck_1", "head"))
+    assert "1 leaf that was frozen is not frozen any more" in str(caught.value)
+    assert "'trunk_1/kernel' is gone; the nearest name is 'truck_1/kernel'" in str(
+        caught.value
+    )
+    assert "which trains" in str(caught.value)
+
+
+def test_a_leaf_that_patterns_lost_is_named():
+    spec = FreezeSpec("layers/{-2..}").bind({"layers": [array(1)] * 3})
+    with pytest.raises(FreezeError, match="'layers/1' is there, but no pattern"):
+        spec.check({"layers": [array(1)] * 4})
+
+
+def test_an_unbound_spec_has_nothing_to_check():
+    with pytest.raises(SelectorError, match="never bound"):
+        FreezeSpec("trunk").check(model("trunk"))
+
+
+def test_a_message_about_thousands_of_leaves_is_small():
+    spec = FreezeSpec("**/experts").bind(tree_of("qwen3_moe"))
+    assert len(spec.paths) == 21_600
+    with pytest.raises(FreezeError) as caught:
+        spec.check({"model": tree_of("qwen3_moe")["lm_head"]})
+    assert "21,600 leaves" in str(caught.value)
+    assert len(str(caught.value).encode()) <= 4_000
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        FreezeSpec("trunk"),
+        FreezeSpec(["trunk", '!"quoted"\n'], []),
+        FreezeSpec(["a"], ["a/b", "a/c" * 40]),
+    ],
+    ids=repr,
+)
+def test_specs_are_values_and_files(tmp_path, spec):
+    assert pickle.loads(pickle.dumps(spec)) == spec == copy.deepcopy(spec)
+    assert hash(pickle.loads(pickle.dumps(spec))) == hash(spec)
+    file = tmp_path / "freeze.toml"
+    file.write_text(spec.to_toml())
+    assert FreezeSpec.load(file) == spec
+    fields = {"version": 1, "freeze": list(spec.freeze)}
+    if spec.paths is not None:
+        fields["paths"] = list(spec.paths)
+    file = tmp_path / "freeze.json"
+    file.write_text(json.dumps(fields))
+    assert FreezeSpec.load(file) == spec
+
+
+def test_a_large_spec_is_saved_and_loaded(tmp_path):
+    spec = FreezeSpec("**/experts").bind(tree_of("qwen3_moe"))
+    file = tmp_path / "freeze.toml"
+    file.write_text(spec.to_toml())
+    again = FreezeSpec.load(file)
+    assert again == spec
+    assert again.paths == tuple(n for n in names_of("qwen3_moe") if "/experts/" in n)
+    again.check(tree_of("qwen3_moe"))
+
+
+@pytest.mark.parametrize(
+    ("make", "error"),
+    [
+        (lambda: FreezeSpec(glob("a")), SelectorError),
+        (lambda: FreezeSpec([dict]), SelectorError),
+        (lambda: FreezeSpec(None), SelectorError),
+        (lambda: FreezeSpec("a", [3]), SelectorError),
+        (lambda: FreezeSpec("a["), PatternError),
+    ],
+)
+def test_a_spec_holds_text_only(make, error):
+    with pytest.raises(error):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ('freeze = ["a"]', "no version"),
+        ("version = 1", "no list of strings"),
+        ("version = 1\nfreeze = [1]", "no list of strings"),
+        ('version = 1\nfreeze = "a"\npaths = "b"', "no list of strings"),
+        ('version = 1\nfreeze = "a"\nrules = 1', "unknown field 'rules'"),
+        ('version = 1\nfreeze = "re:.*"', "allow_regex=True"),
+    ],
+)
+def test_a_malformed_file_is_refused(tmp_path, text, match):
+    file = tmp_path / "freeze.toml"
+    file.write_text(text)
+    with pytest.raises(RulesFileError, match=match):
+        FreezeSpec.load(file)
+    if "re:" in text:
+        assert FreezeSpec.load(file, allow_regex=True) == FreezeSpec("re:.*")

@@ -1,0 +1,251 @@
+"""The rooms of the package: who may import whom, and what ``import treeadapt`` costs.
+
+Reads the source with ``ast``; imports inside functions and under ``TYPE_CHECKING``
+count. The complaints themselves are tested on small packages that break one law each.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parent.parent
+PACKAGE = REPOSITORY / "treeadapt"
+
+# A room imports rooms of earlier lines only. A folder is one room.
+ROOMS = (
+    ("errors", "_typing", "_version", "_arrays"),
+    ("paths",),
+    ("registry",),
+    ("adapters",),
+    ("flattening", "opaque"),
+    ("exact",),
+    ("walk",),
+    ("plans",),
+    ("convert",),
+    ("patterns",),
+    ("matcher",),
+    ("decisions", "remembered"),
+    ("repairs",),
+    ("selectors",),
+    ("rules_file", "splitting"),
+    ("matches",),
+    ("rules", "freeze_spec", "renaming"),
+    ("transforms",),
+    ("sharding",),
+    ("checkpoints",),
+    # A line each: the command prints the reports and ``__main__`` calls it.
+    ("report",),
+    ("diff",),
+    ("cli",),
+    ("__main__",),
+)
+LINE_OF = {room: line for line, rooms in enumerate(ROOMS) for room in rooms}
+
+EVERYWHERE = frozenset({*sys.stdlib_module_names, "jax", "numpy", "optax"})
+# An adapter file may import the library that it is named after, too.
+OWNED = {
+    "adapters.nnx": {"flax"},
+    "checkpoints": set(),
+    "checkpoints.msgpack_file": {"flax", "msgpack"},
+    "checkpoints.orbax_folder": {"orbax"},
+    "checkpoints.safetensors_file": {"safetensors"},
+    "report": {"rich"},
+    "cli": {"click", "rich"},
+}
+
+# Top-level entries; more of them would hide what matters.
+TOP_LEVEL = {
+    ".ci",
+    ".gitignore",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "LICENSE",
+    "Makefile",
+    "README.md",
+    "SECURITY.md",
+    "benchmarks",
+    "docs",
+    "setup.cfg",
+    "setup.py",
+    "tests",
+    "treeadapt",
+}
+
+
+def complaints(package: Path) -> Iterator[str]:
+    """Every import in ``package`` that breaks a law, one line each."""
+    for file in sorted(package.rglob("*.py")):
+        parts = file.relative_to(package).with_suffix("").parts
+        room, module = parts[0], ".".join(parts)
+        if room != "__init__" and room not in LINE_OF:
+            yield f"{module}: has no line in ROOMS"
+            continue
+        for target, line in _imports(file, package):
+            reason = _reason(room, module, target)
+            if reason:
+                yield f"{module}:{line}: {reason} ({target})"
+
+
+def _imports(file: Path, package: Path) -> Iterator[tuple[str, int]]:
+    """Absolute dotted names that ``file`` imports, with line numbers."""
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                # Without ``as`` this binds the face, whatever follows the dot.
+                bound = alias.name if alias.asname else alias.name.split(".")[0]
+                yield bound, node.lineno
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            yield "." * node.level + (node.module or ""), node.lineno
+        elif isinstance(node, ast.ImportFrom) and node.module == package.name:
+            for alias in node.names:
+                yield _room_or_face(package, alias.name), node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            yield str(node.module), node.lineno
+
+
+def _room_or_face(package: Path, name: str) -> str:
+    is_room = (package / f"{name}.py").is_file() or (package / name).is_dir()
+    return f"{package.name}.{name}" if is_room else package.name
+
+
+def _reason(room: str, module: str, target: str) -> str | None:
+    """What is wrong with ``module`` of ``room`` importing ``target``, if anything."""
+    library, _, inside = target.partition(".")
+    if library != PACKAGE.name:
+        return _foreign_reason(room, module, library)
+    if room == "__init__":
+        return None
+    if not inside:
+        return None if room == "__main__" else "imports the package face"
+    source = inside.split(".")[0]
+    if source == room:
+        return None
+    if source not in LINE_OF:
+        return "imports a room that has no line in ROOMS"
+    if LINE_OF[source] == LINE_OF[room]:
+        return "imports sideways"
+    return "imports upward" if LINE_OF[source] > LINE_OF[room] else None
+
+
+def _foreign_reason(room: str, module: str, library: str) -> str | None:
+    if not library:
+        return "imports relatively"
+    owned = OWNED.get(module, OWNED.get(room, set()))
+    if library in EVERYWHERE | owned:
+        return None
+    if room == "adapters" and library == module.split(".")[-1]:
+        return None
+    return "imports a library that it does not own"
+
+
+def test_data_flows_one_way():
+    assert list(complaints(PACKAGE)) == []
+
+
+def test_the_test_reads_the_package():
+    # An empty glob would pass every law.
+    assert "errors" in {file.stem for file in PACKAGE.rglob("*.py")}
+
+
+@pytest.mark.parametrize(
+    ("file", "source", "reason"),
+    [
+        ("paths.py", "from treeadapt.rules import Rules", "imports upward"),
+        ("paths.py", "def f():\n    from treeadapt import rules", "imports upward"),
+        ("paths.py", "import treeadapt.rules as r", "imports upward"),
+        ("paths.py", "if TYPE_CHECKING:\n    import treeadapt.rules as r", "upward"),
+        ("adapters/x.py", "from treeadapt.transforms.adapt import f", "upward"),
+        ("_arrays.py", "from treeadapt.errors import E", "imports sideways"),
+        ("paths.py", "import treeadapt", "package face"),
+        ("paths.py", "import treeadapt.errors", "package face"),
+        ("paths.py", "from treeadapt import Rules", "package face"),
+        ("paths.py", "from .errors import E", "imports relatively"),
+        ("paths.py", "from . import errors", "imports relatively"),
+        ("utils.py", "", "has no line in ROOMS"),
+        ("paths.py", "from treeadapt.nowhere import x", "has no line in ROOMS"),
+        ("paths.py", "import flax", "does not own"),
+        ("rules.py", "def f():\n    import equinox as eqx", "does not own"),
+        ("transforms/adapt.py", "from chex import dataclass", "does not own"),
+        ("adapters/equinox.py", "import flax.nnx", "does not own"),
+        ("adapters/penzai.py", "from haiku import x", "does not own"),
+        ("report.py", "import click", "does not own"),
+        ("__init__.py", "import rich", "does not own"),
+    ],
+)
+def test_a_broken_law_is_seen(tmp_path, file, source, reason):
+    package = _package(tmp_path, {"rules.py": "", "errors.py": "", file: source})
+    (found,) = complaints(package)
+    assert reason in found
+
+
+def test_what_the_laws_allow_passes(tmp_path):
+    allowed = {
+        "errors.py": "import os.path\nimport jax.numpy as jnp",
+        "paths.py": "from treeadapt import errors\nfrom treeadapt.errors import E",
+        "adapters/flax.py": "import flax.linen as nn\nimport treeadapt.registry as r",
+        "adapters/nnx.py": "from treeadapt.adapters.flax import f\nimport flax",
+        "registry.py": "",
+        "checkpoints/orbax_folder.py": "def f():\n    import orbax.checkpoint",
+        "cli.py": "import click\nfrom treeadapt.report import summarize",
+        "report.py": "def f():\n    import rich.table",
+        "__init__.py": "from treeadapt.errors import E",
+        "__main__.py": "from treeadapt.cli import main",
+    }
+    assert list(complaints(_package(tmp_path, allowed))) == []
+
+
+def _package(folder: Path, files: dict[str, str]) -> Path:
+    for name, source in files.items():
+        file = folder / PACKAGE.name / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(source, "utf-8")
+    return folder / PACKAGE.name
+
+
+NEW_LIBRARIES = """
+import sys
+import jax, jax.numpy, numpy, optax
+before = set(sys.modules)
+{statement}
+roots = {{name.partition(".")[0] for name in set(sys.modules) - before}}
+print(*sorted(roots - set(sys.stdlib_module_names) - {{"treeadapt"}}))
+"""
+
+
+def _libraries_that_come_with(statement: str) -> list[str]:
+    run = subprocess.run(
+        [sys.executable, "-c", NEW_LIBRARIES.format(statement=statement)],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout.split()
+
+
+def test_importing_the_package_brings_no_library_but_jax_numpy_and_optax():
+    assert _libraries_that_come_with("import treeadapt") == []
+
+
+def test_the_import_probe_sees_a_library():
+    assert "flax" in _libraries_that_come_with("import flax")
+
+
+def test_the_top_level_holds_only_what_the_design_fixes():
+    listed = subprocess.run(
+        ["git", "-C", str(REPOSITORY), "ls-files"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if listed.returncode != 0:
+        pytest.skip("no git repository here: an unpacked archive")
+    tracked = {name.split("/")[0] for name in listed.stdout.splitlines()}
+    assert tracked <= TOP_LEVEL, sorted(tracked - TOP_LEVEL)

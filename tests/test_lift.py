@@ -1,0 +1,179 @@
+"""``lift``: any mask or label function decides on the caller's whole tree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from trees import TREES, LayerTuple, ModelTuple, mlp, two_layers
+
+import treeadapt as ta
+from treeadapt.plans import view_tree
+from treeadapt.transforms.flat import trained
+from treeadapt.transforms.lift import Lifted, is_function
+
+pytestmark = pytest.mark.usefixtures("standard_promotion")
+
+# Mask functions map over trees with JAX, which cannot rebuild two of the rows.
+BROKEN = ("NamedTuple of its own making", "doubling dataclass")
+MAPS = [row for row in TREES if row.paths and not row.opaque and row.name not in BROKEN]
+TRAINS = [row for row in MAPS if not row.warns]
+
+
+def matrices(tree: Any) -> Any:
+    return jax.tree.map(lambda x: x.ndim > 1, tree)
+
+
+@pytest.mark.parametrize("row", TRAINS, ids=lambda row: row.name)
+def test_a_function_is_asked_about_the_callers_tree_and_answers_for_the_flat_one(row):
+    tree, seen = row.make(), []
+
+    def ask(whole):
+        seen.append(whole)
+        return matrices(whole)
+
+    mask = ta.lift(ask)
+    flat = trained(view_tree(tree))
+    with ta.whole_tree(tree):
+        answers = mask(flat)
+    assert answers == {path: x.ndim > 1 for path, x in flat.items()}
+    assert all(type(answer) is bool for answer in answers.values())
+    assert [type(whole) for whole in seen] == [type(tree)]
+
+
+@pytest.mark.parametrize("row", TRAINS, ids=lambda row: row.name)
+def test_outside_it_answers_with_the_treedef_of_what_it_is_shown(row):
+    tree = row.make()
+    mask = ta.lift(matrices)(tree)
+    assert view_tree(mask).structure == view_tree(tree).structure
+    flat = trained(view_tree(tree))
+    assert ta.lift(matrices)(flat) == matrices(flat)
+
+
+def test_a_tree_of_answers_may_be_of_any_containers_and_a_prefix():
+    model = two_layers(ModelTuple, LayerTuple)
+    want = ModelTuple(LayerTuple(True, True), LayerTuple(True, False))
+    for tree in (
+        want,
+        {"hidden": True, "out": {"w": True, "b": False}},
+        {"hidden": {"w": True, "b": True}, "out/w": True, "out/b": False},
+        ModelTuple(True, LayerTuple(True, False)),
+        two_layers(ModelTuple, lambda w, b: LayerTuple(True, True))._replace(
+            out=LayerTuple(True, False)
+        ),
+    ):
+        assert ta.lift(tree)(model) == want
+    assert ta.lift("all")(model) == two_layers(
+        ModelTuple, lambda w, b: LayerTuple("all", "all")
+    )
+    nearest = ta.lift({"out": "far", "out/w": "near", "hidden": "far"})
+    assert nearest(model).out == LayerTuple("near", "far")
+
+
+def test_static_leaves_need_no_answer_and_functions_find_none():
+    model = mlp()
+    params = eqx.filter(model, eqx.is_array)
+    for asked in (matrices, matrices(params)):
+        mask = ta.lift(asked)(model)
+        assert mask.layers[0].weight is True
+        assert mask.activation is False
+    labels = jax.tree.map(lambda x: "wide" if x.ndim > 1 else "thin", params)
+    assert ta.lift(labels)(model).activation is ta.STATIC
+
+
+class AtLeast(eqx.Module):
+    """A mask function that is a module with a setting."""
+
+    ndim: Any = eqx.field(static=True)
+
+    def __call__(self, tree):
+        return jax.tree.map(lambda x: x.ndim >= self.ndim, tree)
+
+
+class Threshold(eqx.Module):
+    """A mask function that is a module with an array."""
+
+    ndim: jax.Array
+
+    def __call__(self, tree):
+        return jax.tree.map(lambda x: x.ndim > 1, tree)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        matrices,
+        AtLeast(2),
+        Threshold(jnp.array(2)),
+        jax.tree_util.Partial(matrices),
+        ta.leaf(ndim=2),
+        ta.Rules([(ta.leaf(ndim=2), True), ("**", False)]),
+        ta.lift(matrices),
+    ],
+    ids=lambda asked: type(asked).__name__,
+)
+def test_functions_of_every_kind_are_called(asked):
+    assert is_function(asked)
+    mask = ta.lift(asked)({"a": jnp.ones((2, 2)), "b": jnp.ones(2)})
+    assert mask == {"a": True, "b": False}
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        eqx.tree_at(lambda m: m.activation, jax.tree.map(lambda x: True, mlp()), False),
+        {"a": True},
+        "label",
+        jax.tree.map(lambda x: "label", mlp()),
+        jax.tree.map(lambda x: np.bool_(True), mlp()),
+        jax.tree.map(lambda x: jnp.array(True), mlp()),
+    ],
+    ids=["module of bools", "dict", "string", "module of labels", "numpy", "jax"],
+)
+def test_trees_of_answers_are_not_called_even_if_they_could_be(tree):
+    assert not is_function(tree)
+
+
+def test_lifting_twice_is_lifting_once():
+    mask = ta.lift(matrices)
+    assert ta.lift(mask) is mask
+    assert isinstance(mask, Lifted)
+    assert repr(ta.lift({"a": True})) == "lift({'a': True})"
+
+
+@pytest.mark.parametrize("number", [0, 1.5, jnp.array(3), np.int32(2)])
+def test_it_is_no_schedule(number):
+    with pytest.raises(ta.SelectorError, match=r"treeadapt\.inject_hyperparams"):
+        ta.lift(matrices)(number)
+
+
+def test_optax_takes_it_wherever_it_takes_a_mask_or_labels():
+    params = {"a": jnp.ones((2, 2)), "b": jnp.ones(2)}
+    mask = ta.lift(matrices)
+    assert optax.adamw(0.1, mask=mask).init(params)
+    masked = optax.masked(optax.scale(2.0), mask)
+    updates, _ = masked.update(params, masked.init(params))
+    assert (updates["a"][0, 0], updates["b"][0]) == (2, 1)
+    labels = ta.lift({"a": "x", "b": "y"})
+    grouped = optax.multi_transform(
+        {"x": optax.scale(2.0), "y": optax.scale(3.0)}, labels
+    )
+    updates, _ = grouped.update(params, grouped.init(params))
+    assert (updates["a"][0, 0], updates["b"][0]) == (2, 3)
+
+
+def test_what_is_missing_or_idle_is_named():
+    params = {"a": jnp.ones(2), "b": {"c": jnp.ones(2)}}
+    with pytest.raises(ta.UnmatchedPathError, match="'b/c'"):
+        ta.lift({"a": True})(params)
+    with pytest.raises(ta.UnmatchedPathError, match="'b/c'"):
+        ta.lift({"a": True, "b": None})(params)
+    with pytest.raises(ta.UnusedRuleError, match=r"'b/d'.*tree_paths"):
+        ta.lift({"a": True, "b/c": True, "b/d": True})(params)
+    part = {"a": optax.MaskedNode(), "b": {"c": jnp.ones(2)}}
+    assert ta.lift({"a": True, "b": True})(part)["b"] == {"c": True}

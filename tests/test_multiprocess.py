@@ -1,0 +1,193 @@
+"""Several processes, each with a part of the devices, build and compute one thing.
+
+Two and four processes on this machine (``jax.distributed``, gloo, eight CPU devices in
+all) run ``multiprocess_worker.py``, each with another hash seed, beside one process
+that has all devices. A program that depends on the order of a set gives wrong numbers
+there, without an error (hazards L2, H16), so programs are compared byte by byte.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+WORKER = Path(__file__).parent / "multiprocess_worker.py"
+NUM_DEVICES = 8
+TIMEOUT_S = 50.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What the processes of one run wrote, in their order."""
+
+    reports: list[dict[str, Any]]
+    numbers: list[dict[str, np.ndarray]]
+
+
+def run(processes: int, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Run once, even where several test processes want the result."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    folder /= f"{processes}-processes"
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        wait_for(folder / "exit-codes.json")
+    else:
+        start(processes, folder)
+    return read(processes, folder)
+
+
+def start(processes: int, folder: Path) -> None:
+    """Run the processes to their end, or kill them."""
+    port = free_port()
+    started: list[subprocess.Popen[bytes]] = []
+    try:
+        for process in range(processes):
+            with (folder / f"output-{process}.txt").open("wb") as output:
+                started.append(
+                    subprocess.Popen(
+                        [sys.executable, str(WORKER)]
+                        + [str(arg) for arg in (process, processes, port, folder)],
+                        env=environment(processes, hash_seed=process + 1),
+                        stdout=output,
+                        stderr=subprocess.STDOUT,
+                        stdin=subprocess.DEVNULL,
+                    )
+                )
+        wait(started)
+    finally:
+        for child in started:
+            child.kill()
+        codes = [child.wait() for child in started]
+        part = folder / "exit-codes.part"
+        part.write_text(json.dumps(codes))
+        part.rename(folder / "exit-codes.json")
+
+
+def read(processes: int, folder: Path) -> Run:
+    codes = json.loads((folder / "exit-codes.json").read_text())
+    for process, code in enumerate(codes):
+        text = (folder / f"output-{process}.txt").read_text(errors="replace")
+        assert code == 0, f"process {process} of {processes} exits {code}:\n{text}"
+    names = range(processes)
+    return Run(
+        [json.loads((folder / f"report-{name}.json").read_text()) for name in names],
+        [dict(np.load(folder / f"numbers-{name}.npz")) for name in names],
+    )
+
+
+def wait_for(file: Path) -> None:
+    end = time.monotonic() + TIMEOUT_S + 5
+    while not file.exists() and time.monotonic() < end:
+        time.sleep(0.05)
+
+
+def wait(started: list[subprocess.Popen[bytes]]) -> None:
+    """Wait for all of them; or for one that fails, for the others then hang."""
+    end = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < end:
+        codes = [child.poll() for child in started]
+        if all(code is not None for code in codes) or any(codes):
+            return
+        time.sleep(0.05)
+
+
+def environment(processes: int, *, hash_seed: int) -> dict[str, str]:
+    root = str(WORKER.parent.parent)
+    devices = NUM_DEVICES // processes
+    return {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONHASHSEED": str(hash_seed),
+        "PYTHONPATH": os.pathsep.join((root, os.environ.get("PYTHONPATH", ""))),
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+    }
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("localhost", 0))
+        return found.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> Run:
+    return run(1, tmp_path_factory)
+
+
+@pytest.fixture(scope="module", params=[2, 4], ids=["2 processes", "4 processes"])
+def together(request, tmp_path_factory) -> Run:
+    return run(request.param, tmp_path_factory)
+
+
+def test_the_processes_have_different_hash_seeds(together):  # hazard H16
+    orders = {tuple(report["order of a set"]) for report in together.reports}
+    assert len(orders) > 1
+
+
+def test_no_process_sees_a_kernel_whole(together):  # hazard L1
+    for report in together.reports:
+        seen = report["seen"]
+        assert max(seen[path] for path in seen if path.endswith("kernel")) <= 0.5
+
+
+@pytest.mark.parametrize("program", ["init", "step", "there and back"])
+def test_all_processes_build_one_program(together, alone, program):  # hazard L2
+    (expected,) = (report["programs"][program] for report in alone.reports)
+    for report in together.reports:
+        assert report["programs"][program] == expected
+
+
+def test_the_numbers_are_those_of_one_process(together, alone):
+    (expected,) = alone.numbers
+    assert any("state/" in name for name in expected)
+    for numbers in together.numbers:
+        assert list(numbers) == list(expected)
+        for name, value in expected.items():
+            np.testing.assert_array_equal(numbers[name], value, err_msg=name)
+
+
+def test_every_group_trains_but_the_frozen_one(alone):
+    (report,), (numbers,) = alone.reports, alone.numbers
+    moved = {report["labels"][path]: False for path in report["labels"]}
+    for path, label in report["labels"].items():
+        moved[label] |= bool((numbers[f"agent/{path}"] % 1).any())
+    assert moved.pop("frozen") is False
+    assert len(moved) == 4
+    assert all(moved.values())
+
+
+def test_conversions_work_on_arrays_that_cannot_be_read(together):  # hazard L1
+    assert all(report["identical"] for report in together.reports)
+
+
+def test_all_processes_name_label_and_report_alike(together, alone):
+    for key in ("labels", "summary"):
+        (expected,) = (report[key] for report in alone.reports)
+        assert all(report[key] == expected for report in together.reports)
+
+
+def test_state_is_sharded_as_the_params_in_all_processes(together, alone):
+    (expected,) = alone.reports
+    for report in together.reports:
+        assert report["state"] == expected["state"]
+        assert all(is_in_place for _, is_in_place in report["state"].values())
+        assert report["explicit"] == expected["explicit"]
+    kernels = {v for k, v in expected["explicit"].items() if k.endswith("kernel")}
+    assert kernels == {"P('data', 'model')"}
+
+
+def test_orbax_saves_and_restores_the_sharded_flat_dict(together, alone):
+    assert all(report["restored"] for report in together.reports + alone.reports)

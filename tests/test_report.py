@@ -1,0 +1,123 @@
+"""The report of a tree: what it counts, what it says of rules, how it fits a page."""
+
+from __future__ import annotations
+
+import io
+import random
+
+import jax
+import jax.numpy as jnp
+import pytest
+import rich.console
+
+import treeadapt as ta
+from tests.trees import BY_NAME
+from treeadapt.report import RuleRow, natural
+
+TREE = {"a": {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}, "b": jnp.ones(2)}
+WITH_STATIC = TREE | {"act": jax.nn.relu}
+
+
+def on_terminal(summary: ta.Summary, width: int = 80) -> str:
+    console = rich.console.Console(width=width, file=io.StringIO())
+    console.print(summary)
+    return console.file.getvalue()
+
+
+def test_every_rule_has_one_row_with_the_number_that_its_leaves_show():
+    rules = ta.Rules({"nothing": "x", "a": "frozen", "a/bias": "y", "b": "train"})
+    summary = ta.summarize(TREE, rules)
+    assert [row.rule for row in summary.rows] == [2, 2, 4]
+    assert summary.rules == (
+        RuleRow(1, "x", 0, "'nothing'"),
+        RuleRow(2, "frozen", 2, "'a'"),
+        RuleRow(3, "y", 0, "'a/bias'"),
+        RuleRow(4, "train", 1, "'b'"),
+    )
+    assert summary.notes == (
+        "Unused: 'nothing' (rule 1) hits no array.",
+        "Shadowed: 'a/bias' (rule 3): earlier rules decide all its leaves.",
+    )
+
+
+def test_leaves_without_a_rule_have_a_row_for_each_label():
+    unmatched = ta.summarize(WITH_STATIC, {"a": "frozen"})
+    assert unmatched.rules[1:] == (
+        RuleRow(None, ta.STATIC, 1, ""),
+        RuleRow(None, None, 1, ""),
+    )
+    assert unmatched.notes == ("No rule: 1 leaf, 'b'.",)
+    given = ta.summarize(TREE, ta.Rules({"a": "frozen"}, default="train"))
+    assert given.rules[1:] == (RuleRow(None, "train", 1, ""),)
+    assert "   -  train        1  no rule\n" in str(given)
+
+
+def test_an_overlap_that_the_rules_refuse_is_told_and_not_raised():
+    rules = {"a/bias": "x", "a": "y", "b": "z"}
+    summary = ta.summarize(TREE, ta.Rules(rules, overlap="error"))
+    assert summary.notes == (
+        "Overlap: rules with different values for 1 leaf, 'a/bias'.",
+    )
+    assert ta.summarize(TREE, rules).notes == ()
+
+
+def test_rules_with_one_label_are_one_total_in_the_order_of_the_rules():
+    rules = ta.Rules([("b", 1), ("**/bias", 0.5), ("**", 1)])
+    totals = ta.summarize(TREE, rules).totals
+    assert [(total.label, total.num_leaves, total.num_params) for total in totals] == [
+        (1, 2, 8),
+        (0.5, 1, 3),
+    ]
+
+
+@pytest.mark.parametrize("name", ["no leaf", "None and empties", "bare leaf"])
+def test_any_tree_has_a_report_with_and_without_rules(name):
+    tree = BY_NAME[name].make()
+    num_leaves = len(jax.tree.leaves(tree))
+    for summary in (ta.summarize(tree), ta.summarize(tree, ta.Rules({}, default="x"))):
+        assert len(summary.rows) == num_leaves
+        assert len(str(summary).splitlines()[0].split()) == (
+            5 if summary.rules is None else 7
+        )
+
+
+def test_a_path_without_text_is_seen():
+    assert str(ta.summarize(jnp.ones(2))).splitlines()[1].startswith("''  ")
+
+
+def test_what_does_not_print_is_escaped():
+    assert "a\\x1b[1mb" in str(ta.summarize({"a\x1b[1mb": jnp.ones(2)}))
+
+
+def test_brackets_are_no_style_on_a_terminal():
+    tree = {"a[/bold]b": jnp.ones(1), "c[red]": jnp.ones(2)}
+    shown = on_terminal(ta.summarize(tree, {"[abc]*": "x[dim]", "[xyz]": "y"}))
+    for text in (
+        "a[/bold]b",
+        "c[red]",
+        "'[abc]*'",
+        "x[dim]",
+        "Unused: '[xyz]' (rule 2)",
+    ):
+        assert text in shown
+
+
+def test_a_narrow_terminal_breaks_paths_and_patterns_and_crops_nothing():
+    path, pattern = "/".join(["block_with_a_long_name"] * 6), "**/" + "b*/" * 30 + "**"
+    summary = ta.summarize({path: jnp.ones(2)}, {pattern: "x", "**": "frozen"})
+    shown = on_terminal(summary)
+    assert max(map(len, shown.splitlines())) <= 80
+    tables = shown.split("rule  label")
+    assert path in "".join(
+        line.split()[0] for line in tables[0].splitlines()[1:] if line
+    )
+    assert pattern in "".join(tables[1].split())
+    assert "..." not in shown
+
+
+def test_natural_order_counts_and_puts_a_node_before_what_extends_its_name():
+    ordered = ["", "1", "02", "2", "10", "a", "a/b", "a1", "a2", "a10/0", "a10/b"]
+    ordered += ["a.b"]
+    shuffled = random.Random(0).sample(ordered, len(ordered))
+    assert sorted(shuffled, key=natural) == ordered
+    assert natural("9" * 5_000) > natural("1" * 5_000)  # more digits than int() takes

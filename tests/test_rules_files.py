@@ -1,0 +1,417 @@
+"""Rules files: the same table as text, from whoever wrote it."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import tempfile
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from treeadapt.errors import PatternError, RulesFileError, TreeAdaptError
+from treeadapt.freeze_spec import FreezeSpec
+from treeadapt.rules import Rules, load_rules
+from treeadapt.rules_file import MAX_BYTES, MAX_PATTERNS, write_toml
+from treeadapt.selectors import as_selector, escape, glob, leaf, node
+
+
+def load(folder: Path, text: str | bytes, name: str = "rules.toml", **options: Any):
+    data = text.encode() if isinstance(text, str) else text
+    (folder / name).write_bytes(data)
+    return load_rules(folder / name, **options)
+
+
+TOML = """\
+# What trains, and how.
+version = 1
+default = "train"
+overlap = "first"
+
+[rules]
+"policy/params/hidden_0" = "frozen"
+'**/bias' = "no_decay"
+value = 0.5
+"layers/{-4..}" = 2
+"!head" = true
+"""
+
+
+def test_a_table_keeps_its_order(tmp_path):
+    assert load(tmp_path, TOML) == Rules(
+        [
+            ("policy/params/hidden_0", "frozen"),
+            ("**/bias", "no_decay"),
+            ("value", 0.5),
+            ("layers/{-4..}", 2),
+            ("!head", True),
+        ],
+        default="train",
+    )
+
+
+def test_a_rule_may_take_a_list_of_patterns(tmp_path):
+    text = """
+    version = 1
+    unused = "ignore"
+    [[rules]]
+    where = ["encoder", "!**/norm"]
+    label = "frozen"
+    [[rules]]
+    where = "**"
+    label = "train"
+    """
+    want = Rules(
+        [(["encoder", "!**/norm"], "frozen"), ("**", "train")], unused="ignore"
+    )
+    assert load(tmp_path, text) == want
+
+
+def test_json_says_the_same(tmp_path):
+    document = {
+        "version": 1,
+        "default": "train",
+        "rules": {"policy": "frozen", "**/bias": "no_decay"},
+    }
+    want = Rules({"policy": "frozen", "**/bias": "no_decay"}, default="train")
+    assert load(tmp_path, json.dumps(document), "rules.json") == want
+    document["rules"] = [
+        {"where": "policy", "label": "frozen"},
+        {"where": "**/bias", "label": "no_decay"},
+    ]
+    assert load(tmp_path, json.dumps(document), "RULES.JSON") == want
+
+
+def test_a_byte_order_mark_and_windows_lines_are_read(tmp_path):
+    text = "\ufeff" + TOML.replace("\n", "\r\n")
+    assert load(tmp_path, text) == load(tmp_path, TOML)
+
+
+# Round trips
+
+
+TEXT = st.text(
+    st.characters(exclude_categories=["Cs"]) | st.sampled_from("\\\"'\n\t\x7f[]{}!/#="),
+    max_size=8,
+)
+PATTERN = TEXT.filter(bool).map(escape)
+LABEL = st.one_of(
+    TEXT,
+    st.booleans(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(allow_nan=False, allow_infinity=False),
+)
+WHERE = st.one_of(
+    PATTERN,
+    st.builds("!{}".format, PATTERN),
+    st.lists(PATTERN | st.builds("!{}".format, PATTERN), max_size=3),
+)
+
+
+@settings(max_examples=500)  # each writes a file
+@given(
+    st.lists(st.tuples(WHERE, LABEL), min_size=1, max_size=4),
+    st.none() | LABEL,
+    st.sampled_from(["error", "ignore"]),
+    st.sampled_from(["error", "first"]),
+)
+def test_what_is_written_is_read_again(pairs, default, unused, overlap):
+    given = {} if default is None else {"default": default}
+    rules = Rules(pairs, unused=unused, overlap=overlap, **given)
+    text = rules.to_toml()
+    tomllib.loads(text)
+    with tempfile.TemporaryDirectory() as folder:
+        again = load(Path(folder), text)
+    assert again == rules
+    assert again.to_toml() == text
+
+
+def test_a_label_keeps_its_type(tmp_path):
+    rules = Rules({"a": 1, "b": 1.0, "c": True, "d": "1", "e": 1e-7, "f": 1e22})
+    again = load(tmp_path, rules.to_toml())
+    assert [type(value) for value in again.values] == [
+        int,
+        float,
+        bool,
+        str,
+        *[float] * 2,
+    ]
+    assert again == rules
+
+
+def test_a_long_list_is_written_line_by_line(tmp_path):
+    rules = Rules([([f"layers/{n}/attention" for n in range(20)], "a")])
+    assert max(map(len, rules.to_toml().splitlines())) < 80
+    assert load(tmp_path, rules.to_toml()) == rules
+
+
+def test_a_str_subclass_is_written_as_its_text(tmp_path):
+    rules = Rules({np.str_("a"): np.str_("x"), "b": np.float64(0.5)})
+    assert rules.to_toml() == 'version = 1\n\n[rules]\n"a" = "x"\n"b" = 0.5\n'
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        Rules({node(dict): "a"}),
+        Rules({leaf(ndim=1): "a"}),
+        Rules({glob("a") & ~glob("b"): "a"}),
+        Rules([([dict, "a"], "a")]),
+        Rules({"a": np.ones(1)}),
+        Rules({"a": ("b", "c", 1j)}),
+        Rules({"a": float("nan")}),
+        Rules({"a": float("inf")}),
+        Rules({"a": 2**63}),
+        Rules({"a": "\ud800"}),
+        Rules({"a": 1}, default=1j),
+        Rules({}),
+    ],
+    ids=repr,
+)
+def test_what_is_no_data_cannot_be_written(rules):
+    with pytest.raises(RulesFileError):
+        rules.to_toml()
+
+
+# Refused
+
+
+HEAD = "version = 1\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("", "no version"),
+        ("[rules]\na = 1\n", "no version"),
+        ("version = 2\n[rules]\na = 1\n", "version 2"),
+        ("version = true\n[rules]\na = 1\n", "version True"),
+        ("version = 1.0\n[rules]\na = 1\n", "version 1.0"),
+        ('version = "1"\n[rules]\na = 1\n', "version '1'"),
+        (HEAD, "no table of rules"),
+        (HEAD + "rules = 3\n", "no table of rules"),
+        (HEAD + "[rule]\na = 1\n", "Did you mean 'rules'"),
+        (HEAD + "colour = 1\n[rules]\na = 1\n", "unknown field 'colour'"),
+        (HEAD + "[rules]\na = 1\na = 2\n", "malformed"),
+        (HEAD + '[rules]\n**/bias = "b"\n', "stand in quotes"),
+        (HEAD + 'unused = "warn"\n[rules]\na = 1\n', "'error' or 'ignore'"),
+        (HEAD + "overlap = 3\n[rules]\na = 1\n", "'first' or 'error'"),
+        (HEAD + '[rules]\na = 1\n"a" = 2\n', "malformed"),
+        (HEAD + "[rules]\na = 1\n[rules]\nb = 1\n", "malformed"),
+        (HEAD + "[rules]\npolicy.hidden_0 = 1\n", "in quotes"),
+        (HEAD + '[rules]\n[rules.policy]\nhidden = "a"\n', "in quotes"),
+        (HEAD + '[rules]\na = ["b"]\n', "A label is"),
+        (HEAD + "[rules]\na = 1979-05-27\n", "A label is"),
+        (HEAD + "[rules]\na = nan\n", "A label is"),
+        (HEAD + "[rules]\na = inf\n", "A label is"),
+        (HEAD + "[rules]\na = 1e999\n", "A label is"),
+        (HEAD + "[rules]\na = 9223372036854775808\n", "A label is"),
+        (HEAD + f"[rules]\na = {'1' * 5000}\n", "malformed"),
+        (HEAD + "default = []\n[rules]\na = 1\n", "'default'"),
+        (HEAD + '[[rules]]\nwhere = "a"\n', "'where' and 'label'"),
+        (HEAD + '[[rules]]\nwhere = "a"\nlabel = 1\nx = 1\n', "'where' and 'label'"),
+        (HEAD + "[[rules]]\nwhere = 3\nlabel = 1\n", "no pattern"),
+        (HEAD + "[[rules]]\nwhere = [3]\nlabel = 1\n", "no pattern"),
+        (HEAD + '[[rules]]\nwhere = [["a"]]\nlabel = 1\n', "no pattern"),
+        (HEAD + 'rules = [["a", 1]]\n', "'where' and 'label'"),
+        (HEAD + '[rules]\n"re:.*" = 1\n', "allow_regex=True"),
+        (HEAD + '[[rules]]\nwhere = ["a", "!re:.*"]\nlabel = 1\n', "allow_regex=True"),
+        (HEAD + "a = " + "[" * 100_000, "nested too deep"),
+        (HEAD + "a = " + "{b = " * 100_000, "nested too deep|malformed"),
+        (b"version = 1\n\xff = 1\n", "not UTF-8"),
+        (b"version = 1\n\x00", "malformed"),
+        ("[" + ".".join("a" * 200_000) + "]\n", "too many dots"),
+        ("\"a\".'b' . c" * 100 + "= 1\n", "too many dots"),
+    ],
+)
+def test_a_malformed_toml_file_is_refused(tmp_path, text, match):
+    start = time.monotonic()
+    with pytest.raises(RulesFileError, match=match) as caught:
+        load(tmp_path, text)
+    assert time.monotonic() - start < 5
+    assert "rules.toml" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("", "malformed"),
+        ("[]", "top level"),
+        ("null", "top level"),
+        ('{"version": 1, "version": 1, "rules": {"a": 1}}', "occurs twice"),
+        ('{"version": 1, "rules": {"a": 1, "a": 2}}', "occurs twice"),
+        ('{"version": 1, "rules": {"a": NaN}}', "NaN is no JSON"),
+        ('{"version": 1, "rules": {"a": Infinity}}', "no JSON"),
+        ('{"version": 1, "rules": {"a": 1e999}}', "A label is"),
+        ('{"version": 1, "rules": {"a": null}}', "A label is"),
+        ('{"version": 1, "rules": {"a": {}}}', "is a table"),
+        ('{"version": 1, "rules": {"a": 1}, "import": "os"}', "unknown field"),
+        ('{"version": 1, "rules": {"a": %s}}' % ("1" * 5_000), "malformed"),
+        ('{"version": 1, "rules": ' + "[" * 100_000, "nested too deep"),
+        ('{"version": 1, "rules": ' + '{"a":' * 100_000, "nested too deep"),
+        ('{"version": 1, "unused": "no", "rules": {"a": 1}}', "'error' or 'ignore'"),
+        ('{"version": 1, "unused": [], "rules": {"a": 1}}', "'error' or 'ignore'"),
+        ('{"version": 1, "overlap": {}, "rules": {"a": 1}}', "'first' or 'error'"),
+    ],
+)
+def test_a_malformed_json_file_is_refused(tmp_path, text, match):
+    with pytest.raises(TreeAdaptError, match=match):
+        load(tmp_path, text, "rules.json")
+
+
+def test_a_malformed_pattern_points_at_its_column(tmp_path):
+    with pytest.raises(PatternError, match=r"rules\.toml': .*column 3"):
+        load(tmp_path, HEAD + '[rules]\n"a[" = 1\n'.replace("a[", "ab["))
+
+
+def test_regular_expressions_are_allowed_for_trusted_files(tmp_path):
+    text = HEAD + '[rules]\n"re:.*/w" = 1\n'
+    assert load(tmp_path, text, allow_regex=True) == Rules({"re:.*/w": 1})
+
+
+def test_size_and_counts_are_capped_before_work(tmp_path):
+    start = time.monotonic()
+    with pytest.raises(RulesFileError, match="larger than"):
+        load(tmp_path, HEAD + "#" * MAX_BYTES)
+    many = "".join(f'"{n}" = 1\n' for n in range(MAX_PATTERNS + 1))
+    with pytest.raises(RulesFileError, match="At most 10,000"):
+        load(tmp_path, f"{HEAD}[rules]\n{many}")
+    assert time.monotonic() - start < 10
+
+
+@pytest.mark.parametrize(
+    "name", ["rules.yaml", "rules", "gone.toml", "", ".", "a\0b.toml", "folder.toml"]
+)
+def test_a_file_that_cannot_be_read_is_a_typed_error(tmp_path, name):
+    (tmp_path / "folder.toml").mkdir()
+    (tmp_path / "rules.yaml").write_text("version: 1\n")
+    with pytest.raises(RulesFileError):
+        load_rules(os.path.join(tmp_path, name))
+    with pytest.raises(RulesFileError):
+        load_rules(3)
+
+
+def test_a_label_that_names_code_is_only_text(tmp_path):
+    evil = "__import__('os').system('true')"
+    rules = load(tmp_path, f'{HEAD}[rules]\n"a" = "{evil}"\n')
+    assert rules.values == (evil,)
+
+
+def test_a_message_shows_no_escape_code_of_the_file(tmp_path):
+    for text in ('"\\u001b[31m" = 1\n', "a = \x1b[31m\n", '[rules]\na = ["\\u001b"]\n'):
+        with pytest.raises(RulesFileError) as caught:
+            load(tmp_path, HEAD + text)
+        assert "\x1b" not in str(caught.value)
+
+
+# Anything at all
+
+
+LISTED = Rules([(["a", "!b"], 1), ("**", 0.5)], default="x", unused="ignore")
+SPEC = FreezeSpec(["a/**", "!a/b"], ["a/c", "a/d"])
+SEEDS = {
+    ("toml", load_rules): (TOML, LISTED.to_toml()),
+    ("json", load_rules): (
+        '{"version": 1, "default": "t", "rules": {"a/**": "f", "!b": 1.5}}',
+        '{"version": 1, "rules": [{"where": ["a", "!b"], "label": true}]}',
+    ),
+    ("toml", FreezeSpec.load): (SPEC.to_toml(),),
+    ("json", FreezeSpec.load): ('{"version": 1, "freeze": ["a"], "paths": ["a/b"]}',),
+}
+CRUMBS = (
+    *(b"\"'\\[]{}=,.#\n\t\0!*?<>/:-_0129eE"[i : i + 1] for i in range(34)),
+    *(b"version", b"rules", b"re:", b'"""', b"'''", b"[[", b"]]", b"nan", b"null"),
+    *(b"\xff", b"\xef\xbb\xbf", b"\\ud800", b"\\u0000", b"1979-05-27", b"{-1..}"),
+    *(
+        b"**",
+        b"{0..99999999999999999999}",
+        b"[!",
+        b"true",
+        b"\r\n",
+        b"\xf0\x9f\x98\x80",
+    ),
+)
+
+
+def mutated(seed: str, dice: random.Random) -> bytes:
+    data = bytearray(seed.encode())
+    for _ in range(dice.randint(1, 3)):
+        at = dice.randrange(len(data) + 1)
+        kind = dice.randrange(5)
+        if kind == 0:
+            data[at:at] = dice.choice(CRUMBS)
+        elif kind == 1:
+            del data[at : at + dice.randint(1, 8)]
+        elif kind == 2:
+            data[at : at + 1] = bytes([dice.randrange(256)])
+        elif kind == 3:
+            start = dice.randrange(len(data) + 1)
+            data[at:at] = data[start : start + dice.randint(1, 30)]
+        else:
+            data[at:at] = dice.choice(CRUMBS) * dice.randint(2, 40)
+    return bytes(data)
+
+
+@pytest.mark.parametrize(("kind", "read"), SEEDS)
+def test_a_mutated_file_gives_a_typed_error_or_rules(tmp_path, kind, read):
+    dice = random.Random(f"{kind} {read.__qualname__}")
+    file = tmp_path / f"mutated.{kind}"
+    outcomes = {True: 0, False: 0}
+    for _ in range(1_000):
+        file.write_bytes(mutated(dice.choice(SEEDS[kind, read]), dice))
+        outcomes[is_read(read, file, allow_regex=dice.random() < 0.3)] += 1
+    assert min(outcomes.values()) > 15, outcomes
+
+
+def is_read(read: Any, file: Path, **options: Any) -> bool:
+    try:
+        found = read(file, **options)
+    except TreeAdaptError as error:
+        small = len(str(error).encode()) <= 4_000
+    else:
+        return isinstance(found, Rules | FreezeSpec)
+    assert small
+    return False
+
+
+@settings(max_examples=300)  # each writes four files
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | TEXT,
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                TEXT | st.sampled_from(["rules", "where", "label", "freeze", "paths"]),
+                inner,
+                max_size=3,
+            )
+        ),
+        max_leaves=8,
+    )
+)
+def test_any_json_gives_a_typed_error_or_rules(document):
+    tables = [
+        document,
+        {"version": 1, "rules": document},
+        {"version": 1, "rules": [{"where": document, "label": document}]},
+        {"version": 1, "freeze": document, "paths": document},
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "any.json"
+        for table in tables:
+            file.write_text(json.dumps(table))
+            for read in (load_rules, FreezeSpec.load):
+                is_read(read, file)
+
+
+def test_the_writer_names_what_it_cannot_write():
+    with pytest.raises(RulesFileError, match="ndarray"):
+        write_toml({"default": np.ones(1)})
+    assert as_selector("a") == glob("a")

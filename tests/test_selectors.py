@@ -1,0 +1,836 @@
+"""Selectors: the algebra, masks, filters, and answers on smaller views of a tree."""
+
+from __future__ import annotations
+
+import copy
+import enum
+import functools
+import pickle
+import time
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from hypothesis import given
+from hypothesis import strategies as st
+from published_names import CHECKS, MODELS, digest, names_of, tree_of
+
+from treeadapt.errors import (
+    PatternError,
+    SelectorError,
+    UnusedRuleError,
+)
+from treeadapt.plans import view_tree
+from treeadapt.rules import param_mask
+from treeadapt.selectors import (
+    Selector,
+    as_selector,
+    escape,
+    glob,
+    leaf,
+    node,
+    select,
+    whole_tree,
+)
+
+F32 = jnp.float32
+
+
+class Norm(eqx.Module):
+    scale: Any
+    bias: Any
+
+
+class Dense(eqx.Module):
+    kernel: Any
+    bias: Any
+
+
+class Block(eqx.Module):
+    norm: Norm
+    dense: Dense
+
+
+class Net(eqx.Module):
+    blocks: list[Block]
+    head: Dense
+    act: Any = jax.nn.relu
+
+
+def array(*shape: int, dtype: Any = F32) -> Any:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def net(blocks: int = 3) -> Net:
+    return Net(
+        [
+            Block(Norm(array(4), array(4)), Dense(array(4, 4), array(4)))
+            for _ in range(blocks)
+        ],
+        Dense(array(4, 2), array(2)),
+    )
+
+
+def chosen(tree: Any, where: Any, **options: Any) -> list[str]:
+    """Paths of the selected leaves."""
+    view = view_tree(tree)
+    flags = select(view, where, **options)
+    return [path for path, yes in zip(view.plan.paths, flags, strict=True) if yes]
+
+
+# The algebra
+
+
+MLP = {
+    "mlp": {"kernel": array(2, 2), "bias": array(2)},
+    "head": {"kernel": array(2, 2)},
+}
+
+
+@pytest.mark.parametrize(
+    ("where", "paths"),
+    [
+        ("mlp", ["mlp/bias", "mlp/kernel"]),
+        ("**/kernel", ["head/kernel", "mlp/kernel"]),
+        ("!**/bias", ["head/kernel", "mlp/kernel"]),
+        (["mlp", "!**/bias"], ["mlp/kernel"]),
+        (["!**/bias", "mlp"], ["mlp/kernel"]),
+        (("head", "mlp/bias"), ["head/kernel", "mlp/bias"]),
+        (["!mlp", "!head"], []),
+        (glob("mlp") & "**/kernel", ["mlp/kernel"]),
+        ("mlp" & glob("**/kernel"), ["mlp/kernel"]),
+        (["mlp", "head"] & glob("**/kernel"), ["head/kernel", "mlp/kernel"]),
+        (glob("mlp") & ["**", "!**/bias"], ["mlp/kernel"]),
+        (glob("head") | "mlp/bias", ["head/kernel", "mlp/bias"]),
+        ("head" | glob("mlp/bias"), ["head/kernel", "mlp/bias"]),
+        (~glob("mlp"), ["head/kernel"]),
+        (~(glob("mlp") & "**/bias"), ["head/kernel", "mlp/kernel"]),
+        (glob("mlp") & leaf(ndim=1) | "head", ["head/kernel", "mlp/bias"]),
+        (leaf(ndim=1), ["mlp/bias"]),
+        (leaf(min_size=4), ["head/kernel", "mlp/kernel"]),
+        (dict, ["head/kernel", "mlp/bias", "mlp/kernel"]),
+        ([dict, "!mlp"], ["head/kernel"]),
+        ([glob("mlp") & leaf(ndim=1), "head"], ["head/kernel", "mlp/bias"]),
+        ([], []),
+    ],
+)
+def test_a_selector_selects(where, paths):
+    unused = "ignore" if where == ["!mlp", "!head"] else "error"
+    assert chosen(MLP, where, unused=unused) == paths
+
+
+def test_a_class_stands_on_either_side():
+    both = Norm | glob("head")
+    assert chosen(net(1), both) == chosen(net(1), glob("head") | Norm)
+    assert chosen(net(1), both) == [
+        "blocks/0/norm/scale",
+        "blocks/0/norm/bias",
+        "head/kernel",
+        "head/bias",
+    ]
+
+
+def test_a_class_selects_its_subclasses_at_any_depth():
+    class Scaled(Norm):
+        pass
+
+    model = eqx.tree_at(lambda m: m.blocks[1].norm, net(2), Scaled(array(4), array(4)))
+    assert chosen(model, node(Scaled)) == ["blocks/1/norm/scale", "blocks/1/norm/bias"]
+    assert len(chosen(model, Norm)) == 4
+    assert len(chosen(model, node(Block) & ~node(Norm))) == 4
+
+
+def test_a_box_is_a_class_too():
+    model = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
+    assert chosen(model, nnx.Param) == ["bias", "scale"]
+    assert chosen(model, nnx.BatchStat) == ["mean", "var"]
+
+
+@pytest.mark.parametrize(
+    ("selector", "leaves"),
+    [
+        (leaf(), "fhikn"),
+        (leaf(dtype=jnp.float32), "fn"),
+        (leaf(dtype="bfloat16"), "h"),
+        (leaf(dtype=jnp.floating), "fhn"),
+        (leaf(dtype=float), "fhn"),
+        (leaf(dtype=int), "i"),
+        (leaf(dtype=np.integer), "i"),
+        (leaf(dtype=jax.dtypes.prng_key), "k"),
+        (leaf(dtype=jax.random.key(0).dtype), "k"),
+        (leaf(dtype=jax.random.key(0).dtype) & leaf(ndim=0), "k"),
+        (leaf(ndim=2), "f"),
+        (leaf(ndim=0), "kn"),
+        (leaf(min_size=3), "fi"),
+        (leaf(lambda x: x.shape[-1:] == (2,), dtype=float), "fh"),
+        (leaf(lambda x: x.size == 1), "kn"),
+    ],
+)
+def test_a_leaf_selector_reads_shape_and_dtype(selector, leaves):
+    tree = {
+        "f": jnp.ones((3, 2)),
+        "h": jnp.ones(2, jnp.bfloat16),
+        "i": jnp.arange(3),
+        "k": jax.random.key(0),
+        "n": np.float32(1),
+        "s": 1.0,
+        "z": "text",
+    }
+    assert "".join(chosen(tree, selector)) == leaves
+    abstract = jax.eval_shape(lambda: {k: tree[k] for k in "fhikn"})
+    assert "".join(chosen(abstract, selector)) == leaves
+
+
+def test_a_leaf_selector_works_on_tracers():
+    seen = []
+
+    @jax.jit
+    def step(tree):
+        seen.append(leaf(ndim=2)(tree))
+        return tree
+
+    step({"w": jnp.ones((2, 2)), "b": jnp.ones(2)})
+    assert seen == [{"w": True, "b": False}]
+
+
+def test_a_predicate_never_sees_a_value():
+    with pytest.raises(SelectorError, match="shape and dtype only"):
+        chosen({"w": jnp.ones(2)}, leaf(lambda x: x.mean() > 0))
+
+
+def test_a_predicate_is_asked_once_for_equal_shapes():
+    asked = []
+    tree = {str(n): array(2, 2) for n in range(100)}
+    chosen(tree, leaf(lambda x: bool(asked.append(x)) or True))
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    "selector",
+    [
+        glob("**/kernel"),
+        as_selector(["a", "!b", "!c/*"]),
+        as_selector("!a"),
+        leaf(ndim=2, min_size=10),
+        leaf(dtype="bfloat16"),
+        leaf(dtype=jnp.floating),
+        node(Norm),
+        glob("a") & ~glob("b") | leaf(ndim=1),
+        (glob("a") | Norm) & "b",
+        glob("a").bind({"a": array(1)}),
+    ],
+    ids=repr,
+)
+def test_selectors_are_values(selector):
+    again = pickle.loads(pickle.dumps(selector))
+    selector.matches if isinstance(selector, type) else None
+    assert again == selector == copy.deepcopy(selector)
+    assert hash(again) == hash(selector)
+    assert repr(again) == repr(selector)
+    assert selector != glob("other")
+    assert selector not in (..., True, None)
+
+
+def test_a_used_selector_pickles_without_what_it_worked_out():
+    selector = glob("mlp") & leaf(ndim=2)
+    before = pickle.dumps(selector)
+    assert chosen(MLP, selector) == ["mlp/kernel"]
+    assert pickle.dumps(selector) == before
+
+
+@pytest.mark.parametrize(
+    ("selector", "text"),
+    [
+        (glob("**/kernel") & ~glob("head"), "glob('**/kernel') & ~glob('head')"),
+        ((glob("a") | "b") & "c", "(glob('a') | glob('b')) & glob('c')"),
+        (glob("a") | "b" & glob("c"), "glob('a') | glob('b') & glob('c')"),
+        (~(glob("a") | "b"), "~(glob('a') | glob('b'))"),
+        (~~glob("a"), "~~glob('a')"),
+        (glob("a") & "b" & "c", "glob('a') & glob('b') & glob('c')"),
+        (as_selector(["a", "!b"]), "['a', '!b']"),
+        (glob("a") & ["b", "!c"], "glob('a') & ['b', '!c']"),
+        (leaf(ndim=2, dtype="bfloat16"), "leaf(ndim=2, dtype='bfloat16')"),
+        (leaf(dtype=float, min_size=3), "leaf(dtype=floating, min_size=3)"),
+        (leaf(jnp.ndim), "leaf(ndim)"),
+        (node(Norm), "node(Norm)"),
+    ],
+    ids=str,
+)
+def test_a_repr_reads_like_what_was_typed(selector, text):
+    assert repr(selector) == text
+
+
+def test_a_member_of_an_enum_reads_as_its_value():
+    class Part(str, enum.Enum):  # noqa: UP042, the older form is hashed by name
+        HEAD = "head"
+
+    for where in (Part.HEAD, [Part.HEAD], glob(Part.HEAD) & "**/kernel"):
+        assert chosen(MLP, where) == ["head/kernel"]
+    assert type(glob(Part.HEAD).pattern) is str
+
+
+def test_selectors_do_not_change():
+    with pytest.raises(AttributeError):
+        glob("a").pattern = "b"
+
+
+@pytest.mark.parametrize("wrong", [None, True, 3, {"a": 1}, {"a"}, len, np.ones(2)])
+def test_what_is_no_selector_is_refused(wrong):
+    with pytest.raises(SelectorError, match="A selector is a pattern"):
+        as_selector(wrong)
+
+
+@pytest.mark.parametrize(
+    ("make", "error"),
+    [
+        (lambda: glob(["a"]), SelectorError),
+        (lambda: glob("a["), PatternError),
+        (lambda: as_selector(["a", "!"]), PatternError),
+        (lambda: as_selector(["a", 3]), SelectorError),
+        (lambda: node("Norm"), SelectorError),
+        (lambda: leaf("a"), SelectorError),
+        (lambda: leaf(ndim=-1), SelectorError),
+        (lambda: leaf(min_size=2.0), SelectorError),
+        (lambda: leaf(dtype="float33"), SelectorError),
+        (lambda: glob("a") & 3, TypeError),
+        (lambda: None | glob("a"), TypeError),
+        (lambda: bool(glob("a")), SelectorError),
+        (lambda: glob("a") and glob("b"), SelectorError),
+        (lambda: not glob("a"), SelectorError),
+        (lambda: select(MLP, "mlp", unused="no"), SelectorError),
+    ],
+)
+def test_misuse_is_an_error(make, error):
+    with pytest.raises(error):
+        make()
+
+
+def test_an_escaped_path_is_never_an_exclusion():
+    tree = {"!a": array(1), "a": array(1), "re:x": array(1)}
+    assert chosen(tree, escape("!a")) == ["!a"]
+    assert chosen(tree, ["**", "!" + escape("!a")]) == ["a", "re:x"]
+    assert chosen(tree, escape("re:x")) == ["re:x"]
+
+
+# One path, one filter
+
+
+def test_matches_goes_by_the_path_alone():
+    decay = glob("**/kernel") & ~glob("head")
+    assert decay.matches("mlp/kernel")
+    assert not decay.matches("head/kernel")
+    assert not as_selector(["**", "!**/bias"]).matches("mlp/bias")
+
+
+@pytest.mark.parametrize(
+    "selector", [leaf(ndim=2), node(Norm), glob("layers/{-1}"), glob("**/<Norm>")]
+)
+def test_matches_refuses_what_a_path_cannot_tell(selector):
+    with pytest.raises(SelectorError, match="bind"):
+        selector.matches("layers/0/kernel")
+
+
+def test_matches_answers_where_the_path_settles_it():
+    assert not (glob("mlp") & leaf(ndim=2)).matches("head/kernel")
+    assert (glob("mlp") | leaf(ndim=2)).matches("mlp/kernel")
+
+
+class Mlp(nnx.Module):
+    def __init__(self, rngs):
+        self.l1 = nnx.Linear(2, 3, rngs=rngs)
+        self.l2 = nnx.Linear(3, 1, rngs=rngs)
+        self.norm = nnx.BatchNorm(3, rngs=rngs)
+
+
+def test_a_selector_is_an_nnx_filter():
+    model = Mlp(nnx.Rngs(0))
+    assert list(nnx.state(model, glob("l2"))) == ["l2"]
+    two_d = nnx.state(model, leaf(ndim=2))
+    assert sorted(two_d) == ["l1", "l2"]
+    assert list(two_d["l1"]) == ["kernel"]
+    head, stats, rest = nnx.state(model, glob("l2"), nnx.BatchStat, ...)
+    assert (list(head), list(stats), sorted(rest)) == (["l2"], ["norm"], ["l1", "norm"])
+
+
+def test_nnx_optimizer_takes_a_selector():
+    model = Mlp(nnx.Rngs(0))
+    before = np.asarray(model.l1.kernel[...])
+    tx = nnx.Optimizer(model, optax.sgd(0.1), wrt=glob("l2"))
+    grads = nnx.grad(
+        lambda m: (m.l2(m.l1(jnp.ones((1, 2)))) ** 2).sum(),
+        argnums=nnx.DiffState(0, glob("l2")),
+    )(model)
+    moved = np.asarray(model.l2.bias[...])
+    tx.update(model, grads)
+    assert np.array_equal(before, model.l1.kernel[...])
+    assert not np.array_equal(moved, model.l2.bias[...])
+
+
+def test_a_class_answers_a_filter_where_it_can():
+    model = Mlp(nnx.Rngs(0))
+    assert sorted(nnx.state(model, node(nnx.Variable))) == ["l1", "l2", "norm"]
+    with pytest.raises(SelectorError, match="bind"):
+        nnx.state(model, node(nnx.Linear))
+    linear = node(nnx.Linear).bind(model)
+    assert sorted(nnx.state(model, linear)) == ["l1", "l2"]
+
+
+def test_jax_key_paths_are_read_too():
+    tree = {"a": [array(2), array(2)]}
+    mask = jax.tree_util.tree_map_with_path(glob("a/1"), tree)
+    assert mask == {"a": [False, True]}
+
+
+# Masks, as Optax calls for them
+
+
+def test_the_mask_has_the_treedef_of_the_tree():
+    model = net()
+    mask = glob("**/kernel")(model)
+    assert jax.tree.structure(mask) == jax.tree.structure(model)
+    assert mask.head.kernel is True
+    assert mask.act is False
+
+
+def test_a_static_leaf_is_selected_by_name_but_never_by_shape():
+    assert chosen({"a": 1.0, "f": len, "w": array(1)}, "**") == ["a", "f", "w"]
+    assert chosen({"a": 1.0, "f": len, "w": array(1)}, leaf()) == ["w"]
+
+
+@pytest.mark.usefixtures("standard_promotion")
+def test_optax_takes_a_selector_for_a_mask():
+    params = {"mlp": {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}}
+    zero = jax.tree.map(jnp.zeros_like, params)
+    tx = optax.adamw(0.1, weight_decay=0.5, mask=glob("**/kernel"))
+    updates, _ = jax.jit(tx.update)(zero, tx.init(params), params)
+    assert float(updates["mlp"]["kernel"][0, 0]) == pytest.approx(-0.05)
+    assert float(updates["mlp"]["bias"][0]) == 0.0
+
+
+def test_optax_maps_params_of_a_masked_state():
+    params = {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}
+    tx = optax.masked(optax.adam(0.1), glob("kernel"))
+    state = tx.init(params)
+    marked = optax.tree.map_params(tx, lambda _: "param", state)
+    assert marked.inner_state[0].mu["kernel"] == "param"
+
+
+def test_a_placeholder_is_given_back():
+    class Hole(NamedTuple):
+        pass
+
+    assert glob("a")(Hole()) == Hole()
+    assert glob("a")(optax.MaskedNode()) == optax.MaskedNode()
+    assert glob("a")({}) == {}
+    assert glob("a")(None) is None
+
+
+@pytest.mark.parametrize(
+    "count", [3, 2.0, True, jnp.zeros((), jnp.int32), np.int32(1), array()]
+)
+def test_a_number_is_refused_as_a_schedule_would_be(count):
+    with pytest.raises(SelectorError, match=r"treeadapt\.inject_hyperparams"):
+        glob("**")(count)
+
+
+def test_inject_hyperparams_of_optax_names_the_cure():
+    tx = optax.inject_hyperparams(optax.adamw)(0.1, mask=glob("w"))
+    with pytest.raises(SelectorError, match=r"treeadapt\.inject_hyperparams"):
+        tx.init({"w": jnp.ones(2)})
+
+
+def test_a_bare_array_is_a_tree():
+    assert glob("**")(jnp.ones(3)) is True
+    assert param_mask(jnp.zeros(()), "**") is True
+
+
+# What is reported, and what not
+
+
+def test_every_entry_must_hit_an_array():
+    for where, missing in [
+        ("mpl", "mpl"),
+        (["mlp", "haed"], "haed"),
+        (["mlp", "!**/bais"], r"'!\*\*/bais': did you mean '!\*\*/bias' \("),
+        (glob("mlp") & ~glob("**/bais"), "bais"),
+        (glob("mlp") | Norm, "Norm"),
+        (leaf(ndim=7), r"leaf\(ndim=7\): no array satisfies it"),
+        (glob("mlp") & "head", "hit some, but no array satisfies it"),
+    ]:
+        for use in (select, param_mask, lambda t, w: as_selector(w)(t)):
+            with pytest.raises(UnusedRuleError, match=missing):
+                use(MLP, where)
+        assert isinstance(select(MLP, where, unused="ignore"), list)
+        assert isinstance(param_mask(MLP, where, unused="ignore"), dict)
+
+
+def test_a_static_leaf_is_no_hit():
+    with pytest.raises(UnusedRuleError):
+        select({"act": len, "w": array(2)}, "act")
+
+
+def test_a_tree_without_arrays_reports_nothing():
+    assert glob("a")({"b": 1.0}) == {"b": False}
+
+
+def test_a_partial_tree_reports_nothing_when_called():
+    partial = {"mlp": optax.MaskedNode(), "head": None, "x": array(1)}
+    assert glob("mlp")(partial) == {"mlp": optax.MaskedNode(), "head": None, "x": False}
+    with pytest.raises(UnusedRuleError):
+        param_mask(partial, "mlp")
+
+
+def test_a_static_leaf_that_became_an_array_is_looked_at_anew():
+    where = glob("a")
+    with pytest.raises(UnusedRuleError):
+        where({"a": 1.0, "b": array(1)})
+    assert where({"a": array(1), "b": array(1)}) == {"a": True, "b": False}
+    with pytest.raises(UnusedRuleError):
+        where({"a": 1.0, "b": array(1)})
+
+
+HINTS = {
+    "kernel": "'\\*\\*/kernel' \\(2 leaves\\)",
+    "params/mlp/dense/kernel": "'mlp/dense/kernel' \\(1 leaf\\)",
+    "dense.kernel": "'\\*\\*/dense/kernel' \\(1 leaf\\)",
+    "mlp.dense.kernel": "'mlp/dense/kernel' \\(1 leaf\\)",
+    ".*kernel": "'re:\\.\\*kernel\\.\\*' \\(2 leaves\\)",
+    "^mlp.*kernel$": "'re:mlp\\.\\*kernel' \\(1 leaf\\)",
+    "dense/(kernel|bias)": "'re:\\.\\*dense/\\(kernel\\|bias\\)\\.\\*' \\(2 leaves\\)",
+    "kernel$|bias$": "'re:\\.\\*\\(kernel\\$\\|bias\\)' \\(3 leaves\\)",
+    "re:kernel": "'re:\\.\\*kernel\\.\\*' \\(2 leaves\\)",
+    "mlp/dence/kernel": "'mlp/dense/kernel' \\(1 leaf\\)",
+    "MLP/Dense": "'mlp/dense' \\(2 leaves\\)",
+    "**/kernal": "'\\*\\*/kernel' \\(2 leaves\\)",
+    "mpl/dence": "'mlp/dense' \\(2 leaves\\)",
+    "head_*/kernel": "'heads_\\*/kernel' \\(1 leaf\\)",
+    "mlp/dense/": "'mlp/dense' \\(2 leaves\\)",
+    "xyzzy": "paths here look like '",
+}
+
+
+@pytest.mark.parametrize("pattern", HINTS)
+def test_the_message_proposes_the_repaired_pattern_with_its_count(pattern):
+    tree = {
+        "mlp": {"dense": {"kernel": array(2, 2), "bias": array(2)}},
+        "heads_0": {"kernel": array(2, 2)},
+    }
+    with pytest.raises(UnusedRuleError, match=HINTS[pattern]):
+        glob(pattern)(tree)
+
+
+def test_a_missing_params_root_is_proposed():
+    tree = {"params": {"dense": {"kernel": array(2, 2)}}}
+    with pytest.raises(UnusedRuleError, match="'params/dense/kernel' \\(1 leaf\\)"):
+        glob("dense/kernel")(tree)
+
+
+def test_a_class_by_name_is_corrected_too():
+    with pytest.raises(UnusedRuleError, match="'\\*\\*/<Norm>' \\(6 leaves\\)"):
+        glob("**/<Nrom>")(net())
+    with pytest.raises(UnusedRuleError, match="'Block'"):
+        node(nnx.Param)(net())
+
+
+@pytest.mark.parametrize(
+    "hostile", ["(a+)+$", ".*.*.*.*.*x", "a" * 4_000, "{a,b}" * 600, "*a" * 64 + "|x"]
+)
+def test_an_unused_hostile_pattern_costs_little(hostile):
+    tree = {"a" * 150 + str(n): array(1) for n in range(2_000)}
+    glob("**")(tree)
+    start = time.monotonic()
+    with pytest.raises(UnusedRuleError) as caught:
+        glob(hostile)(tree)
+    assert time.monotonic() - start < 5.0
+    assert len(str(caught.value).encode()) <= 4_000
+
+
+def test_messages_stay_small_whatever_the_tree():
+    tree = {f"{'x' * 300}/{n}": array(1) for n in range(2_000)}
+    with pytest.raises(UnusedRuleError) as caught:
+        param_mask(tree, [f"{'y' * 300}{n}" for n in range(500)])
+    assert len(str(caught.value).encode()) <= 4_000
+
+
+# Smaller views
+
+
+def flat(tree: Any) -> dict[str, Any]:
+    view = view_tree(tree)
+    return dict(zip(view.plan.paths, view.leaves, strict=True))
+
+
+TREE_BOUND = [node(Norm), glob("**/<Norm>"), glob("blocks/{-1}"), ~node(Norm)]
+
+
+@pytest.mark.parametrize("selector", TREE_BOUND, ids=repr)
+def test_a_flat_dict_cannot_answer_for_the_tree(selector):
+    model = flat(net())
+    for use in (selector, lambda tree: param_mask(tree, selector)):
+        with pytest.raises(SelectorError, match="bind"):
+            use(model)
+
+
+@pytest.mark.parametrize("selector", [*TREE_BOUND, glob("**/kernel"), leaf(ndim=1)])
+def test_a_bound_selector_answers_on_every_view(selector):
+    model = net()
+    want = dict(zip(flat(model), select(model, selector), strict=True))
+    bound = selector.bind(model)
+    assert bound(flat(model)) == want
+    assert flat(bound(model)) == want
+    part = {path: value for path, value in flat(model).items() if "blocks/1" in path}
+    assert bound(part) == {path: want[path] for path in part}
+    assert (bound & "blocks/1")(part) == {path: want[path] for path in part}
+    assert bound.matches("head/kernel") == want["head/kernel"]
+    assert flat((~bound)(model)) == {path: not yes for path, yes in want.items()}
+    masked = {path: optax.MaskedNode() for path in part} | {"head/bias": array(2)}
+    assert bound(masked)["head/bias"] == want["head/bias"]
+
+
+def test_a_bound_selector_refuses_a_leaf_that_it_does_not_know():
+    bound = glob("a").bind({"a": array(1), "b": array(1)})
+    with pytest.raises(SelectorError, match="'c'"):
+        bound({"c": array(1)})
+    with pytest.raises(SelectorError, match="'c'"):
+        (bound | "b")({"c": array(1), "b": array(1)})
+    assert bound({"a": array(1), "f": len}) == {"a": True, "f": False}
+
+
+def test_binding_reports_what_calling_would():
+    with pytest.raises(UnusedRuleError):
+        glob("typo").bind(MLP)
+
+
+def test_binding_to_a_model_without_biases_reports_typing_errors():
+    model = eqx.nn.Linear(2, 3, use_bias=False, key=jax.random.key(0))
+    with pytest.raises(UnusedRuleError, match="did you mean 'weight'"):
+        glob("wieght").bind(model)
+
+
+def test_a_path_is_a_string():
+    with pytest.raises(SelectorError, match="got \\('a', 'b'\\)"):
+        glob("a").matches(("a", "b"))
+
+
+def test_a_predicate_that_computes_is_told_what_it_may_read():
+    with pytest.raises(SelectorError, match="shape and dtype only"):
+        select(MLP, leaf(lambda x: jnp.sum(x) > 0))
+
+
+@pytest.mark.parametrize("selector", [*TREE_BOUND, leaf(ndim=2)], ids=repr)
+def test_inside_whole_tree_a_flat_dict_answers_as_the_tree(selector):
+    model = net()
+    want = dict(zip(flat(model), select(model, selector), strict=True))
+    shown = {p: jnp.zeros(1) for p, x in flat(model).items() if hasattr(x, "shape")}
+    with whole_tree(model):
+        assert selector(shown) == {path: want[path] for path in shown}
+        shown["head/bias"] = optax.MaskedNode()
+        assert selector(shown)["blocks/2/norm/bias"] == want["blocks/2/norm/bias"]
+    with pytest.raises(SelectorError):
+        node(Norm)(flat(model))
+
+
+def test_inside_whole_tree_only_strict_reports():
+    model = net()
+    with whole_tree(model):
+        assert not any(glob("typo")(flat(model)).values())
+    with whole_tree(model, strict=True), pytest.raises(UnusedRuleError):
+        glob("typo")(flat(model))
+
+
+def test_a_smaller_whole_tree_keeps_the_larger_one():
+    model = net()
+    with whole_tree(model), whole_tree({"head/bias": array(2)}):
+        assert node(Dense)({"head/bias": array(2)}) == {"head/bias": True}
+
+
+def test_another_tree_inside_whole_tree_answers_for_itself():
+    with whole_tree(net()):
+        assert node(Norm)(Norm(array(1), array(1))) == Norm(True, True)
+
+
+def test_whole_tree_ends_with_its_block():
+    with pytest.raises(ZeroDivisionError), whole_tree(net()):
+        raise ZeroDivisionError
+    with pytest.raises(SelectorError):
+        node(Norm)(flat(net()))
+
+
+# The names that people really have
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_generated_names_are_the_published_ones(model):
+    assert (len(names_of(model)), digest(names_of(model))) == CHECKS[model]
+    assert view_tree(tree_of(model)).plan.paths == names_of(model)
+
+
+def _last(names, prefix, count):
+    """Numbers of the last layers below ``prefix``, the slow way."""
+    numbers = {
+        int(name.removeprefix(prefix).split("/")[0])
+        for name in names
+        if name.startswith(prefix)
+    }
+    return sorted(numbers)[-count:]
+
+
+USES = {
+    "LoRA targets": (
+        "gemma3",
+        "language_model/**/{q,k,v,o}_proj",
+        lambda n: (
+            n.startswith("language_model")
+            and n.split("/")[-2] in ("q_proj", "k_proj", "v_proj", "o_proj")
+        ),
+        248,
+    ),
+    "the vision tower": (
+        "gemma3",
+        "vision_tower",
+        lambda n: n.startswith("vision_tower/"),
+        437,
+    ),
+    "no decay": (
+        "gemma3",
+        ["**/*norm*", "**/bias"],
+        lambda n: any("norm" in s for s in n.split("/")) or n.endswith("/bias"),
+        647,
+    ),
+    "decay": (
+        "gemma3",
+        ["!**/*norm*", "!**/bias"],
+        lambda n: (
+            not any("norm" in s for s in n.split("/")) and not n.endswith("/bias")
+        ),
+        600,
+    ),
+    "routers": (
+        "mixtral",
+        "**/block_sparse_moe/gate",
+        lambda n: n.endswith("block_sparse_moe/gate/weight"),
+        56,
+    ),
+    "experts": ("mixtral", "**/experts", lambda n: "/experts/" in n, 1_344),
+    "all but the experts": (
+        "mixtral",
+        "!**/experts",
+        lambda n: "/experts/" not in n,
+        395,
+    ),
+    "experts 2 to 5": (
+        "mixtral",
+        "model/layers/*/block_sparse_moe/experts/{2..5}",
+        lambda n: any(f"/experts/{e}/" in n for e in (2, 3, 4, 5)),
+        672,
+    ),
+    "the last four layers": (
+        "mixtral",
+        "model/layers/{-4..}",
+        lambda n: any(f"layers/{k}/" in n for k in (52, 53, 54, 55)),
+        124,
+    ),
+    "attention of either kind": (
+        "qwen3_moe",
+        "**/{self,linear}_attn",
+        lambda n: "self_attn" in n or "linear_attn" in n,
+        330,
+    ),
+    "routers and shared experts": (
+        "qwen3_moe",
+        ["**/mlp/gate", "**/mlp/shared_expert*"],
+        lambda n: "/mlp/gate/" in n or "/mlp/shared_expert" in n,
+        200,
+    ),
+    "one dimension": (
+        "qwen3_moe",
+        leaf(ndim=1),
+        lambda n: "norm" in n or n.endswith(("A_log", "dt_bias")),
+        191,
+    ),
+    "all but the experts of 40 layers": (
+        "qwen3_moe",
+        ["**", "!**/experts"],
+        lambda n: "/experts/" not in n,
+        613,
+    ),
+    "every tenth expert": (
+        "qwen3_moe",
+        "**/experts/{,[1-9],1[0-7]}0",
+        lambda n: "/experts/" in n and n.split("/experts/")[1].split("/")[0][-1] == "0",
+        2_160,
+    ),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_selectors_that_people_use(use):
+    model, where, wanted, count = USES[use]
+    found = chosen(tree_of(model), where)
+    assert found == [name for name in names_of(model) if wanted(name)]
+    assert len(found) == count
+
+
+def test_the_last_layers_are_counted_by_the_tree():
+    names = names_of("qwen3_moe")
+    last = _last(names, "model/language_model/layers/", 4)
+    found = chosen(tree_of("qwen3_moe"), "model/language_model/layers/{-4..}")
+    assert {int(name.split("/")[3]) for name in found} == set(last) == {36, 37, 38, 39}
+
+
+# Against a slow reference
+
+
+SEGMENT = st.sampled_from(["a", "b", "ab"])
+PATHS = st.lists(
+    st.lists(SEGMENT, min_size=1, max_size=3).map("/".join), min_size=1, max_size=6
+)
+PATTERN = st.lists(
+    st.sampled_from(["a", "b", "ab", "*", "**", "a*", "{a,b}"]), min_size=1, max_size=3
+).map("/".join)
+SPEC = st.recursive(
+    PATTERN | st.builds("!{}".format, PATTERN),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3).map(as_selector),
+        st.tuples(inner, inner).map(lambda two: as_selector(two[0]) & two[1]),
+        st.tuples(inner, inner).map(lambda two: as_selector(two[0]) | two[1]),
+        inner.map(lambda one: ~as_selector(one)),
+    ),
+    max_leaves=6,
+)
+
+
+def slow(where: Any, path: str) -> bool:
+    """Decide one path by recursion over what the selector says that it is."""
+    if isinstance(where, str):
+        if where.startswith("!"):
+            return not glob(where[1:]).matches(path)
+        return glob(where).matches(path)
+    if repr(type(where)).endswith("Listed'>"):
+        outs = [e[1:] for e in where.entries if isinstance(e, str) and e[0] == "!"]
+        ins = [e for e in where.entries if not (isinstance(e, str) and e[0] == "!")]
+        start = any(slow(e, path) for e in ins) if ins else bool(outs)
+        return start and not any(slow(e, path) for e in outs)
+    kind = type(where).__name__
+    if kind == "Glob":
+        return slow(where.pattern, path)
+    parts = [slow(part, path) for part in where.parts]
+    folds = {"And": all, "Or": any, "Not": lambda p: not p[0]}
+    return folds[kind](parts)
+
+
+@given(PATHS, SPEC)
+def test_selectors_agree_with_a_slow_reference(paths, spec):
+    tree = functools.reduce(lambda t, p: t | {p: array(1)}, paths, {})
+    selector = as_selector(spec)
+    want = {path: slow(spec, path) for path in tree}
+    view = view_tree(tree)
+    got = dict(zip(view.plan.paths, select(view, spec, unused="ignore"), strict=True))
+    assert got == want
+    assert {path: selector.matches(path) for path in tree} == want
+    assert isinstance(selector, Selector)

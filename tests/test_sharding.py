@@ -1,0 +1,700 @@
+"""Specs and shardings by rules, and optimizer state that follows its params.
+
+Runs on a mesh of the eight devices that ``conftest.py`` makes of one CPU. Several
+processes are in ``test_multiprocess.py``.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from flax.core import freeze
+from flax.training.train_state import TrainState
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from transformations import BY_NAME as TRANSFORMATIONS
+from transformations import CASES
+from trees import BY_NAME, TREES
+
+import treeadapt as ta
+from treeadapt.sharding.params import (
+    ReplicatedWarning,
+    named_shardings,
+    partition_specs,
+)
+from treeadapt.sharding.specs import as_spec
+from treeadapt.sharding.state import init_sharded, opt_state_shardings
+
+ABSTRACT = {
+    "up": {
+        "bias": jax.ShapeDtypeStruct((16,), jnp.float32),
+        "kernel": jax.ShapeDtypeStruct((8, 16), jnp.float32),
+    },
+    "scale": jax.ShapeDtypeStruct((), jnp.float32),
+}
+RULES = {"**/kernel": P("data", "model"), "**/bias": P("model"), "scale": P()}
+SPECS = {
+    "up": {"bias": P("model"), "kernel": P("data", "model")},
+    "scale": P(),
+}
+
+
+def mesh_of(kind: str = "Auto") -> jax.sharding.Mesh:
+    types = (getattr(AxisType, kind),) * 2
+    return jax.make_mesh((4, 2), ("data", "model"), axis_types=types)
+
+
+def params_on(mesh: jax.sharding.Mesh, memory_kind: str | None = None) -> Any:
+    """Params with other numbers in every place, sharded as ``SPECS`` says."""
+    values = jax.tree.map(
+        lambda leaf: jnp.arange(float(np.prod(leaf.shape))).reshape(leaf.shape) / 64,
+        ABSTRACT,
+    )
+    return jax.tree.map(
+        lambda value, spec: jax.device_put(
+            value, NamedSharding(mesh, spec, memory_kind=memory_kind)
+        ),
+        values,
+        SPECS,
+    )
+
+
+both_meshes = pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+
+
+# Specs
+
+
+@pytest.mark.parametrize(
+    ("written", "spec"),
+    [
+        (P("x", None), P("x", None)),
+        (("x", None), P("x", None)),
+        (["x", ["y", "z"]], P("x", ("y", "z"))),
+        ((), P()),
+        ("x, None", P("x", None)),
+        (" x + y ,None,z ", P(("x", "y"), None, "z")),
+        ("x", P("x")),
+        ("None", P(None)),
+        ("replicated", P()),
+    ],
+)
+def test_a_spec_is_read_as_it_is_written(written, spec):
+    assert as_spec(written, "it") == spec
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, 3, True, "", "x,", "x++y", ",", {"x": 1}, (1,), (("x", 2),), ("",), P],
+)
+def test_anything_else_is_no_spec(value):  # hazard B3
+    with pytest.raises(
+        ta.ShardingError, match=r"The rule 'up/kernel' gives .* no spec"
+    ):
+        partition_specs(ABSTRACT, {"up/kernel": value, "**": P()})
+
+
+def test_the_first_rule_that_matches_decides():
+    assert partition_specs(ABSTRACT, RULES) == SPECS
+
+
+@pytest.mark.parametrize("row", TREES, ids=lambda row: row.name)
+def test_specs_have_the_treedef_of_the_tree(row):  # hazards J7, G15
+    tree = row.make()
+    if row.name.startswith("Optax"):
+        with pytest.raises(ta.ShardingError, match="opt_state_shardings"):
+            partition_specs(tree, {"**": P()})
+        return
+    rules = ta.Rules({"*": P()}, unused="ignore", default=P())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ta.UnstablePathWarning)
+        warnings.simplefilter("ignore", ReplicatedWarning)
+        if row.name.endswith("Partitioned"):
+            rules = ta.Rules({"b": P()})
+        specs = partition_specs(tree, rules, logical_axes={"x": "x", "y": "y"})
+    assert type(specs) is (P if row.name == "bare leaf" else type(tree))
+    if not row.opaque:  # a class that JAX does not know is opened for arrays alone
+        assert jax.tree.structure(specs) == jax.tree.structure(tree)
+        assert all(isinstance(spec, P) for spec in jax.tree.leaves(specs))
+
+
+@pytest.mark.parametrize(
+    ("rules", "complaint"),
+    [
+        ({"**/kernel": P("x")}, r"'up/kernel' float32\[8,16\]: P\('x'\) has 1 entry"),
+        ({"**/kernel": P(None)}, r"P\(None\) has 1 entry for 2 axes"),
+        ({"**/bias": P("x", None)}, r"'up/bias' .* has 2 entries for 1 axis"),
+        ({"scale": P(None)}, r"'scale' .* for a scalar, which can only be P\(\)"),
+        ({"**/kernel": P("x", "x")}, r"shards two axes over 'x' \(rule '\*\*/kernel'"),
+    ],
+    ids=["short", "short, of None", "long", "scalar", "axis twice"],
+)
+def test_a_spec_that_does_not_fit_names_the_path(rules, complaint):
+    with pytest.raises(ta.ShardingError, match=complaint):
+        partition_specs(ABSTRACT, {**rules, "**": P()})
+
+
+def test_one_error_names_every_leaf_that_does_not_fit():
+    with pytest.raises(ta.ShardingError) as raised:
+        partition_specs(ABSTRACT, {"**": P("x", None, None)})
+    assert all(path in str(raised.value) for path in ta.tree_paths(ABSTRACT))
+
+
+def test_the_error_for_20_000_leaves_stays_below_4_kb():
+    leaf = jax.ShapeDtypeStruct((4,), jnp.float32)
+    with pytest.raises(ta.ShardingError, match="and 19,992 more") as raised:
+        partition_specs({f"layer_{i}": leaf for i in range(20_000)}, {"**": "x, y"})
+    assert len(str(raised.value).encode()) <= 4096
+
+
+def test_an_array_without_a_rule_is_an_error_and_a_scalar_is_not():
+    with pytest.raises(ta.UnmatchedPathError, match=r"1 of 3 arrays .* 'up/bias'"):
+        partition_specs(ABSTRACT, {"**/kernel": P("x", None)})
+    specs = partition_specs(ABSTRACT, {"up": P()})
+    assert specs["scale"] == P()
+
+
+def test_a_rule_that_hits_nothing_is_an_error():
+    with pytest.raises(ta.UnusedRuleError, match="kernle"):
+        partition_specs(ABSTRACT, {"**/kernle": P("x", None), "**": P()})
+
+
+def test_a_default_is_checked_like_a_rule():
+    kernel = {"**/kernel": P("x", None)}
+    assert partition_specs(ABSTRACT, kernel, default=P("y"))["up"]["bias"] == P("y")
+    with pytest.raises(ta.ShardingError, match=r"'up/bias' .*\(the default\)"):
+        partition_specs(ABSTRACT, kernel, default=P("y", None))
+
+
+@pytest.mark.parametrize("default", [P(), P(None), "replicated"])
+def test_a_replicated_default_is_reported(default):
+    with pytest.warns(ReplicatedWarning, match=r"1 leaf, 64 bytes.*'up/bias'") as seen:
+        partition_specs(ABSTRACT, {"**/kernel": P("x", None)}, default=default)
+    assert [warning.filename for warning in seen] == [__file__]
+    rules, mesh = ta.Rules({"**/kernel": P("data", None)}, default=default), mesh_of()
+    with pytest.warns(ReplicatedWarning, match="'up/bias'") as seen:
+        named_shardings(ABSTRACT, rules, mesh)
+    assert [warning.filename for warning in seen] == [__file__]
+
+
+def test_a_rule_that_replicates_is_not_reported():
+    partition_specs(ABSTRACT, {"**/kernel": P("x", None), "**": P()})
+
+
+def test_labels_get_their_specs_from_a_table():
+    rules = ta.Rules({"**/kernel": "column", "**": "vector"})
+    specs = {"column": P("data", "model"), "vector": "replicated"}
+    assert partition_specs(ABSTRACT, rules, specs=specs)["up"] == {
+        "bias": P(),
+        "kernel": P("data", "model"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("specs", "complaint"),
+    [
+        ({"column": P()}, r"The rule '\*\*' gives the label 'vector'.*it has 'column'"),
+        ({"column": P(), "vector": P(), "row": P()}, "No rule gives the label 'row'"),
+        ({"column": P(), "vector": None}, r"specs=\{'vector': \.\.\.\} gives None"),
+    ],
+    ids=["no spec", "no label", "None"],
+)
+def test_a_table_of_specs_that_does_not_fit_the_labels(specs, complaint):
+    rules = ta.Rules({"**/kernel": "column", "**": "vector"})
+    with pytest.raises(ta.ShardingError, match=complaint):
+        partition_specs(ABSTRACT, rules, specs=specs)
+
+
+def test_a_rules_file_says_specs_as_text(tmp_path):
+    file = tmp_path / "sharding.toml"
+    file.write_text(
+        'version = 1\ndefault = "replicated"\n[rules]\n"**/kernel" = "data, model"\n'
+        '"**/bias" = "data+model"\n'
+    )
+    rules = ta.load_rules(file)
+    specs = partition_specs(ABSTRACT, rules)
+    assert specs["up"] == {"bias": P(("data", "model")), "kernel": P("data", "model")}
+    assert ta.Rules(rules.pairs, default=rules.default).to_toml() == rules.to_toml()
+
+
+def test_bound_rules_answer_for_a_flat_dict():
+    model = BY_NAME["NamedTuple"].make()
+    where = ta.node(type(model.hidden)) & ta.glob("**/w")
+    rules = ta.Rules({where: "x, None", "**": "replicated"})
+    params, _ = ta.split(model)
+    assert partition_specs(params, rules.bind(model))["hidden/w"] == P("x", None)
+
+
+def test_two_rules_for_one_leaf_are_an_error_if_asked():
+    rules = {"**/kernel": P("x", None), "**": P()}
+    with pytest.raises(ta.OverlapError, match="up/kernel"):
+        partition_specs(ABSTRACT, ta.Rules(rules, overlap="error"))
+
+
+def test_static_leaves_get_the_empty_spec():
+    model = eqx.nn.MLP(4, 4, 4, 1, key=jax.random.key(0))
+    specs = partition_specs(model, {"**/weight": ("x", None), "**/bias": P()})
+    assert specs.activation == P()
+    assert specs.layers[0].weight == P("x", None)
+
+
+# Boxes
+
+
+def boxed() -> dict[str, Any]:
+    return {
+        "kernel": nn.Partitioned(jnp.ones((8, 4)), ("data", None)),
+        "bias": jnp.ones(4),
+    }
+
+
+def test_a_box_speaks_where_no_rule_does():
+    specs = partition_specs(boxed(), {"bias": P("model")})
+    assert specs["kernel"].value == P("data", None)
+    assert specs["bias"] == P("model")
+
+
+def test_a_box_outranks_the_default():
+    specs = partition_specs(boxed(), [], default=P("model"))
+    assert ta.to_flat_dict(specs) == {"bias": P("model"), "kernel": P("data", None)}
+
+
+def test_a_rule_may_say_what_the_box_says():
+    rules = {"kernel": P("data", None), "bias": P()}
+    assert partition_specs(boxed(), rules)["kernel"].value == P("data", None)
+
+
+def test_a_rule_against_a_box_is_an_error():
+    complaint = (
+        r"'kernel' float32\[8,4\]: P\('data', None\) by its box, P\(\) by rule '\*\*'"
+    )
+    with pytest.raises(ta.ShardingError, match=complaint):
+        partition_specs(boxed(), {"**": P()})
+
+
+def test_the_names_in_a_box_are_checked():
+    tree = {"kernel": nn.Partitioned(jnp.ones((8, 4)), ("data",))}
+    with pytest.raises(ta.ShardingError, match=r"has 1 entry for 2 axes \(its box\)"):
+        partition_specs(tree, [])
+
+
+def test_logical_names_are_translated():
+    tree = {"kernel": nn.LogicallyPartitioned(jnp.ones((8, 4)), ("embed", "mlp"))}
+    axes = {"embed": None, "mlp": "model"}
+    (spec,) = ta.to_flat_dict(partition_specs(tree, [], logical_axes=axes)).values()
+    assert spec == P(None, "model")
+    with pytest.raises(
+        ta.ShardingError, match=r"'kernel' names an axis 'mlp'.*logical"
+    ):
+        partition_specs(tree, [], logical_axes={"embed": None})
+    with pytest.raises(ta.ShardingError, match="logical_axes is a mapping"):
+        partition_specs(tree, [], logical_axes="embed")
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        (("embed", "data"), ("mlp", "model")),
+        (("mlp", "model"), ("embed", "model"), ("embed", "data")),
+        (("mlp", "data"), ("embed", "data")),
+        (("embed", ("data", "model")), ("mlp", None)),
+    ],
+)
+def test_logical_names_are_translated_as_flax_does(pairs):
+    box = nn.LogicallyPartitioned(jnp.ones((8, 4)), ("embed", "mlp"))
+    expected = nn.logical_to_mesh_axes(("embed", "mlp"), pairs)
+    assert partition_specs({"w": box}, [], logical_axes=pairs)["w"].value == expected
+
+
+def test_a_box_may_bring_its_own_translation():
+    box = nn.LogicallyPartitioned(
+        jnp.ones((8, 4)), ("embed", "mlp"), rules=(("embed", None), ("mlp", "model"))
+    )
+    assert partition_specs([box], [])[0].value == P(None, "model")
+
+
+class Net(nnx.Module):
+    def __init__(self):
+        names = {"out_sharding": ("data", "model"), "eager_sharding": False}
+        self.kernel = nnx.Param(jnp.ones((8, 4)), **names)
+        self.bias = nnx.Param(jnp.ones(4))
+        self.again = self.kernel
+
+
+@pytest.mark.parametrize(
+    "make", [Net, lambda: nnx.state(Net())], ids=["Module", "State"]
+)
+def test_an_nnx_variable_is_a_box(make):
+    specs = ta.to_flat_dict(partition_specs(make(), {"bias": P()}))
+    assert list(specs.values()).count(P("data", "model")) == 1
+    assert specs["bias"] == P()
+
+
+# Meshes
+
+
+@pytest.mark.parametrize("kind", ["Auto", "Explicit", "abstract"])
+def test_shardings_are_the_specs_on_the_mesh(kind):
+    mesh: Any = AbstractMesh((4, 2), ("data", "model"))
+    if kind != "abstract":
+        mesh = mesh_of(kind)
+    expected = jax.tree.map(lambda spec: NamedSharding(mesh, spec), SPECS)
+    assert named_shardings(ABSTRACT, RULES, mesh) == expected
+
+
+@pytest.mark.parametrize(
+    ("rules", "complaint"),
+    [
+        ({"**/kernel": P("data", "tensor")}, r"'up/kernel' .*: 'tensor' is no axis"),
+        (
+            {"**/odd": P("data", None)},
+            r"'up/odd' float32\[6,3\]: axis 0 has size 6, which 'data' of size 4 does ",
+        ),
+        (
+            {"**/odd": P(("model", "data"), None)},
+            r"which 'model' of size 2 and 'data' of size 4 together do not divide",
+        ),
+    ],
+    ids=["axis", "size", "product"],
+)
+def test_what_the_mesh_cannot_hold_names_path_shape_and_size(rules, complaint):
+    odd = jax.ShapeDtypeStruct((6, 3), jnp.float32)
+    tree = {"up": {**ABSTRACT["up"], "odd": odd}}
+    for mesh in (mesh_of(), AbstractMesh((4, 2), ("data", "model"))):
+        with pytest.raises(ta.ShardingError, match=complaint) as raised:
+            named_shardings(tree, {**rules, "**": P()}, mesh)
+        assert "The mesh has 'data' of size 4, 'model' of size 2." in str(raised.value)
+
+
+@both_meshes
+def test_jax_takes_the_shardings(kind):
+    mesh = mesh_of(kind)
+    shardings = named_shardings(ABSTRACT, RULES, mesh)
+    zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), ABSTRACT)
+    placed = jax.device_put(zeros, shardings)
+    again = jax.jit(lambda tree: tree, in_shardings=(shardings,))(placed)
+    made = jax.jit(lambda: jax.tree.map(jnp.asarray, zeros), out_shardings=shardings)()
+    for tree in (placed, again, made):
+        assert jax.tree.map(lambda leaf: leaf.sharding, tree) == shardings
+
+
+def test_the_shardings_of_a_box_go_into_jit():
+    shardings = named_shardings(boxed(), {"bias": P()}, mesh_of())
+    out = jax.jit(lambda tree: tree, out_shardings=shardings)(boxed())
+    assert out["kernel"].value.sharding.spec == P("data", None)
+
+
+# State of optimizers: which leaf follows which param
+
+
+def expected_places(params: Any, state: Any, shardings: Any) -> dict[str, Any]:
+    """Shardings of the state leaves that are copies of a param, found naively."""
+    shapes = {path: leaf.shape for path, leaf in ta.to_flat_dict(params).items()}
+    found = {}
+    for name, leaf in ta.to_flat_dict(state).items():
+        for path, shape in shapes.items():
+            if name.endswith(f"/{path}") and leaf.shape == shape and shape:
+                found[name] = ta.to_flat_dict(shardings)[path]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrap"),
+    [("Auto", lambda tx: tx), ("Explicit", ta.adapt)],
+    ids=["plain, Auto", "adapt, Explicit"],
+)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.usefixtures("standard_promotion")
+def test_state_of_every_transformation_follows_its_params(case, kind, wrap):
+    if case.name == "flatten" and kind == "Explicit":
+        pytest.skip("JAX refuses to flatten arrays whose axes are Explicit")
+    mesh = mesh_of(kind)
+    plain, params = params_on(mesh), params_on(mesh)
+    tx, shardings = wrap(case.make()), named_shardings(params, RULES, mesh)
+    if case.lookahead:
+        plain = optax.LookaheadParams(plain, plain)
+    state = init_sharded(tx, plain)
+    placed = ta.to_flat_dict(opt_state_shardings(tx, plain))
+    for name, leaf in ta.to_flat_dict(state).items():
+        assert leaf.sharding == placed[name], name
+    copies = expected_places(params, state, shardings)
+    assert copies or case.name not in ("adamw", "lbfgs", "MultiSteps", "lookahead")
+    for name, sharding in copies.items():
+        assert placed[name] == sharding, name
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.usefixtures("standard_promotion")
+def test_state_made_in_place_has_the_numbers_of_init(case):
+    params = params_on(mesh_of())
+    if case.lookahead:
+        params = optax.LookaheadParams(params, params)
+    tx = case.make()
+    made, own = init_sharded(tx, params), tx.init(params)
+    assert jax.tree.structure(made) == jax.tree.structure(own)
+    for one, two in zip(jax.tree.leaves(made), jax.tree.leaves(own), strict=True):
+        if jnp.issubdtype(one.dtype, jax.dtypes.prng_key):
+            one, two = jax.random.key_data(one), jax.random.key_data(two)
+        assert one.dtype == two.dtype
+        np.testing.assert_array_equal(one, two)
+
+
+WIDE = {
+    "w": jax.ShapeDtypeStruct((8, 16), jnp.float32),
+    "b": jax.ShapeDtypeStruct((16,), jnp.float32),
+    "square": jax.ShapeDtypeStruct((8, 8), jnp.float32),
+}
+WIDE_SPECS = {"w": P("data", "model"), "b": P("model"), "square": P(None, "data")}
+
+
+def wide_places(tx: Any) -> dict[str, P]:
+    return ta.to_flat_dict(opt_state_shardings(tx, WIDE, WIDE_SPECS))
+
+
+def test_the_flags_of_zero_nans_are_scalars():
+    assert set(wide_places(optax.zero_nans()).values()) == {P()}
+
+
+def test_the_rows_and_columns_of_adafactor_keep_the_axis_that_remains():
+    places = wide_places(optax.adafactor(0.1, min_dim_size_to_factor=2))
+    assert places["0/v_row/w"] == P("data")
+    assert places["0/v_col/w"] == P("model")
+    assert places["0/v/b"] == P("model")
+    assert places["0/v/w"] == P()
+
+
+def test_where_sizes_do_not_tell_the_axis_every_device_has_all():
+    places = wide_places(optax.adafactor(0.1, min_dim_size_to_factor=2))
+    assert places["0/v_row/square"] == places["0/v_col/square"] == P()
+
+
+def test_sm3_numbers_the_axes():
+    places = wide_places(optax.sm3(0.1))
+    assert {name: place for name, place in places.items() if "square" in name} == {
+        "0/mu/square/0": P(),
+        "0/mu/square/1": P("data"),
+        "0/nu/square": P(None, "data"),
+    }
+    assert (places["0/mu/w/0"], places["0/mu/w/1"]) == (P("data"), P("model"))
+
+
+def test_the_memory_of_lbfgs_has_an_axis_in_front():
+    places = wide_places(TRANSFORMATIONS["lbfgs"].make())
+    assert places["0/diff_params_memory/w"] == P(None, "data", "model")
+    assert places["0/params/w"] == P("data", "model")
+    assert places["0/weights_memory"] == P()
+
+
+def test_axes_that_stay_with_size_one_are_not_sharded():
+    tx = optax.GradientTransformation(
+        lambda params: jax.tree.map(lambda p: jnp.sum(p, -1, keepdims=True), params),
+        lambda updates, state, params=None: (updates, state),
+    )
+    assert wide_places(tx)["w"] == P("data", None)
+
+
+def test_params_named_like_fields_are_no_fields():
+    params = {"mu": {"count": WIDE["w"]}, "count": WIDE["b"], "nu": WIDE["square"]}
+    specs = {
+        "mu": {"count": WIDE_SPECS["w"]},
+        "count": WIDE_SPECS["b"],
+        "nu": WIDE_SPECS["square"],
+    }
+    state = opt_state_shardings(optax.adam(0.1), params, specs)[0]
+    assert state.mu == state.nu == specs
+    assert state.count == P()
+
+
+def test_a_group_holds_its_own_leaves_and_a_frozen_one_nothing():
+    tx = ta.partition(
+        {"fast": optax.adam(0.1), "slow": optax.sgd(0.1, momentum=0.9)},
+        {"w": "fast", "b": "slow", "square": "frozen"},
+    )
+    assert wide_places(tx) == {
+        "inner_states/fast/0/count": P(),
+        "inner_states/fast/0/mu/w": P("data", "model"),
+        "inner_states/fast/0/nu/w": P("data", "model"),
+        "inner_states/slow/0/trace/b": P("model"),
+    }
+
+
+def test_freeze_and_plain_partitions_of_optax():
+    frozen = wide_places(ta.freeze(optax.adam(0.1), "w"))
+    assert "0/mu/w" not in frozen
+    assert frozen["0/mu/square"] == P(None, "data")
+    labels = {"w": "a", "b": "b", "square": "a"}
+    plain = wide_places(
+        optax.multi_transform({"a": optax.adam(0.1), "b": optax.sgd(0.1)}, labels)
+    )
+    assert plain["inner_states/a/inner_state/0/mu/w"] == P("data", "model")
+
+
+def test_hyperparameters_are_on_every_device():
+    tx = optax.chain(optax.inject_hyperparams(optax.adam)(0.1), optax.zero_nans())
+    places = wide_places(tx)
+    assert places["0/hyperparams/learning_rate"] == P()
+    assert places["0/inner_state/0/mu/w"] == P("data", "model")
+
+
+CONTAINERS = {
+    "dict": lambda w, b: {"b": b, "w": w},
+    "FrozenDict": lambda w, b: freeze({"b": b, "w": w}),
+    "named tuple": lambda w, b: type(BY_NAME["NamedTuple"].make().hidden)(w=w, b=b),
+    "Equinox": lambda w, b: type(BY_NAME["Equinox arrays"].make().hidden)(w, b, None),
+    "nnx.State": lambda w, b: nnx.State({"w": nnx.Param(w), "b": nnx.Param(b)}),
+    "boxes": lambda w, b: {"w": nn.Partitioned(w, ("data", "model")), "b": b},
+    "flat dict": lambda w, b: {"b": b, "w": w},
+}
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+@pytest.mark.parametrize("wrap", [lambda tx: tx, ta.adapt], ids=["plain", "adapt"])
+def test_the_container_of_the_params_does_not_matter(container, wrap):
+    params = CONTAINERS[container](WIDE["w"], WIDE["b"])
+    tx = wrap(optax.adam(0.1))
+    places = opt_state_shardings(tx, params, {"w": P("data", None), "b": P()})
+    assert ta.to_flat_dict(places) == {
+        "0/count": P(),
+        "0/mu/b": P(),
+        "0/mu/w": P("data", None),
+        "0/nu/b": P(),
+        "0/nu/w": P("data", None),
+    }
+    state = jax.eval_shape(tx.init, params)
+    assert jax.tree.structure(places) == jax.tree.structure(state)
+
+
+def test_params_that_are_one_bare_array():
+    places = opt_state_shardings(optax.adam(0.1), WIDE["w"], P("data", None))
+    assert places[0].mu == P("data", None)
+    assert places[0].count == P()
+
+
+def test_functions_among_the_params_stay():
+    mesh = mesh_of()
+    model = {"w": jax.device_put(jnp.ones((8, 4)), NamedSharding(mesh, P("data")))}
+    state = init_sharded(ta.adapt(optax.adam(0.1)), {**model, "act": jax.nn.relu})
+    assert state[0].mu["w"].sharding.spec == P("data")
+
+
+@pytest.mark.parametrize("memory", ["pinned_host", "unpinned_host"])
+@both_meshes
+def test_memory_kinds_are_kept(kind, memory):
+    params = params_on(mesh_of(kind), memory)
+    for tx in (optax.adam(0.1), ta.adapt(optax.lbfgs(memory_size=2))):
+        state = ta.to_flat_dict(init_sharded(tx, params))
+        kinds = {name: leaf.sharding.memory_kind for name, leaf in state.items()}
+        copies = [kind for name, kind in kinds.items() if name.endswith("kernel")]
+        assert set(copies) == {memory}
+        assert kinds["0/count"] != memory
+
+
+# Where the state is made
+
+
+def test_jit_alone_loses_the_sharding():  # hazard J5
+    params = params_on(mesh_of())
+    lost = jax.jit(optax.adam(0.1).init)(params)[0].mu["up"]["kernel"].sharding
+    kept = init_sharded(optax.adam(0.1), params)[0].mu["up"]["kernel"].sharding
+    assert lost != kept == params["up"]["kernel"].sharding
+
+
+@both_meshes
+def test_a_mesh_in_force_changes_nothing(kind):  # hazard J15
+    mesh = mesh_of(kind)
+    params = params_on(mesh)
+    with jax.set_mesh(mesh):
+        state = init_sharded(ta.adapt(optax.adam(0.1)), params)
+    assert state[0].mu["up/kernel"].sharding == params["up"]["kernel"].sharding
+
+
+def test_what_structure_alone_says_is_wrong():
+    # The usual recipe: map_params gives every leaf below a param that param's spec.
+    tx = optax.zero_nans()
+    state = jax.eval_shape(tx.init, WIDE)
+    by_structure = optax.tree.map_params(tx, lambda _, spec: spec, state, WIDE_SPECS)
+    assert by_structure.found_nan["w"] == P("data", "model")
+    assert state.found_nan["w"].shape == ()
+    assert opt_state_shardings(tx, WIDE, WIDE_SPECS).found_nan["w"] == P()
+
+
+@both_meshes
+def test_state_is_made_inside_jit_where_the_shardings_are_given(kind):
+    mesh = mesh_of(kind)
+    params = params_on(mesh)
+    shardings = named_shardings(params, RULES, mesh)
+    tx = ta.adapt(optax.adam(0.1))
+    state = jax.jit(lambda params: init_sharded(tx, params, shardings))(params)
+    assert state[0].mu["up/kernel"].sharding.spec == P("data", "model")
+    with pytest.raises(ta.ShardingError, match=r"traced or abstract.*'scale'"):
+        jax.jit(lambda params: init_sharded(tx, params))(params)
+
+
+def test_params_on_no_mesh_give_what_jit_gives():
+    params = {"w": jnp.ones(4), "host": np.ones(2, np.float32)}
+    state = init_sharded(optax.adam(0.1), params)
+    assert not state[0].mu["w"].committed
+    device = jax.devices()[3]
+    params = jax.device_put({"w": jnp.ones(4)}, device)
+    assert init_sharded(optax.adam(0.1), params)[0].mu["w"].devices() == {device}
+
+
+def test_an_array_beside_the_mesh_follows_on_every_device():
+    params = {
+        **params_on(mesh_of()),
+        "host": np.ones(4, np.float32),
+        "one": jnp.ones(2),
+    }
+    places = opt_state_shardings(optax.adam(0.1), params)[0].mu
+    assert places["host"].spec == places["one"].spec == P()
+    assert init_sharded(optax.adam(0.1), params)[0].mu["host"].sharding.spec == P()
+
+
+@pytest.mark.parametrize(
+    ("params", "shardings", "complaint"),
+    [
+        (WIDE, None, r"3 arrays of the params, traced or abstract.*'b', 'square', 'w'"),
+        (WIDE, {"w": P()}, r"no sharding and no PartitionSpec for 2 arrays.*'b', 'squ"),
+        (WIDE, {**WIDE_SPECS, "b": None}, r"for 1 array of the params: 'b'"),
+        (
+            WIDE,
+            {**WIDE_SPECS, "b": P("x", None)},
+            r"'b' has shape \(16,\), .*2 entries",
+        ),
+        ({"n": np.ones(2)}, None, "No array of the params has a sharding"),
+    ],
+    ids=["abstract", "missing", "None", "rank", "NumPy"],
+)
+def test_params_without_a_sharding_are_an_error(params, shardings, complaint):
+    with pytest.raises(ta.ShardingError, match=complaint):
+        opt_state_shardings(optax.adam(0.1), params, shardings)
+
+
+def test_specs_and_shardings_do_not_mix():
+    mixed = {**WIDE_SPECS, "b": NamedSharding(mesh_of(), P())}
+    with pytest.raises(ta.ShardingError, match=r"holds specs and shardings.*'w', 'b'"):
+        opt_state_shardings(optax.adam(0.1), WIDE, mixed)
+
+
+def test_specs_name_no_mesh_to_make_a_state_on():
+    with pytest.raises(ta.ShardingError, match="name no mesh"):
+        init_sharded(optax.adam(0.1), WIDE, WIDE_SPECS)
+
+
+def test_a_training_state_is_told_to_shard_its_parts():
+    state = TrainState.create(
+        apply_fn=None, params={"w": jnp.ones(2)}, tx=optax.adam(0.1)
+    )
+    with pytest.raises(
+        ta.ShardingError, match=r"'opt_state/0/count' .*ScaleByAdamState"
+    ):
+        partition_specs(state, {"**": P()})
