@@ -1,0 +1,1 @@
+"""What tree conversion costs: one module a topic, on one small harness."""

@@ -1,0 +1,219 @@
+"""``python -m benchmarks``: run the races, print the table, write JSON and plots."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.metadata
+import json
+import platform
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+
+from benchmarks import caches, conversion, dispatch, grouping, labelling, training
+from benchmarks.harness import Race, Result, Target, figure, run
+
+TOPICS: dict[str, Any] = {
+    "conversion": conversion,
+    "labels": labelling,
+    "partition": grouping,
+    "dispatch": dispatch,
+    "caches": caches,
+    "training": training,
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the chosen topics; return the process's exit code."""
+    options = _options(arguments)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=150)
+    results: list[Result] = []
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        for name in options.topics or TOPICS:
+            races = list(_races(TOPICS[name], quick=options.quick))
+            task = progress.add_task(name, total=len(races) + 1)
+            for race in races:
+                if options.quick:  # too small to be held to a target
+                    race = dataclasses.replace(race, targets={})
+                results += run(race, budget_s=options.budget)
+                progress.advance(task)
+            results += _figures(TOPICS[name], quick=options.quick)
+            progress.advance(task)
+    if not options.quick:
+        results += growth(results)
+    console.print(table(results))
+    missed = [row for row in results if row.met is False]
+    if not options.quick:
+        console.print(f"{len(missed)} of {_num_targets(results)} targets missed.")
+    if options.json:
+        Path(options.json).write_text(json.dumps(document(results), indent=1) + "\n")
+    if options.page:
+        write_page(Path(options.page), results)
+    if options.plots:
+        from benchmarks import plots
+
+        for path in plots.write(results, Path(options.plots)):
+            console.print(f"wrote {path}")
+    return 0
+
+
+def table(results: list[Result]) -> Table:
+    """Return the results as a table for people."""
+    made = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("work", "leaves", "contender", "time", "ratio", "quartiles", "target"):
+        right = name in ("leaves", "time", "ratio")
+        made.add_column(name, justify="right" if right else "left")
+    last = None
+    for row in results:
+        work = (row.work, row.size)
+        mark = {True: "  met", False: "  MISSED", None: ""}[row.met]
+        made.add_row(
+            row.work if work != last else "",
+            f"{row.size:,}" if work != last else "",
+            row.contender,
+            _time(row.seconds),
+            f"{row.ratio:.2f}",
+            f"{row.low:.2f} - {row.high:.2f}" if row.seconds is not None else "",
+            f"{row.target}{mark}",
+        )
+        last = work
+    return made
+
+
+def growth(results: list[Result]) -> list[Result]:
+    """Compare the ratios to the floor at 100,000 leaves with those at 10,000."""
+    small, large = 10_000, 100_000
+    times = {
+        (row.work, row.contender, row.size): row.seconds
+        for row in results
+        if row.seconds is not None
+    }
+
+    def ratio(work: str, size: int) -> float | None:
+        own = times.get((work, "treeadapt", size))
+        floors = [times.get((work, name, size)) for name in conversion.FLOORS]
+        floor = next((seconds for seconds in floors if seconds), None)
+        return own / floor if own and floor else None
+
+    rows = []
+    for work in dict.fromkeys(row.work for row in results):
+        one, two = ratio(work, small), ratio(work, large)
+        if one and two:
+            rows.append(
+                figure(
+                    "growth",
+                    f"{work}: ratio to the floor, beside that at {small:,}",
+                    large,
+                    "treeadapt",
+                    two / one,
+                    of=f"{small:,} leaves",
+                    target=Target(at_most=1.2),
+                )
+            )
+    return rows
+
+
+def write_page(path: Path, results: list[Result]) -> None:
+    """Put the table and the machine into a page, between its two markers."""
+    text = path.read_text("utf-8")
+    start, end = "<!-- table -->\n", "<!-- end of table -->"
+    before, _, rest = text.partition(start)
+    after = rest.partition(end)[2]
+    about = document([])
+    versions = ", ".join(f"{k} {v}" for k, v in about["versions"].items())
+    lines = [
+        f"{about['cores']} cores, {about['device']}, Python {about['python']}, "
+        f"{versions}.",
+        "",
+        "| work | leaves | contender | time | ratio | quartiles | target |",
+        "| --- | ---: | --- | ---: | ---: | --- | --- |",
+    ]
+    for row in results:
+        mark = {True: " met", False: " **missed**", None: ""}[row.met]
+        spread = f"{row.low:.2f} - {row.high:.2f}" if row.seconds is not None else ""
+        lines.append(
+            f"| {row.work} | {row.size:,} | {row.contender} | {_time(row.seconds)} "
+            f"| {row.ratio:.2f} | {spread} | {row.target}{mark} |"
+        )
+    path.write_text("\n".join([before + start.rstrip(), *lines, end + after]), "utf-8")
+
+
+def document(results: list[Result]) -> dict[str, Any]:
+    """Return the results with the versions and the machine, as data."""
+    names = ("jax", "jaxlib", "optax", "flax", "equinox", "optree", "dm-tree")
+    return {
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "device": jax.devices()[0].device_kind,
+        "cores": _num_cores(),
+        "versions": {name: importlib.metadata.version(name) for name in names},
+        "results": [dataclasses.asdict(row) for row in results],
+    }
+
+
+def _num_cores() -> int:
+    import psutil
+
+    return len(psutil.Process().cpu_affinity())
+
+
+def _races(topic: Any, *, quick: bool) -> Iterator[Race]:
+    if not quick:
+        return topic.races()
+    smallest: dict[str, tuple[Any, ...]] = {
+        "labels": ((1_000,),),
+        "partition": (20, 2),
+        "dispatch": (2,),
+        "caches": (50,),
+        "training": (2,),
+    }
+    if topic is conversion:
+        return topic.races((24,), real_models=False)
+    return topic.races(*smallest.get(topic.TOPIC, ()))
+
+
+def _figures(topic: Any, *, quick: bool) -> list[Result]:
+    if not hasattr(topic, "figures"):
+        return []
+    smallest = {"partition": (20, 2), "dispatch": (2,), "caches": (50, 1)}
+    return list(topic.figures(*(smallest.get(topic.TOPIC, ()) if quick else ())))
+
+
+def _num_targets(results: list[Result]) -> int:
+    return sum(row.met is not None for row in results)
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    for unit, scale in (("s", 1.0), ("ms", 1e3)):
+        if seconds * scale >= 1:
+            return f"{seconds * scale:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("topics", nargs="*", choices=[*TOPICS, []], metavar="topic")
+    parser.add_argument("--quick", action="store_true", help="the smallest sizes only")
+    parser.add_argument(
+        "--budget", type=float, default=4.0, help="seconds for each race (4)"
+    )
+    parser.add_argument("--json", help="write the results to this file")
+    parser.add_argument("--page", help="write the table into this Markdown page")
+    parser.add_argument("--plots", help="write the plots to this folder")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""Conversion of structures seen before, beside JAX's floor and the libraries' ways."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import equinox as eqx
+import jax
+import optree
+import tree as dm_tree
+from flax import nnx, serialization, traverse_util
+
+import treeadapt as ta
+from benchmarks import models
+from benchmarks.harness import Race, Target
+
+TOPIC = "conversion"
+#: Names of the contenders that are JAX's own floor.
+FLOORS = ("flatten + unflatten", "flatten + nested unflatten")
+SIZES = (24, 1_000, 10_000, 100_000)
+
+
+def races(
+    sizes: tuple[int, ...] = SIZES, *, real_models: bool = True
+) -> Iterator[Race]:
+    """Yield one race for each direction and size, and one for each real model."""
+    for size in sizes:
+        tree = models.blocks(size)
+        yield from _synthetic(tree, len(jax.tree.leaves(tree)))
+    for name, model in models.real_models().items() if real_models else ():
+        yield _real(name, model)
+    yield _halves(24 if real_models else 2)
+
+
+def _synthetic(tree: Any, size: int) -> Iterator[Race]:
+    state = ta.to_state_dict(tree)
+    nested = jax.tree.structure(state)
+    plain = serialization.to_state_dict(tree)
+    yield Race(
+        topic=TOPIC,
+        work="to_state_dict",
+        size=size,
+        contenders={
+            "treeadapt": lambda: ta.to_state_dict(tree),
+            "flatten + unflatten": _floor(tree),
+            "flax.serialization": lambda: serialization.to_state_dict(tree),
+        },
+        baseline="flatten + unflatten",
+        targets={
+            "treeadapt": Target(at_most=1.3 if size < 100 else 1.4),
+            **({"flax.serialization": Target(at_least=8)} if size >= 1_000 else {}),
+        },
+    )
+    yield Race(
+        topic=TOPIC,
+        work="from_state_dict",
+        size=size,
+        contenders={
+            "treeadapt": lambda: ta.from_state_dict(tree, state),
+            "flatten + unflatten": _floor(tree),
+            "flax.serialization": lambda: serialization.from_state_dict(tree, plain),
+        },
+        baseline="flatten + unflatten",
+        targets={"treeadapt": Target(at_most=3)} if size >= 1_000 else {},
+    )
+    yield Race(
+        topic=TOPIC,
+        work="to_flat_dict",
+        size=size,
+        contenders={
+            "treeadapt": lambda: ta.to_flat_dict(tree),
+            "flatten + nested unflatten": lambda: nested.unflatten(
+                jax.tree.flatten(tree)[0]
+            ),
+            "flax.traverse_util": lambda: traverse_util.flatten_dict(plain, sep="/"),
+            "tree_flatten_with_path + keystr": lambda: _keystr(tree),
+            "optree paths": lambda: optree.tree_paths(plain),
+            "dm-tree": lambda: dm_tree.flatten_with_path(plain),
+        },
+        baseline="flatten + nested unflatten",
+        targets={"treeadapt": Target(at_most=1.1)},
+    )
+
+
+def _real(name: str, model: Any) -> Race:
+    return Race(
+        topic=TOPIC,
+        work=f"to_state_dict, {name}",
+        size=len(jax.tree.leaves(model)),
+        contenders={
+            "treeadapt": lambda: ta.to_state_dict(model),
+            "flatten + unflatten": _floor(model),
+        },
+        baseline="flatten + unflatten",
+    )
+
+
+def _halves(num_blocks: int) -> Race:
+    model = models.Transformer(num_blocks, key=jax.random.PRNGKey(0))
+    module = models.NnxMlp()
+
+    def ours() -> Any:
+        return ta.merge(*ta.split(model))
+
+    def equinox() -> Any:
+        return eqx.combine(*eqx.partition(model, eqx.is_inexact_array))
+
+    def flax() -> Any:
+        return nnx.merge(*nnx.split(module))
+
+    return Race(
+        topic=TOPIC,
+        work=f"split + merge, {num_blocks}-block transformer",
+        size=len(jax.tree.leaves(model)),
+        contenders={
+            "treeadapt": ours,
+            "eqx.partition + combine": equinox,
+            "nnx.split + merge (another model)": flax,
+            "flatten + unflatten": _floor(model),
+        },
+        baseline="flatten + unflatten",
+    )
+
+
+def _floor(tree: Any) -> Callable[[], Any]:
+    def flatten_unflatten() -> Any:
+        leaves, treedef = jax.tree.flatten(tree)
+        return jax.tree.unflatten(treedef, leaves)
+
+    return flatten_unflatten
+
+
+def _keystr(tree: Any) -> dict[str, Any]:
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): leaf
+        for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
+    }

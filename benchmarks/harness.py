@@ -1,0 +1,191 @@
+"""The harness: contenders timed in turns, so that their ratios can be trusted.
+
+A ``Race`` names one piece of work and its contenders; ``run`` times them round by round
+in rotating order within one process, and reports the median of each contender's ratio
+to the baseline, round by round, with its quartiles. Seconds are medians and depend on
+the machine; ratios hardly do. Set-up is never timed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+MIN_SAMPLE_S = 0.002
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Contender:
+    """One way to do the work.
+
+    Attributes:
+        run: does it once; called with what ``fresh`` returns, if given.
+        fresh: makes a new input for every sample, untimed (for cold work).
+    """
+
+    run: Callable[..., Any]
+    fresh: Callable[[], Any] | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Target:
+    """What a ratio must reach: at most, or at least, a value."""
+
+    at_most: float | None = None
+    at_least: float | None = None
+
+    def met(self, ratio: float) -> bool:
+        """Tell whether a ratio reaches the target."""
+        if self.at_most is not None:
+            return ratio <= self.at_most
+        return ratio >= (self.at_least or 0.0)
+
+    def __str__(self) -> str:
+        if self.at_most is not None:
+            return f"<= {self.at_most:.3g}"
+        return f">= {self.at_least:.3g}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Race:
+    """One piece of work, the contenders, and what is asked of them.
+
+    Attributes:
+        topic, work, size: where the row stands in the table; ``size`` is of leaves.
+        contenders: by name; the first one is ours.
+        baseline: name of the contender that ratios are taken to.
+        targets: what the ratio of a contender to the baseline must reach.
+    """
+
+    topic: str
+    work: str
+    size: int
+    contenders: Mapping[str, Contender | Callable[[], Any]]
+    baseline: str
+    targets: Mapping[str, Target] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Result:
+    """One contender in one race, or one counted figure.
+
+    Attributes:
+        seconds: median of one run; None for a figure that is no time.
+        ratio: median of its ratio to the baseline; quartiles beside it.
+    """
+
+    topic: str
+    work: str
+    size: int
+    contender: str
+    baseline: str
+    seconds: float | None
+    ratio: float
+    low: float
+    high: float
+    target: str = ""
+    met: bool | None = None
+
+
+def figure(
+    topic: str,
+    work: str,
+    size: int,
+    contender: str,
+    value: float,
+    *,
+    of: str,
+    target: Target | None = None,
+) -> Result:
+    """Return a row for a figure that was counted, not timed."""
+    return Result(
+        topic=topic,
+        work=work,
+        size=size,
+        contender=contender,
+        baseline=of,
+        seconds=None,
+        ratio=value,
+        low=value,
+        high=value,
+        target=str(target or ""),
+        met=None if target is None else target.met(value),
+    )
+
+
+def run(race: Race, *, budget_s: float) -> list[Result]:
+    """Time the contenders of a race.
+
+    Args:
+        race: what to run.
+        budget_s: about how long the whole race may take, in seconds.
+
+    Returns:
+        One row a contender.
+    """
+    contenders = {name: _contender(given) for name, given in race.contenders.items()}
+    once = {name: _calibrate(contender) for name, contender in contenders.items()}
+    repeats = {
+        name: 1
+        if contenders[name].fresh
+        else max(1, min(2_000, int(MIN_SAMPLE_S / max(seconds, 1e-9))))
+        for name, seconds in once.items()
+    }
+    a_round = sum(once[name] * repeats[name] for name in contenders)
+    rounds = max(3, min(41, int(budget_s / max(a_round, 1e-6))))
+    samples: dict[str, list[float]] = {name: [] for name in contenders}
+    names = list(contenders)
+    gc.collect()  # it stays on afterwards: who makes many objects pays for them
+    for turn in range(rounds):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            samples[name].append(_sample(contenders[name], repeats[name]))
+    return [_result(race, name, samples) for name in names]
+
+
+def _contender(given: Contender | Callable[[], Any]) -> Contender:
+    return given if isinstance(given, Contender) else Contender(run=given)
+
+
+def _calibrate(contender: Contender) -> float:
+    _sample(contender, 1)  # compiles and fills caches
+    return min(_sample(contender, 1) for _ in range(3))
+
+
+def _sample(contender: Contender, repeats: int) -> float:
+    if contender.fresh is not None:
+        given = contender.fresh()
+        start = time.perf_counter()
+        jax.block_until_ready(contender.run(given))
+        return time.perf_counter() - start
+    run = contender.run
+    start = time.perf_counter()
+    for _ in range(repeats):
+        out = run()
+    jax.block_until_ready(out)
+    return (time.perf_counter() - start) / repeats
+
+
+def _result(race: Race, name: str, samples: Mapping[str, list[float]]) -> Result:
+    base = samples[race.baseline]
+    ratios = [one / other for one, other in zip(samples[name], base, strict=True)]
+    low, ratio, high = statistics.quantiles(ratios, n=4)
+    target = race.targets.get(name)
+    return Result(
+        topic=race.topic,
+        work=race.work,
+        size=race.size,
+        contender=name,
+        baseline=race.baseline,
+        seconds=statistics.median(samples[name]),
+        ratio=ratio,
+        low=low,
+        high=high,
+        target=str(target or ""),
+        met=None if target is None else target.met(ratio),
+    )

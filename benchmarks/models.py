@@ -1,0 +1,156 @@
+"""Trees to measure on: synthetic ones by size, and the shapes of real models.
+
+Leaves are one shared scalar array, so that a tree of 100,000 leaves is cheap to make
+and conversion alone is timed; models that run have arrays of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from flax.core import FrozenDict
+
+LEAF = jnp.ones(())
+
+
+class Params(NamedTuple):
+    """The container of a Brax PPO agent, as a NamedTuple."""
+
+    policy: Any
+    value: Any
+
+
+def blocks(num_leaves: int, tag: str = "") -> Params:
+    """Return a NamedTuple of two FrozenDicts of blocks of layers, 4 leaves a layer."""
+    names = ("kernel", "bias", "scale", "offset")
+    layer = dict.fromkeys(names, LEAF)
+
+    def half() -> FrozenDict:
+        left, found = num_leaves // 2, {}
+        while left > 0:
+            layers = {f"layer_{j}": layer for j in range(min(4, max(1, left // 4)))}
+            found[f"block{tag}_{len(found)}"] = layers
+            left -= 4 * len(layers)
+        return FrozenDict(found)
+
+    return Params(half(), half())
+
+
+def mixture_of_experts(layers: int = 40, experts: int = 256) -> dict[str, Any]:
+    """Return nested names like those of a published mixture of experts."""
+    projections = ("down_proj", "gate_proj", "up_proj")
+
+    def expert() -> dict[str, Any]:
+        return {name: {"weight": LEAF} for name in projections}
+
+    def layer() -> dict[str, Any]:
+        attention = {f"{n}_proj": {"weight": LEAF} for n in "qkvo"}
+        mlp = {
+            "gate": {"weight": LEAF},
+            "experts": {str(i): expert() for i in range(experts)},
+        }
+        return {"self_attn": attention, "mlp": mlp, "norm": {"weight": LEAF}}
+
+    return {"model": {"layers": {str(i): layer() for i in range(layers)}}}
+
+
+class Block(eqx.Module):
+    """A transformer block: attention and a two-layer MLP with LayerNorms."""
+
+    norm1: eqx.nn.LayerNorm
+    attention: eqx.nn.MultiheadAttention
+    norm2: eqx.nn.LayerNorm
+    up: eqx.nn.Linear
+    down: eqx.nn.Linear
+    activation: Callable[..., Any]
+
+    def __init__(self, width: int, *, key: jax.Array):
+        k1, k2, k3 = jax.random.split(key, 3)
+        self.norm1, self.norm2 = eqx.nn.LayerNorm(width), eqx.nn.LayerNorm(width)
+        self.attention = eqx.nn.MultiheadAttention(
+            2, width, use_query_bias=True, use_key_bias=True, key=k1
+        )
+        self.up = eqx.nn.Linear(width, 2 * width, key=k2)
+        self.down = eqx.nn.Linear(2 * width, width, key=k3)
+        self.activation = jax.nn.gelu
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Return the tokens ``x``, shape (length, width), one block on."""
+        h = jax.vmap(self.norm1)(x)
+        x = x + self.attention(h, h, h)
+        h = jax.vmap(self.norm2)(x)
+        return x + jax.vmap(self.down)(self.activation(jax.vmap(self.up)(h)))
+
+
+class Transformer(eqx.Module):
+    """An Equinox transformer of many small blocks."""
+
+    blocks: list[Block]
+    head: eqx.nn.Linear
+
+    def __init__(self, num_blocks: int = 24, width: int = 16, *, key: jax.Array):
+        *keys, last = jax.random.split(key, num_blocks + 1)
+        self.blocks = [Block(width, key=k) for k in keys]
+        self.head = eqx.nn.Linear(width, 1, key=last)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Return one number for the tokens ``x``, shape (length, width)."""
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x.mean(0))[0]
+
+
+class NnxMlp(nnx.Module):
+    """A deep nnx MLP."""
+
+    def __init__(self, depth: int = 24, width: int = 16):
+        rngs = nnx.Rngs(0)
+        self.layers = nnx.List(
+            [nnx.Linear(width, width, rngs=rngs) for _ in range(depth)]
+        )
+
+
+def haiku_params(depth: int = 24) -> dict[str, Any]:
+    """Return params as Haiku gives them, two levels with ``/`` in the names."""
+    return {f"mlp/~/linear_{i}": {"b": LEAF, "w": LEAF} for i in range(depth)}
+
+
+def brax_ppo() -> Any:
+    """Return the params of Brax's PPO networks, in Brax's own class."""
+    from brax.training.agents.ppo import losses, networks
+
+    made = networks.make_ppo_networks(8, 2)
+    key = jax.random.PRNGKey(0)
+    return losses.PPONetworkParams(
+        policy=made.policy_network.init(key), value=made.value_network.init(key)
+    )
+
+
+def linen_params(depth: int = 12) -> Any:
+    """Return Linen params as a plain nested dict."""
+
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x: jax.Array) -> jax.Array:
+            for _ in range(depth):
+                x = nn.Dense(8)(x)
+            return x
+
+    return Net().init(jax.random.PRNGKey(0), jnp.ones((1, 8)))
+
+
+def real_models() -> dict[str, Any]:
+    """Return the real models by name."""
+    return {
+        "Brax PPO": brax_ppo(),
+        "Equinox transformer, 24 blocks": Transformer(key=jax.random.PRNGKey(0)),
+        "nnx MLP, 24 layers": NnxMlp(),
+        "Haiku MLP, 24 layers": haiku_params(),
+        "mixture of experts": mixture_of_experts(),
+    }
