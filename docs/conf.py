@@ -1,0 +1,35 @@
+"""Builds the documentation site: ``make docs``, output in ``docs/_build/html``.
+
+Strict: a warning fails the build, and so does a reference that leads nowhere. Nothing
+is fetched from the network.
+"""
+
+from __future__ import annotations
+
+from treeadapt import __version__
+
+project = "treeadapt"
+author = "The treeadapt authors"
+copyright = author  # noqa: A001, Sphinx's name for it
+release = version = __version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["_build", "examples", "scripts"]
+
+myst_heading_anchors = 3
+
+# Types are said in the text of a docstring; a signature names parameters and defaults.
+autodoc_typehints = "none"
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+add_module_names = False
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+
+nitpicky = True
+# Types of fields, which name classes of Python and of inner rooms.
+nitpick_ignore_regex = [("py:class", r"(collections\.abc|treeadapt\.\w+)\.\w+")]
+
+html_theme = "furo"
+html_title = f"treeadapt {release}"

@@ -1,0 +1,717 @@
+"""Write ``docs/compatibility.md``: every Optax transformation on every kind of tree.
+
+The transformations are found in Optax's public namespaces, so one that Optax adds shows
+up by itself; the kinds of trees are the table that the tests share, ``tests/trees.py``.
+A cell asks one thing: is the program of an update the one that JAX traces for the same
+transformation on the flat dict? Programs are compared as text, so equal ones give equal
+bits in every step, compiled or not, and a table of thousands of cells costs traces
+alone. Where the text differs, both are compiled, run for several steps and compared bit
+for bit.
+
+Run ``python docs/scripts/compatibility.py`` (a few minutes on two cores).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import inspect
+import logging
+import platform
+import sys
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import treeadapt as ta
+from treeadapt.errors import NoArraysError
+from treeadapt.plans import view_tree
+from treeadapt.transforms.flat import trained
+
+REPOSITORY = Path(__file__).parent.parent.parent
+sys.path.insert(0, str(REPOSITORY / "tests"))
+
+from programs import (  # noqa: E402
+    Case,
+    Flat,
+    Step,
+    bits,
+    flat_params,
+    numbers,
+    program,
+    reference,
+)
+from trees import TREES, Row  # noqa: E402
+
+PAGE = REPOSITORY / "docs" / "compatibility.md"
+SPACES = (optax, optax.transforms, optax.contrib)
+#: A helper that makes no transformation, and a deprecated name.
+NO_ROWS = ("with_extra_args_support", "inject_stateful_hyperparams")
+STEPS = 4
+
+SAME, SAME_BITS, OTHER, FAILS = "=", "≈", "≠", "x"
+UNDEFINED, REFUSED = "-", "r"
+
+LINE_SEARCH = ("value", "grad", "value_fn")
+#: What an update may want, and be given only if it cannot do without.
+EXTRAS = ((), ("value",), LINE_SEARCH, ("obj_fn",), ("grad_fn",))
+
+
+def _adam() -> Any:
+    return optax.adam(0.1)
+
+
+def _halved(count: Any) -> Any:
+    return 0.5**count
+
+
+def _every_other(step: Any) -> Any:
+    return step % 2 == 0
+
+
+def _all_true(tree: Any) -> Any:
+    return jax.tree.map(lambda _: True, tree)
+
+
+def _labels(tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: "m" if jnp.ndim(leaf) > 1 else "v", tree)
+
+
+def _matrices(tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: jnp.ndim(leaf) == 2, tree)
+
+
+def _matrix_axes(tree: Any) -> Any:
+    return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(), tree)
+
+
+def _per_example(tx: Any) -> Any:
+    """Give a transformation of the gradients of two examples two."""
+
+    def two(updates: Any, params: Any) -> Any:
+        del params
+        return jax.tree.map(lambda leaf: jnp.stack([leaf, 2 * leaf]), updates)
+
+    return optax.chain(optax.stateless(two), tx)
+
+
+def _norm(tree: Any) -> Any:
+    return optax.tree.norm(tree)
+
+
+#: Values for parameters that have no default, by name of the parameter.
+ARGUMENTS: dict[str, Any] = {
+    "adv_optimizer": lambda: optax.sgd(0.1),
+    "base_optimizer": _adam,
+    "clipping": lambda: 0.1,
+    "decay": lambda: 0.9,
+    "eta": lambda: 0.1,
+    "every_k_schedule": lambda: 2,
+    "fast_optimizer": _adam,
+    "freeze_mask": lambda: False,
+    "gamma": lambda: 0.5,
+    "inner": _adam,
+    "inner_factory": lambda: optax.adamw,
+    "k": lambda: 2,
+    "key": lambda: jax.random.key(0),
+    "l2_norm_clip": lambda: 1.0,
+    "learning_rate": lambda: 0.1,
+    "mask": lambda: _all_true,
+    "max_backtracking_steps": lambda: 3,
+    "max_consecutive_errors": lambda: 3,
+    "max_delta": lambda: 1.0,
+    "max_linesearch_steps": lambda: 3,
+    "max_norm": lambda: 1.0,
+    "measure": lambda: _norm,
+    "measure_name": lambda: "norm",
+    "measures": lambda: {"norm": _norm},
+    "noise_multiplier": lambda: 0.1,
+    "opt": _adam,
+    "optimizer": _adam,
+    "param_labels": lambda: _labels,
+    "should_transform_fn": lambda: _every_other,
+    "slow_step_size": lambda: 0.5,
+    "step_size": lambda: -0.1,
+    "step_size_fn": lambda: _halved,
+    "sync_period": lambda: 2,
+    "threshold": lambda: 1.0,
+    "transforms": lambda: {"m": optax.adam(0.1), "v": optax.sgd(0.1)},
+}
+
+#: Arguments by name of the function, where its parameters' names do not say enough.
+CALLS: dict[str, Callable[[Callable[..., Any]], Any]] = {
+    "add_noise": lambda fn: fn(0.1, 0.5, key=jax.random.key(0)),
+    "chain": lambda fn: fn(optax.clip_by_global_norm(1.0), _adam()),
+    "differentially_private_aggregate": lambda fn: _per_example(
+        fn(1.0, 0.1, key=jax.random.key(0))
+    ),
+    "dpsgd": lambda fn: _per_example(fn(0.1, 1.0, 0.1, seed=0)),
+    "galore": lambda fn: fn(0.1, rank=1),
+    "inject_hyperparams": lambda fn: fn(optax.adamw)(_halved, weight_decay=0.5),
+    "named_chain": lambda fn: fn(("clip", optax.clip(1.0)), ("adam", _adam())),
+    "noisy_sgd": lambda fn: fn(0.1, key=jax.random.key(0)),
+    "scale_by_galore": lambda fn: fn(rank=1),
+    "scale_by_muon": lambda fn: optax.masked(
+        fn(weight_dimension_numbers=_matrix_axes), _matrices
+    ),
+    "stateless": lambda fn: fn(lambda updates, params: updates),
+    "stateless_with_tree_map": lambda fn: fn(lambda update, param: update),
+}
+
+
+def _backtracking() -> Any:
+    return optax.scale_by_backtracking_linesearch(3, store_grad=True)
+
+
+def _multi_steps(inner: Any) -> Any:
+    return optax.MultiSteps(inner, 2)
+
+
+#: Uses that the plain call of a function does not show.
+USES: dict[str, Callable[[], Any]] = {
+    "lbfgs(linesearch=backtracking)": lambda: optax.lbfgs(linesearch=_backtracking()),
+    "lbfgs(linesearch=None)": lambda: optax.lbfgs(0.1, linesearch=None),
+    "lookahead(reset_state=True)": lambda: optax.lookahead(
+        optax.chain(optax.zero_nans(), _adam()), 2, 0.5, reset_state=True
+    ),
+    "contrib.sam(opaque_mode=True)": lambda: optax.contrib.sam(
+        _adam(), optax.sgd(0.1), opaque_mode=True
+    ),
+    "contrib.sam(zero_nans)": lambda: optax.contrib.sam(
+        _adam(), optax.chain(optax.zero_nans(), optax.sgd(0.1))
+    ),
+    "MultiSteps(zero_nans)": lambda: _multi_steps(
+        optax.chain(optax.zero_nans(), _adam())
+    ),
+    "MultiSteps(masked)": lambda: _multi_steps(optax.masked(_adam(), _all_true)),
+    "MultiSteps(skip_not_finite)": lambda: optax.MultiSteps(
+        _adam(), 2, should_skip_update_fn=optax.skip_not_finite
+    ),
+    "adamw(mask=)": lambda: optax.adamw(0.1, weight_decay=0.5, mask=_all_true),
+    "apply_if_finite(lbfgs)": lambda: optax.apply_if_finite(optax.lbfgs(), 3),
+    "flatten(chain)": lambda: optax.flatten(
+        optax.chain(optax.clip_by_global_norm(1.0), _adam())
+    ),
+    "inject_hyperparams(lbfgs)": lambda: optax.inject_hyperparams(
+        optax.lbfgs, static_args=("memory_size", "scale_init_precond", "linesearch")
+    )(0.1),
+    "named_chain of wrappers": lambda: optax.named_chain(
+        ("nans", optax.zero_nans()),
+        ("masked", optax.masked(optax.trace(0.9), _all_true)),
+        ("finite", optax.apply_if_finite(_adam(), 3)),
+    ),
+    "treeadapt.inject_hyperparams": lambda: _ta("hyperparams").inject_hyperparams(
+        optax.adamw
+    )(_halved, weight_decay=0.5, mask=_all_true),
+}
+
+
+def _ta(room: str) -> Any:
+    return __import__(f"treeadapt.transforms.{room}", fromlist=["_"])
+
+
+def public_names() -> dict[str, Callable[..., Any]]:
+    """Find the functions of Optax that return transformations.
+
+    Returns:
+        ``{name: function}``; those of ``contrib`` keep that prefix. A function that
+        does not say what it returns counts if a call with known arguments shows it.
+    """
+    found: dict[str, Callable[..., Any]] = {}
+    known: set[int] = set()
+    for space in SPACES:
+        prefix = "contrib." if space is optax.contrib else ""
+        for name in dir(space):
+            fn = getattr(space, name)
+            if name.startswith("_") or id(fn) in known or not _is_factory(name, fn):
+                continue
+            known.add(id(fn))
+            found[prefix + fn.__name__] = fn  # multi_transform is partition
+    return dict(sorted(found.items(), key=lambda item: item[0].lower()))
+
+
+def _is_factory(name: str, fn: Any) -> bool:
+    if fn is optax.MultiSteps:
+        return True
+    if not inspect.isfunction(fn) or name in NO_ROWS:
+        return False
+    returns = inspect.signature(fn).return_annotation
+    if returns is inspect.Signature.empty:
+        try:
+            return isinstance(build(name, fn), optax.GradientTransformation)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return False
+    return "GradientTransformation" in str(returns)
+
+
+def build(name: str, fn: Callable[..., Any]) -> Any:
+    """Call a function of Optax with the arguments that it cannot do without.
+
+    Raises:
+        KeyError: a parameter is not in the table.
+    """
+    if name in CALLS:
+        return CALLS[name](fn)
+    needed = {
+        parameter.name: ARGUMENTS[parameter.name]()
+        for parameter in inspect.signature(fn).parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    }
+    return fn(**needed)
+
+
+def cases() -> tuple[list[Case], dict[str, str]]:
+    """Return what the table has rows for, and what it has none for, with the reason."""
+    makers: dict[str, Callable[[], Any]] = {
+        name: functools.partial(build, name.removeprefix("contrib."), fn)
+        for name, fn in public_names().items()
+    }
+    found, without = [], {}
+    for name, make in (makers | USES).items():
+        try:
+            found.append(_case(name, make))
+        except _UndefinedError as error:
+            without[name] = str(error)
+    return found, without
+
+
+class _UndefinedError(Exception):
+    """A transformation that does not run on a flat dict of two layers either."""
+
+
+def _case(name: str, make: Callable[[], Any]) -> Case:
+    """Find out what the update of a transformation wants."""
+    tree = {"a/b": jnp.ones(3), "a/w": jnp.ones((2, 3))}
+    reason = ""
+    for lookahead in (False, True):
+        for extra in EXTRAS:
+            case = Case(name, make, extra, lookahead)
+            try:
+                step = reference(case, tree)
+                jax.eval_shape(step, tree, step.init(tree), tree)
+                return case
+            except Exception as error:  # noqa: BLE001  of whatever kind
+                reason = reason or first_line(error)
+    raise _UndefinedError(reason)
+
+
+def first_line(error: BaseException) -> str:
+    """Return the start of what an error says."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:100]
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """What one transformation does on one kind of tree."""
+
+    native: str
+    ours: str
+    reason: str = ""  # why native Optax fails
+
+
+@functools.cache
+def on_flat_dict(case: Case, signature: Any) -> tuple[Any, list[str]] | None:
+    """State and programs of Optax itself on a flat dict; None if it fails there."""
+    flat = {path: jnp.zeros(shape, dtype) for path, shape, dtype in signature}
+    params = numbers(flat, 0.5)
+    try:
+        step = reference(case, flat)
+        state = step.init(params)
+        return bits(state), programs(step, state, params)
+    except Exception:  # noqa: BLE001  of whatever kind
+        return None
+
+
+def programs(step: Step, state: Any, params: Flat) -> list[str]:
+    """Return the programs of as many steps as it takes until the state's types stay."""
+    grads = numbers(params, 1.0)
+    found: list[str] = []
+    while len(found) < STEPS:
+        found.append(program(step, grads, state, params))
+        _, new = jax.eval_shape(step, grads, state, params)
+        if types(new) == types(state):
+            break
+        state = new
+    return found
+
+
+def types(tree: Any) -> Any:
+    """Return structure, shapes and dtypes."""
+    leaves, treedef = jax.tree.flatten(tree)
+    return treedef, [(leaf.shape, leaf.dtype) for leaf in leaves]
+
+
+@functools.cache
+def made(row: Row) -> Any:
+    """Make the tree of a row, once."""
+    return row.make()
+
+
+def cell(case: Case, row: Row) -> Cell:
+    """Ask Optax and this library about one transformation on one kind of tree."""
+    tree = made(row)
+    try:
+        params = flat_params(tree)
+        ours = ta.adapt(case.make())
+    except NoArraysError:
+        return Cell(UNDEFINED, UNDEFINED)
+    native, reason = _native(case, tree, params)
+    if row.opaque:
+        return Cell(native, _refusal(ours, tree), reason)
+    signature = tuple((p, x.shape, str(x.dtype)) for p, x in sorted(params.items()))
+    want = on_flat_dict(case, signature)
+    if want is None:
+        return Cell(UNDEFINED, UNDEFINED)
+    return Cell(native, _adapted(case, tree, ours, params, want), reason)
+
+
+def _native(case: Case, tree: Any, params: Flat) -> tuple[str, str]:
+    try:
+        step = Step(case, tree, case.make())
+        state = step.init(params)
+        for _ in range(2):
+            _, state = jax.eval_shape(step, params, state, params)
+    except Exception as error:  # noqa: BLE001  of whatever kind
+        return FAILS, first_line(error)
+    return SAME, ""
+
+
+def _refusal(tx: Any, tree: Any) -> str:
+    try:
+        tx.init(tree)
+    except ta.TransformError as error:
+        return REFUSED if "one leaf" in str(error) else FAILS
+    return OTHER
+
+
+def _adapted(case: Case, tree: Any, tx: Any, params: Flat, want: Any) -> str:
+    step = Step(case, tree, tx)
+    try:
+        state = step.init(params)
+        if (bits(state), programs(step, state, params)) == want:
+            return SAME
+    except Exception:  # noqa: BLE001  of whatever kind
+        return FAILS
+    return _compare_bits(step, reference(case, params), params)
+
+
+def _compare_bits(step: Step, want: Step, params: Flat) -> str:
+    def run(step: Step) -> Any:
+        state, seen, update = step.init(params), [], jax.jit(step)
+        for index in range(STEPS):
+            updates, state = update(numbers(params, float(index)), state, params)
+            seen.append(updates)
+        return bits((seen, state))
+
+    return SAME_BITS if run(step) == run(want) else OTHER
+
+
+# A mask function that reads paths
+
+
+def ends_in_w(tree: Any) -> Any:
+    """Mask leaves by their last key, as people write it."""
+    return jax.tree.map_with_path(
+        lambda keys, _: bool(keys) and str(keys[-1]).strip("[].'\"") == "w", tree
+    )
+
+
+def mask_cell(row: Row, mask: Any) -> str:
+    """Tell whether a mask inside ``adapt`` decays just the leaves called ``w``."""
+    tree = made(row)
+    case = Case("masked", lambda: optax.adamw(0.1, weight_decay=0.5, mask=mask))
+    params = flat_params(tree)
+    named = {path: path.rpartition("/")[2] == "w" for path in params}
+    meant = dataclasses.replace(
+        case, make=lambda: optax.adamw(0.1, weight_decay=0.5, mask=named)
+    )
+    zeros = {path: jnp.zeros_like(leaf) for path, leaf in params.items()}
+    steps = Step(case, tree, ta.adapt(case.make())), reference(meant, params)
+    try:
+        got, want = (step(zeros, step.init(params), params)[0] for step in steps)
+    except (TypeError, ValueError):
+        return FAILS
+    return SAME if bits(got) == bits(want) else OTHER
+
+
+# State that keeps its types
+
+
+def changes_type(case: Case) -> bool:
+    """Tell whether Optax's own state on a flat dict does not scan."""
+    flat = flat_params({"a": {"b": jnp.ones(3), "w": jnp.ones((2, 3))}})
+    step = Step(case, flat, case.make())
+    state = jax.eval_shape(step.init, flat)
+    _, new = jax.eval_shape(step, flat, state, flat)
+    return types(new) != types(state)
+
+
+def keeps_type(case: Case) -> bool:
+    """Tell whether the adapted state scans."""
+    return not changes_type(
+        dataclasses.replace(case, make=lambda: ta.adapt(case.make()))
+    )
+
+
+# The page
+
+
+def table(case_list: Sequence[Case], rows: Sequence[Row]) -> dict[str, dict[str, Cell]]:
+    """Fill in every cell: ``{transformation: {kind of tree: cell}}``."""
+    found: dict[str, dict[str, Cell]] = {}
+    for index, case in enumerate(case_list):
+        print(f"{index + 1:3}/{len(case_list)} {case.name}", file=sys.stderr)
+        found[case.name] = {row.name: cell(case, row) for row in rows}
+    return found
+
+
+def page(
+    cells: Mapping[str, Mapping[str, Cell]],
+    without: Mapping[str, str],
+    kinds: Sequence[Row],
+    case_list: Sequence[Case],
+) -> Iterator[str]:
+    """Write the page, block by block."""
+    yield "# Compatibility"
+    yield (
+        "Every transformation that Optax and `optax.contrib` ship, on every kind of "
+        "tree of this library's tests: native Optax, and `treeadapt.adapt`. Written by "
+        "`make docs`; do not edit. (`dpsgd` and its aggregation get two examples, "
+        "`scale_by_muon` the matrices alone.)"
+    )
+    yield from _summary(cells, kinds)
+    yield from _by_kind(cells, kinds)
+    yield from _by_transformation(cells)
+    yield from _masks(kinds)
+    yield from _scans(case_list)
+    yield from _matrix(cells, kinds)
+    yield from _left_out(without)
+
+
+def _summary(
+    cells: Mapping[str, Mapping[str, Cell]], kinds: Sequence[Row]
+) -> Iterator[str]:
+    opaque = {row.name for row in kinds if row.opaque}
+    known = [
+        cell
+        for by_kind in cells.values()
+        for kind, cell in by_kind.items()
+        if kind not in opaque
+    ]
+    count = _counter(known)
+    defined = len(known) - count["ours", UNDEFINED]
+    yield f"""\
+| | cells |
+| --- | ---: |
+| transformations x kinds of trees that JAX knows | {len(cells)} x \
+{len(kinds) - len(opaque)} = {len(known):,} |
+| not defined on the flat dict either | {count["ours", UNDEFINED]:,} |
+| **defined** | **{defined:,}** |
+| native Optax runs | {count["native", SAME]:,} |
+| native Optax raises | {count["native", FAILS]:,} |
+| **treeadapt equals the flat dict bit for bit** | \
+**{count["ours", SAME] + count["ours", SAME_BITS]:,}** |
+| treeadapt gives other numbers, or raises | \
+{count["ours", OTHER] + count["ours", FAILS]:,} |"""
+    yield (
+        f"Python {platform.python_version()}, jax {jax.__version__}, "
+        f"optax {optax.__version__}."
+    )
+    yield (
+        "*Equals* means: the program that JAX traces for an update is, letter for "
+        "letter, the program of the same transformation on the flat dict "
+        "`{path: array}`, its integer and boolean state cast back, and so is the state "
+        "that it starts from; so every step gives the same bits, compiled or not. "
+        f"({count['ours', SAME]:,} cells; where the text differs, {STEPS} compiled "
+        f"steps were run and compared: {count['ours', SAME_BITS]:,} cells.) "
+        "*Native Optax runs* says that nothing was raised while two updates were "
+        "traced; its numbers follow the order of the fields in a class, in which sums "
+        "round and random keys are dealt out differently from the flat dict."
+    )
+
+
+def _counter(cells: Sequence[Cell]) -> Any:
+    count = dict.fromkeys(
+        [
+            (side, mark)
+            for side in ("native", "ours")
+            for mark in (SAME, SAME_BITS, OTHER, FAILS, UNDEFINED, REFUSED)
+        ],
+        0,
+    )
+    for one in cells:
+        count["native", one.native] += 1
+        count["ours", one.ours] += 1
+    return count
+
+
+def _by_kind(
+    cells: Mapping[str, Mapping[str, Cell]], kinds: Sequence[Row]
+) -> Iterator[str]:
+    yield "## By kind of tree"
+    lines = [
+        "| kind | native runs | treeadapt equals | of |",
+        "| --- | ---: | ---: | ---: |",
+    ]
+    refused = []
+    for row in kinds:
+        count = _counter([by_kind[row.name] for by_kind in cells.values()])
+        total = len(cells) - count["ours", UNDEFINED]
+        if row.opaque:
+            refused.append(
+                (row.name, count["native", SAME], count["ours", REFUSED], total)
+            )
+            continue
+        equal = count["ours", SAME] + count["ours", SAME_BITS]
+        lines.append(f"| {row.name} | {count['native', SAME]} | {equal} | {total} |")
+    yield "\n".join(lines)
+    yield (
+        "Classes that JAX sees as one leaf cannot be differentiated, compiled or "
+        "passed to Optax. `adapt` refuses them with the path and the cure; `split` "
+        "gives a dict of them that trains."
+    )
+    lines = [
+        "| kind | native runs | treeadapt refuses | of |",
+        "| --- | ---: | ---: | ---: |",
+    ]
+    lines += [f"| {name} | {runs} | {no} | {of} |" for name, runs, no, of in refused]
+    yield "\n".join(lines)
+
+
+def _by_transformation(cells: Mapping[str, Mapping[str, Cell]]) -> Iterator[str]:
+    yield "## By transformation"
+    lines = [
+        "| transformation | native runs | treeadapt equals | of |",
+        "| --- | ---: | ---: | ---: |",
+    ]
+    for name, by_kind in cells.items():
+        count = _counter([one for one in by_kind.values() if one.ours != REFUSED])
+        total = sum(count["ours", mark] for mark in (SAME, SAME_BITS, OTHER, FAILS))
+        equal = count["ours", SAME] + count["ours", SAME_BITS]
+        lines.append(f"| `{name}` | {count['native', SAME]} | {equal} | {total} |")
+    yield "\n".join(lines)
+
+
+def _masks(kinds: Sequence[Row]) -> Iterator[str]:
+    yield "## A mask function that is not lifted"
+    masks = {"as it is": ends_in_w, "`lift`ed": ta.lift(ends_in_w)}
+    shown = [row for row in kinds if not row.opaque and _has_w(row)]
+    lines = ["| `adamw(mask=ends_in_w)` in `adapt` | decays the right leaves | of |"]
+    lines.append("| --- | ---: | ---: |")
+    for name, mask in {**masks, '`ta.glob("**/w")`': ta.glob("**/w")}.items():
+        right = sum(mask_cell(row, mask) == SAME for row in shown)
+        lines.append(f"| {name} | {right} | {len(shown)} |")
+    yield (
+        "Inside `adapt` a transformation is shown the flat dict, whose only keys are "
+        "whole paths. A function that looks at the last key of a leaf finds "
+        "`hidden/w` there and decides otherwise, in silence. `lift` asks it about the "
+        "caller's tree; selectors and rules do so by themselves. (Where `lift` falls "
+        "short, JAX's own keys end in something else: boxes add a `value`.)"
+    )
+    yield "\n".join(lines)
+
+
+def _has_w(row: Row) -> bool:
+    paths = trained(view_tree(made(row)))
+    ends = any(path.rpartition("/")[2] == "w" for path in paths)
+    return ends and not any(path.startswith("w/") for path in paths)
+
+
+def _scans(case_list: Sequence[Case]) -> Iterator[str]:
+    changing = [case for case in case_list if changes_type(case)]
+    cured = [case.name for case in changing if keeps_type(case)]
+    yield "## State that changes its type"
+    yield (
+        f"Of {len(case_list)} transformations, {len(changing)} change the type of "
+        "their own state in an update of float32 params on a flat dict, so that they "
+        f"do not scan. `adapt` keeps booleans and integers as they were, which cures "
+        f"{len(cured)}: {_code(cured)}. "
+        + _uncured([case.name for case in changing if case.name not in cured])
+    )
+
+
+def _uncured(names: Sequence[str]) -> str:
+    return f"The others start without a part of their state: {_code(names)}." * bool(
+        names
+    )
+
+
+def _code(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names) or "none"
+
+
+def _matrix(
+    cells: Mapping[str, Mapping[str, Cell]], kinds: Sequence[Row]
+) -> Iterator[str]:
+    yield "## Every cell"
+    yield f"""\
+Native Optax and treeadapt, side by side: `{SAME}` runs (native), or runs the program of
+the flat dict (treeadapt); `{SAME_BITS}` gives its bits by another program; `{OTHER}`
+gives other numbers; `{FAILS}` raises; `{REFUSED}` refuses a class that JAX sees as one
+leaf; `{UNDEFINED}` is not defined on the flat dict either."""
+    numbered = [f"{index:2} {row.name}" for index, row in enumerate(kinds, 1)]
+    width = max(map(len, numbered)) + 2
+    columns = max(1, 88 // width)
+    legend = [
+        "".join(
+            name.ljust(width) for name in numbered[start : start + columns]
+        ).rstrip()
+        for start in range(0, len(numbered), columns)
+    ]
+    name_width = max(map(len, cells)) + 2
+    tens = "".join(str(i // 10 or " ") for i in range(1, len(kinds) + 1))
+    ones = "".join(str(i % 10) for i in range(1, len(kinds) + 1))
+    head = [" " * name_width + f"{digits}  {digits}" for digits in (tens, ones)]
+    body = []
+    for name, by_kind in cells.items():
+        marks = [by_kind[row.name] for row in kinds]
+        native = "".join(one.native for one in marks)
+        body.append(
+            f"{name:{name_width}}{native}  {''.join(one.ours for one in marks)}"
+        )
+    title = " " * name_width + f"{'native':{len(kinds) + 2}}treeadapt"
+    yield "```text\n" + "\n".join([*legend, "", title, *head, *body]) + "\n```"
+
+
+def _left_out(without: Mapping[str, str]) -> Iterator[str]:
+    if without:
+        yield "## Not in the table"
+        yield "What does not run on the flat dict of a small model, and why:"
+        yield "\n".join(f"- `{name}`: {reason}" for name, reason in without.items())
+
+
+def wrapped(block: str) -> str:
+    """Wrap prose; leave tables, lists, headings and fences alone."""
+    if block.startswith(("|", "#", "`", "-")) and not block.startswith("`make"):
+        return block
+    return textwrap.fill(block, 88, break_long_words=False, break_on_hyphens=False)
+
+
+def main() -> None:
+    """Write the page."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=PAGE)
+    parser.add_argument("--only", help="part of the names of transformations")
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    logging.getLogger("absl").setLevel(logging.ERROR)  # of lookahead
+    jax.config.update("jax_platforms", "cpu")
+    case_list, without = cases()
+    if args.only:
+        case_list = [case for case in case_list if args.only in case.name]
+    rows = [row for row in TREES if row.paths]
+    cells = table(case_list, rows)
+    blocks = page(cells, without, rows, case_list)
+    args.out.write_text("\n\n".join(map(wrapped, blocks)) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()
