@@ -74,9 +74,9 @@ def _split_step(model: Any, tx: Any, x: jax.Array) -> Callable[[], Any]:
 
     @jax.jit
     def step(params: Any, rest: Any, state: Any, x: jax.Array) -> Any:
-        grads = jax.grad(lambda p: _loss(ta.merge(p, rest), x))(params)
+        loss, grads = jax.value_and_grad(lambda p: _loss(ta.merge(p, rest), x))(params)
         updates, state = tx.update(grads, state, params)
-        return optax.apply_updates(params, updates), state
+        return (optax.apply_updates(params, updates), state), loss
 
     return _looped(lambda carry: step(carry[0], rest, carry[1], x), params, tx)
 
@@ -86,12 +86,12 @@ def _filter_jit_step(model: Any, x: jax.Array) -> Callable[[], Any]:
 
     @eqx.filter_jit
     def step(model: Any, state: Any, x: jax.Array) -> Any:
-        grads = eqx.filter_grad(_loss)(model, x)
+        loss, grads = eqx.filter_value_and_grad(_loss)(model, x)
         updates, state = tx.update(grads, state, eqx.filter(model, eqx.is_array))
-        return eqx.apply_updates(model, updates), state
+        return (eqx.apply_updates(model, updates), state), loss
 
-    carry = [(model, tx.init(eqx.filter(model, eqx.is_array)))]
-    return _advance(lambda now: step(now[0], now[1], x), carry)
+    carry = (model, tx.init(eqx.filter(model, eqx.is_array)))
+    return _advance(lambda carry: step(carry[0], carry[1], x), carry)
 
 
 def _partition_step(model: Any, x: jax.Array) -> Callable[[], Any]:
@@ -100,20 +100,25 @@ def _partition_step(model: Any, x: jax.Array) -> Callable[[], Any]:
 
     @jax.jit
     def step(params: Any, state: Any, x: jax.Array) -> Any:
-        grads = jax.grad(lambda p: _loss(eqx.combine(p, static), x))(params)
+        loss, grads = jax.value_and_grad(lambda p: _loss(eqx.combine(p, static), x))(
+            params
+        )
         updates, state = tx.update(grads, state, params)
-        return optax.apply_updates(params, updates), state
+        return (optax.apply_updates(params, updates), state), loss
 
     return _looped(lambda carry: step(carry[0], carry[1], x), params, tx)
 
 
 def _looped(step: Callable[[Any], Any], params: Any, tx: Any) -> Callable[[], Any]:
-    return _advance(step, [(params, tx.init(params))])
+    return _advance(step, (params, tx.init(params)))
 
 
-def _advance(step: Callable[[Any], Any], carry: list[Any]) -> Callable[[], Any]:
-    def once() -> Any:
-        carry[0] = step(carry[0])
-        return carry[0]
+def _advance(step: Callable[[Any], Any], carry: Any) -> Callable[[], jax.Array]:
+    """Return a call that does the next step and returns its loss."""
+
+    def once() -> jax.Array:
+        nonlocal carry
+        carry, loss = step(carry)
+        return loss
 
     return once
