@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -177,6 +179,7 @@ def test_updates_have_the_treedef_of_the_updates_that_came_in(row):
 @pytest.mark.parametrize(
     "row", [r for r in TREES if r.opaque], ids=lambda row: row.name
 )
+@pytest.mark.hazard("B8", "D1")
 def test_a_class_that_jax_sees_as_one_leaf_is_refused(row):
     tree, tx = row.make(), optax.adam(0.1)
     for made in (
@@ -691,6 +694,34 @@ def test_updates_that_do_not_fit_are_named():
         tx.update({"a": jnp.ones(2)}, state, params)
 
 
+def test_a_number_that_never_trains_gets_no_update():
+    params = {"w": jnp.ones(2), "rate": 1.0, "steps": 3, "on": True, "z": 1j}
+    grads = params | {"w": jnp.ones(2)}  # such as the model itself, in place of zeros
+    tx = ta.adapt(optax.sgd(0.1))
+    for given in (params, None):
+        updates, _ = tx.update(grads, tx.init(params), given)
+        rest = {name: updates[name] for name in updates if name != "w"}
+        assert rest == {"rate": 0.0, "steps": 0, "on": False, "z": 0j}
+        new = ta.apply_updates(params, updates)
+        assert all(new[name] is params[name] for name in rest)
+
+
+@pytest.mark.parametrize("grad", [0.5, 2, np.int32(2)], ids=repr)
+@pytest.mark.parametrize("make", [optax.sgd, optax.adam])
+def test_a_gradient_may_be_a_number_where_the_param_is_an_array(make, grad):
+    params, grads = {"a": {"w": jnp.float32(1)}}, {"a": {"w": grad}}
+    flat, flat_grads = {"a/w": jnp.float32(1)}, {"a/w": grad}
+    tx = make(0.1)
+    expected, _ = tx.update(flat_grads, tx.init(flat), flat)
+    for made in (
+        ta.adapt(tx),
+        ta.partition({"t": tx}, {"**": "t"}),
+        ta.freeze(tx, []),
+    ):
+        updates, _ = made.update(grads, made.init(params), params)
+        assert float(updates["a"]["w"]) == float(expected["a/w"]) != 0
+
+
 @pytest.mark.parametrize("thing", [optax.adam, None, "adam", ta.glob("**")])
 def test_what_is_no_transformation_is_refused(thing):
     makes = (
@@ -731,6 +762,29 @@ def test_buffers_may_be_donated_and_keep_their_sharding():
     assert all(x.is_deleted() for x in jax.tree.leaves(state))
     assert all(x.sharding.is_equivalent_to(sharding, x.ndim) for x in updates)
     assert new[0].count == 1
+
+
+@pytest.mark.hazard("D16")
+def test_no_transformation_keeps_the_params_alive():
+    said = ta.lift(lambda tree: jax.tree.map(lambda _: True, tree))
+    bound = []
+
+    def step(tx):
+        params = {"a": jnp.ones(3), "b": LayerTuple(w(), b())}
+        state = tx.init(params)
+        tx.update(params, state, params)
+        bound.append((ta.glob("a").bind(params), ta.Rules({"**": "t"}).bind(params)))
+        return [weakref.ref(leaf) for leaf in jax.tree.leaves(params)]
+
+    for tx in (
+        ta.adapt(optax.sgd(0.1, momentum=0.9)),
+        ta.adapt(optax.masked(optax.sgd(0.1), said)),
+        ta.partition({"t": optax.sgd(0.1)}, {"a": "frozen", "**": "t"}),
+        ta.freeze(optax.sgd(0.1), "a"),
+    ):
+        kept = step(tx)
+        gc.collect()
+        assert [leaf() for leaf in kept] == [None, None, None]
 
 
 def test_it_maps_over_an_ensemble():

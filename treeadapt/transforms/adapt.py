@@ -27,6 +27,7 @@ from treeadapt.transforms.flat import (
     flat_dict,
     flat_extra,
     is_masked,
+    is_number,
     pick_arrays,
     put_updates,
     require_trained,
@@ -208,8 +209,21 @@ def _flat_updates(grads: TreeView, params: TreeView | None, state: Any) -> Flat:
         raise TransformError(_stray_message(stray, leaves))
     shown = {path: update for path, update in given.items() if path in train}
     if len(shown) < len(train):
-        shown |= _missing(state, (path for path in train if path not in given))
+        shown |= _whole_numbers(grads, (path for path in train if path not in given))
+        shown |= _missing(state, (path for path in train if path not in shown))
     return shown
+
+
+def _whole_numbers(grads: TreeView, paths: Iterable[str]) -> Flat:
+    """Return the updates that are integers, or Python's own numbers, of some paths."""
+    leaves = flat_dict(grads)
+    return {path: leaves[path] for path in paths if _is_exact(leaves.get(path))}
+
+
+def _is_exact(update: Any) -> bool:
+    if is_array(update):
+        return bool(jnp.issubdtype(update.dtype, jnp.integer))
+    return is_number(update) and not isinstance(update, bool)
 
 
 def _stray_message(stray: Sequence[str], leaves: Mapping[str, Any]) -> str:

@@ -78,6 +78,11 @@ def trained(view: TreeView) -> Flat:
     }
 
 
+def is_number(leaf: Any) -> bool:
+    """Tell whether a leaf is one of Python's own numbers, which can be added."""
+    return type(leaf) in (int, float, complex, bool)
+
+
 def require_trained(view: TreeView) -> Flat:
     """Return ``trained(view)``; raise if it is empty.
 
@@ -154,8 +159,8 @@ def put_updates(view: TreeView, flat: Any, params: TreeView | None) -> Any:
 
     Returns:
         Tree with the treedef of ``view``: arrays that did not train become zeros of
-        the dtype of their param, static leaves stay. What is no flat dict is returned
-        as it is.
+        the dtype of their param, numbers become zeros of their type, other static
+        leaves stay. What is no flat dict is returned as it is.
     """
     if isinstance(flat, optax.LookaheadParams):
         return optax.LookaheadParams(
@@ -175,6 +180,8 @@ def put_updates(view: TreeView, flat: Any, params: TreeView | None) -> Any:
 
 def _still(update: Any, param: Any) -> Any:
     """Return the update of a leaf that does not train."""
+    if is_number(update):
+        return type(update)(0)
     if not is_array(update):
         return update
     like = param if is_array(param) else update
