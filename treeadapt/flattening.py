@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
 
 import jax.tree_util as jtu
 
 from treeadapt.errors import PathError, TreeAdaptError, TreeCycleError, TreeDepthError
-from treeadapt.registry import current_registry
+from treeadapt.paths import SEPARATOR, segment
+from treeadapt.registry import BOX, current_registry
 
 #: Deepest tree that any part of the library walks. JAX flattens recursively in C++ and
 #: checks only Python's recursion limit; where that is higher, a deeper tree could
@@ -91,7 +92,7 @@ def _has_room(levels: int) -> bool:
         return False
 
 
-def depth_error(depth: int, names: list[str]) -> TreeDepthError:
+def depth_error(depth: int, names: Sequence[str | None]) -> TreeDepthError:
     """Return the error for a tree that goes on down ``names``."""
     return TreeDepthError(
         f"The tree is nested at least {depth:,} levels deep (down {_start(names)!r}), "
@@ -100,7 +101,7 @@ def depth_error(depth: int, names: list[str]) -> TreeDepthError:
     )
 
 
-def cycle_error(names: list[str]) -> TreeCycleError:
+def cycle_error(names: Sequence[str | None]) -> TreeCycleError:
     """Return the error for a node at ``names`` that is also above itself."""
     return TreeCycleError(
         f"The tree contains itself: {_start(names)!r} leads back to a node above it. "
@@ -108,9 +109,19 @@ def cycle_error(names: list[str]) -> TreeCycleError:
     )
 
 
-def _start(names: list[str]) -> str:
+def _name(key: Any) -> str | None:
+    """Return the segment of a key, None for a box: for messages, so it never raises."""
+    if key is BOX:
+        return None
+    try:
+        return segment(key)
+    except PathError:
+        return str(key)
+
+
+def _start(names: Sequence[str | None]) -> str:
     # A path of thousands of segments is cut before it is joined.
-    text = "/".join(names[:_SHOWN])
+    text = SEPARATOR.join(name for name in names[:_SHOWN] if name is not None)
     return text if len(names) <= _SHOWN and len(text) <= 200 else text[:200] + "..."
 
 
@@ -127,7 +138,7 @@ def _too_deep(tree: Any) -> TreeDepthError:
     return cycle_error(names) if is_cycle else depth_error(depth, names)
 
 
-def _deepest(tree: Any, *, limit: int) -> tuple[int, list[str], bool]:
+def _deepest(tree: Any, *, limit: int) -> tuple[int, list[str | None], bool]:
     """Find the depth as JAX sees it, down to ``limit``.
 
     Returns:
@@ -135,20 +146,20 @@ def _deepest(tree: Any, *, limit: int) -> tuple[int, list[str], bool]:
     """
     find = current_registry().find
     frames: list[tuple[Iterator[tuple[Any, Any]], int]] = [(iter((("", tree),)), 0)]
-    names: list[str] = []
+    names: list[str | None] = []
     above: set[int] = set()
     visited: dict[int, tuple[int, Any]] = {}  # at which depth; keeps ids from reuse
-    deepest: tuple[int, list[str]] = (0, [])
+    deepest: tuple[int, list[str | None]] = (0, [])
     while frames:
         for key, child in frames[-1][0]:
             kind = find(child)
             if kind.adapter is None or kind.opens:
                 continue
             if id(child) in above:
-                return len(frames), [*names[1:], str(key)], True
+                return len(frames), [*names[1:], _name(key)], True
             if visited.get(id(child), (0, None))[0] >= len(frames):
                 continue
-            names.append(str(key))
+            names.append(_name(key))
             if len(frames) > deepest[0]:
                 deepest = (len(frames), names[1 : _SHOWN + 2])
             if len(frames) >= limit:
@@ -190,10 +201,10 @@ def _explain(place: Any, node: Any, error: Exception) -> PathError | None:
     if "Comparator" not in text and "not supported between" not in text:
         return None
     types = sorted({type(key).__name__ for key in node})
-    names: list[str] = []
+    names: list[str | None] = []
     while place:
         place, key = place
-        names.append(str(key))
+        names.append(_name(key))
     return PathError(
         f"The {type(node).__name__} at {_start(names[::-1])!r} has keys that Python "
         f"cannot sort (of type {', '.join(types)}), so JAX cannot flatten it. Use keys "
