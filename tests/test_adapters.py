@@ -1,6 +1,6 @@
 """Each container kind: named right, and brought back without a constructor of its own.
 
-Ids such as ``D4`` number the known hazards of pytrees.
+The ids of markers number the known hazards of pytrees, see ``docs/hazards.md``.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ def w(fill=1.0):
 class Never:
     """Base of classes that no conversion may build by their constructor."""
 
+    __slots__ = ()
     ready = False  # set while a test builds its own instance
 
     @classmethod
@@ -165,11 +166,62 @@ class NoInit(Never):
 jtu.register_dataclass(NoInit, ["w"], [], drop_fields=["calls"])
 
 
+def doubled(node):
+    """Change a frozen instance, as its own ``__post_init__`` may."""
+    refuse()
+    object.__setattr__(node, "w", node.w * 2)
+
+
 @jtu.register_dataclass
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class FrozenSlots:
+class FrozenSlots(Never):
     w: Any
     tag: Any = dataclasses.field(default="tag", metadata={"static": True})
+
+    __post_init__ = doubled
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(Never):
+    w: Any
+
+    __post_init__ = doubled
+
+
+@dataclasses.dataclass(slots=True, weakref_slot=True)
+class Slots(Never):
+    w: Any
+
+    __post_init__ = doubled
+
+
+@dataclasses.dataclass(kw_only=True)
+class KeywordOnly(Never):
+    w: Any
+    b: Any = None
+
+    __post_init__ = doubled
+
+
+@dataclasses.dataclass
+class PlainChild(PlainPost):
+    b: Any = None
+
+
+@jtu.register_dataclass
+@dataclasses.dataclass
+class Child(Post):
+    b: Any = None
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.b = self.w * 2
+
+
+class Undecorated(PlainPost):
+    def __init__(self, w):
+        refuse()
+        super().__init__(w * 2)
 
 
 @flax.struct.dataclass
@@ -179,6 +231,16 @@ class StructPost(Never):
 
     def __post_init__(self):
         refuse()
+
+
+class StructNode(Never, flax.struct.PyTreeNode):
+    w: Any
+
+    __post_init__ = doubled
+
+
+class StructChild(StructNode):
+    b: Any = None
 
 
 @chex.dataclass
@@ -203,6 +265,21 @@ class AttrsChecked(Never):
     _b: Any = attrs.field(default=None, validator=refuse, alias="other")
 
 
+@attrs.frozen(kw_only=True)
+class AttrsFrozen(Never):
+    w: Any = attrs.field(validator=refuse)
+
+    def __attrs_pre_init__(self):
+        refuse()
+
+    __attrs_post_init__ = doubled
+
+
+@attrs.define(slots=False)
+class AttrsChild(AttrsChecked):
+    c: Any = attrs.field(default=1, converter=attrs.converters.pipe(refuse))
+
+
 @attr.s(init=False)
 class OldAttrs(Never):
     w = attr.ib()
@@ -216,6 +293,12 @@ class TupleOfOne(Never, collections.namedtuple("TupleOfOne", "w v")):
     def __new__(cls, w):
         refuse()
         return super().__new__(cls, w, w * 0)
+
+
+class TupleChild(TupleOfOne):
+    def __new__(cls, w):
+        refuse()
+        return super().__new__(cls, w * 2)
 
 
 class TupleWithInit(collections.namedtuple("TupleWithInit", "w"), Never):
@@ -276,6 +359,22 @@ class EqxChecked(Never, eqx.Module):
         refuse()
 
 
+class EqxChild(EqxChecked):
+    b: Any = None
+
+    def __check_init__(self):
+        refuse()
+
+
+class EqxPost(Never, eqx.Module):
+    w: Any
+    size: int = eqx.field(init=False, static=True)
+
+    def __post_init__(self):
+        refuse()
+        self.size = self.w.size
+
+
 class EqxOwnInit(Never, eqx.Module):
     w: Any
 
@@ -284,10 +383,16 @@ class EqxOwnInit(Never, eqx.Module):
         self.w = w
 
 
+class OwnParam(nnx.Param):
+    def __init__(self, value):
+        refuse()
+        super().__init__(value * 2)
+
+
 class NnxOwnInit(Never, nnx.Module):
     def __init__(self, w):
         refuse()
-        self.w = nnx.Param(w)
+        self.w = OwnParam(w)
 
 
 @pz.pytree_dataclass
@@ -315,13 +420,24 @@ MADE: dict[str, Callable[[], Any]] = {
     "InitVar": lambda: WithInitVar.made(w(), 2),
     "InitVar with a default": lambda: WithInitVarAndDefault.made(w()),
     "init=False": lambda: NoInit.made(w()),
-    "frozen slots": lambda: FrozenSlots(w=w(), tag="other"),
+    "frozen slots": lambda: FrozenSlots.made(w=w(), tag="other"),
+    "frozen": lambda: Frozen.made(w()),
+    "slots": lambda: Slots.made(w()),
+    "kw_only": lambda: KeywordOnly.made(w=w()),
+    "subclass": lambda: PlainChild.made(w(), "other", w()),
+    "registered subclass": lambda: Child.made(w()),
+    "undecorated subclass": lambda: Undecorated.made(w()),
     "flax.struct": lambda: StructPost.made(w()),
+    "flax.struct.PyTreeNode": lambda: StructNode.made(w()),
+    "flax.struct subclass": lambda: StructChild.made(w(), w()),
     "chex mappable": lambda: ChexPost.made(w=w()),
     "chex": lambda: ChexPlainPost.made(w=w()),
     "attrs": lambda: AttrsChecked.made(w(), w()),
+    "frozen attrs": lambda: AttrsFrozen.made(w=w()),
+    "attrs subclass": lambda: AttrsChild.made(w(), w()),
     "old attrs": lambda: OldAttrs.made(w()),
     "NamedTuple with __new__": lambda: TupleOfOne.made(w()),
+    "NamedTuple subclass": lambda: TupleChild.made(w()),
     "NamedTuple with __init__": lambda: TupleWithInit.made(w()),
     "dict subclass": lambda: DictSub.made(b=w(), a=w()),
     "list subclass": lambda: ListSub.made([w(), w()]),
@@ -329,6 +445,8 @@ MADE: dict[str, Callable[[], Any]] = {
     "deque subclass": lambda: DequeSub.made([w(), w()]),
     "UserDict subclass": lambda: UserDictSub.made(b=w(), a=w()),
     "Equinox": lambda: EqxChecked.made(w()),
+    "Equinox subclass": lambda: EqxChild.made(w(), w()),
+    "Equinox with __post_init__": lambda: EqxPost.made(w()),
     "Equinox with __init__": lambda: EqxOwnInit.made(w()),
     "nnx": lambda: NnxOwnInit.made(w()),
     "penzai": penzai_post,
@@ -336,6 +454,7 @@ MADE: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", MADE)
+@pytest.mark.hazard("D3", "D5")
 def test_law_1_no_constructor_runs(name):
     assert_comes_back(MADE[name]())
     tree = {"a": [MADE[name]()], "b": MADE[name]()}
@@ -344,7 +463,8 @@ def test_law_1_no_constructor_runs(name):
         assert_same_attributes(tree["b"], again["b"])
 
 
-def test_D2_D2b_fields_without_init_keep_their_value():
+@pytest.mark.hazard("D2", "D2b")
+def test_fields_without_init_keep_their_value():
     tree = NoInit.made(w())
     tree.calls = 99
     assert jax.tree.map(lambda x: x, tree).calls == 0  # JAX resets it
@@ -352,7 +472,8 @@ def test_D2_D2b_fields_without_init_keep_their_value():
         assert again.calls == 99
 
 
-def test_D4_D5_F13_values_are_not_converted_twice():
+@pytest.mark.hazard("D4", "D5", "F13")
+def test_values_are_not_converted_twice():
     @chex.dataclass
     class ChexDoubling:
         x: Any
@@ -376,7 +497,8 @@ def test_D4_D5_F13_values_are_not_converted_twice():
     assert jax.tree.map(lambda x: x, ChexDoubling(x=w())).x.tolist() == [4.0, 4.0]
 
 
-def test_D6_slots_and_attributes_that_are_not_set():
+@pytest.mark.hazard("D6")
+def test_slots_and_attributes_that_are_not_set():
     @dataclasses.dataclass(slots=True)
     class Slots:
         w: Any
@@ -406,7 +528,8 @@ def test_D6_slots_and_attributes_that_are_not_set():
                 _ = again.c
 
 
-def test_D9_a_subclass_of_a_registered_dataclass_is_opened():
+@pytest.mark.hazard("D9")
+def test_a_subclass_of_a_registered_dataclass_is_opened():
     @dataclasses.dataclass
     class Child(RegisteredBase):
         b: Any = None
@@ -424,18 +547,21 @@ class RegisteredBase:
     w: Any
 
 
-def test_D12_attrs_children_are_named_by_attribute():
+@pytest.mark.hazard("D12")
+def test_attrs_children_are_named_by_attribute():
     tree = AttrsChecked.made(w(), w())
     assert ta.tree_paths(tree) == ("w", "_b")
     assert ta.tree_paths(OldAttrs.made(w())) == ("w",)
 
 
-def test_D13_attrs_labels_are_not_converted():
+@pytest.mark.hazard("D13")
+def test_attrs_labels_are_not_converted():
     labels = ta.map_where(lambda leaf: "frozen", AttrsChecked.made(w()), "w")
     assert labels.w == "frozen"
 
 
-def test_D14_objects_are_not_compared():
+@pytest.mark.hazard("D14")
+def test_objects_are_not_compared():
     @dataclasses.dataclass
     class Uncomparable:
         w: Any
@@ -455,7 +581,8 @@ def test_D14_objects_are_not_compared():
         assert again["b"][0] is tree["b"][0]
 
 
-def test_D17_attributes_that_are_no_fields_come_back():
+@pytest.mark.hazard("D17")
+def test_attributes_that_are_no_fields_come_back():
     tree = PlainPost.made(w())
     tree.cached = {"n": 1}
     for again in round_trips(tree):
@@ -570,7 +697,8 @@ def class_with(flatten_with_keys, flatten):
     return Node
 
 
-def test_A12_a_class_without_keys_has_positions_and_a_warning():
+@pytest.mark.hazard("A12")
+def test_a_class_without_keys_has_positions_and_a_warning():
     @jtu.register_pytree_node_class
     class Keyless:
         def __init__(self, *children):
@@ -590,7 +718,8 @@ def test_A12_a_class_without_keys_has_positions_and_a_warning():
         assert ta.tree_paths(Keyless(w(), w(), w(), [w()])) == ("0", "1", "2", "3/0")
 
 
-def test_A13_names_follow_the_leaves_where_a_class_disagrees_with_itself():
+@pytest.mark.hazard("A13")
+def test_names_follow_the_leaves_where_a_class_disagrees_with_itself():
     Node = class_with(
         lambda n: ((("c", n.c), ("b", n.b), ("a", n.a)), None),
         lambda n: ((n.a, n.b, n.c), None),
@@ -614,14 +743,16 @@ def test_a_class_that_has_a_child_only_with_keys_is_named():
         ta.to_state_dict({"x": Node(w(), w())})
 
 
-def test_A14_keys_that_are_plain_strings():
+@pytest.mark.hazard("A14")
+def test_keys_that_are_plain_strings():
     Node = class_with(
         lambda n: ((("a", n.a), ("b", n.b)), None), lambda n: ((n.a, n.b), None)
     )
     assert ta.tree_paths({"x": Node(w(), [w()])}) == ("x/a", "x/b/0")
 
 
-def test_A15_a_node_that_gives_one_key_twice():
+@pytest.mark.hazard("A15")
+def test_a_node_that_gives_one_key_twice():
     key = jtu.GetAttrKey("a")
     Node = class_with(
         lambda n: (((key, n.a), (key, n.b)), None), lambda n: ((n.a, n.b), None)
@@ -631,7 +762,8 @@ def test_A15_a_node_that_gives_one_key_twice():
             convert({"x": Node(w(), w())})
 
 
-def test_A17_haiku_keys_come_back():
+@pytest.mark.hazard("A17")
+def test_haiku_keys_come_back():
     tree = {"mlp/~/linear_0": {"w": w()}, "mlp": {"w": w()}}
     assert ta.tree_paths(tree) == ("mlp/w", "mlp/~/linear_0/w")
     assert list(ta.to_state_dict(tree)) == ["mlp", "mlp/~/linear_0"]
@@ -641,7 +773,8 @@ def test_A17_haiku_keys_come_back():
 # Python's containers
 
 
-def test_B7_a_default_factory_is_kept_and_never_called():
+@pytest.mark.hazard("B7")
+def test_a_default_factory_is_kept_and_never_called():
     class Sub(collections.defaultdict):
         pass
 
@@ -666,7 +799,8 @@ def test_B7_a_default_factory_is_kept_and_never_called():
         (lambda: TupleSub.made(w(), [w()]), ("0", "1/0")),
     ],
 )
-def test_B8_B9_containers_that_jax_does_not_know(make, paths):
+@pytest.mark.hazard("B8", "B9")
+def test_containers_that_jax_does_not_know(make, paths):
     tree = make()
     assert jax.tree.leaves(tree)[0] is tree
     assert ta.tree_paths(tree) == paths
@@ -680,7 +814,8 @@ class OrderedSub(collections.OrderedDict):
     pass
 
 
-def test_B8_a_chain_of_maps_is_taught_in_a_line():
+@pytest.mark.hazard("B8")
+def test_a_chain_of_maps_is_taught_in_a_line():
     tree = {"a": collections.ChainMap({"x": w()}, {"y": w()})}
     with pytest.raises(ta.AdapterError, match="ChainMap"):
         ta.to_state_dict(tree)
@@ -689,7 +824,8 @@ def test_B8_a_chain_of_maps_is_taught_in_a_line():
         assert ta.tree_paths(tree) == ("a/maps/0/x", "a/maps/1/y")
 
 
-def test_B9_containers_without_arrays_are_leaves():
+@pytest.mark.hazard("B9")
+def test_containers_without_arrays_are_leaves():
     tree = {
         "set": {1, 2},
         "range": range(3),
@@ -780,21 +916,24 @@ class Holder:
 # NamedTuples
 
 
-def test_C1_two_classes_of_one_name():
+@pytest.mark.hazard("C1")
+def test_two_classes_of_one_name():
     One, Two = (collections.namedtuple("Same", "x y") for _ in range(2))
     assert ta.tree_paths([One(w(), 1), Two(w(), 1)]) == ("0/x", "0/y", "1/x", "1/y")
     again = ta.from_state_dict(Two(w(), 1), ta.to_state_dict(One(w(), 2)))
     assert type(again) is Two
 
 
-def test_C2_plans_are_not_found_by_text():
+@pytest.mark.hazard("C2")
+def test_plans_are_not_found_by_text():
     One, Two = (collections.namedtuple("Same", field) for field in "xy")
     assert str(jax.tree.structure(One(1))) == str(jax.tree.structure(Two(1)))
     assert ta.tree_paths(One(w())) == ("x",)
     assert ta.tree_paths(Two(w())) == ("y",)
 
 
-def test_C3_a_renamed_field_is_named_on_both_sides():
+@pytest.mark.hazard("C3")
+def test_a_renamed_field_is_named_on_both_sides():
     Old, New = (
         collections.namedtuple("S", "mu nu"),
         collections.namedtuple("S", "mu var"),
@@ -803,14 +942,16 @@ def test_C3_a_renamed_field_is_named_on_both_sides():
         ta.from_state_dict(New(w(), w()), ta.to_state_dict(Old(w(), w())))
 
 
-def test_C5_a_constructor_of_another_arity():
+@pytest.mark.hazard("C5")
+def test_a_constructor_of_another_arity():
     tree = TupleOfOne.made(w())
     with pytest.raises(TypeError):
         jax.tree.map(lambda x: x, tree)
     assert_comes_back(tree)
 
 
-def test_C6_attributes_of_a_namedtuple_that_is_rebuilt_by_hand():
+@pytest.mark.hazard("C6")
+def test_attributes_of_a_namedtuple_that_is_rebuilt_by_hand():
     tree = TupleOfOne.made(w())
     tree.extra = 7
     for again in round_trips(tree):
@@ -826,7 +967,8 @@ class GenericTuple(NamedTuple, Generic[T]):
     index: Any = 0
 
 
-def test_C7_C9_generic_tuples_and_fields_called_count():
+@pytest.mark.hazard("C7", "C9")
+def test_generic_tuples_and_fields_called_count():
     tree = GenericTuple[int](w(), w(), w())
     assert ta.tree_paths(tree) == ("x", "count", "index")
     assert_comes_back(tree)
@@ -836,18 +978,21 @@ class Faking(tuple):
     _fields = ("a", "b", "c")
 
 
-def test_C8_a_tuple_that_fakes_its_fields_is_named():
+@pytest.mark.hazard("C8")
+def test_a_tuple_that_fakes_its_fields_is_named():
     with pytest.raises(ta.AdapterError, match=r"At 'x': Faking says .* holds 2 items"):
         ta.to_state_dict({"x": Faking((w(), w()))})
 
 
-def test_C10_private_names():
+@pytest.mark.hazard("C10")
+def test_private_names():
     Renamed = collections.namedtuple("N", ["a", "class", "a"], rename=True)
     assert ta.tree_paths(Renamed(w(), w(), w())) == ("a", "_1", "_2")
     assert_comes_back(Renamed(w(), w(), w()))
 
 
-def test_C11_a_time_stays_a_leaf():
+@pytest.mark.hazard("C11")
+def test_a_time_stays_a_leaf():
     now = time.gmtime(0)
     assert ta.to_flat_dict([now]) == {"0": now}
 
@@ -855,13 +1000,15 @@ def test_C11_a_time_stays_a_leaf():
 # Equinox
 
 
-def test_E1_functions_come_back_by_identity():
+@pytest.mark.hazard("E1")
+def test_functions_come_back_by_identity():
     tree = mlp()
     assert_comes_back(tree)
     assert ta.merge(*ta.split(tree)).activation is tree.activation
 
 
-def test_E3_static_arrays_convert_every_time():
+@pytest.mark.hazard("E3")
+def test_static_arrays_convert_every_time():
     class Static(eqx.Module):
         w: Any
         s: Any = eqx.field(static=True)
@@ -876,20 +1023,23 @@ def test_E3_static_arrays_convert_every_time():
         assert again.s is tree.s
 
 
-def test_E4_E5_no_check_and_no_converter_runs():
+@pytest.mark.hazard("E4", "E5")
+def test_no_check_and_no_converter_runs():
     tree = EqxChecked.made(w())
     labels = ta.map_where(lambda leaf: "label", tree, "w")
     assert labels.w == "label"
 
 
-def test_E8_a_shared_node_is_a_leaf():
+@pytest.mark.hazard("E8")
+def test_a_shared_node_is_a_leaf():
     tree = eqx_shared()
     assert ta.tree_paths(tree) == ("0/weight", "1/weight", "1/bias", "where", "get")
     assert type(ta.to_flat_dict(tree)["1/weight"]).__name__ == "SharedNode"
     assert_comes_back(tree)
 
 
-def test_E10_E11_bound_methods_and_wrapped_functions():
+@pytest.mark.hazard("E10", "E11")
+def test_bound_methods_and_wrapped_functions():
     class Inner(eqx.Module):
         w: Any
 
@@ -915,7 +1065,8 @@ def test_E10_E11_bound_methods_and_wrapped_functions():
             assert again.method(2.0).tolist() == [2.0, 2.0]
 
 
-def test_E12_only_fields_are_children():
+@pytest.mark.hazard("E12")
+def test_only_fields_are_children():
     class Abstract(eqx.Module):
         w: eqx.AbstractVar[Any]
         constant = 3
@@ -946,7 +1097,8 @@ def test_equinox_fields_that_are_not_set():
 # Flax
 
 
-def test_F8_one_path_for_module_state_and_pure_dict():
+@pytest.mark.hazard("F8")
+def test_one_path_for_module_state_and_pure_dict():
     module = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
     state = nnx.state(module)
     paths = {
@@ -957,13 +1109,35 @@ def test_F8_one_path_for_module_state_and_pure_dict():
     assert paths == {("bias", "kernel")}
 
 
-def test_F6_text_of_integers_stays_text():
+@pytest.mark.hazard("F6")
+def test_text_of_integers_stays_text():
     tree = {"d": {"0": w(), "1": w()}}
     assert list(ta.from_flat_dict(tree, ta.to_flat_dict(tree))["d"]) == ["0", "1"]
     state = nnx.State({"d": {0: nnx.Param(w()), 1: nnx.Param(w())}})
     again = ta.from_state_dict(state, ta.to_state_dict(state))
     assert list(again["d"]) == [0, 1]
     assert_comes_back(state)
+
+    class Net(nnx.Module):
+        def __init__(self):
+            self.d = nnx.Dict({"0": nnx.Param(w())})
+
+    for net in (Net(), nnx.state(Net()), nnx.to_pure_dict(nnx.state(Net()))):
+        assert ta.tree_paths(net) == ("d/0",)
+        for again in round_trips(net):
+            assert list(again["d"] if type(net) is not Net else again.d) == ["0"]
+
+
+@pytest.mark.hazard("F10")
+def test_a_module_that_holds_itself_is_named():
+    class Net(nnx.Module):
+        def __init__(self):
+            self.w = nnx.Param(w())
+            self.inner = nnx.Dict({"outer": self})
+
+    for convert in (ta.to_state_dict, ta.tree_paths, ta.split, ta.glob("w")):
+        with pytest.raises(ta.TreeCycleError, match="'inner/outer' leads back"):
+            convert(Net())
 
 
 def test_metadata_of_variables_comes_back():
@@ -976,7 +1150,8 @@ def test_metadata_of_variables_comes_back():
     assert list(ta.split(tree)[0]) == ["a"]
 
 
-def test_F14_boxes_are_transparent_and_keep_their_names():
+@pytest.mark.hazard("F14")
+def test_boxes_are_transparent_and_keep_their_names():
     tree = {
         "k": nn.Partitioned(w(), names=("x",)),
         "l": nn.LogicallyPartitioned({"deep": w()}, names=("y",)),
@@ -990,7 +1165,8 @@ def test_F14_boxes_are_transparent_and_keep_their_names():
         assert again["nested"].value.names == ("a",)
 
 
-def test_F12_a_mappable_chex_class_is_a_dataclass():
+@pytest.mark.hazard("F12")
+def test_a_mappable_chex_class_is_a_dataclass():
     @chex.dataclass
     class Mapped:
         b: Any
@@ -1007,7 +1183,8 @@ def test_frozen_dicts_inside_each_other():
     assert_comes_back(tree)
 
 
-def test_F20_masked_nodes_of_a_state_come_back():
+@pytest.mark.hazard("F20")
+def test_masked_nodes_of_a_state_come_back():
     tx = optax.chain(optax.masked(optax.adam(1.0), {"a": True, "b": False}))
     state = tx.init({"a": w(), "b": w()})
     assert_comes_back(state)
@@ -1019,7 +1196,8 @@ def test_F20_masked_nodes_of_a_state_come_back():
 # penzai
 
 
-def test_F19_penzai_names_are_places_in_the_model():
+@pytest.mark.hazard("F19")
+def test_penzai_names_are_places_in_the_model():
     tree = pz.nn.Sequential([penzai_linear(), penzai_linear()])
     assert ta.tree_paths(tree) == ("sublayers/0/weights", "sublayers/1/weights")
     for again in round_trips(tree):
@@ -1054,7 +1232,8 @@ def test_named_arrays_are_boxes():
 # Overlap
 
 
-def test_F27_each_object_has_one_adapter():
+@pytest.mark.hazard("F27")
+def test_each_object_has_one_adapter():
     objects = {
         "NamedTuple": optax.sgd(1.0),
         "registered class": RegisteredBase(1),

@@ -24,7 +24,7 @@ import optax
 import orbax.checkpoint as ocp
 import pytest
 import safetensors.numpy
-from flax import serialization
+from flax import nnx, serialization
 
 import treeadapt as ta
 from treeadapt.checkpoints.common import escape_segment, unescape_segment
@@ -79,7 +79,8 @@ def test_metadata_tells_shapes_and_dtypes(file):
     assert not ta.tree_diff(found, tree())
 
 
-def test_odd_names_come_back(file):  # A20
+@pytest.mark.hazard("A20")
+def test_odd_names_come_back(file):
     odd = {
         "a.b": np.ones(1),
         "a": {"b": np.full(1, 2.0)},
@@ -161,6 +162,22 @@ def test_prng_keys_are_stored_as_integers(file):  # G6
         again = ta.load(file, target)
         assert again["rbg"].dtype == keys["rbg"].dtype
         same(again, keys)
+
+
+@pytest.mark.hazard("F7")
+def test_integer_keys_come_back_as_integers(file):
+    class Net(nnx.Module):
+        def __init__(self, seed):
+            rngs = nnx.Rngs(seed)
+            self.layers = nnx.List([nnx.Linear(2, 2, rngs=rngs) for _ in range(2)])
+
+    pure = nnx.to_pure_dict(nnx.state(Net(0)))
+    assert list(pure["layers"]) == [0, 1]
+    ta.save(file, pure)
+    again = ta.load(file, zeros_like(pure))
+    assert jax.tree.structure(again) == jax.tree.structure(pure)
+    same(again, pure)
+    same(ta.load(file, Net(1)), Net(0))
 
 
 def test_a_model_comes_back_in_its_classes(file):

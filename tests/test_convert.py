@@ -71,7 +71,8 @@ def test_the_forms_of_one_tree():
 @pytest.mark.parametrize(
     "tree", [{}, [], (), None, {"a": None, "b": {}, "c": ((), [])}, FrozenDict()]
 )
-def test_B1_no_leaf_at_all(tree):
+@pytest.mark.hazard("B1")
+def test_no_leaf_at_all(tree):
     assert ta.to_flat_dict(tree) == {}
     for again in (
         ta.from_state_dict(tree, ta.to_state_dict(tree)),
@@ -81,13 +82,15 @@ def test_B1_no_leaf_at_all(tree):
         assert jax.tree.structure(again) == jax.tree.structure(tree)
 
 
-def test_B2_none_stays_a_node():
+@pytest.mark.hazard("B2")
+def test_none_stays_a_node():
     tree = {"b": None, "a": w()}
     assert ta.tree_paths(tree) == ("a",)
     assert ta.to_state_dict(tree)["b"] is None
 
 
-def test_B5_order_and_class_come_back_by_label():
+@pytest.mark.hazard("B5")
+def test_order_and_class_come_back_by_label():
     ordered = OrderedDict(b=1.0, a=2.0)
     assert list(ta.to_flat_dict(ordered)) == ["b", "a"]
     again = ta.from_state_dict(ordered, {"a": 3.0, "b": 4.0})
@@ -95,13 +98,15 @@ def test_B5_order_and_class_come_back_by_label():
     assert list(again.items()) == [("b", 4.0), ("a", 3.0)]
 
 
-def test_B10_the_kind_of_container_comes_from_the_target():
+@pytest.mark.hazard("B10")
+def test_the_kind_of_container_comes_from_the_target():
     target = (w(), [b()])
     again = ta.from_state_dict(target, {"0": w(), "1": {"0": b()}})
     assert jax.tree.structure(again) == jax.tree.structure(target)
 
 
-def test_B11_B12_the_view_shares_leaves_and_no_container():
+@pytest.mark.hazard("B11", "B12")
+def test_the_view_shares_leaves_and_no_container():
     tree = {"a": {"w": np.zeros(2)}}
     state = ta.to_state_dict(tree)
     state["a"]["new"] = state["new"] = 1
@@ -113,12 +118,14 @@ def test_B11_B12_the_view_shares_leaves_and_no_container():
     assert again["a"]["w"] is tree["a"]["w"]
 
 
-def test_B13_pairs_go_by_path():
+@pytest.mark.hazard("B13")
+def test_pairs_go_by_path():
     tree = {"b": "B", "a": "A"}
     assert ta.to_flat_dict(tree) == {"a": "A", "b": "B"}
 
 
-def test_C4_fields_in_another_order_go_by_name():
+@pytest.mark.hazard("C4")
+def test_fields_in_another_order_go_by_name():
     class One(NamedTuple):
         mu: Any
         nu: Any
@@ -131,24 +138,28 @@ def test_C4_fields_in_another_order_go_by_name():
     assert again == Two(nu="nu", mu="mu")
 
 
-def test_D8_a_default_does_not_hide_a_missing_entry():
+@pytest.mark.hazard("D8")
+def test_a_default_does_not_hide_a_missing_entry():
     with pytest.raises(ta.StructureMismatchError, match="missing 'b'"):
         ta.from_state_dict(Struct(w(), b()), {"w": w()})
 
 
-def test_D10_no_copy():
+@pytest.mark.hazard("D10")
+def test_no_copy():
     tree = Struct(w(), b())
     assert ta.to_state_dict(tree)["w"] is tree.w
 
 
-def test_F1_a_frozen_dict_and_a_dict_load_into_each_other():
+@pytest.mark.hazard("F1")
+def test_a_frozen_dict_and_a_dict_load_into_each_other():
     plain = {"a": layer()}
     frozen = FrozenDict(plain)
     assert_same(ta.from_state_dict(frozen, plain), frozen)
     assert_same(ta.from_state_dict(plain, frozen), plain)
 
 
-def test_F2_static_fields_come_from_the_target():
+@pytest.mark.hazard("F2")
+def test_static_fields_come_from_the_target():
     again = ta.from_state_dict(Struct(w(), b(), "kept"), layer())
     assert again.name == "kept"
 
@@ -212,7 +223,8 @@ def test_static_leaves_of_the_dict_win():
     )
 
 
-def test_F5_F6_F7_keys_of_other_types_load_by_their_text():
+@pytest.mark.hazard("F5", "F6", "F7")
+def test_keys_of_other_types_load_by_their_text():
     state = {"l": {0: layer(), 1: layer()}, "d": {"0": w()}}
     stored = flax.serialization.msgpack_restore(
         flax.serialization.msgpack_serialize(jax.tree.map(np.asarray, state))
@@ -256,6 +268,7 @@ class SubDict(dict):
 # Errors
 
 
+@pytest.mark.hazard("F3", "F4")
 def test_all_kinds_of_mismatch_are_in_one_error():
     target = {"enc": {"w": w(), "b": b()}, "head": {"w": w(), "b": b()}, "act": max}
     flat = {
@@ -290,7 +303,8 @@ def test_all_kinds_of_mismatch_are_in_one_error():
     assert str(nested_error.value) == str(raised.value)
 
 
-def test_F3_F4_what_is_not_strict_lets_shapes_pass_and_no_names():
+@pytest.mark.hazard("F3", "F4")
+def test_what_is_not_strict_lets_shapes_pass_and_no_names():
     target = {"a": w(), "b": b()}
     given = {"a": jnp.ones(7), "b": "text"}
     assert ta.from_flat_dict(target, given, strict=False) == given
@@ -328,6 +342,7 @@ def test_a_state_of_another_structure(target, state, message):
     assert message in str(raised.value)
 
 
+@pytest.mark.hazard("B1")
 def test_empty_containers_and_none_may_be_missing_or_more():
     target = {"a": {}, "b": None, "w": np.ones(1)}
     for state in (

@@ -146,7 +146,8 @@ LIMITS = {"normal": None, "a little": 4_999, "raised": 10**6}
 
 
 @pytest.mark.parametrize("limit", LIMITS.values(), ids=LIMITS)
-def test_I4_F10_a_tree_that_contains_itself(limit):
+@pytest.mark.hazard("F10")
+def test_I4_a_tree_that_contains_itself(limit):
     program = f"""
     if {limit}: sys.setrecursionlimit({limit})
     for kind in MAKE:

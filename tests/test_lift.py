@@ -55,6 +55,7 @@ def test_outside_it_answers_with_the_treedef_of_what_it_is_shown(row):
     assert ta.lift(matrices)(flat) == matrices(flat)
 
 
+@pytest.mark.hazard("B14")
 def test_a_tree_of_answers_may_be_of_any_containers_and_a_prefix():
     model = two_layers(ModelTuple, LayerTuple)
     want = ModelTuple(LayerTuple(True, True), LayerTuple(True, False))

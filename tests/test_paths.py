@@ -75,6 +75,7 @@ class Text(str):
     ],
     ids=repr,
 )
+@pytest.mark.hazard("A18")
 def test_text_of_a_key(key, text):
     assert paths.segment(key) == text
     assert type(paths.segment(key)) is str or isinstance(key, str)
@@ -148,24 +149,28 @@ def test_equal_pairs_have_equal_text(pairs):
                     return
 
 
-def test_A1_keys_of_mixed_types_are_named():
+@pytest.mark.hazard("A1")
+def test_keys_of_mixed_types_are_named():
     for tree in ({"x": {1: 1.0, "a": 2.0}}, {"x": [{("a",): 1.0, "a": 2.0}]}):
         with pytest.raises(ta.PathError, match=r"The dict at 'x.*cannot sort.*str"):
             ta.to_state_dict(tree)
 
 
-def test_A2_integer_and_text_of_it_in_one_dict():
+@pytest.mark.hazard("A2")
+def test_integer_and_text_of_it_in_one_dict():
     with pytest.raises(ta.PathError, match="int, str"):
         ta.to_flat_dict({0: 1.0, "0": 2.0})
     with pytest.raises(ta.PathCollisionError, match=r"name '0': \[0\] and \['0'\]"):
         ta.to_state_dict(OrderedDict({0: 1.0, "0": 2.0}))
 
 
-def test_A3_one_path_for_index_and_text():
+@pytest.mark.hazard("A3")
+def test_one_path_for_index_and_text():
     assert ta.tree_paths([5.0]) == ta.tree_paths({"0": 5.0}) == ta.tree_paths({0: 5.0})
 
 
-def test_A4_separator_in_a_key():
+@pytest.mark.hazard("A4")
+def test_separator_in_a_key():
     tree = {"a/b": 1.0, "a": {"b": 2.0}}
     with pytest.raises(ta.PathCollisionError) as raised:
         ta.to_flat_dict(tree)
@@ -174,13 +179,15 @@ def test_A4_separator_in_a_key():
     assert ta.from_state_dict(tree, ta.to_state_dict(tree)) == tree
 
 
-def test_A5_glob_characters_are_plain_text():
+@pytest.mark.hazard("A5")
+def test_glob_characters_are_plain_text():
     tree = {"w[0]": {"a*b": 1.0}}
     assert ta.tree_paths(tree) == ("w[0]/a*b",)
     assert ta.glob(ta.escape("w[0]/a*b")).matches("w[0]/a*b")
 
 
-def test_A6_A21_empty_keys_and_the_bare_leaf():
+@pytest.mark.hazard("A6", "A21")
+def test_empty_keys_and_the_bare_leaf():
     assert ta.tree_paths({"": 1.0, "a": {"": 2.0}}) == ("", "a/")
     assert ta.tree_paths({"": {"": 1.0}}) == ("/",)
     assert ta.tree_paths(5.0) == ("",)
@@ -189,19 +196,22 @@ def test_A6_A21_empty_keys_and_the_bare_leaf():
         assert ta.from_state_dict(tree, ta.to_state_dict(tree)) == tree
 
 
-def test_A7_tuple_keys():
+@pytest.mark.hazard("A7")
+def test_tuple_keys():
     tree = {("a", "b"): 1.0, ("a",): {"b": 2.0}}
     assert ta.tree_paths(tree) == ("(a)/b", "(a,b)")
     assert ta.from_state_dict(tree, ta.to_state_dict(tree)) == tree
 
 
-def test_A8_the_key_objects_come_back():
+@pytest.mark.hazard("A8")
+def test_the_key_objects_come_back():
     tree = {Word.KERNEL: 1.0}
     again = ta.from_flat_dict(tree, {"kernel": 2.0})
     assert [type(key) for key in again] == [Word]
 
 
-def test_A9_equal_keys_of_other_types_one_after_the_other():
+@pytest.mark.hazard("A9", "A9b")
+def test_equal_keys_of_other_types_one_after_the_other():
     for key in (1, True, 1.0, np.int64(1)):
         tree = {key: 1.0}
         assert ta.tree_paths(tree) == ("1",)
@@ -209,27 +219,32 @@ def test_A9_equal_keys_of_other_types_one_after_the_other():
         assert type(again) is type(key)
 
 
-def test_A10_look_alikes_stay_apart():
+@pytest.mark.hazard("A10")
+def test_look_alikes_stay_apart():
     tree = {"\u00e9": 1.0, "e\u0301": 2.0}
     assert len(ta.to_flat_dict(tree)) == 2
 
 
-def test_A11_order_is_that_of_jax():
+@pytest.mark.hazard("A11")
+def test_order_is_that_of_jax():
     tree = {f"l{i}": i for i in (1, 2, 10)}
     assert ta.tree_paths(tree) == ("l1", "l10", "l2")
     assert list(ta.to_flat_dict(tree).values()) == jax.tree.leaves(tree)
 
 
-def test_A16_quotes_in_keys():
+@pytest.mark.hazard("A16")
+def test_quotes_in_keys():
     tree = {"a']['b": 1.0, "a": {"b": 2.0}}
     assert ta.tree_paths(tree) == ("a/b", "a']['b")
 
 
-def test_A18_text_is_free_of_repr():
+@pytest.mark.hazard("A18")
+def test_text_is_free_of_repr():
     tree = {np.int64(1): {np.str_("w"): 1.0}}
     assert ta.tree_paths(tree) == ("1/w",)
 
 
-def test_A22_static_values_that_are_equal_share_no_error():
+@pytest.mark.hazard("A22")
+def test_static_values_that_are_equal_share_no_error():
     assert ta.tree_paths({-1: 1.0}) == ("-1",)
     assert ta.tree_paths({-2: 1.0}) == ("-2",)

@@ -282,6 +282,37 @@ def test_equal_structures_have_equal_paths(plan, data):
     assert ta.tree_paths(tree) == ta.tree_paths(other)
 
 
+patterns = st.sampled_from(
+    ["a", "*/b", "**/a", "{0,1}", "**/{a,b}/*", "[!a]", "{0..1}", "(a,b)", "!**/a"]
+)
+tables = st.lists(
+    st.tuples(patterns, st.sampled_from("xyz")),
+    max_size=3,
+    unique_by=lambda row: row[0],
+)
+
+
+def label(tree, table):
+    """The labels of every leaf of a tree that JAX knows."""
+    labels = ta.Rules(table, default="rest", unused="ignore")(tree)
+    assert jax.tree.structure(labels) == jax.tree.structure(tree)
+    return jax.tree.leaves(labels)
+
+
+@given(plans, tables, st.data())
+def test_equal_structures_have_equal_labels(plan, table, data):
+    assume(not is_opaque(plan))
+    tree, other = clean(plan), build(twin(plan, data.draw))
+    assert jax.tree.structure(tree) == jax.tree.structure(other)
+    assert label(tree, table) == label(other, table)
+
+
+@given(plans, tables)
+def test_class_names_do_not_change_labels(plan, table):
+    assume(not is_opaque(plan))
+    assert label(clean(plan), table) == label(build(plan, variant=1), table)
+
+
 @jtu.register_dataclass
 @dataclasses.dataclass(eq=False)
 class Static:

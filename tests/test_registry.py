@@ -139,6 +139,7 @@ def test_a_warning_for_positions_gives_the_line_that_cures_it(registry):
     assert ta.tree_paths(Pair(w(), w())) == ("name0", "name1")
 
 
+@pytest.mark.hazard("D11")
 def test_another_array_beside_the_fields_is_an_error(registry):
     ta.register(Net, fields=("w",))
     with pytest.raises(ta.AdapterError, match="beside its children, 'b'") as raised:

@@ -90,6 +90,7 @@ def test_the_first_rule_that_matches_wins(rules, labels):
     assert "".join(flat(Rules(rules)(TREE)).values()) == labels.lower()
 
 
+@pytest.mark.hazard("B14")
 def test_labels_have_exactly_the_treedef_of_the_tree():
     model = net()
     labels = param_labels(model, {"**/norm": "n", "**": "t"})

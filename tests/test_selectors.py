@@ -397,6 +397,19 @@ def test_the_mask_has_the_treedef_of_the_tree():
     assert mask.act is False
 
 
+@pytest.mark.hazard("B4")
+def test_the_mask_has_none_where_the_tree_has_none():
+    key = jax.random.key(0)
+    full, bare = (eqx.nn.Linear(2, 2, use_bias=use, key=key) for use in (True, False))
+    assert param_mask(full, "weight").bias is False
+    assert param_mask(bare, "weight").bias is None
+    for model in (full, bare):
+        mask = param_mask(model, "weight")
+        assert optax.masked(optax.sgd(0.1), mask).init(model)
+    with pytest.raises(UnusedRuleError, match="'bias'"):
+        param_mask(bare, "bias")
+
+
 def test_a_static_leaf_is_selected_by_name_but_never_by_shape():
     assert chosen({"a": 1.0, "f": len, "w": array(1)}, "**") == ["a", "f", "w"]
     assert chosen({"a": 1.0, "f": len, "w": array(1)}, leaf()) == ["w"]

@@ -96,7 +96,8 @@ def test_a_spec_is_read_as_it_is_written(written, spec):
     "value",
     [None, 3, True, "", "x,", "x++y", ",", {"x": 1}, (1,), (("x", 2),), ("",), P],
 )
-def test_anything_else_is_no_spec(value):  # hazard B3
+@pytest.mark.hazard("B3")
+def test_anything_else_is_no_spec(value):
     with pytest.raises(
         ta.ShardingError, match=r"The rule 'up/kernel' gives .* no spec"
     ):
@@ -240,6 +241,7 @@ def test_two_rules_for_one_leaf_are_an_error_if_asked():
         partition_specs(ABSTRACT, ta.Rules(rules, overlap="error"))
 
 
+@pytest.mark.hazard("B3")
 def test_static_leaves_get_the_empty_spec():
     model = eqx.nn.MLP(4, 4, 4, 1, key=jax.random.key(0))
     specs = partition_specs(model, {"**/weight": ("x", None), "**/bias": P()})

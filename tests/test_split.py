@@ -387,7 +387,8 @@ def test_a_static_field_that_changes_retraces():
     assert count_traces([Module(w(), 1), Module(w(), 2)])[0] == 2
 
 
-def test_D7_E3_an_array_in_a_static_field_does_not_fail_on_second_use():
+@pytest.mark.hazard("D7", "E3")
+def test_an_array_in_a_static_field_does_not_fail_on_second_use():
     trees = [Static(w(), np.arange(3)) for _ in range(3)]
     count, seen = count_traces(trees)
     assert count == 3  # metadata that refuses comparison is never the same
@@ -419,14 +420,16 @@ def test_same_static():
 # Ties
 
 
-def test_E6_one_array_under_two_paths_is_reported():
+@pytest.mark.hazard("E6")
+def test_one_array_under_two_paths_is_reported():
     tied = w()
     with pytest.warns(ta.TiedLeafWarning, match=r"'a' and 'b' .* tie=\{'b': 'a'\}"):
         params, _ = ta.split({"a": tied, "b": tied, "c": w()})
     assert set(params) == {"a", "b", "c"}
 
 
-def test_E7_a_tie_trains_as_one_and_can_be_donated():
+@pytest.mark.hazard("E7")
+def test_a_tie_trains_as_one_and_can_be_donated():
     tied = w()
     tree = {"emb": tied, "head": {"w": tied, "b": jnp.ones(2)}}
     params, rest = ta.split(tree, tie={"head/w": "emb"})
@@ -466,7 +469,8 @@ def test_ties_that_are_said_are_not_reported():
         ta.split(tree, tie={"b": "a"})
 
 
-def test_E14_what_is_the_same_object_by_chance_is_no_tie():
+@pytest.mark.hazard("E14")
+def test_what_is_the_same_object_by_chance_is_no_tie():
     shape, scalar = jax.ShapeDtypeStruct((2,), jnp.float32), np.float32(1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -476,7 +480,8 @@ def test_E14_what_is_the_same_object_by_chance_is_no_tie():
         ta.split(empty)
 
 
-def test_E8_the_shared_node_of_equinox_survives():
+@pytest.mark.hazard("E8")
+def test_the_shared_node_of_equinox_survives():
     tree = eqx_shared()
     params, rest = ta.split(tree)
     assert list(params) == ["0/weight", "1/bias"]
@@ -508,7 +513,8 @@ def test_ties_that_cannot_be(tie, message):
         ta.split(tree, tie=tie)
 
 
-def test_F9_one_variable_under_two_paths_is_one_leaf_and_comes_back_tied():
+@pytest.mark.hazard("F9")
+def test_one_variable_under_two_paths_is_one_leaf_and_comes_back_tied():
     tree = NnxTied()
     params, rest = ta.split(tree)
     assert list(params) == ["emb/kernel"]
@@ -525,7 +531,8 @@ def test_F9_one_variable_under_two_paths_is_one_leaf_and_comes_back_tied():
     assert grads["emb/kernel"].tolist() == [[5, 5], [5, 5]]
 
 
-def test_F9_untied_variables_of_the_same_structure_stay_apart():
+@pytest.mark.hazard("F9")
+def test_untied_variables_of_the_same_structure_stay_apart():
     class Pair(nnx.Module):
         def __init__(self, first, second):
             self.first, self.second = first, second
@@ -557,7 +564,8 @@ def test_batch_statistics_go_to_the_rest():
     assert list(ta.split(state)[0]) == ["bias", "scale"]
 
 
-def test_F11_random_state_goes_to_the_rest():
+@pytest.mark.hazard("F11")
+def test_random_state_goes_to_the_rest():
     params, rest = ta.split(nnx.Dropout(0.5, rngs=nnx.Rngs(0)))
     assert params == {}
     assert {str(x.dtype) for x in rest.arrays.values()} == {"uint32", "key<fry>"}
@@ -585,7 +593,8 @@ def test_collections_beside_params_are_reported():
     assert all(path.startswith("batch_stats/") for path in rest.arrays)
 
 
-def test_E9_identity_markers_of_stateful_layers_survive():
+@pytest.mark.hazard("E9", "E9b")
+def test_identity_markers_of_stateful_layers_survive():
     tree, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(3, "batch", mode="ema")
     merged = ta.merge(*ta.split(tree))
     assert len(state.get(merged.ema_state_index)) == 2
@@ -597,7 +606,8 @@ def test_E9_identity_markers_of_stateful_layers_survive():
     assert eqx.nn.State(ta.merge(params, rest)).get(full.ema_state_index) is not None
 
 
-def test_E13_an_old_state_says_so():
+@pytest.mark.hazard("E13")
+def test_an_old_state_says_so():
     tree, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(3, "batch", mode="ema")
     state.set(tree.ema_state_index, state.get(tree.ema_state_index))
     with pytest.raises(ValueError, match="old state"):
@@ -630,7 +640,8 @@ class Named(NamedTuple):
     index: Any
 
 
-def test_C9_fields_that_hide_methods_of_tuple():
+@pytest.mark.hazard("C9")
+def test_fields_that_hide_methods_of_tuple():
     tree = Named(w(), [w()])
     assert ta.tree_paths(tree) == ("count", "index/0")
     assert_same(tree, ta.merge(*ta.split(tree, "index", nested=True)))

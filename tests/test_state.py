@@ -233,6 +233,7 @@ def test_a_class_tells_fields_of_one_name_apart():
     assert tree_get(new, "ScaleByAdamState") is new.inner_state[0]
 
 
+@pytest.mark.hazard("F21")
 def test_several_fields_are_an_error_that_names_them():
     state = two_groups(policy=0.1, value=0.2).init(PARAMS)
     with pytest.raises(ta.TransformError) as info:

@@ -80,6 +80,7 @@ def test_setting_the_count_overwrites_a_parameter_called_count():
     assert kept[1].count == 7
 
 
+@pytest.mark.hazard("F16")
 def test_masked_leaves_get_their_gradients_for_updates():
     mask = {"a": True, "b": False}
     updates, _ = optax.masked(optax.sgd(1.0), mask).update(
@@ -125,18 +126,20 @@ def test_a_class_mask_shown_a_flat_view_decays_the_norms():
     assert not moved(optax.adamw(0.1, mask=bound), flat)["norm/weight"]
 
 
+@pytest.mark.hazard("F18")
 def test_a_typo_in_a_label_or_an_idle_group_passes():
     txs = {"t": optax.sgd(1.0), "unused": optax.adam(1.0)}
-    assert optax.multi_transform(txs, {"a": "t", "b": "t"}).init(ONE)  # F18
+    assert optax.multi_transform(txs, {"a": "t", "b": "t"}).init(ONE)
     with pytest.raises(ta.TransformError, match="'unused'"):
         ta.partition(txs, {"a": "t", "b": "t"})
     with pytest.raises(ta.UnusedRuleError, match="'aa'"):
         ta.partition({"t": optax.sgd(1.0)}, {"aa": "t", "**": "t"}).init(ONE)
 
 
+@pytest.mark.hazard("F15")
 def test_labels_of_mixed_types_fail_where_nobody_looks():
     txs = {"a": optax.sgd(1.0), 0: optax.adam(1.0)}
-    state = optax.multi_transform(txs, {"a": "a", "b": 0}).init(ONE)  # F15
+    state = optax.multi_transform(txs, {"a": "a", "b": 0}).init(ONE)
     with pytest.raises(ValueError, match="Comparator"):
         jax.tree.leaves(state)
     with pytest.raises(ta.TransformError, match="one type"):
@@ -144,13 +147,15 @@ def test_labels_of_mixed_types_fail_where_nobody_looks():
 
 
 @pytest.mark.parametrize("no", ["no", "False", np.array([0, 1])[1:]])
+@pytest.mark.hazard("F17")
 def test_what_is_no_bool_is_true_in_a_mask(no):
-    tx = optax.masked(optax.set_to_zero(), {"a": no, "b": False})  # F17
+    tx = optax.masked(optax.set_to_zero(), {"a": no, "b": False})
     assert not moved(tx, ONE, ONE)["a"]
     mask = ta.param_mask(ONE, "b")
     assert all(type(yes) is bool for yes in mask.values())
 
 
+@pytest.mark.hazard("F23")
 def test_a_label_function_is_asked_about_gradients():
     seen = []
 
@@ -160,7 +165,7 @@ def test_a_label_function_is_asked_about_gradients():
 
     params, grads = {"w": jnp.ones(2)}, {"w": jnp.ones(2, jnp.bfloat16)}
     txs = {"half": optax.scale(2.0), "full": optax.scale(3.0)}
-    today = optax.multi_transform(txs, labels)  # F23
+    today = optax.multi_transform(txs, labels)
     today.update(grads, today.init(params), params)
     assert seen == [jnp.float32, jnp.bfloat16]
     tx = ta.partition(txs, labels)
@@ -169,6 +174,7 @@ def test_a_label_function_is_asked_about_gradients():
     assert updates["w"][0] == 3
 
 
+@pytest.mark.hazard("F22")
 def test_a_nested_mask_sees_what_the_outer_one_left():
     seen = []
 
@@ -179,12 +185,13 @@ def test_a_nested_mask_sees_what_the_outer_one_left():
     def tx(mask):
         return optax.masked(optax.masked(optax.sgd(1.0), mask), {"a": True, "b": False})
 
-    tx(inner).init(ONE)  # F22
+    tx(inner).init(ONE)
     assert seen == [1]
     ta.adapt(tx(ta.lift(inner))).init(ONE)
     assert seen == [1, 2]
 
 
+@pytest.mark.hazard("F26")
 def test_frozen_by_zeros_keeps_the_memory():
     big = {"big": jnp.ones(1_000), "small": jnp.ones(())}
 
@@ -192,7 +199,7 @@ def test_frozen_by_zeros_keeps_the_memory():
         return sum(x.size for x in jax.tree.leaves(tx.init(big)))
 
     mask = {"big": True, "small": False}
-    assert size(optax.chain(optax.adam(1.0), optax.freeze(mask))) == 2_003  # F26
+    assert size(optax.chain(optax.adam(1.0), optax.freeze(mask))) == 2_003
     assert size(ta.freeze(optax.adam(1.0), "big")) == 3
 
 
@@ -204,6 +211,7 @@ class Agent(NamedTuple):
     value: Any
 
 
+@pytest.mark.hazard("D15")
 def test_labels_in_other_containers_are_refused():
     params = PPONetworkParams(policy={"w": jnp.ones(2)}, value={"w": jnp.ones(2)})
     labels = {"policy": "t", "value": "z"}
@@ -218,6 +226,7 @@ def test_labels_in_other_containers_are_refused():
     assert moved(ta.freeze(optax.sgd(1.0), "b"), frozen, frozen)["a"]
 
 
+@pytest.mark.hazard("E2")
 def test_a_module_of_labels_is_called():
     model = mlp()
     params = eqx.filter(model, eqx.is_array)
@@ -243,11 +252,12 @@ def test_a_mask_function_with_a_setting_is_taken_for_a_mask():
     assert ta.adapt(optax.masked(optax.sgd(1.0), ta.lift(asked))).init(ONE)
 
 
+@pytest.mark.hazard("F24")
 def test_a_placeholder_meets_wrappers():
     naive = optax.GradientTransformation(
         lambda p: optax.adam(1.0).init(dict(p)), optax.adam(1.0).update
     )
-    with pytest.raises(TypeError):  # F24
+    with pytest.raises(TypeError):
         optax.tree.map_params(naive, lambda x: "P", naive.init(ONE))
     for tx in (
         ta.adapt(optax.adam(1.0)),
@@ -259,6 +269,7 @@ def test_a_placeholder_meets_wrappers():
         assert "P" in jax.tree.leaves(state)
 
 
+@pytest.mark.hazard("F25")
 def test_gradients_in_another_class_are_refused_by_a_line_search():
     class Point(NamedTuple):
         x: Any
@@ -271,7 +282,7 @@ def test_gradients_in_another_class_are_refused_by_a_line_search():
     flat = params._asdict()
     value, grad = jax.value_and_grad(loss)(params)
     extra = {"value": value, "grad": grad, "value_fn": loss}
-    with pytest.raises(ValueError, match="different types"):  # F25
+    with pytest.raises(ValueError, match="different types"):
         tx.update(grad._asdict(), tx.init(flat), flat, **extra)
     ours = ta.adapt(tx)
     step = lambda p: ours.update(grad, ours.init(p), p, **extra)[0]  # noqa: E731
@@ -280,6 +291,7 @@ def test_gradients_in_another_class_are_refused_by_a_line_search():
     )
 
 
+@pytest.mark.hazard("E1")
 def test_a_raw_model_is_refused():
     model = mlp()
     grads = eqx.filter(model, eqx.is_array)
