@@ -180,6 +180,7 @@ def test_updates_have_the_treedef_of_the_updates_that_came_in(row):
     "row", [r for r in TREES if r.opaque], ids=lambda row: row.name
 )
 @pytest.mark.hazard("B8", "D1")
+@pytest.mark.hazard("B8", "D1")
 def test_a_class_that_jax_sees_as_one_leaf_is_refused(row):
     tree, tx = row.make(), optax.adam(0.1)
     for made in (
@@ -762,6 +763,29 @@ def test_buffers_may_be_donated_and_keep_their_sharding():
     assert all(x.is_deleted() for x in jax.tree.leaves(state))
     assert all(x.sharding.is_equivalent_to(sharding, x.ndim) for x in updates)
     assert new[0].count == 1
+
+
+@pytest.mark.hazard("D16")
+def test_no_transformation_keeps_the_params_alive():
+    said = ta.lift(lambda tree: jax.tree.map(lambda _: True, tree))
+    bound = []
+
+    def step(tx):
+        params = {"a": jnp.ones(3), "b": LayerTuple(w(), b())}
+        state = tx.init(params)
+        tx.update(params, state, params)
+        bound.append((ta.glob("a").bind(params), ta.Rules({"**": "t"}).bind(params)))
+        return [weakref.ref(leaf) for leaf in jax.tree.leaves(params)]
+
+    for tx in (
+        ta.adapt(optax.sgd(0.1, momentum=0.9)),
+        ta.adapt(optax.masked(optax.sgd(0.1), said)),
+        ta.partition({"t": optax.sgd(0.1)}, {"a": "frozen", "**": "t"}),
+        ta.freeze(optax.sgd(0.1), "a"),
+    ):
+        kept = step(tx)
+        gc.collect()
+        assert [leaf() for leaf in kept] == [None, None, None]
 
 
 @pytest.mark.hazard("D16")
