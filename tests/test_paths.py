@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import fractions
 from collections import OrderedDict
@@ -245,6 +246,26 @@ def test_text_is_free_of_repr():
 
 
 @pytest.mark.hazard("A22")
-def test_static_values_that_are_equal_share_no_error():
+def test_keys_of_one_hash_stay_apart():
+    assert hash(-1) == hash(-2)
     assert ta.tree_paths({-1: 1.0}) == ("-1",)
     assert ta.tree_paths({-2: 1.0}) == ("-2",)
+
+
+@jtu.register_dataclass
+@dataclasses.dataclass
+class Noted:
+    w: float
+    note: object = dataclasses.field(metadata={"static": True})
+
+
+@pytest.mark.hazard("A22")
+def test_static_values_that_are_equal_come_back_each_as_it_was():
+    for note in (-1, -2, 1, True, 1.0, 0.0, -0.0):
+        tree = [Noted(1.0, note)]
+        for (again,) in (
+            ta.from_flat_dict(tree, ta.to_flat_dict(tree)),
+            ta.from_state_dict(tree, ta.to_state_dict(tree)),
+            ta.merge(*ta.split(tree, [])),
+        ):
+            assert repr(again.note) == repr(note)
