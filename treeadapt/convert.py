@@ -16,7 +16,7 @@ from typing import Any
 
 from treeadapt._arrays import is_array
 from treeadapt.errors import StructureMismatchError, listing, plural
-from treeadapt.plans import TreeView, view_nested, view_tree
+from treeadapt.plans import TreeView, take_apart, view_nested, view_tree
 
 _MISSING = object()
 _SHOWN = 8  # problems of one kind that a message lists
@@ -44,8 +44,8 @@ def to_state_dict(tree: Any) -> Any:
         >>> to_state_dict({"layers": [1.0, (2.0, None)]})
         {'layers': {'0': 1.0, '1': {'0': 2.0, '1': None}}}
     """
-    view = view_nested(tree)
-    return view.plan.nest(view.leaves)
+    leaves, plan, _ = take_apart(tree)
+    return plan.nest(leaves)
 
 
 def to_flat_dict(tree: Any) -> dict[str, Any]:
@@ -67,8 +67,11 @@ def to_flat_dict(tree: Any) -> dict[str, Any]:
         >>> to_flat_dict({"layers": [1.0, (2.0, None)]})
         {'layers/0': 1.0, 'layers/1/0': 2.0}
     """
-    view = view_tree(tree)
-    return dict(zip(view.plan.paths, view.leaves, strict=True))
+    leaves, plan, _ = take_apart(tree)
+    flat = plan.flat(leaves)
+    if len(flat) < len(leaves):
+        view_tree(tree)  # names the two that have one path
+    return flat
 
 
 def tree_paths(tree: Any) -> tuple[str, ...]:

@@ -13,9 +13,10 @@ Knows no pattern (see ``patterns``) and no rule (see ``rules``).
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import operator
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import optax
@@ -43,6 +44,7 @@ class Plan:
         is_flat_dict: a plain dict of leaves, some key of which holds ``/``.
         root: class of the tree itself.
         shares: it has nodes with an identity, two of which could be one.
+        is_equal_enough: JAX's ``==`` alone tells this structure from all others.
         memo: answers that depend on the structure alone; see ``remember``.
     """
 
@@ -63,10 +65,13 @@ class Plan:
             and any("/" in path for path in self.paths)
             and set(walk.nodes) <= {None}
         )
+        # JAX compares nodes of registered dataclasses without their class.
+        self.is_equal_enough = not any(map(dataclasses.is_dataclass, types))
         order, self._state_treedef = flatten(walk.skeleton[ROOT])
         self._to_state = _permutation(order)
         self._from_state = _permutation(_inverse(order))
         self._names: dict[str | None, list[str]] | None = None
+        self._blank: dict[str, Any] | None = None
 
     def __repr__(self) -> str:
         return f"Plan({len(self.paths)} leaves)"
@@ -77,6 +82,14 @@ class Plan:
     def nest(self, leaves: Sequence[Any]) -> Any:
         """Return the state dict that holds ``leaves``."""
         return self._state_treedef.unflatten(self._to_state(leaves))
+
+    def flat(self, leaves: Sequence[Any]) -> dict[str, Any]:
+        """Return ``{path: leaf}``; of two leaves with one path, the last alone."""
+        if self._blank is None:
+            self._blank = dict.fromkeys(self.paths)
+        flat = self._blank.copy()  # has its full size, and its keys in order
+        flat.update(zip(self.paths, leaves, strict=True))
+        return flat
 
     def unnest(self, state: Any) -> Sequence[Any] | None:
         """Return the leaves of a plain state dict of just this structure.
@@ -207,16 +220,21 @@ def view_nested(tree: Any) -> TreeView:
 
     The same as ``view_tree`` otherwise.
     """
+    return TreeView(*take_apart(tree), tree)
+
+
+def take_apart(tree: Any) -> tuple[list[Any], Plan, Any]:
+    """Return leaves, plan and structure of a tree, as in ``TreeView``."""
     registry = current_registry()
     cache, plain = _memo(registry)
     leaves, treedef = flatten(tree)
-    plan = cache.get(treedef)
+    plan = cache.get(treedef, len(leaves))
     if (
         plan is not None
-        and plain.issuperset(map(type, leaves))
+        and plain.issuperset(_types(leaves))
         and not (plan.shares and len(set(map(id, leaves))) < len(leaves))
     ):
-        return TreeView(leaves, plan, treedef, tree)
+        return leaves, plan, treedef
     walk = Walk(registry, plain).run(tree)
     if not walk.is_faithful(leaves):
         registry.forget()  # a class was registered with JAX after its first look-up
@@ -225,34 +243,38 @@ def view_nested(tree: Any) -> TreeView:
         if not walk.is_faithful(leaves):
             raise walk.order_error(leaves)
     if walk.by_hand:
-        return TreeView(walk.leaves, Plan(walk), walk.program(), tree)
+        return walk.leaves, Plan(walk), walk.program()
     if plan is None:
         plan = Plan(walk)
         if walk.cacheable:
             cache.put(treedef, plan)
-    return TreeView(leaves, plan, treedef, tree)
+    return leaves, plan, treedef
 
 
 class _PlanCache:
     """Plans by treedef, bounded.
 
     JAX hashes a treedef without its dict keys and metadata, so many structures share a
-    hash; each bucket is searched by equality, the latest hit first.
+    hash; each bucket is searched by equality, the latest hit first. The latest of each
+    number of leaves is tried before any hash is taken.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._buckets: dict[int, tuple[tuple[Any, Plan], ...]] = {}
+        self._latest: dict[int, tuple[Any, Plan]] = {}
         self._plans = 0
         self._leaves = 0
 
-    def get(self, treedef: Any) -> Plan | None:
+    def get(self, treedef: Any, num_leaves: int) -> Plan | None:
+        latest = self._latest.get(num_leaves)
+        if latest is not None and _equal(latest[0], treedef):
+            return latest[1]
         key = hash(treedef)
         bucket = self._buckets.get(key, ())
         for entry in bucket:
             if _equal(entry[0], treedef):
-                if entry is not bucket[0]:
-                    self._move_to_front(key, entry)
+                self._keep_at_hand(key, entry)
                 return entry[1]
         return None
 
@@ -261,17 +283,23 @@ class _PlanCache:
             self._plans += 1
             self._leaves += len(plan)
             if self._plans > _MAX_PLANS or self._leaves > _MAX_PLANNED_LEAVES:
-                self._buckets = {}
+                self._buckets, self._latest = {}, {}
                 self._plans, self._leaves = 1, len(plan)
-            key = hash(treedef)
-            self._buckets[key] = ((treedef, plan), *self._buckets.get(key, ()))
+            key, entry = hash(treedef), (treedef, plan)
+            self._buckets[key] = (entry, *self._buckets.get(key, ()))
+            if plan.is_equal_enough:
+                self._latest[len(plan)] = entry
 
-    def _move_to_front(self, key: int, entry: tuple[Any, Plan]) -> None:
+    def _keep_at_hand(self, key: int, entry: tuple[Any, Plan]) -> None:
         with self._lock:
             bucket = self._buckets.get(key, ())
             rest = [other for other in bucket if other is not entry]
-            if len(rest) < len(bucket):
+            if len(rest) == len(bucket):
+                return  # the cache was emptied meanwhile
+            if rest and bucket[0] is not entry:
                 self._buckets[key] = (entry, *rest)
+            if entry[1].is_equal_enough:
+                self._latest[len(entry[1])] = entry
 
 
 def same_structure(one: Any, two: Any) -> bool:
@@ -295,10 +323,18 @@ def _memo(registry: AdapterRegistry) -> tuple[_PlanCache, set[type]]:
     return found
 
 
+def _types(leaves: Sequence[Any]) -> Iterator[type]:
+    # Most neighbours are of one type: far fewer look-ups than leaves.
+    return map(_first, itertools.groupby(leaves, type))
+
+
 def _permutation(order: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
     if list(order) == list(range(len(order))):
         return _identity
     return operator.itemgetter(*order)  # two or more: one alone is in order
+
+
+_first = operator.itemgetter(0)
 
 
 def _identity(leaves: Sequence[Any]) -> Sequence[Any]:
