@@ -93,16 +93,12 @@ def table(results: list[Result]) -> Table:
 def growth(results: list[Result]) -> list[Result]:
     """Compare the ratios to the floor at 100,000 leaves with those at 10,000."""
     small, large = 10_000, 100_000
-    times = {
-        (row.work, row.contender, row.size): row.seconds
-        for row in results
-        if row.seconds is not None
-    }
+    ratios = {(row.work, row.contender, row.size): row.ratio for row in results}
 
     def ratio(work: str, size: int) -> float | None:
-        own = times.get((work, "treeadapt", size))
-        floors = [times.get((work, name, size)) for name in conversion.FLOORS]
-        floor = next((seconds for seconds in floors if seconds), None)
+        own = ratios.get((work, "treeadapt", size))
+        floors = [ratios.get((work, name, size)) for name in conversion.FLOORS]
+        floor = next((found for found in floors if found), None)
         return own / floor if own and floor else None
 
     rows = []
@@ -150,7 +146,8 @@ def write_page(path: Path, results: list[Result]) -> None:
 
 def document(results: list[Result]) -> dict[str, Any]:
     """Return the results with the versions and the machine, as data."""
-    names = ("jax", "jaxlib", "optax", "flax", "equinox", "optree", "dm-tree")
+    peers = ("flax", "equinox", "orbax-checkpoint", "optree", "dm-tree")
+    names = ("jax", "jaxlib", "optax", *peers)
     return {
         "python": sys.version.split()[0],
         "platform": platform.platform(),

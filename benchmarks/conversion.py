@@ -8,6 +8,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import optree
+import orbax.checkpoint as ocp
 import tree as dm_tree
 from flax import nnx, serialization, traverse_util
 
@@ -45,6 +46,7 @@ def _synthetic(tree: Any, size: int) -> Iterator[Race]:
             "treeadapt": lambda: ta.to_state_dict(tree),
             "flatten + unflatten": _floor(tree),
             "flax.serialization": lambda: serialization.to_state_dict(tree),
+            "orbax.checkpoint.tree": lambda: ocp.tree.serialize_tree(tree),
         },
         baseline="flatten + unflatten",
         targets={
@@ -60,6 +62,7 @@ def _synthetic(tree: Any, size: int) -> Iterator[Race]:
             "treeadapt": lambda: ta.from_state_dict(tree, state),
             "flatten + unflatten": _floor(tree),
             "flax.serialization": lambda: serialization.from_state_dict(tree, plain),
+            "orbax.checkpoint.tree": lambda: ocp.tree.deserialize_tree(plain, tree),
         },
         baseline="flatten + unflatten",
         targets={"treeadapt": Target(at_most=3)} if size >= 1_000 else {},
@@ -73,6 +76,8 @@ def _synthetic(tree: Any, size: int) -> Iterator[Race]:
             "flatten + nested unflatten": lambda: nested.unflatten(
                 jax.tree.flatten(tree)[0]
             ),
+            "flatten + look-up + dict": _flat_floor(tree),
+            "orbax.checkpoint.tree": lambda: ocp.tree.to_flat_dict(tree, sep="/"),
             "flax.traverse_util": lambda: traverse_util.flatten_dict(plain, sep="/"),
             "tree_flatten_with_path + keystr": lambda: _keystr(tree),
             "optree paths": lambda: optree.tree_paths(plain),
@@ -129,6 +134,21 @@ def _floor(tree: Any) -> Callable[[], Any]:
         return jax.tree.unflatten(treedef, leaves)
 
     return flatten_unflatten
+
+
+def _flat_floor(tree: Any) -> Callable[[], Any]:
+    """Return what no flat dict of a structure seen before can do without."""
+    known, paths = jax.tree.structure(tree), ta.tree_paths(tree)
+    blank = dict.fromkeys(paths)
+
+    def flatten_look_up() -> Any:
+        leaves, treedef = jax.tree.flatten(tree)
+        assert treedef == known
+        flat = blank.copy()
+        flat.update(zip(paths, leaves, strict=True))
+        return flat
+
+    return flatten_look_up
 
 
 def _keystr(tree: Any) -> dict[str, Any]:
