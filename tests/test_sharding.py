@@ -681,6 +681,15 @@ def test_params_without_a_sharding_are_an_error(params, shardings, complaint):
         opt_state_shardings(optax.adam(0.1), params, shardings)
 
 
+@pytest.mark.hazard("B8", "D1")
+@pytest.mark.parametrize("shardings", [None, {"hidden": P(), "out": P()}])
+def test_params_in_a_class_that_jax_does_not_know_are_refused(shardings):
+    params = {"net": BY_NAME["dataclass"].make()}
+    for of_state in (opt_state_shardings, init_sharded):
+        with pytest.raises(ta.TransformError, match=r"PlainModel at \['net'\].*split"):
+            of_state(optax.adam(0.1), params, shardings)
+
+
 def test_specs_and_shardings_do_not_mix():
     mixed = {**WIDE_SPECS, "b": NamedSharding(mesh_of(), P())}
     with pytest.raises(ta.ShardingError, match=r"holds specs and shardings.*'w', 'b'"):

@@ -25,6 +25,7 @@ from treeadapt._arrays import is_array
 from treeadapt.errors import ShardingError, listing, plural
 from treeadapt.paths import SEPARATOR
 from treeadapt.plans import TreeView, view_tree
+from treeadapt.transforms.flat import view_params
 from treeadapt.transforms.slots import Slot, find_slots
 
 #: A sharding, or the spec of one.
@@ -51,6 +52,7 @@ def opt_state_shardings(tx: Any, params: Any, shardings: Any = None) -> Any:
 
     Raises:
         ShardingError: an array has no sharding, or one that does not fit its shape.
+        TransformError: JAX sees an object in ``params`` that holds arrays as one leaf.
         PathCollisionError: two leaves have the same path.
 
     Example:
@@ -60,7 +62,7 @@ def opt_state_shardings(tx: Any, params: Any, shardings: Any = None) -> Any:
         >>> specs[0].mu, specs[0].count
         ({'w': P('x', None)}, P())
     """
-    view = view_tree(_fast(params))
+    view = view_params(_fast(params))
     homes = _homes(view, _fast(shardings))
     everywhere = _everywhere(homes)
     init, arrays = _init_of_arrays(tx, params)
@@ -93,6 +95,7 @@ def init_sharded(tx: Any, params: Any, shardings: Any = None) -> Any:
     Raises:
         ShardingError: an array has no sharding, or one that does not fit its shape; or
             ``shardings`` are specs, without a mesh.
+        TransformError: JAX sees an object in ``params`` that holds arrays as one leaf.
 
     Example:
         >>> mesh = jax.make_mesh((1,), ("x",))
