@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from published_names import names_of, tree_of
 
+from benchmarks.published_names import names_of, tree_of
 from treeadapt.errors import (
     FreezeError,
     PatternError,

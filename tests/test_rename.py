@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import treeadapt as ta
-from tests.published_names import gemma3
+from benchmarks.published_names import gemma3
 
 LINEN = {
     "params/linear_{n}/kernel": ("layers/{n}/weight", jnp.transpose),

@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
-from published_names import MODELS, names_of, tree_of
 from trees import TREES
 
+from benchmarks.published_names import MODELS, names_of, tree_of
 from treeadapt.errors import (
     OverlapError,
     PatternError,

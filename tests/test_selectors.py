@@ -18,8 +18,8 @@ import pytest
 from flax import nnx
 from hypothesis import given
 from hypothesis import strategies as st
-from published_names import CHECKS, MODELS, digest, names_of, tree_of
 
+from benchmarks.published_names import CHECKS, MODELS, digest, names_of, tree_of
 from treeadapt.errors import (
     PatternError,
     SelectorError,
