@@ -788,29 +788,6 @@ def test_no_transformation_keeps_the_params_alive():
         assert [leaf() for leaf in kept] == [None, None, None]
 
 
-@pytest.mark.hazard("D16")
-def test_no_transformation_keeps_the_params_alive():
-    said = ta.lift(lambda tree: jax.tree.map(lambda _: True, tree))
-    bound = []
-
-    def step(tx):
-        params = {"a": jnp.ones(3), "b": LayerTuple(w(), b())}
-        state = tx.init(params)
-        tx.update(params, state, params)
-        bound.append((ta.glob("a").bind(params), ta.Rules({"**": "t"}).bind(params)))
-        return [weakref.ref(leaf) for leaf in jax.tree.leaves(params)]
-
-    for tx in (
-        ta.adapt(optax.sgd(0.1, momentum=0.9)),
-        ta.adapt(optax.masked(optax.sgd(0.1), said)),
-        ta.partition({"t": optax.sgd(0.1)}, {"a": "frozen", "**": "t"}),
-        ta.freeze(optax.sgd(0.1), "a"),
-    ):
-        kept = step(tx)
-        gc.collect()
-        assert [leaf() for leaf in kept] == [None, None, None]
-
-
 def test_it_maps_over_an_ensemble():
     tx = ta.adapt(optax.adam(0.1))
     models = jax.tree.map(lambda x: jnp.stack([x, x * 2]), {"l": (w(), b(1))})
