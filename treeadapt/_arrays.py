@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -23,6 +24,16 @@ def is_array(leaf: Any) -> bool:
         (True, False, True)
     """
     return hasattr(leaf, "dtype") and hasattr(leaf, "shape") and not _is_class(leaf)
+
+
+def is_array_class(cls: type) -> bool:
+    """Tell whether ``cls`` is a class of JAX's or NumPy's own arrays and scalars.
+
+    Example:
+        >>> is_array_class(np.ndarray), is_array_class(jax.Array), is_array_class(list)
+        (True, True, False)
+    """
+    return issubclass(cls, np.ndarray | np.generic | jax.Array | jax.ShapeDtypeStruct)
 
 
 def is_inexact(leaf: Any) -> bool:

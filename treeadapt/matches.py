@@ -28,7 +28,7 @@ from treeadapt.errors import (
     shorten,
 )
 from treeadapt.plans import TreeView
-from treeadapt.repairs import advice_lines, entry_text
+from treeadapt.repairs import advice_lines, entry_text, misses
 from treeadapt.selectors import Glob, Node, Report, Selector
 
 Overlap = Literal["first", "error"]
@@ -373,12 +373,10 @@ def _overlap_message(matches: RuleMatches) -> str:
 
 
 def _unused_message(matches: RuleMatches) -> str:
-    arrays = plural(matches._survey.num_arrays, "array")
     lines = []
     if matches.unused:
-        count = plural(len(matches.unused), "entry")
-        verb = "hits" if len(matches.unused) == 1 else "hit"
-        lines.append(f"{count} of the rules {verb} none of this tree's {arrays}:")
+        arrays = matches._survey.num_arrays
+        lines.append(f"{misses(len(matches.unused), 'rules', arrays)}:")
         named = [
             (f"{entry_text(entry)} (rule {index + 1})", entry)
             for index, entry in matches.unused

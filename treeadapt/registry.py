@@ -302,7 +302,8 @@ def register(entry: type | Adapter, fields: Sequence[str] | None = None) -> Adap
         The adapter that was registered. The newest entry for a class decides.
 
     Raises:
-        AdapterError: ``fields`` is missing or malformed.
+        AdapterError: ``fields`` is missing or malformed, or the class is one of values
+            or of plain containers.
 
     Example:
         >>> class Net:

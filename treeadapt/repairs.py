@@ -88,15 +88,33 @@ def unused_message(entries: Sequence[Any], plan: Plan, is_array: Sequence[bool])
         plan: names of the tree.
         is_array: whether each leaf is an array.
     """
-    lines = [
-        f"{plural(len(entries), 'entry')} of the selector "
-        f"{'hits' if len(entries) == 1 else 'hit'} none of this tree's "
-        f"{plural(sum(is_array), 'array')}:"
-    ]
+    lines = [f"{misses(len(entries), 'selector', sum(is_array))}:"]
     named = [(entry_text(entry), entry) for entry in entries]
     lines += advice_lines(named, plan, is_array)
     lines.append('Correct or remove it; where unused= is taken, pass unused="ignore".')
     return "\n".join(lines)
+
+
+def misses(entries: int, whose: str, arrays: int) -> str:
+    """Say how many entries hit no array leaf.
+
+    Args:
+        entries: how many there are.
+        whose: what they are entries of.
+        arrays: how many array leaves the tree has.
+
+    Example:
+        >>> print(misses(2, "rules", 5))
+        2 entries of the rules hit none of this tree's 5 arrays
+        >>> print(misses(1, "rules", 1))
+        1 entry of the rules does not hit this tree's one array
+    """
+    one = entries == 1
+    verb = "hits none of" if one else "hit none of"
+    if arrays == 1:
+        verb = "does not hit" if one else "do not hit"
+    count = "one array" if arrays == 1 else plural(arrays, "array")
+    return f"{plural(entries, 'entry')} of the {whose} {verb} this tree's {count}"
 
 
 def advice_lines(

@@ -587,7 +587,8 @@ def leaf(
     if fn is not None and not callable(fn):
         raise SelectorError(f"leaf(fn): fn is called with a leaf, got {fn!r}.")
     for name, count in (("ndim", ndim), ("min_size", min_size)):
-        if count is not None and (not isinstance(count, int) or count < 0):
+        is_count = isinstance(count, int) and not isinstance(count, bool)
+        if count is not None and not (is_count and count >= 0):
             raise SelectorError(f"leaf({name}=): a count is wanted, got {count!r}.")
     return Leaf(fn, ndim, None if dtype is None else _dtype(dtype), min_size)
 

@@ -139,8 +139,8 @@ def split(
         PathCollisionError: two leaves have the same path.
         UnusedRuleError: a pattern in ``where`` hits no array.
         TreeAdaptError: ``arrays`` is something else.
-        StructureMismatchError: ``tie`` names a path that is no array of ``tree``, or
-            two arrays of different shape or dtype.
+        StructureMismatchError: ``tie`` is no mapping, or names a path that is no array
+            of ``tree``, or two arrays of different shape or dtype.
 
     Warns:
         TiedLeafWarning: one array stands under two paths and would train apart.
@@ -154,7 +154,7 @@ def split(
         Array([2., 2.], dtype=float32)
     """
     view = view_tree(tree)
-    tied = _ties(view, tie or {})
+    tied = _ties(view, {} if tie is None else tie)
     selected = _selected(view, where, arrays)
     following = dict(tied)
     chosen = tuple(i for i in selected if i not in following)
@@ -224,11 +224,17 @@ def map_where(fn: Callable[[Any], Any], tree: Any, where: Any) -> Any:
 
     Raises:
         UnusedRuleError: a pattern in ``where`` hits no array.
+        TreeAdaptError: ``fn`` cannot be called.
 
     Example:
         >>> map_where(lambda x: x * 2, {"a": jnp.ones(1), "b": jnp.ones(1)}, "a")
         {'a': Array([2.], dtype=float32), 'b': Array([1.], dtype=float32)}
     """
+    if not callable(fn) or isinstance(fn, Mapping | list | tuple):
+        raise TreeAdaptError(
+            "map_where takes the function first, map_where(fn, tree, where); got "
+            f"{describe(fn)} for it."
+        )
     view = view_tree(tree)
     chosen = select(view, where)
     return view.rebuild(
@@ -312,6 +318,11 @@ def same_static(one: Any, two: Any) -> bool:
 
 
 def _ties(view: TreeView, tie: Ties) -> tuple[tuple[int, int], ...]:
+    if not isinstance(tie, Mapping):
+        raise StructureMismatchError(
+            "tie= is a mapping from a path to the path whose value it takes, "
+            f'{{"head/weight": "embed/weight"}}; got {describe(tie)}.'
+        )
     index_of = {path: index for index, path in enumerate(view.plan.paths)}
     pairs = []
     for path, source in tie.items():

@@ -7,16 +7,31 @@ not, they are the attributes that hold children.
 from __future__ import annotations
 
 import collections
+import types
 from collections.abc import Sequence
 from typing import Any
 
+from treeadapt._arrays import is_array_class
 from treeadapt.adapters import fields, jax
 from treeadapt.errors import AdapterError
 from treeadapt.registry import Adapter, Flat, jax_knows
 
+_VALUES = (
+    *(bool, int, float, complex, str, bytes, bytearray, type, type(None)),
+    types.BuiltinFunctionType,
+    types.FunctionType,
+    types.MethodType,
+    types.ModuleType,
+)
+
 
 def adapter_of_fields(cls: type, names: tuple[str, ...]) -> Adapter:
     """Return the adapter for ``register(cls, fields=names)``."""
+    if cls is object or issubclass(cls, _VALUES) or is_array_class(cls):
+        raise AdapterError(
+            f"A {cls.__name__} is a leaf and holds no children. Register the class of "
+            "the object that holds it: register(Net, fields=('w', 'b'))."
+        )
     if issubclass(cls, dict | list | tuple | set | collections.deque):
         raise AdapterError(
             f"{cls.__name__} holds items besides attributes, so its fields alone would "

@@ -126,6 +126,7 @@ def save(
         layers/0 (2, 3) float64
         layers/1 (3,) bfloat16
     """
+    _require_path(path)
     view = view_tree(tree)
     first: dict[int, str] = {}
     leaves: dict[str, Any] = {}
@@ -189,8 +190,8 @@ def load(
         >>> load(file, {"encoder": np.zeros(2), "head": np.zeros(5)}, where="encoder")
         {'encoder': array([1., 1.]), 'head': array([0., 0., 0., 0., 0.])}
     """
-    name = Path(path)
     kind, stored = _stored(path, format)
+    name = Path(path)
     view = view_tree(target)
     report = _report(view, stored, where)
     if strict and not report.fits:
@@ -376,7 +377,16 @@ def format_of(
     )
 
 
+def _require_path(path: Any) -> None:
+    if not isinstance(path, str | os.PathLike):
+        raise CheckpointError(
+            "The name of a checkpoint comes first, save(path, tree) and load(path, "
+            f"target); got {describe(path)} for it."
+        )
+
+
 def _stored(path: str | os.PathLike[str], given: str | None) -> tuple[str, Stored]:
+    _require_path(path)
     name, kind = Path(path), format_of(path, given)
     if not name.exists():
         raise CheckpointError(f"There is no checkpoint {listing([str(name)])}.")

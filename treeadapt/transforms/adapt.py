@@ -101,12 +101,22 @@ def with_extra_args(tx: Any) -> optax.GradientTransformationExtraArgs:
     if isinstance(tx, optax.MultiSteps):
         # Its own gradient_transformation() would drop the extra arguments.
         return optax.GradientTransformationExtraArgs(tx.init, tx.update)
-    if not all(callable(getattr(tx, name, None)) for name in ("init", "update")):
+    if not is_transformation(tx):
         raise TransformError(
             f"An Optax transformation is wanted, such as optax.adam(1e-3); got {tx!r}, "
             "which has no init and update."
         )
     return optax.with_extra_args_support(tx)
+
+
+def is_transformation(tx: Any) -> bool:
+    """Tell whether ``tx`` has what Optax asks of a transformation.
+
+    Example:
+        >>> is_transformation(optax.adam(1e-3)), is_transformation(optax.adam)
+        (True, False)
+    """
+    return all(callable(getattr(tx, name, None)) for name in ("init", "update"))
 
 
 def run_flat(
@@ -206,7 +216,7 @@ def _flat_updates(grads: TreeView, params: TreeView | None, state: Any) -> Flat:
     train, leaves = trained(params), flat_dict(params)
     stray = [path for path in given if not is_array(leaves.get(path))]
     if stray:
-        raise TransformError(_stray_message(stray, leaves))
+        raise TransformError(_stray_message(stray, given, leaves))
     shown = {path: update for path, update in given.items() if path in train}
     if len(shown) < len(train):
         shown |= _whole_numbers(grads, (path for path in train if path not in given))
@@ -226,7 +236,9 @@ def _is_exact(update: Any) -> bool:
     return is_number(update) and not isinstance(update, bool)
 
 
-def _stray_message(stray: Sequence[str], leaves: Mapping[str, Any]) -> str:
+def _stray_message(
+    stray: Sequence[str], given: Iterable[str], leaves: Mapping[str, Any]
+) -> str:
     static = [path for path in stray if path in leaves]
     if static:
         kind = type(leaves[static[0]]).__name__
@@ -235,10 +247,15 @@ def _stray_message(stray: Sequence[str], leaves: Mapping[str, Any]) -> str:
             f"static leaf, a {kind}, which never trains. To train a number, make it an "
             "array: jnp.asarray."
         )
-    return (
-        f"The updates have arrays at {listing(stray)}, where the params have none. If "
-        "one variable stands there under two paths, JAX's own grad has untied it: "
-        "differentiate the params of treeadapt.split, or use nnx.grad."
+    text = f"The updates have arrays at {listing(stray)}, where the params have none. "
+    if any(path in leaves for path in given):
+        return text + (
+            "If one variable stands there under two paths, JAX's own grad has untied "
+            "it: differentiate the params of treeadapt.split, or use nnx.grad."
+        )
+    return text + (
+        f"The params have {listing(leaves, limit=3)}: these are no gradients of "
+        "theirs. The order is update(updates, state, params)."
     )
 
 

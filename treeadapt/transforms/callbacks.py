@@ -240,7 +240,8 @@ def _nearest(
                 lacking[slot.tail] = None
     if lacking:
         raise StructureMismatchError(
-            f"{plural(len(lacking), 'parameter')} in the state have no leaf in a tree: "
+            f"{plural(len(lacking), 'parameter')} in the state "
+            f"{'has' if len(lacking) == 1 else 'have'} no leaf in a tree: "
             f"{listing(lacking)}. Every tree needs the paths of the params that the "
             "state was made for."
         )

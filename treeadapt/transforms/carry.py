@@ -20,6 +20,7 @@ from treeadapt._arrays import is_array
 from treeadapt.convert import describe, to_flat_dict
 from treeadapt.plans import TreeView, view_tree
 from treeadapt.selectors import select
+from treeadapt.transforms.adapt import with_extra_args
 from treeadapt.transforms.carry_report import (
     Carried,
     CarryReport,
@@ -68,6 +69,7 @@ def carry_state(
     Raises:
         UnusedRuleError: a pattern in ``reset`` hits no array of the new state.
         PathCollisionError: two leaves of a state have the same path.
+        TransformError: ``tx`` is no transformation.
 
     Example:
         >>> from treeadapt.transforms.partition import partition
@@ -80,7 +82,7 @@ def carry_state(
         carried 3 of 5 leaves of the new state
         fresh, nothing saved fits (2): 'inner_states/a/0/mu/trunk', ...
     """
-    own = _view_init(tx, params)
+    own = _view_init(with_extra_args(tx), params)
     params_view = view_tree(_fast(params))
     paths = tuple(trained(params_view))
     slots = find_slots(tx, own, paths, params_view.plan.root)

@@ -91,10 +91,14 @@ def require_trained(view: TreeView) -> Flat:
     """
     flat = trained(view)
     if not flat:
+        held = (
+            f"{plural(len(view.leaves), 'leaf')}: {listing(view.plan.paths)}."
+            if view.leaves
+            else "no leaf at all; if a filter chose its leaves (wrt=), that hit none."
+        )
         raise NoArraysError(
             f"The tree ({type(view.tree).__name__}) has no floating-point or complex "
-            "array that trains, so nothing would train. It has "
-            f"{plural(len(view.leaves), 'leaf')}: {listing(view.plan.paths) or 'none'}."
+            f"array that trains, so nothing would train. It has {held}"
         )
     return flat
 

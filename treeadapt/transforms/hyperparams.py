@@ -64,8 +64,8 @@ def inject_hyperparams(
         model it works inside ``adapt``, as every transformation does.
 
     Raises:
-        TransformError: ``static_args`` names no parameter; or, when it runs, a schedule
-            returns something that is no number.
+        TransformError: ``inner_factory`` is no function, or ``static_args`` names no
+            parameter; or, when it runs, a schedule returns something that is no number.
 
     Example:
         >>> make = inject_hyperparams(optax.adamw)
@@ -76,6 +76,12 @@ def inject_hyperparams(
         >>> "mask" in state.hyperparams
         False
     """
+    if not callable(inner_factory):
+        raise TransformError(
+            "inject_hyperparams takes the function that makes a transformation, and "
+            "its arguments after that: inject_hyperparams(optax.adam)(1e-3); got "
+            f"{inner_factory!r:.100}."
+        )
     signature = _signature(inner_factory)
     static = frozenset({static_args} if isinstance(static_args, str) else static_args)
     _require_known(static, signature)

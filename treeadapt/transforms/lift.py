@@ -7,13 +7,21 @@ at. Selectors and rules look through by themselves; ``lift`` does it for the res
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 
 from treeadapt._arrays import is_array
-from treeadapt.errors import UnmatchedPathError, UnusedRuleError, listing, plural
+from treeadapt.convert import describe
+from treeadapt.errors import (
+    SelectorError,
+    UnmatchedPathError,
+    UnusedRuleError,
+    listing,
+    plural,
+)
 from treeadapt.matches import STATIC
 from treeadapt.plans import TreeView, view_tree
 from treeadapt.remembered import whole_of
@@ -75,14 +83,20 @@ def lift(fn_or_tree: Any) -> Lifted:
     Raises:
         UnmatchedPathError: (when called) a leaf has no answer.
         UnusedRuleError: (when called) an answer is for no leaf of the whole tree.
-        SelectorError: called on a number, as a schedule would be.
+        SelectorError: ``fn_or_tree`` is neither: one number, params or a
+            transformation, say. Or, when called, it is called on a number, as a
+            schedule would be.
 
     Example:
         >>> mask = lift({"encoder": True, "head": False})
         >>> mask({"encoder/w": jnp.ones(2), "head/w": jnp.ones(2)})
         {'encoder/w': True, 'head/w': False}
     """
-    return fn_or_tree if isinstance(fn_or_tree, Lifted) else Lifted(fn_or_tree)
+    if isinstance(fn_or_tree, Lifted):
+        return fn_or_tree
+    if not is_function(fn_or_tree):
+        _require_answers(fn_or_tree)
+    return Lifted(fn_or_tree)
 
 
 def is_function(thing: Any) -> bool:
@@ -95,6 +109,20 @@ def is_function(thing: Any) -> bool:
     # is called for what it returns.
     leaves = jax.tree.leaves(thing)
     return all(callable(leaf) or _is_number_array(leaf) for leaf in leaves)
+
+
+def _require_answers(tree: Any) -> None:
+    """Raise unless a tree may be one of masks or labels."""
+    is_one = jax.tree_util.all_leaves([tree])
+    for keys, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        is_number = isinstance(leaf, numbers.Number) and not isinstance(leaf, bool)
+        if callable(leaf) or _is_number_array(leaf) or (is_one and is_number):
+            where = f" at {jax.tree_util.keystr(keys)}" if keys else ""
+            raise SelectorError(
+                "lift takes a function of a tree, or a tree of bools or labels, such "
+                'as {"encoder": False, "head": True}; got '
+                f"{describe(leaf)}{where}, which is no mask and no label."
+            )
 
 
 def _is_number_array(leaf: Any) -> bool:

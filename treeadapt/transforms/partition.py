@@ -20,7 +20,12 @@ from treeadapt.errors import RulesError, TransformError, listing
 from treeadapt.matches import MISSING, STATIC
 from treeadapt.rules import BoundRules, Rules, as_rules
 from treeadapt.selectors import as_selector
-from treeadapt.transforms.adapt import is_placeholder, run_flat, with_extra_args
+from treeadapt.transforms.adapt import (
+    is_placeholder,
+    is_transformation,
+    run_flat,
+    with_extra_args,
+)
 from treeadapt.transforms.flat import Flat, callbacks_on_flat, first_half, pick
 from treeadapt.transforms.lift import is_function, lift
 
@@ -255,6 +260,13 @@ def _check_labels(transforms: Mapping[Hashable, Any]) -> None:
             "partition wants a mapping {label: transformation}, got a "
             f"{type(transforms).__name__}. For one transformation use treeadapt.adapt."
         )
+    for label, tx in transforms.items():
+        if not is_transformation(tx):
+            raise TransformError(
+                f"The transformation of {label!r} is {tx!r:.100}, which has no init "
+                "and update. partition takes {label: transformation} and then the "
+                'rules: partition({"fast": optax.adam(1e-3)}, {"**": "fast"}).'
+            )
     if FROZEN in transforms:
         raise TransformError(
             'The label "frozen" is reserved: such leaves get no update and no state, '

@@ -122,7 +122,9 @@ def _placeholder() -> Any:
         return ()
 
     optax.tree.map_params(init, lambda leaf: leaf, ())
-    return asked[0]
+    (placeholder,) = asked
+    placeholder.fast = placeholder  # or lookahead warns that it is given no pair
+    return placeholder
 
 
 def _from_pieces(

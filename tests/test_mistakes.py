@@ -1,0 +1,115 @@
+"""What a person types first is often wrong: the error says what to type instead."""
+
+from __future__ import annotations
+
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import treeadapt as ta
+
+PARAMS = {"a": {"w": jnp.ones(2)}, "b": jnp.ones(3)}
+ADAM = optax.adam(1e-3)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "error", "words"),
+    [
+        (lambda: ta.map_where(PARAMS, jnp.sqrt, "a"), ta.TreeAdaptError, "map_where"),
+        (
+            lambda: ta.split(PARAMS, tie=["a/w"]),
+            ta.StructureMismatchError,
+            "a mapping from a path .*got a list",
+        ),
+        (
+            lambda: ta.inject_hyperparams(ADAM),
+            ta.TransformError,
+            r"inject_hyperparams\(optax\.adam\)\(1e-3\)",
+        ),
+        (
+            lambda: ta.partition({"**": "fast"}, {"fast": ADAM}),
+            ta.TransformError,
+            r"'\*\*' is 'fast'.*and then the rules",
+        ),
+        (lambda: ta.carry_state(PARAMS, ADAM, ()), ta.TransformError, "optax.adam"),
+        (lambda: ta.leaf(ndim=True), ta.SelectorError, "a count is wanted, got True"),
+        (lambda: ta.save(PARAMS, "x.npz"), ta.CheckpointError, r"save\(path, tree\)"),
+        (lambda: ta.load(PARAMS, "x.npz"), ta.CheckpointError, r"load\(path, target\)"),
+        (
+            lambda: ta.adapt(ADAM).init({}),
+            ta.NoArraysError,
+            r"no leaf at all; .*\(wrt=\)",
+        ),
+        (
+            lambda: ta.adapt(ADAM).update(
+                {"c": jnp.ones(2)}, ADAM.init(PARAMS), PARAMS
+            ),
+            ta.TransformError,
+            r"arrays at 'c'.*params have 'a/w', 'b': these are no gradients",
+        ),
+        (
+            lambda: ta.adapt(ADAM).update(ADAM.init(PARAMS), PARAMS, PARAMS),
+            ta.TransformError,
+            r"update\(updates, state, params\)",
+        ),
+    ],
+)
+def test_what_is_in_the_wrong_place_is_told_where_it_belongs(mistake, error, words):
+    with pytest.raises(error, match=words):
+        mistake()
+
+
+@pytest.mark.parametrize(
+    ("thing", "seen"),
+    [
+        (3, "got an int,"),
+        (0.5, "got a float,"),
+        (jnp.ones(2), r"got float32\[2\],"),
+        (PARAMS, r"got float32\[2\] at \['a'\]\['w'\],"),
+        (ADAM, "got a function at .init,"),
+    ],
+    ids=["int", "float", "array", "params", "transformation"],
+)
+def test_lift_takes_no_numbers_and_no_transformations(thing, seen):
+    with pytest.raises(ta.SelectorError, match=seen):
+        ta.lift(thing)
+
+
+def test_lift_takes_labels_that_are_numbers():
+    assert ta.lift({"a": 1, "b": 2})(PARAMS) == {"a": {"w": 1}, "b": 2}
+
+
+@pytest.mark.parametrize(
+    "cls",
+    [
+        *(object, int, bool, str, bytes, type(None), type, np.ndarray, np.float32),
+        *(jax.Array, jax.ShapeDtypeStruct, types.FunctionType, types.ModuleType),
+    ],
+)
+def test_a_class_of_values_is_not_registered_by_fields(cls):
+    with ta.default_registry.copy().use() as registry:
+        with pytest.raises(ta.AdapterError, match="is a leaf and holds no children"):
+            ta.register(cls, fields=("real",))
+        assert registry.entries == ta.default_registry.entries
+
+
+def test_one_array_is_counted_in_words():
+    tree = {"w": jnp.ones(2)}
+    with pytest.raises(ta.UnusedRuleError, match="does not hit this tree's one array:"):
+        ta.param_mask(tree, "x")
+    with pytest.raises(ta.UnusedRuleError, match="do not hit this tree's one array:"):
+        ta.param_labels(tree, {"x": "a", "y": "b", "**": "c"})
+
+
+def test_lookahead_is_asked_for_its_slots_without_a_warning(caplog):
+    tx = ta.adapt(optax.lookahead(ADAM, 2, 0.5))
+    params = optax.LookaheadParams.init_synced(PARAMS)
+    state = tx.init(params)
+    _, report = ta.carry_state(tx, params, state)
+    assert not report.fresh
+    ta.tree_map_params(tx, lambda leaf: leaf, state)
+    assert "fast" not in caplog.text
