@@ -26,7 +26,7 @@ ROOMS = (
     ("flattening", "opaque"),
     ("exact",),
     ("walk",),
-    ("plans",),
+    ("plans", "metadata"),
     ("convert",),
     ("patterns",),
     ("matcher",),
@@ -40,6 +40,7 @@ ROOMS = (
     ("sharding",),
     ("checkpoints",),
     # A line each: the command prints the reports and ``__main__`` calls it.
+    ("drawing",),
     ("report",),
     ("diff",),
     ("cli",),
@@ -55,6 +56,7 @@ OWNED = {
     "checkpoints.msgpack_file": {"flax", "msgpack"},
     "checkpoints.orbax_folder": {"orbax"},
     "checkpoints.safetensors_file": {"safetensors"},
+    "drawing": {"treescope"},
     "report": {"rich"},
     "cli": {"click", "rich"},
 }

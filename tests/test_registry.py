@@ -419,6 +419,71 @@ SHARED = eqx.nn.Shared(
 )
 
 
+class OneChild(list):
+    """A list that JAX knows as one child and metadata."""
+
+
+class ByValue(dict):
+    """A mapping that JAX opens in the order of its values."""
+
+
+class SecondField(NamedTuple):
+    """A NamedTuple with a static field, which JAX was told of by hand."""
+
+    n: Any
+    w: Any
+
+
+class NoField(NamedTuple):
+    n: Any
+
+
+def _by_value(node):
+    return sorted(node, key=node.get)
+
+
+jtu.register_pytree_with_keys(
+    OneChild,
+    lambda node: (((jtu.GetAttrKey("w"), node[0]),), tuple(node[1:])),
+    lambda aux, children: OneChild([*children, *aux]),
+)
+jtu.register_pytree_with_keys(
+    ByValue,
+    lambda node: (
+        [(jtu.DictKey(key), node[key]) for key in _by_value(node)],
+        tuple(_by_value(node)),
+    ),
+    lambda aux, children: ByValue(zip(aux, children, strict=True)),
+)
+jtu.register_pytree_with_keys(
+    SecondField,
+    lambda node: (((jtu.GetAttrKey("w"), node.w),), node.n),
+    lambda aux, children: SecondField(aux, *children),
+)
+jtu.register_static(NoField)
+
+
+@pytest.mark.parametrize(
+    ("node", "paths"),
+    [
+        (OneChild([1.0, 2.0, 3.0]), ("x/w",)),
+        (ByValue(a=2.0, b=1.0), ("x/b", "x/a")),
+        (SecondField("n", {"k": 1.0}), ("x/w/k",)),
+        (NoField(1), ()),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_container_that_was_registered_with_jax_is_what_jax_knows(node, paths):
+    tree = {"x": node}
+    assert ta.tree_paths(tree) == paths
+    for again in (
+        ta.from_state_dict(tree, ta.to_state_dict(tree)),
+        ta.merge(*ta.split(tree)),
+    ):
+        assert type(again["x"]) is type(node)
+        assert again == tree
+
+
 def test_a_predicate_decides_as_well(registry):
     entry = ta.register(adapter(lambda cls: cls.__name__ == "Net"))
     assert registry.find(net()).adapter is entry

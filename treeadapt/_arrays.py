@@ -53,7 +53,7 @@ def is_float0(leaf: Any) -> bool:
     return getattr(leaf, "dtype", None) == _FLOAT0
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)
 def is_inexact_dtype(dtype: Any) -> bool:
     """Tell whether ``dtype`` is floating point or complex, extended dtypes included."""
     return bool(jnp.issubdtype(dtype, jnp.inexact))

@@ -24,10 +24,10 @@ import numpy as np
 from treeadapt._arrays import is_array
 from treeadapt.convert import describe
 from treeadapt.errors import TreeAdaptError, listing, plural
+from treeadapt.metadata import same_static
 from treeadapt.plans import view_tree
 from treeadapt.report import natural
 from treeadapt.selectors import select
-from treeadapt.splitting import same_static
 
 Kind = Literal["removed", "added", "renamed", "reshaped", "retyped", "changed"]
 

@@ -231,7 +231,7 @@ class AdapterRegistry:
         known = jax_knows(node)
         kinds = self._kinds  # an entry registered meanwhile gets a new, empty table
         kind = LEAF
-        ranked = list(self._ranked(known=known))
+        ranked = list(self._ranked(cls, known=known))
         for adapter in (*(row for row in ranked if row.is_exact(cls)), *ranked):
             if adapter.covers(cls) and (known or adapter.unflatten is not None):
                 by_hand = adapter.unflatten is not None and adapter.by_hand(cls)
@@ -240,13 +240,17 @@ class AdapterRegistry:
         kinds[cls] = kind
         return kind
 
-    def _ranked(self, *, known: bool) -> Iterator[Adapter]:
+    def _ranked(self, cls: type, *, known: bool) -> Iterator[Adapter]:
         yield from self.entries
         for library, module in _LIBRARIES:
             if library in sys.modules:
                 yield from importlib.import_module(module).ADAPTERS
         if known:
-            yield from importlib.import_module(_BUILTIN).NODES
+            # JAX opens no subclass of a container by itself: one that it knows was
+            # registered, in a way of its own.
+            for row in importlib.import_module(_BUILTIN).NODES:
+                if row.is_exact(cls) or not isinstance(row.applies, type):
+                    yield row
             yield from importlib.import_module(_JAX).ADAPTERS
             return
         for library, module in _OPENERS:

@@ -10,7 +10,7 @@ Which leaves are selected is up to ``selectors``; names come from ``paths``.
 from __future__ import annotations
 
 import dataclasses
-import math
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -28,6 +28,7 @@ from treeadapt.errors import (
     TreeAdaptError,
     listing,
 )
+from treeadapt.metadata import as_of_now, node_data, same_statics
 from treeadapt.plans import Plan, TreeView, same_structure, view_tree
 from treeadapt.selectors import select
 
@@ -78,9 +79,14 @@ class Rest:
         return cls(values, form)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Form:
-    """The static part of a rest: how params and arrays go together again."""
+    """The static part of a rest: how params and arrays go together again.
+
+    JAX finds compiled functions by its equality, so that is strict: metadata of nodes,
+    as static leaves, compare by type and exact value, and as they were when the tree
+    was split, for a list or a dict in a static field may have changed since.
+    """
 
     plan: Plan
     structure: Any  # of the caller's tree, for the way back
@@ -89,6 +95,12 @@ class _Form:
     tied: tuple[tuple[int, int], ...]  # leaf, and the leaf whose value it takes
     statics: tuple[tuple[int, Any], ...]
     nested: bool
+    changing: tuple[Any, ...] | None  # metadata that can change, as it was at the split
+
+    @functools.cached_property
+    def metadata(self) -> tuple[Any, ...]:
+        """Metadata of all nodes."""
+        return node_data(self.structure) if self.changing is None else self.changing
 
     def __eq__(self, other: object) -> bool:
         if self is other:
@@ -101,7 +113,8 @@ class _Form:
             and self.tied == other.tied
             and (self.plan is other.plan or self.plan.paths == other.plan.paths)
             and same_structure(self.structure, other.structure)
-            and _same_statics(self.statics, other.statics)
+            and same_statics(self.statics, other.statics)
+            and same_statics(self.metadata, other.metadata)
         )
 
     def __hash__(self) -> int:
@@ -283,38 +296,17 @@ def _form(
         tied=tied,
         statics=tuple(statics),
         nested=nested,
+        changing=_changing(view),
     )
 
 
-def _same_statics(one: Sequence[Any], two: Sequence[Any]) -> bool:
-    return len(one) == len(two) and all(
-        i == j and same_static(a, b) for (i, a), (j, b) in zip(one, two, strict=True)
-    )
-
-
-def same_static(one: Any, two: Any) -> bool:
-    """Compare two static leaves by type and exact value.
-
-    ``1``, ``True`` and ``1.0`` are different, ``0.0`` and ``-0.0`` too; NaN equals
-    itself.
-
-    Example:
-        >>> same_static(1, True), same_static(0.0, -0.0), same_static("a", "a")
-        (False, False, True)
-    """
-    if one is two:
-        return True
-    if type(one) is not type(two):
-        return False
-    if isinstance(one, float):
-        nan = math.isnan(one) and math.isnan(two)
-        return nan or (one == two and math.copysign(1, one) == math.copysign(1, two))
-    if isinstance(one, complex):
-        return same_static(one.real, two.real) and same_static(one.imag, two.imag)
-    try:
-        return bool(one == two)
-    except (ValueError, TypeError):  # an object that refuses comparison
-        return False
+def _changing(view: TreeView) -> tuple[Any, ...] | None:
+    if "fixed metadata" in view.plan.memo:
+        return None
+    found = as_of_now(node_data(view.structure))
+    if found is None:
+        view.plan.remember("fixed metadata", True)
+    return found
 
 
 def _ties(view: TreeView, tie: Ties) -> tuple[tuple[int, int], ...]:

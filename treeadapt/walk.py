@@ -67,6 +67,11 @@ class Program:
     def __hash__(self) -> int:
         return hash(len(self._steps))
 
+    @property
+    def metadata(self) -> tuple[Any, ...]:
+        """What the nodes are built from besides their children, in order."""
+        return tuple(step.aux for step in self._steps if isinstance(step, _Step))
+
     def unflatten(self, leaves: Sequence[Any]) -> Any:
         """Build the tree around ``leaves``, bottom up."""
         stack: list[Any] = []

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import importlib
 import types
 from collections.abc import Sequence
 from typing import Any
@@ -20,6 +21,8 @@ from treeadapt.adapters import fields
 from treeadapt.adapters.fields import Shell
 from treeadapt.errors import AdapterError
 from treeadapt.registry import BOX, Adapter, Flat
+
+_JAX = "treeadapt.adapters.jax"  # imports this file
 
 
 def is_generated(function: Any) -> bool:
@@ -62,7 +65,15 @@ def _namedtuple(node: Any) -> Flat:
             f"{cls.__name__} says it has the fields {cls._fields!r} but holds "
             f"{tuple.__len__(node)} items; it is no NamedTuple. Rename its _fields."
         )
+    if jtu.default_registry.flatten_one_level(node)[1] is not cls:
+        return importlib.import_module(_JAX).take_registered_apart(node)
     return Flat(cls._fields, tuple(node), Shell(cls, None, _rest(node)))
+
+
+def _namedtuple_again(aux: Any, children: Sequence[Any]) -> Any:
+    if isinstance(aux, Shell):
+        return _tuple_again(aux, children)
+    return aux.unflatten(children)
 
 
 def _tuple_again(aux: Shell, children: Sequence[Any]) -> Any:
@@ -94,7 +105,7 @@ NODES = (
         name="NamedTuple",
         applies=_is_namedtuple,
         flatten=_namedtuple,
-        unflatten=_tuple_again,
+        unflatten=_namedtuple_again,
         by_hand=_has_own_constructor,
     ),
 )

@@ -64,6 +64,14 @@ def take_apart(node: Any) -> Flat:
     return flat._replace(aux=_one_level(node))
 
 
+def take_registered_apart(node: Any) -> Flat:
+    """Take apart what JAX could open without it, but was registered in its own way.
+
+    Its aux is what JAX needs to rebuild it, as for ``build``.
+    """
+    return _stable(node, keyed(node))._replace(aux=_one_level(node))
+
+
 def build(aux: Any, children: Sequence[Any]) -> Any:
     """Put a node together again, without its constructor where that runs code."""
     if isinstance(aux, fields.Shell):

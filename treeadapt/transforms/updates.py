@@ -144,7 +144,7 @@ def _choose(keep: jax.Array, leaf: jax.Array, new: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(jax.lax.select(keep, *parts), leaf.dtype)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)
 def _narrow_bits(dtype: Any) -> Any:
     if not jnp.issubdtype(dtype, jnp.floating):
         return None
