@@ -237,6 +237,30 @@ class RuleMatches:
         rule = self.deciding[index]
         return "" if rule < 0 else where_text(self.rules.selectors[rule])
 
+    def shadow_text(self, index: int) -> str:
+        """Write what is wrong with a shadowed rule, and its cure.
+
+        Args:
+            index: of the rule, one of ``shadowed``.
+        """
+        selectors, values = self.rules.selectors, self.rules.values
+        leaves = self._survey.selected(selectors[index])
+        deciding = sorted({self.deciding[leaf] for leaf in leaves})
+        earlier = _rule_name(self, deciding[0])
+        if all(same_value(values[index], values[rule]) for rule in deciding):
+            cure = "Remove it: they give the same value."
+        elif set(self._survey.selected(selectors[deciding[0]])).issubset(leaves):
+            cure = f"Keep one of the two, for {earlier}, matches no other leaf."
+        else:
+            cure = f"Move it up, before {earlier}."
+        first = listing([self.paths[leaves[0]]])
+        matched = (
+            f"the one leaf that it matches, {first}"
+            if len(leaves) == 1
+            else f"all {len(leaves):,} leaves that it matches, such as {first}"
+        )
+        return f"comes too late: earlier rules decided {matched}. {cure}"
+
     def groups(self) -> dict[Any, list[int]]:
         """Return the array leaves by label, for use as groups with names.
 
@@ -394,26 +418,8 @@ def _unused_message(matches: RuleMatches) -> str:
 
 
 def _shadow_line(matches: RuleMatches, index: int) -> str:
-    selectors, values = matches.rules.selectors, matches.rules.values
-    leaves = matches._survey.selected(selectors[index])
-    deciding = sorted({matches.deciding[leaf] for leaf in leaves})
-    name, earlier = _rule_name(matches, index), _rule_name(matches, deciding[0])
-    if all(same_value(values[index], values[rule]) for rule in deciding):
-        cure = "Remove it: they give the same value."
-    elif set(matches._survey.selected(selectors[deciding[0]])).issubset(leaves):
-        cure = f"Keep one of the two, for {earlier}, matches no other leaf."
-    else:
-        cure = f"Move it up, before {earlier}."
-    first = listing([matches.paths[leaves[0]]])
-    matched = (
-        f"the one leaf that it matches, {first}"
-        if len(leaves) == 1
-        else f"all {len(leaves):,} leaves that it matches, such as {first}"
-    )
-    return (
-        f"{name[0].upper()}{name[1:]}, comes too late: earlier rules decided "
-        f"{matched}. {cure}"
-    )
+    name = _rule_name(matches, index)
+    return f"{name[0].upper()}{name[1:]}, {matches.shadow_text(index)}"
 
 
 def _leaves_match(count: int) -> str:

@@ -10,17 +10,28 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
+import os
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from treeadapt._arrays import is_array
-from treeadapt.errors import listing, plural
+from treeadapt.checkpoints.common import replaced
+from treeadapt.drawing import palette
+from treeadapt.drawing.html import html_page, html_part
+from treeadapt.drawing.outline import Label, Leaf, Outline, grown, sum_text
+from treeadapt.drawing.svg import svg
+from treeadapt.drawing.terminal import lines, plain
+from treeadapt.drawing.words import printable, size_text
+from treeadapt.errors import TreeAdaptError, listing, plural
 from treeadapt.matches import STATIC, RuleMatches, where_text
 from treeadapt.plans import view_tree
 from treeadapt.repairs import entry_text
 from treeadapt.rules import as_rules
+from treeadapt.selectors import select
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -84,14 +95,15 @@ class _Table(NamedTuple):
     folds: tuple[str, ...] = ()  # columns that a narrow terminal may break
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Summary:
-    """A report of one tree; ``print`` it, or read its rows.
+    """A report of one tree; ``print`` it, look at it in a notebook, or ``save`` it.
 
     Attributes:
         rows: one for each leaf, in natural order (``layer_2`` before ``layer_10``).
-        rules: one for each rule, in order, also those that decide nothing, then one for
-            each label that leaves without a rule have; None without rules.
+        rules: one for each rule, in order, also those that decide nothing (if the
+            whole tree is shown), then one for each label that leaves without a rule
+            have; None without rules.
         totals: one for each label, in the order of the rules.
         notes: what is wrong with the rules, a line each.
     """
@@ -100,6 +112,14 @@ class Summary:
     rules: tuple[RuleRow, ...] | None
     totals: tuple[Total, ...]
     notes: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        told = sum_text(
+            len(self.rows),
+            sum(row.num_params for row in self.rows),
+            sum(row.size_bytes for row in self.rows),
+        )
+        return f"Summary({told})"
 
     def __str__(self) -> str:
         parts = [*map(_text, self._tables()), "\n".join(self.notes)]
@@ -111,6 +131,12 @@ class Summary:
         from rich.table import Table
         from rich.text import Text
 
+        paints = self._paints() if self.rules is not None else []
+        colors = {
+            _label_text(total.label): paint.color
+            for total, paint in zip(self.totals, paints, strict=False)
+        }
+
         def table(made_of: _Table) -> Table:
             made = Table(box=None, header_style="bold", pad_edge=False)
             for name in made_of.head:
@@ -121,11 +147,163 @@ class Summary:
                     overflow="fold",
                 )
             for cells in made_of.cells:
-                made.add_row(*map(Text, cells))  # rich reads "[abc]" in a str as style
+                # Not str, for rich reads "[abc]" there as a style.
+                made.add_row(
+                    *(
+                        Text(
+                            cell, style=colors.get(cell, "") if name == "label" else ""
+                        )
+                        for name, cell in zip(made_of.head, cells, strict=True)
+                    )
+                )
             return made
 
         parts = [part for one in self._tables() for part in (table(one), "")]
         return Group(*parts, *map(Text, self.notes))
+
+    def to_svg(self, *, title: str = "", depth: int | None = None) -> str:
+        """Return the report as a picture, to be put in a pull request.
+
+        A tree of rows, each with its size and a bar in the colours of its labels;
+        above it the totals per label, the rules that give it, and the notes. Siblings
+        that are alike are one row, and what is too much is added up.
+
+        Args:
+            title: of the picture.
+            depth: how many segments of a path to show; None for as many as fit.
+
+        Returns:
+            An SVG document, the same for equal reports.
+        """
+        return svg(self.outline(title), depth=depth)
+
+    def to_html(self, *, title: str = "", depth: int | None = None) -> str:
+        """Return the report as a page with a tree that folds.
+
+        It holds what ``to_svg`` shows, and far more of the tree, folded.
+
+        Args:
+            title: of the page.
+            depth: how many segments of a path to show; None for any number.
+
+        Returns:
+            An HTML document without scripts, the same for equal reports.
+        """
+        return html_page(self.outline(title), depth=depth)
+
+    def to_text(self, *, depth: int | None = None) -> str:
+        """Return what ``to_svg`` shows as lines of text; for a log or a pipe.
+
+        Args:
+            depth: how many segments of a path to show; None for as many as fit.
+        """
+        return plain(list(lines(self.outline(), depth=depth)))
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        title: str = "",
+        depth: int | None = None,
+    ) -> None:
+        """Write the report to a file: ``to_svg`` or ``to_html``, by the ending.
+
+        It is written under another name and put in place once it is whole; a file that
+        is there already is replaced.
+
+        Args:
+            path: of the file, which ends in ``.svg`` or ``.html``.
+            title: as for ``to_svg``.
+            depth: as for ``to_svg``.
+
+        Raises:
+            TreeAdaptError: the name has another ending, its folder is missing, or it is
+                a folder.
+        """
+        name = Path(path)
+        write = {".svg": self.to_svg, ".html": self.to_html}.get(name.suffix.lower())
+        if write is None:
+            raise TreeAdaptError(
+                f"A report is a picture or a page, and {listing([str(name)])} is the "
+                "name of neither. End it in .svg or .html."
+            )
+        if name.is_dir():
+            raise TreeAdaptError(
+                f"{listing([str(name)])} is a folder. Choose another name."
+            )
+        text = write(title=title, depth=depth)
+        with replaced(name) as part:
+            part.write_bytes(text.encode("utf-8"))
+
+    def _repr_html_(self) -> str:
+        """Return the report for a notebook."""
+        return html_part(self.outline())
+
+    def __treescope_repr__(self, path: str | None, subtree_renderer: Any) -> Any:
+        """Return the report for Treescope, which calls this."""
+        from treeadapt.drawing.treescope_parts import treescope_part
+
+        del path, subtree_renderer
+        return treescope_part(self.outline(), type(self).__name__)
+
+    def outline(self, title: str = "") -> Outline:
+        """Return what pictures show of this report."""
+        labels = [total.label for total in self.totals]
+        paint = self._paints()
+        places: dict[Any, int] = {}
+        rules = self.rules or ()
+        where = {rule.number: rule.where for rule in rules}
+        legend = [
+            Label(
+                _legend_text(total.label) if self.rules is not None else "",
+                paint[place],
+                total.num_leaves,
+                total.num_params,
+                total.size_bytes,
+                tuple(
+                    printable(rule.where)
+                    for rule in rules
+                    if rule.where
+                    and rule.num_leaves
+                    and _is_same(rule.label, total.label)
+                ),
+            )
+            for place, total in enumerate(self.totals)
+        ]
+        leaves = []
+        for row in self.rows:
+            if id(row.label) not in places:
+                found = (i for i, one in enumerate(labels) if _is_same(one, row.label))
+                places[id(row.label)] = next(found)
+            shape = "" if row.shape is None else f"[{','.join(map(str, row.shape))}]"
+            decided = "" if row.rule is None else f"rule {row.rule}: "
+            leaves.append(
+                Leaf(
+                    row.path,
+                    printable(f"{row.dtype}{shape}"),
+                    row.num_params,
+                    row.size_bytes,
+                    places[id(row.label)],
+                    printable(f"{decided}{where.get(row.rule, '')}"),
+                )
+            )
+        return Outline(
+            printable(title),
+            grown(leaves),
+            legend,
+            self.rules is not None,
+            tuple(map(printable, self.notes)),
+        )
+
+    def _paints(self) -> list[palette.Paint]:
+        """Return how the label of each total looks."""
+        if self.rules is None:
+            return [palette.SIZES] * len(self.totals)
+        labels = [total.label for total in self.totals]
+        given = [label for label in labels if label is not None and label is not STATIC]
+        found = iter(palette.paints(given))
+        special = {id(None): palette.GAP, id(STATIC): palette.STATIC}
+        return [special.get(id(label)) or next(found) for label in labels]
 
     def _tables(self) -> Iterator[_Table]:
         yield self._leaf_table()
@@ -135,9 +313,7 @@ class Summary:
 
     def _leaf_table(self) -> _Table:
         head: tuple[str, ...] = ("path", "shape", "dtype", "params", "size")
-        cells = [
-            (_printable(row.path) or "''", *_array_cells(row)) for row in self.rows
-        ]
+        cells = [(printable(row.path) or "''", *_array_cells(row)) for row in self.rows]
         if self.rules is not None:
             head += ("label", "rule")
             decided = [(_label_text(row.label), _number(row.rule)) for row in self.rows]
@@ -171,12 +347,14 @@ class Summary:
         return _Table(head, cells, ("leaves", "params", "size"))
 
 
-def summarize(tree: Any, rules: Any = None) -> Summary:
+def summarize(tree: Any, rules: Any = None, *, where: Any = None) -> Summary:
     """Report every leaf of a tree and what rules decide for it.
 
     Args:
         tree: any tree, concrete or abstract; no array value is read.
         rules: ``Rules``, or a mapping or pairs for it; None for names and sizes alone.
+        where: selects the leaves to report; None for all. Rules decide on the whole
+            tree all the same, and those that decide no such leaf are left out.
 
     Returns:
         ``Summary``: leaves, rules, totals per label, and notes on unmatched leaves and
@@ -185,6 +363,7 @@ def summarize(tree: Any, rules: Any = None) -> Summary:
     Raises:
         PathCollisionError: two leaves have the same path.
         RulesError, SelectorError: ``rules`` are no rules.
+        UnusedRuleError: an entry of ``where`` selects no array.
 
     Example:
         >>> params = {"encoder": jnp.ones((3, 4)), "head": jnp.ones(4)}
@@ -203,18 +382,22 @@ def summarize(tree: Any, rules: Any = None) -> Summary:
     """
     view = view_tree(tree)
     matches = None if rules is None else as_rules(rules).match(view)
+    chosen = [True] * len(view.leaves) if where is None else select(view, where)
     rows = [
         _row(path, leaf, index, matches)
         for index, (path, leaf) in enumerate(
             zip(view.plan.paths, view.leaves, strict=True)
         )
+        if chosen[index]
     ]
     groups = _groups(rows, matches)
+    if where is not None:
+        groups = [group for group in groups if group[2]]
     return Summary(
         rows=tuple(sorted(rows, key=lambda row: natural(row.path))),
         rules=None if matches is None else tuple(_rule_rows(groups, matches)),
         totals=tuple(_totals(groups)),
-        notes=tuple(_notes(matches)) if matches else (),
+        notes=tuple(_notes(matches, chosen)) if matches else (),
     )
 
 
@@ -239,20 +422,6 @@ def _segment_key(segment: str) -> _Segment:
         else (_AFTER_NUMBERS, part, part)
         for part in parts
     )
-
-
-def size_text(size_bytes: int) -> str:
-    """Write a size for people.
-
-    Example:
-        >>> size_text(48), size_text(123_456), size_text(54_000_000_000)
-        ('48 B', '121 KiB', '50.3 GiB')
-    """
-    size, units = float(size_bytes), ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]
-    while size >= 1024 and len(units) > 1:
-        size, units = size / 1024, units[1:]
-    digits = 0 if units[0] == "B" or size >= 100 else 1
-    return f"{size:.{digits}f} {units[0]}"
 
 
 def _row(path: str, leaf: Any, index: int, matches: RuleMatches | None) -> Row:
@@ -317,23 +486,31 @@ def _totals(groups: _Groups) -> Iterator[Total]:
             )
 
 
+def _legend_text(label: Any) -> str:
+    return "no rule" if label is None else " ".join(_label_text(label).split())
+
+
 def _is_same(one: Any, two: Any) -> bool:
     return one is two or (type(one) is type(two) and repr(one) == repr(two))
 
 
-def _notes(matches: RuleMatches) -> list[str]:
+def _notes(matches: RuleMatches, chosen: Sequence[bool]) -> list[str]:
     notes = []
-    if matches.unmatched:
+    shown = frozenset(itertools.compress(matches.paths, chosen))
+    unmatched = [path for path in matches.unmatched if path in shown]
+    if unmatched:
         notes.append(
-            f"No rule: {plural(len(matches.unmatched), 'leaf')}, "
-            f"{listing(matches.unmatched)}."
+            f"No rule: {plural(len(unmatched), 'leaf')}, {listing(unmatched)}."
         )
     if matches.rules.overlap == "error" and matches.overlaps:
-        paths = dict.fromkeys(matches.paths[leaf] for leaf, _, _ in matches.overlaps)
-        notes.append(
-            f"Overlap: rules with different values for {plural(len(paths), 'leaf')}, "
-            f"{listing(paths)}."
+        paths = dict.fromkeys(
+            matches.paths[leaf] for leaf, _, _ in matches.overlaps if chosen[leaf]
         )
+        if paths:
+            notes.append(
+                "Overlap: rules with different values for "
+                f"{plural(len(paths), 'leaf')}, {listing(paths)}."
+            )
     for index, entry in matches.unused:
         notes.append(f"Unused: {entry_text(entry)} (rule {index + 1}) hits no array.")
     for index in matches.shadowed:
@@ -360,11 +537,7 @@ def _label_text(label: Any) -> str:
         return "-"
     if label is STATIC:
         return "static"
-    return _printable(label) if isinstance(label, str) else repr(label)
-
-
-def _printable(text: str) -> str:
-    return text if text.isprintable() else repr(text)[1:-1]
+    return printable(label) if isinstance(label, str) else repr(label)
 
 
 def _text(table: _Table) -> str:

@@ -270,6 +270,15 @@ def read_ties(
     return dict(_stored(path, format)[1].ties)
 
 
+def read_stored(path: str | os.PathLike[str]) -> Stored:
+    """Read all that is known of a checkpoint without its arrays, ties as well.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be read.
+    """
+    return _stored(path, None)[1]
+
+
 def read_arrays(path: str | os.PathLike[str]) -> Iterator[tuple[str, Any]]:
     """Read every leaf of a checkpoint, to the host.
 

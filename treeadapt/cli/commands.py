@@ -25,12 +25,15 @@ from treeadapt._version import __version__
 from treeadapt.checkpoints import store
 from treeadapt.cli import bench as _bench
 from treeadapt.cli import lint as _lint
-from treeadapt.cli.sources import read_arrays, read_source
+from treeadapt.cli.progress import progress
+from treeadapt.cli.sources import read_arrays, read_source, read_stored
 from treeadapt.diff import tree_diff
+from treeadapt.drawing.terminal import lines
+from treeadapt.drawing.words import printable, size_text
 from treeadapt.errors import SelectorError, TreeAdaptError, plural
 from treeadapt.matches import MISSING, STATIC, RuleMatches, where_text
-from treeadapt.plans import TreeView, view_tree
-from treeadapt.report import Summary, Total, natural, size_text, summarize
+from treeadapt.plans import view_tree
+from treeadapt.report import Summary, natural, summarize
 from treeadapt.rules import Rules, load_rules
 from treeadapt.selectors import select
 
@@ -49,12 +52,22 @@ class _Failure(click.ClickException):
     exit_code = 2
 
     def show(self, file: Any = None) -> None:
-        lines = [_printable(line) for line in self.message.splitlines()[:2]]
-        click.echo(f"{click.style('error:', fg='red')} " + "\n".join(lines), err=True)
+        lines = [printable(line) for line in self.message.splitlines()[:2]]
+        text = f"{click.style('error:', fg='red')} " + "\n".join(lines)
+        click.echo(text, err=True, color=self.show_color)
 
 
 class _Group(click.Group):
     """Commands whose errors are short."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        """Read the options before the command."""
+        try:
+            return super().make_context(*args, **kwargs)
+        except click.exceptions.NoArgsIsHelpError:
+            raise
+        except click.UsageError as error:
+            raise _misused(error) from error
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; no error of it shows a traceback."""
@@ -62,6 +75,10 @@ class _Group(click.Group):
             with warnings.catch_warnings():
                 warnings.showwarning = _show_warning
                 return super().invoke(ctx)
+        except click.exceptions.NoArgsIsHelpError:
+            raise
+        except click.UsageError as error:
+            raise _misused(error) from error
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except TreeAdaptError as error:
@@ -73,9 +90,24 @@ class _Group(click.Group):
             raise _Failure(f"{type(error).__name__}: {told}") from error
 
 
+def _misused(error: click.UsageError) -> _Failure:
+    """Return a wrong use in two lines, without the line that repeats the usage."""
+    command = error.ctx.command_path if error.ctx else PROGRAM
+    told = " ".join(error.format_message().split())
+    return _Failure(f"{told}\nTry '{command} --help'.")
+
+
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    text = _printable(" ".join(str(message).split())[:300])
+    text = printable(" ".join(str(message).split())[:300])
     click.echo(f"{click.style('warning:', fg='yellow')} {text}", err=True)
+
+
+class _AnyText(click.types.BoolParamType):
+    """Whatever text is not empty, as NO_COLOR asks; see no-color.org."""
+
+    def convert(self, value: Any, *_: Any) -> bool:
+        """Return whether there is any text."""
+        return bool(value)
 
 
 def _no_color(context: click.Context, _parameter: Any, value: object) -> None:
@@ -91,14 +123,15 @@ def _shared(command: Callable[..., Any]) -> Callable[..., Any]:
         is_eager=True,
         expose_value=False,
         callback=_no_color,
-        help="Plain text, as when piped.",
+        type=_AnyText(),
+        envvar="NO_COLOR",
+        help="Plain text, as when piped or where NO_COLOR is set.",
     )(command)
 
 
-_tree = click.argument("tree", metavar="TREE")
-_rules = click.argument(
-    "rules", metavar="RULES", type=click.Path(exists=True, dir_okay=False)
-)
+# Any text will do; as a path, the shell completes it.
+_tree = click.argument("tree", metavar="TREE", type=click.Path())
+_rules = click.argument("rules", metavar="RULES", type=click.Path())
 _allow_regex = click.option(
     "--allow-regex", is_flag=True, help="Accept re: patterns; only in a file you trust."
 )
@@ -117,38 +150,60 @@ def app() -> None:
 
 @app.command(short_help="Show paths, shapes, sizes and labels.")
 @_tree
-@click.option("--rules", metavar="FILE", help="Show what these rules decide.")
 @click.option(
-    "--format", "form", type=click.Choice(["table", "json", "csv"]), default="table"
+    "--rules", metavar="FILE", type=click.Path(), help="Show what these rules decide."
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["table", "tree", "json", "csv"]),
+    help="How to print; a tree is folded to what fits.",
 )
 @click.option("--depth", type=click.IntRange(min=1), help="Add up below this depth.")
 @click.option("--filter", "where", metavar="PATTERN", help="Only what this selects.")
+@click.option(
+    "--output",
+    metavar="FILE",
+    type=click.Path(),
+    help="Draw it, as .svg or .html, and print nothing else.",
+)
+@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 @_allow_regex
 @_shared
 def show(
     tree: str,
     rules: str | None,
-    form: str,
+    form: str | None,
     depth: int | None,
     where: str | None,
+    output: str | None,
     *,
+    force: bool,
     allow_regex: bool,
 ) -> None:
     """Show paths, shapes, dtypes, sizes, labels and deciding rules of TREE."""
+    if output is not None and form is not None:
+        raise _Failure("--output draws, and --format prints; give one of the two.")
+    table = None if rules is None else _read_rules(rules, allow_regex=allow_regex)
+    if output is not None:
+        _require_new(output, force=force)
     source = read_source(tree)
+    summary = summarize(source.tree, table, where=where)
+    if output is not None:
+        told = [Path(tree).name, *([] if rules is None else [Path(rules).name])]
+        summary.save(output, title=" by ".join(told), depth=depth)
+        click.echo(f"Wrote {output!r}.")
+        return
     view = view_tree(source.tree)
-    table = None if rules is None else load_rules(rules, allow_regex=allow_regex)
-    matches = None if table is None else table.match(view)
-    summary = summarize(view.rebuild(view.leaves), table)
-    if where is not None:
-        summary = _filtered(summary, view, where)
-    ties = {path: one for path, one in source.ties.items() if _has(summary, path)}
-    decided = _rule_texts(matches) if matches else {}
-    if form == "json":
+    decided = _rule_texts(table.match(view)) if table else {}
+    shown = {row.path for row in summary.rows}
+    ties = {path: one for path, one in source.ties.items() if path in shown}
+    if form == "json" and depth is None:
         _print_json(_as_json(summary, decided, ties))
+    elif form == "tree":
+        _print_tree(summary, depth)
     elif depth is not None:
-        head, cells = _added_up(summary, depth)
-        _print_table(head, cells, form)
+        _print_sums(summary, depth, form)
     elif form == "csv":
         head = ("path", "shape", "dtype", "params", "bytes", "label", "rule", "tied_to")
         rows = [
@@ -178,7 +233,7 @@ def show(
 @_shared
 def labels(rules: str, tree: str, *, allow_regex: bool) -> None:
     """Print the label of every leaf of TREE, as JSON."""
-    matches = load_rules(rules, allow_regex=allow_regex).match(read_source(tree).tree)
+    matches = _read_rules(rules, allow_regex=allow_regex).match(read_source(tree).tree)
     found = matches.check().labels()
     pairs = zip(matches.paths, map(_as_data, found), strict=True)
     _print_json(dict(sorted(pairs, key=lambda pair: natural(pair[0]))))
@@ -220,7 +275,7 @@ def lint(
     Finds leaves without a rule, rules that hit nothing or come too late, and rules that
     match in some but not all of numbered layers.
     """
-    matches = load_rules(rules, allow_regex=allow_regex).match(read_source(tree).tree)
+    matches = _read_rules(rules, allow_regex=allow_regex).match(read_source(tree).tree)
     found = [each for each in _lint.findings(matches) if each.kind not in ignored]
     if form == "json":
         _print_json([dataclasses.asdict(each) for each in found])
@@ -228,7 +283,7 @@ def lint(
         for each in found:
             rule = "" if each.rule is None else f"rule {each.rule}, "
             kind = click.style(f"{each.kind}:", fg="red")
-            click.echo(f"{kind} {rule}{_printable(each.text)}")
+            click.echo(f"{kind} {rule}{printable(each.text)}")
         arrays = plural(sum(matches.is_array), "array")
         click.echo(f"{plural(len(found), 'finding')} in {arrays}.")
     if found:
@@ -236,8 +291,8 @@ def lint(
 
 
 @app.command(short_help="Tell how two trees differ.")
-@click.argument("a", metavar="A")
-@click.argument("b", metavar="B")
+@click.argument("a", metavar="A", type=click.Path())
+@click.argument("b", metavar="B", type=click.Path())
 @click.option("--where", metavar="PATTERN", default="**", help="What to compare.")
 @click.option("--values", is_flag=True, help="Compare values, too; reads all arrays.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text")
@@ -265,8 +320,8 @@ _DIFF_COLORS = {"-": "red", "+": "green", ">": "cyan", "~": "yellow"}
 
 
 @app.command(short_help="Write a checkpoint in another format.")
-@click.argument("source", metavar="IN")
-@click.argument("target", metavar="OUT")
+@click.argument("source", metavar="IN", type=click.Path())
+@click.argument("target", metavar="OUT", type=click.Path())
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 @click.option("--format", "form", type=click.Choice(tuple(store.FORMATS)))
 @_shared
@@ -276,25 +331,27 @@ def convert(source: str, target: str, form: Any, *, force: bool) -> None:
     OUT without an ending is an Orbax folder. It is written under another name and put
     in place once it is whole.
     """
-    if Path(target).exists() and not force:
-        raise _Failure(f"{target!r} exists and is not replaced; --force replaces it.")
-    num_leaves = len(store.read_metadata(source))
-    with click.progressbar(
-        length=num_leaves, label=target, file=sys.stderr, show_pos=True
-    ) as bar:
-        store.copy(source, target, format=form, progress=lambda _: bar.update(1))
+    _require_new(target, force=force)
+    num_leaves = len(read_stored(source).leaves)
+    with progress(f"Writing {target}", num_leaves) as step:
+        store.copy(source, target, format=form, progress=lambda _: step())
     click.echo(f"Wrote {plural(num_leaves, 'leaf')} to {target!r}.")
 
 
 @app.command(short_help="Tell which rule decides a path.")
 @_rules
 @click.argument("path", metavar="PATH")
-@click.option("--tree", metavar="TREE", help="For rules that ask for more than names.")
+@click.option(
+    "--tree",
+    metavar="TREE",
+    type=click.Path(),
+    help="For rules that ask for more than names.",
+)
 @_allow_regex
 @_shared
 def explain(rules: str, path: str, tree: str | None, *, allow_regex: bool) -> None:
     """Tell which RULES match a leaf at PATH, and which decides: code 1 if none does."""
-    table = load_rules(rules, allow_regex=allow_regex)
+    table = _read_rules(rules, allow_regex=allow_regex)
     answers = _answers(table, path, tree)
     first = answers.index(True) if True in answers else -1
     for place, ((where, label), yes) in enumerate(
@@ -302,7 +359,7 @@ def explain(rules: str, path: str, tree: str | None, *, allow_regex: bool) -> No
     ):
         verdict = "decides" if place == first else "matches" if yes else "-"
         text = f"{verdict:8} rule {place + 1}: {where_text(where)} = {label!r}"
-        click.secho(text, bold=place == first, dim=not yes)
+        click.secho(text, bold=place == first or None, dim=not yes or None)
     if first >= 0:
         click.echo(f"{path!r} gets {table.values[first]!r}.")
     elif table.default is not MISSING:
@@ -320,7 +377,7 @@ def bench() -> None:
         (name, f"{leaves:,}", f"{elapsed_ms:.3f}", f"{ratio:.1f}")
         for name, leaves, elapsed_ms, ratio in _bench.bench_rows()
     ]
-    _print_table(("call", "leaves", "ms", "ratio"), cells, "table")
+    _print_table(("call", "leaves", "ms", "ratio"), cells)
 
 
 @app.command(short_help="Print a shell's completion script.")
@@ -361,27 +418,20 @@ def _answers(table: Rules, path: str, tree: str | None) -> list[bool]:
     return [select(view, w, unused="ignore")[place] for w in table.selectors]
 
 
-def _filtered(summary: Summary, view: TreeView, where: str) -> Summary:
-    flags = select(view, where)
-    wanted = {p for p, yes in zip(view.plan.paths, flags, strict=True) if yes}
-    rows = tuple(row for row in summary.rows if row.path in wanted)
-    totals = []
-    for total in summary.totals:
-        own = [row for row in rows if row.label == total.label]
-        if own:
-            totals.append(
-                Total(
-                    total.label,
-                    len(own),
-                    sum(row.num_params for row in own),
-                    sum(row.size_bytes for row in own),
-                )
-            )
-    return dataclasses.replace(summary, rows=rows, totals=tuple(totals))
+def _read_rules(name: str, *, allow_regex: bool) -> Rules:
+    if not Path(name).exists():
+        raise _Failure(f"There is no rules file {name!r}.")
+    if Path(name).is_dir() or Path(name).suffix.removeprefix(".") in store.FORMATS:
+        raise _Failure(
+            f"{name!r} is no rules file, but a checkpoint or a folder. A rules file is "
+            "a .toml or .json file, and stands before the tree."
+        )
+    return load_rules(name, allow_regex=allow_regex)
 
 
-def _has(summary: Summary, path: str) -> bool:
-    return any(row.path == path for row in summary.rows)
+def _require_new(target: str, *, force: bool) -> None:
+    if Path(target).exists() and not force:
+        raise _Failure(f"{target!r} exists and is not replaced; --force replaces it.")
 
 
 def _rule_texts(matches: RuleMatches) -> dict[str, str]:
@@ -416,24 +466,50 @@ def _as_json(summary: Summary, decided: Any, ties: Any) -> dict[str, Any]:
     }
 
 
-def _added_up(
-    summary: Summary, depth: int
-) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Add rows up by the first segments of their paths, and by label."""
+def _print_sums(summary: Summary, depth: int, form: str | None) -> None:
+    """Print rows added up by the first segments of their paths, and by label."""
     sums: dict[tuple[str, str], list[int]] = {}
-    has_labels = any(row.label is not None for row in summary.rows)
+    labels: dict[str, Any] = {}
     for row in summary.rows:
         above = "/".join(row.path.split("/")[:depth])
-        label = "-" if row.label is None else str(_as_data(row.label))
-        entry = sums.setdefault((above, label), [0, 0, 0])
+        label = _as_data(row.label)
+        labels[str(label)] = label
+        entry = sums.setdefault((above, str(label)), [0, 0, 0])
         for place, value in enumerate((1, row.num_params, row.size_bytes)):
             entry[place] += value
-    head = ("path", "leaves", "params", "size") + ("label",) * has_labels
-    cells = [
-        (path, f"{n:,}", f"{params:,}", size_text(size), *((label,) * has_labels))
-        for (path, label), (n, params, size) in sums.items()
+    if form == "json":
+        nodes = [
+            {
+                "path": path,
+                "leaves": numbers[0],
+                "params": numbers[1],
+                "bytes": numbers[2],
+                "label": labels[label],
+            }
+            for (path, label), numbers in sums.items()
+        ]
+        told = _as_json(summary, {}, {})
+        _print_json({"nodes": nodes, "totals": told["totals"], "notes": told["notes"]})
+        return
+    is_table = form != "csv"
+    head: tuple[str, ...] = (
+        "path",
+        "leaves",
+        "params",
+        "size" if is_table else "bytes",
+    )
+    rows: list[tuple[Any, ...]] = [
+        (path, f"{n:,}", f"{params:,}", size_text(size))
+        if is_table
+        else (path, n, params, size)
+        for (path, _), (n, params, size) in sums.items()
     ]
-    return head, cells
+    if summary.rules is not None:
+        none = "-" if is_table else ""
+        head += ("label",)
+        texts = [none if labels[label] is None else label for _, label in sums]
+        rows = [(*row, text) for row, text in zip(rows, texts, strict=True)]
+    _print_table(head, rows, form)
 
 
 def _print_summary(summary: Summary) -> None:
@@ -445,13 +521,28 @@ def _print_summary(summary: Summary) -> None:
     Console(width=max(80, Console().width)).print(summary)
 
 
+def _print_tree(summary: Summary, depth: int | None) -> None:
+    if _is_plain():
+        click.echo(summary.to_text(depth=depth))
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console()
+    for line in lines(summary.outline(), depth=depth):
+        text = Text.assemble(*line)
+        console.print(text, no_wrap=True, overflow="ellipsis", crop=True)
+
+
 def _is_plain() -> bool:
     context = click.get_current_context()
     return context.color is False or not sys.stdout.isatty()
 
 
-def _print_table(head: Sequence[str], rows: Iterable[Sequence[Any]], form: str) -> None:
-    cells = [[_printable(str(cell)) for cell in row] for row in rows]
+def _print_table(
+    head: Sequence[str], rows: Iterable[Sequence[Any]], form: str | None = None
+) -> None:
+    cells = [[printable(str(cell)) for cell in row] for row in rows]
     if form == "csv":
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([list(head), *cells])
@@ -464,7 +555,7 @@ def _print_table(head: Sequence[str], rows: Iterable[Sequence[Any]], form: str) 
             text.rjust(width) if name in right else text.ljust(width)
             for name, text, width in zip(head, row, widths, strict=True)
         )
-        click.secho(line.rstrip(), bold=place == 0)
+        click.secho(line.rstrip(), bold=place == 0 or None)
 
 
 def _print_json(content: Any) -> None:
@@ -473,7 +564,3 @@ def _print_json(content: Any) -> None:
 
 def _as_data(label: Any) -> Any:
     return None if label is STATIC else label
-
-
-def _printable(text: str) -> str:
-    return text if text.isprintable() else repr(text)[1:-1]

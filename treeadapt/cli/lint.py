@@ -11,7 +11,7 @@ import dataclasses
 import re
 from collections.abc import Iterator, Sequence
 
-from treeadapt.errors import listing, plural
+from treeadapt.errors import listing, plural, shorten
 from treeadapt.matches import RuleMatches, where_text
 from treeadapt.repairs import advice_lines, entry_text
 from treeadapt.report import natural
@@ -57,22 +57,10 @@ def findings(matches: RuleMatches) -> list[Finding]:
         for line in advice_lines(named, plan, matches.is_array):
             found.append(Finding("unused", index + 1, f"hits nothing: {line.strip()}"))
     for index in matches.shadowed:
-        text = where_text(matches.rules.selectors[index])
-        earlier = _earlier(matches, index)
-        found.append(
-            Finding(
-                "shadowed",
-                index + 1,
-                f"{text} comes too late: earlier rules decide all its leaves. Move "
-                f"it up, before rule {earlier + 1}.",
-            )
-        )
+        text = shorten(where_text(matches.rules.selectors[index]))
+        told = f"{text} {matches.shadow_text(index)}"
+        found.append(Finding("shadowed", index + 1, told))
     return [*found, *_uneven(matches)]
-
-
-def _earlier(matches: RuleMatches, index: int) -> int:
-    leaves = _selected(matches, index)
-    return min(matches.deciding[leaf] for leaf in leaves)
 
 
 def _selected(matches: RuleMatches, index: int) -> list[int]:

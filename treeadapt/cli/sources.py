@@ -19,11 +19,13 @@ import jax
 
 from treeadapt._arrays import is_array
 from treeadapt.checkpoints import store
-from treeadapt.checkpoints.common import is_nestable, nested
+from treeadapt.checkpoints.common import Stored, is_nestable, nested
+from treeadapt.cli.progress import patience, progress
 from treeadapt.errors import CheckpointError, TreeAdaptError, listing
 from treeadapt.plans import view_tree
 
-_FUNCTION = re.compile(r"(?P<module>[A-Za-z_][\w.]*):(?P<function>[A-Za-z_][\w.]*)")
+_FUNCTION = re.compile(r"[A-Za-z_][\w.]*(?<!\.py):[A-Za-z_][\w.]*")
+_FILE = re.compile(r"(?P<file>.*)\.py:(?P<function>[A-Za-z_][\w.]*)", re.DOTALL)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,16 +53,36 @@ def read_source(text: str) -> Source:
         CheckpointError: there is no such checkpoint, or it cannot be read.
         TreeAdaptError: the function cannot be found or fails.
     """
-    found = _FUNCTION.fullmatch(text)
-    if found and not Path(text).exists():
-        return _traced(text, found["module"], found["function"])
-    stored = store.read_metadata(text)
+    if _is_function(text):
+        module, _, function = text.partition(":")
+        return _traced(text, module, function)
+    stored = read_stored(text)
     # As nested dicts, so that patterns can count siblings.
-    if is_nestable(stored) and "" not in stored:
-        tree: Any = nested({tuple(path.split("/")): x for path, x in stored.items()})
+    leaves = dict(stored.leaves)
+    if is_nestable(leaves) and "" not in leaves:
+        tree: Any = nested({tuple(path.split("/")): x for path, x in leaves.items()})
     else:
-        tree = stored
-    return Source(text, tree, store.read_ties(text))
+        tree = leaves
+    return Source(text, tree, stored.ties)
+
+
+def read_stored(text: str) -> Stored:
+    """Read all that is known of a checkpoint without its arrays.
+
+    Raises:
+        CheckpointError: it is none, or cannot be read.
+    """
+    if _is_function(text):
+        raise CheckpointError(f"{text} has shapes and no values; name a checkpoint.")
+    file = _FILE.fullmatch(text)
+    if file and not Path(text).exists():
+        parts = Path(file["file"]).parts
+        module = ".".join(parts) if all(map(str.isidentifier, parts)) else "module"
+        raise CheckpointError(
+            f"{text} names a file; name the module: {module}:{file['function']}."
+        )
+    with patience(f"Reading {text}"):
+        return store.read_stored(text)
 
 
 def read_arrays(text: str) -> dict[str, Any]:
@@ -69,9 +91,17 @@ def read_arrays(text: str) -> dict[str, Any]:
     Raises:
         CheckpointError: it is none, or cannot be read.
     """
-    if _FUNCTION.fullmatch(text) and not Path(text).exists():
-        raise CheckpointError(f"{text} has shapes and no values; name a checkpoint.")
-    return dict(store.read_arrays(text))
+    stored = read_stored(text)
+    found = {}
+    with progress(f"Reading {text}", len(stored.leaves)) as step:
+        for path, array in store.read_arrays(text):
+            found[path] = array
+            step()
+    return found
+
+
+def _is_function(text: str) -> bool:
+    return bool(_FUNCTION.fullmatch(text)) and not Path(text).exists()
 
 
 def _traced(text: str, module: str, function: str) -> Source:
@@ -79,15 +109,22 @@ def _traced(text: str, module: str, function: str) -> Source:
     made: list[Any] = []
 
     def run() -> list[Any]:
-        view = view_tree(_function(text, module, function)())
+        tree = _function(text, module, function)()
+        view = view_tree(tree)
+        if not any(map(is_array, view.leaves)):
+            raise TreeAdaptError(
+                f"{text} returns {'None' if tree is None else type(tree).__name__}, "
+                "with no array in it; return the tree of parameters."
+            )
         made.append(view)
         return [leaf for leaf in view.leaves if is_array(leaf)]
 
     try:
-        shapes = iter(jax.eval_shape(run))
+        with patience(f"Running {text}"):
+            shapes = iter(jax.eval_shape(run))
     except TreeAdaptError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         told = " ".join(str(error).split())[:300]
         raise TreeAdaptError(
             f"{text} raised {type(error).__name__}{': ' * bool(told)}{told}"

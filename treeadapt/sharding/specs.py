@@ -15,7 +15,7 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
-from treeadapt.errors import ShardingError
+from treeadapt.errors import ShardingError, shorten
 
 #: The text that a rules file has for a copy on every device.
 REPLICATED = "replicated"
@@ -184,6 +184,6 @@ def _at(spec: PartitionSpec, place: int) -> Any:
 
 
 def _no_spec(value: Any, who: str) -> ShardingError:
-    text = repr(value)
-    shown = text if len(text) <= 200 else f"{text[:197]}..."
-    return ShardingError(f"{who} gives {shown}, which is no spec. {_WRITTEN}")
+    return ShardingError(
+        f"{who} gives {shorten(repr(value))}, which is no spec. {_WRITTEN}"
+    )

@@ -1,0 +1,408 @@
+"""An outline as an SVG picture: one file, no script, nothing fetched.
+
+It brings its own ground, light or dark as the reader's system is, so it can be read
+wherever it is shown, as in a pull request. Rows have tooltips where the file itself is
+opened. Equal outlines give equal bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+
+from treeadapt.drawing.outline import (
+    Label,
+    Node,
+    Outline,
+    Row,
+    every,
+    headline,
+    labels_text,
+    tooltip,
+    unfolded,
+)
+from treeadapt.drawing.palette import Paint
+from treeadapt.drawing.words import (
+    columns,
+    count_text,
+    fitted,
+    printable,
+    share_text,
+    size_text,
+)
+
+_ROWS, _WIDTH_OF_NODE = 44, 28
+_LEGEND = 16  # more labels are shown by the first and the last of them
+_NOTES = 6
+_LINE, _CLOSE = 21, 19  # heights of rows, in pixels
+_CHAR = 7.25  # width of a character of the font below
+_MARGIN, _GAP, _INDENT = 20, 16, 14
+_BAR, _MIX = 150, 34
+_MAX_LEVEL = 12
+_FONT = (
+    'ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", '
+    '"Liberation Mono", monospace'
+)
+_LIGHT = {
+    "ground": "#ffffff",
+    "edge": "#d0d7de",
+    "text": "#1f2328",
+    "muted": "#59636e",
+    "band": "#f6f8fa",
+    "track": "#e6eaef",
+    "warn": "#b3261e",
+}
+_DARK = {
+    "ground": "#0d1117",
+    "edge": "#30363d",
+    "text": "#e6edf3",
+    "muted": "#9198a1",
+    "band": "#151b23",
+    "track": "#262c36",
+    "warn": "#ff8f85",
+}
+
+
+def svg(outline: Outline, *, depth: int | None = None) -> str:
+    """Return an outline as an SVG document.
+
+    Args:
+        outline: what to draw.
+        depth: how many segments of a path; None for as many as fit.
+    """
+    rows = list(
+        every(unfolded(outline.root, rows=_ROWS, width=_WIDTH_OF_NODE, depth=depth))
+    )
+    page = _Page(outline, rows)
+    page.draw()
+    return page.text()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Columns:
+    """Where things stand, from left to right."""
+
+    name: float
+    kind: float
+    size: float  # its right end
+    bar: float
+    label: float
+    right: float
+    name_columns: int
+    label_columns: int
+
+
+class _Page:
+    """A picture in the making; ``y`` is where the next row goes."""
+
+    def __init__(self, outline: Outline, rows: Sequence[Row]):
+        self.outline, self.rows = outline, rows
+        self.at = _columns_of(outline, rows)
+        self.y = float(_MARGIN)
+        self.root = ET.Element("svg", {"xmlns": "http://www.w3.org/2000/svg"})
+        self.textures: dict[str, str] = {}
+
+    def text(self) -> str:
+        """Return the document."""
+        return ET.tostring(self.root, encoding="unicode") + "\n"
+
+    def draw(self) -> None:
+        """Draw everything, then the ground below it."""
+        title = self.outline.title
+        self._child(self.root, "title").text = (
+            f"{title}: {headline(self.outline)}" if title else headline(self.outline)
+        )
+        self._child(self.root, "style").text = _style()
+        patterns = self._child(self.root, "defs")
+        ground = self._child(self.root, "rect")
+        self._head()
+        if self.outline.has_labels and self.outline.labels:
+            self._legend()
+        self._notes()
+        self._tree()
+        height = self.y - _LINE + _MARGIN + 4
+        width = self.at.right + _MARGIN
+        self.root.attrib.update(
+            {
+                "width": _px(width),
+                "height": _px(height),
+                "viewBox": f"0 0 {_px(width)} {_px(height)}",
+                "role": "img",
+            }
+        )
+        _set(ground, x=0.5, y=0.5, width=width - 1, height=height - 1, rx=6)
+        ground.set("class", "ground edge")
+        for texture, color in self.textures.items():
+            self._pattern(patterns, texture, color)
+
+    def _head(self) -> None:
+        title = self.outline.title
+        room = int((self.at.right - _MARGIN) / _CHAR)
+        if title:
+            self._words(_MARGIN, fitted(title, int(room / 1.2)), "title")
+            self.y += _LINE + 3
+        self._words(_MARGIN, headline(self.outline), "" if title else "title")
+        self.y += _LINE
+        self._size_bar(self.root, _MARGIN, self.at.right - _MARGIN, self.outline.root)
+        self.y += _LINE + 6
+
+    def _legend(self) -> None:
+        labels = self.outline.labels
+        name = min(max([5, *(columns(one.text) for one in labels)]), 28)
+        ends = [_MARGIN + 20 + name * _CHAR]
+        for width in (9, 9, 11, 7):
+            ends.append(ends[-1] + width * _CHAR)
+        names = ("leaves", "params", "size", "share")
+        self._words(_MARGIN + 20, "label", "muted")
+        for end, title in zip(ends[1:], names, strict=True):
+            self._words(end, title, "muted", end=True)
+        if any(one.rules for one in labels):
+            self._words(ends[-1] + _GAP, "rules", "muted")
+        self.y += _CLOSE
+        is_long = len(labels) > _LEGEND
+        head, tail = (6, 3) if is_long else (len(labels), 0)
+        for one in labels[:head]:
+            self._entry(one, name, ends)
+        if is_long:
+            rest = labels[head : len(labels) - tail]
+            told = f"… {len(rest):,} more labels: {_sum_text(rest)}"
+            self._words(_MARGIN + 20, told, "muted")
+            self.y += _CLOSE
+        for one in labels[len(labels) - tail :]:
+            self._entry(one, name, ends)
+        self.y += 10
+
+    def _entry(self, one: Label, name_columns: int, ends: Sequence[float]) -> None:
+        """Draw a row of the legend."""
+        whole = self.outline.root.size_bytes
+        group = self._child(self.root, "g")
+        self._child(group, "title").text = "\n".join([one.text, *one.rules])
+        swatch = self._child(group, "rect")
+        _set(swatch, x=_MARGIN, y=self.y - 10, width=12, height=12, rx=2)
+        swatch.set("fill", self._fill(one.paint))
+        self._words(_MARGIN + 20, fitted(one.text, name_columns), "strong", into=group)
+        numbers = (
+            f"{one.num_leaves:,}",
+            count_text(one.num_params),
+            size_text(one.size_bytes),
+            share_text(one.size_bytes / whole if whole else 0),
+        )
+        for end, number in zip(ends[1:], numbers, strict=True):
+            self._words(end, number, "", end=True, into=group)
+        x = ends[-1] + _GAP
+        rules = fitted(", ".join(one.rules), int((self.at.right - x) / _CHAR))
+        self._words(x, rules, "muted", into=group)
+        self.y += _CLOSE
+
+    def _notes(self) -> None:
+        notes = self.outline.notes
+        shown = notes if len(notes) <= _NOTES else notes[: _NOTES - 1]
+        room = int((self.at.right - _MARGIN) / _CHAR) - 3
+        for note in shown:
+            group = self._child(self.root, "g")
+            self._child(group, "title").text = note
+            self._words(_MARGIN, f"! {fitted(note, room)}", "warn", into=group)
+            self.y += _CLOSE
+        if len(shown) < len(notes):
+            told = f"! … {len(notes) - len(shown):,} more notes"
+            self._words(_MARGIN, told, "warn")
+            self.y += _CLOSE
+        self.y += 8 if notes else 0
+
+    def _tree(self) -> None:
+        at = self.at
+        self._words(at.name, "path", "muted")
+        self._words(at.kind, "contents", "muted")
+        self._words(at.size, "size", "muted", end=True)
+        whole = size_text(self.outline.root.size_bytes)
+        self._words(at.bar, f"share of {whole}", "muted")
+        if self.outline.has_labels:
+            self._words(at.label, "label", "muted")
+        self.y += _LINE
+        for place, row in enumerate(self.rows):
+            self._row(row, is_banded=place % 2 == 0)
+
+    def _row(self, row: Row, *, is_banded: bool) -> None:
+        at, node = self.at, row.node
+        group = self._child(self.root, "g")
+        self._child(group, "title").text = tooltip(row, self.outline)
+        if is_banded:
+            band = self._child(group, "rect")
+            _set(band, x=_MARGIN - 8, y=self.y - 14.5, height=_LINE, rx=4)
+            _set(band, width=at.right - _MARGIN + 16)
+            band.set("class", "band")
+        level = min(row.level, _MAX_LEVEL)
+        x = at.name + level * _INDENT
+        if node.children:
+            self._marker(group, x, is_open=bool(row.children))
+        room = at.name_columns - round((level * _INDENT + 14) / _CHAR)
+        name = fitted(printable(node.name) or "''", room, middle=True)
+        is_inner = bool(node.children)
+        self._words(x + 14, name, "strong" if is_inner else "", into=group)
+        self._words(at.kind, node.kind_text, "muted", into=group)
+        self._words(at.size, size_text(node.size_bytes), "", end=True, into=group)
+        self._size_bar(group, at.bar, _BAR, node)
+        if self.outline.has_labels:
+            self._mix(group, at.label, _MIX, node)
+            told = fitted(labels_text(node, self.outline.labels), at.label_columns)
+            self._words(at.label + _MIX + 8, told, "", into=group)
+        self.y += _LINE
+
+    def _size_bar(self, into: ET.Element, x: float, length: float, node: Node) -> None:
+        """Draw a track, and on it the part of the whole that a node is, by label."""
+        whole = self.outline.root.size_bytes
+        track = self._child(into, "rect")
+        _set(track, x=x, y=self.y - 9.5, width=length, height=11, rx=2)
+        track.set("class", "track")
+        if node.size_bytes:
+            self._mix(into, x, max(length * node.size_bytes / whole, 2.0), node)
+
+    def _mix(self, into: ET.Element, x: float, length: float, node: Node) -> None:
+        """Draw a bar that the labels of a node share."""
+        shares = [(label, share) for label, share in node.shares if share]
+        widths = _widths([share for _, share in shares], length)
+        last = len(shares) - 1
+        for place, ((label, _), width) in enumerate(zip(shares, widths, strict=True)):
+            part = self._child(into, "rect")
+            gap = 0.0 if place == last or width < 4 else 1.0
+            _set(part, x=x, y=self.y - 9.5, width=width - gap, height=11)
+            part.set("fill", self._fill(self.outline.labels[label].paint))
+            x += width
+
+    def _marker(self, into: ET.Element, x: float, *, is_open: bool) -> None:
+        y = self.y - 4
+        points = [(0, -2.5), (9, -2.5), (4.5, 2.5)] if is_open else []
+        points = points or [(2, -4.5), (2, 4.5), (7, 0)]
+        marker = self._child(into, "polygon")
+        told = (f"{_px(x + dx)},{_px(y + dy)}" for dx, dy in points)
+        marker.set("points", " ".join(told))
+        marker.set("class", "marker")
+
+    def _fill(self, paint: Paint) -> str:
+        if paint.texture == "plain":
+            return paint.color
+        name = f"{paint.texture}-{paint.color[1:]}"
+        self.textures[name] = paint.color
+        return f"url(#{name})"
+
+    def _pattern(self, into: ET.Element, name: str, color: str) -> None:
+        """Define stripes; those of a gap are thin."""
+        pattern = self._child(into, "pattern")
+        pattern.set("id", name)
+        size = 6
+        _set(pattern, width=size, height=size)
+        pattern.set("patternUnits", "userSpaceOnUse")
+        pattern.set("patternTransform", "rotate(45)")
+        is_gap = name.startswith("gap")
+        below = self._child(pattern, "rect")
+        _set(below, width=size, height=size)
+        below.set("fill", color)
+        if is_gap:
+            below.set("fill-opacity", "0.25")
+        above = self._child(pattern, "rect")
+        _set(above, width=2, height=size)
+        above.set("fill", color if is_gap else "#ffffff")
+        if not is_gap:
+            above.set("fill-opacity", "0.65")
+
+    def _words(
+        self,
+        x: float,
+        text: str,
+        classes: str,
+        *,
+        end: bool = False,
+        into: ET.Element | None = None,
+    ) -> None:
+        if not text:
+            return
+        made = self._child(self.root if into is None else into, "text")
+        _set(made, x=x, y=self.y)
+        classes = " ".join(filter(None, (classes, "end" if end else "")))
+        if classes:
+            made.set("class", classes)
+        made.text = text
+
+    def _child(self, into: ET.Element, tag: str) -> ET.Element:
+        return ET.SubElement(into, tag)
+
+
+def _columns_of(outline: Outline, rows: Sequence[Row]) -> _Columns:
+    """Give each column the width that its longest text takes, within bounds."""
+
+    def widest(texts: Sequence[str], least: int, most: int) -> int:
+        return min(max([least, *map(columns, texts)]), most)
+
+    names = [
+        columns(printable(row.node.name))
+        + round((min(row.level, _MAX_LEVEL) * _INDENT + 14) / _CHAR)
+        for row in rows
+    ]
+    name_columns = min(max([24, *names]), 50)
+    kinds = widest([row.node.kind_text for row in rows], 8, 40)
+    sizes = widest([size_text(row.node.size_bytes) for row in rows], 4, 12)
+    told = [labels_text(row.node, outline.labels) for row in rows]
+    label_columns = widest(told, 8, 30) if outline.has_labels else 0
+    kind = _MARGIN + name_columns * _CHAR + _GAP
+    size = kind + (kinds + sizes) * _CHAR + _GAP
+    bar = size + _GAP
+    label = bar + _BAR + _GAP
+    right = bar + _BAR
+    if outline.has_labels:
+        right = label + _MIX + 8 + label_columns * _CHAR
+    return _Columns(_MARGIN, kind, size, bar, label, right, name_columns, label_columns)
+
+
+def _widths(shares: Sequence[float], length: float) -> list[float]:
+    """Divide a length by shares, so that what is there is seen: at least a pixel."""
+    least = min(1.0, length / len(shares))
+    small = [share * length < least for share in shares]
+    left = length - least * sum(small)
+    big = sum(
+        share for share, is_small in zip(shares, small, strict=True) if not is_small
+    )
+    return [
+        least if is_small else left * share / big
+        for share, is_small in zip(shares, small, strict=True)
+    ]
+
+
+def _sum_text(labels: Sequence[Label]) -> str:
+    leaves = sum(label.num_leaves for label in labels)
+    size = sum(label.size_bytes for label in labels)
+    return f"{leaves:,} leaves, {size_text(size)}"
+
+
+def _style() -> str:
+    def colors(theme: dict[str, str]) -> str:
+        return "\n".join(
+            [
+                f"text {{ fill: {theme['text']} }}",
+                f".muted {{ fill: {theme['muted']} }}",
+                f".warn {{ fill: {theme['warn']} }}",
+                f".marker {{ fill: {theme['muted']} }}",
+                f".band {{ fill: {theme['band']} }}",
+                f".track {{ fill: {theme['track']} }}",
+                f".ground {{ fill: {theme['ground']}; stroke: {theme['edge']} }}",
+            ]
+        )
+
+    return (
+        f"\ntext {{ font: 12px {_FONT}; white-space: pre }}\n"
+        ".title { font-size: 14px; font-weight: 600 }\n"
+        ".strong { font-weight: 600 }\n"
+        ".end { text-anchor: end }\n"
+        f"{colors(_LIGHT)}\n"
+        f"@media (prefers-color-scheme: dark) {{\n{colors(_DARK)}\n}}\n"
+    )
+
+
+def _set(element: ET.Element, **numbers: float) -> None:
+    for name, number in numbers.items():
+        element.set(name, _px(number))
+
+
+def _px(number: float) -> str:
+    text = f"{number:.2f}".rstrip("0").rstrip(".")
+    return "0" if text == "-0" else text

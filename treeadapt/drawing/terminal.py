@@ -1,0 +1,155 @@
+"""An outline as lines of text, in colours where the terminal has them.
+
+A line is a list of spans: a text, and a style that ``rich`` understands. Their texts
+alone are the plain form, for a pipe, a log or a commit message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from treeadapt.drawing.outline import (
+    Node,
+    Outline,
+    Row,
+    every,
+    headline,
+    labels_text,
+    unfolded,
+)
+from treeadapt.drawing.palette import Paint
+from treeadapt.drawing.words import (
+    columns,
+    count_text,
+    fitted,
+    printable,
+    share_text,
+    size_text,
+)
+
+Span = tuple[str, str]  # text, and style
+
+_ROWS, _WIDTH_OF_NODE = 44, 28
+_LEGEND = 16
+_BAR = 16
+_NAME, _CONTENTS, _LABEL, _RULES = 48, 32, 34, 60
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+
+
+def lines(outline: Outline, *, depth: int | None = None) -> Iterator[list[Span]]:
+    """Yield the lines of an outline.
+
+    Args:
+        outline: what to show.
+        depth: how many segments of a path; None for as many as fit.
+    """
+    if outline.title:
+        yield [(outline.title, "bold")]
+    yield [(headline(outline), "" if outline.title else "bold")]
+    yield []
+    if outline.has_labels and outline.labels:
+        yield from _legend(outline)
+        yield []
+    rows = unfolded(outline.root, rows=_ROWS, width=_WIDTH_OF_NODE, depth=depth)
+    shown = list(every(rows))
+    if shown:
+        yield from _tree(outline, shown)
+    if outline.notes:
+        yield []
+        yield from ([(note, "red")] for note in outline.notes)
+
+
+def plain(made: Sequence[Sequence[Span]]) -> str:
+    """Return lines without their styles."""
+    return "\n".join("".join(text for text, _ in line).rstrip() for line in made)
+
+
+def _legend(outline: Outline) -> Iterator[list[Span]]:
+    labels = outline.labels
+    whole = outline.root.size_bytes
+    is_long = len(labels) > _LEGEND
+    places = [*range(6), *range(len(labels) - 3, len(labels))]
+    kept = [labels[place] for place in places] if is_long else labels
+    cells = [
+        (
+            fitted(one.text, _LABEL),
+            f"{one.num_leaves:,}",
+            count_text(one.num_params),
+            size_text(one.size_bytes),
+            share_text(one.size_bytes / whole if whole else 0),
+            fitted(", ".join(one.rules), _RULES),
+        )
+        for one in kept
+    ]
+    head = ("label", "leaves", "params", "size", "share", "rules")
+    widths = [max(map(columns, column)) for column in zip(head, *cells, strict=True)]
+    yield [("   ", ""), (_aligned(head, widths, "lrrrrl"), "dim")]
+    for place, (one, cell) in enumerate(zip(kept, cells, strict=True)):
+        if is_long and place == 6:
+            yield [(f"   … {len(labels) - len(kept):,} more labels", "dim")]
+        yield [("██ ", _style(one.paint)), (_aligned(cell, widths, "lrrrrl"), "")]
+
+
+def _tree(outline: Outline, rows: Sequence[Row]) -> Iterator[list[Span]]:
+    names = [fitted("  " * r.level + _name(r), _NAME, middle=True) for r in rows]
+    contents = [fitted(row.node.kind_text, _CONTENTS) for row in rows]
+    sizes = [size_text(row.node.size_bytes) for row in rows]
+    head = ("path", "contents", "size")
+    cells = list(zip(names, contents, sizes, strict=True))
+    widths = [max(map(columns, column)) for column in zip(head, *cells, strict=True)]
+    last = [("label", "dim")] if outline.has_labels else []
+    bar = "share".ljust(_BAR + 2)
+    yield [(_aligned(head, widths, "llr"), "dim"), (f"  {bar}", "dim"), *last]
+    for row, (name, kind, size) in zip(rows, cells, strict=True):
+        line: list[Span] = [
+            (_padded(name, widths[0]), "bold" if row.node.children else ""),
+            (f"  {_padded(kind, widths[1])}", "dim"),
+            (f"  {size.rjust(widths[2])}  ", ""),
+            *_bar(row.node, outline),
+            ("  ", ""),
+        ]
+        if outline.has_labels:
+            told = fitted(labels_text(row.node, outline.labels), _LABEL)
+            first = max(row.node.shares, key=lambda pair: pair[1])[0]
+            line.append((told, _style(outline.labels[first].paint)))
+        yield line
+
+
+def _bar(node: Node, outline: Outline) -> Iterator[Span]:
+    """Yield as many cells as a node is of the whole, in the colours of its labels."""
+    whole = outline.root.size_bytes
+    eighths = round(8 * _BAR * node.size_bytes / whole) if whole else 0
+    if node.size_bytes:
+        eighths = max(eighths, 1)
+    full, part = divmod(eighths, 8)
+    text = "█" * full + (_EIGHTHS[part] if part else "")
+    at = 0
+    total = 0.0
+    shares = node.shares
+    for place, (label, share) in enumerate(shares):
+        total += share
+        end = len(text) if place == len(shares) - 1 else round(total * len(text))
+        if text[at:end]:
+            yield text[at:end], _style(outline.labels[label].paint)
+        at = max(at, end)
+    yield " " * (_BAR - len(text)), ""
+
+
+def _name(row: Row) -> str:
+    return printable(row.node.name) or "''"
+
+
+def _style(paint: Paint) -> str:
+    return paint.color
+
+
+def _padded(text: str, width: int, *, right: bool = False) -> str:
+    space = " " * (width - columns(text))
+    return space + text if right else text + space
+
+
+def _aligned(cells: Sequence[str], widths: Sequence[int], sides: str) -> str:
+    return "  ".join(
+        _padded(cell, width, right=side == "r")
+        for cell, width, side in zip(cells, widths, sides, strict=True)
+    )
