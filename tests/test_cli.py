@@ -43,6 +43,22 @@ def failing():
     raise RuntimeError("no\nluck " + "x" * 5_000)
 
 
+def returning_none():
+    return None
+
+
+def returning_text():
+    return "no tree"
+
+
+def leaving():
+    sys.exit("bye")
+
+
+def needing(config):
+    return config
+
+
 RULES = 'version = 1\n[rules]\n"policy/hidden_0" = "frozen"\n"**" = "train"\n'
 
 
@@ -123,10 +139,72 @@ def test_show_adds_up_by_depth(npz, rules):
     assert "frozen" in run("show", npz, "--depth", 1, "--rules", rules)
 
 
-def test_show_filters(npz, rules):
+def test_sums_are_data_in_json_and_csv(npz, rules):
+    options = ("show", npz, "--depth", 1, "--rules", rules, "--format")
+    nodes = json.loads(run(*options, "json"))["nodes"]
+    assert nodes[0] == {
+        "path": "policy",
+        "leaves": 2,
+        "params": 9,
+        "bytes": 24,
+        "label": "frozen",
+    }
+    rows = list(csv.DictReader(io.StringIO(run(*options, "csv"))))
+    assert rows == [{name: str(x) for name, x in node.items()} for node in nodes]
+
+
+def test_show_as_a_tree(npz, rules):
+    text = run("show", npz, "--rules", rules, "--format", "tree")
+    assert (
+        text
+        == ta.summarize(ta.read_metadata(npz), ta.load_rules(rules)).to_text() + "\n"
+    )
+    assert "hidden_{1..10}" in text
+
+
+@pytest.mark.parametrize("name", ["report.svg", "report.html"])
+def test_show_draws_to_a_file(npz, rules, tmp_path, name):
+    out = tmp_path / name
+    options = ("show", npz, "--rules", rules, "--output", out)
+    assert run(*options) == f"Wrote {str(out)!r}.\n"
+    summary = ta.summarize(ta.read_metadata(npz), ta.load_rules(rules))
+    drawn = summary.to_svg if name.endswith("svg") else summary.to_html
+    assert out.read_text("utf-8") == drawn(title="model.npz by rules.toml")
+    assert "--force" in run(*options, code=2)
+    run(*options, "--force", "--filter", "value", "--depth", 1)
+    assert "policy" not in out.read_text("utf-8")
+
+
+def test_show_draws_nothing_where_it_should_not(npz, tmp_path, rules):
+    before = sorted(tmp_path.iterdir())
+    (tmp_path / "folder.svg").mkdir()
+    for name, reason in (
+        ("x.png", ".svg or .html"),
+        ("none/x.svg", "no folder"),
+        ("folder.svg", "is a folder"),
+    ):
+        out = tmp_path / name
+        text = run("show", npz, "--output", out, "--force", code=2)
+        assert reason in text
+        assert len(text.splitlines()) <= 2
+    both = ("--output", tmp_path / "x.svg", "--format", "json")
+    assert "one of the two" in run("show", npz, *both, code=2)
+    run("show", npz, "--output", npz, code=2)
+    bad = written(tmp_path, '"[" = "b"')
+    run("show", npz, "--output", tmp_path / "x.svg", "--rules", bad, code=2)
+    assert sorted(tmp_path.iterdir()) == sorted([*before, tmp_path / "folder.svg", bad])
+
+
+def test_show_filters_leaves_rules_and_totals(npz, rules):
     text = run("show", npz, "--filter", "**/bias", "--rules", rules)
     assert "kernel" not in text
     assert "train       10" in text
+    text = run("show", npz, "--filter", "policy/hidden_0", "--rules", rules)
+    assert "train" not in text
+    found = json.loads(
+        run("show", npz, "--filter", "value", "--rules", rules, "--format", "json")
+    )
+    assert [total["leaves"] for total in found["totals"]] == [1]
     assert "did you mean" in run("show", npz, "--filter", "**/bais", code=2)
 
 
@@ -156,6 +234,13 @@ def test_a_function_is_run_abstractly():
         ("no_such_module:f", "ModuleNotFoundError"),
         ("no/such.npz", "no checkpoint"),
         ("nothing", "no checkpoint"),
+        ("tests.test_cli:returning_none", "returns None, with no array"),
+        ("tests.test_cli:returning_text", "returns str, with no array"),
+        ("tests.test_cli:leaving", "raised SystemExit: bye"),
+        ("tests.test_cli:needing", "raised TypeError"),
+        ("tests/test_cli.py:linked", "name the module: tests.test_cli:linked"),
+        ("test_cli.py:linked", "name the module: test_cli:linked"),
+        ("../test_cli.py:linked", "name the module: module:linked"),
     ],
 )
 def test_trees_that_are_none(name, reason):
@@ -211,6 +296,20 @@ def test_lint_tells_uneven_coverage(tmp_path, rules):
     run("lint", meant, tmp_path / "x.npz")
     last = written(tmp_path, '"layers/{-2..}/q_proj" = "a"\n"**" = "train"\n')
     run("lint", last, tmp_path / "x.npz")
+
+
+def test_lint_and_the_error_tell_one_cure_for_a_shadowed_rule(npz, tmp_path):
+    for text, cure in (
+        ('"policy" = "a"\n"policy/hidden_0" = "a"\n', "Remove it: they give"),
+        ('"policy/*" = "a"\n"policy" = "b"\n', "Keep one of the two"),
+        ('"policy" = "a"\n"policy/hidden_0" = "b"\n', "Move it up, before rule 1"),
+    ):
+        bad = written(tmp_path, text + '"**" = "train"\n')
+        told = run("lint", bad, npz, code=1)
+        assert cure in told
+        with pytest.raises(ta.UnusedRuleError) as caught:
+            ta.param_labels(ta.read_metadata(npz), ta.load_rules(bad))
+        assert told.splitlines()[0].partition("comes too late")[2] in str(caught.value)
 
 
 def test_diff_is_like_diff(file, tmp_path):
@@ -289,6 +388,35 @@ def test_explain_tells_which_rule_decides(rules, npz, tmp_path):
     assert "no leaf" in run("explain", counted, "x", "--tree", npz, code=2)
 
 
+def test_arguments_in_the_wrong_order_are_told(npz, rules, tmp_path):
+    assert "stands before the tree" in run("lint", npz, rules, code=2)
+    assert "no rules file" in run("labels", tmp_path, npz, code=2)
+    assert "There is no rules file" in run("explain", tmp_path / "x.toml", "a", code=2)
+    assert "no values" in run("convert", "tests.test_cli:linked", "x.npz", code=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("show",), "Missing argument 'TREE'"),
+        (("--fromat",), "No such option"),
+        (("show", "x", "--fromat", "json"), "Did you mean '--format'"),
+        (("show", "x", "--format", "xml"), "is not one of"),
+        (("shwo", "x"), "Did you mean 'show'"),
+        (("show", "x", "--depth", "0"), "not in the range"),
+    ],
+)
+def test_a_wrong_use_is_told_in_two_lines(arguments, told):
+    lines = run(*arguments, code=2).splitlines()
+    assert told in lines[0]
+    assert lines[0].startswith("error: ")
+    assert lines[1:] == [f"Try '{' '.join(('treeadapt', *used(arguments)))} --help'."]
+
+
+def used(arguments):
+    return [name for name in arguments[:1] if name in app.commands]
+
+
 def test_bad_rules_are_short_errors(npz, tmp_path):
     for text in ('"a" = [1]', '"[" = "b"', "nonsense", '"re:.*" = "a"'):
         bad = written(tmp_path, text)
@@ -356,20 +484,76 @@ def test_the_module_runs_as_a_program(npz):
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo-terminal")
 def test_colors_only_on_a_terminal_and_not_if_refused(npz, tmp_path, rules):
     bad = written(tmp_path, '"nothing" = "a"\n')
-    for options, colored in (((), True), (("--no-color",), False)):
-        text = on_terminal("lint", bad, npz, *options)
+    for options, env, colored in (
+        ((), {}, True),
+        ((), {"NO_COLOR": ""}, True),
+        (("--no-color",), {}, False),
+        ((), {"NO_COLOR": "0"}, False),
+    ):
+        text = on_terminal("lint", bad, npz, *options, **env)
         assert ("\x1b[" in text) == colored
         assert "unmatched:" in text
     assert "policy/hidden_10/bias" in on_terminal("show", npz, "--rules", rules)
+    assert "\x1b[" in on_terminal("show", npz, "--rules", rules, "--format", "tree")
+    assert on_terminal("show", "x.npz", NO_COLOR="1").startswith("error: There is no")
 
 
-def on_terminal(*arguments):
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo-terminal")
+def test_long_work_shows_that_it_is_under_way(npz, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    (tmp_path / "slow.py").write_text(
+        "import time\n"
+        "import treeadapt.cli.progress as progress\n"
+        "progress._QUIET_S = 0.01\n"
+        "def tree():\n"
+        "    import jax.numpy as jnp\n"
+        "    time.sleep(0.5)\n"
+        "    return {'a': jnp.ones(2)}\n"
+    )
+    code = (
+        "import sys, slow, time\n"
+        "from treeadapt.checkpoints import store\n"
+        "read = store.read_arrays\n"
+        "def slowly(path):\n"
+        "    for pair in read(path):\n"
+        "        time.sleep(0.05)\n"
+        "        yield pair\n"
+        "store.read_arrays = slowly\n"
+        "from treeadapt.cli.commands import main\n"
+        "main(sys.argv[1:])\n"
+    )
+    text = on_terminal("show", "slow:tree", code=code)
+    assert (
+        text.index("Running slow:tree ...") < text.index("\x1b[2K") < text.index("a ")
+    )
+    text = on_terminal("diff", "--values", npz, npz, code=code)
+    assert "23/23" in text
+    found = process("diff", "--values", npz, npz)
+    assert (found.stdout, found.stderr) == ("No difference.\n", "")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a shell with pipes")
+def test_a_reader_that_leaves_early_is_no_error(tmp_path):
+    ta.save(tmp_path / "x.npz", {f"leaf_{n}": np.ones(1) for n in range(5_000)})
+    command = f"{sys.executable} -m treeadapt show {tmp_path / 'x.npz'} --format csv"
+    found = subprocess.run(
+        f"{command} | head -n 1", shell=True, capture_output=True, text=True, check=True
+    )
+    assert found.stdout.startswith("path,shape")
+    assert found.stderr == ""
+
+
+def on_terminal(*arguments, code=None, **env):
     own, theirs = os.openpty()
     with subprocess.Popen(
-        [sys.executable, "-m", "treeadapt", *map(str, arguments)],
+        [
+            sys.executable,
+            *(["-m", "treeadapt"] if code is None else ["-c", code]),
+            *map(str, arguments),
+        ],
         stdout=theirs,
         stderr=theirs,
-        env=os.environ | {"TERM": "xterm"},
+        env=os.environ | {"TERM": "xterm"} | env,
     ) as found:
         os.close(theirs)
         text = b""

@@ -12,6 +12,7 @@ import rich.console
 
 import treeadapt as ta
 from tests.trees import BY_NAME
+from treeadapt.drawing import palette
 from treeadapt.report import RuleRow, natural
 
 TREE = {"a": {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}, "b": jnp.ones(2)}
@@ -121,3 +122,67 @@ def test_natural_order_counts_and_puts_a_node_before_what_extends_its_name():
     shuffled = random.Random(0).sample(ordered, len(ordered))
     assert sorted(shuffled, key=natural) == ordered
     assert natural("9" * 5_000) > natural("1" * 5_000)  # more digits than int() takes
+
+
+def test_where_narrows_leaves_rules_totals_and_notes_together():
+    rules = {"a/kernel": "x", "a/bias": "y", "nothing": "z"}
+    summary = ta.summarize(TREE, rules, where="**/bias")
+    assert [row.path for row in summary.rows] == ["a/bias"]
+    assert summary.rules == (RuleRow(2, "y", 1, "'a/bias'"),)
+    assert [(t.label, t.num_leaves) for t in summary.totals] == [("y", 1)]
+    assert summary.notes == ("Unused: 'nothing' (rule 3) hits no array.",)
+    assert "b" in ta.summarize(TREE, rules, where="b").notes[0]
+    assert "rule 2: 'a/bias'" in summary.to_html()
+    with pytest.raises(ta.UnusedRuleError):
+        ta.summarize(TREE, rules, where="**/bais")
+
+
+def test_rules_decide_on_the_whole_tree_whatever_is_shown():
+    tree = {"layers": [{"w": jnp.ones(2)} for _ in range(4)]}
+    rules = {"layers/{-1}": "last", "**": "train"}
+    labels = [row.label for row in ta.summarize(tree, rules, where="layers/3").rows]
+    assert labels == ["last"]
+
+
+def test_an_overlap_is_told_only_of_leaves_that_are_shown():
+    rules = ta.Rules({"a/bias": "x", "a": "y", "b": "z"}, overlap="error")
+    assert ta.summarize(TREE, rules, where="b").notes == ()
+    assert "Overlap" in ta.summarize(TREE, rules, where="a").notes[0]
+
+
+def test_repr_is_one_short_line():
+    tree = {f"x{n}": jnp.ones(2) for n in range(100)}
+    shown = repr(ta.summarize(tree, {"**": "train"}))
+    assert shown == "Summary(100 leaves, 200 parameters, 800 B)"
+
+
+def test_labels_have_the_colors_of_the_pictures_on_a_terminal():
+    summary = ta.summarize(TREE, {"a": "frozen", "b": "train"})
+    console = rich.console.Console(
+        file=io.StringIO(), force_terminal=True, color_system="truecolor", width=80
+    )
+    console.print(summary)
+    for color in palette.HUES[:2]:
+        assert ";".join(str(int(color[i : i + 2], 16)) for i in (1, 3, 5)) in (
+            console.file.getvalue()
+        )
+        assert color in summary.to_svg()
+    for plain in (ta.summarize(TREE), ta.summarize(TREE, {"**": "[red]"})):
+        assert "\x1b" not in on_terminal(plain)
+
+
+def test_the_text_of_a_report_is_its_tree():
+    tree = {"net": [{"w": jnp.ones(4), "b": jnp.ones(4)} for _ in range(3)]}
+    summary = ta.summarize(tree, {"**/w": "decay", "**": "train"})
+    assert summary.to_text() == (
+        "6 leaves, 24 parameters, 96 B\n"
+        "\n"
+        "   label  leaves  params  size  share  rules\n"
+        "██ decay       3      12  48 B    50%  '**/w'\n"
+        "██ train       3      12  48 B    50%  '**'\n"
+        "\n"
+        "path        contents        size  share             label\n"
+        "net/{0..2}  6 leaves        96 B  ████████████████  decay (50%), train (50%)\n"
+        "  b         3 x float32[4]  48 B  ████████          train\n"
+        "  w         3 x float32[4]  48 B  ████████          decay"
+    )

@@ -99,7 +99,7 @@ class _Page:
     def __init__(self, outline: Outline, rows: Sequence[Row]):
         self.outline, self.rows = outline, rows
         self.at = _columns_of(outline, rows)
-        self.y = float(_MARGIN)
+        self.y = _MARGIN + 6.0
         self.root = ET.Element("svg", {"xmlns": "http://www.w3.org/2000/svg"})
         self.textures: dict[str, str] = {}
 

@@ -1,0 +1,117 @@
+"""Draws the pictures of ``docs/reports.md`` anew: python docs/scripts/pictures.py.
+
+A test fails where a picture is not what this draws.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import treeadapt as ta
+
+PICTURES = Path(__file__).parent.parent / "pictures"
+
+
+def _array(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def _mlp(*widths: int) -> dict[str, Any]:
+    return {
+        f"hidden_{n}": {"kernel": _array(a, b), "bias": _array(b)}
+        for n, (a, b) in enumerate(itertools.pairwise(widths))
+    }
+
+
+def agent() -> ta.Summary:
+    """Return a PPO agent, its policy's trunk frozen; one rule is misspelt."""
+    policy = {"params": _mlp(27, 128, 128, 128, 128, 16)}
+    value = {"params": _mlp(27, 256, 256, 256, 1)}
+    rules = {
+        "policy/params/hidden_{0..3}": "frozen",
+        "**/bias": "no_decay",
+        "valu/**": "slow",
+        "**": "train",
+    }
+    return ta.summarize({"policy": policy, "value": value}, rules)
+
+
+def _block(width: int) -> dict[str, Any]:
+    sizes = {
+        "attention/qkv": (width, 3 * width),
+        "attention/out": (width, width),
+        "mlp/up": (width, 4 * width),
+        "mlp/down": (4 * width, width),
+    }
+    made: dict[str, Any] = {"norm": {"scale": _array(width)}}
+    for path, shape in sizes.items():
+        outer, inner = path.split("/")
+        made.setdefault(outer, {})[inner] = {"kernel": _array(*shape)}
+    return made
+
+
+def transformer() -> ta.Summary:
+    """Return a transformer of 16 blocks whose rates grow towards the head."""
+    tree = {
+        "embed": _array(32_000, 1_024),
+        "blocks": {str(n): _block(1_024) for n in range(16)},
+        "head": {"kernel": _array(1_024, 32_000)},
+    }
+    rates = [(f"blocks/{n}", round(0.8 ** (16 - n), 3)) for n in range(16)]
+    rules = ta.Rules([("embed", 0.01), *rates, ("head", 1.0)])
+    return ta.summarize(tree, rules)
+
+
+def mixture() -> ta.Summary:
+    """Return a mixture of experts with some 22,000 leaves."""
+    half = jnp.bfloat16
+
+    def layer(number: int) -> dict[str, Any]:
+        attention = {
+            f"{name}_proj": {"kernel": _array(7_168, 1_536, dtype=half)}
+            for name in ("q", "k", "v", "o")
+        }
+        names = ("gate", "up", "down")
+        if number < 3:
+            wide = {
+                name: {"kernel": _array(7_168, 18_432, dtype=half)} for name in names
+            }
+            return {"attention": attention, "mlp": wide}
+        experts = {
+            str(n): {
+                name: {"kernel": _array(7_168, 2_048, dtype=half)} for name in names
+            }
+            for n in range(160)
+        }
+        return {
+            "attention": attention,
+            "experts": experts,
+            "router": _array(7_168, 160),
+        }
+
+    tree = {
+        "embed": _array(129_280, 7_168, dtype=half),
+        "layers": {str(number): layer(number) for number in range(48)},
+        "head": _array(7_168, 129_280, dtype=half),
+    }
+    rules = {"**/experts": "frozen", "**/router": "router", "layers": "train"}
+    return ta.summarize(tree, rules)
+
+
+def pictures() -> Iterator[tuple[str, str]]:
+    """Yield the name of each picture, and what it holds."""
+    yield "agent.svg", agent().to_svg(title="agent.safetensors by freeze.toml")
+    yield "rates.svg", transformer().to_svg(title="transformer by rates.toml")
+    yield "mixture.svg", mixture().to_svg(title="mixture by train.toml")
+
+
+if __name__ == "__main__":
+    PICTURES.mkdir(exist_ok=True)
+    for name, text in pictures():
+        (PICTURES / name).write_text(text, "utf-8", newline="\n")

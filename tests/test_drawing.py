@@ -1,0 +1,510 @@
+"""Pictures of reports: what they add up, what they fold, what they let no name do."""
+
+from __future__ import annotations
+
+import collections
+import html.parser
+import itertools
+import os
+import runpy
+import subprocess
+import sys
+import warnings
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import treescope
+from trees import TREES
+
+import treeadapt as ta
+from treeadapt.drawing.outline import every, unfolded
+from treeadapt.drawing.palette import GAP_COLOR, HUES, SCALE, STATIC_COLOR, paints
+from treeadapt.drawing.words import columns, fitted
+
+REPOSITORY = Path(__file__).parent.parent
+SVG = "{http://www.w3.org/2000/svg}"
+
+every_tree = pytest.mark.parametrize("row", TREES, ids=lambda row: row.name)
+
+
+@pytest.fixture(autouse=True)
+def _positions_are_fine():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ta.UnstablePathWarning)
+        yield
+
+
+def array(*shape, dtype=jnp.float32):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def blocks(count, **leaves):
+    return [dict(leaves) for _ in range(count)]
+
+
+def rows_of(summary, **limits):
+    limits = {"rows": 10_000, "width": 10_000} | limits
+    return list(every(unfolded(summary.outline().root, **limits)))
+
+
+def texts(svg):
+    return ["".join(one.itertext()) for one in ET.fromstring(svg).iter(f"{SVG}text")]
+
+
+class Tags(html.parser.HTMLParser):
+    """The tags of a page, each of which must be closed; and its text."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.seen, self.open, self.text = set(), [], []
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.add(tag)
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+# What a picture adds up
+
+
+@every_tree
+def test_the_legend_and_the_tree_add_up_to_what_the_rules_decided(row):
+    tree = row.make()
+    rules = ta.Rules({"**/{w,kernel,0}": "a", "{hidden,1}": "b"}, default="c")
+    outline = ta.summarize(tree, rules).outline()
+    matches = rules.match(tree)
+    decided = collections.Counter(
+        "static" if value is ta.STATIC else value for value in matches.values
+    )
+    assert {one.text: one.num_leaves for one in outline.labels} == decided
+    counts = {
+        outline.labels[place].text: part[0]
+        for place, part in outline.root.parts.items()
+    }
+    assert counts == decided
+    sizes = [x.size * x.dtype.itemsize for x in jax.tree.leaves(ta.split(tree)[0])]
+    assert outline.root.size_bytes >= sum(sizes)
+    assert sum(one.size_bytes for one in outline.labels) == outline.root.size_bytes
+
+
+@every_tree
+def test_what_stands_below_a_row_adds_up_to_it(row):
+    summary = ta.summarize(row.make(), ta.Rules({"**/w": "a"}, default="b"))
+    root = summary.outline().root
+    for limits in ((10_000, 10_000), (5, 2), (0, 1)):
+        shown = unfolded(root, rows=limits[0], width=limits[1])
+        for node, below in [
+            (root, shown),
+            *((r.node, r.children) for r in every(shown)),
+        ]:
+            if below:
+                nodes = [one.node for one in below]
+                assert sum(one.num_leaves for one in nodes) == node.num_leaves
+                assert sum(one.num_params for one in nodes) == node.num_params
+                assert sum(one.size_bytes for one in nodes) == node.size_bytes
+                assert sum(sum(s for _, s in n.parts.values()) for n in nodes) == (
+                    node.size_bytes
+                )
+
+
+# What it folds
+
+
+def test_a_range_of_siblings_is_the_pattern_that_selects_them():
+    tree = {"net": {"blocks": blocks(12, w=array(2), b=array(3)), "head": array(2)}}
+    summary = ta.summarize(tree, {"**/{2..7}": "frozen", "**": "train"})
+    folded = [row for row in rows_of(summary) if "{" in row.path]
+    assert [row.path for row in folded if row.children] == [
+        "net/blocks/{0,1,8,9,10,11}",
+        "net/blocks/{2..7}",
+    ]
+    for row in folded:
+        assert sum(jax.tree.leaves(ta.glob(row.path)(tree))) == row.node.num_leaves
+
+
+def test_siblings_fold_only_if_names_kinds_labels_and_rules_agree():
+    def names(tree, rules=None):
+        return [row.path for row in rows_of(ta.summarize(tree, rules)) if not row.level]
+
+    alike = {f"h_{n}": array(2) for n in range(4)}
+    assert names(alike) == ["h_{0..3}"]
+    assert names(alike | {"h_1": array(3)}) == ["h_{0,2,3}", "h_1"]
+    assert names(alike | {"h_1": array(2, dtype=jnp.int32)}) == ["h_{0,2,3}", "h_1"]
+    assert names(alike, {"h_1": "a", "**": "b"}) == ["h_{0,2,3}", "h_1"]
+    assert names(alike, [("h_1", "b"), ("**", "b")]) == ["h_{0,2,3}", "h_1"]
+    assert names(alike | {"h_1": {"w": array(2)}}) == ["h_{0,2,3}", "h_1/w"]
+    assert names({"a": array(2), "b": array(2), "c": array(2)}) == ["a", "b", "c"]
+    assert names({"h_0": array(2), "h_1": array(2)}) == ["h_0", "h_1"]
+    padded = {name: array(2) for name in ("00", "01", "02", "0", "1", "2")}
+    assert names(padded) == ["{0..2}", "{00..02}"]
+
+
+def test_nodes_with_one_child_join_it():
+    tree = {"params": {"Dense_0": {"kernel": array(2)}, "Dense_1": {"bias": array(2)}}}
+    paths = [row.path for row in rows_of(ta.summarize(tree))]
+    assert paths == ["params", "params/Dense_0/kernel", "params/Dense_1/bias"]
+
+
+def test_a_leaf_may_stand_where_a_node_does():
+    flat = {"a": array(2), "a/b": array(3), "a/c": array(4)}
+    rows = rows_of(ta.summarize(flat))
+    assert [(row.path, row.node.is_leaf) for row in rows] == [
+        ("a", True),
+        ("a", False),
+        ("a/b", True),
+        ("a/c", True),
+    ]
+
+
+def test_what_has_several_labels_is_opened_first():
+    plain = {f"m{c}": array(2) for c in "abcdef"}
+    mixed = {"w": array(2), "b": array(1)}
+    tree = {"aa": plain, "bb": plain, "zz": {"deep": {"er": mixed, "es": array(9)}}}
+    summary = ta.summarize(tree, {"**/b": "no_decay", "**": "train"})
+    shown = rows_of(summary, rows=8)
+    assert [row.path for row in shown if row.children] == ["zz/deep", "zz/deep/er"]
+    assert len(rows_of(summary, rows=30)) == 3 + 6 + 6 + 2 + 2
+
+
+@pytest.mark.parametrize("kind", ["wide", "deep", "layers", "unlike"])
+def test_a_large_tree_is_one_page(kind):
+    count = 22_213
+    tree = {
+        "wide": lambda: {f"{n}{'ab'[n % 2]}": array(1 + n % 977) for n in range(count)},
+        "deep": lambda: {"/".join("ab" * 30 + str(n)): array(1) for n in range(count)},
+        "layers": lambda: {"x": blocks(count // 2, w=array(3), b=array(2))},
+        "unlike": lambda: [{"w": array(n), "b": array(n)} for n in range(count // 2)],
+    }[kind]()
+    summary = ta.summarize(tree, ta.Rules({"**/*b": "no_decay"}, default="train"))
+    assert len(rows_of(summary, rows=44, width=28)) <= 44
+    picture, page, part = summary.to_svg(), summary.to_html(), summary._repr_html_()
+    assert len(picture) < 60_000
+    assert len(page) < 3_000_000
+    assert len(part) < 600_000
+    assert len(summary.to_text()) < 12_000
+    assert "".join(texts(picture)).count(f"{len(summary.rows):,} leaves") >= 1
+
+
+def test_depth_stops_there():
+    tree = {"a": {"b": {"c": array(2), "d": array(3)}, "e": array(4)}}
+    summary = ta.summarize(tree)
+    assert [r.path for r in rows_of(summary, depth=1)] == ["a"]
+    assert [r.path for r in rows_of(summary, depth=2)] == ["a", "a/b", "a/e"]
+    assert "c" in texts(summary.to_svg())
+    assert "c" not in texts(summary.to_svg(depth=2))
+    assert "<details" not in summary.to_html(depth=1)
+
+
+# What it writes
+
+
+@every_tree
+def test_pictures_of_any_tree_are_well_formed_and_the_same_each_time(row):
+    for rules in (None, ta.Rules({"**/w": 0.5}, default=1.0)):
+        one, two = (ta.summarize(row.make(), rules) for _ in range(2))
+        ET.fromstring(one.to_svg())
+        Tags(one.to_html())
+        Tags(one._repr_html_())
+        assert (one.to_svg(), one.to_html()) == (two.to_svg(), two.to_html())
+        assert one.to_text() == two.to_text()
+
+
+HOSTILE = (
+    "<script>alert(1)</script>",
+    "]]>&\"'",
+    "a\x00\x1b[31m\n",
+    "\ud800",
+    "\u202eabc",
+    "x" * 3_000,
+    "-->",
+    "</style>",
+    "層",
+    "",
+)
+
+
+def test_no_name_label_or_pattern_leaves_its_place():
+    tree = {name: array(2) for name in HOSTILE}
+    rules = [(ta.glob(ta.escape(name)), name) for name in HOSTILE if name]
+    summary = ta.summarize(tree, ta.Rules(rules, default="</title>"))
+    picture = summary.to_svg(title="<b>&\x07")
+    page = summary.to_html(title="<b>&\x07")
+    root = ET.fromstring(picture)
+    tags = {one.tag.removeprefix(SVG) for one in root.iter()}
+    assert tags == {
+        *("svg", "title", "style", "defs", "pattern", "rect", "g", "text"),
+    }
+    found = Tags(page)
+    assert found.seen <= {
+        *("html", "head", "meta", "title", "style", "body", "div", "table", "tr"),
+        *("th", "td", "span", "i", "details", "summary", "ul", "li"),
+    }
+    shown = texts(picture)
+    for where in (shown, found.text):
+        assert "<script>alert(1)</script>" in where
+        assert "a\\x00\\x1b[31m\\n" in where
+        assert "\\ud800" in where
+        assert "\\u202eabc" in where
+        assert "<b>&\\x07" in where
+    for text in (picture, page, summary.to_text(), str(summary)):
+        assert all(char.isprintable() or char == "\n" for char in text)
+        text.encode("utf-8")
+
+
+def test_a_file_is_not_the_hash_seeds_business():
+    code = (
+        "import jax, treeadapt as ta; f = lambda n: jax.ShapeDtypeStruct((n,), 'f4');"
+        "t = {c: [{d: f(3) for d in 'wxyz'}] * 4 for c in 'abcdef'};"
+        "s = ta.summarize(t, {'**/{w,y}': 'p', 'b': 'q', '**': 'r'});"
+        "print(s.to_svg(), s.to_html(), s.to_text())"
+    )
+    made = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert made[0] == made[1] != b""
+
+
+def test_everything_that_a_picture_needs_is_in_it():
+    summary = ta.summarize({"a": array(2), "b": array(3)}, ta.Rules({"a": "x"}))
+    for text in (summary.to_svg(), summary.to_html()):
+        own = text.replace("http://www.w3.org/2000/svg", "")
+        for word in ("http:", "https:", "@import", "src=", "href", "<script", "url(h"):
+            assert word not in own
+
+
+def test_a_leaf_without_a_rule_stands_out():
+    summary = ta.summarize({"a": array(2), "b": array(3)}, {"a": "x", "zz": "y"})
+    shown = texts(summary.to_svg())
+    assert "no rule" in shown
+    assert "! No rule: 1 leaf, 'b'." in shown
+    assert "! Unused: 'zz' (rule 2) hits no array." in shown
+    assert f"gap-{GAP_COLOR[1:]}" in summary.to_svg()
+    assert GAP_COLOR in summary.to_html()
+
+
+def test_a_tooltip_says_path_shape_dtype_and_rule():
+    tree = {"net": blocks(3, w=array(4, 5, dtype=jnp.bfloat16), b=array(5))}
+    summary = ta.summarize(tree, {"**/w": "decay", "**": "train"})
+    told = [one.text for one in ET.fromstring(summary.to_svg()).iter(f"{SVG}title")]
+    assert (
+        "net/{0..2}/w\n3 x bfloat16[4,5]\n3 leaves\n60 parameters, 120 B\n"
+        "decay: 3 leaves, 120 B\nby rule 1: '**/w'"
+    ) in told
+
+
+def test_bars_are_as_long_as_their_part_of_the_whole():
+    summary = ta.summarize({"a": array(75), "b": array(25)}, {"a": "x", "b": "y"})
+    groups = ET.fromstring(summary.to_svg()).findall(f"{SVG}g")[-2:]
+    lengths = []
+    for group in groups:
+        track, bar = [
+            float(rect.get("width"))
+            for rect in group.findall(f"{SVG}rect")
+            if rect.get("class") != "band"
+        ][:2]
+        lengths.append(bar / track)
+    assert lengths == [0.75, 0.25]
+
+
+# Colours
+
+
+def channels(color):
+    srgb = np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    return np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
+
+
+def luminance(color):
+    return float(channels(color) @ [0.2126, 0.7152, 0.0722])
+
+
+# Machado, Oliveira, Fernandes 2009: full protanopia, deuteranopia, tritanopia.
+SIGHTS = {
+    "all": np.eye(3),
+    "protan": np.array(
+        [
+            [0.152286, 1.052583, -0.204868],
+            [0.114503, 0.786281, 0.099216],
+            [-0.003882, -0.048116, 1.051998],
+        ]
+    ),
+    "deutan": np.array(
+        [
+            [0.367322, 0.860646, -0.227968],
+            [0.280085, 0.672501, 0.047413],
+            [-0.011820, 0.042940, 0.968881],
+        ]
+    ),
+    "tritan": np.array(
+        [
+            [1.255528, -0.076749, -0.178779],
+            [-0.078411, 0.930809, 0.147602],
+            [0.004733, 0.691367, 0.303900],
+        ]
+    ),
+}
+
+
+def oklab(linear):  # Ottosson 2020
+    to_lms = np.array(
+        [
+            [0.4122214708, 0.5363325363, 0.0514459929],
+            [0.2119034982, 0.6806995451, 0.1073969566],
+            [0.0883024619, 0.2817188376, 0.6299787005],
+        ]
+    )
+    to_lab = np.array(
+        [
+            [0.2104542553, 0.7936177850, -0.0040720468],
+            [1.9779984951, -2.4285922050, 0.4505937099],
+            [0.0259040371, 0.7827717662, -0.8086757660],
+        ]
+    )
+    return to_lab @ np.cbrt(to_lms @ np.clip(linear, 0, 1))
+
+
+@pytest.mark.parametrize("sight", SIGHTS)
+@pytest.mark.parametrize("colors", [HUES, SCALE], ids=["hues", "scale"])
+def test_colors_are_told_apart(sight, colors):
+    seen = [oklab(SIGHTS[sight] @ channels(color)) for color in colors]
+    for one, two in itertools.combinations(seen, 2):
+        assert np.linalg.norm(one - two) >= 0.09
+
+
+@pytest.mark.parametrize("color", [*HUES, *SCALE, STATIC_COLOR, GAP_COLOR])
+def test_colors_stand_out_from_light_and_dark_ground(color):
+    light, dark = 1.0, luminance("#0d1117")
+    own = luminance(color)
+    assert (light + 0.05) / (own + 0.05) >= 1.6
+    assert (own + 0.05) / (dark + 0.05) >= 2.4
+
+
+def test_paints_differ_and_frozen_keeps_its_own():
+    labels = ["train", "frozen", *map(str, range(14))]
+    made = paints(labels)
+    assert len(set(made)) == 16
+    assert made[1] == paints(["frozen"])[0] == (HUES[0], "plain")
+    assert paints(["a", "b"])[0].color == HUES[0]
+
+
+def test_numbers_run_through_the_scale_by_rank():
+    made = [paint.color for paint in paints([1.0, 0.25, 0.5, 0.125, 0.0625])]
+    assert made == [SCALE[4], SCALE[2], SCALE[3], SCALE[1], SCALE[0]]
+    assert luminance(SCALE[0]) < luminance(SCALE[2]) < luminance(SCALE[4])
+    assert paints([True, False, "a"])[0].color == HUES[0]
+    assert paints([1.0, float("nan"), 2.0])[0].color == HUES[0]
+
+
+# Words
+
+
+@pytest.mark.parametrize("text", ["abc", "層の重み", "e\u0301" * 9, "x" * 99, ""])
+def test_what_is_fitted_fits(text):
+    for width, middle in itertools.product(range(1, 30), (False, True)):
+        short = fitted(text, width, middle=middle)
+        assert columns(short) <= width
+        assert (short == text) == (columns(text) <= width)
+
+
+# Files
+
+
+def test_save_writes_what_the_ending_says(tmp_path):
+    summary = ta.summarize({"a": array(2)}, {"a": "x"})
+    summary.save(tmp_path / "x.svg", title="t")
+    summary.save(str(tmp_path / "x.HTML"), depth=1)
+    assert (tmp_path / "x.svg").read_text("utf-8") == summary.to_svg(title="t")
+    assert (tmp_path / "x.HTML").read_text("utf-8") == summary.to_html(depth=1)
+    summary.save(tmp_path / "x.svg")
+    assert (tmp_path / "x.svg").read_text("utf-8") == summary.to_svg()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.HTML", "x.svg"]
+
+
+def test_save_refuses_what_it_cannot_write(tmp_path):
+    summary = ta.summarize({"a": array(2)})
+    (tmp_path / "folder.svg").mkdir()
+    (tmp_path / "folder.svg" / "thesis.txt").write_text("years")
+    for name, reason in (
+        ("x.png", "End it in .svg or .html"),
+        ("x", "End it in .svg or .html"),
+        ("none/x.svg", "no folder"),
+        ("folder.svg", "is a folder"),
+    ):
+        with pytest.raises(ta.TreeAdaptError, match=reason):
+            summary.save(tmp_path / name)
+    assert [path.name for path in tmp_path.rglob("*")] == ["folder.svg", "thesis.txt"]
+
+
+def test_a_save_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+    summary = ta.summarize({"a": array(2)})
+    summary.save(tmp_path / "x.svg")
+    before = (tmp_path / "x.svg").read_bytes()
+
+    def full(_self, data):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="no space"):
+        ta.summarize({"b": array(2)}).save(tmp_path / "x.svg")
+    assert [path.name for path in tmp_path.iterdir()] == ["x.svg"]
+    assert (tmp_path / "x.svg").read_bytes() == before
+
+
+def test_the_pictures_of_the_documentation_are_todays():
+    script = runpy.run_path(str(REPOSITORY / "docs" / "scripts" / "pictures.py"))
+    for name, text in script["pictures"]():
+        assert (script["PICTURES"] / name).read_text("utf-8") == text, name
+
+
+# Notebooks
+
+
+def test_treescope_shows_the_tree_with_its_labels():
+    tree = {"net": blocks(4, w=array(4), b=array(5)), "<b>": array(3)}
+    summary = ta.summarize(tree, {"**/w": "frozen", "zz": "a", "**": "train"})
+    text = treescope.render_to_text(summary)
+    assert text.startswith("Summary  # 9 leaves, 39 parameters, 156 B\n")
+    assert "frozen: 4 leaves, 16 params, 64 B, 41%  # '**/w'" in text
+    assert "net/{0..3}: 8 leaves" in text
+    assert "w: 4 x float32[4], 64 B  frozen" in text
+    assert "! Unused: 'zz'" in text
+    page = treescope.render_to_html(summary, compressed=False)
+    assert HUES[0] in page
+    assert "<b>: float32" not in page
+
+
+def test_treescope_shows_any_report():
+    for tree, rules in (({}, {}), (array(2), None), (array(2), {"**": 1.0})):
+        assert treescope.render_to_text(ta.summarize(tree, rules)).startswith("Summary")
+
+
+def test_drawing_loads_no_library():
+    code = (
+        "import sys, treeadapt as ta, jax.numpy as jnp;"
+        "s = ta.summarize({'a': jnp.ones(2)}, {'a': 'x'});"
+        "s.to_svg(), s.to_html(), s.to_text(), s._repr_html_(), repr(s), str(s);"
+        "print(*{'treescope', 'rich', 'IPython', 'click'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "\n"
