@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax.tree_util as jtu
@@ -55,35 +55,37 @@ def same_statics(one: Sequence[Any], two: Sequence[Any]) -> bool:
         >>> same_statics(("a", (1, 2)), ("a", (1, True)))
         False
     """
+    if one is two:
+        return True
     if len(one) != len(two):
         return False
-    if all(map(operator.is_, one, two)):
-        return True
-    return all(map(same_static, one, two))
+    return all(map(operator.is_, one, two)) or all(map(same_static, one, two))
 
 
 def node_data(structure: Any) -> tuple[Any, ...]:
     """Return the metadata of all nodes of a treedef or ``Program``.
 
+    Returns:
+        The parts of what JAX keeps of each node, children first, in one row: two equal
+        structures have them at equal places. They are the caller's own objects.
+
     Example:
-        >>> node_data(jax.tree.structure({"a": [1.0]}))
-        ((<class 'dict'>, ('a',)), (<class 'list'>, None))
+        >>> node_data(jax.tree.structure({"a": [1.0], "b": None}))
+        ('a', 'b')
     """
     if isinstance(structure, Program):
         return structure.metadata
-    return tuple(_of_treedef(structure))
+    found: list[Any] = []
 
+    def note(children: Any, data: Any) -> None:
+        del children
+        if type(data) in (tuple, list):  # made anew whenever JAX flattens
+            found.extend(data)
+        elif data is not None:
+            found.append(data)
 
-def _of_treedef(treedef: Any) -> Iterator[Any]:
-    pending = [treedef]
-    while pending:
-        node = pending.pop()
-        data = node.node_data()
-        if data is not None:
-            cls, aux = data
-            yield (cls, tuple(aux)) if cls is dict else data  # JAX lists the keys anew
-            if node.num_nodes > node.num_leaves + 1:  # not only leaves below
-                pending += node.children()
+    structure.walk(note, id, [None] * structure.num_leaves)  # ``id``: any function
+    return tuple(found)
 
 
 def as_of_now(data: Sequence[Any]) -> tuple[Any, ...] | None:

@@ -10,7 +10,7 @@ Which leaves are selected is up to ``selectors``; names come from ``paths``.
 from __future__ import annotations
 
 import dataclasses
-import functools
+import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -93,14 +93,10 @@ class _Form:
     chosen: tuple[int, ...]  # leaves that are in params
     kept: tuple[int, ...]  # leaves that are arrays of the rest
     tied: tuple[tuple[int, int], ...]  # leaf, and the leaf whose value it takes
-    statics: tuple[tuple[int, Any], ...]
+    static: tuple[int, ...]  # leaves that are neither
+    statics: tuple[Any, ...]  # their values
     nested: bool
-    changing: tuple[Any, ...] | None  # metadata that can change, as it was at the split
-
-    @functools.cached_property
-    def metadata(self) -> tuple[Any, ...]:
-        """Metadata of all nodes."""
-        return node_data(self.structure) if self.changing is None else self.changing
+    metadata: tuple[Any, ...]  # of the nodes, as it was at the split
 
     def __eq__(self, other: object) -> bool:
         if self is other:
@@ -110,6 +106,7 @@ class _Form:
             and self.nested == other.nested
             and self.chosen == other.chosen
             and self.kept == other.kept
+            and self.static == other.static
             and self.tied == other.tied
             and (self.plan is other.plan or self.plan.paths == other.plan.paths)
             and same_structure(self.structure, other.structure)
@@ -217,7 +214,7 @@ def merge(params: Mapping[str, Any], rest: Rest) -> Any:
         leaves[index] = flat[path]
     for index, value in zip(form.kept, rest._values, strict=True):
         leaves[index] = value
-    for index, value in form.statics:
+    for index, value in zip(form.static, form.statics, strict=True):
         leaves[index] = value
     for index, source in form.tied:
         leaves[index] = leaves[source]
@@ -280,33 +277,40 @@ def _form(
     nested: bool,
 ) -> _Form:
     taken = {*chosen, *(index for index, _ in tied)}
-    kept, statics = [], []
+    kept, static = [], []
     for index, leaf in enumerate(view.leaves):
         if index in taken:
             continue
         if is_array(leaf):
             kept.append(index)
         else:
-            statics.append((index, leaf))
+            static.append(index)
     return _Form(
         plan=view.plan,
         structure=view.structure,
         chosen=chosen,
         kept=tuple(kept),
         tied=tied,
-        statics=tuple(statics),
+        static=tuple(static),
+        statics=tuple(view.leaves[index] for index in static),
         nested=nested,
-        changing=_changing(view),
+        metadata=_metadata(view),
     )
 
 
-def _changing(view: TreeView) -> tuple[Any, ...] | None:
-    if "fixed metadata" in view.plan.memo:
-        return None
-    found = as_of_now(node_data(view.structure))
-    if found is None:
-        view.plan.remember("fixed metadata", True)
-    return found
+def _metadata(view: TreeView) -> tuple[Any, ...]:
+    """Take the metadata of all nodes down as it is now.
+
+    Where it holds the very objects that it held when the last tree of this structure
+    was split, that tuple is given again: one look tells that two forms agree.
+    """
+    found = node_data(view.structure)
+    known = view.plan.memo.get("metadata")
+    if known is None and (now := as_of_now(found)) is not None:
+        return now
+    if known and len(known) == len(found) and all(map(operator.is_, known, found)):
+        return known
+    return view.plan.remember("metadata", found)
 
 
 def _ties(view: TreeView, tie: Ties) -> tuple[tuple[int, int], ...]:
