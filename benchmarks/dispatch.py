@@ -22,6 +22,14 @@ def races(num_blocks: int = 24) -> Iterator[Race]:
     params, _ = ta.split(model)
     bias = "head/bias"
     size = len(jax.tree.leaves(model))
+
+    def new_rest() -> Any:
+        return ta.split(model)[1]
+
+    def after_split(run: Callable[[], Any]) -> Contender:
+        """Time one call after a split, as for the contender that gets a new rest."""
+        return Contender(run=lambda _: run(), fresh=new_rest)
+
     both = jax.jit(lambda params, rest: (params, rest))
     alone = jax.jit(lambda params: params)
     filtered = eqx.filter(model, eqx.is_array)
@@ -33,11 +41,13 @@ def races(num_blocks: int = 24) -> Iterator[Race]:
         contenders={
             "jit(params, rest), rest new": Contender(
                 run=lambda rest: both(params, rest)[0][bias],
-                fresh=lambda: ta.split(model)[1],
+                fresh=new_rest,
             ),
-            "jit(params)": _single(lambda: alone(params)[bias]),
-            "jit of the filtered module": _single(lambda: alone(filtered).head.bias),
-            "eqx.filter_jit of the raw module": _single(
+            "jit(params)": after_split(lambda: alone(params)[bias]),
+            "jit of the filtered module": after_split(
+                lambda: alone(filtered).head.bias
+            ),
+            "eqx.filter_jit of the raw module": after_split(
                 lambda: module(model).head.bias
             ),
         },
@@ -57,11 +67,6 @@ def races(num_blocks: int = 24) -> Iterator[Race]:
         baseline="plain, on the flat dict",
         targets={"adapt, on the module": Target(at_most=1.1)},
     )
-
-
-def _single(run: Callable[[], Any]) -> Contender:
-    """Time one call at a time, as for the contender that gets a new rest."""
-    return Contender(run=lambda _: run(), fresh=lambda: None)
 
 
 def figures(num_blocks: int = 24) -> Iterator[Result]:
