@@ -182,7 +182,12 @@ def _races(topic: Any, *, quick: bool) -> Iterator[Race]:
 def _figures(topic: Any, *, quick: bool) -> list[Result]:
     if not hasattr(topic, "figures"):
         return []
-    smallest = {"partition": (20, 2), "dispatch": (2,), "caches": (50, 1)}
+    smallest = {
+        "conversion": (1_000, 1),
+        "partition": (20, 2),
+        "dispatch": (2,),
+        "caches": (50, 1),
+    }
     return list(topic.figures(*(smallest.get(topic.TOPIC, ()) if quick else ())))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,7 +16,7 @@ from flax import nnx, serialization, traverse_util
 
 import treeadapt as ta
 from benchmarks import models
-from benchmarks.harness import Race, Target
+from benchmarks.harness import Race, Result, Target, figure
 
 TOPIC = "conversion"
 #: Names of the contenders that are JAX's own floor.
@@ -32,6 +34,39 @@ def races(
     for name, model in models.real_models().items() if real_models else ():
         yield _real(name, model)
     yield _halves(24 if real_models else 2)
+
+
+def figures(num_leaves: int = 1_000_000, rounds: int = 3) -> Iterator[Result]:
+    """Measure how long a huge tree takes to name that was never seen before."""
+    layer = dict.fromkeys(("kernel", "bias", "scale", "offset"), models.LEAF)
+    block = {f"layer_{j}": layer for j in range(10)}
+    tree = {f"block_{i}": block for i in range(max(1, num_leaves // 40))}
+    size = len(jax.tree.leaves(tree))
+    ratios = []
+    for _ in range(rounds):
+        ta.default_registry.forget()
+        ours = _seconds(lambda: ta.to_flat_dict(tree))
+        ratios.append(ours / _seconds(lambda: _exact_names(tree)))
+    yield figure(
+        TOPIC,
+        "to_flat_dict, cold, beside tree_leaves_with_path + keystr",
+        size,
+        "treeadapt",
+        statistics.median(ratios),
+        of="tree_leaves_with_path + keystr",
+        target=Target(at_most=2) if size >= 1_000_000 else None,
+    )
+
+
+def _seconds(run: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def _exact_names(tree: Any) -> list[tuple[str, Any]]:
+    paths = jax.tree_util.tree_leaves_with_path(tree)
+    return [(jax.tree_util.keystr(path), leaf) for path, leaf in paths]
 
 
 def _synthetic(tree: Any, size: int) -> Iterator[Race]:

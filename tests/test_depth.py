@@ -113,8 +113,28 @@ FORMS = {
     "map_where": lambda tree: ta.map_where(lambda x: x, tree, "**"),
 }
 
-def outcomes(make):
-    for name, form in FORMS.items():
+def train(tree):
+    import optax
+    tx = ta.adapt(optax.sgd(1.0))
+    updates, _ = tx.update(tree, tx.init(tree), tree)
+    return ta.apply_updates(tree, updates)
+
+# Everything else that takes a tree apart.
+USES = {
+    "param_labels": lambda tree: ta.param_labels(tree, {"**": "train"}),
+    "param_mask": lambda tree: ta.param_mask(tree, ta.node(object)),
+    "bind": lambda tree: ta.Rules({"**": "train"}).bind(tree),
+    "check": lambda tree: ta.FreezeSpec(["**"]).bind(tree).check(tree),
+    "typo": lambda tree: ta.param_labels(tree, {"lsit": "frozen", "**": "train"}),
+    "partition_specs": lambda tree: ta.partition_specs(tree, {"**": jax.P()}),
+    "rename": lambda tree: ta.rename(tree, {"lsit": "list"}),
+    "summarize": lambda tree: str(ta.summarize(tree)),
+    "tree_diff": lambda tree: str(ta.tree_diff(tree, tree)),
+    "train": train,
+}
+
+def outcomes(make, forms=FORMS):
+    for name, form in forms.items():
         try:
             form(make())
         except ta.TreeAdaptError as error:
@@ -145,9 +165,9 @@ NEWER = sys.version_info >= (3, 12)
 LIMITS = {"normal": None, "a little": 4_999, "raised": 10**6}
 
 
+@pytest.mark.hazard("I4", "I5", "F10")
 @pytest.mark.parametrize("limit", LIMITS.values(), ids=LIMITS)
-@pytest.mark.hazard("F10")
-def test_I4_a_tree_that_contains_itself(limit):
+def test_a_tree_that_contains_itself(limit):
     program = f"""
     if {limit}: sys.setrecursionlimit({limit})
     for kind in MAKE:
@@ -164,9 +184,10 @@ def test_I4_a_tree_that_contains_itself(limit):
     assert {line.split()[-1] for line in lines if "#" not in line} == {"TreeCycleError"}
 
 
+@pytest.mark.hazard("I1.5000", "I1.20000", "I1.100000", "I1.seg")
 @pytest.mark.parametrize("limit", LIMITS.values(), ids=LIMITS)
-@pytest.mark.parametrize("levels", [6_000, 100_000])
-def test_I1_deep_trees(limit, levels):
+@pytest.mark.parametrize("levels", [10_000, 100_000])
+def test_deep_trees_give_a_typed_error(limit, levels):
     program = f"""
     if {limit}: sys.setrecursionlimit({limit})
     if {levels} > 10_000:
@@ -175,10 +196,10 @@ def test_I1_deep_trees(limit, levels):
     else:
         keep = ("to_state_dict", "split", "as a state")
     FORMS = {{name: FORMS[name] for name in keep}}  # the others take their time
-    for kind in MAKE.keys() - LOST:
+    for kind in [kind for kind in MAKE if kind not in LOST]:
         tree = deep(kind, {levels})
         print("#", kind, flush=True)
-        outcomes(lambda: tree)
+        outcomes(lambda: tree, FORMS)
         below(900, lambda: None)  # JAX itself would leave no room to call anything
     import os
     sys.stdout.flush()
@@ -189,9 +210,52 @@ def test_I1_deep_trees(limit, levels):
     assert sum(line.startswith("#") for line in lines) >= len(KINDS) - (
         3 if NEWER else 1
     )
-    if NEWER and levels == 6_000:  # still within the reach of JAX
+    if NEWER and levels == 10_000:  # may still be within the reach of JAX
         found -= {"ok", "StructureMismatchError"}
     assert found == {"TreeDepthError"}
+
+
+@pytest.mark.hazard("I1.900", "I3")
+@pytest.mark.parametrize("limit", LIMITS.values(), ids=LIMITS)
+def test_1_001_levels_convert_if_jax_can_flatten_them_and_give_a_typed_error_if_not(
+    limit,
+):
+    program = f"""
+    if {limit}: sys.setrecursionlimit({limit})
+    for kind in [kind for kind in MAKE if kind not in LOST]:
+        tree = deep(kind, 1_001)
+        print("#", kind, flush=True)
+        outcomes(lambda: tree)
+        if kind in ("list", "dict", "tuple", "dataclass", "registered"):
+            outcomes(lambda: tree, USES)
+        below(500, lambda: None)
+    import os
+    sys.stdout.flush()
+    os._exit(0)
+    """
+    found = by_kind(run(program))
+    assert len(found) >= len(KINDS) - 2 * NEWER
+    fits = {"ok", "StructureMismatchError", "UnusedRuleError", "RenameError"}
+    fits |= {"TransformError"}  # a class that JAX cannot open does not train
+    for kind, outcomes in found.items():
+        outcomes.pop("tree_diff", None)  # it compares a tree with itself
+        if limit is not None or NEWER:
+            assert fits.issuperset(outcomes.values()), kind
+        elif kind in KINDS[:5]:
+            assert {*outcomes.values()} == {"TreeDepthError"}, kind
+        else:  # JAX loses levels on some kinds, and the limit is set anew
+            assert {*outcomes.values()} <= {"TreeDepthError", *fits}, kind
+
+
+def by_kind(lines):
+    found = {}
+    for line in lines:
+        if line.startswith("# "):
+            found[line[2:]] = {}
+        else:
+            name, _, outcome = line.rpartition(" ")
+            found[[*found][-1]][name] = outcome
+    return found
 
 
 ROUND_TRIPS = """
@@ -207,8 +271,9 @@ def round_trips(tree):
 """
 
 
+@pytest.mark.hazard("I1.900", "I2")
 @pytest.mark.parametrize("limit", LIMITS.values(), ids=LIMITS)
-def test_I2_500_levels_convert(limit):
+def test_500_levels_convert(limit):
     program = f"""
     if {limit}: sys.setrecursionlimit({limit})
     {textwrap.indent(ROUND_TRIPS, "    ").strip()}
@@ -222,7 +287,8 @@ def test_I2_500_levels_convert(limit):
     assert lines == [f"{k} {depth.get(k, 500)}" for k in KINDS for _ in range(2)]
 
 
-def test_I2_what_fits_depends_on_the_stack_and_fails_with_a_typed_error():
+@pytest.mark.hazard("I1.900", "I2")
+def test_what_fits_depends_on_the_stack_and_fails_with_a_typed_error():
     program = """
     for levels in range(500, 1001, 100):
         for kind in ("list", "dict", "dataclass", "by hand", "nnx"):
@@ -268,7 +334,8 @@ def test_an_object_of_metadata_may_refer_to_itself():
     assert run(program) == ["('config', 'thing', 'w') True"] * 2
 
 
-def test_I6_a_node_that_stands_in_many_places_is_measured_once():
+@pytest.mark.hazard("I6")
+def test_a_node_that_stands_in_many_places_is_measured_once():
     program = """
     sys.setrecursionlimit(10**6)
     tree = leaf

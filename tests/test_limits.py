@@ -1,0 +1,145 @@
+"""Limits: a million leaves, and messages about 20,000 of them.
+
+How long a million leaves take, beside JAX, is measured in ``benchmarks``; here stands
+that it works, and what it needs at most. Depth and cycles are in ``test_depth.py``.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import treeadapt as ta
+
+# A million leaves
+
+PROGRAM = """
+import resource, sys
+import jax.tree_util as jtu
+import treeadapt as ta
+
+layer = dict.fromkeys(("kernel", "bias", "scale", "offset"), 1.0)
+tree = {f"block_{i}": {f"layer_{j}": dict(layer) for j in range(10)}
+        for i in range(25_000)}
+
+def with_jax():
+    return [(jtu.keystr(path), leaf) for path, leaf in jtu.tree_leaves_with_path(tree)]
+
+def with_treeadapt():
+    return list(ta.to_flat_dict(tree).items())
+
+ta.to_flat_dict({"warm": [1.0]})
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+found = {"jax": with_jax, "treeadapt": with_treeadapt}[sys.argv[1]]()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+assert len(found) == 1_000_000
+print(found[-1][0])
+if sys.argv[1] == "treeadapt":
+    again = ta.from_flat_dict(tree, dict(found))
+    assert again == tree and type(again["block_0"]["layer_9"]) is dict
+    labels = ta.param_labels(tree, {"**/{bias,offset}": "no_decay", "**": "decay"})
+    assert labels["block_9"]["layer_9"] == {
+        "bias": "no_decay", "kernel": "decay", "offset": "no_decay", "scale": "decay"
+    }
+"""
+
+
+def run(contender):
+    """Return the memory that a million leaves took at most, and their last name."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", PROGRAM, contender],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, (done.returncode, done.stderr[-3_000:])
+    size, name = done.stdout.split()
+    return int(size), name
+
+
+def test_a_million_leaves_take_at_most_twice_the_memory_that_jax_takes_to_name_them():
+    pytest.importorskip("resource")  # not on every platform
+    jax_size, jax_name = run("jax")
+    size, name = run("treeadapt")
+    assert jax_name == "['block_9999']['layer_9']['scale']"
+    assert name == "block_9999/layer_9/scale"
+    assert size <= 2 * jax_size, (size, jax_size)
+
+
+# Messages about 20,000 leaves
+
+NAMES = [f"block_{i // 10}/layer_{i % 10}/a_name_of_some_length" for i in range(20_000)]
+FLAT = {name: np.ones(1, np.float32) for name in NAMES}
+OTHER = {name.replace("layer", "lair"): leaf for name, leaf in FLAT.items()}
+RESHAPED = {name: np.ones(2, np.float32) for name in NAMES}
+
+
+def nested(flat):
+    root = {}
+    for name, leaf in flat.items():
+        node = root
+        *above, last = name.split("/")
+        for part in above:
+            node = node.setdefault(part, {})
+        node[last] = leaf
+    return root
+
+
+TREE = nested(FLAT)
+MESH = jax.sharding.AbstractMesh((2,), ("data",))
+
+
+def merge(params):
+    return ta.merge(params, ta.split(TREE)[1])
+
+
+def train(tx, updates=FLAT):
+    return tx.update(updates, tx.init(TREE), TREE)
+
+
+MISMATCHES = {
+    "from_flat_dict, other names": lambda: ta.from_flat_dict(TREE, OTHER),
+    "from_flat_dict, other shapes": lambda: ta.from_flat_dict(TREE, RESHAPED),
+    "from_flat_dict, nothing": lambda: ta.from_flat_dict(TREE, {}),
+    "from_state_dict, other names": lambda: ta.from_state_dict(TREE, nested(OTHER)),
+    "from_state_dict, other shapes": lambda: ta.from_state_dict(TREE, nested(RESHAPED)),
+    "from_state_dict, a list": lambda: ta.from_state_dict(TREE, [*FLAT.values()]),
+    "merge, other names": lambda: merge(OTHER),
+    "merge, nothing": lambda: merge({}),
+    "to_flat_dict, every path twice": lambda: (
+        ta.to_flat_dict([TREE, FLAT][::-1]) and ta.to_flat_dict({**TREE, **FLAT})
+    ),
+    "no rule": lambda: ta.param_labels(TREE, {"block_0": "a"}),
+    "unused rules": lambda: ta.param_labels(TREE, [*dict.fromkeys(OTHER, "a").items()]),
+    "shadowed rules": lambda: ta.param_labels(TREE, {"*": "a", **FLAT_LABELS}),
+    "overlap": lambda: ta.Rules({"**": "a", "block*": "b"}, overlap="error")(TREE),
+    "unused selectors": lambda: ta.split(TREE, [*OTHER]),
+    "unknown groups": lambda: train(ta.partition({"a": optax.sgd(1.0)}, FLAT_LABELS)),
+    "updates of other names": lambda: train(ta.adapt(optax.sgd(1.0)), OTHER),
+    "apply_updates": lambda: ta.apply_updates(TREE, OTHER),
+    "rename": lambda: ta.rename(FLAT, {"x/{name}": "y/{name}"}),
+    "rename, all to one": lambda: ta.rename(FLAT, {"{a}/{b}/{c}": "{c}"}),
+    "specs of too high a rank": lambda: ta.partition_specs(
+        TREE, {"**": jax.P("data", None)}
+    ),
+    "shardings that do not divide": lambda: ta.named_shardings(
+        TREE, {"**": jax.P("data")}, MESH
+    ),
+    "thawed": lambda: ta.FreezeSpec(["**"]).bind(TREE).check(nested(OTHER)),
+    "bound rules": lambda: ta.Rules({"**": "a"}).bind(TREE)(OTHER),
+}
+FLAT_LABELS = {name: f"group {place}" for place, name in enumerate(NAMES[:500])}
+
+
+@pytest.mark.hazard("I9")
+@pytest.mark.parametrize("fail", MISMATCHES.values(), ids=MISMATCHES)
+def test_a_mismatch_of_20_000_leaves_is_told_in_4_kb(fail):
+    with pytest.raises(ta.TreeAdaptError) as raised:
+        fail()
+    size = len(str(raised.value).encode())
+    assert 60 < size <= 4_000
