@@ -119,6 +119,10 @@ class ReplicatedWarning(TreeAdaptWarning):
     """No rule speaks for some arrays, and the default puts them on every device."""
 
 
+class UnliftedMaskWarning(TreeAdaptWarning):
+    """A mask or label function decides otherwise on the flat dict that it is shown."""
+
+
 class CollectionWarning(TreeAdaptWarning):
     """Linen collections other than ``params`` are about to be trained."""
 

@@ -612,9 +612,10 @@ def _masks(kinds: Sequence[Row]) -> Iterator[str]:
     yield (
         "Inside `adapt` a transformation is shown the flat dict, whose only keys are "
         "whole paths. A function that looks at the last key of a leaf finds "
-        "`hidden/w` there and decides otherwise, in silence. `lift` asks it about the "
-        "caller's tree; selectors and rules do so by themselves. (Where `lift` falls "
-        "short, JAX's own keys end in something else: boxes add a `value`.)"
+        "`hidden/w` there and decides otherwise; an `UnliftedMaskWarning` says so. "
+        "`lift` asks it about the caller's tree; selectors and rules do so by "
+        "themselves. (Where `lift` falls short, JAX's own keys end in something else: "
+        "boxes add a `value`.)"
     )
     yield "\n".join(lines)
 

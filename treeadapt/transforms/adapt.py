@@ -19,7 +19,7 @@ import jax.tree_util as jtu
 import optax
 
 from treeadapt._arrays import is_array
-from treeadapt.errors import TransformError, listing
+from treeadapt.errors import TransformError, TreeAdaptError, listing
 from treeadapt.plans import TreeView
 from treeadapt.remembered import whole_of, whole_tree
 from treeadapt.transforms.flat import (
@@ -34,13 +34,16 @@ from treeadapt.transforms.flat import (
     trained,
     view_params,
 )
+from treeadapt.transforms.unlifted import functions_asked, warn_of_unlifted
 
 
 def adapt(tx: Any) -> optax.GradientTransformationExtraArgs:
     """Return a transformation that runs ``tx`` on any tree.
 
-    Put it outermost: ``adapt(optax.chain(...))``. Batch statistics, integers, typed
-    keys and functions are not shown to ``tx`` and get zero updates or stay.
+    Put it outermost: ``adapt(optax.chain(...))``. Integers, typed keys, functions and
+    what an adapter says does not train (nnx's batch statistics) are not shown to ``tx``
+    and get zero updates or stay. Selectors and rules in ``tx`` see the caller's tree; a
+    mask or label *function*, or a tree of masks, sees the flat dict: ``lift`` it.
 
     Args:
         tx: any Optax transformation, or an ``optax.MultiSteps`` object.
@@ -61,6 +64,10 @@ def adapt(tx: Any) -> optax.GradientTransformationExtraArgs:
         PathCollisionError: two leaves have the same path.
         TransformError: ``tx`` is no transformation, the updates do not fit the params,
             or JAX sees a part of the tree as one leaf.
+
+    Warns:
+        UnliftedMaskWarning: a mask or label function in ``tx`` decides otherwise on the
+            flat dict than it would on the tree (``init`` tells).
 
     Example:
         >>> tx = adapt(optax.adam(1e-3))
@@ -138,8 +145,11 @@ def run_flat(
         lenient = is_part or (not needs_arrays and _is_empty(params))
         flat = [(trained if lenient else require_trained)(view) for view in views]
         strict = not is_part if outer is None else outer.strict
-        with whole_tree(views[0], strict=strict):
-            return tx.init(_shown(params, flat))
+        with whole_tree(views[0], strict=strict), _noted(tx):
+            state = tx.init(_shown(params, flat))
+        if not is_part:
+            warn_of_unlifted(tx, views[0], flat[0], stacklevel=2)
+        return state
 
     def update(
         updates: Any, state: Any, params: Any | None = None, **extra: Any
@@ -157,6 +167,23 @@ def run_flat(
         return put_updates(grads, new, own), keep_dtypes(state, new_state)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+@contextlib.contextmanager
+def _noted(tx: Any) -> Iterator[None]:
+    """Say in an error that a mask or label function may be behind it."""
+    try:
+        yield
+    except TreeAdaptError:
+        raise
+    except Exception as error:
+        for fn in functions_asked(tx):
+            name = getattr(fn, "__qualname__", type(fn).__name__)
+            error.add_note(
+                f"The mask or label function {name} is shown the flat dict {{path: "
+                "array}. To be asked about the tree itself: treeadapt.lift(function)."
+            )
+        raise
 
 
 def is_placeholder(params: Any) -> bool:

@@ -47,13 +47,18 @@ class Lifted:
         view = view_tree(tree)
         whole = whole_of(view)
         if whole is None:
-            found = self._decide(view, reports=not view.plan.is_partial)
+            found = self.decide(view, reports=not view.plan.is_partial)
         else:
-            found = whole.answers(view, self, self._decide)
+            found = whole.answers(view, self, self.decide)
         return view.rebuild(_complete(found, view))
 
-    def _decide(self, view: TreeView, *, reports: bool) -> list[Any]:
-        """Return the answer for each leaf, ``_NONE`` where there is none."""
+    def decide(self, view: TreeView, *, reports: bool = False) -> list[Any]:
+        """Return the answer for each leaf, ``NO_ANSWER`` where there is none.
+
+        Args:
+            view: the tree to ask about.
+            reports: raise for answers that are for no leaf.
+        """
         asked = self.asked
         answers = view_tree(asked(_arrays_of(view)) if is_function(asked) else asked)
         known = dict(zip(answers.plan.paths, answers.leaves, strict=True))
@@ -62,7 +67,7 @@ class Lifted:
         places = [_nearest(known, path) for path in view.plan.paths]
         if reports:
             _require_used(known, places)
-        return [_NONE if place is None else known[place] for place in places]
+        return [NO_ANSWER if place is None else known[place] for place in places]
 
 
 def lift(fn_or_tree: Any) -> Lifted:
@@ -158,16 +163,19 @@ def _require_used(known: Mapping[str, Any], places: list[str | None]) -> None:
 def _complete(answers: list[Any], view: TreeView) -> list[Any]:
     """Return the answers, all of them; static leaves need none."""
     pairs = list(zip(view.plan.paths, view.leaves, answers, strict=True))
-    left = [path for path, leaf, a in pairs if a is _NONE and is_array(leaf)]
+    left = [path for path, leaf, a in pairs if a is NO_ANSWER and is_array(leaf)]
     if left:
         raise UnmatchedPathError(
             f"{plural(len(left), 'leaf')} of the params have no mask or label: "
             f"{listing(left)}. Give every leaf, or a node above it, a value that is "
             "not None."
         )
-    is_mask = all(isinstance(answer, bool) for answer in answers if answer is not _NONE)
+    is_mask = all(
+        isinstance(answer, bool) for answer in answers if answer is not NO_ANSWER
+    )
     static = False if is_mask else STATIC
-    return [static if answer is _NONE else answer for answer in answers]
+    return [static if answer is NO_ANSWER else answer for answer in answers]
 
 
-_NONE: Any = object()
+#: Stands for an answer that was not given.
+NO_ANSWER: Any = object()

@@ -1,0 +1,154 @@
+"""A mask or label function that sees only the flat dict, and minds, is told of."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from flax import traverse_util
+
+import treeadapt as ta
+from tests.trees import TREES, mlp
+from treeadapt.transforms.unlifted import functions_asked
+
+PARAMS = {"block": {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}}
+
+
+def by_last_key(tree):
+    """The idiom of Flax's examples."""
+    flat = traverse_util.flatten_dict(tree)
+    return traverse_util.unflatten_dict({keys: keys[-1] != "bias" for keys in flat})
+
+
+def by_shape(tree):
+    return jax.tree.map(lambda leaf: jnp.ndim(leaf) > 1, tree)
+
+
+def in_adamw(mask):
+    return optax.adamw(0.1, mask=mask)
+
+
+WRAPPERS: dict[str, Callable[[Any], Any]] = {
+    "adamw": in_adamw,
+    "masked": lambda mask: optax.masked(optax.sgd(0.1), mask),
+    "chain": lambda mask: optax.chain(optax.clip(1.0), in_adamw(mask)),
+    "named_chain": lambda mask: optax.named_chain(("a", in_adamw(mask))),
+    "apply_if_finite": lambda mask: optax.apply_if_finite(in_adamw(mask), 3),
+    "MultiSteps": lambda mask: optax.MultiSteps(in_adamw(mask), 2),
+    "lars": lambda mask: optax.lars(0.1, weight_decay_mask=mask),
+    "multi_transform": lambda labels: optax.multi_transform(
+        {True: optax.sgd(0.1), False: optax.sgd(1.0)}, labels
+    ),
+    "optax.inject_hyperparams": lambda mask: optax.inject_hyperparams(
+        optax.adamw, static_args="mask"
+    )(0.1, mask=mask),
+    "inject_hyperparams": lambda mask: ta.inject_hyperparams(optax.adamw)(
+        0.1, mask=mask
+    ),
+}
+MAKERS: dict[str, Callable[[Any], Any]] = {
+    "adapt": ta.adapt,
+    "partition": lambda tx: ta.partition({"a": tx}, {"**": "a"}),
+    "freeze": lambda tx: ta.freeze(tx, []),
+}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_function_that_reads_keys_is_told_of_wherever_it_is(wrapper):
+    tx = ta.adapt(WRAPPERS[wrapper](by_last_key))
+    with pytest.warns(ta.UnliftedMaskWarning, match=r"by_last_key .*'block/bias' than"):
+        tx.init(PARAMS)
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_all_that_show_the_flat_dict_tell(maker):
+    with pytest.warns(ta.UnliftedMaskWarning) as told:
+        MAKERS[maker](in_adamw(by_last_key)).init(PARAMS)
+    assert [warning.filename for warning in told] == [__file__]
+    with pytest.warns(ta.UnliftedMaskWarning):
+        jax.eval_shape(MAKERS[maker](in_adamw(by_last_key)).init, PARAMS)
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize(
+    "mask",
+    [by_shape, ta.lift(by_last_key), ta.glob("**/kernel"), ta.leaf(ndim=2)],
+    ids=["by shape", "lifted", "glob", "leaf"],
+)
+def test_who_decides_alike_is_not_told_of(wrapper, mask):
+    if wrapper == "multi_transform" and not isinstance(mask, Callable):
+        pytest.skip("no function")
+    state = ta.adapt(WRAPPERS[wrapper](mask)).init(PARAMS)
+    assert state is not None
+
+
+def test_on_a_flat_dict_there_is_nothing_to_tell():
+    flat, _ = ta.split(PARAMS)
+    ta.adapt(in_adamw(by_last_key)).init(flat)
+
+
+def test_a_function_of_paths_says_so_by_lifting():
+    def by_path(flat):
+        return {path: path.endswith("/kernel") for path in flat}
+
+    with pytest.warns(ta.UnliftedMaskWarning):
+        ta.adapt(in_adamw(by_path)).init(PARAMS)
+    mask = ta.lift(lambda tree: by_path(ta.to_flat_dict(tree)))
+    tx = ta.adapt(optax.add_decayed_weights(0.1, mask))
+    zeros = jax.tree.map(jnp.zeros_like, PARAMS)
+    updates, _ = tx.update(zeros, tx.init(PARAMS), PARAMS)
+    assert jax.tree.map(lambda u: bool(jnp.any(u != 0)), updates) == {
+        "block": {"bias": False, "kernel": True}
+    }
+
+
+def test_the_norms_do_not_decay_in_silence():
+    model = (mlp(), eqx.nn.LayerNorm(2))
+
+    def mask(tree):
+        def is_norm(node):
+            return isinstance(node, eqx.nn.LayerNorm)
+
+        return jax.tree.map(lambda node: not is_norm(node), tree, is_leaf=is_norm)
+
+    with pytest.warns(ta.UnliftedMaskWarning, match=r"'1/weight', '1/bias'"):
+        ta.adapt(in_adamw(mask)).init(model)
+
+
+@pytest.mark.parametrize("row", TREES, ids=lambda row: row.name)
+def test_shapes_are_the_same_on_every_tree(row):
+    if row.opaque or row.name == "no leaf":
+        pytest.skip("Optax cannot")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ta.UnstablePathWarning)
+        ta.adapt(in_adamw(by_shape)).init(row.make())
+
+
+def test_an_error_of_such_a_function_has_a_note():
+    class Agent(NamedTuple):
+        policy: Any
+        value: Any
+
+    params = Agent(jnp.ones(2), jnp.ones(2))
+    mask = lambda tree: Agent(tree.policy.ndim > 1, False)  # noqa: E731
+    with pytest.raises(AttributeError) as caught:
+        ta.adapt(in_adamw(mask)).init(params)
+    assert "treeadapt.lift" in caught.value.__notes__[0]
+    assert ta.adapt(in_adamw(ta.lift(mask))).init(params)
+
+
+def test_cells_that_are_not_yet_assigned_and_cycles_are_passed_over():
+    def init(params):
+        return later
+
+    ring: list[Any] = [init]
+    ring.append(ring)
+    if ring is None:
+        later = None
+    assert list(functions_asked((init, ring))) == []
