@@ -198,6 +198,41 @@ def test_a_large_tree_is_one_page(kind):
     assert "".join(texts(picture)).count(f"{len(summary.rows):,} leaves") >= 1
 
 
+def test_thousands_of_labels_are_one_page():
+    count = 5_000
+    tree = {"net": {f"w{n}": array(1 + n % 7) for n in range(count)}}
+    rules = ta.Rules([(f"net/w{n}", n / count) for n in range(count)])
+    summary = ta.summarize(tree, rules)
+    assert len(summary.to_svg()) < 60_000
+    assert len(summary.to_html()) < 1_000_000
+    assert len(summary._repr_html_()) < 600_000
+    assert len(summary.to_text()) < 12_000
+    (net,) = rows_of(summary)[:1]
+    assert len(net.node.parts) == count
+    shares = [share for _, share in net.node.cells]
+    assert len(shares) <= 60
+    assert sum(shares) == pytest.approx(1)
+    assert "5,000 labels" in texts(summary.to_svg())
+
+
+def test_a_sampled_bar_keeps_what_is_large():
+    tree = {"net": {f"w{n}": array(1) for n in range(100)} | {"x": array(300)}}
+    rules = [(f"net/w{n}", str(n)) for n in range(100)]
+    summary = ta.summarize(tree, ta.Rules([*rules, ("**", "large")]))
+    cells = dict(rows_of(summary)[0].node.cells)
+    place = next(i for i, total in enumerate(summary.totals) if total.label == "large")
+    assert cells[place] == 0.75
+
+
+def test_long_names_keep_to_their_column():
+    long = "x" * 3_000
+    tree = {long: array(*[1] * 39), "a": array(2)}
+    summary = ta.summarize(tree, {"x*": long, "**": "b"})
+    assert max(map(len, texts(summary.to_svg()))) < 100
+    assert len(summary.to_svg()) < 12_000
+    assert max(map(len, summary.to_text().splitlines())) < 200
+
+
 def test_depth_stops_there():
     tree = {"a": {"b": {"c": array(2), "d": array(3)}, "e": array(4)}}
     summary = ta.summarize(tree)
@@ -323,6 +358,13 @@ def test_bars_are_as_long_as_their_part_of_the_whole():
         ][:2]
         lengths.append(bar / track)
     assert lengths == [0.75, 0.25]
+
+
+def test_words_stay_apart_where_styles_are_taken_away():
+    summary = ta.summarize({"a": blocks(3, w=array(4))}, {"**": "x"})
+    assert "a/{0..2}/w 3 x float32[4] 48 B   x " in "".join(
+        Tags(summary.to_html()).text
+    )
 
 
 # Colours

@@ -248,33 +248,28 @@ class Summary:
 
     def outline(self, title: str = "") -> Outline:
         """Return what pictures show of this report."""
-        labels = [total.label for total in self.totals]
-        paint = self._paints()
-        places: dict[Any, int] = {}
-        rules = self.rules or ()
-        where = {rule.number: rule.where for rule in rules}
+        places = {_key(total.label): i for i, total in enumerate(self.totals)}
+        where = {rule.number: rule.where for rule in self.rules or ()}
+        giving: dict[Any, list[str]] = {key: [] for key in places}
+        for rule in self.rules or ():
+            if rule.num_leaves and rule.where:
+                giving[_key(rule.label)].append(printable(rule.where))
         legend = [
             Label(
                 _legend_text(total.label) if self.rules is not None else "",
-                paint[place],
+                paint,
                 total.num_leaves,
                 total.num_params,
                 total.size_bytes,
-                tuple(
-                    printable(rule.where)
-                    for rule in rules
-                    if rule.where
-                    and rule.num_leaves
-                    and _is_same(rule.label, total.label)
-                ),
+                tuple(giving[_key(total.label)]),
             )
-            for place, total in enumerate(self.totals)
+            for total, paint in zip(self.totals, self._paints(), strict=True)
         ]
+        known: dict[int, int] = {}  # many leaves have the very same label
         leaves = []
         for row in self.rows:
-            if id(row.label) not in places:
-                found = (i for i, one in enumerate(labels) if _is_same(one, row.label))
-                places[id(row.label)] = next(found)
+            if id(row.label) not in known:
+                known[id(row.label)] = places[_key(row.label)]
             shape = "" if row.shape is None else f"[{','.join(map(str, row.shape))}]"
             decided = "" if row.rule is None else f"rule {row.rule}: "
             leaves.append(
@@ -283,7 +278,7 @@ class Summary:
                     printable(f"{row.dtype}{shape}"),
                     row.num_params,
                     row.size_bytes,
-                    places[id(row.label)],
+                    known[id(row.label)],
                     printable(f"{decided}{where.get(row.rule, '')}"),
                 )
             )
@@ -469,14 +464,10 @@ def _rule_rows(groups: _Groups, matches: RuleMatches) -> Iterator[RuleRow]:
 
 
 def _totals(groups: _Groups) -> Iterator[Total]:
-    labels: list[tuple[Any, list[Row]]] = []
+    labels: dict[Any, tuple[Any, list[Row]]] = {}
     for _, label, rows in groups:
-        known = next((old for name, old in labels if _is_same(label, name)), None)
-        if known is None:
-            labels.append((label, list(rows)))
-        else:
-            known += rows
-    for label, rows in labels:
+        labels.setdefault(_key(label), (label, []))[1].extend(rows)
+    for label, rows in labels.values():
         if rows:
             yield Total(
                 label,
@@ -490,8 +481,9 @@ def _legend_text(label: Any) -> str:
     return "no rule" if label is None else " ".join(_label_text(label).split())
 
 
-def _is_same(one: Any, two: Any) -> bool:
-    return one is two or (type(one) is type(two) and repr(one) == repr(two))
+def _key(label: Any) -> tuple[type, str]:
+    """Return what is equal for labels that are one; a label need not hash."""
+    return type(label), repr(label)
 
 
 def _notes(matches: RuleMatches, chosen: Sequence[bool]) -> list[str]:

@@ -33,7 +33,7 @@ from treeadapt.drawing.words import (
 _OPEN_ROWS, _OPEN_WIDTH = 44, 28  # as the picture
 _PAGE_ROWS, _PART_ROWS = 2_000, 400
 _WIDTH = 200
-_LABELS_OF_PART = 24
+_LABELS_OF_PAGE, _LABELS_OF_PART = 300, 24
 _MAX_TEXT = 160
 
 _STYLE = """
@@ -103,7 +103,7 @@ def html_page(outline: Outline, *, depth: int | None = None) -> str:
     ET.SubElement(head, "title").text = outline.title or headline(outline)
     ET.SubElement(head, "style").text = _PAGE_STYLE
     body = ET.SubElement(page, "body")
-    body.append(_report(outline, _PAGE_ROWS, len(outline.labels), depth))
+    body.append(_report(outline, _PAGE_ROWS, _LABELS_OF_PAGE, depth))
     return f"<!doctype html>\n{_text(page)}\n"
 
 
@@ -157,7 +157,7 @@ def _legend(outline: Outline, limit: int) -> ET.Element:
 
 def _entry(table: ET.Element, one: Label, whole: int) -> None:
     line = ET.SubElement(table, "tr")
-    name = ET.SubElement(line, "td", {"class": "left", "title": one.text})
+    name = ET.SubElement(line, "td", {"class": "left", "title": one.tip})
     swatch = {"class": "swatch", "style": _fill(one.paint)}
     ET.SubElement(name, "span", swatch).tail = fitted(one.text, 60)
     for text in (
@@ -189,7 +189,7 @@ def _row(row: Row, outline: Outline, is_open: set[int]) -> ET.Element:
         line = ET.SubElement(made, "summary")
     else:
         made = line = ET.Element("div")
-    line.attrib.update({"class": "row", "title": fitted(tooltip(row, outline), 4_000)})
+    line.attrib.update({"class": "row", "title": tooltip(row, outline)})
     name = _words(line, "span", "name", "")
     name.set("style", f"margin-left:{1.2 * min(row.level, 16):.3g}em")
     name.text = fitted(printable(node.name) or "''", _MAX_TEXT, middle=True)
@@ -201,6 +201,8 @@ def _row(row: Row, outline: Outline, is_open: set[int]) -> ET.Element:
         _parts(mix, node, outline.labels)
         told = labels_text(node, outline.labels)
         _words(line, "span", "", fitted(told, _MAX_TEXT))
+    for part in line:
+        part.tail = " "  # where styles are taken away, words stay apart
     for child in row.children:
         made.append(_row(child, outline, is_open))
     return made
@@ -215,10 +217,9 @@ def _own(track: ET.Element, node: Node, outline: Outline) -> None:
 
 
 def _parts(bar: ET.Element, node: Node, labels: Sequence[Label]) -> None:
-    for label, share in node.shares:
-        if share:
-            style = f"flex:{share:.4g};{_fill(labels[label].paint)}"
-            ET.SubElement(bar, "i", {"style": style})
+    for label, share in node.cells:
+        style = f"flex:{share:.4g};{_fill(labels[label].paint)}"
+        ET.SubElement(bar, "i", {"style": style})
 
 
 def _fill(paint: Paint) -> str:

@@ -9,19 +9,24 @@ level after the other.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from treeadapt.drawing.palette import Paint
-from treeadapt.drawing.words import printable, share_text, size_text
+from treeadapt.drawing.words import fitted, printable, share_text, size_text
 from treeadapt.errors import plural
 
 _MAX_DEPTH = 40  # the rest of a path is one name
 _FEWEST_ALIKE = 3
 _MAX_RANGE = 6
 _MAX_LABELS = 4  # more are counted
+_MAX_CELLS = 60  # of a bar
+_MAX_LINES = 12  # of labels in a tooltip
+_MAX_TEXT = 300
 _NUMBERED = re.compile(
     r"(?P<before>.*(?<![0-9])|)(?P<number>[0-9]{1,15})(?P<after>[^0-9]*)", re.DOTALL
 )
@@ -67,6 +72,11 @@ class Label:
     num_params: int
     size_bytes: int
     rules: tuple[str, ...]
+
+    @property
+    def tip(self) -> str:
+        """The label and its rules, for a tooltip."""
+        return "\n".join(map(_short, [self.text, *_first_lines(self.rules, "rule")]))
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -114,6 +124,20 @@ class Node:
         column = 1 if self.size_bytes else 0
         whole = self.size_bytes or self.num_leaves or 1
         return [(label, part[column] / whole) for label, part in self.parts.items()]
+
+    @property
+    def cells(self) -> list[tuple[int, float]]:
+        """What a bar shows: the shares that are there, or a sample of very many."""
+        shares = [(label, share) for label, share in self.shares if share]
+        if len(shares) <= _MAX_CELLS:
+            return shares
+        ends = list(itertools.accumulate(share for _, share in shares))
+        middles = ((cell + 0.5) / _MAX_CELLS * ends[-1] for cell in range(_MAX_CELLS))
+        seen = (bisect.bisect_left(ends, middle) for middle in middles)
+        return [
+            (shares[place][0], len(list(group)) / _MAX_CELLS)
+            for place, group in itertools.groupby(seen)
+        ]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -373,21 +397,41 @@ def labels_text(node: Node, labels: Sequence[Label]) -> str:
 def tooltip(row: Row, outline: Outline) -> str:
     """Write all that is known of a line."""
     node = row.node
-    lines = [printable(row.path) or "''"]
+    lines = [fitted(printable(row.path), _MAX_TEXT, middle=True) or "''"]
     if node.is_leaf:
-        lines.append(node.kind_text)
+        lines.append(_short(node.kind_text))
     if not node.is_leaf or node.copies > 1:
         lines.append(plural(node.num_leaves, "leaf"))
     lines.append(
         f"{plural(node.num_params, 'parameter')}, {size_text(node.size_bytes)}"
     )
     if outline.has_labels:
-        for label, (count, size) in node.parts.items():
-            told = f"{plural(count, 'leaf')}, {size_text(size)}"
-            lines.append(f"{outline.labels[label].text}: {told}")
+        told = [
+            f"{_short(outline.labels[label].text)}: {plural(count, 'leaf')}, "
+            f"{size_text(size)}"
+            for label, (count, size) in itertools.islice(
+                node.parts.items(), _MAX_LINES + 1
+            )
+        ]
+        lines += _first_lines(told, "label", count=len(node.parts))
         if node.rule:
-            lines.append(f"by {node.rule}")
+            lines.append(f"by {_short(node.rule)}")
     return "\n".join(lines)
+
+
+def _first_lines(
+    lines: Sequence[str], noun: str, *, count: int | None = None
+) -> list[str]:
+    """Return the first lines, and how many more there are of ``count``."""
+    count = len(lines) if count is None else count
+    left = count - _MAX_LINES
+    if left <= 0:
+        return list(lines)
+    return [*lines[:_MAX_LINES], f"… {plural(left, f'more {noun}')}"]
+
+
+def _short(text: str) -> str:
+    return fitted(text, _MAX_TEXT)
 
 
 def headline(outline: Outline) -> str:

@@ -90,6 +90,7 @@ class _Columns:
     label: float
     right: float
     name_columns: int
+    kind_columns: int
     label_columns: int
 
 
@@ -177,7 +178,7 @@ class _Page:
         """Draw a row of the legend."""
         whole = self.outline.root.size_bytes
         group = self._child(self.root, "g")
-        self._child(group, "title").text = "\n".join([one.text, *one.rules])
+        self._child(group, "title").text = one.tip
         swatch = self._child(group, "rect")
         _set(swatch, x=_MARGIN, y=self.y - 10, width=12, height=12, rx=2)
         swatch.set("fill", self._fill(one.paint))
@@ -240,7 +241,8 @@ class _Page:
         name = fitted(printable(node.name) or "''", room, middle=True)
         is_inner = bool(node.children)
         self._words(x + 14, name, "strong" if is_inner else "", into=group)
-        self._words(at.kind, node.kind_text, "muted", into=group)
+        kind = fitted(node.kind_text, at.kind_columns)
+        self._words(at.kind, kind, "muted", into=group)
         self._words(at.size, size_text(node.size_bytes), "", end=True, into=group)
         self._size_bar(group, at.bar, _BAR, node)
         if self.outline.has_labels:
@@ -260,7 +262,7 @@ class _Page:
 
     def _mix(self, into: ET.Element, x: float, length: float, node: Node) -> None:
         """Draw a bar that the labels of a node share."""
-        shares = [(label, share) for label, share in node.shares if share]
+        shares = node.cells
         widths = _widths([share for _, share in shares], length)
         last = len(shares) - 1
         for place, ((label, _), width) in enumerate(zip(shares, widths, strict=True)):
@@ -351,7 +353,8 @@ def _columns_of(outline: Outline, rows: Sequence[Row]) -> _Columns:
     right = bar + _BAR
     if outline.has_labels:
         right = label + _MIX + 8 + label_columns * _CHAR
-    return _Columns(_MARGIN, kind, size, bar, label, right, name_columns, label_columns)
+    widths = (name_columns, kinds, label_columns)
+    return _Columns(_MARGIN, kind, size, bar, label, right, *widths)
 
 
 def _widths(shares: Sequence[float], length: float) -> list[float]:

@@ -29,6 +29,7 @@ from treeadapt.drawing.words import (
 from treeadapt.errors import plural
 
 _OPEN_ROWS, _ROWS, _WIDTH = 44, 400, 100
+_LABELS = 24
 _MAX_TEXT = 100
 
 
@@ -44,7 +45,10 @@ def treescope_part(outline: Outline, name: str) -> Any:
     first = unfolded(outline.root, rows=_OPEN_ROWS, width=_WIDTH)
     is_open = {id(row.node) for row in every(first) if row.children}
     rows = unfolded(outline.root, rows=_ROWS, width=_WIDTH)
-    lines = [_legend_line(one, outline) for one in outline.labels if one.text]
+    lines = [_legend_line(one, outline) for one in outline.labels[:_LABELS] if one.text]
+    if len(outline.labels) > _LABELS:
+        told = plural(len(outline.labels) - _LABELS, "more label")
+        lines.append(parts.comment_color(parts.text(f"… {told}")))
     lines += [
         parts.custom_style(parts.text(f"! {fitted(note, 2 * _MAX_TEXT)}"), _WARNING)
         for note in outline.notes
