@@ -113,3 +113,23 @@ def test_lookahead_is_asked_for_its_slots_without_a_warning(caplog):
     assert not report.fresh
     ta.tree_map_params(tx, lambda leaf: leaf, state)
     assert "fast" not in caplog.text
+
+
+def test_one_misspelt_name_is_offered_to_one_missing_leaf(tmp_path):
+    target = {f"hidden_{i}": {"bias": np.ones(3)} for i in range(2)}
+    given = {"hidden_0/bais": np.ones(3)}
+    with pytest.raises(ta.StructureMismatchError) as caught:
+        ta.from_flat_dict(target, given)
+    assert str(caught.value).count("the dict has 'hidden_0/bais'") == 1
+    assert "missing 'hidden_0/bias' (the dict has" in str(caught.value)
+    ta.save(tmp_path / "x.npz", given)
+    told = str(ta.load_report(tmp_path / "x.npz", target))
+    assert told.count("stored is 'hidden_0/bais'") == 1
+
+
+def test_a_flat_dict_for_a_nested_one_is_told_apart():
+    with pytest.raises(ta.StructureMismatchError, match="The dict is flat,") as no:
+        ta.from_state_dict(PARAMS, ta.to_flat_dict(PARAMS))
+    assert "(the dict has" not in str(no.value)
+    with pytest.raises(ta.StructureMismatchError, match="nested, from_state_dict"):
+        ta.from_flat_dict(PARAMS, PARAMS)

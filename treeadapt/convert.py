@@ -235,6 +235,10 @@ def _message(
         f"{plural(count, 'entry')} {do} not fit the target: "
         f"{', '.join(filter(None, counts))}."
     ]
+    if not set(missing).isdisjoint(unexpected):
+        lines.append("The dict is flat, {path: leaf}: from_flat_dict takes it.")
+    elif any(_is_below(path, unexpected[:_SHOWN]) for path in missing[:_SHOWN]):
+        lines.append("If the dict is nested, from_state_dict takes it.")
     lines += _lines("missing", missing, unexpected, "the dict has")
     lines += _lines("unexpected", unexpected, missing, "the target has")
     lines += [f"  {listing([path])}: {text}" for path, text in wrong[:_SHOWN]]
@@ -243,14 +247,26 @@ def _message(
     return "\n".join(lines)
 
 
+def _is_below(path: str, nodes: Sequence[str]) -> bool:
+    return any(path.startswith(f"{node}/") for node in nodes)
+
+
+def _nearest(name: str, names: Sequence[str]) -> str:
+    """Return the name most like another; empty if none is like it."""
+    candidates = [one for one in names[:_CANDIDATES] if len(one) <= _LONG]
+    near = difflib.get_close_matches(name[: _LONG + 1], candidates, n=1)
+    return near[0] if near else ""
+
+
 def _lines(
     kind: str, names: Sequence[str], others: Sequence[str], source: str
 ) -> list[str]:
     lines = []
-    candidates = [other for other in others[:_CANDIDATES] if len(other) <= _LONG]
     for name in names[:_SHOWN]:
-        near = difflib.get_close_matches(name[: _LONG + 1], candidates, n=1)
-        hint = f" ({source} {listing(near)})" if near else ""
+        near = _nearest(name, others)
+        # Of two missing names, a misspelt one is told of that which it is nearest to.
+        mutual = near not in ("", name) and _nearest(near, names) == name
+        hint = f" ({source} {listing([near])})" if mutual else ""
         lines.append(f"  {kind} {listing([name])}{hint}")
     if len(names) > _SHOWN:
         lines.append(f"  and {len(names) - _SHOWN:,} more {kind}")

@@ -79,7 +79,9 @@ class LoadReport:
                 lines.append(f"{plural(len(names), 'leaf')} {kind}:")
             for name in names[:_SHOWN]:
                 near = speller.nearest(name, others[:2_000], count=1)
-                hint = f" ({source} {listing(near)})" if near else ""
+                # One stored name is not offered to two that are missing.
+                back = speller.nearest(near[0], names[:2_000], count=1) if near else []
+                hint = f" ({source} {listing(near)})" if back == [name] else ""
                 lines.append(f"  {listing([name])}{hint}")
             lines += _more(len(names))
         for kind, pairs in (("shape", self.misshaped), ("dtype", self.retyped)):
