@@ -213,6 +213,12 @@ def test_show_tells_tied_leaves(tmp_path):
     ta.save(tmp_path / "x.safetensors", {"a": weight, "b": weight})
     assert "Tied: 'b' is 'a'" in run("show", tmp_path / "x.safetensors")
     assert "Tied: 'b/a' is 'a'" in run("show", "tests.test_cli:linked")
+    tree = ("show", "tests.test_cli:linked", "--format", "tree")
+    assert "Tied, and counted twice: 'b/a is a'." in run(*tree)
+    assert "Tied" not in run(*tree, "--filter", "a")
+    out = tmp_path / "x.html"
+    run("show", tmp_path / "x.safetensors", "--output", out)
+    assert "Tied, and counted twice: 'b is a'." in out.read_text("utf-8")
 
 
 def test_a_function_is_run_abstractly():
@@ -426,7 +432,8 @@ def test_bad_rules_are_short_errors(npz, tmp_path):
     run("lint", tmp_path / "none.toml", npz, code=2)
 
 
-def test_names_do_not_reach_the_terminal_raw(tmp_path):  # K14
+@pytest.mark.hazard("K14")
+def test_names_do_not_reach_the_terminal_raw(tmp_path):
     path = tmp_path / "x.safetensors"
     ta.save(path, {"a\n\x1b[31m": np.ones(1), "b": np.ones(1)})
     rules = written(tmp_path, '"b" = "c"\n')
@@ -452,6 +459,14 @@ def test_bench_prints_a_table(monkeypatch):
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_prints_a_script(shell):
     assert "_TREEADAPT_COMPLETE" in run("completion", shell)
+
+
+def test_an_interrupt_has_its_own_exit_code(monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("treeadapt.cli.commands.read_source", interrupt)
+    assert run("show", "x.npz", code=130) == "error: Interrupted.\n"
 
 
 def test_help_and_version():

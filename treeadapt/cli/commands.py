@@ -2,8 +2,9 @@
 
 Takes arguments, prints to standard output, and gives an exit code: 0, all is well; 1,
 ``lint`` found something, ``diff`` a difference, ``explain`` no rule; 2, the arguments
-or the files are of no use. Errors are one or two lines on standard error. Only
-``convert`` and ``diff --values`` read arrays, and only ``convert`` writes.
+or the files are of no use; 130, interrupted. Errors are one or two lines on standard
+error. Only ``convert`` and ``diff --values`` read arrays, and only ``convert`` and
+``show --output`` write.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import io
 import json
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from treeadapt.cli.sources import read_arrays, read_source, read_stored
 from treeadapt.diff import tree_diff
 from treeadapt.drawing.terminal import lines
 from treeadapt.drawing.words import printable, size_text
-from treeadapt.errors import SelectorError, TreeAdaptError, plural
+from treeadapt.errors import SelectorError, TreeAdaptError, listing, plural
 from treeadapt.matches import MISSING, STATIC, RuleMatches, where_text
 from treeadapt.plans import view_tree
 from treeadapt.report import Summary, natural, summarize
@@ -40,7 +41,7 @@ from treeadapt.selectors import select
 PROGRAM = "treeadapt"
 _EXIT_CODES = """\b
 Exit codes: 0 all is well; 1 lint found something, diff a difference, explain
-no rule; 2 the arguments or files are of no use.
+no rule; 2 the arguments or files are of no use; 130 interrupted.
 \b
 TREE is a .safetensors, .npz or Flax .msgpack file, an Orbax folder, or
 module:function, which is run by jax.eval_shape."""
@@ -85,9 +86,17 @@ class _Group(click.Group):
             raise _Failure(str(error)) from error
         except BrokenPipeError:
             raise
+        except KeyboardInterrupt as error:
+            raise _interrupted() from error
         except Exception as error:
             told = " ".join(str(error).split())[:300]
             raise _Failure(f"{type(error).__name__}: {told}") from error
+
+
+def _interrupted() -> _Failure:
+    failure = _Failure("Interrupted.")
+    failure.exit_code = 130  # as of a shell's own commands
+    return failure
 
 
 def _misused(error: click.UsageError) -> _Failure:
@@ -148,7 +157,7 @@ def app() -> None:
     """Hold the commands."""
 
 
-@app.command(short_help="Show paths, shapes, sizes and labels.")
+@app.command(short_help="Show or draw paths, sizes and labels.")
 @_tree
 @click.option(
     "--rules", metavar="FILE", type=click.Path(), help="Show what these rules decide."
@@ -189,6 +198,9 @@ def show(
         _require_new(output, force=force)
     source = read_source(tree)
     summary = summarize(source.tree, table, where=where)
+    if source.ties and (output is not None or form == "tree"):
+        notes = (*summary.notes, *_tied_notes(summary, source.ties))
+        summary = dataclasses.replace(summary, notes=notes)
     if output is not None:
         told = [Path(tree).name, *([] if rules is None else [Path(rules).name])]
         summary.save(output, title=" by ".join(told), depth=depth)
@@ -432,6 +444,12 @@ def _read_rules(name: str, *, allow_regex: bool) -> Rules:
 def _require_new(target: str, *, force: bool) -> None:
     if Path(target).exists() and not force:
         raise _Failure(f"{target!r} exists and is not replaced; --force replaces it.")
+
+
+def _tied_notes(summary: Summary, ties: Mapping[str, str]) -> list[str]:
+    shown = [row.path for row in summary.rows if row.path in ties]
+    told = [f"{path} is {ties[path]}" for path in shown]
+    return [f"Tied, and counted twice: {listing(told)}."] if told else []
 
 
 def _rule_texts(matches: RuleMatches) -> dict[str, str]:
