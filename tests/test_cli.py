@@ -6,8 +6,11 @@ import csv
 import io
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import jax.numpy as jnp
 import ml_dtypes
@@ -214,11 +217,11 @@ def test_show_tells_tied_leaves(tmp_path):
     assert "Tied: 'b' is 'a'" in run("show", tmp_path / "x.safetensors")
     assert "Tied: 'b/a' is 'a'" in run("show", "tests.test_cli:linked")
     tree = ("show", "tests.test_cli:linked", "--format", "tree")
-    assert "Tied, and counted twice: 'b/a is a'." in run(*tree)
+    assert "Tied, and counted twice: 'b/a' is 'a'." in run(*tree)
     assert "Tied" not in run(*tree, "--filter", "a")
     out = tmp_path / "x.html"
     run("show", tmp_path / "x.safetensors", "--output", out)
-    assert "Tied, and counted twice: 'b is a'." in out.read_text("utf-8")
+    assert "Tied, and counted twice: 'b' is 'a'." in out.read_text("utf-8")
 
 
 def test_a_function_is_run_abstractly():
@@ -475,6 +478,49 @@ def test_help_and_version():
         assert "Usage" in run(name, "--help")
     assert run("--version") == f"treeadapt, version {ta.__version__}\n"
     assert "No such command" in run("nonsense", code=2)
+
+
+PAGE = Path(__file__).parent.parent / "docs" / "command-line.md"
+
+
+def documented():
+    """Yield each command of the page, and what it prints according to the page."""
+    blocks = re.findall(r"```console\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    for block in blocks:
+        for entry in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            command, _, printed = entry.partition("\n")
+            yield command, printed
+
+
+def documented_files():
+    def layer():
+        return {name: np.ones(shape, "f4") for name, shape in shapes.items()}
+
+    shapes = {"kernel": (16, 16), "bias": (16,)}
+    layers = {f"hidden_{n}": layer() for n in range(6)}
+    agent = {"policy": layers, "value": {"hidden_0": layer()}}
+    ta.save("agent.safetensors", agent)
+    old = dict(layers["hidden_5"])
+    old["scale"] = old.pop("kernel")
+    ta.save("older.npz", agent | {"policy": layers | {"hidden_5": old}})
+    (rules,) = re.findall(r"```toml\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    Path("freeze.toml").write_text(rules)
+    Path("misspelt.toml").write_text(rules.replace("**/bias", "**/bais"))
+
+
+def test_the_page_of_the_command_prints_what_it_says(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    documented_files()
+    code = None
+    for command, printed in documented():
+        if command == "echo $?":
+            assert printed == f"{code}\n"
+            continue
+        name, *arguments = shlex.split(command)
+        assert name == "treeadapt"
+        found = CliRunner().invoke(app, arguments, prog_name=name)
+        code = found.exit_code
+        assert found.output == printed, command
 
 
 def process(*arguments, **options):

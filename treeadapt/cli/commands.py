@@ -31,7 +31,7 @@ from treeadapt.cli.sources import read_arrays, read_source, read_stored
 from treeadapt.diff import tree_diff
 from treeadapt.drawing.terminal import lines
 from treeadapt.drawing.words import printable, size_text
-from treeadapt.errors import SelectorError, TreeAdaptError, listing, plural
+from treeadapt.errors import SelectorError, TreeAdaptError, plural
 from treeadapt.matches import MISSING, STATIC, RuleMatches, where_text
 from treeadapt.plans import view_tree
 from treeadapt.report import Summary, natural, summarize
@@ -448,8 +448,9 @@ def _require_new(target: str, *, force: bool) -> None:
 
 def _tied_notes(summary: Summary, ties: Mapping[str, str]) -> list[str]:
     shown = [row.path for row in summary.rows if row.path in ties]
-    told = [f"{path} is {ties[path]}" for path in shown]
-    return [f"Tied, and counted twice: {listing(told)}."] if told else []
+    told = ", ".join(f"{path!r} is {ties[path]!r}" for path in shown[:3])
+    more = f" and {len(shown) - 3:,} more" if len(shown) > 3 else ""
+    return [f"Tied, and counted twice: {told}{more}."] if shown else []
 
 
 def _rule_texts(matches: RuleMatches) -> dict[str, str]:
