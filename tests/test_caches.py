@@ -261,6 +261,28 @@ def test_keys_that_are_equal_keep_their_type():
                 assert exactly(found) == exactly(key), name
 
 
+@pytest.mark.hazard("H1", "H18", "H19")
+def test_structures_of_one_hash_are_told_apart_and_the_latest_is_found_first(
+    monkeypatch,
+):
+    trees = [Registered({"x": jnp.ones(1)}, i) for i in range(200)]
+    trees += [{f"k{i}": jnp.ones(1)} for i in range(200)]
+    assert len({hash(jax.tree.structure(tree)) for tree in trees}) == 2
+    with ta.AdapterRegistry().use() as registry:
+        for _ in range(2):
+            for i, tree in enumerate(trees):
+                path = f"k{i - 200}" if i >= 200 else "x/x"
+                assert ta.tree_paths(tree) == (path,)
+                assert len(kept(registry)) <= plans._MAX_PLANS
+        compared = []
+        equal = plans._equal
+        monkeypatch.setattr(
+            plans, "_equal", lambda one, two: compared.append(one) or equal(one, two)
+        )
+        ta.tree_paths(trees[-1])
+        assert len(compared) <= 2
+
+
 # Bounded
 
 

@@ -65,7 +65,8 @@ def zeros_like(tree):
     return jax.tree.map(lambda x: np.zeros(np.shape(x), x.dtype), tree)
 
 
-def test_every_dtype_comes_back_bit_by_bit(file):  # G5
+@pytest.mark.hazard("G5")
+def test_every_dtype_comes_back_bit_by_bit(file):
     ta.save(file, tree())
     again = ta.load(file, zeros_like(tree()))
     same(again, tree())
@@ -100,7 +101,8 @@ def test_odd_names_come_back(file):
     assert sorted(os.listdir(file.parent)) == [file.name]
 
 
-def test_no_stored_name_leads_out_of_the_folder(tmp_path):  # K9
+@pytest.mark.hazard("K9")
+def test_no_stored_name_leads_out_of_the_folder(tmp_path):
     odd = {"../../evil": np.ones(1), "/abs": np.ones(1), "a/../b": np.ones(1)}
     ta.save(tmp_path / "x.npz", odd)
     with zipfile.ZipFile(tmp_path / "x.npz") as archive:
@@ -154,7 +156,8 @@ def test_tied_leaves_are_stored_twice_elsewhere(name, tmp_path):
     same(ta.load(tmp_path / f"x{ENDINGS[name]}", zeros_like(tied)), tied)
 
 
-def test_prng_keys_are_stored_as_integers(file):  # G6
+@pytest.mark.hazard("G6")
+def test_prng_keys_are_stored_as_integers(file):
     keys = {"key": jax.random.key(3), "many": jax.random.split(jax.random.key(1), 4)}
     keys["rbg"] = jax.random.key(5, impl="rbg")
     ta.save(file, keys)
@@ -367,7 +370,8 @@ def test_our_files_are_read_by_the_libraries(tmp_path):
     same(serialization.msgpack_restore(raw), {"a": {"b": flat["a/b"]}, "c": flat["c"]})
 
 
-def test_orbax_folders_of_others(tmp_path):  # K19
+@pytest.mark.hazard("K19")
+def test_orbax_folders_of_others(tmp_path):
     state = {
         "params": {"dense.0": [jnp.ones(2), jnp.ones(3)]},
         "opt": optax.adam(1e-3).init({"w": jnp.ones(2)}),
@@ -500,8 +504,9 @@ def hostile(case, tmp_path):
     return path
 
 
+@pytest.mark.hazard("K7", "K8", "K11", "K12", "K16")
 @pytest.mark.parametrize("case", HOSTILE)
-def test_hostile_files_are_short_errors(case, tmp_path):  # K7 K8 K11 K12 K16
+def test_hostile_files_are_short_errors(case, tmp_path):
     path = hostile(case, tmp_path)
     for read in (ta.read_metadata, lambda p: ta.load(p, {"a": np.zeros(1, "f4")})):
         with pytest.raises(ta.CheckpointError) as caught:
@@ -539,7 +544,8 @@ def test_no_cut_or_flipped_file_does_anything_but_raise_or_load(name, tmp_path):
     assert refused > len(damaged) // 3
 
 
-def test_a_bomb_is_not_read(tmp_path):  # K11
+@pytest.mark.hazard("K11")
+def test_a_bomb_is_not_read(tmp_path):
     array = np.zeros(5 * 10**6)
     raw = io.BytesIO()
     with zipfile.ZipFile(raw, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -578,15 +584,17 @@ def folder(tmp_path):
     return tmp_path / "x"
 
 
-def test_an_orbax_folder_with_a_link_is_refused(folder, tmp_path):  # K10
+@pytest.mark.hazard("K10")
+def test_an_orbax_folder_with_a_link_is_refused(folder, tmp_path):
     (tmp_path / "secret").write_text("SECRET")
     (folder / "link").symlink_to(tmp_path / "secret")
     with pytest.raises(ta.CheckpointError, match="is a link"):
         ta.read_metadata(folder)
 
 
+@pytest.mark.hazard("K9")
 @pytest.mark.parametrize("key", ["..", "../evil", "/abs", "a\\b", "\0"])
-def test_an_orbax_name_that_leads_out_is_refused(folder, key):  # K9
+def test_an_orbax_name_that_leads_out_is_refused(folder, key):
     document = json.loads((folder / "_METADATA").read_text())
     entry = next(iter(document["tree_metadata"].values()))
     entry["key_metadata"][0]["key"] = key
@@ -629,7 +637,8 @@ def test_names_that_are_no_checkpoints(tmp_path):
         ta.save(tmp_path / "x", {"a": np.ones(1)}, format="pickle")
 
 
-def test_hostile_names_do_not_reach_the_terminal(tmp_path):  # K14
+@pytest.mark.hazard("K14")
+def test_hostile_names_do_not_reach_the_terminal(tmp_path):
     path = tmp_path / "x.safetensors"
     path.write_bytes(header({"a\n\x1b[31m": tensor(end=9)}, b"0000"))
     with pytest.raises(ta.CheckpointError) as caught:

@@ -196,7 +196,8 @@ def test_an_abstract_nnx_model():
     assert again.out.b.get_value() is model.out.b.get_value()
 
 
-def test_G7_G17_abstract_trees_convert_without_allocation():
+@pytest.mark.hazard("G7", "G17")
+def test_abstract_trees_convert_without_allocation():
     shapes = {"w": jax.ShapeDtypeStruct((10**6, 10**6), jnp.float32)}
     assert ta.to_flat_dict(shapes) == shapes
     assert ta.merge(*ta.split(shapes)) == shapes
@@ -379,7 +380,8 @@ def test_a_target_with_collisions_takes_the_nested_form_only():
     assert_same(target, ta.from_state_dict(target, ta.to_state_dict(target)))
 
 
-def test_I9_law_10_messages_stay_below_4_kb():
+@pytest.mark.hazard("I9")
+def test_law_10_messages_stay_below_4_kb():
     big = {f"layer_{i}": np.ones(1) for i in range(20_000)}
     odd = {f"layer-{i}": np.ones(1) for i in range(20_000)}
     long = {f"{'x' * 3_000}{i}": np.ones(1) for i in range(50)}
@@ -415,7 +417,8 @@ def test_long_names_are_compared_in_no_time():
 # What may be a leaf
 
 
-def test_G3_G13_leaves_are_not_changed():
+@pytest.mark.hazard("G3", "G6", "G11", "G13", "G15")
+def test_leaves_are_not_changed():
     tree = {
         "int64": np.int64(2**40),
         "float64": np.float64(1) / 3,
@@ -436,7 +439,8 @@ def test_G3_G13_leaves_are_not_changed():
     assert_same(tree, ta.merge(*ta.split(tree, arrays="all")))
 
 
-def test_G4_G16_float0_gradients_convert():
+@pytest.mark.hazard("G4", "G16")
+def test_float0_gradients_convert():
     grads = jax.grad(lambda t: t["w"] * 1.0, allow_int=True)({"w": 1.0, "n": 3})
     assert grads["n"].dtype == jax.dtypes.float0
     assert_same(grads, ta.from_flat_dict(grads, ta.to_flat_dict(grads)))
@@ -445,7 +449,8 @@ def test_G4_G16_float0_gradients_convert():
     assert rest.arrays["n"] is grads["n"]
 
 
-def test_G10_deleted_arrays_convert():
+@pytest.mark.hazard("G10")
+def test_deleted_arrays_convert():
     tree = {"a": [jnp.ones(3)], "b": jnp.ones(2)}
     jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)(tree)
     assert tree["b"].is_deleted()
@@ -495,7 +500,8 @@ def test_law_8_no_array_is_read():
         ta.to_flat_dict({"a/b": Unreadable(), "a": {"b": Unreadable()}})
 
 
-def test_G9_no_tracer_leaks():
+@pytest.mark.hazard("G9")
+def test_no_tracer_leaks():
     tree = {"a": [jnp.ones(2), Opaque(jnp.ones(3))], "n": 1.0}
     flat = {k: v for k, v in ta.to_flat_dict(tree).items() if isinstance(v, jax.Array)}
 
@@ -527,7 +533,8 @@ def test_no_conversion_keeps_an_array_alive():
     assert [ref() for ref in refs] == [None] * len(refs)
 
 
-def test_H10_static_data_of_old_structures_is_let_go():
+@pytest.mark.hazard("H10")
+def test_static_data_of_old_structures_is_let_go():
     @jax.tree_util.register_static
     class Big:
         pass
@@ -549,7 +556,8 @@ def test_results_can_be_pickled():
     assert jax.tree.structure(again) == jax.tree.structure(tree)
 
 
-def test_J3_gradients_come_back_in_the_classes_of_the_caller():
+@pytest.mark.hazard("J3")
+def test_gradients_come_back_in_the_classes_of_the_caller():
     grads = jax.grad(lambda p: ta.to_flat_dict(p)["x"] ** 2 * p.y)(Point(2.0, 3.0))
     assert type(grads) is Point
     assert grads == Point(12.0, 4.0)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 HERE = Path(__file__).parent
 PAGE = (HERE.parent / "docs" / "hazards.md").read_text("utf-8")
 
-ID = re.compile(r"[A-L][1-9][0-9]?[a-z]?")
+ID = re.compile(r"[A-L][1-9][0-9]?(?:[a-z]|\.[a-z0-9]+)?")
 GROUP = re.compile(r"^## ([A-L])\. (.*?)(?=^## |\Z)", flags=re.DOTALL | re.MULTILINE)
 CELLS = re.compile(r"(?<!\\)\|")
 

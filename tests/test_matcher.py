@@ -124,6 +124,7 @@ def test_a_form_selects(pattern, path):
     assert matches(pattern, path)
 
 
+@pytest.mark.hazard("K1")
 @pytest.mark.parametrize(
     ("pattern", "path"), [(row[0], path) for row in FORMS for path in row[2]]
 )
@@ -524,6 +525,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.hazard("K3", "K4", "K5", "K6")
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_patterns_are_answered_or_refused_soon(name):
     text, path = HOSTILE[name]

@@ -132,19 +132,22 @@ def together(request, tmp_path_factory) -> Run:
     return run(request.param, tmp_path_factory)
 
 
-def test_the_processes_have_different_hash_seeds(together):  # hazard H16
+@pytest.mark.hazard("H16")
+def test_the_processes_have_different_hash_seeds(together):
     orders = {tuple(report["order of a set"]) for report in together.reports}
     assert len(orders) > 1
 
 
-def test_no_process_sees_a_kernel_whole(together):  # hazard L1
+@pytest.mark.hazard("L1")
+def test_no_process_sees_a_kernel_whole(together):
     for report in together.reports:
         seen = report["seen"]
         assert max(seen[path] for path in seen if path.endswith("kernel")) <= 0.5
 
 
+@pytest.mark.hazard("L2")
 @pytest.mark.parametrize("program", ["init", "step", "there and back"])
-def test_all_processes_build_one_program(together, alone, program):  # hazard L2
+def test_all_processes_build_one_program(together, alone, program):
     (expected,) = (report["programs"][program] for report in alone.reports)
     for report in together.reports:
         assert report["programs"][program] == expected
@@ -169,7 +172,8 @@ def test_every_group_trains_but_the_frozen_one(alone):
     assert all(moved.values())
 
 
-def test_conversions_work_on_arrays_that_cannot_be_read(together):  # hazard L1
+@pytest.mark.hazard("L1")
+def test_conversions_work_on_arrays_that_cannot_be_read(together):
     assert all(report["identical"] for report in together.reports)
 
 

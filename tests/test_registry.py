@@ -318,6 +318,7 @@ def test_an_adapter_out_of_the_order_of_jax_is_an_error(registry, flatten, by_ha
             ta.to_state_dict([Pair(w(), jnp.zeros(1)), beside])
 
 
+@pytest.mark.hazard("H13")
 @pytest.mark.parametrize(
     "flatten",
     [
@@ -342,6 +343,7 @@ def test_an_adapter_without_unflatten_is_for_classes_that_jax_knows(registry):
 # Order
 
 
+@pytest.mark.hazard("H8")
 def test_the_newest_entry_wins(registry):
     ta.register(Pair, fields=("a", "b"))
     ta.register(Pair, fields=("c", "d"))
@@ -666,6 +668,7 @@ def test_an_array_like_class_may_be_registered_with_jax_late(registry):
     assert ta.tree_paths(tree) == ("a/w", "b/w")
 
 
+@pytest.mark.hazard("H9", "H20")
 def test_the_registry_keeps_no_class_alive(registry):
     dropped = []
     for _ in range(50):

@@ -786,6 +786,7 @@ except ValueError as error:
 """
 
 
+@pytest.mark.hazard("H16")
 def test_no_answer_depends_on_the_hash_seed():
     runs = [
         subprocess.run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -11,6 +12,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -186,6 +188,7 @@ def test_what_is_no_data_cannot_be_written(rules):
 HEAD = "version = 1\n"
 
 
+@pytest.mark.hazard("K2", "K12")
 @pytest.mark.parametrize(
     ("text", "match"),
     [
@@ -239,6 +242,7 @@ def test_a_malformed_toml_file_is_refused(tmp_path, text, match):
     assert "rules.toml" in str(caught.value)
 
 
+@pytest.mark.hazard("K12")
 @pytest.mark.parametrize(
     ("text", "match"),
     [
@@ -286,6 +290,7 @@ def test_size_and_counts_are_capped_before_work(tmp_path):
     assert time.monotonic() - start < 10
 
 
+@pytest.mark.hazard("K15")
 @pytest.mark.parametrize(
     "name", ["rules.yaml", "rules", "gone.toml", "", ".", "a\0b.toml", "folder.toml"]
 )
@@ -298,6 +303,7 @@ def test_a_file_that_cannot_be_read_is_a_typed_error(tmp_path, name):
         load_rules(3)
 
 
+@pytest.mark.hazard("K18")
 def test_a_label_that_names_code_is_only_text(tmp_path):
     evil = "__import__('os').system('true')"
     rules = load(tmp_path, f'{HEAD}[rules]\n"a" = "{evil}"\n')
@@ -371,14 +377,23 @@ def test_a_mutated_file_gives_a_typed_error_or_rules(tmp_path, kind, read):
 
 
 def is_read(read: Any, file: Path, **options: Any) -> bool:
+    """Tell whether a file is read; what is read must be of use, or say why not."""
     try:
         found = read(file, **options)
     except TreeAdaptError as error:
         small = len(str(error).encode()) <= 4_000
     else:
-        return isinstance(found, Rules | FreezeSpec)
+        assert isinstance(found, Rules | FreezeSpec)
+        with contextlib.suppress(TreeAdaptError):
+            assert jax.tree.structure(found(TREE)) == jax.tree.structure(TREE)
+        with contextlib.suppress(TreeAdaptError):  # there may be no rule to write
+            tomllib.loads(found.to_toml())
+        return True
     assert small
     return False
+
+
+TREE = {"a": {"b": np.ones(1), "c": np.ones(1)}, "policy": {"bias": np.ones(2)}}
 
 
 @settings(max_examples=300)  # each writes four files

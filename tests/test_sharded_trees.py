@@ -114,8 +114,9 @@ CONVERSIONS: dict[str, Callable[[Any], list[Any] | None]] = {
 every_tree = pytest.mark.parametrize("row", TREES, ids=lambda row: row.name)
 
 
+@pytest.mark.hazard("J4", "J6")
 @every_tree
-def test_no_conversion_moves_an_array(row):  # hazards J4, J6
+def test_no_conversion_moves_an_array(row):
     tree = on_mesh(row.make())
     before = _leaves(tree)
     shardings = [getattr(leaf, "sharding", None) for leaf in before]
@@ -229,10 +230,11 @@ def step_of(tx: Any) -> Callable[..., Any]:
     return step
 
 
+@pytest.mark.hazard("J8")
 @both_meshes
 @each_transformation
 @optax_maths
-def test_params_rest_and_state_are_donated_and_stay(name, kind):  # hazard J8
+def test_params_rest_and_state_are_donated_and_stay(name, kind):
     tx = TRANSFORMATIONS[name]
     params, rest, _ = placed(kind)
     state = init_sharded(tx, params)

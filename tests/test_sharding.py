@@ -108,8 +108,9 @@ def test_the_first_rule_that_matches_decides():
     assert partition_specs(ABSTRACT, RULES) == SPECS
 
 
+@pytest.mark.hazard("J7", "G15")
 @pytest.mark.parametrize("row", TREES, ids=lambda row: row.name)
-def test_specs_have_the_treedef_of_the_tree(row):  # hazards J7, G15
+def test_specs_have_the_treedef_of_the_tree(row):
     tree = row.make()
     if row.name.startswith("Optax"):
         with pytest.raises(ta.ShardingError, match="opt_state_shardings"):
@@ -434,6 +435,7 @@ def test_state_of_every_transformation_follows_its_params(case, kind, wrap):
         assert placed[name] == sharding, name
 
 
+@pytest.mark.hazard("J5", "G17")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 @pytest.mark.usefixtures("standard_promotion")
 def test_state_made_in_place_has_the_numbers_of_init(case):
@@ -603,15 +605,17 @@ def test_memory_kinds_are_kept(kind, memory):
 # Where the state is made
 
 
-def test_jit_alone_loses_the_sharding():  # hazard J5
+@pytest.mark.hazard("J5")
+def test_jit_alone_loses_the_sharding():
     params = params_on(mesh_of())
     lost = jax.jit(optax.adam(0.1).init)(params)[0].mu["up"]["kernel"].sharding
     kept = init_sharded(optax.adam(0.1), params)[0].mu["up"]["kernel"].sharding
     assert lost != kept == params["up"]["kernel"].sharding
 
 
+@pytest.mark.hazard("J15")
 @both_meshes
-def test_a_mesh_in_force_changes_nothing(kind):  # hazard J15
+def test_a_mesh_in_force_changes_nothing(kind):
     mesh = mesh_of(kind)
     params = params_on(mesh)
     with jax.set_mesh(mesh):

@@ -321,6 +321,7 @@ class OtherStruct:
     w: Any
 
 
+@pytest.mark.hazard("H5")
 @pytest.mark.parametrize(
     "make",
     [
@@ -343,6 +344,7 @@ def test_equal_trees_share_one_trace(make):
         assert count_traces([first, again, first])[0] == 1
 
 
+@pytest.mark.hazard("H3")
 @pytest.mark.parametrize(
     ("values", "traces"),
     [
@@ -356,7 +358,7 @@ def test_equal_trees_share_one_trace(make):
         ([max, max, min], 2),
     ],
 )
-def test_H3_static_leaves_are_compared_by_type_and_value(values, traces):
+def test_static_leaves_are_compared_by_type_and_value(values, traces):
     trees = [{"w": w(), "static": value} for value in values]
     count, seen = count_traces(trees)
     assert count == traces
@@ -401,7 +403,8 @@ def assert_same_leaves(one, two):
     assert all(a is b for a, b in zip(*map(jax.tree.leaves, (one, two)), strict=True))
 
 
-def test_H6_static_values_that_do_not_hash():
+@pytest.mark.hazard("H6")
+def test_static_values_that_do_not_hash():
     static = [1]
     tree = Static(w(), static)
     assert ta.merge(*ta.split(tree)).n is static

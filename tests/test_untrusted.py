@@ -1,0 +1,232 @@
+"""Untrusted input: what comes from a file is data, never code. See ``SECURITY.md``."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import treeadapt as ta
+from treeadapt import errors, flattening, patterns, rules_file
+from treeadapt.checkpoints import common, msgpack_file, orbax_folder, safetensors_file
+
+ROOT = Path(__file__).parent.parent
+SOURCES = {
+    file.relative_to(ROOT).as_posix(): ast.parse(file.read_text("utf-8"))
+    for file in sorted((ROOT / "treeadapt").rglob("*.py"))
+}
+FORMATS = ("npz", "safetensors", "msgpack", "orbax")
+formats = pytest.mark.parametrize("kind", FORMATS)
+
+# Nothing in the package can turn data into code
+
+RUNS_CODE = {"eval", "exec", "compile", "__import__", "breakpoint"}
+UNPICKLES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "shelve", "marshal"}
+UNPICKLES |= {"joblib", "yaml"}
+
+# Who imports a module by name, and that the name is written down in the package; the
+# command line imports what its user types.
+IMPORTS_BY_NAME = {
+    "treeadapt/__init__.py",
+    "treeadapt/adapters/builtin.py",
+    "treeadapt/registry.py",
+    "treeadapt/cli/sources.py",
+}
+
+
+def calls(tree: ast.AST) -> list[str]:
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return [ast.unparse(call.func) for call in found]
+
+
+def imported(tree: ast.AST) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add((node.module or "").partition(".")[0])
+    return names
+
+
+@pytest.mark.hazard("K7", "H15")
+def test_nothing_is_unpickled_and_no_text_is_run():
+    assert len(SOURCES) > 50
+    for name, tree in SOURCES.items():
+        assert not imported(tree) & UNPICKLES, name
+        assert not {*calls(tree)} & RUNS_CODE, name
+        for node in ast.walk(tree):
+            if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
+                assert ast.unparse(node.value) == "False", name
+
+
+@pytest.mark.hazard("K18")
+def test_no_room_imports_a_module_that_a_file_names():
+    by_name = {
+        name
+        for name, tree in SOURCES.items()
+        if any(call.endswith("import_module") for call in calls(tree))
+    }
+    assert by_name == IMPORTS_BY_NAME
+
+
+def test_the_source_is_really_looked_at():
+    tree = ast.parse("import pickle\nfrom yaml import load\nx = eval('1')")
+    assert imported(tree) & UNPICKLES == {"pickle", "yaml"}
+    assert {*calls(tree)} & RUNS_CODE == {"eval"}
+
+
+# Names in files
+
+
+@pytest.fixture
+def trap(tmp_path, monkeypatch):
+    """A module that must never be imported; gives ways to name it."""
+    (tmp_path / "harmful_module.py").write_text("raise SystemExit('imported')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    names = ["harmful_module", "harmful_module:Net", "harmful_module.Net"]
+    yield [*names, "<harmful_module.Net>", "!!python/name:harmful_module.Net"]
+    assert "harmful_module" not in sys.modules
+
+
+@pytest.mark.hazard("K18")
+def test_rules_that_name_a_module_import_nothing(trap, tmp_path):
+    for kind in ("json", "toml"):
+        for name in trap:
+            file = tmp_path / f"rules.{kind}"
+            rules = {name.lstrip("!"): name, "**": name}
+            text = json.dumps({"version": 1, "rules": rules})
+            file.write_text(text if kind == "json" else ta.Rules(rules).to_toml())
+            found = ta.load_rules(file)
+            assert {*found.values} == {name}
+            with pytest.raises(ta.UnusedRuleError):
+                found({"a": jnp.ones(1)})
+
+
+@pytest.mark.hazard("K7", "K18")
+@formats
+def test_a_checkpoint_that_names_a_module_imports_nothing(kind, trap, tmp_path):
+    flat = {name: np.ones(2, np.float32) for name in trap}
+    file = tmp_path / ("x" if kind == "orbax" else f"x.{kind}")
+    ta.save(file, flat)
+    loaded = ta.load(file, {name: np.zeros(2, np.float32) for name in flat})
+    assert {*loaded} == {*flat}
+
+
+# Names of attributes
+
+
+@dataclasses.dataclass
+class Plain:
+    w: Any
+
+    def forward(self):
+        return "the real one"
+
+
+class Module(eqx.Module):
+    w: jax.Array
+
+    def forward(self):
+        return "the real one"
+
+
+class Linear(nnx.Module):
+    def __init__(self):
+        self.w = nnx.Param(jnp.ones(2))
+
+    def forward(self):
+        return "the real one"
+
+
+class Taught:
+    def __init__(self):
+        self.w = jnp.ones(2)
+
+    def forward(self):
+        return "the real one"
+
+
+@dataclasses.dataclass
+class Slots:
+    __slots__ = ("w",)
+    w: Any
+
+    def forward(self):
+        return "the real one"
+
+
+MODELS = {
+    "dataclass": lambda: Plain(jnp.ones(2)),
+    "equinox": lambda: Module(jnp.ones(2)),
+    "nnx": Linear,
+    "by fields": Taught,
+    "slots": lambda: Slots(jnp.ones(2)),
+}
+HARMFUL = ("__class__", "__dict__", "__init__", "forward", "__wrapped__", "new", "w/..")
+
+
+@pytest.fixture
+def taught():
+    with ta.default_registry.copy().use():
+        ta.register(Taught, fields=("w",))
+        yield
+
+
+@pytest.mark.hazard("K13")
+@pytest.mark.usefixtures("taught")
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize("name", HARMFUL)
+def test_no_attribute_is_set_that_the_target_does_not_have(model, name, tmp_path):
+    target = model()
+    extra = {"w": jnp.zeros(2), name: jnp.zeros(2)}
+    nested = {"w": jnp.zeros(2), **{part: jnp.zeros(2) for part in name.split("/")[:1]}}
+    if name == "w/..":
+        nested = {"w": {"..": jnp.zeros(2)}}
+    for strict in (True, False):
+        with pytest.raises(ta.StructureMismatchError, match=re.escape(name)):
+            ta.from_flat_dict(target, extra, strict=strict)
+        with pytest.raises(ta.StructureMismatchError, match=re.escape(name)):
+            ta.from_state_dict(target, nested, strict=strict)
+    with pytest.raises(ta.StructureMismatchError):
+        ta.merge(extra, ta.split(target)[1])
+    ta.save(tmp_path / "x.npz", extra)
+    with pytest.raises(ta.TreeAdaptError):
+        ta.load(tmp_path / "x.npz", target)
+    assert target.forward() == "the real one"
+    assert type(target) is type(model())
+
+
+# Caps
+
+
+def test_the_policy_states_the_caps_as_they_are():
+    text = (ROOT / "SECURITY.md").read_text("utf-8")
+    caps = {
+        "bytes of a rules file": rules_file.MAX_BYTES,
+        "patterns of a rules file": rules_file.MAX_PATTERNS,
+        "paths of a freeze spec": rules_file.MAX_PATHS,
+        "characters of a pattern": patterns.MAX_CHARACTERS,
+        "`**` in a pattern": patterns.MAX_ANY_DEPTH,
+        "digits of a number in a pattern": patterns.MAX_DIGITS,
+        "leaves of a checkpoint": common.MAX_LEAVES,
+        "axes of an array in a checkpoint": common.MAX_RANK,
+        "levels of a msgpack checkpoint": msgpack_file._MAX_DEPTH,
+        "bytes of a safetensors header": safetensors_file._MAX_HEADER_BYTES,
+        "bytes of an Orbax metadata file": orbax_folder._MAX_METADATA_BYTES,
+        "levels of a tree": flattening.MAX_DEPTH,
+        "bytes of a message": errors.MAX_MESSAGE_BYTES,
+    }
+    rows = dict(re.findall(r"^\| ([^|]+?) +\| +([\d,]+) \|$", text, flags=re.MULTILINE))
+    assert rows == {name: f"{cap:,}" for name, cap in caps.items()}
