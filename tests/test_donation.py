@@ -1,0 +1,54 @@
+"""A state that was just made can be donated together with the params."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import treeadapt as ta
+
+# Each keeps one array in two places, or the params themselves.
+ALIASING = {
+    "lbfgs": optax.lbfgs,
+    "schedule_free": lambda: optax.contrib.schedule_free_sgd(0.1),
+    "MultiSteps": lambda: optax.MultiSteps(optax.contrib.schedule_free_sgd(0.1), 2),
+    "sam": lambda: optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.1)),
+}
+MAKERS = {
+    "adapt": ta.adapt,
+    "partition": lambda tx: ta.partition({"a": tx, "b": optax.sgd(0.1)}, RULES),
+    "freeze": lambda tx: ta.freeze(tx, "b"),
+}
+RULES = {"a": "a", "**": "b"}
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+@pytest.mark.parametrize("name", ALIASING)
+def test_params_and_state_are_donated_at_the_first_step(name, maker):
+    params = {"a": {"w": jnp.ones(3)}, "b": jnp.ones(2)}
+    tx = MAKERS[maker](ALIASING[name]())
+    state = tx.init(params)
+    leaves = jax.tree.leaves((params, state))
+    assert len({id(leaf) for leaf in leaves}) == len(leaves)
+
+    def loss(params):
+        return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(params))
+
+    def step(params, state):
+        value, grads = jax.value_and_grad(loss)(params)
+        search = {"value": value, "grad": grads, "value_fn": loss}
+        extra = search if name == "lbfgs" else {}
+        updates, state = tx.update(grads, state, params, **extra)
+        return ta.apply_updates(params, updates), state
+
+    donating = jax.jit(step, donate_argnums=(0, 1))
+    with jax.numpy_dtype_promotion("standard"):  # Optax needs it
+        params, state = donating(params, state)
+        donating(params, state)
+
+
+def test_an_array_that_stands_twice_today_cannot_be_donated():
+    state = optax.lbfgs().init(jnp.ones(3))
+    assert state[0].diff_params_memory is state[0].diff_updates_memory
