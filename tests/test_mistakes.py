@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -36,6 +37,21 @@ ADAM = optax.adam(1e-3)
             r"'\*\*' is 'fast'.*and then the rules",
         ),
         (lambda: ta.carry_state(PARAMS, ADAM, ()), ta.TransformError, "optax.adam"),
+        (
+            lambda: ta.freeze(ADAM, {"a": True, "b": False}),
+            ta.SelectorError,
+            r"take the paths: \[treeadapt\.escape",
+        ),
+        (
+            lambda: ta.split(PARAMS, eqx.is_inexact_array),
+            ta.SelectorError,
+            r"treeadapt\.leaf\(function\)\.$",
+        ),
+        (
+            lambda: ta.freeze(ADAM, ta.Rules({"a": "frozen", "**": "train"})),
+            ta.SelectorError,
+            r"rules\.where\(label\); got Rules: Rules\(.*\)$",
+        ),
         (lambda: ta.leaf(ndim=True), ta.SelectorError, "a count is wanted, got True"),
         (lambda: ta.save(PARAMS, "x.npz"), ta.CheckpointError, r"save\(path, tree\)"),
         (lambda: ta.load(PARAMS, "x.npz"), ta.CheckpointError, r"load\(path, target\)"),
@@ -77,6 +93,11 @@ def test_what_is_in_the_wrong_place_is_told_where_it_belongs(mistake, error, wor
 def test_lift_takes_no_numbers_and_no_transformations(thing, seen):
     with pytest.raises(ta.SelectorError, match=seen):
         ta.lift(thing)
+
+
+def test_lift_takes_a_mask_with_the_functions_of_a_model_in_it():
+    mask = ta.lift({"a": True, "b": False, "act": jax.nn.relu})
+    assert mask(PARAMS | {"act": jax.nn.relu})["a"] == {"w": True}
 
 
 def test_lift_takes_labels_that_are_numbers():
@@ -133,3 +154,10 @@ def test_a_flat_dict_for_a_nested_one_is_told_apart():
     assert "(the dict has" not in str(no.value)
     with pytest.raises(ta.StructureMismatchError, match="nested, from_state_dict"):
         ta.from_flat_dict(PARAMS, PARAMS)
+
+
+def test_the_selector_that_a_message_proposes_selects_what_was_meant():
+    mask = {"a": {"w": True, "[b]": False}, "*": True}
+    tree = jax.tree.map(lambda yes: jnp.ones(2), mask)
+    paths = [ta.escape(path) for path, yes in ta.to_flat_dict(mask).items() if yes]
+    assert ta.param_mask(tree, paths) == mask

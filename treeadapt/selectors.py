@@ -645,7 +645,23 @@ def as_selector(spec: Any) -> Selector:
     raise SelectorError(
         "A selector is a pattern, a class, a list of these, or made by glob, leaf, "
         f"node or rules.where(label); got {type(spec).__name__}: {shorten(repr(spec))}"
+        f"{_instead(spec)}"
     )
+
+
+def _instead(spec: Any) -> str:
+    """Say how to make a selector of what Optax, Equinox or nnx would take."""
+    if isinstance(spec, Mapping):
+        return (
+            ". Of a tree of bools take the paths: [treeadapt.escape(path) for path, "
+            "yes in treeadapt.to_flat_dict(mask).items() if yes]."
+        )
+    if callable(spec) and not hasattr(spec, "where"):
+        return (
+            ". A function that is asked about each leaf's shape and dtype is made a "
+            "selector by treeadapt.leaf(function)."
+        )
+    return ""
 
 
 def select(tree: Any, where: Any, *, unused: Report = "error") -> list[bool]:

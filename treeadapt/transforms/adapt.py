@@ -51,8 +51,9 @@ def adapt(tx: Any) -> optax.GradientTransformationExtraArgs:
     Returns:
         ``GradientTransformationExtraArgs``. ``init(params)`` takes a tree of any
         classes that JAX knows, concrete or abstract, and returns the state of ``tx`` on
-        ``split(params)[0]``. ``update(updates, state, params=None, **extra)`` returns
-        updates with the treedef of ``updates``, and a state whose integers and
+        ``split(params)[0]``; no array stands there twice, so that it may be donated
+        together with the params. ``update(updates, state, params=None, **extra)``
+        returns updates with the treedef of ``updates``, and a state whose integers and
         booleans keep their dtypes. (Floating-point state is as ``tx`` gives it: where
         ``jax.lax.scan`` finds that some ``.mu`` or ``.trace`` changes its type, give
         ``tx`` a ``mu_dtype=`` or ``accumulator_dtype=``.) Extra arguments shaped like
@@ -149,6 +150,7 @@ def run_flat(
             state = tx.init(_shown(params, flat))
         if not is_part:
             warn_of_unlifted(tx, views[0], flat[0], stacklevel=2)
+            state = _apart(state, [leaf for half in flat for leaf in half.values()])
         return state
 
     def update(
@@ -167,6 +169,22 @@ def run_flat(
         return put_updates(grads, new, own), keep_dtypes(state, new_state)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _apart(state: Any, params: Iterable[Any]) -> Any:
+    """Copy each array of a state that stands there twice, or among the params.
+
+    Such as the memories of L-BFGS, or the params that ``schedule_free`` starts from:
+    one array cannot be donated in two places.
+    """
+    taken = set(map(id, params))
+    leaves, structure = jtu.default_registry.flatten(state)
+    for index, leaf in enumerate(leaves):
+        if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
+            if id(leaf) in taken:
+                leaves[index] = jnp.array(leaf, copy=True)
+            taken.add(id(leaf))
+    return structure.unflatten(leaves)
 
 
 @contextlib.contextmanager

@@ -117,17 +117,25 @@ def is_function(thing: Any) -> bool:
 
 
 def _require_answers(tree: Any) -> None:
-    """Raise unless a tree may be one of masks or labels."""
+    """Raise unless a tree may be one of masks or labels.
+
+    A mask of a raw model has the model's functions in it; something must be an answer.
+    """
     is_one = jax.tree_util.all_leaves([tree])
-    for keys, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        is_number = isinstance(leaf, numbers.Number) and not isinstance(leaf, bool)
-        if callable(leaf) or _is_number_array(leaf) or (is_one and is_number):
-            where = f" at {jax.tree_util.keystr(keys)}" if keys else ""
-            raise SelectorError(
-                "lift takes a function of a tree, or a tree of bools or labels, such "
-                'as {"encoder": False, "head": True}; got '
-                f"{describe(leaf)}{where}, which is no mask and no label."
-            )
+    keyed = jax.tree_util.tree_leaves_with_path(tree)
+    if keyed and not any(_is_answer(leaf, is_one=is_one) for _, leaf in keyed):
+        keys, leaf = keyed[0]
+        where = f" at {jax.tree_util.keystr(keys)}" if keys else ""
+        raise SelectorError(
+            "lift takes a function of a tree, or a tree of bools or labels, such as "
+            f'{{"encoder": False, "head": True}}; got {describe(leaf)}{where}, which '
+            "is no mask and no label."
+        )
+
+
+def _is_answer(leaf: Any, *, is_one: bool) -> bool:
+    is_number = isinstance(leaf, numbers.Number) and not isinstance(leaf, bool)
+    return not (callable(leaf) or _is_number_array(leaf) or (is_one and is_number))
 
 
 def _is_number_array(leaf: Any) -> bool:
