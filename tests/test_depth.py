@@ -162,6 +162,7 @@ def run(program):
 KINDS = ("list", "dict", "tuple", "NamedTuple", "dataclass", "registered", "by hand")
 KINDS += ("dict subclass", "nnx", "mixed", "wide dict", "keyless")
 NEWER = sys.version_info >= (3, 12)
+LEVELS = (10_000, 100_000)
 LIMITS = {"normal": None, "a little": 4_999, "raised": 10**6}
 
 
@@ -186,7 +187,7 @@ def test_a_tree_that_contains_itself(limit):
 
 @pytest.mark.hazard("I1.5000", "I1.20000", "I1.100000", "I1.seg")
 @pytest.mark.parametrize("limit", LIMITS.values(), ids=LIMITS)
-@pytest.mark.parametrize("levels", [10_000, 100_000])
+@pytest.mark.parametrize("levels", LEVELS)
 def test_deep_trees_give_a_typed_error(limit, levels):
     program = f"""
     if {limit}: sys.setrecursionlimit({limit})

@@ -18,6 +18,7 @@ import treeadapt as ta
 
 # A million leaves
 
+NUM_LEAVES = 1_000_000
 PROGRAM = """
 import resource, sys
 import jax.tree_util as jtu
@@ -25,7 +26,7 @@ import treeadapt as ta
 
 layer = dict.fromkeys(("kernel", "bias", "scale", "offset"), 1.0)
 tree = {f"block_{i}": {f"layer_{j}": dict(layer) for j in range(10)}
-        for i in range(25_000)}
+        for i in range(int(sys.argv[2]) // 40)}
 
 def with_jax():
     return [(jtu.keystr(path), leaf) for path, leaf in jtu.tree_leaves_with_path(tree)]
@@ -37,7 +38,7 @@ ta.to_flat_dict({"warm": [1.0]})
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 found = {"jax": with_jax, "treeadapt": with_treeadapt}[sys.argv[1]]()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-assert len(found) == 1_000_000
+assert len(found) == int(sys.argv[2])
 print(found[-1][0])
 if sys.argv[1] == "treeadapt":
     again = ta.from_flat_dict(tree, dict(found))
@@ -52,7 +53,7 @@ if sys.argv[1] == "treeadapt":
 def run(contender):
     """Return the memory that a million leaves took at most, and their last name."""
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", PROGRAM, contender],
+        [sys.executable, "-W", "error", "-c", PROGRAM, contender, str(NUM_LEAVES)],
         capture_output=True,
         text=True,
         timeout=300,
