@@ -133,6 +133,8 @@ def _shared(command: Callable[..., Any]) -> Callable[..., Any]:
         expose_value=False,
         callback=_no_color,
         type=_AnyText(),
+        default=False,
+        flag_value=True,
         envvar="NO_COLOR",
         help="Plain text, as when piped or where NO_COLOR is set.",
     )(command)
