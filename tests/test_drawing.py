@@ -215,6 +215,24 @@ def test_thousands_of_labels_are_one_page():
     assert "5,000 labels" in texts(summary.to_svg())
 
 
+def test_a_long_legend_shows_both_ends_and_what_is_between():
+    tree = {f"w{n}": array(n + 1) for n in range(40)}
+    summary = ta.summarize(tree, ta.Rules([(f"w{n}", f"g{n}") for n in range(40)]))
+    between = "… 31 more labels: 31 leaves, 2.7 KiB"
+    shown = texts(summary.to_svg())
+    assert [text for text in shown if text in ("g5", "g6", "g36", "g37", between)][
+        :3
+    ] == [
+        "g5",
+        between,
+        "g37",
+    ]
+    assert between in summary.to_text()
+    assert between in summary._repr_html_()
+    assert between in treescope.render_to_text(summary)
+    assert "more labels" not in summary.to_html().partition('class="tree"')[0]
+
+
 def test_a_sampled_bar_keeps_what_is_large():
     tree = {"net": {f"w{n}": array(1) for n in range(100)} | {"x": array(300)}}
     rules = [(f"net/w{n}", str(n)) for n in range(100)]

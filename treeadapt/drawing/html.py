@@ -18,6 +18,7 @@ from treeadapt.drawing.outline import (
     every,
     headline,
     labels_text,
+    legend,
     tooltip,
     unfolded,
 )
@@ -33,7 +34,7 @@ from treeadapt.drawing.words import (
 _OPEN_ROWS, _OPEN_WIDTH = 44, 28  # as the picture
 _PAGE_ROWS, _PART_ROWS = 2_000, 400
 _WIDTH = 200
-_LABELS_OF_PAGE, _LABELS_OF_PART = 300, 24
+_LABELS_OF_PAGE, _LABELS_OF_PART = 300, 16
 _MAX_TEXT = 160
 
 _STYLE = """
@@ -45,13 +46,14 @@ _STYLE = """
 .treeadapt .own { display: flex; min-width: 2px }
 .treeadapt .own > i, .treeadapt .mix > i { min-width: 1px }
 .treeadapt .all { margin: .3em 0 .9em }
-.treeadapt table { border-collapse: collapse; margin: 0 0 .8em }
+.treeadapt table { border-collapse: collapse; margin: 0 0 .8em; font: inherit;
+  color: inherit }
 .treeadapt th, .treeadapt td { padding: 0 1.4em 0 0; text-align: right; border: 0;
   font: inherit; background: none; vertical-align: top; white-space: nowrap }
 .treeadapt th { opacity: .65 }
 .treeadapt td.rules { opacity: .65; white-space: normal; overflow-wrap: anywhere }
 .treeadapt .left { text-align: left }
-.treeadapt td:first-child { font-weight: 600 }
+.treeadapt td:first-child:not(.rules) { font-weight: 600 }
 .treeadapt .swatch { display: inline-block; width: 11px; height: 11px;
   border-radius: 2px; margin-right: .6em; vertical-align: -1px }
 .treeadapt ul { margin: 0 0 .8em; padding: 0; list-style: none }
@@ -146,12 +148,13 @@ def _legend(outline: Outline, limit: int) -> ET.Element:
         _words(head, "th", "", name)
     if any(one.rules for one in outline.labels):
         _words(head, "th", "left", "rules")
-    for one in outline.labels[:limit]:
-        _entry(table, one, outline.root.size_bytes)
-    left = len(outline.labels) - limit
-    if left > 0:
-        line = ET.SubElement(table, "tr")
-        _words(line, "td", "left", f"… {left:,} more")
+    for one in legend(outline, limit=limit):
+        if isinstance(one, Label):
+            _entry(table, one, outline.root.size_bytes)
+        else:
+            line = ET.SubElement(table, "tr")
+            cell = _words(line, "td", "left rules", one)
+            cell.set("colspan", "6")
     return table
 
 

@@ -434,6 +434,27 @@ def _short(text: str) -> str:
     return fitted(text, _MAX_TEXT)
 
 
+def legend(outline: Outline, *, limit: int = 16) -> list[Label | str]:
+    """Return the labels, or the first and the last of very many.
+
+    Args:
+        outline: all that a picture shows.
+        limit: how many may stand there.
+
+    Returns:
+        Labels, and where some are left out, what these add up to.
+    """
+    labels = outline.labels
+    if len(labels) <= limit:
+        return list(labels)
+    head, tail = 2 * limit // 5, limit // 5
+    rest = labels[head : len(labels) - tail]
+    leaves = plural(sum(label.num_leaves for label in rest), "leaf")
+    size = size_text(sum(label.size_bytes for label in rest))
+    told = f"… {len(rest):,} more labels: {leaves}, {size}"
+    return [*labels[:head], told, *labels[len(labels) - tail :]]
+
+
 def headline(outline: Outline) -> str:
     """Write what the whole tree adds up to."""
     root = outline.root

@@ -19,6 +19,7 @@ from treeadapt.drawing.outline import (
     every,
     headline,
     labels_text,
+    legend,
     tooltip,
     unfolded,
 )
@@ -33,7 +34,6 @@ from treeadapt.drawing.words import (
 )
 
 _ROWS, _WIDTH_OF_NODE = 44, 28
-_LEGEND = 16  # more labels are shown by the first and the last of them
 _NOTES = 6
 _LINE, _CLOSE = 21, 19  # heights of rows, in pixels
 _CHAR = 7.25  # width of a character of the font below
@@ -161,17 +161,12 @@ class _Page:
         if any(one.rules for one in labels):
             self._words(ends[-1] + _GAP, "rules", "muted")
         self.y += _CLOSE
-        is_long = len(labels) > _LEGEND
-        head, tail = (6, 3) if is_long else (len(labels), 0)
-        for one in labels[:head]:
-            self._entry(one, name, ends)
-        if is_long:
-            rest = labels[head : len(labels) - tail]
-            told = f"… {len(rest):,} more labels: {_sum_text(rest)}"
-            self._words(_MARGIN + 20, told, "muted")
-            self.y += _CLOSE
-        for one in labels[len(labels) - tail :]:
-            self._entry(one, name, ends)
+        for one in legend(self.outline):
+            if isinstance(one, Label):
+                self._entry(one, name, ends)
+            else:
+                self._words(_MARGIN + 20, one, "muted")
+                self.y += _CLOSE
         self.y += 10
 
     def _entry(self, one: Label, name_columns: int, ends: Sequence[float]) -> None:
@@ -369,12 +364,6 @@ def _widths(shares: Sequence[float], length: float) -> list[float]:
         least if is_small else left * share / big
         for share, is_small in zip(shares, small, strict=True)
     ]
-
-
-def _sum_text(labels: Sequence[Label]) -> str:
-    leaves = sum(label.num_leaves for label in labels)
-    size = sum(label.size_bytes for label in labels)
-    return f"{leaves:,} leaves, {size_text(size)}"
 
 
 def _style() -> str:

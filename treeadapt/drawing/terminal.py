@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from treeadapt.drawing.outline import (
+    Label,
     Node,
     Outline,
     Row,
     every,
     headline,
     labels_text,
+    legend,
     unfolded,
 )
 from treeadapt.drawing.palette import Paint
@@ -30,7 +32,6 @@ from treeadapt.drawing.words import (
 Span = tuple[str, str]  # text, and style
 
 _ROWS, _WIDTH_OF_NODE = 44, 28
-_LEGEND = 16
 _BAR = 16
 _NAME, _CONTENTS, _LABEL, _RULES = 48, 32, 34, 60
 _EIGHTHS = " ▏▎▍▌▋▊▉"
@@ -65,11 +66,8 @@ def plain(made: Sequence[Sequence[Span]]) -> str:
 
 
 def _legend(outline: Outline) -> Iterator[list[Span]]:
-    labels = outline.labels
     whole = outline.root.size_bytes
-    is_long = len(labels) > _LEGEND
-    places = [*range(6), *range(len(labels) - 3, len(labels))]
-    kept = [labels[place] for place in places] if is_long else labels
+    shown = legend(outline)
     cells = [
         (
             fitted(one.text, _LABEL),
@@ -79,15 +77,19 @@ def _legend(outline: Outline) -> Iterator[list[Span]]:
             share_text(one.size_bytes / whole if whole else 0),
             fitted(", ".join(one.rules), _RULES),
         )
-        for one in kept
+        for one in shown
+        if isinstance(one, Label)
     ]
     head = ("label", "leaves", "params", "size", "share", "rules")
     widths = [max(map(columns, column)) for column in zip(head, *cells, strict=True)]
     yield [("   ", ""), (_aligned(head, widths, "lrrrrl"), "dim")]
-    for place, (one, cell) in enumerate(zip(kept, cells, strict=True)):
-        if is_long and place == 6:
-            yield [(f"   … {len(labels) - len(kept):,} more labels", "dim")]
-        yield [("██ ", _style(one.paint)), (_aligned(cell, widths, "lrrrrl"), "")]
+    told = iter(cells)
+    for one in shown:
+        if isinstance(one, Label):
+            text = _aligned(next(told), widths, "lrrrrl")
+            yield [("██ ", _style(one.paint)), (text, "")]
+        else:
+            yield [(f"   {one}", "dim")]
 
 
 def _tree(outline: Outline, rows: Sequence[Row]) -> Iterator[list[Span]]:

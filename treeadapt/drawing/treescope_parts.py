@@ -16,6 +16,7 @@ from treeadapt.drawing.outline import (
     every,
     headline,
     labels_text,
+    legend,
     unfolded,
 )
 from treeadapt.drawing.palette import Paint
@@ -29,7 +30,6 @@ from treeadapt.drawing.words import (
 from treeadapt.errors import plural
 
 _OPEN_ROWS, _ROWS, _WIDTH = 44, 400, 100
-_LABELS = 24
 _MAX_TEXT = 100
 
 
@@ -45,10 +45,12 @@ def treescope_part(outline: Outline, name: str) -> Any:
     first = unfolded(outline.root, rows=_OPEN_ROWS, width=_WIDTH)
     is_open = {id(row.node) for row in every(first) if row.children}
     rows = unfolded(outline.root, rows=_ROWS, width=_WIDTH)
-    lines = [_legend_line(one, outline) for one in outline.labels[:_LABELS] if one.text]
-    if len(outline.labels) > _LABELS:
-        told = plural(len(outline.labels) - _LABELS, "more label")
-        lines.append(parts.comment_color(parts.text(f"… {told}")))
+    lines = [
+        _legend_line(one, outline)
+        if isinstance(one, Label)
+        else parts.comment_color(parts.text(one))
+        for one in (legend(outline) if outline.has_labels else ())
+    ]
     lines += [
         parts.custom_style(parts.text(f"! {fitted(note, 2 * _MAX_TEXT)}"), _WARNING)
         for note in outline.notes
