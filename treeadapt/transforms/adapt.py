@@ -177,14 +177,16 @@ def _apart(state: Any, params: Iterable[Any]) -> Any:
     Such as the memories of L-BFGS, or the params that ``schedule_free`` starts from:
     one array cannot be donated in two places.
     """
-    taken = set(map(id, params))
+    taken, copies = set(map(id, params)), {}
     leaves, structure = jtu.default_registry.flatten(state)
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
             if id(leaf) in taken:
-                leaves[index] = jnp.array(leaf, copy=True)
+                copies[index] = jnp.array(leaf, copy=True)
             taken.add(id(leaf))
-    return structure.unflatten(leaves)
+    if not copies:
+        return state  # as it was made: JAX would sort the groups
+    return structure.unflatten(copies.get(i, leaf) for i, leaf in enumerate(leaves))
 
 
 @contextlib.contextmanager
