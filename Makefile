@@ -14,13 +14,25 @@ DOCS_READY := $(VENV)/.docs-ready
 RUN := $(VENV)/bin/python
 PYTEST = $(RUN) -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 RUFF := $(VENV)/bin/ruff
-SOURCES := $(wildcard treeadapt tests benchmarks docs) setup.py
+SOURCES := $(wildcard treeadapt tests benchmarks docs .ci/*.py) setup.py
+
+# The lowest versions that setup.cfg allows have an environment of their own, and run
+# the tests of what depends on versions: everything that touches another library.
+LOWEST := .venv-lowest
+LOWEST_READY := $(LOWEST)/.ready
+LOWEST_TESTS := $(addprefix tests/test_,$(addsuffix .py, \
+	adapt adapters alone callbacks carry checkpoints cli convert freeze golden \
+	hyperparams integrations laws lift optax_partition partition paths rules \
+	selectors sharded_trees sharding split state traps updates))
+
+# One environment for each optional library.
+ALONE := .venv-alone
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full lint format bench docs clean
+.PHONY: help demo test test-full test-lowest test-alone lint format bench docs dist clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
 
 demo: $(READY)  ## fine-tune a real Brax PPO agent, part of it frozen
 	@$(RUN) docs/examples/brax_ppo.py
@@ -31,10 +43,19 @@ test: $(READY)  ## run the tests (WORKERS=2, PYTEST_ARGS="-k name")
 test-full: $(READY)  ## run the tests with ten times the random examples
 	@$(PYTEST) --hypothesis-profile=full
 
+test-lowest: $(LOWEST_READY)  ## run tests with the lowest versions that setup.cfg allows
+	@$(LOWEST)/bin/python -m pytest -n $(WORKERS) --hypothesis-profile=quick \
+		-p no:cacheprovider $(LOWEST_TESTS) $(PYTEST_ARGS)
+
+test-alone: $(READY)  ## run tests with no optional library, and with each one alone
+	@$(RUN) .ci/alone.py $(ALONE)
+
 lint: $(READY)  ## check format, style and types
 	@$(RUFF) format --config .ci/ruff.toml --check $(SOURCES)
 	@$(RUFF) check --config .ci/ruff.toml --output-format concise $(SOURCES)
 	@$(VENV)/bin/mypy
+	@$(VENV)/bin/mypy --config-file= --strict --follow-imports=silent \
+		tests/consumer_types.py
 
 format: $(READY)  ## rewrite the sources in the common format
 	@$(RUFF) check --config .ci/ruff.toml --fix --quiet $(SOURCES) || true
@@ -48,8 +69,12 @@ docs: $(DOCS_READY)  ## build the documentation in docs/_build/html; a warning i
 	@$(RUN) -m sphinx -b html -W --keep-going -q docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
+dist: $(READY)  ## build wheel and sdist in dist
+	@$(RUN) setup.py -q sdist bdist_wheel
+	@ls dist
+
 clean:  ## remove everything that make made
-	rm -rf $(VENV) build dist docs/_build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) $(ALONE) build dist docs/_build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): setup.cfg setup.py treeadapt/_version.py
@@ -58,6 +83,16 @@ $(READY): setup.cfg setup.py treeadapt/_version.py
 	@$(PYTHON) -m venv --clear $(VENV)
 	@$(RUN) -m pip install -qq --upgrade pip
 	@$(RUN) -m pip install -qq --editable ".[test,bench]"
+	@touch $@
+
+$(LOWEST_READY): setup.cfg setup.py .ci/lowest.py treeadapt/_version.py
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is needed: make PYTHON=..."; exit 1; }
+	@echo "Setting up $(LOWEST), once; this takes a minute or two."
+	@$(PYTHON) -m venv --clear $(LOWEST)
+	@$(LOWEST)/bin/python -m pip install -qq --upgrade pip
+	@$(PYTHON) .ci/lowest.py > $(LOWEST)/constraints.txt
+	@$(LOWEST)/bin/python -m pip install -qq --constraint $(LOWEST)/constraints.txt \
+		--editable ".[test]"
 	@touch $@
 
 # Only ``make docs`` needs these.

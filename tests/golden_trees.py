@@ -111,35 +111,42 @@ def _attention() -> dict[str, Any]:
 
 
 def _transformer(layers: int) -> dict[str, Any]:
-    block = {
-        "ln_1": {"scale": a(2), "bias": a(2)},
-        "attn": {name: dense() for name in ("c_attn", "c_proj")},
-        "ln_2": {"scale": a(2), "bias": a(2)},
-        "mlp": {name: dense() for name in ("c_fc", "c_proj")},
-    }
+    def block() -> dict[str, Any]:
+        return {
+            "ln_1": {"scale": a(2), "bias": a(2)},
+            "attn": {name: dense() for name in ("c_attn", "c_proj")},
+            "ln_2": {"scale": a(2), "bias": a(2)},
+            "mlp": {name: dense() for name in ("c_fc", "c_proj")},
+        }
+
     return {
         "wte": {"embedding": a(5, 2)},
         "wpe": {"embedding": a(4, 2)},
-        "h": {str(number): block for number in range(layers)},
+        "h": {str(number): block() for number in range(layers)},
         "ln_f": {"scale": a(2), "bias": a(2)},
     }
 
 
 def core() -> dict[str, Any]:
     ta.register(Net, fields=("w", "b"))
-    params = {"encoder": dense(), "head": dense()}
+
+    def block() -> Block:
+        return Block(LayerNorm(a(2), a(2)), _attention(), [dense(), dense()])
+
+    def params() -> dict[str, Any]:
+        return {"encoder": dense(), "head": dense()}
+
     tx = ta.partition(
         {"fast": optax.adam(1e-2), "slow": optax.sgd(1e-3, momentum=0.9)},
         {"encoder/bias": "frozen", "encoder": "slow", "head": "fast"},
     )
-    block = Block(LayerNorm(a(2), a(2)), _attention(), [dense(), dense()])
     return {
         "quickstart": Quickstart([dense(), dense()], dense()),
         "transformer": _transformer(2),
-        "agent": Agent({"params": params}, {"params": params}),
+        "agent": Agent({"params": params()}, {"params": params()}),
         "state": State(a(), {"w": a(2)}, (a(2), {"w": a(2)})),
-        "dataclass": block,
-        "dataclass in a list": {"blocks": [block, block]},
+        "dataclass": block(),
+        "dataclass in a list": {"blocks": [block(), block()]},
         "registered dataclass": Registered(dense(), [dense(), None]),
         "registered dataclass that runs code": {"net": Starts(a(3))},
         "class with keys": Keyed(dense(), Keyed(a(1), a(2))),
@@ -180,9 +187,9 @@ def core() -> dict[str, Any]:
         "abstract": jax.eval_shape(lambda: {"layers": [dense()], "head": dense()}),
         "typed key": {"rng": jax.random.key(0), "w": a(1)},
         "partial": {"fn": jtu.Partial(max, a(1), k=a(2))},
-        "Adam": optax.adam(1e-3).init(params),
-        "state of a partition": tx.init(params),
-        "state of a freeze": ta.freeze(optax.adam(1e-3), "encoder").init(params),
+        "Adam": optax.adam(1e-3).init(params()),
+        "state of a partition": tx.init(params()),
+        "state of a freeze": ta.freeze(optax.adam(1e-3), "encoder").init(params()),
         "state dict": ta.to_state_dict(Quickstart([dense()], dense())),
         "flat dict": ta.to_flat_dict(Quickstart([dense()], dense())),
     }

@@ -1,0 +1,117 @@
+"""A user's module: ``mypy --strict`` must read every public type as it is written here.
+
+``make lint`` checks this file; ``assert_type`` states what a call returns. Where a line
+is wrong on purpose, it carries the error that must be found: with ``--strict`` an
+exemption that nothing needs is an error too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, assert_type
+
+import jax
+import jax.numpy as jnp
+import optax  # type: ignore[import-untyped]
+from jax.sharding import Mesh
+
+import treeadapt as ta
+
+
+class Model(NamedTuple):
+    encoder: dict[str, jax.Array]
+    head: jax.Array
+
+
+def model() -> Model:
+    return Model({"w": jnp.ones((2, 3))}, jnp.ones(3))
+
+
+def names(tree: Model) -> None:
+    assert_type(ta.tree_paths(tree), tuple[str, ...])
+    assert_type(ta.to_flat_dict(tree), dict[str, Any])
+    ta.from_flat_dict(tree, ta.to_flat_dict(tree), strict=False)
+    ta.from_state_dict(tree, ta.to_state_dict(tree))
+    assert_type(ta.escape("a*"), str)
+    params, rest = ta.split(tree, "encoder", arrays="all", nested=True)
+    assert_type(rest, ta.Rest)
+    ta.merge(params, rest)
+    ta.map_where(jnp.zeros_like, tree, "head")
+
+
+def selection(tree: Model, file: Path) -> None:
+    where = ta.glob("**/w") & ~ta.node(dict) | ta.leaf(ndim=1)
+    assert_type(where, ta.Selector)
+    assert_type(where.matches("a/b"), bool)
+    rules = ta.Rules({"encoder": "frozen", "**": "train"}, unused="ignore")
+    assert_type(rules.where("frozen"), ta.Selector)
+    assert_type(rules.to_toml(), str)
+    assert_type(ta.load_rules(file), ta.Rules)
+    ta.param_labels(tree, rules)
+    ta.param_labels(tree, {"**": 1}, default=0)
+    ta.param_mask(tree, ["**", "!head"])
+    assert_type(ta.summarize(tree, rules), ta.Summary)
+    assert_type(ta.tree_diff(tree, tree, values=True), ta.TreeDiff)
+
+
+def training(tree: Model) -> Model:
+    tx: optax.GradientTransformationExtraArgs
+    tx = ta.partition({"train": optax.adam(1e-3)}, {"head": "train", "**": "frozen"})
+    tx = ta.adapt(optax.lbfgs())
+    tx = ta.freeze(optax.sgd(0.1), "encoder")
+    state = tx.init(tree)
+    updates, state = tx.update(tree, state, tree)
+    updated: Model = ta.apply_updates(tree, updates)
+    count: jax.Array = ta.tree_get(state, "count", default=jnp.zeros(()))
+    del count
+    return updated
+
+
+def sharding(tree: Model, mesh: Mesh) -> None:
+    ta.partition_specs(tree, {"**": None}, default=None)
+    ta.named_shardings(tree, {"**": None}, mesh)
+
+
+def files(tree: Model, file: Path) -> Model:
+    ta.save(file, tree, format="npz")
+    assert_type(ta.load_report(file, tree), ta.LoadReport)
+    loaded: Model = ta.load(str(file), tree, where="head", strict=False)
+    return loaded
+
+
+def registry() -> None:
+    class Net:
+        w: jax.Array
+
+    ta.register(Net, fields=("w",))
+    known: ta.AdapterRegistry = ta.default_registry
+    del known
+
+
+def errors() -> None:
+    try:
+        ta.glob("a**b")
+    except ta.PatternError as error:
+        problem: ta.TreeAdaptError = error
+        value: ValueError = error
+        del problem, value
+
+
+def wrong(tree: Model) -> None:
+    ta.split(tree, arrays="floats")  # type: ignore[arg-type]
+    ta.Rules({"**": "train"}, overlap="last")  # type: ignore[arg-type]
+    ta.to_flat_dict()  # type: ignore[call-arg]
+    ta.escape(3)  # type: ignore[arg-type]
+    ta.no_such_name  # type: ignore[attr-defined]  # noqa: B018
+
+
+Loss = Callable[[Mapping[str, jax.Array]], jax.Array]
+
+
+def own_loop(tree: Model, loss: Loss) -> Model:
+    params, rest = ta.split(tree)
+    grads = jax.grad(loss)(params)
+    updates: dict[str, jax.Array] = ta.apply_updates(params, grads)
+    merged: Model = ta.merge(updates, rest)
+    return merged

@@ -1,0 +1,180 @@
+"""What must hold wherever only some of the optional libraries are installed, or none.
+
+``make test-alone`` runs this file and the golden paths once for each library in an
+environment of its own. ``TREEADAPT_TEST_ONLY`` then names the modules that may be
+there, so that an environment with others besides cannot pass for it. Nothing here
+imports an optional library by itself.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from golden_trees import LIBRARIES
+
+import treeadapt as ta
+from treeadapt.plans import same_structure, view_nested
+
+#: Modules of optional libraries; a library may bring others of them along.
+OPTIONAL = (
+    "attrs",
+    "brax",
+    "chex",
+    "click",
+    "equinox",
+    "flax",
+    "haiku",
+    "orbax",
+    "penzai",
+    "rich",
+    "safetensors",
+)
+INSTALLED = tuple(filter(importlib.util.find_spec, OPTIONAL))
+#: Format -> ending of a file, and the modules that its reader and writer need.
+FORMATS = {
+    "npz": (".npz", ()),
+    "safetensors": (".safetensors", ("safetensors",)),
+    "msgpack": (".msgpack", ("flax",)),
+    "orbax": ("", ("orbax",)),
+}
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::treeadapt.UnstablePathWarning", "ignore::treeadapt.CollectionWarning"
+)
+
+each_library = pytest.mark.parametrize(
+    "library", [name for name in LIBRARIES if importlib.util.find_spec(name)]
+)
+
+
+def arrays_only(tree):
+    """Tell whether JAX sees nothing but inexact arrays, and at least one."""
+    leaves = jax.tree.leaves(tree)
+    return bool(leaves) and all(
+        isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jnp.inexact)
+        for leaf in leaves
+    )
+
+
+@pytest.mark.skipif(
+    "TREEADAPT_TEST_ONLY" not in os.environ, reason="no environment of one library"
+)
+def test_the_environment_holds_the_libraries_that_it_claims_and_no_other():
+    assert tuple(os.environ["TREEADAPT_TEST_ONLY"].split()) == INSTALLED
+
+
+def test_every_public_name_is_there_without_importing_a_library():
+    program = f"""
+import sys, warnings
+warnings.simplefilter("error")
+import treeadapt
+for name in treeadapt.__all__:
+    getattr(treeadapt, name)
+print(*(name for name in {OPTIONAL} if name in sys.modules))
+"""
+    # Optax and JAX bring what they import themselves: chex, with an older Optax.
+    theirs = "import jax, optax, optax.contrib, sys; " + program.splitlines()[-1]
+    found, given = (
+        subprocess.run(
+            [sys.executable, "-c", source], capture_output=True, text=True, check=False
+        )
+        for source in (program, theirs)
+    )
+    assert found.returncode == 0, found.stderr
+    assert found.stdout == given.stdout
+
+
+@each_library
+def test_law_1_every_tree_comes_back(library):
+    for name, tree in LIBRARIES[library]().items():
+        one = view_nested(tree)
+        params, rest = ta.split(tree, where="**" if one.leaves else [], arrays="all")
+        for again in (
+            ta.from_state_dict(tree, ta.to_state_dict(tree)),
+            ta.from_flat_dict(tree, ta.to_flat_dict(tree)),
+            ta.merge(params, rest),
+        ):
+            two = view_nested(again)
+            assert type(again) is type(tree), name
+            assert same_structure(one.structure, two.structure), name
+            assert all(map(lambda a, b: a is b, one.leaves, two.leaves)), name
+
+
+@each_library
+def test_law_4_adapt_and_partition_train_every_tree_as_a_flat_dict(library):
+    trees = LIBRARIES[library]()
+    trained = {name: tree for name, tree in trees.items() if arrays_only(tree)}
+    for name, tree in trained.items():
+        flat = ta.split(tree)[0]
+        if not flat:  # nothing in it trains
+            continue
+        tx = optax.sgd(1e-2, momentum=0.9)
+        grads = ta.map_where(jnp.ones_like, tree, "**")  # ties stay ties
+        expected, _ = tx.update(jax.tree.map(jnp.ones_like, flat), tx.init(flat), flat)
+        for ours in (ta.adapt(tx), ta.partition({"train": tx}, {"**": "train"})):
+            updates, _ = ours.update(grads, ours.init(tree), tree)
+            assert jax.tree.structure(updates) == jax.tree.structure(tree), name
+            found = ta.to_flat_dict(ta.split(updates)[0])
+            assert list(found) == list(expected), name
+            assert all(map(np.array_equal, found.values(), expected.values())), name
+
+
+@each_library
+def test_labels_masks_and_reports_of_every_tree(library):
+    for name, tree in LIBRARIES[library]().items():
+        paths = ta.tree_paths(tree)
+        labels = ta.param_labels(tree, {}, default="train")
+        assert jax.tree.structure(labels) == jax.tree.structure(tree), name
+        if jax.tree.leaves(ta.split(tree, "**" if paths else [], arrays="all")[0]):
+            assert any(jax.tree.leaves(ta.param_mask(tree, "**"))), name
+        text = str(ta.summarize(tree))
+        assert all(path in text for path in paths if path.isidentifier()), name
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_checkpoint_is_written_and_read_or_the_missing_library_is_named(
+    kind, tmp_path
+):
+    ending, needed = FORMATS[kind]
+    file = tmp_path / f"model{ending}"
+    tree = {"layers": [np.ones(2), np.zeros((2, 3), np.float32)]}
+    missing = [name for name in needed if name not in INSTALLED]
+    if missing:
+        message = rf'without {missing[0]}\b.*pip install "treeadapt\['
+        with pytest.raises(ta.CheckpointError, match=message):
+            ta.save(file, tree)
+        assert list(tmp_path.iterdir()) == []
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Orbax, about threads
+        ta.save(file, tree)
+        again = ta.load(file, tree)
+    assert not ta.tree_diff(tree, again, values=True)
+
+
+def test_the_command_runs_or_names_the_missing_library(tmp_path):
+    ta.save(tmp_path / "model.npz", {"w": np.ones(2)})
+    found = subprocess.run(
+        [sys.executable, "-m", "treeadapt", "show", str(tmp_path / "model.npz")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    missing = [name for name in ("click", "rich") if name not in INSTALLED]
+    if missing:
+        assert found.returncode == 1
+        assert found.stderr.count("\n") == 1
+        assert 'pip install "treeadapt[cli]"' in found.stderr
+        assert any(f"needs {name}:" in found.stderr for name in missing)
+    else:
+        assert (found.returncode, found.stderr) == (0, "")
+        assert found.stdout.splitlines()[1].split()[:2] == ["w", "[2]"]

@@ -1,0 +1,260 @@
+"""What is built and published: wheel, sdist, metadata, versions, changelog.
+
+Builds from a copy of the sources, without a network: the build library is one of the
+test libraries, and the fresh environment sees this one's JAX through a path file.
+"""
+
+from __future__ import annotations
+
+import configparser
+import email
+import inspect
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import click
+import jax
+import pytest
+
+import treeadapt as ta
+
+REPOSITORY = Path(__file__).parent.parent
+SOURCES = ("setup.cfg", "setup.py", "README.md", "LICENSE", "treeadapt")
+SETUP = (REPOSITORY / "setup.cfg").read_text("utf-8")
+
+sys.path.append(str(REPOSITORY / ".ci"))
+from alone import BASE, JOBS  # noqa: E402
+from lowest import lowest  # noqa: E402
+
+
+def run(*command, cwd, **variables):
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        env=env | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """Return wheel and sdist, built from a clean copy of the sources."""
+    folder = tmp_path_factory.mktemp("built")
+    for name in SOURCES:
+        source = REPOSITORY / name
+        if source.is_dir():
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(source, folder / name, ignore=ignored)
+        else:
+            shutil.copy(source, folder)
+    run(sys.executable, "setup.py", "-q", "sdist", "bdist_wheel", cwd=folder)
+    (wheel,) = folder.glob("dist/*.whl")
+    (sdist,) = folder.glob("dist/*.tar.gz")
+    return wheel, sdist
+
+
+def members(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def metadata(wheel):
+    (text,) = (
+        text for name, text in members(wheel).items() if name.endswith("/METADATA")
+    )
+    return email.message_from_bytes(text)
+
+
+def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(built):
+    package = {
+        str(file.relative_to(REPOSITORY)): file.read_bytes()
+        for file in sorted((REPOSITORY / "treeadapt").rglob("*"))
+        if file.is_file() and file.suffix != ".pyc"
+    }
+    found = members(built[0])
+    inside = {name: text for name, text in found.items() if ".dist-info/" not in name}
+    assert inside == package
+    assert {"treeadapt/py.typed", "treeadapt/__init__.pyi"} <= set(inside)
+
+
+def test_the_sdist_builds_the_same_wheel(built, tmp_path):
+    wheel, sdist = built
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (folder,) = tmp_path.iterdir()
+    run(sys.executable, "setup.py", "-q", "bdist_wheel", cwd=folder)
+    (again,) = folder.glob("dist/*.whl")
+    assert members(again) == members(wheel)
+
+
+def test_the_metadata_is_complete(built):
+    found = metadata(built[0])
+    assert (found["Name"], found["Version"]) == ("treeadapt", ta.__version__)
+    assert found["Summary"]
+    assert found["Author"]
+    assert found["Keywords"]
+    assert found["Requires-Python"] == ">=3.11"
+    assert found["License-Expression"] == "Apache-2.0"
+    assert found["License-File"] == "LICENSE"
+    assert any(name.endswith("/licenses/LICENSE") for name in members(built[0]))
+    assert found["Description-Content-Type"] == "text/markdown"
+    readme = (REPOSITORY / "README.md").read_text("utf-8")
+    assert found.get_payload(decode=True).decode().strip() == readme.strip()
+    classifiers = found.get_all("Classifier")
+    assert "Typing :: Typed" in classifiers
+    # A license expression and a license classifier together are refused by the index.
+    assert not [text for text in classifiers if text.startswith("License ::")]
+    assert not found.get_all("Project-URL")
+    extras = {"flax", "equinox", "brax", "cli", "checkpoints", "test", "docs", "bench"}
+    assert set(found.get_all("Provides-Extra")) == extras
+    required = [text for text in found.get_all("Requires-Dist") if "extra" not in text]
+    assert [re.split(r"[<>=]", text)[0] for text in required] == [
+        "jax",
+        "numpy",
+        "optax",
+    ]
+
+
+def test_the_wheel_works_in_a_fresh_environment_outside_the_sources(built, tmp_path):
+    venv.create(tmp_path / "env", symlinks=os.name != "nt")
+    (site,) = tmp_path.glob("env/lib/python3*/site-packages")
+    # Path files in there are not read, so an editable treeadapt stays out of sight.
+    libraries = dict.fromkeys(Path(lib.__file__).parent.parent for lib in (jax, click))
+    (site / "here.pth").write_text("".join(f"{folder}\n" for folder in libraries))
+    scripts = tmp_path / "env" / "bin"
+    python = scripts / "python"
+    pip = (sys.executable, "-m", "pip", "--python", python, "install", "-q")
+    run(*pip, "--no-deps", "--no-index", "--force-reinstall", built[0], cwd=tmp_path)
+    found = run(
+        python,
+        "-W",
+        "error",
+        "-c",
+        "import treeadapt as ta\n"
+        "print(ta.__file__)\n"
+        "print(*(getattr(ta, name) is not None for name in ta.__all__))\n"
+        "print(ta.tree_paths({'layers': [{'w': 1.0}]}))",
+        cwd=tmp_path,
+    ).splitlines()
+    assert Path(found[0]).is_relative_to(site)
+    assert set(found[1].split()) == {"True"}
+    assert found[2] == "('layers/0/w',)"
+    version = f"treeadapt, version {ta.__version__}\n"
+    assert run(scripts / "treeadapt", "--version", cwd=tmp_path) == version
+    rules = tmp_path / "rules.toml"
+    rules.write_text('version = 1\n[rules]\n"**" = "train"\n')
+    told = run(scripts / "treeadapt", "explain", rules, "a/b", cwd=tmp_path)
+    assert "'a/b' gets 'train'" in told
+
+
+def test_the_version_stands_in_one_place():
+    config = configparser.ConfigParser()
+    config.read_string(SETUP)
+    assert config["metadata"]["version"] == "attr: treeadapt._version.__version__"
+    places = [
+        str(file.relative_to(REPOSITORY))
+        for folder in ("treeadapt", "docs", "tests")
+        for file in sorted((REPOSITORY / folder).rglob("*.py"))
+        if f'"{ta.__version__}"' in file.read_text("utf-8")
+    ]
+    assert places == ["treeadapt/_version.py"]
+    assert re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc|\.dev)\d+)?", ta.__version__)
+
+
+def test_the_changelog_has_the_form_of_keep_a_changelog():
+    text = (REPOSITORY / "CHANGELOG.md").read_text("utf-8")
+    assert text.startswith("# Changelog\n")
+    assert "keepachangelog.com" in text
+    releases = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    assert releases[0] == "[Unreleased]"
+    dated = [re.fullmatch(r"\[\d+\.\d+\.\d+\] - \d{4}-\d\d-\d\d", x) for x in releases]
+    assert all(dated[1:])
+    kinds = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    assert set(re.findall(r"^### (.*)$", text, re.MULTILINE)) <= kinds
+
+
+def test_the_lowest_versions_are_those_of_setup_cfg():
+    found = lowest(SETUP)
+    bounds = set(re.findall(r"^(?:\w+ =)? +([\w-]+) *[>~]=([\w.]+)$", SETUP, re.M))
+    # On the line of its extra, too.
+    bounds |= set(re.findall(r"^\w+ = ([\w-]+)>=([\w.]+)$", SETUP, re.M))
+    assert set(found.items()) == bounds
+    assert {"jax", "numpy", "optax", "flax", "hypothesis", "sphinx"} <= set(found)
+
+
+def test_the_page_of_versions_tells_the_bounds():
+    page = (REPOSITORY / "docs" / "versions.md").read_text("utf-8")
+    told = re.findall(r"^\| `([\w-]+)` \| ([\d.]+) \|", page, re.MULTILINE)
+    bounds = lowest(SETUP)
+    assert dict(told) == {name: bounds[name] for name, _ in told}
+    jobs = {name for names, _ in JOBS.values() for name in names}
+    assert dict(told).keys() == {"jax", "numpy", "optax"} | jobs
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ("x = numpy", "'numpy' has no lower bound"),
+        ("x = numpy<3", "'numpy<3' has no lower bound"),
+        ("x = numpy>=1.0", "numpy is bounded by 2.0 and by 1.0"),
+    ],
+)
+def test_a_requirement_that_has_not_one_lower_bound_is_seen(extra, message):
+    setup = (
+        "[metadata]\nname = a\n[options]\ninstall_requires =\n    numpy>=2.0\n"
+        f"[options.extras_require]\n{extra}\nall = a[x]\n"
+    )
+    with pytest.raises(ValueError, match=message):
+        lowest(setup)
+
+
+def test_there_is_a_job_for_every_optional_library():
+    config = configparser.ConfigParser()
+    config.read_string(SETUP)
+    extras = config["options.extras_require"]
+    wanted = " ".join(extras[name] for name in ("flax", "equinox", "brax", "cli"))
+    libraries = set(re.findall(r"([\w-]+)>=", wanted + extras["checkpoints"]))
+    peers = {"attrs", "chex", "dm-haiku", "penzai"}  # with an adapter, without an extra
+    jobs = {name for names, _ in JOBS.values() for name in names}
+    assert jobs == libraries | peers
+    assert jobs | set(BASE) <= set(lowest(SETUP))
+
+
+def _functions():
+    for name in ta.__all__:
+        value = getattr(ta, name)
+        if inspect.isfunction(value):
+            yield name, value
+        if inspect.isclass(value):
+            for key, member in vars(value).items():
+                member = getattr(member, "fget", None) or getattr(
+                    member, "__func__", member
+                )
+                if not inspect.isfunction(member) or key.startswith("_"):
+                    continue
+                if member.__name__ == key:  # no default of a field, such as a lambda
+                    yield f"{name}.{key}", member
+
+
+@pytest.mark.parametrize("function", [pytest.param(f, id=n) for n, f in _functions()])
+def test_every_public_signature_is_annotated_whole(function):
+    signature = inspect.signature(function)
+    assert signature.return_annotation is not inspect.Signature.empty
+    bare = [
+        name
+        for name, parameter in signature.parameters.items()
+        if parameter.annotation is inspect.Parameter.empty
+    ]
+    assert [name for name in bare if name not in ("self", "cls")] == []
