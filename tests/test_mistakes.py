@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
 import treeadapt as ta
 
@@ -161,3 +162,15 @@ def test_the_selector_that_a_message_proposes_selects_what_was_meant():
     tree = jax.tree.map(lambda yes: jnp.ones(2), mask)
     paths = [ta.escape(path) for path, yes in ta.to_flat_dict(mask).items() if yes]
     assert ta.param_mask(tree, paths) == mask
+
+
+@pytest.mark.parametrize("norm", [ta.node(nnx.BatchNorm), ta.glob("**/<BatchNorm>")])
+def test_a_class_that_a_state_has_lost_is_asked_of_the_model(norm):
+    model = nnx.Sequential(
+        nnx.Linear(2, 2, rngs=nnx.Rngs(0)), nnx.BatchNorm(2, rngs=nnx.Rngs(0))
+    )
+    with pytest.raises(ta.UnusedRuleError, match=r"'State'.*decide on that: \.bind"):
+        nnx.Optimizer(model, ta.freeze(ADAM, norm), wrt=nnx.Param)
+    tx = ta.freeze(ADAM, norm.bind(model))
+    state = nnx.Optimizer(model, tx, wrt=nnx.Param).opt_state
+    assert len(jax.tree.leaves(state[0].mu)) == 2

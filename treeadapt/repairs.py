@@ -37,6 +37,7 @@ _REPETITION = re.compile(r"(?<!\\)[*+?{]")
 _RISKY = re.compile(r"\)[*+?{]|\[\[|--|&&|~~|\|\|")
 _GROUP = re.compile(r"\([^()]*\)")
 _NUMBER = re.compile(r"[0-9]+")
+_ROOTS_OF_PARAMS = ("dict", "FrozenDict", "State")
 
 
 class Speller:
@@ -150,8 +151,7 @@ def advice(entry: Any, plan: Plan, is_array: Sequence[bool]) -> str:
         did you mean '**/hidden_*' (2 leaves) or 'mlp/hidden_*' (2 leaves)?
     """
     if isinstance(entry, type):
-        names = _class_names(plan, is_array)
-        return f"classes here are {listing(names)}" if names else ""
+        return _class_advice(plan, is_array)
     if not isinstance(entry, str):
         patterns = next(iter(entry.patterns()), None)
         some = "its patterns hit some, but " if patterns is not None else ""
@@ -165,7 +165,7 @@ def advice(entry: Any, plan: Plan, is_array: Sequence[bool]) -> str:
         texts = [f"{sign + text!r} ({plural(n, 'leaf')})" for text, n in found]
         return f"did you mean {' or '.join(texts)}?"
     if any(isinstance(part, ClassName) for part in parse(pattern).elements):
-        return f"classes here are {listing(_class_names(plan, is_array))}"
+        return _class_advice(plan, is_array)
     return _deepest(pattern, plan, is_array) or (
         f"paths here look like {listing(_examples(pattern, plan, is_array))}"
     )
@@ -377,6 +377,18 @@ def _words(plan: Plan, is_array: Sequence[bool]) -> dict[str, None]:
             if len(words) > _MAX_WORDS:
                 break
     return words
+
+
+def _class_advice(plan: Plan, is_array: Sequence[bool]) -> str:
+    names = _class_names(plan, is_array)
+    if not names:
+        return ""
+    # Neither Linen's params nor what nnx.Optimizer hands over has the model's classes.
+    lost = plan.root is not None and plan.root.__name__ in _ROOTS_OF_PARAMS
+    cure = (
+        "; if they were made from a model, decide on that: .bind(model)" if lost else ""
+    )
+    return f"classes here are {listing(names)}{cure}"
 
 
 def _class_names(plan: Plan, is_array: Sequence[bool]) -> list[str]:
