@@ -197,7 +197,11 @@ def _takes_only(parameter: inspect.Parameter, cls: type) -> bool:
 
 
 _NUMBERS = frozenset({int, float, complex, np.number, np.ndarray, jax.Array})
-_BESIDE_NUMBERS = frozenset({bool, np.bool_, type(None), collections.abc.Callable})
+# A JAX may count classes of its own among what is like an array.
+_BESIDE_NUMBERS = frozenset(
+    {bool, np.bool_, type(None), collections.abc.Callable}
+    | {*typing.get_args(jax.typing.ArrayLike)}
+)
 _BY_NAME: Mapping[str, tuple[Any, ...]] = {
     "Array": (jax.Array,),
     "ArrayLike": (jax.Array, float),
