@@ -101,7 +101,8 @@ def incremental_update(new: Any, old: Any, step_size: Any) -> Any:
     lacking = [view.plan.paths[i] for i in moved if newer[i] is None]
     if lacking:
         raise StructureMismatchError(
-            f"{plural(len(lacking), 'array')} of `old` stand in no place of `new`: "
+            f"{plural(len(lacking), 'array')} of `old` "
+            f"{'stands' if len(lacking) == 1 else 'stand'} in no place of `new`: "
             f"{listing(lacking)}. An average needs both; select the part to average "
             "with treeadapt.split."
         )
