@@ -435,6 +435,17 @@ def test_namedtuples_are_let_go_with_the_plans_of_their_structures():
         assert dropped(lambda i: type("Other", (), {})) == 0
 
 
+def test_classes_of_leaves_that_look_like_arrays_do_not_pile_up():
+    refs = []
+    for _ in range(600):
+        cls = type("Array", (), {"shape": (2,), "dtype": np.dtype("int8")})
+        ta.to_flat_dict({"a": cls()})
+        refs.append(weakref.ref(cls))
+        del cls
+    gc.collect()
+    assert sum(ref() is not None for ref in refs) <= 256
+
+
 def test_a_registry_is_let_go_with_all_that_it_remembers():
     def make(i):
         registry = ta.default_registry.copy()

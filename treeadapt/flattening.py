@@ -10,15 +10,22 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
 
 import jax.tree_util as jtu
 
-from treeadapt.errors import PathError, TreeAdaptError, TreeCycleError, TreeDepthError
+from treeadapt.errors import (
+    AdapterError,
+    PathError,
+    TreeAdaptError,
+    TreeCycleError,
+    TreeDepthError,
+)
 from treeadapt.paths import SEPARATOR, segment
-from treeadapt.registry import BOX, current_registry
+from treeadapt.registry import BOX, Adapter, Flat, current_registry
 
 #: Deepest tree that any part of the library walks. JAX flattens recursively in C++ and
 #: checks only Python's recursion limit; where that is higher, a deeper tree could
@@ -27,6 +34,9 @@ MAX_DEPTH = 5_000
 
 # From Python 3.12 on, nobody can give back levels of recursion that JAX has lost.
 _LOSSES_STAY = sys.version_info >= (3, 12)
+# The limit is one for all threads: whoever changes it must be the only one.
+_limit_changes = threading.RLock()
+_lost = threading.local()  # how many levels JAX has lost, by thread
 _SPARE = 100  # levels of recursion that explaining a failure may need
 _SHOWN = 20  # segments of a deep path in a message
 
@@ -40,12 +50,16 @@ def flatten(tree: Any) -> tuple[list[Any], Any]:
         PathError: the keys of a node cannot be sorted.
     """
     try:
-        if sys.getrecursionlimit() > MAX_DEPTH or (_LOSSES_STAY and _is_graph(tree)):
+        if (
+            sys.getrecursionlimit() > MAX_DEPTH
+            and sys.getrecursionlimit() - _levels_lost() > MAX_DEPTH
+        ) or (_LOSSES_STAY and _is_graph(tree)):
             _require_flat_enough(tree)
         return _jax_flatten(tree)
     except (SystemError, RecursionError, ValueError, TypeError) as error:
-        sys.setrecursionlimit(sys.getrecursionlimit() + _SPARE)
-        raise _explained(tree, error) from None
+        with _limit_changes:
+            sys.setrecursionlimit(sys.getrecursionlimit() + _SPARE)
+            raise _explained(tree, error) from None
 
 
 def _jax_flatten(tree: Any) -> tuple[list[Any], Any]:
@@ -80,9 +94,17 @@ def _give_back_levels() -> None:
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         frame, frames = frame.f_back, frames + 1
-    lost = 0 if _has_room(2 * _SPARE) else limit - frames
+    known = _levels_lost()  # were given back before
+    lost = 0 if _has_room(2 * _SPARE) else limit - frames - known
+    if lost <= 3 * _SPARE:
+        lost = 0
+    _lost.levels = known + lost
     with contextlib.suppress(RecursionError):  # the stack was as good as full before
-        sys.setrecursionlimit(limit - _SPARE + (lost if lost > 3 * _SPARE else 0))
+        sys.setrecursionlimit(limit - _SPARE + lost)
+
+
+def _levels_lost() -> int:
+    return getattr(_lost, "levels", 0)
 
 
 def _has_room(levels: int) -> bool:
@@ -164,7 +186,10 @@ def _deepest(tree: Any, *, limit: int) -> tuple[int, list[str | None], bool]:
                 deepest = (len(frames), names[1 : _SHOWN + 2])
             if len(frames) >= limit:
                 return (*deepest, False)
-            flat = kind.adapter.flatten(child)
+            flat = _taken_apart(kind.adapter, child)
+            if flat is None:
+                names.pop()
+                continue
             above.add(id(child))
             visited[id(child)] = (len(frames), child)
             frames.append((zip(flat.keys, flat.children, strict=False), id(child)))
@@ -173,6 +198,15 @@ def _deepest(tree: Any, *, limit: int) -> tuple[int, list[str | None], bool]:
             above.discard(frames.pop()[1])
             del names[len(frames) :]
     return (*deepest, False)
+
+
+def _taken_apart(adapter: Adapter, node: Any) -> Flat | None:
+    """Take a node apart; None where its adapter cannot, which the walk will tell."""
+    try:
+        flat = adapter.flatten(node)
+    except AdapterError:
+        return None
+    return flat if isinstance(flat, Flat) else None
 
 
 def _unsortable(tree: Any) -> PathError | None:

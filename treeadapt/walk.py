@@ -31,6 +31,8 @@ from treeadapt.flattening import MAX_DEPTH, cycle_error, depth_error
 from treeadapt.opaque import Searcher, is_plain, leaf_error, node_error, passed_over
 from treeadapt.registry import BOX, LEAF, Adapter, AdapterRegistry, Flat, NodeKind
 
+_MAX_PLAIN = 256
+
 #: Key of the root's place in ``Walk.skeleton``.
 ROOT = "root"
 
@@ -237,6 +239,8 @@ class Walk:
         kind = self._registry.find_anew(node)
         if kind.adapter is None:
             if is_plain(type(node)) or is_array(node):
+                if len(self._plain) >= _MAX_PLAIN:
+                    self._plain.clear()  # classes made in a loop must not pile up
                 self._plain.add(type(node))
             elif hidden := self._searcher.full(fields.attributes(node)):
                 raise leaf_error(node, spot.path or "", hidden)
