@@ -17,13 +17,14 @@ RUFF := $(VENV)/bin/ruff
 SOURCES := $(wildcard treeadapt tests benchmarks docs .ci/*.py) setup.py
 
 # The lowest versions that setup.cfg allows have an environment of their own, and run
-# the tests of what depends on versions: everything that touches another library.
+# the tests of what touches another library. (``test_traps`` is not among them: it holds
+# down what the newest libraries do by themselves.)
 LOWEST := .venv-lowest
 LOWEST_READY := $(LOWEST)/.ready
 LOWEST_TESTS := $(addprefix tests/test_,$(addsuffix .py, \
 	adapt adapters alone callbacks carry checkpoints cli convert freeze golden \
 	hyperparams integrations laws lift optax_partition partition paths rules \
-	selectors sharded_trees sharding split state traps updates))
+	selectors sharded_trees sharding split state updates))
 
 # One environment for each optional library.
 ALONE := .venv-alone

@@ -590,6 +590,10 @@ def test_functions_among_the_params_stay():
     assert state[0].mu["w"].sharding.spec == P("data")
 
 
+@pytest.mark.skipif(
+    jax.__version_info__ < (0, 10, 2),
+    reason="that JAX compiles nothing for the host memory of several CPU devices",
+)
 @pytest.mark.parametrize("memory", ["pinned_host", "unpinned_host"])
 @both_meshes
 def test_memory_kinds_are_kept(kind, memory):

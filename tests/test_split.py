@@ -373,8 +373,7 @@ def test_numpy_scalars_are_arrays_and_change_without_a_trace():
 
 
 def test_two_classes_of_one_shape_have_two_traces():
-    # JAX itself holds the structures of such dataclasses equal.
-    assert jax.tree.structure(Struct(1)) == jax.tree.structure(OtherStruct(1))
+    # A JAX may hold the structures of such dataclasses equal; 0.10 does, 0.8 did not.
     for wrap in (lambda tree: tree, lambda tree: {"x": tree, "y": Plain(w())}):
         trees = [wrap(Struct(w())), wrap(OtherStruct(w())), wrap(Struct(w()))]
         count, seen = count_traces(trees)
