@@ -591,6 +591,9 @@ def test_collections_beside_params_are_reported():
         ta.split(variables["params"])
         ta.split(variables, arrays="all")
         ta.split({"a": {"params": w(), "other": w()}})
+        ta.split(variables, ["params", "batch_stats"])
+    with pytest.warns(ta.CollectionWarning, match="'batch_stats'"):
+        ta.split(variables, ["params", "**/scale", "**/mean"])
     assert all(path.startswith("params/") for path in params)
     assert all(path.startswith("batch_stats/") for path in rest.arrays)
 

@@ -30,7 +30,7 @@ from treeadapt.errors import (
 )
 from treeadapt.metadata import as_of_now, node_data, same_statics
 from treeadapt.plans import Plan, TreeView, same_structure, view_tree
-from treeadapt.selectors import select
+from treeadapt.selectors import as_selector, select
 
 Ties = Mapping[str, str]
 
@@ -154,7 +154,8 @@ def split(
 
     Warns:
         TiedLeafWarning: one array stands under two paths and would train apart.
-        CollectionWarning: Linen collections beside ``params`` would train.
+        CollectionWarning: Linen collections that ``where`` does not name would train
+            beside ``params``.
 
     Example:
         >>> params, rest = split({"w": jnp.ones(2), "name": "mlp", "n": jnp.arange(3)})
@@ -171,7 +172,7 @@ def split(
     form = _form(view, chosen, tied, nested=nested)
     _warn_of_ties(view, selected, following)
     if arrays == "inexact":
-        _warn_of_collections(view, chosen)
+        _warn_of_collections(view, chosen, where)
     params = {view.plan.paths[i]: view.leaves[i] for i in chosen}
     values = [view.leaves[i] for i in form.kept]
     return (_nest(form, params) if nested else params), Rest(values, form)
@@ -370,7 +371,7 @@ def _has_buffer(leaf: Any) -> bool:
     )
 
 
-def _warn_of_collections(view: TreeView, chosen: Sequence[int]) -> None:
+def _warn_of_collections(view: TreeView, chosen: Sequence[int], where: Any) -> None:
     root = view.plan.root
     names = view.plan.child_names(None) if root and issubclass(root, Mapping) else ()
     if "params" not in names:
@@ -378,12 +379,15 @@ def _warn_of_collections(view: TreeView, chosen: Sequence[int]) -> None:
     other = {
         path.partition("/")[0]: None
         for path in (view.plan.paths[index] for index in chosen)
-        if not path.startswith("params/")
     }
+    named = [text.partition("/")[0] for text in as_selector(where).patterns()]
+    for name in ("params", *named):
+        other.pop(name, None)
     if other:
         warnings.warn(
             f"Collections beside 'params' are about to be trained: {listing(other)}. "
-            'Select the parameters alone: split(variables, "params").',
+            'Select the parameters alone, split(variables, "params"), or name the '
+            f"others: split(variables, {['params', *other]}).",
             CollectionWarning,
             stacklevel=3,
         )
