@@ -49,6 +49,19 @@ def test_params_and_state_are_donated_at_the_first_step(name, maker):
         donating(params, state)
 
 
+@pytest.mark.parametrize("memory", ["pinned_host", "unpinned_host"])
+def test_what_is_copied_for_donation_stays_in_its_memory(memory):
+    place = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind=memory)
+    params = {"w": jax.device_put(jnp.ones(3), place)}
+    tx = optax.GradientTransformation(
+        lambda params: (params["w"], params["w"]),
+        lambda updates, state, params=None: (updates, state),
+    )
+    state = ta.adapt(tx).init(params)
+    assert len({id(leaf) for leaf in (params["w"], *state)}) == 3
+    assert [leaf.sharding for leaf in state] == [place, place]
+
+
 def test_an_array_that_stands_twice_today_cannot_be_donated():
     state = optax.lbfgs().init(jnp.ones(3))
     assert state[0].diff_params_memory is state[0].diff_updates_memory

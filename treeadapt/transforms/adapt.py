@@ -182,11 +182,19 @@ def _apart(state: Any, params: Iterable[Any]) -> Any:
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
             if id(leaf) in taken:
-                copies[index] = jnp.array(leaf, copy=True)
+                copies[index] = _copied(leaf)
             taken.add(id(leaf))
     if not copies:
         return state  # as it was made: JAX would sort the groups
     return structure.unflatten(copies.get(i, leaf) for i, leaf in enumerate(leaves))
+
+
+def _copied(array: jax.Array) -> jax.Array:
+    """Copy an array to where it is: a copy leaves host memory in some cases."""
+    copy = jnp.array(array, copy=True)
+    if copy.sharding == array.sharding:
+        return copy
+    return jax.device_put(copy, array.sharding)
 
 
 @contextlib.contextmanager
