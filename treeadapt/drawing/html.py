@@ -23,15 +23,8 @@ from treeadapt.drawing.outline import (
     unfolded,
 )
 from treeadapt.drawing.palette import Paint
-from treeadapt.drawing.words import (
-    count_text,
-    fitted,
-    printable,
-    share_text,
-    size_text,
-)
+from treeadapt.drawing.words import fitted, size_text
 
-_OPEN_ROWS, _OPEN_WIDTH = 44, 28  # as the picture
 _PAGE_ROWS, _PART_ROWS = 2_000, 400
 _WIDTH = 200
 _LABELS_OF_PAGE, _LABELS_OF_PART = 300, 16
@@ -132,7 +125,7 @@ def _report(
     tree = ET.SubElement(made, "div", {"class": "tree"})
     _heads(tree, outline)
     root = outline.root
-    first = unfolded(root, rows=_OPEN_ROWS, width=_OPEN_WIDTH, depth=depth)
+    first = unfolded(root, depth=depth)  # as the picture
     is_open = {id(row.node) for row in every(first) if row.children}
     rows = unfolded(root, rows=num_rows, width=_WIDTH, depth=depth)
     for row in rows:
@@ -150,7 +143,7 @@ def _legend(outline: Outline, limit: int) -> ET.Element:
         _words(head, "th", "left", "rules")
     for one in legend(outline, limit=limit):
         if isinstance(one, Label):
-            _entry(table, one, outline.root.size_bytes)
+            _entry(table, one, outline)
         else:
             line = ET.SubElement(table, "tr")
             cell = _words(line, "td", "left rules", one)
@@ -158,17 +151,12 @@ def _legend(outline: Outline, limit: int) -> ET.Element:
     return table
 
 
-def _entry(table: ET.Element, one: Label, whole: int) -> None:
+def _entry(table: ET.Element, one: Label, outline: Outline) -> None:
     line = ET.SubElement(table, "tr")
     name = ET.SubElement(line, "td", {"class": "left", "title": one.tip})
     swatch = {"class": "swatch", "style": _fill(one.paint)}
     ET.SubElement(name, "span", swatch).tail = fitted(one.text, 60)
-    for text in (
-        f"{one.num_leaves:,}",
-        count_text(one.num_params),
-        size_text(one.size_bytes),
-        share_text(one.size_bytes / whole if whole else 0),
-    ):
+    for text in one.numbers(outline):
         _words(line, "td", "", text)
     _words(line, "td", "left rules", fitted(", ".join(one.rules), 4 * _MAX_TEXT))
 
@@ -195,7 +183,7 @@ def _row(row: Row, outline: Outline, is_open: set[int]) -> ET.Element:
     line.attrib.update({"class": "row", "title": tooltip(row, outline)})
     name = _words(line, "span", "name", "")
     name.set("style", f"margin-left:{1.2 * min(row.level, 16):.3g}em")
-    name.text = fitted(printable(node.name) or "''", _MAX_TEXT, middle=True)
+    name.text = fitted(node.name_text, _MAX_TEXT, middle=True)
     _words(line, "span", "quiet", node.kind_text)
     _words(line, "span", "size", size_text(node.size_bytes))
     _own(ET.SubElement(line, "span", {"class": "bar"}), node, outline)

@@ -17,7 +17,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from treeadapt.drawing.palette import Paint
-from treeadapt.drawing.words import fitted, printable, share_text, size_text
+from treeadapt.drawing.words import (
+    count_text,
+    fitted,
+    printable,
+    share_text,
+    size_text,
+)
 from treeadapt.errors import plural
 
 _MAX_DEPTH = 40  # the rest of a path is one name
@@ -78,6 +84,16 @@ class Label:
         """The label and its rules, for a tooltip."""
         return "\n".join(map(_short, [self.text, *_first_lines(self.rules, "rule")]))
 
+    def numbers(self, outline: Outline) -> tuple[str, str, str, str]:
+        """Write its leaves, parameters, size and share of the whole."""
+        whole = outline.root.size_bytes
+        return (
+            f"{self.num_leaves:,}",
+            count_text(self.num_params),
+            size_text(self.size_bytes),
+            share_text(self.size_bytes / whole if whole else 0),
+        )
+
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Node:
@@ -109,6 +125,11 @@ class Node:
     def is_leaf(self) -> bool:
         """Whether it is a leaf, or several."""
         return bool(self.kind)
+
+    @property
+    def name_text(self) -> str:
+        """Its name; an empty one is seen, and all of it prints."""
+        return printable(self.name) or "''"
 
     @property
     def kind_text(self) -> str:
@@ -311,13 +332,13 @@ class Row(NamedTuple):
 
 
 def unfolded(
-    root: Node, *, rows: int, width: int, depth: int | None = None
+    root: Node, *, rows: int = 44, width: int = 28, depth: int | None = None
 ) -> list[Row]:
     """Return the lines to show: as many as fit, what has several labels first.
 
     Args:
         root: the tree.
-        rows: how many lines in all, about.
+        rows: how many lines in all, about; a page of them if not given.
         width: how many children of one node; the others are added up in one line.
         depth: how many segments of a path; None for any number.
     """

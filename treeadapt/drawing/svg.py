@@ -24,16 +24,8 @@ from treeadapt.drawing.outline import (
     unfolded,
 )
 from treeadapt.drawing.palette import Paint
-from treeadapt.drawing.words import (
-    columns,
-    count_text,
-    fitted,
-    printable,
-    share_text,
-    size_text,
-)
+from treeadapt.drawing.words import columns, fitted, size_text
 
-_ROWS, _WIDTH_OF_NODE = 44, 28
 _NOTES = 6
 _LINE, _CLOSE = 21, 19  # heights of rows, in pixels
 _CHAR = 7.25  # width of a character of the font below
@@ -71,10 +63,7 @@ def svg(outline: Outline, *, depth: int | None = None) -> str:
         outline: what to draw.
         depth: how many segments of a path; None for as many as fit.
     """
-    rows = list(
-        every(unfolded(outline.root, rows=_ROWS, width=_WIDTH_OF_NODE, depth=depth))
-    )
-    page = _Page(outline, rows)
+    page = _Page(outline, list(every(unfolded(outline.root, depth=depth))))
     page.draw()
     return page.text()
 
@@ -111,12 +100,12 @@ class _Page:
     def draw(self) -> None:
         """Draw everything, then the ground below it."""
         title = self.outline.title
-        self._child(self.root, "title").text = (
+        ET.SubElement(self.root, "title").text = (
             f"{title}: {headline(self.outline)}" if title else headline(self.outline)
         )
-        self._child(self.root, "style").text = _style()
-        patterns = self._child(self.root, "defs")
-        ground = self._child(self.root, "rect")
+        ET.SubElement(self.root, "style").text = _style()
+        patterns = ET.SubElement(self.root, "defs")
+        ground = ET.SubElement(self.root, "rect")
         self._head()
         if self.outline.has_labels and self.outline.labels:
             self._legend()
@@ -171,20 +160,13 @@ class _Page:
 
     def _entry(self, one: Label, name_columns: int, ends: Sequence[float]) -> None:
         """Draw a row of the legend."""
-        whole = self.outline.root.size_bytes
-        group = self._child(self.root, "g")
-        self._child(group, "title").text = one.tip
-        swatch = self._child(group, "rect")
+        group = ET.SubElement(self.root, "g")
+        ET.SubElement(group, "title").text = one.tip
+        swatch = ET.SubElement(group, "rect")
         _set(swatch, x=_MARGIN, y=self.y - 10, width=12, height=12, rx=2)
         swatch.set("fill", self._fill(one.paint))
         self._words(_MARGIN + 20, fitted(one.text, name_columns), "strong", into=group)
-        numbers = (
-            f"{one.num_leaves:,}",
-            count_text(one.num_params),
-            size_text(one.size_bytes),
-            share_text(one.size_bytes / whole if whole else 0),
-        )
-        for end, number in zip(ends[1:], numbers, strict=True):
+        for end, number in zip(ends[1:], one.numbers(self.outline), strict=True):
             self._words(end, number, "", end=True, into=group)
         x = ends[-1] + _GAP
         rules = fitted(", ".join(one.rules), int((self.at.right - x) / _CHAR))
@@ -196,8 +178,8 @@ class _Page:
         shown = notes if len(notes) <= _NOTES else notes[: _NOTES - 1]
         room = int((self.at.right - _MARGIN) / _CHAR) - 3
         for note in shown:
-            group = self._child(self.root, "g")
-            self._child(group, "title").text = note
+            group = ET.SubElement(self.root, "g")
+            ET.SubElement(group, "title").text = note
             self._words(_MARGIN, f"! {fitted(note, room)}", "warn", into=group)
             self.y += _CLOSE
         if len(shown) < len(notes):
@@ -221,10 +203,10 @@ class _Page:
 
     def _row(self, row: Row, *, is_banded: bool) -> None:
         at, node = self.at, row.node
-        group = self._child(self.root, "g")
-        self._child(group, "title").text = tooltip(row, self.outline)
+        group = ET.SubElement(self.root, "g")
+        ET.SubElement(group, "title").text = tooltip(row, self.outline)
         if is_banded:
-            band = self._child(group, "rect")
+            band = ET.SubElement(group, "rect")
             _set(band, x=_MARGIN - 8, y=self.y - 14.5, height=_LINE, rx=4)
             _set(band, width=at.right - _MARGIN + 16)
             band.set("class", "band")
@@ -233,7 +215,7 @@ class _Page:
         if node.children:
             self._marker(group, x, is_open=bool(row.children))
         room = at.name_columns - round((level * _INDENT + 14) / _CHAR)
-        name = fitted(printable(node.name) or "''", room, middle=True)
+        name = fitted(node.name_text, room, middle=True)
         is_inner = bool(node.children)
         self._words(x + 14, name, "strong" if is_inner else "", into=group)
         kind = fitted(node.kind_text, at.kind_columns)
@@ -249,7 +231,7 @@ class _Page:
     def _size_bar(self, into: ET.Element, x: float, length: float, node: Node) -> None:
         """Draw a track, and on it the part of the whole that a node is, by label."""
         whole = self.outline.root.size_bytes
-        track = self._child(into, "rect")
+        track = ET.SubElement(into, "rect")
         _set(track, x=x, y=self.y - 9.5, width=length, height=11, rx=2)
         track.set("class", "track")
         if node.size_bytes:
@@ -261,7 +243,7 @@ class _Page:
         widths = _widths([share for _, share in shares], length)
         last = len(shares) - 1
         for place, ((label, _), width) in enumerate(zip(shares, widths, strict=True)):
-            part = self._child(into, "rect")
+            part = ET.SubElement(into, "rect")
             gap = 0.0 if place == last or width < 4 else 1.0
             _set(part, x=x, y=self.y - 9.5, width=width - gap, height=11)
             part.set("fill", self._fill(self.outline.labels[label].paint))
@@ -271,7 +253,7 @@ class _Page:
         y = self.y - 4
         points = [(0, -2.5), (9, -2.5), (4.5, 2.5)] if is_open else []
         points = points or [(2, -4.5), (2, 4.5), (7, 0)]
-        marker = self._child(into, "polygon")
+        marker = ET.SubElement(into, "polygon")
         told = (f"{_px(x + dx)},{_px(y + dy)}" for dx, dy in points)
         marker.set("points", " ".join(told))
         marker.set("class", "marker")
@@ -285,19 +267,19 @@ class _Page:
 
     def _pattern(self, into: ET.Element, name: str, color: str) -> None:
         """Define stripes; those of a gap are thin."""
-        pattern = self._child(into, "pattern")
+        pattern = ET.SubElement(into, "pattern")
         pattern.set("id", name)
         size = 6
         _set(pattern, width=size, height=size)
         pattern.set("patternUnits", "userSpaceOnUse")
         pattern.set("patternTransform", "rotate(45)")
         is_gap = name.startswith("gap")
-        below = self._child(pattern, "rect")
+        below = ET.SubElement(pattern, "rect")
         _set(below, width=size, height=size)
         below.set("fill", color)
         if is_gap:
             below.set("fill-opacity", "0.25")
-        above = self._child(pattern, "rect")
+        above = ET.SubElement(pattern, "rect")
         _set(above, width=2, height=size)
         above.set("fill", color if is_gap else "#ffffff")
         if not is_gap:
@@ -314,15 +296,12 @@ class _Page:
     ) -> None:
         if not text:
             return
-        made = self._child(self.root if into is None else into, "text")
+        made = ET.SubElement(self.root if into is None else into, "text")
         _set(made, x=x, y=self.y)
         classes = " ".join(filter(None, (classes, "end" if end else "")))
         if classes:
             made.set("class", classes)
         made.text = text
-
-    def _child(self, into: ET.Element, tag: str) -> ET.Element:
-        return ET.SubElement(into, tag)
 
 
 def _columns_of(outline: Outline, rows: Sequence[Row]) -> _Columns:
@@ -332,7 +311,7 @@ def _columns_of(outline: Outline, rows: Sequence[Row]) -> _Columns:
         return min(max([least, *map(columns, texts)]), most)
 
     names = [
-        columns(printable(row.node.name))
+        columns(row.node.name_text)
         + round((min(row.level, _MAX_LEVEL) * _INDENT + 14) / _CHAR)
         for row in rows
     ]

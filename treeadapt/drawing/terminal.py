@@ -19,19 +19,10 @@ from treeadapt.drawing.outline import (
     legend,
     unfolded,
 )
-from treeadapt.drawing.palette import Paint
-from treeadapt.drawing.words import (
-    columns,
-    count_text,
-    fitted,
-    printable,
-    share_text,
-    size_text,
-)
+from treeadapt.drawing.words import columns, fitted, size_text
 
 Span = tuple[str, str]  # text, and style
 
-_ROWS, _WIDTH_OF_NODE = 44, 28
 _BAR = 16
 _NAME, _CONTENTS, _LABEL, _RULES = 48, 32, 34, 60
 _EIGHTHS = " ▏▎▍▌▋▊▉"
@@ -51,8 +42,7 @@ def lines(outline: Outline, *, depth: int | None = None) -> Iterator[list[Span]]
     if outline.has_labels and outline.labels:
         yield from _legend(outline)
         yield []
-    rows = unfolded(outline.root, rows=_ROWS, width=_WIDTH_OF_NODE, depth=depth)
-    shown = list(every(rows))
+    shown = list(every(unfolded(outline.root, depth=depth)))
     if shown:
         yield from _tree(outline, shown)
     if outline.notes:
@@ -66,15 +56,11 @@ def plain(made: Sequence[Sequence[Span]]) -> str:
 
 
 def _legend(outline: Outline) -> Iterator[list[Span]]:
-    whole = outline.root.size_bytes
     shown = legend(outline)
     cells = [
         (
             fitted(one.text, _LABEL),
-            f"{one.num_leaves:,}",
-            count_text(one.num_params),
-            size_text(one.size_bytes),
-            share_text(one.size_bytes / whole if whole else 0),
+            *one.numbers(outline),
             fitted(", ".join(one.rules), _RULES),
         )
         for one in shown
@@ -87,13 +73,15 @@ def _legend(outline: Outline) -> Iterator[list[Span]]:
     for one in shown:
         if isinstance(one, Label):
             text = _aligned(next(told), widths, "lrrrrl")
-            yield [("██ ", _style(one.paint)), (text, "")]
+            yield [("██ ", one.paint.color), (text, "")]
         else:
             yield [(f"   {one}", "dim")]
 
 
 def _tree(outline: Outline, rows: Sequence[Row]) -> Iterator[list[Span]]:
-    names = [fitted("  " * r.level + _name(r), _NAME, middle=True) for r in rows]
+    names = [
+        fitted("  " * r.level + r.node.name_text, _NAME, middle=True) for r in rows
+    ]
     contents = [fitted(row.node.kind_text, _CONTENTS) for row in rows]
     sizes = [size_text(row.node.size_bytes) for row in rows]
     head = ("path", "contents", "size")
@@ -113,7 +101,7 @@ def _tree(outline: Outline, rows: Sequence[Row]) -> Iterator[list[Span]]:
         if outline.has_labels:
             told = fitted(labels_text(row.node, outline.labels), _LABEL)
             first = max(row.node.shares, key=lambda pair: pair[1])[0]
-            line.append((told, _style(outline.labels[first].paint)))
+            line.append((told, outline.labels[first].paint.color))
         yield line
 
 
@@ -132,17 +120,9 @@ def _bar(node: Node, outline: Outline) -> Iterator[Span]:
         total += share
         end = len(text) if place == len(shares) - 1 else round(total * len(text))
         if text[at:end]:
-            yield text[at:end], _style(outline.labels[label].paint)
+            yield text[at:end], outline.labels[label].paint.color
         at = max(at, end)
     yield " " * (_BAR - len(text)), ""
-
-
-def _name(row: Row) -> str:
-    return printable(row.node.name) or "''"
-
-
-def _style(paint: Paint) -> str:
-    return paint.color
 
 
 def _padded(text: str, width: int, *, right: bool = False) -> str:

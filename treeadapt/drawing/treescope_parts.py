@@ -20,16 +20,10 @@ from treeadapt.drawing.outline import (
     unfolded,
 )
 from treeadapt.drawing.palette import Paint
-from treeadapt.drawing.words import (
-    count_text,
-    fitted,
-    printable,
-    share_text,
-    size_text,
-)
+from treeadapt.drawing.words import fitted, size_text
 from treeadapt.errors import plural
 
-_OPEN_ROWS, _ROWS, _WIDTH = 44, 400, 100
+_ROWS, _WIDTH = 400, 100
 _MAX_TEXT = 100
 
 
@@ -42,7 +36,7 @@ def treescope_part(outline: Outline, name: str) -> Any:
     """
     from treescope import rendering_parts as parts
 
-    first = unfolded(outline.root, rows=_OPEN_ROWS, width=_WIDTH)
+    first = unfolded(outline.root, width=_WIDTH)
     is_open = {id(row.node) for row in every(first) if row.children}
     rows = unfolded(outline.root, rows=_ROWS, width=_WIDTH)
     lines = [
@@ -66,12 +60,8 @@ _WARNING = "color: #d1242f"
 def _legend_line(one: Label, outline: Outline) -> Any:
     from treescope import rendering_parts as parts
 
-    whole = outline.root.size_bytes
-    share = share_text(one.size_bytes / whole if whole else 0)
-    told = (
-        f": {plural(one.num_leaves, 'leaf')}, {count_text(one.num_params)} params, "
-        f"{size_text(one.size_bytes)}, {share}"
-    )
+    _, params, size, share = one.numbers(outline)
+    told = f": {plural(one.num_leaves, 'leaf')}, {params} params, {size}, {share}"
     rules = fitted(", ".join(one.rules), _MAX_TEXT)
     return parts.siblings(
         _painted(fitted(one.text, _MAX_TEXT), one.paint),
@@ -84,7 +74,7 @@ def _row(row: Row, outline: Outline, is_open: set[int]) -> Any:
     from treescope import rendering_parts as parts
 
     node = row.node
-    name = fitted(printable(node.name) or "''", _MAX_TEXT, middle=True)
+    name = fitted(node.name_text, _MAX_TEXT, middle=True)
     told = f"{name}: {node.kind_text}, {size_text(node.size_bytes)}  "
     line = parts.siblings(parts.text(told), _label(node, outline))
     if not row.children:
