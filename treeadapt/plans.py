@@ -141,7 +141,7 @@ class Plan:
         return None
 
     def remember(self, key: Any, answer: Any) -> Any:
-        """Keep ``answer`` under ``key``; the oldest of 32 answers makes way."""
+        """Keep ``answer`` under ``key``; where there are 32, all of these go first."""
         if len(self.memo) >= _MAX_MEMO:
             self.memo.clear()
         self.memo[key] = answer
