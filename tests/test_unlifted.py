@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -152,3 +152,24 @@ def test_cells_that_are_not_yet_assigned_and_cycles_are_passed_over():
     if ring is None:
         later = None
     assert list(functions_asked((init, ring))) == []
+
+
+def test_a_mapping_that_reads_its_items_is_left_alone():
+    class Lazy(Mapping):
+        def __getitem__(self, key):
+            raise OSError("read")
+
+        def __iter__(self):
+            raise OSError("read")
+
+        def __len__(self):
+            raise OSError("read")
+
+    lazy = Lazy()
+
+    def init(params):
+        assert lazy is not None
+        return {"count": jnp.zeros(())}
+
+    tx = optax.GradientTransformation(init, lambda grads, state, params=None: state)
+    assert ta.adapt(tx).init(PARAMS)["count"] == 0

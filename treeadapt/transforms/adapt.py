@@ -68,7 +68,7 @@ def adapt(tx: Any) -> optax.GradientTransformationExtraArgs:
 
     Warns:
         UnliftedMaskWarning: a mask or label function in ``tx`` decides otherwise on the
-            flat dict than it would on the tree (``init`` tells).
+            flat dict than it would on the tree (``init`` asks it about both).
 
     Example:
         >>> tx = adapt(optax.adam(1e-3))

@@ -14,7 +14,7 @@ import inspect
 import re
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import optax
@@ -105,8 +105,9 @@ def _held(thing: Any) -> Iterator[tuple[str, Any]]:
         yield "", thing.arguments
     elif isinstance(thing, optax.MultiSteps):
         yield "", vars(thing)
-    elif isinstance(thing, Mapping):
-        yield from ((str(key), value) for key, value in thing.items())
+    elif isinstance(thing, dict):  # another mapping may read a file for each item
+        for key, value in dict.items(thing):
+            yield key if isinstance(key, str) else "", value
     elif isinstance(thing, tuple | list):
         yield from (("", value) for value in thing)
 
