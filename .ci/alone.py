@@ -42,7 +42,7 @@ def environment(folder: Path, names: Sequence[str], base: Path | None = None) ->
     """Make a virtual environment with some of the libraries of ``setup.cfg``.
 
     Args:
-        folder: of the environment; one that is complete is left as it is.
+        folder: of the environment; one that has just these is left as it is.
         names: of libraries; the newest versions that the bounds allow are taken.
         base: another environment, all of whose libraries are seen too.
 
@@ -50,19 +50,19 @@ def environment(folder: Path, names: Sequence[str], base: Path | None = None) ->
         Its Python.
     """
     python = folder / "bin" / "python"
+    bounds = lowest(SETUP.read_text("utf-8"))
+    wanted = [f"{name}>={bounds[name]}" for name in names]
     ready = folder / ".ready"
-    if not ready.exists():
+    if not ready.exists() or ready.read_text("utf-8").split() != wanted:
         venv.create(folder, clear=True, symlinks=True)
         if base:
             (there,) = base.glob("lib/python3*/site-packages")
             (here,) = folder.glob("lib/python3*/site-packages")
             (here / "base.pth").write_text(f"{there.resolve()}\n")
-        bounds = lowest(SETUP.read_text("utf-8"))
-        wanted = [f"{name}>={bounds[name]}" for name in names]
         if wanted:
             pip = [sys.executable, "-m", "pip", "--python", python, "install", "-qq"]
             subprocess.run([*pip, *wanted], check=True)
-        ready.touch()
+        ready.write_text("\n".join(wanted), "utf-8")
     return python
 
 
