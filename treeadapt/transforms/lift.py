@@ -60,7 +60,7 @@ class Lifted:
             reports: raise for answers that are for no leaf.
         """
         asked = self.asked
-        answers = view_tree(asked(_arrays_of(view)) if is_function(asked) else asked)
+        answers = view_tree(asked(arrays_of(view)) if is_function(asked) else asked)
         known = dict(zip(answers.plan.paths, answers.leaves, strict=True))
         if answers.plan.root is None:  # one value for the whole tree
             return [answers.leaves[0]] * len(view.leaves)
@@ -142,7 +142,7 @@ def _is_number_array(leaf: Any) -> bool:
     return is_array(leaf) and leaf.dtype != bool
 
 
-def _arrays_of(view: TreeView) -> Any:
+def arrays_of(view: TreeView) -> Any:
     """Return the tree with None for its static leaves."""
     if all(map(is_array, view.leaves)):
         return view.tree

@@ -19,13 +19,18 @@ from typing import Any
 
 import optax
 
-from treeadapt.errors import UnliftedMaskWarning, listing
+from treeadapt.errors import TreeAdaptError, UnliftedMaskWarning, listing
 from treeadapt.matches import same_value
 from treeadapt.plans import TreeView, view_tree
 from treeadapt.rules import BoundRules, Rules
 from treeadapt.selectors import Selector
 from treeadapt.transforms.flat import Flat
-from treeadapt.transforms.lift import NO_ANSWER, Lifted, is_function
+from treeadapt.transforms.lift import (
+    NO_ANSWER,
+    Lifted,
+    arrays_of,
+    is_function,
+)
 
 # What Optax calls them: in the functions of ``masked`` and of ``partition``, and among
 # the arguments that ``inject_hyperparams`` keeps.
@@ -114,16 +119,23 @@ def _held(thing: Any) -> Iterator[tuple[str, Any]]:
 
 def _disagreeing(fn: Callable[[Any], Any], whole: TreeView, flat: Flat) -> list[str]:
     """Return the paths of which a function says other things on the two trees."""
-    lifted = Lifted(fn)
+    shown, known = (_decided(fn, view) for view in (view_tree(flat), whole))
+    return [path for path in flat if not _agree(known[path], shown[path])]
+
+
+def _decided(fn: Callable[[Any], Any], view: TreeView) -> dict[str, Any]:
+    found = [NO_ANSWER] * len(view.leaves)
+    answers = _answers(fn, view)
+    with contextlib.suppress(TreeAdaptError):  # these are no masks and no labels
+        found = Lifted(lambda _: answers).decide(view)
+    return dict(zip(view.plan.paths, found, strict=True))
+
+
+def _answers(fn: Callable[[Any], Any], view: TreeView) -> Any:
     # It is asked what nobody else would ask it: whatever it raises, it has no answer.
     with contextlib.suppress(Exception):
-        shown, known = (_decided(lifted, view) for view in (view_tree(flat), whole))
-        return [path for path in flat if not _agree(known[path], shown[path])]
-    return []
-
-
-def _decided(lifted: Lifted, view: TreeView) -> dict[str, Any]:
-    return dict(zip(view.plan.paths, lifted.decide(view), strict=True))
+        return fn(arrays_of(view))
+    return NO_ANSWER
 
 
 def _agree(one: Any, two: Any) -> bool:
