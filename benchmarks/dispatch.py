@@ -67,6 +67,21 @@ def races(num_blocks: int = 24) -> Iterator[Race]:
         baseline="plain, on the flat dict",
         targets={"adapt, on the module": Target(at_most=1.1)},
     )
+    masked = optax.adamw(1e-3, mask=_matrices)
+    yield Race(
+        topic=TOPIC,
+        work="init of adamw with a mask function, asked about both trees",
+        size=size,
+        contenders={
+            "adapt, on the module": lambda: ta.adapt(masked).init(filtered),
+            "plain, on the flat dict": lambda: masked.init(params),
+        },
+        baseline="plain, on the flat dict",
+    )
+
+
+def _matrices(tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: leaf.ndim > 1, tree)
 
 
 def figures(num_blocks: int = 24) -> Iterator[Result]:
