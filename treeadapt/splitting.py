@@ -303,7 +303,8 @@ def _metadata(view: TreeView) -> tuple[Any, ...]:
     """Take the metadata of all nodes down as it is now.
 
     Where it holds the very objects that it held when the last tree of this structure
-    was split, that tuple is given again: one look tells that two forms agree.
+    was split, that tuple is given again: one look tells that two forms agree. Metadata
+    that can change is taken down anew each time: its plan is not kept by ``plans``.
     """
     found = node_data(view.structure)
     known = view.plan.memo.get("metadata")

@@ -36,7 +36,7 @@ from treeadapt.transforms.lift import (
 # the arguments that ``inject_hyperparams`` keeps.
 _ASKED = re.compile(r"(^|_)(mask|labels)$")
 _SEES_THE_TREE = (Selector, Rules, BoundRules, Lifted)
-_MAX_THINGS = 20_000
+_MAX_THINGS = 20_000  # a chain of a thousand transformations; not a data set
 
 
 def warn_of_unlifted(tx: Any, whole: TreeView, flat: Flat, *, stacklevel: int) -> None:
