@@ -9,13 +9,9 @@ error. Only ``convert`` and ``diff --values`` read arrays, and only ``convert`` 
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
-import json
-import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +22,13 @@ from treeadapt._version import __version__
 from treeadapt.checkpoints import store
 from treeadapt.cli import bench as _bench
 from treeadapt.cli import lint as _lint
+from treeadapt.cli import printing
 from treeadapt.cli.progress import progress
 from treeadapt.cli.sources import read_arrays, read_source, read_stored
 from treeadapt.diff import tree_diff
-from treeadapt.drawing.terminal import lines
-from treeadapt.drawing.words import printable, size_text
+from treeadapt.drawing.words import printable
 from treeadapt.errors import SelectorError, TreeAdaptError, plural
-from treeadapt.matches import MISSING, STATIC, RuleMatches, where_text
+from treeadapt.matches import MISSING, RuleMatches
 from treeadapt.plans import view_tree
 from treeadapt.report import Summary, natural, summarize
 from treeadapt.rules import Rules, load_rules
@@ -212,32 +208,24 @@ def show(
     decided = _rule_texts(table.match(view)) if table else {}
     shown = {row.path for row in summary.rows}
     ties = {path: one for path, one in source.ties.items() if path in shown}
-    if form == "json" and depth is None:
-        _print_json(_as_json(summary, decided, ties))
-    elif form == "tree":
-        _print_tree(summary, depth)
+    if form == "tree":
+        printing.print_tree(summary, depth)
     elif depth is not None:
-        _print_sums(summary, depth, form)
+        _SUMS[form](summary, depth)
+    elif form == "json":
+        printing.print_leaves_json(summary, decided, ties)
     elif form == "csv":
-        head = ("path", "shape", "dtype", "params", "bytes", "label", "rule", "tied_to")
-        rows = [
-            (
-                row.path,
-                "" if row.shape is None else "x".join(map(str, row.shape)),
-                row.dtype,
-                row.num_params,
-                row.size_bytes,
-                "" if row.label is None else _as_data(row.label),
-                decided.get(row.path, ""),
-                ties.get(row.path, ""),
-            )
-            for row in summary.rows
-        ]
-        _print_table(head, rows, form)
+        printing.print_leaves_csv(summary, decided, ties)
     else:
-        _print_summary(summary)
-        for path, one in ties.items():
-            click.echo(f"Tied: {path!r} is {one!r}, and counted twice.")
+        printing.print_leaves(summary, ties)
+
+
+_SUMS = {
+    None: printing.print_sums,
+    "table": printing.print_sums,
+    "json": printing.print_sums_json,
+    "csv": printing.print_sums_csv,
+}
 
 
 @app.command(short_help="Print labels as JSON.")
@@ -249,8 +237,8 @@ def labels(rules: str, tree: str, *, allow_regex: bool) -> None:
     """Print the label of every leaf of TREE, as JSON."""
     matches = _read_rules(rules, allow_regex=allow_regex).match(read_source(tree).tree)
     found = matches.check().labels()
-    pairs = zip(matches.paths, map(_as_data, found), strict=True)
-    _print_json(dict(sorted(pairs, key=lambda pair: natural(pair[0]))))
+    pairs = zip(matches.paths, map(printing.as_data, found), strict=True)
+    printing.print_json(dict(sorted(pairs, key=lambda pair: natural(pair[0]))))
 
 
 @app.command(short_help="Print what patterns select, as JSON.")
@@ -265,7 +253,7 @@ def mask(tree: str, patterns: Sequence[str]) -> None:
     view = view_tree(read_source(tree).tree)
     found = select(view, list(patterns))
     pairs = zip(view.plan.paths, found, strict=True)
-    _print_json(dict(sorted(pairs, key=lambda pair: natural(pair[0]))))
+    printing.print_json(dict(sorted(pairs, key=lambda pair: natural(pair[0]))))
 
 
 @app.command(short_help="Check rules against a tree; for CI.")
@@ -292,14 +280,9 @@ def lint(
     matches = _read_rules(rules, allow_regex=allow_regex).match(read_source(tree).tree)
     found = [each for each in _lint.findings(matches) if each.kind not in ignored]
     if form == "json":
-        _print_json([dataclasses.asdict(each) for each in found])
+        printing.print_json([dataclasses.asdict(each) for each in found])
     else:
-        for each in found:
-            rule = "" if each.rule is None else f"rule {each.rule}, "
-            kind = click.style(f"{each.kind}:", fg="red")
-            click.echo(f"{kind} {rule}{printable(each.text)}")
-        arrays = plural(sum(matches.is_array), "array")
-        click.echo(f"{plural(len(found), 'finding')} in {arrays}.")
+        printing.print_findings(found, sum(matches.is_array))
     if found:
         click.get_current_context().exit(1)
 
@@ -320,17 +303,11 @@ def diff(a: str, b: str, where: str, form: str, *, values: bool) -> None:
     one, two = (read_arrays(x) if values else read_source(x).tree for x in (a, b))
     found = tree_diff(one, two, where=where, values=values)
     if form == "json":
-        _print_json([dataclasses.asdict(each) for each in found])
+        printing.print_json([dataclasses.asdict(each) for each in found])
     else:
-        head, *lines = str(found).splitlines()
-        click.echo(head)
-        for line in lines:
-            click.secho(line, fg=_DIFF_COLORS.get(line[0]))
+        printing.print_diff(found)
     if found:
         click.get_current_context().exit(1)
-
-
-_DIFF_COLORS = {"-": "red", "+": "green", ">": "cyan", "~": "yellow"}
 
 
 @app.command(short_help="Write a checkpoint in another format.")
@@ -368,12 +345,7 @@ def explain(rules: str, path: str, tree: str | None, *, allow_regex: bool) -> No
     table = _read_rules(rules, allow_regex=allow_regex)
     answers = _answers(table, path, tree)
     first = answers.index(True) if True in answers else -1
-    for place, ((where, label), yes) in enumerate(
-        zip(table.pairs, answers, strict=True)
-    ):
-        verdict = "decides" if place == first else "matches" if yes else "-"
-        text = f"{verdict:8} rule {place + 1}: {where_text(where)} = {label!r}"
-        click.secho(text, bold=place == first or None, dim=not yes or None)
+    printing.print_verdicts(table, answers, first)
     if first >= 0:
         click.echo(f"{path!r} gets {table.values[first]!r}.")
     elif table.default is not MISSING:
@@ -391,7 +363,7 @@ def bench() -> None:
         (name, f"{leaves:,}", f"{elapsed_ms:.3f}", f"{ratio:.1f}")
         for name, leaves, elapsed_ms, ratio in _bench.bench_rows()
     ]
-    _print_table(("call", "leaves", "ms", "ratio"), cells)
+    printing.print_table(("call", "leaves", "ms", "ratio"), cells)
 
 
 @app.command(short_help="Print a shell's completion script.")
@@ -457,131 +429,3 @@ def _tied_notes(summary: Summary, ties: Mapping[str, str]) -> list[str]:
 
 def _rule_texts(matches: RuleMatches) -> dict[str, str]:
     return {path: matches.rule_text(i) for i, path in enumerate(matches.paths)}
-
-
-def _as_json(summary: Summary, decided: Any, ties: Any) -> dict[str, Any]:
-    return {
-        "leaves": [
-            {
-                "path": row.path,
-                "shape": None if row.shape is None else list(row.shape),
-                "dtype": row.dtype,
-                "params": row.num_params,
-                "bytes": row.size_bytes,
-                "label": _as_data(row.label),
-                "rule": decided.get(row.path) or None,
-                "tied_to": ties.get(row.path),
-            }
-            for row in summary.rows
-        ],
-        "totals": [
-            {
-                "label": _as_data(total.label),
-                "leaves": total.num_leaves,
-                "params": total.num_params,
-                "bytes": total.size_bytes,
-            }
-            for total in summary.totals
-        ],
-        "notes": list(summary.notes),
-    }
-
-
-def _print_sums(summary: Summary, depth: int, form: str | None) -> None:
-    """Print rows added up by the first segments of their paths, and by label."""
-    sums: dict[tuple[str, str], list[int]] = {}
-    labels: dict[str, Any] = {}
-    for row in summary.rows:
-        above = "/".join(row.path.split("/")[:depth])
-        label = _as_data(row.label)
-        labels[str(label)] = label
-        entry = sums.setdefault((above, str(label)), [0, 0, 0])
-        for place, value in enumerate((1, row.num_params, row.size_bytes)):
-            entry[place] += value
-    if form == "json":
-        nodes = [
-            {
-                "path": path,
-                "leaves": numbers[0],
-                "params": numbers[1],
-                "bytes": numbers[2],
-                "label": labels[label],
-            }
-            for (path, label), numbers in sums.items()
-        ]
-        told = _as_json(summary, {}, {})
-        _print_json({"nodes": nodes, "totals": told["totals"], "notes": told["notes"]})
-        return
-    is_table = form != "csv"
-    head: tuple[str, ...] = (
-        "path",
-        "leaves",
-        "params",
-        "size" if is_table else "bytes",
-    )
-    rows: list[tuple[Any, ...]] = [
-        (path, f"{n:,}", f"{params:,}", size_text(size))
-        if is_table
-        else (path, n, params, size)
-        for (path, _), (n, params, size) in sums.items()
-    ]
-    if summary.rules is not None:
-        none = "-" if is_table else ""
-        head += ("label",)
-        texts = [none if labels[label] is None else label for _, label in sums]
-        rows = [(*row, text) for row, text in zip(rows, texts, strict=True)]
-    _print_table(head, rows, form)
-
-
-def _print_summary(summary: Summary) -> None:
-    if _is_plain():
-        click.echo(str(summary))
-        return
-    from rich.console import Console
-
-    Console(width=max(80, Console().width)).print(summary)
-
-
-def _print_tree(summary: Summary, depth: int | None) -> None:
-    if _is_plain():
-        click.echo(summary.to_text(depth=depth))
-        return
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console()
-    for line in lines(summary.outline(), depth=depth):
-        text = Text.assemble(*line)
-        console.print(text, no_wrap=True, overflow="ellipsis", crop=True)
-
-
-def _is_plain() -> bool:
-    context = click.get_current_context()
-    return context.color is False or not sys.stdout.isatty()
-
-
-def _print_table(
-    head: Sequence[str], rows: Iterable[Sequence[Any]], form: str | None = None
-) -> None:
-    cells = [[printable(str(cell)) for cell in row] for row in rows]
-    if form == "csv":
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([list(head), *cells])
-        click.echo(text.getvalue(), nl=False)
-        return
-    widths = [max(map(len, column)) for column in zip(head, *cells, strict=True)]
-    right = {"leaves", "params", "size", "ms", "ratio"}
-    for place, row in enumerate((head, *cells)):
-        line = "  ".join(
-            text.rjust(width) if name in right else text.ljust(width)
-            for name, text, width in zip(head, row, widths, strict=True)
-        )
-        click.secho(line.rstrip(), bold=place == 0 or None)
-
-
-def _print_json(content: Any) -> None:
-    click.echo(json.dumps(content, indent=2))
-
-
-def _as_data(label: Any) -> Any:
-    return None if label is STATIC else label
