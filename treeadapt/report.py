@@ -14,9 +14,9 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from treeadapt._arrays import is_array
 from treeadapt.checkpoints.common import replaced
@@ -24,8 +24,16 @@ from treeadapt.drawing import palette
 from treeadapt.drawing.html import html_page, html_part
 from treeadapt.drawing.outline import Label, Leaf, Outline, grown, sum_text
 from treeadapt.drawing.svg import svg
+from treeadapt.drawing.tables import (
+    LeafCells,
+    Table,
+    aligned,
+    leaf_table,
+    rule_table,
+    total_table,
+)
 from treeadapt.drawing.terminal import lines, plain
-from treeadapt.drawing.words import printable, size_text
+from treeadapt.drawing.words import printable
 from treeadapt.errors import TreeAdaptError, listing, plural
 from treeadapt.matches import STATIC, RuleMatches, where_text
 from treeadapt.plans import view_tree
@@ -88,13 +96,6 @@ _Segment = tuple[tuple[float, str, str], ...]
 _AFTER_NUMBERS = math.inf
 
 
-class _Table(NamedTuple):
-    head: tuple[str, ...]
-    cells: Sequence[tuple[str, ...]]
-    right: tuple[str, ...]  # columns of numbers
-    folds: tuple[str, ...] = ()  # columns that a narrow terminal may break
-
-
 @dataclasses.dataclass(frozen=True, repr=False)
 class Summary:
     """A report of one tree; ``print`` it, look at it in a notebook, or ``save`` it.
@@ -122,44 +123,17 @@ class Summary:
         return f"Summary({told})"
 
     def __str__(self) -> str:
-        parts = [*map(_text, self._tables()), "\n".join(self.notes)]
+        parts = [*map(aligned, self._tables()), "\n".join(self.notes)]
         return "\n\n".join(filter(None, parts))
 
     def __rich__(self) -> Any:
         """Return the report for ``rich.print``."""
-        from rich.console import Group
-        from rich.table import Table
-        from rich.text import Text
-
         paints = self._paints() if self.rules is not None else []
         colors = {
             _label_text(total.label): paint.color
             for total, paint in zip(self.totals, paints, strict=False)
         }
-
-        def table(made_of: _Table) -> Table:
-            made = Table(box=None, header_style="bold", pad_edge=False)
-            for name in made_of.head:
-                made.add_column(
-                    name,
-                    justify="right" if name in made_of.right else "left",
-                    no_wrap=name not in made_of.folds,
-                    overflow="fold",
-                )
-            for cells in made_of.cells:
-                # Not str, for rich reads "[abc]" there as a style.
-                made.add_row(
-                    *(
-                        Text(
-                            cell, style=colors.get(cell, "") if name == "label" else ""
-                        )
-                        for name, cell in zip(made_of.head, cells, strict=True)
-                    )
-                )
-            return made
-
-        parts = [part for one in self._tables() for part in (table(one), "")]
-        return Group(*parts, *map(Text, self.notes))
+        return _rich(self._tables(), colors, self.notes)
 
     def to_svg(self, *, title: str = "", depth: int | None = None) -> str:
         """Return the report as a picture, to be put in a pull request.
@@ -300,46 +274,23 @@ class Summary:
         special = {id(None): palette.GAP, id(STATIC): palette.STATIC}
         return [special.get(id(label)) or next(found) for label in labels]
 
-    def _tables(self) -> Iterator[_Table]:
-        yield self._leaf_table()
+    def _tables(self) -> Iterator[Table]:
+        ruled = self.rules is not None
+        yield leaf_table(map(_leaf_cells, self.rows), has_rules=ruled)
         if self.rules is not None:
-            yield self._rule_table(self.rules)
-        yield self._total_table()
-
-    def _leaf_table(self) -> _Table:
-        head: tuple[str, ...] = ("path", "shape", "dtype", "params", "size")
-        cells = [(printable(row.path) or "''", *_array_cells(row)) for row in self.rows]
-        if self.rules is not None:
-            head += ("label", "rule")
-            decided = [(_label_text(row.label), _number(row.rule)) for row in self.rows]
-            cells = [(*one, *two) for one, two in zip(cells, decided, strict=True)]
-        return _Table(head, cells, ("params", "size", "rule"), ("path",))
-
-    def _rule_table(self, rules: Sequence[RuleRow]) -> _Table:
-        cells = [
-            (
-                _number(rule.number),
-                _label_text(rule.label),
-                f"{rule.num_leaves:,}",
-                rule.where or "no rule",
+            yield rule_table(
+                (rule.number, _label_text(rule.label), rule.num_leaves, rule.where)
+                for rule in self.rules
             )
-            for rule in rules
-        ]
-        head = ("rule", "label", "leaves", "pattern")
-        return _Table(head, cells, ("rule", "leaves"), ("pattern",))
-
-    def _total_table(self) -> _Table:
-        cells = [
+        yield total_table(
             (
-                "all" if self.rules is None else _label_text(total.label),
-                f"{total.num_leaves:,}",
-                f"{total.num_params:,}",
-                size_text(total.size_bytes),
+                _label_text(total.label) if ruled else "all",
+                total.num_leaves,
+                total.num_params,
+                total.size_bytes,
             )
             for total in self.totals
-        ]
-        head = ("label", "leaves", "params", "size")
-        return _Table(head, cells, ("leaves", "params", "size"))
+        )
 
 
 def summarize(tree: Any, rules: Any = None, *, where: Any = None) -> Summary:
@@ -513,15 +464,16 @@ def _notes(matches: RuleMatches, chosen: Sequence[bool]) -> list[str]:
     return notes
 
 
-def _array_cells(row: Row) -> tuple[str, ...]:
-    if row.shape is None:
-        return "-", row.dtype, "-", "-"
-    shape = str(list(row.shape)).replace(" ", "")
-    return shape, row.dtype, f"{row.num_params:,}", size_text(row.size_bytes)
-
-
-def _number(number: int | None) -> str:
-    return "-" if number is None else str(number)
+def _leaf_cells(row: Row) -> LeafCells:
+    return LeafCells(
+        row.path,
+        row.shape,
+        row.dtype,
+        row.num_params,
+        row.size_bytes,
+        _label_text(row.label),
+        row.rule,
+    )
 
 
 def _label_text(label: Any) -> str:
@@ -532,11 +484,30 @@ def _label_text(label: Any) -> str:
     return printable(label) if isinstance(label, str) else repr(label)
 
 
-def _text(table: _Table) -> str:
-    columns = list(zip(table.head, *table.cells, strict=True))
-    aligned = []
-    for column in columns:
-        width = max(map(len, column))
-        justify = str.rjust if column[0] in table.right else str.ljust
-        aligned.append([justify(text, width) for text in column])
-    return "\n".join("  ".join(row).rstrip() for row in zip(*aligned, strict=True))
+def _rich(
+    tables: Iterable[Table], colors: Mapping[str, str], notes: Iterable[str]
+) -> Any:
+    """Return tables and notes for ``rich``, with labels in their colors."""
+    from rich.console import Group
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    parts: list[Any] = []
+    for table in tables:
+        made = RichTable(box=None, header_style="bold", pad_edge=False)
+        for name in table.head:
+            made.add_column(
+                name,
+                justify="right" if name in table.right else "left",
+                no_wrap=name not in table.folds,
+                overflow="fold",
+            )
+        for cells in table.cells:
+            styles = (
+                colors.get(c, "") if n == "label" else ""
+                for n, c in zip(table.head, cells, strict=True)
+            )
+            # Not str, for rich reads "[abc]" there as a style.
+            made.add_row(*map(Text, cells, styles))
+        parts += [made, ""]
+    return Group(*parts, *map(Text, notes))
