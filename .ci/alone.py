@@ -94,7 +94,13 @@ def main(folder: Path, jobs: Sequence[str]) -> int:
 
     Returns:
         Number of jobs that failed.
+
+    Raises:
+        SystemExit: there is no job of some name.
     """
+    unknown = [job for job in jobs if job not in JOBS]
+    if unknown:
+        sys.exit(f"No such job: {', '.join(unknown)}. There are {', '.join(JOBS)}.")
     environment(folder / "base", BASE)
     failed = 0
     with ThreadPoolExecutor(2) as pool:
