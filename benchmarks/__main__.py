@@ -209,7 +209,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("topics", nargs="*", choices=[*TOPICS, []], metavar="topic")
     parser.add_argument("--quick", action="store_true", help="the smallest sizes only")
     parser.add_argument(
-        "--budget", type=float, default=4.0, help="seconds for each race (4)"
+        "--budget", type=float, default=1.5, help="seconds for each race (1.5)"
     )
     parser.add_argument("--json", help="write the results to this file")
     parser.add_argument("--page", help="write the table into this Markdown page")

@@ -157,7 +157,10 @@ def _contender(given: Contender | Callable[[], Any]) -> Contender:
 
 def _calibrate(contender: Contender) -> float:
     _sample(contender, 1)  # compiles and fills caches
-    return min(_sample(contender, 1) for _ in range(3))
+    once = _sample(contender, 1)
+    if once > MIN_SAMPLE_S:  # long enough to tell; some take seconds
+        return once
+    return min(once, *(_sample(contender, 1) for _ in range(2)))
 
 
 def _sample(contender: Contender, repeats: int) -> float:
