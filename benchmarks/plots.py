@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from benchmarks.harness import Result
 
 COLOURS = ("#1b6ca8", "#8a8a8a", "#d1495b", "#edae49", "#66a182", "#7d5ba6")
+COLOURS += ("#222222", "#35b5c9")  # as many as the work with the most contenders has
 
 
 def write(results: Sequence[Result], folder: Path) -> Iterator[Path]:
