@@ -1,7 +1,7 @@
 """The harness: contenders timed in turns, so that their ratios can be trusted.
 
 A ``Race`` names one piece of work and its contenders; ``run`` times them round by round
-in rotating order within one process, and reports the median of each contender's ratio
+in changing order within one process, and reports the median of each contender's ratio
 to the baseline, round by round, with its quartiles. Seconds are medians and depend on
 the machine; ratios hardly do. Set-up is never timed, nor is anything that the harness
 does itself: a contender that computes returns one array to wait for, and no result is
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -145,8 +146,10 @@ def run(race: Race, *, budget_s: float) -> list[Result]:
     samples: dict[str, list[float]] = {name: [] for name in contenders}
     names = list(contenders)
     gc.collect()  # it stays on afterwards: who makes many objects pays for them
-    for turn in range(rounds):
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+    order = random.Random(0)
+    for _ in range(rounds):
+        # No fixed neighbours: who comes after a large one finds cold caches.
+        for name in order.sample(names, len(names)):
             samples[name].append(_sample(contenders[name], repeats[name]))
     return [_result(race, name, samples) for name in names]
 
