@@ -244,10 +244,11 @@ def _renamed(gone: Mapping[str, Any], come: Mapping[str, Any]) -> dict[str, str]
     than its name, and few names are left to compare.
     """
     found: dict[str, str] = {}
+    taken: set[str] = set()  # the values of ``found``
     left = _MAX_PAIRS
     for key in (_exact_key, _loose_key):
         scored: list[tuple[float, int, str, str]] = []
-        news = _buckets((p for p in come if p not in set(found.values())), come, key)
+        news = _buckets((p for p in come if p not in taken), come, key)
         olds = _buckets((p for p in gone if p not in found), gone, key)
         for bucket, paths in olds.items():
             others = news.get(bucket, [])
@@ -255,11 +256,10 @@ def _renamed(gone: Mapping[str, Any], come: Mapping[str, Any]) -> dict[str, str]
             if left < 0:
                 break
             scored += _scores(paths, others)
-        taken: dict[str, None] = {}
         for _, _, path, other in sorted(scored, key=lambda entry: entry[:2]):
             if path not in found and other not in taken:
                 found[path] = other
-                taken[other] = None
+                taken.add(other)
     return found
 
 
