@@ -1,4 +1,4 @@
-"""Plots of the results: ratios by size, on logarithmic axes."""
+"""Plots of the results: time by size, on logarithmic axes."""
 
 from __future__ import annotations
 
