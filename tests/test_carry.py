@@ -15,8 +15,8 @@ from flax.core import FrozenDict
 from trees import SAME_MODEL, two_layers
 
 import treeadapt as ta
-from treeadapt.transforms.carry import carry_state
-from treeadapt.transforms.carry_report import first_step
+from treeadapt.carry.carry_state import carry_state
+from treeadapt.carry.report import first_step
 
 # Optax itself promotes.
 pytestmark = pytest.mark.usefixtures("standard_promotion")

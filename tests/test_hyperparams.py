@@ -17,13 +17,13 @@ import optax.contrib
 import pytest
 
 import treeadapt as ta
+from treeadapt.carry.fields import tree_get
 from treeadapt.transforms.hyperparams import (
     _is_injected,
     _signature,
     inject_hyperparams,
     schedule,
 )
-from treeadapt.transforms.state import tree_get
 
 if TYPE_CHECKING:
     from nowhere import ScalarOrSchedule

@@ -37,6 +37,7 @@ ROOMS = (
     ("matches",),
     ("rules", "freeze_spec", "renaming"),
     ("transforms",),
+    ("carry",),
     ("sharding",),
     ("checkpoints",),
     # A line each: the command prints the reports and ``__main__`` calls it.

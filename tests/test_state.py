@@ -22,7 +22,7 @@ from optax.tree_utils import tree_get_all_with_path
 from trees import mlp
 
 import treeadapt as ta
-from treeadapt.transforms.state import (
+from treeadapt.carry.fields import (
     _Search,
     _visit,
     schedule_free_eval_params,

@@ -21,8 +21,8 @@ from flax.core import FrozenDict
 from trees import mlp
 
 import treeadapt as ta
+from treeadapt.carry.fields import tree_set
 from treeadapt.transforms.hyperparams import inject_hyperparams
-from treeadapt.transforms.state import tree_set
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 

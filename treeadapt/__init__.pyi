@@ -2,6 +2,13 @@
 # when it is first asked for.
 
 from treeadapt._version import __version__
+from treeadapt.carry.callbacks import tree_map_params, value_and_grad_from_state
+from treeadapt.carry.carry_state import CarryReport, carry_state
+from treeadapt.carry.fields import (
+    schedule_free_eval_params,
+    tree_get,
+    tree_set,
+)
 from treeadapt.checkpoints.store import (
     LoadReport,
     load,
@@ -65,17 +72,10 @@ from treeadapt.sharding.params import named_shardings, partition_specs
 from treeadapt.sharding.state import init_sharded, opt_state_shardings
 from treeadapt.splitting import Rest, map_where, merge, split
 from treeadapt.transforms.adapt import adapt
-from treeadapt.transforms.callbacks import tree_map_params, value_and_grad_from_state
-from treeadapt.transforms.carry import CarryReport, carry_state
 from treeadapt.transforms.hyperparams import inject_hyperparams, schedule
 from treeadapt.transforms.lift import lift
 from treeadapt.transforms.partition import freeze, partition
 from treeadapt.transforms.scale import scale_by_rules
-from treeadapt.transforms.state import (
-    schedule_free_eval_params,
-    tree_get,
-    tree_set,
-)
 from treeadapt.transforms.updates import apply_updates, incremental_update
 
 __all__ = [

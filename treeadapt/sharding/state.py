@@ -6,7 +6,7 @@ ends; its shape then tells how: the same shape has the same sharding, axes that 
 missing (factored statistics) or came in front (a memory of several steps) are
 accounted for, and whatever else there is, is on every device. Structure alone would not
 do: Adafactor, SM3, L-BFGS and ``zero_nans`` keep other shapes where a param stands.
-Where a state holds copies of the params is up to ``transforms.slots``.
+Where a state holds copies of the params is up to ``carry.slots``.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from treeadapt._arrays import is_array
+from treeadapt.carry.slots import Slot, find_slots
 from treeadapt.errors import ShardingError, listing, plural
 from treeadapt.paths import SEPARATOR
 from treeadapt.plans import TreeView, view_tree
 from treeadapt.transforms.flat import view_params
-from treeadapt.transforms.slots import Slot, find_slots
 
 #: A sharding, or the spec of one.
 Placement = Sharding | PartitionSpec

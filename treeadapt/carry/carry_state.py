@@ -17,20 +17,20 @@ import numpy as np
 import optax
 
 from treeadapt._arrays import is_array
-from treeadapt.convert import describe, to_flat_dict
-from treeadapt.plans import TreeView, view_tree
-from treeadapt.selectors import select
-from treeadapt.transforms.adapt import with_extra_args
-from treeadapt.transforms.carry_report import (
+from treeadapt.carry.matching import learn_links, match_copies, match_rest
+from treeadapt.carry.report import (
     Carried,
     CarryReport,
     known,
     number,
     warnings_of,
 )
+from treeadapt.carry.slots import Slot, below, cut_names, find_slots
+from treeadapt.convert import describe, to_flat_dict
+from treeadapt.plans import TreeView, view_tree
+from treeadapt.selectors import select
+from treeadapt.transforms.adapt import with_extra_args
 from treeadapt.transforms.flat import trained
-from treeadapt.transforms.matching import learn_links, match_copies, match_rest
-from treeadapt.transforms.slots import Slot, below, cut_names, find_slots
 
 __all__ = ["CarryReport", "carry_state"]
 

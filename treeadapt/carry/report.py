@@ -17,10 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from treeadapt._arrays import is_array
+from treeadapt.carry.slots import Cut, Slot, below
 from treeadapt.convert import describe
 from treeadapt.errors import listing, plural
 from treeadapt.patterns import escape
-from treeadapt.transforms.slots import Cut, Slot, below
 
 _SHOWN = 8  # leaves of one kind that the text lists
 

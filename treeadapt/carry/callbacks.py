@@ -17,11 +17,11 @@ import jax.numpy as jnp
 import optax
 
 from treeadapt._arrays import is_array
+from treeadapt.carry.fields import tree_get
+from treeadapt.carry.slots import Slot, find_slots, parent
 from treeadapt.errors import StructureMismatchError, TransformError, listing, plural
 from treeadapt.plans import TreeView, view_tree
 from treeadapt.transforms.flat import Flat, replaced, require_trained
-from treeadapt.transforms.slots import Slot, find_slots, parent
-from treeadapt.transforms.state import tree_get
 
 
 def value_and_grad_from_state(fn: Callable[..., Any]) -> Callable[..., Any]:

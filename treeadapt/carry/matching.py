@@ -15,8 +15,8 @@ import functools
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
+from treeadapt.carry.slots import Cut, Slot, below, parent
 from treeadapt.paths import SEPARATOR
-from treeadapt.transforms.slots import Cut, Slot, below, parent
 
 #: A state by the names of its fields: ``{node: {field: name of the leaf}}``.
 Nodes = dict[str, dict[str, str]]
