@@ -156,6 +156,41 @@ def test_sums_are_data_in_json_and_csv(npz, rules):
     assert rows == [{name: str(x) for name, x in node.items()} for node in nodes]
 
 
+def test_sums_keep_labels_apart_that_read_alike(tmp_path):
+    ta.save(tmp_path / "y.safetensors", {"x": {"a": np.ones(2), "b": np.ones(3)}})
+    other = written(tmp_path, '"x/a" = 1\n"x/b" = "1"\n')
+    options = (tmp_path / "y.safetensors", "--rules", other, "--depth", 1)
+    nodes = json.loads(run("show", *options, "--format", "json"))["nodes"]
+    assert [(node["label"], node["params"]) for node in nodes] == [(1, 2), ("1", 3)]
+    rows = run("show", *options, "--format", "csv").splitlines()
+    assert [row.split(",")[2] for row in rows[1:]] == ["2", "3"]
+
+
+@pytest.mark.hazard("K21")
+@pytest.mark.parametrize("sign", "=+-@\uff1d\uff0b\uff0d\uff20")
+def test_no_cell_of_a_csv_is_a_formula(tmp_path, sign):
+    name = f'{sign}HYPERLINK("http://x.example","a")'
+    ta.save(
+        tmp_path / "x.safetensors", {name: {"w": np.ones(2, "f4")}, "b": np.ones(1)}
+    )
+    rules = tmp_path / "rules.json"
+    rules.write_text(json.dumps({"version": 1, "rules": {"b": -0.5, "**": name}}))
+    for options in ((), ("--depth", "1")):
+        text = run(
+            "show",
+            tmp_path / "x.safetensors",
+            "--rules",
+            rules,
+            *options,
+            "--format",
+            "csv",
+        )
+        rows = list(csv.DictReader(io.StringIO(text)))
+        cells = [cell for row in rows for cell in row.values()]
+        assert not [cell for cell in cells if cell.startswith(sign) and cell != "-0.5"]
+        assert {f"'{name}", "-0.5"} <= {row["label"] for row in rows}
+
+
 def test_show_as_a_tree(npz, rules):
     text = run("show", npz, "--rules", rules, "--format", "tree")
     assert (
@@ -307,6 +342,54 @@ def test_lint_tells_uneven_coverage(tmp_path, rules):
     run("lint", last, tmp_path / "x.npz")
 
 
+def test_lint_takes_numbers_that_a_rule_names_for_meant(tmp_path):
+    tree = {
+        f"layers.{n}.{name}": np.ones(1, "f4")
+        for n in range(6)
+        for name in ("attn.q_proj.weight", "attn.q_proj.bias", "mlp.fc.weight")
+    }
+    del tree["layers.5.mlp.fc.weight"]
+    ta.save(tmp_path / "x.safetensors", tree)
+    for pattern in (
+        "layers.{0..1}.*",
+        "layers.[012].attn.*",
+        "layers.3.attn.q_proj.weight",
+        "layers.{0,2,4}.*bias",
+        "layers.?.attn.q_proj.weight",
+    ):
+        rules = written(tmp_path, f'"{pattern}" = "frozen"\n"**" = "train"\n')
+        assert "0 findings" in run("lint", rules, tmp_path / "x.safetensors"), pattern
+    rules = written(tmp_path, '"*.fc.weight" = "decay"\n"**" = "train"\n')
+    text = run("lint", rules, tmp_path / "x.safetensors", code=1)
+    assert "rule 1, '*.fc.weight' matches in 5 of 6 layers.*; not in 5." in text
+
+
+def test_lint_asks_only_whether_a_rule_would_match_the_odd_layer(tmp_path):
+    tree = {
+        "net": {f"block_{n}": {"w": np.ones(1), "b2": np.ones(1)} for n in range(5)},
+        "odd": {str(n): {"w" if n else "v": np.ones(1)} for n in range(5)},
+    }
+    ta.save(tmp_path / "x.npz", tree)
+    for pattern, odd in (
+        ("net/block_[0-2]", None),
+        ("net/block_{0,1}/w", None),
+        ("net/*_{-2..}/w", None),
+        ("odd/*/w", "odd/*; not in 0."),
+        ("**/w", "odd/*; not in 0."),
+        ("odd/{0..3}/w", "odd/*; not in 0."),
+    ):
+        rules = written(tmp_path, f'"{pattern}" = "frozen"\n"**" = "train"\n')
+        found = run("lint", rules, tmp_path / "x.npz", code=1 if odd else 0)
+        assert (odd or "0 findings") in found, pattern
+
+
+def test_lint_says_what_it_did_not_look_for(npz, tmp_path):
+    bad = written(tmp_path, '"policy" = "a"\n')
+    assert "1 finding in 23 arrays.\n" in run("lint", bad, npz, code=1)
+    text = run("lint", bad, npz, "--ignore", "unmatched")
+    assert text == "0 findings in 23 arrays; ignored: 1 unmatched.\n"
+
+
 def test_lint_and_the_error_tell_one_cure_for_a_shadowed_rule(npz, tmp_path):
     for text, cure in (
         ('"policy" = "a"\n"policy/hidden_0" = "a"\n', "Remove it: they give"),
@@ -327,7 +410,15 @@ def test_diff_is_like_diff(file, tmp_path):
     other["value"]["kernel"] = np.ones((3, 2), np.float32)
     ta.save(tmp_path / "other.safetensors", other)
     ta.save(tmp_path / "same.npz", model())
-    assert run("diff", file, tmp_path / "same.npz") == "No difference.\n"
+    same = ("diff", file, tmp_path / "same.npz")
+    assert run(*same, "--values") == "No difference.\n"
+    assert run(*same) == (
+        "No difference in names, shapes and dtypes; values were not compared.\n"
+    )
+    assert json.loads(run(*same, "--format", "json")) == {
+        "values_compared": False,
+        "differences": [],
+    }
     text = run("diff", file, tmp_path / "other.safetensors", code=1)
     assert "> renamed   'policy/hidden_0/kernel' -> 'policy/hidden_0/scale'" in text
     assert "~ reshaped  'value/kernel'" in text

@@ -60,8 +60,28 @@ def test_each_kind_is_told():
     assert len(diff) == 6
 
 
-def test_equal_trees_print_so():
-    assert str(ta.tree_diff({"a": 1.0}, {"a": 1.0})) == "No difference."
+def test_every_entry_of_where_selects_something_in_one_of_the_trees():
+    one = {"a": {"kernel": np.ones(2), "bias": np.ones(2)}}
+    two = {"a": {"weight": np.ones(2), "bias": np.zeros(2)}}
+    with pytest.raises(ta.UnusedRuleError, match=r"'\*\*/biaas'.*did you mean"):
+        ta.tree_diff(one, two, where=["**/kernel", "**/biaas"], values=True)
+    with pytest.raises(ta.UnusedRuleError, match="biaas"):
+        ta.tree_diff(one, two, where=ta.glob("**/kernel") | "**/biaas")
+    with pytest.raises(ta.UnusedRuleError, match="biaas"):
+        ta.tree_diff({}, two, where=["**/weight", "**/biaas"])
+    # An entry may be there to select what was renamed.
+    assert len(ta.tree_diff(one, two, where=["**/kernel", "**/weight"])) == 1
+    assert not ta.tree_diff({"a": 1}, {"a": 1}, where="b")
+
+
+def test_an_equal_result_says_what_was_compared():
+    tree = {"a": np.ones(2)}
+    assert str(ta.tree_diff(tree, tree, values=True)) == "No difference."
+    names = ta.tree_diff(tree, tree)
+    assert str(names) == (
+        "No difference in names, shapes and dtypes; values were not compared."
+    )
+    assert repr(names) == str(names)
 
 
 def test_names_come_in_natural_order():

@@ -7,16 +7,22 @@ import random
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import rich.console
 
 import treeadapt as ta
 from tests.trees import BY_NAME
 from treeadapt.drawing import palette
+from treeadapt.drawing.outline import every, unfolded
 from treeadapt.report import RuleRow, natural
 
 TREE = {"a": {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}, "b": jnp.ones(2)}
 WITH_STATIC = TREE | {"act": jax.nn.relu}
+
+
+def rows_of(summary):
+    return list(every(unfolded(summary.outline().root)))
 
 
 def on_terminal(summary: ta.Summary, width: int = 80) -> str:
@@ -186,3 +192,18 @@ def test_the_text_of_a_report_is_its_tree():
         "  b         3 x float32[4]  48 B  ████████          train\n"
         "  w         3 x float32[4]  48 B  ████████          decay"
     )
+
+
+def test_labels_that_read_alike_are_kept_apart():
+    ones = [np.ones(2_000), np.ones(2_000)]
+    ones[1][1_000] = 2.0  # NumPy leaves it out of the text
+    for first, second in ((1, "1"), (1, True), (ones[0], ones[1])):
+        summary = ta.summarize(
+            {"a": np.ones(2), "b": np.ones(3)}, [("a", first), ("b", second)]
+        )
+        assert [total.num_params for total in summary.totals] == [2, 3]
+        assert [place for row in rows_of(summary) for place in row.node.parts] == [0, 1]
+    shown = str(
+        ta.summarize({"a": np.ones(2), "b": np.ones(3)}, [("a", 1), ("b", "1")])
+    )
+    assert [line.split()[0] for line in shown.splitlines()[-2:]] == ["1", "'1'"]

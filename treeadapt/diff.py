@@ -23,11 +23,12 @@ import numpy as np
 
 from treeadapt._arrays import is_array
 from treeadapt.convert import describe
-from treeadapt.errors import TreeAdaptError, listing, plural
+from treeadapt.errors import TreeAdaptError, UnusedRuleError, listing, plural
 from treeadapt.metadata import same_static
 from treeadapt.plans import view_tree
+from treeadapt.repairs import unused_message
 from treeadapt.report import natural
-from treeadapt.selectors import select
+from treeadapt.rules import Rules
 
 Kind = Literal["removed", "added", "renamed", "reshaped", "retyped", "changed"]
 
@@ -86,9 +87,11 @@ class TreeDiff:
 
     Attributes:
         differences: by kind, then in natural order.
+        values_compared: whether values were compared, or names, shapes and dtypes only.
     """
 
     differences: tuple[Difference, ...]
+    values_compared: bool = True
 
     def __bool__(self) -> bool:
         return bool(self.differences)
@@ -111,7 +114,11 @@ class TreeDiff:
 
     def _text(self, limit: int) -> str:
         if not self.differences:
-            return "No difference."
+            if self.values_compared:
+                return "No difference."
+            return (
+                "No difference in names, shapes and dtypes; values were not compared."
+            )
         counts = collections.Counter(found.kind for found in self.differences)
         told = ", ".join(f"{counts[kind]:,} {kind}" for kind in _KINDS if counts[kind])
         lines = [f"{plural(len(self.differences), 'difference')}: {told}."]
@@ -139,7 +146,7 @@ def tree_diff(a: Any, b: Any, *, where: Any = "**", values: bool = False) -> Tre
 
     Raises:
         PathCollisionError: two leaves of one tree have the same path.
-        UnusedRuleError: an entry of ``where`` selects no array of either tree.
+        UnusedRuleError: an entry of ``where`` selects no array in either tree.
         TreeAdaptError: ``values=True`` and a leaf has no value here: it is abstract,
             traced or lies on devices of other processes.
 
@@ -167,23 +174,31 @@ def tree_diff(a: Any, b: Any, *, where: Any = "**", values: bool = False) -> Tre
             found += _compared(path, leaf, two[path], values=values)
     order = list(_KINDS)
     key = lambda each: (order.index(each.kind), natural(each.path))  # noqa: E731
-    return TreeDiff(tuple(sorted(found, key=key)))
+    return TreeDiff(tuple(sorted(found, key=key)), values)
 
 
 def _selected(a: Any, b: Any, where: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     views = [view_tree(a), view_tree(b)]
-    masks = [select(view, where, unused="ignore") for view in views]
-    if not any(map(any, masks)):
-        # An entry that selects nothing on either side is a slip of the pen.
-        for view in views:
-            select(view, where)
+    table = Rules([(where, True)], default=False, unused="ignore")
+    matches = [table.match(view) for view in views]
+    # An entry may be there for one of the trees, but not for neither.
+    asked = [each for each in matches if any(each.is_array)]
+    unused = [[entry for _, entry in each.unused] for each in asked]
+    nowhere = (
+        [x for x in unused[0] if all(x in other for other in unused)] if asked else []
+    )
+    if nowhere:
+        plan, is_array = asked[0].view.plan, asked[0].is_array
+        raise UnusedRuleError(unused_message(nowhere, plan, is_array))
     one, two = (
         {
             path: leaf
-            for path, leaf, yes in zip(view.plan.paths, view.leaves, mask, strict=True)
-            if yes
+            for path, leaf, rule in zip(
+                each.paths, each.view.leaves, each.deciding, strict=True
+            )
+            if rule == 0
         }
-        for view, mask in zip(views, masks, strict=True)
+        for each in matches
     )
     return one, two
 

@@ -14,7 +14,7 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +94,8 @@ class Total:
 
 _Segment = tuple[tuple[float, str, str], ...]
 _AFTER_NUMBERS = math.inf
+# Texts of labels that are not strings, and of leaves without a label.
+_NO_NAME = re.compile(r"-|static|no rule|True|False|[-+.0-9]+(e[-+]?[0-9]+)?|nan|-?inf")
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -222,12 +224,12 @@ class Summary:
 
     def outline(self, title: str = "") -> Outline:
         """Return what pictures show of this report."""
-        places = {_key(total.label): i for i, total in enumerate(self.totals)}
+        places = {label_key(total.label): i for i, total in enumerate(self.totals)}
         where = {rule.number: rule.where for rule in self.rules or ()}
         giving: dict[Any, list[str]] = {key: [] for key in places}
         for rule in self.rules or ():
             if rule.num_leaves and rule.where:
-                giving[_key(rule.label)].append(printable(rule.where))
+                giving[label_key(rule.label)].append(printable(rule.where))
         legend = [
             Label(
                 _legend_text(total.label) if self.rules is not None else "",
@@ -235,7 +237,7 @@ class Summary:
                 total.num_leaves,
                 total.num_params,
                 total.size_bytes,
-                tuple(giving[_key(total.label)]),
+                tuple(giving[label_key(total.label)]),
             )
             for total, paint in zip(self.totals, self._paints(), strict=True)
         ]
@@ -243,7 +245,7 @@ class Summary:
         leaves = []
         for row in self.rows:
             if id(row.label) not in known:
-                known[id(row.label)] = places[_key(row.label)]
+                known[id(row.label)] = places[label_key(row.label)]
             shape = "" if row.shape is None else f"[{','.join(map(str, row.shape))}]"
             decided = "" if row.rule is None else f"rule {row.rule}: "
             leaves.append(
@@ -417,7 +419,7 @@ def _rule_rows(groups: _Groups, matches: RuleMatches) -> Iterator[RuleRow]:
 def _totals(groups: _Groups) -> Iterator[Total]:
     labels: dict[Any, tuple[Any, list[Row]]] = {}
     for _, label, rows in groups:
-        labels.setdefault(_key(label), (label, []))[1].extend(rows)
+        labels.setdefault(label_key(label), (label, []))[1].extend(rows)
     for label, rows in labels.values():
         if rows:
             yield Total(
@@ -432,9 +434,17 @@ def _legend_text(label: Any) -> str:
     return "no rule" if label is None else " ".join(_label_text(label).split())
 
 
-def _key(label: Any) -> tuple[type, str]:
-    """Return what is equal for labels that are one; a label need not hash."""
-    return type(label), repr(label)
+def label_key(label: Any) -> Hashable:
+    """Return what is equal for labels that are one.
+
+    By type, text and value: 1 differs from True and "1", and arrays are one only if
+    they are the same object, because their text leaves much out.
+    """
+    try:
+        hash(label)
+    except TypeError:
+        return id(label)
+    return type(label), repr(label), label
 
 
 def _notes(matches: RuleMatches, chosen: Sequence[bool]) -> list[str]:
@@ -477,11 +487,13 @@ def _leaf_cells(row: Row) -> LeafCells:
 
 
 def _label_text(label: Any) -> str:
+    """Write a label; a string that reads as something else stands in quotes."""
     if label is None:
         return "-"
     if label is STATIC:
         return "static"
-    return printable(label) if isinstance(label, str) else repr(label)
+    is_plain = isinstance(label, str) and not _NO_NAME.fullmatch(label)
+    return printable(label) if is_plain else repr(label)
 
 
 def _rich(

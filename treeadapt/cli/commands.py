@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -278,11 +279,13 @@ def lint(
     match in some but not all of numbered layers.
     """
     matches = _read_rules(rules, allow_regex=allow_regex).match(read_source(tree).tree)
-    found = [each for each in _lint.findings(matches) if each.kind not in ignored]
+    every = _lint.findings(matches)
+    found = [each for each in every if each.kind not in ignored]
+    left_out = Counter(each.kind for each in every if each.kind in ignored)
     if form == "json":
         printing.print_json([dataclasses.asdict(each) for each in found])
     else:
-        printing.print_findings(found, sum(matches.is_array))
+        printing.print_findings(found, left_out, sum(matches.is_array))
     if found:
         click.get_current_context().exit(1)
 
@@ -303,7 +306,9 @@ def diff(a: str, b: str, where: str, form: str, *, values: bool) -> None:
     one, two = (read_arrays(x) if values else read_source(x).tree for x in (a, b))
     found = tree_diff(one, two, where=where, values=values)
     if form == "json":
-        printing.print_json([dataclasses.asdict(each) for each in found])
+        told = [dataclasses.asdict(each) for each in found]
+        content = {"values_compared": values, "differences": told}
+        printing.print_json(content)
     else:
         printing.print_diff(found)
     if found:

@@ -11,16 +11,16 @@ import dataclasses
 import re
 from collections.abc import Iterator, Sequence
 
-from treeadapt.errors import listing, plural, shorten
+from treeadapt.errors import SelectorError, listing, plural, shorten
 from treeadapt.matches import RuleMatches, where_text
 from treeadapt.repairs import advice_lines, entry_text
 from treeadapt.report import natural
-from treeadapt.selectors import select
+from treeadapt.selectors import Selector, select
 
 KINDS = ("unmatched", "unused", "shadowed", "uneven")
 _FEWEST = 3  # siblings that make a family
 _NUMBER = re.compile(r"[0-9]+")
-_NO_STEM = re.compile(r"[0-9{}.,\-\[\]!*?\\]+")
+_WORD_END = re.compile(r"[/.]|$")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,48 +74,64 @@ def _selected(matches: RuleMatches, index: int) -> list[int]:
 
 
 def _uneven(matches: RuleMatches) -> Iterator[Finding]:
-    paths = matches.paths
+    """Yield rules that reach some of numbered siblings, and would reach the others.
+
+    A rule names its numbers where it does not match a path with another number: that is
+    meant. Where it would match, but there is no such leaf, the layer is an odd one.
+    """
     arrays = [i for i, arr in enumerate(matches.is_array) if arr]
     families: dict[str, dict[str, None]] = {}
     for leaf in arrays:
-        for family, number in _places(paths[leaf]):
+        for family, number, _, _ in _places(matches.paths[leaf]):
             families.setdefault(family, {})[number] = None
+    known = frozenset(matches.paths)
     for index, where in enumerate(matches.rules.selectors):
-        patterns = list(where.patterns())
         reached: dict[str, dict[str, None]] = {}
+        around: dict[str, dict[tuple[str, str], None]] = {}
         for leaf in _selected(matches, index):
-            for family, number in _places(paths[leaf]):
-                reached.setdefault(family, {})[number] = None
+            for family, number, before, after in _places(matches.paths[leaf]):
+                if len(families[family]) >= _FEWEST:
+                    reached.setdefault(family, {})[number] = None
+                    around.setdefault(family, {})[before, after] = None
         for family, numbers in reached.items():
             every = families[family]
-            if not len(every) >= _FEWEST or len(numbers) == len(every):
-                continue
-            if not any(_means(pattern, family) for pattern in patterns):
-                missed = [number for number in every if number not in numbers]
+            odd = [
+                number
+                for number in every
+                if number not in numbers
+                and all(
+                    f"{before}{number}{after}" not in known
+                    and _would_match(where, f"{before}{number}{after}")
+                    for before, after in around[family]
+                )
+            ]
+            if odd:
                 yield Finding(
                     "uneven",
                     index + 1,
                     f"{where_text(where)} matches in {len(numbers):,} of "
-                    f"{len(every):,} {family}; not in {_numbers(missed)}.",
+                    f"{len(every):,} {family}; not in {_numbers(odd)}.",
                 )
 
 
-def _places(path: str) -> Iterator[tuple[str, str]]:
-    """Yield the numbered families that a path stands in, and its number in each."""
-    segments = path.split("/")
-    for place, segment in enumerate(segments):
-        for found in _NUMBER.finditer(segment):
-            name = f"{segment[: found.start()]}*{segment[found.end() :]}"
-            yield "/".join([*segments[:place], name]), found[0]
+def _would_match(where: Selector, path: str) -> bool:
+    """Tell whether a rule would match a leaf that does not exist."""
+    try:
+        return where.matches(path)
+    except SelectorError:  # a class, or numbers counted from the end
+        return not any(map(_NUMBER.search, where.patterns()))
 
 
-def _means(pattern: str, family: str) -> bool:
-    """Tell whether a pattern names numbers of this family, and so leaves some out."""
-    stem = _NO_STEM.sub("", family.rpartition("/")[2])
-    return any(
-        _NUMBER.search(segment) and _NO_STEM.sub("", segment) == stem
-        for segment in pattern.split("/")
-    )
+def _places(path: str) -> Iterator[tuple[str, str, str, str]]:
+    """Yield the numbered families of a path, its number in each, and what is around.
+
+    A family ends with the word, at a slash or, as PyTorch writes names, at a dot.
+    """
+    for found in _NUMBER.finditer(path):
+        before, after = path[: found.start()], path[found.end() :]
+        word = _WORD_END.search(after)
+        end = word.start() if word else 0
+        yield f"{before}*{after[:end]}", found[0], before, after
 
 
 def _numbers(numbers: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import click
@@ -21,10 +21,12 @@ from treeadapt.drawing.terminal import lines
 from treeadapt.drawing.words import printable, size_text
 from treeadapt.errors import plural
 from treeadapt.matches import STATIC, where_text
-from treeadapt.report import Summary
+from treeadapt.report import Summary, label_key
 from treeadapt.rules import Rules
 
 _DIFF_COLORS = {"-": "red", "+": "green", ">": "cyan", "~": "yellow"}
+# How spreadsheets start a formula; the last four are full-width.
+_FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")
 _RIGHT = frozenset({"leaves", "params", "size", "ms", "ratio"})
 
 
@@ -34,10 +36,20 @@ def print_json(content: Any) -> None:
 
 
 def print_csv(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Print rows below the names of their columns, as CSV."""
+    """Print rows below the names of their columns, as CSV.
+
+    A text that a spreadsheet would run as a formula gets an apostrophe before it.
+    """
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([list(head), *_cells(rows)])
+    write = csv.writer(text, lineterminator="\n")
+    write.writerow(head)
+    for row in rows:
+        write.writerow([_inert(cell) if type(cell) is str else cell for cell in row])
     click.echo(text.getvalue(), nl=False)
+
+
+def _inert(text: str) -> str:
+    return ("'" if text.startswith(_FORMULA) else "") + printable(text)
 
 
 def print_table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
@@ -146,19 +158,14 @@ class Sum(NamedTuple):
 
 def added_up(summary: Summary, depth: int) -> list[Sum]:
     """Add rows up by the first segments of their paths, and by label."""
-    sums: dict[tuple[str, str], list[int]] = {}
-    labels: dict[str, Any] = {}
+    sums: dict[tuple[str, Hashable], list[Any]] = {}
     for row in summary.rows:
         above = "/".join(row.path.split("/")[:depth])
-        label = as_data(row.label)
-        labels[str(label)] = label
-        entry = sums.setdefault((above, str(label)), [0, 0, 0])
-        for place, value in enumerate((1, row.num_params, row.size_bytes)):
+        key = above, label_key(row.label)
+        entry = sums.setdefault(key, [above, 0, 0, 0, as_data(row.label)])
+        for place, value in enumerate((1, row.num_params, row.size_bytes), 1):
             entry[place] += value
-    return [
-        Sum(path, num_leaves, num_params, size_bytes, labels[label])
-        for (path, label), (num_leaves, num_params, size_bytes) in sums.items()
-    ]
+    return [Sum(*entry) for entry in sums.values()]
 
 
 def print_sums(summary: Summary, depth: int) -> None:
@@ -218,14 +225,24 @@ def _ending(summary: Summary) -> dict[str, Any]:
     return {"totals": totals, "notes": list(summary.notes)}
 
 
-def print_findings(found: Sequence[Finding], num_arrays: int) -> None:
-    """Print what is wrong with rules, a line each, and how much it is."""
+def print_findings(
+    found: Sequence[Finding], ignored: Mapping[str, int], num_arrays: int
+) -> None:
+    """Print what is wrong with rules, a line each, and how much it is.
+
+    Args:
+        found: what is wrong.
+        ignored: how many findings of each kind are left out.
+        num_arrays: how many arrays there are.
+    """
     for each in found:
         rule = "" if each.rule is None else f"rule {each.rule}, "
         kind = click.style(f"{each.kind}:", fg="red")
         click.echo(f"{kind} {rule}{printable(each.text)}")
     arrays = plural(num_arrays, "array")
-    click.echo(f"{plural(len(found), 'finding')} in {arrays}.")
+    left_out = ", ".join(f"{count:,} {kind}" for kind, count in ignored.items())
+    told = f"; ignored: {left_out}" if ignored else ""
+    click.echo(f"{plural(len(found), 'finding')} in {arrays}{told}.")
 
 
 def print_diff(found: TreeDiff) -> None:
