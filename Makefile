@@ -26,11 +26,22 @@ LOWEST_TESTS := $(addprefix tests/test_,$(addsuffix .py, \
 	hyperparams integrations laws lift optax_partition partition paths rules \
 	selectors sharded_trees sharding split state updates))
 
+# The newest Python that is installed, with the newest JAX that it gets. Versions that
+# pyenv keeps count, whether or not pyenv has put them on the path.
+NEWEST := .venv-newest
+NEWEST_READY := $(NEWEST)/.ready
+PYENV_ROOT ?= $(HOME)/.pyenv
+NEWEST_PYTHON ?= $(shell for python in python3.14 \
+	$(wildcard $(PYENV_ROOT)/versions/3.14.*/bin/python3) python3.13 \
+	$(wildcard $(PYENV_ROOT)/versions/3.13.*/bin/python3) python3.12 \
+	$(wildcard $(PYENV_ROOT)/versions/3.12.*/bin/python3); do \
+	$$python -c 'import venv' 2>/dev/null && echo $$python && break; done)
+
 # One environment for each optional library.
 ALONE := .venv-alone
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full test-lowest test-alone lint format bench docs dist clean
+.PHONY: help demo test test-full test-lowest test-newest test-alone lint format bench docs dist clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
@@ -42,11 +53,22 @@ test: $(READY)  ## run the tests (WORKERS=2, PYTEST_ARGS="-k name")
 	@$(PYTEST)
 
 test-full: $(READY)  ## run the tests with ten times the random examples
-	@$(PYTEST) --hypothesis-profile=full
+	@XLA_FLAGS=--xla_backend_optimization_level=3 $(PYTEST) --hypothesis-profile=full
 
 test-lowest: $(LOWEST_READY)  ## run tests with the lowest versions that setup.cfg allows
 	@$(LOWEST)/bin/python -m pytest -n $(WORKERS) --hypothesis-profile=quick \
 		-p no:cacheprovider $(LOWEST_TESTS) $(PYTEST_ARGS)
+
+ifeq ($(NEWEST_PYTHON),)
+test-newest:
+	@echo "test-newest: SKIPPED, no Python 3.12 or later was found."
+else
+test-newest: $(NEWEST_READY)  ## run the tests on the newest Python, with its newest JAX
+	@$(NEWEST)/bin/python -c 'import sys, jax; \
+		print("Python", sys.version.split()[0], "with jax", jax.__version__)'
+	@$(NEWEST)/bin/python -m pytest -n $(WORKERS) --hypothesis-profile=quick \
+		-p no:cacheprovider $(PYTEST_ARGS)
+endif
 
 test-alone: $(READY)  ## run tests with no optional library, and with each one alone
 	@$(RUN) .ci/alone.py $(ALONE)
@@ -75,7 +97,7 @@ dist: $(READY)  ## build wheel and sdist in dist
 	@ls dist
 
 clean:  ## remove everything that make made
-	rm -rf $(VENV) $(LOWEST) $(ALONE) build dist docs/_build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) $(NEWEST) $(ALONE) build dist docs/_build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): setup.cfg setup.py treeadapt/_version.py
@@ -94,6 +116,13 @@ $(LOWEST_READY): setup.cfg setup.py .ci/lowest.py treeadapt/_version.py
 	@$(PYTHON) .ci/lowest.py > $(LOWEST)/constraints.txt
 	@$(LOWEST)/bin/python -m pip install -qq --constraint $(LOWEST)/constraints.txt \
 		--editable ".[test]"
+	@touch $@
+
+$(NEWEST_READY): setup.cfg setup.py treeadapt/_version.py
+	@echo "Setting up $(NEWEST) with $(NEWEST_PYTHON), once; this takes a minute or two."
+	@$(NEWEST_PYTHON) -m venv --clear $(NEWEST)
+	@$(NEWEST)/bin/python -m pip install -qq --upgrade pip
+	@$(NEWEST)/bin/python -m pip install -qq --editable ".[test]"
 	@touch $@
 
 # Only ``make docs`` needs these.

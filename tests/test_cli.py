@@ -17,9 +17,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from test_checkpoints import ENDINGS, FORMATS, HOSTILE, hostile
 
 import treeadapt as ta
-from tests.test_checkpoints import ENDINGS, FORMATS, HOSTILE, hostile
 from treeadapt.cli.commands import app
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -250,8 +250,8 @@ def test_show_tells_tied_leaves(tmp_path):
     weight = np.ones(3)
     ta.save(tmp_path / "x.safetensors", {"a": weight, "b": weight})
     assert "Tied: 'b' is 'a'" in run("show", tmp_path / "x.safetensors")
-    assert "Tied: 'b/a' is 'a'" in run("show", "tests.test_cli:linked")
-    tree = ("show", "tests.test_cli:linked", "--format", "tree")
+    assert "Tied: 'b/a' is 'a'" in run("show", "test_cli:linked")
+    tree = ("show", "test_cli:linked", "--format", "tree")
     assert "Tied, and counted twice: 'b/a' is 'a'." in run(*tree)
     assert "Tied" not in run(*tree, "--filter", "a")
     out = tmp_path / "x.html"
@@ -260,7 +260,7 @@ def test_show_tells_tied_leaves(tmp_path):
 
 
 def test_a_function_is_run_abstractly():
-    found = json.loads(run("show", "tests.test_cli:linked", "--format", "json"))
+    found = json.loads(run("show", "test_cli:linked", "--format", "json"))
     assert {leaf["path"]: leaf["shape"] for leaf in found["leaves"]} == {
         "a": [2, 3],
         "b/a": [2, 3],
@@ -272,17 +272,17 @@ def test_a_function_is_run_abstractly():
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("tests.test_cli:failing", "raised RuntimeError: no luck"),
-        ("tests.test_cli:nothing", "no 'nothing'"),
-        ("tests.test_cli:RULES", "no function"),
+        ("test_cli:failing", "raised RuntimeError: no luck"),
+        ("test_cli:nothing", "no 'nothing'"),
+        ("test_cli:RULES", "no function"),
         ("no_such_module:f", "ModuleNotFoundError"),
         ("no/such.npz", "no checkpoint"),
         ("nothing", "no checkpoint"),
-        ("tests.test_cli:returning_none", "returns None, with no array"),
-        ("tests.test_cli:returning_text", "returns str, with no array"),
-        ("tests.test_cli:leaving", "raised SystemExit: bye"),
-        ("tests.test_cli:needing", "raised TypeError"),
-        ("tests/test_cli.py:linked", "name the module: tests.test_cli:linked"),
+        ("test_cli:returning_none", "returns None, with no array"),
+        ("test_cli:returning_text", "returns str, with no array"),
+        ("test_cli:leaving", "raised SystemExit: bye"),
+        ("test_cli:needing", "raised TypeError"),
+        ("tests/test_cli.py:linked", "name the module: test_cli:linked"),
         ("test_cli.py:linked", "name the module: test_cli:linked"),
         ("../test_cli.py:linked", "name the module: module:linked"),
     ],
@@ -433,7 +433,7 @@ def test_diff_compares_values_only_when_asked(npz, tmp_path):
     text = run("diff", npz, tmp_path / "other.msgpack", "--values", code=1)
     assert "'value/kernel': float32[3,1], 1 of 3 elements, by at most 2" in text
     run("diff", npz, npz, "--values", "--where", "value")
-    run("diff", npz, "tests.test_cli:linked", "--values", code=2)
+    run("diff", npz, "test_cli:linked", "--values", code=2)
 
 
 @pytest.mark.parametrize("there", FORMATS)
@@ -492,7 +492,7 @@ def test_arguments_in_the_wrong_order_are_told(npz, rules, tmp_path):
     assert "stands before the tree" in run("lint", npz, rules, code=2)
     assert "no rules file" in run("labels", tmp_path, npz, code=2)
     assert "There is no rules file" in run("explain", tmp_path / "x.toml", "a", code=2)
-    assert "no values" in run("convert", "tests.test_cli:linked", "x.npz", code=2)
+    assert "no values" in run("convert", "test_cli:linked", "x.npz", code=2)
 
 
 @pytest.mark.parametrize(
@@ -538,7 +538,7 @@ def test_names_do_not_reach_the_terminal_raw(tmp_path):
         (("mask", path, "b"), 0),
         (("lint", rules, path), 1),
         (("labels", rules, path), 2),
-        (("diff", path, "tests.test_cli:linked"), 1),
+        (("diff", path, "test_cli:linked"), 1),
     ):
         assert "\x1b" not in run(*arguments, code=code)
 

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from trees import BY_NAME, EqxModel, two_layers
 
 import treeadapt as ta
-from tests.trees import BY_NAME, EqxModel, two_layers
 
 
 def kinds(diff):

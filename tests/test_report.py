@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import rich.console
+from trees import BY_NAME
 
 import treeadapt as ta
-from tests.trees import BY_NAME
 from treeadapt.drawing import palette
 from treeadapt.drawing.outline import every, unfolded
 from treeadapt.report import RuleRow, natural

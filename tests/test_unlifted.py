@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import optax
 import pytest
 from flax import traverse_util
+from trees import TREES, mlp
 
 import treeadapt as ta
-from tests.trees import TREES, mlp
 from treeadapt.transforms.unlifted import functions_asked
 
 PARAMS = {"block": {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}}
