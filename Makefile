@@ -41,10 +41,11 @@ NEWEST_PYTHON ?= $(shell for python in python3.14 \
 ALONE := .venv-alone
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full test-lowest test-newest test-alone lint format bench docs dist clean
+.PHONY: help demo test test-full test-lowest test-newest test-alone lint format bench docs compatibility \
+	dist clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
 
 demo: $(READY)  ## fine-tune a real Brax PPO agent, part of it frozen
 	@$(RUN) docs/examples/brax_ppo.py
@@ -88,9 +89,11 @@ bench: $(READY)  ## measure speed beside baselines
 	@$(RUN) -m benchmarks
 
 docs: $(DOCS_READY)  ## build the documentation in docs/_build/html; a warning is an error
-	@$(RUN) docs/scripts/compatibility.py
 	@$(RUN) -m sphinx -b html -W --keep-going -q docs docs/_build/html
 	@echo "docs/_build/html/index.html"
+
+compatibility: $(READY)  ## run every Optax transformation on every kind of tree
+	@$(RUN) docs/scripts/compatibility.py
 
 dist: $(READY)  ## build wheel and sdist in dist
 	@$(RUN) setup.py -q sdist bdist_wheel

@@ -58,6 +58,7 @@ STEPS = 4
 
 SAME, SAME_BITS, OTHER, FAILS = "=", "≈", "≠", "x"
 UNDEFINED, REFUSED = "-", "r"
+FAILURES = {OTHER: "other numbers", FAILS: "raises"}
 
 LINE_SEARCH = ("value", "grad", "value_fn")
 #: What an update may want, and be given only if it cannot do without.
@@ -484,15 +485,15 @@ def page(
     yield (
         "Every transformation that Optax and `optax.contrib` ship, on every kind of "
         "tree of this library's tests: native Optax, and `treeadapt.adapt`. Written by "
-        "`make docs`; do not edit. (`dpsgd` and its aggregation get two examples, "
-        "`scale_by_muon` the matrices alone.)"
+        "`make compatibility`, which fails if a cell does; do not edit. "
+        "(`dpsgd` and its aggregation get two examples, `scale_by_muon` the matrices "
+        "alone.)"
     )
     yield from _summary(cells, kinds)
     yield from _by_kind(cells, kinds)
     yield from _by_transformation(cells)
     yield from _masks(kinds)
     yield from _scans(case_list)
-    yield from _matrix(cells, kinds)
     yield from _left_out(without)
 
 
@@ -649,37 +650,14 @@ def _code(names: Sequence[str]) -> str:
     return ", ".join(f"`{name}`" for name in names) or "none"
 
 
-def _matrix(
-    cells: Mapping[str, Mapping[str, Cell]], kinds: Sequence[Row]
-) -> Iterator[str]:
-    yield "## Every cell"
-    yield f"""\
-Native Optax and treeadapt, side by side: `{SAME}` runs (native), or runs the program of
-the flat dict (treeadapt); `{SAME_BITS}` gives its bits by another program; `{OTHER}`
-gives other numbers; `{FAILS}` raises; `{REFUSED}` refuses a class that JAX sees as one
-leaf; `{UNDEFINED}` is not defined on the flat dict either."""
-    numbered = [f"{index:2} {row.name}" for index, row in enumerate(kinds, 1)]
-    width = max(map(len, numbered)) + 2
-    columns = max(1, 88 // width)
-    legend = [
-        "".join(
-            name.ljust(width) for name in numbered[start : start + columns]
-        ).rstrip()
-        for start in range(0, len(numbered), columns)
+def failures(cells: Mapping[str, Mapping[str, Cell]]) -> list[str]:
+    """List the cells in which treeadapt raises or gives other numbers."""
+    return [
+        f"{name} on {kind}: {FAILURES[one.ours]}"
+        for name, by_kind in cells.items()
+        for kind, one in by_kind.items()
+        if one.ours in FAILURES
     ]
-    name_width = max(map(len, cells)) + 2
-    tens = "".join(str(i // 10 or " ") for i in range(1, len(kinds) + 1))
-    ones = "".join(str(i % 10) for i in range(1, len(kinds) + 1))
-    head = [" " * name_width + f"{digits}  {digits}" for digits in (tens, ones)]
-    body = []
-    for name, by_kind in cells.items():
-        marks = [by_kind[row.name] for row in kinds]
-        native = "".join(one.native for one in marks)
-        body.append(
-            f"{name:{name_width}}{native}  {''.join(one.ours for one in marks)}"
-        )
-    title = " " * name_width + f"{'native':{len(kinds) + 2}}treeadapt"
-    yield "```text\n" + "\n".join([*legend, "", title, *head, *body]) + "\n```"
 
 
 def _left_out(without: Mapping[str, str]) -> Iterator[str]:
@@ -697,7 +675,7 @@ def wrapped(block: str) -> str:
 
 
 def main() -> None:
-    """Write the page."""
+    """Write the page; exit with 1, and a list, if treeadapt fails in any cell."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=PAGE)
     parser.add_argument("--only", help="part of the names of transformations")
@@ -712,6 +690,8 @@ def main() -> None:
     cells = table(case_list, rows)
     blocks = page(cells, without, rows, case_list)
     args.out.write_text("\n\n".join(map(wrapped, blocks)) + "\n", "utf-8")
+    if failed := failures(cells):
+        sys.exit("\n".join(failed))
 
 
 if __name__ == "__main__":
