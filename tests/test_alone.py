@@ -41,9 +41,7 @@ OPTIONAL = (
 INSTALLED = tuple(filter(importlib.util.find_spec, OPTIONAL))
 #: Format -> ending of a file, and the modules that its reader and writer need.
 FORMATS = {
-    "npz": (".npz", ()),
     "safetensors": (".safetensors", ("safetensors",)),
-    "msgpack": (".msgpack", ("flax",)),
     "orbax": ("", ("orbax",)),
 }
 
@@ -161,8 +159,19 @@ def test_a_checkpoint_is_written_and_read_or_the_missing_library_is_named(
     assert not ta.tree_diff(tree, again, values=True)
 
 
+def test_files_of_numpy_and_flax_are_read_or_the_missing_library_is_named(tmp_path):
+    np.savez(tmp_path / "x.npz", w=np.ones(2))
+    assert ta.load(tmp_path / "x.npz", {"w": np.zeros(2)})["w"].tolist() == [1, 1]
+    (tmp_path / "x.msgpack").write_bytes(b"\x80")
+    if "flax" in INSTALLED:
+        assert ta.read_metadata(tmp_path / "x.msgpack") == {}
+    else:
+        with pytest.raises(ta.CheckpointError, match=r"without flax\b"):
+            ta.read_metadata(tmp_path / "x.msgpack")
+
+
 def test_the_command_runs_or_names_the_missing_library(tmp_path):
-    ta.save(tmp_path / "model.npz", {"w": np.ones(2)})
+    np.savez(tmp_path / "model.npz", w=np.ones(2))
     found = subprocess.run(
         [sys.executable, "-m", "treeadapt", "show", str(tmp_path / "model.npz")],
         capture_output=True,

@@ -33,7 +33,7 @@ from treeadapt.checkpoints.store import copy, read_ties
 # Orbax may leave a loop of its own to the collector.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
-FORMATS = ("safetensors", "npz", "msgpack", "orbax")
+FORMATS = ("safetensors", "orbax")
 ENDINGS = {name: "" if name == "orbax" else f".{name}" for name in FORMATS}
 
 
@@ -49,6 +49,16 @@ def tree():
         "wide": np.arange(3, dtype=np.float64),
         "fortran": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
     }
+
+
+def write(path, flat):
+    """Write a flat dict to a file of any format that can be read."""
+    if path.suffix == ".npz":
+        np.savez(path, **flat)
+    elif path.suffix == ".msgpack":
+        path.write_bytes(serialization.msgpack_serialize(dict(flat)))
+    else:
+        ta.save(path, flat)
 
 
 @pytest.fixture(params=FORMATS)
@@ -94,8 +104,6 @@ def test_odd_names_come_back(file):
         "C:\\": np.full(1, 9.0),
         "/abs": np.full(1, 10.0),
     }
-    if file.suffix == ".msgpack":  # nested maps: "" and "/abs" would be one place
-        del odd[""]
     ta.save(file, odd)
     same(ta.load(file, zeros_like(odd)), odd)
     assert sorted(os.listdir(file.parent)) == [file.name]
@@ -104,11 +112,6 @@ def test_odd_names_come_back(file):
 @pytest.mark.hazard("K9")
 def test_no_stored_name_leads_out_of_the_folder(tmp_path):
     odd = {"../../evil": np.ones(1), "/abs": np.ones(1), "a/../b": np.ones(1)}
-    ta.save(tmp_path / "x.npz", odd)
-    with zipfile.ZipFile(tmp_path / "x.npz") as archive:
-        for name in archive.namelist():
-            assert ".." not in name.split("/")
-            assert not name.startswith("/")
     ta.save(tmp_path / "folder", odd)
     names = json.loads((tmp_path / "folder" / "_METADATA").read_text())
     assert ".." not in str(names["tree_metadata"])
@@ -120,40 +123,31 @@ def test_segments_are_escaped_and_back(text):
     assert set(escape_segment(text)).isdisjoint("./~\x00\\")
 
 
-@pytest.mark.parametrize("name", ["safetensors", "npz", "orbax"])
-def test_a_leaf_above_another_can_be_stored(name, tmp_path):
+def test_a_leaf_above_another_can_be_stored(file):
     flat = {"a": np.ones(1), "a/b": np.ones(2)}
-    ta.save(tmp_path / f"x{ENDINGS[name]}", flat)
-    same(ta.load(tmp_path / f"x{ENDINGS[name]}", zeros_like(flat)), flat)
+    ta.save(file, flat)
+    same(ta.load(file, zeros_like(flat)), flat)
 
 
-def test_msgpack_cannot_hold_a_leaf_above_another(tmp_path):
-    with pytest.raises(ta.CheckpointError, match="another format"):
-        ta.save(tmp_path / "x.msgpack", {"a": np.ones(1), "a/b": np.ones(2)})
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("name", ["safetensors", "npz"])
-def test_tied_leaves_are_stored_once(name, tmp_path):
+def test_tied_leaves_are_stored_once(tmp_path):
     weight = jnp.ones((64, 64))
     tied = {"embed": weight, "head": {"weight": weight}, "other": jnp.ones(1)}
-    path = tmp_path / f"x.{name}"
+    path = tmp_path / "x.safetensors"
     ta.save(path, tied)
     assert path.stat().st_size < 1.5 * weight.nbytes
     assert read_ties(path) == {"head/weight": "embed"}
     again = ta.load(path, jax.eval_shape(lambda: tied))
     assert again["embed"] is again["head"]["weight"]
     same(again, tied)
-    copy(path, tmp_path / "y.npz")
-    assert read_ties(tmp_path / "y.npz") == {"head/weight": "embed"}
+    copy(path, tmp_path / "y.safetensors")
+    assert read_ties(tmp_path / "y.safetensors") == {"head/weight": "embed"}
 
 
-@pytest.mark.parametrize("name", ["msgpack", "orbax"])
-def test_tied_leaves_are_stored_twice_elsewhere(name, tmp_path):
+def test_tied_leaves_are_stored_twice_by_orbax(tmp_path):
     weight = jnp.ones(3)
     tied = {"a": weight, "b": weight}
-    ta.save(tmp_path / f"x{ENDINGS[name]}", tied)
-    same(ta.load(tmp_path / f"x{ENDINGS[name]}", zeros_like(tied)), tied)
+    ta.save(tmp_path / "x", tied)
+    same(ta.load(tmp_path / "x", zeros_like(tied)), tied)
 
 
 @pytest.mark.hazard("G6")
@@ -266,10 +260,10 @@ def test_misfits_are_told_all_at_once(file):
 
 
 def test_a_large_misfit_is_a_small_error(tmp_path):
-    ta.save(tmp_path / "x.npz", {"a": np.ones(1)})
+    ta.save(tmp_path / "x.safetensors", {"a": np.ones(1)})
     target = {f"layers/{n}/{'x' * 50}": np.zeros(1) for n in range(5_000)}
     with pytest.raises(ta.CheckpointError) as caught:
-        ta.load(tmp_path / "x.npz", target)
+        ta.load(tmp_path / "x.safetensors", target)
     assert len(str(caught.value).encode()) <= 4_000
 
 
@@ -290,9 +284,8 @@ def test_saving_again_replaces(file):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="modes are of POSIX")
-@pytest.mark.parametrize("name", ["safetensors", "npz", "msgpack"])
-def test_a_file_has_the_mode_that_files_have(name, tmp_path):
-    path = tmp_path / f"x.{name}"
+def test_a_file_has_the_mode_that_files_have(tmp_path):
+    path = tmp_path / "x.safetensors"
     (tmp_path / "other").touch()
     ta.save(path, {"a": np.ones(1)})
     assert path.stat().st_mode == (tmp_path / "other").stat().st_mode
@@ -305,7 +298,7 @@ def test_a_folder_that_is_no_checkpoint_is_never_replaced(tmp_path):
     folder = tmp_path / "home"
     folder.mkdir()
     (folder / "thesis.txt").write_text("years")
-    for name in ("orbax", "npz"):
+    for name in FORMATS:
         with pytest.raises(ta.CheckpointError, match="folder"):
             ta.save(folder, {"a": np.ones(1)}, format=name)
     assert (folder / "thesis.txt").read_text() == "years"
@@ -319,18 +312,19 @@ def test_a_leaf_without_value_is_refused(file):
 
 def test_a_leaf_without_elements(tmp_path):
     empty = {"a": np.zeros((0, 3), ml_dtypes.bfloat16), "f": np.zeros((0,), "f4")}
-    for name in ("safetensors", "npz", "msgpack"):
-        ta.save(tmp_path / f"x.{name}", empty)
-        same(ta.load(tmp_path / f"x.{name}", zeros_like(empty)), empty)
+    ta.save(tmp_path / "x.safetensors", empty)
+    same(ta.load(tmp_path / "x.safetensors", zeros_like(empty)), empty)
     with pytest.raises(ta.CheckpointError, match="'a' has no elements"):
         ta.save(tmp_path / "x", empty)
     assert not (tmp_path / "x").exists()
 
 
 def test_dtypes_that_safetensors_lacks(tmp_path):
-    with pytest.raises(ta.CheckpointError, match="Save as"):
-        ta.save(tmp_path / "x.safetensors", {"a": np.ones(1, np.complex128)})
-    ta.save(tmp_path / "x.npz", {"a": np.ones(1, np.complex128)})
+    wide = {"a": np.full(1, 1 + 2j, np.complex128)}
+    with pytest.raises(ta.CheckpointError, match="Save as an Orbax folder"):
+        ta.save(tmp_path / "x.safetensors", wide)
+    ta.save(tmp_path / "x", wide)
+    same(ta.load(tmp_path / "x", zeros_like(wide)), wide)
 
 
 @pytest.mark.parametrize("there", FORMATS)
@@ -362,12 +356,22 @@ def test_our_files_are_read_by_the_libraries(tmp_path):
     flat = {"a/b": np.ones((2, 3), np.float32), "c": np.arange(3)}
     ta.save(tmp_path / "x.safetensors", flat)
     same(safetensors.numpy.load_file(tmp_path / "x.safetensors"), flat)
-    ta.save(tmp_path / "x.npz", flat)
-    with np.load(tmp_path / "x.npz", allow_pickle=False) as found:
-        same(dict(found), flat)
-    ta.save(tmp_path / "x.msgpack", flat)
-    raw = (tmp_path / "x.msgpack").read_bytes()
-    same(serialization.msgpack_restore(raw), {"a": {"b": flat["a/b"]}, "c": flat["c"]})
+
+
+@pytest.mark.parametrize("ending", ["npz", "msgpack"])
+def test_formats_of_numpy_and_flax_are_read_and_never_written(ending, tmp_path):
+    path = tmp_path / f"x.{ending}"
+    with pytest.raises(ta.CheckpointError, match=r"\.safetensors.* Orbax"):
+        ta.save(path, {"a": np.ones(1)})
+    with pytest.raises(ta.CheckpointError, match=r"\.safetensors.* Orbax"):
+        ta.save(tmp_path / "x", {"a": np.ones(1)}, format=ending)
+    assert list(tmp_path.iterdir()) == []
+    flat = {"a/b": np.ones((2, 3), np.float32), "c": np.arange(3), "d e.f": np.ones(1)}
+    write(path, flat)
+    assert list(ta.read_metadata(path)) == list(flat)
+    same(ta.load(path, zeros_like(flat)), flat)
+    copy(path, tmp_path / "y.safetensors")
+    same(ta.load(tmp_path / "y.safetensors", zeros_like(flat)), flat)
 
 
 @pytest.mark.hazard("K19")
@@ -464,7 +468,7 @@ HOSTILE = {
     "msgpack cut": ("msgpack", ext()[:-2]),
     "msgpack and more": ("msgpack", ext() + b"\x01"),
     "msgpack of huge shape": ("msgpack", ext((2**40,))),
-    "msgpack of negative shape": ("msgpack", ext((-1,))),
+    "msgpack of negative shape": ("msgpack", ext((-1, -1))),
     "msgpack of objects": ("msgpack", ext(dtype="object")),
     "msgpack of O": ("msgpack", ext(dtype="O")),
     "msgpack of other size": ("msgpack", ext((3,))),
@@ -474,10 +478,8 @@ HOSTILE = {
             {"a": {"__msgpack_chunked_array__": True, "shape": {"0": 9}, "chunks": {}}}
         ),
     ),
-    "msgpack names twice": ("msgpack", b"\x82\xa1a\x01\xa1a\x02"),
     "msgpack huge map": ("msgpack", b"\xdf\xff\xff\xff\xff"),
     "msgpack huge list": ("msgpack", b"\xdd\xff\xff\xff\xff"),
-    "msgpack deep": ("msgpack", b"\x81\xa1a" * 900 + b"\x01"),
     "msgpack deeper": ("msgpack", b"\x81\xa1a" * 100_000),
     "msgpack of a number": ("msgpack", b"\x01"),
     "msgpack other extension": (
@@ -515,7 +517,7 @@ def test_hostile_files_are_short_errors(case, tmp_path):
         assert len(text) < 600
         assert len(text.splitlines()) <= 2
     with pytest.raises(ta.CheckpointError):
-        copy(path, tmp_path / "y.npz")
+        copy(path, tmp_path / "y.safetensors")
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
 
@@ -524,9 +526,9 @@ def test_no_cut_or_flipped_file_does_anything_but_raise_or_load(name, tmp_path):
     path = tmp_path / f"x.{name}"
     flat = {
         "a/b": np.arange(4.0, dtype=np.float32),
-        "c": np.ones(2, ml_dtypes.bfloat16),
+        "c": np.ones(2, np.float16),
     }
-    ta.save(path, flat)
+    write(path, flat)
     good = path.read_bytes()
     rng = np.random.default_rng(0)
     damaged = [good[:n] for n in range(0, len(good), 3)]
@@ -569,7 +571,7 @@ def test_a_name_twice_in_an_archive(tmp_path):
 
 def test_metadata_reads_no_array(tmp_path):
     path = tmp_path / "x.npz"
-    ta.save(path, {"a": np.zeros(10**6), "b": np.ones(3)})
+    write(path, {"a": np.zeros(10**6), "b": np.ones(3)})
     data = bytearray(path.read_bytes())
     data[5_000:6_000] = b"\xff" * 1_000  # within the first array
     path.write_bytes(data)
@@ -630,7 +632,7 @@ def test_names_that_are_no_checkpoints(tmp_path):
         with pytest.raises(ta.CheckpointError):
             ta.read_metadata(tmp_path / name)
     with pytest.raises(ta.CheckpointError, match="no folder"):
-        ta.save(tmp_path / "no" / "x.npz", {"a": np.ones(1)})
+        ta.save(tmp_path / "no" / "x", {"a": np.ones(1)})
     with pytest.raises(ta.CheckpointError, match="unknown ending"):
         ta.save(tmp_path / "x.pkl", {"a": np.ones(1)})
     with pytest.raises(ta.SelectorError, match="format"):

@@ -80,7 +80,7 @@ def file(request, tmp_path):
 
 @pytest.fixture
 def npz(tmp_path):
-    path = tmp_path / "model.npz"
+    path = tmp_path / "model.safetensors"
     ta.save(path, model())
     return path
 
@@ -207,7 +207,7 @@ def test_show_draws_to_a_file(npz, rules, tmp_path, name):
     assert run(*options) == f"Wrote {str(out)!r}.\n"
     summary = ta.summarize(ta.read_metadata(npz), ta.load_rules(rules))
     drawn = summary.to_svg if name.endswith("svg") else summary.to_html
-    assert out.read_text("utf-8") == drawn(title="model.npz by rules.toml")
+    assert out.read_text("utf-8") == drawn(title="model.safetensors by rules.toml")
     assert "--force" in run(*options, code=2)
     run(*options, "--force", "--filter", "value", "--depth", 1)
     assert "policy" not in out.read_text("utf-8")
@@ -331,15 +331,15 @@ def test_lint_tells_uneven_coverage(tmp_path, rules):
             for n in range(30)
         }
     }
-    ta.save(tmp_path / "x.npz", tree)
+    ta.save(tmp_path / "x.safetensors", tree)
     uneven = written(tmp_path, '"**/v_proj" = "decay"\n"**" = "train"\n')
-    text = run("lint", uneven, tmp_path / "x.npz", code=1)
+    text = run("lint", uneven, tmp_path / "x.safetensors", code=1)
     assert "rule 1, '**/v_proj' matches in 25 of 30 layers/*; not in 5, 11, 17" in text
-    run("lint", uneven, tmp_path / "x.npz", "--ignore", "uneven")
+    run("lint", uneven, tmp_path / "x.safetensors", "--ignore", "uneven")
     meant = written(tmp_path, '"layers/{0..4}/q_proj" = "frozen"\n"**" = "train"\n')
-    run("lint", meant, tmp_path / "x.npz")
+    run("lint", meant, tmp_path / "x.safetensors")
     last = written(tmp_path, '"layers/{-2..}/q_proj" = "a"\n"**" = "train"\n')
-    run("lint", last, tmp_path / "x.npz")
+    run("lint", last, tmp_path / "x.safetensors")
 
 
 def test_lint_takes_numbers_that_a_rule_names_for_meant(tmp_path):
@@ -369,7 +369,7 @@ def test_lint_asks_only_whether_a_rule_would_match_the_odd_layer(tmp_path):
         "net": {f"block_{n}": {"w": np.ones(1), "b2": np.ones(1)} for n in range(5)},
         "odd": {str(n): {"w" if n else "v": np.ones(1)} for n in range(5)},
     }
-    ta.save(tmp_path / "x.npz", tree)
+    ta.save(tmp_path / "x.safetensors", tree)
     for pattern, odd in (
         ("net/block_[0-2]", None),
         ("net/block_{0,1}/w", None),
@@ -379,7 +379,7 @@ def test_lint_asks_only_whether_a_rule_would_match_the_odd_layer(tmp_path):
         ("odd/{0..3}/w", "odd/*; not in 0."),
     ):
         rules = written(tmp_path, f'"{pattern}" = "frozen"\n"**" = "train"\n')
-        found = run("lint", rules, tmp_path / "x.npz", code=1 if odd else 0)
+        found = run("lint", rules, tmp_path / "x.safetensors", code=1 if odd else 0)
         assert (odd or "0 findings") in found, pattern
 
 
@@ -409,8 +409,8 @@ def test_diff_is_like_diff(file, tmp_path):
     other["policy"]["hidden_0"]["scale"] = other["policy"]["hidden_0"].pop("kernel")
     other["value"]["kernel"] = np.ones((3, 2), np.float32)
     ta.save(tmp_path / "other.safetensors", other)
-    ta.save(tmp_path / "same.npz", model())
-    same = ("diff", file, tmp_path / "same.npz")
+    ta.save(tmp_path / "same.safetensors", model())
+    same = ("diff", file, tmp_path / "same.safetensors")
     assert run(*same, "--values") == "No difference.\n"
     assert run(*same) == (
         "No difference in names, shapes and dtypes; values were not compared.\n"
@@ -428,9 +428,9 @@ def test_diff_is_like_diff(file, tmp_path):
 def test_diff_compares_values_only_when_asked(npz, tmp_path):
     other = model()
     other["value"]["kernel"][0] = 3
-    ta.save(tmp_path / "other.msgpack", other)
-    run("diff", npz, tmp_path / "other.msgpack")
-    text = run("diff", npz, tmp_path / "other.msgpack", "--values", code=1)
+    ta.save(tmp_path / "other.safetensors", other)
+    run("diff", npz, tmp_path / "other.safetensors")
+    text = run("diff", npz, tmp_path / "other.safetensors", "--values", code=1)
     assert "'value/kernel': float32[3,1], 1 of 3 elements, by at most 2" in text
     run("diff", npz, npz, "--values", "--where", "value")
     run("diff", npz, "test_cli:linked", "--values", code=2)
@@ -465,7 +465,7 @@ def test_hostile_files_give_short_errors_and_write_nothing(case, tmp_path, rules
         ("show", path),
         ("lint", rules, path),
         ("diff", path, path),
-        ("convert", path, folder / "out.npz"),
+        ("convert", path, folder / "out.safetensors"),
     ):
         text = run(*arguments, code=2)
         assert text.startswith("error: ")
@@ -492,7 +492,7 @@ def test_arguments_in_the_wrong_order_are_told(npz, rules, tmp_path):
     assert "stands before the tree" in run("lint", npz, rules, code=2)
     assert "no rules file" in run("labels", tmp_path, npz, code=2)
     assert "There is no rules file" in run("explain", tmp_path / "x.toml", "a", code=2)
-    assert "no values" in run("convert", "test_cli:linked", "x.npz", code=2)
+    assert "no values" in run("convert", "test_cli:linked", "x.safetensors", code=2)
 
 
 @pytest.mark.parametrize(
@@ -593,7 +593,7 @@ def documented_files():
     ta.save("agent.safetensors", agent)
     old = dict(layers["hidden_5"])
     old["scale"] = old.pop("kernel")
-    ta.save("older.npz", agent | {"policy": layers | {"hidden_5": old}})
+    ta.save("older.safetensors", agent | {"policy": layers | {"hidden_5": old}})
     (rules,) = re.findall(r"```toml\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     Path("freeze.toml").write_text(rules)
     Path("misspelt.toml").write_text(rules.replace("**/bias", "**/bais"))
@@ -686,8 +686,10 @@ def test_long_work_shows_that_it_is_under_way(npz, tmp_path, monkeypatch):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a shell with pipes")
 def test_a_reader_that_leaves_early_is_no_error(tmp_path):
-    ta.save(tmp_path / "x.npz", {f"leaf_{n}": np.ones(1) for n in range(5_000)})
-    command = f"{sys.executable} -m treeadapt show {tmp_path / 'x.npz'} --format csv"
+    ta.save(tmp_path / "x.safetensors", {f"leaf_{n}": np.ones(1) for n in range(5_000)})
+    command = (
+        f"{sys.executable} -m treeadapt show {tmp_path / 'x.safetensors'} --format csv"
+    )
     found = subprocess.run(
         f"{command} | head -n 1", shell=True, capture_output=True, text=True, check=True
     )

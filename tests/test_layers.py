@@ -54,7 +54,7 @@ EVERYWHERE = frozenset({*sys.stdlib_module_names, "jax", "numpy", "optax"})
 OWNED = {
     "adapters.nnx": {"flax"},
     "checkpoints": set(),
-    "checkpoints.msgpack_file": {"flax", "msgpack"},
+    "checkpoints.msgpack_file": {"flax"},
     "checkpoints.orbax_folder": {"orbax"},
     "checkpoints.safetensors_file": {"safetensors"},
     "drawing": {"treescope"},

@@ -144,8 +144,8 @@ def test_one_misspelt_name_is_offered_to_one_missing_leaf(tmp_path):
         ta.from_flat_dict(target, given)
     assert str(caught.value).count("the dict has 'hidden_0/bais'") == 1
     assert "missing 'hidden_0/bias' (the dict has" in str(caught.value)
-    ta.save(tmp_path / "x.npz", given)
-    told = str(ta.load_report(tmp_path / "x.npz", target))
+    ta.save(tmp_path / "x.safetensors", given)
+    told = str(ta.load_report(tmp_path / "x.safetensors", target))
     assert told.count("stored is 'hidden_0/bais'") == 1
 
 

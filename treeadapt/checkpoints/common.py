@@ -100,7 +100,7 @@ def refuse(path: str | os.PathLike[str], problem: str, cure: str = "") -> NoRetu
         CheckpointError: always.
     """
     raise CheckpointError(
-        f"The checkpoint {listing([os.fspath(path)])} is of no use: {problem}."
+        f"The checkpoint {listing([os.fspath(path)])} is unusable: {problem}."
         f"{' ' * bool(cure)}{cure}"
     )
 

@@ -123,7 +123,7 @@ def write(
         if 0 in leaf.shape:
             raise CheckpointError(
                 f"The leaf {listing([name])} has no elements, which Orbax cannot "
-                "store. Save as .safetensors or .npz."
+                "store. Save as .safetensors."
             )
     flat = not is_nestable(found)
     split = {

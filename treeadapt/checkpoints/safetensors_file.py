@@ -1,7 +1,7 @@
 """Checkpoints as ``.safetensors``: the label path is the tensor's name.
 
-The library's own writer and reader; the header is read here, for safetensors lets a
-name that occurs twice pass. Leaves of one buffer are stored once: the header's text
+The library's own writer and reader; the header is read here, because the library takes
+a name that occurs twice. Leaves of one buffer are stored once: the header's text
 metadata maps the other paths to the stored one, as Hugging Face's tools do.
 """
 
@@ -56,7 +56,7 @@ def read_metadata(path: Path) -> Stored:
     leaves, names = {}, {}
     for name, entry in header.items():
         if not isinstance(entry, dict):
-            refuse(path, f"the entry {listing([name])} is no tensor")
+            refuse(path, f"the entry {listing([name])} is not a tensor")
         dtype = _DTYPES.get(str(entry.get("dtype")), entry.get("dtype"))
         leaf = abstract(path, name, entry.get("shape"), dtype)
         size_bytes = math.prod(leaf.shape) * leaf.dtype.itemsize
@@ -113,7 +113,7 @@ def write(
         if leaf.dtype.name not in _DTYPES.values():
             raise CheckpointError(
                 f"The leaf {listing([name])} is {leaf.dtype}, which safetensors has "
-                "no name for. Save as .npz."
+                "no name for. Save as an Orbax folder."
             )
         found[name] = np.asarray(leaf, order="C")
     if _RESERVED in found or _RESERVED in ties:
@@ -144,7 +144,7 @@ def _header(path: Path) -> tuple[dict[str, Any], int]:
     except RecursionError:
         refuse(path, "its header is nested too deep")
     if not isinstance(header, dict) or len(header) > MAX_LEAVES:
-        refuse(path, "its header is no table of tensors")
+        refuse(path, "its header is not a table of tensors")
     return header, 8 + length
 
 

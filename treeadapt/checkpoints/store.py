@@ -42,6 +42,7 @@ FORMATS: Mapping[str, ModuleType] = {
     "msgpack": msgpack_file,
     "orbax": orbax_folder,
 }
+WRITTEN = ("safetensors", "orbax")
 _SHOWN = 8
 
 
@@ -102,17 +103,14 @@ def save(
     """Write the array leaves of a tree, named by their label paths.
 
     Whatever stood at ``path`` is replaced once all is written, and stays if writing
-    fails. One array under two paths is stored once in ``.safetensors`` and ``.npz``.
-    Typed PRNG keys are stored as their integers.
+    fails. One array under two paths is stored once in ``.safetensors``. Typed PRNG
+    keys are stored as their integers.
 
     Args:
-        path: ``.safetensors``, ``.npz``, ``.msgpack``, or no ending for an Orbax
-            folder.
-        tree: any tree of arrays; static leaves are not stored. For ``.npz`` leaves
-            come to the host one at a time, for Orbax not at all; the writers of the
-            other two want all of them there.
-        format: ``"safetensors"``, ``"npz"``, ``"msgpack"`` or ``"orbax"``, whatever the
-            ending.
+        path: ``.safetensors``, or no ending for an Orbax folder.
+        tree: any tree of arrays; static leaves are not stored. For ``.safetensors`` all
+            leaves come to the host, for Orbax none.
+        format: ``"safetensors"`` or ``"orbax"``, whatever the ending.
 
     Raises:
         CheckpointError: the format cannot hold a leaf, a leaf has no value here, or
@@ -121,7 +119,7 @@ def save(
 
     Example:
         >>> import pathlib, tempfile
-        >>> file = pathlib.Path(tempfile.mkdtemp()) / "model.npz"
+        >>> file = pathlib.Path(tempfile.mkdtemp()) / "model.safetensors"
         >>> save(file, {"layers": [np.ones((2, 3)), np.zeros(3, jnp.bfloat16)]})
         >>> for name, leaf in read_metadata(file).items():
         ...     print(name, leaf.shape, leaf.dtype)
@@ -166,7 +164,8 @@ def load(
     has one, else to JAX's default device.
 
     Args:
-        path: a checkpoint of any format that ``save`` writes, by whomever.
+        path: a ``.safetensors``, ``.npz`` or Flax ``.msgpack`` file, or a folder of
+            Orbax, written by any library.
         target: tree, concrete or abstract; gives classes, static leaves and every leaf
             that is not loaded.
         where: selects the leaves of ``target`` to load; what else is stored is no
@@ -174,7 +173,8 @@ def load(
         strict: refuse unless all that is selected fits. Without it, leaves that are
             missing, misshaped or retyped stay as they are in ``target``, and what is
             unexpected is left out: ``load_report`` tells which.
-        format: as for ``save``.
+        format: ``"safetensors"``, ``"npz"``, ``"msgpack"`` or ``"orbax"``, whatever the
+            ending.
 
     Returns:
         Tree with the treedef of ``target``. Paths that were tied when saved share one
@@ -187,7 +187,7 @@ def load(
 
     Example:
         >>> import pathlib, tempfile
-        >>> file = pathlib.Path(tempfile.mkdtemp()) / "model.npz"
+        >>> file = pathlib.Path(tempfile.mkdtemp()) / "model.safetensors"
         >>> save(file, {"encoder": np.ones(2), "head": np.ones(3)})
         >>> load(file, {"encoder": np.zeros(2), "head": np.zeros(5)}, where="encoder")
         {'encoder': array([1., 1.]), 'head': array([0., 0., 0., 0., 0.])}
@@ -245,9 +245,9 @@ def read_metadata(
     """Read the names, shapes and dtypes of a checkpoint, and no array.
 
     Args:
-        path: a checkpoint; of ``.safetensors`` and ``.npz`` headers are read, of Orbax
-            folders the metadata, and a ``.msgpack`` file is passed over leaf by leaf.
-        format: as for ``save``.
+        path: a checkpoint; only the headers of ``.safetensors`` and ``.npz`` files and
+            the metadata of Orbax folders are read, but all of a ``.msgpack`` file.
+        format: as for ``load``.
 
     Returns:
         Flat dict of abstract leaves, in the order of the file; an abstract tree for
@@ -370,22 +370,28 @@ def format_of(
         CheckpointError: the name has an unknown ending.
         SelectorError: ``given`` is unknown.
     """
-    if given is not None:
-        check_choice("format", given, tuple(FORMATS))
-        return given
     name = Path(path)
     ending = name.suffix.removeprefix(".").lower()
-    if not name.is_dir() and ending in ("safetensors", "npz", "msgpack"):
-        return ending
-    if name.is_dir() or (writing and ending in ("", "orbax")):
-        return "orbax"
-    if not name.exists() and not writing:
+    if given is not None:
+        check_choice("format", given, tuple(FORMATS))
+    elif not name.is_dir() and ending in ("safetensors", "npz", "msgpack"):
+        given = ending
+    elif name.is_dir() or (writing and ending in ("", "orbax")):
+        given = "orbax"
+    elif not name.exists() and not writing:
         raise CheckpointError(f"There is no checkpoint {listing([str(name)])}.")
-    return refuse(
-        name,
-        f"it has an unknown ending, {name.suffix!r:.30}",
-        "Known are .safetensors, .npz, .msgpack, and folders of Orbax.",
-    )
+    else:
+        refuse(
+            name,
+            f"it has an unknown ending, {name.suffix!r:.30}",
+            "Known are .safetensors, .npz, .msgpack, and folders of Orbax.",
+        )
+    if writing and given not in WRITTEN:
+        raise CheckpointError(
+            f"{listing([str(name)])}: {given} files are read, but not written. Save as "
+            ".safetensors, or without an ending as an Orbax folder."
+        )
+    return given
 
 
 def _require_path(path: Any) -> None:

@@ -319,7 +319,7 @@ def diff(a: str, b: str, where: str, form: str, *, values: bool) -> None:
 @click.argument("source", metavar="IN", type=click.Path())
 @click.argument("target", metavar="OUT", type=click.Path())
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
-@click.option("--format", "form", type=click.Choice(tuple(store.FORMATS)))
+@click.option("--format", "form", type=click.Choice(store.WRITTEN))
 @_shared
 def convert(source: str, target: str, form: Any, *, force: bool) -> None:
     """Write the checkpoint IN as OUT, in the format that its ending says.
