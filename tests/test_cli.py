@@ -249,8 +249,9 @@ def test_show_filters_leaves_rules_and_totals(npz, rules):
 def test_show_tells_tied_leaves(tmp_path):
     weight = np.ones(3)
     ta.save(tmp_path / "x.safetensors", {"a": weight, "b": weight})
-    assert "Tied: 'b' is 'a'" in run("show", tmp_path / "x.safetensors")
-    assert "Tied: 'b/a' is 'a'" in run("show", "test_cli:linked")
+    tied = "Tied, and counted twice: 'b' is 'a'."
+    assert tied in run("show", tmp_path / "x.safetensors")
+    assert "'b/a' is 'a'" in run("show", "test_cli:linked")
     tree = ("show", "test_cli:linked", "--format", "tree")
     assert "Tied, and counted twice: 'b/a' is 'a'." in run(*tree)
     assert "Tied" not in run(*tree, "--filter", "a")
@@ -274,7 +275,7 @@ def test_a_function_is_run_abstractly():
     [
         ("test_cli:failing", "raised RuntimeError: no luck"),
         ("test_cli:nothing", "no 'nothing'"),
-        ("test_cli:RULES", "no function"),
+        ("test_cli:RULES", "is not a function"),
         ("no_such_module:f", "ModuleNotFoundError"),
         ("no/such.npz", "no checkpoint"),
         ("nothing", "no checkpoint"),
@@ -282,7 +283,7 @@ def test_a_function_is_run_abstractly():
         ("test_cli:returning_text", "returns str, with no array"),
         ("test_cli:leaving", "raised SystemExit: bye"),
         ("test_cli:needing", "raised TypeError"),
-        ("tests/test_cli.py:linked", "name the module: test_cli:linked"),
+        ("tests/test_cli.py:linked", "name the module: tests.test_cli:linked"),
         ("test_cli.py:linked", "name the module: test_cli:linked"),
         ("../test_cli.py:linked", "name the module: module:linked"),
     ],
@@ -294,17 +295,37 @@ def test_trees_that_are_none(name, reason):
     assert len(text) < 700
 
 
-def test_labels_and_mask_are_json(npz, rules):
-    labels = json.loads(run("labels", rules, npz))
-    assert labels["policy/hidden_0/bias"] == "frozen"
-    assert len(labels) == 23
-    mask = json.loads(run("mask", npz, "policy", "!**/bias"))
-    assert sum(mask.values()) == 11
-    assert not mask["policy/hidden_10/bias"]
+def test_several_filters_are_united_less_what_is_excluded(npz):
+    shown = ("show", npz, "--filter", "policy", "--filter", "!**/bias")
+    leaves = json.loads(run(*shown, "--format", "json"))["leaves"]
+    assert [leaf["path"] for leaf in leaves] == [
+        f"policy/hidden_{n}/kernel" for n in range(11)
+    ]
+
+
+def test_show_as_markdown(npz, tmp_path):
+    bad = written(
+        tmp_path, '"policy/hidden_0" = "fro|zen```"\n"valu" = "b"\n"**" = "@all"\n'
+    )
+    text = run("show", npz, "--rules", bad, "--format", "markdown")
+    assert text.splitlines()[:8] == [
+        "**23 leaves, 102 parameters, 276 B**",
+        "",
+        "| label | leaves | params | size | share | rules |",
+        "| --- | ---: | ---: | ---: | ---: | --- |",
+        "| ```` fro\\|zen``` ```` | 2 | 9 | 24 B | 9% | `'policy/hidden_0'` |",
+        "| `@all` | 21 | 93 | 252 B | 91% | `'**'` |",
+        "",
+        "```diff",
+    ]
+    assert "- Unused: 'valu' (rule 2)" in text
+    tree = ta.summarize(ta.read_metadata(npz), ta.load_rules(bad)).to_text()
+    assert tree.split("\n\n")[2] in text.partition("````text\n")[2]
+    assert text.endswith("\n````\n\n</details>\n")
 
 
 def test_rules_that_fit_lint_clean(file, rules):
-    assert run("lint", rules, file) == "0 findings in 23 arrays.\n"
+    assert run("lint", file, "--rules", rules) == "0 findings in 23 arrays.\n"
 
 
 def test_lint_finds_all_kinds(npz, tmp_path):
@@ -312,12 +333,12 @@ def test_lint_finds_all_kinds(npz, tmp_path):
         tmp_path,
         '"policy/*/bias" = "b"\n"policy/hidden_3/bias" = "c"\n"policy/hiden_0" = "d"\n',
     )
-    text = run("lint", bad, npz, code=1)
+    text = run("lint", npz, "--rules", bad, code=1)
     assert "unmatched: 12 leaves without a rule" in text
     assert "unused: rule 3, hits nothing: 'policy/hiden_0'" in text
     assert "did you mean 'policy/hidden_0'" in text
     assert "shadowed: rule 2, 'policy/hidden_3/bias' comes too late" in text
-    found = json.loads(run("lint", bad, npz, "--format", "json", code=1))
+    found = json.loads(run("lint", npz, "--rules", bad, "--format", "json", code=1))
     assert [each["kind"] for each in found] == ["unmatched", "unused", "shadowed"]
 
 
@@ -333,13 +354,13 @@ def test_lint_tells_uneven_coverage(tmp_path, rules):
     }
     ta.save(tmp_path / "x.safetensors", tree)
     uneven = written(tmp_path, '"**/v_proj" = "decay"\n"**" = "train"\n')
-    text = run("lint", uneven, tmp_path / "x.safetensors", code=1)
+    text = run("lint", tmp_path / "x.safetensors", "--rules", uneven, code=1)
     assert "rule 1, '**/v_proj' matches in 25 of 30 layers/*; not in 5, 11, 17" in text
-    run("lint", uneven, tmp_path / "x.safetensors", "--ignore", "uneven")
+    run("lint", tmp_path / "x.safetensors", "--rules", uneven, "--ignore", "uneven")
     meant = written(tmp_path, '"layers/{0..4}/q_proj" = "frozen"\n"**" = "train"\n')
-    run("lint", meant, tmp_path / "x.safetensors")
+    run("lint", tmp_path / "x.safetensors", "--rules", meant)
     last = written(tmp_path, '"layers/{-2..}/q_proj" = "a"\n"**" = "train"\n')
-    run("lint", last, tmp_path / "x.safetensors")
+    run("lint", tmp_path / "x.safetensors", "--rules", last)
 
 
 def test_lint_takes_numbers_that_a_rule_names_for_meant(tmp_path):
@@ -358,9 +379,11 @@ def test_lint_takes_numbers_that_a_rule_names_for_meant(tmp_path):
         "layers.?.attn.q_proj.weight",
     ):
         rules = written(tmp_path, f'"{pattern}" = "frozen"\n"**" = "train"\n')
-        assert "0 findings" in run("lint", rules, tmp_path / "x.safetensors"), pattern
+        assert "0 findings" in run(
+            "lint", tmp_path / "x.safetensors", "--rules", rules
+        ), pattern
     rules = written(tmp_path, '"*.fc.weight" = "decay"\n"**" = "train"\n')
-    text = run("lint", rules, tmp_path / "x.safetensors", code=1)
+    text = run("lint", tmp_path / "x.safetensors", "--rules", rules, code=1)
     assert "rule 1, '*.fc.weight' matches in 5 of 6 layers.*; not in 5." in text
 
 
@@ -379,14 +402,16 @@ def test_lint_asks_only_whether_a_rule_would_match_the_odd_layer(tmp_path):
         ("odd/{0..3}/w", "odd/*; not in 0."),
     ):
         rules = written(tmp_path, f'"{pattern}" = "frozen"\n"**" = "train"\n')
-        found = run("lint", rules, tmp_path / "x.safetensors", code=1 if odd else 0)
+        found = run(
+            "lint", tmp_path / "x.safetensors", "--rules", rules, code=1 if odd else 0
+        )
         assert (odd or "0 findings") in found, pattern
 
 
 def test_lint_says_what_it_did_not_look_for(npz, tmp_path):
     bad = written(tmp_path, '"policy" = "a"\n')
-    assert "1 finding in 23 arrays.\n" in run("lint", bad, npz, code=1)
-    text = run("lint", bad, npz, "--ignore", "unmatched")
+    assert "1 finding in 23 arrays.\n" in run("lint", npz, "--rules", bad, code=1)
+    text = run("lint", npz, "--rules", bad, "--ignore", "unmatched")
     assert text == "0 findings in 23 arrays; ignored: 1 unmatched.\n"
 
 
@@ -397,7 +422,7 @@ def test_lint_and_the_error_tell_one_cure_for_a_shadowed_rule(npz, tmp_path):
         ('"policy" = "a"\n"policy/hidden_0" = "b"\n', "Move it up, before rule 1"),
     ):
         bad = written(tmp_path, text + '"**" = "train"\n')
-        told = run("lint", bad, npz, code=1)
+        told = run("lint", npz, "--rules", bad, code=1)
         assert cure in told
         with pytest.raises(ta.UnusedRuleError) as caught:
             ta.param_labels(ta.read_metadata(npz), ta.load_rules(bad))
@@ -422,7 +447,7 @@ def test_diff_is_like_diff(file, tmp_path):
     text = run("diff", file, tmp_path / "other.safetensors", code=1)
     assert "> renamed   'policy/hidden_0/kernel' -> 'policy/hidden_0/scale'" in text
     assert "~ reshaped  'value/kernel'" in text
-    run("diff", file, tmp_path / "nothing.npz", code=2)
+    run("diff", file, tmp_path / "nothing.safetensors", code=2)
 
 
 def test_diff_compares_values_only_when_asked(npz, tmp_path):
@@ -463,7 +488,7 @@ def test_hostile_files_give_short_errors_and_write_nothing(case, tmp_path, rules
     path = hostile(case, folder)
     for arguments in (
         ("show", path),
-        ("lint", rules, path),
+        ("lint", path, "--rules", rules),
         ("diff", path, path),
         ("convert", path, folder / "out.safetensors"),
     ):
@@ -475,24 +500,69 @@ def test_hostile_files_give_short_errors_and_write_nothing(case, tmp_path, rules
 
 
 def test_explain_tells_which_rule_decides(rules, npz, tmp_path):
-    text = run("explain", rules, "policy/hidden_0/bias")
+    text = run("explain", npz, "policy/hidden_0/bias", "--rules", rules)
     assert text.splitlines() == [
         "decides  rule 1: 'policy/hidden_0' = 'frozen'",
         "matches  rule 2: '**' = 'train'",
         "'policy/hidden_0/bias' gets 'frozen'.",
     ]
     counted = written(tmp_path, '"policy/hidden_{-1}" = "last"\n')
-    assert "--tree" in run("explain", counted, "policy/hidden_10/bias", code=2)
-    assert "'last'" in run("explain", counted, "policy/hidden_10/bias", "--tree", npz)
-    assert "no rule" in run("explain", counted, "value/kernel", "--tree", npz, code=1)
-    assert "no leaf" in run("explain", counted, "x", "--tree", npz, code=2)
+    assert "'last'" in run("explain", npz, "policy/hidden_10/bias", "--rules", counted)
+    text = run("explain", npz, "value/kernel", "--rules", counted, code=1)
+    assert "no rule" in text
+    counted.write_text('version = 1\ndefault = "x"\n[rules]\n')
+    text = run("explain", npz, "value/kernel", "--rules", counted)
+    assert text == "'value/kernel' gets the default, 'x'.\n"
+    text = run(
+        "explain",
+        "test_cli:linked",
+        "act",
+        "--rules",
+        written(tmp_path, '"a" = 1'),
+    )
+    assert "'act' is not an array" in text
+
+
+@pytest.mark.parametrize(
+    ("path", "proposed"),
+    [
+        ("value/kernal", "Did you mean 'value/kernel'"),
+        ("value", "Did you mean 'value/kernel'"),
+        ("hidden_3/bias", "Did you mean 'policy/hidden_3/bias'"),
+        ("zzz", "no leaf 'zzz'."),
+    ],
+)
+def test_explain_refuses_a_path_that_is_not_in_the_tree(path, proposed, rules, npz):
+    assert proposed in run("explain", npz, path, "--rules", rules, code=2)
+
+
+def test_lint_annotates_the_rules_file_on_github(npz, tmp_path):
+    bad = written(tmp_path, '"policy" = "b"\n"po,licy:%" = "c"\n\'value/x\' = "d"\n')
+    lines = run("lint", npz, "--rules", bad, "--format", "github", code=1).splitlines()
+    assert [line.partition("::")[2].split("::")[0] for line in lines] == [
+        f"error file={bad},title=unmatched rule",
+        f"error file={bad},line=4,title=unused rule",
+        f"error file={bad},line=5,title=unused rule",
+    ]
+    assert "rule 2, hits nothing: 'po,licy:%25'" in lines[1]
 
 
 def test_arguments_in_the_wrong_order_are_told(npz, rules, tmp_path):
-    assert "stands before the tree" in run("lint", npz, rules, code=2)
-    assert "no rules file" in run("labels", tmp_path, npz, code=2)
-    assert "There is no rules file" in run("explain", tmp_path / "x.toml", "a", code=2)
+    assert "Missing option '--rules'" in run("lint", npz, code=2)
+    assert "TOML or JSON" in run("lint", npz, "--rules", npz, code=2)
+    run("lint", rules, "--rules", rules, code=2)
+    missing = ("explain", npz, "a", "--rules", tmp_path / "x.toml")
+    assert "cannot be read" in run(*missing, code=2)
     assert "no values" in run("convert", "test_cli:linked", "x.safetensors", code=2)
+
+
+def test_a_rules_file_in_yaml_gets_an_error_that_is_true(npz, tmp_path):
+    rules = tmp_path / "rules.yaml"
+    rules.write_text("version: 1\nrules:\n  '**': train\n")
+    text = run("lint", npz, "--rules", rules, code=2)
+    assert "a rules file is TOML or JSON" in text
+    assert "Write it as TOML" in text
+    assert "Rename" not in text
 
 
 @pytest.mark.parametrize(
@@ -520,10 +590,12 @@ def used(arguments):
 def test_bad_rules_are_short_errors(npz, tmp_path):
     for text in ('"a" = [1]', '"[" = "b"', "nonsense", '"re:.*" = "a"'):
         bad = written(tmp_path, text)
-        for arguments in (("lint", bad, npz), ("show", npz, "--rules", bad)):
+        for arguments in (("lint", npz, "--rules", bad), ("show", npz, "--rules", bad)):
             assert len(run(*arguments, code=2).splitlines()) <= 2
-    run("lint", written(tmp_path, '"re:.*" = "a"'), npz, "--allow-regex")
-    run("lint", tmp_path / "none.toml", npz, code=2)
+    regex = written(tmp_path, '"re:.*" = "a"')
+    assert "pass --allow-regex" in run("lint", npz, "--rules", regex, code=2)
+    run("lint", npz, "--rules", regex, "--allow-regex")
+    run("lint", npz, "--rules", tmp_path / "none.toml", code=2)
 
 
 @pytest.mark.hazard("K14")
@@ -535,9 +607,11 @@ def test_names_do_not_reach_the_terminal_raw(tmp_path):
         (("show", path), 0),
         (("show", path, "--format", "csv"), 0),
         (("show", path, "--depth", "1"), 0),
-        (("mask", path, "b"), 0),
-        (("lint", rules, path), 1),
-        (("labels", rules, path), 2),
+        (("lint", path, "--rules", rules), 1),
+        (("show", path, "--format", "markdown"), 0),
+        (("show", path, "--format", "tree"), 0),
+        (("lint", path, "--rules", rules, "--format", "github"), 1),
+        (("explain", path, "b\x1b", "--rules", rules), 2),
         (("diff", path, "test_cli:linked"), 1),
     ):
         assert "\x1b" not in run(*arguments, code=code)
@@ -550,17 +624,12 @@ def test_bench_prints_a_table(monkeypatch):
     assert len(lines) == 6
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_prints_a_script(shell):
-    assert "_TREEADAPT_COMPLETE" in run("completion", shell)
-
-
 def test_an_interrupt_has_its_own_exit_code(monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("treeadapt.cli.commands.read_source", interrupt)
-    assert run("show", "x.npz", code=130) == "error: Interrupted.\n"
+    assert run("show", "x.safetensors", code=130) == "error: Interrupted.\n"
 
 
 def test_help_and_version():
@@ -642,43 +711,19 @@ def test_colors_only_on_a_terminal_and_not_if_refused(npz, tmp_path, rules):
         (("--no-color",), {}, False),
         ((), {"NO_COLOR": "0"}, False),
     ):
-        text = on_terminal("lint", bad, npz, *options, **env)
+        text = on_terminal("lint", npz, "--rules", bad, *options, **env)
         assert ("\x1b[" in text) == colored
         assert "unmatched:" in text
     assert "policy/hidden_10/bias" in on_terminal("show", npz, "--rules", rules)
     assert "\x1b[" in on_terminal("show", npz, "--rules", rules, "--format", "tree")
-    assert on_terminal("show", "x.npz", NO_COLOR="1").startswith("error: There is no")
+    assert on_terminal("show", "x.safetensors", NO_COLOR="1").startswith(
+        "error: There is no"
+    )
 
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo-terminal")
-def test_long_work_shows_that_it_is_under_way(npz, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    (tmp_path / "slow.py").write_text(
-        "import time\n"
-        "import treeadapt.cli.progress as progress\n"
-        "progress._QUIET_S = 0.01\n"
-        "def tree():\n"
-        "    import jax.numpy as jnp\n"
-        "    time.sleep(0.5)\n"
-        "    return {'a': jnp.ones(2)}\n"
-    )
-    code = (
-        "import sys, slow, time\n"
-        "from treeadapt.checkpoints import store\n"
-        "read = store.read_arrays\n"
-        "def slowly(path):\n"
-        "    for pair in read(path):\n"
-        "        time.sleep(0.05)\n"
-        "        yield pair\n"
-        "store.read_arrays = slowly\n"
-        "from treeadapt.cli.commands import main\n"
-        "main(sys.argv[1:])\n"
-    )
-    text = on_terminal("show", "slow:tree", code=code)
-    assert (
-        text.index("Running slow:tree ...") < text.index("\x1b[2K") < text.index("a ")
-    )
-    text = on_terminal("diff", "--values", npz, npz, code=code)
+def test_reading_values_shows_how_far_it_is(npz):
+    text = on_terminal("diff", "--values", npz, npz)
     assert "23/23" in text
     found = process("diff", "--values", npz, npz)
     assert (found.stdout, found.stderr) == ("No difference.\n", "")
@@ -697,12 +742,12 @@ def test_a_reader_that_leaves_early_is_no_error(tmp_path):
     assert found.stderr == ""
 
 
-def on_terminal(*arguments, code=None, **env):
+def on_terminal(*arguments, **env):
     own, theirs = os.openpty()
     with subprocess.Popen(
         [
             sys.executable,
-            *(["-m", "treeadapt"] if code is None else ["-c", code]),
+            *("-m", "treeadapt"),
             *map(str, arguments),
         ],
         stdout=theirs,

@@ -32,7 +32,7 @@ from treeadapt.drawing.tables import (
     rule_table,
     total_table,
 )
-from treeadapt.drawing.terminal import lines, plain
+from treeadapt.drawing.terminal import lines, markdown, plain
 from treeadapt.drawing.words import printable
 from treeadapt.errors import TreeAdaptError, listing, plural
 from treeadapt.matches import STATIC, RuleMatches, where_text
@@ -174,6 +174,14 @@ class Summary:
             depth: how many segments of a path to show; None for as many as fit.
         """
         return plain(list(lines(self.outline(), depth=depth)))
+
+    def to_markdown(self, *, depth: int | None = None) -> str:
+        """Return what ``to_svg`` shows as Markdown; for a comment on a pull request.
+
+        Args:
+            depth: how many segments of a path to show; None for as many as fit.
+        """
+        return markdown(self.outline(), depth=depth)
 
     def save(
         self,

@@ -63,7 +63,8 @@ def read_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     parsers: dict[str, Callable[[str], Any]] = {".toml": _toml, ".json": _json}
     parser = parsers.get(name.suffix.lower())
     if parser is None:
-        _refuse(name, "it ends in neither .toml nor .json", "Rename it.")
+        cure = 'Write it as TOML: version = 1, [rules], "**/bias" = "no_decay".'
+        _refuse(name, "a rules file is TOML or JSON, by its ending", cure)
     text = _text(name)
     try:
         document = parser(text)

@@ -9,25 +9,39 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 import sys
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import click
 
 from treeadapt.cli.lint import Finding
 from treeadapt.diff import TreeDiff
+from treeadapt.drawing.tables import Table, aligned
 from treeadapt.drawing.terminal import lines
-from treeadapt.drawing.words import printable, size_text
+from treeadapt.drawing.words import columns, fitted, printable, size_text
 from treeadapt.errors import plural
-from treeadapt.matches import STATIC, where_text
+from treeadapt.matches import STATIC
 from treeadapt.report import Summary, label_key
 from treeadapt.rules import Rules
 
 _DIFF_COLORS = {"-": "red", "+": "green", ">": "cyan", "~": "yellow"}
 # How spreadsheets start a formula; the last four are full-width.
 _FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")
-_RIGHT = frozenset({"leaves", "params", "size", "ms", "ratio"})
+
+
+def bar(label: str, length: int) -> Any:
+    """Return a progress bar on standard error, if that is a terminal."""
+    hidden = not sys.stderr.isatty()
+    return click.progressbar(
+        length=length,
+        label=printable(label),
+        file=sys.stderr,
+        show_pos=True,
+        hidden=hidden,
+    )
 
 
 def print_json(content: Any) -> None:
@@ -48,181 +62,80 @@ def print_csv(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     click.echo(text.getvalue(), nl=False)
 
 
-def _inert(text: str) -> str:
-    return ("'" if text.startswith(_FORMULA) else "") + printable(text)
-
-
 def print_table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Print rows below the names of their columns, aligned."""
-    cells = _cells(rows)
-    widths = [max(map(len, column)) for column in zip(head, *cells, strict=True)]
-    for place, row in enumerate((head, *cells)):
-        line = "  ".join(
-            text.rjust(width) if name in _RIGHT else text.ljust(width)
-            for name, text, width in zip(head, row, widths, strict=True)
-        )
-        click.secho(line.rstrip(), bold=place == 0 or None)
+    cells = [tuple(printable(str(cell)) for cell in row) for row in rows]
+    right = ("leaves", "params", "size", "ms", "ratio")
+    first, *others = aligned(Table(tuple(head), cells, right)).splitlines()
+    click.secho(first, bold=True)
+    for line in others:
+        click.echo(line)
 
 
-def _cells(rows: Iterable[Sequence[Any]]) -> list[list[str]]:
-    return [[printable(str(cell)) for cell in row] for row in rows]
-
-
-def print_leaves(summary: Summary, ties: Mapping[str, str]) -> None:
-    """Print every leaf, as ``print`` or ``rich`` shows a report."""
-    if _is_plain():
-        click.echo(str(summary))
-    else:
-        from rich.console import Console
-
-        Console(width=max(80, Console().width)).print(summary)
-    for path, one in ties.items():
-        click.echo(f"Tied: {path!r} is {one!r}, and counted twice.")
-
-
-def print_leaves_json(
-    summary: Summary, decided: Mapping[str, str], ties: Mapping[str, str]
-) -> None:
+def print_leaves_json(summary: Summary, ties: Mapping[str, str]) -> None:
     """Print every leaf, totals and notes, as JSON.
 
     Args:
         summary: what to print.
-        decided: the rule for each path, as it was typed.
         ties: for a tied path the one that it is.
     """
-    leaves = [
-        {
-            "path": row.path,
-            "shape": None if row.shape is None else list(row.shape),
-            "dtype": row.dtype,
-            "params": row.num_params,
-            "bytes": row.size_bytes,
-            "label": as_data(row.label),
-            "rule": decided.get(row.path) or None,
-            "tied_to": ties.get(row.path),
-        }
-        for row in summary.rows
-    ]
-    print_json({"leaves": leaves, **_ending(summary)})
+    _print_report_json("leaves", _leaf_rows(summary, ties), summary)
 
 
-def print_leaves_csv(
-    summary: Summary, decided: Mapping[str, str], ties: Mapping[str, str]
-) -> None:
+def print_leaves_csv(summary: Summary, ties: Mapping[str, str]) -> None:
     """Print every leaf, as CSV; arguments as for ``print_leaves_json``."""
-    head = ("path", "shape", "dtype", "params", "bytes", "label", "rule", "tied_to")
-    rows = [
-        (
-            row.path,
-            "" if row.shape is None else "x".join(map(str, row.shape)),
-            row.dtype,
-            row.num_params,
-            row.size_bytes,
-            "" if row.label is None else as_data(row.label),
-            decided.get(row.path, ""),
-            ties.get(row.path, ""),
+    rows = _leaf_rows(summary, ties)
+    for row in rows:
+        row["shape"] = row["shape"] and "x".join(map(str, row["shape"]))
+    print_csv(list(rows[0]) if rows else [], [list(row.values()) for row in rows])
+
+
+def print_sums(summary: Summary, depth: int, separator: str, form: str) -> None:
+    """Print what leaves add up to by the first segments of their paths, and by label.
+
+    Args:
+        summary: what to print.
+        depth: how many segments.
+        separator: what is between segments.
+        form: ``"json"``, ``"csv"`` or ``"table"``.
+    """
+    sums: dict[tuple[str, Hashable], dict[str, Any]] = {}
+    for row in summary.rows:
+        above = separator.join(row.path.split(separator)[:depth])
+        new = {"path": above, "leaves": 0, "params": 0, "bytes": 0}
+        entry = sums.setdefault(
+            (above, label_key(row.label)), new | {"label": _as_data(row.label)}
         )
-        for row in summary.rows
-    ]
-    print_csv(head, rows)
+        entry["leaves"] += 1
+        entry["params"] += row.num_params
+        entry["bytes"] += row.size_bytes
+    nodes = list(sums.values())
+    if form == "json":
+        return _print_report_json("nodes", nodes, summary)
+    head = ["path", "leaves", "params", "bytes", "label"]
+    head = head if summary.rules is not None else head[:-1]
+    rows = [[node[name] for name in head] for node in nodes]
+    if form == "csv":
+        return print_csv(head, rows)
+    for cells in rows:
+        cells[1:4] = f"{cells[1]:,}", f"{cells[2]:,}", size_text(cells[3])
+        cells[4:] = ["-" if label is None else label for label in cells[4:]]
+    return print_table([*head[:3], "size", *head[4:]], rows)
 
 
 def print_tree(summary: Summary, depth: int | None) -> None:
-    """Print a tree, folded to what fits."""
-    if _is_plain():
-        click.echo(summary.to_text(depth=depth))
-        return
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console()
+    """Print a tree, folded to what fits; lines end where the terminal does."""
+    if not sys.stdout.isatty():
+        return click.echo(summary.to_text(depth=depth))
+    width = shutil.get_terminal_size().columns
     for line in lines(summary.outline(), depth=depth):
-        text = Text.assemble(*line)
-        console.print(text, no_wrap=True, overflow="ellipsis", crop=True)
-
-
-def _is_plain() -> bool:
-    context = click.get_current_context()
-    return context.color is False or not sys.stdout.isatty()
-
-
-class Sum(NamedTuple):
-    """The leaves below one path with one label, added up."""
-
-    path: str
-    num_leaves: int
-    num_params: int
-    size_bytes: int
-    label: Any
-
-
-def added_up(summary: Summary, depth: int) -> list[Sum]:
-    """Add rows up by the first segments of their paths, and by label."""
-    sums: dict[tuple[str, Hashable], list[Any]] = {}
-    for row in summary.rows:
-        above = "/".join(row.path.split("/")[:depth])
-        key = above, label_key(row.label)
-        entry = sums.setdefault(key, [above, 0, 0, 0, as_data(row.label)])
-        for place, value in enumerate((1, row.num_params, row.size_bytes), 1):
-            entry[place] += value
-    return [Sum(*entry) for entry in sums.values()]
-
-
-def print_sums(summary: Summary, depth: int) -> None:
-    """Print what leaves add up to, as a table."""
-    head, rows = ("path", "leaves", "params", "size"), []
-    for path, num_leaves, num_params, size_bytes, label in added_up(summary, depth):
-        numbers = f"{num_leaves:,}", f"{num_params:,}", size_text(size_bytes)
-        rows.append((path, *numbers, "-" if label is None else label))
-    print_table(*_labelled(head, rows, summary))
-
-
-def print_sums_json(summary: Summary, depth: int) -> None:
-    """Print what leaves add up to, totals and notes, as JSON."""
-    nodes = [
-        {
-            "path": one.path,
-            "leaves": one.num_leaves,
-            "params": one.num_params,
-            "bytes": one.size_bytes,
-            "label": one.label,
-        }
-        for one in added_up(summary, depth)
-    ]
-    print_json({"nodes": nodes, **_ending(summary)})
-
-
-def print_sums_csv(summary: Summary, depth: int) -> None:
-    """Print what leaves add up to, as CSV."""
-    head = ("path", "leaves", "params", "bytes")
-    rows = [
-        (*one[:-1], "" if one.label is None else one.label)
-        for one in added_up(summary, depth)
-    ]
-    print_csv(*_labelled(head, rows, summary))
-
-
-def _labelled(
-    head: tuple[str, ...], rows: Sequence[tuple[Any, ...]], summary: Summary
-) -> tuple[tuple[str, ...], Sequence[tuple[Any, ...]]]:
-    """Name the last column, the label; leave it out where there are no rules."""
-    if summary.rules is None:
-        return head, [row[:-1] for row in rows]
-    return (*head, "label"), rows
-
-
-def _ending(summary: Summary) -> dict[str, Any]:
-    """Return what ends a report as JSON: the totals and the notes."""
-    totals = [
-        {
-            "label": as_data(total.label),
-            "leaves": total.num_leaves,
-            "params": total.num_params,
-            "bytes": total.size_bytes,
-        }
-        for total in summary.totals
-    ]
-    return {"totals": totals, "notes": list(summary.notes)}
+        left = width
+        for text, style in line:
+            shown = fitted(text, left) if left else ""
+            left -= columns(shown)
+            click.secho(shown, nl=False, **_style(style))
+        click.echo()
+    return None
 
 
 def print_findings(
@@ -245,6 +158,21 @@ def print_findings(
     click.echo(f"{plural(len(found), 'finding')} in {arrays}{told}.")
 
 
+def print_annotations(found: Sequence[Finding], rules: Rules, file: str) -> None:
+    """Print what is wrong with rules as GitHub's annotations of their file."""
+    texts = Path(file).read_text("utf-8").splitlines()
+    for each in found:
+        place = [f"file={_escaped(file, ':,')}"]
+        if each.rule is not None:
+            pattern = next(rules.selectors[each.rule - 1].patterns(), "")
+            quoted = (json.dumps(pattern, ensure_ascii=False), f"'{pattern}'")
+            numbers = (n for n, t in enumerate(texts, 1) if any(q in t for q in quoted))
+            place += [f"line={number}" for number in list(numbers)[:1]]
+        rule = "" if each.rule is None else f"rule {each.rule}, "
+        told = _escaped(f"{rule}{printable(each.text)}")
+        click.echo(f"::error {','.join(place)},title={each.kind} rule::{told}")
+
+
 def print_diff(found: TreeDiff) -> None:
     """Print how two trees differ, in the colours of a diff."""
     head, *told = str(found).splitlines()
@@ -253,22 +181,53 @@ def print_diff(found: TreeDiff) -> None:
         click.secho(line, fg=_DIFF_COLORS.get(line[0]))
 
 
-def print_verdicts(table: Rules, answers: Sequence[bool], first: int) -> None:
-    """Print what each rule says of a path.
+def _leaf_rows(summary: Summary, ties: Mapping[str, str]) -> list[dict[str, Any]]:
+    where = {rule.number: rule.where for rule in summary.rules or ()}
+    return [
+        {
+            "path": row.path,
+            "shape": None if row.shape is None else list(row.shape),
+            "dtype": row.dtype,
+            "params": row.num_params,
+            "bytes": row.size_bytes,
+            "label": _as_data(row.label),
+            "rule": None if row.rule is None else where[row.rule],
+            "tied_to": ties.get(row.path),
+        }
+        for row in summary.rows
+    ]
 
-    Args:
-        table: the rules.
-        answers: whether each matches.
-        first: place of the one that decides; -1 if none does.
-    """
-    for place, ((where, label), yes) in enumerate(
-        zip(table.pairs, answers, strict=True)
-    ):
-        verdict = "decides" if place == first else "matches" if yes else "-"
-        text = f"{verdict:8} rule {place + 1}: {where_text(where)} = {label!r}"
-        click.secho(text, bold=place == first or None, dim=not yes or None)
+
+def _print_report_json(name: str, rows: list[dict[str, Any]], summary: Summary) -> None:
+    totals = [
+        {
+            "label": _as_data(total.label),
+            "leaves": total.num_leaves,
+            "params": total.num_params,
+            "bytes": total.size_bytes,
+        }
+        for total in summary.totals
+    ]
+    print_json({name: rows, "totals": totals, "notes": list(summary.notes)})
 
 
-def as_data(label: Any) -> Any:
-    """Return a label as data says it: None for a static leaf."""
+def _as_data(label: Any) -> Any:
     return None if label is STATIC else label
+
+
+def _inert(text: str) -> str:
+    return ("'" if text.startswith(_FORMULA) else "") + printable(text)
+
+
+def _escaped(text: str, more: str = "") -> str:
+    """Write a text as a workflow command of GitHub takes it."""
+    for sign in f"%\r\n{more}":
+        text = text.replace(sign, f"%{ord(sign):02X}")
+    return text
+
+
+def _style(style: str) -> dict[str, Any]:
+    """Return a style of ``drawing`` as click takes it."""
+    if style.startswith("#"):
+        return {"fg": tuple(int(style[i : i + 2], 16) for i in (1, 3, 5))}
+    return {style: True} if style in ("bold", "dim") else {"fg": style or None}

@@ -20,7 +20,7 @@ import jax
 from treeadapt._arrays import is_array
 from treeadapt.checkpoints import store
 from treeadapt.checkpoints.common import Stored, is_nestable, nested
-from treeadapt.cli.progress import patience, progress
+from treeadapt.cli.printing import bar
 from treeadapt.errors import CheckpointError, TreeAdaptError, listing
 from treeadapt.plans import view_tree
 
@@ -33,12 +33,10 @@ class Source:
     """An abstract tree, and which of its leaves are others.
 
     Attributes:
-        name: as it was typed.
         tree: leaves are ``jax.ShapeDtypeStruct`` and static leaves.
         ties: path, and the path whose leaf it is.
     """
 
-    name: str
     tree: Any
     ties: Mapping[str, str]
 
@@ -63,14 +61,14 @@ def read_source(text: str) -> Source:
         tree: Any = nested({tuple(path.split("/")): x for path, x in leaves.items()})
     else:
         tree = leaves
-    return Source(text, tree, stored.ties)
+    return Source(tree, stored.ties)
 
 
 def read_stored(text: str) -> Stored:
     """Read all that is known of a checkpoint without its arrays.
 
     Raises:
-        CheckpointError: it is none, or cannot be read.
+        CheckpointError: it is not a checkpoint, or cannot be read.
     """
     if _is_function(text):
         raise CheckpointError(f"{text} has shapes and no values; name a checkpoint.")
@@ -81,22 +79,20 @@ def read_stored(text: str) -> Stored:
         raise CheckpointError(
             f"{text} names a file; name the module: {module}:{file['function']}."
         )
-    with patience(f"Reading {text}"):
-        return store.read_stored(text)
+    return store.read_stored(text)
 
 
 def read_arrays(text: str) -> dict[str, Any]:
     """Read a checkpoint with its arrays, as a flat dict.
 
     Raises:
-        CheckpointError: it is none, or cannot be read.
+        CheckpointError: it is not a checkpoint, or cannot be read.
     """
-    stored = read_stored(text)
     found = {}
-    with progress(f"Reading {text}", len(stored.leaves)) as step:
+    with bar(f"Reading {text}", len(read_stored(text).leaves)) as shown:
         for path, array in store.read_arrays(text):
             found[path] = array
-            step()
+            shown.update(1)
     return found
 
 
@@ -120,8 +116,7 @@ def _traced(text: str, module: str, function: str) -> Source:
         return [leaf for leaf in view.leaves if is_array(leaf)]
 
     try:
-        with patience(f"Running {text}"):
-            shapes = iter(jax.eval_shape(run))
+        shapes = iter(jax.eval_shape(run))
     except TreeAdaptError:
         raise
     except (Exception, SystemExit) as error:
@@ -136,7 +131,7 @@ def _traced(text: str, module: str, function: str) -> Source:
         if is_array(leaf) and first.setdefault(id(leaf), path) != path:
             ties[path] = first[id(leaf)]
     leaves = [next(shapes) if is_array(leaf) else leaf for leaf in view.leaves]
-    return Source(text, view.rebuild(leaves), ties)
+    return Source(view.rebuild(leaves), ties)
 
 
 def _function(text: str, module: str, function: str) -> Any:
@@ -148,5 +143,7 @@ def _function(text: str, module: str, function: str) -> Any:
             raise TreeAdaptError(f"The module of {text} has no {listing([name])}.")
         found = getattr(found, name)
     if not callable(found):
-        raise TreeAdaptError(f"{text} is no function; give one that returns the tree.")
+        raise TreeAdaptError(
+            f"{text} is not a function; give one that returns the tree."
+        )
     return found

@@ -6,6 +6,7 @@ alone are the plain form, for a pipe, a log or a commit message.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from treeadapt.drawing.outline import (
@@ -25,6 +26,7 @@ Span = tuple[str, str]  # text, and style
 
 _BAR = 16
 _NAME, _CONTENTS, _LABEL, _RULES = 48, 32, 34, 60
+_MAX_RULES = 8  # of a label, in Markdown
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
@@ -48,6 +50,53 @@ def lines(outline: Outline, *, depth: int | None = None) -> Iterator[list[Span]]
     if outline.notes:
         yield []
         yield from ([(note, "red")] for note in outline.notes)
+
+
+def markdown(outline: Outline, *, depth: int | None = None) -> str:
+    """Return an outline as Markdown, for a comment on a pull request.
+
+    Names stand in code, where they are neither markup nor mentions.
+    """
+    parts = [f"**{headline(outline)}**"]
+    if outline.has_labels and outline.labels:
+        parts.append("\n".join(_markdown_legend(outline)))
+    if outline.notes:
+        parts.append(_fenced("diff", "\n".join(f"- {note}" for note in outline.notes)))
+    shown = list(every(unfolded(outline.root, depth=depth)))
+    if shown:
+        tree = _fenced("text", plain(list(_tree(outline, shown))))
+        parts.append(f"<details><summary>Tree</summary>\n\n{tree}\n\n</details>")
+    return "\n\n".join(parts)
+
+
+def _markdown_legend(outline: Outline) -> Iterator[str]:
+    yield "| label | leaves | params | size | share | rules |"
+    yield "| --- | ---: | ---: | ---: | ---: | --- |"
+    for one in legend(outline):
+        if isinstance(one, Label):
+            rules = " ".join(map(_code, one.rules[:_MAX_RULES]))
+            cells = [_code(one.text), *one.numbers(outline), rules]
+            yield f"| {' | '.join(cells)} |"
+        else:
+            yield f"| {one} | | | | | |"
+
+
+def _code(text: str) -> str:
+    """Write a text as code in a cell of a table."""
+    text = fitted(text, _RULES).replace("|", "\\|")
+    ticks = _ticks(text, 1)
+    space = " " if text.strip("`") != text or not text.strip() else ""
+    return f"{ticks}{space}{text}{space}{ticks}"
+
+
+def _fenced(kind: str, text: str) -> str:
+    ticks = _ticks(text, 3)
+    return f"{ticks}{kind}\n{text}\n{ticks}"
+
+
+def _ticks(text: str, least: int) -> str:
+    """Return more backticks than stand together in a text."""
+    return "`" * max([least, *(len(run) + 1 for run in re.findall("`+", text))])
 
 
 def plain(made: Sequence[Sequence[Span]]) -> str:
