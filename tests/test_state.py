@@ -29,6 +29,7 @@ from treeadapt.carry.fields import (
     tree_get,
     tree_set,
 )
+from treeadapt.carry.optax_fields import STATE_FIELDS, is_state_class
 from treeadapt.transforms.updates import apply_updates
 
 ADAM = optax.adam(0.1)
@@ -361,6 +362,100 @@ def test_states_that_are_dataclasses_are_looked_into():
     new = tree_set(state, **{"MineState.count": 3})
     assert isinstance(new[0], MineState)
     assert (new[0].count, new[0].inner[0].count) == (3, 0)
+
+
+class ModelState(NamedTuple):
+    count: Any
+    w: Any
+
+
+def model_state(fill=1.0):
+    return ModelState(count=jnp.full(2, fill), w=jnp.full(3, fill))
+
+
+@pytest.mark.hazard("F28")
+@pytest.mark.parametrize("name", ["inject", "multi steps", "monitor", "partition"])
+def test_params_in_a_class_that_is_called_a_state_stay(name):
+    tx = optax.chain(EVERY[name], optax.trace(0.9), optax.lbfgs())
+    state = tx.init(model_state())
+    new = tree_set(state, count=7)
+    changed = same(state, new)
+    assert changed
+    assert not any(
+        path.endswith(("u.count", "e.count", "grads.count")) for path in changed
+    )
+    assert new[1].trace is state[1].trace
+
+
+def test_statistics_beside_an_optimizer_stay():
+    @flax.struct.dataclass
+    class RunningStatisticsState:
+        count: Any
+        mean: Any
+
+    @flax.struct.dataclass
+    class TrainingState:
+        optimizer_state: Any
+        params: Any
+        normalizer_params: Any
+        env_steps: Any
+
+    state = TrainingState(
+        optimizer_state=ADAM.init(model_state()),
+        params=model_state(),
+        normalizer_params=RunningStatisticsState(jnp.array(5.0), jnp.ones(2)),
+        env_steps=jnp.array(0),
+    )
+    new = tree_set(state, count=7, env_steps=9)
+    assert same(state, new) == [".optimizer_state[0].count", ".env_steps"]
+
+
+def test_what_may_be_params_is_set_only_where_its_class_is_named():
+    state = (*ADAM.init(PARAMS), model_state(0.0))
+    for ask in (
+        lambda: tree_set(state, count=7),
+        lambda: tree_get(state, "count", None),
+        lambda: tree_get(model_state(), "w"),
+    ):
+        with pytest.raises(ta.TransformError, match=r'may be params.*"ModelState\.'):
+            ask()
+    new = tree_set(state, **{"ScaleByAdamState.count": 7})
+    assert same(state, new) == ["[0].count"]
+    new = tree_set(state, **{"ModelState.count": jnp.ones(2)})
+    assert same(state, new) == ["[2].count"]
+    train = TrainState.create(apply_fn=mlp, params=PARAMS, tx=optax.sgd(0.1))
+    train = train.replace(opt_state=(model_state(0.0),))
+    assert tree_get(train, "ModelState.count") is train.opt_state[0].count
+
+
+def test_the_table_of_state_fields_covers_every_state_of_optax():
+    held = set()
+    for tx in EVERY.values():
+        pending = [init(tx, arrays("wb"))]
+        while pending:
+            node = pending.pop()
+            if is_state_class(type(node)):
+                below = {
+                    field: jax.tree.leaves(
+                        getattr(node, field),
+                        is_leaf=lambda x: is_state_class(type(x)),
+                    )
+                    for field in node._fields
+                }
+                held |= {
+                    field
+                    for field, leaves in below.items()
+                    if any(is_state_class(type(leaf)) for leaf in leaves)
+                }
+            pending += (
+                list(node.values())
+                if isinstance(node, dict)
+                else list(node)
+                if isinstance(node, tuple | list)
+                else []
+            )
+    assert held <= STATE_FIELDS
+    assert len(held) > 8
 
 
 def test_variables_of_an_nnx_optimizer_stay_variables():

@@ -1,9 +1,11 @@
 """Fields of an optimizer's state, by name: a parameter's name is never taken for one.
 
-Takes the state of any Optax transformation, wherever its pieces stand (chains, groups
-of a partition, wrappers), and gets or sets fields: those of its named tuples, and the
-entries of ``hyperparams``. What a field such as ``mu`` holds is not searched, so that a
+Takes the state of any Optax transformation, wherever its pieces are (chains, groups of
+a partition, wrappers), and gets or sets fields: those of its named tuples, and the
+entries of ``hyperparams``. What a field such as ``mu`` holds is not searched, so a
 parameter called ``count``, ``value`` or ``mu`` is neither found nor overwritten.
+Classes tell states from params: Optax's own (see ``optax_fields``), those that hold one
+of these, and those that the caller names.
 Stable names for every array of a state are up to ``convert``.
 """
 
@@ -23,9 +25,17 @@ import numpy as np
 import optax
 
 from treeadapt._arrays import is_array
+from treeadapt.carry.optax_fields import (
+    GROUPS,
+    LABELLED_FIELDS,
+    NAMED_FIELDS,
+    STATE_FIELDS,
+    is_state_class,
+)
 from treeadapt.convert import describe
 from treeadapt.errors import StructureMismatchError, TransformError, listing, plural
 from treeadapt.plans import view_tree
+from treeadapt.transforms.flat import flat_dict, replaced
 
 _MISSING: Any = object()
 
@@ -38,12 +48,13 @@ def tree_get(
     As ``optax.tree_utils.tree_get``, but parameters are not searched.
 
     Args:
-        state: state of any Optax transformation, or an object that holds one in a field
-            called ``opt_state``, such as Flax's ``TrainState``.
+        state: state of any Optax transformation, or an object that holds one, such as
+            Flax's ``TrainState``.
         key: name of a field (``"count"``), a hyperparameter (``"learning_rate"``), a
             measurement, a link of ``named_chain`` or a state class
             (``"ScaleByAdamState"``). ``"ScaleByAdamState.count"`` is that class's
-            field, ``"hyperparams.b1"`` the hyperparameter.
+            field, ``"hyperparams.b1"`` the hyperparameter. A state class that is not
+            of Optax and holds no state of it must be named so; it could be params.
         default: what to return if there is none.
         group: look only into the state of this group of a partition.
 
@@ -52,7 +63,7 @@ def tree_get(
 
     Raises:
         TransformError: no field has that name and there is no default; several have;
-            or no partition has such a group.
+            what has it may be params; or no partition has such a group.
 
     Example:
         >>> state = optax.adam(1e-3).init({"count": jnp.ones(2)})
@@ -88,9 +99,9 @@ def tree_set(state: Any, /, *, group: Hashable = _MISSING, **fields: Any) -> Any
         sharding, of the one that it replaces.
 
     Raises:
-        TransformError: no field has that name; the dtype cannot hold the value; a
-            schedule would overwrite the hyperparameter at the next step; or no
-            partition has such a group.
+        TransformError: no field has that name; what has it may be params; the dtype
+            cannot hold the value; a schedule would overwrite the hyperparameter at the
+            next step; or no partition has such a group.
         StructureMismatchError: a value has another structure or shape.
 
     Example:
@@ -142,15 +153,14 @@ def schedule_free_eval_params(state: Any, params: Any) -> Any:
             "made by optax.contrib.schedule_free."
         )
     view = view_tree(params)
-    own = dict(zip(view.plan.paths, view.leaves, strict=True))
+    own = flat_dict(view)
     new: dict[str, Any] = {}
     for _, inner in search.found[name]:
-        z_view = view_tree(inner.z)
-        z = dict(zip(z_view.plan.paths, z_view.leaves, strict=True))
+        z = flat_dict(view_tree(inner.z))
         _require_paths(z, own, new)
         y = {path: own[path] for path in z}
         new |= optax.contrib.schedule_free_eval_params(inner._replace(z=z), y)
-    return view.rebuild([new.get(path, leaf) for path, leaf in own.items()])
+    return replaced(view, new)
 
 
 class _Role(enum.Enum):
@@ -158,13 +168,8 @@ class _Role(enum.Enum):
 
     STATE = enum.auto()  # a state, or a container of states
     NAMED = enum.auto()  # a dict whose keys are names of the state
-    STATES = enum.auto()  # a dict of states whose keys are labels, not names
+    LABELLED = enum.auto()  # a dict of states whose keys are labels, not names
     VALUE = enum.auto()  # what a field holds: parameters, a number
-
-
-_NAMED_FIELDS = frozenset({"hyperparams", "measurement", "measurements", "skip_state"})
-_GROUPS = "inner_states"
-_LABELLED_FIELDS = frozenset({_GROUPS, "hyperparams_states"})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -190,7 +195,9 @@ class _Search:
         names: the names to find.
         group: label of the only group to look into, if there is one.
         values: new values by name; the old ones stay where it is empty.
+        classes: names of classes that the caller names in ``names``.
         found: exact path and old value of every hit, by name.
+        doubtful: exact path and class of what may be a state or params, by field.
     """
 
     def __init__(
@@ -202,9 +209,11 @@ class _Search:
         self.names = names
         self.group = group
         self.values = values or {}
+        self.classes = {str(name).partition(".")[0] for name in names}
         self.found: dict[Any, list[tuple[str, Any]]] = {name: [] for name in names}
         self.known: dict[str, None] = {}
         self.labels: dict[Hashable, None] = {}
+        self.doubtful: dict[Any, tuple[str, str]] = {}
 
     def meet(self, part: _Part) -> Any:
         """Return the value that shall stand where ``part`` stands."""
@@ -216,6 +225,39 @@ class _Search:
                 if name in self.values:
                     value = _like(part, self.values[name])
         return value
+
+    def is_state(self, node: Any) -> bool:
+        """Tell whether a class of Optax, or one that the caller names, says so."""
+        cls = type(node)
+        return is_state_class(cls) or (
+            _is_record(node) and cls.__name__ in self.classes
+        )
+
+    def holds_state(self, node: Any) -> bool:
+        """Tell whether a state is at a node or below it."""
+        return any(map(self.is_state, jax.tree.leaves(node, is_leaf=self.is_state)))
+
+    def doubt(self, part: _Part) -> None:
+        """Note the fields of what may be a state or params."""
+        where = (part.exact_path(), type(part.value).__name__)
+        for key, _ in _one_level(part.value)[0]:
+            self.doubtful.setdefault(_name_of(key), where)
+
+    def require_no_doubt(self) -> None:
+        """Raise if a name that is looked for is a field of what may be params.
+
+        Raises:
+            TransformError: it is.
+        """
+        for name in self.names:
+            if name in self.doubtful:
+                path, cls = self.doubtful[name]
+                raise TransformError(
+                    f"{path} is a {cls}, which has a field {name!r} but is neither a "
+                    "class of Optax nor holds one, so it may be params. Give the "
+                    f'class with the name: "{cls}.{name}", or that of the state that '
+                    "you mean."
+                )
 
     def nothing_message(self, name: Any) -> str:
         if self.group is not _MISSING and self.group not in self.labels:
@@ -236,6 +278,7 @@ def _visit(state: Any, search: _Search) -> Any:
     inside = search.group is _MISSING
     part = _Part(state, _Role.STATE, names=_class_names(state))
     new = _visit_part(part, search, inside=inside)
+    search.require_no_doubt()
     if not inside and search.group not in search.labels:
         raise TransformError(search.nothing_message(None))
     return new
@@ -244,13 +287,13 @@ def _visit(state: Any, search: _Search) -> Any:
 def _visit_part(part: _Part, search: _Search, *, inside: bool) -> Any:
     value = search.meet(part) if inside else part.value
     part = dataclasses.replace(part, value=value)
-    children = list(_children(part))
+    children = list(_children(part, search, inside=inside))
     if not children:
         return value
     new = []
     for child in children:
         enters = inside
-        if part.field == _GROUPS and part.role is _Role.STATES:
+        if part.field == GROUPS and part.role is _Role.LABELLED:
             label = child.path[-1].key
             search.labels[label] = None
             enters = inside or label == search.group
@@ -260,7 +303,7 @@ def _visit_part(part: _Part, search: _Search, *, inside: bool) -> Any:
     return _one_level(value)[1].unflatten(new)
 
 
-def _children(part: _Part) -> Iterator[_Part]:
+def _children(part: _Part, search: _Search, *, inside: bool) -> Iterator[_Part]:
     """Yield the parts right below one, with their roles."""
     node, role = part.value, part.role
     is_record = _is_record(node)
@@ -268,8 +311,13 @@ def _children(part: _Part) -> Iterator[_Part]:
         is_record or isinstance(node, tuple | list | Mapping)
     ):
         return
-    if role is _Role.STATE and isinstance(node, Mapping) and not _holds_state(node):
-        return  # params: they are the whole state of some transformation
+    is_unknown = (is_record and not search.is_state(node)) or (
+        role is _Role.STATE and isinstance(node, Mapping)
+    )
+    if is_unknown and not search.holds_state(node):
+        if is_record and inside:
+            search.doubt(part)
+        return  # params may be the whole state of some transformation
     for key, child in _one_level(node)[0]:
         name, path = _name_of(key), (*part.path, key)
         if role is _Role.NAMED:
@@ -281,15 +329,14 @@ def _children(part: _Part) -> Iterator[_Part]:
                 set_by_schedule=name in part.scheduled,
             )
         elif is_record:
-            field = str(name)
-            below = _role_of(field, child)
+            below = _role_of(node, name, child, search)
             own = _class_names(child) if below is _Role.STATE else ()
             yield _Part(
                 child,
                 below,
                 path,
                 names=(name, f"{type(node).__name__}.{name}", *own),
-                field=field,
+                field=name,
                 scheduled=tuple(getattr(node, "hyperparams_states", ())),
             )
         else:
@@ -298,28 +345,14 @@ def _children(part: _Part) -> Iterator[_Part]:
             yield _Part(child, _Role.STATE, path, names=(*link, *_class_names(child)))
 
 
-def _role_of(field: str, value: Any) -> _Role:
-    if isinstance(value, Mapping):
-        if field in _NAMED_FIELDS:
-            return _Role.NAMED
-        if field in _LABELLED_FIELDS:
-            return _Role.STATES
-    if field.endswith(("state", "states")) or _holds_state(value):
-        return _Role.STATE
-    return _Role.VALUE
-
-
-def _holds_state(value: Any) -> bool:
-    """Tell states from parameters by the names of their classes.
-
-    Parameters may be named tuples and dataclasses as well, and those of ``adapt`` are
-    a flat dict; state classes end in ``State``, in Optax all of them that nest.
-    """
-    if _is_record(value):
-        return type(value).__name__.endswith(("State", "Info"))
-    if isinstance(value, Mapping):
-        return any(map(_holds_state, value.values()))
-    return isinstance(value, tuple | list) and any(map(_holds_state, value))
+def _role_of(node: Any, field: str, value: Any, search: _Search) -> _Role:
+    if not is_state_class(type(node)):
+        return _Role.STATE if search.holds_state(value) else _Role.VALUE
+    if isinstance(value, Mapping) and field in NAMED_FIELDS:
+        return _Role.NAMED
+    if isinstance(value, Mapping) and field in LABELLED_FIELDS:
+        return _Role.LABELLED
+    return _Role.STATE if field in STATE_FIELDS else _Role.VALUE
 
 
 def _is_record(node: Any) -> bool:

@@ -1,0 +1,49 @@
+"""Optax's own state classes: what their fields hold.
+
+The only table in the package that knows the names of fields of a state. Params may be
+called anything, so nothing here is asked of a class that is not Optax's.
+"""
+
+from __future__ import annotations
+
+import optax
+
+#: The field of ``PartitionState``: a dict of states by the label of the group.
+GROUPS = "inner_states"
+
+#: Fields that hold a dict whose keys are names of the state itself.
+NAMED_FIELDS = frozenset({"hyperparams", "measurement", "measurements", "skip_state"})
+
+#: Fields that hold a dict of states.
+LABELLED_FIELDS = frozenset({GROUPS, "hyperparams_states"})
+
+#: Fields that hold the state of another transformation, or parts with names. All others
+#: hold params, what is computed of them, or numbers.
+STATE_FIELDS = LABELLED_FIELDS | {
+    "adv_state",
+    "base_optimizer_state",
+    "fast_state",
+    "hessian_fn_state",
+    "info",
+    "inner_opt_state",
+    "inner_state",
+    "measure_states",
+    "opt_state",
+    "skip_state",
+}
+
+_NOT_STATES = (optax.LookaheadParams, optax.MaskedNode)
+
+
+def is_state_class(cls: type) -> bool:
+    """Tell whether a class is that of a state in Optax.
+
+    Example:
+        >>> is_state_class(optax.ScaleByAdamState), is_state_class(optax.MaskedNode)
+        (True, False)
+    """
+    return (
+        cls.__module__.partition(".")[0] == "optax"
+        and issubclass(cls, tuple)
+        and cls not in _NOT_STATES
+    )
