@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from treeadapt._arrays import is_array
-from treeadapt.checkpoints.common import replaced
+from treeadapt.checkpoints.replacing import replaced
 from treeadapt.drawing import palette
 from treeadapt.drawing.html import html_page, html_part
 from treeadapt.drawing.outline import Label, Leaf, Outline, grown, sum_text

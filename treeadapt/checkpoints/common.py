@@ -1,4 +1,4 @@
-"""What all checkpoint formats share: dtypes, caps, errors, safe names, atomic writes.
+"""What all checkpoint formats share: dtypes, caps, errors, safe names.
 
 A checkpoint may come from anyone: counts and sizes are capped before work, its names
 are data and never file names, nothing is unpickled, and whatever a reader raises
@@ -10,13 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import glob
 import math
 import os
 import re
-import secrets
-import shutil
-import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -62,11 +58,13 @@ class Stored:
         leaves: shape and dtype by label path.
         names: what the format calls each leaf.
         ties: paths that are another path's leaf, which is stored once.
+        version: changes when another checkpoint comes to this path.
     """
 
     leaves: Mapping[str, jax.ShapeDtypeStruct]
     names: Mapping[str, Any]
     ties: Mapping[str, str]
+    version: tuple[int, ...] = ()
 
 
 def abstract(path: Path, name: str, shape: Any, dtype: Any) -> jax.ShapeDtypeStruct:
@@ -134,41 +132,6 @@ def told(path: str | os.PathLike[str], action: str) -> Iterator[None]:
             f"The checkpoint {listing([os.fspath(path)])} cannot be {action}: "
             f"{type(error).__name__}{': ' * bool(text)}{text}"
         ) from error
-
-
-@contextlib.contextmanager
-def replaced(path: Path) -> Iterator[Path]:
-    """Give a new name beside ``path`` to write to, and put it there if all went well.
-
-    Whatever stands at ``path`` stays until then, and stays if writing fails.
-
-    Raises:
-        CheckpointError: the folder is missing, or ``path`` is a folder in use.
-    """
-    parent = path.parent
-    if not parent.is_dir():
-        raise CheckpointError(f"There is no folder {listing([str(parent)])}. Make it.")
-    part = parent / f".{path.name[:100]}.{secrets.token_hex(6)}.part"
-    try:
-        part.touch()  # some writers make files that nobody else may read
-        mode = (path if path.is_file() else part).stat().st_mode
-        part.unlink()
-        yield part
-        if part.is_file():
-            part.chmod(stat.S_IMODE(mode))
-        if path.is_dir():
-            aside = part.with_suffix(".old")
-            path.rename(aside)
-            part.rename(path)
-            shutil.rmtree(aside)
-        else:
-            part.replace(path)
-    finally:
-        for left in parent.glob(f"{glob.escape(part.name)}*"):
-            if left.is_dir():
-                shutil.rmtree(left)
-            else:
-                left.unlink()
 
 
 def escape_segment(segment: str) -> str:

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from treeadapt.checkpoints.common import (
     MAX_LEAVES,
@@ -30,14 +32,33 @@ from treeadapt.errors import CheckpointError, listing
 
 _METADATA = "_METADATA"
 _MAX_METADATA_BYTES = 64 * 2**20
+# What Orbax writes of a tree, as paths in its folder.
+_OWN = re.compile(
+    r"_METADATA|_CHECKPOINT_METADATA|_sharding|_strings\.json|commit_success\.txt"
+    r"|array_metadatas(/process_\d+)?|ocdbt\.process_\d+"
+    r"|(ocdbt\.process_\d+/)?(manifest\.ocdbt|d(/[0-9a-f]{32})?)"
+)
 _MARK = "treeadapt"  # in the folder's own metadata: its names are escaped
 
 
-def is_checkpoint(path: Path) -> bool:
-    """Tell whether a folder is an Orbax checkpoint, or a step that holds one."""
-    return path.is_dir() and (
-        (path / _METADATA).is_file() or any(path.glob(f"*/{_METADATA}"))
-    )
+def require_own(path: Path) -> None:
+    """Raise unless a folder is one checkpoint and holds nothing else.
+
+    Raises:
+        CheckpointError: it is not a checkpoint, or holds what Orbax does not write.
+    """
+    if not (path / _METADATA).is_file():
+        raise CheckpointError(
+            f"The folder {listing([str(path)])} is not a checkpoint and is not replaced. "
+            f"{_proposal(path) or 'Choose another name.'}"
+        )
+    others = [name for name, link in _entries(path) if link or not _OWN.fullmatch(name)]
+    if others:
+        raise CheckpointError(
+            f"The checkpoint {listing([str(path)])} is not replaced, because it holds "
+            f"what Orbax did not write: {listing(others)}. Move that away, or choose "
+            "another name."
+        )
 
 
 def read_metadata(path: Path) -> Stored:
@@ -49,7 +70,10 @@ def read_metadata(path: Path) -> Stored:
     import orbax.checkpoint as ocp
 
     folder = _folder(path)
-    _refuse_links(path, folder)
+    # TensorStore follows links, out of the folder and to any file of this machine.
+    for name, is_link in _entries(folder):
+        if is_link:
+            refuse(path, f"{listing([name])} in it is a link")
     document = _document(path, folder)
     with ocp.PyTreeCheckpointer() as checkpointer:
         found = _tree(checkpointer, folder)
@@ -117,7 +141,11 @@ def write(
     """
     import orbax.checkpoint as ocp
 
-    found = dict(leaves)
+    # Orbax knows arrays of NumPy, but few of the scalars.
+    found = {
+        name: np.asarray(leaf) if isinstance(leaf, np.generic) else leaf
+        for name, leaf in leaves
+    }
     found |= {other: found[one] for other, one in ties.items()}
     for name, leaf in found.items():
         if 0 in leaf.shape:
@@ -143,13 +171,38 @@ def _folder(path: Path) -> Path:
     """Return the folder itself, or the only item of a step."""
     if (path / _METADATA).is_file():
         return path
-    items = sorted(found.parent for found in path.glob(f"*/{_METADATA}"))
+    items = _items(path)
     if len(items) == 1:
         return items[0]
-    if items:
-        names = listing([item.name for item in items])
-        refuse(path, f"it holds several: {names}", "Name one of them.")
-    return refuse(path, "it is no Orbax folder of a tree")
+    what = "it holds several" if items else "it is not an Orbax checkpoint"
+    return refuse(path, what, _proposal(path))
+
+
+def _items(path: Path) -> list[Path]:
+    """Return the checkpoints in a folder, without those that are being written."""
+    found = (file.parent for file in path.glob(f"[!.]*/{_METADATA}"))
+    return [item for item in found if "orbax-checkpoint-tmp" not in item.name]
+
+
+def _proposal(path: Path) -> str:
+    """Name the checkpoints below a folder, such as the steps of a manager."""
+    steps = [step for step in path.glob("[!.]*") if "-tmp" not in step.name]
+    names = [str(item) for folder in (path, *steps) for item in _items(folder)]
+    names.sort(key=lambda name: re.sub(r"\d+", lambda n: n[0].zfill(20), name))
+    return f"It holds {listing(names[::-1])}. Name one of them." if names else ""
+
+
+def _entries(folder: Path) -> Iterator[tuple[str, bool]]:
+    """Yield the path in the folder of all that is in it, and if it is a link."""
+    count = 0
+    start = len(os.path.join(folder, ""))
+    for above, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            count += 1
+            if count > 10 * MAX_LEAVES:
+                refuse(folder, "it holds too many files")
+            entry = os.path.join(above, name)
+            yield entry[start:].replace(os.sep, "/"), os.path.islink(entry)
 
 
 def _tree(checkpointer: Any, folder: Path) -> Any:
@@ -157,18 +210,6 @@ def _tree(checkpointer: Any, folder: Path) -> Any:
     found = checkpointer.metadata(folder.absolute())
     found = getattr(found, "item_metadata", found)
     return getattr(found, "tree", found)
-
-
-def _refuse_links(path: Path, folder: Path) -> None:
-    # TensorStore follows links, out of the folder and to any file of this machine.
-    count = 0
-    for above, folders, files in os.walk(folder):
-        for name in (*folders, *files):
-            count += 1
-            if os.path.islink(os.path.join(above, name)):
-                refuse(path, f"{listing([name])} in it is a link")
-        if count > 10 * MAX_LEAVES:
-            refuse(path, "it holds too many files")
 
 
 def _document(path: Path, folder: Path) -> Mapping[str, Any]:

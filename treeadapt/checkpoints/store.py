@@ -27,7 +27,8 @@ from treeadapt.checkpoints import (
     orbax_folder,
     safetensors_file,
 )
-from treeadapt.checkpoints.common import DTYPES, Stored, refuse, replaced, told
+from treeadapt.checkpoints.common import DTYPES, Stored, refuse, told
+from treeadapt.checkpoints.replacing import replaced, restore
 from treeadapt.convert import describe
 from treeadapt.errors import CheckpointError, SelectorError, listing, plural
 from treeadapt.plans import TreeView, view_tree
@@ -344,16 +345,22 @@ def write_leaves(
             "StandardCheckpointer().save(path, ta.to_flat_dict(tree)). ta.load reads "
             "what it wrote."
         )
-    if name.exists() and name.is_dir() != (kind == "orbax"):
-        what = "a folder" if name.is_dir() else "a file"
-        raise CheckpointError(f"{listing([str(name)])} is {what}. Choose another name.")
-    if name.is_dir() and not orbax_folder.is_checkpoint(name):
-        raise CheckpointError(
-            f"The folder {listing([str(name)])} is no checkpoint and is not replaced. "
-            "Choose another name."
-        )
-    with told(name, "written"), replaced(name) as part:
+    with told(name, "written"), replaced(name, lambda: _check(name, kind)) as part:
         FORMATS[kind].write(part, leaves, ties)
+
+
+def _check(path: Path, kind: str) -> None:
+    """Raise unless nothing is at ``path``, or what a new checkpoint may replace."""
+    if path.is_symlink():
+        raise CheckpointError(
+            f"{listing([str(path)])} is a link to {listing([os.readlink(path)])} and is "
+            "not replaced. Save to that name, or remove the link."
+        )
+    if path.exists() and path.is_dir() != (kind == "orbax"):
+        what = "a folder" if path.is_dir() else "a file"
+        raise CheckpointError(f"{listing([str(path)])} is {what}. Choose another name.")
+    if path.is_dir():
+        orbax_folder.require_own(path)
 
 
 def format_of(
@@ -404,13 +411,18 @@ def _require_path(path: Any) -> None:
 
 def _stored(path: str | os.PathLike[str], given: str | None) -> tuple[str, Stored]:
     _require_path(path)
-    name, kind = Path(path), format_of(path, given)
+    name = Path(path)
+    if not name.exists():
+        restore(name.absolute())
+    kind = format_of(path, given)
     if not name.exists():
         raise CheckpointError(f"There is no checkpoint {listing([str(name)])}.")
     if name.is_dir() != (kind == "orbax") or not (name.is_dir() or name.is_file()):
         refuse(name, f"it is no {kind} {'folder' if kind == 'orbax' else 'file'}")
     with told(name, "read"):
-        return kind, FORMATS[kind].read_metadata(name)
+        version = _version(name)
+        found = FORMATS[kind].read_metadata(name)
+        return kind, dataclasses.replace(found, version=version)
 
 
 def _report(view: TreeView, stored: Stored, where: Any) -> LoadReport:
@@ -454,11 +466,24 @@ def _arrays(
     wanted: Iterable[str],
 ) -> Iterator[tuple[str, Any]]:
     wanted = list(wanted)
-    if kind != "orbax":
-        yield from zip(wanted, FORMATS[kind].read(path, stored, wanted), strict=True)
-        return
     shardings = {one: _sharding(target.get(one)) for one in wanted}
-    yield from zip(wanted, orbax_folder.read(path, stored, shardings), strict=True)
+    try:
+        found = FORMATS[kind].read(
+            path, stored, shardings if kind == "orbax" else wanted
+        )
+        yield from zip(wanted, found, strict=True)
+    finally:
+        if _version(path) != stored.version:
+            raise CheckpointError(
+                f"The checkpoint {listing([str(path)])} was replaced while it was read. "
+                "Read it again."
+            )
+
+
+def _version(path: Path) -> tuple[int, ...]:
+    """Return what changes when another file or folder comes to a path."""
+    found = path.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _sharding(leaf: Any) -> Any:

@@ -1,0 +1,205 @@
+"""Putting a new file or folder in the place of an old one.
+
+At every moment the old one or the new one is at the path, even if the process is killed:
+a file is renamed over a file, and two folders are exchanged in one step where the system
+can do that (Linux: ext4, xfs, btrfs, tmpfs). Elsewhere a folder is moved aside first, and
+the next save or load puts it back if its writer died before the new one was in place.
+
+Everything is written in a hidden folder next to the path, ``.NAME.HASH.RANDOM.part``, with
+a lock in it that its writer holds. The next save to this path removes such folders whose
+writers are dead. Of several writers at once the last one wins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import glob
+import hashlib
+import os
+import shutil
+import stat
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from treeadapt.errors import CheckpointError, TreeAdaptWarning, listing
+
+try:
+    import fcntl
+except ImportError:  # Windows: what dead writers leave stays there
+    fcntl = None  # type: ignore[assignment]
+
+_NOT_HERE = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP)
+_CURRENT_FOLDER, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
+_ATTEMPTS = 100
+
+
+@contextlib.contextmanager
+def replaced(path: Path, check: Callable[[], None] = lambda: None) -> Iterator[Path]:
+    """Give a new name to write to, and put that at ``path`` if all went well.
+
+    Args:
+        path: a file, a folder or nothing; stays as it is if writing fails. A new entry
+            gets its mode.
+        check: called before the writing and again before the replacing; raises if what
+            is at ``path`` must stay.
+
+    Raises:
+        CheckpointError: there is no folder to write to, or the new entry cannot be put
+            at ``path``.
+    """
+    if not path.parent.is_dir():
+        raise CheckpointError(
+            f"There is no folder {listing([str(path.parent)])}. Make it."
+        )
+    place = path.absolute()
+    restore(place)
+    check()
+    with _workplace(place) as (folder, mode):
+        new = folder / "new"
+        yield new
+        check()
+        if place.exists():
+            new.chmod(stat.S_IMODE(place.stat().st_mode))
+        elif new.is_file():
+            new.chmod(mode)  # some writers make files that nobody else may read
+        _put(new, place)
+
+
+def restore(path: Path) -> None:
+    """Remove what dead writers of ``path`` left, and put back what they moved away."""
+    prefix = glob.escape(_prefix(path))
+    for folder in path.parent.glob(f"{prefix}*.part"):
+        with contextlib.suppress(OSError):  # another removed it
+            _settle(folder, path)
+    for folder in path.parent.glob(f"{prefix}*.gone"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _settle(folder: Path, path: Path) -> None:
+    try:
+        lock = (folder / "lock").open("r+b")
+    except FileNotFoundError:
+        folder.rmdir()
+        return
+    old = folder / "old"
+    with lock:
+        taken = old.exists() and not path.exists()
+        if not _lock(lock, wait=taken):
+            return
+        if old.exists() and not path.exists():
+            old.rename(path)
+            warnings.warn(
+                f"A save to {listing([str(path)])} was interrupted. The checkpoint "
+                "before it was put back.",
+                TreeAdaptWarning,
+                stacklevel=2,
+            )
+        _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    gone = folder.with_suffix(".gone")  # in one step: nothing in it is ever put back
+    folder.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _workplace(path: Path) -> Iterator[tuple[Path, int]]:
+    """Make a folder that is locked while in use; give it and the mode of new files."""
+    while True:
+        folder = Path(tempfile.mkdtemp(".part", _prefix(path), path.parent))
+        with contextlib.suppress(FileNotFoundError):
+            lock = (folder / "lock").open("xb")
+            _lock(lock, wait=True)
+            if (folder / "lock").exists():
+                break
+            lock.close()
+        # Another save took the folder for one that a dead writer left.
+    try:
+        with lock:
+            yield folder, stat.S_IMODE(os.fstat(lock.fileno()).st_mode)
+    finally:
+        if not (folder / "old").exists() or path.exists():
+            with contextlib.suppress(OSError):  # another save removed it
+                _remove(folder)
+
+
+def _prefix(path: Path) -> str:
+    # At most 188 bytes, so that the whole name is a name in any file system.
+    digest = hashlib.sha256(os.fsencode(path.name)).hexdigest()
+    return f".{path.name[:40]}.{digest[:16]}."
+
+
+def _lock(file: IO[Any], *, wait: bool) -> bool:
+    """Lock a file until it is closed or its process ends; tell if that worked."""
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:  # another has it, or this file system has no locks
+        return False
+    return True
+
+
+def _put(new: Path, path: Path) -> None:
+    old = new.with_name("old")
+    try:
+        if new.is_dir():
+            _put_folder(new, path, old)
+        else:
+            new.replace(path)
+    except OSError as error:
+        if old.exists():
+            with contextlib.suppress(OSError):
+                old.rename(path)
+        kept = ""
+        if path.exists():
+            kept = " What was there is still there."
+        elif old.exists():
+            kept = (
+                f" What was there is at {listing([str(old)])}, the new one at "
+                f"{listing([str(new)])}. Rename one of them."
+            )
+        raise CheckpointError(
+            f"{listing([str(path)])} was not replaced: {error}.{kept}"
+        ) from error
+
+
+def _put_folder(new: Path, path: Path, old: Path) -> None:
+    for attempt in range(_ATTEMPTS):  # as often as other writers come in between
+        try:
+            new.rename(path)  # where nothing is, or an empty folder
+        except OSError:
+            if not path.is_dir():
+                raise
+        else:
+            return
+        with contextlib.suppress(FileNotFoundError):
+            if _exchange(new, path):
+                return
+            if old.exists():
+                old.rename(new.with_name(f"older{attempt}"))
+            path.rename(old)
+    raise FileExistsError(errno.EEXIST, "other writers replace it all the time")
+
+
+def _exchange(one: Path, two: Path) -> bool:
+    """Exchange two entries in one step; False where the system cannot."""
+    if sys.platform != "linux":
+        return False
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if call is None:
+        return False
+    names = os.fsencode(one), os.fsencode(two)
+    if not call(_CURRENT_FOLDER, names[0], _CURRENT_FOLDER, names[1], _EXCHANGE):
+        return True
+    number = ctypes.get_errno()
+    if number in _NOT_HERE:
+        return False
+    raise OSError(number, os.strerror(number), str(one), None, str(two))
