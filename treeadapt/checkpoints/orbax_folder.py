@@ -49,8 +49,8 @@ def require_own(path: Path) -> None:
     """
     if not (path / _METADATA).is_file():
         raise CheckpointError(
-            f"The folder {listing([str(path)])} is not a checkpoint and is not replaced. "
-            f"{_proposal(path) or 'Choose another name.'}"
+            f"The folder {listing([str(path)])} is not a checkpoint and is not "
+            f"replaced. {_proposal(path) or 'Choose another name.'}"
         )
     others = [name for name, link in _entries(path) if link or not _OWN.fullmatch(name)]
     if others:
@@ -209,6 +209,8 @@ def _tree(checkpointer: Any, folder: Path) -> Any:
     """Return the metadata of each leaf, in the stored dicts and lists."""
     found = checkpointer.metadata(folder.absolute())
     found = getattr(found, "item_metadata", found)
+    if found is None:  # Orbax says so in its log only
+        refuse(folder, "its metadata is damaged")
     return getattr(found, "tree", found)
 
 

@@ -1,13 +1,14 @@
 """Putting a new file or folder in the place of an old one.
 
-At every moment the old one or the new one is at the path, even if the process is killed:
-a file is renamed over a file, and two folders are exchanged in one step where the system
-can do that (Linux: ext4, xfs, btrfs, tmpfs). Elsewhere a folder is moved aside first, and
-the next save or load puts it back if its writer died before the new one was in place.
+At every moment the old one or the new one is at the path, even if the process is
+killed: a file is renamed over a file, and two folders are exchanged in one step where
+the system can do that (Linux, on most local file systems). Elsewhere a folder is moved
+aside first, and the next save or load puts it back if its writer died before the new
+one was in place.
 
-Everything is written in a hidden folder next to the path, ``.NAME.HASH.RANDOM.part``, with
-a lock in it that its writer holds. The next save to this path removes such folders whose
-writers are dead. Of several writers at once the last one wins.
+Everything is written in a hidden folder next to the path, ``.NAME.HASH.RANDOM.part``,
+with a lock in it that its writer holds. The next save to this path removes such folders
+whose writers are dead. Of several writers at once the last one wins.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ Formats are in the other files of this room.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -353,8 +354,8 @@ def _check(path: Path, kind: str) -> None:
     """Raise unless nothing is at ``path``, or what a new checkpoint may replace."""
     if path.is_symlink():
         raise CheckpointError(
-            f"{listing([str(path)])} is a link to {listing([os.readlink(path)])} and is "
-            "not replaced. Save to that name, or remove the link."
+            f"{listing([str(path)])} is a link to {listing([os.readlink(path)])} and "
+            "is not replaced. Save to that name, or remove the link."
         )
     if path.exists() and path.is_dir() != (kind == "orbax"):
         what = "a folder" if path.is_dir() else "a file"
@@ -421,7 +422,8 @@ def _stored(path: str | os.PathLike[str], given: str | None) -> tuple[str, Store
         refuse(name, f"it is no {kind} {'folder' if kind == 'orbax' else 'file'}")
     with told(name, "read"):
         version = _version(name)
-        found = FORMATS[kind].read_metadata(name)
+        with _unreplaced(name, version):
+            found = FORMATS[kind].read_metadata(name)
         return kind, dataclasses.replace(found, version=version)
 
 
@@ -467,16 +469,20 @@ def _arrays(
 ) -> Iterator[tuple[str, Any]]:
     wanted = list(wanted)
     shardings = {one: _sharding(target.get(one)) for one in wanted}
+    with _unreplaced(path, stored.version):
+        asked = shardings if kind == "orbax" else wanted
+        yield from zip(wanted, FORMATS[kind].read(path, stored, asked), strict=True)
+
+
+@contextlib.contextmanager
+def _unreplaced(path: Path, version: tuple[int, ...]) -> Iterator[None]:
     try:
-        found = FORMATS[kind].read(
-            path, stored, shardings if kind == "orbax" else wanted
-        )
-        yield from zip(wanted, found, strict=True)
+        yield
     finally:
-        if _version(path) != stored.version:
+        if _version(path) != version:
             raise CheckpointError(
-                f"The checkpoint {listing([str(path)])} was replaced while it was read. "
-                "Read it again."
+                f"The checkpoint {listing([str(path)])} was replaced while it was "
+                "read. Read it again."
             )
 
 
