@@ -130,6 +130,11 @@ class Program:
         )
 
     @functools.cached_property
+    def needs_params(self) -> bool:
+        """Whether gradients cannot answer: they share only the paths of the params."""
+        return self.needs_tree or not self.needs <= {"path"}
+
+    @functools.cached_property
     def matcher(self) -> Matcher:
         """The matcher of all patterns, shared by programs with the same patterns."""
         return matcher_of(tuple(map(parse, self.texts)))

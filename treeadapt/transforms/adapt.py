@@ -64,7 +64,8 @@ def adapt(tx: Any) -> optax.GradientTransformationExtraArgs:
         NoArraysError: ``init`` was given a tree in which nothing would train.
         PathCollisionError: two leaves have the same path.
         TransformError: ``tx`` is no transformation, the updates do not fit the params,
-            or JAX sees a part of the tree as one leaf.
+            or JAX sees a part of the tree as one leaf. Also an ``update`` without
+            params, where a selector in ``tx`` asks for more than paths.
 
     Warns:
         UnliftedMaskWarning: a mask or label function in ``tx`` decides otherwise on the
@@ -164,7 +165,10 @@ def run_flat(
         flat_params = [pick_arrays(view, keys, "the params") for view in views]
         shown = _shown(params, flat_params) if views else None
         flat_args = flat_extra(extra, keys, [grads, *views], own)
-        with whole_tree(own or grads), _explained(flat_updates):
+        with (
+            whole_tree(own or grads, is_params=own is not None),
+            _explained(flat_updates),
+        ):
             new, new_state = tx.update(flat_updates, state, shown, **flat_args)
         return put_updates(grads, new, own), keep_dtypes(state, new_state)
 
