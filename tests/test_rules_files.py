@@ -303,6 +303,16 @@ def test_a_file_that_cannot_be_read_is_a_typed_error(tmp_path, name):
         load_rules(3)
 
 
+@pytest.mark.hazard("K30")
+def test_patterns_that_weigh_too_much_together_are_refused(tmp_path):
+    rows = [f'"{place}{{a,b}}*{"x" * 990}" = 1' for place in range(1_000, 1_250)]
+    assert len(load(tmp_path, HEAD + "[rules]\n" + "\n".join(rows[:199])).values) == 199
+    with pytest.raises(RulesFileError, match="more than 200,000 segments"):
+        load(tmp_path, HEAD + "[rules]\n" + "\n".join(rows))
+    plain = [f'"{place}/{"x" * 1_000}" = 1' for place in range(3_000)]
+    assert len(load(tmp_path, HEAD + "[rules]\n" + "\n".join(plain)).values) == 3_000
+
+
 @pytest.mark.hazard("K18")
 def test_a_label_that_names_code_is_only_text(tmp_path):
     evil = "__import__('os').system('true')"
