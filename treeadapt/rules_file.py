@@ -319,7 +319,7 @@ def _pair(path: str | os.PathLike[str], place: int, row: Any) -> tuple[Where, La
         )
     where = row["where"]
     if not isinstance(where, str | list):
-        _refuse(path, f"'where' of rule {place} is no pattern", "Put it in quotes.")
+        _refuse(path, f"'where' of rule {place} is not a pattern", "Put it in quotes.")
     return where, row["label"]
 
 
