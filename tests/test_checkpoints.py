@@ -28,7 +28,7 @@ from flax import nnx, serialization
 
 import treeadapt as ta
 from treeadapt.checkpoints.common import escape_segment, unescape_segment
-from treeadapt.checkpoints.store import copy, read_ties
+from treeadapt.checkpoints.store import copy, read_stored
 
 # Orbax may leave a loop of its own to the collector.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -135,12 +135,12 @@ def test_tied_leaves_are_stored_once(tmp_path):
     path = tmp_path / "x.safetensors"
     ta.save(path, tied)
     assert path.stat().st_size < 1.5 * weight.nbytes
-    assert read_ties(path) == {"head/weight": "embed"}
+    assert read_stored(path).ties == {"head/weight": "embed"}
     again = ta.load(path, jax.eval_shape(lambda: tied))
     assert again["embed"] is again["head"]["weight"]
     same(again, tied)
     copy(path, tmp_path / "y.safetensors")
-    assert read_ties(tmp_path / "y.safetensors") == {"head/weight": "embed"}
+    assert read_stored(tmp_path / "y.safetensors").ties == {"head/weight": "embed"}
 
 
 def test_tied_leaves_are_stored_twice_by_orbax(tmp_path):
@@ -348,8 +348,11 @@ def test_files_of_the_libraries_themselves(tmp_path):
     np.savez_compressed(tmp_path / "z.npz", **flat)
     state = {"a": {"b": flat["a/b"], "c": flat["a/c"]}, "step": 3, "none": None}
     (tmp_path / "x.msgpack").write_bytes(serialization.msgpack_serialize(state))
-    for name in ("x.safetensors", "x.npz", "z.npz", "x.msgpack"):
+    for name in ("x.safetensors", "x.npz", "z.npz"):
         same(ta.load(tmp_path / name, zeros_like(flat)), flat)
+    again = ta.load(tmp_path / "x.msgpack", {**zeros_like(flat), "step": 0})
+    assert again.pop("step") == 3
+    same(again, flat)
 
 
 def test_our_files_are_read_by_the_libraries(tmp_path):

@@ -9,8 +9,8 @@ from treeadapt.carry.fields import (
     tree_get,
     tree_set,
 )
+from treeadapt.checkpoints.fitting import LoadReport
 from treeadapt.checkpoints.store import (
-    LoadReport,
     load,
     load_report,
     read_metadata,

@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import math
 import os
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -23,10 +22,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from treeadapt.errors import CheckpointError, TreeAdaptError, listing
+from treeadapt.errors import (
+    CheckpointError,
+    PathCollisionError,
+    TreeAdaptError,
+    listing,
+)
 
 MAX_LEAVES = 1_000_000
 MAX_RANK = 64
+NUMBER = "number"
+_NUMBERS = ("bool", "int64", "float64", "complex128")
 _EMPTY = "%E"  # an empty segment; no quoted text has it
 
 _EXTENDED = (
@@ -50,6 +56,9 @@ def _dtypes() -> dict[str, np.dtype[Any]]:
 DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(_dtypes())
 
 
+_NO_NUMBER = jax.ShapeDtypeStruct((0,), DTYPES["bool"])
+
+
 @dataclasses.dataclass(frozen=True)
 class Stored:
     """What a checkpoint holds, without its values.
@@ -58,13 +67,60 @@ class Stored:
         leaves: shape and dtype by label path.
         names: what the format calls each leaf.
         ties: paths that are another path's leaf, which is stored once.
+        kinds: what leaves were that no array can say: ``NUMBER`` for a Python number,
+            or the kind of a typed PRNG key.
         version: changes when another checkpoint comes to this path.
     """
 
     leaves: Mapping[str, jax.ShapeDtypeStruct]
     names: Mapping[str, Any]
-    ties: Mapping[str, str]
+    ties: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    kinds: Mapping[str, str] = dataclasses.field(default_factory=dict)
     version: tuple[int, ...] = ()
+
+
+def marks(ties: Mapping[str, str], kinds: Mapping[str, str]) -> dict[str, Any]:
+    """Return what ``marked`` reads, for the metadata of a file."""
+    return {"ties": dict(ties), "kinds": dict(kinds)}
+
+
+def marked(
+    path: Path, leaves: dict[str, Any], names: dict[str, Any], found: Any
+) -> Stored:
+    """Return metadata with the ties and kinds that a file states, once they fit.
+
+    Args:
+        path: the file, for messages.
+        leaves: shape and dtype by label path, without tied ones.
+        names: what the format calls each leaf.
+        found: what should be from ``marks``.
+
+    Raises:
+        CheckpointError: they do not fit.
+    """
+    match found:
+        case {"ties": dict(ties), "kinds": dict(kinds)}:
+            texts = (*ties.values(), *kinds.values())
+        case _:
+            texts = (None,)
+    if not all(isinstance(text, str) for text in texts):
+        refuse(path, "the marks in its metadata are damaged")
+    for other, one in ties.items():
+        if other in leaves or one not in leaves:
+            refuse(path, f"it ties {listing([other])} to {listing([one])}")
+    leaves = leaves | {other: leaves[one] for other, one in ties.items()}
+    names = names | {other: names[one] for other, one in ties.items()}
+    for one, kind in kinds.items():
+        leaf = leaves.get(one, _NO_NUMBER)
+        if kind == NUMBER and (leaf.shape or leaf.dtype.name not in _NUMBERS):
+            refuse(path, f"{listing([one])} in it is not a number")
+    return Stored(leaves, names, ties, kinds)
+
+
+def number_array(number: Any) -> np.ndarray[Any, Any] | None:
+    """Return a Python number as a 0-d array; None if it does not fit 64 bits."""
+    made = np.asarray(number)
+    return made if made.dtype.name in _NUMBERS else None
 
 
 def abstract(path: Path, name: str, shape: Any, dtype: Any) -> jax.ShapeDtypeStruct:
@@ -160,34 +216,34 @@ def nested(leaves: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
     """Return nested dicts that hold the leaves, by their segments.
 
     Raises:
-        CheckpointError: a leaf stands where others need a node.
+        PathCollisionError: one leaf is above another.
     """
     made: dict[str, Any] = {}
+    nodes: dict[tuple[str, ...], dict[str, Any]] = {(): made}
     for segments, leaf in leaves.items():
-        node = made
-        for segment in segments[:-1]:
-            node = node.setdefault(segment, {})
-            if not isinstance(node, dict):
-                break
-        if not isinstance(node, dict) or segments[-1] in node:
-            name = "/".join(segments)
-            raise CheckpointError(
-                f"Nested dicts cannot hold {listing([name])}: it stands above or "
-                "below another leaf. Choose another format."
-            )
-        node[segments[-1]] = leaf
+        for end in range(1, len(segments)):
+            above = segments[:end]
+            if above in leaves:
+                one, two = "/".join(above), "/".join(segments)
+                raise PathCollisionError(
+                    f"Nested dicts cannot hold {listing([one])} next to "
+                    f"{listing([two])}. Pass a target or choose leaves with where=; "
+                    "treeadapt.read_metadata lists the paths."
+                )
+            if above not in nodes:
+                nodes[above] = nodes[above[:-1]][above[-1]] = {}
+        nodes[segments[:-1]][segments[-1]] = leaf
     return made
 
 
-def is_nestable(paths: Mapping[str, Any]) -> bool:
-    """Tell whether no path stands above another.
+def as_tree(leaves: Mapping[str, Any]) -> Any:
+    """Return nested dicts, whose siblings patterns can count, or the flat dict.
 
     Example:
-        >>> is_nestable({"a": 1, "b/c": 2}), is_nestable({"a": 1, "a/b": 2})
-        (True, False)
+        >>> as_tree({"a/b": 1}), as_tree({"a": 1, "a/b": 2})
+        ({'a': {'b': 1}}, {'a': 1, 'a/b': 2})
     """
-    return not any(
-        path[: slash.start()] in paths
-        for path in paths
-        for slash in re.finditer("/", path)
-    )
+    try:
+        return nested({tuple(path.split("/")): leaf for path, leaf in leaves.items()})
+    except PathCollisionError:
+        return dict(leaves)

@@ -1,6 +1,6 @@
 """Flax's ``.msgpack`` files, read with Flax, the whole file at once; never written.
 
-A label path is the joined keys of nested maps.
+A label path is the joined keys of nested maps. Texts and None are not leaves.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from treeadapt._arrays import is_array
-from treeadapt.checkpoints.common import Stored, abstract, refuse
+from treeadapt.checkpoints.common import NUMBER, Stored, abstract, refuse
 from treeadapt.errors import listing
 
 
@@ -27,21 +27,25 @@ def read_metadata(path: Path) -> Stored:
     state = serialization.msgpack_restore(path.read_bytes())
     if not isinstance(state, dict):
         refuse(path, "it is not a map of leaves")
-    leaves, arrays = {}, {}
+    leaves, arrays, kinds = {}, {}, {}
     pending: list[tuple[str, Any]] = [("", state)]
     while pending:
         above, node = pending.pop()
         name = above[1:]
         if isinstance(node, dict):
             pending += [(f"{above}/{key}", node[key]) for key in reversed(node)]
-        elif is_array(node):
+        elif node is None or isinstance(node, str):
+            continue
+        elif is_array(node) or isinstance(node, bool | int | float | complex):
             if name in leaves:
                 refuse(path, f"two leaves are named {listing([name])}")
-            arrays[name] = np.asarray(node)
-            leaves[name] = abstract(path, name, node.shape, node.dtype.name)
-        elif not isinstance(node, None | bool | int | float | complex | str):
+            arrays[name] = array = np.asarray(node)
+            leaves[name] = abstract(path, name, array.shape, array.dtype.name)
+            if not is_array(node):
+                kinds[name] = NUMBER
+        else:
             refuse(path, f"{listing([name])} is a {type(node).__name__}")
-    return Stored(leaves, arrays, {})
+    return Stored(leaves, arrays, kinds=kinds)
 
 
 def read(path: Path, stored: Stored, wanted: Iterable[str]) -> Iterator[Any]:

@@ -37,7 +37,7 @@ def read_metadata(path: Path) -> Stored:
             if name in leaves:
                 refuse(path, f"a name occurs twice: {listing([name])}")
             leaves[name], names[name] = _leaf(path, archive, member), member.filename
-    return Stored(leaves, names, {})
+    return Stored(leaves, names)
 
 
 def read(path: Path, stored: Stored, wanted: Iterable[str]) -> Iterator[Any]:

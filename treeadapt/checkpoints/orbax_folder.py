@@ -20,15 +20,17 @@ import numpy as np
 
 from treeadapt.checkpoints.common import (
     MAX_LEAVES,
+    NUMBER,
     Stored,
     abstract,
     escape_segment,
-    is_nestable,
+    marked,
+    marks,
     nested,
     refuse,
     unescape_segment,
 )
-from treeadapt.errors import CheckpointError, listing
+from treeadapt.errors import CheckpointError, PathCollisionError, listing
 
 _METADATA = "_METADATA"
 _MAX_METADATA_BYTES = 64 * 2**20
@@ -77,21 +79,29 @@ def read_metadata(path: Path) -> Stored:
     document = _document(path, folder)
     with ocp.PyTreeCheckpointer() as checkpointer:
         found = _tree(checkpointer, folder)
-    own = _MARK in (document.get("custom_metadata") or {})
-    leaves, names = {}, {}
+    own = (document.get("custom_metadata") or {}).get(_MARK)
+    own_keys = _key_kinds(folder)
+    leaves, names, kinds = {}, {}, {}
     pairs = jax.tree_util.tree_flatten_with_path(found, is_leaf=_is_leaf)[0]
     for keys, value in pairs:
         segments = [_text(path, key) for key in keys]
+        stored_name = ".".join(segments)
         if not _is_leaf(value):
             continue
-        if own:
+        if own is not None:
             segments = [unescape_segment(text) for text in segments]
         name = "/".join(segments)
         if name in leaves:
             refuse(path, f"two leaves are named {listing([name])}")
         leaves[name] = abstract(path, name, tuple(value.shape), str(value.dtype))
         names[name] = keys
-    return Stored(leaves, names, {})
+        if isinstance(value, ocp.metadata.ScalarMetadata):
+            kinds[name] = NUMBER
+        elif stored_name in own_keys:
+            kinds[name] = own_keys[stored_name]
+    if own is None:
+        return Stored(leaves, names, kinds=kinds)
+    return marked(path, leaves, names, own)
 
 
 def read(path: Path, stored: Stored, wanted: Mapping[str, Any]) -> list[Any]:
@@ -132,7 +142,10 @@ def read(path: Path, stored: Stored, wanted: Mapping[str, Any]) -> list[Any]:
 
 
 def write(
-    path: Path, leaves: Iterable[tuple[str, Any]], ties: Mapping[str, str]
+    path: Path,
+    leaves: Iterable[tuple[str, Any]],
+    ties: Mapping[str, str],
+    kinds: Mapping[str, str],
 ) -> None:
     """Write leaves, which stay on their devices until Orbax takes them.
 
@@ -153,17 +166,15 @@ def write(
                 f"The leaf {listing([name])} has no elements, which Orbax cannot "
                 "store. Save as .safetensors."
             )
-    flat = not is_nestable(found)
-    split = {
-        (escape_segment(name),)
-        if flat
-        else tuple(map(escape_segment, name.split("/"))): leaf
-        for name, leaf in found.items()
-    }
+    segments = {name: tuple(map(escape_segment, name.split("/"))) for name in found}
+    try:
+        tree = nested({segments[name]: leaf for name, leaf in found.items()})
+    except PathCollisionError:
+        tree = {escape_segment(name): leaf for name, leaf in found.items()}
     with ocp.PyTreeCheckpointer() as checkpointer:
         checkpointer.save(
             path.absolute(),
-            args=ocp.args.PyTreeSave(nested(split), custom_metadata={_MARK: 1}),
+            args=ocp.args.PyTreeSave(tree, custom_metadata={_MARK: marks({}, kinds)}),
         )
 
 
@@ -236,6 +247,18 @@ def _document(path: Path, folder: Path) -> Mapping[str, Any]:
             ):
                 refuse(path, f"the name {listing([text])} leads out of it")
     return document
+
+
+def _key_kinds(folder: Path) -> dict[str, str]:
+    """Return the kinds of the typed PRNG keys that Orbax turned to integers."""
+    file = folder / "array_metadatas" / "process_0"
+    if not file.is_file() or file.stat().st_size > _MAX_METADATA_BYTES:
+        return {}
+    entries = json.loads(file.read_text("utf-8"))["array_metadatas"]
+    facts = [entry["array_metadata"] for entry in entries]
+    kinds = ((each["ext_metadata"] or {}).get("random_key_impl") for each in facts)
+    pairs = zip((str(each["param_name"]) for each in facts), kinds, strict=True)
+    return {name: kind for name, kind in pairs if isinstance(kind, str)}
 
 
 def _is_leaf(value: Any) -> bool:

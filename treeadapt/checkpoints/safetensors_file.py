@@ -1,13 +1,15 @@
 """Checkpoints as ``.safetensors``: the label path is the tensor's name.
 
 The library's own writer and reader; the header is read here, because the library takes
-a name that occurs twice. Leaves of one buffer are stored once: the header's text
-metadata maps the other paths to the stored one, as Hugging Face's tools do.
+a name that occurs twice. Leaves of one buffer are stored once: one entry of the
+header's text metadata says which paths share a tensor, and which were no arrays. A
+folder of shards is read by its index, as Hugging Face's tools write it.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,11 +18,20 @@ from typing import Any
 
 import numpy as np
 
-from treeadapt.checkpoints.common import MAX_LEAVES, Stored, abstract, refuse
+from treeadapt.checkpoints.common import (
+    MAX_LEAVES,
+    Stored,
+    abstract,
+    marked,
+    marks,
+    refuse,
+)
 from treeadapt.errors import CheckpointError, listing
 
 _MAX_HEADER_BYTES = 64 * 2**20
+INDEX = "model.safetensors.index.json"
 _RESERVED = "__metadata__"
+_MARK = "treeadapt"  # the only entry of that metadata with a meaning here
 _DTYPES = {
     "BOOL": "bool",
     "U8": "uint8",
@@ -45,11 +56,17 @@ _DTYPES = {
 
 
 def read_metadata(path: Path) -> Stored:
-    """Read names, shapes and dtypes; only the header is touched.
+    """Read names, shapes and dtypes; only headers are touched.
+
+    Args:
+        path: a file, or a folder of shards with an index.
 
     Raises:
-        CheckpointError: the header is malformed, too large, or does not fit the file.
+        CheckpointError: a header is malformed, too large, or does not fit the file, or
+            an index does not fit its folder.
     """
+    if path.is_dir():
+        return _sharded(path)
     header, start = _header(path)
     size = path.stat().st_size - start
     texts = header.pop(_RESERVED, {})
@@ -64,15 +81,10 @@ def read_metadata(path: Path) -> Stored:
         if begin < 0:
             refuse(path, f"the tensor {listing([name])} does not fit the file")
         leaves[name] = leaf
-        names[name] = (name, start + begin)
-    ties = {
-        other: name
-        for other, name in (texts.items() if isinstance(texts, dict) else ())
-        if other not in leaves and isinstance(name, str) and name in leaves
-    }
-    leaves |= {other: leaves[name] for other, name in ties.items()}
-    names |= {other: names[name] for other, name in ties.items()}
-    return Stored(leaves, names, ties)
+        names[name] = (path, name, start + begin)
+    if not isinstance(texts, dict) or _MARK not in texts:
+        return Stored(leaves, names)
+    return marked(path, leaves, names, _json(path, texts[_MARK]))
 
 
 def read(path: Path, stored: Stored, wanted: Iterable[str]) -> Iterator[Any]:
@@ -85,21 +97,28 @@ def read(path: Path, stored: Stored, wanted: Iterable[str]) -> Iterator[Any]:
     """
     import safetensors
 
-    with safetensors.safe_open(path, framework="np") as file:
+    with contextlib.ExitStack() as stack:
+        files: dict[Path, Any] = {}
         for one in wanted:
-            name, start = stored.names[one]
+            shard, name, start = stored.names[one]
             leaf = stored.leaves[one]
+            if shard not in files:
+                file = safetensors.safe_open(shard, framework="np")
+                files[shard] = stack.enter_context(file)
             if not leaf.dtype.name.startswith("float8"):
-                yield file.get_tensor(name)
+                yield files[shard].get_tensor(name)
             elif not math.prod(leaf.shape):
                 yield np.zeros(leaf.shape, leaf.dtype)
             else:  # which the reader checks, but does not know as a NumPy dtype
-                raw = np.memmap(path, leaf.dtype, "r", start, leaf.shape)
+                raw = np.memmap(shard, leaf.dtype, "r", start, leaf.shape)
                 yield np.array(raw)
 
 
 def write(
-    path: Path, leaves: Iterable[tuple[str, Any]], ties: Mapping[str, str]
+    path: Path,
+    leaves: Iterable[tuple[str, Any]],
+    ties: Mapping[str, str],
+    kinds: Mapping[str, str],
 ) -> None:
     """Write leaves; the writer wants them all on the host.
 
@@ -118,7 +137,49 @@ def write(
         found[name] = np.asarray(leaf, order="C")
     if _RESERVED in found or _RESERVED in ties:
         raise CheckpointError(f"A leaf of safetensors cannot be named {_RESERVED!r}.")
-    safetensors.numpy.save_file(found, path, metadata=dict(ties) or None)
+    texts = {_MARK: json.dumps(marks(ties, kinds))} if ties or kinds else None
+    safetensors.numpy.save_file(found, path, metadata=texts)
+
+
+def _sharded(path: Path) -> Stored:
+    """Read the metadata of all shards, which must hold what the index says."""
+    index = path / INDEX
+    if index.stat().st_size > _MAX_HEADER_BYTES:
+        refuse(path, f"its index is larger than {_MAX_HEADER_BYTES >> 20} MiB")
+    document = _json(path, index.read_text("utf-8"))
+    table = document.get("weight_map") if isinstance(document, dict) else None
+    if not isinstance(table, dict) or len(table) > MAX_LEAVES:
+        refuse(path, "its index is not a table of tensors and their files")
+    shards: dict[str, set[str]] = {}
+    for name, shard in table.items():
+        if not isinstance(shard, str):
+            refuse(path, f"its index gives no file for {listing([name])}")
+        shards.setdefault(shard, set()).add(name)
+    for shard in shards:  # all before any is opened
+        file = path / shard
+        if Path(shard).name != shard or not file.is_file():
+            refuse(path, f"{listing([shard])}, in its index, is not a file in it")
+        if file.resolve().parent != path.resolve():
+            cure = "Copy the files themselves to one folder."
+            refuse(path, f"{listing([shard])} is a link that leads out of it", cure)
+    leaves: dict[str, Any] = {}
+    names: dict[str, Any] = {}
+    ties: dict[str, str] = {}
+    kinds: dict[str, str] = {}
+    for shard, listed in shards.items():
+        found = read_metadata(path / shard)
+        wrong = listed.symmetric_difference(found.leaves.keys() - found.ties.keys())
+        if wrong:
+            refuse(
+                path,
+                f"its index and {listing([shard])} disagree on which tensors are in "
+                f"that file: {listing(sorted(wrong), limit=3)}",
+            )
+        leaves |= found.leaves
+        names |= found.names
+        ties |= found.ties
+        kinds |= found.kinds
+    return Stored(leaves, names, ties, kinds)
 
 
 def _header(path: Path) -> tuple[dict[str, Any], int]:
@@ -130,6 +191,14 @@ def _header(path: Path) -> tuple[dict[str, Any], int]:
         if length > _MAX_HEADER_BYTES:
             refuse(path, f"its header is larger than {_MAX_HEADER_BYTES >> 20} MiB")
         text = file.read(length)
+    header = _json(path, text.decode())
+    if not isinstance(header, dict) or len(header) > MAX_LEAVES:
+        refuse(path, "its header is not a table of tensors")
+    return header, 8 + length
+
+
+def _json(path: Path, text: str) -> Any:
+    """Read JSON in which no name occurs twice."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
@@ -140,12 +209,9 @@ def _header(path: Path) -> tuple[dict[str, Any], int]:
         return found
 
     try:
-        header = json.loads(text.decode(), object_pairs_hook=unique)
+        return json.loads(text, object_pairs_hook=unique)
     except RecursionError:
         refuse(path, "its header is nested too deep")
-    if not isinstance(header, dict) or len(header) > MAX_LEAVES:
-        refuse(path, "its header is not a table of tensors")
-    return header, 8 + length
 
 
 def _begin(offsets: Any, size_bytes: int, data_bytes: int) -> int:

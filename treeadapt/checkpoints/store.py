@@ -1,10 +1,10 @@
-"""Saving and loading: the array leaves of a tree, by label path, in any format.
+"""Saving and loading: the leaves of a tree, by label path, in any format.
 
 Takes a tree and a file name; the file's ending says the format. What is loaded is
 checked against a target by metadata before any array is read, so that a file may state
-what it likes. Static leaves, ``None`` and containers are not saved: they come from the
-target. The state of an optimizer is a tree as any other.
-Formats are in the other files of this room.
+what it likes. Python numbers are saved as 0-d arrays; other static leaves, ``None`` and
+containers are not: they come from the target. The state of an optimizer is a tree as
+any other. Formats are in the other files of this room.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from treeadapt._arrays import is_array
@@ -28,12 +28,37 @@ from treeadapt.checkpoints import (
     orbax_folder,
     safetensors_file,
 )
-from treeadapt.checkpoints.common import DTYPES, Stored, refuse, told
+from treeadapt.checkpoints.common import (
+    DTYPES,
+    NUMBER,
+    Stored,
+    as_tree,
+    nested,
+    number_array,
+    refuse,
+    told,
+)
+from treeadapt.checkpoints.fitting import (
+    LoadReport,
+    as_arrays,
+    compared,
+    data,
+    is_key,
+    is_number,
+    key_kind,
+    placed,
+    wrapped,
+)
 from treeadapt.checkpoints.replacing import replaced, restore
 from treeadapt.convert import describe
-from treeadapt.errors import CheckpointError, SelectorError, listing, plural
+from treeadapt.errors import (
+    CheckpointError,
+    SelectorError,
+    TreeAdaptWarning,
+    listing,
+    plural,
+)
 from treeadapt.plans import TreeView, view_tree
-from treeadapt.repairs import Speller
 from treeadapt.selectors import as_selector, check_choice, select
 
 Format = Literal["safetensors", "npz", "msgpack", "orbax"]
@@ -45,86 +70,43 @@ FORMATS: Mapping[str, ModuleType] = {
     "orbax": orbax_folder,
 }
 WRITTEN = ("safetensors", "orbax")
-_SHOWN = 8
-
-
-@dataclasses.dataclass(frozen=True)
-class LoadReport:
-    """How a checkpoint and a target fit together.
-
-    Attributes:
-        restored: paths of the target that the checkpoint fills.
-        missing: paths of the target that the checkpoint lacks.
-        unexpected: paths of the checkpoint that the target lacks.
-        misshaped: paths with another shape: what is stored, and what the target has.
-        retyped: paths with the same shape and another dtype; the same.
-    """
-
-    restored: tuple[str, ...]
-    missing: tuple[str, ...]
-    unexpected: tuple[str, ...]
-    misshaped: Mapping[str, tuple[str, str]]
-    retyped: Mapping[str, tuple[str, str]]
-
-    @property
-    def fits(self) -> bool:
-        """Whether nothing is missing, unexpected, misshaped or retyped."""
-        return not (self.missing or self.unexpected or self.misshaped or self.retyped)
-
-    def __str__(self) -> str:
-        lines = [f"{plural(len(self.restored), 'leaf')} restored."]
-        speller = Speller()
-        for kind, names, others, source in (
-            ("missing", self.missing, self.unexpected, "stored is"),
-            ("unexpected", self.unexpected, self.missing, "the target has"),
-        ):
-            if names:
-                lines.append(f"{plural(len(names), 'leaf')} {kind}:")
-            for name in names[:_SHOWN]:
-                near = speller.nearest(name, others[:2_000], count=1)
-                # One stored name is not offered to two that are missing.
-                back = speller.nearest(near[0], names[:2_000], count=1) if near else []
-                hint = f" ({source} {listing(near)})" if back == [name] else ""
-                lines.append(f"  {listing([name])}{hint}")
-            lines += _more(len(names))
-        for kind, pairs in (("shape", self.misshaped), ("dtype", self.retyped)):
-            if pairs:
-                lines.append(f"{plural(len(pairs), 'leaf')} of another {kind}:")
-            for name, (got, want) in list(pairs.items())[:_SHOWN]:
-                lines.append(f"  {listing([name])}: {got}, the target has {want}")
-            lines += _more(len(pairs))
-        return "\n".join(lines)
 
 
 def save(
     path: str | os.PathLike[str],
     tree: Any,
     *,
-    format: Format | None = None,  # noqa: A002
+    where: Any = "**",
+    format: Literal["safetensors", "orbax"] | None = None,  # noqa: A002
 ) -> None:
-    """Write the array leaves of a tree, named by their label paths.
+    """Write the arrays and Python numbers of a tree, named by their label paths.
 
     Whatever stood at ``path`` is replaced once all is written, and stays if writing
-    fails. One array under two paths is stored once in ``.safetensors``. Typed PRNG
-    keys are stored as their integers.
+    fails. One array under two paths is stored once in ``.safetensors``. A Python number
+    is stored as a 0-d bool, int64, float64 or complex128, typed PRNG keys as their
+    integers; the metadata says so. Functions and classes are not data and not stored;
+    a warning names other static leaves, such as text, that are not stored either.
 
     Args:
         path: ``.safetensors``, or no ending for an Orbax folder.
-        tree: any tree of arrays; static leaves are not stored. For ``.safetensors`` all
-            leaves come to the host, for Orbax none.
+        tree: any tree. For ``.safetensors`` its leaves come to the host.
+        where: selects the leaves to save.
         format: ``"safetensors"`` or ``"orbax"``, whatever the ending.
 
     Raises:
         CheckpointError: the format cannot hold a leaf, a leaf has no value here, or
             the file system refuses.
         PathCollisionError: two leaves have the same path.
+        UnusedRuleError: an entry of ``where`` selects no array or number.
 
     Example:
         >>> import pathlib, tempfile
         >>> file = pathlib.Path(tempfile.mkdtemp()) / "model.safetensors"
-        >>> save(file, {"layers": [np.ones((2, 3)), np.zeros(3, jnp.bfloat16)]})
+        >>> layers = [np.ones((2, 3)), np.zeros(3, jnp.bfloat16)]
+        >>> save(file, {"layers": layers, "step": 700})
         >>> for name, leaf in read_metadata(file).items():
         ...     print(name, leaf.shape, leaf.dtype)
+        step () int64
         layers/0 (2, 3) float64
         layers/1 (3,) bfloat16
     """
@@ -133,9 +115,21 @@ def save(
     first: dict[int, str] = {}
     leaves: dict[str, Any] = {}
     ties: dict[str, str] = {}
-    for name, leaf in zip(view.plan.paths, view.leaves, strict=True):
-        if not is_array(leaf):
+    kinds: dict[str, str] = {}
+    lost: list[str] = []
+    chosen = _selected(view, where)
+    for name, leaf, yes in zip(view.plan.paths, view.leaves, chosen, strict=True):
+        if not yes:
             continue
+        if not is_array(leaf):
+            number = number_array(leaf) if is_number(leaf) else None
+            if number is not None:
+                leaves[name], kinds[name] = number, NUMBER
+            elif not callable(leaf):
+                lost.append(name)
+            continue
+        if is_key(leaf):
+            kinds[name] = str(key_kind(leaf))
         if id(leaf) in first:
             ties[name] = first[id(leaf)]
         else:
@@ -145,17 +139,24 @@ def save(
     host = kind != "orbax"
     for name, leaf in leaves.items():
         _require_value(name, leaf, host=host)
-    write_leaves(
-        path, ((n, _plain(x, host=host)) for n, x in leaves.items()), ties, kind
-    )
+    pairs = ((name, _plain(leaf, host=host)) for name, leaf in leaves.items())
+    write_leaves(path, pairs, ties, kinds, kind)
+    if lost:
+        warnings.warn(
+            f"{plural(len(lost), 'leaf')} cannot be saved as an array and must come "
+            f"from the target of load: {listing(lost)}.",
+            TreeAdaptWarning,
+            stacklevel=2,
+        )
 
 
 def load(
     path: str | os.PathLike[str],
-    target: Any,
+    target: Any = None,
     *,
     where: Any = "**",
     strict: bool = True,
+    cast: bool = False,
     format: Format | None = None,  # noqa: A002
 ) -> Any:
     """Fill a tree like ``target`` with the leaves of a checkpoint.
@@ -163,18 +164,23 @@ def load(
     Shapes and dtypes are compared before any array is read, and leaves are read one
     at a time (Flax's and Orbax's readers take all of them). A leaf goes where that of
     ``target`` is: to its sharding, or to NumPy; an abstract one to its sharding if it
-    has one, else to JAX's default device.
+    has one, else to JAX's default device. A Python number fits any 0-d leaf of its kind
+    (bool, integer, floating or complex) that holds its value exactly.
 
     Args:
-        path: a ``.safetensors``, ``.npz`` or Flax ``.msgpack`` file, or a folder of
-            Orbax, written by any library.
+        path: a ``.safetensors``, ``.npz`` or Flax ``.msgpack`` file, a folder of Orbax,
+            or one of safetensors shards with their index, written by any library.
         target: tree, concrete or abstract; gives classes, static leaves and every leaf
-            that is not loaded.
-        where: selects the leaves of ``target`` to load; what else is stored is no
-            matter then.
+            that is not loaded, also Python numbers that the checkpoint lacks. None for
+            nested dicts of what is stored, with arrays of NumPy.
+        where: selects the leaves of ``target`` to load, or without one of the
+            checkpoint; what else is stored is ignored then.
         strict: refuse unless all that is selected fits. Without it, leaves that are
             missing, misshaped or retyped stay as they are in ``target``, and what is
-            unexpected is left out: ``load_report`` tells which.
+            unexpected is left out: ``load_report`` lists them.
+        cast: turn arrays into the dtypes of ``target``, integers into floating-point
+            numbers too but not back. A value that becomes infinite or another integer
+            is an error.
         format: ``"safetensors"``, ``"npz"``, ``"msgpack"`` or ``"orbax"``, whatever the
             ending.
 
@@ -184,20 +190,25 @@ def load(
 
     Raises:
         CheckpointError: the checkpoint cannot be read, or ``strict`` and it does not
-            fit; all misfits are told at once.
-        UnusedRuleError: an entry of ``where`` selects no array leaf of ``target``.
+            fit; the message lists all misfits.
+        PathCollisionError: there is no ``target``, and dicts cannot hold the paths.
+        UnusedRuleError: an entry of ``where`` selects no array or number.
 
     Example:
         >>> import pathlib, tempfile
         >>> file = pathlib.Path(tempfile.mkdtemp()) / "model.safetensors"
         >>> save(file, {"encoder": np.ones(2), "head": np.ones(3)})
+        >>> load(file)
+        {'encoder': array([1., 1.]), 'head': array([1., 1., 1.])}
         >>> load(file, {"encoder": np.zeros(2), "head": np.zeros(5)}, where="encoder")
         {'encoder': array([1., 1.]), 'head': array([0., 0., 0., 0., 0.])}
     """
     kind, stored = _stored(path, format)
     name = Path(path)
+    if target is None:
+        return _plain_tree(kind, name, stored, where)
     view = view_tree(target)
-    report = _report(view, stored, where)
+    report = _report(view, kind, name, stored, where, cast=cast)
     if strict and not report.fits:
         raise CheckpointError(
             f"The checkpoint {listing([str(name)])} does not fit the target.\n"
@@ -212,7 +223,7 @@ def load(
             like = own[one]
             key = (stored.ties.get(one, one), _like_key(like))
             if key not in owners:
-                owners[key] = _placed(array, like)
+                owners[key] = placed(one, array, stored.kinds.get(one), like)
             leaves[places[one]] = owners[key]
     return view.rebuild(leaves)
 
@@ -222,21 +233,33 @@ def load_report(
     target: Any,
     *,
     where: Any = "**",
+    cast: bool = False,
     format: Format | None = None,  # noqa: A002
 ) -> LoadReport:
-    """Tell how a checkpoint fits a target; only metadata is read.
+    """Tell how a checkpoint fits a target; only metadata and numbers are read.
 
     Args:
         path: as for ``load``.
         target: as for ``load``.
         where: as for ``load``.
+        cast: as for ``load``.
         format: as for ``load``.
 
     Raises:
         CheckpointError: the checkpoint cannot be read.
-        UnusedRuleError: an entry of ``where`` selects no array leaf of ``target``.
+        UnusedRuleError: an entry of ``where`` selects no array or number.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> file = pathlib.Path(tempfile.mkdtemp()) / "model.safetensors"
+        >>> save(file, {"w": np.ones(2), "step": 700})
+        >>> print(load_report(file, {"w": np.zeros(2), "step": 0}))
+        2 leaves restored.
+        1 number changed:
+          'step': 700, the target has 0
     """
-    return _report(view_tree(target), _stored(path, format)[1], where)
+    kind, stored = _stored(path, format)
+    return _report(view_tree(target), kind, Path(path), stored, where, cast=cast)
 
 
 def read_metadata(
@@ -259,19 +282,6 @@ def read_metadata(
         CheckpointError: the checkpoint cannot be read.
     """
     return dict(_stored(path, format)[1].leaves)
-
-
-def read_ties(
-    path: str | os.PathLike[str],
-    *,
-    format: Format | None = None,  # noqa: A002
-) -> dict[str, str]:
-    """Read which paths are another path's leaf, stored once.
-
-    Raises:
-        CheckpointError: the checkpoint cannot be read.
-    """
-    return dict(_stored(path, format)[1].ties)
 
 
 def read_stored(path: str | os.PathLike[str]) -> Stored:
@@ -324,13 +334,15 @@ def copy(
                 progress(one)
                 yield one, np.asarray(array)
 
-    write_leaves(path, leaves(), stored.ties, format_of(path, format, writing=True))
+    made = format_of(path, format, writing=True)
+    write_leaves(path, leaves(), stored.ties, stored.kinds, made)
 
 
 def write_leaves(
     path: str | os.PathLike[str],
     leaves: Iterable[tuple[str, Any]],
     ties: Mapping[str, str],
+    kinds: Mapping[str, str],
     kind: str,
 ) -> None:
     """Write pairs of path and array to a new file, then put it in place.
@@ -347,7 +359,7 @@ def write_leaves(
             "what it wrote."
         )
     with told(name, "written"), replaced(name, lambda: _check(name, kind)) as part:
-        FORMATS[kind].write(part, leaves, ties)
+        FORMATS[kind].write(part, leaves, ties, kinds)
 
 
 def _check(path: Path, kind: str) -> None:
@@ -384,6 +396,8 @@ def format_of(
         check_choice("format", given, tuple(FORMATS))
     elif not name.is_dir() and ending in ("safetensors", "npz", "msgpack"):
         given = ending
+    elif (name / safetensors_file.INDEX).is_file():
+        given = "safetensors"
     elif name.is_dir() or (writing and ending in ("", "orbax")):
         given = "orbax"
     elif not name.exists() and not writing:
@@ -418,7 +432,8 @@ def _stored(path: str | os.PathLike[str], given: str | None) -> tuple[str, Store
     kind = format_of(path, given)
     if not name.exists():
         raise CheckpointError(f"There is no checkpoint {listing([str(name)])}.")
-    if name.is_dir() != (kind == "orbax") or not (name.is_dir() or name.is_file()):
+    folder = kind == "orbax" or (name / safetensors_file.INDEX).is_file()
+    if name.is_dir() != folder or not (name.is_dir() or name.is_file()):
         refuse(name, f"it is no {kind} {'folder' if kind == 'orbax' else 'file'}")
     with told(name, "read"):
         version = _version(name)
@@ -427,33 +442,54 @@ def _stored(path: str | os.PathLike[str], given: str | None) -> tuple[str, Store
         return kind, dataclasses.replace(found, version=version)
 
 
-def _report(view: TreeView, stored: Stored, where: Any) -> LoadReport:
-    mask = select(view, where)
-    restored, missing = [], []
-    misshaped: dict[str, tuple[str, str]] = {}
-    retyped: dict[str, tuple[str, str]] = {}
-    for one, leaf, yes in zip(view.plan.paths, view.leaves, mask, strict=True):
-        if not yes or not is_array(leaf):
-            continue
-        found, want = stored.leaves.get(one), _as_stored(leaf)
-        if found is None:
-            missing.append(one)
-        elif found.shape != tuple(want.shape):
-            misshaped[one] = (describe(found), describe(leaf))
-        elif found.dtype != want.dtype:
-            retyped[one] = (describe(found), describe(leaf))
-        else:
-            restored.append(one)
+def _selected(view: TreeView, where: Any) -> list[bool]:
+    """Select leaves, with 0-d arrays in the place of Python numbers."""
+    leaves = as_arrays(view.leaves)
+    return select(dataclasses.replace(view, leaves=leaves), where)
+
+
+def _report(
+    view: TreeView, kind: str, path: Path, stored: Stored, where: Any, *, cast: bool
+) -> LoadReport:
     known = frozenset(view.plan.paths)
     extra = {one: leaf for one, leaf in stored.leaves.items() if one not in known}
-    unexpected = _also_selected(extra, where)
-    return LoadReport(tuple(restored), tuple(missing), unexpected, misshaped, retyped)
+
+    def read(scalars: list[str]) -> Mapping[str, Any]:
+        with told(path, "read"):
+            return dict(_arrays(kind, path, stored, {}, scalars))
+
+    return compared(
+        view.plan.paths,
+        view.leaves,
+        _selected(view, where),
+        stored,
+        _also_selected(extra, where),
+        read,
+        cast=cast,
+    )
+
+
+def _plain_tree(kind: str, path: Path, stored: Stored, where: Any) -> Any:
+    """Return nested dicts of what is stored and selected."""
+    view = view_tree(as_tree(stored.leaves))
+    chosen = zip(view.plan.paths, select(view, where), strict=True)
+    wanted = [one for one, yes in chosen if yes]
+    nested({tuple(one.split("/")): None for one in wanted})  # before anything is read
+    found: dict[tuple[str, ...], Any] = {}
+    owners: dict[str, Any] = {}
+    with told(path, "read"):
+        for one, array in _arrays(kind, path, stored, {}, wanted):
+            mark, owner = stored.kinds.get(one, NUMBER), stored.ties.get(one, one)
+            if owner not in owners:
+                owners[owner] = array if mark == NUMBER else wrapped(array, mark)
+            found[tuple(one.split("/"))] = owners[owner]
+    return found[("",)] if wanted == [""] else nested(found)
 
 
 def _also_selected(extra: Mapping[str, Any], where: Any) -> tuple[str, ...]:
     """Return the stored paths that the selector selects, as far as names tell."""
     try:
-        view = view_tree(dict(extra))
+        view = view_tree(as_tree(extra))
         mask = select(view, as_selector(where), unused="ignore")
     except SelectorError:  # it asks for classes, which a file does not have
         return ()
@@ -468,10 +504,21 @@ def _arrays(
     wanted: Iterable[str],
 ) -> Iterator[tuple[str, Any]]:
     wanted = list(wanted)
-    shardings = {one: _sharding(target.get(one)) for one in wanted}
     with _unreplaced(path, stored.version):
-        asked = shardings if kind == "orbax" else wanted
-        yield from zip(wanted, FORMATS[kind].read(path, stored, asked), strict=True)
+        if kind == "orbax":
+            shardings = {one: _sharding(stored, one, target.get(one)) for one in wanted}
+            arrays: Iterable[Any] = orbax_folder.read(path, stored, shardings)
+        else:
+            arrays = FORMATS[kind].read(path, stored, wanted)
+        for one, array in zip(wanted, arrays, strict=True):
+            seen, stated = data(array), stored.leaves[one]
+            if seen.shape != stated.shape or seen.dtype != stated.dtype:
+                refuse(
+                    path,
+                    f"its metadata says that {listing([one])} is {describe(stated)}, "
+                    f"and its content is {describe(array)}",
+                )
+            yield one, array
 
 
 @contextlib.contextmanager
@@ -492,39 +539,17 @@ def _version(path: Path) -> tuple[int, ...]:
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-def _sharding(leaf: Any) -> Any:
-    if leaf is None or _is_key(leaf) or isinstance(leaf, jax.core.Tracer):
+def _sharding(stored: Stored, one: str, leaf: Any) -> Any:
+    """Return where a leaf is to be read to; None for the host."""
+    if not is_array(leaf) or isinstance(leaf, jax.core.Tracer):
         return None
-    return getattr(leaf, "sharding", None)
-
-
-def _as_stored(leaf: Any) -> Any:
-    """Return shape and dtype that a leaf has in a file."""
-    return jax.eval_shape(jax.random.key_data, leaf) if _is_key(leaf) else leaf
-
-
-def _is_key(leaf: Any) -> bool:
-    return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+    same = leaf.dtype == stored.leaves[one].dtype
+    return getattr(leaf, "sharding", None) if same else None
 
 
 def _like_key(like: Any) -> tuple[Any, ...]:
-    return type(like).__name__, str(like.dtype), repr(getattr(like, "sharding", None))
-
-
-def _placed(array: Any, like: Any) -> Any:
-    """Bring an array to where the target's leaf is."""
-    if _is_key(like):
-        impls: list[Any] = []
-        jax.eval_shape(lambda key: impls.append(jax.random.key_impl(key)), like)
-        return jax.random.wrap_key_data(jnp.asarray(array), impl=impls[0])
-    if isinstance(array, jax.Array):
-        return array
-    if isinstance(like, np.ndarray | np.generic):
-        return np.asarray(array)
-    if jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
-        return np.asarray(array)  # 64 bits, which JAX would cut in half here
-    sharding = getattr(like, "sharding", None)
-    return jax.device_put(np.asarray(array), sharding)
+    dtype = str(getattr(like, "dtype", ""))
+    return type(like).__name__, dtype, repr(getattr(like, "sharding", None))
 
 
 def _require_value(name: str, leaf: Any, *, host: bool) -> None:
@@ -532,7 +557,7 @@ def _require_value(name: str, leaf: Any, *, host: bool) -> None:
         raise CheckpointError(
             f"The leaf {listing([name])} has no value: it is a {type(leaf).__name__}."
         )
-    if not _is_key(leaf) and DTYPES.get(np.dtype(leaf.dtype).name) != leaf.dtype:
+    if not is_key(leaf) and DTYPES.get(np.dtype(leaf.dtype).name) != leaf.dtype:
         raise CheckpointError(
             f"The leaf {listing([name])} is of dtype {leaf.dtype}, which no checkpoint "
             "holds."
@@ -545,10 +570,6 @@ def _require_value(name: str, leaf: Any, *, host: bool) -> None:
 
 
 def _plain(leaf: Any, *, host: bool) -> Any:
-    if _is_key(leaf):
+    if is_key(leaf):
         leaf = jax.random.key_data(leaf)
     return np.asarray(leaf) if host else leaf
-
-
-def _more(count: int) -> list[str]:
-    return [f"  and {count - _SHOWN:,} more"] if count > _SHOWN else []

@@ -19,7 +19,7 @@ import jax
 
 from treeadapt._arrays import is_array
 from treeadapt.checkpoints import store
-from treeadapt.checkpoints.common import Stored, is_nestable, nested
+from treeadapt.checkpoints.common import Stored, as_tree
 from treeadapt.cli.printing import bar
 from treeadapt.errors import CheckpointError, TreeAdaptError, listing
 from treeadapt.plans import view_tree
@@ -55,13 +55,7 @@ def read_source(text: str) -> Source:
         module, _, function = text.partition(":")
         return _traced(text, module, function)
     stored = read_stored(text)
-    # As nested dicts, so that patterns can count siblings.
-    leaves = dict(stored.leaves)
-    if is_nestable(leaves) and "" not in leaves:
-        tree: Any = nested({tuple(path.split("/")): x for path, x in leaves.items()})
-    else:
-        tree = leaves
-    return Source(tree, stored.ties)
+    return Source(as_tree(stored.leaves), stored.ties)
 
 
 def read_stored(text: str) -> Stored:

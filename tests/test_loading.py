@@ -1,0 +1,550 @@
+"""What is loaded: compared with the target, with numbers, keys, casts and shards.
+
+Formats, round trips and hostile files are in ``test_checkpoints.py``.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import math
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+import safetensors.numpy
+from flax import serialization
+from flax.training.train_state import TrainState
+from test_checkpoints import ENDINGS, FORMATS, same, write
+
+import treeadapt as ta
+from treeadapt.checkpoints import store
+from treeadapt.checkpoints.store import copy, read_stored
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+
+
+@pytest.fixture(params=FORMATS)
+def file(request, tmp_path):
+    """A name for a checkpoint in each format that is written."""
+    return tmp_path / f"model{ENDINGS[request.param]}"
+
+
+# What is read is compared with the target once.
+
+
+@pytest.mark.hazard("K25")
+@pytest.mark.parametrize("kind", store.FORMATS)
+def test_content_that_is_not_what_the_metadata_said_is_refused(
+    kind, tmp_path, monkeypatch
+):
+    path = tmp_path / ("x" if kind == "orbax" else f"x.{kind}")
+    write(path, {"a": np.ones(2, np.float32)})
+    for other in (np.ones(2, np.float16), np.ones(3, np.float32)):
+        reader = SimpleNamespace(read=lambda *_, other=other: [other])
+        monkeypatch.setattr(store.FORMATS[kind], "read", reader.read)
+        for target in ({"a": np.zeros(2, np.float32)}, None):
+            with pytest.raises(ta.CheckpointError, match="metadata says that 'a' is"):
+                ta.load(path, target)
+
+
+def test_two_leaves_of_a_msgpack_file_with_one_path_are_refused(tmp_path):
+    path = tmp_path / "x.msgpack"
+    state = {"a/b": np.ones(2, np.float32), "a": {"b": np.zeros(2, np.float32)}}
+    path.write_bytes(serialization.msgpack_serialize(state))
+    for read in (ta.read_metadata, ta.load):
+        with pytest.raises(ta.CheckpointError, match="two leaves are named 'a/b'"):
+            read(path)
+
+
+def test_pieces_of_another_dtype_are_compared_as_they_are_read(tmp_path):
+    path = tmp_path / "x.msgpack"
+    pieces = {"0": np.ones(2, np.float32), "1": np.ones(2, np.float64)}
+    whole = {"__msgpack_chunked_array__": True, "shape": {"0": 4}, "chunks": pieces}
+    path.write_bytes(serialization.msgpack_serialize({"a": whole}))
+    report = ta.load_report(path, {"a": np.zeros(4, np.float32)})
+    assert report.retyped == {"a": ("float64[4]", "float32[4]")}
+
+
+KEYS = ("threefry2x32", "rbg", "unsafe_rbg")
+
+
+@pytest.mark.hazard("G6", "G19")
+@pytest.mark.parametrize("there", KEYS)
+@pytest.mark.parametrize("here", KEYS)
+def test_a_key_of_one_kind_never_loads_as_another(here, there, file):
+    saved = {"key": jax.random.key(3, impl=here)}
+    ta.save(file, saved)
+    target = {"key": jax.random.key(0, impl=there)}
+    if here == there:
+        same(ta.load(file, target), saved)
+        same(ta.load(file), saved)
+        return
+    report = ta.load_report(file, target)
+    assert not report.fits
+    assert here in str(report)
+    for cast in (False, True):
+        with pytest.raises(ta.CheckpointError, match=f"{here} key"):
+            ta.load(file, target, cast=cast)
+    assert ta.load(file, target, strict=False)["key"] is target["key"]
+
+
+def test_a_key_that_orbax_wrote_keeps_its_kind(tmp_path):
+    saved = {"a.b": {"key": jax.random.key(3, impl="rbg")}, "w": jnp.ones(2)}
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "x", saved)
+    same(ta.load(tmp_path / "x", jax.tree.map(jnp.zeros_like, saved)), saved)
+    saved["a.b"]["key"] = jax.random.key(3, impl="unsafe_rbg")
+    with pytest.raises(ta.CheckpointError, match="a rbg key, the target has key<urbg>"):
+        ta.load(tmp_path / "x", saved)
+
+
+def test_a_key_is_not_an_array_of_integers_nor_the_reverse(file):
+    ta.save(file, {"key": jax.random.key(3)})
+    report = ta.load_report(file, {"key": np.zeros(2, np.uint32)})
+    assert report.retyped == {"key": ("a threefry2x32 key", "uint32[2]")}
+    # What other libraries store as integers says nothing about a kind.
+    ta.save(file, {"key": jax.random.key_data(jax.random.key(3))})
+    same(ta.load(file, {"key": jax.random.key(0)}), {"key": jax.random.key(3)})
+
+
+def test_an_array_in_the_place_of_a_static_leaf_is_reported(file):
+    ta.save(file, {"act": np.ones(2, np.float32)})
+    report = ta.load_report(file, {"act": jax.nn.relu})
+    assert report.retyped == {"act": ("float32[2]", "a custom_jvp")}
+
+
+@pytest.mark.hazard("K26")
+def test_metadata_of_safetensors_makes_no_leaf(tmp_path):
+    path = tmp_path / "x.safetensors"
+    flat = {"pt": np.ones(2), "encoder": np.ones(1)}
+    texts = {"format": "pt", "base_model": "encoder"}
+    safetensors.numpy.save_file(flat, path, texts)
+    assert set(ta.read_metadata(path)) == {"pt", "encoder"}
+    same(ta.load(path, jax.tree.map(np.zeros_like, flat)), flat)
+
+
+@pytest.mark.hazard("K26")
+@pytest.mark.parametrize(
+    "marks",
+    [
+        "{",
+        "1",
+        "{}",
+        '{"ties": {"b": 1}, "kinds": {}}',
+        '{"ties": {"b": "nothing"}, "kinds": {}}',
+        '{"ties": {"a": "a"}, "kinds": {}}',
+        '{"ties": {}, "kinds": {"a": "number"}}',
+        '{"ties": {}, "kinds": {"nothing": "number"}}',
+        '{"ties": {"b": "a", "b": "a"}, "kinds": {}}',
+    ],
+)
+def test_damaged_marks_are_refused(marks, tmp_path):
+    path = tmp_path / "x.safetensors"
+    safetensors.numpy.save_file({"a": np.ones(2)}, path, {"treeadapt": marks})
+    with pytest.raises(ta.CheckpointError):
+        ta.read_metadata(path)
+
+
+def test_an_unknown_kind_of_key_is_refused(tmp_path):
+    path = tmp_path / "x.safetensors"
+    marks = '{"ties": {}, "kinds": {"a": "my_own"}}'
+    safetensors.numpy.save_file({"a": np.ones(2)}, path, {"treeadapt": marks})
+    with pytest.raises(ta.CheckpointError, match="my_own"):
+        ta.load(path)
+    with pytest.raises(ta.CheckpointError, match="my_own"):
+        ta.load(path, {"a": np.zeros(2)})
+
+
+# Python numbers.
+
+
+def trained(step):
+    state = TrainState.create(
+        apply_fn=None, params={"w": jnp.ones(3)}, tx=optax.adam(1e-3)
+    )
+    for _ in range(step):
+        state = state.apply_gradients(grads=state.params)
+    return state
+
+
+@pytest.mark.hazard("G18")
+@pytest.mark.usefixtures("standard_promotion")
+@pytest.mark.parametrize("saved_as", [int, jnp.int32])
+@pytest.mark.parametrize("resumed_as", [int, jnp.int32])
+def test_a_train_state_resumes_at_its_step(saved_as, resumed_as, file):
+    state = trained(5).replace(step=saved_as(5))
+    ta.save(file, state)
+    fresh = trained(0).replace(step=resumed_as(0))
+    again = ta.load(file, fresh)
+    assert again.step == 5
+    assert type(again.step) is type(fresh.step)
+    same(again.opt_state, state.opt_state)
+    abstract = ta.load(file, jax.eval_shape(lambda: fresh))
+    assert int(abstract.step) == 5
+
+
+def test_numbers_are_marked_and_come_back_as_arrays_without_a_target(file):
+    saved = {"step": 700, "rate": 0.1, "flag": True, "w": np.ones(2), "big": 2**62}
+    ta.save(file, saved)
+    again = ta.load(file)
+    assert {k: (x.shape, x.dtype.name) for k, x in again.items() if k != "w"} == {
+        "step": ((), "int64"),
+        "rate": ((), "float64"),
+        "flag": ((), "bool"),
+        "big": ((), "int64"),
+    }
+    assert {k: x.item() for k, x in again.items() if k != "w"} == {
+        "step": 700,
+        "rate": 0.1,
+        "flag": True,
+        "big": 2**62,
+    }
+    assert set(read_stored(file).kinds) == {"step", "rate", "flag", "big"}
+    loaded = ta.load(file, {**saved, "step": 0, "rate": 1.0, "flag": False, "big": 0})
+    assert loaded.items() >= {"step": 700, "rate": 0.1, "flag": True}.items()
+    assert all(type(loaded[name]) is type(saved[name]) for name in saved)
+
+
+def test_a_complex_number_goes_to_orbax(tmp_path):
+    ta.save(tmp_path / "x", {"z": 1 + 2j})
+    assert ta.load(tmp_path / "x", {"z": 0j}) == {"z": 1 + 2j}
+    assert ta.load(tmp_path / "x", {"z": jnp.zeros((), jnp.complex64)})["z"] == 1 + 2j
+    with pytest.raises(ta.CheckpointError, match="Orbax"):
+        ta.save(tmp_path / "x.safetensors", {"z": 1j})
+
+
+FITS = [
+    (700, "int32", True),
+    (700, "int8", False),
+    (5, "uint8", True),
+    (-1, "uint32", False),
+    (0.5, "bfloat16", True),
+    (0.1, "float32", False),
+    (0.1, "float64", True),
+    (math.nan, "float16", True),
+    (1e300, "float32", False),
+    (True, "bool", True),
+    (True, "int32", False),
+    (1, "bool", False),
+    (1, "float32", False),
+    (1.0, "int32", False),
+]
+
+
+@pytest.mark.parametrize(("number", "dtype", "fits"), FITS)
+def test_a_number_fits_what_holds_it_exactly(number, dtype, fits, tmp_path):
+    path = tmp_path / "x.safetensors"
+    ta.save(path, {"n": number, "w": np.ones(1)})
+    target = {"n": np.zeros((), jnp.dtype(dtype)), "w": np.zeros(1)}
+    report = ta.load_report(path, target)
+    assert report.fits == fits
+    if fits:
+        found = ta.load(path, target)["n"]
+        assert found.dtype == dtype
+        assert found == number or math.isnan(number)
+    else:
+        assert str(number) in report.retyped["n"][0]
+        with pytest.raises(ta.CheckpointError, match="'n': a number"):
+            ta.load(path, target)
+
+
+@pytest.mark.parametrize(
+    ("array", "number", "fits"),
+    [
+        (np.int32(7), 0, True),
+        (np.uint64(2**63), 0, True),
+        (jnp.bfloat16(0.5), 0.0, True),
+        (np.bool_(True), False, True),
+        (np.bool_(True), 0, False),
+        (np.int32(7), 0.0, False),
+        (np.float32(7), 0, False),
+        (np.ones(1, np.int32), 0, False),
+    ],
+)
+def test_an_array_fits_a_number_of_its_kind(array, number, fits, tmp_path):
+    path = tmp_path / "x.safetensors"
+    ta.save(path, {"n": array})
+    assert ta.load_report(path, {"n": number}).fits == fits
+    if fits:
+        again = ta.load(path, {"n": number})["n"]
+        assert again == array
+        assert type(again) is type(number)
+
+
+def test_a_file_without_a_number_leaves_that_of_the_target(file):
+    ta.save(file, {"w": np.ones(2)})
+    target = {"w": np.zeros(2), "step": 3, "act": jax.nn.relu}
+    report = ta.load_report(file, target)
+    assert report.fits
+    assert (report.restored, report.kept) == (("w",), ("act", "step"))
+    assert ta.load(file, target)["step"] == 3
+
+
+@pytest.mark.hazard("G18")
+def test_the_report_lists_numbers_that_change(file):
+    saved = {"step": 700, "rate": 0.1, "flag": True, "nan": math.nan, "zero": -0.0}
+    ta.save(file, saved)
+    target = {**saved, "step": 0, "flag": False, "zero": 0.0}
+    report = ta.load_report(file, target)
+    assert report.numbers == {
+        "step": (700, 0),
+        "flag": (True, False),
+        "zero": (-0.0, 0.0),
+    }
+    assert "3 numbers changed" in str(report)
+    assert "'step': 700, the target has 0" in str(report)
+    assert math.copysign(1, ta.load(file, target)["zero"]) == -1
+
+
+class Mode(enum.Enum):
+    TRAIN = 1
+
+
+def test_static_leaves_that_cannot_be_saved_are_named(file):
+    tree = {"w": np.ones(1), "name": "adam", "mode": Mode.TRAIN, "huge": 2**70}
+    with pytest.warns(ta.TreeAdaptWarning) as caught:
+        ta.save(file, {**tree, "step": 1, "act": jax.nn.relu, "cls": dict})
+    assert "3 leaves cannot be saved" in str(caught[0].message)
+    assert "'huge', 'mode', 'name'" in str(caught[0].message)
+    assert set(ta.read_metadata(file)) == {"w", "step"}
+    assert caught[0].filename == __file__
+
+
+def test_numbers_of_other_libraries_are_numbers(tmp_path):
+    state = {"step": 7, "w": np.ones(2), "rate": 0.1, "name": "adam", "none": None}
+    (tmp_path / "x.msgpack").write_bytes(serialization.msgpack_serialize(state))
+    del state["name"], state["none"]
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "x", state)
+    for name in ("x.msgpack", "x"):
+        assert set(read_stored(tmp_path / name).kinds) == {"step", "rate"}
+        again = ta.load(tmp_path / name, {"step": 0, "w": np.zeros(2), "rate": 0.0})
+        assert (again["step"], again["rate"]) == (7, 0.1)
+        target = {"step": jnp.zeros((), jnp.int32), "w": np.zeros(2), "rate": 0.0}
+        assert ta.load(tmp_path / name, target)["step"].dtype == jnp.int32
+
+
+@pytest.mark.parametrize("there", FORMATS)
+def test_numbers_and_keys_are_marked_in_a_copy(file, there, tmp_path):
+    saved = {"step": 7, "key": jax.random.key(1, impl="rbg"), "w": np.ones(1)}
+    ta.save(file, saved)
+    copy(file, tmp_path / f"copy{ENDINGS[there]}")
+    assert read_stored(tmp_path / f"copy{ENDINGS[there]}").kinds == {
+        "step": "number",
+        "key": "rbg",
+    }
+
+
+# Without a target, in part, and into other dtypes.
+
+
+def test_a_checkpoint_without_a_target_is_nested_dicts(file):
+    saved = {
+        "layers": [{"w": np.ones(2)}, {"w": np.zeros(3, np.float16)}],
+        "h.0.weight": np.ones(1, jnp.bfloat16),
+        "key": jax.random.key(1, impl="rbg"),
+    }
+    ta.save(file, saved)
+    again = ta.load(file)
+    assert set(again) == {"layers", "h.0.weight", "key"}
+    assert set(again["layers"]) == {"0", "1"}
+    same(again, saved)
+    assert type(again["layers"]["0"]["w"]) is np.ndarray
+
+
+def test_a_bare_leaf_is_the_leaf(file):
+    ta.save(file, np.arange(3))
+    assert ta.load(file).tolist() == [0, 1, 2]
+
+
+def test_ties_are_one_array_without_a_target(tmp_path):
+    weight = jnp.ones(4)
+    ta.save(tmp_path / "x.safetensors", {"z": weight, "a": {"w": weight}})
+    again = ta.load(tmp_path / "x.safetensors")
+    assert again["z"] is again["a"]["w"]
+
+
+def test_a_leaf_above_others_has_no_place_in_nested_dicts(file, monkeypatch):
+    ta.save(file, {"a": np.ones(1), "a/b": np.ones(2), "c": np.ones(3)})
+    assert set(ta.load(file, where="c")) == {"c"}
+    assert ta.load(file, where="a/b")["a"]["b"].shape == (2,)
+    monkeypatch.setattr(store, "_arrays", None)
+    with pytest.raises(
+        ta.PathCollisionError, match=r"'a' next to 'a/b'.*read_metadata"
+    ):
+        ta.load(file)
+
+
+def test_where_chooses_what_is_saved(file):
+    tree = {"encoder": [np.ones(1), np.ones(2)], "head": np.ones(3), "step": 4}
+    ta.save(file, tree, where=["encoder", "step"])
+    assert list(ta.load(file)) == ["encoder", "step"]
+    ta.save(file, tree, where="step")
+    assert ta.load(file)["step"] == 4
+    with pytest.raises(ta.UnusedRuleError, match="hed"):
+        ta.save(file, tree, where="hed")
+    assert ta.load(file)["step"] == 4
+
+
+def test_where_chooses_what_is_loaded_without_a_target(file):
+    ta.save(file, {"layers": [np.ones(1), np.ones(2)], "head": np.ones(3)})
+    assert list(ta.load(file, where="head")) == ["head"]
+    assert ta.load(file, where="layers/{-1}")["layers"]["1"].shape == (2,)
+    with pytest.raises(ta.UnusedRuleError, match="hed"):
+        ta.load(file, where="hed")
+
+
+def test_where_chooses_numbers_of_the_target(file):
+    ta.save(file, {"step": 4, "epoch": 2})
+    again = ta.load(file, {"step": 0, "epoch": 0}, where="step")
+    assert again == {"step": 4, "epoch": 0}
+
+
+CASTS = [
+    (np.float32([0.1, 3]), "bfloat16", True),
+    (np.array([0.1, 3], jnp.bfloat16), "float32", True),
+    (np.float64([0.1, 3]), "float32", True),
+    (np.int32([1, 2]), "float32", True),
+    (np.bool_([True, False]), "int32", True),
+    (np.int32([1, 2]), "int8", True),
+    (np.int32([1, 300]), "int8", False),
+    (np.float32([0.1, 1e30]), "float16", False),
+    (np.float32([np.inf, np.nan]), "float16", True),
+    (np.float32([1, 2]), "int32", False),
+    (np.complex64([1, 2]), "float32", False),
+]
+
+
+@pytest.mark.parametrize(("array", "dtype", "fits"), CASTS)
+def test_cast_turns_arrays_into_the_dtype_of_the_target(array, dtype, fits, tmp_path):
+    path = tmp_path / "x.safetensors"
+    ta.save(path, {"a": array})
+    for zeros in (np.zeros, jnp.zeros):
+        target = {"a": zeros(2, jnp.dtype(dtype))}
+        with pytest.raises(ta.CheckpointError, match="'a'"):
+            ta.load(path, target)
+        if fits:
+            again = ta.load(path, target, cast=True)["a"]
+            assert again.dtype == dtype
+            np.testing.assert_array_equal(np.asarray(again), array.astype(dtype))
+        else:
+            with pytest.raises(ta.CheckpointError, match="'a'"):
+                ta.load(path, target, cast=True)
+
+
+def test_cast_keeps_the_sharding_of_the_target(file):
+    mesh = jax.make_mesh((2,), ("x",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    ta.save(file, {"w": np.arange(8.0), "step": 3})
+    target = {"w": jax.device_put(jnp.zeros(8), sharding), "step": jnp.zeros(())}
+    with pytest.raises(ta.CheckpointError):
+        ta.load(file, target)
+    report = ta.load_report(file, target, cast=True)
+    assert report.fits
+    again = ta.load(file, target, cast=True)
+    assert again["w"].sharding == sharding
+    assert again["w"].tolist() == list(range(8))
+    assert again["step"] == 3
+
+
+# Folders of safetensors shards.
+
+
+def sharded(folder, shards, **changes):
+    folder.mkdir()
+    for name, flat in shards.items():
+        safetensors.numpy.save_file(flat, folder / name, {"format": "pt"})
+    table = {one: name for name, flat in shards.items() for one in flat}
+    table |= changes
+    document = {"metadata": {"total_size": 1}, "weight_map": table}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(document))
+    return folder
+
+
+SHARDS = {
+    "model-00001-of-00002.safetensors": {
+        "h.0.weight": np.ones(2, np.float32),
+        "h.1.weight": np.full(2, 2, np.float32),
+    },
+    "model-00002-of-00002.safetensors": {"h.0.bias": np.arange(3, dtype=np.float32)},
+}
+
+
+def test_a_folder_of_shards_is_one_checkpoint(tmp_path):
+    folder = sharded(tmp_path / "gpt", SHARDS)
+    whole = {one: x for flat in SHARDS.values() for one, x in flat.items()}
+    assert set(ta.read_metadata(folder)) == set(whole)
+    same(ta.load(folder), whole)
+    same(ta.load(folder, jax.tree.map(np.zeros_like, whole)), whole)
+    assert list(ta.load(folder, where="h.0.bias")) == ["h.0.bias"]
+    copy(folder, tmp_path / "one.safetensors")
+    same(ta.load(tmp_path / "one.safetensors"), whole)
+    with pytest.raises(ta.CheckpointError, match="folder"):
+        ta.save(folder, whole)
+
+
+FIRST = "model-00001-of-00002.safetensors"
+
+
+@pytest.mark.hazard("K9", "K10", "K12", "K27")
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"h.0.bias": "../secret.safetensors"}, "is not a file in it"),
+        ({"h.0.bias": "/etc/passwd"}, "is not a file in it"),
+        ({"h.0.bias": ".."}, "is not a file in it"),
+        ({"h.0.bias": ""}, "is not a file in it"),
+        ({"h.0.bias": "below/x.safetensors"}, "is not a file in it"),
+        ({"h.0.bias": "link.safetensors"}, "link that leads out"),
+        ({"h.0.bias": "gone.safetensors"}, "is not a file in it"),
+        ({"h.0.bias": 3}, "gives no file for 'h.0.bias'"),
+        ({"h.0.bias": FIRST}, "disagree .*'h.0.bias'"),
+        ({"h.2.bias": FIRST}, "disagree .*'h.2.bias'"),
+    ],
+)
+def test_a_wrong_index_is_an_error_before_any_array_is_read(
+    changes, reason, tmp_path, monkeypatch
+):
+    secret = {"h.0.bias": np.arange(3, dtype=np.float32)}
+    safetensors.numpy.save_file(secret, tmp_path / "secret.safetensors")
+    folder = sharded(tmp_path / "gpt", SHARDS, **changes)
+    (folder / "link.safetensors").symlink_to(tmp_path / "secret.safetensors")
+    (folder / "below").mkdir()
+    safetensors.numpy.save_file(secret, folder / "below" / "x.safetensors")
+    monkeypatch.setattr(safetensors, "safe_open", None)
+    for read in (ta.read_metadata, ta.load):
+        with pytest.raises(ta.CheckpointError, match=reason):
+            read(folder)
+
+
+def test_a_tensor_that_the_index_does_not_name_is_an_error(tmp_path):
+    shards = {name: dict(flat) for name, flat in SHARDS.items()}
+    folder = sharded(tmp_path / "gpt", shards)
+    extra = {**SHARDS[FIRST], "h.9.weight": np.ones(1)}
+    safetensors.numpy.save_file(extra, folder / FIRST)
+    with pytest.raises(ta.CheckpointError, match=r"disagree .*'h\.9\.weight'"):
+        ta.load(folder)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"weight_map": []}',
+        "[" * 100_000,
+        '{"weight_map": {"a": "x", "a": "x"}}',
+    ],
+)
+def test_a_damaged_index_is_a_short_error(text, tmp_path):
+    folder = sharded(tmp_path / "gpt", SHARDS)
+    (folder / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(ta.CheckpointError) as caught:
+        ta.load(folder)
+    assert len(str(caught.value)) < 600
