@@ -26,7 +26,7 @@ JOBS: dict[str, tuple[tuple[str, ...], str]] = {
     "attrs": (("attrs",), "attrs"),
     "brax": (("brax",), "brax click flax orbax rich"),
     "chex": (("chex",), "chex"),
-    "cli": (("click", "rich"), "click rich"),
+    "cli": (("click",), "click"),
     "equinox": (("equinox",), "equinox"),
     "flax": (("flax",), "flax orbax rich"),
     "haiku": (("dm-haiku",), "haiku"),

@@ -142,6 +142,24 @@ def test_show_adds_up_by_depth(npz, rules):
     assert "frozen" in run("show", npz, "--depth", 1, "--rules", rules)
 
 
+def test_depth_counts_what_separates(tmp_path):
+    tree = {f"h.{n}.{name}": np.ones(2, "f4") for n in range(3) for name in "ab"}
+    ta.save(tmp_path / "x.safetensors", tree)
+    options = ("show", tmp_path / "x.safetensors", "--depth", 2)
+    lines = run(*options, "--separator", ".").splitlines()
+    assert [line.split()[:2] for line in lines[1:]] == [
+        ["h.0", "2"],
+        ["h.1", "2"],
+        ["h.2", "2"],
+    ]
+    assert len(run(*options).splitlines()) == 1 + 6
+    folded = run(*options, "--separator", ".", "--format", "tree")
+    assert "h.{0..2}  6 leaves" in folded
+    assert " .a" not in folded
+    assert " .a" in run(*options, "--format", "tree")
+    assert "--separator is empty" in run(*options, "--separator", "", code=2)
+
+
 def test_sums_are_data_in_json_and_csv(npz, rules):
     options = ("show", npz, "--depth", 1, "--rules", rules, "--format")
     nodes = json.loads(run(*options, "json"))["nodes"]
@@ -200,13 +218,15 @@ def test_show_as_a_tree(npz, rules):
     assert "hidden_{1..10}" in text
 
 
-@pytest.mark.parametrize("name", ["report.svg", "report.html"])
+@pytest.mark.parametrize("name", ["report.svg", "report.html", "report.md"])
 def test_show_draws_to_a_file(npz, rules, tmp_path, name):
     out = tmp_path / name
     options = ("show", npz, "--rules", rules, "--output", out)
     assert run(*options) == f"Wrote {str(out)!r}.\n"
     summary = ta.summarize(ta.read_metadata(npz), ta.load_rules(rules))
-    drawn = summary.to_svg if name.endswith("svg") else summary.to_html
+    drawn = getattr(
+        summary, {"svg": "to_svg", "html": "to_html"}.get(name[7:], "to_markdown")
+    )
     assert out.read_text("utf-8") == drawn(title="model.safetensors by rules.toml")
     assert "--force" in run(*options, code=2)
     run(*options, "--force", "--filter", "value", "--depth", 1)
@@ -217,7 +237,7 @@ def test_show_draws_nothing_where_it_should_not(npz, tmp_path, rules):
     before = sorted(tmp_path.iterdir())
     (tmp_path / "folder.svg").mkdir()
     for name, reason in (
-        ("x.png", ".svg or .html"),
+        ("x.png", ".svg, .html or .md"),
         ("none/x.svg", "no folder"),
         ("folder.svg", "is a folder"),
     ):

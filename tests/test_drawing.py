@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import treescope
 from trees import TREES
 
 import treeadapt as ta
@@ -228,9 +227,8 @@ def test_a_long_legend_shows_both_ends_and_what_is_between():
         "g37",
     ]
     assert between in summary.to_text()
-    assert between in summary._repr_html_()
-    assert between in treescope.render_to_text(summary)
-    assert "more labels" not in summary.to_html().partition('class="tree"')[0]
+    assert between in summary.to_markdown()
+    assert "more labels" not in summary.to_html()
 
 
 def test_a_sampled_bar_keeps_what_is_large():
@@ -249,6 +247,64 @@ def test_long_names_keep_to_their_column():
     assert max(map(len, texts(summary.to_svg()))) < 100
     assert len(summary.to_svg()) < 12_000
     assert max(map(len, summary.to_text().splitlines())) < 200
+
+
+def dotted(layers=12):
+    """Names as PyTorch writes them: one segment each."""
+    names = ("ln_1.weight", "ln_1.bias", "attn.c_attn.weight", "mlp.0.weight")
+    tree = {f"h.{n}.{name}": array(4) for n in range(layers) for name in names}
+    return tree | {"wte.weight": array(9), "ln_f.weight": array(4)}
+
+
+def test_dotted_names_fold_by_each_number():
+    rows = rows_of(ta.summarize(dotted()))
+    assert [row.path for row in rows] == [
+        "h.{0..11}",
+        "h.{0..11}.attn.c_attn.weight",
+        "h.{0..11}.ln_1",
+        "h.{0..11}.ln_1.bias",
+        "h.{0..11}.ln_1.weight",
+        "h.{0..11}.mlp.0.weight",
+        "ln_f.weight",
+        "wte.weight",
+    ]
+    assert [row.node.num_leaves for row in rows][:3] == [48, 12, 24]
+    tree = dotted()
+    for row in rows:  # the path of a leaf, and of a node with .*, selects it
+        pattern = row.path if row.node.is_leaf else f"{row.path}.*"
+        assert sum(jax.tree.leaves(ta.glob(pattern)(tree))) == row.node.num_leaves
+    experts = {f"h.{n}.expert.{e}.w": array(2) for n in range(4) for e in range(8)}
+    (row,) = rows_of(ta.summarize(experts))
+    assert row.path == "h.{0..3}.expert.{0..7}.w"
+    assert row.node.copies == 32
+    mixed = ta.summarize(dotted(), {"h.{0..3}.*": "frozen", "*": "train"})
+    assert [row.path for row in rows_of(mixed) if row.level == 1] == [
+        "h.{0..3}",
+        "h.{4..11}",
+    ]
+    assert ".ln_1" in texts(ta.summarize(dotted()).to_svg())
+
+
+@pytest.mark.parametrize("name", [".a", "a.", "a..b", ".", "a/.b", "a./b", "//", "0.5"])
+def test_dots_and_slashes_anywhere_stay_in_the_path(name):
+    for tree in (
+        {name: array(2)},
+        {name: array(2), f"{name}x": array(3), "q": array(4)},
+    ):
+        shown = [row.path for row in rows_of(ta.summarize(tree)) if row.node.is_leaf]
+        assert sorted(shown) == sorted(tree)
+
+
+def test_depth_counts_dots_if_asked():
+    def shown(depth, separator):
+        summary = ta.summarize(dotted(), separator=separator)
+        outline = summary.outline(depth=depth)
+        return [row.path for row in every(outline.rows())]
+
+    assert shown(2, ".") == ["h.{0..11}", "ln_f.weight", "wte.weight"]
+    assert "h.{0..11}.ln_1" in shown(3, ".")
+    assert "h.{0..11}.ln_1.bias" not in shown(3, ".")
+    assert len(shown(1, "/")) == len(shown(None, "/")) == 8
 
 
 def test_depth_stops_there():
@@ -496,7 +552,10 @@ def test_save_writes_what_the_ending_says(tmp_path):
     assert (tmp_path / "x.HTML").read_text("utf-8") == summary.to_html(depth=1)
     summary.save(tmp_path / "x.svg")
     assert (tmp_path / "x.svg").read_text("utf-8") == summary.to_svg()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.HTML", "x.svg"]
+    summary.save(tmp_path / "x.md", title="t")
+    assert (tmp_path / "x.md").read_text("utf-8") == summary.to_markdown(title="t")
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["x.HTML", "x.md", "x.svg"]
 
 
 def test_save_refuses_what_it_cannot_write(tmp_path):
@@ -504,8 +563,8 @@ def test_save_refuses_what_it_cannot_write(tmp_path):
     (tmp_path / "folder.svg").mkdir()
     (tmp_path / "folder.svg" / "thesis.txt").write_text("years")
     for name, reason in (
-        ("x.png", "End it in .svg or .html"),
-        ("x", "End it in .svg or .html"),
+        ("x.png", "End the name in .svg, .html or .md"),
+        ("x", "End the name in .svg, .html or .md"),
         ("none/x.svg", "no folder"),
         ("folder.svg", "is a folder"),
     ):
@@ -538,30 +597,11 @@ def test_the_pictures_of_the_documentation_are_todays():
 # Notebooks
 
 
-def test_treescope_shows_the_tree_with_its_labels():
-    tree = {"net": blocks(4, w=array(4), b=array(5)), "<b>": array(3)}
-    summary = ta.summarize(tree, {"**/w": "frozen", "zz": "a", "**": "train"})
-    text = treescope.render_to_text(summary)
-    assert text.startswith("Summary  # 9 leaves, 39 parameters, 156 B\n")
-    assert "frozen: 4 leaves, 16 params, 64 B, 41%  # '**/w'" in text
-    assert "net/{0..3}: 8 leaves" in text
-    assert "w: 4 x float32[4], 64 B  frozen" in text
-    assert "! Unused: 'zz'" in text
-    page = treescope.render_to_html(summary, compressed=False)
-    assert HUES[0] in page
-    assert "<b>: float32" not in page
-
-
-def test_treescope_shows_any_report():
-    for tree, rules in (({}, {}), (array(2), None), (array(2), {"**": 1.0})):
-        assert treescope.render_to_text(ta.summarize(tree, rules)).startswith("Summary")
-
-
 def test_drawing_loads_no_library():
     code = (
         "import sys, treeadapt as ta, jax.numpy as jnp;"
         "s = ta.summarize({'a': jnp.ones(2)}, {'a': 'x'});"
-        "s.to_svg(), s.to_html(), s.to_text(), s._repr_html_(), repr(s), str(s);"
+        "s.to_svg(), s.to_html(), s.to_text(), s.to_markdown(), str(s);"
         "print(*{'treescope', 'rich', 'IPython', 'click'} & set(sys.modules))"
     )
     done = subprocess.run(

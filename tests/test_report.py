@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import random
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import rich.console
 from trees import BY_NAME
 
 import treeadapt as ta
-from treeadapt.drawing import palette
 from treeadapt.drawing.outline import every, unfolded
 from treeadapt.report import RuleRow, natural
 
@@ -23,12 +20,6 @@ WITH_STATIC = TREE | {"act": jax.nn.relu}
 
 def rows_of(summary):
     return list(every(unfolded(summary.outline().root)))
-
-
-def on_terminal(summary: ta.Summary, width: int = 80) -> str:
-    console = rich.console.Console(width=width, file=io.StringIO())
-    console.print(summary)
-    return console.file.getvalue()
 
 
 def test_every_rule_has_one_row_with_the_number_that_its_leaves_show():
@@ -96,32 +87,6 @@ def test_what_does_not_print_is_escaped():
     assert "a\\x1b[1mb" in str(ta.summarize({"a\x1b[1mb": jnp.ones(2)}))
 
 
-def test_brackets_are_no_style_on_a_terminal():
-    tree = {"a[/bold]b": jnp.ones(1), "c[red]": jnp.ones(2)}
-    shown = on_terminal(ta.summarize(tree, {"[abc]*": "x[dim]", "[xyz]": "y"}))
-    for text in (
-        "a[/bold]b",
-        "c[red]",
-        "'[abc]*'",
-        "x[dim]",
-        "Unused: '[xyz]' (rule 2)",
-    ):
-        assert text in shown
-
-
-def test_a_narrow_terminal_breaks_paths_and_patterns_and_crops_nothing():
-    path, pattern = "/".join(["block_with_a_long_name"] * 6), "**/" + "b*/" * 30 + "**"
-    summary = ta.summarize({path: jnp.ones(2)}, {pattern: "x", "**": "frozen"})
-    shown = on_terminal(summary)
-    assert max(map(len, shown.splitlines())) <= 80
-    tables = shown.split("rule  label")
-    assert path in "".join(
-        line.split()[0] for line in tables[0].splitlines()[1:] if line
-    )
-    assert pattern in "".join(tables[1].split())
-    assert "..." not in shown
-
-
 def test_natural_order_counts_and_puts_a_node_before_what_extends_its_name():
     ordered = ["", "1", "02", "2", "10", "a", "a/b", "a1", "a2", "a10/0", "a10/b"]
     ordered += ["a.b"]
@@ -160,21 +125,6 @@ def test_repr_is_one_short_line():
     tree = {f"x{n}": jnp.ones(2) for n in range(100)}
     shown = repr(ta.summarize(tree, {"**": "train"}))
     assert shown == "Summary(100 leaves, 200 parameters, 800 B)"
-
-
-def test_labels_have_the_colors_of_the_pictures_on_a_terminal():
-    summary = ta.summarize(TREE, {"a": "frozen", "b": "train"})
-    console = rich.console.Console(
-        file=io.StringIO(), force_terminal=True, color_system="truecolor", width=80
-    )
-    console.print(summary)
-    for color in palette.HUES[:2]:
-        assert ";".join(str(int(color[i : i + 2], 16)) for i in (1, 3, 5)) in (
-            console.file.getvalue()
-        )
-        assert color in summary.to_svg()
-    for plain in (ta.summarize(TREE), ta.summarize(TREE, {"**": "[red]"})):
-        assert "\x1b" not in on_terminal(plain)
 
 
 def test_the_text_of_a_report_is_its_tree():

@@ -14,7 +14,7 @@ def main() -> None:
     try:
         from treeadapt.cli.commands import main as run
     except ImportError as error:
-        if error.name not in ("click", "rich"):
+        if error.name != "click":
             raise
         sys.exit(f'error: the command needs {error.name}: pip install "treeadapt[cli]"')
     run()

@@ -14,7 +14,7 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +22,10 @@ from treeadapt._arrays import is_array
 from treeadapt.checkpoints.replacing import replaced
 from treeadapt.drawing import palette
 from treeadapt.drawing.html import html_page, html_part
-from treeadapt.drawing.outline import Label, Leaf, Outline, grown, sum_text
+from treeadapt.drawing.outline import Label, Node, Outline, grown, sum_text
 from treeadapt.drawing.svg import svg
-from treeadapt.drawing.tables import (
-    LeafCells,
-    Table,
-    aligned,
-    leaf_table,
-    rule_table,
-    total_table,
-)
-from treeadapt.drawing.terminal import lines, markdown, plain
-from treeadapt.drawing.words import printable
+from treeadapt.drawing.text import aligned, lines, markdown, plain
+from treeadapt.drawing.words import printable, size_text
 from treeadapt.errors import TreeAdaptError, listing, plural
 from treeadapt.matches import STATIC, RuleMatches, where_text
 from treeadapt.plans import view_tree
@@ -109,12 +101,14 @@ class Summary:
             have; None without rules.
         totals: one for each label, in the order of the rules.
         notes: what is wrong with the rules, a line each.
+        separator: what is between the segments that ``depth`` counts.
     """
 
     rows: tuple[Row, ...]
     rules: tuple[RuleRow, ...] | None
     totals: tuple[Total, ...]
     notes: tuple[str, ...]
+    separator: str = "/"
 
     def __repr__(self) -> str:
         told = sum_text(
@@ -125,17 +119,9 @@ class Summary:
         return f"Summary({told})"
 
     def __str__(self) -> str:
-        parts = [*map(aligned, self._tables()), "\n".join(self.notes)]
-        return "\n\n".join(filter(None, parts))
-
-    def __rich__(self) -> Any:
-        """Return the report for ``rich.print``."""
-        paints = self._paints() if self.rules is not None else []
-        colors = {
-            _label_text(total.label): paint.color
-            for total, paint in zip(self.totals, paints, strict=False)
-        }
-        return _rich(self._tables(), colors, self.notes)
+        tables = self._tables()
+        texts = ["\n".join(map(str.rstrip, aligned(*table))) for table in tables]
+        return "\n\n".join(filter(None, [*texts, "\n".join(self.notes)]))
 
     def to_svg(self, *, title: str = "", depth: int | None = None) -> str:
         """Return the report as a picture, to be put in a pull request.
@@ -151,21 +137,30 @@ class Summary:
         Returns:
             An SVG document, the same for equal reports.
         """
-        return svg(self.outline(title), depth=depth)
+        return svg(self.outline(title, depth))
 
     def to_html(self, *, title: str = "", depth: int | None = None) -> str:
         """Return the report as a page with a tree that folds.
 
-        It holds what ``to_svg`` shows, and far more of the tree, folded.
+        It holds what ``to_svg`` shows, and more of the tree, folded.
 
         Args:
-            title: of the page.
-            depth: how many segments of a path to show; None for any number.
+            title: as for ``to_svg``.
+            depth: as for ``to_svg``.
 
         Returns:
             An HTML document without scripts, the same for equal reports.
         """
-        return html_page(self.outline(title), depth=depth)
+        return html_page(self.outline(title, depth))
+
+    def to_markdown(self, *, title: str = "", depth: int | None = None) -> str:
+        """Return what ``to_svg`` shows as Markdown, for a comment on a pull request.
+
+        Args:
+            title: as for ``to_svg``.
+            depth: as for ``to_svg``.
+        """
+        return markdown(self.outline(title, depth)) + "\n"
 
     def to_text(self, *, depth: int | None = None) -> str:
         """Return what ``to_svg`` shows as lines of text; for a log or a pipe.
@@ -173,15 +168,7 @@ class Summary:
         Args:
             depth: how many segments of a path to show; None for as many as fit.
         """
-        return plain(list(lines(self.outline(), depth=depth)))
-
-    def to_markdown(self, *, depth: int | None = None) -> str:
-        """Return what ``to_svg`` shows as Markdown; for a comment on a pull request.
-
-        Args:
-            depth: how many segments of a path to show; None for as many as fit.
-        """
-        return markdown(self.outline(), depth=depth)
+        return plain(lines(self.outline(depth=depth)))
 
     def save(
         self,
@@ -190,13 +177,13 @@ class Summary:
         title: str = "",
         depth: int | None = None,
     ) -> None:
-        """Write the report to a file: ``to_svg`` or ``to_html``, by the ending.
+        """Write the report to a file, in the form that its ending says.
 
         It is written under another name and put in place once it is whole; a file that
         is there already is replaced.
 
         Args:
-            path: of the file, which ends in ``.svg`` or ``.html``.
+            path: of the file, which ends in ``.svg``, ``.html`` or ``.md``.
             title: as for ``to_svg``.
             depth: as for ``to_svg``.
 
@@ -205,11 +192,12 @@ class Summary:
                 a folder.
         """
         name = Path(path)
-        write = {".svg": self.to_svg, ".html": self.to_html}.get(name.suffix.lower())
+        forms = {".svg": self.to_svg, ".html": self.to_html, ".md": self.to_markdown}
+        write = forms.get(name.suffix.lower())
         if write is None:
             raise TreeAdaptError(
-                f"A report is a picture or a page, and {listing([str(name)])} is the "
-                "name of neither. End it in .svg or .html."
+                f"A report cannot be written as {listing([str(name)])}. End the name "
+                "in .svg, .html or .md."
             )
         if name.is_dir():
             raise TreeAdaptError(
@@ -223,55 +211,46 @@ class Summary:
         """Return the report for a notebook."""
         return html_part(self.outline())
 
-    def __treescope_repr__(self, path: str | None, subtree_renderer: Any) -> Any:
-        """Return the report for Treescope, which calls this."""
-        from treeadapt.drawing.treescope_parts import treescope_part
-
-        del path, subtree_renderer
-        return treescope_part(self.outline(), type(self).__name__)
-
-    def outline(self, title: str = "") -> Outline:
-        """Return what pictures show of this report."""
+    def outline(self, title: str = "", depth: int | None = None) -> Outline:
+        """Return what pictures show of this report; arguments as for ``to_svg``."""
+        ruled = self.rules is not None
         places = {label_key(total.label): i for i, total in enumerate(self.totals)}
-        where = {rule.number: rule.where for rule in self.rules or ()}
-        giving: dict[Any, list[str]] = {key: [] for key in places}
+        where: dict[int | None, str] = {None: ""}
+        giving: list[list[str]] = [[] for _ in places]
         for rule in self.rules or ():
+            where[rule.number] = where_of = printable(rule.where)
             if rule.num_leaves and rule.where:
-                giving[label_key(rule.label)].append(printable(rule.where))
+                giving[places[label_key(rule.label)]].append(where_of)
         legend = [
             Label(
-                _legend_text(total.label) if self.rules is not None else "",
+                " ".join(_label_text(total.label, "no rule").split()) if ruled else "",
                 paint,
                 total.num_leaves,
                 total.num_params,
                 total.size_bytes,
-                tuple(giving[label_key(total.label)]),
+                tuple(rules),
             )
-            for total, paint in zip(self.totals, self._paints(), strict=True)
+            for total, paint, rules in zip(
+                self.totals, self._paints(), giving, strict=True
+            )
         ]
         known: dict[int, int] = {}  # many leaves have the very same label
         leaves = []
         for row in self.rows:
             if id(row.label) not in known:
                 known[id(row.label)] = places[label_key(row.label)]
-            shape = "" if row.shape is None else f"[{','.join(map(str, row.shape))}]"
-            decided = "" if row.rule is None else f"rule {row.rule}: "
+            label = known[id(row.label)]
+            kind = printable(row.dtype + ("" if row.shape is None else _shape(row)))
+            decided = "" if row.rule is None else f"rule {row.rule}: {where[row.rule]}"
             leaves.append(
-                Leaf(
-                    row.path,
-                    printable(f"{row.dtype}{shape}"),
-                    row.num_params,
-                    row.size_bytes,
-                    known[id(row.label)],
-                    printable(f"{decided}{where.get(row.rule, '')}"),
+                Node.leaf(
+                    row.path, kind, row.num_params, row.size_bytes, label, decided
                 )
             )
+        notes = tuple(map(printable, self.notes))
+        tree = grown(leaves)
         return Outline(
-            printable(title),
-            grown(leaves),
-            legend,
-            self.rules is not None,
-            tuple(map(printable, self.notes)),
+            printable(title), tree, legend, ruled, notes, depth, self.separator
         )
 
     def _paints(self) -> list[palette.Paint]:
@@ -284,26 +263,37 @@ class Summary:
         special = {id(None): palette.GAP, id(STATIC): palette.STATIC}
         return [special.get(id(label)) or next(found) for label in labels]
 
-    def _tables(self) -> Iterator[Table]:
-        ruled = self.rules is not None
-        yield leaf_table(map(_leaf_cells, self.rows), has_rules=ruled)
+    def _tables(self) -> Iterator[tuple[Sequence[str], Sequence[Sequence[str]]]]:
+        """Yield head and rows of each table: leaves, rules, totals."""
+        end = None if self.rules is not None else -2
+        head = ("path", "shape", "dtype", "params", "size", "label", "rule")
+        yield head[:end], [_cells(row)[:end] for row in self.rows]
         if self.rules is not None:
-            yield rule_table(
-                (rule.number, _label_text(rule.label), rule.num_leaves, rule.where)
+            rows = [
+                (
+                    str(rule.number or "-"),
+                    _label_text(rule.label),
+                    f"{rule.num_leaves:,}",
+                    rule.where or "no rule",
+                )
                 for rule in self.rules
-            )
-        yield total_table(
+            ]
+            yield ("rule", "label", "leaves", "pattern"), rows
+        sums = [
             (
-                _label_text(total.label) if ruled else "all",
-                total.num_leaves,
-                total.num_params,
-                total.size_bytes,
+                _label_text(total.label) if self.rules is not None else "all",
+                f"{total.num_leaves:,}",
+                f"{total.num_params:,}",
+                size_text(total.size_bytes),
             )
             for total in self.totals
-        )
+        ]
+        yield ("label", "leaves", "params", "size"), sums
 
 
-def summarize(tree: Any, rules: Any = None, *, where: Any = None) -> Summary:
+def summarize(
+    tree: Any, rules: Any = None, *, where: Any = None, separator: str = "/"
+) -> Summary:
     """Report every leaf of a tree and what rules decide for it.
 
     Args:
@@ -311,10 +301,12 @@ def summarize(tree: Any, rules: Any = None, *, where: Any = None) -> Summary:
         rules: ``Rules``, or a mapping or pairs for it; None for names and sizes alone.
         where: selects the leaves to report; None for all. Rules decide on the whole
             tree all the same, and those that decide no such leaf are left out.
+        separator: between the segments that the ``depth`` of a drawing counts; ``"."``
+            for names as PyTorch writes them.
 
     Returns:
         ``Summary``: leaves, rules, totals per label, and notes on unmatched leaves and
-        on rules that decide nothing. ``rich.print`` fits it into the terminal.
+        on rules that decide nothing.
 
     Raises:
         PathCollisionError: two leaves have the same path.
@@ -354,6 +346,7 @@ def summarize(tree: Any, rules: Any = None, *, where: Any = None) -> Summary:
         rules=None if matches is None else tuple(_rule_rows(groups, matches)),
         totals=tuple(_totals(groups)),
         notes=tuple(_notes(matches, chosen)) if matches else (),
+        separator=separator,
     )
 
 
@@ -438,10 +431,6 @@ def _totals(groups: _Groups) -> Iterator[Total]:
             )
 
 
-def _legend_text(label: Any) -> str:
-    return "no rule" if label is None else " ".join(_label_text(label).split())
-
-
 def label_key(label: Any) -> Hashable:
     """Return what is equal for labels that are one.
 
@@ -482,52 +471,25 @@ def _notes(matches: RuleMatches, chosen: Sequence[bool]) -> list[str]:
     return notes
 
 
-def _leaf_cells(row: Row) -> LeafCells:
-    return LeafCells(
-        row.path,
-        row.shape,
-        row.dtype,
-        row.num_params,
-        row.size_bytes,
-        _label_text(row.label),
-        row.rule,
-    )
+def _cells(row: Row) -> tuple[str, ...]:
+    """Return a leaf as cells of a table."""
+    told = ("-", row.dtype, "-", "-")
+    if row.shape is not None:
+        params, size = f"{row.num_params:,}", size_text(row.size_bytes)
+        told = (_shape(row), row.dtype, params, size)
+    path = printable(row.path) or "''"
+    return (path, *told, _label_text(row.label), str(row.rule or "-"))
 
 
-def _label_text(label: Any) -> str:
+def _shape(row: Row) -> str:
+    return f"[{','.join(map(str, row.shape or ()))}]"
+
+
+def _label_text(label: Any, missing: str = "-") -> str:
     """Write a label; a string that reads as something else stands in quotes."""
     if label is None:
-        return "-"
+        return missing
     if label is STATIC:
         return "static"
     is_plain = isinstance(label, str) and not _NO_NAME.fullmatch(label)
     return printable(label) if is_plain else repr(label)
-
-
-def _rich(
-    tables: Iterable[Table], colors: Mapping[str, str], notes: Iterable[str]
-) -> Any:
-    """Return tables and notes for ``rich``, with labels in their colors."""
-    from rich.console import Group
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
-    parts: list[Any] = []
-    for table in tables:
-        made = RichTable(box=None, header_style="bold", pad_edge=False)
-        for name in table.head:
-            made.add_column(
-                name,
-                justify="right" if name in table.right else "left",
-                no_wrap=name not in table.folds,
-                overflow="fold",
-            )
-        for cells in table.cells:
-            styles = (
-                colors.get(c, "") if n == "label" else ""
-                for n, c in zip(table.head, cells, strict=True)
-            )
-            # Not str, for rich reads "[abc]" there as a style.
-            made.add_row(*map(Text, cells, styles))
-        parts += [made, ""]
-    return Group(*parts, *map(Text, notes))

@@ -184,7 +184,7 @@ def app() -> None:
     "--output",
     metavar="FILE",
     type=click.Path(),
-    help="Draw it, as .svg or .html, and print nothing else.",
+    help="Draw it, as .svg, .html or .md, and print nothing else.",
 )
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 @_shared
@@ -212,7 +212,9 @@ def show(
         raise _Failure("--separator is empty. Give '/' or '.'.")
     rules = load_rules(rules_file, allow_regex=allow_regex) if rules_file else None
     source = read_source(tree)
-    summary = summarize(source.tree, rules, where=list(where) or None)
+    summary = summarize(
+        source.tree, rules, where=list(where) or None, separator=separator
+    )
     shown = [row.path for row in summary.rows if row.path in source.ties]
     if shown:
         pairs = [f"{path!r} is {source.ties[path]!r}" for path in shown[:3]]
@@ -226,9 +228,9 @@ def show(
     elif form == "tree":
         printing.print_tree(summary, depth)
     elif form == "markdown":
-        click.echo(summary.to_markdown(depth=depth))
+        click.echo(summary.to_markdown(depth=depth), nl=False)
     elif depth is not None:
-        printing.print_sums(summary, depth, separator, form)
+        printing.print_sums(summary, depth, form)
     elif form == "json":
         printing.print_leaves_json(summary, source.ties)
     elif form == "csv":

@@ -19,8 +19,7 @@ import click
 
 from treeadapt.cli.lint import Finding
 from treeadapt.diff import TreeDiff
-from treeadapt.drawing.tables import Table, aligned
-from treeadapt.drawing.terminal import lines
+from treeadapt.drawing.text import aligned, lines
 from treeadapt.drawing.words import columns, fitted, printable, size_text
 from treeadapt.errors import plural
 from treeadapt.matches import STATIC
@@ -65,11 +64,10 @@ def print_csv(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 def print_table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Print rows below the names of their columns, aligned."""
     cells = [tuple(printable(str(cell)) for cell in row) for row in rows]
-    right = ("leaves", "params", "size", "ms", "ratio")
-    first, *others = aligned(Table(tuple(head), cells, right)).splitlines()
-    click.secho(first, bold=True)
+    first, *others = aligned(head, cells)
+    click.secho(first.rstrip(), bold=True)
     for line in others:
-        click.echo(line)
+        click.echo(line.rstrip())
 
 
 def print_leaves_json(summary: Summary, ties: Mapping[str, str]) -> None:
@@ -90,18 +88,17 @@ def print_leaves_csv(summary: Summary, ties: Mapping[str, str]) -> None:
     print_csv(list(rows[0]) if rows else [], [list(row.values()) for row in rows])
 
 
-def print_sums(summary: Summary, depth: int, separator: str, form: str) -> None:
+def print_sums(summary: Summary, depth: int, form: str) -> None:
     """Print what leaves add up to by the first segments of their paths, and by label.
 
     Args:
         summary: what to print.
         depth: how many segments.
-        separator: what is between segments.
         form: ``"json"``, ``"csv"`` or ``"table"``.
     """
     sums: dict[tuple[str, Hashable], dict[str, Any]] = {}
     for row in summary.rows:
-        above = separator.join(row.path.split(separator)[:depth])
+        above = summary.separator.join(row.path.split(summary.separator)[:depth])
         new = {"path": above, "leaves": 0, "params": 0, "bytes": 0}
         entry = sums.setdefault(
             (above, label_key(row.label)), new | {"label": _as_data(row.label)}
@@ -128,7 +125,7 @@ def print_tree(summary: Summary, depth: int | None) -> None:
     if not sys.stdout.isatty():
         return click.echo(summary.to_text(depth=depth))
     width = shutil.get_terminal_size().columns
-    for line in lines(summary.outline(), depth=depth):
+    for line in lines(summary.outline(depth=depth)):
         left = width
         for text, style in line:
             shown = fitted(text, left) if left else ""

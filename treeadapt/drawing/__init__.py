@@ -1,4 +1,4 @@
-"""Pictures of a tree: as SVG, as HTML, for Treescope, and as lines for a terminal.
+"""Pictures of a tree: as SVG, as HTML, as Markdown, and as lines of text.
 
 ``outline`` folds a tree to what a reader can take in, ``palette`` gives labels their
 colours, and ``words`` writes sizes and names; the other files draw. They draw leaves

@@ -1,10 +1,11 @@
 """Outlines: a tree folded to what a reader can take in.
 
 Takes leaves with a path, a size and a label; gives nodes with what all their leaves add
-up to. A node with one child joins it (``policy/params``). Numbered siblings that are
-alike in names, kinds and labels stand as one (``layers/{0..23}``). ``unfolded`` chooses
-what to open within a number of rows: first what has several labels, then the rest, one
-level after the other.
+up to. Paths part at slashes and, as PyTorch writes names, at dots. A node with one
+child joins it (``policy/params``). Numbered siblings that are alike in names, kinds and
+labels are one (``layers/{0..23}``, ``h.{0..11}.attn``). ``unfolded`` chooses what to
+open within a number of rows: first what has several labels, then the rest, one level
+after the other.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import bisect
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from treeadapt.drawing.palette import Paint
@@ -33,30 +34,10 @@ _MAX_LABELS = 4  # more are counted
 _MAX_CELLS = 60  # of a bar
 _MAX_LINES = 12  # of labels in a tooltip
 _MAX_TEXT = 300
+_PARTS = re.compile(r"(?=/)|(?<=[^/.])(?=\.)")
 _NUMBERED = re.compile(
     r"(?P<before>.*(?<![0-9])|)(?P<number>[0-9]{1,15})(?P<after>[^0-9]*)", re.DOTALL
 )
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Leaf:
-    """A leaf to draw.
-
-    Attributes:
-        path: where it is.
-        kind: what it is: ``float32[3,4]``, or the name of a type.
-        num_params: number of elements.
-        size_bytes: size of the whole.
-        label: place of its label in the legend.
-        rule: what gave it that label, for the tooltip; may be empty.
-    """
-
-    path: str
-    kind: str
-    num_params: int
-    size_bytes: int
-    label: int
-    rule: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,9 +47,7 @@ class Label:
     Attributes:
         text: the label, as it reads.
         paint: how it looks.
-        num_leaves: how many leaves have it.
-        num_params: their elements.
-        size_bytes: their size.
+        num_leaves, num_params, size_bytes: of the leaves that have it.
         rules: what gives it, as it was typed.
     """
 
@@ -84,14 +63,13 @@ class Label:
         """The label and its rules, for a tooltip."""
         return "\n".join(map(_short, [self.text, *_first_lines(self.rules, "rule")]))
 
-    def numbers(self, outline: Outline) -> tuple[str, str, str, str]:
+    def numbers(self, whole_bytes: int) -> tuple[str, str, str, str]:
         """Write its leaves, parameters, size and share of the whole."""
-        whole = outline.root.size_bytes
         return (
             f"{self.num_leaves:,}",
             count_text(self.num_params),
             size_text(self.size_bytes),
-            share_text(self.size_bytes / whole if whole else 0),
+            share_text(self.size_bytes / whole_bytes if whole_bytes else 0),
         )
 
 
@@ -100,13 +78,14 @@ class Node:
     """A leaf, a node, or several of one kind that are alike.
 
     Attributes:
-        name: as it reads below its parent.
-        kind: of a leaf; empty for a node.
-        rule: of a leaf.
+        name: its part of the path, with the slash or dot before it.
+        sample: the same without ranges: that of the first, if they are several.
+        kind: of a leaf, such as ``float32[3,4]``; empty for a node.
+        rule: of a leaf: what gave it its label.
         children: of the first, if they are several.
         copies: how many there are.
         num_leaves, num_params, size_bytes: of all of them.
-        parts: leaves and bytes of all of them by label.
+        parts: leaves and bytes of all of them by label, which is its place.
         like: equal for nodes that are alike.
     """
 
@@ -120,6 +99,15 @@ class Node:
     size_bytes: int = 0
     parts: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)
     like: int = -1
+    sample: str = ""
+
+    @classmethod
+    def leaf(
+        cls, path: str, kind: str, params: int, size: int, label: int, rule: str
+    ) -> Node:
+        """Return a leaf whose name is still its whole path."""
+        parts = {label: (1, size)}
+        return cls(path, kind, rule, [], 1, 1, params, size, parts)
 
     @property
     def is_leaf(self) -> bool:
@@ -129,7 +117,7 @@ class Node:
     @property
     def name_text(self) -> str:
         """Its name; an empty one is seen, and all of it prints."""
-        return printable(self.name) or "''"
+        return printable(self.name.removeprefix("/")) or "''"
 
     @property
     def kind_text(self) -> str:
@@ -171,6 +159,8 @@ class Outline:
         labels: the legend, in order; one without a text if there are no rules.
         has_labels: whether there are rules.
         notes: what is wrong with the rules, a line each.
+        depth: how many segments of a path to show; None for as many as fit.
+        separator: what is between segments that ``depth`` counts.
     """
 
     title: str
@@ -178,47 +168,90 @@ class Outline:
     labels: Sequence[Label]
     has_labels: bool
     notes: Sequence[str]
+    depth: int | None = None
+    separator: str = "/"
+
+    @property
+    def headline(self) -> str:
+        """What the whole tree adds up to."""
+        root = self.root
+        return sum_text(root.num_leaves, root.num_params, root.size_bytes)
+
+    def rows(self, **limits: int) -> list[Row]:
+        """Return the lines to show; ``limits`` as for ``unfolded``."""
+        return unfolded(self.root, depth=self.depth, separator=self.separator, **limits)
+
+    def legend(self, limit: int = 16) -> list[Label | str]:
+        """Return the labels; of very many the first, what is left out, and the last."""
+        if not self.has_labels or len(self.labels) <= limit:
+            return list(self.labels) if self.has_labels else []
+        head, tail = 2 * limit // 5, limit // 5
+        rest = self.labels[head:-tail]
+        leaves = plural(sum(label.num_leaves for label in rest), "leaf")
+        size = size_text(sum(label.size_bytes for label in rest))
+        told = f"… {len(rest):,} more labels: {leaves}, {size}"
+        return [*self.labels[:head], told, *self.labels[-tail:]]
+
+    def labels_text(self, node: Node) -> str:
+        """Write the labels of a node, the largest first, with their shares."""
+        shares = sorted(node.shares, key=lambda pair: -pair[1])
+        if len(shares) == 1:
+            return self.labels[shares[0][0]].text
+        if len(shares) > _MAX_LABELS:
+            return f"{len(shares):,} labels"
+        told = [f"{self.labels[i].text} ({share_text(share)})" for i, share in shares]
+        more = [f"+{len(told) - 2}"] if len(told) > 2 else []
+        return ", ".join([*told[:2], *more])
+
+    def tooltip(self, row: Row) -> str:
+        """Write all that is known of a line."""
+        node = row.node
+        lines = [fitted(printable(row.path), _MAX_TEXT, middle=True) or "''"]
+        if node.is_leaf:
+            lines.append(_short(node.kind_text))
+        if not node.is_leaf or node.copies > 1:
+            lines.append(plural(node.num_leaves, "leaf"))
+        params = plural(node.num_params, "parameter")
+        lines.append(f"{params}, {size_text(node.size_bytes)}")
+        if self.has_labels:
+            shown = itertools.islice(node.parts.items(), _MAX_LINES)
+            told = [
+                f"{_short(self.labels[label].text)}: {plural(count, 'leaf')}, "
+                f"{size_text(size)}"
+                for label, (count, size) in shown
+            ]
+            lines += _first_lines(told, "label", count=len(node.parts))
+            lines += [f"by {_short(node.rule)}"] if node.rule else []
+        return "\n".join(lines)
 
 
-def grown(leaves: Sequence[Leaf]) -> Node:
+def grown(leaves: Iterable[Node]) -> Node:
     """Return the root of a tree, folded where leaves are alike.
 
     Args:
-        leaves: in the order to show.
+        leaves: in the order to show; the name of each is its path.
 
     Example:
-        >>> block = lambda n: Leaf(f"model/h_{n}/w", "float32[2]", 2, 8, 0, "")
+        >>> block = lambda n: Node.leaf(f"model/h.{n}.w", "float32[2]", 2, 8, 0, "")
         >>> root = grown([block(0), block(1), block(2)])
         >>> root.children[0].name, root.children[0].copies, root.size_bytes
-        ('model/h_{0..2}/w', 3, 24)
+        ('model/h.{0..2}.w', 3, 24)
     """
     root = Node("")
     inner: dict[tuple[int, str], Node] = {}
     for leaf in leaves:
-        segments = leaf.path.split("/", _MAX_DEPTH)
+        *above, leaf.name = _PARTS.split(leaf.name, _MAX_DEPTH)
         at = root
-        for segment in segments[:-1]:
-            known = inner.get((id(at), segment))
+        for part in above:
+            known = inner.get((id(at), part))
             if known is None:
-                known = Node(segment)
-                inner[id(at), segment] = known
+                known = inner[id(at), part] = Node(part, sample=part)
                 at.children.append(known)
             at = known
-        at.children.append(_leaf_node(segments[-1], leaf))
+        leaf.sample = leaf.name
+        at.children.append(leaf)
     _finish(root, {})
     return root
-
-
-def _leaf_node(name: str, leaf: Leaf) -> Node:
-    return Node(
-        name,
-        kind=leaf.kind,
-        rule=leaf.rule,
-        num_leaves=1,
-        num_params=leaf.num_params,
-        size_bytes=leaf.size_bytes,
-        parts={leaf.label: (1, leaf.size_bytes)},
-    )
 
 
 def _finish(node: Node, known: dict[object, int]) -> None:
@@ -250,40 +283,37 @@ def _joined(node: Node) -> Node:
     if len(node.children) != 1:
         return node
     (only,) = node.children
-    only.name = f"{node.name}/{only.name}"
+    only.name = node.name + only.name
+    only.sample = node.sample + only.sample
     return only
 
 
 def _merged(children: Sequence[Node]) -> list[Node]:
-    """Return numbered siblings that are alike as one, where the first of them stood."""
+    """Return numbered siblings that are alike as one, in the place of the first."""
     alike: dict[object, list[tuple[str, Node]]] = {}
-    keys: list[object] = []
     for child in children:
         found = _NUMBERED.fullmatch(child.name)
         key: object = id(child)
+        number = ""
         if found:
             number = found["number"]
             # Numbers of a fixed width are a family of their own: 00 and 0 differ.
             width = len(number) if number != str(int(number)) else 0
             key = (found["before"], found["after"], width, child.like)
-            alike.setdefault(key, []).append((number, child))
-        keys.append(key)
-    made = []
-    for key, child in zip(keys, children, strict=True):
-        group = alike.get(key, [])
-        if len(group) < _FEWEST_ALIKE:
-            made.append(child)
-        elif group[0][1] is child:
-            made.append(_several(group))
-    return made
+        alike.setdefault(key, []).append((number, child))
+    made = {}
+    for group in alike.values():
+        several = len(group) >= _FEWEST_ALIKE
+        kept = [_several(group)] if several else [child for _, child in group]
+        made.update({id(child): child for child in kept})
+    return [made[id(child)] for child in children if id(child) in made]
 
 
 def _several(group: Sequence[tuple[str, Node]]) -> Node:
     """Return the first of some that are alike, standing for all."""
     number, first = group[0]
-    start = first.name.rindex(number)
-    after = first.name[start + len(number) :]
-    first.name = f"{first.name[:start]}{_range([one for one, _ in group])}{after}"
+    before, _, after = first.name.rpartition(number)
+    first.name = f"{before}{_range([one for one, _ in group])}{after}"
     _multiply(first, len(group))
     return first
 
@@ -319,7 +349,7 @@ class Row(NamedTuple):
     """One line of a picture.
 
     Attributes:
-        node: what stands there.
+        node: what is shown.
         path: its whole path, with ``{0..3}`` for several.
         level: how far it is indented.
         children: the lines below it; empty if it is folded or a leaf.
@@ -332,7 +362,12 @@ class Row(NamedTuple):
 
 
 def unfolded(
-    root: Node, *, rows: int = 44, width: int = 28, depth: int | None = None
+    root: Node,
+    *,
+    rows: int = 44,
+    width: int = 28,
+    depth: int | None = None,
+    separator: str = "/",
 ) -> list[Row]:
     """Return the lines to show: as many as fit, what has several labels first.
 
@@ -341,19 +376,24 @@ def unfolded(
         rows: how many lines in all, about; a page of them if not given.
         width: how many children of one node; the others are added up in one line.
         depth: how many segments of a path; None for any number.
+        separator: what is between segments.
     """
     opened: dict[int, Sequence[Node]] = {id(root): _first(root.children, width)}
     left = rows - len(opened[id(root)])
+
+    def may_open(node: Node, path: str) -> bool:
+        if id(node) in opened or not node.children:
+            return False
+        below = path + node.children[0].sample[:1]
+        return depth is None or below.count(separator) < depth
+
     for mixed in (True, False):
-        level = [(node, _segments(node)) for node in opened[id(root)]]
+        level = [(node, node.sample) for node in opened[id(root)]]
         while level:
             able = [
                 (node, _first(node.children, width))
-                for node, deep in level
-                if id(node) not in opened
-                and node.children
-                and (len(node.parts) > 1 or not mixed)
-                and (depth is None or deep < depth)
+                for node, path in level
+                if (len(node.parts) > 1 or not mixed) and may_open(node, path)
             ]
             if mixed:  # the largest that fit
                 able.sort(key=lambda pair: -pair[0].size_bytes)
@@ -364,8 +404,8 @@ def unfolded(
                     opened[id(node)] = children
                     left -= len(children)
             level = [
-                (child, deep + _segments(child))
-                for node, deep in level
+                (child, path + child.sample)
+                for node, path in level
                 for child in opened.get(id(node), ())
             ]
     return _rows(root, opened, "", 0)
@@ -376,9 +416,8 @@ def _rows(
 ) -> list[Row]:
     made = []
     for child in opened.get(id(node), ()):
-        path = f"{above}{child.name}"
-        below = _rows(child, opened, f"{path}/", level + 1)
-        made.append(Row(child, path, level, below))
+        path = above + child.name
+        made.append(Row(child, path, level, _rows(child, opened, path, level + 1)))
     return made
 
 
@@ -389,97 +428,27 @@ def every(rows: Sequence[Row]) -> Iterator[Row]:
         yield from every(row.children)
 
 
-def _segments(node: Node) -> int:
-    return node.name.count("/") + 1
-
-
 def _first(children: Sequence[Node], width: int) -> Sequence[Node]:
     """Return as many children as may be shown, the others as one."""
     if len(children) <= width:
         return children
     rest = children[width - 1 :]
-    more = Node(f"… {len(rest):,} more")
+    more = Node(f"/… {len(rest):,} more")
     _add_up(more, rest)
     return [*children[: width - 1], more]
-
-
-def labels_text(node: Node, labels: Sequence[Label]) -> str:
-    """Write the labels of a node, the largest first, with their shares."""
-    shares = sorted(node.shares, key=lambda pair: -pair[1])
-    if len(shares) == 1:
-        return labels[shares[0][0]].text
-    if len(shares) > _MAX_LABELS:
-        return f"{len(shares):,} labels"
-    told = [f"{labels[label].text} ({share_text(share)})" for label, share in shares]
-    more = [f"+{len(told) - 2}"] if len(told) > 2 else []
-    return ", ".join([*told[:2], *more])
-
-
-def tooltip(row: Row, outline: Outline) -> str:
-    """Write all that is known of a line."""
-    node = row.node
-    lines = [fitted(printable(row.path), _MAX_TEXT, middle=True) or "''"]
-    if node.is_leaf:
-        lines.append(_short(node.kind_text))
-    if not node.is_leaf or node.copies > 1:
-        lines.append(plural(node.num_leaves, "leaf"))
-    lines.append(
-        f"{plural(node.num_params, 'parameter')}, {size_text(node.size_bytes)}"
-    )
-    if outline.has_labels:
-        told = [
-            f"{_short(outline.labels[label].text)}: {plural(count, 'leaf')}, "
-            f"{size_text(size)}"
-            for label, (count, size) in itertools.islice(
-                node.parts.items(), _MAX_LINES + 1
-            )
-        ]
-        lines += _first_lines(told, "label", count=len(node.parts))
-        if node.rule:
-            lines.append(f"by {_short(node.rule)}")
-    return "\n".join(lines)
 
 
 def _first_lines(
     lines: Sequence[str], noun: str, *, count: int | None = None
 ) -> list[str]:
     """Return the first lines, and how many more there are of ``count``."""
-    count = len(lines) if count is None else count
-    left = count - _MAX_LINES
-    if left <= 0:
-        return list(lines)
-    return [*lines[:_MAX_LINES], f"… {plural(left, f'more {noun}')}"]
+    left = (len(lines) if count is None else count) - _MAX_LINES
+    more = [f"… {plural(left, f'more {noun}')}"] if left > 0 else []
+    return [*lines[:_MAX_LINES], *more]
 
 
 def _short(text: str) -> str:
     return fitted(text, _MAX_TEXT)
-
-
-def legend(outline: Outline, *, limit: int = 16) -> list[Label | str]:
-    """Return the labels, or the first and the last of very many.
-
-    Args:
-        outline: all that a picture shows.
-        limit: how many may stand there.
-
-    Returns:
-        Labels, and where some are left out, what these add up to.
-    """
-    labels = outline.labels
-    if len(labels) <= limit:
-        return list(labels)
-    head, tail = 2 * limit // 5, limit // 5
-    rest = labels[head : len(labels) - tail]
-    leaves = plural(sum(label.num_leaves for label in rest), "leaf")
-    size = size_text(sum(label.size_bytes for label in rest))
-    told = f"… {len(rest):,} more labels: {leaves}, {size}"
-    return [*labels[:head], told, *labels[len(labels) - tail :]]
-
-
-def headline(outline: Outline) -> str:
-    """Write what the whole tree adds up to."""
-    root = outline.root
-    return sum_text(root.num_leaves, root.num_params, root.size_bytes)
 
 
 def sum_text(num_leaves: int, num_params: int, size_bytes: int) -> str:

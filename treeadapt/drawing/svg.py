@@ -7,22 +7,10 @@ opened. Equal outlines give equal bytes.
 
 from __future__ import annotations
 
-import dataclasses
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 
-from treeadapt.drawing.outline import (
-    Label,
-    Node,
-    Outline,
-    Row,
-    every,
-    headline,
-    labels_text,
-    legend,
-    tooltip,
-    unfolded,
-)
+from treeadapt.drawing.outline import Label, Node, Outline, Row, every
 from treeadapt.drawing.palette import Paint
 from treeadapt.drawing.words import columns, fitted, size_text
 
@@ -56,85 +44,73 @@ _DARK = {
 }
 
 
-def svg(outline: Outline, *, depth: int | None = None) -> str:
-    """Return an outline as an SVG document.
-
-    Args:
-        outline: what to draw.
-        depth: how many segments of a path; None for as many as fit.
-    """
-    page = _Page(outline, list(every(unfolded(outline.root, depth=depth))))
-    page.draw()
-    return page.text()
-
-
-@dataclasses.dataclass(frozen=True)
-class _Columns:
-    """Where things stand, from left to right."""
-
-    name: float
-    kind: float
-    size: float  # its right end
-    bar: float
-    label: float
-    right: float
-    name_columns: int
-    kind_columns: int
-    label_columns: int
+def svg(outline: Outline) -> str:
+    """Return an outline as an SVG document."""
+    return ET.tostring(_Page(outline).draw(), encoding="unicode") + "\n"
 
 
 class _Page:
-    """A picture in the making; ``y`` is where the next row goes."""
+    """A picture in the making; ``y`` is where the next row goes.
 
-    def __init__(self, outline: Outline, rows: Sequence[Row]):
-        self.outline, self.rows = outline, rows
-        self.at = _columns_of(outline, rows)
+    Its columns are as wide as the longest text in them takes, within bounds.
+    """
+
+    def __init__(self, outline: Outline):
+        self.outline = outline
+        self.rows = list(every(outline.rows()))
+        self.whole_bytes = outline.root.size_bytes
+        nodes = [row.node for row in self.rows]
+        names = [columns(r.node.name_text) + _indent(r) for r in self.rows]
+        kinds = [columns(node.kind_text) for node in nodes]
+        sizes = [columns(size_text(node.size_bytes)) for node in nodes]
+        labels = [columns(outline.labels_text(node)) for node in nodes]
+        self.name_columns = _within(24, names, 50)
+        self.kind_columns = _within(8, kinds, 40)
+        self.label_columns = _within(8, labels, 30)
+        self.kind_x = _MARGIN + self.name_columns * _CHAR + _GAP
+        size_columns = self.kind_columns + _within(4, sizes, 12)
+        self.size_end = self.kind_x + size_columns * _CHAR + _GAP
+        self.bar_x = self.size_end + _GAP
+        self.right = self.bar_x + _BAR
+        self.label_x = self.right + _GAP
+        if outline.has_labels:
+            self.right = self.label_x + _MIX + 8 + self.label_columns * _CHAR
+        self.room = int((self.right - _MARGIN) / _CHAR)  # in columns
         self.y = _MARGIN + 6.0
         self.root = ET.Element("svg", {"xmlns": "http://www.w3.org/2000/svg"})
         self.textures: dict[str, str] = {}
 
-    def text(self) -> str:
-        """Return the document."""
-        return ET.tostring(self.root, encoding="unicode") + "\n"
-
-    def draw(self) -> None:
+    def draw(self) -> ET.Element:
         """Draw everything, then the ground below it."""
-        title = self.outline.title
-        ET.SubElement(self.root, "title").text = (
-            f"{title}: {headline(self.outline)}" if title else headline(self.outline)
-        )
+        title = f"{self.outline.title}: " if self.outline.title else ""
+        ET.SubElement(self.root, "title").text = title + self.outline.headline
         ET.SubElement(self.root, "style").text = _style()
         patterns = ET.SubElement(self.root, "defs")
         ground = ET.SubElement(self.root, "rect")
         self._head()
-        if self.outline.has_labels and self.outline.labels:
+        if self.outline.legend():
             self._legend()
         self._notes()
         self._tree()
         height = self.y - _LINE + _MARGIN + 4
-        width = self.at.right + _MARGIN
-        self.root.attrib.update(
-            {
-                "width": _px(width),
-                "height": _px(height),
-                "viewBox": f"0 0 {_px(width)} {_px(height)}",
-                "role": "img",
-            }
-        )
+        width = self.right + _MARGIN
+        _set(self.root, width=width, height=height)
+        self.root.set("viewBox", f"0 0 {_px(width)} {_px(height)}")
+        self.root.set("role", "img")
         _set(ground, x=0.5, y=0.5, width=width - 1, height=height - 1, rx=6)
         ground.set("class", "ground edge")
         for texture, color in self.textures.items():
-            self._pattern(patterns, texture, color)
+            _pattern(patterns, texture, color)
+        return self.root
 
     def _head(self) -> None:
         title = self.outline.title
-        room = int((self.at.right - _MARGIN) / _CHAR)
         if title:
-            self._words(_MARGIN, fitted(title, int(room / 1.2)), "title")
+            self._words(_MARGIN, fitted(title, int(self.room / 1.2)), "title")
             self.y += _LINE + 3
-        self._words(_MARGIN, headline(self.outline), "" if title else "title")
+        self._words(_MARGIN, self.outline.headline, "" if title else "title")
         self.y += _LINE
-        self._size_bar(self.root, _MARGIN, self.at.right - _MARGIN, self.outline.root)
+        self._size_bar(self.root, _MARGIN, self.right - _MARGIN, self.outline.root)
         self.y += _LINE + 6
 
     def _legend(self) -> None:
@@ -150,7 +126,7 @@ class _Page:
         if any(one.rules for one in labels):
             self._words(ends[-1] + _GAP, "rules", "muted")
         self.y += _CLOSE
-        for one in legend(self.outline):
+        for one in self.outline.legend():
             if isinstance(one, Label):
                 self._entry(one, name, ends)
             else:
@@ -160,27 +136,24 @@ class _Page:
 
     def _entry(self, one: Label, name_columns: int, ends: Sequence[float]) -> None:
         """Draw a row of the legend."""
-        group = ET.SubElement(self.root, "g")
-        ET.SubElement(group, "title").text = one.tip
+        group = self._group(one.tip)
         swatch = ET.SubElement(group, "rect")
         _set(swatch, x=_MARGIN, y=self.y - 10, width=12, height=12, rx=2)
         swatch.set("fill", self._fill(one.paint))
         self._words(_MARGIN + 20, fitted(one.text, name_columns), "strong", into=group)
-        for end, number in zip(ends[1:], one.numbers(self.outline), strict=True):
+        for end, number in zip(ends[1:], one.numbers(self.whole_bytes), strict=True):
             self._words(end, number, "", end=True, into=group)
         x = ends[-1] + _GAP
-        rules = fitted(", ".join(one.rules), int((self.at.right - x) / _CHAR))
+        rules = fitted(", ".join(one.rules), int((self.right - x) / _CHAR))
         self._words(x, rules, "muted", into=group)
         self.y += _CLOSE
 
     def _notes(self) -> None:
         notes = self.outline.notes
         shown = notes if len(notes) <= _NOTES else notes[: _NOTES - 1]
-        room = int((self.at.right - _MARGIN) / _CHAR) - 3
         for note in shown:
-            group = ET.SubElement(self.root, "g")
-            ET.SubElement(group, "title").text = note
-            self._words(_MARGIN, f"! {fitted(note, room)}", "warn", into=group)
+            group = self._group(note)
+            self._words(_MARGIN, f"! {fitted(note, self.room - 3)}", "warn", into=group)
             self.y += _CLOSE
         if len(shown) < len(notes):
             told = f"! … {len(notes) - len(shown):,} more notes"
@@ -189,53 +162,49 @@ class _Page:
         self.y += 8 if notes else 0
 
     def _tree(self) -> None:
-        at = self.at
-        self._words(at.name, "path", "muted")
-        self._words(at.kind, "contents", "muted")
-        self._words(at.size, "size", "muted", end=True)
-        whole = size_text(self.outline.root.size_bytes)
-        self._words(at.bar, f"share of {whole}", "muted")
+        self._words(_MARGIN, "path", "muted")
+        self._words(self.kind_x, "contents", "muted")
+        self._words(self.size_end, "size", "muted", end=True)
+        self._words(self.bar_x, f"share of {size_text(self.whole_bytes)}", "muted")
         if self.outline.has_labels:
-            self._words(at.label, "label", "muted")
+            self._words(self.label_x, "label", "muted")
         self.y += _LINE
         for place, row in enumerate(self.rows):
             self._row(row, is_banded=place % 2 == 0)
 
     def _row(self, row: Row, *, is_banded: bool) -> None:
-        at, node = self.at, row.node
-        group = ET.SubElement(self.root, "g")
-        ET.SubElement(group, "title").text = tooltip(row, self.outline)
+        node = row.node
+        group = self._group(self.outline.tooltip(row))
         if is_banded:
             band = ET.SubElement(group, "rect")
             _set(band, x=_MARGIN - 8, y=self.y - 14.5, height=_LINE, rx=4)
-            _set(band, width=at.right - _MARGIN + 16)
+            _set(band, width=self.right - _MARGIN + 16)
             band.set("class", "band")
-        level = min(row.level, _MAX_LEVEL)
-        x = at.name + level * _INDENT
+        x = _MARGIN + min(row.level, _MAX_LEVEL) * _INDENT
         if node.children:
             self._marker(group, x, is_open=bool(row.children))
-        room = at.name_columns - round((level * _INDENT + 14) / _CHAR)
-        name = fitted(node.name_text, room, middle=True)
-        is_inner = bool(node.children)
-        self._words(x + 14, name, "strong" if is_inner else "", into=group)
-        kind = fitted(node.kind_text, at.kind_columns)
-        self._words(at.kind, kind, "muted", into=group)
-        self._words(at.size, size_text(node.size_bytes), "", end=True, into=group)
-        self._size_bar(group, at.bar, _BAR, node)
+        name = fitted(node.name_text, self.name_columns - _indent(row), middle=True)
+        self._words(x + 14, name, "strong" if node.children else "", into=group)
+        kind = fitted(node.kind_text, self.kind_columns)
+        self._words(self.kind_x, kind, "muted", into=group)
+        size = size_text(node.size_bytes)
+        self._words(self.size_end, size, "", end=True, into=group)
+        self._size_bar(group, self.bar_x, _BAR, node)
         if self.outline.has_labels:
-            self._mix(group, at.label, _MIX, node)
-            told = fitted(labels_text(node, self.outline.labels), at.label_columns)
-            self._words(at.label + _MIX + 8, told, "", into=group)
+            self._mix(group, self.label_x, _MIX, node)
+            told = fitted(self.outline.labels_text(node), self.label_columns)
+            self._words(self.label_x + _MIX + 8, told, "", into=group)
         self.y += _LINE
 
     def _size_bar(self, into: ET.Element, x: float, length: float, node: Node) -> None:
         """Draw a track, and on it the part of the whole that a node is, by label."""
-        whole = self.outline.root.size_bytes
         track = ET.SubElement(into, "rect")
         _set(track, x=x, y=self.y - 9.5, width=length, height=11, rx=2)
         track.set("class", "track")
         if node.size_bytes:
-            self._mix(into, x, max(length * node.size_bytes / whole, 2.0), node)
+            self._mix(
+                into, x, max(length * node.size_bytes / self.whole_bytes, 2.0), node
+            )
 
     def _mix(self, into: ET.Element, x: float, length: float, node: Node) -> None:
         """Draw a bar that the labels of a node share."""
@@ -265,25 +234,10 @@ class _Page:
         self.textures[name] = paint.color
         return f"url(#{name})"
 
-    def _pattern(self, into: ET.Element, name: str, color: str) -> None:
-        """Define stripes; those of a gap are thin."""
-        pattern = ET.SubElement(into, "pattern")
-        pattern.set("id", name)
-        size = 6
-        _set(pattern, width=size, height=size)
-        pattern.set("patternUnits", "userSpaceOnUse")
-        pattern.set("patternTransform", "rotate(45)")
-        is_gap = name.startswith("gap")
-        below = ET.SubElement(pattern, "rect")
-        _set(below, width=size, height=size)
-        below.set("fill", color)
-        if is_gap:
-            below.set("fill-opacity", "0.25")
-        above = ET.SubElement(pattern, "rect")
-        _set(above, width=2, height=size)
-        above.set("fill", color if is_gap else "#ffffff")
-        if not is_gap:
-            above.set("fill-opacity", "0.65")
+    def _group(self, tip: str) -> ET.Element:
+        group = ET.SubElement(self.root, "g")
+        ET.SubElement(group, "title").text = tip
+        return group
 
     def _words(
         self,
@@ -304,31 +258,29 @@ class _Page:
         made.text = text
 
 
-def _columns_of(outline: Outline, rows: Sequence[Row]) -> _Columns:
-    """Give each column the width that its longest text takes, within bounds."""
+def _pattern(into: ET.Element, name: str, color: str) -> None:
+    """Define stripes; those of a gap are thin."""
+    size = 6
+    is_gap = name.startswith("gap")
+    pattern = ET.SubElement(into, "pattern", {"id": name})
+    _set(pattern, width=size, height=size)
+    pattern.set("patternUnits", "userSpaceOnUse")
+    pattern.set("patternTransform", "rotate(45)")
+    for width in (size, 2):
+        part = ET.SubElement(pattern, "rect")
+        _set(part, width=width, height=size)
+        part.set("fill", color if is_gap or width == size else "#ffffff")
+        if is_gap == (width == size):
+            part.set("fill-opacity", "0.25" if is_gap else "0.65")
 
-    def widest(texts: Sequence[str], least: int, most: int) -> int:
-        return min(max([least, *map(columns, texts)]), most)
 
-    names = [
-        columns(row.node.name_text)
-        + round((min(row.level, _MAX_LEVEL) * _INDENT + 14) / _CHAR)
-        for row in rows
-    ]
-    name_columns = min(max([24, *names]), 50)
-    kinds = widest([row.node.kind_text for row in rows], 8, 40)
-    sizes = widest([size_text(row.node.size_bytes) for row in rows], 4, 12)
-    told = [labels_text(row.node, outline.labels) for row in rows]
-    label_columns = widest(told, 8, 30) if outline.has_labels else 0
-    kind = _MARGIN + name_columns * _CHAR + _GAP
-    size = kind + (kinds + sizes) * _CHAR + _GAP
-    bar = size + _GAP
-    label = bar + _BAR + _GAP
-    right = bar + _BAR
-    if outline.has_labels:
-        right = label + _MIX + 8 + label_columns * _CHAR
-    widths = (name_columns, kinds, label_columns)
-    return _Columns(_MARGIN, kind, size, bar, label, right, *widths)
+def _indent(row: Row) -> int:
+    """Return how many columns a name is indented."""
+    return round((min(row.level, _MAX_LEVEL) * _INDENT + 14) / _CHAR)
+
+
+def _within(least: int, numbers: Sequence[int], most: int) -> int:
+    return min(max([least, *numbers]), most)
 
 
 def _widths(shares: Sequence[float], length: float) -> list[float]:
