@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 from programs import (
     Step,
     bits,
@@ -36,6 +37,7 @@ from trees import TREES, LayerTuple, ModelTuple, Row, b, mlp, two_layers, w
 
 import treeadapt as ta
 from treeadapt.plans import view_tree
+from treeadapt.selectors import as_selector
 from treeadapt.transforms.flat import trained
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
@@ -797,3 +799,145 @@ def test_it_maps_over_an_ensemble():
     first = jax.tree.map(lambda x: x[1], models)
     want, _ = tx.update(first, tx.init(first), first)
     np.testing.assert_allclose(updates["l"][0][1], want["l"][0], rtol=1e-6)
+
+
+# Without params
+
+
+class Net(nnx.Module):
+    """Layers of two classes; one dtype of two."""
+
+    def __init__(self):
+        self.linear = nnx.Linear(2, 2, rngs=nnx.Rngs(0), param_dtype=jnp.bfloat16)
+        self.norm = nnx.LayerNorm(2, rngs=nnx.Rngs(0))
+        self.layers = nnx.List(
+            [nnx.LayerNorm(2, rngs=nnx.Rngs(1)), nnx.Linear(2, 2, rngs=nnx.Rngs(0))]
+        )
+
+
+MORE_THAN_PATHS = {
+    "class": nnx.LayerNorm,
+    "class name": "**/<LayerNorm>",
+    "from the end": "layers/{-1}",
+    "dtype": ta.leaf(dtype=jnp.bfloat16),
+    "shape": ta.leaf(ndim=1) & ~ta.glob("linear"),
+}
+FREEZERS = {
+    "freeze": lambda where: ta.freeze(optax.sgd(0.1), where),
+    "partition": lambda where: ta.partition(
+        {"a": optax.sgd(0.1)}, [(where, "frozen"), ("**", "a")]
+    ),
+    "scale_by_rules": lambda where: ta.scale_by_rules([(where, 0.0), ("**", 1.0)]),
+    "masked": lambda where: ta.adapt(optax.freeze(as_selector(where))),
+    "in a chain": lambda where: ta.adapt(
+        optax.chain(optax.identity(), ta.freeze(optax.sgd(0.1), where))
+    ),
+    "bound": lambda where: ta.adapt(optax.freeze(as_selector(where).bind(Net()))),
+}
+
+
+@pytest.mark.hazard("F31")
+@pytest.mark.parametrize("freezer", FREEZERS)
+@pytest.mark.parametrize("where", MORE_THAN_PATHS)
+@pytest.mark.parametrize("asked", ["with params", "without"])
+def test_gradients_alone_never_move_a_frozen_leaf(freezer, where, asked):
+    model = Net()
+    grads = jax.tree.map(
+        lambda leaf: jnp.ones(leaf.shape, jnp.float32), nnx.state(model, nnx.Param)
+    )
+    where = MORE_THAN_PATHS[where]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ta.UnliftedMaskWarning)
+        tx = FREEZERS[freezer](where)
+        state = tx.init(model)
+    if asked == "without" and freezer != "bound":
+        with pytest.raises(ta.TransformError, match=r"update\(updates, state, params"):
+            tx.update(grads, state)
+        return
+    updates, _ = tx.update(grads, state, *[model] * (asked == "with params"))
+    frozen = ta.to_flat_dict(ta.param_mask(model, where))
+    moved = ta.to_flat_dict(updates)
+    for path, is_frozen in frozen.items():
+        assert bool(moved[path].any()) is not is_frozen
+
+
+def test_what_paths_alone_decide_needs_no_params():
+    model = {"a": jnp.ones(2), "b": [jnp.ones(2), jnp.ones(2)]}
+    spec = ta.FreezeSpec("b").bind(model)
+    tree = ta.lift({"a": False, "b": True})
+    function = ta.lift(lambda tree: {"a": False, "b": [True, True]})
+    for where in ("b", ["**", "!a"], ta.glob("b").bind(model), spec, tree, function):
+        frozen = ta.freeze if isinstance(where, str | list | ta.FreezeSpec) else None
+        tx = (
+            ta.adapt(optax.chain(optax.sgd(0.1), optax.freeze(where)))
+            if frozen is None
+            else frozen(optax.sgd(0.1), where)
+        )
+        updates, _ = tx.update(model, tx.init(model))
+        assert not updates["b"][0].any()
+        assert updates["a"].all()
+    rules = ta.Rules({"b/{0..1}": "frozen", "**": "a"})
+    for made in (rules, rules.bind(model)):
+        tx = ta.partition({"a": optax.sgd(0.1)}, made)
+        updates, _ = tx.update(model, tx.init(model))
+        assert not updates["b"][0].any()
+
+
+def test_a_function_is_not_asked_about_gradients_of_other_classes():
+    model = Net()
+    labels = ta.lift(lambda net: {"linear": "a", "layers": "a", "norm": "frozen"})
+    tx = ta.partition({"a": optax.sgd(0.1)}, lambda net: labels.asked(net))
+    grads = nnx.state(model, nnx.Param)
+    state = tx.init(model)
+    with pytest.raises(ta.TransformError, match=r"update\(updates, state, params"):
+        tx.update(grads, state)
+    assert tx.update(grads, state, model)
+
+
+# Optimizers inside callbacks
+
+INNER = {
+    "freeze": lambda: ta.freeze(optax.sgd(1.0), ta.leaf(ndim=2)),
+    "partition": lambda: ta.partition(
+        {"a": optax.sgd(1.0)}, [(ta.leaf(ndim=2), "frozen"), ("**", "a")]
+    ),
+    "mask": lambda: ta.adapt(
+        optax.chain(optax.sgd(1.0), optax.freeze(ta.leaf(ndim=2)))
+    ),
+    "no adapter": lambda: optax.chain(optax.sgd(1.0), optax.freeze(ta.leaf(ndim=2))),
+    "lifted": lambda: ta.partition(
+        {"a": optax.sgd(1.0)},
+        lambda p: jax.tree.map(lambda x: "a" if x.ndim == 1 else "frozen", p),
+    ),
+}
+OUTER = {
+    "adapt": lambda tx: ta.adapt(tx),
+    "partition": lambda tx: ta.partition({"o": tx}, {"**": "o"}),
+    "freeze": lambda tx: ta.freeze(tx, "b"),
+}
+PAIRS = [*((inner, "adapt") for inner in INNER), *(("freeze", by) for by in OUTER)]
+
+
+@pytest.mark.hazard("F32")
+@pytest.mark.parametrize(("inner", "outer"), dict.fromkeys(PAIRS))
+def test_an_optimizer_inside_a_callback_decides_on_its_own_tree(inner, outer):
+    # The same paths with shapes the other way round: in here ``b`` is the matrix.
+    tx, seen = INNER[inner](), []
+    own = {"a": jnp.ones(2), "b": jnp.ones((2, 2))}
+
+    @jax.jit
+    def step(params):
+        return tx.update(params, tx.init(params), params)[0]["a"]
+
+    def value_fn(params):
+        with jax.ensure_compile_time_eval():
+            seen.append(step(own).tolist())
+        return sum(jnp.sum(leaf**2) for leaf in params.values())
+
+    line = optax.scale_by_backtracking_linesearch(2)
+    search = OUTER[outer](optax.chain(optax.sgd(0.1), line))
+    params = {"a": jnp.ones((2, 2)), "b": jnp.ones(2)}
+    extra = {"value": jnp.float32(6.0), "grad": params, "value_fn": value_fn}
+    search.update(params, search.init(params), params, **extra)
+    assert seen[0] == [-1.0, -1.0]
+    assert step(own).tolist() == [-1.0, -1.0]  # as compiled inside the callback

@@ -332,7 +332,7 @@ def test_a_matcher_forgets_before_it_grows_large(monkeypatch):
     for i in range(50):
         assert one.match_path(f"b{i}/c/a{i}") == 1
         assert one.match_path(f"x{i}/c{i}/b{i}") == 0
-        assert one._segments._transitions <= 100 + 10
+        assert one._automata[0]._transitions <= 100 + 10
 
 
 # Nothing kept alive

@@ -12,6 +12,7 @@ import numpy as np
 import optax
 import pytest
 from flax.core import FrozenDict
+from jax.sharding import PartitionSpec as P
 from trees import SAME_MODEL, two_layers
 
 import treeadapt as ta
@@ -668,3 +669,30 @@ def test_a_long_report_stays_short():
     _, report = carry_state(tx, wide, tx.init(params))
     assert "and 392 more" in str(report)
     assert len(str(report)) < 3000
+
+
+# Slots
+
+
+def test_nothing_is_set_on_the_placeholder_of_optax(caplog):
+    asked = []
+
+    def init(params):
+        asked.append(params)
+        return optax.TraceState(jax.tree.map(jnp.zeros_like, params))
+
+    pairs = optax.LookaheadParams.init_synced(start())
+    recorded = optax.GradientTransformation(init, adam.update)
+    tx = optax.lookahead(recorded, sync_period=2, slow_step_size=0.5)
+    for outer in (tx, ta.adapt(tx)):
+        state = outer.init(pairs)
+        specs = ta.opt_state_shardings(outer, pairs, jax.tree.map(lambda _: P(), pairs))
+        assert jax.tree.structure(specs) == jax.tree.structure(state)
+        report = carry_state(outer, pairs, state)[1]
+        assert list(report.carried) == list(ta.to_flat_dict(state))
+    is_mark = [not jax.tree.leaves(params) for params in asked]
+    assert any(is_mark)
+    assert not any(
+        vars(params) for params, yes in zip(asked, is_mark, strict=True) if yes
+    )
+    assert "only fast parameters" not in caplog.text

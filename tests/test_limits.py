@@ -6,8 +6,10 @@ that it works, and what it needs at most. Depth and cycles are in ``test_depth.p
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
+import time
 
 import jax
 import numpy as np
@@ -70,6 +72,77 @@ def test_a_million_leaves_take_at_most_twice_the_memory_that_jax_takes_to_name_t
     assert jax_name == "['block_9999']['layer_9']['scale']"
     assert name == "block_9999/layer_9/scale"
     assert size <= 2 * jax_size, (size, jax_size)
+
+
+# Rules files as large as they may be
+
+RULES_PROGRAM = """
+import resource, sys, time, pathlib
+import numpy as np
+import treeadapt as ta
+
+ta.param_labels({"a": np.ones(1)}, {"**": 1})
+tree = {f"layer_{i}": {"attn": {"kernel": np.ones(1)}} for i in range(20)}
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+file = pathlib.Path(sys.argv[1]) / "rules.toml"
+for text in (
+    "{" + ",".join(f"%s_{i}*" for i in range(500)) + "}",
+    "%s" + "{,?}" * 900 + "b",
+    "%s*" + "{123456789..987654321}" * 180,
+    "%s*" + "[!ab]*" * 600,
+    "*%s*/" + "?*/" * 1_200 + "a",
+    "/".join(["%s"] * 1_000),
+):
+    texts = [text.replace("%s", str(i)) for i in range(10_000)]
+    weight, rows = 0, []
+    for text in texts:
+        weight += ta.patterns.weight(text)
+        if weight > ta.rules_file.MAX_WEIGHT - 1:
+            break
+        rows.append(f'"{text}" = 1')
+    rows.append('"**" = 2')
+    file.write_text("version = 1\\nunused = 'ignore'\\n[rules]\\n" + "\\n".join(rows))
+    start = time.process_time()
+    ta.load_rules(file)(tree)
+    print(time.process_time() - start)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.hazard("K30")
+def test_a_rules_file_as_heavy_as_it_may_be_takes_bounded_time_and_memory(tmp_path):
+    pytest.importorskip("resource")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", RULES_PROGRAM, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3_000:]
+    *times, size = map(float, done.stdout.split())
+    assert len(times) == 6
+    assert max(times) < 10, times  # 2.1 when this was written
+    if sys.platform == "linux":  # kB there
+        assert size < 480_000  # 320,000 when this was written
+
+
+@pytest.mark.hazard("K30")
+def test_an_error_about_thousands_of_rules_costs_little_more_than_labels():
+    tree = {
+        f"block_{i}": {f"layer_{j}": dict.fromkeys("abc", np.ones(1)) for j in range(9)}
+        for i in range(1_000)
+    }
+    some, none = ["**/layer_1", "!**/a"], ["**/layer_1/a", "!**/a"]
+    pairs = [(f"**/lair_{i}/a", i) for i in range(2_000)]
+    pairs += [(some, "x"), *((none, i) for i in range(400)), ("**", "y")]
+    times = []
+    for unused in ("ignore", "error"):
+        rules = ta.Rules(pairs, unused=unused)
+        start = time.process_time()
+        with contextlib.suppress(ta.UnusedRuleError):
+            rules(tree)
+        times.append(time.process_time() - start)
+    assert times[1] < 5 * times[0] + 2, times
 
 
 # Messages about 20,000 leaves

@@ -338,8 +338,19 @@ def test_tables_stay_small_and_answers_right(monkeypatch):
         for _ in range(3):
             expected = selects("**/a*{b,,c}{a,}", path) | selects("b?", path) << 1
             assert matcher.match_path(path) == expected
-    assert matcher._segments._transitions < 10
-    assert matcher._segments._characters._transitions < 10
+    (automaton,) = matcher._automata
+    assert automaton._transitions < 10
+    assert automaton._characters._transitions < 10
+
+
+def test_a_large_table_is_walked_in_groups_that_answer_alike(monkeypatch):
+    texts = ["a", "**/b", "a/*", "{a,b}/**", "a", "x/{-1}", "re:a/.*", "b/?", "**"]
+    tree = NamedTree({"a": {"b": 0, "c": 0}, "b": 0, "x": {"0": 0, "1": 0}})
+    alone = Matcher(map(parse, texts))
+    monkeypatch.setattr("treeadapt.matcher.MAX_WEIGHT", 3)
+    grouped = Matcher(map(parse, texts))
+    assert (len(alone._automata), len(grouped._automata)) == (1, 5)
+    assert grouped.match(tree) == alone.match(tree)
 
 
 # Agreement with the reference.

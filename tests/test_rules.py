@@ -275,7 +275,7 @@ def test_counts_agree_with_their_words():
         ("head/zzz/*/x", "'head' hits 2 leaves, such as 'head/bias'"),
         ("**/<Zzz>", "classes here are 'dict'"),
         ("zzz/**", "paths here look like"),
-        ("f", "it hits only leaves that are no arrays, and these need no rule"),
+        ("f", "it hits only leaves that are not arrays, and these need no rule"),
     ],
 )
 def test_a_repair_is_as_narrow_as_what_was_typed(where, told):

@@ -220,9 +220,9 @@ HEAD = "version = 1\n"
         (HEAD + "default = []\n[rules]\na = 1\n", "'default'"),
         (HEAD + '[[rules]]\nwhere = "a"\n', "'where' and 'label'"),
         (HEAD + '[[rules]]\nwhere = "a"\nlabel = 1\nx = 1\n', "'where' and 'label'"),
-        (HEAD + "[[rules]]\nwhere = 3\nlabel = 1\n", "no pattern"),
-        (HEAD + "[[rules]]\nwhere = [3]\nlabel = 1\n", "no pattern"),
-        (HEAD + '[[rules]]\nwhere = [["a"]]\nlabel = 1\n', "no pattern"),
+        (HEAD + "[[rules]]\nwhere = 3\nlabel = 1\n", "not a pattern"),
+        (HEAD + "[[rules]]\nwhere = [3]\nlabel = 1\n", "not a pattern"),
+        (HEAD + '[[rules]]\nwhere = [["a"]]\nlabel = 1\n', "not a pattern"),
         (HEAD + 'rules = [["a", 1]]\n', "'where' and 'label'"),
         (HEAD + '[rules]\n"re:.*" = 1\n', "allow_regex=True"),
         (HEAD + '[[rules]]\nwhere = ["a", "!re:.*"]\nlabel = 1\n', "allow_regex=True"),
@@ -301,6 +301,16 @@ def test_a_file_that_cannot_be_read_is_a_typed_error(tmp_path, name):
         load_rules(os.path.join(tmp_path, name))
     with pytest.raises(RulesFileError):
         load_rules(3)
+
+
+@pytest.mark.hazard("K30")
+def test_patterns_that_weigh_too_much_together_are_refused(tmp_path):
+    rows = [f'"{place}{{a,b}}*{"x" * 990}" = 1' for place in range(1_000, 1_250)]
+    assert len(load(tmp_path, HEAD + "[rules]\n" + "\n".join(rows[:199])).values) == 199
+    with pytest.raises(RulesFileError, match="more than 200,000 segments"):
+        load(tmp_path, HEAD + "[rules]\n" + "\n".join(rows))
+    plain = [f'"{place}/{"x" * 1_000}" = 1' for place in range(3_000)]
+    assert len(load(tmp_path, HEAD + "[rules]\n" + "\n".join(plain)).values) == 3_000
 
 
 @pytest.mark.hazard("K18")

@@ -72,7 +72,7 @@ def test_rules_may_be_bound_and_read_classes():
     for made in (rules, rules.bind(model)):
         tx = ta.scale_by_rules(made)
         ones = jax.tree.map(jnp.ones_like, eqx.filter(model, eqx.is_array))
-        updates, _ = tx.update(ones, tx.init(model))
+        updates, _ = tx.update(ones, tx.init(model), model)
         moved = [path for path, x in flat_updates(updates).items() if x.any()]
         assert moved == ["1/w"]
 

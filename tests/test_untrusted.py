@@ -82,6 +82,11 @@ def test_no_room_imports_a_module_that_a_file_names():
     assert by_name == IMPORTS_BY_NAME
 
 
+def test_no_answer_depends_on_a_clock():
+    clocks = {name for name, tree in SOURCES.items() if "time" in imported(tree)}
+    assert clocks <= {"treeadapt/cli/bench.py", "treeadapt/cli/progress.py"}
+
+
 def test_the_source_is_really_looked_at():
     tree = ast.parse("import pickle\nfrom yaml import load\nx = eval('1')")
     assert imported(tree) & UNPICKLES == {"pickle", "yaml"}
@@ -217,6 +222,7 @@ def test_the_policy_states_the_caps_as_they_are():
     caps = {
         "bytes of a rules file": rules_file.MAX_BYTES,
         "patterns of a rules file": rules_file.MAX_PATTERNS,
+        "weight of the patterns of a rules file": rules_file.MAX_WEIGHT,
         "paths of a freeze spec": rules_file.MAX_PATHS,
         "characters of a pattern": patterns.MAX_CHARACTERS,
         "`**` in a pattern": patterns.MAX_ANY_DEPTH,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -128,6 +129,11 @@ class Program:
         return "classes" in self.needs or any(
             parse(text).needs_tree for text in self.texts
         )
+
+    @functools.cached_property
+    def needs_params(self) -> bool:
+        """Whether gradients cannot answer: they share only the paths of the params."""
+        return self.needs_tree or not self.needs <= {"path"}
 
     @functools.cached_property
     def matcher(self) -> Matcher:
@@ -256,11 +262,16 @@ class Survey:
         return sum(self.is_array)
 
     @functools.cached_property
+    def masks(self) -> tuple[int, ...]:
+        """The different bit masks of the array leaves."""
+        hits = self.program.hits(self.view)
+        return tuple(dict.fromkeys(itertools.compress(hits, self.is_array)))
+
+    @functools.cached_property
     def seen(self) -> int:
         """Bit mask of the patterns that select an array leaf."""
         seen = 0
-        hits = zip(self.program.hits(self.view), self.is_array, strict=True)
-        for mask in dict.fromkeys(mask for mask, yes in hits if yes):
+        for mask in self.masks:
             seen |= mask
         return seen
 
@@ -280,6 +291,16 @@ class Survey:
     def under(self, cls: type) -> bool:
         """Tell whether an array leaf stands under a ``cls``."""
         return any(issubclass(found, cls) for found in self.classes)
+
+    def selects(self, selector: Asked) -> bool:
+        """Tell whether ``selector`` selects an array leaf."""
+        if selector.plain is not None:
+            return self.hit(selector.plain)
+        bits = self.program.bits
+        answers = {selector.ask(Case(mask, bits)) for mask in self.masks}
+        if None in answers and True not in answers:
+            return bool(self.selected(selector))
+        return True in answers
 
     def selected(self, selector: Asked) -> list[int]:
         """Return the indices of the array leaves that ``selector`` selects."""

@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
-from operator import xor
+from operator import or_, xor
 from typing import Protocol
 
 from treeadapt.errors import SelectorError, listing
@@ -34,10 +34,16 @@ from treeadapt.patterns import (
     NumberRange,
     Pattern,
     Token,
+    weight,
 )
 
-# Transitions that an automaton remembers before it starts anew.
+# Transitions that an automaton remembers before it starts again, and the bytes that the
+# states of one matcher may take by then.
 MAX_TRANSITIONS = 100_000
+MAX_BYTES = 64 * 2**20
+# The weight of the patterns that share an automaton: a step costs what all of them
+# weigh, so larger tables are walked in groups.
+MAX_WEIGHT = 8_192
 
 _DIGITS = re.compile("[0-9]+")
 _NOT_ZERO = re.compile(rb"[^\0]", re.DOTALL)
@@ -77,7 +83,9 @@ class Matcher:
             for index, pattern in enumerate(self.patterns)
             if pattern.regex
         ]
-        self._segments = _SegmentAutomaton(_numbered_globs(self.patterns))
+        groups = list(_groups(self.patterns))
+        budget = MAX_BYTES // max(1, len(groups))
+        self._automata = [_SegmentAutomaton(globs, budget) for globs in groups]
 
     def match(self, tree: NameTree) -> list[int]:
         """Match all leaves of a tree.
@@ -90,18 +98,11 @@ class Matcher:
             One int for each of ``tree.paths``: bit ``i`` is set if ``patterns[i]``
             selects the leaf.
         """
-        walk = _Walk(self._segments, tree)
-        found = []
-        for path in tree.paths:
-            parent, slash, name = path.rpartition("/")
-            above = parent if slash else None
-            state = walk.states.get(above)
-            if state is None:
-                state = walk.descend(parent)
-            if state.asks:
-                found.append(walk.ask(state, above, name, path).found)
-            else:
-                found.append(state[name].found)
+        found = [0] * len(tree.paths)
+        for automaton in self._automata:
+            masks = _Walk(automaton, tree).leaves()
+            found = list(map(or_, found, masks)) if any(found) else masks
+            automaton.trim()
         for bit, regex in self._regexes:
             for index, path in enumerate(tree.paths):
                 if regex.fullmatch(path):
@@ -124,10 +125,13 @@ class Matcher:
                 "classes or siblings. Bind the selector or the rules to the full tree "
                 "first: .bind(tree)."
             )
-        state = self._segments.start()
-        for name in path.split("/"):
-            state = state[name]
-        found = state.found
+        found = 0
+        for automaton in self._automata:
+            state = automaton.root
+            for name in path.split("/"):
+                state = state[name]
+            found |= state.found
+            automaton.trim()
         for bit, regex in self._regexes:
             if regex.fullmatch(path):
                 found |= bit
@@ -146,13 +150,22 @@ def matcher_of(patterns: tuple[Pattern, ...]) -> Matcher:
     return Matcher(patterns)
 
 
-def _numbered_globs(patterns: Sequence[Pattern]) -> dict[Pattern, int]:
-    """Each different glob with the bits of all places where it stands."""
+def _groups(patterns: Sequence[Pattern]) -> Iterator[dict[Pattern, int]]:
+    """Each different glob with the bits of all its places, in groups of one weight."""
     bits: dict[Pattern, int] = defaultdict(int)
     for index, pattern in enumerate(patterns):
         if not pattern.is_regex:
             bits[pattern] |= 1 << index
-    return bits
+    group: dict[Pattern, int] = {}
+    total = 0
+    for pattern in bits:
+        total += weight(pattern.text)
+        if group and total > MAX_WEIGHT:
+            yield group
+            group, total = {}, weight(pattern.text)
+        group[pattern] = bits[pattern]
+    if group:
+        yield group
 
 
 class _Walk:
@@ -160,9 +173,24 @@ class _Walk:
 
     def __init__(self, segments: _SegmentAutomaton, tree: NameTree):
         self.segments, self.tree = segments, tree
-        self.states: dict[str | None, _SegmentState] = {None: segments.start()}
+        self.states: dict[str | None, _SegmentState] = {None: segments.root}
         self.counted: dict[str | None, dict[str, int]] = {}
         self.classes: dict[tuple[type, ...], int] = {}
+
+    def leaves(self) -> list[int]:
+        """What each leaf of the tree is selected by."""
+        found = []
+        for path in self.tree.paths:
+            parent, slash, name = path.rpartition("/")
+            above = parent if slash else None
+            state = self.states.get(above)
+            if state is None:
+                state = self.descend(parent)
+            if state.asks:
+                found.append(self.ask(state, above, name, path).found)
+            else:
+                found.append(state[name].found)
+        return found
 
     def descend(self, path: str) -> _SegmentState:
         """The state after ``path``, which is remembered."""
@@ -243,9 +271,14 @@ class _SegmentAutomaton:
     In a state, the bit of an element says that all elements before it are satisfied;
     the bit after the last one, that the whole glob is. That bit stays set on the way
     down: who selects a node selects all leaves below.
+
+    Args:
+        globs: patterns, and the bits to give for a path that each selects.
+        budget: bytes that the states of each automaton may take before it forgets.
     """
 
-    def __init__(self, globs: dict[Pattern, int]):
+    def __init__(self, globs: dict[Pattern, int], budget: int):
+        self._budget = budget
         self.class_names: dict[str, int] = defaultdict(int)
         self.any_depth = 0
         self._accepting: dict[int, int] = {}  # place -> bits of the answer
@@ -261,11 +294,10 @@ class _SegmentAutomaton:
             self._new_position()
         self._finish()
 
-    def start(self) -> _SegmentState:
-        """The state of the root. Forgets what it learnt if that is too much."""
-        if self._transitions > MAX_TRANSITIONS:
+    def trim(self) -> None:
+        """Forget what was learnt if that is too much."""
+        if self._transitions > _limit(self._budget, self._size):
             self._forget()
-        return self._root
 
     def step(self, state: _SegmentState, name: str, answer: int) -> _SegmentState:
         """The state that segment ``name`` leads to.
@@ -360,7 +392,8 @@ class _SegmentAutomaton:
             self._add_text(element.after, after)
             self._parts[element] = before, after
         self._characters = _CharacterAutomaton(
-            (glob.tokens, positions) for glob, positions in self._globs.items()
+            ((glob.tokens, positions) for glob, positions in self._globs.items()),
+            self._budget,
         )
         self.class_positions = _union(self.class_names.values())
         self.counted_positions = _union(self._counted.values())
@@ -374,7 +407,7 @@ class _SegmentAutomaton:
         self._satisfied: dict[str, int] = {}
         self._states: dict[int, _SegmentState] = {}
         first = self._first | (self._first & self.any_depth) << 1
-        self._root = self._state(first, 0, 0)
+        self.root = self._state(first, 0, 0)
 
 
 class _CharacterState(dict[str, "_CharacterState"]):
@@ -401,9 +434,10 @@ class _CharacterAutomaton:
 
     Args:
         globs: tokens, and the bits to give for a text that matches them.
+        budget: bytes that the states may take before they are forgotten.
     """
 
-    def __init__(self, globs: Iterable[tuple[Sequence[Token], int]]):
+    def __init__(self, globs: Iterable[tuple[Sequence[Token], int]], budget: int):
         self._everywhere = 0  # the bits of ``*`` alone
         self._first = self._stars = self._falling_stars = self._falling = 0
         self._literals: dict[str, int] = defaultdict(int)
@@ -417,13 +451,14 @@ class _CharacterAutomaton:
             else:
                 self._accepting[self._size] = bits
                 self._put(_Layout(tokens))
+        self._limit = _limit(budget, self._size)
         self._finish()
 
     def match(self, text: str) -> int:
         """The bits of all globs that match ``text``."""
         if not self._accepting:
             return self._everywhere
-        if self._transitions > MAX_TRANSITIONS:
+        if self._transitions > self._limit:
             self._forget()
         state = self._root
         for char in text:
@@ -465,7 +500,7 @@ class _CharacterAutomaton:
             key = index << 8 | data[index]
             target = self._jumped.get(key)
             if target is None:
-                if len(self._jumped) > MAX_TRANSITIONS // 8:
+                if len(self._jumped) > self._limit // 8:
                     self._jumped.clear()
                 target = self._jumped[key] = self._jump_byte(8 * index, data[index])
             after |= target
@@ -656,6 +691,11 @@ class _Layout:
             begin |= self._digit(top, top, high)
             top -= 1
         return begin | self._digit(bottom, top, rest)
+
+
+def _limit(budget: int, size: int) -> int:
+    """How many transitions between sets of ``size`` positions fit into a budget."""
+    return min(MAX_TRANSITIONS, 8 * budget // (size + 1))
 
 
 def _places(mask: int) -> Iterator[int]:

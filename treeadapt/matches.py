@@ -147,7 +147,7 @@ class RuleMatches:
         found: list[tuple[int, Any]] = []
         for index, where in enumerate(self.rules.selectors):
             entries: list[Any] = list(dict.fromkeys(where.unused(self._survey)))
-            if not entries and self._hit[index] == 0 and not where.may_be_empty:
+            if not entries and not (where.may_be_empty or self._hits(index)):
                 entries = [where]
             found += [(index, entry) for entry in entries]
         return tuple(found)
@@ -164,7 +164,7 @@ class RuleMatches:
             for index, where in enumerate(self.rules.selectors)
             if index not in self._won
             and index not in unused
-            and self._hit[index]
+            and self._hits(index)
             and where.plain != "**"
         )
 
@@ -304,13 +304,10 @@ class RuleMatches:
         """Indices of the rules that decide an array leaf."""
         return frozenset(itertools.compress(self.deciding, self.is_array))
 
-    @functools.cached_property
-    def _hit(self) -> list[int]:
-        """How many array leaves each rule matches; counted where it decides none."""
-        return [
-            1 if index in self._won else len(self._survey.selected(where))
-            for index, where in enumerate(self.rules.selectors)
-        ]
+    def _hits(self, index: int) -> bool:
+        """Whether a rule matches an array leaf."""
+        where = self.rules.selectors[index]
+        return index in self._won or self._survey.selects(where)
 
     @property
     def _all_decide(self) -> bool:

@@ -220,6 +220,21 @@ def escape(text: str) -> str:
     return "\\" + escaped if text.startswith(("/", "!", REGEX_PREFIX)) else escaped
 
 
+def weight(text: str) -> int:
+    """What it costs to match a pattern, whatever the tree: segments and wildcards.
+
+    Args:
+        text: of a pattern. A segment without wildcards weighs 1, like ``**``; another
+            one as much as it has characters.
+
+    Example:
+        >>> weight("encoder/**/kernel"), weight("encoder/*_proj")
+        (3, 7)
+    """
+    segments = text.split("/")
+    return sum(1 if _plain_element(one) else len(one) for one in segments)
+
+
 def _regex(text: str) -> re.Pattern[str]:
     body = text[len(REGEX_PREFIX) :]
     if not body:

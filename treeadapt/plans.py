@@ -42,6 +42,7 @@ class Plan:
         untrained: indices of leaves that no optimizer should see.
         is_partial: the tree holds ``None`` or ``optax.MaskedNode`` somewhere.
         is_flat_dict: a plain dict of leaves, some key of which holds ``/``.
+        is_plain: all of its nodes are dicts, lists, tuples and ``None``.
         root: class of the tree itself.
         shares: it has nodes with an identity, two of which could be one.
         is_equal_enough: JAX's ``==`` alone tells this structure from all others.
@@ -58,6 +59,7 @@ class Plan:
         self.is_partial = any(
             cls is type(None) or cls is optax.MaskedNode for cls in types
         )
+        self.is_plain = types <= {dict, list, tuple, type(None)}
         self.root: type | None = next(iter(walk.nodes.get(None, ())), None)
         self.is_flat_dict = (
             self.root is dict

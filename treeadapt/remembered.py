@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from treeadapt._arrays import is_array
-from treeadapt.errors import SelectorError, listing
+from treeadapt.errors import SelectorError, TransformError, listing, shorten
 from treeadapt.plans import TreeView, view_tree
 
 T = TypeVar("T")
@@ -61,11 +61,14 @@ class WholeTree:
     Args:
         view: the whole tree.
         strict: report patterns that hit nothing in it.
+        is_params: the tree holds the params; otherwise only gradients of them, which
+            share nothing but the paths: classes, dtypes and siblings may differ.
     """
 
-    def __init__(self, view: TreeView, *, strict: bool):
+    def __init__(self, view: TreeView, *, strict: bool, is_params: bool):
         self.view = view
         self.strict = strict
+        self.is_params = is_params
         self._known: dict[int, tuple[Any, Mapping[str, Any]]] = {}
 
     def holds(self, view: TreeView) -> bool:
@@ -81,9 +84,19 @@ class WholeTree:
             view: a smaller view.
             asked: who decides; known by identity while this whole tree is in force.
             decide: ``decide(view, reports=)`` gives one answer a leaf.
+
+        Raises:
+            TransformError: only gradients are known, and they cannot answer.
         """
         known = self._known.get(id(asked))
         if known is None:
+            if not self.is_params and asked.needs_params(self.view):
+                raise TransformError(
+                    f"{shorten(repr(asked))} asks for more than paths (classes, "
+                    "shapes, dtypes or siblings), and gradients may differ from the "
+                    "params in these. Pass the params too: "
+                    "update(updates, state, params)."
+                )
             found = decide(self.view, reports=self.strict)
             known = asked, dict(zip(self.view.plan.paths, found, strict=True))
             self._known[id(asked)] = known  # holds ``asked``: its id stays its own
@@ -95,7 +108,9 @@ class WholeTree:
 
 
 @contextlib.contextmanager
-def whole_tree(tree: Any, *, strict: bool = False) -> Iterator[WholeTree]:
+def whole_tree(
+    tree: Any, *, strict: bool = False, is_params: bool = True
+) -> Iterator[WholeTree]:
     """Let selectors and rules called on smaller views decide on the tree behind them.
 
     Inside the block a selector, rules, or whatever else asks ``whole_of``, called on a
@@ -106,6 +121,7 @@ def whole_tree(tree: Any, *, strict: bool = False) -> Iterator[WholeTree]:
         tree: the caller's whole tree, or its ``TreeView``. Within another block whose
             tree holds all its paths, that larger tree stays in force.
         strict: report patterns that hit nothing, as on a full tree.
+        is_params: ``tree`` holds the params, not only gradients of them.
 
     Example:
         >>> from treeadapt.selectors import node
@@ -116,10 +132,26 @@ def whole_tree(tree: Any, *, strict: bool = False) -> Iterator[WholeTree]:
     """
     view = tree if isinstance(tree, TreeView) else view_tree(tree)
     outer = whole_of(view)
-    whole = WholeTree(view if outer is None else outer.view, strict=strict)
+    if outer is not None:
+        view, is_params = outer.view, outer.is_params
+    whole = WholeTree(view, strict=strict, is_params=is_params)
     token = _whole.set(whole)
     try:
         yield whole
+    finally:
+        _whole.reset(token)
+
+
+@contextlib.contextmanager
+def no_whole_tree() -> Iterator[None]:
+    """Let selectors and rules answer for what they are called on: no tree is behind it.
+
+    For functions of the caller's that a transformation calls: an optimizer inside of
+    them has a tree of its own, whose paths may be among those of the outer one.
+    """
+    token = _whole.set(None)
+    try:
+        yield
     finally:
         _whole.reset(token)
 

@@ -3,39 +3,36 @@
 Takes a pattern or class that selects no array leaf of a tree, and gives patterns that
 do, each with the number of leaves that it hits. Work is done only once an error is
 certain, and is bounded: few candidates, one walk for all of them, a limited vocabulary.
+Only globs are matched: a regular expression is proposed as text, and never run.
 Decides nothing (see ``decisions``); what an unused rule is, is up to ``rules``.
 """
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import difflib
+import functools
 import itertools
+import operator
 import re
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from treeadapt.errors import PatternError, listing, plural, shorten
 from treeadapt.matcher import Matcher
-from treeadapt.patterns import REGEX_PREFIX, ClassName, Pattern, escape, parse
+from treeadapt.patterns import REGEX_PREFIX, ClassName, FromEnd, Pattern, escape, parse
 from treeadapt.plans import Plan
 
 _MAX_ADVISED = 4  # entries of one message that get proposals
 _MAX_PROPOSALS = 3
 _MAX_CANDIDATES = 48
 _MAX_WORDS = 2_000  # different segments among which the nearest is sought
-_MAX_TEXT = 300  # longer patterns are no typing errors
-_REGEX_TIME_S = 0.1
+_MAX_TEXT = 300  # longer patterns are not typing errors
 
 # A dot or key of an exact path, as JAX writes it: .policy['params'][0]
 _EXACT_KEY = re.compile(r"""\.|\[(?:'([^']*)'|"([^"]*)"|([0-9]+))\]""")
 _REGEX_SIGNS = re.compile(r"\.\*|\.\+|\\[.dwSDWs]|[\^$|()+]")
-# What is tried as a regular expression although nobody said that it is one: at most
-# two repetitions, and none of a group, so that no path can take long; nothing that
-# Python warns about.
-_REPETITION = re.compile(r"(?<!\\)[*+?{]")
-_RISKY = re.compile(r"\)[*+?{]|\[\[|--|&&|~~|\|\|")
-_GROUP = re.compile(r"\([^()]*\)")
 _NUMBER = re.compile(r"[0-9]+")
 _ROOTS_OF_PARAMS = ("dict", "FrozenDict", "State")
 
@@ -128,78 +125,66 @@ def advice_lines(
         plan: names of the tree.
         is_array: whether each leaf is an array.
     """
+    names = _Names(plan, is_array)
     for number, (text, entry) in enumerate(entries[:8]):
-        hint = advice(entry, plan, is_array) if number < _MAX_ADVISED else ""
+        hint = _advice(entry, names) if number < _MAX_ADVISED else ""
         yield f"  {text}{': ' if hint else ''}{hint}"
     if len(entries) > 8:
         yield f"  and {len(entries) - 8:,} more"
 
 
-def advice(entry: Any, plan: Plan, is_array: Sequence[bool]) -> str:
+def _advice(entry: Any, names: _Names) -> str:
     """Say what an entry that hits no array leaf may have meant.
 
     Args:
         entry: pattern, perhaps after the ``!`` of a list, or class; there is no advice
             for anything else.
-        plan: names of the tree.
-        is_array: whether each leaf is an array.
-
-    Example:
-        >>> from treeadapt.plans import view_tree
-        >>> plan = view_tree({"mlp": {"hidden_0": 1.0, "hidden_1": 2.0}}).plan
-        >>> print(advice("hidden_*", plan, [True, True]))
-        did you mean '**/hidden_*' (2 leaves) or 'mlp/hidden_*' (2 leaves)?
+        names: of the tree.
     """
     if isinstance(entry, type):
-        return _class_advice(plan, is_array)
+        return names.class_advice()
     if not isinstance(entry, str):
         patterns = next(iter(entry.patterns()), None)
         some = "its patterns hit some, but " if patterns is not None else ""
         return f"{some}no array satisfies it"
-    excludes, pattern = entry.startswith("!"), entry.removeprefix("!")
-    if _count(list(_parsed([pattern])), plan, [not yes for yes in is_array]) != [0]:
-        return "it hits only leaves that are no arrays, and these need no rule"
-    found = proposals(pattern, plan, is_array)
+    sign, pattern = "!" * entry.startswith("!"), entry.removeprefix("!")
+    if names.hits_static(pattern):
+        return "it hits only leaves that are not arrays, and these need no rule"
+    hints = []
+    found = _proposals(pattern, names)
     if found:
-        sign = "!" * excludes
         texts = [f"{sign + text!r} ({plural(n, 'leaf')})" for text, n in found]
-        return f"did you mean {' or '.join(texts)}?"
-    if any(isinstance(part, ClassName) for part in parse(pattern).elements):
-        return _class_advice(plan, is_array)
-    return _deepest(pattern, plan, is_array) or (
-        f"paths here look like {listing(_examples(pattern, plan, is_array))}"
-    )
+        hints.append(f"did you mean {' or '.join(texts)}?")
+    regex = _as_regex(pattern)
+    if regex:
+        start = "Or as" if found else "as"
+        pasted = listing([sign + regex])
+        hints.append(f"{start} a regular expression of the whole path: {pasted}")
+    elif not found and _has_class(pattern):
+        hints.append(names.class_advice())
+    if not found and not any(hints):
+        hints.append(
+            _deepest(pattern, names)
+            or f"paths here look like {listing(names.like(pattern))}"
+        )
+    return " ".join(hints)
 
 
-def proposals(text: str, plan: Plan, is_array: Sequence[bool]) -> list[tuple[str, int]]:
-    """Find patterns near ``text`` that hit array leaves.
-
-    Args:
-        text: a pattern that hits none.
-        plan: names of the tree.
-        is_array: whether each leaf is an array.
+def _proposals(text: str, names: _Names) -> list[tuple[str, int]]:
+    """Find globs near ``text`` that hit array leaves.
 
     Returns:
         At most three pairs of pattern and number of array leaves, the likeliest first.
-
-    Example:
-        >>> from treeadapt.plans import view_tree
-        >>> plan = view_tree({"params": {"dense": {"kernel": 1.0}}}).plan
-        >>> proposals("dense.kernel", plan, [True])
-        [('**/dense/kernel', 1), ('params/dense/kernel', 1)]
     """
-    if len(text) > _MAX_TEXT:
+    if len(text) > _MAX_TEXT or text.startswith(REGEX_PREFIX):
         return []
     found: list[tuple[str, int]] = []
     for texts in (
-        _rewritten(text, plan),
-        _as_regex(text, plan, is_array),
-        _respelled(text, plan, is_array),
+        _rewritten(text, names.plan),
+        _respelled(text, names),
         _without_root(text),
     ):
-        patterns = list(itertools.islice(_parsed(texts), _MAX_CANDIDATES))
-        counts = _count(patterns, plan, is_array)
-        found += [(one.text, n) for one, n in zip(patterns, counts, strict=True) if n]
+        found += [pair for pair in names.count(texts) if pair[1]]
         if found:
             break
     known = dict(found)
@@ -223,10 +208,6 @@ def entry_text(entry: Any) -> str:
 
 def _rewritten(text: str, plan: Plan) -> Iterator[str]:
     """Yield the pattern with another root, or with slashes for dots and brackets."""
-    if text.startswith(REGEX_PREFIX):
-        body = text[len(REGEX_PREFIX) :]
-        yield f"{REGEX_PREFIX}.*{body.removeprefix('^').removesuffix('$')}.*"
-        return
     roots = list(dict.fromkeys(path.partition("/")[0] for path in plan.paths[:5_000]))
     forms = [text]
     exact = _EXACT_KEY.sub(lambda key: f"/{key[1] or key[2] or key[3] or ''}", text)
@@ -255,9 +236,9 @@ def _without_root(text: str) -> Iterator[str]:
             yield f"**/{below}"
 
 
-def _respelled(text: str, plan: Plan, is_array: Sequence[bool]) -> Iterator[str]:
+def _respelled(text: str, tree: _Names) -> Iterator[str]:
     """Yield the pattern with each wrong segment spelled as the tree spells it."""
-    words = _words(plan, is_array)
+    words = tree.words
     spelled: dict[str, str] = {}  # small letters -> pattern, numbers as they are or "*"
     for word in words:
         spelled.setdefault(word.lower(), escape(word))
@@ -265,12 +246,11 @@ def _respelled(text: str, plan: Plan, is_array: Sequence[bool]) -> Iterator[str]
             _NUMBER.sub("*", word.lower()), _NUMBER.sub("*", escape(word))
         )
     speller = Speller()
-    names = {f"<{name.lower()}>": f"<{name}>" for name in _class_names(plan, is_array)}
+    names = {f"<{name.lower()}>": f"<{name}>" for name in tree.class_names}
     for form in dict.fromkeys((text, text.replace(".", "/"))):
         best = segments = form.split("/")
-        for place, segment in enumerate(segments):
-            if _is_spelled(segment, words):
-                continue
+        for place in _misspelt(segments, words):
+            segment = segments[place]
             known = names if segment.startswith("<") else spelled
             near = speller.nearest(segment.lower(), known)
             for key in near:
@@ -287,118 +267,140 @@ def _replaced(segments: list[str], place: int, word: str) -> Iterator[str]:
     yield f"**/{changed}"
 
 
-def _is_spelled(segment: str, words: Iterable[str]) -> bool:
-    """Tell whether a segment of a pattern matches some segment of the tree."""
-    if segment in ("", "**") or segment.startswith("<"):
-        return segment in ("", "**")
-    try:
-        pattern = parse(segment)
-    except PatternError:  # half of a class or brace that holds a dot or slash
-        return False
-    if pattern.needs_tree:
-        return True
-    matcher = Matcher([pattern])
-    return any(matcher.match_path(word) for word in words)
+def _misspelt(segments: Sequence[str], words: Iterable[str]) -> list[int]:
+    """Return the places of the segments that match no segment of the tree."""
+    globs: dict[str, Pattern | None] = {
+        one: next(_globs([one]), None)  # None: half of a class that holds a slash
+        for one in segments
+        if one not in ("", "**")
+    }
+    asked = [glob for glob in globs.values() if glob and not glob.needs_tree]
+    matcher = Matcher(asked)
+    found = functools.reduce(operator.or_, map(matcher.match_path, words), 0)
+    hits = {glob.text for place, glob in enumerate(asked) if found >> place & 1}
+    return [
+        place
+        for place, one in enumerate(segments)
+        if one in globs and one not in hits and not _counts(globs[one])
+    ]
 
 
-def _parsed(texts: Iterable[str]) -> Iterator[Pattern]:
+def _counts(glob: Pattern | None) -> bool:
+    """Tell whether a segment counts siblings, which no word can answer."""
+    return bool(glob and any(isinstance(part, FromEnd) for part in glob.elements))
+
+
+def _globs(texts: Iterable[str]) -> Iterator[Pattern]:
+    """Parse what is well formed; a regular expression is never made of a hint."""
     for text in dict.fromkeys(texts):
-        try:
-            yield parse(text)
-        except PatternError:  # no proposal, then
-            continue
+        if not text.startswith(REGEX_PREFIX):
+            with contextlib.suppress(PatternError):  # no proposal, then
+                yield parse(text)
 
 
-def _count(
-    patterns: Sequence[Pattern], plan: Plan, is_array: Sequence[bool]
-) -> list[int]:
-    if not patterns or (plan.is_flat_dict and any(p.needs_tree for p in patterns)):
-        return [0] * len(patterns)
-    counts = dict.fromkeys(range(len(patterns)), 0)
-    tallies: dict[int, int] = {}
-    for mask, yes in zip(Matcher(patterns).match(plan), is_array, strict=True):
-        if yes:
-            tallies[mask] = tallies.get(mask, 0) + 1
-    for mask, tally in tallies.items():
-        for place in counts:
-            counts[place] += tally * (mask >> place & 1)
-    return list(counts.values())
+def _has_class(text: str) -> bool:
+    return any(
+        isinstance(part, ClassName) for one in _globs([text]) for part in one.elements
+    )
 
 
-def _as_regex(text: str, plan: Plan, is_array: Sequence[bool]) -> Iterator[str]:
-    """Yield the pattern as the regular expression that somebody pasted, if it hits."""
-    if text.startswith(REGEX_PREFIX) or not _REGEX_SIGNS.search(text):
-        return
-    core = text.removeprefix("^").removesuffix("$")
+def _as_regex(text: str) -> str:
+    """Write what looks like a pasted regular expression as a pattern; else ``""``.
+
+    By its text alone. What looks so may be none, and may hit nothing.
+    """
+    core = text.removeprefix(REGEX_PREFIX)
+    if len(text) > _MAX_TEXT or not (core != text or _REGEX_SIGNS.search(text)):
+        return ""
+    core = core.removeprefix("^").removesuffix("$")
     core = core.removeprefix(".*").removesuffix(".*")
-    if len(_REPETITION.findall(core)) > 2 or _RISKY.search(core):
-        return
-    try:
-        regex = re.compile(core)
-    except (re.error, OverflowError, RecursionError):
-        return
-    # The time is measured: should a path take long after all, there is no proposal.
-    deadline = time.monotonic() + _REGEX_TIME_S
-    hits = 0
-    for path in itertools.compress(plan.paths, is_array):
-        if time.monotonic() > deadline:
-            return
-        hits += bool(len(path) <= 200 and regex.search(path))
-    if hits:
-        whole = f"({core})" if "|" in _GROUP.sub("", core) else core
-        start = "" if text.startswith("^") else ".*"
-        stop = "" if text.endswith("$") else ".*"
-        yield f"{REGEX_PREFIX}{start}{whole}{stop}"
+    whole = f"(?:{core})" if "|" in core else core
+    regex = f"{REGEX_PREFIX}.*{whole}.*"
+    return "" if regex == text else regex
 
 
-def _deepest(text: str, plan: Plan, is_array: Sequence[bool]) -> str:
+def _deepest(text: str, names: _Names) -> str:
     """Say how far the pattern leads: what its longest beginning hits, if any does."""
-    segments = text.split("/")
+    segments = text.split("/") if len(text) <= _MAX_TEXT else []
     starts = ("/".join(segments[:n]) for n in range(len(segments) - 1, 0, -1))
-    texts = (start for start in starts if start.strip("*/"))
-    patterns = list(itertools.islice(_parsed(texts), _MAX_CANDIDATES))
-    counts = _count(patterns, plan, is_array)
-    for pattern, count in zip(patterns, counts, strict=True):
+    for start, count in names.count(start for start in starts if start.strip("*/")):
         if count:
-            hits = map(bool, Matcher([pattern]).match(plan))
-            flags = map(all, zip(hits, is_array, strict=True))
-            example = listing([next(itertools.compress(plan.paths, flags))])
-            start = listing([pattern.text])
-            return f"{start} hits {plural(count, 'leaf')}, such as {example}"
+            example = listing([names.first(start)])
+            return f"{listing([start])} hits {plural(count, 'leaf')}, such as {example}"
     return ""
 
 
-def _words(plan: Plan, is_array: Sequence[bool]) -> dict[str, None]:
-    """Return the different segments of the tree's paths, at most a few thousand."""
-    words: dict[str, None] = {}
-    for path, yes in zip(plan.paths, is_array, strict=True):
-        if yes:
+class _Names:
+    """The names of one tree that hints are made of; each kind is looked up once.
+
+    Args:
+        plan: names of the tree.
+        is_array: whether each leaf is an array.
+    """
+
+    def __init__(self, plan: Plan, is_array: Sequence[bool]):
+        self.plan, self.is_array = plan, is_array
+
+    @functools.cached_property
+    def words(self) -> dict[str, None]:
+        """The different segments of the paths of arrays, at most a few thousand."""
+        words: dict[str, None] = {}
+        for path in itertools.compress(self.plan.paths, self.is_array):
             words.update(dict.fromkeys(path.split("/")))
             if len(words) > _MAX_WORDS:
                 break
-    return words
+        return words
 
+    @functools.cached_property
+    def class_names(self) -> list[str]:
+        """The names of the classes above or at the first arrays."""
+        names: dict[str, None] = {}
+        arrays = itertools.compress(range(len(self.plan)), self.is_array)
+        for index in itertools.islice(arrays, _MAX_WORDS):
+            classes = self.plan.enclosing(index)
+            names.update(dict.fromkeys(cls.__name__ for cls in classes))
+        return list(names)
 
-def _class_advice(plan: Plan, is_array: Sequence[bool]) -> str:
-    names = _class_names(plan, is_array)
-    if not names:
-        return ""
-    # Neither Linen's params nor what nnx.Optimizer hands over has the model's classes.
-    lost = plan.root is not None and plan.root.__name__ in _ROOTS_OF_PARAMS
-    cure = (
-        "; if they were made from a model, decide on that: .bind(model)" if lost else ""
-    )
-    return f"classes here are {listing(names)}{cure}"
+    def class_advice(self) -> str:
+        """Say which classes there are."""
+        if not self.class_names:
+            return ""
+        # Neither Linen's params nor what nnx.Optimizer hands over has the model's
+        # classes.
+        root = self.plan.root
+        lost = root is not None and root.__name__ in _ROOTS_OF_PARAMS
+        cure = "; if they were made from a model, decide on that: .bind(model)"
+        return f"classes here are {listing(self.class_names)}{cure if lost else ''}"
 
+    def like(self, text: str) -> list[str]:
+        """Return the paths of some arrays, the likest first."""
+        paths = list(itertools.compress(self.plan.paths, self.is_array))
+        sample = paths[:: max(1, len(paths) // 500)]
+        return Speller().nearest(text, sample, cutoff=0.3) or paths[:3]
 
-def _class_names(plan: Plan, is_array: Sequence[bool]) -> list[str]:
-    names: dict[str, None] = {}
-    for index in list(itertools.compress(range(len(plan)), is_array))[:_MAX_WORDS]:
-        names.update(dict.fromkeys(cls.__name__ for cls in plan.enclosing(index)))
-    return list(names)
+    def count(self, texts: Iterable[str]) -> list[tuple[str, int]]:
+        """Return those of ``texts`` that are globs, and how many arrays each hits."""
+        globs = list(itertools.islice(_globs(texts), _MAX_CANDIDATES))
+        if self.plan.is_flat_dict:
+            globs = [glob for glob in globs if not glob.needs_tree]
+        tally = collections.Counter(
+            itertools.compress(self._hits(globs), self.is_array)
+        )
+        return [
+            (glob.text, sum(n for mask, n in tally.items() if mask >> place & 1))
+            for place, glob in enumerate(globs)
+        ]
 
+    def first(self, text: str) -> str:
+        """Return the path of the first array that the glob ``text`` hits."""
+        flags = map(all, zip(self._hits([parse(text)]), self.is_array, strict=True))
+        return next(itertools.compress(self.plan.paths, flags))
 
-def _examples(text: str, plan: Plan, is_array: Sequence[bool]) -> list[str]:
-    paths = list(itertools.compress(plan.paths, is_array))
-    sample = paths[:: max(1, len(paths) // 500)]
-    return Speller().nearest(text, sample, cutoff=0.3) or paths[:3]
+    def hits_static(self, text: str) -> bool:
+        """Tell whether a glob hits a leaf that is not an array."""
+        globs = [] if all(self.is_array) else list(_globs([text]))
+        hits = zip(self._hits(globs), self.is_array, strict=True)
+        return any(mask and not yes for mask, yes in hits)
+
+    def _hits(self, globs: Sequence[Pattern]) -> Sequence[int]:
+        return Matcher(globs).match(self.plan) if globs else [0] * len(self.plan)

@@ -255,6 +255,10 @@ class Rules:
         """The selectors, ready to be asked about a tree."""
         return Program(self.selectors)
 
+    def needs_params(self, gradients: TreeView) -> bool:
+        """Tell whether a rule asks for more than paths, unknown to gradients."""
+        return self.program.needs_params
+
     def _options(self) -> dict[str, Any]:
         given: dict[str, Any] = {}
         if self.default is not MISSING:

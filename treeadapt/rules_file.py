@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
 from treeadapt.errors import PatternError, RulesFileError, listing, plural, shorten
-from treeadapt.patterns import REGEX_PREFIX, parse
+from treeadapt.patterns import REGEX_PREFIX, parse, weight
 
 VERSION = 1
 MAX_BYTES = 4 * 2**20
 MAX_PATTERNS = 10_000
 MAX_PATHS = 200_000
+MAX_WEIGHT = 200_000  # of all patterns together; see ``patterns.weight``
 _MAX_INTEGER = 2**63
 _MAX_DOTS = 16  # in one key; the time that tomllib takes grows with the square
 
@@ -168,10 +169,21 @@ def check_patterns(
         _refuse(
             path, f"it has {len(patterns):,} patterns", f"At most {MAX_PATTERNS:,}."
         )
+    total = 0
     for pattern in patterns:
         if not isinstance(pattern, str):
             _refuse(
-                path, f"{_one_line(repr(pattern))} is no pattern", "Put it in quotes."
+                path,
+                f"{_one_line(repr(pattern))} is not a pattern",
+                "Put it in quotes.",
+            )
+        total += weight(pattern)
+        if total > MAX_WEIGHT:
+            _refuse(
+                path,
+                f"its patterns have more than {MAX_WEIGHT:,} segments and characters "
+                f"of segments with wildcards, up to {listing([pattern])}",
+                "Split the file, or write shorter patterns.",
             )
         body = pattern.removeprefix("!")
         if body.startswith(REGEX_PREFIX) and not allow_regex:
@@ -307,7 +319,7 @@ def _pair(path: str | os.PathLike[str], place: int, row: Any) -> tuple[Where, La
         )
     where = row["where"]
     if not isinstance(where, str | list):
-        _refuse(path, f"'where' of rule {place} is no pattern", "Put it in quotes.")
+        _refuse(path, f"'where' of rule {place} is not a pattern", "Put it in quotes.")
     return where, row["label"]
 
 

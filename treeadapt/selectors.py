@@ -161,6 +161,10 @@ class Selector:
         chosen = self.select(view, reports=True)
         return Bound(self, dict(zip(view.plan.paths, chosen, strict=True)))
 
+    def needs_params(self, gradients: TreeView) -> bool:
+        """Tell whether it asks for more than paths, which gradients cannot answer."""
+        return self._program.needs_params
+
     def select(self, view: TreeView, *, reports: bool) -> list[bool]:
         """Decide every leaf of a tree.
 

@@ -189,8 +189,7 @@ def tree_map_params(
     view, leaves = _named(state, is_leaf)
     named = [_named(tree, is_leaf, none_too=True) for tree in trees]
     by_path = [dict(zip(tree.plan.paths, held, strict=True)) for tree, held in named]
-    root = named[0][0].plan.root if named else None
-    slots = find_slots(tx, view, by_path[0] if named else None, root)
+    slots = find_slots(tx, view, named[0][0].tree if named else None)
     if slots is None:
         raise TransformError(
             "The transformation does not say where its state holds the params (it "

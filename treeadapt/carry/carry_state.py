@@ -14,7 +14,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from treeadapt._arrays import is_array
 from treeadapt.carry.matching import learn_links, match_copies, match_rest
@@ -30,7 +29,7 @@ from treeadapt.convert import describe, to_flat_dict
 from treeadapt.plans import TreeView, view_tree
 from treeadapt.selectors import select
 from treeadapt.transforms.adapt import with_extra_args
-from treeadapt.transforms.flat import trained
+from treeadapt.transforms.flat import first_half, trained
 
 __all__ = ["CarryReport", "carry_state"]
 
@@ -83,10 +82,9 @@ def carry_state(
         fresh, nothing saved fits (2): 'inner_states/a/0/mu/trunk', ...
     """
     own = _view_init(with_extra_args(tx), params)
-    params_view = view_tree(_fast(params))
-    paths = tuple(trained(params_view))
-    slots = find_slots(tx, own, paths, params_view.plan.root)
-    assert slots is not None  # since the paths are known
+    paths = tuple(trained(view_tree(first_half(params))))
+    slots = find_slots(tx, own, params)
+    assert slots is not None  # since the params are known
     asked = [False] * len(slots) if reset is None else select(own, reset)
     work = _Work(
         slots=slots,
@@ -277,7 +275,3 @@ def _same(one: Any, two: Any) -> bool:
 
 def _is_abstract(view: TreeView) -> bool:
     return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in view.leaves)
-
-
-def _fast(params: Any) -> Any:
-    return params.fast if isinstance(params, optax.LookaheadParams) else params

@@ -19,7 +19,8 @@ import optax
 
 from treeadapt.paths import SEPARATOR
 from treeadapt.plans import Plan, TreeView, view_tree
-from treeadapt.transforms.adapt import is_placeholder
+from treeadapt.transforms.adapt import is_placeholder, placeholder
+from treeadapt.transforms.flat import first_half
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -69,62 +70,49 @@ def below(path: str, rest: str) -> str:
     return SEPARATOR.join(filter(None, (path, rest)))
 
 
-def find_slots(
-    tx: Any, view: TreeView, paths: Iterable[str] | None, root: type | None = None
-) -> list[Slot] | None:
+def find_slots(tx: Any, view: TreeView, params: Any = None) -> list[Slot] | None:
     """Tell for every leaf of a state whether it belongs to a copy of the params.
 
     Args:
         tx: the transformation whose state it is.
         view: the state; its leaves may be anything.
-        paths: label paths of the params; they are needed only where ``tx`` refuses the
-            placeholder. None if they are not known.
-        root: class of the params, which a copy of them has where it is not a flat dict.
+        params: tree with the classes and the paths of the params, and any leaves, or a
+            pair of them; needed only where ``tx`` refuses the placeholder, or takes
+            pairs. None if they are not known.
 
     Returns:
         One slot a leaf, in leaf order; None if ``tx`` refuses the placeholder and
-        ``paths`` are not known.
+        ``params`` are not known.
 
     Example:
         >>> tx = optax.adam(1e-3)
         >>> view = view_tree(tx.init({"net": {"w": jnp.ones(2)}}))
-        >>> [(slot.prefix, slot.tail) for slot in find_slots(tx, view, None)]
+        >>> [(slot.prefix, slot.tail) for slot in find_slots(tx, view)]
         [(None, ''), ('0/mu', 'net/w'), ('0/nu', 'net/w')]
     """
-    pieces = _pieces(tx, view.tree)
+    mark = placeholder()
+    if isinstance(params, optax.LookaheadParams):
+        mark = optax.LookaheadParams(mark, mark)
+    pieces = _pieces(tx, mark, view.tree)
     if pieces is not None:
         return _from_pieces(view.plan.paths, pieces)
-    if paths is None:
+    if params is None:
         return None
-    return _from_names(view.plan, frozenset(paths), root)
+    plan = view_tree(first_half(params)).plan
+    return _from_names(view.plan, frozenset(plan.paths), plan.root)
 
 
-def _pieces(tx: Any, state: Any) -> list[tuple[bool, Any]] | None:
-    """Cut a state where ``tx`` puts a placeholder; None if it refuses to tell."""
+def _pieces(tx: Any, mark: Any, state: Any) -> list[tuple[bool, Any]] | None:
+    """Cut a state where ``tx`` puts a placeholder; None if it refuses to say."""
     treedef: Any
     try:
-        marked = tx.init(_placeholder())
+        marked = tx.init(mark)
         marks, treedef = jax.tree.flatten(marked, is_leaf=is_placeholder)
         parts = treedef.flatten_up_to(state)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         return None
-    return [
-        (is_placeholder(mark), part) for mark, part in zip(marks, parts, strict=True)
-    ]
-
-
-def _placeholder() -> Any:
-    # Its class is private in Optax; whoever is asked by it may keep the object.
-    asked: list[Any] = []
-
-    def init(params: Any) -> tuple[()]:
-        asked.append(params)
-        return ()
-
-    optax.tree.map_params(init, lambda leaf: leaf, ())
-    (placeholder,) = asked
-    placeholder.fast = placeholder  # or lookahead warns that it is given no pair
-    return placeholder
+    pairs = zip(marks, parts, strict=True)
+    return [(is_placeholder(piece), part) for piece, part in pairs]
 
 
 def _from_pieces(

@@ -16,10 +16,10 @@ import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
-import optax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from treeadapt._arrays import is_array
+from treeadapt.carry.optax_fields import is_state_class
 from treeadapt.convert import describe
 from treeadapt.errors import (
     ReplicatedWarning,
@@ -172,22 +172,13 @@ def _decided(
 def _refuse_optimizer_state(view: TreeView) -> None:
     for index, leaf in enumerate(view.leaves):
         for cls in view.plan.enclosing(index):
-            if _is_optimizer_state(cls) and is_array(leaf):
+            if is_state_class(cls) and is_array(leaf):
                 raise ShardingError(
                     f"{listing([view.plan.paths[index]])} is in the state of an "
                     f"optimizer, a {cls.__name__}. State follows the params by path "
                     "and shape, not by rules: opt_state_shardings(tx, params, "
                     "partition_specs(params, rules))."
                 )
-
-
-def _is_optimizer_state(cls: type) -> bool:
-    library = cls.__module__.partition(".")[0]
-    return (
-        library in ("optax", "treeadapt")
-        and issubclass(cls, tuple)
-        and cls not in (optax.LookaheadParams, optax.MaskedNode)
-    )
 
 
 def _by_rules(

@@ -18,7 +18,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import optax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from treeadapt._arrays import is_array
@@ -26,7 +25,7 @@ from treeadapt.carry.slots import Slot, find_slots
 from treeadapt.errors import ShardingError, listing, plural
 from treeadapt.paths import SEPARATOR
 from treeadapt.plans import TreeView, view_tree
-from treeadapt.transforms.flat import view_params
+from treeadapt.transforms.flat import first_half, view_params
 
 #: A sharding, or the spec of one.
 Placement = Sharding | PartitionSpec
@@ -62,13 +61,13 @@ def opt_state_shardings(tx: Any, params: Any, shardings: Any = None) -> Any:
         >>> specs[0].mu, specs[0].count
         ({'w': P('x', None)}, P())
     """
-    view = view_params(_fast(params))
-    homes = _homes(view, _fast(shardings))
+    view = view_params(first_half(params))
+    homes = _homes(view, first_half(shardings))
     everywhere = _everywhere(homes)
     init, arrays = _init_of_arrays(tx, params)
     state = view_tree(jax.eval_shape(init, list(map(_abstract, arrays))))
-    slots = find_slots(tx, state, tuple(homes), view.plan.root)
-    assert slots is not None  # since the paths are known
+    slots = find_slots(tx, state, params)
+    assert slots is not None  # since the params are known
     found = []
     for slot, leaf in zip(slots, state.leaves, strict=True):
         own = _placement(slot, leaf.shape, homes)
@@ -148,9 +147,7 @@ def _placement(
     slot: Slot, shape: tuple[int, ...], homes: Mapping[str, _Home]
 ) -> Placement | None:
     """Return where a state leaf belongs; None if nothing tells."""
-    if slot.prefix is None:
-        return _by_name(slot.name, shape, homes)
-    path, rest = _param_of(slot.tail, homes)
+    path, rest = (None, "") if slot.prefix is None else _param_of(slot.tail, homes)
     if path is None:
         return None
     home = homes[path]
@@ -158,19 +155,6 @@ def _placement(
         return home.placement
     entries = _entries(shape, home, rest)
     return None if entries is None else home.of_part(entries)
-
-
-def _by_name(
-    name: str, shape: tuple[int, ...], homes: Mapping[str, _Home]
-) -> Placement | None:
-    """Place a leaf by name and shape, where no copy of the params is known to be."""
-    while shape:
-        if name in homes and homes[name].shape == shape:
-            return homes[name].placement
-        _, found, name = name.partition(SEPARATOR)
-        if not found:
-            break
-    return None
 
 
 def _param_of(tail: str, homes: Mapping[str, _Home]) -> tuple[str | None, str]:
@@ -315,7 +299,3 @@ def _init_of_arrays(
 def _abstract(array: Any) -> jax.ShapeDtypeStruct:
     # Without its sharding: axes of an Explicit mesh would ask for that mesh in force.
     return jax.ShapeDtypeStruct(array.shape, array.dtype)
-
-
-def _fast(tree: Any) -> Any:
-    return tree.fast if isinstance(tree, optax.LookaheadParams) else tree

@@ -10,6 +10,7 @@ What the flat dict holds is up to ``flat``.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ from treeadapt.plans import TreeView
 from treeadapt.remembered import whole_of, whole_tree
 from treeadapt.transforms.flat import (
     Flat,
+    first_half,
     flat_dict,
     flat_extra,
     is_masked,
@@ -64,7 +66,8 @@ def adapt(tx: Any) -> optax.GradientTransformationExtraArgs:
         NoArraysError: ``init`` was given a tree in which nothing would train.
         PathCollisionError: two leaves have the same path.
         TransformError: ``tx`` is no transformation, the updates do not fit the params,
-            or JAX sees a part of the tree as one leaf.
+            or JAX sees a part of the tree as one leaf. Also an ``update`` without
+            params, where a selector in ``tx`` asks for more than paths.
 
     Warns:
         UnliftedMaskWarning: a mask or label function in ``tx`` decides otherwise on the
@@ -164,7 +167,10 @@ def run_flat(
         flat_params = [pick_arrays(view, keys, "the params") for view in views]
         shown = _shown(params, flat_params) if views else None
         flat_args = flat_extra(extra, keys, [grads, *views], own)
-        with whole_tree(own or grads), _explained(flat_updates):
+        with (
+            whole_tree(own or grads, is_params=own is not None),
+            _explained(flat_updates),
+        ):
             new, new_state = tx.update(flat_updates, state, shown, **flat_args)
         return put_updates(grads, new, own), keep_dtypes(state, new_state)
 
@@ -214,11 +220,26 @@ def _noted(tx: Any) -> Iterator[None]:
         raise
 
 
+@functools.cache
+def placeholder() -> Any:
+    """Return the object with which ``optax.tree.map_params`` calls ``init``.
+
+    Its class is private in Optax, but the object is part of the contract: the state
+    holds params where ``init`` puts it.
+    """
+    asked: list[Any] = []
+
+    def init(params: Any) -> tuple[()]:
+        asked.append(params)
+        return ()
+
+    optax.tree.map_params(init, lambda leaf: leaf, ())
+    return asked[0]
+
+
 def is_placeholder(params: Any) -> bool:
     """Tell whether ``optax.tree.map_params`` is asking with its placeholder."""
-    # The class is private in Optax, but the object is part of its contract: init is
-    # called with it to find out where a state holds params.
-    return type(params).__name__ == "_ParamsPlaceholder"
+    return isinstance(first_half(params), type(placeholder()))
 
 
 def keep_dtypes(old: Any, new: Any) -> Any:

@@ -29,6 +29,7 @@ from treeadapt.errors import (
 )
 from treeadapt.flattening import flatten
 from treeadapt.plans import TreeView, view_tree
+from treeadapt.remembered import no_whole_tree
 
 Flat = dict[str, Any]
 Back = Callable[[Flat], Any]
@@ -290,7 +291,8 @@ def on_flat(
             name: backs[name](value) if name in backs else value
             for name, value in kwargs.items()
         }
-        result = fn(back(flat), *args, **own)
+        with no_whole_tree():
+            result = fn(back(flat), *args, **own)
         if keys is None:
             return result
         return pick_arrays(view_tree(result), keys, f"what {GRADIENT} returned")

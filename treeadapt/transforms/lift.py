@@ -52,6 +52,10 @@ class Lifted:
             found = whole.answers(view, self, self.decide)
         return view.rebuild(_complete(found, view))
 
+    def needs_params(self, gradients: TreeView) -> bool:
+        """Tell whether a function may look for classes that gradients may not have."""
+        return is_function(self.asked) and not gradients.plan.is_plain
+
     def decide(self, view: TreeView, *, reports: bool = False) -> list[Any]:
         """Return the answer for each leaf, ``NO_ANSWER`` where there is none.
 
@@ -88,6 +92,8 @@ def lift(fn_or_tree: Any) -> Lifted:
     Raises:
         UnmatchedPathError: (when called) a leaf has no answer.
         UnusedRuleError: (when called) an answer is for no leaf of the whole tree.
+        TransformError: (when called) only gradients are known, whose classes may not be
+            those of the params, and a function is to be asked.
         SelectorError: ``fn_or_tree`` is neither: one number, params or a
             transformation, say. Or, when called, it is called on a number, as a
             schedule would be.
