@@ -10,7 +10,6 @@ Which leaves are selected is up to ``selectors``; names come from ``paths``.
 from __future__ import annotations
 
 import dataclasses
-import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -28,7 +27,7 @@ from treeadapt.errors import (
     TreeAdaptError,
     listing,
 )
-from treeadapt.metadata import as_of_now, node_data, same_statics
+from treeadapt.metadata import Snapshot, node_data
 from treeadapt.plans import Plan, TreeView, same_structure, view_tree
 from treeadapt.selectors import as_selector, select
 
@@ -83,9 +82,8 @@ class Rest:
 class _Form:
     """The static part of a rest: how params and arrays go together again.
 
-    JAX finds compiled functions by its equality, so that is strict: metadata of nodes,
-    as static leaves, compare by type and exact value, and as they were when the tree
-    was split, for a list or a dict in a static field may have changed since.
+    JAX finds compiled functions by its equality, so that is strict: static leaves and
+    the metadata of nodes compare as they were when the tree was split.
     """
 
     plan: Plan
@@ -94,9 +92,9 @@ class _Form:
     kept: tuple[int, ...]  # leaves that are arrays of the rest
     tied: tuple[tuple[int, int], ...]  # leaf, and the leaf whose value it takes
     static: tuple[int, ...]  # leaves that are neither
-    statics: tuple[Any, ...]  # their values
+    statics: Snapshot  # of their values
     nested: bool
-    metadata: tuple[Any, ...]  # of the nodes, as it was at the split
+    metadata: Snapshot  # of the nodes
 
     def __eq__(self, other: object) -> bool:
         if self is other:
@@ -110,8 +108,8 @@ class _Form:
             and self.tied == other.tied
             and (self.plan is other.plan or self.plan.paths == other.plan.paths)
             and same_structure(self.structure, other.structure)
-            and same_statics(self.statics, other.statics)
-            and same_statics(self.metadata, other.metadata)
+            and self.statics == other.statics
+            and self.metadata == other.metadata
         )
 
     def __hash__(self) -> int:
@@ -210,12 +208,15 @@ def merge(params: Mapping[str, Any], rest: Rest) -> Any:
         )
     if len(flat) != len(paths) or not all(path in flat for path in paths):
         raise StructureMismatchError(_keys_message(paths, flat))
+    # What is traced with other values than those of the split is not found for these.
+    form.statics.is_current()
+    form.metadata.is_current()
     leaves: list[Any] = [None] * len(form.plan)
     for index, path in zip(form.chosen, paths, strict=True):
         leaves[index] = flat[path]
     for index, value in zip(form.kept, rest._values, strict=True):
         leaves[index] = value
-    for index, value in zip(form.static, form.statics, strict=True):
+    for index, value in zip(form.static, form.statics.things, strict=True):
         leaves[index] = value
     for index, source in form.tied:
         leaves[index] = leaves[source]
@@ -293,26 +294,19 @@ def _form(
         kept=tuple(kept),
         tied=tied,
         static=tuple(static),
-        statics=tuple(view.leaves[index] for index in static),
+        statics=Snapshot([view.leaves[index] for index in static]),
         nested=nested,
         metadata=_metadata(view),
     )
 
 
-def _metadata(view: TreeView) -> tuple[Any, ...]:
-    """Take the metadata of all nodes down as it is now.
-
-    Where it holds the very objects that it held when the last tree of this structure
-    was split, that tuple is given again: one look tells that two forms agree. Metadata
-    that can change is taken down anew each time: its plan is not kept by ``plans``.
-    """
+def _metadata(view: TreeView) -> Snapshot:
+    """Return the metadata of all nodes; the last of a structure is remembered."""
     found = node_data(view.structure)
     known = view.plan.memo.get("metadata")
-    if known is None and (now := as_of_now(found)) is not None:
-        return now
-    if known and len(known) == len(found) and all(map(operator.is_, known, found)):
+    if known is not None and known.is_of(found):
         return known
-    return view.plan.remember("metadata", found)
+    return view.plan.remember("metadata", Snapshot(found))
 
 
 def _ties(view: TreeView, tie: Ties) -> tuple[tuple[int, int], ...]:

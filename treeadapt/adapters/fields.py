@@ -58,8 +58,12 @@ def put_back(node: Any, items: Iterable[tuple[str, Any]]) -> Any:
 
 def allocate(cls: type) -> Any:
     """Make a bare instance of ``cls``, running no code that was written for it."""
-    builtin: Any = next(base for base in cls.__mro__ if not base.__flags__ & _HEAP_TYPE)
-    return builtin.__new__(cls)  # the only ``__new__`` that is safe to call
+    return builtin_base(cls).__new__(cls)  # the only ``__new__`` that is safe to call
+
+
+def builtin_base(cls: type) -> Any:
+    """Return the nearest class above or at ``cls`` that no program defined."""
+    return next(base for base in cls.__mro__ if not base.__flags__ & _HEAP_TYPE)
 
 
 def attributes(node: Any) -> dict[str, Any]:
@@ -67,14 +71,22 @@ def attributes(node: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with contextlib.suppress(AttributeError):  # past a ``__getattr__`` of the class
         found.update(object.__getattribute__(node, "__dict__"))
-    for cls in type(node).__mro__:
-        slots = cls.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            place = cls.__dict__.get(_mangle(name, cls))
-            if name not in ("__dict__", "__weakref__") and place is not None:
-                with contextlib.suppress(AttributeError):  # a slot that is not set
-                    found.setdefault(_mangle(name, cls), place.__get__(node))
+    for name, place in slots(type(node)):
+        with contextlib.suppress(AttributeError):  # a slot that is not set
+            found.setdefault(name, place.__get__(node))
     return found
+
+
+def slots(cls: type) -> tuple[tuple[str, Any], ...]:
+    """Return the names and descriptors of the slots of a class, in a fixed order."""
+    found = []
+    for base in cls.__mro__:
+        names = base.__dict__.get("__slots__", ())
+        for name in (names,) if isinstance(names, str) else names:
+            place = base.__dict__.get(_mangle(name, base))
+            if name not in ("__dict__", "__weakref__") and place is not None:
+                found.append((_mangle(name, base), place))
+    return tuple(found)
 
 
 def _mangle(name: str, cls: type) -> str:
