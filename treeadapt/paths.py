@@ -13,7 +13,7 @@ import contextlib
 import math
 import numbers
 import operator
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import jax.tree_util as jtu
@@ -22,6 +22,7 @@ import numpy as np
 from treeadapt.errors import PathError
 
 SEPARATOR = "/"
+_BOX = "/value"
 
 _LARGEST = 10**4_000  # Python refuses to write longer numbers
 
@@ -66,6 +67,44 @@ def join(segments: Iterable[str]) -> str:
         'policy/hidden_0/kernel'
     """
     return SEPARATOR.join(segments)
+
+
+def unboxed(paths: Collection[str], known: Collection[str] = ()) -> dict[str, str]:
+    """Return stored paths as the model has them, without the ``value`` of boxes.
+
+    Orbax and Flax write a box (an ``nnx.Variable``, ``nn.Partitioned``) as a node with
+    one child, ``value``; label paths have no segment for it.
+
+    Args:
+        paths: what is stored.
+        known: the paths of the model; empty if they are not known. Where it really has
+            a leaf called ``value``, as Brax does, the path stays.
+
+    Returns:
+        ``{stored path: path}``. The ending is cut off where ``known`` has the path
+        without it and not the one with it; and everywhere if every path ends so and
+        ``known`` has none of them.
+
+    Example:
+        >>> unboxed(["a/value", "value/b"], known=["a", "value/b"])
+        {'a/value': 'a', 'value/b': 'value/b'}
+        >>> unboxed(["a/value", "b/value"])
+        {'a/value': 'a', 'b/value': 'b'}
+    """
+    paths, known = dict.fromkeys(paths), frozenset(known)
+    short = {path: path.removesuffix(_BOX) for path in paths if path.endswith(_BOX)}
+    if "value" in paths and "" in known:
+        short["value"] = ""
+    everywhere = len(short) == len(paths) and not any(path in known for path in paths)
+    return {
+        path: short[path]
+        if path in short
+        and path not in known
+        and short[path] not in paths
+        and (everywhere or short[path] in known)
+        else path
+        for path in paths
+    }
 
 
 def _number(key: Any) -> str:

@@ -26,6 +26,7 @@ from treeadapt.carry.report import (
 )
 from treeadapt.carry.slots import Slot, below, cut_names, find_slots
 from treeadapt.convert import describe, to_flat_dict
+from treeadapt.paths import SEPARATOR, unboxed
 from treeadapt.plans import TreeView, view_tree
 from treeadapt.selectors import select
 from treeadapt.transforms.adapt import with_extra_args
@@ -54,7 +55,8 @@ def carry_state(
         params: the params as they are now, as ``tx.init`` takes them. If they are
             abstract, leaves that are not carried are too.
         saved: the earlier state; or its flat dict; or what a checkpoint library made
-            of it, whatever its containers. A checkpoint that holds more will do, as
+            of it, whatever its containers, and with or without ``/value`` below each
+            ``nnx.Variable`` or other box. A checkpoint that holds more will do, as
             long as no second state in it fits as well.
         reset: selector of leaves of the new state that are not carried, by their label
             path: ``"inner_states/head"`` resets one group with its count,
@@ -89,7 +91,7 @@ def carry_state(
     work = _Work(
         slots=slots,
         specs=own.leaves,
-        old=to_flat_dict(saved),
+        old=_without_boxes(to_flat_dict(saved), own.plan.paths, paths),
         paths=paths,
         reset=frozenset(own.plan.paths[i] for i, yes in enumerate(asked) if yes),
     )
@@ -201,6 +203,24 @@ class _Work:
             left_over=tuple(n for n in self.old if n not in used),
             warnings=warnings_of(done, len(self.paths)),
         )
+
+
+def _without_boxes(
+    old: Mapping[str, Any], names: Sequence[str], paths: Sequence[str]
+) -> dict[str, Any]:
+    """Name saved leaves without the ``value`` of boxes; see ``unboxed``."""
+    known = frozenset((*names, *paths))
+
+    def is_known(name: str) -> bool:
+        return any(name[place:] in known for place in (0, *_starts(name)))
+
+    stored = (*old, *(name.removesuffix("/value") for name in old))
+    new = unboxed(old, [name for name in stored if is_known(name)])
+    return {new[name]: leaf for name, leaf in old.items()}
+
+
+def _starts(name: str) -> list[int]:
+    return [place + 1 for place, letter in enumerate(name) if letter == SEPARATOR]
 
 
 def _view_init(tx: Any, params: Any) -> TreeView:

@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -28,6 +28,7 @@ from treeadapt.errors import (
     TreeAdaptError,
     listing,
 )
+from treeadapt.paths import unboxed
 
 MAX_LEAVES = 1_000_000
 MAX_RANK = 64
@@ -70,6 +71,7 @@ class Stored:
         kinds: what leaves were that no array can say: ``NUMBER`` for a Python number,
             or the kind of a typed PRNG key.
         version: changes when another checkpoint comes to this path.
+        boxed: whether another library may have written boxes as their ``value``.
     """
 
     leaves: Mapping[str, jax.ShapeDtypeStruct]
@@ -77,6 +79,20 @@ class Stored:
     ties: Mapping[str, str] = dataclasses.field(default_factory=dict)
     kinds: Mapping[str, str] = dataclasses.field(default_factory=dict)
     version: tuple[int, ...] = ()
+    boxed: bool = False
+
+    def without_boxes(self, known: Collection[str] = ()) -> Stored:
+        """Return it with the paths of the model; see ``unboxed``."""
+        if not self.boxed:
+            return self
+        new = unboxed(self.leaves, known)
+        return dataclasses.replace(
+            self,
+            leaves={new[path]: leaf for path, leaf in self.leaves.items()},
+            names={new[path]: name for path, name in self.names.items()},
+            kinds={new[path]: kind for path, kind in self.kinds.items()},
+            boxed=False,
+        )
 
 
 def marks(ties: Mapping[str, str], kinds: Mapping[str, str]) -> dict[str, Any]:

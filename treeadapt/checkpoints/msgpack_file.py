@@ -45,7 +45,7 @@ def read_metadata(path: Path) -> Stored:
                 kinds[name] = NUMBER
         else:
             refuse(path, f"{listing([name])} is a {type(node).__name__}")
-    return Stored(leaves, arrays, kinds=kinds)
+    return Stored(leaves, arrays, kinds=kinds, boxed=True)
 
 
 def read(path: Path, stored: Stored, wanted: Iterable[str]) -> Iterator[Any]:

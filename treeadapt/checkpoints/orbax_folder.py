@@ -100,7 +100,7 @@ def read_metadata(path: Path) -> Stored:
         elif stored_name in own_keys:
             kinds[name] = own_keys[stored_name]
     if own is None:
-        return Stored(leaves, names, kinds=kinds)
+        return Stored(leaves, names, kinds=kinds, boxed=True)
     return marked(path, leaves, names, own)
 
 

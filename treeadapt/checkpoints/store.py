@@ -177,7 +177,8 @@ def load(
             checkpoint; what else is stored is ignored then.
         strict: refuse unless all that is selected fits. Without it, leaves that are
             missing, misshaped or retyped stay as they are in ``target``, and what is
-            unexpected is left out: ``load_report`` lists them.
+            unexpected is left out: ``load_report`` lists them. A warning says if that
+            leaves nothing to load.
         cast: turn arrays into the dtypes of ``target``, integers into floating-point
             numbers too but not back. A value that becomes infinite or another integer
             is an error.
@@ -206,13 +207,21 @@ def load(
     kind, stored = _stored(path, format)
     name = Path(path)
     if target is None:
-        return _plain_tree(kind, name, stored, where)
+        return _plain_tree(kind, name, stored.without_boxes(), where)
     view = view_tree(target)
+    stored = stored.without_boxes(view.plan.paths)
     report = _report(view, kind, name, stored, where, cast=cast)
     if strict and not report.fits:
         raise CheckpointError(
             f"The checkpoint {listing([str(name)])} does not fit the target.\n"
             f"{report}\nChoose leaves with where=, or pass strict=False."
+        )
+    if not report.restored and not report.fits:
+        warnings.warn(
+            f"Nothing was loaded from {listing([str(name)])}, because no leaf of the "
+            f"target fits.\n{report}",
+            TreeAdaptWarning,
+            stacklevel=2,
         )
     places = {one: place for place, one in enumerate(view.plan.paths)}
     leaves = list(view.leaves)
@@ -259,7 +268,9 @@ def load_report(
           'step': 700, the target has 0
     """
     kind, stored = _stored(path, format)
-    return _report(view_tree(target), kind, Path(path), stored, where, cast=cast)
+    view = view_tree(target)
+    stored = stored.without_boxes(view.plan.paths)
+    return _report(view, kind, Path(path), stored, where, cast=cast)
 
 
 def read_metadata(
@@ -276,16 +287,17 @@ def read_metadata(
 
     Returns:
         Flat dict of abstract leaves, in the order of the file; an abstract tree for
-        ``summarize``, ``param_labels`` and ``tree_diff``.
+        ``summarize``, ``param_labels`` and ``tree_diff``. Where Orbax or Flax wrote
+        boxes, so that every path ends in ``/value``, that is left out.
 
     Raises:
         CheckpointError: the checkpoint cannot be read.
     """
-    return dict(_stored(path, format)[1].leaves)
+    return dict(_stored(path, format)[1].without_boxes().leaves)
 
 
 def read_stored(path: str | os.PathLike[str]) -> Stored:
-    """Read all that is known of a checkpoint without its arrays, ties as well.
+    """Read all that is known of a checkpoint without its arrays, as it is stored.
 
     Raises:
         CheckpointError: the checkpoint cannot be read.
@@ -293,8 +305,14 @@ def read_stored(path: str | os.PathLike[str]) -> Stored:
     return _stored(path, None)[1]
 
 
-def read_arrays(path: str | os.PathLike[str]) -> Iterator[tuple[str, Any]]:
+def read_arrays(
+    path: str | os.PathLike[str], stored: Stored
+) -> Iterator[tuple[str, Any]]:
     """Read every leaf of a checkpoint, to the host.
+
+    Args:
+        path: the checkpoint.
+        stored: what was read of it, maybe with the paths of a model.
 
     Yields:
         Path and array.
@@ -302,7 +320,7 @@ def read_arrays(path: str | os.PathLike[str]) -> Iterator[tuple[str, Any]]:
     Raises:
         CheckpointError: the checkpoint cannot be read.
     """
-    kind, stored = _stored(path, None)
+    kind = format_of(path)
     with told(path, "read"):
         yield from _arrays(kind, Path(path), stored, {}, stored.leaves)
 
@@ -326,6 +344,7 @@ def copy(
         CheckpointError: one cannot be read, or the other not written.
     """
     kind, stored = _stored(source, None)
+    stored = stored.without_boxes()
     wanted = [one for one in stored.leaves if one not in stored.ties]
 
     def leaves() -> Iterator[tuple[str, Any]]:

@@ -24,7 +24,7 @@ from treeadapt.checkpoints import store
 from treeadapt.cli import bench as _bench
 from treeadapt.cli import lint as _lint
 from treeadapt.cli import printing
-from treeadapt.cli.sources import read_arrays, read_source, read_stored
+from treeadapt.cli.sources import read_arrays, read_pair, read_source, read_stored
 from treeadapt.diff import tree_diff
 from treeadapt.drawing.words import printable
 from treeadapt.errors import TreeAdaptError, listing, plural
@@ -293,7 +293,8 @@ def diff(a: str, b: str, where: Sequence[str], form: str, *, values: bool) -> No
     Added, removed, renamed (same shape, similar name), reshaped and retyped leaves,
     whatever the formats.
     """
-    one, two = (read_arrays(x) if values else read_source(x).tree for x in (a, b))
+    pair = zip((a, b), read_pair(a, b), strict=True)
+    one, two = (read_arrays(*each) if values else each[1].tree for each in pair)
     found = tree_diff(one, two, where=list(where) or "**", values=values)
     if form == "json":
         told = [dataclasses.asdict(each) for each in found]

@@ -11,17 +11,19 @@ import dataclasses
 import importlib
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import click
 import jax
 
 from treeadapt._arrays import is_array
 from treeadapt.checkpoints import store
 from treeadapt.checkpoints.common import Stored, as_tree
 from treeadapt.cli.printing import bar
-from treeadapt.errors import CheckpointError, TreeAdaptError, listing
+from treeadapt.drawing.words import printable
+from treeadapt.errors import CheckpointError, TreeAdaptError, listing, plural
 from treeadapt.plans import view_tree
 
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*(?<!\.py):[A-Za-z_][\w.]*")
@@ -35,10 +37,12 @@ class Source:
     Attributes:
         tree: leaves are ``jax.ShapeDtypeStruct`` and static leaves.
         ties: path, and the path whose leaf it is.
+        stored: what was read of a checkpoint; None for a function.
     """
 
     tree: Any
     ties: Mapping[str, str]
+    stored: Stored | None = None
 
 
 def read_source(text: str) -> Source:
@@ -52,10 +56,55 @@ def read_source(text: str) -> Source:
         TreeAdaptError: the function cannot be found or fails.
     """
     if _is_function(text):
+        return _opened(text)
+    return _source(read_stored(text))
+
+
+def read_pair(a: str, b: str) -> tuple[Source, Source]:
+    """Read two trees abstractly, each with the names of the other for what is in boxes.
+
+    Args:
+        a: name of a checkpoint, or ``module:function``.
+        b: the same.
+
+    Raises:
+        CheckpointError: there is no such checkpoint, or it cannot be read.
+        TreeAdaptError: a function cannot be found or fails.
+    """
+    one, two = _opened(a), _opened(b)
+    if one.stored:
+        known = two.stored.without_boxes().leaves if two.stored else _paths(two)
+        one = _source(_unboxed(a, one.stored, known))
+    if two.stored:
+        two = _source(_unboxed(b, two.stored, _paths(one)))
+    return one, two
+
+
+def _opened(text: str) -> Source:
+    if _is_function(text):
         module, _, function = text.partition(":")
         return _traced(text, module, function)
-    stored = read_stored(text)
-    return Source(as_tree(stored.leaves), stored.ties)
+    return _source(_as_stored(text))
+
+
+def _source(stored: Stored) -> Source:
+    return Source(as_tree(stored.leaves), stored.ties, stored)
+
+
+def _paths(source: Source) -> Collection[str]:
+    return view_tree(source.tree).plan.paths
+
+
+def _unboxed(text: str, stored: Stored, known: Collection[str] = ()) -> Stored:
+    """Name leaves without the ``value`` of boxes, and say so."""
+    found = stored.without_boxes(known)
+    cut = len(stored.leaves.keys() - found.leaves.keys())
+    if cut:
+        told = (
+            f"left out /value, the name of what is in a box, from {plural(cut, 'path')}"
+        )
+        click.echo(printable(f"note: {text}: {told}."), err=True)
+    return found
 
 
 def read_stored(text: str) -> Stored:
@@ -64,6 +113,10 @@ def read_stored(text: str) -> Stored:
     Raises:
         CheckpointError: it is not a checkpoint, or cannot be read.
     """
+    return _unboxed(text, _as_stored(text))
+
+
+def _as_stored(text: str) -> Stored:
     if _is_function(text):
         raise CheckpointError(f"{text} has shapes and no values; name a checkpoint.")
     file = _FILE.fullmatch(text)
@@ -76,15 +129,16 @@ def read_stored(text: str) -> Stored:
     return store.read_stored(text)
 
 
-def read_arrays(text: str) -> dict[str, Any]:
-    """Read a checkpoint with its arrays, as a flat dict.
+def read_arrays(text: str, source: Source) -> dict[str, Any]:
+    """Read the arrays of a checkpoint, as a flat dict.
 
     Raises:
         CheckpointError: it is not a checkpoint, or cannot be read.
     """
+    stored = source.stored or read_stored(text)
     found = {}
-    with bar(f"Reading {text}", len(read_stored(text).leaves)) as shown:
-        for path, array in store.read_arrays(text):
+    with bar(f"Reading {text}", len(stored.leaves)) as shown:
+        for path, array in store.read_arrays(text, stored):
             found[path] = array
             shown.update(1)
     return found
