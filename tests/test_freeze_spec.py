@@ -61,7 +61,7 @@ def test_a_spec_reports_patterns_that_hit_nothing():
 
 def test_a_spec_may_freeze_nothing():
     spec = FreezeSpec([]).bind(model("trunk"))
-    assert spec == FreezeSpec((), ())
+    assert spec == FreezeSpec((), (), ("trunk/bias", "trunk/kernel"))
     assert chosen(model("trunk"), spec) == []
     spec.check(model("head"))
 
@@ -90,6 +90,32 @@ def test_a_bound_spec_answers_on_a_flat_dict_by_its_paths():
     assert not bound(("layers", 0), array(1))  # as an nnx filter
     with pytest.raises(SelectorError, match="bind"):
         spec.matches("layers/1")
+
+
+def test_a_bound_spec_refuses_a_leaf_that_it_never_saw():
+    tree = {"layers": [array(1), array(1)]}
+    spec = FreezeSpec("layers/{-1}").bind(tree)
+    grown = {"layers/0": array(1), "layers/1": array(1), "layers/2": array(1)}
+    for asked in (spec, FreezeSpec("layers/{-1}", ["layers/1"])):
+        with pytest.raises(SelectorError, match=r"no leaf at .*'layers/2'"):
+            asked(grown)
+        with pytest.raises(SelectorError, match="'layers/2'"):
+            asked.matches("layers/2")
+        with pytest.raises(SelectorError, match="'layers/2'"):
+            asked(("layers", 2), array(1))
+        assert not asked(("layers", 2), len)
+    assert spec(grown | {"layers/2": None})["layers/1"] is True
+    assert spec(tree) == {"layers": [False, True]}
+
+
+def test_the_new_name_of_a_leaf_is_sought_among_new_names_only():
+    spec = FreezeSpec("encoder").bind(model("encoder", "head"))
+    with pytest.raises(FreezeError) as caught:
+        spec.check(model("backbone", "head"))
+    assert "'encoder/kernel' is gone; the nearest name is 'backbone/kernel'" in str(
+        caught.value
+    )
+    assert "head" not in str(caught.value)
 
 
 def test_an_unchanged_model_passes():
@@ -135,6 +161,7 @@ def test_a_message_about_thousands_of_leaves_is_small():
         FreezeSpec("trunk"),
         FreezeSpec(["trunk", '!"quoted"\n'], []),
         FreezeSpec(["a"], ["a/b", "a/c" * 40]),
+        FreezeSpec(["a"], ["a/b"], ["x", "y/z"]),
     ],
     ids=repr,
 )
@@ -147,6 +174,8 @@ def test_specs_are_values_and_files(tmp_path, spec):
     fields = {"version": 1, "freeze": list(spec.freeze)}
     if spec.paths is not None:
         fields["paths"] = list(spec.paths)
+    if spec.others is not None:
+        fields["others"] = list(spec.others)
     file = tmp_path / "freeze.json"
     file.write_text(json.dumps(fields))
     assert FreezeSpec.load(file) == spec

@@ -353,6 +353,28 @@ def test_a_large_table_is_walked_in_groups_that_answer_alike(monkeypatch):
     assert grouped.match(tree) == alone.match(tree)
 
 
+def test_whatever_matches_at_or_below_a_place_reaches_it():
+    texts = ["a/b", "a/*/c", "**/c", "a/**/c/b", "{a,b}/[!b]", "b", "a/b/c/a", "a"]
+    patterns = list(map(parse, texts))
+    below = ["", *"abc", *map("/".join, itertools.product("abc", repeat=3))]
+    for hole in ("a", "b", "c", "a/b", "a/c", "b/a"):
+        reached = Matcher(patterns).reach(NamedTree({}), [hole])
+        could = [
+            any(selects(text, f"{hole}/{rest}".rstrip("/")) for rest in below)
+            for text in texts
+        ]
+        assert _bits(reached, len(texts)) == could, hole
+
+
+def test_what_a_place_holds_may_be_of_any_class():
+    tree = NamedTree({"a": {"b": 0}, "c": 0}, {"a": (Box,)})
+    texts = ["<Box>/x", "<Norm>", "a/<Norm>", "<Norm>/b", "a/<Norm>/c", "re:x", "c"]
+    matcher = Matcher(map(parse, texts))
+    assert _bits(matcher.reach(tree, ["a/x"]), 7) == [1, 0, 1, 0, 1, 1, 0]
+    assert _bits(matcher.reach(tree, ["x", "c"]), 7) == [1, 1, 0, 1, 0, 1, 1]
+    assert matcher.reach(tree, []) == 0
+
+
 # Agreement with the reference.
 
 NAMES = ["a", "b", "ab", "aab", "ba", "", "0", "1", "2", "10", "07", "a0", "a1", "a11"]

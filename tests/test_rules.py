@@ -448,13 +448,25 @@ def test_multi_transform_takes_rules():
     assert jax.tree.structure(marked) == jax.tree.structure(state)
 
 
-def test_a_partial_tree_reports_nothing_when_called():
+def test_a_rule_for_a_hole_of_a_partial_tree_is_not_reported_when_called():
     rules = Rules({"encoder": "f", "**": "t"})
     part = {"encoder": optax.MaskedNode(), "head": array(1)}
     assert rules(part) == {"encoder": optax.MaskedNode(), "head": "t"}
     assert rules({"encoder": None, "head": array(1)}) == {"encoder": None, "head": "t"}
     with pytest.raises(UnusedRuleError):
         param_labels(part, rules)
+
+
+def test_a_rule_that_can_match_no_hole_of_a_partial_tree_is_reported():
+    part = {"encoder": None, "head": {"w": array(1), "b": None}}
+    table = {"encoder/norm": "n", "encoder": "f", "**/bias": "n", "**": "t"}
+    assert Rules(table)(part)["head"] == {"w": "t", "b": None}
+    for typo in ("encodr", "head/wieght", "head/v"):
+        with pytest.raises(UnusedRuleError, match=f"'{typo}'"):
+            Rules({typo: "x"} | table)(part)
+    with pytest.raises(UnusedRuleError, match="head/w"):
+        Rules({"head": "t", "head/w": "x", "**": "f"})(part)
+    assert Rules({"head": "t", "head/b": "x", "**": "f"})(part)["head"]["w"] == "t"
 
 
 def test_an_array_without_any_label_is_an_error_even_in_a_part():

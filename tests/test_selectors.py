@@ -6,6 +6,7 @@ import copy
 import enum
 import functools
 import pickle
+import re
 import time
 from typing import Any, NamedTuple
 
@@ -491,11 +492,60 @@ def test_a_tree_without_arrays_reports_nothing():
     assert glob("a")({"b": 1.0}) == {"b": False}
 
 
-def test_a_partial_tree_reports_nothing_when_called():
-    partial = {"mlp": optax.MaskedNode(), "head": None, "x": array(1)}
-    assert glob("mlp")(partial) == {"mlp": optax.MaskedNode(), "head": None, "x": False}
-    with pytest.raises(UnusedRuleError):
-        param_mask(partial, "mlp")
+HOLES = {"mlp": optax.MaskedNode(), "head": {"b": None, "w": array(1)}, "x": array(1)}
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        *("mlp", "mlp/kernel", "**/kernel", "m*/{a,b}/c", "<Mlp>/w", "head/b", "*/b"),
+        *("head/*/c", ["x", "!mlp/w"], glob("x") & ~glob("mlp/a"), Norm, "re:mlp/.*"),
+        *(leaf(ndim=7), glob("head") & "x", "{mlp,mpl}", "**"),
+    ],
+    ids=repr,
+)
+def test_what_could_match_a_hole_or_below_it_is_not_reported(where):
+    mask = as_selector(where)(HOLES)
+    assert jax.tree.structure(mask) == jax.tree.structure(HOLES)
+    for whole in ({}, {"a": {"b": None}}, {"mlp": None}):
+        assert as_selector(where)(whole) == whole
+
+
+@pytest.mark.parametrize(
+    ("where", "missing"),
+    [
+        ("mpl", "'mpl'"),
+        ("mlp2", "'mlp2'"),
+        ("haed/b", "'haed/b'"),
+        ("head/v", "'head/v'"),
+        ("x/b", "'x/b'"),
+        ("head/<Norm>/w", "head/<Norm>/w"),
+        (["x", "!haed"], "'!haed'"),
+        (glob("x") | "xx", "'xx'"),
+    ],
+)
+def test_what_can_match_no_hole_of_a_partial_tree_is_reported(where, missing):
+    tree = HOLES | {"head": {"w": array(1)}} if "Norm" in missing else HOLES
+    for _ in range(2):
+        with pytest.raises(UnusedRuleError, match=missing):
+            as_selector(where)(tree)
+
+
+def test_a_full_tree_is_looked_for_where_it_is_named():
+    for where in ("mlp", "head/b"):
+        with pytest.raises(UnusedRuleError):
+            param_mask(HOLES, where)
+
+
+@pytest.mark.hazard("E30")
+def test_a_typing_error_is_told_though_a_model_has_holes():
+    model = eqx.filter(
+        eqx.nn.MLP(2, 2, 4, 2, use_bias=False, key=jax.random.key(0)), eqx.is_array
+    )
+    for typo in ("kernal", "layers/*/wieght", "layers/0/weights"):
+        with pytest.raises(UnusedRuleError, match=re.escape(typo)):
+            optax.adamw(0.1, mask=glob(typo)).init(model)
+    optax.adamw(0.1, mask=glob("layers/*/bias")).init(model)
 
 
 def test_a_static_leaf_that_became_an_array_is_looked_at_anew():
@@ -597,6 +647,8 @@ def test_a_flat_dict_cannot_answer_for_the_tree(selector):
     for use in (selector, lambda tree: param_mask(tree, selector)):
         with pytest.raises(SelectorError, match="bind"):
             use(model)
+        with pytest.raises(SelectorError, match="bind"):
+            use(model | {"head/bias": optax.MaskedNode(), "head/kernel": None})
 
 
 @pytest.mark.parametrize("selector", [*TREE_BOUND, glob("**/kernel"), leaf(ndim=1)])

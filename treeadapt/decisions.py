@@ -155,6 +155,13 @@ class Program:
             found = plan.remember(key, self.matcher.match(plan))
         return found
 
+    def reach(self, view: TreeView, paths: Sequence[str]) -> int:
+        """Return the bit mask of the patterns that could match at or below ``paths``.
+
+        The class and the content of these places are not known.
+        """
+        return self.matcher.reach(view.plan, paths) if paths else 0
+
     def first(self, view: TreeView) -> Sequence[int]:
         """Return, for each leaf, the index of the first selector that selects it.
 
@@ -248,12 +255,15 @@ class Survey:
     Attributes:
         program: the selectors.
         view: the tree.
+        holes: paths of places that may stand for arrays. What could hit one counts as
+            a hit: that is no fault of the selector.
         is_array: whether each leaf is an array.
     """
 
-    def __init__(self, program: Program, view: TreeView):
+    def __init__(self, program: Program, view: TreeView, holes: Sequence[str] = ()):
         self.program = program
         self.view = view
+        self.holes = holes
         self.is_array = array_flags(view.leaves)
 
     @functools.cached_property
@@ -269,8 +279,8 @@ class Survey:
 
     @functools.cached_property
     def seen(self) -> int:
-        """Bit mask of the patterns that select an array leaf."""
-        seen = 0
+        """Bit mask of the patterns that select an array leaf, or could."""
+        seen = self.program.reach(self.view, self.holes)
         for mask in self.masks:
             seen |= mask
         return seen
@@ -289,13 +299,13 @@ class Survey:
         return bool(self.seen & self.program.bits[pattern])
 
     def under(self, cls: type) -> bool:
-        """Tell whether an array leaf stands under a ``cls``."""
-        return any(issubclass(found, cls) for found in self.classes)
+        """Tell whether an array leaf stands under a ``cls``, or could."""
+        return bool(self.holes) or any(issubclass(found, cls) for found in self.classes)
 
     def selects(self, selector: Asked) -> bool:
-        """Tell whether ``selector`` selects an array leaf."""
-        if selector.plain is not None:
-            return self.hit(selector.plain)
+        """Tell whether ``selector`` selects an array leaf, or could."""
+        if selector.plain is not None or self.holes:
+            return selector.plain is None or self.hit(selector.plain)
         bits = self.program.bits
         answers = {selector.ask(Case(mask, bits)) for mask in self.masks}
         if None in answers and True not in answers:

@@ -19,11 +19,13 @@ from treeadapt._arrays import is_array
 from treeadapt.decisions import Case, Survey
 from treeadapt.errors import FreezeError, SelectorError, plural
 from treeadapt.plans import TreeView, view_tree
+from treeadapt.remembered import look_up
 from treeadapt.repairs import Speller
-from treeadapt.selectors import Listed, Selector
+from treeadapt.selectors import Bound, Listed, Selector
 
 _SHOWN = 8
 _CANDIDATES = 2_000
+_RECORDED = ("paths", "others")
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -33,29 +35,33 @@ class FreezeSpec(Selector):
     Args:
         freeze: a pattern, or several: their union minus those that start with ``!``.
         paths: the array leaves that were frozen when the spec was bound; None before.
+        others: the other array leaves of that tree; None before.
 
     Raises:
-        SelectorError: ``freeze`` or ``paths`` holds anything but strings.
+        SelectorError: a field holds anything but strings.
         PatternError: a pattern is malformed.
 
     Example:
-        >>> spec = FreezeSpec(freeze="encoder").bind({"encoder": jnp.ones(2)})
+        >>> params = {"encoder": {"w": jnp.ones(2)}, "head": {"w": jnp.ones(2)}}
+        >>> spec = FreezeSpec(freeze="encoder").bind(params)
         >>> spec
-        FreezeSpec(freeze=['encoder'], paths=['encoder'])
-        >>> spec.check({"backbone": jnp.ones(2)})
+        FreezeSpec(freeze=['encoder'], paths=['encoder/w'])
+        >>> spec.check({"backbone": params["encoder"], "head": params["head"]})
         Traceback (most recent call last):
         treeadapt.errors.FreezeError: 1 leaf that was frozen is not frozen any more:
-          'encoder' is gone; the nearest name is 'backbone', which trains
+          'encoder/w' is gone; the nearest name is 'backbone/w', which trains
         ...
     """
 
     freeze: tuple[str, ...]
     paths: tuple[str, ...] | None = None
+    others: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "freeze", _strings("freeze", self.freeze))
-        if self.paths is not None:
-            object.__setattr__(self, "paths", _strings("paths", self.paths))
+        for name in ("freeze", "paths", "others"):
+            given = getattr(self, name)
+            if given is not None or name == "freeze":
+                object.__setattr__(self, name, _strings(name, given))
         _ = self._patterns  # complains about a malformed pattern now
 
     def __repr__(self) -> str:
@@ -91,27 +97,29 @@ class FreezeSpec(Selector):
         """Yield the patterns that hit nothing."""
         yield from self._patterns.unused(survey)
 
-    def select(self, view: TreeView, *, reports: bool) -> list[bool]:
+    def select(
+        self, view: TreeView, *, reports: bool, holes: Sequence[str] = ()
+    ) -> list[bool]:
         """Decide every leaf of a tree.
 
         By the patterns; by the recorded paths where patterns ask for classes or
         siblings that a flat dict no longer has.
         """
         if view.plan.is_flat_dict and self._recorded is not None:
-            return [path in self._recorded for path in view.plan.paths]
-        return super().select(view, reports=reports)
+            return look_up(self._recorded, view, static=False)
+        return super().select(view, reports=reports, holes=holes)
 
     def _settled(self, path: str, **facts: Any) -> bool:
-        if self._recorded is not None:
-            return path in self._recorded
-        return super()._settled(path, **facts)
+        if self._recorded is None:
+            return super()._settled(path, **facts)
+        return Bound(self, self._recorded).ask(Case(0, {}, path=path, **facts)) is True
 
     @functools.cached_property
-    def _recorded(self) -> frozenset[str] | None:
+    def _recorded(self) -> dict[str, bool] | None:
         """The recorded paths, if patterns alone cannot answer without the full tree."""
         if self.paths is None or not self._program.needs_tree:
             return None
-        return frozenset(self.paths)
+        return dict.fromkeys(self.others or (), False) | dict.fromkeys(self.paths, True)
 
     def bind(self, tree: Any) -> FreezeSpec:
         """Record which leaves of a tree are frozen.
@@ -120,16 +128,19 @@ class FreezeSpec(Selector):
             tree: the full tree, concrete or abstract.
 
         Returns:
-            Spec with the paths of the array leaves that the patterns select.
+            Spec with the paths of the array leaves that the patterns select, and of
+            the others.
 
         Raises:
             UnusedRuleError: a pattern hits no array leaf.
         """
         view = view_tree(tree)
         chosen = self.select(view, reports=True)
-        rows = zip(view.plan.paths, view.leaves, chosen, strict=True)
-        paths = tuple(path for path, leaf, yes in rows if yes and is_array(leaf))
-        return FreezeSpec(self.freeze, paths)
+        found: dict[bool, list[str]] = {True: [], False: []}
+        for path, leaf, yes in zip(view.plan.paths, view.leaves, chosen, strict=True):
+            if is_array(leaf):
+                found[yes].append(path)
+        return FreezeSpec(self.freeze, tuple(found[True]), tuple(found[False]))
 
     def check(self, tree: Any) -> None:
         """Raise if a leaf that was frozen when the spec was bound is not now.
@@ -151,7 +162,8 @@ class FreezeSpec(Selector):
         now = dict(zip(view.plan.paths, chosen, strict=True))
         lost = [path for path in self.paths if not now.get(path, False)]
         if lost:
-            raise FreezeError(_thaw_message(lost, now, frozenset(self.paths)))
+            before = frozenset((*self.paths, *(self.others or ())))
+            raise FreezeError(_thaw_message(lost, now, before))
 
     def to_toml(self) -> str:
         """Write the spec as a file, for ``FreezeSpec.load``.
@@ -162,8 +174,10 @@ class FreezeSpec(Selector):
             freeze = ["encoder", "!**/bias"]
         """
         fields: dict[str, Any] = {"freeze": list(self.freeze)}
-        if self.paths is not None:
-            fields["paths"] = list(self.paths)
+        for name in _RECORDED:
+            paths = getattr(self, name)
+            if paths is not None:
+                fields[name] = list(paths)
         return rules_file.write_toml(fields)
 
     @classmethod
@@ -181,17 +195,19 @@ class FreezeSpec(Selector):
             PatternError: a pattern is malformed.
         """
         document = rules_file.read_file(path)
-        rules_file.check_fields(path, document, ("freeze", "paths"))
+        rules_file.check_fields(path, document, ("freeze", *_RECORDED))
         freeze = document.get("freeze")
         freeze = [freeze] if isinstance(freeze, str) else freeze
         limit = rules_file.MAX_PATTERNS
         patterns = rules_file.check_strings(path, "freeze", freeze, limit)
         rules_file.check_patterns(path, patterns, allow_regex=allow_regex)
-        if "paths" not in document:
-            return cls(tuple(patterns))
         limit = rules_file.MAX_PATHS
-        paths = rules_file.check_strings(path, "paths", document["paths"], limit)
-        return cls(tuple(patterns), tuple(paths))
+        recorded = {
+            name: tuple(rules_file.check_strings(path, name, document[name], limit))
+            for name in _RECORDED
+            if name in document
+        }
+        return cls(tuple(patterns), **recorded)
 
 
 def _strings(name: str, given: Any) -> tuple[str, ...]:
@@ -200,7 +216,7 @@ def _strings(name: str, given: Any) -> tuple[str, ...]:
         isinstance(x, str) for x in texts
     ):
         raise SelectorError(
-            f"FreezeSpec({name}=): strings are wanted, so that the spec can be saved; "
+            f"FreezeSpec({name}=): expected strings, so that the spec can be saved; "
             f"got {given!r}. For a class write the pattern '**/<Name>'."
         )
     return tuple(str.__str__(text) for text in texts)

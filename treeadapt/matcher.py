@@ -14,7 +14,7 @@ leaf, and neither ``!`` nor the order of rules (see ``selectors`` and ``rules``)
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
@@ -109,6 +109,24 @@ class Matcher:
                     found[index] |= bit
         return found
 
+    def reach(self, tree: NameTree, paths: Sequence[str]) -> int:
+        """Tell which patterns could match at or below places of which little is known.
+
+        Args:
+            tree: the tree that these places are in.
+            paths: their paths. What class stands there, and what is below, is unknown.
+
+        Returns:
+            An int whose bit ``i`` is set if ``patterns[i]`` could; so it is for every
+            regular expression.
+        """
+        found = _union(bit for bit, _ in self._regexes) if paths else 0
+        for automaton in self._automata:
+            walk = _Walk(automaton, tree, unknown=frozenset(paths))
+            found |= automaton.alive(walk.state(path) for path in paths)
+            automaton.trim()
+        return found
+
     def match_path(self, path: str) -> int:
         """Match one path, of which no tree is known.
 
@@ -171,26 +189,29 @@ def _groups(patterns: Sequence[Pattern]) -> Iterator[dict[Pattern, int]]:
 class _Walk:
     """One walk of a segment automaton over one tree."""
 
-    def __init__(self, segments: _SegmentAutomaton, tree: NameTree):
-        self.segments, self.tree = segments, tree
+    def __init__(
+        self,
+        segments: _SegmentAutomaton,
+        tree: NameTree,
+        unknown: frozenset[str] = frozenset(),
+    ):
+        self.segments, self.tree, self.unknown = segments, tree, unknown
         self.states: dict[str | None, _SegmentState] = {None: segments.root}
         self.counted: dict[str | None, dict[str, int]] = {}
         self.classes: dict[tuple[type, ...], int] = {}
 
     def leaves(self) -> list[int]:
         """What each leaf of the tree is selected by."""
-        found = []
-        for path in self.tree.paths:
-            parent, slash, name = path.rpartition("/")
-            above = parent if slash else None
-            state = self.states.get(above)
-            if state is None:
-                state = self.descend(parent)
-            if state.asks:
-                found.append(self.ask(state, above, name, path).found)
-            else:
-                found.append(state[name].found)
-        return found
+        return [self.state(path).found for path in self.tree.paths]
+
+    def state(self, path: str) -> _SegmentState:
+        """The state after the path of a leaf, which is not remembered."""
+        parent, slash, name = path.rpartition("/")
+        above = parent if slash else None
+        state = self.states.get(above)
+        if state is None:
+            state = self.descend(parent)
+        return self.ask(state, above, name, path) if state.asks else state[name]
 
     def descend(self, path: str) -> _SegmentState:
         """The state after ``path``, which is remembered."""
@@ -218,7 +239,9 @@ class _Walk:
         answer = 0
         if asks & self.segments.class_positions:
             classes = self.tree.classes(path)
-            if classes:
+            if path in self.unknown:
+                answer |= asks & self.segments.class_positions
+            elif classes:
                 answer |= self._of_classes(classes) & asks
         if asks & self.segments.counted_positions:
             answer |= self._of_siblings(parent, asks).get(name, 0)
@@ -293,6 +316,13 @@ class _SegmentAutomaton:
             self._accepting[self._size] = bits
             self._new_position()
         self._finish()
+
+    def alive(self, states: Iterable[_SegmentState]) -> int:
+        """The bits of all globs that match in a state, or may do so further down."""
+        ends = sorted(self._accepting)
+        places = _places(_union(state.positions for state in states))
+        found = {ends[bisect_left(ends, place)] for place in places}
+        return _union(self._accepting[end] for end in found)
 
     def trim(self) -> None:
         """Forget what was learnt if that is too much."""

@@ -87,11 +87,13 @@ class RuleMatches:
         rules: the rules.
         view: the tree.
         deciding: per leaf, the index of the rule that decided; -1 where none did.
+        holes: paths of places that may stand for arrays, as for ``Survey``.
     """
 
     rules: Table
     view: TreeView
     deciding: Sequence[int]
+    holes: Sequence[str] = ()
 
     @property
     def paths(self) -> Sequence[str]:
@@ -166,6 +168,7 @@ class RuleMatches:
             and index not in unused
             and self._hits(index)
             and where.plain != "**"
+            and not self._could_decide(where)
         )
 
     @functools.cached_property
@@ -218,7 +221,7 @@ class RuleMatches:
         """
         rules, plan = self.rules, self.view.plan
         sure = rules.overlap == "first" and rules.program.key and self._all_arrays
-        key = ("sound rules", rules.program.key, rules.unused)
+        key = ("sound rules", rules.program.key, rules.unused, bool(self.holes))
         if sure and key in plan.memo:
             return
         if rules.overlap == "error" and self.overlaps:
@@ -297,7 +300,7 @@ class RuleMatches:
 
     @functools.cached_property
     def _survey(self) -> Survey:
-        return Survey(self.rules.program, self.view)
+        return Survey(self.rules.program, self.view, self.holes)
 
     @functools.cached_property
     def _won(self) -> frozenset[int]:
@@ -308,6 +311,14 @@ class RuleMatches:
         """Whether a rule matches an array leaf."""
         where = self.rules.selectors[index]
         return index in self._won or self._survey.selects(where)
+
+    def _could_decide(self, where: Selector) -> bool:
+        """Whether a hole may stand for a leaf that a rule decides."""
+        if not self.holes or where.plain is None:
+            return bool(self.holes)
+        program = self.rules.program
+        reached = program.reach(self.view, self.holes)
+        return bool(reached & program.bits[where.plain])
 
     @property
     def _all_decide(self) -> bool:

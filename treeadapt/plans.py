@@ -40,8 +40,11 @@ class Plan:
     Attributes:
         paths: label path of each leaf, in JAX's leaf order.
         untrained: indices of leaves that no optimizer should see.
-        is_partial: the tree holds ``None`` or ``optax.MaskedNode`` somewhere.
-        is_flat_dict: a plain dict of leaves, some key of which holds ``/``.
+        holes: paths of ``None`` and ``optax.MaskedNode``, which may stand for a leaf or
+            a node of the tree that this one is a part of.
+        is_partial: the tree holds one of these somewhere.
+        ties: second path of a shared node, and its first, which names its leaves.
+        is_flat_dict: a plain dict of leaves and holes, some key of which holds ``/``.
         is_plain: all of its nodes are dicts, lists, tuples and ``None``.
         root: class of the tree itself.
         shares: it has nodes with an identity, two of which could be one.
@@ -56,16 +59,20 @@ class Plan:
         self.memo: dict[Any, Any] = {}
         self._nodes = walk.nodes
         types = {cls for classes in walk.nodes.values() for cls in classes}
-        self.is_partial = any(
-            cls is type(None) or cls is optax.MaskedNode for cls in types
+        self.holes = tuple(
+            path or ""
+            for path, classes in walk.nodes.items()
+            if type(None) in classes or optax.MaskedNode in classes
         )
+        self.is_partial = bool(self.holes)
+        self.ties = walk.ties
         self.is_plain = types <= {dict, list, tuple, type(None)}
         self.root: type | None = next(iter(walk.nodes.get(None, ())), None)
         self.is_flat_dict = (
             self.root is dict
-            and types <= {dict, type(None)}
+            and {None, *self.holes}.issuperset(walk.nodes)
+            and types <= {dict, type(None), optax.MaskedNode}
             and any("/" in path for path in self.paths)
-            and set(walk.nodes) <= {None}
         )
         # JAX compares nodes of registered dataclasses without their class.
         self.is_equal_enough = not any(map(dataclasses.is_dataclass, types))

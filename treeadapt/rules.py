@@ -152,8 +152,9 @@ class Rules:
         """Return the labels of a tree, as Optax calls for them.
 
         Args:
-            tree: any tree. One that holds None or ``optax.MaskedNode`` is taken for a
-                part of a tree that was checked, and nothing is reported.
+            tree: any tree. Where it holds None or ``optax.MaskedNode``, it is taken
+                for a part of a larger one: a rule that could match such a place, or
+                something below it, is not reported.
 
         Returns:
             Tree with the treedef of ``tree`` and one label per leaf.
@@ -171,7 +172,7 @@ class Rules:
             labels = whole.answers(view, self, self._decide_whole)
             _require_labels(labels, view)
         else:
-            labels = self._decide(view, reports=not view.plan.is_partial)
+            labels = self._decide(view, holes=view.plan.holes)
         return view.rebuild(labels)
 
     def match(self, tree: Any) -> RuleMatches:
@@ -227,7 +228,7 @@ class Rules:
             {'layers/1': 'train'}
         """
         view = view_tree(tree)
-        labels = self._decide(view, reports=True)
+        labels = self._decide(view)
         return BoundRules(self, dict(zip(view.plan.paths, labels, strict=True)))
 
     def to_toml(self) -> str:
@@ -277,11 +278,9 @@ class Rules:
             matches.check_rules()
         return matches.values
 
-    def _decide(self, view: TreeView, *, reports: bool) -> list[Any]:
-        matches = self.match(view)
-        if reports:
-            matches.check()
-        return matches.labels()
+    def _decide(self, view: TreeView, holes: Sequence[str] = ()) -> list[Any]:
+        deciding = self.program.first(view)
+        return RuleMatches(self, view, deciding, holes).check().labels()
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

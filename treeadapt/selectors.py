@@ -122,7 +122,7 @@ class Selector:
         whole = whole_of(view)
         if whole is not None:
             return view.rebuild(whole.answers(view, self, self.select))
-        return view.rebuild(self.select(view, reports=not view.plan.is_partial))
+        return view.rebuild(self.select(view, reports=True, holes=view.plan.holes))
 
     def matches(self, path: str) -> bool:
         """Tell whether a leaf at ``path`` is selected, going by the path alone.
@@ -165,19 +165,23 @@ class Selector:
         """Tell whether it asks for more than paths, which gradients cannot answer."""
         return self._program.needs_params
 
-    def select(self, view: TreeView, *, reports: bool) -> list[bool]:
+    def select(
+        self, view: TreeView, *, reports: bool, holes: Sequence[str] = ()
+    ) -> list[bool]:
         """Decide every leaf of a tree.
 
         Args:
             view: the tree.
             reports: raise for patterns that hit no array leaf.
+            holes: paths of places that may stand for arrays: what could match one of
+                them, or something below, is not reported.
 
         Returns:
             One bool a leaf, in leaf order.
         """
         chosen = [index == 0 for index in self._program.first(view)]
         if reports:
-            self._report(view, chosen)
+            self._report(view, chosen, holes)
         return chosen
 
     def __and__(self, other: Any) -> Selector:
@@ -210,21 +214,24 @@ class Selector:
     def _program(self) -> Program:
         return Program((self,))
 
-    def _report(self, view: TreeView, chosen: Sequence[bool]) -> None:
+    def _report(
+        self, view: TreeView, chosen: Sequence[bool], holes: Sequence[str]
+    ) -> None:
         sure = self.key is not None and all_arrays(view.leaves)
-        if sure and ("sound", self.key) in view.plan.memo:
+        key = ("sound", self.key, bool(holes))
+        if sure and key in view.plan.memo:
             return
-        survey = Survey(self._program, view)
+        survey = Survey(self._program, view, holes)
         if not survey.num_arrays:
             return
         entries: list[Any] = list(dict.fromkeys(self.unused(survey)))
-        if not entries and not self.may_be_empty:
+        if not entries and not self.may_be_empty and not holes:
             hit = any(y and a for y, a in zip(chosen, survey.is_array, strict=True))
             entries = [] if hit else [self]
         if entries:
             raise UnusedRuleError(unused_message(entries, view.plan, survey.is_array))
         if sure:
-            view.plan.remember(("sound", self.key), True)
+            view.plan.remember(key, True)
 
     def _filter(self, keys: Any, leaf: Any) -> bool:
         path = keys if isinstance(keys, str) else _paths.join(map(_paths.segment, keys))
@@ -537,7 +544,9 @@ class Bound(Selector):
             )
         return known
 
-    def select(self, view: TreeView, *, reports: bool) -> list[bool]:
+    def select(
+        self, view: TreeView, *, reports: bool, holes: Sequence[str] = ()
+    ) -> list[bool]:
         """Look every path up; nothing is reported, the full tree was checked."""
         return look_up(self.answers, view, static=False)
 

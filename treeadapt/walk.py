@@ -150,6 +150,7 @@ class Walk:
         nodes: classes of the nodes and boxes at each path; None is the root's path.
         skeleton: ``{ROOT: state dict}``, with the index of each leaf in its place.
         shared: number of each node with an identity, and the node, by its ``id``.
+        ties: path at which such a node is met again, and the path that it has.
         by_hand: JAX cannot rebuild the tree; ``program`` can.
         cacheable: what JAX compares of the structure never changes.
     """
@@ -162,6 +163,7 @@ class Walk:
         self.nodes: dict[str | None, list[type]] = {}
         self.skeleton: dict[str, Any] = {}
         self.shared: dict[int, tuple[int, Any]] = {}
+        self.ties: dict[str, str] = {}
         self.by_hand = False
         self.cacheable = True
         self._registry = registry
@@ -170,6 +172,7 @@ class Walk:
         self._frames: list[_Frame] = []
         self._opened: set[int] = set()  # opaque nodes among those above
         self._steps: list[int | _Draft | _Again] = []
+        self._homes: list[str | None] = []  # paths of the shared nodes
 
     def run(self, tree: Any) -> Walk:
         """Visit every node and leaf of ``tree``."""
@@ -190,7 +193,7 @@ class Walk:
                 if kind.adapter is None:
                     self._add_leaf(child, spot, frame)
                 elif kind.adapter.shared and id(child) in self.shared:
-                    self._add_again(child, frame)
+                    self._add_again(child, spot, frame)
                 else:
                     self._enter(child, kind.adapter, kind, spot, frame)
                     break
@@ -266,9 +269,11 @@ class Walk:
         if not frame.in_opaque:
             self.seen.append(leaf)
 
-    def _add_again(self, node: Any, frame: _Frame) -> None:
+    def _add_again(self, node: Any, spot: _Spot, frame: _Frame) -> None:
         self.by_hand = True
-        self._steps.append(_Again(self.shared[id(node)][0]))
+        number = self.shared[id(node)][0]
+        self.ties[spot.path or ""] = self._homes[number] or ""
+        self._steps.append(_Again(number))
         if not frame.in_opaque:
             self.seen += jax.tree.leaves(node)
 
@@ -291,6 +296,7 @@ class Walk:
         if adapter.shared:
             number = len(self.shared)
             self.shared[id(node)] = (number, node)  # kept, so that its id stays its own
+            self._homes.append(spot.path)
         self._frames.append(
             _Frame(
                 pairs=zip(flat.keys, flat.children, strict=True),
