@@ -587,6 +587,29 @@ def test_the_message_proposes_the_repaired_pattern_with_its_count(pattern):
         glob(pattern)(tree)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "proposed", "count"),
+    [
+        ("h/{0..1}", "h.{0..1}.*", 4),
+        ("h.{0..1}", "h.{0..1}.*", 4),
+        ("h/*/ln_1", "h.*.ln_1.*", 6),
+        ("h/0/ln_1/weight", "h.0.ln_1.weight", 1),
+        ("**/weight", "*.weight", 4),
+        ("ln_1", "*.ln_1.*", 6),
+        ("ln_1/**", "*.ln_1.*", 6),
+        ("wte/**", "wte.*", 1),
+    ],
+)
+def test_slashes_are_proposed_as_the_dots_of_published_names(pattern, proposed, count):
+    names = [f"h.{n}.ln_1.{kind}" for n in range(3) for kind in ("weight", "bias")]
+    tree = {name: array(2) for name in [*names, "wte.weight"]}
+    with pytest.raises(UnusedRuleError) as caught:
+        glob(pattern)(tree)
+    leaves = f"{count} {'leaf' if count == 1 else 'leaves'}"
+    assert f"did you mean {proposed!r} ({leaves})" in str(caught.value)
+    assert sum(glob(proposed)(tree).values()) == count
+
+
 def test_a_missing_params_root_is_proposed():
     tree = {"params": {"dense": {"kernel": array(2, 2)}}}
     with pytest.raises(UnusedRuleError, match="'params/dense/kernel' \\(1 leaf\\)"):

@@ -226,6 +226,11 @@ def _rewritten(text: str, plan: Plan) -> Iterator[str]:
         if slash and root == "params":
             yield below
         yield from (f"{escape(root)}/{form}" for root in roots[:4] if root)
+    if "\\" not in text and any("." in path for path in plan.paths[:5_000]):
+        # As PyTorch writes names: a whole path is one segment.
+        dotted = text.replace("**", "*").replace("/", ".")
+        for form in (dotted, dotted.removeprefix("*."), f"*.{dotted}"):
+            yield from (form, f"{form}.*")
 
 
 def _without_root(text: str) -> Iterator[str]:
