@@ -316,9 +316,9 @@ def explain(tree: str, path: str, rules_file: str, *, allow_regex: bool) -> None
     view = view_tree(read_source(tree).tree)
     paths = view.plan.paths
     if path not in paths:
-        around = [
-            p for p in paths if p.startswith(f"{path}/") or p.endswith(f"/{path}")
-        ]
+        ends = (f"/{path}", f".{path}")
+        starts = (f"{path}/", f"{path}.")
+        around = [p for p in paths if p.startswith(starts) or p.endswith(ends)]
         near = (around or Speller().nearest(path, paths))[:3]
         hint = f" Did you mean {listing(near)}?" if near else ""
         raise _Failure(f"{tree!r} has no leaf {path!r}.{hint}")
