@@ -696,3 +696,69 @@ def test_nothing_is_set_on_the_placeholder_of_optax(caplog):
         vars(params) for params, yes in zip(asked, is_mark, strict=True) if yes
     )
     assert "only fast parameters" not in caplog.text
+
+
+# Moments of another kind
+
+
+def small_steps(tx: Any, params: Any, count: int) -> Any:
+    """A state after some steps with a small gradient."""
+    grads = jax.tree.map(lambda leaf: jnp.full_like(leaf, 1e-3), params)
+    state = tx.init(params)
+    for _ in range(count):
+        state = tx.update(grads, state, params)[1]
+    return state
+
+
+MISREAD = {
+    "without their count": (adam, optax.rmsprop(1e-2, centered=True), "lacks count"),
+    "under a new count": (optax.rmsprop(1e-2), adam, "adds count, mu"),
+    "of another class": (adam, optax.adabelief(1e-2), "is ScaleByBeliefState"),
+    "below the start": (adam, optax.yogi(1e-2), "starts at 1e-06 here and is 1e-08"),
+    "scaled from now on": (
+        optax.sgd(1e-2, momentum=0.9),
+        optax.rmsprop(1e-2, momentum=0.9),
+        "scaled by nothing and now are by nu",
+    ),
+    "not scaled any more": (
+        optax.rmsprop(1e-2, momentum=0.9),
+        optax.sgd(1e-2, momentum=0.9),
+        "scaled by nu and now are by nothing",
+    ),
+}
+
+
+@pytest.mark.hazard("F29")
+@pytest.mark.parametrize("kind", MISREAD)
+@pytest.mark.parametrize("form", ["own", "flat"])
+def test_moments_that_lost_their_meaning_are_reported_with_the_cure(kind, form):
+    before, after, words = MISREAD[kind]
+    params, old = start(), small_steps(before, start(), 10)
+    saved = ta.to_flat_dict(old) if form == "flat" else old
+    _, report = carry_state(after, params, saved)
+    if (kind, form) == ("of another class", "flat"):
+        assert report.warnings == ()  # names alone do not say it
+        return
+    (warning,) = report.warnings
+    assert words in warning
+    cure = warning.partition("reset='")[2].partition("'")[0]
+    assert carry_state(after, params, saved, reset=cure)[1].warnings == ()
+
+
+@pytest.mark.parametrize("name", [*LEAFWISE, "yogi", "adagrad", "lookahead"])
+def test_the_same_optimizer_is_never_taken_for_another(name):
+    more = {
+        "yogi": optax.yogi(1e-2),
+        "adagrad": optax.adagrad(1e-2),
+        "lookahead": optax.lookahead(adam, 2, 0.5),
+    }
+    tx = ta.adapt((LEAFWISE | more)[name])
+    params = start()
+    if name == "lookahead":
+        params = optax.LookaheadParams.init_synced(params)
+    state = tx.init(params)
+    grads = jax.tree.map(lambda leaf: jnp.full_like(leaf, 1e-3), start())
+    for _ in range(3):
+        state = tx.update(grads, state, params)[1]
+    assert carry_state(tx, params, state)[1].warnings == ()
+    assert carry_state(tx, params, ta.to_flat_dict(state))[1].warnings == ()

@@ -17,6 +17,7 @@ import numpy as np
 
 from treeadapt._arrays import is_array
 from treeadapt.carry.matching import learn_links, match_copies, match_rest
+from treeadapt.carry.optax_fields import SCALE_FIELDS
 from treeadapt.carry.report import (
     Carried,
     CarryReport,
@@ -24,13 +25,13 @@ from treeadapt.carry.report import (
     number,
     warnings_of,
 )
-from treeadapt.carry.slots import Slot, below, cut_names, find_slots
-from treeadapt.convert import describe, to_flat_dict
+from treeadapt.carry.slots import Slot, below, cut_names, find_slots, init_of_arrays
+from treeadapt.convert import describe
 from treeadapt.paths import SEPARATOR, unboxed
-from treeadapt.plans import TreeView, view_tree
+from treeadapt.plans import Plan, TreeView, view_tree
 from treeadapt.selectors import select
 from treeadapt.transforms.adapt import with_extra_args
-from treeadapt.transforms.flat import first_half, trained
+from treeadapt.transforms.flat import first_half, flat_dict, trained
 
 __all__ = ["CarryReport", "carry_state"]
 
@@ -48,6 +49,11 @@ def carry_state(
     starts at zero. Where the leaves of one group come from several with other counts,
     its own earlier count stays, or else the smallest is taken, which makes steps
     shorter, never longer.
+
+    A warning says where moments come from an optimizer of another kind. Optax gives
+    the states of some optimizers one class and the same fields (``adam``, ``adamax``
+    and ``adopt``; ``sgd`` with momentum and ``lars``): change between these with
+    ``reset="**"``.
 
     Args:
         tx: the transformation as it is now: made by ``adapt``, ``partition`` or
@@ -87,17 +93,19 @@ def carry_state(
     paths = tuple(trained(view_tree(first_half(params))))
     slots = find_slots(tx, own, params)
     assert slots is not None  # since the params are known
+    old = view_tree(saved)
     asked = [False] * len(slots) if reset is None else select(own, reset)
     work = _Work(
         slots=slots,
         specs=own.leaves,
-        old=_without_boxes(to_flat_dict(saved), own.plan.paths, paths),
+        old=_without_boxes(flat_dict(old), own.plan.paths, paths),
         paths=paths,
         reset=frozenset(own.plan.paths[i] for i, yes in enumerate(asked) if yes),
     )
     work.take_copies()
     work.take_rest()
-    return own.rebuild(_filled(own, work, tx, params)), work.report()
+    report = work.report((own.plan, old.plan), _least_starts(tx, params, work))
+    return own.rebuild(_filled(own, work, tx, params)), report
 
 
 class _Work:
@@ -188,12 +196,23 @@ class _Work:
             if slot.field == "grad" and slot.name not in self.carried
         )
 
-    def report(self) -> CarryReport:
-        """Say what became of every leaf."""
+    def report(
+        self, plans: tuple[Plan, Plan], starts: Mapping[str, Any]
+    ) -> CarryReport:
+        """Say what became of every leaf; see ``Carried`` for what is given."""
         names = [slot.name for slot in self.slots]
         used = frozenset(self.carried.values())
         explained = {*self.carried, *self.misshaped, *self.ambiguous, *self.reset}
-        done = Carried(self.slots, self.specs, self.old, self.cuts, self.carried)
+        done = Carried(
+            slots=self.slots,
+            specs=self.specs,
+            old=self.old,
+            cuts=self.cuts,
+            sources=self.carried,
+            plans=plans,
+            reset=self.reset,
+            starts=starts,
+        )
         return CarryReport(
             carried={n: self.carried[n] for n in names if n in self.carried},
             fresh=tuple(n for n in names if n not in explained),
@@ -225,22 +244,35 @@ def _starts(name: str) -> list[int]:
 
 def _view_init(tx: Any, params: Any) -> TreeView:
     """View the state that ``tx`` would make, without making it if possible."""
-    view = view_tree(params)
-    where = [i for i, leaf in enumerate(view.leaves) if is_array(leaf)]
-
-    def init(arrays: Sequence[Any]) -> Any:
-        if not _is_abstract(view):
-            return tx.init(params)
-        leaves = list(view.leaves)
-        for index, array in zip(where, arrays, strict=True):
-            leaves[index] = array
-        return tx.init(view.rebuild(leaves))
-
-    arrays = [view.leaves[i] for i in where] if _is_abstract(view) else []
     try:
-        return view_tree(jax.eval_shape(init, arrays))
+        if _is_abstract(view_tree(params)):
+            return view_tree(jax.eval_shape(*init_of_arrays(tx, params)))
+        return view_tree(jax.eval_shape(lambda: tx.init(params)))
     except TypeError:  # a mask that reads values, a state that holds no arrays
         return view_tree(tx.init(params))
+
+
+def _least_starts(tx: Any, params: Any, work: _Work) -> dict[str, Any]:
+    """Return the least value in some accumulators that were carried, as ``tx`` starts.
+
+    One leaf of each field; none if the params have no values here and now.
+    """
+    chosen: dict[tuple[str, str], str] = {}
+    for slot in work.copies:
+        if slot.field in SCALE_FIELDS and slot.name in work.carried:
+            chosen.setdefault((slot.node, slot.field), slot.name)
+    if not chosen or _is_abstract(view_tree(params)):
+        return {}
+    init, arrays = init_of_arrays(tx, params)
+
+    def least(arrays: Sequence[Any]) -> dict[str, Any]:
+        state = flat_dict(view_tree(init(arrays)))
+        return {n: jnp.min(state[n]) for n in chosen.values() if state[n].size}
+
+    try:
+        return jax.jit(least)(arrays)
+    except TypeError:  # a mask that reads values
+        return {}
 
 
 def _filled(own: TreeView, work: _Work, tx: Any, params: Any) -> list[Any]:

@@ -32,6 +32,29 @@ STATE_FIELDS = LABELLED_FIELDS | {
     "skip_state",
 }
 
+#: Fields that a step is divided by, or scaled with: they grow with the gradients.
+SCALE_FIELDS = frozenset(
+    {
+        "e_g",
+        "exp_avg_sq",
+        "grad_sum_of_squares",
+        "grad_sum_sq",
+        "max_dist",
+        "n",
+        "nu",
+        "nu_max",
+        "scale",
+        "step_sizes",
+        "sum_of_squares",
+        "v",
+        "v_col",
+        "v_row",
+    }
+)
+
+#: Fields that add up updates as they come from what is before them in a chain.
+SUM_FIELDS = frozenset({"ema", "grad_acc", "previous_gradient", "trace"})
+
 _NOT_STATES = (optax.LookaheadParams, optax.MaskedNode)
 
 

@@ -9,7 +9,7 @@ What is carried is up to ``carry``.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,12 +17,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from treeadapt._arrays import is_array
-from treeadapt.carry.slots import Cut, Slot, below
+from treeadapt.carry.optax_fields import SCALE_FIELDS, SUM_FIELDS, is_state_class
+from treeadapt.carry.slots import Cut, Slot, below, cut_names, cuts_of
 from treeadapt.convert import describe
 from treeadapt.errors import listing, plural
+from treeadapt.paths import SEPARATOR
 from treeadapt.patterns import escape
+from treeadapt.plans import Plan
 
 _SHOWN = 8  # leaves of one kind that the text lists
+_SLOWEST = 0.99  # no second moment forgets faster, in one step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +104,9 @@ class Carried:
         old: the saved leaves by name.
         cuts: the saved names that stand in copies of the params.
         sources: saved name of each leaf that was carried, by name.
+        plans: of the new and of the saved state.
+        reset: names of leaves that must not be carried.
+        starts: the least value at which ``tx`` starts some accumulators, by name.
     """
 
     slots: Sequence[Slot]
@@ -107,6 +114,15 @@ class Carried:
     old: Mapping[str, Any]
     cuts: Mapping[str, Cut]
     sources: Mapping[str, str]
+    plans: tuple[Plan, Plan]
+    reset: frozenset[str]
+    starts: Mapping[str, Any]
+
+    def copies(self) -> Iterator[tuple[Slot, Cut]]:
+        """Yield each leaf of a copy that was carried, and where it comes from."""
+        for slot in self.slots:
+            if slot.prefix is not None and slot.name in self.sources:
+                yield slot, self.cuts[self.sources[slot.name]]
 
     def value(self, name: str) -> Any:
         """Return the number that was carried to a leaf, if it is known."""
@@ -140,6 +156,9 @@ def warnings_of(carried: Carried, num_params: int) -> tuple[str, ...]:
     """
     return (
         *_of_counts(carried),
+        *_of_meaning(carried),
+        *_of_sums(carried),
+        *_of_starts(carried),
         *_of_vectors(carried, num_params),
         *_of_nothing(carried),
     )
@@ -163,6 +182,98 @@ def _of_counts(carried: Carried) -> Iterator[str]:
             yield _age_message(slot, other)
 
 
+def _of_meaning(carried: Carried) -> Iterator[str]:
+    """Warn of moments that come from a state of another kind."""
+    pairs: dict[tuple[str, str], dict[str, None]] = {}
+    for slot, (source, _, _) in carried.copies():
+        pairs.setdefault((slot.node, source), {})[slot.field] = None
+    new, old = carried.plans
+    here = _fields(new.paths, {node for node, _ in pairs})
+    there = _fields(carried.old, {source for _, source in pairs})
+    for (node, source), moved in pairs.items():
+        is_record, cls = _state_class(new, node)
+        _, old_cls = _state_class(old, source)
+        is_other = None not in (cls, old_cls) and cls is not old_cls
+        if is_record and (is_other or here[node] != there[source]):
+            lost = sorted(there[source] - here[node])
+            more = sorted(here[node] - there[source])
+            told = [f"lacks {', '.join(lost)}"] if lost else []
+            told += [f"adds {', '.join(more)}"] if more else []
+            told = told or [f"is {cls.__name__}, not {old_cls.__name__}"]
+            yield (
+                f"moments of another kind: {', '.join(moved)} of {node!r} from "
+                f"{source!r}, where the new state {' and '.join(told)}. What a "
+                "moment means depends on the fields next to it; the first step may be "
+                f"NaN or many times too long. To start anew: reset={_pattern(node)!r}."
+            )
+
+
+def _of_sums(carried: Carried) -> Iterator[str]:
+    """Warn of sums of updates that were scaled by moments, or are not any more."""
+    tails = frozenset(slot.tail for slot, _ in carried.copies())
+    before: dict[str, set[str]] = {}
+    for _, field, tail in cut_names(
+        carried.old, SCALE_FIELDS, tails.__contains__
+    ).values():
+        before.setdefault(tail, set()).add(field)
+    after: dict[str, set[str]] = {}
+    for slot in carried.slots:
+        if slot.prefix is not None and slot.field in SCALE_FIELDS:
+            after.setdefault(slot.tail, set()).add(slot.field)
+    found: dict[tuple[str, str], tuple[set[str], set[str]]] = {}
+    for slot, _ in carried.copies():
+        scales = before.get(slot.tail, set()), after.get(slot.tail, set())
+        if slot.field in SUM_FIELDS and scales[0] != scales[1]:
+            found.setdefault((slot.node, slot.field), scales)
+    for (node, field), (old, new) in found.items():
+        yield (
+            f"{below(node, field)!r} adds up updates that were scaled by "
+            f"{', '.join(sorted(old)) or 'nothing'} and now are by "
+            f"{', '.join(sorted(new)) or 'nothing'}: its first steps may be many times "
+            f"too long or too short. To start it anew: reset={_pattern(node)!r}."
+        )
+
+
+def _of_starts(carried: Carried) -> Iterator[str]:
+    """Warn of accumulators that are less than those of this transformation can be."""
+    counts = {
+        slot.node: carried.value(slot.name)
+        for slot in carried.slots
+        if slot.prefix is None and carried.is_count(slot)
+    }
+    for slot, _ in carried.copies():
+        start, steps = number(carried.starts.get(slot.name)), counts.get(slot.node)
+        saved = known(carried.old[carried.sources[slot.name]])
+        if not start or steps is None or saved is None:
+            continue
+        least = float(np.min(saved))
+        if least < start * _SLOWEST**steps:  # it cannot have started there
+            yield (
+                f"{below(slot.node, slot.field)!r} starts at {start:.0e} here and is "
+                f"{least:.0e} after {steps:,} steps: another optimizer made it. The "
+                f"first step may be many times too long: reset={_pattern(slot.node)!r}."
+            )
+
+
+def _fields(names: Iterable[str], nodes: Iterable[str]) -> dict[str, set[str]]:
+    """Return the names of what is right below some nodes."""
+    found: dict[str, set[str]] = {node: set() for node in nodes}
+    for name in names:
+        for prefix, tail in cuts_of(name):
+            if prefix in found:
+                found[prefix].add(tail.partition(SEPARATOR)[0])
+    return found
+
+
+def _state_class(plan: Plan, node: str) -> tuple[bool, Any]:
+    """Tell whether a node has fields, and its class if that is Optax's."""
+    classes = plan.classes(node or None)
+    is_record = any(
+        hasattr(cls, "_fields") or dataclasses.is_dataclass(cls) for cls in classes
+    )
+    return is_record, next(filter(is_state_class, classes), None)
+
+
 def _of_vectors(carried: Carried, num_params: int) -> Iterator[str]:
     """Warn of moments that have no parameter's name (``optax.flatten``)."""
     owners = {slot.node for slot in carried.slots if slot.prefix is not None}
@@ -184,12 +295,13 @@ def _of_vectors(carried: Carried, num_params: int) -> Iterator[str]:
 
 
 def _of_nothing(carried: Carried) -> Iterator[str]:
-    first = next((s.name for s in carried.slots if s.prefix is not None), None)
-    if first is not None and carried.old and not carried.sources:
+    copies = [slot.name for slot in carried.slots if slot.prefix is not None]
+    asked = not carried.reset.isdisjoint(copies)
+    if copies and carried.old and not carried.sources and not asked:
         yield (
-            f"nothing was carried. The new state has names like {first!r}, the saved "
-            f"one like {[*carried.old][-1]!r}. If the model was renamed, carry the "
-            "flat dict of the saved state under its new names."
+            f"nothing was carried. The new state has names like {copies[0]!r}, the "
+            f"saved one like {[*carried.old][-1]!r}. If the model was renamed, carry "
+            "the flat dict of the saved state under its new names."
         )
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import optax
 
+from treeadapt._arrays import is_array
 from treeadapt.paths import SEPARATOR
 from treeadapt.plans import Plan, TreeView, view_tree
 from treeadapt.transforms.adapt import is_placeholder, placeholder
@@ -102,6 +103,22 @@ def find_slots(tx: Any, view: TreeView, params: Any = None) -> list[Slot] | None
     return _from_names(view.plan, frozenset(plan.paths), plan.root)
 
 
+def init_of_arrays(
+    tx: Any, params: Any
+) -> tuple[Callable[[Sequence[Any]], Any], list[Any]]:
+    """Return ``tx.init`` as a function of the arrays in ``params``, and these."""
+    view = view_tree(params)
+    where = [index for index, leaf in enumerate(view.leaves) if is_array(leaf)]
+
+    def init(arrays: Sequence[Any]) -> Any:
+        leaves = list(view.leaves)
+        for index, array in zip(where, arrays, strict=True):
+            leaves[index] = array
+        return tx.init(view.rebuild(leaves))
+
+    return init, [view.leaves[index] for index in where]
+
+
 def _pieces(tx: Any, mark: Any, state: Any) -> list[tuple[bool, Any]] | None:
     """Cut a state where ``tx`` puts a placeholder; None if it refuses to say."""
     treedef: Any
@@ -138,7 +155,7 @@ def _slot(name: str, tail: str) -> Slot:
 def _from_names(plan: Plan, known: frozenset[str], root: type | None) -> list[Slot]:
     """Take every subtree that holds nothing but params for a copy of them."""
     whole: dict[str, bool] = {}
-    cuts = [list(_cuts(name)) for name in plan.paths]
+    cuts = [list(cuts_of(name)) for name in plan.paths]
     for name_cuts in cuts:
         for prefix, tail in name_cuts:
             whole[prefix] = whole.get(prefix, True) and _is_param(tail, known)
@@ -158,7 +175,7 @@ def _from_names(plan: Plan, known: frozenset[str], root: type | None) -> list[Sl
     ]
 
 
-def _cuts(name: str) -> Iterable[tuple[str, str]]:
+def cuts_of(name: str) -> Iterable[tuple[str, str]]:
     """Yield every way to cut a name in two, the shortest prefix first."""
     yield "", name
     end = name.find(SEPARATOR)
@@ -168,7 +185,9 @@ def _cuts(name: str) -> Iterable[tuple[str, str]]:
 
 
 def _is_param(tail: str, known: frozenset[str]) -> bool:
-    return tail in known or any(prefix in known for prefix, _ in _cuts(tail) if prefix)
+    return tail in known or any(
+        prefix in known for prefix, _ in cuts_of(tail) if prefix
+    )
 
 
 #: A name cut into state, field and tail.
@@ -198,7 +217,7 @@ def cut_names(
     known = frozenset(fields)
     found = {}
     for name in names:
-        for prefix, tail in (*_cuts(name), (name, "")):
+        for prefix, tail in (*cuts_of(name), (name, "")):
             node, _, field = prefix.rpartition(SEPARATOR)
             if field in known and is_tail(tail):
                 found[name] = node, field, tail

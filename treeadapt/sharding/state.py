@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from treeadapt._arrays import is_array
-from treeadapt.carry.slots import Slot, find_slots
+from treeadapt.carry.slots import Slot, find_slots, init_of_arrays
 from treeadapt.errors import ShardingError, listing, plural
 from treeadapt.paths import SEPARATOR
 from treeadapt.plans import TreeView, view_tree
@@ -64,7 +64,7 @@ def opt_state_shardings(tx: Any, params: Any, shardings: Any = None) -> Any:
     view = view_params(first_half(params))
     homes = _homes(view, first_half(shardings))
     everywhere = _everywhere(homes)
-    init, arrays = _init_of_arrays(tx, params)
+    init, arrays = init_of_arrays(tx, params)
     state = view_tree(jax.eval_shape(init, list(map(_abstract, arrays))))
     slots = find_slots(tx, state, params)
     assert slots is not None  # since the params are known
@@ -110,7 +110,7 @@ def init_sharded(tx: Any, params: Any, shardings: Any = None) -> Any:
             "init_sharded got specs, which name no mesh. Pass shardings: "
             "named_shardings(params, rules, mesh)."
         )
-    init, arrays = _init_of_arrays(tx, params)
+    init, arrays = init_of_arrays(tx, params)
     # An array that was put nowhere in particular has a state that may go anywhere.
     put = NamedSharding in kinds or any(getattr(a, "committed", False) for a in arrays)
     fixed = put or shardings is not None
@@ -278,22 +278,6 @@ def _everywhere(homes: Mapping[str, _Home]) -> Placement:
     if isinstance(first, NamedSharding):
         return NamedSharding(first.mesh, PartitionSpec())
     return PartitionSpec() if isinstance(first, PartitionSpec) else first
-
-
-def _init_of_arrays(
-    tx: Any, params: Any
-) -> tuple[Callable[[Sequence[Any]], Any], list[Any]]:
-    """Return ``tx.init`` as a function of the arrays in ``params``, and these."""
-    view = view_tree(params)
-    where = [index for index, leaf in enumerate(view.leaves) if is_array(leaf)]
-
-    def init(arrays: Sequence[Any]) -> Any:
-        leaves = list(view.leaves)
-        for index, array in zip(where, arrays, strict=True):
-            leaves[index] = array
-        return tx.init(view.rebuild(leaves))
-
-    return init, [view.leaves[index] for index in where]
 
 
 def _abstract(array: Any) -> jax.ShapeDtypeStruct:
