@@ -3,7 +3,7 @@
 Leaves are saved as nested dicts, one level a segment; Orbax joins names with dots and
 makes file names of them, so every segment is percent-encoded first. Arrays are saved
 and restored with their shardings, piece by piece, as Orbax does it. Tied leaves are
-written twice, and a leaf without elements is an error, for Orbax has no place for it.
+written twice, and a leaf without elements is an error, because Orbax cannot store it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from treeadapt._arrays import is_array
 from treeadapt.checkpoints.common import (
     MAX_LEAVES,
     NUMBER,
@@ -31,6 +32,7 @@ from treeadapt.checkpoints.common import (
     unescape_segment,
 )
 from treeadapt.errors import CheckpointError, PathCollisionError, listing
+from treeadapt.paths import segment
 
 _METADATA = "_METADATA"
 _MAX_METADATA_BYTES = 64 * 2**20
@@ -40,6 +42,7 @@ _OWN = re.compile(
     r"|array_metadatas(/process_\d+)?|ocdbt\.process_\d+"
     r"|(ocdbt\.process_\d+/)?(manifest\.ocdbt|d(/[0-9a-f]{32})?)"
 )
+_OUTWARD = re.compile(r"^\.\.?$|^/|\.\./|[\0\\]")
 _MARK = "treeadapt"  # in the folder's own metadata: its names are escaped
 
 
@@ -67,26 +70,26 @@ def read_metadata(path: Path) -> Stored:
     """Read names, shapes and dtypes; no array is loaded.
 
     Raises:
-        CheckpointError: it is no checkpoint, or one that leads out of its folder.
+        CheckpointError: it is not a checkpoint, or leads out of its folder.
     """
     import orbax.checkpoint as ocp
 
     folder = _folder(path)
     # TensorStore follows links, out of the folder and to any file of this machine.
-    for name, is_link in _entries(folder):
-        if is_link:
-            refuse(path, f"{listing([name])} in it is a link")
+    links = [name for name, is_link in _entries(folder) if is_link]
+    if links:
+        refuse(path, f"{listing(links)} in it is a link")
     document = _document(path, folder)
     with ocp.PyTreeCheckpointer() as checkpointer:
         found = _tree(checkpointer, folder)
     own = (document.get("custom_metadata") or {}).get(_MARK)
     own_keys = _key_kinds(folder)
     leaves, names, kinds = {}, {}, {}
-    pairs = jax.tree_util.tree_flatten_with_path(found, is_leaf=_is_leaf)[0]
+    pairs = jax.tree_util.tree_flatten_with_path(found, is_leaf=is_array)[0]
     for keys, value in pairs:
-        segments = [_text(path, key) for key in keys]
+        segments = [segment(key) for key in keys]
         stored_name = ".".join(segments)
-        if not _is_leaf(value):
+        if not is_array(value):
             continue
         if own is not None:
             segments = [unescape_segment(text) for text in segments]
@@ -128,7 +131,7 @@ def read(path: Path, stored: Stored, wanted: Mapping[str, Any]) -> list[Any]:
         item = jax.tree_util.tree_map_with_path(
             lambda keys, _: likes.get(keys, ocp.PLACEHOLDER),
             _tree(checkpointer, folder),
-            is_leaf=_is_leaf,
+            is_leaf=is_array,
         )
         restored = checkpointer.restore(
             folder.absolute(),
@@ -229,22 +232,14 @@ def _document(path: Path, folder: Path) -> Mapping[str, Any]:
     file = folder / _METADATA
     if file.stat().st_size > _MAX_METADATA_BYTES:
         refuse(path, "its metadata is too large")
-    try:
-        document = json.loads(file.read_text("utf-8"))
-    except RecursionError:
-        refuse(path, "its metadata is nested too deep")
+    document = json.loads(file.read_text("utf-8"))
     entries = document.get("tree_metadata") if isinstance(document, dict) else None
     if not isinstance(entries, dict) or len(entries) > MAX_LEAVES:
-        refuse(path, "its metadata is no table of leaves")
+        refuse(path, "its metadata is not a table of leaves")
     for entry in entries.values():
         for key in entry["key_metadata"]:
             text = str(key["key"])
-            if (
-                text in (".", "..")
-                or text.startswith("/")
-                or "\0" in text
-                or ("../" in text or "\\" in text)
-            ):
+            if _OUTWARD.search(text):
                 refuse(path, f"the name {listing([text])} leads out of it")
     return document
 
@@ -259,14 +254,3 @@ def _key_kinds(folder: Path) -> dict[str, str]:
     kinds = ((each["ext_metadata"] or {}).get("random_key_impl") for each in facts)
     pairs = zip((str(each["param_name"]) for each in facts), kinds, strict=True)
     return {name: kind for name, kind in pairs if isinstance(kind, str)}
-
-
-def _is_leaf(value: Any) -> bool:
-    return hasattr(value, "shape") and hasattr(value, "dtype")
-
-
-def _text(path: Path, key: Any) -> str:
-    for attribute in ("key", "idx", "name"):
-        if hasattr(key, attribute):
-            return str(getattr(key, attribute))
-    return refuse(path, f"it has a key of type {type(key).__name__}")

@@ -133,7 +133,7 @@ def _workplace(path: Path) -> Iterator[tuple[Path, int]]:
 
 def _prefix(path: Path) -> str:
     # At most 188 bytes, so that the whole name is a name in any file system.
-    digest = hashlib.sha256(os.fsencode(path.name)).hexdigest()
+    digest = hashlib.sha256(path.name.encode("utf-8", "surrogatepass")).hexdigest()
     return f".{path.name[:40]}.{digest[:16]}."
 
 
