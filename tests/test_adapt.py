@@ -405,6 +405,59 @@ def test_extra_arguments_shaped_like_the_params_are_flat_and_others_untouched():
     assert all(seen[name] is extra[name] for name in ("batch", "loader", "nothing"))
 
 
+@pytest.mark.parametrize("maker", [ta.adapt, lambda tx: ta.freeze(tx, [])])
+def test_what_has_the_places_of_the_params_by_chance_is_not_turned_into_a_dict(maker):
+    tx, seen = recording()
+    params = [jnp.ones((2, 3)), jnp.ones(2)]
+    pairs = {
+        "bounds": (-1.0, 2.0),
+        "limits": [-1.0, 2.0],
+        "scalars": (jnp.float32(-1), jnp.float32(2)),
+        "counts": {"0": 1, "1": 2},
+    }
+    own = {"momentum": (jnp.ones((2, 3)), jnp.ones(2)), "grad": params}
+    maker(tx).update(params, maker(tx).init(params), params, **pairs, **own)
+    assert all(seen[name] is value for name, value in pairs.items())
+    for name, (first, second) in own.items():
+        assert seen[name]["0"] is first
+        assert seen[name]["1"] is second
+
+
+def test_a_group_gets_all_of_a_dict_whose_keys_are_its_by_chance():
+    tx, seen = recording()
+    grouped = ta.partition({"a": tx}, {"0": "frozen", "1": "a"})
+    params = [jnp.ones((2, 3)), jnp.ones(2)]
+    counts = {"0": 1, "1": 2}
+    grouped.update(params, grouped.init(params), params, counts=counts, own=params)
+    assert seen["counts"] == counts
+    assert list(seen["own"]) == ["1"]
+
+
+def test_collections_beside_params_do_not_train_in_silence():
+    variables = {"params": {"w": jnp.ones(2)}, "batch_stats": {"mean": jnp.ones(2)}}
+    sgd = optax.sgd(0.1)
+    trains = [
+        ta.adapt(sgd),
+        ta.adapt(optax.adamw(0.1, mask=ta.glob("**/w"))),
+        ta.partition({"a": sgd}, {"**": "a"}),
+        ta.freeze(sgd, "params/w"),
+    ]
+    meant = [
+        ta.partition({"a": sgd}, {"params": "a", "**": "frozen"}),
+        ta.partition({"a": sgd}, {"params": "a", "batch_stats": "a"}),
+        ta.freeze(sgd, "batch_stats"),
+        ta.freeze(sgd, ~ta.glob("params")),
+        ta.adapt(optax.chain(optax.clip(1.0), ta.freeze(sgd, "batch_stats"))),
+        ta.scale_by_rules({"**": 1.0}),
+    ]
+    for tx in trains:
+        with pytest.warns(ta.CollectionWarning, match=r"'batch_stats'.*freeze") as told:
+            tx.init(variables)
+        assert [warning.filename for warning in told] == [__file__]
+    for tx in (*meant, *trains):  # no warning, which would be an error
+        tx.init(variables if tx in meant else {"params": variables["params"]})
+
+
 def test_nothing_is_asked_of_arguments_of_another_size():
     tx, seen = recording()
     keyless = ROW["keyless class"].make()["net"]  # would warn of its positions

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 from programs import bits, flat_updates, put
 from trees import TREES, LayerTuple, ModelTuple, mlp, two_layers
 
@@ -202,7 +203,8 @@ def test_zeros_have_the_dtype_of_the_update_as_optax_gives():
         optax.sgd(1.0), freeze_mask={"a": True, "b": False}
     )
     want, _ = native.update(grads, native.init(params), params)
-    assert bits(ours) == bits(want)
+    assert bits(ours["b"]) == bits(want["b"])
+    assert bits(ours["a"]) == bits(-want["a"])  # adding -0.0 keeps a -0.0
 
 
 def test_a_zero_keeps_the_sharding_of_what_it_stands_for():
@@ -213,3 +215,80 @@ def test_a_zero_keeps_the_sharding_of_what_it_stands_for():
     updates, state = tx.update(params, tx.init(params), params)
     assert all(x.sharding == sharding for x in updates.values())
     assert state[0].mu["b"].sharding == sharding
+
+
+DTYPES = [
+    jnp.float32,
+    jnp.float16,
+    jnp.bfloat16,
+    jnp.complex64,
+    jnp.float8_e5m2,
+    jnp.float8_e4m3fn,
+    jnp.float8_e4m3fnuz,
+    jnp.float4_e2m1fn,
+]
+KEEPERS = {
+    "freeze": lambda: ta.freeze(optax.sgd(1.0), "a"),
+    "partition": lambda: ta.partition({"b": optax.sgd(1.0)}, {"a": "frozen", "b": "b"}),
+    "factor": lambda: ta.scale_by_rules({"a": 0, "b": 1.0}),
+    "factors": lambda: ta.scale_by_rules({"a": [0.0, -0.0, 0.0], "b": 1.0}),
+    "some factors": lambda: ta.scale_by_rules({"a": [0.0, 0.0, 1.0], "b": 1.0}),
+    "a number too small": lambda: ta.scale_by_rules({"a": 1e-99, "b": 1.0}),
+    "an array": lambda: ta.scale_by_rules({"a": jnp.float32(0), "b": 1.0}),
+}
+
+
+@pytest.mark.hazard("F33")
+@pytest.mark.parametrize("keeper", KEEPERS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.__name__)
+def test_optaxs_own_apply_updates_keeps_the_bits_of_what_does_not_move(dtype, keeper):
+    negative = -jnp.zeros((), dtype)
+    params = {
+        "a": jnp.stack([negative, -negative, jnp.ones((), dtype)]),
+        "b": jnp.ones(2),
+    }
+    grads = {
+        "a": jnp.array(
+            [jnp.nan, jnp.inf if dtype != jnp.float4_e2m1fn else 1, 0], dtype
+        ),
+        "b": jnp.ones(2),
+    }
+    tx = KEEPERS[keeper]()
+    updates, _ = tx.update(grads, tx.init(params), params)
+    new = optax.apply_updates(params, updates)
+    assert updates["b"].any()
+    assert new["a"].dtype == dtype
+    assert bits(new["a"]) == bits(params["a"])
+
+
+def test_statistics_that_do_not_train_keep_their_bits_under_optaxs_apply_updates():
+    model = nnx.BatchNorm(2, rngs=nnx.Rngs(0))
+    model.mean[...] = -jnp.zeros(2)
+    tx = ta.adapt(optax.sgd(1.0))
+    params = nnx.state(model)
+    grads = jax.tree.map(jnp.ones_like, params)
+    updates, _ = tx.update(grads, tx.init(params), params)
+    new = optax.apply_updates(params, updates)
+    assert bits(new["mean"]) == bits(params["mean"])
+    assert (new["scale"][...] == 0).all()
+
+
+def test_a_compiled_step_keeps_the_sharding_of_integers_on_an_explicit_mesh():
+    explicit = jax.sharding.AxisType.Explicit
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(explicit,))
+    sharding = jax.NamedSharding(mesh, jax.P("x"))
+    leaves = {"w": jnp.ones(8), "f": jnp.ones(8), "n": jnp.arange(8)}
+    params = jax.device_put(leaves, sharding)
+    factors = {"f": [*[1.0] * 7, 0.0], "n": 1.0, "w": jnp.float32(0)}
+    tx = optax.chain(ta.freeze(optax.adam(0.1), "f"), ta.scale_by_rules(factors))
+
+    @jax.jit
+    def step(params, state):
+        grads = jax.grad(lambda p: jnp.sum(p["w"] * p["f"]), allow_int=True)(params)
+        return tx.update(grads, state, params)[0]
+
+    with jax.set_mesh(mesh):
+        updates = step(params, tx.init(params))
+    assert {path: leaf.sharding for path, leaf in updates.items()} == dict.fromkeys(
+        leaves, sharding
+    )

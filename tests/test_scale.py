@@ -151,3 +151,13 @@ def test_what_does_not_fit_is_named_when_a_state_is_made(rules, error, words):
     params = {"a": jnp.ones((3, 1)), "s": jnp.ones(())}
     with pytest.raises(error, match=words):
         ta.scale_by_rules(rules).init(params)
+
+
+def test_a_factor_of_zero_can_be_learned():
+    def update(factor):
+        tx = ta.scale_by_rules({"a": factor, "b": [0.0, 1.0]})
+        updates = {"a": jnp.float32(3.0), "b": jnp.ones(2)}
+        return tx.update(updates, optax.EmptyState())[0]["a"]
+
+    for factor in (0.0, 2.0):
+        assert jax.grad(update)(factor) == 3.0

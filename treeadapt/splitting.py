@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -366,18 +366,28 @@ def _has_buffer(leaf: Any) -> bool:
     )
 
 
+def collections_beside_params(
+    plan: Plan, paths: Iterable[str], patterns: Iterable[str]
+) -> list[str]:
+    """Name the other collections of Linen variables in which some leaves are.
+
+    Args:
+        plan: of the variables; of any other tree nothing is named.
+        paths: of the leaves.
+        patterns: a collection with which one of them begins is meant, and not named.
+    """
+    is_mapping = plan.root is not None and issubclass(plan.root, Mapping)
+    if not is_mapping or "params" not in plan.child_names(None):
+        return []
+    meant = {"params", *(text.partition("/")[0] for text in patterns)}
+    found = dict.fromkeys(path.partition("/")[0] for path in paths)
+    return [name for name in found if name not in meant]
+
+
 def _warn_of_collections(view: TreeView, chosen: Sequence[int], where: Any) -> None:
-    root = view.plan.root
-    names = view.plan.child_names(None) if root and issubclass(root, Mapping) else ()
-    if "params" not in names:
-        return
-    other = {
-        path.partition("/")[0]: None
-        for path in (view.plan.paths[index] for index in chosen)
-    }
-    named = [text.partition("/")[0] for text in as_selector(where).patterns()]
-    for name in ("params", *named):
-        other.pop(name, None)
+    paths = (view.plan.paths[index] for index in chosen)
+    patterns = as_selector(where).patterns()
+    other = collections_beside_params(view.plan, paths, patterns)
     if other:
         warnings.warn(
             f"Collections beside 'params' are about to be trained: {listing(other)}. "

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,9 +21,15 @@ import jax.tree_util as jtu
 import optax
 
 from treeadapt._arrays import is_array
-from treeadapt.errors import TransformError, TreeAdaptError, listing
+from treeadapt.errors import (
+    CollectionWarning,
+    TransformError,
+    TreeAdaptError,
+    listing,
+)
 from treeadapt.plans import TreeView
 from treeadapt.remembered import whole_of, whole_tree
+from treeadapt.splitting import collections_beside_params
 from treeadapt.transforms.flat import (
     Flat,
     first_half,
@@ -36,7 +43,11 @@ from treeadapt.transforms.flat import (
     trained,
     view_params,
 )
-from treeadapt.transforms.unlifted import functions_asked, warn_of_unlifted
+from treeadapt.transforms.unlifted import (
+    functions_asked,
+    patterns_held,
+    warn_of_unlifted,
+)
 
 
 def adapt(tx: Any) -> optax.GradientTransformationExtraArgs:
@@ -72,6 +83,8 @@ def adapt(tx: Any) -> optax.GradientTransformationExtraArgs:
     Warns:
         UnliftedMaskWarning: a mask or label function in ``tx`` decides otherwise on the
             flat dict than it would on the tree (``init`` asks it about both).
+        CollectionWarning: Linen collections beside ``params``, such as batch
+            statistics, would train.
 
     Example:
         >>> tx = adapt(optax.adam(1e-3))
@@ -131,13 +144,17 @@ def is_transformation(tx: Any) -> bool:
 
 
 def run_flat(
-    tx: optax.GradientTransformationExtraArgs, *, needs_arrays: bool = True
+    tx: optax.GradientTransformationExtraArgs,
+    *,
+    needs_arrays: bool = True,
+    moving: Callable[[Any], Iterable[str]] = first_half,
 ) -> optax.GradientTransformationExtraArgs:
     """Return a transformation of any tree that runs ``tx`` on its flat dict.
 
     Args:
         tx: transformation of flat dicts.
         needs_arrays: whether to refuse params that are an empty container.
+        moving: tells which paths of a flat dict get updates.
     """
 
     def init(params: Any) -> Any:
@@ -151,6 +168,8 @@ def run_flat(
         strict = not is_part if outer is None else outer.strict
         with whole_tree(views[0], strict=strict), _noted(tx):
             state = tx.init(_shown(params, flat))
+            if not is_part:
+                _warn_of_collections(views[0], moving(flat[0]), tx)
         if not is_part:
             warn_of_unlifted(tx, views[0], flat[0], stacklevel=2)
             state = _apart(state, [leaf for half in flat for leaf in half.values()])
@@ -175,6 +194,20 @@ def run_flat(
         return put_updates(grads, new, own), keep_dtypes(state, new_state)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _warn_of_collections(view: TreeView, moving: Iterable[str], tx: Any) -> None:
+    if other := collections_beside_params(view.plan, moving, ()):
+        meant = list(patterns_held(tx))
+        other = collections_beside_params(view.plan, other, meant)
+    if other:
+        warnings.warn(
+            f"Collections beside 'params' are about to be trained: {listing(other)}. "
+            "Pass the parameters alone, variables['params'], or freeze the others: "
+            f"treeadapt.freeze(tx, {other}).",
+            CollectionWarning,
+            stacklevel=3,
+        )
 
 
 def _apart(state: Any, params: Iterable[Any]) -> Any:

@@ -11,7 +11,7 @@ Runs no transformation (see ``adapt``).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -28,7 +28,7 @@ from treeadapt.errors import (
     plural,
 )
 from treeadapt.flattening import flatten
-from treeadapt.plans import TreeView, view_tree
+from treeadapt.plans import TreeView, same_structure, view_tree
 from treeadapt.remembered import no_whole_tree
 
 Flat = dict[str, Any]
@@ -192,7 +192,23 @@ def _still(update: Any, param: Any) -> Any:
     like = param if is_array(param) else update
     if is_float0(like) or jnp.issubdtype(like.dtype, jax.dtypes.extended):
         return update  # there is no zero of this kind
+    if like.shape == update.shape:
+        return no_change(like)
     return jnp.zeros_like(like, shape=update.shape)
+
+
+def no_change(like: Any) -> jax.Array:
+    """Return the update that ``optax.apply_updates`` adds without changing a bit.
+
+    It is -0.0, in both parts of a complex number: ``x + -0.0`` is ``x`` for every
+    ``x``, but ``-0.0 + 0.0`` is ``0.0``.
+
+    Args:
+        like: array, whose shape, dtype and sharding it has.
+    """
+    if jnp.issubdtype(like.dtype, jnp.complexfloating):
+        return jnp.full_like(like, complex(-0.0, -0.0))
+    return jnp.full_like(like, -0.0) if is_inexact(like) else jnp.zeros_like(like)
 
 
 def flat_extra(
@@ -215,12 +231,10 @@ def flat_extra(
         everything else is left alone.
     """
     shapes = list(shapes)
-    alike = [set(keys), *(set(view.plan.paths) for view in shapes)]
-    sizes = {len(keys), *(len(flatten(view.tree)[0]) for view in shapes)}
     views = {
         name: view
         for name, value in extra.items()
-        if (view := _params_shaped(name, value, alike, sizes)) is not None
+        if (view := _params_shaped(name, value, keys, shapes)) is not None
     }
     found = dict(extra)
     for name, view in views.items():
@@ -234,20 +248,53 @@ def flat_extra(
 
 
 def _params_shaped(
-    name: str, value: Any, alike: Sequence[set[str]], sizes: Collection[int]
+    name: str, value: Any, keys: Sequence[str], shapes: Sequence[TreeView]
 ) -> TreeView | None:
     """View an extra argument, if it has the shape of the params."""
-    # Every scalar has the structure of params that are one bare array, and ``value``
-    # is never shaped like params, whatever it looks like.
-    if name == "value" or (alike[0] == {""} and name != "grad"):
+    # Every scalar has the structure of params that are one bare array.
+    if not keys or (list(keys) == [""] and name != "grad"):
         return None
+    trees = [flat_dict(view) for view in shapes]
     try:
-        if len(flatten(value)[0]) not in sizes:
+        if len(flatten(value)[0]) not in {len(keys), *map(len, trees)}:
             return None
         view = view_tree(value)
     except TreeAdaptError:
         return None  # some object that is no tree of this library's business
-    return view if alike[0] and set(view.plan.paths) in alike else None
+    flat = flat_dict(view)
+    if flat.keys() != set(keys) and all(flat.keys() != tree.keys() for tree in trees):
+        return None
+    same = any(same_structure(view.structure, one.structure) for one in shapes)
+    return view if is_like(name, flat, trees, same=same) else None
+
+
+def is_like(
+    name: str, flat: Flat, trees: Sequence[Mapping[str, Any]], *, same: bool
+) -> bool:
+    """Tell whether an extra argument with the paths of the params is like them.
+
+    One that has just the same places by chance is not, such as a pair of numbers beside
+    a list of two arrays: where nothing has a name, shapes must agree.
+
+    Args:
+        name: of the argument; ``value`` never is and ``grad`` always is.
+        flat: the argument.
+        trees: updates and params.
+        same: whether it has the structure of one of them.
+    """
+    if name in ("value", "grad"):
+        return name == "grad"
+    if same and not all(path.replace("/", "").isdigit() for path in flat):
+        return True
+    return all(
+        any(_has_shape(tree.get(path), leaf.shape) for tree in trees)
+        for path, leaf in flat.items()
+        if is_array(leaf)
+    ) and any(map(is_array, flat.values()))
+
+
+def _has_shape(leaf: Any, shape: Sequence[int]) -> bool:
+    return is_array(leaf) and leaf.shape == shape
 
 
 def callbacks_on_flat(

@@ -13,7 +13,6 @@ import operator
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import optax
 
 from treeadapt.errors import RulesError, TransformError, listing
@@ -26,7 +25,14 @@ from treeadapt.transforms.adapt import (
     run_flat,
     with_extra_args,
 )
-from treeadapt.transforms.flat import Flat, callbacks_on_flat, first_half, pick
+from treeadapt.transforms.flat import (
+    Flat,
+    callbacks_on_flat,
+    first_half,
+    is_like,
+    no_change,
+    pick,
+)
 from treeadapt.transforms.lift import is_function, lift
 
 FROZEN = "frozen"
@@ -43,7 +49,8 @@ def partition(
 
     Args:
         transforms: ``{label: transformation}``. The label ``"frozen"`` needs none:
-            such leaves get no update and no state.
+            such leaves have no state, and their update is -0.0, which keeps every bit
+            of a number that it is added to.
         rules: ``Rules``, or a mapping or pairs for it; or a function from a tree to a
             label tree, whose labels may stand for whole subtrees. A label tree that is
             there already goes in as ``treeadapt.lift(labels)``.
@@ -65,20 +72,21 @@ def partition(
         >>> tx = partition({"slow": optax.sgd(0.1)}, {"a": "frozen", "**": "slow"})
         >>> params = {"a": jnp.ones(1), "b": jnp.ones(1)}
         >>> tx.update(params, tx.init(params), params)[0]
-        {'a': Array([0.], dtype=float32), 'b': Array([-0.1], dtype=float32)}
+        {'a': Array([-0.], dtype=float32), 'b': Array([-0.1], dtype=float32)}
     """
     _check_labels(transforms)
     by_function = is_function(rules) and not isinstance(rules, Rules | BoundRules)
     labels = lift(rules) if by_function else _read_rules(transforms, rules)
     # As Optax, a function may be asked about no params at all.
-    return run_flat(_grouped(transforms, labels), needs_arrays=not by_function)
+    return _grouped(transforms, labels, needs_arrays=not by_function)
 
 
 def freeze(tx: Any, where: Any) -> optax.GradientTransformationExtraArgs:
     """Run ``tx`` on every leaf but the selected ones, on any tree.
 
     It wraps, so nothing inside can move a frozen leaf. (``optax.chain(optax.freeze(
-    mask), optax.adamw(lr))`` moves them by weight decay.)
+    mask), optax.adamw(lr))`` moves them by weight decay.) Their update is -0.0, which
+    keeps every bit of a number that it is added to.
 
     Args:
         tx: any Optax transformation.
@@ -97,7 +105,7 @@ def freeze(tx: Any, where: Any) -> optax.GradientTransformationExtraArgs:
         >>> params = {"a": jnp.ones(1), "b": jnp.ones(1)}
         >>> updates, state = tx.update(params, tx.init(params), params)
         >>> updates["a"], list(state[0].mu)
-        (Array([0.], dtype=float32), ['b'])
+        (Array([-0.], dtype=float32), ['b'])
     """
     inner = with_extra_args(tx)
     selector = as_selector(where)
@@ -118,13 +126,17 @@ def freeze(tx: Any, where: Any) -> optax.GradientTransformationExtraArgs:
         new, state = run(inner, moving(_known(updates, params)), state)
         return _with_zeros(new, updates), state
 
-    return run_flat(optax.GradientTransformationExtraArgs(init, update))
+    tx = optax.GradientTransformationExtraArgs(init, update)
+    return run_flat(tx, moving=moving)
 
 
 def _grouped(
-    transforms: Mapping[Hashable, Any], labels: Callable[[Flat], Flat]
+    transforms: Mapping[Hashable, Any],
+    labels: Callable[[Flat], Flat],
+    *,
+    needs_arrays: bool,
 ) -> optax.GradientTransformationExtraArgs:
-    """Return the partition as a transformation of flat dicts."""
+    """Return the partition by label functions of flat dicts."""
     inner = {label: with_extra_args(tx) for label, tx in transforms.items()}
 
     def groups(flat: Any) -> dict[Hashable, list[str]]:
@@ -160,7 +172,11 @@ def _grouped(
         new = _with_zeros(_joined(parts), updates)
         return new, optax.transforms.PartitionState(states)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    def moving(flat: Any) -> list[str]:
+        return [path for paths in groups(flat).values() for path in paths]
+
+    grouped = optax.GradientTransformationExtraArgs(init, update)
+    return run_flat(grouped, needs_arrays=needs_arrays, moving=moving)
 
 
 def _known(updates: Flat, params: Any | None) -> Any:
@@ -176,10 +192,13 @@ def _part_runner(
     Extra arguments shaped like the updates are narrowed to the part; callbacks get the
     other leaves merged in.
     """
+    trees = [updates] if params is None else [updates, first_half(params)]
     shaped = {
         name: value
         for name, value in extra.items()
-        if name != "value" and type(value) is dict and value.keys() == updates.keys()
+        if type(value) is dict
+        and value.keys() == updates.keys()
+        and is_like(name, value, trees, same=True)
     }
     backs = {name: functools.partial(operator.or_, v) for name, v in shaped.items()}
     back = functools.partial(operator.or_, first_half(params))
@@ -195,11 +214,11 @@ def _part_runner(
 
 
 def _with_zeros(new: Any, updates: Flat) -> Any:
-    """Return ``new`` with zero updates for the leaves that it lacks."""
+    """Return ``new`` with updates that change nothing for the leaves that it lacks."""
     if isinstance(new, optax.LookaheadParams):
         return optax.LookaheadParams(*(_with_zeros(half, updates) for half in new))
     zeros = {
-        path: None if update is None else jnp.zeros_like(update)
+        path: None if update is None else no_change(update)
         for path, update in updates.items()
         if path not in new
     }

@@ -12,8 +12,8 @@ import optax
 from treeadapt._arrays import is_array
 from treeadapt.errors import TransformError
 from treeadapt.rules import BoundRules, Rules, as_rules
-from treeadapt.transforms.adapt import adapt, is_placeholder
-from treeadapt.transforms.flat import first_half
+from treeadapt.transforms.adapt import is_placeholder, run_flat
+from treeadapt.transforms.flat import first_half, no_change
 
 
 def scale_by_rules(rules: Any) -> optax.GradientTransformationExtraArgs:
@@ -29,7 +29,8 @@ def scale_by_rules(rules: Any) -> optax.GradientTransformationExtraArgs:
 
     Returns:
         ``GradientTransformationExtraArgs`` for any tree, with ``optax.EmptyState``.
-        Updates keep their dtype.
+        Updates keep their dtype. A factor of 0 gives -0.0, whatever the update was (an
+        infinity, a NaN): adding it keeps every bit.
 
     Raises:
         TransformError: a value is no number, or an array whose length is not that of
@@ -59,11 +60,12 @@ def scale_by_rules(rules: Any) -> optax.GradientTransformationExtraArgs:
         del params, extra
         found = factors(updates)
         return {
-            path: None if leaf is None else leaf * _checked(path, leaf, found[path])
+            path: None if leaf is None else _scaled(path, leaf, found[path])
             for path, leaf in updates.items()
         }, state
 
-    return adapt(optax.GradientTransformationExtraArgs(init, update))
+    tx = optax.GradientTransformationExtraArgs(init, update)
+    return run_flat(tx, moving=lambda flat: ())  # it only scales what others move
 
 
 class _Factors:
@@ -88,6 +90,32 @@ def _hidden(rules: Any) -> Rules:
 
 def _hide(value: Any) -> Any:
     return _Factors(value) if isinstance(value, list | tuple) else value
+
+
+def _scaled(path: str, leaf: Any, factor: Any) -> jax.Array:
+    """Return a leaf times its factor, and where that is 0 an update of nothing."""
+    scale = _checked(path, leaf, factor)
+    values = factor.values if isinstance(factor, _Factors) else factor
+    if isinstance(values, jax.Array):  # its values are not looked at
+        return _times(leaf, scale)
+    with np.errstate(all="ignore"):
+        is_zero = np.asarray(values).astype(leaf.dtype) == 0
+    if is_zero.all():
+        return no_change(leaf)
+    return _times(leaf, scale) if is_zero.any() else leaf * scale
+
+
+@jax.custom_jvp
+def _times(leaf: jax.Array, scale: jax.Array) -> jax.Array:
+    zeros = no_change(leaf)
+    # The sum gives the condition the leaf's own sharding, as an Explicit mesh asks.
+    return jnp.where(zeros + scale == 0, zeros, leaf * scale)
+
+
+@_times.defjvp
+def _times_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
+    # The choice of zeros must not stop the derivative of a factor that is 0.
+    return _times(*primals), jax.jvp(jnp.multiply, primals, tangents)[1]
 
 
 def _checked(path: str, leaf: Any, factor: Any) -> jax.Array:

@@ -81,16 +81,40 @@ def functions_asked(tx: Any) -> Iterator[Callable[[Any], Any]]:
         >>> [fn.__name__ for fn in functions_asked(optax.adamw(0.1, mask=mask))]
         ['mask']
     """
+    for name, thing in _everything(tx):
+        is_asked = _ASKED.search(name) and not isinstance(thing, _SEES_THE_TREE)
+        if is_asked and is_function(thing):
+            yield thing
+
+
+def patterns_held(tx: Any) -> Iterator[str]:
+    """Yield the patterns of the selectors and rules that a transformation holds.
+
+    Example:
+        >>> from treeadapt.selectors import glob
+        >>> list(patterns_held(optax.adamw(0.1, mask=glob("**/kernel"))))
+        ['**/kernel']
+    """
+    for _, thing in _everything(tx):
+        if isinstance(thing, Selector):
+            yield from thing.patterns()
+        elif isinstance(thing, Rules | BoundRules):
+            table = thing.rules if isinstance(thing, BoundRules) else thing
+            for where in table.selectors:
+                yield from where.patterns()
+
+
+def _everything(tx: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what a transformation holds, by name, itself first."""
     pending: list[tuple[str, Any]] = [("", tx)]
     seen: dict[int, Any] = {}  # keeps what it knows by identity
     while pending and len(seen) < _MAX_THINGS:
         name, thing = pending.pop()
-        if id(thing) in seen or isinstance(thing, _SEES_THE_TREE):
+        if id(thing) in seen:
             continue
         seen[id(thing)] = thing
-        if _ASKED.search(name) and is_function(thing):
-            yield thing
-        else:
+        yield name, thing
+        if not isinstance(thing, _SEES_THE_TREE):
             pending += reversed(list(_held(thing)))
 
 
