@@ -77,9 +77,9 @@ KEYS = ("threefry2x32", "rbg", "unsafe_rbg")
 @pytest.mark.parametrize("there", KEYS)
 @pytest.mark.parametrize("here", KEYS)
 def test_a_key_of_one_kind_never_loads_as_another(here, there, file):
-    saved = {"key": jax.random.key(3, impl=here)}
+    saved = {"key": jax.random.key(3, impl=here), "w": np.ones(1)}
     ta.save(file, saved)
-    target = {"key": jax.random.key(0, impl=there)}
+    target = {"key": jax.random.key(0, impl=there), "w": np.ones(1)}
     if here == there:
         same(ta.load(file, target), saved)
         same(ta.load(file), saved)
@@ -277,11 +277,11 @@ def test_an_array_fits_a_number_of_its_kind(array, number, fits, tmp_path):
 
 
 def test_a_file_without_a_number_leaves_that_of_the_target(file):
-    ta.save(file, {"w": np.ones(2)})
-    target = {"w": np.zeros(2), "step": 3, "act": jax.nn.relu}
+    ta.save(file, {"b": np.ones(2), "a": 1, "c": np.ones(1)})
+    target = {"a": 0, "b": np.zeros(2), "c": np.ones(1), "step": 3, "act": jax.nn.relu}
     report = ta.load_report(file, target)
     assert report.fits
-    assert (report.restored, report.kept) == (("w",), ("act", "step"))
+    assert (report.restored, report.kept) == (("a", "b", "c"), ("act", "step"))
     assert ta.load(file, target)["step"] == 3
 
 
@@ -327,6 +327,14 @@ def test_numbers_of_other_libraries_are_numbers(tmp_path):
         assert (again["step"], again["rate"]) == (7, 0.1)
         target = {"step": jnp.zeros((), jnp.int32), "w": np.zeros(2), "rate": 0.0}
         assert ta.load(tmp_path / name, target)["step"].dtype == jnp.int32
+
+
+def test_a_number_beyond_64_bits_with_a_sign_is_copied(tmp_path):
+    state = {"huge": 2**63, "step": 1}
+    (tmp_path / "x.msgpack").write_bytes(serialization.msgpack_serialize(state))
+    for name in ("y.safetensors", "y"):
+        copy(tmp_path / "x.msgpack", tmp_path / name)
+        assert ta.load(tmp_path / name, {"huge": 0, "step": 0}) == state
 
 
 @pytest.mark.parametrize("there", FORMATS)

@@ -57,9 +57,6 @@ def _dtypes() -> dict[str, np.dtype[Any]]:
 DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(_dtypes())
 
 
-_NO_NUMBER = jax.ShapeDtypeStruct((0,), DTYPES["bool"])
-
-
 @dataclasses.dataclass(frozen=True)
 class Stored:
     """What a checkpoint holds, without its values.
@@ -72,6 +69,8 @@ class Stored:
             or the kind of a typed PRNG key.
         version: changes when another checkpoint comes to this path.
         boxed: whether another library may have written boxes as their ``value``.
+        path: the file or folder.
+        format: its format.
     """
 
     leaves: Mapping[str, jax.ShapeDtypeStruct]
@@ -80,6 +79,8 @@ class Stored:
     kinds: Mapping[str, str] = dataclasses.field(default_factory=dict)
     version: tuple[int, ...] = ()
     boxed: bool = False
+    path: Path = Path()
+    format: str = ""
 
     def without_boxes(self, known: Collection[str] = ()) -> Stored:
         """Return it with the paths of the model; see ``unboxed``."""
@@ -127,9 +128,8 @@ def marked(
     leaves = leaves | {other: leaves[one] for other, one in ties.items()}
     names = names | {other: names[one] for other, one in ties.items()}
     for one, kind in kinds.items():
-        leaf = leaves.get(one, _NO_NUMBER)
-        if kind == NUMBER and (leaf.shape or leaf.dtype.name not in _NUMBERS):
-            refuse(path, f"{listing([one])} in it is not a number")
+        if one not in leaves or (kind == NUMBER and leaves[one].shape):
+            refuse(path, f"{listing([one])} in it is not a {kind!r:.60}")
     return Stored(leaves, names, ties, kinds)
 
 

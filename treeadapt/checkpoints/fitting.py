@@ -89,8 +89,7 @@ class LoadReport:
 
 
 def compared(
-    paths: Iterable[str],
-    leaves: Iterable[Any],
+    own: Mapping[str, Any],
     chosen: Iterable[bool],
     stored: Stored,
     unexpected: tuple[str, ...],
@@ -101,19 +100,18 @@ def compared(
     """Compare metadata with a target.
 
     Args:
-        paths: of the target's leaves.
-        leaves: the target's leaves.
+        own: the target's leaves, by path.
         chosen: for each leaf, whether it is to be loaded.
         stored: what the checkpoint holds.
         unexpected: paths of the checkpoint that are to be loaded and have no target.
         read: reads 0-d leaves, the only ones whose values matter.
         cast: whether other dtypes fit.
     """
-    restored, kept, missing = [], [], []
+    restored, kept, missing = set(), [], []
     misshaped: dict[str, tuple[str, str]] = {}
     retyped: dict[str, tuple[str, str]] = {}
     scalars: dict[str, Any] = {}
-    for one, leaf, yes in zip(paths, leaves, chosen, strict=True):
+    for (one, leaf), yes in zip(own.items(), chosen, strict=True):
         found, is_static = stored.leaves.get(one), not is_array(leaf)
         if not yes or (is_static and found is None):
             kept.append(one)
@@ -128,7 +126,7 @@ def compared(
         elif not _same_type(found.dtype, stored.kinds.get(one), leaf, cast=cast):
             retyped[one] = (_described(stored, one), describe(leaf))
         else:
-            restored.append(one)
+            restored.add(one)
     numbers = {}
     values = read(list(scalars)) if scalars else {}
     for one, leaf in scalars.items():
@@ -136,11 +134,11 @@ def compared(
         if not _holds(leaf, value, values[one].dtype, cast=cast):
             retyped[one] = (f"{_described(stored, one)} {value}", describe(leaf))
             continue
-        restored.append(one)
+        restored.add(one)
         if is_number(leaf) and repr(type(leaf)(value)) != repr(leaf):
             numbers[one] = (value, leaf)
     return LoadReport(
-        tuple(restored),
+        tuple(one for one in own if one in restored),
         tuple(kept),
         tuple(missing),
         unexpected,

@@ -204,37 +204,35 @@ def load(
         >>> load(file, {"encoder": np.zeros(2), "head": np.zeros(5)}, where="encoder")
         {'encoder': array([1., 1.]), 'head': array([0., 0., 0., 0., 0.])}
     """
-    kind, stored = _stored(path, format)
-    name = Path(path)
+    stored = read_stored(path, format)
     if target is None:
-        return _plain_tree(kind, name, stored.without_boxes(), where)
+        return _plain_tree(stored.without_boxes(), where)
     view = view_tree(target)
-    stored = stored.without_boxes(view.plan.paths)
-    report = _report(view, kind, name, stored, where, cast=cast)
+    own = dict(zip(view.plan.paths, view.leaves, strict=True))
+    stored = stored.without_boxes(own)
+    report = _report(view, own, stored, where, cast=cast)
+    name = listing([str(stored.path)])
     if strict and not report.fits:
         raise CheckpointError(
-            f"The checkpoint {listing([str(name)])} does not fit the target.\n"
-            f"{report}\nChoose leaves with where=, or pass strict=False."
+            f"The checkpoint {name} does not fit the target.\n{report}\n"
+            "Choose leaves with where=, or pass strict=False."
         )
     if not report.restored and not report.fits:
         warnings.warn(
-            f"Nothing was loaded from {listing([str(name)])}, because no leaf of the "
-            f"target fits.\n{report}",
+            f"Nothing was loaded from {name}, because no leaf of the target fits.\n"
+            f"{report}",
             TreeAdaptWarning,
             stacklevel=2,
         )
-    places = {one: place for place, one in enumerate(view.plan.paths)}
-    leaves = list(view.leaves)
-    own = dict(zip(view.plan.paths, view.leaves, strict=True))
-    owners: dict[Any, Any] = {}
-    with told(name, "read"):
-        for one, array in _arrays(kind, name, stored, own, report.restored):
+    made, owners = dict(own), {}
+    with told(path, "read"):
+        for one, array in _arrays(stored, own, report.restored):
             like = own[one]
             key = (stored.ties.get(one, one), _like_key(like))
             if key not in owners:
                 owners[key] = placed(one, array, stored.kinds.get(one), like)
-            leaves[places[one]] = owners[key]
-    return view.rebuild(leaves)
+            made[one] = owners[key]
+    return view.rebuild(list(made.values()))
 
 
 def load_report(
@@ -267,10 +265,10 @@ def load_report(
         1 number changed:
           'step': 700, the target has 0
     """
-    kind, stored = _stored(path, format)
     view = view_tree(target)
-    stored = stored.without_boxes(view.plan.paths)
-    return _report(view, kind, Path(path), stored, where, cast=cast)
+    own = dict(zip(view.plan.paths, view.leaves, strict=True))
+    stored = read_stored(path, format).without_boxes(own)
+    return _report(view, own, stored, where, cast=cast)
 
 
 def read_metadata(
@@ -293,26 +291,41 @@ def read_metadata(
     Raises:
         CheckpointError: the checkpoint cannot be read.
     """
-    return dict(_stored(path, format)[1].without_boxes().leaves)
+    return dict(read_stored(path, format).without_boxes().leaves)
 
 
-def read_stored(path: str | os.PathLike[str]) -> Stored:
+def read_stored(path: str | os.PathLike[str], given: str | None = None) -> Stored:
     """Read all that is known of a checkpoint without its arrays, as it is stored.
+
+    Args:
+        path: of the checkpoint.
+        given: its format; None to go by the name.
 
     Raises:
         CheckpointError: the checkpoint cannot be read.
     """
-    return _stored(path, None)[1]
+    _require_path(path)
+    name = Path(path)
+    if not name.exists():
+        restore(name.absolute())
+    kind = format_of(path, given)
+    if not name.exists():
+        raise CheckpointError(f"There is no checkpoint {listing([str(name)])}.")
+    folder = kind == "orbax" or (name / safetensors_file.INDEX).is_file()
+    if name.is_dir() != folder or not (name.is_dir() or name.is_file()):
+        refuse(name, f"it is not a {kind} {'folder' if kind == 'orbax' else 'file'}")
+    with told(name, "read"):
+        version = _version(name)
+        with _unreplaced(name, version):
+            found = FORMATS[kind].read_metadata(name)
+        return dataclasses.replace(found, version=version, path=name, format=kind)
 
 
-def read_arrays(
-    path: str | os.PathLike[str], stored: Stored
-) -> Iterator[tuple[str, Any]]:
+def read_arrays(stored: Stored) -> Iterator[tuple[str, Any]]:
     """Read every leaf of a checkpoint, to the host.
 
     Args:
-        path: the checkpoint.
-        stored: what was read of it, maybe with the paths of a model.
+        stored: the checkpoint, maybe with the paths of a model.
 
     Yields:
         Path and array.
@@ -320,9 +333,8 @@ def read_arrays(
     Raises:
         CheckpointError: the checkpoint cannot be read.
     """
-    kind = format_of(path)
-    with told(path, "read"):
-        yield from _arrays(kind, Path(path), stored, {}, stored.leaves)
+    with told(stored.path, "read"):
+        yield from _arrays(stored, {}, stored.leaves)
 
 
 def copy(
@@ -343,13 +355,12 @@ def copy(
     Raises:
         CheckpointError: one cannot be read, or the other not written.
     """
-    kind, stored = _stored(source, None)
-    stored = stored.without_boxes()
+    stored = read_stored(source).without_boxes()
     wanted = [one for one in stored.leaves if one not in stored.ties]
 
     def leaves() -> Iterator[tuple[str, Any]]:
         with told(source, "read"):
-            for one, array in _arrays(kind, Path(source), stored, {}, wanted):
+            for one, array in _arrays(stored, {}, wanted):
                 progress(one)
                 yield one, np.asarray(array)
 
@@ -443,24 +454,6 @@ def _require_path(path: Any) -> None:
         )
 
 
-def _stored(path: str | os.PathLike[str], given: str | None) -> tuple[str, Stored]:
-    _require_path(path)
-    name = Path(path)
-    if not name.exists():
-        restore(name.absolute())
-    kind = format_of(path, given)
-    if not name.exists():
-        raise CheckpointError(f"There is no checkpoint {listing([str(name)])}.")
-    folder = kind == "orbax" or (name / safetensors_file.INDEX).is_file()
-    if name.is_dir() != folder or not (name.is_dir() or name.is_file()):
-        refuse(name, f"it is no {kind} {'folder' if kind == 'orbax' else 'file'}")
-    with told(name, "read"):
-        version = _version(name)
-        with _unreplaced(name, version):
-            found = FORMATS[kind].read_metadata(name)
-        return kind, dataclasses.replace(found, version=version)
-
-
 def _selected(view: TreeView, where: Any) -> list[bool]:
     """Select leaves, with 0-d arrays in the place of Python numbers."""
     leaves = as_arrays(view.leaves)
@@ -468,27 +461,19 @@ def _selected(view: TreeView, where: Any) -> list[bool]:
 
 
 def _report(
-    view: TreeView, kind: str, path: Path, stored: Stored, where: Any, *, cast: bool
+    view: TreeView, own: Mapping[str, Any], stored: Stored, where: Any, *, cast: bool
 ) -> LoadReport:
-    known = frozenset(view.plan.paths)
-    extra = {one: leaf for one, leaf in stored.leaves.items() if one not in known}
+    extra = {one: leaf for one, leaf in stored.leaves.items() if one not in own}
+    chosen, unexpected = _selected(view, where), _also_selected(extra, where)
 
     def read(scalars: list[str]) -> Mapping[str, Any]:
-        with told(path, "read"):
-            return dict(_arrays(kind, path, stored, {}, scalars))
+        with told(stored.path, "read"):
+            return dict(_arrays(stored, {}, scalars))
 
-    return compared(
-        view.plan.paths,
-        view.leaves,
-        _selected(view, where),
-        stored,
-        _also_selected(extra, where),
-        read,
-        cast=cast,
-    )
+    return compared(own, chosen, stored, unexpected, read, cast=cast)
 
 
-def _plain_tree(kind: str, path: Path, stored: Stored, where: Any) -> Any:
+def _plain_tree(stored: Stored, where: Any) -> Any:
     """Return nested dicts of what is stored and selected."""
     view = view_tree(as_tree(stored.leaves))
     chosen = zip(view.plan.paths, select(view, where), strict=True)
@@ -496,8 +481,8 @@ def _plain_tree(kind: str, path: Path, stored: Stored, where: Any) -> Any:
     nested({tuple(one.split("/")): None for one in wanted})  # before anything is read
     found: dict[tuple[str, ...], Any] = {}
     owners: dict[str, Any] = {}
-    with told(path, "read"):
-        for one, array in _arrays(kind, path, stored, {}, wanted):
+    with told(stored.path, "read"):
+        for one, array in _arrays(stored, {}, wanted):
             mark, owner = stored.kinds.get(one, NUMBER), stored.ties.get(one, one)
             if owner not in owners:
                 owners[owner] = array if mark == NUMBER else wrapped(array, mark)
@@ -516,20 +501,15 @@ def _also_selected(extra: Mapping[str, Any], where: Any) -> tuple[str, ...]:
 
 
 def _arrays(
-    kind: str,
-    path: Path,
-    stored: Stored,
-    target: Mapping[str, Any],
-    wanted: Iterable[str],
+    stored: Stored, target: Mapping[str, Any], wanted: Iterable[str]
 ) -> Iterator[tuple[str, Any]]:
-    wanted = list(wanted)
+    """Read leaves, each of which must be what the metadata said."""
+    path, asked = stored.path, list(wanted)
+    places = {one: _sharding(stored, one, target.get(one)) for one in asked}
     with _unreplaced(path, stored.version):
-        if kind == "orbax":
-            shardings = {one: _sharding(stored, one, target.get(one)) for one in wanted}
-            arrays: Iterable[Any] = orbax_folder.read(path, stored, shardings)
-        else:
-            arrays = FORMATS[kind].read(path, stored, wanted)
-        for one, array in zip(wanted, arrays, strict=True):
+        given: Any = places if stored.format == "orbax" else asked
+        arrays = FORMATS[stored.format].read(path, stored, given)
+        for one, array in zip(asked, arrays, strict=True):
             seen, stated = data(array), stored.leaves[one]
             if seen.shape != stated.shape or seen.dtype != stated.dtype:
                 refuse(

@@ -138,7 +138,7 @@ def read_arrays(text: str, source: Source) -> dict[str, Any]:
     stored = source.stored or read_stored(text)
     found = {}
     with bar(f"Reading {text}", len(stored.leaves)) as shown:
-        for path, array in store.read_arrays(text, stored):
+        for path, array in store.read_arrays(stored):
             found[path] = array
             shown.update(1)
     return found
