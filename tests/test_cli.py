@@ -355,7 +355,7 @@ def test_lint_finds_all_kinds(npz, tmp_path):
     )
     text = run("lint", npz, "--rules", bad, code=1)
     assert "unmatched: 12 leaves without a rule" in text
-    assert "unused: rule 3, hits nothing: 'policy/hiden_0'" in text
+    assert "unused: rule 3, matches nothing: 'policy/hiden_0'" in text
     assert "did you mean 'policy/hidden_0'" in text
     assert "shadowed: rule 2, 'policy/hidden_3/bias' comes too late" in text
     found = json.loads(run("lint", npz, "--rules", bad, "--format", "json", code=1))
@@ -564,7 +564,7 @@ def test_lint_annotates_the_rules_file_on_github(npz, tmp_path):
         f"error file={bad},line=4,title=unused rule",
         f"error file={bad},line=5,title=unused rule",
     ]
-    assert "rule 2, hits nothing: 'po,licy:%25'" in lines[1]
+    assert "rule 2, matches nothing: 'po,licy:%25'" in lines[1]
 
 
 def test_arguments_in_the_wrong_order_are_told(npz, rules, tmp_path):

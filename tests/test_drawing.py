@@ -405,7 +405,7 @@ def test_a_leaf_without_a_rule_stands_out():
     shown = texts(summary.to_svg())
     assert "no rule" in shown
     assert "! No rule: 1 leaf, 'b'." in shown
-    assert "! Unused: 'zz' (rule 2) hits no array." in shown
+    assert "! Unused: 'zz' (rule 2) matches no array." in shown
     assert f"gap-{GAP_COLOR[1:]}" in summary.to_svg()
     assert GAP_COLOR in summary.to_html()
 

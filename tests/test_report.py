@@ -33,7 +33,7 @@ def test_every_rule_has_one_row_with_the_number_that_its_leaves_show():
         RuleRow(4, "train", 1, "'b'"),
     )
     assert summary.notes == (
-        "Unused: 'nothing' (rule 1) hits no array.",
+        "Unused: 'nothing' (rule 1) matches no array.",
         "Shadowed: 'a/bias' (rule 3): earlier rules decide all its leaves.",
     )
 
@@ -101,7 +101,7 @@ def test_where_narrows_leaves_rules_totals_and_notes_together():
     assert [row.path for row in summary.rows] == ["a/bias"]
     assert summary.rules == (RuleRow(2, "y", 1, "'a/bias'"),)
     assert [(t.label, t.num_leaves) for t in summary.totals] == [("y", 1)]
-    assert summary.notes == ("Unused: 'nothing' (rule 3) hits no array.",)
+    assert summary.notes == ("Unused: 'nothing' (rule 3) matches no array.",)
     assert "b" in ta.summarize(TREE, rules, where="b").notes[0]
     assert "rule 2: 'a/bias'" in summary.to_html()
     with pytest.raises(ta.UnusedRuleError):

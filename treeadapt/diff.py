@@ -4,7 +4,7 @@ Takes two trees, concrete or abstract; gives a ``TreeDiff`` that is false when t
 equal and prints one line a difference. Leaves meet by label path, so container classes
 do not matter. Shapes and dtypes are always compared, values only on request, one leaf
 at a time. A leaf that went under one name and came under a similar one, with the same
-shape and dtype, is told as renamed.
+shape and dtype, is reported as renamed.
 Moving leaves to other names is up to ``rename``.
 """
 
@@ -137,8 +137,8 @@ def tree_diff(a: Any, b: Any, *, where: Any = "**", values: bool = False) -> Tre
         where: selects the leaves to compare, in each tree by itself;
             ``ta.leaf()`` compares arrays alone.
         values: compare values as well, bit by bit, so that NaN equals the same NaN and
-            0.0 differs from -0.0; static leaves by type and value. How far apart
-            arrays are is told. The values are brought to the host one leaf at a time.
+            0.0 differs from -0.0; static leaves by type and value. The result says how
+            far apart arrays are. Values are brought to the host one leaf at a time.
 
     Returns:
         ``TreeDiff``: false if nothing differs, so that a test may

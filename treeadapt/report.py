@@ -2,7 +2,7 @@
 
 ``summarize`` gives one row a leaf, one row a rule, and totals per label. It reads
 shapes and dtypes only, so it works on abstract, sharded and traced trees. What is wrong
-with the rules is told here, not raised: a report is for looking at.
+with the rules is reported here, not raised: a report is for looking at.
 What was decided comes from ``matches``.
 """
 
@@ -338,13 +338,11 @@ def summarize(
         )
         if chosen[index]
     ]
-    groups = _groups(rows, matches)
-    if where is not None:
-        groups = [group for group in groups if group[2]]
+    ruled, totals = _grouped(rows, matches, is_whole=where is None)
     return Summary(
         rows=tuple(sorted(rows, key=lambda row: natural(row.path))),
-        rules=None if matches is None else tuple(_rule_rows(groups, matches)),
-        totals=tuple(_totals(groups)),
+        rules=None if matches is None else tuple(ruled),
+        totals=tuple(totals),
         notes=tuple(_notes(matches, chosen)) if matches else (),
         separator=separator,
     )
@@ -392,43 +390,37 @@ def _row(path: str, leaf: Any, index: int, matches: RuleMatches | None) -> Row:
     )
 
 
-_Groups = list[tuple[int | None, Any, list[Row]]]
-
-
-def _groups(rows: Sequence[Row], matches: RuleMatches | None) -> _Groups:
-    """Return number, label and leaves of each rule, then of each label without one."""
+def _grouped(
+    rows: Sequence[Row], matches: RuleMatches | None, *, is_whole: bool
+) -> tuple[list[RuleRow], list[Total]]:
+    """Return what each rule decided, then each label without a rule; and totals."""
+    selectors = () if matches is None else matches.rules.selectors
     values = () if matches is None else matches.rules.values
-    ruled: _Groups = [(n, value, []) for n, value in enumerate(values, 1)]
-    others: dict[int, tuple[None, Any, list[Row]]] = {}  # default, STATIC or None
+    groups: dict[Hashable, tuple[Any, list[Row]]] = {
+        number: (value, []) for number, value in enumerate(values, 1)
+    }
     for row in rows:
-        group = (
-            others.setdefault(id(row.label), (None, row.label, []))
-            if row.rule is None
-            else ruled[row.rule - 1]
-        )
-        group[2].append(row)
-    return [*ruled, *others.values()]
-
-
-def _rule_rows(groups: _Groups, matches: RuleMatches) -> Iterator[RuleRow]:
-    for number, label, rows in groups:
-        selectors = matches.rules.selectors
+        key = row.rule or (None, id(row.label))  # default, STATIC or None
+        groups.setdefault(key, (row.label, []))[1].append(row)
+    ruled: list[RuleRow] = []
+    labels: dict[Hashable, tuple[Any, list[Row]]] = {}
+    for key, (label, found) in groups.items():
+        number = key if isinstance(key, int) else None
         where = "" if number is None else where_text(selectors[number - 1])
-        yield RuleRow(number, label, len(rows), where)
-
-
-def _totals(groups: _Groups) -> Iterator[Total]:
-    labels: dict[Any, tuple[Any, list[Row]]] = {}
-    for _, label, rows in groups:
-        labels.setdefault(label_key(label), (label, []))[1].extend(rows)
-    for label, rows in labels.values():
-        if rows:
-            yield Total(
-                label,
-                len(rows),
-                sum(row.num_params for row in rows),
-                sum(row.size_bytes for row in rows),
-            )
+        if found or is_whole:
+            ruled.append(RuleRow(number, label, len(found), where))
+        if found:
+            labels.setdefault(label_key(label), (label, []))[1].extend(found)
+    totals = [
+        Total(
+            label,
+            len(found),
+            sum(row.num_params for row in found),
+            sum(row.size_bytes for row in found),
+        )
+        for label, found in labels.values()
+    ]
+    return ruled, totals
 
 
 def label_key(label: Any) -> Hashable:
@@ -462,7 +454,9 @@ def _notes(matches: RuleMatches, chosen: Sequence[bool]) -> list[str]:
                 f"{plural(len(paths), 'leaf')}, {listing(paths)}."
             )
     for index, entry in matches.unused:
-        notes.append(f"Unused: {entry_text(entry)} (rule {index + 1}) hits no array.")
+        notes.append(
+            f"Unused: {entry_text(entry)} (rule {index + 1}) matches no array."
+        )
     for index in matches.shadowed:
         text = where_text(matches.rules.selectors[index])
         notes.append(
@@ -486,7 +480,7 @@ def _shape(row: Row) -> str:
 
 
 def _label_text(label: Any, missing: str = "-") -> str:
-    """Write a label; a string that reads as something else stands in quotes."""
+    """Write a label; a string that reads as something else is in quotes."""
     if label is None:
         return missing
     if label is STATIC:

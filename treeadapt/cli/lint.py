@@ -1,8 +1,8 @@
 """Linting: what is wrong with rules for one tree, as findings with repairs.
 
-Takes ``RuleMatches``; gives findings: leaves without a rule, rules that hit nothing or
-come too late, and rules that reach some but not all of numbered siblings, as a pattern
-does that the odd layer escapes. Nothing is raised.
+Takes ``RuleMatches``; gives findings: leaves without a rule, rules that match nothing
+or are unreachable, and rules that reach some but not all of numbered siblings, as a
+pattern does that the odd layer escapes. Nothing is raised.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ def findings(matches: RuleMatches) -> list[Finding]:
     for index, entry in matches.unused:
         named = [(entry_text(entry), entry)]
         for line in advice_lines(named, plan, matches.is_array):
-            found.append(Finding("unused", index + 1, f"hits nothing: {line.strip()}"))
+            found.append(
+                Finding("unused", index + 1, f"matches nothing: {line.strip()}")
+            )
     for index in matches.shadowed:
         text = shorten(where_text(matches.rules.selectors[index]))
         told = f"{text} {matches.shadow_text(index)}"

@@ -24,24 +24,15 @@ _FONT = (
     'ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", '
     '"Liberation Mono", monospace'
 )
-_LIGHT = {
-    "ground": "#ffffff",
-    "edge": "#d0d7de",
-    "text": "#1f2328",
-    "muted": "#59636e",
-    "band": "#f6f8fa",
-    "track": "#e6eaef",
-    "warn": "#b3261e",
-}
-_DARK = {
-    "ground": "#0d1117",
-    "edge": "#30363d",
-    "text": "#e6edf3",
-    "muted": "#9198a1",
-    "band": "#151b23",
-    "track": "#262c36",
-    "warn": "#ff8f85",
-}
+_COLORS = (  # what, on light and on dark ground
+    ("text", "fill", "#1f2328", "#e6edf3"),
+    (".muted, .marker", "fill", "#59636e", "#9198a1"),
+    (".warn", "fill", "#b3261e", "#ff8f85"),
+    (".band", "fill", "#f6f8fa", "#151b23"),
+    (".track", "fill", "#e6eaef", "#262c36"),
+    (".ground", "fill", "#ffffff", "#0d1117"),
+    (".ground", "stroke", "#d0d7de", "#30363d"),
+)
 
 
 def svg(outline: Outline) -> str:
@@ -98,7 +89,7 @@ class _Page:
         self.root.set("viewBox", f"0 0 {_px(width)} {_px(height)}")
         self.root.set("role", "img")
         _set(ground, x=0.5, y=0.5, width=width - 1, height=height - 1, rx=6)
-        ground.set("class", "ground edge")
+        ground.set("class", "ground")
         for texture, color in self.textures.items():
             _pattern(patterns, texture, color)
         return self.root
@@ -298,26 +289,14 @@ def _widths(shares: Sequence[float], length: float) -> list[float]:
 
 
 def _style() -> str:
-    def colors(theme: dict[str, str]) -> str:
-        return "\n".join(
-            [
-                f"text {{ fill: {theme['text']} }}",
-                f".muted {{ fill: {theme['muted']} }}",
-                f".warn {{ fill: {theme['warn']} }}",
-                f".marker {{ fill: {theme['muted']} }}",
-                f".band {{ fill: {theme['band']} }}",
-                f".track {{ fill: {theme['track']} }}",
-                f".ground {{ fill: {theme['ground']}; stroke: {theme['edge']} }}",
-            ]
-        )
-
+    light = "\n".join(f"{name} {{ {what}: {one} }}" for name, what, one, _ in _COLORS)
+    dark = "\n".join(f"{name} {{ {what}: {two} }}" for name, what, _, two in _COLORS)
     return (
         f"\ntext {{ font: 12px {_FONT}; white-space: pre }}\n"
         ".title { font-size: 14px; font-weight: 600 }\n"
         ".strong { font-weight: 600 }\n"
         ".end { text-anchor: end }\n"
-        f"{colors(_LIGHT)}\n"
-        f"@media (prefers-color-scheme: dark) {{\n{colors(_DARK)}\n}}\n"
+        f"{light}\n@media (prefers-color-scheme: dark) {{\n{dark}\n}}\n"
     )
 
 

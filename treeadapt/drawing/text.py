@@ -108,7 +108,7 @@ def _fenced(kind: str, text: str) -> str:
 
 
 def _ticks(text: str, least: int) -> str:
-    """Return more backticks than stand together in a text."""
+    """Return more backticks than any run of them in a text."""
     return "`" * max([least, *(len(run) + 1 for run in re.findall("`+", text))])
 
 
