@@ -404,8 +404,8 @@ def _grouped(
         groups.setdefault(key, (row.label, []))[1].append(row)
     ruled: list[RuleRow] = []
     labels: dict[Hashable, tuple[Any, list[Row]]] = {}
-    for key, (label, found) in groups.items():
-        number = key if isinstance(key, int) else None
+    for place, (label, found) in groups.items():
+        number = place if isinstance(place, int) else None
         where = "" if number is None else where_text(selectors[number - 1])
         if found or is_whole:
             ruled.append(RuleRow(number, label, len(found), where))

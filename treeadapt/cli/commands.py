@@ -147,9 +147,8 @@ def _with_rules(*, required: bool) -> Callable[..., Any]:
 
 
 def _one_of(*forms: str) -> Callable[..., Any]:
-    """Give a command ``--format``; the first form is the default."""
-    choice = click.Choice(forms)
-    return click.option("--format", "form", type=choice, default=forms[0])
+    """Give a command ``--format``; without it, the form is the first."""
+    return click.option("--format", "form", type=click.Choice(forms))
 
 
 # Any text will do; as a path, the shell completes it.
@@ -188,12 +187,10 @@ def app() -> None:
 )
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 @_shared
-@click.pass_context
 def show(
-    context: click.Context,
     tree: str,
     rules_file: str | None,
-    form: str,
+    form: str | None,
     depth: int | None,
     separator: str,
     where: Sequence[str],
@@ -203,10 +200,9 @@ def show(
     force: bool,
 ) -> None:
     """Show paths, shapes, dtypes, sizes, labels and deciding rules of TREE."""
-    given = context.get_parameter_source("form")
+    if output is not None and form is not None:
+        raise _Failure("--output draws, and --format prints; give one of the two.")
     if output is not None:
-        if given is click.core.ParameterSource.COMMANDLINE:
-            raise _Failure("--output draws, and --format prints; give one of the two.")
         _require_new(output, force=force)
     if not separator:
         raise _Failure("--separator is empty. Give '/' or '.'.")
@@ -215,11 +211,11 @@ def show(
     summary = summarize(
         source.tree, rules, where=list(where) or None, separator=separator
     )
-    shown = [row.path for row in summary.rows if row.path in source.ties]
-    if shown:
-        pairs = [f"{path!r} is {source.ties[path]!r}" for path in shown[:3]]
-        more = f" and {len(shown) - 3:,} more" if len(shown) > 3 else ""
-        told = f"Tied, and counted twice: {', '.join(pairs)}{more}."
+    ties = {row.path: source.ties.get(row.path) for row in summary.rows}
+    pairs = [f"{path!r} is {one!r}" for path, one in ties.items() if one is not None]
+    if pairs:
+        more = f" and {len(pairs) - 3:,} more" if len(pairs) > 3 else ""
+        told = f"Tied, and counted twice: {', '.join(pairs[:3])}{more}."
         summary = dataclasses.replace(summary, notes=(*summary.notes, told))
     if output is not None:
         title = " by ".join(Path(name).name for name in (tree, rules_file) if name)
@@ -252,7 +248,12 @@ def show(
 @_one_of("text", "json", "github")
 @_shared
 def lint(
-    tree: str, rules_file: str, ignored: Sequence[str], form: str, *, allow_regex: bool
+    tree: str,
+    rules_file: str,
+    ignored: Sequence[str],
+    form: str | None,
+    *,
+    allow_regex: bool,
 ) -> None:
     """Check rules against TREE: exit code 1 if anything is wrong.
 
@@ -287,7 +288,9 @@ def lint(
 @click.option("--values", is_flag=True, help="Compare values, too; reads all arrays.")
 @_one_of("text", "json")
 @_shared
-def diff(a: str, b: str, where: Sequence[str], form: str, *, values: bool) -> None:
+def diff(
+    a: str, b: str, where: Sequence[str], form: str | None, *, values: bool
+) -> None:
     """Say how the trees A and B differ: exit code 1 if they do.
 
     Added, removed, renamed (same shape, similar name), reshaped and retyped leaves,

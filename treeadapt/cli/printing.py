@@ -88,13 +88,13 @@ def print_leaves_csv(summary: Summary, ties: Mapping[str, str]) -> None:
     print_csv(list(rows[0]) if rows else [], [list(row.values()) for row in rows])
 
 
-def print_sums(summary: Summary, depth: int, form: str) -> None:
+def print_sums(summary: Summary, depth: int, form: str | None) -> None:
     """Print what leaves add up to by the first segments of their paths, and by label.
 
     Args:
         summary: what to print.
         depth: how many segments.
-        form: ``"json"``, ``"csv"`` or ``"table"``.
+        form: ``"json"``, ``"csv"``, or anything else for a table.
     """
     sums: dict[tuple[str, Hashable], dict[str, Any]] = {}
     for row in summary.rows:
