@@ -83,6 +83,8 @@ def restore(path: Path) -> None:
 
 
 def _settle(folder: Path, path: Path) -> None:
+    if folder.is_symlink():  # made by someone else
+        return
     try:
         lock = (folder / "lock").open("r+b")
     except FileNotFoundError:
