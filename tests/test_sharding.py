@@ -390,6 +390,19 @@ def test_jax_takes_the_shardings(kind):
         assert jax.tree.map(lambda leaf: leaf.sharding, tree) == shardings
 
 
+def test_an_axis_that_nothing_decides_names_the_path():
+    params = params_on(mesh_of())
+    table = {"**/kernel": P("data", P.UNCONSTRAINED), "**": P()}
+    assert P.UNCONSTRAINED in partition_specs(params, table)["up"]["kernel"]
+    message = r"'up/kernel'.*no mesh axis is Auto"
+    for mesh in (mesh_of("Explicit"), mesh_of("Explicit").abstract_mesh):
+        with pytest.raises(ta.ShardingError, match=message):
+            named_shardings(params, table, mesh)
+    shardings = named_shardings(params, table, mesh_of("Auto"))
+    with pytest.raises(ta.ShardingError, match=r"'0/mu/up/kernel'.*UNCONSTRAINED"):
+        init_sharded(optax.adam(0.1), params, shardings)
+
+
 def test_the_shardings_of_a_box_go_into_jit():
     shardings = named_shardings(boxed(), {"bias": P()}, mesh_of())
     out = jax.jit(lambda tree: tree, out_shardings=shardings)(boxed())

@@ -320,6 +320,20 @@ def test_it_is_one_fused_kernel_a_leaf():
     assert entry.count(" fusion(") == 2
 
 
+def test_nothing_is_transferred():
+    params = {
+        "w": jnp.ones(3),
+        "half": jnp.ones(2, jnp.bfloat16),
+        "complex": jnp.ones(2, jnp.complex64),
+        "steps": jnp.arange(3),
+    }
+    updates = jax.tree.map(lambda leaf: leaf * 0, params) | {"w": jnp.ones(3)}
+    with jax.transfer_guard("disallow"):
+        optax.apply_updates(params, updates)  # Optax transfers nothing either
+        new = apply_updates(params, updates)
+    assert new["w"].tolist() == [2, 2, 2]
+
+
 def test_it_keeps_the_sharding():
     mesh = jax.make_mesh((8,), ("x",))
     sharding = jax.NamedSharding(mesh, jax.P("x"))

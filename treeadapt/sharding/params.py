@@ -307,7 +307,7 @@ def _check(
             continue
         wrong = misfit(choice.spec, leaf.shape)
         if wrong is None and mesh is not None:
-            wrong = mesh_misfit(choice.spec, leaf.shape, mesh.shape)
+            wrong = mesh_misfit(choice.spec, leaf.shape, mesh)
         if wrong is not None:
             problems.append((index, f"{wrong} ({choice.source})"))
     if not problems:

@@ -10,10 +10,10 @@ Which leaf gets which spec is up to ``params``.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jax.sharding import PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
 from treeadapt.errors import ShardingError, shorten
 
@@ -86,6 +86,16 @@ def is_replicated(spec: PartitionSpec) -> bool:
     return not any(map(mesh_axes, spec))
 
 
+def is_open(spec: PartitionSpec) -> bool:
+    """Tell whether some axis is left to the compiler.
+
+    Example:
+        >>> is_open(PartitionSpec("x", PartitionSpec.UNCONSTRAINED))
+        True
+    """
+    return any(entry is PartitionSpec.UNCONSTRAINED for entry in spec)
+
+
 def same_spec(one: PartitionSpec, two: PartitionSpec) -> bool:
     """Compare two specs by what they do to one array.
 
@@ -123,28 +133,32 @@ def misfit(spec: PartitionSpec, shape: Sequence[int]) -> str | None:
 
 
 def mesh_misfit(
-    spec: PartitionSpec, shape: Sequence[int], mesh: Mapping[str, int]
+    spec: PartitionSpec, shape: Sequence[int], mesh: Mesh | AbstractMesh
 ) -> str | None:
     """Say why a mesh cannot hold an array sharded by a spec; None if it can.
 
     Args:
         spec: a spec with one entry an axis, or ``P()``.
         shape: of the array.
-        mesh: ``{axis: size}``.
+        mesh: the mesh.
 
     Example:
-        >>> mesh_misfit(PartitionSpec("x", None), (6, 2), {"x": 4})
+        >>> mesh = AbstractMesh((4,), ("x",))
+        >>> mesh_misfit(PartitionSpec("x", None), (6, 2), mesh)
         "axis 0 has size 6, which 'x' of size 4 does not divide"
     """
     used = [name for entry in spec for name in mesh_axes(entry)]
-    unknown = [name for name in used if name not in mesh]
+    sizes = mesh.shape
+    unknown = [name for name in used if name not in sizes]
     if unknown:
         return f"{unknown[0]!r} is no axis of the mesh"
+    if is_open(spec) and AxisType.Auto not in mesh.axis_types:
+        return f"{spec_text(spec)} leaves an axis to the compiler: no mesh axis is Auto"
     for axis, entry in enumerate(spec):
         names = mesh_axes(entry)
-        parts = math.prod(mesh[name] for name in names)
+        parts = math.prod(sizes[name] for name in names)
         if shape[axis] % parts:
-            over = " and ".join(f"{name!r} of size {mesh[name]}" for name in names)
+            over = " and ".join(f"{name!r} of size {sizes[name]}" for name in names)
             do = "does" if len(names) == 1 else "together do"
             return f"axis {axis} has size {shape[axis]}, which {over} {do} not divide"
     return None

@@ -25,6 +25,7 @@ from treeadapt.carry.slots import Slot, find_slots, init_of_arrays
 from treeadapt.errors import ShardingError, listing, plural
 from treeadapt.paths import SEPARATOR
 from treeadapt.plans import TreeView, view_tree
+from treeadapt.sharding.specs import is_open
 from treeadapt.transforms.flat import first_half, view_params
 
 #: A sharding, or the spec of one.
@@ -93,7 +94,7 @@ def init_sharded(tx: Any, params: Any, shardings: Any = None) -> Any:
 
     Raises:
         ShardingError: an array has no sharding, or one that does not fit its shape; or
-            ``shardings`` are specs, without a mesh.
+            ``shardings`` are specs, without a mesh, or leave an axis unconstrained.
         TransformError: JAX sees an object in ``params`` that holds arrays as one leaf.
 
     Example:
@@ -109,6 +110,18 @@ def init_sharded(tx: Any, params: Any, shardings: Any = None) -> Any:
         raise ShardingError(
             "init_sharded got specs, which name no mesh. Pass shardings: "
             "named_shardings(params, rules, mesh)."
+        )
+    view = view_tree(targets)
+    left = [
+        path
+        for path, target in zip(view.plan.paths, view.leaves, strict=True)
+        if isinstance(target, NamedSharding) and is_open(target.spec)
+    ]
+    if left:
+        raise ShardingError(
+            f"{plural(len(left), 'array')} of the state cannot be put anywhere: "
+            f"{listing(left)}. Their shardings leave an axis to the compiler "
+            "(P.UNCONSTRAINED); name its mesh axes, or None."
         )
     init, arrays = init_of_arrays(tx, params)
     # An array that was put nowhere in particular has a state that may go anywhere.

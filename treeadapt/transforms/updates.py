@@ -132,8 +132,9 @@ def _add_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
     return _add(*primals), jax.jvp(optax.apply_updates, primals, tangents)[1]
 
 
+@functools.partial(jax.jit, inline=True)  # a zero from the host would be a transfer
 def _is_nothing(delta: jax.Array) -> jax.Array:
-    return delta == np.zeros((), delta.dtype)  # of any dtype, booleans too
+    return delta == jnp.zeros((), delta.dtype)  # of any dtype, booleans too
 
 
 def _choose(keep: jax.Array, leaf: jax.Array, new: jax.Array) -> jax.Array:
