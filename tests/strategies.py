@@ -19,7 +19,6 @@ from typing import Any
 
 import equinox as eqx
 import flax.struct
-import jax
 import jax.tree_util as jtu
 import numpy as np
 from flax.core import FrozenDict
@@ -42,14 +41,6 @@ FAMILIES = (WORDS, WORDS, WORDS, NUMBERS, TUPLES)  # words collide, so mostly wo
 FIELDS = ((), ("a",), ("b",), ("a", "b"), ("b", "a"), ("a", "b", "c"))
 
 
-class SubDict(dict):
-    pass
-
-
-class SubList(list):
-    pass
-
-
 def _default(items: Any) -> Any:
     return collections.defaultdict(list, items)
 
@@ -58,23 +49,15 @@ def _frozen(items: Any) -> Any:
     return FrozenDict(items, __unsafe_skip_copy__=True)  # copying would sort the rest
 
 
-def _proxy(items: Any) -> Any:
-    return types.MappingProxyType(dict(items))
-
-
 MAPPINGS: dict[str, Callable[..., Any]] = {
     "dict": dict,
     "OrderedDict": collections.OrderedDict,
     "defaultdict": _default,
     "FrozenDict": _frozen,
-    "SubDict": SubDict,
-    "MappingProxy": _proxy,
 }
 SEQUENCES: dict[str, Callable[..., Any]] = {
     "list": list,
     "tuple": tuple,
-    "SubList": SubList,
-    "deque": collections.deque,
 }
 
 
@@ -113,7 +96,7 @@ POOL = {
     for kind, make in RECORDS.items()
     for fields in FIELDS
 }
-OPAQUE = frozenset({"SubDict", "MappingProxy", "SubList", "deque", "dataclass"})
+OPAQUE = frozenset({"dataclass"})
 
 LEAVES: dict[str, Callable[[], Any]] = {
     "float": lambda: np.zeros(2, np.float32),
@@ -172,7 +155,7 @@ def _new_leaf(leaf: Leaf) -> Any:
 def reference(tree: Any, path: str | None = None) -> Iterator[tuple[str, Any]]:
     """Every leaf of a built tree with its path, found without the library."""
     children = _children(tree)
-    if children is None or (_is_opaque(tree) and not _has_array(tree)):
+    if children is None:
         yield path or "", tree
         return
     for name, child in children:
@@ -182,7 +165,7 @@ def reference(tree: Any, path: str | None = None) -> Iterator[tuple[str, Any]]:
 def sibling_clash(tree: Any) -> bool:
     """Tell whether two children of one node have the same name."""
     children = _children(tree)
-    if children is None or (_is_opaque(tree) and not _has_array(tree)):
+    if children is None:
         return False
     names = [name for name, _ in children]
     return len(set(names)) < len(names) or any(
@@ -214,26 +197,15 @@ def _children(tree: Any) -> list[tuple[str, Any]] | None:
         return [(text(key), child) for key, child in tree.items()]
     if isinstance(tree, FrozenDict):
         tree = tree._dict  # indexing would wrap what is in it
-    if isinstance(tree, dict | types.MappingProxyType):
+    if isinstance(tree, dict):
         return [(text(key), tree[key]) for key in sorted(tree)]
     if hasattr(tree, "_fields"):
         return list(zip(tree._fields, tree, strict=True))
-    if isinstance(tree, list | tuple | collections.deque):
+    if isinstance(tree, list | tuple):
         return [(str(place), child) for place, child in enumerate(tree)]
     if dataclasses.is_dataclass(tree):
         return [(f.name, getattr(tree, f.name)) for f in dataclasses.fields(tree)]
     return None
-
-
-def _is_opaque(tree: Any) -> bool:
-    return tree is not None and jax.tree.structure(tree) == jax.tree.structure(0)
-
-
-def _has_array(tree: Any) -> bool:
-    children = _children(tree)
-    if children is None:
-        return isinstance(tree, np.ndarray)
-    return any(_has_array(child) for _, child in children)
 
 
 def _nodes(children: st.SearchStrategy[Any]) -> st.SearchStrategy[Node]:

@@ -10,8 +10,17 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
-from trees import BY_NAME, SAME_MODEL, TREES, assert_same, two_layers, w
+from trees import (
+    BY_NAME,
+    SAME_MODEL,
+    TREES,
+    WITHOUT_ARRAYS,
+    assert_same,
+    two_layers,
+    w,
+)
 
 import treeadapt as ta
 
@@ -97,6 +106,37 @@ def test_law_3_one_model_has_one_set_of_paths():
     assert len(SAME_MODEL) >= 18
     for row in SAME_MODEL:
         assert set(ta.tree_paths(row.make())) == set(BY_NAME["dict"].paths), row.name
+
+
+@pytest.mark.hazard("D1")
+@pytest.mark.parametrize("make", WITHOUT_ARRAYS.values(), ids=WITHOUT_ARRAYS)
+def test_law_3_a_tree_of_masks_labels_or_shapes_has_the_paths_of_its_model(make):
+    tree = make()
+    assert ta.tree_paths(tree) == BY_NAME["dataclass"].paths
+    for again in (
+        ta.from_state_dict(tree, ta.to_state_dict(tree)),
+        ta.from_flat_dict(tree, ta.to_flat_dict(tree)),
+        ta.merge(*ta.split(tree, [])),
+    ):
+        assert_same(tree, again)
+
+
+def test_law_3_the_mask_of_a_model_of_plain_dataclasses_reaches_its_leaves():
+    model = BY_NAME["dataclass"].make()
+    mask = ta.param_mask(model, "**/w")
+    assert type(mask) is type(model)
+    assert ta.to_flat_dict(mask) == {
+        path: path.endswith("w") for path in BY_NAME["dataclass"].paths
+    }
+    params, _ = ta.split(model)
+    tx = optax.add_decayed_weights(0.5, mask=ta.lift(mask))
+    updates, _ = tx.update(
+        jax.tree.map(jnp.zeros_like, params),
+        tx.init(params),
+        jax.tree.map(jnp.ones_like, params),
+    )
+    moved = {path for path, update in updates.items() if update.any()}
+    assert moved == {"hidden/w", "out/w"}
 
 
 @pytest.mark.hazard("B6")

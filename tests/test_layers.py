@@ -46,6 +46,7 @@ ROOMS = (
     ("diff",),
     ("cli",),
     ("__main__",),
+    ("testing",),
 )
 LINE_OF = {room: line for line, rooms in enumerate(ROOMS) for room in rooms}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import copy
 import dataclasses
+import functools
 import gc
 import itertools
 import pickle
@@ -42,6 +43,9 @@ def registry():
 
 class Net:
     """A class that JAX does not know."""
+
+    def method(self):
+        """Do nothing; a bound method of it holds the instance."""
 
     def __init__(self, w, b):
         raise TypeError("a conversion calls no constructor")
@@ -142,7 +146,7 @@ def test_a_warning_for_positions_gives_the_line_that_cures_it(registry):
 @pytest.mark.hazard("D11")
 def test_another_array_beside_the_fields_is_an_error(registry):
     ta.register(Net, fields=("w",))
-    with pytest.raises(ta.AdapterError, match="beside its children, 'b'") as raised:
+    with pytest.raises(ta.AdapterError, match="besides its children, 'b'") as raised:
         ta.to_state_dict([net(w=w(), b=[w()])])
     assert str(raised.value).endswith('register(Net, fields=("w", "b"))')
     assert "at '0'" in str(raised.value)
@@ -156,6 +160,9 @@ def test_another_array_beside_the_fields_is_an_error(registry):
         ("Net", ("w",)),
         (None, ("w",)),
         (Net, ("w", "w")),
+        ("Net", None, True),
+        (Net, ("w",), True),
+        (ta.Adapter(name="a", applies=Net), None, True),
         (Net, (1,)),
         (ta.Adapter(name="a", applies=Net, flatten=lambda n: n), ("w",)),
     ],
@@ -163,7 +170,7 @@ def test_another_array_beside_the_fields_is_an_error(registry):
 def test_a_malformed_entry_is_refused(registry, arguments):
     entries = registry.entries
     with pytest.raises(ta.AdapterError):
-        ta.register(*arguments)
+        ta.register(*arguments[:2], leaf=len(arguments) == 3)
     assert registry.entries == entries
 
 
@@ -187,10 +194,59 @@ def test_a_wrong_number_of_fields_is_named_with_its_path(registry):
         ta.to_state_dict({"x": Pair(w(), w())})
 
 
-def test_an_object_without_arrays_stays_a_leaf(registry):
+def test_a_registered_class_is_opened_whatever_it_holds(registry):
     ta.register(Net, fields=("w",))
-    assert ta.tree_paths({"a": net(w=1.0)}) == ("a",)
+    assert ta.tree_paths({"a": net(w=1.0)}) == ("a/w",)
     assert ta.tree_paths({"a": net(w=np.float32(1))}) == ("a/w",)
+
+
+def test_any_class_that_jax_does_not_know_can_be_a_leaf(registry):
+    tree = {"a": net(w=w()), "b": Outer(w())}
+    ta.register(Net, leaf=True)
+    ta.register(Outer, leaf=True)
+    assert ta.to_flat_dict(tree) == tree
+    again = ta.merge(*ta.split({**tree, "w": w()}))
+    assert again["a"] is tree["a"]
+    ta.register(ta.Adapter(name="all", applies=lambda cls: cls is Net, leaf=True))
+    assert registry.find(tree["a"]).adapter is None
+    ta.register(Net, fields="w")  # the newest entry decides
+    assert ta.tree_paths(tree) == ("a/w", "b")
+
+
+def test_a_class_that_jax_opens_cannot_be_a_leaf(registry):
+    ta.register(Pair, leaf=True)
+    with pytest.raises(ta.AdapterError, match="Pair is registered as a leaf, but JAX"):
+        ta.to_state_dict({"a": Pair(w(), w())})
+
+
+def test_an_object_that_is_a_leaf_is_not_searched_for_arrays(registry):
+    tree = {"a": functools.partial(max, net(w=w()))}
+    with pytest.raises(ta.AdapterError, match="leaf at 'a'"):
+        ta.to_state_dict(tree)
+    ta.register(Net, leaf=True)
+    assert ta.tree_paths(tree) == ("a",)
+
+
+@pytest.mark.parametrize(
+    ("hide", "cure"),
+    [
+        (lambda x: functools.partial(max, x), "jax.tree_util.Partial instead of"),
+        (lambda x: functools.partial(max, key=[x]), "jax.tree_util.Partial instead"),
+        (lambda x: functools.partial(functools.partial(max, x)), "tree_util.Partial"),
+        (lambda x: net(w=x).method, r"Partial\(Net.method, object\)"),
+        (lambda x: {"b": x}.get, r"Partial\(dict.get, object\)"),
+    ],
+)
+def test_arrays_behind_a_function_are_reported(hide, cure):
+    for tree in ({"a": hide(w())}, {"a": hide(1.0), "b": net(f=hide(w()))}):
+        with pytest.raises(ta.AdapterError, match=r"leaf at '[ab]'"):
+            ta.to_state_dict(tree)
+    with pytest.raises(ta.AdapterError, match=cure):
+        ta.to_state_dict({"a": hide(w())})
+    for _ in range(2):  # the second time by the plan
+        assert ta.tree_paths({"a": hide(1.0)}) == ("a",)
+    with pytest.raises(ta.AdapterError, match=cure):
+        ta.to_state_dict({"a": hide(w())})
 
 
 # In full
@@ -324,12 +380,24 @@ def test_an_adapter_out_of_the_order_of_jax_is_an_error(registry, flatten, by_ha
     [
         lambda node: ([node.one, node.two], None),
         lambda node: ta.Flat(("one",), [node.one, node.two]),
+        lambda node: ta.Flat(("one", "two"), {"one": node.one, "two": node.two}),
+        lambda node: ta.Flat((k for k in "ab"), [node.one, node.two]),
+        lambda node: {"one": node.one, "two": node.two},
         lambda node: None,
     ],
 )
 def test_a_flatten_that_returns_nonsense_is_named(registry, flatten):
+    def unflatten(aux, children):
+        raise AssertionError("never called")
+
+    odd = ta.Adapter(name="odd two", applies=Net, flatten=flatten, unflatten=unflatten)
+    ta.register(odd)
+    with pytest.raises(ta.AdapterError, match=r"At 'x': .*'odd two' takes a Net apart"):
+        ta.to_state_dict({"x": net(one=w(), two=w())})
     ta.register(ta.Adapter(name="odd one", applies=Pair, flatten=flatten))
-    with pytest.raises(ta.AdapterError, match="'odd one' takes the Pair at 'x' apart"):
+    with pytest.raises(
+        ta.AdapterError, match=r"At 'x': .*'odd one' takes a Pair apart"
+    ):
         ta.to_state_dict({"x": Pair(w(), w())})
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import types
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -145,6 +144,23 @@ class AttrsLayer:
     _b: Any = attrs.field(default=None)
 
 
+@attrs.frozen
+class AttrsPair:
+    w: Any
+    b: Any
+
+
+@attrs.define
+class AttrsModel:
+    hidden: Any
+    out: Any
+
+
+@dataclasses.dataclass
+class ChildLayer(RegisteredLayer):
+    """A subclass that JAX does not know of a class that it knows."""
+
+
 @flax.struct.dataclass
 class StructLayer:
     w: Any
@@ -233,14 +249,6 @@ class PenzaiLayer(pz.Struct):
 class PenzaiModel(pz.Struct):
     hidden: Any
     out: Any
-
-
-class SubDict(dict):
-    pass
-
-
-class SubList(list):
-    pass
 
 
 class Unregistered:
@@ -366,30 +374,16 @@ def default(**layers: Any) -> Any:
     return collections.defaultdict(list, layers)
 
 
+def _filled(layer: Callable[..., Any], model: Callable[..., Any], leaf: Any) -> Any:
+    return model(hidden=layer(w=leaf, b=leaf), out=layer(w=leaf, b=leaf))
+
+
 TREES = (
     Row("dict", lambda: two_layers(dict, dict), HIDDEN_OUT),
     Row("OrderedDict", lambda: two_layers(ordered, ordered), BY_FIELD),
     Row("defaultdict", lambda: two_layers(default, default), HIDDEN_OUT),
-    Row("dict subclass", lambda: two_layers(SubDict, SubDict), HIDDEN_OUT, opaque=True),
-    Row(
-        "mapping proxy",
-        lambda: two_layers(
-            lambda **k: types.MappingProxyType(k), lambda **k: types.MappingProxyType(k)
-        ),
-        HIDDEN_OUT,
-        opaque=True,
-    ),
-    Row(
-        "UserDict",
-        lambda: two_layers(collections.UserDict, dict),
-        HIDDEN_OUT,
-        opaque=True,
-    ),
-    Row("Counter", lambda: collections.Counter(a=w(), c=b()), ("a", "c"), opaque=True),
     Row("list", lambda: [w(), [b(), w(2)]], ("0", "1/0", "1/1")),
     Row("tuple", lambda: (w(), (b(), w(2))), ("0", "1/0", "1/1")),
-    Row("list subclass", lambda: SubList([w(), b()]), ("0", "1"), opaque=True),
-    Row("deque", lambda: collections.deque([w(), b()], 5), ("0", "1"), opaque=True),
     Row("NamedTuple", lambda: two_layers(ModelTuple, LayerTuple), BY_FIELD),
     Row("generic NamedTuple", lambda: two_layers(GenericTuple, LayerTuple), BY_FIELD),
     Row("NamedTuple of its own making", lambda: Subclassed(w()), ("w", "b")),
@@ -552,6 +546,25 @@ TREES = (
         ("act", "name", "rate", "w"),
     ),
 )
+
+#: Trees in the shape of the two-layer model that hold no array: masks, labels, shapes.
+WITHOUT_ARRAYS = {
+    f"{classes} of {kind}": functools.partial(_filled, layer, model, leaf)
+    for classes, layer, model in (
+        ("dataclasses", PlainLayer, PlainModel),
+        ("slots dataclasses", SlotsLayer, PlainModel),
+        ("attrs classes", AttrsPair, AttrsModel),
+        ("subclasses", ChildLayer, PlainModel),
+    )
+    for kind, leaf in (
+        ("bools", True),
+        ("labels", "train"),
+        ("shapes", jax.ShapeDtypeStruct((2, 3), jnp.float32)),
+        ("specs", jax.P("x")),
+        ("statics", ta.STATIC),
+        ("functions", jax.nn.relu),
+    )
+}
 
 BY_NAME = {row.name: row for row in TREES}
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import collections
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax.tree_util as jtu
 
-from treeadapt.opaque import Searcher
 from treeadapt.registry import BOX, Adapter, AdapterRegistry, jax_knows
 
 
@@ -25,14 +24,13 @@ def exact_paths(tree: Any, registry: AdapterRegistry) -> list[str]:
         >>> exact_paths({"a": [1.0, 2.0]}, default_registry)
         ["['a'][0]", "['a'][1]"]
     """
-    searcher = Searcher(registry)
     found: list[str] = []
     met: set[int] = set()  # nodes with an identity
     pending = [("", tree)]
     while pending:
         above, node = pending.pop()
         kind = registry.find(node)
-        if kind.adapter is None or (kind.opens and not searcher.holds_array(node)):
+        if kind.adapter is None:
             found.append(above)
         elif not (kind.adapter.shared and id(node) in met):
             met.add(id(node))
@@ -62,9 +60,9 @@ def exact_places(
 def _keys(node: Any, adapter: Adapter | None) -> list[tuple[str, Any]]:
     """Return the exact text of each key of a node, and the child that stands there."""
     assert adapter is not None  # of a node
-    flat = adapter.flatten(node)
+    flat = adapter.open(node)
     if not jax_knows(node):
-        texts = [_text(key, node) for key in flat.keys]
+        texts = ["" if key is BOX else _text(key) for key in flat.keys]
         return list(zip(texts, flat.children, strict=True))
     by_child = collections.defaultdict(list)
     pairs, _ = jtu.tree_flatten_with_path(node, is_leaf=lambda other: other is not node)
@@ -77,9 +75,5 @@ def _keys(node: Any, adapter: Adapter | None) -> list[tuple[str, Any]]:
     ]
 
 
-def _text(key: Any, node: Any) -> str:
-    if key is BOX:
-        return ""
-    if isinstance(node, Mapping | list | tuple | collections.deque):
-        return f"[{key!r}]"
-    return f".{key}"
+def _text(key: Any) -> str:
+    return f".{key}" if isinstance(key, str) else f"[{key!r}]"

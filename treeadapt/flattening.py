@@ -3,16 +3,13 @@
 A tree that is nested too deep, contains itself, or has keys that cannot be sorted
 makes JAX fail without saying where, or overflow the C stack; here each gives an error
 with the path. Walks a tree only to explain a failure, or where a raised recursion limit
-has switched JAX's own check off.
+has switched JAX's own check off. Never changes that limit.
 """
 
 from __future__ import annotations
 
-import contextlib
 import sys
-import threading
 from collections.abc import Iterator, Sequence
-from types import FrameType
 from typing import Any
 
 import jax.tree_util as jtu
@@ -32,12 +29,8 @@ from treeadapt.registry import BOX, Adapter, Flat, current_registry
 #: overflow the C stack, so its depth is measured first.
 MAX_DEPTH = 5_000
 
-# From Python 3.12 on, nobody can give back levels of recursion that JAX has lost.
-_LOSSES_STAY = sys.version_info >= (3, 12)
-# The limit is one for all threads: whoever changes it must be the only one.
-_limit_changes = threading.RLock()
-_lost = threading.local()  # how many levels JAX has lost, by thread
-_SPARE = 100  # levels of recursion that explaining a failure may need
+_SPARE = 10  # levels of recursion that the code of a node may need
+_MAX_KINDS = 1_000
 _SHOWN = 20  # segments of a deep path in a message
 
 
@@ -50,68 +43,71 @@ def flatten(tree: Any) -> tuple[list[Any], Any]:
         PathError: the keys of a node cannot be sorted.
     """
     try:
-        if (
-            sys.getrecursionlimit() > MAX_DEPTH
-            and sys.getrecursionlimit() - _levels_lost() > MAX_DEPTH
-        ) or (_LOSSES_STAY and _is_graph(tree)):
+        if sys.getrecursionlimit() > MAX_DEPTH:
             _require_flat_enough(tree)
-        return _jax_flatten(tree)
+        registry = current_registry()
+        adapter = registry.find(tree).adapter
+        if adapter is not None and adapter.shared:  # it may well lead back to itself
+            return _flatten_with_care(tree)
+        kinds = registry.memo.setdefault("flattened", set())
+        kind = _kind(tree)
+        if kind in kinds:
+            return jtu.default_registry.flatten(tree)
+        found = _flatten_with_care(tree)
+        if len(kinds) >= _MAX_KINDS:
+            kinds.clear()
+        kinds.add(kind)
+        return found
     except (SystemError, RecursionError, ValueError, TypeError) as error:
-        with _limit_changes:
-            sys.setrecursionlimit(sys.getrecursionlimit() + _SPARE)
-            raise _explained(tree, error) from None
+        raise _explained(tree, error) from None
 
 
-def _jax_flatten(tree: Any) -> tuple[list[Any], Any]:
-    # A frame of its own: the level that it gives back is the one the handler needs.
-    return jtu.default_registry.flatten(tree)
+def _kind(tree: Any) -> tuple[Any, ...]:
+    """Return what the next tree that a program converts has in common with this one."""
+    if type(tree) is dict:
+        first = next(iter(tree), None)
+        return dict, len(tree), first if type(first) is str else None
+    if type(tree) in (list, tuple):
+        return type(tree), len(tree)
+    return (id(type(tree)),)  # a number keeps no class alive
 
 
-def _is_graph(tree: Any) -> bool:
-    # A node with an identity, such as an nnx module, may well lead back to itself.
-    adapter = current_registry().find(tree).adapter
-    return adapter is not None and adapter.shared
+def _flatten_with_care(tree: Any) -> tuple[list[Any], Any]:
+    """Flatten a tree, but stop before JAX fails.
+
+    Where code that JAX runs on the way (the order of keys, a class of the user's) finds
+    no level of recursion left, JAX 0.10 keeps all the levels that it was in, for good:
+    no later call in that thread would work. Asking before each node takes a while, so
+    it is done for the first tree of a kind, and for graphs.
+    """
+    edge: list[Any] = []
+
+    def is_at_the_edge(node: Any) -> bool:
+        try:
+            _use(_SPARE)
+        except RecursionError:
+            edge.append(node)
+            return True
+        return False
+
+    found = jtu.default_registry.flatten(tree, is_at_the_edge)
+    if edge:
+        raise RecursionError
+    return found
+
+
+def _use(levels: int) -> bool:
+    # ``map`` makes each a level of C, which Python 3.12 counts apart.
+    return levels == 0 or any(map(_use, (levels - 1,)))
 
 
 def _explained(tree: Any, error: Exception) -> Exception:
-    _give_back_levels()
     if isinstance(error, TreeAdaptError):
         return error
     reason = error.__cause__ or error  # JAX hides one behind a failed comparison
     if isinstance(reason, SystemError | RecursionError):
         return _too_deep(tree)
     return _unsortable(tree) or error
-
-
-def _give_back_levels() -> None:
-    """Take back the spare levels of recursion; leave those that JAX has lost.
-
-    When something raises inside its flatten, JAX 0.10 never leaves the levels of
-    recursion that it was in, and Python takes them for used from then on. Of a tree
-    that is too deep that is all of them: without this, every later call would fail.
-    """
-    limit, frames = sys.getrecursionlimit(), 0
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        frame, frames = frame.f_back, frames + 1
-    known = _levels_lost()  # were given back before
-    lost = 0 if _has_room(2 * _SPARE) else limit - frames - known
-    if lost <= 3 * _SPARE:
-        lost = 0
-    _lost.levels = known + lost
-    with contextlib.suppress(RecursionError):  # the stack was as good as full before
-        sys.setrecursionlimit(limit - _SPARE + lost)
-
-
-def _levels_lost() -> int:
-    return getattr(_lost, "levels", 0)
-
-
-def _has_room(levels: int) -> bool:
-    try:
-        return levels == 0 or _has_room(levels - 1)
-    except RecursionError:
-        return False
 
 
 def depth_error(depth: int, names: Sequence[str | None]) -> TreeDepthError:
@@ -123,11 +119,17 @@ def depth_error(depth: int, names: Sequence[str | None]) -> TreeDepthError:
     )
 
 
-def cycle_error(names: Sequence[str | None]) -> TreeCycleError:
-    """Return the error for a node at ``names`` that is also above itself."""
+def cycle_error(names: Sequence[str | None], *, opened: str = "") -> TreeCycleError:
+    """Return the error for a node at ``names`` that is also above itself.
+
+    Args:
+        names: the segments down to it.
+        opened: name of its class, if JAX does not know that.
+    """
+    leaf = f", or make the class a leaf: treeadapt.register({opened}, leaf=True)"
     return TreeCycleError(
         f"The tree contains itself: {_start(names)!r} leads back to a node above it. "
-        "Break the cycle before converting it."
+        f"Break the cycle before converting it{leaf if opened else '.'}"
     )
 
 
@@ -203,10 +205,9 @@ def _deepest(tree: Any, *, limit: int) -> tuple[int, list[str | None], bool]:
 def _taken_apart(adapter: Adapter, node: Any) -> Flat | None:
     """Take a node apart; None where its adapter cannot, which the walk will tell."""
     try:
-        flat = adapter.flatten(node)
+        return adapter.open(node)
     except AdapterError:
         return None
-    return flat if isinstance(flat, Flat) else None
 
 
 def _unsortable(tree: Any) -> PathError | None:
@@ -223,7 +224,7 @@ def _unsortable(tree: Any) -> PathError | None:
             kind = find(node)
             if kind.adapter is None or kind.opens:
                 continue
-            keys, children, _ = kind.adapter.flatten(node)
+            keys, children, _ = kind.adapter.open(node)
         except (ValueError, TypeError) as error:
             return _explain(place, node, error)
         pending += [((place, k), c) for k, c in zip(keys, children, strict=False)]

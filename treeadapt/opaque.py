@@ -1,13 +1,15 @@
-"""Objects that JAX sees as one leaf: which of them hold arrays?
+"""Leaves that hold arrays: objects that neither JAX nor an adapter opens.
 
-An object of a class that JAX does not know is opened only if an array lies somewhere
-inside it; an object with arrays that no adapter opens would be passed on as a leaf in
-silence, and its arrays with it. Looks at attributes and children only, at each object
-once, however they refer to each other. Reads no array.
+Such an object would be passed on as a leaf in silence, and its arrays with it. Looks at
+attributes, items, arguments of ``functools.partial`` and the objects of bound methods,
+at each object once, however they refer to each other. Reads no array.
 """
 
 from __future__ import annotations
 
+import collections
+import functools
+import types
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -18,11 +20,18 @@ from treeadapt.registry import AdapterRegistry, Flat
 
 # Leaves of classes from these packages hold no arrays that an adapter should find.
 _PLAIN_PACKAGES = ("functools", "jax", "jaxlib", "ml_dtypes", "numpy", "typing")
+_METHODS = (types.MethodType, types.BuiltinMethodType, types.MethodWrapperType)
+_MAPPINGS = (dict, types.MappingProxyType)
+_SEQUENCES = (list, tuple, collections.deque)
+# Classes whose instances hold objects elsewhere than in attributes.
+_HOLDERS = (functools.partial, *_METHODS, *_MAPPINGS, *_SEQUENCES)
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a ``class`` statement
 
 
 def is_plain(cls: type) -> bool:
     """Tell whether leaves of class ``cls`` need no closer look."""
+    if issubclass(cls, _HOLDERS):
+        return False
     package = cls.__module__.partition(".")[0]
     if cls.__flags__ & _HEAP_TYPE:
         return package in _PLAIN_PACKAGES
@@ -67,11 +76,12 @@ class Searcher:
     def _inside(self, node: Any) -> Iterator[Any]:
         kind = self._registry.find(node)
         if kind.adapter is not None:
-            flat = kind.adapter.flatten(node)
+            flat = kind.adapter.open(node)
             yield from flat.children
             yield from passed_over(flat).values()
-        elif not is_plain(type(node)) and not isinstance(node, type):
+        elif not (kind.sealed or is_plain(type(node)) or isinstance(node, type)):
             yield from fields.attributes(node).values()
+            yield from _held(node)
 
     def _mark_full(self, found: Any, seen: dict[int, tuple[Any, Any]]) -> None:
         above = None
@@ -80,16 +90,48 @@ class Searcher:
             above, found = found, seen[id(found)][1]
 
 
+def _held(node: Any) -> Iterable[Any]:
+    """Return what an object holds elsewhere than in its attributes."""
+    if isinstance(node, functools.partial):
+        return (node.func, *node.args, *node.keywords.values())
+    if isinstance(node, _METHODS):
+        return (node.__self__,)
+    if isinstance(node, dict):  # past the methods of the class, which may do more
+        return dict.values(node)
+    if isinstance(node, types.MappingProxyType):
+        return node.values()
+    base = next((cls for cls in _SEQUENCES if isinstance(node, cls)), None)
+    return () if base is None else base.__iter__(node)
+
+
 def passed_over(flat: Flat) -> dict[str, Any]:
     """Return the attributes of a node that its adapter keeps but does not show."""
     return dict(flat.aux.rest) if isinstance(flat.aux, fields.Shell) else {}
 
 
 def leaf_error(leaf: Any, path: str, hidden: list[str]) -> AdapterError:
-    """Return the error for a leaf that holds arrays in its attributes ``hidden``."""
+    """Return the error for a leaf that holds arrays.
+
+    Args:
+        leaf: the object.
+        path: its path.
+        hidden: its attributes that hold them.
+    """
+    cure = _cure(leaf, hidden)
+    if isinstance(leaf, functools.partial):
+        cure = "Use jax.tree_util.Partial instead of functools.partial."
+    elif isinstance(leaf, _METHODS):
+        of = type(leaf.__self__).__name__
+        name = getattr(leaf, "__name__", "function")
+        cure = (
+            "Use jax.tree_util.Partial of the function and the object instead: "
+            f"jax.tree_util.Partial({of}.{name}, object)"
+        )
+    elif isinstance(leaf, Mapping | collections.deque | list | tuple):
+        cure = _cure_of_container(leaf)
     return AdapterError(
         f"The leaf at {path!r} is a {_name(leaf)} that holds arrays, and JAX does not "
-        f"look inside it. {_cure(leaf, hidden)}"
+        f"look inside it. {cure}"
     )
 
 
@@ -100,13 +142,13 @@ def node_error(
 
     Args:
         node: the node.
-        path: where it stands.
+        path: its path.
         named: the keys of its children.
         hidden: its attributes that hold the other arrays.
     """
     names = [*(key for key in named if isinstance(key, str)), *hidden]
     return AdapterError(
-        f"The {_name(node)} at {path!r} holds arrays beside its children, "
+        f"The {_name(node)} at {path!r} holds arrays besides its children, "
         f"{listing(hidden)}, which would not be seen. {_cure(node, names)}"
     )
 
@@ -119,6 +161,23 @@ def _cure(node: Any, names: list[str]) -> str:
     listed = ", ".join(f'"{name}"' for name in names)
     comma = "," if len(names) == 1 else ""
     return (
-        "Teach treeadapt the class: "
+        "Register the class: "
         f"treeadapt.register({type(node).__name__}, fields=({listed}{comma}))"
+    )
+
+
+def _cure_of_container(node: Any) -> str:
+    if isinstance(node, Mapping):
+        keyed = (
+            "[(jax.tree_util.DictKey(k), x[k]) for k in sorted(x)], tuple(sorted(x))"
+        )
+        build = "dict(zip(keys, values))"
+    else:
+        keyed = "[(jax.tree_util.SequenceKey(i), y) for i, y in enumerate(x)], None"
+        build = "values"
+    name = type(node).__name__
+    return (
+        "Convert it to a plain dict, list or tuple, or register the class with JAX: "
+        f"jax.tree_util.register_pytree_with_keys({name}, lambda x: ({keyed}), "
+        f"lambda keys, values: {name}({build}))"
     )

@@ -25,6 +25,7 @@ from treeadapt import paths as _paths
 from treeadapt.errors import PathCollisionError
 from treeadapt.exact import exact_paths
 from treeadapt.flattening import flatten
+from treeadapt.opaque import Searcher
 from treeadapt.registry import AdapterRegistry, current_registry
 from treeadapt.walk import ROOT, Walk
 
@@ -240,7 +241,7 @@ def take_apart(tree: Any) -> tuple[list[Any], Plan, Any]:
     plan = cache.get(treedef, len(leaves))
     if (
         plan is not None
-        and plain.issuperset(_types(leaves))
+        and (plain.issuperset(_types(leaves)) or _are_leaves(leaves, registry, plain))
         and not (plan.shares and len(set(map(id, leaves))) < len(leaves))
     ):
         return leaves, plan, treedef
@@ -258,6 +259,18 @@ def take_apart(tree: Any) -> tuple[list[Any], Plan, Any]:
         if walk.cacheable:
             cache.put(treedef, plan)
     return leaves, plan, treedef
+
+
+def _are_leaves(
+    leaves: Sequence[Any], registry: AdapterRegistry, plain: set[type]
+) -> bool:
+    """Tell whether the objects among ``leaves`` are leaves that hold no array."""
+    searcher = Searcher(registry)
+    return not any(
+        registry.find(leaf).adapter is not None or searcher.holds_array(leaf)
+        for leaf in leaves
+        if type(leaf) not in plain
+    )
 
 
 class _PlanCache:

@@ -3,10 +3,10 @@
 An ``Adapter`` says, both directions side by side, how one family of node types gives
 named children and how such a node is rebuilt. An ``AdapterRegistry`` finds the adapter
 for a type and remembers the answer. Order: the exact type; the user's entries, newest
-first; the libraries' entries in a fixed order; any class that JAX knows; openers for
-classes that JAX does not know; otherwise the object is a leaf. An optional library's
-adapters are loaded the first time a type is looked up while that library is imported;
-when they load never changes their rank.
+first; the libraries' entries in a fixed order; any class that JAX knows; dataclasses
+and attrs classes; otherwise the object is a leaf. The class alone decides, never what
+an object holds. An optional library's adapters are loaded the first time a type is
+looked up while that library is imported; when they load never changes their rank.
 Knows no container itself (see ``adapters``) and walks no tree (see ``plans``).
 """
 
@@ -19,7 +19,15 @@ import importlib
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
 from typing import Any, NamedTuple
 
 import jax.tree_util as jtu
@@ -58,6 +66,10 @@ class Flat(NamedTuple):
     aux: Any = None
 
 
+def _no_children(_: Any) -> Flat:
+    return Flat((), ())
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Adapter:
     """How one family of node types gives named children and is rebuilt.
@@ -71,6 +83,8 @@ class Adapter:
             no class that JAX does not know.
         by_hand: test on the node's type: rebuild with ``unflatten`` although JAX could,
             because JAX's way runs code of the class that may change or refuse values.
+        leaf: instances are leaves, whatever they hold, and nobody looks inside them.
+            Applies only to classes that JAX does not know, and needs no ``flatten``.
         trains: False for a node whose arrays no optimizer should see, such as batch
             statistics.
         shared: one object under two paths is one node, and comes back as one.
@@ -90,9 +104,10 @@ class Adapter:
 
     name: str
     applies: type | Callable[[type], bool]
-    flatten: Callable[[Any], Flat]
+    flatten: Callable[[Any], Flat] = _no_children
     unflatten: Callable[[Any, Sequence[Any]], Any] | None = None
     by_hand: Callable[[type], bool] = lambda _: False
+    leaf: bool = False
     trains: Callable[[Any], bool] = lambda _: True
     shared: bool = False
 
@@ -106,6 +121,31 @@ class Adapter:
         """Tell whether this adapter was made for just the class ``cls``."""
         return self.applies is cls
 
+    def open(self, node: Any) -> Flat:
+        """Take a node apart with ``flatten``.
+
+        Raises:
+            AdapterError: ``flatten`` returns something else than a ``Flat`` with one
+                key for each child.
+        """
+        flat = self.flatten(node)
+        if isinstance(flat, Flat) and _is_row(flat.keys) and _is_row(flat.children):
+            if len(flat.keys) == len(flat.children):
+                return flat
+            got = f"{len(flat.keys)} keys and {len(flat.children)} children"
+        else:
+            parts = flat if isinstance(flat, Flat) else (flat,)
+            got = ", ".join(type(part).__name__ for part in parts)
+        raise AdapterError(
+            f"The adapter {self.name!r} takes a {type(node).__name__} apart wrongly: "
+            "flatten must return Flat(keys, children, aux), with one key for each "
+            f"child; it returned {got}."
+        )
+
+
+def _is_row(items: Any) -> bool:
+    return isinstance(items, Collection) and not isinstance(items, Mapping | str)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodeKind:
@@ -115,11 +155,13 @@ class NodeKind:
         adapter: the adapter; None for a leaf.
         opens: JAX does not know the class: the adapter opens what JAX sees as a leaf.
         by_hand: nodes of the class are rebuilt by the adapter, not by JAX.
+        sealed: an entry says that it is a leaf, so nobody looks inside it.
     """
 
     adapter: Adapter | None
     opens: bool
     by_hand: bool
+    sealed: bool = False
 
 
 #: What the registry says of everything that no adapter speaks for.
@@ -137,8 +179,7 @@ _LIBRARIES = (
 _BUILTIN = "treeadapt.adapters.builtin"
 _JAX = "treeadapt.adapters.jax"
 _FIELDS = "treeadapt.adapters.named"
-# attrs can be imported as ``attr`` alone, and never without it.
-_OPENERS = (("attr", "treeadapt.adapters.attrs"), ("builtins", _BUILTIN))
+_ATTRS = "treeadapt.adapters.attrs"
 
 
 class AdapterRegistry:
@@ -179,12 +220,18 @@ class AdapterRegistry:
         return tuple(reversed(self._entries))
 
     def register(
-        self, entry: type | Adapter, fields: Sequence[str] | None = None
+        self,
+        entry: type | Adapter,
+        fields: Sequence[str] | None = None,
+        *,
+        leaf: bool = False,
     ) -> Adapter:
         """Add an adapter; see ``treeadapt.register``."""
-        adapter = entry if isinstance(entry, Adapter) else _of_fields(entry, fields)
-        if isinstance(entry, Adapter) and fields is not None:
-            raise AdapterError("Give fields= with a class, not with an Adapter.")
+        adapter = (
+            entry if isinstance(entry, Adapter) else _made(entry, fields, leaf=leaf)
+        )
+        if isinstance(entry, Adapter) and (fields is not None or leaf):
+            raise AdapterError("Give fields= or leaf= with a class, not an Adapter.")
         with self._lock:
             self._entries.append(adapter)
             self._kinds = _no_kinds()
@@ -233,7 +280,18 @@ class AdapterRegistry:
         kind = LEAF
         ranked = list(self._ranked(cls, known=known))
         for adapter in (*(row for row in ranked if row.is_exact(cls)), *ranked):
-            if adapter.covers(cls) and (known or adapter.unflatten is not None):
+            if not adapter.covers(cls):
+                continue
+            if adapter.leaf:
+                if known and adapter.is_exact(cls):
+                    raise AdapterError(
+                        f"{cls.__name__} is registered as a leaf, but JAX knows the "
+                        "class and opens it. Register it with treeadapt or with JAX."
+                    )
+                if not known:
+                    kind = NodeKind(None, opens=False, by_hand=False, sealed=True)
+                    break
+            elif known or adapter.unflatten is not None:
                 by_hand = adapter.unflatten is not None and adapter.by_hand(cls)
                 kind = NodeKind(adapter, opens=not known, by_hand=by_hand or not known)
                 break
@@ -253,9 +311,11 @@ class AdapterRegistry:
                     yield row
             yield from importlib.import_module(_JAX).ADAPTERS
             return
-        for library, module in _OPENERS:
-            if library in sys.modules:
-                yield from importlib.import_module(module).OPENERS
+        builtin = importlib.import_module(_BUILTIN)
+        yield from builtin.LEAVES
+        if "attr" in sys.modules:  # attrs can be imported so, and never without it
+            yield from importlib.import_module(_ATTRS).OPENERS
+        yield from builtin.OPENERS
 
 
 def _no_kinds() -> MutableMapping[type, NodeKind]:
@@ -267,12 +327,14 @@ def jax_knows(node: Any) -> bool:
     return jtu.default_registry.flatten_one_level(node) is not None
 
 
-def _of_fields(cls: type, fields: Sequence[str] | None) -> Adapter:
-    if not isinstance(cls, type) or fields is None:
+def _made(cls: type, fields: Sequence[str] | None, *, leaf: bool) -> Adapter:
+    if not isinstance(cls, type) or (fields is None) is not leaf:
         raise AdapterError(
             "Give register a class and its fields, register(Net, fields=('w', 'b')), "
-            f"or an Adapter; got {cls!r}."
+            f"a class and leaf=True, or an Adapter; got {cls!r}."
         )
+    if fields is None:
+        return Adapter(name=cls.__name__, applies=cls, leaf=True)
     names = (fields,) if isinstance(fields, str) else tuple(fields)
     if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
         raise AdapterError(
@@ -293,21 +355,25 @@ def current_registry() -> AdapterRegistry:
     return _current.get()
 
 
-def register(entry: type | Adapter, fields: Sequence[str] | None = None) -> Adapter:
-    """Teach treeadapt a class, in one line or in full.
+def register(
+    entry: type | Adapter, fields: Sequence[str] | None = None, *, leaf: bool = False
+) -> Adapter:
+    """Register a class, in one line or in full.
 
     Args:
         entry: a class, or an ``Adapter``.
         fields: for a class, the names of its children. If JAX knows the class, one name
             for each child in JAX's order; if it does not, the attributes that hold
             children: such an object is opened, and rebuilt without its constructor.
+        leaf: for a class that JAX does not know: its instances are leaves, whatever
+            they hold.
 
     Returns:
         The adapter that was registered. The newest entry for a class decides.
 
     Raises:
-        AdapterError: ``fields`` is missing or malformed, or the class is one of values
-            or of plain containers.
+        AdapterError: not just one of ``fields`` and ``leaf`` is given, the fields are
+            malformed, or the class is one of values or of plain containers.
 
     Example:
         >>> class Net:
@@ -317,4 +383,4 @@ def register(entry: type | Adapter, fields: Sequence[str] | None = None) -> Adap
         ...     register(Net, fields=("w", "b")).name
         'Net'
     """
-    return current_registry().register(entry, fields)
+    return current_registry().register(entry, fields, leaf=leaf)

@@ -29,7 +29,7 @@ from treeadapt.errors import (
 from treeadapt.exact import exact_places
 from treeadapt.flattening import MAX_DEPTH, cycle_error, depth_error
 from treeadapt.opaque import Searcher, is_plain, leaf_error, node_error, passed_over
-from treeadapt.registry import BOX, LEAF, Adapter, AdapterRegistry, Flat, NodeKind
+from treeadapt.registry import BOX, Adapter, AdapterRegistry, Flat, NodeKind
 
 _MAX_PLAIN = 256
 
@@ -241,14 +241,13 @@ class Walk:
         """Decide whether an object that JAX takes for a leaf is one."""
         kind = self._registry.find_anew(node)
         if kind.adapter is None:
-            if is_plain(type(node)) or is_array(node):
+            if kind.sealed or is_plain(type(node)) or is_array(node):
                 if len(self._plain) >= _MAX_PLAIN:
                     self._plain.clear()  # classes made in a loop must not pile up
                 self._plain.add(type(node))
-            elif hidden := self._searcher.full(fields.attributes(node)):
+            elif self._is_full(node, spot):
+                hidden = self._searcher.full(fields.attributes(node))
                 raise leaf_error(node, spot.path or "", hidden)
-        elif kind.opens and not self._is_full(node, spot):
-            return LEAF
         return kind
 
     def _is_full(self, node: Any, spot: _Spot) -> bool:
@@ -312,7 +311,9 @@ class Walk:
         is_cycle = id(node) in self._opened
         if is_cycle or len(self._frames) > MAX_DEPTH:
             names = [*(above.spot.name for above in self._frames[2:]), spot.name]
-            raise cycle_error(names) if is_cycle else depth_error(len(names), names)
+            if is_cycle:
+                raise cycle_error(names, opened=type(node).__name__)
+            raise depth_error(len(names), names)
         if hidden := self._searcher.full(passed_over(flat)):
             raise node_error(node, spot.path or "", flat.keys, hidden)
         self._opened.add(id(node))
@@ -334,7 +335,7 @@ class Walk:
     def _collision(self, frame: _Frame, name: str) -> PathCollisionError:
         nodes = [above.draft.node for above in self._frames if above.draft is not None]
         adapter = self._registry.find(nodes[-1]).adapter
-        keys = adapter.flatten(nodes[-1]).keys if adapter else ()
+        keys = adapter.open(nodes[-1]).keys if adapter else ()
         same = [
             index
             for index, key in enumerate(keys)
@@ -351,16 +352,9 @@ class Walk:
 
 def _take_apart(node: Any, adapter: Adapter, spot: _Spot) -> Flat:
     try:
-        flat = adapter.flatten(node)
+        return adapter.open(node)
     except AdapterError as error:
         raise _at(spot, error) from None
-    if not isinstance(flat, Flat) or len(flat.keys) != len(flat.children):
-        raise AdapterError(
-            f"The adapter {adapter.name!r} takes the {type(node).__name__} at "
-            f"{(spot.path or '')!r} apart wrongly: flatten must return Flat(keys, "
-            "children, aux), with one key a child."
-        )
-    return flat
 
 
 def _at(spot: _Spot, error: AdapterError) -> AdapterError:

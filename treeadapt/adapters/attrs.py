@@ -15,13 +15,13 @@ from treeadapt.registry import Adapter, Flat
 
 
 def _instance(node: Any) -> Flat:
-    return fields.take_apart(node, [field.name for field in attrs.fields(type(node))])
+    return fields.take_declared_apart(node, attrs.fields(type(node)))
 
 
 OPENERS = (
     Adapter(
         name="attrs class",
-        applies=attrs.has,
+        applies=lambda cls: attrs.has(cls) and fields.has_attributes_alone(cls),
         flatten=_instance,
         unflatten=fields.put_together,
     ),

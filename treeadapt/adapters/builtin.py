@@ -1,39 +1,27 @@
 """Python's own containers.
 
-``NODES`` are the containers that JAX flattens; ``OPENERS`` are those that JAX sees as
-one opaque leaf: subclasses of ``dict``, ``list`` and ``tuple``, mapping proxies,
-``deque``, ``UserDict`` and plain dataclasses. Rebuilding runs none of their
-constructors. Reading never creates a key of a ``defaultdict``.
+``NODES`` are the containers that JAX flattens. ``OPENERS`` opens plain dataclasses,
+which JAX sees as one opaque leaf, and ``LEAVES`` says which of them are leaves all the
+same. The class decides, never what is in the object, so a tree of labels has the paths
+of its model. Rebuilding runs no constructor. Reading never creates a key of a
+``defaultdict``.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-import importlib
-import types
+import enum
 from collections.abc import Sequence
 from typing import Any
 
 import jax.tree_util as jtu
+import numpy as np
 
-from treeadapt.adapters import fields
+from treeadapt.adapters import fields, jax
 from treeadapt.adapters.fields import Shell
 from treeadapt.errors import AdapterError
-from treeadapt.registry import BOX, Adapter, Flat
-
-_JAX = "treeadapt.adapters.jax"  # imports this file
-
-
-def is_generated(function: Any) -> bool:
-    """Tell whether ``dataclasses`` or ``namedtuple`` wrote the source of a function."""
-    code = getattr(function, "__code__", None)
-    # The name tells it from the code of ``python -c``, whose file is "<string>" too.
-    return (
-        code is not None
-        and code.co_filename == "<string>"
-        and code.co_qualname.startswith(("__create_fn__.", "<lambda>"))
-    )
+from treeadapt.registry import Adapter, Flat
 
 
 def _dict(node: dict[Any, Any]) -> Flat:
@@ -63,10 +51,10 @@ def _namedtuple(node: Any) -> Flat:
     if not isinstance(cls._fields, tuple) or len(cls._fields) != tuple.__len__(node):
         raise AdapterError(
             f"{cls.__name__} says it has the fields {cls._fields!r} but holds "
-            f"{tuple.__len__(node)} items; it is no NamedTuple. Rename its _fields."
+            f"{tuple.__len__(node)} items; it is not a NamedTuple. Rename its _fields."
         )
     if jtu.default_registry.flatten_one_level(node)[1] is not cls:
-        return importlib.import_module(_JAX).take_registered_apart(node)
+        return jax.take_registered_apart(node)
     return Flat(cls._fields, tuple(node), Shell(cls, None, _rest(node)))
 
 
@@ -83,7 +71,7 @@ def _tuple_again(aux: Shell, children: Sequence[Any]) -> Any:
 def _has_own_constructor(cls: type) -> bool:
     # JAX calls cls(*children); a subclass may have redefined what that does.
     own_init: Any = cls.__init__  # type: ignore[misc]
-    return not is_generated(cls.__new__) or own_init is not object.__init__
+    return not fields.is_generated(cls.__new__) or own_init is not object.__init__
 
 
 NODES = (
@@ -111,130 +99,45 @@ NODES = (
 )
 
 
-def _base_of(cls: type) -> Any:
-    return collections.OrderedDict if issubclass(cls, collections.OrderedDict) else dict
-
-
-def _mapping(node: Any) -> Flat:
-    # The methods of the base, as a subclass may give other values than it holds.
-    base = _base_of(type(node))
-    order = tuple(base.__iter__(node))
-    keys = order if base is collections.OrderedDict else _sorted(order)
-    form = (keys, order, getattr(node, "default_factory", None))
-    children = [base.__getitem__(node, key) for key in keys]
-    return Flat(keys, children, Shell(type(node), form, _rest(node)))
-
-
-def _mapping_again(aux: Shell, children: Sequence[Any]) -> Any:
-    keys, order, factory = aux.form
-    items = dict(zip(keys, children, strict=True))
-    base = _base_of(aux.cls)
-    node = base.__new__(aux.cls)
-    for key in order:
-        base.__setitem__(node, key, items[key])
-    if issubclass(aux.cls, collections.defaultdict):
-        node.default_factory = factory
-    return fields.put_back(node, aux.rest)
-
-
-def _proxy(node: Any) -> Flat:
-    keys = _sorted(tuple(node))
-    return Flat(keys, [node[key] for key in keys], (keys, tuple(node)))
-
-
-def _proxy_again(aux: Any, children: Sequence[Any]) -> Any:
-    items = dict(zip(aux[0], children, strict=True))
-    return types.MappingProxyType({key: items[key] for key in aux[1]})
-
-
-def _sorted(keys: tuple[Any, ...]) -> tuple[Any, ...]:
-    try:
-        return tuple(sorted(keys))  # as JAX orders the keys of a dict
-    except TypeError:
-        return keys
-
-
-def _list(node: Any) -> Flat:
-    children = list(list.__iter__(node))
-    return Flat(range(len(children)), children, Shell(type(node), None, _rest(node)))
-
-
-def _list_again(aux: Shell, children: Sequence[Any]) -> Any:
-    node: Any = list.__new__(aux.cls)
-    list.extend(node, children)
-    return fields.put_back(node, aux.rest)
-
-
-def _tuple(node: Any) -> Flat:
-    children = tuple(tuple.__iter__(node))
-    return Flat(range(len(children)), children, Shell(type(node), None, _rest(node)))
-
-
-def _deque(node: Any) -> Flat:
-    children = list(collections.deque.__iter__(node))
-    aux = Shell(type(node), node.maxlen, _rest(node))
-    return Flat(range(len(children)), children, aux)
-
-
-def _deque_again(aux: Shell, children: Sequence[Any]) -> Any:
-    node: Any = collections.deque.__new__(aux.cls)
-    collections.deque.__init__(node, children, aux.form)
-    return fields.put_back(node, aux.rest)
-
-
-def _user_dict(node: Any) -> Flat:
-    return fields.take_apart(node, ("data",))._replace(keys=(BOX,))
-
-
-def _dataclass(node: Any) -> Flat:
-    names = [field.name for field in dataclasses.fields(node)]
-    return fields.take_apart(node, names)
-
-
 def _rest(node: Any) -> tuple[tuple[str, Any], ...]:
     return tuple(fields.attributes(node).items())
 
 
+def _is_of_a_library(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] in _LIBRARIES
+
+
+def _is_spec(cls: type) -> bool:
+    names = getattr(cls, "__dataclass_fields__", ())
+    return "shape" in names and "dtype" in names
+
+
+def _dataclass(node: Any) -> Flat:
+    return fields.take_declared_apart(node, dataclasses.fields(node))
+
+
+# Their classes describe arrays and functions; those that hold arrays JAX knows.
+_LIBRARIES = frozenset({"equinox", "flax", "jax", "jaxlib", "optax", "orbax"})
+
+LEAVES = (
+    Adapter(name="Enum member", applies=enum.Enum, leaf=True),
+    Adapter(
+        name="value",
+        applies=lambda cls: issubclass(
+            cls, str | int | float | np.ndarray | BaseException
+        ),
+        leaf=True,
+    ),
+    Adapter(name="class of a library", applies=_is_of_a_library, leaf=True),
+    Adapter(name="spec", applies=_is_spec, leaf=True),
+)
+
 OPENERS = (
     Adapter(
-        name="dict subclass",
-        applies=dict,
-        flatten=_mapping,
-        unflatten=_mapping_again,
-    ),
-    Adapter(
-        name="mapping proxy",
-        applies=types.MappingProxyType,
-        flatten=_proxy,
-        unflatten=_proxy_again,
-    ),
-    Adapter(
-        name="UserDict",
-        applies=collections.UserDict,
-        flatten=_user_dict,
-        unflatten=fields.put_together,
-    ),
-    Adapter(
-        name="list subclass",
-        applies=list,
-        flatten=_list,
-        unflatten=_list_again,
-    ),
-    Adapter(
-        name="tuple subclass",
-        applies=tuple,
-        flatten=_tuple,
-        unflatten=_tuple_again,
-    ),
-    Adapter(
-        name="deque",
-        applies=collections.deque,
-        flatten=_deque,
-        unflatten=_deque_again,
-    ),
-    Adapter(
         name="dataclass",
-        applies=dataclasses.is_dataclass,
+        applies=lambda cls: (
+            dataclasses.is_dataclass(cls) and fields.has_attributes_alone(cls)
+        ),
         flatten=_dataclass,
         unflatten=fields.put_together,
     ),

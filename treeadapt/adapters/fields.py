@@ -43,6 +43,37 @@ def take_apart(node: Any, names: Sequence[str]) -> Flat:
     return Flat(present, children, Shell(type(node), present, rest))
 
 
+def is_generated(function: Any) -> bool:
+    """Tell whether ``dataclasses`` or ``namedtuple`` wrote the source of a function."""
+    code = getattr(function, "__code__", None)
+    # The name tells it from the code of ``python -c``, whose file is "<string>" too.
+    return (
+        code is not None
+        and code.co_filename == "<string>"
+        and code.co_qualname.startswith(("__create_fn__.", "<lambda>"))
+    )
+
+
+def take_declared_apart(node: Any, declared: Iterable[Any]) -> Flat:
+    """Take a dataclass or attrs instance apart at its fields that are not static.
+
+    Args:
+        node: the instance.
+        declared: its fields, as ``dataclasses.fields`` or ``attrs.fields`` gives them.
+            Static are those that JAX and Flax take for static once they register the
+            class, so that registering it changes no path.
+    """
+    return take_apart(
+        node,
+        [
+            field.name
+            for field in declared
+            if not field.metadata.get("static", False)
+            and field.metadata.get("pytree_node", True)
+        ],
+    )
+
+
 def put_together(aux: Shell, children: Sequence[Any]) -> Any:
     """Rebuild an attribute node around ``children`` without its constructor."""
     items = tuple(zip(aux.form, children, strict=True))
@@ -59,6 +90,14 @@ def put_back(node: Any, items: Iterable[tuple[str, Any]]) -> Any:
 def allocate(cls: type) -> Any:
     """Make a bare instance of ``cls``, running no code that was written for it."""
     return builtin_base(cls).__new__(cls)  # the only ``__new__`` that is safe to call
+
+
+def has_attributes_alone(cls: type) -> bool:
+    """Tell whether instances of ``cls`` are nothing but their attributes.
+
+    Not so for subclasses of a built-in class, which hold items or a value besides.
+    """
+    return builtin_base(cls) is object
 
 
 def builtin_base(cls: type) -> Any:

@@ -1,4 +1,6 @@
-"""Flax Linen: boxes of partitioned parameters, which add no path segment.
+"""Flax Linen: boxes of partitioned parameters, which add no path segment; Modules.
+
+A Linen Module describes a network and holds none of its parameters, so it is a leaf.
 
 ``FrozenDict`` and ``flax.struct`` classes are registered with JAX with keys, and need
 no row of their own.
@@ -9,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax.tree_util as jtu
+from flax import linen
 from flax.core import FrozenDict, meta
 
 from treeadapt.registry import BOX, Adapter, Flat
@@ -31,4 +34,5 @@ ADAPTERS = (
         flatten=_frozen_dict,
     ),
     Adapter(name="flax box", applies=meta.AxisMetadata, flatten=_box),
+    Adapter(name="Linen Module", applies=linen.Module, leaf=True),
 )

@@ -20,7 +20,6 @@ import jax
 import jax.tree_util as jtu
 
 from treeadapt.adapters import fields
-from treeadapt.adapters.builtin import is_generated
 from treeadapt.errors import AdapterError, UnstablePathWarning
 from treeadapt.registry import Adapter, Flat
 
@@ -91,8 +90,11 @@ def runs_code_when_built(cls: type) -> bool:
     return (
         hasattr(cls, "__post_init__")
         or cls.__new__ is not object.__new__
-        or not is_generated(inspect.unwrap(cls.__init__))
-        or not (cls.__setattr__ is object.__setattr__ or is_generated(cls.__setattr__))
+        or not fields.is_generated(inspect.unwrap(cls.__init__))
+        or not (
+            cls.__setattr__ is object.__setattr__
+            or fields.is_generated(cls.__setattr__)
+        )
         or len(given) < len(dataclasses.fields(cls))
         or not given.issuperset([*inspect.signature(cls.__init__).parameters][1:])
     )

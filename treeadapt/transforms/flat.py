@@ -28,7 +28,8 @@ from treeadapt.errors import (
     plural,
 )
 from treeadapt.flattening import flatten
-from treeadapt.plans import TreeView, same_structure, view_tree
+from treeadapt.plans import TreeView, same_structure, view_nested, view_tree
+from treeadapt.registry import current_registry
 from treeadapt.remembered import no_whole_tree
 
 Flat = dict[str, Any]
@@ -50,9 +51,9 @@ def view_params(tree: Any) -> TreeView:
     view = view_tree(tree)
     if isinstance(view.structure, jtu.PyTreeDef):
         return view
-    own = set(map(id, view.leaves))
+    registry = current_registry()
     for index, leaf in enumerate(flatten(tree)[0]):
-        if id(leaf) not in own and not is_array(leaf):
+        if registry.find(leaf).opens and any(map(is_array, view_nested(leaf).leaves)):
             keys, _ = jtu.tree_leaves_with_path(tree)[index]
             where = f"at {jtu.keystr(keys)}" if keys else "at the root"
             raise TransformError(

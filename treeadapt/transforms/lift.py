@@ -166,12 +166,28 @@ def _nearest(known: Mapping[str, Any], path: str) -> str | None:
 
 def _require_used(known: Mapping[str, Any], places: list[str | None]) -> None:
     used = frozenset(places)
-    idle = [path for path in known if path not in used]
+    idle = [
+        path
+        for path, answer in known.items()
+        if path not in used and not _is_of_static(path, answer, known)
+    ]
     if idle:
         raise UnusedRuleError(
             f"{plural(len(idle), 'mask')} or labels are for no leaf of the params: "
             f"{listing(idle)}. The paths must be those of treeadapt.tree_paths."
         )
+
+
+def _is_of_static(path: str, answer: Any, known: Mapping[str, Any]) -> bool:
+    """Tell whether an answer may be that of a static leaf, which params lack.
+
+    A mask or labels of a raw model have it. An answer for a node above makes it one of
+    an array, which would get that answer if this one were misspelt.
+    """
+    above = path.rpartition("/")[0]
+    return (answer is False or answer is STATIC) and (
+        not above or _nearest(known, above) is None
+    )
 
 
 def _complete(answers: list[Any], view: TreeView) -> list[Any]:

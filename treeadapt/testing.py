@@ -1,0 +1,217 @@
+"""Check adapters of your own: ``check_adapter`` holds them to the library's laws.
+
+Takes a tree of the classes in question, and calls the adapters as conversions do. An
+error names the law that does not hold, the class and the path. For tests: nothing else
+imports it, and ``import treeadapt`` does not.
+"""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from treeadapt.convert import (
+    from_flat_dict,
+    from_state_dict,
+    to_flat_dict,
+    to_state_dict,
+)
+from treeadapt.errors import AdapterError, TreeAdaptError, TreeAdaptWarning
+from treeadapt.opaque import Searcher
+from treeadapt.paths import SEPARATOR, segment
+from treeadapt.plans import view_nested
+from treeadapt.registry import BOX, NodeKind, current_registry
+from treeadapt.splitting import merge, split
+
+
+def check_adapter(tree: Any) -> None:
+    """Hold the adapters of all nodes of a tree to the laws; give None if they hold.
+
+    - *order*: ``flatten`` gives the same keys each time.
+    - *agreement with JAX*: the leaves are those of ``jax.tree.leaves``, in its order,
+      where JAX knows the class.
+    - *unflatten*: it looks at no child, and puts each one back where it was.
+    - *aux*: there is no array in it.
+    - *identity*: every conversion and its way back give the caller's own leaves.
+    - *eval_shape*: it works on abstract values.
+    - *jit*: it adds no operation, and equal trees are traced once.
+    - *pickling*: what ``split`` leaves over can be pickled where the tree can, if
+      adapters rebuild the tree.
+
+    Args:
+        tree: a tree of the classes, with arrays of any shapes; small is enough.
+
+    Raises:
+        AdapterError: a law does not hold, or no adapter opens ``tree``.
+
+    Example:
+        >>> class Net:
+        ...     def __init__(self, w):
+        ...         self.w = w
+        >>> with ta.default_registry.copy().use():
+        ...     _ = ta.register(Net, fields=("w",))
+        ...     check_adapter({"net": Net(jnp.ones(2))})
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TreeAdaptWarning)
+        found = list(_nodes(tree))
+        if not found:
+            raise AdapterError(
+                f"No adapter opens a {type(tree).__name__}. Register the class first: "
+                "treeadapt.register(...)."
+            )
+        for path, node, kind in found:
+            _check_node(path, node, kind)
+        _check_leaves(tree)
+        _check_transformations(tree)
+        _check_pickling(tree)
+
+
+def _nodes(tree: Any) -> Iterator[tuple[str, Any, NodeKind]]:
+    registry, met = current_registry(), dict[int, Any]()
+    pending = [("", tree)]
+    while pending:
+        path, node = pending.pop()
+        kind = registry.find_anew(node)
+        if kind.adapter is None or id(node) in met:
+            continue
+        met[id(node)] = node
+        yield path, node, kind
+        flat = kind.adapter.open(node)
+        pending += [
+            (path if key is BOX else f"{path}{SEPARATOR}{segment(key)}".strip("/"), at)
+            for key, at in zip(flat.keys, flat.children, strict=True)
+        ]
+
+
+def _check_node(path: str, node: Any, kind: NodeKind) -> None:
+    adapter = kind.adapter
+    assert adapter is not None  # of a node
+    flat = adapter.open(node)
+    keys = _texts(flat.keys)
+    if _texts(adapter.open(node).keys) != keys:
+        raise _broken(
+            "order", path, node, "flatten gives other keys when it is called again"
+        )
+    if Searcher(current_registry()).holds_array(flat.aux):
+        raise _broken("aux", path, node, "there is an array in aux. Make it a child")
+    if not kind.by_hand or adapter.unflatten is None:
+        return
+    marks = [_Mark() for _ in flat.children]
+    try:
+        made = adapter.unflatten(flat.aux, marks)
+        again = adapter.open(made)
+    except Exception as error:  # of code that is the caller's
+        what = f"the adapter looks at the children: {type(error).__name__}: {error}"
+        raise _broken("unflatten", path, node, what) from error
+    if type(made) is not type(node):
+        raise _broken(
+            "unflatten", path, node, f"unflatten gives a {type(made).__name__}"
+        )
+    if _texts(again.keys) != keys:
+        raise _broken(
+            "unflatten", path, node, f"the keys {keys} come back as {again.keys!r}"
+        )
+    moved = [
+        key
+        for key, mark, child in zip(keys, marks, again.children, strict=True)
+        if mark is not child
+    ]
+    if moved:
+        raise _broken(
+            "unflatten", path, node, f"the child {moved[0]!r} is not put back"
+        )
+
+
+class _Mark:
+    """Stands for a child; nothing can be done with it."""
+
+
+def _check_leaves(tree: Any) -> None:
+    try:
+        view = view_nested(tree)
+    except AdapterError as error:
+        raise AdapterError(f"Law 'agreement with JAX' does not hold. {error}") from None
+    flat = to_flat_dict(tree)
+    ways = {
+        "from_flat_dict": lambda: from_flat_dict(tree, flat),
+        "from_state_dict": lambda: from_state_dict(tree, to_state_dict(tree)),
+        "merge": lambda: merge(*split(tree, arrays="all")),
+    }
+    for name, way in ways.items():
+        again = way()
+        found = view_nested(again)
+        if type(again) is not type(tree) or found.plan.paths != view.plan.paths:
+            raise _broken("identity", "", tree, f"{name} gives other classes or paths")
+        for path, one, two in zip(
+            view.plan.paths, view.leaves, found.leaves, strict=True
+        ):
+            if one is not two:
+                raise _broken("identity", path, one, f"{name} gives another object")
+
+
+def _check_transformations(tree: Any) -> None:
+    traces: list[int] = []
+
+    def there_and_back(params: Any, rest: Any) -> Any:
+        traces.append(1)
+        return split(merge(params, rest), arrays="all")[0]
+
+    params, rest = split(tree, arrays="all")
+    try:
+        shapes = jax.eval_shape(there_and_back, params, rest)
+    except Exception as error:  # of code that is the caller's
+        raise _broken(
+            "eval_shape", "", tree, f"{type(error).__name__}: {error}"
+        ) from error
+    if shapes != jax.eval_shape(lambda same: same, params):
+        raise _broken(
+            "eval_shape", "", tree, "the arrays come back with other names or shapes"
+        )
+    program = jax.make_jaxpr(there_and_back)(params, rest).jaxpr
+    if program.eqns or program.outvars != program.invars[: len(params)]:
+        raise _broken(
+            "jit", "", tree, f"a conversion adds operations: {program.eqns[:3]}"
+        )
+    if not all(isinstance(leaf, jax.Array) for leaf in params.values()):
+        return
+    del traces[:]
+    compiled = jax.jit(lambda *both: there_and_back(*both))  # traced by nobody yet
+    for _ in range(2):
+        compiled(*split(tree, arrays="all"))
+    if len(traces) != 1:
+        raise _broken(
+            "jit", "", tree, "equal trees are traced twice. Give them equal aux"
+        )
+
+
+def _check_pickling(tree: Any) -> None:
+    if isinstance(view_nested(tree).structure, jax.tree_util.PyTreeDef):
+        return  # JAX rebuilds it, and its nodes decide
+    try:
+        pickle.dumps(tree)
+    except (pickle.PickleError, AttributeError, TypeError):  # nothing is promised
+        return
+    params, rest = split(tree, arrays="all")
+    try:
+        again = merge(params, pickle.loads(pickle.dumps(rest)))
+        paths = view_nested(again).plan.paths
+    except (TreeAdaptError, pickle.PickleError, AttributeError, TypeError) as error:
+        what = f"{error}. Define unflatten, and the classes in aux, in a module"
+        raise _broken("pickling", "", tree, what) from error
+    if paths != view_nested(tree).plan.paths:
+        raise _broken("pickling", "", tree, "other paths come back")
+
+
+def _texts(keys: Any) -> list[str]:
+    return ["" if key is BOX else segment(key) for key in keys]
+
+
+def _broken(law: str, path: str, node: Any, what: str) -> AdapterError:
+    return AdapterError(
+        f"Law {law!r} does not hold for the {type(node).__name__} at {path!r}: {what}."
+    )
