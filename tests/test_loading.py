@@ -460,6 +460,13 @@ def test_cast_keeps_the_sharding_of_the_target(file):
     assert again["step"] == 3
 
 
+def test_64_bits_stay_whole_where_jax_would_narrow_them(file):
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    ta.save(file, {"w": np.full(2, 0.1)})
+    target = {"w": jax.ShapeDtypeStruct((2,), np.float64, sharding=sharding)}
+    assert ta.load(file, target)["w"].tolist() == [0.1, 0.1]
+
+
 # Folders of safetensors shards.
 
 

@@ -148,29 +148,22 @@ def compared(
     )
 
 
-def placed(name: str, array: Any, kind: str | None, like: Any) -> Any:
+def placed(name: str, array: Any, like: Any) -> Any:
     """Turn what was read into a leaf like the target's, where the target's is.
 
     Args:
         name: of the leaf, for messages.
         array: as it was read.
-        kind: the leaf's entry in ``Stored.kinds``.
         like: the target's leaf.
 
     Raises:
-        CheckpointError: a PRNG key is of another kind, or a value does not fit.
+        CheckpointError: the target's dtype cannot hold a value.
     """
     if is_number(like):
         return type(like)(array.item())
-    if is_key(array):  # Orbax restores keys that it has written itself
-        array, kind = jax.random.key_data(array), key_kind(array)
     if is_key(like):
-        own = key_kind(like)
-        if kind not in (None, str(own)):
-            raise CheckpointError(
-                f"{listing([name])} is a {kind} key, and the target has a {own} key."
-            )
-        return jax.device_put(wrapped(array, own), getattr(like, "sharding", None))
+        keys = wrapped(array, key_kind(like))
+        return jax.device_put(keys, getattr(like, "sharding", None))
     if array.dtype != like.dtype:
         array = _cast(name, array, like.dtype)
     if isinstance(array, jax.Array):
@@ -218,7 +211,7 @@ def data(leaf: Any) -> Any:
 
 
 def _same_type(dtype: Any, kind: str | None, leaf: Any, *, cast: bool) -> bool:
-    if is_key(leaf) or kind not in (None, NUMBER):
+    if is_key(leaf) or kind is not None:
         known = is_key(leaf) and kind in (None, str(key_kind(leaf)))
         return known and dtype == data(leaf).dtype
     return dtype == leaf.dtype or (cast and _widens(dtype, leaf.dtype))
@@ -247,11 +240,10 @@ def _widens(dtype: Any, into: Any) -> bool:
 
 def _cast(name: str, array: Any, dtype: Any) -> Any:
     inexact = jnp.issubdtype(array.dtype, jnp.inexact)
-    isfinite = jnp.isfinite if isinstance(array, jax.Array) else np.isfinite
     with np.errstate(all="ignore"):
         made = array.astype(dtype)
     if jnp.issubdtype(dtype, jnp.inexact):
-        is_lost = isfinite(made) != (isfinite(array) if inexact else True)
+        is_lost = np.isfinite(made) != (np.isfinite(array) if inexact else True)
     else:
         is_lost = made.astype(array.dtype) != array
     if is_lost.any():

@@ -42,7 +42,6 @@ from treeadapt.checkpoints.fitting import (
     LoadReport,
     as_arrays,
     compared,
-    data,
     is_key,
     is_number,
     key_kind,
@@ -230,7 +229,7 @@ def load(
             like = own[one]
             key = (stored.ties.get(one, one), _like_key(like))
             if key not in owners:
-                owners[key] = placed(one, array, stored.kinds.get(one), like)
+                owners[key] = placed(one, array, like)
             made[one] = owners[key]
     return view.rebuild(list(made.values()))
 
@@ -510,8 +509,8 @@ def _arrays(
         given: Any = places if stored.format == "orbax" else asked
         arrays = FORMATS[stored.format].read(path, stored, given)
         for one, array in zip(asked, arrays, strict=True):
-            seen, stated = data(array), stored.leaves[one]
-            if seen.shape != stated.shape or seen.dtype != stated.dtype:
+            stated = stored.leaves[one]
+            if array.shape != stated.shape or array.dtype != stated.dtype:
                 refuse(
                     path,
                     f"its metadata says that {listing([one])} is {describe(stated)}, "
@@ -542,8 +541,9 @@ def _sharding(stored: Stored, one: str, leaf: Any) -> Any:
     """Return where a leaf is to be read to; None for the host."""
     if not is_array(leaf) or isinstance(leaf, jax.core.Tracer):
         return None
-    same = leaf.dtype == stored.leaves[one].dtype
-    return getattr(leaf, "sharding", None) if same else None
+    dtype = stored.leaves[one].dtype
+    direct = leaf.dtype == dtype == jax.dtypes.canonicalize_dtype(dtype)
+    return getattr(leaf, "sharding", None) if direct else None
 
 
 def _like_key(like: Any) -> tuple[Any, ...]:
