@@ -8,8 +8,10 @@ pattern does that the odd layer escapes. Nothing is raised.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from treeadapt.errors import SelectorError, listing, plural, shorten
 from treeadapt.matches import RuleMatches, where_text
@@ -65,14 +67,13 @@ def findings(matches: RuleMatches) -> list[Finding]:
     return [*found, *_uneven(matches)]
 
 
-def _selected(matches: RuleMatches, index: int) -> list[int]:
-    where = matches.rules.selectors[index]
-    mask = select(matches.view, where, unused="ignore")
-    return [
-        leaf
-        for leaf, (yes, arr) in enumerate(zip(mask, matches.is_array, strict=True))
-        if yes and arr
-    ]
+class _Place(NamedTuple):
+    """A number in a path, the family that it counts, and what is around it."""
+
+    family: str
+    number: str
+    before: str
+    after: str
 
 
 def _uneven(matches: RuleMatches) -> Iterator[Finding]:
@@ -81,22 +82,30 @@ def _uneven(matches: RuleMatches) -> Iterator[Finding]:
     A rule names its numbers where it does not match a path with another number: that is
     meant. Where it would match, but there is no such leaf, the layer is an odd one.
     """
-    arrays = [i for i, arr in enumerate(matches.is_array) if arr]
     families: dict[str, dict[str, None]] = {}
-    for leaf in arrays:
-        for family, number, _, _ in _places(matches.paths[leaf]):
-            families.setdefault(family, {})[number] = None
+    places: list[list[_Place]] = [[] for _ in matches.paths]
+    for leaf in itertools.compress(range(len(places)), matches.is_array):
+        places[leaf] = list(_places(matches.paths[leaf]))
+        for place in places[leaf]:
+            families.setdefault(place.family, {})[place.number] = None
     known = frozenset(matches.paths)
     for index, where in enumerate(matches.rules.selectors):
+        mask = select(matches.view, where, unused="ignore")
         reached: dict[str, dict[str, None]] = {}
-        around: dict[str, dict[tuple[str, str], None]] = {}
-        for leaf in _selected(matches, index):
-            for family, number, before, after in _places(matches.paths[leaf]):
-                if len(families[family]) >= _FEWEST:
-                    reached.setdefault(family, {})[number] = None
-                    around.setdefault(family, {})[before, after] = None
-        for family, numbers in reached.items():
-            every = families[family]
+        for place in itertools.chain(*itertools.compress(places, mask)):
+            reached.setdefault(place.family, {})[place.number] = None
+        around: dict[str, dict[tuple[str, str], None]] = {
+            family: {}
+            for family, numbers in reached.items()
+            if len(numbers) < len(families[family]) >= _FEWEST
+        }
+        for place in itertools.chain(
+            *itertools.compress(places, mask if around else ())
+        ):
+            if place.family in around:
+                around[place.family][place.before, place.after] = None
+        for family, parts in around.items():
+            numbers, every = reached[family], families[family]
             odd = [
                 number
                 for number in every
@@ -104,7 +113,7 @@ def _uneven(matches: RuleMatches) -> Iterator[Finding]:
                 and all(
                     f"{before}{number}{after}" not in known
                     and _would_match(where, f"{before}{number}{after}")
-                    for before, after in around[family]
+                    for before, after in parts
                 )
             ]
             if odd:
@@ -124,8 +133,8 @@ def _would_match(where: Selector, path: str) -> bool:
         return not any(map(_NUMBER.search, where.patterns()))
 
 
-def _places(path: str) -> Iterator[tuple[str, str, str, str]]:
-    """Yield the numbered families of a path, its number in each, and what is around.
+def _places(path: str) -> Iterator[_Place]:
+    """Yield the numbers of a path.
 
     A family ends with the word, at a slash or, as PyTorch writes names, at a dot.
     """
@@ -133,7 +142,7 @@ def _places(path: str) -> Iterator[tuple[str, str, str, str]]:
         before, after = path[: found.start()], path[found.end() :]
         word = _WORD_END.search(after)
         end = word.start() if word else 0
-        yield f"{before}*{after[:end]}", found[0], before, after
+        yield _Place(f"{before}*{after[:end]}", found[0], before, after)
 
 
 def _numbers(numbers: Sequence[str]) -> str:
