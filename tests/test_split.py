@@ -568,12 +568,61 @@ def test_batch_statistics_go_to_the_rest():
 
 
 @pytest.mark.hazard("F11")
+@pytest.mark.filterwarnings("ignore::treeadapt.RandomStateWarning")
 def test_random_state_goes_to_the_rest():
     params, rest = ta.split(nnx.Dropout(0.5, rngs=nnx.Rngs(0)))
     assert params == {}
     assert {str(x.dtype) for x in rest.arrays.values()} == {"uint32", "key<fry>"}
     tree = {"d": nnx.Dropout(0.5, rngs=nnx.Rngs(0)), "l": NnxTied()}
     assert type(ta.merge(*ta.split(tree))["d"]) is nnx.Dropout
+
+
+class Dropping(nnx.Module):
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.inner = nnx.Linear(2, 64, rngs=rngs)
+        self.drop = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        return self.drop(self.inner(x))
+
+
+@pytest.mark.hazard("F11b")
+def test_random_counts_in_the_rest_are_reported():
+    with pytest.warns(ta.RandomStateWarning, match=r"'drop/rngs/key'.*\[1\]"):
+        ta.split(Dropping())
+    with pytest.warns(ta.RandomStateWarning):
+        ta.split(Dropping(), "inner")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ta.split(nnx_batchnorm())
+        ta.split({"key": jax.random.key(0), "w": w()})
+        ta.split(nnx.Dropout(0.5, rngs=nnx.Rngs(0)))  # nothing trains
+        ta.split(Dropping(), arrays="all")
+
+
+@pytest.mark.hazard("F11b")
+@pytest.mark.filterwarnings("ignore::treeadapt.RandomStateWarning")
+def test_the_rest_of_a_model_that_was_called_draws_anew():
+    traces = []
+
+    @jax.jit
+    def step(params, rest):
+        def loss(params):
+            model = ta.merge(params, rest)
+            y = model(jnp.ones((1, 2)))
+            return y.sum(), (ta.split(model)[1], y == 0)
+
+        traces.append(1)
+        return jax.grad(loss, has_aux=True)(params)[1]
+
+    params, rest = ta.split(Dropping())
+    masks = set()
+    for _ in range(3):
+        rest, mask = step(params, rest)
+        masks.add(np.asarray(mask).tobytes())
+    assert len(masks) == 3
+    assert len(traces) == 1
 
 
 def test_collections_beside_params_are_reported():

@@ -528,6 +528,7 @@ def eqx_model():
 
 
 @pytest.mark.hazard("H5")
+@pytest.mark.filterwarnings("ignore::treeadapt.RandomStateWarning")
 @pytest.mark.parametrize("make", [train_state, nnx_model, eqx_model, mlp])
 def test_a_model_of_a_library_traces_once(make):
     run, traces = tracer()

@@ -127,6 +127,10 @@ class CollectionWarning(TreeAdaptWarning):
     """Linen collections other than ``params`` are about to be trained."""
 
 
+class RandomStateWarning(TreeAdaptWarning):
+    """A model counts its random draws, and a rest of ``split`` keeps the old counts."""
+
+
 def listing(names: Iterable[str], *, limit: int = 8) -> str:
     """Write paths for a message: quoted, the first ``limit``, then how many more.
 

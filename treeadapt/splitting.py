@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
@@ -22,6 +23,7 @@ from treeadapt._arrays import is_array, is_inexact
 from treeadapt.convert import describe
 from treeadapt.errors import (
     CollectionWarning,
+    RandomStateWarning,
     StructureMismatchError,
     TiedLeafWarning,
     TreeAdaptError,
@@ -154,6 +156,7 @@ def split(
         TiedLeafWarning: one array stands under two paths and would train apart.
         CollectionWarning: Linen collections that ``where`` does not name would train
             beside ``params``.
+        RandomStateWarning: the rest keeps counts of random draws, as of nnx's dropout.
 
     Example:
         >>> params, rest = split({"w": jnp.ones(2), "name": "mlp", "n": jnp.arange(3)})
@@ -171,6 +174,7 @@ def split(
     _warn_of_ties(view, selected, following)
     if arrays == "inexact":
         _warn_of_collections(view, chosen, where)
+        _warn_of_random_state(view, form)
     params = {view.plan.paths[i]: view.leaves[i] for i in chosen}
     values = [view.leaves[i] for i in form.kept]
     return (_nest(form, params) if nested else params), Rest(values, form)
@@ -394,6 +398,26 @@ def _warn_of_collections(view: TreeView, chosen: Sequence[int], where: Any) -> N
             'Select the parameters alone, split(variables, "params"), or name the '
             f"others: split(variables, {['params', *other]}).",
             CollectionWarning,
+            stacklevel=3,
+        )
+
+
+def _warn_of_random_state(view: TreeView, form: _Form) -> None:
+    """Warn of keys among what does not train; while tracing, a loss returns them."""
+    paths = [
+        view.plan.paths[index]
+        for index in form.kept
+        if index in view.plan.untrained
+        and jnp.issubdtype(view.leaves[index].dtype, jax.dtypes.prng_key)
+        and not isinstance(view.leaves[index], jax.core.Tracer)
+    ]
+    if paths and form.chosen:
+        warnings.warn(
+            f"The rest keeps the random state {listing(paths, limit=2)}: with one "
+            "rest, each merged model draws the same numbers. Return the rest of the "
+            "model that was called, ta.split(model)[1], from the loss for the next "
+            "step. Ignore this warning if you do, or if nothing draws.",
+            RandomStateWarning,
             stacklevel=3,
         )
 
