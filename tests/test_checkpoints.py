@@ -83,7 +83,7 @@ def test_every_dtype_comes_back_bit_by_bit(file):
     assert jax.tree.structure(again) == jax.tree.structure(tree())
 
 
-def test_metadata_tells_shapes_and_dtypes(file):
+def test_metadata_gives_shapes_and_dtypes(file):
     ta.save(file, tree())
     found = ta.read_metadata(file)
     assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in found.values())
@@ -223,7 +223,7 @@ def test_where_loads_a_part(file):
         ta.load(file, target, where="decoder")
 
 
-def test_misfits_are_told_all_at_once(file):
+def test_misfits_are_reported_all_at_once(file):
     ta.save(
         file,
         {
@@ -294,7 +294,7 @@ def test_a_file_has_the_mode_that_files_have(tmp_path):
     assert path.stat().st_mode & 0o777 == 0o640
 
 
-def test_a_folder_that_is_no_checkpoint_is_never_replaced(tmp_path):
+def test_a_folder_that_is_not_a_checkpoint_is_never_replaced(tmp_path):
     folder = tmp_path / "home"
     folder.mkdir()
     (folder / "thesis.txt").write_text("years")
@@ -405,7 +405,7 @@ def test_another_byte_order_is_turned(tmp_path):
     assert found["a"].tolist() == [0, 1, 2]
 
 
-# Files that mean harm.
+# Hostile files.
 
 
 def header(text, data=b"", length=None):
@@ -627,7 +627,7 @@ def test_an_orbax_folder_without_its_data(folder):
         ta.load(folder, {"a": {"b": np.zeros(4, np.float32)}, "c": np.zeros(2)})
 
 
-def test_names_that_are_no_checkpoints(tmp_path):
+def test_names_that_are_not_checkpoints(tmp_path):
     (tmp_path / "x.txt").write_text("hello")
     (tmp_path / "folder").mkdir()
     (tmp_path / "dir.npz").mkdir()

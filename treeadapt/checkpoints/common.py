@@ -176,7 +176,7 @@ def refuse(path: str | os.PathLike[str], problem: str, cure: str = "") -> NoRetu
 
 
 @contextlib.contextmanager
-def told(path: str | os.PathLike[str], action: str) -> Iterator[None]:
+def reported(path: str | os.PathLike[str], action: str) -> Iterator[None]:
     """Turn whatever another library raises inside into one short error.
 
     Args:

@@ -181,7 +181,7 @@ def wrapped(array: Any, kind: Any) -> jax.Array:
 
 
 def is_key(leaf: Any) -> bool:
-    """Tell whether a leaf is an array of typed PRNG keys."""
+    """Return whether a leaf is an array of typed PRNG keys."""
     return is_array(leaf) and bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
 
 
@@ -193,7 +193,7 @@ def key_kind(leaf: Any) -> Any:
 
 
 def is_number(leaf: Any) -> bool:
-    """Tell whether a leaf is a Python number; NumPy's are arrays, enums neither."""
+    """Return whether a leaf is a Python number; NumPy's are arrays, enums neither."""
     return type(leaf) in _NUMBERS
 
 
@@ -218,7 +218,7 @@ def _same_type(dtype: Any, kind: str | None, leaf: Any, *, cast: bool) -> bool:
 
 
 def _holds(leaf: Any, value: Any, dtype: Any, *, cast: bool) -> bool:
-    """Tell whether a 0-d leaf or a number can take a value of some dtype."""
+    """Return whether a 0-d leaf or a number can take a value of some dtype."""
     own = np.dtype(type(leaf)) if is_number(leaf) else leaf.dtype
     if _family(own) != _family(dtype):
         return cast and _widens(dtype, own)
@@ -234,7 +234,7 @@ def _family(dtype: Any) -> int:
 
 
 def _widens(dtype: Any, into: Any) -> bool:
-    """Tell whether ``cast`` may change one dtype to another: never 1.5 to 1."""
+    """Return whether ``cast`` may change one dtype to another: never 1.5 to 1."""
     return 0 <= _family(dtype) <= _family(into)
 
 

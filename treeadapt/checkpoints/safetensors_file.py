@@ -120,7 +120,7 @@ def write(
     ties: Mapping[str, str],
     kinds: Mapping[str, str],
 ) -> None:
-    """Write leaves; the writer wants them all on the host.
+    """Write leaves; the writer takes them all at once, on the host.
 
     Raises:
         CheckpointError: a name is reserved, or the format lacks a dtype.

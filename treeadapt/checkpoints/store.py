@@ -36,7 +36,7 @@ from treeadapt.checkpoints.common import (
     nested,
     number_array,
     refuse,
-    told,
+    reported,
 )
 from treeadapt.checkpoints.fitting import (
     LoadReport,
@@ -173,7 +173,7 @@ def load(
             that is not loaded, also Python numbers that the checkpoint lacks. None for
             nested dicts of what is stored, with arrays of NumPy.
         where: selects the leaves of ``target`` to load, or without one of the
-            checkpoint; what else is stored is ignored then.
+            checkpoint; anything else that is stored is ignored then.
         strict: refuse unless all that is selected fits. Without it, leaves that are
             missing, misshaped or retyped stay as they are in ``target``, and what is
             unexpected is left out: ``load_report`` lists them. A warning says if that
@@ -224,7 +224,7 @@ def load(
             stacklevel=2,
         )
     made, owners = dict(own), {}
-    with told(path, "read"):
+    with reported(path, "read"):
         for one, array in _arrays(stored, own, report.restored):
             like = own[one]
             key = (stored.ties.get(one, one), _like_key(like))
@@ -242,7 +242,7 @@ def load_report(
     cast: bool = False,
     format: Format | None = None,  # noqa: A002
 ) -> LoadReport:
-    """Tell how a checkpoint fits a target; only metadata and numbers are read.
+    """Report how a checkpoint fits a target; only metadata and numbers are read.
 
     Args:
         path: as for ``load``.
@@ -313,7 +313,7 @@ def read_stored(path: str | os.PathLike[str], given: str | None = None) -> Store
     folder = kind == "orbax" or (name / safetensors_file.INDEX).is_file()
     if name.is_dir() != folder or not (name.is_dir() or name.is_file()):
         refuse(name, f"it is not a {kind} {'folder' if kind == 'orbax' else 'file'}")
-    with told(name, "read"):
+    with reported(name, "read"):
         version = _version(name)
         with _unreplaced(name, version):
             found = FORMATS[kind].read_metadata(name)
@@ -332,7 +332,7 @@ def read_arrays(stored: Stored) -> Iterator[tuple[str, Any]]:
     Raises:
         CheckpointError: the checkpoint cannot be read.
     """
-    with told(stored.path, "read"):
+    with reported(stored.path, "read"):
         yield from _arrays(stored, {}, stored.leaves)
 
 
@@ -343,7 +343,7 @@ def copy(
     format: Format | None = None,  # noqa: A002
     progress: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Write a checkpoint anew, in another format.
+    """Write a checkpoint again, in another format.
 
     Args:
         source: a checkpoint of any format.
@@ -358,7 +358,7 @@ def copy(
     wanted = [one for one in stored.leaves if one not in stored.ties]
 
     def leaves() -> Iterator[tuple[str, Any]]:
-        with told(source, "read"):
+        with reported(source, "read"):
             for one, array in _arrays(stored, {}, wanted):
                 progress(one)
                 yield one, np.asarray(array)
@@ -387,7 +387,7 @@ def write_leaves(
             "StandardCheckpointer().save(path, ta.to_flat_dict(tree)). ta.load reads "
             "what it wrote."
         )
-    with told(name, "written"), replaced(name, lambda: _check(name, kind)) as part:
+    with reported(name, "written"), replaced(name, lambda: _check(name, kind)) as part:
         FORMATS[kind].write(part, leaves, ties, kinds)
 
 
@@ -408,7 +408,7 @@ def _check(path: Path, kind: str) -> None:
 def format_of(
     path: str | os.PathLike[str], given: str | None = None, *, writing: bool = False
 ) -> str:
-    """Tell the format of a checkpoint by its name.
+    """Return the format of a checkpoint, by its name.
 
     Args:
         path: of the checkpoint.
@@ -466,7 +466,7 @@ def _report(
     chosen, unexpected = _selected(view, where), _also_selected(extra, where)
 
     def read(scalars: list[str]) -> Mapping[str, Any]:
-        with told(stored.path, "read"):
+        with reported(stored.path, "read"):
             return dict(_arrays(stored, {}, scalars))
 
     return compared(own, chosen, stored, unexpected, read, cast=cast)
@@ -480,7 +480,7 @@ def _plain_tree(stored: Stored, where: Any) -> Any:
     nested({tuple(one.split("/")): None for one in wanted})  # before anything is read
     found: dict[tuple[str, ...], Any] = {}
     owners: dict[str, Any] = {}
-    with told(stored.path, "read"):
+    with reported(stored.path, "read"):
         for one, array in _arrays(stored, {}, wanted):
             mark, owner = stored.kinds.get(one, NUMBER), stored.ties.get(one, one)
             if owner not in owners:
@@ -490,7 +490,7 @@ def _plain_tree(stored: Stored, where: Any) -> Any:
 
 
 def _also_selected(extra: Mapping[str, Any], where: Any) -> tuple[str, ...]:
-    """Return the stored paths that the selector selects, as far as names tell."""
+    """Return the stored paths that the selector selects by their names."""
     try:
         view = view_tree(as_tree(extra))
         mask = select(view, as_selector(where), unused="ignore")
@@ -563,7 +563,7 @@ def _require_value(name: str, leaf: Any, *, host: bool) -> None:
         )
     if host and not getattr(leaf, "is_fully_addressable", True):
         raise CheckpointError(
-            f"The leaf {listing([name])} lies on devices of other processes, too. "
+            f"The leaf {listing([name])} is also on devices of other processes. "
             "Save as an Orbax folder."
         )
 
