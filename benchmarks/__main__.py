@@ -172,7 +172,7 @@ def _races(topic: Any, *, quick: bool) -> Iterator[Race]:
         "partition": (20, 2),
         "dispatch": (2,),
         "caches": (50,),
-        "training": (2,),
+        "training": (2, 3),
     }
     if topic is conversion:
         return topic.races((24,), real_models=False)

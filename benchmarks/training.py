@@ -19,10 +19,9 @@ from benchmarks import models
 from benchmarks.harness import Race
 
 TOPIC = "training"
-GROUPS = 50
 
 
-def races(num_blocks: int = 24) -> Iterator[Race]:
+def races(num_blocks: int = 24, groups: int = 50) -> Iterator[Race]:
     """Yield the races of one step each."""
     model = models.Transformer(num_blocks, key=jax.random.PRNGKey(0))
     size = len(jax.tree.leaves(model))
@@ -39,14 +38,14 @@ def races(num_blocks: int = 24) -> Iterator[Race]:
         baseline="ta.split",
     )
     params, _ = ta.split(model)
-    labels = {path: f"g{i % GROUPS}" for i, path in enumerate(params)}
-    transforms = {f"g{i}": optax.adam(1e-3 * (i + 1)) for i in range(GROUPS)}
+    labels = {path: f"g{i % groups}" for i, path in enumerate(params)}
+    transforms = {f"g{i}": optax.adam(1e-3 * (i + 1)) for i in range(groups)}
     factors = [
-        (ta.escape(path), float(i % GROUPS + 1)) for i, path in enumerate(params)
+        (ta.escape(path), float(i % groups + 1)) for i, path in enumerate(params)
     ]
     yield Race(
         topic=TOPIC,
-        work=f"one adam step with {GROUPS} rates, {num_blocks}-block transformer",
+        work=f"one adam step with {groups} rates, {num_blocks}-block transformer",
         size=size,
         contenders={
             "ta.partition": _split_step(

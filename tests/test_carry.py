@@ -425,12 +425,16 @@ def line_search(tx: Any, params: Any, state: Any, steps: int) -> tuple[Any, Any]
         leaves = ta.to_flat_dict(params).values()
         return sum(jnp.sum((leaf - 0.3) ** 4) for leaf in leaves)
 
-    for _ in range(steps):
+    @jax.jit
+    def step(params, state):
         value, grad = jax.value_and_grad(loss)(params)
         updates, state = tx.update(
             grad, state, params, value=value, grad=grad, value_fn=loss
         )
-        params = optax.apply_updates(params, updates)
+        return optax.apply_updates(params, updates), state
+
+    for _ in range(steps):
+        params, state = step(params, state)
     return params, state
 
 
