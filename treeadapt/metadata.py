@@ -12,13 +12,13 @@ import copyreg
 import dataclasses
 import enum
 import operator
-import pickle
 import struct
 import sys
 import threading
 import types
 import weakref
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from pickle import PickleError
 from typing import Any
 
 import jax
@@ -35,7 +35,7 @@ _BY_IDENTITY = (
 _BY_EQUALITY = frozenset({"jax", "jaxlib", "ml_dtypes"})  # their objects do not change
 _REFUSALS = (  # of an object that cannot be pickled
     *(TypeError, ValueError, AttributeError, LookupError, RuntimeError),
-    *(pickle.PickleError, Warning),
+    *(PickleError, Warning),
 )
 _POINTER = struct.calcsize("P")
 
