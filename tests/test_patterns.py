@@ -194,7 +194,7 @@ CAP = 4_096
         ("{-1}_{-2}", 7, "at most one"),
         ("{0.." + "9" * 21 + "}", 2, "at most 20 digits"),
         ("{-" + "9" * 5000 + "}", CAP + 1, "4,096 characters"),
-        ("x" * (CAP + 1), CAP + 1, "4,096 characters"),
+        ("*" + "x" * CAP, CAP + 1, "4,096 characters"),
         ("re:" + "x" * CAP, CAP + 1, "4,096 characters"),
         ("**/" * 64 + "**", 193, "at most 64"),
         ("**/a/" * 65, 321, "at most 64"),
@@ -221,7 +221,8 @@ def test_an_error_points_at_the_column(text, column, says):
 @pytest.mark.parametrize(
     "text",
     [
-        "x" * CAP,
+        "*" + "x" * (CAP - 1),
+        "x" * 10 * CAP,
         "re:" + "x" * (CAP - 3),
         "**/a/" * 63 + "**",
         "{0.." + "9" * 20 + "}",
@@ -305,6 +306,14 @@ def test_escape_matches_that_path_and_no_other(path):
     others = [other for other in HARD_PATHS if matcher.match_path(other)]
     # Like any pattern it selects what lies below the path, too.
     assert others == [o for o in HARD_PATHS if o == path or o.startswith(path + "/")]
+
+
+@pytest.mark.parametrize("char", "[/é\\")
+def test_escape_of_a_long_name_is_a_pattern(char):
+    name = f"a{char}" * CAP
+    matcher = Matcher([parse(escape(name))])
+    assert matcher.match_path(name) == 1
+    assert matcher.match_path(name[:-2]) == 0
 
 
 @given(

@@ -14,11 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 from trees import TREES
 
+import treeadapt as ta
 from benchmarks.published_names import MODELS, names_of, tree_of
 from treeadapt.errors import (
     OverlapError,
@@ -811,3 +813,97 @@ def test_no_answer_depends_on_the_hash_seed():
         for seed in ("1", "2")
     ]
     assert runs[0] == runs[1] != ""
+
+
+# What an error says
+
+
+LAYERS = {
+    "layers": {
+        str(i): {"attn": {"out": {"bias": array(1), "kernel": array(2)}}}
+        for i in range(12)
+    }
+}
+
+
+def test_what_repeats_in_every_layer_is_one_line():
+    with pytest.raises(UnmatchedPathError) as caught:
+        param_labels(LAYERS, {"**/kernel": "a"})
+    assert "12 of 24 leaves match no rule: 'layers/{0..11}/attn/out/bias'.\n" in str(
+        caught.value
+    )
+    rules = {f"layers/{i}/attn/out/bais": i for i in range(12)} | {"**": 1}
+    with pytest.raises(UnusedRuleError) as caught:
+        param_labels(LAYERS, rules)
+    assert (
+        "\n  'layers/{0..11}/attn/out/bais' (rule {1..12}), the first: did you mean "
+        "'layers/0/attn/out/bias' (1 leaf)"
+    ) in str(caught.value)
+    assert str(caught.value).count("bais") == 1
+    bound = Rules({"**": "a"}).bind({"layers": {}, "x": array(1)})
+    with pytest.raises(SelectorError, match=r"'layers/\{0\.\.11\}/attn/out/bias', "):
+        bound(LAYERS)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda rules: param_labels(LAYERS, rules),
+        lambda rules: ta.partition({1: optax.sgd(1.0)}, rules).init(ONES),
+        lambda rules: ta.scale_by_rules(rules).init(ONES),
+    ],
+    ids=["labels", "partition", "scale"],
+)
+def test_the_way_to_allow_an_unused_rule_is_one_that_works_there(use):
+    table = {"layres": 1, "**": 1}
+    with pytest.raises(UnusedRuleError) as caught:
+        use(table)
+    assert 'treeadapt.Rules(rules, unused="ignore")' in str(caught.value)
+    use(Rules(table, unused="ignore"))
+
+
+def test_the_way_to_allow_an_unused_selector_is_one_that_works_there():
+    with pytest.raises(UnusedRuleError) as caught:
+        ta.freeze(optax.sgd(1.0), "layres").init(ONES)
+    cure = 'treeadapt.Rules([(where, 1)], unused="ignore").where(1)'
+    assert cure in str(caught.value)
+    where = eval(cure, {"treeadapt": ta, "where": "layres"})
+    ta.freeze(optax.sgd(1.0), where).init(ONES)
+    assert ta.split(LAYERS, ~where)[0].keys() == ta.to_flat_dict(LAYERS).keys()
+
+
+ONES = jax.tree.map(lambda leaf: jnp.ones(leaf.shape), LAYERS)
+
+
+class Tied(nnx.Module):
+    def __init__(self):
+        self.embed = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+        self.head = nnx.Linear(2, 2, rngs=nnx.Rngs(1))
+        self.head.kernel = self.embed.kernel
+        self.same = self.embed
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("head/kernel", "'head/kernel' is tied to 'embed/kernel'"),
+        ("**/head/k*", "'head/kernel' is tied to 'embed/kernel'"),
+        ("same", "'same/bias' is tied to 'embed/bias'"),
+        ("same/kernel", "'same/kernel' is tied to 'embed/kernel'"),
+    ],
+)
+def test_a_rule_for_the_second_name_of_a_tied_leaf_names_the_tie(pattern, names):
+    with pytest.raises(UnusedRuleError) as caught:
+        param_labels(Tied(), {pattern: "a", "**": "b"})
+    assert names in str(caught.value)
+    with pytest.raises(UnusedRuleError) as caught:
+        param_labels(Tied(), {"head/kernal": "a", "**": "b"})
+    assert "tied" not in str(caught.value)
+
+
+def test_rules_as_an_nnx_filter_are_told_of_where():
+    model, rules = Tied(), Rules({"head": "a", "**": "b"})
+    for asked in (rules, rules.bind(model)):
+        with pytest.raises(SelectorError, match=r"rules\.where\('a'\)"):
+            nnx.state(model, asked)
+    assert "head" in nnx.state(model, rules.where("a"))

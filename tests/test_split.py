@@ -700,3 +700,19 @@ def test_fields_that_hide_methods_of_tuple():
     tree = Named(w(), [w()])
     assert ta.tree_paths(tree) == ("count", "index/0")
     assert_same(tree, ta.merge(*ta.split(tree, "index", nested=True)))
+
+
+def test_a_selector_of_arrays_none_of_which_trains_is_an_error():
+    tree = {"w": jnp.ones(2), "n": jnp.arange(3), "m": jnp.arange(2)}
+    for where, seen in (
+        ("n", "1 array, .*'n', int32"),
+        (["n", "m"], "2 arrays, .*'m', int32"),
+        (~ta.glob("w"), "2 arrays"),
+    ):
+        with pytest.raises(ta.NoArraysError, match=f"selects {seen}.*is not of floats"):
+            ta.split(tree, where)
+        assert ta.split(tree, where, arrays="all")[0]
+    with pytest.raises(ta.NoArraysError, match=r"'mean', float32.*does not train"):
+        ta.split(nnx.BatchNorm(2, rngs=nnx.Rngs(0)), ["mean", "var"])
+    assert ta.split({"n": jnp.arange(3)})[0] == {}
+    assert ta.split(tree, [])[0] == {}

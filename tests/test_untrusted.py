@@ -239,7 +239,7 @@ def test_the_policy_states_the_caps_as_they_are():
         "patterns of a rules file": rules_file.MAX_PATTERNS,
         "weight of the patterns of a rules file": rules_file.MAX_WEIGHT,
         "paths of a freeze spec": rules_file.MAX_PATHS,
-        "characters of a pattern": patterns.MAX_CHARACTERS,
+        "characters of a pattern with wildcards": patterns.MAX_CHARACTERS,
         "`**` in a pattern": patterns.MAX_ANY_DEPTH,
         "digits of a number in a pattern": patterns.MAX_DIGITS,
         "leaves of a checkpoint": common.MAX_LEAVES,

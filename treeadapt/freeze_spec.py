@@ -17,7 +17,7 @@ from typing import Any
 from treeadapt import rules_file
 from treeadapt._arrays import is_array
 from treeadapt.decisions import Case, Survey
-from treeadapt.errors import FreezeError, SelectorError, plural
+from treeadapt.errors import FreezeError, SelectorError, fold, plural
 from treeadapt.plans import TreeView, view_tree
 from treeadapt.remembered import look_up
 from treeadapt.repairs import Speller
@@ -232,15 +232,18 @@ def _thaw_message(
         "was frozen is not frozen" if len(lost) == 1 else "were frozen are not frozen"
     )
     lines = [f"{count} that {verb} any more:"]
-    for path in lost[:_SHOWN]:
-        if path in now:
-            lines.append(f"  {path!r} is there, but no pattern selects it")
-            continue
-        near = speller.nearest(path, new, count=1, cutoff=0.3)
-        state = "is frozen" if near and now[near[0]] else "trains"
-        hint = f"; the nearest name is {near[0]!r}, which {state}" if near else ""
-        lines.append(f"  {path!r} is gone{hint}")
-    if len(lost) > _SHOWN:
-        lines.append(f"  and {len(lost) - _SHOWN:,} more")
+    told = list(fold(_told(path, now, new, speller) for path in lost[:_CANDIDATES]))
+    lines += [f"  {line}" for line in told[:_SHOWN]]
+    if len(told) > _SHOWN:
+        lines.append(f"  and {len(told) - _SHOWN:,} more")
     lines.append("Correct the patterns; or, if this is meant, spec = spec.bind(tree).")
     return "\n".join(lines)
+
+
+def _told(path: str, now: dict[str, bool], new: Sequence[str], speller: Speller) -> str:
+    if path in now:
+        return f"{path!r} is there, but no pattern selects it"
+    near = speller.nearest(path, new, count=1, cutoff=0.3)
+    state = "is frozen" if near and now[near[0]] else "trains"
+    hint = f"; the nearest name is {near[0]!r}, which {state}" if near else ""
+    return f"{path!r} is gone{hint}"

@@ -23,12 +23,13 @@ from treeadapt.errors import (
     RulesError,
     UnmatchedPathError,
     UnusedRuleError,
+    fold,
     listing,
     plural,
     shorten,
 )
 from treeadapt.plans import TreeView
-from treeadapt.repairs import advice_lines, entry_text, misses
+from treeadapt.repairs import entry_text, folded_advice, misses
 from treeadapt.selectors import Glob, Node, Report, Selector
 
 Overlap = Literal["first", "error"]
@@ -413,15 +414,18 @@ def _unused_message(matches: RuleMatches) -> str:
             (f"{entry_text(entry)} (rule {index + 1})", entry)
             for index, entry in matches.unused
         ]
-        lines += advice_lines(named, matches.view.plan, matches.is_array)
+        lines += folded_advice(named, matches.view.plan, matches.is_array)
     for index in matches.shadowed[:4]:
         lines.append(_shadow_line(matches, index))
     if len(matches.shadowed) > 4:
         lines.append(f"{len(matches.shadowed) - 4:,} more rules come too late as well.")
     if matches.unmatched:
-        names = listing(matches.unmatched, limit=3)
+        names = listing(fold(matches.unmatched), limit=3)
         lines.append(f"{_leaves_match(len(matches.unmatched))} no rule: {names}.")
-    lines.append('Correct or remove these rules, or pass unused="ignore".')
+    lines.append(
+        "Correct or remove these rules; or allow it: "
+        'treeadapt.Rules(rules, unused="ignore").'
+    )
     return "\n".join(lines)
 
 
@@ -448,7 +452,7 @@ def unmatched_message(unmatched: Sequence[str], num_arrays: int) -> str:
     verb = "matches" if len(unmatched) == 1 else "match"
     return (
         f"{len(unmatched):,} of {plural(num_arrays, 'leaf')} {verb} no rule: "
-        f"{listing(unmatched)}.\n"
+        f"{listing(fold(unmatched))}.\n"
         'Add a rule for them, end the rules with ("**", <label>), or pass '
         "default=<label>."
     )

@@ -27,6 +27,8 @@ REGEX_PREFIX = "re:"
 _LAST_CODE_POINT = 0x10FFFF
 # What makes a segment more than its own text. A comma speaks only within braces.
 _SPECIAL = re.compile(r"[\\*?\[\]{}<]")
+# A path as it is, perhaps with escapes: without wildcards there is nothing to cap.
+_PLAIN = re.compile(r"(?!re:)(?:[^\\*?\[\]{}<]|\\.)*+", re.DOTALL)
 # A slash ends a segment, written plainly or as ``\/``. Other escapes are skipped.
 _ESCAPE_OR_SLASH = re.compile(r"\\[^/]|(?P<slash>\\?/)", re.DOTALL)
 # A whole alternative that is a range, or that its writer must have meant as one.
@@ -189,8 +191,10 @@ def parse(text: str) -> Pattern:
     if not isinstance(text, str):
         raise PatternError(f"A pattern is a string, not {type(text).__name__}.")
     text = str.__str__(text)
-    if len(text) > MAX_CHARACTERS:
-        problem = f"a pattern has at most {MAX_CHARACTERS:,} characters. "
+    if len(text) > MAX_CHARACTERS and not _PLAIN.fullmatch(text):
+        problem = (
+            f"a pattern with wildcards has at most {MAX_CHARACTERS:,} characters. "
+        )
         _fail(text, MAX_CHARACTERS, problem + "Write several patterns in a list.")
     if text.startswith(REGEX_PREFIX):
         return Pattern(text, (), _regex(text))

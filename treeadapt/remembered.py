@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from treeadapt._arrays import is_array
-from treeadapt.errors import SelectorError, TransformError, listing, shorten
+from treeadapt.errors import SelectorError, TransformError, fold, listing, shorten
 from treeadapt.plans import TreeView, view_tree
 
 T = TypeVar("T")
@@ -49,8 +49,8 @@ def look_up(answers: Mapping[str, T], view: TreeView, *, static: T) -> list[T]:
     new = [path for path, leaf in pairs if path not in answers and is_array(leaf)]
     if new:
         raise SelectorError(
-            f"Bound to a tree that has no leaf at {listing(new)}. Bind to the tree as "
-            "it is now: .bind(tree)."
+            f"Bound to a tree that has no leaf at {listing(fold(new))}. Bind to the "
+            "tree as it is now: .bind(tree)."
         )
     return [static if answer is _MISSING else answer for answer in found]
 

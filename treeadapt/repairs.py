@@ -19,7 +19,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from treeadapt.errors import PatternError, listing, plural, shorten
+from treeadapt.errors import PatternError, fold, listing, plural, shorten
 from treeadapt.matcher import Matcher
 from treeadapt.patterns import REGEX_PREFIX, ClassName, FromEnd, Pattern, escape, parse
 from treeadapt.plans import Plan
@@ -88,8 +88,11 @@ def unused_message(entries: Sequence[Any], plan: Plan, is_array: Sequence[bool])
     """
     lines = [f"{misses(len(entries), 'selector', sum(is_array))}:"]
     named = [(entry_text(entry), entry) for entry in entries]
-    lines += advice_lines(named, plan, is_array)
-    lines.append('Correct or remove it; where unused= is taken, pass unused="ignore".')
+    lines += folded_advice(named, plan, is_array)
+    lines.append(
+        'Correct or remove it; or allow it: param_mask takes unused="ignore", and a '
+        'selector is treeadapt.Rules([(where, 1)], unused="ignore").where(1).'
+    )
     return "\n".join(lines)
 
 
@@ -116,21 +119,41 @@ def misses(entries: int, whose: str, arrays: int) -> str:
 
 
 def advice_lines(
-    entries: Sequence[tuple[str, Any]], plan: Plan, is_array: Sequence[bool]
+    entries: Sequence[tuple[str, Any]],
+    plan: Plan,
+    is_array: Sequence[bool],
+    *,
+    limit: int = 8,
 ) -> Iterator[str]:
-    """Yield one line an entry: what it is, and what it may have meant.
+    """Yield one line an entry: what it is, and what the first few may have meant.
 
     Args:
         entries: how to call each entry, and the entry.
         plan: names of the tree.
         is_array: whether each leaf is an array.
+        limit: how many lines to give before how many more there are.
     """
     names = _Names(plan, is_array)
-    for number, (text, entry) in enumerate(entries[:8]):
+    for number, (text, entry) in enumerate(entries[:limit]):
         hint = _advice(entry, names) if number < _MAX_ADVISED else ""
         yield f"  {text}{': ' if hint else ''}{hint}"
-    if len(entries) > 8:
-        yield f"  and {len(entries) - 8:,} more"
+    if len(entries) > limit:
+        yield f"  and {len(entries) - limit:,} more"
+
+
+def folded_advice(
+    entries: Sequence[tuple[str, Any]], plan: Plan, is_array: Sequence[bool]
+) -> Iterator[str]:
+    """Yield the lines of ``advice_lines``, entries that differ in a number as one.
+
+    Such a line has the advice for its first entry.
+    """
+    groups = list(fold([text for text, _ in entries]).items())
+    firsts = []
+    for text, members in groups:
+        first = ", the first" if len(members) > 1 else ""
+        firsts.append((text + first, entries[members[0]][1]))
+    yield from advice_lines(firsts, plan, is_array)
 
 
 def _advice(entry: Any, names: _Names) -> str:
@@ -150,6 +173,8 @@ def _advice(entry: Any, names: _Names) -> str:
     sign, pattern = "!" * entry.startswith("!"), entry.removeprefix("!")
     if names.hits_static(pattern):
         return "it hits only leaves that are not arrays, and these need no rule"
+    if tied := names.tied(pattern):
+        return tied
     hints = []
     found = _proposals(pattern, names)
     if found:
@@ -376,6 +401,24 @@ class _Names:
         lost = root is not None and root.__name__ in _ROOTS_OF_PARAMS
         cure = "; if they were made from a model, decide on that: .bind(model)"
         return f"classes here are {listing(self.class_names)}{cure if lost else ''}"
+
+    def tied(self, text: str) -> str:
+        """Say of a glob that hits a second name of a leaf which one is its first."""
+        globs = [one for one in _globs([text]) if not one.needs_tree]
+        if not (globs and self.plan.ties):
+            return ""
+        matcher = Matcher(globs)
+        for second, first in self.plan.ties.items():
+            for path in self.plan.paths:
+                if path != first and not path.startswith(f"{first}/"):
+                    continue
+                alias = second + path[len(first) :]
+                if matcher.match_path(alias):
+                    return (
+                        f"{alias!r} is tied to {path!r}: one variable under two names, "
+                        "of which the first counts; write the rule for that"
+                    )
+        return ""
 
     def like(self, text: str) -> list[str]:
         """Return the paths of some arrays, the likest first."""

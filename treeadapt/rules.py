@@ -24,6 +24,7 @@ from treeadapt.errors import (
     SelectorError,
     UnmatchedPathError,
     plural,
+    shorten,
 )
 from treeadapt.matches import (
     MISSING,
@@ -148,13 +149,14 @@ class Rules:
         """The values, in order."""
         return tuple(value for _, value in self.pairs)
 
-    def __call__(self, tree: Any, /) -> Any:
+    def __call__(self, tree: Any, leaf: Any = MISSING, /) -> Any:
         """Return the labels of a tree, as Optax calls for them.
 
         Args:
             tree: any tree. Where it holds None or ``optax.MaskedNode``, it is taken
                 for a part of a larger one: a rule that could match such a place, or
                 something below it, is not reported.
+            leaf: refused; nnx passes it to a filter.
 
         Returns:
             Tree with the treedef of ``tree`` and one label per leaf.
@@ -163,8 +165,10 @@ class Rules:
             UnmatchedPathError: an array leaf matches no rule and there is no default.
             UnusedRuleError: a rule hits no array leaf, or decides none.
             OverlapError: two rules with different values match one leaf.
-            SelectorError: called on a number, as a schedule would be.
+            SelectorError: called on a number, as a schedule would be, or as an nnx
+                filter.
         """
+        _refuse_filter(self.values, leaf)
         refuse_number(self, tree)
         view = view_tree(tree)
         whole = whole_of(view)
@@ -370,12 +374,14 @@ class BoundRules:
     def __hash__(self) -> int:
         return hash((self.rules, len(self.answers)))
 
-    def __call__(self, tree: Any, /) -> Any:
+    def __call__(self, tree: Any, leaf: Any = MISSING, /) -> Any:
         """Return the labels of a smaller view of that tree.
 
         Raises:
-            SelectorError: an array leaf was not there, or called on a number.
+            SelectorError: an array leaf was not there, or called on a number or as an
+                nnx filter.
         """
+        _refuse_filter(self.rules.values, leaf)
         refuse_number(self, tree)
         view = view_tree(tree)
         return view.rebuild(look_up(self.answers, view, static=STATIC))
@@ -502,6 +508,16 @@ def load_rules(path: str | os.PathLike[str], *, allow_regex: bool = False) -> Ru
         return Rules(pairs, **document)
     except SelectorError as error:  # an option is none of its choices
         raise RulesFileError(f"Rules file {str(path)!r}: {error}") from error
+
+
+def _refuse_filter(values: Sequence[Any], leaf: Any) -> None:
+    if leaf is not MISSING:
+        label = repr(values[0]) if values else "<label>"
+        raise SelectorError(
+            "Rules were called with a path and a leaf, as nnx calls a filter, and a "
+            "filter says yes or no. Pass the selector of one label: "
+            f"rules.where({shorten(label)})."
+        )
 
 
 def _rebuilt(pairs: Any, default: Any, unused: Report, overlap: Overlap) -> Rules:

@@ -23,11 +23,15 @@ from treeadapt._arrays import is_array, is_inexact
 from treeadapt.convert import describe
 from treeadapt.errors import (
     CollectionWarning,
+    NoArraysError,
     RandomStateWarning,
     StructureMismatchError,
     TiedLeafWarning,
     TreeAdaptError,
+    fold,
     listing,
+    plural,
+    shorten,
 )
 from treeadapt.metadata import Snapshot, node_data
 from treeadapt.plans import Plan, TreeView, same_structure, view_tree
@@ -148,6 +152,7 @@ def split(
     Raises:
         PathCollisionError: two leaves have the same path.
         UnusedRuleError: a pattern in ``where`` hits no array.
+        NoArraysError: ``where`` selects arrays, none of which trains.
         TreeAdaptError: ``arrays`` is something else.
         StructureMismatchError: ``tie`` is no mapping, or names a path that is no array
             of ``tree``, or two arrays of different shape or dtype.
@@ -266,13 +271,23 @@ def _selected(view: TreeView, where: Any, arrays: str) -> list[int]:
         raise TreeAdaptError(f'arrays= is "inexact" or "all", got {arrays!r}.')
     takes = is_inexact if arrays == "inexact" else is_array
     untrained = view.plan.untrained if arrays == "inexact" else frozenset()
-    return [
+    matched = [
         index
-        for index, (leaf, yes) in enumerate(
-            zip(view.leaves, select(view, where), strict=True)
-        )
-        if yes and takes(leaf) and index not in untrained
+        for index, yes in enumerate(select(view, where))
+        if yes and is_array(view.leaves[index])
     ]
+    found = [i for i in matched if takes(view.leaves[i]) and i not in untrained]
+    selector = as_selector(where)
+    if matched and not found and selector.plain != "**":
+        path = view.plan.paths[matched[0]]
+        seen = describe(view.leaves[matched[0]])
+        kind = "does not train" if matched[0] in untrained else "is not of floats"
+        raise NoArraysError(
+            f"{shorten(repr(selector))} selects {plural(len(matched), 'array')}, and "
+            f"none of them trains: {path!r}, {seen}, {kind}. Select the parameters, "
+            'or pass arrays="all" for whatever is selected.'
+        )
+    return found
 
 
 def _form(
@@ -464,8 +479,8 @@ def _keys_message(paths: Sequence[str], flat: Mapping[str, Any]) -> str:
     known = frozenset(paths)
     unexpected = [str(path) for path in flat if path not in known]
     parts = [
-        f"missing {listing(missing)}" * bool(missing),
-        f"unexpected {listing(unexpected)}" * bool(unexpected),
+        f"missing {listing(fold(missing))}" * bool(missing),
+        f"unexpected {listing(fold(unexpected))}" * bool(unexpected),
     ]
     return (
         f"params are not those that split gave: {'; '.join(filter(None, parts))}. Pass "

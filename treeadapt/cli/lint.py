@@ -54,12 +54,11 @@ def findings(matches: RuleMatches) -> list[Finding]:
                 f'{names}. Add a rule, or end with "**" = "<label>".',
             )
         )
-    for index, entry in matches.unused:
-        named = [(entry_text(entry), entry)]
-        for line in advice_lines(named, plan, matches.is_array):
-            found.append(
-                Finding("unused", index + 1, f"matches nothing: {line.strip()}")
-            )
+    unused = matches.unused
+    named = [(entry_text(entry), entry) for _, entry in unused]
+    lines = advice_lines(named, plan, matches.is_array, limit=len(named))
+    for (index, _), line in zip(unused, lines, strict=True):
+        found.append(Finding("unused", index + 1, f"matches nothing: {line.strip()}"))
     for index in matches.shadowed:
         text = shorten(where_text(matches.rules.selectors[index]))
         told = f"{text} {matches.shadow_text(index)}"
