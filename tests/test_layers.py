@@ -19,7 +19,7 @@ PACKAGE = REPOSITORY / "treeadapt"
 
 # A room imports rooms of earlier lines only. A folder is one room.
 ROOMS = (
-    ("errors", "_typing", "_version", "_arrays"),
+    ("errors", "_typing", "_version", "_arrays", "_jax"),
     ("paths",),
     ("registry",),
     ("adapters",),
@@ -61,6 +61,8 @@ OWNED = {
     "cli": {"click"},
 }
 
+UNDOCUMENTED = {"jtu.default_registry", "jax.tree_util.default_registry"}
+
 # Top-level entries; more of them would hide what matters.
 TOP_LEVEL = {
     ".ci",
@@ -92,6 +94,9 @@ def complaints(package: Path) -> Iterator[str]:
             reason = _reason(room, module, target)
             if reason:
                 yield f"{module}:{line}: {reason} ({target})"
+        if module != "_jax":
+            for call, line in _undocumented(file):
+                yield f"{module}:{line}: calls what JAX does not document ({call})"
 
 
 def _imports(file: Path, package: Path) -> Iterator[tuple[str, int]]:
@@ -109,6 +114,23 @@ def _imports(file: Path, package: Path) -> Iterator[tuple[str, int]]:
                 yield _room_or_face(package, alias.name), node.lineno
         elif isinstance(node, ast.ImportFrom):
             yield str(node.module), node.lineno
+
+
+def _undocumented(file: Path) -> Iterator[tuple[str, int]]:
+    """Uses of what JAX does not document, with line numbers; ``_jax`` is for them."""
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        if isinstance(node, ast.Attribute):
+            text = ast.unparse(node)
+            if (
+                text in UNDOCUMENTED
+                or text.startswith("jax._src")
+                or (text.endswith(".walk") and text not in ("_jax.walk", "os.walk"))
+            ):
+                yield text, node.lineno
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            if names & UNDOCUMENTED or node.module.startswith("jax._src"):
+                yield node.module, node.lineno
 
 
 def _room_or_face(package: Path, name: str) -> str:
@@ -178,6 +200,10 @@ def test_the_test_reads_the_package():
         ("adapters/penzai.py", "from haiku import x", "does not own"),
         ("report.py", "import click", "does not own"),
         ("__init__.py", "import rich", "does not own"),
+        ("paths.py", "x = jtu.default_registry.flatten", "does not document"),
+        ("paths.py", "from jax._src import tree_util", "does not document"),
+        ("paths.py", "from jax.tree_util import default_registry", "does not doc"),
+        ("paths.py", "def f(treedef):\n    treedef.walk(g)", "does not document"),
     ],
 )
 def test_a_broken_law_is_seen(tmp_path, file, source, reason):
@@ -192,7 +218,8 @@ def test_what_the_laws_allow_passes(tmp_path):
         "paths.py": "from treeadapt import errors\nfrom treeadapt.errors import E",
         "adapters/flax.py": "import flax.linen as nn\nimport treeadapt.registry as r",
         "adapters/nnx.py": "from treeadapt.adapters.flax import f\nimport flax",
-        "registry.py": "",
+        "registry.py": "from treeadapt import _jax",
+        "_jax.py": "x = jtu.default_registry.flatten",
         "checkpoints/orbax_folder.py": "def f():\n    import orbax.checkpoint",
         "cli.py": "import click\nfrom treeadapt.report import summarize",
         "report.py": "from treeadapt.rules import as_rules",

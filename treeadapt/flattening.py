@@ -12,8 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import jax.tree_util as jtu
-
+from treeadapt import _jax
 from treeadapt.errors import (
     AdapterError,
     PathError,
@@ -52,7 +51,7 @@ def flatten(tree: Any) -> tuple[list[Any], Any]:
         kinds = registry.memo.setdefault("flattened", set())
         kind = _kind(tree)
         if kind in kinds:
-            return jtu.default_registry.flatten(tree)
+            return _jax.flatten(tree)
         found = _flatten_with_care(tree)
         if len(kinds) >= _MAX_KINDS:
             kinds.clear()
@@ -90,7 +89,7 @@ def _flatten_with_care(tree: Any) -> tuple[list[Any], Any]:
             return True
         return False
 
-    found = jtu.default_registry.flatten(tree, is_at_the_edge)
+    found = _jax.flatten(tree, is_at_the_edge)
     if edge:
         raise RecursionError
     return found

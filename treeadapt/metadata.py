@@ -24,6 +24,7 @@ from typing import Any
 import jax
 import jax.tree_util as jtu
 
+from treeadapt import _jax
 from treeadapt.adapters import fields
 from treeadapt.walk import Program
 
@@ -133,7 +134,7 @@ def node_data(structure: Any) -> tuple[Any, ...]:
         elif data is not None:
             found.append(data)
 
-    structure.walk(note, id, [None] * structure.num_leaves)  # ``id``: any function
+    _jax.walk(structure, note)
     return tuple(found)
 
 

@@ -30,8 +30,7 @@ from collections.abc import (
 )
 from typing import Any, NamedTuple
 
-import jax.tree_util as jtu
-
+from treeadapt import _jax
 from treeadapt.errors import AdapterError
 
 
@@ -324,7 +323,7 @@ def _no_kinds() -> MutableMapping[type, NodeKind]:
 
 def jax_knows(node: Any) -> bool:
     """Tell whether JAX flattens objects of the type of ``node`` (None included)."""
-    return jtu.default_registry.flatten_one_level(node) is not None
+    return _jax.one_level(node) is not None
 
 
 def _made(cls: type, fields: Sequence[str] | None, *, leaf: bool) -> Adapter:

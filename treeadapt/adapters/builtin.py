@@ -15,9 +15,9 @@ import enum
 from collections.abc import Sequence
 from typing import Any
 
-import jax.tree_util as jtu
 import numpy as np
 
+from treeadapt import _jax
 from treeadapt.adapters import fields, jax
 from treeadapt.adapters.fields import Shell
 from treeadapt.errors import AdapterError
@@ -25,12 +25,12 @@ from treeadapt.registry import Adapter, Flat
 
 
 def _dict(node: dict[Any, Any]) -> Flat:
-    values, keys = jtu.default_registry.flatten_one_level(node)
+    values, keys = _jax.one_level(node)
     return Flat(keys, values)
 
 
 def _default_dict(node: Any) -> Flat:
-    values, (_, keys) = jtu.default_registry.flatten_one_level(node)
+    values, (_, keys) = _jax.one_level(node)
     return Flat(keys, values)
 
 
@@ -53,7 +53,7 @@ def _namedtuple(node: Any) -> Flat:
             f"{cls.__name__} says it has the fields {cls._fields!r} but holds "
             f"{tuple.__len__(node)} items; it is not a NamedTuple. Rename its _fields."
         )
-    if jtu.default_registry.flatten_one_level(node)[1] is not cls:
+    if _jax.one_level(node)[1] is not cls:
         return jax.take_registered_apart(node)
     return Flat(cls._fields, tuple(node), Shell(cls, None, _rest(node)))
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 import equinox as eqx
-import jax.tree_util as jtu
 
+from treeadapt import _jax
 from treeadapt.registry import BOX, Adapter, Flat
 
 
 def _module(node: Any) -> Flat:
-    keyed, aux = jtu.default_registry.flatten_one_level_with_keys(node)
+    keyed, aux = _jax.one_level_with_keys(node)
     keyed = list(keyed)
     return Flat([key.name for key, _ in keyed], [child for _, child in keyed], aux)
 
@@ -26,7 +26,7 @@ def _shared(node: Any) -> Flat:
 
 
 def _state(node: Any) -> Flat:
-    children, aux = jtu.default_registry.flatten_one_level(node)
+    children, aux = _jax.one_level(node)
     return Flat(range(len(children)), children, aux)
 
 

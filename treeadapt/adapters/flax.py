@@ -10,20 +10,20 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.tree_util as jtu
 from flax import linen
 from flax.core import FrozenDict, meta
 
+from treeadapt import _jax
 from treeadapt.registry import BOX, Adapter, Flat
 
 
 def _frozen_dict(node: Any) -> Flat:
-    values, keys = jtu.default_registry.flatten_one_level(node)
+    values, keys = _jax.one_level(node)
     return Flat(keys, values)
 
 
 def _box(node: Any) -> Flat:
-    children, aux = jtu.default_registry.flatten_one_level(node)
+    children, aux = _jax.one_level(node)
     return Flat((BOX,) * len(children), children, aux)
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import jax
 import jax.tree_util as jtu
 
+from treeadapt import _jax
 from treeadapt.adapters import fields
 from treeadapt.errors import AdapterError, UnstablePathWarning
 from treeadapt.registry import Adapter, Flat
@@ -26,9 +27,9 @@ from treeadapt.registry import Adapter, Flat
 
 def keyed(node: Any) -> Flat:
     """Take a node apart with the keys that it was registered with."""
-    children, aux = jtu.default_registry.flatten_one_level(node)
+    children, aux = _jax.one_level(node)
     children = list(children)
-    pairs = list(jtu.default_registry.flatten_one_level_with_keys(node)[0])
+    pairs = list(_jax.one_level_with_keys(node)[0])
     if len(pairs) != len(children):
         raise AdapterError(
             f"{type(node).__name__} was registered with JAX in two ways that differ: "
@@ -120,7 +121,7 @@ def _warn_of_positions(cls: type, count: int) -> None:
 
 
 def _partial(node: Any) -> Flat:
-    children, aux = jtu.default_registry.flatten_one_level(node)
+    children, aux = _jax.one_level(node)
     return Flat(("args", "keywords"), children, aux)
 
 

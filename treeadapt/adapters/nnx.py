@@ -9,24 +9,24 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.tree_util as jtu
 from flax import nnx
 
+from treeadapt import _jax
 from treeadapt.registry import BOX, Adapter, Flat
 
 
 def _variable(node: Any) -> Flat:
-    children, aux = jtu.default_registry.flatten_one_level(node)
+    children, aux = _jax.one_level(node)
     return Flat((BOX,) * len(children), children, aux)
 
 
 def _state(node: Any) -> Flat:
-    children, keys = jtu.default_registry.flatten_one_level(node)
+    children, keys = _jax.one_level(node)
     return Flat(keys, children)
 
 
 def _pytree(node: Any) -> Flat:
-    keyed, aux = jtu.default_registry.flatten_one_level_with_keys(node)
+    keyed, aux = _jax.one_level_with_keys(node)
     keyed = list(keyed)
     # nnx keeps bookkeeping of its own among the children; it holds no leaf.
     keys = [BOX if _name(key) == "_pytree__state" else key for key, _ in keyed]

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.tree_util as jtu
 from penzai.core import named_axes, variables
 
+from treeadapt import _jax
 from treeadapt.adapters import fields
 from treeadapt.registry import BOX, Adapter, Flat
 
@@ -21,7 +21,7 @@ def _variable(node: Any) -> Flat:
 
 
 def _box(node: Any) -> Flat:
-    children, aux = jtu.default_registry.flatten_one_level(node)
+    children, aux = _jax.one_level(node)
     return Flat((BOX,) * len(children), children, aux)
 
 

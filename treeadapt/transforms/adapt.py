@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import optax
 
+from treeadapt import _jax
 from treeadapt._arrays import is_array
 from treeadapt.errors import (
     CollectionWarning,
@@ -217,7 +218,7 @@ def _apart(state: Any, params: Iterable[Any]) -> Any:
     one array cannot be donated in two places.
     """
     taken, copies = set(map(id, params)), {}
-    leaves, structure = jtu.default_registry.flatten(state)
+    leaves, structure = _jax.flatten(state)
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
             if id(leaf) in taken:
@@ -282,8 +283,8 @@ def keep_dtypes(old: Any, new: Any) -> Any:
     does not scan: ``zero_nans`` under ``MultiSteps`` (optax#828),
     ``lookahead(reset_state=True)``, ``contrib.sam``.
     """
-    befores, old_structure = jtu.default_registry.flatten(old)
-    afters, structure = jtu.default_registry.flatten(new)
+    befores, old_structure = _jax.flatten(old)
+    afters, structure = _jax.flatten(new)
     if structure != old_structure:  # optax.monitor fills its state later
         known = dict(jtu.tree_leaves_with_path(old))
         befores = [known.get(path) for path, _ in jtu.tree_leaves_with_path(new)]

@@ -1,0 +1,33 @@
+"""Every undocumented call into JAX, in one place.
+
+Each has one sentence on what breaks if it changes, and a test in
+``tests/test_jax_internals.py`` that says so before anything else fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.tree_util as jtu
+
+#: ``flatten(tree, is_leaf=None) -> (leaves, treedef)``. If it goes, every conversion
+#: calls ``jax.tree.flatten`` in its place, which is a layer of Python slower.
+flatten = jtu.default_registry.flatten
+
+#: ``one_level(node) -> (children, metadata)``, None for a leaf. If it changes, adapters
+#: find neither children nor metadata, and no class that JAX knows is told from others.
+one_level = jtu.default_registry.flatten_one_level
+
+#: ``one_level_with_keys(node) -> ((key, child) pairs, metadata)``. If it changes,
+#: registered classes lose the names of their children.
+one_level_with_keys = jtu.default_registry.flatten_one_level_with_keys
+
+
+def walk(treedef: Any, note: Callable[[Any, Any], None]) -> None:
+    """Call ``note(children, metadata)`` for each node of a treedef, children first.
+
+    If it changes, metadata that JAX holds equal and Python does not (``1``, ``True``)
+    is taken for the same, so that compiled functions run an old program.
+    """
+    treedef.walk(note, id, [None] * treedef.num_leaves)  # ``id``: any function
