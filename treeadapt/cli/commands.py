@@ -225,14 +225,8 @@ def show(
         printing.print_tree(summary, depth)
     elif form == "markdown":
         click.echo(summary.to_markdown(depth=depth), nl=False)
-    elif depth is not None:
-        printing.print_sums(summary, depth, form)
-    elif form == "json":
-        printing.print_leaves_json(summary, source.ties)
-    elif form == "csv":
-        printing.print_leaves_csv(summary, source.ties)
     else:
-        click.echo(str(summary))
+        printing.print_summary(summary, source.ties, depth, form)
 
 
 @app.command(short_help="Check rules against a tree; for CI.")

@@ -70,54 +70,51 @@ def print_table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         click.echo(line.rstrip())
 
 
-def print_leaves_json(summary: Summary, ties: Mapping[str, str]) -> None:
-    """Print every leaf, totals and notes, as JSON.
+def print_summary(
+    summary: Summary, ties: Mapping[str, str], depth: int | None, form: str | None
+) -> None:
+    """Print every leaf, or what leaves add up to.
 
     Args:
         summary: what to print.
         ties: for a tied path the one that it is.
-    """
-    _print_report_json("leaves", _leaf_rows(summary, ties), summary)
-
-
-def print_leaves_csv(summary: Summary, ties: Mapping[str, str]) -> None:
-    """Print every leaf, as CSV; arguments as for ``print_leaves_json``."""
-    rows = _leaf_rows(summary, ties)
-    for row in rows:
-        row["shape"] = row["shape"] and "x".join(map(str, row["shape"]))
-    print_csv(list(rows[0]) if rows else [], [list(row.values()) for row in rows])
-
-
-def print_sums(summary: Summary, depth: int, form: str | None) -> None:
-    """Print what leaves add up to by the first segments of their paths, and by label.
-
-    Args:
-        summary: what to print.
-        depth: how many segments.
+        depth: by how many segments of their paths, and by label, leaves are added up;
+            None for every leaf.
         form: ``"json"``, ``"csv"``, or anything else for a table.
     """
-    sums: dict[tuple[str, Hashable], dict[str, Any]] = {}
-    for row in summary.rows:
-        above = summary.separator.join(row.path.split(summary.separator)[:depth])
-        new = {"path": above, "leaves": 0, "params": 0, "bytes": 0}
-        entry = sums.setdefault(
-            (above, label_key(row.label)), new | {"label": _as_data(row.label)}
-        )
-        entry["leaves"] += 1
-        entry["params"] += row.num_params
-        entry["bytes"] += row.size_bytes
-    nodes = list(sums.values())
+    rows = _leaves(summary, ties) if depth is None else _sums(summary, depth)
     if form == "json":
-        return _print_report_json("nodes", nodes, summary)
-    head = ["path", "leaves", "params", "bytes", "label"]
-    head = head if summary.rules is not None else head[:-1]
-    rows = [[node[name] for name in head] for node in nodes]
-    if form == "csv":
-        return print_csv(head, rows)
-    for cells in rows:
-        cells[1:4] = f"{cells[1]:,}", f"{cells[2]:,}", size_text(cells[3])
-        cells[4:] = ["-" if label is None else label for label in cells[4:]]
-    return print_table([*head[:3], "size", *head[4:]], rows)
+        totals = [
+            {
+                "label": _as_data(total.label),
+                "leaves": total.num_leaves,
+                "params": total.num_params,
+                "bytes": total.size_bytes,
+            }
+            for total in summary.totals
+        ]
+        name = "leaves" if depth is None else "nodes"
+        print_json({name: rows, "totals": totals, "notes": list(summary.notes)})
+    elif form == "csv":
+        for row in rows:
+            if "shape" in row:
+                row["shape"] = row["shape"] and "x".join(map(str, row["shape"]))
+        print_csv(list(rows[0]) if rows else [], [list(row.values()) for row in rows])
+    elif depth is None:
+        click.echo(str(summary))
+    else:
+        end = None if summary.rules is not None else -1
+        cells = [
+            (
+                row["path"],
+                f"{row['leaves']:,}",
+                f"{row['params']:,}",
+                size_text(row["bytes"]),
+                "-" if row["label"] is None else row["label"],
+            )[:end]
+            for row in rows
+        ]
+        print_table(("path", "leaves", "params", "size", "label")[:end], cells)
 
 
 def print_tree(summary: Summary, depth: int | None) -> None:
@@ -178,7 +175,7 @@ def print_diff(found: TreeDiff) -> None:
         click.secho(line, fg=_DIFF_COLORS.get(line[0]))
 
 
-def _leaf_rows(summary: Summary, ties: Mapping[str, str]) -> list[dict[str, Any]]:
+def _leaves(summary: Summary, ties: Mapping[str, str]) -> list[dict[str, Any]]:
     where = {rule.number: rule.where for rule in summary.rules or ()}
     return [
         {
@@ -195,17 +192,18 @@ def _leaf_rows(summary: Summary, ties: Mapping[str, str]) -> list[dict[str, Any]
     ]
 
 
-def _print_report_json(name: str, rows: list[dict[str, Any]], summary: Summary) -> None:
-    totals = [
-        {
-            "label": _as_data(total.label),
-            "leaves": total.num_leaves,
-            "params": total.num_params,
-            "bytes": total.size_bytes,
-        }
-        for total in summary.totals
-    ]
-    print_json({name: rows, "totals": totals, "notes": list(summary.notes)})
+def _sums(summary: Summary, depth: int) -> list[dict[str, Any]]:
+    sums: dict[tuple[str, Hashable], dict[str, Any]] = {}
+    for row in summary.rows:
+        above = summary.separator.join(row.path.split(summary.separator)[:depth])
+        new = {"path": above, "leaves": 0, "params": 0, "bytes": 0}
+        entry = sums.setdefault(
+            (above, label_key(row.label)), new | {"label": _as_data(row.label)}
+        )
+        entry["leaves"] += 1
+        entry["params"] += row.num_params
+        entry["bytes"] += row.size_bytes
+    return list(sums.values())
 
 
 def _as_data(label: Any) -> Any:
