@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -173,3 +174,167 @@ def test_a_mapping_that_reads_its_items_is_left_alone():
 
     tx = optax.GradientTransformation(init, lambda grads, state, params=None: state)
     assert ta.adapt(tx).init(PARAMS)["count"] == 0
+
+
+# Functions that are called something else
+
+
+def dimensions(cls):
+    """Dimension numbers for matrices alone, by the last key."""
+
+    def by_key(tree):
+        flat = traverse_util.flatten_dict(tree)
+        found = {
+            keys: cls(0, 1) if keys[-1] == "kernel" else None
+            for keys, leaf in flat.items()
+        }
+        return traverse_util.unflatten_dict(found)
+
+    return by_key
+
+
+def doubled(updates, params=None):
+    del params
+    block = updates.get("block", {})
+    return updates | {"block": jax.tree.map(lambda u: u * 2, block)}
+
+
+def of_block(tree):
+    return optax.tree.norm(tree.get("block", {}))
+
+
+def skips(updates, step, params):
+    del step, params
+    return of_block(updates) > 1e9, ()
+
+
+READERS = {
+    "galore": lambda: optax.contrib.galore(
+        0.1,
+        rank=1,
+        weight_dimension_numbers=dimensions(optax.contrib.GaLoreDimensionNumbers),
+    ),
+    "muon": lambda: optax.contrib.muon(
+        0.1,
+        muon_weight_dimension_numbers=dimensions(optax.contrib.MuonDimensionNumbers),
+    ),
+    "scale_by_muon": lambda: optax.contrib.scale_by_muon(
+        weight_dimension_numbers=dimensions(optax.contrib.MuonDimensionNumbers)
+    ),
+    "stateless": lambda: optax.stateless(doubled),
+    "partial": lambda: optax.stateless(functools.partial(doubled, params=None)),
+    "MultiSteps": lambda: optax.MultiSteps(
+        optax.sgd(0.1), 2, should_skip_update_fn=skips
+    ),
+    "snapshot": lambda: optax.snapshot("norm", of_block),
+    "monitor": lambda: optax.monitor({"norm": of_block}),
+    "measure_with_ema": lambda: optax.monitor(
+        {"norm": optax.measure_with_ema(of_block, 0.9)}
+    ),
+    "chain": lambda: optax.chain(optax.identity(), optax.stateless(doubled)),
+}
+
+
+@pytest.mark.hazard("F34")
+@pytest.mark.parametrize("reader", READERS)
+def test_a_function_is_found_whatever_it_is_called(reader):
+    tx = ta.adapt(READERS[reader]())
+    with pytest.warns(ta.UnliftedMaskWarning, match="keys or classes") as told:
+        tx.init(PARAMS)
+    assert {warning.filename for warning in told} == {__file__}
+
+
+def test_a_function_that_looks_for_classes_is_found_too():
+    def halved(tree, _):
+        def is_norm(node):
+            return isinstance(node, eqx.nn.LayerNorm)
+
+        def half(node):
+            return jax.tree.map(lambda u: u / 2, node) if is_norm(node) else node
+
+        return jax.tree.map(half, tree, is_leaf=is_norm)
+
+    model = (mlp(), eqx.nn.LayerNorm(2))
+    with pytest.warns(ta.UnliftedMaskWarning, match="halved .*label paths"):
+        ta.adapt(optax.stateless(halved)).init(model)
+
+
+BY_SHAPE = {
+    "stateless": lambda: optax.stateless(lambda u, p: jax.tree.map(jnp.negative, u)),
+    "norm": lambda: optax.snapshot("norm", optax.tree.norm),
+    "own norm": lambda: optax.snapshot("norm", lambda u: optax.tree.norm(u)),
+    "sum": lambda: optax.snapshot(
+        "sum", lambda u: sum(jnp.sum(x) for x in jax.tree.leaves(u))
+    ),
+    "ravel": lambda: optax.snapshot(
+        "all", lambda u: jnp.concatenate([x.ravel() for x in jax.tree.leaves(u)])
+    ),
+    "skip": lambda: optax.MultiSteps(
+        optax.sgd(0.1), 2, should_skip_update_fn=optax.skip_not_finite
+    ),
+    "schedule": lambda: optax.adamw(lambda count: 0.1 / (count + 1), mask=by_shape),
+    "constant": lambda: optax.sgd(lambda count: 0.1),
+    "galore": lambda: optax.contrib.galore(
+        0.1,
+        rank=1,
+        weight_dimension_numbers=lambda tree: jax.tree.map(
+            lambda x: optax.contrib.GaLoreDimensionNumbers() if x.ndim == 2 else None,
+            tree,
+        ),
+    ),
+    "factory": lambda: optax.inject_hyperparams(lambda rate: optax.sgd(rate))(0.1),
+    "own transformation": lambda: optax.chain(
+        optax.GradientTransformation(lambda p: len(p), lambda u, s, p=None: (u, s))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BY_SHAPE)
+def test_what_differs_in_the_order_of_leaves_alone_is_not_told_of(name):
+    class Reversed(NamedTuple):
+        z: Any
+        b: Any
+        a: Any
+
+    model = Reversed(jnp.ones((2, 2)), {"n": jnp.arange(3), "x": jnp.ones(3)}, None)
+    params = Reversed(*model[:2], jnp.ones(2, jnp.bfloat16))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with jax.numpy_dtype_promotion("standard"):
+            ta.adapt(BY_SHAPE[name]()).init(params)
+            ta.adapt(BY_SHAPE[name]()).init(model)
+
+
+@pytest.mark.usefixtures("standard_promotion")
+@pytest.mark.parametrize("adapter", MAKERS)
+def test_lift_takes_functions_whose_values_are_named_tuples(adapter):
+    params = {"block": {"bias": jnp.ones(2), "kernel": jnp.eye(3)[:2], "odd": None}}
+
+    def muon(fn):
+        return optax.contrib.muon(0.1, muon_weight_dimension_numbers=fn)
+
+    fn = dimensions(optax.contrib.MuonDimensionNumbers)
+    tx = MAKERS[adapter](muon(ta.lift(fn)))
+    state = tx.init(params)
+    ours, _ = tx.update(params, state, params)
+    flat, _ = ta.split(params)
+    by_path = {
+        "block/bias": None,
+        "block/kernel": optax.contrib.MuonDimensionNumbers(0, 1),
+    }
+    for given in (lambda _: by_path, ta.lift(by_path)):
+        native = muon(given)
+        want, _ = native.update(flat, native.init(flat), flat)
+        for path, leaf in want.items():
+            assert (ours["block"][path[6:]] == leaf).all()
+
+
+def test_an_error_of_a_function_at_an_update_has_a_note():
+    def doubles(updates, params):
+        return {"block": updates["block"]}
+
+    tx = ta.adapt(optax.stateless(doubles))
+    state = tx.init(PARAMS)
+    with pytest.raises(KeyError) as caught:
+        tx.update(PARAMS, state, PARAMS)
+    assert "doubles is shown the flat dict" in caught.value.__notes__[0]

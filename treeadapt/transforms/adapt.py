@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -45,7 +46,9 @@ from treeadapt.transforms.flat import (
     view_params,
 )
 from treeadapt.transforms.unlifted import (
+    code_of,
     functions_asked,
+    name_of,
     patterns_held,
     warn_of_unlifted,
 )
@@ -189,6 +192,7 @@ def run_flat(
         flat_args = flat_extra(extra, keys, [grads, *views], own)
         with (
             whole_tree(own or grads, is_params=own is not None),
+            _noted(tx),
             _explained(flat_updates),
         ):
             new, new_state = tx.update(flat_updates, state, shown, **flat_args)
@@ -239,18 +243,21 @@ def _copied(array: jax.Array) -> jax.Array:
 
 @contextlib.contextmanager
 def _noted(tx: Any) -> Iterator[None]:
-    """Say in an error that a mask or label function may be behind it."""
+    """Say in an error that a function of a tree is behind it."""
     try:
         yield
     except TreeAdaptError:
         raise
     except Exception as error:
+        frames = traceback.walk_tb(error.__traceback__)
+        codes = {frame.f_code for frame, _ in frames}
         for fn in functions_asked(tx):
-            name = getattr(fn, "__qualname__", type(fn).__name__)
-            error.add_note(
-                f"The mask or label function {name} is shown the flat dict {{path: "
-                "array}. To be asked about the tree itself: treeadapt.lift(function)."
-            )
+            if code_of(fn) in codes:
+                error.add_note(
+                    f"The function {name_of(fn)} is shown the flat dict {{path: "
+                    "array}. A mask or label function may be asked about the tree "
+                    "itself: treeadapt.lift(function)."
+                )
         raise
 
 

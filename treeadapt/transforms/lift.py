@@ -65,9 +65,9 @@ class Lifted:
         """
         asked = self.asked
         answers = view_tree(asked(arrays_of(view)) if is_function(asked) else asked)
-        known = dict(zip(answers.plan.paths, answers.leaves, strict=True))
         if answers.plan.root is None:  # one value for the whole tree
             return [answers.leaves[0]] * len(view.leaves)
+        known = _by_path(answers, view)
         places = [_nearest(known, path) for path in view.plan.paths]
         if reports:
             _require_used(known, places)
@@ -155,6 +155,27 @@ def arrays_of(view: TreeView) -> Any:
     return view.rebuild([leaf if is_array(leaf) else None for leaf in view.leaves])
 
 
+def _by_path(answers: TreeView, view: TreeView) -> dict[str, Any]:
+    """Return the answers by path; a NamedTuple in the place of a leaf is one answer.
+
+    So are Muon's dimension numbers, and None beside them: "not this leaf".
+    """
+    ends = {
+        cls
+        for path in view.plan.paths
+        for cls in answers.plan.classes(path)
+        if issubclass(cls, tuple) and hasattr(cls, "_fields")
+    }
+    if not ends:
+        return dict(zip(answers.plan.paths, answers.leaves, strict=True))
+    leaves, treedef = jax.tree.flatten(
+        answers.tree, is_leaf=lambda node: node is None or type(node) in ends
+    )
+    places = view_tree(treedef.unflatten(range(len(leaves))))
+    found = [leaves[place] for place in places.leaves]
+    return dict(zip(places.plan.paths, found, strict=True))
+
+
 def _nearest(known: Mapping[str, Any], path: str) -> str | None:
     """Return the path of the answer for a leaf: its own, or that of a node above."""
     while path not in known:
@@ -169,7 +190,9 @@ def _require_used(known: Mapping[str, Any], places: list[str | None]) -> None:
     idle = [
         path
         for path, answer in known.items()
-        if path not in used and not _is_of_static(path, answer, known)
+        if path not in used
+        and answer is not None
+        and not _is_of_static(path, answer, known)
     ]
     if idle:
         raise UnusedRuleError(

@@ -1,22 +1,29 @@
-"""Mask and label functions that a transformation holds and that nobody lifted.
+"""Functions of a tree that a transformation holds and that nobody lifted.
 
-Inside ``adapt`` such a function is shown the flat dict. One that goes by shapes decides
-as it would on the caller's tree; one that looks at keys, containers or classes may not,
-and decays or freezes what it should not. ``warn_of_unlifted`` asks it about both.
+Inside ``adapt`` a function that gives masks, labels, dimension numbers, updates or
+measures is shown the flat dict. One that goes by shapes decides as it would on the
+caller's tree; one that looks at keys, containers or classes may not, and decays or
+freezes what it should not. ``warn_of_unlifted`` traces it on both. Such a function is
+found by who holds it, Optax, and not by what it is called.
 What to do instead is ``lift``, or a selector.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import dataclasses
 import functools
 import inspect
+import itertools
 import re
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import jax
+import numpy as np
 import optax
 
 from treeadapt.errors import TreeAdaptError, UnliftedMaskWarning, listing
@@ -25,22 +32,19 @@ from treeadapt.plans import TreeView, view_tree
 from treeadapt.rules import BoundRules, Rules
 from treeadapt.selectors import Selector
 from treeadapt.transforms.flat import Flat
-from treeadapt.transforms.lift import (
-    NO_ANSWER,
-    Lifted,
-    arrays_of,
-    is_function,
-)
+from treeadapt.transforms.lift import NO_ANSWER, Lifted, is_function
 
-# What Optax calls them: in the functions of ``masked`` and of ``partition``, and among
-# the arguments that ``inject_hyperparams`` keeps.
+# Masks and labels that a transformation of the caller's own holds.
 _ASKED = re.compile(r"(^|_)(mask|labels)$")
+# What Optax holds and calls with no tree of the caller's, or as a transformation.
+_NOT_ASKED = re.compile(r"^(init|update)(_fns?)?$|factory")
+_HOLDERS = ("optax", "treeadapt")
 _SEES_THE_TREE = (Selector, Rules, BoundRules, Lifted)
 _MAX_THINGS = 20_000  # a chain of a thousand transformations; not a data set
 
 
 def warn_of_unlifted(tx: Any, whole: TreeView, flat: Flat, *, stacklevel: int) -> None:
-    """Warn of each mask or label function that decides otherwise on the flat dict.
+    """Warn of each function that decides otherwise on the flat dict.
 
     Args:
         tx: transformation that was shown ``flat``.
@@ -54,23 +58,34 @@ def warn_of_unlifted(tx: Any, whole: TreeView, flat: Flat, *, stacklevel: int) -
     if whole.plan.is_flat_dict:
         return
     for fn in functions_asked(tx):
-        paths = _disagreeing(fn, whole, flat)
+        shown, known = _ask(fn, view_tree(flat), flat), _ask(fn, whole, flat)
+        if shown.work is None or known.work is None:
+            continue
+        paths = [p for p in flat if not _agree(known.answers[p], shown.answers[p])]
         if paths:
-            name = getattr(fn, "__qualname__", type(fn).__name__)
-            warnings.warn(
-                f"The mask or label function {name} is shown the flat dict {{path: "
-                f"array}} here, and decides otherwise for {listing(paths, limit=4)} "
-                "than on the tree itself: it looks at keys or classes. Use a selector, "
-                "such as treeadapt.glob('**/kernel'), or wrap it: treeadapt.lift("
-                "function). One that is meant for paths says so: treeadapt.lift(lambda "
-                "tree: function(treeadapt.to_flat_dict(tree))).",
-                UnliftedMaskWarning,
-                stacklevel=stacklevel + 1,
+            text = (
+                f"The mask or label function {name_of(fn)} is shown the flat dict "
+                "{path: array} here, and decides otherwise for "
+                f"{listing(paths, limit=4)} than on the tree itself: it looks at keys "
+                "or classes. Use a selector, such as treeadapt.glob('**/kernel'), or "
+                "wrap it: treeadapt.lift(function). One that is meant for paths says "
+                "so: treeadapt.lift(lambda tree: function(treeadapt.to_flat_dict("
+                "tree)))."
             )
+        elif _works_alike(fn, shown, known, whole, flat):
+            continue
+        else:
+            text = (
+                f"The function {name_of(fn)} is shown the flat dict {{path: array}} "
+                "here, and computes something else than on the tree itself: it looks "
+                "at keys or classes. Write it for label paths, such as "
+                f"{listing(list(flat), limit=1)}; if it is, filter this warning."
+            )
+        warnings.warn(text, UnliftedMaskWarning, stacklevel=stacklevel + 1)
 
 
-def functions_asked(tx: Any) -> Iterator[Callable[[Any], Any]]:
-    """Yield the mask and label functions in a transformation that see no whole tree.
+def functions_asked(tx: Any) -> Iterator[Callable[..., Any]]:
+    """Yield the functions that are asked about a tree and see no whole tree.
 
     Args:
         tx: a transformation of Optax, whose functions are looked into.
@@ -81,9 +96,8 @@ def functions_asked(tx: Any) -> Iterator[Callable[[Any], Any]]:
         >>> [fn.__name__ for fn in functions_asked(optax.adamw(0.1, mask=mask))]
         ['mask']
     """
-    for name, thing in _everything(tx):
-        is_asked = _ASKED.search(name) and not isinstance(thing, _SEES_THE_TREE)
-        if is_asked and is_function(thing):
+    for is_asked, thing in _everything(tx):
+        if is_asked:
             yield thing
 
 
@@ -104,18 +118,56 @@ def patterns_held(tx: Any) -> Iterator[str]:
                 yield from where.patterns()
 
 
-def _everything(tx: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what a transformation holds, by name, itself first."""
-    pending: list[tuple[str, Any]] = [("", tx)]
+def name_of(fn: Any) -> str:
+    """Return what to call a function in a message."""
+    return getattr(fn, "__qualname__", type(fn).__name__)
+
+
+def code_of(fn: Any) -> types.CodeType | None:
+    """Return the code that runs when ``fn`` is called, if it is Python's."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    plain = inspect.unwrap(fn)
+    if not hasattr(plain, "__code__"):
+        plain = type(fn).__call__
+    return getattr(plain, "__code__", None)
+
+
+def _everything(tx: Any) -> Iterator[tuple[bool, Any]]:
+    """Yield what a transformation holds, and whether it is a function to ask."""
+    pending: list[tuple[str, bool, Any]] = [("", False, tx)]
     seen: dict[int, Any] = {}  # keeps what it knows by identity
     while pending and len(seen) < _MAX_THINGS:
-        name, thing = pending.pop()
+        name, by_optax, thing = pending.pop()
         if id(thing) in seen:
             continue
         seen[id(thing)] = thing
-        yield name, thing
-        if not isinstance(thing, _SEES_THE_TREE):
-            pending += reversed(list(_held(thing)))
+        is_asked = _is_asked(name, thing, by_optax=by_optax)
+        yield is_asked, thing
+        if is_asked or isinstance(thing, _SEES_THE_TREE):
+            continue
+        if isinstance(thing, optax.GradientTransformation):
+            by_optax = False  # its own functions are no functions of a tree
+        elif isinstance(thing, types.FunctionType | types.MethodType):
+            by_optax = _is_of_library(thing)
+        elif isinstance(thing, optax.MultiSteps):
+            by_optax = True
+        held = [(inner or name, by_optax, value) for inner, value in _held(thing)]
+        pending += reversed(held)
+
+
+def _is_asked(name: str, thing: Any, *, by_optax: bool) -> bool:
+    if isinstance(thing, (type, *_SEES_THE_TREE)) or not callable(thing):
+        return False
+    named = _ASKED.search(name) or (by_optax and not _NOT_ASKED.search(name))
+    return bool(named) and not _is_of_library(thing) and is_function(thing)
+
+
+def _is_of_library(thing: Any) -> bool:
+    while isinstance(thing, functools.partial):
+        thing = thing.func
+    module = getattr(thing, "__module__", None) or ""
+    return module.partition(".")[0] in (*_HOLDERS, "jax")
 
 
 def _held(thing: Any) -> Iterator[tuple[str, Any]]:
@@ -125,6 +177,7 @@ def _held(thing: Any) -> Iterator[tuple[str, Any]]:
         for name, cell in cells:
             with contextlib.suppress(ValueError):  # not assigned yet
                 yield name, cell.cell_contents
+        yield from (("", value) for value in thing.__defaults__ or ())
     elif isinstance(thing, types.MethodType):
         yield "", thing.__func__
         yield "", thing.__self__
@@ -141,26 +194,86 @@ def _held(thing: Any) -> Iterator[tuple[str, Any]]:
         yield from (("", value) for value in thing)
 
 
-def _disagreeing(fn: Callable[[Any], Any], whole: TreeView, flat: Flat) -> list[str]:
-    """Return the paths of which a function says other things on the two trees."""
-    shown, known = (_decided(fn, view) for view in (view_tree(flat), whole))
-    return [path for path in flat if not _agree(known[path], shown[path])]
+@dataclasses.dataclass(frozen=True)
+class _Told:
+    """What a function says of one tree.
+
+    Attributes:
+        answers: the answer for each leaf by path, ``NO_ANSWER`` where there is none.
+        work: the operations that it traces, counted; None if it cannot be asked.
+    """
+
+    answers: Mapping[str, Any]
+    work: collections.Counter[Any] | None
 
 
-def _decided(fn: Callable[[Any], Any], view: TreeView) -> dict[str, Any]:
-    found = [NO_ANSWER] * len(view.leaves)
-    answers = _answers(fn, view)
-    with contextlib.suppress(TreeAdaptError):  # these are no masks and no labels
-        found = Lifted(lambda _: answers).decide(view)
-    return dict(zip(view.plan.paths, found, strict=True))
+def _ask(fn: Callable[..., Any], view: TreeView, flat: Flat) -> _Told:
+    """Trace a function on one tree: nothing is computed, and no array is read."""
+    kept = [path in flat for path in view.plan.paths]
+    found: list[Any] = []
 
+    def run(arrays: list[Any], count: Any) -> list[Any]:
+        rest = iter(arrays)
+        tree = view.rebuild([next(rest) if keep else None for keep in kept])
+        result = fn(*_arguments(fn, tree, count))
+        found.append(jax.tree.map(_without_values, result))
+        return [leaf for leaf in jax.tree.leaves(result) if isinstance(leaf, jax.Array)]
 
-def _answers(fn: Callable[[Any], Any], view: TreeView) -> Any:
+    work, answers = None, [NO_ANSWER] * len(view.leaves)
     # It is asked what nobody else would ask it: whatever it raises, it has no answer.
     with contextlib.suppress(Exception):
-        return fn(arrays_of(view))
-    return NO_ANSWER
+        arrays = list(itertools.compress(view.leaves, kept))
+        work = _work(jax.make_jaxpr(run)(arrays, np.int32(0)))
+    if found:
+        with contextlib.suppress(TreeAdaptError):  # these are no masks and no labels
+            answers = Lifted(lambda _: found[0]).decide(view)
+    return _Told(dict(zip(view.plan.paths, answers, strict=True)), work)
+
+
+def _arguments(fn: Callable[..., Any], tree: Any, count: Any) -> tuple[Any, ...]:
+    """Return what Optax gives such a function: updates, a step, params."""
+    signature = inspect.signature(fn)
+    for arguments in ((tree,), (tree, tree), (tree, count, tree)):
+        with contextlib.suppress(TypeError):
+            signature.bind(*arguments)
+            return arguments
+    return ()
+
+
+def _without_values(leaf: Any) -> Any:
+    if not isinstance(leaf, jax.Array):
+        return leaf
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+
+
+def _work(program: Any) -> collections.Counter[Any]:
+    return collections.Counter(
+        (
+            str(one.primitive),
+            str(one.params.get("name")),
+            *sorted(map(_operand, one.invars)),
+        )
+        for one in program.jaxpr.eqns
+    )
+
+
+def _operand(variable: Any) -> str:
+    return f"{variable.aval} {getattr(variable, 'val', '')}"
+
+
+def _works_alike(
+    fn: Callable[..., Any], shown: _Told, known: _Told, whole: TreeView, flat: Flat
+) -> bool:
+    """Tell whether two traces differ in nothing but the order of the leaves."""
+    if shown.work == known.work:
+        return True
+    paths = (path for path in whole.plan.paths if path in flat)
+    ordered = {f"{place:09}": flat[path] for place, path in enumerate(paths)}
+    return _ask(fn, view_tree(ordered), ordered).work == known.work
 
 
 def _agree(one: Any, two: Any) -> bool:
-    return one is NO_ANSWER or two is NO_ANSWER or same_value(one, two)
+    if one is NO_ANSWER or two is NO_ANSWER:
+        # No dimension numbers are an answer; no mask and no label are none.
+        return not any(isinstance(answer, tuple) for answer in (one, two))
+    return same_value(one, two)
