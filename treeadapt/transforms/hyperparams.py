@@ -9,7 +9,6 @@ Which fields a state has is up to ``state``.
 
 from __future__ import annotations
 
-import collections.abc
 import dataclasses
 import functools
 import inspect
@@ -154,7 +153,7 @@ def _is_injected(parameter: inspect.Parameter, value: Any) -> bool:
         return isinstance(value, _Schedule) or _is_schedule(parameter, value)
     if isinstance(value, bool) or getattr(value, "dtype", None) == jnp.bool_:
         return False
-    if isinstance(value, int | np.integer) and _takes_only(parameter, int):
+    if isinstance(value, int | np.integer) and _takes_only_int(parameter):
         return False
     return isinstance(value, int | float | jax.Array | np.ndarray | np.number)
 
@@ -187,60 +186,36 @@ def _takes_number(parameter: inspect.Parameter) -> bool:
     default = parameter.default
     if isinstance(default, numbers.Number) and not isinstance(default, bool):
         return True
-    members = set(_members(parameter.annotation))
-    return bool(members & _NUMBERS) and members <= _NUMBERS | _BESIDE_NUMBERS
+    words = set(_words(parameter.annotation))
+    return bool(words & _NUMBERS) and words <= _NUMBERS | _BESIDE_NUMBERS
 
 
-def _takes_only(parameter: inspect.Parameter, cls: type) -> bool:
-    members = set(_members(parameter.annotation)) - {type(None)}
-    return members == {cls}
+def _takes_only_int(parameter: inspect.Parameter) -> bool:
+    return set(_words(parameter.annotation)) - _NO_TYPES == {"int"}
 
 
-_NUMBERS = frozenset({int, float, complex, np.number, np.ndarray, jax.Array})
-# A JAX may count classes of its own among what is like an array.
-_BESIDE_NUMBERS = frozenset(
-    {bool, np.bool_, type(None), collections.abc.Callable}
-    | {*typing.get_args(jax.typing.ArrayLike)}
-)
-_BY_NAME: Mapping[str, tuple[Any, ...]] = {
-    "Array": (jax.Array,),
-    "ArrayLike": (jax.Array, float),
-    "Callable": (collections.abc.Callable,),
-    "None": (type(None),),
-    "Optional": (type(None),),
-    "ScalarOrSchedule": (float, collections.abc.Callable),
-    "Schedule": (collections.abc.Callable,),
-    "Union": (),
-    "bool": (bool,),
-    "complex": (complex,),
-    "float": (float,),
-    "int": (int,),
-    "ndarray": (np.ndarray,),
-}
-
-
-def _members(annotation: Any) -> Iterator[Any]:
-    """Yield the types that an annotation allows; a kind of number as its family."""
+def _words(annotation: Any) -> Iterator[str]:
+    """Yield the names of the types that an annotation allows, by whatever way."""
+    annotation = getattr(annotation, "__value__", annotation)  # type X = ...
+    if typing.get_origin(annotation) is typing.Annotated:
+        annotation = typing.get_args(annotation)[0]
     if isinstance(annotation, str):  # of a name that is only there for type checkers
         text = re.sub(r"Callable\[.*\]", "Callable", annotation)
-        for word in re.findall(r"\w+(?=\s*(?:[\[\],|]|$))", text):
-            yield from _BY_NAME.get(word, (annotation,))
+        yield from re.findall(r"\w+(?=\s*(?:[\[\],|]|$))", text)
         return
-    annotation = getattr(annotation, "__value__", annotation)  # type X = ...
-    origin = typing.get_origin(annotation)
-    if origin is typing.Annotated:
-        yield from _members(typing.get_args(annotation)[0])
-    elif origin in (typing.Union, types.UnionType):
-        for member in typing.get_args(annotation):
-            yield from _members(member)
-    elif origin is collections.abc.Callable:
-        yield origin
-    elif isinstance(annotation, type) and issubclass(annotation, np.number):
-        yield np.number
-    elif isinstance(annotation, collections.abc.Hashable):
-        yield annotation
-    else:
-        yield object
+    is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    for member in typing.get_args(annotation) if is_union else (annotation,):
+        name = getattr(typing.get_origin(member) or member, "__name__", "")
+        # jax.Array is called jaxlib._jax.Array; float32 is a float.
+        yield name.rpartition(".")[2].rstrip("0123456789")
+
+
+_NO_TYPES = frozenset({"None", "NoneType", "Optional", "Union"})
+_NUMBERS = frozenset({"Array", "ArrayLike", "ScalarOrSchedule", "ndarray", "number"})
+_NUMBERS |= {"complex", "float", "int", "uint"}
+# A JAX may count classes of its own among what is like an array.
+_BESIDE_NUMBERS = _NO_TYPES | {"bool", "Callable", "Schedule"}
+_BESIDE_NUMBERS |= set(_words(jax.typing.ArrayLike))
 
 
 def _shown(name: str, value: Any) -> Any:
