@@ -256,8 +256,10 @@ def _params_shaped(
     if not keys or (list(keys) == [""] and name != "grad"):
         return None
     trees = [flat_dict(view) for view in shapes]
+    # JAX counts a variable with two paths twice.
+    sizes = {len(keys), *(len(flatten(view.tree)[0]) for view in shapes)}
     try:
-        if len(flatten(value)[0]) not in {len(keys), *map(len, trees)}:
+        if len(flatten(value)[0]) not in sizes:
             return None
         view = view_tree(value)
     except TreeAdaptError:

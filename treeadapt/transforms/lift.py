@@ -168,6 +168,7 @@ def _by_path(answers: TreeView, view: TreeView) -> dict[str, Any]:
     }
     if not ends:
         return dict(zip(answers.plan.paths, answers.leaves, strict=True))
+    treedef: Any
     leaves, treedef = jax.tree.flatten(
         answers.tree, is_leaf=lambda node: node is None or type(node) in ends
     )
