@@ -84,7 +84,9 @@ def lift(fn_or_tree: Any) -> Lifted:
         fn_or_tree: a function from a tree to a tree of bools or labels, or such a tree.
             Containers may differ from those of the params, and a value may stand for
             a whole subtree: answers are matched by label path. Functions and other
-            static leaves need no answer, and a function finds None in their places.
+            static leaves need no answer, and a function finds None in their places. A
+            NamedTuple in the place of a leaf, as Muon's dimension numbers, is one
+            answer, and so is None beside it.
 
     Returns:
         Callable for wherever Optax takes a mask or labels.
