@@ -118,6 +118,18 @@ def test_the_new_name_of_a_leaf_is_sought_among_new_names_only():
     assert "head" not in str(caught.value)
 
 
+def test_what_thawed_in_every_layer_is_one_line():
+    layers = [f"trunk_{i}" for i in range(40)]
+    spec = FreezeSpec("trunk_*").bind(model(*layers, "head"))
+    with pytest.raises(FreezeError) as caught:
+        spec.check(model("head"))
+    assert str(caught.value).splitlines()[:3] == [
+        "80 leaves that were frozen are not frozen any more:",
+        "  'trunk_{0..39}/bias' is gone",
+        "  'trunk_{0..39}/kernel' is gone",
+    ]
+
+
 def test_an_unchanged_model_passes():
     spec = FreezeSpec("trunk").bind(model("trunk", "head"))
     spec.check(model("trunk", "head"))

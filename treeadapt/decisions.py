@@ -272,10 +272,13 @@ class Survey:
         return sum(self.is_array)
 
     @functools.cached_property
-    def masks(self) -> tuple[int, ...]:
-        """The different bit masks of the array leaves."""
-        hits = self.program.hits(self.view)
-        return tuple(dict.fromkeys(itertools.compress(hits, self.is_array)))
+    def masks(self) -> dict[int, list[int]]:
+        """The different bit masks of the array leaves, and the leaves of each."""
+        found: dict[int, list[int]] = {}
+        hits = enumerate(self.program.hits(self.view))
+        for index, mask in itertools.compress(hits, self.is_array):
+            found.setdefault(mask, []).append(index)
+        return found
 
     @functools.cached_property
     def seen(self) -> int:
@@ -304,19 +307,20 @@ class Survey:
 
     def selects(self, selector: Asked) -> bool:
         """Tell whether ``selector`` selects an array leaf, or could."""
-        if selector.plain is not None or self.holes:
+        if self.holes:
             return selector.plain is None or self.hit(selector.plain)
-        bits = self.program.bits
-        answers = {selector.ask(Case(mask, bits)) for mask in self.masks}
-        if None in answers and True not in answers:
-            return bool(self.selected(selector))
-        return True in answers
+        return bool(self.selected(selector))
 
     def selected(self, selector: Asked) -> list[int]:
         """Return the indices of the array leaves that ``selector`` selects."""
-        chosen = self.program.each(self.view, selector.ask)
-        pairs = zip(chosen, self.is_array, strict=True)
-        return [index for index, (yes, arr) in enumerate(pairs) if yes and arr]
+        bits = self.program.bits
+        answers = [selector.ask(Case(mask, bits)) for mask in self.masks]
+        if None in answers:
+            chosen = self.program.each(self.view, selector.ask)
+            pairs = zip(chosen, self.is_array, strict=True)
+            return [index for index, (yes, arr) in enumerate(pairs) if yes and arr]
+        hits = itertools.compress(self.masks.values(), answers)
+        return sorted(itertools.chain.from_iterable(hits))
 
 
 def array_flags(leaves: Sequence[Any]) -> list[bool]:

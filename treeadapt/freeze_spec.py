@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import os
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
@@ -25,6 +26,7 @@ from treeadapt.selectors import Bound, Listed, Selector
 
 _SHOWN = 8
 _CANDIDATES = 2_000
+_FOLDED = 100  # leaves that are looked at for a message
 _RECORDED = ("paths", "others")
 
 
@@ -232,10 +234,12 @@ def _thaw_message(
         "was frozen is not frozen" if len(lost) == 1 else "were frozen are not frozen"
     )
     lines = [f"{count} that {verb} any more:"]
-    told = list(fold(_told(path, now, new, speller) for path in lost[:_CANDIDATES]))
-    lines += [f"  {line}" for line in told[:_SHOWN]]
-    if len(told) > _SHOWN:
-        lines.append(f"  and {len(told) - _SHOWN:,} more")
+    told = fold(_told(path, now, new, speller) for path in lost[:_FOLDED])
+    shown = dict(itertools.islice(told.items(), _SHOWN))
+    lines += [f"  {line}" for line in shown]
+    more = len(lost) - sum(map(len, shown.values()))
+    if more:
+        lines.append(f"  and {more:,} more")
     lines.append("Correct the patterns; or, if this is meant, spec = spec.bind(tree).")
     return "\n".join(lines)
 

@@ -232,6 +232,14 @@ class RuleMatches:
         if sure:
             plan.remember(key, True)
 
+    def selected(self, index: int) -> list[int]:
+        """Return the indices of the array leaves that a rule matches.
+
+        Args:
+            index: of the rule, whether or not it decides.
+        """
+        return self._survey.selected(self.rules.selectors[index])
+
     def rule_text(self, index: int) -> str:
         """Write the rule that decided a leaf, as it was typed; empty if none did.
 

@@ -2,8 +2,9 @@
 
 Takes patterns, classes, lists of them and predicates, combined with ``&``, ``|`` and
 ``~``; gives masks, in the form in which Optax takes them and Flax nnx takes filters.
-A selector is immutable, and no leaf's value is ever read. Patterns that hit no array of
-a full tree are errors; partial trees, as nested masks show them, report nothing.
+A selector is immutable, and no leaf's value is ever read. Patterns that match no array
+are errors; in a partial tree, as nested masks show it, only those that could match
+nothing in its holes either.
 How many selectors are asked at once is up to ``decisions``; labels are in ``rules``.
 """
 

@@ -17,7 +17,7 @@ from treeadapt.errors import SelectorError, listing, plural, shorten
 from treeadapt.matches import RuleMatches, where_text
 from treeadapt.repairs import advice_lines, entry_text
 from treeadapt.report import natural
-from treeadapt.selectors import Selector, select
+from treeadapt.selectors import Selector
 
 KINDS = ("unmatched", "unused", "shadowed", "uneven")
 _FEWEST = 3  # siblings that make a family
@@ -89,18 +89,16 @@ def _uneven(matches: RuleMatches) -> Iterator[Finding]:
             families.setdefault(place.family, {})[place.number] = None
     known = frozenset(matches.paths)
     for index, where in enumerate(matches.rules.selectors):
-        mask = select(matches.view, where, unused="ignore")
+        matched = [places[leaf] for leaf in matches.selected(index)]
         reached: dict[str, dict[str, None]] = {}
-        for place in itertools.chain(*itertools.compress(places, mask)):
+        for place in itertools.chain(*matched):
             reached.setdefault(place.family, {})[place.number] = None
         around: dict[str, dict[tuple[str, str], None]] = {
             family: {}
             for family, numbers in reached.items()
             if len(numbers) < len(families[family]) >= _FEWEST
         }
-        for place in itertools.chain(
-            *itertools.compress(places, mask if around else ())
-        ):
+        for place in itertools.chain(*(matched if around else ())):
             if place.family in around:
                 around[place.family][place.before, place.after] = None
         for family, parts in around.items():
