@@ -618,6 +618,26 @@ def test_bad_rules_are_short_errors(npz, tmp_path):
     run("lint", npz, "--rules", tmp_path / "none.toml", code=2)
 
 
+def test_hints_name_the_options_of_the_command(npz, tmp_path):
+    ta.save(tmp_path / "x.safetensors", {"a": np.ones(1), "a/1/b": np.ones(1)})
+    regex = written(tmp_path, '"re:.*" = "a"\n')
+    for arguments, hint in (
+        (("lint", npz, "--rules", regex), "pass --allow-regex"),
+        (("show", npz, "--filter", "bais"), "'bais'"),
+        (("show", npz, "--filter", "<Norm>"), "<Norm>"),
+        (("show", tmp_path / "x.safetensors", "--filter", "a/{-1}"), "module:function"),
+        (("diff", npz, npz, "--where", "bais"), "'bais'"),
+        (("convert", npz, npz), "--force"),
+    ):
+        text = run(*arguments, code=2)
+        assert hint in text
+        assert not re.search(r"\w=|bind\(|ta\.", text), text
+    by_class = written(tmp_path, '"**/<Norm>" = "a"\n"**" = "b"\n')
+    found = run("lint", npz, "--rules", by_class, code=1)
+    assert "give it as TREE, module:function" in found
+    assert "bind" not in found
+
+
 @pytest.mark.hazard("K14")
 def test_names_do_not_reach_the_terminal_raw(tmp_path):
     path = tmp_path / "x.safetensors"

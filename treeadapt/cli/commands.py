@@ -86,9 +86,7 @@ def _shortly(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
         raise
     except TreeAdaptError as error:
-        # Messages name the options of Python's functions; here are the command's own.
-        told = str(error).replace("allow_regex=True", "--allow-regex")
-        raise _Failure(told) from error
+        raise _Failure(_lint.as_options(str(error))) from error
     except KeyboardInterrupt as error:
         raise _Failure("Interrupted.", 130) from error  # as of a shell's own commands
     except Exception as error:

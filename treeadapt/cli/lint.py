@@ -19,6 +19,11 @@ from treeadapt.repairs import advice_lines, entry_text
 from treeadapt.report import natural
 from treeadapt.selectors import Selector
 
+_OPTIONS = {
+    r"allow_regex=True": "--allow-regex",
+    r"Decide on the tree that .*": "Give the model as TREE, module:function.",
+    r"decide on that: \.bind\(model\)": "give it as TREE, module:function",
+}
 KINDS = ("unmatched", "unused", "shadowed", "uneven")
 _FEWEST = 3  # siblings that make a family
 _NUMBER = re.compile(r"[0-9]+")
@@ -40,6 +45,18 @@ class Finding:
     text: str
 
 
+def as_options(text: str) -> str:
+    """Write what a message advises as the command takes it, not Python.
+
+    Example:
+        >>> as_options("Write a glob, or pass allow_regex=True.")
+        'Write a glob, or pass --allow-regex.'
+    """
+    for pattern, instead in _OPTIONS.items():
+        text = re.sub(pattern, instead, text)
+    return text
+
+
 def findings(matches: RuleMatches) -> list[Finding]:
     """Return all that is wrong, by kind."""
     plan = matches.view.plan
@@ -58,7 +75,8 @@ def findings(matches: RuleMatches) -> list[Finding]:
     named = [(entry_text(entry), entry) for _, entry in unused]
     lines = advice_lines(named, plan, matches.is_array, limit=len(named))
     for (index, _), line in zip(unused, lines, strict=True):
-        found.append(Finding("unused", index + 1, f"matches nothing: {line.strip()}"))
+        told = f"matches nothing: {as_options(line.strip())}"
+        found.append(Finding("unused", index + 1, told))
     for index in matches.shadowed:
         text = shorten(where_text(matches.rules.selectors[index]))
         told = f"{text} {matches.shadow_text(index)}"
