@@ -18,6 +18,7 @@ import optax
 
 from treeadapt._arrays import is_array
 from treeadapt.carry.fields import tree_get
+from treeadapt.carry.optax_fields import STORED_FIELDS
 from treeadapt.carry.slots import Slot, find_slots, parent
 from treeadapt.errors import StructureMismatchError, TransformError, listing, plural
 from treeadapt.plans import TreeView, view_tree
@@ -102,7 +103,7 @@ def _stored(state: Any, flat: Flat) -> tuple[Any, Flat] | None:
     """
     if _holds(state, optax.transforms.PartitionState):
         return None
-    value, grad = (tree_get(state, name, None) for name in ("value", "grad"))
+    value, grad = (tree_get(state, name, None) for name in STORED_FIELDS)
     if value is None or grad is None:
         raise TransformError(
             "The state holds no value and gradient of the params. Only a line search "

@@ -8,6 +8,7 @@ Which names belong together is up to ``matching``.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 
 from treeadapt._arrays import is_array
 from treeadapt.carry.matching import learn_links, match_copies, match_rest
-from treeadapt.carry.optax_fields import SCALE_FIELDS
+from treeadapt.carry.optax_fields import SCALE_FIELDS, STORED_FIELDS
 from treeadapt.carry.report import (
     Carried,
     CarryReport,
@@ -28,7 +29,7 @@ from treeadapt.carry.report import (
 from treeadapt.carry.slots import Slot, below, cut_names, find_slots, init_of_arrays
 from treeadapt.convert import describe
 from treeadapt.paths import SEPARATOR, unboxed
-from treeadapt.plans import Plan, TreeView, view_tree
+from treeadapt.plans import TreeView, view_tree
 from treeadapt.selectors import select
 from treeadapt.transforms.adapt import with_extra_args
 from treeadapt.transforms.flat import first_half, flat_dict, trained
@@ -95,54 +96,37 @@ def carry_state(
     assert slots is not None  # since the params are known
     old = view_tree(saved)
     asked = [False] * len(slots) if reset is None else select(own, reset)
+    copies = [slot for slot in slots if slot.prefix is not None]
+    tails = frozenset((*paths, *(slot.tail for slot in copies)))
+    leaves = _without_boxes(flat_dict(old), own.plan.paths, paths)
     work = _Work(
         slots=slots,
-        specs=own.leaves,
-        old=_without_boxes(flat_dict(old), own.plan.paths, paths),
-        paths=paths,
+        specs=flat_dict(own),
+        old=leaves,
+        cuts=cut_names(leaves, {slot.field for slot in copies}, tails.__contains__),
         reset=frozenset(own.plan.paths[i] for i, yes in enumerate(asked) if yes),
+        copies=copies,
     )
     work.take_copies()
     work.take_rest()
-    report = work.report((own.plan, old.plan), _least_starts(tx, params, work))
+    plans, starts = (own.plan, old.plan), _least_starts(tx, params, work)
+    report = work.report(warnings_of(work, plans, starts, num_params=len(paths)))
     return own.rebuild(_filled(own, work, tx, params)), report
 
 
-class _Work:
+@dataclasses.dataclass(kw_only=True)
+class _Work(Carried):
     """One carrying over, while it goes on.
 
     Attributes:
-        slots: leaves of the new state.
-        specs: what each of them is, an abstract or a concrete leaf, by name.
-        old: the saved leaves by name.
-        paths: label paths of the params that train.
-        reset: names of leaves that must not be carried.
-        cuts: the saved names that stand in copies of the params.
-        carried: saved name by name, so far.
+        copies: leaves of the new state that stand in copies of the params.
         misshaped: what does not fit, by name.
         ambiguous: candidates by name.
     """
 
-    def __init__(
-        self,
-        slots: Sequence[Slot],
-        specs: Sequence[Any],
-        old: Mapping[str, Any],
-        paths: Sequence[str],
-        reset: frozenset[str],
-    ):
-        self.slots = slots
-        self.specs = {slot.name: spec for slot, spec in zip(slots, specs, strict=True)}
-        self.old = old
-        self.paths = paths
-        self.reset = reset
-        self.copies = [slot for slot in slots if slot.prefix is not None]
-        tails = frozenset((*paths, *(slot.tail for slot in self.copies)))
-        fields = {slot.field: None for slot in self.copies}
-        self.cuts = cut_names(old, fields, tails.__contains__)
-        self.carried: dict[str, str] = {}
-        self.misshaped: dict[str, str] = {}
-        self.ambiguous: dict[str, tuple[str, ...]] = {}
+    copies: Sequence[Slot]
+    misshaped: dict[str, str] = dataclasses.field(default_factory=dict)
+    ambiguous: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
 
     def take_copies(self) -> None:
         """Carry the leaves of copies of the params."""
@@ -153,7 +137,7 @@ class _Work:
 
     def take_rest(self) -> None:
         """Carry all other leaves, after the copies."""
-        links = learn_links(self.copies, self.carried, self.cuts)
+        links = learn_links(self.copies, self.sources, self.cuts)
         found, ambiguous = match_rest(self.slots, self.old, self.cuts, links)
         passed = self.reset | self._stale_values()
         for name, sources in ambiguous.items():
@@ -173,7 +157,7 @@ class _Work:
         if misfit:
             self.misshaped[name] = f"{misfit} (saved as {source!r})"
         else:
-            self.carried[name] = source
+            self.sources[name] = source
 
     def _choose(self, sources: Sequence[str]) -> str | None:
         """Choose among saved leaves: all one value, or the smallest count."""
@@ -190,37 +174,26 @@ class _Work:
 
         ``value_and_grad_from_state`` takes a finite value to say that it is.
         """
+        value, grad = STORED_FIELDS
         return frozenset(
-            below(slot.node, "value")
+            below(slot.node, value)
             for slot in self.copies
-            if slot.field == "grad" and slot.name not in self.carried
+            if slot.field == grad and slot.name not in self.sources
         )
 
-    def report(
-        self, plans: tuple[Plan, Plan], starts: Mapping[str, Any]
-    ) -> CarryReport:
-        """Say what became of every leaf; see ``Carried`` for what is given."""
+    def report(self, warnings: tuple[str, ...]) -> CarryReport:
+        """Say what became of every leaf."""
         names = [slot.name for slot in self.slots]
-        used = frozenset(self.carried.values())
-        explained = {*self.carried, *self.misshaped, *self.ambiguous, *self.reset}
-        done = Carried(
-            slots=self.slots,
-            specs=self.specs,
-            old=self.old,
-            cuts=self.cuts,
-            sources=self.carried,
-            plans=plans,
-            reset=self.reset,
-            starts=starts,
-        )
+        used = frozenset(self.sources.values())
+        explained = {*self.sources, *self.misshaped, *self.ambiguous, *self.reset}
         return CarryReport(
-            carried={n: self.carried[n] for n in names if n in self.carried},
+            carried={n: self.sources[n] for n in names if n in self.sources},
             fresh=tuple(n for n in names if n not in explained),
             reset=tuple(n for n in names if n in self.reset),
             misshaped=self.misshaped,
             ambiguous=self.ambiguous,
             left_over=tuple(n for n in self.old if n not in used),
-            warnings=warnings_of(done, len(self.paths)),
+            warnings=warnings,
         )
 
 
@@ -259,7 +232,7 @@ def _least_starts(tx: Any, params: Any, work: _Work) -> dict[str, Any]:
     """
     chosen: dict[tuple[str, str], str] = {}
     for slot in work.copies:
-        if slot.field in SCALE_FIELDS and slot.name in work.carried:
+        if slot.field in SCALE_FIELDS and slot.name in work.sources:
             chosen.setdefault((slot.node, slot.field), slot.name)
     if not chosen or _is_abstract(view_tree(params)):
         return {}
@@ -279,12 +252,12 @@ def _filled(own: TreeView, work: _Work, tx: Any, params: Any) -> list[Any]:
     """Return the leaves of the new state."""
     leaves = own.leaves
     concrete = not _is_abstract(view_tree(params))
-    if concrete and len(work.carried) < len(leaves):
+    if concrete and len(work.sources) < len(leaves):
         leaves = view_tree(tx.init(params)).leaves
     filled = []
     taken: set[str] = set()
     for name, leaf in zip(own.plan.paths, leaves, strict=True):
-        source = work.carried.get(name)
+        source = work.sources.get(name)
         if source is None:
             filled.append(leaf)
             continue

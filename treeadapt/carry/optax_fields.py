@@ -52,6 +52,12 @@ SCALE_FIELDS = frozenset(
     }
 )
 
+#: The moments that Adam divides by what they lack in age.
+ADAM_FIELDS = frozenset({"mu", "nu"})
+
+#: What a line search stores of its last step: the value, good only with the gradient.
+STORED_FIELDS = ("value", "grad")
+
 #: Fields that add up updates as they come from what is before them in a chain.
 SUM_FIELDS = frozenset({"ema", "grad_acc", "previous_gradient", "trace"})
 

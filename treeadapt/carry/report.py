@@ -1,8 +1,9 @@
 """The report of a state that was carried over, and what it warns of.
 
 Takes what was carried, by name, and the leaves; says in words where pieces of two
-states do not go together: moments under the step count of others, vectors without
-names, nothing that fits. Reads step counts, no moments.
+states do not go together: moments under the step count of others or of another kind,
+vectors without names, nothing that fits. Reads step counts, and moments only where the
+new ones do not start at zero.
 What is carried is up to ``carry``.
 """
 
@@ -17,7 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from treeadapt._arrays import is_array
-from treeadapt.carry.optax_fields import SCALE_FIELDS, SUM_FIELDS, is_state_class
+from treeadapt.carry.optax_fields import (
+    ADAM_FIELDS,
+    SCALE_FIELDS,
+    SUM_FIELDS,
+    is_state_class,
+)
 from treeadapt.carry.slots import Cut, Slot, below, cut_names, cuts_of
 from treeadapt.convert import describe
 from treeadapt.errors import listing, plural
@@ -94,31 +100,27 @@ def _listed(lines: Sequence[str]) -> Iterator[str]:
         yield f"  and {len(lines) - _SHOWN:,} more"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(kw_only=True)
 class Carried:
-    """What was carried, for the warnings.
+    """What was carried.
 
     Attributes:
         slots: leaves of the new state.
-        specs: what each of them is, by name.
+        specs: what each of them is, an abstract or a concrete leaf, by name.
         old: the saved leaves by name.
         cuts: the saved names that stand in copies of the params.
-        sources: saved name of each leaf that was carried, by name.
-        plans: of the new and of the saved state.
         reset: names of leaves that must not be carried.
-        starts: the least value at which ``tx`` starts some accumulators, by name.
+        sources: saved name of each leaf that was carried, by name.
     """
 
     slots: Sequence[Slot]
     specs: Mapping[str, Any]
     old: Mapping[str, Any]
     cuts: Mapping[str, Cut]
-    sources: Mapping[str, str]
-    plans: tuple[Plan, Plan]
     reset: frozenset[str]
-    starts: Mapping[str, Any]
+    sources: dict[str, str] = dataclasses.field(default_factory=dict)
 
-    def copies(self) -> Iterator[tuple[Slot, Cut]]:
+    def moved(self) -> Iterator[tuple[Slot, Cut]]:
         """Yield each leaf of a copy that was carried, and where it comes from."""
         for slot in self.slots:
             if slot.prefix is not None and slot.name in self.sources:
@@ -147,18 +149,26 @@ class Carried:
         return source in self.old and self.value(count.name) != number(self.old[source])
 
 
-def warnings_of(carried: Carried, num_params: int) -> tuple[str, ...]:
+def warnings_of(
+    carried: Carried,
+    plans: tuple[Plan, Plan],
+    starts: Mapping[str, Any],
+    *,
+    num_params: int,
+) -> tuple[str, ...]:
     """Say where what was carried does not go together.
 
     Args:
         carried: what was carried.
+        plans: of the new and of the saved state.
+        starts: the least value at which ``tx`` starts some accumulators, by name.
         num_params: how many params train.
     """
     return (
         *_of_counts(carried),
-        *_of_meaning(carried),
+        *_of_meaning(carried, *plans),
         *_of_sums(carried),
-        *_of_starts(carried),
+        *_of_starts(carried, starts),
         *_of_vectors(carried, num_params),
         *_of_nothing(carried),
     )
@@ -182,12 +192,11 @@ def _of_counts(carried: Carried) -> Iterator[str]:
             yield _age_message(slot, other)
 
 
-def _of_meaning(carried: Carried) -> Iterator[str]:
+def _of_meaning(carried: Carried, new: Plan, old: Plan) -> Iterator[str]:
     """Warn of moments that come from a state of another kind."""
     pairs: dict[tuple[str, str], dict[str, None]] = {}
-    for slot, (source, _, _) in carried.copies():
+    for slot, (source, _, _) in carried.moved():
         pairs.setdefault((slot.node, source), {})[slot.field] = None
-    new, old = carried.plans
     here = _fields(new.paths, {node for node, _ in pairs})
     there = _fields(carried.old, {source for _, source in pairs})
     for (node, source), moved in pairs.items():
@@ -210,7 +219,7 @@ def _of_meaning(carried: Carried) -> Iterator[str]:
 
 def _of_sums(carried: Carried) -> Iterator[str]:
     """Warn of sums of updates that were scaled by moments, or are not any more."""
-    tails = frozenset(slot.tail for slot, _ in carried.copies())
+    tails = frozenset(slot.tail for slot, _ in carried.moved())
     before: dict[str, set[str]] = {}
     for _, field, tail in cut_names(
         carried.old, SCALE_FIELDS, tails.__contains__
@@ -221,7 +230,7 @@ def _of_sums(carried: Carried) -> Iterator[str]:
         if slot.prefix is not None and slot.field in SCALE_FIELDS:
             after.setdefault(slot.tail, set()).add(slot.field)
     found: dict[tuple[str, str], tuple[set[str], set[str]]] = {}
-    for slot, _ in carried.copies():
+    for slot, _ in carried.moved():
         scales = before.get(slot.tail, set()), after.get(slot.tail, set())
         if slot.field in SUM_FIELDS and scales[0] != scales[1]:
             found.setdefault((slot.node, slot.field), scales)
@@ -234,17 +243,19 @@ def _of_sums(carried: Carried) -> Iterator[str]:
         )
 
 
-def _of_starts(carried: Carried) -> Iterator[str]:
+def _of_starts(carried: Carried, starts: Mapping[str, Any]) -> Iterator[str]:
     """Warn of accumulators that are less than those of this transformation can be."""
     counts = {
         slot.node: carried.value(slot.name)
         for slot in carried.slots
         if slot.prefix is None and carried.is_count(slot)
     }
-    for slot, _ in carried.copies():
-        start, steps = number(carried.starts.get(slot.name)), counts.get(slot.node)
+    for slot, _ in carried.moved():
+        start, steps = number(starts.get(slot.name)), counts.get(slot.node)
+        if not isinstance(start, float) or start <= 0 or steps is None:
+            continue  # before any moment is read
         saved = known(carried.old[carried.sources[slot.name]])
-        if not start or steps is None or saved is None:
+        if saved is None:
             continue
         least = float(np.min(saved))
         if least < start * _SLOWEST**steps:  # it cannot have started there
@@ -339,7 +350,7 @@ def _fresh_message(count: Slot, new: Sequence[Slot], steps: Any) -> str:
     tails = dict.fromkeys(slot.tail for slot in new)
     told = "not 0" if steps is None else f"{steps:,}"
     adam = ""
-    if steps is not None and {"mu", "nu"} <= fields.keys():
+    if steps is not None and fields.keys() >= ADAM_FIELDS:
         factor = first_step(steps)
         adam = f"Adam's first step there would be {factor:.1f} times as long as due. "
     return (

@@ -10,7 +10,7 @@ Which leaf gets which spec is up to ``params``.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
@@ -49,8 +49,6 @@ def as_spec(value: Any, who: str) -> PartitionSpec:
         return _from_text(value, who)
     if isinstance(value, tuple | list):
         return PartitionSpec(*(_entry(entry, value, who) for entry in value))
-    if value is None:
-        raise ShardingError(f"{who} gives None, which is no spec. {_WRITTEN}")
     raise _no_spec(value, who)
 
 
@@ -180,17 +178,9 @@ def _from_text(text: str, who: str) -> PartitionSpec:
 
 
 def _entry(entry: Any, value: Any, who: str) -> Any:
-    names = list(_names(entry))
-    if not all(isinstance(name, str) and name for name in names):
+    if not all(isinstance(name, str) and name for name in mesh_axes(entry)):
         raise _no_spec(value, who)
     return tuple(entry) if isinstance(entry, list) else entry
-
-
-def _names(entry: Any) -> Iterator[Any]:
-    if isinstance(entry, tuple | list):
-        yield from entry
-    elif entry is not None:
-        yield entry
 
 
 def _at(spec: PartitionSpec, place: int) -> Any:
