@@ -23,10 +23,11 @@ import pytest
 
 import treeadapt as ta
 from treeadapt import _arrays, matcher, patterns, plans
+from treeadapt.carry import matching
 from treeadapt.matcher import matcher_of
 from treeadapt.metadata import Snapshot, node_data, same_static
 from treeadapt.patterns import parse
-from treeadapt.transforms import matching, updates
+from treeadapt.transforms import updates
 
 
 @jtu.register_dataclass
