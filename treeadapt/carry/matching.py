@@ -6,7 +6,7 @@ leaf of the same field and parameter, whatever groups and wrappers stand above
 states (``learn_links``), and every other leaf follows the links: the step count of a
 group is that of the group whose moments it took (``match_rest``). What has no link is
 matched by its own name, or by the only state with the same fields.
-Which leaves may be taken (shapes, values) is up to ``carry``.
+Which leaves may be taken (shapes, values) is up to ``carry_state``.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ copy of the params it is a *slot* (``0/mu``) and, after it, the path of a parame
 other leaf (``0/count``) has no slot. ``find_slots`` tells them apart: it asks the
 transformation with Optax's placeholder, and where one refuses that (a line search looks
 at the first leaf) it takes every subtree that holds nothing but parameters for a copy.
-What is done with the slots is up to ``carry`` and ``callbacks``.
+What is done with the slots is up to ``carry_state`` and ``callbacks``.
 """
 
 from __future__ import annotations
