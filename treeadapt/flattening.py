@@ -28,7 +28,8 @@ from treeadapt.registry import BOX, Adapter, Flat, current_registry
 #: overflow the C stack, so its depth is measured first.
 MAX_DEPTH = 5_000
 
-_SPARE = 10  # levels of recursion that the code of a node may need
+# Levels of recursion that the code of a node may need: of the user's, of nnx.
+_SPARE, _SPARE_OF_GRAPHS = 10, 4
 _MAX_KINDS = 1_000
 _SHOWN = 20  # segments of a deep path in a message
 
@@ -47,12 +48,12 @@ def flatten(tree: Any) -> tuple[list[Any], Any]:
         registry = current_registry()
         adapter = registry.find(tree).adapter
         if adapter is not None and adapter.shared:  # it may well lead back to itself
-            return _flatten_with_care(tree)
+            return _flatten_with_care(tree, _SPARE_OF_GRAPHS)
         kinds = registry.memo.setdefault("flattened", set())
         kind = _kind(tree)
         if kind in kinds:
             return _jax.flatten(tree)
-        found = _flatten_with_care(tree)
+        found = _flatten_with_care(tree, _SPARE)
         if len(kinds) >= _MAX_KINDS:
             kinds.clear()
         kinds.add(kind)
@@ -71,7 +72,7 @@ def _kind(tree: Any) -> tuple[Any, ...]:
     return (id(type(tree)),)  # a number keeps no class alive
 
 
-def _flatten_with_care(tree: Any) -> tuple[list[Any], Any]:
+def _flatten_with_care(tree: Any, spare: int) -> tuple[list[Any], Any]:
     """Flatten a tree, but stop before JAX fails.
 
     Where code that JAX runs on the way (the order of keys, a class of the user's) finds
@@ -83,7 +84,7 @@ def _flatten_with_care(tree: Any) -> tuple[list[Any], Any]:
 
     def is_at_the_edge(node: Any) -> bool:
         try:
-            _use(_SPARE)
+            _use(spare)
         except RecursionError:
             edge.append(node)
             return True
