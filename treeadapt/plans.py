@@ -16,7 +16,7 @@ import dataclasses
 import itertools
 import operator
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import optax
@@ -175,6 +175,26 @@ class TreeView:
     plan: Plan
     structure: Any
     tree: Any
+
+    def items(self) -> Iterator[tuple[str, Any]]:
+        """Return pairs of path and leaf, in leaf order."""
+        return zip(self.plan.paths, self.leaves, strict=True)
+
+    def flat(self) -> dict[str, Any]:
+        """Return ``{path: leaf}``; of two leaves with one path, the last alone."""
+        return self.plan.flat(self.leaves)
+
+    def replace(self, flat: Mapping[str, Any]) -> Any:
+        """Return a tree of the caller's classes with the leaves of ``flat`` put in.
+
+        Args:
+            flat: ``{path: leaf}``; other leaves stay, and other paths are ignored.
+
+        Example:
+            >>> view_tree({"a": [1.0], "b": 2.0}).replace({"a/0": 3.0})
+            {'a': [3.0], 'b': 2.0}
+        """
+        return self.rebuild([flat.get(path, leaf) for path, leaf in self.items()])
 
     def rebuild(self, leaves: Sequence[Any]) -> Any:
         """Return a tree of the caller's classes and treedef around ``leaves``."""

@@ -45,8 +45,9 @@ def look_up(answers: Mapping[str, T], view: TreeView, *, static: T) -> list[T]:
     found = [answers.get(path, _MISSING) for path in paths]
     if not any(answer is _MISSING for answer in found):
         return found
-    pairs = zip(paths, view.leaves, strict=True)
-    new = [path for path, leaf in pairs if path not in answers and is_array(leaf)]
+    new = [
+        path for path, leaf in view.items() if path not in answers and is_array(leaf)
+    ]
     if new:
         raise SelectorError(
             f"Bound to a tree that has no leaf at {listing(fold(new))}. Bind to the "

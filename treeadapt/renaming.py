@@ -77,7 +77,7 @@ def rename(flat: Any, table: Mapping[Any, Any]) -> dict[str, Any]:
     """
     rows = _rows(table)
     view = view_tree(flat)
-    leaves = dict(zip(view.plan.paths, view.leaves, strict=True))
+    leaves = view.flat()
     moves, problems = _plan(rows, list(leaves))
     if problems:
         raise RenameError("\n".join(problems))

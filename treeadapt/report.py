@@ -333,9 +333,7 @@ def summarize(
     chosen = [True] * len(view.leaves) if where is None else select(view, where)
     rows = [
         _row(path, leaf, index, matches)
-        for index, (path, leaf) in enumerate(
-            zip(view.plan.paths, view.leaves, strict=True)
-        )
+        for index, (path, leaf) in enumerate(view.items())
         if chosen[index]
     ]
     ruled, totals = _grouped(rows, matches, is_whole=where is None)

@@ -22,7 +22,7 @@ from treeadapt.carry.optax_fields import STORED_FIELDS
 from treeadapt.carry.slots import Slot, find_slots, parent
 from treeadapt.errors import StructureMismatchError, TransformError, listing, plural
 from treeadapt.plans import TreeView, view_tree
-from treeadapt.transforms.flat import Flat, replaced, require_trained
+from treeadapt.transforms.flat import Flat, require_trained
 
 
 def value_and_grad_from_state(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -71,7 +71,7 @@ def value_and_grad_from_state(fn: Callable[..., Any]) -> Callable[..., Any]:
 
         def compute() -> tuple[Any, Flat]:
             return jax.value_and_grad(
-                lambda part: fn(replaced(view, part), *args, **kwargs)
+                lambda part: fn(view.replace(part), *args, **kwargs)
             )(flat)
 
         value, grad = compute() if stored is None else _reuse(stored, flat, compute)
@@ -112,7 +112,7 @@ def _stored(state: Any, flat: Flat) -> tuple[Any, Flat] | None:
             "jax.value_and_grad."
         )
     view = view_tree(grad)
-    found = dict(zip(view.plan.paths, view.leaves, strict=True))
+    found = view.flat()
     stray = [path for path in found if path not in flat]
     if stray:
         raise TransformError(
@@ -133,7 +133,7 @@ def _holds(state: Any, cls: type) -> bool:
 
 def _put_gradient(view: TreeView, flat: Flat) -> Any:
     """Put a flat gradient into the structure of the params."""
-    pairs = zip(view.plan.paths, view.leaves, strict=True)
+    pairs = view.items()
     return view.rebuild(
         [flat[path] if path in flat else _no_gradient(leaf) for path, leaf in pairs]
     )

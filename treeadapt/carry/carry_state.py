@@ -32,7 +32,7 @@ from treeadapt.paths import SEPARATOR, unboxed
 from treeadapt.plans import TreeView, view_tree
 from treeadapt.selectors import select
 from treeadapt.transforms.adapt import with_extra_args
-from treeadapt.transforms.flat import first_half, flat_dict, trained
+from treeadapt.transforms.flat import first_half, trained
 
 __all__ = ["CarryReport", "carry_state"]
 
@@ -98,10 +98,10 @@ def carry_state(
     asked = [False] * len(slots) if reset is None else select(own, reset)
     copies = [slot for slot in slots if slot.prefix is not None]
     tails = frozenset((*paths, *(slot.tail for slot in copies)))
-    leaves = _without_boxes(flat_dict(old), own.plan.paths, paths)
+    leaves = _without_boxes(old.flat(), own.plan.paths, paths)
     work = _Work(
         slots=slots,
-        specs=flat_dict(own),
+        specs=own.flat(),
         old=leaves,
         cuts=cut_names(leaves, {slot.field for slot in copies}, tails.__contains__),
         reset=frozenset(own.plan.paths[i] for i, yes in enumerate(asked) if yes),
@@ -239,7 +239,7 @@ def _least_starts(tx: Any, params: Any, work: _Work) -> dict[str, Any]:
     init, arrays = init_of_arrays(tx, params)
 
     def least(arrays: Sequence[Any]) -> dict[str, Any]:
-        state = flat_dict(view_tree(init(arrays)))
+        state = view_tree(init(arrays)).flat()
         return {n: jnp.min(state[n]) for n in chosen.values() if state[n].size}
 
     try:

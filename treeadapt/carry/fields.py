@@ -35,7 +35,6 @@ from treeadapt.carry.optax_fields import (
 from treeadapt.convert import describe
 from treeadapt.errors import StructureMismatchError, TransformError, listing, plural
 from treeadapt.plans import view_tree
-from treeadapt.transforms.flat import flat_dict, replaced
 
 _MISSING: Any = object()
 
@@ -153,14 +152,14 @@ def schedule_free_eval_params(state: Any, params: Any) -> Any:
             "made by optax.contrib.schedule_free."
         )
     view = view_tree(params)
-    own = flat_dict(view)
+    own = view.flat()
     new: dict[str, Any] = {}
     for _, inner in search.found[name]:
-        z = flat_dict(view_tree(inner.z))
+        z = view_tree(inner.z).flat()
         _require_paths(z, own, new)
         y = {path: own[path] for path in z}
         new |= optax.contrib.schedule_free_eval_params(inner._replace(z=z), y)
-    return replaced(view, new)
+    return view.replace(new)
 
 
 class _Role(enum.Enum):

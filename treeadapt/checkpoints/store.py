@@ -207,7 +207,7 @@ def load(
     if target is None:
         return _plain_tree(stored.without_boxes(), where)
     view = view_tree(target)
-    own = dict(zip(view.plan.paths, view.leaves, strict=True))
+    own = view.flat()
     stored = stored.without_boxes(own)
     report = _report(view, own, stored, where, cast=cast)
     name = listing([str(stored.path)])
@@ -265,7 +265,7 @@ def load_report(
           'step': 700, the target has 0
     """
     view = view_tree(target)
-    own = dict(zip(view.plan.paths, view.leaves, strict=True))
+    own = view.flat()
     stored = read_stored(path, format).without_boxes(own)
     return _report(view, own, stored, where, cast=cast)
 

@@ -175,7 +175,7 @@ def _traced(text: str, module: str, function: str) -> Source:
     view = made[0]
     first: dict[int, str] = {}
     ties: dict[str, str] = {}
-    for path, leaf in zip(view.plan.paths, view.leaves, strict=True):
+    for path, leaf in view.items():
         if is_array(leaf) and first.setdefault(id(leaf), path) != path:
             ties[path] = first[id(leaf)]
     leaves = [next(shapes) if is_array(leaf) else leaf for leaf in view.leaves]

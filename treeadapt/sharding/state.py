@@ -26,7 +26,7 @@ from treeadapt.errors import ShardingError, listing, plural
 from treeadapt.paths import SEPARATOR
 from treeadapt.plans import TreeView, view_tree
 from treeadapt.sharding.specs import is_open
-from treeadapt.transforms.flat import first_half, flat_dict, view_params
+from treeadapt.transforms.flat import first_half, view_params
 
 #: A sharding, or the spec of one.
 Placement = Sharding | PartitionSpec
@@ -113,7 +113,7 @@ def init_sharded(tx: Any, params: Any, shardings: Any = None) -> Any:
         )
     left = [
         path
-        for path, target in flat_dict(view_tree(targets)).items()
+        for path, target in view_tree(targets).items()
         if isinstance(target, NamedSharding) and is_open(target.spec)
     ]
     if left:
@@ -220,7 +220,7 @@ def _homes(view: TreeView, shardings: Any) -> dict[str, _Home]:
     known = _own(view) if shardings is None else _given(view, shardings)
     homes = {
         path: _Home(tuple(leaf.shape), known[path])
-        for path, leaf in flat_dict(view).items()
+        for path, leaf in view.items()
         if path in known
     }
     for path, home in homes.items():
@@ -241,7 +241,7 @@ def _own(view: TreeView) -> dict[str, Placement]:
     """Return the shardings that the arrays of a tree have; NumPy's have none."""
     arrays: dict[str, Any] = {
         path: getattr(leaf, "sharding", None)
-        for path, leaf in flat_dict(view).items()
+        for path, leaf in view.items()
         if is_array(leaf) and not isinstance(leaf, np.ndarray | np.generic)
     }
     lost = [path for path, sharding in arrays.items() if sharding is None]
@@ -256,8 +256,8 @@ def _own(view: TreeView) -> dict[str, Placement]:
 
 def _given(view: TreeView, shardings: Any) -> dict[str, Placement]:
     """Return the shardings that were given for the arrays of a tree."""
-    known = flat_dict(view_tree(shardings))
-    arrays = [path for path, leaf in flat_dict(view).items() if is_array(leaf)]
+    known = view_tree(shardings).flat()
+    arrays = [path for path, leaf in view.items() if is_array(leaf)]
     lost = [p for p in arrays if not isinstance(known.get(p), Sharding | PartitionSpec)]
     if lost:
         raise ShardingError(

@@ -35,7 +35,6 @@ from treeadapt.splitting import collections_beside_params
 from treeadapt.transforms.flat import (
     Flat,
     first_half,
-    flat_dict,
     flat_extra,
     is_masked,
     is_number,
@@ -330,7 +329,7 @@ def _flat_updates(grads: TreeView, params: TreeView | None, state: Any) -> Flat:
     given = trained(grads)
     if params is None:
         return given
-    train, leaves = trained(params), flat_dict(params)
+    train, leaves = trained(params), params.flat()
     stray = [path for path in given if not is_array(leaves.get(path))]
     if stray:
         raise TransformError(_stray_message(stray, given, leaves))
@@ -343,7 +342,7 @@ def _flat_updates(grads: TreeView, params: TreeView | None, state: Any) -> Flat:
 
 def _whole_numbers(grads: TreeView, paths: Iterable[str]) -> Flat:
     """Return the updates that are integers, or Python's own numbers, of some paths."""
-    leaves = flat_dict(grads)
+    leaves = grads.flat()
     return {path: leaves[path] for path in paths if _is_exact(leaves.get(path))}
 
 

@@ -65,11 +65,6 @@ def view_params(tree: Any) -> TreeView:
     return view
 
 
-def flat_dict(view: TreeView) -> Flat:
-    """Return every leaf of a tree by path."""
-    return dict(zip(view.plan.paths, view.leaves, strict=True))
-
-
 def trained(view: TreeView) -> Flat:
     """Return the inexact arrays of a tree that an optimizer should see, by path."""
     paths, untrained = view.plan.paths, view.plan.untrained
@@ -139,7 +134,7 @@ def pick_arrays(view: TreeView, paths: Sequence[str], whose: str) -> Flat:
     Raises:
         TransformError: it has no such array at some path.
     """
-    flat = flat_dict(view)
+    flat = view.flat()
     wrong = [path for path in paths if not is_inexact(flat.get(path))]
     if wrong:
         raise TransformError(
@@ -147,12 +142,6 @@ def pick_arrays(view: TreeView, paths: Sequence[str], whose: str) -> Flat:
             "the updates have one. The updates must be gradients of the params."
         )
     return pick(flat, paths)
-
-
-def replaced(view: TreeView, flat: Mapping[str, Any]) -> Any:
-    """Return the viewed tree with the entries of ``flat`` in their places."""
-    pairs = zip(view.plan.paths, view.leaves, strict=True)
-    return view.rebuild([flat.get(path, leaf) for path, leaf in pairs])
 
 
 def put_updates(view: TreeView, flat: Any, params: TreeView | None) -> Any:
@@ -174,8 +163,8 @@ def put_updates(view: TreeView, flat: Any, params: TreeView | None) -> Any:
         )
     if type(flat) is not dict:
         return flat  # a measurement, as inside optax.monitor
-    own = {} if params is None else flat_dict(params)
-    pairs = zip(view.plan.paths, view.leaves, strict=True)
+    own = {} if params is None else params.flat()
+    pairs = view.items()
     return view.rebuild(
         [
             flat[path] if path in flat else _still(leaf, own.get(path))
@@ -239,12 +228,12 @@ def flat_extra(
     }
     found = dict(extra)
     for name, view in views.items():
-        flat = flat_dict(view)
+        flat = view.flat()
         found[name] = {path: flat.get(path) for path in keys}
     if whole is None:
         return found
-    backs = {name: functools.partial(replaced, view) for name, view in views.items()}
-    back = functools.partial(replaced, whole)
+    backs = {name: view.replace for name, view in views.items()}
+    back = whole.replace
     return found | callbacks_on_flat(extra, back, backs, keys)
 
 
@@ -255,7 +244,7 @@ def _params_shaped(
     # Every scalar has the structure of params that are one bare array.
     if not keys or (list(keys) == [""] and name != "grad"):
         return None
-    trees = [flat_dict(view) for view in shapes]
+    trees = [view.flat() for view in shapes]
     # JAX counts a variable with two paths twice.
     sizes = {len(keys), *(len(flatten(view.tree)[0]) for view in shapes)}
     try:
@@ -264,7 +253,7 @@ def _params_shaped(
         view = view_tree(value)
     except TreeAdaptError:
         return None  # some object that is no tree of this library's business
-    flat = flat_dict(view)
+    flat = view.flat()
     if flat.keys() != set(keys) and all(flat.keys() != tree.keys() for tree in trees):
         return None
     same = any(same_structure(view.structure, one.structure) for one in shapes)

@@ -167,7 +167,7 @@ def _aligned(
     if given.plan is view.plan:
         return given.leaves
     view.require_unique()
-    by_path = dict(zip(given.require_unique().plan.paths, given.leaves, strict=True))
+    by_path = given.require_unique().flat()
     known = frozenset(view.plan.paths)
     wanted = _is_update if only is None else only
     stray = [
