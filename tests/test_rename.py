@@ -207,3 +207,25 @@ def test_long_hostile_names_take_no_time():
     table = {"{a}_{b}_{c}_{d}_{e}?".replace("?", "x"): "y", "{rest:**}": "{rest}"}
     with pytest.raises(ta.RenameError, match="no leaf is left"):
         renamed_paths(names, table)
+
+
+def test_an_empty_segment_is_kept():
+    assert list(ta.rename({"a//b": 1}, {"a/{x:**}/b": "c/{x}/d"})) == ["c//d"]
+    assert list(ta.rename({"a/b": 1}, {"a/{x:**}/b": "c/{x}/d"})) == ["c/d"]
+    assert list(ta.rename({"a//b/": 1}, {"a/{x:**}": "{x}"})) == ["/b/"]
+
+
+def test_the_work_of_renaming_grows_with_rows_and_not_their_square(monkeypatch):
+    from treeadapt import renaming
+
+    calls = []
+    match = renaming._Template.match
+    monkeypatch.setattr(
+        renaming._Template, "match", lambda s, p: calls.append(1) or match(s, p)
+    )
+    names = [f"block_{i}/w{j}" for i in range(100) for j in range(10)]
+    table = {name: f"x/{name}" for name in names}
+    table |= {f"other_{i}/{{n}}": f"y/{i}/{{n}}" for i in range(100)}
+    flat = dict.fromkeys([*names, *(f"other_{i}/w" for i in range(100))], 0.0)
+    assert len(ta.rename(flat, table)) == 1_100
+    assert len(calls) < 3_000

@@ -182,9 +182,9 @@ def test_merge_wants_a_rest():
         ta.merge(params, params)
 
 
-def test_merge_takes_any_values_and_reads_a_defaultdict_as_it_is():
+def test_merge_takes_any_leaves_and_reads_a_defaultdict_as_it_is():
     _, rest = ta.split({"a": w(), "b": w()})
-    assert ta.merge({"a": "label", "b": None}, rest) == {"a": "label", "b": None}
+    assert ta.merge({"a": "label", "b": max}, rest) == {"a": "label", "b": max}
     params = defaultdict(int, a=1)
     with pytest.raises(ta.StructureMismatchError, match="missing 'b'"):
         ta.merge(params, rest)
@@ -684,8 +684,22 @@ def test_map_where_changes_the_selected_arrays_alone():
         ta.map_where(lambda x: x, tree, "nothing")
 
 
+@pytest.mark.parametrize("value", [None, {}, {"x": 1.0}, [1.0], optax.MaskedNode()])
+def test_no_container_takes_the_place_of_a_leaf(value):
+    tree = {"a": w(), "b": 1}
+    params, rest = ta.split(tree)
+    for call in (
+        lambda: ta.map_where(lambda x: value, tree, "a"),
+        lambda: ta.merge({"a": value}, rest),
+        lambda: ta.from_flat_dict(tree, {"a": params["a"], "b": value}),
+        lambda: ta.from_flat_dict(tree, {"a": value, "b": 1}, strict=False),
+        lambda: ta.from_state_dict([w(), 1], {"0": value, "1": 1}, strict=False),
+    ):
+        with pytest.raises(ta.StructureMismatchError):
+            call()
+
+
 def test_map_where_may_change_what_stands_there():
-    assert ta.map_where(lambda x: None, {"a": w(), "b": 1}, "a") == {"a": None, "b": 1}
     plain = ta.map_where(str, Plain(np.ones(1), "n"), "w")
     assert plain.w == "[1.]"
 

@@ -14,6 +14,8 @@ import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax.tree_util as jtu
+
 from treeadapt._arrays import is_array
 from treeadapt.errors import StructureMismatchError, listing, plural
 from treeadapt.plans import TreeView, take_apart, view_nested, view_tree
@@ -165,9 +167,21 @@ def _rebuild(
         for path, own, leaf in zip(paths, view.leaves, leaves, strict=True)
         if strict and leaf is not own and _differs(own, leaf)
     ]
+    wrong = wrong or containers(paths, leaves)
     if missing or unexpected or wrong:
         raise StructureMismatchError(_message(missing, unexpected, wrong))
     return view.rebuild(leaves)
+
+
+def containers(paths: Sequence[str], leaves: Sequence[Any]) -> list[tuple[str, str]]:
+    """Return path and problem of each value that JAX would not see as one leaf."""
+    if jtu.all_leaves(leaves):
+        return []
+    return [
+        (path, f"{describe(leaf)} cannot take the place of a leaf")
+        for path, leaf in zip(paths, leaves, strict=True)
+        if not jtu.all_leaves((leaf,))
+    ]
 
 
 def _differs(want: Any, got: Any) -> bool:

@@ -12,6 +12,7 @@ Putting the result into the other library's classes is up to ``from_flat_dict``.
 from __future__ import annotations
 
 import dataclasses
+import heapq
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -110,6 +111,14 @@ class _Template:
         found = {name for parts in inner for name in parts[1::2]}
         return frozenset(found | {self.many} if self.many else found)
 
+    @property
+    def key(self) -> str | None:
+        """What a path that matches has: itself, its first segment, or anything."""
+        first = self.segments[0]
+        if all(part is not None and len(part) == 1 for part in self.segments):
+            return SEPARATOR.join(part[0] for part in self.segments if part)
+        return first[0] + SEPARATOR if first and len(first) == 1 else None
+
     def match(self, path: str) -> Captures | None:
         """Return what a path gives each name; None if it does not match."""
         parts = path.split(SEPARATOR)
@@ -120,7 +129,8 @@ class _Template:
             stop = len(parts) - after
             if stop < before:
                 return None
-            found[self.many] = SEPARATOR.join(parts[before:stop])
+            # Each with its separator: no segment and one empty segment differ.
+            found[self.many] = "".join(SEPARATOR + part for part in parts[before:stop])
             parts = [*parts[:before], *parts[stop:]]
         inner = [segment for segment in self.segments if segment is not None]
         if len(inner) != len(parts):
@@ -135,17 +145,17 @@ class _Template:
         known = dict(captures)
         filled = []
         for segment in self.segments:
-            if segment is None:
-                filled += [known[self.many]] if known[self.many] else []
+            alone = segment is not None and not (segment[0] or segment[2:] != ("",))
+            value = known[segment[1]] if segment and alone else ""
+            if segment is None or (alone and value[:1] in ("", SEPARATOR)):
+                run = known[self.many] if segment is None else value
+                filled += run.split(SEPARATOR)[1:]
                 continue
-            # A captured run of no segments takes its separator with it.
-            empty = len(segment) == 3 and not (segment[0] or segment[2])
-            if not (empty and not known[segment[1]]):
-                texts = [
-                    known[part] if place % 2 else part
-                    for place, part in enumerate(segment)
-                ]
-                filled.append("".join(texts))
+            texts = [
+                known[part].removeprefix(SEPARATOR) if place % 2 else part
+                for place, part in enumerate(segment)
+            ]
+            filled.append("".join(texts))
         return SEPARATOR.join(filled)
 
 
@@ -234,26 +244,25 @@ def _assign(
 ) -> tuple[list[dict[Captures, list[str | None]]], list[str]]:
     """Give each path to the first row that matches it."""
     groups: list[dict[Captures, list[str | None]]] = [{} for _ in rows]
+    index: dict[str | None, list[tuple[int, int]]] = {}
+    for number, row in enumerate(rows):
+        for place, source in enumerate(row.sources):
+            index.setdefault(source.key, []).append((number, place))
     unmapped = []
     for path in paths:
-        for (row, group), place, captures in _matches(rows, groups, path):
-            found = group.setdefault(captures, [None] * len(row.sources))
+        keys = dict.fromkeys((path, path.partition(SEPARATOR)[0] + SEPARATOR, None))
+        for number, place in heapq.merge(*(index.get(key, ()) for key in keys)):
+            captures = rows[number].sources[place].match(path)
+            if captures is None:
+                continue
+            group = groups[number]
+            found = group.setdefault(captures, [None] * len(rows[number].sources))
             if found[place] is None:
                 found[place] = path
                 break
         else:
             unmapped.append(path)
     return groups, unmapped
-
-
-def _matches(
-    rows: Sequence[_Row], groups: Sequence[Any], path: str
-) -> Iterator[tuple[tuple[_Row, Any], int, Captures]]:
-    for pair in zip(rows, groups, strict=True):
-        for place, source in enumerate(pair[0].sources):
-            captures = source.match(path)
-            if captures is not None:
-                yield pair, place, captures
 
 
 def _clashes(moves: Sequence[_Move]) -> list[str]:

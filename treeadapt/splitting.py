@@ -20,7 +20,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from treeadapt._arrays import is_array, is_inexact
-from treeadapt.convert import describe
+from treeadapt.convert import containers, describe
 from treeadapt.errors import (
     CollectionWarning,
     NoArraysError,
@@ -189,14 +189,15 @@ def merge(params: Mapping[str, Any], rest: Rest) -> Any:
     """Put a tree together again from what ``split`` returned.
 
     Args:
-        params: mapping with exactly the keys that ``split`` gave; any values.
+        params: mapping with exactly the keys that ``split`` gave; any leaves.
         rest: the rest that ``split`` gave, as it was or after ``jit``, ``grad``, ...
 
     Returns:
         Tree of the classes that were split, with the values of ``params`` and ``rest``.
 
     Raises:
-        StructureMismatchError: a key of ``params`` is missing or unexpected.
+        StructureMismatchError: a key of ``params`` is missing or unexpected, or a value
+            is a container, such as ``None``.
 
     Example:
         >>> params, rest = split([jnp.ones(2), jnp.zeros(2)], "0")
@@ -220,6 +221,7 @@ def merge(params: Mapping[str, Any], rest: Rest) -> Any:
     # What is traced with other values than those of the split is not found for these.
     form.statics.is_current()
     form.metadata.is_current()
+    _require_leaves(paths, [flat[path] for path in paths], "merge")
     leaves: list[Any] = [None] * len(form.plan)
     for index, path in zip(form.chosen, paths, strict=True):
         leaves[index] = flat[path]
@@ -246,6 +248,7 @@ def map_where(fn: Callable[[Any], Any], tree: Any, where: Any) -> Any:
     Raises:
         UnusedRuleError: a pattern in ``where`` hits no array.
         TreeAdaptError: ``fn`` cannot be called.
+        StructureMismatchError: ``fn`` gives a container, such as ``None``.
 
     Example:
         >>> map_where(lambda x: x * 2, {"a": jnp.ones(1), "b": jnp.ones(1)}, "a")
@@ -258,12 +261,23 @@ def map_where(fn: Callable[[Any], Any], tree: Any, where: Any) -> Any:
         )
     view = view_tree(tree)
     chosen = select(view, where)
-    return view.rebuild(
-        [
-            fn(leaf) if yes and is_array(leaf) else leaf
-            for leaf, yes in zip(view.leaves, chosen, strict=True)
-        ]
-    )
+    leaves = [
+        fn(leaf) if yes and is_array(leaf) else leaf
+        for leaf, yes in zip(view.leaves, chosen, strict=True)
+    ]
+    _require_leaves(view.plan.paths, leaves, "map_where")
+    return view.rebuild(leaves)
+
+
+def _require_leaves(paths: Sequence[str], leaves: Sequence[Any], name: str) -> None:
+    if wrong := containers(paths, leaves):
+        path, problem = wrong[0]
+        more = f" {len(wrong) - 1:,} more are like it." if len(wrong) > 1 else ""
+        raise StructureMismatchError(
+            f"{name} was given a container for a leaf: {listing([path])}: {problem}, "
+            f"because the tree would have another structure.{more} Give an array or "
+            "another leaf."
+        )
 
 
 def _selected(view: TreeView, where: Any, arrays: str) -> list[int]:
