@@ -89,12 +89,6 @@ def functions_asked(tx: Any) -> Iterator[Callable[..., Any]]:
 
     Args:
         tx: a transformation of Optax, whose functions are looked into.
-
-    Example:
-        >>> def mask(params):
-        ...     return {"w": True}
-        >>> [fn.__name__ for fn in functions_asked(optax.adamw(0.1, mask=mask))]
-        ['mask']
     """
     for is_asked, thing in _everything(tx):
         if is_asked:
