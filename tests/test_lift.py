@@ -178,3 +178,14 @@ def test_what_is_missing_or_idle_is_named():
         ta.lift({"a": True, "b/c": True, "b/d": True})(params)
     part = {"a": optax.MaskedNode(), "b": {"c": jnp.ones(2)}}
     assert ta.lift({"a": True, "b": True})(part)["b"] == {"c": True}
+
+
+def test_a_mask_of_a_raw_model_lifts_to_the_params_that_split_gives():
+    model = mlp()
+    params, _ = ta.split(model)
+    mask = ta.lift(ta.param_mask(model, "**/weight"))
+    assert mask(params) == {path: path.endswith("weight") for path in params}
+    labels = ta.lift(ta.param_labels(model, {"layers": "train"}))
+    assert labels(params) == dict.fromkeys(params, "train")
+    with pytest.raises(ta.UnusedRuleError, match="'b/d'"):  # misspelt: 'b/c' gets True
+        ta.lift({"b": True, "b/d": False})({"b/c": jnp.ones(2)})
