@@ -206,6 +206,35 @@ class AlwaysEqual:
         return True
 
 
+class One:
+    def __init__(self, w):
+        self.w = w
+
+
+class Two(One): ...
+
+
+for _cls in (One, Two):
+    jtu.register_dataclass(_cls, ["w"], [])
+
+
+def test_classes_that_only_a_hash_tells_apart_have_plans_of_their_own():
+    one, two = ({"x": cls(jnp.ones(1)), "y": jnp.ones(1)} for cls in (One, Two))
+    assert jax.tree.structure(one) == jax.tree.structure(two)  # JAX sees no class
+    for _ in range(2):
+        assert jax.tree.leaves(ta.param_mask(two, [Two])) == [True, False]
+        with pytest.raises(ta.UnusedRuleError, match="Two"):
+            ta.param_mask(one, [Two])
+
+
+def test_static_treedefs_of_classes_that_only_a_hash_tells_apart_are_others():
+    one, two = (jax.tree.structure(cls(0)) for cls in (One, Two))
+    assert one == two
+    assert not same_static(one, two)
+    assert not same_static([one], [two])
+    assert same_static(one, jax.tree.structure(One(1)))
+
+
 @pytest.mark.hazard("E3")
 @pytest.mark.filterwarnings("ignore:A JAX array is being set as static:UserWarning")
 @holders

@@ -24,6 +24,7 @@ import sys
 import threading
 import types
 import uuid
+import weakref
 from typing import Any, NamedTuple
 
 import attrs
@@ -169,6 +170,8 @@ def append(thing):
     thing.append(2)
 
 
+_KEPT = {}  # what a weak reference refers to
+
 # Name: how it is made, and how it changes in place.
 CHANGING = {
     "list": (lambda: [1], append),
@@ -257,6 +260,14 @@ CHANGING = {
     "keywords of a partial": (
         lambda: functools.partial(max, default=1),
         lambda x: x.keywords.update(default=2),
+    ),
+    "keywords of JAX's partial": (
+        lambda: Object(jtu.Partial(max, default=1)),
+        lambda x: x.scale.keywords.update(default=2),
+    ),
+    "weak reference": (
+        lambda: weakref.ref(_KEPT.setdefault("weakly", Object())),
+        lambda x: setattr(x(), "scale", x().scale + 1),
     ),
     "bound method": (lambda: Object().method, lambda x: set_scale(x.__self__)),
     "method of a list": (lambda: [1].count, lambda x: x.__self__.append(2)),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copyreg
 import dataclasses
 import enum
+import functools
 import operator
 import struct
 import sys
@@ -235,7 +236,10 @@ def _search(cls: type) -> _Opener:
         return _itself
     if issubclass(cls, jtu.PyTreeDef):
         return _treedef
-    if cls.__module__.partition(".")[0] in _BY_EQUALITY:
+    if issubclass(cls, weakref.ref):
+        return _weakly
+    is_partial = issubclass(cls, functools.partial)  # JAX's own can change in place too
+    if cls.__module__.partition(".")[0] in _BY_EQUALITY and not is_partial:
         return _equal
     for base, opener in _CONTAINERS.items():
         if issubclass(cls, base):
@@ -260,6 +264,10 @@ def _equal(_: _Reader, thing: Any) -> _Opened:
 
 def _treedef(_: _Reader, thing: Any) -> _Opened:
     return _Equals(thing), node_data(thing), False
+
+
+def _weakly(_: _Reader, thing: Any) -> _Opened:
+    return type(thing), (thing(),), True
 
 
 def _tuple(_: _Reader, thing: Any) -> _Opened:
@@ -380,7 +388,13 @@ class _Equals:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, _Equals) or type(self.thing) is not type(other.thing):
             return False
-        return self.thing is other.thing or bool(self.thing == other.thing)
+        if self.thing is other.thing:
+            return True
+        # JAX compares treedefs without some of the classes, which their hash tells.
+        same_hash = not isinstance(self.thing, jtu.PyTreeDef) or (
+            hash(self.thing) == hash(other.thing)
+        )
+        return same_hash and bool(self.thing == other.thing)
 
     def __hash__(self) -> int:
         return hash(type(self.thing))

@@ -49,7 +49,6 @@ class Plan:
         is_plain: all of its nodes are dicts, lists, tuples and ``None``.
         root: class of the tree itself.
         shares: it has nodes with an identity, two of which could be one.
-        is_equal_enough: JAX's ``==`` alone tells this structure from all others.
         memo: answers that depend on the structure alone; see ``remember``.
     """
 
@@ -75,8 +74,6 @@ class Plan:
             and types <= {dict, type(None), optax.MaskedNode}
             and any("/" in path for path in self.paths)
         )
-        # JAX compares nodes of registered dataclasses without their class.
-        self.is_equal_enough = not any(map(dataclasses.is_dataclass, types))
         order, self._state_treedef = flatten(walk.skeleton[ROOT])
         self._to_state = _permutation(order)
         self._from_state = _permutation(_inverse(order))
@@ -258,7 +255,7 @@ def take_apart(tree: Any) -> tuple[list[Any], Plan, Any]:
     registry = current_registry()
     cache, plain = _memo(registry)
     leaves, treedef = flatten(tree)
-    plan = cache.get(treedef, len(leaves))
+    plan = cache.get(treedef)
     if (
         plan is not None
         and (plain.issuperset(_types(leaves)) or _are_leaves(leaves, registry, plain))
@@ -297,26 +294,24 @@ class _PlanCache:
     """Plans by treedef, bounded.
 
     JAX hashes a treedef without its dict keys and metadata, so many structures share a
-    hash; each bucket is searched by equality, the latest hit first. The latest of each
-    number of leaves is tried before any hash is taken.
+    hash; each bucket is searched by equality, the latest hit first. Equality alone
+    would not do: JAX compares nodes that ``register_dataclass`` made without their
+    class, be it a dataclass or not, and only the hash tells these apart.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._buckets: dict[int, tuple[tuple[Any, Plan], ...]] = {}
-        self._latest: dict[int, tuple[Any, Plan]] = {}
         self._plans = 0
         self._leaves = 0
 
-    def get(self, treedef: Any, num_leaves: int) -> Plan | None:
-        latest = self._latest.get(num_leaves)
-        if latest is not None and _equal(latest[0], treedef):
-            return latest[1]
+    def get(self, treedef: Any) -> Plan | None:
         key = hash(treedef)
         bucket = self._buckets.get(key, ())
         for entry in bucket:
             if _equal(entry[0], treedef):
-                self._keep_at_hand(key, entry)
+                if entry is not bucket[0]:
+                    self._keep_at_hand(key, entry)
                 return entry[1]
         return None
 
@@ -325,23 +320,17 @@ class _PlanCache:
             self._plans += 1
             self._leaves += len(plan)
             if self._plans > _MAX_PLANS or self._leaves > _MAX_PLANNED_LEAVES:
-                self._buckets, self._latest = {}, {}
+                self._buckets = {}
                 self._plans, self._leaves = 1, len(plan)
-            key, entry = hash(treedef), (treedef, plan)
-            self._buckets[key] = (entry, *self._buckets.get(key, ()))
-            if plan.is_equal_enough:
-                self._latest[len(plan)] = entry
+            key = hash(treedef)
+            self._buckets[key] = ((treedef, plan), *self._buckets.get(key, ()))
 
     def _keep_at_hand(self, key: int, entry: tuple[Any, Plan]) -> None:
         with self._lock:
             bucket = self._buckets.get(key, ())
             rest = [other for other in bucket if other is not entry]
-            if len(rest) == len(bucket):
-                return  # the cache was emptied meanwhile
-            if rest and bucket[0] is not entry:
+            if len(rest) < len(bucket):  # otherwise the cache was emptied meanwhile
                 self._buckets[key] = (entry, *rest)
-            if entry[1].is_equal_enough:
-                self._latest[len(entry[1])] = entry
 
 
 def same_structure(one: Any, two: Any) -> bool:
