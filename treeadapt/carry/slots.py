@@ -92,7 +92,7 @@ def find_slots(tx: Any, view: TreeView, params: Any = None) -> list[Slot] | None
         [(None, ''), ('0/mu', 'net/w'), ('0/nu', 'net/w')]
     """
     mark = placeholder()
-    if isinstance(params, optax.LookaheadParams):
+    if isinstance(params, optax.LookaheadParams) or _takes_pairs(view.tree):
         mark = optax.LookaheadParams(mark, mark)
     pieces = _pieces(tx, mark, view.tree)
     if pieces is not None:
@@ -117,6 +117,15 @@ def init_of_arrays(
         return tx.init(view.rebuild(leaves))
 
     return init, [view.leaves[index] for index in where]
+
+
+def _takes_pairs(state: Any) -> bool:
+    """Return whether ``optax.lookahead`` made the state, or a part of it."""
+
+    def is_its_own(node: Any) -> bool:
+        return isinstance(node, optax.LookaheadState)
+
+    return any(map(is_its_own, jax.tree.leaves(state, is_leaf=is_its_own)))
 
 
 def _pieces(tx: Any, mark: Any, state: Any) -> list[tuple[bool, Any]] | None:
