@@ -536,6 +536,90 @@ def test_objects_are_not_compared():
 
 
 @pytest.mark.hazard("D17")
+class Remembers:
+    """What each class below has: a field, and a value that follows from it."""
+
+    @functools.cached_property
+    def double(self):
+        return self.w * 2
+
+
+@dataclasses.dataclass
+class PlainCached(Remembers):
+    w: Any
+
+
+@flax.struct.dataclass
+class StructCached(Remembers):
+    w: Any
+
+    def __post_init__(self):
+        """Make treeadapt rebuild it."""
+
+
+@attrs.define
+class AttrsCached:
+    w: Any
+
+    @functools.cached_property
+    def double(self):
+        return self.w * 2
+
+
+@attrs.define(slots=False)
+class AttrsChildCached(AttrsCached):
+    b: Any = None
+
+
+class NamedCached(Remembers):
+    def __init__(self, w):
+        self.w = w
+
+
+@pytest.mark.hazard("D19")
+@pytest.mark.parametrize(
+    "cls",
+    [PlainCached, StructCached, AttrsCached, AttrsChildCached, NamedCached],
+)
+@pytest.mark.parametrize("value", [1.0, jnp.ones(2)], ids=["number", "array"])
+def test_what_a_cached_property_remembers_goes_with_its_leaves(cls, value):
+    tree = cls(value)
+    registry = ta.default_registry.copy()
+    registry.register(NamedCached, fields=("w",))
+    with registry.use():
+        assert jnp.all(tree.double == 2)
+        assert jnp.all(ta.from_flat_dict(tree, {"w": value * 5}).double == 10)
+        assert jnp.all(ta.from_flat_dict(tree, {"w": value}).double == 2)
+
+
+def test_a_hash_that_attrs_remembers_goes_with_its_leaves():
+    cls = attrs.make_class("Hashed", ["w"], frozen=True, slots=True, cache_hash=True)
+    tree = cls(1.0)
+    assert hash(tree) == hash(cls(1.0))
+    assert hash(ta.from_flat_dict(tree, {"w": 2.0})) == hash(cls(2.0))
+
+
+@flax.struct.dataclass
+class Transposed:
+    w: Any
+
+    def __post_init__(self):
+        object.__setattr__(self, "wt", self.w.T)
+
+
+@pytest.mark.hazard("D18")
+def test_arrays_that_a_class_computes_when_built_follow_their_fields():
+    tree = Transposed(jnp.ones((2, 3)))
+    assert (ta.from_flat_dict(tree, {"w": jnp.zeros((2, 3))}).wt == 0).all()
+    params, rest = ta.split(tree)
+    loss = lambda params: ta.merge(params, rest).wt.sum()  # noqa: E731
+    assert (jax.jit(jax.grad(loss))(params)["w"] == 1).all()
+    assert not jax.tree.leaves(rest)
+    mask = ta.param_mask(tree, "w")
+    assert mask.w is True
+    assert not hasattr(mask, "wt")
+
+
 def test_attributes_that_are_no_fields_come_back():
     tree = PlainPost.made(w())
     tree.cached = {"n": 1}

@@ -174,3 +174,32 @@ def test_thousands_of_unlike_names_end_soon():
 def test_models_of_two_classes():
     model = two_layers(EqxModel, dict)
     assert not ta.tree_diff(model, two_layers(dict, dict), values=True)
+
+
+def test_how_far_integers_are_apart_is_exact():
+    before = {"w": np.array([2**60, -(2**63)]), "u": np.array([0], np.uint64)}
+    near = {"w": np.array([2**60 + 1, -(2**63)]), "u": np.array([0], np.uint64)}
+    far = {"w": np.array([2**60, 2**63 - 1]), "u": np.array([2**64 - 1], np.uint64)}
+    [one] = ta.tree_diff(before, near, values=True)
+    assert one.note == "1 of 2 elements, by at most 1"
+    notes = [found.note for found in ta.tree_diff(before, far, values=True)]
+    assert notes == [
+        f"1 of 1 element, by at most {2**64 - 1:,}",
+        f"1 of 2 elements, by at most {2**64 - 1:,}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        (np.array(["a", "b"]), np.array(["a", "c"])),
+        (np.array([b"a", b"b"]), np.array([b"a", b"c"])),
+        (np.array([1, None], object), np.array([1, 1.0], object)),
+        (np.zeros(2, "M8[D]"), np.arange(2).astype("M8[D]")),
+    ],
+    ids=["str", "bytes", "object", "date"],
+)
+def test_arrays_without_numbers_are_compared(one, two):
+    [found] = ta.tree_diff({"a": one}, {"a": two}, values=True)
+    assert found.note == "1 of 2 elements"
+    assert not ta.tree_diff({"a": one}, {"a": one.copy()}, values=True)

@@ -490,6 +490,19 @@ SHARDS = {
 }
 
 
+@pytest.mark.parametrize("rest", [{"c": np.ones(2)}, {}], ids=["leaf", "tie"])
+def test_a_shard_ties_no_name_that_another_shard_has(tmp_path, rest):
+    shards = {"1.safetensors": {"a": np.zeros(2)}, "2.safetensors": {"b": np.ones(2)}}
+    shards["2.safetensors"] |= rest
+    folder = sharded(tmp_path / "tied", shards)
+    for (name, flat), one in zip(shards.items(), "ab", strict=True):
+        if one == "a" or not rest:
+            marks = json.dumps({"ties": {"c": one}, "kinds": {}})
+            safetensors.numpy.save_file(flat, folder / name, {"treeadapt": marks})
+    with pytest.raises(ta.CheckpointError, match="two leaves in it are named 'c'"):
+        ta.load(folder)
+
+
 def test_a_folder_of_shards_is_one_checkpoint(tmp_path):
     folder = sharded(tmp_path / "gpt", SHARDS)
     whole = {one: x for flat in SHARDS.values() for one, x in flat.items()}

@@ -443,3 +443,9 @@ def test_the_writer_names_what_it_cannot_write():
     with pytest.raises(RulesFileError, match="ndarray"):
         write_toml({"default": np.ones(1)})
     assert as_selector("a") == glob("a")
+
+
+def test_what_is_written_can_be_read():
+    for label in [(1, 2), ["a"], ()]:
+        with pytest.raises(RulesFileError, match=r"cannot hold the label of 'a'"):
+            Rules({"a": label}).to_toml()

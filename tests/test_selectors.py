@@ -932,3 +932,9 @@ def test_selectors_agree_with_a_slow_reference(paths, spec):
     assert got == want
     assert {path: selector.matches(path) for path in tree} == want
     assert isinstance(selector, Selector)
+
+
+def test_a_question_about_a_leaf_that_has_no_yes_or_no_is_an_error():
+    where = leaf(lambda _: np.ones(2))
+    with pytest.raises(SelectorError, match="truth value"):
+        param_mask({"a": np.ones(3)}, where)

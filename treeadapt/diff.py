@@ -221,16 +221,27 @@ def _change(path: str, a: Any, b: Any) -> str:
     if not is_array(a):
         return "" if same_static(a, b) else f"{a!r:.60} -> {b!r:.60}"
     one, two = _value(path, a), _value(path, b)
-    bits = [np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in (one, two)]
-    if np.array_equal(bits[0], bits[1]):
-        return ""
-    differs = (bits[0] != bits[1]).reshape(one.size, -1).any(axis=1)
-    note = f"{differs.sum():,} of {plural(one.size, 'element')}"
-    if one.dtype == bool:
+    if one.dtype.hasobject:
+        pairs = zip(one.reshape(-1), two.reshape(-1), strict=True)
+        differs = np.array([not same_static(*pair) for pair in pairs], bool)
+    else:
+        bits = [np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in (one, two)]
+        if np.array_equal(bits[0], bits[1]):
+            return ""
+        differs = (bits[0] != bits[1]).reshape(one.size, -1).any(axis=1)
+    count = differs.sum()
+    note = f"{count:,} of {plural(one.size, 'element')}" if count else ""
+    is_integer = jnp.issubdtype(one.dtype, np.integer)
+    if not (count and (is_integer or jnp.issubdtype(one.dtype, np.inexact))):
         return note
-    wide = np.complex128 if np.issubdtype(one.dtype, np.complexfloating) else np.float64
+    one, two = one.reshape(-1)[differs], two.reshape(-1)[differs]
+    if is_integer:  # 64 bits do not fit a float, and their difference not an int64
+        apart = np.maximum(one, two).astype("u8") - np.minimum(one, two).astype("u8")
+        return f"{note}, by at most {apart.max():,}"
+    is_complex = jnp.issubdtype(one.dtype, np.complexfloating)
+    wide = np.result_type(one.dtype, np.complex128 if is_complex else np.float64)
     with np.errstate(all="ignore"):
-        apart = np.abs(one.astype(wide) - two.astype(wide)).reshape(-1)[differs]
+        apart = np.abs(one.astype(wide) - two.astype(wide))
     known = apart[~np.isnan(apart)]
     if not known.size:
         return f"{note}, NaN"

@@ -240,6 +240,13 @@ def write_toml(
     lines = [f"version = {VERSION}"]
     lines += [f"{name} = {_value(value)}" for name, value in fields.items()]
     pairs = list(rules)
+    for where, label in pairs:
+        if isinstance(label, list | tuple):
+            raise RulesFileError(
+                f"A rules file cannot hold the label of {shorten(repr(where))}, the "
+                f"{type(label).__name__} {_one_line(repr(label))}; a label is a "
+                "string, a number or a bool."
+            )
     names = [where for where, _ in pairs if isinstance(where, str)]
     if pairs and len(dict.fromkeys(names)) == len(pairs):
         lines += ["", "[rules]"]

@@ -352,7 +352,7 @@ class Leaf(Selector):
     def _ask_fn(self, leaf: Any) -> bool:
         try:
             return bool(self.fn(leaf))  # type: ignore[misc]
-        except (AttributeError, TypeError) as error:
+        except (AttributeError, TypeError, ValueError) as error:
             raise SelectorError(
                 f"{self!r} may read shape and dtype only, so that it works on traced "
                 f"and abstract arrays; for {leaf}: {str(error).rstrip('.')}."

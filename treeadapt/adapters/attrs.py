@@ -13,9 +13,26 @@ import attrs
 from treeadapt.adapters import fields
 from treeadapt.registry import Adapter, Flat
 
+_HASH = "_attrs_cached_hash"  # where ``cache_hash=True`` remembers the hash
+
 
 def _instance(node: Any) -> Flat:
-    return fields.take_declared_apart(node, attrs.fields(type(node)))
+    declared = attrs.fields(type(node))
+    flat = fields.take_declared_apart(node, declared)
+    caches = _caches(type(node)).difference(field.name for field in declared)
+    rest = [
+        (name, None if name == _HASH else value)
+        for name, value in flat.aux.rest
+        if name not in caches
+    ]
+    return flat._replace(aux=flat.aux._replace(rest=tuple(rest)))
+
+
+def _caches(cls: type) -> frozenset[str]:
+    """Return the slots in which attrs keeps what a ``cached_property`` remembers."""
+    getters = [base.__dict__.get("__getattr__") for base in cls.__mro__]
+    found = [getattr(get, "__defaults__", None) or () for get in getters]
+    return frozenset().union(*(x for xs in found for x in xs if isinstance(x, dict)))
 
 
 OPENERS = (

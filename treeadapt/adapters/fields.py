@@ -9,6 +9,8 @@ registers by naming fields.
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -35,10 +37,18 @@ def take_apart(node: Any, names: Sequence[str]) -> Flat:
     """Take ``node`` apart at the attributes ``names``; the others go to ``aux``.
 
     An attribute that is not set is no child, and is not set after rebuilding either.
+    What a ``cached_property`` remembers is left out: it belongs to the old children.
     """
     found = attributes(node)
     present = tuple(name for name in names if name in found)
-    rest = tuple(item for item in found.items() if item[0] not in present)
+    rest = tuple(
+        item
+        for item in found.items()
+        if item[0] not in present
+        and not isinstance(
+            inspect.getattr_static(type(node), item[0], None), functools.cached_property
+        )
+    )
     children = [found[name] for name in present]
     return Flat(present, children, Shell(type(node), present, rest))
 

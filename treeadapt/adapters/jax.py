@@ -14,15 +14,28 @@ import dataclasses
 import inspect
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.tree_util as jtu
+import numpy as np
 
 from treeadapt import _jax
+from treeadapt._arrays import is_array
 from treeadapt.adapters import fields
 from treeadapt.errors import AdapterError, UnstablePathWarning
 from treeadapt.registry import Adapter, Flat
+
+
+class _Derived(NamedTuple):
+    """Aux of a node that computes arrays from its fields when it is built.
+
+    New children need new ones, so JAX builds the node, as it always does; but labels
+    and shapes, of which there is nothing to compute, are put in a bare instance.
+    """
+
+    shell: fields.Shell
+    treedef: Any
 
 
 def keyed(node: Any) -> Flat:
@@ -54,14 +67,23 @@ def take_apart(node: Any) -> Flat:
     """Take apart a dataclass that runs code when built, for ``build``.
 
     If its children are just its attributes of those names, its aux is every other
-    attribute; otherwise it is what JAX needs to rebuild it.
+    attribute; otherwise it is what JAX needs to rebuild it. Arrays that its own code
+    put in attributes that are no fields follow from the fields: see ``_Derived``.
     """
     flat = keyed(node)
     names = [getattr(key, "name", None) for key in flat.keys]
     bare = fields.take_apart(node, [name for name in names if name is not None])
-    if list(map(id, bare.children)) == list(map(id, flat.children)):
+    if list(map(id, bare.children)) != list(map(id, flat.children)):
+        return flat._replace(aux=_one_level(node))
+    declared = {field.name for field in dataclasses.fields(node)}
+    rest = tuple(
+        (name, value)
+        for name, value in bare.aux.rest
+        if name in declared or not any(map(is_array, jax.tree.leaves(value)))
+    )
+    if len(rest) == len(bare.aux.rest):
         return bare
-    return flat._replace(aux=_one_level(node))
+    return bare._replace(aux=_Derived(bare.aux._replace(rest=rest), _one_level(node)))
 
 
 def take_registered_apart(node: Any) -> Flat:
@@ -74,6 +96,11 @@ def take_registered_apart(node: Any) -> Flat:
 
 def build(aux: Any, children: Sequence[Any]) -> Any:
     """Put a node together again, without its constructor where that runs code."""
+    if isinstance(aux, _Derived):
+        whole = all(
+            isinstance(x, jax.Array | np.ndarray) for x in jax.tree.leaves(children)
+        )
+        aux = aux.treedef if whole else aux.shell
     if isinstance(aux, fields.Shell):
         return fields.put_together(aux, children)
     return aux.unflatten(children)

@@ -175,6 +175,12 @@ def _sharded(path: Path) -> Stored:
                 f"its index and {listing([shard])} disagree on which tensors are in "
                 f"that file: {listing(sorted(wrong), limit=3)}",
             )
+        twice = found.leaves.keys() & leaves.keys()
+        twice |= found.ties.keys() & table.keys()
+        if twice:
+            refuse(
+                path, f"two leaves in it are named {listing(sorted(twice), limit=3)}"
+            )
         leaves |= found.leaves
         names |= found.names
         ties |= found.ties
