@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -182,6 +183,8 @@ def test_sums_keep_labels_apart_that_read_alike(tmp_path):
     assert [(node["label"], node["params"]) for node in nodes] == [(1, 2), ("1", 3)]
     rows = run("show", *options, "--format", "csv").splitlines()
     assert [row.split(",")[2] for row in rows[1:]] == ["2", "3"]
+    table = run("show", *options).splitlines()
+    assert [row.split()[-1] for row in table[1:]] == ["1", "'1'"]
 
 
 @pytest.mark.hazard("K21")
@@ -468,6 +471,23 @@ def test_diff_is_like_diff(file, tmp_path):
     assert "> renamed   'policy/hidden_0/kernel' -> 'policy/hidden_0/scale'" in text
     assert "~ reshaped  'value/kernel'" in text
     run("diff", file, tmp_path / "nothing.safetensors", code=2)
+
+
+def with_statics():
+    """A tree for ``module:function`` with all that is no plain array."""
+    net = [jnp.ones((2, 3)), jax.nn.relu]
+    return {"net": net, "key": jax.random.key(0), "n": 3, "p": 0.5, "act": "relu"}
+
+
+def test_a_saved_model_does_not_differ_from_the_model(tmp_path):
+    for name in ("m.safetensors", "m"):
+        with pytest.warns(ta.errors.TreeAdaptWarning, match="'act'"):
+            ta.save(tmp_path / name, with_statics())
+        run("diff", tmp_path / name, "test_cli:with_statics")
+        run("diff", "test_cli:with_statics", tmp_path / name)
+    ta.save(tmp_path / "w.safetensors", with_statics(), where="net")
+    text = run("diff", tmp_path / "w.safetensors", "test_cli:with_statics", code=1)
+    assert text.splitlines()[0] == "1 difference: 1 added."
 
 
 def test_diff_compares_values_only_when_asked(npz, tmp_path):

@@ -223,7 +223,7 @@ class Summary:
                 giving[places[label_key(rule.label)]].append(where_of)
         legend = [
             Label(
-                " ".join(_label_text(total.label, "no rule").split()) if ruled else "",
+                " ".join(label_text(total.label, "no rule").split()) if ruled else "",
                 paint,
                 total.num_leaves,
                 total.num_params,
@@ -272,7 +272,7 @@ class Summary:
             rows = [
                 (
                     str(rule.number or "-"),
-                    _label_text(rule.label),
+                    label_text(rule.label),
                     f"{rule.num_leaves:,}",
                     rule.where or "no rule",
                 )
@@ -281,7 +281,7 @@ class Summary:
             yield ("rule", "label", "leaves", "pattern"), rows
         sums = [
             (
-                _label_text(total.label) if self.rules is not None else "all",
+                label_text(total.label) if self.rules is not None else "all",
                 f"{total.num_leaves:,}",
                 f"{total.num_params:,}",
                 size_text(total.size_bytes),
@@ -470,14 +470,14 @@ def _cells(row: Row) -> tuple[str, ...]:
         params, size = f"{row.num_params:,}", size_text(row.size_bytes)
         told = (_shape(row), row.dtype, params, size)
     path = printable(row.path) or "''"
-    return (path, *told, _label_text(row.label), str(row.rule or "-"))
+    return (path, *told, label_text(row.label), str(row.rule or "-"))
 
 
 def _shape(row: Row) -> str:
     return f"[{','.join(map(str, row.shape or ()))}]"
 
 
-def _label_text(label: Any, missing: str = "-") -> str:
+def label_text(label: Any, missing: str = "-") -> str:
     """Write a label; a string that reads as something else is in quotes."""
     if label is None:
         return missing

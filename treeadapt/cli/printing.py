@@ -23,7 +23,7 @@ from treeadapt.drawing.text import aligned, lines
 from treeadapt.drawing.words import columns, fitted, printable, size_text
 from treeadapt.errors import plural
 from treeadapt.matches import STATIC
-from treeadapt.report import Summary, label_key
+from treeadapt.report import Summary, label_key, label_text
 from treeadapt.rules import Rules
 
 _DIFF_COLORS = {"-": "red", "+": "green", ">": "cyan", "~": "yellow"}
@@ -110,7 +110,7 @@ def print_summary(
                 f"{row['leaves']:,}",
                 f"{row['params']:,}",
                 size_text(row["bytes"]),
-                "-" if row["label"] is None else row["label"],
+                label_text(row["label"]),
             )[:end]
             for row in rows
         ]

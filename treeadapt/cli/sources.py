@@ -21,6 +21,7 @@ import jax
 from treeadapt._arrays import is_array
 from treeadapt.checkpoints import store
 from treeadapt.checkpoints.common import Stored, as_tree
+from treeadapt.checkpoints.fitting import as_arrays, data
 from treeadapt.cli.printing import bar
 from treeadapt.drawing.words import printable
 from treeadapt.errors import CheckpointError, TreeAdaptError, listing, plural
@@ -61,7 +62,11 @@ def read_source(text: str) -> Source:
 
 
 def read_pair(a: str, b: str) -> tuple[Source, Source]:
-    """Read two trees abstractly, each with the names of the other for what is in boxes.
+    """Read two trees abstractly, in one form.
+
+    What is in boxes has the names of the other tree. Next to a checkpoint, a function's
+    tree is what ``save`` stores of it: no functions and texts, keys as their integers,
+    and the Python numbers that the checkpoint has.
 
     Args:
         a: name of a checkpoint, or ``module:function``.
@@ -77,7 +82,20 @@ def read_pair(a: str, b: str) -> tuple[Source, Source]:
         one = _source(_unboxed(a, one.stored, known))
     if two.stored:
         two = _source(_unboxed(b, two.stored, _paths(one)))
-    return one, two
+    return _as_saved(one, two), _as_saved(two, one)
+
+
+def _as_saved(source: Source, other: Source) -> Source:
+    if source.stored or not other.stored:
+        return source
+    view, stored = view_tree(source.tree), other.stored.leaves
+    leaves = [
+        data(leaf) if is_array(own) or (is_array(leaf) and path in stored) else None
+        for path, own, leaf in zip(
+            view.plan.paths, view.leaves, as_arrays(view.leaves), strict=True
+        )
+    ]
+    return dataclasses.replace(source, tree=view.rebuild(leaves))
 
 
 def _opened(text: str) -> Source:
