@@ -650,7 +650,7 @@ def test_masks_decide_on_the_callers_whole_tree(mask, want, nested):
         (ta.glob("**/wieght"), "weight"),
         (ta.glob("0") & ~ta.node(eqx.nn.Conv), "Conv"),
         (ta.Rules({"9": True, "**": False}), "9"),
-        (ta.lift({"0": True, "1": True, "2": True, "3": False}), "'3'"),
+        (ta.lift({"0": True, "1": True, "2": True, "3": True}), "'3'"),
     ],
 )
 def test_what_hits_nothing_is_an_error_when_a_state_is_made(mask, words):
