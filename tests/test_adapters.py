@@ -626,7 +626,7 @@ def test_attributes_that_are_no_fields_come_back():
     for again in round_trips(tree):
         assert again.cached is tree.cached
     tree.scale = w()
-    with pytest.raises(ta.AdapterError, match="besides its children, 'scale'"):
+    with pytest.raises(ta.AdapterError, match="in addition to its children, 'scale'"):
         ta.to_state_dict(tree)
 
 
@@ -709,7 +709,7 @@ def test_a_dataclass_is_opened_by_its_class_whatever_it_holds():
         for again in round_trips(tree):
             assert vars(again) == vars(tree)
     tree.size = w()
-    with pytest.raises(ta.AdapterError, match="besides its children, 'size'"):
+    with pytest.raises(ta.AdapterError, match="in addition to its children, 'size'"):
         ta.to_state_dict(tree)
 
 

@@ -360,7 +360,7 @@ def test_lint_finds_all_kinds(npz, tmp_path):
     assert "unmatched: 12 leaves without a rule" in text
     assert "unused: rule 3, matches nothing: 'policy/hiden_0'" in text
     assert "did you mean 'policy/hidden_0'" in text
-    assert "shadowed: rule 2, 'policy/hidden_3/bias' comes too late" in text
+    assert "shadowed: rule 2, 'policy/hidden_3/bias' is unreachable" in text
     found = json.loads(run("lint", npz, "--rules", bad, "--format", "json", code=1))
     assert [each["kind"] for each in found] == ["unmatched", "unused", "shadowed"]
 
@@ -449,7 +449,7 @@ def test_lint_and_the_error_tell_one_cure_for_a_shadowed_rule(npz, tmp_path):
         assert cure in told
         with pytest.raises(ta.UnusedRuleError) as caught:
             ta.param_labels(ta.read_metadata(npz), ta.load_rules(bad))
-        assert told.splitlines()[0].partition("comes too late")[2] in str(caught.value)
+        assert told.splitlines()[0].partition("is unreachable")[2] in str(caught.value)
 
 
 def test_diff_is_like_diff(file, tmp_path):

@@ -222,9 +222,9 @@ def test_a_spec_holds_text_only(make, error):
     ("text", "match"),
     [
         ('freeze = ["a"]', "no version"),
-        ("version = 1", "no list of strings"),
-        ("version = 1\nfreeze = [1]", "no list of strings"),
-        ('version = 1\nfreeze = "a"\npaths = "b"', "no list of strings"),
+        ("version = 1", "not a list of strings"),
+        ("version = 1\nfreeze = [1]", "not a list of strings"),
+        ('version = 1\nfreeze = "a"\npaths = "b"', "not a list of strings"),
         ('version = 1\nfreeze = "a"\nrules = 1', "unknown field 'rules'"),
         ('version = 1\nfreeze = "re:.*"', "allow_regex=True"),
     ],

@@ -49,7 +49,7 @@ def a_schedule(count):
     return 0.1
 
 
-#: Parameters of Optax's own functions for which a callable is no schedule.
+#: Parameters of Optax's own functions for which a callable is not a schedule.
 OTHER = {
     *("mask", "freeze_mask", "trust_ratio_mask", "weight_decay_mask", "param_labels"),
     *("clip_value_fn", "hessian_diagonal_fn", "should_transform_fn", "step_size_fn"),

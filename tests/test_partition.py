@@ -535,5 +535,7 @@ def test_every_process_builds_one_program():
 
 
 def test_a_transformation_in_place_of_the_mapping_is_told():
-    with pytest.raises(ta.TransformError, match=r"wants a mapping .* treeadapt\.adapt"):
+    with pytest.raises(
+        ta.TransformError, match=r"expects a mapping .* treeadapt\.adapt"
+    ):
         ta.partition(optax.adam(1.0), {"**": "x"})

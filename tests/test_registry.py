@@ -146,7 +146,9 @@ def test_a_warning_for_positions_gives_the_line_that_cures_it(registry):
 @pytest.mark.hazard("D11")
 def test_another_array_beside_the_fields_is_an_error(registry):
     ta.register(Net, fields=("w",))
-    with pytest.raises(ta.AdapterError, match="besides its children, 'b'") as raised:
+    with pytest.raises(
+        ta.AdapterError, match="in addition to its children, 'b'"
+    ) as raised:
         ta.to_state_dict([net(w=w(), b=[w()])])
     assert str(raised.value).endswith('register(Net, fields=("w", "b"))')
     assert "at '0'" in str(raised.value)

@@ -99,7 +99,7 @@ def test_a_spec_is_read_as_it_is_written(written, spec):
 @pytest.mark.hazard("B3")
 def test_anything_else_is_no_spec(value):
     with pytest.raises(
-        ta.ShardingError, match=r"The rule 'up/kernel' gives .* no spec"
+        ta.ShardingError, match=r"The rule 'up/kernel' gives .* not a spec"
     ):
         partition_specs(ABSTRACT, {"up/kernel": value, "**": P()})
 
@@ -357,7 +357,7 @@ def test_shardings_are_the_specs_on_the_mesh(kind):
 @pytest.mark.parametrize(
     ("rules", "complaint"),
     [
-        ({"**/kernel": P("data", "tensor")}, r"'up/kernel' .*: 'tensor' is no axis"),
+        ({"**/kernel": P("data", "tensor")}, r"'up/kernel' .*'tensor' is not an axis"),
         (
             {"**/odd": P("data", None)},
             r"'up/odd' float32\[6,3\]: axis 0 has size 6, which 'data' of size 4 does ",
@@ -730,3 +730,11 @@ def test_a_training_state_is_told_to_shard_its_parts():
         ta.ShardingError, match=r"'opt_state/0/count' .*ScaleByAdamState"
     ):
         partition_specs(state, {"**": P()})
+
+
+@pytest.mark.parametrize("function", [ta.opt_state_shardings, ta.init_sharded])
+@pytest.mark.parametrize("arguments", [(optax.adam, "params"), ("params", "tx")])
+def test_what_is_not_a_transformation_is_refused(function, arguments):
+    given = {"params": {"w": jnp.ones(2)}, "tx": optax.adam(0.1)}
+    with pytest.raises(ta.TransformError, match="Expected an Optax transformation"):
+        function(*(given.get(a, a) if isinstance(a, str) else a for a in arguments))

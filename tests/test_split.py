@@ -494,9 +494,9 @@ def test_the_shared_node_of_equinox_survives():
 @pytest.mark.parametrize(
     ("tie", "message"),
     [
-        ({"x": "a"}, "'x' is no array"),
-        ({"a": "x"}, "'x' is no array"),
-        ({"name": "a"}, "'name' is no array"),
+        ({"x": "a"}, "'x' is not an array"),
+        ({"a": "x"}, "'x' is not an array"),
+        ({"name": "a"}, "'name' is not an array"),
         ({"a": "a"}, "a leaf of its own"),
         ({"a": "b", "b": "c"}, "a leaf of its own"),
         ({"a": "d"}, r"'a' is float32\[2,3\] but 'd' is float32\[4\]"),

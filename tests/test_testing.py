@@ -156,3 +156,25 @@ def test_importing_the_package_does_not_import_the_test_kit():
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("unflatten", "what"),
+    [
+        (lambda aux, children: None, "unflatten gives a NoneType"),
+        (lambda children: None, "unflatten.aux, children. fails .* TypeError"),
+    ],
+)
+def test_what_unflatten_does_wrong_is_said(unflatten, what):
+    broken = ta.Adapter(name="p", applies=Pair, flatten=flatten, unflatten=unflatten)
+    with ta.default_registry.copy().use() as registry:
+        registry.register(broken)
+        with pytest.raises(ta.AdapterError, match=what):
+            check_adapter({"x": Pair(jnp.ones(2), jnp.zeros(3))})
+
+
+def test_an_adapter_applies_to_a_class_or_a_test_and_not_to_a_name():
+    named = ta.Adapter(name="p", applies="Pair", flatten=flatten, unflatten=unflatten)
+    registry = ta.default_registry.copy()
+    with pytest.raises(ta.AdapterError, match="Expected a class"):
+        registry.register(named)

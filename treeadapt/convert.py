@@ -191,7 +191,7 @@ def _differs(want: Any, got: Any) -> bool:
 
 
 def describe(leaf: Any) -> str:
-    """Write a leaf's dtype and shape, or its type if it is no array.
+    """Write a leaf's dtype and shape, or its type if it is not an array.
 
     Example:
         >>> import numpy as np

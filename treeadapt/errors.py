@@ -78,7 +78,7 @@ class UnmatchedPathError(RulesError):
 
 
 class UnusedRuleError(RulesError):
-    """A pattern hits no array leaf, or only leaves that earlier rules decided."""
+    """A pattern matches no array leaf, or only leaves that earlier rules match."""
 
 
 class OverlapError(RulesError):

@@ -157,7 +157,7 @@ class RuleMatches:
 
     @functools.cached_property
     def shadowed(self) -> tuple[int, ...]:
-        """Indices of the rules all of whose array leaves earlier rules decided.
+        """Indices of the rules all of whose array leaves earlier rules already match.
 
         A closing ``**`` is a habit and not counted.
         """
@@ -267,11 +267,11 @@ class RuleMatches:
             cure = f"Move it up, before {earlier}."
         first = listing([self.paths[leaves[0]]])
         matched = (
-            f"the one leaf that it matches, {first}"
+            f"its only leaf, {first}"
             if len(leaves) == 1
             else f"all {len(leaves):,} leaves that it matches, such as {first}"
         )
-        return f"comes too late: earlier rules decided {matched}. {cure}"
+        return f"is unreachable: earlier rules already match {matched}. {cure}"
 
     def groups(self) -> dict[Any, list[int]]:
         """Return the array leaves by label, for use as groups with names.
@@ -371,8 +371,8 @@ def refuse_none(who: str) -> NoReturn:
         RulesError: always.
     """
     raise RulesError(
-        f"{who} gives None, which is no label: JAX takes None for an empty container "
-        "and the leaf would be lost. Give it a name, such as 'frozen'."
+        f"{who} gives None, which is not a label: JAX takes None for an empty "
+        "container and the leaf would be lost. Give it a name, such as 'frozen'."
     )
 
 
@@ -426,7 +426,8 @@ def _unused_message(matches: RuleMatches) -> str:
     for index in matches.shadowed[:4]:
         lines.append(_shadow_line(matches, index))
     if len(matches.shadowed) > 4:
-        lines.append(f"{len(matches.shadowed) - 4:,} more rules come too late as well.")
+        more = f"{len(matches.shadowed) - 4:,} more rules"
+        lines.append(f"{more} are unreachable as well.")
     if matches.unmatched:
         names = listing(fold(matches.unmatched), limit=3)
         lines.append(f"{_leaves_match(len(matches.unmatched))} no rule: {names}.")

@@ -148,7 +148,7 @@ def node_error(
     """
     names = [*(key for key in named if isinstance(key, str)), *hidden]
     return AdapterError(
-        f"The {_name(node)} at {path!r} holds arrays besides its children, "
+        f"The {_name(node)} at {path!r} holds arrays in addition to its children, "
         f"{listing(hidden)}, which would not be seen. {_cure(node, names)}"
     )
 

@@ -231,6 +231,11 @@ class AdapterRegistry:
         )
         if isinstance(entry, Adapter) and (fields is not None or leaf):
             raise AdapterError("Give fields= or leaf= with a class, not an Adapter.")
+        if not callable(adapter.applies):
+            raise AdapterError(
+                f"The adapter {adapter.name!r} has applies={adapter.applies!r}. "
+                "Expected a class, or a function that takes a class."
+            )
         with self._lock:
             self._entries.append(adapter)
             self._kinds = _no_kinds()

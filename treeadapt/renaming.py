@@ -335,7 +335,7 @@ def _row(source: Any, value: Any) -> _Row:
     targets = () if target is None else _templates(target, source)
     row = _Row(sources, targets, isinstance(target, tuple), function)
     if function is None and (len(sources) > 1 or row.splits):
-        _refuse(row.text, "several leaves need a function", "(target, function)")
+        _refuse(row.text, "several leaves need a function", "Write (target, function)")
     if len({template.names for template in sources}) > 1:
         _refuse(row.text, "its sources capture different names", "Use the same in each")
     for name in sorted(frozenset().union(*(t.names for t in targets))):
@@ -349,7 +349,7 @@ def _templates(given: Any, row: Any) -> tuple[_Template, ...]:
     if not texts or not all(isinstance(text, str) for text in texts):
         _refuse(
             str(row),
-            f"{given!r:.80} is no name",
+            f"{given!r:.80} is not a name",
             "A row is source: target or source: (target, function), and several names "
             "are a tuple of strings",
         )

@@ -106,14 +106,14 @@ def misses(entries: int, whose: str, arrays: int) -> str:
 
     Example:
         >>> print(misses(2, "rules", 5))
-        2 entries of the rules hit none of this tree's 5 arrays
+        2 entries of the rules match none of this tree's 5 arrays
         >>> print(misses(1, "rules", 1))
-        1 entry of the rules does not hit this tree's one array
+        1 entry of the rules does not match this tree's one array
     """
     one = entries == 1
-    verb = "hits none of" if one else "hit none of"
+    verb = "matches none of" if one else "match none of"
     if arrays == 1:
-        verb = "does not hit" if one else "do not hit"
+        verb = "does not match" if one else "do not match"
     count = "one array" if arrays == 1 else plural(arrays, "array")
     return f"{plural(entries, 'entry')} of the {whose} {verb} this tree's {count}"
 
@@ -168,11 +168,11 @@ def _advice(entry: Any, names: _Names) -> str:
         return names.class_advice()
     if not isinstance(entry, str):
         patterns = next(iter(entry.patterns()), None)
-        some = "its patterns hit some, but " if patterns is not None else ""
+        some = "its patterns match some, but " if patterns is not None else ""
         return f"{some}no array satisfies it"
     sign, pattern = "!" * entry.startswith("!"), entry.removeprefix("!")
     if names.hits_static(pattern):
-        return "it hits only leaves that are not arrays, and these need no rule"
+        return "it matches only leaves that are not arrays, and these need no rule"
     if tied := names.tied(pattern):
         return tied
     hints = []
@@ -181,7 +181,7 @@ def _advice(entry: Any, names: _Names) -> str:
         texts = [f"{sign + text!r} ({plural(n, 'leaf')})" for text, n in found]
         hints.append(f"did you mean {' or '.join(texts)}?")
     regex = _as_regex(pattern)
-    if regex:
+    if regex and not (found and _is_dotted(names.plan)):  # where '.' is a part of names
         start = "Or as" if found else "as"
         pasted = listing([sign + regex])
         hints.append(f"{start} a regular expression of the whole path: {pasted}")
@@ -251,19 +251,27 @@ def _rewritten(text: str, plan: Plan) -> Iterator[str]:
         if slash and root == "params":
             yield below
         yield from (f"{escape(root)}/{form}" for root in roots[:4] if root)
-    if "\\" not in text and any("." in path for path in plan.paths[:5_000]):
+    if "\\" not in text and _is_dotted(plan):
         # As PyTorch writes names: a whole path is one segment.
         dotted = text.replace("**", "*").replace("/", ".")
         for form in (dotted, dotted.removeprefix("*."), f"*.{dotted}"):
             yield from (form, f"{form}.*")
 
 
+def _is_dotted(plan: Plan) -> bool:
+    """Whether names have dots in them, as PyTorch writes them."""
+    return any("." in path for path in plan.paths[:5_000])
+
+
 def _without_root(text: str) -> Iterator[str]:
     for form in (text, text.replace(".", "/")):
         below = form.partition("/")[2]
-        if below.strip("*/"):  # what is wild throughout is no repair
+        if below.strip("*/"):  # what is wild throughout is not a repair
             yield below
             yield f"**/{below}"
+    dotted = text.replace("**", "*").replace("/", ".").partition(".")[2]
+    if dotted.strip("*."):
+        yield from (dotted, f"{dotted}.*")
 
 
 def _respelled(text: str, tree: _Names) -> Iterator[str]:

@@ -72,7 +72,7 @@ def read_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     except RecursionError:
         _refuse(name, "it is nested too deep", "A rules file has two levels.")
     except ValueError as error:  # includes what both parsers raise
-        quotes = ' Patterns and labels stand in quotes: "**/bias" = "no_decay".'
+        quotes = ' Patterns and labels are quoted: "**/bias" = "no_decay".'
         cure = f"Correct it.{quotes if parser is _toml else ''}"
         _refuse(name, f"it is malformed: {_one_line(error)}", cure)
     return _versioned(name, document)
@@ -209,7 +209,7 @@ def check_strings(
     """
     if not isinstance(value, list) or not all(isinstance(x, str) for x in value):
         cure = f'Write {field} = ["...", "..."].'
-        _refuse(path, f"{field!r} is no list of strings", cure)
+        _refuse(path, f"{field!r} is not a list of strings", cure)
     if len(value) > limit:
         _refuse(
             path, f"{field} has {plural(len(value), 'entry')}", f"At most {limit:,}."
@@ -300,13 +300,13 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _versioned(name: Path, document: Any) -> dict[str, Any]:
     if not isinstance(document, dict):
         cure = 'Write {"version": 1, "rules": {...}}.'
-        _refuse(name, "its top level is no table", cure)
+        _refuse(name, "its top level is not a table", cure)
     fields = dict(document)
     version = fields.pop("version", None)
     if type(version) is not int or version != VERSION:
@@ -353,7 +353,7 @@ def _value(value: Any) -> str:
 def _string(text: str) -> str:
     text = str.__str__(text)
     if any("\ud800" <= char <= "\udfff" for char in text):
-        raise RulesFileError(f"{listing([text])} is no valid Unicode: write it anew.")
+        raise RulesFileError(f"{listing([text])} is not valid Unicode: write it again.")
     # A JSON string is a TOML string, but for the control character DEL.
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 

@@ -86,7 +86,7 @@ class Selector:
 
     @functools.cached_property
     def may_be_empty(self) -> bool:
-        """Selecting no array of a full tree is no mistake, if all patterns hit some."""
+        """Whether a selection of no array is right, if all patterns match some."""
         return False
 
     def patterns(self) -> Iterator[str]:
@@ -603,7 +603,7 @@ def leaf(
     for name, count in (("ndim", ndim), ("min_size", min_size)):
         is_count = isinstance(count, int) and not isinstance(count, bool)
         if count is not None and not (is_count and count >= 0):
-            raise SelectorError(f"leaf({name}=): a count is wanted, got {count!r}.")
+            raise SelectorError(f"leaf({name}=): expected a count, got {count!r}.")
     return Leaf(fn, ndim, None if dtype is None else _dtype(dtype), min_size)
 
 
@@ -788,7 +788,8 @@ def _dtype(dtype: Any) -> Any:
             return dtype
         return jnp.dtype(dtype)
     except TypeError as error:
-        raise SelectorError(f"leaf(dtype=): {dtype!r} is no dtype: {error}.") from error
+        what = f"leaf(dtype=): {dtype!r} is not a dtype: {error}."
+        raise SelectorError(what) from error
 
 
 def _is_family(dtype: Any) -> bool:

@@ -154,8 +154,8 @@ def split(
         UnusedRuleError: a pattern in ``where`` hits no array.
         NoArraysError: ``where`` selects arrays, none of which trains.
         TreeAdaptError: ``arrays`` is something else.
-        StructureMismatchError: ``tie`` is no mapping, or names a path that is no array
-            of ``tree``, or two arrays of different shape or dtype.
+        StructureMismatchError: ``tie`` is not a mapping, or names a path that is not an
+            array of ``tree``, or two arrays of different shape or dtype.
 
     Warns:
         TiedLeafWarning: one array stands under two paths and would train apart.
@@ -206,7 +206,7 @@ def merge(params: Mapping[str, Any], rest: Rest) -> Any:
     """
     if not isinstance(rest, Rest):
         raise StructureMismatchError(
-            f"merge wants params and the rest that split returned, got a "
+            f"merge expects params and the rest that split returned, got a "
             f"{type(rest).__name__} as the rest."
         )
     form = rest._form
@@ -354,7 +354,8 @@ def _ties(view: TreeView, tie: Ties) -> tuple[tuple[int, int], ...]:
         for name in (path, source):
             if name not in index_of or not is_array(view.leaves[index_of[name]]):
                 raise StructureMismatchError(
-                    f"tie={{{path!r}: {source!r}}}: {name!r} is no array of this tree."
+                    f"tie={{{path!r}: {source!r}}}: {name!r} is not an array of this "
+                    "tree."
                 )
         if path == source or source in tie:
             raise StructureMismatchError(
@@ -423,7 +424,8 @@ def _warn_of_collections(view: TreeView, chosen: Sequence[int], where: Any) -> N
     other = collections_beside_params(view.plan, paths, patterns)
     if other:
         warnings.warn(
-            f"Collections beside 'params' are about to be trained: {listing(other)}. "
+            f"Collections other than 'params' are about to be trained: "
+            f"{listing(other)}. "
             'Select the parameters alone, split(variables, "params"), or name the '
             f"others: split(variables, {['params', *other]}).",
             CollectionWarning,

@@ -34,8 +34,8 @@ def check_adapter(tree: Any) -> None:
     - *order*: ``flatten`` gives the same keys each time.
     - *agreement with JAX*: the leaves are those of ``jax.tree.leaves``, in its order,
       where JAX knows the class.
-    - *unflatten*: it looks at no child, and puts each one back where it was.
-    - *aux*: there is no array in it.
+    - *unflatten*: it does not look at a child, and puts each one back where it was.
+    - *aux*: there is not an array in it.
     - *identity*: every conversion and its way back give the caller's own leaves.
     - *eval_shape*: it works on abstract values.
     - *jit*: it adds no operation, and equal trees are traced once.
@@ -104,14 +104,18 @@ def _check_node(path: str, node: Any, kind: NodeKind) -> None:
     marks = [_Mark() for _ in flat.children]
     try:
         made = adapter.unflatten(flat.aux, marks)
+        if type(made) is not type(node):
+            what = f"unflatten gives a {type(made).__name__}"
+            raise _broken("unflatten", path, node, what)
         again = adapter.open(made)
+    except AdapterError:
+        raise
     except Exception as error:  # of code that is the caller's
-        what = f"the adapter looks at the children: {type(error).__name__}: {error}"
-        raise _broken("unflatten", path, node, what) from error
-    if type(made) is not type(node):
-        raise _broken(
-            "unflatten", path, node, f"unflatten gives a {type(made).__name__}"
+        what = (
+            "unflatten(aux, children) fails on children that are not arrays: "
+            f"{type(error).__name__}: {error}"
         )
+        raise _broken("unflatten", path, node, what.removesuffix(".")) from error
     if _texts(again.keys) != keys:
         raise _broken(
             "unflatten", path, node, f"the keys {keys} come back as {again.keys!r}"

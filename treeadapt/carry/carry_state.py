@@ -77,7 +77,7 @@ def carry_state(
     Raises:
         UnusedRuleError: a pattern in ``reset`` hits no array of the new state.
         PathCollisionError: two leaves of a state have the same path.
-        TransformError: ``tx`` is no transformation.
+        TransformError: ``tx`` is not a transformation.
 
     Example:
         >>> from treeadapt.transforms.partition import partition

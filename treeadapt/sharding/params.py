@@ -74,10 +74,10 @@ def partition_specs(
     Returns:
         Tree with exactly the treedef of ``tree``. Where no rule matches, the names in a
         box (``nn.Partitioned``, ``nn.LogicallyPartitioned``, ``nnx.Variable``) make the
-        spec; a scalar and a leaf that is no array get ``P()``.
+        spec; a scalar and a leaf that is not an array get ``P()``.
 
     Raises:
-        ShardingError: a spec does not fit its array, or is no spec; a rule and a box
+        ShardingError: a spec does not fit its array, or is not a spec; a rule and a box
             disagree; a label has no spec; or the tree is the state of an optimizer.
         UnmatchedPathError: an array has no rule, no box, and there is no default.
         UnusedRuleError: a rule hits no array leaf, or decides none.
@@ -119,7 +119,7 @@ def named_shardings(
         logical_axes: as for ``partition_specs``.
 
     Returns:
-        Tree with exactly the treedef of ``tree``; leaves that are no arrays get
+        Tree with exactly the treedef of ``tree``; leaves that are not arrays get
         ``P()``.
 
     Raises:

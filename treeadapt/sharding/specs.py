@@ -37,7 +37,7 @@ def as_spec(value: Any, who: str) -> PartitionSpec:
         who: what gives the value, for the message.
 
     Raises:
-        ShardingError: it is no spec. None is never one.
+        ShardingError: it is not a spec. None is never one.
 
     Example:
         >>> as_spec("data+model, None", "the rule"), as_spec("replicated", "the rule")
@@ -149,7 +149,7 @@ def mesh_misfit(
     sizes = mesh.shape
     unknown = [name for name in used if name not in sizes]
     if unknown:
-        return f"{unknown[0]!r} is no axis of the mesh"
+        return f"{unknown[0]!r} is not an axis of the mesh"
     if is_open(spec) and AxisType.Auto not in mesh.axis_types:
         return f"{spec_text(spec)} leaves an axis to the compiler: no mesh axis is Auto"
     for axis, entry in enumerate(spec):
@@ -189,5 +189,5 @@ def _at(spec: PartitionSpec, place: int) -> Any:
 
 def _no_spec(value: Any, who: str) -> ShardingError:
     return ShardingError(
-        f"{who} gives {shorten(repr(value))}, which is no spec. {_WRITTEN}"
+        f"{who} gives {shorten(repr(value))}, which is not a spec. {_WRITTEN}"
     )

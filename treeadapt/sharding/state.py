@@ -26,6 +26,7 @@ from treeadapt.errors import ShardingError, listing, plural
 from treeadapt.paths import SEPARATOR
 from treeadapt.plans import TreeView, view_tree
 from treeadapt.sharding.specs import is_open
+from treeadapt.transforms.adapt import with_extra_args
 from treeadapt.transforms.flat import first_half, view_params
 
 #: A sharding, or the spec of one.
@@ -52,7 +53,8 @@ def opt_state_shardings(tx: Any, params: Any, shardings: Any = None) -> Any:
 
     Raises:
         ShardingError: an array has no sharding, or one that does not fit its shape.
-        TransformError: JAX sees an object in ``params`` that holds arrays as one leaf.
+        TransformError: ``tx`` is not a transformation, or JAX sees an object in
+            ``params`` that holds arrays as one leaf.
         PathCollisionError: two leaves have the same path.
 
     Example:
@@ -62,6 +64,7 @@ def opt_state_shardings(tx: Any, params: Any, shardings: Any = None) -> Any:
         >>> specs[0].mu, specs[0].count
         ({'w': P('x', None)}, P())
     """
+    with_extra_args(tx)  # refuses what is not a transformation
     view = view_params(first_half(params))
     homes = _homes(view, first_half(shardings))
     everywhere = _everywhere(homes)
@@ -95,7 +98,8 @@ def init_sharded(tx: Any, params: Any, shardings: Any = None) -> Any:
     Raises:
         ShardingError: an array has no sharding, or one that does not fit its shape; or
             ``shardings`` are specs, without a mesh, or leave an axis unconstrained.
-        TransformError: JAX sees an object in ``params`` that holds arrays as one leaf.
+        TransformError: ``tx`` is not a transformation, or JAX sees an object in
+            ``params`` that holds arrays as one leaf.
 
     Example:
         >>> mesh = jax.make_mesh((1,), ("x",))

@@ -79,9 +79,9 @@ def adapt(tx: Any) -> optax.GradientTransformationExtraArgs:
     Raises:
         NoArraysError: ``init`` was given a tree in which nothing would train.
         PathCollisionError: two leaves have the same path.
-        TransformError: ``tx`` is no transformation, the updates do not fit the params,
-            or JAX sees a part of the tree as one leaf. Also an ``update`` without
-            params, where a selector in ``tx`` asks for more than paths.
+        TransformError: ``tx`` is not a transformation, the updates do not fit the
+            params, or JAX sees a part of the tree as one leaf. Also an ``update``
+            without params, where a selector in ``tx`` asks for more than paths.
 
     Warns:
         UnliftedMaskWarning: a mask or label function in ``tx`` decides otherwise on the
@@ -123,15 +123,15 @@ def with_extra_args(tx: Any) -> optax.GradientTransformationExtraArgs:
     """Return ``tx`` as a transformation that takes, or ignores, extra arguments.
 
     Raises:
-        TransformError: it is no transformation.
+        TransformError: it is not a transformation.
     """
     if isinstance(tx, optax.MultiSteps):
         # Its own gradient_transformation() would drop the extra arguments.
         return optax.GradientTransformationExtraArgs(tx.init, tx.update)
     if not is_transformation(tx):
         raise TransformError(
-            f"An Optax transformation is wanted, such as optax.adam(1e-3); got {tx!r}, "
-            "which has no init and update."
+            f"Expected an Optax transformation such as optax.adam(1e-3); got {tx!r}, "
+            "which lacks init/update."
         )
     return optax.with_extra_args_support(tx)
 
@@ -206,7 +206,8 @@ def _warn_of_collections(view: TreeView, moving: Iterable[str], tx: Any) -> None
         other = collections_beside_params(view.plan, other, meant)
     if other:
         warnings.warn(
-            f"Collections beside 'params' are about to be trained: {listing(other)}. "
+            f"Collections other than 'params' are about to be trained: "
+            f"{listing(other)}. "
             "Pass the parameters alone, variables['params'], or freeze the others: "
             f"treeadapt.freeze(tx, {other}).",
             CollectionWarning,
@@ -370,7 +371,7 @@ def _stray_message(
             "it: differentiate the params of treeadapt.split, or use nnx.grad."
         )
     return text + (
-        f"The params have {listing(leaves, limit=3)}: these are no gradients of "
+        f"The params have {listing(leaves, limit=3)}: these are not gradients of "
         "theirs. The order is update(updates, state, params)."
     )
 

@@ -63,8 +63,8 @@ def inject_hyperparams(
         model it works inside ``adapt``, as every transformation does.
 
     Raises:
-        TransformError: ``inner_factory`` is no function, or ``static_args`` names no
-            parameter; or, when it runs, a schedule returns something that is no number.
+        TransformError: ``inner_factory`` is not a function, or ``static_args`` names no
+            parameter; or, when it runs, a schedule does not return a number.
 
     Example:
         >>> make = inject_hyperparams(optax.adamw)
@@ -230,7 +230,7 @@ def _shown(name: str, value: Any) -> Any:
 
 
 def _checked(name: str, fn: Callable[..., Any], count: Any) -> Any:
-    """Call a schedule and refuse what is no number."""
+    """Call a schedule and refuse what is not a number."""
     try:
         value = fn(count)
     except Exception as error:
@@ -243,8 +243,8 @@ def _checked(name: str, fn: Callable[..., Any], count: Any) -> Any:
     if not is_number or jnp.result_type(value) == jnp.bool_:
         raise TransformError(
             f"{name!r} was called as a schedule, with the step count, and returned "
-            f"{value!r:.100}, which is no number. If it is no schedule, name it in "
-            f"static_args of inject_hyperparams: static_args=({name!r},)."
+            f"{value!r:.100}, which is not a number. If it is not a schedule, name "
+            f"it in static_args of inject_hyperparams: static_args=({name!r},)."
         )
     return value
 

@@ -137,7 +137,7 @@ def _require_answers(tree: Any) -> None:
         raise SelectorError(
             "lift takes a function of a tree, or a tree of bools or labels, such as "
             f'{{"encoder": False, "head": True}}; got {describe(leaf)}{where}, which '
-            "is no mask and no label."
+            "is neither a mask nor a label."
         )
 
 

@@ -97,7 +97,7 @@ def freeze(tx: Any, where: Any) -> optax.GradientTransformationExtraArgs:
         ``tx`` on the flat dict of the other leaves.
 
     Raises:
-        TransformError: ``tx`` is no transformation.
+        TransformError: ``tx`` is not a transformation.
         UnusedRuleError: (by ``init``) a pattern in ``where`` hits no array.
 
     Example:
@@ -276,7 +276,7 @@ def _no_rules(rules: Any) -> TransformError:
 def _check_labels(transforms: Mapping[Hashable, Any]) -> None:
     if not isinstance(transforms, Mapping):
         raise TransformError(
-            "partition wants a mapping {label: transformation}, got a "
+            "partition expects a mapping {label: transformation}, got a "
             f"{type(transforms).__name__}. For one transformation use treeadapt.adapt."
         )
     for label, tx in transforms.items():
@@ -293,7 +293,7 @@ def _check_labels(transforms: Mapping[Hashable, Any]) -> None:
         )
     if STATIC in transforms:
         raise TransformError(
-            "STATIC labels leaves that are no arrays, which never train."
+            "STATIC labels leaves that are not arrays, which never train."
         )
     kinds = sorted({type(label).__name__ for label in transforms})
     if len(kinds) > 1 or not _can_sort(transforms):

@@ -33,7 +33,7 @@ def scale_by_rules(rules: Any) -> optax.GradientTransformationExtraArgs:
         infinity, a NaN): adding it keeps every bit.
 
     Raises:
-        TransformError: a value is no number, or an array whose length is not that of
+        TransformError: a value is not a number, or an array whose length is not that of
             the leading axis; both name the path.
         UnmatchedPathError: a leaf that trains has no rule.
         UnusedRuleError: (by ``init``) a pattern hits no array.
@@ -123,7 +123,7 @@ def _checked(path: str, leaf: Any, factor: Any) -> jax.Array:
     values = factor.values if isinstance(factor, _Factors) else factor
     if not _is_number(values, leaf.dtype):
         raise TransformError(
-            f"The factor of {path!r}, {values!r}, is no number that can scale "
+            f"The factor of {path!r}, {values!r}, is not a number that can scale "
             f"{leaf.dtype}."
         )
     scale = jnp.asarray(values, leaf.dtype)

@@ -48,8 +48,8 @@ def apply_updates(tree: Any, updates: Any) -> Any:
     Raises:
         StructureMismatchError: an update has a path that ``tree`` lacks, or another
             shape than the leaf.
-        TransformError: an update that is not zero for a leaf that is no number, or one
-            that is no number itself.
+        TransformError: an update that is not zero for a leaf that is not a number, or
+            one that is not a number itself.
         PathCollisionError: two leaves have the same path, so they cannot be matched.
 
     Example:
