@@ -684,7 +684,9 @@ def test_map_where_changes_the_selected_arrays_alone():
         ta.map_where(lambda x: x, tree, "nothing")
 
 
-@pytest.mark.parametrize("value", [None, {}, {"x": 1.0}, [1.0], optax.MaskedNode()])
+@pytest.mark.parametrize(
+    "value", [None, {}, {"x": 1.0}, [1.0], optax.MaskedNode(), Plain(np.ones(1), "n")]
+)
 def test_no_container_takes_the_place_of_a_leaf(value):
     tree = {"a": w(), "b": 1}
     params, rest = ta.split(tree)

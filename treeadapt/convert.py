@@ -19,6 +19,7 @@ import jax.tree_util as jtu
 from treeadapt._arrays import is_array
 from treeadapt.errors import StructureMismatchError, listing, plural
 from treeadapt.plans import TreeView, take_apart, view_nested, view_tree
+from treeadapt.registry import current_registry
 
 _MISSING = object()
 _SHOWN = 8  # problems of one kind that a message lists
@@ -174,13 +175,16 @@ def _rebuild(
 
 
 def containers(paths: Sequence[str], leaves: Sequence[Any]) -> list[tuple[str, str]]:
-    """Return path and problem of each value that JAX would not see as one leaf."""
-    if jtu.all_leaves(leaves):
+    """Return path and problem of each value that is more than one leaf."""
+    find = current_registry().find
+    classes = dict(zip(map(type, leaves), leaves, strict=True))  # which alone decide
+    opened = {cls for cls, leaf in classes.items() if find(leaf).opens}
+    if jtu.all_leaves(leaves) and not opened:
         return []
     return [
         (path, f"{describe(leaf)} cannot take the place of a leaf")
         for path, leaf in zip(paths, leaves, strict=True)
-        if not jtu.all_leaves((leaf,))
+        if type(leaf) in opened or not jtu.all_leaves((leaf,))
     ]
 
 
