@@ -467,6 +467,24 @@ def test_64_bits_stay_whole_where_jax_would_narrow_them(file):
     assert ta.load(file, target)["w"].tolist() == [0.1, 0.1]
 
 
+@pytest.mark.parametrize("name", ["x.safetensors", "x"])
+def test_what_jax_may_move_stays_free_to_move(tmp_path, name):
+    tree = {"w": jnp.ones(8), "key": jax.random.key(0)}
+    bound = jax.device_put(tree, jax.devices()[0])
+    ta.save(tmp_path / name, tree)
+    for target in (tree, bound):
+        again = ta.load(tmp_path / name, target)
+        for path in tree:
+            assert again[path].committed == target[path].committed
+    mesh = jax.make_mesh((len(jax.devices()),), ("x",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    batch = jax.device_put(jnp.ones(8), sharding)
+    jax.jit(jnp.add)(ta.load(tmp_path / name, tree)["w"], batch)
+    assert jax.eval_shape(
+        lambda: ta.load(tmp_path / name, {**tree, "w": tree["w"] * 2})
+    )
+
+
 # Folders of safetensors shards.
 
 

@@ -82,10 +82,13 @@ def test_nested_params_are_a_state_dict_of_the_chosen():
     assert ta.merge(*ta.split(leaf, nested=True)) is leaf
 
 
-def test_nested_params_may_hold_anything():
+def test_nested_params_may_hold_any_leaf():
     params, rest = ta.split({"a": {"b": w(), "c": w()}}, nested=True)
-    values = {"a": {"b": {"a mapping": 1}, "c": None}}
+    values = {"a": {"b": "text", "c": 1}}
     assert ta.merge(values, rest) == values
+    values["a"]["b"] = {"a mapping": 1}
+    with pytest.raises(ta.StructureMismatchError, match="'a/b': a dict cannot take"):
+        ta.merge(values, rest)
     del params["a"]["b"]
     params["a"]["d"] = 1
     with pytest.raises(ta.StructureMismatchError, match="'a/b'; unexpected 'a/d'"):

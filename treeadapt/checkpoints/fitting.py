@@ -163,7 +163,7 @@ def placed(name: str, array: Any, like: Any) -> Any:
         return type(like)(array.item())
     if is_key(like):
         keys = wrapped(array, key_kind(like))
-        return jax.device_put(keys, getattr(like, "sharding", None))
+        return jax.device_put(keys, home(like))
     if array.dtype != like.dtype:
         array = _cast(name, array, like.dtype)
     if isinstance(array, jax.Array):
@@ -172,7 +172,15 @@ def placed(name: str, array: Any, like: Any) -> Any:
         return np.asarray(array)
     if jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
         return np.asarray(array)  # 64 bits, which JAX would cut in half here
-    return jax.device_put(np.asarray(array), getattr(like, "sharding", None))
+    return jax.device_put(np.asarray(array), home(like))
+
+
+def home(leaf: Any) -> Any:
+    """Return the sharding that a leaf is bound to; None where JAX may move it."""
+    is_traced = isinstance(leaf, jax.core.Tracer)
+    if isinstance(leaf, jax.Array) and not is_traced and not leaf.committed:
+        return None  # what is bound to one device refuses to meet what is on several
+    return getattr(leaf, "sharding", None)
 
 
 def wrapped(array: Any, kind: Any) -> jax.Array:

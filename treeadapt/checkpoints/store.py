@@ -42,6 +42,7 @@ from treeadapt.checkpoints.fitting import (
     LoadReport,
     as_arrays,
     compared,
+    home,
     is_key,
     is_number,
     key_kind,
@@ -543,7 +544,7 @@ def _sharding(stored: Stored, one: str, leaf: Any) -> Any:
         return None
     dtype = stored.leaves[one].dtype
     direct = leaf.dtype == dtype == jax.dtypes.canonicalize_dtype(dtype)
-    return getattr(leaf, "sharding", None) if direct else None
+    return home(leaf) if direct else None
 
 
 def _like_key(like: Any) -> tuple[Any, ...]:
