@@ -292,3 +292,29 @@ def test_a_compiled_step_keeps_the_sharding_of_integers_on_an_explicit_mesh():
     assert {path: leaf.sharding for path, leaf in updates.items()} == dict.fromkeys(
         leaves, sharding
     )
+
+
+def test_a_frozen_leaf_of_a_dtype_without_zero_keeps_its_bits():
+    scales = jnp.asarray([0.5, 1.0, 4.0], jnp.float8_e8m0fnu)
+    params = {"scales": scales, "w": jnp.ones(3)}
+    tx = ta.freeze(optax.adam(0.1), "scales")
+    updates, _ = tx.update(params, tx.init(params), params)
+    for add in (ta.apply_updates, optax.apply_updates, jax.jit(ta.apply_updates)):
+        new = add(params, updates)
+        assert new["scales"].dtype == scales.dtype
+        assert np.asarray(new["scales"]).tobytes() == np.asarray(scales).tobytes()
+        assert not np.array_equal(new["w"], params["w"])
+
+
+def test_params_of_classes_that_a_frozen_class_is_not_in_are_an_error():
+    class Net(nnx.Module):
+        def __init__(self):
+            self.norm = nnx.LayerNorm(2, rngs=nnx.Rngs(0))
+            self.linear = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+
+    net = Net()
+    tx = ta.freeze(optax.sgd(0.1), nnx.LayerNorm)
+    state, grads = tx.init(net), nnx.state(net)
+    tx.update(grads, state, net)
+    with pytest.raises(ta.UnusedRuleError, match="LayerNorm"):
+        tx.update(grads, state, nnx.state(net))  # which has lost its classes

@@ -59,6 +59,18 @@ def is_inexact_dtype(dtype: Any) -> bool:
     return bool(jnp.issubdtype(dtype, jnp.inexact))
 
 
+@functools.lru_cache(maxsize=256)
+def least_value(dtype: Any) -> Any:
+    """Return the least value of a dtype that has no zero; None if it has one.
+
+    Example:
+        >>> least_value(jnp.dtype("float32")), least_value(jnp.dtype("float8_e8m0fnu"))
+        (None, 5.87747e-39)
+    """
+    blank = np.zeros((), dtype)[()]
+    return None if blank == 0 else blank
+
+
 def _is_class(leaf: Any) -> bool:
     # ``np.float32`` itself has ``dtype`` and ``shape`` descriptors.
     return isinstance(leaf, type)

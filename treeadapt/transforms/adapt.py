@@ -189,8 +189,10 @@ def run_flat(
         flat_params = [pick_arrays(view, keys, "the params") for view in views]
         shown = _shown(params, flat_params) if views else None
         flat_args = flat_extra(extra, keys, [grads, *views], own)
+        # Params of other classes than those of init have lost what a selector names.
+        strict = own is not None and not own.plan.is_partial
         with (
-            whole_tree(own or grads, is_params=own is not None),
+            whole_tree(own or grads, strict=strict, is_params=own is not None),
             _noted(tx),
             _explained(flat_updates),
         ):

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import optax
 
-from treeadapt._arrays import is_array, is_float0, is_inexact
+from treeadapt._arrays import is_array, is_float0, is_inexact, least_value
 from treeadapt.errors import (
     NoArraysError,
     TransformError,
@@ -191,14 +191,18 @@ def no_change(like: Any) -> jax.Array:
     """Return the update that ``optax.apply_updates`` adds without changing a bit.
 
     It is -0.0, in both parts of a complex number: ``x + -0.0`` is ``x`` for every
-    ``x``, but ``-0.0 + 0.0`` is ``0.0``.
+    ``x``, but ``-0.0 + 0.0`` is ``0.0``. Of a dtype without a zero (the scales of
+    quantized weights) it is the least value, which changes none but itself.
 
     Args:
         like: array, whose shape, dtype and sharding it has.
     """
     if jnp.issubdtype(like.dtype, jnp.complexfloating):
         return jnp.full_like(like, complex(-0.0, -0.0))
-    return jnp.full_like(like, -0.0) if is_inexact(like) else jnp.zeros_like(like)
+    if not is_inexact(like):
+        return jnp.zeros_like(like)
+    least = least_value(like.dtype)
+    return jnp.full_like(like, -0.0 if least is None else least)
 
 
 def flat_extra(

@@ -98,7 +98,8 @@ def freeze(tx: Any, where: Any) -> optax.GradientTransformationExtraArgs:
 
     Raises:
         TransformError: ``tx`` is not a transformation.
-        UnusedRuleError: (by ``init``) a pattern in ``where`` hits no array.
+        UnusedRuleError: (by ``init``, and by ``update`` if the params are whole) a
+            pattern or class in ``where`` matches no array.
 
     Example:
         >>> tx = freeze(optax.adamw(0.1), "a")

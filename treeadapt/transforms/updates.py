@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from treeadapt._arrays import is_array, is_float0, is_inexact
+from treeadapt._arrays import is_array, is_float0, is_inexact, least_value
 from treeadapt.convert import describe
 from treeadapt.errors import StructureMismatchError, TransformError, listing, plural
 from treeadapt.plans import TreeView, view_nested
@@ -134,7 +134,9 @@ def _add_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
 
 @functools.partial(jax.jit, inline=True)  # a zero from the host would be a transfer
 def _is_nothing(delta: jax.Array) -> jax.Array:
-    return delta == jnp.zeros((), delta.dtype)  # of any dtype, booleans too
+    least = least_value(delta.dtype)
+    nothing = jnp.zeros((), delta.dtype) if least is None else least
+    return delta == nothing  # of any dtype, booleans too
 
 
 def _choose(keep: jax.Array, leaf: jax.Array, new: jax.Array) -> jax.Array:
