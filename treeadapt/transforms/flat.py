@@ -91,7 +91,7 @@ def require_trained(view: TreeView) -> Flat:
         held = (
             f"{plural(len(view.leaves), 'leaf')}: {listing(view.plan.paths)}."
             if view.leaves
-            else "no leaf at all; if a filter chose its leaves (wrt=), that hit none."
+            else "no leaf at all; if a filter chose its leaves (wrt=), it matched none."
         )
         raise NoArraysError(
             f"The tree ({type(view.tree).__name__}) has no floating-point or complex "
