@@ -571,6 +571,11 @@ class AttrsChildCached(AttrsCached):
     b: Any = None
 
 
+class TupleCached(Remembers, collections.namedtuple("TupleCached", "w")):
+    def __new__(cls, w):
+        return super().__new__(cls, w)
+
+
 class NamedCached(Remembers):
     def __init__(self, w):
         self.w = w
@@ -579,7 +584,10 @@ class NamedCached(Remembers):
 @pytest.mark.hazard("D19")
 @pytest.mark.parametrize(
     "cls",
-    [PlainCached, StructCached, AttrsCached, AttrsChildCached, NamedCached],
+    [
+        *(PlainCached, StructCached, AttrsCached, AttrsChildCached),
+        *(TupleCached, NamedCached),
+    ],
 )
 @pytest.mark.parametrize("value", [1.0, jnp.ones(2)], ids=["number", "array"])
 def test_what_a_cached_property_remembers_goes_with_its_leaves(cls, value):
@@ -607,9 +615,21 @@ class Transposed:
         object.__setattr__(self, "wt", self.w.T)
 
 
+@dataclasses.dataclass
+class Dropped:
+    w: Any
+    wt: Any = dataclasses.field(init=False)
+
+    __post_init__ = Transposed.__post_init__
+
+
+jtu.register_dataclass(Dropped, ["w"], [], drop_fields=["wt"])
+
+
 @pytest.mark.hazard("D18")
-def test_arrays_that_a_class_computes_when_built_follow_their_fields():
-    tree = Transposed(jnp.ones((2, 3)))
+@pytest.mark.parametrize("cls", [Transposed, Dropped])
+def test_arrays_that_a_class_computes_when_built_follow_their_fields(cls):
+    tree = cls(jnp.ones((2, 3)))
     assert (ta.from_flat_dict(tree, {"w": jnp.zeros((2, 3))}).wt == 0).all()
     params, rest = ta.split(tree)
     loss = lambda params: ta.merge(params, rest).wt.sum()  # noqa: E731

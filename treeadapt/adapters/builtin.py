@@ -55,7 +55,7 @@ def _namedtuple(node: Any) -> Flat:
         )
     if _jax.one_level(node)[1] is not cls:
         return jax.take_registered_apart(node)
-    return Flat(cls._fields, tuple(node), Shell(cls, None, _rest(node)))
+    return Flat(cls._fields, tuple(node), Shell(cls, None, fields.lasting(node)))
 
 
 def _namedtuple_again(aux: Any, children: Sequence[Any]) -> Any:
@@ -97,10 +97,6 @@ NODES = (
         by_hand=_has_own_constructor,
     ),
 )
-
-
-def _rest(node: Any) -> tuple[tuple[str, Any], ...]:
-    return tuple(fields.attributes(node).items())
 
 
 def _is_of_a_library(cls: type) -> bool:

@@ -37,18 +37,10 @@ def take_apart(node: Any, names: Sequence[str]) -> Flat:
     """Take ``node`` apart at the attributes ``names``; the others go to ``aux``.
 
     An attribute that is not set is no child, and is not set after rebuilding either.
-    What a ``cached_property`` remembers is left out: it belongs to the old children.
     """
     found = attributes(node)
     present = tuple(name for name in names if name in found)
-    rest = tuple(
-        item
-        for item in found.items()
-        if item[0] not in present
-        and not isinstance(
-            inspect.getattr_static(type(node), item[0], None), functools.cached_property
-        )
-    )
+    rest = tuple(item for item in lasting(node) if item[0] not in present)
     children = [found[name] for name in present]
     return Flat(present, children, Shell(type(node), present, rest))
 
@@ -124,6 +116,17 @@ def attributes(node: Any) -> dict[str, Any]:
         with contextlib.suppress(AttributeError):  # a slot that is not set
             found.setdefault(name, place.__get__(node))
     return found
+
+
+def lasting(node: Any) -> tuple[tuple[str, Any], ...]:
+    """Return the attributes without what a ``cached_property`` found in old children."""
+    return tuple(
+        (name, value)
+        for name, value in attributes(node).items()
+        if not isinstance(
+            inspect.getattr_static(type(node), name, None), functools.cached_property
+        )
+    )
 
 
 def slots(cls: type) -> tuple[tuple[str, Any], ...]:

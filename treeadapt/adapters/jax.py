@@ -68,18 +68,18 @@ def take_apart(node: Any) -> Flat:
 
     If its children are just its attributes of those names, its aux is every other
     attribute; otherwise it is what JAX needs to rebuild it. Arrays that its own code
-    put in attributes that are no fields follow from the fields: see ``_Derived``.
+    put in other attributes follow from the fields that it is given: see ``_Derived``.
     """
     flat = keyed(node)
     names = [getattr(key, "name", None) for key in flat.keys]
     bare = fields.take_apart(node, [name for name in names if name is not None])
     if list(map(id, bare.children)) != list(map(id, flat.children)):
         return flat._replace(aux=_one_level(node))
-    declared = {field.name for field in dataclasses.fields(node)}
+    given = {field.name for field in dataclasses.fields(node) if field.init}
     rest = tuple(
         (name, value)
         for name, value in bare.aux.rest
-        if name in declared or not any(map(is_array, jax.tree.leaves(value)))
+        if name in given or not any(map(is_array, jax.tree.leaves(value)))
     )
     if len(rest) == len(bare.aux.rest):
         return bare
