@@ -119,7 +119,7 @@ def attributes(node: Any) -> dict[str, Any]:
 
 
 def lasting(node: Any) -> tuple[tuple[str, Any], ...]:
-    """Return the attributes without what a ``cached_property`` found in old children."""
+    """Return the attributes but what a ``cached_property`` found in old children."""
     return tuple(
         (name, value)
         for name, value in attributes(node).items()
