@@ -576,3 +576,19 @@ def test_gradients_come_back_in_the_classes_of_the_caller():
     grads = jax.grad(lambda p: ta.to_flat_dict(p)["x"] ** 2 * p.y)(Point(2.0, 3.0))
     assert type(grads) is Point
     assert grads == Point(12.0, 4.0)
+
+
+def test_what_does_not_fit_in_every_layer_is_one_line():
+    def layers(**leaves):
+        return {"layers": {str(i): dict(leaves) for i in range(12)}}
+
+    target = layers(bias=np.ones(2), kernel=np.ones((2, 3)))
+    with pytest.raises(ta.StructureMismatchError) as caught:
+        ta.from_state_dict(target, layers(biaas=np.ones(2), kernel=np.ones((3, 2))))
+    assert str(caught.value).splitlines() == [
+        "36 entries do not fit the target: 12 missing, 12 unexpected, 12 of another "
+        "shape or dtype.",
+        "  missing 'layers/{0..11}/bias' (the dict has 'layers/{0..11}/biaas')",
+        "  unexpected 'layers/{0..11}/biaas' (the target has 'layers/{0..11}/bias')",
+        "  'layers/{0..11}/kernel': float64[3,2], the target has float64[2,3]",
+    ]

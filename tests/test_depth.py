@@ -327,6 +327,22 @@ def test_a_leaf_may_refer_to_itself_and_the_error_says_how_to_make_a_class_one()
     assert paths == ["('config', 'thing', 'w') True"] * 2
 
 
+def test_a_cycle_of_containers_below_an_opened_class_is_a_typed_error():
+    program = """
+    @dataclasses.dataclass
+    class Net:
+        w: Any
+        more: Any
+    more = [1]; more.append(more)
+    try:
+        ta.tree_paths(Net(leaf, more))
+    except ta.TreeCycleError as error:
+        print(error)
+    """
+    (error,) = run(program)
+    assert "'more/1' leads back" in error
+
+
 @pytest.mark.hazard("I6")
 def test_a_node_that_stands_in_many_places_is_measured_once():
     program = """

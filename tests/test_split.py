@@ -470,7 +470,7 @@ def test_ties_that_are_said_are_not_reported():
         tree = {"a": tied, "b": tied, "c": tied}
         ta.split(tree, tie={"b": "a", "c": "a"})
         ta.split(tree, tie={"a": "b", "c": "b"})
-        ta.split({**tree, "d": w()}, "d")  # none of them trains
+        ta.split({**tree, "d": w()}, "d", tie={"b": "a", "c": "a"})
     with pytest.warns(ta.TiedLeafWarning, match="'a' and 'c'"):
         ta.split(tree, tie={"b": "a"})
 
@@ -735,3 +735,16 @@ def test_a_selector_of_arrays_none_of_which_trains_is_an_error():
         ta.split(nnx.BatchNorm(2, rngs=nnx.Rngs(0)), ["mean", "var"])
     assert ta.split({"n": jnp.arange(3)})[0] == {}
     assert ta.split(tree, [])[0] == {}
+
+
+def test_a_rest_that_cannot_be_donated_says_so():
+    shared = jnp.ones(3)
+    tree = {"a": shared, "b": shared, "w": jnp.ones(2)}
+    with pytest.warns(ta.TiedLeafWarning, match="'a' and 'b' .* cannot be donated"):
+        params, rest = ta.split(tree, "w")
+    step = jax.jit(lambda params, rest: (params, rest), donate_argnums=1)
+    with pytest.raises(Exception, match="donate the same buffer twice"):
+        step(params, rest)
+    params, rest = ta.split(tree, "w", tie={"b": "a"})
+    params, rest = step(params, rest)
+    assert ta.merge(params, rest)["b"] is ta.merge(params, rest)["a"]

@@ -17,12 +17,13 @@ from typing import Any
 import jax.tree_util as jtu
 
 from treeadapt._arrays import is_array
-from treeadapt.errors import StructureMismatchError, listing, plural
+from treeadapt.errors import StructureMismatchError, fold, listing, plural
 from treeadapt.plans import TreeView, take_apart, view_nested, view_tree
 from treeadapt.registry import current_registry
 
 _MISSING = object()
 _SHOWN = 8  # problems of one kind that a message lists
+_FOLDED = 20_000  # names that are folded for a message
 _CANDIDATES = 2_000  # names among which the nearest is sought
 _LONG = 200  # characters; longer names take too long to compare
 
@@ -257,11 +258,13 @@ def _message(
         lines.append("The dict is flat, {path: leaf}: from_flat_dict takes it.")
     elif any(_is_below(path, unexpected[:_SHOWN]) for path in missing[:_SHOWN]):
         lines.append("If the dict is nested, from_state_dict takes it.")
-    lines += _lines("missing", missing, unexpected, "the dict has")
-    lines += _lines("unexpected", unexpected, missing, "the target has")
-    lines += [f"  {listing([path])}: {text}" for path, text in wrong[:_SHOWN]]
-    if len(wrong) > _SHOWN:
-        lines.append(f"  and {len(wrong) - _SHOWN:,} more")
+    names, others = fold(missing[:_FOLDED]), fold(unexpected[:_FOLDED])
+    lines += _lines("missing", names, others, "the dict has", len(missing))
+    lines += _lines("unexpected", others, names, "the target has", len(unexpected))
+    told = fold(f"{listing([path])}: {text}" for path, text in wrong[:_FOLDED])
+    lines += [f"  {text}" for text in [*told][:_SHOWN]]
+    if left := len(wrong) - _num_shown(told):
+        lines.append(f"  and {left:,} more")
     return "\n".join(lines)
 
 
@@ -277,15 +280,23 @@ def _nearest(name: str, names: Sequence[str]) -> str:
 
 
 def _lines(
-    kind: str, names: Sequence[str], others: Sequence[str], source: str
+    kind: str,
+    names: Mapping[str, Sequence[int]],
+    others: Mapping[str, Sequence[int]],
+    source: str,
+    count: int,
 ) -> list[str]:
-    lines = []
-    for name in names[:_SHOWN]:
-        near = _nearest(name, others)
+    lines, known, near_by = [], [*names], [*others]
+    for name in known[:_SHOWN]:
+        near = _nearest(name, near_by)
         # Of two missing names, a misspelt one is told of that which it is nearest to.
-        mutual = near not in ("", name) and _nearest(near, names) == name
+        mutual = near not in ("", name) and _nearest(near, known) == name
         hint = f" ({source} {listing([near])})" if mutual else ""
         lines.append(f"  {kind} {listing([name])}{hint}")
-    if len(names) > _SHOWN:
-        lines.append(f"  and {len(names) - _SHOWN:,} more {kind}")
+    if left := count - _num_shown(names):
+        lines.append(f"  and {left:,} more {kind}")
     return lines
+
+
+def _num_shown(folded: Mapping[str, Sequence[int]]) -> int:
+    return sum(map(len, [*folded.values()][:_SHOWN]))

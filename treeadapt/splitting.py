@@ -382,15 +382,18 @@ def _warn_of_ties(
     first: dict[int, int] = {}
     for index in arrays:
         other = first.setdefault(id(view.leaves[index]), index)
-        apart = following.get(other, other) != following.get(index, index)
-        if apart and trained & {index, other}:
-            one, two = view.plan.paths[other], view.plan.paths[index]
-            warnings.warn(
-                f"{one!r} and {two!r} are one array, and would train apart. Tie them "
-                f"with split(..., tie={{{two!r}: {one!r}}}), or copy one of them.",
-                TiedLeafWarning,
-                stacklevel=3,
-            )
+        if following.get(other, other) == following.get(index, index):
+            continue
+        harm = "and would train apart"
+        if trained.isdisjoint({index, other}):
+            harm = "which the rest holds twice, so it cannot be donated"
+        one, two = view.plan.paths[other], view.plan.paths[index]
+        warnings.warn(
+            f"{one!r} and {two!r} are one array, {harm}. Tie them with "
+            f"split(..., tie={{{two!r}: {one!r}}}), or copy one of them.",
+            TiedLeafWarning,
+            stacklevel=3,
+        )
 
 
 def _has_buffer(leaf: Any) -> bool:

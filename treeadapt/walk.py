@@ -170,7 +170,7 @@ class Walk:
         self._plain = plain  # classes of leaves that need no closer look
         self._searcher = Searcher(registry)
         self._frames: list[_Frame] = []
-        self._opened: set[int] = set()  # opaque nodes among those above
+        self._opened: set[int] = set()  # nodes above, from the first opaque one on
         self._steps: list[int | _Draft | _Again] = []
         self._homes: list[str | None] = []  # paths of the shared nodes
 
@@ -285,8 +285,11 @@ class Walk:
         elif spot.container.get(spot.name) is None:
             spot.container[spot.name] = {}
         self.nodes.setdefault(spot.path, []).append(type(node))
+        if kind.opens or above.in_opaque:  # JAX did not look for cycles there
+            self._go_down(node, kind, spot)
         if kind.opens:
-            self._open(node, flat, spot)
+            if hidden := self._searcher.full(passed_over(flat)):
+                raise node_error(node, spot.path or "", flat.keys, hidden)
             if not above.in_opaque:
                 self.seen.append(node)
         self.by_hand |= kind.by_hand
@@ -307,15 +310,13 @@ class Walk:
             )
         )
 
-    def _open(self, node: Any, flat: Flat, spot: _Spot) -> None:
+    def _go_down(self, node: Any, kind: NodeKind, spot: _Spot) -> None:
         is_cycle = id(node) in self._opened
         if is_cycle or len(self._frames) > MAX_DEPTH:
             names = [*(above.spot.name for above in self._frames[2:]), spot.name]
             if is_cycle:
-                raise cycle_error(names, opened=type(node).__name__)
+                raise cycle_error(names, opened=type(node).__name__ * kind.opens)
             raise depth_error(len(names), names)
-        if hidden := self._searcher.full(passed_over(flat)):
-            raise node_error(node, spot.path or "", flat.keys, hidden)
         self._opened.add(id(node))
 
     def _leave(self, frame: _Frame) -> None:

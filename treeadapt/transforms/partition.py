@@ -283,8 +283,8 @@ def _check_labels(transforms: Mapping[Hashable, Any]) -> None:
     for label, tx in transforms.items():
         if not is_transformation(tx):
             raise TransformError(
-                f"The transformation of {label!r} is {tx!r:.100}, which has no init "
-                "and update. partition takes {label: transformation} and then the "
+                f"The transformation of {label!r} is {tx!r:.100}, which lacks "
+                "init/update. partition takes {label: transformation} and then the "
                 'rules: partition({"fast": optax.adam(1e-3)}, {"**": "fast"}).'
             )
     if FROZEN in transforms:
