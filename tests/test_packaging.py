@@ -21,6 +21,7 @@ from pathlib import Path
 
 import click
 import jax
+import numpy as np
 import pytest
 
 import treeadapt as ta
@@ -155,7 +156,9 @@ def test_the_wheel_works_in_a_fresh_environment_outside_the_sources(built, tmp_p
     assert run(scripts / "treeadapt", "--version", cwd=tmp_path) == version
     rules = tmp_path / "rules.toml"
     rules.write_text('version = 1\n[rules]\n"**" = "train"\n')
-    told = run(scripts / "treeadapt", "explain", rules, "a/b", cwd=tmp_path)
+    np.savez(tmp_path / "tree.npz", **{"a/b": np.ones(2)})
+    explain = ("explain", "tree.npz", "a/b", "--rules", rules)
+    told = run(scripts / "treeadapt", *explain, cwd=tmp_path)
     assert "'a/b' gets 'train'" in told
 
 
