@@ -474,7 +474,7 @@ def test_every_entry_must_hit_an_array():
         (glob("mlp") & ~glob("**/bais"), "bais"),
         (glob("mlp") | Norm, "Norm"),
         (leaf(ndim=7), r"leaf\(ndim=7\): no array satisfies it"),
-        (glob("mlp") & "head", "hit some, but no array satisfies it"),
+        (glob("mlp") & "head", "match some, but no array satisfies it"),
     ]:
         for use in (select, param_mask, lambda t, w: as_selector(w)(t)):
             with pytest.raises(UnusedRuleError, match=missing):
