@@ -36,6 +36,7 @@ except ImportError:  # Windows: what dead writers leave stays there
     fcntl = None  # type: ignore[assignment]
 
 _NOT_HERE = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP)
+_IN_THE_WAY = (errno.ENOTEMPTY, errno.EEXIST)
 _CURRENT_FOLDER, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
 _ATTEMPTS = 100
 
@@ -65,10 +66,11 @@ def replaced(path: Path, check: Callable[[], None] = lambda: None) -> Iterator[P
         new = folder / "new"
         yield new
         check()
-        if place.exists():
+        try:
             new.chmod(stat.S_IMODE(place.stat().st_mode))
-        elif new.is_file():
-            new.chmod(mode)  # some writers make files that nobody else may read
+        except FileNotFoundError:
+            if new.is_file():
+                new.chmod(mode)  # some writers make files that nobody else may read
         _put(new, place)
 
 
@@ -178,8 +180,9 @@ def _put_folder(new: Path, path: Path, old: Path) -> None:
     for attempt in range(_ATTEMPTS):  # as often as other writers come in between
         try:
             new.rename(path)  # where nothing is, or an empty folder
-        except OSError:
-            if not path.is_dir():
+        except OSError as error:
+            # Another writer may have moved away by now what was in the way.
+            if error.errno not in _IN_THE_WAY and not path.is_dir():
                 raise
         else:
             return
