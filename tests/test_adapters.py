@@ -612,32 +612,33 @@ class Transposed:
     w: Any
 
     def __post_init__(self):
-        object.__setattr__(self, "wt", self.w.T)
+        object.__setattr__(self, "turned", self.w.T)
 
 
 @dataclasses.dataclass
 class Dropped:
     w: Any
-    wt: Any = dataclasses.field(init=False)
+    turned: Any = dataclasses.field(init=False)
 
     __post_init__ = Transposed.__post_init__
 
 
-jtu.register_dataclass(Dropped, ["w"], [], drop_fields=["wt"])
+# JAX 0.8 takes each letter of a dropped field for a field: none may be "w".
+jtu.register_dataclass(Dropped, ["w"], [], drop_fields=["turned"])
 
 
 @pytest.mark.hazard("D18")
 @pytest.mark.parametrize("cls", [Transposed, Dropped])
 def test_arrays_that_a_class_computes_when_built_follow_their_fields(cls):
     tree = cls(jnp.ones((2, 3)))
-    assert (ta.from_flat_dict(tree, {"w": jnp.zeros((2, 3))}).wt == 0).all()
+    assert (ta.from_flat_dict(tree, {"w": jnp.zeros((2, 3))}).turned == 0).all()
     params, rest = ta.split(tree)
-    loss = lambda params: ta.merge(params, rest).wt.sum()  # noqa: E731
+    loss = lambda params: ta.merge(params, rest).turned.sum()  # noqa: E731
     assert (jax.jit(jax.grad(loss))(params)["w"] == 1).all()
     assert not jax.tree.leaves(rest)
     mask = ta.param_mask(tree, "w")
     assert mask.w is True
-    assert not hasattr(mask, "wt")
+    assert not hasattr(mask, "turned")
 
 
 def test_attributes_that_are_no_fields_come_back():
