@@ -5,7 +5,6 @@ Environment variables must stand before JAX is first imported, hence the late im
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Iterator
 
@@ -46,12 +45,6 @@ settings.register_profile(
 # ``--hypothesis-profile=quick``: a first look while writing.
 settings.register_profile("quick", settings.get_profile("default"), max_examples=50)
 settings.load_profile("default")
-
-
-def pytest_collection_finish() -> None:
-    """Keep what was imported out of later collections: a test may call them often."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture
