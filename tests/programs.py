@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from treeadapt._arrays import is_inexact
-from treeadapt.plans import view_tree
+from treeadapt.arrays import is_inexact
 from treeadapt.transforms.flat import trained
+from treeadapt.trees.views import view_tree
 
 Flat = dict[str, Any]
 

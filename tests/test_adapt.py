@@ -36,9 +36,9 @@ from trees import BY_NAME as ROW
 from trees import TREES, LayerTuple, ModelTuple, Row, b, mlp, two_layers, w
 
 import treeadapt as ta
-from treeadapt.plans import view_tree
-from treeadapt.selectors import as_selector
+from treeadapt.selection.selectors import as_selector
 from treeadapt.transforms.flat import trained
+from treeadapt.trees.views import view_tree
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 

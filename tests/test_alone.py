@@ -22,7 +22,7 @@ import pytest
 from golden_trees import LIBRARIES
 
 import treeadapt as ta
-from treeadapt.plans import same_structure, view_nested
+from treeadapt.trees.views import same_structure, view_nested
 
 #: Modules of optional libraries; a library may bring others of them along.
 OPTIONAL = (

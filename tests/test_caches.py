@@ -22,12 +22,13 @@ import numpy as np
 import pytest
 
 import treeadapt as ta
-from treeadapt import _arrays, matcher, patterns, plans
+from treeadapt import arrays, matcher, patterns
 from treeadapt.carry import matching
 from treeadapt.matcher import matcher_of
-from treeadapt.metadata import Snapshot, node_data, same_static
 from treeadapt.patterns import parse
 from treeadapt.transforms import updates
+from treeadapt.trees import views
+from treeadapt.trees.metadata import Snapshot, node_data, same_static
 
 
 @jtu.register_dataclass
@@ -292,11 +293,11 @@ def test_structures_of_one_hash_are_told_apart_and_the_latest_is_found_first(
             for i, tree in enumerate(trees):
                 path = f"k{i - 200}" if i >= 200 else "x/x"
                 assert ta.tree_paths(tree) == (path,)
-                assert len(kept(registry)) <= plans._MAX_PLANS
+                assert len(kept(registry)) <= views._MAX_PLANS
         compared = []
-        equal = plans._equal
+        equal = views._equal
         monkeypatch.setattr(
-            plans, "_equal", lambda one, two: compared.append(one) or equal(one, two)
+            views, "_equal", lambda one, two: compared.append(one) or equal(one, two)
         )
         ta.tree_paths(trees[-1])
         assert len(compared) <= 2
@@ -306,8 +307,8 @@ def test_structures_of_one_hash_are_told_apart_and_the_latest_is_found_first(
 
 
 def test_plans_are_bounded_in_number_and_in_leaves(monkeypatch):
-    monkeypatch.setattr(plans, "_MAX_PLANS", 10)
-    monkeypatch.setattr(plans, "_MAX_PLANNED_LEAVES", 500)
+    monkeypatch.setattr(views, "_MAX_PLANS", 10)
+    monkeypatch.setattr(views, "_MAX_PLANNED_LEAVES", 500)
     with ta.AdapterRegistry().use() as registry:
         for i in range(100):
             ta.tree_paths({f"k{i}": [1.0] * (i % 9)})
@@ -333,7 +334,7 @@ def test_what_is_remembered_with_a_plan_is_bounded():
 @pytest.mark.parametrize(
     "function",
     [
-        _arrays.is_inexact_dtype,
+        arrays.is_inexact_dtype,
         matcher.matcher_of,
         matching._pair,
         patterns.parse,

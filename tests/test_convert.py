@@ -23,7 +23,7 @@ from flax.core import FrozenDict
 from trees import TREES, NnxModel, assert_same, mlp, two_layers
 
 import treeadapt as ta
-from treeadapt.plans import view_tree
+from treeadapt.trees.views import view_tree
 
 
 def w():

@@ -15,9 +15,9 @@ from programs import bits, flat_updates, put
 from trees import TREES, LayerTuple, ModelTuple, mlp, two_layers
 
 import treeadapt as ta
-from treeadapt.plans import view_tree
 from treeadapt.transforms.flat import trained
 from treeadapt.transforms.updates import apply_updates
+from treeadapt.trees.views import view_tree
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 

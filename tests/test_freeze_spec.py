@@ -20,10 +20,10 @@ from treeadapt.errors import (
     SelectorError,
     UnusedRuleError,
 )
-from treeadapt.freeze_spec import FreezeSpec
-from treeadapt.plans import view_tree
-from treeadapt.rules import param_labels, param_mask
-from treeadapt.selectors import glob, select
+from treeadapt.selection.freeze_spec import FreezeSpec
+from treeadapt.selection.rules import param_labels, param_mask
+from treeadapt.selection.selectors import glob, select
+from treeadapt.trees.views import view_tree
 
 
 def array(*shape: int) -> Any:

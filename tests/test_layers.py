@@ -19,23 +19,16 @@ PACKAGE = REPOSITORY / "treeadapt"
 
 # A room imports rooms of earlier lines only. A folder is one room.
 ROOMS = (
-    ("errors", "_typing", "_version", "_arrays", "_jax"),
+    ("errors", "arrays", "names", "_jax", "_typing", "_version"),
     ("paths",),
     ("registry",),
     ("adapters",),
-    ("flattening", "opaque"),
-    ("exact",),
-    ("walk",),
-    ("plans", "metadata"),
+    ("trees",),
     ("convert",),
     ("patterns",),
     ("matcher",),
-    ("decisions", "remembered"),
-    ("repairs",),
-    ("selectors",),
-    ("rules_file", "splitting"),
-    ("matches",),
-    ("rules", "freeze_spec", "renaming"),
+    ("selection",),
+    ("splitting", "renaming"),
     ("transforms",),
     ("carry",),
     ("sharding",),
@@ -180,12 +173,12 @@ def test_the_test_reads_the_package():
 @pytest.mark.parametrize(
     ("file", "source", "reason"),
     [
-        ("paths.py", "from treeadapt.rules import Rules", "imports upward"),
-        ("paths.py", "def f():\n    from treeadapt import rules", "imports upward"),
-        ("paths.py", "import treeadapt.rules as r", "imports upward"),
-        ("paths.py", "if TYPE_CHECKING:\n    import treeadapt.rules as r", "upward"),
+        ("paths.py", "from treeadapt.convert import f", "imports upward"),
+        ("paths.py", "def f():\n    from treeadapt import convert", "imports upward"),
+        ("paths.py", "import treeadapt.convert as r", "imports upward"),
+        ("paths.py", "if TYPE_CHECKING:\n    import treeadapt.convert as r", "upward"),
         ("adapters/x.py", "from treeadapt.transforms.adapt import f", "upward"),
-        ("_arrays.py", "from treeadapt.errors import E", "imports sideways"),
+        ("arrays.py", "from treeadapt.errors import E", "imports sideways"),
         ("paths.py", "import treeadapt", "package face"),
         ("paths.py", "import treeadapt.errors", "package face"),
         ("paths.py", "from treeadapt import Rules", "package face"),
@@ -194,7 +187,7 @@ def test_the_test_reads_the_package():
         ("utils.py", "", "has no line in ROOMS"),
         ("paths.py", "from treeadapt.nowhere import x", "has no line in ROOMS"),
         ("paths.py", "import flax", "does not own"),
-        ("rules.py", "def f():\n    import equinox as eqx", "does not own"),
+        ("convert.py", "def f():\n    import equinox as eqx", "does not own"),
         ("transforms/adapt.py", "from chex import dataclass", "does not own"),
         ("adapters/equinox.py", "import flax.nnx", "does not own"),
         ("adapters/penzai.py", "from haiku import x", "does not own"),
@@ -207,7 +200,7 @@ def test_the_test_reads_the_package():
     ],
 )
 def test_a_broken_law_is_seen(tmp_path, file, source, reason):
-    package = _package(tmp_path, {"rules.py": "", "errors.py": "", file: source})
+    package = _package(tmp_path, {"convert.py": "", "errors.py": "", file: source})
     (found,) = complaints(package)
     assert reason in found
 
@@ -222,8 +215,8 @@ def test_what_the_laws_allow_passes(tmp_path):
         "_jax.py": "x = jtu.default_registry.flatten",
         "checkpoints/orbax_folder.py": "def f():\n    import orbax.checkpoint",
         "cli.py": "import click\nfrom treeadapt.report import summarize",
-        "report.py": "from treeadapt.rules import as_rules",
-        "rules.py": "",
+        "report.py": "from treeadapt.convert import as_rules",
+        "convert.py": "",
         "__init__.py": "from treeadapt.errors import E",
         "__main__.py": "from treeadapt.cli import main",
     }

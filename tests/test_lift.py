@@ -13,9 +13,9 @@ import pytest
 from trees import TREES, LayerTuple, ModelTuple, mlp, two_layers
 
 import treeadapt as ta
-from treeadapt.plans import view_tree
 from treeadapt.transforms.flat import trained
 from treeadapt.transforms.lift import Lifted, is_function
+from treeadapt.trees.views import view_tree
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 

@@ -21,8 +21,8 @@ from trees import BY_NAME as ROW
 from trees import TREES, LayerTuple, ModelTuple, mlp, two_layers
 
 import treeadapt as ta
-from treeadapt.plans import view_tree
 from treeadapt.transforms.flat import no_change, trained
+from treeadapt.trees.views import view_tree
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 

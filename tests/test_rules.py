@@ -31,8 +31,7 @@ from treeadapt.errors import (
     UnmatchedPathError,
     UnusedRuleError,
 )
-from treeadapt.plans import view_tree
-from treeadapt.rules import (
+from treeadapt.selection.rules import (
     MISSING,
     STATIC,
     Rules,
@@ -40,7 +39,8 @@ from treeadapt.rules import (
     param_labels,
     param_mask,
 )
-from treeadapt.selectors import escape, glob, leaf, node, select, whole_tree
+from treeadapt.selection.selectors import escape, glob, leaf, node, select, whole_tree
+from treeadapt.trees.views import view_tree
 
 
 class Norm(eqx.Module):
@@ -790,7 +790,7 @@ def test_labels_do_not_depend_on_insertion_order(paths, table, random):
 
 SEEDED = """
 import jax, jax.numpy as jnp
-from treeadapt.rules import Rules
+from treeadapt import Rules
 tree = {"t": {w: jax.ShapeDtypeStruct((1,), "f") for w in ("a", "b", "ab", "c")}}
 rules = Rules([(["t/a*", "!t/ab"], "x"), ("**/b", "y"), ("**", "z")])
 print(rules(tree), rules, rules.match(tree).groups(), rules.to_toml())

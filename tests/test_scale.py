@@ -12,8 +12,8 @@ from programs import bits, flat_params, flat_updates, program, put
 from trees import TREES, LayerTuple, ModelTuple, mlp, two_layers
 
 import treeadapt as ta
-from treeadapt.plans import view_tree
 from treeadapt.transforms.flat import trained
+from treeadapt.trees.views import view_tree
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 

@@ -26,9 +26,8 @@ from treeadapt.errors import (
     SelectorError,
     UnusedRuleError,
 )
-from treeadapt.plans import view_tree
-from treeadapt.rules import param_mask
-from treeadapt.selectors import (
+from treeadapt.selection.rules import param_mask
+from treeadapt.selection.selectors import (
     Selector,
     as_selector,
     escape,
@@ -38,6 +37,7 @@ from treeadapt.selectors import (
     select,
     whole_tree,
 )
+from treeadapt.trees.views import view_tree
 
 F32 = jnp.float32
 

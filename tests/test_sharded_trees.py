@@ -23,9 +23,9 @@ from jax.sharding import PartitionSpec as P
 from trees import TREES
 
 import treeadapt as ta
-from treeadapt.plans import view_tree
 from treeadapt.sharding.params import named_shardings, partition_specs
 from treeadapt.sharding.state import init_sharded, opt_state_shardings
+from treeadapt.trees.views import view_tree
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ from flax import nnx
 from trees import NnxTied, assert_same, eqx_shared, mlp, nnx_batchnorm
 
 import treeadapt as ta
-from treeadapt.metadata import same_static
+from treeadapt.trees.metadata import same_static
 
 
 def w(fill=1.0):

@@ -42,7 +42,7 @@ from flax.training.train_state import TrainState
 from trees import mlp, nnx_batchnorm
 
 import treeadapt as ta
-from treeadapt.metadata import Snapshot
+from treeadapt.trees.metadata import Snapshot
 
 
 @dataclasses.dataclass
@@ -575,7 +575,7 @@ def test_a_change_between_split_and_merge_is_not_found_for_others():
 
 def test_no_hash_seed_decides():
     code = (
-        "from treeadapt.metadata import _read;"
+        "from treeadapt.trees.metadata import _read;"
         "print([t for t in _read([{'b', 'a'}, {'x': [frozenset('xyz')]}])[0]"
         " if not isinstance(t[0], tuple)])"
     )

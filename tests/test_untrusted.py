@@ -19,8 +19,10 @@ from flax import nnx
 from test_checkpoints import write
 
 import treeadapt as ta
-from treeadapt import errors, flattening, patterns, rules_file
+from treeadapt import errors, patterns
 from treeadapt.checkpoints import common, orbax_folder, safetensors_file
+from treeadapt.selection import rules_file
+from treeadapt.trees import flatten
 
 ROOT = Path(__file__).parent.parent
 SOURCES = {
@@ -47,7 +49,10 @@ IMPORTS_BY_NAME = {
 
 # The test kit pickles what its caller hands it, and reads just that again; the
 # comparison of metadata knows the errors by which an object refuses to be pickled.
-OWN_PICKLES = {"treeadapt/testing.py": {"pickle"}, "treeadapt/metadata.py": {"pickle"}}
+OWN_PICKLES = {
+    "treeadapt/testing.py": {"pickle"},
+    "treeadapt/trees/metadata.py": {"pickle"},
+}
 READS = {"treeadapt/testing.py": ["pickle.loads(pickle.dumps(rest))"]}
 
 
@@ -251,7 +256,7 @@ def test_the_policy_states_the_caps_as_they_are():
         "axes of an array in a checkpoint": common.MAX_RANK,
         "bytes of a safetensors header": safetensors_file._MAX_HEADER_BYTES,
         "bytes of an Orbax metadata file": orbax_folder._MAX_METADATA_BYTES,
-        "levels of a tree": flattening.MAX_DEPTH,
+        "levels of a tree": flatten.MAX_DEPTH,
         "bytes of a message": errors.MAX_MESSAGE_BYTES,
     }
     rows = dict(re.findall(r"^\| ([^|]+?) +\| +([\d,]+) \|$", text, flags=re.MULTILINE))

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from trees import TREES, mlp
 
 import treeadapt as ta
-from treeadapt._arrays import is_inexact
-from treeadapt.plans import view_nested
+from treeadapt.arrays import is_inexact
 from treeadapt.transforms.updates import apply_updates, incremental_update
+from treeadapt.trees.views import view_nested
 
 
 @pytest.fixture(autouse=True)

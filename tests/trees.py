@@ -31,7 +31,7 @@ from haiku.data_structures import to_immutable_dict
 from penzai import pz
 
 import treeadapt as ta
-from treeadapt.plans import same_structure, view_nested
+from treeadapt.trees.views import same_structure, view_nested
 
 
 @dataclasses.dataclass(frozen=True)

@@ -53,8 +53,6 @@ from treeadapt.errors import (
     UnstablePathWarning,
     UnusedRuleError,
 )
-from treeadapt.freeze_spec import FreezeSpec
-from treeadapt.matches import STATIC, RuleMatches
 from treeadapt.patterns import escape
 from treeadapt.registry import (
     BOX,
@@ -64,11 +62,13 @@ from treeadapt.registry import (
     default_registry,
     register,
 )
-from treeadapt.remembered import whole_tree
 from treeadapt.renaming import rename
 from treeadapt.report import Summary, summarize
-from treeadapt.rules import Rules, load_rules, param_labels, param_mask
-from treeadapt.selectors import Selector, glob, leaf, node
+from treeadapt.selection.freeze_spec import FreezeSpec
+from treeadapt.selection.matches import STATIC, RuleMatches
+from treeadapt.selection.remembered import whole_tree
+from treeadapt.selection.rules import Rules, load_rules, param_labels, param_mask
+from treeadapt.selection.selectors import Selector, glob, leaf, node
 from treeadapt.sharding.params import named_shardings, partition_specs
 from treeadapt.sharding.state import init_sharded, opt_state_shardings
 from treeadapt.splitting import Rest, map_where, merge, split

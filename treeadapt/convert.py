@@ -16,10 +16,11 @@ from typing import Any
 
 import jax.tree_util as jtu
 
-from treeadapt._arrays import is_array
-from treeadapt.errors import StructureMismatchError, fold, listing, plural
-from treeadapt.plans import TreeView, take_apart, view_nested, view_tree
+from treeadapt.arrays import is_array
+from treeadapt.errors import StructureMismatchError
+from treeadapt.names import fold, listing, plural
 from treeadapt.registry import current_registry
+from treeadapt.trees.views import TreeView, take_apart, view_nested, view_tree
 
 _MISSING = object()
 _SHOWN = 8  # problems of one kind that a message lists

@@ -21,14 +21,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from treeadapt._arrays import is_array
+from treeadapt.arrays import is_array
 from treeadapt.convert import describe
-from treeadapt.errors import TreeAdaptError, UnusedRuleError, listing, plural
-from treeadapt.metadata import same_static
-from treeadapt.plans import view_tree
-from treeadapt.repairs import unused_message
+from treeadapt.errors import TreeAdaptError, UnusedRuleError
+from treeadapt.names import listing, plural
 from treeadapt.report import natural
-from treeadapt.rules import Rules
+from treeadapt.selection.repairs import unused_message
+from treeadapt.selection.rules import Rules
+from treeadapt.trees.metadata import same_static
+from treeadapt.trees.views import view_tree
 
 Kind = Literal["removed", "added", "renamed", "reshaped", "retyped", "changed"]
 

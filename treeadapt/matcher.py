@@ -22,7 +22,8 @@ from itertools import accumulate
 from operator import or_, xor
 from typing import Protocol
 
-from treeadapt.errors import SelectorError, listing
+from treeadapt.errors import SelectorError
+from treeadapt.names import listing
 from treeadapt.patterns import (
     AnyDepth,
     CharacterSet,

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NoReturn, TypeAlias
 
-from treeadapt.errors import PatternError, listing
+from treeadapt.errors import PatternError
+from treeadapt.names import listing
 
 MAX_CHARACTERS = 4_096
 MAX_ANY_DEPTH = 64

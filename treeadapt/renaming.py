@@ -21,10 +21,10 @@ from typing import Any, NoReturn
 import jax
 
 from treeadapt.convert import describe
-from treeadapt.errors import RenameError, listing, plural
+from treeadapt.errors import RenameError
+from treeadapt.names import Speller, listing, plural
 from treeadapt.paths import SEPARATOR
-from treeadapt.plans import view_tree
-from treeadapt.repairs import Speller
+from treeadapt.trees.views import view_tree
 
 _SHOWN = 6  # problems of one kind that a message lists
 _CANDIDATES = 2_000  # paths among which the nearest is sought

@@ -18,7 +18,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from treeadapt._arrays import is_array
+from treeadapt.arrays import is_array
 from treeadapt.checkpoints.replacing import replaced
 from treeadapt.drawing import palette
 from treeadapt.drawing.html import html_page, html_part
@@ -26,12 +26,13 @@ from treeadapt.drawing.outline import Label, Node, Outline, grown, sum_text
 from treeadapt.drawing.svg import svg
 from treeadapt.drawing.text import aligned, lines, markdown, plain
 from treeadapt.drawing.words import printable, size_text
-from treeadapt.errors import TreeAdaptError, listing, plural
-from treeadapt.matches import STATIC, RuleMatches, where_text
-from treeadapt.plans import view_tree
-from treeadapt.repairs import entry_text
-from treeadapt.rules import as_rules
-from treeadapt.selectors import select
+from treeadapt.errors import TreeAdaptError
+from treeadapt.names import listing, plural
+from treeadapt.selection.matches import STATIC, RuleMatches, where_text
+from treeadapt.selection.repairs import entry_text
+from treeadapt.selection.rules import as_rules
+from treeadapt.selection.selectors import select
+from treeadapt.trees.views import view_tree
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

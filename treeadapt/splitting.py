@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from treeadapt._arrays import is_array, is_inexact
+from treeadapt.arrays import is_array, is_inexact
 from treeadapt.convert import containers, describe
 from treeadapt.errors import (
     CollectionWarning,
@@ -28,14 +28,11 @@ from treeadapt.errors import (
     StructureMismatchError,
     TiedLeafWarning,
     TreeAdaptError,
-    fold,
-    listing,
-    plural,
-    shorten,
 )
-from treeadapt.metadata import Snapshot, node_data
-from treeadapt.plans import Plan, TreeView, same_structure, view_tree
-from treeadapt.selectors import as_selector, select
+from treeadapt.names import fold, listing, plural, shorten
+from treeadapt.selection.selectors import as_selector, select
+from treeadapt.trees.metadata import Snapshot, node_data
+from treeadapt.trees.views import Plan, TreeView, same_structure, view_tree
 
 Ties = Mapping[str, str]
 

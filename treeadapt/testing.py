@@ -21,11 +21,11 @@ from treeadapt.convert import (
     to_state_dict,
 )
 from treeadapt.errors import AdapterError, TreeAdaptError, TreeAdaptWarning
-from treeadapt.opaque import Searcher
 from treeadapt.paths import SEPARATOR, segment
-from treeadapt.plans import view_nested
 from treeadapt.registry import BOX, NodeKind, current_registry
 from treeadapt.splitting import merge, split
+from treeadapt.trees.opaque import Searcher
+from treeadapt.trees.views import view_nested
 
 
 def check_adapter(tree: Any) -> None:

@@ -32,8 +32,8 @@ import optax
 
 import treeadapt as ta
 from treeadapt.errors import NoArraysError
-from treeadapt.plans import view_tree
 from treeadapt.transforms.flat import trained
+from treeadapt.trees.views import view_tree
 
 REPOSITORY = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(REPOSITORY / "tests"))

@@ -21,8 +21,8 @@ import jax.tree_util as jtu
 import numpy as np
 
 from treeadapt import _jax
-from treeadapt._arrays import is_array
 from treeadapt.adapters import fields
+from treeadapt.arrays import is_array
 from treeadapt.errors import AdapterError, UnstablePathWarning
 from treeadapt.registry import Adapter, Flat
 

@@ -11,8 +11,8 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
-from treeadapt._arrays import is_array_class
 from treeadapt.adapters import fields, jax
+from treeadapt.arrays import is_array_class
 from treeadapt.errors import AdapterError
 from treeadapt.registry import Adapter, Flat, jax_knows
 

@@ -16,13 +16,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from treeadapt._arrays import is_array
+from treeadapt.arrays import is_array
 from treeadapt.carry.fields import tree_get
 from treeadapt.carry.optax_fields import STORED_FIELDS
 from treeadapt.carry.slots import Slot, find_slots, parent
-from treeadapt.errors import StructureMismatchError, TransformError, listing, plural
-from treeadapt.plans import TreeView, view_tree
+from treeadapt.errors import StructureMismatchError, TransformError
+from treeadapt.names import listing, plural
 from treeadapt.transforms.flat import Flat, require_trained
+from treeadapt.trees.views import TreeView, view_tree
 
 
 def value_and_grad_from_state(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from treeadapt._arrays import is_array
+from treeadapt.arrays import is_array
 from treeadapt.carry.matching import learn_links, match_copies, match_rest
 from treeadapt.carry.optax_fields import SCALE_FIELDS, STORED_FIELDS
 from treeadapt.carry.report import (
@@ -29,10 +29,10 @@ from treeadapt.carry.report import (
 from treeadapt.carry.slots import Slot, below, cut_names, find_slots, init_of_arrays
 from treeadapt.convert import describe
 from treeadapt.paths import SEPARATOR, unboxed
-from treeadapt.plans import TreeView, view_tree
-from treeadapt.selectors import select
+from treeadapt.selection.selectors import select
 from treeadapt.transforms.adapt import with_extra_args
 from treeadapt.transforms.flat import first_half, trained
+from treeadapt.trees.views import TreeView, view_tree
 
 __all__ = ["CarryReport", "carry_state"]
 

@@ -24,7 +24,7 @@ import jax.tree_util as jtu
 import numpy as np
 import optax
 
-from treeadapt._arrays import is_array
+from treeadapt.arrays import is_array
 from treeadapt.carry.optax_fields import (
     GROUPS,
     LABELLED_FIELDS,
@@ -33,8 +33,9 @@ from treeadapt.carry.optax_fields import (
     is_state_class,
 )
 from treeadapt.convert import describe
-from treeadapt.errors import StructureMismatchError, TransformError, listing, plural
-from treeadapt.plans import view_tree
+from treeadapt.errors import StructureMismatchError, TransformError
+from treeadapt.names import listing, plural
+from treeadapt.trees.views import view_tree
 
 _MISSING: Any = object()
 

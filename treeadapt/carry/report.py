@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from treeadapt._arrays import is_array
+from treeadapt.arrays import is_array
 from treeadapt.carry.optax_fields import (
     ADAM_FIELDS,
     SCALE_FIELDS,
@@ -26,10 +26,10 @@ from treeadapt.carry.optax_fields import (
 )
 from treeadapt.carry.slots import Cut, Slot, below, cut_names, cuts_of
 from treeadapt.convert import describe
-from treeadapt.errors import listing, plural
+from treeadapt.names import listing, plural
 from treeadapt.paths import SEPARATOR
 from treeadapt.patterns import escape
-from treeadapt.plans import Plan
+from treeadapt.trees.views import Plan
 
 _SHOWN = 8  # leaves of one kind that the text lists
 _SLOWEST = 0.99  # no second moment forgets faster, in one step

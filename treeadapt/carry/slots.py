@@ -17,11 +17,11 @@ from typing import Any
 import jax
 import optax
 
-from treeadapt._arrays import is_array
+from treeadapt.arrays import is_array
 from treeadapt.paths import SEPARATOR
-from treeadapt.plans import Plan, TreeView, view_tree
 from treeadapt.transforms.adapt import is_placeholder, placeholder
 from treeadapt.transforms.flat import first_half
+from treeadapt.trees.views import Plan, TreeView, view_tree
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -22,12 +22,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from treeadapt.errors import (
-    CheckpointError,
-    PathCollisionError,
-    TreeAdaptError,
-    listing,
-)
+from treeadapt.errors import CheckpointError, PathCollisionError, TreeAdaptError
+from treeadapt.names import listing
 from treeadapt.paths import unboxed
 
 MAX_LEAVES = 1_000_000

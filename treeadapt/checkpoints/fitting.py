@@ -16,11 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from treeadapt._arrays import is_array
+from treeadapt.arrays import is_array
 from treeadapt.checkpoints.common import NUMBER, Stored
 from treeadapt.convert import describe
-from treeadapt.errors import CheckpointError, listing, plural
-from treeadapt.repairs import Speller
+from treeadapt.errors import CheckpointError
+from treeadapt.names import Speller, listing, plural
 
 _SHOWN = 8
 _NUMBERS: tuple[Any, ...] = (bool, int, float, complex)

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from treeadapt._arrays import is_array
+from treeadapt.arrays import is_array
 from treeadapt.checkpoints.common import NUMBER, Stored, abstract, refuse
-from treeadapt.errors import listing
+from treeadapt.names import listing
 
 
 def read_metadata(path: Path) -> Stored:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from treeadapt.checkpoints.common import MAX_LEAVES, Stored, abstract, refuse
-from treeadapt.errors import listing
+from treeadapt.names import listing
 
 _ENDING = ".npy"
 

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from treeadapt._arrays import is_array
+from treeadapt.arrays import is_array
 from treeadapt.checkpoints.common import (
     MAX_LEAVES,
     NUMBER,
@@ -31,7 +31,8 @@ from treeadapt.checkpoints.common import (
     refuse,
     unescape_segment,
 )
-from treeadapt.errors import CheckpointError, PathCollisionError, listing
+from treeadapt.errors import CheckpointError, PathCollisionError
+from treeadapt.names import listing
 from treeadapt.paths import segment
 
 _METADATA = "_METADATA"

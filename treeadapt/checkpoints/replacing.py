@@ -28,7 +28,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from treeadapt.errors import CheckpointError, TreeAdaptWarning, listing
+from treeadapt.errors import CheckpointError, TreeAdaptWarning
+from treeadapt.names import listing
 
 try:
     import fcntl

@@ -26,7 +26,8 @@ from treeadapt.checkpoints.common import (
     marks,
     refuse,
 )
-from treeadapt.errors import CheckpointError, listing
+from treeadapt.errors import CheckpointError
+from treeadapt.names import listing
 
 _MAX_HEADER_BYTES = 64 * 2**20
 INDEX = "model.safetensors.index.json"

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from treeadapt._arrays import is_array
+from treeadapt.arrays import is_array
 from treeadapt.checkpoints import (
     msgpack_file,
     npz_file,
@@ -51,15 +51,10 @@ from treeadapt.checkpoints.fitting import (
 )
 from treeadapt.checkpoints.replacing import replaced, restore
 from treeadapt.convert import describe
-from treeadapt.errors import (
-    CheckpointError,
-    SelectorError,
-    TreeAdaptWarning,
-    listing,
-    plural,
-)
-from treeadapt.plans import TreeView, view_tree
-from treeadapt.selectors import as_selector, check_choice, select
+from treeadapt.errors import CheckpointError, SelectorError, TreeAdaptWarning
+from treeadapt.names import listing, plural
+from treeadapt.selection.selectors import as_selector, check_choice, select
+from treeadapt.trees.views import TreeView, view_tree
 
 Format = Literal["safetensors", "npz", "msgpack", "orbax"]
 

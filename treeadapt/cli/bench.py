@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from treeadapt.convert import to_flat_dict
-from treeadapt.rules import Rules, param_labels
+from treeadapt.selection.rules import Rules, param_labels
 from treeadapt.splitting import merge, split
 
 _SIZES = (100, 1_000, 10_000)

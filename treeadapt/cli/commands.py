@@ -27,13 +27,13 @@ from treeadapt.cli import printing
 from treeadapt.cli.sources import read_arrays, read_pair, read_source, read_stored
 from treeadapt.diff import tree_diff
 from treeadapt.drawing.words import printable
-from treeadapt.errors import TreeAdaptError, listing, plural
-from treeadapt.matches import STATIC, where_text
-from treeadapt.plans import view_tree
-from treeadapt.repairs import Speller
+from treeadapt.errors import TreeAdaptError
+from treeadapt.names import Speller, listing, plural
 from treeadapt.report import summarize
-from treeadapt.rules import load_rules
-from treeadapt.selectors import select
+from treeadapt.selection.matches import STATIC, where_text
+from treeadapt.selection.rules import load_rules
+from treeadapt.selection.selectors import select
+from treeadapt.trees.views import view_tree
 
 PROGRAM = "treeadapt"
 _HELP = """Names, labels and checks of every leaf of a checkpoint.

@@ -13,11 +13,12 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from treeadapt.errors import SelectorError, listing, plural, shorten
-from treeadapt.matches import RuleMatches, where_text
-from treeadapt.repairs import advice_lines, entry_text
+from treeadapt.errors import SelectorError
+from treeadapt.names import listing, plural, shorten
 from treeadapt.report import natural
-from treeadapt.selectors import Selector
+from treeadapt.selection.matches import RuleMatches, where_text
+from treeadapt.selection.repairs import advice_lines, entry_text
+from treeadapt.selection.selectors import Selector
 
 _OPTIONS = {
     r"allow_regex=True": "--allow-regex",

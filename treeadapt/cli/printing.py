@@ -21,10 +21,10 @@ from treeadapt.cli.lint import Finding
 from treeadapt.diff import TreeDiff
 from treeadapt.drawing.text import aligned, lines
 from treeadapt.drawing.words import columns, fitted, printable, size_text
-from treeadapt.errors import plural
-from treeadapt.matches import STATIC
+from treeadapt.names import plural
 from treeadapt.report import Summary, label_key, label_text
-from treeadapt.rules import Rules
+from treeadapt.selection.matches import STATIC
+from treeadapt.selection.rules import Rules
 
 _DIFF_COLORS = {"-": "red", "+": "green", ">": "cyan", "~": "yellow"}
 # How spreadsheets start a formula; the last four are full-width.

@@ -18,14 +18,15 @@ from typing import Any
 import click
 import jax
 
-from treeadapt._arrays import is_array
+from treeadapt.arrays import is_array
 from treeadapt.checkpoints import store
 from treeadapt.checkpoints.common import Stored, as_tree
 from treeadapt.checkpoints.fitting import as_arrays, data
 from treeadapt.cli.printing import bar
 from treeadapt.drawing.words import printable
-from treeadapt.errors import CheckpointError, TreeAdaptError, listing, plural
-from treeadapt.plans import view_tree
+from treeadapt.errors import CheckpointError, TreeAdaptError
+from treeadapt.names import listing, plural
+from treeadapt.trees.views import view_tree
 
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*(?<!\.py):[A-Za-z_][\w.]*")
 _FILE = re.compile(r"(?P<file>.*)\.py:(?P<function>[A-Za-z_][\w.]*)", re.DOTALL)

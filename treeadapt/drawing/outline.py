@@ -25,7 +25,7 @@ from treeadapt.drawing.words import (
     share_text,
     size_text,
 )
-from treeadapt.errors import plural
+from treeadapt.names import plural
 
 _MAX_DEPTH = 40  # the rest of a path is one name
 _FEWEST_ALIKE = 3

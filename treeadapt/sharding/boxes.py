@@ -16,10 +16,11 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from treeadapt.errors import ShardingError, listing
-from treeadapt.plans import TreeView
+from treeadapt.errors import ShardingError
+from treeadapt.names import listing
 from treeadapt.registry import current_registry
 from treeadapt.sharding.specs import mesh_axes
+from treeadapt.trees.views import TreeView
 
 #: Ordered pairs of a logical name and the mesh axes for it, as Flax writes them.
 AxisRules = Sequence[tuple[str, Any]]

@@ -18,19 +18,13 @@ from typing import Any
 
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from treeadapt._arrays import is_array
+from treeadapt.arrays import is_array
 from treeadapt.carry.optax_fields import is_state_class
 from treeadapt.convert import describe
-from treeadapt.errors import (
-    ReplicatedWarning,
-    ShardingError,
-    UnmatchedPathError,
-    listing,
-    plural,
-)
-from treeadapt.matches import MISSING, STATIC, where_text
-from treeadapt.plans import TreeView, view_tree
-from treeadapt.rules import BoundRules, Rules, as_rules
+from treeadapt.errors import ReplicatedWarning, ShardingError, UnmatchedPathError
+from treeadapt.names import listing, plural
+from treeadapt.selection.matches import MISSING, STATIC, where_text
+from treeadapt.selection.rules import BoundRules, Rules, as_rules
 from treeadapt.sharding.boxes import AxisRules, box_specs
 from treeadapt.sharding.specs import (
     as_spec,
@@ -40,6 +34,7 @@ from treeadapt.sharding.specs import (
     same_spec,
     spec_text,
 )
+from treeadapt.trees.views import TreeView, view_tree
 
 _SHOWN = 8  # problems that a message lists
 _DEFAULT = "the default"

@@ -15,7 +15,8 @@ from typing import Any
 
 from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
-from treeadapt.errors import ShardingError, shorten
+from treeadapt.errors import ShardingError
+from treeadapt.names import shorten
 
 #: The text that a rules file has for a copy on every device.
 REPLICATED = "replicated"

@@ -20,14 +20,15 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from treeadapt._arrays import is_array
+from treeadapt.arrays import is_array
 from treeadapt.carry.slots import Slot, find_slots, init_of_arrays
-from treeadapt.errors import ShardingError, listing, plural
+from treeadapt.errors import ShardingError
+from treeadapt.names import listing, plural
 from treeadapt.paths import SEPARATOR
-from treeadapt.plans import TreeView, view_tree
 from treeadapt.sharding.specs import is_open
 from treeadapt.transforms.adapt import with_extra_args
 from treeadapt.transforms.flat import first_half, view_params
+from treeadapt.trees.views import TreeView, view_tree
 
 #: A sharding, or the spec of one.
 Placement = Sharding | PartitionSpec

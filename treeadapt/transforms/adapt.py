@@ -22,15 +22,10 @@ import jax.tree_util as jtu
 import optax
 
 from treeadapt import _jax
-from treeadapt._arrays import is_array
-from treeadapt.errors import (
-    CollectionWarning,
-    TransformError,
-    TreeAdaptError,
-    listing,
-)
-from treeadapt.plans import TreeView
-from treeadapt.remembered import whole_of, whole_tree
+from treeadapt.arrays import is_array
+from treeadapt.errors import CollectionWarning, TransformError, TreeAdaptError
+from treeadapt.names import listing
+from treeadapt.selection.remembered import whole_of, whole_tree
 from treeadapt.splitting import collections_beside_params
 from treeadapt.transforms.flat import (
     Flat,
@@ -51,6 +46,7 @@ from treeadapt.transforms.unlifted import (
     patterns_held,
     warn_of_unlifted,
 )
+from treeadapt.trees.views import TreeView
 
 
 def adapt(tx: Any) -> optax.GradientTransformationExtraArgs:

@@ -19,18 +19,13 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import optax
 
-from treeadapt._arrays import is_array, is_float0, is_inexact, least_value
-from treeadapt.errors import (
-    NoArraysError,
-    TransformError,
-    TreeAdaptError,
-    listing,
-    plural,
-)
-from treeadapt.flattening import flatten
-from treeadapt.plans import TreeView, same_structure, view_nested, view_tree
+from treeadapt.arrays import is_array, is_float0, is_inexact, least_value
+from treeadapt.errors import NoArraysError, TransformError, TreeAdaptError
+from treeadapt.names import listing, plural
 from treeadapt.registry import current_registry
-from treeadapt.remembered import no_whole_tree
+from treeadapt.selection.remembered import no_whole_tree
+from treeadapt.trees.flatten import flatten
+from treeadapt.trees.views import TreeView, same_structure, view_nested, view_tree
 
 Flat = dict[str, Any]
 Back = Callable[[Flat], Any]

@@ -25,10 +25,11 @@ import jax.tree_util as jtu
 import numpy as np
 import optax
 
-from treeadapt._arrays import is_array
-from treeadapt.errors import TransformError, listing
-from treeadapt.rules import Rules
-from treeadapt.selectors import Selector
+from treeadapt.arrays import is_array
+from treeadapt.errors import TransformError
+from treeadapt.names import listing
+from treeadapt.selection.rules import Rules
+from treeadapt.selection.selectors import Selector
 from treeadapt.transforms.lift import Lifted
 
 

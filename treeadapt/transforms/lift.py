@@ -13,19 +13,14 @@ from typing import Any
 
 import jax
 
-from treeadapt._arrays import is_array
+from treeadapt.arrays import is_array
 from treeadapt.convert import describe
-from treeadapt.errors import (
-    SelectorError,
-    UnmatchedPathError,
-    UnusedRuleError,
-    listing,
-    plural,
-)
-from treeadapt.matches import STATIC
-from treeadapt.plans import TreeView, view_tree
-from treeadapt.remembered import whole_of
-from treeadapt.selectors import refuse_number
+from treeadapt.errors import SelectorError, UnmatchedPathError, UnusedRuleError
+from treeadapt.names import listing, plural
+from treeadapt.selection.matches import STATIC
+from treeadapt.selection.remembered import whole_of
+from treeadapt.selection.selectors import refuse_number
+from treeadapt.trees.views import TreeView, view_tree
 
 
 class Lifted:

@@ -15,10 +15,11 @@ from typing import Any
 
 import optax
 
-from treeadapt.errors import RulesError, TransformError, listing
-from treeadapt.matches import MISSING, STATIC
-from treeadapt.rules import BoundRules, Rules, as_rules
-from treeadapt.selectors import as_selector
+from treeadapt.errors import RulesError, TransformError
+from treeadapt.names import listing
+from treeadapt.selection.matches import MISSING, STATIC
+from treeadapt.selection.rules import BoundRules, Rules, as_rules
+from treeadapt.selection.selectors import as_selector
 from treeadapt.transforms.adapt import (
     is_placeholder,
     is_transformation,

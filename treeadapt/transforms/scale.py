@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from treeadapt._arrays import is_array
+from treeadapt.arrays import is_array
 from treeadapt.errors import TransformError
-from treeadapt.rules import BoundRules, Rules, as_rules
+from treeadapt.selection.rules import BoundRules, Rules, as_rules
 from treeadapt.transforms.adapt import is_placeholder, run_flat
 from treeadapt.transforms.flat import first_half, no_change
 

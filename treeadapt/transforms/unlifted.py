@@ -26,13 +26,14 @@ import jax
 import numpy as np
 import optax
 
-from treeadapt.errors import TreeAdaptError, UnliftedMaskWarning, listing
-from treeadapt.matches import same_value
-from treeadapt.plans import TreeView, view_tree
-from treeadapt.rules import BoundRules, Rules
-from treeadapt.selectors import Selector
+from treeadapt.errors import TreeAdaptError, UnliftedMaskWarning
+from treeadapt.names import listing
+from treeadapt.selection.matches import same_value
+from treeadapt.selection.rules import BoundRules, Rules
+from treeadapt.selection.selectors import Selector
 from treeadapt.transforms.flat import Flat
 from treeadapt.transforms.lift import NO_ANSWER, Lifted, is_function
+from treeadapt.trees.views import TreeView, view_tree
 
 # Masks and labels that a transformation of the caller's own holds.
 _ASKED = re.compile(r"(^|_)(mask|labels)$")
@@ -99,7 +100,7 @@ def patterns_held(tx: Any) -> Iterator[str]:
     """Yield the patterns of the selectors and rules that a transformation holds.
 
     Example:
-        >>> from treeadapt.selectors import glob
+        >>> from treeadapt.selection.selectors import glob
         >>> list(patterns_held(optax.adamw(0.1, mask=glob("**/kernel"))))
         ['**/kernel']
     """

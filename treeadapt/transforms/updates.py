@@ -19,10 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from treeadapt._arrays import is_array, is_float0, is_inexact, least_value
+from treeadapt.arrays import is_array, is_float0, is_inexact, least_value
 from treeadapt.convert import describe
-from treeadapt.errors import StructureMismatchError, TransformError, listing, plural
-from treeadapt.plans import TreeView, view_nested
+from treeadapt.errors import StructureMismatchError, TransformError
+from treeadapt.names import listing, plural
+from treeadapt.trees.views import TreeView, view_nested
 
 _CANDIDATES = 2_000  # names among which the nearest is sought
 

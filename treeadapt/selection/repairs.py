@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import difflib
 import functools
 import itertools
 import operator
@@ -19,10 +18,11 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from treeadapt.errors import PatternError, fold, listing, plural, shorten
+from treeadapt.errors import PatternError
 from treeadapt.matcher import Matcher
+from treeadapt.names import Speller, fold, listing, plural, shorten
 from treeadapt.patterns import REGEX_PREFIX, ClassName, FromEnd, Pattern, escape, parse
-from treeadapt.plans import Plan
+from treeadapt.trees.views import Plan
 
 _MAX_ADVISED = 4  # entries of one message that get proposals
 _MAX_PROPOSALS = 3
@@ -35,47 +35,6 @@ _EXACT_KEY = re.compile(r"""\.|\[(?:'([^']*)'|"([^"]*)"|([0-9]+))\]""")
 _REGEX_SIGNS = re.compile(r"\.\*|\.\+|\\[.dwSDWs]|[\^$|()+]")
 _NUMBER = re.compile(r"[0-9]+")
 _ROOTS_OF_PARAMS = ("dict", "FrozenDict", "State")
-
-
-class Speller:
-    """Finds similar words with bounded effort, whatever the words.
-
-    ``difflib`` takes time that grows with the cube of the length for words made of few
-    letters. The effort is counted, not timed, so that messages are repeatable.
-    """
-
-    def __init__(self) -> None:
-        self._effort = 5_000_000
-
-    def nearest(
-        self, word: str, words: Iterable[str], *, count: int = 3, cutoff: float = 0.6
-    ) -> list[str]:
-        """Return the words most like ``word``, the likest first.
-
-        Args:
-            word: what was typed.
-            words: what exists.
-            count: how many to return at most.
-            cutoff: least similarity, from 0 to 1.
-
-        Example:
-            >>> Speller().nearest("kernal", ["bias", "kernel"])
-            ['kernel']
-        """
-        matcher = difflib.SequenceMatcher(b=word[:_MAX_TEXT], autojunk=False)
-        scored: list[tuple[float, int, str]] = []
-        for place, other in enumerate(words):
-            matcher.set_seq1(other[:_MAX_TEXT])
-            if matcher.real_quick_ratio() < cutoff or matcher.quick_ratio() < cutoff:
-                continue
-            lengths = sorted((len(word), len(other)))
-            self._effort -= lengths[0] ** 2 * lengths[1] // 4
-            if self._effort < 0:
-                break
-            score = matcher.ratio()
-            if score >= cutoff:
-                scored.append((-score, place, other))
-        return [other for _, _, other in sorted(scored)[:count]]
 
 
 def unused_message(entries: Sequence[Any], plan: Plan, is_array: Sequence[bool]) -> str:

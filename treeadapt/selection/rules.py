@@ -16,17 +16,16 @@ import os
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
-from treeadapt import rules_file
-from treeadapt.decisions import UNKNOWN, Case, Program, Survey
 from treeadapt.errors import (
     RulesError,
     RulesFileError,
     SelectorError,
     UnmatchedPathError,
-    plural,
-    shorten,
 )
-from treeadapt.matches import (
+from treeadapt.names import plural, shorten
+from treeadapt.selection import rules_file
+from treeadapt.selection.decisions import UNKNOWN, Case, Program, Survey
+from treeadapt.selection.matches import (
     MISSING,
     STATIC,
     Overlap,
@@ -37,10 +36,9 @@ from treeadapt.matches import (
     unmatched_message,
     where_text,
 )
-from treeadapt.plans import TreeView, view_tree
-from treeadapt.remembered import look_up, whole_of
-from treeadapt.repairs import entry_text
-from treeadapt.selectors import (
+from treeadapt.selection.remembered import look_up, whole_of
+from treeadapt.selection.repairs import entry_text
+from treeadapt.selection.selectors import (
     Bound,
     Glob,
     Listed,
@@ -51,6 +49,7 @@ from treeadapt.selectors import (
     refuse_number,
     select,
 )
+from treeadapt.trees.views import TreeView, view_tree
 
 
 class Rules:

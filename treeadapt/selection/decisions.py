@@ -19,11 +19,11 @@ from typing import Any, Protocol, TypeVar
 import jax
 import numpy as np
 
-from treeadapt._arrays import is_array
+from treeadapt.arrays import is_array
 from treeadapt.errors import SelectorError
 from treeadapt.matcher import Matcher, matcher_of
 from treeadapt.patterns import parse
-from treeadapt.plans import Plan, TreeView
+from treeadapt.trees.views import Plan, TreeView
 
 T = TypeVar("T")
 

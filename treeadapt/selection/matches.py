@@ -17,20 +17,17 @@ from typing import Any, Literal, NoReturn, Protocol
 
 import jax.tree_util as jtu
 
-from treeadapt.decisions import Case, Program, Survey, all_arrays
 from treeadapt.errors import (
     OverlapError,
     RulesError,
     UnmatchedPathError,
     UnusedRuleError,
-    fold,
-    listing,
-    plural,
-    shorten,
 )
-from treeadapt.plans import TreeView
-from treeadapt.repairs import entry_text, folded_advice, misses
-from treeadapt.selectors import Glob, Node, Report, Selector
+from treeadapt.names import fold, listing, plural, shorten
+from treeadapt.selection.decisions import Case, Program, Survey, all_arrays
+from treeadapt.selection.repairs import entry_text, folded_advice, misses
+from treeadapt.selection.selectors import Glob, Node, Report, Selector
+from treeadapt.trees.views import TreeView
 
 Overlap = Literal["first", "error"]
 

@@ -22,8 +22,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from treeadapt import paths as _paths
-from treeadapt._arrays import is_array
-from treeadapt.decisions import (
+from treeadapt.arrays import is_array
+from treeadapt.errors import SelectorError, UnusedRuleError
+from treeadapt.names import plural, shorten
+from treeadapt.patterns import escape, parse
+from treeadapt.selection.decisions import (
     UNKNOWN,
     Case,
     Program,
@@ -31,11 +34,9 @@ from treeadapt.decisions import (
     all_arrays,
     as_abstract,
 )
-from treeadapt.errors import SelectorError, UnusedRuleError, plural, shorten
-from treeadapt.patterns import escape, parse
-from treeadapt.plans import TreeView, view_tree
-from treeadapt.remembered import WholeTree, look_up, whole_of, whole_tree
-from treeadapt.repairs import unused_message
+from treeadapt.selection.remembered import WholeTree, look_up, whole_of, whole_tree
+from treeadapt.selection.repairs import unused_message
+from treeadapt.trees.views import TreeView, view_tree
 
 __all__ = [
     "Selector",

@@ -15,14 +15,14 @@ import os
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
-from treeadapt import rules_file
-from treeadapt._arrays import is_array
-from treeadapt.decisions import Case, Survey
-from treeadapt.errors import FreezeError, SelectorError, fold, plural
-from treeadapt.plans import TreeView, view_tree
-from treeadapt.remembered import look_up
-from treeadapt.repairs import Speller
-from treeadapt.selectors import Bound, Listed, Selector
+from treeadapt.arrays import is_array
+from treeadapt.errors import FreezeError, SelectorError
+from treeadapt.names import Speller, fold, plural
+from treeadapt.selection import rules_file
+from treeadapt.selection.decisions import Case, Survey
+from treeadapt.selection.remembered import look_up
+from treeadapt.selection.selectors import Bound, Listed, Selector
+from treeadapt.trees.views import TreeView, view_tree
 
 _SHOWN = 8
 _CANDIDATES = 2_000

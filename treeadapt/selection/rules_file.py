@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
-from treeadapt.errors import PatternError, RulesFileError, listing, plural, shorten
+from treeadapt.errors import PatternError, RulesFileError
+from treeadapt.names import listing, plural, shorten
 from treeadapt.patterns import REGEX_PREFIX, parse, weight
 
 VERSION = 1

@@ -23,11 +23,11 @@ import optax
 
 from treeadapt import paths as _paths
 from treeadapt.errors import PathCollisionError
-from treeadapt.exact import exact_paths
-from treeadapt.flattening import flatten
-from treeadapt.opaque import Searcher
 from treeadapt.registry import AdapterRegistry, current_registry
-from treeadapt.walk import ROOT, Walk
+from treeadapt.trees.exact import exact_paths
+from treeadapt.trees.flatten import flatten
+from treeadapt.trees.opaque import Searcher
+from treeadapt.trees.walk import ROOT, Walk
 
 _UNKNOWN = object()
 _MAX_PLANS = 256

@@ -27,7 +27,7 @@ import jax.tree_util as jtu
 
 from treeadapt import _jax
 from treeadapt.adapters import fields
-from treeadapt.walk import Program
+from treeadapt.trees.walk import Program
 
 _ATOMS = frozenset({str, int, bool, bytes, type(None), type(...), type(NotImplemented)})
 _BY_IDENTITY = (

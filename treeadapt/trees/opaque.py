@@ -13,9 +13,10 @@ import types
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from treeadapt._arrays import is_array
 from treeadapt.adapters import fields
-from treeadapt.errors import AdapterError, listing
+from treeadapt.arrays import is_array
+from treeadapt.errors import AdapterError
+from treeadapt.names import listing
 from treeadapt.registry import AdapterRegistry, Flat
 
 # Leaves of classes from these packages hold no arrays that an adapter should find.

@@ -17,19 +17,20 @@ from typing import Any, NamedTuple
 import jax
 
 from treeadapt import paths as _paths
-from treeadapt._arrays import is_array
 from treeadapt.adapters import fields
-from treeadapt.errors import (
-    AdapterError,
-    PathCollisionError,
-    PathError,
-    listing,
-    plural,
-)
-from treeadapt.exact import exact_places
-from treeadapt.flattening import MAX_DEPTH, cycle_error, depth_error
-from treeadapt.opaque import Searcher, is_plain, leaf_error, node_error, passed_over
+from treeadapt.arrays import is_array
+from treeadapt.errors import AdapterError, PathCollisionError, PathError
+from treeadapt.names import listing, plural
 from treeadapt.registry import BOX, Adapter, AdapterRegistry, Flat, NodeKind
+from treeadapt.trees.exact import exact_places
+from treeadapt.trees.flatten import MAX_DEPTH, cycle_error, depth_error
+from treeadapt.trees.opaque import (
+    Searcher,
+    is_plain,
+    leaf_error,
+    node_error,
+    passed_over,
+)
 
 _MAX_PLAIN = 256
 

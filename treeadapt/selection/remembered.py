@@ -15,9 +15,10 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from treeadapt._arrays import is_array
-from treeadapt.errors import SelectorError, TransformError, fold, listing, shorten
-from treeadapt.plans import TreeView, view_tree
+from treeadapt.arrays import is_array
+from treeadapt.errors import SelectorError, TransformError
+from treeadapt.names import fold, listing, shorten
+from treeadapt.trees.views import TreeView, view_tree
 
 T = TypeVar("T")
 
@@ -125,7 +126,7 @@ def whole_tree(
         is_params: ``tree`` holds the params, not only gradients of them.
 
     Example:
-        >>> from treeadapt.selectors import node
+        >>> from treeadapt.selection.selectors import node
         >>> model = {"pair": (jnp.ones(1), jnp.ones(1)), "one": jnp.ones(1)}
         >>> with whole_tree(model):
         ...     node(tuple)({"pair/0": jnp.ones(1), "one": jnp.ones(1)})

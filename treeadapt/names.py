@@ -1,0 +1,168 @@
+"""Names in messages: lists of them, names that differ in a number, the nearest one.
+
+Takes paths, patterns or lines about them; gives short text. Nothing here knows what the
+names belong to.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+
+_NUMBER = re.compile("([0-9]+)")
+_MAX_TEXT = 300  # longer names are not typing errors
+
+
+def listing(names: Iterable[str], *, limit: int = 8) -> str:
+    """Write paths for a message: quoted, the first ``limit``, then how many more.
+
+    Args:
+        names: paths or patterns, in the order to show.
+        limit: how many to write out.
+
+    Example:
+        >>> listing(["a/b", "c", "d"], limit=2)
+        "'a/b', 'c' and 1 more"
+    """
+    names = list(names)
+    shown = ", ".join(repr(shorten(name)) for name in names[:limit])
+    left = len(names) - limit
+    return f"{shown} and {left:,} more" if left > 0 else shown
+
+
+def fold(texts: Iterable[str]) -> dict[str, list[int]]:
+    """Write texts that differ in one number, three or more, as one text.
+
+    Args:
+        texts: paths, or lines about them.
+
+    Returns:
+        Each text, in order, and the places of the texts that it stands for.
+
+    Example:
+        >>> list(fold([*(f"layers/{i}/bias" for i in range(12)), "head", "h/0", "h/1"]))
+        ['layers/{0..11}/bias', 'head', 'h/0', 'h/1']
+        >>> fold([f"'b{i}/w{j}' (row {i})" for j in range(2) for i in range(1, 4)])
+        {"'b{1..3}/w0' (row {1..3})": [0, 1, 2], "'b{1..3}/w1' (row {1..3})": [3, 4, 5]}
+    """
+    groups: dict[tuple[str, ...], list[tuple[list[str], list[int]]]] = {}
+    for place, text in enumerate(texts):
+        parts = _NUMBER.split(text)
+        groups.setdefault(tuple(parts[::2]), []).append((parts, [place]))
+    found = [row for rows in groups.values() for row in _fold_rows(rows)]
+    found.sort(key=lambda row: row[1][0])
+    folded: dict[str, list[int]] = {}
+    for parts, places in found:
+        folded.setdefault("".join(parts), []).extend(places)
+    return folded
+
+
+def _fold_rows(
+    rows: list[tuple[list[str], list[int]]],
+) -> list[tuple[list[str], list[int]]]:
+    """Fold texts that are alike but for their numbers, one number after the other."""
+    pending = list(range(1, len(rows[0][0]), 2))
+    while pending and len(rows) > 2:
+        # Numbers that differ together, in whatever way, are one number.
+        codes = [_codes([parts[i] for parts, _ in rows]) for i in pending]
+        together = [
+            i for i, code in zip(pending, codes, strict=True) if code == codes[0]
+        ]
+        pending = [i for i in pending if i not in together]
+        alike: dict[tuple[str, ...], list[tuple[list[str], list[int]]]] = {}
+        for row in rows:
+            others = (x for i, x in enumerate(row[0]) if i not in together)
+            alike.setdefault(tuple(others), []).append(row)
+        rows = [
+            joined
+            for same in alike.values()
+            for joined in (_joined(same, together) if len(same) > 2 else same)
+        ]
+    return rows
+
+
+def _joined(
+    rows: list[tuple[list[str], list[int]]], at: list[int]
+) -> list[tuple[list[str], list[int]]]:
+    """Write rows that differ at some places only as one; as they are if that fails."""
+    parts, places = list(rows[0][0]), [place for row in rows for place in row[1]]
+    for index in at:
+        texts = [row[0][index] for row in rows]
+        numbers = sorted({int(text) for text in texts if len(text) < 10})
+        width = len(texts[0]) if any(text[0] == "0" != text for text in texts) else 0
+        if texts.count(texts[0]) == len(texts):
+            continue
+        is_run = len(numbers) == len(rows) == numbers[-1] - numbers[0] + 1
+        if not is_run or {f"{n:0{width}}" for n in numbers} != {*texts}:
+            return rows
+        parts[index] = f"{{{numbers[0]:0{width}}..{numbers[-1]:0{width}}}}"
+    return [(parts, places)]
+
+
+def _codes(texts: list[str]) -> list[int]:
+    first: dict[str, int] = {}
+    return [first.setdefault(text, len(first)) for text in texts]
+
+
+def plural(count: int, noun: str) -> str:
+    """Write a count with its noun.
+
+    Example:
+        >>> plural(1, "leaf"), plural(1_247, "path")
+        ('1 leaf', '1,247 paths')
+    """
+    irregular = {"leaf": "leaves", "entry": "entries"}
+    word = noun if count == 1 else irregular.get(noun, noun + "s")
+    return f"{count:,} {word}"
+
+
+def shorten(text: str, *, limit: int = 200) -> str:
+    """Cut the middle out of a text that is too long for a message.
+
+    Example:
+        >>> shorten("0123456789" * 9, limit=40)
+        '01234567890123456789...34567890123456789'
+    """
+    return text if len(text) <= limit else f"{text[: limit - 20]}...{text[-17:]}"
+
+
+class Speller:
+    """Finds similar words with bounded effort, whatever the words.
+
+    ``difflib`` takes time that grows with the cube of the length for words made of few
+    letters. The effort is counted, not timed, so that messages are repeatable.
+    """
+
+    def __init__(self) -> None:
+        self._effort = 5_000_000
+
+    def nearest(
+        self, word: str, words: Iterable[str], *, count: int = 3, cutoff: float = 0.6
+    ) -> list[str]:
+        """Return the words most like ``word``, the likest first.
+
+        Args:
+            word: what was typed.
+            words: what exists.
+            count: how many to return at most.
+            cutoff: least similarity, from 0 to 1.
+
+        Example:
+            >>> Speller().nearest("kernal", ["bias", "kernel"])
+            ['kernel']
+        """
+        matcher = difflib.SequenceMatcher(b=word[:_MAX_TEXT], autojunk=False)
+        scored: list[tuple[float, int, str]] = []
+        for place, other in enumerate(words):
+            matcher.set_seq1(other[:_MAX_TEXT])
+            if matcher.real_quick_ratio() < cutoff or matcher.quick_ratio() < cutoff:
+                continue
+            lengths = sorted((len(word), len(other)))
+            self._effort -= lengths[0] ** 2 * lengths[1] // 4
+            if self._effort < 0:
+                break
+            score = matcher.ratio()
+            if score >= cutoff:
+                scored.append((-score, place, other))
+        return [other for _, _, other in sorted(scored)[:count]]

@@ -1,0 +1,1 @@
+"""Which leaves: selectors say yes or no, rules say which value."""
