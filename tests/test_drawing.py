@@ -20,7 +20,7 @@ import pytest
 from trees import TREES
 
 import treeadapt as ta
-from treeadapt.drawing.outline import every, unfolded
+from treeadapt.drawing.outline import every
 from treeadapt.drawing.palette import GAP_COLOR, HUES, SCALE, STATIC_COLOR, paints
 from treeadapt.drawing.words import columns, fitted
 
@@ -45,9 +45,8 @@ def blocks(count, **leaves):
     return [dict(leaves) for _ in range(count)]
 
 
-def rows_of(summary, **limits):
-    limits = {"rows": 10_000, "width": 10_000} | limits
-    return list(every(unfolded(summary.outline().root, **limits)))
+def rows_of(summary, *, limit=10_000, width=10_000, depth=None):
+    return list(every(summary.outline(depth=depth).rows(limit, width)))
 
 
 def texts(svg):
@@ -102,11 +101,11 @@ def test_the_legend_and_the_tree_add_up_to_what_the_rules_decided(row):
 @every_tree
 def test_what_stands_below_a_row_adds_up_to_it(row):
     summary = ta.summarize(row.make(), ta.Rules({"**/w": "a"}, default="b"))
-    root = summary.outline().root
+    outline = summary.outline()
     for limits in ((10_000, 10_000), (5, 2), (0, 1)):
-        shown = unfolded(root, rows=limits[0], width=limits[1])
+        shown = outline.rows(*limits)
         for node, below in [
-            (root, shown),
+            (outline.root, shown),
             *((r.node, r.children) for r in every(shown)),
         ]:
             if below:
@@ -173,9 +172,9 @@ def test_what_has_several_labels_is_opened_first():
     mixed = {"w": array(2), "b": array(1)}
     tree = {"aa": plain, "bb": plain, "zz": {"deep": {"er": mixed, "es": array(9)}}}
     summary = ta.summarize(tree, {"**/b": "no_decay", "**": "train"})
-    shown = rows_of(summary, rows=8)
+    shown = rows_of(summary, limit=8)
     assert [row.path for row in shown if row.children] == ["zz/deep", "zz/deep/er"]
-    assert len(rows_of(summary, rows=30)) == 3 + 6 + 6 + 2 + 2
+    assert len(rows_of(summary, limit=30)) == 3 + 6 + 6 + 2 + 2
 
 
 @pytest.mark.parametrize("kind", ["wide", "deep", "layers", "unlike"])
@@ -188,7 +187,7 @@ def test_a_large_tree_is_one_page(kind):
         "unlike": lambda: [{"w": array(n), "b": array(n)} for n in range(count // 2)],
     }[kind]()
     summary = ta.summarize(tree, ta.Rules({"**/*b": "no_decay"}, default="train"))
-    assert len(rows_of(summary, rows=44, width=28)) <= 44
+    assert len(rows_of(summary, limit=44, width=28)) <= 44
     picture, page, part = summary.to_svg(), summary.to_html(), summary._repr_html_()
     assert len(picture) < 60_000
     assert len(page) < 3_000_000
@@ -217,7 +216,7 @@ def test_thousands_of_labels_are_one_page():
 def test_a_long_legend_shows_both_ends_and_what_is_between():
     tree = {f"w{n}": array(n + 1) for n in range(40)}
     summary = ta.summarize(tree, ta.Rules([(f"w{n}", f"g{n}") for n in range(40)]))
-    between = "… 31 more labels: 31 leaves, 2.7 KiB"
+    between = "… 31 more labels"
     shown = texts(summary.to_svg())
     assert [text for text in shown if text in ("g5", "g6", "g36", "g37", between)][
         :3
@@ -226,8 +225,10 @@ def test_a_long_legend_shows_both_ends_and_what_is_between():
         between,
         "g37",
     ]
-    assert between in summary.to_text()
-    assert between in summary.to_markdown()
+    place = shown.index(between)
+    assert shown[place + 1 : place + 5] == ["31", "682", "2.7 KiB", "83%"]
+    assert f"{between}      31     682  2.7 KiB    83%\n" in summary.to_text()
+    assert f"| `{between}` | 31 | 682 | 2.7 KiB | 83% |  |" in summary.to_markdown()
     assert "more labels" not in summary.to_html()
 
 

@@ -11,7 +11,7 @@ import pytest
 from trees import BY_NAME
 
 import treeadapt as ta
-from treeadapt.drawing.outline import every, unfolded
+from treeadapt.drawing.outline import every
 from treeadapt.report import RuleRow, natural
 
 TREE = {"a": {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}, "b": jnp.ones(2)}
@@ -19,7 +19,7 @@ WITH_STATIC = TREE | {"act": jax.nn.relu}
 
 
 def rows_of(summary):
-    return list(every(unfolded(summary.outline().root)))
+    return list(every(summary.outline().rows()))
 
 
 def test_every_rule_has_one_row_with_the_number_that_its_leaves_show():

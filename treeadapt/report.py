@@ -14,15 +14,15 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from treeadapt.arrays import is_array
 from treeadapt.checkpoints.replacing import replaced
-from treeadapt.drawing import palette
 from treeadapt.drawing.html import html_page, html_part
-from treeadapt.drawing.outline import Label, Node, Outline, grown, sum_text
+from treeadapt.drawing.outline import Node, Outline, Total, added, grown, sum_text
+from treeadapt.drawing.palette import SIZES, paints
 from treeadapt.drawing.svg import svg
 from treeadapt.drawing.text import aligned, lines, markdown, plain
 from treeadapt.drawing.words import printable, size_text
@@ -75,18 +75,8 @@ class RuleRow:
     where: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Total:
-    """The leaves with one label, added up."""
-
-    label: Any
-    num_leaves: int
-    num_params: int
-    size_bytes: int
-
-
-_Segment = tuple[tuple[float, str, str], ...]
-_AFTER_NUMBERS = math.inf
+_Segment = list[str | tuple[int, str, str]]
+_NUMBER = re.compile("([0-9]+)")
 # Texts of labels that are not strings, and of leaves without a label.
 _NO_NAME = re.compile(r"-|static|no rule|True|False|[-+.0-9]+(e[-+]?[0-9]+)?|nan|-?inf")
 
@@ -112,16 +102,10 @@ class Summary:
     separator: str = "/"
 
     def __repr__(self) -> str:
-        told = sum_text(
-            len(self.rows),
-            sum(row.num_params for row in self.rows),
-            sum(row.size_bytes for row in self.rows),
-        )
-        return f"Summary({told})"
+        return f"Summary({sum_text(*added(self.totals))})"
 
     def __str__(self) -> str:
-        tables = self._tables()
-        texts = ["\n".join(map(str.rstrip, aligned(*table))) for table in tables]
+        texts = ["\n".join(aligned(*table)) for table in self._tables()]
         return "\n\n".join(filter(None, [*texts, "\n".join(self.notes)]))
 
     def to_svg(self, *, title: str = "", depth: int | None = None) -> str:
@@ -214,55 +198,24 @@ class Summary:
 
     def outline(self, title: str = "", depth: int | None = None) -> Outline:
         """Return what pictures show of this report; arguments as for ``to_svg``."""
-        ruled = self.rules is not None
         places = {label_key(total.label): i for i, total in enumerate(self.totals)}
-        where: dict[int | None, str] = {None: ""}
-        giving: list[list[str]] = [[] for _ in places]
-        for rule in self.rules or ():
-            where[rule.number] = where_of = printable(rule.where)
-            if rule.num_leaves and rule.where:
-                giving[places[label_key(rule.label)]].append(where_of)
-        legend = [
-            Label(
-                " ".join(label_text(total.label, "no rule").split()) if ruled else "",
-                paint,
-                total.num_leaves,
-                total.num_params,
-                total.size_bytes,
-                tuple(rules),
-            )
-            for total, paint, rules in zip(
-                self.totals, self._paints(), giving, strict=True
-            )
-        ]
-        known: dict[int, int] = {}  # many leaves have the very same label
+        where = {rule.number: printable(rule.where) for rule in self.rules or ()}
         leaves = []
         for row in self.rows:
-            if id(row.label) not in known:
-                known[id(row.label)] = places[label_key(row.label)]
-            label = known[id(row.label)]
-            kind = printable(row.dtype + ("" if row.shape is None else _shape(row)))
-            decided = "" if row.rule is None else f"rule {row.rule}: {where[row.rule]}"
-            leaves.append(
-                Node.leaf(
-                    row.path, kind, row.num_params, row.size_bytes, label, decided
-                )
-            )
-        notes = tuple(map(printable, self.notes))
-        tree = grown(leaves)
+            kind = printable(row.dtype + _shape(row))
+            by = f"rule {row.rule}: {where[row.rule]}" if row.rule else ""
+            sums = (1, row.num_params, row.size_bytes)
+            part = {places[label_key(row.label)]: (1, row.size_bytes)}
+            leaves.append(Node("", row.path, kind, by, *sums, part))
         return Outline(
-            printable(title), tree, legend, ruled, notes, depth, self.separator
+            printable(title),
+            grown(leaves),
+            self.totals,
+            self.rules is not None,
+            tuple(map(printable, self.notes)),
+            depth,
+            self.separator,
         )
-
-    def _paints(self) -> list[palette.Paint]:
-        """Return how the label of each total looks."""
-        if self.rules is None:
-            return [palette.SIZES] * len(self.totals)
-        labels = [total.label for total in self.totals]
-        given = [label for label in labels if label is not None and label is not STATIC]
-        found = iter(palette.paints(given))
-        special = {id(None): palette.GAP, id(STATIC): palette.STATIC}
-        return [special.get(id(label)) or next(found) for label in labels]
 
     def _tables(self) -> Iterator[tuple[Sequence[str], Sequence[Sequence[str]]]]:
         """Yield head and rows of each table: leaves, rules, totals."""
@@ -337,11 +290,12 @@ def summarize(
         for index, (path, leaf) in enumerate(view.items())
         if chosen[index]
     ]
-    ruled, totals = _grouped(rows, matches, is_whole=where is None)
+    groups = _groups(rows, matches)
+    ruled = tuple(rule for rule, found in groups if found or where is None)
     return Summary(
         rows=tuple(sorted(rows, key=lambda row: natural(row.path))),
-        rules=None if matches is None else tuple(ruled),
-        totals=tuple(totals),
+        rules=None if matches is None else ruled,
+        totals=tuple(_totals(groups, is_ruled=matches is not None)),
         notes=tuple(_notes(matches, chosen)) if matches else (),
         separator=separator,
     )
@@ -361,13 +315,10 @@ def natural(path: str) -> list[_Segment]:
 @functools.lru_cache(maxsize=4_096)
 def _segment_key(segment: str) -> _Segment:
     # By their length, not by ``int``, which refuses thousands of digits.
-    parts = re.findall(r"[0-9]+|[^0-9]+", segment)
-    return tuple(
-        (len(part.lstrip("0")), part.lstrip("0"), part)
-        if part[0] in "0123456789"
-        else (_AFTER_NUMBERS, part, part)
-        for part in parts
-    )
+    return [
+        (len(part.lstrip("0")), part.lstrip("0"), part) if place % 2 else part
+        for place, part in enumerate(_NUMBER.split(segment))
+    ]
 
 
 def _row(path: str, leaf: Any, index: int, matches: RuleMatches | None) -> Row:
@@ -389,37 +340,43 @@ def _row(path: str, leaf: Any, index: int, matches: RuleMatches | None) -> Row:
     )
 
 
-def _grouped(
-    rows: Sequence[Row], matches: RuleMatches | None, *, is_whole: bool
-) -> tuple[list[RuleRow], list[Total]]:
-    """Return what each rule decided, then each label without a rule; and totals."""
-    selectors = () if matches is None else matches.rules.selectors
+def _groups(
+    rows: Sequence[Row], matches: RuleMatches | None
+) -> list[tuple[RuleRow, list[Row]]]:
+    """Return each rule with what it decided, then each label without a rule."""
+    rules = () if matches is None else matches.rules.selectors
     values = () if matches is None else matches.rules.values
-    groups: dict[Hashable, tuple[Any, list[Row]]] = {
-        number: (value, []) for number, value in enumerate(values, 1)
+    groups: dict[Hashable, tuple[RuleRow, list[Row]]] = {
+        number: (RuleRow(number, label, 0, where_text(where)), [])
+        for number, (where, label) in enumerate(zip(rules, values, strict=True), 1)
     }
     for row in rows:
         key = row.rule or (None, id(row.label))  # default, STATIC or None
-        groups.setdefault(key, (row.label, []))[1].append(row)
-    ruled: list[RuleRow] = []
-    labels: dict[Hashable, tuple[Any, list[Row]]] = {}
-    for place, (label, found) in groups.items():
-        number = place if isinstance(place, int) else None
-        where = "" if number is None else where_text(selectors[number - 1])
-        if found or is_whole:
-            ruled.append(RuleRow(number, label, len(found), where))
-        if found:
-            labels.setdefault(label_key(label), (label, []))[1].extend(found)
-    totals = [
-        Total(
-            label,
-            len(found),
-            sum(row.num_params for row in found),
-            sum(row.size_bytes for row in found),
-        )
-        for label, found in labels.values()
+        none = RuleRow(None, row.label, 0, "")
+        groups.setdefault(key, (none, []))[1].append(row)
+    return [
+        (dataclasses.replace(rule, num_leaves=len(found)), found)
+        for rule, found in groups.values()
     ]
-    return ruled, totals
+
+
+def _totals(
+    groups: Iterable[tuple[RuleRow, list[Row]]], *, is_ruled: bool
+) -> Iterator[Total]:
+    """Yield the leaves with each label, added up, in the order of the rules."""
+    labels: dict[Hashable, list[tuple[RuleRow, list[Row]]]] = {}
+    for group in groups:
+        if group[1]:
+            labels.setdefault(label_key(group[0].label), []).append(group)
+    given = [groups[0][0].label for groups in labels.values()]
+    looks = paints(given) if is_ruled else [SIZES] * len(given)
+    for label, paint, members in zip(given, looks, labels.values(), strict=True):
+        rows = [row for _, found in members for row in found]
+        params = sum(row.num_params for row in rows)
+        size = sum(row.size_bytes for row in rows)
+        text = " ".join(label_text(label, "no rule").split()) if is_ruled else ""
+        where = tuple(printable(rule.where) for rule, _ in members if rule.where)
+        yield Total(label, len(rows), params, size, text, paint, where)
 
 
 def label_key(label: Any) -> Hashable:
@@ -466,16 +423,16 @@ def _notes(matches: RuleMatches, chosen: Sequence[bool]) -> list[str]:
 
 def _cells(row: Row) -> tuple[str, ...]:
     """Return a leaf as cells of a table."""
-    told = ("-", row.dtype, "-", "-")
+    told = ("-", "-")
     if row.shape is not None:
-        params, size = f"{row.num_params:,}", size_text(row.size_bytes)
-        told = (_shape(row), row.dtype, params, size)
+        told = (f"{row.num_params:,}", size_text(row.size_bytes))
     path = printable(row.path) or "''"
-    return (path, *told, label_text(row.label), str(row.rule or "-"))
+    shown = (path, _shape(row) or "-", row.dtype, *told)
+    return (*shown, label_text(row.label), str(row.rule or "-"))
 
 
 def _shape(row: Row) -> str:
-    return f"[{','.join(map(str, row.shape or ()))}]"
+    return "" if row.shape is None else f"[{','.join(map(str, row.shape))}]"
 
 
 def label_text(label: Any, missing: str = "-") -> str:

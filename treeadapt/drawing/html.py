@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 
-from treeadapt.drawing.outline import Label, Node, Outline, Row, every
+from treeadapt.drawing.markup import element
+from treeadapt.drawing.outline import LEGEND, Node, Outline, Row, every
 from treeadapt.drawing.palette import Paint
 from treeadapt.drawing.words import fitted, size_text
 
@@ -25,20 +26,17 @@ _STYLE = """
 .treeadapt .own { display: flex; min-width: 2px }
 .treeadapt .own > i, .treeadapt .mix > i { min-width: 1px }
 .treeadapt .all { margin: .3em 0 .9em }
-.treeadapt table { border-collapse: collapse; margin: 0 0 .8em; font: inherit;
-  color: inherit }
+.treeadapt table { border-collapse: collapse; font: inherit; color: inherit }
 .treeadapt th, .treeadapt td { padding: 0 1.4em 0 0; text-align: right; border: 0;
   font: inherit; background: none; vertical-align: top; white-space: nowrap }
-.treeadapt th { opacity: .65 }
-.treeadapt td.rules { opacity: .65; white-space: normal; overflow-wrap: anywhere }
+.treeadapt td.rules { white-space: normal; overflow-wrap: anywhere }
 .treeadapt .left { text-align: left }
-.treeadapt td:first-child:not(.rules) { font-weight: 600 }
+.treeadapt td:first-child { font-weight: 600 }
 .treeadapt .swatch { display: inline-block; width: 11px; height: 11px;
   border-radius: 2px; margin-right: .6em; vertical-align: -1px }
-.treeadapt ul { margin: 0 0 .8em; padding: 0; list-style: none }
-.treeadapt li { overflow-wrap: anywhere; border-left: 3px solid #d1242f;
+.treeadapt .note { overflow-wrap: anywhere; border-left: 3px solid #d1242f;
   padding-left: .7em; margin: .2em 0 }
-.treeadapt .tree { overflow-x: auto }
+.treeadapt .tree { overflow-x: auto; margin-top: .8em }
 .treeadapt .row { display: grid; align-items: center; column-gap: 1.2em;
   grid-template-columns: minmax(15em, 1.3fr) minmax(9em, 1fr) 5em 11em 34px
     minmax(13em, 1.2fr);
@@ -75,50 +73,44 @@ def html_page(outline: Outline) -> str:
 def html_part(outline: Outline) -> str:
     """Return an outline as an element for a notebook or another page."""
     made = ET.Element("div", {"class": "treeadapt"})
-    _add(made, "style", text=_STYLE)
+    element(made, "style", _STYLE)
     if outline.title:
-        _add(made, "div", "head", outline.title)
-    _add(made, "div", "" if outline.title else "head", outline.headline)
-    _own(_add(made, "div", "bar all"), outline.root, outline)
+        element(made, "div", outline.title, class_="head")
+    element(made, "div", outline.headline, class_="" if outline.title else "head")
+    _own(element(made, "div", class_="bar all"), outline.root, outline)
     if outline.legend():
-        _legend(_add(made, "table"), outline)
-    if outline.notes:
-        notes = _add(made, "ul")
-        for note in outline.notes:
-            _add(notes, "li", text=note)
-    tree = _add(made, "div", "tree")
-    head = _add(tree, "div", "row quiet")
+        _legend(element(made, "table"), outline)
+    for note in outline.notes:
+        element(made, "div", note, class_="note")
+    tree = element(made, "div", class_="tree")
+    head = element(tree, "div", class_="row quiet")
     share = f"share of {size_text(outline.root.size_bytes)}"
-    for classes, text in (("name", "path"), ("", "contents"), ("size", "size")):
-        _add(head, "span", classes, text)
-    for text in (share, *(("", "label") if outline.has_labels else ())):
-        _add(head, "span", text=text)
-    first = outline.rows()  # as the picture
-    is_open = {id(row.node) for row in every(first) if row.children}
-    for row in outline.rows(rows=_ROWS, width=_WIDTH):
+    for text in ("path", "contents", "size", share):
+        classes = {"path": "name", "size": "size"}
+        element(head, "span", text, class_=classes.get(text, ""))
+    for text in ("", "label") if outline.has_labels else ():
+        element(head, "span", text)
+    first = every(outline.rows())  # as the picture
+    is_open = {id(row.node) for row in first if row.children}
+    for row in outline.rows(_ROWS, _WIDTH):
         tree.append(_row(row, outline, is_open))
     return _text(made)
 
 
 def _legend(table: ET.Element, outline: Outline) -> None:
-    head = _add(table, "tr")
-    _add(head, "th", "left", "label")
-    for name in ("leaves", "params", "size", "share"):
-        _add(head, "th", text=name)
-    if any(one.rules for one in outline.labels):
-        _add(head, "th", "left", "rules")
-    for one in outline.legend(_LABELS):
-        line = _add(table, "tr")
-        if isinstance(one, Label):
-            name_cell = _add(line, "td", "left", title=one.tip)
-            swatch = _add(name_cell, "span", "swatch", style=_fill(one.paint))
-            swatch.tail = fitted(one.text, 60)
-            for text in one.numbers(outline.root.size_bytes):
-                _add(line, "td", text=text)
-            rules = fitted(", ".join(one.rules), 4 * _MAX_TEXT)
-            _add(line, "td", "left rules", rules)
-        else:
-            _add(line, "td", "left rules", one, colspan="6")
+    shown = outline.legend(_LABELS)
+    head = element(table, "tr", class_="quiet")
+    for name in LEGEND if any(one.rules for one in shown) else LEGEND[:-1]:
+        element(head, "th", name, class_="left" if name in ("label", "rules") else "")
+    for one in shown:
+        line = element(table, "tr")
+        name_cell = element(line, "td", class_="left", title=one.tip)
+        swatch = element(name_cell, "span", class_="swatch", style=_fill(one.paint))
+        swatch.tail = fitted(one.text, 60)
+        for text in outline.numbers(one):
+            element(line, "td", text)
+        rules = fitted(", ".join(one.rules), 4 * _MAX_TEXT)
+        element(line, "td", rules, class_="left rules quiet")
 
 
 def _row(row: Row, outline: Outline, is_open: set[int]) -> ET.Element:
@@ -127,17 +119,18 @@ def _row(row: Row, outline: Outline, is_open: set[int]) -> ET.Element:
     made = line = ET.Element("div")
     if row.children:
         made = ET.Element("details", {"open": ""} if id(node) in is_open else {})
-        line = _add(made, "summary")
+        line = element(made, "summary")
     line.attrib.update({"class": "row", "title": outline.tooltip(row)})
     indent = f"margin-left:{1.2 * min(row.level, 16):.3g}em"
-    name = fitted(node.name_text, _MAX_TEXT, middle=True)
-    _add(line, "span", "name", name, style=indent)
-    _add(line, "span", "quiet", node.kind_text)
-    _add(line, "span", "size", size_text(node.size_bytes))
-    _own(_add(line, "span", "bar"), node, outline)
+    name, kind, size, label = outline.cells(node)
+    name = fitted(name, _MAX_TEXT, middle=True)
+    element(line, "span", name, class_="name", style=indent)
+    element(line, "span", kind, class_="quiet")
+    element(line, "span", size, class_="size")
+    _own(element(line, "span", class_="bar"), node, outline)
     if outline.has_labels:
-        _parts(_add(line, "span", "mix"), node, outline)
-        _add(line, "span", text=fitted(outline.labels_text(node), _MAX_TEXT))
+        _parts(element(line, "span", class_="mix"), node, outline)
+        element(line, "span", fitted(label, _MAX_TEXT))
     for part in line:
         part.tail = " "  # where styles are taken away, words stay apart
     made.extend(_row(child, outline, is_open) for child in row.children)
@@ -148,13 +141,13 @@ def _own(track: ET.Element, node: Node, outline: Outline) -> None:
     """Fill a track as far as a node is of the whole."""
     if node.size_bytes:
         width = f"width:{100 * node.size_bytes / outline.root.size_bytes:.4g}%"
-        _parts(_add(track, "span", "own", style=width), node, outline)
+        _parts(element(track, "span", class_="own", style=width), node, outline)
 
 
 def _parts(bar: ET.Element, node: Node, outline: Outline) -> None:
     for label, share in node.cells:
         fill = _fill(outline.labels[label].paint)
-        _add(bar, "i", style=f"flex:{share:.4g};{fill}")
+        element(bar, "i", style=f"flex:{share:.4g};{fill}")
 
 
 def _fill(paint: Paint) -> str:
@@ -166,14 +159,5 @@ def _fill(paint: Paint) -> str:
     return f"background:repeating-linear-gradient(135deg,{stripes}),{below}"
 
 
-def _text(element: ET.Element) -> str:
-    return ET.tostring(element, encoding="unicode", method="html")
-
-
-def _add(
-    into: ET.Element, tag: str, classes: str = "", text: str = "", **attributes: str
-) -> ET.Element:
-    classed = {"class": classes} if classes else {}
-    made = ET.SubElement(into, tag, classed | attributes)
-    made.text = text
-    return made
+def _text(made: ET.Element) -> str:
+    return ET.tostring(made, encoding="unicode", method="html")

@@ -1,11 +1,12 @@
 """Outlines: a tree folded to what a reader can take in.
 
 Takes leaves with a path, a size and a label; gives nodes with what all their leaves add
-up to. Paths part at slashes and, as PyTorch writes names, at dots. A node with one
-child joins it (``policy/params``). Numbered siblings that are alike in names, kinds and
-labels are one (``layers/{0..23}``, ``h.{0..11}.attn``). ``unfolded`` chooses what to
-open within a number of rows: first what has several labels, then the rest, one level
-after the other.
+up to, and the texts that every form paints: as an ``Outline`` writes a row, SVG, HTML,
+Markdown and text show it. Paths part at slashes and, as PyTorch writes names, at dots.
+A node with one child joins it (``policy/params``). Numbered siblings that are alike in
+names, kinds and labels are one (``layers/{0..23}``, ``h.{0..11}.attn``). ``rows``
+chooses what to open within a number of rows: first what has several labels, then the
+rest, one level after the other.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ import bisect
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from treeadapt.drawing.palette import Paint
+from treeadapt.drawing.palette import REST, SIZES, Paint
 from treeadapt.drawing.words import (
     count_text,
     fitted,
@@ -27,6 +28,7 @@ from treeadapt.drawing.words import (
 )
 from treeadapt.names import plural
 
+LEGEND = ("label", "leaves", "params", "size", "share", "rules")
 _MAX_DEPTH = 40  # the rest of a path is one name
 _FEWEST_ALIKE = 3
 _MAX_RANGE = 6
@@ -35,42 +37,33 @@ _MAX_CELLS = 60  # of a bar
 _MAX_LINES = 12  # of labels in a tooltip
 _MAX_TEXT = 300
 _PARTS = re.compile(r"(?=/)|(?<=[^/.])(?=\.)")
-_NUMBERED = re.compile(
-    r"(?P<before>.*(?<![0-9])|)(?P<number>[0-9]{1,15})(?P<after>[^0-9]*)", re.DOTALL
-)
+_NUMBERED = re.compile(r"(.*?)(?<![0-9])([0-9]{1,15})([^0-9]*)", re.DOTALL)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Label:
-    """An entry of the legend.
+class Total:
+    """The leaves with one label, added up.
 
     Attributes:
-        text: the label, as it reads.
-        paint: how it looks.
-        num_leaves, num_params, size_bytes: of the leaves that have it.
+        label: what they have; None without rules or without a match.
+        num_leaves, num_params, size_bytes: of the leaves.
+        text: the label, as it reads; empty without rules.
+        paint: how the label looks.
         rules: what gives it, as it was typed.
     """
 
-    text: str
-    paint: Paint
+    label: Any
     num_leaves: int
     num_params: int
     size_bytes: int
-    rules: tuple[str, ...]
+    text: str = dataclasses.field(default="", repr=False)
+    paint: Paint = dataclasses.field(default=SIZES, repr=False)
+    rules: tuple[str, ...] = dataclasses.field(default=(), repr=False)
 
     @property
     def tip(self) -> str:
         """The label and its rules, for a tooltip."""
         return "\n".join(map(_short, [self.text, *_first_lines(self.rules, "rule")]))
-
-    def numbers(self, whole_bytes: int) -> tuple[str, str, str, str]:
-        """Write its leaves, parameters, size and share of the whole."""
-        return (
-            f"{self.num_leaves:,}",
-            count_text(self.num_params),
-            size_text(self.size_bytes),
-            share_text(self.size_bytes / whole_bytes if whole_bytes else 0),
-        )
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -79,45 +72,32 @@ class Node:
 
     Attributes:
         name: its part of the path, with the slash or dot before it.
-        sample: the same without ranges: that of the first, if they are several.
+        start: the path down to it; of the first, if they are several.
         kind: of a leaf, such as ``float32[3,4]``; empty for a node.
         rule: of a leaf: what gave it its label.
-        children: of the first, if they are several.
-        copies: how many there are.
         num_leaves, num_params, size_bytes: of all of them.
         parts: leaves and bytes of all of them by label, which is its place.
+        copies: how many there are.
+        children: of the first, if they are several.
         like: equal for nodes that are alike.
     """
 
     name: str
+    start: str
     kind: str = ""
     rule: str = ""
-    children: list[Node] = dataclasses.field(default_factory=list)
-    copies: int = 1
     num_leaves: int = 0
     num_params: int = 0
     size_bytes: int = 0
     parts: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    copies: int = 1
+    children: list[Node] = dataclasses.field(default_factory=list)
     like: int = -1
-    sample: str = ""
-
-    @classmethod
-    def leaf(
-        cls, path: str, kind: str, params: int, size: int, label: int, rule: str
-    ) -> Node:
-        """Return a leaf whose name is still its whole path."""
-        parts = {label: (1, size)}
-        return cls(path, kind, rule, [], 1, 1, params, size, parts)
 
     @property
     def is_leaf(self) -> bool:
         """Whether it is a leaf, or several."""
         return bool(self.kind)
-
-    @property
-    def name_text(self) -> str:
-        """Its name; an empty one is seen, and all of it prints."""
-        return printable(self.name.removeprefix("/")) or "''"
 
     @property
     def kind_text(self) -> str:
@@ -149,14 +129,30 @@ class Node:
         ]
 
 
+class Row(NamedTuple):
+    """One line of a picture.
+
+    Attributes:
+        node: what is shown.
+        path: its whole path, with ``{0..3}`` for several.
+        level: how far it is indented.
+        children: the lines below it; empty if it is folded or a leaf.
+    """
+
+    node: Node
+    path: str
+    level: int
+    children: Sequence[Row]
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Outline:
-    """All that a picture shows.
+    """All that a picture shows, and how it reads.
 
     Attributes:
         title: what it is of; may be empty.
         root: the tree.
-        labels: the legend, in order; one without a text if there are no rules.
+        labels: what the leaves with each label add up to, in order.
         has_labels: whether there are rules.
         notes: what is wrong with the rules, a line each.
         depth: how many segments of a path to show; None for as many as fit.
@@ -165,7 +161,7 @@ class Outline:
 
     title: str
     root: Node
-    labels: Sequence[Label]
+    labels: Sequence[Total]
     has_labels: bool
     notes: Sequence[str]
     depth: int | None = None
@@ -174,25 +170,34 @@ class Outline:
     @property
     def headline(self) -> str:
         """What the whole tree adds up to."""
-        root = self.root
-        return sum_text(root.num_leaves, root.num_params, root.size_bytes)
+        return sum_text(*added([self.root]))
 
-    def rows(self, **limits: int) -> list[Row]:
-        """Return the lines to show; ``limits`` as for ``unfolded``."""
-        return unfolded(self.root, depth=self.depth, separator=self.separator, **limits)
-
-    def legend(self, limit: int = 16) -> list[Label | str]:
-        """Return the labels; of very many the first, what is left out, and the last."""
-        if not self.has_labels or len(self.labels) <= limit:
-            return list(self.labels) if self.has_labels else []
+    def legend(self, limit: int = 16) -> list[Total]:
+        """Return the labels; of very many the first, the rest as one, and the last."""
+        labels = list(self.labels) if self.has_labels else []
+        if len(labels) <= limit:
+            return labels
         head, tail = 2 * limit // 5, limit // 5
-        rest = self.labels[head:-tail]
-        leaves = plural(sum(label.num_leaves for label in rest), "leaf")
-        size = size_text(sum(label.size_bytes for label in rest))
-        told = f"… {len(rest):,} more labels: {leaves}, {size}"
-        return [*self.labels[:head], told, *self.labels[-tail:]]
+        rest = labels[head:-tail]
+        more = Total(None, *added(rest), f"… {len(rest):,} more labels", REST)
+        return [*labels[:head], more, *labels[-tail:]]
 
-    def labels_text(self, node: Node) -> str:
+    def numbers(self, one: Total) -> tuple[str, str, str, str]:
+        """Write leaves, parameters, size and share of the whole, as in ``LEGEND``."""
+        return (
+            f"{one.num_leaves:,}",
+            count_text(one.num_params),
+            size_text(one.size_bytes),
+            share_text(one.size_bytes / (self.root.size_bytes or 1)),
+        )
+
+    def cells(self, node: Node) -> tuple[str, str, str, str]:
+        """Write name, contents, size and labels of a node."""
+        name = printable(node.name.removeprefix("/")) or "''"  # an empty one is seen
+        labels = self._labels_text(node) if self.has_labels else ""
+        return name, node.kind_text, size_text(node.size_bytes), labels
+
+    def _labels_text(self, node: Node) -> str:
         """Write the labels of a node, the largest first, with their shares."""
         shares = sorted(node.shares, key=lambda pair: -pair[1])
         if len(shares) == 1:
@@ -207,48 +212,80 @@ class Outline:
         """Write all that is known of a line."""
         node = row.node
         lines = [fitted(printable(row.path), _MAX_TEXT, middle=True) or "''"]
-        if node.is_leaf:
-            lines.append(_short(node.kind_text))
-        if not node.is_leaf or node.copies > 1:
+        lines.append(_short(node.kind_text))
+        if node.copies > 1 and node.is_leaf:
             lines.append(plural(node.num_leaves, "leaf"))
         params = plural(node.num_params, "parameter")
         lines.append(f"{params}, {size_text(node.size_bytes)}")
         if self.has_labels:
-            shown = itertools.islice(node.parts.items(), _MAX_LINES)
             told = [
                 f"{_short(self.labels[label].text)}: {plural(count, 'leaf')}, "
                 f"{size_text(size)}"
-                for label, (count, size) in shown
+                for label, (count, size) in node.parts.items()
             ]
-            lines += _first_lines(told, "label", count=len(node.parts))
+            lines += _first_lines(told, "label")
             lines += [f"by {_short(node.rule)}"] if node.rule else []
         return "\n".join(lines)
+
+    def rows(self, limit: int = 44, width: int = 28) -> list[Row]:
+        """Return the lines to show: as many as fit, what has several labels first.
+
+        Args:
+            limit: how many lines in all, about; a page of them if not given.
+            width: how many children of one node; the others are added up in one line.
+        """
+        opened = {id(self.root): _first(self.root.children, width)}
+        left = limit - len(opened[id(self.root)])
+        for mixed in (True, False):
+            level = opened[id(self.root)]
+            while level:
+                able = [
+                    (node, _first(node.children, width))
+                    for node in level
+                    if id(node) not in opened and self._may_open(node, mixed=mixed)
+                ]
+                if mixed:  # the largest that fit
+                    able.sort(key=lambda pair: -pair[0].size_bytes)
+                elif sum(len(children) for _, children in able) > left:
+                    break
+                for node, children in able:
+                    if len(children) <= left:
+                        opened[id(node)] = children
+                        left -= len(children)
+                level = [one for node in level for one in opened.get(id(node), ())]
+        return _rows(self.root, opened, "", 0)
+
+    def _may_open(self, node: Node, *, mixed: bool) -> bool:
+        if not node.children or (mixed and len(node.parts) < 2):
+            return False
+        below = node.children[0].start[: len(node.start) + 1]
+        return self.depth is None or below.count(self.separator) < self.depth
 
 
 def grown(leaves: Iterable[Node]) -> Node:
     """Return the root of a tree, folded where leaves are alike.
 
     Args:
-        leaves: in the order to show; the name of each is its path.
+        leaves: in the order to show; each ``start`` is its path.
 
     Example:
-        >>> block = lambda n: Node.leaf(f"model/h.{n}.w", "float32[2]", 2, 8, 0, "")
+        >>> sizes = {"num_leaves": 1, "size_bytes": 8, "parts": {0: (1, 8)}}
+        >>> block = lambda n: Node("", f"model/h.{n}.w", "float32[2]", **sizes)
         >>> root = grown([block(0), block(1), block(2)])
         >>> root.children[0].name, root.children[0].copies, root.size_bytes
         ('model/h.{0..2}.w', 3, 24)
     """
-    root = Node("")
-    inner: dict[tuple[int, str], Node] = {}
+    root = Node("", "")
+    inner: dict[str, Node] = {}
     for leaf in leaves:
-        *above, leaf.name = _PARTS.split(leaf.name, _MAX_DEPTH)
-        at = root
+        *above, leaf.name = _PARTS.split(leaf.start, _MAX_DEPTH)
+        at, start = root, ""
         for part in above:
-            known = inner.get((id(at), part))
-            if known is None:
-                known = inner[id(at), part] = Node(part, sample=part)
-                at.children.append(known)
-            at = known
-        leaf.sample = leaf.name
+            start += part
+            if start not in inner:
+                inner[start] = Node(part, start)
+                at.children.append(inner[start])
+            at = inner[start]
         at.children.append(leaf)
     _finish(root, {})
     return root
@@ -267,11 +304,18 @@ def _finish(node: Node, known: dict[object, int]) -> None:
     node.like = known.setdefault((node.is_leaf, told), len(known))
 
 
+def added(several: Collection[Total | Node]) -> tuple[int, int, int]:
+    """Return how many leaves, parameters and bytes several have in all."""
+    return (
+        sum(one.num_leaves for one in several),
+        sum(one.num_params for one in several),
+        sum(one.size_bytes for one in several),
+    )
+
+
 def _add_up(node: Node, children: Sequence[Node]) -> None:
+    node.num_leaves, node.num_params, node.size_bytes = added(children)
     for child in children:
-        node.num_leaves += child.num_leaves
-        node.num_params += child.num_params
-        node.size_bytes += child.size_bytes
         for label, (count, size) in child.parts.items():
             old = node.parts.get(label, (0, 0))
             node.parts[label] = (old[0] + count, old[1] + size)
@@ -284,38 +328,27 @@ def _joined(node: Node) -> Node:
         return node
     (only,) = node.children
     only.name = node.name + only.name
-    only.sample = node.sample + only.sample
     return only
 
 
 def _merged(children: Sequence[Node]) -> list[Node]:
     """Return numbered siblings that are alike as one, in the place of the first."""
-    alike: dict[object, list[tuple[str, Node]]] = {}
+    families: dict[tuple[str, str, int, int], list[tuple[str, Node]]] = {}
     for child in children:
-        found = _NUMBERED.fullmatch(child.name)
-        key: object = id(child)
-        number = ""
-        if found:
-            number = found["number"]
+        if found := _NUMBERED.fullmatch(child.name):
+            before, number, after = found.groups()
             # Numbers of a fixed width are a family of their own: 00 and 0 differ.
             width = len(number) if number != str(int(number)) else 0
-            key = (found["before"], found["after"], width, child.like)
-        alike.setdefault(key, []).append((number, child))
-    made = {}
-    for group in alike.values():
-        several = len(group) >= _FEWEST_ALIKE
-        kept = [_several(group)] if several else [child for _, child in group]
-        made.update({id(child): child for child in kept})
-    return [made[id(child)] for child in children if id(child) in made]
-
-
-def _several(group: Sequence[tuple[str, Node]]) -> Node:
-    """Return the first of some that are alike, standing for all."""
-    number, first = group[0]
-    before, _, after = first.name.rpartition(number)
-    first.name = f"{before}{_range([one for one, _ in group])}{after}"
-    _multiply(first, len(group))
-    return first
+            key = (before, after, width, child.like)
+            families.setdefault(key, []).append((number, child))
+    gone: set[int] = set()
+    for (before, after, *_), family in families.items():
+        if len(family) >= _FEWEST_ALIKE:
+            numbers, (first, *others) = zip(*family, strict=True)
+            first.name = f"{before}{_range(numbers)}{after}"
+            _multiply(first, len(family))
+            gone.update(map(id, others))
+    return [child for child in children if id(child) not in gone]
 
 
 def _multiply(node: Node, times: int) -> None:
@@ -345,72 +378,6 @@ def _range(numbers: Sequence[str]) -> str:
     return f"{{{','.join(shown)}}}"
 
 
-class Row(NamedTuple):
-    """One line of a picture.
-
-    Attributes:
-        node: what is shown.
-        path: its whole path, with ``{0..3}`` for several.
-        level: how far it is indented.
-        children: the lines below it; empty if it is folded or a leaf.
-    """
-
-    node: Node
-    path: str
-    level: int
-    children: Sequence[Row]
-
-
-def unfolded(
-    root: Node,
-    *,
-    rows: int = 44,
-    width: int = 28,
-    depth: int | None = None,
-    separator: str = "/",
-) -> list[Row]:
-    """Return the lines to show: as many as fit, what has several labels first.
-
-    Args:
-        root: the tree.
-        rows: how many lines in all, about; a page of them if not given.
-        width: how many children of one node; the others are added up in one line.
-        depth: how many segments of a path; None for any number.
-        separator: what is between segments.
-    """
-    opened: dict[int, Sequence[Node]] = {id(root): _first(root.children, width)}
-    left = rows - len(opened[id(root)])
-
-    def may_open(node: Node, path: str) -> bool:
-        if id(node) in opened or not node.children:
-            return False
-        below = path + node.children[0].sample[:1]
-        return depth is None or below.count(separator) < depth
-
-    for mixed in (True, False):
-        level = [(node, node.sample) for node in opened[id(root)]]
-        while level:
-            able = [
-                (node, _first(node.children, width))
-                for node, path in level
-                if (len(node.parts) > 1 or not mixed) and may_open(node, path)
-            ]
-            if mixed:  # the largest that fit
-                able.sort(key=lambda pair: -pair[0].size_bytes)
-            elif sum(len(children) for _, children in able) > left:
-                break
-            for node, children in able:
-                if len(children) <= left:
-                    opened[id(node)] = children
-                    left -= len(children)
-            level = [
-                (child, path + child.sample)
-                for node, path in level
-                for child in opened.get(id(node), ())
-            ]
-    return _rows(root, opened, "", 0)
-
-
 def _rows(
     node: Node, opened: Mapping[int, Sequence[Node]], above: str, level: int
 ) -> list[Row]:
@@ -433,16 +400,14 @@ def _first(children: Sequence[Node], width: int) -> Sequence[Node]:
     if len(children) <= width:
         return children
     rest = children[width - 1 :]
-    more = Node(f"/… {len(rest):,} more")
+    more = Node(f"/… {len(rest):,} more", "")
     _add_up(more, rest)
     return [*children[: width - 1], more]
 
 
-def _first_lines(
-    lines: Sequence[str], noun: str, *, count: int | None = None
-) -> list[str]:
-    """Return the first lines, and how many more there are of ``count``."""
-    left = (len(lines) if count is None else count) - _MAX_LINES
+def _first_lines(lines: Sequence[str], noun: str) -> list[str]:
+    """Return the first lines, and how many more there are."""
+    left = len(lines) - _MAX_LINES
     more = [f"… {plural(left, f'more {noun}')}"] if left > 0 else []
     return [*lines[:_MAX_LINES], *more]
 

@@ -8,9 +8,12 @@ through one scale from dark to light instead.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
+
+from treeadapt.selection.matches import STATIC
 
 # The first is kept for what is frozen.
 HUES = (
@@ -44,16 +47,15 @@ class Paint(NamedTuple):
     texture: Texture = "plain"
 
 
-GAP = Paint(GAP_COLOR, "gap")
-STATIC = Paint(STATIC_COLOR)
 SIZES = Paint(HUES[0])  # where there are no labels
+REST = Paint(STATIC_COLOR, "striped")  # several labels in one line
 
 
 def paints(labels: Sequence[Any]) -> list[Paint]:
     """Give each label its paint; the order decides, and numbers by their rank.
 
     Args:
-        labels: all different.
+        labels: all different; ``STATIC`` and None, which is none, have their own.
 
     Example:
         >>> [paint.color for paint in paints(["frozen", "train"])]
@@ -61,21 +63,27 @@ def paints(labels: Sequence[Any]) -> list[Paint]:
         >>> [paint.color for paint in paints([1.0, 0.1, 0.01])]
         ['#e3cc36', '#179ccc', '#733699']
     """
-    if len(labels) >= _FEWEST_NUMBERS and all(map(_is_number, labels)):
-        ranks = sorted(range(len(labels)), key=lambda place: labels[place])
-        found = {place: rank for rank, place in enumerate(ranks)}
-        return [Paint(_mixed(found[i] / (len(labels) - 1))) for i in range(len(labels))]
-    start = 1 if _FROZEN in [label for label in labels if type(label) is str] else 0
-    others = 0
-    made = []
-    for label in labels:
-        if type(label) is str and label == _FROZEN:
-            made.append(Paint(HUES[0]))
-            continue
-        round_, place = divmod(start + others, len(HUES))
-        others += 1
-        made.append(Paint(HUES[place], "striped" if round_ % 2 else "plain"))
-    return made
+    given = [label for label in labels if label is not None and label is not STATIC]
+    is_scale = len(given) >= _FEWEST_NUMBERS and all(map(_is_number, given))
+    found = iter(_scale(given) if is_scale else _hues(given))
+    special = {id(None): Paint(GAP_COLOR, "gap"), id(STATIC): Paint(STATIC_COLOR)}
+    return [special.get(id(label)) or next(found) for label in labels]
+
+
+def _hues(labels: Sequence[Any]) -> Iterator[Paint]:
+    """Yield the hues in turn, striped every other round; the first is for frozen."""
+    is_frozen = [type(label) is str and label == _FROZEN for label in labels]
+    others = itertools.count(int(any(is_frozen)))
+    for yes in is_frozen:
+        turn, place = divmod(0 if yes else next(others), len(HUES))
+        yield Paint(HUES[place], "striped" if turn % 2 else "plain")
+
+
+def _scale(labels: Sequence[Any]) -> list[Paint]:
+    """Return colours of the scale, by rank."""
+    ranks = sorted(range(len(labels)), key=lambda place: labels[place])
+    found = {place: rank / (len(labels) - 1) for rank, place in enumerate(ranks)}
+    return [Paint(_mixed(found[place])) for place in range(len(labels))]
 
 
 def _is_number(label: Any) -> bool:

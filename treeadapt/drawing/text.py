@@ -8,10 +8,10 @@ commit message.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from treeadapt.drawing.outline import Label, Node, Outline, every
-from treeadapt.drawing.words import columns, fitted, size_text
+from treeadapt.drawing.outline import LEGEND, Node, Outline, every
+from treeadapt.drawing.words import columns, fitted
 
 Span = tuple[str, str]  # text, and style
 
@@ -19,34 +19,36 @@ _BAR = 16
 _NAME, _CONTENTS, _LABEL, _RULES = 48, 32, 34, 60
 _MAX_RULES = 8  # of a label, in Markdown
 _EIGHTHS = " ▏▎▍▌▋▊▉"
-_LEGEND = ("label", "leaves", "params", "size", "share", "rules")
-NUMBERS = frozenset({"leaves", "params", "size", "share", "rule", "ms", "ratio"})
+# Columns whose cells end at one place.
+_NUMBERS = frozenset({"leaves", "params", "size", "share", "rule", "ms", "ratio"})
 
 
-def aligned(
-    head: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    right: Collection[str] = NUMBERS,
-) -> list[str]:
-    """Write a table as lines of one length.
+def aligned(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Write a table as lines; columns of numbers end at one place.
 
     Args:
         head: the names of the columns.
         rows: the cells below them.
-        right: columns that end at one place.
 
     Example:
         >>> aligned(("label", "leaves"), [("train", "2")])
         ['label  leaves', 'train       2']
     """
+    return ["  ".join(row).rstrip() for row in _padded(head, rows)]
+
+
+def _padded(
+    head: Sequence[str], rows: Iterable[Sequence[str]]
+) -> list[tuple[str, ...]]:
+    """Return head and rows, with the cells of each column equally wide."""
     made = []
     for column in zip(head, *rows, strict=True):
         width = max(map(columns, column))
         spaces = [" " * (width - columns(cell)) for cell in column]
         pairs = zip(column, spaces, strict=True)
-        is_right = column[0] in right
+        is_right = column[0] in _NUMBERS
         made.append([s + cell if is_right else cell + s for cell, s in pairs])
-    return ["  ".join(row) for row in zip(*made, strict=True)]
+    return list(zip(*made, strict=True))
 
 
 def lines(outline: Outline) -> Iterator[list[Span]]:
@@ -64,7 +66,7 @@ def lines(outline: Outline) -> Iterator[list[Span]]:
         yield from ([(note, "red")] for note in outline.notes)
 
 
-def plain(made: Iterator[list[Span]]) -> str:
+def plain(made: Iterable[list[Span]]) -> str:
     """Return lines without their styles."""
     return "\n".join("".join(text for text, _ in line).rstrip() for line in made)
 
@@ -78,14 +80,10 @@ def markdown(outline: Outline) -> str:
     if outline.title:
         parts.insert(0, f"### {_code(outline.title)}")
     if outline.legend():
-        table = [_LEGEND, ["---", *["---:"] * 4, "---"]]
+        table = [LEGEND, ("---", *["---:"] * 4, "---")]
         for one in outline.legend():
-            if isinstance(one, Label):
-                rules = " ".join(map(_code, one.rules[:_MAX_RULES]))
-                numbers = one.numbers(outline.root.size_bytes)
-                table.append([_code(one.text), *numbers, rules])
-            else:
-                table.append([one, *[""] * 5])
+            rules = " ".join(map(_code, one.rules[:_MAX_RULES]))
+            table.append((_code(one.text), *outline.numbers(one), rules))
         parts.append("\n".join(f"| {' | '.join(row)} |" for row in table))
     if outline.notes:
         parts.append(_fenced("diff", "\n".join(f"- {note}" for note in outline.notes)))
@@ -113,52 +111,42 @@ def _ticks(text: str, least: int) -> str:
 
 
 def _legend(outline: Outline) -> Iterator[list[Span]]:
-    shown = outline.legend()
     cells = [
         (
             fitted(one.text, _LABEL),
-            *one.numbers(outline.root.size_bytes),
+            *outline.numbers(one),
             fitted(", ".join(one.rules), _RULES),
         )
-        for one in shown
-        if isinstance(one, Label)
+        for one in outline.legend()
     ]
-    head, *rows = aligned(_LEGEND, cells)
+    head, *rows = aligned(LEGEND, cells)
     yield [("   ", ""), (head, "dim")]
-    told = iter(rows)
-    for one in shown:
-        if isinstance(one, Label):
-            yield [("██ ", one.paint.color), (next(told), "")]
-        else:
-            yield [(f"   {one}", "dim")]
+    for one, row in zip(outline.legend(), rows, strict=True):
+        yield [("██ ", one.paint.color), (row, "")]
 
 
 def _tree(outline: Outline) -> Iterator[list[Span]]:
     rows = list(every(outline.rows()))
-    if not rows:
-        return
-    names = [
-        fitted("  " * r.level + r.node.name_text, _NAME, middle=True) for r in rows
+    cells = [outline.cells(row.node) for row in rows]
+    shown = [
+        (
+            fitted("  " * row.level + name, _NAME, middle=True),
+            fitted(kind, _CONTENTS),
+            size,
+        )
+        for row, (name, kind, size, _) in zip(rows, cells, strict=True)
     ]
-    contents = [fitted(row.node.kind_text, _CONTENTS) for row in rows]
-    sizes = [size_text(row.node.size_bytes) for row in rows]
-    name_lines = aligned(["path"], [[name] for name in names])
-    others = list(zip(contents, sizes, strict=True))
-    kind_lines = aligned(["contents", "size"], others)
+    head, *table = _padded(("path", "contents", "size"), shown)
     last = [("label", "dim")] if outline.has_labels else []
-    bar = "share".ljust(_BAR + 2)
-    yield [(f"{name_lines[0]}  {kind_lines[0]}  {bar}", "dim"), *last]
-    for row, name, kind in zip(rows, name_lines[1:], kind_lines[1:], strict=True):
-        line: list[Span] = [
-            (name, "bold" if row.node.children else ""),
-            (f"  {kind}  ", ""),
-            *_bar(row.node, outline),
-            ("  ", ""),
-        ]
+    if rows:
+        yield [("  ".join([*head, "share".ljust(_BAR + 2)]), "dim"), *last]
+    for row, (name, kind, size), (*_, label) in zip(rows, table, cells, strict=True):
+        style = "bold" if row.node.children else ""
+        line = [(name, style), (f"  {kind}  {size}  ", "")]
+        line += [*_bar(row.node, outline), ("  ", "")]
         if outline.has_labels:
-            told = fitted(outline.labels_text(row.node), _LABEL)
             first = max(row.node.shares, key=lambda pair: pair[1])[0]
-            line.append((told, outline.labels[first].paint.color))
+            line.append((fitted(label, _LABEL), outline.labels[first].paint.color))
         yield line
 
 
