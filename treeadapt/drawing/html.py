@@ -35,7 +35,7 @@ _STYLE = """
 .treeadapt .swatch { display: inline-block; width: 11px; height: 11px;
   border-radius: 2px; margin-right: .6em; vertical-align: -1px }
 .treeadapt .note { overflow-wrap: anywhere; border-left: 3px solid #d1242f;
-  padding-left: .7em; margin: .2em 0 }
+  padding-left: .7em; margin: .5em 0 }
 .treeadapt .tree { overflow-x: auto; margin-top: .8em }
 .treeadapt .row { display: grid; align-items: center; column-gap: 1.2em;
   grid-template-columns: minmax(15em, 1.3fr) minmax(9em, 1fr) 5em 11em 34px
