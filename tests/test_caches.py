@@ -22,10 +22,11 @@ import numpy as np
 import pytest
 
 import treeadapt as ta
-from treeadapt import arrays, matcher, patterns
+from treeadapt import arrays, characters, matcher, patterns
 from treeadapt.carry import matching
 from treeadapt.matcher import matcher_of
 from treeadapt.patterns import parse
+from treeadapt.selection.whole import whole_tree
 from treeadapt.transforms import updates
 from treeadapt.trees import views
 from treeadapt.trees.metadata import Snapshot, node_data, same_static
@@ -347,7 +348,7 @@ def test_every_cached_function_has_a_bound(function):
 
 
 def test_a_matcher_forgets_before_it_grows_large(monkeypatch):
-    monkeypatch.setattr(matcher, "MAX_TRANSITIONS", 100)
+    monkeypatch.setattr(characters, "MAX_TRANSITIONS", 100)
     one = matcher_of((parse("**/a[0-9]*"),))
     for i in range(50):
         assert one.match_path(f"b{i}/c/a{i}") == 1
@@ -374,7 +375,7 @@ def use(tree, *wheres):
     for where in ("**", *wheres):
         ta.param_mask(tree, where, unused="ignore")
         ta.Rules([(where, "a"), ("**", "b")], unused="ignore")(tree)
-    with ta.whole_tree(tree):
+    with whole_tree(tree):
         ta.glob("**")(ta.to_flat_dict(tree))
 
 

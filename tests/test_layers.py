@@ -26,6 +26,7 @@ ROOMS = (
     ("trees",),
     ("convert",),
     ("patterns",),
+    ("characters",),
     ("matcher",),
     ("selection",),
     ("splitting", "renaming"),

@@ -13,6 +13,7 @@ import pytest
 from trees import TREES, LayerTuple, ModelTuple, mlp, two_layers
 
 import treeadapt as ta
+from treeadapt.selection.whole import whole_tree
 from treeadapt.transforms.flat import trained
 from treeadapt.transforms.lift import Lifted, is_function
 from treeadapt.trees.views import view_tree
@@ -39,7 +40,7 @@ def test_a_function_is_asked_about_the_callers_tree_and_answers_for_the_flat_one
 
     mask = ta.lift(ask)
     flat = trained(view_tree(tree))
-    with ta.whole_tree(tree):
+    with whole_tree(tree):
         answers = mask(flat)
     assert answers == {path: x.ndim > 1 for path, x in flat.items()}
     assert all(type(answer) is bool for answer in answers.values())

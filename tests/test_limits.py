@@ -98,7 +98,7 @@ for text in (
     weight, rows = 0, []
     for text in texts:
         weight += ta.patterns.weight(text)
-        if weight > ta.rules_file.MAX_WEIGHT - 1:
+        if weight > ta.selection.files.MAX_WEIGHT - 1:
             break
         rows.append(f'"{text}" = 1')
     rows.append('"**" = 2')

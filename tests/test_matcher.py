@@ -332,7 +332,7 @@ def test_a_matcher_is_shared_by_equal_patterns():
 
 
 def test_tables_stay_small_and_answers_right(monkeypatch):
-    monkeypatch.setattr("treeadapt.matcher.MAX_TRANSITIONS", 3)
+    monkeypatch.setattr("treeadapt.characters.MAX_TRANSITIONS", 3)
     matcher = Matcher([parse("**/a*{b,,c}{a,}"), parse("b?")])
     for path in ("x/abc", "ab", "bb", "", "b", "a/b/c", "ba", "abca"):
         for _ in range(3):

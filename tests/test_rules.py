@@ -39,7 +39,8 @@ from treeadapt.selection.rules import (
     param_labels,
     param_mask,
 )
-from treeadapt.selection.selectors import escape, glob, leaf, node, select, whole_tree
+from treeadapt.selection.selectors import escape, glob, leaf, node, select
+from treeadapt.selection.whole import whole_tree
 from treeadapt.trees.views import view_tree
 
 
@@ -245,7 +246,7 @@ def test_a_shadowed_rule_is_an_error_with_the_cure(rules):
         (
             [("encoder", "f"), ("encoder/*", "b"), ("**", "t")],
             "match all 2 leaves that it matches, such as 'encoder/bias'. Keep one of "
-            "the two, for rule 1, 'encoder', matches no other leaf.",
+            "the two, because rule 1, 'encoder', matches no other leaf.",
         ),
         (
             [("encoder", "f"), ("encoder/bias", "f"), ("**", "t")],

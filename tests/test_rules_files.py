@@ -19,9 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treeadapt.errors import PatternError, RulesFileError, TreeAdaptError
+from treeadapt.selection.files import MAX_BYTES, MAX_PATTERNS, write_toml
 from treeadapt.selection.freeze_spec import FreezeSpec
 from treeadapt.selection.rules import Rules, load_rules
-from treeadapt.selection.rules_file import MAX_BYTES, MAX_PATTERNS, write_toml
 from treeadapt.selection.selectors import as_selector, escape, glob, leaf, node
 
 

@@ -35,8 +35,8 @@ from treeadapt.selection.selectors import (
     leaf,
     node,
     select,
-    whole_tree,
 )
+from treeadapt.selection.whole import whole_tree
 from treeadapt.trees.views import view_tree
 
 F32 = jnp.float32

@@ -21,7 +21,7 @@ from test_checkpoints import write
 import treeadapt as ta
 from treeadapt import errors, patterns
 from treeadapt.checkpoints import common, orbax_folder, safetensors_file
-from treeadapt.selection import rules_file
+from treeadapt.selection import files
 from treeadapt.trees import flatten
 
 ROOT = Path(__file__).parent.parent
@@ -245,10 +245,10 @@ def test_no_attribute_is_set_that_the_target_does_not_have(model, name, tmp_path
 def test_the_policy_states_the_caps_as_they_are():
     text = (ROOT / "SECURITY.md").read_text("utf-8")
     caps = {
-        "bytes of a rules file": rules_file.MAX_BYTES,
-        "patterns of a rules file": rules_file.MAX_PATTERNS,
-        "weight of the patterns of a rules file": rules_file.MAX_WEIGHT,
-        "paths of a freeze spec": rules_file.MAX_PATHS,
+        "bytes of a rules file": files.MAX_BYTES,
+        "patterns of a rules file": files.MAX_PATTERNS,
+        "weight of the patterns of a rules file": files.MAX_WEIGHT,
+        "paths of a freeze spec": files.MAX_PATHS,
         "characters of a pattern with wildcards": patterns.MAX_CHARACTERS,
         "`**` in a pattern": patterns.MAX_ANY_DEPTH,
         "digits of a number in a pattern": patterns.MAX_DIGITS,

@@ -66,7 +66,6 @@ from treeadapt.renaming import rename
 from treeadapt.report import Summary, summarize
 from treeadapt.selection.freeze_spec import FreezeSpec
 from treeadapt.selection.matches import STATIC, RuleMatches
-from treeadapt.selection.remembered import whole_tree
 from treeadapt.selection.rules import Rules, load_rules, param_labels, param_mask
 from treeadapt.selection.selectors import Selector, glob, leaf, node
 from treeadapt.sharding.params import named_shardings, partition_specs
@@ -166,5 +165,4 @@ __all__ = [
     "tree_paths",
     "tree_set",
     "value_and_grad_from_state",
-    "whole_tree",
 ]

@@ -4,64 +4,43 @@ Takes parsed patterns and the names of a tree; gives one int a leaf, whose bit `
 says whether pattern ``i`` selects the leaf. All globs are one automaton over segments
 that goes down the tree with the state carried from parent to child. Each transition
 is computed once, so that a leaf costs one dictionary look-up, whatever the number of
-patterns. All globs within a segment are one automaton over characters. The states of
-both are sets of positions, held as the bits of an int: no pattern, however hostile,
-takes more than its length times the length of the path.
-Tables are bounded and may be dropped at any time: they only ever save work. Knows no
-leaf, and neither ``!`` nor the order of rules (see ``selectors`` and ``rules``).
+patterns. States are sets of positions, held as the bits of an int: no pattern, however
+hostile, takes more than its length times the length of the path.
+Tables are bounded and may be dropped at any time: they only ever save work. Globs
+within a segment are up to ``characters``, ``!`` and the order of rules to
+``selection``.
 """
 
 from __future__ import annotations
 
 import re
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import accumulate
-from operator import or_, xor
-from typing import Protocol
+from operator import or_
 
+from treeadapt.characters import CharacterAutomaton, limit, mask_of, places_of, union_of
 from treeadapt.errors import SelectorError
 from treeadapt.names import listing
 from treeadapt.patterns import (
     AnyDepth,
-    CharacterSet,
     ClassName,
     FromEnd,
     Glob,
     Literal,
-    Mark,
-    NumberRange,
     Pattern,
-    Token,
     weight,
 )
+from treeadapt.trees.views import Plan
 
-# Transitions that an automaton remembers before it starts again, and the bytes that the
-# states of one matcher may take by then.
-MAX_TRANSITIONS = 100_000
+# The bytes that the states of one matcher may take before it starts again.
 MAX_BYTES = 64 * 2**20
 # The weight of the patterns that share an automaton: a step costs what all of them
 # weigh, so larger tables are walked in groups.
 MAX_WEIGHT = 8_192
 
 _DIGITS = re.compile("[0-9]+")
-_NOT_ZERO = re.compile(rb"[^\0]", re.DOTALL)
-
-
-class NameTree(Protocol):
-    """The names of a tree, as far as patterns ask for them."""
-
-    @property
-    def paths(self) -> Sequence[str]:
-        """One label path a leaf, all different."""
-
-    def classes(self, path: str) -> tuple[type, ...]:
-        """Classes of the nodes and boxes that stand at ``path``; often none."""
-
-    def child_names(self, path: str | None) -> Sequence[str]:
-        """Segments right below the node at ``path``, below the root for ``None``."""
 
 
 class Matcher:
@@ -69,6 +48,10 @@ class Matcher:
 
     Args:
         patterns: parsed patterns; their order gives the bits of an answer.
+
+    Attributes:
+        bits: the bit of each pattern, by its text.
+        asking: the patterns that ask for classes or siblings.
 
     Example:
         >>> from treeadapt.patterns import parse
@@ -79,6 +62,8 @@ class Matcher:
 
     def __init__(self, patterns: Iterable[Pattern]):
         self.patterns = tuple(patterns)
+        self.bits = {one.text: 1 << i for i, one in enumerate(self.patterns)}
+        self.asking = [one.text for one in self.patterns if one.needs_tree]
         self._regexes = [
             (1 << index, pattern.regex)
             for index, pattern in enumerate(self.patterns)
@@ -88,42 +73,42 @@ class Matcher:
         budget = MAX_BYTES // max(1, len(groups))
         self._automata = [_SegmentAutomaton(globs, budget) for globs in groups]
 
-    def match(self, tree: NameTree) -> list[int]:
+    def match(self, plan: Plan) -> list[int]:
         """Match all leaves of a tree.
 
         Args:
-            tree: its paths are read always, its classes and child names only where a
+            plan: its paths are read always, its classes and child names only where a
                 pattern asks for them.
 
         Returns:
-            One int for each of ``tree.paths``: bit ``i`` is set if ``patterns[i]``
+            One int for each of ``plan.paths``: bit ``i`` is set if ``patterns[i]``
             selects the leaf.
         """
-        found = [0] * len(tree.paths)
+        found = [0] * len(plan.paths)
         for automaton in self._automata:
-            masks = _Walk(automaton, tree).leaves()
+            masks = _Walk(automaton, plan).leaves()
             found = list(map(or_, found, masks)) if any(found) else masks
             automaton.trim()
         for bit, regex in self._regexes:
-            for index, path in enumerate(tree.paths):
+            for index, path in enumerate(plan.paths):
                 if regex.fullmatch(path):
                     found[index] |= bit
         return found
 
-    def reach(self, tree: NameTree, paths: Sequence[str]) -> int:
+    def reach(self, plan: Plan, paths: Sequence[str]) -> int:
         """Tell which patterns could match at or below places of which little is known.
 
         Args:
-            tree: the tree that these places are in.
+            plan: names of the tree that these places are in.
             paths: their paths. What class stands there, and what is below, is unknown.
 
         Returns:
             An int whose bit ``i`` is set if ``patterns[i]`` could; so it is for every
             regular expression.
         """
-        found = _union(bit for bit, _ in self._regexes) if paths else 0
+        found = union_of(bit for bit, _ in self._regexes) if paths else 0
         for automaton in self._automata:
-            walk = _Walk(automaton, tree, unknown=frozenset(paths))
+            walk = _Walk(automaton, plan, unknown=frozenset(paths))
             found |= automaton.alive(walk.state(path) for path in paths)
             automaton.trim()
         return found
@@ -137,10 +122,9 @@ class Matcher:
         Raises:
             SelectorError: a pattern asks for classes or siblings.
         """
-        asking = [pattern.text for pattern in self.patterns if pattern.needs_tree]
-        if asking:
+        if self.asking:
             raise SelectorError(
-                f"Only a tree can answer {listing(asking)}: a path does not tell "
+                f"Only a tree can answer {listing(self.asking)}: a path does not tell "
                 "classes or siblings. Bind the selector or the rules to the full tree "
                 "first: .bind(tree)."
             )
@@ -193,17 +177,17 @@ class _Walk:
     def __init__(
         self,
         segments: _SegmentAutomaton,
-        tree: NameTree,
+        plan: Plan,
         unknown: frozenset[str] = frozenset(),
     ):
-        self.segments, self.tree, self.unknown = segments, tree, unknown
+        self.segments, self.plan, self.unknown = segments, plan, unknown
         self.states: dict[str | None, _SegmentState] = {None: segments.root}
         self.counted: dict[str | None, dict[str, int]] = {}
         self.classes: dict[tuple[type, ...], int] = {}
 
     def leaves(self) -> list[int]:
         """What each leaf of the tree is selected by."""
-        return [self.state(path).found for path in self.tree.paths]
+        return [self.state(path).found for path in self.plan.paths]
 
     def state(self, path: str) -> _SegmentState:
         """The state after the path of a leaf, which is not remembered."""
@@ -239,7 +223,7 @@ class _Walk:
         asks = state.asks
         answer = 0
         if asks & self.segments.class_positions:
-            classes = self.tree.classes(path)
+            classes = self.plan.classes(path)
             if path in self.unknown:
                 answer |= asks & self.segments.class_positions
             elif classes:
@@ -262,7 +246,7 @@ class _Walk:
         # One node has one state, so it always asks the same.
         positions = self.counted.get(parent)
         if positions is None:
-            positions = self.segments.count(self.tree.child_names(parent), asks)
+            positions = self.segments.count(self.plan.child_names(parent), asks)
             self.counted[parent] = positions
         return positions
 
@@ -321,13 +305,13 @@ class _SegmentAutomaton:
     def alive(self, states: Iterable[_SegmentState]) -> int:
         """The bits of all globs that match in a state, or may do so further down."""
         ends = sorted(self._accepting)
-        places = _places(_union(state.positions for state in states))
+        places = places_of(union_of(state.positions for state in states))
         found = {ends[bisect_left(ends, place)] for place in places}
-        return _union(self._accepting[end] for end in found)
+        return union_of(self._accepting[end] for end in found)
 
     def trim(self) -> None:
         """Forget what was learnt if that is too much."""
-        if self._transitions > _limit(self._budget, self._size):
+        if self._transitions > limit(self._budget, self._size):
             self._forget()
 
     def step(self, state: _SegmentState, name: str, answer: int) -> _SegmentState:
@@ -349,7 +333,7 @@ class _SegmentAutomaton:
         """The state of ``positions``, when ``before`` has ``found`` already."""
         state = self._states.get(positions)
         if state is None:
-            for place in _places(positions & ~before & self._accepts):
+            for place in places_of(positions & ~before & self._accepts):
                 found |= self._accepting[place]
             state = self._states[positions] = _SegmentState(self, positions, found)
         return state
@@ -422,14 +406,14 @@ class _SegmentAutomaton:
             self._add_text(element.before, before)
             self._add_text(element.after, after)
             self._parts[element] = before, after
-        self._characters = _CharacterAutomaton(
+        self._characters = CharacterAutomaton(
             ((glob.tokens, positions) for glob, positions in self._globs.items()),
             self._budget,
         )
-        self.class_positions = _union(self.class_names.values())
-        self.counted_positions = _union(self._counted.values())
+        self.class_positions = union_of(self.class_names.values())
+        self.counted_positions = union_of(self._counted.values())
         self.tree_positions = self.class_positions | self.counted_positions
-        self._accepts = _mask(self._accepting, self._size)
+        self._accepts = mask_of(self._accepting, self._size)
         self._stays = self._accepts | self.any_depth
         self._forget()
 
@@ -439,314 +423,3 @@ class _SegmentAutomaton:
         self._states: dict[int, _SegmentState] = {}
         first = self._first | (self._first & self.any_depth) << 1
         self.root = self._state(first, 0, 0)
-
-
-class _CharacterState(dict[str, "_CharacterState"]):
-    """A set of positions, and where each character leads from there."""
-
-    __slots__ = ("automaton", "found", "positions")
-
-    def __init__(self, automaton: _CharacterAutomaton, positions: int):
-        self.automaton = automaton
-        self.positions = positions
-        self.found = automaton.found(positions)
-
-    def __missing__(self, char: str) -> _CharacterState:
-        state = self.automaton.step(self.positions, char)
-        self[char] = state
-        return state
-
-
-class _CharacterAutomaton:
-    """All globs within a segment, side by side.
-
-    A state holds the positions whose character may come next. Most often a character
-    leads one bit down; where braces and numbers lead elsewhere, ``_jumps`` says so.
-
-    Args:
-        globs: tokens, and the bits to give for a text that matches them.
-        budget: bytes that the states may take before they are forgotten.
-    """
-
-    def __init__(self, globs: Iterable[tuple[Sequence[Token], int]], budget: int):
-        self._everywhere = 0  # the bits of ``*`` alone
-        self._first = self._stars = self._falling_stars = self._falling = 0
-        self._literals: dict[str, int] = defaultdict(int)
-        self._changes: dict[int, int] = defaultdict(int)
-        self._jumps: dict[int, tuple[int, int]] = {}  # place -> positions, shift
-        self._accepting: dict[int, int] = {}  # place -> bits of the answer
-        self._size = 0
-        for tokens, bits in globs:
-            if len(tokens) == 1 and tokens[0] is Mark.STAR:
-                self._everywhere |= bits
-            else:
-                self._accepting[self._size] = bits
-                self._put(_Layout(tokens))
-        self._limit = _limit(budget, self._size)
-        self._finish()
-
-    def match(self, text: str) -> int:
-        """The bits of all globs that match ``text``."""
-        if not self._accepting:
-            return self._everywhere
-        if self._transitions > self._limit:
-            self._forget()
-        state = self._root
-        for char in text:
-            state = state[char]
-        return state.found
-
-    def found(self, positions: int) -> int:
-        """The bits of all globs that are matched in ``positions``."""
-        found = self._everywhere
-        for place in _places(positions & self._accepts):
-            found |= self._accepting[place]
-        return found
-
-    def step(self, positions: int, char: str) -> _CharacterState:
-        """The state that ``char`` leads to from ``positions``."""
-        hits = positions & self._accepted(char)
-        after = hits & self._stars | (hits & self._falling) >> 1
-        after |= (after & self._falling_stars) >> 1
-        if hits & self._jumping:
-            after |= self._jump(hits & self._jumping)
-        self._transitions += 1
-        state = self._states.get(after)
-        if state is None:
-            state = self._states[after] = _CharacterState(self, after)
-        return state
-
-    def _accepted(self, char: str) -> int:
-        """The positions that accept ``char``."""
-        in_sets = self._in_sets[bisect_right(self._points, ord(char))]
-        return self._stars | in_sets | self._literals.get(char, 0)
-
-    def _jump(self, hits: int) -> int:
-        # By bytes, each of them worked out once: thousands of positions may jump at
-        # every character.
-        after = 0
-        data = hits.to_bytes(self._size // 8 + 1, "little")
-        for found in _NOT_ZERO.finditer(data):
-            index = found.start()
-            key = index << 8 | data[index]
-            target = self._jumped.get(key)
-            if target is None:
-                if len(self._jumped) > self._limit // 8:
-                    self._jumped.clear()
-                target = self._jumped[key] = self._jump_byte(8 * index, data[index])
-            after |= target
-        return after
-
-    def _jump_byte(self, begin: int, byte: int) -> int:
-        after = 0
-        for place in _places(byte):
-            positions, shift = self._jumps[begin + place]
-            after |= positions << shift
-        return after
-
-    def _put(self, glob: _Layout) -> None:
-        shift = self._size
-        self._size += glob.size
-        self._first |= glob.first << shift
-        self._stars |= glob.stars << shift
-        self._falling_stars |= glob.falling_stars << shift
-        self._falling |= glob.falling << shift
-        for char, positions in glob.literals.items():
-            self._literals[char] |= positions << shift
-        for point, positions in glob.changes.items():
-            self._changes[point] ^= positions << shift
-        for place, positions in glob.jumps.items():
-            self._jumps[shift + place] = positions, shift
-
-    def _finish(self) -> None:
-        self._accepts = _mask(self._accepting, self._size)
-        self._jumping = _mask(self._jumps, self._size)
-        self._points = sorted(self._changes)
-        changes = (self._changes[point] for point in self._points)
-        self._in_sets = list(accumulate(changes, xor, initial=0))
-        self._forget()
-
-    def _forget(self) -> None:
-        self._transitions = 0
-        self._jumped: dict[int, int] = {}
-        self._states: dict[int, _CharacterState] = {}
-        self._root = self._states[self._first] = _CharacterState(self, self._first)
-
-
-class _Layout:
-    """One glob within a segment as a run of positions.
-
-    It is laid out from its end: the lowest position says that the glob is matched,
-    and a character most often leads one bit down.
-
-    Args:
-        tokens: what the glob matches.
-    """
-
-    def __init__(self, tokens: Sequence[Token]):
-        self.size = 1
-        self.stars = 0
-        self.falling_stars = 0  # those that lead one bit down, at no character
-        self.falling = 0  # positions whose character leads one bit down only
-        self.jumps: dict[int, int] = {}  # place -> where else it leads
-        self.literals: dict[str, int] = defaultdict(int)
-        # Code point -> positions that from there on accept what they did not, or
-        # no longer accept what they did.
-        self.changes: dict[int, int] = defaultdict(int)
-        self.first = self._lay_out(tokens, 1)
-
-    # Each of these takes the positions that come next and gives those to come from.
-
-    def _lay_out(self, tokens: Sequence[Token], now: int) -> int:
-        groups: list[tuple[int, int]] = []  # what follows, what alternatives begin with
-        for token in reversed(tokens):
-            if isinstance(token, str):
-                now = self._literal(token, now)
-            elif isinstance(token, CharacterSet):
-                now = self._set(token.intervals, now)
-            elif isinstance(token, NumberRange):
-                now = self._numbers(token, now)
-            elif token is Mark.STAR:
-                now = self._star(now)
-            elif token is Mark.CLOSE:
-                groups.append((now, 0))
-            elif token is Mark.COMMA:
-                after, begin = groups.pop()
-                groups.append((after, begin | now))
-                now = after
-            else:
-                now |= groups.pop()[1]
-        return now
-
-    def _character(self, after: int) -> int:
-        position = 1 << self.size
-        below = position >> 1
-        if after == below | (below & self.falling_stars) >> 1:
-            self.falling |= position
-        else:
-            self.jumps[self.size] = after
-        self.size += 1
-        return position
-
-    def _literal(self, char: str, after: int) -> int:
-        self.literals[char] |= 1 << self.size
-        return self._character(after)
-
-    def _set(self, intervals: Iterable[tuple[int, int]], after: int) -> int:
-        for first, last in intervals:
-            self.changes[first] ^= 1 << self.size
-            self.changes[last + 1] ^= 1 << self.size
-        return self._character(after)
-
-    def _star(self, after: int) -> int:
-        position = 1 << self.size
-        self.stars |= position
-        if after == position >> 1:
-            self.falling_stars |= position
-        else:
-            self.jumps[self.size] = after
-        self.size += 1
-        return position | after
-
-    def _digit(self, first: int, last: int, after: int) -> int:
-        if first > last:
-            return 0
-        return self._set([(ord("0") + first, ord("0") + last)], after)
-
-    def _numbers(self, numbers: NumberRange, after: int) -> int:
-        """Lay out a range: a handful of positions a place, whatever its size."""
-        first, last = numbers.first, numbers.last
-        if len(first) == len(last):
-            return self._between(first, last, after)
-        free = self._free_digits(len(last) - 1, after)
-        # Numbers of the widths in between need no look at their digits.
-        begin = self._at_least(first, free)
-        if len(first) + 1 < len(last):
-            begin |= self._digit(1, 9, _union(free[len(first) : -1]))
-        rest, high = free[-1], self._at_most(last[1:], free)
-        return begin | self._digits(1, rest, int(last[0]), high, rest)
-
-    def _between(self, first: str, last: str, after: int) -> int:
-        """Lay out the numbers of one width from ``first`` to ``last``."""
-        pairs = zip(first, last, strict=True)
-        shared = next((i for i, (a, b) in enumerate(pairs) if a != b), len(first))
-        now = after
-        if shared < len(first):
-            free = self._free_digits(len(first) - shared - 1, after)
-            low = self._at_least(first[shared + 1 :], free)
-            high = self._at_most(last[shared + 1 :], free)
-            now = self._digits(
-                int(first[shared]), low, int(last[shared]), high, free[-1]
-            )
-        for char in reversed(first[:shared]):
-            now = self._literal(char, now)
-        return now
-
-    def _free_digits(self, count: int, after: int) -> list[int]:
-        """Lay out any digits: none of them, one, ... up to ``count``."""
-        # In a row, so that each leads one bit down.
-        free = [after]
-        for _ in range(count):
-            free.append(self._digit(0, 9, free[-1]))
-        return free
-
-    def _at_least(self, digits: str, free: list[int]) -> int:
-        low = free[0]
-        for digit, rest, free_too in zip(
-            reversed(digits), free, free[1:], strict=False
-        ):
-            same = digit == "0" and low == rest
-            low = free_too if same else self._digits(int(digit), low, 9, rest, rest)
-        return low
-
-    def _at_most(self, digits: str, free: list[int]) -> int:
-        high = free[0]
-        for digit, rest, free_too in zip(
-            reversed(digits), free, free[1:], strict=False
-        ):
-            same = digit == "9" and high == rest
-            high = free_too if same else self._digits(0, rest, int(digit), high, rest)
-        return high
-
-    def _digits(self, bottom: int, low: int, top: int, high: int, rest: int) -> int:
-        """Lay out one place: ``low`` follows ``bottom``, ``high`` follows ``top``.
-
-        ``rest`` follows the digits between them; ``bottom`` and ``top`` too, where that
-        says the same.
-        """
-        begin = 0
-        if low != rest:
-            begin |= self._digit(bottom, bottom, low)
-            bottom += 1
-        if high != rest:
-            begin |= self._digit(top, top, high)
-            top -= 1
-        return begin | self._digit(bottom, top, rest)
-
-
-def _limit(budget: int, size: int) -> int:
-    """How many transitions between sets of ``size`` positions fit into a budget."""
-    return min(MAX_TRANSITIONS, 8 * budget // (size + 1))
-
-
-def _places(mask: int) -> Iterator[int]:
-    """The places of the bits that are set."""
-    while mask:
-        lowest = mask & -mask
-        yield lowest.bit_length() - 1
-        mask ^= lowest
-
-
-def _mask(places: Iterable[int], size: int) -> int:
-    """The int whose bits at ``places`` are set, all less than ``size``."""
-    bits = bytearray(size // 8 + 1)
-    for place in places:
-        bits[place >> 3] |= 1 << (place & 7)
-    return int.from_bytes(bits, "little")
-
-
-def _union(masks: Iterable[int]) -> int:
-    union = 0
-    for mask in masks:
-        union |= mask
-    return union

@@ -3,7 +3,7 @@
 Takes patterns and, once bound to a tree, the paths that they selected there; gives a
 selector, a file, and an error when a leaf that was frozen is not any more: a renamed
 layer thaws in silence everywhere else.
-Which leaves patterns select is up to ``selectors``; files are read by ``rules_file``.
+See ``selectors`` for which leaves patterns select, ``files`` for the file.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import dataclasses
 import functools
 import itertools
 import os
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from treeadapt.arrays import is_array
 from treeadapt.errors import FreezeError, SelectorError
 from treeadapt.names import Speller, fold, plural
-from treeadapt.selection import rules_file
-from treeadapt.selection.decisions import Case, Survey
-from treeadapt.selection.remembered import look_up
+from treeadapt.selection import files
+from treeadapt.selection.leaves import Leaves
 from treeadapt.selection.selectors import Bound, Listed, Selector
+from treeadapt.selection.whole import look_up
 from treeadapt.trees.views import TreeView, view_tree
 
 _SHOWN = 8
@@ -82,24 +82,19 @@ class FreezeSpec(Selector):
         """Whether there is no pattern: nothing is to be frozen."""
         return not self.freeze
 
-    @functools.cached_property
-    def key(self) -> Hashable | None:
-        """The key of the patterns."""
-        return self._patterns.key
-
     def patterns(self) -> Iterator[str]:
         """Yield the patterns."""
         yield from self._patterns.patterns()
 
-    def ask(self, case: Case) -> bool | None:
+    def select(self, leaves: Leaves) -> list[bool]:
         """Ask the patterns."""
-        return self._patterns.ask(case)
+        return self._patterns.select(leaves)
 
-    def unused(self, survey: Survey) -> Iterator[str | type]:
-        """Yield the patterns that hit nothing."""
-        yield from self._patterns.unused(survey)
+    def unused(self, leaves: Leaves) -> Iterator[str | type]:
+        """Yield the patterns that match nothing."""
+        yield from self._patterns.unused(leaves)
 
-    def select(
+    def decide(
         self, view: TreeView, *, reports: bool, holes: Sequence[str] = ()
     ) -> list[bool]:
         """Decide every leaf of a tree.
@@ -108,18 +103,18 @@ class FreezeSpec(Selector):
         siblings that a flat dict no longer has.
         """
         if view.plan.is_flat_dict and self._recorded is not None:
-            return look_up(self._recorded, view, static=False)
-        return super().select(view, reports=reports, holes=holes)
+            return look_up(self._recorded, view.flat(), static=False)
+        return super().decide(view, reports=reports, holes=holes)
 
-    def _settled(self, path: str, **facts: Any) -> bool:
+    def _at_path(self, path: str, *leaf: Any) -> bool:
         if self._recorded is None:
-            return super()._settled(path, **facts)
-        return Bound(self, self._recorded).ask(Case(0, {}, path=path, **facts)) is True
+            return super()._at_path(path, *leaf)
+        return Bound(self, self._recorded)._at_path(path, *leaf)
 
     @functools.cached_property
     def _recorded(self) -> dict[str, bool] | None:
         """The recorded paths, if patterns alone cannot answer without the full tree."""
-        if self.paths is None or not self._program.needs_tree:
+        if self.paths is None or not self.needs_tree:
             return None
         return dict.fromkeys(self.others or (), False) | dict.fromkeys(self.paths, True)
 
@@ -137,7 +132,7 @@ class FreezeSpec(Selector):
             UnusedRuleError: a pattern hits no array leaf.
         """
         view = view_tree(tree)
-        chosen = self.select(view, reports=True)
+        chosen = self.decide(view, reports=True)
         found: dict[bool, list[str]] = {True: [], False: []}
         for path, leaf, yes in zip(view.plan.paths, view.leaves, chosen, strict=True):
             if is_array(leaf):
@@ -160,7 +155,7 @@ class FreezeSpec(Selector):
                 "Record what is frozen first: spec = spec.bind(tree)."
             )
         view = view_tree(tree)
-        chosen = self.select(view, reports=False)
+        chosen = self.decide(view, reports=False)
         now = dict(zip(view.plan.paths, chosen, strict=True))
         lost = [path for path in self.paths if not now.get(path, False)]
         if lost:
@@ -180,7 +175,7 @@ class FreezeSpec(Selector):
             paths = getattr(self, name)
             if paths is not None:
                 fields[name] = list(paths)
-        return rules_file.write_toml(fields)
+        return files.write_toml(fields)
 
     @classmethod
     def load(
@@ -196,16 +191,16 @@ class FreezeSpec(Selector):
             RulesFileError: the file cannot be read, is malformed, or too large.
             PatternError: a pattern is malformed.
         """
-        document = rules_file.read_file(path)
-        rules_file.check_fields(path, document, ("freeze", *_RECORDED))
+        document = files.read_file(path)
+        files.check_fields(path, document, ("freeze", *_RECORDED))
         freeze = document.get("freeze")
         freeze = [freeze] if isinstance(freeze, str) else freeze
-        limit = rules_file.MAX_PATTERNS
-        patterns = rules_file.check_strings(path, "freeze", freeze, limit)
-        rules_file.check_patterns(path, patterns, allow_regex=allow_regex)
-        limit = rules_file.MAX_PATHS
+        limit = files.MAX_PATTERNS
+        patterns = files.check_strings(path, "freeze", freeze, limit)
+        files.check_patterns(path, patterns, allow_regex=allow_regex)
+        limit = files.MAX_PATHS
         recorded = {
-            name: tuple(rules_file.check_strings(path, name, document[name], limit))
+            name: tuple(files.check_strings(path, name, document[name], limit))
             for name in _RECORDED
             if name in document
         }

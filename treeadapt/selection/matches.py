@@ -1,19 +1,19 @@
 """Rule matches: what an ordered table decides for one tree, leaf by leaf.
 
-Takes rules, a tree and the index of the rule that decided each leaf; gives per leaf its
-path, its value and that rule. Labels, masks, groups, reports and errors are views of
-this, so they cannot disagree. What is unused, shadowed or unmatched is worked out when
-asked for.
+Takes rules and a table of leaves; gives per leaf its path, its value and the rule that
+decided. Labels, masks, groups, reports and errors are views of this, so they cannot
+disagree. What is unused, shadowed or unmatched is worked out when asked for.
 Which rule decides is up to ``rules``, what to type instead to ``repairs``.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 import itertools
 from collections.abc import Sequence
-from typing import Any, Literal, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax.tree_util as jtu
 
@@ -24,57 +24,29 @@ from treeadapt.errors import (
     UnusedRuleError,
 )
 from treeadapt.names import fold, listing, plural, shorten
-from treeadapt.selection.decisions import Case, Program, Survey, all_arrays
+from treeadapt.selection.leaves import Leaves
 from treeadapt.selection.repairs import entry_text, folded_advice, misses
-from treeadapt.selection.selectors import Glob, Node, Report, Selector
+from treeadapt.selection.selectors import Glob, Node, Selector
 from treeadapt.trees.views import TreeView
 
-Overlap = Literal["first", "error"]
+if TYPE_CHECKING:
+    from treeadapt.selection.rules import Rules
 
 
-class _Static:
-    """Type of ``STATIC``; one instance, also after copying or unpickling."""
+class _Mark(enum.Enum):
+    """Two values that are equal to no other, also after copying or unpickling."""
 
-    def __repr__(self) -> str:
-        return "STATIC"
-
-    def __reduce__(self) -> str:
-        return "STATIC"
-
-
-class _Missing:
-    """Type of ``MISSING``, which stands for an argument that was not given."""
+    STATIC = enum.auto()
+    MISSING = enum.auto()
 
     def __repr__(self) -> str:
-        return "MISSING"
-
-    def __reduce__(self) -> str:
-        return "MISSING"
+        return self.name
 
 
 #: Label of functions and other static leaves that no rule matches.
-STATIC = _Static()
-MISSING: Any = _Missing()
-
-
-class Table(Protocol):
-    """What matches ask of the rules that made them."""
-
-    @property
-    def selectors(self) -> tuple[Selector, ...]:
-        """The selectors, in order."""
-
-    @property
-    def values(self) -> tuple[Any, ...]:
-        """The values, in order."""
-
-    @property
-    def program(self) -> Program:
-        """The selectors, ready to be asked."""
-
-    default: Any
-    unused: Report
-    overlap: Overlap
+STATIC: Any = _Mark.STATIC
+#: An argument that was not given.
+MISSING: Any = _Mark.MISSING
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -83,15 +55,16 @@ class RuleMatches:
 
     Attributes:
         rules: the rules.
-        view: the tree.
-        deciding: per leaf, the index of the rule that decided; -1 where none did.
-        holes: paths of places that may stand for arrays, as for ``Survey``.
+        leaves: the table of the tree's leaves.
     """
 
-    rules: Table
-    view: TreeView
-    deciding: Sequence[int]
-    holes: Sequence[str] = ()
+    rules: Rules
+    leaves: Leaves
+
+    @property
+    def view(self) -> TreeView:
+        """The tree."""
+        return self.leaves.view
 
     @property
     def paths(self) -> Sequence[str]:
@@ -101,7 +74,12 @@ class RuleMatches:
     @functools.cached_property
     def is_array(self) -> list[bool]:
         """Whether each leaf is an array."""
-        return self._survey.is_array
+        return self.leaves.spread(self.leaves.is_array)
+
+    @functools.cached_property
+    def deciding(self) -> list[int]:
+        """The index of the rule that decided each leaf; -1 where none did."""
+        return self.leaves.spread(self._first)
 
     @functools.cached_property
     def values(self) -> list[Any]:
@@ -109,12 +87,12 @@ class RuleMatches:
         rules = self.rules
         default = None if rules.default is MISSING else rules.default
         table = (*rules.values, default)  # an index of -1 reads the last one
-        values = list(map(table.__getitem__, self.deciding))
-        if not self._all_arrays:
-            for index, rule in enumerate(self.deciding):
-                if rule < 0 and not self.is_array[index]:
-                    values[index] = STATIC
-        return values
+        values = list(map(table.__getitem__, self._first))
+        if -1 in self._first:
+            for row, rule in enumerate(self._first):
+                if rule < 0 and not self.leaves.is_array[row]:
+                    values[row] = STATIC
+        return self.leaves.spread(values)
 
     def labels(self) -> list[Any]:
         """Return the values as labels, each of which must be one leaf to JAX.
@@ -124,30 +102,29 @@ class RuleMatches:
             UnmatchedPathError: an array leaf has no value.
         """
         require_leaf_labels(self.rules)
-        if self.unmatched:
-            raise UnmatchedPathError(_unmatched_message(self))
+        self._require_matched()
         return self.values
 
     @functools.cached_property
     def unmatched(self) -> tuple[str, ...]:
         """Paths of the array leaves that neither a rule nor a default gives a value."""
-        if self.rules.default is not MISSING or -1 not in self.deciding:
+        if self.rules.default is not MISSING or -1 not in self._first:
             return ()
         found = zip(self.paths, self.deciding, self.is_array, strict=True)
         return tuple(path for path, rule, arr in found if rule < 0 and arr)
 
     @functools.cached_property
     def unused(self) -> tuple[tuple[int, Any], ...]:
-        """Entries that hit no array leaf: index of the rule, and the entry.
+        """Entries that match no array leaf: index of the rule, and the entry.
 
-        An entry is a pattern, a class, or a whole selector whose parts hit something.
+        An entry is a pattern, a class, or a whole selector whose parts match something.
         """
-        if not self._survey.num_arrays:
+        if not any(self.leaves.is_array):
             return ()
         found: list[tuple[int, Any]] = []
         for index, where in enumerate(self.rules.selectors):
-            entries: list[Any] = list(dict.fromkeys(where.unused(self._survey)))
-            if not entries and not (where.may_be_empty or self._hits(index)):
+            entries: list[Any] = list(dict.fromkeys(where.unused(self.leaves)))
+            if not entries and not (where.may_be_empty or self._is_used(index)):
                 entries = [where]
             found += [(index, entry) for entry in entries]
         return tuple(found)
@@ -164,7 +141,7 @@ class RuleMatches:
             for index, where in enumerate(self.rules.selectors)
             if index not in self._won
             and index not in unused
-            and self._hits(index)
+            and self._is_used(index)
             and where.plain != "**"
             and not self._could_decide(where)
         )
@@ -172,27 +149,24 @@ class RuleMatches:
     @functools.cached_property
     def overlaps(self) -> tuple[tuple[int, int, int], ...]:
         """Leaves that rules with different values match: leaf, and the two rules."""
-        values = self.rules.values
-
-        def clash(case: Case) -> tuple[tuple[int, int], ...] | None:
-            first = -1
-            for index, where in enumerate(self.rules.selectors):
-                answer = where.ask(case)
-                if answer is None:
-                    return None
-                if answer and first < 0:
-                    first = index
-                elif answer and not same_value(values[first], values[index]):
-                    return ((first, index),)
-            return ()
-
-        clashes = self.rules.program.each(self.view, clash)
-        found = zip(clashes, self.is_array, strict=True)
+        values, first = self.rules.values, self._first
+        second = [-1] * len(first)
+        for index, where in enumerate(self.rules.selectors):
+            for row, yes in enumerate(where.select(self.leaves)):
+                one = first[row]
+                if (
+                    yes
+                    and second[row] < 0
+                    and not same_value(values[one], values[index])
+                ):
+                    second[row] = index
+        found = zip(
+            self.deciding, self.leaves.spread(second), self.is_array, strict=True
+        )
         return tuple(
-            (leaf, first, second)
-            for leaf, (pairs, arr) in enumerate(found)
-            for first, second in pairs
-            if arr
+            (leaf, one, two)
+            for leaf, (one, two, arr) in enumerate(found)
+            if two >= 0 and arr
         )
 
     def check(self) -> RuleMatches:
@@ -201,33 +175,31 @@ class RuleMatches:
         Raises:
             OverlapError: ``overlap="error"`` and two rules with different values match
                 one leaf.
-            UnusedRuleError: a rule hits no array leaf, or decides none.
+            UnusedRuleError: a rule matches no array leaf, or is unreachable.
             UnmatchedPathError: an array leaf matches no rule and there is no default.
         """
         self.check_rules()
-        if self.unmatched:
-            raise UnmatchedPathError(_unmatched_message(self))
+        self._require_matched()
         return self
 
     def check_rules(self) -> None:
-        """Raise unless every rule is of use; leaves without a rule are no matter.
+        """Raise unless every rule has a use; leaves may lack a rule.
 
         Raises:
             OverlapError: ``overlap="error"`` and two rules with different values match
                 one leaf.
-            UnusedRuleError: a rule hits no array leaf, or decides none.
+            UnusedRuleError: a rule matches no array leaf, or is unreachable.
         """
-        rules, plan = self.rules, self.view.plan
-        sure = rules.overlap == "first" and rules.program.key and self._all_arrays
-        key = ("sound rules", rules.program.key, rules.unused, bool(self.holes))
-        if sure and key in plan.memo:
-            return
+        rules = self.rules
         if rules.overlap == "error" and self.overlaps:
             raise OverlapError(_overlap_message(self))
-        if rules.unused == "error" and not self._all_decide and self._faults:
+        # The common case: every rule is one pattern and decides a leaf.
+        if rules.unused == "ignore" or (
+            rules.is_plain and len(self._won) == len(rules.pairs)
+        ):
+            return
+        if self.unused or self.shadowed:
             raise UnusedRuleError(_unused_message(self))
-        if sure:
-            plan.remember(key, True)
 
     def selected(self, index: int) -> list[int]:
         """Return the indices of the array leaves that a rule matches.
@@ -235,7 +207,9 @@ class RuleMatches:
         Args:
             index: of the rule, whether or not it decides.
         """
-        return self._survey.selected(self.rules.selectors[index])
+        chosen = self.leaves.spread(self.rules.selectors[index].select(self.leaves))
+        pairs = enumerate(zip(chosen, self.is_array, strict=True))
+        return [leaf for leaf, both in pairs if all(both)]
 
     def rule_text(self, index: int) -> str:
         """Write the rule that decided a leaf, as it was typed; empty if none did.
@@ -252,14 +226,13 @@ class RuleMatches:
         Args:
             index: of the rule, one of ``shadowed``.
         """
-        selectors, values = self.rules.selectors, self.rules.values
-        leaves = self._survey.selected(selectors[index])
+        values, leaves = self.rules.values, self.selected(index)
         deciding = sorted({self.deciding[leaf] for leaf in leaves})
         earlier = _rule_name(self, deciding[0])
         if all(same_value(values[index], values[rule]) for rule in deciding):
             cure = "Remove it: they give the same value."
-        elif set(self._survey.selected(selectors[deciding[0]])).issubset(leaves):
-            cure = f"Keep one of the two, for {earlier}, matches no other leaf."
+        elif set(self.selected(deciding[0])).issubset(leaves):
+            cure = f"Keep one of the two, because {earlier}, matches no other leaf."
         else:
             cure = f"Move it up, before {earlier}."
         first = listing([self.paths[leaves[0]]])
@@ -301,40 +274,36 @@ class RuleMatches:
         return {label: found for label, found in groups.items() if found}
 
     @functools.cached_property
-    def _all_arrays(self) -> bool:
-        return all_arrays(self.view.leaves)
-
-    @functools.cached_property
-    def _survey(self) -> Survey:
-        return Survey(self.rules.program, self.view, self.holes)
+    def _first(self) -> list[int]:
+        """For each row of the table, the index of the rule that decides; or -1."""
+        return self.rules.first(self.leaves)
 
     @functools.cached_property
     def _won(self) -> frozenset[int]:
         """Indices of the rules that decide an array leaf."""
-        return frozenset(itertools.compress(self.deciding, self.is_array))
+        return frozenset(itertools.compress(self._first, self.leaves.is_array)) - {-1}
 
-    def _hits(self, index: int) -> bool:
-        """Whether a rule matches an array leaf."""
-        where = self.rules.selectors[index]
-        return index in self._won or self._survey.selects(where)
+    def _is_used(self, index: int) -> bool:
+        """Whether a rule matches an array leaf, or could in a hole."""
+        where, leaves = self.rules.selectors[index], self.leaves
+        if index in self._won:
+            return True
+        if leaves.holes:
+            return where.plain is None or leaves.is_used(where.plain)
+        return leaves.has_any(where.select(leaves))
 
     def _could_decide(self, where: Selector) -> bool:
-        """Whether a hole may stand for a leaf that a rule decides."""
-        if not self.holes or where.plain is None:
-            return bool(self.holes)
-        program = self.rules.program
-        reached = program.reach(self.view, self.holes)
-        return bool(reached & program.bits[where.plain])
+        """Whether a hole may be the place of a leaf that a rule decides."""
+        leaves = self.leaves
+        if not leaves.holes or where.plain is None:
+            return bool(leaves.holes)
+        reached = leaves.matcher.reach(self.view.plan, leaves.holes)
+        return bool(reached & leaves.matcher.bits[where.plain])
 
-    @property
-    def _all_decide(self) -> bool:
-        """Whether every rule is one pattern and decides a leaf: the common case."""
-        plain = all(where.plain is not None for where in self.rules.selectors)
-        return plain and self._won.issuperset(range(len(self.rules.values)))
-
-    @property
-    def _faults(self) -> bool:
-        return bool(self.unused or self.shadowed)
+    def _require_matched(self) -> None:
+        if self.unmatched:
+            text = unmatched_message(self.unmatched, sum(self.is_array))
+            raise UnmatchedPathError(text)
 
 
 def same_value(one: Any, two: Any) -> bool:
@@ -373,8 +342,8 @@ def refuse_none(who: str) -> NoReturn:
     )
 
 
-def require_leaf_labels(rules: Table) -> None:
-    """Raise if a value of the rules cannot stand at a leaf of a tree.
+def require_leaf_labels(rules: Rules) -> None:
+    """Raise if a value of the rules cannot be a leaf of a tree.
 
     Raises:
         RulesError: JAX would take the value apart.
@@ -413,7 +382,7 @@ def _overlap_message(matches: RuleMatches) -> str:
 def _unused_message(matches: RuleMatches) -> str:
     lines = []
     if matches.unused:
-        arrays = matches._survey.num_arrays
+        arrays = sum(matches.is_array)
         lines.append(f"{misses(len(matches.unused), 'rules', arrays)}:")
         named = [
             (f"{entry_text(entry)} (rule {index + 1})", entry)
@@ -442,10 +411,6 @@ def _shadow_line(matches: RuleMatches, index: int) -> str:
 
 def _leaves_match(count: int) -> str:
     return f"{plural(count, 'leaf')} {'matches' if count == 1 else 'match'}"
-
-
-def _unmatched_message(matches: RuleMatches) -> str:
-    return unmatched_message(matches.unmatched, matches._survey.num_arrays)
 
 
 def unmatched_message(unmatched: Sequence[str], num_arrays: int) -> str:

@@ -2,10 +2,10 @@
 
 Takes ``(selector, value)`` pairs and a tree; gives ``RuleMatches``, or the labels in
 the form in which Optax takes them. The first selector that selects a leaf decides. An
-array leaf without a rule, a rule that decides nothing and, if asked, two rules for one
-leaf are errors.
-Which leaves a selector selects is up to ``selectors``, what was decided is told by
-``matches``, files are read by ``rules_file``.
+array leaf without a rule, an unreachable rule and, if asked, two rules for one leaf are
+errors.
+See ``selectors`` for which leaves a selector selects, ``matches`` for what was decided,
+``files`` for rules files.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 from treeadapt.errors import (
     RulesError,
@@ -22,13 +22,14 @@ from treeadapt.errors import (
     SelectorError,
     UnmatchedPathError,
 )
+from treeadapt.matcher import Matcher, matcher_of
 from treeadapt.names import plural, shorten
-from treeadapt.selection import rules_file
-from treeadapt.selection.decisions import UNKNOWN, Case, Program, Survey
+from treeadapt.patterns import parse
+from treeadapt.selection import files
+from treeadapt.selection.leaves import Leaves
 from treeadapt.selection.matches import (
     MISSING,
     STATIC,
-    Overlap,
     RuleMatches,
     refuse_none,
     require_leaf_labels,
@@ -36,7 +37,6 @@ from treeadapt.selection.matches import (
     unmatched_message,
     where_text,
 )
-from treeadapt.selection.remembered import look_up, whole_of
 from treeadapt.selection.repairs import entry_text
 from treeadapt.selection.selectors import (
     Bound,
@@ -49,7 +49,10 @@ from treeadapt.selection.selectors import (
     refuse_number,
     select,
 )
+from treeadapt.selection.whole import WholeTree, look_up, whole_of
 from treeadapt.trees.views import TreeView, view_tree
+
+Overlap = Literal["first", "error"]
 
 
 class Rules:
@@ -172,11 +175,37 @@ class Rules:
         view = view_tree(tree)
         whole = whole_of(view)
         if whole is not None:
-            labels = whole.answers(view, self, self._decide_whole)
-            _require_labels(labels, view)
-        else:
-            labels = self._decide(view, holes=view.plan.holes)
-        return view.rebuild(labels)
+            return view.rebuild(self.answer(whole, view.plan.paths))
+        return view.rebuild(self._match(view, view.plan.holes).check().labels())
+
+    def answer(self, whole: WholeTree, paths: Sequence[str]) -> list[Any]:
+        """Return the labels of some leaves of a whole tree.
+
+        Args:
+            whole: the tree.
+            paths: of the leaves; others need no rule.
+
+        Raises:
+            UnmatchedPathError, UnusedRuleError, OverlapError: as when called.
+        """
+        labels = whole.answers(paths, self)
+        unmatched = [p for p, label in zip(paths, labels, strict=True) if label is None]
+        if unmatched:
+            raise UnmatchedPathError(unmatched_message(unmatched, len(labels)))
+        return labels
+
+    def decide(self, view: TreeView, *, reports: bool) -> list[Any]:
+        """Return the label of every leaf of a whole tree, None where there is none.
+
+        Args:
+            view: the tree.
+            reports: raise for rules without a use.
+        """
+        matches = self._match(view)
+        require_leaf_labels(self)
+        if reports:
+            matches.check_rules()
+        return matches.values
 
     def match(self, tree: Any) -> RuleMatches:
         """Decide every leaf; report nothing yet.
@@ -187,8 +216,7 @@ class Rules:
         Raises:
             SelectorError: a flat dict is asked for classes or sibling counts.
         """
-        view = tree if isinstance(tree, TreeView) else view_tree(tree)
-        return RuleMatches(self, view, self.program.first(view))
+        return self._match(tree if isinstance(tree, TreeView) else view_tree(tree))
 
     def where(self, label: Any) -> Selector:
         """Return the selector of the leaves that get a label.
@@ -230,9 +258,9 @@ class Rules:
             >>> rules.bind({"layers": [1.0, 2.0]})({"layers/1": 2.0})
             {'layers/1': 'train'}
         """
-        view = view_tree(tree)
-        labels = self._decide(view)
-        return BoundRules(self, dict(zip(view.plan.paths, labels, strict=True)))
+        matches = self.match(tree).check()
+        answers = zip(matches.paths, matches.labels(), strict=True)
+        return BoundRules(self, dict(answers))
 
     def to_toml(self) -> str:
         """Write the table as a rules file, for ``load_rules``.
@@ -252,16 +280,72 @@ class Rules:
         pairs = [(_as_data(where), value) for where, value in self.pairs]
         if not pairs:
             raise RulesFileError("There is no rule to write.")
-        return rules_file.write_toml(self._options(), pairs)
+        return files.write_toml(self._options(), pairs)
 
     @functools.cached_property
-    def program(self) -> Program:
-        """The selectors, ready to be asked about a tree."""
-        return Program(self.selectors)
+    def needs(self) -> frozenset[str]:
+        """What any of the selectors needs."""
+        return frozenset().union(*(where.needs for where in self.selectors))
+
+    @functools.cached_property
+    def is_plain(self) -> bool:
+        """Whether every rule is one pattern."""
+        return all(where.plain is not None for where in self.selectors)
+
+    def patterns(self) -> Iterator[str]:
+        """Yield every pattern; those that are a whole rule first, in their order."""
+        yield from self._owners
+        for where in self.selectors:
+            yield from where.patterns()
+
+    @functools.cached_property
+    def matcher(self) -> Matcher:
+        """The matcher of all patterns."""
+        return matcher_of(tuple(map(parse, dict.fromkeys(self.patterns()))))
+
+    def first(self, leaves: Leaves) -> list[int]:
+        """Return, for each row of a table, the index of the first rule that selects it.
+
+        Returns:
+            One index a row; -1 where no rule does.
+        """
+        last = len(self.pairs)
+        found = [last] * len(leaves)
+        asked = list(enumerate(self.selectors))
+        if leaves.matcher is self.matcher:
+            # Bits are in the order of plain rules: the lowest that is set in a mask is
+            # the first of these that decides, and no other one need be asked.
+            owners = list(self._owners.values())
+            bits = (1 << len(owners)) - 1
+            for row, mask in enumerate(leaves.masks):
+                low = mask & bits
+                if low:
+                    found[row] = owners[(low & -low).bit_length() - 1]
+            asked = [(index, where) for index, where in asked if where.plain is None]
+        for index, where in asked:
+            rows = [row for row, best in enumerate(found) if best > index]
+            if not rows:
+                break
+            for row, yes in zip(rows, where.select(leaves.at(rows)), strict=True):
+                if yes:
+                    found[row] = index
+        return [-1 if index == last else index for index in found]
+
+    @functools.cached_property
+    def _owners(self) -> dict[str, int]:
+        """The patterns that are a whole rule, and the first such rule of each."""
+        owners: dict[str, int] = {}
+        for index, where in enumerate(self.selectors):
+            if where.plain is not None:
+                owners.setdefault(where.plain, index)
+        return owners
 
     def needs_params(self, gradients: TreeView) -> bool:
-        """Tell whether a rule asks for more than paths, unknown to gradients."""
-        return self.program.needs_params
+        """Return whether a rule asks for more than paths, unknown to gradients."""
+        return any(where.needs_params(gradients) for where in self.selectors)
+
+    def _match(self, view: TreeView, holes: Sequence[str] = ()) -> RuleMatches:
+        return RuleMatches(self, Leaves(view, self.matcher, self.needs, holes))
 
     def _options(self) -> dict[str, Any]:
         given: dict[str, Any] = {}
@@ -272,18 +356,6 @@ class Rules:
         if self.overlap != "first":
             given["overlap"] = self.overlap
         return given
-
-    def _decide_whole(self, view: TreeView, *, reports: bool) -> list[Any]:
-        # Leaves that no view shows (integers, batch statistics) need no rule.
-        matches = self.match(view)
-        require_leaf_labels(self)
-        if reports:
-            matches.check_rules()
-        return matches.values
-
-    def _decide(self, view: TreeView, holes: Sequence[str] = ()) -> list[Any]:
-        deciding = self.program.first(view)
-        return RuleMatches(self, view, deciding, holes).check().labels()
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -298,49 +370,34 @@ class Where(Selector):
 
     @functools.cached_property
     def needs(self) -> frozenset[str]:
-        """What the selectors need; and whether a leaf without a rule is an array."""
-        needs = frozenset().union(*(where.needs for where in self.rules.selectors))
-        return needs | {"leaf"} if self._asks_unmatched else needs
+        """What the rules need; and whether a leaf without a rule is an array."""
+        return self.rules.needs | ({"leaf"} if self._asks_unmatched else set())
 
     @functools.cached_property
     def may_be_empty(self) -> bool:
-        """Always: a label may be the default, or of rules that may hit nothing."""
+        """Always: a label may be the default, or of rules that match nothing."""
         return True
-
-    @functools.cached_property
-    def key(self) -> Hashable | None:
-        """The keys of the selectors, which of them give the label, what is reported."""
-        keys = self.rules.program.key
-        return (
-            None
-            if keys is None or self._asks_unmatched
-            else ("where", keys, self._wanted, self.rules.unused)
-        )
 
     def patterns(self) -> Iterator[str]:
         """Yield the patterns of all rules."""
-        for where in self.rules.selectors:
-            yield from where.patterns()
+        yield from self.rules.patterns()
 
-    def ask(self, case: Case) -> bool | None:
-        """Find the first rule that matches."""
-        for wanted, where in zip(self._wanted, self.rules.selectors, strict=True):
-            answer = where.ask(case)
-            if answer is None:
-                return None
-            if answer:
-                return wanted
-        if not self._asks_unmatched:
-            return False
-        if case.leaf is UNKNOWN:
-            return None
-        return self.label is STATIC if case.leaf is None else self._is_default
+    def select(self, leaves: Leaves) -> list[bool]:
+        """Find the first rule that matches each row."""
+        first = self.rules.first(leaves)
+        chosen = [index >= 0 and self._wanted[index] for index in first]
+        if self._asks_unmatched:
+            for row, index in enumerate(first):
+                if index < 0:
+                    is_array = leaves.is_array[row]
+                    chosen[row] = self._is_default if is_array else self._is_static
+        return chosen
 
-    def unused(self, survey: Survey) -> Iterator[str | type]:
-        """Yield what hits nothing in any rule."""
+    def unused(self, leaves: Leaves) -> Iterator[str | type]:
+        """Yield what matches nothing in any rule."""
         if self.rules.unused == "error":
             for where in self.rules.selectors:
-                yield from where.unused(survey)
+                yield from where.unused(leaves)
 
     @functools.cached_property
     def _wanted(self) -> tuple[bool, ...]:
@@ -348,7 +405,11 @@ class Where(Selector):
 
     @functools.cached_property
     def _asks_unmatched(self) -> bool:
-        return self.label is STATIC or self._is_default
+        return self._is_static or self._is_default
+
+    @property
+    def _is_static(self) -> bool:
+        return self.label is STATIC
 
     @property
     def _is_default(self) -> bool:
@@ -383,7 +444,13 @@ class BoundRules:
         _refuse_filter(self.rules.values, leaf)
         refuse_number(self, tree)
         view = view_tree(tree)
-        return view.rebuild(look_up(self.answers, view, static=STATIC))
+        return view.rebuild(look_up(self.answers, view.flat(), static=STATIC))
+
+    def answer(self, whole: WholeTree, paths: Sequence[str]) -> list[Any]:
+        """Return the labels of some leaves of a whole tree."""
+        flat = whole.view.flat()
+        shown = {path: flat[path] for path in paths}
+        return look_up(self.answers, shown, static=STATIC)
 
     def where(self, label: Any) -> Selector:
         """Return the selector of the leaves that got a label, bound as well.
@@ -395,7 +462,7 @@ class BoundRules:
         return Bound(self.rules.where(label), found)
 
     def bind(self, tree: Any) -> BoundRules:
-        """Decide anew, on another full tree."""
+        """Decide again, on another full tree."""
         return self.rules.bind(tree)
 
 
@@ -496,13 +563,13 @@ def load_rules(path: str | os.PathLike[str], *, allow_regex: bool = False) -> Ru
         >>> load_rules(file)
         Rules({'policy': 'frozen'})
     """
-    document = rules_file.read_file(path)
-    rules_file.check_fields(path, document, ("rules", "default", "unused", "overlap"))
-    pairs = rules_file.parse_rules(
+    document = files.read_file(path)
+    files.check_fields(path, document, ("rules", "default", "unused", "overlap"))
+    pairs = files.parse_rules(
         path, document.pop("rules", None), allow_regex=allow_regex
     )
     if "default" in document:
-        rules_file.check_label(path, document["default"], "'default'")
+        files.check_label(path, document["default"], "'default'")
     try:
         return Rules(pairs, **document)
     except SelectorError as error:  # an option is none of its choices
@@ -541,13 +608,6 @@ def _pairs(rules: Any) -> Sequence[tuple[Any, Any]]:
         "Rules are a mapping from patterns to values, or ordered (pattern, value) "
         f'pairs: {{"encoder": "frozen", "**": "train"}}; got a {type(rules).__name__}.'
     )
-
-
-def _require_labels(labels: Sequence[Any], view: TreeView) -> None:
-    pairs = zip(view.plan.paths, labels, strict=True)
-    unmatched = [path for path, label in pairs if label is None]
-    if unmatched:
-        raise UnmatchedPathError(unmatched_message(unmatched, len(labels)))
 
 
 def _as_data(where: Selector) -> str | list[str]:

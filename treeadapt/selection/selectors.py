@@ -2,10 +2,10 @@
 
 Takes patterns, classes, lists of them and predicates, combined with ``&``, ``|`` and
 ``~``; gives masks, in the form in which Optax takes them and Flax nnx takes filters.
-A selector is immutable, and no leaf's value is ever read. Patterns that match no array
-are errors; in a partial tree, as nested masks show it, only those that could match
-nothing in its holes either.
-How many selectors are asked at once is up to ``decisions``; labels are in ``rules``.
+A selector is immutable and reads no leaf's value. It answers for the rows of a table of
+leaves (see ``leaves``). Patterns that match no array are errors; in a partial tree, as
+nested masks show it, only those that could match nothing in its holes either.
+Labels are up to ``rules``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import math
 import numbers
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -24,31 +24,22 @@ import numpy as np
 from treeadapt import paths as _paths
 from treeadapt.arrays import is_array
 from treeadapt.errors import SelectorError, UnusedRuleError
+from treeadapt.matcher import Matcher, matcher_of
 from treeadapt.names import plural, shorten
 from treeadapt.patterns import escape, parse
-from treeadapt.selection.decisions import (
-    UNKNOWN,
-    Case,
-    Program,
-    Survey,
-    all_arrays,
-    as_abstract,
-)
-from treeadapt.selection.remembered import WholeTree, look_up, whole_of, whole_tree
+from treeadapt.selection.leaves import Leaves, OnePath
 from treeadapt.selection.repairs import unused_message
+from treeadapt.selection.whole import look_up, whole_of
 from treeadapt.trees.views import TreeView, view_tree
 
 __all__ = [
     "Selector",
-    "WholeTree",
     "as_selector",
     "escape",
     "glob",
     "leaf",
     "node",
     "select",
-    "whole_of",
-    "whole_tree",
 ]
 
 Report = Literal["error", "ignore"]
@@ -70,20 +61,13 @@ class Selector:
         {'head': {'kernel': False}, 'mlp': {'bias': False, 'kernel': True}}
     """
 
+    #: The pattern, if the selector is just one.
+    plain: str | None = None
+
     @functools.cached_property
     def needs(self) -> frozenset[str]:
-        """Facts beyond patterns that an answer may need: leaf, classes, path."""
+        """Facts beyond patterns that an answer reads: leaf, classes, path."""
         return frozenset()
-
-    @functools.cached_property
-    def plain(self) -> str | None:
-        """The pattern, if the selector is just one."""
-        return None
-
-    @functools.cached_property
-    def key(self) -> Hashable | None:
-        """What stands for it in caches; None if more than names decides."""
-        return None
 
     @functools.cached_property
     def may_be_empty(self) -> bool:
@@ -94,12 +78,12 @@ class Selector:
         """Yield the text of every pattern that it holds."""
         yield from ()
 
-    def ask(self, case: Case) -> bool | None:
-        """Decide one case; None where the case lacks a fact that matters."""
+    def select(self, leaves: Leaves) -> list[bool]:
+        """Decide each row of a table of leaves."""
         raise NotImplementedError
 
-    def unused(self, survey: Survey) -> Iterator[str | type]:
-        """Yield every pattern and class in it that hits no array leaf."""
+    def unused(self, leaves: Leaves) -> Iterator[str | type]:
+        """Yield every pattern and class in it that matches no array leaf."""
         yield from ()
 
     def __call__(self, tree: Any, leaf: Any = _MISSING, /) -> Any:
@@ -113,25 +97,26 @@ class Selector:
             Tree with the treedef of ``tree`` and one bool per leaf; or one bool.
 
         Raises:
-            UnusedRuleError: a pattern hits no array leaf of a full tree.
+            UnusedRuleError: a pattern matches no array leaf of a full tree.
             SelectorError: called on a number, as a schedule would be, or it asks for
                 classes or sibling counts of a flat dict.
         """
         if leaf is not _MISSING:
-            return self._filter(tree, leaf)
+            path = tree if isinstance(tree, str) else _joined(tree)
+            return self._at_path(path, leaf)
         refuse_number(self, tree)
         view = view_tree(tree)
         whole = whole_of(view)
         if whole is not None:
-            return view.rebuild(whole.answers(view, self, self.select))
-        return view.rebuild(self.select(view, reports=True, holes=view.plan.holes))
+            return view.rebuild(whole.answers(view.plan.paths, self))
+        return view.rebuild(self.decide(view, reports=True, holes=view.plan.holes))
 
     def matches(self, path: str) -> bool:
-        """Tell whether a leaf at ``path`` is selected, going by the path alone.
+        """Return whether a leaf at ``path`` is selected, going by the path alone.
 
         Raises:
-            SelectorError: the answer depends on the tree or the leaf, or ``path`` is no
-                string.
+            SelectorError: the answer depends on the tree or the leaf, or ``path`` is
+                not a string.
 
         Example:
             >>> glob("**/kernel").matches("mlp/kernel")
@@ -139,7 +124,7 @@ class Selector:
         """
         if not isinstance(path, str):
             raise SelectorError(f"A label path is a string, got {path!r}.")
-        return self._settled(path)
+        return self._at_path(path)
 
     def bind(self, tree: Any) -> Selector:
         """Decide now, on the full tree, and answer by path from then on.
@@ -152,7 +137,7 @@ class Selector:
             dicts, filtered trees, gradients, groups of a partition.
 
         Raises:
-            UnusedRuleError: a pattern hits no array leaf.
+            UnusedRuleError: a pattern matches no array leaf.
 
         Example:
             >>> last = glob("layers/{-1}").bind({"layers": [1.0, 2.0]})
@@ -160,31 +145,42 @@ class Selector:
             {'layers/1': True}
         """
         view = view_tree(tree)
-        chosen = self.select(view, reports=True)
+        chosen = self.decide(view, reports=True)
         return Bound(self, dict(zip(view.plan.paths, chosen, strict=True)))
 
-    def needs_params(self, gradients: TreeView) -> bool:
-        """Tell whether it asks for more than paths, which gradients cannot answer."""
-        return self._program.needs_params
-
-    def select(
+    def decide(
         self, view: TreeView, *, reports: bool, holes: Sequence[str] = ()
     ) -> list[bool]:
         """Decide every leaf of a tree.
 
         Args:
             view: the tree.
-            reports: raise for patterns that hit no array leaf.
+            reports: raise for patterns that match no array leaf.
             holes: paths of places that may stand for arrays: what could match one of
                 them, or something below, is not reported.
 
         Returns:
             One bool a leaf, in leaf order.
         """
-        chosen = [index == 0 for index in self._program.first(view)]
+        leaves = Leaves(view, self.matcher, self.needs, holes)
+        chosen = self.select(leaves)
         if reports:
-            self._report(view, chosen, holes)
-        return chosen
+            self._report(leaves, chosen)
+        return leaves.spread(chosen)
+
+    @functools.cached_property
+    def matcher(self) -> Matcher:
+        """The matcher of all its patterns."""
+        return matcher_of(tuple(map(parse, dict.fromkeys(self.patterns()))))
+
+    @property
+    def needs_tree(self) -> bool:
+        """Whether classes or numbers of children decide, which a flat dict lacks."""
+        return "classes" in self.needs or bool(self.matcher.asking)
+
+    def needs_params(self, gradients: TreeView) -> bool:
+        """Return whether it asks for more than paths, which gradients cannot answer."""
+        return self.needs_tree or not self.needs <= {"path"}
 
     def __and__(self, other: Any) -> Selector:
         return _combine(And, self, other)
@@ -212,42 +208,18 @@ class Selector:
         fields = dataclasses.fields(self)  # type: ignore[arg-type]
         return {field.name: getattr(self, field.name) for field in fields}
 
-    @functools.cached_property
-    def _program(self) -> Program:
-        return Program((self,))
-
-    def _report(
-        self, view: TreeView, chosen: Sequence[bool], holes: Sequence[str]
-    ) -> None:
-        sure = self.key is not None and all_arrays(view.leaves)
-        key = ("sound", self.key, bool(holes))
-        if sure and key in view.plan.memo:
+    def _report(self, leaves: Leaves, chosen: Sequence[bool]) -> None:
+        if not any(leaves.is_array):
             return
-        survey = Survey(self._program, view, holes)
-        if not survey.num_arrays:
-            return
-        entries: list[Any] = list(dict.fromkeys(self.unused(survey)))
-        if not entries and not self.may_be_empty and not holes:
-            hit = any(y and a for y, a in zip(chosen, survey.is_array, strict=True))
-            entries = [] if hit else [self]
+        entries: list[Any] = list(dict.fromkeys(self.unused(leaves)))
+        if not entries and not self.may_be_empty and not leaves.holes:
+            entries = [] if leaves.has_any(chosen) else [self]
         if entries:
-            raise UnusedRuleError(unused_message(entries, view.plan, survey.is_array))
-        if sure:
-            view.plan.remember(key, True)
+            is_array = leaves.spread(leaves.is_array)
+            raise UnusedRuleError(unused_message(entries, leaves.view.plan, is_array))
 
-    def _filter(self, keys: Any, leaf: Any) -> bool:
-        path = keys if isinstance(keys, str) else _paths.join(map(_paths.segment, keys))
-        return self._settled(path, leaf=as_abstract(leaf), classes=(type(leaf),))
-
-    def _settled(self, path: str, **facts: Any) -> bool:
-        answer = self.ask(self._program.at_path(path, **facts))
-        if answer is None:
-            raise SelectorError(
-                f"{self!r} cannot be answered for {path!r} alone: it asks for "
-                "more than the path. Decide on the full tree first: "
-                "selector.bind(tree) answers by path from then on."
-            )
-        return answer
+    def _at_path(self, path: str, *leaf: Any) -> bool:
+        return self.select(OnePath(self, self.matcher, path, *leaf))[0]
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -264,13 +236,8 @@ class Glob(Selector):
     def __repr__(self) -> str:
         return f"glob({self.pattern!r})"
 
-    @functools.cached_property
-    def plain(self) -> str | None:
-        """The pattern."""
-        return self.pattern
-
-    @functools.cached_property
-    def key(self) -> Hashable | None:
+    @property
+    def plain(self) -> str:  # type: ignore[override]
         """The pattern."""
         return self.pattern
 
@@ -278,13 +245,13 @@ class Glob(Selector):
         """Yield the pattern."""
         yield self.pattern
 
-    def ask(self, case: Case) -> bool:
-        """Look the pattern up among the hits."""
-        return case.hit(self.pattern)
+    def select(self, leaves: Leaves) -> list[bool]:
+        """Read the column of the pattern."""
+        return leaves.matched(self.pattern)
 
-    def unused(self, survey: Survey) -> Iterator[str]:
-        """Yield the pattern if it hits no array leaf."""
-        if not survey.hit(self.pattern):
+    def unused(self, leaves: Leaves) -> Iterator[str]:
+        """Yield the pattern if it matches no array leaf."""
+        if not leaves.is_used(self.pattern):
             yield self.pattern
 
 
@@ -296,19 +263,19 @@ class Node(Selector):
 
     @functools.cached_property
     def needs(self) -> frozenset[str]:
-        """A class is looked for."""
+        """The classes above each leaf."""
         return frozenset({"classes"})
 
     def __repr__(self) -> str:
         return f"node({self.cls.__qualname__})"
 
-    def ask(self, case: Case) -> bool | None:
-        """Look for the class among the classes above the leaf."""
-        return case.under(self.cls)
+    def select(self, leaves: Leaves) -> list[bool]:
+        """Look for the class among the classes above each leaf."""
+        return leaves.under(self.cls)
 
-    def unused(self, survey: Survey) -> Iterator[type]:
-        """Yield the class if no array leaf stands under it."""
-        if not survey.under(self.cls):
+    def unused(self, leaves: Leaves) -> Iterator[type]:
+        """Yield the class if no array leaf is below it, or could be in a hole."""
+        if not leaves.holes and not leaves.has_any(leaves.under(self.cls)):
             yield self.cls
 
 
@@ -323,7 +290,7 @@ class Leaf(Selector):
 
     @functools.cached_property
     def needs(self) -> frozenset[str]:
-        """Shape and dtype are."""
+        """Shape and dtype."""
         return frozenset({"leaf"})
 
     def __repr__(self) -> str:
@@ -336,13 +303,11 @@ class Leaf(Selector):
             parts.append(f"min_size={self.min_size}")
         return f"leaf({', '.join(parts)})"
 
-    def ask(self, case: Case) -> bool | None:
+    def select(self, leaves: Leaves) -> list[bool]:
         """Compare shape and dtype; a static leaf is never selected."""
-        leaf = case.leaf
-        if leaf is UNKNOWN:
-            return None
-        if leaf is None:
-            return False
+        return [one is not None and self._is_met(one) for one in leaves.abstract]
+
+    def _is_met(self, leaf: Any) -> bool:
         return (
             (self.ndim is None or len(leaf.shape) == self.ndim)
             and (self.dtype is None or bool(jnp.issubdtype(leaf.dtype, self.dtype)))
@@ -384,7 +349,7 @@ class Listed(Selector):
 
     @functools.cached_property
     def may_be_empty(self) -> bool:
-        """Whether there is no entry, and so none that is wrong."""
+        """Whether it has no entry, and so none that is wrong."""
         return not self.entries or any(p.may_be_empty for p in self._parts[0])
 
     @functools.cached_property
@@ -392,37 +357,27 @@ class Listed(Selector):
         """What any entry needs."""
         return _needs((*self._parts[0], *self._parts[1]))
 
-    @functools.cached_property
-    def key(self) -> Hashable | None:
-        """The keys of all entries."""
-        chosen, excluded = (tuple(part.key for part in side) for side in self._parts)
-        keys = (*chosen, *excluded)
-        return None if None in keys else ("listed", chosen, excluded)
-
     def patterns(self) -> Iterator[str]:
         """Yield the patterns of all entries."""
         for side in self._parts:
             for part in side:
                 yield from part.patterns()
 
-    def ask(self, case: Case) -> bool | None:
-        """Combine the entries' answers."""
+    def select(self, leaves: Leaves) -> list[bool]:
+        """Combine the entries' answers; exclusions alone start from everything."""
         chosen, excluded = self._parts
-        yes = _any(part.ask(case) for part in chosen) if chosen else bool(excluded)
-        if yes is False:
-            return False
-        out = _any(part.ask(case) for part in excluded)
-        if out:
-            return False
-        return None if yes is None or out is None else True
+        parts: list[Selector] = list(map(Not, excluded))
+        if chosen or not excluded:
+            parts.append(Or(chosen))
+        return _settled(parts, leaves, by=False)
 
-    def unused(self, survey: Survey) -> Iterator[str | type]:
-        """Yield what hits nothing in any entry, exclusions with their ``!``."""
+    def unused(self, leaves: Leaves) -> Iterator[str | type]:
+        """Yield what matches nothing in any entry, exclusions with their ``!``."""
         chosen, excluded = self._parts
         for part in chosen:
-            yield from part.unused(survey)
+            yield from part.unused(leaves)
         for part in excluded:
-            yield from (f"!{pattern}" for pattern in part.unused(survey))
+            yield from (f"!{pattern}" for pattern in part.unused(leaves))
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -444,21 +399,15 @@ class _Composite(Selector):
         """What any part needs."""
         return _needs(self.parts)
 
-    @functools.cached_property
-    def key(self) -> Hashable | None:
-        """The keys of all parts."""
-        keys = tuple(part.key for part in self.parts)
-        return None if None in keys else (self.sign, *keys)
-
     def patterns(self) -> Iterator[str]:
         """Yield the patterns of all parts."""
         for part in self.parts:
             yield from part.patterns()
 
-    def unused(self, survey: Survey) -> Iterator[str | type]:
-        """Yield what hits nothing in any part."""
+    def unused(self, leaves: Leaves) -> Iterator[str | type]:
+        """Yield what matches nothing in any part."""
         for part in self.parts:
-            yield from part.unused(survey)
+            yield from part.unused(leaves)
 
     def _part_text(self, part: Selector) -> str:
         binds_looser = isinstance(part, Or) and not isinstance(self, Or)
@@ -470,9 +419,9 @@ class And(_Composite):
 
     sign = "&"
 
-    def ask(self, case: Case) -> bool | None:
-        """False if any part says no."""
-        return _all(part.ask(case) for part in self.parts)
+    def select(self, leaves: Leaves) -> list[bool]:
+        """False where any part says no."""
+        return _settled(self.parts, leaves, by=False)
 
 
 class Or(_Composite):
@@ -480,9 +429,9 @@ class Or(_Composite):
 
     sign = "|"
 
-    def ask(self, case: Case) -> bool | None:
-        """True if any part says yes."""
-        return _any(part.ask(case) for part in self.parts)
+    def select(self, leaves: Leaves) -> list[bool]:
+        """True where any part says yes."""
+        return _settled(self.parts, leaves, by=True)
 
 
 class Not(_Composite):
@@ -498,10 +447,9 @@ class Not(_Composite):
         text = repr(part)
         return f"~({text})" if isinstance(part, And | Or) else f"~{text}"
 
-    def ask(self, case: Case) -> bool | None:
+    def select(self, leaves: Leaves) -> list[bool]:
         """The opposite of its part."""
-        answer = self.parts[0].ask(case)
-        return None if answer is None else not answer
+        return [not answer for answer in self.parts[0].select(leaves)]
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -532,29 +480,34 @@ class Bound(Selector):
     def __hash__(self) -> int:
         return hash((self.selector, len(self.answers)))
 
-    def ask(self, case: Case) -> bool | None:
-        """Look the path up."""
-        if case.path is UNKNOWN:
-            return None
-        known = self.answers.get(case.path)
-        if known is None and case.leaf is None:
-            return False  # a static leaf that the bound tree did not have
-        if known is None:
-            raise SelectorError(
-                f"{self!r} knows no leaf at {case.path!r}. Bind the selector to the "
-                "tree as it is now: .bind(tree)."
-            )
-        return known
+    def select(self, leaves: Leaves) -> list[bool]:
+        """Look each path up."""
+        for row, path in enumerate(leaves.paths):
+            # A static leaf that the bound tree did not have is not selected.
+            if path not in self.answers and leaves.is_array[row]:
+                raise self._new_leaf(path)
+        return [self.answers.get(path, False) for path in leaves.paths]
 
-    def select(
+    def decide(
         self, view: TreeView, *, reports: bool, holes: Sequence[str] = ()
     ) -> list[bool]:
         """Look every path up; nothing is reported, the full tree was checked."""
-        return look_up(self.answers, view, static=False)
+        return look_up(self.answers, view.flat(), static=False)
 
     def bind(self, tree: Any) -> Selector:
-        """Decide anew, on another full tree."""
+        """Decide again, on another full tree."""
         return self.selector.bind(tree)
+
+    def _at_path(self, path: str, *leaf: Any) -> bool:
+        if path not in self.answers and not leaf:
+            raise self._new_leaf(path)
+        return super()._at_path(path, *leaf)
+
+    def _new_leaf(self, path: str) -> SelectorError:
+        return SelectorError(
+            f"{self!r} knows no leaf at {path!r}. Bind the selector to the tree as it "
+            "is now: .bind(tree)."
+        )
 
 
 def glob(pattern: str) -> Selector:
@@ -691,7 +644,7 @@ def select(tree: Any, where: Any, *, unused: Report = "error") -> list[bool]:
         One bool a leaf, in leaf order.
 
     Raises:
-        UnusedRuleError: an entry of ``where`` hits no array leaf.
+        UnusedRuleError: an entry of ``where`` matches no array leaf.
 
     Example:
         >>> select({"a": jnp.ones(1), "b": jnp.ones(1)}, "a")
@@ -699,7 +652,7 @@ def select(tree: Any, where: Any, *, unused: Report = "error") -> list[bool]:
     """
     check_choice("unused", unused, ("error", "ignore"))
     view = tree if isinstance(tree, TreeView) else view_tree(tree)
-    return as_selector(where).select(view, reports=unused == "error")
+    return as_selector(where).decide(view, reports=unused == "error")
 
 
 def refuse_number(asked: Any, tree: Any) -> None:
@@ -739,22 +692,23 @@ def _combine(kind: type[_Composite], one: Any, two: Any) -> Any:
     return kind(tuple(parts))
 
 
-def _any(answers: Iterator[bool | None]) -> bool | None:
-    unknown = False
-    for answer in answers:
-        if answer:
-            return True
-        unknown |= answer is None
-    return None if unknown else False
+def _settled(parts: Iterable[Selector], leaves: Leaves, *, by: bool) -> list[bool]:
+    """Combine answers: ``by`` settles a row, and other parts are not asked about it.
+
+    Parts that need only patterns come first.
+    """
+    answers = [not by] * len(leaves)
+    for part in sorted(parts, key=lambda part: bool(part.needs)):
+        rows = [row for row, answer in enumerate(answers) if answer is not by]
+        if not rows:
+            break
+        for row, answer in zip(rows, part.select(leaves.at(rows)), strict=True):
+            answers[row] = answer
+    return answers
 
 
-def _all(answers: Iterator[bool | None]) -> bool | None:
-    unknown = False
-    for answer in answers:
-        if answer is False:
-            return False
-        unknown |= answer is None
-    return None if unknown else True
+def _joined(keys: Iterable[Any]) -> str:
+    return _paths.join(map(_paths.segment, keys))
 
 
 def _needs(parts: Sequence[Selector]) -> frozenset[str]:

@@ -25,7 +25,7 @@ from treeadapt import _jax
 from treeadapt.arrays import is_array
 from treeadapt.errors import CollectionWarning, TransformError, TreeAdaptError
 from treeadapt.names import listing
-from treeadapt.selection.remembered import whole_of, whole_tree
+from treeadapt.selection.whole import WholeTree, whole_of, whole_tree
 from treeadapt.splitting import collections_beside_params
 from treeadapt.transforms.flat import (
     Flat,
@@ -46,7 +46,7 @@ from treeadapt.transforms.unlifted import (
     patterns_held,
     warn_of_unlifted,
 )
-from treeadapt.trees.views import TreeView
+from treeadapt.trees.views import TreeView, view_tree
 
 
 def adapt(tx: Any) -> optax.GradientTransformationExtraArgs:
@@ -95,7 +95,8 @@ def adapt(tx: Any) -> optax.GradientTransformationExtraArgs:
         >>> jax.tree.structure(updates)
         PyTreeDef({'net': (*, None)})
     """
-    adapted = run_flat(with_extra_args(tx))
+    inner = with_extra_args(tx)
+    adapted = run_flat(lambda whole: inner)
     if not isinstance(tx, optax.MultiSteps):
         return adapted
     steps = _AdaptedMultiSteps(*adapted)
@@ -143,34 +144,37 @@ def is_transformation(tx: Any) -> bool:
 
 
 def run_flat(
-    tx: optax.GradientTransformationExtraArgs,
+    on: Callable[[WholeTree], optax.GradientTransformationExtraArgs],
     *,
     needs_arrays: bool = True,
-    moving: Callable[[Any], Iterable[str]] = first_half,
+    moving: Callable[[WholeTree, Any], Iterable[str]] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Return a transformation of any tree that runs ``tx`` on its flat dict.
+    """Return a transformation of any tree that runs another one on its flat dict.
 
     Args:
-        tx: transformation of flat dicts.
+        on: gives the transformation of flat dicts, handed the caller's whole tree. Its
+            ``init`` may be given Optax's placeholder; there is no tree, then.
         needs_arrays: whether to refuse params that are an empty container.
-        moving: tells which paths of a flat dict get updates.
+        moving: given the whole tree and a flat dict, the paths that get updates; all of
+            them if it is None.
     """
 
     def init(params: Any) -> Any:
         if is_placeholder(params):
-            return tx.init(params)
+            return on(_no_tree()).init(params)
         views = _halves(params)
         outer = whole_of(views[0])
         is_part = outer is not None or is_masked(views[0])
         lenient = is_part or (not needs_arrays and _is_empty(params))
         flat = [(trained if lenient else require_trained)(view) for view in views]
         strict = not is_part if outer is None else outer.strict
-        with whole_tree(views[0], strict=strict), _noted(tx):
-            state = tx.init(_shown(params, flat))
+        with whole_tree(views[0], strict=strict) as whole, _noted(on):
+            state = on(whole).init(_shown(params, flat))
             if not is_part:
-                _warn_of_collections(views[0], moving(flat[0]), tx)
+                moved = flat[0] if moving is None else moving(whole, flat[0])
+                _warn_of_collections(views[0], moved, on)
         if not is_part:
-            warn_of_unlifted(tx, views[0], flat[0], stacklevel=2)
+            warn_of_unlifted(on, views[0], flat[0], stacklevel=2)
             state = _apart(state, [leaf for half in flat for leaf in half.values()])
         return state
 
@@ -188,11 +192,11 @@ def run_flat(
         # Params of other classes than those of init have lost what a selector names.
         strict = own is not None and not own.plan.is_partial
         with (
-            whole_tree(own or grads, strict=strict, is_params=own is not None),
-            _noted(tx),
+            whole_tree(own or grads, strict=strict, is_params=own is not None) as whole,
+            _noted(on),
             _explained(flat_updates),
         ):
-            new, new_state = tx.update(flat_updates, state, shown, **flat_args)
+            new, new_state = on(whole).update(flat_updates, state, shown, **flat_args)
         return put_updates(grads, new, own), keep_dtypes(state, new_state)
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -305,6 +309,10 @@ def _in_dtype_of(before: Any, after: Any) -> Any:
 
 def _counts(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, jnp.bool_) or jnp.issubdtype(dtype, jnp.integer)
+
+
+def _no_tree() -> WholeTree:
+    return WholeTree(view_tree({}), strict=False, is_params=False)
 
 
 def _is_empty(params: Any) -> bool:

@@ -8,7 +8,7 @@ at. Selectors and rules look through by themselves; ``lift`` does it for the res
 from __future__ import annotations
 
 import numbers
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,8 +18,8 @@ from treeadapt.convert import describe
 from treeadapt.errors import SelectorError, UnmatchedPathError, UnusedRuleError
 from treeadapt.names import listing, plural
 from treeadapt.selection.matches import STATIC
-from treeadapt.selection.remembered import whole_of
 from treeadapt.selection.selectors import refuse_number
+from treeadapt.selection.whole import WholeTree, whole_of
 from treeadapt.trees.views import TreeView, view_tree
 
 
@@ -44,11 +44,17 @@ class Lifted:
         if whole is None:
             found = self.decide(view, reports=not view.plan.is_partial)
         else:
-            found = whole.answers(view, self, self.decide)
-        return view.rebuild(_complete(found, view))
+            found = whole.answers(view.plan.paths, self)
+        return view.rebuild(_complete(found, view.flat()))
+
+    def answer(self, whole: WholeTree, paths: Sequence[str]) -> list[Any]:
+        """Return the masks or labels of some leaves of a whole tree."""
+        flat = whole.view.flat()
+        shown = {path: flat[path] for path in paths}
+        return _complete(whole.answers(paths, self), shown)
 
     def needs_params(self, gradients: TreeView) -> bool:
-        """Tell whether a function may look for classes that gradients may not have."""
+        """Return whether a function may look for classes that gradients may lack."""
         return is_function(self.asked) and not gradients.plan.is_plain
 
     def decide(self, view: TreeView, *, reports: bool = False) -> list[Any]:
@@ -211,10 +217,10 @@ def _is_of_static(path: str, answer: Any, known: Mapping[str, Any]) -> bool:
     )
 
 
-def _complete(answers: list[Any], view: TreeView) -> list[Any]:
+def _complete(answers: list[Any], flat: Mapping[str, Any]) -> list[Any]:
     """Return the answers, all of them; static leaves need none."""
-    pairs = list(zip(view.plan.paths, view.leaves, answers, strict=True))
-    left = [path for path, leaf, a in pairs if a is NO_ANSWER and is_array(leaf)]
+    pairs = zip(flat.items(), answers, strict=True)
+    left = [path for (path, leaf), a in pairs if a is NO_ANSWER and is_array(leaf)]
     if left:
         raise UnmatchedPathError(
             f"{plural(len(left), 'leaf')} of the params have no mask or label: "

@@ -20,6 +20,7 @@ from treeadapt.names import listing
 from treeadapt.selection.matches import MISSING, STATIC
 from treeadapt.selection.rules import BoundRules, Rules, as_rules
 from treeadapt.selection.selectors import as_selector
+from treeadapt.selection.whole import WholeTree
 from treeadapt.transforms.adapt import (
     is_placeholder,
     is_transformation,
@@ -34,7 +35,7 @@ from treeadapt.transforms.flat import (
     no_change,
     pick,
 )
-from treeadapt.transforms.lift import is_function, lift
+from treeadapt.transforms.lift import Lifted, is_function, lift
 
 FROZEN = "frozen"
 
@@ -112,39 +113,44 @@ def freeze(tx: Any, where: Any) -> optax.GradientTransformationExtraArgs:
     inner = with_extra_args(tx)
     selector = as_selector(where)
 
-    def moving(flat: Any) -> list[str]:
-        mask = selector(first_half(flat))
-        return [path for path, frozen in mask.items() if not frozen]
+    def moving(whole: WholeTree, flat: Any) -> list[str]:
+        paths = list(first_half(flat))
+        frozen = whole.answers(paths, selector)
+        return [path for path, yes in zip(paths, frozen, strict=True) if not yes]
 
-    def init(params: Any) -> Any:
-        if is_placeholder(params):
-            return inner.init(params)
-        return inner.init(pick(params, moving(params)))
+    def on(whole: WholeTree) -> optax.GradientTransformationExtraArgs:
+        def init(params: Any) -> Any:
+            if is_placeholder(params):
+                return inner.init(params)
+            return inner.init(pick(params, moving(whole, params)))
 
-    def update(
-        updates: Flat, state: Any, params: Any | None = None, **extra: Any
-    ) -> tuple[Any, Any]:
-        run = _part_runner(updates, params, extra)
-        new, state = run(inner, moving(_known(updates, params)), state)
-        return _with_zeros(new, updates), state
+        def update(
+            updates: Flat, state: Any, params: Any | None = None, **extra: Any
+        ) -> tuple[Any, Any]:
+            run = _part_runner(updates, params, extra)
+            keys = moving(whole, _known(updates, params))
+            new, state = run(inner, keys, state)
+            return _with_zeros(new, updates), state
 
-    tx = optax.GradientTransformationExtraArgs(init, update)
-    return run_flat(tx, moving=moving)
+        return optax.GradientTransformationExtraArgs(init, update)
+
+    return run_flat(on, moving=moving)
 
 
 def _grouped(
     transforms: Mapping[Hashable, Any],
-    labels: Callable[[Flat], Flat],
+    labels: Rules | BoundRules | Lifted,
     *,
     needs_arrays: bool,
 ) -> optax.GradientTransformationExtraArgs:
-    """Return the partition by label functions of flat dicts."""
+    """Return the partition by what labels the leaves of a whole tree."""
     inner = {label: with_extra_args(tx) for label, tx in transforms.items()}
 
-    def groups(flat: Any) -> dict[Hashable, list[str]]:
+    def groups(whole: WholeTree, flat: Any) -> dict[Hashable, list[str]]:
         found: dict[Hashable, list[str]] = {label: [] for label in inner}
         stray: dict[Hashable, list[str]] = {}
-        for path, label in labels(first_half(flat)).items():
+        paths = list(first_half(flat))
+        for path, label in zip(paths, labels.answer(whole, paths), strict=True):
             if label in found:
                 found[label].append(path)
             elif label != FROZEN:
@@ -153,32 +159,34 @@ def _grouped(
             raise TransformError(_stray_message(stray, inner))
         return found
 
-    def init(params: Any) -> Any:
-        if is_placeholder(params):
-            states = {label: tx.init(params) for label, tx in inner.items()}
-        else:
-            states = {
-                label: inner[label].init(pick(params, paths))
-                for label, paths in groups(params).items()
-            }
-        return optax.transforms.PartitionState(states)
+    def on(whole: WholeTree) -> optax.GradientTransformationExtraArgs:
+        def init(params: Any) -> Any:
+            if is_placeholder(params):
+                states = {label: tx.init(params) for label, tx in inner.items()}
+            else:
+                states = {
+                    label: inner[label].init(pick(params, paths))
+                    for label, paths in groups(whole, params).items()
+                }
+            return optax.transforms.PartitionState(states)
 
-    def update(
-        updates: Flat, state: Any, params: Any | None = None, **extra: Any
-    ) -> tuple[Any, Any]:
-        run = _part_runner(updates, params, extra)
-        parts, states = [], {}
-        for label, keys in groups(_known(updates, params)).items():
-            part, states[label] = run(inner[label], keys, state.inner_states[label])
-            parts.append(part)
-        new = _with_zeros(_joined(parts), updates)
-        return new, optax.transforms.PartitionState(states)
+        def update(
+            updates: Flat, state: Any, params: Any | None = None, **extra: Any
+        ) -> tuple[Any, Any]:
+            run = _part_runner(updates, params, extra)
+            parts, states = [], {}
+            for label, keys in groups(whole, _known(updates, params)).items():
+                part, states[label] = run(inner[label], keys, state.inner_states[label])
+                parts.append(part)
+            new = _with_zeros(_joined(parts), updates)
+            return new, optax.transforms.PartitionState(states)
 
-    def moving(flat: Any) -> list[str]:
-        return [path for paths in groups(flat).values() for path in paths]
+        return optax.GradientTransformationExtraArgs(init, update)
 
-    grouped = optax.GradientTransformationExtraArgs(init, update)
-    return run_flat(grouped, needs_arrays=needs_arrays, moving=moving)
+    def moving(whole: WholeTree, flat: Any) -> list[str]:
+        return [path for paths in groups(whole, flat).values() for path in paths]
+
+    return run_flat(on, needs_arrays=needs_arrays, moving=moving)
 
 
 def _known(updates: Flat, params: Any | None) -> Any:
@@ -240,9 +248,7 @@ def _joined(parts: Sequence[Any]) -> Any:
     return {path: update for part in parts for path, update in part.items()}
 
 
-def _read_rules(
-    transforms: Mapping[Hashable, Any], rules: Any
-) -> Callable[[Flat], Flat]:
+def _read_rules(transforms: Mapping[Hashable, Any], rules: Any) -> Rules | BoundRules:
     table = rules.rules if isinstance(rules, BoundRules) else _as_table(rules)
     default = () if table.default is MISSING else (table.default,)
     given = (*table.values, *default)

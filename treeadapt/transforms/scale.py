@@ -12,6 +12,7 @@ import optax
 from treeadapt.arrays import is_array
 from treeadapt.errors import TransformError
 from treeadapt.selection.rules import BoundRules, Rules, as_rules
+from treeadapt.selection.whole import WholeTree
 from treeadapt.transforms.adapt import is_placeholder, run_flat
 from treeadapt.transforms.flat import first_half, no_change
 
@@ -47,25 +48,29 @@ def scale_by_rules(rules: Any) -> optax.GradientTransformationExtraArgs:
     """
     factors = rules if isinstance(rules, BoundRules) else _hidden(rules)
 
-    def init(params: Any) -> optax.EmptyState:
-        if not is_placeholder(params):
-            flat = first_half(params)
-            for path, factor in factors(flat).items():
-                _checked(path, flat[path], factor)
-        return optax.EmptyState()
+    def on(whole: WholeTree) -> optax.GradientTransformationExtraArgs:
+        def init(params: Any) -> optax.EmptyState:
+            if not is_placeholder(params):
+                flat = first_half(params)
+                found = factors.answer(whole, list(flat))
+                for (path, leaf), factor in zip(flat.items(), found, strict=True):
+                    _checked(path, leaf, factor)
+            return optax.EmptyState()
 
-    def update(
-        updates: dict[str, Any], state: Any, params: Any = None, **extra: Any
-    ) -> tuple[dict[str, Any], Any]:
-        del params, extra
-        found = factors(updates)
-        return {
-            path: None if leaf is None else _scaled(path, leaf, found[path])
-            for path, leaf in updates.items()
-        }, state
+        def update(
+            updates: dict[str, Any], state: Any, params: Any = None, **extra: Any
+        ) -> tuple[dict[str, Any], Any]:
+            del params, extra
+            found = factors.answer(whole, list(updates))
+            return {
+                path: None if leaf is None else _scaled(path, leaf, factor)
+                for (path, leaf), factor in zip(updates.items(), found, strict=True)
+            }, state
 
-    tx = optax.GradientTransformationExtraArgs(init, update)
-    return run_flat(tx, moving=lambda flat: ())  # it only scales what others move
+        return optax.GradientTransformationExtraArgs(init, update)
+
+    # It only scales what others move.
+    return run_flat(on, moving=lambda whole, flat: ())
 
 
 class _Factors:

@@ -1,9 +1,10 @@
-"""Answers remembered by path: decided on a whole tree, given on smaller views of it.
+"""The whole tree behind the smaller views that Optax shows.
 
-Optax shows masks and labels gradients, filtered trees and flat dicts, which have lost
-the classes and siblings by which a selector decides. ``look_up`` reads what was decided
-once on the full tree; ``whole_tree`` keeps the caller's tree at hand while a
-transformation runs, so that whatever is called inside decides on that.
+Optax calls masks and labels on gradients, filtered trees and flat dicts, which have
+lost the classes and siblings by which a selector decides. A ``WholeTree`` decides once,
+on the caller's tree, and answers by path. Transformations of this library are handed
+it; masks that Optax itself calls find it with ``whole_of``. ``look_up`` reads the
+answers of what was bound to a tree.
 Decides nothing itself (see ``selectors`` and ``rules``).
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from treeadapt.arrays import is_array
@@ -23,38 +24,31 @@ from treeadapt.trees.views import TreeView, view_tree
 T = TypeVar("T")
 
 
-def look_up(answers: Mapping[str, T], view: TreeView, *, static: T) -> list[T]:
-    """Return what was decided for every leaf of a view.
+def look_up(answers: Mapping[str, T], flat: Mapping[str, Any], *, static: T) -> list[T]:
+    """Return what was decided for every leaf of a smaller view.
 
     Args:
         answers: what was decided, by path.
-        view: a tree whose array leaves were all there when it was decided.
-        static: answer for a static leaf that was not.
+        flat: the leaves of the view, by path.
+        static: answer for a static leaf that was not decided.
 
     Returns:
-        One answer a leaf, in leaf order.
+        One answer a leaf, in order.
 
     Raises:
-        SelectorError: an array leaf was not there.
+        SelectorError: nothing was decided for an array leaf.
 
     Example:
-        >>> view = view_tree({"b": jnp.ones(2)})
-        >>> look_up({"w": True, "b": False}, view, static=False)
+        >>> look_up({"w": True, "b": False}, {"b": jnp.ones(2)}, static=False)
         [False]
     """
-    paths = view.plan.paths
-    found = [answers.get(path, _MISSING) for path in paths]
-    if not any(answer is _MISSING for answer in found):
-        return found
-    new = [
-        path for path, leaf in view.items() if path not in answers and is_array(leaf)
-    ]
+    new = [path for path in flat if path not in answers and is_array(flat[path])]
     if new:
         raise SelectorError(
             f"Bound to a tree that has no leaf at {listing(fold(new))}. Bind to the "
             "tree as it is now: .bind(tree)."
         )
-    return [static if answer is _MISSING else answer for answer in found]
+    return [answers.get(path, static) for path in flat]
 
 
 class WholeTree:
@@ -62,7 +56,7 @@ class WholeTree:
 
     Args:
         view: the whole tree.
-        strict: report patterns that hit nothing in it.
+        strict: report patterns that match nothing in it.
         is_params: the tree holds the params; otherwise only gradients of them, which
             share nothing but the paths: classes, dtypes and siblings may differ.
     """
@@ -74,18 +68,16 @@ class WholeTree:
         self._known: dict[int, tuple[Any, Mapping[str, Any]]] = {}
 
     def holds(self, view: TreeView) -> bool:
-        """Tell whether every leaf of ``view`` has its path in the whole tree."""
+        """Return whether every leaf of ``view`` has its path in the whole tree."""
         return self._paths.issuperset(view.plan.paths)
 
-    def answers(
-        self, view: TreeView, asked: Any, decide: Callable[..., Sequence[T]]
-    ) -> list[T]:
-        """Decide on the whole tree, once, and answer for the leaves of ``view``.
+    def answers(self, paths: Iterable[str], asked: Any) -> list[Any]:
+        """Decide on the whole tree, once, and answer for some of its paths.
 
         Args:
-            view: a smaller view.
-            asked: who decides; known by identity while this whole tree is in force.
-            decide: ``decide(view, reports=)`` gives one answer a leaf.
+            paths: paths of the whole tree.
+            asked: selector, rules or the like, with ``decide(view, reports=)`` and
+                ``needs_params(gradients)``; known by identity.
 
         Raises:
             TransformError: only gradients are known, and they cannot answer.
@@ -99,10 +91,10 @@ class WholeTree:
                     "params in these. Pass the params too: "
                     "update(updates, state, params)."
                 )
-            found = decide(self.view, reports=self.strict)
+            found = asked.decide(self.view, reports=self.strict)
             known = asked, dict(zip(self.view.plan.paths, found, strict=True))
             self._known[id(asked)] = known  # holds ``asked``: its id stays its own
-        return [known[1][path] for path in view.plan.paths]
+        return [known[1][path] for path in paths]
 
     @functools.cached_property
     def _paths(self) -> frozenset[str]:
@@ -122,7 +114,7 @@ def whole_tree(
     Args:
         tree: the caller's whole tree, or its ``TreeView``. Within another block whose
             tree holds all its paths, that larger tree stays in force.
-        strict: report patterns that hit nothing, as on a full tree.
+        strict: report patterns that match nothing, as on a full tree.
         is_params: ``tree`` holds the params, not only gradients of them.
 
     Example:
@@ -146,9 +138,9 @@ def whole_tree(
 
 @contextlib.contextmanager
 def no_whole_tree() -> Iterator[None]:
-    """Let selectors and rules answer for what they are called on: no tree is behind it.
+    """Let selectors and rules answer for what they are called on, and no tree behind.
 
-    For functions of the caller's that a transformation calls: an optimizer inside of
+    For functions of the caller's that a transformation calls: an optimizer inside
     them has a tree of its own, whose paths may be among those of the outer one.
     """
     token = _whole.set(None)
@@ -164,7 +156,6 @@ def whole_of(view: TreeView) -> WholeTree | None:
     return whole if whole is not None and whole.holds(view) else None
 
 
-_MISSING: Any = object()
 _whole: contextvars.ContextVar[WholeTree | None] = contextvars.ContextVar(
     "treeadapt_whole_tree", default=None
 )

@@ -1,0 +1,335 @@
+"""Globs within a segment: all of them as one automaton over characters.
+
+Takes the tokens of parsed globs, each with bits; gives the bits of the globs that match
+a text. A state is a set of positions, held as the bits of an int, so no glob, however
+hostile, takes more than its length times the length of the text. Tables are bounded and
+may be dropped at any time. Segments and trees are up to ``matcher``.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+from operator import xor
+
+from treeadapt.patterns import CharacterSet, Mark, NumberRange, Token
+
+# Transitions that an automaton remembers before it starts again.
+MAX_TRANSITIONS = 100_000
+
+_NOT_ZERO = re.compile(rb"[^\0]", re.DOTALL)
+
+
+class _CharacterState(dict[str, "_CharacterState"]):
+    """A set of positions, and where each character leads from there."""
+
+    __slots__ = ("automaton", "found", "positions")
+
+    def __init__(self, automaton: CharacterAutomaton, positions: int):
+        self.automaton = automaton
+        self.positions = positions
+        self.found = automaton.found(positions)
+
+    def __missing__(self, char: str) -> _CharacterState:
+        state = self.automaton.step(self.positions, char)
+        self[char] = state
+        return state
+
+
+class CharacterAutomaton:
+    """All globs within a segment, side by side.
+
+    A state holds the positions whose character may come next. Most often a character
+    leads one bit down; where braces and numbers lead elsewhere, ``_jumps`` says so.
+
+    Args:
+        globs: tokens, and the bits to give for a text that matches them.
+        budget: bytes that the states may take before they are forgotten.
+    """
+
+    def __init__(self, globs: Iterable[tuple[Sequence[Token], int]], budget: int):
+        self._everywhere = 0  # the bits of ``*`` alone
+        self._first = self._stars = self._falling_stars = self._falling = 0
+        self._literals: dict[str, int] = defaultdict(int)
+        self._changes: dict[int, int] = defaultdict(int)
+        self._jumps: dict[int, tuple[int, int]] = {}  # place -> positions, shift
+        self._accepting: dict[int, int] = {}  # place -> bits of the answer
+        self._size = 0
+        for tokens, bits in globs:
+            if len(tokens) == 1 and tokens[0] is Mark.STAR:
+                self._everywhere |= bits
+            else:
+                self._accepting[self._size] = bits
+                self._put(_Layout(tokens))
+        self._limit = limit(budget, self._size)
+        self._finish()
+
+    def match(self, text: str) -> int:
+        """The bits of all globs that match ``text``."""
+        if not self._accepting:
+            return self._everywhere
+        if self._transitions > self._limit:
+            self._forget()
+        state = self._root
+        for char in text:
+            state = state[char]
+        return state.found
+
+    def found(self, positions: int) -> int:
+        """The bits of all globs that are matched in ``positions``."""
+        found = self._everywhere
+        for place in places_of(positions & self._accepts):
+            found |= self._accepting[place]
+        return found
+
+    def step(self, positions: int, char: str) -> _CharacterState:
+        """The state that ``char`` leads to from ``positions``."""
+        hits = positions & self._accepted(char)
+        after = hits & self._stars | (hits & self._falling) >> 1
+        after |= (after & self._falling_stars) >> 1
+        if hits & self._jumping:
+            after |= self._jump(hits & self._jumping)
+        self._transitions += 1
+        state = self._states.get(after)
+        if state is None:
+            state = self._states[after] = _CharacterState(self, after)
+        return state
+
+    def _accepted(self, char: str) -> int:
+        """The positions that accept ``char``."""
+        in_sets = self._in_sets[bisect_right(self._points, ord(char))]
+        return self._stars | in_sets | self._literals.get(char, 0)
+
+    def _jump(self, hits: int) -> int:
+        # By bytes, each of them worked out once: thousands of positions may jump at
+        # every character.
+        after = 0
+        data = hits.to_bytes(self._size // 8 + 1, "little")
+        for found in _NOT_ZERO.finditer(data):
+            index = found.start()
+            key = index << 8 | data[index]
+            target = self._jumped.get(key)
+            if target is None:
+                if len(self._jumped) > self._limit // 8:
+                    self._jumped.clear()
+                target = self._jumped[key] = self._jump_byte(8 * index, data[index])
+            after |= target
+        return after
+
+    def _jump_byte(self, begin: int, byte: int) -> int:
+        after = 0
+        for place in places_of(byte):
+            positions, shift = self._jumps[begin + place]
+            after |= positions << shift
+        return after
+
+    def _put(self, glob: _Layout) -> None:
+        shift = self._size
+        self._size += glob.size
+        self._first |= glob.first << shift
+        self._stars |= glob.stars << shift
+        self._falling_stars |= glob.falling_stars << shift
+        self._falling |= glob.falling << shift
+        for char, positions in glob.literals.items():
+            self._literals[char] |= positions << shift
+        for point, positions in glob.changes.items():
+            self._changes[point] ^= positions << shift
+        for place, positions in glob.jumps.items():
+            self._jumps[shift + place] = positions, shift
+
+    def _finish(self) -> None:
+        self._accepts = mask_of(self._accepting, self._size)
+        self._jumping = mask_of(self._jumps, self._size)
+        self._points = sorted(self._changes)
+        changes = (self._changes[point] for point in self._points)
+        self._in_sets = list(accumulate(changes, xor, initial=0))
+        self._forget()
+
+    def _forget(self) -> None:
+        self._transitions = 0
+        self._jumped: dict[int, int] = {}
+        self._states: dict[int, _CharacterState] = {}
+        self._root = self._states[self._first] = _CharacterState(self, self._first)
+
+
+class _Layout:
+    """One glob within a segment as a run of positions.
+
+    It is laid out from its end: the lowest position says that the glob is matched,
+    and a character most often leads one bit down.
+
+    Args:
+        tokens: what the glob matches.
+    """
+
+    def __init__(self, tokens: Sequence[Token]):
+        self.size = 1
+        self.stars = 0
+        self.falling_stars = 0  # those that lead one bit down, at no character
+        self.falling = 0  # positions whose character leads one bit down only
+        self.jumps: dict[int, int] = {}  # place -> where else it leads
+        self.literals: dict[str, int] = defaultdict(int)
+        # Code point -> positions that from there on accept what they did not, or
+        # no longer accept what they did.
+        self.changes: dict[int, int] = defaultdict(int)
+        self.first = self._lay_out(tokens, 1)
+
+    # Each of these takes the positions that come next and gives those to come from.
+
+    def _lay_out(self, tokens: Sequence[Token], now: int) -> int:
+        groups: list[tuple[int, int]] = []  # what follows, what alternatives begin with
+        for token in reversed(tokens):
+            if isinstance(token, str):
+                now = self._literal(token, now)
+            elif isinstance(token, CharacterSet):
+                now = self._set(token.intervals, now)
+            elif isinstance(token, NumberRange):
+                now = self._numbers(token, now)
+            elif token is Mark.STAR:
+                now = self._star(now)
+            elif token is Mark.CLOSE:
+                groups.append((now, 0))
+            elif token is Mark.COMMA:
+                after, begin = groups.pop()
+                groups.append((after, begin | now))
+                now = after
+            else:
+                now |= groups.pop()[1]
+        return now
+
+    def _character(self, after: int) -> int:
+        position = 1 << self.size
+        below = position >> 1
+        if after == below | (below & self.falling_stars) >> 1:
+            self.falling |= position
+        else:
+            self.jumps[self.size] = after
+        self.size += 1
+        return position
+
+    def _literal(self, char: str, after: int) -> int:
+        self.literals[char] |= 1 << self.size
+        return self._character(after)
+
+    def _set(self, intervals: Iterable[tuple[int, int]], after: int) -> int:
+        for first, last in intervals:
+            self.changes[first] ^= 1 << self.size
+            self.changes[last + 1] ^= 1 << self.size
+        return self._character(after)
+
+    def _star(self, after: int) -> int:
+        position = 1 << self.size
+        self.stars |= position
+        if after == position >> 1:
+            self.falling_stars |= position
+        else:
+            self.jumps[self.size] = after
+        self.size += 1
+        return position | after
+
+    def _digit(self, first: int, last: int, after: int) -> int:
+        if first > last:
+            return 0
+        return self._set([(ord("0") + first, ord("0") + last)], after)
+
+    def _numbers(self, numbers: NumberRange, after: int) -> int:
+        """Lay out a range: a handful of positions a place, whatever its size."""
+        first, last = numbers.first, numbers.last
+        if len(first) == len(last):
+            return self._between(first, last, after)
+        free = self._free_digits(len(last) - 1, after)
+        # Numbers of the widths in between need no look at their digits.
+        begin = self._at_least(first, free)
+        if len(first) + 1 < len(last):
+            begin |= self._digit(1, 9, union_of(free[len(first) : -1]))
+        rest, high = free[-1], self._at_most(last[1:], free)
+        return begin | self._digits(1, rest, int(last[0]), high, rest)
+
+    def _between(self, first: str, last: str, after: int) -> int:
+        """Lay out the numbers of one width from ``first`` to ``last``."""
+        pairs = zip(first, last, strict=True)
+        shared = next((i for i, (a, b) in enumerate(pairs) if a != b), len(first))
+        now = after
+        if shared < len(first):
+            free = self._free_digits(len(first) - shared - 1, after)
+            low = self._at_least(first[shared + 1 :], free)
+            high = self._at_most(last[shared + 1 :], free)
+            now = self._digits(
+                int(first[shared]), low, int(last[shared]), high, free[-1]
+            )
+        for char in reversed(first[:shared]):
+            now = self._literal(char, now)
+        return now
+
+    def _free_digits(self, count: int, after: int) -> list[int]:
+        """Lay out any digits: none of them, one, ... up to ``count``."""
+        # In a row, so that each leads one bit down.
+        free = [after]
+        for _ in range(count):
+            free.append(self._digit(0, 9, free[-1]))
+        return free
+
+    def _at_least(self, digits: str, free: list[int]) -> int:
+        low = free[0]
+        for digit, rest, free_too in zip(
+            reversed(digits), free, free[1:], strict=False
+        ):
+            same = digit == "0" and low == rest
+            low = free_too if same else self._digits(int(digit), low, 9, rest, rest)
+        return low
+
+    def _at_most(self, digits: str, free: list[int]) -> int:
+        high = free[0]
+        for digit, rest, free_too in zip(
+            reversed(digits), free, free[1:], strict=False
+        ):
+            same = digit == "9" and high == rest
+            high = free_too if same else self._digits(0, rest, int(digit), high, rest)
+        return high
+
+    def _digits(self, bottom: int, low: int, top: int, high: int, rest: int) -> int:
+        """Lay out one place: ``low`` follows ``bottom``, ``high`` follows ``top``.
+
+        ``rest`` follows the digits between them; ``bottom`` and ``top`` too, where that
+        says the same.
+        """
+        begin = 0
+        if low != rest:
+            begin |= self._digit(bottom, bottom, low)
+            bottom += 1
+        if high != rest:
+            begin |= self._digit(top, top, high)
+            top -= 1
+        return begin | self._digit(bottom, top, rest)
+
+
+def limit(budget: int, size: int) -> int:
+    """How many transitions between sets of ``size`` positions fit into a budget."""
+    return min(MAX_TRANSITIONS, 8 * budget // (size + 1))
+
+
+def places_of(mask: int) -> Iterator[int]:
+    """The places of the bits that are set."""
+    while mask:
+        lowest = mask & -mask
+        yield lowest.bit_length() - 1
+        mask ^= lowest
+
+
+def mask_of(places: Iterable[int], size: int) -> int:
+    """The int whose bits at ``places`` are set, all less than ``size``."""
+    bits = bytearray(size // 8 + 1)
+    for place in places:
+        bits[place >> 3] |= 1 << (place & 7)
+    return int.from_bytes(bits, "little")
+
+
+def union_of(masks: Iterable[int]) -> int:
+    """The bits that are set in any of the masks."""
+    union = 0
+    for mask in masks:
+        union |= mask
+    return union
