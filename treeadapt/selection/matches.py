@@ -207,9 +207,11 @@ class RuleMatches:
         Args:
             index: of the rule, whether or not it decides.
         """
-        chosen = self.leaves.spread(self.rules.selectors[index].select(self.leaves))
-        pairs = enumerate(zip(chosen, self.is_array, strict=True))
-        return [leaf for leaf, both in pairs if all(both)]
+        rows = self.rules.selectors[index].select(self.leaves)
+        if not self.leaves.has_any(rows):
+            return []
+        chosen = zip(self.leaves.spread(rows), self.is_array, strict=True)
+        return [leaf for leaf, both in enumerate(chosen) if all(both)]
 
     def rule_text(self, index: int) -> str:
         """Write the rule that decided a leaf, as it was typed; empty if none did.
