@@ -22,7 +22,7 @@ from flax.training.train_state import TrainState
 from test_checkpoints import ENDINGS, FORMATS, same, write
 
 import treeadapt as ta
-from treeadapt.checkpoints import store
+from treeadapt.checkpoints import safetensors_file, store
 from treeadapt.checkpoints.store import copy, read_stored
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -381,7 +381,7 @@ def test_a_leaf_above_others_has_no_place_in_nested_dicts(file, monkeypatch):
     ta.save(file, {"a": np.ones(1), "a/b": np.ones(2), "c": np.ones(3)})
     assert set(ta.load(file, where="c")) == {"c"}
     assert ta.load(file, where="a/b")["a"]["b"].shape == (2,)
-    monkeypatch.setattr(store, "_arrays", None)
+    monkeypatch.setattr(store, "read_arrays", None)
     with pytest.raises(
         ta.PathCollisionError, match=r"'a' next to 'a/b'.*read_metadata"
     ):
@@ -562,7 +562,7 @@ def test_a_wrong_index_is_an_error_before_any_array_is_read(
     (folder / "link.safetensors").symlink_to(tmp_path / "secret.safetensors")
     (folder / "below").mkdir()
     safetensors.numpy.save_file(secret, folder / "below" / "x.safetensors")
-    monkeypatch.setattr(safetensors, "safe_open", None)
+    monkeypatch.setattr(safetensors_file, "read", None)
     for read in (ta.read_metadata, ta.load):
         with pytest.raises(ta.CheckpointError, match=reason):
             read(folder)

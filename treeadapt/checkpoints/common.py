@@ -1,4 +1,4 @@
-"""What all checkpoint formats share: dtypes, caps, errors, safe names.
+"""What all checkpoint formats share: the record of a leaf, dtypes, caps, errors, names.
 
 A checkpoint may come from anyone: counts and sizes are capped before work, its names
 are data and never file names, nothing is unpickled, and whatever a reader raises
@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import math
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -23,34 +23,45 @@ import jax.numpy as jnp
 import numpy as np
 
 from treeadapt.errors import CheckpointError, PathCollisionError, TreeAdaptError
-from treeadapt.names import listing
+from treeadapt.names import listing, shorten
 from treeadapt.paths import unboxed
 
 MAX_LEAVES = 1_000_000
 MAX_RANK = 64
 NUMBER = "number"
-_NUMBERS = ("bool", "int64", "float64", "complex128")
 _EMPTY = "%E"  # an empty segment; no quoted text has it
 
-_EXTENDED = (
-    "bfloat16 float8_e3m4 float8_e4m3 float8_e4m3b11fnuz float8_e4m3fn "
-    "float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn "
-    "int2 int4 uint2 uint4"
+_DTYPE_NAMES = (
+    "bool_ int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 "
+    "complex64 complex128 bfloat16 float8_e3m4 float8_e4m3 float8_e4m3b11fnuz "
+    "float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu "
+    "float4_e2m1fn int2 int4 uint2 uint4"
 )
-_PLAIN = (
-    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 "
-    "complex64 complex128"
-)
-
-
-def _dtypes() -> dict[str, np.dtype[Any]]:
-    extended = (getattr(jnp, name, None) for name in _EXTENDED.split())
-    known = [np.dtype(kind) for kind in extended if kind is not None]
-    return {dtype.name: dtype for dtype in [*known, *map(np.dtype, _PLAIN.split())]}
-
+_KNOWN = [getattr(jnp, name) for name in _DTYPE_NAMES.split() if hasattr(jnp, name)]
 
 #: Dtypes that a checkpoint may hold, by name. No object, void, string or date.
-DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(_dtypes())
+DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
+    {dtype.name: dtype for dtype in map(np.dtype, _KNOWN)}
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """What a checkpoint says of one leaf, without its value.
+
+    Attributes:
+        array: shape and dtype in the file.
+        kind: what the leaf was, if an array cannot say it: ``NUMBER`` for a Python
+            number, or the kind of a typed PRNG key; empty for an array.
+        key: what the format needs to find the leaf.
+        owner: path of the leaf that this one is tied to and that is stored once; empty
+            if it is not tied.
+    """
+
+    array: jax.ShapeDtypeStruct
+    kind: str = ""
+    key: Any = None
+    owner: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,105 +69,93 @@ class Stored:
     """What a checkpoint holds, without its values.
 
     Attributes:
-        leaves: shape and dtype by label path.
-        names: what the format calls each leaf.
-        ties: paths that are another path's leaf, which is stored once.
-        kinds: what leaves were that no array can say: ``NUMBER`` for a Python number,
-            or the kind of a typed PRNG key.
-        version: changes when another checkpoint comes to this path.
-        boxed: whether another library may have written boxes as their ``value``.
         path: the file or folder.
-        format: its format.
+        table: its leaves, by label path.
+        boxed: whether another library may have written boxes as their ``value``.
+        format: name of its format.
+        version: changes when another checkpoint comes to this path.
     """
 
-    leaves: Mapping[str, jax.ShapeDtypeStruct]
-    names: Mapping[str, Any]
-    ties: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    kinds: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    version: tuple[int, ...] = ()
+    path: Path
+    table: Mapping[str, Leaf]
     boxed: bool = False
-    path: Path = Path()
     format: str = ""
+    version: tuple[int, ...] = ()
+
+    @property
+    def leaves(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shape and dtype by label path."""
+        return {path: leaf.array for path, leaf in self.table.items()}
+
+    @property
+    def ties(self) -> dict[str, str]:
+        """Paths that are another path's leaf, and that path."""
+        return {path: leaf.owner for path, leaf in self.table.items() if leaf.owner}
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """What leaves were, by path, where an array cannot say it."""
+        return {path: leaf.kind for path, leaf in self.table.items() if leaf.kind}
 
     def without_boxes(self, known: Collection[str] = ()) -> Stored:
         """Return it with the paths of the model; see ``unboxed``."""
         if not self.boxed:
             return self
-        new = unboxed(self.leaves, known)
-        return dataclasses.replace(
-            self,
-            leaves={new[path]: leaf for path, leaf in self.leaves.items()},
-            names={new[path]: name for path, name in self.names.items()},
-            kinds={new[path]: kind for path, kind in self.kinds.items()},
-            boxed=False,
-        )
+        new = unboxed(self.table, known)
+        table = {new[path]: leaf for path, leaf in self.table.items()}
+        return dataclasses.replace(self, table=table, boxed=False)
 
 
-def marks(ties: Mapping[str, str], kinds: Mapping[str, str]) -> dict[str, Any]:
-    """Return what ``marked`` reads, for the metadata of a file."""
-    return {"ties": dict(ties), "kinds": dict(kinds)}
-
-
-def marked(
-    path: Path, leaves: dict[str, Any], names: dict[str, Any], found: Any
-) -> Stored:
-    """Return metadata with the ties and kinds that a file states, once they fit.
+def marked(path: Path, table: Mapping[str, Leaf], marks: Any) -> dict[str, Leaf]:
+    """Return a table with the ties and kinds that a file states, once they fit.
 
     Args:
         path: the file, for messages.
-        leaves: shape and dtype by label path, without tied ones.
-        names: what the format calls each leaf.
-        found: what should be from ``marks``.
+        table: its leaves, without tied ones.
+        marks: what should be ``{"ties": {path: owner}, "kinds": {path: kind}}``.
 
     Raises:
         CheckpointError: they do not fit.
     """
-    match found:
+    match marks:
         case {"ties": dict(ties), "kinds": dict(kinds)}:
             texts = (*ties.values(), *kinds.values())
         case _:
             texts = (None,)
     if not all(isinstance(text, str) for text in texts):
         refuse(path, "the marks in its metadata are damaged")
+    made = dict(table)
     for other, one in ties.items():
-        if other in leaves or one not in leaves:
+        if other in table or one not in table:
             refuse(path, f"it ties {listing([other])} to {listing([one])}")
-    leaves = leaves | {other: leaves[one] for other, one in ties.items()}
-    names = names | {other: names[one] for other, one in ties.items()}
+        made[other] = dataclasses.replace(table[one], owner=one)
     for one, kind in kinds.items():
-        if one not in leaves or (kind == NUMBER and leaves[one].shape):
+        if one not in made or (kind == NUMBER and made[one].array.shape):
             refuse(path, f"{listing([one])} in it is not a {kind!r:.60}")
-    return Stored(leaves, names, ties, kinds)
+        made[one] = dataclasses.replace(made[one], kind=kind)
+    return made
 
 
-def number_array(number: Any) -> np.ndarray[Any, Any] | None:
-    """Return a Python number as a 0-d array; None if it does not fit 64 bits."""
-    made = np.asarray(number)
-    return made if made.dtype.name in _NUMBERS else None
-
-
-def abstract(path: Path, name: str, shape: Any, dtype: Any) -> jax.ShapeDtypeStruct:
+def abstract(
+    path: Path, name: str, shape: Sequence[int], dtype: str
+) -> jax.ShapeDtypeStruct:
     """Return shape and dtype that a file states, once they are believable.
 
     Args:
         path: the file, for messages.
         name: of the leaf, for messages.
-        shape: what should be a sequence of sizes.
-        dtype: what should be the name of a dtype.
+        shape: as the file states it.
+        dtype: name of a dtype, as the file states it.
 
     Raises:
         CheckpointError: they are not.
     """
-    sizes = tuple(shape) if isinstance(shape, list | tuple) else (-1,)
-    good = len(sizes) <= MAX_RANK and all(
-        type(size) is int and 0 <= size < 2**63 for size in sizes
-    )
-    if not good or math.prod(sizes) >= 2**63:
+    is_sound = len(shape) <= MAX_RANK and all(size >= 0 for size in shape)
+    if not is_sound or math.prod(shape) >= 2**63:
         refuse(path, f"the leaf {listing([name])} has no sound shape")
-    known = DTYPES.get(dtype) if isinstance(dtype, str) else None
-    if known is None:
+    if dtype not in DTYPES:
         refuse(path, f"the leaf {listing([name])} has an unknown dtype, {dtype!r:.60}")
-    return jax.ShapeDtypeStruct(sizes, known)
+    return jax.ShapeDtypeStruct(shape, DTYPES[dtype])
 
 
 def refuse(path: str | os.PathLike[str], problem: str, cure: str = "") -> NoReturn:
@@ -165,9 +164,9 @@ def refuse(path: str | os.PathLike[str], problem: str, cure: str = "") -> NoRetu
     Raises:
         CheckpointError: always.
     """
+    name = listing([os.fspath(path)])
     raise CheckpointError(
-        f"The checkpoint {listing([os.fspath(path)])} is unusable: {problem}."
-        f"{' ' * bool(cure)}{cure}"
+        f"The checkpoint {name} is unusable: {problem}. {cure}".strip()
     )
 
 
@@ -186,19 +185,16 @@ def reported(path: str | os.PathLike[str], action: str) -> Iterator[None]:
         yield
     except TreeAdaptError:
         raise
-    except ImportError as error:
-        raise CheckpointError(
-            f"The checkpoint {listing([os.fspath(path)])} cannot be {action} without "
-            f'{error.name}: pip install "treeadapt[checkpoints,flax]".'
-        ) from error
     except Exception as error:
         # Parsers of damaged files raise what they like, down to KeyError.
         text = " ".join(str(error).split())
-        text = text if text.isprintable() else repr(text)
-        text = text if len(text) <= 300 else f"{text[:300]}..."
+        text = shorten(text if text.isprintable() else repr(text), limit=300)
+        problem = f": {type(error).__name__}{': ' * bool(text)}{text}"
+        if isinstance(error, ImportError):
+            install = 'pip install "treeadapt[checkpoints,flax]"'
+            problem = f" without {error.name}: {install}."
         raise CheckpointError(
-            f"The checkpoint {listing([os.fspath(path)])} cannot be {action}: "
-            f"{type(error).__name__}{': ' * bool(text)}{text}"
+            f"The checkpoint {listing([os.fspath(path)])} cannot be {action}{problem}"
         ) from error
 
 
@@ -224,27 +220,33 @@ def unescape_segment(text: str) -> str:
     return "" if text == _EMPTY else unquote(text, errors="surrogatepass")
 
 
-def nested(leaves: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
-    """Return nested dicts that hold the leaves, by their segments.
+def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested dicts that hold the leaves, one level a segment of their paths.
 
     Raises:
         PathCollisionError: one leaf is above another.
+
+    Example:
+        >>> nested({"a/b": 1, "a/c": 2})
+        {'a': {'b': 1, 'c': 2}}
     """
     made: dict[str, Any] = {}
-    nodes: dict[tuple[str, ...], dict[str, Any]] = {(): made}
-    for segments, leaf in leaves.items():
-        for end in range(1, len(segments)):
-            above = segments[:end]
-            if above in leaves:
-                one, two = "/".join(above), "/".join(segments)
+    nodes = {"": made}  # by path, each with a slash at its end
+    for path, leaf in leaves.items():
+        above = ""
+        *parents, last = path.split("/")
+        for segment in parents:
+            below = f"{above}{segment}/"
+            if below[:-1] in leaves:
                 raise PathCollisionError(
-                    f"Nested dicts cannot hold {listing([one])} next to "
-                    f"{listing([two])}. Pass a target or choose leaves with where=; "
+                    f"Nested dicts cannot hold {listing([below[:-1]])} next to "
+                    f"{listing([path])}. Pass a target or choose leaves with where=; "
                     "treeadapt.read_metadata lists the paths."
                 )
-            if above not in nodes:
-                nodes[above] = nodes[above[:-1]][above[-1]] = {}
-        nodes[segments[:-1]][segments[-1]] = leaf
+            if below not in nodes:
+                nodes[below] = nodes[above][segment] = {}
+            above = below
+        nodes[above][last] = leaf
     return made
 
 
@@ -256,6 +258,6 @@ def as_tree(leaves: Mapping[str, Any]) -> Any:
         ({'a': {'b': 1}}, {'a': 1, 'a/b': 2})
     """
     try:
-        return nested({tuple(path.split("/")): leaf for path, leaf in leaves.items()})
+        return nested(leaves)
     except PathCollisionError:
         return dict(leaves)

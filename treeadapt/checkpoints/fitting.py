@@ -2,14 +2,15 @@
 
 Takes metadata and abstract or concrete leaves; gives a ``LoadReport``, and from an
 array that was read the leaf for the target. A Python number is stored as a 0-d array,
-a typed PRNG key as its integers; ``Stored.kinds`` says which leaves were one.
+a typed PRNG key as its integers; ``Leaf.kind`` says so.
 Reads no file: ``store`` hands over what is in one.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -17,12 +18,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from treeadapt.arrays import is_array
-from treeadapt.checkpoints.common import NUMBER, Stored
+from treeadapt.checkpoints.common import NUMBER, Leaf, Stored
 from treeadapt.convert import describe
 from treeadapt.errors import CheckpointError
 from treeadapt.names import Speller, listing, plural
 
 _SHOWN = 8
+_CANDIDATES = 2_000
 _NUMBERS: tuple[Any, ...] = (bool, int, float, complex)
 _FAMILIES = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
 
@@ -61,31 +63,39 @@ class LoadReport:
         lines = [f"{plural(len(self.restored), 'leaf')} restored."]
         if self.kept:
             lines.append(f"{plural(len(self.kept), 'leaf')} kept from the target.")
-        speller = Speller()
-        for kind, names, others, source in (
-            ("missing", self.missing, self.unexpected, "stored is"),
-            ("unexpected", self.unexpected, self.missing, "the target has"),
-        ):
-            if names:
-                lines.append(f"{plural(len(names), 'leaf')} {kind}:")
-            for name in names[:_SHOWN]:
-                near = speller.nearest(name, others[:2_000], count=1)
-                # One stored name is not offered to two that are missing.
-                back = speller.nearest(near[0], names[:2_000], count=1) if near else []
-                hint = f" ({source} {listing(near)})" if back == [name] else ""
-                lines.append(f"  {listing([name])}{hint}")
-            lines += _more(len(names))
-        for title, pairs in (
-            (plural(len(self.misshaped), "leaf") + " of another shape", self.misshaped),
-            (plural(len(self.retyped), "leaf") + " of another dtype", self.retyped),
-            (plural(len(self.numbers), "number") + " changed", self.numbers),
-        ):
-            if pairs:
-                lines.append(f"{title}:")
-            for name, (got, want) in list(pairs.items())[:_SHOWN]:
-                lines.append(f"  {listing([name])}: {got}, the target has {want}")
-            lines += _more(len(pairs))
+        lines += _names("missing", self.missing, self.unexpected, "stored is")
+        lines += _names("unexpected", self.unexpected, self.missing, "the target has")
+        lines += _pairs("leaf", "of another shape", self.misshaped)
+        lines += _pairs("leaf", "of another dtype", self.retyped)
+        lines += _pairs("number", "changed", self.numbers)
         return "\n".join(lines)
+
+
+def _names(
+    kind: str, names: tuple[str, ...], others: tuple[str, ...], source: str
+) -> Iterator[str]:
+    if names:
+        yield f"{plural(len(names), 'leaf')} {kind}:"
+    speller = Speller()
+    for name in names[:_SHOWN]:
+        near = speller.nearest(name, others[:_CANDIDATES], count=1)
+        # One stored name is not offered to two that are missing.
+        back = [speller.nearest(one, names[:_CANDIDATES], count=1) for one in near]
+        hint = f" ({source} {listing(near)})" if back == [[name]] else ""
+        yield f"  {listing([name])}{hint}"
+    yield from _more(len(names))
+
+
+def _pairs(noun: str, what: str, pairs: Mapping[str, tuple[Any, Any]]) -> Iterator[str]:
+    if pairs:
+        yield f"{plural(len(pairs), noun)} {what}:"
+    for name, (got, want) in list(pairs.items())[:_SHOWN]:
+        yield f"  {listing([name])}: {got}, the target has {want}"
+    yield from _more(len(pairs))
+
+
+def _more(count: int) -> list[str]:
+    return [f"  and {count - _SHOWN:,} more"] if count > _SHOWN else []
 
 
 def compared(
@@ -104,41 +114,37 @@ def compared(
         chosen: for each leaf, whether it is to be loaded.
         stored: what the checkpoint holds.
         unexpected: paths of the checkpoint that are to be loaded and have no target.
-        read: reads 0-d leaves, the only ones whose values matter.
+        read: gives the values of 0-d leaves, the only ones whose values matter.
         cast: whether other dtypes fit.
     """
-    restored, kept, missing = set(), [], []
-    misshaped: dict[str, tuple[str, str]] = {}
-    retyped: dict[str, tuple[str, str]] = {}
-    scalars: dict[str, Any] = {}
-    for (one, leaf), yes in zip(own.items(), chosen, strict=True):
-        found, is_static = stored.leaves.get(one), not is_array(leaf)
-        if not yes or (is_static and found is None):
-            kept.append(one)
-        elif found is None:
-            missing.append(one)
-        elif is_static and not is_number(leaf):
-            retyped[one] = (_described(stored, one), describe(leaf))
-        elif found.shape != (() if is_static else data(leaf).shape):
-            misshaped[one] = (_described(stored, one), describe(leaf))
-        elif is_static or (stored.kinds.get(one) == NUMBER and not is_key(leaf)):
-            scalars[one] = leaf
-        elif not _same_type(found.dtype, stored.kinds.get(one), leaf, cast=cast):
-            retyped[one] = (_described(stored, one), describe(leaf))
-        else:
-            restored.add(one)
-    numbers = {}
-    values = read(list(scalars)) if scalars else {}
-    for one, leaf in scalars.items():
-        value = values[one].item()
-        if not _holds(leaf, value, values[one].dtype, cast=cast):
-            retyped[one] = (f"{_described(stored, one)} {value}", describe(leaf))
+    wanted = set(itertools.compress(own, chosen))
+    forms = {path: stored_form(leaf) for path, leaf in own.items()}
+    pairs = {
+        path: (stored.table[path], forms[path])
+        for path in own
+        if path in wanted and path in stored.table
+    }
+    values = read([path for path, pair in pairs.items() if _by_value(*pair)])
+    restored: list[str] = []
+    kept: list[str] = []
+    missing: list[str] = []
+    misshaped, retyped, numbers = {}, {}, {}
+    for path, leaf in own.items():
+        if path not in pairs:
+            is_kept = path not in wanted or not is_array(leaf)
+            (kept if is_kept else missing).append(path)
             continue
-        restored.add(one)
-        if is_number(leaf) and repr(type(leaf)(value)) != repr(leaf):
-            numbers[one] = (value, leaf)
+        (there, form), value = pairs[path], values.get(path)
+        if form is not None and form.array.shape != there.array.shape:
+            misshaped[path] = (_described(there), describe(leaf))
+        elif form is None or not _takes(form, there, value, cast=cast):
+            retyped[path] = (_described(there, value), describe(leaf))
+        else:
+            restored.append(path)
+            if is_number(leaf) and repr(type(leaf)(value)) != repr(leaf):
+                numbers[path] = (value, leaf)
     return LoadReport(
-        tuple(one for one in own if one in restored),
+        tuple(restored),
         tuple(kept),
         tuple(missing),
         unexpected,
@@ -146,6 +152,29 @@ def compared(
         retyped,
         numbers,
     )
+
+
+def stored_form(leaf: Any) -> Leaf | None:
+    """Return what a file says of a leaf; None for a leaf that is no data."""
+    if is_number(leaf):
+        return Leaf(jax.ShapeDtypeStruct((), np.dtype(type(leaf))), NUMBER)
+    if is_key(leaf):
+        data = jax.eval_shape(jax.random.key_data, leaf)
+        return Leaf(data, str(_key_kind(leaf)))
+    if is_array(leaf):
+        return Leaf(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
+    return None
+
+
+def target_form(leaf: Leaf) -> Any:
+    """Return a leaf for a target that a stored one fits: of NumPy, or an abstract key.
+
+    Raises:
+        ValueError: JAX does not know this kind of key.
+    """
+    if leaf.kind not in ("", NUMBER):
+        return jax.eval_shape(lambda data: _keys(data, leaf.kind), leaf.array)
+    return np.broadcast_to(np.zeros((), leaf.array.dtype), leaf.array.shape)
 
 
 def placed(name: str, array: Any, like: Any) -> Any:
@@ -162,17 +191,16 @@ def placed(name: str, array: Any, like: Any) -> Any:
     if is_number(like):
         return type(like)(array.item())
     if is_key(like):
-        keys = wrapped(array, key_kind(like))
-        return jax.device_put(keys, home(like))
+        return jax.device_put(_keys(array, _key_kind(like)), home(like))
     if array.dtype != like.dtype:
         array = _cast(name, array, like.dtype)
     if isinstance(array, jax.Array):
         return array
-    if isinstance(like, np.ndarray | np.generic):
-        return np.asarray(array)
-    if jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
-        return np.asarray(array)  # 64 bits, which JAX would cut in half here
-    return jax.device_put(np.asarray(array), home(like))
+    array = np.asarray(array)
+    is_cut = jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype  # 64 bits to 32
+    if is_cut or isinstance(like, np.ndarray | np.generic):
+        return array
+    return jax.device_put(array, home(like))
 
 
 def home(leaf: Any) -> Any:
@@ -183,21 +211,9 @@ def home(leaf: Any) -> Any:
     return getattr(leaf, "sharding", None)
 
 
-def wrapped(array: Any, kind: Any) -> jax.Array:
-    """Return the PRNG keys of a kind whose integers are ``array``."""
-    return jax.random.wrap_key_data(jnp.asarray(array), impl=kind)
-
-
 def is_key(leaf: Any) -> bool:
     """Return whether a leaf is an array of typed PRNG keys."""
     return is_array(leaf) and bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
-
-
-def key_kind(leaf: Any) -> Any:
-    """Return the kind of typed PRNG keys, abstract ones too: ``"threefry2x32"``."""
-    kinds: list[Any] = []
-    jax.eval_shape(lambda key: kinds.append(jax.random.key_impl(key)), leaf)
-    return kinds[0]
 
 
 def is_number(leaf: Any) -> bool:
@@ -205,55 +221,65 @@ def is_number(leaf: Any) -> bool:
     return type(leaf) in _NUMBERS
 
 
-def as_arrays(leaves: Iterable[Any]) -> list[Any]:
-    """Return leaves with 0-d abstract arrays for Python numbers, for a selector."""
-    return [
-        jax.ShapeDtypeStruct((), np.dtype(type(leaf))) if is_number(leaf) else leaf
-        for leaf in leaves
-    ]
+def is_long(leaf: Any) -> bool:
+    """Return whether a leaf is a Python number that does not fit 64 bits."""
+    return is_number(leaf) and np.asarray(leaf).dtype != type(leaf)
 
 
-def data(leaf: Any) -> Any:
-    """Return shape and dtype that a leaf has in a file."""
-    return jax.eval_shape(jax.random.key_data, leaf) if is_key(leaf) else leaf
+def as_array(leaf: Any) -> Any:
+    """Return a leaf, or a 0-d abstract array for a Python number."""
+    return jax.ShapeDtypeStruct((), type(leaf)) if is_number(leaf) else leaf
 
 
-def _same_type(dtype: Any, kind: str | None, leaf: Any, *, cast: bool) -> bool:
-    if is_key(leaf) or kind is not None:
-        known = is_key(leaf) and kind in (None, str(key_kind(leaf)))
-        return known and dtype == data(leaf).dtype
-    return dtype == leaf.dtype or (cast and _widens(dtype, leaf.dtype))
+def _keys(array: Any, kind: Any) -> jax.Array:
+    return jax.random.wrap_key_data(jnp.asarray(array), impl=kind)
 
 
-def _holds(leaf: Any, value: Any, dtype: Any, *, cast: bool) -> bool:
-    """Return whether a 0-d leaf or a number can take a value of some dtype."""
-    own = np.dtype(type(leaf)) if is_number(leaf) else leaf.dtype
-    if _family(own) != _family(dtype):
-        return cast and _widens(dtype, own)
-    if is_number(leaf) or (cast and _family(own) > 1):
+def _key_kind(leaf: Any) -> Any:
+    """Return the kind of typed PRNG keys, abstract ones too: ``"threefry2x32"``."""
+    kinds: list[Any] = []
+    jax.eval_shape(lambda key: kinds.append(jax.random.key_impl(key)), leaf)
+    return kinds[0]
+
+
+def _by_value(there: Leaf, form: Leaf | None) -> bool:
+    """Return whether what fits depends on the value, as it does with numbers."""
+    if form is None or there.array.shape or form.array.shape:
+        return False
+    return NUMBER in (there.kind, form.kind)
+
+
+def _takes(form: Leaf, there: Leaf, value: Any, *, cast: bool) -> bool:
+    """Return whether a leaf of the target takes what is stored, of its shape."""
+    own, dtype = form.array.dtype, there.array.dtype
+    if value is None and (form.kind or there.kind):
+        # What other libraries store as integers says nothing about a kind.
+        return form.kind != "" and there.kind in ("", form.kind) and own == dtype
+    is_wider = cast and 0 <= _family(dtype) <= _family(own)  # never 1.5 to 1
+    if value is None:
+        return is_wider or own == dtype
+    if _family(own) != _family(dtype) or (cast and _family(own) > 1):
+        return is_wider
+    if form.kind == NUMBER:
         return True
     with np.errstate(all="ignore"):
-        held = np.asarray(value).astype(own)
-    return bool(np.array_equal(held.item(), value, equal_nan=_family(own) > 1))
+        held = np.asarray(value).astype(own).item()
+    return bool(np.array_equal(held, value, equal_nan=_family(own) > 1))
 
 
 def _family(dtype: Any) -> int:
     return next((n for n, f in enumerate(_FAMILIES) if jnp.issubdtype(dtype, f)), -1)
 
 
-def _widens(dtype: Any, into: Any) -> bool:
-    """Return whether ``cast`` may change one dtype to another: never 1.5 to 1."""
-    return 0 <= _family(dtype) <= _family(into)
-
-
 def _cast(name: str, array: Any, dtype: Any) -> Any:
-    inexact = jnp.issubdtype(array.dtype, jnp.inexact)
     with np.errstate(all="ignore"):
         made = array.astype(dtype)
-    if jnp.issubdtype(dtype, jnp.inexact):
-        is_lost = np.isfinite(made) != (np.isfinite(array) if inexact else True)
-    else:
+    if not jnp.issubdtype(dtype, jnp.inexact):
         is_lost = made.astype(array.dtype) != array
+    elif jnp.issubdtype(array.dtype, jnp.inexact):
+        is_lost = np.isfinite(made) != np.isfinite(array)
+    else:
+        is_lost = ~np.isfinite(made)
     if is_lost.any():
         raise CheckpointError(
             f"{listing([name])} holds values of {array.dtype} that {dtype} cannot hold."
@@ -261,12 +287,8 @@ def _cast(name: str, array: Any, dtype: Any) -> Any:
     return made
 
 
-def _described(stored: Stored, one: str) -> str:
-    kind = stored.kinds.get(one)
-    if kind == NUMBER:
-        return f"a number, {describe(stored.leaves[one])}"
-    return f"a {kind} key" if kind else describe(stored.leaves[one])
-
-
-def _more(count: int) -> list[str]:
-    return [f"  and {count - _SHOWN:,} more"] if count > _SHOWN else []
+def _described(leaf: Leaf, value: Any = None) -> str:
+    text = f"a {leaf.kind} key" if leaf.kind else describe(leaf.array)
+    if leaf.kind == NUMBER:
+        text = f"a number, {describe(leaf.array)}"
+    return text if value is None else f"{text} {value}"

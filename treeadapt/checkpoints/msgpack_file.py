@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from treeadapt.arrays import is_array
-from treeadapt.checkpoints.common import NUMBER, Stored, abstract, refuse
+from treeadapt.checkpoints.common import NUMBER, Leaf, Stored, abstract, refuse
 from treeadapt.names import listing
 
 
 def read_metadata(path: Path) -> Stored:
-    """Read the file; the arrays themselves serve as the names that it has for them.
+    """Read the file; the arrays themselves are the keys of their leaves.
 
     Raises:
         CheckpointError: the file is damaged, or holds something other than leaves.
@@ -27,33 +27,29 @@ def read_metadata(path: Path) -> Stored:
     state = serialization.msgpack_restore(path.read_bytes())
     if not isinstance(state, dict):
         refuse(path, "it is not a map of leaves")
-    leaves, arrays, kinds = {}, {}, {}
+    table: dict[str, Leaf] = {}
     pending: list[tuple[str, Any]] = [("", state)]
     while pending:
         above, node = pending.pop()
         name = above[1:]
         if isinstance(node, dict):
             pending += [(f"{above}/{key}", node[key]) for key in reversed(node)]
-        elif node is None or isinstance(node, str):
-            continue
         elif is_array(node) or isinstance(node, bool | int | float | complex):
-            if name in leaves:
+            if name in table:
                 refuse(path, f"two leaves are named {listing([name])}")
-            arrays[name] = array = np.asarray(node)
-            leaves[name] = abstract(path, name, array.shape, array.dtype.name)
-            if not is_array(node):
-                kinds[name] = NUMBER
-        else:
+            array = np.asarray(node)
+            leaf = abstract(path, name, array.shape, array.dtype.name)
+            table[name] = Leaf(leaf, "" if is_array(node) else NUMBER, array)
+        elif node is not None and not isinstance(node, str):
             refuse(path, f"{listing([name])} is a {type(node).__name__}")
-    return Stored(leaves, arrays, kinds=kinds, boxed=True)
+    return Stored(path, table, boxed=True)
 
 
-def read(path: Path, stored: Stored, wanted: Iterable[str]) -> Iterator[Any]:
+def read(stored: Stored, wanted: Iterable[str]) -> Iterator[Any]:
     """Give leaves, which are in memory already.
 
     Args:
-        path: the file.
-        stored: its metadata.
+        stored: what ``read_metadata`` returned.
         wanted: paths, in the order in which to give them.
     """
-    return (stored.names[one] for one in wanted)
+    return (stored.table[one].key for one in wanted)

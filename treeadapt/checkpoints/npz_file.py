@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from treeadapt.checkpoints.common import MAX_LEAVES, Stored, abstract, refuse
+from treeadapt.checkpoints.common import MAX_LEAVES, Leaf, Stored, abstract, refuse
 from treeadapt.names import listing
 
 _ENDING = ".npy"
@@ -25,7 +25,7 @@ def read_metadata(path: Path) -> Stored:
     Raises:
         CheckpointError: the archive is damaged, or holds something else than arrays.
     """
-    leaves, names = {}, {}
+    table: dict[str, Leaf] = {}
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
         if len(members) > MAX_LEAVES:
@@ -34,36 +34,34 @@ def read_metadata(path: Path) -> Stored:
             name = member.filename.removesuffix(_ENDING)
             if name == member.filename:
                 refuse(path, f"the member {listing([name])} is not an array")
-            if name in leaves:
+            if name in table:
                 refuse(path, f"a name occurs twice: {listing([name])}")
-            leaves[name], names[name] = _leaf(path, archive, member), member.filename
-    return Stored(leaves, names)
+            with archive.open(member) as file:
+                table[name] = _leaf(path, name, file, member)
+    return Stored(path, table)
 
 
-def read(path: Path, stored: Stored, wanted: Iterable[str]) -> Iterator[Any]:
+def read(stored: Stored, wanted: Iterable[str]) -> Iterator[Any]:
     """Read leaves, one at a time.
 
     Args:
-        path: the file.
-        stored: its metadata.
+        stored: what ``read_metadata`` returned.
         wanted: paths, in the order in which to give them.
     """
-    with np.load(path, allow_pickle=False) as file:
+    with np.load(stored.path, allow_pickle=False) as file:
         for one in wanted:
-            array = file[stored.names[one]]
+            array = file[stored.table[one].key]
             yield array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
-def _leaf(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Any:
+def _leaf(path: Path, name: str, file: Any, member: zipfile.ZipInfo) -> Leaf:
+    """Read the header of one member, which must have the array's size."""
     formats: Any = np.lib.format
-    with archive.open(member) as file:
-        readers = {
-            (1, 0): formats.read_array_header_1_0,
-            (2, 0): formats.read_array_header_2_0,
-        }
-        shape, _, dtype = readers[formats.read_magic(file)](file)
-        header_bytes = file.tell()
-    name = member.filename.removesuffix(_ENDING)
+    readers = {
+        (1, 0): formats.read_array_header_1_0,
+        (2, 0): formats.read_array_header_2_0,
+    }
+    shape, _, dtype = readers[formats.read_magic(file)](file)
     if dtype.kind == "V":
         refuse(
             path,
@@ -72,6 +70,6 @@ def _leaf(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Any:
             "Write it as .safetensors.",
         )
     leaf = abstract(path, name, shape, dtype.newbyteorder("=").name)
-    if header_bytes + math.prod(shape) * dtype.itemsize != member.file_size:
+    if file.tell() + math.prod(shape) * dtype.itemsize != member.file_size:
         refuse(path, f"the leaf {listing([name])} does not fill its member")
-    return leaf
+    return Leaf(leaf, key=member.filename)

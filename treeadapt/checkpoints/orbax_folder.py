@@ -8,25 +8,24 @@ written twice, and a leaf without elements is an error, because Orbax cannot sto
 
 from __future__ import annotations
 
+import itertools
 import json
-import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from treeadapt.arrays import is_array
 from treeadapt.checkpoints.common import (
     MAX_LEAVES,
     NUMBER,
+    Leaf,
     Stored,
     abstract,
     escape_segment,
     marked,
-    marks,
     nested,
     refuse,
     unescape_segment,
@@ -58,7 +57,12 @@ def require_own(path: Path) -> None:
             f"The folder {listing([str(path)])} is not a checkpoint and is not "
             f"replaced. {_proposal(path) or 'Choose another name.'}"
         )
-    others = [name for name, link in _entries(path) if link or not _OWN.fullmatch(name)]
+    entries = {file.relative_to(path).as_posix(): file for file in _entries(path)}
+    others = [
+        name
+        for name, file in entries.items()
+        if file.is_symlink() or not _OWN.fullmatch(name)
+    ]
     if others:
         raise CheckpointError(
             f"The checkpoint {listing([str(path)])} is not replaced, because it holds "
@@ -77,55 +81,48 @@ def read_metadata(path: Path) -> Stored:
 
     folder = _folder(path)
     # TensorStore follows links, out of the folder and to any file of this machine.
-    links = [name for name, is_link in _entries(folder) if is_link]
+    links = [file.name for file in _entries(folder) if file.is_symlink()]
     if links:
         refuse(path, f"{listing(links)} in it is a link")
-    document = _document(path, folder)
+    marks = _marks(path, folder)
     with ocp.PyTreeCheckpointer() as checkpointer:
-        found = _tree(checkpointer, folder)
-    own = (document.get("custom_metadata") or {}).get(_MARK)
-    own_keys = _key_kinds(folder)
-    leaves, names, kinds = {}, {}, {}
-    pairs = jax.tree_util.tree_flatten_with_path(found, is_leaf=is_array)[0]
-    for keys, value in pairs:
-        segments = [segment(key) for key in keys]
-        stored_name = ".".join(segments)
+        tree = _tree(checkpointer, folder)
+    key_kinds = _key_kinds(path, folder)
+    table: dict[str, Leaf] = {}
+    for keys, value in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_array):
         if not is_array(value):
             continue
-        if own is not None:
-            segments = [unescape_segment(text) for text in segments]
-        name = "/".join(segments)
-        if name in leaves:
-            refuse(path, f"two leaves are named {listing([name])}")
-        leaves[name] = abstract(path, name, tuple(value.shape), str(value.dtype))
-        names[name] = keys
+        segments = [segment(key) for key in keys]
+        kind = key_kinds.get(".".join(segments), "")
         if isinstance(value, ocp.metadata.ScalarMetadata):
-            kinds[name] = NUMBER
-        elif stored_name in own_keys:
-            kinds[name] = own_keys[stored_name]
-    if own is None:
-        return Stored(leaves, names, kinds=kinds, boxed=True)
-    return marked(path, leaves, names, own)
+            kind = NUMBER
+        name = "/".join(segments if marks is None else map(unescape_segment, segments))
+        if name in table:
+            refuse(path, f"two leaves are named {listing([name])}")
+        leaf = abstract(path, name, tuple(value.shape), str(value.dtype))
+        table[name] = Leaf(leaf, kind, keys)
+    if marks is None:
+        return Stored(path, table, boxed=True)
+    return Stored(path, marked(path, table, marks))
 
 
-def read(path: Path, stored: Stored, wanted: Mapping[str, Any]) -> list[Any]:
+def read(stored: Stored, wanted: Mapping[str, Any]) -> list[Any]:
     """Read leaves, all that are wanted in one go, each to its sharding.
 
     Args:
-        path: the folder.
-        stored: its metadata.
+        stored: what ``read_metadata`` returned.
         wanted: by path the sharding to give the leaf; None for a NumPy array.
     """
     import orbax.checkpoint as ocp
 
-    if not wanted:
-        return []
     likes = {}
     for one, sharding in wanted.items():
-        leaf = stored.leaves[one]
-        like = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-        likes[stored.names[one]] = like
-    folder = _folder(path)
+        leaf = stored.table[one]
+        like = jax.ShapeDtypeStruct(
+            leaf.array.shape, leaf.array.dtype, sharding=sharding
+        )
+        likes[leaf.key] = like
+    folder = _folder(stored.path)
     with ocp.PyTreeCheckpointer() as checkpointer:
         # The restored tree must be of the stored lists and dicts, with a mark where
         # nothing is to be read.
@@ -134,22 +131,15 @@ def read(path: Path, stored: Stored, wanted: Mapping[str, Any]) -> list[Any]:
             _tree(checkpointer, folder),
             is_leaf=is_array,
         )
-        restored = checkpointer.restore(
-            folder.absolute(),
-            args=ocp.args.PyTreeRestore(
-                item,
-                restore_args=ocp.checkpoint_utils.construct_restore_args(item),
-            ),
-        )
-    found = dict(jax.tree_util.tree_flatten_with_path(restored)[0])
-    return [found[stored.names[one]] for one in wanted]
+        types = ocp.checkpoint_utils.construct_restore_args(item)
+        args = ocp.args.PyTreeRestore(item, restore_args=types)
+        restored = checkpointer.restore(folder.absolute(), args=args)
+    found = dict(jax.tree_util.tree_leaves_with_path(restored))
+    return [found[stored.table[one].key] for one in wanted]
 
 
 def write(
-    path: Path,
-    leaves: Iterable[tuple[str, Any]],
-    ties: Mapping[str, str],
-    kinds: Mapping[str, str],
+    path: Path, leaves: Mapping[str, Any], marks: Mapping[str, Mapping[str, str]]
 ) -> None:
     """Write leaves, which stay on their devices until Orbax takes them.
 
@@ -158,28 +148,25 @@ def write(
     """
     import orbax.checkpoint as ocp
 
-    # Orbax knows arrays of NumPy, but few of the scalars.
-    found = {
-        name: np.asarray(leaf) if isinstance(leaf, np.generic) else leaf
-        for name, leaf in leaves
+    found = {**leaves, **{one: leaves[own] for one, own in marks["ties"].items()}}
+    empty = [name for name, leaf in found.items() if 0 in leaf.shape]
+    if empty:
+        raise CheckpointError(
+            f"The leaf {listing(empty[:1])} has no elements, which Orbax cannot "
+            "store. Save as .safetensors."
+        )
+    escaped = {
+        "/".join(map(escape_segment, name.split("/"))): leaf
+        for name, leaf in found.items()
     }
-    found |= {other: found[one] for other, one in ties.items()}
-    for name, leaf in found.items():
-        if 0 in leaf.shape:
-            raise CheckpointError(
-                f"The leaf {listing([name])} has no elements, which Orbax cannot "
-                "store. Save as .safetensors."
-            )
-    segments = {name: tuple(map(escape_segment, name.split("/"))) for name in found}
     try:
-        tree = nested({segments[name]: leaf for name, leaf in found.items()})
+        tree = nested(escaped)
     except PathCollisionError:
         tree = {escape_segment(name): leaf for name, leaf in found.items()}
+    own = {_MARK: {"ties": {}, "kinds": marks["kinds"]}}
     with ocp.PyTreeCheckpointer() as checkpointer:
-        checkpointer.save(
-            path.absolute(),
-            args=ocp.args.PyTreeSave(tree, custom_metadata={_MARK: marks({}, kinds)}),
-        )
+        args = ocp.args.PyTreeSave(tree, custom_metadata=own)
+        checkpointer.save(path.absolute(), args=args)
 
 
 def _folder(path: Path) -> Path:
@@ -187,10 +174,10 @@ def _folder(path: Path) -> Path:
     if (path / _METADATA).is_file():
         return path
     items = _items(path)
-    if len(items) == 1:
-        return items[0]
-    what = "it holds several" if items else "it is not an Orbax checkpoint"
-    return refuse(path, what, _proposal(path))
+    if len(items) != 1:
+        what = "it holds several" if items else "it is not an Orbax checkpoint"
+        refuse(path, what, _proposal(path))
+    return items[0]
 
 
 def _items(path: Path) -> list[Path]:
@@ -207,51 +194,52 @@ def _proposal(path: Path) -> str:
     return f"It holds {listing(names[::-1])}. Name one of them." if names else ""
 
 
-def _entries(folder: Path) -> Iterator[tuple[str, bool]]:
-    """Yield the path in the folder of all that is in it, and if it is a link."""
-    count = 0
-    start = len(os.path.join(folder, ""))
-    for above, folders, files in os.walk(folder):
-        for name in (*folders, *files):
-            count += 1
-            if count > 10 * MAX_LEAVES:
-                refuse(folder, "it holds too many files")
-            entry = os.path.join(above, name)
-            yield entry[start:].replace(os.sep, "/"), os.path.islink(entry)
+def _entries(folder: Path) -> list[Path]:
+    """Return all files, folders and links below a folder."""
+    found = list(itertools.islice(folder.rglob("*"), 10 * MAX_LEAVES + 1))
+    if len(found) > 10 * MAX_LEAVES:
+        refuse(folder, "it holds too many files")
+    return found
 
 
 def _tree(checkpointer: Any, folder: Path) -> Any:
     """Return the metadata of each leaf, in the stored dicts and lists."""
-    found = checkpointer.metadata(folder.absolute())
-    found = getattr(found, "item_metadata", found)
+    found = checkpointer.metadata(folder.absolute()).item_metadata
     if found is None:  # Orbax says so in its log only
         refuse(folder, "its metadata is damaged")
-    return getattr(found, "tree", found)
+    return found.tree
 
 
-def _document(path: Path, folder: Path) -> Mapping[str, Any]:
-    file = folder / _METADATA
-    if file.stat().st_size > _MAX_METADATA_BYTES:
-        refuse(path, "its metadata is too large")
-    document = json.loads(file.read_text("utf-8"))
-    entries = document.get("tree_metadata") if isinstance(document, dict) else None
-    if not isinstance(entries, dict) or len(entries) > MAX_LEAVES:
-        refuse(path, "its metadata is not a table of leaves")
+def _marks(path: Path, folder: Path) -> Any:
+    """Return what ``write`` said of the leaves, once all names are safe."""
+    document = _json(path, folder / _METADATA)
+    entries = document["tree_metadata"]
+    if len(entries) > MAX_LEAVES:
+        refuse(path, f"it has {len(entries):,} leaves")
     for entry in entries.values():
         for key in entry["key_metadata"]:
             text = str(key["key"])
             if _OUTWARD.search(text):
                 refuse(path, f"the name {listing([text])} leads out of it")
-    return document
+    return (document.get("custom_metadata") or {}).get(_MARK)
 
 
-def _key_kinds(folder: Path) -> dict[str, str]:
+def _key_kinds(path: Path, folder: Path) -> dict[str, str]:
     """Return the kinds of the typed PRNG keys that Orbax turned to integers."""
     file = folder / "array_metadatas" / "process_0"
-    if not file.is_file() or file.stat().st_size > _MAX_METADATA_BYTES:
+    if not file.is_file():
         return {}
-    entries = json.loads(file.read_text("utf-8"))["array_metadatas"]
-    facts = [entry["array_metadata"] for entry in entries]
-    kinds = ((each["ext_metadata"] or {}).get("random_key_impl") for each in facts)
-    pairs = zip((str(each["param_name"]) for each in facts), kinds, strict=True)
-    return {name: kind for name, kind in pairs if isinstance(kind, str)}
+    entries = _json(path, file)["array_metadatas"]
+    kinds = {}
+    for entry in entries:
+        facts = entry["array_metadata"]
+        kind = (facts["ext_metadata"] or {}).get("random_key_impl")
+        if isinstance(kind, str):
+            kinds[str(facts["param_name"])] = kind
+    return kinds
+
+
+def _json(path: Path, file: Path) -> Any:
+    if file.stat().st_size > _MAX_METADATA_BYTES:
+        refuse(path, "its metadata is too large")
+    return json.loads(file.read_text("utf-8"))

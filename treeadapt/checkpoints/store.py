@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -30,24 +31,22 @@ from treeadapt.checkpoints import (
 )
 from treeadapt.checkpoints.common import (
     DTYPES,
-    NUMBER,
     Stored,
     as_tree,
     nested,
-    number_array,
     refuse,
     reported,
 )
 from treeadapt.checkpoints.fitting import (
     LoadReport,
-    as_arrays,
+    as_array,
     compared,
     home,
     is_key,
-    is_number,
-    key_kind,
+    is_long,
     placed,
-    wrapped,
+    stored_form,
+    target_form,
 )
 from treeadapt.checkpoints.replacing import replaced, restore
 from treeadapt.convert import describe
@@ -107,35 +106,24 @@ def save(
     """
     _require_path(path)
     view = view_tree(tree)
-    first: dict[int, str] = {}
     leaves: dict[str, Any] = {}
-    ties: dict[str, str] = {}
-    kinds: dict[str, str] = {}
+    marks: dict[str, dict[str, str]] = {"ties": {}, "kinds": {}}
+    first: dict[int, str] = {}
     lost: list[str] = []
-    chosen = _selected(view, where)
-    for name, leaf, yes in zip(view.plan.paths, view.leaves, chosen, strict=True):
-        if not yes:
+    for (name, leaf), yes in zip(view.items(), _selected(view, where), strict=True):
+        form = stored_form(leaf)
+        if not yes or (form is None and callable(leaf)):
             continue
-        if not is_array(leaf):
-            number = number_array(leaf) if is_number(leaf) else None
-            if number is not None:
-                leaves[name], kinds[name] = number, NUMBER
-            elif not callable(leaf):
-                lost.append(name)
+        if form is None or is_long(leaf):
+            lost.append(name)
             continue
-        if is_key(leaf):
-            kinds[name] = str(key_kind(leaf))
-        if id(leaf) in first:
-            ties[name] = first[id(leaf)]
+        if form.kind:
+            marks["kinds"][name] = form.kind
+        if is_array(leaf) and first.setdefault(id(leaf), name) != name:
+            marks["ties"][name] = first[id(leaf)]
         else:
-            first[id(leaf)] = name
             leaves[name] = leaf
-    kind = format_of(path, format, writing=True)
-    host = kind != "orbax"
-    for name, leaf in leaves.items():
-        _require_value(name, leaf, host=host)
-    pairs = ((name, _plain(leaf, host=host)) for name, leaf in leaves.items())
-    write_leaves(path, pairs, ties, kinds, kind)
+    _write(path, leaves, marks, format_of(path, format, writing=True))
     if lost:
         warnings.warn(
             f"{plural(len(lost), 'leaf')} cannot be saved as an array and must come "
@@ -201,11 +189,12 @@ def load(
     """
     stored = read_stored(path, format)
     if target is None:
-        return _plain_tree(stored.without_boxes(), where)
+        stored = _part(stored.without_boxes(), where)
+        target, where = _plain_target(stored), "**"
     view = view_tree(target)
-    own = view.flat()
-    stored = stored.without_boxes(own)
-    report = _report(view, own, stored, where, cast=cast)
+    made = view.flat()
+    stored = stored.without_boxes(made)
+    report = _report(view, stored, where, cast=cast)
     name = listing([str(stored.path)])
     if strict and not report.fits:
         raise CheckpointError(
@@ -219,15 +208,16 @@ def load(
             TreeAdaptWarning,
             stacklevel=2,
         )
-    made, owners = dict(own), {}
+    owners: dict[Any, Any] = {}
+    wanted = {one: made[one] for one in report.restored}
     with reported(path, "read"):
-        for one, array in _arrays(stored, own, report.restored):
-            like = own[one]
-            key = (stored.ties.get(one, one), _like_key(like))
+        for one, array in read_arrays(stored, wanted):
+            like = wanted[one]
+            key = (stored.table[one].owner or one, *_like_key(like))
             if key not in owners:
                 owners[key] = placed(one, array, like)
             made[one] = owners[key]
-    return view.rebuild(list(made.values()))
+    return view.replace(made)
 
 
 def load_report(
@@ -261,9 +251,8 @@ def load_report(
           'step': 700, the target has 0
     """
     view = view_tree(target)
-    own = view.flat()
-    stored = read_stored(path, format).without_boxes(own)
-    return _report(view, own, stored, where, cast=cast)
+    stored = read_stored(path, format).without_boxes(view.flat())
+    return _report(view, stored, where, cast=cast)
 
 
 def read_metadata(
@@ -303,24 +292,28 @@ def read_stored(path: str | os.PathLike[str], given: str | None = None) -> Store
     name = Path(path)
     if not name.exists():
         restore(name.absolute())
-    kind = format_of(path, given)
     if not name.exists():
         raise CheckpointError(f"There is no checkpoint {listing([str(name)])}.")
-    folder = kind == "orbax" or (name / safetensors_file.INDEX).is_file()
-    if name.is_dir() != folder or not (name.is_dir() or name.is_file()):
+    kind = format_of(name, given)
+    is_folder = kind == "orbax" or (name / safetensors_file.INDEX).is_file()
+    if not (name.is_dir() if is_folder else name.is_file()):
         refuse(name, f"it is not a {kind} {'folder' if kind == 'orbax' else 'file'}")
     with reported(name, "read"):
         version = _version(name)
-        with _unreplaced(name, version):
-            found = FORMATS[kind].read_metadata(name)
-        return dataclasses.replace(found, version=version, path=name, format=kind)
+    with _reading(name, version):
+        found = FORMATS[kind].read_metadata(name)
+    return dataclasses.replace(found, version=version, format=kind)
 
 
-def read_arrays(stored: Stored) -> Iterator[tuple[str, Any]]:
-    """Read every leaf of a checkpoint, to the host.
+def read_arrays(
+    stored: Stored, wanted: Mapping[str, Any] | None = None
+) -> Iterator[tuple[str, Any]]:
+    """Read leaves, each of which must be what the metadata said.
 
     Args:
         stored: the checkpoint, maybe with the paths of a model.
+        wanted: the leaves to read, and for each that of a target, to whose sharding it
+            may go, or None. All, to the host, if not given.
 
     Yields:
         Path and array.
@@ -328,8 +321,23 @@ def read_arrays(stored: Stored) -> Iterator[tuple[str, Any]]:
     Raises:
         CheckpointError: the checkpoint cannot be read.
     """
-    with reported(stored.path, "read"):
-        yield from _arrays(stored, {}, stored.leaves)
+    if wanted is None:
+        wanted = dict.fromkeys(stored.table)
+    if not wanted:
+        return
+    path, table = stored.path, stored.table
+    places = {one: _place(table[one].array, like) for one, like in wanted.items()}
+    with _reading(path, stored.version):
+        arrays = FORMATS[stored.format].read(stored, places)
+        for one, array in zip(places, arrays, strict=True):
+            stated = table[one].array
+            if array.shape != stated.shape or array.dtype != stated.dtype:
+                refuse(
+                    path,
+                    f"its metadata says that {listing([one])} is {describe(stated)}, "
+                    f"and its content is {describe(array)}",
+                )
+            yield one, array
 
 
 def copy(
@@ -351,54 +359,13 @@ def copy(
         CheckpointError: one cannot be read, or the other not written.
     """
     stored = read_stored(source).without_boxes()
-    wanted = [one for one in stored.leaves if one not in stored.ties]
-
-    def leaves() -> Iterator[tuple[str, Any]]:
-        with reported(source, "read"):
-            for one, array in _arrays(stored, {}, wanted):
-                progress(one)
-                yield one, np.asarray(array)
-
-    made = format_of(path, format, writing=True)
-    write_leaves(path, leaves(), stored.ties, stored.kinds, made)
-
-
-def write_leaves(
-    path: str | os.PathLike[str],
-    leaves: Iterable[tuple[str, Any]],
-    ties: Mapping[str, str],
-    kinds: Mapping[str, str],
-    kind: str,
-) -> None:
-    """Write pairs of path and array to a new file, then put it in place.
-
-    Raises:
-        CheckpointError: it cannot be written.
-    """
-    name = Path(path)
-    if kind == "orbax" and jax.process_count() > 1:
-        # Every process must write to one folder, and put it in place together.
-        raise CheckpointError(
-            "Several processes save to an Orbax folder by Orbax's own checkpointer: "
-            "StandardCheckpointer().save(path, ta.to_flat_dict(tree)). ta.load reads "
-            "what it wrote."
-        )
-    with reported(name, "written"), replaced(name, lambda: _check(name, kind)) as part:
-        FORMATS[kind].write(part, leaves, ties, kinds)
-
-
-def _check(path: Path, kind: str) -> None:
-    """Raise unless nothing is at ``path``, or what a new checkpoint may replace."""
-    if path.is_symlink():
-        raise CheckpointError(
-            f"{listing([str(path)])} is a link to {listing([os.readlink(path)])} and "
-            "is not replaced. Save to that name, or remove the link."
-        )
-    if path.exists() and path.is_dir() != (kind == "orbax"):
-        what = "a folder" if path.is_dir() else "a file"
-        raise CheckpointError(f"{listing([str(path)])} is {what}. Choose another name.")
-    if path.is_dir():
-        orbax_folder.require_own(path)
+    ties, leaves = stored.ties, {}
+    wanted = dict.fromkeys(one for one in stored.table if one not in ties)
+    for one, array in read_arrays(stored, wanted):
+        progress(one)
+        leaves[one] = np.asarray(array)
+    marks = {"ties": ties, "kinds": stored.kinds}
+    _write(path, leaves, marks, format_of(path, format, writing=True))
 
 
 def format_of(
@@ -425,8 +392,6 @@ def format_of(
         given = "safetensors"
     elif name.is_dir() or (writing and ending in ("", "orbax")):
         given = "orbax"
-    elif not name.exists() and not writing:
-        raise CheckpointError(f"There is no checkpoint {listing([str(name)])}.")
     else:
         refuse(
             name,
@@ -441,6 +406,40 @@ def format_of(
     return given
 
 
+def _write(
+    path: str | os.PathLike[str],
+    leaves: Mapping[str, Any],
+    marks: Mapping[str, Mapping[str, str]],
+    kind: str,
+) -> None:
+    """Write leaves, with their ties and kinds, to a new file, and put it in place."""
+    name = Path(path)
+    if kind == "orbax" and jax.process_count() > 1:
+        # Every process must write to one folder, and put it in place together.
+        raise CheckpointError(
+            "Several processes save to an Orbax folder by Orbax's own checkpointer: "
+            "StandardCheckpointer().save(path, ta.to_flat_dict(tree)). ta.load reads "
+            "what it wrote."
+        )
+    with reported(name, "written"), replaced(name, lambda: _check(name, kind)) as new:
+        arrays = {one: _value(one, leaf) for one, leaf in leaves.items()}
+        FORMATS[kind].write(new, arrays, marks)
+
+
+def _check(path: Path, kind: str) -> None:
+    """Raise unless nothing is at ``path``, or what a new checkpoint may replace."""
+    if path.is_symlink():
+        raise CheckpointError(
+            f"{listing([str(path)])} is a link to {listing([os.readlink(path)])} and "
+            "is not replaced. Save to that name, or remove the link."
+        )
+    if path.exists() and path.is_dir() != (kind == "orbax"):
+        what = "a folder" if path.is_dir() else "a file"
+        raise CheckpointError(f"{listing([str(path)])} is {what}. Choose another name.")
+    if path.is_dir():
+        orbax_folder.require_own(path)
+
+
 def _require_path(path: Any) -> None:
     if not isinstance(path, str | os.PathLike):
         raise CheckpointError(
@@ -451,80 +450,57 @@ def _require_path(path: Any) -> None:
 
 def _selected(view: TreeView, where: Any) -> list[bool]:
     """Select leaves, with 0-d arrays in the place of Python numbers."""
-    leaves = as_arrays(view.leaves)
+    leaves = [as_array(leaf) for leaf in view.leaves]
     return select(dataclasses.replace(view, leaves=leaves), where)
 
 
-def _report(
-    view: TreeView, own: Mapping[str, Any], stored: Stored, where: Any, *, cast: bool
-) -> LoadReport:
-    extra = {one: leaf for one, leaf in stored.leaves.items() if one not in own}
-    chosen, unexpected = _selected(view, where), _also_selected(extra, where)
-
+def _report(view: TreeView, stored: Stored, where: Any, *, cast: bool) -> LoadReport:
     def read(scalars: list[str]) -> Mapping[str, Any]:
-        with reported(stored.path, "read"):
-            return dict(_arrays(stored, {}, scalars))
+        arrays = read_arrays(stored, dict.fromkeys(scalars))
+        return {one: array.item() for one, array in arrays}
 
-    return compared(own, chosen, stored, unexpected, read, cast=cast)
-
-
-def _plain_tree(stored: Stored, where: Any) -> Any:
-    """Return nested dicts of what is stored and selected."""
-    view = view_tree(as_tree(stored.leaves))
-    chosen = zip(view.plan.paths, select(view, where), strict=True)
-    wanted = [one for one, yes in chosen if yes]
-    nested({tuple(one.split("/")): None for one in wanted})  # before anything is read
-    found: dict[tuple[str, ...], Any] = {}
-    owners: dict[str, Any] = {}
-    with reported(stored.path, "read"):
-        for one, array in _arrays(stored, {}, wanted):
-            mark, owner = stored.kinds.get(one, NUMBER), stored.ties.get(one, one)
-            if owner not in owners:
-                owners[owner] = array if mark == NUMBER else wrapped(array, mark)
-            found[tuple(one.split("/"))] = owners[owner]
-    return found[("",)] if wanted == [""] else nested(found)
+    own = view.flat()
+    chosen = _selected(view, where)
+    others = {one: leaf for one, leaf in stored.leaves.items() if one not in own}
+    return compared(own, chosen, stored, _also_selected(others, where), read, cast=cast)
 
 
-def _also_selected(extra: Mapping[str, Any], where: Any) -> tuple[str, ...]:
+def _also_selected(others: Mapping[str, Any], where: Any) -> tuple[str, ...]:
     """Return the stored paths that the selector selects by their names."""
+    view = view_tree(as_tree(others))
     try:
-        view = view_tree(as_tree(extra))
         mask = select(view, as_selector(where), unused="ignore")
     except SelectorError:  # it asks for classes, which a file does not have
         return ()
-    return tuple(one for one, yes in zip(view.plan.paths, mask, strict=True) if yes)
+    return tuple(itertools.compress(view.plan.paths, mask))
 
 
-def _arrays(
-    stored: Stored, target: Mapping[str, Any], wanted: Iterable[str]
-) -> Iterator[tuple[str, Any]]:
-    """Read leaves, each of which must be what the metadata said."""
-    path, asked = stored.path, list(wanted)
-    places = {one: _sharding(stored, one, target.get(one)) for one in asked}
-    with _unreplaced(path, stored.version):
-        given: Any = places if stored.format == "orbax" else asked
-        arrays = FORMATS[stored.format].read(path, stored, given)
-        for one, array in zip(asked, arrays, strict=True):
-            stated = stored.leaves[one]
-            if array.shape != stated.shape or array.dtype != stated.dtype:
-                refuse(
-                    path,
-                    f"its metadata says that {listing([one])} is {describe(stated)}, "
-                    f"and its content is {describe(array)}",
-                )
-            yield one, array
+def _part(stored: Stored, where: Any) -> Stored:
+    """Return what is selected of a checkpoint."""
+    view = view_tree(as_tree(stored.leaves))
+    wanted = itertools.compress(view.plan.paths, select(view, where))
+    return dataclasses.replace(stored, table={one: stored.table[one] for one in wanted})
+
+
+def _plain_target(stored: Stored) -> Any:
+    """Return nested dicts that all of a checkpoint fits."""
+    with reported(stored.path, "read"):
+        likes = {one: target_form(leaf) for one, leaf in stored.table.items()}
+    return likes[""] if [*likes] == [""] else nested(likes)
 
 
 @contextlib.contextmanager
-def _unreplaced(path: Path, version: tuple[int, ...]) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        if _version(path) != version:
-            raise CheckpointError(
-                f"The checkpoint {listing([str(path)])} was replaced while it was "
-                "read. Read it again."
-            )
+def _reading(path: Path, version: tuple[int, ...]) -> Iterator[None]:
+    """Report what goes wrong, above all that another checkpoint came to the path."""
+    with reported(path, "read"):
+        try:
+            yield
+        finally:
+            if _version(path) != version:
+                raise CheckpointError(
+                    f"The checkpoint {listing([str(path)])} was replaced while it was "
+                    "read. Read it again."
+                )
 
 
 def _version(path: Path) -> tuple[int, ...]:
@@ -533,13 +509,13 @@ def _version(path: Path) -> tuple[int, ...]:
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-def _sharding(stored: Stored, one: str, leaf: Any) -> Any:
+def _place(stated: jax.ShapeDtypeStruct, leaf: Any) -> Any:
     """Return where a leaf is to be read to; None for the host."""
     if not is_array(leaf) or isinstance(leaf, jax.core.Tracer):
         return None
-    dtype = stored.leaves[one].dtype
-    direct = leaf.dtype == dtype == jax.dtypes.canonicalize_dtype(dtype)
-    return home(leaf) if direct else None
+    is_same = leaf.dtype == stated.dtype
+    is_whole = stated.dtype == jax.dtypes.canonicalize_dtype(stated.dtype)
+    return home(leaf) if is_same and is_whole else None
 
 
 def _like_key(like: Any) -> tuple[Any, ...]:
@@ -547,24 +523,18 @@ def _like_key(like: Any) -> tuple[Any, ...]:
     return type(like).__name__, dtype, repr(getattr(like, "sharding", None))
 
 
-def _require_value(name: str, leaf: Any, *, host: bool) -> None:
+def _value(name: str, leaf: Any) -> Any:
+    """Return the array to write: of NumPy or JAX, with a dtype that files know."""
     if isinstance(leaf, jax.ShapeDtypeStruct | jax.core.Tracer):
         raise CheckpointError(
             f"The leaf {listing([name])} has no value: it is a {type(leaf).__name__}."
         )
-    if not is_key(leaf) and DTYPES.get(np.dtype(leaf.dtype).name) != leaf.dtype:
-        raise CheckpointError(
-            f"The leaf {listing([name])} is of dtype {leaf.dtype}, which no checkpoint "
-            "holds."
-        )
-    if host and not getattr(leaf, "is_fully_addressable", True):
-        raise CheckpointError(
-            f"The leaf {listing([name])} is also on devices of other processes. "
-            "Save as an Orbax folder."
-        )
-
-
-def _plain(leaf: Any, *, host: bool) -> Any:
     if is_key(leaf):
-        leaf = jax.random.key_data(leaf)
-    return np.asarray(leaf) if host else leaf
+        return jax.random.key_data(leaf)
+    array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
+    if DTYPES.get(array.dtype.name) != array.dtype:
+        raise CheckpointError(
+            f"The leaf {listing([name])} is of dtype {array.dtype}, which no "
+            "checkpoint holds."
+        )
+    return array

@@ -20,8 +20,8 @@ import jax
 
 from treeadapt.arrays import is_array
 from treeadapt.checkpoints import store
-from treeadapt.checkpoints.common import Stored, as_tree
-from treeadapt.checkpoints.fitting import as_arrays, data
+from treeadapt.checkpoints.common import NUMBER, Stored, as_tree
+from treeadapt.checkpoints.fitting import stored_form
 from treeadapt.cli.printing import bar
 from treeadapt.drawing.words import printable
 from treeadapt.errors import CheckpointError, TreeAdaptError
@@ -89,13 +89,12 @@ def read_pair(a: str, b: str) -> tuple[Source, Source]:
 def _as_saved(source: Source, other: Source) -> Source:
     if source.stored or not other.stored:
         return source
-    view, stored = view_tree(source.tree), other.stored.leaves
-    leaves = [
-        data(leaf) if is_array(own) or (is_array(leaf) and path in stored) else None
-        for path, own, leaf in zip(
-            view.plan.paths, view.leaves, as_arrays(view.leaves), strict=True
-        )
-    ]
+    view = view_tree(source.tree)
+    leaves: list[Any] = []
+    for path, leaf in view.items():
+        form = stored_form(leaf)
+        is_saved = form and (form.kind != NUMBER or path in other.stored.table)
+        leaves.append(form.array if form and is_saved else None)
     return dataclasses.replace(source, tree=view.rebuild(leaves))
 
 
