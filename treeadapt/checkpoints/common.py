@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -117,20 +118,14 @@ def marked(path: Path, table: Mapping[str, Leaf], marks: Any) -> dict[str, Leaf]
     Raises:
         CheckpointError: they do not fit.
     """
-    match marks:
-        case {"ties": dict(ties), "kinds": dict(kinds)}:
-            texts = (*ties.values(), *kinds.values())
-        case _:
-            texts = (None,)
-    if not all(isinstance(text, str) for text in texts):
-        refuse(path, "the marks in its metadata are damaged")
     made = dict(table)
-    for other, one in ties.items():
+    for other, one in marks["ties"].items():
         if other in table or one not in table:
-            refuse(path, f"it ties {listing([other])} to {listing([one])}")
+            refuse(path, f"it ties {listing([other])} to {one!r:.60}")
         made[other] = dataclasses.replace(table[one], owner=one)
-    for one, kind in kinds.items():
-        if one not in made or (kind == NUMBER and made[one].array.shape):
+    for one, kind in marks["kinds"].items():
+        is_array = kind == NUMBER and one in made and made[one].array.shape
+        if one not in made or is_array or not isinstance(kind, str):
             refuse(path, f"{listing([one])} in it is not a {kind!r:.60}")
         made[one] = dataclasses.replace(made[one], kind=kind)
     return made
@@ -231,22 +226,19 @@ def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
         {'a': {'b': 1, 'c': 2}}
     """
     made: dict[str, Any] = {}
-    nodes = {"": made}  # by path, each with a slash at its end
     for path, leaf in leaves.items():
-        above = ""
         *parents, last = path.split("/")
-        for segment in parents:
-            below = f"{above}{segment}/"
-            if below[:-1] in leaves:
+        node = made
+        paths = itertools.accumulate(parents, "{}/{}".format)
+        for above, segment in zip(paths, parents, strict=True):
+            if above in leaves:
                 raise PathCollisionError(
-                    f"Nested dicts cannot hold {listing([below[:-1]])} next to "
+                    f"Nested dicts cannot hold {listing([above])} next to "
                     f"{listing([path])}. Pass a target or choose leaves with where=; "
                     "treeadapt.read_metadata lists the paths."
                 )
-            if below not in nodes:
-                nodes[below] = nodes[above][segment] = {}
-            above = below
-        nodes[above][last] = leaf
+            node = node.setdefault(segment, {})
+        node[last] = leaf
     return made
 
 

@@ -102,8 +102,8 @@ def compared(
     own: Mapping[str, Any],
     chosen: Iterable[bool],
     stored: Stored,
-    unexpected: tuple[str, ...],
-    read: Callable[[list[str]], Mapping[str, Any]],
+    unexpected: Iterable[str],
+    read: Callable[[Mapping[str, Any]], Iterable[tuple[str, Any]]],
     *,
     cast: bool,
 ) -> LoadReport:
@@ -114,24 +114,24 @@ def compared(
         chosen: for each leaf, whether it is to be loaded.
         stored: what the checkpoint holds.
         unexpected: paths of the checkpoint that are to be loaded and have no target.
-        read: gives the values of 0-d leaves, the only ones whose values matter.
+        read: reads leaves; only 0-d ones are asked for, whose values matter.
         cast: whether other dtypes fit.
     """
-    wanted = set(itertools.compress(own, chosen))
-    forms = {path: stored_form(leaf) for path, leaf in own.items()}
+    forms = {path: stored_form(own[path]) for path in itertools.compress(own, chosen)}
     pairs = {
-        path: (stored.table[path], forms[path])
-        for path in own
-        if path in wanted and path in stored.table
+        path: (stored.table[path], form)
+        for path, form in forms.items()
+        if path in stored.table
     }
-    values = read([path for path, pair in pairs.items() if _by_value(*pair)])
+    scalars = [path for path, pair in pairs.items() if _by_value(*pair)]
+    values = {path: array.item() for path, array in read(dict.fromkeys(scalars))}
     restored: list[str] = []
     kept: list[str] = []
     missing: list[str] = []
     misshaped, retyped, numbers = {}, {}, {}
     for path, leaf in own.items():
         if path not in pairs:
-            is_kept = path not in wanted or not is_array(leaf)
+            is_kept = path not in forms or not is_array(leaf)
             (kept if is_kept else missing).append(path)
             continue
         (there, form), value = pairs[path], values.get(path)
@@ -147,7 +147,7 @@ def compared(
         tuple(restored),
         tuple(kept),
         tuple(missing),
-        unexpected,
+        tuple(unexpected),
         misshaped,
         retyped,
         numbers,

@@ -33,27 +33,14 @@ _MAX_HEADER_BYTES = 64 * 2**20
 INDEX = "model.safetensors.index.json"
 _RESERVED = "__metadata__"
 _MARK = "treeadapt"  # the only entry of that metadata with a meaning here
-_DTYPES = {
-    "BOOL": "bool",
-    "U8": "uint8",
-    "I8": "int8",
-    "I16": "int16",
-    "U16": "uint16",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "I32": "int32",
-    "U32": "uint32",
-    "F32": "float32",
-    "C64": "complex64",
-    "F64": "float64",
-    "I64": "int64",
-    "U64": "uint64",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E5M2FNUZ": "float8_e5m2fnuz",
-    "F8_E8M0": "float8_e8m0fnu",
-}
+_DTYPE_NAMES = (
+    "BOOL:bool U8:uint8 U16:uint16 U32:uint32 U64:uint64 "
+    "I8:int8 I16:int16 I32:int32 I64:int64 "
+    "F16:float16 BF16:bfloat16 F32:float32 F64:float64 C64:complex64 "
+    "F8_E4M3:float8_e4m3fn F8_E4M3FNUZ:float8_e4m3fnuz F8_E5M2:float8_e5m2 "
+    "F8_E5M2FNUZ:float8_e5m2fnuz F8_E8M0:float8_e8m0fnu"
+)
+_DTYPES = dict(pair.split(":") for pair in _DTYPE_NAMES.split())
 
 
 def read_metadata(path: Path) -> Stored:
@@ -181,8 +168,8 @@ def _json(path: Path, text: str) -> Any:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) < len(pairs):
-            counts = collections.Counter(key for key, _ in pairs)
-            twice = [key for key, count in counts.items() if count > 1]
+            counts = collections.Counter(name for name, _ in pairs)
+            twice = counts - collections.Counter(found.keys())
             refuse(path, f"a name occurs twice: {listing(twice, limit=3)}")
         return found
 

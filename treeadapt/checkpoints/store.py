@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import os
 import warnings
@@ -52,7 +53,7 @@ from treeadapt.checkpoints.replacing import replaced, restore
 from treeadapt.convert import describe
 from treeadapt.errors import CheckpointError, SelectorError, TreeAdaptWarning
 from treeadapt.names import listing, plural
-from treeadapt.selection.selectors import as_selector, check_choice, select
+from treeadapt.selection.selectors import check_choice, select
 from treeadapt.trees.views import TreeView, view_tree
 
 Format = Literal["safetensors", "npz", "msgpack", "orbax"]
@@ -64,6 +65,7 @@ FORMATS: Mapping[str, ModuleType] = {
     "orbax": orbax_folder,
 }
 WRITTEN = ("safetensors", "orbax")
+_ALIKE = ("dtype", "sharding")  # what tied leaves must share to be one array
 
 
 def save(
@@ -189,7 +191,9 @@ def load(
     """
     stored = read_stored(path, format)
     if target is None:
-        stored = _part(stored.without_boxes(), where)
+        stored = stored.without_boxes()
+        table = {one: stored.table[one] for one in _chosen(stored.leaves, where)}
+        stored = dataclasses.replace(stored, table=table)
         target, where = _plain_target(stored), "**"
     view = view_tree(target)
     made = view.flat()
@@ -213,7 +217,8 @@ def load(
     with reported(path, "read"):
         for one, array in read_arrays(stored, wanted):
             like = wanted[one]
-            key = (stored.table[one].owner or one, *_like_key(like))
+            owner = stored.table[one].owner or one
+            key = owner, type(like), *(getattr(like, x, None) for x in _ALIKE)
             if key not in owners:
                 owners[key] = placed(one, array, like)
             made[one] = owners[key]
@@ -455,31 +460,22 @@ def _selected(view: TreeView, where: Any) -> list[bool]:
 
 
 def _report(view: TreeView, stored: Stored, where: Any, *, cast: bool) -> LoadReport:
-    def read(scalars: list[str]) -> Mapping[str, Any]:
-        arrays = read_arrays(stored, dict.fromkeys(scalars))
-        return {one: array.item() for one, array in arrays}
-
-    own = view.flat()
+    own, unexpected = view.flat(), []
     chosen = _selected(view, where)
     others = {one: leaf for one, leaf in stored.leaves.items() if one not in own}
-    return compared(own, chosen, stored, _also_selected(others, where), read, cast=cast)
+    with contextlib.suppress(SelectorError):  # it asks for classes; a file has none
+        unexpected = _chosen(others, where, unused="ignore")
+    read = functools.partial(read_arrays, stored)
+    return compared(own, chosen, stored, unexpected, read, cast=cast)
 
 
-def _also_selected(others: Mapping[str, Any], where: Any) -> tuple[str, ...]:
-    """Return the stored paths that the selector selects by their names."""
-    view = view_tree(as_tree(others))
-    try:
-        mask = select(view, as_selector(where), unused="ignore")
-    except SelectorError:  # it asks for classes, which a file does not have
-        return ()
-    return tuple(itertools.compress(view.plan.paths, mask))
-
-
-def _part(stored: Stored, where: Any) -> Stored:
-    """Return what is selected of a checkpoint."""
-    view = view_tree(as_tree(stored.leaves))
-    wanted = itertools.compress(view.plan.paths, select(view, where))
-    return dataclasses.replace(stored, table={one: stored.table[one] for one in wanted})
+def _chosen(
+    leaves: Mapping[str, Any], where: Any, unused: Literal["error", "ignore"] = "error"
+) -> list[str]:
+    """Return the paths that the selector selects by their names."""
+    view = view_tree(as_tree(leaves))
+    mask = select(view, where, unused=unused)
+    return list(itertools.compress(view.plan.paths, mask))
 
 
 def _plain_target(stored: Stored) -> Any:
@@ -516,11 +512,6 @@ def _place(stated: jax.ShapeDtypeStruct, leaf: Any) -> Any:
     is_same = leaf.dtype == stated.dtype
     is_whole = stated.dtype == jax.dtypes.canonicalize_dtype(stated.dtype)
     return home(leaf) if is_same and is_whole else None
-
-
-def _like_key(like: Any) -> tuple[Any, ...]:
-    dtype = str(getattr(like, "dtype", ""))
-    return type(like).__name__, dtype, repr(getattr(like, "sharding", None))
 
 
 def _value(name: str, leaf: Any) -> Any:
