@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -53,7 +54,7 @@ def ppo() -> PPONetworkParams:
 
 
 def mlp() -> eqx.nn.MLP:
-    return eqx.nn.MLP(2, 2, 3, 2, key=jax.random.key(0))
+    return eqx.nn.MLP(2, 2, 3, 1, key=jax.random.key(0))
 
 
 def loss(params: Any, target: Any = 0.3, *, scale: Any = 1.0) -> jax.Array:
@@ -97,11 +98,32 @@ def fit(tx: Any, params: Any, steps: int, *, stored: bool = True) -> Any:
 
     model = params
     statics = {k: v for k, v in ta.to_flat_dict(params).items() if not eqx.is_array(v)}
-    arrays, state, values = arrays_of(params), tx.init(params), []
+    arrays, state, values = arrays_of(params), strong(tx.init(params)), []
     for _ in range(steps):
         arrays, state, value = step(arrays, state)
         values.append(float(value))
     return arrays, state, values
+
+
+@functools.cache
+def fitted(model: str, search: str, *, stored: bool = True) -> Any:
+    """Four steps of a search, compiled once for all tests that look at them."""
+    return fit(ta.adapt(SEARCHES[search]()), MODELS[model](), 4, stored=stored)
+
+
+def strong(state: Any) -> Any:
+    """The state without weak types, with which a step would be compiled twice."""
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), state)
+
+
+def update_of(tx: Any) -> Any:
+    """The compiled update of a line search: its loops are compiled once."""
+
+    @jax.jit
+    def update(value: Any, grad: Any, state: Any, params: Any) -> Any:
+        return tx.update(grad, state, params, value=value, grad=grad, value_fn=loss)
+
+    return update
 
 
 def arrays_of(tree: Any) -> dict[str, Any]:
@@ -126,9 +148,7 @@ def assert_equal(one: Any, two: Any) -> None:
     [("named", "zoom"), ("equinox", "zoom"), *((m, "backtracking") for m in MODELS)],
 )
 def test_the_stored_value_is_the_computed_one(model, search):
-    params = MODELS[model]()
-    one = fit(ta.adapt(SEARCHES[search]()), params, 4)
-    two = fit(ta.adapt(SEARCHES[search]()), params, 4, stored=False)
+    one, two = fitted(model, search), fitted(model, search, stored=False)
     np.testing.assert_allclose(one[2], two[2], rtol=1e-5)
     assert one[2][-1] < one[2][0]
     for path in one[0]:
@@ -139,7 +159,7 @@ def test_the_stored_value_is_the_computed_one(model, search):
 def test_what_is_stored_is_returned_without_another_evaluation(model):
     params = MODELS[model]()
     tx = ta.adapt(optax.lbfgs(memory_size=3))
-    arrays, state, _ = fit(tx, params, 2)
+    arrays, state, _ = fitted(model, "zoom")
     params = ta.from_flat_dict(params, {**ta.to_flat_dict(params), **arrays})
     calls = []
 
@@ -198,13 +218,11 @@ def test_a_plain_state_of_optax():
         optax.value_and_grad_from_state(loss),
         value_and_grad_from_state(loss),
     )
-    state = tx.init(params)
+    update, state = update_of(tx), strong(tx.init(params))
     for _ in range(3):
         value, grad = ours(params, state=state)
         assert_equal((value, grad), native(params, state=state))
-        updates, state = tx.update(
-            grad, state, params, value=value, grad=grad, value_fn=loss
-        )
+        updates, state = update(value, grad, state, params)
         params = optax.apply_updates(params, updates)
 
 
@@ -257,15 +275,13 @@ def test_in_a_partition_it_is_computed_anew():
     rules = {"hidden": "search", "**": "sgd"}
     tx = ta.partition({"search": optax.lbfgs(), "sgd": optax.sgd(1e-2)}, rules)
     params = two_layers(dict, dict)
-    state = tx.init(params)
+    update, state = update_of(tx), strong(tx.init(params))
     for _ in range(3):
         value, grad = value_and_grad_from_state(loss)(params, state=state)
         want, want_grad = jax.value_and_grad(loss)(params)
         assert float(value) == float(want)
         assert_equal(grad, want_grad)
-        updates, state = tx.update(
-            grad, state, params, value=value, grad=grad, value_fn=loss
-        )
+        updates, state = update(value, grad, state, params)
         params = ta.apply_updates(params, updates)
 
 
@@ -299,7 +315,7 @@ def test_a_mask_beside_the_line_search_does_not_matter():
 def test_frozen_leaves_cost_no_gradient():
     tx = ta.freeze(optax.lbfgs(memory_size=3), "hidden")
     params = two_layers(dict, dict)
-    state = tx.init(params)
+    update, state = update_of(tx), strong(tx.init(params))
     seen = []
 
     def watched(params: Any) -> jax.Array:
@@ -310,9 +326,7 @@ def test_frozen_leaves_cost_no_gradient():
         value, grad = value_and_grad_from_state(watched)(params, state=state)
         assert not np.any(grad["hidden"]["w"])
         assert_equal(grad["out"], jax.grad(loss)(params)["out"])
-        updates, state = tx.update(
-            grad, state, params, value=value, grad=grad, value_fn=loss
-        )
+        updates, state = update(value, grad, state, params)
         new = ta.apply_updates(params, updates)
         assert_equal(new["hidden"], params["hidden"])
         params = new
@@ -337,7 +351,7 @@ def test_it_scans():
         return jax.lax.scan(step, (params, tx.init(params)), length=4)
 
     _, values = run(params)
-    np.testing.assert_allclose(values, fit(tx, params, 4)[2], rtol=1e-5)
+    np.testing.assert_allclose(values, fitted("named", "zoom")[2], rtol=1e-5)
 
 
 def test_bfloat16_params_with_a_float32_loss():

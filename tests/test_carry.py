@@ -221,7 +221,7 @@ def test_moments_under_an_old_count_are_reported_with_the_cure():
     state, report = carry_state(after, params, old)
     (text,) = report.warnings
     assert "'inner_states/a/0/count' is 1,000" in text
-    assert "mu, nu of 'head/b', 'head/w' start anew" in text
+    assert "mu, nu of 'head/b', 'head/w' start again" in text
     assert "2.5 times as long as due" in text
     assert "reset='inner_states/a/0'" in text
     assert text in str(report)

@@ -23,8 +23,7 @@ from trees import mlp
 
 import treeadapt as ta
 from treeadapt.carry.fields import (
-    _Search,
-    _visit,
+    _search,
     schedule_free_eval_params,
     tree_get,
     tree_set,
@@ -101,11 +100,13 @@ EVERY = SHIPPED | WRAPPED
 
 def places(state):
     """Exact paths of everything in a state that has a name, by name."""
-    first = _Search()
-    _visit(state, first)
-    again = _Search(tuple(first.known))
-    _visit(state, again)
-    return {name: [path for path, _ in hits] for name, hits in again.found.items()}
+    known = {str(part.names[0]) for part in _search(state, ()) if part.names}
+    found = {name: [] for name in sorted(known)}
+    for part in _search(state, found):
+        for name in part.names:
+            if name in found:
+                found[name].append(part.exact_path())
+    return found
 
 
 def init(tx, params):
@@ -171,9 +172,7 @@ def test_it_finds_what_optax_finds(name):
     state = init(EVERY[name], arrays(("a/b", "a/c")))
     for key, paths in places(state).items():
         want = [id(value) for _, value in tree_get_all_with_path(state, key)]
-        ours = _Search((key,))
-        _visit(state, ours)
-        got = [id(value) for _, value in ours.found[key]]
+        got = [id(part.value) for part in _found(state, key)]
         if "schedule" in name and key == "learning_rate":
             want = want[:1]  # its schedule's state is under this key too
         assert sorted(got) == sorted(want), (key, paths)
@@ -269,7 +268,7 @@ def test_groups_within_groups():
     inner = optax.partition({"a": optax.adam(0.1), "b": optax.sgd(0.1, 0.9)}, "a")
     outer = optax.chain(optax.partition({0: inner, 1: optax.adam(0.2)}, 0))
     state = outer.init(jnp.ones(2))
-    paths = [path for path, _ in _found(state, "mu", group="a")]
+    paths = [part.exact_path() for part in _found(state, "mu", group="a")]
     assert paths == [
         "state[0].inner_states[0].inner_state.inner_states['a'].inner_state[0].mu"
     ]
@@ -277,10 +276,8 @@ def test_groups_within_groups():
     assert len(_found(state, "trace", group=0)) == 1
 
 
-def _found(state, name, group):
-    search = _Search((name,), group)
-    _visit(state, search)
-    return search.found[name]
+def _found(state, name, **group):
+    return [part for part in _search(state, (name,), **group) if name in part.names]
 
 
 def test_what_is_found_is_the_states_own_object():
@@ -358,7 +355,7 @@ def test_states_that_are_dataclasses_are_looked_into():
         inner: Any
 
     state = (MineState(count=jnp.array(1), mu=PARAMS, inner=ADAM.init(PARAMS)),)
-    assert len(_found(state, "count", group=_Search().group)) == 2
+    assert len(_found(state, "count")) == 2
     new = tree_set(state, **{"MineState.count": 3})
     assert isinstance(new[0], MineState)
     assert (new[0].count, new[0].inner[0].count) == (3, 0)

@@ -9,7 +9,7 @@ Where a state holds copies of the params is up to ``slots``.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,7 +19,7 @@ import optax
 from treeadapt.arrays import is_array
 from treeadapt.carry.fields import tree_get
 from treeadapt.carry.optax_fields import STORED_FIELDS
-from treeadapt.carry.slots import Slot, find_slots, parent
+from treeadapt.carry.slots import find_slots, holds, param_of
 from treeadapt.errors import StructureMismatchError, TransformError
 from treeadapt.names import listing, plural
 from treeadapt.transforms.flat import Flat, require_trained
@@ -76,7 +76,8 @@ def value_and_grad_from_state(fn: Callable[..., Any]) -> Callable[..., Any]:
             )(flat)
 
         value, grad = compute() if stored is None else _reuse(stored, flat, compute)
-        return value, _put_gradient(view, grad)
+        still = {path: _no_gradient(leaf) for path, leaf in view.items()}
+        return value, view.replace(still | grad)
 
     return value_and_grad
 
@@ -102,7 +103,7 @@ def _stored(state: Any, flat: Flat) -> tuple[Any, Flat] | None:
 
     None if they cannot be used, because other leaves may have moved since.
     """
-    if _holds(state, optax.transforms.PartitionState):
+    if holds(state, lambda node: isinstance(node, optax.transforms.PartitionState)):
         return None
     value, grad = (tree_get(state, name, None) for name in STORED_FIELDS)
     if value is None or grad is None:
@@ -112,32 +113,17 @@ def _stored(state: Any, flat: Flat) -> tuple[Any, Flat] | None:
             "optax.scale_by_backtracking_linesearch(store_grad=True). For others call "
             "jax.value_and_grad."
         )
-    view = view_tree(grad)
-    found = view.flat()
+    found = view_tree(grad).flat()
     stray = [path for path in found if path not in flat]
     if stray:
         raise TransformError(
             f"The state holds gradients at {listing(stray)}, where the params have no "
             "array that trains. Pass the params that the state was made for."
         )
-    if len(found) < len(flat) and _holds(state, optax.MaskedState):
+    is_part = len(found) < len(flat)
+    if is_part and holds(state, lambda node: isinstance(node, optax.MaskedState)):
         return None
     return value, found
-
-
-def _holds(state: Any, cls: type) -> bool:
-    def is_one(node: Any) -> bool:
-        return isinstance(node, cls)
-
-    return any(map(is_one, jax.tree.leaves(state, is_leaf=is_one)))
-
-
-def _put_gradient(view: TreeView, flat: Flat) -> Any:
-    """Put a flat gradient into the structure of the params."""
-    pairs = view.items()
-    return view.rebuild(
-        [flat[path] if path in flat else _no_gradient(leaf) for path, leaf in pairs]
-    )
 
 
 def _no_gradient(leaf: Any) -> Any:
@@ -198,14 +184,27 @@ def tree_map_params(
             "refuses the placeholder that Optax asks with). Pass the params as a tree: "
             "tree_map_params(tx, lambda leaf, _: ..., state, params)."
         )
+    homes = [
+        [] if slot.prefix is None else [param_of(slot.tail, tree) for tree in by_path]
+        for slot in slots
+    ]
+    pairs = zip(slots, homes, strict=True)
+    lacking = dict.fromkeys(slot.tail for slot, paths in pairs if None in paths)
+    if lacking:
+        raise StructureMismatchError(
+            f"{plural(len(lacking), 'parameter')} in the state "
+            f"{'has' if len(lacking) == 1 else 'have'} no leaf in a tree: "
+            f"{listing(lacking)}. Every tree needs the paths of the params that the "
+            "state was made for."
+        )
     new = []
-    for slot, leaf, rest in zip(slots, leaves, _nearest(slots, by_path), strict=True):
+    for slot, leaf, paths in zip(slots, leaves, homes, strict=True):
         if slot.prefix is not None:
-            new.append(f(leaf, *rest))
-        else:
-            new.append(
-                leaf if transform_non_params is None else transform_non_params(leaf)
-            )
+            found = zip(by_path, paths, strict=True)
+            leaf = f(leaf, *(tree[str(path)] for tree, path in found))
+        elif transform_non_params is not None:
+            leaf = transform_non_params(leaf)
+        new.append(leaf)
     return view.rebuild(new)
 
 
@@ -221,29 +220,3 @@ def _named(
     leaves, treedef = jax.tree.flatten(tree, is_leaf=ends)
     view = view_tree(treedef.unflatten(range(len(leaves))))  # opens no leaf
     return view, [leaves[index] for index in view.leaves]
-
-
-def _nearest(
-    slots: Sequence[Slot], trees: Sequence[Mapping[str, Any]]
-) -> list[list[Any]]:
-    """Return, for each slot, the leaf of every tree at the path of its parameter."""
-    rest: list[list[Any]] = []
-    lacking: dict[str, None] = {}
-    for slot in slots:
-        rest.append([])
-        for tree in trees if slot.prefix is not None else ():
-            path = slot.tail
-            while path not in tree and path:
-                path = parent(path)
-            if path in tree:
-                rest[-1].append(tree[path])
-            else:
-                lacking[slot.tail] = None
-    if lacking:
-        raise StructureMismatchError(
-            f"{plural(len(lacking), 'parameter')} in the state "
-            f"{'has' if len(lacking) == 1 else 'have'} no leaf in a tree: "
-            f"{listing(lacking)}. Every tree needs the paths of the params that the "
-            "state was made for."
-        )
-    return rest

@@ -8,8 +8,7 @@ Which names belong together is up to ``matching``.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,18 +16,28 @@ import jax.numpy as jnp
 import numpy as np
 
 from treeadapt.arrays import is_array
-from treeadapt.carry.matching import learn_links, match_copies, match_rest
+from treeadapt.carry.matching import Offers, learn_links, match_copies, match_rest
 from treeadapt.carry.optax_fields import SCALE_FIELDS, STORED_FIELDS
 from treeadapt.carry.report import (
-    Carried,
     CarryReport,
+    Row,
+    Table,
     known,
     number,
-    warnings_of,
+    report_of,
 )
-from treeadapt.carry.slots import Slot, below, cut_names, find_slots, init_of_arrays
+from treeadapt.carry.slots import (
+    Slot,
+    below,
+    cut_names,
+    cuts_of,
+    find_slots,
+    init_of_arrays,
+    last,
+    view_init,
+)
 from treeadapt.convert import describe
-from treeadapt.paths import SEPARATOR, unboxed
+from treeadapt.paths import unboxed
 from treeadapt.selection.selectors import select
 from treeadapt.transforms.adapt import with_extra_args
 from treeadapt.transforms.flat import first_half, trained
@@ -90,111 +99,94 @@ def carry_state(
         carried 3 of 5 leaves of the new state
         fresh, nothing saved fits (2): 'inner_states/a/0/mu/trunk', ...
     """
-    own = _view_init(with_extra_args(tx), params)
+    tx = with_extra_args(tx)
+    is_abstract = _is_abstract(view_tree(params))
+    own = _view_init(tx, params)
     paths = tuple(trained(view_tree(first_half(params))))
     slots = find_slots(tx, own, params)
     assert slots is not None  # since the params are known
-    old = view_tree(saved)
     asked = [False] * len(slots) if reset is None else select(own, reset)
+    view = view_tree(saved)
+    old = _without_boxes(view.flat(), own.plan.paths, paths)
+    rows = [
+        Row(slot, spec, "reset" if yes else "fresh")
+        for slot, spec, yes in zip(slots, own.leaves, asked, strict=True)
+    ]
+    plans = (own.plan, view.plan)
+    table = Table(rows, _cut(old, slots, paths), old, plans, len(paths))
+    _take_all(table)
+    report = report_of(table, {} if is_abstract else _least_starts(tx, params, table))
+    if not is_abstract and any(row.source is None for row in rows):
+        own = view_tree(tx.init(params))
+    return own.rebuild(_filled(own.leaves, rows)), report
+
+
+def _cut(
+    old: Mapping[str, Any], slots: Sequence[Slot], paths: Sequence[str]
+) -> list[Slot]:
+    """Cut the names of a saved state as those of the new one are."""
     copies = [slot for slot in slots if slot.prefix is not None]
+    fields = frozenset(slot.field for slot in copies)
     tails = frozenset((*paths, *(slot.tail for slot in copies)))
-    leaves = _without_boxes(old.flat(), own.plan.paths, paths)
-    work = _Work(
-        slots=slots,
-        specs=own.flat(),
-        old=leaves,
-        cuts=cut_names(leaves, {slot.field for slot in copies}, tails.__contains__),
-        reset=frozenset(own.plan.paths[i] for i, yes in enumerate(asked) if yes),
-        copies=copies,
-    )
-    work.take_copies()
-    work.take_rest()
-    plans, starts = (own.plan, old.plan), _least_starts(tx, params, work)
-    report = work.report(warnings_of(work, plans, starts, num_params=len(paths)))
-    return own.rebuild(_filled(own, work, tx, params)), report
+    return cut_names(old, lambda prefix: last(prefix) in fields, tails.__contains__)
 
 
-@dataclasses.dataclass(kw_only=True)
-class _Work(Carried):
-    """One carrying over, while it goes on.
+def _take_all(table: Table) -> None:
+    """Carry what can be carried: the leaves of copies of the params, then the rest."""
+    fresh = {row.slot.name: row for row in table.rows if row.fate == "fresh"}
+    saved = {slot.name: slot for slot in table.slots}
+    wanted = [row.slot for row in fresh.values() if row.is_copy]
+    given = [slot for slot in table.slots if slot.prefix is not None]
+    _take(match_copies(wanted, given), fresh, saved, table.old)
+    for name in _stale_values(table):
+        fresh.pop(name, None)
+    slots = [row.slot for row in table.rows]
+    links = learn_links((row.slot, source) for row, source in table.moved)
+    _take(match_rest(slots, table.slots, links), fresh, saved, table.old)
 
-    Attributes:
-        copies: leaves of the new state that stand in copies of the params.
-        misshaped: what does not fit, by name.
-        ambiguous: candidates by name.
-    """
 
-    copies: Sequence[Slot]
-    misshaped: dict[str, str] = dataclasses.field(default_factory=dict)
-    ambiguous: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-
-    def take_copies(self) -> None:
-        """Carry the leaves of copies of the params."""
-        wanted = (slot for slot in self.copies if slot.name not in self.reset)
-        found, self.ambiguous = match_copies(wanted, self.cuts)
-        for name, source in found.items():
-            self._take(name, source)
-
-    def take_rest(self) -> None:
-        """Carry all other leaves, after the copies."""
-        links = learn_links(self.copies, self.sources, self.cuts)
-        found, ambiguous = match_rest(self.slots, self.old, self.cuts, links)
-        passed = self.reset | self._stale_values()
-        for name, sources in ambiguous.items():
-            if name not in passed:
-                self.ambiguous[name] = sources
-        for name, sources in found.items():
-            if name in passed:
-                continue
-            source = self._choose(sources)
-            if source is None:
-                self.ambiguous[name] = sources
-            else:
-                self._take(name, source)
-
-    def _take(self, name: str, source: str) -> None:
-        misfit = _misfit(self.specs[name], self.old[source])
-        if misfit:
-            self.misshaped[name] = f"{misfit} (saved as {source!r})"
+def _take(
+    offers: Iterable[Offers],
+    fresh: Mapping[str, Row],
+    saved: Mapping[str, Slot],
+    old: Mapping[str, Any],
+) -> None:
+    """Carry the leaves that are offered, as far as they fit."""
+    found, ambiguous = offers
+    for name, sources in (found | ambiguous).items():
+        if name not in fresh:
+            continue
+        row = fresh[name]
+        source = None if name in ambiguous else _choose(sources, old)
+        if source is None:
+            row.fate, row.why = "ambiguous", sources
+        elif misfit := _misfit(row.spec, old[source]):
+            row.fate, row.why = "misshaped", f"{misfit} (saved as {source!r})"
         else:
-            self.sources[name] = source
+            row.fate, row.why = "carried", source
+            row.source, row.leaf = saved[source], old[source]
 
-    def _choose(self, sources: Sequence[str]) -> str | None:
-        """Choose among saved leaves: all one value, or the smallest count."""
-        leaves = [self.old[source] for source in sources]
-        if all(_same(leaves[0], leaf) for leaf in leaves[1:]):
-            return sources[0]
-        counts = [number(leaf) for leaf in leaves]
-        if not all(type(count) is int for count in counts):
-            return None
-        return sources[counts.index(min(counts))]
 
-    def _stale_values(self) -> frozenset[str]:
-        """Return stored values of line searches whose stored gradient is not whole.
+def _choose(names: Sequence[str], old: Mapping[str, Any]) -> str | None:
+    """Choose among saved leaves: all one value, or the smallest count."""
+    leaves = [old[name] for name in names]
+    if all(_same(leaves[0], leaf) for leaf in leaves[1:]):
+        return names[0]
+    counts = [number(leaf) for leaf in leaves]
+    if not all(type(count) is int for count in counts):
+        return None
+    return names[counts.index(min(counts))]
 
-        ``value_and_grad_from_state`` takes a finite value to say that it is.
-        """
-        value, grad = STORED_FIELDS
-        return frozenset(
-            below(slot.node, value)
-            for slot in self.copies
-            if slot.field == grad and slot.name not in self.sources
-        )
 
-    def report(self, warnings: tuple[str, ...]) -> CarryReport:
-        """Say what became of every leaf."""
-        names = [slot.name for slot in self.slots]
-        used = frozenset(self.sources.values())
-        explained = {*self.sources, *self.misshaped, *self.ambiguous, *self.reset}
-        return CarryReport(
-            carried={n: self.sources[n] for n in names if n in self.sources},
-            fresh=tuple(n for n in names if n not in explained),
-            reset=tuple(n for n in names if n in self.reset),
-            misshaped=self.misshaped,
-            ambiguous=self.ambiguous,
-            left_over=tuple(n for n in self.old if n not in used),
-            warnings=warnings,
-        )
+def _stale_values(table: Table) -> Iterator[str]:
+    """Yield stored values of line searches whose stored gradient is not whole.
+
+    ``value_and_grad_from_state`` takes a finite value to say that it is.
+    """
+    value, grad = STORED_FIELDS
+    for row in table.copies:
+        if row.slot.field == grad and row.source is None:
+            yield below(row.slot.node, value)
 
 
 def _without_boxes(
@@ -202,39 +194,33 @@ def _without_boxes(
 ) -> dict[str, Any]:
     """Name saved leaves without the ``value`` of boxes; see ``unboxed``."""
     known = frozenset((*names, *paths))
-
-    def is_known(name: str) -> bool:
-        return any(name[place:] in known for place in (0, *_starts(name)))
-
     stored = (*old, *(name.removesuffix("/value") for name in old))
-    new = unboxed(old, [name for name in stored if is_known(name)])
+    new = unboxed(
+        old,
+        [name for name in stored if any(tail in known for _, tail in cuts_of(name))],
+    )
     return {new[name]: leaf for name, leaf in old.items()}
-
-
-def _starts(name: str) -> list[int]:
-    return [place + 1 for place, letter in enumerate(name) if letter == SEPARATOR]
 
 
 def _view_init(tx: Any, params: Any) -> TreeView:
     """View the state that ``tx`` would make, without making it if possible."""
     try:
-        if _is_abstract(view_tree(params)):
-            return view_tree(jax.eval_shape(*init_of_arrays(tx, params)))
-        return view_tree(jax.eval_shape(lambda: tx.init(params)))
+        return view_init(tx, params)
     except TypeError:  # a mask that reads values, a state that holds no arrays
         return view_tree(tx.init(params))
 
 
-def _least_starts(tx: Any, params: Any, work: _Work) -> dict[str, Any]:
+def _least_starts(tx: Any, params: Any, table: Table) -> dict[str, Any]:
     """Return the least value in some accumulators that were carried, as ``tx`` starts.
 
-    One leaf of each field; none if the params have no values here and now.
+    One leaf of each field.
     """
-    chosen: dict[tuple[str, str], str] = {}
-    for slot in work.copies:
-        if slot.field in SCALE_FIELDS and slot.name in work.sources:
-            chosen.setdefault((slot.node, slot.field), slot.name)
-    if not chosen or _is_abstract(view_tree(params)):
+    chosen: dict[str | None, str] = {}
+    for row, _ in table.moved:
+        slot = row.slot
+        if slot.field in SCALE_FIELDS:
+            chosen.setdefault(slot.prefix, slot.name)
+    if not chosen:
         return {}
     init, arrays = init_of_arrays(tx, params)
 
@@ -248,29 +234,22 @@ def _least_starts(tx: Any, params: Any, work: _Work) -> dict[str, Any]:
         return {}
 
 
-def _filled(own: TreeView, work: _Work, tx: Any, params: Any) -> list[Any]:
+def _filled(leaves: Sequence[Any], rows: Sequence[Row]) -> list[Any]:
     """Return the leaves of the new state."""
-    leaves = own.leaves
-    concrete = not _is_abstract(view_tree(params))
-    if concrete and len(work.sources) < len(leaves):
-        leaves = view_tree(tx.init(params)).leaves
     filled = []
     taken: set[str] = set()
-    for name, leaf in zip(own.plan.paths, leaves, strict=True):
-        source = work.sources.get(name)
-        if source is None:
+    for row, leaf in zip(rows, leaves, strict=True):
+        if row.source is None:
             filled.append(leaf)
             continue
-        filled.append(_carried(work.old[source], leaf, again=source in taken))
-        taken.add(source)
+        old = row.leaf
+        if is_array(leaf) and not is_array(old):
+            old = jnp.asarray(old, leaf.dtype)
+        elif row.source.name in taken and isinstance(old, jax.Array):
+            old = jnp.array(old, copy=True)  # one array in two places is not donatable
+        filled.append(old)
+        taken.add(row.source.name)
     return filled
-
-
-def _carried(old: Any, spec: Any, *, again: bool) -> Any:
-    if is_array(spec) and not is_array(old):
-        return jnp.asarray(old, spec.dtype)
-    # One array in two places could not be donated.
-    return jnp.array(old, copy=True) if again and isinstance(old, jax.Array) else old
 
 
 def _misfit(spec: Any, old: Any) -> str | None:

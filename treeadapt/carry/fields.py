@@ -12,10 +12,15 @@ Stable names for every array of a state are up to ``convert``.
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import enum
 import numbers
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import (
+    Container,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from typing import Any
 
 import jax
@@ -32,9 +37,10 @@ from treeadapt.carry.optax_fields import (
     STATE_FIELDS,
     is_state_class,
 )
+from treeadapt.carry.slots import holds
 from treeadapt.convert import describe
 from treeadapt.errors import StructureMismatchError, TransformError
-from treeadapt.names import listing, plural
+from treeadapt.names import Speller, listing, plural, shorten
 from treeadapt.trees.views import view_tree
 
 _MISSING: Any = object()
@@ -70,16 +76,13 @@ def tree_get(
         >>> tree_get(state, "count")
         Array(0, dtype=int32)
     """
-    search = _Search((key,), group)
-    _visit(state, search)
-    found = search.found[key]
+    parts = _search(state, (key,), group)
+    found = [part for part in parts if key in part.names]
     if len(found) > 1:
-        raise TransformError(_several_message(key, [path for path, _ in found]))
-    if found:
-        return found[0][1]
-    if default is _MISSING:
-        raise TransformError(search.nothing_message(key))
-    return default
+        raise TransformError(_several_message(key, found))
+    if not found and default is _MISSING:
+        raise TransformError(_nothing_message(key, parts))
+    return found[0].value if found else default
 
 
 def tree_set(state: Any, /, *, group: Hashable = _MISSING, **fields: Any) -> Any:
@@ -110,12 +113,16 @@ def tree_set(state: Any, /, *, group: Hashable = _MISSING, **fields: Any) -> Any
         >>> tree_get(state, "learning_rate")
         Array(1., dtype=float32)
     """
-    search = _Search(tuple(fields), group, fields)
-    new = _visit(state, search)
-    for name in fields:
-        if not search.found[name]:
-            raise TransformError(search.nothing_message(name))
-    return new
+    parts = _search(state, fields, group)
+    new = []
+    for name, value in fields.items():
+        found = [part for part in parts if name in part.names]
+        if not found:
+            raise TransformError(_nothing_message(name, parts))
+        new += [(part.path, _like(part, value)) for part in found]
+    for path, value in sorted(new, key=lambda pair: len(pair[0])):
+        state = _put(state, path, value)
+    return state
 
 
 def schedule_free_eval_params(state: Any, params: Any) -> Any:
@@ -145,9 +152,8 @@ def schedule_free_eval_params(state: Any, params: Any) -> Any:
         {'net': {'w': Array([1., 1.], dtype=float32)}}
     """
     name = optax.contrib.ScheduleFreeState.__name__
-    search = _Search((name,))
-    _visit(state, search)
-    if not search.found[name]:
+    found = [part for part in _search(state, (name,)) if name in part.names]
+    if not found:
         raise TransformError(
             "The state holds no ScheduleFreeState: it is not that of a transformation "
             "made by optax.contrib.schedule_free."
@@ -155,204 +161,146 @@ def schedule_free_eval_params(state: Any, params: Any) -> Any:
     view = view_tree(params)
     own = view.flat()
     new: dict[str, Any] = {}
-    for _, inner in search.found[name]:
-        z = view_tree(inner.z).flat()
+    for part in found:
+        z = view_tree(part.value.z).flat()
         _require_paths(z, own, new)
         y = {path: own[path] for path in z}
-        new |= optax.contrib.schedule_free_eval_params(inner._replace(z=z), y)
+        new |= optax.contrib.schedule_free_eval_params(part.value._replace(z=z), y)
     return view.replace(new)
-
-
-class _Role(enum.Enum):
-    """What a part of a state is."""
-
-    STATE = enum.auto()  # a state, or a container of states
-    NAMED = enum.auto()  # a dict whose keys are names of the state
-    LABELLED = enum.auto()  # a dict of states whose keys are labels, not names
-    VALUE = enum.auto()  # what a field holds: parameters, a number
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Part:
-    """One part of a state, and where it stands."""
+    """One part of a state: a field, or a state among others.
+
+    Attributes:
+        value: the part.
+        path: JAX's keys that lead to it.
+        names: what it is called.
+        label: that of the group of a partition, if it is the state of one.
+        is_scheduled: a schedule sets it at every step.
+        owner: class of the object that has it, if this may be params.
+    """
 
     value: Any
-    role: _Role
     path: tuple[Any, ...] = ()
     names: tuple[Any, ...] = ()
-    field: str = ""
-    scheduled: tuple[Any, ...] = ()
-    set_by_schedule: bool = False
+    label: Hashable = _MISSING
+    is_scheduled: bool = False
+    owner: str | None = None
 
     def exact_path(self) -> str:
         return f"state{jtu.keystr(self.path)}"
 
 
-class _Search:
-    """What is looked for in a state, and what was found.
+def _search(
+    state: Any, names: Iterable[Any], group: Hashable = _MISSING
+) -> list[_Part]:
+    """Return the parts of a state among which some names are looked for.
 
-    Attributes:
-        names: the names to find.
-        group: label of the only group to look into, if there is one.
-        values: new values by name; the old ones stay where it is empty.
-        classes: names of classes that the caller names in ``names``.
-        found: exact path and old value of every hit, by name.
-        doubtful: exact path and class of what may be a state or params, by field.
+    Args:
+        state: the state.
+        names: the names, as ``tree_get`` takes them.
+        group: label of the only group of a partition to look into, if there is one.
+
+    Raises:
+        TransformError: what has such a name may be params, or there is no such group.
     """
-
-    def __init__(
-        self,
-        names: tuple[Any, ...] = (),
-        group: Hashable = _MISSING,
-        values: Mapping[str, Any] | None = None,
-    ):
-        self.names = names
-        self.group = group
-        self.values = values or {}
-        self.classes = {str(name).partition(".")[0] for name in names}
-        self.found: dict[Any, list[tuple[str, Any]]] = {name: [] for name in names}
-        self.known: dict[str, None] = {}
-        self.labels: dict[Hashable, None] = {}
-        self.doubtful: dict[Any, tuple[str, str]] = {}
-
-    def meet(self, part: _Part) -> Any:
-        """Return the value that shall stand where ``part`` stands."""
-        self.known.update(dict.fromkeys(map(str, part.names[:1])))
-        value = part.value
-        for name in self.names:
-            if name in part.names:
-                self.found[name].append((part.exact_path(), value))
-                if name in self.values:
-                    value = _like(part, self.values[name])
-        return value
-
-    def is_state(self, node: Any) -> bool:
-        """Tell whether a class of Optax, or one that the caller names, says so."""
-        cls = type(node)
-        return is_state_class(cls) or (
-            _is_record(node) and cls.__name__ in self.classes
-        )
-
-    def holds_state(self, node: Any) -> bool:
-        """Tell whether a state is at a node or below it."""
-        return any(map(self.is_state, jax.tree.leaves(node, is_leaf=self.is_state)))
-
-    def doubt(self, part: _Part) -> None:
-        """Note the fields of what may be a state or params."""
-        where = (part.exact_path(), type(part.value).__name__)
-        for key, _ in _one_level(part.value)[0]:
-            self.doubtful.setdefault(_name_of(key), where)
-
-    def require_no_doubt(self) -> None:
-        """Raise if a name that is looked for is a field of what may be params.
-
-        Raises:
-            TransformError: it is.
-        """
-        for name in self.names:
-            if name in self.doubtful:
-                path, cls = self.doubtful[name]
-                raise TransformError(
-                    f"{path} is a {cls}, which has a field {name!r} but is neither a "
-                    "class of Optax nor holds one, so it may be params. Give the "
-                    f'class with the name: "{cls}.{name}", or that of the state that '
-                    "you mean."
-                )
-
-    def nothing_message(self, name: Any) -> str:
-        if self.group is not _MISSING and self.group not in self.labels:
-            return (
-                f"No partition in the state has a group {self.group!r}; the groups are "
-                f"{listing(map(str, self.labels)) or 'none'}."
+    names = list(names)
+    classes = frozenset(str(name).partition(".")[0] for name in names)
+    parts = list(_parts(_Part(state, names=_class_names(state)), classes))
+    if group is not _MISSING:
+        labels = [part.label for part in parts if part.label is not _MISSING]
+        if group not in labels:
+            raise TransformError(
+                f"No partition in the state has a group {group!r}; the groups are "
+                f"{listing(dict.fromkeys(map(str, labels))) or 'none'}."
             )
-        near = difflib.get_close_matches(str(name), self.known, n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        return (
-            f"No field of the state is called {name!r}{hint}. There are "
-            f"{listing(self.known) or 'none'}. Parameters are not searched."
-        )
+        tops = [part.path for part in parts if part.label == group]
+        parts = [p for p in parts if any(p.path[: len(top)] == top for top in tops)]
+    for part in parts:
+        if part.owner is not None and part.names[0] in names:
+            path, name = jtu.keystr(part.path[:-1]), part.names[0]
+            raise TransformError(
+                f"state{path} is a {part.owner}, which has a field {name!r} but is "
+                "neither a class of Optax nor holds one, so it may be params. Give the "
+                f'class with the name: "{part.owner}.{name}", or that of the state '
+                "that you mean."
+            )
+    return parts
 
 
-def _visit(state: Any, search: _Search) -> Any:
-    """Show every part of a state to a search; return the state as it is then."""
-    inside = search.group is _MISSING
-    part = _Part(state, _Role.STATE, names=_class_names(state))
-    new = _visit_part(part, search, inside=inside)
-    search.require_no_doubt()
-    if not inside and search.group not in search.labels:
-        raise TransformError(search.nothing_message(None))
-    return new
+def _parts(part: _Part, classes: Container[str]) -> Iterator[_Part]:
+    """Yield a state, and every part in it that has a name, the outer ones first.
 
-
-def _visit_part(part: _Part, search: _Search, *, inside: bool) -> Any:
-    value = search.meet(part) if inside else part.value
-    part = dataclasses.replace(part, value=value)
-    children = list(_children(part, search, inside=inside))
-    if not children:
-        return value
-    new = []
-    for child in children:
-        enters = inside
-        if part.field == GROUPS and part.role is _Role.LABELLED:
-            label = child.path[-1].key
-            search.labels[label] = None
-            enters = inside or label == search.group
-        new.append(_visit_part(child, search, inside=enters))
-    if all(one.value is two for one, two in zip(children, new, strict=True)):
-        return value
-    return _one_level(value)[1].unflatten(new)
-
-
-def _children(part: _Part, search: _Search, *, inside: bool) -> Iterator[_Part]:
-    """Yield the parts right below one, with their roles."""
-    node, role = part.value, part.role
+    Args:
+        part: the state.
+        classes: names of classes that are states because the caller says so.
+    """
+    yield part
+    node = part.value
     is_record = _is_record(node)
-    if role is _Role.VALUE or not (
-        is_record or isinstance(node, tuple | list | Mapping)
-    ):
+    if not is_record and not isinstance(node, tuple | list | Mapping):
         return
-    is_unknown = (is_record and not search.is_state(node)) or (
-        role is _Role.STATE and isinstance(node, Mapping)
-    )
-    if is_unknown and not search.holds_state(node):
-        if is_record and inside:
-            search.doubt(part)
-        return  # params may be the whole state of some transformation
-    for key, child in _one_level(node)[0]:
-        name, path = _name_of(key), (*part.path, key)
-        if role is _Role.NAMED:
-            yield _Part(
-                child,
-                _Role.VALUE,
-                path,
-                names=(name, f"{part.field}.{name}"),
-                set_by_schedule=name in part.scheduled,
-            )
-        elif is_record:
-            below = _role_of(node, name, child, search)
-            own = _class_names(child) if below is _Role.STATE else ()
-            yield _Part(
-                child,
-                below,
-                path,
-                names=(name, f"{type(node).__name__}.{name}", *own),
-                field=name,
-                scheduled=tuple(getattr(node, "hyperparams_states", ())),
-            )
+
+    def is_state(node: Any) -> bool:
+        is_named = _is_record(node) and type(node).__name__ in classes
+        return is_state_class(type(node)) or is_named
+
+    children = [
+        (_name_of(key), (*part.path, key), child) for key, child in _level(node)
+    ]
+    may_be_params = isinstance(node, Mapping) or (is_record and not is_state(node))
+    if may_be_params and not holds(node, is_state):  # they may be a whole state
+        owner = type(node).__name__
+        for name, path, child in children if is_record else ():
+            yield _Part(child, path, (name,), owner=owner)
+        return
+    for name, path, child in children:
+        own = _class_names(child)
+        if not is_record:
+            names = (name, *own) if isinstance(node, Mapping) else own
+            yield from _parts(_Part(child, path, names), classes)
+            continue
+        is_optax = is_state_class(type(node))
+        names = (name, f"{type(node).__name__}.{name}")
+        if (
+            is_optax
+            and isinstance(child, Mapping)
+            and name in NAMED_FIELDS | LABELLED_FIELDS
+        ):
+            yield _Part(child, path, names)
+            yield from _entries(name, path, node, classes)
+        elif name in STATE_FIELDS if is_optax else holds(child, is_state):
+            yield from _parts(_Part(child, path, (*names, *own)), classes)
         else:
-            is_link = isinstance(node, Mapping) and role is _Role.STATE
-            link = (name,) if is_link else ()
-            yield _Part(child, _Role.STATE, path, names=(*link, *_class_names(child)))
+            yield _Part(child, path, names)
 
 
-def _role_of(node: Any, field: str, value: Any, search: _Search) -> _Role:
-    if not is_state_class(type(node)):
-        return _Role.STATE if search.holds_state(value) else _Role.VALUE
-    if isinstance(value, Mapping) and field in NAMED_FIELDS:
-        return _Role.NAMED
-    if isinstance(value, Mapping) and field in LABELLED_FIELDS:
-        return _Role.LABELLED
-    return _Role.STATE if field in STATE_FIELDS else _Role.VALUE
+def _entries(
+    field: str, path: tuple[Any, ...], state: Any, classes: Container[str]
+) -> Iterator[_Part]:
+    """Yield the entries of a field that is a dict of numbers, or of states."""
+    scheduled = getattr(state, "hyperparams_states", ())
+    for key, entry in _level(getattr(state, field)):
+        name, own = _name_of(key), (*path, key)
+        if field in NAMED_FIELDS:
+            names = (name, f"{field}.{name}")
+            yield _Part(entry, own, names, is_scheduled=name in scheduled)
+        else:
+            label = name if field == GROUPS else _MISSING
+            yield from _parts(_Part(entry, own, _class_names(entry), label), classes)
+
+
+def _put(node: Any, path: tuple[Any, ...], new: Any) -> Any:
+    """Return a tree with another value at one path."""
+    if not path:
+        return new
+    treedef: Any = jax.tree.structure(node, is_leaf=lambda x: x is not node)
+    return treedef.unflatten(
+        _put(child, path[1:], new) if key == path[0] else child
+        for key, child in _level(node)
+    )
 
 
 def _is_record(node: Any) -> bool:
@@ -365,10 +313,10 @@ def _class_names(node: Any) -> tuple[str, ...]:
     return (type(node).__name__,) if _is_record(node) else ()
 
 
-def _one_level(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
-    """Return the children of a node by key, and what puts new ones in their place."""
-    keyed, treedef = jtu.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
-    return [(keys[0], child) for keys, child in keyed], treedef
+def _level(node: Any) -> list[tuple[Any, Any]]:
+    """Return the children of a node by key."""
+    keyed, _ = jtu.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
+    return [(keys[0], child) for keys, child in keyed]
 
 
 def _name_of(key: Any) -> Any:
@@ -377,9 +325,9 @@ def _name_of(key: Any) -> Any:
 
 def _like(part: _Part, new: Any) -> Any:
     """Return a new value with the structure, shapes and dtypes of the old one."""
-    if part.set_by_schedule:
+    if part.is_scheduled:
         raise TransformError(
-            f"{part.exact_path()} follows a schedule, which sets it anew at every "
+            f"{part.exact_path()} follows a schedule, which sets it at every "
             "step. Change the schedule, or give inject_hyperparams a number."
         )
     treedef: Any
@@ -389,7 +337,7 @@ def _like(part: _Part, new: Any) -> Any:
     if new_treedef != treedef and not is_boxed:
         raise StructureMismatchError(
             f"The new value of {part.exact_path()} has another structure: "
-            f"{_text(new_treedef)} where the state has {_text(treedef)}."
+            f"{shorten(str(new_treedef))} where the state has {shorten(str(treedef))}."
         )
     pairs = zip(leaves, new_leaves, strict=True)
     return treedef.unflatten([_cast(part, old, leaf) for old, leaf in pairs])
@@ -424,20 +372,13 @@ def _can_hold(dtype: Any, new: Any) -> bool:
     if type(new) is int and jnp.issubdtype(dtype, jnp.integer):
         return jnp.iinfo(dtype).min <= new <= jnp.iinfo(dtype).max
     given = jnp.result_type(new)
-    return given == dtype or _rank(given) <= _rank(dtype) < len(_KINDS)
+    if any(jnp.issubdtype(one, jax.dtypes.extended) for one in (given, dtype)):
+        return given == dtype
+    kinds = [jax.dtypes.scalar_type_of(one) for one in (given, dtype)]
+    return _KINDS.index(kinds[0]) <= _KINDS.index(kinds[1])
 
 
-_KINDS = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
-
-
-def _rank(dtype: Any) -> int:
-    kinds = (jnp.issubdtype(dtype, kind) for kind in _KINDS)
-    return next((place for place, yes in enumerate(kinds) if yes), len(_KINDS))
-
-
-def _text(treedef: Any) -> str:
-    text = str(treedef)
-    return text if len(text) <= 300 else f"{text[:297]}..."
+_KINDS = (bool, int, float, complex)  # each holds those before it
 
 
 def _require_paths(
@@ -457,7 +398,18 @@ def _require_paths(
         )
 
 
-def _several_message(key: Any, paths: list[str]) -> str:
+def _nothing_message(name: Any, parts: Iterable[_Part]) -> str:
+    known = [str(part.names[0]) for part in parts if part.names and not part.owner]
+    near = Speller().nearest(str(name), dict.fromkeys(known), count=1)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    return (
+        f"No field of the state is called {name!r}{hint}. There are "
+        f"{listing(dict.fromkeys(known)) or 'none'}. Parameters are not searched."
+    )
+
+
+def _several_message(key: Any, parts: Sequence[_Part]) -> str:
+    paths = [part.exact_path() for part in parts]
     return (
         f"{plural(len(paths), 'field')} of the state are called {key!r}: "
         f"{', '.join(paths[:8])}{' ...' if len(paths) > 8 else ''}. Name its class too "

@@ -10,6 +10,8 @@ What is carried is up to ``carry_state``.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,10 +26,9 @@ from treeadapt.carry.optax_fields import (
     SUM_FIELDS,
     is_state_class,
 )
-from treeadapt.carry.slots import Cut, Slot, below, cut_names, cuts_of
+from treeadapt.carry.slots import Slot, below, cut_names, last
 from treeadapt.convert import describe
 from treeadapt.names import listing, plural
-from treeadapt.paths import SEPARATOR
 from treeadapt.patterns import escape
 from treeadapt.trees.views import Plan
 
@@ -44,12 +45,12 @@ class CarryReport:
 
     Attributes:
         carried: saved name of each leaf that was taken from the earlier state.
-        fresh: leaves as ``tx.init`` made them, for no saved leaf fits by name.
-        reset: leaves as ``tx.init`` made them, for ``reset`` selects them.
-        misshaped: leaves as ``tx.init`` made them, for the saved leaf has another shape
-            or dtype, which the text tells.
-        ambiguous: leaves as ``tx.init`` made them, for several saved leaves fit equally
-            well; their saved names.
+        fresh: leaves as ``tx.init`` made them, because no saved leaf fits by name.
+        reset: leaves as ``tx.init`` made them, because ``reset`` selects them.
+        misshaped: leaves as ``tx.init`` made them, because the saved leaf has another
+            shape or dtype, which the text says.
+        ambiguous: leaves as ``tx.init`` made them, because several saved leaves fit
+            equally well; their saved names.
         left_over: saved names that nothing was taken from.
         warnings: what was carried and does not go together, with the cure.
     """
@@ -100,220 +101,260 @@ def _listed(lines: Sequence[str]) -> Iterator[str]:
         yield f"  and {len(lines) - _SHOWN:,} more"
 
 
-@dataclasses.dataclass(kw_only=True)
-class Carried:
-    """What was carried.
+@dataclasses.dataclass
+class Row:
+    """One leaf of the new state, and what became of it.
 
     Attributes:
-        slots: leaves of the new state.
-        specs: what each of them is, an abstract or a concrete leaf, by name.
-        old: the saved leaves by name.
-        cuts: the saved names that stand in copies of the params.
-        reset: names of leaves that must not be carried.
-        sources: saved name of each leaf that was carried, by name.
+        slot: where it is.
+        spec: what it is: an abstract or a concrete leaf.
+        fate: the field of ``CarryReport`` that lists it.
+        why: what that field says of it.
+        source: where the leaf is that was carried to it; None if none was.
+        leaf: that leaf.
     """
 
-    slots: Sequence[Slot]
-    specs: Mapping[str, Any]
-    old: Mapping[str, Any]
-    cuts: Mapping[str, Cut]
-    reset: frozenset[str]
-    sources: dict[str, str] = dataclasses.field(default_factory=dict)
+    slot: Slot
+    spec: Any
+    fate: str = "fresh"
+    why: Any = None
+    source: Slot | None = None
+    leaf: Any = None
 
-    def moved(self) -> Iterator[tuple[Slot, Cut]]:
-        """Yield each leaf of a copy that was carried, and where it comes from."""
-        for slot in self.slots:
-            if slot.prefix is not None and slot.name in self.sources:
-                yield slot, self.cuts[self.sources[slot.name]]
+    @property
+    def is_copy(self) -> bool:
+        """Whether it is in a copy of the params."""
+        return self.slot.prefix is not None
 
-    def value(self, name: str) -> Any:
-        """Return the number that was carried to a leaf, if it is known."""
-        return number(self.old[self.sources[name]])
-
-    def is_count(self, slot: Slot) -> bool:
-        """Tell whether a leaf is a step count that was carried, and is not zero."""
-        spec = self.specs[slot.name]
+    @property
+    def is_count(self) -> bool:
+        """Whether it is a step count that was carried, and is not zero."""
         return (
-            slot.name in self.sources
-            and is_array(spec)
-            and spec.shape == ()
-            and jnp.issubdtype(spec.dtype, jnp.integer)
-            and self.value(slot.name) != 0
+            not self.is_copy
+            and self.source is not None
+            and is_array(self.spec)
+            and self.spec.shape == ()
+            and jnp.issubdtype(self.spec.dtype, jnp.integer)
+            and number(self.leaf) != 0
         )
 
-    def has_other_count(self, slot: Slot, count: Slot) -> bool:
-        """Tell whether a moment comes from where the step count is another one."""
-        if slot.name not in self.sources:
-            return False
-        source = below(self.cuts[self.sources[slot.name]][0], count.field)
-        return source in self.old and self.value(count.name) != number(self.old[source])
 
+@dataclasses.dataclass
+class Table:
+    """Two states, leaf by leaf.
 
-def warnings_of(
-    carried: Carried,
-    plans: tuple[Plan, Plan],
-    starts: Mapping[str, Any],
-    *,
-    num_params: int,
-) -> tuple[str, ...]:
-    """Say where what was carried does not go together.
-
-    Args:
-        carried: what was carried.
-        plans: of the new and of the saved state.
-        starts: the least value at which ``tx`` starts some accumulators, by name.
+    Attributes:
+        rows: the leaves of the new state.
+        slots: where the leaves of the saved state are.
+        old: these leaves by name.
+        plans: of the new state, and of the saved one.
         num_params: how many params train.
     """
-    return (
-        *_of_counts(carried),
-        *_of_meaning(carried, *plans),
-        *_of_sums(carried),
-        *_of_starts(carried, starts),
-        *_of_vectors(carried, num_params),
-        *_of_nothing(carried),
+
+    rows: Sequence[Row]
+    slots: Sequence[Slot]
+    old: Mapping[str, Any]
+    plans: tuple[Plan, Plan]
+    num_params: int
+
+    @functools.cached_property
+    def copies(self) -> Sequence[Row]:
+        """The leaves of the new state that are in copies of the params."""
+        return [row for row in self.rows if row.is_copy]
+
+    @functools.cached_property
+    def moved(self) -> Sequence[tuple[Row, Slot]]:
+        """Those of them that were carried, and where they come from."""
+        return [(row, row.source) for row in self.copies if row.source]
+
+
+def report_of(table: Table, starts: Mapping[str, Any]) -> CarryReport:
+    """Say what became of every leaf, and warn where leaves do not go together.
+
+    Args:
+        table: the two states.
+        starts: the least value at which ``tx`` starts some accumulators, by name.
+    """
+    rows: dict[str, dict[str, Any]] = {}
+    for row in table.rows:
+        rows.setdefault(row.fate, {})[row.slot.name] = row.why
+    used = frozenset(row.source.name for row in table.rows if row.source)
+    return CarryReport(
+        carried=rows.get("carried", {}),
+        fresh=tuple(rows.get("fresh", ())),
+        reset=tuple(rows.get("reset", ())),
+        misshaped=rows.get("misshaped", {}),
+        ambiguous=rows.get("ambiguous", {}),
+        left_over=tuple(name for name in table.old if name not in used),
+        warnings=(
+            *_of_counts(table),
+            *_of_meaning(table),
+            *_of_sums(table),
+            *_of_starts(table, starts),
+            *_of_vectors(table),
+            *_of_nothing(table),
+        ),
     )
 
 
-def _of_counts(carried: Carried) -> Iterator[str]:
+def _of_counts(table: Table) -> Iterator[str]:
     """Warn of moments that are younger or older than their step count says."""
-    nodes: dict[str, list[Slot]] = {}
-    for slot in carried.slots:
-        if slot.prefix is not None:
-            nodes.setdefault(slot.node, []).append(slot)
-    for slot in carried.slots:
-        beside = nodes.get(slot.node)
-        if slot.prefix is not None or not beside or not carried.is_count(slot):
-            continue
-        new = [one for one in beside if one.name not in carried.sources]
-        if new:
-            yield _fresh_message(slot, new, carried.value(slot.name))
-        other = [one for one in beside if carried.has_other_count(one, slot)]
+    old = table.old
+    for count in filter(operator.attrgetter("is_count"), table.rows):
+        slot, steps = count.slot, number(count.leaf)
+        copies = [row for row in table.copies if row.slot.node == slot.node]
+        if new := [row.slot for row in copies if row.source is None]:
+            yield _fresh_message(slot, new, steps)
+        counts = [
+            (row.slot.tail, below(row.source.node, slot.field))
+            for row in copies
+            if row.source
+        ]
+        other = [t for t, name in counts if name in old and number(old[name]) != steps]
         if other:
-            yield _age_message(slot, other)
+            yield (
+                f"moments of another age than the step count {slot.name!r} says: "
+                f"{listing(dict.fromkeys(other))}. Keep these leaves in a group of "
+                f"their own, or reset the whole state: {_reset(slot.node)}."
+            )
 
 
-def _of_meaning(carried: Carried, new: Plan, old: Plan) -> Iterator[str]:
+def _fresh_message(count: Slot, new: Sequence[Slot], steps: Any) -> str:
+    fields = dict.fromkeys(slot.field for slot in new)
+    tails = dict.fromkeys(slot.tail for slot in new)
+    told = "not 0" if steps is None else f"{steps:,}"
+    adam = ""
+    if steps is not None and fields.keys() >= ADAM_FIELDS:
+        factor = first_step(steps)
+        adam = f"Adam's first step there would be {factor:.1f} times as long as due. "
+    return (
+        f"fresh moments under an old step count: {count.name!r} is {told}, but "
+        f"{', '.join(fields)} of {listing(tails)} start again. {adam}Give these "
+        "leaves a group of their own in partition, whose count starts at zero, or "
+        f"reset the whole state: {_reset(count.node)}."
+    )
+
+
+def _of_meaning(table: Table) -> Iterator[str]:
     """Warn of moments that come from a state of another kind."""
     pairs: dict[tuple[str, str], dict[str, None]] = {}
-    for slot, (source, _, _) in carried.moved():
-        pairs.setdefault((slot.node, source), {})[slot.field] = None
-    here = _fields(new.paths, {node for node, _ in pairs})
-    there = _fields(carried.old, {source for _, source in pairs})
-    for (node, source), moved in pairs.items():
-        is_record, cls = _state_class(new, node)
-        _, old_cls = _state_class(old, source)
-        is_other = None not in (cls, old_cls) and cls is not old_cls
-        if is_record and (is_other or here[node] != there[source]):
-            lost = sorted(there[source] - here[node])
-            more = sorted(here[node] - there[source])
-            told = [f"lacks {', '.join(lost)}"] if lost else []
-            told += [f"adds {', '.join(more)}"] if more else []
-            told = told or [f"is {cls.__name__}, not {old_cls.__name__}"]
+    for row, saved in table.moved:
+        pairs.setdefault((row.slot.node, saved.node), {})[row.slot.field] = None
+    here = _fields(row.slot for row in table.rows)
+    there = _fields(table.slots)
+    for (node, source), fields in pairs.items():
+        classes, old_classes = (
+            plan.classes(path or None)
+            for plan, path in zip(table.plans, (node, source), strict=True)
+        )
+        cls, old_cls = map(_state_class, (classes, old_classes))
+        lost = ", ".join(sorted(there[source] - here[node]))
+        more = ", ".join(sorted(here[node] - there[source]))
+        told = [f"lacks {lost}"] if lost else []
+        told += [f"adds {more}"] if more else []
+        if not told and cls and old_cls and cls is not old_cls:
+            told = [f"is {cls.__name__}, not {old_cls.__name__}"]
+        if told and any(map(_has_fields, classes)):
             yield (
-                f"moments of another kind: {', '.join(moved)} of {node!r} from "
+                f"moments of another kind: {', '.join(fields)} of {node!r} from "
                 f"{source!r}, where the new state {' and '.join(told)}. What a "
                 "moment means depends on the fields next to it; the first step may be "
-                f"NaN or many times too long. To start anew: reset={_pattern(node)!r}."
+                f"NaN or many times too long. To start again: {_reset(node)}."
             )
 
 
-def _of_sums(carried: Carried) -> Iterator[str]:
+def _fields(slots: Iterable[Slot]) -> dict[str, set[str]]:
+    """Return the names of the fields of each node."""
+    fields: dict[str, set[str]] = {}
+    for slot in slots:
+        fields.setdefault(slot.node, set()).add(slot.field)
+    return fields
+
+
+def _has_fields(cls: type) -> bool:
+    return hasattr(cls, "_fields") or dataclasses.is_dataclass(cls)
+
+
+def _state_class(classes: Iterable[type]) -> Any:
+    return next(filter(is_state_class, classes), None)
+
+
+def _of_sums(table: Table) -> Iterator[str]:
     """Warn of sums of updates that were scaled by moments, or are not any more."""
-    tails = frozenset(slot.tail for slot, _ in carried.moved())
-    before: dict[str, set[str]] = {}
-    for _, field, tail in cut_names(
-        carried.old, SCALE_FIELDS, tails.__contains__
-    ).values():
-        before.setdefault(tail, set()).add(field)
-    after: dict[str, set[str]] = {}
-    for slot in carried.slots:
-        if slot.prefix is not None and slot.field in SCALE_FIELDS:
-            after.setdefault(slot.tail, set()).add(slot.field)
-    found: dict[tuple[str, str], tuple[set[str], set[str]]] = {}
-    for slot, _ in carried.moved():
-        scales = before.get(slot.tail, set()), after.get(slot.tail, set())
+    tails = frozenset(row.slot.tail for row, _ in table.moved)
+    before = _scales(
+        cut_names(table.old, lambda p: last(p) in SCALE_FIELDS, tails.__contains__)
+    )
+    after = _scales(row.slot for row in table.copies)
+    found: dict[Slot, tuple[str, str]] = {}
+    for row, _ in table.moved:
+        slot = row.slot
+        scales = before.get(slot.tail, "nothing"), after.get(slot.tail, "nothing")
         if slot.field in SUM_FIELDS and scales[0] != scales[1]:
-            found.setdefault((slot.node, slot.field), scales)
-    for (node, field), (old, new) in found.items():
+            found.setdefault(Slot(str(slot.prefix)), scales)
+    for sums, (was, now) in found.items():
         yield (
-            f"{below(node, field)!r} adds up updates that were scaled by "
-            f"{', '.join(sorted(old)) or 'nothing'} and now are by "
-            f"{', '.join(sorted(new)) or 'nothing'}: its first steps may be many times "
-            f"too long or too short. To start it anew: reset={_pattern(node)!r}."
+            f"{sums.name!r} adds up updates that were scaled by {was} and now are by "
+            f"{now}: its first steps may be many times too long or too short. To start "
+            f"it again: {_reset(sums.node)}."
         )
 
 
-def _of_starts(carried: Carried, starts: Mapping[str, Any]) -> Iterator[str]:
+def _scales(slots: Iterable[Slot]) -> dict[str, str]:
+    """Return the fields by which the updates of each param are scaled, as text."""
+    found: dict[str, set[str]] = {}
+    for slot in slots:
+        if slot.prefix is not None and slot.field in SCALE_FIELDS:
+            found.setdefault(slot.tail, set()).add(slot.field)
+    return {tail: ", ".join(sorted(fields)) for tail, fields in found.items()}
+
+
+def _of_starts(table: Table, starts: Mapping[str, Any]) -> Iterator[str]:
     """Warn of accumulators that are less than those of this transformation can be."""
-    counts = {
-        slot.node: carried.value(slot.name)
-        for slot in carried.slots
-        if slot.prefix is None and carried.is_count(slot)
-    }
-    for slot, _ in carried.moved():
-        start, steps = number(starts.get(slot.name)), counts.get(slot.node)
+    counts = {row.slot.node: number(row.leaf) for row in table.rows if row.is_count}
+    for row in table.copies:
+        start, steps = number(starts.get(row.slot.name)), counts.get(row.slot.node)
         if not isinstance(start, float) or start <= 0 or steps is None:
             continue  # before any moment is read
-        saved = known(carried.old[carried.sources[slot.name]])
-        if saved is None:
-            continue
-        least = float(np.min(saved))
+        saved = known(row.leaf)
+        least = start if saved is None else float(np.min(saved))
         if least < start * _SLOWEST**steps:  # it cannot have started there
             yield (
-                f"{below(slot.node, slot.field)!r} starts at {start:.0e} here and is "
-                f"{least:.0e} after {steps:,} steps: another optimizer made it. The "
-                f"first step may be many times too long: reset={_pattern(slot.node)!r}."
+                f"{row.slot.prefix!r} starts at {start:.0e} here and is {least:.0e} "
+                f"after {steps:,} steps: another optimizer made it. The first step may "
+                f"be many times too long: {_reset(row.slot.node)}."
             )
 
 
-def _fields(names: Iterable[str], nodes: Iterable[str]) -> dict[str, set[str]]:
-    """Return the names of what is right below some nodes."""
-    found: dict[str, set[str]] = {node: set() for node in nodes}
-    for name in names:
-        for prefix, tail in cuts_of(name):
-            if prefix in found:
-                found[prefix].add(tail.partition(SEPARATOR)[0])
-    return found
-
-
-def _state_class(plan: Plan, node: str) -> tuple[bool, Any]:
-    """Tell whether a node has fields, and its class if that is Optax's."""
-    classes = plan.classes(node or None)
-    is_record = any(
-        hasattr(cls, "_fields") or dataclasses.is_dataclass(cls) for cls in classes
-    )
-    return is_record, next(filter(is_state_class, classes), None)
-
-
-def _of_vectors(carried: Carried, num_params: int) -> Iterator[str]:
+def _of_vectors(table: Table) -> Iterator[str]:
     """Warn of moments that have no parameter's name (``optax.flatten``)."""
-    owners = {slot.node for slot in carried.slots if slot.prefix is not None}
-    for slot in carried.slots:
-        spec = carried.specs[slot.name]
-        if (
-            slot.name in carried.sources
-            and slot.node not in owners
-            and is_array(spec)
-            and spec.ndim == 1
-            and spec.size > num_params > 1
-        ):
+    owners = {row.slot.node for row in table.copies}
+    for row in table.rows:
+        if row.source is None or row.slot.node in owners or not is_array(row.spec):
+            continue
+        if row.spec.ndim == 1 and row.spec.size > table.num_params > 1:
             yield (
-                f"{slot.name!r} is {describe(spec)} without the name of any parameter "
-                "(optax.flatten joins them all), and was carried whole. That is right "
-                "only if just the same leaves train as before; if not, "
-                f"reset={_pattern(slot.node)!r}."
+                f"{row.slot.name!r} is {describe(row.spec)} without the name of any "
+                "parameter (optax.flatten joins them all), and was carried whole. That "
+                "is right only if just the same leaves train as before; if not, "
+                f"{_reset(row.slot.node)}."
             )
 
 
-def _of_nothing(carried: Carried) -> Iterator[str]:
-    copies = [slot.name for slot in carried.slots if slot.prefix is not None]
-    asked = not carried.reset.isdisjoint(copies)
-    if copies and carried.old and not carried.sources and not asked:
+def _of_nothing(table: Table) -> Iterator[str]:
+    fates = {row.fate for row in table.copies}
+    carried = any(row.source for row in table.rows)
+    if fates and table.old and not carried and "reset" not in fates:
         yield (
-            f"nothing was carried. The new state has names like {copies[0]!r}, the "
-            f"saved one like {[*carried.old][-1]!r}. If the model was renamed, carry "
-            "the flat dict of the saved state under its new names."
+            "nothing was carried. The new state has names like "
+            f"{table.copies[0].slot.name!r}, the saved one like {[*table.old][-1]!r}. "
+            "If the model was renamed, carry the flat dict of the saved state under "
+            "its new names."
         )
+
+
+def _reset(node: str) -> str:
+    return f"reset={escape(node) if node else '**'!r}"
 
 
 def number(leaf: Any) -> Any:
@@ -345,31 +386,6 @@ def known(leaf: Any) -> Any:
     return np.asarray(leaf)
 
 
-def _fresh_message(count: Slot, new: Sequence[Slot], steps: Any) -> str:
-    fields = dict.fromkeys(slot.field for slot in new)
-    tails = dict.fromkeys(slot.tail for slot in new)
-    told = "not 0" if steps is None else f"{steps:,}"
-    adam = ""
-    if steps is not None and fields.keys() >= ADAM_FIELDS:
-        factor = first_step(steps)
-        adam = f"Adam's first step there would be {factor:.1f} times as long as due. "
-    return (
-        f"fresh moments under an old step count: {count.name!r} is {told}, but "
-        f"{', '.join(fields)} of {listing(tails)} start anew. {adam}Give these leaves "
-        "a group of their own in partition, whose count starts at zero, or reset the "
-        f"whole state: reset={_pattern(count.node)!r}."
-    )
-
-
-def _age_message(count: Slot, other: Sequence[Slot]) -> str:
-    tails = dict.fromkeys(slot.tail for slot in other)
-    return (
-        f"moments of another age than the step count {count.name!r} says: "
-        f"{listing(tails)}. Keep these leaves in a group of their own, or reset the "
-        f"whole state: reset={_pattern(count.node)!r}."
-    )
-
-
 def first_step(steps: int, *, b1: float = 0.9, b2: float = 0.999) -> float:
     """Return how long Adam's first step from zero moments is at an old step count.
 
@@ -389,7 +405,3 @@ def first_step(steps: int, *, b1: float = 0.9, b2: float = 0.999) -> float:
     mean = (1 - b1) / (1 - b1 ** (steps + 1))
     square = (1 - b2) / (1 - b2 ** (steps + 1))
     return float(mean / square**0.5)
-
-
-def _pattern(node: str) -> str:
-    return escape(node) if node else "**"

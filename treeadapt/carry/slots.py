@@ -1,17 +1,18 @@
 """Slots: where an optimizer's state holds copies of the params.
 
 Every leaf of a state has a label path, such as ``0/mu/policy/hidden_0/kernel``. In a
-copy of the params it is a *slot* (``0/mu``) and, after it, the path of a parameter; any
-other leaf (``0/count``) has no slot. ``find_slots`` tells them apart: it asks the
-transformation with Optax's placeholder, and where one refuses that (a line search looks
-at the first leaf) it takes every subtree that holds nothing but parameters for a copy.
-What is done with the slots is up to ``carry_state`` and ``callbacks``.
+copy of the params it has a prefix (``0/mu``) and, after it, the path of a parameter;
+any other leaf (``0/count``) has no prefix. ``find_slots`` knows the transformation: it
+asks with Optax's placeholder, and where one refuses that (a line search looks at the
+first leaf) it takes every subtree that holds nothing but parameters for a copy.
+``cut_names`` knows names alone.
+What happens to the slots is up to ``carry_state``, ``callbacks`` and ``sharding``.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -21,12 +22,12 @@ from treeadapt.arrays import is_array
 from treeadapt.paths import SEPARATOR
 from treeadapt.transforms.adapt import is_placeholder, placeholder
 from treeadapt.transforms.flat import first_half
-from treeadapt.trees.views import Plan, TreeView, view_tree
+from treeadapt.trees.views import TreeView, view_tree
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Slot:
-    """Where one leaf of a state stands.
+    """Where one leaf of a state is.
 
     Attributes:
         name: label path of the leaf in the state.
@@ -47,8 +48,7 @@ class Slot:
     @property
     def field(self) -> str:
         """Name of that field."""
-        name = self.name if self.prefix is None else self.prefix
-        return name.rpartition(SEPARATOR)[2]
+        return last(self.name if self.prefix is None else self.prefix)
 
 
 def parent(path: str) -> str:
@@ -61,8 +61,13 @@ def parent(path: str) -> str:
     return path.rpartition(SEPARATOR)[0]
 
 
+def last(path: str) -> str:
+    """Return the last segment of a path."""
+    return path.rpartition(SEPARATOR)[2]
+
+
 def below(path: str, rest: str) -> str:
-    """Join a path and what stands below it; either may be empty.
+    """Join a path and what is below it; either may be empty.
 
     Example:
         >>> below("0", "mu/w"), below("", "mu"), below("0", "")
@@ -72,7 +77,7 @@ def below(path: str, rest: str) -> str:
 
 
 def find_slots(tx: Any, view: TreeView, params: Any = None) -> list[Slot] | None:
-    """Tell for every leaf of a state whether it belongs to a copy of the params.
+    """Find out for every leaf of a state whether it belongs to a copy of the params.
 
     Args:
         tx: the transformation whose state it is.
@@ -92,15 +97,23 @@ def find_slots(tx: Any, view: TreeView, params: Any = None) -> list[Slot] | None
         [(None, ''), ('0/mu', 'net/w'), ('0/nu', 'net/w')]
     """
     mark = placeholder()
-    if isinstance(params, optax.LookaheadParams) or _takes_pairs(view.tree):
+    in_pairs = isinstance(params, optax.LookaheadParams)
+    if in_pairs or holds(view.tree, _takes_pairs):
         mark = optax.LookaheadParams(mark, mark)
-    pieces = _pieces(tx, mark, view.tree)
-    if pieces is not None:
-        return _from_pieces(view.plan.paths, pieces)
-    if params is None:
-        return None
-    plan = view_tree(first_half(params)).plan
-    return _from_names(view.plan, frozenset(plan.paths), plan.root)
+    slots = _marked(tx, mark, view)
+    if slots is None and params is not None:
+        slots = _alike(view, view_tree(first_half(params)))
+    return slots
+
+
+def holds(tree: Any, is_one: Callable[[Any], bool]) -> bool:
+    """Return whether one of some objects is in a tree, or is the tree.
+
+    Example:
+        >>> holds({"a": [1, (2, 3)]}, lambda node: isinstance(node, tuple))
+        True
+    """
+    return any(map(is_one, jax.tree.leaves(tree, is_leaf=is_one)))
 
 
 def init_of_arrays(
@@ -119,40 +132,41 @@ def init_of_arrays(
     return init, [view.leaves[index] for index in where]
 
 
+def view_init(tx: Any, params: Any) -> TreeView:
+    """View the state that ``tx`` would make of ``params``, without making it.
+
+    Raises:
+        TypeError: ``tx.init`` reads values, or the state holds more than arrays.
+    """
+    init, arrays = init_of_arrays(tx, params)
+    # Without shardings: axes of an Explicit mesh would ask for that mesh in force.
+    shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
+    return view_tree(jax.eval_shape(init, shapes))
+
+
 def _takes_pairs(state: Any) -> bool:
-    """Return whether ``optax.lookahead`` made the state, or a part of it."""
-
-    def is_its_own(node: Any) -> bool:
-        return isinstance(node, optax.LookaheadState)
-
-    return any(map(is_its_own, jax.tree.leaves(state, is_leaf=is_its_own)))
+    return isinstance(state, optax.LookaheadState)
 
 
-def _pieces(tx: Any, mark: Any, state: Any) -> list[tuple[bool, Any]] | None:
+def _marked(tx: Any, mark: Any, view: TreeView) -> list[Slot] | None:
     """Cut a state where ``tx`` puts a placeholder; None if it refuses to say."""
     treedef: Any
     try:
-        marked = tx.init(mark)
-        marks, treedef = jax.tree.flatten(marked, is_leaf=is_placeholder)
-        parts = treedef.flatten_up_to(state)
+        marks, treedef = jax.tree.flatten(tx.init(mark), is_leaf=is_placeholder)
+        parts = treedef.flatten_up_to(view.tree)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         return None
-    pairs = zip(marks, parts, strict=True)
-    return [(is_placeholder(piece), part) for piece, part in pairs]
-
-
-def _from_pieces(
-    names: Sequence[str], pieces: Iterable[tuple[bool, Any]]
-) -> list[Slot] | None:
-    slots: list[Slot] = []
-    for is_copy, piece in pieces:
-        tails = view_tree(piece).plan.paths
-        for tail in tails:
-            if len(slots) == len(names):
-                return None
-            name = names[len(slots)]
-            slots.append(_slot(name, tail) if is_copy else Slot(name))
-    return slots if len(slots) == len(names) else None
+    tails = [
+        (is_placeholder(piece), tail)
+        for piece, part in zip(marks, parts, strict=True)
+        for tail in view_tree(part).plan.paths
+    ]
+    if len(tails) != len(view.leaves):
+        return None
+    pairs = zip(view.plan.paths, tails, strict=True)
+    return [
+        _slot(name, tail) if marked else Slot(name) for name, (marked, tail) in pairs
+    ]
 
 
 def _slot(name: str, tail: str) -> Slot:
@@ -161,30 +175,40 @@ def _slot(name: str, tail: str) -> Slot:
     return Slot(name, "", tail) if tail else Slot(name, name, "")
 
 
-def _from_names(plan: Plan, known: frozenset[str], root: type | None) -> list[Slot]:
+def _alike(view: TreeView, params: TreeView) -> list[Slot]:
     """Take every subtree that holds nothing but params for a copy of them."""
+    known = frozenset(params.plan.paths)
     whole: dict[str, bool] = {}
-    cuts = [list(cuts_of(name)) for name in plan.paths]
-    for name_cuts in cuts:
-        for prefix, tail in name_cuts:
-            whole[prefix] = whole.get(prefix, True) and _is_param(tail, known)
+    for name in view.plan.paths:
+        for prefix, tail in cuts_of(name):
+            is_param = tail in known or param_of(tail, known) not in (None, "")
+            whole[prefix] = whole.get(prefix, True) and is_param
 
     def is_copy(prefix: str) -> bool:
-        # A state whose fields are all named like params is no copy of them.
-        return whole[prefix] and any(
-            cls is dict or cls is root for cls in plan.classes(prefix or None)
+        # A state whose fields all have names of params is not a copy of them.
+        classes = view.plan.classes(prefix or None)
+        return whole.get(prefix, False) and (
+            dict in classes or params.plan.root in classes
         )
 
-    return [
-        next(
-            (Slot(name, prefix, tail) for prefix, tail in found if is_copy(prefix)),
-            Slot(name),
-        )
-        for name, found in zip(plan.paths, cuts, strict=True)
-    ]
+    return cut_names(view.plan.paths, is_copy, lambda _: True)
 
 
-def cuts_of(name: str) -> Iterable[tuple[str, str]]:
+def param_of(tail: str, known: Container[str]) -> str | None:
+    """Return the parameter to which a leaf of a copy belongs; None if there is none.
+
+    Example:
+        >>> param_of("net/w/0", {"net/w"}), param_of("net", {"net/w"})
+        ('net/w', None)
+    """
+    while tail not in known:
+        if not tail:
+            return None
+        tail = parent(tail)
+    return tail
+
+
+def cuts_of(name: str) -> Iterator[tuple[str, str]]:
     """Yield every way to cut a name in two, the shortest prefix first."""
     yield "", name
     end = name.find(SEPARATOR)
@@ -193,54 +217,48 @@ def cuts_of(name: str) -> Iterable[tuple[str, str]]:
         end = name.find(SEPARATOR, end + 1)
 
 
-def _is_param(tail: str, known: frozenset[str]) -> bool:
-    return tail in known or any(
-        prefix in known for prefix, _ in cuts_of(tail) if prefix
-    )
-
-
-#: A name cut into state, field and tail.
-Cut = tuple[str, str, str]
-
-
 def cut_names(
-    names: Iterable[str], fields: Iterable[str], is_tail: Callable[[str], bool]
-) -> dict[str, Cut]:
-    """Cut names of a state of which nothing else is known.
+    names: Iterable[str], is_copy: Callable[[str], bool], is_tail: Callable[[str], bool]
+) -> list[Slot]:
+    """Cut the names of a state of which nothing else is known.
 
     Args:
         names: label paths of leaves.
-        fields: names of the fields that hold copies of the params.
-        is_tail: tells whether what follows a field is a parameter.
+        is_copy: whether a prefix may be that of a copy of the params.
+        is_tail: whether what follows it may be a parameter.
 
     Returns:
-        ``{name: (node, field, tail)}`` of those that can be cut; where there are
-        several ways, the longest tail wins (params may be called ``mu``), and no copy
-        of the params stands inside another.
+        One slot a name. Where there are several ways, the longest tail wins (params
+        may be called ``mu``), and no copy of the params is inside another.
 
     Example:
-        >>> params = {"w", "mu/w"}
-        >>> cut_names(["0/count", "0/nu/mu/w"], ["mu", "nu"], params.__contains__)
-        {'0/nu/mu/w': ('0', 'nu', 'mu/w')}
+        >>> copies, params = {"0/nu", "0/nu/mu"}, {"w", "mu/w"}
+        >>> names = ["0/count", "0/nu/mu/w"]
+        >>> slots = cut_names(names, copies.__contains__, params.__contains__)
+        >>> [(slot.prefix, slot.tail) for slot in slots]
+        [(None, ''), ('0/nu', 'mu/w')]
     """
-    known = frozenset(fields)
-    found = {}
-    for name in names:
-        for prefix, tail in (*cuts_of(name), (name, "")):
-            node, _, field = prefix.rpartition(SEPARATOR)
-            if field in known and is_tail(tail):
-                found[name] = node, field, tail
-                break
-    copies = frozenset(below(node, field) for node, field, _ in found.values())
-    return {
-        name: (node, field, tail)
-        for name, (node, field, tail) in found.items()
-        if copies.isdisjoint(_above(node))
-    }
+    found = [
+        next(
+            (
+                Slot(name, prefix, tail)
+                for prefix, tail in (*cuts_of(name), (name, ""))
+                if is_copy(prefix) and is_tail(tail)
+            ),
+            Slot(name),
+        )
+        for name in names
+    ]
+    copies = {slot.prefix for slot in found}
+    return [
+        Slot(slot.name) if any(path in copies for path in _above(slot)) else slot
+        for slot in found
+    ]
 
 
-def _above(node: str) -> Iterable[str]:
-    """Yield a path and every path above it, but for the empty one."""
-    while node:
-        yield node
-        node = parent(node)
+def _above(slot: Slot) -> Iterator[str]:
+    """Yield the paths above the copy in which a leaf is, but for the empty one."""
+    path = slot.node if slot.prefix is not None else ""
+    while path:
+        yield path
+        path = parent(path)
