@@ -500,6 +500,12 @@ def test_what_does_not_change_traces_once(kind):
     assert Snapshot([held]) == Snapshot([held])
 
 
+def test_linen_modules_that_were_made_apart_are_the_same_if_their_fields_are():
+    one, same, other = (nn.Dense(width).apply for width in (2, 2, 3))
+    assert Snapshot([one]) == Snapshot([same])
+    assert Snapshot([one]) != Snapshot([other])
+
+
 class Dense(nn.Module):
     width: int
 
@@ -579,14 +585,15 @@ def test_no_hash_seed_decides():
         "print([t for t in _read([{'b', 'a'}, {'x': [frozenset('xyz')]}])[0]"
         " if not isinstance(t[0], tuple)])"
     )
-    seen = {
-        subprocess.run(
+    running = [
+        subprocess.Popen(
             [sys.executable, "-c", code],
             env={**os.environ, "PYTHONHASHSEED": seed, "JAX_PLATFORMS": "cpu"},
-            capture_output=True,
+            stdout=subprocess.PIPE,
             text=True,
-            check=True,
-        ).stdout
+        )
         for seed in "123"
-    }
+    ]
+    seen = {process.communicate()[0] for process in running}
+    assert not any(process.returncode for process in running)
     assert len(seen) == 1

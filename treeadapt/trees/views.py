@@ -163,7 +163,7 @@ class TreeView:
         leaves: the caller's leaf objects, in JAX's leaf order; an object that stands in
             several places of a tree with identity (nnx) is listed once.
         plan: what is known of the structure.
-        structure: ``PyTreeDef`` or ``Program``; its ``unflatten`` puts new leaves, in
+        structure: ``PyTreeDef`` or ``Recipe``; its ``unflatten`` puts new leaves, in
             the same order, into a tree of the caller's classes.
         tree: the tree itself, for messages.
     """
@@ -270,7 +270,7 @@ def take_apart(tree: Any) -> tuple[list[Any], Plan, Any]:
         if not walk.is_faithful(leaves):
             raise walk.order_error(leaves)
     if walk.by_hand:
-        return walk.leaves, Plan(walk), walk.program()
+        return walk.leaves, Plan(walk), walk.recipe()
     if plan is None:
         plan = Plan(walk)
         if walk.cacheable:
@@ -337,7 +337,10 @@ def same_structure(one: Any, two: Any) -> bool:
     """Compare two structures; False where their metadata refuses comparison."""
     # JAX compares nodes of registered dataclasses without their class, which only the
     # hash tells; and the hash sees no metadata and no keys, which only equality tells.
-    return hash(one) == hash(two) and _equal(one, two)
+    try:
+        return hash(one) == hash(two) and _equal(one, two)
+    except TypeError:
+        return False
 
 
 def _equal(one: Any, two: Any) -> bool:

@@ -1,7 +1,7 @@
 """One walk over a tree: its leaves, their paths, and the way back.
 
 Visits a tree node by node with the registry's adapters, in JAX's leaf order, without
-recursion. The way back is a ``Program``: the steps, in postfix order, that rebuild the
+recursion. The way back is a ``Recipe``: the steps, in postfix order, that rebuild the
 caller's classes where JAX cannot (opaque classes, variables with an identity,
 constructors with code of their own). It holds no leaf.
 Knows nothing of caching (see ``plans``).
@@ -55,7 +55,7 @@ class _Again:
     number: int
 
 
-class Program:
+class Recipe:
     """The way back for a tree that JAX cannot rebuild: steps in postfix order.
 
     An ``int`` is the index of a leaf.
@@ -65,7 +65,7 @@ class Program:
         self._steps = tuple(steps)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Program) and self._steps == other._steps
+        return isinstance(other, Recipe) and self._steps == other._steps
 
     def __hash__(self) -> int:
         return hash(len(self._steps))
@@ -152,7 +152,7 @@ class Walk:
         skeleton: ``{ROOT: state dict}``, with the index of each leaf in its place.
         shared: number of each node with an identity, and the node, by its ``id``.
         ties: path at which such a node is met again, and the path that it has.
-        by_hand: JAX cannot rebuild the tree; ``program`` can.
+        by_hand: JAX cannot rebuild the tree; ``recipe`` can.
         cacheable: what JAX compares of the structure never changes.
     """
 
@@ -229,9 +229,9 @@ class Walk:
             "of JAX, in JAX's order."
         )
 
-    def program(self) -> Program:
+    def recipe(self) -> Recipe:
         """Return the steps that rebuild the tree; they hold no leaf."""
-        return Program(
+        return Recipe(
             [
                 step.finish() if isinstance(step, _Draft) else step
                 for step in self._steps
