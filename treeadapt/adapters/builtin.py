@@ -55,7 +55,8 @@ def _namedtuple(node: Any) -> Flat:
         )
     if _jax.one_level(node)[1] is not cls:
         return jax.take_registered_apart(node)
-    return Flat(cls._fields, tuple(node), Shell(cls, None, fields.lasting(node)))
+    rest = fields.lasting(node, fields.attributes(node))
+    return Flat(cls._fields, tuple(node), Shell(cls, None, rest))
 
 
 def _namedtuple_again(aux: Any, children: Sequence[Any]) -> Any:

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from treeadapt.registry import Flat
@@ -40,9 +39,8 @@ def take_apart(node: Any, names: Sequence[str]) -> Flat:
     """
     found = attributes(node)
     present = tuple(name for name in names if name in found)
-    rest = tuple(item for item in lasting(node) if item[0] not in present)
-    children = [found[name] for name in present]
-    return Flat(present, children, Shell(type(node), present, rest))
+    children = [found.pop(name) for name in present]
+    return Flat(present, children, Shell(type(node), present, lasting(node, found)))
 
 
 def is_generated(function: Any) -> bool:
@@ -118,15 +116,18 @@ def attributes(node: Any) -> dict[str, Any]:
     return found
 
 
-def lasting(node: Any) -> tuple[tuple[str, Any], ...]:
-    """Return the attributes but what a ``cached_property`` found in old children."""
+def lasting(node: Any, found: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """Return attributes except what a ``cached_property`` found in old children."""
     return tuple(
         (name, value)
-        for name, value in attributes(node).items()
-        if not isinstance(
-            inspect.getattr_static(type(node), name, None), functools.cached_property
-        )
+        for name, value in found.items()
+        if not isinstance(_declared(type(node), name), functools.cached_property)
     )
+
+
+def _declared(cls: type, name: str) -> Any:
+    found = (vars(base)[name] for base in cls.__mro__ if name in vars(base))
+    return next(found, None)
 
 
 def slots(cls: type) -> tuple[tuple[str, Any], ...]:

@@ -21,7 +21,7 @@ from treeadapt.errors import (
     TreeDepthError,
 )
 from treeadapt.paths import SEPARATOR, segment
-from treeadapt.registry import BOX, Adapter, Flat, current_registry
+from treeadapt.registry import BOX, current_registry
 
 #: Deepest tree that any part of the library walks. JAX flattens recursively in C++ and
 #: checks only Python's recursion limit; where that is higher, a deeper tree could
@@ -43,8 +43,9 @@ def flatten(tree: Any) -> tuple[list[Any], Any]:
         PathError: the keys of a node cannot be sorted.
     """
     try:
-        if sys.getrecursionlimit() > MAX_DEPTH:
-            _require_flat_enough(tree)
+        is_raised = sys.getrecursionlimit() > MAX_DEPTH
+        if is_raised and (error := _depth_error(tree, least=MAX_DEPTH)):
+            raise error
         registry = current_registry()
         adapter = registry.find(tree).adapter
         if adapter is not None and adapter.shared:  # it may well lead back to itself
@@ -106,7 +107,7 @@ def _explained(tree: Any, error: Exception) -> Exception:
         return error
     reason = error.__cause__ or error  # JAX hides one behind a failed comparison
     if isinstance(reason, SystemError | RecursionError):
-        return _too_deep(tree)
+        return _depth_error(tree, least=0) or error
     return _unsortable(tree) or error
 
 
@@ -149,65 +150,42 @@ def _start(names: Sequence[str | None]) -> str:
     return text if len(names) <= _SHOWN and len(text) <= 200 else text[:200] + "..."
 
 
-def _require_flat_enough(tree: Any) -> None:
-    depth, names, is_cycle = _deepest(tree, limit=MAX_DEPTH)
-    if is_cycle:
-        raise cycle_error(names)
-    if depth >= MAX_DEPTH:
-        raise depth_error(depth, names)
+def _depth_error(tree: Any, *, least: int) -> TreeDepthError | None:
+    """Return the error for a tree with a cycle, or of at least so many levels.
 
-
-def _too_deep(tree: Any) -> TreeDepthError:
-    depth, names, is_cycle = _deepest(tree, limit=2 * MAX_DEPTH)
-    return cycle_error(names) if is_cycle else depth_error(depth, names)
-
-
-def _deepest(tree: Any, *, limit: int) -> tuple[int, list[str | None], bool]:
-    """Find the depth as JAX sees it, down to ``limit``.
-
-    Returns:
-        The depth, the start of the path there, and whether the path is a cycle.
+    Measures the depth as JAX sees it, down to ``MAX_DEPTH``.
     """
     find = current_registry().find
-    frames: list[tuple[Iterator[tuple[Any, Any]], int]] = [(iter((("", tree),)), 0)]
-    names: list[str | None] = []
+    # Key, id and children of the nodes above, below a frame that holds the root.
+    frames: list[tuple[Any, int, Iterator[Any]]] = [("", 0, iter((("", tree),)))]
     above: set[int] = set()
     visited: dict[int, tuple[int, Any]] = {}  # at which depth; keeps ids from reuse
-    deepest: tuple[int, list[str | None]] = (0, [])
+    depth, keys = 0, list[Any]()
     while frames:
-        for key, child in frames[-1][0]:
+        for key, child in frames[-1][2]:
             kind = find(child)
             if kind.adapter is None or kind.opens:
                 continue
+            level = len(frames)
+            if level > depth or id(child) in above:
+                depth, keys = level, [*(at for at, *_ in frames[2 : _SHOWN + 2]), key]
             if id(child) in above:
-                return len(frames), [*names[1:], _name(key)], True
-            if visited.get(id(child), (0, None))[0] >= len(frames):
+                return cycle_error([*map(_name, keys)])
+            if depth >= MAX_DEPTH:
+                return depth_error(depth, [*map(_name, keys)])
+            if visited.get(id(child), (0, None))[0] >= level:
                 continue
-            names.append(_name(key))
-            if len(frames) > deepest[0]:
-                deepest = (len(frames), names[1 : _SHOWN + 2])
-            if len(frames) >= limit:
-                return (*deepest, False)
-            flat = _taken_apart(kind.adapter, child)
-            if flat is None:
-                names.pop()
+            try:
+                flat = kind.adapter.open(child)
+            except AdapterError:  # the walk reports it
                 continue
             above.add(id(child))
-            visited[id(child)] = (len(frames), child)
-            frames.append((zip(flat.keys, flat.children, strict=False), id(child)))
+            visited[id(child)] = (level, child)
+            frames.append((key, id(child), zip(flat.keys, flat.children, strict=False)))
             break
         else:
             above.discard(frames.pop()[1])
-            del names[len(frames) :]
-    return (*deepest, False)
-
-
-def _taken_apart(adapter: Adapter, node: Any) -> Flat | None:
-    """Take a node apart; None where its adapter cannot, which the walk will tell."""
-    try:
-        return adapter.open(node)
-    except AdapterError:
-        return None
+    return depth_error(depth, [*map(_name, keys)]) if depth >= least else None
 
 
 def _unsortable(tree: Any) -> PathError | None:
