@@ -200,7 +200,7 @@ def _read_below(
 
 def _open(thing: Any, seen: dict[int, Any]) -> tuple[Any, Sequence[Any], bool]:
     """Return what represents an object, what it holds, and whether that can change."""
-    cls = type(thing)
+    cls: Any = type(thing)
     if issubclass(cls, _BY_IDENTITY):
         return _Is(thing), (), False
     if issubclass(cls, jtu.PyTreeDef):
