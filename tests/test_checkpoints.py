@@ -27,8 +27,8 @@ import safetensors.numpy
 from flax import nnx, serialization
 
 import treeadapt as ta
-from treeadapt.checkpoints.common import escape_segment, unescape_segment
-from treeadapt.checkpoints.store import copy, read_stored
+from treeadapt.checkpoints.files import copy, read_stored
+from treeadapt.checkpoints.orbax_folder import escape_segment, unescape_segment
 
 # Orbax may leave a loop of its own to the collector.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")

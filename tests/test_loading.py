@@ -22,8 +22,8 @@ from flax.training.train_state import TrainState
 from test_checkpoints import ENDINGS, FORMATS, same, write
 
 import treeadapt as ta
-from treeadapt.checkpoints import safetensors_file, store
-from treeadapt.checkpoints.store import copy, read_stored
+from treeadapt.checkpoints import files, safetensors_file, store
+from treeadapt.checkpoints.files import copy, read_stored
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
@@ -38,7 +38,7 @@ def file(request, tmp_path):
 
 
 @pytest.mark.hazard("K25")
-@pytest.mark.parametrize("kind", store.FORMATS)
+@pytest.mark.parametrize("kind", files.FORMATS)
 def test_content_that_is_not_what_the_metadata_said_is_refused(
     kind, tmp_path, monkeypatch
 ):
@@ -46,7 +46,7 @@ def test_content_that_is_not_what_the_metadata_said_is_refused(
     write(path, {"a": np.ones(2, np.float32)})
     for other in (np.ones(2, np.float16), np.ones(3, np.float32)):
         reader = SimpleNamespace(read=lambda *_, other=other: [other])
-        monkeypatch.setattr(store.FORMATS[kind], "read", reader.read)
+        monkeypatch.setattr(files.FORMATS[kind], "read", reader.read)
         for target in ({"a": np.zeros(2, np.float32)}, None):
             with pytest.raises(ta.CheckpointError, match="metadata says that 'a' is"):
                 ta.load(path, target)

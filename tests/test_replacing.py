@@ -18,7 +18,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 import treeadapt as ta
-from treeadapt.checkpoints import orbax_folder, replacing, store
+from treeadapt.checkpoints import files, orbax_folder, replacing
 from treeadapt.checkpoints.common import DTYPES
 from treeadapt.cli.commands import main
 
@@ -231,7 +231,7 @@ def test_killed_at_each_use_of_a_file_one_of_the_two_is_there(exchanges, tmp_pat
 def test_a_load_is_never_pieced_together_of_two_saves(name, tmp_path, monkeypatch):
     path = tmp_path / name
     ta.save(path, TREE)
-    reader = store.FORMATS[store.format_of(path)]
+    reader = files.FORMATS[files.format_of(path)]
     read = reader.read
 
     def late(*args):

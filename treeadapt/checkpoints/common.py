@@ -1,4 +1,4 @@
-"""What all checkpoint formats share: the record of a leaf, dtypes, caps, errors, names.
+"""What all checkpoint formats share: the record of a leaf, dtypes, caps, errors.
 
 A checkpoint may come from anyone: counts and sizes are capped before work, its names
 are data and never file names, nothing is unpickled, and whatever a reader raises
@@ -17,7 +17,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
-from urllib.parse import quote, unquote
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +29,6 @@ from treeadapt.paths import unboxed
 MAX_LEAVES = 1_000_000
 MAX_RANK = 64
 NUMBER = "number"
-_EMPTY = "%E"  # an empty segment; no quoted text has it
 
 _DTYPE_NAMES = (
     "bool_ int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 "
@@ -191,28 +189,6 @@ def reported(path: str | os.PathLike[str], action: str) -> Iterator[None]:
         raise CheckpointError(
             f"The checkpoint {listing([os.fspath(path)])} cannot be {action}{problem}"
         ) from error
-
-
-def escape_segment(segment: str) -> str:
-    """Write one segment as a name that is safe in any file system and store.
-
-    Example:
-        >>> [escape_segment(name) for name in ("kernel", "..", "a.b/c", "")]
-        ['kernel', '%2E%2E', 'a%2Eb%2Fc', '%E']
-    """
-    # ``quote`` leaves dots and tildes, which file systems and Orbax give a meaning.
-    text = quote(segment, safe="", errors="surrogatepass")
-    return text.replace(".", "%2E").replace("~", "%7E") or _EMPTY
-
-
-def unescape_segment(text: str) -> str:
-    """Return the segment that ``escape_segment`` wrote.
-
-    Example:
-        >>> unescape_segment(escape_segment("a.b/ü"))
-        'a.b/ü'
-    """
-    return "" if text == _EMPTY else unquote(text, errors="surrogatepass")
 
 
 def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:

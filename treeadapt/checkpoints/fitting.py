@@ -1,9 +1,7 @@
-"""How the leaves of a checkpoint fit those of a target, and are put in their place.
+"""How the leaves of a checkpoint fit those of a target.
 
-Takes metadata and abstract or concrete leaves; gives a ``LoadReport``, and from an
-array that was read the leaf for the target. A Python number is stored as a 0-d array,
-a typed PRNG key as its integers; ``Leaf.kind`` says so.
-Reads no file: ``store`` hands over what is in one.
+Takes metadata and abstract or concrete leaves; gives a ``LoadReport``. Both sides are
+records of the same type. Reads no file: ``store`` hands over what is in one.
 """
 
 from __future__ import annotations
@@ -13,19 +11,17 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from treeadapt.arrays import is_array
 from treeadapt.checkpoints.common import NUMBER, Leaf, Stored
+from treeadapt.checkpoints.leaves import is_number, stored_form
 from treeadapt.convert import describe
-from treeadapt.errors import CheckpointError
 from treeadapt.names import Speller, listing, plural
 
 _SHOWN = 8
 _CANDIDATES = 2_000
-_NUMBERS: tuple[Any, ...] = (bool, int, float, complex)
 _FAMILIES = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
 
 
@@ -154,94 +150,6 @@ def compared(
     )
 
 
-def stored_form(leaf: Any) -> Leaf | None:
-    """Return what a file says of a leaf; None for a leaf that is no data."""
-    if is_number(leaf):
-        return Leaf(jax.ShapeDtypeStruct((), np.dtype(type(leaf))), NUMBER)
-    if is_key(leaf):
-        data = jax.eval_shape(jax.random.key_data, leaf)
-        return Leaf(data, str(_key_kind(leaf)))
-    if is_array(leaf):
-        return Leaf(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
-    return None
-
-
-def target_form(leaf: Leaf) -> Any:
-    """Return a leaf for a target that a stored one fits: of NumPy, or an abstract key.
-
-    Raises:
-        ValueError: JAX does not know this kind of key.
-    """
-    if leaf.kind not in ("", NUMBER):
-        return jax.eval_shape(lambda data: _keys(data, leaf.kind), leaf.array)
-    return np.broadcast_to(np.zeros((), leaf.array.dtype), leaf.array.shape)
-
-
-def placed(name: str, array: Any, like: Any) -> Any:
-    """Turn what was read into a leaf like the target's, where the target's is.
-
-    Args:
-        name: of the leaf, for messages.
-        array: as it was read.
-        like: the target's leaf.
-
-    Raises:
-        CheckpointError: the target's dtype cannot hold a value.
-    """
-    if is_number(like):
-        return type(like)(array.item())
-    if is_key(like):
-        return jax.device_put(_keys(array, _key_kind(like)), home(like))
-    if array.dtype != like.dtype:
-        array = _cast(name, array, like.dtype)
-    if isinstance(array, jax.Array):
-        return array
-    array = np.asarray(array)
-    is_cut = jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype  # 64 bits to 32
-    if is_cut or isinstance(like, np.ndarray | np.generic):
-        return array
-    return jax.device_put(array, home(like))
-
-
-def home(leaf: Any) -> Any:
-    """Return the sharding that a leaf is bound to; None where JAX may move it."""
-    is_traced = isinstance(leaf, jax.core.Tracer)
-    if isinstance(leaf, jax.Array) and not is_traced and not leaf.committed:
-        return None  # what is bound to one device refuses to meet what is on several
-    return getattr(leaf, "sharding", None)
-
-
-def is_key(leaf: Any) -> bool:
-    """Return whether a leaf is an array of typed PRNG keys."""
-    return is_array(leaf) and bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
-
-
-def is_number(leaf: Any) -> bool:
-    """Return whether a leaf is a Python number; NumPy's are arrays, enums neither."""
-    return type(leaf) in _NUMBERS
-
-
-def is_long(leaf: Any) -> bool:
-    """Return whether a leaf is a Python number that does not fit 64 bits."""
-    return is_number(leaf) and np.asarray(leaf).dtype != type(leaf)
-
-
-def as_array(leaf: Any) -> Any:
-    """Return a leaf, or a 0-d abstract array for a Python number."""
-    return jax.ShapeDtypeStruct((), type(leaf)) if is_number(leaf) else leaf
-
-
-def _keys(array: Any, kind: Any) -> jax.Array:
-    return jax.random.wrap_key_data(jnp.asarray(array), impl=kind)
-
-
-def _key_kind(leaf: Any) -> Any:
-    """Return the kind of typed PRNG keys, abstract ones too: ``"threefry2x32"``."""
-    kinds: list[Any] = []
-    jax.eval_shape(lambda key: kinds.append(jax.random.key_impl(key)), leaf)
-    return kinds[0]
-
-
 def _by_value(there: Leaf, form: Leaf | None) -> bool:
     """Return whether what fits depends on the value, as it does with numbers."""
     if form is None or there.array.shape or form.array.shape:
@@ -269,22 +177,6 @@ def _takes(form: Leaf, there: Leaf, value: Any, *, cast: bool) -> bool:
 
 def _family(dtype: Any) -> int:
     return next((n for n, f in enumerate(_FAMILIES) if jnp.issubdtype(dtype, f)), -1)
-
-
-def _cast(name: str, array: Any, dtype: Any) -> Any:
-    with np.errstate(all="ignore"):
-        made = array.astype(dtype)
-    if not jnp.issubdtype(dtype, jnp.inexact):
-        is_lost = made.astype(array.dtype) != array
-    elif jnp.issubdtype(array.dtype, jnp.inexact):
-        is_lost = np.isfinite(made) != np.isfinite(array)
-    else:
-        is_lost = ~np.isfinite(made)
-    if is_lost.any():
-        raise CheckpointError(
-            f"{listing([name])} holds values of {array.dtype} that {dtype} cannot hold."
-        )
-    return made
 
 
 def _described(leaf: Leaf, value: Any = None) -> str:

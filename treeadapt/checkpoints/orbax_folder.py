@@ -14,6 +14,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 import jax
 
@@ -24,11 +25,9 @@ from treeadapt.checkpoints.common import (
     Leaf,
     Stored,
     abstract,
-    escape_segment,
     marked,
     nested,
     refuse,
-    unescape_segment,
 )
 from treeadapt.errors import CheckpointError, PathCollisionError
 from treeadapt.names import listing
@@ -43,6 +42,7 @@ _OWN = re.compile(
     r"|(ocdbt\.process_\d+/)?(manifest\.ocdbt|d(/[0-9a-f]{32})?)"
 )
 _OUTWARD = re.compile(r"^\.\.?$|^/|\.\./|[\0\\]")
+_EMPTY = "%E"  # an empty segment; no quoted text has it
 _MARK = "treeadapt"  # in the folder's own metadata: its names are escaped
 
 
@@ -167,6 +167,28 @@ def write(
     with ocp.PyTreeCheckpointer() as checkpointer:
         args = ocp.args.PyTreeSave(tree, custom_metadata=own)
         checkpointer.save(path.absolute(), args=args)
+
+
+def escape_segment(segment: str) -> str:
+    """Write one segment as a name that is safe in any file system and store.
+
+    Example:
+        >>> [escape_segment(name) for name in ("kernel", "..", "a.b/c", "")]
+        ['kernel', '%2E%2E', 'a%2Eb%2Fc', '%E']
+    """
+    # ``quote`` leaves dots and tildes, which file systems and Orbax give a meaning.
+    text = quote(segment, safe="", errors="surrogatepass")
+    return text.replace(".", "%2E").replace("~", "%7E") or _EMPTY
+
+
+def unescape_segment(text: str) -> str:
+    """Return the segment that ``escape_segment`` wrote.
+
+    Example:
+        >>> unescape_segment(escape_segment("a.b/ü"))
+        'a.b/ü'
+    """
+    return "" if text == _EMPTY else unquote(text, errors="surrogatepass")
 
 
 def _folder(path: Path) -> Path:

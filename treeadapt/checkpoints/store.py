@@ -1,10 +1,10 @@
-"""Saving and loading: the leaves of a tree, by label path, in any format.
+"""Saving and loading: the leaves of a tree, by label path.
 
-Takes a tree and a file name; the file's ending says the format. What is loaded is
-checked against a target by metadata before any array is read, so that a file may state
-what it likes. Python numbers are saved as 0-d arrays; other static leaves, ``None`` and
-containers are not: they come from the target. The state of an optimizer is a tree as
-any other. Formats are in the other files of this room.
+Takes a tree and the name of a checkpoint. What is loaded is compared with a target by
+metadata before any array is read, so that a file may state what it likes. Python
+numbers are saved as 0-d arrays; other static leaves, ``None`` and containers are not:
+they come from the target. The state of an optimizer is a tree as any other. What
+checkpoints are on a disk is up to ``files``.
 """
 
 from __future__ import annotations
@@ -15,56 +15,31 @@ import functools
 import itertools
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from types import ModuleType
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import jax
-import numpy as np
 
 from treeadapt.arrays import is_array
-from treeadapt.checkpoints import (
-    msgpack_file,
-    npz_file,
-    orbax_folder,
-    safetensors_file,
-)
-from treeadapt.checkpoints.common import (
-    DTYPES,
-    Stored,
-    as_tree,
-    nested,
-    refuse,
-    reported,
-)
-from treeadapt.checkpoints.fitting import (
-    LoadReport,
+from treeadapt.checkpoints.common import Stored, as_tree, nested, reported
+from treeadapt.checkpoints.files import read_arrays, read_stored, require_path, write
+from treeadapt.checkpoints.fitting import LoadReport, compared
+from treeadapt.checkpoints.leaves import (
     as_array,
-    compared,
-    home,
-    is_key,
     is_long,
+    place,
     placed,
     stored_form,
     target_form,
+    to_array,
 )
-from treeadapt.checkpoints.replacing import replaced, restore
-from treeadapt.convert import describe
 from treeadapt.errors import CheckpointError, SelectorError, TreeAdaptWarning
 from treeadapt.names import listing, plural
-from treeadapt.selection.selectors import check_choice, select
+from treeadapt.selection.selectors import select
 from treeadapt.trees.views import TreeView, view_tree
 
 Format = Literal["safetensors", "npz", "msgpack", "orbax"]
 
-FORMATS: Mapping[str, ModuleType] = {
-    "safetensors": safetensors_file,
-    "npz": npz_file,
-    "msgpack": msgpack_file,
-    "orbax": orbax_folder,
-}
-WRITTEN = ("safetensors", "orbax")
 _ALIKE = ("dtype", "sharding")  # what tied leaves must share to be one array
 
 
@@ -106,7 +81,7 @@ def save(
         layers/0 (2, 3) float64
         layers/1 (3,) bfloat16
     """
-    _require_path(path)
+    require_path(path)
     view = view_tree(tree)
     leaves: dict[str, Any] = {}
     marks: dict[str, dict[str, str]] = {"ties": {}, "kinds": {}}
@@ -125,7 +100,9 @@ def save(
             marks["ties"][name] = first[id(leaf)]
         else:
             leaves[name] = leaf
-    _write(path, leaves, marks, format_of(path, format, writing=True))
+    with reported(path, "written"):
+        arrays = {name: to_array(name, leaf) for name, leaf in leaves.items()}
+    write(path, arrays, marks, format)
     if lost:
         warnings.warn(
             f"{plural(len(lost), 'leaf')} cannot be saved as an array and must come "
@@ -213,11 +190,10 @@ def load(
             stacklevel=2,
         )
     owners: dict[Any, Any] = {}
-    wanted = {one: made[one] for one in report.restored}
+    places = {one: place(stored.table[one], made[one]) for one in report.restored}
     with reported(path, "read"):
-        for one, array in read_arrays(stored, wanted):
-            like = wanted[one]
-            owner = stored.table[one].owner or one
+        for one, array in read_arrays(stored, places):
+            like, owner = made[one], stored.table[one].owner or one
             key = owner, type(like), *(getattr(like, x, None) for x in _ALIKE)
             if key not in owners:
                 owners[key] = placed(one, array, like)
@@ -283,176 +259,6 @@ def read_metadata(
     return dict(read_stored(path, format).without_boxes().leaves)
 
 
-def read_stored(path: str | os.PathLike[str], given: str | None = None) -> Stored:
-    """Read all that is known of a checkpoint without its arrays, as it is stored.
-
-    Args:
-        path: of the checkpoint.
-        given: its format; None to go by the name.
-
-    Raises:
-        CheckpointError: the checkpoint cannot be read.
-    """
-    _require_path(path)
-    name = Path(path)
-    if not name.exists():
-        restore(name.absolute())
-    if not name.exists():
-        raise CheckpointError(f"There is no checkpoint {listing([str(name)])}.")
-    kind = format_of(name, given)
-    is_folder = kind == "orbax" or (name / safetensors_file.INDEX).is_file()
-    if not (name.is_dir() if is_folder else name.is_file()):
-        refuse(name, f"it is not a {kind} {'folder' if kind == 'orbax' else 'file'}")
-    with reported(name, "read"):
-        version = _version(name)
-    with _reading(name, version):
-        found = FORMATS[kind].read_metadata(name)
-    return dataclasses.replace(found, version=version, format=kind)
-
-
-def read_arrays(
-    stored: Stored, wanted: Mapping[str, Any] | None = None
-) -> Iterator[tuple[str, Any]]:
-    """Read leaves, each of which must be what the metadata said.
-
-    Args:
-        stored: the checkpoint, maybe with the paths of a model.
-        wanted: the leaves to read, and for each that of a target, to whose sharding it
-            may go, or None. All, to the host, if not given.
-
-    Yields:
-        Path and array.
-
-    Raises:
-        CheckpointError: the checkpoint cannot be read.
-    """
-    if wanted is None:
-        wanted = dict.fromkeys(stored.table)
-    if not wanted:
-        return
-    path, table = stored.path, stored.table
-    places = {one: _place(table[one].array, like) for one, like in wanted.items()}
-    with _reading(path, stored.version):
-        arrays = FORMATS[stored.format].read(stored, places)
-        for one, array in zip(places, arrays, strict=True):
-            stated = table[one].array
-            if array.shape != stated.shape or array.dtype != stated.dtype:
-                refuse(
-                    path,
-                    f"its metadata says that {listing([one])} is {describe(stated)}, "
-                    f"and its content is {describe(array)}",
-                )
-            yield one, array
-
-
-def copy(
-    source: str | os.PathLike[str],
-    path: str | os.PathLike[str],
-    *,
-    format: Format | None = None,  # noqa: A002
-    progress: Callable[[str], None] = lambda _: None,
-) -> None:
-    """Write a checkpoint again, in another format.
-
-    Args:
-        source: a checkpoint of any format.
-        path: where to write; it is replaced once all is written.
-        format: as for ``save``, of what is written.
-        progress: called with the path of each leaf that is about to be written.
-
-    Raises:
-        CheckpointError: one cannot be read, or the other not written.
-    """
-    stored = read_stored(source).without_boxes()
-    ties, leaves = stored.ties, {}
-    wanted = dict.fromkeys(one for one in stored.table if one not in ties)
-    for one, array in read_arrays(stored, wanted):
-        progress(one)
-        leaves[one] = np.asarray(array)
-    marks = {"ties": ties, "kinds": stored.kinds}
-    _write(path, leaves, marks, format_of(path, format, writing=True))
-
-
-def format_of(
-    path: str | os.PathLike[str], given: str | None = None, *, writing: bool = False
-) -> str:
-    """Return the format of a checkpoint, by its name.
-
-    Args:
-        path: of the checkpoint.
-        given: what the caller says; None to go by the name.
-        writing: whether a name without ending is an Orbax folder to make.
-
-    Raises:
-        CheckpointError: the name has an unknown ending.
-        SelectorError: ``given`` is unknown.
-    """
-    name = Path(path)
-    ending = name.suffix.removeprefix(".").lower()
-    if given is not None:
-        check_choice("format", given, tuple(FORMATS))
-    elif not name.is_dir() and ending in ("safetensors", "npz", "msgpack"):
-        given = ending
-    elif (name / safetensors_file.INDEX).is_file():
-        given = "safetensors"
-    elif name.is_dir() or (writing and ending in ("", "orbax")):
-        given = "orbax"
-    else:
-        refuse(
-            name,
-            f"it has an unknown ending, {name.suffix!r:.30}",
-            "Known are .safetensors, .npz, .msgpack, and folders of Orbax.",
-        )
-    if writing and given not in WRITTEN:
-        raise CheckpointError(
-            f"{listing([str(name)])}: {given} files are read, but not written. Save as "
-            ".safetensors, or without an ending as an Orbax folder."
-        )
-    return given
-
-
-def _write(
-    path: str | os.PathLike[str],
-    leaves: Mapping[str, Any],
-    marks: Mapping[str, Mapping[str, str]],
-    kind: str,
-) -> None:
-    """Write leaves, with their ties and kinds, to a new file, and put it in place."""
-    name = Path(path)
-    if kind == "orbax" and jax.process_count() > 1:
-        # Every process must write to one folder, and put it in place together.
-        raise CheckpointError(
-            "Several processes save to an Orbax folder by Orbax's own checkpointer: "
-            "StandardCheckpointer().save(path, ta.to_flat_dict(tree)). ta.load reads "
-            "what it wrote."
-        )
-    with reported(name, "written"), replaced(name, lambda: _check(name, kind)) as new:
-        arrays = {one: _value(one, leaf) for one, leaf in leaves.items()}
-        FORMATS[kind].write(new, arrays, marks)
-
-
-def _check(path: Path, kind: str) -> None:
-    """Raise unless nothing is at ``path``, or what a new checkpoint may replace."""
-    if path.is_symlink():
-        raise CheckpointError(
-            f"{listing([str(path)])} is a link to {listing([os.readlink(path)])} and "
-            "is not replaced. Save to that name, or remove the link."
-        )
-    if path.exists() and path.is_dir() != (kind == "orbax"):
-        what = "a folder" if path.is_dir() else "a file"
-        raise CheckpointError(f"{listing([str(path)])} is {what}. Choose another name.")
-    if path.is_dir():
-        orbax_folder.require_own(path)
-
-
-def _require_path(path: Any) -> None:
-    if not isinstance(path, str | os.PathLike):
-        raise CheckpointError(
-            "The name of a checkpoint comes first, save(path, tree) and load(path, "
-            f"target); got {describe(path)} for it."
-        )
-
-
 def _selected(view: TreeView, where: Any) -> list[bool]:
     """Select leaves, with 0-d arrays in the place of Python numbers."""
     leaves = [as_array(leaf) for leaf in view.leaves]
@@ -483,49 +289,3 @@ def _plain_target(stored: Stored) -> Any:
     with reported(stored.path, "read"):
         likes = {one: target_form(leaf) for one, leaf in stored.table.items()}
     return likes[""] if [*likes] == [""] else nested(likes)
-
-
-@contextlib.contextmanager
-def _reading(path: Path, version: tuple[int, ...]) -> Iterator[None]:
-    """Report what goes wrong, above all that another checkpoint came to the path."""
-    with reported(path, "read"):
-        try:
-            yield
-        finally:
-            if _version(path) != version:
-                raise CheckpointError(
-                    f"The checkpoint {listing([str(path)])} was replaced while it was "
-                    "read. Read it again."
-                )
-
-
-def _version(path: Path) -> tuple[int, ...]:
-    """Return what changes when another file or folder comes to a path."""
-    found = path.stat()
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-
-
-def _place(stated: jax.ShapeDtypeStruct, leaf: Any) -> Any:
-    """Return where a leaf is to be read to; None for the host."""
-    if not is_array(leaf) or isinstance(leaf, jax.core.Tracer):
-        return None
-    is_same = leaf.dtype == stated.dtype
-    is_whole = stated.dtype == jax.dtypes.canonicalize_dtype(stated.dtype)
-    return home(leaf) if is_same and is_whole else None
-
-
-def _value(name: str, leaf: Any) -> Any:
-    """Return the array to write: of NumPy or JAX, with a dtype that files know."""
-    if isinstance(leaf, jax.ShapeDtypeStruct | jax.core.Tracer):
-        raise CheckpointError(
-            f"The leaf {listing([name])} has no value: it is a {type(leaf).__name__}."
-        )
-    if is_key(leaf):
-        return jax.random.key_data(leaf)
-    array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
-    if DTYPES.get(array.dtype.name) != array.dtype:
-        raise CheckpointError(
-            f"The leaf {listing([name])} is of dtype {array.dtype}, which no "
-            "checkpoint holds."
-        )
-    return array

@@ -20,7 +20,7 @@ from typing import Any
 import click
 
 from treeadapt._version import __version__
-from treeadapt.checkpoints import store
+from treeadapt.checkpoints import files
 from treeadapt.cli import bench as _bench
 from treeadapt.cli import lint as _lint
 from treeadapt.cli import printing
@@ -339,7 +339,7 @@ def explain(tree: str, path: str, rules_file: str, *, allow_regex: bool) -> None
 @click.argument("source", metavar="SRC", type=click.Path())
 @click.argument("target", metavar="DST", type=click.Path())
 @click.option("--force", is_flag=True, help="Replace DST if it exists.")
-@click.option("--format", "form", type=click.Choice(store.WRITTEN))
+@click.option("--format", "form", type=click.Choice(files.WRITTEN))
 @_shared
 def convert(source: str, target: str, form: Any, *, force: bool) -> None:
     """Write the checkpoint SRC as DST, in the format that its ending says.
@@ -350,7 +350,7 @@ def convert(source: str, target: str, form: Any, *, force: bool) -> None:
     _require_new(target, force=force)
     num_leaves = len(read_stored(source).leaves)
     with printing.bar(f"Writing {target}", num_leaves) as shown:
-        store.copy(source, target, format=form, progress=lambda _: shown.update(1))
+        files.copy(source, target, format=form, progress=lambda _: shown.update(1))
     click.echo(f"Wrote {plural(num_leaves, 'leaf')} to {target!r}.")
 
 

@@ -19,9 +19,9 @@ import click
 import jax
 
 from treeadapt.arrays import is_array
-from treeadapt.checkpoints import store
+from treeadapt.checkpoints import files
 from treeadapt.checkpoints.common import NUMBER, Stored, as_tree
-from treeadapt.checkpoints.fitting import stored_form
+from treeadapt.checkpoints.leaves import stored_form
 from treeadapt.cli.printing import bar
 from treeadapt.drawing.words import printable
 from treeadapt.errors import CheckpointError, TreeAdaptError
@@ -144,7 +144,7 @@ def _as_stored(text: str) -> Stored:
         raise CheckpointError(
             f"{text} names a file; name the module: {module}:{file['function']}."
         )
-    return store.read_stored(text)
+    return files.read_stored(text)
 
 
 def read_arrays(text: str, source: Source) -> dict[str, Any]:
@@ -156,7 +156,7 @@ def read_arrays(text: str, source: Source) -> dict[str, Any]:
     stored = source.stored or read_stored(text)
     found = {}
     with bar(f"Reading {text}", len(stored.leaves)) as shown:
-        for path, array in store.read_arrays(stored):
+        for path, array in files.read_arrays(stored):
             found[path] = array
             shown.update(1)
     return found

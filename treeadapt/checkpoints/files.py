@@ -1,0 +1,244 @@
+"""A checkpoint as one file or folder, in any format.
+
+Takes a name, whose ending says the format, and arrays; gives what a checkpoint holds.
+What is read is what the metadata said, and of one checkpoint, or an error. What is
+written is put in place once it is whole. Each format is in a file of this room:
+``read_metadata(path)`` returns a ``Stored``, ``read(stored, wanted)`` the arrays, and
+``write(path, arrays, marks)``, if there is one, writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jax
+import numpy as np
+
+from treeadapt.checkpoints import (
+    msgpack_file,
+    npz_file,
+    orbax_folder,
+    safetensors_file,
+)
+from treeadapt.checkpoints.common import Stored, refuse, reported
+from treeadapt.checkpoints.replacing import replaced, restore
+from treeadapt.convert import describe
+from treeadapt.errors import CheckpointError
+from treeadapt.names import listing
+from treeadapt.selection.selectors import check_choice
+
+FORMATS: Mapping[str, ModuleType] = {
+    "safetensors": safetensors_file,
+    "npz": npz_file,
+    "msgpack": msgpack_file,
+    "orbax": orbax_folder,
+}
+WRITTEN = ("safetensors", "orbax")
+
+
+def read_stored(path: str | os.PathLike[str], given: str | None = None) -> Stored:
+    """Read all that is known of a checkpoint without its arrays, as it is stored.
+
+    Args:
+        path: of the checkpoint.
+        given: its format; None to go by the name.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be read.
+    """
+    require_path(path)
+    name = Path(path)
+    if not name.exists():
+        restore(name.absolute())
+    if not name.exists():
+        raise CheckpointError(f"There is no checkpoint {listing([str(name)])}.")
+    kind = format_of(name, given)
+    is_folder = kind == "orbax" or (name / safetensors_file.INDEX).is_file()
+    if not (name.is_dir() if is_folder else name.is_file()):
+        refuse(name, f"it is not a {kind} {'folder' if kind == 'orbax' else 'file'}")
+    with reported(name, "read"):
+        version = _version(name)
+    with _reading(name, version):
+        found = FORMATS[kind].read_metadata(name)
+    return dataclasses.replace(found, version=version, format=kind)
+
+
+def read_arrays(
+    stored: Stored, wanted: Mapping[str, Any] | None = None
+) -> Iterator[tuple[str, Any]]:
+    """Read leaves, each of which must be what the metadata said.
+
+    Args:
+        stored: the checkpoint, maybe with the paths of a model.
+        wanted: the leaves to read, and for each the sharding to read it to, or None
+            for the host. All, to the host, if not given.
+
+    Yields:
+        Path and array.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be read.
+    """
+    if wanted is None:
+        wanted = dict.fromkeys(stored.table)
+    if not wanted:
+        return
+    path = stored.path
+    with _reading(path, stored.version):
+        arrays = FORMATS[stored.format].read(stored, wanted)
+        for one, array in zip(wanted, arrays, strict=True):
+            stated = stored.table[one].array
+            if array.shape != stated.shape or array.dtype != stated.dtype:
+                refuse(
+                    path,
+                    f"its metadata says that {listing([one])} is {describe(stated)}, "
+                    f"and its content is {describe(array)}",
+                )
+            yield one, array
+
+
+def copy(
+    source: str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    *,
+    format: str | None = None,  # noqa: A002
+    progress: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Write a checkpoint again, in another format.
+
+    Args:
+        source: a checkpoint of any format.
+        path: where to write; it is replaced once all is written.
+        format: as for ``save``, of what is written.
+        progress: called with the path of each leaf that is about to be written.
+
+    Raises:
+        CheckpointError: one cannot be read, or the other not written.
+    """
+    stored = read_stored(source).without_boxes()
+    ties, leaves = stored.ties, {}
+    wanted = dict.fromkeys(one for one in stored.table if one not in ties)
+    for one, array in read_arrays(stored, wanted):
+        progress(one)
+        leaves[one] = np.asarray(array)
+    write(path, leaves, {"ties": ties, "kinds": stored.kinds}, format)
+
+
+def write(
+    path: str | os.PathLike[str],
+    arrays: Mapping[str, Any],
+    marks: Mapping[str, Mapping[str, str]],
+    given: str | None = None,
+) -> None:
+    """Write arrays to a new file, and put it in place.
+
+    Args:
+        path: of the checkpoint.
+        arrays: by label path, of NumPy or JAX.
+        marks: ``{"ties": {path: owner}, "kinds": {path: kind}}``.
+        given: the format; None to go by the name.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
+    name, kind = Path(path), format_of(path, given, writing=True)
+    if kind == "orbax" and jax.process_count() > 1:
+        # Every process must write to one folder, and put it in place together.
+        raise CheckpointError(
+            "Several processes save to an Orbax folder by Orbax's own checkpointer: "
+            "StandardCheckpointer().save(path, ta.to_flat_dict(tree)). ta.load reads "
+            "what it wrote."
+        )
+    with reported(name, "written"), replaced(name, lambda: _check(name, kind)) as new:
+        FORMATS[kind].write(new, arrays, marks)
+
+
+def format_of(
+    path: str | os.PathLike[str], given: str | None = None, *, writing: bool = False
+) -> str:
+    """Return the format of a checkpoint, by its name.
+
+    Args:
+        path: of the checkpoint.
+        given: what the caller says; None to go by the name.
+        writing: whether a name without ending is an Orbax folder to make.
+
+    Raises:
+        CheckpointError: the name has an unknown ending.
+        SelectorError: ``given`` is unknown.
+    """
+    name = Path(path)
+    ending = name.suffix.removeprefix(".").lower()
+    if given is not None:
+        check_choice("format", given, tuple(FORMATS))
+    elif not name.is_dir() and ending in ("safetensors", "npz", "msgpack"):
+        given = ending
+    elif (name / safetensors_file.INDEX).is_file():
+        given = "safetensors"
+    elif name.is_dir() or (writing and ending in ("", "orbax")):
+        given = "orbax"
+    else:
+        refuse(
+            name,
+            f"it has an unknown ending, {name.suffix!r:.30}",
+            "Known are .safetensors, .npz, .msgpack, and folders of Orbax.",
+        )
+    if writing and given not in WRITTEN:
+        raise CheckpointError(
+            f"{listing([str(name)])}: {given} files are read, but not written. Save as "
+            ".safetensors, or without an ending as an Orbax folder."
+        )
+    return given
+
+
+def _check(path: Path, kind: str) -> None:
+    """Raise unless nothing is at ``path``, or what a new checkpoint may replace."""
+    if path.is_symlink():
+        raise CheckpointError(
+            f"{listing([str(path)])} is a link to {listing([os.readlink(path)])} and "
+            "is not replaced. Save to that name, or remove the link."
+        )
+    if path.exists() and path.is_dir() != (kind == "orbax"):
+        what = "a folder" if path.is_dir() else "a file"
+        raise CheckpointError(f"{listing([str(path)])} is {what}. Choose another name.")
+    if path.is_dir():
+        orbax_folder.require_own(path)
+
+
+def require_path(path: Any) -> None:
+    """Raise unless ``path`` can be a name.
+
+    Raises:
+        CheckpointError: it is a tree, most likely.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise CheckpointError(
+            "The name of a checkpoint comes first, save(path, tree) and load(path, "
+            f"target); got {describe(path)} for it."
+        )
+
+
+@contextlib.contextmanager
+def _reading(path: Path, version: tuple[int, ...]) -> Iterator[None]:
+    """Report what goes wrong, above all that another checkpoint came to the path."""
+    with reported(path, "read"):
+        try:
+            yield
+        finally:
+            if _version(path) != version:
+                raise CheckpointError(
+                    f"The checkpoint {listing([str(path)])} was replaced while it was "
+                    "read. Read it again."
+                )
+
+
+def _version(path: Path) -> tuple[int, ...]:
+    """Return what changes when another file or folder comes to a path."""
+    found = path.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

@@ -1,0 +1,163 @@
+"""What a leaf is in a file, and what comes back of it.
+
+Takes leaves of a tree; gives the record and the array to write, and from an array that
+was read the leaf for a target. A Python number is stored as a 0-d array, a typed PRNG
+key as its integers; ``Leaf.kind`` says so. Reads and writes no file.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from treeadapt.arrays import is_array
+from treeadapt.checkpoints.common import DTYPES, NUMBER, Leaf
+from treeadapt.errors import CheckpointError
+from treeadapt.names import listing
+
+_NUMBERS: tuple[Any, ...] = (bool, int, float, complex)
+
+
+def stored_form(leaf: Any) -> Leaf | None:
+    """Return what a file says of a leaf; None for a leaf that is no data."""
+    if is_number(leaf):
+        return Leaf(jax.ShapeDtypeStruct((), np.dtype(type(leaf))), NUMBER)
+    if is_key(leaf):
+        data = jax.eval_shape(jax.random.key_data, leaf)
+        return Leaf(data, str(_key_kind(leaf)))
+    if is_array(leaf):
+        return Leaf(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
+    return None
+
+
+def to_array(name: str, leaf: Any) -> Any:
+    """Return the array to write: of NumPy or JAX, with a dtype that files know.
+
+    Args:
+        name: of the leaf, for messages.
+        leaf: an array or a number.
+
+    Raises:
+        CheckpointError: the leaf has no value here, or another dtype.
+    """
+    if isinstance(leaf, jax.ShapeDtypeStruct | jax.core.Tracer):
+        raise CheckpointError(
+            f"The leaf {listing([name])} has no value: it is a {type(leaf).__name__}."
+        )
+    if is_key(leaf):
+        return jax.random.key_data(leaf)
+    array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
+    if DTYPES.get(array.dtype.name) != array.dtype:
+        raise CheckpointError(
+            f"The leaf {listing([name])} is of dtype {array.dtype}, which no "
+            "checkpoint holds."
+        )
+    return array
+
+
+def target_form(leaf: Leaf) -> Any:
+    """Return a leaf for a target that a stored one fits: of NumPy, or an abstract key.
+
+    Raises:
+        ValueError: JAX does not know this kind of key.
+    """
+    if leaf.kind not in ("", NUMBER):
+        return jax.eval_shape(lambda data: _keys(data, leaf.kind), leaf.array)
+    return np.broadcast_to(np.zeros((), leaf.array.dtype), leaf.array.shape)
+
+
+def place(stated: Leaf, like: Any) -> Any:
+    """Return the sharding to read a leaf to, if it is that of the target; or None."""
+    if not is_array(like) or isinstance(like, jax.core.Tracer):
+        return None
+    is_same = like.dtype == stated.array.dtype == _narrowed(stated.array.dtype)
+    return _home(like) if is_same else None
+
+
+def placed(name: str, array: Any, like: Any) -> Any:
+    """Turn what was read into a leaf like the target's, where the target's is.
+
+    Args:
+        name: of the leaf, for messages.
+        array: as it was read.
+        like: the target's leaf.
+
+    Raises:
+        CheckpointError: the target's dtype cannot hold a value.
+    """
+    if is_number(like):
+        return type(like)(array.item())
+    if is_key(like):
+        return jax.device_put(_keys(array, _key_kind(like)), _home(like))
+    if array.dtype != like.dtype:
+        array = _cast(name, array, like.dtype)
+    if isinstance(array, jax.Array):
+        return array
+    array = np.asarray(array)
+    is_host = isinstance(like, np.ndarray | np.generic)
+    if is_host or _narrowed(array.dtype) != array.dtype:
+        return array
+    return jax.device_put(array, _home(like))
+
+
+def is_key(leaf: Any) -> bool:
+    """Return whether a leaf is an array of typed PRNG keys."""
+    return is_array(leaf) and bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+
+
+def is_number(leaf: Any) -> bool:
+    """Return whether a leaf is a Python number; NumPy's are arrays, enums neither."""
+    return type(leaf) in _NUMBERS
+
+
+def is_long(leaf: Any) -> bool:
+    """Return whether a leaf is a Python number that does not fit 64 bits."""
+    return is_number(leaf) and np.asarray(leaf).dtype != type(leaf)
+
+
+def as_array(leaf: Any) -> Any:
+    """Return a leaf, or a 0-d abstract array for a Python number."""
+    return jax.ShapeDtypeStruct((), type(leaf)) if is_number(leaf) else leaf
+
+
+def _home(leaf: Any) -> Any:
+    """Return the sharding that a leaf is bound to; None where JAX may move it."""
+    is_traced = isinstance(leaf, jax.core.Tracer)
+    if isinstance(leaf, jax.Array) and not is_traced and not leaf.committed:
+        return None  # what is bound to one device refuses to meet what is on several
+    return getattr(leaf, "sharding", None)
+
+
+def _narrowed(dtype: Any) -> Any:
+    """Return the dtype that JAX would make of one: of 32 bits for one of 64."""
+    return jax.dtypes.canonicalize_dtype(dtype)
+
+
+def _keys(array: Any, kind: Any) -> jax.Array:
+    return jax.random.wrap_key_data(jnp.asarray(array), impl=kind)
+
+
+def _key_kind(leaf: Any) -> Any:
+    """Return the kind of typed PRNG keys, abstract ones too: ``"threefry2x32"``."""
+    kinds: list[Any] = []
+    jax.eval_shape(lambda key: kinds.append(jax.random.key_impl(key)), leaf)
+    return kinds[0]
+
+
+def _cast(name: str, array: Any, dtype: Any) -> Any:
+    with np.errstate(all="ignore"):
+        made = array.astype(dtype)
+    if not jnp.issubdtype(dtype, jnp.inexact):
+        is_lost = made.astype(array.dtype) != array
+    elif jnp.issubdtype(array.dtype, jnp.inexact):
+        is_lost = np.isfinite(made) != np.isfinite(array)
+    else:
+        is_lost = ~np.isfinite(made)
+    if is_lost.any():
+        raise CheckpointError(
+            f"{listing([name])} holds values of {array.dtype} that {dtype} cannot hold."
+        )
+    return made
