@@ -794,7 +794,8 @@ import jax, jax.numpy as jnp
 from treeadapt import Rules
 tree = {"t": {w: jax.ShapeDtypeStruct((1,), "f") for w in ("a", "b", "ab", "c")}}
 rules = Rules([(["t/a*", "!t/ab"], "x"), ("**/b", "y"), ("**", "z")])
-print(rules(tree), rules, rules.match(tree).groups(), rules.to_toml())
+print(rules(tree), rules, rules.match(tree).groups())
+print(Rules({("t/a", "t/c"): "x", "**": "z"}).to_toml())
 try:
     Rules([("tt/a", 1), ("t.b", 2), ("t/cc", 3), ("**", 4)])(tree)
 except ValueError as error:

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from treeadapt.errors import PatternError, RulesFileError, TreeAdaptError
@@ -59,21 +59,23 @@ def test_a_table_keeps_its_order(tmp_path):
     )
 
 
-def test_a_rule_may_take_a_list_of_patterns(tmp_path):
-    text = """
-    version = 1
-    unused = "ignore"
-    [[rules]]
-    where = ["encoder", "!**/norm"]
-    label = "frozen"
-    [[rules]]
-    where = "**"
-    label = "train"
-    """
-    want = Rules(
-        [(["encoder", "!**/norm"], "frozen"), ("**", "train")], unused="ignore"
-    )
-    assert load(tmp_path, text) == want
+def test_a_list_of_patterns_is_written_as_a_row_for_each(tmp_path):
+    rules = Rules([(["encoder", "norm"], "frozen"), ("**", "train")])
+    want = Rules({"encoder": "frozen", "norm": "frozen", "**": "train"})
+    assert load(tmp_path, rules.to_toml()) == want
+
+
+@pytest.mark.parametrize(
+    ("pairs", "told"),
+    [
+        ([(["encoder", "!**/norm"], "f")], "Write rules for what is excluded"),
+        ([(["!a", "!b"], "f")], "Write rules for what is excluded"),
+        ([("a", "f"), (["b", "a"], "g")], "'a' is in two rules"),
+    ],
+)
+def test_what_a_row_cannot_say_is_not_written(pairs, told):
+    with pytest.raises(RulesFileError, match=told):
+        Rules(pairs).to_toml()
 
 
 def test_json_says_the_same(tmp_path):
@@ -84,11 +86,6 @@ def test_json_says_the_same(tmp_path):
     }
     want = Rules({"policy": "frozen", "**/bias": "no_decay"}, default="train")
     assert load(tmp_path, json.dumps(document), "rules.json") == want
-    document["rules"] = [
-        {"where": "policy", "label": "frozen"},
-        {"where": "**/bias", "label": "no_decay"},
-    ]
-    assert load(tmp_path, json.dumps(document), "RULES.JSON") == want
 
 
 def test_a_byte_order_mark_and_windows_lines_are_read(tmp_path):
@@ -113,7 +110,7 @@ LABEL = st.one_of(
 WHERE = st.one_of(
     PATTERN,
     st.builds("!{}".format, PATTERN),
-    st.lists(PATTERN | st.builds("!{}".format, PATTERN), max_size=3),
+    st.lists(PATTERN, max_size=3),
 )
 
 
@@ -126,12 +123,18 @@ WHERE = st.one_of(
 )
 def test_what_is_written_is_read_again(pairs, default, unused, overlap):
     given = {} if default is None else {"default": default}
-    rules = Rules(pairs, unused=unused, overlap=overlap, **given)
-    text = rules.to_toml()
+    options = {"unused": unused, "overlap": overlap, **given}
+    rows = [
+        (row, label)
+        for where, label in pairs
+        for row in (where if isinstance(where, list) else [where])
+    ]
+    assume(rows and len(dict(rows)) == len(rows))
+    text = Rules(pairs, **options).to_toml()
     tomllib.loads(text)
     with tempfile.TemporaryDirectory() as folder:
         again = load(Path(folder), text)
-    assert again == rules
+    assert again == Rules(rows, **options)
     assert again.to_toml() == text
 
 
@@ -149,9 +152,11 @@ def test_a_label_keeps_its_type(tmp_path):
 
 
 def test_a_long_list_is_written_line_by_line(tmp_path):
-    rules = Rules([([f"layers/{n}/attention" for n in range(20)], "a")])
-    assert max(map(len, rules.to_toml().splitlines())) < 80
-    assert load(tmp_path, rules.to_toml()) == rules
+    spec = FreezeSpec([f"layers/{n}/attention" for n in range(20)])
+    assert max(map(len, spec.to_toml().splitlines())) < 80
+    file = tmp_path / "spec.toml"
+    file.write_text(spec.to_toml())
+    assert FreezeSpec.load(file) == spec
 
 
 def test_a_str_subclass_is_written_as_its_text(tmp_path):
@@ -218,14 +223,10 @@ HEAD = "version = 1\n"
         (HEAD + "[rules]\na = 9223372036854775808\n", "A label is"),
         (HEAD + f"[rules]\na = {'1' * 5000}\n", "malformed"),
         (HEAD + "default = []\n[rules]\na = 1\n", "'default'"),
-        (HEAD + '[[rules]]\nwhere = "a"\n', "'where' and 'label'"),
-        (HEAD + '[[rules]]\nwhere = "a"\nlabel = 1\nx = 1\n', "'where' and 'label'"),
-        (HEAD + "[[rules]]\nwhere = 3\nlabel = 1\n", "not a pattern"),
-        (HEAD + "[[rules]]\nwhere = [3]\nlabel = 1\n", "not a pattern"),
-        (HEAD + '[[rules]]\nwhere = [["a"]]\nlabel = 1\n', "not a pattern"),
-        (HEAD + 'rules = [["a", 1]]\n', "'where' and 'label'"),
+        (HEAD + '[[rules]]\nwhere = "a"\nlabel = 1\n', "no table of rules"),
+        (HEAD + 'rules = [["a", 1]]\n', "no table of rules"),
         (HEAD + '[rules]\n"re:.*" = 1\n', "allow_regex=True"),
-        (HEAD + '[[rules]]\nwhere = ["a", "!re:.*"]\nlabel = 1\n', "allow_regex=True"),
+        (HEAD + '[rules]\n"!re:.*" = 1\n', "allow_regex=True"),
         (HEAD + "a = " + "[" * 100_000, "nested too deep"),
         (HEAD + "a = " + "{b = " * 100_000, "nested too deep|malformed"),
         (b"version = 1\n\xff = 1\n", "not UTF-8"),
@@ -330,13 +331,13 @@ def test_a_message_shows_no_escape_code_of_the_file(tmp_path):
 # Anything at all
 
 
-LISTED = Rules([(["a", "!b"], 1), ("**", 0.5)], default="x", unused="ignore")
+LISTED = Rules([(["a", "b"], 1), ("!c", 0.5)], default="x", unused="ignore")
 SPEC = FreezeSpec(["a/**", "!a/b"], ["a/c", "a/d"])
 SEEDS = {
     ("toml", load_rules): (TOML, LISTED.to_toml()),
     ("json", load_rules): (
         '{"version": 1, "default": "t", "rules": {"a/**": "f", "!b": 1.5}}',
-        '{"version": 1, "rules": [{"where": ["a", "!b"], "label": true}]}',
+        '{"version": 1, "rules": {"a": true, "**": -1}}',
     ),
     ("toml", FreezeSpec.load): (SPEC.to_toml(),),
     ("json", FreezeSpec.load): ('{"version": 1, "freeze": ["a"], "paths": ["a/b"]}',),
@@ -416,7 +417,7 @@ TREE = {"a": {"b": np.ones(1), "c": np.ones(1)}, "policy": {"bias": np.ones(2)}}
         lambda inner: (
             st.lists(inner, max_size=3)
             | st.dictionaries(
-                TEXT | st.sampled_from(["rules", "where", "label", "freeze", "paths"]),
+                TEXT | st.sampled_from(["rules", "default", "freeze", "paths"]),
                 inner,
                 max_size=3,
             )
@@ -428,7 +429,7 @@ def test_any_json_gives_a_typed_error_or_rules(document):
     tables = [
         document,
         {"version": 1, "rules": document},
-        {"version": 1, "rules": [{"where": document, "label": document}]},
+        {"version": 1, "rules": {"a": document, "b": document}},
         {"version": 1, "freeze": document, "paths": document},
     ]
     with tempfile.TemporaryDirectory() as folder:

@@ -14,7 +14,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
@@ -31,7 +31,6 @@ _MAX_INTEGER = 2**63
 _MAX_DOTS = 16  # in one key; the time that tomllib takes grows with the square
 
 Label: TypeAlias = str | int | float | bool
-Where: TypeAlias = str | list[str]
 
 # Strings and comments of TOML; what remains is keys, numbers and punctuation.
 _TOML_TEXT = re.compile(
@@ -101,41 +100,34 @@ def check_fields(
 
 def parse_rules(
     path: str | os.PathLike[str], table: Any, *, allow_regex: bool
-) -> list[tuple[Where, Label]]:
+) -> list[tuple[str, Label]]:
     """Read the ordered rules of a document.
 
     Args:
         path: where it comes from, for messages.
-        table: ``{pattern: label}``, or a list of ``{"where": ..., "label": ...}``.
+        table: ``{pattern: label}``.
         allow_regex: accept ``re:`` patterns.
 
     Returns:
-        Pairs of one pattern, or a list of them, and a label, in the file's order.
+        Pairs of a pattern and a label, in the file's order.
 
     Raises:
         RulesFileError: the table is malformed.
         PatternError: a pattern is malformed.
     """
-    if isinstance(table, Mapping):
-        pairs = list(table.items())
-    elif isinstance(table, list):
-        pairs = [_pair(path, place, row) for place, row in enumerate(table, 1)]
-    else:
+    if not isinstance(table, Mapping):
         cure = 'Write one:\n[rules]\n"**/bias" = "no_decay"'
         _refuse(path, "it has no table of rules", cure)
-    patterns = [
-        p for where, _ in pairs for p in ([where] if isinstance(where, str) else where)
-    ]
-    check_patterns(path, patterns, allow_regex=allow_regex)
-    for place, (where, label) in enumerate(pairs, 1):
-        if isinstance(label, dict) and isinstance(table, Mapping):
+    check_patterns(path, list(table), allow_regex=allow_regex)
+    for place, (pattern, label) in enumerate(table.items(), 1):
+        if isinstance(label, dict):
             _refuse(
                 path,
-                f"the label of rule {place}, {listing([str(where)])}, is a table",
+                f"the label of rule {place}, {listing([pattern])}, is a table",
                 'Put the pattern in quotes: "policy/hidden_0" = "frozen".',
             )
-        check_label(path, label, f"rule {place}, {shorten(repr(where))},")
-    return pairs
+        check_label(path, label, f"rule {place}, {listing([pattern])},")
+    return list(table.items())
 
 
 def check_label(path: str | os.PathLike[str], label: Any, place: str) -> None:
@@ -219,19 +211,19 @@ def check_strings(
 
 
 def write_toml(
-    fields: Mapping[str, Any], rules: Iterable[tuple[Where, Label]] = ()
+    fields: Mapping[str, Any], rules: Mapping[str, Label] | None = None
 ) -> str:
     """Write a document as TOML, ``version`` first and rules last.
 
     Args:
         fields: strings, numbers, bools and lists of strings by field name.
-        rules: pairs of a pattern or a list of patterns and a label, in order.
+        rules: labels by pattern, in order.
 
     Raises:
         RulesFileError: a value cannot be written.
 
     Example:
-        >>> print(write_toml({"default": "train"}, [("policy/**", "frozen")]), end="")
+        >>> print(write_toml({"default": "train"}, {"policy/**": "frozen"}), end="")
         version = 1
         default = "train"
         <BLANKLINE>
@@ -240,22 +232,16 @@ def write_toml(
     """
     lines = [f"version = {VERSION}"]
     lines += [f"{name} = {_value(value)}" for name, value in fields.items()]
-    pairs = list(rules)
-    for where, label in pairs:
+    if rules:
+        lines += ["", "[rules]"]
+    for pattern, label in (rules or {}).items():
         if isinstance(label, list | tuple):
             raise RulesFileError(
-                f"A rules file cannot hold the label of {shorten(repr(where))}, the "
+                f"A rules file cannot hold the label of {listing([pattern])}, the "
                 f"{type(label).__name__} {_one_line(repr(label))}; a label is a "
                 "string, a number or a bool."
             )
-    names = [where for where, _ in pairs if isinstance(where, str)]
-    if pairs and len(dict.fromkeys(names)) == len(pairs):
-        lines += ["", "[rules]"]
-        lines += [f"{_string(str(where))} = {_value(label)}" for where, label in pairs]
-    else:
-        for where, label in pairs:
-            lines += ["", "[[rules]]", f"where = {_value(where)}"]
-            lines += [f"label = {_value(label)}"]
+        lines.append(f"{_string(pattern)} = {_value(label)}")
     return "\n".join(lines) + "\n"
 
 
@@ -316,19 +302,6 @@ def _versioned(name: Path, document: Any) -> dict[str, Any]:
         )
         _refuse(name, f"it has {seen}", f"This release reads version = {VERSION}.")
     return fields
-
-
-def _pair(path: str | os.PathLike[str], place: int, row: Any) -> tuple[Where, Label]:
-    if not isinstance(row, dict) or sorted(row) != ["label", "where"]:
-        _refuse(
-            path,
-            f"rule {place} does not have just the fields 'where' and 'label'",
-            'Write:\n[[rules]]\nwhere = ["encoder", "!**/bias"]\nlabel = "frozen"',
-        )
-    where = row["where"]
-    if not isinstance(where, str | list):
-        _refuse(path, f"'where' of rule {place} is not a pattern", "Put it in quotes.")
-    return where, row["label"]
 
 
 def _value(value: Any) -> str:

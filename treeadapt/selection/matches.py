@@ -195,7 +195,7 @@ class RuleMatches:
             raise OverlapError(_overlap_message(self))
         # The common case: every rule is one pattern and decides a leaf.
         if rules.unused == "ignore" or (
-            rules.is_plain and len(self._won) == len(rules.pairs)
+            not rules.not_plain and len(self._won) == len(rules.pairs)
         ):
             return
         if self.unused or self.shadowed:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from treeadapt.errors import (
@@ -144,12 +144,12 @@ class Rules:
     @functools.cached_property
     def selectors(self) -> tuple[Selector, ...]:
         """The selectors, in order."""
-        return tuple(where for where, _ in self.pairs)
+        return tuple([where for where, _ in self.pairs])
 
     @functools.cached_property
     def values(self) -> tuple[Any, ...]:
         """The values, in order."""
-        return tuple(value for _, value in self.pairs)
+        return tuple([value for _, value in self.pairs])
 
     def __call__(self, tree: Any, leaf: Any = MISSING, /) -> Any:
         """Return the labels of a tree, as Optax calls for them.
@@ -265,9 +265,11 @@ class Rules:
     def to_toml(self) -> str:
         """Write the table as a rules file, for ``load_rules``.
 
+        A rule for a list of patterns becomes a row for each.
+
         Raises:
-            RulesFileError: a selector is no pattern or list of patterns, or a value is
-                no string, number or bool.
+            RulesFileError: a selector is more than patterns, or a list with exclusions;
+                a pattern occurs twice; or a value is not a string, number or bool.
 
         Example:
             >>> print(Rules({"policy": "frozen", "**": "train"}).to_toml(), end="")
@@ -277,10 +279,18 @@ class Rules:
             "policy" = "frozen"
             "**" = "train"
         """
-        pairs = [(_as_data(where), value) for where, value in self.pairs]
-        if not pairs:
+        table: dict[str, Any] = {}
+        for where, value in self.pairs:
+            for pattern in _as_data(where):
+                if pattern in table:
+                    raise RulesFileError(
+                        f"A rules file holds each pattern once, and {pattern!r} is in "
+                        "two rules. Remove the second one: it is unreachable."
+                    )
+                table[pattern] = value
+        if not table:
             raise RulesFileError("There is no rule to write.")
-        return files.write_toml(self._options(), pairs)
+        return files.write_toml(self._options(), table)
 
     @functools.cached_property
     def needs(self) -> frozenset[str]:
@@ -288,9 +298,10 @@ class Rules:
         return frozenset().union(*(where.needs for where in self.selectors))
 
     @functools.cached_property
-    def is_plain(self) -> bool:
-        """Whether every rule is one pattern."""
-        return all(where.plain is not None for where in self.selectors)
+    def not_plain(self) -> list[tuple[int, Selector]]:
+        """The rules that are more than one pattern, with their indices."""
+        numbered = enumerate(self.selectors)
+        return [(index, where) for index, where in numbered if where.plain is None]
 
     def patterns(self) -> Iterator[str]:
         """Yield every pattern; those that are a whole rule first, in their order."""
@@ -311,7 +322,7 @@ class Rules:
         """
         last = len(self.pairs)
         found = [last] * len(leaves)
-        asked = list(enumerate(self.selectors))
+        asked: Iterable[tuple[int, Selector]] = enumerate(self.selectors)
         if leaves.matcher is self.matcher:
             # Bits are in the order of plain rules: the lowest that is set in a mask is
             # the first of these that decides, and no other one need be asked.
@@ -321,7 +332,7 @@ class Rules:
                 low = mask & bits
                 if low:
                     found[row] = owners[(low & -low).bit_length() - 1]
-            asked = [(index, where) for index, where in asked if where.plain is None]
+            asked = self.not_plain
         for index, where in asked:
             rows = [row for row, best in enumerate(found) if best > index]
             if not rows:
@@ -365,6 +376,8 @@ class Where(Selector):
     rules: Rules
     label: Any
 
+    may_be_empty = True  # the label of the default, or of rules that match nothing
+
     def __repr__(self) -> str:
         return f"{self.rules!r}.where({self.label!r})"
 
@@ -372,11 +385,6 @@ class Where(Selector):
     def needs(self) -> frozenset[str]:
         """What the rules need; and whether a leaf without a rule is an array."""
         return self.rules.needs | ({"leaf"} if self._asks_unmatched else set())
-
-    @functools.cached_property
-    def may_be_empty(self) -> bool:
-        """Always: a label may be the default, or of rules that match nothing."""
-        return True
 
     def patterns(self) -> Iterator[str]:
         """Yield the patterns of all rules."""
@@ -544,8 +552,7 @@ def load_rules(path: str | os.PathLike[str], *, allow_regex: bool = False) -> Ru
     r"""Read rules from a TOML or JSON file.
 
     ``version = 1`` and a table ``rules`` of quoted patterns and labels, the first that
-    matches wins; ``[[rules]]`` rows with ``where`` and ``label`` where a rule takes a
-    list of patterns. ``default``, ``unused`` and ``overlap`` as for ``Rules``.
+    matches wins. ``default``, ``unused`` and ``overlap`` as for ``Rules``.
 
     Args:
         path: file name, ending in ``.toml`` or ``.json``. The file is read as data:
@@ -610,11 +617,20 @@ def _pairs(rules: Any) -> Sequence[tuple[Any, Any]]:
     )
 
 
-def _as_data(where: Selector) -> str | list[str]:
+def _as_data(where: Selector) -> Sequence[str]:
+    """Return the rows of a rules file that say the same."""
     if isinstance(where, Glob):
-        return "\\" + where.pattern if where.pattern.startswith("!") else where.pattern
+        text = where.pattern
+        return ["\\" + text if text.startswith("!") else text]
     if isinstance(where, Listed) and all(isinstance(e, str) for e in where.entries):
-        return [str(entry) for entry in where.entries]
+        texts = [str(entry) for entry in where.entries]
+        if len(texts) == 1 or not any(text.startswith("!") for text in texts):
+            return texts
+        raise RulesFileError(
+            f"A rules file holds one pattern a row, and {entry_text(where)} excludes "
+            "some. Write rules for what is excluded, before a rule for the rest: the "
+            "first match wins."
+        )
     raise RulesFileError(
         f"A rules file holds patterns; the selector {entry_text(where)} is more than "
         "that. For a class write the pattern '**/<Name>'."

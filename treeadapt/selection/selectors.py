@@ -61,15 +61,17 @@ class Selector:
         {'head': {'kernel': False}, 'mlp': {'bias': False, 'kernel': True}}
     """
 
-    #: The pattern, if the selector is just one.
-    plain: str | None = None
+    @property
+    def plain(self) -> str | None:
+        """The pattern, if the selector is just one."""
+        return None
 
-    @functools.cached_property
+    @property
     def needs(self) -> frozenset[str]:
         """Facts beyond patterns that an answer reads: leaf, classes, path."""
         return frozenset()
 
-    @functools.cached_property
+    @property
     def may_be_empty(self) -> bool:
         """Whether a selection of no array is right, if all patterns match some."""
         return False
@@ -237,7 +239,7 @@ class Glob(Selector):
         return f"glob({self.pattern!r})"
 
     @property
-    def plain(self) -> str:  # type: ignore[override]
+    def plain(self) -> str:
         """The pattern."""
         return self.pattern
 
@@ -261,10 +263,7 @@ class Node(Selector):
 
     cls: type
 
-    @functools.cached_property
-    def needs(self) -> frozenset[str]:
-        """The classes above each leaf."""
-        return frozenset({"classes"})
+    needs = frozenset({"classes"})
 
     def __repr__(self) -> str:
         return f"node({self.cls.__qualname__})"
@@ -288,10 +287,7 @@ class Leaf(Selector):
     dtype: Any = None
     min_size: int | None = None
 
-    @functools.cached_property
-    def needs(self) -> frozenset[str]:
-        """Shape and dtype."""
-        return frozenset({"leaf"})
+    needs = frozenset({"leaf"})
 
     def __repr__(self) -> str:
         parts = [] if self.fn is None else [getattr(self.fn, "__qualname__", "fn")]
@@ -464,15 +460,8 @@ class Bound(Selector):
     selector: Selector
     answers: Mapping[str, bool]
 
-    @functools.cached_property
-    def may_be_empty(self) -> bool:
-        """Always: a smaller view may hold nothing that is selected."""
-        return True
-
-    @functools.cached_property
-    def needs(self) -> frozenset[str]:
-        """The path."""
-        return frozenset({"path"})
+    needs = frozenset({"path"})
+    may_be_empty = True  # a smaller view may hold nothing that is selected
 
     def __repr__(self) -> str:
         return f"<{self.selector!r} bound to {plural(len(self.answers), 'path')}>"
