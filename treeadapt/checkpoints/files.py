@@ -177,12 +177,11 @@ def format_of(
     ending = name.suffix.removeprefix(".").lower()
     if given is not None:
         check_choice("format", given, tuple(FORMATS))
-    elif not name.is_dir() and ending in ("safetensors", "npz", "msgpack"):
-        given = ending
-    elif (name / safetensors_file.INDEX).is_file():
-        given = "safetensors"
     elif name.is_dir() or (writing and ending in ("", "orbax")):
-        given = "orbax"
+        has_index = (name / safetensors_file.INDEX).is_file()
+        given = "safetensors" if has_index else "orbax"
+    elif ending in FORMATS and ending != "orbax":
+        given = ending
     else:
         refuse(
             name,

@@ -22,7 +22,7 @@ _NUMBERS: tuple[Any, ...] = (bool, int, float, complex)
 
 
 def stored_form(leaf: Any) -> Leaf | None:
-    """Return what a file says of a leaf; None for a leaf that is no data."""
+    """Return what a file says of a leaf; None if it is not data."""
     if is_number(leaf):
         return Leaf(jax.ShapeDtypeStruct((), np.dtype(type(leaf))), NUMBER)
     if is_key(leaf):
@@ -65,7 +65,8 @@ def target_form(leaf: Leaf) -> Any:
         ValueError: JAX does not know this kind of key.
     """
     if leaf.kind not in ("", NUMBER):
-        return jax.eval_shape(lambda data: _keys(data, leaf.kind), leaf.array)
+        data = jax.ShapeDtypeStruct(leaf.array.shape, np.uint32)
+        return jax.eval_shape(lambda data: _keys(data, leaf.kind), data)
     return np.broadcast_to(np.zeros((), leaf.array.dtype), leaf.array.shape)
 
 

@@ -23,7 +23,7 @@ def read_metadata(path: Path) -> Stored:
     """Read names, shapes and dtypes from the members' headers; no array is loaded.
 
     Raises:
-        CheckpointError: the archive is damaged, or holds something else than arrays.
+        CheckpointError: the archive is damaged, or holds something other than arrays.
     """
     table: dict[str, Leaf] = {}
     with zipfile.ZipFile(path) as archive:

@@ -35,6 +35,7 @@ from treeadapt.paths import segment
 
 _METADATA = "_METADATA"
 _MAX_METADATA_BYTES = 64 * 2**20
+_MAX_ENTRIES = 10 * MAX_LEAVES
 # What Orbax writes of a tree, as paths in its folder.
 _OWN = re.compile(
     r"_METADATA|_CHECKPOINT_METADATA|_sharding|_strings\.json|commit_success\.txt"
@@ -57,12 +58,8 @@ def require_own(path: Path) -> None:
             f"The folder {listing([str(path)])} is not a checkpoint and is not "
             f"replaced. {_proposal(path) or 'Choose another name.'}"
         )
-    entries = {file.relative_to(path).as_posix(): file for file in _entries(path)}
-    others = [
-        name
-        for name, file in entries.items()
-        if file.is_symlink() or not _OWN.fullmatch(name)
-    ]
+    entries = _entries(path).items()
+    others = [name for name, link in entries if link or not _OWN.fullmatch(name)]
     if others:
         raise CheckpointError(
             f"The checkpoint {listing([str(path)])} is not replaced, because it holds "
@@ -81,7 +78,7 @@ def read_metadata(path: Path) -> Stored:
 
     folder = _folder(path)
     # TensorStore follows links, out of the folder and to any file of this machine.
-    links = [file.name for file in _entries(folder) if file.is_symlink()]
+    links = [name for name, link in _entries(folder).items() if link]
     if links:
         refuse(path, f"{listing(links)} in it is a link")
     marks = _marks(path, folder)
@@ -93,7 +90,7 @@ def read_metadata(path: Path) -> Stored:
         if not is_array(value):
             continue
         segments = [segment(key) for key in keys]
-        kind = key_kinds.get(".".join(segments), "")
+        kind = str(key_kinds.get(".".join(segments), ""))
         if isinstance(value, ocp.metadata.ScalarMetadata):
             kind = NUMBER
         name = "/".join(segments if marks is None else map(unescape_segment, segments))
@@ -216,12 +213,12 @@ def _proposal(path: Path) -> str:
     return f"It holds {listing(names[::-1])}. Name one of them." if names else ""
 
 
-def _entries(folder: Path) -> list[Path]:
-    """Return all files, folders and links below a folder."""
-    found = list(itertools.islice(folder.rglob("*"), 10 * MAX_LEAVES + 1))
-    if len(found) > 10 * MAX_LEAVES:
+def _entries(folder: Path) -> dict[str, bool]:
+    """Return all paths below a folder, relative to it, and which of them are links."""
+    found = list(itertools.islice(folder.rglob("*"), _MAX_ENTRIES + 1))
+    if len(found) > _MAX_ENTRIES:
         refuse(folder, "it holds too many files")
-    return found
+    return {file.relative_to(folder).as_posix(): file.is_symlink() for file in found}
 
 
 def _tree(checkpointer: Any, folder: Path) -> Any:
@@ -252,13 +249,12 @@ def _key_kinds(path: Path, folder: Path) -> dict[str, str]:
     if not file.is_file():
         return {}
     entries = _json(path, file)["array_metadatas"]
-    kinds = {}
-    for entry in entries:
-        facts = entry["array_metadata"]
-        kind = (facts["ext_metadata"] or {}).get("random_key_impl")
-        if isinstance(kind, str):
-            kinds[str(facts["param_name"])] = kind
-    return kinds
+    facts = [entry["array_metadata"] for entry in entries]
+    return {
+        each["param_name"]: each["ext_metadata"]["random_key_impl"]
+        for each in facts
+        if "random_key_impl" in (each["ext_metadata"] or {})
+    }
 
 
 def _json(path: Path, file: Path) -> Any:

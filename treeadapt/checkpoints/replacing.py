@@ -143,7 +143,7 @@ def _prefix(path: Path) -> str:
 
 
 def _lock(file: IO[Any], *, wait: bool) -> bool:
-    """Lock a file until it is closed or its process ends; tell if that worked."""
+    """Lock a file until it is closed or its process ends; return whether that worked."""
     if fcntl is None:
         return False
     try:
