@@ -63,15 +63,15 @@ def replaced(path: Path, check: Callable[[], None] = lambda: None) -> Iterator[P
     place = path.absolute()
     restore(place)
     check()
-    with _workplace(place) as (folder, mode):
+    with _workplace(place) as folder:
         new = folder / "new"
         yield new
         check()
         try:
             new.chmod(stat.S_IMODE(place.stat().st_mode))
         except FileNotFoundError:
-            if new.is_file():
-                new.chmod(mode)  # some writers make files that nobody else may read
+            if new.is_file():  # some writers make files that nobody else may read
+                new.chmod(stat.S_IMODE((folder / "lock").stat().st_mode))
         _put(new, place)
 
 
@@ -116,8 +116,8 @@ def _remove(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _workplace(path: Path) -> Iterator[tuple[Path, int]]:
-    """Make a folder that is locked while in use; give it and the mode of new files."""
+def _workplace(path: Path) -> Iterator[Path]:
+    """Make a folder that is locked while in use."""
     while True:
         folder = Path(tempfile.mkdtemp(".part", _prefix(path), path.parent))
         with contextlib.suppress(FileNotFoundError):
@@ -129,7 +129,7 @@ def _workplace(path: Path) -> Iterator[tuple[Path, int]]:
         # Another save took the folder for one that a dead writer left.
     try:
         with lock:
-            yield folder, stat.S_IMODE(os.fstat(lock.fileno()).st_mode)
+            yield folder
     finally:
         if not (folder / "old").exists() or path.exists():
             with contextlib.suppress(OSError):  # another save removed it
@@ -143,7 +143,7 @@ def _prefix(path: Path) -> str:
 
 
 def _lock(file: IO[Any], *, wait: bool) -> bool:
-    """Lock a file until it is closed or its process ends; return whether that worked."""
+    """Lock a file until it is closed or its process ends. Returns whether it worked."""
     if fcntl is None:
         return False
     try:
