@@ -114,7 +114,7 @@ class TiedLeafWarning(TreeAdaptWarning):
 
 
 class ReplicatedWarning(TreeAdaptWarning):
-    """No rule speaks for some arrays, and the default puts them on every device."""
+    """No rule matches some arrays, and the default puts them on every device."""
 
 
 class UnliftedMaskWarning(TreeAdaptWarning):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -60,7 +60,7 @@ def _variable(box: Any) -> Names | None:
 
 
 # Rows of the table: module whose presence in ``sys.modules`` makes the row count, class
-# of the box, and how its names are read. The first row that fits a box decides.
+# of the box, and what reads its names. The first row that fits a box decides.
 _BOXES: tuple[tuple[str, str, Callable[[Any], Names | None]], ...] = (
     ("flax.linen.spmd", "LogicallyPartitioned", _logically_partitioned),
     ("flax.core.meta", "Partitioned", _partitioned),
@@ -84,36 +84,29 @@ def box_specs(
     Raises:
         ShardingError: there are no mesh axes for a logical name.
     """
-    readers = list(_readers())
-    if not readers or not _has_box(view, tuple(cls for cls, _ in readers)):
+    readers = [
+        (getattr(sys.modules[module], name), read)
+        for module, name, read in _BOXES
+        if module in sys.modules
+    ]
+    classes = tuple(cls for cls, _ in readers)
+    nodes = (cls for path in view.plan.paths for cls in view.plan.classes(path))
+    if not any(issubclass(cls, classes) for cls in nodes):
         return {}
     pairs = _pairs(logical_axes)
-    found = {}
-    for index, names in _named_leaves(view, readers):
-        found[index] = _spec(names, pairs, view.plan.paths[index])
-    return found
-
-
-def _readers() -> Iterator[tuple[type, Callable[[Any], Names | None]]]:
-    for module, name, reader in _BOXES:
-        if module in sys.modules:
-            yield getattr(sys.modules[module], name), reader
-
-
-def _has_box(view: TreeView, boxes: tuple[type, ...]) -> bool:
-    plan = view.plan
-    return any(
-        issubclass(cls, boxes) for path in plan.paths for cls in plan.classes(path)
-    )
+    return {
+        index: _spec(names, pairs, view.plan.paths[index])
+        for index, names in _named_leaves(view, readers)
+    }
 
 
 def _named_leaves(
-    view: TreeView, readers: Iterable[tuple[type, Callable[[Any], Names | None]]]
+    view: TreeView, readers: Sequence[tuple[type, Callable[[Any], Names | None]]]
 ) -> Iterator[tuple[int, Names]]:
     """Yield the leaves in boxes with names, by index."""
     registry = current_registry()
     pending = [view.rebuild(range(len(view.leaves)))]
-    seen: dict[int, Any] = {}  # nodes with an identity may stand in two places
+    seen: dict[int, Any] = {}  # nodes with an identity may be in two places
     while pending:
         node = pending.pop()
         adapter = registry.find(node).adapter

@@ -10,7 +10,7 @@ How a spec is written is up to ``specs``, optimizer state to ``state``.
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 import math
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -29,7 +29,6 @@ from treeadapt.sharding.boxes import AxisRules, box_specs
 from treeadapt.sharding.specs import (
     as_spec,
     is_replicated,
-    mesh_misfit,
     misfit,
     same_spec,
     spec_text,
@@ -38,7 +37,6 @@ from treeadapt.trees.views import TreeView, view_tree
 
 _SHOWN = 8  # problems that a message lists
 _DEFAULT = "the default"
-_NO_CHOICE = "a scalar"
 
 
 def partition_specs(
@@ -62,7 +60,7 @@ def partition_specs(
             None"``, ``"data+model, None"`` and ``"replicated"`` for ``P()``.
         specs: ``{label: spec}`` where the rules give labels, so that one table labels,
             decays, freezes and shards.
-        default: spec of arrays for which no rule and no box speaks.
+        default: spec of arrays that no rule matches and no box names.
         logical_axes: mesh axes by logical axis name, for boxes that carry such names;
             a mapping or ordered pairs, as Flax's ``logical_axis_rules``.
 
@@ -75,7 +73,7 @@ def partition_specs(
         ShardingError: a spec does not fit its array, or is not a spec; a rule and a box
             disagree; a label has no spec; or the tree is the state of an optimizer.
         UnmatchedPathError: an array has no rule, no box, and there is no default.
-        UnusedRuleError: a rule hits no array leaf, or decides none.
+        UnusedRuleError: a rule matches no array leaf, or is unreachable.
 
     Warns:
         ReplicatedWarning: the default puts arrays on every device. A rule that says so
@@ -121,7 +119,7 @@ def named_shardings(
         ShardingError: as ``partition_specs``; or a spec names an axis that the mesh
             does not have, or the size of an array is not divisible by the mesh.
         UnmatchedPathError: an array has no rule, no box, and there is no default.
-        UnusedRuleError: a rule hits no array leaf, or decides none.
+        UnusedRuleError: a rule matches no array leaf, or is unreachable.
 
     Warns:
         ReplicatedWarning: the default puts arrays on every device.
@@ -137,12 +135,8 @@ def named_shardings(
     return view.rebuild([NamedSharding(mesh, spec) for spec in found])
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Choice:
-    """The spec of one leaf, and where it comes from; both None if nothing speaks."""
-
-    spec: PartitionSpec
-    source: str
+#: The spec of a leaf, and where it comes from; no spec if nothing says one.
+_Choice = tuple[PartitionSpec | None, str]
 
 
 def _decided(
@@ -155,13 +149,54 @@ def _decided(
 ) -> list[PartitionSpec]:
     """Return one spec a leaf, all of them checked."""
     _refuse_optimizer_state(view)
-    chosen, own_default = _by_rules(view, rules, specs)
-    _add_boxes(view, chosen, box_specs(view, logical_axes))
+    by_rules, own_default = _by_rules(view, rules, specs)
+    boxes = box_specs(view, logical_axes)
     fallback = own_default if default is MISSING else as_spec(default, "default=")
-    found = _complete(view, chosen, fallback)
-    _check(view, found, mesh)
-    _report_replicated(view, found)
-    return [choice.spec for choice in found]
+    found: list[PartitionSpec] = []
+    conflicts, unmatched, wrong, silent = _Leaves(), _Leaves(), _Leaves(), _Leaves()
+    for index, leaf in enumerate(view.leaves):
+        box = boxes.get(index)
+        spec, source = by_rules[index] or _unruled(leaf, box, fallback)
+        if spec is None:
+            unmatched[index] = "no rule"
+            continue
+        if box is not None and not same_spec(spec, box):
+            rule = f"{spec_text(spec)} by {source}"
+            conflicts[index] = f"{spec_text(box)} by its box, {rule}"
+        complaint = misfit(spec, leaf.shape, mesh) if is_array(leaf) else None
+        if complaint is not None:
+            wrong[index] = f"{complaint} ({source})"
+        if source is _DEFAULT and is_replicated(spec):
+            silent[index] = source
+        found.append(spec)
+    if conflicts:
+        raise ShardingError(
+            f"Rules and boxes disagree:\n{_lines(view, conflicts)}\nKeep one of the "
+            "two: exclude these leaves from the rule, change it, or unbox the params "
+            "(flax.linen.unbox)."
+        )
+    if unmatched:
+        raise UnmatchedPathError(_unmatched_message(view, unmatched))
+    if wrong:
+        raise ShardingError(_wrong_message(view, wrong, mesh))
+    if silent:
+        warnings.warn(_silent_message(view, silent), ReplicatedWarning, stacklevel=3)
+    return found
+
+
+#: What there is to say of some leaves, by index.
+_Leaves = dict[int, str]
+
+
+def _unruled(
+    leaf: Any, box: PartitionSpec | None, default: PartitionSpec | None
+) -> _Choice:
+    """Return what decides a leaf that no rule matches."""
+    if box is not None:
+        return box, "its box"
+    if not is_array(leaf) or not leaf.shape:
+        return PartitionSpec(), "a scalar"
+    return default, _DEFAULT
 
 
 def _refuse_optimizer_state(view: TreeView) -> None:
@@ -184,13 +219,13 @@ def _by_rules(
     if isinstance(rules, BoundRules):
         labels = view_tree(rules(view.tree)).leaves
         return [
-            None if label is STATIC else _Choice(meant(label, "The rules"), "the rules")
+            None if label is STATIC else (meant(label, "The rules"), "the rules")
             for label in labels
         ], None
     table = _as_rules(rules)
     texts = [f"rule {where_text(where)}" for where in table.selectors]
     choices = [
-        _Choice(meant(value, f"The {text}"), text)
+        (meant(value, f"The {text}"), text)
         for value, text in zip(table.values, texts, strict=True)
     ]
     own = None if table.default is MISSING else meant(table.default, "default=")
@@ -242,109 +277,45 @@ def _require_known_labels(
         )
 
 
-def _add_boxes(
-    view: TreeView,
-    chosen: list[_Choice | None],
-    boxes: Mapping[int, PartitionSpec],
-) -> None:
-    """Let the names in boxes speak where no rule does."""
-    conflicts = []
-    for index, spec in sorted(boxes.items()):
-        choice = chosen[index]
-        if choice is None:
-            chosen[index] = _Choice(spec, "its box")
-        elif not same_spec(choice.spec, spec):
-            text = f"{spec_text(choice.spec)} by {choice.source}"
-            conflicts.append((index, f"{spec_text(spec)} by its box, {text}"))
-    if conflicts:
-        raise ShardingError(
-            f"Rules and boxes disagree:\n{_lines(view, conflicts)}\nLet one of them "
-            "speak: exclude these leaves from the rule, change it, or unbox the "
-            "params (flax.linen.unbox)."
-        )
-
-
-def _complete(
-    view: TreeView, chosen: Sequence[_Choice | None], default: PartitionSpec | None
-) -> list[_Choice]:
-    """Fill in what neither a rule nor a box decides."""
-    found, unmatched = [], []
-    for path, leaf, choice in zip(view.plan.paths, view.leaves, chosen, strict=True):
-        if choice is not None:
-            found.append(choice)
-        elif not is_array(leaf) or not leaf.shape:
-            found.append(_Choice(PartitionSpec(), _NO_CHOICE))
-        elif default is not None:
-            found.append(_Choice(default, _DEFAULT))
-        else:
-            unmatched.append(path)
-    if unmatched:
-        num_arrays = sum(map(is_array, view.leaves))
-        raise UnmatchedPathError(_unmatched_message(unmatched, num_arrays))
-    return found
-
-
-def _unmatched_message(unmatched: Sequence[str], num_arrays: int) -> str:
-    verb = "has" if len(unmatched) == 1 else "have"
+def _unmatched_message(view: TreeView, leaves: _Leaves) -> str:
+    num_arrays = sum(map(is_array, view.leaves))
+    verb = "has" if len(leaves) == 1 else "have"
     return (
-        f"{len(unmatched):,} of {plural(num_arrays, 'array')} {verb} no rule, and no "
-        f"names in a box: {listing(unmatched)}.\nAdd a rule for them, end the rules "
-        'with ("**", P()), or pass default=<spec>.'
+        f"{len(leaves):,} of {plural(num_arrays, 'array')} {verb} no rule, and no "
+        f"names in a box: {listing(view.plan.paths[i] for i in leaves)}.\nAdd a rule "
+        'for them, end the rules with ("**", P()), or pass default=<spec>.'
     )
 
 
-def _check(
-    view: TreeView, found: Sequence[_Choice], mesh: Mesh | AbstractMesh | None
-) -> None:
-    problems = []
-    for index, (leaf, choice) in enumerate(zip(view.leaves, found, strict=True)):
-        if not is_array(leaf):
-            continue
-        wrong = misfit(choice.spec, leaf.shape)
-        if wrong is None and mesh is not None:
-            wrong = mesh_misfit(choice.spec, leaf.shape, mesh)
-        if wrong is not None:
-            problems.append((index, f"{wrong} ({choice.source})"))
-    if not problems:
-        return
-    lines = [f"{plural(len(problems), 'spec')} cannot shard the array:"]
-    lines.append(_lines(view, problems))
-    lines.append(
-        "Give one entry for each axis of the array (None: not sharded), or P() for a "
+def _wrong_message(
+    view: TreeView, leaves: _Leaves, mesh: Mesh | AbstractMesh | None
+) -> str:
+    sizes = () if mesh is None else mesh.shape.items()
+    axes = ", ".join(f"{name!r} of size {size}" for name, size in sizes)
+    return (
+        f"{plural(len(leaves), 'spec')} cannot shard the array:\n{_lines(view, leaves)}"
+        "\nGive one entry for each axis of the array (None: not sharded), or P() for a "
         "copy\non every device. Labels get their specs by specs=."
-    )
-    if mesh is not None:
-        sizes = (f"{name!r} of size {size}" for name, size in mesh.shape.items())
-        lines.append(f"The mesh has {', '.join(sizes)}.")
-    raise ShardingError("\n".join(lines))
+    ) + (f"\nThe mesh has {axes}." if axes else "")
 
 
-def _report_replicated(view: TreeView, found: Sequence[_Choice]) -> None:
-    silent = [
-        index
-        for index, choice in enumerate(found)
-        if choice.source is _DEFAULT and is_replicated(choice.spec)
-    ]
-    if not silent:
-        return
-    leaves = [view.leaves[index] for index in silent]
+def _silent_message(view: TreeView, leaves: _Leaves) -> str:
+    arrays = [view.leaves[index] for index in leaves]
     size_bytes = sum(
-        math.prod(leaf.shape) * getattr(leaf.dtype, "itemsize", 0) for leaf in leaves
+        math.prod(array.shape) * getattr(array.dtype, "itemsize", 0) for array in arrays
     )
-    warnings.warn(
-        f"No rule speaks for {plural(len(silent), 'leaf')}, {size_bytes:,} bytes, of "
+    return (
+        f"No rule matches {plural(len(leaves), 'leaf')}, {size_bytes:,} bytes, of "
         "which the default puts a copy on every device: "
-        f"{listing(view.plan.paths[index] for index in silent)}. Give them a rule; "
-        '"**": P() as the last one says that this is meant.',
-        ReplicatedWarning,
-        stacklevel=4,
+        f"{listing(view.plan.paths[index] for index in leaves)}. Give them a rule; "
+        '"**": P() as the last one says that this is meant.'
     )
 
 
-def _lines(view: TreeView, problems: Sequence[tuple[int, str]]) -> str:
+def _lines(view: TreeView, problems: _Leaves) -> str:
     lines = [
         f"  {listing([view.plan.paths[i]])} {describe(view.leaves[i])}: {text}"
-        for i, text in problems[:_SHOWN]
+        for i, text in itertools.islice(problems.items(), _SHOWN)
     ]
     if len(problems) > _SHOWN:
         lines.append(f"  and {len(problems) - _SHOWN:,} more")

@@ -9,6 +9,7 @@ Which leaf gets which spec is up to ``params``.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
 from treeadapt.errors import ShardingError
-from treeadapt.names import shorten
+from treeadapt.names import plural, shorten
 
 #: The text that a rules file has for a copy on every device.
 REPLICATED = "replicated"
@@ -102,20 +103,25 @@ def same_spec(one: PartitionSpec, two: PartitionSpec) -> bool:
         >>> same_spec(PartitionSpec("x"), PartitionSpec("x", None))
         True
     """
-    places = range(max(len(one), len(two)))
-    return all(mesh_axes(_at(one, i)) == mesh_axes(_at(two, i)) for i in places)
+    pairs = itertools.zip_longest(one, two)
+    return all(mesh_axes(a) == mesh_axes(b) for a, b in pairs)
 
 
-def misfit(spec: PartitionSpec, shape: Sequence[int]) -> str | None:
+def misfit(
+    spec: PartitionSpec, shape: Sequence[int], mesh: Mesh | AbstractMesh | None = None
+) -> str | None:
     """Say what is wrong with a spec for an array; None if it fits.
 
     Args:
         spec: the spec.
         shape: of the array.
+        mesh: the mesh that shall hold the array, if one is known.
 
     Example:
         >>> misfit(PartitionSpec("x"), (8, 4))
         "P('x') has 1 entry for 2 axes"
+        >>> misfit(PartitionSpec("x", None), (6, 2), AbstractMesh((4,), ("x",)))
+        "axis 0 has size 6, which 'x' of size 4 does not divide"
     """
     text = spec_text(spec)
     names = [name for entry in spec for name in mesh_axes(entry)]
@@ -125,41 +131,22 @@ def misfit(spec: PartitionSpec, shape: Sequence[int]) -> str | None:
     if not shape and len(spec):
         return f"{text} for a scalar, which can only be P()"
     if len(spec) and len(spec) != len(shape):
-        entries = "entry" if len(spec) == 1 else "entries"
+        entries = plural(len(spec), "entry")
         axes = "axis" if len(shape) == 1 else "axes"
-        return f"{text} has {len(spec)} {entries} for {len(shape)} {axes}"
-    return None
-
-
-def mesh_misfit(
-    spec: PartitionSpec, shape: Sequence[int], mesh: Mesh | AbstractMesh
-) -> str | None:
-    """Say why a mesh cannot hold an array sharded by a spec; None if it can.
-
-    Args:
-        spec: a spec with one entry an axis, or ``P()``.
-        shape: of the array.
-        mesh: the mesh.
-
-    Example:
-        >>> mesh = AbstractMesh((4,), ("x",))
-        >>> mesh_misfit(PartitionSpec("x", None), (6, 2), mesh)
-        "axis 0 has size 6, which 'x' of size 4 does not divide"
-    """
-    used = [name for entry in spec for name in mesh_axes(entry)]
-    sizes = mesh.shape
-    unknown = [name for name in used if name not in sizes]
+        return f"{text} has {entries} for {len(shape)} {axes}"
+    if mesh is None:
+        return None
+    unknown = [name for name in names if name not in mesh.shape]
     if unknown:
         return f"{unknown[0]!r} is not an axis of the mesh"
     if is_open(spec) and AxisType.Auto not in mesh.axis_types:
-        return f"{spec_text(spec)} leaves an axis to the compiler: no mesh axis is Auto"
+        return f"{text} leaves an axis to the compiler: no mesh axis is Auto"
     for axis, entry in enumerate(spec):
-        names = mesh_axes(entry)
-        parts = math.prod(sizes[name] for name in names)
-        if shape[axis] % parts:
-            over = " and ".join(f"{name!r} of size {sizes[name]}" for name in names)
-            do = "does" if len(names) == 1 else "together do"
-            return f"axis {axis} has size {shape[axis]}, which {over} {do} not divide"
+        over = [f"{name!r} of size {mesh.shape[name]}" for name in mesh_axes(entry)]
+        if shape[axis] % math.prod(mesh.shape[name] for name in mesh_axes(entry)):
+            do = "does" if len(over) == 1 else "together do"
+            text = f"{' and '.join(over)} {do}"
+            return f"axis {axis} has size {shape[axis]}, which {text} not divide"
     return None
 
 
@@ -182,10 +169,6 @@ def _entry(entry: Any, value: Any, who: str) -> Any:
     if not all(isinstance(name, str) and name for name in mesh_axes(entry)):
         raise _no_spec(value, who)
     return tuple(entry) if isinstance(entry, list) else entry
-
-
-def _at(spec: PartitionSpec, place: int) -> Any:
-    return spec[place] if place < len(spec) else None
 
 
 def _no_spec(value: Any, who: str) -> ShardingError:

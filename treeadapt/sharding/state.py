@@ -21,7 +21,13 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from treeadapt.arrays import is_array
-from treeadapt.carry.slots import Slot, find_slots, init_of_arrays
+from treeadapt.carry.slots import (
+    Slot,
+    find_slots,
+    init_of_arrays,
+    param_of,
+    view_init,
+)
 from treeadapt.errors import ShardingError
 from treeadapt.names import listing, plural
 from treeadapt.paths import SEPARATOR
@@ -69,8 +75,7 @@ def opt_state_shardings(tx: Any, params: Any, shardings: Any = None) -> Any:
     view = view_params(first_half(params))
     homes = _homes(view, first_half(shardings))
     everywhere = _everywhere(homes)
-    init, arrays = init_of_arrays(tx, params)
-    state = view_tree(jax.eval_shape(init, list(map(_abstract, arrays))))
+    state = view_init(tx, params)
     slots = find_slots(tx, state, params)
     assert slots is not None  # since the params are known
     found = []
@@ -141,16 +146,6 @@ class _Home:
     shape: tuple[int, ...]
     placement: Placement
 
-    def of_part(self, entries: Sequence[Any]) -> Placement | None:
-        """Return the placement of an array with these entries for its axes."""
-        spec = PartitionSpec(*entries) if any(entries) else PartitionSpec()
-        if isinstance(self.placement, PartitionSpec):
-            return spec
-        if isinstance(self.placement, NamedSharding):
-            kind = self.placement.memory_kind
-            return NamedSharding(self.placement.mesh, spec, memory_kind=kind)
-        return None
-
     @property
     def entries(self) -> tuple[Any, ...]:
         """The entries of the spec, one an axis."""
@@ -163,26 +158,22 @@ class _Home:
 def _placement(
     slot: Slot, shape: tuple[int, ...], homes: Mapping[str, _Home]
 ) -> Placement | None:
-    """Return where a state leaf belongs; None if nothing tells."""
-    path, rest = (None, "") if slot.prefix is None else _param_of(slot.tail, homes)
+    """Return where a state leaf belongs; None if nothing says it."""
+    path = None if slot.prefix is None else param_of(slot.tail, homes)
     if path is None:
         return None
     home = homes[path]
     if shape == home.shape:
         return home.placement
+    rest = slot.tail.removeprefix(path).removeprefix(SEPARATOR)
     entries = _entries(shape, home, rest)
-    return None if entries is None else home.of_part(entries)
-
-
-def _param_of(tail: str, homes: Mapping[str, _Home]) -> tuple[str | None, str]:
-    """Cut what follows a copy's name into the path of a param and the rest."""
-    path, rest = tail, ""
-    while path not in homes:
-        if not path:
-            return None, tail
-        path, _, last = path.rpartition(SEPARATOR)
-        rest = last if not rest else f"{last}{SEPARATOR}{rest}"
-    return path, rest
+    if entries is None or not isinstance(home.placement, NamedSharding | PartitionSpec):
+        return None
+    spec = PartitionSpec(*entries) if any(entries) else PartitionSpec()
+    if isinstance(home.placement, PartitionSpec):
+        return spec
+    kind = home.placement.memory_kind
+    return NamedSharding(home.placement.mesh, spec, memory_kind=kind)
 
 
 def _entries(shape: tuple[int, ...], home: _Home, rest: str) -> Sequence[Any] | None:
@@ -191,31 +182,23 @@ def _entries(shape: tuple[int, ...], home: _Home, rest: str) -> Sequence[Any] | 
     Args:
         shape: of the leaf; another than that of the param.
         home: the param.
-        rest: what stands behind the path of the param: SM3 numbers its axes there.
+        rest: what follows the path of the param: SM3 numbers its axes there.
     """
-    known = home.entries
-    if rest.isdecimal() and int(rest) < len(known):
-        axis = int(rest)
-        if shape == (home.shape[axis],):
-            return (known[axis],)
-    extra = len(shape) - len(home.shape)
+    known, own = home.entries, home.shape
+    if rest.isdecimal() and shape == own[int(rest) : int(rest) + 1]:
+        return known[int(rest) : int(rest) + 1]
+    extra = len(shape) - len(own)
     if extra > 0:  # a memory of several steps
-        is_memory = home.shape and shape[extra:] == home.shape
-        return (*[None] * extra, *known) if is_memory else None
+        return (*[None] * extra, *known) if own and shape[extra:] == own else None
     if extra == 0:  # reduced over axes that stay, with size one
-        if all(size in (1, own) for size, own in zip(shape, home.shape, strict=True)):
-            pairs = zip(shape, known, strict=True)
-            return [None if size == 1 else entry for size, entry in pairs]
-        return None
-    return _remaining(shape, home)
-
-
-def _remaining(shape: tuple[int, ...], home: _Home) -> Sequence[Any] | None:
-    """Return the entries of the axes that a reduction left, if the sizes tell."""
-    found = {
-        tuple(home.entries[axis] for axis in axes): None
-        for axes in itertools.combinations(range(len(home.shape)), len(shape))
-        if tuple(home.shape[axis] for axis in axes) == shape
+        axes = list(zip(shape, own, known, strict=True))
+        if any(size not in (1, full) for size, full, _ in axes):
+            return None
+        return [None if size == 1 else entry for size, _, entry in axes]
+    found = {  # the axes that a reduction left, if the sizes say which
+        tuple(known[axis] for axis in axes): None
+        for axes in itertools.combinations(range(len(own)), len(shape))
+        if tuple(own[axis] for axis in axes) == shape
     }
     return next(iter(found)) if len(found) == 1 else None
 
@@ -290,8 +273,3 @@ def _everywhere(homes: Mapping[str, _Home]) -> Placement:
     if isinstance(first, NamedSharding):
         return NamedSharding(first.mesh, PartitionSpec())
     return PartitionSpec() if isinstance(first, PartitionSpec) else first
-
-
-def _abstract(array: Any) -> jax.ShapeDtypeStruct:
-    # Without its sharding: axes of an Explicit mesh would ask for that mesh in force.
-    return jax.ShapeDtypeStruct(array.shape, array.dtype)

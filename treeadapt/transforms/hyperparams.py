@@ -16,7 +16,7 @@ import numbers
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -85,23 +85,32 @@ def inject_hyperparams(
     signature = _signature(inner_factory)
     static = frozenset({static_args} if isinstance(static_args, str) else static_args)
     _require_known(static, signature)
+    positional = [
+        parameter.name
+        for parameter in signature.parameters.values()
+        if parameter.kind < inspect.Parameter.VAR_POSITIONAL
+    ]
 
     @functools.wraps(inner_factory)
     def make(*args: Any, **kwargs: Any) -> optax.GradientTransformationExtraArgs:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
+        given = dict(zip(positional, bound.args, strict=False)) | bound.kwargs
         injected = {
-            parameter.name: _shown(parameter.name, value)
-            for parameter, value in _arguments(bound)
-            if parameter.name not in static and _is_injected(parameter, value)
+            name: _shown(name, value)
+            for name, value in given.items()
+            if name not in static and _is_injected(_parameter(signature, name), value)
         }
 
         def inner(**hyperparams: Any) -> Any:
-            return _call(inner_factory, bound, hyperparams)
+            new = given | hyperparams
+            first = [new[name] for name in positional]
+            more = {name: new[name] for name in bound.kwargs}
+            return inner_factory(*first, *bound.args[len(first) :], **more)
 
-        # Optax looks at the signature; what it does not see, it cannot call.
+        # Optax injects the parameters that it finds in the signature, and no others.
         inner.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            [_keyword(name) for name in injected]
+            [inspect.Parameter(name, _KEYWORD) for name in injected]
         )
         inject = optax.inject_hyperparams(inner, hyperparam_dtype=hyperparam_dtype)
         return inject(**injected)
@@ -179,6 +188,7 @@ def _is_tree(value: Any) -> bool:
 
 
 _EMPTY = inspect.Parameter.empty
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
 _NO_SCHEDULE = re.compile(r"mask|labels|_fn$")
 
 
@@ -267,35 +277,8 @@ def _require_known(static: frozenset[str], signature: inspect.Signature) -> None
         )
 
 
-def _arguments(
-    bound: inspect.BoundArguments,
-) -> Iterator[tuple[inspect.Parameter, Any]]:
-    """Yield every argument that may be a hyperparameter, with its parameter."""
-    for name, value in bound.arguments.items():
-        parameter = bound.signature.parameters[name]
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            for key, entry in value.items():
-                yield _keyword(key, annotation=parameter.annotation), entry
-        elif parameter.kind is not inspect.Parameter.VAR_POSITIONAL:
-            yield parameter, value
-
-
-def _keyword(name: str, **fields: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, **fields)
-
-
-def _call(
-    factory: Callable[..., Any],
-    bound: inspect.BoundArguments,
-    hyperparams: Mapping[str, Any],
-) -> Any:
-    """Call the factory with the arguments it was given, hyperparameters replaced."""
-    arguments = {}
-    for name, value in bound.arguments.items():
-        kind = bound.signature.parameters[name].kind
-        if kind is inspect.Parameter.VAR_KEYWORD:
-            arguments[name] = {key: hyperparams.get(key, value[key]) for key in value}
-        else:
-            arguments[name] = hyperparams.get(name, value)
-    new = inspect.BoundArguments(bound.signature, arguments)
-    return factory(*new.args, **new.kwargs)
+def _parameter(signature: inspect.Signature, name: str) -> inspect.Parameter:
+    """Return the parameter that takes an argument: the last one if it has no name."""
+    *_, last = signature.parameters.values()
+    found = signature.parameters.get(name)
+    return last.replace(name=name, kind=_KEYWORD) if found is None else found
