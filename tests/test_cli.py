@@ -297,7 +297,7 @@ def test_a_function_is_run_abstractly():
     ("name", "reason"),
     [
         ("test_cli:failing", "raised RuntimeError: no luck"),
-        ("test_cli:nothing", "no 'nothing'"),
+        ("test_cli:nothing", "no attribute 'nothing'"),
         ("test_cli:RULES", "is not a function"),
         ("no_such_module:f", "ModuleNotFoundError"),
         ("no/such.npz", "no checkpoint"),

@@ -372,11 +372,16 @@ def _totals(
     looks = paints(given) if is_ruled else [SIZES] * len(given)
     for label, paint, members in zip(given, looks, labels.values(), strict=True):
         rows = [row for _, found in members for row in found]
-        params = sum(row.num_params for row in rows)
-        size = sum(row.size_bytes for row in rows)
         text = " ".join(label_text(label, "no rule").split()) if is_ruled else ""
         where = tuple(printable(rule.where) for rule, _ in members if rule.where)
-        yield Total(label, len(rows), params, size, text, paint, where)
+        yield total(label, rows, text=text, paint=paint, rules=where)
+
+
+def total(label: Any, rows: Sequence[Row], **look: Any) -> Total:
+    """Return leaves with one label, added up; ``look`` is how a drawing shows them."""
+    params = sum(row.num_params for row in rows)
+    size_bytes = sum(row.size_bytes for row in rows)
+    return Total(label, len(rows), params, size_bytes, **look)
 
 
 def label_key(label: Any) -> Hashable:

@@ -9,11 +9,12 @@ error. Only ``convert`` and ``diff --values`` read arrays, and only ``convert`` 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,9 @@ import click
 
 from treeadapt._version import __version__
 from treeadapt.checkpoints import files
-from treeadapt.cli import bench as _bench
-from treeadapt.cli import lint as _lint
 from treeadapt.cli import printing
+from treeadapt.cli.bench import bench_rows
+from treeadapt.cli.lint import KINDS, as_options, findings
 from treeadapt.cli.sources import read_arrays, read_pair, read_source, read_stored
 from treeadapt.diff import tree_diff
 from treeadapt.drawing.words import printable
@@ -36,6 +37,7 @@ from treeadapt.selection.selectors import select
 from treeadapt.trees.views import view_tree
 
 PROGRAM = "treeadapt"
+_Help = click.exceptions.NoArgsIsHelpError
 _HELP = """Names, labels and checks of every leaf of a checkpoint.
 
 \b
@@ -64,29 +66,29 @@ class _Group(click.Group):
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         """Read the options before the command."""
-        return _shortly(super().make_context, *args, **kwargs)
+        with _short_errors():
+            return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command."""
-        with warnings.catch_warnings():
+        with _short_errors(), warnings.catch_warnings():
             warnings.showwarning = _show_warning
-            return _shortly(super().invoke, ctx)
+            return super().invoke(ctx)
 
 
-def _shortly(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Return what a call returns; whatever it raises becomes a ``_Failure``."""
+@contextlib.contextmanager
+def _short_errors() -> Iterator[None]:
+    """Turn whatever is raised inside into a ``_Failure``."""
     try:
-        return call(*args, **kwargs)
-    except click.exceptions.NoArgsIsHelpError:
+        yield
+    except (_Failure, _Help, click.exceptions.Exit, click.Abort, BrokenPipeError):
         raise
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else PROGRAM
         told = " ".join(error.format_message().split())
         raise _Failure(f"{told}\nTry '{command} --help'.") from error
-    except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
-        raise
     except TreeAdaptError as error:
-        raise _Failure(_lint.as_options(str(error))) from error
+        raise _Failure(as_options(str(error))) from error
     except KeyboardInterrupt as error:
         raise _Failure("Interrupted.", 130) from error  # as of a shell's own commands
     except Exception as error:
@@ -136,17 +138,25 @@ def _with_rules(*, required: bool) -> Callable[..., Any]:
         required=required,
         help="A rules file, .toml or .json.",
     )
-    allow_regex = click.option(
-        "--allow-regex",
-        is_flag=True,
-        help="Accept re: patterns; only in a file you trust.",
-    )
+    regex = "Accept re: patterns; only in a file you trust."
+    allow_regex = click.option("--allow-regex", is_flag=True, help=regex)
     return lambda command: rules(allow_regex(command))
 
 
 def _one_of(*forms: str) -> Callable[..., Any]:
     """Give a command ``--format``; without it, the form is the first."""
     return click.option("--format", "form", type=click.Choice(forms))
+
+
+def _patterns(name: str, what: str) -> Callable[..., Any]:
+    """Give a command an option that selects leaves."""
+    several = f"{what}; several are united, less those that start with !."
+    return click.option(name, "where", metavar="PATTERN", multiple=True, help=several)
+
+
+def _force(target: str) -> Callable[..., Any]:
+    replace = f"Replace {target} if it exists."
+    return click.option("--force", is_flag=True, help=replace)
 
 
 # Any text will do; as a path, the shell completes it.
@@ -170,20 +180,14 @@ def app() -> None:
 @click.option(
     "--separator", default="/", metavar="TEXT", help="What --depth counts, such as '.'."
 )
-@click.option(
-    "--filter",
-    "where",
-    metavar="PATTERN",
-    multiple=True,
-    help="Only what this selects; several are united, less those that start with !.",
-)
+@_patterns("--filter", "Only what this selects")
 @click.option(
     "--output",
     metavar="FILE",
     type=click.Path(),
     help="Draw it, as .svg, .html or .md, and print nothing else.",
 )
-@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+@_force("FILE")
 @_shared
 def show(
     tree: str,
@@ -215,16 +219,12 @@ def show(
         more = f" and {len(pairs) - 3:,} more" if len(pairs) > 3 else ""
         told = f"Tied, and counted twice: {', '.join(pairs[:3])}{more}."
         summary = dataclasses.replace(summary, notes=(*summary.notes, told))
-    if output is not None:
+    if output is None:
+        printing.print_summary(summary, source.ties, depth, form)
+    else:
         title = " by ".join(Path(name).name for name in (tree, rules_file) if name)
         summary.save(output, title=title, depth=depth)
         click.echo(f"Wrote {output!r}.")
-    elif form == "tree":
-        printing.print_tree(summary, depth)
-    elif form == "markdown":
-        click.echo(summary.to_markdown(depth=depth), nl=False)
-    else:
-        printing.print_summary(summary, source.ties, depth, form)
 
 
 @app.command(short_help="Check rules against a tree; for CI.")
@@ -233,7 +233,7 @@ def show(
 @click.option(
     "--ignore",
     "ignored",
-    type=click.Choice(_lint.KINDS),
+    type=click.Choice(KINDS),
     multiple=True,
     help="A kind of finding to leave out; may be repeated.",
 )
@@ -255,9 +255,9 @@ def lint(
     """
     rules = load_rules(rules_file, allow_regex=allow_regex)
     matches = rules.match(read_source(tree).tree)
-    every = _lint.findings(matches)
-    found = [each for each in every if each.kind not in ignored]
-    left_out = Counter(each.kind for each in every if each.kind in ignored)
+    found = list(findings(matches))
+    left_out = Counter(each.kind for each in found if each.kind in ignored)
+    found = [each for each in found if each.kind not in ignored]
     if form == "json":
         printing.print_json([dataclasses.asdict(each) for each in found])
     elif form == "github":
@@ -271,12 +271,7 @@ def lint(
 @app.command(short_help="Say how two trees differ.")
 @click.argument("a", metavar="A", type=click.Path())
 @click.argument("b", metavar="B", type=click.Path())
-@click.option(
-    "--where",
-    metavar="PATTERN",
-    multiple=True,
-    help="What to compare; several are united, less those that start with !.",
-)
+@_patterns("--where", "What to compare")
 @click.option("--values", is_flag=True, help="Compare values, too; reads all arrays.")
 @_one_of("text", "json")
 @_shared
@@ -338,7 +333,7 @@ def explain(tree: str, path: str, rules_file: str, *, allow_regex: bool) -> None
 @app.command(short_help="Write a checkpoint in another format.")
 @click.argument("source", metavar="SRC", type=click.Path())
 @click.argument("target", metavar="DST", type=click.Path())
-@click.option("--force", is_flag=True, help="Replace DST if it exists.")
+@_force("DST")
 @click.option("--format", "form", type=click.Choice(files.WRITTEN))
 @_shared
 def convert(source: str, target: str, form: Any, *, force: bool) -> None:
@@ -358,7 +353,7 @@ def convert(source: str, target: str, form: Any, *, force: bool) -> None:
 @_shared
 def bench() -> None:
     """Measure on this machine: milliseconds, and times jax.tree.flatten."""
-    printing.print_table(("call", "leaves", "ms", "ratio"), _bench.bench_rows())
+    printing.print_table(("call", "leaves", "ms", "ratio"), bench_rows())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -8,9 +8,8 @@ pattern does that the odd layer escapes. Nothing is raised.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from treeadapt.errors import SelectorError
@@ -27,8 +26,8 @@ _OPTIONS = {
 }
 KINDS = ("unmatched", "unused", "shadowed", "uneven")
 _FEWEST = 3  # siblings that make a family
-_NUMBER = re.compile(r"[0-9]+")
-_WORD_END = re.compile(r"[/.]|$")
+_SHOWN = 8
+_NUMBER = re.compile(r"([0-9]+)(?=([^/.]*))")  # and the rest of its word
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +44,11 @@ class Finding:
     rule: int | None
     text: str
 
+    @property
+    def line(self) -> str:
+        """The number of the rule, if any, and the text."""
+        return f"rule {self.rule}, {self.text}" if self.rule else self.text
+
 
 def as_options(text: str) -> str:
     """Write what a message advises as the command takes it, not Python.
@@ -58,31 +62,24 @@ def as_options(text: str) -> str:
     return text
 
 
-def findings(matches: RuleMatches) -> list[Finding]:
-    """Return all that is wrong, by kind."""
-    plan = matches.view.plan
-    found = []
+def findings(matches: RuleMatches) -> Iterator[Finding]:
+    """Yield all that is wrong, by kind."""
     if matches.unmatched:
         names = listing(sorted(matches.unmatched, key=natural))
-        found.append(
-            Finding(
-                "unmatched",
-                None,
-                f"{plural(len(matches.unmatched), 'leaf')} without a rule: "
-                f'{names}. Add a rule, or end with "**" = "<label>".',
-            )
-        )
-    unused = matches.unused
-    named = [(entry_text(entry), entry) for _, entry in unused]
-    lines = advice_lines(named, plan, matches.is_array, limit=len(named))
-    for (index, _), line in zip(unused, lines, strict=True):
+        count = plural(len(matches.unmatched), "leaf")
+        cure = 'Add a rule, or end with "**" = "<label>".'
+        yield Finding("unmatched", None, f"{count} without a rule: {names}. {cure}")
+    named = [(entry_text(entry), entry) for _, entry in matches.unused]
+    plan, is_array = matches.view.plan, matches.is_array
+    lines = advice_lines(named, plan, is_array, limit=len(named))
+    for (index, _), line in zip(matches.unused, lines, strict=True):
         told = f"matches nothing: {as_options(line.strip())}"
-        found.append(Finding("unused", index + 1, told))
+        yield Finding("unused", index + 1, told)
     for index in matches.shadowed:
         text = shorten(where_text(matches.rules.selectors[index]))
         told = f"{text} {matches.shadow_text(index)}"
-        found.append(Finding("shadowed", index + 1, told))
-    return [*found, *_uneven(matches)]
+        yield Finding("shadowed", index + 1, told)
+    yield from _uneven(matches)
 
 
 class _Place(NamedTuple):
@@ -101,48 +98,45 @@ def _uneven(matches: RuleMatches) -> Iterator[Finding]:
     meant. Where it would match, but there is no such leaf, the layer is an odd one.
     """
     families: dict[str, dict[str, None]] = {}
-    places: list[list[_Place]] = [[] for _ in matches.paths]
-    for leaf in itertools.compress(range(len(places)), matches.is_array):
-        places[leaf] = list(_places(matches.paths[leaf]))
-        for place in places[leaf]:
+    places: list[list[_Place]] = []
+    for path, is_array in zip(matches.paths, matches.is_array, strict=True):
+        places.append(list(_places(path)) if is_array else [])
+        for place in places[-1]:
             families.setdefault(place.family, {})[place.number] = None
     known = frozenset(matches.paths)
     for index, where in enumerate(matches.rules.selectors):
-        matched = [places[leaf] for leaf in matches.selected(index)]
-        reached: dict[str, dict[str, None]] = {}
-        for place in itertools.chain(*matched):
-            reached.setdefault(place.family, {})[place.number] = None
-        around: dict[str, dict[tuple[str, str], None]] = {
-            family: {}
-            for family, numbers in reached.items()
-            if len(numbers) < len(families[family]) >= _FEWEST
-        }
-        for place in itertools.chain(*(matched if around else ())):
-            if place.family in around:
-                around[place.family][place.before, place.after] = None
-        for family, parts in around.items():
-            numbers, every = reached[family], families[family]
+        reached: dict[str, list[_Place]] = {}
+        for leaf in matches.selected(index):
+            for place in places[leaf]:
+                reached.setdefault(place.family, []).append(place)
+        for family, found in reached.items():
+            every, numbers = families[family], {place.number for place in found}
+            if len(every) < _FEWEST or len(numbers) == len(every):
+                continue
+            around = dict.fromkeys((place.before, place.after) for place in found)
             odd = [
                 number
                 for number in every
                 if number not in numbers
                 and all(
-                    f"{before}{number}{after}" not in known
-                    and _would_match(where, f"{before}{number}{after}")
-                    for before, after in parts
+                    path not in known and _would_match(where, path)
+                    for path in (f"{above}{number}{below}" for above, below in around)
                 )
             ]
             if odd:
+                missing = ", ".join(sorted(odd, key=natural)[:_SHOWN])
+                left = len(odd) - _SHOWN
+                more = f" and {left:,} more" if left > 0 else ""
                 yield Finding(
                     "uneven",
                     index + 1,
                     f"{where_text(where)} matches in {len(numbers):,} of "
-                    f"{len(every):,} {family}; not in {_numbers(odd)}.",
+                    f"{len(every):,} {family}; not in {missing}{more}.",
                 )
 
 
 def _would_match(where: Selector, path: str) -> bool:
-    """Tell whether a rule would match a leaf that does not exist."""
+    """Return whether a rule would match a leaf that does not exist."""
     try:
         return where.matches(path)
     except SelectorError:  # a class, or numbers counted from the end
@@ -156,12 +150,4 @@ def _places(path: str) -> Iterator[_Place]:
     """
     for found in _NUMBER.finditer(path):
         before, after = path[: found.start()], path[found.end() :]
-        word = _WORD_END.search(after)
-        end = word.start() if word else 0
-        yield _Place(f"{before}*{after[:end]}", found[0], before, after)
-
-
-def _numbers(numbers: Sequence[str]) -> str:
-    shown = sorted(numbers, key=lambda text: (len(text), text))[:8]
-    more = f" and {len(numbers) - 8:,} more" if len(numbers) > 8 else ""
-    return ", ".join(shown) + more
+        yield _Place(f"{before}*{found[2]}", found[1], before, after)

@@ -11,7 +11,7 @@ import io
 import json
 import shutil
 import sys
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,11 @@ import click
 
 from treeadapt.cli.lint import Finding
 from treeadapt.diff import TreeDiff
+from treeadapt.drawing.outline import Total
 from treeadapt.drawing.text import aligned, lines
 from treeadapt.drawing.words import columns, fitted, printable, size_text
 from treeadapt.names import plural
-from treeadapt.report import Summary, label_key, label_text
+from treeadapt.report import Row, Summary, label_key, label_text, total
 from treeadapt.selection.matches import STATIC
 from treeadapt.selection.rules import Rules
 
@@ -33,13 +34,9 @@ _FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")
 
 def bar(label: str, length: int) -> Any:
     """Return a progress bar on standard error, if that is a terminal."""
-    hidden = not sys.stderr.isatty()
+    err, label = sys.stderr, printable(label)
     return click.progressbar(
-        length=length,
-        label=printable(label),
-        file=sys.stderr,
-        show_pos=True,
-        hidden=hidden,
+        length=length, label=label, file=err, show_pos=True, hidden=not err.isatty()
     )
 
 
@@ -48,76 +45,51 @@ def print_json(content: Any) -> None:
     click.echo(json.dumps(content, indent=2))
 
 
-def print_csv(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Print rows below the names of their columns, as CSV.
-
-    A text that a spreadsheet would run as a formula gets an apostrophe before it.
-    """
-    text = io.StringIO()
-    write = csv.writer(text, lineterminator="\n")
-    write.writerow(head)
-    for row in rows:
-        write.writerow([_inert(cell) if type(cell) is str else cell for cell in row])
-    click.echo(text.getvalue(), nl=False)
-
-
-def print_table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+def print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print rows below the names of their columns, aligned."""
-    cells = [tuple(printable(str(cell)) for cell in row) for row in rows]
-    first, *others = aligned(head, cells)
-    click.secho(first.rstrip(), bold=True)
+    first, *others = aligned(head, [tuple(map(printable, row)) for row in rows])
+    click.secho(first, bold=True)
     for line in others:
-        click.echo(line.rstrip())
+        click.echo(line)
 
 
 def print_summary(
     summary: Summary, ties: Mapping[str, str], depth: int | None, form: str | None
 ) -> None:
-    """Print every leaf, or what leaves add up to.
+    """Print a report in one of its forms.
 
     Args:
         summary: what to print.
         ties: for a tied path the one that it is.
-        depth: by how many segments of their paths, and by label, leaves are added up;
-            None for every leaf.
-        form: ``"json"``, ``"csv"``, or anything else for a table.
+        depth: how many segments of a path to show in a drawing; elsewhere by how many
+            of them, and by label, leaves are added up; None for every leaf.
+        form: ``"json"``, ``"csv"``, ``"markdown"``, ``"tree"``, or anything else for a
+            table.
     """
-    rows = _leaves(summary, ties) if depth is None else _sums(summary, depth)
-    if form == "json":
-        totals = [
-            {
-                "label": _as_data(total.label),
-                "leaves": total.num_leaves,
-                "params": total.num_params,
-                "bytes": total.size_bytes,
-            }
-            for total in summary.totals
-        ]
+    if form == "tree":
+        _print_tree(summary, depth)
+    elif form == "markdown":
+        click.echo(summary.to_markdown(depth=depth), nl=False)
+    elif form == "json":
+        totals = [{"label": _as_data(x.label), **_sums(x)} for x in summary.totals]
         name = "leaves" if depth is None else "nodes"
+        rows = _records(summary, ties, depth)
         print_json({name: rows, "totals": totals, "notes": list(summary.notes)})
     elif form == "csv":
-        for row in rows:
-            if "shape" in row:
-                row["shape"] = row["shape"] and "x".join(map(str, row["shape"]))
-        print_csv(list(rows[0]) if rows else [], [list(row.values()) for row in rows])
+        text, rows = io.StringIO(), _records(summary, ties, depth)
+        table = csv.DictWriter(text, rows[0] if rows else (), lineterminator="\n")
+        table.writeheader()
+        table.writerows({name: _cell(row[name]) for name in row} for row in rows)
+        click.echo(text.getvalue(), nl=False)
     elif depth is None:
         click.echo(str(summary))
     else:
+        head = ("path", "leaves", "params", "size", "label")
         end = None if summary.rules is not None else -1
-        cells = [
-            (
-                row["path"],
-                f"{row['leaves']:,}",
-                f"{row['params']:,}",
-                size_text(row["bytes"]),
-                label_text(row["label"]),
-            )[:end]
-            for row in rows
-        ]
-        print_table(("path", "leaves", "params", "size", "label")[:end], cells)
+        print_table(head[:end], [row[:end] for row in _table_rows(summary, depth)])
 
 
-def print_tree(summary: Summary, depth: int | None) -> None:
+def _print_tree(summary: Summary, depth: int | None) -> None:
     """Print a tree, folded to what fits; lines end where the terminal does."""
     if not sys.stdout.isatty():
         return click.echo(summary.to_text(depth=depth))
@@ -143,28 +115,24 @@ def print_findings(
         num_arrays: how many arrays there are.
     """
     for each in found:
-        rule = "" if each.rule is None else f"rule {each.rule}, "
-        kind = click.style(f"{each.kind}:", fg="red")
-        click.echo(f"{kind} {rule}{printable(each.text)}")
-    arrays = plural(num_arrays, "array")
+        click.echo(f"{click.style(f'{each.kind}:', fg='red')} {printable(each.line)}")
+    counts = f"{plural(len(found), 'finding')} in {plural(num_arrays, 'array')}"
     left_out = ", ".join(f"{count:,} {kind}" for kind, count in ignored.items())
-    told = f"; ignored: {left_out}" if ignored else ""
-    click.echo(f"{plural(len(found), 'finding')} in {arrays}{told}.")
+    click.echo(f"{counts}; ignored: {left_out}." if ignored else f"{counts}.")
 
 
 def print_annotations(found: Sequence[Finding], rules: Rules, file: str) -> None:
     """Print what is wrong with rules as GitHub's annotations of their file."""
     texts = Path(file).read_text("utf-8").splitlines()
     for each in found:
-        place = [f"file={_escaped(file, ':,')}"]
+        place = f"file={_escaped(file, ':,')}"
         if each.rule is not None:
             pattern = next(rules.selectors[each.rule - 1].patterns(), "")
             quoted = (json.dumps(pattern, ensure_ascii=False), f"'{pattern}'")
             numbers = (n for n, t in enumerate(texts, 1) if any(q in t for q in quoted))
-            place += [f"line={number}" for number in list(numbers)[:1]]
-        rule = "" if each.rule is None else f"rule {each.rule}, "
-        told = _escaped(f"{rule}{printable(each.text)}")
-        click.echo(f"::error {','.join(place)},title={each.kind} rule::{told}")
+            place += "".join(f",line={number}" for number in list(numbers)[:1])
+        told = _escaped(printable(each.line))
+        click.echo(f"::error {place},title={each.kind} rule::{told}")
 
 
 def print_diff(found: TreeDiff) -> None:
@@ -175,7 +143,15 @@ def print_diff(found: TreeDiff) -> None:
         click.secho(line, fg=_DIFF_COLORS.get(line[0]))
 
 
-def _leaves(summary: Summary, ties: Mapping[str, str]) -> list[dict[str, Any]]:
+def _records(
+    summary: Summary, ties: Mapping[str, str], depth: int | None
+) -> list[dict[str, Any]]:
+    """Return every leaf, or what leaves add up to, for other programs."""
+    if depth is not None:
+        return [
+            {"path": path, **_sums(one), "label": _as_data(one.label)}
+            for path, one in _nodes(summary, depth)
+        ]
     where = {rule.number: rule.where for rule in summary.rules or ()}
     return [
         {
@@ -192,26 +168,42 @@ def _leaves(summary: Summary, ties: Mapping[str, str]) -> list[dict[str, Any]]:
     ]
 
 
-def _sums(summary: Summary, depth: int) -> list[dict[str, Any]]:
-    sums: dict[tuple[str, Hashable], dict[str, Any]] = {}
+def _nodes(summary: Summary, depth: int) -> Iterator[tuple[str, Total]]:
+    """Yield the start of a path, and what leaves below it with one label add up to."""
+    below: dict[tuple[str, Hashable], list[Row]] = {}
     for row in summary.rows:
         above = summary.separator.join(row.path.split(summary.separator)[:depth])
-        new = {"path": above, "leaves": 0, "params": 0, "bytes": 0}
-        entry = sums.setdefault(
-            (above, label_key(row.label)), new | {"label": _as_data(row.label)}
-        )
-        entry["leaves"] += 1
-        entry["params"] += row.num_params
-        entry["bytes"] += row.size_bytes
-    return list(sums.values())
+        below.setdefault((above, label_key(row.label)), []).append(row)
+    for (above, _), rows in below.items():
+        yield above, total(rows[0].label, rows)
+
+
+def _table_rows(summary: Summary, depth: int) -> Iterator[tuple[str, ...]]:
+    for path, one in _nodes(summary, depth):
+        counts = (f"{one.num_leaves:,}", f"{one.num_params:,}")
+        yield path, *counts, size_text(one.size_bytes), label_text(one.label)
+
+
+def _sums(one: Total) -> dict[str, int]:
+    return {
+        "leaves": one.num_leaves,
+        "params": one.num_params,
+        "bytes": one.size_bytes,
+    }
 
 
 def _as_data(label: Any) -> Any:
     return None if label is STATIC else label
 
 
-def _inert(text: str) -> str:
-    return ("'" if text.startswith(_FORMULA) else "") + printable(text)
+def _cell(value: Any) -> Any:
+    """Return a cell of a CSV.
+
+    A text that a spreadsheet would run as a formula gets an apostrophe before it.
+    """
+    if type(value) is str:
+        return ("'" if value.startswith(_FORMULA) else "") + printable(value)
+    return "x".join(map(str, value)) if type(value) is list else value
 
 
 def _escaped(text: str, more: str = "") -> str:

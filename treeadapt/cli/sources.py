@@ -8,7 +8,7 @@ checkpoint is read as data. ``module:function`` imports code and runs it under
 from __future__ import annotations
 
 import dataclasses
-import importlib
+import pkgutil
 import re
 import sys
 from collections.abc import Collection, Mapping
@@ -25,7 +25,7 @@ from treeadapt.checkpoints.leaves import stored_form
 from treeadapt.cli.printing import bar
 from treeadapt.drawing.words import printable
 from treeadapt.errors import CheckpointError, TreeAdaptError
-from treeadapt.names import listing, plural
+from treeadapt.names import plural
 from treeadapt.trees.views import view_tree
 
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*(?<!\.py):[A-Za-z_][\w.]*")
@@ -57,9 +57,7 @@ def read_source(text: str) -> Source:
         CheckpointError: there is no such checkpoint, or it cannot be read.
         TreeAdaptError: the function cannot be found or fails.
     """
-    if _is_function(text):
-        return _opened(text)
-    return _source(read_stored(text))
+    return _traced(text) if _is_function(text) else _source(read_stored(text))
 
 
 def read_pair(a: str, b: str) -> tuple[Source, Source]:
@@ -77,40 +75,37 @@ def read_pair(a: str, b: str) -> tuple[Source, Source]:
         CheckpointError: there is no such checkpoint, or it cannot be read.
         TreeAdaptError: a function cannot be found or fails.
     """
-    one, two = _opened(a), _opened(b)
-    if one.stored:
-        known = two.stored.without_boxes().leaves if two.stored else _paths(two)
-        one = _source(_unboxed(a, one.stored, known))
-    if two.stored:
-        two = _source(_unboxed(b, two.stored, _paths(one)))
-    return _as_saved(one, two), _as_saved(two, one)
+    one, two = (
+        _traced(text) if _is_function(text) else _source(_as_stored(text))
+        for text in (a, b)
+    )
+    return _next_to(two, a, one), _next_to(one, b, two)
 
 
-def _as_saved(source: Source, other: Source) -> Source:
-    if source.stored or not other.stored:
+def _next_to(other: Source, text: str, source: Source) -> Source:
+    """Return what a tree is called ``text``, with the names of the other one."""
+    if source.stored:
+        return _source(_unboxed(text, source.stored, _paths(other)))
+    if not other.stored:
         return source
     view = view_tree(source.tree)
+    stored = other.stored.without_boxes(view.plan.paths).table
     leaves: list[Any] = []
     for path, leaf in view.items():
         form = stored_form(leaf)
-        is_saved = form and (form.kind != NUMBER or path in other.stored.table)
+        is_saved = form and (form.kind != NUMBER or path in stored)
         leaves.append(form.array if form and is_saved else None)
     return dataclasses.replace(source, tree=view.rebuild(leaves))
 
 
-def _opened(text: str) -> Source:
-    if _is_function(text):
-        module, _, function = text.partition(":")
-        return _traced(text, module, function)
-    return _source(_as_stored(text))
+def _paths(source: Source) -> Collection[str]:
+    if source.stored:
+        return source.stored.without_boxes().leaves
+    return view_tree(source.tree).plan.paths
 
 
 def _source(stored: Stored) -> Source:
     return Source(as_tree(stored.leaves), stored.ties, stored)
-
-
-def _paths(source: Source) -> Collection[str]:
-    return view_tree(source.tree).plan.paths
 
 
 def _unboxed(text: str, stored: Stored, known: Collection[str] = ()) -> Stored:
@@ -166,12 +161,12 @@ def _is_function(text: str) -> bool:
     return bool(_FUNCTION.fullmatch(text)) and not Path(text).exists()
 
 
-def _traced(text: str, module: str, function: str) -> Source:
+def _traced(text: str) -> Source:
     """Return the abstract result of a function, static leaves as they are."""
     made: list[Any] = []
 
     def run() -> list[Any]:
-        tree = _function(text, module, function)()
+        tree = _function(text)()
         view = view_tree(tree)
         if not any(map(is_array, view.leaves)):
             raise TreeAdaptError(
@@ -200,14 +195,10 @@ def _traced(text: str, module: str, function: str) -> Source:
     return Source(view.rebuild(leaves), ties)
 
 
-def _function(text: str, module: str, function: str) -> Any:
+def _function(text: str) -> Any:
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
-    found: Any = importlib.import_module(module)
-    for name in function.split("."):
-        if not hasattr(found, name):
-            raise TreeAdaptError(f"The module of {text} has no {listing([name])}.")
-        found = getattr(found, name)
+    found = pkgutil.resolve_name(text)
     if not callable(found):
         raise TreeAdaptError(
             f"{text} is not a function; give one that returns the tree."
