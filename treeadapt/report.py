@@ -21,10 +21,11 @@ from typing import Any
 from treeadapt.arrays import is_array
 from treeadapt.checkpoints.replacing import replaced
 from treeadapt.drawing.html import html_page, html_part
+from treeadapt.drawing.layout import aligned
 from treeadapt.drawing.outline import Node, Outline, Total, added, grown, sum_text
 from treeadapt.drawing.palette import SIZES, paints
 from treeadapt.drawing.svg import svg
-from treeadapt.drawing.text import aligned, lines, markdown, plain
+from treeadapt.drawing.text import lines, markdown, plain
 from treeadapt.drawing.words import printable, size_text
 from treeadapt.errors import TreeAdaptError
 from treeadapt.names import listing, plural

@@ -19,8 +19,9 @@ import click
 
 from treeadapt.cli.lint import Finding
 from treeadapt.diff import TreeDiff
+from treeadapt.drawing.layout import aligned
 from treeadapt.drawing.outline import Total
-from treeadapt.drawing.text import aligned, lines
+from treeadapt.drawing.text import lines
 from treeadapt.drawing.words import columns, fitted, printable, size_text
 from treeadapt.names import plural
 from treeadapt.report import Row, Summary, label_key, label_text, total
@@ -217,4 +218,6 @@ def _style(style: str) -> dict[str, Any]:
     """Return a style of ``drawing`` as click takes it."""
     if style.startswith("#"):
         return {"fg": tuple(int(style[i : i + 2], 16) for i in (1, 3, 5))}
-    return {style: True} if style in ("bold", "dim") else {"fg": style or None}
+    words = style.split()
+    fg = "red" if "red" in words else None
+    return {"fg": fg, "bold": "bold" in words or None, "dim": "dim" in words or None}

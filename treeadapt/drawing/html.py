@@ -9,49 +9,34 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 
+from treeadapt.drawing.layout import Line, picture
 from treeadapt.drawing.markup import element
-from treeadapt.drawing.outline import LEGEND, Node, Outline, Row, every
+from treeadapt.drawing.outline import Outline, every
 from treeadapt.drawing.palette import Paint
-from treeadapt.drawing.words import fitted, size_text
+from treeadapt.drawing.words import columns
 
 _ROWS, _WIDTH, _LABELS = 400, 200, 100
-_MAX_TEXT = 160
 
 _STYLE = """
-.treeadapt { font: 12px/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas,
-  "DejaVu Sans Mono", monospace; max-width: 92em; text-align: left }
-.treeadapt .head { font-weight: 600; font-size: 14px }
-.treeadapt .bar, .treeadapt .mix { display: flex; height: 11px; border-radius: 2px;
-  overflow: hidden; background: rgba(128, 136, 148, .2) }
-.treeadapt .own { display: flex; min-width: 2px }
-.treeadapt .own > i, .treeadapt .mix > i { min-width: 1px }
-.treeadapt .all { margin: .3em 0 .9em }
-.treeadapt table { border-collapse: collapse; font: inherit; color: inherit }
-.treeadapt th, .treeadapt td { padding: 0 1.4em 0 0; text-align: right; border: 0;
-  font: inherit; background: none; vertical-align: top; white-space: nowrap }
-.treeadapt td.rules { white-space: normal; overflow-wrap: anywhere }
-.treeadapt .left { text-align: left }
-.treeadapt td:first-child { font-weight: 600 }
-.treeadapt .swatch { display: inline-block; width: 11px; height: 11px;
-  border-radius: 2px; margin-right: .6em; vertical-align: -1px }
-.treeadapt .note { overflow-wrap: anywhere; border-left: 3px solid #d1242f;
-  padding-left: .7em; margin: .5em 0 }
-.treeadapt .tree { overflow-x: auto; margin-top: .8em }
-.treeadapt .row { display: grid; align-items: center; column-gap: 1.2em;
-  grid-template-columns: minmax(15em, 1.3fr) minmax(9em, 1fr) 5em 11em 34px
-    minmax(13em, 1.2fr);
-  padding: 1px 6px; border-radius: 4px; min-width: 70em }
-.treeadapt summary.row { cursor: pointer; list-style: none }
-.treeadapt summary.row::-webkit-details-marker { display: none }
-.treeadapt .row:hover { background: rgba(128, 136, 148, .14) }
-.treeadapt .row > * { overflow: hidden; text-overflow: ellipsis; white-space: nowrap }
-.treeadapt .name { padding-left: 1.3em }
-.treeadapt summary > .name { font-weight: 600; padding-left: 0 }
-.treeadapt summary > .name::before { content: "\\25B8"; display: inline-block;
-  width: 1.3em; opacity: .65 }
-.treeadapt details[open] > summary > .name::before { content: "\\25BE" }
-.treeadapt .size { text-align: right }
-.treeadapt .quiet { opacity: .65 }
+.treeadapt { font: 12px/1.6 ui-monospace, SFMono-Regular, Menlo, Consolas,
+  "DejaVu Sans Mono", monospace; white-space: pre; text-align: left; overflow-x: auto }
+.treeadapt div { box-sizing: border-box; min-width: 100%; width: max-content }
+.treeadapt .title { font-size: 14px }
+.treeadapt .title, .treeadapt .strong, .treeadapt .bold { font-weight: 600 }
+.treeadapt .dim, .treeadapt .muted, .treeadapt .marker { opacity: .65 }
+.treeadapt .red { border-left: 3px solid #d1242f; padding-left: .7em; margin: .5em 0 }
+.treeadapt .bar, .treeadapt .mix, .treeadapt .swatch { display: inline-flex;
+  height: 11px; border-radius: 2px; overflow: hidden; vertical-align: -1px }
+.treeadapt .bar { background: rgba(128, 136, 148, .2) }
+.treeadapt i { min-width: 1px }
+.treeadapt .bar > i { min-width: 2px }
+.treeadapt .tree { margin-top: .8em }
+.treeadapt .line:hover { background: rgba(128, 136, 148, .14) }
+.treeadapt summary { cursor: pointer; list-style: none }
+.treeadapt summary::-webkit-details-marker { display: none }
+.treeadapt .marker { display: inline-block; width: 2ch }
+.treeadapt summary > .marker::before { content: "\\25B8" }
+.treeadapt details[open] > summary > .marker::before { content: "\\25BE" }
 """
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
@@ -75,79 +60,43 @@ def html_part(outline: Outline) -> str:
     made = ET.Element("div", {"class": "treeadapt"})
     element(made, "style", _STYLE)
     if outline.title:
-        element(made, "div", outline.title, class_="head")
-    element(made, "div", outline.headline, class_="" if outline.title else "head")
-    _own(element(made, "div", class_="bar all"), outline.root, outline)
-    if outline.legend():
-        _legend(element(made, "table"), outline)
+        element(made, "div", outline.title, class_="title")
+    element(made, "div", outline.headline, class_="" if outline.title else "title")
+    whole, legend, tree = picture(outline, labels=_LABELS, limit=_ROWS, width=_WIDTH)
+    for line in (whole, *legend):
+        _line(element(made, "div"), line)
     for note in outline.notes:
-        element(made, "div", note, class_="note")
-    tree = element(made, "div", class_="tree")
-    head = element(tree, "div", class_="row quiet")
-    share = f"share of {size_text(outline.root.size_bytes)}"
-    for text in ("path", "contents", "size", share):
-        classes = {"path": "name", "size": "size"}
-        element(head, "span", text, class_=classes.get(text, ""))
-    for text in ("", "label") if outline.has_labels else ():
-        element(head, "span", text)
+        element(made, "div", note, class_="red")
+    above = [element(made, "div", class_="tree")]
     first = every(outline.rows())  # as the picture
     is_open = {id(row.node) for row in first if row.children}
-    for row in outline.rows(_ROWS, _WIDTH):
-        tree.append(_row(row, outline, is_open))
+    for line in tree:
+        if line.row:
+            del above[line.row.level + 1 :]
+        into, tag = above[-1], "div"
+        if line.row and line.row.children:
+            into, tag = element(into, "details"), "summary"
+            if id(line.row.node) in is_open:
+                into.set("open", "")
+            above.append(into)
+        _line(element(into, tag, class_="line"), line)
     return _text(made)
 
 
-def _legend(table: ET.Element, outline: Outline) -> None:
-    shown = outline.legend(_LABELS)
-    head = element(table, "tr", class_="quiet")
-    for name in LEGEND if any(one.rules for one in shown) else LEGEND[:-1]:
-        element(head, "th", name, class_="left" if name in ("label", "rules") else "")
-    for one in shown:
-        line = element(table, "tr")
-        name_cell = element(line, "td", class_="left", title=one.tip)
-        swatch = element(name_cell, "span", class_="swatch", style=_fill(one.paint))
-        swatch.tail = fitted(one.text, 60)
-        for text in outline.numbers(one):
-            element(line, "td", text)
-        rules = fitted(", ".join(one.rules), 4 * _MAX_TEXT)
-        element(line, "td", rules, class_="left rules quiet")
-
-
-def _row(row: Row, outline: Outline, is_open: set[int]) -> ET.Element:
-    """Return a line with all that is below it; as deep as outlines are."""
-    node = row.node
-    made = line = ET.Element("div")
-    if row.children:
-        made = ET.Element("details", {"open": ""} if id(node) in is_open else {})
-        line = element(made, "summary")
-    line.attrib.update({"class": "row", "title": outline.tooltip(row)})
-    indent = f"margin-left:{1.2 * min(row.level, 16):.3g}em"
-    name, kind, size, label = outline.cells(node)
-    name = fitted(name, _MAX_TEXT, middle=True)
-    element(line, "span", name, class_="name", style=indent)
-    element(line, "span", kind, class_="quiet")
-    element(line, "span", size, class_="size")
-    _own(element(line, "span", class_="bar"), node, outline)
-    if outline.has_labels:
-        _parts(element(line, "span", class_="mix"), node, outline)
-        element(line, "span", fitted(label, _MAX_TEXT))
-    for part in line:
-        part.tail = " "  # where styles are taken away, words stay apart
-    made.extend(_row(child, outline, is_open) for child in row.children)
-    return made
-
-
-def _own(track: ET.Element, node: Node, outline: Outline) -> None:
-    """Fill a track as far as a node is of the whole."""
-    if node.size_bytes:
-        width = f"width:{100 * node.size_bytes / outline.root.size_bytes:.4g}%"
-        _parts(element(track, "span", class_="own", style=width), node, outline)
-
-
-def _parts(bar: ET.Element, node: Node, outline: Outline) -> None:
-    for label, share in node.cells:
-        fill = _fill(outline.labels[label].paint)
-        element(bar, "i", style=f"flex:{share:.4g};{fill}")
+def _line(into: ET.Element, line: Line) -> None:
+    if line.tip:
+        into.set("title", line.tip)
+    for span in line.spans:
+        width = f"width:{columns(span.text)}ch"
+        if span.is_bar:
+            bar = element(into, "span", span.text, class_=span.style, style=width)
+            for paint, share in span.parts:
+                part = f"width:{100 * span.share * share:.4g}%;{_fill(paint)}"
+                element(bar, "i", style=part)
+        else:
+            classes = "" if span.style.startswith("#") else span.style
+            fixed = "" if span.text.isascii() else f"display:inline-block;{width}"
+            element(into, "span", span.text, class_=classes, style=fixed)
 
 
 def _fill(paint: Paint) -> str:

@@ -1,0 +1,177 @@
+"""The lines of a picture: what is where, in columns of a fixed-width font.
+
+Takes an outline; gives the lines of its legend and of its tree, each a row of spans as
+wide as their texts. SVG, HTML and text paint these spans, so that they show the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from treeadapt.drawing.outline import LEGEND, Node, Outline, Row, every
+from treeadapt.drawing.palette import Paint
+from treeadapt.drawing.words import columns, fitted
+
+_BAR, _MIX = 16, 5
+_NAME, _CONTENTS, _LABEL, _RULES = 48, 32, 34, 60
+# Columns whose cells end at one place.
+_NUMBERS = frozenset({"leaves", "params", "size", "share", "rule", "ms", "ratio"})
+
+
+class Span(NamedTuple):
+    """A part of a line.
+
+    Attributes:
+        text: as wide as the span; of a bar, spaces.
+        style: words such as ``bold``, ``dim`` or ``number``, which ends at its right;
+            or a colour, which is for text alone.
+        share: of a bar, how much of it is filled.
+        parts: of a bar, its paints and their shares of what is filled.
+    """
+
+    text: str
+    style: str = ""
+    share: float = 0.0
+    parts: Sequence[tuple[Paint, float]] = ()
+
+    @property
+    def is_bar(self) -> bool:
+        """Whether it is a bar; text leaves out what is a ``mix``."""
+        return self.style in ("bar", "mix", "swatch")
+
+
+class Line(NamedTuple):
+    """A line of a picture.
+
+    Attributes:
+        spans: from left to right.
+        tip: its tooltip.
+        row: of the tree; None for a line of the legend, and above the tree.
+    """
+
+    spans: Sequence[Span]
+    tip: str = ""
+    row: Row | None = None
+
+
+def aligned(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Write a table as lines; columns of numbers end at one place.
+
+    Args:
+        head: the names of the columns.
+        rows: the cells below them.
+
+    Example:
+        >>> aligned(("label", "leaves"), [("train", "2")])
+        ['label  leaves', 'train       2']
+    """
+    return ["  ".join(row).rstrip() for row in _padded(head, rows)]
+
+
+def _padded(
+    head: Sequence[str], rows: Iterable[Sequence[str]]
+) -> list[tuple[str, ...]]:
+    """Return head and rows, with the cells of each column equally wide."""
+    made = []
+    for column in zip(head, *rows, strict=True):
+        width = max(map(columns, column))
+        spaces = [" " * (width - columns(cell)) for cell in column]
+        pairs = zip(column, spaces, strict=True)
+        is_right = column[0] in _NUMBERS
+        made.append([s + cell if is_right else cell + s for cell, s in pairs])
+    return list(zip(*made, strict=True))
+
+
+def picture(
+    outline: Outline, *, labels: int = 16, limit: int = 44, width: int = 28
+) -> tuple[Line, list[Line], list[Line]]:
+    """Return a bar of the whole, as wide as the picture; the legend; and the tree.
+
+    Args:
+        outline: the outline.
+        labels: how many labels to show, about.
+        limit: as for ``Outline.rows``.
+        width: as for ``Outline.rows``.
+    """
+    legend, tree = legend_lines(outline, labels), tree_lines(outline, limit, width)
+    texts = ["".join(span.text for span in line.spans) for line in (*legend, *tree)]
+    room = max(map(columns, (outline.headline, *texts))) + 2
+    return Line([_bar(outline, outline.root, room)]), legend, tree
+
+
+def legend_lines(outline: Outline, limit: int = 16) -> list[Line]:
+    """Return the lines of the legend; none without rules.
+
+    Args:
+        outline: the outline.
+        limit: how many labels to show, about.
+    """
+    shown = outline.legend(limit)
+    if not shown:
+        return []
+    texts = [
+        (
+            fitted(one.text, _LABEL),
+            *outline.numbers(one),
+            fitted(", ".join(one.rules), _RULES),
+        )
+        for one in shown
+    ]
+    head, *table = _padded(LEGEND, texts)
+    made = [Line([Span("   "), *_spaced(*_heads(head))])]
+    for one, (name, *numbers, rules) in zip(shown, table, strict=True):
+        swatch = Span("  ", "swatch", 1.0, [(one.paint, 1.0)])
+        cells = [Span(name, "strong"), *(Span(text, "number") for text in numbers)]
+        spans = [swatch, Span(" "), *_spaced(*cells, Span(rules, "muted"))]
+        made.append(Line(spans, one.tip))
+    return made
+
+
+def tree_lines(outline: Outline, limit: int = 44, width: int = 28) -> list[Line]:
+    """Return the lines of the tree; ``limit`` and ``width`` as for ``Outline.rows``."""
+    rows = list(every(outline.rows(limit, width)))
+    texts = [outline.cells(row.node) for row in rows]
+    shown = [
+        (
+            fitted("  " * row.level + name, _NAME, middle=True),
+            fitted(kind, _CONTENTS),
+            size,
+        )
+        for row, (name, kind, size, _) in zip(rows, texts, strict=True)
+    ]
+    head, *table = _padded(("path", "contents", "size"), shown)
+    share = Span("share".ljust(_BAR), "dim")
+    spans = [Span("  ", "marker"), *_spaced(*_heads(head), share), Span("  ")]
+    label = [Span(" " * (_MIX + 1), "mix"), Span("label", "dim")]
+    made = [Line([*spans, *(label if outline.has_labels else [])])] if rows else []
+    for row, (name, kind, size), (*_, told) in zip(rows, table, texts, strict=True):
+        node, indent = row.node, 2 * row.level
+        bar = _bar(outline, node, _BAR)
+        cells = (Span(kind, "muted"), Span(size, "number"), bar)
+        name_span = Span(name[indent:], "bold" if node.children else "")
+        spans = [Span(name[:indent]), Span("  ", "marker"), *_spaced(name_span, *cells)]
+        if outline.has_labels:
+            mix = Span(" " * _MIX, "mix", 1.0, bar.parts)
+            first = outline.labels[max(node.shares, key=lambda pair: pair[1])[0]]
+            text = Span(fitted(told, _LABEL), first.paint.color)
+            spans += [Span("  "), mix, Span(" ", "mix"), text]
+        made.append(Line(spans, outline.tooltip(row), row))
+    return made
+
+
+def _bar(outline: Outline, node: Node, width: int) -> Span:
+    """Return a bar that is filled as far as a node is of the whole."""
+    parts = [(outline.labels[label].paint, share) for label, share in node.cells]
+    share = node.size_bytes / (outline.root.size_bytes or 1)
+    return Span(" " * width, "bar", share, parts)
+
+
+def _heads(head: Sequence[str]) -> list[Span]:
+    styles = ("dim number" if text.strip() in _NUMBERS else "dim" for text in head)
+    return list(map(Span, head, styles))
+
+
+def _spaced(*spans: Span) -> list[Span]:
+    """Put space between spans."""
+    return [one for span in spans for one in (span, Span("  "))][:-1]
