@@ -40,6 +40,7 @@ UNPICKLES |= {"joblib", "yaml"}
 
 # Who imports a module by name, and that the name is written down in the package; the
 # command line imports what its user types.
+IMPORTERS = ("import_module", "resolve_name")
 IMPORTS_BY_NAME = {
     "treeadapt/__init__.py",
     "treeadapt/registry.py",
@@ -89,7 +90,7 @@ def test_no_room_imports_a_module_that_a_file_names():
     by_name = {
         name
         for name, tree in SOURCES.items()
-        if any(call.endswith("import_module") for call in calls(tree))
+        if any(call.endswith(IMPORTERS) for call in calls(tree))
     }
     assert by_name == IMPORTS_BY_NAME
 
