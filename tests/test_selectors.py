@@ -909,13 +909,13 @@ def slow(where: Any, path: str) -> bool:
         if where.startswith("!"):
             return not glob(where[1:]).matches(path)
         return glob(where).matches(path)
-    if repr(type(where)).endswith("Listed'>"):
+    if repr(type(where)).endswith("ListSelector'>"):
         outs = [e[1:] for e in where.entries if isinstance(e, str) and e[0] == "!"]
         ins = [e for e in where.entries if not (isinstance(e, str) and e[0] == "!")]
         start = any(slow(e, path) for e in ins) if ins else bool(outs)
         return start and not any(slow(e, path) for e in outs)
     kind = type(where).__name__
-    if kind == "Glob":
+    if kind == "GlobSelector":
         return slow(where.pattern, path)
     parts = [slow(part, path) for part in where.parts]
     folds = {"And": all, "Or": any, "Not": lambda p: not p[0]}

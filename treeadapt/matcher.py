@@ -86,7 +86,7 @@ class Matcher:
         """
         found = [0] * len(plan.paths)
         for automaton in self._automata:
-            masks = _Walk(automaton, plan).leaves()
+            masks = _Descent(automaton, plan).leaves()
             found = list(map(or_, found, masks)) if any(found) else masks
             automaton.trim()
         for bit, regex in self._regexes:
@@ -108,7 +108,7 @@ class Matcher:
         """
         found = union_of(bit for bit, _ in self._regexes) if paths else 0
         for automaton in self._automata:
-            walk = _Walk(automaton, plan, unknown=frozenset(paths))
+            walk = _Descent(automaton, plan, unknown=frozenset(paths))
             found |= automaton.alive(walk.state(path) for path in paths)
             automaton.trim()
         return found
@@ -171,8 +171,8 @@ def _groups(patterns: Sequence[Pattern]) -> Iterator[dict[Pattern, int]]:
         yield group
 
 
-class _Walk:
-    """One walk of a segment automaton over one tree."""
+class _Descent:
+    """One segment automaton going down one tree."""
 
     def __init__(
         self,

@@ -48,7 +48,7 @@ def read_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read a TOML or JSON file; its top level is a table with ``version = 1``.
 
     Args:
-        path: file name; its ending, ``.toml`` or ``.json``, tells the form.
+        path: file name; its ending, ``.toml`` or ``.json``, decides the form.
 
     Returns:
         The other top-level fields, as nested dicts, lists and plain values.

@@ -20,7 +20,7 @@ from treeadapt.errors import FreezeError, SelectorError
 from treeadapt.names import Speller, fold, plural
 from treeadapt.selection import files
 from treeadapt.selection.leaves import Leaves
-from treeadapt.selection.selectors import Bound, Listed, Selector
+from treeadapt.selection.selectors import Bound, ListSelector, Selector
 from treeadapt.selection.whole import look_up
 from treeadapt.trees.views import TreeView, view_tree
 
@@ -74,12 +74,12 @@ class FreezeSpec(Selector):
         return f"FreezeSpec(freeze={list(self.freeze)}, paths={shown})"
 
     @functools.cached_property
-    def _patterns(self) -> Listed:
-        return Listed(self.freeze)
+    def _patterns(self) -> ListSelector:
+        return ListSelector(self.freeze)
 
     @functools.cached_property
     def may_be_empty(self) -> bool:
-        """Whether there is no pattern: nothing is to be frozen."""
+        """Whether it has no pattern, so that nothing is to be frozen."""
         return not self.freeze
 
     def patterns(self) -> Iterator[str]:
@@ -129,7 +129,7 @@ class FreezeSpec(Selector):
             the others.
 
         Raises:
-            UnusedRuleError: a pattern hits no array leaf.
+            UnusedRuleError: a pattern matches no array leaf.
         """
         view = view_tree(tree)
         chosen = self.decide(view, reports=True)
@@ -229,8 +229,8 @@ def _thaw_message(
         "was frozen is not frozen" if len(lost) == 1 else "were frozen are not frozen"
     )
     lines = [f"{count} that {verb} any more:"]
-    told = fold(_told(path, now, new, speller) for path in lost[:_FOLDED])
-    shown = dict(itertools.islice(told.items(), _SHOWN))
+    lines_of = fold(_line(path, now, new, speller) for path in lost[:_FOLDED])
+    shown = dict(itertools.islice(lines_of.items(), _SHOWN))
     lines += [f"  {line}" for line in shown]
     more = len(lost) - sum(map(len, shown.values()))
     if more:
@@ -239,9 +239,9 @@ def _thaw_message(
     return "\n".join(lines)
 
 
-def _told(path: str, now: dict[str, bool], new: Sequence[str], speller: Speller) -> str:
+def _line(path: str, now: dict[str, bool], new: Sequence[str], speller: Speller) -> str:
     if path in now:
-        return f"{path!r} is there, but no pattern selects it"
+        return f"{path!r} is still there, but no pattern selects it"
     near = speller.nearest(path, new, count=1, cutoff=0.3)
     state = "is frozen" if near and now[near[0]] else "trains"
     hint = f"; the nearest name is {near[0]!r}, which {state}" if near else ""

@@ -1,6 +1,6 @@
 """The table of leaves: what selectors read, one column at a time.
 
-A row stands for all leaves of a tree that nothing in the question tells apart: same
+A row is for all leaves of a tree that the question cannot distinguish: same
 matching patterns and, if a selector asks for them, same shape, classes or path. So a
 table of rules costs as many decisions as there are different rows. All patterns of a
 question are matched in one walk; every column is computed when it is first read.
@@ -40,7 +40,7 @@ class Leaves:
         matcher: all patterns of the question.
         needs: facts beyond patterns that the question reads: ``"leaf"`` (shape and
             dtype), ``"classes"``, ``"path"``.
-        holes: paths of places that may stand for arrays. A pattern that could match
+        holes: paths of places that may be arrays. A pattern that could match
             there, or below, counts as used.
 
     Raises:
@@ -79,12 +79,12 @@ class Leaves:
         return list(map(answers.__getitem__, self._row_of))
 
     def matched(self, pattern: str) -> list[bool]:
-        """Tell for each row whether ``pattern`` selects its leaves."""
+        """Return, for each row, whether ``pattern`` selects its leaves."""
         bit = self.matcher.bits[pattern]
         return [bool(mask & bit) for mask in self.masks]
 
     def under(self, cls: type) -> list[bool]:
-        """Tell for each row whether its leaves are at or below a node of a class.
+        """Return, for each row, whether its leaves are at or below a node of a class.
 
         Raises:
             SelectorError: the tree is a flat dict, which has lost its classes.
@@ -129,11 +129,11 @@ class Leaves:
         return seen
 
     def is_used(self, pattern: str) -> bool:
-        """Tell whether a pattern matches an array leaf, or could in a hole."""
+        """Return whether a pattern matches an array leaf, or could in a hole."""
         return bool(self.seen & self.matcher.bits[pattern])
 
     def has_any(self, answers: Iterable[bool]) -> bool:
-        """Tell whether a column of bools is true for an array leaf."""
+        """Return whether a column of bools is true for an array leaf."""
         return any(map(all, zip(answers, self.is_array, strict=True)))
 
     def _match(self) -> Sequence[int]:
@@ -190,7 +190,7 @@ class OnePath(Leaves):
         return self
 
     def under(self, cls: type) -> list[bool]:
-        """Tell whether the leaf itself is of a class; what is above is not known."""
+        """Return whether the leaf itself is of a class; what is above is not known."""
         if self._leaf is ... or not isinstance(self._leaf, cls):
             raise self._not_known()
         return [True]
@@ -216,7 +216,7 @@ class OnePath(Leaves):
 
 
 def array_flags(leaves: Sequence[Any]) -> list[bool]:
-    """Tell for each leaf whether it is an array.
+    """Return, for each leaf, whether it is an array.
 
     Example:
         >>> array_flags([np.ones(2), 1.0])
@@ -228,9 +228,9 @@ def array_flags(leaves: Sequence[Any]) -> list[bool]:
 
 
 def all_arrays(leaves: Sequence[Any]) -> bool:
-    """Tell whether every leaf is an array, by its type alone.
+    """Return whether every leaf is an array, by its type alone.
 
-    False where only the leaves themselves could tell.
+    False where only the leaves themselves can show it.
     """
     return all(
         issubclass(cls, _ARRAY_CLASSES) for cls in dict.fromkeys(map(type, leaves))

@@ -26,14 +26,14 @@ from treeadapt.errors import (
 from treeadapt.names import fold, listing, plural, shorten
 from treeadapt.selection.leaves import Leaves
 from treeadapt.selection.repairs import entry_text, folded_advice, misses
-from treeadapt.selection.selectors import Glob, Node, Selector
+from treeadapt.selection.selectors import GlobSelector, NodeSelector, Selector
 from treeadapt.trees.views import TreeView
 
 if TYPE_CHECKING:
     from treeadapt.selection.rules import Rules
 
 
-class _Mark(enum.Enum):
+class _Sentinel(enum.Enum):
     """Two values that are equal to no other, also after copying or unpickling."""
 
     STATIC = enum.auto()
@@ -44,9 +44,9 @@ class _Mark(enum.Enum):
 
 
 #: Label of functions and other static leaves that no rule matches.
-STATIC: Any = _Mark.STATIC
+STATIC: Any = _Sentinel.STATIC
 #: An argument that was not given.
-MISSING: Any = _Mark.MISSING
+MISSING: Any = _Sentinel.MISSING
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -325,9 +325,9 @@ def same_value(one: Any, two: Any) -> bool:
 
 def where_text(where: Selector) -> str:
     """Write a selector as it was typed as the key of a rule."""
-    if isinstance(where, Glob):
+    if isinstance(where, GlobSelector):
         return repr(where.pattern)
-    if isinstance(where, Node):
+    if isinstance(where, NodeSelector):
         return where.cls.__qualname__
     return repr(where)
 

@@ -1,10 +1,10 @@
-"""Repairs: what a pattern that hits nothing may have meant.
+"""Repairs: what a pattern that matches nothing may have meant.
 
 Takes a pattern or class that selects no array leaf of a tree, and gives patterns that
-do, each with the number of leaves that it hits. Work is done only once an error is
+do, each with the number of leaves that it matches. Work is done only once an error is
 certain, and is bounded: few candidates, one walk for all of them, a limited vocabulary.
 Only globs are matched: a regular expression is proposed as text, and never run.
-Decides nothing (see ``decisions``); what an unused rule is, is up to ``rules``.
+See ``matches`` for what an unused rule is.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _ROOTS_OF_PARAMS = ("dict", "FrozenDict", "State")
 
 
 def unused_message(entries: Sequence[Any], plan: Plan, is_array: Sequence[bool]) -> str:
-    """Write the message for entries of one selector that hit no array leaf.
+    """Write the message for entries of one selector that match no array leaf.
 
     Args:
-        entries: patterns, classes, or a whole selector whose parts all hit something.
+        entries: patterns, classes, or a whole selector whose parts all match something.
         plan: names of the tree.
         is_array: whether each leaf is an array.
     """
@@ -56,7 +56,7 @@ def unused_message(entries: Sequence[Any], plan: Plan, is_array: Sequence[bool])
 
 
 def misses(entries: int, whose: str, arrays: int) -> str:
-    """Say how many entries hit no array leaf.
+    """Say how many entries match no array leaf.
 
     Args:
         entries: how many there are.
@@ -116,7 +116,7 @@ def folded_advice(
 
 
 def _advice(entry: Any, names: _Names) -> str:
-    """Say what an entry that hits no array leaf may have meant.
+    """Say what an entry that matches no array leaf may have meant.
 
     Args:
         entry: pattern, perhaps after the ``!`` of a list, or class; there is no advice
@@ -130,7 +130,7 @@ def _advice(entry: Any, names: _Names) -> str:
         some = "its patterns match some, but " if patterns is not None else ""
         return f"{some}no array satisfies it"
     sign, pattern = "!" * entry.startswith("!"), entry.removeprefix("!")
-    if names.hits_static(pattern):
+    if names.matches_static(pattern):
         return "it matches only leaves that are not arrays, and these need no rule"
     if tied := names.tied(pattern):
         return tied
@@ -155,7 +155,7 @@ def _advice(entry: Any, names: _Names) -> str:
 
 
 def _proposals(text: str, names: _Names) -> list[tuple[str, int]]:
-    """Find globs near ``text`` that hit array leaves.
+    """Find globs near ``text`` that match array leaves.
 
     Returns:
         At most three pairs of pattern and number of array leaves, the likeliest first.
@@ -274,16 +274,16 @@ def _misspelt(segments: Sequence[str], words: Iterable[str]) -> list[int]:
     asked = [glob for glob in globs.values() if glob and not glob.needs_tree]
     matcher = Matcher(asked)
     found = functools.reduce(operator.or_, map(matcher.match_path, words), 0)
-    hits = {glob.text for place, glob in enumerate(asked) if found >> place & 1}
+    known = {glob.text for place, glob in enumerate(asked) if found >> place & 1}
     return [
         place
         for place, one in enumerate(segments)
-        if one in globs and one not in hits and not _counts(globs[one])
+        if one in globs and one not in known and not _counts(globs[one])
     ]
 
 
 def _counts(glob: Pattern | None) -> bool:
-    """Tell whether a segment counts siblings, which no word can answer."""
+    """Return whether a segment counts siblings, which no word can answer."""
     return bool(glob and any(isinstance(part, FromEnd) for part in glob.elements))
 
 
@@ -304,7 +304,7 @@ def _has_class(text: str) -> bool:
 def _as_regex(text: str) -> str:
     """Write what looks like a pasted regular expression as a pattern; else ``""``.
 
-    By its text alone. What looks so may be none, and may hit nothing.
+    By its text alone: it is not run, and may match nothing.
     """
     core = text.removeprefix(REGEX_PREFIX)
     if len(text) > _MAX_TEXT or not (core != text or _REGEX_SIGNS.search(text)):
@@ -317,13 +317,15 @@ def _as_regex(text: str) -> str:
 
 
 def _deepest(text: str, names: _Names) -> str:
-    """Say how far the pattern leads: what its longest beginning hits, if any does."""
+    """Say how far the pattern leads: what its longest matching beginning matches."""
     segments = text.split("/") if len(text) <= _MAX_TEXT else []
     starts = ("/".join(segments[:n]) for n in range(len(segments) - 1, 0, -1))
     for start, count in names.count(start for start in starts if start.strip("*/")):
         if count:
             example = listing([names.first(start)])
-            return f"{listing([start])} hits {plural(count, 'leaf')}, such as {example}"
+            return (
+                f"{listing([start])} matches {plural(count, 'leaf')}, such as {example}"
+            )
     return ""
 
 
@@ -370,7 +372,7 @@ class _Names:
         return f"classes here are {listing(self.class_names)}{cure if lost else ''}"
 
     def tied(self, text: str) -> str:
-        """Say of a glob that hits a second name of a leaf which one is its first."""
+        """Name the first path of a leaf, for a glob that matches its second one."""
         globs = [one for one in _globs([text]) if not one.needs_tree]
         if not (globs and self.plan.ties):
             return ""
@@ -394,12 +396,12 @@ class _Names:
         return Speller().nearest(text, sample, cutoff=0.3) or paths[:3]
 
     def count(self, texts: Iterable[str]) -> list[tuple[str, int]]:
-        """Return those of ``texts`` that are globs, and how many arrays each hits."""
+        """Return those of ``texts`` that are globs, with their numbers of arrays."""
         globs = list(itertools.islice(_globs(texts), _MAX_CANDIDATES))
         if self.plan.is_flat_dict:
             globs = [glob for glob in globs if not glob.needs_tree]
         tally = collections.Counter(
-            itertools.compress(self._hits(globs), self.is_array)
+            itertools.compress(self._match(globs), self.is_array)
         )
         return [
             (glob.text, sum(n for mask, n in tally.items() if mask >> place & 1))
@@ -407,15 +409,15 @@ class _Names:
         ]
 
     def first(self, text: str) -> str:
-        """Return the path of the first array that the glob ``text`` hits."""
-        flags = map(all, zip(self._hits([parse(text)]), self.is_array, strict=True))
+        """Return the path of the first array that the glob ``text`` matches."""
+        flags = map(all, zip(self._match([parse(text)]), self.is_array, strict=True))
         return next(itertools.compress(self.plan.paths, flags))
 
-    def hits_static(self, text: str) -> bool:
-        """Tell whether a glob hits a leaf that is not an array."""
+    def matches_static(self, text: str) -> bool:
+        """Return whether a glob matches a leaf that is not an array."""
         globs = [] if all(self.is_array) else list(_globs([text]))
-        hits = zip(self._hits(globs), self.is_array, strict=True)
-        return any(mask and not yes for mask, yes in hits)
+        masks = zip(self._match(globs), self.is_array, strict=True)
+        return any(mask and not yes for mask, yes in masks)
 
-    def _hits(self, globs: Sequence[Pattern]) -> Sequence[int]:
+    def _match(self, globs: Sequence[Pattern]) -> Sequence[int]:
         return Matcher(globs).match(self.plan) if globs else [0] * len(self.plan)

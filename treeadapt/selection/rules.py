@@ -40,8 +40,8 @@ from treeadapt.selection.matches import (
 from treeadapt.selection.repairs import entry_text
 from treeadapt.selection.selectors import (
     Bound,
-    Glob,
-    Listed,
+    GlobSelector,
+    ListSelector,
     Report,
     Selector,
     as_selector,
@@ -67,13 +67,14 @@ class Rules:
             A selector may be a pattern, a class, or a list of these.
         default: value of array leaves that no rule matches. Without one they are an
             error. Static leaves that no rule matches get ``STATIC`` in any case.
-        unused: ``"error"`` or ``"ignore"`` rules that hit or decide no array leaf.
+        unused: ``"error"`` or ``"ignore"`` rules that match no array leaf, or are
+            unreachable.
         overlap: ``"first"`` lets the first of several rules win; ``"error"`` refuses
             two rules with different values for one leaf.
 
     Raises:
         RulesError: the table is malformed, or a value is None.
-        SelectorError: a key is no selector, or an option none of its choices.
+        SelectorError: a key is not a selector, or an option is not one of its choices.
         PatternError: a pattern is malformed.
 
     Example:
@@ -115,7 +116,7 @@ class Rules:
 
     def __repr__(self) -> str:
         texts = [(where_text(where), repr(value)) for where, value in self.pairs]
-        hashable = not any(isinstance(where, Listed) for where in self.selectors)
+        hashable = not any(isinstance(where, ListSelector) for where in self.selectors)
         if hashable and len(dict(texts)) == len(texts):
             table = f"{{{', '.join(f'{where}: {value}' for where, value in texts)}}}"
         else:
@@ -165,7 +166,7 @@ class Rules:
 
         Raises:
             UnmatchedPathError: an array leaf matches no rule and there is no default.
-            UnusedRuleError: a rule hits no array leaf, or decides none.
+            UnusedRuleError: a rule matches no array leaf, or is unreachable.
             OverlapError: two rules with different values match one leaf.
             SelectorError: called on a number, as a schedule would be, or as an nnx
                 filter.
@@ -289,7 +290,7 @@ class Rules:
                     )
                 table[pattern] = value
         if not table:
-            raise RulesFileError("There is no rule to write.")
+            raise RulesFileError("There are no rules to write.")
         return files.write_toml(self._options(), table)
 
     @functools.cached_property
@@ -475,7 +476,7 @@ class BoundRules:
 
 
 def as_rules(rules: Any, *, default: Any = MISSING) -> Rules:
-    """Read what may stand for rules.
+    """Read rules, or what they can be made of.
 
     Args:
         rules: ``Rules``, a mapping, or pairs.
@@ -507,10 +508,10 @@ def param_labels(tree: Any, rules: Any, *, default: Any = MISSING) -> Any:
 
     Raises:
         UnmatchedPathError: an array leaf matches no rule and no ``default`` is given.
-        UnusedRuleError: a rule hits no array leaf, or decides none.
+        UnusedRuleError: a rule matches no array leaf, or is unreachable.
         OverlapError: two rules match one leaf and the rules refuse that.
         PathCollisionError: two leaves have the same path.
-        RulesError, SelectorError, PatternError: ``rules`` are no rules.
+        RulesError, SelectorError, PatternError: ``rules`` are malformed.
 
     Example:
         >>> params = {"encoder": {"kernel": jnp.ones((3, 4))}, "head": jnp.ones(4)}
@@ -524,20 +525,20 @@ def param_labels(tree: Any, rules: Any, *, default: Any = MISSING) -> Any:
 
 
 def param_mask(tree: Any, where: Any, *, unused: Report = "error") -> Any:
-    """Tell for every leaf of a tree whether it is selected.
+    """Return, for every leaf of a tree, whether it is selected.
 
     Args:
         tree: tree of arrays or abstract arrays, any shapes; no value is read.
         where: selector, pattern, class, or a list of these.
-        unused: ``"error"`` or ``"ignore"`` patterns and classes that hit no array leaf.
+        unused: ``"error"`` or ``"ignore"`` patterns and classes that match no array.
 
     Returns:
         Tree with exactly the treedef of ``tree`` and one bool per leaf.
 
     Raises:
-        UnusedRuleError: an entry of ``where`` hits no array leaf.
+        UnusedRuleError: an entry of ``where`` matches no array leaf.
         PathCollisionError: two leaves have the same path.
-        SelectorError, PatternError: ``where`` is no selector.
+        SelectorError, PatternError: ``where`` is not a selector.
 
     Example:
         >>> params = {"kernel": jnp.ones((3, 4)), "bias": jnp.ones(4)}
@@ -619,10 +620,12 @@ def _pairs(rules: Any) -> Sequence[tuple[Any, Any]]:
 
 def _as_data(where: Selector) -> Sequence[str]:
     """Return the rows of a rules file that say the same."""
-    if isinstance(where, Glob):
+    if isinstance(where, GlobSelector):
         text = where.pattern
         return ["\\" + text if text.startswith("!") else text]
-    if isinstance(where, Listed) and all(isinstance(e, str) for e in where.entries):
+    if isinstance(where, ListSelector) and all(
+        isinstance(e, str) for e in where.entries
+    ):
         texts = [str(entry) for entry in where.entries]
         if len(texts) == 1 or not any(text.startswith("!") for text in texts):
             return texts

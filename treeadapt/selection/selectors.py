@@ -158,7 +158,7 @@ class Selector:
         Args:
             view: the tree.
             reports: raise for patterns that match no array leaf.
-            holes: paths of places that may stand for arrays: what could match one of
+            holes: paths of places that may be arrays: what could match one of
                 them, or something below, is not reported.
 
         Returns:
@@ -225,7 +225,7 @@ class Selector:
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Glob(Selector):
+class GlobSelector(Selector):
     """Leaves at, or below, the nodes that one pattern matches."""
 
     pattern: str
@@ -258,7 +258,7 @@ class Glob(Selector):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Node(Selector):
+class NodeSelector(Selector):
     """Leaves at or under a node of one class or its subclasses."""
 
     cls: type
@@ -279,7 +279,7 @@ class Node(Selector):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Leaf(Selector):
+class LeafSelector(Selector):
     """Array leaves of some shape and dtype."""
 
     fn: Callable[[Any], bool] | None = None
@@ -322,7 +322,7 @@ class Leaf(Selector):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Listed(Selector):
+class ListSelector(Selector):
     """Union of the entries minus those that start with ``!``; order does not matter."""
 
     entries: tuple[str | Selector, ...]
@@ -338,9 +338,9 @@ class Listed(Selector):
         chosen, excluded = [], []
         for entry in self.entries:
             if isinstance(entry, str) and entry.startswith("!"):
-                excluded.append(Glob(entry[1:]))
+                excluded.append(GlobSelector(entry[1:]))
             else:
-                chosen.append(Glob(entry) if isinstance(entry, str) else entry)
+                chosen.append(GlobSelector(entry) if isinstance(entry, str) else entry)
         return tuple(chosen), tuple(excluded)
 
     @functools.cached_property
@@ -531,7 +531,7 @@ def leaf(
             abstract arrays, and returns a bool.
         ndim: number of dimensions.
         dtype: dtype, or a family such as ``jnp.floating``; Python's ``float``, ``int``,
-            ``complex`` and ``bool`` stand for any width.
+            ``complex`` and ``bool`` mean any width.
         min_size: smallest number of elements.
 
     Raises:
@@ -547,7 +547,7 @@ def leaf(
         is_count = isinstance(count, int) and not isinstance(count, bool)
         if count is not None and not (is_count and count >= 0):
             raise SelectorError(f"leaf({name}=): expected a count, got {count!r}.")
-    return Leaf(fn, ndim, None if dtype is None else _dtype(dtype), min_size)
+    return LeafSelector(fn, ndim, None if dtype is None else _dtype(dtype), min_size)
 
 
 def node(cls: type) -> Selector:
@@ -557,7 +557,7 @@ def node(cls: type) -> Selector:
         cls: class of a container, module or box (``nnx.Param``).
 
     Raises:
-        SelectorError: ``cls`` is no class.
+        SelectorError: ``cls`` is not a class.
 
     Example:
         >>> node(tuple)({"pair": (jnp.ones(1), jnp.ones(1)), "one": jnp.ones(1)})
@@ -568,11 +568,11 @@ def node(cls: type) -> Selector:
             f"node takes a class, got {cls!r}. For a class by name write the pattern "
             "'**/<Name>'."
         )
-    return Node(cls)
+    return NodeSelector(cls)
 
 
 def as_selector(spec: Any) -> Selector:
-    """Read what may stand for a selector.
+    """Read a selector, or what one can be made of.
 
     Args:
         spec: a pattern, a class, a selector, or a list or tuple of these: the union of
@@ -590,11 +590,11 @@ def as_selector(spec: Any) -> Selector:
         return spec
     if isinstance(spec, str):
         text = str.__str__(spec)  # of a StrEnum member or numpy.str_
-        return Listed((text,)) if text.startswith("!") else Glob(text)
+        return ListSelector((text,)) if text.startswith("!") else GlobSelector(text)
     if isinstance(spec, type):
-        return Node(spec)
+        return NodeSelector(spec)
     if isinstance(spec, list | tuple):
-        return Listed(
+        return ListSelector(
             tuple(
                 str.__str__(e) if isinstance(e, str) else as_selector(e) for e in spec
             )
@@ -627,7 +627,7 @@ def select(tree: Any, where: Any, *, unused: Report = "error") -> list[bool]:
     Args:
         tree: tree, or ``TreeView``.
         where: selector, or what ``as_selector`` reads.
-        unused: ``"error"`` or ``"ignore"`` patterns and classes that hit no array.
+        unused: ``"error"`` or ``"ignore"`` patterns and classes that match no array.
 
     Returns:
         One bool a leaf, in leaf order.

@@ -63,7 +63,7 @@ def adapt(tx: Any) -> optax.GradientTransformationExtraArgs:
     Returns:
         ``GradientTransformationExtraArgs``. ``init(params)`` takes a tree of any
         classes that JAX knows, concrete or abstract, and returns the state of ``tx`` on
-        ``split(params)[0]``; no array stands there twice, so that it may be donated
+        ``split(params)[0]``; no array is in it twice, so that it may be donated
         together with the params. ``update(updates, state, params=None, **extra)``
         returns updates with the treedef of ``updates``, and a state whose integers and
         booleans keep their dtypes. (Floating-point state is as ``tx`` gives it: where
@@ -134,7 +134,7 @@ def with_extra_args(tx: Any) -> optax.GradientTransformationExtraArgs:
 
 
 def is_transformation(tx: Any) -> bool:
-    """Tell whether ``tx`` has what Optax asks of a transformation.
+    """Return whether ``tx`` has what Optax asks of a transformation.
 
     Example:
         >>> is_transformation(optax.adam(1e-3)), is_transformation(optax.adam)
@@ -218,7 +218,7 @@ def _warn_of_collections(view: TreeView, moving: Iterable[str], tx: Any) -> None
 
 
 def _apart(state: Any, params: Iterable[Any]) -> Any:
-    """Copy each array of a state that stands there twice, or among the params.
+    """Copy each array of a state that is in it twice, or among the params.
 
     Such as the memories of L-BFGS, or the params that ``schedule_free`` starts from:
     one array cannot be donated in two places.
@@ -281,7 +281,7 @@ def placeholder() -> Any:
 
 
 def is_placeholder(params: Any) -> bool:
-    """Tell whether ``optax.tree.map_params`` is asking with its placeholder."""
+    """Return whether ``optax.tree.map_params`` is asking with its placeholder."""
     return isinstance(first_half(params), type(placeholder()))
 
 
@@ -373,7 +373,7 @@ def _stray_message(
     text = f"The updates have arrays at {listing(stray)}, where the params have none. "
     if any(path in leaves for path in given):
         return text + (
-            "If one variable stands there under two paths, JAX's own grad has untied "
+            "If one variable is there under two paths, JAX's own grad has untied "
             "it: differentiate the params of treeadapt.split, or use nnx.grad."
         )
     return text + (
@@ -403,7 +403,7 @@ def _missing(state: Any, paths: Iterable[str]) -> Flat:
     """Return None for the updates at ``paths`` that a state was made for.
 
     The state of a part of the model knows nothing of the rest. Where it does know a
-    leaf, None is how Optax is told that there is no update.
+    leaf, None is how Optax learns that there is no update.
     """
     held = set()
     for keys, _ in jtu.tree_leaves_with_path(state, is_leaf=lambda node: node is None):

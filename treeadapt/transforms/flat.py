@@ -71,7 +71,7 @@ def trained(view: TreeView) -> Flat:
 
 
 def is_number(leaf: Any) -> bool:
-    """Tell whether a leaf is one of Python's own numbers, which can be added."""
+    """Return whether a leaf is one of Python's own numbers, which can be added."""
     return type(leaf) in (int, float, complex, bool)
 
 
@@ -96,7 +96,7 @@ def require_trained(view: TreeView) -> Flat:
 
 
 def is_masked(view: TreeView) -> bool:
-    """Tell whether Optax has masked leaves out: what is shown is a part of a tree."""
+    """Return whether Optax has masked leaves out: what is shown is a part of a tree."""
 
     def is_hole(node: Any) -> bool:
         return isinstance(node, optax.MaskedNode)
@@ -150,7 +150,7 @@ def put_updates(view: TreeView, flat: Any, params: TreeView | None) -> Any:
     Returns:
         Tree with the treedef of ``view``: arrays that did not train become zeros of
         the dtype of their param, numbers become zeros of their type, other static
-        leaves stay. What is no flat dict is returned as it is.
+        leaves stay. What is not a flat dict is returned unchanged.
     """
     if isinstance(flat, optax.LookaheadParams):
         return optax.LookaheadParams(
@@ -176,7 +176,7 @@ def _still(update: Any, param: Any) -> Any:
         return update
     like = param if is_array(param) else update
     if is_float0(like) or jnp.issubdtype(like.dtype, jax.dtypes.extended):
-        return update  # there is no zero of this kind
+        return update  # this kind has no zero
     if like.shape == update.shape:
         return no_change(like)
     return jnp.zeros_like(like, shape=update.shape)
@@ -251,7 +251,7 @@ def _params_shaped(
             return None
         view = view_tree(value)
     except TreeAdaptError:
-        return None  # some object that is no tree of this library's business
+        return None  # an object that this library cannot read as a tree
     flat = view.flat()
     if flat.keys() != set(keys) and all(flat.keys() != tree.keys() for tree in trees):
         return None
@@ -262,7 +262,7 @@ def _params_shaped(
 def is_like(
     name: str, flat: Flat, trees: Sequence[Mapping[str, Any]], *, same: bool
 ) -> bool:
-    """Tell whether an extra argument with the paths of the params is like them.
+    """Return whether an extra argument with the paths of the params is like them.
 
     One that has just the same places by chance is not, such as a pair of numbers beside
     a list of two arrays: where nothing has a name, shapes must agree.

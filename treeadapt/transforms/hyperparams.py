@@ -54,7 +54,7 @@ def inject_hyperparams(
 
     Args:
         inner_factory: function that returns an Optax transformation.
-        static_args: names of parameters that are no hyperparameters.
+        static_args: names of parameters that are not hyperparameters.
         hyperparam_dtype: dtype of all floating-point hyperparameters; without it, the
             widest dtype of the params.
 
@@ -158,7 +158,7 @@ class _Schedule:
 
 
 def _is_injected(parameter: inspect.Parameter, value: Any) -> bool:
-    """Tell whether an argument is a hyperparameter: a number or a schedule."""
+    """Return whether an argument is a hyperparameter: a number or a schedule."""
     if callable(value):
         return isinstance(value, _Schedule) or _is_schedule(parameter, value)
     if isinstance(value, bool) or getattr(value, "dtype", None) == jnp.bool_:
@@ -193,7 +193,7 @@ _NO_SCHEDULE = re.compile(r"mask|labels|_fn$")
 
 
 def _takes_number(parameter: inspect.Parameter) -> bool:
-    """Tell whether the default or the annotation of a parameter says "a number"."""
+    """Return whether the default or the annotation of a parameter says "a number"."""
     default = parameter.default
     if isinstance(default, numbers.Number) and not isinstance(default, bool):
         return True

@@ -83,7 +83,7 @@ def lift(fn_or_tree: Any) -> Lifted:
 
     Args:
         fn_or_tree: a function from a tree to a tree of bools or labels, or such a tree.
-            Containers may differ from those of the params, and a value may stand for
+            Containers may differ from those of the params, and a value may be for
             a whole subtree: answers are matched by label path. Functions and other
             static leaves need no answer, and a function finds None in their places. A
             NamedTuple in the place of a leaf, as Muon's dimension numbers, is one
@@ -206,7 +206,7 @@ def _require_used(known: Mapping[str, Any], places: list[str | None]) -> None:
 
 
 def _is_of_static(path: str, answer: Any, known: Mapping[str, Any]) -> bool:
-    """Tell whether an answer may be that of a static leaf, which params lack.
+    """Return whether an answer may be that of a static leaf, which params lack.
 
     A mask or labels of a raw model have it. An answer for a node above makes it one of
     an array, which would get that answer if this one were misspelt.

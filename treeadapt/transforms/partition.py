@@ -3,7 +3,7 @@
 Each group of leaves is a flat dict of its own, so state and trace work grow with leaves
 plus groups. Frozen leaves belong to no group: no update, no state, no gradient of
 theirs reaches a transformation.
-Which leaf has which label is up to ``rules``; the way to flat dicts is ``adapt``.
+See ``rules`` for which leaf has which label, ``adapt`` for the way to flat dicts.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def partition(
             such leaves have no state, and their update is -0.0, which keeps every bit
             of a number that it is added to.
         rules: ``Rules``, or a mapping or pairs for it; or a function from a tree to a
-            label tree, whose labels may stand for whole subtrees. A label tree that is
+            label tree, whose labels may be for whole subtrees. A label tree that is
             there already goes in as ``treeadapt.lift(labels)``.
 
     Returns:
@@ -68,7 +68,7 @@ def partition(
             paths), no rule leads to a transformation, ``"frozen"`` has one, labels
             cannot be sorted together, or ``rules`` is a label tree.
         UnmatchedPathError: (by ``init``) a leaf that trains has no label.
-        UnusedRuleError: (by ``init``) a pattern hits no array.
+        UnusedRuleError: (by ``init``) a pattern matches no array.
 
     Example:
         >>> tx = partition({"slow": optax.sgd(0.1)}, {"a": "frozen", "**": "slow"})
@@ -306,8 +306,8 @@ def _check_labels(transforms: Mapping[Hashable, Any]) -> None:
     kinds = sorted({type(label).__name__ for label in transforms})
     if len(kinds) > 1 or not _can_sort(transforms):
         raise TransformError(
-            "Labels that name groups must be of one type that can be sorted, for JAX "
-            f"sorts them; got {', '.join(kinds)}. Strings will do."
+            "Labels that name groups must be of one type that can be sorted, because "
+            f"JAX sorts them; got {', '.join(kinds)}. Strings will do."
         )
 
 

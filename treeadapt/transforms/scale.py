@@ -37,7 +37,7 @@ def scale_by_rules(rules: Any) -> optax.GradientTransformationExtraArgs:
         TransformError: a value is not a number, or an array whose length is not that of
             the leading axis; both name the path.
         UnmatchedPathError: a leaf that trains has no rule.
-        UnusedRuleError: (by ``init``) a pattern hits no array.
+        UnusedRuleError: (by ``init``) a pattern matches no array.
 
     Example:
         >>> tx = scale_by_rules({"a": 0.5, "**": [1.0, 10.0]})
@@ -143,7 +143,7 @@ def _checked(path: str, leaf: Any, factor: Any) -> jax.Array:
 
 
 def _is_number(values: Any, dtype: Any) -> bool:
-    """Tell whether ``values`` are numbers that ``dtype`` can hold."""
+    """Return whether ``values`` are numbers that ``dtype`` can hold."""
     if not (isinstance(values, int | float | complex) or is_array(values)):
         return False
     own = jnp.result_type(values)

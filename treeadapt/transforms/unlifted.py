@@ -142,7 +142,7 @@ def _everything(tx: Any) -> Iterator[tuple[bool, Any]]:
         if is_asked or isinstance(thing, _SEES_THE_TREE):
             continue
         if isinstance(thing, optax.GradientTransformation):
-            by_optax = False  # its own functions are no functions of a tree
+            by_optax = False  # its own functions are not functions of a tree
         elif isinstance(thing, types.FunctionType | types.MethodType):
             by_optax = _is_of_library(thing)
         elif isinstance(thing, optax.MultiSteps):
@@ -220,7 +220,7 @@ def _ask(fn: Callable[..., Any], view: TreeView, flat: Flat) -> _Told:
         arrays = list(itertools.compress(view.leaves, kept))
         work = _work(jax.make_jaxpr(run)(arrays, np.int32(0)))
     if found:
-        with contextlib.suppress(TreeAdaptError):  # these are no masks and no labels
+        with contextlib.suppress(TreeAdaptError):  # these are neither masks nor labels
             answers = Lifted(lambda _: found[0]).decide(view)
     return _Told(dict(zip(view.plan.paths, answers, strict=True)), work)
 
@@ -259,7 +259,7 @@ def _operand(variable: Any) -> str:
 def _works_alike(
     fn: Callable[..., Any], shown: _Told, known: _Told, whole: TreeView, flat: Flat
 ) -> bool:
-    """Tell whether two traces differ in nothing but the order of the leaves."""
+    """Return whether two traces differ in nothing but the order of the leaves."""
     if shown.work == known.work:
         return True
     paths = (path for path in whole.plan.paths if path in flat)

@@ -88,7 +88,7 @@ def incremental_update(new: Any, old: Any, step_size: Any) -> Any:
         Tree with the treedef of ``old``, and its shapes and dtypes.
 
     Raises:
-        StructureMismatchError: a floating-point array stands in one tree only, or the
+        StructureMismatchError: a floating-point array is in one tree only, or the
             shapes differ.
 
     Example:
@@ -102,8 +102,7 @@ def incremental_update(new: Any, old: Any, step_size: Any) -> Any:
     lacking = [view.plan.paths[i] for i in moved if newer[i] is None]
     if lacking:
         raise StructureMismatchError(
-            f"{plural(len(lacking), 'array')} of `old` "
-            f"{'stands' if len(lacking) == 1 else 'stand'} in no place of `new`: "
+            f"`new` lacks {plural(len(lacking), 'array')} of `old`: "
             f"{listing(lacking)}. An average needs both; select the part to average "
             "with treeadapt.split."
         )
@@ -164,7 +163,7 @@ def _aligned(
     Args:
         view: the tree that decides.
         other: any tree.
-        only: tells which leaves of ``other`` must have a place.
+        only: which leaves of ``other`` must have a place.
     """
     given = view_nested(other)
     if given.plan is view.plan:
@@ -186,14 +185,14 @@ def _is_update(delta: Any) -> bool:
 
 
 def _is_number(leaf: Any) -> bool:
-    """Tell whether ``leaf`` is a Python number or an array of numbers."""
+    """Return whether ``leaf`` is a Python number or an array of numbers."""
     if not is_array(leaf):
         return isinstance(leaf, numbers.Number)
     return not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
 
 
 def _moves(leaf: Any, delta: Any) -> bool:
-    """Tell whether a leaf must be added to, going by what is known before any trace."""
+    """Return whether a leaf must be added to, as far as is known before any trace."""
     if delta is None or is_float0(delta):
         return False
     if _is_number(leaf):
