@@ -112,13 +112,11 @@ def read(stored: Stored, wanted: Mapping[str, Any]) -> list[Any]:
     """
     import orbax.checkpoint as ocp
 
-    likes = {}
-    for one, sharding in wanted.items():
-        leaf = stored.table[one]
-        like = jax.ShapeDtypeStruct(
-            leaf.array.shape, leaf.array.dtype, sharding=sharding
-        )
-        likes[leaf.key] = like
+    table = stored.table
+    likes = {
+        table[one].key: table[one].array.update(sharding=sharding)
+        for one, sharding in wanted.items()
+    }
     folder = _folder(stored.path)
     with ocp.PyTreeCheckpointer() as checkpointer:
         # The restored tree must be of the stored lists and dicts, with a mark where
@@ -132,7 +130,7 @@ def read(stored: Stored, wanted: Mapping[str, Any]) -> list[Any]:
         args = ocp.args.PyTreeRestore(item, restore_args=types)
         restored = checkpointer.restore(folder.absolute(), args=args)
     found = dict(jax.tree_util.tree_leaves_with_path(restored))
-    return [found[stored.table[one].key] for one in wanted]
+    return [found[table[one].key] for one in wanted]
 
 
 def write(

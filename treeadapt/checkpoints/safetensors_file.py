@@ -10,8 +10,8 @@ is read by its index, as Hugging Face's tools write it.
 from __future__ import annotations
 
 import collections
+import functools
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -63,12 +63,11 @@ def read(stored: Stored, wanted: Iterable[str]) -> Iterator[Any]:
         stored: what ``read_metadata`` returned.
         wanted: paths, in the order in which to give them.
     """
+    mapped = functools.cache(lambda file: np.memmap(file, mode="r"))
     for one in wanted:
-        leaf = stored.table[one]
-        file, start_bytes = leaf.key
-        size, dtype = math.prod(leaf.array.shape), leaf.array.dtype
-        array = np.fromfile(file, dtype, size, offset=start_bytes)
-        yield array.reshape(leaf.array.shape)
+        array, (file, start_bytes) = stored.table[one].array, stored.table[one].key
+        data = np.ndarray(array.shape, array.dtype, mapped(file), start_bytes)
+        yield data.copy()
 
 
 def write(
@@ -132,11 +131,10 @@ def _sharded(path: Path) -> dict[str, Leaf]:
     names = document.get("weight_map") if isinstance(document, dict) else None
     if not isinstance(names, dict) or len(names) > MAX_LEAVES:
         refuse(path, "its index is not a table of tensors and their files")
-    shards: dict[str, set[str]] = {}
     for name, shard in names.items():
         if not isinstance(shard, str):
             refuse(path, f"its index gives no file for {listing([name])}")
-        shards.setdefault(shard, set()).add(name)
+    shards = list(dict.fromkeys(names.values()))
     for shard in shards:  # all before any is opened
         file = path / shard
         if Path(shard).name != shard or not file.is_file():
@@ -145,20 +143,18 @@ def _sharded(path: Path) -> dict[str, Leaf]:
             cure = "Copy the files themselves to one folder."
             refuse(path, f"{listing([shard])} is a link that leads out of it", cure)
     table: dict[str, Leaf] = {}
-    for shard, listed in shards.items():
+    for shard in shards:
         found = _table(path / shard)
-        ties = {name for name, leaf in found.items() if leaf.owner}
-        wrong = listed ^ (found.keys() - ties)
-        if wrong:
-            refuse(
-                path,
-                f"its index and {listing([shard])} disagree on which tensors are in "
-                f"that file: {listing(sorted(wrong), limit=3)}",
-            )
-        twice = sorted(name for name in ties if name in table or name in names)
+        twice = sorted(found.keys() & table.keys())
         if twice:
             refuse(path, f"two leaves in it are named {listing(twice, limit=3)}")
         table |= found
+    listed = {name: path / shard for name, shard in names.items()}
+    there = {name: leaf.key[0] for name, leaf in table.items() if not leaf.owner}
+    wrong = sorted({name for name, _ in listed.items() ^ there.items()})
+    if wrong:
+        problem = "its index and its files disagree on which tensors are in which file"
+        refuse(path, f"{problem}: {listing(wrong, limit=3)}")
     return table
 
 
