@@ -338,6 +338,16 @@ def test_formats_are_copied_into_each_other(here, there, tmp_path):
     assert sorted(seen) == sorted(ta.read_metadata(one))
 
 
+@pytest.mark.parametrize("name", ["x.pkl", "x.npz", "folder", "no/x"])
+def test_no_leaf_is_read_to_be_copied_to_where_none_may_be_written(name, tmp_path):
+    (tmp_path / "folder").mkdir()
+    ta.save(tmp_path / "one.safetensors", tree())
+    seen = []
+    with pytest.raises(ta.CheckpointError):
+        copy(tmp_path / "one.safetensors", tmp_path / name, progress=seen.append)
+    assert seen == []
+
+
 # Files that others wrote.
 
 

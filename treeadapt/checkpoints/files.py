@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -122,17 +122,20 @@ def copy(
         CheckpointError: one cannot be read, or the other not written.
     """
     stored = read_stored(source).without_boxes()
-    ties, leaves = stored.ties, {}
+    ties = stored.ties
     wanted = dict.fromkeys(one for one in stored.table if one not in ties)
-    for one, array in read_arrays(stored, wanted):
-        progress(one)
-        leaves[one] = np.asarray(array)
-    write(path, leaves, {"ties": ties, "kinds": stored.kinds}, format)
+
+    def arrays() -> Iterator[tuple[str, Any]]:
+        for one, array in read_arrays(stored, wanted):
+            progress(one)
+            yield one, np.asarray(array)
+
+    write(path, arrays(), {"ties": ties, "kinds": stored.kinds}, format)
 
 
 def write(
     path: str | os.PathLike[str],
-    arrays: Mapping[str, Any],
+    arrays: Iterable[tuple[str, Any]],
     marks: Mapping[str, Mapping[str, str]],
     given: str | None = None,
 ) -> None:
@@ -140,7 +143,8 @@ def write(
 
     Args:
         path: of the checkpoint.
-        arrays: by label path, of NumPy or JAX.
+        arrays: label paths and arrays, of NumPy or JAX; taken once it is known that
+            a checkpoint may be written there.
         marks: ``{"ties": {path: owner}, "kinds": {path: kind}}``.
         given: the format; None to go by the name.
 
@@ -156,7 +160,7 @@ def write(
             "what it wrote."
         )
     with reported(name, "written"), replaced(name, lambda: _check(name, kind)) as new:
-        FORMATS[kind].write(new, arrays, marks)
+        FORMATS[kind].write(new, dict(arrays), marks)
 
 
 def format_of(

@@ -100,8 +100,7 @@ def save(
             marks["ties"][name] = first[id(leaf)]
         else:
             leaves[name] = leaf
-    with reported(path, "written"):
-        arrays = {name: to_array(name, leaf) for name, leaf in leaves.items()}
+    arrays = ((name, to_array(name, leaf)) for name, leaf in leaves.items())
     write(path, arrays, marks, format)
     if lost:
         warnings.warn(
