@@ -12,7 +12,9 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python;
 READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
 RUN := $(VENV)/bin/python
-PYTEST = $(RUN) -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+# An idle worker takes over tests of a busy one.
+XDIST = -n $(WORKERS) --dist worksteal
+PYTEST = $(RUN) -m pytest $(XDIST) $(PYTEST_ARGS)
 RUFF := $(VENV)/bin/ruff
 SOURCES := $(wildcard treeadapt tests benchmarks docs .ci/*.py) setup.py
 
@@ -57,7 +59,7 @@ test-full: $(READY)  ## run the tests with ten times the random examples
 	@XLA_FLAGS=--xla_backend_optimization_level=3 $(PYTEST) --hypothesis-profile=full
 
 test-lowest: $(LOWEST_READY)  ## run tests with the lowest versions that setup.cfg allows
-	@$(LOWEST)/bin/python -m pytest -n $(WORKERS) --hypothesis-profile=quick \
+	@$(LOWEST)/bin/python -m pytest $(XDIST) --hypothesis-profile=quick \
 		-p no:cacheprovider $(LOWEST_TESTS) $(PYTEST_ARGS)
 
 ifeq ($(NEWEST_PYTHON),)
@@ -67,7 +69,7 @@ else
 test-newest: $(NEWEST_READY)  ## run the tests on the newest Python, with its newest JAX
 	@$(NEWEST)/bin/python -c 'import sys, jax; \
 		print("Python", sys.version.split()[0], "with jax", jax.__version__)'
-	@$(NEWEST)/bin/python -m pytest -n $(WORKERS) --hypothesis-profile=quick \
+	@$(NEWEST)/bin/python -m pytest $(XDIST) --hypothesis-profile=quick \
 		-p no:cacheprovider $(PYTEST_ARGS)
 endif
 
