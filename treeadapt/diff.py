@@ -13,8 +13,9 @@ from __future__ import annotations
 import collections
 import dataclasses
 import difflib
+import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -47,6 +48,7 @@ _SIMILAR_WORDS = 0.5
 _MAX_PAIRS = 20_000  # names compared in all
 _MAX_NAME = 200
 _WORD = re.compile(r"[0-9]+|[A-Za-z]+")
+_NUMBER = re.compile("[0-9]+")
 # What libraries call the same array.
 _SAME = {"weight": "kernel", "w": "kernel", "embedding": "kernel", "b": "bias"}
 
@@ -94,9 +96,6 @@ class TreeDiff:
     differences: tuple[Difference, ...]
     values_compared: bool = True
 
-    def __bool__(self) -> bool:
-        return bool(self.differences)
-
     def __iter__(self) -> Iterator[Difference]:
         return iter(self.differences)
 
@@ -115,11 +114,8 @@ class TreeDiff:
 
     def _text(self, limit: int) -> str:
         if not self.differences:
-            if self.values_compared:
-                return "No difference."
-            return (
-                "No difference in names, shapes and dtypes; values were not compared."
-            )
+            unread = " in names, shapes and dtypes; values were not compared"
+            return f"No difference{'' if self.values_compared else unread}."
         counts = collections.Counter(found.kind for found in self.differences)
         told = ", ".join(f"{counts[kind]:,} {kind}" for kind in _KINDS if counts[kind])
         lines = [f"{plural(len(self.differences), 'difference')}: {told}."]
@@ -165,8 +161,7 @@ def tree_diff(a: Any, b: Any, *, where: Any = "**", values: bool = False) -> Tre
     found = []
     for path, after in _renamed(gone, come).items():
         before, now = gone.pop(path), come.pop(after)
-        note = _change(path, before, now) if values else ""
-        text = describe(before)
+        note, text = _change(path, before, now) if values else "", describe(before)
         found.append(Difference("renamed", path, after, text, text, note))
     found += [Difference("removed", p, "", describe(x), "") for p, x in gone.items()]
     found += [Difference("added", p, p, "", describe(x)) for p, x in come.items()]
@@ -174,8 +169,8 @@ def tree_diff(a: Any, b: Any, *, where: Any = "**", values: bool = False) -> Tre
         if path in two:
             found += _compared(path, leaf, two[path], values=values)
     order = list(_KINDS)
-    key = lambda each: (order.index(each.kind), natural(each.path))  # noqa: E731
-    return TreeDiff(tuple(sorted(found, key=key)), values)
+    found.sort(key=lambda each: (order.index(each.kind), natural(each.path)))
+    return TreeDiff(tuple(found), values)
 
 
 def _selected(a: Any, b: Any, where: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -185,21 +180,13 @@ def _selected(a: Any, b: Any, where: Any) -> tuple[dict[str, Any], dict[str, Any
     # An entry may be there for one of the trees, but not for neither.
     asked = [each for each in matches if any(each.is_array)]
     unused = [[entry for _, entry in each.unused] for each in asked]
-    nowhere = (
-        [x for x in unused[0] if all(x in other for other in unused)] if asked else []
-    )
+    nowhere = [x for x in unused[0] if all(x in y for y in unused)] if asked else []
     if nowhere:
         plan, is_array = asked[0].view.plan, asked[0].is_array
         raise UnusedRuleError(unused_message(nowhere, plan, is_array))
     one, two = (
-        {
-            path: leaf
-            for path, leaf, rule in zip(
-                each.paths, each.view.leaves, each.deciding, strict=True
-            )
-            if rule == 0
-        }
-        for each in matches
+        dict(itertools.compress(m.view.items(), (rule == 0 for rule in m.deciding)))
+        for m in matches
     )
     return one, two
 
@@ -273,12 +260,12 @@ def _renamed(gone: Mapping[str, Any], come: Mapping[str, Any]) -> dict[str, str]
     found: dict[str, str] = {}
     taken: set[str] = set()  # the values of ``found``
     left = _MAX_PAIRS
-    for key in (_exact_key, _loose_key):
+    for numbers in (_NUMBER, None):
         scored: list[tuple[float, int, str, str]] = []
-        news = _buckets((p for p in come if p not in taken), come, key)
-        olds = _buckets((p for p in gone if p not in found), gone, key)
-        for bucket, paths in olds.items():
-            others = news.get(bucket, [])
+        news = _alike({p: x for p, x in come.items() if p not in taken}, numbers)
+        olds = _alike({p: x for p, x in gone.items() if p not in found}, numbers)
+        for key, paths in olds.items():
+            others = news.get(key, [])
             left -= len(paths) * len(others)
             if left < 0:
                 break
@@ -316,19 +303,13 @@ def _words(path: str) -> collections.Counter[str]:
     return collections.Counter(_SAME.get(word, word) for word in words)
 
 
-def _exact_key(path: str, leaf: Any) -> Any:
-    return describe(leaf), tuple(re.findall(r"[0-9]+", path))
-
-
-def _loose_key(_path: str, leaf: Any) -> Any:
-    return describe(leaf)
-
-
-def _buckets(
-    paths: Iterable[str], leaves: Mapping[str, Any], key: Any
-) -> dict[Any, list[str]]:
-    buckets: dict[Any, list[str]] = {}
-    for path in paths:
-        if is_array(leaves[path]):
-            buckets.setdefault(key(path, leaves[path]), []).append(path)
-    return buckets
+def _alike(
+    leaves: Mapping[str, Any], numbers: re.Pattern[str] | None
+) -> dict[object, list[str]]:
+    """Return the paths of arrays that agree in shape, dtype and, maybe, numbers."""
+    found: dict[object, list[str]] = {}
+    for path, leaf in leaves.items():
+        if is_array(leaf):
+            key = describe(leaf), *(numbers.findall(path) if numbers else ())
+            found.setdefault(key, []).append(path)
+    return found

@@ -224,24 +224,11 @@ class Summary:
         head = ("path", "shape", "dtype", "params", "size", "label", "rule")
         yield head[:end], [_cells(row)[:end] for row in self.rows]
         if self.rules is not None:
-            rows = [
-                (
-                    str(rule.number or "-"),
-                    label_text(rule.label),
-                    f"{rule.num_leaves:,}",
-                    rule.where or "no rule",
-                )
-                for rule in self.rules
-            ]
-            yield ("rule", "label", "leaves", "pattern"), rows
+            cells = list(map(_rule_cells, self.rules))
+            yield ("rule", "label", "leaves", "pattern"), cells
         sums = [
-            (
-                label_text(total.label) if self.rules is not None else "all",
-                f"{total.num_leaves:,}",
-                f"{total.num_params:,}",
-                size_text(total.size_bytes),
-            )
-            for total in self.totals
+            ("all" if self.rules is None else label_text(one.label), *one.counts)
+            for one in self.totals
         ]
         yield ("label", "leaves", "params", "size"), sums
 
@@ -329,16 +316,10 @@ def _row(path: str, leaf: Any, index: int, matches: RuleMatches | None) -> Row:
         rule = matches.deciding[index] + 1 or None
     if not is_array(leaf):
         return Row(path, None, type(leaf).__name__, 0, 0, label, rule)
-    size = math.prod(leaf.shape)
-    return Row(
-        path,
-        tuple(leaf.shape),
-        str(leaf.dtype),
-        size,
-        size * getattr(leaf.dtype, "itemsize", 0),
-        label,
-        rule,
-    )
+    shape, dtype = tuple(leaf.shape), leaf.dtype
+    num_params = math.prod(shape)
+    size_bytes = num_params * getattr(dtype, "itemsize", 0)
+    return Row(path, shape, str(dtype), num_params, size_bytes, label, rule)
 
 
 def _groups(
@@ -398,33 +379,28 @@ def label_key(label: Any) -> Hashable:
     return type(label), repr(label), label
 
 
-def _notes(matches: RuleMatches, chosen: Sequence[bool]) -> list[str]:
-    notes = []
+def _notes(matches: RuleMatches, chosen: Sequence[bool]) -> Iterator[str]:
     shown = frozenset(itertools.compress(matches.paths, chosen))
-    unmatched = [path for path in matches.unmatched if path in shown]
-    if unmatched:
-        notes.append(
-            f"No rule: {plural(len(unmatched), 'leaf')}, {listing(unmatched)}."
-        )
-    if matches.rules.overlap == "error" and matches.overlaps:
-        paths = dict.fromkeys(
-            matches.paths[leaf] for leaf, _, _ in matches.overlaps if chosen[leaf]
-        )
-        if paths:
-            notes.append(
-                "Overlap: rules with different values for "
-                f"{plural(len(paths), 'leaf')}, {listing(paths)}."
-            )
+    clashes = matches.overlaps if matches.rules.overlap == "error" else ()
+    clashing = dict.fromkeys(matches.paths[leaf] for leaf, _, _ in clashes)
+    for what, paths in (
+        ("No rule:", matches.unmatched),
+        ("Overlap: rules with different values for", clashing),
+    ):
+        names = [path for path in paths if path in shown]
+        if names:
+            yield f"{what} {plural(len(names), 'leaf')}, {listing(names)}."
     for index, entry in matches.unused:
-        notes.append(
-            f"Unused: {entry_text(entry)} (rule {index + 1}) matches no array."
-        )
+        yield f"Unused: {entry_text(entry)} (rule {index + 1}) matches no array."
     for index in matches.shadowed:
-        text = where_text(matches.rules.selectors[index])
-        notes.append(
-            f"Shadowed: {text} (rule {index + 1}): earlier rules decide all its leaves."
-        )
-    return notes
+        rule = f"{where_text(matches.rules.selectors[index])} (rule {index + 1})"
+        yield f"Shadowed: {rule}: earlier rules decide all its leaves."
+
+
+def _rule_cells(rule: RuleRow) -> tuple[str, ...]:
+    """Return a rule as cells of a table."""
+    counts = (label_text(rule.label), f"{rule.num_leaves:,}")
+    return (str(rule.number or "-"), *counts, rule.where or "no rule")
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from treeadapt.diff import TreeDiff
 from treeadapt.drawing.layout import aligned
 from treeadapt.drawing.outline import Total
 from treeadapt.drawing.text import lines
-from treeadapt.drawing.words import columns, fitted, printable, size_text
+from treeadapt.drawing.words import columns, fitted, printable
 from treeadapt.names import plural
 from treeadapt.report import Row, Summary, label_key, label_text, total
 from treeadapt.selection.matches import STATIC
@@ -87,16 +87,17 @@ def print_summary(
     else:
         head = ("path", "leaves", "params", "size", "label")
         end = None if summary.rules is not None else -1
-        print_table(head[:end], [row[:end] for row in _table_rows(summary, depth)])
+        nodes = _nodes(summary, depth)
+        cells = [(path, *one.counts, label_text(one.label)) for path, one in nodes]
+        print_table(head[:end], [row[:end] for row in cells])
 
 
 def _print_tree(summary: Summary, depth: int | None) -> None:
     """Print a tree, folded to what fits; lines end where the terminal does."""
     if not sys.stdout.isatty():
         return click.echo(summary.to_text(depth=depth))
-    width = shutil.get_terminal_size().columns
     for line in lines(summary.outline(depth=depth)):
-        left = width
+        left = shutil.get_terminal_size().columns
         for text, style in line:
             shown = fitted(text, left) if left else ""
             left -= columns(shown)
@@ -179,18 +180,9 @@ def _nodes(summary: Summary, depth: int) -> Iterator[tuple[str, Total]]:
         yield above, total(rows[0].label, rows)
 
 
-def _table_rows(summary: Summary, depth: int) -> Iterator[tuple[str, ...]]:
-    for path, one in _nodes(summary, depth):
-        counts = (f"{one.num_leaves:,}", f"{one.num_params:,}")
-        yield path, *counts, size_text(one.size_bytes), label_text(one.label)
-
-
 def _sums(one: Total) -> dict[str, int]:
-    return {
-        "leaves": one.num_leaves,
-        "params": one.num_params,
-        "bytes": one.size_bytes,
-    }
+    params, size = one.num_params, one.size_bytes
+    return {"leaves": one.num_leaves, "params": params, "bytes": size}
 
 
 def _as_data(label: Any) -> Any:
@@ -216,8 +208,7 @@ def _escaped(text: str, more: str = "") -> str:
 
 def _style(style: str) -> dict[str, Any]:
     """Return a style of ``drawing`` as click takes it."""
-    if style.startswith("#"):
-        return {"fg": tuple(int(style[i : i + 2], 16) for i in (1, 3, 5))}
+    color = style[1:] if style.startswith("#") else ""
+    fg = tuple(bytes.fromhex(color)) or ("red" if style == "red" else None)
     words = style.split()
-    fg = "red" if "red" in words else None
     return {"fg": fg, "bold": "bold" in words or None, "dim": "dim" in words or None}

@@ -15,7 +15,7 @@ import bisect
 import dataclasses
 import itertools
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from treeadapt.drawing.palette import REST, SIZES, Paint
@@ -59,6 +59,12 @@ class Total:
     text: str = dataclasses.field(default="", repr=False)
     paint: Paint = dataclasses.field(default=SIZES, repr=False)
     rules: tuple[str, ...] = dataclasses.field(default=(), repr=False)
+
+    @property
+    def counts(self) -> tuple[str, str, str]:
+        """Its leaves, parameters and size, as a table shows them."""
+        counts = (f"{self.num_leaves:,}", f"{self.num_params:,}")
+        return (*counts, size_text(self.size_bytes))
 
     @property
     def tip(self) -> str:
@@ -142,7 +148,7 @@ class Row(NamedTuple):
     node: Node
     path: str
     level: int
-    children: Sequence[Row]
+    children: list[Row]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -184,12 +190,9 @@ class Outline:
 
     def numbers(self, one: Total) -> tuple[str, str, str, str]:
         """Write leaves, parameters, size and share of the whole, as in ``LEGEND``."""
-        return (
-            f"{one.num_leaves:,}",
-            count_text(one.num_params),
-            size_text(one.size_bytes),
-            share_text(one.size_bytes / (self.root.size_bytes or 1)),
-        )
+        leaves, _, size = one.counts
+        share = share_text(one.size_bytes / (self.root.size_bytes or 1))
+        return leaves, count_text(one.num_params), size, share
 
     def cells(self, node: Node) -> tuple[str, str, str, str]:
         """Write name, contents, size and labels of a node."""
@@ -234,26 +237,26 @@ class Outline:
             limit: how many lines in all, about; a page of them if not given.
             width: how many children of one node; the others are added up in one line.
         """
-        opened = {id(self.root): _first(self.root.children, width)}
-        left = limit - len(opened[id(self.root)])
+        top = _below(Row(self.root, "", -1, []), width)
+        left = limit - len(top)
         for mixed in (True, False):
-            level = opened[id(self.root)]
+            level = top
             while level:
                 able = [
-                    (node, _first(node.children, width))
-                    for node in level
-                    if id(node) not in opened and self._may_open(node, mixed=mixed)
+                    (row, _below(row, width))
+                    for row in level
+                    if not row.children and self._may_open(row.node, mixed=mixed)
                 ]
                 if mixed:  # the largest that fit
-                    able.sort(key=lambda pair: -pair[0].size_bytes)
+                    able.sort(key=lambda pair: -pair[0].node.size_bytes)
                 elif sum(len(children) for _, children in able) > left:
                     break
-                for node, children in able:
+                for row, children in able:
                     if len(children) <= left:
-                        opened[id(node)] = children
+                        row.children.extend(children)
                         left -= len(children)
-                level = [one for node in level for one in opened.get(id(node), ())]
-        return _rows(self.root, opened, "", 0)
+                level = [child for row in level for child in row.children]
+        return top
 
     def _may_open(self, node: Node, *, mixed: bool) -> bool:
         if not node.children or (mixed and len(node.parts) < 2):
@@ -378,16 +381,6 @@ def _range(numbers: Sequence[str]) -> str:
     return f"{{{','.join(shown)}}}"
 
 
-def _rows(
-    node: Node, opened: Mapping[int, Sequence[Node]], above: str, level: int
-) -> list[Row]:
-    made = []
-    for child in opened.get(id(node), ()):
-        path = above + child.name
-        made.append(Row(child, path, level, _rows(child, opened, path, level + 1)))
-    return made
-
-
 def every(rows: Sequence[Row]) -> Iterator[Row]:
     """Yield lines and all below them, from top to bottom."""
     for row in rows:
@@ -395,14 +388,15 @@ def every(rows: Sequence[Row]) -> Iterator[Row]:
         yield from every(row.children)
 
 
-def _first(children: Sequence[Node], width: int) -> Sequence[Node]:
-    """Return as many children as may be shown, the others as one."""
-    if len(children) <= width:
-        return children
-    rest = children[width - 1 :]
-    more = Node(f"/… {len(rest):,} more", "")
-    _add_up(more, rest)
-    return [*children[: width - 1], more]
+def _below(row: Row, width: int) -> list[Row]:
+    """Return the lines below one: as many as may be shown, the others as one."""
+    shown = row.node.children
+    if len(shown) > width:
+        rest = shown[width - 1 :]
+        more = Node(f"/… {len(rest):,} more", "")
+        _add_up(more, rest)
+        shown = [*shown[: width - 1], more]
+    return [Row(node, row.path + node.name, row.level + 1, []) for node in shown]
 
 
 def _first_lines(lines: Sequence[str], noun: str) -> list[str]:
