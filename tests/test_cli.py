@@ -269,7 +269,7 @@ def test_show_filters_leaves_rules_and_totals(npz, rules):
     assert "did you mean" in run("show", npz, "--filter", "**/bais", code=2)
 
 
-def test_show_tells_tied_leaves(tmp_path):
+def test_show_reports_tied_leaves(tmp_path):
     weight = np.ones(3)
     ta.save(tmp_path / "x.safetensors", {"a": weight, "b": weight})
     tied = "Tied, and counted twice: 'b' is 'a'."
@@ -311,7 +311,7 @@ def test_a_function_is_run_abstractly():
         ("../test_cli.py:linked", "name the module: module:linked"),
     ],
 )
-def test_trees_that_are_none(name, reason):
+def test_what_is_not_a_tree_is_a_short_error(name, reason):
     text = run("show", name, code=2)
     assert reason in text
     assert len(text.splitlines()) <= 2
@@ -365,7 +365,7 @@ def test_lint_finds_all_kinds(npz, tmp_path):
     assert [each["kind"] for each in found] == ["unmatched", "unused", "shadowed"]
 
 
-def test_lint_tells_uneven_coverage(tmp_path, rules):
+def test_lint_reports_uneven_coverage(tmp_path, rules):
     tree = {
         "layers": {
             str(n): {
@@ -438,7 +438,7 @@ def test_lint_says_what_it_did_not_look_for(npz, tmp_path):
     assert text == "0 findings in 23 arrays; ignored: 1 unmatched.\n"
 
 
-def test_lint_and_the_error_tell_one_cure_for_a_shadowed_rule(npz, tmp_path):
+def test_lint_and_the_error_give_one_cure_for_a_shadowed_rule(npz, tmp_path):
     for text, cure in (
         ('"policy" = "a"\n"policy/hidden_0" = "a"\n', "Remove it: they give"),
         ('"policy/*" = "a"\n"policy" = "b"\n', "Keep one of the two"),
@@ -474,7 +474,7 @@ def test_diff_is_like_diff(file, tmp_path):
 
 
 def with_statics():
-    """A tree for ``module:function`` with all that is no plain array."""
+    """A tree for ``module:function`` with all that is not a plain array."""
     net = [jnp.ones((2, 3)), jax.nn.relu]
     return {"net": net, "key": jax.random.key(0), "n": 3, "p": 0.5, "act": "relu"}
 
@@ -539,7 +539,7 @@ def test_hostile_files_give_short_errors_and_write_nothing(case, tmp_path, rules
     assert [entry.name for entry in folder.iterdir()] == [path.name]
 
 
-def test_explain_tells_which_rule_decides(rules, npz, tmp_path):
+def test_explain_says_which_rule_decides(rules, npz, tmp_path):
     text = run("explain", npz, "policy/hidden_0/bias", "--rules", rules)
     assert text.splitlines() == [
         "decides  rule 1: 'policy/hidden_0' = 'frozen'",
@@ -587,7 +587,7 @@ def test_lint_annotates_the_rules_file_on_github(npz, tmp_path):
     assert "rule 2, matches nothing: 'po,licy:%25'" in lines[1]
 
 
-def test_arguments_in_the_wrong_order_are_told(npz, rules, tmp_path):
+def test_arguments_in_the_wrong_order_are_reported(npz, rules, tmp_path):
     assert "Missing option '--rules'" in run("lint", npz, code=2)
     assert "TOML or JSON" in run("lint", npz, "--rules", npz, code=2)
     run("lint", rules, "--rules", rules, code=2)
@@ -616,7 +616,7 @@ def test_a_rules_file_in_yaml_gets_an_error_that_is_true(npz, tmp_path):
         (("show", "x", "--depth", "0"), "not in the range"),
     ],
 )
-def test_a_wrong_use_is_told_in_two_lines(arguments, told):
+def test_a_wrong_use_is_reported_in_two_lines(arguments, told):
     lines = run(*arguments, code=2).splitlines()
     assert told in lines[0]
     assert lines[0].startswith("error: ")
@@ -790,7 +790,7 @@ def test_reading_values_shows_how_far_it_is(npz):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a shell with pipes")
-def test_a_reader_that_leaves_early_is_no_error(tmp_path):
+def test_a_reader_that_leaves_early_is_not_an_error(tmp_path):
     ta.save(tmp_path / "x.safetensors", {f"leaf_{n}": np.ones(1) for n in range(5_000)})
     command = (
         f"{sys.executable} -m treeadapt show {tmp_path / 'x.safetensors'} --format csv"

@@ -1,4 +1,4 @@
-"""Differences of trees: false when equal, and each kind told by its path."""
+"""Differences of trees: false when equal, and each kind reported with its path."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_containers_do_not_matter(name):
     assert not ta.tree_diff(jax.eval_shape(lambda: flat), tree)
 
 
-def test_each_kind_is_told():
+def test_each_kind_is_reported():
     before = {
         "gone": np.ones(2),
         "layers": {"kernel": np.ones((2, 3))},

@@ -99,7 +99,7 @@ def test_the_legend_and_the_tree_add_up_to_what_the_rules_decided(row):
 
 
 @every_tree
-def test_what_stands_below_a_row_adds_up_to_it(row):
+def test_what_is_below_a_row_adds_up_to_it(row):
     summary = ta.summarize(row.make(), ta.Rules({"**/w": "a"}, default="b"))
     outline = summary.outline()
     for limits in ((10_000, 10_000), (5, 2), (0, 1)):
@@ -156,7 +156,7 @@ def test_nodes_with_one_child_join_it():
     assert paths == ["params", "params/Dense_0/kernel", "params/Dense_1/bias"]
 
 
-def test_a_leaf_may_stand_where_a_node_does():
+def test_a_leaf_may_be_where_a_node_is():
     flat = {"a": array(2), "a/b": array(3), "a/c": array(4)}
     rows = rows_of(ta.summarize(flat))
     assert [(row.path, row.node.is_leaf) for row in rows] == [
@@ -501,7 +501,7 @@ def oklab(linear):  # Ottosson 2020
 
 @pytest.mark.parametrize("sight", SIGHTS)
 @pytest.mark.parametrize("colors", [HUES, SCALE], ids=["hues", "scale"])
-def test_colors_are_told_apart(sight, colors):
+def test_colors_can_be_told_apart(sight, colors):
     seen = [oklab(SIGHTS[sight] @ channels(color)) for color in colors]
     for one, two in itertools.combinations(seen, 2):
         assert np.linalg.norm(one - two) >= 0.09

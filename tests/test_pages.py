@@ -1,7 +1,7 @@
 """Every page of the documentation runs, and prints what it says it prints.
 
 The ``python`` blocks of a page run in order, in one namespace, as its reader would run
-them. What a block prints is the ``text`` block right below it, where ``...`` stands for
+them. What a block prints is the ``text`` block right below it, where ``...`` matches
 anything; a block with none below prints nothing. Blocks with ``>>>`` are doctests, and
 what libraries print while a block of nothing but imports runs is theirs.
 """
@@ -35,7 +35,7 @@ BLOCK = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """One example: its code, what it prints, and the line of the page it stands on."""
+    """One example: its code, what it prints, and the line of the page where it starts."""
 
     code: str
     prints: str

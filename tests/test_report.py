@@ -50,7 +50,7 @@ def test_leaves_without_a_rule_have_a_row_for_each_label():
     assert "   -  train        1  no rule\n" in str(given)
 
 
-def test_an_overlap_that_the_rules_refuse_is_told_and_not_raised():
+def test_an_overlap_that_the_rules_refuse_is_reported_and_not_raised():
     rules = {"a/bias": "x", "a": "y", "b": "z"}
     summary = ta.summarize(TREE, ta.Rules(rules, overlap="error"))
     assert summary.notes == (
@@ -115,7 +115,7 @@ def test_rules_decide_on_the_whole_tree_whatever_is_shown():
     assert labels == ["last"]
 
 
-def test_an_overlap_is_told_only_of_leaves_that_are_shown():
+def test_an_overlap_is_reported_only_for_leaves_that_are_shown():
     rules = ta.Rules({"a/bias": "x", "a": "y", "b": "z"}, overlap="error")
     assert ta.summarize(TREE, rules, where="b").notes == ()
     assert "Overlap" in ta.summarize(TREE, rules, where="a").notes[0]

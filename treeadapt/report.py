@@ -252,7 +252,7 @@ def summarize(
 
     Raises:
         PathCollisionError: two leaves have the same path.
-        RulesError, SelectorError: ``rules`` are no rules.
+        RulesError, SelectorError: ``rules`` cannot be read as rules.
         UnusedRuleError: an entry of ``where`` selects no array.
 
     Example:

@@ -1,4 +1,4 @@
-"""Draws the pictures of ``docs/reports.md`` anew: python docs/scripts/pictures.py.
+"""Draws the pictures of ``docs/reports.md`` again: python docs/scripts/pictures.py.
 
 A test fails where a picture is not what this draws.
 """

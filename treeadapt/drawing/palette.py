@@ -1,6 +1,6 @@
-"""Colours of labels: told apart by everyone, on light and on dark ground.
+"""Colours of labels, which everyone can tell apart on light and on dark ground.
 
-They stay apart by at least 0.09 in OKLab for normal sight and for the three kinds of
+They differ by at least 0.09 in OKLab for normal sight and for the three kinds of
 colour blindness, and stand out from white and from near-black; a test computes both.
 From the ninth label on they come again, striped. Numbers, such as learning rates, run
 through one scale from dark to light instead.
