@@ -157,11 +157,7 @@ class Summary:
         return plain(lines(self.outline(depth=depth)))
 
     def save(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        title: str = "",
-        depth: int | None = None,
+        self, path: str | os.PathLike[str], *, title: str = "", depth: int | None = None
     ) -> None:
         """Write the report to a file, in the form that its ending says.
 

@@ -13,6 +13,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 from treeadapt.selection.matches import STATIC
 
 # The first is kept for what is frozen.
@@ -92,12 +94,6 @@ def _is_number(label: Any) -> bool:
 
 def _mixed(part: float) -> str:
     """Return the colour at a part of the scale, from 0 to 1."""
-    place = part * (len(SCALE) - 1)
-    low = min(int(place), len(SCALE) - 2)
-    pairs = zip(_channels(SCALE[low]), _channels(SCALE[low + 1]), strict=True)
-    mixed = (round(a + (b - a) * (place - low)) for a, b in pairs)
-    return "#" + "".join(f"{channel:02x}" for channel in mixed)
-
-
-def _channels(color: str) -> tuple[int, int, int]:
-    return int(color[1:3], 16), int(color[3:5], 16), int(color[5:7], 16)
+    channels = zip(*(bytes.fromhex(color[1:]) for color in SCALE), strict=True)
+    place, places = part * (len(SCALE) - 1), range(len(SCALE))
+    return "#" + bytes(round(np.interp(place, places, one)) for one in channels).hex()
