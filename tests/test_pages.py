@@ -35,7 +35,7 @@ BLOCK = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """One example: its code, what it prints, and the line of the page where it starts."""
+    """One example: its code, what it prints, and the line where it starts."""
 
     code: str
     prints: str
