@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -420,7 +421,10 @@ def test_a_removed_layer_that_is_called_like_a_field():
     assert report.left_over == ("trace/trace/w",)
 
 
-def line_search(tx: Any, params: Any, state: Any, steps: int) -> tuple[Any, Any]:
+@functools.cache
+def step_of(tx: Any) -> Any:
+    """One step of a line search, compiled once for each transformation."""
+
     def loss(params: Any) -> Any:
         leaves = ta.to_flat_dict(params).values()
         return sum(jnp.sum((leaf - 0.3) ** 4) for leaf in leaves)
@@ -433,8 +437,14 @@ def line_search(tx: Any, params: Any, state: Any, steps: int) -> tuple[Any, Any]
         )
         return optax.apply_updates(params, updates), state
 
+    return step
+
+
+def line_search(tx: Any, params: Any, state: Any, steps: int) -> tuple[Any, Any]:
+    # A state with weak types would be compiled by itself.
+    state = jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), state)
     for _ in range(steps):
-        params, state = step(params, state)
+        params, state = step_of(tx)(params, state)
     return params, state
 
 

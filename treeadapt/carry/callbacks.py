@@ -30,7 +30,7 @@ def value_and_grad_from_state(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Return a ``jax.value_and_grad`` of ``fn`` that reuses what a line search stored.
 
     As ``optax.value_and_grad_from_state``, for params of any classes, and whatever they
-    are called. Where the stored value cannot be used it is computed anew: before the
+    are called. Where the stored value cannot be used it is computed again: before the
     first step, after one that ended in a NaN, and in a partition or under ``masked``,
     where other leaves have moved since.
 
@@ -91,11 +91,11 @@ def _reuse(
     def keep() -> tuple[Any, Flat]:
         return value, {path: grad[path].astype(flat[path].dtype) for path in flat}
 
-    def anew() -> tuple[Any, Flat]:
+    def again() -> tuple[Any, Flat]:
         new_value, new_grad = compute()
         return jnp.asarray(new_value, value.dtype), new_grad
 
-    return jax.lax.cond(jnp.isfinite(value), keep, anew)
+    return jax.lax.cond(jnp.isfinite(value), keep, again)
 
 
 def _stored(state: Any, flat: Flat) -> tuple[Any, Flat] | None:
@@ -156,7 +156,7 @@ def tree_map_params(
             leaves, ``None`` among them: specs, labels, masks, the params themselves.
         transform_non_params: applied to every other leaf of the state; they stay
             without it.
-        is_leaf: tells what else is a leaf, in the copies and in the trees.
+        is_leaf: whether something else is a leaf, in the copies and in the trees.
 
     Returns:
         State of the structure of ``state``, each ``MaskedNode`` in its place.
@@ -164,7 +164,7 @@ def tree_map_params(
     Raises:
         StructureMismatchError: a tree has no leaf for a parameter in the state.
         TransformError: ``tx`` refuses Optax's placeholder (line searches do) and there
-            is no tree from which to know the paths of the params.
+            is not any tree from which to know the paths of the params.
 
     Example:
         >>> from treeadapt.transforms.partition import partition
@@ -211,7 +211,7 @@ def tree_map_params(
 def _named(
     tree: Any, is_leaf: Callable[[Any], bool] | None, *, none_too: bool = False
 ) -> tuple[TreeView, list[Any]]:
-    """View a tree whose leaves may be anything; return its leaves beside."""
+    """View a tree whose leaves may be anything; return its leaves too."""
 
     def ends(node: Any) -> bool:
         return (none_too and node is None) or (is_leaf is not None and is_leaf(node))

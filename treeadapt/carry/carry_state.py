@@ -8,7 +8,7 @@ Which names belong together is up to ``matching``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from treeadapt.arrays import is_array
+from treeadapt.carry.fields import can_hold
 from treeadapt.carry.matching import Offers, learn_links, match_copies, match_rest
 from treeadapt.carry.optax_fields import SCALE_FIELDS, STORED_FIELDS
 from treeadapt.carry.report import (
@@ -53,8 +54,8 @@ def carry_state(
 
     For what changes between two runs: which leaves are frozen, how they are grouped,
     what is wrapped around the optimizer, the classes of the model, plain Optax before
-    and ``adapt`` now. Moments are matched by field and parameter path. Every other
-    leaf (step counts, hyperparameters) follows the moments beside it: a group that took
+    and ``adapt`` now. Moments are matched by field and parameter path. Every other leaf
+    (step counts, hyperparameters) follows the moments next to it: a group that took
     leaves from an earlier group continues that group's count, and one that took none
     starts at zero. Where the leaves of one group come from several with other counts,
     its own earlier count stays, or else the smallest is taken, which makes steps
@@ -84,7 +85,7 @@ def carry_state(
         twice (the count of a group that was divided) is copied.
 
     Raises:
-        UnusedRuleError: a pattern in ``reset`` hits no array of the new state.
+        UnusedRuleError: a pattern in ``reset`` matches no array of the new state.
         PathCollisionError: two leaves of a state have the same path.
         TransformError: ``tx`` is not a transformation.
 
@@ -112,8 +113,8 @@ def carry_state(
         Row(slot, spec, "reset" if yes else "fresh")
         for slot, spec, yes in zip(slots, own.leaves, asked, strict=True)
     ]
-    plans = (own.plan, view.plan)
-    table = Table(rows, _cut(old, slots, paths), old, plans, len(paths))
+    saved_slots = _cut(old, slots, paths)
+    table = Table(rows, saved_slots, old, (own.plan, view.plan), len(paths))
     _take_all(table)
     report = report_of(table, {} if is_abstract else _least_starts(tx, params, table))
     if not is_abstract and any(row.source is None for row in rows):
@@ -133,38 +134,33 @@ def _cut(
 
 def _take_all(table: Table) -> None:
     """Carry what can be carried: the leaves of copies of the params, then the rest."""
-    fresh = {row.slot.name: row for row in table.rows if row.fate == "fresh"}
-    saved = {slot.name: slot for slot in table.slots}
-    wanted = [row.slot for row in fresh.values() if row.is_copy]
-    given = [slot for slot in table.slots if slot.prefix is not None]
-    _take(match_copies(wanted, given), fresh, saved, table.old)
-    for name in _stale_values(table):
-        fresh.pop(name, None)
     slots = [row.slot for row in table.rows]
+    wanted = [row.slot for row in table.copies if row.fate == "fresh"]
+    given = [slot for slot in table.slots if slot.prefix is not None]
+    _take(table, *match_copies(wanted, given))
     links = learn_links((row.slot, source) for row, source in table.moved)
-    _take(match_rest(slots, table.slots, links), fresh, saved, table.old)
+    stale = frozenset(_stale_values(table))
+    _take(table, *match_rest(slots, table.slots, links), passed=stale)
 
 
 def _take(
-    offers: Iterable[Offers],
-    fresh: Mapping[str, Row],
-    saved: Mapping[str, Slot],
-    old: Mapping[str, Any],
+    table: Table, found: Offers, ambiguous: Offers, *, passed: Container[str] = ()
 ) -> None:
-    """Carry the leaves that are offered, as far as they fit."""
-    found, ambiguous = offers
-    for name, sources in (found | ambiguous).items():
-        if name not in fresh:
+    """Carry the leaves that were found, as far as they fit."""
+    saved = {slot.name: slot for slot in table.slots}
+    for row in table.rows:
+        name = row.slot.name
+        sources = found.get(name) or ambiguous.get(name)
+        if row.fate != "fresh" or name in passed or sources is None:
             continue
-        row = fresh[name]
-        source = None if name in ambiguous else _choose(sources, old)
+        source = _choose(sources, table.old) if name in found else None
         if source is None:
             row.fate, row.why = "ambiguous", sources
-        elif misfit := _misfit(row.spec, old[source]):
+        elif misfit := _misfit(row.spec, table.old[source]):
             row.fate, row.why = "misshaped", f"{misfit} (saved as {source!r})"
         else:
             row.fate, row.why = "carried", source
-            row.source, row.leaf = saved[source], old[source]
+            row.source, row.leaf = saved[source], table.old[source]
 
 
 def _choose(names: Sequence[str], old: Mapping[str, Any]) -> str | None:
@@ -253,21 +249,14 @@ def _filled(leaves: Sequence[Any], rows: Sequence[Row]) -> list[Any]:
 
 
 def _misfit(spec: Any, old: Any) -> str | None:
-    """Say why a saved leaf cannot stand in the new state; None if it can."""
+    """Say why a saved leaf cannot be in the new state; None if it can."""
     if not is_array(spec):
         fits = type(old) is type(spec)
     elif not is_array(old):
-        fits = spec.shape == () and _is_number_for(spec.dtype, old)
+        fits = spec.shape == () and can_hold(spec.dtype, old)
     else:
         fits = old.shape == spec.shape and old.dtype == spec.dtype
     return None if fits else f"{describe(spec)}, but the saved one is {describe(old)}"
-
-
-def _is_number_for(dtype: Any, old: Any) -> bool:
-    """Tell whether a Python number (from JSON, say) can be an array of this dtype."""
-    if isinstance(old, float):
-        return bool(jnp.issubdtype(dtype, jnp.inexact))
-    return isinstance(old, int) and bool(jnp.issubdtype(dtype, jnp.number))
 
 
 def _same(one: Any, two: Any) -> bool:

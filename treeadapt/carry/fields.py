@@ -4,8 +4,8 @@ Takes the state of any Optax transformation, wherever its pieces are (chains, gr
 a partition, wrappers), and gets or sets fields: those of its named tuples, and the
 entries of ``hyperparams``. What a field such as ``mu`` holds is not searched, so a
 parameter called ``count``, ``value`` or ``mu`` is neither found nor overwritten.
-Classes tell states from params: Optax's own (see ``optax_fields``), those that hold one
-of these, and those that the caller names.
+States differ from params by their classes: Optax's own (see ``optax_fields``), those
+that hold one of these, and those that the caller names.
 Stable names for every array of a state are up to ``convert``.
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import numbers
 from collections.abc import (
-    Container,
+    Callable,
     Hashable,
     Iterable,
     Iterator,
@@ -31,8 +31,8 @@ import optax
 
 from treeadapt.arrays import is_array
 from treeadapt.carry.optax_fields import (
+    ENTRY_FIELDS,
     GROUPS,
-    LABELLED_FIELDS,
     NAMED_FIELDS,
     STATE_FIELDS,
     is_state_class,
@@ -89,7 +89,7 @@ def tree_set(state: Any, /, *, group: Hashable = _MISSING, **fields: Any) -> Any
     """Return a state with new values in the fields that have these names.
 
     As ``optax.tree_utils.tree_set``, every field of that name is set; but parameters
-    are left alone, and dtypes are kept, so that a compiled step is not traced anew.
+    are left alone, and dtypes are kept, so that a compiled step is not traced again.
 
     Args:
         state: as for ``tree_get``.
@@ -208,7 +208,12 @@ def _search(
     """
     names = list(names)
     classes = frozenset(str(name).partition(".")[0] for name in names)
-    parts = list(_parts(_Part(state, names=_class_names(state)), classes))
+
+    def is_state(node: Any) -> bool:
+        is_named = _is_record(node) and type(node).__name__ in classes
+        return is_state_class(type(node)) or is_named
+
+    parts = list(_parts(_Part(state, names=_class_names(state)), is_state))
     if group is not _MISSING:
         labels = [part.label for part in parts if part.label is not _MISSING]
         if group not in labels:
@@ -230,55 +235,43 @@ def _search(
     return parts
 
 
-def _parts(part: _Part, classes: Container[str]) -> Iterator[_Part]:
+def _parts(part: _Part, is_state: Callable[[Any], bool]) -> Iterator[_Part]:
     """Yield a state, and every part in it that has a name, the outer ones first.
 
     Args:
         part: the state.
-        classes: names of classes that are states because the caller says so.
+        is_state: whether an object is a state by its class; any other may be params.
     """
     yield part
     node = part.value
-    is_record = _is_record(node)
+    is_record, is_dict = _is_record(node), isinstance(node, Mapping)
     if not is_record and not isinstance(node, tuple | list | Mapping):
         return
-
-    def is_state(node: Any) -> bool:
-        is_named = _is_record(node) and type(node).__name__ in classes
-        return is_state_class(type(node)) or is_named
-
-    children = [
-        (_name_of(key), (*part.path, key), child) for key, child in _level(node)
-    ]
-    may_be_params = isinstance(node, Mapping) or (is_record and not is_state(node))
-    if may_be_params and not holds(node, is_state):  # they may be a whole state
-        owner = type(node).__name__
-        for name, path, child in children if is_record else ():
-            yield _Part(child, path, (name,), owner=owner)
-        return
-    for name, path, child in children:
-        own = _class_names(child)
-        if not is_record:
-            names = (name, *own) if isinstance(node, Mapping) else own
-            yield from _parts(_Part(child, path, names), classes)
-            continue
-        is_optax = is_state_class(type(node))
-        names = (name, f"{type(node).__name__}.{name}")
-        if (
-            is_optax
-            and isinstance(child, Mapping)
-            and name in NAMED_FIELDS | LABELLED_FIELDS
-        ):
-            yield _Part(child, path, names)
-            yield from _entries(name, path, node, classes)
+    cls, is_optax = type(node).__name__, is_state_class(type(node))
+    # Params may be the whole state of a transformation.
+    is_unknown = is_dict or (is_record and not is_state(node))
+    may_be_params = is_unknown and not holds(node, is_state)
+    for key, child in _level(node):
+        name, path, own = _name_of(key), (*part.path, key), _class_names(child)
+        field = _Part(child, path, (name, f"{cls}.{name}"))
+        if may_be_params and is_record:
+            yield dataclasses.replace(field, owner=cls)
+        elif may_be_params:
+            return
+        elif not is_record:  # a chain; a named one is a dict
+            names = (name, *own) if is_dict else own
+            yield from _parts(_Part(child, path, names), is_state)
+        elif is_optax and isinstance(child, Mapping) and name in ENTRY_FIELDS:
+            yield field
+            yield from _entries(name, path, node, is_state)
         elif name in STATE_FIELDS if is_optax else holds(child, is_state):
-            yield from _parts(_Part(child, path, (*names, *own)), classes)
+            yield from _parts(_Part(child, path, (*field.names, *own)), is_state)
         else:
-            yield _Part(child, path, names)
+            yield field
 
 
 def _entries(
-    field: str, path: tuple[Any, ...], state: Any, classes: Container[str]
+    field: str, path: tuple[Any, ...], state: Any, is_state: Callable[[Any], bool]
 ) -> Iterator[_Part]:
     """Yield the entries of a field that is a dict of numbers, or of states."""
     scheduled = getattr(state, "hyperparams_states", ())
@@ -289,7 +282,8 @@ def _entries(
             yield _Part(entry, own, names, is_scheduled=name in scheduled)
         else:
             label = name if field == GROUPS else _MISSING
-            yield from _parts(_Part(entry, own, _class_names(entry), label), classes)
+            part = _Part(entry, own, _class_names(entry), label)
+            yield from _parts(part, is_state)
 
 
 def _put(node: Any, path: tuple[Any, ...], new: Any) -> Any:
@@ -351,20 +345,26 @@ def _cast(part: _Part, old: Any, new: Any) -> Any:
             f"The new value of {part.exact_path()} has another shape: {describe(new)} "
             f"where the state has {describe(old)}."
         )
-    if not _can_hold(old.dtype, new):
+    if not can_hold(old.dtype, new):
         raise TransformError(
             f"{part.exact_path()} is {describe(old)} and cannot hold {new!r:.100}. "
             "Give a value of its dtype, or of a narrower kind."
         )
     # A copy: one value may be set in several places, each of which may be donated.
     array = jnp.array(new, dtype=old.dtype)
-    concrete = not isinstance(old, jax.core.Tracer) and isinstance(old, jax.Array)
-    if not concrete or isinstance(array, jax.core.Tracer) or not old.committed:
+    is_traced = any(isinstance(one, jax.core.Tracer) for one in (old, array))
+    if is_traced or not getattr(old, "committed", False):
         return array
     return jax.device_put(array, old.sharding)
 
 
-def _can_hold(dtype: Any, new: Any) -> bool:
+def can_hold(dtype: Any, new: Any) -> bool:
+    """Return whether a dtype can hold a number: of its kind, or of a narrower one.
+
+    Example:
+        >>> can_hold(jnp.int32, 3.0), can_hold(jnp.int32, 3.5), can_hold(jnp.int8, 300)
+        (True, False, False)
+    """
     if not is_array(new) and not isinstance(new, numbers.Number):
         return False
     if isinstance(new, float) and new.is_integer():

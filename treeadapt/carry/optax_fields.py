@@ -14,12 +14,14 @@ GROUPS = "inner_states"
 #: Fields that hold a dict whose keys are names of the state itself.
 NAMED_FIELDS = frozenset({"hyperparams", "measurement", "measurements", "skip_state"})
 
-#: Fields that hold a dict of states.
-LABELLED_FIELDS = frozenset({GROUPS, "hyperparams_states"})
+_LABELLED_FIELDS = frozenset({GROUPS, "hyperparams_states"})
+
+#: These, and fields that hold a dict of states.
+ENTRY_FIELDS = NAMED_FIELDS | _LABELLED_FIELDS
 
 #: Fields that hold the state of another transformation, or parts with names. All others
 #: hold params, what is computed of them, or numbers.
-STATE_FIELDS = LABELLED_FIELDS | {
+STATE_FIELDS = _LABELLED_FIELDS | {
     "adv_state",
     "base_optimizer_state",
     "fast_state",
@@ -65,7 +67,7 @@ _NOT_STATES = (optax.LookaheadParams, optax.MaskedNode)
 
 
 def is_state_class(cls: type) -> bool:
-    """Tell whether a class is that of a state in Optax.
+    """Return whether a class is that of a state in Optax.
 
     Example:
         >>> is_state_class(optax.ScaleByAdamState), is_state_class(optax.MaskedNode)

@@ -222,13 +222,13 @@ def _of_counts(table: Table) -> Iterator[str]:
 def _fresh_message(count: Slot, new: Sequence[Slot], steps: Any) -> str:
     fields = dict.fromkeys(slot.field for slot in new)
     tails = dict.fromkeys(slot.tail for slot in new)
-    told = "not 0" if steps is None else f"{steps:,}"
+    value = "not 0" if steps is None else f"{steps:,}"
     adam = ""
     if steps is not None and fields.keys() >= ADAM_FIELDS:
         factor = first_step(steps)
         adam = f"Adam's first step there would be {factor:.1f} times as long as due. "
     return (
-        f"fresh moments under an old step count: {count.name!r} is {told}, but "
+        f"fresh moments under an old step count: {count.name!r} is {value}, but "
         f"{', '.join(fields)} of {listing(tails)} start again. {adam}Give these "
         "leaves a group of their own in partition, whose count starts at zero, or "
         f"reset the whole state: {_reset(count.node)}."
@@ -250,14 +250,14 @@ def _of_meaning(table: Table) -> Iterator[str]:
         cls, old_cls = map(_state_class, (classes, old_classes))
         lost = ", ".join(sorted(there[source] - here[node]))
         more = ", ".join(sorted(here[node] - there[source]))
-        told = [f"lacks {lost}"] if lost else []
-        told += [f"adds {more}"] if more else []
-        if not told and cls and old_cls and cls is not old_cls:
-            told = [f"is {cls.__name__}, not {old_cls.__name__}"]
-        if told and any(map(_has_fields, classes)):
+        differs = [f"lacks {lost}"] if lost else []
+        differs += [f"adds {more}"] if more else []
+        if not differs and cls and old_cls and cls is not old_cls:
+            differs = [f"is {cls.__name__}, not {old_cls.__name__}"]
+        if differs and any(map(_has_fields, classes)):
             yield (
                 f"moments of another kind: {', '.join(fields)} of {node!r} from "
-                f"{source!r}, where the new state {' and '.join(told)}. What a "
+                f"{source!r}, where the new state {' and '.join(differs)}. What a "
                 "moment means depends on the fields next to it; the first step may be "
                 f"NaN or many times too long. To start again: {_reset(node)}."
             )

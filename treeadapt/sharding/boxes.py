@@ -161,6 +161,6 @@ def _spec(named: Names, pairs: AxisRules, path: str) -> PartitionSpec:
 def _unknown_name(name: Any, path: str) -> ShardingError:
     return ShardingError(
         f"The box at {listing([path])} names an axis {name!r}, which is a logical "
-        f"name. Say which mesh axes it stands for: logical_axes={{{name!r}: 'model'}}, "
+        f"name. Say which mesh axes it is: logical_axes={{{name!r}: 'model'}}, "
         "or None for an axis that is not sharded."
     )

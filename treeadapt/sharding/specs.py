@@ -77,7 +77,7 @@ def spec_text(spec: PartitionSpec) -> str:
 
 
 def is_replicated(spec: PartitionSpec) -> bool:
-    """Tell whether every device holds the whole array.
+    """Return whether every device holds the whole array.
 
     Example:
         >>> is_replicated(PartitionSpec(None, None)), is_replicated(PartitionSpec("x"))
@@ -87,7 +87,7 @@ def is_replicated(spec: PartitionSpec) -> bool:
 
 
 def is_open(spec: PartitionSpec) -> bool:
-    """Tell whether some axis is left to the compiler.
+    """Return whether some axis is left to the compiler.
 
     Example:
         >>> is_open(PartitionSpec("x", PartitionSpec.UNCONSTRAINED))

@@ -2,7 +2,7 @@
 
 ``opt_state_shardings`` says where the state of any Optax transformation goes, and
 ``init_sharded`` makes it there. A state leaf belongs to the param at which its path
-ends; its shape then tells how: the same shape has the same sharding, axes that are
+ends; its shape then says how: the same shape has the same sharding, axes that are
 missing (factored statistics) or came in front (a memory of several steps) are
 accounted for, and whatever else there is, is on every device. Structure alone would not
 do: Adafactor, SM3, L-BFGS and ``zero_nans`` keep other shapes where a param stands.
@@ -55,7 +55,7 @@ def opt_state_shardings(tx: Any, params: Any, shardings: Any = None) -> Any:
         Tree with the treedef of ``tx.init(params)``, of ``PartitionSpec`` if
         ``shardings`` are, else of shardings: for a copy of a param the param's own,
         memory kind included; for statistics of one, the part of it that remains. An
-        array that belongs to no param, and one whose shape does not tell which axes
+        array that belongs to no param, and one whose shape does not say which axes
         remain, is on every device of the mesh.
 
     Raises:
@@ -134,9 +134,9 @@ def init_sharded(tx: Any, params: Any, shardings: Any = None) -> Any:
         )
     init, arrays = init_of_arrays(tx, params)
     # An array that was put nowhere in particular has a state that may go anywhere.
-    put = NamedSharding in kinds or any(getattr(a, "committed", False) for a in arrays)
-    fixed = put or shardings is not None
-    return jax.jit(init, out_shardings=targets if fixed else None)(arrays)
+    is_given = shardings is not None or NamedSharding in kinds
+    is_fixed = is_given or any(getattr(array, "committed", False) for array in arrays)
+    return jax.jit(init, out_shardings=targets if is_fixed else None)(arrays)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

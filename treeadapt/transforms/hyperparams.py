@@ -2,8 +2,8 @@
 
 Takes a factory of transformations and gives one whose numbers and schedules live in the
 state: Optax's ``inject_hyperparams``, which does the work. What is new is the choice of
-what Optax gets to see: masks, labels, selectors and every other argument that is no
-number reach the factory as they are.
+what Optax gets to see: masks, labels, selectors and every other argument that is not
+a number reach the factory as they are.
 Which fields a state has is up to ``state``.
 """
 
@@ -183,7 +183,7 @@ def _is_schedule(parameter: inspect.Parameter, value: Any) -> bool:
 
 
 def _is_tree(value: Any) -> bool:
-    """Tell a callable module from a function, which JAX sees as a leaf."""
+    """Return whether a callable is a module, not a function, which is a leaf."""
     return not isinstance(value, jtu.Partial) and not jtu.all_leaves((value,))
 
 
