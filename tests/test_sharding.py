@@ -662,6 +662,14 @@ def test_state_is_made_inside_jit_where_the_shardings_are_given(kind):
         jax.jit(lambda params: init_sharded(tx, params))(params)
 
 
+def test_state_is_made_inside_jit_on_one_device():
+    params = {"w": jnp.ones(4)}
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    tx = optax.adam(0.1)
+    state = jax.jit(lambda params: init_sharded(tx, params, {"w": sharding}))(params)
+    assert state[0].mu["w"].devices() == {jax.devices()[0]}
+
+
 def test_params_on_no_mesh_give_what_jit_gives():
     params = {"w": jnp.ones(4), "host": np.ones(2, np.float32)}
     state = init_sharded(optax.adam(0.1), params)
