@@ -569,6 +569,7 @@ def test_explain_says_which_rule_decides(rules, npz, tmp_path):
         ("value/kernal", "Did you mean 'value/kernel'"),
         ("value", "Did you mean 'value/kernel'"),
         ("hidden_3/bias", "Did you mean 'policy/hidden_3/bias'"),
+        ("hidden_3", "Did you mean 'policy/hidden_3/bias', 'policy/hidden_3/kernel'"),
         ("zzz", "no leaf 'zzz'."),
     ],
 )

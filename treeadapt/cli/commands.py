@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import sys
 import warnings
 from collections import Counter
@@ -213,8 +214,8 @@ def show(
     summary = summarize(
         source.tree, rules, where=list(where) or None, separator=separator
     )
-    ties = {row.path: source.ties.get(row.path) for row in summary.rows}
-    pairs = [f"{path!r} is {one!r}" for path, one in ties.items() if one is not None]
+    tied = (row.path for row in summary.rows if row.path in source.ties)
+    pairs = [f"{path!r} is {source.ties[path]!r}" for path in tied]
     if pairs:
         more = f" and {len(pairs) - 3:,} more" if len(pairs) > 3 else ""
         told = f"Tied, and counted twice: {', '.join(pairs[:3])}{more}."
@@ -306,9 +307,8 @@ def explain(tree: str, path: str, rules_file: str, *, allow_regex: bool) -> None
     view = view_tree(read_source(tree).tree)
     paths = view.plan.paths
     if path not in paths:
-        ends = (f"/{path}", f".{path}")
-        starts = (f"{path}/", f"{path}.")
-        around = [p for p in paths if p.startswith(starts) or p.endswith(ends)]
+        part = re.compile(rf"(.*[/.])?{re.escape(path)}([/.].*)?", re.DOTALL)
+        around = list(filter(part.fullmatch, paths))
         near = (around or Speller().nearest(path, paths))[:3]
         hint = f" Did you mean {listing(near)}?" if near else ""
         raise _Failure(f"{tree!r} has no leaf {path!r}.{hint}")
