@@ -22,7 +22,7 @@ from treeadapt.arrays import is_array
 from treeadapt.checkpoints.replacing import replaced
 from treeadapt.drawing.html import html_page, html_part
 from treeadapt.drawing.layout import aligned
-from treeadapt.drawing.outline import Node, Outline, Total, added, grown, sum_text
+from treeadapt.drawing.outline import Node, Outline, Total, grown, sum_text
 from treeadapt.drawing.palette import SIZES, paints
 from treeadapt.drawing.svg import svg
 from treeadapt.drawing.text import lines, markdown, plain
@@ -103,7 +103,7 @@ class Summary:
     separator: str = "/"
 
     def __repr__(self) -> str:
-        return f"Summary({sum_text(*added(self.totals))})"
+        return f"Summary({sum_text(self.totals)})"
 
     def __str__(self) -> str:
         texts = ["\n".join(aligned(*table)) for table in self._tables()]

@@ -19,13 +19,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from treeadapt.drawing.palette import REST, SIZES, Paint
-from treeadapt.drawing.words import (
-    count_text,
-    fitted,
-    printable,
-    share_text,
-    size_text,
-)
+from treeadapt.drawing.words import count_text, fitted, printable, share_text, size_text
 from treeadapt.names import plural
 
 LEGEND = ("label", "leaves", "params", "size", "share", "rules")
@@ -176,7 +170,7 @@ class Outline:
     @property
     def headline(self) -> str:
         """What the whole tree adds up to."""
-        return sum_text(*added([self.root]))
+        return sum_text([self.root])
 
     def legend(self, limit: int = 16) -> list[Total]:
         """Return the labels; of very many the first, the rest as one, and the last."""
@@ -410,12 +404,12 @@ def _short(text: str) -> str:
     return fitted(text, _MAX_TEXT)
 
 
-def sum_text(num_leaves: int, num_params: int, size_bytes: int) -> str:
-    """Write what leaves add up to.
+def sum_text(several: Collection[Total | Node]) -> str:
+    """Write what several add up to.
 
     Example:
-        >>> sum_text(1, 1_200, 4_800)
+        >>> sum_text([Total("train", 1, 1_200, 4_800)])
         '1 leaf, 1,200 parameters, 4.7 KiB'
     """
-    counts = f"{plural(num_leaves, 'leaf')}, {plural(num_params, 'parameter')}"
-    return f"{counts}, {size_text(size_bytes)}"
+    leaves, params, size = added(several)
+    return f"{plural(leaves, 'leaf')}, {plural(params, 'parameter')}, {size_text(size)}"
