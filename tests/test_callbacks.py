@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from trees import BY_NAME, SAME_MODEL, two_layers
 
 import treeadapt as ta
-from treeadapt.carry.callbacks import tree_map_params, value_and_grad_from_state
+from treeadapt import tree_map_params, value_and_grad_from_state
 
 # Optax itself promotes.
 pytestmark = pytest.mark.usefixtures("standard_promotion")

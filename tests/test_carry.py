@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 from trees import SAME_MODEL, two_layers
 
 import treeadapt as ta
-from treeadapt.carry.carry_state import carry_state
+from treeadapt import carry_state
 from treeadapt.carry.report import first_step
 
 # Optax itself promotes.

@@ -17,13 +17,8 @@ import optax.contrib
 import pytest
 
 import treeadapt as ta
-from treeadapt.carry.fields import tree_get
-from treeadapt.transforms.hyperparams import (
-    _is_injected,
-    _signature,
-    inject_hyperparams,
-    schedule,
-)
+from treeadapt import inject_hyperparams, schedule, tree_get
+from treeadapt.transforms.hyperparams import _is_injected, _signature
 
 if TYPE_CHECKING:
     from nowhere import ScalarOrSchedule

@@ -23,8 +23,12 @@ from jax.sharding import PartitionSpec as P
 from trees import TREES
 
 import treeadapt as ta
-from treeadapt.sharding.params import named_shardings, partition_specs
-from treeadapt.sharding.state import init_sharded, opt_state_shardings
+from treeadapt import (
+    init_sharded,
+    named_shardings,
+    opt_state_shardings,
+    partition_specs,
+)
 from treeadapt.trees.views import view_tree
 
 

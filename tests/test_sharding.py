@@ -26,13 +26,14 @@ from transformations import CASES
 from trees import BY_NAME, TREES
 
 import treeadapt as ta
-from treeadapt.sharding.params import (
+from treeadapt import (
     ReplicatedWarning,
+    init_sharded,
     named_shardings,
+    opt_state_shardings,
     partition_specs,
 )
 from treeadapt.sharding.specs import as_spec
-from treeadapt.sharding.state import init_sharded, opt_state_shardings
 
 ABSTRACT = {
     "up": {

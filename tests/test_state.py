@@ -22,14 +22,9 @@ from optax.tree_utils import tree_get_all_with_path
 from trees import mlp
 
 import treeadapt as ta
-from treeadapt.carry.fields import (
-    _search,
-    schedule_free_eval_params,
-    tree_get,
-    tree_set,
-)
+from treeadapt import apply_updates, schedule_free_eval_params, tree_get, tree_set
+from treeadapt.carry.fields import _search
 from treeadapt.carry.optax_fields import STATE_FIELDS, is_state_class
-from treeadapt.transforms.updates import apply_updates
 
 ADAM = optax.adam(0.1)
 GIVEN = {

@@ -34,6 +34,7 @@ from treeadapt.carry.optax_fields import (
     ENTRY_FIELDS,
     GROUPS,
     NAMED_FIELDS,
+    SCHEDULES,
     STATE_FIELDS,
     is_state_class,
 )
@@ -274,7 +275,7 @@ def _entries(
     field: str, path: tuple[Any, ...], state: Any, is_state: Callable[[Any], bool]
 ) -> Iterator[_Part]:
     """Yield the entries of a field that is a dict of numbers, or of states."""
-    scheduled = getattr(state, "hyperparams_states", ())
+    scheduled = getattr(state, SCHEDULES, ())
     for key, entry in _level(getattr(state, field)):
         name, own = _name_of(key), (*path, key)
         if field in NAMED_FIELDS:

@@ -14,7 +14,10 @@ GROUPS = "inner_states"
 #: Fields that hold a dict whose keys are names of the state itself.
 NAMED_FIELDS = frozenset({"hyperparams", "measurement", "measurements", "skip_state"})
 
-_LABELLED_FIELDS = frozenset({GROUPS, "hyperparams_states"})
+#: The field of an injected state: a dict of the states of its schedules by name.
+SCHEDULES = "hyperparams_states"
+
+_LABELLED_FIELDS = frozenset({GROUPS, SCHEDULES})
 
 #: These, and fields that hold a dict of states.
 ENTRY_FIELDS = NAMED_FIELDS | _LABELLED_FIELDS
