@@ -14,7 +14,7 @@ from typing import Any
 
 
 def _rooms() -> dict[str, str]:
-    """Read from the stub beside this file which room each public name is in."""
+    """Read from the stub next to this file which room each public name is in."""
     stub = ast.parse(Path(__file__).with_suffix(".pyi").read_text("utf-8"))
     return {
         alias.name: str(node.module)

@@ -3,7 +3,7 @@
 Takes the tokens of parsed globs, each with bits; gives the bits of the globs that match
 a text. A state is a set of positions, held as the bits of an int, so no glob, however
 hostile, takes more than its length times the length of the text. Tables are bounded and
-may be dropped at any time. Segments and trees are up to ``matcher``.
+may be dropped at any time. See ``matcher`` for segments and trees.
 """
 
 from __future__ import annotations
@@ -87,11 +87,11 @@ class CharacterAutomaton:
 
     def step(self, positions: int, char: str) -> _CharacterState:
         """The state that ``char`` leads to from ``positions``."""
-        hits = positions & self._accepted(char)
-        after = hits & self._stars | (hits & self._falling) >> 1
+        taken = positions & self._accepted(char)
+        after = taken & self._stars | (taken & self._falling) >> 1
         after |= (after & self._falling_stars) >> 1
-        if hits & self._jumping:
-            after |= self._jump(hits & self._jumping)
+        if taken & self._jumping:
+            after |= self._jump(taken & self._jumping)
         self._transitions += 1
         state = self._states.get(after)
         if state is None:
@@ -103,11 +103,11 @@ class CharacterAutomaton:
         in_sets = self._in_sets[bisect_right(self._points, ord(char))]
         return self._stars | in_sets | self._literals.get(char, 0)
 
-    def _jump(self, hits: int) -> int:
+    def _jump(self, taken: int) -> int:
         # By bytes, each of them worked out once: thousands of positions may jump at
         # every character.
         after = 0
-        data = hits.to_bytes(self._size // 8 + 1, "little")
+        data = taken.to_bytes(self._size // 8 + 1, "little")
         for found in _NOT_ZERO.finditer(data):
             index = found.start()
             key = index << 8 | data[index]

@@ -7,7 +7,7 @@ is computed once, so that a leaf costs one dictionary look-up, whatever the numb
 patterns. States are sets of positions, held as the bits of an int: no pattern, however
 hostile, takes more than its length times the length of the path.
 Tables are bounded and may be dropped at any time: they only ever save work. Globs
-within a segment are up to ``characters``, ``!`` and the order of rules to
+within a segment are matched by ``characters``; ``!`` and the order of rules belong to
 ``selection``.
 """
 
@@ -100,7 +100,7 @@ class Matcher:
 
         Args:
             plan: names of the tree that these places are in.
-            paths: their paths. What class stands there, and what is below, is unknown.
+            paths: their paths. Their class, and what is below them, is unknown.
 
         Returns:
             An int whose bit ``i`` is set if ``patterns[i]`` could; so it is for every
@@ -124,7 +124,7 @@ class Matcher:
         """
         if self.asking:
             raise SelectorError(
-                f"Only a tree can answer {listing(self.asking)}: a path does not tell "
+                f"Only a tree can answer {listing(self.asking)}: a path does not show "
                 "classes or siblings. Bind the selector or the rules to the full tree "
                 "first: .bind(tree)."
             )

@@ -3,7 +3,7 @@ r"""Patterns: one glob over label paths, parsed once.
 Takes the text of a pattern and gives a ``Pattern``: its elements, one a segment.
 Promises that a malformed text is a ``PatternError`` that points at the column, and
 that nothing is expanded: a parsed pattern is never larger than its text by more than
-a small factor, whatever its braces and ranges stand for.
+a small factor, whatever its braces and ranges mean.
 Knows no tree and matches nothing (see ``matcher``); a leading ``!`` means nothing here
 (see ``selectors``).
 """
@@ -165,7 +165,7 @@ class Pattern:
         return f"Pattern({self.text!r})"
 
     def __reduce__(self) -> tuple[object, ...]:
-        # By text: what was parsed is no promise between versions.
+        # By text: the parsed form may differ between versions.
         return parse, (self.text,)
 
 
@@ -211,7 +211,7 @@ def escape(text: str) -> str:
         text: a label path; may be empty, hold ``*``, start with ``/``, ``!``, ``re:``.
 
     Raises:
-        PatternError: ``text`` is no string.
+        PatternError: ``text`` is not a string.
 
     Example:
         >>> print(escape("blocks/[0]/w*"), escape("re:x"), escape(""))
@@ -367,7 +367,7 @@ class _Scanner:
     def _star(self) -> None:
         if self.text.startswith("**", self.at):
             self.fail(
-                "'**' stands for whole segments and must be one itself. "
+                "'**' means whole segments and must be one itself. "
                 "Write 'a*b' within a segment or 'a/**/b'."
             )
         self._put(Mark.STAR)
@@ -397,7 +397,7 @@ class _Scanner:
                 self.fail("a class name is written out, without wildcards.")
             name += self._character()
         if self.at >= self.stop:
-            self._unclosed(self.start, ">", "a class name stands within one segment")
+            self._unclosed(self.start, ">", "a class name is within one segment")
         if not name:
             self.fail(r"no class name here. Write '\<' for the character itself.")
         if self.at + 1 < self.stop:
@@ -460,7 +460,7 @@ class _Scanner:
         if not (_NUMBER.fullmatch(first) and (not last or _NUMBER.fullmatch(last))):
             self.fail(
                 "not a range. Write '{0..5}', or '{-4..}' to count from the end; "
-                r"for letters '[a-e]', for the characters themselves '\..'."
+                r"For letters write '[a-e]', and for the characters themselves '\..'."
             )
         if max(len(first), len(last)) > MAX_DIGITS:
             self.fail(f"a number in a range has at most {MAX_DIGITS} digits.")
@@ -497,7 +497,7 @@ class _Scanner:
         stands_alone = self.tokens[-1] is Mark.OPEN and self.text[stop] == "}"
         if len(self.braces) > 1 or not stands_alone:
             self.fail(
-                "a range counted from the end stands alone in outermost braces. "
+                "a range counted from the end must be alone in outermost braces. "
                 r"Write several patterns in a list, or '\-' for the character itself."
             )
         if self.counted is not None:

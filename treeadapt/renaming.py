@@ -1,12 +1,12 @@
 r"""Renaming: the leaves of one library under the names and layouts of another.
 
 Takes a tree or flat dict and a table of name templates, gives a flat dict under the new
-names. A template is text with captured names in braces; a function beside it changes
+names. A template is text with captured names in braces; a function next to it changes
 the layout. Every leaf must be named by a row, every row must name a leaf, and no two
-leaves may get one name: all that is wrong is told in one error, before any function
+leaves may get one name: one error reports all that is wrong, before any function
 runs. No value is read except by the caller's functions, and abstract leaves stay
 abstract.
-Putting the result into the other library's classes is up to ``from_flat_dict``.
+See ``from_flat_dict`` for putting the result into the other library's classes.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _CAPTURE = re.compile(r"\{(?P<name>[A-Za-z_]\w*)(?P<many>:\*\*)?\}")
 _HINTS = {
     "{": "A capture is {name}, or {name:**} for whole segments",
     "}": "It closes nothing",
-    "*": "Capture what it stands for: {name} within a segment, {name:**} for several",
-    "?": "Capture what it stands for: {name}",
-    "[": "Capture what it stands for: {name}",
+    "*": "Capture what it matches: {name} within a segment, {name:**} for several",
+    "?": "Capture what it matches: {name}",
+    "[": "Capture what it matches: {name}",
 }
 
 Captures = tuple[tuple[str, str], ...]
 
 
 def rename(flat: Any, table: Mapping[Any, Any]) -> dict[str, Any]:
-    r"""Name every leaf anew, and change layouts where a row has a function.
+    r"""Rename every leaf, and change layouts where a row has a function.
 
     A row is ``source: target``, ``source: (target, function)`` or, to leave leaves out,
     ``source: None``. In a source ``{name}`` captures a part of one segment, as short as
@@ -303,17 +303,17 @@ def _near_paths(
 
 def _told(noun: str, verb: str, problems: Iterator[str] | list[str]) -> list[str]:
     """Write the problems of one kind."""
-    told = list(problems)
-    if not told:
+    texts = list(problems)
+    if not texts:
         return []
     plurals = {"clash": "clashes"}
     count = (
-        f"{len(told):,} {plurals[noun]}" if noun in plurals and len(told) > 1 else ""
+        f"{len(texts):,} {plurals[noun]}" if noun in plurals and len(texts) > 1 else ""
     )
-    lines = [f"{count or plural(len(told), noun)}: {verb}"]
-    lines += [f"  {text}" for text in told[:_SHOWN]]
-    if len(told) > _SHOWN:
-        lines.append(f"  and {len(told) - _SHOWN:,} more")
+    lines = [f"{count or plural(len(texts), noun)}: {verb}"]
+    lines += [f"  {text}" for text in texts[:_SHOWN]]
+    if len(texts) > _SHOWN:
+        lines.append(f"  and {len(texts) - _SHOWN:,} more")
     return lines
 
 
@@ -387,7 +387,7 @@ def _parts(text: str, segment: str) -> tuple[str, ...]:
         capture = _CAPTURE.match(segment, place)
         if capture:
             if capture["many"]:
-                _refuse(text, f"{capture[0]} stands for whole segments", "Alone in one")
+                _refuse(text, f"{capture[0]} means whole segments", "Alone in one")
             if len(parts) > 1 and not parts[-1]:
                 _refuse(text, "two captures touch", "Put text between them")
             parts += [capture["name"], ""]

@@ -4,7 +4,7 @@ Takes a file or Python values, gives plain strings, numbers and bools, or text. 
 may come from anyone: its size and counts are capped before work, keys that occur twice,
 unknown fields and versions are refused, regular expressions too unless they are
 allowed, nothing is imported or run by name, and every failure is a ``RulesFileError``.
-What the patterns select is up to ``rules`` and ``freeze_spec``.
+See ``rules`` and ``freeze_spec`` for what the patterns do.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Takes rules and a table of leaves; gives per leaf its path, its value and the rule that
 decided. Labels, masks, groups, reports and errors are views of this, so they cannot
 disagree. What is unused, shadowed or unmatched is worked out when asked for.
-Which rule decides is up to ``rules``, what to type instead to ``repairs``.
+See ``rules`` for which rule decides, ``repairs`` for what to type instead.
 """
 
 from __future__ import annotations

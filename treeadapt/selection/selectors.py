@@ -5,7 +5,7 @@ Takes patterns, classes, lists of them and predicates, combined with ``&``, ``|`
 A selector is immutable and reads no leaf's value. It answers for the rows of a table of
 leaves (see ``leaves``). Patterns that match no array are errors; in a partial tree, as
 nested masks show it, only those that could match nothing in its holes either.
-Labels are up to ``rules``.
+See ``rules`` for labels.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The transformation sees the flat dict ``{label path: array}`` of the arrays that
 updates come back in the structure that came in. Its state is the transformation's own
 state on that flat dict, so nothing in it depends on the classes of the model. While it
 runs, selectors and rules that it holds decide on the caller's whole tree.
-What the flat dict holds is up to ``flat``.
+See ``flat`` for what the flat dict holds.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def adapt(tx: Any) -> optax.GradientTransformationExtraArgs:
     Warns:
         UnliftedMaskWarning: a mask or label function in ``tx`` decides otherwise on the
             flat dict than it would on the tree (``init`` asks it about both).
-        CollectionWarning: Linen collections beside ``params``, such as batch
+        CollectionWarning: Linen collections next to ``params``, such as batch
             statistics, would train.
 
     Example:

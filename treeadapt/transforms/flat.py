@@ -264,7 +264,7 @@ def is_like(
 ) -> bool:
     """Return whether an extra argument with the paths of the params is like them.
 
-    One that has just the same places by chance is not, such as a pair of numbers beside
+    One with the same places by chance is not, such as a pair of numbers next to
     a list of two arrays: where nothing has a name, shapes must agree.
 
     Args:

@@ -87,7 +87,7 @@ def lift(fn_or_tree: Any) -> Lifted:
             a whole subtree: answers are matched by label path. Functions and other
             static leaves need no answer, and a function finds None in their places. A
             NamedTuple in the place of a leaf, as Muon's dimension numbers, is one
-            answer, and so is None beside it.
+            answer, and so is None next to it.
 
     Returns:
         Callable for wherever Optax takes a mask or labels.
@@ -161,7 +161,7 @@ def arrays_of(view: TreeView) -> Any:
 def _by_path(answers: TreeView, view: TreeView) -> dict[str, Any]:
     """Return the answers by path; a NamedTuple in the place of a leaf is one answer.
 
-    So are Muon's dimension numbers, and None beside them: "not this leaf".
+    So are Muon's dimension numbers, and None next to them: "not this leaf".
     """
     ends = {
         cls
