@@ -1,4 +1,4 @@
-"""The registry: which adapter speaks for a node of a given type.
+"""The registry: which adapter applies to a node of a given type.
 
 An ``Adapter`` says, both directions side by side, how one family of node types gives
 named children and how such a node is rebuilt. An ``AdapterRegistry`` finds the adapter
@@ -44,7 +44,7 @@ class _Box:
         return "BOX"
 
 
-#: Key of a child that adds no segment: it stands at the path of its parent.
+#: Key of a child that adds no segment: it is at the path of its parent.
 BOX = _Box()
 
 
@@ -57,7 +57,7 @@ class Flat(NamedTuple):
         children: the child trees, in the order in which JAX flattens them if JAX knows
             the class.
         aux: whatever else ``unflatten`` needs; holds no array. Where it does not hash,
-            the structure is looked at anew on every conversion.
+            the structure is looked at again on every conversion.
     """
 
     keys: Sequence[Any]
@@ -78,8 +78,8 @@ class Adapter:
         applies: a class (it and its subclasses), or a test on the node's type.
         flatten: takes a node apart into ``Flat(keys, children, aux)``.
         unflatten: ``(aux, children) -> node``, running no constructor of the class;
-            None where JAX itself rebuilds the node. Without it the adapter speaks for
-            no class that JAX does not know.
+            None where JAX itself rebuilds the node. Without it the adapter applies only
+            to classes that JAX knows.
         by_hand: test on the node's type: rebuild with ``unflatten`` although JAX could,
             because JAX's way runs code of the class that may change or refuse values.
         leaf: instances are leaves, whatever they hold, and nobody looks inside them.
@@ -111,13 +111,13 @@ class Adapter:
     shared: bool = False
 
     def covers(self, cls: type) -> bool:
-        """Tell whether this adapter speaks for nodes of class ``cls``."""
+        """Return whether this adapter applies to nodes of class ``cls``."""
         if isinstance(self.applies, type):
             return issubclass(cls, self.applies)
         return bool(self.applies(cls))
 
     def is_exact(self, cls: type) -> bool:
-        """Tell whether this adapter was made for just the class ``cls``."""
+        """Return whether this adapter was made for just the class ``cls``."""
         return self.applies is cls
 
     def open(self, node: Any) -> Flat:
@@ -157,14 +157,14 @@ class NodeKind:
         sealed: an entry says that it is a leaf, so nobody looks inside it.
     """
 
-    adapter: Adapter | None
-    opens: bool
-    by_hand: bool
+    adapter: Adapter | None = None
+    opens: bool = False
+    by_hand: bool = False
     sealed: bool = False
 
 
-#: What the registry says of everything that no adapter speaks for.
-LEAF = NodeKind(None, opens=False, by_hand=False)
+#: What the registry says of everything that no adapter applies to.
+LEAF = NodeKind()
 
 # Rows of the library table: module whose presence in ``sys.modules`` loads the adapter
 # file, and the file. The order is the rank, whatever the order of loading.
@@ -201,9 +201,7 @@ class AdapterRegistry:
     def __init__(self, entries: Iterable[Adapter] = ()):
         self._lock = threading.RLock()
         self._entries: list[Adapter] = list(entries)  # the user's, newest last
-        self._kinds = _no_kinds()
-        #: What other rooms derive from the entries; emptied by ``register``.
-        self.memo: dict[str, Any] = {}
+        self.forget()
 
     def __repr__(self) -> str:
         return f"AdapterRegistry({[entry.name for entry in self._entries]})"
@@ -238,8 +236,7 @@ class AdapterRegistry:
             )
         with self._lock:
             self._entries.append(adapter)
-            self._kinds = _no_kinds()
-            self.memo = {}
+            self.forget()
         return adapter
 
     def find(self, node: Any) -> NodeKind:
@@ -249,10 +246,7 @@ class AdapterRegistry:
             node: any object. It is only asked for its type, and JAX for whether it
                 knows that type.
         """
-        kind = self._kinds.get(type(node))
-        if kind is None:
-            kind = self._search(node)
-        return kind
+        return self._kinds.get(type(node)) or self._search(node)
 
     def find_anew(self, node: Any) -> NodeKind:
         """Do as ``find`` does for a type that JAX did not know: it may know it now."""
@@ -263,10 +257,12 @@ class AdapterRegistry:
         return kind
 
     def forget(self) -> None:
-        """Look every type up anew, after a class was registered with JAX late."""
+        """Look every type up again, as after a class was registered with JAX late."""
         with self._lock:
-            self._kinds = _no_kinds()
-            self.memo = {}
+            # It keeps no class of the user's alive.
+            self._kinds: MutableMapping[type, NodeKind] = weakref.WeakKeyDictionary()
+            #: What other rooms derive from the entries.
+            self.memo: dict[str, Any] = {}
 
     @contextlib.contextmanager
     def use(self) -> Iterator[AdapterRegistry]:
@@ -282,8 +278,8 @@ class AdapterRegistry:
         known = jax_knows(node)
         kinds = self._kinds  # an entry registered meanwhile gets a new, empty table
         kind = LEAF
-        ranked = list(self._ranked(cls, known=known))
-        for adapter in (*(row for row in ranked if row.is_exact(cls)), *ranked):
+        ranked = self._ranked(cls, known=known)
+        for adapter in sorted(ranked, key=lambda row: not row.is_exact(cls)):
             if not adapter.covers(cls):
                 continue
             if adapter.leaf:
@@ -293,11 +289,11 @@ class AdapterRegistry:
                         "class and opens it. Register it with treeadapt or with JAX."
                     )
                 if not known:
-                    kind = NodeKind(None, opens=False, by_hand=False, sealed=True)
+                    kind = NodeKind(sealed=True)
                     break
             elif known or adapter.unflatten is not None:
                 by_hand = adapter.unflatten is not None and adapter.by_hand(cls)
-                kind = NodeKind(adapter, opens=not known, by_hand=by_hand or not known)
+                kind = NodeKind(adapter, not known, by_hand or not known)
                 break
         kinds[cls] = kind
         return kind
@@ -322,12 +318,8 @@ class AdapterRegistry:
         yield from builtin.OPENERS
 
 
-def _no_kinds() -> MutableMapping[type, NodeKind]:
-    return weakref.WeakKeyDictionary()  # it keeps no class of the user's alive
-
-
 def jax_knows(node: Any) -> bool:
-    """Tell whether JAX flattens objects of the type of ``node`` (None included)."""
+    """Return whether JAX flattens objects of the type of ``node`` (None included)."""
     return _jax.one_level(node) is not None
 
 

@@ -24,11 +24,6 @@ from treeadapt.errors import AdapterError
 from treeadapt.registry import Adapter, Flat
 
 
-def _dict(node: dict[Any, Any]) -> Flat:
-    values, keys = _jax.one_level(node)
-    return Flat(keys, values)
-
-
 def _default_dict(node: Any) -> Flat:
     values, (_, keys) = _jax.one_level(node)
     return Flat(keys, values)
@@ -36,10 +31,6 @@ def _default_dict(node: Any) -> Flat:
 
 def _sequence(node: Sequence[Any]) -> Flat:
     return Flat(range(len(node)), node)
-
-
-def _none(node: None) -> Flat:
-    return Flat((), ())
 
 
 def _is_namedtuple(cls: type) -> bool:
@@ -60,12 +51,8 @@ def _namedtuple(node: Any) -> Flat:
 
 
 def _namedtuple_again(aux: Any, children: Sequence[Any]) -> Any:
-    if isinstance(aux, Shell):
-        return _tuple_again(aux, children)
-    return aux.unflatten(children)
-
-
-def _tuple_again(aux: Shell, children: Sequence[Any]) -> Any:
+    if not isinstance(aux, Shell):
+        return aux.unflatten(children)
     return fields.put_back(tuple.__new__(aux.cls, children), aux.rest)
 
 
@@ -76,14 +63,14 @@ def _has_own_constructor(cls: type) -> bool:
 
 
 NODES = (
-    Adapter(name="dict", applies=dict, flatten=_dict),
+    Adapter(name="dict", applies=dict, flatten=jax.mapping),
     Adapter(name="list", applies=list, flatten=_sequence),
     Adapter(name="tuple", applies=lambda cls: cls is tuple, flatten=_sequence),
-    Adapter(name="None", applies=type(None), flatten=_none),
+    Adapter(name="None", applies=type(None)),
     Adapter(
         name="OrderedDict",
         applies=collections.OrderedDict,
-        flatten=_dict,
+        flatten=jax.mapping,
     ),
     Adapter(
         name="defaultdict",
@@ -100,17 +87,9 @@ NODES = (
 )
 
 
-def _is_of_a_library(cls: type) -> bool:
-    return cls.__module__.partition(".")[0] in _LIBRARIES
-
-
 def _is_spec(cls: type) -> bool:
     names = getattr(cls, "__dataclass_fields__", ())
     return "shape" in names and "dtype" in names
-
-
-def _dataclass(node: Any) -> Flat:
-    return fields.take_declared_apart(node, dataclasses.fields(node))
 
 
 # Their classes describe arrays and functions; those that hold arrays JAX knows.
@@ -125,7 +104,11 @@ LEAVES = (
         ),
         leaf=True,
     ),
-    Adapter(name="class of a library", applies=_is_of_a_library, leaf=True),
+    Adapter(
+        name="class of a library",
+        applies=lambda cls: cls.__module__.partition(".")[0] in _LIBRARIES,
+        leaf=True,
+    ),
     Adapter(name="spec", applies=_is_spec, leaf=True),
 )
 
@@ -135,7 +118,7 @@ OPENERS = (
         applies=lambda cls: (
             dataclasses.is_dataclass(cls) and fields.has_attributes_alone(cls)
         ),
-        flatten=_dataclass,
+        flatten=lambda node: fields.take_declared_apart(node, dataclasses.fields(node)),
         unflatten=fields.put_together,
     ),
 )

@@ -6,23 +6,14 @@ its static fields, so its names are stable though those values may be mutable.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import equinox as eqx
 
 from treeadapt import _jax
-from treeadapt.registry import BOX, Adapter, Flat
-
-
-def _module(node: Any) -> Flat:
-    keyed, aux = _jax.one_level_with_keys(node)
-    keyed = list(keyed)
-    return Flat([key.name for key, _ in keyed], [child for _, child in keyed], aux)
-
-
-def _shared(node: Any) -> Flat:
-    flat = _module(node)
-    return flat._replace(keys=[BOX if k == "pytree" else k for k in flat.keys])
+from treeadapt.adapters import jax
+from treeadapt.registry import Adapter, Flat
 
 
 def _state(node: Any) -> Flat:
@@ -31,7 +22,11 @@ def _state(node: Any) -> Flat:
 
 
 ADAPTERS = (
-    Adapter(name="equinox Shared", applies=eqx.nn.Shared, flatten=_shared),
+    Adapter(
+        name="equinox Shared",
+        applies=eqx.nn.Shared,
+        flatten=functools.partial(jax.named, box="pytree"),
+    ),
     Adapter(name="equinox State", applies=eqx.nn.State, flatten=_state),
-    Adapter(name="equinox Module", applies=eqx.Module, flatten=_module),
+    Adapter(name="equinox Module", applies=eqx.Module, flatten=jax.named),
 )

@@ -8,31 +8,18 @@ no row of their own.
 
 from __future__ import annotations
 
-from typing import Any
-
 from flax import linen
 from flax.core import FrozenDict, meta
 
-from treeadapt import _jax
-from treeadapt.registry import BOX, Adapter, Flat
-
-
-def _frozen_dict(node: Any) -> Flat:
-    values, keys = _jax.one_level(node)
-    return Flat(keys, values)
-
-
-def _box(node: Any) -> Flat:
-    children, aux = _jax.one_level(node)
-    return Flat((BOX,) * len(children), children, aux)
-
+from treeadapt.adapters import jax
+from treeadapt.registry import Adapter
 
 ADAPTERS = (
     Adapter(
         name="flax FrozenDict",
         applies=lambda cls: cls is FrozenDict,
-        flatten=_frozen_dict,
+        flatten=jax.mapping,
     ),
-    Adapter(name="flax box", applies=meta.AxisMetadata, flatten=_box),
+    Adapter(name="flax box", applies=meta.AxisMetadata, flatten=jax.boxed),
     Adapter(name="Linen Module", applies=linen.Module, leaf=True),
 )

@@ -24,7 +24,34 @@ from treeadapt import _jax
 from treeadapt.adapters import fields
 from treeadapt.arrays import is_array
 from treeadapt.errors import AdapterError, UnstablePathWarning
-from treeadapt.registry import Adapter, Flat
+from treeadapt.registry import BOX, Adapter, Flat
+
+
+def boxed(node: Any) -> Flat:
+    """Take a node apart whose children add no segment to the path."""
+    children, aux = _jax.one_level(node)
+    return Flat((BOX,) * len(children), children, aux)
+
+
+def mapping(node: Any) -> Flat:
+    """Take a node apart of which JAX keeps the keys as metadata, and nothing else."""
+    children, keys = _jax.one_level(node)
+    return Flat(keys, children)
+
+
+def named(node: Any, *, box: str = "") -> Flat:
+    """Take a node apart whose two flatten functions agree, as those of libraries do.
+
+    Args:
+        node: the node.
+        box: name of the child that adds no segment, if there is one.
+    """
+    pairs, aux = _jax.one_level_with_keys(node)
+    keys, children = [], []
+    for key, child in pairs:
+        keys.append(BOX if box and getattr(key, "name", None) == box else key)
+        children.append(child)
+    return Flat(keys, children, aux)
 
 
 class _Derived(NamedTuple):
@@ -74,7 +101,7 @@ def take_apart(node: Any) -> Flat:
     names = [getattr(key, "name", None) for key in flat.keys]
     bare = fields.take_apart(node, [name for name in names if name is not None])
     if list(map(id, bare.children)) != list(map(id, flat.children)):
-        return flat._replace(aux=_one_level(node))
+        return flat._replace(aux=treedef_of_node(node))
     given = {field.name for field in dataclasses.fields(node) if field.init}
     rest = tuple(
         (name, value)
@@ -83,7 +110,9 @@ def take_apart(node: Any) -> Flat:
     )
     if len(rest) == len(bare.aux.rest):
         return bare
-    return bare._replace(aux=_Derived(bare.aux._replace(rest=rest), _one_level(node)))
+    return bare._replace(
+        aux=_Derived(bare.aux._replace(rest=rest), treedef_of_node(node))
+    )
 
 
 def take_registered_apart(node: Any) -> Flat:
@@ -91,7 +120,7 @@ def take_registered_apart(node: Any) -> Flat:
 
     Its aux is what JAX needs to rebuild it, as for ``build``.
     """
-    return _stable(node, keyed(node))._replace(aux=_one_level(node))
+    return _stable(node, keyed(node))._replace(aux=treedef_of_node(node))
 
 
 def build(aux: Any, children: Sequence[Any]) -> Any:
@@ -106,7 +135,8 @@ def build(aux: Any, children: Sequence[Any]) -> Any:
     return aux.unflatten(children)
 
 
-def _one_level(node: Any) -> Any:
+def treedef_of_node(node: Any) -> Any:
+    """Return the treedef of a node with its children as leaves."""
     return jax.tree.structure(node, is_leaf=lambda other: other is not node)
 
 

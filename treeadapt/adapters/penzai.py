@@ -11,18 +11,12 @@ from typing import Any
 
 from penzai.core import named_axes, variables
 
-from treeadapt import _jax
-from treeadapt.adapters import fields
+from treeadapt.adapters import fields, jax
 from treeadapt.registry import BOX, Adapter, Flat
 
 
 def _variable(node: Any) -> Flat:
     return fields.take_apart(node, ("_raw_value",))._replace(keys=(BOX,))
-
-
-def _box(node: Any) -> Flat:
-    children, aux = _jax.one_level(node)
-    return Flat((BOX,) * len(children), children, aux)
 
 
 def _trains(node: Any) -> bool:
@@ -41,8 +35,10 @@ ADAPTERS = (
     Adapter(
         name="penzai variable value",
         applies=variables.LabeledVariableValue,
-        flatten=_box,
+        flatten=jax.boxed,
         trains=_trains,
     ),
-    Adapter(name="penzai NamedArray", applies=named_axes.NamedArrayBase, flatten=_box),
+    Adapter(
+        name="penzai NamedArray", applies=named_axes.NamedArrayBase, flatten=jax.boxed
+    ),
 )

@@ -26,17 +26,16 @@ _MAPPINGS = (dict, types.MappingProxyType)
 _SEQUENCES = (list, tuple, collections.deque)
 # Classes whose instances hold objects elsewhere than in attributes.
 _HOLDERS = (functools.partial, *_METHODS, *_MAPPINGS, *_SEQUENCES)
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a ``class`` statement
 
 
 def is_plain(cls: type) -> bool:
-    """Tell whether leaves of class ``cls`` need no closer look."""
+    """Return whether leaves of class ``cls`` need no closer look."""
     if issubclass(cls, _HOLDERS):
         return False
     package = cls.__module__.partition(".")[0]
-    if cls.__flags__ & _HEAP_TYPE:
-        return package in _PLAIN_PACKAGES
-    return package == "builtins" or not cls.__dictoffset__
+    if fields.builtin_base(cls) is cls:
+        return package == "builtins" or not cls.__dictoffset__
+    return package in _PLAIN_PACKAGES
 
 
 class Searcher:
@@ -47,23 +46,21 @@ class Searcher:
 
     def __init__(self, registry: AdapterRegistry):
         self._registry = registry
-        self._full: dict[int, Any] = {}  # objects with an array in them
-        self._empty: dict[int, Any] = {}
+        self._empty: dict[int, Any] = {}  # objects with no array in them
 
     def holds_array(self, top: Any) -> bool:
-        """Tell whether an array lies somewhere inside ``top``."""
-        seen = {id(top): (top, top)}  # each object, and the one that it was found in
+        """Return whether an array lies somewhere inside ``top``."""
+        seen = {id(top): top}
         pending = [top]
         while pending:
             found = pending.pop()
-            if id(found) in self._full or self._is_array(found):
-                self._mark_full(found, seen)
+            if self._is_array(found):
                 return True
             for inner in self._inside(found):
                 if id(inner) not in seen and id(inner) not in self._empty:
-                    seen[id(inner)] = (inner, found)
+                    seen[id(inner)] = inner
                     pending.append(inner)
-        self._empty.update((key, known) for key, (known, _) in seen.items())
+        self._empty.update(seen)
         return False
 
     def full(self, attributes: Mapping[str, Any]) -> list[str]:
@@ -83,12 +80,6 @@ class Searcher:
         elif not (kind.sealed or is_plain(type(node)) or isinstance(node, type)):
             yield from fields.attributes(node).values()
             yield from _held(node)
-
-    def _mark_full(self, found: Any, seen: dict[int, tuple[Any, Any]]) -> None:
-        above = None
-        while above is not found:  # the top is noted as found in itself
-            self._full[id(found)] = found
-            above, found = found, seen[id(found)][1]
 
 
 def _held(node: Any) -> Iterable[Any]:

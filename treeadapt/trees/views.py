@@ -6,13 +6,14 @@ a structure that was seen before this is ``jax.tree.flatten`` and one look-up. A
 holds only what is a function of the structure as JAX compares it: never a leaf, and
 never the treedef that rebuilds the caller's tree, which is the one in hand.
 Trees that JAX cannot tell apart or cannot rebuild faithfully (opaque classes, shared
-variables, constructors with code of their own) are walked anew each time.
-Knows no pattern (see ``patterns``) and no rule (see ``rules``).
+variables, constructors with code of their own) are walked again each time.
+Knows neither patterns (see ``patterns``) nor rules (see ``rules``).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import operator
 import threading
@@ -29,7 +30,6 @@ from treeadapt.trees.flatten import flatten
 from treeadapt.trees.opaque import Searcher
 from treeadapt.trees.walk import ROOT, Walk
 
-_UNKNOWN = object()
 _MAX_PLANS = 256
 _MAX_PLANNED_LEAVES = 500_000
 _MAX_MEMO = 32
@@ -41,8 +41,8 @@ class Plan:
     Attributes:
         paths: label path of each leaf, in JAX's leaf order.
         untrained: indices of leaves that no optimizer should see.
-        holes: paths of ``None`` and ``optax.MaskedNode``, which may stand for a leaf or
-            a node of the tree that this one is a part of.
+        holes: paths of ``None`` and ``optax.MaskedNode``, which may replace a leaf or a
+            node of the tree that this one is a part of.
         is_partial: the tree holds one of these somewhere.
         ties: second path of a shared node, and its first, which names its leaves.
         is_flat_dict: a plain dict of leaves and holes, some key of which holds ``/``.
@@ -76,9 +76,9 @@ class Plan:
         )
         order, self._state_treedef = flatten(walk.skeleton[ROOT])
         self._to_state = _permutation(order)
-        self._from_state = _permutation(_inverse(order))
-        self._names: dict[str | None, list[str]] | None = None
-        self._blank: dict[str, Any] | None = None
+        self._from_state = _permutation(
+            sorted(range(len(order)), key=order.__getitem__)
+        )
 
     def __repr__(self) -> str:
         return f"Plan({len(self.paths)} leaves)"
@@ -92,11 +92,13 @@ class Plan:
 
     def flat(self, leaves: Sequence[Any]) -> dict[str, Any]:
         """Return ``{path: leaf}``; of two leaves with one path, the last alone."""
-        if self._blank is None:
-            self._blank = dict.fromkeys(self.paths)
         flat = self._blank.copy()  # has its full size, and its keys in order
         flat.update(zip(self.paths, leaves, strict=True))
         return flat
+
+    @functools.cached_property
+    def _blank(self) -> dict[str, Any]:
+        return dict.fromkeys(self.paths)
 
     def unnest(self, state: Any) -> Sequence[Any] | None:
         """Return the leaves of a plain state dict of just this structure.
@@ -129,22 +131,19 @@ class Plan:
         Args:
             path: path of a node, or None for the root.
         """
-        if self._names is None:
-            places = self._state_treedef.unflatten(
-                range(self._state_treedef.num_leaves)
-            )
-            self._names = _segments_below(places)
         return self._names.get(path, ())
 
+    @functools.cached_property
+    def _names(self) -> dict[str | None, list[str]]:
+        return _segments_below(self.nest(range(len(self))))
+
+    @functools.cached_property
     def clash(self) -> tuple[int, int] | None:
-        """Return two leaves that have one path, if there are any."""
-        if len(set(self.paths)) == len(self.paths):
-            return None
+        """Two leaves that have one path, if there are any."""
         first: dict[str, int] = {}
         for index, path in enumerate(self.paths):
-            if path in first:
+            if first.setdefault(path, index) != index:
                 return first[path], index
-            first[path] = index
         return None
 
     def remember(self, key: Any, answer: Any) -> Any:
@@ -160,7 +159,7 @@ class TreeView:
     """One tree, taken apart.
 
     Attributes:
-        leaves: the caller's leaf objects, in JAX's leaf order; an object that stands in
+        leaves: the caller's leaf objects, in JAX's leaf order; an object that is in
             several places of a tree with identity (nnx) is listed once.
         plan: what is known of the structure.
         structure: ``PyTreeDef`` or ``Recipe``; its ``unflatten`` puts new leaves, in
@@ -207,13 +206,10 @@ class TreeView:
         Raises:
             PathCollisionError: it names both exact paths.
         """
-        clash = self.plan.memo.get("clash", _UNKNOWN)
-        if clash is _UNKNOWN:
-            clash = self.plan.remember("clash", self.plan.clash())
-        if clash is None:
+        if self.plan.clash is None:
             return self
-        path = self.plan.paths[clash[0]]
-        one, two = (self.exact_path(index) for index in clash)
+        path = self.plan.paths[self.plan.clash[0]]
+        one, two = map(self.exact_path, self.plan.clash)
         raise PathCollisionError(
             f"Two leaves have the same path {path!r}: {one} and {two}. Rename one of "
             "the keys; to_state_dict, which nests, can still convert this tree."
@@ -258,7 +254,11 @@ def take_apart(tree: Any) -> tuple[list[Any], Plan, Any]:
     plan = cache.get(treedef)
     if (
         plan is not None
-        and (plain.issuperset(_types(leaves)) or _are_leaves(leaves, registry, plain))
+        # Most neighbors are of one type: far fewer look-ups than leaves.
+        and (
+            plain.issuperset(cls for cls, _ in itertools.groupby(leaves, type))
+            or _are_leaves(leaves, registry, plain)
+        )
         and not (plan.shares and len(set(map(id, leaves))) < len(leaves))
     ):
         return leaves, plan, treedef
@@ -281,7 +281,7 @@ def take_apart(tree: Any) -> tuple[list[Any], Plan, Any]:
 def _are_leaves(
     leaves: Sequence[Any], registry: AdapterRegistry, plain: set[type]
 ) -> bool:
-    """Tell whether the objects among ``leaves`` are leaves that hold no array."""
+    """Return whether the objects among ``leaves`` are leaves that hold no array."""
     searcher = Searcher(registry)
     return not any(
         registry.find(leaf).adapter is not None or searcher.holds_array(leaf)
@@ -294,7 +294,7 @@ class _PlanCache:
     """Plans by treedef, bounded.
 
     JAX hashes a treedef without its dict keys and metadata, so many structures share a
-    hash; each bucket is searched by equality, the latest hit first. Equality alone
+    hash; each bucket is searched by equality, the latest found first. Equality alone
     would not do: JAX compares nodes that ``register_dataclass`` made without their
     class, be it a dataclass or not, and only the hash tells these apart.
     """
@@ -357,29 +357,14 @@ def _memo(registry: AdapterRegistry) -> tuple[_PlanCache, set[type]]:
     return found
 
 
-def _types(leaves: Sequence[Any]) -> Iterator[type]:
-    # Most neighbours are of one type: far fewer look-ups than leaves.
-    return map(_first, itertools.groupby(leaves, type))
-
-
 def _permutation(order: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
     if list(order) == list(range(len(order))):
         return _identity
     return operator.itemgetter(*order)  # two or more: one alone is in order
 
 
-_first = operator.itemgetter(0)
-
-
 def _identity(leaves: Sequence[Any]) -> Sequence[Any]:
     return leaves
-
-
-def _inverse(order: Sequence[int]) -> list[int]:
-    inverse = [0] * len(order)
-    for place, index in enumerate(order):
-        inverse[index] = place
-    return inverse
 
 
 def _segments_below(skeleton: Any) -> dict[str | None, list[str]]:

@@ -4,13 +4,12 @@ Visits a tree node by node with the registry's adapters, in JAX's leaf order, wi
 recursion. The way back is a ``Recipe``: the steps, in postfix order, that rebuild the
 caller's classes where JAX cannot (opaque classes, variables with an identity,
 constructors with code of their own). It holds no leaf.
-Knows nothing of caching (see ``plans``).
+Knows nothing of caching (see ``views``).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ import jax
 
 from treeadapt import paths as _paths
 from treeadapt.adapters import fields
+from treeadapt.adapters.jax import treedef_of_node
 from treeadapt.arrays import is_array
 from treeadapt.errors import AdapterError, PathCollisionError, PathError
 from treeadapt.names import listing, plural
@@ -108,11 +108,8 @@ class _Draft:
         adapter = self.kind.adapter
         if self.kind.by_hand and adapter is not None and adapter.unflatten is not None:
             return _Step(adapter.unflatten, self.aux, self.count, self.number)
-        treedef = jax.tree.structure(
-            self.node, is_leaf=lambda other: other is not self.node
-        )
-        # The class stands beside it, as the equality of treedefs may pass over it.
-        aux = (type(self.node), treedef)
+        # With the class, because treedefs of other classes may be equal.
+        aux = (type(self.node), treedef_of_node(self.node))
         return _Step(_unflatten_one_level, aux, self.count, self.number)
 
 
@@ -121,7 +118,7 @@ def _unflatten_one_level(aux: tuple[type, Any], children: Sequence[Any]) -> Any:
 
 
 class _Spot(NamedTuple):
-    """Where something stands: its path, and its place in the skeleton."""
+    """Where something is: its path, and its place in the skeleton."""
 
     path: str | None  # None: the root
     container: dict[str, Any]
@@ -130,7 +127,7 @@ class _Spot(NamedTuple):
 
 @dataclasses.dataclass(slots=True)
 class _Frame:
-    """One node being visited: its children still to come, and where it stands."""
+    """One node being visited: its children still to come, and where it is."""
 
     pairs: Iterator[tuple[Any, Any]]
     spot: _Spot
@@ -144,7 +141,7 @@ class Walk:
     """What one walk over a tree collects.
 
     Attributes:
-        leaves: each leaf; one that stands under a shared node is listed once.
+        leaves: each leaf; one under a shared node is listed once.
         paths: label path of each leaf.
         seen: what JAX flattens the tree to: leaves, shared ones again, opaque objects.
         untrained: indices of leaves that no optimizer should see.
@@ -203,14 +200,10 @@ class Walk:
         return self
 
     def is_faithful(self, leaves: Sequence[Any]) -> bool:
-        """Tell whether the walk met just what JAX flattens, in JAX's order."""
-        if len(leaves) != len(self.seen):
-            return False
-        if all(map(operator.is_, leaves, self.seen)):
-            return True
+        """Return whether the walk met just what JAX flattens, in JAX's order."""
         # Some classes make new leaf objects whenever they are flattened.
         ours, theirs = set(map(id, self.seen)), set(map(id, leaves))
-        return all(
+        return len(leaves) == len(self.seen) and all(
             a is b or (type(a) is type(b) and id(a) not in theirs and id(b) not in ours)
             for a, b in zip(self.seen, leaves, strict=True)
         )
@@ -231,12 +224,8 @@ class Walk:
 
     def recipe(self) -> Recipe:
         """Return the steps that rebuild the tree; they hold no leaf."""
-        return Recipe(
-            [
-                step.finish() if isinstance(step, _Draft) else step
-                for step in self._steps
-            ]
-        )
+        steps = self._steps
+        return Recipe([s.finish() if isinstance(s, _Draft) else s for s in steps])
 
     def _look_closer(self, node: Any, spot: _Spot) -> NodeKind:
         """Decide whether an object that JAX takes for a leaf is one."""
@@ -365,8 +354,8 @@ def _at(spot: _Spot, error: AdapterError) -> AdapterError:
 
 def _box_error(spot: _Spot) -> PathCollisionError:
     return PathCollisionError(
-        f"A box at {(spot.path or '')!r} holds a leaf beside other children, and gives "
-        "none of them a name. Name them in its adapter."
+        f"A box at {(spot.path or '')!r} holds a leaf as well as other children, and "
+        "gives none of them a name. Name them in its adapter."
     )
 
 
