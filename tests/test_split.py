@@ -91,7 +91,7 @@ def test_nested_params_may_hold_any_leaf():
         ta.merge(values, rest)
     del params["a"]["b"]
     params["a"]["d"] = 1
-    with pytest.raises(ta.StructureMismatchError, match="'a/b'; unexpected 'a/d'"):
+    with pytest.raises(ta.StructureMismatchError, match="'a/b'.*\n.*unexpected 'a/d'"):
         ta.merge(params, rest)
 
 
@@ -161,7 +161,7 @@ def test_the_rest_copies_and_pickles():
     [
         ({"enc/b": None}, "missing 'enc/b'"),
         ({"head/1": 1.0}, "unexpected 'head/1'"),
-        ({"enc/b": None, "enc/B": 1.0}, "missing 'enc/b'; unexpected 'enc/B'"),
+        ({"enc/b": None, "enc/B": 1.0}, "missing 'enc/b'.*\n.*unexpected 'enc/B'"),
         ({5: 1.0}, "unexpected '5'"),
     ],
 )

@@ -9,16 +9,15 @@ Selecting a part of a tree is up to ``splitting``; naming rules are in ``paths``
 
 from __future__ import annotations
 
-import difflib
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax.tree_util as jtu
 
 from treeadapt.arrays import is_array
 from treeadapt.errors import StructureMismatchError
-from treeadapt.names import fold, listing, plural
+from treeadapt.names import Speller, fold, listing, plural
 from treeadapt.registry import current_registry
 from treeadapt.trees.views import TreeView, take_apart, view_nested, view_tree
 
@@ -26,7 +25,6 @@ _MISSING = object()
 _SHOWN = 8  # problems of one kind that a message lists
 _FOLDED = 20_000  # names that are folded for a message
 _CANDIDATES = 2_000  # names among which the nearest is sought
-_LONG = 200  # characters; longer names take too long to compare
 
 
 def to_state_dict(tree: Any) -> Any:
@@ -168,11 +166,16 @@ def _rebuild(
     wrong = [
         (path, f"{describe(leaf)}, the target has {describe(own)}")
         for path, own, leaf in zip(paths, view.leaves, leaves, strict=True)
-        if strict and leaf is not own and _differs(own, leaf)
+        if strict and leaf is not own and differs(own, leaf)
     ]
     wrong = wrong or containers(paths, leaves)
     if missing or unexpected or wrong:
-        raise StructureMismatchError(_message(missing, unexpected, wrong))
+        hint, above = "", tuple(f"{path}/" for path in unexpected[:_SHOWN])
+        if not set(missing).isdisjoint(unexpected):
+            hint = "The dict is flat, {path: leaf}: from_flat_dict takes it."
+        elif any(path.startswith(above) for path in missing[:_SHOWN]):
+            hint = "If the dict is nested, from_state_dict takes it."
+        raise misfit(missing, unexpected, wrong, hint=hint)
     return view.rebuild(leaves)
 
 
@@ -190,7 +193,8 @@ def containers(paths: Sequence[str], leaves: Sequence[Any]) -> list[tuple[str, s
     ]
 
 
-def _differs(want: Any, got: Any) -> bool:
+def differs(want: Any, got: Any) -> bool:
+    """Return whether a leaf has another shape or dtype than the one it replaces."""
     if not is_array(want):
         return is_array(got) and not isinstance(want, numbers.Number)
     return not is_array(got) or want.shape != got.shape or want.dtype != got.dtype
@@ -235,69 +239,61 @@ def _leaf_paths(above: str | None, state: Any) -> Sequence[str]:
     plan = view_nested(state).plan
     if above is None:
         return plan.paths
-    # A bare leaf stands at the path itself, and is no child with an empty name.
+    # A bare leaf is at the path itself, and not a child with an empty name.
     return [f"{above}/{path}" if plan.root else above for path in plan.paths]
 
 
-def _message(
+def misfit(
     missing: Sequence[str],
     unexpected: Sequence[str],
-    wrong: Sequence[tuple[str, str]],
-) -> str:
-    counts = [
-        f"{len(missing):,} missing" * bool(missing),
-        f"{len(unexpected):,} unexpected" * bool(unexpected),
-        f"{len(wrong):,} of another shape or dtype" * bool(wrong),
-    ]
-    count = len(missing) + len(unexpected) + len(wrong)
+    wrong: Sequence[tuple[str, str]] = (),
+    *,
+    to: str = "the target",
+    hint: str = "",
+) -> StructureMismatchError:
+    """Return the error for entries that do not fit, with the nearest names.
+
+    Args:
+        missing: paths that ``to`` has and the entries lack.
+        unexpected: paths that ``to`` lacks.
+        wrong: pairs of path and problem.
+        to: what the entries should fit.
+        hint: what else to say.
+    """
+    kinds = {"missing": missing, "unexpected": unexpected}
+    parts = {**kinds, "of another shape or dtype": wrong}
+    count = sum(map(len, parts.values()))
+    counts = [f"{len(found):,} {kind}" for kind, found in parts.items() if found]
     do = "does" if count == 1 else "do"
-    lines = [
-        f"{plural(count, 'entry')} {do} not fit the target: "
-        f"{', '.join(filter(None, counts))}."
-    ]
-    if not set(missing).isdisjoint(unexpected):
-        lines.append("The dict is flat, {path: leaf}: from_flat_dict takes it.")
-    elif any(_is_below(path, unexpected[:_SHOWN]) for path in missing[:_SHOWN]):
-        lines.append("If the dict is nested, from_state_dict takes it.")
-    names, others = fold(missing[:_FOLDED]), fold(unexpected[:_FOLDED])
-    lines += _lines("missing", names, others, "the dict has", len(missing))
-    lines += _lines("unexpected", others, names, "the target has", len(unexpected))
-    told = fold(f"{listing([path])}: {text}" for path, text in wrong[:_FOLDED])
-    lines += [f"  {text}" for text in [*told][:_SHOWN]]
-    if left := len(wrong) - _num_shown(told):
-        lines.append(f"  and {left:,} more")
-    return "\n".join(lines)
+    lines = [f"{plural(count, 'entry')} {do} not fit {to}: {', '.join(counts)}."]
+    lines += filter(None, [hint])
+    names, others = (fold(paths[:_FOLDED]) for paths in kinds.values())
+    spell = Speller()
+    for kind, these, those, source in (
+        ("missing", names, others, "the dict has"),
+        ("unexpected", others, names, f"{to} has"),
+    ):
+        rows = []
+        for name in [*these][:_SHOWN]:
+            near = _nearest(spell, name, those)
+            # Only the missing name that is nearest to an unexpected one shows that.
+            mutual = near not in ("", name) and _nearest(spell, near, these) == name
+            hint = f" ({source} {listing([near])})" if mutual else ""
+            rows.append(f"{kind} {listing([name])}{hint}")
+        lines += _shown(rows, these, len(kinds[kind]), f" {kind}")
+    problems = fold(f"{listing([path])}: {text}" for path, text in wrong[:_FOLDED])
+    lines += _shown([*problems][:_SHOWN], problems, len(wrong))
+    return StructureMismatchError("\n".join(lines))
 
 
-def _is_below(path: str, nodes: Sequence[str]) -> bool:
-    return any(path.startswith(f"{node}/") for node in nodes)
-
-
-def _nearest(name: str, names: Sequence[str]) -> str:
+def _nearest(spell: Speller, name: str, names: Iterable[str]) -> str:
     """Return the name most like another; empty if none is like it."""
-    candidates = [one for one in names[:_CANDIDATES] if len(one) <= _LONG]
-    near = difflib.get_close_matches(name[: _LONG + 1], candidates, n=1)
-    return near[0] if near else ""
+    return next(iter(spell.nearest(name, [*names][:_CANDIDATES], count=1)), "")
 
 
-def _lines(
-    kind: str,
-    names: Mapping[str, Sequence[int]],
-    others: Mapping[str, Sequence[int]],
-    source: str,
-    count: int,
+def _shown(
+    rows: Sequence[str], folded: Mapping[str, Sequence[int]], count: int, kind: str = ""
 ) -> list[str]:
-    lines, known, near_by = [], [*names], [*others]
-    for name in known[:_SHOWN]:
-        near = _nearest(name, near_by)
-        # Of two missing names, a misspelt one is told of that which it is nearest to.
-        mutual = near not in ("", name) and _nearest(near, known) == name
-        hint = f" ({source} {listing([near])})" if mutual else ""
-        lines.append(f"  {kind} {listing([name])}{hint}")
-    if left := count - _num_shown(names):
-        lines.append(f"  and {left:,} more {kind}")
-    return lines
-
-
-def _num_shown(folded: Mapping[str, Sequence[int]]) -> int:
-    return sum(map(len, [*folded.values()][:_SHOWN]))
+    left = count - sum(map(len, [*folded.values()][:_SHOWN]))
+    more = [f"and {left:,} more{kind}"] if left else []
+    return [f"  {text}" for text in (*rows, *more)]

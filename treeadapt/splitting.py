@@ -20,7 +20,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from treeadapt.arrays import is_array, is_inexact
-from treeadapt.convert import containers, describe
+from treeadapt.convert import containers, describe, differs, misfit
 from treeadapt.errors import (
     CollectionWarning,
     NoArraysError,
@@ -29,7 +29,7 @@ from treeadapt.errors import (
     TiedLeafWarning,
     TreeAdaptError,
 )
-from treeadapt.names import fold, listing, plural, shorten
+from treeadapt.names import listing, plural, shorten
 from treeadapt.selection.selectors import as_selector, select
 from treeadapt.trees.metadata import Snapshot, node_data
 from treeadapt.trees.views import Plan, TreeView, same_structure, view_tree
@@ -100,20 +100,15 @@ class _Form:
     metadata: Snapshot  # of the nodes
 
     def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        return (
+        return self is other or (
             isinstance(other, _Form)
-            and self.nested == other.nested
-            and self.chosen == other.chosen
-            and self.kept == other.kept
-            and self.static == other.static
-            and self.tied == other.tied
-            and (self.plan is other.plan or self.plan.paths == other.plan.paths)
             and same_structure(self.structure, other.structure)
-            and self.statics == other.statics
-            and self.metadata == other.metadata
+            and self._parts() == other._parts()
         )
+
+    def _parts(self) -> tuple[Any, ...]:
+        places = (self.plan.paths, self.chosen, self.kept, self.tied)
+        return (self.nested, *places, self.statics, self.metadata)
 
     def __hash__(self) -> int:
         return hash((len(self.plan), len(self.chosen), self.nested))
@@ -148,16 +143,16 @@ def split(
 
     Raises:
         PathCollisionError: two leaves have the same path.
-        UnusedRuleError: a pattern in ``where`` hits no array.
+        UnusedRuleError: a pattern in ``where`` matches no array.
         NoArraysError: ``where`` selects arrays, none of which trains.
         TreeAdaptError: ``arrays`` is something else.
         StructureMismatchError: ``tie`` is not a mapping, or names a path that is not an
             array of ``tree``, or two arrays of different shape or dtype.
 
     Warns:
-        TiedLeafWarning: one array stands under two paths and would train apart.
+        TiedLeafWarning: one array has two paths and would train apart.
         CollectionWarning: Linen collections that ``where`` does not name would train
-            beside ``params``.
+            in addition to ``params``.
         RandomStateWarning: the rest keeps counts of random draws, as of nnx's dropout.
 
     Example:
@@ -214,7 +209,11 @@ def merge(params: Mapping[str, Any], rest: Rest) -> Any:
             f"params are a mapping from path to value, got {describe(params)}."
         )
     if len(flat) != len(paths) or not all(path in flat for path in paths):
-        raise StructureMismatchError(_keys_message(paths, flat))
+        missing = [path for path in paths if path not in flat]
+        known = frozenset(paths)
+        unexpected = [str(path) for path in flat if path not in known]
+        hint = "Pass all params, under the same keys."
+        raise misfit(missing, unexpected, to="what split gave", hint=hint)
     # What is traced with other values than those of the split is not found for these.
     form.statics.is_current()
     form.metadata.is_current()
@@ -235,7 +234,7 @@ def map_where(fn: Callable[[Any], Any], tree: Any, where: Any) -> Any:
     """Apply a function to the selected arrays of a tree.
 
     Args:
-        fn: called with one array, returns what stands in its place.
+        fn: called with one array, returns what takes its place.
         tree: any tree.
         where: selector; static leaves are left alone even where it matches.
 
@@ -243,7 +242,7 @@ def map_where(fn: Callable[[Any], Any], tree: Any, where: Any) -> Any:
         Tree with the treedef of ``tree``.
 
     Raises:
-        UnusedRuleError: a pattern in ``where`` hits no array.
+        UnusedRuleError: a pattern in ``where`` matches no array.
         TreeAdaptError: ``fn`` cannot be called.
         StructureMismatchError: ``fn`` gives a container, such as ``None``.
 
@@ -308,35 +307,25 @@ def _form(
     *,
     nested: bool,
 ) -> _Form:
-    taken = {*chosen, *(index for index, _ in tied)}
-    kept, static = [], []
-    for index, leaf in enumerate(view.leaves):
-        if index in taken:
-            continue
-        if is_array(leaf):
-            kept.append(index)
-        else:
-            static.append(index)
+    taken = {*chosen, *dict(tied)}
+    left = [index for index in range(len(view.leaves)) if index not in taken]
+    kept = tuple(index for index in left if is_array(view.leaves[index]))
+    static = tuple(index for index in left if not is_array(view.leaves[index]))
+    data = node_data(view.structure)
+    metadata = view.plan.memo.get("metadata")  # the last of this structure
+    if metadata is None or not metadata.is_of(data):
+        metadata = view.plan.remember("metadata", Snapshot(data))
     return _Form(
         plan=view.plan,
         structure=view.structure,
         chosen=chosen,
-        kept=tuple(kept),
+        kept=kept,
         tied=tied,
-        static=tuple(static),
+        static=static,
         statics=Snapshot([view.leaves[index] for index in static]),
         nested=nested,
-        metadata=_metadata(view),
+        metadata=metadata,
     )
-
-
-def _metadata(view: TreeView) -> Snapshot:
-    """Return the metadata of all nodes; the last of a structure is remembered."""
-    found = node_data(view.structure)
-    known = view.plan.memo.get("metadata")
-    if known is not None and known.is_of(found):
-        return known
-    return view.plan.remember("metadata", Snapshot(found))
 
 
 def _ties(view: TreeView, tie: Ties) -> tuple[tuple[int, int], ...]:
@@ -345,28 +334,21 @@ def _ties(view: TreeView, tie: Ties) -> tuple[tuple[int, int], ...]:
             "tie= is a mapping from a path to the path whose value it takes, "
             f'{{"head/weight": "embed/weight"}}; got {describe(tie)}.'
         )
-    index_of = {path: index for index, path in enumerate(view.plan.paths)}
-    pairs = []
+    flat = view.flat() if tie else {}
     for path, source in tie.items():
-        for name in (path, source):
-            if name not in index_of or not is_array(view.leaves[index_of[name]]):
-                raise StructureMismatchError(
-                    f"tie={{{path!r}: {source!r}}}: {name!r} is not an array of this "
-                    "tree."
-                )
-        if path == source or source in tie:
-            raise StructureMismatchError(
-                f"tie={{{path!r}: {source!r}}}: the source must be a leaf of its own, "
-                "not one that is tied itself."
-            )
-        one, two = view.leaves[index_of[path]], view.leaves[index_of[source]]
-        if one.shape != two.shape or one.dtype != two.dtype:
-            raise StructureMismatchError(
-                f"tie={{{path!r}: {source!r}}}: {path!r} is {describe(one)} but "
-                f"{source!r} is {describe(two)}."
-            )
-        pairs.append((index_of[path], index_of[source]))
-    return tuple(pairs)
+        one, two = flat.get(path), flat.get(source)
+        if not (is_array(one) and is_array(two)):
+            name = source if is_array(one) else path
+            problem = f"{name!r} is not an array of this tree"
+        elif path == source or source in tie:
+            problem = "the source must be a leaf of its own, not one that is tied"
+        elif differs(one, two):
+            problem = f"{path!r} is {describe(one)} but {source!r} is {describe(two)}"
+        else:
+            continue
+        raise StructureMismatchError(f"tie={{{path!r}: {source!r}}}: {problem}.")
+    index_of = dict(zip(flat, range(len(flat)), strict=True))
+    return tuple((index_of[path], index_of[source]) for path, source in tie.items())
 
 
 def _warn_of_ties(
@@ -488,17 +470,3 @@ def _places(form: _Form) -> Iterator[tuple[int, tuple[str, ...]]]:
     for keys, index in jtu.tree_flatten_with_path(skeleton)[0]:
         if index in chosen:
             yield index, tuple(entry.key for entry in keys)
-
-
-def _keys_message(paths: Sequence[str], flat: Mapping[str, Any]) -> str:
-    missing = [path for path in paths if path not in flat]
-    known = frozenset(paths)
-    unexpected = [str(path) for path in flat if path not in known]
-    parts = [
-        f"missing {listing(fold(missing))}" * bool(missing),
-        f"unexpected {listing(fold(unexpected))}" * bool(unexpected),
-    ]
-    return (
-        f"params are not those that split gave: {'; '.join(filter(None, parts))}. Pass "
-        "all of them, under the same keys."
-    )
