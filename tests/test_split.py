@@ -91,7 +91,7 @@ def test_nested_params_may_hold_any_leaf():
         ta.merge(values, rest)
     del params["a"]["b"]
     params["a"]["d"] = 1
-    with pytest.raises(ta.StructureMismatchError, match="'a/b'.*\n.*unexpected 'a/d'"):
+    with pytest.raises(ta.StructureMismatchError, match=r"'a/b'.*\n.*unexpected 'a/d'"):
         ta.merge(params, rest)
 
 
