@@ -26,7 +26,7 @@ from treeadapt.carry.optax_fields import (
     SUM_FIELDS,
     is_state_class,
 )
-from treeadapt.carry.slots import Slot, below, cut_names, last
+from treeadapt.carry.slots import Slot, below, cut_names, last, parent
 from treeadapt.convert import describe
 from treeadapt.names import listing, plural
 from treeadapt.patterns import escape
@@ -286,17 +286,17 @@ def _of_sums(table: Table) -> Iterator[str]:
         cut_names(table.old, lambda p: last(p) in SCALE_FIELDS, tails.__contains__)
     )
     after = _scales(row.slot for row in table.copies)
-    found: dict[Slot, tuple[str, str]] = {}
+    found: dict[str, tuple[str, str]] = {}
     for row, _ in table.moved:
         slot = row.slot
         scales = before.get(slot.tail, "nothing"), after.get(slot.tail, "nothing")
         if slot.field in SUM_FIELDS and scales[0] != scales[1]:
-            found.setdefault(Slot(str(slot.prefix)), scales)
-    for sums, (was, now) in found.items():
+            found.setdefault(str(slot.prefix), scales)
+    for prefix, (was, now) in found.items():
         yield (
-            f"{sums.name!r} adds up updates that were scaled by {was} and now are by "
+            f"{prefix!r} adds up updates that were scaled by {was} and now are by "
             f"{now}: its first steps may be many times too long or too short. To start "
-            f"it again: {_reset(sums.node)}."
+            f"it again: {_reset(parent(prefix))}."
         )
 
 
