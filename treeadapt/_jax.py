@@ -16,7 +16,7 @@ import jax.tree_util as jtu
 flatten = jtu.default_registry.flatten
 
 #: ``one_level(node) -> (children, metadata)``, None for a leaf. If it changes, adapters
-#: find neither children nor metadata, and no class that JAX knows is told from others.
+#: find neither children nor metadata, and classes that JAX knows look like any other.
 one_level = jtu.default_registry.flatten_one_level
 
 #: ``one_level_with_keys(node) -> ((key, child) pairs, metadata)``. If it changes,

@@ -17,17 +17,19 @@ import numpy as np
 
 
 def is_array(leaf: Any) -> bool:
-    """Tell whether ``leaf`` has a shape and a dtype.
+    """Return whether ``leaf`` has a shape and a dtype.
 
     Example:
         >>> is_array(np.float32(1.0)), is_array(1.0), is_array(jnp.ones(3))
         (True, False, True)
     """
-    return hasattr(leaf, "dtype") and hasattr(leaf, "shape") and not _is_class(leaf)
+    if isinstance(leaf, type):  # ``np.float32`` itself has both, as descriptors
+        return False
+    return hasattr(leaf, "dtype") and hasattr(leaf, "shape")
 
 
 def is_array_class(cls: type) -> bool:
-    """Tell whether ``cls`` is a class of JAX's or NumPy's own arrays and scalars.
+    """Return whether ``cls`` is a class of JAX's or NumPy's own arrays and scalars.
 
     Example:
         >>> is_array_class(np.ndarray), is_array_class(jax.Array), is_array_class(list)
@@ -37,7 +39,7 @@ def is_array_class(cls: type) -> bool:
 
 
 def is_inexact(leaf: Any) -> bool:
-    """Tell whether ``leaf`` is an array of floating-point or complex numbers.
+    """Return whether ``leaf`` is an array of floating-point or complex numbers.
 
     Typed PRNG keys, integers, booleans and ``float0`` are not.
 
@@ -49,13 +51,13 @@ def is_inexact(leaf: Any) -> bool:
 
 
 def is_float0(leaf: Any) -> bool:
-    """Tell whether ``leaf`` is the empty gradient JAX gives for an integer input."""
+    """Return whether ``leaf`` is the empty gradient JAX gives for an integer input."""
     return getattr(leaf, "dtype", None) == _FLOAT0
 
 
 @functools.lru_cache(maxsize=256)
 def is_inexact_dtype(dtype: Any) -> bool:
-    """Tell whether ``dtype`` is floating point or complex, extended dtypes included."""
+    """Return whether ``dtype`` is floating point or complex, or extends such a one."""
     return bool(jnp.issubdtype(dtype, jnp.inexact))
 
 
@@ -69,11 +71,6 @@ def least_value(dtype: Any) -> Any:
     """
     blank = np.zeros((), dtype)[()]
     return None if blank == 0 else blank
-
-
-def _is_class(leaf: Any) -> bool:
-    # ``np.float32`` itself has ``dtype`` and ``shape`` descriptors.
-    return isinstance(leaf, type)
 
 
 _FLOAT0 = np.dtype([("float0", np.void, 0)])

@@ -110,7 +110,7 @@ class UnstablePathWarning(TreeAdaptWarning):
 
 
 class TiedLeafWarning(TreeAdaptWarning):
-    """One array stands under two paths and would train apart."""
+    """One array has two paths and would train apart."""
 
 
 class ReplicatedWarning(TreeAdaptWarning):

@@ -38,7 +38,7 @@ def fold(texts: Iterable[str]) -> dict[str, list[int]]:
         texts: paths, or lines about them.
 
     Returns:
-        Each text, in order, and the places of the texts that it stands for.
+        Each text, in order, and the places of the texts that it replaces.
 
     Example:
         >>> list(fold([*(f"layers/{i}/bias" for i in range(12)), "head", "h/0", "h/1"]))

@@ -248,8 +248,8 @@ class AdapterRegistry:
         """
         return self._kinds.get(type(node)) or self._search(node)
 
-    def find_anew(self, node: Any) -> NodeKind:
-        """Do as ``find`` does for a type that JAX did not know: it may know it now."""
+    def find_again(self, node: Any) -> NodeKind:
+        """Find as ``find`` does; look up again a type that JAX may know by now."""
         kind = self.find(node)
         if (kind.opens or kind.adapter is None) and jax_knows(node):
             self.forget()

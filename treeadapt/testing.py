@@ -76,7 +76,7 @@ def _nodes(tree: Any) -> Iterator[tuple[str, Any, NodeKind]]:
     pending = [("", tree)]
     while pending:
         path, node = pending.pop()
-        kind = registry.find_anew(node)
+        kind = registry.find_again(node)
         if kind.adapter is None or id(node) in met:
             continue
         met[id(node)] = node
@@ -94,9 +94,8 @@ def _check_node(path: str, node: Any, kind: NodeKind) -> None:
     flat = adapter.open(node)
     keys = _texts(flat.keys)
     if _texts(adapter.open(node).keys) != keys:
-        raise _broken(
-            "order", path, node, "flatten gives other keys when it is called again"
-        )
+        what = "flatten gives other keys when it is called again"
+        raise _broken("order", path, node, what)
     if Searcher(current_registry()).holds_array(flat.aux):
         raise _broken("aux", path, node, "there is an array in aux. Make it a child")
     if not kind.by_hand or adapter.unflatten is None:
@@ -117,18 +116,12 @@ def _check_node(path: str, node: Any, kind: NodeKind) -> None:
         )
         raise _broken("unflatten", path, node, what.removesuffix(".")) from error
     if _texts(again.keys) != keys:
-        raise _broken(
-            "unflatten", path, node, f"the keys {keys} come back as {again.keys!r}"
-        )
-    moved = [
-        key
-        for key, mark, child in zip(keys, marks, again.children, strict=True)
-        if mark is not child
-    ]
-    if moved:
-        raise _broken(
-            "unflatten", path, node, f"the child {moved[0]!r} is not put back"
-        )
+        what = f"the keys {keys} come back as {again.keys!r}"
+        raise _broken("unflatten", path, node, what)
+    for key, mark, child in zip(keys, marks, again.children, strict=True):
+        if mark is not child:
+            what = f"the child {key!r} is not put back"
+            raise _broken("unflatten", path, node, what)
 
 
 class _Mark:
@@ -169,18 +162,15 @@ def _check_transformations(tree: Any) -> None:
     try:
         shapes = jax.eval_shape(there_and_back, params, rest)
     except Exception as error:  # of code that is the caller's
-        raise _broken(
-            "eval_shape", "", tree, f"{type(error).__name__}: {error}"
-        ) from error
+        what = f"{type(error).__name__}: {error}"
+        raise _broken("eval_shape", "", tree, what) from error
     if shapes != jax.eval_shape(lambda same: same, params):
-        raise _broken(
-            "eval_shape", "", tree, "the arrays come back with other names or shapes"
-        )
+        what = "the arrays come back with other names or shapes"
+        raise _broken("eval_shape", "", tree, what)
     program = jax.make_jaxpr(there_and_back)(params, rest).jaxpr
     if program.eqns or program.outvars != program.invars[: len(params)]:
-        raise _broken(
-            "jit", "", tree, f"a conversion adds operations: {program.eqns[:3]}"
-        )
+        what = f"a conversion adds operations: {program.eqns[:3]}"
+        raise _broken("jit", "", tree, what)
     if not all(isinstance(leaf, jax.Array) for leaf in params.values()):
         return
     del traces[:]
@@ -188,9 +178,8 @@ def _check_transformations(tree: Any) -> None:
     for _ in range(2):
         compiled(*split(tree, arrays="all"))
     if len(traces) != 1:
-        raise _broken(
-            "jit", "", tree, "equal trees are traced twice. Give them equal aux"
-        )
+        what = "equal trees are traced twice. Give them equal aux"
+        raise _broken("jit", "", tree, what)
 
 
 def _check_pickling(tree: Any) -> None:

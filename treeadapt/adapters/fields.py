@@ -35,7 +35,7 @@ class Shell(NamedTuple):
 def take_apart(node: Any, names: Sequence[str]) -> Flat:
     """Take ``node`` apart at the attributes ``names``; the others go to ``aux``.
 
-    An attribute that is not set is no child, and is not set after rebuilding either.
+    An attribute that is not set is not a child, and is not set after rebuilding either.
     """
     found = attributes(node)
     present = tuple(name for name in names if name in found)
@@ -44,9 +44,9 @@ def take_apart(node: Any, names: Sequence[str]) -> Flat:
 
 
 def is_generated(function: Any) -> bool:
-    """Tell whether ``dataclasses`` or ``namedtuple`` wrote the source of a function."""
+    """Return whether ``dataclasses`` or ``namedtuple`` wrote a function's source."""
     code = getattr(function, "__code__", None)
-    # The name tells it from the code of ``python -c``, whose file is "<string>" too.
+    # The name excludes the code of ``python -c``, whose file is "<string>" too.
     return (
         code is not None
         and code.co_filename == "<string>"
@@ -93,9 +93,9 @@ def allocate(cls: type) -> Any:
 
 
 def has_attributes_alone(cls: type) -> bool:
-    """Tell whether instances of ``cls`` are nothing but their attributes.
+    """Return whether instances of ``cls`` are nothing but their attributes.
 
-    Not so for subclasses of a built-in class, which hold items or a value besides.
+    Not so for subclasses of a built-in class, which also hold items or a value.
     """
     return builtin_base(cls) is object
 

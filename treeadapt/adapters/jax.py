@@ -141,7 +141,7 @@ def treedef_of_node(node: Any) -> Any:
 
 
 def runs_code_when_built(cls: type) -> bool:
-    """Tell whether building an instance of a dataclass runs code written for it."""
+    """Return whether building an instance of a dataclass runs code written for it."""
     if not dataclasses.is_dataclass(cls):
         return False
     given = {field.name for field in dataclasses.fields(cls) if field.init}

@@ -1,6 +1,6 @@
 """penzai: variables, variable values and named arrays are boxes.
 
-The path of a parameter is where it stands in the model, as in every other library;
+The path of a parameter is where it is in the model, as in every other library;
 ``NamedArray`` and variable wrappers add no segment. A variable has an identity: one
 Parameter used twice is one leaf. Only parameters train; state variables do not.
 """

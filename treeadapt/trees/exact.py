@@ -58,7 +58,7 @@ def exact_places(
 
 
 def _keys(node: Any, adapter: Adapter | None) -> list[tuple[str, Any]]:
-    """Return the exact text of each key of a node, and the child that stands there."""
+    """Return the exact text of each key of a node, and its child."""
     assert adapter is not None  # of a node
     flat = adapter.open(node)
     if not jax_knows(node):

@@ -336,7 +336,7 @@ class _PlanCache:
 def same_structure(one: Any, two: Any) -> bool:
     """Compare two structures; False where their metadata refuses comparison."""
     # JAX compares nodes of registered dataclasses without their class, which only the
-    # hash tells; and the hash sees no metadata and no keys, which only equality tells.
+    # hash sees; the hash sees neither metadata nor keys, which equality does.
     try:
         return hash(one) == hash(two) and _equal(one, two)
     except TypeError:

@@ -73,7 +73,7 @@ class Recipe:
 
     @property
     def metadata(self) -> tuple[Any, ...]:
-        """What the nodes are built from besides their children, in order."""
+        """What the nodes are built from in addition to their children, in order."""
         return tuple(step.aux for step in self._steps if isinstance(step, _Step))
 
     def unflatten(self, leaves: Sequence[Any]) -> Any:
@@ -234,7 +234,7 @@ class Walk:
 
     def _look_closer(self, node: Any, spot: _Spot) -> NodeKind:
         """Decide whether an object that JAX takes for a leaf is one."""
-        kind = self._registry.find_anew(node)
+        kind = self._registry.find_again(node)
         if kind.adapter is None:
             if kind.sealed or is_plain(type(node)) or is_array(node):
                 if len(self._plain) >= _MAX_PLAIN:
