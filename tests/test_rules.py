@@ -370,15 +370,6 @@ def test_matches_report_without_raising():
         matches.check()
 
 
-def test_groups_are_named_by_labels_of_one_type():
-    rules = Rules({"**/bias": "b", "**": "a"})
-    assert rules.match(TREE).groups() == {"b": [0, 2], "a": [1, 3]}
-    with pytest.raises(RulesError, match="of one type"):
-        Rules({"**/bias": 1, "**": "a"}).match(TREE).groups()
-    with pytest.raises(RulesError, match="unhashable"):
-        Rules({"**": np.ones(1)}).match(TREE).groups()
-
-
 # Rules are values
 
 
@@ -794,7 +785,7 @@ import jax, jax.numpy as jnp
 from treeadapt import Rules
 tree = {"t": {w: jax.ShapeDtypeStruct((1,), "f") for w in ("a", "b", "ab", "c")}}
 rules = Rules([(["t/a*", "!t/ab"], "x"), ("**/b", "y"), ("**", "z")])
-print(rules(tree), rules, rules.match(tree).groups())
+print(rules(tree), rules, rules.match(tree).values)
 print(Rules({("t/a", "t/c"): "x", "**": "z"}).to_toml())
 try:
     Rules([("tt/a", 1), ("t.b", 2), ("t/cc", 3), ("**", 4)])(tree)

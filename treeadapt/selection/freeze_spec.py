@@ -12,15 +12,14 @@ import dataclasses
 import functools
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from treeadapt.arrays import is_array
 from treeadapt.errors import FreezeError, SelectorError
 from treeadapt.names import Speller, fold, plural
 from treeadapt.selection import files
-from treeadapt.selection.leaves import Leaves
-from treeadapt.selection.selectors import Bound, ListSelector, Selector
+from treeadapt.selection.selectors import Bound, Listing
 from treeadapt.selection.whole import look_up
 from treeadapt.trees.views import TreeView, view_tree
 
@@ -31,7 +30,7 @@ _RECORDED = ("paths", "others")
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class FreezeSpec(Selector):
+class FreezeSpec(Listing):
     """The selector of what is frozen, as data.
 
     Args:
@@ -64,7 +63,7 @@ class FreezeSpec(Selector):
             given = getattr(self, name)
             if given is not None or name == "freeze":
                 object.__setattr__(self, name, _strings(name, given))
-        _ = self._patterns  # complains about a malformed pattern now
+        _ = self.parts  # complains about a malformed pattern now
 
     def __repr__(self) -> str:
         paths = self.paths
@@ -73,26 +72,10 @@ class FreezeSpec(Selector):
         shown = list(paths) if len(paths) <= 4 else f"<{plural(len(paths), 'path')}>"
         return f"FreezeSpec(freeze={list(self.freeze)}, paths={shown})"
 
-    @functools.cached_property
-    def _patterns(self) -> ListSelector:
-        return ListSelector(self.freeze)
-
-    @functools.cached_property
-    def may_be_empty(self) -> bool:
-        """Whether it has no pattern, so that nothing is to be frozen."""
-        return not self.freeze
-
-    def patterns(self) -> Iterator[str]:
-        """Yield the patterns."""
-        yield from self._patterns.patterns()
-
-    def select(self, leaves: Leaves) -> list[bool]:
-        """Ask the patterns."""
-        return self._patterns.select(leaves)
-
-    def unused(self, leaves: Leaves) -> Iterator[str | type]:
-        """Yield the patterns that match nothing."""
-        yield from self._patterns.unused(leaves)
+    @property
+    def entries(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The patterns."""
+        return self.freeze
 
     def decide(
         self, view: TreeView, *, reports: bool, holes: Sequence[str] = ()

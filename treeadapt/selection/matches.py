@@ -245,36 +245,6 @@ class RuleMatches:
         )
         return f"is unreachable: earlier rules already match {matched}. {cure}"
 
-    def groups(self) -> dict[Any, list[int]]:
-        """Return the array leaves by label, for use as groups with names.
-
-        Returns:
-            ``{label: indices of leaves}``, labels in the order of the rules.
-
-        Raises:
-            RulesError: labels are of different types, or cannot be names.
-        """
-        labels = [*self.rules.values, self.rules.default]
-        labels = [label for label in labels if label is not MISSING]
-        kinds = dict.fromkeys(type(label).__name__ for label in labels)
-        if len(kinds) > 1:
-            raise RulesError(
-                "Labels that name groups must be of one type; here are "
-                f"{', '.join(kinds)}: {', '.join(dict.fromkeys(map(repr, labels)))}. "
-                "Write them alike."
-            )
-        try:
-            groups: dict[Any, list[int]] = {label: [] for label in labels}
-        except TypeError as error:
-            raise RulesError(
-                f"A label that names a group is a key: {error}."
-            ) from error
-        pairs = zip(self.values, self.is_array, strict=True)
-        for index, (value, arr) in enumerate(pairs):
-            if arr and value is not None:
-                groups[value].append(index)
-        return {label: found for label, found in groups.items() if found}
-
     @functools.cached_property
     def _first(self) -> list[int]:
         """For each row of the table, the index of the rule that decides; or -1."""

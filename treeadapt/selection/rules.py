@@ -55,6 +55,7 @@ from treeadapt.trees.views import TreeView, view_tree
 Overlap = Literal["first", "error"]
 
 
+@dataclasses.dataclass(frozen=True, init=False, repr=False, eq=False)
 class Rules:
     """An ordered table of selectors and values; the first that matches a leaf wins.
 
@@ -107,12 +108,6 @@ class Rules:
         fields = {"pairs": pairs, "default": default, "unused": unused}
         for name, value in (fields | {"overlap": overlap}).items():
             object.__setattr__(self, name, value)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError(f"Rules are immutable: cannot set {name!r}.")
-
-    def __delattr__(self, name: str) -> None:
-        raise AttributeError(f"Rules are immutable: cannot delete {name!r}.")
 
     def __repr__(self) -> str:
         texts = [(where_text(where), repr(value)) for where, value in self.pairs]

@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import math
 import numbers
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -321,69 +322,10 @@ class LeafSelector(Selector):
             ) from error
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
-class ListSelector(Selector):
-    """Union of the entries minus those that start with ``!``; order does not matter."""
+class _OfParts(Selector):
+    """A selector that asks others: its ``parts``."""
 
-    entries: tuple[str | Selector, ...]
-
-    def __post_init__(self) -> None:
-        _ = self._parts  # complains about a malformed entry now
-
-    def __repr__(self) -> str:
-        return repr(list(self.entries))
-
-    @functools.cached_property
-    def _parts(self) -> tuple[tuple[Selector, ...], tuple[Selector, ...]]:
-        chosen, excluded = [], []
-        for entry in self.entries:
-            if isinstance(entry, str) and entry.startswith("!"):
-                excluded.append(GlobSelector(entry[1:]))
-            else:
-                chosen.append(GlobSelector(entry) if isinstance(entry, str) else entry)
-        return tuple(chosen), tuple(excluded)
-
-    @functools.cached_property
-    def may_be_empty(self) -> bool:
-        """Whether it has no entry, and so none that is wrong."""
-        return not self.entries or any(p.may_be_empty for p in self._parts[0])
-
-    @functools.cached_property
-    def needs(self) -> frozenset[str]:
-        """What any entry needs."""
-        return _needs((*self._parts[0], *self._parts[1]))
-
-    def patterns(self) -> Iterator[str]:
-        """Yield the patterns of all entries."""
-        for side in self._parts:
-            for part in side:
-                yield from part.patterns()
-
-    def select(self, leaves: Leaves) -> list[bool]:
-        """Combine the entries' answers; exclusions alone start from everything."""
-        chosen, excluded = self._parts
-        parts: list[Selector] = list(map(Not, excluded))
-        if chosen or not excluded:
-            parts.append(Or(chosen))
-        return _settled(parts, leaves, by=False)
-
-    def unused(self, leaves: Leaves) -> Iterator[str | type]:
-        """Yield what matches nothing in any entry, exclusions with their ``!``."""
-        chosen, excluded = self._parts
-        for part in chosen:
-            yield from part.unused(leaves)
-        for part in excluded:
-            yield from (f"!{pattern}" for pattern in part.unused(leaves))
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class _Composite(Selector):
     parts: tuple[Selector, ...]
-
-    sign = ""
-
-    def __repr__(self) -> str:
-        return f" {self.sign} ".join(map(self._part_text, self.parts))
 
     @functools.cached_property
     def may_be_empty(self) -> bool:
@@ -393,7 +335,7 @@ class _Composite(Selector):
     @functools.cached_property
     def needs(self) -> frozenset[str]:
         """What any part needs."""
-        return _needs(self.parts)
+        return frozenset().union(*(part.needs for part in self.parts))
 
     def patterns(self) -> Iterator[str]:
         """Yield the patterns of all parts."""
@@ -404,6 +346,69 @@ class _Composite(Selector):
         """Yield what matches nothing in any part."""
         for part in self.parts:
             yield from part.unused(leaves)
+
+
+class Listing(_OfParts):
+    """Union of the entries minus those that start with ``!``; order does not matter."""
+
+    entries: Sequence[str | Selector]
+
+    @functools.cached_property
+    def parts(self) -> tuple[Selector, ...]:  # type: ignore[override]
+        """A selector for each entry, without its ``!``."""
+        return tuple(
+            GlobSelector(entry.removeprefix("!")) if isinstance(entry, str) else entry
+            for entry in self.entries
+        )
+
+    @property
+    def may_be_empty(self) -> bool:
+        """Whether it has no entry, and so none that is wrong."""
+        chosen = (part for out, part in self._entries if not out)
+        return not self.entries or any(part.may_be_empty for part in chosen)
+
+    def select(self, leaves: Leaves) -> list[bool]:
+        """Combine the entries' answers; exclusions alone start from everything."""
+        chosen = [part for out, part in self._entries if not out]
+        parts: list[Selector] = [Not(part) for out, part in self._entries if out]
+        if chosen or not parts:
+            parts.append(Or(tuple(chosen)))
+        return _settled(parts, leaves, by=False)
+
+    def unused(self, leaves: Leaves) -> Iterator[str | type]:
+        """Yield what matches nothing in any entry, exclusions with their ``!``."""
+        for out, part in self._entries:
+            for pattern in part.unused(leaves):
+                yield f"!{pattern}" if out else pattern
+
+    @functools.cached_property
+    def _entries(self) -> list[tuple[bool, Selector]]:
+        """Whether each entry excludes, and its selector; what is chosen comes first."""
+        outs = [isinstance(e, str) and e.startswith("!") for e in self.entries]
+        return sorted(zip(outs, self.parts, strict=True), key=operator.itemgetter(0))
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class ListSelector(Listing):
+    """A list of patterns, classes and selectors."""
+
+    entries: tuple[str | Selector, ...]
+
+    def __post_init__(self) -> None:
+        _ = self.parts  # complains about a malformed entry now
+
+    def __repr__(self) -> str:
+        return repr(list(self.entries))
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class _Composite(_OfParts):
+    parts: tuple[Selector, ...]
+
+    sign = ""
+
+    def __repr__(self) -> str:
+        return f" {self.sign} ".join(map(self._part_text, self.parts))
 
     def _part_text(self, part: Selector) -> str:
         binds_looser = isinstance(part, Or) and not isinstance(self, Or)
@@ -698,10 +703,6 @@ def _settled(parts: Iterable[Selector], leaves: Leaves, *, by: bool) -> list[boo
 
 def _joined(keys: Iterable[Any]) -> str:
     return _paths.join(map(_paths.segment, keys))
-
-
-def _needs(parts: Sequence[Selector]) -> frozenset[str]:
-    return frozenset().union(*(part.needs for part in parts))
 
 
 _FAMILIES = (
