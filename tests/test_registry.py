@@ -27,7 +27,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import treeadapt as ta
-from treeadapt.registry import LEAF, current_registry, jax_knows
+from treeadapt.adapters.adapter import jax_knows
+from treeadapt.adapters.registry import LEAF, current_registry
 
 
 def w():

@@ -43,7 +43,7 @@ UNPICKLES |= {"joblib", "yaml"}
 IMPORTERS = ("import_module", "resolve_name")
 IMPORTS_BY_NAME = {
     "treeadapt/__init__.py",
-    "treeadapt/registry.py",
+    "treeadapt/adapters/registry.py",
     "treeadapt/cli/sources.py",
 }
 

@@ -2,6 +2,8 @@
 # when it is first asked for.
 
 from treeadapt._version import __version__
+from treeadapt.adapters.adapter import BOX, Adapter, Flat
+from treeadapt.adapters.registry import AdapterRegistry, default_registry, register
 from treeadapt.carry.callbacks import tree_map_params, value_and_grad_from_state
 from treeadapt.carry.carry_state import CarryReport, carry_state
 from treeadapt.carry.fields import (
@@ -54,14 +56,6 @@ from treeadapt.errors import (
     UnusedRuleError,
 )
 from treeadapt.patterns import escape
-from treeadapt.registry import (
-    BOX,
-    Adapter,
-    AdapterRegistry,
-    Flat,
-    default_registry,
-    register,
-)
 from treeadapt.renaming import rename
 from treeadapt.report import Summary, summarize
 from treeadapt.selection.freeze_spec import FreezeSpec

@@ -15,10 +15,10 @@ from typing import Any
 
 import jax.tree_util as jtu
 
+from treeadapt.adapters.registry import current_registry
 from treeadapt.arrays import is_array
 from treeadapt.errors import StructureMismatchError
 from treeadapt.names import Speller, fold, listing, plural
-from treeadapt.registry import current_registry
 from treeadapt.trees.views import TreeView, take_apart, view_nested, view_tree
 
 _MISSING = object()

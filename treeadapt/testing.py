@@ -14,6 +14,8 @@ from typing import Any
 
 import jax
 
+from treeadapt.adapters.adapter import BOX
+from treeadapt.adapters.registry import NodeKind, current_registry
 from treeadapt.convert import (
     from_flat_dict,
     from_state_dict,
@@ -22,7 +24,6 @@ from treeadapt.convert import (
 )
 from treeadapt.errors import AdapterError, TreeAdaptError, TreeAdaptWarning
 from treeadapt.paths import SEPARATOR, segment
-from treeadapt.registry import BOX, NodeKind, current_registry
 from treeadapt.splitting import merge, split
 from treeadapt.trees.opaque import Searcher
 from treeadapt.trees.views import view_nested

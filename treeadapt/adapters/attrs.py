@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 
 from treeadapt.adapters import fields
-from treeadapt.registry import Adapter, Flat
+from treeadapt.adapters.adapter import Adapter, Flat
 
 _HASH = "_attrs_cached_hash"  # where ``cache_hash=True`` remembers the hash
 

@@ -19,9 +19,9 @@ import numpy as np
 
 from treeadapt import _jax
 from treeadapt.adapters import fields, jax
+from treeadapt.adapters.adapter import Adapter, Flat
 from treeadapt.adapters.fields import Shell
 from treeadapt.errors import AdapterError
-from treeadapt.registry import Adapter, Flat
 
 
 def _default_dict(node: Any) -> Flat:

@@ -13,7 +13,7 @@ import equinox as eqx
 
 from treeadapt import _jax
 from treeadapt.adapters import jax
-from treeadapt.registry import Adapter, Flat
+from treeadapt.adapters.adapter import Adapter, Flat
 
 
 def _state(node: Any) -> Flat:

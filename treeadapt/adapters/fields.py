@@ -13,7 +13,7 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from treeadapt.registry import Flat
+from treeadapt.adapters.adapter import Flat
 
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a ``class`` statement
 

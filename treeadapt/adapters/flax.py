@@ -12,7 +12,7 @@ from flax import linen
 from flax.core import FrozenDict, meta
 
 from treeadapt.adapters import jax
-from treeadapt.registry import Adapter
+from treeadapt.adapters.adapter import Adapter
 
 ADAPTERS = (
     Adapter(

@@ -11,7 +11,7 @@ from typing import Any
 
 from haiku.data_structures import to_immutable_dict
 
-from treeadapt.registry import Adapter, Flat
+from treeadapt.adapters.adapter import Adapter, Flat
 
 _FlatMapping = type(to_immutable_dict({}))
 

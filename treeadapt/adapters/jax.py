@@ -22,9 +22,9 @@ import numpy as np
 
 from treeadapt import _jax
 from treeadapt.adapters import fields
+from treeadapt.adapters.adapter import BOX, Adapter, Flat
 from treeadapt.arrays import is_array
 from treeadapt.errors import AdapterError, UnstablePathWarning
-from treeadapt.registry import BOX, Adapter, Flat
 
 
 def boxed(node: Any) -> Flat:

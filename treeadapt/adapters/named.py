@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from treeadapt.adapters import fields, jax
+from treeadapt.adapters.adapter import Adapter, Flat, jax_knows
 from treeadapt.arrays import is_array_class
 from treeadapt.errors import AdapterError
-from treeadapt.registry import Adapter, Flat, jax_knows
 
 _VALUES = (
     *(bool, int, float, complex, str, bytes, bytearray, type, type(None)),

@@ -12,7 +12,7 @@ import functools
 from flax import nnx
 
 from treeadapt.adapters import jax
-from treeadapt.registry import Adapter
+from treeadapt.adapters.adapter import Adapter
 
 ADAPTERS = (
     Adapter(

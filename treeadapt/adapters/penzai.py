@@ -12,7 +12,7 @@ from typing import Any
 from penzai.core import named_axes, variables
 
 from treeadapt.adapters import fields, jax
-from treeadapt.registry import BOX, Adapter, Flat
+from treeadapt.adapters.adapter import BOX, Adapter, Flat
 
 
 def _variable(node: Any) -> Flat:

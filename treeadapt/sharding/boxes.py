@@ -16,9 +16,9 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
+from treeadapt.adapters.registry import current_registry
 from treeadapt.errors import ShardingError
 from treeadapt.names import listing
-from treeadapt.registry import current_registry
 from treeadapt.sharding.specs import mesh_axes
 from treeadapt.trees.views import TreeView
 

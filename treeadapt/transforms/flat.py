@@ -19,10 +19,10 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import optax
 
+from treeadapt.adapters.registry import current_registry
 from treeadapt.arrays import is_array, is_float0, is_inexact, least_value
 from treeadapt.errors import NoArraysError, TransformError, TreeAdaptError
 from treeadapt.names import listing, plural
-from treeadapt.registry import current_registry
 from treeadapt.selection.whole import no_whole_tree
 from treeadapt.trees.flatten import flatten
 from treeadapt.trees.views import TreeView, same_structure, view_nested, view_tree

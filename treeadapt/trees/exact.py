@@ -13,14 +13,15 @@ from typing import Any
 
 import jax.tree_util as jtu
 
-from treeadapt.registry import BOX, Adapter, AdapterRegistry, jax_knows
+from treeadapt.adapters.adapter import BOX, Adapter, jax_knows
+from treeadapt.adapters.registry import AdapterRegistry
 
 
 def exact_paths(tree: Any, registry: AdapterRegistry) -> list[str]:
     """Return the exact path of each leaf, in the order of a walk.
 
     Example:
-        >>> from treeadapt.registry import default_registry
+        >>> from treeadapt.adapters.registry import default_registry
         >>> exact_paths({"a": [1.0, 2.0]}, default_registry)
         ["['a'][0]", "['a'][1]"]
     """

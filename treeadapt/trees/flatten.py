@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from treeadapt import _jax
+from treeadapt.adapters.adapter import BOX
+from treeadapt.adapters.registry import current_registry
 from treeadapt.errors import (
     AdapterError,
     PathError,
@@ -21,7 +23,6 @@ from treeadapt.errors import (
     TreeDepthError,
 )
 from treeadapt.paths import SEPARATOR, segment
-from treeadapt.registry import BOX, current_registry
 
 #: Deepest tree that any part of the library walks. JAX flattens recursively in C++ and
 #: checks only Python's recursion limit; where that is higher, a deeper tree could

@@ -18,11 +18,12 @@ import jax
 
 from treeadapt import paths as _paths
 from treeadapt.adapters import fields
+from treeadapt.adapters.adapter import BOX, Adapter, Flat
 from treeadapt.adapters.jax import treedef_of_node
+from treeadapt.adapters.registry import AdapterRegistry, NodeKind
 from treeadapt.arrays import is_array
 from treeadapt.errors import AdapterError, PathCollisionError, PathError
 from treeadapt.names import listing, plural
-from treeadapt.registry import BOX, Adapter, AdapterRegistry, Flat, NodeKind
 from treeadapt.trees.exact import exact_places
 from treeadapt.trees.flatten import MAX_DEPTH, cycle_error, depth_error
 from treeadapt.trees.opaque import (

@@ -1,13 +1,12 @@
 """The registry: which adapter applies to a node of a given type.
 
-An ``Adapter`` says, both directions side by side, how one family of node types gives
-named children and how such a node is rebuilt. An ``AdapterRegistry`` finds the adapter
-for a type and remembers the answer. Order: the exact type; the user's entries, newest
-first; the libraries' entries in a fixed order; any class that JAX knows; dataclasses
-and attrs classes; otherwise the object is a leaf. The class alone decides, never what
-an object holds. An optional library's adapters are loaded the first time a type is
-looked up while that library is imported; when they load never changes their rank.
-Knows no container itself (see ``adapters``) and walks no tree (see ``plans``).
+An ``AdapterRegistry`` finds the adapter for a type and remembers the answer. Order: the
+exact type; the user's entries, newest first; the libraries' entries in a fixed order;
+any class that JAX knows; dataclasses and attrs classes; otherwise the object is a leaf.
+The class alone decides, never what an object holds. An optional library's adapters are
+loaded the first time a type is looked up while that library is imported; when they load
+never changes their rank.
+See the other files of this folder for the containers, ``trees`` for walking them.
 """
 
 from __future__ import annotations
@@ -20,130 +19,16 @@ import sys
 import threading
 import weakref
 from collections.abc import (
-    Callable,
-    Collection,
     Iterable,
     Iterator,
-    Mapping,
     MutableMapping,
     Sequence,
 )
-from typing import Any, NamedTuple
+from typing import Any
 
-from treeadapt import _jax
+from treeadapt.adapters import builtin, jax, named
+from treeadapt.adapters.adapter import Adapter, jax_knows
 from treeadapt.errors import AdapterError
-
-
-class _Box:
-    """Type of ``BOX``; one instance, also after copying or unpickling."""
-
-    def __repr__(self) -> str:
-        return "BOX"
-
-    def __reduce__(self) -> str:
-        return "BOX"
-
-
-#: Key of a child that adds no segment: it is at the path of its parent.
-BOX = _Box()
-
-
-class Flat(NamedTuple):
-    """One node taken apart.
-
-    Attributes:
-        keys: one key a child; ``BOX`` for a child that adds no segment. Where JAX knows
-            the class, trees that JAX holds equal must have equal keys.
-        children: the child trees, in the order in which JAX flattens them if JAX knows
-            the class.
-        aux: whatever else ``unflatten`` needs; holds no array. Where it does not hash,
-            the structure is looked at again on every conversion.
-    """
-
-    keys: Sequence[Any]
-    children: Sequence[Any]
-    aux: Any = None
-
-
-def _no_children(_: Any) -> Flat:
-    return Flat((), ())
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Adapter:
-    """How one family of node types gives named children and is rebuilt.
-
-    Attributes:
-        name: what messages and reports call it.
-        applies: a class (it and its subclasses), or a test on the node's type.
-        flatten: takes a node apart into ``Flat(keys, children, aux)``.
-        unflatten: ``(aux, children) -> node``, running no constructor of the class;
-            None where JAX itself rebuilds the node. Without it the adapter applies only
-            to classes that JAX knows.
-        by_hand: test on the node's type: rebuild with ``unflatten`` although JAX could,
-            because JAX's way runs code of the class that may change or refuse values.
-        leaf: instances are leaves, whatever they hold, and nobody looks inside them.
-            Applies only to classes that JAX does not know, and needs no ``flatten``.
-        trains: False for a node whose arrays no optimizer should see, such as batch
-            statistics.
-        shared: one object under two paths is one node, and comes back as one.
-
-    Example:
-        >>> import types
-        >>> Adapter(
-        ...     name="SimpleNamespace",
-        ...     applies=types.SimpleNamespace,
-        ...     flatten=lambda n: Flat([*vars(n)], [*vars(n).values()], tuple(vars(n))),
-        ...     unflatten=lambda aux, children: types.SimpleNamespace(
-        ...         **dict(zip(aux, children))
-        ...     ),
-        ... ).name
-        'SimpleNamespace'
-    """
-
-    name: str
-    applies: type | Callable[[type], bool]
-    flatten: Callable[[Any], Flat] = _no_children
-    unflatten: Callable[[Any, Sequence[Any]], Any] | None = None
-    by_hand: Callable[[type], bool] = lambda _: False
-    leaf: bool = False
-    trains: Callable[[Any], bool] = lambda _: True
-    shared: bool = False
-
-    def covers(self, cls: type) -> bool:
-        """Return whether this adapter applies to nodes of class ``cls``."""
-        if isinstance(self.applies, type):
-            return issubclass(cls, self.applies)
-        return bool(self.applies(cls))
-
-    def is_exact(self, cls: type) -> bool:
-        """Return whether this adapter was made for just the class ``cls``."""
-        return self.applies is cls
-
-    def open(self, node: Any) -> Flat:
-        """Take a node apart with ``flatten``.
-
-        Raises:
-            AdapterError: ``flatten`` returns something else than a ``Flat`` with one
-                key for each child.
-        """
-        flat = self.flatten(node)
-        if isinstance(flat, Flat) and _is_row(flat.keys) and _is_row(flat.children):
-            if len(flat.keys) == len(flat.children):
-                return flat
-            got = f"{len(flat.keys)} keys and {len(flat.children)} children"
-        else:
-            parts = flat if isinstance(flat, Flat) else (flat,)
-            got = ", ".join(type(part).__name__ for part in parts)
-        raise AdapterError(
-            f"The adapter {self.name!r} takes a {type(node).__name__} apart wrongly: "
-            "flatten must return Flat(keys, children, aux), with one key for each "
-            f"child; it returned {got}."
-        )
-
-
-def _is_row(items: Any) -> bool:
-    return isinstance(items, Collection) and not isinstance(items, Mapping | str)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -175,10 +60,6 @@ _LIBRARIES = (
     ("haiku", "treeadapt.adapters.haiku"),
     ("penzai", "treeadapt.adapters.penzai"),
 )
-_BUILTIN = "treeadapt.adapters.builtin"
-_JAX = "treeadapt.adapters.jax"
-_FIELDS = "treeadapt.adapters.named"
-_ATTRS = "treeadapt.adapters.attrs"
 
 
 class AdapterRegistry:
@@ -306,21 +187,15 @@ class AdapterRegistry:
         if known:
             # JAX opens no subclass of a container by itself: one that it knows was
             # registered, in a way of its own.
-            for row in importlib.import_module(_BUILTIN).NODES:
+            for row in builtin.NODES:
                 if row.is_exact(cls) or not isinstance(row.applies, type):
                     yield row
-            yield from importlib.import_module(_JAX).ADAPTERS
+            yield from jax.ADAPTERS
             return
-        builtin = importlib.import_module(_BUILTIN)
         yield from builtin.LEAVES
         if "attr" in sys.modules:  # attrs can be imported so, and never without it
-            yield from importlib.import_module(_ATTRS).OPENERS
+            yield from importlib.import_module("treeadapt.adapters.attrs").OPENERS
         yield from builtin.OPENERS
-
-
-def jax_knows(node: Any) -> bool:
-    """Return whether JAX flattens objects of the type of ``node`` (None included)."""
-    return _jax.one_level(node) is not None
 
 
 def _made(cls: type, fields: Sequence[str] | None, *, leaf: bool) -> Adapter:
@@ -336,7 +211,7 @@ def _made(cls: type, fields: Sequence[str] | None, *, leaf: bool) -> Adapter:
         raise AdapterError(
             f"fields of {cls.__name__} must be different strings: {names!r}."
         )
-    return importlib.import_module(_FIELDS).adapter_of_fields(cls, names)
+    return named.adapter_of_fields(cls, names)
 
 
 #: The registry that every function uses unless another one is in force.
