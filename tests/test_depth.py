@@ -12,6 +12,10 @@ import sys
 import textwrap
 
 import pytest
+from hypothesis import settings
+
+# ``make test-full`` goes deeper, and runs every conversion on every kind.
+FULL = settings.default.max_examples >= 2_000
 
 PRELUDE = """
 import dataclasses, gc, json, os, signal, sys, threading, traceback, warnings
@@ -162,7 +166,7 @@ for line in sys.stdin:
 @pytest.fixture(scope="module")
 def server():
     with subprocess.Popen(
-        [sys.executable, "-c", PRELUDE + SERVER],
+        [sys.executable, "-c", f"FULL = {FULL}\n{PRELUDE}{SERVER}"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -192,7 +196,8 @@ def run(server, tmp_path):
 KINDS = ("list", "dict", "tuple", "NamedTuple", "dataclass", "registered", "by hand")
 KINDS += ("nnx", "mixed", "wide dict", "keyless")
 NEWER = sys.version_info >= (3, 12)
-LEVELS = (6_000, 100_000)  # either is more than ``MAX_DEPTH``
+# Either is more than ``MAX_DEPTH``.
+LEVELS = (10_000 if FULL else 6_000, 100_000)
 LIMITS = {"normal": None, "a little": 4_999, "raised": 10**6}
 
 
@@ -219,11 +224,12 @@ def test_a_tree_that_contains_itself(run, limit):
 def test_deep_trees_give_a_typed_error(run, limit, levels):
     program = f"""
     if {limit}: sys.setrecursionlimit({limit})
-    if {levels} > 6_000:
+    if {levels} == 100_000:
         del MAKE["nnx"]  # takes minutes to build
     for kind in MAKE:
-        every = {levels} == 6_000 and kind in ("list", "dataclass", "nnx")
-        keep = ("to_state_dict", "split", "as a state") if every else ("split",)
+        every = {levels} < 100_000 and (FULL or kind in ("list", "dataclass", "nnx"))
+        few = ("split", "to_flat_dict") if FULL else ("split",)
+        keep = ("to_state_dict", "split", "as a state") if every else few
         tree = deep(kind, {levels})
         print("#", kind, flush=True)
         outcomes(lambda: tree, {{name: FORMS[name] for name in keep}})
@@ -232,7 +238,7 @@ def test_deep_trees_give_a_typed_error(run, limit, levels):
     lines = run(program)
     found = {line.split()[-1] for line in lines if "#" not in line}
     assert sum(line.startswith("#") for line in lines) >= len(KINDS) - 1
-    if NEWER and levels == 6_000:  # may still be within the reach of JAX
+    if NEWER and levels < 100_000:  # may still be within the reach of JAX
         found -= {"ok", "StructureMismatchError"}
     assert found == {"TreeDepthError"}
 
@@ -248,7 +254,7 @@ def test_1_001_levels_convert_if_jax_can_flatten_them_and_give_a_typed_error_if_
         tree = deep(kind, 334 if kind == "mixed" else 1_001)  # mixed: three in one
         print("#", kind, flush=True)
         outcomes(lambda: tree)
-        if kind in ("list", "dataclass", "registered"):
+        if FULL or kind in ("list", "dataclass", "registered"):
             outcomes(lambda: tree, USES)
         below(500, lambda: None)
     """
@@ -307,9 +313,9 @@ def test_500_levels_convert(run, limit):
 @pytest.mark.hazard("I1.900", "I2")
 def test_what_fits_depends_on_the_stack_and_fails_with_a_typed_error(run):
     program = """
-    # The others take a tree apart in the same way.
+    # The others take a tree apart in the same way; all of them run in test-full.
     keep = ("to_state_dict", "split nested", "as a state", "from_flat_dict")
-    forms = {name: FORMS[name] for name in keep}
+    forms = FORMS if FULL else {name: FORMS[name] for name in keep}
     for levels in range(500, 1001, 100):
         for kind in ("list", "dict", "dataclass", "by hand", "nnx"):
             tree = deep(kind, levels)
