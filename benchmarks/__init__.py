@@ -1,1 +1,1 @@
-"""What tree conversion costs: one module a topic, on one small harness."""
+"""What tree conversion costs: one module for each topic, on one small harness."""

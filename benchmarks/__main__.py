@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
             races = list(_races(TOPICS[name], quick=options.quick))
             task = progress.add_task(name, total=len(races) + 1)
             for race in races:
-                if options.quick:  # too small to be held to a target
+                if options.quick:  # too small for a target
                     race = dataclasses.replace(race, targets={})
                 results += run(race, budget_s=options.budget)
                 progress.advance(task)
@@ -68,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def table(results: list[Result]) -> Table:
-    """Return the results as a table for people."""
+    """Return the results as a readable table."""
     made = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("work", "leaves", "contender", "time", "ratio", "quartiles", "target"):
         right = name in ("leaves", "time", "ratio")
@@ -120,7 +120,7 @@ def growth(results: list[Result]) -> list[Result]:
 
 
 def write_page(path: Path, results: list[Result]) -> None:
-    """Put the table and the machine into a page, between its two markers."""
+    """Put the table and the machine into a page, between two markers."""
     text = path.read_text("utf-8")
     start, end = "<!-- table -->\n", "<!-- end of table -->"
     before, _, rest = text.partition(start)

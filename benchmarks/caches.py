@@ -1,4 +1,4 @@
-"""Caches: many structures, the memory they hold, and what importing costs."""
+"""Caches: many structures, their memory, and the cost of importing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOPIC = "caches"
 
 
 def races(structures: int = 1_500) -> Iterator[Race]:
-    """Yield a race of the latest of many structures against the first one."""
+    """Yield a race between the latest of many structures and the first one."""
     trees = [{f"layer_{i}": {"w": models.LEAF}} for i in range(structures)]
     for tree in trees:
         ta.to_state_dict(tree)

@@ -1,4 +1,4 @@
-"""Conversion of structures seen before, beside JAX's floor and the libraries' ways."""
+"""Conversion of known structures, compared with JAX's floor and other libraries."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def races(
 
 
 def figures(num_leaves: int = 1_000_000, rounds: int = 3) -> Iterator[Result]:
-    """Measure how long a huge tree takes to name that was never seen before."""
+    """Measure how long it takes to name a huge new tree."""
     layer = dict.fromkeys(("kernel", "bias", "scale", "offset"), models.LEAF)
     block = {f"layer_{j}": layer for j in range(10)}
     tree = {f"block_{i}": block for i in range(max(1, num_leaves // 40))}
@@ -47,7 +47,7 @@ def figures(num_leaves: int = 1_000_000, rounds: int = 3) -> Iterator[Result]:
         ta.default_registry.forget()
         ours = _seconds(lambda: ta.to_flat_dict(tree))
         ratios.append(ours / _seconds(lambda: _exact_names(tree)))
-    ta.default_registry.forget()  # a plan of a million leaves is no small thing to keep
+    ta.default_registry.forget()  # a plan of a million leaves is large
     yield figure(
         TOPIC,
         "to_flat_dict, cold, beside tree_leaves_with_path + keystr",
@@ -173,7 +173,7 @@ def _floor(tree: Any) -> Callable[[], Any]:
 
 
 def _flat_floor(tree: Any) -> Callable[[], Any]:
-    """Return what no flat dict of a structure seen before can do without."""
+    """Return the minimal work for a flat dict of a known structure."""
     known, paths = jax.tree.structure(tree), ta.tree_paths(tree)
     blank = dict.fromkeys(paths)
 

@@ -1,4 +1,4 @@
-"""Steps: what an adapted step compiles to, and what a call costs."""
+"""Steps: the compiled program of an adapted step, and the cost of a call."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def races(num_blocks: int = 24) -> Iterator[Race]:
         return ta.split(model)[1]
 
     def after_split(run: Callable[[], Any]) -> Contender:
-        """Time one call after a split, as for the contender that gets a new rest."""
+        """Time one call after a split, like the contender that gets a new rest."""
         return Contender(run=lambda _: run(), fresh=new_rest)
 
     both = jax.jit(lambda params, rest: (params, rest))

@@ -1,11 +1,11 @@
-"""The harness: contenders timed in turns, so that their ratios can be trusted.
+"""The harness: contenders timed in turns, so that their ratios are reliable.
 
-A ``Race`` names one piece of work and its contenders; ``run`` times them round by round
-in changing order within one process, and reports the median of each contender's ratio
-to the baseline, round by round, with its quartiles. Seconds are medians and depend on
-the machine; ratios hardly do. Set-up is never timed, nor is anything that the harness
-does itself: a contender that computes returns one array to wait for, and no result is
-searched for arrays.
+A ``Race`` names one task and its contenders. ``run`` times them round by round, in
+changing order, within one process. It reports the median of each contender's ratio to
+the baseline, round by round, with its quartiles. Seconds are medians and depend on the
+machine; ratios hardly do. Set-up and the harness's own work are never timed: a
+contender that computes returns one array to wait for, and results are not searched for
+arrays.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Target:
     at_least: float | None = None
 
     def met(self, ratio: float) -> bool:
-        """Tell whether a ratio reaches the target."""
+        """Return whether a ratio reaches the target."""
         if self.at_most is not None:
             return ratio <= self.at_most
         return ratio >= (self.at_least or 0.0)
@@ -58,12 +58,12 @@ class Target:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Race:
-    """One piece of work, the contenders, and what is asked of them.
+    """One task, its contenders, and their targets.
 
     Attributes:
-        topic, work, size: where the row stands in the table; ``size`` is of leaves.
+        topic, work, size: position of the row in the table; ``size`` counts leaves.
         contenders: by name; the first one is ours.
-        baseline: name of the contender that ratios are taken to.
+        baseline: name of the contender in the denominator of the ratios.
         targets: what the ratio of a contender to the baseline must reach.
     """
 
@@ -80,8 +80,8 @@ class Result:
     """One contender in one race, or one counted figure.
 
     Attributes:
-        seconds: median of one run; None for a figure that is no time.
-        ratio: median of its ratio to the baseline; quartiles beside it.
+        seconds: median of one run; None for a figure that is not a time.
+        ratio: median of its ratio to the baseline, with quartiles.
     """
 
     topic: str
@@ -131,7 +131,7 @@ def run(race: Race, *, budget_s: float) -> list[Result]:
         budget_s: about how long the whole race may take, in seconds.
 
     Returns:
-        One row a contender.
+        One row for each contender.
     """
     contenders = {name: _contender(given) for name, given in race.contenders.items()}
     once = {name: _calibrate(contender) for name, contender in contenders.items()}
@@ -145,10 +145,10 @@ def run(race: Race, *, budget_s: float) -> list[Result]:
     rounds = max(3, min(41, int(budget_s / max(a_round, 1e-6))))
     samples: dict[str, list[float]] = {name: [] for name in contenders}
     names = list(contenders)
-    gc.collect()  # it stays on afterwards: who makes many objects pays for them
+    gc.collect()  # it stays on afterwards: code that creates many objects pays for them
     order = random.Random(0)
     for _ in range(rounds):
-        # No fixed neighbours: who comes after a large one finds cold caches.
+        # No fixed neighbours: a contender after a large one finds cold caches.
         for name in order.sample(names, len(names)):
             samples[name].append(_sample(contenders[name], repeats[name]))
     return [_result(race, name, samples) for name in names]
@@ -161,7 +161,7 @@ def _contender(given: Contender | Callable[[], Any]) -> Contender:
 def _calibrate(contender: Contender) -> float:
     _sample(contender, 1)  # compiles and fills caches
     once = _sample(contender, 1)
-    if once > MIN_SAMPLE_S:  # long enough to tell; some take seconds
+    if once > MIN_SAMPLE_S:  # long enough to measure; some take seconds
         return once
     return min(once, *(_sample(contender, 1) for _ in range(2)))
 

@@ -45,7 +45,7 @@ def _ours(given: tuple[Any, list[tuple[str, str]]]) -> Any:
 
 
 def _regex_loop(given: tuple[Any, list[tuple[str, str]]]) -> Any:
-    """Label as the field's copied loops do: every rule searched for every leaf."""
+    """Label as many projects do: search every rule for every leaf."""
     tree, rules = given
     compiled = [
         (re.compile(pattern.replace("**/", ".*").replace("**", ".*")), label)

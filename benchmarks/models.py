@@ -1,7 +1,7 @@
-"""Trees to measure on: synthetic ones by size, and the shapes of real models.
+"""Trees to measure: synthetic ones by size, and the shapes of real models.
 
-Leaves are one shared scalar array, so that a tree of 100,000 leaves is cheap to make
-and conversion alone is timed; models that run have arrays of their own.
+All leaves are one shared scalar array, so that a tree of 100,000 leaves is cheap to
+create and only conversion is timed. Models that run have separate arrays.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Params(NamedTuple):
 
 
 def blocks(num_leaves: int, tag: str = "") -> Params:
-    """Return a NamedTuple of two FrozenDicts of blocks of layers, 4 leaves a layer."""
+    """Return a NamedTuple of two FrozenDicts of blocks of layers of 4 leaves."""
     names = ("kernel", "bias", "scale", "offset")
     layer = dict.fromkeys(names, LEAF)
 
@@ -106,7 +106,7 @@ class NnxMlp(nnx.Module):
 
 
 def haiku_params(depth: int = 24) -> dict[str, Any]:
-    """Return params as Haiku gives them, two levels with ``/`` in the names."""
+    """Return params like Haiku's, two levels with ``/`` in the names."""
     return {f"mlp/~/linear_{i}": {"b": LEAF, "w": LEAF} for i in range(depth)}
 
 

@@ -23,7 +23,7 @@ def write(results: Sequence[Result], folder: Path) -> Iterator[Path]:
 
     Args:
         results: rows of the table.
-        folder: where to; made if it is not there.
+        folder: where to write; created if it does not exist.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for topic in dict.fromkeys(row.topic for row in results):

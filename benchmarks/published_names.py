@@ -1,8 +1,8 @@
-"""The parameter names of three published models, from layers and modules.
+"""The parameter names of three published models, generated from layers and modules.
 
 Each generator yields the tensor names as their publishers wrote them, with ``/`` for
 ``.``. ``CHECKS`` holds the number of names and the SHA-256 of the sorted names, joined
-by newlines, with ``.`` again, as they were compared with the published files once.
+by newlines, with ``.`` again, as once compared with the published files.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ CHECKS = {
 
 
 def digest(names: Iterable[str]) -> str:
-    """Return the SHA-256 of the sorted names as they were published."""
+    """Return the SHA-256 of the sorted names as published."""
     text = "\n".join(sorted(name.replace("/", ".") for name in names))
     return hashlib.sha256(text.encode()).hexdigest()
 

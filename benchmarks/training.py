@@ -1,4 +1,4 @@
-"""Training: steps per second of whole small-batch steps, as a user writes them.
+"""Training: complete small-batch steps per second, as a user writes them.
 
 Three ways to train a 24-block Equinox transformer, and three ways to give its leaves 50
 rates. Runs unchanged on a GPU.

@@ -86,7 +86,7 @@ def assert_runs_the_program_of_the_flat_dict(case: Any, row: Any) -> None:
         pytest.param(row, name, id=f"{name}-{row.name}")
         for name in ("adamw", "lbfgs, backtracking", "sam, opaque")
         for row in TRAINS
-        # The others are not defined on a flat dict of many dtypes either.
+        # The others do not work on a flat dict of many dtypes either.
         if row.name != "many dtypes" or name == "adamw"
     ],
 )
@@ -120,7 +120,7 @@ def several(step: Any, mode: str, params: Any, *, count: int = 4) -> Any:
         params, state = carry
         grads = {path: jnp.sin(seed + x) for path, x in params.items()}
         updates, state = step(grads, state, params)
-        # Of lookahead's two halves the first is the one that trains.
+        # The first of lookahead's two halves is the one that trains.
         moved = {
             p: x + updates.get(p, updates.get(f"fast:{p}")) for p, x in params.items()
         }
@@ -197,13 +197,13 @@ def test_a_class_that_jax_sees_as_one_leaf_is_refused(row):
         ta.adapt(tx).update(tree, (), None)
 
 
-def test_the_message_has_the_path_of_what_is_refused():
+def test_the_message_has_the_path_of_the_refused_leaf():
     tree = {"net": [ROW["dataclass"].make()]}
     with pytest.raises(ta.TransformError, match=r"PlainModel at \['net'\]\[0\]"):
         ta.adapt(optax.adam(0.1)).init(tree)
 
 
-# What adapts has the contracts of Optax
+# Adapted transformations keep Optax's contracts
 
 
 class Named(NamedTuple):
@@ -225,11 +225,11 @@ def test_params_may_have_the_names_of_optaxs_fields(name):
     assert_runs_the_program_of_the_flat_dict(CASE[name], row)
 
 
-def test_a_field_called_fast_is_no_lookahead():
+def test_a_field_called_fast_is_not_a_lookahead():
     tx = ta.adapt(optax.lookahead(optax.adam(0.1), 2, 0.5))
     assert sorted(tx.init(NAMED).fast_state[0].mu) == sorted(Named._fields)
     hijacked = optax.lookahead(optax.adam(0.1), 2, 0.5).init(NAMED)
-    assert hijacked.fast_state[0].mu.shape == (2,)  # of the leaf ``fast`` alone
+    assert hijacked.fast_state[0].mu.shape == (2,)  # only of the leaf ``fast``
 
 
 def test_lookahead_goes_half_by_half():
@@ -262,7 +262,7 @@ def test_it_starts_on_abstract_params(name):
     assert state == jax.eval_shape(tx.init, abstract) if name == "tuple" else True
 
 
-def test_the_rest_of_a_model_may_come_as_params_alone():
+def test_params_may_be_the_whole_model_if_only_a_part_trains():
     model = mlp()
     part = eqx.filter(model, ta.glob("layers/1")(model))
     tx = ta.adapt(optax.adamw(0.1))
@@ -274,7 +274,7 @@ def test_the_rest_of_a_model_may_come_as_params_alone():
     assert jax.tree.structure(new) == jax.tree.structure(state)
 
 
-def test_no_update_for_a_leaf_is_what_it_is_to_optax():
+def test_a_missing_update_reaches_optax_as_missing():
     params = {"a": jnp.ones(2), "b": (jnp.ones(2), jnp.ones(2))}
     flat = {"a": jnp.ones(2), "b/0": jnp.ones(2), "b/1": jnp.ones(2)}
     grads = {"a": jnp.ones(2), "b": (None, jnp.ones(2))}
@@ -377,7 +377,7 @@ def test_extra_arguments_are_ignored_where_the_transformation_takes_none():
 
 
 def recording() -> tuple[Any, dict[str, Any]]:
-    """A transformation that shows what it was given."""
+    """A transformation that records its arguments."""
     seen: dict[str, Any] = {}
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
@@ -406,7 +406,9 @@ def test_extra_arguments_shaped_like_the_params_are_flat_and_others_untouched():
 
 
 @pytest.mark.parametrize("maker", [ta.adapt, lambda tx: ta.freeze(tx, [])])
-def test_what_has_the_places_of_the_params_by_chance_is_not_turned_into_a_dict(maker):
+def test_an_argument_that_accidentally_has_the_paths_of_the_params_stays_as_it_is(
+    maker,
+):
     tx, seen = recording()
     params = [jnp.ones((2, 3)), jnp.ones(2)]
     pairs = {
@@ -423,7 +425,7 @@ def test_what_has_the_places_of_the_params_by_chance_is_not_turned_into_a_dict(m
         assert seen[name]["1"] is second
 
 
-def test_a_group_gets_all_of_a_dict_whose_keys_are_its_by_chance():
+def test_a_group_gets_all_of_a_dict_that_accidentally_has_its_keys():
     tx, seen = recording()
     grouped = ta.partition({"a": tx}, {"0": "frozen", "1": "a"})
     params = [jnp.ones((2, 3)), jnp.ones(2)]
@@ -433,7 +435,7 @@ def test_a_group_gets_all_of_a_dict_whose_keys_are_its_by_chance():
     assert list(seen["own"]) == ["1"]
 
 
-def test_collections_beside_params_do_not_train_in_silence():
+def test_collections_besides_params_do_not_train_silently():
     variables = {"params": {"w": jnp.ones(2)}, "batch_stats": {"mean": jnp.ones(2)}}
     sgd = optax.sgd(0.1)
     trains = [
@@ -458,7 +460,7 @@ def test_collections_beside_params_do_not_train_in_silence():
         tx.init(variables if tx in meant else {"params": variables["params"]})
 
 
-def test_nothing_is_asked_of_arguments_of_another_size():
+def test_arguments_of_another_size_are_not_examined():
     tx, seen = recording()
     keyless = ROW["keyless class"].make()["net"]  # would warn of its positions
     params = {"w": jnp.ones(2)}
@@ -468,7 +470,7 @@ def test_nothing_is_asked_of_arguments_of_another_size():
     assert seen["batch"] is keyless
 
 
-def test_scalars_beside_one_bare_array_are_no_params():
+def test_scalars_with_one_bare_array_are_not_params():
     tx, seen = recording()
     x = jnp.ones(3)
     ta.adapt(tx).update(x, optax.EmptyState(), x, grad=x, loss=jnp.float32(2), value=x)
@@ -506,7 +508,7 @@ def test_callbacks_keep_their_signatures():
     assert seen["value_fn"](seen["params"], flat=2) == 2 * loss(model)
 
 
-def test_what_a_line_search_hands_on_to_the_loss_is_what_was_given():
+def test_a_line_search_passes_extra_arguments_to_the_loss_unchanged():
     params = (jnp.ones(2), jnp.ones(2))  # of the shape of the batch
     batch = (jnp.full(2, 3.0), jnp.full(2, 4.0))
 
@@ -533,7 +535,7 @@ def test_what_a_line_search_hands_on_to_the_loss_is_what_was_given():
 
 
 @pytest.mark.parametrize("name", SOME)
-def test_the_gradients_that_sam_asks_for_are_trees_of_the_caller(name):
+def test_gradients_for_sam_have_the_callers_classes(name):
     tree, seen = ROW[name].make(), []
     params = put(tree, flat_params(tree))
     grads = like(tree, flat_params(tree, 1.0))
@@ -567,7 +569,7 @@ def test_a_state_of_half_precision_follows_the_transformation():
         assert bits(ours) == bits(want)
 
 
-def test_scan_names_the_floating_point_state_that_drifts_and_mu_dtype_cures_it():
+def test_scan_names_the_floating_point_state_that_drifts_and_mu_dtype_fixes_it():
     params = {"net": [jnp.ones(2, jnp.bfloat16)]}
     grads = {"net": [jnp.ones(2, jnp.float32)]}
 
@@ -599,7 +601,7 @@ def blocks() -> list[Block]:
 
 
 def decayed(tx: Any, model: Any) -> list[str]:
-    """Paths of the leaves that a transformation moves without any gradient."""
+    """Paths of the leaves that a transformation moves with zero gradients."""
     zeros = jax.tree.map(jnp.zeros_like, eqx.filter(model, eqx.is_array))
     moving = put(model, flat_params(model, 9.0))  # no zero in it
     updates, _ = tx.update(zeros, tx.init(moving), moving)
@@ -653,7 +655,7 @@ def test_masks_decide_on_the_callers_whole_tree(mask, want, nested):
         (ta.lift({"0": True, "1": True, "2": True, "3": True}), "'3'"),
     ],
 )
-def test_what_hits_nothing_is_an_error_when_a_state_is_made(mask, words):
+def test_a_selector_that_matches_nothing_is_an_error_in_init(mask, words):
     tx, model = optax.adamw(0.1, mask=mask), blocks()
     nested = optax.masked(ta.adapt(tx), lambda p: jax.tree.map(jnp.ndim, p))
     made = [ta.adapt(tx), ta.freeze(tx, "0/norm"), ta.partition({"a": tx}, {"**": "a"})]
@@ -689,7 +691,7 @@ def test_without_lift_a_function_that_reads_classes_sees_the_flat_dict():
     assert sorted(decayed(ta.adapt(tx), model)) == LINEAR
 
 
-def test_a_mask_that_optax_shows_a_part_of_the_tree_reports_nothing():
+def test_a_mask_on_part_of_the_tree_reports_nothing():
     tx = optax.masked(
         optax.chain(optax.add_decayed_weights(0.1, ta.glob("1"))),
         {"0": True, "1": False},
@@ -753,7 +755,7 @@ def test_updates_that_do_not_fit_are_named():
 
 def test_a_number_that_never_trains_gets_no_update():
     params = {"w": jnp.ones(2), "rate": 1.0, "steps": 3, "on": True, "z": 1j}
-    grads = params | {"w": jnp.ones(2)}  # such as the model itself, in place of zeros
+    grads = params | {"w": jnp.ones(2)}  # such as the model itself instead of zeros
     tx = ta.adapt(optax.sgd(0.1))
     for given in (params, None):
         updates, _ = tx.update(grads, tx.init(params), given)
@@ -780,7 +782,7 @@ def test_a_gradient_may_be_a_number_where_the_param_is_an_array(make, grad):
 
 
 @pytest.mark.parametrize("thing", [optax.adam, None, "adam", ta.glob("**")])
-def test_what_is_no_transformation_is_refused(thing):
+def test_other_objects_are_refused_as_transformations(thing):
     makes = (
         lambda: ta.adapt(thing),
         lambda: ta.freeze(thing, "a"),
@@ -914,7 +916,7 @@ def test_gradients_alone_never_move_a_frozen_leaf(freezer, where, asked):
         assert bool(moved[path].any()) is not is_frozen
 
 
-def test_what_paths_alone_decide_needs_no_params():
+def test_decisions_by_path_alone_need_no_params():
     model = {"a": jnp.ones(2), "b": [jnp.ones(2), jnp.ones(2)]}
     spec = ta.FreezeSpec("b").bind(model)
     tree = ta.lift({"a": False, "b": True})
@@ -936,7 +938,7 @@ def test_what_paths_alone_decide_needs_no_params():
         assert not updates["b"][0].any()
 
 
-def test_a_function_is_not_asked_about_gradients_of_other_classes():
+def test_a_function_does_not_see_gradients_of_other_classes():
     model = Net()
     labels = ta.lift(lambda net: {"linear": "a", "layers": "a", "norm": "frozen"})
     tx = ta.partition({"a": optax.sgd(0.1)}, lambda net: labels.asked(net))
@@ -974,7 +976,7 @@ PAIRS = [*((inner, "adapt") for inner in INNER), *(("freeze", by) for by in OUTE
 @pytest.mark.hazard("F32")
 @pytest.mark.parametrize(("inner", "outer"), dict.fromkeys(PAIRS))
 def test_an_optimizer_inside_a_callback_decides_on_its_own_tree(inner, outer):
-    # The same paths with shapes the other way round: in here ``b`` is the matrix.
+    # The same paths with swapped shapes: here ``b`` is the matrix.
     tx, seen = INNER[inner](), []
     own = {"a": jnp.ones(2), "b": jnp.ones((2, 2))}
 

@@ -1,9 +1,8 @@
-"""What must hold wherever only some of the optional libraries are installed, or none.
+"""What must hold if only some of the optional libraries are installed, or none.
 
-``make test-alone`` runs this file and the golden paths once for each library in an
-environment of its own. ``TREEADAPT_TEST_ONLY`` then names the modules that may be
-there, so that an environment with others besides cannot pass for it. Nothing here
-imports an optional library by itself.
+``make test-alone`` runs this file and the golden paths once for each library, in a
+separate environment. ``TREEADAPT_TEST_ONLY`` names the modules that may exist there, so
+an environment with others fails. Nothing here imports an optional library itself.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from golden_trees import LIBRARIES
 import treeadapt as ta
 from treeadapt.trees.views import same_structure, view_nested
 
-#: Modules of optional libraries; a library may bring others of them along.
+#: Modules of optional libraries; a library may install others of them.
 OPTIONAL = (
     "attrs",
     "brax",
@@ -39,7 +38,7 @@ OPTIONAL = (
     "safetensors",
 )
 INSTALLED = tuple(filter(importlib.util.find_spec, OPTIONAL))
-#: Format -> ending of a file, and the modules that its reader and writer need.
+#: Format -> file extension, and the modules that its reader and writer need.
 FORMATS = {
     "safetensors": (".safetensors", ("safetensors",)),
     "orbax": ("", ("orbax",)),
@@ -55,7 +54,7 @@ each_library = pytest.mark.parametrize(
 
 
 def arrays_only(tree):
-    """Tell whether JAX sees nothing but inexact arrays, and at least one."""
+    """Return whether JAX sees only inexact arrays, and at least one."""
     leaves = jax.tree.leaves(tree)
     return bool(leaves) and all(
         isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jnp.inexact)
@@ -70,7 +69,7 @@ def test_the_environment_holds_the_libraries_that_it_claims_and_no_other():
     assert tuple(os.environ["TREEADAPT_TEST_ONLY"].split()) == INSTALLED
 
 
-def test_every_public_name_is_there_without_importing_a_library():
+def test_every_public_name_exists_without_importing_a_library():
     program = f"""
 import sys, warnings
 warnings.simplefilter("error")
@@ -79,7 +78,7 @@ for name in treeadapt.__all__:
     getattr(treeadapt, name)
 print(*(name for name in {OPTIONAL} if name in sys.modules))
 """
-    # Optax and JAX bring what they import themselves: chex, with an older Optax.
+    # Optax and JAX import other libraries themselves: chex, with an older Optax.
     theirs = "import jax, optax, optax.contrib, sys; " + program.splitlines()[-1]
     found, given = (
         subprocess.run(

@@ -1,4 +1,4 @@
-"""The benchmarks run at their smallest size, so that they cannot rot."""
+"""The benchmarks run at their smallest size, so that they keep working."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.harness import Race, Target, run
 
 pytestmark = [
     pytest.mark.usefixtures("standard_promotion"),
-    # Rounds of a busy machine may leave a file handle to the collector.
+    # On a busy machine, a round may leave a file handle to the collector.
     pytest.mark.filterwarnings("ignore:JAXopt:DeprecationWarning"),
 ]
 

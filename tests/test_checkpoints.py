@@ -1,6 +1,6 @@
 """Checkpoints in each format: round trips, partial loads, and hostile files.
 
-Ids of hazards (G5, K7, ...) are those of the table in the documentation.
+Ids of hazards (G5, K7, ...) refer to the table in the documentation.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import treeadapt as ta
 from treeadapt.checkpoints.files import copy, read_stored
 from treeadapt.checkpoints.orbax_folder import escape_segment, unescape_segment
 
-# Orbax may leave a loop of its own to the collector.
+# Orbax may leave its event loop to the collector.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
 FORMATS = ("safetensors", "orbax")
@@ -52,7 +52,7 @@ def tree():
 
 
 def write(path, flat):
-    """Write a flat dict to a file of any format that can be read."""
+    """Write a flat dict to a file of any readable format."""
     if path.suffix == ".npz":
         np.savez(path, **flat)
     elif path.suffix == ".msgpack":
@@ -110,7 +110,7 @@ def test_odd_names_come_back(file):
 
 
 @pytest.mark.hazard("K9")
-def test_no_stored_name_leads_out_of_the_folder(tmp_path):
+def test_no_stored_name_leads_outside_the_folder(tmp_path):
     odd = {"../../evil": np.ones(1), "/abs": np.ones(1), "a/../b": np.ones(1)}
     ta.save(tmp_path / "folder", odd)
     names = json.loads((tmp_path / "folder" / "_METADATA").read_text())
@@ -188,7 +188,7 @@ def test_a_model_comes_back_in_its_classes(file):
 
 
 @pytest.mark.usefixtures("standard_promotion")
-def test_optimizer_state_goes_on_where_it_was(file):
+def test_training_continues_from_restored_optimizer_state(file):
     params = {"w": jnp.ones((2, 3)), "head": {"b": jnp.ones(3)}}
     tx = ta.partition({"fast": optax.adam(1e-1), "slow": optax.adam(1e-2)}, RULES)
     grads = jax.tree.map(jnp.ones_like, params)
@@ -213,7 +213,7 @@ def test_leaves_go_to_the_shardings_of_the_target(file):
         np.testing.assert_array_equal(again, whole["w"])
 
 
-def test_where_loads_a_part(file):
+def test_where_loads_only_a_part(file):
     ta.save(file, {"encoder": np.ones(2), "head": np.ones(3)})
     target = {"encoder": np.zeros(2), "head": np.zeros(5), "new": np.zeros(1)}
     again = ta.load(file, target, where="encoder")
@@ -223,7 +223,7 @@ def test_where_loads_a_part(file):
         ta.load(file, target, where="decoder")
 
 
-def test_misfits_are_reported_all_at_once(file):
+def test_one_error_reports_all_misfits(file):
     ta.save(
         file,
         {
@@ -259,7 +259,7 @@ def test_misfits_are_reported_all_at_once(file):
     assert again["good"].tolist() == [1]
 
 
-def test_a_large_misfit_is_a_small_error(tmp_path):
+def test_many_misfits_are_a_short_error(tmp_path):
     ta.save(tmp_path / "x.safetensors", {"a": np.ones(1)})
     target = {f"layers/{n}/{'x' * 50}": np.zeros(1) for n in range(5_000)}
     with pytest.raises(ta.CheckpointError) as caught:
@@ -267,7 +267,7 @@ def test_a_large_misfit_is_a_small_error(tmp_path):
     assert len(str(caught.value).encode()) <= 4_000
 
 
-def test_what_cannot_be_written_leaves_what_was_there(file):
+def test_a_failed_save_leaves_the_old_file(file):
     ta.save(file, {"a": np.ones(1)})
     bad = {"a": np.ones(1), "b": np.array([object()])}
     with pytest.raises(ta.CheckpointError):
@@ -284,7 +284,7 @@ def test_saving_again_replaces(file):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="modes are of POSIX")
-def test_a_file_has_the_mode_that_files_have(tmp_path):
+def test_a_new_file_has_the_usual_mode(tmp_path):
     path = tmp_path / "x.safetensors"
     (tmp_path / "other").touch()
     ta.save(path, {"a": np.ones(1)})
@@ -339,7 +339,7 @@ def test_formats_are_copied_into_each_other(here, there, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["x.pkl", "x.npz", "folder", "no/x"])
-def test_no_leaf_is_read_to_be_copied_to_where_none_may_be_written(name, tmp_path):
+def test_no_leaf_is_read_if_the_copy_must_not_be_written(name, tmp_path):
     (tmp_path / "folder").mkdir()
     ta.save(tmp_path / "one.safetensors", tree())
     seen = []
@@ -348,7 +348,7 @@ def test_no_leaf_is_read_to_be_copied_to_where_none_may_be_written(name, tmp_pat
     assert seen == []
 
 
-# Files that others wrote.
+# Files that other programs wrote.
 
 
 def test_files_of_the_libraries_themselves(tmp_path):
@@ -409,7 +409,7 @@ def test_a_step_of_a_checkpoint_manager(tmp_path):
     assert list(ta.read_metadata(tmp_path / "run" / "7")) == ["w"]
 
 
-def test_another_byte_order_is_turned(tmp_path):
+def test_another_byte_order_is_converted(tmp_path):
     np.savez(tmp_path / "x.npz", a=np.arange(3, dtype=">f4"))
     found = ta.load(tmp_path / "x.npz", {"a": np.zeros(3, "f4")})
     assert found["a"].tolist() == [0, 1, 2]
@@ -535,7 +535,7 @@ def test_hostile_files_are_short_errors(case, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["safetensors", "npz", "msgpack"])
-def test_no_cut_or_flipped_file_does_anything_but_raise_or_load(name, tmp_path):
+def test_a_cut_or_flipped_file_either_raises_or_loads(name, tmp_path):
     path = tmp_path / f"x.{name}"
     flat = {
         "a/b": np.arange(4.0, dtype=np.float32),
@@ -572,7 +572,7 @@ def test_a_bomb_is_not_read(tmp_path):
         ta.load(path, {"a": np.zeros(3)})
 
 
-def test_a_name_twice_in_an_archive(tmp_path):
+def test_a_repeated_name_in_an_archive(tmp_path):
     path = tmp_path / "x.npz"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("a.npy", npy(np.ones(1)))
@@ -609,7 +609,7 @@ def test_an_orbax_folder_with_a_link_is_refused(folder, tmp_path):
 
 @pytest.mark.hazard("K9")
 @pytest.mark.parametrize("key", ["..", "../evil", "/abs", "a\\b", "\0"])
-def test_an_orbax_name_that_leads_out_is_refused(folder, key):
+def test_an_orbax_name_that_leads_outside_is_refused(folder, key):
     document = json.loads((folder / "_METADATA").read_text())
     entry = next(iter(document["tree_metadata"].values()))
     entry["key_metadata"][0]["key"] = key
@@ -661,7 +661,7 @@ def test_hostile_names_do_not_reach_the_terminal(tmp_path):
     assert "\x1b" not in str(caught.value)
 
 
-def test_no_format_library_is_imported_until_a_file_asks():
+def test_no_format_library_is_imported_until_a_file_needs_it():
     script = (
         "import sys, treeadapt.checkpoints.store\n"
         "assert not {'orbax', 'safetensors', 'flax', 'msgpack'} & set(sys.modules)"

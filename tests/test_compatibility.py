@@ -50,7 +50,7 @@ def test_a_failing_cell_is_listed():
     ]
 
 
-def test_a_wrapper_that_does_not_hold_is_seen(monkeypatch):
+def test_a_wrapper_that_gives_other_numbers_is_reported(monkeypatch):
     row = BY_NAME["NamedTuple"]
 
     def mark(make):
@@ -63,7 +63,7 @@ def test_a_wrapper_that_does_not_hold_is_seen(monkeypatch):
         return optax.sgd(0.1)
 
     assert mark(noise) == mark(rate) == compatibility.SAME
-    monkeypatch.setattr(ta, "adapt", lambda tx: tx)  # leaves in order of the fields
+    monkeypatch.setattr(ta, "adapt", lambda tx: tx)  # leaves in the order of the fields
     assert mark(noise) == compatibility.OTHER
     assert mark(rate) == compatibility.SAME_BITS
     monkeypatch.setattr(ta, "adapt", lambda tx: tx._replace(update=None))
@@ -73,7 +73,7 @@ def test_a_wrapper_that_does_not_hold_is_seen(monkeypatch):
     assert compatibility.cell(opaque, row).ours != compatibility.REFUSED
 
 
-def test_what_needs_unknown_arguments_is_not_left_out_in_silence():
+def test_a_transformation_with_unknown_arguments_is_not_silently_left_out():
     def new(learning_rate, something: float) -> optax.GradientTransformation:
         return optax.sgd(learning_rate * something)
 

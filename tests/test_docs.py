@@ -1,6 +1,6 @@
 """The pages of the site are complete: every name, every error, every link.
 
-That they run is in ``test_pages``; that the site builds is up to ``make docs``.
+``test_pages`` checks that they run; ``make docs`` builds the site.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def headings(text: str) -> list[str]:
 
 
 def anchor(title: str) -> str:
-    """Write a heading as GitHub and MyST do."""
+    """Turn a heading into an anchor as GitHub and MyST do."""
     return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 

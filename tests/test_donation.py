@@ -1,4 +1,4 @@
-"""A state that was just made can be donated together with the params."""
+"""A new state can be donated together with the params."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_params_and_state_are_donated_at_the_first_step(name, maker):
 
 
 @pytest.mark.parametrize("memory", ["pinned_host", "unpinned_host"])
-def test_what_is_copied_for_donation_stays_in_its_memory(memory):
+def test_a_copy_for_donation_stays_in_the_same_memory(memory):
     place = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind=memory)
     params = {"w": jax.device_put(jnp.ones(3), place)}
     tx = optax.GradientTransformation(
@@ -62,6 +62,6 @@ def test_what_is_copied_for_donation_stays_in_its_memory(memory):
     assert [leaf.sharding for leaf in state] == [place, place]
 
 
-def test_an_array_that_stands_twice_today_cannot_be_donated():
+def test_an_array_that_occurs_twice_cannot_be_donated_today():
     state = optax.lbfgs().init(jnp.ones(3))
     assert state[0].diff_params_memory is state[0].diff_updates_memory

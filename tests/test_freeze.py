@@ -1,4 +1,4 @@
-"""Law 6: a frozen leaf keeps its bits, whatever runs and however long."""
+"""Law 6: a frozen leaf keeps its bits, whatever runs, for any number of steps."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from treeadapt.trees.views import view_tree
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
-# A negative zero, a NaN that carries a message, a subnormal, an infinity.
+# A negative zero, a NaN with a payload, a subnormal, an infinity.
 ODD = np.array([0x80000000, 0x7FC01234, 0x00000001, 0xFF800000], np.uint32)
 ODD_HALF = np.array([0x8000, 0x7FC1, 0x0001, 0xFF80], np.uint16)
 
 
 def model():
-    """Frozen leaves of odd bits beside leaves that train."""
+    """Frozen leaves with odd bits, and leaves that train."""
     return {
         "frozen": {
             "half": jnp.asarray(ODD_HALF.view(jnp.bfloat16)),
@@ -59,7 +59,7 @@ FREEZERS = {
 
 
 def loss(tree):
-    """Has a gradient at every leaf, and NaNs at the odd ones."""
+    """A loss with a gradient at every leaf, and NaNs at the odd ones."""
     flat = trained(view_tree(tree))
     free = [
         jnp.sum((flat[path] - 0.25) ** 2) for path in sorted(flat) if "free" in path
@@ -93,7 +93,7 @@ def test_frozen_leaves_keep_their_bits_over_a_thousand_steps(name, freezer):
     assert bits(new["frozen"]) == bits(params["frozen"])
     assert all((a != b).all() for a, b in zip(new["free"], params["free"], strict=True))
     arrays = [x for x in jax.tree.leaves(state) if x.ndim]
-    assert all(x.shape[-1] == 3 or x.shape == (2,) for x in arrays)  # of "free" alone
+    assert all(x.shape[-1] == 3 or x.shape == (2,) for x in arrays)  # only of "free"
 
 
 @pytest.mark.parametrize("name", ["adamw", "noise"])
@@ -119,7 +119,7 @@ def test_leaves_left_out_by_split_keep_their_bits(name):
 
 
 def test_optaxs_own_freeze_leaks_in_a_chain():
-    # The order in which people write it; ``freeze`` of this library wraps instead.
+    # The order that people usually write; this library's ``freeze`` wraps instead.
     params = {"a": jnp.ones(2), "b": jnp.ones(2)}
     tx = optax.chain(optax.freeze({"a": True, "b": False}), optax.adamw(0.1))
     updates, _ = tx.update(params, tx.init(params), params)
@@ -130,7 +130,7 @@ def test_optaxs_own_freeze_leaks_in_a_chain():
 
 
 @pytest.mark.parametrize("freezer", FREEZERS)
-def test_the_frozen_cost_no_memory(freezer):
+def test_frozen_leaves_cost_no_memory(freezer):
     params = {"frozen": {"weight": jnp.ones(1_000)}, "free": jnp.ones(3)}
     state = FREEZERS[freezer](optax.adam(0.1)).init(params)
     assert sum(x.size for x in jax.tree.leaves(state)) == 1 + 2 * 3
@@ -144,7 +144,7 @@ TRAINS = [row for row in TREES if row.paths and not row.opaque and not row.warns
 
 
 @pytest.mark.parametrize("row", TRAINS, ids=lambda row: row.name)
-def test_in_every_tree_the_frozen_get_zeros_and_the_others_the_numbers(row):
+def test_in_every_tree_frozen_leaves_get_zeros_and_others_their_updates(row):
     tree = row.make()
     flat = {p: jnp.ones_like(x) for p, x in trained(view_tree(tree)).items()}
     where = ta.escape(sorted(flat)[0]) if "" not in flat else []
@@ -159,7 +159,7 @@ def test_in_every_tree_the_frozen_get_zeros_and_the_others_the_numbers(row):
         assert bool((update == -1).all() if moves else (update == 0).all())
 
 
-def test_selectors_of_all_kinds_say_what_is_frozen():
+def test_any_kind_of_selector_can_freeze():
     net = [mlp(), mlp()]
     ones = jax.tree.map(jnp.ones_like, eqx.filter(net, eqx.is_array))
     rules = ta.Rules({"0": "frozen", "**": "train"})
@@ -170,7 +170,7 @@ def test_selectors_of_all_kinds_say_what_is_frozen():
         moved = [path[0] for path, x in flat_updates(updates).items() if x.any()]
         assert set(moved) == {"1"}
     tx = ta.freeze(optax.sgd(1.0), ta.node(eqx.nn.Linear))
-    assert tx.init(net)  # everything is frozen, and said to be
+    assert tx.init(net)  # everything is frozen on purpose
     with pytest.raises(ta.UnusedRuleError, match="'2'"):
         ta.freeze(optax.sgd(1.0), "2").init(net)
     with pytest.raises(ta.SelectorError):
@@ -194,7 +194,7 @@ def test_a_line_search_sees_the_frozen_leaves():
     assert jax.tree.structure(updates) == jax.tree.structure(params)
 
 
-def test_zeros_have_the_dtype_of_the_update_as_optax_gives():
+def test_zeros_have_the_dtype_of_optaxs_update():
     params = {"a": jnp.ones(2), "b": jnp.ones(2)}
     grads = {"a": jnp.ones(2, jnp.bfloat16), "b": jnp.ones(2)}
     tx = ta.freeze(optax.sgd(1.0), "a")
@@ -207,7 +207,7 @@ def test_zeros_have_the_dtype_of_the_update_as_optax_gives():
     assert bits(ours["a"]) == bits(-want["a"])  # adding -0.0 keeps a -0.0
 
 
-def test_a_zero_keeps_the_sharding_of_what_it_stands_for():
+def test_a_zero_keeps_the_sharding_of_its_leaf():
     mesh = jax.make_mesh((8,), ("x",))
     sharding = jax.NamedSharding(mesh, jax.P("x"))
     params = jax.device_put({"a": jnp.ones(8), "b": jnp.ones(8)}, sharding)
@@ -241,7 +241,7 @@ KEEPERS = {
 @pytest.mark.hazard("F33")
 @pytest.mark.parametrize("keeper", KEEPERS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.__name__)
-def test_optaxs_own_apply_updates_keeps_the_bits_of_what_does_not_move(dtype, keeper):
+def test_optaxs_own_apply_updates_keeps_the_bits_of_unmoved_leaves(dtype, keeper):
     negative = -jnp.zeros((), dtype)
     params = {
         "a": jnp.stack([negative, -negative, jnp.ones((), dtype)]),
@@ -306,7 +306,7 @@ def test_a_frozen_leaf_of_a_dtype_without_zero_keeps_its_bits():
         assert not np.array_equal(new["w"], params["w"])
 
 
-def test_params_of_classes_that_a_frozen_class_is_not_in_are_an_error():
+def test_params_without_the_frozen_class_are_an_error():
     class Net(nnx.Module):
         def __init__(self):
             self.norm = nnx.LayerNorm(2, rngs=nnx.Rngs(0))

@@ -1,4 +1,4 @@
-"""Freeze specs: what is frozen, as data, and what has thawed since."""
+"""Freeze specs: frozen leaves as data, and leaves that thawed since."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_spec_is_a_selector():
     tx.init(jax.tree.map(lambda s: jnp.ones(s.shape), tree))
 
 
-def test_a_spec_reports_patterns_that_hit_nothing():
+def test_a_spec_reports_patterns_that_match_nothing():
     with pytest.raises(UnusedRuleError, match="'trunk'"):
         param_mask(model("trunk"), FreezeSpec("trunc"))
     with pytest.raises(UnusedRuleError, match="'trunk'"):
@@ -72,7 +72,7 @@ def test_a_bound_spec_holds_the_paths_of_frozen_arrays():
     assert FreezeSpec("**").bind({"w": array(1), "f": len, "n": None}).paths == ("w",)
 
 
-def test_a_spec_binds_to_what_it_finds_now():
+def test_a_spec_binds_to_the_tree_that_it_gets():
     spec = FreezeSpec("layers/{-2..}").bind({"layers": [array(1)] * 3})
     assert spec.paths == ("layers/1", "layers/2")
     assert spec.bind({"layers": [array(1)] * 4}).paths == ("layers/2", "layers/3")
@@ -108,7 +108,7 @@ def test_a_bound_spec_refuses_a_leaf_that_it_never_saw():
     assert spec(tree) == {"layers": [False, True]}
 
 
-def test_the_new_name_of_a_leaf_is_sought_among_new_names_only():
+def test_only_new_names_are_suggested_for_a_missing_leaf():
     spec = FreezeSpec("encoder").bind(model("encoder", "head"))
     with pytest.raises(FreezeError) as caught:
         spec.check(model("backbone", "head"))
@@ -118,7 +118,7 @@ def test_the_new_name_of_a_leaf_is_sought_among_new_names_only():
     assert "head" not in str(caught.value)
 
 
-def test_what_thawed_in_every_layer_is_one_line():
+def test_leaves_thawed_in_every_layer_are_one_line():
     layers = [f"trunk_{i}" for i in range(40)]
     spec = FreezeSpec("trunk_*").bind(model(*layers, "head"))
     with pytest.raises(FreezeError) as caught:
@@ -147,7 +147,7 @@ def test_a_renamed_layer_is_named_with_its_new_name():
     assert "which trains" in str(caught.value)
 
 
-def test_a_leaf_that_patterns_lost_is_named():
+def test_a_leaf_that_the_patterns_no_longer_match_is_named():
     spec = FreezeSpec("layers/{-2..}").bind({"layers": [array(1)] * 3})
     with pytest.raises(FreezeError, match="'layers/1' is still there, but no pattern"):
         spec.check({"layers": [array(1)] * 4})
@@ -213,7 +213,7 @@ def test_a_large_spec_is_saved_and_loaded(tmp_path):
         (lambda: FreezeSpec("a["), PatternError),
     ],
 )
-def test_a_spec_holds_text_only(make, error):
+def test_a_spec_holds_only_text(make, error):
     with pytest.raises(error):
         make()
 

@@ -1,7 +1,7 @@
-"""The page of known hazards and the tests answer each other.
+"""The page of known hazards and the tests agree.
 
-``docs/hazards.md`` says what treeadapt does about each; a test that proves it carries
-the id: ``@pytest.mark.hazard("A4")``. Here the one is held against the other.
+``docs/hazards.md`` says what treeadapt does about each; a test that proves it is marked
+with the id: ``@pytest.mark.hazard("A4")``. These tests compare the two.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def test_every_marker_names_a_row_of_the_page():
     assert {file: names for file, names in unknown.items() if names} == {}
 
 
-def test_markers_are_read_wherever_they_stand():
+def test_markers_are_read_wherever_they_are():
     source = """
     pytestmark = pytest.mark.hazard("A1")
     @pytest.mark.hazard("A2", "A3")

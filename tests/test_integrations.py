@@ -1,7 +1,7 @@
-"""It works inside what people already use: other libraries' loops, and JAX's own.
+"""Training works inside other libraries' loops, and JAX's own.
 
-Each test trains a few steps in somebody else's loop, with params in that library's own
-containers, and gets the numbers of plain Optax on ``{label path: array}``.
+Each test trains a few steps in another library's loop, with params in that library's
+own containers, and gets the numbers of plain Optax on ``{label path: array}``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from haiku.data_structures import to_immutable_dict
 
 import treeadapt as ta
 
-# The maths here is that of other libraries.
+# Other libraries do the maths here.
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 STEPS = 3
@@ -50,7 +50,7 @@ class Case(NamedTuple):
 
 
 def decayed(weights: str) -> Case:
-    """Weight decay for the weights alone, within a chain."""
+    """Weight decay only for the weights, within a chain."""
 
     def chain(mask: Any) -> Any:
         adamw = optax.adamw(0.1, weight_decay=0.1, mask=mask)
@@ -80,7 +80,7 @@ def grouped(first: str) -> Case:
 
 
 def all_but(frozen: str | None, tx: Any, flat: dict[str, Any]) -> Any:
-    """What plain Optax says for ``tx`` on every leaf but one."""
+    """The result of plain Optax with ``tx`` on every leaf but one."""
     labels = {path: "off" if path == frozen else "on" for path in flat}
     return optax.partition({"on": tx, "off": optax.set_to_zero()}, labels)
 
@@ -287,7 +287,7 @@ def test_brax_gradient_update_fn_over_devices_with_aux():
         (_, aux), params, state = update(params, xs, ys, optimizer_state=state)
         return params, state, aux
 
-    # Brax maps over devices with this axis name; the mean gradient is that of all.
+    # Brax maps over devices with this axis name; the mean gradient is over all devices.
     step = jax.jit(jax.vmap(step, (None, None, 0, 0), axis_name="i"))
     halves = [x.reshape(2, 4, -1) for x in (XS, YS)]
     found, state = params, case.tx.init(params)
@@ -300,7 +300,7 @@ def test_brax_gradient_update_fn_over_devices_with_aux():
     assert_same(found, wanted)
 
 
-def test_brax_gives_no_params_and_a_transformation_that_needs_them_says_so():
+def test_a_transformation_that_needs_params_says_so_in_brax():
     params = brax_params(PPONetworkParams)
     tx = ta.adapt(optax.adamw(0.1))
     update = gradient_update_fn(brax_loss, tx, pmap_axis_name=None)
@@ -360,7 +360,7 @@ def test_equinox_loop_with_the_raw_model(case, apply):
 
 @pytest.mark.parametrize("case", EQUINOX, ids=["adapt", "partition"])
 def test_equinox_loop_with_filtered_params(case):
-    """Today's advice, ``eqx.partition`` and ``eqx.combine``, goes on working."""
+    """Today's advice, ``eqx.partition`` and ``eqx.combine``, still works."""
     params, static = eqx.partition(eqx_model(), eqx.is_inexact_array)
 
     @jax.jit
@@ -380,7 +380,7 @@ def test_equinox_loop_with_split_params_and_plain_optax():
     params, rest = ta.split(eqx_model(), ~frozen)
     tx = optax.adamw(0.1)
 
-    # The rest is an argument: its arrays are not baked in, and nothing is retraced.
+    # The rest is an argument: no array is a constant, and nothing is traced again.
     @jax.jit
     def step(params, state, rest):
         grads = jax.grad(lambda part: eqx_loss(ta.merge(part, rest)))(params)
@@ -449,7 +449,7 @@ def test_haiku(mapping, tx):
     assert_same(found, by_hand(plain, params, loss))
 
 
-# --- Optax around it and inside it ----------------------------------------------------
+# --- Optax outside and inside ---------------------------------------------------------
 
 
 def clipped(tx: Any) -> Any:

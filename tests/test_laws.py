@@ -36,7 +36,7 @@ every_tree = pytest.mark.parametrize("row", TREES, ids=lambda row: row.name)
 
 
 @every_tree
-def test_paths_are_as_the_table_says(row):
+def test_paths_are_those_of_the_table(row):
     assert ta.tree_paths(row.make()) == row.paths
 
 
@@ -53,7 +53,7 @@ def test_law_1_flat_dict_round_trip(row):
 
 
 @every_tree
-def test_law_1_treedef_is_that_of_the_target(row):
+def test_law_1_the_result_has_the_treedef_of_the_target(row):
     tree = row.make()
     again = ta.from_flat_dict(tree, ta.to_flat_dict(tree))
     if not row.opaque:

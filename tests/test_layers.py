@@ -2,7 +2,7 @@
 
 Reads the source with ``ast``; imports inside functions and under ``TYPE_CHECKING``
 count, and so do names of modules in strings. The complaints themselves are tested on
-small packages that break one law each.
+small packages that each break one law.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ROOMS = (
 LINE_OF = {room: line for line, rooms in enumerate(ROOMS) for room in rooms}
 
 EVERYWHERE = frozenset({*sys.stdlib_module_names, "jax", "numpy", "optax"})
-# An adapter file may import the library that it is named after, too.
+# An adapter file may also import the library that it is named after.
 OWNED = {
     "adapters.nnx": {"flax"},
     "checkpoints": set(),
@@ -56,12 +56,12 @@ OWNED = {
     "cli": {"click"},
 }
 
-# A text that names a module of the package, as ``importlib`` takes it.
+# A string that names a module of the package, as passed to ``importlib``.
 NAME_OF_MODULE = re.compile(r"treeadapt(\.\w+)+")
 
 UNDOCUMENTED = {"jtu.default_registry", "jax.tree_util.default_registry"}
 
-# Top-level entries; more of them would hide what matters.
+# Top-level entries; more of them would hide the important ones.
 TOP_LEVEL = {
     ".ci",
     ".gitignore",
@@ -81,7 +81,7 @@ TOP_LEVEL = {
 
 
 def complaints(package: Path) -> Iterator[str]:
-    """Every import in ``package`` that breaks a law, one line each."""
+    """Every import in ``package`` that breaks a law, one per line."""
     for file in sorted(package.rglob("*.py")):
         parts = file.relative_to(package).with_suffix("").parts
         room, module = parts[0], ".".join(parts)
@@ -102,7 +102,7 @@ def _imports(file: Path, package: Path) -> Iterator[tuple[str, int]]:
     for node in ast.walk(ast.parse(file.read_text("utf-8"))):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                # Without ``as`` this binds the face, whatever follows the dot.
+                # Without ``as`` this binds the package, whatever follows the dot.
                 bound = alias.name if alias.asname else alias.name.split(".")[0]
                 yield bound, node.lineno
         elif isinstance(node, ast.ImportFrom) and node.level:
@@ -119,7 +119,7 @@ def _imports(file: Path, package: Path) -> Iterator[tuple[str, int]]:
 
 
 def _undocumented(file: Path) -> Iterator[tuple[str, int]]:
-    """Uses of what JAX does not document, with line numbers; ``_jax`` is for them."""
+    """Uses of undocumented parts of JAX, with line numbers; ``_jax`` has them."""
     for node in ast.walk(ast.parse(file.read_text("utf-8"))):
         if isinstance(node, ast.Attribute):
             text = ast.unparse(node)
@@ -209,13 +209,13 @@ def test_the_test_reads_the_package():
         ("paths.py", "def f(treedef):\n    treedef.walk(g)", "does not document"),
     ],
 )
-def test_a_broken_law_is_seen(tmp_path, file, source, reason):
+def test_a_broken_law_is_reported(tmp_path, file, source, reason):
     package = _package(tmp_path, {"convert.py": "", "errors.py": "", file: source})
     (found,) = complaints(package)
     assert reason in found
 
 
-def test_what_the_laws_allow_passes(tmp_path):
+def test_a_package_that_keeps_the_laws_passes(tmp_path):
     allowed = {
         "errors.py": "import os.path\nimport jax.numpy as jnp",
         "paths.py": "from treeadapt import errors\nfrom treeadapt.errors import E",
@@ -263,7 +263,7 @@ def _libraries_that_come_with(statement: str) -> list[str]:
     return run.stdout.split()
 
 
-def test_importing_the_package_brings_no_library_but_jax_numpy_and_optax():
+def test_importing_the_package_imports_only_jax_numpy_and_optax():
     assert _libraries_that_come_with("import treeadapt") == []
 
 

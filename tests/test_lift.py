@@ -20,7 +20,7 @@ from treeadapt.trees.views import view_tree
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
-# Mask functions map over trees with JAX, which cannot rebuild two of the rows.
+# Mask functions use JAX's tree map, which cannot rebuild two of the rows.
 BROKEN = ("NamedTuple of its own making", "doubling dataclass")
 MAPS = [row for row in TREES if row.paths and not row.opaque and row.name not in BROKEN]
 TRAINS = [row for row in MAPS if not row.warns]
@@ -31,7 +31,7 @@ def matrices(tree: Any) -> Any:
 
 
 @pytest.mark.parametrize("row", TRAINS, ids=lambda row: row.name)
-def test_a_function_is_asked_about_the_callers_tree_and_answers_for_the_flat_one(row):
+def test_a_function_gets_the_callers_tree_and_answers_for_the_flat_one(row):
     tree, seen = row.make(), []
 
     def ask(whole):
@@ -48,7 +48,7 @@ def test_a_function_is_asked_about_the_callers_tree_and_answers_for_the_flat_one
 
 
 @pytest.mark.parametrize("row", TRAINS, ids=lambda row: row.name)
-def test_outside_it_answers_with_the_treedef_of_what_it_is_shown(row):
+def test_outside_it_answers_with_the_treedef_of_its_argument(row):
     tree = row.make()
     mask = ta.lift(matrices)(tree)
     assert view_tree(mask).structure == view_tree(tree).structure
@@ -57,7 +57,7 @@ def test_outside_it_answers_with_the_treedef_of_what_it_is_shown(row):
 
 
 @pytest.mark.hazard("B14")
-def test_a_tree_of_answers_may_be_of_any_containers_and_a_prefix():
+def test_a_tree_of_answers_may_have_any_containers_and_be_a_prefix():
     model = two_layers(ModelTuple, LayerTuple)
     want = ModelTuple(LayerTuple(True, True), LayerTuple(True, False))
     for tree in (
@@ -77,7 +77,7 @@ def test_a_tree_of_answers_may_be_of_any_containers_and_a_prefix():
     assert nearest(model).out == LayerTuple("near", "far")
 
 
-def test_static_leaves_need_no_answer_and_functions_find_none():
+def test_static_leaves_need_no_answer_and_functions_do_not_see_them():
     model = mlp()
     params = eqx.filter(model, eqx.is_array)
     for asked in (matrices, matrices(params)):
@@ -137,7 +137,7 @@ def test_functions_of_every_kind_are_called(asked):
     ],
     ids=["module of bools", "dict", "string", "module of labels", "numpy", "jax"],
 )
-def test_trees_of_answers_are_not_called_even_if_they_could_be(tree):
+def test_callable_trees_of_answers_are_not_called(tree):
     assert not is_function(tree)
 
 
@@ -149,12 +149,12 @@ def test_lifting_twice_is_lifting_once():
 
 
 @pytest.mark.parametrize("number", [0, 1.5, jnp.array(3), np.int32(2)])
-def test_it_is_no_schedule(number):
+def test_it_is_not_a_schedule(number):
     with pytest.raises(ta.SelectorError, match=r"treeadapt\.inject_hyperparams"):
         ta.lift(matrices)(number)
 
 
-def test_optax_takes_it_wherever_it_takes_a_mask_or_labels():
+def test_optax_accepts_it_wherever_it_accepts_a_mask_or_labels():
     params = {"a": jnp.ones((2, 2)), "b": jnp.ones(2)}
     mask = ta.lift(matrices)
     assert optax.adamw(0.1, mask=mask).init(params)
@@ -169,7 +169,7 @@ def test_optax_takes_it_wherever_it_takes_a_mask_or_labels():
     assert (updates["a"][0, 0], updates["b"][0]) == (2, 3)
 
 
-def test_what_is_missing_or_idle_is_named():
+def test_missing_and_unused_answers_are_named():
     params = {"a": jnp.ones(2), "b": {"c": jnp.ones(2)}}
     with pytest.raises(ta.UnmatchedPathError, match="'b/c'"):
         ta.lift({"a": True})(params)

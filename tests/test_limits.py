@@ -1,7 +1,8 @@
 """Limits: a million leaves, and messages about 20,000 of them.
 
-How long a million leaves take, beside JAX, is measured in ``benchmarks``; here stands
-that it works, and what it needs at most. Depth and cycles are in ``test_depth.py``.
+``benchmarks`` measures how long a million leaves take compared with JAX. These tests
+check that they work and limit what they cost. Depth and cycles are in
+``test_depth.py``.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def require_peak():
 
 
 def run(contender):
-    """Return the memory that a million leaves took at most, and their last name."""
+    """Return the peak memory for a million leaves, and their last name."""
     done = subprocess.run(
         [
             sys.executable,
@@ -90,7 +91,7 @@ def run(contender):
     return int(size), name
 
 
-def test_a_million_leaves_take_at_most_twice_the_memory_that_jax_takes_to_name_them():
+def test_naming_a_million_leaves_takes_at_most_twice_the_memory_of_jax():
     require_peak()
     jax_size, jax_name = run("jax")
     size, name = run("treeadapt")
@@ -100,7 +101,7 @@ def test_a_million_leaves_take_at_most_twice_the_memory_that_jax_takes_to_name_t
     assert size <= 2 * jax_size, (size, jax_size)
 
 
-# Rules files as large as they may be
+# Rules files of the maximum size
 
 RULES_PROGRAM = """
 import sys, time, pathlib
@@ -136,7 +137,7 @@ print(peak() - before)
 
 
 @pytest.mark.hazard("K30")
-def test_a_rules_file_as_heavy_as_it_may_be_takes_bounded_time_and_memory(tmp_path):
+def test_a_rules_file_of_maximum_weight_takes_bounded_time_and_memory(tmp_path):
     require_peak()
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", PEAK + RULES_PROGRAM, str(tmp_path)],
@@ -153,7 +154,7 @@ def test_a_rules_file_as_heavy_as_it_may_be_takes_bounded_time_and_memory(tmp_pa
 
 
 @pytest.mark.hazard("K30")
-def test_an_error_about_thousands_of_rules_costs_little_more_than_labels():
+def test_an_error_about_thousands_of_rules_costs_little_more_than_labelling():
     tree = {
         f"block_{i}": {f"layer_{j}": dict.fromkeys("abc", np.ones(1)) for j in range(9)}
         for i in range(1_000)
@@ -241,7 +242,7 @@ FLAT_LABELS = {name: f"group {place}" for place, name in enumerate(NAMES[:500])}
 
 @pytest.mark.hazard("I9")
 @pytest.mark.parametrize("fail", MISMATCHES.values(), ids=MISMATCHES)
-def test_a_mismatch_of_20_000_leaves_is_told_in_4_kb(fail):
+def test_a_mismatch_of_20_000_leaves_is_reported_in_4_kb(fail):
     with pytest.raises(ta.TreeAdaptError) as raised:
         fail()
     size = len(str(raised.value).encode())

@@ -1,4 +1,4 @@
-"""What is loaded: compared with the target, with numbers, keys, casts and shards.
+"""Loading: comparison with the target, numbers, keys, casts and shards.
 
 Formats, round trips and hostile files are in ``test_checkpoints.py``.
 """
@@ -30,18 +30,16 @@ pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
 @pytest.fixture(params=FORMATS)
 def file(request, tmp_path):
-    """A name for a checkpoint in each format that is written."""
+    """A name for a checkpoint in each writable format."""
     return tmp_path / f"model{ENDINGS[request.param]}"
 
 
-# What is read is compared with the target once.
+# Each array is compared with the target once.
 
 
 @pytest.mark.hazard("K25")
 @pytest.mark.parametrize("kind", files.FORMATS)
-def test_content_that_is_not_what_the_metadata_said_is_refused(
-    kind, tmp_path, monkeypatch
-):
+def test_content_that_contradicts_the_metadata_is_refused(kind, tmp_path, monkeypatch):
     path = tmp_path / ("x" if kind == "orbax" else f"x.{kind}")
     write(path, {"a": np.ones(2, np.float32)})
     for other in (np.ones(2, np.float16), np.ones(3, np.float32)):
@@ -107,12 +105,12 @@ def test_a_key_is_not_an_array_of_integers_nor_the_reverse(file):
     ta.save(file, {"key": jax.random.key(3)})
     report = ta.load_report(file, {"key": np.zeros(2, np.uint32)})
     assert report.retyped == {"key": ("a threefry2x32 key", "uint32[2]")}
-    # What other libraries store as integers says nothing about a kind.
+    # Integers that other libraries store do not imply a kind of key.
     ta.save(file, {"key": jax.random.key_data(jax.random.key(3))})
     same(ta.load(file, {"key": jax.random.key(0)}), {"key": jax.random.key(3)})
 
 
-def test_an_array_in_the_place_of_a_static_leaf_is_reported(file):
+def test_an_array_in_place_of_a_static_leaf_is_reported(file):
     ta.save(file, {"act": np.ones(2, np.float32)})
     report = ta.load_report(file, {"act": jax.nn.relu})
     assert report.retyped == {"act": ("float32[2]", "a custom_jvp")}
@@ -237,7 +235,7 @@ FITS = [
 
 
 @pytest.mark.parametrize(("number", "dtype", "fits"), FITS)
-def test_a_number_fits_what_holds_it_exactly(number, dtype, fits, tmp_path):
+def test_a_number_fits_a_leaf_that_holds_it_exactly(number, dtype, fits, tmp_path):
     path = tmp_path / "x.safetensors"
     ta.save(path, {"n": number, "w": np.ones(1)})
     target = {"n": np.zeros((), jnp.dtype(dtype)), "w": np.zeros(1)}
@@ -348,7 +346,7 @@ def test_numbers_and_keys_are_marked_in_a_copy(file, there, tmp_path):
     }
 
 
-# Without a target, in part, and into other dtypes.
+# Without a target, partly, and into other dtypes.
 
 
 def test_a_checkpoint_without_a_target_is_nested_dicts(file):
@@ -377,7 +375,7 @@ def test_ties_are_one_array_without_a_target(tmp_path):
     assert again["z"] is again["a"]["w"]
 
 
-def test_a_leaf_above_others_has_no_place_in_nested_dicts(file, monkeypatch):
+def test_a_leaf_above_others_does_not_fit_into_nested_dicts(file, monkeypatch):
     ta.save(file, {"a": np.ones(1), "a/b": np.ones(2), "c": np.ones(3)})
     assert set(ta.load(file, where="c")) == {"c"}
     assert ta.load(file, where="a/b")["a"]["b"].shape == (2,)
@@ -429,7 +427,7 @@ CASTS = [
 
 
 @pytest.mark.parametrize(("array", "dtype", "fits"), CASTS)
-def test_cast_turns_arrays_into_the_dtype_of_the_target(array, dtype, fits, tmp_path):
+def test_cast_gives_arrays_the_dtype_of_the_target(array, dtype, fits, tmp_path):
     path = tmp_path / "x.safetensors"
     ta.save(path, {"a": array})
     for zeros in (np.zeros, jnp.zeros):
@@ -460,7 +458,7 @@ def test_cast_keeps_the_sharding_of_the_target(file):
     assert again["step"] == 3
 
 
-def test_64_bits_stay_whole_where_jax_would_narrow_them(file):
+def test_64_bit_values_are_kept_where_jax_would_narrow_them(file):
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     ta.save(file, {"w": np.full(2, 0.1)})
     target = {"w": jax.ShapeDtypeStruct((2,), np.float64, sharding=sharding)}
@@ -468,7 +466,7 @@ def test_64_bits_stay_whole_where_jax_would_narrow_them(file):
 
 
 @pytest.mark.parametrize("name", ["x.safetensors", "x"])
-def test_what_jax_may_move_stays_free_to_move(tmp_path, name):
+def test_arrays_that_jax_may_move_stay_movable(tmp_path, name):
     tree = {"w": jnp.ones(8), "key": jax.random.key(0)}
     bound = jax.device_put(tree, jax.devices()[0])
     ta.save(tmp_path / name, tree)
@@ -509,7 +507,7 @@ SHARDS = {
 
 
 @pytest.mark.parametrize("rest", [{"c": np.ones(2)}, {}], ids=["leaf", "tie"])
-def test_a_shard_ties_no_name_that_another_shard_has(tmp_path, rest):
+def test_a_shard_cannot_tie_a_name_of_another_shard(tmp_path, rest):
     shards = {"1.safetensors": {"a": np.zeros(2)}, "2.safetensors": {"b": np.ones(2)}}
     shards["2.safetensors"] |= rest
     folder = sharded(tmp_path / "tied", shards)
@@ -568,7 +566,7 @@ def test_a_wrong_index_is_an_error_before_any_array_is_read(
             read(folder)
 
 
-def test_a_tensor_that_the_index_does_not_name_is_an_error(tmp_path):
+def test_a_tensor_missing_from_the_index_is_an_error(tmp_path):
     shards = {name: dict(flat) for name, flat in SHARDS.items()}
     folder = sharded(tmp_path / "gpt", shards)
     extra = {**SHARDS[FIRST], "h.9.weight": np.ones(1)}

@@ -26,7 +26,7 @@ def selected(tree: NamedTree, pattern: str) -> list[str]:
     return [path for path, mask in zip(tree.paths, found, strict=True) if mask]
 
 
-# A row: pattern; paths that it selects; paths that it does not.
+# Each row: pattern, paths that it selects, paths that it does not.
 FORMS = [
     # Segments as written; a node selects all leaves below it.
     ("a/b/c", ["a/b/c", "a/b/c/d", "a/b/c/d/e"], ["a/b", "a/b/cc", "x/a/b/c", "A/b/c"]),
@@ -214,13 +214,13 @@ def test_class_names(pattern, expected):
         ("layers/{-9..-4}/w", ["layers/0/w"]),
         ("layers/{-9..-5}/w", []),
         ("layers/{-5}", []),
-        # A sibling counts whether or not it holds leaves.
+        # A sibling counts even if it holds no leaves.
         ("hidden_{-1}", []),
         ("hidden_{-2..-1}", ["hidden_3"]),
         ("hidden_{-2..}", ["hidden_3"]),
         ("hidden_{-3}", ["hidden_0/w"]),
         ("{-1}", []),
-        # Each family counts for itself.
+        # Each family is counted separately.
         ("{hidden,head}_{-2..}", ["hidden_3", "head_2"]),
         ("*_{-3}", ["hidden_0/w"]),
         ("a{-1}_*", ["a1_b07", "a1_b8", "a2_b1"]),
@@ -258,12 +258,12 @@ class AskedNothing(NamedTree):
     child_names = classes
 
 
-def test_patterns_that_need_no_tree_ask_none():
+def test_patterns_that_need_no_tree_do_not_use_one():
     tree = AskedNothing(TREE.nodes)
     assert selected(tree, "layers/1/{norm,x*}") == ["layers/1/norm/scale"]
 
 
-def test_a_tree_is_asked_only_where_the_pattern_stands():
+def test_a_pattern_asks_the_tree_only_at_its_own_place():
     class Asked(NamedTree):
         asked = []
 
@@ -312,8 +312,8 @@ def test_a_matcher_remembers_nothing_of_a_tree():
     assert matcher.match(first) == [0b101, 0b110]
 
 
-def test_a_path_may_stand_above_another():
-    # Keys that hold a slash make a leaf and a node of one path.
+def test_a_path_may_be_above_another():
+    # Keys with a slash give a leaf and a node the same path.
     class Flat(NamedTree):
         paths = ["a", "a/b", "a/b/c"]
 
@@ -331,7 +331,7 @@ def test_a_matcher_is_shared_by_equal_patterns():
     assert matcher_of((parse("a"),)) is matcher_of((parse("a"),))
 
 
-def test_tables_stay_small_and_answers_right(monkeypatch):
+def test_tables_stay_small_and_answers_stay_correct(monkeypatch):
     monkeypatch.setattr("treeadapt.characters.MAX_TRANSITIONS", 3)
     matcher = Matcher([parse("**/a*{b,,c}{a,}"), parse("b?")])
     for path in ("x/abc", "ab", "bb", "", "b", "a/b/c", "ba", "abca"):
@@ -343,7 +343,7 @@ def test_tables_stay_small_and_answers_right(monkeypatch):
     assert automaton._characters._transitions < 10
 
 
-def test_a_large_table_is_walked_in_groups_that_answer_alike(monkeypatch):
+def test_a_large_table_is_split_into_groups_with_the_same_answers(monkeypatch):
     texts = ["a", "**/b", "a/*", "{a,b}/**", "a", "x/{-1}", "re:a/.*", "b/?", "**"]
     tree = NamedTree({"a": {"b": 0, "c": 0}, "b": 0, "x": {"0": 0, "1": 0}})
     alone = Matcher(map(parse, texts))
@@ -366,7 +366,7 @@ def test_whatever_matches_at_or_below_a_place_reaches_it():
         assert _bits(reached, len(texts)) == could, hole
 
 
-def test_what_a_place_holds_may_be_of_any_class():
+def test_a_node_may_be_of_any_class():
     tree = NamedTree({"a": {"b": 0}, "c": 0}, {"a": (Box,)})
     texts = ["<Box>/x", "<Norm>", "a/<Norm>", "<Norm>/b", "a/<Norm>/c", "re:x", "c"]
     matcher = Matcher(map(parse, texts))
@@ -518,8 +518,8 @@ def test_number_ranges_are_exact(first):
             assert numbers == list(range(first, last + 1))
 
 
-# Hostile input. What is allowed here is ten times what a slow machine needs: a pattern
-# that blows up takes minutes or all memory.
+# Hostile input. The limits are ten times what a slow machine needs; a pattern that
+# blows up takes minutes or all memory.
 
 ALLOWED_S = 0.5
 
@@ -559,7 +559,7 @@ HOSTILE = {
 
 @pytest.mark.hazard("K3", "K4", "K5", "K6")
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_patterns_are_answered_or_refused_soon(name):
+def test_hostile_patterns_are_answered_or_refused_quickly(name):
     text, path = HOSTILE[name]
     assert _seconds(text, path) < ALLOWED_S
 
@@ -571,7 +571,7 @@ def _seconds(text, path):
     return time.process_time() - begin
 
 
-def test_a_hostile_sibling_is_counted_soon():
+def test_a_hostile_sibling_is_counted_quickly():
     tree = NamedTree({"1a" * 1_000: 0, "x": 0})
     begin = time.process_time()
     Matcher([parse("{,?}" * 100 + "*{-1}*?")]).match(tree)

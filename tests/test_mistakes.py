@@ -1,4 +1,4 @@
-"""What a person types first is often wrong: the error says what to type instead."""
+"""Common mistakes: the error says what to write instead."""
 
 from __future__ import annotations
 
@@ -75,7 +75,9 @@ ADAM = optax.adam(1e-3)
         ),
     ],
 )
-def test_what_is_in_the_wrong_place_is_told_where_it_belongs(mistake, error, words):
+def test_an_argument_in_the_wrong_place_is_an_error_that_names_the_right_place(
+    mistake, error, words
+):
     with pytest.raises(error, match=words):
         mistake()
 
@@ -119,7 +121,7 @@ def test_a_class_of_values_is_not_registered_by_fields(cls):
         assert registry.entries == ta.default_registry.entries
 
 
-def test_one_array_is_counted_in_words():
+def test_the_count_one_is_written_as_a_word():
     tree = {"w": jnp.ones(2)}
     with pytest.raises(ta.UnusedRuleError, match="not match this tree's one array:"):
         ta.param_mask(tree, "x")
@@ -127,7 +129,7 @@ def test_one_array_is_counted_in_words():
         ta.param_labels(tree, {"x": "a", "y": "b", "**": "c"})
 
 
-def test_lookahead_is_asked_for_its_slots_without_a_warning(caplog):
+def test_lookahead_slots_are_found_without_a_warning(caplog):
     tx = ta.adapt(optax.lookahead(ADAM, 2, 0.5))
     params = optax.LookaheadParams.init_synced(PARAMS)
     state = tx.init(params)
@@ -137,7 +139,7 @@ def test_lookahead_is_asked_for_its_slots_without_a_warning(caplog):
     assert "fast" not in caplog.text
 
 
-def test_one_misspelt_name_is_offered_to_one_missing_leaf(tmp_path):
+def test_a_misspelt_name_is_suggested_for_one_missing_leaf(tmp_path):
     target = {f"hidden_{i}": {"bias": np.ones(3)} for i in range(2)}
     given = {"hidden_0/bais": np.ones(3)}
     with pytest.raises(ta.StructureMismatchError) as caught:
@@ -149,7 +151,7 @@ def test_one_misspelt_name_is_offered_to_one_missing_leaf(tmp_path):
     assert told.count("stored is 'hidden_0/bais'") == 1
 
 
-def test_a_flat_dict_for_a_nested_one_is_told_apart():
+def test_a_flat_dict_in_place_of_a_nested_one_is_recognised():
     with pytest.raises(ta.StructureMismatchError, match="The dict is flat,") as no:
         ta.from_state_dict(PARAMS, ta.to_flat_dict(PARAMS))
     assert "(the dict has" not in str(no.value)
@@ -157,7 +159,7 @@ def test_a_flat_dict_for_a_nested_one_is_told_apart():
         ta.from_flat_dict(PARAMS, PARAMS)
 
 
-def test_the_selector_that_a_message_proposes_selects_what_was_meant():
+def test_the_suggested_selector_selects_the_intended_leaves():
     mask = {"a": {"w": True, "[b]": False}, "*": True}
     tree = jax.tree.map(lambda yes: jnp.ones(2), mask)
     paths = [ta.escape(path) for path, yes in ta.to_flat_dict(mask).items() if yes]
@@ -165,7 +167,7 @@ def test_the_selector_that_a_message_proposes_selects_what_was_meant():
 
 
 @pytest.mark.parametrize("norm", [ta.node(nnx.BatchNorm), ta.glob("**/<BatchNorm>")])
-def test_a_class_that_a_state_has_lost_is_asked_of_the_model(norm):
+def test_the_error_for_a_class_that_a_state_has_lost_names_the_model(norm):
     model = nnx.Sequential(
         nnx.Linear(2, 2, rngs=nnx.Rngs(0)), nnx.BatchNorm(2, rngs=nnx.Rngs(0))
     )

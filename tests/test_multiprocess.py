@@ -1,9 +1,9 @@
-"""Several processes, each with a part of the devices, build and compute one thing.
+"""Several processes, each with some of the devices, build and run the same program.
 
 Two and four processes on this machine (``jax.distributed``, gloo, eight CPU devices in
-all) run ``multiprocess_worker.py``, each with another hash seed, beside one process
-that has all devices. A program that depends on the order of a set gives wrong numbers
-there, without an error (hazards L2, H16), so programs are compared byte by byte.
+all) run ``multiprocess_worker.py``, each with a different hash seed. One process that
+has all devices runs it too. If a program depends on the order of a set, it gives wrong
+numbers without an error (hazards L2, H16), so the tests compare programs byte by byte.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Run:
 
 
 def run(processes: int, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Run once, even where several test processes want the result."""
+    """Run once, even if several test processes need the result."""
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
@@ -50,7 +50,7 @@ def run(processes: int, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def start(processes: int, folder: Path) -> None:
-    """Run the processes to their end, or kill them."""
+    """Run the processes until they finish, or kill them."""
     port = free_port()
     started: list[subprocess.Popen[bytes]] = []
     try:
@@ -95,7 +95,7 @@ def wait_for(file: Path) -> None:
 
 
 def wait(started: list[subprocess.Popen[bytes]]) -> None:
-    """Wait for all of them; or for one that fails, for the others then hang."""
+    """Wait for all of them, or for one that fails, because the others then hang."""
     end = time.monotonic() + TIMEOUT_S
     while time.monotonic() < end:
         codes = [child.poll() for child in started]
@@ -139,7 +139,7 @@ def test_the_processes_have_different_hash_seeds(together):
 
 
 @pytest.mark.hazard("L1")
-def test_no_process_sees_a_kernel_whole(together):
+def test_no_process_sees_a_whole_kernel(together):
     for report in together.reports:
         seen = report["seen"]
         assert max(seen[path] for path in seen if path.endswith("kernel")) <= 0.5
@@ -177,7 +177,7 @@ def test_conversions_work_on_arrays_that_cannot_be_read(together):
     assert all(report["identical"] for report in together.reports)
 
 
-def test_all_processes_name_label_and_report_alike(together, alone):
+def test_all_processes_give_the_same_names_labels_and_reports(together, alone):
     for key in ("labels", "summary"):
         (expected,) = (report[key] for report in alone.reports)
         assert all(report[key] == expected for report in together.reports)

@@ -1,8 +1,8 @@
 """Optax's own tests of ``partition``, run on ours.
 
-The tests ship with Optax, and none is copied here. Ours stands in for theirs wherever
-Optax itself uses it, so ``selective_transform`` is tested on it as well.
-Trees of labels are wrapped in a function: ours takes a tree only through ``lift``.
+The tests ship with Optax; none is copied here. Ours replaces theirs wherever Optax
+itself uses it, so ``selective_transform`` is tested with it too. Trees of labels are
+wrapped in a function: ours takes a tree only through ``lift``.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class TestSelectiveTransform(freezing_test.SelectiveTransformTest):
     """``optax.selective_transform``, which is a partition."""
 
     def test_selective_bad_structure(self):
-        # Theirs wants the words of JAX's message, which has no path in it.
+        # Theirs expects the words of JAX's message, which has no path in it.
         tx = optax.selective_transform(optax.sgd(1.0), freeze_mask={"a": True})
         with pytest.raises(ValueError, match="'b'"):
             tx.init(freezing_test.PARAMS_FLAT)

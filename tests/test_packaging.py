@@ -1,7 +1,7 @@
 """What is built and published: wheel, sdist, metadata, versions, changelog.
 
-Builds from a copy of the sources, without a network: the build library is one of the
-test libraries, and the fresh environment sees this one's JAX through a path file.
+Builds from a copy of the sources, without a network. The build library is one of the
+test libraries, and the fresh environment uses this one's JAX through a path file.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def test_the_metadata_is_complete(built):
 def test_the_wheel_works_in_a_fresh_environment_outside_the_sources(built, tmp_path):
     venv.create(tmp_path / "env", symlinks=os.name != "nt")
     (site,) = tmp_path.glob("env/lib/python3*/site-packages")
-    # Path files in there are not read, so an editable treeadapt stays out of sight.
+    # Path files there are not read, so an editable treeadapt is not found.
     libraries = dict.fromkeys(Path(lib.__file__).parent.parent for lib in (jax, click))
     (site / "here.pth").write_text("".join(f"{folder}\n" for folder in libraries))
     scripts = tmp_path / "env" / "bin"
@@ -162,7 +162,7 @@ def test_the_wheel_works_in_a_fresh_environment_outside_the_sources(built, tmp_p
     assert "'a/b' gets 'train'" in told
 
 
-def test_the_version_stands_in_one_place():
+def test_the_version_is_in_one_place():
     config = configparser.ConfigParser()
     config.read_string(SETUP)
     assert config["metadata"]["version"] == "attr: treeadapt._version.__version__"
@@ -191,13 +191,13 @@ def test_the_changelog_has_the_form_of_keep_a_changelog():
 def test_the_lowest_versions_are_those_of_setup_cfg():
     found = lowest(SETUP)
     bounds = set(re.findall(r"^(?:\w+ =)? +([\w-]+) *[>~]=([\w.]+)$", SETUP, re.M))
-    # On the line of its extra, too.
+    # Also on the line of its extra.
     bounds |= set(re.findall(r"^\w+ = ([\w-]+)>=([\w.]+)$", SETUP, re.M))
     assert set(found.items()) == bounds
     assert {"jax", "numpy", "optax", "flax", "hypothesis", "sphinx"} <= set(found)
 
 
-def test_the_page_of_versions_tells_the_bounds():
+def test_the_page_of_versions_shows_the_bounds():
     page = (REPOSITORY / "docs" / "versions.md").read_text("utf-8")
     told = re.findall(r"^\| `([\w-]+)` \| ([\d.]+) \|", page, re.MULTILINE)
     bounds = lowest(SETUP)
@@ -214,7 +214,7 @@ def test_the_page_of_versions_tells_the_bounds():
         ("x = numpy>=1.0", "numpy is bounded by 2.0 and by 1.0"),
     ],
 )
-def test_a_requirement_that_has_not_one_lower_bound_is_seen(extra, message):
+def test_a_requirement_without_exactly_one_lower_bound_is_an_error(extra, message):
     setup = (
         "[metadata]\nname = a\n[options]\ninstall_requires =\n    numpy>=2.0\n"
         f"[options.extras_require]\n{extra}\nall = a[x]\n"
@@ -252,7 +252,7 @@ def _functions():
 
 
 @pytest.mark.parametrize("function", [pytest.param(f, id=n) for n, f in _functions()])
-def test_every_public_signature_is_annotated_whole(function):
+def test_every_public_signature_is_fully_annotated(function):
     signature = inspect.signature(function)
     assert signature.return_annotation is not inspect.Signature.empty
     bare = [

@@ -1,9 +1,9 @@
-"""Every page of the documentation runs, and prints what it says it prints.
+"""Every page of the documentation runs, and prints the output that it shows.
 
-The ``python`` blocks of a page run in order, in one namespace, as its reader would run
-them. What a block prints is the ``text`` block right below it, where ``...`` matches
-anything; a block with none below prints nothing. Blocks with ``>>>`` are doctests, and
-what libraries print while a block of nothing but imports runs is theirs.
+The ``python`` blocks of a page run in order, in one namespace, as a reader would run
+them. The ``text`` block right below a block is its output, where ``...`` matches
+anything; a block without one prints nothing. Blocks with ``>>>`` are doctests. Output
+of libraries during a block that only imports is ignored.
 """
 
 from __future__ import annotations

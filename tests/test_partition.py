@@ -1,4 +1,4 @@
-"""``partition``: Optax's numbers, a small flat dict a group, and errors with paths."""
+"""``partition``: Optax's numbers, a flat dict for each group, and errors with paths."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def spread(flat: dict[str, Any]) -> dict[str, str]:
 
 # Law 5: the numbers of optax.partition
 
-# ``optax.set_to_zero`` gives 0.0, which turns a -0.0 that it is added to into 0.0.
+# ``optax.set_to_zero`` gives 0.0; adding it to -0.0 gives 0.0.
 HOLD = optax.stateless_with_tree_map(lambda update, _: no_change(update))
 
 
@@ -134,7 +134,7 @@ class Module(eqx.Module):
         lambda policy, value: {"policy": policy, "value": value},
     ],
 )
-def test_one_table_serves_every_container_of_an_agent(make):
+def test_one_table_works_for_every_container_of_an_agent(make):
     def network(seed):
         return {
             "params": {
@@ -181,7 +181,7 @@ def test_state_grows_with_leaves_plus_groups():
 
 
 def calls(leaves: int, groups: int) -> int:
-    """How many functions of this library and of JAX run while an update is traced."""
+    """Count the functions of this library and JAX that tracing an update runs."""
     params, args = chain_of(leaves, groups)
     tx = ta.partition(*args)
     state, count = tx.init(params), 0
@@ -263,7 +263,7 @@ def test_a_line_search_sees_the_other_leaves_as_they_are(frozen):
 
 
 def test_optaxs_own_partition_cannot_hold_a_line_search():
-    # optax#1649; once it can, the sentence in our docs goes.
+    # optax#1649; once this works, remove the sentence from our docs.
     params = {"a": jnp.ones(2), "b": jnp.ones(2)}
     txs = {"search": optax.lbfgs(memory_size=2), "frozen": optax.set_to_zero()}
     tx = optax.partition(txs, {"a": "search", "b": "frozen"})
@@ -335,7 +335,7 @@ def test_labels_may_come_from_functions_prefixes_selectors_and_bound_rules():
     assert one.update(ones, one.init(model), model)[0].out.b[0] == -1
 
 
-def test_labels_are_needed_for_what_trains_only():
+def test_only_trainable_leaves_need_labels():
     model = mlp()
     txs = {"a": optax.sgd(1.0)}
     by_shape = lambda p: jax.tree.map(lambda x: "ab"[x.ndim > 9], p)  # noqa: E731
@@ -382,7 +382,7 @@ class Color(enum.Enum):
         "None",
     ],
 )
-def test_what_is_wrong_is_told_before_any_params_are_seen(txs, rules, error, words):
+def test_errors_are_reported_before_any_params_are_seen(txs, rules, error, words):
     with pytest.raises(error, match=words):
         ta.partition({label: optax.sgd(0.1) for label in txs}, rules)
 
@@ -466,7 +466,7 @@ def test_the_state_is_the_same_whatever_the_classes(name):
     assert bits(tx.init(tree)) == bits(tx.init(flat))
 
 
-def test_no_update_for_a_leaf_is_what_it_is_to_the_group():
+def test_a_missing_update_reaches_the_group_as_missing():
     params = {"a": jnp.ones(2), "b": jnp.ones(2), "c": jnp.ones(2)}
     grads = {"a": None, "b": jnp.ones(2), "c": None}
     made = optax.trace(0.5)
@@ -495,7 +495,7 @@ def test_a_multi_steps_object_may_be_a_group():
         assert bool(steps.has_updated(state.inner_states["a"])) is done
 
 
-def test_lookahead_may_be_the_group_beside_the_frozen():
+def test_lookahead_may_be_the_group_next_to_frozen_leaves():
     tx = ta.partition(
         {"a": optax.lookahead(optax.sgd(0.1), 1, 0.5)}, {"b": "frozen", "**": "a"}
     )
@@ -534,7 +534,7 @@ def test_every_process_builds_one_program():
     assert "attn" in texts[0]
 
 
-def test_a_transformation_in_place_of_the_mapping_is_told():
+def test_a_transformation_in_place_of_the_mapping_is_reported():
     with pytest.raises(
         ta.TransformError, match=r"expects a mapping .* treeadapt\.adapt"
     ):

@@ -1,4 +1,4 @@
-"""Patterns: what each form parses to, and what a malformed one is told."""
+"""Patterns: what each form parses to, and the errors for malformed ones."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_needs_tree(text, needs_tree):
     assert parse(text).needs_tree is needs_tree
 
 
-def test_regular_expressions_are_compiled_and_split_nowhere():
+def test_regular_expressions_are_compiled_and_not_split():
     pattern = parse("re:a/(b|c)")
     assert pattern.is_regex
     assert pattern.elements == ()
@@ -110,7 +110,7 @@ def test_a_str_subclass_reads_as_its_value():
 
 
 @pytest.mark.parametrize("text", [None, 3, b"a", ("a",)])
-def test_what_is_no_string_is_refused(text):
+def test_other_types_than_str_are_refused(text):
     with pytest.raises(PatternError, match=f"not {type(text).__name__}"):
         parse(text)
     with pytest.raises(PatternError, match=f"not {type(text).__name__}"):
@@ -304,7 +304,7 @@ HARD_PATHS = [
 def test_escape_matches_that_path_and_no_other(path):
     matcher = Matcher([parse(escape(path))])
     others = [other for other in HARD_PATHS if matcher.match_path(other)]
-    # Like any pattern it selects what lies below the path, too.
+    # Like any pattern it also selects everything below the path.
     assert others == [o for o in HARD_PATHS if o == path or o.startswith(path + "/")]
 
 

@@ -1,4 +1,4 @@
-"""Replacing a checkpoint: what may be replaced, and what is there at every moment."""
+"""Replacing a checkpoint: what may be replaced, and what exists at every moment."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from treeadapt.checkpoints import files, orbax_folder, replacing
 from treeadapt.checkpoints.common import DTYPES
 from treeadapt.cli.commands import main
 
-# Orbax may leave a loop of its own to the collector.
+# Orbax may leave its event loop to the collector.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 posix = pytest.mark.skipif(os.name != "posix", reason="POSIX only")
 
@@ -67,7 +67,7 @@ HOLDERS = {
 
 @pytest.mark.hazard("K22")
 @pytest.mark.parametrize("case", HOLDERS)
-def test_only_a_folder_that_is_one_checkpoint_and_no_more_is_replaced(
+def test_only_a_folder_that_is_exactly_one_checkpoint_is_replaced(
     case, tmp_path, capsys
 ):
     (tmp_path / "runs").mkdir() if case == "a step alone" else None
@@ -85,7 +85,7 @@ def test_only_a_folder_that_is_one_checkpoint_and_no_more_is_replaced(
     assert content(tmp_path) == before
 
 
-def test_what_comes_into_the_folder_during_the_writing_stays(tmp_path, monkeypatch):
+def test_files_added_to_the_folder_during_writing_stay(tmp_path, monkeypatch):
     ta.save(tmp_path / "x", TREE)
     write = orbax_folder.write
 
@@ -100,7 +100,7 @@ def test_what_comes_into_the_folder_during_the_writing_stays(tmp_path, monkeypat
     assert os.listdir(tmp_path) == ["x"]
 
 
-def test_a_folder_of_steps_proposes_the_latest_first(tmp_path):
+def test_the_error_for_a_folder_of_steps_suggests_the_latest_first(tmp_path):
     root = with_items(tmp_path / "runs")
     (root / "11.orbax-checkpoint-tmp" / "params").mkdir(parents=True)
     (root / "11.orbax-checkpoint-tmp" / "params" / "_METADATA").touch()
@@ -127,7 +127,7 @@ def test_a_link_is_not_replaced_and_not_followed(ending, tmp_path):
     assert list(ta.read_metadata(real)) == ["a"]
 
 
-# What is there at every moment.
+# What exists at every moment.
 
 SAVER = """
 import sys
@@ -145,7 +145,7 @@ LOADED = {name: np.zeros(3) for name in "abc"}
 
 
 def numbers(path):
-    """Return the number of the save that is at a path, which must be of one piece."""
+    """Return the number of the save at a path, which must be consistent."""
     found = {float(x) for leaf in ta.load(path, LOADED).values() for x in leaf}
     assert len(found) == 1
     return found.pop()
@@ -154,7 +154,7 @@ def numbers(path):
 @posix
 @pytest.mark.hazard("K23")
 @pytest.mark.filterwarnings("ignore:A save to:treeadapt.TreeAdaptWarning")
-def test_killed_at_a_random_moment_the_old_or_the_new_checkpoint_is_there(tmp_path):
+def test_a_kill_at_a_random_moment_leaves_the_old_or_the_new_checkpoint(tmp_path):
     path = tmp_path / "x"
     command = [sys.executable, "-c", SAVER, str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as saver:
@@ -199,7 +199,7 @@ left = 0
 @pytest.mark.hazard("K23")
 @pytest.mark.filterwarnings("ignore:A save to:treeadapt.TreeAdaptWarning")
 @pytest.mark.parametrize("exchanges", [True, False])
-def test_killed_at_each_use_of_a_file_one_of_the_two_is_there(exchanges, tmp_path):
+def test_a_kill_at_any_use_of_a_file_leaves_one_of_the_two(exchanges, tmp_path):
     path = tmp_path / "x"
     seen, found, killed = set(), {"new"}, -signal.SIGKILL
     for event in range(1, 200):
@@ -228,7 +228,7 @@ def test_killed_at_each_use_of_a_file_one_of_the_two_is_there(exchanges, tmp_pat
 
 @pytest.mark.hazard("K24")
 @pytest.mark.parametrize("name", ["x", "x.safetensors"])
-def test_a_load_is_never_pieced_together_of_two_saves(name, tmp_path, monkeypatch):
+def test_a_load_never_mixes_two_saves(name, tmp_path, monkeypatch):
     path = tmp_path / name
     ta.save(path, TREE)
     reader = files.FORMATS[files.format_of(path)]
@@ -245,7 +245,9 @@ def test_a_load_is_never_pieced_together_of_two_saves(name, tmp_path, monkeypatc
 
 @posix
 @pytest.mark.parametrize("exchanges", [True, False])
-def test_of_several_writers_at_once_one_wins_whole(exchanges, tmp_path, monkeypatch):
+def test_one_of_several_concurrent_writers_wins_completely(
+    exchanges, tmp_path, monkeypatch
+):
     if not exchanges:
         monkeypatch.setattr(replacing, "_exchange", lambda *_: False)
     path, failed = tmp_path / "x", []
@@ -272,7 +274,7 @@ def test_of_several_writers_at_once_one_wins_whole(exchanges, tmp_path, monkeypa
 
 
 @posix
-def test_what_a_living_writer_writes_is_not_litter(tmp_path):
+def test_files_of_a_running_writer_are_not_litter(tmp_path):
     with replacing.replaced(tmp_path / "x") as new:
         new.mkdir()
         (new / "a").write_text("one")
@@ -305,7 +307,9 @@ def test_if_the_last_step_fails_the_old_checkpoint_stays(
     assert os.listdir(tmp_path) == ["x"]
 
 
-def test_if_nothing_can_be_put_back_the_error_names_both(tmp_path, monkeypatch):
+def test_if_the_old_checkpoint_cannot_be_put_back_the_error_names_both(
+    tmp_path, monkeypatch
+):
     path = tmp_path / "x"
     ta.save(path, TREE)
     rename = os.rename
@@ -359,7 +363,7 @@ def test_a_new_folder_has_the_mode_of_the_old_one(tmp_path):
 
 
 @pytest.mark.parametrize("ending", ["", ".safetensors"])
-def test_a_name_may_be_as_long_as_a_name_can_be(ending, tmp_path):
+def test_a_name_may_have_the_maximum_length(ending, tmp_path):
     path = tmp_path / ("漢" * 80 + ending)
     for number in (1, 2):
         ta.save(path, {"漢" * 200: np.full(1, number)})
@@ -371,7 +375,7 @@ LACKING = ("float8_e4m3", "uint2", "uint4")  # of TensorStore, as arrays too
 
 
 @pytest.mark.parametrize("name", [name for name in DTYPES if name not in LACKING])
-def test_orbax_takes_a_numpy_scalar_of_each_dtype(name, tmp_path):
+def test_orbax_accepts_a_numpy_scalar_of_each_dtype(name, tmp_path):
     dtype = DTYPES[name]
     ta.save(tmp_path / "x", {"a": dtype.type(1), "b": jnp.ones(2)})
     found = ta.load(tmp_path / "x", {"a": np.zeros((), dtype), "b": jnp.zeros(2)})["a"]

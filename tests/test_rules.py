@@ -1,4 +1,4 @@
-"""Rules: the first that matches wins, and what does not fit is said with a cure."""
+"""Rules: the first match wins, and errors say how to fix them."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ TREE = {
 }
 
 
-# The first that matches wins
+# The first match wins
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_a_label_that_is_a_container_is_refused(label):
         lambda: param_labels(TREE, {"**": None}),
     ],
 )
-def test_none_is_no_label(make):
+def test_none_is_not_a_label(make):
     with pytest.raises(RulesError, match="None, which is not a label"):
         make()
 
@@ -205,7 +205,7 @@ def test_an_array_leaf_without_a_rule_is_an_error():
         ({leaf(ndim=5): "f", "**": "t"}, "leaf(ndim=5)"),
     ],
 )
-def test_a_rule_that_hits_nothing_is_an_error(rules, named):
+def test_a_rule_that_matches_nothing_is_an_error(rules, named):
     with pytest.raises(UnusedRuleError) as caught:
         param_labels(TREE, rules)
     assert named in str(caught.value)
@@ -213,7 +213,7 @@ def test_a_rule_that_hits_nothing_is_an_error(rules, named):
     assert flat(labels)["head/kernel"] == "t"
 
 
-def test_an_unused_rule_is_named_before_what_it_left_unmatched():
+def test_an_unused_rule_is_named_before_the_leaves_that_it_missed():
     with pytest.raises(UnusedRuleError, match="2 leaves match no rule: 'encoder/bias'"):
         param_labels(TREE, {"encodr": "f", "head": "t"})
 
@@ -227,7 +227,7 @@ def test_an_unused_rule_is_named_before_what_it_left_unmatched():
         [("encoder", "f"), ("head", "t"), (["**/bias", "!head/kernel"], "b")],
     ],
 )
-def test_a_shadowed_rule_is_an_error_with_the_cure(rules):
+def test_a_shadowed_rule_is_an_error_with_the_fix(rules):
     with pytest.raises(UnusedRuleError, match="is unreachable") as caught:
         param_labels(TREE, rules)
     assert "Move it up, before rule 1" in str(caught.value)
@@ -254,7 +254,7 @@ def test_a_shadowed_rule_is_an_error_with_the_cure(rules):
         ),
     ],
 )
-def test_the_cure_of_a_shadowed_rule_does_not_shadow_another(rules, told):
+def test_the_fix_for_a_shadowed_rule_does_not_shadow_another(rules, told):
     with pytest.raises(UnusedRuleError) as caught:
         param_labels(TREE, rules)
     assert told in str(caught.value)
@@ -282,23 +282,23 @@ def test_counts_agree_with_their_words():
         ("f", "it matches only leaves that are not arrays, and these need no rule"),
     ],
 )
-def test_a_repair_is_as_narrow_as_what_was_typed(where, told):
+def test_a_suggestion_is_as_narrow_as_the_typed_pattern(where, told):
     with pytest.raises(UnusedRuleError) as caught:
         param_labels(TREE | {"f": len}, {where: "a", "**": "b"})
     assert f"{where!r} (rule 1): {told}" in str(caught.value)
 
 
-def test_a_repair_has_a_name():
+def test_an_error_about_a_bare_leaf_shows_its_empty_path():
     with pytest.raises(UnusedRuleError, match="paths here look like ''"):
         param_labels(array(2), {"a": 1, "**": 2})
 
 
-def test_a_closing_catch_all_may_decide_nothing():
+def test_a_final_catch_all_may_be_unused():
     rules = {"encoder": "f", "head": "t", "**": "x"}
     assert set(flat(param_labels(TREE, rules)).values()) == {"f", "t"}
 
 
-def test_overlap_is_an_error_if_asked():
+def test_overlap_is_an_error_on_request():
     rules = [("encoder", "f"), ("**/bias", "b"), ("**", "b")]
     with pytest.raises(OverlapError, match="encoder/bias") as caught:
         Rules(rules, overlap="error")(TREE)
@@ -309,7 +309,7 @@ def test_overlap_is_an_error_if_asked():
     assert flat(apart(TREE))["head/bias"] == "b"
 
 
-def test_a_static_leaf_may_overlap_and_is_no_hit():
+def test_a_static_leaf_may_overlap_and_does_not_count_as_a_match():
     tree = {"w": array(1), "act": len}
     with pytest.raises(UnusedRuleError, match="'act'"):
         param_labels(tree, {"act": "a", "w": "b"})
@@ -321,7 +321,7 @@ def test_a_tree_without_arrays_reports_nothing():
     assert Rules({"a": 1})({}) == {}
 
 
-def test_the_same_structure_is_looked_at_anew_when_leaves_change():
+def test_the_same_structure_is_checked_again_when_leaves_change():
     rules = Rules({"a": 1, "b": 2})
     assert rules({"a": array(), "b": array(1)}) == {"a": 1, "b": 2}
     with pytest.raises(UnusedRuleError):
@@ -341,10 +341,10 @@ def test_messages_hold_at_most_4_kb(rules):
     assert 40 < len(str(caught.value).encode()) <= 4_000
 
 
-# What is decided, and by which rule
+# Which rule decides
 
 
-def test_matches_tell_the_deciding_rule():
+def test_matches_show_the_deciding_rule():
     rules = Rules([("**/bias", "b"), (["encoder", "!**/bias"], "f")], unused="ignore")
     matches = rules.match(TREE | {"act": len})
     assert matches.paths[1:3] == ("encoder/bias", "encoder/kernel")
@@ -425,7 +425,7 @@ def test_as_rules_replaces_the_default_only():
     assert (changed.default, changed.unused, changed.overlap) == (2, "ignore", "error")
 
 
-# As Optax calls for them
+# As Optax calls them
 
 
 @pytest.mark.usefixtures("standard_promotion")
@@ -452,7 +452,7 @@ def test_a_rule_for_a_hole_of_a_partial_tree_is_not_reported_when_called():
         param_labels(part, rules)
 
 
-def test_a_rule_that_can_match_no_hole_of_a_partial_tree_is_reported():
+def test_a_rule_that_matches_no_hole_of_a_partial_tree_is_reported():
     part = {"encoder": None, "head": {"w": array(1), "b": None}}
     table = {"encoder/norm": "n", "encoder": "f", "**/bias": "n", "**": "t"}
     assert Rules(table)(part)["head"] == {"w": "t", "b": None}
@@ -470,7 +470,7 @@ def test_an_array_without_any_label_is_an_error_even_in_a_part():
 
 
 @pytest.mark.parametrize("count", [3, jnp.zeros((), jnp.int32), np.float32(1)])
-def test_a_number_is_refused_as_a_schedule_would_be(count):
+def test_a_call_with_a_step_count_is_refused(count):
     with pytest.raises(SelectorError, match=r"treeadapt\.inject_hyperparams"):
         Rules({"**": 1})(count)
     with pytest.raises(SelectorError, match=r"treeadapt\.inject_hyperparams"):
@@ -520,7 +520,7 @@ def test_bound_rules_answer_on_every_view():
             Rules({"typo": 1, "**": 2}).bind(tree)
 
 
-def test_bound_rules_are_no_table():
+def test_bound_rules_are_not_a_table():
     bound = BY_TREE.bind(net())
     for use in (Rules, lambda rules: param_labels(net(), rules, default=1)):
         with pytest.raises(RulesError, match=r"bound\.rules"):
@@ -538,7 +538,7 @@ def test_inside_whole_tree_a_flat_dict_answers_as_the_tree():
         assert set(Rules({"typo": 1, "**": 2})(shown).values()) == {2}
 
 
-def test_inside_whole_tree_only_leaves_that_are_shown_need_a_rule():
+def test_inside_whole_tree_only_leaves_in_the_part_need_a_rule():
     tree = {"w": array(2), "step": array(dtype=jnp.int32)}
     rules = Rules({"w": "t"})
     with pytest.raises(UnmatchedPathError, match="'step'"):
@@ -552,7 +552,7 @@ def test_inside_whole_tree_only_leaves_that_are_shown_need_a_rule():
 # The selector of a label
 
 
-def test_where_selects_what_gets_a_label():
+def test_where_selects_the_leaves_with_a_label():
     rules = Rules({"**/bias": "b", "encoder": "f", "**": "t"})
     for label in "bft":
         mask = flat(param_mask(TREE, rules.where(label)))
@@ -587,24 +587,24 @@ def test_where_agrees_with_the_labels_if_the_default_is_static():
     assert static["head"] is static["act"] is True
 
 
-def test_where_reports_rules_that_hit_nothing():
+def test_where_reports_rules_that_match_nothing():
     rules = Rules({"typo": "f", "**": "t"})
     with pytest.raises(UnusedRuleError, match="'typo'"):
         param_mask(TREE, rules.where("t"))
     lenient = Rules({"typo": "f", "**": "t"}, unused="ignore")
     assert all(flat(param_mask(TREE, lenient.where("t"))).values())
     with pytest.raises(UnusedRuleError, match="'typo'"):
-        param_mask(TREE, rules.where("t"))  # what is lenient leaves nothing behind
+        param_mask(TREE, rules.where("t"))  # a lenient call leaves nothing behind
 
 
-def test_where_without_such_a_label_names_those_there_are():
+def test_where_with_an_unknown_label_names_the_known_ones():
     with pytest.raises(RulesError, match="labels are 'f', 't'\\."):
         Rules({"a": "f"}, default="t").where("x")
     with pytest.raises(RulesError, match="there are no rules"):
         Rules({}).where("x")
 
 
-# The names that people really have
+# Names from published models
 
 
 def count_of(labels: Any) -> dict[Any, int]:
@@ -746,7 +746,7 @@ def test_the_first_match_wins_as_in_a_slow_loop(paths, table, data):
 
 
 @given(PATHS, TABLE)
-def test_what_is_reported_is_what_a_slow_count_finds(paths, table):
+def test_reports_agree_with_a_slow_count(paths, table):
     tree = {"t": {path: array() for path in paths}}
     table = [(where, value) for where, value in table if isinstance(where, str | list)]
     matches = Rules(table, default=9).match(tree)
@@ -820,7 +820,7 @@ LAYERS = {
 }
 
 
-def test_what_repeats_in_every_layer_is_one_line():
+def test_a_problem_in_every_layer_is_one_line():
     with pytest.raises(UnmatchedPathError) as caught:
         param_labels(LAYERS, {"**/kernel": "a"})
     assert "12 of 24 leaves match no rule: 'layers/{0..11}/attn/out/bias'.\n" in str(
@@ -848,7 +848,7 @@ def test_what_repeats_in_every_layer_is_one_line():
     ],
     ids=["labels", "partition", "scale"],
 )
-def test_the_way_to_allow_an_unused_rule_is_one_that_works_there(use):
+def test_the_suggested_way_to_allow_an_unused_rule_works_there(use):
     table = {"layres": 1, "**": 1}
     with pytest.raises(UnusedRuleError) as caught:
         use(table)
@@ -856,7 +856,7 @@ def test_the_way_to_allow_an_unused_rule_is_one_that_works_there(use):
     use(Rules(table, unused="ignore"))
 
 
-def test_the_way_to_allow_an_unused_selector_is_one_that_works_there():
+def test_the_suggested_way_to_allow_an_unused_selector_works_there():
     with pytest.raises(UnusedRuleError) as caught:
         ta.freeze(optax.sgd(1.0), "layres").init(ONES)
     cure = 'treeadapt.Rules([(where, 1)], unused="ignore").where(1)'
@@ -895,7 +895,7 @@ def test_a_rule_for_the_second_name_of_a_tied_leaf_names_the_tie(pattern, names)
     assert "tied" not in str(caught.value)
 
 
-def test_rules_as_an_nnx_filter_are_told_of_where():
+def test_rules_as_an_nnx_filter_are_an_error_that_names_where():
     model, rules = Tied(), Rules({"head": "a", "**": "b"})
     for asked in (rules, rules.bind(model)):
         with pytest.raises(SelectorError, match=r"rules\.where\('a'\)"):
@@ -912,7 +912,7 @@ def test_rules_as_an_nnx_filter_are_told_of_where():
         ("model.wte.weight", "wte.weight"),
     ],
 )
-def test_a_wrong_root_of_a_dotted_name_is_left_out(pattern, proposed):
+def test_the_suggestion_omits_a_wrong_root_of_a_dotted_name(pattern, proposed):
     published = dict.fromkeys(["h.0.w", "h.1.w", "wte.weight"], jnp.ones(2))
     with pytest.raises(
         UnusedRuleError, match=re.escape(f"'{proposed}' (1 leaf)?")

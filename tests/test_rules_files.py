@@ -1,4 +1,4 @@
-"""Rules files: the same table as text, from whoever wrote it."""
+"""Rules files: the same table as text, from any author."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_list_of_patterns_is_written_as_a_row_for_each(tmp_path):
         ([("a", "f"), (["b", "a"], "g")], "'a' is in two rules"),
     ],
 )
-def test_what_a_row_cannot_say_is_not_written(pairs, told):
+def test_a_table_that_rows_cannot_express_is_refused(pairs, told):
     with pytest.raises(RulesFileError, match=told):
         Rules(pairs).to_toml()
 
@@ -121,7 +121,7 @@ WHERE = st.one_of(
     st.sampled_from(["error", "ignore"]),
     st.sampled_from(["error", "first"]),
 )
-def test_what_is_written_is_read_again(pairs, default, unused, overlap):
+def test_a_written_table_reads_back_equal(pairs, default, unused, overlap):
     given = {} if default is None else {"default": default}
     options = {"unused": unused, "overlap": overlap, **given}
     rows = [
@@ -182,7 +182,7 @@ def test_a_str_subclass_is_written_as_its_text(tmp_path):
     ],
     ids=repr,
 )
-def test_what_is_no_data_cannot_be_written(rules):
+def test_a_table_that_is_not_data_cannot_be_written(rules):
     with pytest.raises(RulesFileError):
         rules.to_toml()
 
@@ -305,7 +305,7 @@ def test_a_file_that_cannot_be_read_is_a_typed_error(tmp_path, name):
 
 
 @pytest.mark.hazard("K30")
-def test_patterns_that_weigh_too_much_together_are_refused(tmp_path):
+def test_patterns_with_too_much_total_weight_are_refused(tmp_path):
     rows = [f'"{place}{{a,b}}*{"x" * 990}" = 1' for place in range(1_000, 1_250)]
     assert len(load(tmp_path, HEAD + "[rules]\n" + "\n".join(rows[:199])).values) == 199
     with pytest.raises(RulesFileError, match="more than 200,000 segments"):
@@ -391,7 +391,7 @@ def test_a_mutated_file_gives_a_typed_error_or_rules(tmp_path, kind, read):
 
 
 def is_read(read: Any, file: Path, **options: Any) -> bool:
-    """Tell whether a file is read; what is read must be of use, or say why not."""
+    """Return whether a file can be read; its rules must be usable."""
     try:
         found = read(file, **options)
     except TreeAdaptError as error:
@@ -400,7 +400,7 @@ def is_read(read: Any, file: Path, **options: Any) -> bool:
         assert isinstance(found, Rules | FreezeSpec)
         with contextlib.suppress(TreeAdaptError):
             assert jax.tree.structure(found(TREE)) == jax.tree.structure(TREE)
-        with contextlib.suppress(TreeAdaptError):  # there may be no rule to write
+        with contextlib.suppress(TreeAdaptError):  # the table may be empty
             tomllib.loads(found.to_toml())
         return True
     assert small
@@ -446,7 +446,7 @@ def test_the_writer_names_what_it_cannot_write():
     assert as_selector("a") == glob("a")
 
 
-def test_what_is_written_can_be_read():
+def test_every_written_file_can_be_read():
     for label in [(1, 2), ["a"], ()]:
         with pytest.raises(RulesFileError, match=r"cannot hold the label of 'a'"):
             Rules({"a": label}).to_toml()

@@ -1,4 +1,4 @@
-"""``scale_by_rules``: a factor a leaf, without groups and without state."""
+"""``scale_by_rules``: a factor for each leaf, without groups and without state."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_factor_may_be_injected():
     assert tx.update(ones, state, ones)[0]["a"][0] == 0.25
 
 
-def test_it_stands_anywhere():
+def test_it_works_anywhere_in_a_chain():
     params = {"a": jnp.ones(2), "b": jnp.ones(2)}
     scale = ta.scale_by_rules({"a": 0.5, "**": 1.0})
     whole = lambda p: jax.tree.map(lambda _: True, p)  # noqa: E731
@@ -147,7 +147,7 @@ def test_it_stands_anywhere():
         ({"a": None, "**": 1.0}, ta.RulesError, "None"),
     ],
 )
-def test_what_does_not_fit_is_named_when_a_state_is_made(rules, error, words):
+def test_init_names_rules_that_do_not_fit(rules, error, words):
     params = {"a": jnp.ones((3, 1)), "s": jnp.ones(())}
     with pytest.raises(error, match=words):
         ta.scale_by_rules(rules).init(params)

@@ -125,7 +125,7 @@ def test_a_selector_selects(where, paths):
     assert chosen(MLP, where, unused=unused) == paths
 
 
-def test_a_class_stands_on_either_side():
+def test_a_class_may_be_either_operand():
     both = Norm | glob("head")
     assert chosen(net(1), both) == chosen(net(1), glob("head") | Norm)
     assert chosen(net(1), both) == [
@@ -204,7 +204,7 @@ def test_a_predicate_never_sees_a_value():
         chosen({"w": jnp.ones(2)}, leaf(lambda x: x.mean() > 0))
 
 
-def test_a_predicate_is_asked_once_for_equal_shapes():
+def test_a_predicate_is_called_once_for_equal_shapes():
     asked = []
     tree = {str(n): array(2, 2) for n in range(100)}
     chosen(tree, leaf(lambda x: bool(asked.append(x)) or True))
@@ -237,7 +237,7 @@ def test_selectors_are_values(selector):
     assert selector not in (..., True, None)
 
 
-def test_a_used_selector_pickles_without_what_it_worked_out():
+def test_a_used_selector_pickles_without_its_caches():
     selector = glob("mlp") & leaf(ndim=2)
     before = pickle.dumps(selector)
     assert chosen(MLP, selector) == ["mlp/kernel"]
@@ -281,7 +281,7 @@ def test_selectors_do_not_change():
 
 
 @pytest.mark.parametrize("wrong", [None, True, 3, {"a": 1}, {"a"}, len, np.ones(2)])
-def test_what_is_no_selector_is_refused(wrong):
+def test_other_objects_are_refused_as_selectors(wrong):
     with pytest.raises(SelectorError, match="A selector is a pattern"):
         as_selector(wrong)
 
@@ -321,7 +321,7 @@ def test_an_escaped_path_is_never_an_exclusion():
 # One path, one filter
 
 
-def test_matches_goes_by_the_path_alone():
+def test_matches_uses_only_the_path():
     decay = glob("**/kernel") & ~glob("head")
     assert decay.matches("mlp/kernel")
     assert not decay.matches("head/kernel")
@@ -331,12 +331,12 @@ def test_matches_goes_by_the_path_alone():
 @pytest.mark.parametrize(
     "selector", [leaf(ndim=2), node(Norm), glob("layers/{-1}"), glob("**/<Norm>")]
 )
-def test_matches_refuses_what_a_path_cannot_tell(selector):
+def test_matches_refuses_a_selector_that_a_path_cannot_decide(selector):
     with pytest.raises(SelectorError, match="bind"):
         selector.matches("layers/0/kernel")
 
 
-def test_matches_answers_where_the_path_settles_it():
+def test_matches_answers_if_the_path_decides():
     assert not (glob("mlp") & leaf(ndim=2)).matches("head/kernel")
     assert (glob("mlp") | leaf(ndim=2)).matches("mlp/kernel")
 
@@ -372,7 +372,7 @@ def test_nnx_optimizer_takes_a_selector():
     assert not np.array_equal(moved, model.l2.bias[...])
 
 
-def test_a_class_answers_a_filter_where_it_can():
+def test_a_class_answers_a_filter_if_it_can():
     model = Mlp(nnx.Rngs(0))
     assert sorted(nnx.state(model, node(nnx.Variable))) == ["l1", "l2", "norm"]
     with pytest.raises(SelectorError, match="bind"):
@@ -387,7 +387,7 @@ def test_jax_key_paths_are_read_too():
     assert mask == {"a": [False, True]}
 
 
-# Masks, as Optax calls for them
+# Masks, as Optax calls them
 
 
 def test_the_mask_has_the_treedef_of_the_tree():
@@ -417,7 +417,7 @@ def test_a_static_leaf_is_selected_by_name_but_never_by_shape():
 
 
 @pytest.mark.usefixtures("standard_promotion")
-def test_optax_takes_a_selector_for_a_mask():
+def test_optax_accepts_a_selector_as_a_mask():
     params = {"mlp": {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}}
     zero = jax.tree.map(jnp.zeros_like, params)
     tx = optax.adamw(0.1, weight_decay=0.5, mask=glob("**/kernel"))
@@ -447,12 +447,12 @@ def test_a_placeholder_is_given_back():
 @pytest.mark.parametrize(
     "count", [3, 2.0, True, jnp.zeros((), jnp.int32), np.int32(1), array()]
 )
-def test_a_number_is_refused_as_a_schedule_would_be(count):
+def test_a_call_with_a_step_count_is_refused(count):
     with pytest.raises(SelectorError, match=r"treeadapt\.inject_hyperparams"):
         glob("**")(count)
 
 
-def test_inject_hyperparams_of_optax_names_the_cure():
+def test_inject_hyperparams_of_optax_names_the_fix():
     tx = optax.inject_hyperparams(optax.adamw)(0.1, mask=glob("w"))
     with pytest.raises(SelectorError, match=r"treeadapt\.inject_hyperparams"):
         tx.init({"w": jnp.ones(2)})
@@ -463,10 +463,10 @@ def test_a_bare_array_is_a_tree():
     assert param_mask(jnp.zeros(()), "**") is True
 
 
-# What is reported, and what not
+# What is reported and what is not
 
 
-def test_every_entry_must_hit_an_array():
+def test_every_entry_must_match_an_array():
     for where, missing in [
         ("mpl", "mpl"),
         (["mlp", "haed"], "haed"),
@@ -483,7 +483,7 @@ def test_every_entry_must_hit_an_array():
         assert isinstance(param_mask(MLP, where, unused="ignore"), dict)
 
 
-def test_a_static_leaf_is_no_hit():
+def test_a_static_leaf_does_not_count_as_a_match():
     with pytest.raises(UnusedRuleError):
         select({"act": len, "w": array(2)}, "act")
 
@@ -504,7 +504,7 @@ HOLES = {"mlp": optax.MaskedNode(), "head": {"b": None, "w": array(1)}, "x": arr
     ],
     ids=repr,
 )
-def test_what_could_match_a_hole_or_below_it_is_not_reported(where):
+def test_a_pattern_that_could_match_at_or_below_a_hole_is_not_reported(where):
     mask = as_selector(where)(HOLES)
     assert jax.tree.structure(mask) == jax.tree.structure(HOLES)
     for whole in ({}, {"a": {"b": None}}, {"mlp": None}):
@@ -524,7 +524,7 @@ def test_what_could_match_a_hole_or_below_it_is_not_reported(where):
         (glob("x") | "xx", "'xx'"),
     ],
 )
-def test_what_can_match_no_hole_of_a_partial_tree_is_reported(where, missing):
+def test_a_pattern_that_matches_no_hole_of_a_partial_tree_is_reported(where, missing):
     tree = HOLES | {"head": {"w": array(1)}} if "Norm" in missing else HOLES
     for _ in range(2):
         with pytest.raises(UnusedRuleError, match=missing):
@@ -538,7 +538,7 @@ def test_a_full_tree_is_looked_for_where_it_is_named():
 
 
 @pytest.mark.hazard("E30")
-def test_a_typing_error_is_told_though_a_model_has_holes():
+def test_a_typo_is_reported_in_a_model_with_holes():
     model = eqx.filter(
         eqx.nn.MLP(2, 2, 4, 2, use_bias=False, key=jax.random.key(0)), eqx.is_array
     )
@@ -548,7 +548,7 @@ def test_a_typing_error_is_told_though_a_model_has_holes():
     optax.adamw(0.1, mask=glob("layers/*/bias")).init(model)
 
 
-def test_a_static_leaf_that_became_an_array_is_looked_at_anew():
+def test_a_static_leaf_that_became_an_array_is_checked_again():
     where = glob("a")
     with pytest.raises(UnusedRuleError):
         where({"a": 1.0, "b": array(1)})
@@ -578,7 +578,7 @@ HINTS = {
 
 
 @pytest.mark.parametrize("pattern", HINTS)
-def test_the_message_proposes_the_repaired_pattern_with_its_count(pattern):
+def test_the_message_suggests_the_repaired_pattern_with_its_count(pattern):
     tree = {
         "mlp": {"dense": {"kernel": array(2, 2), "bias": array(2)}},
         "heads_0": {"kernel": array(2, 2)},
@@ -600,7 +600,7 @@ def test_the_message_proposes_the_repaired_pattern_with_its_count(pattern):
         ("wte/**", "wte.*", 1),
     ],
 )
-def test_slashes_are_proposed_as_the_dots_of_published_names(pattern, proposed, count):
+def test_dots_are_suggested_for_slashes_in_published_names(pattern, proposed, count):
     names = [f"h.{n}.ln_1.{kind}" for n in range(3) for kind in ("weight", "bias")]
     tree = {name: array(2) for name in [*names, "wte.weight"]}
     with pytest.raises(UnusedRuleError) as caught:
@@ -610,7 +610,7 @@ def test_slashes_are_proposed_as_the_dots_of_published_names(pattern, proposed, 
     assert sum(glob(proposed)(tree).values()) == count
 
 
-def test_a_missing_params_root_is_proposed():
+def test_a_missing_params_root_is_suggested():
     tree = {"params": {"dense": {"kernel": array(2, 2)}}}
     with pytest.raises(UnusedRuleError, match="'params/dense/kernel' \\(1 leaf\\)"):
         glob("dense/kernel")(tree)
@@ -704,7 +704,7 @@ def test_binding_reports_what_calling_would():
         glob("typo").bind(MLP)
 
 
-def test_binding_to_a_model_without_biases_reports_typing_errors():
+def test_binding_to_a_model_without_biases_reports_typos():
     model = eqx.nn.Linear(2, 3, use_bias=False, key=jax.random.key(0))
     with pytest.raises(UnusedRuleError, match="did you mean 'weight'"):
         glob("wieght").bind(model)
@@ -715,7 +715,7 @@ def test_a_path_is_a_string():
         glob("a").matches(("a", "b"))
 
 
-def test_a_predicate_that_computes_is_told_what_it_may_read():
+def test_an_error_says_what_a_predicate_may_read():
     with pytest.raises(SelectorError, match="shape and dtype only"):
         select(MLP, leaf(lambda x: jnp.sum(x) > 0))
 
@@ -759,7 +759,7 @@ def test_whole_tree_ends_with_its_block():
         node(Norm)(flat(net()))
 
 
-# The names that people really have
+# Names from published models
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -769,7 +769,7 @@ def test_the_generated_names_are_the_published_ones(model):
 
 
 def _last(names, prefix, count):
-    """Numbers of the last layers below ``prefix``, the slow way."""
+    """Numbers of the last layers below ``prefix``, found slowly."""
     numbers = {
         int(name.removeprefix(prefix).split("/")[0])
         for name in names
@@ -874,7 +874,7 @@ def test_selectors_that_people_use(use):
     assert len(found) == count
 
 
-def test_the_last_layers_are_counted_by_the_tree():
+def test_the_tree_decides_which_layers_are_last():
     names = names_of("qwen3_moe")
     last = _last(names, "model/language_model/layers/", 4)
     found = chosen(tree_of("qwen3_moe"), "model/language_model/layers/{-4..}")
@@ -934,7 +934,7 @@ def test_selectors_agree_with_a_slow_reference(paths, spec):
     assert isinstance(selector, Selector)
 
 
-def test_a_question_about_a_leaf_that_has_no_yes_or_no_is_an_error():
+def test_a_predicate_without_a_yes_or_no_answer_is_an_error():
     where = leaf(lambda _: np.ones(2))
     with pytest.raises(SelectorError, match="truth value"):
         param_mask({"a": np.ones(3)}, where)

@@ -1,7 +1,7 @@
 """Threads: eight of them convert, label, split and register at once.
 
-Runs in a process of its own, which dumps its threads and dies where they wait for each
-other. Every operation checks its own answer, whatever the others do meanwhile.
+Runs in a separate process, which dumps its threads and exits if they deadlock. Every
+operation checks its own answer, whatever the others do meanwhile.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 from hypothesis import settings
 
 THREADS = 8
-# Of each thread; ``make test-full`` runs all of them.
+# For each thread; ``make test-full`` runs all of them.
 OPERATIONS = 10_000 if settings.default.max_examples >= 2_000 else 1_500
 TIMEOUT_S = 240
 
@@ -158,7 +158,7 @@ print(done.total())
 
 
 @pytest.mark.hazard("H11", "H12")
-def test_eight_threads_get_right_answers_and_come_to_an_end():
+def test_eight_threads_get_correct_answers_and_finish():
     arguments = [str(number) for number in (THREADS, OPERATIONS, TIMEOUT_S)]
     finished = subprocess.run(
         [sys.executable, "-W", "error", "-c", PROGRAM, *arguments],

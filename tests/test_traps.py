@@ -1,7 +1,7 @@
-"""What goes wrong in silence with Optax today, and does not here.
+"""What silently goes wrong with Optax today, but not here.
 
-Each test first shows the trap as Optax has it, so that a change there is noticed, and
-then that this library does what was meant, or says what to do.
+Each test first shows the trap in Optax, so that we notice a change there. Then it shows
+that this library does what the user meant, or says what to do.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ONE = {"a": jnp.ones(2), "b": jnp.ones(2)}
 
 
 def moved(tx: Any, params: Any, grads: Any = None) -> dict[str, bool]:
-    """Which leaves a transformation moves; without any gradient, if none is given."""
+    """Which leaves a transformation moves; gradients are zero unless given."""
     grads = jax.tree.map(jnp.zeros_like, params) if grads is None else grads
     updates, _ = tx.update(grads, tx.init(params), params)
     return {path: bool(x.any()) for path, x in ta.to_flat_dict(updates).items()}
@@ -39,7 +39,7 @@ def moved(tx: Any, params: Any, grads: Any = None) -> dict[str, bool]:
 # Silent today
 
 
-def test_a_mask_is_taken_for_a_schedule():
+def test_a_mask_is_treated_as_a_schedule():
     def mask(tree):
         return jax.tree.map(lambda x: jnp.ndim(x) > 0, tree)
 
@@ -81,7 +81,7 @@ def test_setting_the_count_overwrites_a_parameter_called_count():
 
 
 @pytest.mark.hazard("F16")
-def test_masked_leaves_get_their_gradients_for_updates():
+def test_masked_leaves_get_their_gradients_as_updates():
     mask = {"a": True, "b": False}
     updates, _ = optax.masked(optax.sgd(1.0), mask).update(
         ONE, optax.masked(optax.sgd(1.0), mask).init(ONE)
@@ -104,7 +104,7 @@ class Normed(eqx.Module):
     norm: eqx.nn.LayerNorm
 
 
-def test_a_class_mask_shown_a_flat_view_decays_the_norms():
+def test_a_class_mask_on_a_flat_dict_decays_the_norms():
     model = Normed(eqx.nn.Linear(2, 2, key=jax.random.key(0)), eqx.nn.LayerNorm(2))
     model = jax.tree.map(jnp.ones_like, model)
 
@@ -148,7 +148,7 @@ def test_labels_of_mixed_types_fail_where_nobody_looks():
 
 @pytest.mark.parametrize("no", ["no", "False", np.array([0, 1])[1:]])
 @pytest.mark.hazard("F17")
-def test_what_is_no_bool_is_true_in_a_mask(no):
+def test_values_other_than_bools_are_true_in_a_mask(no):
     tx = optax.masked(optax.set_to_zero(), {"a": no, "b": False})
     assert not moved(tx, ONE, ONE)["a"]
     mask = ta.param_mask(ONE, "b")
@@ -156,7 +156,7 @@ def test_what_is_no_bool_is_true_in_a_mask(no):
 
 
 @pytest.mark.hazard("F23")
-def test_a_label_function_is_asked_about_gradients():
+def test_a_label_function_is_called_on_gradients():
     seen = []
 
     def labels(tree):
@@ -192,7 +192,7 @@ def test_a_nested_mask_sees_what_the_outer_one_left():
 
 
 @pytest.mark.hazard("F26")
-def test_frozen_by_zeros_keeps_the_memory():
+def test_freezing_with_zeros_keeps_the_memory():
     big = {"big": jnp.ones(1_000), "small": jnp.ones(())}
 
     def size(tx):
@@ -239,7 +239,7 @@ def test_a_module_of_labels_is_called():
     assert tx.init(model)
 
 
-def test_a_mask_function_with_a_setting_is_taken_for_a_mask():
+def test_a_mask_function_with_a_setting_is_treated_as_a_mask():
     class AtLeast(eqx.Module):
         ndim: int
 

@@ -1,4 +1,4 @@
-"""A mask or label function that sees only the flat dict, and minds, is told of."""
+"""A warning reports a mask or label function that the flat dict misleads."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ MAKERS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_a_function_that_reads_keys_is_told_of_wherever_it_is(wrapper):
+def test_a_function_that_reads_keys_is_reported_wherever_it_is(wrapper):
     tx = ta.adapt(WRAPPERS[wrapper](by_last_key))
     with pytest.warns(ta.UnliftedMaskWarning, match=r"by_last_key .*'block/bias' than"):
         tx.init(PARAMS)
 
 
 @pytest.mark.parametrize("maker", MAKERS)
-def test_all_that_show_the_flat_dict_tell(maker):
+def test_every_wrapper_that_passes_the_flat_dict_warns(maker):
     with pytest.warns(ta.UnliftedMaskWarning) as told:
         MAKERS[maker](in_adamw(by_last_key)).init(PARAMS)
     assert [warning.filename for warning in told] == [__file__]
@@ -82,14 +82,14 @@ def test_all_that_show_the_flat_dict_tell(maker):
     [by_shape, ta.lift(by_last_key), ta.glob("**/kernel"), ta.leaf(ndim=2)],
     ids=["by shape", "lifted", "glob", "leaf"],
 )
-def test_who_decides_alike_is_not_told_of(wrapper, mask):
+def test_functions_that_decide_alike_are_not_reported(wrapper, mask):
     if wrapper == "multi_transform" and not isinstance(mask, Callable):
         pytest.skip("no function")
     state = ta.adapt(WRAPPERS[wrapper](mask)).init(PARAMS)
     assert state is not None
 
 
-def test_on_a_flat_dict_there_is_nothing_to_tell():
+def test_on_a_flat_dict_there_is_nothing_to_report():
     flat, _ = ta.split(PARAMS)
     ta.adapt(in_adamw(by_last_key)).init(flat)
 
@@ -109,7 +109,7 @@ def test_a_function_of_paths_says_so_by_lifting():
     }
 
 
-def test_the_norms_do_not_decay_in_silence():
+def test_the_norms_do_not_silently_decay():
     model = (mlp(), eqx.nn.LayerNorm(2))
 
     def mask(tree):
@@ -144,7 +144,7 @@ def test_an_error_of_such_a_function_has_a_note():
     assert ta.adapt(in_adamw(ta.lift(mask))).init(params)
 
 
-def test_cells_that_are_not_yet_assigned_and_cycles_are_passed_over():
+def test_unassigned_cells_and_cycles_are_skipped():
     def init(params):
         return later
 
@@ -176,11 +176,11 @@ def test_a_mapping_that_reads_its_items_is_left_alone():
     assert ta.adapt(tx).init(PARAMS)["count"] == 0
 
 
-# Functions that are called something else
+# Functions with other names
 
 
 def dimensions(cls):
-    """Dimension numbers for matrices alone, by the last key."""
+    """Dimension numbers only for matrices, by the last key."""
 
     def by_key(tree):
         flat = traverse_util.flatten_dict(tree)
@@ -290,7 +290,7 @@ BY_SHAPE = {
 
 
 @pytest.mark.parametrize("name", BY_SHAPE)
-def test_what_differs_in_the_order_of_leaves_alone_is_not_told_of(name):
+def test_a_difference_only_in_leaf_order_is_not_reported(name):
     class Reversed(NamedTuple):
         z: Any
         b: Any

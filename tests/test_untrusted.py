@@ -1,4 +1,4 @@
-"""Untrusted input: what comes from a file is data, never code. See ``SECURITY.md``."""
+"""Untrusted input: the content of a file is data, never code. See ``SECURITY.md``."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ RUNS_CODE = {"eval", "exec", "compile", "__import__", "breakpoint"}
 UNPICKLES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "shelve", "marshal"}
 UNPICKLES |= {"joblib", "yaml"}
 
-# Who imports a module by name, and that the name is written down in the package; the
+# Files that import a module by name; the name is a constant in the package, but the
 # command line imports what its user types.
 IMPORTERS = ("import_module", "resolve_name")
 IMPORTS_BY_NAME = {
@@ -48,8 +48,8 @@ IMPORTS_BY_NAME = {
 }
 
 
-# The test kit pickles what its caller hands it, and reads just that again; the
-# comparison of metadata knows the errors by which an object refuses to be pickled.
+# The test kit pickles its caller's objects and reads only these again; the comparison
+# of metadata catches the errors of objects that cannot be pickled.
 OWN_PICKLES = {
     "treeadapt/testing.py": {"pickle"},
     "treeadapt/trees/metadata.py": {"pickle"},
@@ -100,7 +100,7 @@ def test_no_answer_depends_on_a_clock():
     assert clocks <= {"treeadapt/cli/bench.py", "treeadapt/cli/progress.py"}
 
 
-def test_what_the_test_kit_unpickles_it_has_pickled():
+def test_the_test_kit_unpickles_only_its_own_pickles():
     for name in OWN_PICKLES:
         used = [
             ast.unparse(node)
@@ -113,7 +113,7 @@ def test_what_the_test_kit_unpickles_it_has_pickled():
         assert found == READS.get(name, [])
 
 
-def test_the_source_is_really_looked_at():
+def test_the_source_is_really_checked():
     tree = ast.parse("import pickle\nfrom yaml import load, YAMLError\nx = eval('1')")
     assert imported(tree) & UNPICKLES == {"pickle", "yaml"}
     assert {*calls(tree)} & RUNS_CODE == {"eval"}
@@ -124,7 +124,7 @@ def test_the_source_is_really_looked_at():
 
 @pytest.fixture
 def trap(tmp_path, monkeypatch):
-    """A module that must never be imported; gives ways to name it."""
+    """A module that must never be imported; returns ways to name it."""
     (tmp_path / "harmful_module.py").write_text("raise SystemExit('imported')\n")
     monkeypatch.syspath_prepend(tmp_path)
     names = ["harmful_module", "harmful_module:Net", "harmful_module.Net"]
@@ -220,7 +220,7 @@ def taught():
 @pytest.mark.usefixtures("taught")
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 @pytest.mark.parametrize("name", HARMFUL)
-def test_no_attribute_is_set_that_the_target_does_not_have(model, name, tmp_path):
+def test_only_attributes_of_the_target_are_set(model, name, tmp_path):
     target = model()
     extra = {"w": jnp.zeros(2), name: jnp.zeros(2)}
     nested = {"w": jnp.zeros(2), **{part: jnp.zeros(2) for part in name.split("/")[:1]}}

@@ -87,7 +87,7 @@ def test_zero_updates_of_every_leaf_keep_every_bit(row):
 def test_a_zero_keeps_the_bits_of_every_float(dtype, delta_dtype, jit):
     width = np.dtype(dtype).itemsize
     every = np.arange(2**16, dtype=np.uint16)
-    # Of the 32-bit floats every sign and exponent, with some payloads.
+    # Every sign and exponent of the 32-bit floats, with some payloads.
     pattern = every if width == 2 else every.astype(np.uint32) << 16 | every[::-1] >> 3
     leaf = jnp.asarray(pattern.view(dtype))
     step = jax.jit(apply_updates) if jit else apply_updates
@@ -113,7 +113,7 @@ numbers = st.floats(width=32, allow_subnormal=True)
     st.sampled_from(FLOATS),
     st.sampled_from(FLOATS),
 )
-def test_what_is_not_zero_gets_the_bits_that_optax_gives(pairs, dtype, delta_dtype):
+def test_nonzero_updates_give_the_bits_of_optax(pairs, dtype, delta_dtype):
     with np.errstate(all="ignore"):
         leaf = np.array([one for one, _ in pairs], np.float32).astype(dtype)
         delta = np.array([two for _, two in pairs], np.float32).astype(delta_dtype)
@@ -126,7 +126,7 @@ def test_what_is_not_zero_gets_the_bits_that_optax_gives(pairs, dtype, delta_dty
     assert np.asarray(new)[moved].tobytes() == np.asarray(want)[moved].tobytes()
 
 
-def test_other_dtypes_get_the_numbers_that_optax_gives():
+def test_other_dtypes_get_the_numbers_of_optax():
     tree = {
         "bool": jnp.array([True, False]),
         "complex": jnp.array([1 + 2j, -0.0j]),
@@ -157,7 +157,7 @@ def test_python_numbers_move_as_with_optax_and_stay_without_an_update():
     assert new["d"] is tree["d"]
 
 
-def test_float0_none_and_masked_nodes_are_no_updates():
+def test_float0_none_and_masked_nodes_are_not_updates():
     tree = {
         "i": jnp.arange(3),
         "k": jax.random.key(0),
@@ -215,7 +215,7 @@ def test_leaf_order_of_the_two_trees_does_not_matter():
     assert bits(new.weight) == bits(layer.weight)
 
 
-def test_colliding_paths_are_no_matter_where_the_structure_is_the_same():
+def test_colliding_paths_are_allowed_if_the_structure_is_the_same():
     tree = {"a/b": jnp.ones(1), "a": {"b": jnp.ones(1)}}
     new = apply_updates(tree, {"a/b": jnp.ones(1), "a": {"b": jnp.zeros(1)}})
     assert (new["a/b"], new["a"]["b"]) == (2, 1)
@@ -240,7 +240,7 @@ def test_colliding_paths_are_no_matter_where_the_structure_is_the_same():
         ({"act": 0.0, "key": 0}, None, ""),
     ],
 )
-def test_what_does_not_fit_is_named(updates, error, words):
+def test_updates_that_do_not_fit_are_named(updates, error, words):
     tree = {"act": jax.nn.relu, "key": jax.random.key(0), "weight": jnp.ones(2)}
     if error is None:
         new = apply_updates(tree, updates)
@@ -285,7 +285,7 @@ def test_the_learning_rate_gets_its_derivative_at_zero():
     assert jax.grad(loss)(0.0) == -3
 
 
-def test_derivatives_pass_by_integers():
+def test_derivatives_skip_integers():
     tree = {"n": jnp.arange(2), "w": jnp.ones(2)}
 
     def loss(w, n):
@@ -312,7 +312,7 @@ def test_it_scans_and_maps():
     assert mapped["w"].shape == (2, 2)
 
 
-def test_it_is_one_fused_kernel_a_leaf():
+def test_each_leaf_is_one_fused_kernel():
     tree = {"w": jnp.ones((64, 64)), "v": jnp.ones((64, 64), jnp.bfloat16)}
     compiled = jax.jit(apply_updates, donate_argnums=0).lower(tree, tree).compile()
     assert compiled.memory_analysis().temp_size_in_bytes == 0
@@ -379,7 +379,7 @@ def test_an_average_gets_the_numbers_of_the_flat_dict(row):
         assert after is before or bits(after) == bits(jnp.asarray(want[i]))
 
 
-def test_an_average_takes_what_does_not_move_from_the_old_tree():
+def test_an_average_takes_leaves_that_do_not_move_from_the_old_tree():
     old = {"act": jax.nn.relu, "i": jnp.array(1), "k": jax.random.key(0), "r": 0.5}
     new = {"act": jax.nn.gelu, "i": jnp.array(9), "k": jax.random.key(1), "r": 0.9}
     got = incremental_update({**new, "w": jnp.ones(1)}, {**old, "w": jnp.zeros(1)}, 0.5)
@@ -418,7 +418,7 @@ def test_an_average_scans_with_an_array_step_size():
         ({"a": jnp.ones(2), "b": jnp.arange(2)}, None),
     ],
 )
-def test_an_average_wants_both_trees(new, words):
+def test_an_average_needs_both_trees(new, words):
     old = {"a": jnp.zeros(2), "b": jnp.zeros(2)}
     if words is None:
         with jax.numpy_dtype_promotion("standard"):
