@@ -4,7 +4,7 @@ A *state dict* is nested, ``{"layers": {"0": {"kernel": leaf}}}``; a *flat dict*
 level, ``{"layers/0/kernel": leaf}``. The way back takes container classes, functions,
 ``None`` and empty containers from a target tree, and leaves from the dict. No leaf is
 read, moved, copied or cast, inside or outside ``jit``, on any device.
-Selecting a part of a tree is up to ``splitting``; naming rules are in ``paths``.
+See ``splitting`` for selecting a part of a tree, ``paths`` for naming rules.
 """
 
 from __future__ import annotations

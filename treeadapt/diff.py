@@ -5,7 +5,7 @@ equal and prints one line a difference. Leaves meet by label path, so container 
 do not matter. Shapes and dtypes are always compared, values only on request, one leaf
 at a time. A leaf that went under one name and came under a similar one, with the same
 shape and dtype, is reported as renamed.
-Moving leaves to other names is up to ``rename``.
+See ``rename`` for moving leaves to other names.
 """
 
 from __future__ import annotations
@@ -78,10 +78,10 @@ class Difference:
         text = f"{_KINDS[self.kind]} {self.kind:8}  {self.path!r}"
         if self.kind == "renamed":
             text += f" -> {self.path_after!r}"
-        told = self.before or self.after
+        wording = self.before or self.after
         if self.before and self.after and self.before != self.after:
-            told = f"{self.before} -> {self.after}"
-        return f"{text}: {told}{', ' * bool(self.note)}{self.note}"
+            wording = f"{self.before} -> {self.after}"
+        return f"{text}: {wording}{', ' * bool(self.note)}{self.note}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
@@ -117,8 +117,10 @@ class TreeDiff:
             unread = " in names, shapes and dtypes; values were not compared"
             return f"No difference{'' if self.values_compared else unread}."
         counts = collections.Counter(found.kind for found in self.differences)
-        told = ", ".join(f"{counts[kind]:,} {kind}" for kind in _KINDS if counts[kind])
-        lines = [f"{plural(len(self.differences), 'difference')}: {told}."]
+        wording = ", ".join(
+            f"{counts[kind]:,} {kind}" for kind in _KINDS if counts[kind]
+        )
+        lines = [f"{plural(len(self.differences), 'difference')}: {wording}."]
         lines += map(str, self.differences[:limit])
         if len(self.differences) > limit:
             lines.append(f"and {len(self.differences) - limit:,} more")

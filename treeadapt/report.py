@@ -401,11 +401,11 @@ def _rule_cells(rule: RuleRow) -> tuple[str, ...]:
 
 def _cells(row: Row) -> tuple[str, ...]:
     """Return a leaf as cells of a table."""
-    told = ("-", "-")
+    wording = ("-", "-")
     if row.shape is not None:
-        told = (f"{row.num_params:,}", size_text(row.size_bytes))
+        wording = (f"{row.num_params:,}", size_text(row.size_bytes))
     path = printable(row.path) or "''"
-    shown = (path, _shape(row) or "-", row.dtype, *told)
+    shown = (path, _shape(row) or "-", row.dtype, *wording)
     return (*shown, label_text(row.label), str(row.rule or "-"))
 
 

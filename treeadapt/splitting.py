@@ -4,7 +4,7 @@
 donate and save. ``rest`` is a pytree with everything else: unselected arrays are its
 leaves, so they pass through ``jit`` as arguments; functions, static fields and
 containers ride in its static part. No leaf is read, moved, copied or cast.
-Which leaves are selected is up to ``selectors``; names come from ``paths``.
+See ``selectors`` for which leaves are selected, ``paths`` for their names.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 ``value_and_grad_from_state`` and ``tree_map_params`` do what Optax's functions of these
 names do, for params of any classes and for states on the flat view: what is in the
 state is matched with the caller's tree by label path.
-Where a state holds copies of the params is up to ``slots``.
+See ``slots`` for where a state holds copies of the params.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The new state is that of ``tx.init(params)``; each of its leaves that has a counterpart
 in the earlier state, of the same shape and dtype, is taken from there. The report says
 of every leaf what became of it, and warns where what was carried does not go together.
-Which names belong together is up to ``matching``.
+See ``matching`` for which names belong together.
 """
 
 from __future__ import annotations

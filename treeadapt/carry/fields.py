@@ -6,7 +6,7 @@ entries of ``hyperparams``. What a field such as ``mu`` holds is not searched, s
 parameter called ``count``, ``value`` or ``mu`` is neither found nor overwritten.
 States differ from params by their classes: Optax's own (see ``optax_fields``), those
 that hold one of these, and those that the caller names.
-Stable names for every array of a state are up to ``convert``.
+See ``convert`` for stable names of every array of a state.
 """
 
 from __future__ import annotations

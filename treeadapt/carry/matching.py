@@ -6,7 +6,7 @@ Where the copies of a state came from is a *link* between the two states
 (``learn_links``), and every other leaf follows the links: the step count of a group is
 that of the group whose moments it took (``match_rest``). What has no link is matched by
 its own name, or by the only state with the same fields.
-Which leaves may be taken (shapes, values) is up to ``carry_state``.
+See ``carry_state`` for which leaves may be taken (shapes, values).
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def _match_alike(wanted: Nodes, given: Nodes, found: Offers, ambiguous: Offers) 
     ]
     for node, (sources, _) in pairs.items():
         is_contested = any(claims.count(source) > 1 for source in sources)
-        # The same state in several groups is no contest: the groups are being joined.
+        # The same state in several groups is one: the groups are being joined.
         places = {source.removeprefix(_group(source)) for source in sources}
         into = ambiguous if is_contested or len(places) > 1 else found
         for field, name in wanted[node].items():

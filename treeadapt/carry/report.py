@@ -4,7 +4,7 @@ Takes what was carried, by name, and the leaves; says in words where pieces of t
 states do not go together: moments under the step count of others or of another kind,
 vectors without names, nothing that fits. Reads step counts, and moments only where the
 new ones do not start at zero.
-What is carried is up to ``carry_state``.
+See ``carry_state`` for what is carried.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ any other leaf (``0/count``) has no prefix. ``find_slots`` knows the transformat
 asks with Optax's placeholder, and where one refuses that (a line search looks at the
 first leaf) it takes every subtree that holds nothing but parameters for a copy.
 ``cut_names`` knows names alone.
-What happens to the slots is up to ``carry_state``, ``callbacks`` and ``sharding``.
+See ``carry_state``, ``callbacks`` and ``sharding`` for what happens to the slots.
 """
 
 from __future__ import annotations

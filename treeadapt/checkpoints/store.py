@@ -3,8 +3,8 @@
 Takes a tree and the name of a checkpoint. What is loaded is compared with a target by
 metadata before any array is read, so that a file may state what it likes. Python
 numbers are saved as 0-d arrays; other static leaves, ``None`` and containers are not:
-they come from the target. The state of an optimizer is a tree as any other. What
-checkpoints are on a disk is up to ``files``.
+they come from the target. The state of an optimizer is a tree like any other. See
+``files`` for what a checkpoint is on disk.
 """
 
 from __future__ import annotations

@@ -86,15 +86,15 @@ def _short_errors() -> Iterator[None]:
         raise
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else PROGRAM
-        told = " ".join(error.format_message().split())
-        raise _Failure(f"{told}\nTry '{command} --help'.") from error
+        wording = " ".join(error.format_message().split())
+        raise _Failure(f"{wording}\nTry '{command} --help'.") from error
     except TreeAdaptError as error:
         raise _Failure(as_options(str(error))) from error
     except KeyboardInterrupt as error:
         raise _Failure("Interrupted.", 130) from error  # as of a shell's own commands
     except Exception as error:
-        told = " ".join(str(error).split())[:300]
-        raise _Failure(f"{type(error).__name__}: {told}") from error
+        wording = " ".join(str(error).split())[:300]
+        raise _Failure(f"{type(error).__name__}: {wording}") from error
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
@@ -218,8 +218,8 @@ def show(
     pairs = [f"{path!r} is {source.ties[path]!r}" for path in tied]
     if pairs:
         more = f" and {len(pairs) - 3:,} more" if len(pairs) > 3 else ""
-        told = f"Tied, and counted twice: {', '.join(pairs[:3])}{more}."
-        summary = dataclasses.replace(summary, notes=(*summary.notes, told))
+        wording = f"Tied, and counted twice: {', '.join(pairs[:3])}{more}."
+        summary = dataclasses.replace(summary, notes=(*summary.notes, wording))
     if output is None:
         printing.print_summary(summary, source.ties, depth, form)
     else:
@@ -288,8 +288,8 @@ def diff(
     one, two = (read_arrays(*each) if values else each[1].tree for each in pair)
     found = tree_diff(one, two, where=list(where) or "**", values=values)
     if form == "json":
-        told = [dataclasses.asdict(each) for each in found]
-        printing.print_json({"values_compared": values, "differences": told})
+        wording = [dataclasses.asdict(each) for each in found]
+        printing.print_json({"values_compared": values, "differences": wording})
     else:
         printing.print_diff(found)
     if found:
@@ -325,9 +325,9 @@ def explain(tree: str, path: str, rules_file: str, *, allow_regex: bool) -> None
         click.echo(f"{path!r} is matched by no rule.")
         sys.exit(1)
     by_default = matches.deciding[place] < 0
-    told = f"gets the default, {value!r}" if by_default else f"gets {value!r}"
-    told = "is not an array, and needs no rule" if value is STATIC else told
-    click.echo(f"{path!r} {told}.")
+    wording = f"gets the default, {value!r}" if by_default else f"gets {value!r}"
+    wording = "is not an array, and needs no rule" if value is STATIC else wording
+    click.echo(f"{path!r} {wording}.")
 
 
 @app.command(short_help="Write a checkpoint in another format.")

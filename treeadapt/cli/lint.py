@@ -73,12 +73,12 @@ def findings(matches: RuleMatches) -> Iterator[Finding]:
     plan, is_array = matches.view.plan, matches.is_array
     lines = advice_lines(named, plan, is_array, limit=len(named))
     for (index, _), line in zip(matches.unused, lines, strict=True):
-        told = f"matches nothing: {as_options(line.strip())}"
-        yield Finding("unused", index + 1, told)
+        wording = f"matches nothing: {as_options(line.strip())}"
+        yield Finding("unused", index + 1, wording)
     for index in matches.shadowed:
         text = shorten(where_text(matches.rules.selectors[index]))
-        told = f"{text} {matches.shadow_text(index)}"
-        yield Finding("shadowed", index + 1, told)
+        wording = f"{text} {matches.shadow_text(index)}"
+        yield Finding("shadowed", index + 1, wording)
     yield from _uneven(matches)
 
 

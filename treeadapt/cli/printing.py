@@ -133,15 +133,15 @@ def print_annotations(found: Sequence[Finding], rules: Rules, file: str) -> None
             quoted = (json.dumps(pattern, ensure_ascii=False), f"'{pattern}'")
             numbers = (n for n, t in enumerate(texts, 1) if any(q in t for q in quoted))
             place += "".join(f",line={number}" for number in list(numbers)[:1])
-        told = _escaped(printable(each.line))
-        click.echo(f"::error {place},title={each.kind} rule::{told}")
+        wording = _escaped(printable(each.line))
+        click.echo(f"::error {place},title={each.kind} rule::{wording}")
 
 
 def print_diff(found: TreeDiff) -> None:
     """Print how two trees differ, in the colours of a diff."""
-    head, *told = str(found).splitlines()
+    head, *wording = str(found).splitlines()
     click.echo(head)
-    for line in told:
+    for line in wording:
         click.secho(line, fg=_DIFF_COLORS.get(line[0]))
 
 

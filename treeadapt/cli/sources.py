@@ -113,10 +113,10 @@ def _unboxed(text: str, stored: Stored, known: Collection[str] = ()) -> Stored:
     found = stored.without_boxes(known)
     cut = len(stored.leaves.keys() - found.leaves.keys())
     if cut:
-        told = (
+        wording = (
             f"left out /value, the name of what is in a box, from {plural(cut, 'path')}"
         )
-        click.echo(printable(f"note: {text}: {told}."), err=True)
+        click.echo(printable(f"note: {text}: {wording}."), err=True)
     return found
 
 
@@ -181,9 +181,9 @@ def _traced(text: str) -> Source:
     except TreeAdaptError:
         raise
     except (Exception, SystemExit) as error:
-        told = " ".join(str(error).split())[:300]
+        wording = " ".join(str(error).split())[:300]
         raise TreeAdaptError(
-            f"{text} raised {type(error).__name__}{': ' * bool(told)}{told}"
+            f"{text} raised {type(error).__name__}{': ' * bool(wording)}{wording}"
         ) from error
     view = made[0]
     first: dict[int, str] = {}

@@ -145,7 +145,7 @@ def tree_lines(outline: Outline, limit: int = 44, width: int = 28) -> list[Line]
     spans = [Span("  ", "marker"), *_spaced(*_heads(head), share), Span("  ")]
     label = [Span(" " * (_MIX + 1), "mix"), Span("label", "dim")]
     made = [Line([*spans, *(label if outline.has_labels else [])])] if rows else []
-    for row, (name, kind, size), (*_, told) in zip(rows, table, texts, strict=True):
+    for row, (name, kind, size), (*_, wording) in zip(rows, table, texts, strict=True):
         node, indent = row.node, 2 * row.level
         bar = _bar(outline, node, _BAR)
         cells = (Span(kind, "muted"), Span(size, "number"), bar)
@@ -154,7 +154,7 @@ def tree_lines(outline: Outline, limit: int = 44, width: int = 28) -> list[Line]
         if outline.has_labels:
             mix = Span(" " * _MIX, "mix", 1.0, bar.parts)
             first = outline.labels[max(node.shares, key=lambda pair: pair[1])[0]]
-            text = Span(fitted(told, _LABEL), first.paint.color)
+            text = Span(fitted(wording, _LABEL), first.paint.color)
             spans += [Span("  "), mix, Span(" ", "mix"), text]
         made.append(Line(spans, outline.tooltip(row), row))
     return made

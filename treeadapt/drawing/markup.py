@@ -27,8 +27,8 @@ def element(
     made.text = text
     for name, value in attributes.items():
         if value != "":
-            told = value if isinstance(value, str) else px(value)
-            made.set(name.rstrip("_").replace("_", "-"), told)
+            wording = value if isinstance(value, str) else px(value)
+            made.set(name.rstrip("_").replace("_", "-"), wording)
     return made
 
 

@@ -201,9 +201,11 @@ class Outline:
             return self.labels[shares[0][0]].text
         if len(shares) > _MAX_LABELS:
             return f"{len(shares):,} labels"
-        told = [f"{self.labels[i].text} ({share_text(share)})" for i, share in shares]
-        more = [f"+{len(told) - 2}"] if len(told) > 2 else []
-        return ", ".join([*told[:2], *more])
+        wording = [
+            f"{self.labels[i].text} ({share_text(share)})" for i, share in shares
+        ]
+        more = [f"+{len(wording) - 2}"] if len(wording) > 2 else []
+        return ", ".join([*wording[:2], *more])
 
     def tooltip(self, row: Row) -> str:
         """Write all that is known of a line."""
@@ -215,12 +217,12 @@ class Outline:
         params = plural(node.num_params, "parameter")
         lines.append(f"{params}, {size_text(node.size_bytes)}")
         if self.has_labels:
-            told = [
+            wording = [
                 f"{_short(self.labels[label].text)}: {plural(count, 'leaf')}, "
                 f"{size_text(size)}"
                 for label, (count, size) in node.parts.items()
             ]
-            lines += _first_lines(told, "label")
+            lines += _first_lines(wording, "label")
             lines += [f"by {_short(node.rule)}"] if node.rule else []
         return "\n".join(lines)
 
@@ -291,14 +293,14 @@ def grown(leaves: Iterable[Node]) -> Node:
 def _finish(node: Node, known: dict[object, int]) -> None:
     """Add up, merge and join below a node; at most ``_MAX_DEPTH`` deep."""
     if node.is_leaf:
-        told: object = (node.kind, node.size_bytes, *node.parts, node.rule)
+        wording: object = (node.kind, node.size_bytes, *node.parts, node.rule)
     else:
         for child in node.children:
             _finish(child, known)
-        told = tuple((child.name, child.like) for child in node.children)
+        wording = tuple((child.name, child.like) for child in node.children)
         node.children = [_joined(child) for child in _merged(node.children)]
         _add_up(node, node.children)
-    node.like = known.setdefault((node.is_leaf, told), len(known))
+    node.like = known.setdefault((node.is_leaf, wording), len(known))
 
 
 def added(several: Collection[Total | Node]) -> tuple[int, int, int]:

@@ -1,4 +1,4 @@
-"""Colours of labels, which everyone can tell apart on light and on dark ground.
+"""Colours of labels, which everyone can distinguish on light and on dark ground.
 
 They differ by at least 0.09 in OKLab for normal sight and for the three kinds of
 colour blindness, and stand out from white and from near-black; a test computes both.

@@ -3,7 +3,7 @@
 ``nn.Partitioned``, ``nn.LogicallyPartitioned`` and ``nnx.Variable`` may name the axes
 of the array inside. Gives the spec that follows, by leaf. A row of the table below says
 how one class of boxes is read; a library that nobody has imported has no boxes.
-Whether rules agree with a box is up to ``params``.
+See ``params`` for whether rules agree with a box.
 """
 
 from __future__ import annotations

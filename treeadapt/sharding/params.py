@@ -5,7 +5,7 @@ on a mesh. Both read shapes alone, so they work on abstract trees before anythin
 allocated, and name every leaf that does not fit. What a rule says outranks nothing: a
 box that says otherwise is an error, and a copy on every device that no rule asked for
 is reported.
-How a spec is written is up to ``specs``, optimizer state to ``state``.
+See ``specs`` for how a spec is written, ``state`` for optimizer state.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Takes what a rule says (``P("data", None)``, ``("data", None)``, or the text ``"
 None"`` as a rules file has it) and gives a ``PartitionSpec``. Says in a few words what
 is wrong with a spec for an array of some shape; raises nothing about a leaf itself, so
 that a message can name all leaves at once.
-Which leaf gets which spec is up to ``params``.
+See ``params`` for which leaf gets which spec.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
 ends; its shape then says how: the same shape has the same sharding, axes that are
 missing (factored statistics) or came in front (a memory of several steps) are
 accounted for, and whatever else there is, is on every device. Structure alone would not
-do: Adafactor, SM3, L-BFGS and ``zero_nans`` keep other shapes where a param stands.
-Where a state holds copies of the params is up to ``carry.slots``.
+do: Adafactor, SM3, L-BFGS and ``zero_nans`` keep other shapes in the place of a param.
+See ``carry.slots`` for where a state holds copies of the params.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Exact paths: JAX's own text of keys, for messages.
 
-An exact path such as ``.policy['params']['w']`` tells apart what a label path may not.
+An exact path such as ``.policy['params']['w']`` is unique where a label path is not.
 Also names places inside classes that JAX does not know. Slow; made only for errors.
 """
 

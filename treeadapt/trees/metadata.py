@@ -3,7 +3,7 @@
 JAX compares the metadata of two structures with ``==``: it takes ``1`` for ``True`` and
 ``1.0``, and an object that changed in place for itself. A ``Snapshot`` takes values
 down by type and exact value, with all that they hold, as they are now.
-Knows no leaf that is an array; where structures come from is up to ``views``.
+Knows no leaf that is an array. See ``views`` for where structures come from.
 """
 
 from __future__ import annotations

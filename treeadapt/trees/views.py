@@ -5,7 +5,7 @@
 a structure that was seen before this is ``jax.tree.flatten`` and one look-up. A plan
 holds only what is a function of the structure as JAX compares it: never a leaf, and
 never the treedef that rebuilds the caller's tree, which is the one in hand.
-Trees that JAX cannot tell apart or cannot rebuild faithfully (opaque classes, shared
+Trees that JAX cannot distinguish or cannot rebuild faithfully (opaque classes, shared
 variables, constructors with code of their own) are walked again each time.
 Knows neither patterns (see ``patterns``) nor rules (see ``rules``).
 """
@@ -296,7 +296,7 @@ class _PlanCache:
     JAX hashes a treedef without its dict keys and metadata, so many structures share a
     hash; each bucket is searched by equality, the latest found first. Equality alone
     would not do: JAX compares nodes that ``register_dataclass`` made without their
-    class, be it a dataclass or not, and only the hash tells these apart.
+    class, be it a dataclass or not, and only the hash distinguishes these.
     """
 
     def __init__(self) -> None:
