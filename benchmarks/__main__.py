@@ -108,7 +108,7 @@ def growth(results: list[Result]) -> list[Result]:
             rows.append(
                 figure(
                     "growth",
-                    f"{work}: ratio to the floor, beside that at {small:,}",
+                    f"{work}: ratio to the floor, vs that at {small:,}",
                     large,
                     "treeadapt",
                     two / one,

@@ -31,10 +31,10 @@ def races(structures: int = 1_500) -> Iterator[Race]:
 
     yield Race(
         topic=TOPIC,
-        work=f"{structures:,} structures seen: the latest beside a first one",
+        work=f"{structures:,} structures seen: the latest vs the first",
         size=1,
-        contenders={"the latest": latest, "a first one": first},
-        baseline="a first one",
+        contenders={"the latest": latest, "the first": first},
+        baseline="the first",
         targets={"the latest": Target(at_most=2)},
     )
 

@@ -50,7 +50,7 @@ def figures(num_leaves: int = 1_000_000, rounds: int = 3) -> Iterator[Result]:
     ta.default_registry.forget()  # a plan of a million leaves is large
     yield figure(
         TOPIC,
-        "to_flat_dict, cold, beside tree_leaves_with_path + keystr",
+        "to_flat_dict, cold, vs tree_leaves_with_path + keystr",
         size,
         "treeadapt",
         statistics.median(ratios),

@@ -70,7 +70,7 @@ def races(num_blocks: int = 24) -> Iterator[Race]:
     masked = optax.adamw(1e-3, mask=_matrices)
     yield Race(
         topic=TOPIC,
-        work="init of adamw with a mask function, asked about both trees",
+        work="init of adamw with a mask function, called on both trees",
         size=size,
         contenders={
             "adapt, on the module": lambda: ta.adapt(masked).init(filtered),

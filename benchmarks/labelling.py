@@ -85,7 +85,7 @@ def _cold(size: int) -> Race:
 def _cold_many_rules(size: int) -> Race:
     return Race(
         topic=TOPIC,
-        work="cold param_labels, 500 rules beside 50",
+        work="cold param_labels, 500 rules vs 50",
         size=size,
         contenders={
             "500 rules": Contender(run=_ours, fresh=lambda: _new(size, 500)),

@@ -33,7 +33,7 @@ def races(num_blocks: int = 24, groups: int = 50) -> Iterator[Race]:
         contenders={
             "ta.split": _split_step(model, optax.adamw(1e-3), x),
             "raw module, eqx.filter_jit": _filter_jit_step(model, x),
-            "eqx.partition by hand": _partition_step(model, x),
+            "eqx.partition, manually": _partition_step(model, x),
         },
         baseline="ta.split",
     )

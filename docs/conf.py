@@ -1,7 +1,7 @@
 """Builds the documentation site: ``make docs``, output in ``docs/_build/html``.
 
-Strict: a warning fails the build, and so does a reference that leads nowhere. Nothing
-is fetched from the network.
+Strict: a warning or a broken reference fails the build. The build does not use the
+network.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ exclude_patterns = ["_build", "examples", "scripts"]
 
 myst_heading_anchors = 3
 
-# Types are said in the text of a docstring; a signature names parameters and defaults.
+# Docstrings give types in the text; a signature names parameters and defaults.
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True

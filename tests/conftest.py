@@ -1,6 +1,6 @@
-"""The ground that every test stands on: devices, strict JAX, repeatable examples.
+"""The configuration of every test: devices, strict JAX, repeatable examples.
 
-Environment variables must stand before JAX is first imported, hence the late imports.
+Environment variables must be set before JAX is first imported, hence the late imports.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 EIGHT_DEVICES = "--xla_force_host_platform_device_count=8"
 
-# Whoever wants the tests on another platform says so; the CPU is the default.
+# The CPU is the default; the environment may choose another platform.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Several test processes share one accelerator only if none takes all its memory.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -28,8 +28,8 @@ from hypothesis import HealthCheck, settings  # noqa: E402
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
-# The same examples on every run and machine: a failure is a change, never luck. How
-# long an example takes shows how busy the machine is, not whether a law holds.
+# The same examples on every run and machine: a failure means a change, never chance. An
+# example's time shows how busy the machine is, not whether a law holds.
 settings.register_profile(
     "default",
     max_examples=200,

@@ -1,8 +1,8 @@
-"""A user's module: ``mypy --strict`` must read every public type as it is written here.
+"""A user's module: ``mypy --strict`` must infer every public type as written here.
 
-``make lint`` checks this file; ``assert_type`` states what a call returns. Where a line
-is wrong on purpose, it carries the error that must be found: with ``--strict`` an
-exemption that nothing needs is an error too.
+``make lint`` checks this file; ``assert_type`` states what a call returns. A line that
+is wrong on purpose ignores the expected error: with ``--strict`` an unneeded exemption
+is an error too.
 """
 
 from __future__ import annotations

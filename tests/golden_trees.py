@@ -1,8 +1,8 @@
 """The trees whose paths ``golden_paths.toml`` fixes, one function for each library.
 
-A function imports its library when it is called and nothing else but JAX, NumPy and
-Optax, so that its trees can be made where no other optional library is installed. Most
-trees are the model of a page in ``docs/``, or a layer as its library builds it.
+A function imports its library when it is called, and otherwise only JAX, NumPy and
+Optax, so it works if no other optional library is installed. Most trees are the model
+of a page in ``docs/``, or a layer as its library builds it.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     multiprocess_worker.py <process> <processes> <port> <folder>
 
-All processes together have eight CPU devices. Each trains one model, sharded so that
-none sees it whole, and writes into ``folder`` what it compiled and what came out. A
-single process does the same on eight devices of its own.
+All processes together have eight CPU devices. Together they train one model, sharded so
+that none sees all of it. Each writes its compiled program and its results into
+``folder``. A single process does the same on eight devices.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def optimizer() -> Any:
 
 
 def make_agent() -> Agent:
-    """Small whole numbers: sums of them are exact, in whatever order."""
+    """Small whole numbers: sums of them are exact in any order."""
 
     def make(shape: tuple[int, ...]) -> jax.Array:
         count = int(np.prod(shape))
@@ -105,7 +105,7 @@ def mesh_of(kind: str) -> jax.sharding.Mesh:
 
 
 def make_sharded(mesh: jax.sharding.Mesh) -> tuple[Agent, Agent]:
-    """The agent, made where it belongs, and its shardings."""
+    """The agent, created on its shardings, and the shardings."""
     shardings = named_shardings(jax.eval_shape(make_agent), SPEC_RULES, mesh)
     return jax.jit(make_agent, out_shardings=shardings)(), shardings
 
@@ -218,7 +218,7 @@ def main(process: int, processes: int, port: str, folder: Path) -> None:
             f"localhost:{port}", processes, process, initialization_timeout=30
         )
     assert len(jax.devices()) == NUM_DEVICES
-    # What a set of labels would do to the order of a program in this process.
+    # How a set of labels would order a program in this process.
     report: dict[str, Any] = {"order of a set": list(set(LABELS))}
     trained = train(report)
     convert(report)
@@ -231,6 +231,6 @@ def main(process: int, processes: int, port: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    # Whatever becomes of the test that started it, this process ends.
+    # This process ends even if the test that started it does not.
     faulthandler.dump_traceback_later(55, exit=True)
     main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]))

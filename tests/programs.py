@@ -1,8 +1,8 @@
-"""Whether a transformation does the same on two trees: told from the traced programs.
+"""Whether a transformation does the same on two trees, judged by the traced programs.
 
 ``Step`` is one update of a transformation as a function of flat dicts, whatever tree
-the transformation itself is handed. Two steps whose programs are the same text compute
-the same bits, compiled or not, so a table of hundreds of pairs costs traces alone.
+the transformation itself gets. Two steps whose programs have the same text compute the
+same bits, compiled or not, so a table of hundreds of pairs costs only traces.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Flat = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One transformation, and what its update wants.
+    """One transformation, and what its update needs.
 
     Attributes:
         name: of the transformation; the test id.
@@ -80,10 +80,9 @@ class Step:
     """One update as a function of flat dicts.
 
     Args:
-        case: what the update wants.
-        tree: what the transformation is handed has the structure of this.
-        tx: the transformation.
-        cast_back: cast integers in the state to the dtypes that they had.
+        case: what the update needs. tree: the transformation gets trees with this
+        structure. tx: the transformation. cast_back: cast integers in the state to the
+        dtypes that they had.
     """
 
     def __init__(self, case: Case, tree: Any, tx: Any, *, cast_back: bool = False):

@@ -1,8 +1,8 @@
 """A slow matcher that shares no code and no idea with the library's.
 
 Rewrites the text of the pattern step by step: the first character, the first braces,
-the first segment, with every number of a range tried in turn. Written for patterns
-that are well formed and ranges that are short.
+the first segment, with every number of a range tried in turn. It handles only
+well-formed patterns and short ranges.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class NamedTree:
-    """Names of a tree as nested dicts; whatever is no dict is a leaf.
+    """Names of a tree as nested dicts; anything that is not a dict is a leaf.
 
     Args:
         nodes: children by segment.
@@ -130,7 +130,7 @@ def counted_names(
 
 
 def alternatives(form: str) -> tuple[list[str], str]:
-    """What the braces that ``form`` begins with stand for, and the text behind them."""
+    """The expansions of the braces that begin ``form``, and the text after them."""
     depth, commas, i = 1, [0], 1
     while depth:
         if depth == 1 and form[i] in ",}":
@@ -161,7 +161,7 @@ def _class_end(form: str, i: int) -> int:
 
 @functools.lru_cache(maxsize=100_000)
 def fits(glob: str, text: str) -> bool:
-    """Whether a glob within a segment matches the whole of ``text``."""
+    """Whether a glob within a segment matches all of ``text``."""
     if not glob:
         return not text
     if glob[0] == "{":

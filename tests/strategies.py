@@ -163,7 +163,7 @@ def reference(tree: Any, path: str | None = None) -> Iterator[tuple[str, Any]]:
 
 
 def sibling_clash(tree: Any) -> bool:
-    """Tell whether two children of one node have the same name."""
+    """Return whether two children of one node have the same name."""
     children = _children(tree)
     if children is None:
         return False
@@ -174,14 +174,14 @@ def sibling_clash(tree: Any) -> bool:
 
 
 def is_opaque(plan: Node | Leaf) -> bool:
-    """Tell whether JAX sees some node of the tree as one leaf."""
+    """Return whether JAX sees some node of the tree as one leaf."""
     return isinstance(plan, Node) and (
         plan.kind in OPAQUE or any(map(is_opaque, plan.children))
     )
 
 
 def text(key: Any) -> str:
-    """The text of a key, written anew."""
+    """The text of a key, written independently of the library."""
     if isinstance(key, tuple):
         return "(" + ",".join(text(part) for part in key) + ")"
     if isinstance(key, str):
@@ -215,7 +215,7 @@ def _nodes(children: st.SearchStrategy[Any]) -> st.SearchStrategy[Node]:
 @st.composite
 def _mapping(draw: Any, children: st.SearchStrategy[Any]) -> Node:
     kind = draw(st.sampled_from(sorted(MAPPINGS)))
-    # Only an OrderedDict, which nobody sorts, can hold keys of several families.
+    # Only an OrderedDict, which is never sorted, can hold keys of several families.
     mixed = kind == "OrderedDict" and draw(st.booleans())
     family = (*WORDS, *NUMBERS) if mixed else draw(st.sampled_from(FAMILIES))
     keys = draw(st.lists(st.sampled_from(family), max_size=4, unique=True))
@@ -239,7 +239,7 @@ leaves = st.sampled_from([*map(Leaf, LEAVES), Leaf("float"), Leaf("int"), Leaf(N
 
 #: Plans of trees of any kind, some of which have colliding paths.
 plans = st.recursive(leaves, _nodes, max_leaves=8)
-#: Plans of trees that a collision is likely in: dicts of dicts, words for keys.
+#: Plans of trees with likely collisions: dicts of dicts with words as keys.
 word_dicts = st.recursive(
     st.just(Leaf("float")),
     lambda children: st.dictionaries(

@@ -1,4 +1,4 @@
-"""The demo in a short form: it runs, and its check of every parameter has teeth."""
+"""The demo in a short form: it runs, and its check of every parameter can fail."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ DEMO = REPOSITORY / "docs" / "examples" / "brax_ppo.py"
 
 
 def test_demo_freezes_and_trains_what_its_rules_file_says():
-    # One test, as one run takes long; a process of its own, as Brax promotes ranks.
+    # One test, because a run takes long; a separate process, because Brax promotes
+    # ranks.
     done = subprocess.run(
         [sys.executable, DEMO, "--updates=1", "--envs=16"],
         env={
             **os.environ,
             "PYTHONPATH": str(REPOSITORY),
-            # Nearly all the time goes into compilation, of code that runs only once.
+            # Nearly all the time goes into compiling code that runs only once.
             "XLA_FLAGS": "--xla_backend_optimization_level=0",
         },
         capture_output=True,
@@ -53,7 +54,7 @@ def test_demo_freezes_and_trains_what_its_rules_file_says():
     [
         (0.0, 2.0, 0),
         (1e-30, 2.0, 1),
-        (-0.0, 2.0, 1),  # equal, and yet other bits
+        (-0.0, 2.0, 1),  # equal, but different bits
         (0.0, 1.0, 1),
     ],
 )

@@ -1,7 +1,7 @@
 """Every ``>>>`` in a docstring, in ``README.md`` and under ``docs/`` runs as printed.
 
-pytest's own doctest collection would not hand the names below to modules outside
-``tests/``, and takes the closing fence of a Markdown example for its output.
+pytest's own doctest collection would not pass the names below to modules outside
+``tests/``, and would treat the closing fence of a Markdown example as output.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PAGES = sorted(
 @pytest.mark.parametrize("name", MODULES)
 def test_docstring_examples(name):
     module = importlib.import_module(name)
-    # The names of the module itself outrank ours.
+    # The names of the module itself take precedence over ours.
     names = NAMES | vars(module)
     _run(doctest.DocTestFinder().find(module, name, globs=names))
 

@@ -1,9 +1,9 @@
-"""The golden file: paths that no change, and no version of a library, may alter.
+"""The golden file: paths that must not change, in any version of a library.
 
-``golden_paths.toml`` is plain data, read by eye and written once: checkpoints, rules
-files and optimizer states of users hold such names. A failure here means that their
-names would change. A section is a library; its trees are in ``golden_trees.py``. The
-section ``table`` is the shared table of trees, which needs all libraries at once.
+``golden_paths.toml`` is plain data, written once and checked by people. Checkpoints,
+rules files and optimizer states of users contain such names. A failure here means that
+their names would change. A section is a library; its trees are in ``golden_trees.py``.
+The section ``table`` is the shared table of trees, which needs all libraries at once.
 """
 
 from __future__ import annotations

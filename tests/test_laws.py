@@ -187,7 +187,7 @@ def test_law_8_rest_of_equal_trees_gives_one_trace(row):
     tree = row.make()
     arrays = ta.split(tree, [])[1].arrays.values()
     if not all(isinstance(leaf, jax.Array) for leaf in arrays):
-        pytest.skip("abstract and float64 leaves are no jit arguments")
+        pytest.skip("abstract and float64 leaves cannot be jit arguments")
     rests = [ta.split(tree, [])[1] for _ in range(3)]
     assert_traced_once(lambda rest: rest.arrays, rests)
 

@@ -1,8 +1,8 @@
-"""One of each kind of Optax transformation: what a wrapper of all of them must hold.
+"""One of each kind of Optax transformation, to test a wrapper of all of them.
 
-Every optimizer that Optax ships is in ``docs/compatibility.md``; these are the ones
-that differ in what they ask of a wrapper: callbacks, extra arguments, state that
-drifts, noise per leaf, masks, params of a class of their own.
+Every optimizer that Optax ships is in ``docs/compatibility.md``; these make different
+demands on a wrapper: callbacks, extra arguments, state that drifts, noise per leaf,
+masks, a separate class for params.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ class AttrsModel:
 
 @dataclasses.dataclass
 class ChildLayer(RegisteredLayer):
-    """A subclass that JAX does not know of a class that it knows."""
+    """An unregistered subclass of a class that JAX knows."""
 
 
 @flax.struct.dataclass
@@ -252,7 +252,7 @@ class PenzaiModel(pz.Struct):
 
 
 class Unregistered:
-    """A class that only ``ta.register`` makes known."""
+    """A class that only ``ta.register`` registers."""
 
     def __init__(self, w, b):
         raise TypeError("never called by a conversion")
@@ -547,7 +547,7 @@ TREES = (
     ),
 )
 
-#: Trees in the shape of the two-layer model that hold no array: masks, labels, shapes.
+#: Trees with the structure of the two-layer model but no arrays: masks, labels, shapes.
 WITHOUT_ARRAYS = {
     f"{classes} of {kind}": functools.partial(_filled, layer, model, leaf)
     for classes, layer, model in (

@@ -1,12 +1,13 @@
 """Fine-tune a real Brax PPO agent; a rules file says what is frozen and what trains.
 
-1. PPO teaches an agent to balance Brax's inverted double pendulum. All of it trains.
-2. The motor of the cart is rewired backwards: every push goes the wrong way.
+1. PPO trains an agent to balance Brax's inverted double pendulum. All parameters train.
+2. The cart's motor is reversed: every push goes the wrong way.
 3. PPO fine-tunes the agent as ``brax_ppo.toml`` says: the first layers of the policy
-   are frozen, the others train fast, the value network slowly. First with Brax's own
-   ``PPONetworkParams``, a Flax dataclass, then with a NamedTuple: one file fits both.
-4. Every parameter is compared with its start: the frozen ones must be the same bit for
-   bit and all others must have moved, or the exit status is 1.
+   are frozen, its others train fast, and the value network trains slowly. This runs
+   with Brax's own ``PPONetworkParams``, a Flax dataclass, and with a NamedTuple: one
+   file fits both.
+4. Every parameter is compared with its start: the frozen ones must be bit for bit the
+same and all others must have moved. Otherwise the exit status is 1.
 
 Run it with ``make demo`` or ``python docs/examples/brax_ppo.py``. It takes a
 minute or two on two CPU cores, a third of it compilation.
@@ -31,7 +32,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedCo
 
 import treeadapt as ta
 
-# On import, MuJoCo prints that its optional Warp backend is missing; none is needed.
+# On import, MuJoCo prints that its optional Warp backend is missing; we do not need it.
 with contextlib.redirect_stdout(io.StringIO()):
     from brax import envs
     from brax.envs.wrappers import training as wrappers
@@ -52,7 +53,7 @@ EVALUATE_EVERY = 10  # updates
 
 
 class PPONetworkParams(NamedTuple):
-    """What Brax's dataclass of the same name holds, as a NamedTuple."""
+    """The fields of Brax's dataclass of the same name, as a NamedTuple."""
 
     policy: Params
     value: Params
@@ -61,7 +62,7 @@ class PPONetworkParams(NamedTuple):
 def main() -> int:
     """Run the four steps; return the exit status."""
     args = parse_args()
-    # Brax's wrappers look at the shape of a key, so keys are of the raw kind.
+    # Brax's wrappers read the shape of a key, so keys are raw.
     keys = jax.random.split(jax.random.PRNGKey(args.seed), 3)
     key_init, key_pretrain, key_finetune = keys
     ppo = PPO(num_envs=args.envs, num_updates=args.updates)
@@ -72,10 +73,10 @@ def main() -> int:
         optax.adam(3e-3), params, normalizer, key_pretrain, motor=1.0
     )
 
-    print(f"\n2. Reverse the motor. How to adapt, {RULES_FILE.name} decides:\n")
+    print(f"\n2. Reverse the motor. These rules of {RULES_FILE.name} apply:\n")
     rules = ta.load_rules(RULES_FILE)
     print(ta.summarize(params, rules))
-    # Optax calls ``rules`` on the parameters, in whatever container, for their labels.
+    # Optax calls ``rules`` on the parameters, in any container, to get their labels.
     tx = optax.multi_transform(
         {
             "frozen": optax.set_to_zero(),
@@ -127,10 +128,10 @@ def parse_args() -> argparse.Namespace:
 
 
 class Motor(envs.Wrapper):
-    """Multiplies actions by ``info["motor"]``; -1.0 is a motor wired backwards."""
+    """Multiplies actions by ``info["motor"]``; -1.0 is a reversed motor."""
 
     def reset(self, rng: jax.Array) -> envs.State:
-        """Return a first state, the motor wired as it should be."""
+        """Return a first state with a normal motor."""
         state = self.env.reset(rng)
         state.info["motor"] = jnp.float32(1.0)
         return state
@@ -141,18 +142,18 @@ class Motor(envs.Wrapper):
 
 
 class PPO:
-    """Brax's PPO on its double pendulum, as a loop that takes any optimizer.
+    """Brax's PPO on its double pendulum, as a loop that accepts any optimizer.
 
     Args:
-        num_envs: environments that run side by side.
-        num_updates: rollouts to learn from in one training.
+        num_envs: environments that run in parallel. num_updates: rollouts to learn from
+        in one training.
     """
 
     def __init__(self, *, num_envs: int, num_updates: int):
         self.num_envs = num_envs
         self.num_updates = num_updates
         with warnings.catch_warnings():
-            # Brax says that its environments get no more work.
+            # Brax warns that its environments are no longer developed.
             warnings.filterwarnings("ignore", "Brax System")
             env = envs.get_environment("inverted_double_pendulum", backend="spring")
         env = wrappers.wrap(Motor(env), episode_length=EPISODE_LENGTH)
@@ -191,7 +192,7 @@ class PPO:
         *,
         motor: float,
     ) -> tuple[Any, Normalizer]:
-        """Train ``params``, of either kind, and show the reward on the way."""
+        """Train ``params``, of either kind, and print the reward on the way."""
         key, key_reset, key_reward = jax.random.split(key, 3)
         columns = "   {task.description}", BarColumn(), MofNCompleteColumn()
         with Progress(*columns, TimeElapsedColumn()) as progress:
@@ -287,7 +288,7 @@ class PPO:
 
 
 def compare(starts: dict[str, Any], ends: dict[str, Any], rules: ta.Rules) -> int:
-    """Print what became of every parameter; return 1 if any broke a rule, else 0."""
+    """Print how every parameter changed; return 1 if any broke a rule, else 0."""
     labels = ta.to_flat_dict(ta.param_labels(next(iter(starts.values())), rules))
     moves = {kind: largest_moves(starts[kind], ends[kind]) for kind in starts}
     width = max(map(len, labels))
@@ -303,7 +304,7 @@ def compare(starts: dict[str, Any], ends: dict[str, Any], rules: ta.Rules) -> in
             cells.append(f"{text + ' (!)' * is_broken:<12}")
         print(" ".join([path.ljust(width), f" {label:<7}", *cells]).rstrip())
     if num_broken:
-        print(f"\n{num_broken} did not do as the rules say, marked (!).")
+        print(f"\n{num_broken} parameters, marked (!), broke the rules.")
         return 1
     num_frozen = sum(label == "frozen" for label in labels.values())
     num_others = len(labels) - num_frozen

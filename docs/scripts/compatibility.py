@@ -1,11 +1,11 @@
 """Write ``docs/compatibility.md``: every Optax transformation on every kind of tree.
 
-The transformations are found in Optax's public namespaces, so one that Optax adds shows
-up by itself; the kinds of trees are the table that the tests share, ``tests/trees.py``.
-A cell asks one thing: is the program of an update the one that JAX traces for the same
+The transformations are found in Optax's public namespaces, so a new one shows up by
+itself. The kinds of trees are the table that the tests share, ``tests/trees.py``. A
+cell asks one thing: is the program of an update the one that JAX traces for the same
 transformation on the flat dict? Programs are compared as text, so equal ones give equal
-bits in every step, compiled or not, and a table of thousands of cells costs traces
-alone. Where the text differs, both are compiled, run for several steps and compared bit
+bits in every step, compiled or not, and a table of thousands of cells costs only
+traces. If the text differs, both are compiled, run for several steps and compared bit
 for bit.
 
 Run ``python docs/scripts/compatibility.py`` (a few minutes on two cores).
@@ -52,7 +52,7 @@ from trees import TREES, Row  # noqa: E402
 
 PAGE = REPOSITORY / "docs" / "compatibility.md"
 SPACES = (optax, optax.transforms, optax.contrib)
-#: A helper that makes no transformation, and a deprecated name.
+#: A helper that is not a transformation, and a deprecated name.
 NO_ROWS = ("with_extra_args_support", "inject_stateful_hyperparams")
 STEPS = 4
 
@@ -61,7 +61,7 @@ UNDEFINED, REFUSED = "-", "r"
 FAILURES = {OTHER: "other numbers", FAILS: "raises"}
 
 LINE_SEARCH = ("value", "grad", "value_fn")
-#: What an update may want, and be given only if it cannot do without.
+#: Extra arguments of updates, passed only if an update requires them.
 EXTRAS = ((), ("value",), LINE_SEARCH, ("obj_fn",), ("grad_fn",))
 
 
@@ -175,7 +175,7 @@ def _multi_steps(inner: Any) -> Any:
     return optax.MultiSteps(inner, 2)
 
 
-#: Uses that the plain call of a function does not show.
+# : Uses that a plain call of a function does not cover.
 USES: dict[str, Callable[[], Any]] = {
     "lbfgs(linesearch=backtracking)": lambda: optax.lbfgs(linesearch=_backtracking()),
     "lbfgs(linesearch=None)": lambda: optax.lbfgs(0.1, linesearch=None),
@@ -222,8 +222,9 @@ def public_names() -> dict[str, Callable[..., Any]]:
     """Find the functions of Optax that return transformations.
 
     Returns:
-        ``{name: function}``; those of ``contrib`` keep that prefix. A function that
-        does not say what it returns counts if a call with known arguments shows it.
+        ``{name: function}``; those of ``contrib`` keep that prefix. A function without
+        a return annotation counts if a call with known arguments returns a
+        transformation.
     """
     found: dict[str, Callable[..., Any]] = {}
     known: set[int] = set()
@@ -253,7 +254,7 @@ def _is_factory(name: str, fn: Any) -> bool:
 
 
 def build(name: str, fn: Callable[..., Any]) -> Any:
-    """Call a function of Optax with the arguments that it cannot do without.
+    """Call a function of Optax with its required arguments.
 
     Raises:
         KeyError: a parameter is not in the table.
@@ -270,7 +271,7 @@ def build(name: str, fn: Callable[..., Any]) -> Any:
 
 
 def cases() -> tuple[list[Case], dict[str, str]]:
-    """Return what the table has rows for, and what it has none for, with the reason."""
+    """Return the table's rows, and what is left out, with the reason."""
     makers: dict[str, Callable[[], Any]] = {
         name: functools.partial(build, name.removeprefix("contrib."), fn)
         for name, fn in public_names().items()
@@ -289,7 +290,7 @@ class _UndefinedError(Exception):
 
 
 def _case(name: str, make: Callable[[], Any]) -> Case:
-    """Find out what the update of a transformation wants."""
+    """Find the extra arguments that the update of a transformation needs."""
     tree = {"a/b": jnp.ones(3), "a/w": jnp.ones((2, 3))}
     reason = ""
     for lookahead in (False, True):
@@ -305,13 +306,13 @@ def _case(name: str, make: Callable[[], Any]) -> Case:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the start of what an error says."""
+    """Return the start of an error's message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:100]
 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """What one transformation does on one kind of tree."""
+    """The result of one transformation on one kind of tree."""
 
     native: str
     ours: str
@@ -332,7 +333,7 @@ def on_flat_dict(case: Case, signature: Any) -> tuple[Any, list[str]] | None:
 
 
 def programs(step: Step, state: Any, params: Flat) -> list[str]:
-    """Return the programs of as many steps as it takes until the state's types stay."""
+    """Return the programs of as many steps as the state's types need to settle."""
     grads = numbers(params, 1.0)
     found: list[str] = []
     while len(found) < STEPS:
@@ -357,7 +358,7 @@ def made(row: Row) -> Any:
 
 
 def cell(case: Case, row: Row) -> Cell:
-    """Ask Optax and this library about one transformation on one kind of tree."""
+    """Compare Optax and this library for one transformation on one kind of tree."""
     tree = made(row)
     try:
         params = flat_params(tree)
@@ -419,14 +420,14 @@ def _compare_bits(step: Step, want: Step, params: Flat) -> str:
 
 
 def ends_in_w(tree: Any) -> Any:
-    """Mask leaves by their last key, as people write it."""
+    """Mask leaves by their last key, as users do."""
     return jax.tree.map_with_path(
         lambda keys, _: bool(keys) and str(keys[-1]).strip("[].'\"") == "w", tree
     )
 
 
 def mask_cell(row: Row, mask: Any) -> str:
-    """Tell whether a mask inside ``adapt`` decays just the leaves called ``w``."""
+    """Return whether a mask inside ``adapt`` decays only the leaves called ``w``."""
     tree = made(row)
     case = Case("masked", lambda: optax.adamw(0.1, weight_decay=0.5, mask=mask))
     params = flat_params(tree)
@@ -447,7 +448,7 @@ def mask_cell(row: Row, mask: Any) -> str:
 
 
 def changes_type(case: Case) -> bool:
-    """Tell whether Optax's own state on a flat dict does not scan."""
+    """Return whether Optax's own state on a flat dict fails to scan."""
     flat = flat_params({"a": {"b": jnp.ones(3), "w": jnp.ones((2, 3))}})
     step = Step(case, flat, case.make())
     state = jax.eval_shape(step.init, flat)
@@ -456,7 +457,7 @@ def changes_type(case: Case) -> bool:
 
 
 def keeps_type(case: Case) -> bool:
-    """Tell whether the adapted state scans."""
+    """Return whether the adapted state scans."""
     return not changes_type(
         dataclasses.replace(case, make=lambda: ta.adapt(case.make()))
     )
@@ -668,7 +669,7 @@ def _left_out(without: Mapping[str, str]) -> Iterator[str]:
 
 
 def wrapped(block: str) -> str:
-    """Wrap prose; leave tables, lists, headings and fences alone."""
+    """Wrap prose; leave tables, lists, headings and fences unchanged."""
     if block.startswith(("|", "#", "`", "-")) and not block.startswith("`make"):
         return block
     return textwrap.fill(block, 88, break_long_words=False, break_on_hyphens=False)

@@ -1,6 +1,6 @@
 """Draws the pictures of ``docs/reports.md`` again: python docs/scripts/pictures.py.
 
-A test fails where a picture is not what this draws.
+A test fails if a picture differs from what this draws.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def transformer() -> ta.Summary:
 
 
 def mixture() -> ta.Summary:
-    """Return a mixture of experts with some 22,000 leaves."""
+    """Return a mixture of experts with about 22,000 leaves."""
     half = jnp.bfloat16
 
     def layer(number: int) -> dict[str, Any]:
