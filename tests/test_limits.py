@@ -22,8 +22,8 @@ from hypothesis import settings
 import treeadapt as ta
 from treeadapt.cli.lint import findings
 
-# The most memory that a program took so far, in kB. Linux only; what ``resource`` says
-# starts with the peak of the process that started this one.
+# The peak memory of a program so far, in kB, on Linux only; the figure in ``resource``
+# starts with the peak of the parent process.
 PEAK = """
 def peak():
     with open("/proc/self/status") as file:
@@ -32,7 +32,7 @@ def peak():
 
 # A million leaves
 
-# ``make test-full`` takes all of them; what is measured grows with the leaves.
+# ``make test-full`` runs all of them; memory grows with the leaves.
 NUM_LEAVES = 1_000_000 if settings.default.max_examples >= 2_000 else 200_000
 PROGRAM = """
 import sys
@@ -67,7 +67,7 @@ if sys.argv[1] == "treeadapt":
 
 def require_peak():
     if not Path("/proc/self/status").exists():
-        pytest.skip("only Linux says what a program took")
+        pytest.skip("peak memory is read on Linux only")
 
 
 def run(contender):
