@@ -29,7 +29,10 @@ napoleon_use_ivar = True
 
 nitpicky = True
 # Types of fields, which name classes of Python and of inner rooms.
-nitpick_ignore_regex = [("py:class", r"(collections\.abc|treeadapt\.\w+)\.\w+")]
+nitpick_ignore_regex = [
+    ("py:class", r"(collections\.abc|treeadapt(\.\w+)+)\.\w+"),
+    ("py:class", "Leaves|Rules"),
+]
 
 html_theme = "furo"
 html_title = f"treeadapt {release}"
