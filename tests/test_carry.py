@@ -223,7 +223,7 @@ def test_moments_under_an_old_count_are_reported_with_the_cure():
     (text,) = report.warnings
     assert "'inner_states/a/0/count' is 1,000" in text
     assert "mu, nu of 'head/b', 'head/w' start again" in text
-    assert "2.5 times as long as due" in text
+    assert "2.5 times its usual length" in text
     assert "reset='inner_states/a/0'" in text
     assert text in str(report)
     # The cure that it names, and the one that it names first.

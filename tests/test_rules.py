@@ -919,3 +919,20 @@ def test_the_suggestion_omits_a_wrong_root_of_a_dotted_name(pattern, proposed):
     ) as at:
         param_labels(published, {pattern: "frozen", "**": "train"})
     assert "regular expression" not in str(at.value)
+
+
+def test_rules_in_a_tree_are_a_leaf():
+    tree = {"w": array(2), "rules": Rules({"**": np.ones(2)})}
+    assert ta.tree_paths({"w": array(2), "rules": Rules({"**": "x"})}) == ("rules", "w")
+    with pytest.raises(ta.AdapterError):
+        ta.split(tree)
+
+
+def test_an_overlap_asks_no_rule_about_leaves_that_clash_already():
+    asked = []
+    rules = [("**", 3), ("head", 4), (leaf(lambda x: asked.append(x.shape)), 2)]
+    with pytest.raises(OverlapError):
+        Rules(rules, overlap="error", unused="ignore")(
+            {"head": array(7), "w": array(2)}
+        )
+    assert asked == [(2,)]

@@ -938,3 +938,38 @@ def test_a_predicate_without_a_yes_or_no_answer_is_an_error():
     where = leaf(lambda _: np.ones(2))
     with pytest.raises(SelectorError, match="truth value"):
         param_mask({"a": np.ones(3)}, where)
+
+
+@pytest.mark.parametrize(
+    ("selector", "leaf", "want"),
+    [
+        (node(Norm) | leaf(ndim=2), array(2, 2), True),
+        (leaf(ndim=2) | node(Norm), array(2, 2), True),
+        (node(Norm) & leaf(ndim=2), array(2), False),
+        (leaf(ndim=2) & node(Norm), array(2), False),
+        (~node(Norm) & leaf(ndim=2), array(2), False),
+        (leaf(), ..., False),
+    ],
+    ids=repr,
+)
+def test_a_filter_answers_where_one_part_settles_it(selector, leaf, want):
+    assert selector(("a",), leaf) is want
+
+
+def test_a_path_answers_where_one_part_settles_it():
+    assert not (leaf(ndim=2) & ~(glob("a") | leaf(ndim=1))).matches("a")
+    assert (glob("**") & [leaf(), [leaf(), "a"]]).matches("a")
+
+
+def test_a_class_is_never_asked_of_a_flat_dict_whatever_else_settles_it():
+    flat_dict = {"a/b": array(1), "c/d": array(1)}
+    for where in (glob("zzz") & node(Norm), ["**", Norm]):
+        with pytest.raises(SelectorError, match="flat dict"):
+            param_mask(flat_dict, where, unused="ignore")
+
+
+def test_an_array_whose_shape_does_not_hash_has_a_shape():
+    class Listed:
+        shape, dtype = [2, 3], np.dtype("float32")
+
+    assert select({"a": Listed(), "b": Listed()}, "a" | leaf(ndim=2)) == [True, True]

@@ -728,7 +728,9 @@ def test_a_selector_of_arrays_none_of_which_trains_is_an_error():
         (["n", "m"], "2 arrays, .*'m', int32"),
         (~ta.glob("w"), "2 arrays"),
     ):
-        with pytest.raises(ta.NoArraysError, match=f"selects {seen}.*is not of floats"):
+        with pytest.raises(
+            ta.NoArraysError, match=f"selects {seen}.*is not floating-point"
+        ):
             ta.split(tree, where)
         assert ta.split(tree, where, arrays="all")[0]
     with pytest.raises(ta.NoArraysError, match=r"'mean', float32.*does not train"):

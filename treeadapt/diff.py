@@ -179,7 +179,7 @@ def _selected(a: Any, b: Any, where: Any) -> tuple[dict[str, Any], dict[str, Any
     views = [view_tree(a), view_tree(b)]
     table = Rules([(where, True)], default=False, unused="ignore")
     matches = [table.match(view) for view in views]
-    # An entry may be there for one of the trees, but not for neither.
+    # An entry may match in only one of the trees; in neither is an error.
     asked = [each for each in matches if any(each.is_array)]
     unused = [[entry for _, entry in each.unused] for each in asked]
     nowhere = [x for x in unused[0] if all(x in y for y in unused)] if asked else []
@@ -254,7 +254,7 @@ def _value(path: str, leaf: Any) -> np.ndarray[Any, Any]:
 
 
 def _renamed(gone: Mapping[str, Any], come: Mapping[str, Any]) -> dict[str, str]:
-    """Pair leaves that went with similar ones that came, the likest first.
+    """Pair removed leaves with similar added ones, the most similar first.
 
     Pairs whose numbers agree are sought first: a layer keeps its number more often
     than its name, and few names are left to compare.

@@ -54,7 +54,7 @@ class PatternError(TreeAdaptError):
 
 
 class RenameError(TreeAdaptError):
-    """A rename table does not fit the leaves: none, two or no names for some."""
+    """A leaf has no new name, two share one, or a row of the table matches nothing."""
 
 
 class CheckpointError(TreeAdaptError):

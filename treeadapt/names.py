@@ -140,7 +140,7 @@ class Speller:
     def nearest(
         self, word: str, words: Iterable[str], *, count: int = 3, cutoff: float = 0.6
     ) -> list[str]:
-        """Return the words most like ``word``, the likest first.
+        """Return the words most like ``word``, the most similar first.
 
         Args:
             word: what was typed.

@@ -291,7 +291,7 @@ def _selected(view: TreeView, where: Any, arrays: str) -> list[int]:
     if matched and not found and selector.plain != "**":
         path = view.plan.paths[matched[0]]
         seen = describe(view.leaves[matched[0]])
-        kind = "does not train" if matched[0] in untrained else "is not of floats"
+        kind = "does not train" if matched[0] in untrained else "is not floating-point"
         raise NoArraysError(
             f"{shorten(repr(selector))} selects {plural(len(matched), 'array')}, and "
             f"none of them trains: {path!r}, {seen}, {kind}. Select the parameters, "

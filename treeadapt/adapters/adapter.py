@@ -104,7 +104,7 @@ class Adapter:
         """Take a node apart with ``flatten``.
 
         Raises:
-            AdapterError: ``flatten`` returns something else than a ``Flat`` with one
+            AdapterError: ``flatten`` returns something other than a ``Flat`` with one
                 key for each child.
         """
         flat = self.flatten(node)

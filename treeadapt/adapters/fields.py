@@ -32,7 +32,7 @@ class Shell(NamedTuple):
     rest: tuple[tuple[str, Any], ...] = ()
 
 
-def take_apart(node: Any, names: Sequence[str]) -> Flat:
+def picked(node: Any, names: Sequence[str]) -> Flat:
     """Take ``node`` apart at the attributes ``names``; the others go to ``aux``.
 
     An attribute that is not set is not a child, and is not set after rebuilding either.
@@ -63,7 +63,7 @@ def take_declared_apart(node: Any, declared: Iterable[Any]) -> Flat:
             Static are those that JAX and Flax take for static once they register the
             class, so that registering it changes no path.
     """
-    return take_apart(
+    return picked(
         node,
         [
             field.name

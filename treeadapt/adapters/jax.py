@@ -3,8 +3,8 @@
 Names come from the registration: dataclasses and other classes registered with keys
 keep those names; a class registered without keys gets positions and a warning. A
 dataclass whose construction runs code of its own (``__post_init__``, a hand-written
-``__init__``, ``init=False`` fields) is rebuilt without it, because an identity
-conversion that doubles a value, resets a field or fails is none.
+``__init__``, ``init=False`` fields) is rebuilt without it, because a conversion
+that doubles a value, resets a field or fails is no identity.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _aligned(keyed_children: list[Any], children: list[Any]) -> list[int]:
     return found if sorted(found) == in_order else in_order
 
 
-def take_apart(node: Any) -> Flat:
+def dataclass_fields(node: Any) -> Flat:
     """Take apart a dataclass that runs code when built, for ``build``.
 
     If its children are just its attributes of those names, its aux is every other
@@ -99,7 +99,7 @@ def take_apart(node: Any) -> Flat:
     """
     flat = keyed(node)
     names = [getattr(key, "name", None) for key in flat.keys]
-    bare = fields.take_apart(node, [name for name in names if name is not None])
+    bare = fields.picked(node, [name for name in names if name is not None])
     if list(map(id, bare.children)) != list(map(id, flat.children)):
         return flat._replace(aux=treedef_of_node(node))
     given = {field.name for field in dataclasses.fields(node) if field.init}
@@ -187,7 +187,7 @@ ADAPTERS = (
     Adapter(
         name="registered dataclass",
         applies=runs_code_when_built,
-        flatten=lambda node: _stable(node, take_apart(node)),
+        flatten=lambda node: _stable(node, dataclass_fields(node)),
         unflatten=build,
         by_hand=runs_code_when_built,
     ),

@@ -52,7 +52,7 @@ def adapter_of_fields(cls: type, names: tuple[str, ...]) -> Adapter:
 
 def _renamed(node: Any, names: Sequence[str]) -> Flat:
     by_hand = jax.runs_code_when_built(type(node))
-    flat = jax.take_apart(node) if by_hand else jax.keyed(node)
+    flat = jax.dataclass_fields(node) if by_hand else jax.keyed(node)
     if len(flat.children) != len(names):
         raise AdapterError(
             f"A {type(node).__name__} has {len(flat.children)} children in JAX but was "
@@ -63,7 +63,7 @@ def _renamed(node: Any, names: Sequence[str]) -> Flat:
 
 
 def _opened(node: Any, names: Sequence[str]) -> Flat:
-    flat = fields.take_apart(node, names)
+    flat = fields.picked(node, names)
     missing = [name for name in names if name not in flat.keys]
     if missing:
         raise AdapterError(

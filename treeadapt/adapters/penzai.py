@@ -16,7 +16,7 @@ from treeadapt.adapters.adapter import BOX, Adapter, Flat
 
 
 def _variable(node: Any) -> Flat:
-    return fields.take_apart(node, ("_raw_value",))._replace(keys=(BOX,))
+    return fields.picked(node, ("_raw_value",))._replace(keys=(BOX,))
 
 
 def _trains(node: Any) -> bool:

@@ -22,7 +22,7 @@ from treeadapt.carry.optax_fields import STORED_FIELDS
 from treeadapt.carry.slots import find_slots, holds, param_of
 from treeadapt.errors import StructureMismatchError, TransformError
 from treeadapt.names import listing, plural
-from treeadapt.transforms.flat import Flat, require_trained
+from treeadapt.transforms.flat import FlatDict, require_trained
 from treeadapt.trees.views import TreeView, view_tree
 
 
@@ -70,7 +70,7 @@ def value_and_grad_from_state(fn: Callable[..., Any]) -> Callable[..., Any]:
         if stored is not None:
             flat = {path: flat[path] for path in stored[1]}
 
-        def compute() -> tuple[Any, Flat]:
+        def compute() -> tuple[Any, FlatDict]:
             return jax.value_and_grad(
                 lambda part: fn(view.replace(part), *args, **kwargs)
             )(flat)
@@ -83,22 +83,24 @@ def value_and_grad_from_state(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _reuse(
-    stored: tuple[Any, Flat], flat: Flat, compute: Callable[[], tuple[Any, Flat]]
-) -> tuple[Any, Flat]:
+    stored: tuple[Any, FlatDict],
+    flat: FlatDict,
+    compute: Callable[[], tuple[Any, FlatDict]],
+) -> tuple[Any, FlatDict]:
     """Return what is stored if its value is finite, else compute it."""
     value, grad = stored
 
-    def keep() -> tuple[Any, Flat]:
+    def keep() -> tuple[Any, FlatDict]:
         return value, {path: grad[path].astype(flat[path].dtype) for path in flat}
 
-    def again() -> tuple[Any, Flat]:
+    def again() -> tuple[Any, FlatDict]:
         new_value, new_grad = compute()
         return jnp.asarray(new_value, value.dtype), new_grad
 
     return jax.lax.cond(jnp.isfinite(value), keep, again)
 
 
-def _stored(state: Any, flat: Flat) -> tuple[Any, Flat] | None:
+def _stored(state: Any, flat: FlatDict) -> tuple[Any, FlatDict] | None:
     """Return the value and the flat gradient that a line search left in the state.
 
     None if they cannot be used, because other leaves may have moved since.
@@ -163,8 +165,8 @@ def tree_map_params(
 
     Raises:
         StructureMismatchError: a tree has no leaf for a parameter in the state.
-        TransformError: ``tx`` refuses Optax's placeholder (line searches do) and there
-            is not any tree from which to know the paths of the params.
+        TransformError: ``tx`` refuses Optax's placeholder (line searches do) and no
+            tree was passed that gives the paths of the params.
 
     Example:
         >>> from treeadapt.transforms.partition import partition

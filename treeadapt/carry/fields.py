@@ -229,7 +229,7 @@ def _search(
             path, name = jtu.keystr(part.path[:-1]), part.names[0]
             raise TransformError(
                 f"state{path} is a {part.owner}, which has a field {name!r} but is "
-                "neither a class of Optax nor holds one, so it may be params. Give the "
+                "not a state of Optax and contains none, so it may be params. Give the "
                 f'class with the name: "{part.owner}.{name}", or that of the state '
                 "that you mean."
             )
@@ -388,7 +388,7 @@ def _require_paths(
     missing = [path for path in z if path not in own]
     if missing:
         raise StructureMismatchError(
-            f"{plural(len(missing), 'path')} of the state are not in the params: "
+            f"The params lack {plural(len(missing), 'path')} of the state: "
             f"{listing(missing)}. Pass the params that the state was made for."
         )
     twice = [path for path in z if path in taken]

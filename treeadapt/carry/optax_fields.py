@@ -57,7 +57,7 @@ SCALE_FIELDS = frozenset(
     }
 )
 
-#: The moments that Adam divides by what they lack in age.
+#: The moments that Adam corrects for their bias.
 ADAM_FIELDS = frozenset({"mu", "nu"})
 
 #: What a line search stores of its last step: the value, good only with the gradient.

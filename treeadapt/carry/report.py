@@ -226,7 +226,7 @@ def _fresh_message(count: Slot, new: Sequence[Slot], steps: Any) -> str:
     adam = ""
     if steps is not None and fields.keys() >= ADAM_FIELDS:
         factor = first_step(steps)
-        adam = f"Adam's first step there would be {factor:.1f} times as long as due. "
+        adam = f"Adam's first step there would be {factor:.1f} times its usual length. "
     return (
         f"fresh moments under an old step count: {count.name!r} is {value}, but "
         f"{', '.join(fields)} of {listing(tails)} start again. {adam}Give these "
@@ -259,7 +259,7 @@ def _of_meaning(table: Table) -> Iterator[str]:
                 f"moments of another kind: {', '.join(fields)} of {node!r} from "
                 f"{source!r}, where the new state {' and '.join(differs)}. What a "
                 "moment means depends on the fields next to it; the first step may be "
-                f"NaN or many times too long. To start again: {_reset(node)}."
+                f"NaN or many times its usual length. To start again: {_reset(node)}."
             )
 
 
@@ -391,7 +391,7 @@ def first_step(steps: int, *, b1: float = 0.9, b2: float = 0.999) -> float:
 
     In due steps: Adam corrects the bias of moments as old as the count, which these are
     not. Under a constant gradient it gets worse before it gets better: from a count of
-    1,000 the thirteenth step is 5.2 times as long as due.
+    1,000 the thirteenth step is 5.2 times its usual length.
 
     Args:
         steps: the step count before the step.

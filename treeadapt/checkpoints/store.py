@@ -1,7 +1,7 @@
 """Saving and loading: the leaves of a tree, by label path.
 
 Takes a tree and the name of a checkpoint. What is loaded is compared with a target by
-metadata before any array is read, so that a file may state what it likes. Python
+metadata before any array is read, so a false header does no harm. Python
 numbers are saved as 0-d arrays; other static leaves, ``None`` and containers are not:
 they come from the target. The state of an optimizer is a tree like any other. See
 ``files`` for what a checkpoint is on disk.

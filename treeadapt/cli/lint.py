@@ -1,8 +1,8 @@
 """Linting: what is wrong with rules for one tree, as findings with repairs.
 
 Takes ``RuleMatches``; gives findings: leaves without a rule, rules that match nothing
-or are unreachable, and rules that reach some but not all of numbered siblings, as a
-pattern does that the odd layer escapes. Nothing is raised.
+or are unreachable, and rules that reach some but not all of numbered siblings, such as
+a pattern that misses one oddly named layer. Nothing is raised.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ class _Place(NamedTuple):
 def _uneven(matches: RuleMatches) -> Iterator[Finding]:
     """Yield rules that reach some of numbered siblings, and would reach the others.
 
-    A rule names its numbers where it does not match a path with another number: that is
-    meant. Where it would match, but there is no such leaf, the layer is an odd one.
+    A rule that cannot match other numbers lists its own on purpose. Where it could,
+    but no such leaf exists, one layer has an odd name.
     """
     families: dict[str, dict[str, None]] = {}
     places: list[list[_Place]] = []

@@ -83,7 +83,7 @@ def read_pair(a: str, b: str) -> tuple[Source, Source]:
 
 
 def _next_to(other: Source, text: str, source: Source) -> Source:
-    """Return what a tree is called ``text``, with the names of the other one."""
+    """Return the source called ``text``, under the names of the other one."""
     if source.stored:
         return _source(_unboxed(text, source.stored, _paths(other)))
     if not other.stored:

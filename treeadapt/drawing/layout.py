@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from treeadapt.drawing.outline import LEGEND, Node, Outline, Row, every
+from treeadapt.drawing.outline import LEGEND, Branch, Node, Outline, every
 from treeadapt.drawing.palette import Paint
 from treeadapt.drawing.words import columns, fitted
 
@@ -52,7 +52,7 @@ class Line(NamedTuple):
 
     spans: Sequence[Span]
     tip: str = ""
-    row: Row | None = None
+    row: Branch | None = None
 
 
 def aligned(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

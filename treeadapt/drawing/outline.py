@@ -129,7 +129,7 @@ class Node:
         ]
 
 
-class Row(NamedTuple):
+class Branch(NamedTuple):
     """One line of a picture.
 
     Attributes:
@@ -142,7 +142,7 @@ class Row(NamedTuple):
     node: Node
     path: str
     level: int
-    children: list[Row]
+    children: list[Branch]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -207,7 +207,7 @@ class Outline:
         more = [f"+{len(wording) - 2}"] if len(wording) > 2 else []
         return ", ".join([*wording[:2], *more])
 
-    def tooltip(self, row: Row) -> str:
+    def tooltip(self, row: Branch) -> str:
         """Write all that is known of a line."""
         node = row.node
         lines = [fitted(printable(row.path), _MAX_TEXT, middle=True) or "''"]
@@ -226,14 +226,14 @@ class Outline:
             lines += [f"by {_short(node.rule)}"] if node.rule else []
         return "\n".join(lines)
 
-    def rows(self, limit: int = 44, width: int = 28) -> list[Row]:
+    def rows(self, limit: int = 44, width: int = 28) -> list[Branch]:
         """Return the lines to show: as many as fit, what has several labels first.
 
         Args:
             limit: how many lines in all, about; a page of them if not given.
             width: how many children of one node; the others are added up in one line.
         """
-        top = _below(Row(self.root, "", -1, []), width)
+        top = _below(Branch(self.root, "", -1, []), width)
         left = limit - len(top)
         for mixed in (True, False):
             level = top
@@ -377,14 +377,14 @@ def _range(numbers: Sequence[str]) -> str:
     return f"{{{','.join(shown)}}}"
 
 
-def every(rows: Sequence[Row]) -> Iterator[Row]:
+def every(rows: Sequence[Branch]) -> Iterator[Branch]:
     """Yield lines and all below them, from top to bottom."""
     for row in rows:
         yield row
         yield from every(row.children)
 
 
-def _below(row: Row, width: int) -> list[Row]:
+def _below(row: Branch, width: int) -> list[Branch]:
     """Return the lines below one: as many as may be shown, the others as one."""
     shown = row.node.children
     if len(shown) > width:
@@ -392,7 +392,7 @@ def _below(row: Row, width: int) -> list[Row]:
         more = Node(f"/… {len(rest):,} more", "")
         _add_up(more, rest)
         shown = [*shown[: width - 1], more]
-    return [Row(node, row.path + node.name, row.level + 1, []) for node in shown]
+    return [Branch(node, row.path + node.name, row.level + 1, []) for node in shown]
 
 
 def _first_lines(lines: Sequence[str], noun: str) -> list[str]:

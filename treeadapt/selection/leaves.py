@@ -10,7 +10,8 @@ Knows nothing of selectors (see ``selectors``) and of labels (see ``rules``).
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Iterable, Sequence
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -19,9 +20,11 @@ import numpy as np
 from treeadapt.arrays import is_array
 from treeadapt.errors import SelectorError
 from treeadapt.matcher import Matcher
-from treeadapt.trees.views import TreeView
+from treeadapt.trees.views import Plan, TreeView
 
 T = TypeVar("T")
+Known = weakref.WeakKeyDictionary[Plan, list[Any]]
+_UNKNOWN: Any = object()
 
 _ARRAY_CLASSES = (
     jax.Array,
@@ -44,9 +47,12 @@ class Leaves:
             there, or below, counts as used.
 
     Raises:
-        SelectorError: a pattern asks for classes or siblings, and the tree is a flat
-            dict, which has lost them.
+        SelectorError: classes or siblings are asked for, and the tree is a flat dict,
+            which has lost them.
     """
+
+    # Whether names alone decide the rows of this, the whole table.
+    _by_names = False
 
     def __init__(
         self,
@@ -56,9 +62,12 @@ class Leaves:
         holes: Sequence[str] = (),
     ):
         self.view, self.matcher, self.holes = view, matcher, holes
-        if view.plan.is_flat_dict and matcher.asking:
-            raise _flat_dict_error(repr(matcher.asking[0]))
+        if view.plan.is_flat_dict and (matcher.asking or "classes" in needs):
+            part = repr(matcher.asking[0]) if matcher.asking else "A class selector"
+            raise _flat_dict_error(part)
         self._masks = self._match()
+        self._shapes: dict[int, Any] = {}  # by leaf; for all parts of the table
+        self._above: list[tuple[type, ...]] = []
         self._rows, self._row_of = self._distinct(needs)
 
     def __len__(self) -> int:
@@ -70,7 +79,7 @@ class Leaves:
             return self
         part = object.__new__(type(self))
         part.view, part.matcher, part.holes = self.view, self.matcher, self.holes
-        part._masks = self._masks
+        part._masks, part._shapes, part._above = self._masks, self._shapes, self._above
         part._rows = [self._rows[row] for row in rows]
         return part
 
@@ -78,25 +87,33 @@ class Leaves:
         """Return one answer a leaf, in leaf order, of one answer a row."""
         return list(map(answers.__getitem__, self._row_of))
 
+    def once(self, known: Known, answer: Callable[[], list[T]]) -> list[T]:
+        """Return an answer for all rows, remembered where names alone decide it.
+
+        Args:
+            known: what was answered before, by plan.
+            answer: gives one answer a row.
+        """
+        if not self._by_names:
+            return answer()
+        found = known.get(self.view.plan)
+        if found is None:
+            found = known[self.view.plan] = answer()
+        return found
+
     def matched(self, pattern: str) -> list[bool]:
         """Return, for each row, whether ``pattern`` selects its leaves."""
         bit = self.matcher.bits[pattern]
         return [bool(mask & bit) for mask in self.masks]
 
     def under(self, cls: type) -> list[bool]:
-        """Return, for each row, whether its leaves are at or below a node of a class.
-
-        Raises:
-            SelectorError: the tree is a flat dict, which has lost its classes.
-        """
-        if self.view.plan.is_flat_dict:
-            raise _flat_dict_error(f"node({cls.__qualname__})")
-        known: dict[tuple[type, ...], bool] = {}
-        for row in self._rows:
-            above = self.view.plan.enclosing(row)
-            if above not in known:
-                known[above] = any(issubclass(one, cls) for one in above)
-        return [known[self.view.plan.enclosing(row)] for row in self._rows]
+        """Return, for each row, whether its leaves are under a node of a class."""
+        above = [self._above[row] for row in self._rows]
+        known = {
+            classes: any(issubclass(one, cls) for one in classes)
+            for classes in dict.fromkeys(above)
+        }
+        return list(map(known.__getitem__, above))
 
     @functools.cached_property
     def masks(self) -> list[int]:
@@ -111,12 +128,24 @@ class Leaves:
     @functools.cached_property
     def abstract(self) -> list[Any]:
         """The shape and dtype of each row; None for static leaves."""
-        return [as_abstract(self.view.leaves[row]) for row in self._rows]
+        shapes, leaves = self._shapes, self.view.leaves
+        for row in self._rows:
+            if row not in shapes:
+                shapes[row] = as_abstract(leaves[row])
+        return [shapes[row] for row in self._rows]
 
     @functools.cached_property
     def is_array(self) -> list[bool]:
         """Whether the leaves of each row are arrays."""
         return [is_array(self.view.leaves[row]) for row in self._rows]
+
+    @functools.cached_property
+    def members(self) -> list[list[int]]:
+        """The leaves of each row."""
+        found: list[list[int]] = [[] for _ in self._rows]
+        for leaf, row in enumerate(self._row_of):
+            found[row].append(leaf)
+        return found
 
     @functools.cached_property
     def seen(self) -> int:
@@ -153,33 +182,35 @@ class Leaves:
         if "leaf" in needs:
             facts.append(list(map(_signature, leaves)))
         if "classes" in needs:
-            facts.append([plan.enclosing(index) for index in range(len(leaves))])
+            self._above = [plan.enclosing(index) for index in range(len(leaves))]
+            facts.append(self._above)
         if "path" in needs:
             facts.append(plan.paths)
-        key = ("rows", self.matcher) if len(facts) == 1 else None
-        found = plan.memo.get(key)
-        if found is None:
-            found = _grouped(facts)
-            if key is not None:
-                plan.remember(key, found)
-        return found
+        self._by_names = len(facts) == 1
+        if not self._by_names:
+            return _grouped(facts)
+        key = ("rows", self.matcher)
+        return plan.memo.get(key) or plan.remember(key, _grouped(facts))
+
+
+class NotKnown(Exception):  # noqa: N818  # it is no error: another part may answer
+    """A path alone does not say what is asked."""
 
 
 class OnePath(Leaves):
     """A table of one leaf of which little more than the path is known.
 
     Args:
-        asked: whose question it is, for the message.
         matcher: all patterns of the question.
         path: the label path.
         leaf: the leaf, if it is known.
 
     Raises:
-        SelectorError: when a column is read that is not known.
+        NotKnown: when a column is read that is not known.
     """
 
-    def __init__(self, asked: Any, matcher: Matcher, path: str, leaf: Any = ...):
-        self.matcher, self._asked, self._leaf = matcher, asked, leaf
+    def __init__(self, matcher: Matcher, path: str, leaf: Any = _UNKNOWN):
+        self.matcher, self._leaf = matcher, leaf
         self.masks, self.paths = [matcher.match_path(path)], [path]
 
     def __len__(self) -> int:
@@ -191,28 +222,21 @@ class OnePath(Leaves):
 
     def under(self, cls: type) -> list[bool]:
         """Return whether the leaf itself is of a class; what is above is not known."""
-        if self._leaf is ... or not isinstance(self._leaf, cls):
-            raise self._not_known()
+        if self._leaf is _UNKNOWN or not issubclass(type(self._leaf), cls):
+            raise NotKnown
         return [True]
 
     @functools.cached_property
     def abstract(self) -> list[Any]:
         """The shape and dtype of the leaf; None for a static leaf."""
-        if self._leaf is ...:
-            raise self._not_known()
+        if self._leaf is _UNKNOWN:
+            raise NotKnown
         return [as_abstract(self._leaf)]
 
     @functools.cached_property
     def is_array(self) -> list[bool]:
         """Whether the leaf is an array."""
         return [self.abstract[0] is not None]
-
-    def _not_known(self) -> SelectorError:
-        return SelectorError(
-            f"{self._asked!r} cannot be answered for {self.paths[0]!r} alone: it asks "
-            "for more than the path. Decide on the full tree first: "
-            "selector.bind(tree) answers by path from then on."
-        )
 
 
 def array_flags(leaves: Sequence[Any]) -> list[bool]:
@@ -253,7 +277,14 @@ def as_abstract(leaf: Any) -> Any:
 
 
 def _signature(leaf: Any) -> Hashable:
-    return (leaf.shape, leaf.dtype) if is_array(leaf) else None
+    if not is_array(leaf):
+        return None
+    signature = (tuple(leaf.shape), leaf.dtype)
+    try:
+        hash(signature)
+    except TypeError:  # an array of another library
+        return id(leaf)
+    return signature
 
 
 def _grouped(facts: Sequence[Sequence[Hashable]]) -> tuple[list[int], list[int]]:

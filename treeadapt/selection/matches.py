@@ -152,21 +152,18 @@ class RuleMatches:
         values, first = self.rules.values, self._first
         second = [-1] * len(first)
         for index, where in enumerate(self.rules.selectors):
-            for row, yes in enumerate(where.select(self.leaves)):
-                one = first[row]
-                if (
-                    yes
-                    and second[row] < 0
-                    and not same_value(values[one], values[index])
-                ):
+            # A row is asked from the rule that decides it on, until one clashes.
+            pairs = enumerate(zip(first, second, strict=True))
+            rows = [row for row, (one, two) in pairs if two < 0 <= one < index]
+            answers = where.select(self.leaves.at(rows)) if rows else []
+            for row, yes in zip(rows, answers, strict=True):
+                if yes and not same_value(values[first[row]], values[index]):
                     second[row] = index
-        found = zip(
-            self.deciding, self.leaves.spread(second), self.is_array, strict=True
-        )
+        pairs = enumerate(zip(self.deciding, self.leaves.spread(second), strict=True))
         return tuple(
             (leaf, one, two)
-            for leaf, (one, two, arr) in enumerate(found)
-            if two >= 0 and arr
+            for leaf, (one, two) in pairs
+            if two >= 0 and self.is_array[leaf]
         )
 
     def check(self) -> RuleMatches:
@@ -207,11 +204,10 @@ class RuleMatches:
         Args:
             index: of the rule, whether or not it decides.
         """
-        rows = self.rules.selectors[index].select(self.leaves)
-        if not self.leaves.has_any(rows):
-            return []
-        chosen = zip(self.leaves.spread(rows), self.is_array, strict=True)
-        return [leaf for leaf, both in enumerate(chosen) if all(both)]
+        chosen = self.rules.selectors[index].select(self.leaves)
+        both = map(all, zip(chosen, self.leaves.is_array, strict=True))
+        members = itertools.compress(self.leaves.members, both)
+        return sorted(itertools.chain.from_iterable(members))
 
     def rule_text(self, index: int) -> str:
         """Write the rule that decided a leaf, as it was typed; empty if none did.

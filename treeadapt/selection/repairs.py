@@ -278,11 +278,11 @@ def _misspelt(segments: Sequence[str], words: Iterable[str]) -> list[int]:
     return [
         place
         for place, one in enumerate(segments)
-        if one in globs and one not in known and not _counts(globs[one])
+        if one in globs and one not in known and not _counts_siblings(globs[one])
     ]
 
 
-def _counts(glob: Pattern | None) -> bool:
+def _counts_siblings(glob: Pattern | None) -> bool:
     """Return whether a segment counts siblings, which no word can answer."""
     return bool(glob and any(isinstance(part, FromEnd) for part in glob.elements))
 
@@ -390,7 +390,7 @@ class _Names:
         return ""
 
     def like(self, text: str) -> list[str]:
-        """Return the paths of some arrays, the likest first."""
+        """Return the paths of some arrays, the most similar first."""
         paths = list(itertools.compress(self.plan.paths, self.is_array))
         sample = paths[:: max(1, len(paths) // 500)]
         return Speller().nearest(text, sample, cutoff=0.3) or paths[:3]

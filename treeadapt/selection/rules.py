@@ -26,7 +26,7 @@ from treeadapt.matcher import Matcher, matcher_of
 from treeadapt.names import plural, shorten
 from treeadapt.patterns import parse
 from treeadapt.selection import files
-from treeadapt.selection.leaves import Leaves
+from treeadapt.selection.leaves import Known, Leaves
 from treeadapt.selection.matches import (
     MISSING,
     STATIC,
@@ -42,8 +42,8 @@ from treeadapt.selection.selectors import (
     Bound,
     GlobSelector,
     ListSelector,
-    Report,
     Selector,
+    Unused,
     as_selector,
     check_choice,
     refuse_number,
@@ -55,7 +55,6 @@ from treeadapt.trees.views import TreeView, view_tree
 Overlap = Literal["first", "error"]
 
 
-@dataclasses.dataclass(frozen=True, init=False, repr=False, eq=False)
 class Rules:
     """An ordered table of selectors and values; the first that matches a leaf wins.
 
@@ -86,7 +85,7 @@ class Rules:
 
     pairs: tuple[tuple[Selector, Any], ...]
     default: Any
-    unused: Report
+    unused: Unused
     overlap: Overlap
 
     def __init__(
@@ -94,7 +93,7 @@ class Rules:
         rules: Any,
         *,
         default: Any = MISSING,
-        unused: Report = "error",
+        unused: Unused = "error",
         overlap: Overlap = "first",
     ):
         check_choice("unused", unused, ("error", "ignore"))
@@ -108,6 +107,12 @@ class Rules:
         fields = {"pairs": pairs, "default": default, "unused": unused}
         for name, value in (fields | {"overlap": overlap}).items():
             object.__setattr__(self, name, value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"Rules are immutable: cannot set {name!r}.")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"Rules are immutable: cannot delete {name!r}.")
 
     def __repr__(self) -> str:
         texts = [(where_text(where), repr(value)) for where, value in self.pairs]
@@ -316,6 +321,15 @@ class Rules:
         Returns:
             One index a row; -1 where no rule does.
         """
+        if leaves.matcher is not self.matcher:
+            return self._first(leaves)
+        return leaves.once(self._known, lambda: self._first(leaves))
+
+    @functools.cached_property
+    def _known(self) -> Known:
+        return Known()
+
+    def _first(self, leaves: Leaves) -> list[int]:
         last = len(self.pairs)
         found = [last] * len(leaves)
         asked: Iterable[tuple[int, Selector]] = enumerate(self.selectors)
@@ -519,7 +533,7 @@ def param_labels(tree: Any, rules: Any, *, default: Any = MISSING) -> Any:
     return matches.view.rebuild(matches.labels())
 
 
-def param_mask(tree: Any, where: Any, *, unused: Report = "error") -> Any:
+def param_mask(tree: Any, where: Any, *, unused: Unused = "error") -> Any:
     """Return, for every leaf of a tree, whether it is selected.
 
     Args:
@@ -589,7 +603,7 @@ def _refuse_filter(values: Sequence[Any], leaf: Any) -> None:
         )
 
 
-def _rebuilt(pairs: Any, default: Any, unused: Report, overlap: Overlap) -> Rules:
+def _rebuilt(pairs: Any, default: Any, unused: Unused, overlap: Overlap) -> Rules:
     return Rules(pairs, default=default, unused=unused, overlap=overlap)
 
 

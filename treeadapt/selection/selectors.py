@@ -28,7 +28,7 @@ from treeadapt.errors import SelectorError, UnusedRuleError
 from treeadapt.matcher import Matcher, matcher_of
 from treeadapt.names import plural, shorten
 from treeadapt.patterns import escape, parse
-from treeadapt.selection.leaves import Leaves, OnePath
+from treeadapt.selection.leaves import Known, Leaves, NotKnown, OnePath
 from treeadapt.selection.repairs import unused_message
 from treeadapt.selection.whole import look_up, whole_of
 from treeadapt.trees.views import TreeView, view_tree
@@ -43,7 +43,7 @@ __all__ = [
     "select",
 ]
 
-Report = Literal["error", "ignore"]
+Unused = Literal["error", "ignore"]
 _MISSING: Any = object()
 
 
@@ -166,7 +166,7 @@ class Selector:
             One bool a leaf, in leaf order.
         """
         leaves = Leaves(view, self.matcher, self.needs, holes)
-        chosen = self.select(leaves)
+        chosen = leaves.once(self._known, lambda: self.select(leaves))
         if reports:
             self._report(leaves, chosen)
         return leaves.spread(chosen)
@@ -175,6 +175,10 @@ class Selector:
     def matcher(self) -> Matcher:
         """The matcher of all its patterns."""
         return matcher_of(tuple(map(parse, dict.fromkeys(self.patterns()))))
+
+    @functools.cached_property
+    def _known(self) -> Known:
+        return Known()
 
     @property
     def needs_tree(self) -> bool:
@@ -222,7 +226,14 @@ class Selector:
             raise UnusedRuleError(unused_message(entries, leaves.view.plan, is_array))
 
     def _at_path(self, path: str, *leaf: Any) -> bool:
-        return self.select(OnePath(self, self.matcher, path, *leaf))[0]
+        try:
+            return self.select(OnePath(self.matcher, path, *leaf))[0]
+        except NotKnown:
+            raise SelectorError(
+                f"{self!r} cannot be answered for {path!r} alone: it asks for more "
+                "than the path. Decide on the full tree first: selector.bind(tree) "
+                "answers by path from then on."
+            ) from None
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -626,7 +637,7 @@ def _instead(spec: Any) -> str:
     return ""
 
 
-def select(tree: Any, where: Any, *, unused: Report = "error") -> list[bool]:
+def select(tree: Any, where: Any, *, unused: Unused = "error") -> list[bool]:
     """Decide every leaf of a tree that is whole.
 
     Args:
@@ -659,7 +670,7 @@ def refuse_number(asked: Any, tree: Any) -> None:
         raise SelectorError(
             f"{shorten(repr(asked))} was called with one number, as a schedule is "
             "called with the step count; it wants a tree. optax.inject_hyperparams "
-            "takes every callable for a schedule, masks too, and "
+            "treats every callable as a schedule, masks too; "
             "treeadapt.inject_hyperparams does not: use that one. For a tree that is "
             "one scalar, call param_mask or param_labels."
         )
@@ -689,15 +700,23 @@ def _combine(kind: type[_Composite], one: Any, two: Any) -> Any:
 def _settled(parts: Iterable[Selector], leaves: Leaves, *, by: bool) -> list[bool]:
     """Combine answers: ``by`` settles a row, and other parts are not asked about it.
 
-    Parts that need only patterns come first.
+    Parts that need only patterns come first. A part that cannot answer for a path alone
+    does not matter if another one settles it.
     """
-    answers = [not by] * len(leaves)
+    answers, unknown = [not by] * len(leaves), False
     for part in sorted(parts, key=lambda part: bool(part.needs)):
         rows = [row for row, answer in enumerate(answers) if answer is not by]
         if not rows:
             break
-        for row, answer in zip(rows, part.select(leaves.at(rows)), strict=True):
+        try:
+            found = part.select(leaves.at(rows))
+        except NotKnown:
+            unknown = True
+            continue
+        for row, answer in zip(rows, found, strict=True):
             answers[row] = answer
+    if unknown and answers[0] is not by:
+        raise NotKnown
     return answers
 
 

@@ -29,8 +29,8 @@ from treeadapt.sharding.boxes import AxisRules, box_specs
 from treeadapt.sharding.specs import (
     as_spec,
     is_replicated,
-    misfit,
     same_spec,
+    spec_problem,
     spec_text,
 )
 from treeadapt.trees.views import TreeView, view_tree
@@ -163,7 +163,7 @@ def _decided(
         if box is not None and not same_spec(spec, box):
             rule = f"{spec_text(spec)} by {source}"
             conflicts[index] = f"{spec_text(box)} by its box, {rule}"
-        complaint = misfit(spec, leaf.shape, mesh) if is_array(leaf) else None
+        complaint = spec_problem(spec, leaf.shape, mesh) if is_array(leaf) else None
         if complaint is not None:
             wrong[index] = f"{complaint} ({source})"
         if source is _DEFAULT and is_replicated(spec):
@@ -308,7 +308,7 @@ def _silent_message(view: TreeView, leaves: _Leaves) -> str:
         f"No rule matches {plural(len(leaves), 'leaf')}, {size_bytes:,} bytes, of "
         "which the default puts a copy on every device: "
         f"{listing(view.plan.paths[index] for index in leaves)}. Give them a rule; "
-        '"**": P() as the last one says that this is meant.'
+        'to say that this is intended, end with "**": P().'
     )
 
 

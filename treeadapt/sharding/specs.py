@@ -107,7 +107,7 @@ def same_spec(one: PartitionSpec, two: PartitionSpec) -> bool:
     return all(mesh_axes(a) == mesh_axes(b) for a, b in pairs)
 
 
-def misfit(
+def spec_problem(
     spec: PartitionSpec, shape: Sequence[int], mesh: Mesh | AbstractMesh | None = None
 ) -> str | None:
     """Say what is wrong with a spec for an array; None if it fits.
@@ -118,9 +118,9 @@ def misfit(
         mesh: the mesh that shall hold the array, if one is known.
 
     Example:
-        >>> misfit(PartitionSpec("x"), (8, 4))
+        >>> spec_problem(PartitionSpec("x"), (8, 4))
         "P('x') has 1 entry for 2 axes"
-        >>> misfit(PartitionSpec("x", None), (6, 2), AbstractMesh((4,), ("x",)))
+        >>> spec_problem(PartitionSpec("x", None), (6, 2), AbstractMesh((4,), ("x",)))
         "axis 0 has size 6, which 'x' of size 4 does not divide"
     """
     text = spec_text(spec)

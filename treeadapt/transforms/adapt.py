@@ -28,7 +28,7 @@ from treeadapt.names import listing
 from treeadapt.selection.whole import WholeTree, whole_of, whole_tree
 from treeadapt.splitting import collections_beside_params
 from treeadapt.transforms.flat import (
-    Flat,
+    FlatDict,
     first_half,
     flat_extra,
     is_masked,
@@ -175,7 +175,7 @@ def run_flat(
                 _warn_of_collections(views[0], moved, on)
         if not is_part:
             warn_of_unlifted(on, views[0], flat[0], stacklevel=2)
-            state = _apart(state, [leaf for half in flat for leaf in half.values()])
+            state = _donatable(state, [leaf for half in flat for leaf in half.values()])
         return state
 
     def update(
@@ -217,7 +217,7 @@ def _warn_of_collections(view: TreeView, moving: Iterable[str], tx: Any) -> None
         )
 
 
-def _apart(state: Any, params: Iterable[Any]) -> Any:
+def _donatable(state: Any, params: Iterable[Any]) -> Any:
     """Copy each array of a state that is in it twice, or among the params.
 
     Such as the memories of L-BFGS, or the params that ``schedule_free`` starts from:
@@ -303,11 +303,11 @@ def keep_dtypes(old: Any, new: Any) -> Any:
 def _in_dtype_of(before: Any, after: Any) -> Any:
     if not is_array(before) or not is_array(after) or before.dtype == after.dtype:
         return after
-    counts = all(_counts(leaf.dtype) for leaf in (before, after))
+    counts = all(_is_count(leaf.dtype) for leaf in (before, after))
     return jnp.asarray(after).astype(before.dtype) if counts else after
 
 
-def _counts(dtype: Any) -> bool:
+def _is_count(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, jnp.bool_) or jnp.issubdtype(dtype, jnp.integer)
 
 
@@ -325,13 +325,13 @@ def _halves(params: Any) -> list[TreeView]:
     return [view_params(params)]
 
 
-def _shown(params: Any, flat: list[Flat]) -> Any:
+def _shown(params: Any, flat: list[FlatDict]) -> Any:
     if isinstance(params, optax.LookaheadParams):
         return optax.LookaheadParams(*flat)
     return flat[0]
 
 
-def _flat_updates(grads: TreeView, params: TreeView | None, state: Any) -> Flat:
+def _flat_updates(grads: TreeView, params: TreeView | None, state: Any) -> FlatDict:
     """Return the updates that are shown to the transformation."""
     given = trained(grads)
     if params is None:
@@ -347,13 +347,13 @@ def _flat_updates(grads: TreeView, params: TreeView | None, state: Any) -> Flat:
     return shown
 
 
-def _whole_numbers(grads: TreeView, paths: Iterable[str]) -> Flat:
+def _whole_numbers(grads: TreeView, paths: Iterable[str]) -> FlatDict:
     """Return the updates that are integers, or Python's own numbers, of some paths."""
     leaves = grads.flat()
-    return {path: leaves[path] for path in paths if _is_exact(leaves.get(path))}
+    return {path: leaves[path] for path in paths if _is_integer(leaves.get(path))}
 
 
-def _is_exact(update: Any) -> bool:
+def _is_integer(update: Any) -> bool:
     if is_array(update):
         return bool(jnp.issubdtype(update.dtype, jnp.integer))
     return is_number(update) and not isinstance(update, bool)
@@ -383,7 +383,7 @@ def _stray_message(
 
 
 @contextlib.contextmanager
-def _explained(updates: Flat) -> Iterator[None]:
+def _explained(updates: FlatDict) -> Iterator[None]:
     """Say in an error what may be behind it: leaves without an update."""
     try:
         yield
@@ -399,7 +399,7 @@ def _explained(updates: Flat) -> Iterator[None]:
         ) from error
 
 
-def _missing(state: Any, paths: Iterable[str]) -> Flat:
+def _missing(state: Any, paths: Iterable[str]) -> FlatDict:
     """Return None for the updates at ``paths`` that a state was made for.
 
     The state of a part of the model knows nothing of the rest. Where it does know a

@@ -27,8 +27,8 @@ from treeadapt.selection.whole import no_whole_tree
 from treeadapt.trees.flatten import flatten
 from treeadapt.trees.views import TreeView, same_structure, view_nested, view_tree
 
-Flat = dict[str, Any]
-Back = Callable[[Flat], Any]
+FlatDict = dict[str, Any]
+Back = Callable[[FlatDict], Any]
 
 #: Extra arguments that are functions of the params.
 CALLBACKS = ("value_fn", "grad_fn", "obj_fn")
@@ -60,7 +60,7 @@ def view_params(tree: Any) -> TreeView:
     return view
 
 
-def trained(view: TreeView) -> Flat:
+def trained(view: TreeView) -> FlatDict:
     """Return the inexact arrays of a tree that an optimizer should see, by path."""
     paths, untrained = view.plan.paths, view.plan.untrained
     return {
@@ -75,7 +75,7 @@ def is_number(leaf: Any) -> bool:
     return type(leaf) in (int, float, complex, bool)
 
 
-def require_trained(view: TreeView) -> Flat:
+def require_trained(view: TreeView) -> FlatDict:
     """Return ``trained(view)``; raise if it is empty.
 
     Raises:
@@ -118,7 +118,7 @@ def pick(tree: Any, paths: Iterable[str]) -> Any:
     return {path: tree[path] for path in paths}
 
 
-def pick_arrays(view: TreeView, paths: Sequence[str], whose: str) -> Flat:
+def pick_arrays(view: TreeView, paths: Sequence[str], whose: str) -> FlatDict:
     """Return the inexact arrays of a tree at ``paths``.
 
     Args:
@@ -260,7 +260,7 @@ def _params_shaped(
 
 
 def is_like(
-    name: str, flat: Flat, trees: Sequence[Mapping[str, Any]], *, same: bool
+    name: str, flat: FlatDict, trees: Sequence[Mapping[str, Any]], *, same: bool
 ) -> bool:
     """Return whether an extra argument with the paths of the params is like them.
 
@@ -324,7 +324,7 @@ def on_flat(
     """
 
     @functools.wraps(fn)
-    def of_flat(flat: Flat, /, *args: Any, **kwargs: Any) -> Any:
+    def of_flat(flat: FlatDict, /, *args: Any, **kwargs: Any) -> Any:
         own = {
             name: backs[name](value) if name in backs else value
             for name, value in kwargs.items()

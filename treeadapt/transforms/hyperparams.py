@@ -247,7 +247,8 @@ def _checked(name: str, fn: Callable[..., Any], count: Any) -> Any:
     except Exception as error:
         error.add_note(
             f"This happened when {name!r} was called as a schedule, with the step "
-            "count. If it is none, name it in static_args of inject_hyperparams."
+            "count. If it is not a schedule, name it in static_args of "
+            "inject_hyperparams."
         )
         raise
     is_number = is_array(value) or isinstance(value, numbers.Number)

@@ -200,7 +200,7 @@ def _require_used(known: Mapping[str, Any], places: list[str | None]) -> None:
     ]
     if idle:
         raise UnusedRuleError(
-            f"{plural(len(idle), 'mask')} or labels are for no leaf of the params: "
+            f"{plural(len(idle), 'mask or label')} without a leaf in the params: "
             f"{listing(idle)}. The paths must be those of treeadapt.tree_paths."
         )
 
@@ -223,7 +223,7 @@ def _complete(answers: list[Any], flat: Mapping[str, Any]) -> list[Any]:
     left = [path for (path, leaf), a in pairs if a is NO_ANSWER and is_array(leaf)]
     if left:
         raise UnmatchedPathError(
-            f"{plural(len(left), 'leaf')} of the params have no mask or label: "
+            f"{plural(len(left), 'leaf')} of the params without a mask or label: "
             f"{listing(left)}. Give every leaf, or a node above it, a value that is "
             "not None."
         )

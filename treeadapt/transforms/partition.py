@@ -1,8 +1,8 @@
 """``partition`` and ``freeze``: different transformations for different leaves.
 
 Each group of leaves is a flat dict of its own, so state and trace work grow with leaves
-plus groups. Frozen leaves belong to no group: no update, no state, no gradient of
-theirs reaches a transformation.
+plus groups. Frozen leaves belong to no group: they have no state, no gradient of theirs
+reaches a transformation, and their update is -0.0.
 See ``rules`` for which leaf has which label, ``adapt`` for the way to flat dicts.
 """
 
@@ -28,7 +28,7 @@ from treeadapt.transforms.adapt import (
     with_extra_args,
 )
 from treeadapt.transforms.flat import (
-    Flat,
+    FlatDict,
     callbacks_on_flat,
     first_half,
     is_like,
@@ -125,7 +125,7 @@ def freeze(tx: Any, where: Any) -> optax.GradientTransformationExtraArgs:
             return inner.init(pick(params, moving(whole, params)))
 
         def update(
-            updates: Flat, state: Any, params: Any | None = None, **extra: Any
+            updates: FlatDict, state: Any, params: Any | None = None, **extra: Any
         ) -> tuple[Any, Any]:
             run = _part_runner(updates, params, extra)
             keys = moving(whole, _known(updates, params))
@@ -171,7 +171,7 @@ def _grouped(
             return optax.transforms.PartitionState(states)
 
         def update(
-            updates: Flat, state: Any, params: Any | None = None, **extra: Any
+            updates: FlatDict, state: Any, params: Any | None = None, **extra: Any
         ) -> tuple[Any, Any]:
             run = _part_runner(updates, params, extra)
             parts, states = [], {}
@@ -189,13 +189,13 @@ def _grouped(
     return run_flat(on, needs_arrays=needs_arrays, moving=moving)
 
 
-def _known(updates: Flat, params: Any | None) -> Any:
+def _known(updates: FlatDict, params: Any | None) -> Any:
     """Return the flat dict that has something at every path."""
     return updates if params is None else params  # an update may be None
 
 
 def _part_runner(
-    updates: Flat, params: Any | None, extra: Mapping[str, Any]
+    updates: FlatDict, params: Any | None, extra: Mapping[str, Any]
 ) -> Callable[[Any, Sequence[str], Any], tuple[Any, Any]]:
     """Return what runs a transformation on a part of an update.
 
@@ -223,7 +223,7 @@ def _part_runner(
     return run
 
 
-def _with_zeros(new: Any, updates: Flat) -> Any:
+def _with_zeros(new: Any, updates: FlatDict) -> Any:
     """Return ``new`` with updates that change nothing for the leaves that it lacks."""
     if isinstance(new, optax.LookaheadParams):
         return optax.LookaheadParams(*(_with_zeros(half, updates) for half in new))
@@ -296,7 +296,7 @@ def _check_labels(transforms: Mapping[Hashable, Any]) -> None:
             )
     if FROZEN in transforms:
         raise TransformError(
-            'The label "frozen" is reserved: such leaves get no update and no state, '
+            'The label "frozen" is reserved: such leaves do not move, have no state '
             "and need no transformation. Leave it out, or choose another label."
         )
     if STATIC in transforms:

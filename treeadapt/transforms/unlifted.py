@@ -31,7 +31,7 @@ from treeadapt.names import listing
 from treeadapt.selection.matches import same_value
 from treeadapt.selection.rules import BoundRules, Rules
 from treeadapt.selection.selectors import Selector
-from treeadapt.transforms.flat import Flat
+from treeadapt.transforms.flat import FlatDict
 from treeadapt.transforms.lift import NO_ANSWER, Lifted, is_function
 from treeadapt.trees.views import TreeView, view_tree
 
@@ -44,7 +44,9 @@ _SEES_THE_TREE = (Selector, Rules, BoundRules, Lifted)
 _MAX_THINGS = 20_000  # a chain of a thousand transformations; not a data set
 
 
-def warn_of_unlifted(tx: Any, whole: TreeView, flat: Flat, *, stacklevel: int) -> None:
+def warn_of_unlifted(
+    tx: Any, whole: TreeView, flat: FlatDict, *, stacklevel: int
+) -> None:
     """Warn of each function that decides otherwise on the flat dict.
 
     Args:
@@ -78,7 +80,7 @@ def warn_of_unlifted(tx: Any, whole: TreeView, flat: Flat, *, stacklevel: int) -
         else:
             text = (
                 f"The function {name_of(fn)} is shown the flat dict {{path: array}} "
-                "here, and computes something else than on the tree itself: it looks "
+                "here, and computes something other than on the tree itself: it looks "
                 "at keys or classes. Write it for label paths, such as "
                 f"{listing(list(flat), limit=1)}; if it is, filter this warning."
             )
@@ -202,7 +204,7 @@ class _Told:
     work: collections.Counter[Any] | None
 
 
-def _ask(fn: Callable[..., Any], view: TreeView, flat: Flat) -> _Told:
+def _ask(fn: Callable[..., Any], view: TreeView, flat: FlatDict) -> _Told:
     """Trace a function on one tree: nothing is computed, and no array is read."""
     kept = [path in flat for path in view.plan.paths]
     found: list[Any] = []
@@ -257,7 +259,7 @@ def _operand(variable: Any) -> str:
 
 
 def _works_alike(
-    fn: Callable[..., Any], shown: _Told, known: _Told, whole: TreeView, flat: Flat
+    fn: Callable[..., Any], shown: _Told, known: _Told, whole: TreeView, flat: FlatDict
 ) -> bool:
     """Return whether two traces differ in nothing but the order of the leaves."""
     if shown.work == known.work:

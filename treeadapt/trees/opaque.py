@@ -1,6 +1,6 @@
 """Leaves that hold arrays: objects that neither JAX nor an adapter opens.
 
-Such an object would be passed on as a leaf in silence, and its arrays with it. Looks at
+Such an object would silently be passed on as a leaf, and its arrays with it. Looks at
 attributes, items, arguments of ``functools.partial`` and the objects of bound methods,
 at each object once, however they refer to each other. Reads no array.
 """

@@ -147,7 +147,7 @@ class Plan:
         return None
 
     def remember(self, key: Any, answer: Any) -> Any:
-        """Keep ``answer`` under ``key``; where there are 32, all of these go first."""
+        """Keep ``answer`` under ``key``; at 32 answers the memo is cleared first."""
         if len(self.memo) >= _MAX_MEMO:
             self.memo.clear()
         self.memo[key] = answer

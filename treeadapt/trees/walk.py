@@ -275,7 +275,7 @@ class Walk:
     def _enter(
         self, node: Any, adapter: Adapter, kind: NodeKind, spot: _Spot, above: _Frame
     ) -> None:
-        flat = _take_apart(node, adapter, spot)
+        flat = _opened(node, adapter, spot)
         if node is None:
             spot.container.setdefault(spot.name, None)
         elif spot.container.get(spot.name) is None:
@@ -347,7 +347,7 @@ class Walk:
         )
 
 
-def _take_apart(node: Any, adapter: Adapter, spot: _Spot) -> Flat:
+def _opened(node: Any, adapter: Adapter, spot: _Spot) -> Flat:
     try:
         return adapter.open(node)
     except AdapterError as error:
