@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from importlib.metadata import version
 
 EIGHT_DEVICES = "--xla_force_host_platform_device_count=8"
 
@@ -16,10 +17,16 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 # Most tests compile small programs once. Both sides of every comparison are compiled
 # with the same flags; ``make test-full`` compiles as users do.
-CHEAP_COMPILATION = "--xla_backend_optimization_level=0"
-for flag in (EIGHT_DEVICES, CHEAP_COMPILATION):
-    if flag.split("=")[0] not in os.environ.get("XLA_FLAGS", ""):
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}"
+CHEAP_COMPILATION = [
+    "--xla_backend_optimization_level=0",
+    "--xla_cpu_parallel_codegen_split_count=1",
+]
+# XLA ends the process if it does not know a flag, and later versions lack this one.
+if [int(part) for part in version("jaxlib").split(".")[:2]] <= [0, 10]:
+    CHEAP_COMPILATION += ["--xla_cpu_use_fusion_emitters=false"]
+for flags in ([EIGHT_DEVICES], CHEAP_COMPILATION):
+    if flags[0].split("=")[0] not in os.environ.get("XLA_FLAGS", ""):
+        os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags])
 
 import jax  # noqa: E402
 import pytest  # noqa: E402

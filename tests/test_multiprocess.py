@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -112,7 +113,9 @@ def environment(processes: int, *, hash_seed: int) -> dict[str, str]:
         "JAX_PLATFORMS": "cpu",
         "PYTHONHASHSEED": str(hash_seed),
         "PYTHONPATH": os.pathsep.join((root, os.environ.get("PYTHONPATH", ""))),
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "XLA_FLAGS": re.sub(
+            r"(device_count)=\d+", rf"\1={devices}", os.environ["XLA_FLAGS"]
+        ),
     }
 
 
