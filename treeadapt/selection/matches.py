@@ -61,6 +61,9 @@ class RuleMatches:
     rules: Rules
     leaves: Leaves
 
+    def __post_init__(self) -> None:
+        _ = self._first  # a selector that cannot answer raises now
+
     @property
     def view(self) -> TreeView:
         """The tree."""
