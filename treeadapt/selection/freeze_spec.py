@@ -19,7 +19,7 @@ from treeadapt.arrays import is_array
 from treeadapt.errors import FreezeError, SelectorError
 from treeadapt.names import Speller, fold, plural
 from treeadapt.selection import files
-from treeadapt.selection.selectors import Bound, Listing
+from treeadapt.selection.selectors import Bound, UnionSelector
 from treeadapt.selection.whole import look_up
 from treeadapt.trees.views import TreeView, view_tree
 
@@ -30,7 +30,7 @@ _RECORDED = ("paths", "others")
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class FreezeSpec(Listing):
+class FreezeSpec(UnionSelector):
     """The selector of what is frozen, as data.
 
     Args:

@@ -22,11 +22,9 @@ from treeadapt.errors import (
     SelectorError,
     UnmatchedPathError,
 )
-from treeadapt.matcher import Matcher, matcher_of
 from treeadapt.names import plural, shorten
-from treeadapt.patterns import parse
 from treeadapt.selection import files
-from treeadapt.selection.leaves import Known, Leaves
+from treeadapt.selection.leaves import Leaves
 from treeadapt.selection.matches import (
     MISSING,
     STATIC,
@@ -42,6 +40,7 @@ from treeadapt.selection.selectors import (
     Bound,
     GlobSelector,
     ListSelector,
+    Question,
     Selector,
     Unused,
     as_selector,
@@ -55,7 +54,7 @@ from treeadapt.trees.views import TreeView, view_tree
 Overlap = Literal["first", "error"]
 
 
-class Rules:
+class Rules(Question):
     """An ordered table of selectors and values; the first that matches a leaf wins.
 
     Called on a tree it gives the labels, in the form that Optax takes them:
@@ -310,11 +309,6 @@ class Rules:
         for where in self.selectors:
             yield from where.patterns()
 
-    @functools.cached_property
-    def matcher(self) -> Matcher:
-        """The matcher of all patterns."""
-        return matcher_of(tuple(map(parse, dict.fromkeys(self.patterns()))))
-
     def first(self, leaves: Leaves) -> list[int]:
         """Return, for each row of a table, the index of the first rule that selects it.
 
@@ -324,10 +318,6 @@ class Rules:
         if leaves.matcher is not self.matcher:
             return self._first(leaves)
         return leaves.once(self._known, lambda: self._first(leaves))
-
-    @functools.cached_property
-    def _known(self) -> Known:
-        return Known()
 
     def _first(self, leaves: Leaves) -> list[int]:
         last = len(self.pairs)
@@ -360,10 +350,6 @@ class Rules:
             if where.plain is not None:
                 owners.setdefault(where.plain, index)
         return owners
-
-    def needs_params(self, gradients: TreeView) -> bool:
-        """Return whether a rule asks for more than paths, unknown to gradients."""
-        return any(where.needs_params(gradients) for where in self.selectors)
 
     def _match(self, view: TreeView, holes: Sequence[str] = ()) -> RuleMatches:
         return RuleMatches(self, Leaves(view, self.matcher, self.needs, holes))

@@ -47,7 +47,38 @@ Unused = Literal["error", "ignore"]
 _MISSING: Any = object()
 
 
-class Selector:
+class Question:
+    """What can be asked about every leaf of a tree: its patterns and further needs."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Facts beyond patterns that an answer reads: leaf, classes, path."""
+        return frozenset()
+
+    def patterns(self) -> Iterator[str]:
+        """Yield the text of every pattern that it holds."""
+        yield from ()
+
+    @functools.cached_property
+    def matcher(self) -> Matcher:
+        """The matcher of all its patterns."""
+        return matcher_of(tuple(map(parse, dict.fromkeys(self.patterns()))))
+
+    @property
+    def needs_tree(self) -> bool:
+        """Whether classes or numbers of children decide, which a flat dict lacks."""
+        return "classes" in self.needs or bool(self.matcher.asking)
+
+    def needs_params(self, gradients: TreeView) -> bool:
+        """Return whether it asks for more than paths, which gradients cannot answer."""
+        return self.needs_tree or not self.needs <= {"path"}
+
+    @functools.cached_property
+    def _known(self) -> Known:
+        return Known()
+
+
+class Selector(Question):
     """Decides, per leaf, yes or no. Make one with ``glob``, ``leaf`` or ``node``.
 
     Called on a tree, it gives the mask; called with ``(path, leaf)``, it is an nnx
@@ -68,18 +99,9 @@ class Selector:
         return None
 
     @property
-    def needs(self) -> frozenset[str]:
-        """Facts beyond patterns that an answer reads: leaf, classes, path."""
-        return frozenset()
-
-    @property
     def may_be_empty(self) -> bool:
         """Whether a selection of no array is right, if all patterns match some."""
         return False
-
-    def patterns(self) -> Iterator[str]:
-        """Yield the text of every pattern that it holds."""
-        yield from ()
 
     def select(self, leaves: Leaves) -> list[bool]:
         """Decide each row of a table of leaves."""
@@ -170,24 +192,6 @@ class Selector:
         if reports:
             self._report(leaves, chosen)
         return leaves.spread(chosen)
-
-    @functools.cached_property
-    def matcher(self) -> Matcher:
-        """The matcher of all its patterns."""
-        return matcher_of(tuple(map(parse, dict.fromkeys(self.patterns()))))
-
-    @functools.cached_property
-    def _known(self) -> Known:
-        return Known()
-
-    @property
-    def needs_tree(self) -> bool:
-        """Whether classes or numbers of children decide, which a flat dict lacks."""
-        return "classes" in self.needs or bool(self.matcher.asking)
-
-    def needs_params(self, gradients: TreeView) -> bool:
-        """Return whether it asks for more than paths, which gradients cannot answer."""
-        return self.needs_tree or not self.needs <= {"path"}
 
     def __and__(self, other: Any) -> Selector:
         return _combine(And, self, other)
@@ -359,7 +363,7 @@ class _OfParts(Selector):
             yield from part.unused(leaves)
 
 
-class Listing(_OfParts):
+class UnionSelector(_OfParts):
     """Union of the entries minus those that start with ``!``; order does not matter."""
 
     entries: Sequence[str | Selector]
@@ -400,7 +404,7 @@ class Listing(_OfParts):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class ListSelector(Listing):
+class ListSelector(UnionSelector):
     """A list of patterns, classes and selectors."""
 
     entries: tuple[str | Selector, ...]
