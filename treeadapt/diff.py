@@ -78,10 +78,10 @@ class Difference:
         text = f"{_KINDS[self.kind]} {self.kind:8}  {self.path!r}"
         if self.kind == "renamed":
             text += f" -> {self.path_after!r}"
-        wording = self.before or self.after
+        change = self.before or self.after
         if self.before and self.after and self.before != self.after:
-            wording = f"{self.before} -> {self.after}"
-        return f"{text}: {wording}{', ' * bool(self.note)}{self.note}"
+            change = f"{self.before} -> {self.after}"
+        return f"{text}: {change}{', ' * bool(self.note)}{self.note}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
@@ -117,10 +117,8 @@ class TreeDiff:
             unread = " in names, shapes and dtypes; values were not compared"
             return f"No difference{'' if self.values_compared else unread}."
         counts = collections.Counter(found.kind for found in self.differences)
-        wording = ", ".join(
-            f"{counts[kind]:,} {kind}" for kind in _KINDS if counts[kind]
-        )
-        lines = [f"{plural(len(self.differences), 'difference')}: {wording}."]
+        kinds = ", ".join(f"{counts[kind]:,} {kind}" for kind in _KINDS if counts[kind])
+        lines = [f"{plural(len(self.differences), 'difference')}: {kinds}."]
         lines += map(str, self.differences[:limit])
         if len(self.differences) > limit:
             lines.append(f"and {len(self.differences) - limit:,} more")

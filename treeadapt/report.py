@@ -401,11 +401,11 @@ def _rule_cells(rule: RuleRow) -> tuple[str, ...]:
 
 def _cells(row: Row) -> tuple[str, ...]:
     """Return a leaf as cells of a table."""
-    wording = ("-", "-")
+    figures = ("-", "-")
     if row.shape is not None:
-        wording = (f"{row.num_params:,}", size_text(row.size_bytes))
+        figures = (f"{row.num_params:,}", size_text(row.size_bytes))
     path = printable(row.path) or "''"
-    shown = (path, _shape(row) or "-", row.dtype, *wording)
+    shown = (path, _shape(row) or "-", row.dtype, *figures)
     return (*shown, label_text(row.label), str(row.rule or "-"))
 
 

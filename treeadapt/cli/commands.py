@@ -288,8 +288,8 @@ def diff(
     one, two = (read_arrays(*each) if values else each[1].tree for each in pair)
     found = tree_diff(one, two, where=list(where) or "**", values=values)
     if form == "json":
-        wording = [dataclasses.asdict(each) for each in found]
-        printing.print_json({"values_compared": values, "differences": wording})
+        rows = [dataclasses.asdict(each) for each in found]
+        printing.print_json({"values_compared": values, "differences": rows})
     else:
         printing.print_diff(found)
     if found:

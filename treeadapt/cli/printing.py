@@ -139,9 +139,9 @@ def print_annotations(found: Sequence[Finding], rules: Rules, file: str) -> None
 
 def print_diff(found: TreeDiff) -> None:
     """Print how two trees differ, in the colours of a diff."""
-    head, *wording = str(found).splitlines()
+    head, *rest = str(found).splitlines()
     click.echo(head)
-    for line in wording:
+    for line in rest:
         click.secho(line, fg=_DIFF_COLORS.get(line[0]))
 
 

@@ -27,8 +27,8 @@ def element(
     made.text = text
     for name, value in attributes.items():
         if value != "":
-            wording = value if isinstance(value, str) else px(value)
-            made.set(name.rstrip("_").replace("_", "-"), wording)
+            written = value if isinstance(value, str) else px(value)
+            made.set(name.rstrip("_").replace("_", "-"), written)
     return made
 
 

@@ -201,11 +201,9 @@ class Outline:
             return self.labels[shares[0][0]].text
         if len(shares) > _MAX_LABELS:
             return f"{len(shares):,} labels"
-        wording = [
-            f"{self.labels[i].text} ({share_text(share)})" for i, share in shares
-        ]
-        more = [f"+{len(wording) - 2}"] if len(wording) > 2 else []
-        return ", ".join([*wording[:2], *more])
+        texts = [f"{self.labels[i].text} ({share_text(share)})" for i, share in shares]
+        more = [f"+{len(texts) - 2}"] if len(texts) > 2 else []
+        return ", ".join([*texts[:2], *more])
 
     def tooltip(self, row: Branch) -> str:
         """Write all that is known of a line."""
@@ -217,12 +215,12 @@ class Outline:
         params = plural(node.num_params, "parameter")
         lines.append(f"{params}, {size_text(node.size_bytes)}")
         if self.has_labels:
-            wording = [
+            parts = [
                 f"{_short(self.labels[label].text)}: {plural(count, 'leaf')}, "
                 f"{size_text(size)}"
                 for label, (count, size) in node.parts.items()
             ]
-            lines += _first_lines(wording, "label")
+            lines += _first_lines(parts, "label")
             lines += [f"by {_short(node.rule)}"] if node.rule else []
         return "\n".join(lines)
 
@@ -293,14 +291,14 @@ def grown(leaves: Iterable[Node]) -> Node:
 def _finish(node: Node, known: dict[object, int]) -> None:
     """Add up, merge and join below a node; at most ``_MAX_DEPTH`` deep."""
     if node.is_leaf:
-        wording: object = (node.kind, node.size_bytes, *node.parts, node.rule)
+        content: object = (node.kind, node.size_bytes, *node.parts, node.rule)
     else:
         for child in node.children:
             _finish(child, known)
-        wording = tuple((child.name, child.like) for child in node.children)
+        content = tuple((child.name, child.like) for child in node.children)
         node.children = [_joined(child) for child in _merged(node.children)]
         _add_up(node, node.children)
-    node.like = known.setdefault((node.is_leaf, wording), len(known))
+    node.like = known.setdefault((node.is_leaf, content), len(known))
 
 
 def added(several: Collection[Total | Node]) -> tuple[int, int, int]:
