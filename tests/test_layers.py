@@ -30,7 +30,7 @@ ROOMS = (
     ("characters",),
     ("matcher",),
     ("selection",),
-    ("splitting", "renaming"),
+    ("splitting", "migrations"),
     ("transforms",),
     ("carry",),
     ("sharding",),

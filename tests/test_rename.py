@@ -83,7 +83,7 @@ def test_whole_segments_are_captured():
 def test_captures_are_as_short_as_the_text_around_them_allows():
     assert renamed_paths(["a_b_c"], {"{x}_{y}": "{y}/{x}"}) == ["b_c/a"]
     assert renamed_paths(["l_1/x_1"], {"l_{n}/x_{n}": "{n}"}) == ["1"]
-    with pytest.raises(ta.RenameError, match="no row names"):
+    with pytest.raises(ta.MigrationError, match="no row names"):
         renamed_paths(["l_1/x_2"], {"l_{n}/x_{n}": "{n}"})
 
 
@@ -139,7 +139,7 @@ def test_all_that_is_wrong_is_told_at_once():
         "a/v": "gone",
         "a/{w}": "late",
     }
-    with pytest.raises(ta.RenameError) as caught:
+    with pytest.raises(ta.MigrationError) as caught:
         renamed_paths(names, table)
     text = str(caught.value)
     assert "no row names\n  'odd'" in text
@@ -151,7 +151,7 @@ def test_all_that_is_wrong_is_told_at_once():
 
 def test_a_large_mismatch_is_a_small_error():
     names = [f"layers/{n}/{'x' * 100}" for n in range(5_000)]
-    with pytest.raises(ta.RenameError) as caught:
+    with pytest.raises(ta.MigrationError) as caught:
         renamed_paths(names, {"other/{n}": "b"})
     assert len(str(caught.value).encode()) <= 4_000
     assert "and 4,994 more" in str(caught.value)
@@ -163,41 +163,38 @@ def test_a_large_mismatch_is_a_small_error():
         ({"a/*": "b"}, "bare '\\*'"),
         ({"a/{": "b"}, "bare '{'"),
         ({"a/{n}{m}": "b"}, "two captures touch"),
-        ({"{a:**}/{b:**}": "b"}, "two captures of several"),
         ({"x{a:**}": "b"}, "whole segments"),
         ({"{a}": "{b}"}, "does not capture"),
         ({"a": 3}, "not a name"),
         ({3: "a"}, "not a name"),
         ({(): "a"}, "not a name"),
-        ({("a", "b"): "c"}, "need a function"),
-        ({"a": ("b", "c")}, "need a function"),
         ({("{a}", "{b}"): ("c", np.add)}, "different names"),
     ],
 )
 def test_malformed_rows_are_refused(row, reason):
-    with pytest.raises(ta.RenameError, match=reason):
+    with pytest.raises(ta.MigrationError, match=reason):
         renamed_paths(["a"], row)
 
 
 def test_a_table_is_a_mapping():
-    with pytest.raises(ta.RenameError, match="mapping"):
+    with pytest.raises(ta.MigrationError, match="mapping"):
         ta.rename({"a": 1.0}, ["a"])
 
 
 def test_a_failing_function_names_row_and_leaf():
     with pytest.raises(ValueError) as caught:
         ta.rename({"a": np.zeros(3)}, {"a": ("b", lambda x: x.reshape(2))})
-    assert "rename row 'a', given 'a', float64[3]" in caught.value.__notes__[0]
+    assert "migration row 'a', given 'a', float64[3]" in caught.value.__notes__[0]
 
 
 def test_a_split_gives_one_leaf_a_target():
-    with pytest.raises(ta.RenameError, match=r"gives 1 .* has 2"):
+    with pytest.raises(ta.MigrationError, match=r"gives 1 .* has 2"):
         ta.rename({"a": np.zeros(3)}, {"a": (("b", "c"), lambda x: [x])})
 
 
 def test_functions_run_only_when_the_table_fits():
     ran = []
-    with pytest.raises(ta.RenameError):
+    with pytest.raises(ta.MigrationError):
         ta.rename({"a": 1.0, "b": 2.0}, {"a": ("c", ran.append)})
     assert not ran
 
@@ -205,7 +202,7 @@ def test_functions_run_only_when_the_table_fits():
 def test_long_hostile_names_take_no_time():
     names = ["a_" * 5_000 + "!", "b"]
     table = {"{a}_{b}_{c}_{d}_{e}?".replace("?", "x"): "y", "{rest:**}": "{rest}"}
-    with pytest.raises(ta.RenameError, match="no leaf is left"):
+    with pytest.raises(ta.MigrationError, match="no leaf is left"):
         renamed_paths(names, table)
 
 
@@ -216,13 +213,11 @@ def test_an_empty_segment_is_kept():
 
 
 def test_the_work_of_renaming_grows_with_rows_and_not_their_square(monkeypatch):
-    from treeadapt import renaming
+    from treeadapt.migrations.templates import Template
 
     calls = []
-    match = renaming._Template.match
-    monkeypatch.setattr(
-        renaming._Template, "match", lambda s, p: calls.append(1) or match(s, p)
-    )
+    match = Template.match
+    monkeypatch.setattr(Template, "match", lambda s, p: calls.append(1) or match(s, p))
     names = [f"block_{i}/w{j}" for i in range(100) for j in range(10)]
     table = {name: f"x/{name}" for name in names}
     table |= {f"other_{i}/{{n}}": f"y/{i}/{{n}}" for i in range(100)}

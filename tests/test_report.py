@@ -12,7 +12,8 @@ from trees import BY_NAME
 
 import treeadapt as ta
 from treeadapt.drawing.outline import every
-from treeadapt.report import RuleRow, natural
+from treeadapt.names import natural
+from treeadapt.report import RuleRow
 
 TREE = {"a": {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}, "b": jnp.ones(2)}
 WITH_STATIC = TREE | {"act": jax.nn.relu}

@@ -80,7 +80,9 @@ def _by_state_dict(tree: Any) -> list[Any]:
 
 def _renamed(tree: Any) -> list[Any]:
     flat = ta.to_flat_dict(tree)
-    return list(ta.rename(flat, {path: f"{path}/new" for path in flat}).values())
+    renamed = ta.rename(flat, {"{path:**}": "new/{path:**}"})
+    # Functions and other static leaves have no row.
+    return [renamed.get(f"new/{path}", leaf) for path, leaf in flat.items()]
 
 
 def _nothing(_: Any) -> None:

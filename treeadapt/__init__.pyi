@@ -31,13 +31,13 @@ from treeadapt.errors import (
     CheckpointError,
     CollectionWarning,
     FreezeError,
+    MigrationError,
     NoArraysError,
     OverlapError,
     PathCollisionError,
     PathError,
     PatternError,
     RandomStateWarning,
-    RenameError,
     ReplicatedWarning,
     RulesError,
     RulesFileError,
@@ -55,8 +55,9 @@ from treeadapt.errors import (
     UnstablePathWarning,
     UnusedRuleError,
 )
+from treeadapt.migrations.migration import Migration, rename
+from treeadapt.migrations.plan import MigrationPlan
 from treeadapt.patterns import escape
-from treeadapt.renaming import rename
 from treeadapt.report import Summary, summarize
 from treeadapt.selection.freeze_spec import FreezeSpec
 from treeadapt.selection.matches import STATIC, RuleMatches
@@ -86,13 +87,15 @@ __all__ = [
     "FreezeError",
     "FreezeSpec",
     "LoadReport",
+    "Migration",
+    "MigrationError",
+    "MigrationPlan",
     "NoArraysError",
     "OverlapError",
     "PathCollisionError",
     "PathError",
     "PatternError",
     "RandomStateWarning",
-    "RenameError",
     "ReplicatedWarning",
     "Rest",
     "RuleMatches",

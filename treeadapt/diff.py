@@ -25,8 +25,7 @@ import numpy as np
 from treeadapt.arrays import is_array
 from treeadapt.convert import describe
 from treeadapt.errors import TreeAdaptError, UnusedRuleError
-from treeadapt.names import listing, plural
-from treeadapt.report import natural
+from treeadapt.names import listing, natural, plural
 from treeadapt.selection.repairs import unused_message
 from treeadapt.selection.rules import Rules
 from treeadapt.trees.metadata import same_static

@@ -53,8 +53,8 @@ class PatternError(TreeAdaptError):
     """A path pattern is malformed; the message points at the column."""
 
 
-class RenameError(TreeAdaptError):
-    """A leaf has no new name, two share one, or a row of the table matches nothing."""
+class MigrationError(TreeAdaptError):
+    """A table of rows does not fit the leaves, or is malformed."""
 
 
 class CheckpointError(TreeAdaptError):

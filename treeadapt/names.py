@@ -7,6 +7,7 @@ names belong to.
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 from collections.abc import Iterable
 
@@ -105,6 +106,26 @@ def _codes(texts: list[str]) -> list[int]:
     return [first.setdefault(text, len(first)) for text in texts]
 
 
+def natural(path: str) -> list[list[str | tuple[int, str, str]]]:
+    """Return a sort key that counts: ``layer_2`` before ``layer_10``.
+
+    Example:
+        >>> sorted(["layer_10", "layer_2", "embed"], key=natural)
+        ['embed', 'layer_2', 'layer_10']
+    """
+    return list(map(_natural_segment, path.split("/")))
+
+
+# Large trees say the same few segments again and again.
+@functools.lru_cache(maxsize=4_096)
+def _natural_segment(segment: str) -> list[str | tuple[int, str, str]]:
+    # By their length, not by ``int``, which refuses thousands of digits.
+    return [
+        (len(part.lstrip("0")), part.lstrip("0"), part) if place % 2 else part
+        for place, part in enumerate(_NUMBER.split(segment))
+    ]
+
+
 def plural(count: int, noun: str) -> str:
     """Write a count with its noun.
 
@@ -115,6 +136,20 @@ def plural(count: int, noun: str) -> str:
     irregular = {"leaf": "leaves", "entry": "entries"}
     word = noun if count == 1 else irregular.get(noun, noun + "s")
     return f"{count:,} {word}"
+
+
+def size_text(size_bytes: int) -> str:
+    """Write a size for people.
+
+    Example:
+        >>> size_text(48), size_text(123_456), size_text(54_000_000_000)
+        ('48 B', '121 KiB', '50.3 GiB')
+    """
+    size, units = float(size_bytes), ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]
+    while size >= 1024 and len(units) > 1:
+        size, units = size / 1024, units[1:]
+    digits = 0 if units[0] == "B" or size >= 100 else 1
+    return f"{size:.{digits}f} {units[0]}"
 
 
 def shorten(text: str, *, limit: int = 200) -> str:

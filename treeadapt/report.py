@@ -9,7 +9,6 @@ What was decided comes from ``matches``.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
 import os
@@ -26,9 +25,9 @@ from treeadapt.drawing.outline import Node, Outline, Total, grown, sum_text
 from treeadapt.drawing.palette import SIZES, paints
 from treeadapt.drawing.svg import svg
 from treeadapt.drawing.text import lines, markdown, plain
-from treeadapt.drawing.words import printable, size_text
+from treeadapt.drawing.words import printable
 from treeadapt.errors import TreeAdaptError
-from treeadapt.names import listing, plural
+from treeadapt.names import listing, natural, plural, size_text
 from treeadapt.selection.matches import STATIC, RuleMatches, where_text
 from treeadapt.selection.repairs import entry_text
 from treeadapt.selection.rules import as_rules
@@ -76,8 +75,6 @@ class RuleRow:
     where: str
 
 
-_Segment = list[str | tuple[int, str, str]]
-_NUMBER = re.compile("([0-9]+)")
 # Texts of labels that are not strings, and of leaves without a label.
 _NO_NAME = re.compile(r"-|static|no rule|True|False|[-+.0-9]+(e[-+]?[0-9]+)?|nan|-?inf")
 
@@ -283,26 +280,6 @@ def summarize(
         notes=tuple(_notes(matches, chosen)) if matches else (),
         separator=separator,
     )
-
-
-def natural(path: str) -> list[_Segment]:
-    """Return a sort key that counts: ``layer_2`` before ``layer_10``.
-
-    Example:
-        >>> sorted(["layer_10", "layer_2", "embed"], key=natural)
-        ['embed', 'layer_2', 'layer_10']
-    """
-    return list(map(_segment_key, path.split("/")))
-
-
-# Large trees say the same few segments again and again.
-@functools.lru_cache(maxsize=4_096)
-def _segment_key(segment: str) -> _Segment:
-    # By their length, not by ``int``, which refuses thousands of digits.
-    return [
-        (len(part.lstrip("0")), part.lstrip("0"), part) if place % 2 else part
-        for place, part in enumerate(_NUMBER.split(segment))
-    ]
 
 
 def _row(path: str, leaf: Any, index: int, matches: RuleMatches | None) -> Row:

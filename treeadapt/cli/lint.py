@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from treeadapt.errors import SelectorError
-from treeadapt.names import listing, plural, shorten
-from treeadapt.report import natural
+from treeadapt.names import listing, natural, plural, shorten
 from treeadapt.selection.matches import RuleMatches, where_text
 from treeadapt.selection.repairs import advice_lines, entry_text
 from treeadapt.selection.selectors import Selector

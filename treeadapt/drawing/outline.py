@@ -19,8 +19,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from treeadapt.drawing.palette import REST, SIZES, Paint
-from treeadapt.drawing.words import count_text, fitted, printable, share_text, size_text
-from treeadapt.names import plural
+from treeadapt.drawing.words import count_text, fitted, printable, share_text
+from treeadapt.names import plural, size_text
 
 LEGEND = ("label", "leaves", "params", "size", "share", "rules")
 _MAX_DEPTH = 40  # the rest of a path is one name

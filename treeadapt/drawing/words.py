@@ -8,20 +8,6 @@ from __future__ import annotations
 import unicodedata
 
 
-def size_text(size_bytes: int) -> str:
-    """Write a size for people.
-
-    Example:
-        >>> size_text(48), size_text(123_456), size_text(54_000_000_000)
-        ('48 B', '121 KiB', '50.3 GiB')
-    """
-    size, units = float(size_bytes), ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]
-    while size >= 1024 and len(units) > 1:
-        size, units = size / 1024, units[1:]
-    digits = 0 if units[0] == "B" or size >= 100 else 1
-    return f"{size:.{digits}f} {units[0]}"
-
-
 def count_text(count: int) -> str:
     """Write a number of parameters for people.
 

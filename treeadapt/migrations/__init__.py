@@ -1,0 +1,1 @@
+"""Migrations: the same numbers under other names and with other axes."""

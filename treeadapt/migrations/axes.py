@@ -1,0 +1,132 @@
+"""Axes: how the indices of an array are written, in the notation of einops.
+
+Takes the text after `` : `` of an address and gives one ``Axis`` for each axis of the
+array. An axis is a name, ``1``, a product ``(h d)``, ``...`` for all further axes, or
+``[(h d) (k d)]``, parts one after the other. Sizes are found in ``solving``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import TypeAlias
+
+from treeadapt.migrations.templates import malformed
+
+REST = "..."
+
+#: Names whose sizes multiply; none for an axis of size 1.
+Product: TypeAlias = tuple[str, ...]
+
+_TOKEN = re.compile(r" +|\.\.\.|[A-Za-z_]\w*|1(?!\w)|[()\[\]]")
+
+
+@dataclasses.dataclass(frozen=True)
+class Axis:
+    """One axis of an array.
+
+    Attributes:
+        parts: one product; several where the parts of a concatenation follow each
+            other along the axis.
+    """
+
+    parts: tuple[Product, ...]
+
+    @property
+    def name(self) -> str | None:
+        """The name that is alone on the axis."""
+        is_alone = len(self.parts) == 1 and len(self.parts[0]) == 1
+        return self.parts[0][0] if is_alone else None
+
+
+Axes: TypeAlias = tuple[Axis, ...]
+
+
+def parts_of(axes: Axes) -> int:
+    """Return the number of parts of the concatenation; 1 without one."""
+    return max((len(axis.parts) for axis in axes), default=1)
+
+
+def names_of(axes: Axes, part: int) -> list[str]:
+    """Return the names of the axes, in order, in one part of the concatenation.
+
+    Example:
+        >>> axes = parse_axes("w : e [(h d) (k d)]", 4)
+        >>> names_of(axes, 0), names_of(axes, 1)
+        (['e', 'h', 'd'], ['e', 'k', 'd'])
+    """
+    return [
+        name for axis in axes for name in axis.parts[part if len(axis.parts) > 1 else 0]
+    ]
+
+
+def parse_axes(row: str, start: int) -> Axes:
+    """Parse the axes of one address.
+
+    Args:
+        row: text of the address.
+        start: column at which its axes start.
+
+    Raises:
+        MigrationError: the text is malformed; points at the column.
+
+    Example:
+        >>> parse_axes("w : (h d) 1", 4)
+        (Axis(parts=(('h', 'd'),)), Axis(parts=((),)))
+    """
+    axes: list[Axis] = []
+    parts: list[Product] | None = None  # of the bracket that is open
+    names: list[str] | None = None  # of the parenthesis that is open
+    place = start
+    while place < len(row):
+        token = _TOKEN.match(row, place)
+        if token is None:
+            cure = "Axes are names, 1, (a b), [a b] and ..., with spaces between them"
+            malformed(row, place, f"{row[place]!r} is not an axis", cure)
+        text, product = token[0], None
+        if text == "(" and names is None:
+            names = []
+        elif text == ")" and names is not None:
+            product, names = tuple(names), None
+        elif text == "[" and parts is None and names is None:
+            parts = []
+        elif text == "]" and parts is not None and names is None:
+            if len(parts) < 2:
+                cure = "Write one part for each address on the other side"
+                malformed(row, place, "a concatenation has one part", cure)
+            axes.append(Axis(tuple(parts)))
+            parts = None
+        elif text == REST and (parts is not None or names is not None):
+            malformed(row, place, "... in brackets", "Let it be an axis of its own")
+        elif text in "()[]":
+            malformed(row, place, f"a {text!r} out of place", "Brackets do not nest")
+        elif text.strip() and names is not None:
+            names += [] if text == "1" else [text]
+        elif text.strip():
+            product = () if text == "1" else (text,)
+        if product is not None:
+            if parts is None:
+                axes.append(Axis((product,)))
+            else:
+                parts.append(product)
+        place = token.end()
+    if parts is not None or names is not None:
+        malformed(row, len(row) - 1, "a bracket is open", "Close it")
+    _check(row, start, tuple(axes))
+    return tuple(axes)
+
+
+def _check(row: str, start: int, axes: Axes) -> None:
+    """Raise where a name is on two axes, or two axes are concatenations."""
+    if sum(len(axis.parts) > 1 for axis in axes) > 1:
+        malformed(row, start, "two concatenations", "Write two rows")
+    for part in range(parts_of(axes)):
+        names = names_of(axes, part)
+        twice = [name for name in names if names.count(name) > 1]
+        if twice:
+            malformed(
+                row,
+                start,
+                f"{twice[0]!r} is there twice",
+                "Give each axis a name of its own",
+            )

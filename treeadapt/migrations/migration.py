@@ -1,0 +1,370 @@
+"""``Migration``: the same numbers under other names and with other axes."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from treeadapt.arrays import is_array
+from treeadapt.convert import describe
+from treeadapt.errors import MigrationError
+from treeadapt.migrations.groups import Group
+from treeadapt.migrations.plan import MigrationPlan, leads_back
+from treeadapt.migrations.planning import compare_target, plan_groups
+from treeadapt.migrations.problems import Problems
+from treeadapt.migrations.rows import Address, parse_row, parse_rows
+from treeadapt.migrations.running import run
+from treeadapt.migrations.templates import parse_template
+from treeadapt.names import Speller, listing, natural
+from treeadapt.trees.views import view_tree
+
+_FILLINGS = ("zeros", "target")
+
+
+class Migration:
+    r"""A table of rows: each says that the same numbers are at two addresses.
+
+    An address is a path and, after " : ", the axes of the array as einops writes them.
+    ``{name}`` in a path captures a part of one segment, ``{name:**}`` whole segments. A
+    capture that the other path lacks is an axis: the leaves with the numbers 0 to n-1
+    become one array, or one array becomes n leaves. See the page on the notation for
+    every form.
+
+    Args:
+        table: mapping of sources to targets, or ordered pairs. A target is an address;
+            None to drop leaves; ``(address, operations)`` with any of ``scale``,
+            ``offset``, ``pad`` and ``cast``; ``(address, function)`` or ``(address,
+            (function, inverse))``. On either side a tuple of addresses is several
+            copies of one array, the parts of a concatenation that is written with
+            ``[...]`` on the other side, or what a function takes or returns.
+        sizes: sizes of axes, for those that shapes leave open.
+        new: what fills leaves of the target that the source lacks, by path, in which
+            ``*`` and ``**`` are wildcards: ``"zeros"``, or ``"target"`` to keep them.
+
+    Raises:
+        MigrationError: a row is malformed; the message points at the column.
+
+    Example:
+        >>> m = Migration({"layers.{l}.q.weight : (h d) e": "blocks/q : l e h d"})
+        >>> flat = {f"layers.{i}.q.weight": np.ones((6, 5)) for i in range(4)}
+        >>> abstract = {"blocks/q": jax.ShapeDtypeStruct((4, 5, 2, 3), np.float64)}
+        >>> m(flat, target=abstract)["blocks/q"].shape
+        (4, 5, 2, 3)
+        >>> list(m.inverse(m(flat, target=abstract)))[-1]
+        'layers.3.q.weight'
+    """
+
+    def __init__(
+        self,
+        table: Any,
+        *,
+        sizes: Mapping[str, int] | None = None,
+        new: Mapping[str, str] | None = None,
+    ) -> None:
+        self._rows = parse_rows(table)
+        self._sizes = dict(sizes or {})
+        self._new = dict(new or {})
+        self._check()
+
+    def _check(self) -> None:
+        known = {
+            name
+            for row in self._rows
+            for address in (*row.sources, *row.targets)
+            for name in _names(address)
+        }
+        for name, size in self._sizes.items():
+            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+                raise MigrationError(
+                    f"The size of {name!r:.200} is {size!r:.80}. It is an integer "
+                    "above 0."
+                )
+            if name not in known:
+                near = Speller().nearest(str(name), sorted(known), count=1)
+                hint = f"Did you mean {near[0]!r}?" if near else "Remove it."
+                raise MigrationError(
+                    f"sizes= has {name!r:.200}, which is not an axis of any row. {hint}"
+                )
+        for path, filling in self._new.items():
+            if not isinstance(path, str) or filling not in _FILLINGS:
+                raise MigrationError(
+                    f"new= has {path!r:.200}: {filling!r:.80}. Write 'zeros', or "
+                    "'target' to keep what the target has."
+                )
+        self._fillings = [
+            (parse_template(path, path, wild=True), filling)
+            for path, filling in self._new.items()
+        ]
+
+    def __call__(self, tree: Any, target: Any = None) -> dict[str, Any]:
+        """Return the leaves under their new names, with their new axes.
+
+        Arrays of NumPy stay with NumPy, and may be views of those in ``tree``. Under
+        ``jit``, and on ``jax.ShapeDtypeStruct``, no value is checked.
+
+        Args:
+            tree: tree or flat dict; its arrays and Python numbers all need a row.
+                Functions and other static leaves stay out of the result.
+            target: tree or flat dict that the result should fit, concrete or abstract;
+                its shapes solve sizes that would stay open. Arrays that are moved go to
+                its shardings.
+
+        Returns:
+            Flat dict, in the order of the rows and then of names. A row without axes
+            and operations gives the caller's own objects.
+
+        Raises:
+            MigrationError: leaves without a row, rows without a leaf, torn groups,
+                clashes, sizes that contradict each other, misfits with ``target``, all
+                at once and before any array is read; copies that differ, or a padding
+                that is not zero.
+        """
+        leaves = view_tree(tree).flat()
+        likes = None if target is None else view_tree(target).flat()
+        plan = self._plan(leaves, likes)
+        made: dict[str, Any] = {}
+        for _, groups in itertools.groupby(plan.groups, lambda group: group.place):
+            row: dict[str, Any] = {}
+            for group in groups:
+                row |= run_group(group, leaves, likes or {})
+            made |= {path: row[path] for path in sorted(row, key=natural)}
+        for path, filling in plan.new.items():
+            like = (likes or {})[path]
+            made[path] = like if filling == "target" else _zeros(like)
+        return made
+
+    def plan(self, source: Any, target: Any = None) -> MigrationPlan:
+        """Return what would be done, from shapes and dtypes alone.
+
+        Args:
+            source: as for a call; also what ``read_metadata`` returns.
+            target: as for a call.
+
+        Raises:
+            MigrationError: as for a call, but for what only values show.
+        """
+        likes = None if target is None else view_tree(target).flat()
+        return self._plan(view_tree(source).flat(), likes)
+
+    def _plan(
+        self, leaves: Mapping[str, Any], likes: Mapping[str, Any] | None
+    ) -> MigrationPlan:
+        source = {
+            path: _abstract(leaf) for path, leaf in leaves.items() if _moves(leaf)
+        }
+        problems = Problems()
+        static = tuple(path for path in leaves if path not in source)
+        groups, dropped = plan_groups(
+            self._rows, self._sizes, source, likes, problems, static
+        )
+        new: dict[str, str] = {}
+        if self._fillings and likes is None:
+            raise MigrationError(
+                f"new= fills {listing(self._new)} in the form of a target. Pass one."
+            )
+        if likes is not None:
+            filled = {path for group in groups for path in group.filled}
+            for template, filling in self._fillings:
+                found = [
+                    path
+                    for path, like in likes.items()
+                    if path not in filled
+                    and is_array(like)
+                    and template.match(path) is not None
+                ]
+                if not found:
+                    problems.add("idle", listing([template.text]))
+                new |= {path: filling for path in found if path not in new}
+            compare_target(groups, new, likes, problems)
+        problems.raise_any()
+        return MigrationPlan(
+            tuple(groups),
+            tuple(dropped),
+            new,
+            static,
+            source,
+            self._rows,
+            self._sizes,
+        )
+
+    @functools.cached_property
+    def inverse(self) -> Migration:
+        """The rows read backwards.
+
+        Rows that drop leaves are left out, and what ``new`` fills is dropped.
+
+        Raises:
+            MigrationError: a row has a function without an inverse, or drops a part of
+                a name; all such rows are named.
+        """
+        stuck = [r.text for r in self._rows if not r.drops and not leads_back(r)]
+        if stuck:
+            raise MigrationError(
+                f"These rows cannot be read backwards: {listing(stuck)}. Write "
+                "(target, (function, inverse)), and use all captured names in targets."
+            )
+        made = Migration({})
+        made._rows = (
+            *(parse_row(path, None) for path in self._new),
+            *(row.reversed() for row in self._rows if not row.drops),
+        )
+        made._sizes = dict(self._sizes)
+        return made
+
+    def _table(self) -> tuple[Any, ...]:
+        return tuple(row.typed() for row in self._rows)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Migration):
+            return NotImplemented
+        return (self._rows, self._sizes, self._new) == (
+            other._rows,
+            other._sizes,
+            other._new,
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        pairs = self._table()
+        sources = [source for source, _ in pairs]
+        table: Any = list(pairs)
+        if len({*sources}) == len(sources):
+            table = dict(pairs)
+        extra = f", sizes={self._sizes!r}" if self._sizes else ""
+        extra += f", new={self._new!r}" if self._new else ""
+        return f"Migration({table!r}{extra})"
+
+
+def run_group(
+    group: Group, leaves: Mapping[str, Any], likes: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the leaves that one group makes.
+
+    Args:
+        group: of a plan.
+        leaves: at least those of the group, by path: arrays of one kind.
+        likes: leaves of the target, as far as there is one; a sharded array that is
+            moved goes to their shardings.
+
+    Raises:
+        MigrationError: copies are not equal, what is cut off is not zero, or a function
+            returns another number of leaves.
+    """
+    given = [[leaves[path] for path in paths] for paths in group.sources]
+    if group.row.function is not None:
+        return _called(group, [leaf for (leaf,) in given])
+    if group.move is None:
+        (leaf,) = given[0]
+        return dict.fromkeys(group.filled, leaf)
+    every = [*itertools.chain(*given)]
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in every):
+        return {
+            path: _placed(spec, likes.get(path))
+            for paths, spec in zip(group.targets, group.made, strict=True)
+            for path in paths
+        }
+    shardings = [_sharding(likes.get(paths[0])) for paths in group.targets]
+    arrays, faults = run(
+        group.move, given, shardings if any(s is not None for s in shardings) else ()
+    )
+    if faults:
+        raise MigrationError(
+            f"The row {listing([group.row.text])} cannot make "
+            f"{listing(group.filled, limit=2)} of {listing(group.given, limit=2)}: "
+            f"{'; '.join(faults)}."
+        )
+    made: dict[str, Any] = {}
+    for paths, found in zip(group.targets, arrays, strict=True):
+        made.update(zip(paths, found, strict=True))
+    return made
+
+
+def _called(group: Group, leaves: Sequence[Any]) -> dict[str, Any]:
+    row = group.row
+    abstract = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
+    function: Any = row.function
+    try:
+        made = jax.eval_shape(function, *leaves) if abstract else function(*leaves)
+    except Exception as error:
+        pairs = itertools.islice(zip(group.given, leaves, strict=True), 4)
+        texts = [f"{path!r}, {describe(leaf)}" for path, leaf in pairs]
+        error.add_note(
+            f"In the function of the migration row {row.text!r}, given "
+            f"{'; '.join(texts)}."
+        )
+        raise
+    paths = [*group.filled]
+    if not row.splits:
+        return {paths[0]: made}
+    if not isinstance(made, list | tuple) or len(made) != len(paths):
+        count = len(made) if isinstance(made, list | tuple) else describe(made)
+        raise MigrationError(
+            f"The function of the row {row.text!r} gives {count} for "
+            f"{listing(group.given)}, and the row has {len(paths)} targets. Return a "
+            "tuple with one leaf for each."
+        )
+    return dict(zip(paths, made, strict=True))
+
+
+def rename(flat: Any, table: Mapping[Any, Any]) -> dict[str, Any]:
+    r"""Rename every leaf: ``Migration(table)(flat)``.
+
+    Args:
+        flat: flat dict ``{path: leaf}``, or any tree.
+        table: as for ``Migration``.
+
+    Returns:
+        Flat dict under the new names, in the order of the rows.
+
+    Raises:
+        MigrationError: as for ``Migration``.
+
+    Example:
+        >>> flat = {"linear_0/kernel": np.ones((2, 3)), "linear_0/bias": np.ones(3)}
+        >>> table = {
+        ...     "linear_{n}/kernel : in out": "layers/{n}/weight : out in",
+        ...     "linear_{n}/bias": "layers/{n}/bias",
+        ... }
+        >>> {path: leaf.shape for path, leaf in rename(flat, table).items()}
+        {'layers/0/weight': (3, 2), 'layers/0/bias': (3,)}
+    """
+    return Migration(table)(flat)
+
+
+def _names(address: Address) -> Iterator[str]:
+    yield from address.numbers
+    for axis in address.axes or ():
+        yield from itertools.chain(*axis.parts)
+
+
+def _abstract(leaf: Any) -> Any:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if is_array(leaf) else leaf
+
+
+def _moves(leaf: Any) -> bool:
+    return is_array(leaf) or isinstance(leaf, bool | int | float | complex)
+
+
+def _sharding(like: Any) -> Any:
+    return getattr(like, "sharding", None)
+
+
+def _placed(spec: Any, like: Any) -> Any:
+    sharding = _sharding(like)
+    if sharding is None:
+        return spec
+    return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding)
+
+
+def _zeros(like: Any) -> Any:
+    if isinstance(like, jax.ShapeDtypeStruct):
+        return like
+    module = np if isinstance(like, np.ndarray | np.generic) else jnp
+    return module.zeros(like.shape, like.dtype)

@@ -1,0 +1,224 @@
+"""Plans: what a migration would do, told before any array is read."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from treeadapt.migrations.axes import REST, names_of
+from treeadapt.migrations.groups import Group
+from treeadapt.migrations.planning import plan_groups
+from treeadapt.migrations.problems import Problems
+from treeadapt.migrations.rows import Row
+from treeadapt.names import fold, listing, plural, size_text
+
+_SHOWN = 8
+_NOTHING = jax.ShapeDtypeStruct((), jnp.bool_)
+
+
+@dataclasses.dataclass(frozen=True)
+class MigrationPlan:
+    """What a migration does with the leaves of one source.
+
+    Attributes:
+        groups: leaves that move together, in the order of the result.
+        dropped: paths of leaves that have no place in the result.
+        new: paths that the source lacks, and what fills them: ``"zeros"`` or
+            ``"target"``.
+        static: paths of functions and other leaves that are not numbers, which are not
+            in the result.
+        source: the leaves of the source, by path.
+        rows: the table.
+        sizes: sizes that hold in the whole table.
+    """
+
+    groups: tuple[Group, ...]
+    dropped: tuple[str, ...]
+    new: Mapping[str, str]
+    static: tuple[str, ...]
+    source: Mapping[str, Any]
+    rows: tuple[Row, ...]
+    sizes: Mapping[str, int]
+
+    @functools.cached_property
+    def result(self) -> dict[str, Any]:
+        """Shape and dtype of each leaf of the result; None where a function decides."""
+        return {
+            path: spec
+            for group in self.groups
+            for paths, spec in zip(group.targets, group.made, strict=True)
+            for path in paths
+        }
+
+    @property
+    def _known_result(self) -> dict[str, Any]:
+        known = self.result.items()
+        return {path: _NOTHING if spec is None else spec for path, spec in known}
+
+    @property
+    def exact(self) -> bool:
+        """Whether the way back could give every array bit for bit.
+
+        Nothing is dropped, rounded or given to a function.
+        """
+        return not self.dropped and all(map(_is_exact, self.groups, self._specs()))
+
+    def _specs(self) -> Iterator[Any]:
+        for group in self.groups:
+            yield self.source[next(group.given)]
+
+    @functools.cached_property
+    def one_way(self) -> tuple[str, ...]:
+        """Paths of the result that the inverse does not lead back to their sources."""
+        backwards = [row for row in self.rows if leads_back(row)]
+        places = [place for place, row in enumerate(self.rows) if leads_back(row)]
+        groups, _ = plan_groups(
+            [row.reversed() for row in backwards],
+            self.sizes,
+            self._known_result,
+            self.source,
+            Problems(),
+        )
+        origins = {
+            path: (places[group.place], tuple(sorted(group.filled)))
+            for group in groups
+            for path in group.given
+        }
+        return tuple(
+            path
+            for group in self.groups
+            for path in group.filled
+            if origins.get(path) != (group.place, tuple(sorted(group.given)))
+        )
+
+    @functools.cached_property
+    def repeatable(self) -> bool:
+        """Whether the rows would take the result again, so that a second run passes."""
+        problems = Problems()
+        plan_groups(self.rows, self.sizes, self._known_result, None, problems)
+        return not problems.found
+
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes of the sources and targets of the largest group."""
+        return max((group.bytes for group in self.groups), default=0)
+
+    @functools.cached_property
+    def swappable(self) -> dict[int, tuple[tuple[str, str], ...]]:
+        """Pairs of axes, by row, that could be swapped without changing a shape.
+
+        No check of shapes can find such a mistake. Lint the table on models whose sizes
+        are all different primes.
+        """
+        pairs: dict[int, dict[tuple[str, str], None]] = {}
+        for group in self.groups:
+            own = pairs.setdefault(group.place, {})
+            own.update(dict.fromkeys(_swappable(group)))
+        return {place: tuple(own) for place, own in pairs.items() if own}
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """What only values show, and what is therefore not checked on shapes."""
+        found: dict[str, None] = {}
+        for group in self.groups:
+            text = listing([group.row.text])
+            if group.row.compares:
+                found[f"{text}: its sources must be equal"] = None
+            if group.row.undoes and group.row.values.pad:
+                found[f"{text}: what it cuts off must be zero"] = None
+            if group.row.function is not None:
+                found[f"{text}: a function decides what it makes"] = None
+        return tuple(found)
+
+    def __str__(self) -> str:
+        counts = plural(len(self.source), "leaf"), plural(len(self.result), "leaf")
+        lines = [f"{counts[0]} become {counts[1]}."]
+        for place, row in enumerate(self.rows):
+            lines += self._row_lines(place, row)
+        for path, how in self.new.items():
+            lines.append(f"new {listing([path])}: {how}")
+        if self.static:
+            names = listing(self.static, limit=_SHOWN)
+            lines.append(f"not arrays, and left out: {names}")
+        words = "exact" if self.exact else "not exact"
+        lines.append(
+            f"{words}; {size_text(self.peak_bytes)} for the largest group"
+            f"{'; a second run would pass' if self.repeatable else ''}"
+        )
+        if self.one_way:
+            lines.append(
+                f"{plural(len(self.one_way), 'leaf')} with no way back: "
+                f"{listing(fold(self.one_way), limit=_SHOWN)}"
+            )
+        lines += [f"not checked on shapes: {text}" for text in self.unread]
+        return "\n".join(lines)
+
+    def _row_lines(self, place: int, row: Row) -> Iterator[str]:
+        groups = [group for group in self.groups if group.place == place]
+        sources = sum(len(paths) for group in groups for paths in group.sources)
+        targets = sum(len(paths) for group in groups for paths in group.targets)
+        if row.drops:
+            yield f"{row.text!r} -> dropped"
+            return
+        right = ", ".join(repr(each.text) for each in row.targets)
+        yield f"{row.text!r} -> {right}: {sources:,} to {targets:,}"
+        for text in dict.fromkeys(map(_sizes, groups)):
+            if text:
+                yield f"    {text}"
+        if self.swappable.get(place):
+            pairs = ", ".join(f"{a} and {b}" for a, b in self.swappable[place])
+            yield f"    shapes do not tell apart: {pairs}"
+
+
+def leads_back(row: Row) -> bool:
+    """Return whether a row can be read backwards."""
+    has_way = row.function is None or row.inverse is not None
+    return has_way and not (row.drops or row.lost)
+
+
+def _is_exact(group: Group, spec: Any) -> bool:
+    values = group.row.values
+    if group.row.function is not None or abs(values.scale) != 1 or values.offset:
+        return False
+    if group.move is None or spec.dtype == group.move.dtype:
+        return True
+    return bool(
+        jnp.promote_types(spec.dtype, group.move.dtype) == group.move.dtype
+    ) and (_digits(spec.dtype) <= _digits(group.move.dtype))
+
+
+def _digits(dtype: Any) -> int:
+    """Return how many binary digits a number of a dtype may have."""
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return int(jnp.finfo(dtype).nmant) + 1
+    return 1 if dtype == jnp.bool_ else int(jnp.iinfo(dtype).bits)
+
+
+def _swappable(group: Group) -> Iterator[tuple[str, str]]:
+    move = group.move
+    if move is None or not group.row.has_axes:
+        return
+    for source, one, target, two in move.pieces:
+        sides = ((move.sources[source], one), (move.targets[target], two))
+        names = [n for n in names_of(sides[0][0].axes, one) if not n.startswith(REST)]
+        names += sides[0][0].numbers
+        for a, b in itertools.combinations(names, 2):
+            together = any(
+                a in product and b in product
+                for layout, part in sides
+                for axis in layout.axes
+                for product in axis.parts
+            )
+            if together or move.size[a] == move.size[b] > 1:
+                yield a, b
+
+
+def _sizes(group: Group) -> str:
+    sizes = group.move.sizes if group.move and group.row.has_axes else ()
+    return ", ".join(f"{n}={s}" for n, s in sizes if not n.startswith(REST))

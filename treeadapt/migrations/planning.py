@@ -1,0 +1,164 @@
+"""Planning: which row takes which leaf, and whether all of it fits.
+
+Takes rows, and shapes by path; gives groups, and every problem. No array is read. A
+leaf goes to the first row that matches it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from treeadapt.arrays import is_array
+from treeadapt.convert import describe
+from treeadapt.migrations.groups import Group, GroupMaker, Specs, Taken, shape_of
+from treeadapt.migrations.problems import (
+    CANDIDATES,
+    Problems,
+    near_paths,
+    near_rows,
+)
+from treeadapt.migrations.rows import Address, Row
+from treeadapt.names import Speller, listing
+from treeadapt.paths import SEPARATOR
+
+_SHOWN = 6  # leaves whose nearest name is sought
+
+
+def plan_groups(
+    rows: Sequence[Row],
+    sizes: Mapping[str, int],
+    source: Specs,
+    target: Specs | None,
+    problems: Problems,
+    static: Sequence[str] = (),
+) -> tuple[list[Group], list[str]]:
+    """Plan on shapes alone.
+
+    Args:
+        rows: the table.
+        sizes: sizes of names that hold in all rows.
+        source: shapes and dtypes by path.
+        target: the same of what the result should be, if that is known.
+        problems: gets all that is wrong.
+        static: paths of leaves that are not arrays, for messages.
+
+    Returns:
+        The groups, in the order of rows and then of their targets' names, and the
+        paths of leaves that are dropped.
+    """
+    taken, unmatched = assign([row.sources for row in rows], [*source], problems)
+    for text in near_rows(unmatched, rows):
+        problems.add("unmatched", text)
+    unused = [
+        row for row, own in zip(rows, taken, strict=True) if not (own or row.drops)
+    ]
+    for text in near_paths(unused, [*source], static):
+        problems.add("unused", text)
+    groups: list[Group] = []
+    dropped: list[str] = []
+    for place, (row, own) in enumerate(zip(rows, taken, strict=True)):
+        if row.drops:
+            dropped += [each.path for each in own]
+        elif own:
+            maker = GroupMaker(row, place, sizes, source, target, problems)
+            groups += maker.groups(own)
+    _check_clashes(groups, problems)
+    return groups, dropped
+
+
+def assign(
+    sides: Sequence[Sequence[Address]], paths: Sequence[str], problems: Problems
+) -> tuple[list[list[Taken]], list[str]]:
+    """Give each path to the first row of which an address matches it.
+
+    Args:
+        sides: for each row the addresses that may match.
+        paths: of the leaves.
+        problems: gets the paths that two addresses of a row match.
+
+    Returns:
+        What each row takes, and the paths that no row takes.
+    """
+    taken: list[list[Taken]] = [[] for _ in sides]
+    index: dict[str | None, list[tuple[int, int]]] = {}
+    for place, addresses in enumerate(sides):
+        for number, address in enumerate(addresses):
+            index.setdefault(address.path.key, []).append((place, number))
+    unmatched = []
+    for path in paths:
+        keys = dict.fromkeys((path, path.partition(SEPARATOR)[0] + SEPARATOR, None))
+        owner = None
+        for place, number in heapq.merge(*(index.get(key, ()) for key in keys)):
+            if owner is not None and place != owner:
+                break
+            captures = sides[place][number].path.match(path)
+            if captures is not None and owner is None:
+                owner = place
+                taken[place].append(Taken(number, path, captures))
+            elif captures is not None:
+                texts = [each.path.text for each in sides[place]]
+                problems.add("ambiguous", f"{listing([path])}: {listing(texts)}")
+        if owner is None:
+            unmatched.append(path)
+    return taken, unmatched
+
+
+def _check_clashes(groups: Sequence[Group], problems: Problems) -> None:
+    first: dict[str, Group] = {}
+    for group in groups:
+        own = set()
+        for target in group.filled:
+            other = first.setdefault(target, group)
+            if other is not group or target in own:
+                paths = [
+                    *itertools.islice(other.given, 2),
+                    *itertools.islice(group.given, 2),
+                ]
+                both = listing(dict.fromkeys(paths))
+                problems.add("clash", f"{listing([target])}: {both}")
+            own.add(target)
+
+
+def compare_target(
+    groups: Sequence[Group], new: Iterable[str], target: Specs, problems: Problems
+) -> None:
+    """Note how a plan does not fit a target.
+
+    Args:
+        groups: the plan.
+        new: paths of the target that are filled otherwise.
+        target: shapes and dtypes by path.
+        problems: gets what is missing, unexpected or misfits.
+    """
+    filled = dict.fromkeys(new, None) | {
+        path: spec
+        for group in groups
+        for paths, spec in zip(group.targets, group.made, strict=True)
+        for path in paths
+    }
+    speller = Speller()
+    missing = [p for p, spec in target.items() if p not in filled and is_array(spec)]
+    extra = [path for path in filled if path not in target]
+    for kind, paths, others in (("missing", missing, extra), ("extra", extra, missing)):
+        for place, path in enumerate(paths):
+            near = (
+                speller.nearest(path, others[:CANDIDATES], count=1)
+                if place < _SHOWN
+                else []
+            )
+            hint = f" (the nearest is {listing(near)})" if near else ""
+            problems.add(kind, listing([path]) + hint)
+    for path, spec in filled.items():
+        like: Any = target.get(path)
+        if spec is None or not is_array(like):
+            continue
+        is_same = is_array(spec) and (shape_of(spec), spec.dtype) == (
+            shape_of(like),
+            like.dtype,
+        )
+        if not is_same and not (not is_array(spec) and not shape_of(like)):
+            text = f"it would be {describe(spec)}, the target has {describe(like)}"
+            problems.add("misfit", f"{listing([path])}: {text}")

@@ -1,0 +1,97 @@
+"""Problems: all that is wrong with a migration, in one error."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+
+from treeadapt.errors import MigrationError
+from treeadapt.migrations.rows import Row
+from treeadapt.names import Speller, listing, plural
+
+_SHOWN = 6  # problems of one kind that a message lists
+CANDIDATES = 2_000  # paths among which the nearest is sought
+
+
+@dataclasses.dataclass
+class Problems:
+    """All that is wrong, by kind."""
+
+    found: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+
+    def add(self, kind: str, text: str) -> None:
+        """Note one problem."""
+        self.found.setdefault(kind, []).append(text)
+
+    def raise_any(self) -> None:
+        """Raise if there is a problem.
+
+        Raises:
+            MigrationError: it lists the problems by kind.
+        """
+        lines: list[str] = []
+        for kind in (kind for kind in _KINDS if kind in self.found):
+            texts = [*dict.fromkeys(self.found[kind])]
+            noun, text = _KINDS[kind]
+            lines.append(f"{plural(len(texts), noun)}: {text}")
+            lines += [f"  {text}" for text in texts[:_SHOWN]]
+            if len(texts) > _SHOWN:
+                lines.append(f"  and {len(texts) - _SHOWN:,} more")
+        if lines:
+            raise MigrationError("\n".join(lines))
+
+
+# In the order in which a message lists them.
+_KINDS = {
+    "unmatched": ("leaf", "no row names"),
+    "unused": ("row", "no leaf is left for"),
+    "ambiguous": ("leaf", "two addresses of one row match"),
+    "torn": ("group", "parts are missing of"),
+    "unequal": ("group", "its arrays differ"),
+    "sizes": ("group", "sizes contradict each other or stay open"),
+    "values": ("group", "its values cannot be changed so"),
+    "clash": ("clash", "two leaves get the name of"),
+    "idle": ("entry", "of new= no leaf of the target is left for"),
+    "missing": ("leaf", "nothing fills"),
+    "extra": ("leaf", "the target does not have"),
+    "misfit": ("leaf", "the target has it otherwise"),
+}
+
+
+def near_rows(unmatched: Sequence[str], rows: Sequence[Row]) -> Iterator[str]:
+    """Write leaves that no row matches, with the nearest rows."""
+    texts = [source.text for row in rows for source in row.sources]
+    speller = Speller()
+    for path in unmatched[:_SHOWN]:
+        near = speller.nearest(path, texts[:CANDIDATES], count=1)
+        yield listing([path]) + (f" (the nearest is {listing(near)})" if near else "")
+    yield from unmatched[_SHOWN:]
+
+
+def near_paths(
+    unused: Sequence[Row], paths: Sequence[str], static: Sequence[str]
+) -> Iterator[str]:
+    """Write rows that match no leaf, with the nearest leaves."""
+    speller = Speller()
+    for row in unused[:_SHOWN]:
+        taken = _matching(row, paths)
+        left_out = _matching(row, static)
+        if taken:
+            hint = f" (earlier rows name {listing(taken, limit=2)}; move it up)"
+        elif left_out:
+            hint = f" ({listing(left_out, limit=2)}: not an array, and needs no row)"
+        else:
+            text = row.sources[0].path.text
+            near = speller.nearest(text, paths[:CANDIDATES], count=1)
+            hint = f" (the nearest leaf is {listing(near)})" if near else ""
+        yield listing([row.text]) + hint
+    yield from (row.text for row in unused[_SHOWN:])
+
+
+def _matching(row: Row, paths: Sequence[str]) -> list[str]:
+    """Return the first paths that a row matches."""
+    found = (
+        p for p in paths if any(each.path.match(p) is not None for each in row.sources)
+    )
+    return [*itertools.islice(found, 3)]

@@ -1,0 +1,494 @@
+"""Rows: what a migration says, one row for leaves of one kind.
+
+Takes a table as it was typed and gives ``Row``s whose names are understood: a name is a
+number where it is an axis, one of ``{(b i)}``, shifted, or listed on both sides, and
+text everywhere else. A row that contradicts itself is an error here, before any tree is
+seen. See ``planning`` for which leaves a row takes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import jax.numpy as jnp
+import numpy as np
+
+from treeadapt.convert import describe
+from treeadapt.errors import MigrationError
+from treeadapt.migrations.axes import Axes, names_of, parse_axes, parts_of
+from treeadapt.migrations.templates import Template, malformed, parse_template
+from treeadapt.names import Speller, listing
+
+SPLIT = " : "
+MAX_CHARACTERS = 4_096
+
+_OPERATIONS = ("scale", "offset", "pad", "cast")
+
+
+@dataclasses.dataclass(frozen=True)
+class Address:
+    """A path, and the axes of the arrays that are there.
+
+    Attributes:
+        text: as typed.
+        path: template of the path.
+        axes: its axes; None where they are not written.
+    """
+
+    text: str
+    path: Template
+    axes: Axes | None
+
+    @functools.cached_property
+    def numbers(self) -> tuple[str, ...]:
+        """Names of the numbers in its path, from left to right."""
+        return tuple(
+            dict.fromkeys(
+                name
+                for each in self.path.captures
+                if each.is_number
+                for name in each.names
+            )
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Values:
+    """What is done to the values of a row's targets, in this order.
+
+    Attributes:
+        scale: factor.
+        offset: added to the product.
+        pad: names of axes that get zeros at their end, each with its new size.
+        cast: dtypes by name: the new one, or the old one and the new one.
+    """
+
+    scale: float = 1.0
+    offset: float = 0.0
+    pad: tuple[tuple[str, int], ...] = ()
+    cast: tuple[str, ...] = ()
+
+    @property
+    def computes(self) -> bool:
+        """Whether numbers change other than by their dtype."""
+        return self.scale != 1 or self.offset != 0
+
+    def __bool__(self) -> bool:
+        return self.computes or bool(self.pad or self.cast)
+
+    def typed(self) -> dict[str, Any]:
+        """Return the operations as they are written in a table."""
+        cast = self.cast[0] if len(self.cast) == 1 else list(self.cast)
+        every = {
+            "scale": self.scale if self.scale != 1 else None,
+            "offset": self.offset or None,
+            "pad": dict(self.pad),
+            "cast": cast,
+        }
+        return {name: value for name, value in every.items() if value}
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One row.
+
+    Attributes:
+        sources: addresses of the leaves that it takes.
+        targets: addresses that it fills; none in a row that drops leaves.
+        values: what is done to the values of the targets.
+        undoes: whether ``values`` are of the sources, and undone.
+        function: makes the leaves of the targets out of those of the sources.
+        inverse: makes those of the sources out of those of the targets.
+        splits: whether ``function`` returns a sequence, one leaf for each target.
+    """
+
+    sources: tuple[Address, ...]
+    targets: tuple[Address, ...]
+    values: Values = Values()
+    undoes: bool = False
+    function: Callable[..., Any] | None = None
+    inverse: Callable[..., Any] | None = None
+    splits: bool = False
+
+    @property
+    def text(self) -> str:
+        """Its sources as typed."""
+        return ", ".join(source.text for source in self.sources)
+
+    @property
+    def drops(self) -> bool:
+        """Whether the leaves that it takes have no place in the result."""
+        return not self.targets
+
+    @property
+    def has_axes(self) -> bool:
+        """Whether its addresses have axes."""
+        return self.sources[0].axes is not None
+
+    @functools.cached_property
+    def outer(self) -> frozenset[str]:
+        """Names of numbers in all of its paths: each value has leaves of its own."""
+        names = [frozenset(each.numbers) for each in (*self.sources, *self.targets)]
+        return frozenset.intersection(*names)
+
+    @functools.cached_property
+    def listed(self) -> dict[str, int]:
+        """Counts of the numbers that are written as texts."""
+        return {
+            each.key: len(each.entries)
+            for address in (*self.sources, *self.targets)
+            for each in address.path.captures
+            if each.is_number and each.entries
+        }
+
+    @functools.cached_property
+    def lost(self) -> list[str]:
+        """Names of captured text that some target lacks."""
+        source = self.sources[0]
+        texts = source.path.names.difference(source.numbers)
+        if self.drops:
+            return []
+        kept = frozenset.intersection(*(each.path.names for each in self.targets))
+        return sorted(texts - kept)
+
+    @functools.cached_property
+    def pieces(self) -> tuple[tuple[int, int, int, int], ...]:
+        """Source, its part, target and its part of each array that moves as a whole.
+
+        Sources that hold copies of one array are all in it; the first one is used.
+        """
+        if self.has_axes and parts_of(self.sources[0].axes or ()) > 1:
+            return tuple((0, k, k, 0) for k in range(len(self.targets)))
+        if self.has_axes and parts_of(self.targets[0].axes or ()) > 1:
+            return tuple((k, 0, 0, k) for k in range(len(self.sources)))
+        return tuple(
+            (s, 0, t, 0)
+            for s in range(len(self.sources))
+            for t in range(len(self.targets))
+        )
+
+    @property
+    def compares(self) -> bool:
+        """Whether several sources must hold equal arrays."""
+        is_joined = self.has_axes and parts_of(self.targets[0].axes or ()) > 1
+        return len(self.sources) > 1 and self.function is None and not is_joined
+
+    def reversed(self) -> Row:
+        """Return the row read backwards."""
+        return Row(
+            self.targets,
+            self.sources,
+            self.values,
+            not self.undoes and bool(self.values),
+            self.inverse,
+            self.function,
+            len(self.sources) > 1,
+        )
+
+    def typed(self) -> tuple[Any, Any]:
+        """Return the row as it is written in a table."""
+
+        def side(addresses: Sequence[Address], *, alone: bool) -> Any:
+            texts = tuple(each.text for each in addresses)
+            return texts[0] if alone and len(texts) == 1 else texts
+
+        source = side(self.sources, alone=True)
+        if self.drops:
+            return source, None
+        target = side(self.targets, alone=not self.splits)
+        if self.function is not None:
+            functions = (self.function, self.inverse)
+            return source, (target, functions if self.inverse else self.function)
+        if self.values:
+            typed = self.values.typed()
+            return source, (target, {"undo": typed} if self.undoes else typed)
+        return source, target
+
+
+def parse_rows(table: Any) -> tuple[Row, ...]:
+    """Parse a table.
+
+    Args:
+        table: mapping of sources to targets, or ordered pairs.
+
+    Raises:
+        MigrationError: it is neither, or a row of it is malformed.
+    """
+    if isinstance(table, Mapping):
+        pairs = list(table.items())
+    elif isinstance(table, list | tuple) and all(
+        isinstance(pair, list | tuple) and len(pair) == 2 for pair in table
+    ):
+        pairs = [tuple(pair) for pair in table]
+    else:
+        raise MigrationError(
+            "A table is a mapping {source: target} or {source: (target, function)}, "
+            f"or a list of such pairs, not {describe(table)}."
+        )
+    return tuple(parse_row(source, value) for source, value in pairs)
+
+
+def parse_row(source: Any, value: Any) -> Row:
+    """Parse one row: what is on the left, and what is on the right.
+
+    Raises:
+        MigrationError: it is malformed.
+    """
+    target, extra = value, None
+    if isinstance(value, tuple) and len(value) == 2:
+        is_pair = isinstance(value[1], tuple) and all(map(callable, value[1]))
+        if callable(value[1]) or isinstance(value[1], Mapping) or is_pair:
+            target, extra = value
+    sources = _addresses(source, source, wild=target is None)
+    targets = () if target is None else _addresses(target, source)
+    row = Row(sources, targets, splits=isinstance(target, tuple))
+    if extra is not None and target is None:
+        refuse(row.text, "it drops leaves and changes them", "Write None alone")
+    if isinstance(extra, Mapping):
+        values, undoes = _values(row.text, extra)
+        row = dataclasses.replace(row, values=values, undoes=undoes)
+    elif isinstance(extra, tuple):
+        if len(extra) != 2:
+            problem = f"it has {len(extra)} functions"
+            refuse(row.text, problem, "Write (function, inverse)")
+        row = dataclasses.replace(row, function=extra[0], inverse=extra[1])
+    elif extra is not None:
+        row = dataclasses.replace(row, function=extra)
+    if row.function is None:
+        row = dataclasses.replace(row, splits=False)
+    row = _understood(row)
+    _check_sides(row)
+    if row.has_axes and not row.drops:
+        _check_axes(row)
+    _check_pads(row)
+    return row
+
+
+def _addresses(given: Any, row: Any, *, wild: bool = False) -> tuple[Address, ...]:
+    texts = given if isinstance(given, tuple) else (given,)
+    if not texts or not all(isinstance(text, str) for text in texts):
+        refuse(
+            str(row),
+            f"{given!r:.80} is not a name",
+            "A row is source: target, source: (target, function) or source: (target, "
+            "operations), and several names are a tuple of strings",
+        )
+    return tuple(_address(text, wild=wild) for text in texts)
+
+
+def _address(text: str, *, wild: bool) -> Address:
+    if len(text) > MAX_CHARACTERS:
+        refuse(text, f"it has {len(text):,} characters", f"At most {MAX_CHARACTERS:,}")
+    column, found = 0, []
+    while column < len(text):
+        if text.startswith(SPLIT, column):
+            found.append(column)
+        column += 2 if text[column] == "\\" else 1
+    if len(found) > 1:
+        malformed(text, found[1], "a second ' : '", r"Write a literal one as ' \: '")
+    if found and wild:
+        malformed(text, found[0], "axes of leaves that are dropped", "Leave them out")
+    end = found[0] if found else len(text)
+    path = parse_template(text, text[:end], wild=wild)
+    return Address(text, path, parse_axes(text, end + len(SPLIT)) if found else None)
+
+
+def _values(row: str, typed: Mapping[Any, Any]) -> tuple[Values, bool]:
+    """Read the operations of a row, and whether they are undone."""
+    undoes = [*typed] == ["undo"]
+    given = typed["undo"] if undoes else typed
+    if not isinstance(given, Mapping) or not given:
+        refuse(row, f"{given!r:.80} holds no operations", "Write {'scale': 2.0}")
+    for name in given:
+        if name not in _OPERATIONS:
+            near = Speller().nearest(str(name), _OPERATIONS, count=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            known = f"known are {listing(_OPERATIONS)}"
+            refuse(
+                row, f"{name!r:.80} is not an operation; {hint}{known}", "Correct it"
+            )
+    for name in ("scale", "offset"):
+        number = given.get(name, 1)
+        is_number = isinstance(number, int | float) and not isinstance(number, bool)
+        if not is_number or not math.isfinite(number) or (name, number) == ("scale", 0):
+            cure = "It is a finite number, and a scale is not 0"
+            refuse(row, f"its {name} is {number!r:.80}", cure)
+    pad = given.get("pad", {})
+    if not isinstance(pad, Mapping) or not all(
+        isinstance(size, int) and not isinstance(size, bool) and size > 0
+        for size in pad.values()
+    ):
+        cure = "Write the new size of each axis: {'pad': {'v': 50304}}"
+        refuse(row, f"its pad is {pad!r:.80}", cure)
+    cast = given.get("cast", ())
+    dtypes = cast if isinstance(cast, list | tuple) else [cast]
+    if len(dtypes) > 2:
+        refuse(
+            row, f"its cast is {cast!r:.80}", "Write a dtype, or the old and the new"
+        )
+    return Values(
+        float(given.get("scale", 1)),
+        float(given.get("offset", 0)),
+        tuple((str(name), int(size)) for name, size in pad.items()),
+        tuple(_dtype(row, dtype) for dtype in dtypes),
+    ), undoes
+
+
+def _dtype(row: str, typed: Any) -> str:
+    try:
+        dtype = jnp.dtype(typed)
+        if jnp.issubdtype(dtype, np.number) or dtype == np.bool_:
+            return str(dtype.name)
+    except TypeError:
+        pass
+    return refuse(row, f"{typed!r:.80} is not a dtype", "Write one such as 'float32'")
+
+
+def _understood(row: Row) -> Row:
+    """Return the row with the kinds of its captures decided."""
+    numbers: set[str] = set()
+    lists: list[dict[str, tuple[str, ...]]] = []
+    for side in (row.sources, row.targets):
+        lists.append({})
+        for address in side:
+            numbers |= {
+                name
+                for part in range(parts_of(address.axes or ()))
+                for name in names_of(address.axes or (), part)
+            }
+            for each in address.path.captures:
+                if each.is_number:
+                    numbers |= {*each.names}
+                elif each.entries:
+                    lists[-1][each.key] = each.entries
+    numbers |= lists[0].keys() & lists[1].keys()
+    entries = {**lists[0], **lists[1]}
+    texts: set[str] = set()
+    for address in (*row.sources, *row.targets):
+        for each in address.path.captures:
+            if each.is_many and numbers.intersection(each.names):
+                problem = f"{{{each.key}:**}} is text and {each.key!r} is an axis"
+                refuse(row.text, problem, "Use another name")
+            if each.is_many:
+                texts.add(each.key)
+            if each.entries and len(each.entries) != len(entries[each.key]):
+                problem = f"its lists of {each.key!r} have different lengths"
+                refuse(row.text, problem, "Write one text for each on the other side")
+
+    def understand(side: Iterable[Address]) -> tuple[Address, ...]:
+        return tuple(
+            Address(each.text, each.path.understood(numbers, entries, texts), each.axes)
+            for each in side
+        )
+
+    return dataclasses.replace(
+        row, sources=understand(row.sources), targets=understand(row.targets)
+    )
+
+
+def _check_sides(row: Row) -> None:
+    """Raise where the captures or the numbers of addresses do not go together."""
+    every = (*row.sources, *row.targets)
+    if len({each.axes is None for each in every}) > 1 and not row.drops:
+        problem = "some of its addresses have axes and some have not"
+        refuse(row.text, problem, "Write the axes of each, or of none")
+    if row.function is not None:
+        numbers = [name for each in every for name in each.numbers]
+        if row.has_axes or numbers:
+            problem = "it has a function and axes"
+            refuse(row.text, problem, "A function gets the leaves of one name")
+    elif len(row.sources) > 1 and len(row.targets) > 1:
+        problem = "it has several sources and several targets"
+        refuse(row.text, problem, "Write one address on one side, or a function")
+    texts = [each.path.names.difference(each.numbers) for each in row.sources]
+    if len({*texts}) > 1:
+        refuse(row.text, "its sources capture different names", "Use the same in each")
+    captured = row.sources[0].path.names
+    for target in row.targets:
+        for name in sorted(target.path.names - captured):
+            if not row.has_axes or name not in target.numbers:
+                problem = f"its target has {{{name}}}, which it does not capture"
+                refuse(row.text, problem, "Capture it in the source")
+    if (
+        not row.has_axes
+        and any(row.outer.symmetric_difference(each.numbers) for each in every)
+        and not row.drops
+    ):
+        names = {name for each in every for name in each.numbers} - row.outer
+        refuse(
+            row.text,
+            f"{sorted(names)[0]!r} is a number that is not in all of its paths",
+            "Write the axes of each address after ' : '",
+        )
+
+
+def _check_axes(row: Row) -> None:
+    """Raise unless both sides of each piece have the same names."""
+    for side, others in ((row.sources, row.targets), (row.targets, row.sources)):
+        for address in side:
+            parts = parts_of(address.axes or ())
+            if parts > 1 and (len(side) > 1 or parts != len(others)):
+                refuse(
+                    address.text,
+                    f"it is a concatenation of {parts} parts, and the other side has "
+                    f"{len(others)} addresses",
+                    "Write one address for each part, in order",
+                )
+            inside = {
+                name
+                for part in range(parts)
+                for name in names_of(address.axes or (), part)
+            }
+            both = sorted(inside.intersection(address.numbers))
+            if both:
+                problem = f"{both[0]!r} is in its path and among its axes"
+                refuse(address.text, problem, "Write it once")
+    if row.lost:
+        problem = f"{{{row.lost[0]}}} is neither in the target's path nor an axis of it"
+        refuse(row.text, problem, "Write it on both sides")
+    for source, one, target, two in row.pieces:
+        here, there = (
+            {*address.numbers, *names_of(address.axes or (), part)}
+            for address, part in (
+                (row.sources[source], one),
+                (row.targets[target], two),
+            )
+        )
+        texts = row.sources[source].path.names - {*row.sources[source].numbers}
+        alone = sorted((here ^ there) - texts)
+        if alone:
+            one_side = row.sources[source] if alone[0] in here else row.targets[target]
+            other = row.targets[target] if alone[0] in here else row.sources[source]
+            near = Speller().nearest(alone[0], sorted(here & there), count=1)
+            refuse(
+                row.text,
+                f"{listing(alone)} on one side only: in {one_side.text!r:.200}, and "
+                f"not in {other.text!r:.200}",
+                f"Did you mean {near[0]!r}" if near else "Write each on both sides",
+            )
+
+
+def _check_pads(row: Row) -> None:
+    """Raise unless each axis that is padded is alone, and its address has axes."""
+    side = row.sources if row.undoes else row.targets
+    for name, _ in row.values.pad:
+        for address in side:
+            if name not in [axis.name for axis in address.axes or ()]:
+                refuse(
+                    row.text,
+                    f"it pads {name!r}, which is not an axis of {address.text!r:.200}",
+                    "Write it as an axis of its own",
+                )
+
+
+def refuse(row: str, problem: str, cure: str) -> NoReturn:
+    """Raise because a row contradicts itself.
+
+    Raises:
+        MigrationError: always.
+    """
+    raise MigrationError(f"The row {listing([row])} is malformed: {problem}. {cure}.")

@@ -1,0 +1,339 @@
+"""Running: the arrays of one group, moved from their addresses to the others.
+
+Takes a ``Move``, which knows every size, and arrays; gives arrays. NumPy arrays stay
+with NumPy, and where one array becomes another whole the result may be a view of it, as
+of ``numpy.transpose``. Anything else is moved by JAX: traced if it is, otherwise in one
+compiled function for all groups of the same form.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from treeadapt.migrations.axes import Axes, Axis, names_of
+from treeadapt.migrations.rows import Values
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Where the indices of the arrays at one address are.
+
+    Attributes:
+        numbers: names whose values tell the leaves apart, outermost first.
+        axes: axes of each leaf.
+    """
+
+    numbers: tuple[str, ...]
+    axes: Axes
+
+
+@dataclasses.dataclass(frozen=True)
+class Move:
+    """How the arrays of one group are moved; equal for groups of the same form.
+
+    Attributes:
+        sources: layouts of the sources; their leaves are in the order of their numbers.
+        targets: the same of the targets.
+        pieces: see ``Row.pieces``.
+        sizes: size of each name, in order of names.
+        values: what is done to values.
+        undoes: whether it is undone, on the sources.
+        dtype: dtype of the result.
+        compares: whether the sources are copies, which must be equal.
+    """
+
+    sources: tuple[Layout, ...]
+    targets: tuple[Layout, ...]
+    pieces: tuple[tuple[int, int, int, int], ...]
+    sizes: tuple[tuple[str, int], ...]
+    values: Values
+    undoes: bool
+    dtype: Any
+    compares: bool
+
+    @functools.cached_property
+    def size(self) -> Mapping[str, int]:
+        """Size by name."""
+        return dict(self.sizes)
+
+    def shape(self, layout: Layout) -> tuple[int, ...]:
+        """Return the shape of the leaves at an address, before they are padded."""
+        return tuple(
+            sum(math.prod(self.size[name] for name in part) for part in axis.parts)
+            for axis in layout.axes
+        )
+
+    def after(self, shape: Sequence[int]) -> Move:
+        """Return the move of arrays that have some axes before those of the leaves."""
+        names = [f"before {place}" for place in range(len(shape))]
+        axes = tuple(Axis(((name,),)) for name in names)
+
+        def extend(layouts: Sequence[Layout]) -> tuple[Layout, ...]:
+            return tuple(Layout(each.numbers, axes + each.axes) for each in layouts)
+
+        return dataclasses.replace(
+            self,
+            sources=extend(self.sources),
+            targets=extend(self.targets),
+            sizes=(*zip(names, shape, strict=True), *self.sizes),
+        )
+
+
+def run(
+    move: Move, leaves: Sequence[Sequence[Any]], shardings: Sequence[Any] = ()
+) -> tuple[list[list[Any]], list[str]]:
+    """Move the arrays of one group.
+
+    Args:
+        move: how.
+        leaves: the arrays of each source, in the order of their numbers.
+        shardings: where the arrays of each target belong, None for anywhere; by default
+            all are.
+
+    Returns:
+        The arrays of each target, in the order of their numbers, and what is wrong with
+        the values: known of concrete arrays only.
+    """
+    every = [leaf for group in leaves for leaf in group]
+    given = tuple(map(tuple, leaves))
+    if all(isinstance(leaf, np.ndarray | np.generic) for leaf in every):
+        arrays, faults = _run_numpy(move, given)
+    elif any(isinstance(leaf, jax.core.Tracer) for leaf in every):
+        return _run_jax(move, given)[0], []
+    else:
+        wanted = tuple(shardings) if _movable(every, shardings) else ()
+        arrays, faults = _compiled(move, wanted)(given)
+        if shardings and not wanted:
+            arrays = [
+                [jax.device_put(array, sharding) for array in group]
+                if sharding
+                else group
+                for group, sharding in zip(arrays, shardings, strict=True)
+            ]
+    texts = ("the copies are not equal", "what is cut off is not zero")
+    return arrays, [
+        text for text, fault in zip(texts, faults, strict=True) if bool(fault)
+    ]
+
+
+def _movable(leaves: Sequence[Any], shardings: Sequence[Any]) -> bool:
+    """Return whether one compiled function can take the leaves to some shardings."""
+    devices = {s.device_set for s in shardings if s is not None}
+    return bool(devices) and all(
+        not getattr(leaf, "committed", False) or {leaf.sharding.device_set} == devices
+        for leaf in leaves
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled(move: Move, shardings: tuple[Any, ...]) -> Any:
+    moved = functools.partial(_run_jax, move)
+    if not shardings:
+        return jax.jit(moved)
+    counts = [math.prod(move.size[n] for n in each.numbers) for each in move.targets]
+    out = [[one] * count for one, count in zip(shardings, counts, strict=True)]
+    return jax.jit(moved, out_shardings=(out, None))
+
+
+def _run_jax(
+    move: Move, leaves: Sequence[Sequence[Any]]
+) -> tuple[list[list[Any]], list[Any]]:
+    size, rest, unequal = move.size, [], []
+    sources = []
+    for layout, group in zip(move.sources, leaves, strict=True):
+        arrays = []
+        for leaf in group:
+            array, cut = _prepared(move, layout, leaf)
+            arrays.append(array)
+            rest += [jnp.any(_bits(each, jnp) != 0) for each in cut]
+        counts = [size[name] for name in layout.numbers]
+        whole = jnp.stack(arrays) if counts else arrays[0]
+        sources.append(jnp.reshape(whole, (*counts, *arrays[0].shape)))
+    made: list[list[Any]] = []
+    for t, target in enumerate(move.targets):
+        parts: dict[int, Any] = {}
+        for s, one, _, two in (piece for piece in move.pieces if piece[2] == t):
+            source = move.sources[s]
+            counts = [size[name] for name in source.numbers]
+            array = _expanded(move, sources[s], source, one, counts)
+            names = [*source.numbers, *names_of(source.axes, one)]
+            wanted = [*target.numbers, *names_of(target.axes, two)]
+            array = jnp.transpose(array, [names.index(name) for name in wanted])
+            shape = [size[name] for name in target.numbers]
+            for axis in target.axes:
+                part = axis.parts[two if len(axis.parts) > 1 else 0]
+                shape.append(math.prod(size[name] for name in part))
+            array = jnp.reshape(array, shape)
+            if two in parts:
+                unequal.append(jnp.any(_bits(parts[two], jnp) != _bits(array, jnp)))
+            else:
+                parts[two] = array
+        joined = parts[0]
+        if len(parts) > 1:
+            place = _joint(target.axes) + len(target.numbers)
+            joined = jnp.concatenate([parts[two] for two in sorted(parts)], place)
+        made.append(
+            [
+                _finished(move, target, joined[tuple(index.values())], jnp)
+                for index in _indices(move, target.numbers)
+            ]
+        )
+    return made, [jnp.any(jnp.array(each, bool)) for each in (unequal, rest)]
+
+
+def _run_numpy(
+    move: Move, leaves: Sequence[Sequence[Any]]
+) -> tuple[list[list[Any]], list[bool]]:
+    is_rest = is_unequal = False
+    sources: list[list[Any]] = []
+    for layout, group in zip(move.sources, leaves, strict=True):
+        sources.append([])
+        for leaf in group:
+            array, cut = _prepared(move, layout, np.asarray(leaf))
+            sources[-1].append(array)
+            is_rest |= any(bool(np.any(_bits(each, np))) for each in cut)
+    made: list[list[Any]] = []
+    for t, target in enumerate(move.targets):
+        pieces = [piece for piece in move.pieces if piece[2] == t]
+        made.append([])
+        for index in _indices(move, target.numbers):
+            copies = [[piece] for piece in pieces] if move.compares else [pieces]
+            arrays = [_gathered(move, each, index, sources) for each in copies]
+            is_unequal |= any(
+                not np.array_equal(_bits(arrays[0], np), _bits(other, np))
+                for other in arrays[1:]
+            )
+            made[-1].append(_finished(move, target, arrays[0], np))
+    return made, [is_unequal, is_rest]
+
+
+def _gathered(
+    move: Move,
+    pieces: Sequence[tuple[int, int, int, int]],
+    index: Mapping[str, int],
+    sources: Sequence[Sequence[Any]],
+) -> Any:
+    """Return one array of a target: a view of a source, or filled from several."""
+    target = move.targets[pieces[0][2]]
+    first = move.sources[pieces[0][0]]
+    made = None
+    if len(pieces) > 1 or first.numbers:
+        made = np.empty(move.shape(target), sources[pieces[0][0]][0].dtype)
+    for s, one, _, two in pieces:
+        source = move.sources[s]
+        names = names_of(target.axes, two)
+        view = made if made is None else _expanded(move, made, target, two)
+        for values, leaf in zip(
+            _indices(move, source.numbers), sources[s], strict=True
+        ):
+            if any(index.get(name, value) != value for name, value in values.items()):
+                continue  # this leaf is in another array of the target
+            array = _expanded(move, leaf, source, one)
+            own = names_of(source.axes, one)
+            array = array[tuple(index.get(name, slice(None)) for name in own)]
+            own = [name for name in own if name not in index]
+            order = [own.index(name) for name in names if name not in values]
+            array = np.asarray(array).transpose(order)
+            if view is None:
+                return array.reshape(move.shape(target))
+            view[tuple(values.get(name, slice(None)) for name in names)] = array
+    return made
+
+
+def _expanded(
+    move: Move, array: Any, layout: Layout, part: int, counts: Sequence[int] = ()
+) -> Any:
+    """Return one part of an array with an axis for each name.
+
+    Args:
+        move: it knows the sizes.
+        array: a leaf, or several with axes for their numbers before their own.
+        layout: where its indices are.
+        part: which part of the concatenation.
+        counts: sizes of the axes before its own.
+    """
+    size = move.size
+    place = _joint(layout.axes)
+    if place is not None:
+        ends = [
+            *itertools.accumulate(
+                math.prod(size[name] for name in each)
+                for each in layout.axes[place].parts
+            )
+        ]
+        start = ends[part - 1] if part else 0
+        before = (slice(None),) * (place + len(counts))
+        array = array[(*before, slice(start, ends[part]))]
+    names = names_of(layout.axes, part)
+    return array.reshape((*counts, *(size[name] for name in names)))
+
+
+def _joint(axes: Axes) -> Any:
+    """Return the place of the concatenation among the axes; None without one."""
+    return next((place for place, axis in enumerate(axes) if len(axis.parts) > 1), None)
+
+
+def _indices(move: Move, names: Sequence[str]) -> Iterator[dict[str, int]]:
+    """Yield the numbers of each leaf of an address, in order."""
+    for values in itertools.product(*(range(move.size[name]) for name in names)):
+        yield dict(zip(names, values, strict=True))
+
+
+def _prepared(move: Move, layout: Layout, array: Any) -> tuple[Any, list[Any]]:
+    """Undo the values of a source; return it, and what is cut off."""
+    if not move.undoes:
+        return array, []
+    cut = []
+    places = {axis.name: place for place, axis in enumerate(layout.axes)}
+    for name, _ in move.values.pad:
+        before, stop = (slice(None),) * places[name], move.size[name]
+        cut.append(array[(*before, slice(stop, None))])
+        array = array[(*before, slice(None, stop))]
+    if move.values.computes:
+        array = array.astype(_wide(array.dtype))
+        array = (array - move.values.offset) / move.values.scale
+    return array, cut
+
+
+def _finished(move: Move, layout: Layout, array: Any, xp: Any) -> Any:
+    """Change the values of a target, and its dtype."""
+    if not move.undoes:
+        if move.values.computes:
+            array = array.astype(_wide(array.dtype))
+            array = array * move.values.scale + move.values.offset
+        sizes: dict[Any, int] = dict(move.values.pad)
+        if sizes:
+            widths = [
+                (0, max(sizes.get(axis.name, size) - size, 0))
+                for axis, size in zip(layout.axes, array.shape, strict=True)
+            ]
+            array = xp.pad(array, widths)
+    return array if array.dtype == move.dtype else array.astype(move.dtype)
+
+
+def _wide(dtype: Any) -> Any:
+    """Return the dtype in which numbers of a dtype are computed."""
+    return dtype if jnp.finfo(dtype).bits >= 32 else np.dtype(np.float32)
+
+
+def _bits(array: Any, xp: Any) -> Any:
+    """Return integers that are equal where the array is, bit for bit."""
+    if xp is np:
+        return np.ascontiguousarray(array).view(np.uint8)
+    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        return jax.random.key_data(array)
+    if jnp.issubdtype(array.dtype, jnp.complexfloating):
+        array = jnp.stack([array.real, array.imag])
+    if jnp.issubdtype(array.dtype, jnp.floating):
+        bits = jnp.finfo(array.dtype).bits
+        return jax.lax.bitcast_convert_type(array, f"uint{bits}")
+    return array

@@ -1,0 +1,446 @@
+r"""Templates of paths: names with captures, matched and filled in.
+
+Takes the text of one path of a migration and gives a ``Template``. A capture is
+``{name}``, a part of one segment; ``{name:**}``, whole segments; ``{p=gate,up}``, one
+of these texts; ``{n+60}``, a number at least 60; ``{(b i)}``, one number made of two;
+and, in a row that drops leaves, ``*`` and ``**``. Which names are numbers is up to
+``rows``. Matching takes time in the product of both lengths, whatever the texts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import NoReturn, TypeAlias
+
+from treeadapt.errors import MigrationError
+from treeadapt.names import listing
+from treeadapt.paths import SEPARATOR
+
+#: What a path gives each capture: text, or a number.
+Captures: TypeAlias = dict[str, str | int]
+
+_NAME = r"[A-Za-z_]\w*"
+_CAPTURE = re.compile(
+    rf"\{{(?:(?P<name>{_NAME})(?P<many>:\*\*)?"
+    rf"|(?P<listed>{_NAME})=(?P<entries>(?:[^{{}}/\\]|\\.)*)"
+    rf"|(?P<shifted>{_NAME})\+(?P<shift>[0-9]{{1,9}})"
+    rf"|\((?P<product>{_NAME}(?: +{_NAME})+)\))\}}"
+)
+_NUMBER = re.compile("0|[1-9][0-9]{0,17}")
+_ENTRY = re.compile(r"((?:[^,\\]|\\.)*),")
+_STARS = re.compile(r"\*+")
+_HINTS = {
+    "{": "A capture is {name}, {name:**}, {name=a,b}, {name+1} or {(a b)}",
+    "}": "It closes nothing",
+    "*": "Capture what it matches: {name} within a segment, {name:**} for several",
+    "?": "Capture what it matches: {name}",
+    "[": "Capture what it matches: {name}",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Capture:
+    """One capture of a template.
+
+    Attributes:
+        key: its name; ``(b i)`` where it is one number of several names.
+        names: the names.
+        is_many: whether it holds whole segments.
+        is_number: whether it holds a number.
+        entries: the only texts that it may hold; with ``is_number`` their positions
+            are the numbers.
+        shift: what is added to the number in the path.
+        is_wild: whether it is ``*`` or ``**``, which may hold nothing.
+    """
+
+    key: str
+    names: tuple[str, ...]
+    is_many: bool = False
+    is_number: bool = False
+    entries: tuple[str, ...] = ()
+    shift: int = 0
+    is_wild: bool = False
+
+    def read(self, text: str) -> str | int | None:
+        """Return what the capture holds if a path has this text; None if it cannot."""
+        if self.entries:
+            if text not in self.entries:
+                return None
+            return self.entries.index(text) if self.is_number else text
+        if self.is_number:
+            fits = _NUMBER.fullmatch(text) and int(text) >= self.shift
+            return int(text) - self.shift if fits else None
+        return text if text or self.is_wild else None
+
+    def write(self, value: str | int) -> str:
+        """Return the text of a value in a path."""
+        if not isinstance(value, int):
+            return value
+        return self.entries[value] if self.entries else str(value + self.shift)
+
+    def ends(self, text: str, start: int, may_end: Sequence[int]) -> int:
+        """Return the least end of a value that starts at ``start``; -1 without one.
+
+        Args:
+            text: the segment.
+            start: where the value starts.
+            may_end: for each place the next one at which a value may end, or -1.
+        """
+        if not self.entries and not self.is_number:
+            first = start if self.is_wild else start + 1
+            return may_end[first] if first <= len(text) else -1
+        longest = max(map(len, self.entries)) if self.entries else 18
+        end = may_end[start]
+        while 0 <= end <= start + longest:
+            if self.read(text[start:end]) is not None:
+                return end
+            end = may_end[end + 1] if end < len(text) else -1
+        return -1
+
+
+#: Literals and captures of a segment in turn, literals first; or one capture of many.
+Segment: TypeAlias = tuple[str | Capture, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Template:
+    """One path with captures.
+
+    Attributes:
+        text: as typed, without axes.
+        segments: what each segment is made of.
+    """
+
+    text: str
+    segments: tuple[Segment, ...]
+
+    @functools.cached_property
+    def captures(self) -> tuple[Capture, ...]:
+        """Its captures, from left to right; a name may be among them twice."""
+        return tuple(
+            part
+            for segment in self.segments
+            for part in segment
+            if isinstance(part, Capture)
+        )
+
+    @functools.cached_property
+    def names(self) -> frozenset[str]:
+        """The names that it captures."""
+        return frozenset(name for each in self.captures for name in each.names)
+
+    @functools.cached_property
+    def key(self) -> str | None:
+        """What a path that matches has: itself, its first segment, or anything."""
+        if not self.captures:
+            return SEPARATOR.join(str(part) for (part,) in self.segments)
+        first = self.segments[0]
+        is_plain = len(first) == 1 and isinstance(first[0], str)
+        return f"{first[0]}{SEPARATOR}" if is_plain else None
+
+    def understood(
+        self,
+        numbers: Collection[str],
+        entries: Mapping[str, tuple[str, ...]],
+        many: Collection[str],
+    ) -> Template:
+        """Return the template with the kinds that its row gives its captures.
+
+        Args:
+            numbers: names that hold numbers.
+            entries: the texts that other names may hold.
+            many: names that hold whole segments, where they are alone in one.
+        """
+
+        def understand(part: str | Capture) -> str | Capture:
+            if isinstance(part, str) or part.is_many or part.is_wild:
+                return part
+            if any(name in numbers for name in part.names):
+                return dataclasses.replace(part, is_number=True)
+            return dataclasses.replace(part, entries=entries.get(part.key, ()))
+
+        segments: list[Segment] = []
+        for segment in self.segments:
+            held = _only(segment)
+            if held and held.key in many:
+                segments.append((dataclasses.replace(held, is_many=True),))
+            else:
+                segments.append(tuple(map(understand, segment)))
+        return Template(self.text, tuple(segments))
+
+    def match(self, path: str) -> Captures | None:
+        """Return what a path gives each capture; None if it does not match.
+
+        Of all ways to match, each capture is as short as those left of it allow.
+        """
+        parts = path.split(SEPARATOR)
+        places = self._places(parts)
+        if places is None:
+            return None
+        found: Captures = {}
+        for segment, (start, stop) in zip(
+            self.segments, itertools.pairwise(places), strict=True
+        ):
+            values: Sequence[tuple[Capture, str | int]] | None
+            if _is_many(segment):
+                # Each with its separator: no segment and one empty segment differ.
+                run = "".join(SEPARATOR + part for part in parts[start:stop])
+                values = [(segment[0], run)]  # type: ignore[list-item]
+            else:
+                values = _match_segment(segment, parts[start])
+            for capture, value in values or ():
+                is_new = capture.is_wild or capture.key not in found
+                if not is_new and found[capture.key] != value:
+                    return None
+                found[capture.key] = value
+        return found
+
+    def _places(self, parts: Sequence[str]) -> list[int] | None:
+        """Return where each segment of the template starts, and the end."""
+        count, size = len(self.segments), len(parts)
+        if not any(map(_is_many, self.segments)):
+            if count != size or any(
+                _match_segment(segment, part) is None
+                for segment, part in zip(self.segments, parts, strict=True)
+            ):
+                return None
+            return list(range(count + 1))
+        # fits[i][j]: segments from i on match parts from j on.
+        fits = [[False] * (size + 1) for _ in range(count)] + [[False] * size + [True]]
+        for i in reversed(range(count)):
+            for j in reversed(range(size + 1)):
+                if _is_many(self.segments[i]):
+                    fits[i][j] = fits[i + 1][j] or (j < size and fits[i][j + 1])
+                elif j < size and fits[i + 1][j + 1]:
+                    fits[i][j] = _match_segment(self.segments[i], parts[j]) is not None
+        if not fits[0][0]:
+            return None
+        places = [0]
+        for i in range(count):
+            j = places[-1]
+            if _is_many(self.segments[i]):
+                places.append(next(k for k in range(j, size + 1) if fits[i + 1][k]))
+            else:
+                places.append(j + 1)
+        return places
+
+    def fill(self, values: Mapping[str, str | int], sizes: Mapping[str, int]) -> str:
+        """Return the path that some values give.
+
+        Args:
+            values: by name; those of ``{(b i)}`` by each of its names.
+            sizes: of the names of each ``{(b i)}``.
+        """
+        filled: list[str] = []
+        for segment in self.segments:
+            texts: list[str] = []
+            for part in segment:
+                if isinstance(part, str):
+                    texts.append(part)
+                elif len(part.names) > 1:
+                    texts.append(str(compose(part.names, values, sizes)))
+                else:
+                    texts.append(part.write(values[part.key]))
+            run = "".join(texts)
+            held = _only(segment)
+            if held and (run[:1] in ("", SEPARATOR)):
+                filled += run.split(SEPARATOR)[1:]
+            else:
+                filled.append("".join(text.removeprefix(SEPARATOR) for text in texts))
+        return SEPARATOR.join(filled)
+
+
+def compose(
+    names: Sequence[str], values: Mapping[str, str | int], sizes: Mapping[str, int]
+) -> int:
+    """Return the number that the values of several names make.
+
+    Example:
+        >>> compose(["b", "i"], {"b": 2, "i": 1}, {"b": 4, "i": 6})
+        13
+    """
+    number = 0
+    for name in names:
+        number = number * sizes[name] + int(values[name])
+    return number
+
+
+def decompose(
+    names: Sequence[str], number: int, sizes: Mapping[str, int]
+) -> dict[str, int]:
+    """Return the values of several names that make a number.
+
+    Example:
+        >>> decompose(["b", "i"], 13, {"b": 4, "i": 6})
+        {'i': 1, 'b': 2}
+    """
+    values = {}
+    for name in reversed(names[1:]):
+        number, values[name] = divmod(number, sizes[name])
+    return values | {names[0]: number}
+
+
+def parse_template(row: str, text: str, *, wild: bool = False) -> Template:
+    """Parse the path of one address.
+
+    Args:
+        row: text of the address, for messages; starts with ``text``.
+        text: the path, without axes.
+        wild: whether ``*`` and ``**`` are allowed.
+
+    Raises:
+        MigrationError: the text is malformed; points at the column.
+    """
+    segments: list[Segment] = []
+    for start, segment in _segments(text):
+        parts = _parse_segment(row, segment, start, wild=wild)
+        held = _only(parts)
+        segments.append((held,) if held and held.is_many else parts)
+    return Template(text, tuple(segments))
+
+
+def malformed(text: str, column: int, problem: str, cure: str) -> NoReturn:
+    """Raise because an address cannot be read.
+
+    Raises:
+        MigrationError: always; it points at the column.
+    """
+    left = text[max(column - 60, 0) : column]
+    raise MigrationError(
+        f"The row {listing([text])} is malformed at column {column + 1}: {problem}. "
+        f"{cure}.\n    {left}{text[column : column + 20]}\n    {' ' * len(left)}^"
+    )
+
+
+def _segments(text: str) -> Iterator[tuple[int, str]]:
+    """Split at each slash that no backslash precedes; yield columns and texts."""
+    start = place = 0
+    while place < len(text):
+        if text[place] == SEPARATOR:
+            yield start, text[start:place]
+            start = place + 1
+        place += 2 if text[place] == "\\" else 1
+    yield start, text[start:]
+
+
+def _parse_segment(row: str, segment: str, start: int, *, wild: bool) -> Segment:
+    """Return the literals and captures of one segment, in turn."""
+    parts: list[str | Capture] = [""]
+    place = 0
+    while place < len(segment):
+        found = _CAPTURE.match(segment, place)
+        stars = _STARS.match(segment, place) if wild else None
+        if found or stars:
+            held, end = _capture(row, found, stars, start + place)
+            if len(parts) > 1 and not parts[-1]:
+                cure = "Put text between them"
+                malformed(row, start + place, "two captures touch", cure)
+            if held.is_many and (place, end) != (0, len(segment)):
+                problem = f"{segment[place:end]} means whole segments"
+                malformed(row, start + place, problem, "Let it be alone in one")
+            parts += [held, ""]
+            place = end
+            continue
+        if segment[place] in _HINTS:
+            cure = _HINTS[segment[place]]
+            malformed(row, start + place, f"a bare {segment[place]!r}", cure)
+        place += segment[place] == "\\" and place + 1 < len(segment)
+        parts[-1] = f"{parts[-1]}{segment[place]}"
+        place += 1
+    return tuple(parts)
+
+
+def _capture(
+    row: str, found: re.Match[str] | None, stars: re.Match[str] | None, column: int
+) -> tuple[Capture, int]:
+    """Return a capture and where its text ends in the segment."""
+    if found is None:
+        assert stars is not None
+        if len(stars[0]) > 2:
+            malformed(row, column, f"{stars[0]} is not a pattern", "Write * or **")
+        return Capture(stars[0], (), stars[0] == "**", is_wild=True), stars.end()
+    if found["product"]:
+        names = tuple(found["product"].split())
+        if len({*names}) < len(names):
+            malformed(row, column, f"{found[0]} has a name twice", "Use other names")
+        return Capture(f"({' '.join(names)})", names, is_number=True), found.end()
+    if found["shifted"]:
+        name, shift = found["shifted"], int(found["shift"])
+        return Capture(name, (name,), is_number=True, shift=shift), found.end()
+    if found["listed"]:
+        texts = _ENTRY.findall(f"{found['entries']},")
+        entries = tuple(re.sub(r"\\(.)", r"\1", text) for text in texts)
+        if len({*entries}) < len(entries) or not all(entries):
+            problem = f"the texts of {found[0]} are empty or not unique"
+            malformed(row, column, problem, "Write each once")
+        return Capture(
+            found["listed"], (found["listed"],), entries=entries
+        ), found.end()
+    return Capture(found["name"], (found["name"],), bool(found["many"])), found.end()
+
+
+def _only(segment: Segment) -> Capture | None:
+    """Return the capture that is alone in a segment."""
+    captures = [part for part in segment if isinstance(part, Capture)]
+    return (
+        captures[0]
+        if len(captures) == 1
+        and not any(part for part in segment if isinstance(part, str))
+        else None
+    )
+
+
+def _is_many(segment: Segment) -> bool:
+    return isinstance(segment[0], Capture)
+
+
+def _match_segment(
+    segment: Segment, text: str
+) -> list[tuple[Capture, str | int]] | None:
+    """Match one segment; return its captures with what they hold."""
+    if len(segment) == 1:
+        return [] if segment[0] == text else None
+    literals: Sequence[str] = segment[::2]  # type: ignore[assignment]
+    captures: Sequence[Capture] = segment[1::2]  # type: ignore[assignment]
+    if not text.startswith(literals[0]) or not text.endswith(literals[-1]):
+        return None
+    start = len(literals[0])
+    if len(captures) == 1:
+        value = captures[0].read(text[start : len(text) - len(literals[-1])])
+        short = len(text) < start + len(literals[-1])
+        return None if value is None or short else [(captures[0], value)]
+    ends = _ends(literals[1:], captures, text)
+    values: list[tuple[Capture, str | int]] = []
+    for place, capture in enumerate(captures):
+        stop = ends[place][start]
+        if stop < 0:
+            return None
+        value = capture.read(text[start:stop])
+        assert value is not None
+        values.append((capture, value))
+        start = stop + len(literals[place + 1])
+    return values
+
+
+def _ends(
+    literals: Sequence[str], captures: Sequence[Capture], text: str
+) -> list[list[int]]:
+    """Return for each capture and start its shortest end that lets the rest match."""
+    size = len(text)
+    fits = [False] * size + [True]  # what follows the last literal is the end
+    found: list[list[int]] = []
+    for literal, capture in zip(reversed(literals), reversed(captures), strict=True):
+        nearest = [-1] * (size + 1)
+        for place in reversed(range(size + 1)):
+            after = place + len(literal)
+            here = after <= size and fits[after] and text.startswith(literal, place)
+            further = nearest[place + 1] if place < size else -1
+            nearest[place] = place if here else further
+        ends = [capture.ends(text, start, nearest) for start in range(size + 1)]
+        found.insert(0, ends)
+        fits = [end >= 0 for end in ends]
+    return found
