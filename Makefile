@@ -25,7 +25,7 @@ LOWEST := .venv-lowest
 LOWEST_READY := $(LOWEST)/.ready
 LOWEST_TESTS := $(addprefix tests/test_,$(addsuffix .py, \
 	adapt adapters alone callbacks carry checkpoints cli convert freeze golden \
-	hyperparams integrations laws lift optax_partition partition paths rules \
+	hash_seeds hyperparams integrations laws lift optax_partition partition paths rules \
 	selectors sharded_trees sharding split state updates))
 
 # The newest Python that is installed, with the newest JAX that it gets. Versions that

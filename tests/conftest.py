@@ -5,6 +5,7 @@ Environment variables must be set before JAX is first imported, hence the late i
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -30,6 +31,7 @@ for flags in ([EIGHT_DEVICES], CHEAP_COMPILATION):
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
+from forks import IMPORTS, Forks  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -52,6 +54,21 @@ settings.register_profile(
 # ``--hypothesis-profile=quick``: a first look while writing.
 settings.register_profile("quick", settings.get_profile("default"), max_examples=50)
 settings.load_profile("default")
+
+
+def pytest_collection_finish() -> None:
+    """Spare the collector what is imported, and let it look at the rest less often."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 50)
+
+
+@pytest.fixture(scope="session")
+def fresh() -> Iterator[Forks]:
+    """Run programs in processes that have imported what treeadapt does, not itself."""
+    forks = Forks(IMPORTS, "-W", "error")
+    yield forks
+    forks.close()
 
 
 @pytest.fixture

@@ -9,9 +9,6 @@ import collections
 import dataclasses
 import enum
 import functools
-import subprocess
-import sys
-import textwrap
 import time
 import types
 import typing
@@ -807,7 +804,7 @@ def test_a_dataclass_whose_children_are_no_attributes_keeps_its_own_way():
         assert again.both[1] == "static"
 
 
-def test_hand_written_code_is_told_from_generated_code_in_a_command_line():
+def test_hand_written_code_is_told_from_generated_code_in_a_command_line(fresh):
     program = """if 1:
     import collections, dataclasses, jax, jax.numpy as jnp, treeadapt as ta
     class Two(collections.namedtuple("Two", "x y")):
@@ -822,10 +819,8 @@ def test_hand_written_code_is_told_from_generated_code_in_a_command_line():
     tree = [Two(jnp.ones(1)), Data(jnp.ones(2), 3)]
     print(ta.tree_paths(ta.from_state_dict(tree, ta.to_state_dict(tree))))
     """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "('0/x', '0/y', '1/w')"
+    done = fresh.run(program)
+    assert done.stdout.strip() == "('0/x', '0/y', '1/w')", done.stderr
 
 
 # Keys
@@ -1253,7 +1248,7 @@ def test_text_of_integers_stays_text():
 
 
 @pytest.mark.hazard("F10")
-def test_a_module_that_holds_itself_is_named():
+def test_a_module_that_holds_itself_is_named(fresh):
     program = """
         import jax.numpy as jnp
         from flax import nnx
@@ -1272,12 +1267,7 @@ def test_a_module_that_holds_itself_is_named():
     """
     # A process of its own: JAX loses levels of recursion here, and Hypothesis, which
     # counts frames, could not run in this one any more.
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = fresh.run(program)
     assert done.stdout.split() == ["True"] * 4, done.stderr
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import subprocess
-import sys
 import warnings
 
 import jax
@@ -69,25 +67,20 @@ def test_the_environment_holds_the_libraries_that_it_claims_and_no_other():
     assert tuple(os.environ["TREEADAPT_TEST_ONLY"].split()) == INSTALLED
 
 
-def test_every_public_name_exists_without_importing_a_library():
-    program = f"""
-import sys, warnings
-warnings.simplefilter("error")
-import treeadapt
-for name in treeadapt.__all__:
-    getattr(treeadapt, name)
-print(*(name for name in {OPTIONAL} if name in sys.modules))
-"""
+def test_every_public_name_exists_without_importing_a_library(fresh):
     # Optax and JAX import other libraries themselves: chex, with an older Optax.
-    theirs = "import jax, optax, optax.contrib, sys; " + program.splitlines()[-1]
-    found, given = (
-        subprocess.run(
-            [sys.executable, "-c", source], capture_output=True, text=True, check=False
-        )
-        for source in (program, theirs)
-    )
-    assert found.returncode == 0, found.stderr
-    assert found.stdout == given.stdout
+    program = f"""
+    import sys
+    print(*(name for name in {OPTIONAL} if name in sys.modules))
+    import treeadapt
+    for name in treeadapt.__all__:
+        getattr(treeadapt, name)
+    print(*(name for name in {OPTIONAL} if name in sys.modules))
+    """
+    done = fresh.run(program)
+    assert done.returncode == 0, done.stderr
+    given, found = done.stdout.splitlines()
+    assert found == given
 
 
 @each_library
@@ -169,14 +162,10 @@ def test_files_of_numpy_and_flax_are_read_or_the_missing_library_is_named(tmp_pa
             ta.read_metadata(tmp_path / "x.msgpack")
 
 
-def test_the_command_runs_or_names_the_missing_library(tmp_path):
+def test_the_command_runs_or_names_the_missing_library(tmp_path, fresh):
     np.savez(tmp_path / "model.npz", w=np.ones(2))
-    found = subprocess.run(
-        [sys.executable, "-m", "treeadapt", "show", str(tmp_path / "model.npz")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    program = "import runpy; runpy.run_module('treeadapt', None, '__main__', True)"
+    found = fresh.run(program, "show", tmp_path / "model.npz")
     missing = ["click"] if "click" not in INSTALLED else []
     if missing:
         assert found.returncode == 1

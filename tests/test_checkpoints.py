@@ -10,8 +10,6 @@ import json
 import os
 import pickle
 import struct
-import subprocess
-import sys
 import zipfile
 
 import equinox as eqx
@@ -661,12 +659,12 @@ def test_hostile_names_do_not_reach_the_terminal(tmp_path):
     assert "\x1b" not in str(caught.value)
 
 
-def test_no_format_library_is_imported_until_a_file_needs_it():
+def test_no_format_library_is_imported_until_a_file_needs_it(fresh):
     script = (
         "import sys, treeadapt.checkpoints.store\n"
         "assert not {'orbax', 'safetensors', 'flax', 'msgpack'} & set(sys.modules)"
     )
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    run = fresh.run(script)
     assert run.returncode == 0, run.stderr
 
 

@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import jax
@@ -744,27 +745,25 @@ def test_the_page_of_the_command_prints_what_it_says(tmp_path, monkeypatch):
         assert found.output == printed, command
 
 
-def process(*arguments, **options):
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-m", "treeadapt", *map(str, arguments)],
+PROGRAM = "import runpy; runpy.run_module('treeadapt', None, '__main__', True)"
+
+
+def test_the_module_runs_as_a_program(npz, fresh):
+    found = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "treeadapt", "show", str(npz)],
         capture_output=True,
         text=True,
         check=False,
-        **options,
     )
-
-
-def test_the_module_runs_as_a_program(npz):
-    found = process("show", npz)
     assert (found.returncode, found.stderr) == (0, "")
     assert "\x1b" not in found.stdout
-    found = process("show", npz.with_suffix(".pkl"))
+    found = fresh.run(PROGRAM, "show", npz.with_suffix(".pkl"))
     assert found.returncode == 2
     assert "Traceback" not in found.stderr
 
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo-terminal")
-def test_colors_only_on_a_terminal_and_not_if_refused(npz, tmp_path, rules):
+def test_colors_only_on_a_terminal_and_not_if_refused(npz, tmp_path, rules, fresh):
     bad = written(tmp_path, '"nothing" = "a"\n')
     for options, env, colored in (
         ((), {}, True),
@@ -772,21 +771,23 @@ def test_colors_only_on_a_terminal_and_not_if_refused(npz, tmp_path, rules):
         (("--no-color",), {}, False),
         ((), {"NO_COLOR": "0"}, False),
     ):
-        text = on_terminal("lint", npz, "--rules", bad, *options, **env)
+        text = on_terminal(fresh, "lint", npz, "--rules", bad, *options, **env)
         assert ("\x1b[" in text) == colored
         assert "unmatched:" in text
-    assert "policy/hidden_10/bias" in on_terminal("show", npz, "--rules", rules)
-    assert "\x1b[" in on_terminal("show", npz, "--rules", rules, "--format", "tree")
-    assert on_terminal("show", "x.safetensors", NO_COLOR="1").startswith(
+    assert "policy/hidden_10/bias" in on_terminal(fresh, "show", npz, "--rules", rules)
+    assert "\x1b[" in on_terminal(
+        fresh, "show", npz, "--rules", rules, "--format", "tree"
+    )
+    assert on_terminal(fresh, "show", "x.safetensors", NO_COLOR="1").startswith(
         "error: There is no"
     )
 
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo-terminal")
-def test_reading_values_shows_how_far_it_is(npz):
-    text = on_terminal("diff", "--values", npz, npz)
+def test_reading_values_shows_how_far_it_is(npz, fresh):
+    text = on_terminal(fresh, "diff", "--values", npz, npz)
     assert "23/23" in text
-    found = process("diff", "--values", npz, npz)
+    found = fresh.run(PROGRAM, "diff", "--values", npz, npz)
     assert (found.stdout, found.stderr) == ("No difference.\n", "")
 
 
@@ -803,28 +804,25 @@ def test_a_reader_that_leaves_early_is_not_an_error(tmp_path):
     assert found.stderr == ""
 
 
-def on_terminal(*arguments, **env):
+def on_terminal(fresh, *arguments, **env):
     own, theirs = os.openpty()
-    with subprocess.Popen(
-        [
-            sys.executable,
-            *("-m", "treeadapt"),
-            *map(str, arguments),
-        ],
-        stdout=theirs,
-        stderr=theirs,
-        env=os.environ | {"TERM": "xterm"} | env,
-    ) as found:
+
+    def program():
+        name = os.ttyname(theirs)
+        fresh.run(PROGRAM, *arguments, terminal=name, TERM="xterm", **env)
         os.close(theirs)
-        text = b""
-        while True:
-            try:
-                part = os.read(own, 10_000)
-            except OSError:  # Linux's way to say that the other end was closed
-                break
-            if not part:
-                break
-            text += part
-        found.wait()
+
+    running = threading.Thread(target=program)
+    running.start()
+    text = b""
+    while True:
+        try:
+            part = os.read(own, 10_000)
+        except OSError:  # Linux's way to say that the other end was closed
+            break
+        if not part:
+            break
+        text += part
+    running.join()
     os.close(own)
     return text.decode()

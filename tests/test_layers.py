@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from forks import Forks
 
 REPOSITORY = Path(__file__).parent.parent
 PACKAGE = REPOSITORY / "treeadapt"
@@ -251,24 +252,18 @@ print(*sorted(roots - set(sys.stdlib_module_names) - {{"treeadapt"}}))
 """
 
 
-def _libraries_that_come_with(statement: str) -> list[str]:
-    run = subprocess.run(
-        [sys.executable, "-c", NEW_LIBRARIES.format(statement=statement)],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def _libraries_that_come_with(statement: str, fresh: Forks) -> list[str]:
+    run = fresh.run(NEW_LIBRARIES.format(statement=statement))
     assert run.returncode == 0, run.stderr
     return run.stdout.split()
 
 
-def test_importing_the_package_imports_only_jax_numpy_and_optax():
-    assert _libraries_that_come_with("import treeadapt") == []
+def test_importing_the_package_imports_only_jax_numpy_and_optax(fresh):
+    assert _libraries_that_come_with("import treeadapt", fresh) == []
 
 
-def test_the_import_probe_sees_a_library():
-    assert "flax" in _libraries_that_come_with("import flax")
+def test_the_import_probe_sees_a_library(fresh):
+    assert "flax" in _libraries_that_come_with("import flax", fresh)
 
 
 def test_the_top_level_holds_only_what_the_design_fixes():

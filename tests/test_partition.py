@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import enum
-import os
-import subprocess
 import sys
 import warnings
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -505,33 +502,6 @@ def test_lookahead_may_be_the_group_next_to_frozen_leaves():
     assert not updates.fast["b"].any()
     assert not updates.slow["b"].any()
     assert updates.slow["w"].any()
-
-
-PROGRAM = """
-import jax, jax.numpy as jnp, optax, treeadapt as ta
-names = ["embed", "head", "norm", "attn", "mlp"]
-params = {n: {"w": jnp.ones(2), "b": jnp.ones(2)} for n in names}
-rules = {"embed": "frozen", **{n: n for n in names[1:]}}
-tx = ta.partition({n: optax.adam(0.1) for n in names[1:]}, rules)
-state = tx.init(params)
-update = lambda g, s, p: tx.update(g, s, p, tags=p)
-print(jax.make_jaxpr(update)(params, state, params), jax.tree.structure(state))
-"""
-
-
-def test_every_process_builds_one_program():
-    def run(seed):
-        return subprocess.Popen(
-            [sys.executable, "-c", PROGRAM],
-            cwd=Path(__file__).parent.parent,
-            env=os.environ | {"PYTHONHASHSEED": seed},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    texts = [process.communicate()[0] for process in (run("1"), run("2"))]
-    assert texts[0] == texts[1]
-    assert "attn" in texts[0]
 
 
 def test_a_transformation_in_place_of_the_mapping_is_reported():

@@ -9,9 +9,6 @@ import functools
 import gc
 import itertools
 import pickle
-import subprocess
-import sys
-import textwrap
 import threading
 import weakref
 from typing import Any, NamedTuple
@@ -562,18 +559,17 @@ def test_a_predicate_decides_as_well(registry):
     assert registry.find(net()).adapter is entry
 
 
-def run(program):
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def run(fresh):
+    def run(program):
+        done = fresh.run(program)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
 
 
-def test_lazy_loading_does_not_change_the_rank():
+def test_lazy_loading_does_not_change_the_rank(run):
     program = """
         import sys
         import jax, jax.numpy as jnp
@@ -625,7 +621,7 @@ def test_lazy_loading_does_not_change_the_rank():
         ),
     ],
 )
-def test_a_part_of_a_library_loads_its_adapters(make, path):
+def test_a_part_of_a_library_loads_its_adapters(make, path, run):
     program = f"import jax.numpy as jnp\nw = jnp.ones(2)\n{make}\n"
     program += "import treeadapt as ta\nprint(ta.tree_paths(tree))"
     assert run(program).strip() == str((path,))

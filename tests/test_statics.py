@@ -15,11 +15,9 @@ import io
 import itertools
 import logging
 import operator
-import os
 import pathlib
 import random
 import re
-import subprocess
 import sys
 import threading
 import types
@@ -577,23 +575,3 @@ def test_a_change_between_split_and_merge_is_not_found_for_others():
     settings["scale"] = 1
     assert run(*ta.split(tree)) == 1
     assert run(*ta.split(Struct(jnp.ones(2), {"scale": 1}))) == 1
-
-
-def test_no_hash_seed_decides():
-    code = (
-        "from treeadapt.trees.metadata import _read;"
-        "print([t for t in _read([{'b', 'a'}, {'x': [frozenset('xyz')]}])[0]"
-        " if not isinstance(t[0], tuple)])"
-    )
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONHASHSEED": seed, "JAX_PLATFORMS": "cpu"},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for seed in "123"
-    ]
-    seen = {process.communicate()[0] for process in running}
-    assert not any(process.returncode for process in running)
-    assert len(seen) == 1

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -150,12 +148,9 @@ def test_an_adapter_by_fields_passes():
         check_adapter({"x": [Pair(jnp.ones(2), Pair(jnp.ones(2), 1.0))]})
 
 
-def test_importing_the_package_does_not_import_the_test_kit():
+def test_importing_the_package_does_not_import_the_test_kit(fresh):
     program = "import sys, treeadapt; print('treeadapt.testing' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "False"
+    assert fresh.run(program).stdout.strip() == "False"
 
 
 @pytest.mark.parametrize(
