@@ -88,6 +88,7 @@ class GroupMaker:
         source: shapes and dtypes by path.
         target: the same of what the result should be, if that is known.
         problems: gets all that is wrong.
+        hint: what to do with leaves after the last whole block.
     """
 
     row: Row
@@ -96,6 +97,7 @@ class GroupMaker:
     source: Specs
     target: Specs | None
     problems: Problems
+    hint: str = ""
 
     def groups(self, taken: Sequence[Taken]) -> list[Group]:
         """Return the groups, in natural order of their first targets."""
@@ -135,35 +137,50 @@ class GroupMaker:
 
     def _counts(self, taken: Sequence[Taken]) -> dict[str, int] | None:
         """Count the numbers that the row's sources hold, by name."""
-        counts = dict(self.row.listed)
-        totals: dict[str, set[int]] = {}
+        most: dict[tuple[str, ...], int] = {}
         for address, _, captures in taken:
             for each in self.row.sources[address].path.captures:
                 if each.is_number and not each.entries:
-                    totals.setdefault(each.key, set()).add(int(captures[each.key]))
-        products = []
-        for key, found in totals.items():
-            if key.startswith("("):
-                products.append((tuple(key.strip("()").split()), max(found) + 1))
-            else:
-                counts[key] = max(found) + 1
-        for names, total in products:
-            known = {**self.sizes, **counts}
-            if self.target is not None and any(n not in known for n in names[1:]):
+                    number = int(captures[each.key])
+                    most[each.names] = max(most.get(each.names, 0), number)
+        counts = dict(self.row.listed)
+        counts |= {names[0]: n + 1 for names, n in most.items() if len(names) == 1}
+        for names, number in most.items():
+            first, *others = names
+            if not others:
+                continue
+            known = {**counts, **self.sizes}
+            if self.target is not None and not {*others} <= {*known}:
                 known = {**self._counts_of_target(known), **known}
             where = f"the number {{({' '.join(names)})}} of {self.row.text!r:.200}"
-            faults = [*solve([Equation((names,), total, where)], known)]
-            open_names = [name for name in names if name not in known]
-            if faults:
-                rest = total % math.prod(known[n] for n in names[1:] if n in known)
-                hint = f"; {plural(rest, 'leaf')} too many: take them in a row above"
-                self.problems.add("sizes", faults[0] + (hint if rest else ""))
-                return None
-            if open_names:
-                self.problems.add("sizes", f"{where}: {_open(open_names)}")
-                return None
-            counts |= {name: known[name] for name in names}
+            if not {*others} <= {*known}:
+                faults = [*solve([Equation((names,), number + 1, where)], known)]
+                loose = [name for name in names if name not in known]
+                if faults or loose:
+                    text = faults[0] if faults else f"{where}: {_open(loose)}"
+                    self.problems.add("sizes", text)
+                    return None
+            counts |= {name: known[name] for name in others}
+            block = math.prod(known[name] for name in others)
+            counts[first] = number // block + 1
+            self.hint = self._remainder(taken, names, (number + 1) // block * block)
         return counts
+
+    def _remainder(
+        self, taken: Sequence[Taken], names: Sequence[str], start: int
+    ) -> str:
+        """Propose a row for the leaves after the last whole block."""
+        key = f"({' '.join(names)})"
+        paths = [
+            each.path for each in taken if int(each.captures.get(key, -1)) >= start
+        ]
+        text = self.row.sources[0].path.text.replace(f"{{{key}}}", f"{{n+{start}}}")
+        return (
+            f"; {listing(paths, limit=2)} are not a whole block: take them in a row "
+            f"above, {text!r:.200}"
+            if paths
+            else ""
+        )
 
     def _counts_of_target(self, known: Mapping[str, int]) -> dict[str, int]:
         """Count what the names and shapes of the target say of the row's numbers."""
@@ -199,7 +216,7 @@ class GroupMaker:
         """
         row = self.row
         if not row.has_axes:
-            return self._renamed(values, leaves)
+            return self._renamed(values, leaves, counts)
         inner = [self._inner(address) for address in row.sources]
         own = {
             name: max(index[place] for index in found) + 1
@@ -218,9 +235,8 @@ class GroupMaker:
         missing = self._missing(values, leaves, used)
         if missing is not None:
             paths = [*itertools.chain(*(found.values() for found in leaves))]
-            self.problems.add(
-                "torn", f"{listing(paths, limit=2)} without {listing(missing)}"
-            )
+            text = f"{listing(paths, limit=2)} without {listing(missing)}{self.hint}"
+            self.problems.add("torn", text)
             raise _UnplannedError
         sources = tuple(
             tuple(found[index] for index in _product(names, used))
@@ -267,13 +283,16 @@ class GroupMaker:
         return not quiet.problems.found and all(p in self.target for p in group.filled)
 
     def _renamed(
-        self, values: Mapping[str, Any], leaves: Sequence[Mapping[Any, str]]
+        self,
+        values: Mapping[str, Any],
+        leaves: Sequence[Mapping[Any, str]],
+        counts: Mapping[str, int],
     ) -> Group:
         """Plan a group whose leaves keep their axes."""
-        row = self.row
+        row, sizes = self.row, {**counts, **self.sizes}
         sources = tuple(tuple(found.values()) for found in leaves)
         absent = [
-            address.path.fill(values, {})
+            address.path.fill(values, sizes)
             for address, found in zip(row.sources, sources, strict=True)
             if not found
         ]
@@ -282,7 +301,7 @@ class GroupMaker:
             text = f"{listing(given, limit=2)} without {listing(absent)}"
             self.problems.add("torn", text)
             raise _UnplannedError
-        targets = tuple((each.path.fill(values, {}),) for each in row.targets)
+        targets = tuple((each.path.fill(values, sizes),) for each in row.targets)
         specs = [self.source[path] for path in given]
         if row.function is not None:
             made: tuple[Any, ...] = (None,) * len(targets)
@@ -290,16 +309,11 @@ class GroupMaker:
         self._check_equal(sources)
         move = None
         if row.values or row.compares:
-            axes = tuple(
-                Axis(((f"axis {k}",),)) for k in range(len(shape_of(specs[0])))
-            )
-            sizes = tuple(
-                (f"axis {k}", size) for k, size in enumerate(shape_of(specs[0]))
-            )
-            layout = Layout((), axes)
-            move = self._move(
-                [layout] * len(sources), [layout] * len(targets), sizes, targets, given
-            )
+            shape = shape_of(specs[0])
+            axes = {f"axis {place}": size for place, size in enumerate(shape)}
+            layout = Layout((), tuple(Axis(((name,),)) for name in axes))
+            sides = [layout] * len(sources), [layout] * len(targets)
+            move = self._move(*sides, tuple(axes.items()), targets, given)
         spec = specs[0] if move is None else _spec(specs[0].shape, move.dtype)
         return self._made(sources, targets, move, (spec,) * len(targets))
 
@@ -312,7 +326,7 @@ class GroupMaker:
         """Plan a group whose axes are written."""
         row = self.row
         self._check_equal(sources)
-        sizes = {**self.sizes, **counts}
+        sizes = {**counts, **self.sizes}
         equations: list[Equation] = []
         ranked: list[Axes] = []
         for address, paths in zip(row.sources, sources, strict=True):
@@ -326,30 +340,16 @@ class GroupMaker:
             f"{plural(counts[name], 'leaf')} for {name}, whose size is {size}"
             for name, size in self.sizes.items()
             if counts.get(name, size) != size
+            and not (name in row.outer and counts[name] < size)
         ]
-        cuts = dict(row.values.pad) if row.undoes else {}
-        for axes, paths in zip(ranked, sources, strict=True):
-            shape = shape_of(self.source[paths[0]])
-            clashes += [
-                f"axis {place} has size {shape[place]:,}, and is cut from {size:,}"
-                for place, axis in enumerate(axes)
-                for name, size in cuts.items()
-                if axis.name == name and shape[place] != size
-            ]
         faults = clashes + [*solve(equations, sizes)]
-        if faults:
-            self._fault(f"{listing([sources[0][0]])}: {'; '.join(faults)}")
         rank = sum(n.startswith(REST) for n in names_of(ranked[0], 0))
         wanted = [_ranked(a.axes or (), rank, of_rest=True) for a in row.targets]
-        if self.target is not None:
-            equations = []
-            for address, axes in zip(row.targets, wanted, strict=True):
-                path = self._first_path(address, values, sizes)
-                like: Any = self.target.get(path) if path is not None else None
-                if is_array(like) and len(like.shape) == len(axes or ()):
-                    equations += self._equations(address, axes or (), path or "", like)
-            # What contradicts the target is reported with its whole shape.
-            [*solve(equations, sizes)]
+        if self.target is not None and not faults:
+            self._solve_by_target(values, wanted, sizes)
+            faults = faults or [*solve(equations, sizes)]
+        if faults:
+            self._fault(f"{listing([sources[0][0]])}: {'; '.join(faults)}")
         names = dict.fromkeys(
             itertools.chain(
                 *(a.numbers for a in (*row.sources, *row.targets)),
@@ -394,17 +394,37 @@ class GroupMaker:
         given = [paths[0] for paths in sources]
         move = self._move(layouts[0], layouts[1], known, targets, given)
         made = []
-        pads: dict[Any, int] = {} if row.undoes else dict(row.values.pad)
+        pads: dict[Any, Any] = {} if row.undoes else dict(row.values.pad)
         for layout in move.targets:
-            padded = [*move.shape(layout)]
-            for place, axis in enumerate(layout.axes):
-                size = pads.get(axis.name, padded[place])
-                if size < padded[place]:
-                    text = f"{axis.name} is {padded[place]:,}, more than {size:,}"
-                    self._fault(f"{listing([given[0]])}: {text}")
-                padded[place] = size
-            made.append(_spec(tuple(padded), move.dtype))
+            padded = tuple(
+                size + sum(pads.get(axis.name, ()))
+                for axis, size in zip(layout.axes, move.shape(layout), strict=True)
+            )
+            made.append(_spec(padded, move.dtype))
         return self._made(sources, targets, move, tuple(made))
+
+    def _solve_by_target(
+        self,
+        values: Mapping[str, Any],
+        wanted: Sequence[Axes | None],
+        sizes: dict[str, int],
+    ) -> None:
+        """Add the sizes that only the target's shapes and names show."""
+        assert self.target is not None
+        for _ in range(2):
+            equations: list[Equation] = []
+            for address, axes in zip(self.row.targets, wanted, strict=True):
+                path = self._first_path(address, values, sizes)
+                like: Any = self.target.get(path) if path is not None else None
+                if is_array(like) and len(like.shape) == len(axes or ()):
+                    equations += self._equations(address, axes or (), path or "", like)
+            # What contradicts the target is reported with its whole shape.
+            [*solve(equations, sizes)]
+            every = {name for each in self.row.targets for name in self._inner(each)}
+            if every <= {*sizes}:
+                return
+            found = self._counts_of_target(sizes)
+            sizes |= {name: found[name] for name in every - {*sizes} if name in found}
 
     def _first_path(
         self, address: Address, values: Mapping[str, Any], sizes: Mapping[str, int]
@@ -419,13 +439,15 @@ class GroupMaker:
     def _equations(
         self, address: Address, axes: Axes, path: str, spec: Any
     ) -> Iterator[Equation]:
-        """Yield what the shape at an address says of sizes; padded axes say nothing."""
+        """Yield what the shape at an address says of sizes."""
         row = self.row
         is_padded = (address in row.sources) == row.undoes
-        pads = dict(row.values.pad) if is_padded else {}
+        pads: dict[Any, Any] = dict(row.values.pad) if is_padded else {}
         for place, (axis, size) in enumerate(zip(axes, shape_of(spec), strict=True)):
-            if axis.name not in pads:
-                yield Equation(axis.parts, size, f"axis {place} of {listing([path])}")
+            where = f"axis {place} of {listing([path])}"
+            if axis.name in pads:
+                size, where = size - sum(pads[axis.name]), f"{where} without padding"
+            yield Equation(axis.parts, size, where)
 
     def _move(
         self,

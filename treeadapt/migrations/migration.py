@@ -128,16 +128,30 @@ class Migration:
         leaves = view_tree(tree).flat()
         likes = None if target is None else view_tree(target).flat()
         plan = self._plan(leaves, likes)
+        arrays = [leaf for leaf in leaves.values() if is_array(leaf)]
+        abstract = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in arrays)
+        in_numpy = all(isinstance(leaf, np.ndarray | np.generic) for leaf in arrays)
+        new: dict[str, Any] = {}
+        for path, filling in plan.new.items():
+            like = (likes or {})[path]
+            if abstract:
+                new[path] = _abstract(like)
+            elif filling == "zeros":
+                new[path] = _zeros(like, in_numpy=in_numpy)
+            elif isinstance(like, jax.ShapeDtypeStruct):
+                raise MigrationError(
+                    f"new= keeps {listing([path])} of the target, which is abstract. "
+                    "Pass a target with arrays."
+                )
+            else:
+                new[path] = like
         made: dict[str, Any] = {}
         for _, groups in itertools.groupby(plan.groups, lambda group: group.place):
             row: dict[str, Any] = {}
             for group in groups:
                 row |= run_group(group, leaves, likes or {})
             made |= {path: row[path] for path in sorted(row, key=natural)}
-        for path, filling in plan.new.items():
-            like = (likes or {})[path]
-            made[path] = like if filling == "target" else _zeros(like)
-        return made
+        return made | new
 
     def plan(self, source: Any, target: Any = None) -> MigrationPlan:
         """Return what would be done, from shapes and dtypes alone.
@@ -223,13 +237,13 @@ class Migration:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Migration):
             return NotImplemented
-        return (self._rows, self._sizes, self._new) == (
-            other._rows,
-            other._sizes,
-            other._new,
-        )
+        return self._key() == other._key()
 
-    __hash__ = None  # type: ignore[assignment]
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[Any, ...]:
+        return self._rows, frozenset(self._sizes.items()), tuple(self._new.items())
 
     def __repr__(self) -> str:
         pairs = self._table()
@@ -363,8 +377,7 @@ def _placed(spec: Any, like: Any) -> Any:
     return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding)
 
 
-def _zeros(like: Any) -> Any:
-    if isinstance(like, jax.ShapeDtypeStruct):
-        return like
-    module = np if isinstance(like, np.ndarray | np.generic) else jnp
-    return module.zeros(like.shape, like.dtype)
+def _zeros(like: Any, *, in_numpy: bool) -> Any:
+    if in_numpy:
+        return np.zeros(like.shape, like.dtype)
+    return jnp.zeros(like.shape, like.dtype, device=_sharding(like))

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from treeadapt.migrations.axes import REST, names_of
 from treeadapt.migrations.groups import Group
@@ -184,20 +185,13 @@ def leads_back(row: Row) -> bool:
 
 def _is_exact(group: Group, spec: Any) -> bool:
     values = group.row.values
-    if group.row.function is not None or abs(values.scale) != 1 or values.offset:
+    if group.row.function is not None or values.computes:
         return False
-    if group.move is None or spec.dtype == group.move.dtype:
+    if group.move is None:
         return True
-    return bool(
-        jnp.promote_types(spec.dtype, group.move.dtype) == group.move.dtype
-    ) and (_digits(spec.dtype) <= _digits(group.move.dtype))
-
-
-def _digits(dtype: Any) -> int:
-    """Return how many binary digits a number of a dtype may have."""
-    if jnp.issubdtype(dtype, jnp.inexact):
-        return int(jnp.finfo(dtype).nmant) + 1
-    return 1 if dtype == jnp.bool_ else int(jnp.iinfo(dtype).bits)
+    kinds = [jnp.issubdtype(d, jnp.inexact) for d in (spec.dtype, group.move.dtype)]
+    is_wider = kinds[0] == kinds[1] and np.can_cast(spec.dtype, group.move.dtype)
+    return bool(spec.dtype == group.move.dtype or is_wider)
 
 
 def _swappable(group: Group) -> Iterator[tuple[str, str]]:

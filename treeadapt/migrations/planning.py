@@ -133,8 +133,8 @@ def compare_target(
         target: shapes and dtypes by path.
         problems: gets what is missing, unexpected or misfits.
     """
-    filled = dict.fromkeys(new, None) | {
-        path: spec
+    filled: dict[str, Any] = dict.fromkeys(new, (None, "")) | {
+        path: (spec, group.row.text)
         for group in groups
         for paths, spec in zip(group.targets, group.made, strict=True)
         for path in paths
@@ -151,7 +151,7 @@ def compare_target(
             )
             hint = f" (the nearest is {listing(near)})" if near else ""
             problems.add(kind, listing([path]) + hint)
-    for path, spec in filled.items():
+    for path, (spec, row) in filled.items():
         like: Any = target.get(path)
         if spec is None or not is_array(like):
             continue
@@ -160,5 +160,5 @@ def compare_target(
             like.dtype,
         )
         if not is_same and not (not is_array(spec) and not shape_of(like)):
-            text = f"it would be {describe(spec)}, the target has {describe(like)}"
+            text = f"{describe(like)}, the row {listing([row])} makes {describe(spec)}"
             problems.add("misfit", f"{listing([path])}: {text}")

@@ -55,7 +55,7 @@ _KINDS = {
     "idle": ("entry", "of new= no leaf of the target is left for"),
     "missing": ("leaf", "nothing fills"),
     "extra": ("leaf", "the target does not have"),
-    "misfit": ("leaf", "the target has it otherwise"),
+    "misfit": ("leaf", "the target has another shape or dtype"),
 }
 
 

@@ -63,13 +63,13 @@ class Values:
     Attributes:
         scale: factor.
         offset: added to the product.
-        pad: names of axes that get zeros at their end, each with its new size.
+        pad: names of axes that get zeros, each with how many before and after.
         cast: dtypes by name: the new one, or the old one and the new one.
     """
 
     scale: float = 1.0
     offset: float = 0.0
-    pad: tuple[tuple[str, int], ...] = ()
+    pad: tuple[tuple[str, tuple[int, int]], ...] = ()
     cast: tuple[str, ...] = ()
 
     @property
@@ -318,11 +318,8 @@ def _values(row: str, typed: Mapping[Any, Any]) -> tuple[Values, bool]:
             cure = "It is a finite number, and a scale is not 0"
             refuse(row, f"its {name} is {number!r:.80}", cure)
     pad = given.get("pad", {})
-    if not isinstance(pad, Mapping) or not all(
-        isinstance(size, int) and not isinstance(size, bool) and size > 0
-        for size in pad.values()
-    ):
-        cure = "Write the new size of each axis: {'pad': {'v': 50304}}"
+    if not isinstance(pad, Mapping) or not all(map(_is_width, pad.values())):
+        cure = "Write the zeros before and after: {'pad': {'v': (0, 47)}}"
         refuse(row, f"its pad is {pad!r:.80}", cure)
     cast = given.get("cast", ())
     dtypes = cast if isinstance(cast, list | tuple) else [cast]
@@ -333,9 +330,14 @@ def _values(row: str, typed: Mapping[Any, Any]) -> tuple[Values, bool]:
     return Values(
         float(given.get("scale", 1)),
         float(given.get("offset", 0)),
-        tuple((str(name), int(size)) for name, size in pad.items()),
+        tuple((str(name), (width[0], width[1])) for name, width in pad.items()),
         tuple(_dtype(row, dtype) for dtype in dtypes),
     ), undoes
+
+
+def _is_width(width: Any) -> bool:
+    is_pair = isinstance(width, list | tuple) and len(width) == 2
+    return is_pair and all(type(count) is int and count >= 0 for count in width)
 
 
 def _dtype(row: str, typed: Any) -> str:

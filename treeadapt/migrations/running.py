@@ -212,7 +212,8 @@ def _run_numpy(
                 not np.array_equal(_bits(arrays[0], np), _bits(other, np))
                 for other in arrays[1:]
             )
-            made[-1].append(_finished(move, target, arrays[0], np))
+            # ``asarray``, because an element of an array is not one.
+            made[-1].append(np.asarray(_finished(move, target, arrays[0], np)))
     return made, [is_unequal, is_rest]
 
 
@@ -294,10 +295,12 @@ def _prepared(move: Move, layout: Layout, array: Any) -> tuple[Any, list[Any]]:
         return array, []
     cut = []
     places = {axis.name: place for place, axis in enumerate(layout.axes)}
-    for name, _ in move.values.pad:
-        before, stop = (slice(None),) * places[name], move.size[name]
-        cut.append(array[(*before, slice(stop, None))])
-        array = array[(*before, slice(None, stop))]
+    for name, (before, _) in move.values.pad:
+        ahead = (slice(None),) * places[name]
+        stop = before + move.size[name]
+        cut.append(array[(*ahead, slice(None, before))])
+        cut.append(array[(*ahead, slice(stop, None))])
+        array = array[(*ahead, slice(before, stop))]
     if move.values.computes:
         array = array.astype(_wide(array.dtype))
         array = (array - move.values.offset) / move.values.scale
@@ -310,13 +313,9 @@ def _finished(move: Move, layout: Layout, array: Any, xp: Any) -> Any:
         if move.values.computes:
             array = array.astype(_wide(array.dtype))
             array = array * move.values.scale + move.values.offset
-        sizes: dict[Any, int] = dict(move.values.pad)
-        if sizes:
-            widths = [
-                (0, max(sizes.get(axis.name, size) - size, 0))
-                for axis, size in zip(layout.axes, array.shape, strict=True)
-            ]
-            array = xp.pad(array, widths)
+        pads: dict[Any, Any] = dict(move.values.pad)
+        if pads:
+            array = xp.pad(array, [pads.get(axis.name, (0, 0)) for axis in layout.axes])
     return array if array.dtype == move.dtype else array.astype(move.dtype)
 
 

@@ -1,0 +1,627 @@
+"""The laws of migrations over random tables, whose arrays NumPy knows.
+
+A row is drawn as one array over named axes and two ways to store it: some axes become
+numbers in paths, the others are permuted and composed, or joined with other arrays in
+a bracket. So both sides of every row are known without the library. Axes in single
+arrays are compared with the real einops, and paths with a reference that tries every
+way to cut a path.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import einops
+import jax
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+import treeadapt as ta
+
+EXAMPLES = settings.default.max_examples
+#: Ten times as many in the full profile: 20,000.
+at_length = settings(max_examples=EXAMPLES * (10 if EXAMPLES >= 2_000 else 1))
+#: The texts of an index in a list; one is a prefix of another, and two are numbers.
+TEXTS = ("q", "qk", "0", "10")
+
+
+# --- random rows ---
+
+
+@dataclasses.dataclass(frozen=True)
+class Side:
+    """One way to store an array over named axes.
+
+    Attributes:
+        path: template of the path.
+        names: how each index in the path is written, by position in ``indices``.
+        indices: axes that are numbers in the path.
+        axes: the other axes in order, composed ones together; an empty one is ``1``.
+        ellipsis: where in ``axes`` the further axes are.
+    """
+
+    path: str
+    indices: tuple[str, ...]
+    texts: tuple[Any, ...]
+    axes: tuple[tuple[str, ...], ...]
+    ellipsis: int | None
+
+    @property
+    def address(self) -> str:
+        parts = [_composed(axes) for axes in self.axes]
+        if self.ellipsis is not None:
+            parts.insert(self.ellipsis, "...")
+        return f"{self.path} : {' '.join(parts)}"
+
+    def stored(self, whole: np.ndarray, order: str) -> dict[str, np.ndarray]:
+        """Return the arrays by path of ``whole``, whose first axes are ``order``."""
+        sizes = dict(zip(order, whole.shape, strict=False))
+        extra = list(range(len(order), whole.ndim))
+        found = {}
+        for at in itertools.product(*(range(sizes[name]) for name in self.indices)):
+            where = dict(zip(self.indices, at, strict=True))
+            array = whole[tuple(where.get(name, slice(None)) for name in order)]
+            left = [name for name in order if name not in where]
+            flat = [left.index(name) for axes in self.axes for name in axes]
+            rest = [place - len(where) for place in extra]
+            before = sum(len(axes) for axes in self.axes[: self.ellipsis or 0])
+            shape = [math.prod(sizes[name] for name in axes) for axes in self.axes]
+            if self.ellipsis is not None:
+                flat[before:before] = rest
+                shape[self.ellipsis : self.ellipsis] = whole.shape[len(order) :]
+            found[self.name(where, sizes)] = array.transpose(flat).reshape(shape)
+        return found
+
+    def name(self, where: dict[str, int], sizes: dict[str, int]) -> str:
+        """Return the path at the numbers of the indices."""
+        name = self.path
+        for spelled, write in self.texts:
+            name = name.replace(spelled, write(where, sizes), 1)
+        return name
+
+
+def _composed(axes: tuple[str, ...]) -> str:
+    return "1" if not axes else axes[0] if len(axes) == 1 else f"({' '.join(axes)})"
+
+
+def _plain(name: str) -> tuple[str, Any]:
+    return f"{{{name}}}", lambda where, sizes: str(where[name])
+
+
+def _offset(name: str, by: int) -> tuple[str, Any]:
+    return f"{{{name}+{by}}}", lambda where, sizes: str(where[name] + by)
+
+
+def _listed(name: str, texts: tuple[str, ...]) -> tuple[str, Any]:
+    spelled = f"{{{name}={','.join(texts)}}}"
+    return spelled, lambda where, sizes: texts[where[name]]
+
+
+def _block(outer: str, inner: str) -> tuple[str, Any]:
+    return f"{{({outer} {inner})}}", lambda where, sizes: str(
+        where[outer] * sizes[inner] + where[inner]
+    )
+
+
+@st.composite
+def sides(
+    draw: Any,
+    root: str,
+    indices: list[str],
+    axes: str,
+    sizes: dict[str, int],
+    more: bool = False,
+    spelled: dict[str, bool] | None = None,
+) -> Side:
+    """A way to store the axes ``indices`` in the path and ``axes`` in the array.
+
+    ``spelled`` says which indices are lists: those of both paths are in both or none.
+    """
+    indices = draw(st.permutations(indices))
+    texts, left = [], list(indices)
+    while left:
+        name = left.pop()
+        kind = draw(st.sampled_from(["plain", "offset", "listed", "block"]))
+        if spelled and name in spelled:
+            kind = "listed" if spelled[name] else kind if kind != "listed" else "plain"
+        listed = spelled and left and spelled.get(left[-1])
+        if kind == "block" and left and not listed:
+            texts.append(_block(left.pop(), name))
+        elif kind == "offset":
+            texts.append(_offset(name, draw(st.integers(1, 11))))
+        elif kind == "listed" and sizes[name] <= len(TEXTS):
+            texts.append(
+                _listed(name, tuple(draw(st.permutations(TEXTS)))[: sizes[name]])
+            )
+        else:
+            texts.append(_plain(name))
+    separator = draw(st.sampled_from(["/", "_", "/x."]))
+    path = separator.join([root, *(spelled for spelled, _ in texts)])
+    groups: list[tuple[str, ...]] = []
+    for name in draw(st.permutations(axes)):
+        if groups and groups[-1] and draw(st.booleans()):
+            groups[-1] += (name,)
+        else:
+            if draw(st.integers(0, 5)) == 0:
+                groups.append(())
+            groups.append((name,))
+    ellipsis = draw(st.integers(0, len(groups))) if more else None
+    return Side(path, tuple(indices), tuple(texts), tuple(groups), ellipsis)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One row: addresses and arrays of both sides, and the sizes that settle it."""
+
+    source: Any
+    target: Any
+    before: dict[str, np.ndarray]
+    after: dict[str, np.ndarray]
+    sizes: dict[str, int]
+
+
+def _filled(shape: tuple[int, ...], start: int) -> np.ndarray:
+    return np.arange(start, start + math.prod(shape), dtype=np.float32).reshape(shape)
+
+
+def _turned(row: Row, backwards: bool) -> Row:
+    if not backwards:
+        return row
+    return Row(row.target, row.source, row.after, row.before, row.sizes)
+
+
+@st.composite
+def moves(draw: Any, root: str, letters: str, copies: int = 1) -> Row:
+    """A row that permutes, composes, stacks and unstacks, to one place or several."""
+    order = letters[: draw(st.integers(0, 4))]
+    sizes = {name: draw(st.sampled_from([1, 2, 3, 11])) for name in order}
+    assume(math.prod(sizes.values()) <= 600)
+    more = draw(st.booleans())
+    extra = tuple(draw(st.lists(st.integers(1, 3), max_size=2))) if more else ()
+    whole = _filled((*sizes.values(), *extra), draw(st.integers(1, 9)))
+    # An index in both paths stays one: stacks of some axis for each of its numbers.
+    both = (
+        draw(st.sets(st.sampled_from(order)))
+        if order and draw(st.booleans())
+        else set()
+    )
+    spelled = {
+        name: sizes[name] <= len(TEXTS) and draw(st.booleans()) for name in sorted(both)
+    }
+    places, arrays = [], []
+    for number in range(copies + 1):
+        free = [name for name in order if name not in both]
+        mine = [name for name in free if draw(st.integers(0, 2)) == 0]
+        if number:  # an axis may be a number in one path only
+            mine = [name for name in mine if name not in places[0].indices]
+        axes = "".join(name for name in free if name not in mine)
+        at = f"{root}{number}" if number else f"{root}s"
+        side = draw(sides(at, [*mine, *sorted(both)], axes, sizes, more, spelled))
+        places.append(side)
+        arrays.append(side.stored(whole, order))
+    used = {
+        name
+        for side in places
+        for name in order
+        if any(name in axes for axes in side.axes)
+        or any(f"({name} " in text or f" {name})" in text for text, _ in side.texts)
+    }
+    after = {path: leaf for found in arrays[1:] for path, leaf in found.items()}
+    target = tuple(side.address for side in places[1:])
+    row = Row(
+        places[0].address,
+        target if copies > 1 else target[0],
+        arrays[0],
+        after,
+        {name: size for name, size in sizes.items() if name in used},
+    )
+    return _turned(row, draw(st.booleans()))
+
+
+@st.composite
+def joins(draw: Any, root: str, letters: str) -> Row:
+    """A row with a bracket: two or three arrays joined along an axis, or cut."""
+    outer, inner = letters[: draw(st.integers(0, 2))], letters[2:]
+    sizes = {name: draw(st.integers(1, 3)) for name in letters}
+    stacked = [name for name in outer if draw(st.booleans())]
+    kept = [name for name in outer if name not in stacked]
+    parts = draw(
+        st.lists(
+            st.sampled_from(
+                [(inner[0],), (inner[1],), tuple(inner), tuple(inner[::-1])]
+            ),
+            min_size=2,
+            max_size=3,
+        )
+    )
+    order = draw(st.permutations(kept))
+    place = draw(st.integers(0, len(order)))
+    axes = [*order[:place], f"[{' '.join(map(_composed, parts))}]", *order[place:]]
+    index = draw(st.booleans())  # whether the joined arrays are stacked by path
+    start, texts, pieces, after = 1, [], [], {}
+    for number, part in enumerate(parts):
+        names = outer + "".join(part)
+        whole = _filled(tuple(sizes[name] for name in names), start)
+        start += whole.size
+        at = f"{root}{number}"
+        names_in = stacked if index else []
+        axes_in = [name for name in names if name not in names_in]
+        spelled = dict.fromkeys(names_in, False)
+        side = draw(sides(at, names_in, "".join(axes_in), sizes, spelled=spelled))
+        texts.append(side.address)
+        after |= side.stored(whole, names)
+        flat = [*stacked, *order[:place], *part, *order[place:]]
+        lead = [sizes[name] for name in [*stacked, *order[:place]]]
+        tail = [sizes[name] for name in order[place:]]
+        moved = whole.transpose([names.index(name) for name in flat])
+        pieces.append(moved.reshape(*lead, -1, *tail))
+    joined = np.concatenate(pieces, len(stacked) + place)
+    path = "/".join([f"{root}s", *(f"{{{name}}}" for name in stacked)])
+    before = {
+        "/".join([f"{root}s", *map(str, at)]): joined[at]
+        for at in itertools.product(*(range(sizes[name]) for name in stacked))
+    }
+    indices = set(stacked) if index else set()
+    named = {name: sizes[name] for name in {*outer, *itertools.chain(*parts)} - indices}
+    row = Row(f"{path} : {' '.join(axes)}", tuple(texts), before, after, named)
+    return _turned(row, draw(st.booleans()))
+
+
+@st.composite
+def tables(draw: Any) -> Row:
+    """Several rows as one: each with names and axes of its own."""
+    kinds = draw(
+        st.lists(st.sampled_from(["move", "copy", "join"]), min_size=1, max_size=3)
+    )
+    rows = []
+    for root, letters, kind in zip(
+        "uvw", ("abcd", "efgh", "ijkm"), kinds, strict=False
+    ):
+        if kind == "join":
+            rows.append(draw(joins(root, letters)))
+        else:
+            rows.append(draw(moves(root, letters, copies=1 if kind == "move" else 2)))
+    merged: list[dict[str, Any]] = [{}, {}, {}]
+    for row in rows:
+        for whole, part in zip(merged, (row.before, row.after, row.sizes), strict=True):
+            whole.update(part)
+    assume(merged[0])
+    table = [(row.source, row.target) for row in rows]
+    return Row(table, None, *merged)
+
+
+def migration(row: Row) -> ta.Migration:
+    return ta.Migration(row.source, sizes=row.sizes or None)
+
+
+def same(found: Any, wanted: dict[str, np.ndarray]) -> None:
+    assert sorted(found) == sorted(wanted)
+    for path, leaf in wanted.items():
+        assert (path, found[path].shape, found[path].dtype) == (
+            path,
+            leaf.shape,
+            leaf.dtype,
+        )
+        assert np.asarray(found[path]).tobytes() == leaf.tobytes(), path
+
+
+def shapes(leaves: dict[str, np.ndarray]) -> dict[str, jax.ShapeDtypeStruct]:
+    return {k: jax.ShapeDtypeStruct(v.shape, v.dtype) for k, v in leaves.items()}
+
+
+@at_length
+@given(tables())
+def test_arrays_are_those_of_numpy_and_come_back(row):
+    m = migration(row)
+    plan = m.plan(shapes(row.before))
+    assert plan.exact
+    assert not plan.one_way
+    found = m(row.before)
+    same(found, row.after)
+    same(m.inverse(found), row.before)
+
+
+@at_length
+@given(tables(), st.randoms(use_true_random=False))
+def test_the_order_of_the_source_never_matters(row, random):
+    paths = list(row.before)
+    random.shuffle(paths)
+    m = migration(row)
+    found = m({path: row.before[path] for path in paths})
+    assert list(found) == list(m(row.before))
+    same(found, row.after)
+
+
+@at_length
+@given(tables())
+def test_shapes_migrate_as_arrays_do(row):
+    m = migration(row)
+    assert m(shapes(row.before)) == shapes(row.after)
+    assert m(row.before, target=shapes(row.after)).keys() == row.after.keys()
+
+
+@at_length
+@given(tables(), st.data())
+def test_fewer_sizes_give_the_same_arrays_or_an_error(row, data):
+    names = sorted(row.sizes)
+    left = data.draw(st.sets(st.sampled_from(names), max_size=2)) if names else ()
+    sizes = {name: row.sizes[name] for name in names if name not in left}
+    target = shapes(row.after) if data.draw(st.booleans()) else None
+    try:
+        found = ta.Migration(row.source, sizes=sizes or None)(row.before, target=target)
+    except ta.MigrationError:
+        return
+    same(found, row.after)
+
+
+@at_length
+@given(tables(), st.data())
+def test_a_leaf_more_or_less_is_an_error_and_never_other_arrays(row, data):
+    path = data.draw(st.sampled_from(sorted(row.before)))
+    less = {key: leaf for key, leaf in row.before.items() if key != path}
+    more = {**row.before, "stray": row.before[path]}
+    m = migration(row)
+    with pytest.raises(ta.MigrationError, match="stray"):
+        m(more)
+    with pytest.raises(ta.MigrationError):
+        m(less, target=shapes(row.after))
+
+
+# --- axes against einops ---
+
+
+@st.composite
+def patterns(draw: Any) -> tuple[str, str]:
+    """Axes on both sides, most of them well-formed."""
+    tokens = [*"abc"[: draw(st.integers(0, 3))], *draw(st.sampled_from([[], ["..."]]))]
+    found = []
+    for _ in range(2):
+        parts: list[str] = []
+        for token in draw(st.permutations(tokens)):
+            compose = token != "..." and parts and parts[-1] not in ("...", "1")
+            if compose and draw(st.booleans()):
+                parts[-1] = f"({parts[-1].strip('()')} {token})"
+            else:
+                parts.append(token)
+            if draw(st.integers(0, 4)) == 0:
+                parts.append("1")
+        if draw(st.integers(0, 5)) == 0:  # often a mistake
+            parts.append(draw(st.sampled_from(["a", "(", ")", "d", "...", "(1 a)"])))
+        found.append(" ".join(parts))
+    return found[0], found[1]
+
+
+@at_length
+@given(patterns(), st.lists(st.sampled_from([1, 2, 3, 6]), max_size=4), st.data())
+def test_axes_mean_what_they_mean_to_einops(pattern, shape, data):
+    left, right = pattern
+    names = sorted(set(re.findall("[abc]", left)))
+    known = (
+        data.draw(st.dictionaries(st.sampled_from(names), st.integers(1, 3)))
+        if names
+        else {}
+    )
+    array = np.arange(math.prod(shape), dtype=np.float32).reshape(shape)
+    try:
+        wanted = einops.rearrange(array, f"{left} -> {right}", **known)
+    except einops.EinopsError:
+        wanted = None
+    m: Any = None
+    try:
+        m = ta.Migration({f"x : {left}": f"y : {right}"}, sizes=known or None)
+        found = m({"x": array})
+    except ta.MigrationError:
+        assert wanted is None, (left, right, shape, known)
+    else:
+        assert wanted is not None, (left, right, shape, known)
+        same(found, {"y": wanted})
+        same(m.inverse(found, target=shapes({"x": array})), {"x": array})
+
+
+def test_einops_takes_and_refuses_patterns_of_the_draw():
+    """So neither half of the comparison is empty."""
+    taken = []
+
+    @settings(max_examples=300)
+    @given(patterns())
+    def draw(pattern):
+        shape = (2,) * len(re.findall(r"\(.*?\)|\S+", pattern[0]))
+        try:
+            einops.rearrange(np.zeros(shape), " -> ".join(pattern))
+            taken.append(True)
+        except einops.EinopsError:
+            taken.append(False)
+
+    draw()
+    assert 30 < sum(taken) < len(taken) - 30
+
+
+# --- paths against every way to cut them ---
+
+
+@dataclasses.dataclass(frozen=True)
+class Capture:
+    """A part of a template: its name, and which texts it takes."""
+
+    name: str
+    kind: str  # "text", "list", "plus" or "many"
+    texts: tuple[str, ...] = ()
+    plus: int = 0
+
+    @property
+    def spelled(self) -> str:
+        inner = {
+            "text": self.name,
+            "list": f"{self.name}={','.join(self.texts)}",
+            "plus": f"{self.name}+{self.plus}",
+            "many": f"{self.name}:**",
+        }
+        return f"{{{inner[self.kind]}}}"
+
+    def value(self, text: str) -> str | None:
+        """What the capture holds for ``text``; None if it does not take it."""
+        if self.kind == "list":
+            return text if text in self.texts else None
+        if self.kind == "plus":
+            fits = re.fullmatch("0|[1-9][0-9]*", text) and int(text) >= self.plus
+            return str(int(text) - self.plus) if fits else None
+        return text or None
+
+
+Segment = tuple[Any, ...]  # texts and captures in turn, or one capture of many
+
+
+def cuts(segment: Segment, text: str) -> Iterator[list[tuple[str, str]]]:
+    """Every way to cut one segment, the first capture shortest first."""
+    if not segment:
+        if not text:
+            yield []
+        return
+    first, rest = segment[0], segment[1:]
+    if isinstance(first, str):
+        if text.startswith(first):
+            yield from cuts(rest, text[len(first) :])
+        return
+    for end in range(1, len(text) + 1):
+        value = first.value(text[:end])
+        if value is not None:
+            for more in cuts(rest, text[end:]):
+                yield [(first.name, value), *more]
+
+
+def matches(
+    segments: list[Segment], parts: list[str]
+) -> Iterator[list[tuple[str, str]]]:
+    """Every way to cut a path."""
+    if not segments:
+        if not parts:
+            yield []
+        return
+    first, rest = segments[0], segments[1:]
+    if isinstance(first[0], Capture) and first[0].kind == "many":
+        for count in range(len(parts) + 1):
+            held = "".join("/" + part for part in parts[:count])
+            for more in matches(rest, parts[count:]):
+                yield [(first[0].name, held), *more]
+    elif parts:
+        for found in cuts(first, parts[0]):
+            for more in matches(rest, parts[1:]):
+                yield [*found, *more]
+
+
+def reference(segments: list[Segment], path: str) -> dict[str, str] | None:
+    """What the first way to cut a path gives each name, if equal names agree."""
+    first = next(matches(segments, path.split("/")), None)
+    if first is None:
+        return None
+    known: dict[str, str] = {}
+    agree = all(known.setdefault(name, value) == value for name, value in first)
+    return known if agree else None
+
+
+@st.composite
+def templates(draw: Any) -> list[Segment]:
+    kinds: dict[str, str] = {}
+    segments: list[Segment] = []
+    for _ in range(draw(st.integers(1, 4))):
+        if draw(st.integers(0, 2)) == 0:
+            name = f"m{len(segments)}"
+            kinds[name] = "many"
+            segments.append((Capture(name, "many"),))
+            continue
+        segment: list[Any] = []
+        for number in range(draw(st.integers(0, 3))):
+            if number or draw(st.booleans()):
+                segment.append(draw(st.sampled_from(["_", "_", "a", "1"])))
+            name = draw(st.sampled_from(["x", "y", "z"]))
+            kind = kinds.setdefault(
+                name, draw(st.sampled_from(["text", "text", "list", "plus"]))
+            )
+            texts = ("a", "a_a", "1", "10") if kind == "list" else ()
+            plus = draw(st.integers(1, 2)) if kind == "plus" else 0
+            segment.append(Capture(name, kind, texts, plus))
+        if not segment or draw(st.booleans()):
+            segment.append(draw(st.sampled_from(["a", "_", "1", "b"])))
+        segments.append(tuple(segment))
+    return segments
+
+
+@st.composite
+def paths_like(draw: Any, segments: list[Segment]) -> str:
+    """A path that the template may match: its captures filled, or a mistake."""
+    word = st.text("a_1", min_size=1, max_size=5)
+    parts: list[str] = []
+    for segment in segments:
+        if segment[0] == "" or (
+            isinstance(segment[0], Capture) and segment[0].kind == "many"
+        ):
+            parts += draw(st.lists(st.sampled_from(["", "a", "_", "1"]), max_size=3))
+            continue
+        text = ""
+        for part in segment:
+            if isinstance(part, str):
+                text += part
+            elif part.kind == "list":
+                text += draw(st.sampled_from(part.texts))
+            elif part.kind == "plus":
+                text += draw(st.sampled_from(["0", "1", "2", "3", "10", "01"]))
+            else:
+                text += draw(word)
+        parts.append(text)
+    if draw(st.integers(0, 4)) == 0:
+        parts.append(draw(word))
+    return "/".join(parts)
+
+
+@at_length
+@given(st.data())
+def test_paths_are_cut_as_the_reference_cuts_them(data):
+    segments = data.draw(templates())
+    path = data.draw(paths_like(segments))
+    captures = {
+        part.name: part
+        for segment in segments
+        for part in segment
+        if isinstance(part, Capture)
+    }
+    source = "/".join(
+        "".join(part if isinstance(part, str) else part.spelled for part in segment)
+        for segment in segments
+    )
+    # Shows what each name holds, whatever it holds.
+    target = "/".join(["^", *(f"{{{name}}}/^" for name in captures)])
+    held = reference(segments, path)
+    m = ta.Migration({source: target})
+    if held is None:
+        with pytest.raises(ta.MigrationError, match=re.escape(repr(path)[1:-1])):
+            m({path: 1.0})
+        return
+    wanted = "^"
+    for name, capture in captures.items():
+        wanted += held[name] if capture.kind == "many" else "/" + held[name]
+        wanted += "/^"
+    assert list(m({path: 1.0})) == [wanted]
+
+
+def test_the_drawn_paths_match_and_do_not():
+    found = []
+
+    @settings(max_examples=300)
+    @given(st.data())
+    def draw(data):
+        segments = data.draw(templates())
+        path = data.draw(paths_like(segments))
+        ways = list(itertools.islice(matches(segments, path.split("/")), 2))
+        found.append((len(ways), reference(segments, path) is not None))
+
+    draw()
+    assert sum(matched for _, matched in found) > 60
+    assert sum(not matched for _, matched in found) > 60
+    assert sum(ways == 2 and matched for ways, matched in found) > 15
