@@ -257,6 +257,9 @@ class GroupMaker:
         missing: list[str] = []
         for address, found in zip(self.row.sources, leaves, strict=True):
             names = self._inner(address)
+            if not {*names} <= {*counts}:  # no leaf of this source is there at all
+                missing.append(address.path.text)
+                continue
             if len(found) == math.prod(counts[name] for name in names):
                 continue
             lacking = (i for i in _product(names, counts) if i not in found)
@@ -553,6 +556,8 @@ def _open(names: Sequence[str]) -> str:
 
 
 def _misranked(path: str, spec: Any, address: Address) -> str:
+    if not is_array(spec):
+        return f"{listing([path])} is a Python number and not an array"
     return (
         f"{listing([path])} is {describe(spec)}, and {address.text!r:.200} has axes "
         f"for {len(address.axes or ())}"

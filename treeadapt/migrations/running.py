@@ -12,12 +12,14 @@ import dataclasses
 import functools
 import itertools
 import math
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
 
 from treeadapt.migrations.axes import Axes, Axis, names_of
 from treeadapt.migrations.rows import Values
@@ -110,26 +112,60 @@ def run(
     elif any(isinstance(leaf, jax.core.Tracer) for leaf in every):
         return _run_jax(move, given)[0], []
     else:
-        wanted = tuple(shardings) if _movable(every, shardings) else ()
-        arrays, faults = _compiled(move, wanted)(given)
-        if shardings and not wanted:
-            arrays = [
-                [jax.device_put(array, sharding) for array in group]
-                if sharding
-                else group
-                for group, sharding in zip(arrays, shardings, strict=True)
-            ]
+        arrays, faults = _run_compiled(move, given, shardings)
     texts = ("the copies are not equal", "what is cut off is not zero")
     return arrays, [
         text for text, fault in zip(texts, faults, strict=True) if bool(fault)
     ]
 
 
+def _run_compiled(
+    move: Move, leaves: Sequence[Sequence[Any]], shardings: Sequence[Any]
+) -> tuple[list[list[Any]], list[Any]]:
+    """Move concrete arrays of JAX, without gathering what is sharded."""
+    every = [leaf for group in leaves for leaf in group]
+    wanted: tuple[Any, ...] = ()
+    if _movable(every, shardings):
+        wanted = tuple(_with_axes(each, AxisType.Auto) for each in shardings)
+    # Axes of an Explicit mesh would ask for the sharding after each reshape.
+    auto = tuple(tuple(_on_auto_mesh(leaf) for leaf in group) for group in leaves)
+    arrays, faults = _compiled(move, wanted)(auto)
+    is_explicit = any(map(operator.is_not, itertools.chain(*auto), every))
+    for group, sharding in zip(arrays, shardings or [None] * len(arrays), strict=True):
+        for place, array in enumerate(group):
+            if sharding is not None:
+                group[place] = jax.device_put(array, sharding)
+            elif is_explicit:
+                explicit = _with_axes(array.sharding, AxisType.Explicit)
+                group[place] = jax.device_put(array, explicit)
+    return arrays, faults
+
+
+def _on_auto_mesh(leaf: Any) -> Any:
+    """Return an array as it is, or on the same devices of a mesh with Auto axes."""
+    sharding = getattr(leaf, "sharding", None)
+    auto = _with_axes(sharding, AxisType.Auto)
+    return leaf if auto is sharding else jax.device_put(leaf, auto)
+
+
+def _with_axes(sharding: Any, kind: AxisType) -> Any:
+    """Return a sharding on the same mesh with axes of another kind."""
+    if not isinstance(sharding, NamedSharding):
+        return sharding
+    mesh = sharding.mesh
+    kinds = (kind,) * len(mesh.axis_names)
+    if mesh.axis_types == kinds or not isinstance(mesh, Mesh):
+        return sharding
+    other = Mesh(mesh.devices, mesh.axis_names, axis_types=kinds)
+    return NamedSharding(other, sharding.spec, memory_kind=sharding.memory_kind)
+
+
 def _movable(leaves: Sequence[Any], shardings: Sequence[Any]) -> bool:
     """Return whether one compiled function can take the leaves to some shardings."""
-    devices = {s.device_set for s in shardings if s is not None}
+    devices = {frozenset(each.device_set) for each in shardings if each is not None}
     return bool(devices) and all(
-        not getattr(leaf, "committed", False) or {leaf.sharding.device_set} == devices
+        not getattr(leaf, "committed", False)
+        or {frozenset(leaf.sharding.device_set)} == devices
         for leaf in leaves
     )
 
@@ -228,7 +264,7 @@ def _gathered(
     first = move.sources[pieces[0][0]]
     made = None
     if len(pieces) > 1 or first.numbers:
-        made = np.empty(move.shape(target), sources[pieces[0][0]][0].dtype)
+        made = _empty(move, pieces, sources[pieces[0][0]][0].dtype)
     for s, one, _, two in pieces:
         source = move.sources[s]
         names = names_of(target.axes, two)
@@ -248,6 +284,22 @@ def _gathered(
                 return array.reshape(move.shape(target))
             view[tuple(values.get(name, slice(None)) for name in names)] = array
     return made
+
+
+def _empty(move: Move, pieces: Sequence[tuple[int, int, int, int]], dtype: Any) -> Any:
+    """Return an array for a target, in the order of its sources if that is cheaper.
+
+    Copies then run through memory in its order, as those of ``numpy.stack`` do.
+    """
+    s, one, t, two = pieces[0]
+    source, target = move.sources[s], move.targets[t]
+    shape = move.shape(target)
+    if len(pieces) > 1 or any(len(axis.parts[0]) > 1 for axis in target.axes):
+        return np.empty(shape, dtype)
+    names = names_of(target.axes, two)
+    order = [n for n in (*source.numbers, *names_of(source.axes, one)) if n in names]
+    made = np.empty([move.size[name] for name in order], dtype)
+    return made.transpose([order.index(name) for name in names]).reshape(shape)
 
 
 def _expanded(

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from treeadapt.errors import MigrationError
 from treeadapt.names import listing
@@ -81,6 +80,11 @@ class Capture:
         if not isinstance(value, int):
             return value
         return self.entries[value] if self.entries else str(value + self.shift)
+
+    def stops_at(self, literal: str) -> bool:
+        """Return whether the first such literal is where a value must end."""
+        held = "".join(self.entries) if self.entries else "0123456789"
+        return bool(self.is_number or self.entries) and literal[0] not in held
 
     def ends(self, text: str, start: int, may_end: Sequence[int]) -> int:
         """Return the least end of a value that starts at ``start``; -1 without one.
@@ -178,39 +182,43 @@ class Template:
         Of all ways to match, each capture is as short as those left of it allow.
         """
         parts = path.split(SEPARATOR)
-        places = self._places(parts)
+        places: Sequence[int] | None = range(len(self.segments) + 1)
+        if self._has_many:
+            places = self._places(parts)
+        elif len(parts) != len(self.segments):
+            return None
         if places is None:
             return None
         found: Captures = {}
-        for segment, (start, stop) in zip(
-            self.segments, itertools.pairwise(places), strict=True
-        ):
-            values: Sequence[tuple[Capture, str | int]] | None
+        for place, segment in enumerate(self.segments):
+            start = places[place]
             if _is_many(segment):
                 # Each with its separator: no segment and one empty segment differ.
-                run = "".join(SEPARATOR + part for part in parts[start:stop])
-                values = [(segment[0], run)]  # type: ignore[list-item]
+                run = parts[start : places[place + 1]]
+                values: list[tuple[Any, Any]] = [
+                    (segment[0], "".join(SEPARATOR + part for part in run))
+                ]
             else:
-                values = _match_segment(segment, parts[start])
-            for capture, value in values or ():
-                is_new = capture.is_wild or capture.key not in found
-                if not is_new and found[capture.key] != value:
+                matched = _match_segment(segment, parts[start])
+                if matched is None:
                     return None
-                found[capture.key] = value
+                values = matched
+            for capture, value in values:
+                is_other = found.setdefault(capture.key, value) != value
+                if is_other and not capture.is_wild:
+                    return None
         return found
+
+    @functools.cached_property
+    def _has_many(self) -> bool:
+        return any(map(_is_many, self.segments))
 
     def _places(self, parts: Sequence[str]) -> list[int] | None:
         """Return where each segment of the template starts, and the end."""
         count, size = len(self.segments), len(parts)
-        if not any(map(_is_many, self.segments)):
-            if count != size or any(
-                _match_segment(segment, part) is None
-                for segment, part in zip(self.segments, parts, strict=True)
-            ):
-                return None
-            return list(range(count + 1))
         # fits[i][j]: segments from i on match parts from j on.
-        fits = [[False] * (size + 1) for _ in range(count)] + [[False] * size + [True]]
+        fits = [[False] * (size + 1) for _ in range(count)]
+        fits.append([False] * size + [True])
         for i in reversed(range(count)):
             for j in reversed(range(size + 1)):
                 if _is_many(self.segments[i]):
@@ -398,9 +406,7 @@ def _is_many(segment: Segment) -> bool:
     return isinstance(segment[0], Capture)
 
 
-def _match_segment(
-    segment: Segment, text: str
-) -> list[tuple[Capture, str | int]] | None:
+def _match_segment(segment: Segment, text: str) -> list[tuple[Any, Any]] | None:
     """Match one segment; return its captures with what they hold."""
     if len(segment) == 1:
         return [] if segment[0] == text else None
@@ -409,20 +415,40 @@ def _match_segment(
     if not text.startswith(literals[0]) or not text.endswith(literals[-1]):
         return None
     start = len(literals[0])
-    if len(captures) == 1:
-        value = captures[0].read(text[start : len(text) - len(literals[-1])])
-        short = len(text) < start + len(literals[-1])
-        return None if value is None or short else [(captures[0], value)]
-    ends = _ends(literals[1:], captures, text)
-    values: list[tuple[Capture, str | int]] = []
+    values: list[Any] = []
     for place, capture in enumerate(captures):
-        stop = ends[place][start]
-        if stop < 0:
+        literal = literals[place + 1]
+        stop = len(text) - len(literal)
+        if place < len(captures) - 1:
+            stop = text.find(literal, start + (not capture.is_wild))
+        if stop < start:
             return None
         value = capture.read(text[start:stop])
-        assert value is not None
+        if value is None:
+            cuts = zip(captures[: place + 1], literals[1:], strict=False)
+            if all(
+                each.stops_at(after) for each, after in cuts if each is not captures[-1]
+            ):
+                return None
+            return _match_slowly(literals, captures, text)
         values.append((capture, value))
-        start = stop + len(literals[place + 1])
+        start = stop + len(literal)
+    return values
+
+
+def _match_slowly(
+    literals: Sequence[str], captures: Sequence[Capture], text: str
+) -> list[tuple[Any, Any]] | None:
+    """Match a segment in which the first cut that fits is not the right one."""
+    start, values = len(literals[0]), []
+    for capture, literal, ends in zip(
+        captures, literals[1:], _ends(literals[1:], captures, text), strict=True
+    ):
+        stop = ends[start]
+        if stop < 0:
+            return None
+        values.append((capture, capture.read(text[start:stop])))
+        start = stop + len(literal)
     return values
 
 

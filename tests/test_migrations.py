@@ -1,0 +1,293 @@
+"""Migrations: plans, sharded arrays, hard names, and what the messages say.
+
+See ``test_migration_tables`` for real tables against their formulas, and
+``test_migration_properties`` for the laws over random ones.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import treeadapt as ta
+from treeadapt.migrations import running
+
+STACK = {"l.{i}.w : (h d) e": "w : e i h d"}
+LAYERS = {f"l.{i}.w": np.arange(24.0).reshape(6, 4) + i for i in range(12)}
+
+
+def message(call):
+    with pytest.raises(ta.MigrationError) as caught:
+        call()
+    assert len(str(caught.value).encode()) <= 4_000
+    return str(caught.value)
+
+
+# --- sharded arrays ---
+
+
+@pytest.fixture(params=[AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
+def mesh(request):
+    return jax.make_mesh((2, 4), ("data", "model"), axis_types=(request.param,) * 2)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "sizes"),
+    [
+        ("l.{i}.w : (h d) e", "w : e i h d", {"d": 6}),
+        ("l.{i}.w : h e", "w : (e i h)", {"h": 24, "e": 16}),
+        ("l.{i}.w : [a b] e", ("u : e i a", "v : e i b"), {"a": 8}),
+        (("l.{i}.w : a e", "k.{i}.w : a e"), "w : e i [a a]", {}),
+        ("l.{i}.w : a e", ("w : e i a", "v : i e a"), {}),
+        ("l.{i}.w : a e", ("w : e i a", {"pad": {"i": (1, 2)}, "scale": 2.0}), {}),
+    ],
+)
+@pytest.mark.parametrize("spec", [P("model"), P("data", "model"), P(("model", "data"))])
+def test_sharded_arrays_move_and_come_back(mesh, source, target, sizes, spec):
+    prefixes = "lk" if isinstance(source, tuple) else "l"
+    host = {
+        f"{prefix}.{i}.w": np.arange(384.0, dtype=np.float32).reshape(24, 16) + i
+        for prefix, i in itertools.product(prefixes, range(4))
+    }
+    leaves = jax.device_put(host, NamedSharding(mesh, spec))
+    m = ta.Migration({source: target}, sizes=sizes)
+    moved = m(leaves)
+    for path, leaf in m(host).items():
+        np.testing.assert_array_equal(moved[path], leaf)
+        assert moved[path].sharding.mesh == mesh
+    back = m.inverse(moved, leaves)
+    for path, leaf in leaves.items():
+        np.testing.assert_array_equal(back[path], leaf)
+        assert back[path].sharding == leaf.sharding
+
+
+def test_a_sharded_stack_is_not_gathered(mesh):
+    leaves = jax.device_put(
+        {f"l.{i}.w": jnp.ones((24, 16)) + i for i in range(4)},
+        NamedSharding(mesh, P("model", "data")),
+    )
+    target = jax.ShapeDtypeStruct(
+        (16, 4, 4, 6),
+        jnp.float32,
+        sharding=NamedSharding(mesh, P("data", None, "model")),
+    )
+    m = ta.Migration(STACK)
+    assert m(leaves, {"w": target})["w"].sharding == target.sharding
+    (group,) = m.plan(leaves, {"w": target}).groups
+    auto = [running._with_axes(each.sharding, AxisType.Auto) for each in [target]]
+    compiled = running._compiled(group.move, tuple(auto)).lower(
+        (tuple(map(running._on_auto_mesh, leaves.values())),)
+    )
+    text = compiled.compile().as_text()
+    for word in ("all-gather", "all-to-all", "collective-permute", "all-reduce"):
+        assert word not in text
+
+
+def test_arrays_of_one_device_go_where_the_target_is(mesh):
+    sharding = NamedSharding(mesh, P(None, None, None, "data"))
+    target = {"w": jax.ShapeDtypeStruct((4, 12, 3, 2), jnp.float32, sharding=sharding)}
+    for leaves in (
+        jax.device_put(LAYERS, jax.devices()[3]),
+        jax.tree.map(jnp.asarray, LAYERS),
+    ):
+        assert ta.Migration(STACK)(leaves, target)["w"].sharding == sharding
+
+
+def test_groups_of_one_form_are_compiled_once():
+    leaves = {f"{n}.{i}.w": jnp.ones((6, 4)) for n in "abc" for i in range(2)}
+    running._compiled.cache_clear()
+    ta.Migration({"{n}.{i}.w : a b": "{n}/w : b i a"})(leaves)
+    assert running._compiled.cache_info().misses == 1
+
+
+# --- who owns what ---
+
+
+def test_rows_without_axes_give_the_callers_own_objects():
+    key = jax.random.key(0)
+    leaves = {"a": LAYERS["l.0.w"], "b": 3, "c": key, "d": jax.nn.relu}
+    moved = ta.Migration({"{n}": "x/{n}"})(leaves)
+    assert [*moved] == ["x/a", "x/b", "x/c"]
+    assert moved["x/a"] is leaves["a"]
+    assert moved["x/c"] is key
+
+
+def test_typed_keys_stack():
+    leaves = {f"{i}/key": jax.random.key(i) for i in range(3)}
+    m = ta.Migration({"{l}/key : ": "key : l"})
+    moved = m(leaves)
+    assert moved["key"].dtype == leaves["0/key"].dtype
+    back = m.inverse(moved)
+    assert all(jnp.all(back[path] == leaf) for path, leaf in leaves.items())
+
+
+def test_numpy_in_the_order_of_the_sources_is_not_copied_twice():
+    moved = ta.Migration({"l.{i}.w : a b": "w : b i a"})(LAYERS)["w"]
+    assert moved.shape == (4, 12, 6)
+    assert moved.transpose(1, 2, 0).flags.c_contiguous
+    one = LAYERS["l.3.w"]
+    assert np.shares_memory(ta.Migration({"w : a b": "v : b a"})({"w": one})["v"], one)
+
+
+# --- names ---
+
+
+@pytest.mark.parametrize(
+    ("template", "path", "found"),
+    [
+        ("{p=x-y,x}-{n}", "x-y-3", {"p": "x", "n": "y-3"}),
+        ("{p=x-y,x}-{n+0}", "x-y-3", {"p": "x-y", "n": 3}),
+        ("{p=x-y,x}-{n}", "x-3", {"p": "x", "n": "3"}),
+        ("{a}_{n+60}", "b_c_61", {"a": "b_c", "n": 1}),
+        ("{a}_{n+60}", "b_61_61", {"a": "b_61", "n": 1}),
+        ("{n+60}5{m}", "5905", None),
+        ("{n+60}5{m}", "51655x", {"n": 456, "m": "5x"}),
+        ("{a:**}/x/{b:**}", "x/x/y", {"a": "", "b": "/x/y"}),
+        ("{a:**}/x{n}/{b:**}", "p/x1/x2", {"a": "/p", "n": "1", "b": "/x2"}),
+        ("{n+0}", "01", None),
+        ("{n+0}", "9" * 30, None),
+        ("{a}{b", "", None),
+    ],
+)
+def test_captures_are_the_leftmost_shortest_of_their_kind(template, path, found):
+    from treeadapt.migrations.templates import parse_template
+
+    if template == "{a}{b":
+        assert "column 4" in message(lambda: parse_template(template, template))
+        return
+    assert parse_template(template, template).match(path) == found
+
+
+def test_hostile_names_take_no_time():
+    text = "_".join(f"{{c{i}}}" for i in range(200)) + "x"
+    names = ["a_" * 2_000, "_" * 4_000, "a" * 100_000]
+    said = message(lambda: ta.Migration({text: "y"})(dict.fromkeys(names, 0.0)))
+    assert "no leaf is left for" in said
+
+
+# --- plans ---
+
+
+def test_a_plan_says_rows_sizes_and_what_shapes_cannot_show():
+    m = ta.Migration(
+        {
+            "l.{i}.w : (h d) e": "w : e i h d",
+            ("a : x y", "b : x y"): "c : y x",
+            "f": ("g", np.negative),
+            "old.*": None,
+        },
+        sizes={"h": 3},
+    )
+    leaves = {**LAYERS, "a": np.ones((2, 2)), "b": np.ones((2, 2)), "f": np.ones(1)}
+    plan = m.plan({**leaves, "old.x": np.ones(3), "act": jax.nn.relu})
+    text = str(plan)
+    assert text.startswith("16 leaves become 3 leaves.")
+    assert "'l.{i}.w : (h d) e' -> 'w : e i h d': 12 to 1" in text
+    assert "i=12, h=3, d=2, e=4" in text
+    assert "shapes do not tell apart: h and d" in text
+    assert "shapes do not tell apart: x and y" in text
+    assert "'old.*' -> dropped" in text
+    assert "left out: 'act'" in text
+    assert "'a : x y, b : x y': its sources must be equal" in text
+    assert "a function decides" in text
+    assert "not exact" in text
+    assert plan.one_way == ("g",)
+    assert plan.dropped == ("old.x",)
+    assert plan.peak_bytes == 2 * 12 * 24 * 8
+
+
+def test_a_plan_holds_no_array():
+    plan = ta.Migration({"{n:**}": "x/{n:**}"}).plan(LAYERS)
+    leaves = [*plan.source.values(), *plan.result.values()]
+    assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
+
+
+def test_a_dropped_capture_is_one_way():
+    m = ta.Migration({"{a}.w": "w"})
+    assert m.plan({"x.w": 1.0}).one_way == ("w",)
+    assert "'{a}.w'" in message(lambda: m.inverse)
+
+
+def test_the_shapes_of_the_target_confirm_a_shorter_group():
+    leaves = {
+        f"{n}/{i}/w": np.ones(3) for n, k in {"e": 4, "d": 2}.items() for i in range(k)
+    }
+    m = ta.Migration({"{n}/{l}/w : a": "{n}/w : l a"})
+    assert "'d/0/w', 'd/1/w' without 'd/2/w', 'd/3/w'" in message(lambda: m(leaves))
+    target = {"e/w": np.ones((4, 3)), "d/w": np.ones((2, 3))}
+    assert {path: leaf.shape for path, leaf in m(leaves, target).items()} == {
+        "d/w": (2, 3),
+        "e/w": (4, 3),
+    }
+
+
+# --- messages ---
+
+
+def test_sizes_say_what_is_known():
+    assert "the size of 'h', 'd' stays open" in message(
+        lambda: ta.Migration(STACK)(LAYERS)
+    )
+    assert "axis 0 of 'l.0.w' has size 6, and (h d) has h=4" in message(
+        lambda: ta.Migration(STACK, sizes={"h": 4})(LAYERS)
+    )
+    assert "12 leaves for i, whose size is 4" in message(
+        lambda: ta.Migration(STACK, sizes={"i": 4, "h": 3})(LAYERS)
+    )
+    assert "'l.{i}.w : h d e' has axes for 3" in message(
+        lambda: ta.Migration({"l.{i}.w : h d e": "w : e i h d"})(LAYERS)
+    )
+
+
+def test_a_second_run_is_an_error_that_names_the_new_leaves():
+    m = ta.Migration(STACK, sizes={"h": 3})
+    assert "no row names\n  'w'" in message(lambda: m(m(LAYERS)))
+
+
+def test_numbers_have_no_axes():
+    m = ta.Migration({"{n}/{l} : ": "{n} : l"})
+    assert "'a/0' is a Python number" in message(lambda: m({"a/0": 1, "a/1": 2}))
+
+
+def test_scaling_integers_is_refused():
+    m = ta.Migration({"a : x": ("b : x", {"scale": 2})})
+    assert "int64, which cannot be scaled" in message(lambda: m({"a": np.arange(3)}))
+
+
+def test_a_row_that_matches_only_static_leaves_says_so():
+    m = ta.Migration({"w": "v", "act": "fn"})
+    said = message(lambda: m({"w": np.ones(2), "act": jax.nn.relu}))
+    assert "'act' ('act': not an array, and needs no row)" in said
+
+
+def test_a_migration_reads_as_it_was_typed():
+    m = ta.Migration(
+        {"a : x y": ("b : y x", {"scale": 2.0, "pad": {"x": (0, 1)}}), "c": None},
+        sizes={"x": 3},
+        new={"d": "zeros"},
+    )
+    assert eval(repr(m), {"Migration": ta.Migration}) == m
+    back = m.inverse
+    assert eval(repr(back), {"Migration": ta.Migration}) == back
+    assert hash(m) == hash(eval(repr(m), {"Migration": ta.Migration}))
+    assert back.inverse != m  # what was dropped does not come back
+
+
+def test_order_of_the_source_does_not_matter():
+    m = ta.Migration(STACK, sizes={"h": 3})
+    backwards = dict(reversed(LAYERS.items()))
+    np.testing.assert_array_equal(m(LAYERS)["w"], m(backwards)["w"])
+
+
+def test_a_migration_runs_inside_jit():
+    m = ta.Migration(STACK, sizes={"h": 3})
+    moved = jax.jit(functools.partial(m, target=None))(
+        jax.tree.map(jnp.asarray, LAYERS)
+    )
+    np.testing.assert_array_equal(moved["w"], m(LAYERS)["w"].astype(np.float32))
