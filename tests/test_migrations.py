@@ -287,7 +287,5 @@ def test_order_of_the_source_does_not_matter():
 
 def test_a_migration_runs_inside_jit():
     m = ta.Migration(STACK, sizes={"h": 3})
-    moved = jax.jit(functools.partial(m, target=None))(
-        jax.tree.map(jnp.asarray, LAYERS)
-    )
+    moved = jax.jit(m)(jax.tree.map(jnp.asarray, LAYERS))
     np.testing.assert_array_equal(moved["w"], m(LAYERS)["w"].astype(np.float32))
