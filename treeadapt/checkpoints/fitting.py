@@ -99,7 +99,7 @@ def compared(
     chosen: Iterable[bool],
     stored: Stored,
     unexpected: Iterable[str],
-    read: Callable[[Mapping[str, Any]], Iterable[tuple[str, Any]]],
+    read: Callable[[Mapping[str, Any]], Iterable[tuple[str, Any]]] | None,
     *,
     cast: bool,
 ) -> LoadReport:
@@ -110,7 +110,8 @@ def compared(
         chosen: for each leaf, whether it is to be loaded.
         stored: what the checkpoint holds.
         unexpected: paths of the checkpoint that are to be loaded and have no target.
-        read: reads leaves; only 0-d ones are asked for, whose values matter.
+        read: reads leaves; only 0-d ones are asked for, whose values matter. None to
+            take it that these fit.
         cast: whether other dtypes fit.
     """
     forms = {path: stored_form(own[path]) for path in itertools.compress(own, chosen)}
@@ -119,8 +120,8 @@ def compared(
         for path, form in forms.items()
         if path in stored.table
     }
-    scalars = [path for path, pair in pairs.items() if _by_value(*pair)]
-    values = {path: array.item() for path, array in read(dict.fromkeys(scalars))}
+    scalars = dict.fromkeys(path for path, pair in pairs.items() if _by_value(*pair))
+    values = {path: array.item() for path, array in read(scalars)} if read else {}
     restored: list[str] = []
     kept: list[str] = []
     missing: list[str] = []
@@ -133,6 +134,8 @@ def compared(
         (there, form), value = pairs[path], values.get(path)
         if form is not None and form.array.shape != there.array.shape:
             misshaped[path] = (_described(there), describe(leaf))
+        elif path in scalars and read is None:
+            restored.append(path)
         elif form is None or not _takes(form, there, value, cast=cast):
             retyped[path] = (_described(there, value), describe(leaf))
         else:

@@ -58,16 +58,33 @@ def to_array(name: str, leaf: Any) -> Any:
     return array
 
 
-def target_form(leaf: Leaf) -> Any:
-    """Return a leaf for a target that a stored one fits: of NumPy, or an abstract key.
+def abstract_form(leaf: Leaf) -> Any:
+    """Return what was stored without its value: a number is 0, others are abstract.
 
     Raises:
         ValueError: JAX does not know this kind of key.
     """
-    if leaf.kind not in ("", NUMBER):
-        data = jax.ShapeDtypeStruct(leaf.array.shape, np.uint32)
-        return jax.eval_shape(lambda data: _keys(data, leaf.kind), data)
-    return np.broadcast_to(np.zeros((), leaf.array.dtype), leaf.array.shape)
+    if leaf.kind == NUMBER:
+        return leaf.array.dtype.type().item()
+    if not leaf.kind:
+        return leaf.array
+    data = jax.ShapeDtypeStruct(leaf.array.shape, np.uint32)
+    return jax.eval_shape(lambda data: _keys(data, leaf.kind), data)
+
+
+def restored(leaf: Leaf, array: Any) -> Any:
+    """Return what was stored, without a target: an array of NumPy, or a typed key.
+
+    Args:
+        leaf: what the file says of it.
+        array: as it was read.
+
+    Raises:
+        ValueError: JAX does not know this kind of key.
+    """
+    if leaf.kind in ("", NUMBER):
+        return np.asarray(array)
+    return _keys(array, leaf.kind)
 
 
 def place(stated: Leaf, like: Any) -> Any:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import os
 import warnings
@@ -29,17 +28,25 @@ from treeadapt.checkpoints.leaves import (
     is_long,
     place,
     placed,
+    restored,
     stored_form,
-    target_form,
     to_array,
 )
-from treeadapt.errors import CheckpointError, SelectorError, TreeAdaptWarning
+from treeadapt.checkpoints.migrated import Source, made_of, migrated
+from treeadapt.errors import (
+    CheckpointError,
+    MigrationError,
+    SelectorError,
+    TreeAdaptWarning,
+)
+from treeadapt.migrations.migration import Migration
 from treeadapt.names import listing, plural
 from treeadapt.selection.selectors import select
 from treeadapt.trees.views import TreeView, view_tree
 
 Format = Literal["safetensors", "npz", "msgpack", "orbax"]
 
+_SHOWN = 8  # leaves whose rows a message lists
 _ALIKE = ("dtype", "sharding")  # what tied leaves must share to be one array
 
 
@@ -116,6 +123,7 @@ def load(
     target: Any = None,
     *,
     where: Any = "**",
+    migration: Migration | None = None,
     strict: bool = True,
     cast: bool = False,
     format: Format | None = None,  # noqa: A002
@@ -123,7 +131,8 @@ def load(
     """Fill a tree like ``target`` with the leaves of a checkpoint.
 
     Shapes and dtypes are compared before any array is read, and leaves are read one
-    at a time (Flax's and Orbax's readers take all of them). A leaf goes where that of
+    at a time (Flax's and Orbax's readers take all of them), those that a migration
+    moves one group at a time. A leaf goes where that of
     ``target`` is: to its sharding, or to NumPy; an abstract one to its sharding if it
     has one, else to JAX's default device. A Python number fits any 0-d leaf of its kind
     (bool, integer, floating or complex) that holds its value exactly.
@@ -135,11 +144,17 @@ def load(
             that is not loaded, also Python numbers that the checkpoint lacks. None for
             nested dicts of what is stored, with arrays of NumPy.
         where: selects the leaves of ``target`` to load, or without one of the
-            checkpoint; anything else that is stored is ignored then.
+            checkpoint; anything else that is stored is ignored then. With a migration,
+            it selects new names.
+        migration: gives what is stored other names and axes; its rows name leaves as
+            ``read_metadata`` does. Every stored leaf needs a row, whatever ``where``
+            and ``strict`` are; only what the selected leaves are made of is read. What
+            ``new=`` fills with zeros counts as stored.
         strict: refuse unless all that is selected fits. Without it, leaves that are
             missing, misshaped or retyped stay as they are in ``target``, and what is
             unexpected is left out: ``load_report`` lists them. A warning says if that
-            leaves nothing to load.
+            leaves nothing to load. The rows of a migration must fit anyway, and so
+            must what their functions make, which is known too late for the report.
         cast: turn arrays into the dtypes of ``target``, integers into floating-point
             numbers too but not back. A value that becomes infinite or another integer
             is an error.
@@ -153,6 +168,9 @@ def load(
     Raises:
         CheckpointError: the checkpoint cannot be read, or ``strict`` and it does not
             fit; the message lists all misfits.
+        MigrationError: instead, with a migration; the message also lists all that is
+            wrong with its rows. Copies that differ, and a padding that is not zero, are
+            found when they are read; nothing was put into ``target`` then.
         PathCollisionError: there is no ``target``, and dicts cannot hold the paths.
         UnusedRuleError: an entry of ``where`` selects no array or number.
 
@@ -164,40 +182,50 @@ def load(
         {'encoder': array([1., 1.]), 'head': array([1., 1., 1.])}
         >>> load(file, {"encoder": np.zeros(2), "head": np.zeros(5)}, where="encoder")
         {'encoder': array([1., 1.]), 'head': array([0., 0., 0., 0., 0.])}
+        >>> save(file, {f"layers.{n}.bias": np.full(2, n) for n in range(3)})
+        >>> stack = Migration({"layers.{n}.bias : e": "blocks/bias : n e"})
+        >>> load(file, migration=stack)["blocks"]["bias"].tolist()
+        [[0, 0], [1, 1], [2, 2]]
     """
     stored = read_stored(path, format)
-    if target is None:
-        stored = stored.without_boxes()
-        table = {one: stored.table[one] for one in _chosen(stored.leaves, where)}
-        stored = dataclasses.replace(stored, table=table)
-        target, where = _plain_target(stored), "**"
-    view = view_tree(target)
-    made = view.flat()
-    stored = stored.without_boxes(made)
-    report = _report(view, stored, where, cast=cast)
-    name = listing([str(stored.path)])
-    if strict and not report.fits:
-        raise CheckpointError(
-            f"The checkpoint {name} does not fit the target.\n{report}\n"
-            "Choose leaves with where=, or pass strict=False."
-        )
-    if not report.restored and not report.fits:
-        warnings.warn(
-            f"Nothing was loaded from {name}, because no leaf of the target fits.\n"
-            f"{report}",
-            TreeAdaptWarning,
-            stacklevel=2,
-        )
+    view = None if target is None else view_tree(target)
+    likes = None if view is None else view.flat()
+    source = _source(stored, likes, migration, cast=cast)
+    if view is None or likes is None:
+        source.problems.raise_any()
+        made: dict[str, Any] = dict.fromkeys(_chosen(source.stored.leaves, where))
+        nested(made)  # which refuses some paths, before any array is read
+        places = dict(made)
+    else:
+        made = likes
+        report = _report(view, source, where, cast=cast)
+        name = listing([str(stored.path)])
+        if strict and not report.fits:
+            _refuse(name, source, report, migrates=migration is not None)
+        source.problems.raise_any()
+        if not report.restored and not report.fits:
+            warnings.warn(
+                f"Nothing was loaded from {name}, because no leaf of the target fits.\n"
+                f"{report}",
+                TreeAdaptWarning,
+                stacklevel=2,
+            )
+        table = source.stored.table
+        places = {one: place(table[one], made[one]) for one in report.restored}
     owners: dict[Any, Any] = {}
-    places = {one: place(stored.table[one], made[one]) for one in report.restored}
-    with reported(path, "read"):
-        for one, array in read_arrays(stored, places):
-            like, owner = made[one], stored.table[one].owner or one
-            key = owner, type(like), *(getattr(like, x, None) for x in _ALIKE)
-            if key not in owners:
-                owners[key] = placed(one, array, like)
-            made[one] = owners[key]
-    return view.replace(made)
+    for one, array in source.read(places):
+        leaf, like = source.stored.table[one], made.get(one)
+        key = leaf.owner or one, type(like), *(getattr(like, x, None) for x in _ALIKE)
+        if key not in owners:
+            with reported(path, "read"):
+                owners[key] = (
+                    restored(leaf, array) if view is None else placed(one, array, like)
+                )
+        made[one] = owners[key]
+        del array  # before the next leaves are read
+    if view is not None:
+        return view.replace(made)
+    return made[""] if [*made] == [""] else nested(made)
 
 
 def load_report(
@@ -205,6 +233,7 @@ def load_report(
     target: Any,
     *,
     where: Any = "**",
+    migration: Migration | None = None,
     cast: bool = False,
     format: Format | None = None,  # noqa: A002
 ) -> LoadReport:
@@ -214,11 +243,13 @@ def load_report(
         path: as for ``load``.
         target: as for ``load``.
         where: as for ``load``.
+        migration: as for ``load``; the report has new names.
         cast: as for ``load``.
         format: as for ``load``.
 
     Raises:
         CheckpointError: the checkpoint cannot be read.
+        MigrationError: the rows do not fit what is stored.
         UnusedRuleError: an entry of ``where`` selects no array or number.
 
     Example:
@@ -231,8 +262,9 @@ def load_report(
           'step': 700, the target has 0
     """
     view = view_tree(target)
-    stored = read_stored(path, format).without_boxes(view.flat())
-    return _report(view, stored, where, cast=cast)
+    source = _source(read_stored(path, format), view.flat(), migration, cast=cast)
+    source.problems.raise_any()
+    return _report(view, source, where, cast=cast)
 
 
 def read_metadata(
@@ -264,14 +296,47 @@ def _selected(view: TreeView, where: Any) -> list[bool]:
     return select(dataclasses.replace(view, leaves=leaves), where)
 
 
-def _report(view: TreeView, stored: Stored, where: Any, *, cast: bool) -> LoadReport:
+def _source(
+    stored: Stored,
+    likes: Mapping[str, Any] | None,
+    migration: Migration | None,
+    *,
+    cast: bool,
+) -> Source:
+    if migration is not None:
+        return migrated(stored, migration, likes, cast=cast)
+    stored = stored.without_boxes(likes or ())
+    return Source(stored, lambda wanted: read_arrays(stored, wanted))
+
+
+def _report(view: TreeView, source: Source, where: Any, *, cast: bool) -> LoadReport:
     own, unexpected = view.flat(), []
-    chosen = _selected(view, where)
-    others = {one: leaf for one, leaf in stored.leaves.items() if one not in own}
+    chosen = [
+        yes and path not in source.kept
+        for path, yes in zip(own, _selected(view, where), strict=True)
+    ]
+    leaves = source.stored.leaves
+    others = {one: leaf for one, leaf in leaves.items() if one not in own}
     with contextlib.suppress(SelectorError):  # it asks for classes; a file has none
         unexpected = _chosen(others, where, unused="ignore")
-    read = functools.partial(read_arrays, stored)
-    return compared(own, chosen, stored, unexpected, read, cast=cast)
+    read = None if source.problems.found else source.read
+    return compared(own, chosen, source.stored, unexpected, read, cast=cast)
+
+
+def _refuse(name: str, source: Source, report: LoadReport, *, migrates: bool) -> None:
+    """Raise because a checkpoint does not fit a target, with all that is wrong."""
+    lines = [f"The checkpoint {name} does not fit the target."]
+    lines += filter(None, [str(source.problems)])
+    lines.append(str(report))
+    if not migrates:
+        lines.append("Choose leaves with where=, or pass strict=False.")
+        raise CheckpointError("\n".join(lines))
+    wrong = [*report.misshaped, *report.retyped, *report.unexpected][:_SHOWN]
+    lines += [made_of(source.stored, path) for path in wrong]
+    lines.append(
+        "Change the migration, choose leaves with where=, or pass strict=False."
+    )
+    raise MigrationError("\n".join(lines))
 
 
 def _chosen(
@@ -281,10 +346,3 @@ def _chosen(
     view = view_tree(as_tree(leaves))
     mask = select(view, where, unused=unused)
     return list(itertools.compress(view.plan.paths, mask))
-
-
-def _plain_target(stored: Stored) -> Any:
-    """Return nested dicts that all of a checkpoint fits."""
-    with reported(stored.path, "read"):
-        likes = {one: target_form(leaf) for one, leaf in stored.table.items()}
-    return likes[""] if [*likes] == [""] else nested(likes)

@@ -169,6 +169,24 @@ class Migration:
     def _plan(
         self, leaves: Mapping[str, Any], likes: Mapping[str, Any] | None
     ) -> MigrationPlan:
+        plan, problems = self.planned(leaves, likes)
+        if likes is not None:
+            compare_target(plan.groups, plan.new, likes, problems)
+        problems.raise_any()
+        return plan
+
+    def planned(
+        self, leaves: Mapping[str, Any], likes: Mapping[str, Any] | None
+    ) -> tuple[MigrationPlan, Problems]:
+        """Return a plan, and what is wrong with it but for how it fits a target.
+
+        Args:
+            leaves: of the source, by path.
+            likes: of the target, by path; None without one.
+
+        Raises:
+            MigrationError: a target is needed.
+        """
         source = {
             path: _abstract(leaf) for path, leaf in leaves.items() if _moves(leaf)
         }
@@ -195,9 +213,7 @@ class Migration:
                 if not found:
                     problems.add("idle", listing([template.text]))
                 new |= {path: filling for path in found if path not in new}
-            compare_target(groups, new, likes, problems)
-        problems.raise_any()
-        return MigrationPlan(
+        plan = MigrationPlan(
             tuple(groups),
             tuple(dropped),
             new,
@@ -206,6 +222,7 @@ class Migration:
             self._rows,
             self._sizes,
         )
+        return plan, problems
 
     @functools.cached_property
     def inverse(self) -> Migration:

@@ -30,6 +30,10 @@ class Problems:
         Raises:
             MigrationError: it lists the problems by kind.
         """
+        if self.found:
+            raise MigrationError(str(self))
+
+    def __str__(self) -> str:
         lines: list[str] = []
         for kind in (kind for kind in _KINDS if kind in self.found):
             texts = [*dict.fromkeys(self.found[kind])]
@@ -38,8 +42,7 @@ class Problems:
             lines += [f"  {text}" for text in texts[:_SHOWN]]
             if len(texts) > _SHOWN:
                 lines.append(f"  and {len(texts) - _SHOWN:,} more")
-        if lines:
-            raise MigrationError("\n".join(lines))
+        return "\n".join(lines)
 
 
 # In the order in which a message lists them.
@@ -53,6 +56,7 @@ _KINDS = {
     "values": ("group", "its values cannot be changed so"),
     "clash": ("clash", "two leaves get the name of"),
     "idle": ("entry", "of new= no leaf of the target is left for"),
+    "abstract": ("leaf", "new= keeps what an abstract target lacks, the value of"),
     "missing": ("leaf", "nothing fills"),
     "extra": ("leaf", "the target does not have"),
     "misfit": ("leaf", "the target has another shape or dtype"),
