@@ -10,15 +10,15 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
 
 from treeadapt.arrays import is_array, is_inexact_dtype
 from treeadapt.convert import describe
-from treeadapt.migrations.axes import REST, Axes, Axis, names_of
+from treeadapt.migrations.axes import REST, Axes, Axis, names_of, parts_of
 from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.rows import Address, Row
 from treeadapt.migrations.running import Layout, Move
@@ -185,25 +185,24 @@ class GroupMaker:
     def _counts_of_target(self, known: Mapping[str, int]) -> dict[str, int]:
         """Count what the names and shapes of the target say of the row's numbers."""
         found: dict[str, int] = {}
-        assert self.target is not None
-        for address in self.row.targets:
-            for path, spec in self.target.items():
-                captures = address.path.match(path)
-                if captures is None or not is_array(spec):
-                    continue
-                for key, value in captures.items():
+        undoes = self.row.undoes
+        for path, like in (self.target or {}).items():
+            for address in self.row.targets:
+                captures = address.path.match(path) if is_array(like) else None
+                for key, value in (captures or {}).items():
                     if isinstance(value, int) and not key.startswith("("):
                         found[key] = max(found.get(key, 0), value + 1)
-                sizes = dict(known)
-                axes = _ranked(address.axes or (), len(spec.shape))
-                if axes is not None:
-                    [*solve(self._equations(address, axes, path, spec), sizes)]
+                axes = _ranked(address.every_axis, len(shape_of(like)))
+                if captures is not None and axes is not None:
+                    sizes = dict(known)
+                    shown = self._equations(axes, path, like, is_padded=not undoes)
+                    list(solve(shown, sizes))
                     found |= {n: s for n, s in sizes.items() if n not in known}
         return found
 
     def _group(
         self,
-        values: dict[str, Any],
+        values: Mapping[str, Any],
         leaves: Sequence[Mapping[tuple[int, ...], str]],
         counts: Mapping[str, int],
     ) -> Group:
@@ -214,37 +213,24 @@ class GroupMaker:
             leaves: paths by the numbers that tell the leaves of a source apart.
             counts: how many of each number the whole row has.
         """
-        row = self.row
-        if not row.has_axes:
-            return self._renamed(values, leaves, counts)
-        inner = [self._inner(address) for address in row.sources]
         own = {
             name: max(index[place] for index in found) + 1
-            for names, found in zip(inner, leaves, strict=True)
-            for place, name in enumerate(names)
-            if found and name not in row.listed
+            for address, found in zip(self.row.sources, leaves, strict=True)
+            for place, name in enumerate(self._inner(address))
+            if found and name not in self.row.listed
         }
-        used = dict(counts)
-        if any(counts[name] != count for name, count in own.items()):
-            # Another count than that of other groups holds if the target confirms it.
-            tried = {**counts, **own}
-            if self._missing(values, leaves, tried) is None and self._confirmed(
-                values, leaves, tried
-            ):
-                used = tried
-        missing = self._missing(values, leaves, used)
-        if missing is not None:
-            paths = [*itertools.chain(*(found.values() for found in leaves))]
+        tried = {**counts, **own}
+        if tried != counts and self._is_confirmed(values, leaves, tried):
+            counts = tried
+        missing = self._missing(values, leaves, counts)
+        if missing:
+            paths = itertools.chain(*(found.values() for found in leaves))
             text = f"{listing(paths, limit=2)} without {listing(missing)}{self.hint}"
-            self.problems.add("torn", text)
-            raise _UnplannedError
-        sources = tuple(
-            tuple(found[index] for index in _product(names, used))
-            for names, found in zip(inner, leaves, strict=True)
-        )
-        return self._moved(values, sources, used)
+            self._fault(text, "torn")
+        return self._whole(values, leaves, counts)
 
     def _inner(self, address: Address) -> tuple[str, ...]:
+        """Return the numbers in its path that tell leaves of a group apart."""
         return tuple(n for n in address.numbers if n not in self.row.outer)
 
     def _missing(
@@ -252,200 +238,161 @@ class GroupMaker:
         values: Mapping[str, Any],
         leaves: Sequence[Mapping[tuple[int, ...], str]],
         counts: Mapping[str, int],
-    ) -> list[str] | None:
-        """Return the first paths that a group lacks; None if it is whole."""
+    ) -> list[str]:
+        """Return the first paths that a group lacks."""
         missing: list[str] = []
         for address, found in zip(self.row.sources, leaves, strict=True):
             names = self._inner(address)
             if not {*names} <= {*counts}:  # no leaf of this source is there at all
                 missing.append(address.path.text)
-                continue
-            if len(found) == math.prod(counts[name] for name in names):
-                continue
-            lacking = (i for i in _product(names, counts) if i not in found)
-            for index in itertools.islice(lacking, _SHOWN):
-                every = {**values, **dict(zip(names, index, strict=True))}
-                missing.append(address.path.fill(every, counts))
-        return missing or None
+            elif len(found) < math.prod(counts[name] for name in names):
+                lacking = (i for i in _product(names, counts) if i not in found)
+                for index in itertools.islice(lacking, _SHOWN):
+                    missing.append(self._path(address, values, index, counts))
+        return missing
 
-    def _confirmed(
+    def _is_confirmed(
         self,
         values: Mapping[str, Any],
         leaves: Sequence[Mapping[tuple[int, ...], str]],
         counts: Mapping[str, int],
     ) -> bool:
-        """Return whether the target's shapes agree with some counts."""
-        paths = tuple(tuple(found.values()) for found in leaves)
-        if self.target is None:
+        """Return whether a group has other counts than its row, as in the target."""
+        if self.target is None or self._missing(values, leaves, counts):
             return False
+        quiet = dataclasses.replace(self, problems=Problems())
         try:
-            quiet = dataclasses.replace(self, problems=Problems())
-            group = quiet._moved(values, paths, counts)
+            group = quiet._whole(values, leaves, counts)
         except _UnplannedError:
             return False
-        return not quiet.problems.found and all(p in self.target for p in group.filled)
+        return all(path in self.target for path in group.filled)
 
-    def _renamed(
+    def _whole(
         self,
         values: Mapping[str, Any],
-        leaves: Sequence[Mapping[Any, str]],
+        leaves: Sequence[Mapping[tuple[int, ...], str]],
         counts: Mapping[str, int],
     ) -> Group:
-        """Plan a group whose leaves keep their axes."""
-        row, sizes = self.row, {**counts, **self.sizes}
-        sources = tuple(tuple(found.values()) for found in leaves)
-        absent = [
-            address.path.fill(values, sizes)
-            for address, found in zip(row.sources, sources, strict=True)
-            if not found
-        ]
-        given = [*itertools.chain(*sources)]
-        if absent:
-            text = f"{listing(given, limit=2)} without {listing(absent)}"
-            self.problems.add("torn", text)
-            raise _UnplannedError
-        targets = tuple((each.path.fill(values, sizes),) for each in row.targets)
-        specs = [self.source[path] for path in given]
-        if row.function is not None:
-            made: tuple[Any, ...] = (None,) * len(targets)
-            return self._made(sources, targets, None, made)
-        self._check_equal(sources)
-        move = None
-        if row.values or row.compares:
-            shape = shape_of(specs[0])
-            axes = {f"axis {place}": size for place, size in enumerate(shape)}
-            layout = Layout((), tuple(Axis(((name,),)) for name in axes))
-            sides = [layout] * len(sources), [layout] * len(targets)
-            move = self._move(*sides, tuple(axes.items()), targets, given)
-        spec = specs[0] if move is None else _spec(specs[0].shape, move.dtype)
-        return self._made(sources, targets, move, (spec,) * len(targets))
-
-    def _moved(
-        self,
-        values: Mapping[str, Any],
-        sources: tuple[tuple[str, ...], ...],
-        counts: Mapping[str, int],
-    ) -> Group:
-        """Plan a group whose axes are written."""
+        """Plan a group of which no part is missing."""
         row = self.row
-        self._check_equal(sources)
+        sources = tuple(
+            tuple(found[index] for index in _product(self._inner(address), counts))
+            for address, found in zip(row.sources, leaves, strict=True)
+        )
+        move: Move | None = None
+        sizes = {**counts, **self.sizes}
+        made: tuple[Any, ...] = (None,) * len(row.targets)
+        if row.function is None:
+            self._check_equal(sources)
+            made = (self.source[sources[0][0]],) * len(row.targets)
+        if row.moves:
+            sides, sizes = self._solved(values, sources, counts)
+        targets = tuple(
+            tuple(
+                self._path(address, values, index, sizes)
+                for index in _product(self._inner(address), sizes)
+            )
+            for address in row.targets
+        )
+        if row.moves:
+            move = self._move(*sides, sizes, sources[0][0], targets)
+            made = tuple(_made(move, layout) for layout in move.targets)
+        specs = [self.source[path] for paths in sources for path in paths]
+        size_bytes = sum(map(_bytes, specs)) + sum(
+            len(paths) * _bytes(spec) for paths, spec in zip(targets, made, strict=True)
+        )
+        return Group(row, self.place, sources, targets, move, made, size_bytes)
+
+    def _path(
+        self,
+        address: Address,
+        values: Mapping[str, Any],
+        index: Iterable[int],
+        sizes: Mapping[str, int],
+    ) -> str:
+        """Return the path of one leaf at an address."""
+        own = dict(zip(self._inner(address), index, strict=True))
+        return address.path.fill({**values, **own}, sizes)
+
+    def _solved(
+        self,
+        values: Mapping[str, Any],
+        sources: Sequence[Sequence[str]],
+        counts: Mapping[str, int],
+    ) -> tuple[tuple[list[Layout], list[Layout]], dict[str, int]]:
+        """Return the layouts of both sides, and the sizes of all their names."""
+        row, first = self.row, sources[0][0]
         sizes = {**counts, **self.sizes}
         equations: list[Equation] = []
-        ranked: list[Axes] = []
+        layouts: list[Layout] = []
         for address, paths in zip(row.sources, sources, strict=True):
             spec = self.source[paths[0]]
-            axes = _ranked(address.axes or (), len(shape_of(spec)))
+            axes = _ranked(address.every_axis, len(shape_of(spec)))
             if axes is None or not is_array(spec):
                 self._fault(_misranked(paths[0], spec, address))
-            ranked.append(axes)  # type: ignore[arg-type]
-            equations += self._equations(address, axes or (), paths[0], spec)
-        clashes = [
+            layouts.append(Layout(self._inner(address), axes))
+            equations += self._equations(axes, paths[0], spec, is_padded=row.undoes)
+        faults = [
             f"{plural(counts[name], 'leaf')} for {name}, whose size is {size}"
             for name, size in self.sizes.items()
             if counts.get(name, size) != size
             and not (name in row.outer and counts[name] < size)
         ]
-        faults = clashes + [*solve(equations, sizes)]
-        rank = sum(n.startswith(REST) for n in names_of(ranked[0], 0))
-        wanted = [_ranked(a.axes or (), rank, of_rest=True) for a in row.targets]
+        faults += solve(equations, sizes)
+        rest = sum(name.startswith(REST) for name in names_of(layouts[0].axes, 0))
+        wanted = [
+            Layout(self._inner(each), _ranked(each.every_axis, rest, of_rest=True))
+            for each in row.targets
+        ]
         if self.target is not None and not faults:
             self._solve_by_target(values, wanted, sizes)
-            faults = faults or [*solve(equations, sizes)]
+            faults += solve(equations, sizes)
         if faults:
-            self._fault(f"{listing([sources[0][0]])}: {'; '.join(faults)}")
-        names = dict.fromkeys(
-            itertools.chain(
-                *(a.numbers for a in (*row.sources, *row.targets)),
-                *(
-                    part
-                    for axes in (*ranked, *wanted)
-                    for axis in axes or ()
-                    for part in axis.parts
-                ),
-            )
-        )
-        loose = [n for n in names if n not in sizes and n not in values]
+            self._fault(f"{listing([first])}: {'; '.join(faults)}")
+        loose = [name for name in _names((*layouts, *wanted)) if name not in sizes]
         if loose:
-            self._fault(f"{listing([sources[0][0]])}: {_open(loose)}")
-        empty = [
-            name
-            for address in row.targets
-            for name in self._inner(address)
-            if sizes[name] == 0
-        ]
-        if empty:
-            text = f"{empty[0]} has size 0, so no leaf holds it"
-            self._fault(f"{listing([sources[0][0]])}: {text}")
-        targets = tuple(
-            tuple(
-                address.path.fill(
-                    {**values, **dict(zip(self._inner(address), index, strict=True))},
-                    sizes,
-                )
-                for index in _product(self._inner(address), sizes)
-            )
-            for address in row.targets
-        )
-        layouts = [
-            [
-                Layout(self._inner(address), axes or ())
-                for address, axes in zip(side, every, strict=True)
-            ]
-            for side, every in ((row.sources, ranked), (row.targets, wanted))
-        ]
-        known = tuple((name, sizes[name]) for name in names if name in sizes)
-        given = [paths[0] for paths in sources]
-        move = self._move(layouts[0], layouts[1], known, targets, given)
-        made = []
-        pads: dict[Any, Any] = {} if row.undoes else dict(row.values.pad)
-        for layout in move.targets:
-            padded = tuple(
-                size + sum(pads.get(axis.name, ()))
-                for axis, size in zip(layout.axes, move.shape(layout), strict=True)
-            )
-            made.append(_spec(padded, move.dtype))
-        return self._made(sources, targets, move, tuple(made))
+            self._fault(f"{listing([first])}: {_open(loose)}")
+        for name in itertools.chain(*(layout.numbers for layout in wanted)):
+            if sizes[name] == 0:
+                text = f"{name} has size 0, so no leaf holds it"
+                self._fault(f"{listing([first])}: {text}")
+        return (layouts, wanted), sizes
 
     def _solve_by_target(
         self,
         values: Mapping[str, Any],
-        wanted: Sequence[Axes | None],
+        wanted: Sequence[Layout],
         sizes: dict[str, int],
     ) -> None:
         """Add the sizes that only the target's shapes and names show."""
+        row = self.row
         assert self.target is not None
         for _ in range(2):
             equations: list[Equation] = []
-            for address, axes in zip(self.row.targets, wanted, strict=True):
-                path = self._first_path(address, values, sizes)
-                like: Any = self.target.get(path) if path is not None else None
-                if is_array(like) and len(like.shape) == len(axes or ()):
-                    equations += self._equations(address, axes or (), path or "", like)
+            for address, layout in zip(row.targets, wanted, strict=True):
+                zeros = [0] * len(layout.numbers)
+                try:
+                    path = self._path(address, values, zeros, sizes)
+                except KeyError:  # a size in the path itself is open
+                    continue
+                like: Any = self.target.get(path)
+                if is_array(like) and len(like.shape) == len(layout.axes):
+                    equations += self._equations(
+                        layout.axes, path, like, is_padded=not row.undoes
+                    )
             # What contradicts the target is reported with its whole shape.
-            [*solve(equations, sizes)]
-            every = {name for each in self.row.targets for name in self._inner(each)}
-            if every <= {*sizes}:
+            list(solve(equations, sizes))
+            loose = {n for layout in wanted for n in layout.numbers if n not in sizes}
+            if not loose:
                 return
             found = self._counts_of_target(sizes)
-            sizes |= {name: found[name] for name in every - {*sizes} if name in found}
-
-    def _first_path(
-        self, address: Address, values: Mapping[str, Any], sizes: Mapping[str, int]
-    ) -> str | None:
-        """Return the path of an address's first leaf, if its sizes are known."""
-        every = {**dict.fromkeys(self._inner(address), 0), **values}
-        try:
-            return address.path.fill(every, sizes)
-        except KeyError:
-            return None
+            sizes |= {name: found[name] for name in loose if name in found}
 
     def _equations(
-        self, address: Address, axes: Axes, path: str, spec: Any
+        self, axes: Axes, path: str, spec: Any, *, is_padded: bool
     ) -> Iterator[Equation]:
-        """Yield what the shape at an address says of sizes."""
-        row = self.row
-        is_padded = (address in row.sources) == row.undoes
-        pads: dict[Any, Any] = dict(row.values.pad) if is_padded else {}
+        """Yield what the shape of one leaf says of sizes."""
+        pads: dict[Any, Any] = dict(self.row.values.pad) if is_padded else {}
         for place, (axis, size) in enumerate(zip(axes, shape_of(spec), strict=True)):
             where = f"axis {place} of {listing([path])}"
             if axis.name in pads:
@@ -456,62 +403,47 @@ class GroupMaker:
         self,
         sources: Sequence[Layout],
         targets: Sequence[Layout],
-        sizes: tuple[tuple[str, int], ...],
-        paths: Sequence[Sequence[str]],
-        given: Sequence[str],
+        sizes: Mapping[str, int],
+        given: str,
+        filled: Sequence[Sequence[str]],
     ) -> Move:
-        row = self.row
-        dtype = self.source[given[0]].dtype if is_array(self.source[given[0]]) else None
-        if dtype is None:
-            self._fault(f"{listing(given[:1])} is a Python number and not an array")
+        """Return how the arrays of a group are moved, with their new dtype."""
+        row, dtype = self.row, self.source[given].dtype
         if row.values.computes and not is_inexact_dtype(dtype):
-            text = f"{listing(given[:1])} is {dtype}, which cannot be scaled or shifted"
-            self.problems.add("values", text)
-            raise _UnplannedError
-        final = self._cast(dtype, given[0], paths[0][0])
+            text = f"{listing([given])} is {dtype}, which cannot be scaled or shifted"
+            self._fault(text, "values")
         return Move(
-            tuple(sources),
-            tuple(targets),
-            row.pieces,
-            sizes,
-            row.values,
-            row.undoes,
-            final,
-            row.compares,
+            sources=tuple(sources),
+            targets=tuple(targets),
+            pieces=row.pieces,
+            sizes=tuple((n, sizes[n]) for n in _names((*sources, *targets))),
+            values=row.values,
+            undoes=row.undoes,
+            dtype=self._cast(dtype, given, filled[0][0]),
+            compares=row.compares,
         )
 
-    def _cast(self, dtype: Any, path: str, filled: str) -> Any:
+    def _cast(self, dtype: Any, given: str, filled: str) -> Any:
         """Return the dtype of what a group makes."""
         row, cast = self.row, self.row.values.cast
         if not cast:
             return dtype
         old, new = jnp.dtype(cast[0]), jnp.dtype(cast[-1])
-        spec: Any = (self.target or {}).get(filled)
+        before, after = (new, old) if row.undoes else (old, new)
+        like = (self.target or {}).get(filled)
         problem = ""
-        if not row.undoes:
-            final = new
-            if len(cast) > 1 and dtype != old:
-                problem = f"is {dtype}, and the row casts {old}"
-        elif dtype != new:
-            final, problem = new, f"is {dtype}, and the row was cast to {new}"
-        elif len(cast) > 1:
-            final = old
-        elif is_array(spec):
-            final = spec.dtype
-        else:
-            final, problem = (
-                new,
-                (
-                    "was cast: from which dtype is known from a target only, or from "
-                    f"{{'cast': [..., {cast[-1]!r}]}}"
-                ),
+        if row.undoes and len(cast) == 1:
+            after = like.dtype if is_array(like) else None
+            problem = (
+                "" if after else "is cast back to a dtype that only a target shows"
             )
-        if not problem and _rank(final) < _rank(dtype):
-            problem = f"is {dtype}, which {final} cannot hold"
+        if dtype != before and (row.undoes or len(cast) > 1):
+            problem = f"is {dtype}, and the row casts {before}"
+        if not problem and _rank(after) < _rank(dtype):
+            problem = f"is {dtype}, which {after} cannot hold"
         if problem:
-            self.problems.add("values", f"{listing([path])} {problem}")
-            raise _UnplannedError
-        return final
+            self._fault(f"{listing([given])} {problem}", "values")
+        return after
 
     def _check_equal(self, sources: Sequence[Sequence[str]]) -> None:
         """Raise unless the arrays of a group go together."""
@@ -522,31 +454,27 @@ class GroupMaker:
                 spec = self.source[path]
                 shapes.setdefault((shape_of(spec), is_array(spec)), path)
                 dtypes.setdefault(getattr(spec, "dtype", type(spec)), path)
-            if len(shapes) > 1:
-                self._unequal([*shapes.values()])
-        if len(dtypes) > 1:
-            self._unequal([*dtypes.values()])
+            self._check_alike(shapes.values())
+        self._check_alike(dtypes.values())
 
-    def _unequal(self, paths: Sequence[str]) -> None:
-        texts = [f"{listing([p])} is {describe(self.source[p])}" for p in paths[:2]]
-        self.problems.add("unequal", ", ".join(texts))
+    def _check_alike(self, paths: Collection[str]) -> None:
+        if len(paths) > 1:
+            texts = [f"{listing([p])} is {describe(self.source[p])}" for p in paths]
+            self._fault(", ".join(texts[:2]), "unequal")
+
+    def _fault(self, text: str, kind: str = "sizes") -> NoReturn:
+        self.problems.add(kind, text)
         raise _UnplannedError
 
-    def _fault(self, text: str) -> None:
-        self.problems.add("sizes", text)
-        raise _UnplannedError
 
-    def _made(
-        self,
-        sources: tuple[tuple[str, ...], ...],
-        targets: tuple[tuple[str, ...], ...],
-        move: Move | None,
-        made: tuple[Any, ...],
-    ) -> Group:
-        size_bytes = sum(_bytes(self.source[p]) for paths in sources for p in paths)
-        for paths, spec in zip(targets, made, strict=True):
-            size_bytes += len(paths) * _bytes(spec)
-        return Group(self.row, self.place, sources, targets, move, made, size_bytes)
+def _names(layouts: Iterable[Layout]) -> dict[str, None]:
+    """Return the names of all numbers and axes, in order."""
+    return dict.fromkeys(
+        name
+        for layout in layouts
+        for part in range(parts_of(layout.axes))
+        for name in (*layout.numbers, *names_of(layout.axes, part))
+    )
 
 
 def _open(names: Sequence[str]) -> str:
@@ -560,11 +488,11 @@ def _misranked(path: str, spec: Any, address: Address) -> str:
         return f"{listing([path])} is a Python number and not an array"
     return (
         f"{listing([path])} is {describe(spec)}, and {address.text!r:.200} has axes "
-        f"for {len(address.axes or ())}"
+        f"for {len(address.every_axis)}"
     )
 
 
-def _ranked(axes: Axes, rank: int, *, of_rest: bool = False) -> Axes | None:
+def _ranked(axes: Axes, rank: int, *, of_rest: bool = False) -> Any:
     """Return the axes with ``...`` written out for an array of some rank.
 
     Args:
@@ -575,15 +503,12 @@ def _ranked(axes: Axes, rank: int, *, of_rest: bool = False) -> Axes | None:
     Returns:
         One axis for each of the array; None if it cannot have them.
     """
-    has_rest = any(axis.name == REST for axis in axes)
-    count = rank if of_rest else rank - len(axes) + 1
-    if not has_rest:
+    names = [axis.name for axis in axes]
+    if REST not in names:
         return axes if of_rest or len(axes) == rank else None
-    if count < 0:
-        return None
-    rest = tuple(Axis(((f"{REST}{place}",),)) for place in range(count))
-    place = [axis.name for axis in axes].index(REST)
-    return (*axes[:place], *rest, *axes[place + 1 :])
+    place, count = names.index(REST), rank if of_rest else rank - len(axes) + 1
+    rest = tuple(Axis(((f"{REST}{number}",),)) for number in range(count))
+    return (*axes[:place], *rest, *axes[place + 1 :]) if count >= 0 else None
 
 
 def _product(
@@ -592,8 +517,14 @@ def _product(
     return itertools.product(*(range(counts[name]) for name in names))
 
 
-def _spec(shape: tuple[int, ...], dtype: Any) -> Any:
-    return jax.ShapeDtypeStruct(shape, dtype)
+def _made(move: Move, layout: Layout) -> jax.ShapeDtypeStruct:
+    """Return shape and dtype of the leaves that a move gives at an address."""
+    pads: dict[Any, Any] = {} if move.undoes else dict(move.values.pad)
+    padded = tuple(
+        size + sum(pads.get(axis.name, ()))
+        for axis, size in zip(layout.axes, move.shape(layout), strict=True)
+    )
+    return jax.ShapeDtypeStruct(padded, move.dtype)
 
 
 def shape_of(spec: Any) -> tuple[int, ...]:

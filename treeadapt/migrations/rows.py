@@ -19,7 +19,7 @@ import numpy as np
 
 from treeadapt.convert import describe
 from treeadapt.errors import MigrationError
-from treeadapt.migrations.axes import Axes, names_of, parse_axes, parts_of
+from treeadapt.migrations.axes import REST, Axes, Axis, names_of, parse_axes, parts_of
 from treeadapt.migrations.templates import Template, malformed, parse_template
 from treeadapt.names import Speller, listing
 
@@ -42,6 +42,11 @@ class Address:
     text: str
     path: Template
     axes: Axes | None
+
+    @property
+    def every_axis(self) -> Axes:
+        """Its axes; ``...`` where they are not written."""
+        return (Axis(((REST,),)),) if self.axes is None else self.axes
 
     @functools.cached_property
     def numbers(self) -> tuple[str, ...]:
@@ -123,6 +128,13 @@ class Row:
     def drops(self) -> bool:
         """Whether the leaves that it takes have no place in the result."""
         return not self.targets
+
+    @property
+    def moves(self) -> bool:
+        """Whether arrays are read, rather than leaves passed on or to a function."""
+        return self.function is None and bool(
+            self.has_axes or self.values or self.compares
+        )
 
     @property
     def has_axes(self) -> bool:
