@@ -428,15 +428,14 @@ class GroupMaker:
         row, cast = self.row, self.row.values.cast
         if not cast:
             return dtype
-        old, new = jnp.dtype(cast[0]), jnp.dtype(cast[-1])
-        before, after = (new, old) if row.undoes else (old, new)
-        like = (self.target or {}).get(filled)
+        ends = [jnp.dtype(name) for name in (cast[0], cast[-1])]
+        before, after = reversed(ends) if row.undoes else ends
+        like: Any = (self.target or {}).get(filled)
         problem = ""
-        if row.undoes and len(cast) == 1:
-            after = like.dtype if is_array(like) else None
-            problem = (
-                "" if after else "is cast back to a dtype that only a target shows"
-            )
+        if row.undoes and len(cast) == 1 and is_array(like):
+            after = like.dtype
+        elif row.undoes and len(cast) == 1:
+            problem = "was cast from a dtype that only a target shows"
         if dtype != before and (row.undoes or len(cast) > 1):
             problem = f"is {dtype}, and the row casts {before}"
         if not problem and _rank(after) < _rank(dtype):
