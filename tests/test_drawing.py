@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sizes import full
 from trees import TREES
 
 import treeadapt as ta
@@ -176,7 +177,7 @@ def test_what_has_several_labels_is_opened_first():
 
 @pytest.mark.parametrize("kind", ["wide", "deep", "layers", "unlike"])
 def test_a_large_tree_is_one_page(kind):
-    count = 22_213
+    count = full(22_213, 4_213)
     tree = {
         "wide": lambda: {f"{n}{'ab'[n % 2]}": array(1 + n % 977) for n in range(count)},
         "deep": lambda: {"/".join("ab" * 30 + str(n)): array(1) for n in range(count)},
@@ -194,7 +195,7 @@ def test_a_large_tree_is_one_page(kind):
 
 
 def test_thousands_of_labels_are_one_page():
-    count = 5_000
+    count = full(5_000, 2_000)
     tree = {"net": {f"w{n}": array(1 + n % 7) for n in range(count)}}
     rules = ta.Rules([(f"net/w{n}", n / count) for n in range(count)])
     summary = ta.summarize(tree, rules)
@@ -207,7 +208,7 @@ def test_thousands_of_labels_are_one_page():
     shares = [share for _, share in net.node.cells]
     assert len(shares) <= 60
     assert sum(shares) == pytest.approx(1)
-    assert "5,000 labels" in texts(summary.to_svg())
+    assert f"{count:,} labels" in texts(summary.to_svg())
 
 
 def test_a_long_legend_shows_both_ends_and_what_is_between():

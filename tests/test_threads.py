@@ -10,11 +10,10 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import settings
+from sizes import full
 
 THREADS = 8
-# For each thread; ``make test-full`` runs all of them.
-OPERATIONS = 10_000 if settings.default.max_examples >= 2_000 else 1_500
+OPERATIONS = full(10_000, 1_000)  # of each thread
 TIMEOUT_S = 240
 
 PROGRAM = """
