@@ -6,19 +6,15 @@ They are forks of one process, which has imported everything.
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 import textwrap
 
 import pytest
-from hypothesis import settings
-
-# ``make test-full`` goes deeper, and runs every conversion on every kind.
-FULL = settings.default.max_examples >= 2_000
+from forks import Forks
+from sizes import FULL, full
 
 PRELUDE = """
-import dataclasses, gc, json, os, signal, sys, threading, traceback, warnings
+import dataclasses, sys, threading
 from typing import Any, NamedTuple
 import equinox as eqx, jax, jax.numpy as jnp, jax.tree_util as jtu, numpy as np, optax
 from flax import nnx
@@ -141,54 +137,21 @@ def below(levels, function):
 """
 
 
-SERVER = """
-warnings.filterwarnings("ignore", "os.fork")  # no thread is running yet
-gc.collect(), gc.freeze()  # the collector need not look at what was imported
-for line in sys.stdin:
-    program, output = json.loads(line)
-    if child := os.fork():
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-        continue
-    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(file, 1)
-    signal.alarm(300)
-    status = 0
-    try:
-        exec(program)
-    except BaseException:
-        status = 1
-        traceback.print_exc(file=sys.stdout)
-    sys.stdout.flush()
-    os._exit(status)  # Python overflows its stack when it frees a deep tree
-"""
-
-
 @pytest.fixture(scope="module")
-def server():
-    with subprocess.Popen(
-        [sys.executable, "-c", f"FULL = {FULL}\n{PRELUDE}{SERVER}"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        yield process
-        process.stdin.close()
+def forks():
+    forks = Forks(PRELUDE)
+    yield forks
+    forks.close()
 
 
 @pytest.fixture
-def run(server, tmp_path):
+def run(forks):
     """Run a program after the prelude; return the lines that it prints."""
 
     def run(program):
-        output = tmp_path / "output"
-        print(
-            json.dumps([textwrap.dedent(program), str(output)]),
-            file=server.stdin,
-            flush=True,
-        )
-        status = server.stdout.readline().strip()
-        assert status == "0", (status, output.read_text()[-3000:])
-        return output.read_text().splitlines()
+        done = forks.run(program)
+        assert done.returncode == 0, (done.returncode, done.stdout[-3000:], done.stderr)
+        return done.stdout.splitlines()
 
     return run
 
@@ -197,24 +160,28 @@ KINDS = ("list", "dict", "tuple", "NamedTuple", "dataclass", "registered", "by h
 KINDS += ("nnx", "mixed", "wide dict", "keyless")
 NEWER = sys.version_info >= (3, 12)
 # Either is more than ``MAX_DEPTH``.
-LEVELS = (10_000 if FULL else 6_000, 100_000)
+LEVELS = (full(10_000, 6_000), 100_000)
 LIMITS = {"normal": None, "a little": 4_999, "raised": 10**6}
+
+
+def kinds(limit):
+    """Every kind under the normal limit, and in ``make test-full`` under the others."""
+    return KINDS if FULL or limit is None else ("list", "dataclass", "nnx")
 
 
 @pytest.mark.hazard("I4", "I5", "F10")
 @pytest.mark.parametrize("limit", LIMITS.values(), ids=LIMITS)
 def test_a_tree_that_contains_itself(run, limit):
+    some = [kind for kind in kinds(limit) if kind != "NamedTuple"]
     program = f"""
     if {limit}: sys.setrecursionlimit({limit})
-    for kind in MAKE:
-        if kind == "NamedTuple":
-            continue
+    for kind in {some}:
         print("#", kind)
         outcomes(lambda: cyclic(kind))
         below(900, lambda: None)  # JAX itself would leave no room to call anything
     """
     lines = run(program)
-    assert sum(line.startswith("#") for line in lines) == len(KINDS) - 1
+    assert sum(line.startswith("#") for line in lines) == len(some)
     assert {line.split()[-1] for line in lines if "#" not in line} == {"TreeCycleError"}
 
 
@@ -222,13 +189,14 @@ def test_a_tree_that_contains_itself(run, limit):
 @pytest.mark.parametrize("limit", LIMITS.values(), ids=LIMITS)
 @pytest.mark.parametrize("levels", LEVELS)
 def test_deep_trees_give_a_typed_error(run, limit, levels):
+    some = list(kinds(limit))
+    if levels == 100_000:
+        some.remove("nnx")  # takes minutes to build
     program = f"""
     if {limit}: sys.setrecursionlimit({limit})
-    if {levels} == 100_000:
-        del MAKE["nnx"]  # takes minutes to build
-    for kind in MAKE:
-        every = {levels} < 100_000 and (FULL or kind in ("list", "dataclass", "nnx"))
-        few = ("split", "to_flat_dict") if FULL else ("split",)
+    for kind in {some}:
+        every = {levels} < 100_000 and kind in {full(KINDS, ("list", "dataclass"))}
+        few = {full(("split", "to_flat_dict"), ("split",))}
         keep = ("to_state_dict", "split", "as a state") if every else few
         tree = deep(kind, {levels})
         print("#", kind, flush=True)
@@ -237,7 +205,7 @@ def test_deep_trees_give_a_typed_error(run, limit, levels):
     """
     lines = run(program)
     found = {line.split()[-1] for line in lines if "#" not in line}
-    assert sum(line.startswith("#") for line in lines) >= len(KINDS) - 1
+    assert sum(line.startswith("#") for line in lines) == len(some)
     if NEWER and levels < 100_000:  # may still be within the reach of JAX
         found -= {"ok", "StructureMismatchError"}
     assert found == {"TreeDepthError"}
@@ -250,16 +218,16 @@ def test_1_001_levels_convert_if_jax_can_flatten_them_and_give_a_typed_error_if_
 ):
     program = f"""
     if {limit}: sys.setrecursionlimit({limit})
-    for kind in MAKE:
+    for kind in {kinds(limit)}:
         tree = deep(kind, 334 if kind == "mixed" else 1_001)  # mixed: three in one
         print("#", kind, flush=True)
         outcomes(lambda: tree)
-        if FULL or kind in ("list", "dataclass", "registered"):
+        if kind in {full(KINDS, ("list", "dataclass"))}:
             outcomes(lambda: tree, USES)
         below(500, lambda: None)
     """
     found = by_kind(run(program))
-    assert len(found) == len(KINDS)
+    assert tuple(found) == kinds(limit)
     fits = {"ok", "StructureMismatchError", "UnusedRuleError", "MigrationError"}
     fits |= {"TransformError"}  # a class that JAX cannot open does not train
     for kind, outcomes in found.items():
@@ -300,24 +268,26 @@ def test_500_levels_convert(run, limit):
     program = f"""
     if {limit}: sys.setrecursionlimit({limit})
     {textwrap.indent(ROUND_TRIPS, "    ").strip()}
-    for kind in MAKE:
+    for kind in {kinds(limit)}:
         levels = 150 if kind == "mixed" else 200 if kind == "nnx" else 500
         print(kind, round_trips(deep(kind, levels)))
         print(kind, below(300, lambda: round_trips(deep(kind, levels))))
     """
     lines = run(program)
     depth = {"nnx": 200, "mixed": 450}  # mixed: three in one
-    assert lines == [f"{k} {depth.get(k, 500)}" for k in KINDS for _ in range(2)]
+    assert lines == [f"{k} {depth.get(k, 500)}" for k in kinds(limit) for _ in range(2)]
 
 
 @pytest.mark.hazard("I1.900", "I2")
 def test_what_fits_depends_on_the_stack_and_fails_with_a_typed_error(run):
-    program = """
+    some = ("list", "dict", "dataclass", "by hand", "nnx")
     # The others take a tree apart in the same way; all of them run in test-full.
-    keep = ("to_state_dict", "split nested", "as a state", "from_flat_dict")
-    forms = FORMS if FULL else {name: FORMS[name] for name in keep}
-    for levels in range(500, 1001, 100):
-        for kind in ("list", "dict", "dataclass", "by hand", "nnx"):
+    few = ("to_state_dict", "split nested", "as a state", "from_flat_dict")
+    program = f"""
+    keep = {full(None, few)} or FORMS
+    forms = {{name: FORMS[name] for name in keep}}
+    for levels in range(500, 1001, {full(100, 250)}):
+        for kind in {full(some, ("list", "dataclass", "nnx"))}:
             tree = deep(kind, levels)
             below(0, lambda: outcomes(lambda: tree, forms))
             below(400, lambda: outcomes(lambda: tree, forms))
