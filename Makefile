@@ -16,6 +16,9 @@ RUN := $(VENV)/bin/python
 XDIST = -n $(WORKERS) --dist worksteal
 PYTEST = $(RUN) -m pytest $(XDIST) $(PYTEST_ARGS)
 RUFF := $(VENV)/bin/ruff
+# Python compiles what it imports, and no more; it must then keep it, though.
+PIP_INSTALL = -m pip install -qq --no-compile
+unexport PYTHONDONTWRITEBYTECODE
 SOURCES := $(wildcard treeadapt tests benchmarks docs .ci/*.py) setup.py
 
 # The lowest versions that setup.cfg allows have an environment of their own, and run
@@ -43,8 +46,8 @@ NEWEST_PYTHON ?= $(shell for python in python3.14 \
 ALONE := .venv-alone
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full test-lowest test-newest test-alone lint format bench docs compatibility \
-	dist clean
+.PHONY: help demo test test-full test-lowest test-newest environments test-alone lint \
+	format bench docs compatibility dist clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -72,6 +75,8 @@ test-newest: $(NEWEST_READY)  ## run the tests on the newest Python, with its ne
 	@$(NEWEST)/bin/python -m pytest $(XDIST) --hypothesis-profile=quick \
 		-p no:cacheprovider $(PYTEST_ARGS)
 endif
+
+environments: $(READY) $(LOWEST_READY) $(if $(NEWEST_PYTHON),$(NEWEST_READY))  ## set up the environments of all tests but test-alone
 
 test-alone: $(READY)  ## run tests with no optional library, and with each one alone
 	@$(RUN) .ci/alone.py $(ALONE)
@@ -109,28 +114,28 @@ $(READY): setup.cfg setup.py treeadapt/_version.py
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is needed: make PYTHON=..."; exit 1; }
 	@echo "Setting up $(VENV), once; this takes a minute or two."
 	@$(PYTHON) -m venv --clear $(VENV)
-	@$(RUN) -m pip install -qq --upgrade pip
-	@$(RUN) -m pip install -qq --editable ".[test,bench]"
+	@$(RUN) $(PIP_INSTALL) --upgrade pip
+	@$(RUN) $(PIP_INSTALL) --editable ".[test,bench]"
 	@touch $@
 
 $(LOWEST_READY): setup.cfg setup.py .ci/lowest.py treeadapt/_version.py
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is needed: make PYTHON=..."; exit 1; }
 	@echo "Setting up $(LOWEST), once; this takes a minute or two."
 	@$(PYTHON) -m venv --clear $(LOWEST)
-	@$(LOWEST)/bin/python -m pip install -qq --upgrade pip
+	@$(LOWEST)/bin/python $(PIP_INSTALL) --upgrade pip
 	@$(PYTHON) .ci/lowest.py > $(LOWEST)/constraints.txt
-	@$(LOWEST)/bin/python -m pip install -qq --constraint $(LOWEST)/constraints.txt \
+	@$(LOWEST)/bin/python $(PIP_INSTALL) --constraint $(LOWEST)/constraints.txt \
 		--editable ".[test]"
 	@touch $@
 
 $(NEWEST_READY): setup.cfg setup.py treeadapt/_version.py
 	@echo "Setting up $(NEWEST) with $(NEWEST_PYTHON), once; this takes a minute or two."
 	@$(NEWEST_PYTHON) -m venv --clear $(NEWEST)
-	@$(NEWEST)/bin/python -m pip install -qq --upgrade pip
-	@$(NEWEST)/bin/python -m pip install -qq --editable ".[test]"
+	@$(NEWEST)/bin/python $(PIP_INSTALL) --upgrade pip
+	@$(NEWEST)/bin/python $(PIP_INSTALL) --editable ".[test]"
 	@touch $@
 
 # Only ``make docs`` needs these.
 $(DOCS_READY): $(READY)
-	@$(RUN) -m pip install -qq --editable ".[docs]"
+	@$(RUN) $(PIP_INSTALL) --editable ".[docs]"
 	@touch $@

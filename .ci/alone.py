@@ -60,8 +60,10 @@ def environment(folder: Path, names: Sequence[str], base: Path | None = None) ->
             (here,) = folder.glob("lib/python3*/site-packages")
             (here / "base.pth").write_text(f"{there.resolve()}\n")
         if wanted:
-            pip = [sys.executable, "-m", "pip", "--python", python, "install", "-qq"]
-            subprocess.run([*pip, *wanted], check=True)
+            pip = [sys.executable, "-m", "pip", "--python", python]
+            subprocess.run(
+                [*pip, "install", "-qq", "--no-compile", *wanted], check=True
+            )
         ready.write_text("\n".join(wanted), "utf-8")
     return python
 
