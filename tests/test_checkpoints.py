@@ -25,7 +25,8 @@ import safetensors.numpy
 from flax import nnx, serialization
 
 import treeadapt as ta
-from treeadapt.checkpoints.files import copy, read_stored
+from treeadapt.checkpoints.files import read_stored
+from treeadapt.checkpoints.store import copy
 from treeadapt.checkpoints.orbax_folder import escape_segment, unescape_segment
 
 # Orbax may leave its event loop to the collector.

@@ -18,6 +18,7 @@ from test_checkpoints import ENDINGS, FORMATS, same
 
 import treeadapt as ta
 from treeadapt.checkpoints import migrated, store
+from treeadapt.checkpoints.files import read_stored
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
@@ -200,6 +201,22 @@ def test_a_published_model_comes_into_other_classes_and_back(kind, file, tmp_pat
     )
     same(back, llama())
     assert all(isinstance(leaf, np.ndarray) for leaf in back.values())
+
+
+@pytest.mark.parametrize("there", FORMATS)
+def test_a_copy_has_the_new_names_and_axes(there, place, tmp_path):
+    path, seen = tmp_path / f"copy{ENDINGS[there]}", []
+    ta.save(place, llama() | {"step": 7, "rng": jax.random.key(1)})
+    rows = {"step": "count", "rng": ("rng", "again")}
+    store.copy(place, path, migration=migration(rows), progress=seen.append)
+    want = scanned(llama()) | {"count": np.int64(7)}
+    want |= dict.fromkeys(("rng", "again"), jax.random.key(1))
+    same(ta.load(path), want)
+    assert read_stored(path).kinds["count"] == "number"
+    assert {*seen} | {"again"} == {*ta.read_metadata(path)}
+    with pytest.raises(ta.MigrationError, match="no row names"):
+        store.copy(path, tmp_path / "more", migration=migration())
+    assert not (tmp_path / "more").exists()
 
 
 def test_loading_is_the_same_as_migrating_what_was_loaded(file):

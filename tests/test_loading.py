@@ -23,7 +23,8 @@ from test_checkpoints import ENDINGS, FORMATS, same, write
 
 import treeadapt as ta
 from treeadapt.checkpoints import files, safetensors_file, store
-from treeadapt.checkpoints.files import copy, read_stored
+from treeadapt.checkpoints.files import read_stored
+from treeadapt.checkpoints.store import copy
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 

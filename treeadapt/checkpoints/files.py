@@ -12,13 +12,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import jax
-import numpy as np
 
 from treeadapt.checkpoints import (
     msgpack_file,
@@ -101,36 +100,6 @@ def read_arrays(
                     f"and its content is {describe(array)}",
                 )
             yield one, array
-
-
-def copy(
-    source: str | os.PathLike[str],
-    path: str | os.PathLike[str],
-    *,
-    format: str | None = None,  # noqa: A002
-    progress: Callable[[str], None] = lambda _: None,
-) -> None:
-    """Write a checkpoint again, in another format.
-
-    Args:
-        source: a checkpoint of any format.
-        path: where to write; it is replaced once all is written.
-        format: as for ``save``, of what is written.
-        progress: called with the path of each leaf that is about to be written.
-
-    Raises:
-        CheckpointError: one cannot be read, or the other not written.
-    """
-    stored = read_stored(source).without_boxes()
-    ties = stored.ties
-    wanted = dict.fromkeys(one for one in stored.table if one not in ties)
-
-    def arrays() -> Iterator[tuple[str, Any]]:
-        for one, array in read_arrays(stored, wanted):
-            progress(one)
-            yield one, np.asarray(array)
-
-    write(path, arrays(), {"ties": ties, "kinds": stored.kinds}, format)
 
 
 def write(

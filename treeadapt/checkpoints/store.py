@@ -14,10 +14,11 @@ import dataclasses
 import itertools
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import jax
+import numpy as np
 
 from treeadapt.arrays import is_array
 from treeadapt.checkpoints.common import Stored, as_tree, nested, reported
@@ -265,6 +266,40 @@ def load_report(
     source = _source(read_stored(path, format), view.flat(), migration, cast=cast)
     source.problems.raise_any()
     return _report(view, source, where, cast=cast)
+
+
+def copy(
+    source: str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    *,
+    migration: Migration | None = None,
+    format: Literal["safetensors", "orbax"] | None = None,  # noqa: A002
+    progress: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Write a checkpoint again, in another format or under new names.
+
+    Args:
+        source: a checkpoint of any format.
+        path: where to write; it is replaced once all is written.
+        migration: as for ``load``.
+        format: as for ``save``, of what is written.
+        progress: called with the path of each leaf that is about to be written.
+
+    Raises:
+        CheckpointError: one cannot be read, or the other not written.
+        MigrationError: the rows do not fit what is stored.
+    """
+    given = _source(read_stored(source), None, migration, cast=False)
+    given.problems.raise_any()
+    ties = given.stored.ties
+    wanted = dict.fromkeys(one for one in given.stored.table if one not in ties)
+
+    def arrays() -> Iterator[tuple[str, Any]]:
+        for one, array in given.read(wanted):
+            progress(one)
+            yield one, np.asarray(array)
+
+    write(path, arrays(), {"ties": ties, "kinds": given.stored.kinds}, format)
 
 
 def read_metadata(

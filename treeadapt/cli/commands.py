@@ -22,7 +22,7 @@ from typing import Any
 import click
 
 from treeadapt._version import __version__
-from treeadapt.checkpoints import files
+from treeadapt.checkpoints import files, store
 from treeadapt.cli import printing
 from treeadapt.cli.bench import bench_rows
 from treeadapt.cli.lint import KINDS, as_options, findings
@@ -345,7 +345,7 @@ def convert(source: str, target: str, form: Any, *, force: bool) -> None:
     _require_new(target, force=force)
     num_leaves = len(read_stored(source).leaves)
     with printing.bar(f"Writing {target}", num_leaves) as shown:
-        files.copy(source, target, format=form, progress=lambda _: shown.update(1))
+        store.copy(source, target, format=form, progress=lambda _: shown.update(1))
     click.echo(f"Wrote {plural(num_leaves, 'leaf')} to {target!r}.")
 
 
