@@ -26,8 +26,8 @@ from flax import nnx, serialization
 
 import treeadapt as ta
 from treeadapt.checkpoints.files import read_stored
-from treeadapt.checkpoints.store import copy
 from treeadapt.checkpoints.orbax_folder import escape_segment, unescape_segment
+from treeadapt.checkpoints.store import copy
 
 # Orbax may leave its event loop to the collector.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")

@@ -14,7 +14,11 @@ import orbax.checkpoint as ocp
 import pytest
 import safetensors.numpy
 from flax import nnx, serialization
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from test_checkpoints import ENDINGS, FORMATS, same
+from test_migration_properties import migration as migration_of
+from test_migration_properties import tables
 
 import treeadapt as ta
 from treeadapt.checkpoints import migrated, store
@@ -224,6 +228,30 @@ def test_loading_is_the_same_as_migrating_what_was_loaded(file):
     found = ta.to_flat_dict(ta.load(file, migration=migration()))
     assert found.keys() == want.keys()
     same(found, want)
+
+
+@settings(max_examples=settings.default.max_examples // 2)
+@given(tables(), st.data())
+def test_any_table_loads_what_it_makes_of_the_leaves(tmp_path_factory, row, data):
+    path = tmp_path_factory.mktemp("any") / "x.safetensors"
+    m = migration_of(row)
+    ta.save(path, row.before)
+    kinds = st.sampled_from([np.zeros, jax.ShapeDtypeStruct])
+    target = {
+        name: data.draw(kinds)(leaf.shape, leaf.dtype)
+        for name, leaf in sorted(row.after.items())
+    }
+    found = ta.load(path, target, migration=m)
+    same(found, row.after)
+    for name, leaf in target.items():
+        is_host = isinstance(leaf, np.ndarray)
+        assert isinstance(found[name], np.ndarray if is_host else jax.Array)
+    part = data.draw(st.sampled_from(sorted(target)))
+    found = ta.load(path, target, where=ta.escape(part), migration=m)
+    same(found[part], row.after[part])
+    assert all(found[name] is target[name] for name in target if name != part)
+    ta.save(path, row.after)
+    same(ta.load(path, row.before, migration=m.inverse), row.before)
 
 
 def test_8_bit_and_bfloat16_arrays_stay_bit_by_bit(tmp_path):
