@@ -20,6 +20,7 @@ from treeadapt.migrations.rows import Row
 from treeadapt.names import fold, listing, plural, size_text
 
 _SHOWN = 8
+_WIDTH = 88
 _NOTHING = jax.ShapeDtypeStruct((), jnp.bool_)
 
 
@@ -168,7 +169,8 @@ class MigrationPlan:
             yield f"{row.text!r} -> dropped"
             return
         right = ", ".join(repr(each.text) for each in row.targets)
-        yield f"{row.text!r} -> {right}: {sources:,} to {targets:,}"
+        text = f"{row.text!r} -> {right}: {sources:,} to {targets:,}"
+        yield text if len(text) <= _WIDTH else text.replace(" -> ", "\n    -> ", 1)
         for text in dict.fromkeys(map(_sizes, groups)):
             if text:
                 yield f"    {text}"
