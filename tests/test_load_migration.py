@@ -573,6 +573,37 @@ def test_a_table_is_not_a_migration(file, wrong):
         ta.load(file, migration=wrong)
 
 
+HUGE = {
+    "number": ({"h.0": 2, "h.999999999999": 2}, {"h.{n} : e": "h : n e"}, {}),
+    "block": (
+        {"h.0": 2, "h.999999999999": 2},
+        {"h.{(a b)} : e": "h : a b e"},
+        {"b": 2},
+    ),
+    "digits": ({"h.0": 2, f"h.{'9' * 5_000}": 2}, {"h.{n} : e": "h : n e"}, {}),
+    "axis": ({"h": (2**50, 0)}, {"h : n e": "h.{n} : e"}, {}),
+}
+
+
+@pytest.mark.parametrize("case", HUGE)
+def test_false_numbers_in_a_file_make_no_work(case, tmp_path, monkeypatch):
+    shapes, rows, sizes = HUGE[case]
+    path = tmp_path / "x.safetensors"
+    ta.save(path, {name: np.ones(shape) for name, shape in shapes.items()})
+    monkeypatch.setattr(migrated, "read_arrays", None)
+    with pytest.raises(ta.MigrationError) as caught:
+        ta.load(path, migration=ta.Migration(rows, sizes=sizes))
+    assert len(str(caught.value)) < 600
+
+
+def test_a_file_with_an_unknown_kind_of_key_is_named(tmp_path):
+    path = tmp_path / "x.safetensors"
+    marks = '{"ties": {}, "kinds": {"a": "my_own"}}'
+    safetensors.numpy.save_file({"a": np.ones(2)}, path, {"treeadapt": marks})
+    with pytest.raises(ta.CheckpointError, match=r"x\.safetensors' cannot .*my_own"):
+        ta.load(path, migration=ta.Migration({"a": "b"}))
+
+
 # Functions.
 
 

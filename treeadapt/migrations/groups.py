@@ -27,6 +27,7 @@ from treeadapt.migrations.templates import Captures, decompose
 from treeadapt.names import listing, natural, plural
 
 _SHOWN = 6  # missing leaves that a message lists
+_MAX_LEAVES = 1_000_000  # that one array may become
 
 Specs = Mapping[str, Any]
 
@@ -246,7 +247,9 @@ class GroupMaker:
             if not {*names} <= {*counts}:  # no leaf of this source is there at all
                 missing.append(address.path.text)
             elif len(found) < math.prod(counts[name] for name in names):
-                lacking = (i for i in _product(names, counts) if i not in found)
+                # Among this many of each number are enough that no leaf has.
+                few = {n: min(counts[n], len(found) + _SHOWN) for n in names}
+                lacking = (i for i in _product(names, few) if i not in found)
                 for index in itertools.islice(lacking, _SHOWN):
                     missing.append(self._path(address, values, index, counts))
         return missing
@@ -287,6 +290,11 @@ class GroupMaker:
             made = (self.source[sources[0][0]],) * len(row.targets)
         if row.moves:
             sides, sizes = self._solved(values, sources, counts)
+        for address in row.targets:
+            count = math.prod(sizes[name] for name in self._inner(address))
+            if count > _MAX_LEAVES:
+                text = f"would become {count:,} leaves, more than {_MAX_LEAVES:,}"
+                self._fault(f"{listing([sources[0][0]])} {text}")
         targets = tuple(
             tuple(
                 self._path(address, values, index, sizes)
