@@ -198,7 +198,7 @@ def load(
         nested(made)  # which refuses some paths, before any array is read
         places = dict(made)
     else:
-        made = likes
+        made = dict(likes)
         report = _report(view, source, where, cast=cast)
         name = listing([str(stored.path)])
         if strict and not report.fits:
