@@ -289,3 +289,74 @@ def test_a_migration_runs_inside_jit():
     m = ta.Migration(STACK, sizes={"h": 3})
     moved = jax.jit(m)(jax.tree.map(jnp.asarray, LAYERS))
     np.testing.assert_array_equal(moved["w"], m(LAYERS)["w"].astype(np.float32))
+
+
+# --- what contradicts itself ---
+
+
+@pytest.mark.parametrize(
+    ("path", "sizes", "name"),
+    [
+        ("w.{(b i)}.{i}", {"i": 2}, "w.0.1"),
+        ("w.{(b i)}.{(i b)}", {"b": 2, "i": 2}, "w.1.1"),
+    ],
+)
+def test_a_leaf_whose_numbers_contradict_each_other_is_an_error(path, sizes, name):
+    leaves = {f"w.{j}.{k}": np.ones(1) for j in range(4) for k in range(4)}
+    m = ta.Migration({f"{path} : e": "w : b i e"}, sizes=sizes)
+    assert f"{name!r}: its numbers contradict each other" in message(lambda: m(leaves))
+
+
+def test_two_lists_of_one_text_on_one_side_are_an_error():
+    table = {("a.{p=x,y}", "b.{p=u,v}"): "c.{p}"}
+    assert "two lists of 'p' are on one side" in message(lambda: ta.Migration(table))
+
+
+@pytest.mark.parametrize("target", ["c : x ...", "c : [x y] ..."])
+def test_arrays_with_other_numbers_of_further_axes_are_unequal(target):
+    second = "y" if "y" in target else "x"
+    m = ta.Migration({("a : x ...", f"b : {second} ..."): target})
+    leaves = {"a": np.ones((2, 3)), "b": np.ones((2, 3, 1))}
+    assert "'b' is float64[2,3,1]" in message(lambda: m(leaves))
+
+
+@pytest.mark.parametrize(
+    "leaf", [np.array([None, 1]), np.array(["1"]), jax.random.key(0)]
+)
+def test_what_holds_no_numbers_is_not_cast(leaf):
+    m = ta.Migration({"a": ("b", {"cast": "float32"})})
+    assert "which float32 cannot hold" in message(lambda: m({"a": leaf}))
+
+
+def test_copies_of_objects_are_compared():
+    m = ta.Migration({("a", "b"): "c"})
+    one, two = np.array([None, 1]), np.array([None, 2])
+    assert [*m({"a": one, "b": one.copy()})] == ["c"]
+    assert "not equal" in message(lambda: m({"a": one, "b": two}))
+
+
+@pytest.mark.parametrize(
+    "typed", [{"scale": 10**400}, {"offset": -(10**400)}, {"cast": None}, {"cast": []}]
+)
+def test_operations_without_a_meaning_are_malformed(typed):
+    assert "is malformed" in message(lambda: ta.Migration({"a": ("b", typed)}))
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"a": ("b", "c")},
+        {("a", "b"): "c"},
+        {"a": (("b",), (lambda x: (x,), lambda x: x))},
+        {("a",): ("b", (lambda x: x, lambda x: (x,)))},
+        {"a : x": ("b : x", {"scale": 2.0, "pad": {"x": (1, 2)}})},
+    ],
+)
+def test_backwards_twice_is_the_migration(table):
+    m = ta.Migration(table)
+    leaves = dict.fromkeys(("a", "b") if ("a", "b") in table else ("a",), np.ones(2))
+    assert m.inverse.inverse == m
+    assert repr(m.inverse.inverse) == repr(m)
+    again = m.inverse(m(leaves))
+    assert [*again] == [*leaves]
+    np.testing.assert_array_equal(again["a"], leaves["a"])

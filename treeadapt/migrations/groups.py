@@ -28,6 +28,7 @@ from treeadapt.names import listing, natural, plural
 
 _SHOWN = 6  # missing leaves that a message lists
 _MAX_LEAVES = 1_000_000  # that one array may become
+_NO_NUMBER = 4  # the rank of the dtypes that hold no numbers
 
 Specs = Mapping[str, Any]
 
@@ -109,6 +110,12 @@ class GroupMaker:
         values: dict[tuple[Any, ...], dict[str, Any]] = {}
         for address, path, captures in taken:
             own = self._values(captures, counts)
+            # ``{(b i)}`` and ``{i}`` in one path may give ``i`` two values.
+            template = self.row.sources[address].path
+            if own.keys() != captures.keys() and template.fill(own, counts) != path:
+                text = f"{listing([path])}: its numbers contradict each other"
+                self.problems.add("sizes", text)
+                continue
             layout = self.row.sources[address].numbers
             inner = tuple(own[n] for n in layout if n not in self.row.outer)
             outer = {
@@ -347,7 +354,12 @@ class GroupMaker:
             and not (name in row.outer and counts[name] < size)
         ]
         faults += solve(equations, sizes)
-        rest = sum(name.startswith(REST) for name in names_of(layouts[0].axes, 0))
+        further: dict[int, str] = {}
+        for layout, paths in zip(layouts, sources, strict=True):
+            names = names_of(layout.axes, 0)
+            further.setdefault(sum(n.startswith(REST) for n in names), paths[0])
+        self._check_alike(further.values())
+        (rest,) = further
         wanted = [
             Layout(self._inner(each), _ranked(each.every_axis, rest, of_rest=True))
             for each in row.targets
@@ -446,7 +458,7 @@ class GroupMaker:
             problem = "was cast from a dtype that only a target shows"
         if dtype != before and (row.undoes or len(cast) > 1):
             problem = f"is {dtype}, and the row casts {before}"
-        if not problem and _rank(after) < _rank(dtype):
+        if not problem and not _rank(dtype) <= _rank(after) < _NO_NUMBER:
             problem = f"is {dtype}, which {after} cannot hold"
         if problem:
             self._fault(f"{listing([given])} {problem}", "values")
@@ -548,4 +560,5 @@ def _bytes(spec: Any) -> int:
 def _rank(dtype: Any) -> int:
     """Return where the kind of a dtype is among those that hold each other."""
     kinds = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
-    return [bool(jnp.issubdtype(dtype, kind)) for kind in kinds].index(True)
+    ranks = (n for n, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind))
+    return next(ranks, _NO_NUMBER)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -109,6 +109,7 @@ class Row:
         function: makes the leaves of the targets out of those of the sources.
         inverse: makes those of the sources out of those of the targets.
         splits: whether ``function`` returns a sequence, one leaf for each target.
+        joins: whether ``inverse`` returns a sequence, one leaf for each source.
     """
 
     sources: tuple[Address, ...]
@@ -118,6 +119,7 @@ class Row:
     function: Callable[..., Any] | None = None
     inverse: Callable[..., Any] | None = None
     splits: bool = False
+    joins: bool = False
 
     @property
     def text(self) -> str:
@@ -198,7 +200,8 @@ class Row:
             not self.undoes and bool(self.values),
             self.inverse,
             self.function,
-            len(self.sources) > 1,
+            self.joins,
+            self.splits,
         )
 
     def typed(self) -> tuple[Any, Any]:
@@ -208,7 +211,7 @@ class Row:
             texts = tuple(each.text for each in addresses)
             return texts[0] if alone and len(texts) == 1 else texts
 
-        source = side(self.sources, alone=True)
+        source = side(self.sources, alone=not self.joins)
         if self.drops:
             return source, None
         target = side(self.targets, alone=not self.splits)
@@ -257,7 +260,8 @@ def parse_row(source: Any, value: Any) -> Row:
             target, extra = value
     sources = _addresses(source, source, wild=target is None)
     targets = () if target is None else _addresses(target, source)
-    row = Row(sources, targets, splits=isinstance(target, tuple))
+    is_tuple = [isinstance(side, tuple) for side in (target, source)]
+    row = Row(sources, targets, splits=is_tuple[0], joins=is_tuple[1])
     if extra is not None and target is None:
         refuse(row.text, "it drops leaves and changes them", "Write None alone")
     if isinstance(extra, Mapping):
@@ -271,7 +275,7 @@ def parse_row(source: Any, value: Any) -> Row:
     elif extra is not None:
         row = dataclasses.replace(row, function=extra)
     if row.function is None:
-        row = dataclasses.replace(row, splits=False)
+        row = dataclasses.replace(row, splits=False, joins=False)
     row = _understood(row)
     _check_sides(row)
     if row.has_axes and not row.drops:
@@ -326,7 +330,8 @@ def _values(row: str, typed: Mapping[Any, Any]) -> tuple[Values, bool]:
     for name in ("scale", "offset"):
         number = given.get(name, 1)
         is_number = isinstance(number, int | float) and not isinstance(number, bool)
-        if not is_number or not math.isfinite(number) or (name, number) == ("scale", 0):
+        is_finite = is_number and abs(number) <= sys.float_info.max
+        if not is_finite or (name, number) == ("scale", 0):
             cure = "It is a finite number, and a scale is not 0"
             refuse(row, f"its {name} is {number!r:.80}", cure)
     pad = given.get("pad", {})
@@ -335,7 +340,7 @@ def _values(row: str, typed: Mapping[Any, Any]) -> tuple[Values, bool]:
         refuse(row, f"its pad is {pad!r:.80}", cure)
     cast = given.get("cast", ())
     dtypes = cast if isinstance(cast, list | tuple) else [cast]
-    if len(dtypes) > 2:
+    if len(dtypes) > 2 or ("cast" in given and not dtypes) or None in dtypes:
         refuse(
             row, f"its cast is {cast!r:.80}", "Write a dtype, or the old and the new"
         )
@@ -389,6 +394,12 @@ def _understood(row: Row) -> Row:
                 refuse(row.text, problem, "Use another name")
             if each.is_many:
                 texts.add(each.key)
+            is_text = each.entries and each.key not in numbers
+            if is_text and each.entries != entries[each.key]:
+                problem = f"two lists of {each.key!r} are on one side"
+                refuse(
+                    row.text, problem, "Write the same texts, or a list on each side"
+                )
             if each.entries and len(each.entries) != len(entries[each.key]):
                 problem = f"its lists of {each.key!r} have different lengths"
                 refuse(row.text, problem, "Write one text for each on the other side")

@@ -379,6 +379,8 @@ def _wide(dtype: Any) -> Any:
 def _bits(array: Any, xp: Any) -> Any:
     """Return integers that are equal where the array is, bit for bit."""
     if xp is np:
+        if array.dtype.hasobject:
+            return array
         return np.ascontiguousarray(array).view(np.uint8)
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         return jax.random.key_data(array)
