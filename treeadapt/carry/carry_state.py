@@ -18,10 +18,11 @@ import numpy as np
 from treeadapt.arrays import is_array
 from treeadapt.carry.fields import can_hold
 from treeadapt.carry.matching import Offers, learn_links, match_copies, match_rest
+from treeadapt.carry.moving import Saved, move_copies
 from treeadapt.carry.optax_fields import SCALE_FIELDS, STORED_FIELDS
 from treeadapt.carry.report import (
     CarryReport,
-    Row,
+    NewLeaf,
     Table,
     known,
     number,
@@ -38,6 +39,9 @@ from treeadapt.carry.slots import (
     view_init,
 )
 from treeadapt.convert import describe
+from treeadapt.errors import MigrationError
+from treeadapt.migrations.migration import Migration
+from treeadapt.names import fold
 from treeadapt.paths import unboxed
 from treeadapt.selection.selectors import select
 from treeadapt.transforms.adapt import with_extra_args
@@ -48,7 +52,12 @@ __all__ = ["CarryReport", "carry_state"]
 
 
 def carry_state(
-    tx: Any, params: Any, saved: Any, *, reset: Any = None
+    tx: Any,
+    params: Any,
+    saved: Any,
+    *,
+    migration: Migration | None = None,
+    reset: Any = None,
 ) -> tuple[Any, CarryReport]:
     """Return a state for ``tx`` and ``params``, filled from any earlier state.
 
@@ -61,10 +70,19 @@ def carry_state(
     its own earlier count stays, or else the smallest is taken, which makes steps
     shorter, never longer.
 
+    ``migration`` moves the params of the earlier run to those of today, and every copy
+    of them in the state moves by the same rows: moments, averages, what ``MultiSteps``
+    adds up, the memory of L-BFGS. Where a row has ``scale``, first moments are divided
+    by it and second ones by its square; averages of params are scaled and shifted like
+    them. Moments keep their dtype. What does not move starts fresh, and the report says
+    why: a row with a function; copies of one parameter whose moments differ; layers of
+    which only some trained; and, but for names, statistics that do not have the shapes
+    of the params (``adafactor``, ``sm3``).
+
     A warning says where moments come from an optimizer of another kind. Optax gives
     the states of some optimizers one class and the same fields (``adam``, ``adamax``
     and ``adopt``; ``sgd`` with momentum and ``lars``): change between these with
-    ``reset="**"``.
+    ``reset="**"``. Under ``scale`` all of one class are taken for ``adam``.
 
     Args:
         tx: the transformation as it is now: made by ``adapt``, ``partition`` or
@@ -75,6 +93,7 @@ def carry_state(
             of it, whatever its containers, and with or without ``/value`` below each
             ``nnx.Variable`` or other box. A checkpoint that holds more will do, as
             long as no second state in it fits as well.
+        migration: from the params that ``saved`` is of to ``params``.
         reset: selector of leaves of the new state that are not carried, by their label
             path: ``"inner_states/head"`` resets one group with its count,
             ``"**/hyperparams"`` takes hyperparameters from ``tx``.
@@ -86,6 +105,8 @@ def carry_state(
 
     Raises:
         UnusedRuleError: a pattern in ``reset`` matches no array of the new state.
+        MigrationError: ``migration`` is a table and not a ``Migration``, or gives two
+            leaves one name.
         PathCollisionError: two leaves of a state have the same path.
         TransformError: ``tx`` is not a transformation.
 
@@ -99,22 +120,40 @@ def carry_state(
         >>> print(report)
         carried 3 of 5 leaves of the new state
         fresh, nothing saved fits (2): 'inner_states/a/0/mu/trunk', ...
+
+        The layers are stacked, and their moments with them:
+
+        >>> tx, layers = optax.adam(1e-3), {f"layer_{i}": jnp.ones(3) for i in range(4)}
+        >>> stack = Migration({"layer_{l} : e": "layers : l e"})
+        >>> params = stack(layers)
+        >>> state, report = carry_state(tx, params, tx.init(layers), migration=stack)
+        >>> state[0].mu["layers"].shape, report.carried["0/mu/layers"]
+        ((4, 3), '0/mu/layer_{0..3}')
     """
+    if not isinstance(migration, Migration | None):
+        raise MigrationError(
+            f"migration= expects a ta.Migration, and got {describe(migration)}. Write "
+            "migration=ta.Migration(table)."
+        )
     tx = with_extra_args(tx)
     is_abstract = _is_abstract(view_tree(params))
     own = _view_init(tx, params)
-    paths = tuple(trained(view_tree(first_half(params))))
+    flat = trained(view_tree(first_half(params)))
+    paths = tuple(flat)
     slots = find_slots(tx, own, params)
     assert slots is not None  # since the params are known
     asked = [False] * len(slots) if reset is None else select(own, reset)
     view = view_tree(saved)
     old = _without_boxes(view.flat(), own.plan.paths, paths)
+    moved = Saved(old)
+    if migration is not None:
+        moved = move_copies(old, migration, (own, slots), flat)
     rows = [
-        Row(slot, spec, "reset" if yes else "fresh")
+        NewLeaf(slot, spec, "reset" if yes else "fresh")
         for slot, spec, yes in zip(slots, own.leaves, asked, strict=True)
     ]
-    saved_slots = _cut(old, slots, paths)
-    table = Table(rows, saved_slots, old, (own.plan, view.plan), len(paths))
+    saved_slots = _cut(moved.leaves, slots, paths)
+    table = Table(rows, saved_slots, moved, old, (own.plan, view.plan), len(paths))
     _take_all(table)
     report = report_of(table, {} if is_abstract else _least_starts(tx, params, table))
     if not is_abstract and any(row.source is None for row in rows):
@@ -126,7 +165,7 @@ def _cut(
     old: Mapping[str, Any], slots: Sequence[Slot], paths: Sequence[str]
 ) -> list[Slot]:
     """Cut the names of a saved state as those of the new one are."""
-    copies = [slot for slot in slots if slot.prefix is not None]
+    copies = [slot for slot in slots if slot.is_copy]
     fields = frozenset(slot.field for slot in copies)
     tails = frozenset((*paths, *(slot.tail for slot in copies)))
     return cut_names(old, lambda prefix: last(prefix) in fields, tails.__contains__)
@@ -136,7 +175,7 @@ def _take_all(table: Table) -> None:
     """Carry what can be carried: the leaves of copies of the params, then the rest."""
     slots = [row.slot for row in table.rows]
     wanted = [row.slot for row in table.copies if row.fate == "fresh"]
-    given = [slot for slot in table.slots if slot.prefix is not None]
+    given = [slot for slot in table.slots if slot.is_copy]
     _take(table, *match_copies(wanted, given))
     links = learn_links((row.slot, source) for row, source in table.moved)
     stale = frozenset(_stale_values(table))
@@ -153,13 +192,15 @@ def _take(
         sources = found.get(name) or ambiguous.get(name)
         if row.fate != "fresh" or name in passed or sources is None:
             continue
+        origins = [", ".join(fold(table.saved.origin(one))) for one in sources]
         source = _choose(sources, table.old) if name in found else None
         if source is None:
-            row.fate, row.why = "ambiguous", sources
+            row.fate, row.why = "ambiguous", tuple(origins)
         elif misfit := _misfit(row.spec, table.old[source]):
-            row.fate, row.why = "misshaped", f"{misfit} (saved as {source!r})"
+            text = origins[sources.index(source)]
+            row.fate, row.why = "misshaped", f"{misfit} (saved as {text!r})"
         else:
-            row.fate, row.why = "carried", source
+            row.fate, row.why = "carried", origins[sources.index(source)]
             row.source, row.leaf = saved[source], table.old[source]
 
 
@@ -230,10 +271,10 @@ def _least_starts(tx: Any, params: Any, table: Table) -> dict[str, Any]:
         return {}
 
 
-def _filled(leaves: Sequence[Any], rows: Sequence[Row]) -> list[Any]:
+def _filled(leaves: Sequence[Any], rows: Sequence[NewLeaf]) -> list[Any]:
     """Return the leaves of the new state."""
     filled = []
-    taken: set[str] = set()
+    taken: set[int] = set()
     for row, leaf in zip(rows, leaves, strict=True):
         if row.source is None:
             filled.append(leaf)
@@ -241,10 +282,10 @@ def _filled(leaves: Sequence[Any], rows: Sequence[Row]) -> list[Any]:
         old = row.leaf
         if is_array(leaf) and not is_array(old):
             old = jnp.asarray(old, leaf.dtype)
-        elif row.source.name in taken and isinstance(old, jax.Array):
+        elif id(old) in taken and isinstance(old, jax.Array):
             old = jnp.array(old, copy=True)  # one array in two places is not donatable
         filled.append(old)
-        taken.add(row.source.name)
+        taken.add(id(row.leaf))
     return filled
 
 

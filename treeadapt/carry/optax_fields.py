@@ -6,6 +6,8 @@ called anything, so nothing here is asked of a class that is not Optax's.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import optax
 
 #: The field of ``PartitionState``: a dict of states by the label of the group.
@@ -66,6 +68,32 @@ STORED_FIELDS = ("value", "grad")
 #: Fields that add up updates as they come from what is before them in a chain.
 SUM_FIELDS = frozenset({"ema", "grad_acc", "previous_gradient", "trace"})
 
+#: Fields that hold params, or averages of them: what is added to a parameter is added.
+PARAM_FIELDS = frozenset({"cache", "init_params", "params", "params0", "x0", "z"})
+
+#: The power of a factor on the params that is one on a field; gradients have -1. Left
+#: out where it depends on more than the field: the ``ema`` of params or of updates.
+DEGREES = {
+    field: degree
+    for degree, fields in {
+        2: ["e_x"],
+        1: [*PARAM_FIELDS, "diff_params_memory"],
+        -1: [
+            *("acc_grads", "avg_grad", "diff_updates_memory", "exp_avg", "g", "grad"),
+            *("grad_acc", "grad_sum", "m", "m1", "m2", "mean_grads", "mean_grads_ema"),
+            *("mu", "previous_gradient", "s", "trace", "updates", "v"),
+        ],
+        -2: [
+            *("e_g", "exp_avg_sq", "grad_sum_sq", "n", "nu", "nu_max"),
+            *("sum_of_squares", "sum_sq_diff_grads", "variance_grads_ema"),
+        ],
+    }.items()
+    for field in fields
+}
+
+# Of these classes the table does not hold: they normalize, or keep other statistics.
+_OTHER_DEGREES = ("FactoredState", "ScaleByNovogradState", "ScaleBySM3State")
+
 _NOT_STATES = (optax.LookaheadParams, optax.MaskedNode)
 
 
@@ -81,3 +109,22 @@ def is_state_class(cls: type) -> bool:
         and issubclass(cls, tuple)
         and cls not in _NOT_STATES
     )
+
+
+def degree_of(classes: Iterable[type], field: str) -> int | None:
+    """Return the power of a factor on the params that is one on a field of a state.
+
+    Args:
+        classes: of the state.
+        field: name of the field.
+
+    Returns:
+        The power; None if it is not known.
+
+    Example:
+        >>> degree_of([optax.ScaleByAdamState], "nu")
+        -2
+    """
+    names = [cls.__name__ for cls in classes if is_state_class(cls)]
+    is_known = names and names[0] not in _OTHER_DEGREES
+    return DEGREES.get(field) if is_known else None

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from treeadapt.arrays import is_array
+from treeadapt.carry.moving import Saved
 from treeadapt.carry.optax_fields import (
     ADAM_FIELDS,
     SCALE_FIELDS,
@@ -28,7 +29,7 @@ from treeadapt.carry.optax_fields import (
 )
 from treeadapt.carry.slots import Slot, below, cut_names, last, parent
 from treeadapt.convert import describe
-from treeadapt.names import listing, plural
+from treeadapt.names import fold, listing, plural
 from treeadapt.patterns import escape
 from treeadapt.trees.views import Plan
 
@@ -44,14 +45,17 @@ class CarryReport:
     where it says "saved", in the earlier one.
 
     Attributes:
-        carried: saved name of each leaf that was taken from the earlier state.
+        carried: saved name of each leaf that was taken from the earlier state; that of
+            several, folded, if a migration made it of them.
         fresh: leaves as ``tx.init`` made them, because no saved leaf fits by name.
         reset: leaves as ``tx.init`` made them, because ``reset`` selects them.
         misshaped: leaves as ``tx.init`` made them, because the saved leaf has another
             shape or dtype, which the text says.
         ambiguous: leaves as ``tx.init`` made them, because several saved leaves fit
             equally well; their saved names.
-        left_over: saved names that nothing was taken from.
+        unmoved: why saved leaves could not be moved by the migration, by saved name;
+            the leaves that they would fill are fresh.
+        left_over: other saved names that nothing was taken from.
         warnings: what was carried and does not go together, with the cure.
     """
 
@@ -60,6 +64,7 @@ class CarryReport:
     reset: tuple[str, ...]
     misshaped: Mapping[str, str]
     ambiguous: Mapping[str, tuple[str, ...]]
+    unmoved: Mapping[str, str]
     left_over: tuple[str, ...]
     warnings: tuple[str, ...]
 
@@ -85,6 +90,15 @@ class CarryReport:
                 for name, names in self.ambiguous.items()
             ]
         )
+        reasons: dict[str, list[str]] = {}
+        for name, text in self.unmoved.items():
+            reasons.setdefault(text, []).append(name)
+        yield from _listed(
+            [
+                f"not moved, {listing(fold(names), limit=4)}: {text}"
+                for text, names in reasons.items()
+            ]
+        )
         yield from _counted("saved, but not used", self.left_over)
         for text in self.warnings:
             yield f"warning: {text}"
@@ -102,7 +116,7 @@ def _listed(lines: Sequence[str]) -> Iterator[str]:
 
 
 @dataclasses.dataclass
-class Row:
+class NewLeaf:
     """One leaf of the new state, and what became of it.
 
     Attributes:
@@ -122,15 +136,10 @@ class Row:
     leaf: Any = None
 
     @property
-    def is_copy(self) -> bool:
-        """Whether it is in a copy of the params."""
-        return self.slot.prefix is not None
-
-    @property
     def is_count(self) -> bool:
         """Whether it is a step count that was carried, and is not zero."""
         return (
-            not self.is_copy
+            not self.slot.is_copy
             and self.source is not None
             and is_array(self.spec)
             and self.spec.shape == ()
@@ -146,24 +155,31 @@ class Table:
     Attributes:
         rows: the leaves of the new state.
         slots: where the leaves of the saved state are.
-        old: these leaves by name.
+        saved: these leaves.
+        names: all names in the saved state.
         plans: of the new state, and of the saved one.
         num_params: how many params train.
     """
 
-    rows: Sequence[Row]
+    rows: Sequence[NewLeaf]
     slots: Sequence[Slot]
-    old: Mapping[str, Any]
+    saved: Saved
+    names: Collection[str]
     plans: tuple[Plan, Plan]
     num_params: int
 
-    @functools.cached_property
-    def copies(self) -> Sequence[Row]:
-        """The leaves of the new state that are in copies of the params."""
-        return [row for row in self.rows if row.is_copy]
+    @property
+    def old(self) -> Mapping[str, Any]:
+        """The leaves of the saved state by name."""
+        return self.saved.leaves
 
     @functools.cached_property
-    def moved(self) -> Sequence[tuple[Row, Slot]]:
+    def copies(self) -> Sequence[NewLeaf]:
+        """The leaves of the new state that are in copies of the params."""
+        return [row for row in self.rows if row.slot.is_copy]
+
+    @functools.cached_property
+    def moved(self) -> Sequence[tuple[NewLeaf, Slot]]:
         """Those of them that were carried, and where they come from."""
         return [(row, row.source) for row in self.copies if row.source]
 
@@ -178,15 +194,20 @@ def report_of(table: Table, starts: Mapping[str, Any]) -> CarryReport:
     rows: dict[str, dict[str, Any]] = {}
     for row in table.rows:
         rows.setdefault(row.fate, {})[row.slot.name] = row.why
-    used = frozenset(row.source.name for row in table.rows if row.source)
+    saved = table.saved
+    sources = (row.source.name for row in table.rows if row.source)
+    used = {origin for name in sources for origin in saved.origin(name)}
+    used |= saved.unmoved.keys()
     return CarryReport(
         carried=rows.get("carried", {}),
         fresh=tuple(rows.get("fresh", ())),
         reset=tuple(rows.get("reset", ())),
         misshaped=rows.get("misshaped", {}),
         ambiguous=rows.get("ambiguous", {}),
-        left_over=tuple(name for name in table.old if name not in used),
+        unmoved=saved.unmoved,
+        left_over=tuple(name for name in table.names if name not in used),
         warnings=(
+            *_of_ties(table),
             *_of_counts(table),
             *_of_meaning(table),
             *_of_sums(table),
@@ -195,6 +216,16 @@ def report_of(table: Table, starts: Mapping[str, Any]) -> CarryReport:
             *_of_nothing(table),
         ),
     )
+
+
+def _of_ties(table: Table) -> Iterator[str]:
+    """Warn of one parameter that became several."""
+    for row, filled in table.saved.ties.items():
+        yield (
+            f"the row {row!r} makes copies of one parameter: each of {filled} goes on "
+            "with all of its moments, and gets only a part of its gradient from now "
+            "on. Reset them if they are not updated as one."
+        )
 
 
 def _of_counts(table: Table) -> Iterator[str]:
@@ -343,13 +374,13 @@ def _of_vectors(table: Table) -> Iterator[str]:
 
 def _of_nothing(table: Table) -> Iterator[str]:
     fates = {row.fate for row in table.copies}
-    carried = any(row.source for row in table.rows)
-    if fates and table.old and not carried and "reset" not in fates:
+    found = table.saved.unmoved or any(row.source for row in table.rows)
+    if fates and table.names and not found and "reset" not in fates:
         yield (
             "nothing was carried. The new state has names like "
-            f"{table.copies[0].slot.name!r}, the saved one like {[*table.old][-1]!r}. "
-            "If the model was renamed, carry the flat dict of the saved state under "
-            "its new names."
+            f"{table.copies[0].slot.name!r}, the saved one like "
+            f"{[*table.names][-1]!r}. If the model was renamed, pass "
+            "migration=ta.Migration({old: new})."
         )
 
 

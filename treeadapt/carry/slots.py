@@ -41,6 +41,11 @@ class Slot:
     tail: str = ""
 
     @property
+    def is_copy(self) -> bool:
+        """Whether the leaf is in a copy of the params."""
+        return self.prefix is not None
+
+    @property
     def node(self) -> str:
         """Label path of the state that has the copy, or the leaf, as a field."""
         return parent(self.name if self.prefix is None else self.prefix)
@@ -59,6 +64,17 @@ def parent(path: str) -> str:
         ('0', '')
     """
     return path.rpartition(SEPARATOR)[0]
+
+
+def above(path: str) -> Iterator[str]:
+    """Yield the paths above a path, the nearest first, but for the empty one.
+
+    Example:
+        >>> list(above("0/mu/w"))
+        ['0/mu', '0']
+    """
+    while path := parent(path):
+        yield path
 
 
 def last(path: str) -> str:
@@ -251,14 +267,8 @@ def cut_names(
     ]
     copies = {slot.prefix for slot in found}
     return [
-        Slot(slot.name) if any(path in copies for path in _above(slot)) else slot
+        Slot(slot.name)
+        if any(path in copies for path in above(slot.prefix or ""))
+        else slot
         for slot in found
     ]
-
-
-def _above(slot: Slot) -> Iterator[str]:
-    """Yield the paths above the copy in which a leaf is, but for the empty one."""
-    path = slot.node if slot.prefix is not None else ""
-    while path:
-        yield path
-        path = parent(path)

@@ -18,7 +18,7 @@ from treeadapt.migrations.groups import Group
 from treeadapt.migrations.plan import MigrationPlan, leads_back
 from treeadapt.migrations.planning import compare_target, plan_groups
 from treeadapt.migrations.problems import Problems
-from treeadapt.migrations.rows import Address, parse_row, parse_rows
+from treeadapt.migrations.rows import Address, Row, parse_row, parse_rows
 from treeadapt.migrations.running import run
 from treeadapt.migrations.templates import parse_template
 from treeadapt.names import Speller, listing, natural
@@ -71,6 +71,16 @@ class Migration:
         self._sizes = dict(sizes or {})
         self._new = dict(new or {})
         self._check()
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """The rows of the table, in order."""
+        return self._rows
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """The sizes that hold in the whole table."""
+        return self._sizes
 
     def _check(self) -> None:
         known = {

@@ -24,6 +24,12 @@ class Problems:
         """Note one problem."""
         self.found.setdefault(kind, []).append(text)
 
+    def texts(self) -> Iterator[str]:
+        """Yield each problem as one text."""
+        for kind, (_, text) in _KINDS.items():
+            for found in dict.fromkeys(self.found.get(kind, ())):
+                yield f"{text}: {found}"
+
     def raise_any(self) -> None:
         """Raise if there is a problem.
 

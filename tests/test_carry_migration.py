@@ -1,0 +1,562 @@
+"""``carry_state`` with a migration: every copy of the params moves by the same rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import settings
+
+import treeadapt as ta
+from treeadapt.carry.optax_fields import degree_of, is_state_class
+
+# Optax itself promotes.
+pytestmark = pytest.mark.usefixtures("standard_promotion")
+
+LAYERS = 2
+
+TABLES = {
+    "rename": {"{name:**}": "model/{name}"},
+    "transpose": {
+        "layers/{l}/{n}/weight : a b": "blocks/{l}/{n}/kernel : b a",
+        "layers/{l}/mlp/bias": "blocks/{l}/mlp/bias",
+        "head : v e": "head : e v",
+    },
+    "heads": {
+        "layers/{l}/q/weight : (h d) e": "layers/{l}/q/kernel : h d e",
+        "{rest:**}": "{rest}",
+    },
+    "stack": {
+        "layers/{l}/q/weight : (h d) e": "blocks/q/kernel : l e h d",
+        "layers/{l}/{n}/weight : f e": "blocks/{n}/kernel : l e f",
+        "layers/{l}/mlp/bias : f": "blocks/bias : l f",
+        "head : v e": "head : e v",
+    },
+    "fused": {
+        "layers/{l}/kv/weight : [(k d) (k d)] e": (
+            "layers/{l}/k : k d e",
+            "layers/{l}/v : e k d",
+        ),
+        "{rest:**}": "{rest}",
+    },
+}
+MIGRATIONS = {
+    name: ta.Migration(table, sizes={"d": 3} if name in ("heads", "stack") else None)
+    for name, table in TABLES.items()
+}
+MIGRATIONS["fused"] = ta.Migration(TABLES["fused"], sizes={"d": 2})
+# Each also backwards: unstack, split heads joined, key and value joined.
+MIGRATIONS |= {f"{name}, back": m.inverse for name, m in MIGRATIONS.items()}
+
+
+def start() -> dict[str, Any]:
+    ramp = jnp.linspace(-1.0, 1.0, 36, dtype=jnp.float32)
+    params: dict[str, Any] = {"head": ramp[:35].reshape(7, 5) * 3}
+    for i in range(LAYERS):
+        params |= {
+            f"layers/{i}/q/weight": ramp[:30].reshape(6, 5) + i,
+            f"layers/{i}/kv/weight": ramp[5:25].reshape(4, 5) * (i + 2),
+            f"layers/{i}/mlp/weight": ramp[3:33].reshape(6, 5) * (i - 4),
+            f"layers/{i}/mlp/bias": ramp[:6] * i,
+        }
+    return params
+
+
+def grads_of(params: Any, step: int) -> Any:
+    """Elementwise, so that moving and differentiating commute."""
+    return jax.tree.map(lambda leaf: jnp.sin(leaf * 3 + step), params)
+
+
+def train(tx: Any, params: Any, state: Any, steps: int = 2) -> tuple[Any, Any]:
+    # Not compiled: two programs that compute the same round differently once fused.
+    with jax.disable_jit():
+        for step in range(steps):
+            updates, state = tx.update(grads_of(params, step), state, params)
+            params = optax.apply_updates(params, updates)
+    return params, state
+
+
+def assert_equal(one: Any, two: Any) -> None:
+    one, two = ta.to_flat_dict(one), ta.to_flat_dict(two)
+    assert sorted(one) == sorted(two)
+    for path in one:
+        assert one[path].dtype == two[path].dtype, path
+        assert np.array_equal(one[path], two[path]), path
+
+
+schedule = optax.linear_schedule(1e-1, 1e-3, 6)
+adam = optax.adam(schedule)
+by_group = {"a": adam, "b": optax.sgd(1e-1, momentum=0.9)}
+rules = {"**/bias": "b", "**/q": "frozen", "**": "a"}
+
+rules_a = {"head": "frozen", "**": "a"}
+
+#: Transformations of each number by itself.
+LEAFWISE = {
+    "adam": adam,
+    "adamw": optax.adamw(schedule, mask=lambda p: {k: "head" in k for k in p}),
+    "momentum": optax.sgd(schedule, momentum=0.9),
+    "lion": optax.lion(1e-2),
+    "ema": optax.chain(optax.ema(0.9), optax.scale(-0.1)),
+    "amsgrad": optax.amsgrad(1e-2),
+    "MultiSteps": optax.MultiSteps(adam, 3).gradient_transformation(),
+    "inject": optax.inject_hyperparams(optax.adamw)(schedule, mu_dtype="bfloat16"),
+    "adapt": ta.adapt(optax.chain(optax.clip(0.5), adam)),
+    "partition": ta.partition(by_group, rules),
+    "freeze": ta.freeze(adam, "**/head"),
+    "schedule_free": optax.contrib.schedule_free(adam, 1e-2),
+}
+
+
+def assert_report(report: Any) -> None:
+    assert report.fresh == report.warnings == report.left_over == ()
+    assert report.unmoved == report.misshaped == report.ambiguous == {}
+
+
+#: Every table with adam, every transformation with two tables; at length all with all.
+PAIRS = [
+    (table, name)
+    for table in MIGRATIONS
+    for name in LEAFWISE
+    if settings.default.max_examples >= 2_000
+    or name == "adam"
+    or table in ("stack", "fused, back")
+]
+
+
+@pytest.mark.parametrize(("table", "name"), PAIRS)
+def test_moving_and_training_commute_bit_for_bit(table, name):
+    m, tx, params = MIGRATIONS[table], LEAFWISE[name], start()
+    target = None
+    if table.endswith("back"):
+        params = MIGRATIONS[table.removesuffix(", back")](params)
+        target = start()
+    params, old = train(tx, params, tx.init(params))
+    new = m(params, target=target)
+    state, report = ta.carry_state(tx, new, old, migration=m)
+    assert_report(report)
+    after, state = train(tx, new, state, 1)
+    params, old = train(tx, params, old, 1)
+    assert_equal(after, m(params, target=target))
+    assert_equal(state, ta.carry_state(tx, new, old, migration=m)[0])
+
+
+#: Transformations that look at several numbers together.
+WHOLE = {
+    "lbfgs in adapt": ta.adapt(optax.lbfgs(memory_size=3)),
+    "lbfgs in a partition": ta.partition({"a": optax.scale_by_lbfgs(2)}, rules_a),
+    "clip": optax.chain(optax.clip_by_global_norm(1.0), adam),
+}
+
+
+def loss(params: Any) -> Any:
+    return sum(jnp.sum(jnp.cos(leaf)) for leaf in ta.to_flat_dict(params).values())
+
+
+def search(tx: Any, params: Any, state: Any, steps: int) -> tuple[Any, Any]:
+    """Train with the arguments that line searches take."""
+    for _ in range(steps):
+        value, grad = jax.value_and_grad(loss)(params)
+        more = {"value": value, "grad": grad, "value_fn": loss}
+        update = optax.with_extra_args_support(tx).update
+        updates, state = update(grad, state, params, **more)
+        params = optax.apply_updates(params, updates)
+    return params, state
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        *((name, "own") for name in LEAFWISE),
+        *((name, "flat") for name in ("partition", *WHOLE)),
+    ],
+)
+def test_layers_are_stacked_and_unstacked_without_a_trace(name, form):
+    m, tx, params = MIGRATIONS["stack"], (LEAFWISE | WHOLE)[name], start()
+    params, old = search(tx, params, tx.init(params), 2)
+    stacked = m(params)
+    saved = ta.to_flat_dict(old) if form == "flat" else old
+    state, report = ta.carry_state(tx, stacked, saved, migration=m)
+    assert_report(report)
+    saved = ta.to_flat_dict(state) if form == "flat" else state
+    again, report = ta.carry_state(tx, params, saved, migration=m.inverse)
+    assert_report(report)
+    assert jax.tree.structure(again) == jax.tree.structure(old)
+    assert_equal(again, old)
+    both = [search(tx, params, each, 1)[0] for each in (again, old)]
+    assert_equal(*both)
+
+
+# Partial copies
+
+
+def test_a_frozen_layer_leaves_its_stack_fresh():
+    m, params = (
+        ta.Migration({"h.{l}/w : e": "h/w : l e", "out": "head"}),
+        {
+            "h.0": {"w": jnp.ones(3)},
+            "h.1": {"w": jnp.ones(3)},
+            "out": jnp.ones(2),
+        },
+    )
+    old = ta.freeze(adam, "h.1").init(params)
+    _, report = ta.carry_state(adam, m(params), old, migration=m)
+    assert report.fresh == ("0/mu/h/w", "0/nu/h/w")
+    assert list(report.unmoved) == ["0/mu/h.0/w", "0/nu/h.0/w"]
+    assert "not moved, '0/mu/h.0/w', '0/nu/h.0/w': it would be float32[1,3], and " in (
+        str(report)
+    )
+    assert "'h/w' is float32[2,3]" in str(report)
+    old = ta.freeze(adam, "h.0").init(params)
+    _, report = ta.carry_state(adam, m(params), old, migration=m)
+    assert "not moved, '0/mu/h.1/w', '0/nu/h.1/w': parts are missing of: 'h.1/w' " in (
+        str(report)
+    )
+
+
+def test_layers_of_two_groups_are_not_stacked():
+    m = MIGRATIONS["stack"]
+    tx = ta.partition({"a": adam, "b": adam}, {"layers/0": "a", "**": "b"})
+    old = tx.init(start())
+    one = ta.partition({"a": adam}, {"**": "a"})
+    _, report = ta.carry_state(one, m(start()), old, migration=m)
+    assert [name for name in report.fresh if "head" in name] == []
+    assert len(report.fresh) == len(report.unmoved) / 2 == 8
+    assert "inner_states/b/0/mu/head" in report.carried.values()
+
+
+def test_groups_follow_their_params_and_their_counts_the_groups():
+    m = ta.Migration({"enc.{l}/w : e": "encoder : l e", "out": "head/kernel"})
+    params = {"enc.0/w": jnp.ones(3), "enc.1/w": jnp.ones(3), "out": jnp.ones(2)}
+    tx = ta.partition({"a": adam, "b": adam}, {"out": "b", "**": "a"})
+    grads = jax.tree.map(jnp.ones_like, params)
+    state = tx.update(grads, tx.init(params), params)[1]
+    new_tx = ta.partition({"slow": adam, "fast": adam}, {"head": "fast", "**": "slow"})
+    state, report = ta.carry_state(new_tx, m(params), state, migration=m)
+    assert_report(report)
+    assert report.carried["inner_states/slow/0/mu/encoder"] == (
+        "inner_states/a/0/mu/enc.0/w, inner_states/a/0/mu/enc.1/w"
+    )
+    assert state.inner_states["slow"][0].count == 1
+
+
+# The laws of values
+
+
+CHANGED = ta.Migration({"w": ("w", {"scale": 4.0, "offset": 3.0}), "b": "b"})
+
+#: Transformations whose state does not depend on the params that they make.
+SCALED = {
+    "adabelief": optax.adabelief(1e-2, eps_root=0.0),
+    "adam": adam,
+    "ademamix": optax.contrib.ademamix(1e-2),
+    "simplified": optax.contrib.simplified_ademamix(1e-2),
+    "amsgrad": optax.amsgrad(1e-2),
+    "adan": optax.adan(1e-2),
+    "adadelta": optax.scale_by_adadelta(),
+    "adagrad": optax.scale_by_rss(0.0),
+    "lion": optax.lion(1e-2),
+    "madgrad": optax.contrib.madgrad(1e-2),
+    "momo": optax.contrib.momo_adam(1e-2),
+    "MultiSteps": optax.MultiSteps(adam, 3).gradient_transformation(),
+    "optimistic": optax.scale_by_optimistic_gradient(),
+    "rmsprop": optax.scale_by_rms(),
+    "centered": optax.scale_by_stddev(),
+    "momentum": optax.sgd(1e-2, momentum=0.9),
+    "apply_every": optax.apply_every(4),
+    "lbfgs": optax.scale_by_lbfgs(3),
+}
+
+
+def numbers(count: int, params: Any, *, scale: float) -> Any:
+    grads = jax.tree.map(lambda leaf: jnp.sin(leaf + count), params)
+    return {**grads, "w": grads["w"] / scale}
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_the_powers_of_a_scale_are_those_that_optax_shows(name):
+    tx = SCALED[name]
+    params = {"w": jnp.linspace(1.0, 2.0, 6).reshape(2, 3), "b": jnp.ones(3)}
+    states = []
+    for m in (lambda tree: tree, CHANGED):
+        state = tx.init(m(params))
+        for count in range(3):
+            scale = 4.0 if m is CHANGED else 1.0
+            moved = jax.tree.map(lambda leaf, k=count: leaf * (1 + k / 8), params)
+            grads = numbers(count, params, scale=scale)
+            update = optax.with_extra_args_support(tx).update
+            state = update(grads, state, m(moved), value=jnp.ones(()))[1]
+        states.append(state)
+    old, direct = states
+    carried, report = ta.carry_state(tx, CHANGED(params), old, migration=CHANGED)
+    assert (report.fresh, report.unmoved) == ((), {})
+    one, two = ta.to_flat_dict(carried), ta.to_flat_dict(direct)
+    for path in one:
+        if path.endswith(("/w", "/b")) and "e_x" not in path:
+            np.testing.assert_allclose(one[path], two[path], 1e-4, 1e-7, err_msg=path)
+
+
+#: Fields of Optax's states whose power the table has.
+POWERS = {
+    "ApplyEvery": "grad_acc",
+    "DAdaptAdamWState": "exp_avg exp_avg_sq grad_sum",
+    "DoGState": "init_params",
+    "DoWGState": "init_params",
+    "MadgradState": "grad_sum_sq s x0",
+    "MechanicState": "m v s x0",
+    "MomoAdamState": "exp_avg exp_avg_sq",
+    "MomoState": "exp_avg",
+    "MultiStepsState": "acc_grads",
+    "MuonState": "mu",
+    "ProdigyState": "exp_avg exp_avg_sq grad_sum params0",
+    "SAMState": "cache",
+    "ScaleByAdaDeltaState": "e_g e_x",
+    "ScaleByAdamState": "mu nu",
+    "ScaleByAdanState": "m v n g",
+    "ScaleByAdemamixState": "m1 m2 nu",
+    "ScaleByAmsgradState": "mu nu nu_max",
+    "ScaleByBacktrackingLinesearchState": "grad",
+    "ScaleByBeliefState": "mu nu",
+    "ScaleByLBFGSState": "params updates diff_params_memory diff_updates_memory",
+    "ScaleByLionState": "mu",
+    "ScaleByRStdDevState": "mu nu",
+    "ScaleByRmsState": "nu",
+    "ScaleByRssState": "sum_of_squares",
+    "ScaleBySimplifiedAdEMAMixState": "m n",
+    "ScaleByZoomLinesearchState": "grad",
+    "ScheduleFreeState": "z",
+    "SophiaState": "mu nu",
+    "TraceState": "trace",
+}
+
+
+def test_a_state_that_optax_adds_is_to_be_looked_at():
+    for module in (optax, optax.contrib, optax.transforms, optax.experimental):
+        for name, cls in vars(module).items():
+            if isinstance(cls, type) and is_state_class(cls):
+                fields = [f for f in cls._fields if degree_of([cls], f) is not None]
+                assert {*fields} <= {*POWERS.get(name, "").split()}, name
+
+
+def test_averages_of_params_are_scaled_and_shifted_like_them():
+    tx = optax.contrib.schedule_free(adam, 1e-2)
+    params = {"w": jnp.linspace(1.0, 2.0, 6), "b": jnp.ones(3)}
+    params, old = train(tx, params, tx.init(params))
+    state, _ = ta.carry_state(tx, CHANGED(params), old, migration=CHANGED)
+    assert np.array_equal(state.z["w"], old.z["w"] * 4 + 3)
+    adam_state, old_adam = (each.base_optimizer_state[0] for each in (state, old))
+    assert np.array_equal(adam_state.nu["w"], old_adam.nu["w"] / 16)
+
+
+def test_values_are_undone_on_the_way_back():
+    params = {"w": jnp.linspace(1.0, 2.0, 6), "b": jnp.ones(3)}
+    for tx in (adam, optax.contrib.schedule_free(adam, 1e-2)):
+        params, old = train(tx, params, tx.init(params))
+        state, _ = ta.carry_state(tx, CHANGED(params), old, migration=CHANGED)
+        again, _ = ta.carry_state(tx, params, state, migration=CHANGED.inverse)
+        for one, two in zip(jax.tree.leaves(again), jax.tree.leaves(old), strict=True):
+            np.testing.assert_allclose(one, two, 1e-6)
+
+
+def test_slots_keep_their_dtype_when_params_are_cast():
+    m = ta.Migration({"w": ("kernel", {"cast": ["float32", "bfloat16"]})})
+    tx = optax.scale_by_adam(mu_dtype=jnp.float32)
+    params, old = train(tx, {"w": jnp.arange(3.0)}, tx.init({"w": jnp.arange(3.0)}))
+    state, report = ta.carry_state(tx, m(params), old, migration=m)
+    assert state.mu["kernel"] is old.mu["w"]
+    assert state.nu["kernel"].dtype == jnp.bfloat16  # as Optax makes it here
+    assert (
+        "bfloat16[3], but the saved one is float32[3]"
+        in (report.misshaped["nu/kernel"])
+    )
+
+
+def test_padding_is_zero_in_slots_and_is_cut_off_again():
+    m = ta.Migration({"w : v e": ("w : v e", {"pad": {"v": [0, 2]}})})
+    params = {"w": jnp.arange(6.0).reshape(2, 3)}
+    params, old = train(adam, params, adam.init(params))
+    state, report = ta.carry_state(adam, m(params), old, migration=m)
+    assert_report(report)
+    assert np.array_equal(state[0].nu["w"], np.pad(old[0].nu["w"], ((0, 2), (0, 0))))
+    # Rows that were padded may have trained since.
+    state = optax.tree_utils.tree_set(state, mu={"w": jnp.ones((4, 3))})
+    again, _ = ta.carry_state(adam, params, state, migration=m.inverse)
+    assert np.array_equal(again[0].mu["w"], np.ones((2, 3)))
+
+
+def test_new_leaves_are_fresh_and_dropped_ones_left_over():
+    m = ta.Migration({"w": "kernel", "old/*": None}, new={"bias": "zeros"})
+    params = {"w": jnp.ones(3), "old": {"x": jnp.ones(2)}}
+    new = m(params, target={"kernel": jnp.ones(3), "bias": jnp.ones(2)})
+    _, report = ta.carry_state(adam, new, adam.init(params), migration=m)
+    assert report.fresh == ("0/mu/bias", "0/nu/bias")
+    assert report.left_over == ("0/mu/old/x", "0/nu/old/x")
+    assert report.unmoved == {}
+
+
+# What cannot be known starts fresh, and the report says so
+
+
+def unmoved(tx: Any, params: Any, table: Any, **kwargs: Any) -> tuple[Any, Any]:
+    m = ta.Migration(table)
+    state = train(tx, params, tx.init(params))[1]
+    return ta.carry_state(tx, m(params), state, migration=m)
+
+
+def test_a_field_whose_power_is_not_known_starts_fresh():
+    params = {"w": jnp.ones(3)}
+    for table in ({"w": ("w", {"scale": 2.0})}, {"w": ("w", {"offset": 2.0})}):
+        for tx in (optax.ema(0.9), optax.chain(adam, optax.trace(0.9))):
+            _, report = unmoved(tx, params, table)
+            (name,) = (name for name in report.unmoved)
+            assert name in ("ema/w", "1/trace/w")
+            field = name.split("/")[-2]
+            text = f"{name!r}: what a row with values does to {field!r} is not known"
+            assert f"not moved, {text}" in str(report)
+
+
+def test_a_row_with_a_function_starts_fresh():
+    _, report = unmoved(adam, {"w": jnp.ones(3)}, {"w": ("w", lambda w: w * 2)})
+    assert "not moved, '0/mu/w', '0/nu/w': its row has a function" in str(report)
+
+
+RENAMED = "it does not have the shape of its parameter, so it is only renamed"
+
+
+def test_statistics_of_other_shapes_are_renamed_but_not_moved():
+    tx = optax.adafactor(1e-2, min_dim_size_to_factor=2)
+    params = {"w": jnp.ones((3, 4)), "b": jnp.ones(3)}
+    _, report = unmoved(tx, params, {"{n}": "net/{n}"})
+    assert_report(report)
+    assert report.carried["0/v_row/net/w"] == "0/v_row/w"
+    _, report = unmoved(tx, params, {"w : a b": "kernel : b a", "b": "bias"})
+    assert sorted(report.unmoved) == ["0/v/w", "0/v_col/w", "0/v_row/w"]
+    assert "0/v_row/b" in report.carried.values()
+    assert "'w' is float32[1], and 'w : a b' has axes for 2" in str(report)
+    assert "it does not have the shape of its parameter, so it is only renamed" in str(
+        report
+    )
+
+
+def test_statistics_that_come_several_a_parameter_are_renamed():
+    params = {"w": jnp.ones((3, 4)), "x": {"b": jnp.ones(3)}}
+    table = {"w": "net/w", "{a}/{n}": "{a}/{n}"}
+    _, report = unmoved(optax.sm3(1e-2), params, table)
+    assert_report(report)
+    assert report.carried["0/mu/net/w/1"] == "0/mu/w/1"
+    _, report = unmoved(
+        optax.sm3(1e-2), params, {"w : a b": "w : b a", "{r:**}": "{r}"}
+    )
+    assert list(report.unmoved) == ["0/mu/w/0", "0/mu/w/1"]
+    assert "it does not have the shape of its parameter, so it is only renamed" in str(
+        report
+    )
+
+
+def test_one_parameter_that_becomes_several_takes_its_moments_along_with_a_warning():
+    table = {"wte : v e": ("embed : v e", "head : e v")}
+    state, report = unmoved(adam, {"wte": jnp.arange(6.0).reshape(2, 3)}, table)
+    assert np.array_equal(state[0].mu["embed"], state[0].mu["head"].T)
+    (warning,) = report.warnings
+    assert warning.startswith(
+        "the row 'wte : v e' makes copies of one parameter: each of 'embed', 'head' "
+        "goes on with all of its moments"
+    )
+    plain, _ = unmoved(adam, {"wte": jnp.ones(2)}, {"wte": ("embed", "head")})
+    leaves = [leaf for leaf in jax.tree.leaves(plain) if leaf.ndim]
+    assert len({id(leaf) for leaf in leaves}) == len(leaves) == 4  # donatable
+
+
+def test_copies_that_become_one_need_equal_moments():
+    params = {"embed": jnp.ones(2), "head": jnp.ones(2)}
+    m = ta.Migration({("embed", "head"): "wte"})
+    _, old = train(adam, params, adam.init(params))
+    new = {"wte": jnp.ones(2)}
+    assert_report(ta.carry_state(adam, new, old, migration=m)[1])
+    other = optax.tree_utils.tree_set(old, nu=params | {"head": jnp.zeros(2)})
+    _, report = ta.carry_state(adam, new, other, migration=m)
+    assert report.fresh == ("0/nu/wte",)
+    assert "not moved, '0/nu/embed', '0/nu/head': the copies are not equal" in (
+        str(report)
+    )
+
+
+def test_leaves_without_a_row_are_reported():
+    m = ta.Migration({"w": "kernel"})
+    old = adam.init({"w": jnp.ones(2), "b": jnp.ones(3)})
+    _, report = ta.carry_state(adam, {"kernel": jnp.ones(2)}, old, migration=m)
+    assert "not moved, '0/mu/b', '0/nu/b': no row names it" in str(report)
+
+
+def test_a_long_report_stays_short():
+    params = {f"layers.{i}": jnp.ones(2) for i in range(40)}
+    m = ta.Migration({"layers.{l} : e": "layers : l e"})
+    old = ta.freeze(adam, "layers.7").init(params)
+    _, report = ta.carry_state(adam, m(params), old, migration=m)
+    assert len(report.unmoved) == 78
+    assert len(str(report)) < 1000
+
+
+# Forms of the saved state, and errors
+
+
+def test_boxes_have_no_segment_in_the_paths_of_rows():
+    m, params = MIGRATIONS["stack"], start()
+    state = train(adam, params, adam.init(params))[1]
+    boxed = {f"{name}/value": leaf for name, leaf in ta.to_flat_dict(state).items()}
+    for saved in (boxed, {"opt_state": boxed, "step": 3}):
+        again, report = ta.carry_state(adam, m(params), saved, migration=m)
+        assert (report.fresh, report.unmoved) == ((), {})
+        assert_equal(again, ta.carry_state(adam, m(params), state, migration=m)[0])
+
+
+def test_arrays_of_numpy_and_abstract_ones():
+    m, params = MIGRATIONS["stack"], start()
+    old = train(adam, params, adam.init(params))[1]
+    state = ta.carry_state(adam, m(params), old, migration=m)[0]
+    saved = jax.tree.map(np.asarray, ta.to_flat_dict(old))
+    in_numpy, _ = ta.carry_state(adam, m(params), saved, migration=m)
+    assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(in_numpy))
+    assert_equal(in_numpy, state)
+    traced = jax.jit(lambda s: ta.carry_state(adam, m(params), s, migration=m)[0])(old)
+    assert_equal(traced, state)
+    specs = [jax.eval_shape(lambda tree: tree, each) for each in (m(params), old)]
+    abstract, report = ta.carry_state(adam, *specs, migration=m)
+    assert_report(report)
+    assert jax.tree.map(lambda a: (a.shape, a.dtype), abstract) == jax.tree.map(
+        lambda a: (a.shape, a.dtype), state
+    )
+
+
+def test_params_that_are_called_like_fields():
+    table = {"mu": "nu", "nu/{l} : e": "count : l e", "{r:**}": "{r}"}
+    params = {"mu": jnp.ones(2), "nu": {"0": jnp.ones(3), "1": jnp.ones(3)}}
+    _, report = unmoved(adam, params | {"x": {"mu": jnp.ones(4)}}, table)
+    assert_report(report)
+    assert report.carried["0/mu/nu"] == "0/mu/mu"
+    assert report.carried["0/nu/x/mu"] == "0/nu/x/mu"
+
+
+def test_a_table_is_not_a_migration():
+    with pytest.raises(
+        ta.MigrationError, match=r"expects a ta\.Migration, and got a dict"
+    ):
+        ta.carry_state(adam, {"w": 1.0}, {}, migration={"v": "w"})  # type: ignore
+
+
+def test_two_leaves_of_a_copy_that_get_one_name():
+    m = ta.Migration({"{model}/w": "w"})
+    old = adam.init({"a": {"w": jnp.ones(2)}, "b": {"w": jnp.ones(2)}})
+    with pytest.raises(ta.MigrationError, match="Several leaves get the name '0/mu/w'"):
+        ta.carry_state(adam, {"w": jnp.ones(2)}, old, migration=m)
+
+
+def test_a_renamed_model_is_told_of_migrations():
+    tx = optax.adam(1e-3)
+    old = tx.init({"w": jnp.ones(2)})
+    _, report = ta.carry_state(tx, {"kernel": jnp.ones(2)}, old)
+    assert "pass migration=ta.Migration({old: new})" in report.warnings[0]
