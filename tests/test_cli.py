@@ -594,7 +594,7 @@ def test_arguments_in_the_wrong_order_are_reported(npz, rules, tmp_path):
     assert "TOML or JSON" in run("lint", npz, "--rules", npz, code=2)
     run("lint", rules, "--rules", rules, code=2)
     missing = ("explain", npz, "a", "--rules", tmp_path / "x.toml")
-    assert "cannot be read" in run(*missing, code=2)
+    assert "there is no such file" in run(*missing, code=2)
     assert "no values" in run("convert", "test_cli:linked", "x.safetensors", code=2)
 
 

@@ -18,8 +18,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from treeadapt.data_files import MAX_BYTES
 from treeadapt.errors import PatternError, RulesFileError, TreeAdaptError
-from treeadapt.selection.files import MAX_BYTES, MAX_PATTERNS, write_toml
+from treeadapt.selection.files import MAX_PATTERNS, write_toml
 from treeadapt.selection.freeze_spec import FreezeSpec
 from treeadapt.selection.rules import Rules, load_rules
 from treeadapt.selection.selectors import as_selector, escape, glob, leaf, node
@@ -298,8 +299,9 @@ def test_size_and_counts_are_capped_before_work(tmp_path):
 def test_a_file_that_cannot_be_read_is_a_typed_error(tmp_path, name):
     (tmp_path / "folder.toml").mkdir()
     (tmp_path / "rules.yaml").write_text("version: 1\n")
-    with pytest.raises(RulesFileError):
+    with pytest.raises(RulesFileError) as caught:
         load_rules(os.path.join(tmp_path, name))
+    assert "Errno" not in str(caught.value)
     with pytest.raises(RulesFileError):
         load_rules(3)
 

@@ -19,8 +19,10 @@ from flax import nnx
 from test_checkpoints import write
 
 import treeadapt as ta
-from treeadapt import errors, patterns
+from treeadapt import data_files, errors, patterns
 from treeadapt.checkpoints import common, orbax_folder, safetensors_file
+from treeadapt.migrations import files as migration_files
+from treeadapt.migrations import groups
 from treeadapt.selection import files
 from treeadapt.trees import flatten
 
@@ -146,6 +148,15 @@ def test_rules_that_name_a_module_import_nothing(trap, tmp_path):
                 found({"a": jnp.ones(1)})
 
 
+@pytest.mark.hazard("K18")
+def test_a_migration_that_names_a_module_imports_nothing(trap, tmp_path):
+    file = tmp_path / "table.toml"
+    names = [name.replace(" ", "") for name in trap]
+    file.write_text(ta.Migration({name: f"new/{name}" for name in names}).to_toml())
+    found = ta.load_migration(file)
+    assert list(found({names[0]: np.ones(1)} | dict.fromkeys(names[1:], np.ones(1))))
+
+
 @pytest.mark.hazard("K7", "K18")
 @formats
 def test_a_checkpoint_that_names_a_module_imports_nothing(kind, trap, tmp_path):
@@ -246,10 +257,14 @@ def test_only_attributes_of_the_target_are_set(model, name, tmp_path):
 def test_the_policy_states_the_caps_as_they_are():
     text = (ROOT / "SECURITY.md").read_text("utf-8")
     caps = {
-        "bytes of a rules file": files.MAX_BYTES,
+        "bytes of a rules or migration file": data_files.MAX_BYTES,
         "patterns of a rules file": files.MAX_PATTERNS,
         "weight of the patterns of a rules file": files.MAX_WEIGHT,
         "paths of a freeze spec": files.MAX_PATHS,
+        "rows of a migration file": migration_files.MAX_ROWS,
+        "characters of a migration file's addresses": migration_files.MAX_CHARACTERS,
+        "weight of the captures of a migration file": migration_files.MAX_WEIGHT,
+        "leaves that a migration divides arrays into": groups.MAX_LEAVES,
         "characters of a pattern with wildcards": patterns.MAX_CHARACTERS,
         "`**` in a pattern": patterns.MAX_ANY_DEPTH,
         "digits of a number in a pattern": patterns.MAX_DIGITS,

@@ -55,7 +55,7 @@ from treeadapt.errors import (
     UnstablePathWarning,
     UnusedRuleError,
 )
-from treeadapt.migrations.migration import Migration, rename
+from treeadapt.migrations.migration import Migration, load_migration, rename
 from treeadapt.migrations.plan import MigrationPlan
 from treeadapt.patterns import escape
 from treeadapt.report import Summary, summarize
@@ -134,6 +134,7 @@ __all__ = [
     "leaf",
     "lift",
     "load",
+    "load_migration",
     "load_report",
     "load_rules",
     "map_where",

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections import Counter
 from typing import TypeAlias
 
 from treeadapt.migrations.templates import malformed
 
 REST = "..."
+MAX_AXES = 64  # of NumPy's arrays
 
 #: Names whose sizes multiply; none for an axis of size 1.
 Product: TypeAlias = tuple[str, ...]
@@ -122,7 +124,10 @@ def _check(row: str, start: int, axes: Axes) -> None:
         malformed(row, start, "two concatenations", "Write two rows")
     for part in range(parts_of(axes)):
         names = names_of(axes, part)
-        twice = [name for name in names if names.count(name) > 1]
+        if len(names) > MAX_AXES:
+            problem = f"{len(names):,} names, and arrays have {MAX_AXES} axes at most"
+            malformed(row, start, problem, "Name several axes as one")
+        twice = [name for name, count in Counter(names).items() if count > 1]
         if twice:
             malformed(
                 row,

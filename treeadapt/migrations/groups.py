@@ -26,8 +26,8 @@ from treeadapt.migrations.solving import Equation, solve
 from treeadapt.migrations.templates import Captures, decompose
 from treeadapt.names import listing, natural, plural
 
+MAX_LEAVES = 1_000_000  # that arrays may become, as of a checkpoint
 _SHOWN = 6  # missing leaves that a message lists
-_MAX_LEAVES = 1_000_000  # that one array may become
 _NO_NUMBER = 4  # the rank of the dtypes that hold no numbers
 
 Specs = Mapping[str, Any]
@@ -299,8 +299,9 @@ class GroupMaker:
             sides, sizes = self._solved(values, sources, counts)
         for address in row.targets:
             count = math.prod(sizes[name] for name in self._inner(address))
-            if count > _MAX_LEAVES:
-                text = f"would become {count:,} leaves, more than {_MAX_LEAVES:,}"
+            self.problems.num_made += count
+            if self.problems.num_made > MAX_LEAVES:
+                text = f"would become {count:,} leaves; at most {MAX_LEAVES:,} in all"
                 self._fault(f"{listing([sources[0][0]])} {text}")
         targets = tuple(
             tuple(

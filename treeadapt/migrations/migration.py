@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 from treeadapt.arrays import is_array
 from treeadapt.convert import describe
 from treeadapt.errors import MigrationError
+from treeadapt.migrations.files import check_weight, read_table, write_table
 from treeadapt.migrations.groups import Group
 from treeadapt.migrations.plan import MigrationPlan, leads_back
 from treeadapt.migrations.planning import compare_target, plan_groups
@@ -258,6 +260,27 @@ class Migration:
         made._sizes = dict(self._sizes)
         return made
 
+    def to_toml(self) -> str:
+        """Write the table as a migration file, for ``load_migration``.
+
+        Raises:
+            MigrationError: rows have functions; all of them are named.
+
+        Example:
+            >>> table = {"w : i o": ("kernel : o i", {"scale": 0.5}), "*.mask": None}
+            >>> print(Migration(table).to_toml(), end="")
+            version = 1
+            <BLANKLINE>
+            [[rows]]
+            from = "w : i o"
+            to = "kernel : o i"
+            scale = 0.5
+            <BLANKLINE>
+            [[rows]]
+            drop = "*.mask"
+        """
+        return write_table(self._rows, self._sizes, self._new)
+
     def _table(self) -> tuple[Any, ...]:
         return tuple(row.typed() for row in self._rows)
 
@@ -352,6 +375,41 @@ def _called(group: Group, leaves: Sequence[Any]) -> dict[str, Any]:
             "tuple with one leaf for each."
         )
     return dict(zip(paths, made, strict=True))
+
+
+def load_migration(path: str | os.PathLike[str]) -> Migration:
+    """Read a migration from a TOML or JSON file.
+
+    ``version = 1`` and ordered ``[[rows]]``. A row has ``from`` and ``to``, each an
+    address or a list of them, and may have ``scale``, ``offset``, ``pad`` and ``cast``,
+    or these in a table ``undo``; or it has ``drop`` alone. ``[sizes]`` and ``[new]`` as
+    for ``Migration``.
+
+    Args:
+        path: file name, ending in ``.toml`` or ``.json``. The file is read as data:
+            nothing in it is imported or run.
+
+    Raises:
+        MigrationError: the file cannot be read, is malformed, or too large.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> file = pathlib.Path(tempfile.mkdtemp()) / "table.toml"
+        >>> text = Migration({"layers.{l}.w : i o": "w : l o i"}).to_toml()
+        >>> _ = file.write_text(text)
+        >>> load_migration(file)
+        Migration({'layers.{l}.w : i o': 'w : l o i'})
+    """
+    table, sizes, new = read_table(path)
+    try:
+        made = Migration(table, sizes=sizes, new=new)
+    except MigrationError as error:
+        raise MigrationError(f"Migration file {str(path)!r}: {error}") from None
+    templates = [template for template, _ in made._fillings]
+    for side in ("sources", "targets"):
+        addresses = (each for row in made._rows for each in getattr(row, side))
+        check_weight(path, [*templates, *(each.path for each in addresses)])
+    return made
 
 
 def rename(flat: Any, table: Mapping[Any, Any]) -> dict[str, Any]:

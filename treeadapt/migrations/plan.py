@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -119,8 +119,8 @@ class MigrationPlan:
         are all different primes.
         """
         pairs: dict[int, dict[tuple[str, str], None]] = {}
-        for group in self.groups:
-            own = pairs.setdefault(group.place, {})
+        for (place, _), group in {(g.place, g.move): g for g in self.groups}.items():
+            own = pairs.setdefault(place, {})
             own.update(dict.fromkeys(_swappable(group)))
         return {place: tuple(own) for place, own in pairs.items() if own}
 
@@ -141,8 +141,12 @@ class MigrationPlan:
     def __str__(self) -> str:
         counts = plural(len(self.source), "leaf"), plural(len(self.result), "leaf")
         lines = [f"{counts[0]} become {counts[1]}."]
+        groups = {
+            place: [*own]
+            for place, own in itertools.groupby(self.groups, lambda group: group.place)
+        }
         for place, row in enumerate(self.rows):
-            lines += self._row_lines(place, row)
+            lines += self._row_lines(place, row, groups.get(place, []))
         for path, how in self.new.items():
             lines.append(f"new {listing([path])}: {how}")
         if self.static:
@@ -161,8 +165,9 @@ class MigrationPlan:
         lines += [f"not checked on shapes: {text}" for text in self.unread]
         return "\n".join(lines)
 
-    def _row_lines(self, place: int, row: Row) -> Iterator[str]:
-        groups = [group for group in self.groups if group.place == place]
+    def _row_lines(
+        self, place: int, row: Row, groups: Sequence[Group]
+    ) -> Iterator[str]:
         sources = sum(len(paths) for group in groups for paths in group.sources)
         targets = sum(len(paths) for group in groups for paths in group.targets)
         if row.drops:

@@ -87,11 +87,20 @@ def assign(
     for place, addresses in enumerate(sides):
         for number, address in enumerate(addresses):
             index.setdefault(address.path.key, []).append((place, number))
+    anywhere = index.pop(None, [])
+    below = {
+        key: sorted(own + anywhere)
+        for key, own in index.items()
+        if key is not None and key.endswith(SEPARATOR)
+    }
     unmatched = []
     for path in paths:
-        keys = dict.fromkeys((path, path.partition(SEPARATOR)[0] + SEPARATOR, None))
+        head = path.partition(SEPARATOR)[0] + SEPARATOR
+        places = below.get(head, anywhere)
         owner = None
-        for place, number in heapq.merge(*(index.get(key, ()) for key in keys)):
+        if path in index and path != head:
+            places = [*heapq.merge(index[path], places)]
+        for place, number in places:
             if owner is not None and place != owner:
                 break
             captures = sides[place][number].path.match(path)

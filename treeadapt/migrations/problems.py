@@ -16,9 +16,15 @@ CANDIDATES = 2_000  # paths among which the nearest is sought
 
 @dataclasses.dataclass
 class Problems:
-    """All that is wrong, by kind."""
+    """All that is wrong, by kind.
+
+    Attributes:
+        found: texts by kind.
+        num_made: how many leaves moved arrays have become so far.
+    """
 
     found: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    num_made: int = 0
 
     def add(self, kind: str, text: str) -> None:
         """Note one problem."""

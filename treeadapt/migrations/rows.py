@@ -26,7 +26,7 @@ from treeadapt.names import Speller, listing
 SPLIT = " : "
 MAX_CHARACTERS = 4_096
 
-_OPERATIONS = ("scale", "offset", "pad", "cast")
+OPERATIONS = ("scale", "offset", "pad", "cast")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -266,7 +266,7 @@ def parse_row(source: Any, value: Any) -> Row:
         refuse(row.text, "it drops leaves and changes them", "Write None alone")
     if isinstance(extra, Mapping):
         values, undoes = _values(row.text, extra)
-        row = dataclasses.replace(row, values=values, undoes=undoes)
+        row = dataclasses.replace(row, values=values, undoes=undoes and bool(values))
     elif isinstance(extra, tuple):
         if len(extra) != 2:
             problem = f"it has {len(extra)} functions"
@@ -320,10 +320,10 @@ def _values(row: str, typed: Mapping[Any, Any]) -> tuple[Values, bool]:
     if not isinstance(given, Mapping) or not given:
         refuse(row, f"{given!r:.80} holds no operations", "Write {'scale': 2.0}")
     for name in given:
-        if name not in _OPERATIONS:
-            near = Speller().nearest(str(name), _OPERATIONS, count=1)
+        if name not in OPERATIONS:
+            near = Speller().nearest(str(name), OPERATIONS, count=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
-            known = f"known are {listing(_OPERATIONS)}"
+            known = f"known are {listing(OPERATIONS)}"
             refuse(
                 row, f"{name!r:.80} is not an operation; {hint}{known}", "Correct it"
             )

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import re
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeAlias
 
@@ -64,12 +66,13 @@ class Capture:
     shift: int = 0
     is_wild: bool = False
 
-    def read(self, text: str) -> str | int | None:
+    def read(self, text: str) -> Any:
         """Return what the capture holds if a path has this text; None if it cannot."""
+        if self.is_many:
+            return text
         if self.entries:
-            if text not in self.entries:
-                return None
-            return self.entries.index(text) if self.is_number else text
+            place = self._positions.get(text)
+            return text if place is not None and not self.is_number else place
         if self.is_number:
             fits = _NUMBER.fullmatch(text) and int(text) >= self.shift
             return int(text) - self.shift if fits else None
@@ -81,29 +84,36 @@ class Capture:
             return value
         return self.entries[value] if self.entries else str(value + self.shift)
 
-    def stops_at(self, literal: str) -> bool:
-        """Return whether the first such literal is where a value must end."""
-        held = "".join(self.entries) if self.entries else "0123456789"
-        return bool(self.is_number or self.entries) and literal[0] not in held
-
-    def ends(self, text: str, start: int, may_end: Sequence[int]) -> int:
-        """Return the least end of a value that starts at ``start``; -1 without one.
+    def ends(self, text: str, start: int, literal: str, stop: int) -> Iterator[int]:
+        """Yield the ends of values that start at ``start``, the nearest first.
 
         Args:
             text: the segment.
             start: where the value starts.
-            may_end: for each place the next one at which a value may end, or -1.
+            literal: what follows the value; empty for the last one, which ends at
+                ``stop``.
+            stop: where the last value ends.
         """
-        if not self.entries and not self.is_number:
-            first = start if self.is_wild else start + 1
-            return may_end[first] if first <= len(text) else -1
-        longest = max(map(len, self.entries)) if self.entries else 18
-        end = may_end[start]
-        while 0 <= end <= start + longest:
+        end = text.find(literal, start, stop) if literal else stop
+        while start <= end <= start + self._longest:
             if self.read(text[start:end]) is not None:
-                return end
-            end = may_end[end + 1] if end < len(text) else -1
-        return -1
+                yield end
+            end = text.find(literal, end + 1, stop) if literal else -1
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it may hold any text."""
+        return not (self.entries or self.is_number)
+
+    @functools.cached_property
+    def _longest(self) -> int:
+        if self.entries:
+            return max(map(len, self.entries))
+        return 18 if self.is_number else sys.maxsize
+
+    @functools.cached_property
+    def _positions(self) -> dict[str, int]:
+        return {text: place for place, text in enumerate(self.entries)}
 
 
 #: Literals and captures of a segment in turn, literals first; or one capture of many.
@@ -146,6 +156,27 @@ class Template:
         is_plain = len(first) == 1 and isinstance(first[0], str)
         return f"{first[0]}{SEPARATOR}" if is_plain else None
 
+    @functools.cached_property
+    def _relaxed(self) -> re.Pattern[str]:
+        """What ``/`` and a path match if each capture may hold any text.
+
+        Captures are atomic, so that nothing backtracks: if the first occurrence of what
+        follows a capture does not lead to a match, a later one does not either.
+        """
+        text, end = "", ""
+        for segment in self.segments:
+            if _is_many(segment):
+                text, end = f"{text}{end}(?>((?:/[^/]*)*?)", ")"
+                continue
+            text += SEPARATOR + re.escape(str(segment[0]))
+            for place in range(1, len(segment), 2):
+                held, literal = segment[place], re.escape(str(segment[place + 1]))
+                least = "*" if isinstance(held, Capture) and held.is_wild else "+"
+                after = "(?![^/])" if place + 2 == len(segment) else ""
+                text += f"(?>([^/]{least}?){literal}{after})"
+            text += "(?![^/])" if len(segment) == 1 else ""
+        return re.compile(f"{text}\\Z{end}")
+
     def understood(
         self,
         numbers: Collection[str],
@@ -181,44 +212,43 @@ class Template:
 
         Of all ways to match, each capture is as short as those left of it allow.
         """
-        parts = path.split(SEPARATOR)
-        places: Sequence[int] | None = range(len(self.segments) + 1)
-        if self._has_many:
-            places = self._places(parts)
-        elif len(parts) != len(self.segments):
+        found = self._relaxed.match(SEPARATOR + path)
+        if found is None:
             return None
+        pairs = zip(self.captures, found.groups(), strict=True)
+        held = [(capture, capture.read(text)) for capture, text in pairs]
+        if any(value is None for _, value in held):
+            held = self._split(path.split(SEPARATOR))
+            if not held:
+                return None
+        captures: Captures = {}
+        for capture, value in held:
+            if captures.setdefault(capture.key, value) != value and not capture.is_wild:
+                return None
+        return captures
+
+    def _split(self, parts: Sequence[str]) -> list[tuple[Capture, Any]]:
+        """Return what the segments of a path give each capture; empty if none."""
+        places = self._places(parts)
         if places is None:
-            return None
-        found: Captures = {}
-        for place, segment in enumerate(self.segments):
-            start = places[place]
+            return []
+        held: list[tuple[Capture, Any]] = []
+        for segment, (start, stop) in zip(
+            self.segments, itertools.pairwise(places), strict=True
+        ):
             if _is_many(segment):
                 # Each with its separator: no segment and one empty segment differ.
-                run = parts[start : places[place + 1]]
-                values: list[tuple[Any, Any]] = [
-                    (segment[0], "".join(SEPARATOR + part for part in run))
-                ]
+                run = "".join(SEPARATOR + part for part in parts[start:stop])
+                held.append((segment[0], run))  # type: ignore[arg-type]
             else:
-                matched = _match_segment(segment, parts[start])
-                if matched is None:
-                    return None
-                values = matched
-            for capture, value in values:
-                is_other = found.setdefault(capture.key, value) != value
-                if is_other and not capture.is_wild:
-                    return None
-        return found
-
-    @functools.cached_property
-    def _has_many(self) -> bool:
-        return any(map(_is_many, self.segments))
+                held += _match_segment(segment, parts[start]) or ()
+        return held
 
     def _places(self, parts: Sequence[str]) -> list[int] | None:
         """Return where each segment of the template starts, and the end."""
         count, size = len(self.segments), len(parts)
         # fits[i][j]: segments from i on match parts from j on.
-        fits = [[False] * (size + 1) for _ in range(count)]
-        fits.append([False] * size + [True])
+        fits = [[False] * (size + 1) for _ in range(count)] + [[False] * size + [True]]
         for i in reversed(range(count)):
             for j in reversed(range(size + 1)):
                 if _is_many(self.segments[i]):
@@ -317,10 +347,12 @@ def malformed(text: str, column: int, problem: str, cure: str) -> NoReturn:
     Raises:
         MigrationError: always; it points at the column.
     """
-    left = text[max(column - 60, 0) : column]
+    # What a terminal would obey has the width of one character, too.
+    shown = "".join(char if char.isprintable() else "?" for char in text)
+    left = shown[max(column - 60, 0) : column]
     raise MigrationError(
         f"The row {listing([text])} is malformed at column {column + 1}: {problem}. "
-        f"{cure}.\n    {left}{text[column : column + 20]}\n    {' ' * len(left)}^"
+        f"{cure}.\n    {left}{shown[column : column + 20]}\n    {' ' * len(left)}^"
     )
 
 
@@ -406,7 +438,7 @@ def _is_many(segment: Segment) -> bool:
     return isinstance(segment[0], Capture)
 
 
-def _match_segment(segment: Segment, text: str) -> list[tuple[Any, Any]] | None:
+def _match_segment(segment: Segment, text: str) -> list[tuple[Capture, Any]] | None:
     """Match one segment; return its captures with what they hold."""
     if len(segment) == 1:
         return [] if segment[0] == text else None
@@ -414,59 +446,44 @@ def _match_segment(segment: Segment, text: str) -> list[tuple[Any, Any]] | None:
     captures: Sequence[Capture] = segment[1::2]  # type: ignore[assignment]
     if not text.startswith(literals[0]) or not text.endswith(literals[-1]):
         return None
-    start = len(literals[0])
-    values: list[Any] = []
-    for place, capture in enumerate(captures):
-        literal = literals[place + 1]
-        stop = len(text) - len(literal)
-        if place < len(captures) - 1:
-            stop = text.find(literal, start + (not capture.is_wild))
-        if stop < start:
-            return None
-        value = capture.read(text[start:stop])
-        if value is None:
-            cuts = zip(captures[: place + 1], literals[1:], strict=False)
-            if all(
-                each.stops_at(after) for each, after in cuts if each is not captures[-1]
-            ):
-                return None
-            return _match_slowly(literals, captures, text)
-        values.append((capture, value))
-        start = stop + len(literal)
-    return values
+    return _search(literals, captures, text)
 
 
-def _match_slowly(
+def _search(
     literals: Sequence[str], captures: Sequence[Capture], text: str
-) -> list[tuple[Any, Any]] | None:
-    """Match a segment in which the first cut that fits is not the right one."""
-    start, values = len(literals[0]), []
-    for capture, literal, ends in zip(
-        captures, literals[1:], _ends(literals[1:], captures, text), strict=True
-    ):
-        stop = ends[start]
-        if stop < 0:
-            return None
-        values.append((capture, capture.read(text[start:stop])))
-        start = stop + len(literal)
-    return values
+) -> list[tuple[Capture, Any]] | None:
+    """Return what each capture holds, each as short as those left of it allow.
 
+    Each capture is tried at each place once. Where one of any text fails, it fails at
+    all places further right: what it could hold there, it could hold here.
+    """
+    stop, last = len(text) - len(literals[-1]), len(captures) - 1
+    seen: set[tuple[int, int]] = set()
+    hopeless = [sys.maxsize] * len(captures)
+    starts: list[int] = []
+    searches: list[Iterator[int]] = []
 
-def _ends(
-    literals: Sequence[str], captures: Sequence[Capture], text: str
-) -> list[list[int]]:
-    """Return for each capture and start its shortest end that lets the rest match."""
-    size = len(text)
-    fits = [False] * size + [True]  # what follows the last literal is the end
-    found: list[list[int]] = []
-    for literal, capture in zip(reversed(literals), reversed(captures), strict=True):
-        nearest = [-1] * (size + 1)
-        for place in reversed(range(size + 1)):
-            after = place + len(literal)
-            here = after <= size and fits[after] and text.startswith(literal, place)
-            further = nearest[place + 1] if place < size else -1
-            nearest[place] = place if here else further
-        ends = [capture.ends(text, start, nearest) for start in range(size + 1)]
-        found.insert(0, ends)
-        fits = [end >= 0 for end in ends]
-    return found
+    def begin(place: int, start: int) -> None:
+        literal = literals[place + 1] if place < last else ""
+        starts.append(start)
+        searches.append(captures[place].ends(text, start, literal, stop))
+
+    begin(0, len(literals[0]))
+    while searches:
+        place = len(searches) - 1
+        end = next(searches[-1], None)
+        if end is None:
+            searches.pop()
+            first = starts.pop()
+            if captures[place].is_free:
+                hopeless[place] = min(hopeless[place], first)
+        elif place == last:
+            after = [*starts[1:], len(text)]
+            pieces = zip(captures, literals[1:], starts, after, strict=True)
+            return [(c, c.read(text[i : j - len(x)])) for c, x, i, j in pieces]
+        else:
+            start = end + len(literals[place + 1])
+            if (place + 1, start) not in seen and start < hopeless[place + 1]:
+                seen.add((place + 1, start))
+                begin(place + 1, start)
+    return None

@@ -174,16 +174,17 @@ class FreezeSpec(UnionSelector):
             RulesFileError: the file cannot be read, is malformed, or too large.
             PatternError: a pattern is malformed.
         """
-        document = files.read_file(path)
-        files.check_fields(path, document, ("freeze", *_RECORDED))
+        kind = files.RULES_FILE
+        document = kind.read(path)
+        kind.check_fields(path, document, ("version", "freeze", *_RECORDED))
         freeze = document.get("freeze")
         freeze = [freeze] if isinstance(freeze, str) else freeze
         limit = files.MAX_PATTERNS
-        patterns = files.check_strings(path, "freeze", freeze, limit)
+        patterns = kind.check_strings(path, "freeze", freeze, limit)
         files.check_patterns(path, patterns, allow_regex=allow_regex)
         limit = files.MAX_PATHS
         recorded = {
-            name: tuple(files.check_strings(path, name, document[name], limit))
+            name: tuple(kind.check_strings(path, name, document[name], limit))
             for name in _RECORDED
             if name in document
         }

@@ -566,8 +566,9 @@ def load_rules(path: str | os.PathLike[str], *, allow_regex: bool = False) -> Ru
         >>> load_rules(file)
         Rules({'policy': 'frozen'})
     """
-    document = files.read_file(path)
-    files.check_fields(path, document, ("rules", "default", "unused", "overlap"))
+    document = files.RULES_FILE.read(path)
+    known = ("version", "rules", "default", "unused", "overlap")
+    files.RULES_FILE.check_fields(path, document, known)
     pairs = files.parse_rules(
         path, document.pop("rules", None), allow_regex=allow_regex
     )

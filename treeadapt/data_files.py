@@ -1,0 +1,268 @@
+"""Data files: TOML and JSON documents from anyone, read as data and no more.
+
+Takes a file name, gives nested dicts, lists and plain values; writes values as TOML. A
+file's size and nesting are capped before work, keys that occur twice, unknown fields
+and other versions are refused, and nothing is imported or run by name. What a field
+means is up to the rooms that have such files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from treeadapt.errors import TreeAdaptError
+from treeadapt.names import listing, shorten
+
+VERSION = 1
+MAX_BYTES = 4 * 2**20
+MAX_INTEGER = 2**63
+_MAX_DOTS = 16  # in one key; the time that tomllib takes grows with the square
+
+# Strings and comments of TOML; what remains is keys, numbers and punctuation.
+_TOML_TEXT = re.compile(
+    r'"""(?:[^"\\]|\\.|"{1,2}(?!"))*+"{0,5}'
+    r"|'''(?:[^']|'{1,2}(?!'))*+'{0,5}"
+    r'|"(?:[^"\\\n]|\\.)*+"?'
+    r"|'[^'\n]*+'?"
+    r"|\#[^\n]*+",
+    re.DOTALL,
+)
+_TOML_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_TOML_END_OF_KEY = re.compile(r"[=,{}\[\]\n]")
+
+
+@dataclasses.dataclass(frozen=True)
+class DataFile:
+    """A kind of file.
+
+    Attributes:
+        noun: ``"rules"`` for a rules file.
+        error: what is raised about it.
+        table: the head of its main table, for messages.
+        line: a line below that head, whose quotes people forget.
+    """
+
+    noun: str
+    error: type[TreeAdaptError]
+    table: str
+    line: str
+
+    def read(self, path: str | os.PathLike[str]) -> dict[str, Any]:
+        """Read a TOML or JSON file; its top level is a table with ``version = 1``.
+
+        Args:
+            path: file name; its ending, ``.toml`` or ``.json``, decides the form.
+
+        Returns:
+            The other top-level fields, as nested dicts, lists and plain values.
+
+        Raises:
+            TreeAdaptError: of the kind's class: the file cannot be read, is too large
+                or malformed, a key occurs twice, or its version is another one.
+        """
+        try:
+            name = Path(path)
+        except TypeError as error:
+            text = f"A {self.noun} file is named by a path: {error}."
+            raise self.error(text) from error
+        parsers: dict[str, Callable[[str], Any]] = {".toml": _toml, ".json": _json}
+        parser = parsers.get(name.suffix.lower())
+        if parser is None:
+            seen = f"a {self.noun} file is TOML or JSON, by its ending"
+            cure = f"Write it as TOML: version = 1, {self.table}, {self.line}."
+            self.refuse(name, seen, cure)
+        text = self._text(name)
+        try:
+            document = parser(text)
+        except RecursionError:
+            cure = f"Write version = 1, {self.table}, {self.line}."
+            self.refuse(name, "it is nested too deep", cure)
+        except ValueError as error:  # includes what both parsers raise
+            quotes = f" Names and texts are quoted: {self.line}."
+            cure = f"Correct it.{quotes if parser is _toml else ''}"
+            self.refuse(name, f"it is malformed: {one_line(error)}", cure)
+        return self._versioned(name, document)
+
+    def _text(self, name: Path) -> str:
+        try:
+            with name.open("rb") as file:
+                data = file.read(MAX_BYTES + 1)
+        except FileNotFoundError:
+            self.refuse(name, "there is no such file", "Check the name.")
+        except (OSError, ValueError) as error:
+            reason = one_line(getattr(error, "strerror", None) or error)
+            self.refuse(name, f"it cannot be read: {reason}", "Check the name.")
+        if len(data) > MAX_BYTES:
+            self.refuse(name, f"it is larger than {MAX_BYTES:,} bytes", "Split it.")
+        try:
+            return data.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            cure = "Save it as UTF-8."
+            self.refuse(name, f"it is not UTF-8: {one_line(error)}", cure)
+
+    def _versioned(self, name: Path, document: Any) -> dict[str, Any]:
+        if not isinstance(document, dict):
+            cure = 'Write {"version": 1, ...}.'
+            self.refuse(name, "its top level is not a table", cure)
+        fields = dict(document)
+        version = fields.pop("version", None)
+        if type(version) is not int or version != VERSION:
+            seen = f"version {one_line(repr(version))}"
+            seen = "no version" if version is None else seen
+            cure = f"This release reads version = {VERSION}."
+            self.refuse(name, f"it has {seen}", cure)
+        return fields
+
+    def check_fields(
+        self,
+        path: str | os.PathLike[str],
+        table: Mapping[str, Any],
+        known: Sequence[str],
+        *,
+        of: str = "it",
+    ) -> None:
+        """Raise if a table has other fields than those known.
+
+        Args:
+            path: name of the file, for messages.
+            table: a part of the document.
+            known: the fields that it may have.
+            of: what the table is, for messages.
+
+        Raises:
+            TreeAdaptError: it names the unknown field and the nearest known one.
+        """
+        for field in table:
+            if field not in known:
+                near = difflib.get_close_matches(field[:100], known, n=1)
+                hint = f"Did you mean {near[0]!r}?" if near else "Remove it."
+                fields = listing(known)
+                seen = f"{of} has an unknown field {listing([field])}; known are"
+                self.refuse(path, f"{seen} {fields}", hint)
+
+    def check_strings(
+        self, path: str | os.PathLike[str], field: str, value: Any, limit: int
+    ) -> list[str]:
+        """Return a list of strings, at most ``limit`` of them.
+
+        Raises:
+            TreeAdaptError: it is something else.
+        """
+        if not isinstance(value, list) or not all(isinstance(x, str) for x in value):
+            cure = f'Write {field} = ["...", "..."].'
+            self.refuse(path, f"{field!r} is not a list of strings", cure)
+        if len(value) > limit:
+            seen = f"{field} has {len(value):,} entries"
+            self.refuse(path, seen, f"At most {limit:,}.")
+        return value
+
+    def refuse(self, path: str | os.PathLike[str], seen: str, cure: str) -> NoReturn:
+        """Raise because of what is in a file.
+
+        Raises:
+            TreeAdaptError: always, of the kind's class.
+        """
+        noun = self.noun.capitalize()
+        raise self.error(f"{noun} file {str(path)!r}: {seen}. {cure}")
+
+    def field_lines(self, fields: Mapping[str, Any]) -> list[str]:
+        """Write fields as TOML, a line each.
+
+        Args:
+            fields: strings, numbers, bools, and lists and dicts of them, by name.
+
+        Raises:
+            TreeAdaptError: a value cannot be written.
+        """
+        return [f"{self.key(name)} = {self.value(it)}" for name, it in fields.items()]
+
+    def value(self, value: Any) -> str:
+        """Write one value as TOML.
+
+        Raises:
+            TreeAdaptError: it cannot be written.
+        """
+        if isinstance(value, bool):
+            return "true" if value else "false"
+        if isinstance(value, str):
+            return self.string(value)
+        if isinstance(value, list | tuple):
+            short = f"[{', '.join(map(self.value, value))}]"
+            if len(short) <= 72:
+                return short
+            lines = "".join(f"    {self.value(item)},\n" for item in value)
+            return f"[\n{lines}]"
+        if isinstance(value, Mapping):
+            return f"{{ {', '.join(self.field_lines(value))} }}"
+        if isinstance(value, int) and -MAX_INTEGER <= value < MAX_INTEGER:
+            return repr(int(value))
+        if isinstance(value, float) and math.isfinite(value):
+            return repr(float(value))
+        raise self.error(
+            f"A {self.noun} file holds strings, numbers and bools; it cannot hold the "
+            f"{type(value).__name__} {one_line(repr(value))}."
+        )
+
+    def key(self, name: str) -> str:
+        """Write a key as TOML, without quotes where it needs none.
+
+        Raises:
+            TreeAdaptError: it is not valid Unicode.
+        """
+        return name if _TOML_BARE_KEY.fullmatch(name) else self.string(name)
+
+    def string(self, text: str) -> str:
+        """Write a string as TOML.
+
+        Raises:
+            TreeAdaptError: it is not valid Unicode.
+        """
+        text = str.__str__(text)
+        if any("\ud800" <= char <= "\udfff" for char in text):
+            raise self.error(f"{listing([text])} is not valid Unicode: write it again.")
+        # A JSON string is a TOML string, but for the control character DEL.
+        return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def one_line(thing: Any) -> str:
+    """Write anything for a message: short, on one line, without control characters."""
+    text = " ".join(str(thing)[:2_000].split())
+    text = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+    return shorten(text)
+
+
+def _toml(text: str) -> Any:
+    import tomllib  # here, because importing it takes longer than all of this library
+
+    text = text.replace("\r\n", "\n")
+    bare = _TOML_TEXT.sub('"', text)
+    if any(part.count(".") > _MAX_DOTS for part in _TOML_END_OF_KEY.split(bare)):
+        raise ValueError("a key has too many dots; put names in quotes")
+    return tomllib.loads(text)
+
+
+def _json(text: str) -> Any:
+    return json.loads(
+        text, object_pairs_hook=_without_duplicates, parse_constant=_no_constant
+    )
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in table:
+            raise ValueError(f"the key {listing([key])} occurs twice")
+        table[key] = value
+    return table
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")

@@ -1,0 +1,211 @@
+"""Migration files: a table of rows as TOML or JSON text.
+
+Takes what ``data_files`` reads and gives a table as Python writes it, or writes rows. A
+file may come from anyone: its fields are checked for their types, and what planning it
+may cost is capped before work. What a row means is up to ``rows``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from treeadapt.data_files import MAX_INTEGER, VERSION, DataFile
+from treeadapt.errors import MigrationError
+from treeadapt.migrations.rows import OPERATIONS, SPLIT, Row
+from treeadapt.migrations.templates import Capture, Template
+from treeadapt.names import listing
+
+MIGRATION_FILE = DataFile("migration", MigrationError, "[[rows]]", 'from = "a : i o"')
+MAX_ROWS = 10_000
+MAX_CHARACTERS = 200_000  # of all addresses with captures or axes
+MAX_WEIGHT = 500  # of all paths of one side; see ``check_weight``
+
+_FIELDS = ("from", "to", "drop", *OPERATIONS, "undo")
+_DTYPE = re.compile(r"[a-z][a-z0-9_]{0,30}")
+_CURES = {
+    "scale": "It is a number of at most 64 bits.",
+    "offset": "It is a number of at most 64 bits.",
+    "pad": "Write the zeros before and after each axis: pad = { v = [0, 47] }.",
+    "cast": 'Write cast = "float32", or the old and the new one in a list.',
+    "undo": "Write a table of operations: undo = { scale = 2.0 }.",
+}
+
+
+def read_table(
+    path: str | os.PathLike[str],
+) -> tuple[list[tuple[Any, Any]], dict[str, int], dict[str, str]]:
+    """Read a migration file.
+
+    Args:
+        path: file name, ending in ``.toml`` or ``.json``.
+
+    Returns:
+        Rows, sizes and fillings as ``Migration`` takes them.
+
+    Raises:
+        MigrationError: the file cannot be read, is malformed, or too large.
+    """
+    document = MIGRATION_FILE.read(path)
+    MIGRATION_FILE.check_fields(path, document, ("version", "sizes", "new", "rows"))
+    rows = document.get("rows")
+    if not isinstance(rows, list):
+        cure = 'Write one:\n[[rows]]\nfrom = "a : i o"\nto = "b : o i"'
+        MIGRATION_FILE.refuse(path, "it has no rows", cure)
+    tables = {name: document.get(name, {}) for name in ("sizes", "new")}
+    for name, table in tables.items():
+        if not isinstance(table, dict):
+            cure = f"Write [{name}] above its lines."
+            MIGRATION_FILE.refuse(path, f"{name!r} is not a table", cure)
+    for name, given in (("rows", rows), *tables.items()):
+        if len(given) > MAX_ROWS:
+            seen = f"{name!r} has {len(given):,} entries"
+            MIGRATION_FILE.refuse(path, seen, f"At most {MAX_ROWS:,}.")
+    for name, size in tables["sizes"].items():
+        if not _is_integer(size):
+            seen = f"the size of {listing([name])} is not an integer of 64 bits"
+            MIGRATION_FILE.refuse(path, seen, f"Write {name!r:.80} = 64.")
+    for name, filling in tables["new"].items():
+        if not isinstance(filling, str):
+            seen = f"what fills {listing([name])} is not a text"
+            MIGRATION_FILE.refuse(path, seen, "Write 'zeros' or 'target'.")
+    pairs = [_pair(path, place, row) for place, row in enumerate(rows, 1)]
+    texts = [*tables["new"]]
+    for row in rows:
+        for side in (row.get(name, []) for name in ("from", "to", "drop")):
+            texts += side if isinstance(side, list) else [side]
+    total = sum(len(text) for text in texts if "{" in text or SPLIT in text)
+    if total > MAX_CHARACTERS:
+        seen = f"its addresses with captures or axes have {total:,} characters"
+        MIGRATION_FILE.refuse(path, seen, f"At most {MAX_CHARACTERS:,}. Split it.")
+    return pairs, tables["sizes"], tables["new"]
+
+
+def check_weight(path: str | os.PathLike[str], paths: Iterable[Template]) -> None:
+    """Raise if it may take too long to find the rows of many leaves.
+
+    A path with captures weighs one. Where numbers and lists share a segment with other
+    captures, which may take several tries, each number weighs one for each of them.
+
+    Raises:
+        MigrationError: the paths weigh too much.
+    """
+    total = 0
+    for template in paths:
+        total += bool(template.captures)
+        parts: list[Sequence[Any]] = [*template.segments]
+        if any(each.is_many for each in template.captures):
+            parts.append(template.captures)
+        for part in parts:
+            held = [each for each in part if isinstance(each, Capture)]
+            if len(held) > 1:
+                total += len(held) * sum(map(_is_typed, held))
+        if total > MAX_WEIGHT:
+            seen = f"its captures weigh more than {MAX_WEIGHT:,}"
+            cure = f"Split the file, or write fewer; up to {listing([template.text])}."
+            MIGRATION_FILE.refuse(path, seen, cure)
+
+
+def write_table(
+    rows: Iterable[Row], sizes: Mapping[str, int], new: Mapping[str, str]
+) -> str:
+    """Write a migration file as TOML, rows last.
+
+    Raises:
+        MigrationError: rows have functions; all of them are named.
+    """
+    rows = list(rows)
+    stuck = [row.text for row in rows if row.function is not None]
+    if stuck:
+        raise MigrationError(
+            f"A migration file cannot hold functions, and these rows have some: "
+            f"{listing(stuck)}. Keep them in Python, or write them as axes, scale, "
+            "offset, pad and cast."
+        )
+    tables = [("[sizes]", sizes), ("[new]", new)]
+    tables += [(MIGRATION_FILE.table, _fields(row)) for row in rows]
+    lines = [f"version = {VERSION}", *([] if rows else ["rows = []"])]
+    for head, fields in tables:
+        if fields:
+            lines += ["", head, *MIGRATION_FILE.field_lines(fields)]
+    return "\n".join(lines) + "\n"
+
+
+def _fields(row: Row) -> dict[str, Any]:
+    source, value = row.typed()
+    if row.drops:
+        return {"drop": source}
+    target, values = value if row.values else (value, {})
+    return {"from": source, "to": target, **values}
+
+
+def _pair(path: str | os.PathLike[str], place: int, row: Any) -> tuple[Any, Any]:
+    """Return one row as Python writes it."""
+
+    def refuse(problem: str, cure: str) -> NoReturn:
+        MIGRATION_FILE.refuse(path, f"row {place} {problem}", cure)
+
+    if not isinstance(row, dict):
+        refuse("is not a table", "Write [[rows]] above its lines.")
+    MIGRATION_FILE.check_fields(path, row, _FIELDS, of=f"row {place}")
+    sides: list[Any] = []
+    for name in ("drop",) if "drop" in row else ("from", "to"):
+        given = row.get(name)
+        texts = given if isinstance(given, list) else [given]
+        if name not in row:
+            refuse(f"has no {name!r}", "Write from and to, or drop alone.")
+        if not texts or not all(isinstance(text, str) for text in texts):
+            refuse(f"has no text in {name!r}", f'Write {name} = "...".')
+        sides.append(tuple(texts) if isinstance(given, list) else given)
+    values = {name: row[name] for name in row if name not in ("from", "to", "drop")}
+    if "drop" in row and len(row) > 1:
+        others = listing(name for name in row if name != "drop")
+        refuse(f"drops leaves and has {others}", "Remove one of the two.")
+    if "undo" in values and len(values) > 1:
+        refuse("undoes operations and has others", _CURES["undo"])
+    undone = values.get("undo", values)
+    if not isinstance(undone, dict):
+        refuse("has an undo that is not a table", _CURES["undo"])
+    MIGRATION_FILE.check_fields(path, undone, OPERATIONS, of=f"undo of row {place}")
+    for name, value in undone.items():
+        if not _IS_VALUE[name](value):
+            refuse(f"has a {name} of another form", _CURES[name])
+    if "drop" in row:
+        return sides[0], None
+    return sides[0], (sides[1], values) if values else sides[1]
+
+
+def _is_typed(capture: Capture) -> bool:
+    return capture.is_number or bool(capture.entries)
+
+
+def _is_integer(value: Any) -> bool:
+    return type(value) is int and abs(value) < MAX_INTEGER
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) or _is_integer(value)
+
+
+def _is_pad(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(widths, list) and len(widths) == 2 and all(map(_is_integer, widths))
+        for widths in value.values()
+    )
+
+
+def _is_cast(value: Any) -> bool:
+    dtypes = value if isinstance(value, list) else [value]
+    return 0 < len(dtypes) <= 2 and all(
+        isinstance(dtype, str) and _DTYPE.fullmatch(dtype) for dtype in dtypes
+    )
+
+
+_IS_VALUE = {
+    "scale": _is_number,
+    "offset": _is_number,
+    "pad": _is_pad,
+    "cast": _is_cast,
+}
