@@ -150,6 +150,7 @@ def test_numpy_in_the_order_of_the_sources_is_not_copied_twice():
         ("{n+60}5{m}", "51655x", {"n": 456, "m": "5x"}),
         ("{a:**}/x/{b:**}", "x/x/y", {"a": "", "b": "/x/y"}),
         ("{a:**}/x{n}/{b:**}", "p/x1/x2", {"a": "/p", "n": "1", "b": "/x2"}),
+        (r"a\/{n}\/\{b", "a/1/{b", {"n": "1"}),
         ("{n+0}", "01", None),
         ("{n+0}", "9" * 30, None),
         ("{a}{b", "", None),

@@ -33,6 +33,8 @@ _CAPTURE = re.compile(
 )
 _NUMBER = re.compile("0|[1-9][0-9]{0,17}")
 _ENTRY = re.compile(r"((?:[^,\\]|\\.)*),")
+# A slash ends a segment, as in patterns written plainly or as ``\/``.
+_ESCAPE_OR_SLASH = re.compile(r"\\[^/]|(?P<slash>\\?/)", re.DOTALL)
 _STARS = re.compile(r"\*+")
 _HINTS = {
     "{": "A capture is {name}, {name:**}, {name=a,b}, {name+1} or {(a b)}",
@@ -274,8 +276,8 @@ class Template:
             sizes: of the names of each ``{(b i)}``.
         """
         filled: list[str] = []
-        for segment in self.segments:
-            texts: list[str] = []
+        for segment, is_alone in self._alone:
+            texts = []
             for part in segment:
                 if isinstance(part, str):
                     texts.append(part)
@@ -283,13 +285,19 @@ class Template:
                     texts.append(str(compose(part.names, values, sizes)))
                 else:
                     texts.append(part.write(values[part.key]))
-            run = "".join(texts)
-            held = _only(segment)
-            if held and (run[:1] in ("", SEPARATOR)):
+            run = "".join(texts) if len(texts) > 1 else texts[0]
+            if is_alone and run[:1] in ("", SEPARATOR):
                 filled += run.split(SEPARATOR)[1:]
-            else:
+            elif SEPARATOR in run:  # whole segments within one
                 filled.append("".join(text.removeprefix(SEPARATOR) for text in texts))
+            else:
+                filled.append(run)
         return SEPARATOR.join(filled)
+
+    @functools.cached_property
+    def _alone(self) -> tuple[tuple[Segment, bool], ...]:
+        """Its segments, and whether a capture is alone in each."""
+        return tuple((segment, _only(segment) is not None) for segment in self.segments)
 
 
 def compose(
@@ -357,13 +365,12 @@ def malformed(text: str, column: int, problem: str, cure: str) -> NoReturn:
 
 
 def _segments(text: str) -> Iterator[tuple[int, str]]:
-    """Split at each slash that no backslash precedes; yield columns and texts."""
-    start = place = 0
-    while place < len(text):
-        if text[place] == SEPARATOR:
-            yield start, text[start:place]
-            start = place + 1
-        place += 2 if text[place] == "\\" else 1
+    """Split at each slash, also where a backslash precedes it; yield columns too."""
+    start = 0
+    for slash in _ESCAPE_OR_SLASH.finditer(text):
+        if slash["slash"]:
+            yield start, text[start : slash.start()]
+            start = slash.end()
     yield start, text[start:]
 
 
