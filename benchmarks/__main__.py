@@ -17,7 +17,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from benchmarks import caches, conversion, dispatch, grouping, labelling, training
+from benchmarks import (
+    caches,
+    conversion,
+    dispatch,
+    grouping,
+    labelling,
+    migrating,
+    training,
+)
 from benchmarks.harness import Race, Result, Target, figure, run
 
 TOPICS: dict[str, Any] = {
@@ -26,6 +34,7 @@ TOPICS: dict[str, Any] = {
     "partition": grouping,
     "dispatch": dispatch,
     "caches": caches,
+    "migrations": migrating,
     "training": training,
 }
 
@@ -172,6 +181,7 @@ def _races(topic: Any, *, quick: bool) -> Iterator[Race]:
         "partition": (20, 2),
         "dispatch": (2,),
         "caches": (50,),
+        "migrations": (2, 2, 128, 256, 100),
         "training": (2, 3),
     }
     if topic is conversion:
@@ -187,6 +197,7 @@ def _figures(topic: Any, *, quick: bool) -> list[Result]:
         "partition": (20, 2),
         "dispatch": (2,),
         "caches": (50, 1),
+        "migrations": (2, 2, 128, 256, 100),
     }
     return list(topic.figures(*(smallest.get(topic.TOPIC, ()) if quick else ())))
 

@@ -1,0 +1,285 @@
+"""Migrations: planning many leaves, and moving a gigabyte as NumPy would.
+
+The arrays are those of a Llama under its published names; the result is the layout of
+a model that scans its layers. The formulas next to ours are those of a conversion
+script: reshape, transpose and ``np.stack``. Both keep the order of the sources in
+memory where axes are only transposed, so neither pays for what the other leaves to the
+reader. Where a head is reshaped, both copy it.
+
+Large arrays come from the system page by page, and touching a page first is most of
+the cost. ``first touch`` gives every result such memory; ``warm`` lets it take memory
+that an earlier result has touched, as far as the C library can be told to.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import statistics
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import treeadapt as ta
+from benchmarks.harness import Contender, Race, Result, Target, figure
+
+TOPIC = "migrations"
+
+EXPERTS = {
+    "model.layers.{l}.mlp.experts.{x}.{n=gate,up,down}_proj.weight : o i": (
+        "layers/moe/{n}/kernel : x l i o"
+    )
+}
+_EXPERT = re.compile(
+    r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight"
+)
+_LAYER = "model.layers.{l}."
+_HEAD = 64
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of mallopt(3)
+
+
+def races(
+    experts: int = 128,
+    layers: int = 5,
+    width: int = 2_048,
+    hidden: int = 5_632,
+    words: int = 8_000,
+) -> Iterator[Race]:
+    """Yield the races: a table of many leaves, and one of about a gigabyte."""
+    leaves = _experts(experts)
+    names = [*leaves]
+    migration = ta.Migration(EXPERTS)
+    yield Race(
+        topic=TOPIC,
+        work="plan 3 stacks of experts, on shapes",
+        size=len(leaves),
+        contenders={
+            "treeadapt": lambda: migration.plan(leaves),
+            "regex loop": lambda: _grouped(names),
+        },
+        baseline="regex loop",
+    )
+    arrays = _llama(layers, width, hidden, words)
+    for axis, rotary in ((0, False), (1, True)):
+        table = _migration(axis, rotary=rotary)
+        formulas = _formulas(arrays, layers, axis, rotary=rotary)
+        what = "stack on axis 1, rotary heads" if rotary else "stack on axis 0"
+        for warm in (False, True):
+            yield Race(
+                topic=TOPIC,
+                work=f"{what}, {'warm' if warm else 'first touch'}",
+                size=len(arrays),
+                contenders={
+                    "treeadapt": _with_memory(lambda m=table: m(arrays), warm=warm),
+                    "NumPy formulas": _with_memory(formulas, warm=warm),
+                },
+                baseline="NumPy formulas",
+                targets={"treeadapt": Target(at_most=1.2)},
+            )
+
+
+def figures(
+    experts: int = 128,
+    layers: int = 5,
+    width: int = 2_048,
+    hidden: int = 5_632,
+    words: int = 8_000,
+) -> Iterator[Result]:
+    """Measure the seconds of a plan, and the memory that moving and loading need."""
+    leaves = _experts(experts)
+    migration = ta.Migration(EXPERTS)
+    yield figure(
+        TOPIC,
+        "seconds to plan 3 stacks of experts",
+        len(leaves),
+        "treeadapt",
+        statistics.median(_seconds(lambda: migration.plan(leaves)) for _ in range(3)),
+        of="a second",
+        target=Target(at_most=1),
+    )
+    arrays = _llama(layers, width, hidden, words)
+    migration = _migration(1, rotary=True)
+    group = migration.plan(arrays).peak_bytes
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "llama.safetensors"
+        ta.save(file, arrays)
+        runs = {
+            "moving": lambda: migration(arrays),
+            "ta.load(migration=)": lambda: ta.load(file, migration=migration),
+        }
+        for work, run in runs.items():
+            yield figure(
+                TOPIC,
+                f"peak memory of {work} beyond source and result",
+                len(arrays),
+                "treeadapt",
+                _beyond_result(run) / group,
+                of="largest group",
+                target=Target(at_most=1.05),
+            )
+
+
+def _experts(count: int) -> dict[str, Any]:
+    made = {}
+    for layer in range(48):
+        for expert in range(count):
+            at = f"model.layers.{layer}.mlp.experts.{expert}"
+            for name in ("gate", "up", "down"):
+                shape = (2_048, 768) if name == "down" else (768, 2_048)
+                made[f"{at}.{name}_proj.weight"] = jax.ShapeDtypeStruct(
+                    shape, "float32"
+                )
+    return made
+
+
+def _grouped(names: list[str]) -> dict[str, dict[tuple[int, int], str]]:
+    """Group names by what becomes one array, and check nothing."""
+    groups: dict[str, dict[tuple[int, int], str]] = {}
+    for name in names:
+        found = _EXPERT.fullmatch(name)
+        assert found is not None
+        layer, expert, kind = found.groups()
+        groups.setdefault(kind, {})[int(layer), int(expert)] = name
+    return groups
+
+
+def _llama(layers: int, width: int, hidden: int, words: int) -> dict[str, np.ndarray]:
+    few = max(width // 8, _HEAD)  # an eighth of the heads for keys and values
+    shapes = {
+        "self_attn.q_proj": (width, width),
+        "self_attn.k_proj": (few, width),
+        "self_attn.v_proj": (few, width),
+        "self_attn.o_proj": (width, width),
+        "mlp.gate_proj": (hidden, width),
+        "mlp.up_proj": (hidden, width),
+        "mlp.down_proj": (width, hidden),
+        "input_layernorm": (width,),
+        "post_attention_layernorm": (width,),
+    }
+    every = {
+        "model.embed_tokens.weight": (words, width),
+        "model.norm.weight": (width,),
+        "lm_head.weight": (words, width),
+    }
+    for layer in range(layers):
+        for name, shape in shapes.items():
+            every[f"model.layers.{layer}.{name}.weight"] = shape
+    return {path: np.ones(shape, np.float32) for path, shape in every.items()}
+
+
+def _table(axis: int, *, rotary: bool) -> dict[str, Any]:
+    """Return the rows: layers on an axis, halves of rotary heads side by side."""
+    d, to_d = ("two d", "(d two)") if rotary else ("d", "d")
+
+    def to(name: str, first: str, *rest: str) -> str:
+        order = (first, "l") if axis else ("l", first)
+        return f"layers/{name} : {' '.join((*order, *rest))}"
+
+    attention = f"{_LAYER}self_attn."
+    return {
+        "model.embed_tokens.weight": "embed",
+        f"{attention}q_proj.weight : (h {d}) e": to("q", "e", "h", to_d),
+        attention + f"{{p=k,v}}_proj.weight : (h {d}) e": to("{p}", "e", "h", to_d),
+        f"{attention}o_proj.weight : e (h {d})": to("o", "h", to_d, "e"),
+        _LAYER + "mlp.{p=gate,up}_proj.weight : f e": to("{p}", "e", "f"),
+        f"{_LAYER}mlp.down_proj.weight : e f": to("down", "f", "e"),
+        _LAYER + "{n}_layernorm.weight : e": to("{n}", "e"),
+        "model.norm.weight": "norm",
+        "lm_head.weight : v e": "head : e v",
+    }
+
+
+def _migration(axis: int, *, rotary: bool) -> ta.Migration:
+    sizes = {"two": 2, "d": _HEAD // 2} if rotary else {"d": _HEAD}
+    return ta.Migration(_table(axis, rotary=rotary), sizes=sizes)
+
+
+def _formulas(
+    arrays: dict[str, np.ndarray], layers: int, axis: int, *, rotary: bool
+) -> Callable[[], dict[str, np.ndarray]]:
+    """Return the same work, as a conversion script has it."""
+
+    def heads(w: np.ndarray) -> np.ndarray:
+        if not rotary:
+            return w.T.reshape(w.shape[1], -1, _HEAD)
+        w = w.reshape(-1, 2, _HEAD // 2, w.shape[1])
+        return w.transpose(3, 0, 2, 1).reshape(w.shape[3], -1, _HEAD)
+
+    def out(w: np.ndarray) -> np.ndarray:
+        if not rotary:
+            return w.T.reshape(-1, _HEAD, w.shape[0])
+        w = w.reshape(w.shape[0], -1, 2, _HEAD // 2)
+        return w.transpose(1, 3, 2, 0).reshape(-1, _HEAD, w.shape[0])
+
+    formulas: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+        "self_attn.q_proj": heads,
+        "self_attn.k_proj": heads,
+        "self_attn.v_proj": heads,
+        "self_attn.o_proj": out,
+        "mlp.gate_proj": np.transpose,
+        "mlp.up_proj": np.transpose,
+        "mlp.down_proj": np.transpose,
+        "input_layernorm": np.asarray,
+        "post_attention_layernorm": np.asarray,
+    }
+
+    def run() -> dict[str, np.ndarray]:
+        made = {
+            "embed": arrays["model.embed_tokens.weight"],
+            "norm": arrays["model.norm.weight"],
+            "head": arrays["lm_head.weight"].T,
+        }
+        for name, formula in formulas.items():
+            new = name.split(".")[-1].removesuffix("_proj").removesuffix("_layernorm")
+            stacked = np.stack(
+                [
+                    formula(arrays[f"model.layers.{layer}.{name}.weight"])
+                    for layer in range(layers)
+                ]
+            )
+            # A view: stacking on another axis would fill memory in steps.
+            made[f"layers/{new}"] = np.moveaxis(stacked, 0, axis)
+        return made
+
+    return run
+
+
+def _with_memory(run: Callable[[], Any], *, warm: bool) -> Contender:
+    """Let results have memory that an earlier one touched, or none such.
+
+    Without glibc the C library does as it likes, and both are the same.
+    """
+    library = ctypes.CDLL(None)
+
+    def prepare() -> None:
+        if hasattr(library, "mallopt"):
+            library.mallopt(_M_MMAP_MAX, 0 if warm else 65_536)
+            library.mallopt(_M_TRIM_THRESHOLD, -1 if warm else 128 * 1_024)
+            if not warm:
+                library.malloc_trim(0)
+
+    return Contender(run=lambda _: run(), fresh=prepare)
+
+
+def _seconds(run: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def _beyond_result(run: Callable[[], Any]) -> int:
+    """Return the bytes that were held at most, less those that are still held."""
+    tracemalloc.start()
+    try:
+        made = run()
+        held, most = tracemalloc.get_traced_memory()
+        del made
+        return most - held
+    finally:
+        tracemalloc.stop()
