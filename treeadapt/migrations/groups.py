@@ -8,6 +8,7 @@ then of the target.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -28,7 +29,6 @@ from treeadapt.names import listing, natural, plural
 
 MAX_LEAVES = 1_000_000  # that arrays may become, as of a checkpoint
 _SHOWN = 6  # missing leaves that a message lists
-_NO_NUMBER = 4  # the rank of the dtypes that hold no numbers
 
 Specs = Mapping[str, Any]
 
@@ -190,23 +190,57 @@ class GroupMaker:
             else ""
         )
 
-    def _counts_of_target(self, known: Mapping[str, int]) -> dict[str, int]:
-        """Count what the names and shapes of the target say of the row's numbers."""
-        found: dict[str, int] = {}
-        undoes = self.row.undoes
-        for path, like in (self.target or {}).items():
-            for address in self.row.targets:
+    @functools.cached_property
+    def _targets(self) -> dict[tuple[Any, ...], list[tuple[int, str, Captures]]]:
+        """Leaves of the target that an address of the row matches.
+
+        By the address and the values that all leaves of a group share there.
+        """
+        found: dict[tuple[Any, ...], list[tuple[int, str, Captures]]] = {}
+        for number, address in enumerate(self.row.targets):
+            names = self._shared(address)
+            for path, like in (self.target or {}).items():
                 captures = address.path.match(path) if is_array(like) else None
-                for key, value in (captures or {}).items():
-                    if isinstance(value, int) and not key.startswith("("):
-                        found[key] = max(found.get(key, 0), value + 1)
-                axes = _ranked(address.every_axis, len(shape_of(like)))
-                if captures is not None and axes is not None:
-                    sizes = dict(known)
-                    shown = self._equations(axes, path, like, is_padded=not undoes)
-                    list(solve(shown, sizes))
-                    found |= {n: s for n, s in sizes.items() if n not in known}
+                if captures is not None:
+                    key = (number, *(captures[name] for name in names))
+                    found.setdefault(key, []).append((number, path, captures))
         return found
+
+    def _shared(self, address: Address) -> list[str]:
+        """Return the names in its path whose values a group shares."""
+        keys = {each.key for each in address.path.captures if len(each.names) == 1}
+        return sorted(keys.difference(self._inner(address)))
+
+    def _counts_of_target(
+        self, known: Mapping[str, int], values: Mapping[str, Any] | None = None
+    ) -> dict[str, int]:
+        """Count what the names and shapes of the target say of numbers.
+
+        Args:
+            known: sizes that are known.
+            values: what a group shares; None to count for the whole row.
+        """
+        counts: dict[str, int] = {}
+        keys: Collection[tuple[Any, ...]] = self._targets
+        if values is not None:
+            keys = [
+                (number, *(values[name] for name in self._shared(address)))
+                for number, address in enumerate(self.row.targets)
+            ]
+        for number, path, captures in itertools.chain(
+            *(self._targets.get(key, ()) for key in keys)
+        ):
+            for key, value in captures.items():
+                if isinstance(value, int) and not key.startswith("("):
+                    counts[key] = max(counts.get(key, 0), value + 1)
+            like = (self.target or {})[path]
+            axes = _ranked(self.row.targets[number].every_axis, len(shape_of(like)))
+            if axes is not None:
+                sizes = dict(known)
+                padded = not self.row.undoes
+                list(solve(self._equations(axes, path, like, is_padded=padded), sizes))
+                counts |= {n: size for n, size in sizes.items() if n not in known}
+        return counts
 
     def _group(
         self,
@@ -270,11 +304,13 @@ class GroupMaker:
         """Return whether a group has other counts than its row, as in the target."""
         if self.target is None or self._missing(values, leaves, counts):
             return False
-        quiet = dataclasses.replace(self, problems=Problems())
+        problems, self.problems = self.problems, Problems()
         try:
-            group = quiet._whole(values, leaves, counts)
+            group = self._whole(values, leaves, counts)
         except _UnplannedError:
             return False
+        finally:
+            self.problems = problems
         return all(path in self.target for path in group.filled)
 
     def _whole(
@@ -366,8 +402,7 @@ class GroupMaker:
             for each in row.targets
         ]
         if self.target is not None and not faults:
-            self._solve_by_target(values, wanted, sizes)
-            faults += solve(equations, sizes)
+            faults += self._solve_by_target(values, wanted, equations, sizes)
         if faults:
             self._fault(f"{listing([first])}: {'; '.join(faults)}")
         loose = [name for name in _names((*layouts, *wanted)) if name not in sizes]
@@ -383,31 +418,45 @@ class GroupMaker:
         self,
         values: Mapping[str, Any],
         wanted: Sequence[Layout],
+        equations: Sequence[Equation],
         sizes: dict[str, int],
-    ) -> None:
-        """Add the sizes that only the target's shapes and names show."""
+    ) -> list[str]:
+        """Add the sizes that only the target's shapes and names show.
+
+        Args:
+            values: what the group shares.
+            wanted: layouts of the targets.
+            equations: what the shapes of the sources say.
+            sizes: what is known of sizes.
+
+        Returns:
+            What contradicts the shapes of the sources.
+        """
         row = self.row
-        assert self.target is not None
+        faults: list[str] = []
         for _ in range(2):
-            equations: list[Equation] = []
+            shown: list[Equation] = []
             for address, layout in zip(row.targets, wanted, strict=True):
                 zeros = [0] * len(layout.numbers)
                 try:
                     path = self._path(address, values, zeros, sizes)
                 except KeyError:  # a size in the path itself is open
                     continue
-                like: Any = self.target.get(path)
+                like: Any = (self.target or {}).get(path)
                 if is_array(like) and len(like.shape) == len(layout.axes):
-                    equations += self._equations(
+                    shown += self._equations(
                         layout.axes, path, like, is_padded=not row.undoes
                     )
             # What contradicts the target is reported with its whole shape.
-            list(solve(equations, sizes))
+            list(solve(shown, sizes))
+            faults = [*solve(equations, sizes)]
             loose = {n for layout in wanted for n in layout.numbers if n not in sizes}
-            if not loose:
-                return
-            found = self._counts_of_target(sizes)
-            sizes |= {name: found[name] for name in loose if name in found}
+            if faults or not loose:
+                break
+            counts = self._counts_of_target(sizes, values)
+            sizes |= {name: counts[name] for name in loose if name in counts}
+            faults = [*solve(equations, sizes)]
+        return faults
 
     def _equations(
         self, axes: Axes, path: str, spec: Any, *, is_padded: bool
@@ -459,8 +508,8 @@ class GroupMaker:
             problem = "was cast from a dtype that only a target shows"
         if dtype != before and (row.undoes or len(cast) > 1):
             problem = f"is {dtype}, and the row casts {before}"
-        if not problem and not _rank(dtype) <= _rank(after) < _NO_NUMBER:
-            problem = f"is {dtype}, which {after} cannot hold"
+        if not problem and (_kind(after) is None or _kind(after) != _kind(dtype)):
+            problem = f"is {dtype}, and {after} is another kind of number"
         if problem:
             self._fault(f"{listing([given])} {problem}", "values")
         return after
@@ -558,8 +607,7 @@ def _bytes(spec: Any) -> int:
     return math.prod(spec.shape) * int(getattr(spec.dtype, "itemsize", 0))
 
 
-def _rank(dtype: Any) -> int:
-    """Return where the kind of a dtype is among those that hold each other."""
+def _kind(dtype: Any) -> Any:
+    """Return the kind of number that a dtype holds; None if it holds no numbers."""
     kinds = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
-    ranks = (n for n, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind))
-    return next(ranks, _NO_NUMBER)
+    return next((kind for kind in kinds if jnp.issubdtype(dtype, kind)), None)

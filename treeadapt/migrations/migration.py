@@ -17,10 +17,10 @@ from treeadapt.convert import describe
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.files import check_weight, read_table, write_table
 from treeadapt.migrations.groups import Group
-from treeadapt.migrations.plan import MigrationPlan, leads_back
+from treeadapt.migrations.plan import MigrationPlan, leads_back, read_backwards
 from treeadapt.migrations.planning import compare_target, plan_groups
 from treeadapt.migrations.problems import Problems
-from treeadapt.migrations.rows import Address, Row, parse_row, parse_rows
+from treeadapt.migrations.rows import Address, Row, parse_rows
 from treeadapt.migrations.running import run
 from treeadapt.migrations.templates import parse_template
 from treeadapt.names import Speller, listing, natural
@@ -229,9 +229,11 @@ class Migration:
             tuple(groups),
             tuple(dropped),
             new,
+            {path: _abstract((likes or {})[path]) for path in new},
             static,
             source,
             self._rows,
+            read_backwards(self._rows, self._new),
             self._sizes,
         )
         return plan, problems
@@ -253,10 +255,7 @@ class Migration:
                 "(target, (function, inverse)), and use all captured names in targets."
             )
         made = Migration({})
-        made._rows = (
-            *(parse_row(path, None) for path in self._new),
-            *(row.reversed() for row in self._rows if not row.drops),
-        )
+        made._rows = tuple(row for _, row in read_backwards(self._rows, self._new))
         made._sizes = dict(self._sizes)
         return made
 

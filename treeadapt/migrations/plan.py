@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ from treeadapt.migrations.axes import REST, names_of
 from treeadapt.migrations.groups import Group
 from treeadapt.migrations.planning import plan_groups
 from treeadapt.migrations.problems import Problems
-from treeadapt.migrations.rows import Row
+from treeadapt.migrations.rows import Row, parse_row
 from treeadapt.names import fold, listing, plural, size_text
 
 _SHOWN = 8
@@ -33,19 +33,24 @@ class MigrationPlan:
         dropped: paths of leaves that have no place in the result.
         new: paths that the source lacks, and what fills them: ``"zeros"`` or
             ``"target"``.
+        added: shapes and dtypes of these leaves.
         static: paths of functions and other leaves that are not numbers, which are not
             in the result.
         source: the leaves of the source, by path.
         rows: the table.
+        backwards: the rows of its inverse, as far as they lead back, each with its
+            place in ``rows``; None for one that drops what is new.
         sizes: sizes that hold in the whole table.
     """
 
     groups: tuple[Group, ...]
     dropped: tuple[str, ...]
     new: Mapping[str, str]
+    added: Mapping[str, Any]
     static: tuple[str, ...]
     source: Mapping[str, Any]
     rows: tuple[Row, ...]
+    backwards: tuple[tuple[int | None, Row], ...]
     sizes: Mapping[str, int]
 
     @functools.cached_property
@@ -56,7 +61,7 @@ class MigrationPlan:
             for group in self.groups
             for paths, spec in zip(group.targets, group.made, strict=True)
             for path in paths
-        }
+        } | dict(self.added)
 
     @property
     def _known_result(self) -> dict[str, Any]:
@@ -78,26 +83,23 @@ class MigrationPlan:
     @functools.cached_property
     def one_way(self) -> tuple[str, ...]:
         """Paths of the result that the inverse does not lead back to their sources."""
-        backwards = [row for row in self.rows if leads_back(row)]
-        places = [place for place, row in enumerate(self.rows) if leads_back(row)]
-        groups, _ = plan_groups(
-            [row.reversed() for row in backwards],
-            self.sizes,
-            self._known_result,
-            self.source,
-            Problems(),
+        places = [place for place, _ in self.backwards]
+        rows = [row for _, row in self.backwards]
+        groups, dropped = plan_groups(
+            rows, self.sizes, self._known_result, self.source, Problems()
         )
         origins = {
             path: (places[group.place], tuple(sorted(group.filled)))
             for group in groups
             for path in group.given
         }
-        return tuple(
+        strays = (
             path
             for group in self.groups
             for path in group.filled
             if origins.get(path) != (group.place, tuple(sorted(group.given)))
         )
+        return (*strays, *(path for path in self.added if path not in dropped))
 
     @functools.cached_property
     def repeatable(self) -> bool:
@@ -182,6 +184,22 @@ class MigrationPlan:
         if self.swappable.get(place):
             pairs = ", ".join(f"{a} and {b}" for a, b in self.swappable[place])
             yield f"    shapes do not tell apart: {pairs}"
+
+
+def read_backwards(
+    rows: Sequence[Row], new: Iterable[str]
+) -> tuple[tuple[int | None, Row], ...]:
+    """Return the rows of an inverse, with the places of those that they undo.
+
+    Args:
+        rows: the table; those that cannot be read backwards are left out.
+        new: paths that it adds, which are dropped before anything else.
+    """
+    drops = ((None, parse_row(path, None)) for path in new)
+    undone = (
+        (place, row.reversed()) for place, row in enumerate(rows) if leads_back(row)
+    )
+    return (*drops, *undone)
 
 
 def leads_back(row: Row) -> bool:

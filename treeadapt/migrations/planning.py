@@ -108,6 +108,8 @@ def assign(
                 owner = place
                 taken[place].append(Taken(number, path, captures))
             elif captures is not None:
+                if taken[place] and taken[place][-1].path == path:
+                    taken[place].pop()
                 texts = [each.path.text for each in sides[place]]
                 problems.add("ambiguous", f"{listing([path])}: {listing(texts)}")
         if owner is None:
@@ -161,13 +163,16 @@ def compare_target(
             hint = f" (the nearest is {listing(near)})" if near else ""
             problems.add(kind, listing([path]) + hint)
     for path, (spec, row) in filled.items():
-        like: Any = target.get(path)
-        if spec is None or not is_array(like):
-            continue
-        is_same = is_array(spec) and (shape_of(spec), spec.dtype) == (
-            shape_of(like),
-            like.dtype,
-        )
-        if not is_same and not (not is_array(spec) and not shape_of(like)):
+        if spec is not None and path in target and not _fits(spec, target[path]):
+            like = target[path]
             text = f"{describe(like)}, the row {listing([row])} makes {describe(spec)}"
             problems.add("misfit", f"{listing([path])}: {text}")
+
+
+def _fits(spec: Any, like: Any) -> bool:
+    """Return whether what a row makes can be where the target has a leaf."""
+    if is_array(spec) and is_array(like):
+        return bool(shape_of(spec) == shape_of(like) and spec.dtype == like.dtype)
+    # A number and a 0-d array hold each other; a function is not a number.
+    is_number = is_array(like) or isinstance(like, bool | int | float | complex)
+    return is_number and shape_of(spec) == shape_of(like) == ()
