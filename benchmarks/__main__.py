@@ -179,10 +179,10 @@ def _races(topic: Any, *, quick: bool) -> Iterator[Race]:
     smallest: dict[str, tuple[Any, ...]] = {
         "labels": ((1_000,),),
         "partition": (20, 2),
-        "dispatch": (2,),
+        "dispatch": (1,),
         "caches": (50,),
         "migrations": (2, 2, 128, 256, 100),
-        "training": (2, 3),
+        "training": (1, 2),
     }
     if topic is conversion:
         return topic.races((24,), real_models=False)
@@ -195,7 +195,7 @@ def _figures(topic: Any, *, quick: bool) -> list[Result]:
     smallest = {
         "conversion": (1_000, 1),
         "partition": (20, 2),
-        "dispatch": (2,),
+        "dispatch": (1,),
         "caches": (50, 1),
         "migrations": (2, 2, 128, 256, 100),
     }

@@ -52,7 +52,7 @@ settings.register_profile(
     "full", settings.get_profile("default"), max_examples=2_000, derandomize=False
 )
 # ``--hypothesis-profile=quick``: a first look while writing.
-settings.register_profile("quick", settings.get_profile("default"), max_examples=50)
+settings.register_profile("quick", settings.get_profile("default"), max_examples=25)
 settings.load_profile("default")
 
 

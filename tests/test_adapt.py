@@ -30,6 +30,7 @@ from programs import (
     put,
     reference,
 )
+from sizes import full
 from transformations import BY_NAME as CASE
 from transformations import CASES
 from trees import BY_NAME as ROW
@@ -85,7 +86,8 @@ def assert_runs_the_program_of_the_flat_dict(case: Any, row: Any) -> None:
     [
         pytest.param(row, name, id=f"{name}-{row.name}")
         for name in ("adamw", "lbfgs, backtracking", "sam, opaque")
-        for row in TRAINS
+        # The next test runs all of them on some trees.
+        for row in (TRAINS if name == "adamw" else full(TRAINS, []))
         # The others do not work on a flat dict of many dtypes either.
         if row.name != "many dtypes" or name == "adamw"
     ],

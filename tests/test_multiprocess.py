@@ -1,9 +1,10 @@
 """Several processes, each with some of the devices, build and run the same program.
 
-Two and four processes on this machine (``jax.distributed``, gloo, eight CPU devices in
-all) run ``multiprocess_worker.py``, each with a different hash seed. One process that
-has all devices runs it too. If a program depends on the order of a set, it gives wrong
-numbers without an error (hazards L2, H16), so the tests compare programs byte by byte.
+Four processes on this machine (``jax.distributed``, gloo, eight CPU devices in all) run
+``multiprocess_worker.py``, each with a different hash seed; in ``make test-full``, two
+as well. One process that has all devices runs it too. If a program depends on the order
+of a set, it gives wrong numbers without an error (hazards L2, H16), so the tests
+compare programs byte by byte.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sizes import full
 
 WORKER = Path(__file__).parent / "multiprocess_worker.py"
 NUM_DEVICES = 8
@@ -130,7 +132,7 @@ def alone(tmp_path_factory) -> Run:
     return run(1, tmp_path_factory)
 
 
-@pytest.fixture(scope="module", params=[2, 4], ids=["2 processes", "4 processes"])
+@pytest.fixture(scope="module", params=full([2, 4], [4]), ids="{} processes".format)
 def together(request, tmp_path_factory) -> Run:
     return run(request.param, tmp_path_factory)
 
