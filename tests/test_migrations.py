@@ -228,6 +228,49 @@ def test_the_shapes_of_the_target_confirm_a_shorter_group():
     }
 
 
+# --- how much is tried ---
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "name"),
+    [
+        ("r#.{x}", "s#/{x}", "r#.w"),
+        ("{x}.r#", "s#/{x}", "w.r#"),
+        ("l.{i}.r#.{x}", "s#/{i}/{x}", "l.3.r#.w"),
+        ("{x:**}/r#/{y:**}", "{x:**}/s#/{y:**}", "a/r#/b"),
+        ("r#a{x}", "s#a{x}", "r#ab"),
+        ("r#/{x:**}", "s#/{x:**}", "r#"),
+        ("r#", "s#", "r#"),
+    ],
+)
+def test_few_rows_are_tried_for_each_leaf(monkeypatch, source, target, name):
+    from treeadapt.migrations.templates import Template
+
+    paths, match = [], Template.match
+    monkeypatch.setattr(
+        Template, "match", lambda self, path: paths.append(path) or match(self, path)
+    )
+    numbers = [str(number) for number in range(300)]
+    m = ta.Migration({source.replace("#", n): target.replace("#", n) for n in numbers})
+    plan = m.plan({name.replace("#", n): 1.0 for n in numbers})
+    assert [group.place for group in plan.groups] == [*range(300)]
+    assert len(paths) == 300
+
+
+def test_the_first_of_the_rows_that_match_takes_a_leaf():
+    table = [("{x}.{y}.c", "1/{x}"), ("a.{x}.{y}", "2/{y}"), ("{x:**}", "3/{x:**}")]
+    for order in itertools.permutations(table):
+        m = ta.Migration([*order, ("a.b.c", "4"), ("z", "5")])
+        plan, _ = m.planned({"a.b.c": 1.0, "z": 1.0}, None)
+        assert plan.groups[0].row.sources[0].text == order[0][0]
+
+
+def test_an_entry_of_new_may_be_hidden_by_an_earlier_one():
+    m = ta.Migration({"a": "b"}, new={"h/*": "zeros", "h/w": "target"})
+    new = m.plan({"a": 1.0}, {"b": 1.0, "h/w": np.ones(3)}).new
+    assert new == {"h/w": "zeros"}
+
+
 # --- messages ---
 
 

@@ -22,7 +22,7 @@ from treeadapt.migrations.planning import compare_target, plan_groups
 from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.rows import Address, Row, parse_rows
 from treeadapt.migrations.running import run
-from treeadapt.migrations.templates import parse_template
+from treeadapt.migrations.templates import Index, parse_template
 from treeadapt.names import Speller, listing, natural
 from treeadapt.trees.views import view_tree
 
@@ -214,17 +214,17 @@ class Migration:
             )
         if likes is not None:
             filled = {path for group in groups for path in group.filled}
-            for template, filling in self._fillings:
-                found = [
-                    path
-                    for path, like in likes.items()
-                    if path not in filled
-                    and is_array(like)
-                    and template.match(path) is not None
-                ]
-                if not found:
+            index = Index(template for template, _ in self._fillings)
+            found: list[list[str]] = [[] for _ in self._fillings]
+            for path, like in likes.items():
+                for place in index.near(path) if is_array(like) else ():
+                    is_match = self._fillings[place][0].match(path) is not None
+                    if is_match and path not in filled:
+                        found[place].append(path)
+            for (template, filling), paths in zip(self._fillings, found, strict=True):
+                if not paths:
                     problems.add("idle", listing([template.text]))
-                new |= {path: filling for path in found if path not in new}
+                new |= {path: filling for path in paths if path not in new}
         plan = MigrationPlan(
             tuple(groups),
             tuple(dropped),

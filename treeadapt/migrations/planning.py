@@ -6,7 +6,6 @@ leaf goes to the first row that matches it.
 
 from __future__ import annotations
 
-import heapq
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -21,8 +20,8 @@ from treeadapt.migrations.problems import (
     near_rows,
 )
 from treeadapt.migrations.rows import Address, Row
+from treeadapt.migrations.templates import Index
 from treeadapt.names import Speller, listing
-from treeadapt.paths import SEPARATOR
 
 _SHOWN = 6  # leaves whose nearest name is sought
 
@@ -83,27 +82,19 @@ def assign(
         What each row takes, and the paths that no row takes.
     """
     taken: list[list[Taken]] = [[] for _ in sides]
-    index: dict[str | None, list[tuple[int, int]]] = {}
-    for place, addresses in enumerate(sides):
-        for number, address in enumerate(addresses):
-            index.setdefault(address.path.key, []).append((place, number))
-    anywhere = index.pop(None, [])
-    below = {
-        key: sorted(own + anywhere)
-        for key, own in index.items()
-        if key is not None and key.endswith(SEPARATOR)
-    }
+    every = [
+        (place, number, address.path)
+        for place, addresses in enumerate(sides)
+        for number, address in enumerate(addresses)
+    ]
+    index = Index(template for _, _, template in every)
     unmatched = []
     for path in paths:
-        head = path.partition(SEPARATOR)[0] + SEPARATOR
-        places = below.get(head, anywhere)
         owner = None
-        if path in index and path != head:
-            places = [*heapq.merge(index[path], places)]
-        for place, number in places:
+        for place, number, template in map(every.__getitem__, index.near(path)):
             if owner is not None and place != owner:
                 break
-            captures = sides[place][number].path.match(path)
+            captures = template.match(path)
             if captures is not None and owner is None:
                 owner = place
                 taken[place].append(Taken(number, path, captures))

@@ -14,7 +14,8 @@ import functools
 import itertools
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeAlias
 
 from treeadapt.errors import MigrationError
@@ -31,6 +32,8 @@ _CAPTURE = re.compile(
     rf"|(?P<shifted>{_NAME})\+(?P<shift>[0-9]{{1,9}})"
     rf"|\((?P<product>{_NAME}(?: +{_NAME})+)\))\}}"
 )
+_WORD = re.compile(r"[^\W_]+")
+_WHOLE_WORD = re.compile(r"(?<=[\W_])[^\W_]+(?=[\W_])")
 _NUMBER = re.compile("0|[1-9][0-9]{0,17}")
 _ENTRY = re.compile(r"((?:[^,\\]|\\.)*),")
 # A slash ends a segment, as in patterns written plainly or as ``\/``.
@@ -150,13 +153,19 @@ class Template:
         return frozenset(name for each in self.captures for name in each.names)
 
     @functools.cached_property
-    def key(self) -> str | None:
-        """What a path that matches has: itself, its first segment, or anything."""
+    def keys(self) -> list[str]:
+        """Texts that a path has if it matches: words, and the start of ``/path/``."""
         if not self.captures:
-            return SEPARATOR.join(str(part) for (part,) in self.segments)
-        first = self.segments[0]
-        is_plain = len(first) == 1 and isinstance(first[0], str)
-        return f"{first[0]}{SEPARATOR}" if is_plain else None
+            return [SEPARATOR.join([*(str(part) for (part,) in self.segments), ""])]
+        runs = [SEPARATOR]
+        for segment in self.segments:
+            for part in segment:
+                if isinstance(part, str):
+                    runs[-1] += part
+                else:
+                    runs.append("")
+            runs[-1] += SEPARATOR
+        return [*itertools.chain(*map(_WHOLE_WORD.findall, runs)), runs[0]]
 
     @functools.cached_property
     def _relaxed(self) -> re.Pattern[str]:
@@ -298,6 +307,27 @@ class Template:
     def _alone(self) -> tuple[tuple[Segment, bool], ...]:
         """Its segments, and whether a capture is alone in each."""
         return tuple((segment, _only(segment) is not None) for segment in self.segments)
+
+
+class Index:
+    """Templates by a text that few of them have, so that few are tried for a path."""
+
+    def __init__(self, templates: Iterable[Template]) -> None:
+        every = [template.keys for template in templates]
+        counts = Counter(itertools.chain(*every))
+        self._places: dict[str, list[int]] = {}
+        for place, keys in enumerate(every):
+            key = min(keys, key=counts.__getitem__)
+            self._places.setdefault(key, []).append(place)
+        starts = (key for key in self._places if key.startswith(SEPARATOR))
+        self._lengths = sorted({*map(len, starts)})
+
+    def near(self, path: str) -> list[int]:
+        """Return the places of all templates that may match, in order."""
+        text = f"{SEPARATOR}{path}{SEPARATOR}"
+        starts = (text[:length] for length in self._lengths)
+        keys = dict.fromkeys([text[1:], *_WORD.findall(text), *starts])
+        return sorted(place for key in keys for place in self._places.get(key, ()))
 
 
 def compose(
