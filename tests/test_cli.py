@@ -679,6 +679,260 @@ def test_names_do_not_reach_the_terminal_raw(tmp_path):
         assert "\x1b" not in run(*arguments, code=code)
 
 
+# Migrations
+
+
+def unrolled():
+    return {
+        **{f"h.{n}.q": np.full((6, 2), n, np.float32) for n in range(11)},
+        "h.0.mask": np.ones(3, bool),
+        "emb": np.ones((5, 2), np.float32),
+    }
+
+
+MIGRATION = ta.Migration(
+    {
+        "h.{l}.q : (k d) e": "blocks/q : l e k d",
+        "h.{l}.mask": None,
+        "emb : v e": ("table : v e", "head/w : e v"),
+    },
+    sizes={"d": 3},
+)
+
+
+@pytest.fixture
+def old(tmp_path):
+    ta.save(tmp_path / "old.safetensors", unrolled())
+    return tmp_path / "old.safetensors"
+
+
+@pytest.fixture
+def migration(tmp_path):
+    return table(tmp_path, MIGRATION)
+
+
+def table(folder, rows, name="table.toml"):
+    rows = rows if isinstance(rows, ta.Migration) else ta.Migration(rows)
+    (folder / name).write_text(rows.to_toml())
+    return folder / name
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "orbax"])
+def test_convert_migrates_there_and_back(kind, old, migration, tmp_path):
+    new, back = (tmp_path / f"{name}{ENDINGS[kind]}" for name in ("new", "back"))
+    assert "Wrote 3 leaves" in run("convert", old, new, "--migration", migration)
+    want = MIGRATION(unrolled())
+    found = ta.load(new, want)
+    assert all(np.array_equal(found[path], want[path]) for path in want)
+    run("convert", new, back, "--migration", migration, "--reverse")
+    lines = run("diff", old, back, "--values", code=1).splitlines()
+    assert lines[1:] == ["- removed   'h.0.mask': bool[3]"]
+
+
+def test_a_dry_run_prints_the_plan_and_writes_nothing(old, migration, tmp_path):
+    before = sorted(tmp_path.iterdir())
+    more = ("--migration", migration, "--dry-run")
+    lines = run("convert", old, tmp_path / "new.safetensors", *more).splitlines()
+    plan = MIGRATION.plan(ta.read_metadata(old))
+    assert lines[:-1] == str(plan).splitlines()
+    assert lines[-1].startswith("Would write 3 leaves to ")
+    text = run("convert", old, tmp_path / "copy", "--dry-run")
+    assert text == f"Would write 13 leaves to {str(tmp_path / 'copy')!r}.\n"
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def new_model():
+    return {"blocks": {"q": np.ones((11, 2, 2, 3), np.float32)}, "bias": np.ones(4)}
+
+
+def test_a_target_solves_sizes_and_fills_what_is_new(old, tmp_path):
+    rows = {"h.{l}.q : (k d) e": "blocks/q : l e k d", "*.mask": None, "emb": None}
+    new = tmp_path / "new.safetensors"
+    file = table(tmp_path, rows)
+    text = run("convert", old, new, "--migration", file, code=2)
+    assert "stays open; write it in [sizes], or name a target" in text
+    file = table(tmp_path, ta.Migration(rows, new={"bias": "zeros"}))
+    text = run("convert", old, new, "--migration", file, code=2)
+    assert "[new] fills 'bias' in the form of a target. Name one." in text
+    more = ("--migration", file, "--target", "test_cli:new_model")
+    assert "Wrote 2 leaves" in run("convert", old, new, *more)
+    assert ta.load(new)["bias"].tolist() == [0, 0, 0, 0]
+    assert run("lint", old, "test_cli:new_model", *more[:2]).startswith("0 findings")
+
+
+def test_a_migration_that_does_not_fit_writes_nothing(old, tmp_path):
+    file = table(tmp_path, {"h.{l}.k": "k/{l}", "emb : v": "emb : v", "*.mask": None})
+    more = ("--migration", file)
+    text = run("convert", old, tmp_path / "new.safetensors", *more, code=2)
+    assert text.startswith("error: unmatched: no row names: 'h.{0..10}.q' and 2")
+    assert text.endswith("and 2 more, see lint\n")
+    assert not (tmp_path / "new.safetensors").exists()
+
+
+def test_lint_finds_every_problem_of_a_migration(old, migration, tmp_path):
+    lines = run("lint", old, "--migration", migration).splitlines()
+    assert lines == [
+        "0 findings in 13 arrays.",
+        "note: row 1, 'h.{l}.q : (k d) e': shapes do not tell apart k and d, k and e",
+    ]
+    ta.save(
+        tmp_path / "new.safetensors", {"blocks": {"q": np.ones(2)}, "x": np.ones(1)}
+    )
+    more = (tmp_path / "new.safetensors", "--migration")
+    lines = run("lint", old, *more, migration, code=1).splitlines()
+    assert [line.partition(":")[0] for line in lines] == [
+        "missing",
+        "extra",
+        "extra",
+        "misfit",
+        "4 findings in 13 arrays.",
+    ]
+    found = json.loads(run("lint", old, *more, migration, "--format", "json", code=1))
+    assert found[0] == {"kind": "missing", "rule": None, "text": "nothing fills: 'x'"}
+    text = run("lint", old, *more, migration, "--format", "github", code=1)
+    assert text.startswith(f"::error file={migration},title=missing row::nothing fills")
+
+
+def test_lint_fails_where_there_is_no_way_back(old, tmp_path):
+    rows = {"h.{l}.q : a b": "q : l a b", "h.{l}.{m}": "{m}", "emb": "emb"}
+    file = table(tmp_path, rows)
+    text = run("lint", old, "--migration", file, code=1)
+    assert text.startswith("one-way: the inverse does not lead back from 'mask'\n")
+    text = run("lint", old, "--migration", file, "--ignore", "one-way")
+    assert text.startswith("0 findings in 13 arrays; ignored: 1 one-way.\n")
+    assert "Wrote 3" in run("convert", old, tmp_path / "new", "--migration", file)
+    text = run("convert", old, tmp_path / "x", "--migration", file, "--reverse", code=2)
+    assert "cannot be read backwards: 'h.{l}.{m}'" in text
+
+
+@pytest.mark.parametrize(
+    ("rows", "path", "lines"),
+    [
+        (
+            MIGRATION,
+            "h.10.q",
+            [
+                "captures: l = 10",
+                "sizes: l=11, k=2, d=3, e=2",
+                "'h.10.q'[k*3 + d, e] -> 'blocks/q'[10, e, k, d]",
+            ],
+        ),
+        (
+            MIGRATION,
+            "blocks/q",
+            [
+                "sizes: l=11, k=2, d=3, e=2",
+                "'h.{0..10}.q'[k*3 + d, e] -> 'blocks/q'[l, e, k, d]",
+            ],
+        ),
+        (
+            MIGRATION,
+            "emb",
+            [
+                "sizes: v=5, e=2",
+                "'emb'[v, e] -> 'table'[v, e]",
+                "'emb'[v, e] -> 'head/w'[e, v]",
+            ],
+        ),
+        (MIGRATION, "h.0.mask", []),
+        (
+            {"{x:**}": "new/{x}"},
+            "emb",
+            ["captures: x = /emb", "'emb' -> 'new/emb', as it is"],
+        ),
+        (
+            {
+                "h.{l=0,1,2,3,4,5,6,7,8,9,10}.q : [a b] e": (
+                    "a/{l=a,b,c,d,e,f,g,h,i,j,k} : a e",
+                    "b/{l=a,b,c,d,e,f,g,h,i,j,k} : b e",
+                ),
+                "**": None,
+            },
+            "b/c",
+            [
+                "captures: l = c (2)",
+                "sizes: a=4, e=2, b=2",
+                "'h.2.q'[b + 4, e] -> 'b/c'[b, e]",
+            ],
+        ),
+        (
+            {
+                "emb : v e": ("emb : e v", {"scale": 2, "pad": {"v": (3, 0)}}),
+                "h.{l}.q : ... e": "q : l ... e",
+                "**": None,
+            },
+            "h.4.q",
+            [
+                "captures: l = 4",
+                "sizes: l=11, e=2",
+                "'h.4.q'[i0, e] -> 'q'[4, i0, e]",
+            ],
+        ),
+        (
+            {
+                "emb : v e": ("out : e v", {"scale": 2, "pad": {"v": (3, 0)}}),
+                "**": None,
+            },
+            "out",
+            [
+                "sizes: v=5, e=2",
+                "scale: 2.0",
+                "pad: {'v': (3, 0)}",
+                "'emb'[v, e] -> 'out'[e, v + 3]",
+            ],
+        ),
+    ],
+)
+def test_explain_says_where_an_index_goes(rows, path, lines, old, tmp_path):
+    m = (
+        rows
+        if isinstance(rows, ta.Migration)
+        else ta.Migration(rows, sizes={"b": 2} if path == "b/c" else None)
+    )
+    found = run("explain", old, path, "--migration", table(tmp_path, m)).splitlines()
+    assert found[0].startswith("row ")
+    assert found[1:] == lines
+
+
+def test_explained_indices_are_those_of_the_arrays(old, migration, tmp_path):
+    file = tmp_path / "new.safetensors"
+    flat = {f"h.{n}.q": np.arange(12).reshape(6, 2) + 100 * n for n in range(11)}
+    ta.save(old, flat | {"emb": np.ones((5, 2))})
+    run("convert", old, file, "--migration", migration)
+    new = ta.load(file)["blocks"]["q"]
+    for k, d, e in np.ndindex(2, 3, 2):
+        assert flat["h.10.q"][k * 3 + d, e] == new[10, e, k, d]
+
+
+def test_explain_names_what_no_row_matches(old, tmp_path):
+    file = table(tmp_path, {"emb : a b c": "x : a b c", "*.mask": None})
+    more = ("--migration", file)
+    text = run("explain", old, "h.3.q", *more, code=1)
+    assert text == "'h.3.q' is matched by no row.\n"
+    text = run("explain", old, "emb", *more, code=1)
+    assert text == "'emb' is matched by row 1, which does not fit; see lint.\n"
+    assert "Did you mean 'h.3.q'" in run("explain", old, "h.3.k", *more, code=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("lint", "x"), "Missing option '--rules' or '--migration'"),
+        (("explain", "x", "y"), "Missing option '--rules' or '--migration'"),
+        (("lint", "x", "--rules", "a", "--migration", "b"), "one of the two"),
+        (("lint", "x", "y", "--rules", "a"), "A target needs --migration"),
+        (("convert", "x", "y", "--reverse"), "--reverse and --target need --migration"),
+        (("convert", "x", "y", "--target", "z"), "--reverse and --target need"),
+        (("lint", "x", "--migration", "gone.toml"), "there is no such file"),
+        (("lint", "x", "--migration", "x.npz"), "a migration file is TOML or JSON"),
+    ],
+)
+def test_wrong_options_of_a_migration_are_reported(arguments, told):
+    text = run(*arguments, code=2)
+    assert told in text
+    assert len(text.splitlines()) <= 2
+
+
 def test_bench_prints_a_table(monkeypatch):
     monkeypatch.setattr("treeadapt.cli.bench._SIZES", (10,))
     lines = run("bench").splitlines()
@@ -725,8 +979,10 @@ def documented_files():
     old = dict(layers["hidden_5"])
     old["scale"] = old.pop("kernel")
     ta.save("older.safetensors", agent | {"policy": layers | {"hidden_5": old}})
-    (rules,) = re.findall(r"```toml\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    tables = re.findall(r"```toml\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    rules, rows = tables
     Path("freeze.toml").write_text(rules)
+    Path("stack.toml").write_text(rows)
     Path("misspelt.toml").write_text(rules.replace("**/bias", "**/bais"))
 
 

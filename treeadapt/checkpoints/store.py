@@ -273,6 +273,7 @@ def copy(
     path: str | os.PathLike[str],
     *,
     migration: Migration | None = None,
+    target: Any = None,
     format: Literal["safetensors", "orbax"] | None = None,  # noqa: A002
     progress: Callable[[str], None] = lambda _: None,
 ) -> None:
@@ -282,6 +283,7 @@ def copy(
         source: a checkpoint of any format.
         path: where to write; it is replaced once all is written.
         migration: as for ``load``.
+        target: tree that solves sizes of the migration, and whose form new leaves have.
         format: as for ``save``, of what is written.
         progress: called with the path of each leaf that is about to be written.
 
@@ -289,7 +291,8 @@ def copy(
         CheckpointError: one cannot be read, or the other not written.
         MigrationError: the rows do not fit what is stored.
     """
-    given = _source(read_stored(source), None, migration, cast=False)
+    likes = None if target is None else view_tree(target).flat()
+    given = _source(read_stored(source), likes, migration, cast=False)
     given.problems.raise_any()
     ties = given.stored.ties
     wanted = dict.fromkeys(one for one in given.stored.table if one not in ties)

@@ -1,5 +1,6 @@
-"""The command line: what a rules file does to a checkpoint, without running a model.
+"""The command line: what rules and migrations do to a checkpoint, without its model.
 
 ``commands`` has the commands, ``sources`` reads what they take for a tree, ``lint``
-finds what is wrong with rules, ``bench`` measures this machine.
+finds what is wrong with rules and ``migrating`` with migrations, ``bench`` measures
+this machine.
 """

@@ -1,10 +1,10 @@
 """The ``treeadapt`` command.
 
 Takes arguments, prints to standard output, and gives an exit code: 0, all is well; 1,
-``lint`` found something, ``diff`` a difference, ``explain`` no rule; 2, the arguments
-or the files cannot be used; 130, interrupted. Errors are one or two lines on standard
-error. Only ``convert`` and ``diff --values`` read arrays, and only ``convert`` and
-``show --output`` write. The tree comes first everywhere; tables are options.
+``lint`` found something, ``diff`` a difference, ``explain`` no rule or row; 2, the
+arguments or the files cannot be used; 130, interrupted. Errors are one or two lines on
+standard error. Only ``convert`` and ``diff --values`` read arrays, and only ``convert``
+and ``show --output`` write. The tree comes first everywhere; tables are options.
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ from treeadapt._version import __version__
 from treeadapt.checkpoints import files, store
 from treeadapt.cli import printing
 from treeadapt.cli.bench import bench_rows
-from treeadapt.cli.lint import KINDS, as_options, findings
+from treeadapt.cli.lint import KINDS, Finding, as_options, findings
+from treeadapt.cli.migrating import ONE_WAY, notes, planned, read_migration
 from treeadapt.cli.sources import read_arrays, read_pair, read_source, read_stored
 from treeadapt.diff import tree_diff
 from treeadapt.drawing.words import printable
 from treeadapt.errors import TreeAdaptError
+from treeadapt.migrations.explaining import explanation
+from treeadapt.migrations.plan import MigrationPlan
 from treeadapt.names import Speller, listing, plural
 from treeadapt.report import summarize
 from treeadapt.selection.matches import STATIC, where_text
@@ -43,7 +46,7 @@ _HELP = """Names, labels and checks of every leaf of a checkpoint.
 
 \b
 Exit codes: 0 all is well; 1 lint found something, diff a difference, explain
-no rule; 2 the arguments or files cannot be used; 130 interrupted.
+no rule or row; 2 the arguments or files cannot be used; 130 interrupted.
 \b
 TREE is a .safetensors, .npz or Flax .msgpack file, an Orbax folder, or
 module:function, which is run by jax.eval_shape."""
@@ -129,19 +132,49 @@ _shared = click.option(
 )
 
 
-def _with_rules(*, required: bool) -> Callable[..., Any]:
-    """Give a command the two options that name a rules file."""
-    rules = click.option(
-        "--rules",
-        "rules_file",
+def _file(name: str) -> Callable[..., Any]:
+    """Give a command an option that names a file of some kind."""
+    return click.option(
+        f"--{name}",
+        f"{name}_file",
         metavar="FILE",
         type=click.Path(),
-        required=required,
-        help="A rules file, .toml or .json.",
+        help=f"A {name} file, .toml or .json.",
     )
+
+
+def _with_rules(command: Any) -> Any:
+    """Give a command the two options of a rules file."""
     regex = "Accept re: patterns; only in a file you trust."
-    allow_regex = click.option("--allow-regex", is_flag=True, help=regex)
-    return lambda command: rules(allow_regex(command))
+    flag = click.option("--allow-regex", is_flag=True, help=regex)
+    return _file("rules")(flag(command))
+
+
+def _with_migration(command: Any) -> Any:
+    """Give a command the two options of a migration file."""
+    backwards = "Read the rows of the migration backwards."
+    flag = click.option("--reverse", is_flag=True, help=backwards)
+    return _file("migration")(flag(command))
+
+
+_target = click.option(
+    "--target",
+    metavar="TREE",
+    type=click.Path(),
+    help="What the migrated tree should fit: solves sizes, and fills [new].",
+)
+
+
+def _require_table(
+    rules_file: str | None, migration_file: str | None, target: str | None
+) -> None:
+    """Raise unless there are rules, or a migration with what it may have."""
+    if rules_file is None and migration_file is None:
+        raise click.UsageError("Missing option '--rules' or '--migration'.")
+    if rules_file is not None and migration_file is not None:
+        raise click.UsageError("--rules and --migration: give one of the two.")
+    if target is not None and migration_file is None:
+        raise click.UsageError("A target needs --migration.")
 
 
 def _one_of(*forms: str) -> Callable[..., Any]:
@@ -175,7 +208,7 @@ def app() -> None:
 
 @app.command(short_help="Show or draw paths, sizes and labels.")
 @_tree
-@_with_rules(required=False)
+@_with_rules
 @_one_of("table", "tree", "markdown", "json", "csv")
 @click.option("--depth", type=click.IntRange(min=1), help="Add up below this depth.")
 @click.option(
@@ -228,13 +261,15 @@ def show(
         click.echo(f"Wrote {output!r}.")
 
 
-@app.command(short_help="Check rules against a tree; for CI.")
+@app.command(short_help="Check rules or a migration against a tree; for CI.")
 @_tree
-@_with_rules(required=True)
+@click.argument("target", metavar="[TARGET]", type=click.Path(), required=False)
+@_with_rules
+@_with_migration
 @click.option(
     "--ignore",
     "ignored",
-    type=click.Choice(KINDS),
+    type=click.Choice((*KINDS, ONE_WAY)),
     multiple=True,
     help="A kind of finding to leave out; may be repeated.",
 )
@@ -242,29 +277,41 @@ def show(
 @_shared
 def lint(
     tree: str,
-    rules_file: str,
+    target: str | None,
+    rules_file: str | None,
+    migration_file: str | None,
     ignored: Sequence[str],
     form: str | None,
     *,
     allow_regex: bool,
+    reverse: bool,
 ) -> None:
-    """Check rules against TREE: exit code 1 if anything is wrong.
+    """Check rules, or a migration, against TREE: exit code 1 if anything is wrong.
 
     Finds leaves without a rule, rules that match nothing or are unreachable, and rules
-    that match in some but not all of numbered layers. As "github", findings are
-    annotations of the rules file in a pull request.
+    that match in some but not all of numbered layers. With --migration, finds all that
+    keeps TREE from becoming one like TARGET and back, and notes what shapes cannot
+    show. As "github", findings are annotations of the file in a pull request.
     """
-    rules = load_rules(rules_file, allow_regex=allow_regex)
-    matches = rules.match(read_source(tree).tree)
-    found = list(findings(matches))
+    _require_table(rules_file, migration_file, target)
+    rules, hints = None, []
+    if migration_file is not None:
+        plan, found = _planned(migration_file, tree, target, reverse=reverse)
+        num_arrays, hints = len(plan.source), [] if found else [*notes(plan)]
+    else:
+        rules = load_rules(str(rules_file), allow_regex=allow_regex)
+        matches = rules.match(read_source(tree).tree)
+        num_arrays, found = sum(matches.is_array), [*findings(matches)]
     left_out = Counter(each.kind for each in found if each.kind in ignored)
     found = [each for each in found if each.kind not in ignored]
     if form == "json":
         printing.print_json([dataclasses.asdict(each) for each in found])
     elif form == "github":
-        printing.print_annotations(found, rules, rules_file)
+        printing.print_annotations(found, rules, str(rules_file or migration_file))
     else:
-        printing.print_findings(found, left_out, sum(matches.is_array))
+        printing.print_findings(found, left_out, num_arrays)
+        for hint in hints:
+            click.echo(f"note: {printable(hint)}")
     if found:
         sys.exit(1)
 
@@ -296,22 +343,37 @@ def diff(
         sys.exit(1)
 
 
-@app.command(short_help="Say which rule decides a leaf.")
+@app.command(short_help="Say which rule or row decides a leaf.")
 @_tree
 @click.argument("path", metavar="PATH")
-@_with_rules(required=True)
+@_with_rules
+@_with_migration
+@_target
 @_shared
-def explain(tree: str, path: str, rules_file: str, *, allow_regex: bool) -> None:
-    """Say which rules match the leaf of TREE at PATH: exit code 1 if none does."""
-    rules = load_rules(rules_file, allow_regex=allow_regex)
+def explain(
+    tree: str,
+    path: str,
+    rules_file: str | None,
+    migration_file: str | None,
+    target: str | None,
+    *,
+    allow_regex: bool,
+    reverse: bool,
+) -> None:
+    """Say which rules match the leaf of TREE at PATH: exit code 1 if none does.
+
+    With --migration, say which row moves the leaf at PATH, of TREE or of what it
+    becomes, and where an index of it goes.
+    """
+    _require_table(rules_file, migration_file, target)
+    if migration_file is not None:
+        plan, _ = _planned(migration_file, tree, target, reverse=reverse)
+        _explain_row(tree, path, plan)
+        return
+    rules = load_rules(str(rules_file), allow_regex=allow_regex)
     view = view_tree(read_source(tree).tree)
     paths = view.plan.paths
-    if path not in paths:
-        part = re.compile(rf"(.*[/.])?{re.escape(path)}([/.].*)?", re.DOTALL)
-        around = list(filter(part.fullmatch, paths))
-        near = (around or Speller().nearest(path, paths))[:3]
-        hint = f" Did you mean {listing(near)}?" if near else ""
-        raise _Failure(f"{tree!r} has no leaf {path!r}.{hint}")
+    _require_leaf(tree, path, paths)
     place = paths.index(path)
     matches = rules.match(view)
     for index, (where, label) in enumerate(rules.pairs):
@@ -330,23 +392,92 @@ def explain(tree: str, path: str, rules_file: str, *, allow_regex: bool) -> None
     click.echo(f"{path!r} {wording}.")
 
 
-@app.command(short_help="Write a checkpoint in another format.")
+def _planned(
+    file: str, tree: str, target: str | None, *, reverse: bool
+) -> tuple[MigrationPlan, list[Finding]]:
+    likes = None if target is None else read_source(target).tree
+    migration = read_migration(file, reverse=reverse)
+    return planned(migration, read_source(tree).tree, likes)
+
+
+def _explain_row(tree: str, path: str, plan: MigrationPlan) -> None:
+    lines = [*explanation(plan, path)]
+    for line in lines:
+        click.echo(printable(line))
+    if lines:
+        return
+    _require_leaf(tree, path, [*plan.source, *plan.result])
+    row = next((n for n, row in enumerate(plan.rows, 1) if row.takes(path)), None)
+    why = "no row" if row is None else f"row {row}, which does not fit; see lint"
+    click.echo(printable(f"{path!r} is matched by {why}."))
+    sys.exit(1)
+
+
+def _require_leaf(tree: str, path: str, paths: Sequence[str]) -> None:
+    if path not in paths:
+        part = re.compile(rf"(.*[/.])?{re.escape(path)}([/.].*)?", re.DOTALL)
+        around = list(filter(part.fullmatch, paths))
+        near = (around or Speller().nearest(path, paths))[:3]
+        hint = f" Did you mean {listing(near)}?" if near else ""
+        raise _Failure(f"{tree!r} has no leaf {path!r}.{hint}")
+
+
+@app.command(short_help="Write a checkpoint in another format, or migrated.")
 @click.argument("source", metavar="SRC", type=click.Path())
-@click.argument("target", metavar="DST", type=click.Path())
+@click.argument("destination", metavar="DST", type=click.Path())
+@_with_migration
+@_target
+@click.option("--dry-run", is_flag=True, help="Say what would be done; write nothing.")
 @_force("DST")
 @click.option("--format", "form", type=click.Choice(files.WRITTEN))
 @_shared
-def convert(source: str, target: str, form: Any, *, force: bool) -> None:
+def convert(
+    source: str,
+    destination: str,
+    migration_file: str | None,
+    target: str | None,
+    form: Any,
+    *,
+    reverse: bool,
+    dry_run: bool,
+    force: bool,
+) -> None:
     """Write the checkpoint SRC as DST, in the format that its ending says.
 
     DST without an ending is an Orbax folder. It is written under another name and put
-    in place once it is whole.
+    in place once it is whole. With --migration, leaves get new names and axes; SRC is
+    read one group at a time, and what is written is in memory until all of it is there.
     """
-    _require_new(target, force=force)
-    num_leaves = len(read_stored(source).leaves)
-    with printing.bar(f"Writing {target}", num_leaves) as shown:
-        store.copy(source, target, format=form, progress=lambda _: shown.update(1))
-    click.echo(f"Wrote {plural(num_leaves, 'leaf')} to {target!r}.")
+    if migration_file is None and (reverse or target is not None):
+        raise click.UsageError("--reverse and --target need --migration.")
+    _require_new(destination, force=force)
+    stored = read_stored(source)
+    migration, likes = None, None if target is None else read_source(target).tree
+    num_leaves = len(stored.leaves)
+    if migration_file is not None:
+        migration = read_migration(migration_file, reverse=reverse)
+        plan, found = planned(migration, stored.leaves, likes)
+        wrong = [each for each in found if each.kind != ONE_WAY]
+        if wrong:
+            others = f" and {len(wrong) - 1:,} more, see lint" if wrong[1:] else ""
+            raise _Failure(f"{wrong[0].kind}: {as_options(wrong[0].line)}{others}")
+        num_leaves = len(plan.result) + len(plan.new)
+        if dry_run:
+            click.echo("\n".join(map(printable, str(plan).splitlines())))
+    text = f"{plural(num_leaves, 'leaf')} to {destination!r}."
+    if dry_run:
+        click.echo(f"Would write {text}")
+        return
+    with printing.bar(f"Writing {destination}", num_leaves) as shown:
+        store.copy(
+            source,
+            destination,
+            migration=migration,
+            target=likes,
+            format=form,
+            progress=lambda _: shown.update(1),
+        )
+    click.echo(f"Wrote {text}")
 
 
 @app.command(short_help="Measure on this machine.")

@@ -22,6 +22,8 @@ _OPTIONS = {
     r"allow_regex=True": "--allow-regex",
     r"Decide on the tree that .*": "Give the model as TREE, module:function.",
     r"decide on that: \.bind\(model\)": "give it as TREE, module:function",
+    r"in sizes=, or give a target": "in [sizes], or name a target",
+    r"new= fills (.*) Pass one\.": r"[new] fills \1 Name one.",
 }
 KINDS = ("unmatched", "unused", "shadowed", "uneven")
 _FEWEST = 3  # siblings that make a family
@@ -34,8 +36,9 @@ class Finding:
     """One thing that is wrong.
 
     Attributes:
-        kind: ``"unmatched"``, ``"unused"``, ``"shadowed"`` or ``"uneven"``.
-        rule: number of the rule, from 1; None for leaves without one.
+        kind: ``"unmatched"``, ``"unused"``, ``"shadowed"``, ``"uneven"``, or a problem
+            of a migration.
+        rule: number of the rule, from 1; None for leaves without one, and migrations.
         text: what is wrong, and how it may be cured.
     """
 

@@ -109,7 +109,7 @@ def _print_tree(summary: Summary, depth: int | None) -> None:
 def print_findings(
     found: Sequence[Finding], ignored: Mapping[str, int], num_arrays: int
 ) -> None:
-    """Print what is wrong with rules, a line each, and how much it is.
+    """Print what is wrong, a line each, and how much it is.
 
     Args:
         found: what is wrong.
@@ -123,18 +123,19 @@ def print_findings(
     click.echo(f"{counts}; ignored: {left_out}." if ignored else f"{counts}.")
 
 
-def print_annotations(found: Sequence[Finding], rules: Rules, file: str) -> None:
-    """Print what is wrong with rules as GitHub's annotations of their file."""
+def print_annotations(found: Sequence[Finding], rules: Rules | None, file: str) -> None:
+    """Print what is wrong as GitHub's annotations of a file of rules, or of rows."""
     texts = Path(file).read_text("utf-8").splitlines()
     for each in found:
         place = f"file={_escaped(file, ':,')}"
-        if each.rule is not None:
+        if each.rule is not None and rules is not None:
             pattern = next(rules.selectors[each.rule - 1].patterns(), "")
             quoted = (json.dumps(pattern, ensure_ascii=False), f"'{pattern}'")
             numbers = (n for n, t in enumerate(texts, 1) if any(q in t for q in quoted))
             place += "".join(f",line={number}" for number in list(numbers)[:1])
         wording = _escaped(printable(each.line))
-        click.echo(f"::error {place},title={each.kind} rule::{wording}")
+        noun = "rule" if rules is not None else "row"
+        click.echo(f"::error {place},title={each.kind} {noun}::{wording}")
 
 
 def print_diff(found: TreeDiff) -> None:

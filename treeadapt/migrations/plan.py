@@ -178,7 +178,7 @@ class MigrationPlan:
         right = ", ".join(repr(each.text) for each in row.targets)
         text = f"{row.text!r} -> {right}: {sources:,} to {targets:,}"
         yield text if len(text) <= _WIDTH else text.replace(" -> ", "\n    -> ", 1)
-        for text in dict.fromkeys(map(_sizes, groups)):
+        for text in dict.fromkeys(map(sizes_text, groups)):
             if text:
                 yield f"    {text}"
         if self.swappable.get(place):
@@ -238,6 +238,7 @@ def _swappable(group: Group) -> Iterator[tuple[str, str]]:
                 yield a, b
 
 
-def _sizes(group: Group) -> str:
+def sizes_text(group: Group) -> str:
+    """Write the sizes of a group's names."""
     sizes = group.move.sizes if group.move and group.row.has_axes else ()
     return ", ".join(f"{n}={s}" for n, s in sizes if not n.startswith(REST))

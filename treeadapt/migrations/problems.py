@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.rows import Row
-from treeadapt.names import Speller, listing, plural
+from treeadapt.names import Speller, fold, listing, plural
 
 _SHOWN = 6  # problems of one kind that a message lists
 CANDIDATES = 2_000  # paths among which the nearest is sought
@@ -45,6 +45,12 @@ class Problems:
         if self.found:
             raise MigrationError(str(self))
 
+    def each(self) -> Iterator[tuple[str, str]]:
+        """Yield every problem: its kind, and what is wrong."""
+        for kind in (kind for kind in _KINDS if kind in self.found):
+            for text in dict.fromkeys(self.found[kind]):
+                yield kind, f"{_KINDS[kind][1]}: {text}"
+
     def __str__(self) -> str:
         lines: list[str] = []
         for kind in (kind for kind in _KINDS if kind in self.found):
@@ -79,10 +85,13 @@ def near_rows(unmatched: Sequence[str], rows: Sequence[Row]) -> Iterator[str]:
     """Write leaves that no row matches, with the nearest rows."""
     texts = [source.text for row in rows for source in row.sources]
     speller = Speller()
-    for path in unmatched[:_SHOWN]:
-        near = speller.nearest(path, texts[:CANDIDATES], count=1)
-        yield listing([path]) + (f" (the nearest is {listing(near)})" if near else "")
-    yield from unmatched[_SHOWN:]
+    hints: dict[int, str] = {}
+    for places in itertools.islice(fold(unmatched).values(), _SHOWN):
+        near = speller.nearest(unmatched[places[0]], texts[:CANDIDATES], count=1)
+        if near:
+            hints |= dict.fromkeys(places, f" (the nearest is {listing(near)})")
+    for place, path in enumerate(unmatched):
+        yield listing([path]) + hints.get(place, "")
 
 
 def near_paths(
@@ -102,12 +111,10 @@ def near_paths(
             near = speller.nearest(text, paths[:CANDIDATES], count=1)
             hint = f" (the nearest leaf is {listing(near)})" if near else ""
         yield listing([row.text]) + hint
-    yield from (row.text for row in unused[_SHOWN:])
+    yield from (listing([row.text]) for row in unused[_SHOWN:])
 
 
 def _matching(row: Row, paths: Sequence[str]) -> list[str]:
     """Return the first paths that a row matches."""
-    found = (
-        p for p in paths if any(each.path.match(p) is not None for each in row.sources)
-    )
+    found = (path for path in paths if row.takes(path))
     return [*itertools.islice(found, 3)]

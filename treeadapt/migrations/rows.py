@@ -191,6 +191,10 @@ class Row:
         is_joined = self.has_axes and parts_of(self.targets[0].axes or ()) > 1
         return len(self.sources) > 1 and self.function is None and not is_joined
 
+    def takes(self, path: str) -> bool:
+        """Return whether one of its sources matches a path."""
+        return any(each.path.match(path) is not None for each in self.sources)
+
     def reversed(self) -> Row:
         """Return the row read backwards."""
         return Row(
