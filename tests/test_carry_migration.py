@@ -485,6 +485,30 @@ def test_copies_that_become_one_need_equal_moments():
     )
 
 
+def test_copies_are_not_compared_under_jit():
+    m = ta.Migration({("embed", "head"): "wte"})
+    old = adam.init({"embed": jnp.ones(2), "head": jnp.ones(2)})
+    reports = []
+
+    @jax.jit
+    def carry(saved):
+        state, report = ta.carry_state(adam, {"wte": jnp.ones(2)}, saved, migration=m)
+        reports.append(report)
+        return state
+
+    carry(old)
+    assert "copies cannot be compared under jit" in str(reports[0])
+
+
+def test_a_vector_of_all_params_starts_fresh_with_its_count():
+    tx = optax.flatten(optax.adam(1e-3))
+    params = {"b": jnp.ones(3), "w": jnp.ones((3, 4))}
+    state, report = unmoved(tx, params, {"w : a b": "a : b a", "b": "b"})
+    assert report.carried == {}
+    assert "all params are joined there, without their names" in str(report)
+    assert_equal(state, tx.init({"a": jnp.ones((4, 3)), "b": jnp.ones(3)}))
+
+
 def test_leaves_without_a_row_are_reported():
     m = ta.Migration({"w": "kernel"})
     old = adam.init({"w": jnp.ones(2), "b": jnp.ones(3)})
@@ -512,6 +536,37 @@ def test_boxes_have_no_segment_in_the_paths_of_rows():
         again, report = ta.carry_state(adam, m(params), saved, migration=m)
         assert (report.fresh, report.unmoved) == ((), {})
         assert_equal(again, ta.carry_state(adam, m(params), state, migration=m)[0])
+
+
+def test_a_state_of_nested_dicts_in_a_whole_checkpoint():
+    m = ta.Migration({"layers/{l}/w : o i": "blocks/w : l i o", "{r:**}": "{r}"})
+    layers = {str(i): {"w": jnp.full((2, 3), float(i))} for i in range(2)}
+    params = {"layers": layers, "head": {"w": jnp.ones((3, 4))}}
+    flat = m(params)
+    new = {"blocks": {"w": flat["blocks/w"]}, "head": {"w": flat["head/w"]}}
+    old = train(adam, params, adam.init(params))[1]
+    saved = {"params": params, "opt_state": old, "step": 3}
+    state, report = ta.carry_state(adam, new, saved, migration=m)
+    assert (report.fresh, report.unmoved) == ((), {})
+    assert np.array_equal(
+        state[0].nu["blocks"]["w"][1], old[0].nu["layers"]["1"]["w"].T
+    )
+
+
+def test_moments_go_to_the_shardings_of_the_params():
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    before, after = (
+        jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
+        for axes in (("x", None), (None, None, "x"))
+    )
+    m = ta.Migration({"layers/{l} : a b": "layers : l b a"})
+    params = {f"layers/{i}": jax.device_put(jnp.ones((8, 3)), before) for i in range(2)}
+    spec = jax.ShapeDtypeStruct((2, 3, 8), jnp.float32, sharding=after)
+    new = m(params, target={"layers": spec})
+    state, _ = ta.carry_state(adam, new, adam.init(params), migration=m)
+    assert state[0].mu["layers"].sharding == after
+    back, _ = ta.carry_state(adam, params, state, migration=m.inverse)
+    assert back[0].nu["layers/1"].sharding == before
 
 
 def test_arrays_of_numpy_and_abstract_ones():

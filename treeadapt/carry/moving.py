@@ -24,7 +24,16 @@ from treeadapt.carry.optax_fields import (
     SUM_FIELDS,
     degree_of,
 )
-from treeadapt.carry.slots import Slot, above, below, cut_names, cuts_of, last
+from treeadapt.carry.slots import (
+    Slot,
+    above,
+    below,
+    cut_names,
+    cuts_of,
+    joins_params,
+    last,
+    parent,
+)
 from treeadapt.convert import describe
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.groups import Group, GroupMaker, Taken
@@ -99,24 +108,33 @@ def move_copies(
         if slot.prefix is not None:
             copies.setdefault(slot.prefix, {})[slot.tail] = slot.name
     made = Saved({})
-    for slot in slots:
-        if not slot.is_copy and any(path in copies for path in above(slot.name)):
+    rest = [slot for slot in slots if not slot.is_copy]
+    owners = {parent(prefix) for prefix in copies}
+    joined = {
+        slot.node
+        for slot in rest
+        if slot.node not in owners and joins_params(saved[slot.name], len(params))
+    }
+    for slot in rest:
+        if any(path in copies for path in above(slot.name)):
             made.unmoved[slot.name] = "no row names it"
-        elif not slot.is_copy:
+        elif slot.node in joined:
+            made.unmoved[slot.name] = "all params are joined there, without their names"
+        else:
             made.leaves[slot.name] = saved[slot.name]
     parts: dict[tuple[str, str, int], list[tuple[Taken, str]]] = {}
     for prefix, names in copies.items():
         for tail, short in unboxed(names).items():
             own = short if short in homes else tail
             place, taken = homes[own]
-            rest = own[len(taken.path) + 1 :]
-            part = (prefix, "" if rest == "value" else rest, place)
+            more = own[len(taken.path) + 1 :]
+            part = (prefix, "" if more == "value" else more, place)
             parts.setdefault(part, []).append((taken, names[tail]))
-    for (prefix, rest, place), taken_as in parts.items():
+    for (prefix, more, place), taken_as in parts.items():
         left = {taken.path: name for taken, name in taken_as}
         leaves = {path: saved[name] for path, name in left.items()}
         field, problems = fields[last(prefix)], Problems()
-        row = _law(migration.rows[place], field, rest)
+        row = _law(migration.rows[place], field, more)
         if isinstance(row, str):
             made.unmoved.update(dict.fromkeys(left.values(), row))
             continue
@@ -130,8 +148,8 @@ def move_copies(
                 made.unmoved.update(dict.fromkeys(origin, arrays))
                 continue
             for path, array in arrays.items():
-                _put(made, below(prefix, below(path, rest)), array, origin)
-            if row.reversed().compares:
+                _put(made, below(prefix, below(path, more)), array, origin)
+            if arrays and row.reversed().compares:
                 made.ties[row.text] = listing(group.filled)
         if problems.found:
             text = "; ".join(problems.texts())
@@ -208,13 +226,13 @@ def _homes(
     return homes
 
 
-def _law(row: Row, field: _Field, rest: str) -> Row | str:
+def _law(row: Row, field: _Field, more: str) -> Row | str:
     """Return a row as it holds for a field, or why it does not hold.
 
     Args:
         row: as it holds for params.
         field: what the leaves are.
-        rest: what their names have after the path of the parameter.
+        more: what their names have after the path of the parameter.
     """
     values = dataclasses.replace(row.values, cast=())
     if row.function is not None:
@@ -226,7 +244,7 @@ def _law(row: Row, field: _Field, rest: str) -> Row | str:
         scale = values.scale**field.degree
         values = dataclasses.replace(values, scale=scale, offset=offset)
     law = dataclasses.replace(row, values=values)
-    if _changes(law) and (rest or field.rank is None):
+    if _changes(law) and (more or field.rank is None):
         return "it does not have the shape of its parameter, so it is only renamed"
     return law
 
@@ -264,6 +282,8 @@ def _move(
     if not any(path in params for path in group.filled):
         return {}
     every = [*itertools.chain(*given)]
+    if group.move.compares and any(isinstance(x, jax.core.Tracer) for x in every):
+        return "copies cannot be compared under jit"
     move = group.move.after(every[0].shape[:rank])
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in every):
         arrays = jax.eval_shape(lambda given: run(move, given)[0], given)

@@ -27,7 +27,7 @@ from treeadapt.carry.optax_fields import (
     SUM_FIELDS,
     is_state_class,
 )
-from treeadapt.carry.slots import Slot, below, cut_names, last, parent
+from treeadapt.carry.slots import Slot, below, cut_names, joins_params, last, parent
 from treeadapt.convert import describe
 from treeadapt.names import fold, listing, plural
 from treeadapt.patterns import escape
@@ -361,9 +361,9 @@ def _of_vectors(table: Table) -> Iterator[str]:
     """Warn of moments that have no parameter's name (``optax.flatten``)."""
     owners = {row.slot.node for row in table.copies}
     for row in table.rows:
-        if row.source is None or row.slot.node in owners or not is_array(row.spec):
+        if row.source is None or row.slot.node in owners:
             continue
-        if row.spec.ndim == 1 and row.spec.size > table.num_params > 1:
+        if joins_params(row.spec, table.num_params):
             yield (
                 f"{row.slot.name!r} is {describe(row.spec)} without the name of any "
                 "parameter (optax.flatten joins them all), and was carried whole. That "

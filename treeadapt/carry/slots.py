@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import optax
 
-from treeadapt.arrays import is_array
+from treeadapt.arrays import is_array, is_inexact
 from treeadapt.paths import SEPARATOR
 from treeadapt.transforms.adapt import is_placeholder, placeholder
 from treeadapt.transforms.flat import first_half
@@ -90,6 +90,16 @@ def below(path: str, rest: str) -> str:
         ('0/mu/w', 'mu', '0')
     """
     return SEPARATOR.join(filter(None, (path, rest)))
+
+
+def joins_params(leaf: Any, num_params: int) -> bool:
+    """Return whether a leaf may hold all params in one vector (``optax.flatten``).
+
+    Args:
+        leaf: a leaf in a state without copies of the params.
+        num_params: how many params train.
+    """
+    return is_inexact(leaf) and len(leaf.shape) == 1 and leaf.size > num_params > 1
 
 
 def find_slots(tx: Any, view: TreeView, params: Any = None) -> list[Slot] | None:
