@@ -20,14 +20,7 @@ from treeadapt.carry.fields import can_hold
 from treeadapt.carry.matching import Offers, learn_links, match_copies, match_rest
 from treeadapt.carry.moving import Saved, move_copies
 from treeadapt.carry.optax_fields import SCALE_FIELDS, STORED_FIELDS
-from treeadapt.carry.report import (
-    CarryReport,
-    NewLeaf,
-    Table,
-    known,
-    number,
-    report_of,
-)
+from treeadapt.carry.report import CarryReport, NewLeaf, Table, known, number, report_of
 from treeadapt.carry.slots import (
     Slot,
     below,
@@ -41,7 +34,6 @@ from treeadapt.carry.slots import (
 from treeadapt.convert import describe
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.migration import Migration
-from treeadapt.names import fold
 from treeadapt.paths import unboxed
 from treeadapt.selection.selectors import select
 from treeadapt.transforms.adapt import with_extra_args
@@ -192,15 +184,14 @@ def _take(
         sources = found.get(name) or ambiguous.get(name)
         if row.fate != "fresh" or name in passed or sources is None:
             continue
-        origins = [", ".join(fold(table.saved.origin(one))) for one in sources]
         source = _choose(sources, table.old) if name in found else None
         if source is None:
-            row.fate, row.why = "ambiguous", tuple(origins)
+            row.fate, row.why = "ambiguous", tuple(map(table.saved.text, sources))
         elif misfit := _misfit(row.spec, table.old[source]):
-            text = origins[sources.index(source)]
-            row.fate, row.why = "misshaped", f"{misfit} (saved as {text!r})"
+            text = f"{misfit} (saved as {table.saved.text(source)!r})"
+            row.fate, row.why = "misshaped", text
         else:
-            row.fate, row.why = "carried", origins[sources.index(source)]
+            row.fate, row.why = "carried", table.saved.text(source)
             row.source, row.leaf = saved[source], table.old[source]
 
 

@@ -111,14 +111,14 @@ def match_rest(
             found[slot.name] = sources
     taken = {name for sources in found.values() for name in sources}
     busy = _owners(saved)
-    free = _by_node(
+    free = by_node(
         slot
         for name, slot in given.items()
         if name not in taken and slot.node not in busy
     )
-    complete = _by_node(rest)
+    complete = by_node(rest)
     kinds: dict[tuple[str, ...], Nodes] = {}
-    for node, fields in _by_node(unlinked).items():
+    for node, fields in by_node(unlinked).items():
         if fields == complete[node] and node not in owners:
             # Several groups may continue one earlier state.
             kinds.setdefault((_group(node), *sorted(fields)), {})[node] = fields
@@ -180,7 +180,8 @@ def _match_alike(wanted: Nodes, given: Nodes, found: Offers, ambiguous: Offers) 
             into[name] = tuple(given[source][field] for source in sources)
 
 
-def _by_node(slots: Iterable[Slot]) -> Nodes:
+def by_node(slots: Iterable[Slot]) -> Nodes:
+    """Group leaves by the state that has them, or their copy, as a field."""
     nodes: Nodes = {}
     for slot in slots:
         nodes.setdefault(slot.node, {})[slot.field] = slot.name
@@ -191,7 +192,7 @@ def _by_tail(slots: Iterable[Slot]) -> dict[str, Nodes]:
     tails: dict[str, list[Slot]] = {}
     for slot in slots:
         tails.setdefault(slot.tail, []).append(slot)
-    return {tail: _by_node(group) for tail, group in tails.items()}
+    return {tail: by_node(group) for tail, group in tails.items()}
 
 
 def _group(node: str) -> str:

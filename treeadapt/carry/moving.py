@@ -18,22 +18,8 @@ import jax
 import numpy as np
 
 from treeadapt.arrays import is_array
-from treeadapt.carry.optax_fields import (
-    PARAM_FIELDS,
-    SCALE_FIELDS,
-    SUM_FIELDS,
-    degree_of,
-)
-from treeadapt.carry.slots import (
-    Slot,
-    above,
-    below,
-    cut_names,
-    cuts_of,
-    joins_params,
-    last,
-    parent,
-)
+from treeadapt.carry.optax_fields import PARAM_FIELDS, SCALE_FIELDS, degree_of
+from treeadapt.carry.slots import Slot, above, below, cut_names, cuts_of, is_joint, last
 from treeadapt.convert import describe
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.groups import Group, GroupMaker, Taken
@@ -42,8 +28,7 @@ from treeadapt.migrations.planning import assign
 from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.rows import Row
 from treeadapt.migrations.running import run
-from treeadapt.names import listing
-from treeadapt.paths import unboxed
+from treeadapt.names import fold, listing
 from treeadapt.trees.views import TreeView
 
 
@@ -55,17 +40,39 @@ class Saved:
         leaves: by name; params have the names of today.
         origins: the saved names of those of which a leaf was made, where they differ.
         unmoved: why other leaves were not moved, by saved name.
-        ties: what each row that makes copies of one parameter fills, as text.
+        warnings: of rows that make copies of one parameter, by their text.
     """
 
     leaves: dict[str, Any]
     origins: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     unmoved: dict[str, str] = dataclasses.field(default_factory=dict)
-    ties: dict[str, str] = dataclasses.field(default_factory=dict)
+    warnings: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def origin(self, name: str) -> tuple[str, ...]:
         """Return the saved names of the leaves of which one was made."""
         return self.origins.get(name, (name,))
+
+    def text(self, name: str) -> str:
+        """Return them as one text."""
+        return ", ".join(fold(self.origin(name)))
+
+    def leave(self, names: Iterable[str], reason: str) -> None:
+        """Note leaves that are not moved."""
+        self.unmoved.update(dict.fromkeys(names, reason))
+
+    def add(self, name: str, leaf: Any, origin: tuple[str, ...]) -> None:
+        """Add a leaf that was moved.
+
+        Raises:
+            MigrationError: another one has its name.
+        """
+        if name in self.leaves:
+            both = listing((*self.origin(name), *origin))
+            cure = "Write rows that keep them apart"
+            raise MigrationError(
+                f"Several leaves get the name {name!r}: {both}. {cure}."
+            )
+        self.leaves[name], self.origins[name] = leaf, origin
 
 
 class _Field(NamedTuple):
@@ -103,68 +110,26 @@ def move_copies(
     fields = _fields(*new, params)
     homes = _homes(saved, migration.rows, fields, params)
     slots = cut_names(saved, lambda prefix: last(prefix) in fields, homes.__contains__)
-    copies: dict[str, dict[str, str]] = {}
+    mover = _Mover(saved, migration, params, Saved({}))
+    copies = {slot.prefix for slot in slots}
+    owners = {slot.node for slot in slots if slot.is_copy}
+    joint = {slot.node for slot in slots if is_joint(saved[slot.name], len(params))}
+    parts: dict[tuple[str, str, int], list[tuple[Taken, str]]] = {}
     for slot in slots:
         if slot.prefix is not None:
-            copies.setdefault(slot.prefix, {})[slot.tail] = slot.name
-    made = Saved({})
-    rest = [slot for slot in slots if not slot.is_copy]
-    owners = {parent(prefix) for prefix in copies}
-    joined = {
-        slot.node
-        for slot in rest
-        if slot.node not in owners and joins_params(saved[slot.name], len(params))
-    }
-    for slot in rest:
-        if any(path in copies for path in above(slot.name)):
-            made.unmoved[slot.name] = "no row names it"
-        elif slot.node in joined:
-            made.unmoved[slot.name] = "all params are joined there, without their names"
+            place, taken = homes[slot.tail]
+            more = slot.tail[len(taken.path) + 1 :]
+            part = (slot.prefix, "" if more == "value" else more, place)
+            parts.setdefault(part, []).append((taken, slot.name))
+        elif any(path in copies for path in above(slot.name)):
+            mover.made.leave([slot.name], "no row names it")
+        elif slot.node in joint - owners:
+            mover.made.leave([slot.name], "all params are joined there, without names")
         else:
-            made.leaves[slot.name] = saved[slot.name]
-    parts: dict[tuple[str, str, int], list[tuple[Taken, str]]] = {}
-    for prefix, names in copies.items():
-        for tail, short in unboxed(names).items():
-            own = short if short in homes else tail
-            place, taken = homes[own]
-            more = own[len(taken.path) + 1 :]
-            part = (prefix, "" if more == "value" else more, place)
-            parts.setdefault(part, []).append((taken, names[tail]))
-    for (prefix, more, place), taken_as in parts.items():
-        left = {taken.path: name for taken, name in taken_as}
-        leaves = {path: saved[name] for path, name in left.items()}
-        field, problems = fields[last(prefix)], Problems()
-        row = _law(migration.rows[place], field, more)
-        if isinstance(row, str):
-            made.unmoved.update(dict.fromkeys(left.values(), row))
-            continue
-        rank = field.rank or 0 if _changes(row) else 0
-        specs = {path: _spec(leaf, rank) for path, leaf in leaves.items()}
-        maker = GroupMaker(row, place, migration.sizes, specs, params, problems)
-        for group in [] if row.drops else maker.groups([each for each, _ in taken_as]):
-            origin = tuple(left.pop(path) for path in group.given)
-            arrays = _move(group, leaves, rank, params)
-            if isinstance(arrays, str):
-                made.unmoved.update(dict.fromkeys(origin, arrays))
-                continue
-            for path, array in arrays.items():
-                _put(made, below(prefix, below(path, more)), array, origin)
-            if arrays and row.reversed().compares:
-                made.ties[row.text] = listing(group.filled)
-        if problems.found:
-            text = "; ".join(problems.texts())
-            made.unmoved.update(dict.fromkeys(left.values(), text))
-    return made
-
-
-def _put(made: Saved, name: str, leaf: Any, origin: tuple[str, ...]) -> None:
-    if name in made.leaves:
-        both = listing((*made.origin(name), *origin))
-        raise MigrationError(
-            f"Several leaves get the name {name!r}: {both}. Write rows that keep them "
-            "apart."
-        )
-    made.leaves[name], made.origins[name] = leaf, origin
+            mover.made.leaves[slot.name] = saved[slot.name]
+    for (prefix, more, place), held in parts.items():
+        mover.move((prefix, more), place, fields[last(prefix)], held)
+    return mover.made
 
 
 def _fields(
@@ -180,9 +145,8 @@ def _fields(
             like = params[slot.tail].shape
             more = len(shape) - len(like)
             rank = more if more >= 0 and shape[more:] == like else None
-        degree = degree_of(own.plan.classes(slot.node or None), name)
-        if is_scaled and name in SUM_FIELDS:
-            degree = None  # they may add up what was scaled
+        classes = own.plan.classes(slot.node or None)
+        degree = degree_of(classes, name, is_scaled=is_scaled)
         known = fields.setdefault(name, _Field(name, degree, rank))
         rank = rank if known.rank is None else known.rank
         fields[name] = _Field(name, degree if degree == known.degree else None, rank)
@@ -198,7 +162,7 @@ def _homes(
     """Return for what may be a tail its parameter, and the place of the row for that.
 
     The parameter is the tail or above it: the nearest that becomes one of today; where
-    none is known to, the nearest that a row takes.
+    none is known to, the nearest that a row takes. ``value`` is first taken for a box.
     """
     tails = dict.fromkeys(
         path
@@ -219,11 +183,102 @@ def _homes(
             return True  # the names are known after the sizes
         return any(each.path.fill(own.captures, {}) in params for each in row.targets)
 
+    has_boxes = not any(last(path) == "value" for path in params)
     homes = {}
     for tail in tails:
-        if found := [path for path in (tail, *above(tail)) if path in owners]:
+        paths = [tail, *above(tail)]
+        if has_boxes and last(tail) == "value":
+            paths = [*paths[1:], tail]
+        if found := [path for path in paths if path in owners]:
             homes[tail] = owners[next(filter(may_fill, found), found[0])]
     return homes
+
+
+@dataclasses.dataclass(frozen=True)
+class _Mover:
+    """Moves the leaves of one state.
+
+    Attributes:
+        saved: the leaves of the saved state by name.
+        migration: the table.
+        params: the arrays that train today, by path.
+        made: gets the result.
+    """
+
+    saved: Mapping[str, Any]
+    migration: Migration
+    params: Mapping[str, Any]
+    made: Saved
+
+    def move(
+        self,
+        around: tuple[str, str],
+        place: int,
+        field: _Field,
+        part: Sequence[tuple[Taken, str]],
+    ) -> None:
+        """Move the leaves of a copy that one row takes.
+
+        Args:
+            around: what their names have before and after the path of a parameter.
+            place: that of the row in the table.
+            field: what the copy holds.
+            part: how the row takes each leaf, and its saved name.
+        """
+        row = _law(self.migration.rows[place], field, around[1])
+        left = {taken.path: name for taken, name in part}
+        if isinstance(row, str):
+            return self.made.leave(left.values(), row)
+        leaves = {path: self.saved[name] for path, name in left.items()}
+        rank = field.rank or 0 if _changes(row) else 0
+        specs = {path: _spec(leaf, rank) for path, leaf in leaves.items()}
+        problems, sizes = Problems(), self.migration.sizes
+        maker = GroupMaker(row, place, sizes, specs, self.params, problems)
+        for group in [] if row.drops else maker.groups([taken for taken, _ in part]):
+            origin = tuple(left.pop(path) for path in group.given)
+            arrays = self._arrays(group, leaves, rank)
+            if isinstance(arrays, str):
+                self.made.leave(origin, arrays)
+                continue
+            for path, array in arrays.items():
+                self.made.add(below(around[0], below(path, around[1])), array, origin)
+            if arrays and row.reversed().compares:
+                self.made.warnings[row.text] = _of_copies(row, [*group.filled])
+        if problems.found:
+            self.made.leave(left.values(), "; ".join(problems.texts()))
+
+    def _arrays(
+        self, group: Group, leaves: Mapping[str, Any], rank: int
+    ) -> dict[str, Any] | str:
+        """Return what one group fills of the params of today, or why it cannot.
+
+        Args:
+            group: planned without the first axes of its leaves.
+            leaves: by parameter.
+            rank: how many first axes these are.
+        """
+        given = [[leaves[path] for path in paths] for paths in group.sources]
+        every = [*itertools.chain(*given)]
+        if group.move is None:
+            return dict.fromkeys(group.filled, every[0])
+        if not any(path in self.params for path in group.filled):
+            return {}
+        likes = [self.params.get(paths[0]) for paths in group.targets]
+        for paths, spec, like in zip(group.targets, group.made, likes, strict=True):
+            if like is not None and like.shape != spec.shape:
+                shapes = describe(spec), describe(like)
+                return f"it would be {shapes[0]}, and {paths[0]!r} is {shapes[1]}"
+        if group.move.compares and any(isinstance(x, jax.core.Tracer) for x in every):
+            return "copies cannot be compared under jit"
+        move = group.move.after(every[0].shape[:rank])
+        if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in every):
+            arrays = jax.eval_shape(lambda given: run(move, given)[0], given)
+        else:
+            wanted = [] if rank else [getattr(like, "sharding", None) for like in likes]
+            arrays, faults = run(move, given, wanted)
+            if faults and move.compares:
+                return faults[0]
+        return dict(zip(group.filled, itertools.chain(*arrays), strict=True))
 
 
 def _law(row: Row, field: _Field, more: str) -> Row | str:
@@ -261,35 +316,9 @@ def _spec(leaf: Any, rank: int) -> Any:
     return jax.ShapeDtypeStruct(leaf.shape[rank:], leaf.dtype)
 
 
-def _move(
-    group: Group, leaves: Mapping[str, Any], rank: int, params: Mapping[str, Any]
-) -> dict[str, Any] | str:
-    """Return what one group fills of the params of today, or why it cannot.
-
-    Args:
-        group: planned without the first axes of its leaves.
-        leaves: the saved leaves, by parameter.
-        rank: how many first axes these are.
-        params: the arrays that train today, by path.
-    """
-    given = [[leaves[path] for path in paths] for paths in group.sources]
-    if group.move is None:
-        return dict.fromkeys(group.filled, given[0][0])
-    likes = [params.get(paths[0]) for paths in group.targets]
-    for spec, like, path in zip(group.made, likes, group.filled, strict=False):
-        if like is not None and like.shape != spec.shape:
-            return f"it would be {describe(spec)}, and {path!r} is {describe(like)}"
-    if not any(path in params for path in group.filled):
-        return {}
-    every = [*itertools.chain(*given)]
-    if group.move.compares and any(isinstance(x, jax.core.Tracer) for x in every):
-        return "copies cannot be compared under jit"
-    move = group.move.after(every[0].shape[:rank])
-    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in every):
-        arrays = jax.eval_shape(lambda given: run(move, given)[0], given)
-    else:
-        wanted = [] if rank else [getattr(like, "sharding", None) for like in likes]
-        arrays, faults = run(move, given, wanted)
-        if faults and move.compares:
-            return faults[0]
-    return dict(zip(group.filled, itertools.chain(*arrays), strict=True))
+def _of_copies(row: Row, filled: Sequence[str]) -> str:
+    return (
+        f"the row {row.text!r} makes copies of one parameter: each of "
+        f"{listing(filled)} goes on with all of its moments, and gets only a part of "
+        "its gradient from now on. Reset them if they are not updated as one."
+    )

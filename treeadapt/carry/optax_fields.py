@@ -39,26 +39,6 @@ STATE_FIELDS = _LABELLED_FIELDS | {
     "skip_state",
 }
 
-#: Fields that a step is divided by, or scaled with: they grow with the gradients.
-SCALE_FIELDS = frozenset(
-    {
-        "e_g",
-        "exp_avg_sq",
-        "grad_sum_of_squares",
-        "grad_sum_sq",
-        "max_dist",
-        "n",
-        "nu",
-        "nu_max",
-        "scale",
-        "step_sizes",
-        "sum_of_squares",
-        "v",
-        "v_col",
-        "v_row",
-    }
-)
-
 #: The moments that Adam corrects for their bias.
 ADAM_FIELDS = frozenset({"mu", "nu"})
 
@@ -79,17 +59,23 @@ DEGREES = {
         2: ["e_x"],
         1: [*PARAM_FIELDS, "diff_params_memory"],
         -1: [
-            *("acc_grads", "avg_grad", "diff_updates_memory", "exp_avg", "g", "grad"),
-            *("grad_acc", "grad_sum", "m", "m1", "m2", "mean_grads", "mean_grads_ema"),
-            *("mu", "previous_gradient", "s", "trace", "updates", "v"),
+            *("acc_grads", "diff_updates_memory", "exp_avg", "g", "grad", "grad_acc"),
+            *("grad_sum", "m", "m1", "m2", "mu", "previous_gradient", "s", "trace"),
+            *("updates", "v"),
         ],
-        -2: [
-            *("e_g", "exp_avg_sq", "grad_sum_sq", "n", "nu", "nu_max"),
-            *("sum_of_squares", "sum_sq_diff_grads", "variance_grads_ema"),
-        ],
+        -2: ["e_g", "exp_avg_sq", "grad_sum_sq", "n", "nu", "nu_max", "sum_of_squares"],
     }.items()
     for field in fields
 }
+
+#: Fields that a step is divided by, or scaled with: they grow with the gradients.
+SCALE_FIELDS = frozenset(
+    {
+        *(field for field, degree in DEGREES.items() if degree == -2),
+        *("grad_sum_of_squares", "max_dist", "scale", "step_sizes"),
+        *("v", "v_col", "v_row"),
+    }
+)
 
 # Of these classes the table does not hold: they normalize, or keep other statistics.
 _OTHER_DEGREES = ("FactoredState", "ScaleByNovogradState", "ScaleBySM3State")
@@ -111,12 +97,15 @@ def is_state_class(cls: type) -> bool:
     )
 
 
-def degree_of(classes: Iterable[type], field: str) -> int | None:
+def degree_of(
+    classes: Iterable[type], field: str, *, is_scaled: bool = False
+) -> int | None:
     """Return the power of a factor on the params that is one on a field of a state.
 
     Args:
         classes: of the state.
         field: name of the field.
+        is_scaled: whether what it adds up may have been scaled by other fields.
 
     Returns:
         The power; None if it is not known.
@@ -127,4 +116,5 @@ def degree_of(classes: Iterable[type], field: str) -> int | None:
     """
     names = [cls.__name__ for cls in classes if is_state_class(cls)]
     is_known = names and names[0] not in _OTHER_DEGREES
+    is_known = is_known and not (is_scaled and field in SUM_FIELDS)
     return DEGREES.get(field) if is_known else None

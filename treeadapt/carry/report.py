@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from treeadapt.arrays import is_array
+from treeadapt.carry.matching import by_node
 from treeadapt.carry.moving import Saved
 from treeadapt.carry.optax_fields import (
     ADAM_FIELDS,
@@ -27,7 +28,7 @@ from treeadapt.carry.optax_fields import (
     SUM_FIELDS,
     is_state_class,
 )
-from treeadapt.carry.slots import Slot, below, cut_names, joins_params, last, parent
+from treeadapt.carry.slots import Slot, below, cut_names, is_joint, last, parent
 from treeadapt.convert import describe
 from treeadapt.names import fold, listing, plural
 from treeadapt.patterns import escape
@@ -207,7 +208,7 @@ def report_of(table: Table, starts: Mapping[str, Any]) -> CarryReport:
         unmoved=saved.unmoved,
         left_over=tuple(name for name in table.names if name not in used),
         warnings=(
-            *_of_ties(table),
+            *saved.warnings.values(),
             *_of_counts(table),
             *_of_meaning(table),
             *_of_sums(table),
@@ -216,16 +217,6 @@ def report_of(table: Table, starts: Mapping[str, Any]) -> CarryReport:
             *_of_nothing(table),
         ),
     )
-
-
-def _of_ties(table: Table) -> Iterator[str]:
-    """Warn of one parameter that became several."""
-    for row, filled in table.saved.ties.items():
-        yield (
-            f"the row {row!r} makes copies of one parameter: each of {filled} goes on "
-            "with all of its moments, and gets only a part of its gradient from now "
-            "on. Reset them if they are not updated as one."
-        )
 
 
 def _of_counts(table: Table) -> Iterator[str]:
@@ -271,16 +262,16 @@ def _of_meaning(table: Table) -> Iterator[str]:
     pairs: dict[tuple[str, str], dict[str, None]] = {}
     for row, saved in table.moved:
         pairs.setdefault((row.slot.node, saved.node), {})[row.slot.field] = None
-    here = _fields(row.slot for row in table.rows)
-    there = _fields(table.slots)
+    here = by_node(row.slot for row in table.rows)
+    there = by_node(table.slots)
     for (node, source), fields in pairs.items():
         classes, old_classes = (
             plan.classes(path or None)
             for plan, path in zip(table.plans, (node, source), strict=True)
         )
         cls, old_cls = map(_state_class, (classes, old_classes))
-        lost = ", ".join(sorted(there[source] - here[node]))
-        more = ", ".join(sorted(here[node] - there[source]))
+        lost = ", ".join(sorted(there[source].keys() - here[node].keys()))
+        more = ", ".join(sorted(here[node].keys() - there[source].keys()))
         differs = [f"lacks {lost}"] if lost else []
         differs += [f"adds {more}"] if more else []
         if not differs and cls and old_cls and cls is not old_cls:
@@ -292,14 +283,6 @@ def _of_meaning(table: Table) -> Iterator[str]:
                 "moment means depends on the fields next to it; the first step may be "
                 f"NaN or many times its usual length. To start again: {_reset(node)}."
             )
-
-
-def _fields(slots: Iterable[Slot]) -> dict[str, set[str]]:
-    """Return the names of the fields of each node."""
-    fields: dict[str, set[str]] = {}
-    for slot in slots:
-        fields.setdefault(slot.node, set()).add(slot.field)
-    return fields
 
 
 def _has_fields(cls: type) -> bool:
@@ -363,7 +346,7 @@ def _of_vectors(table: Table) -> Iterator[str]:
     for row in table.rows:
         if row.source is None or row.slot.node in owners:
             continue
-        if joins_params(row.spec, table.num_params):
+        if is_joint(row.spec, table.num_params):
             yield (
                 f"{row.slot.name!r} is {describe(row.spec)} without the name of any "
                 "parameter (optax.flatten joins them all), and was carried whole. That "

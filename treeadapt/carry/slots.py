@@ -92,7 +92,7 @@ def below(path: str, rest: str) -> str:
     return SEPARATOR.join(filter(None, (path, rest)))
 
 
-def joins_params(leaf: Any, num_params: int) -> bool:
+def is_joint(leaf: Any, num_params: int) -> bool:
     """Return whether a leaf may hold all params in one vector (``optax.flatten``).
 
     Args:
