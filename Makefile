@@ -58,7 +58,7 @@ demo: $(READY)  ## fine-tune a real Brax PPO agent, part of it frozen
 test: $(READY)  ## run the tests (WORKERS=2, PYTEST_ARGS="-k name")
 	@$(PYTEST)
 
-test-full: $(READY)  ## run the tests with ten times the random examples
+test-full: $(READY)  ## run the tests at full size, with ten times the random examples
 	@XLA_FLAGS=--xla_backend_optimization_level=3 $(PYTEST) --hypothesis-profile=full
 
 test-lowest: $(LOWEST_READY)  ## run tests with the lowest versions that setup.cfg allows

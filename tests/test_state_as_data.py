@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import equinox as eqx
@@ -68,11 +69,19 @@ def equinox_loss(net: Net) -> jax.Array:
     return jnp.mean((net(INPUTS) - 1.0) ** 2)
 
 
-def train(tx: Any, loss: Any, params: Any, state: Any, steps: int) -> Any:
-    for _ in range(steps):
+@functools.cache
+def compiled_step(tx: Any, loss: Any) -> Any:
+    def step(params: Any, state: Any) -> Any:
         grads = eqx.filter_grad(loss)(params)
         updates, state = tx.update(grads, state, params)
-        params = ta.apply_updates(params, updates)
+        return ta.apply_updates(params, updates), state
+
+    return eqx.filter_jit(step)
+
+
+def train(tx: Any, loss: Any, params: Any, state: Any, steps: int) -> Any:
+    for _ in range(steps):
+        params, state = compiled_step(tx, loss)(params, state)
     return params, state
 
 
