@@ -271,9 +271,15 @@ class GroupMaker:
             self._fault(text, "torn")
         return self._whole(values, leaves, counts)
 
+    @functools.cached_property
+    def _numbers(self) -> dict[int, tuple[str, ...]]:
+        every = (*self.row.sources, *self.row.targets)
+        outer = self.row.outer
+        return {id(a): tuple(n for n in a.numbers if n not in outer) for a in every}
+
     def _inner(self, address: Address) -> tuple[str, ...]:
         """Return the numbers in its path that tell leaves of a group apart."""
-        return tuple(n for n in address.numbers if n not in self.row.outer)
+        return self._numbers[id(address)]
 
     def _missing(
         self,
@@ -333,19 +339,17 @@ class GroupMaker:
             made = (self.source[sources[0][0]],) * len(row.targets)
         if row.moves:
             sides, sizes = self._solved(values, sources, counts)
+        filled = []
         for address in row.targets:
-            count = math.prod(sizes[name] for name in self._inner(address))
+            names = self._inner(address)
+            count = math.prod(sizes[name] for name in names) if names else 1
             self.problems.num_made += count
             if self.problems.num_made > MAX_LEAVES:
                 text = f"would become {count:,} leaves; at most {MAX_LEAVES:,} in all"
                 self._fault(f"{listing([sources[0][0]])} {text}")
-        targets = tuple(
-            tuple(
-                self._path(address, values, index, sizes)
-                for index in _product(self._inner(address), sizes)
-            )
-            for address in row.targets
-        )
+            every = _product(names, sizes)
+            filled.append(tuple(self._path(address, values, n, sizes) for n in every))
+        targets = tuple(filled)
         if row.moves:
             move = self._move(*sides, sizes, sources[0][0], targets)
             made = tuple(_made(move, layout) for layout in move.targets)
@@ -516,6 +520,8 @@ class GroupMaker:
 
     def _check_equal(self, sources: Sequence[Sequence[str]]) -> None:
         """Raise unless the arrays of a group go together."""
+        if len(sources) == len(sources[0]) == 1:
+            return
         dtypes: dict[Any, str] = {}
         for paths in sources:
             shapes: dict[Any, str] = {}

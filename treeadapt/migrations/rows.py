@@ -131,7 +131,7 @@ class Row:
         """Whether the leaves that it takes have no place in the result."""
         return not self.targets
 
-    @property
+    @functools.cached_property
     def moves(self) -> bool:
         """Whether arrays are read, rather than leaves passed on or to a function."""
         return self.function is None and bool(
