@@ -271,6 +271,35 @@ def test_an_entry_of_new_may_be_hidden_by_an_earlier_one():
     assert new == {"h/w": "zeros"}
 
 
+# --- functions ---
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (lambda x: x[:1], "float64[1], and the target has float64[3]"),
+        (lambda x: x.astype("f4"), "float32[3], and the target has float64[3]"),
+        (lambda x: None, "a NoneType, which is not an array"),
+        (lambda x: {"d": x}, "a dict, which is not an array"),
+    ],
+)
+def test_what_a_function_makes_must_fit_the_target(function, text):
+    target = {"c": np.zeros(3)}
+    for row in (("c", function), (("c",), lambda x: (function(x),))):
+        said = message(
+            lambda row=row: ta.Migration({"a": row})({"a": np.ones(3)}, target)
+        )
+        assert f"made 'c' of 'a': {text}." in said
+
+
+def test_a_function_may_make_a_number_or_an_abstract_array():
+    m = ta.Migration({"a": ("c", lambda x: 3.0), "b": ("d", lambda x: x.T)})
+    target = {"c": np.float32(0), "d": jax.ShapeDtypeStruct((3, 2), "f4")}
+    assert m({"a": 1, "b": np.ones((2, 3), "f4")}, target)["c"] == 3.0
+    leaves = {"a": 1, "b": jax.ShapeDtypeStruct((2, 3), "f4")}
+    assert m(leaves, target)["d"].shape == (3, 2)
+
+
 # --- messages ---
 
 

@@ -18,7 +18,7 @@ from treeadapt.errors import MigrationError
 from treeadapt.migrations.files import check_weight, read_table, write_table
 from treeadapt.migrations.groups import Group
 from treeadapt.migrations.plan import MigrationPlan, leads_back, read_backwards
-from treeadapt.migrations.planning import compare_target, plan_groups
+from treeadapt.migrations.planning import compare_target, fits, plan_groups
 from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.rows import Address, Row, parse_rows
 from treeadapt.migrations.running import run
@@ -318,11 +318,11 @@ def run_group(
 
     Raises:
         MigrationError: copies are not equal, what is cut off is not zero, or a function
-            returns another number of leaves.
+            returns other leaves than the row or the target has.
     """
     given = [[leaves[path] for path in paths] for paths in group.sources]
     if group.row.function is not None:
-        return _called(group, [leaf for (leaf,) in given])
+        return _called(group, [leaf for (leaf,) in given], likes)
     if group.move is None:
         (leaf,) = given[0]
         return dict.fromkeys(group.filled, leaf)
@@ -349,7 +349,9 @@ def run_group(
     return made
 
 
-def _called(group: Group, leaves: Sequence[Any]) -> dict[str, Any]:
+def _called(
+    group: Group, leaves: Sequence[Any], likes: Mapping[str, Any]
+) -> dict[str, Any]:
     row = group.row
     abstract = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
     function: Any = row.function
@@ -365,14 +367,23 @@ def _called(group: Group, leaves: Sequence[Any]) -> dict[str, Any]:
         raise
     paths = [*group.filled]
     if not row.splits:
-        return {paths[0]: made}
-    if not isinstance(made, list | tuple) or len(made) != len(paths):
+        made = (made,)
+    elif not isinstance(made, list | tuple) or len(made) != len(paths):
         count = len(made) if isinstance(made, list | tuple) else describe(made)
         raise MigrationError(
             f"The function of the row {row.text!r} gives {count} for "
             f"{listing(group.given)}, and the row has {len(paths)} targets. Return a "
             "tuple with one leaf for each."
         )
+    for path, leaf in zip(paths, made, strict=True):
+        text = "" if _moves(leaf) else "which is not an array"
+        if not text and path in likes and not fits(leaf, likes[path]):
+            text = f"and the target has {describe(likes[path])}"
+        if text:
+            raise MigrationError(
+                f"The function of the row {row.text!r:.200} made {listing([path])} of "
+                f"{listing(group.given, limit=2)}: {describe(leaf)}, {text}."
+            )
     return dict(zip(paths, made, strict=True))
 
 

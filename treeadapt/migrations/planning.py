@@ -154,13 +154,13 @@ def compare_target(
             hint = f" (the nearest is {listing(near)})" if near else ""
             problems.add(kind, listing([path]) + hint)
     for path, (spec, row) in filled.items():
-        if spec is not None and path in target and not _fits(spec, target[path]):
+        if spec is not None and path in target and not fits(spec, target[path]):
             like = target[path]
             text = f"{describe(like)}, the row {listing([row])} makes {describe(spec)}"
             problems.add("misfit", f"{listing([path])}: {text}")
 
 
-def _fits(spec: Any, like: Any) -> bool:
+def fits(spec: Any, like: Any) -> bool:
     """Return whether what a row makes can be where the target has a leaf."""
     if is_array(spec) and is_array(like):
         return bool(shape_of(spec) == shape_of(like) and spec.dtype == like.dtype)
