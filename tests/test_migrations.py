@@ -300,6 +300,30 @@ def test_a_function_may_make_a_number_or_an_abstract_array():
     assert m(leaves, target)["d"].shape == (3, 2)
 
 
+# --- arrays that cannot be moved ---
+
+
+class Lazy:
+    shape, dtype = (2,), np.dtype("float32")
+
+
+@pytest.mark.parametrize(
+    ("leaf", "text"),
+    [
+        (np.ma.masked_array(np.ones(2, "f4"), [True, False]), "whose mask would be"),
+        (Lazy(), "not an array of NumPy or JAX"),
+    ],
+)
+def test_what_would_lose_something_is_not_moved(leaf, text):
+    m = ta.Migration({"{l}.w : a": "w : l a"})
+    for leaves in ({"0.w": leaf}, {"0.w": np.ones(2, "f4"), "1.w": leaf}):
+        said = message(lambda leaves=leaves: m(leaves))
+        assert text in said
+        assert repr([*leaves][-1]) in said
+    renamed = ta.Migration({"0.w": "w"})
+    assert renamed({"0.w": leaf})["w"] is leaf
+
+
 # --- messages ---
 
 

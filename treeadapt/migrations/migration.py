@@ -27,6 +27,7 @@ from treeadapt.names import Speller, listing, natural
 from treeadapt.trees.views import view_tree
 
 _FILLINGS = ("zeros", "target")
+_ARRAYS = np.ndarray | np.generic | jax.Array | jax.ShapeDtypeStruct
 
 
 class Migration:
@@ -140,6 +141,11 @@ class Migration:
         leaves = view_tree(tree).flat()
         likes = None if target is None else view_tree(target).flat()
         plan = self._plan(leaves, likes)
+        problems = Problems()
+        for group in plan.groups:
+            if group.move is not None:
+                _check_leaves(group, leaves, problems)
+        problems.raise_any()
         arrays = [leaf for leaf in leaves.values() if is_array(leaf)]
         abstract = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in arrays)
         in_numpy = all(isinstance(leaf, np.ndarray | np.generic) for leaf in arrays)
@@ -303,6 +309,18 @@ class Migration:
         extra = f", sizes={self._sizes!r}" if self._sizes else ""
         extra += f", new={self._new!r}" if self._new else ""
         return f"Migration({table!r}{extra})"
+
+
+def _check_leaves(group: Group, leaves: Mapping[str, Any], problems: Problems) -> None:
+    """Note leaves that cannot be moved, which their shapes and dtypes do not show."""
+    for path in group.given:
+        leaf, text = leaves[path], ""
+        if isinstance(leaf, np.ma.MaskedArray):
+            text = "a masked array, whose mask would be lost; fill it first"
+        elif not isinstance(leaf, _ARRAYS):
+            text = f"{describe(leaf)}, which is not an array of NumPy or JAX"
+        if text:
+            problems.add("values", f"{listing([path])} is {text}")
 
 
 def run_group(
