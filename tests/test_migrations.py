@@ -324,6 +324,25 @@ def test_what_would_lose_something_is_not_moved(leaf, text):
     assert renamed({"0.w": leaf})["w"] is leaf
 
 
+@pytest.mark.parametrize(
+    ("narrow", "dtype"),
+    [("float32", "float64"), ("int8", "int64"), ("complex64", "complex128")],
+)
+def test_jax_does_not_narrow_what_the_plan_says(narrow, dtype):
+    cast = ta.Migration({"a": ("b", {"cast": dtype})})
+    new = ta.Migration({"a": "b"}, new={"c": "zeros"})
+    source, like = jnp.ones(2, narrow), jax.ShapeDtypeStruct((2,), np.dtype(dtype))
+    target = {"b": jax.ShapeDtypeStruct((2,), np.dtype(narrow)), "c": like}
+    assert not jax.config.jax_enable_x64
+    said = message(lambda: cast({"a": source}))
+    assert f"'b' would be {dtype}, which needs jax_enable_x64" in said
+    said = message(lambda: new({"a": source}, target))
+    assert f"'c': {dtype} needs jax_enable_x64" in said
+    assert cast({"a": np.asarray(source)})["b"].dtype == dtype
+    assert new({"a": np.asarray(source)}, target)["c"].dtype == dtype
+    assert cast({"a": jax.ShapeDtypeStruct((2,), narrow)})["b"].dtype == dtype
+
+
 # --- messages ---
 
 

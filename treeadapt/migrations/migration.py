@@ -27,6 +27,7 @@ from treeadapt.names import Speller, listing, natural
 from treeadapt.trees.views import view_tree
 
 _FILLINGS = ("zeros", "target")
+_X64 = "jax_enable_x64 in arrays of JAX"
 _ARRAYS = np.ndarray | np.generic | jax.Array | jax.ShapeDtypeStruct
 
 
@@ -145,10 +146,14 @@ class Migration:
         for group in plan.groups:
             if group.move is not None:
                 _check_leaves(group, leaves, problems)
-        problems.raise_any()
         arrays = [leaf for leaf in leaves.values() if is_array(leaf)]
         abstract = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in arrays)
         in_numpy = all(isinstance(leaf, np.ndarray | np.generic) for leaf in arrays)
+        for path, filling in plan.new.items():
+            dtype = likes[path].dtype if likes else None
+            if filling == "zeros" and not (in_numpy or abstract or _in_jax(dtype)):
+                problems.add("blank", f"{listing([path])}: {dtype} needs {_X64}")
+        problems.raise_any()
         new: dict[str, Any] = {}
         for path, filling in plan.new.items():
             like = (likes or {})[path]
@@ -321,6 +326,16 @@ def _check_leaves(group: Group, leaves: Mapping[str, Any], problems: Problems) -
             text = f"{describe(leaf)}, which is not an array of NumPy or JAX"
         if text:
             problems.add("values", f"{listing([path])} is {text}")
+    dtype = group.made[0].dtype
+    is_jax = any(isinstance(leaves[path], jax.Array) for path in group.given)
+    if group.row.values.cast and is_jax and not _in_jax(dtype):
+        paths = listing(group.filled, limit=2)
+        problems.add("values", f"{paths} would be {dtype}, which needs {_X64}")
+
+
+def _in_jax(dtype: Any) -> bool:
+    """Return whether arrays of JAX may have a dtype of numbers."""
+    return bool(jax.dtypes.canonicalize_dtype(dtype) == dtype)
 
 
 def run_group(

@@ -75,6 +75,7 @@ _KINDS = {
     "clash": ("clash", "two leaves get the name of"),
     "idle": ("entry", "of new= no leaf of the target is left for"),
     "abstract": ("leaf", "new= keeps what an abstract target lacks, the value of"),
+    "blank": ("leaf", "new= cannot make zeros for"),
     "missing": ("leaf", "nothing fills"),
     "extra": ("leaf", "the target does not have"),
     "misfit": ("leaf", "the target has another shape or dtype"),
