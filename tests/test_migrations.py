@@ -324,6 +324,64 @@ def test_what_would_lose_something_is_not_moved(leaf, text):
     assert renamed({"0.w": leaf})["w"] is leaf
 
 
+WITHOUT_ZERO = [
+    np.ones(2, jnp.float8_e8m0fnu),
+    np.array(["1", "2"]),
+    np.array([None, 1]),
+    np.zeros(2, "M8[s]"),
+    jax.random.split(jax.random.key(0)),
+]
+
+
+@pytest.mark.parametrize("leaf", WITHOUT_ZERO, ids=lambda leaf: str(leaf.dtype))
+def test_what_has_no_zero_is_not_padded_or_made_of_zeros(leaf):
+    m = ta.Migration({"a : x": ("b : x", {"pad": {"x": (0, 1)}})})
+    text = f"{leaf.dtype} has no zeros to pad with"
+    assert f"'a': {text}" in message(lambda: m({"a": leaf}))
+    assert f"'b': {text}" in message(lambda: m.inverse({"b": leaf}))
+    new = ta.Migration({"a": "b"}, new={"c": "zeros"})
+    for one in (np.ones(2), jnp.ones(2)):
+        said = message(lambda one=one: new({"a": one}, {"b": one, "c": leaf}))
+        assert "new= cannot make zeros for\n  'c'" in said
+    e8m0 = {"pad": {"x": (0, 1)}, "cast": "float8_e8m0fnu"}
+    narrow = ta.Migration({"a : x": ("b : x", e8m0)})
+    assert "'a': float8_e8m0fnu has" in message(lambda: narrow({"a": np.ones(2)}))
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "bfloat16", "complex64", "int4"])
+def test_what_has_a_zero_is_padded(dtype):
+    m = ta.Migration({"a : x": ("b : x", {"pad": {"x": (1, 2)}})})
+    leaf = np.ones(2).astype(jnp.dtype(dtype))
+    padded = m({"a": leaf})
+    assert padded["b"].astype(bool).tolist() == [False, True, True, False, False]
+    np.testing.assert_array_equal(m.inverse(padded)["a"], leaf)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"sizes": 3},
+        {"sizes": ["d"]},
+        {"sizes": {"d": True}},
+        {"sizes": {"d": np.True_}},
+        {"sizes": {"d": 2.0}},
+        {"sizes": {"d": np.int64(0)}},
+        {"new": 3},
+        {"new": ["a"]},
+        {"new": "zeros"},
+        {"new": {"a": ["zeros"]}},
+    ],
+)
+def test_sizes_and_new_of_other_types_are_malformed(given):
+    assert "{" not in message(lambda: ta.Migration({"a : d": "b : d"}, **given))
+
+
+def test_a_size_is_any_integer():
+    m = ta.Migration({"a : (h d)": "b : h d"}, sizes={"d": np.int64(2)})
+    assert type(m.sizes["d"]) is int
+    assert m({"a": np.ones(6)})["b"].shape == (3, 2)
+
+
 @pytest.mark.parametrize(
     ("narrow", "dtype"),
     [("float32", "float64"), ("int8", "int64"), ("complex64", "complex128")],

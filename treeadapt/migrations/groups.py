@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 import jax.numpy as jnp
 
-from treeadapt.arrays import is_array, is_inexact_dtype
+from treeadapt.arrays import is_array, is_inexact_dtype, least_value
 from treeadapt.convert import describe
 from treeadapt.migrations.axes import REST, Axes, Axis, names_of, parts_of
 from treeadapt.migrations.problems import Problems
@@ -486,6 +486,11 @@ class GroupMaker:
         if row.values.computes and not is_inexact_dtype(dtype):
             text = f"{listing([given])} is {dtype}, which cannot be scaled or shifted"
             self._fault(text, "values")
+        after = self._cast(dtype, given, filled[0][0])
+        lacking = [each for each in (dtype, after) if not has_zero(each)]
+        if row.values.pad and lacking:
+            text = f"{listing([given])}: {lacking[0]} has no zeros to pad with"
+            self._fault(text, "values")
         return Move(
             sources=tuple(sources),
             targets=tuple(targets),
@@ -493,7 +498,7 @@ class GroupMaker:
             sizes=tuple((n, sizes[n]) for n in _names((*sources, *targets))),
             values=row.values,
             undoes=row.undoes,
-            dtype=self._cast(dtype, given, filled[0][0]),
+            dtype=after,
             compares=row.compares,
         )
 
@@ -605,6 +610,11 @@ def _made(move: Move, layout: Layout) -> jax.ShapeDtypeStruct:
 def shape_of(spec: Any) -> tuple[int, ...]:
     """Return the shape of a leaf; that of a Python number is empty."""
     return tuple(spec.shape) if is_array(spec) else ()
+
+
+def has_zero(dtype: Any) -> bool:
+    """Return whether a dtype holds numbers, or bools, and 0 among them."""
+    return _kind(dtype) is not None and least_value(dtype) is None
 
 
 def _bytes(spec: Any) -> int:

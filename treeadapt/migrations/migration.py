@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from treeadapt.arrays import is_array
 from treeadapt.convert import describe
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.files import check_weight, read_table, write_table
-from treeadapt.migrations.groups import Group
+from treeadapt.migrations.groups import Group, has_zero
 from treeadapt.migrations.plan import MigrationPlan, leads_back, read_backwards
 from treeadapt.migrations.planning import compare_target, fits, plan_groups
 from treeadapt.migrations.problems import Problems
@@ -72,7 +73,12 @@ class Migration:
         new: Mapping[str, str] | None = None,
     ) -> None:
         self._rows = parse_rows(table)
-        self._sizes = dict(sizes or {})
+        for name, given in (("sizes", sizes), ("new", new)):
+            if not isinstance(given, Mapping | None):
+                raise MigrationError(
+                    f"Expected a mapping as {name}=, got {describe(given)}."
+                )
+        self._sizes = {name: _size(size) for name, size in (sizes or {}).items()}
         self._new = dict(new or {})
         self._check()
 
@@ -233,6 +239,10 @@ class Migration:
                     if is_match and path not in filled:
                         found[place].append(path)
             for (template, filling), paths in zip(self._fillings, found, strict=True):
+                for path in paths if filling == "zeros" else ():
+                    if not has_zero(likes[path].dtype):
+                        text = f"{listing([path])}: {describe(likes[path])}"
+                        problems.add("blank", text)
                 if not paths:
                     problems.add("idle", listing([template.text]))
                 new |= {path: filling for path in paths if path not in new}
@@ -478,6 +488,14 @@ def rename(flat: Any, table: Mapping[Any, Any]) -> dict[str, Any]:
         {'layers/0/weight': (3, 2), 'layers/0/bias': (3,)}
     """
     return Migration(table)(flat)
+
+
+def _size(size: Any) -> Any:
+    """Return an integer as an int, and anything else as it is."""
+    try:
+        return size if isinstance(size, bool) else operator.index(size)
+    except TypeError:
+        return size
 
 
 def _names(address: Address) -> Iterator[str]:
