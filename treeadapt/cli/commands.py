@@ -461,7 +461,7 @@ def convert(
         if wrong:
             others = f" and {len(wrong) - 1:,} more, see lint" if wrong[1:] else ""
             raise _Failure(f"{wrong[0].kind}: {as_options(wrong[0].line)}{others}")
-        num_leaves = len(plan.result) + len(plan.new)
+        num_leaves = len(plan.result)
         if dry_run:
             click.echo("\n".join(map(printable, str(plan).splitlines())))
     text = f"{plural(num_leaves, 'leaf')} to {destination!r}."
