@@ -324,6 +324,30 @@ def test_what_would_lose_something_is_not_moved(leaf, text):
     assert renamed({"0.w": leaf})["w"] is leaf
 
 
+@pytest.mark.parametrize(
+    ("dtype", "typed", "fits"),
+    [
+        ("float32", {"scale": 1e300}, False),
+        ("float32", {"scale": -1e300}, False),
+        ("float32", {"scale": 1e-60}, False),
+        ("float32", {"offset": -1e39}, False),
+        ("bfloat16", {"scale": 1e39}, False),
+        ("complex64", {"scale": 1e39}, False),
+        ("float16", {"scale": 1e30}, True),
+        ("float64", {"scale": 1e300, "offset": 1e39}, True),
+        ("complex128", {"scale": 1e-60}, True),
+    ],
+)
+def test_a_scale_is_a_number_of_the_computation(dtype, typed, fits):
+    m = ta.Migration({"a": ("b", typed)})
+    leaf = np.zeros(2, jnp.dtype(dtype))
+    if fits:
+        assert m({"a": leaf})["b"].dtype == leaf.dtype
+        return
+    assert f" {[*typed][0]} of" in message(lambda: m({"a": leaf}))
+    assert "which cannot hold" in message(lambda: m.inverse({"b": leaf}))
+
+
 WITHOUT_ZERO = [
     np.ones(2, jnp.float8_e8m0fnu),
     np.array(["1", "2"]),

@@ -22,7 +22,7 @@ from treeadapt.convert import describe
 from treeadapt.migrations.axes import REST, Axes, Axis, names_of, parts_of
 from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.rows import Address, Row
-from treeadapt.migrations.running import Layout, Move
+from treeadapt.migrations.running import Layout, Move, wide_dtype
 from treeadapt.migrations.solving import Equation, solve
 from treeadapt.migrations.templates import Captures, decompose
 from treeadapt.names import listing, natural, plural
@@ -483,9 +483,7 @@ class GroupMaker:
     ) -> Move:
         """Return how the arrays of a group are moved, with their new dtype."""
         row, dtype = self.row, self.source[given].dtype
-        if row.values.computes and not is_inexact_dtype(dtype):
-            text = f"{listing([given])} is {dtype}, which cannot be scaled or shifted"
-            self._fault(text, "values")
+        self._check_numbers(dtype, given)
         after = self._cast(dtype, given, filled[0][0])
         lacking = [each for each in (dtype, after) if not has_zero(each)]
         if row.values.pad and lacking:
@@ -501,6 +499,22 @@ class GroupMaker:
             dtype=after,
             compares=row.compares,
         )
+
+    def _check_numbers(self, dtype: Any, given: str) -> None:
+        """Raise unless arrays of a dtype can be computed with the row's numbers."""
+        values, text = self.row.values, f"{listing([given])} is"
+        if not values.computes:
+            return
+        if not is_inexact_dtype(dtype):
+            text = f"{text} {dtype}, which cannot be scaled or shifted"
+            self._fault(text, "values")
+        limits = jnp.finfo(wide_dtype(dtype))
+        least, most = float(limits.tiny), float(limits.max)
+        text = f"{text} computed in {limits.dtype}, which cannot hold"
+        if not least <= abs(values.scale) <= most:
+            self._fault(f"{text} a scale of {values.scale}", "values")
+        if abs(values.offset) > most:
+            self._fault(f"{text} an offset of {values.offset}", "values")
 
     def _cast(self, dtype: Any, given: str, filled: str) -> Any:
         """Return the dtype of what a group makes."""

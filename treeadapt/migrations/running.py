@@ -356,7 +356,7 @@ def _prepared(move: Move, layout: Layout, array: Any) -> tuple[Any, list[Any]]:
         cut.append(array[(*ahead, slice(stop, None))])
         array = array[(*ahead, slice(before, stop))]
     if move.values.computes:
-        array = array.astype(_wide(array.dtype))
+        array = array.astype(wide_dtype(array.dtype))
         array = (array - move.values.offset) / move.values.scale
     return array, cut
 
@@ -365,7 +365,7 @@ def _finished(move: Move, layout: Layout, array: Any, xp: Any) -> Any:
     """Change the values of a target, and its dtype."""
     if not move.undoes:
         if move.values.computes:
-            array = array.astype(_wide(array.dtype))
+            array = array.astype(wide_dtype(array.dtype))
             array = array * move.values.scale + move.values.offset
         pads: dict[Any, Any] = dict(move.values.pad)
         if pads:
@@ -373,7 +373,7 @@ def _finished(move: Move, layout: Layout, array: Any, xp: Any) -> Any:
     return array if array.dtype == move.dtype else array.astype(move.dtype)
 
 
-def _wide(dtype: Any) -> Any:
+def wide_dtype(dtype: Any) -> Any:
     """Return the dtype in which numbers of a dtype are computed."""
     return dtype if jnp.finfo(dtype).bits >= 32 else np.dtype(np.float32)
 
