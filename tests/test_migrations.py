@@ -106,6 +106,32 @@ def test_groups_of_one_form_are_compiled_once():
     assert running._compiled.cache_info().misses == 1
 
 
+def test_arrays_on_different_devices_are_named():
+    one, two = (jax.device_put(LAYERS["l.0.w"], each) for each in jax.devices()[:2])
+    m = ta.Migration({"{i}.w : a b": "w : i a b"})
+    said = message(lambda: m({"0.w": one, "1.w": two, "2.w": one}))
+    assert f"'0.w' is on {jax.devices()[0]}, '1.w' is on {jax.devices()[1]}" in said
+    anywhere = jnp.asarray(LAYERS["l.0.w"])
+    assert m({"0.w": one, "1.w": anywhere})["w"].shape == (2, 6, 4)
+
+
+def test_errors_of_jax_name_the_row_and_its_leaves():
+    mesh = jax.make_mesh((4,), ("model",), axis_types=(AxisType.Explicit,))
+    leaves = jax.device_put(
+        {f"l.{i}.w": jnp.ones((24, 16)) for i in range(2)},
+        NamedSharding(mesh, P("model")),
+    )
+    m = ta.Migration(STACK, sizes={"h": 6})
+    with pytest.raises(Exception, match="reshape") as caught:
+        jax.jit(m)(leaves)
+    notes = "".join(caught.value.__notes__)
+    assert "row 'l.{i}.w : (h d) e', which makes 'w' of 'l.0.w', 'l.1.w'" in notes
+    assert "jax.sharding.auto_axes" in notes
+    auto = jax.sharding.auto_axes(m, out_sharding={"w": P()})
+    with jax.set_mesh(mesh):
+        assert jax.jit(auto)(leaves)["w"].shape == (16, 2, 6, 4)
+
+
 # --- who owns what ---
 
 

@@ -6,7 +6,7 @@ import functools
 import itertools
 import operator
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -29,6 +29,8 @@ from treeadapt.trees.views import view_tree
 
 _FILLINGS = ("zeros", "target")
 _X64 = "jax_enable_x64 in arrays of JAX"
+_EXPLICIT = """ On a mesh with Explicit axes, call
+jax.sharding.auto_axes(migration, out_sharding=...) inside jit."""
 _ARRAYS = np.ndarray | np.generic | jax.Array | jax.ShapeDtypeStruct
 
 
@@ -328,19 +330,30 @@ class Migration:
 
 def _check_leaves(group: Group, leaves: Mapping[str, Any], problems: Problems) -> None:
     """Note leaves that cannot be moved, which their shapes and dtypes do not show."""
+    homes: dict[Any, str] = {}
     for path in group.given:
         leaf, text = leaves[path], ""
         if isinstance(leaf, np.ma.MaskedArray):
             text = "a masked array, whose mask would be lost; fill it first"
         elif not isinstance(leaf, _ARRAYS):
             text = f"{describe(leaf)}, which is not an array of NumPy or JAX"
+        elif not isinstance(leaf, jax.core.Tracer) and getattr(leaf, "committed", None):
+            homes.setdefault(frozenset(leaf.sharding.device_set), path)
         if text:
             problems.add("values", f"{listing([path])} is {text}")
+    if len(homes) > 1:
+        texts = [f"{listing([p])} is on {_devices(each)}" for each, p in homes.items()]
+        problems.add("unequal", f"{', '.join(texts[:2])}; move one with jax.device_put")
     dtype = group.made[0].dtype
     is_jax = any(isinstance(leaves[path], jax.Array) for path in group.given)
     if group.row.values.cast and is_jax and not _in_jax(dtype):
         paths = listing(group.filled, limit=2)
         problems.add("values", f"{paths} would be {dtype}, which needs {_X64}")
+
+
+def _devices(devices: Collection[Any]) -> str:
+    names = sorted(map(str, devices), key=natural)
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1:,} more"
 
 
 def _in_jax(dtype: Any) -> bool:
@@ -377,9 +390,17 @@ def run_group(
             for path in paths
         }
     shardings = [_sharding(likes.get(paths[0])) for paths in group.targets]
-    arrays, faults = run(
-        group.move, given, shardings if any(s is not None for s in shardings) else ()
-    )
+    wanted = shardings if any(s is not None for s in shardings) else ()
+    try:
+        arrays, faults = run(group.move, given, wanted)
+    except Exception as error:
+        is_traced = any(isinstance(leaf, jax.core.Tracer) for leaf in every)
+        error.add_note(
+            f"In the migration row {group.row.text!r:.200}, which makes "
+            f"{listing(group.filled, limit=2)} of {listing(group.given, limit=2)}."
+            f"{_EXPLICIT if is_traced else ''}"
+        )
+        raise
     if faults:
         raise MigrationError(
             f"The row {listing([group.row.text])} cannot make "
