@@ -370,7 +370,7 @@ def test_a_scale_is_a_number_of_the_computation(dtype, typed, fits):
     if fits:
         assert m({"a": leaf})["b"].dtype == leaf.dtype
         return
-    assert f" {[*typed][0]} of" in message(lambda: m({"a": leaf}))
+    assert f" {next(iter(typed))} of" in message(lambda: m({"a": leaf}))
     assert "which cannot hold" in message(lambda: m.inverse({"b": leaf}))
 
 
@@ -477,6 +477,35 @@ def test_a_second_run_is_an_error_that_names_the_new_leaves():
 def test_numbers_have_no_axes():
     m = ta.Migration({"{n}/{l} : ": "{n} : l"})
     assert "'a/0' is a Python number" in message(lambda: m({"a/0": 1, "a/1": 2}))
+
+
+def test_numbers_are_not_scaled():
+    said = message(lambda: ta.Migration({"a": ("b", {"scale": 2.0})})({"a": 1}))
+    assert "its values cannot be changed so\n  'a' is a Python number" in said
+
+
+def test_targets_of_a_group_that_fails_are_not_missing_too():
+    m = ta.Migration({**STACK, "{n}": "x/{n}"})
+    target = {"w": np.ones(3), "x/b": np.ones(1), "x/c": np.ones(1)}
+    said = message(lambda: m({**LAYERS, "b": np.ones(1)}, target))
+    assert "'l.0.w': the size of 'h', 'd' stays open" in said
+    assert said.endswith("1 leaf: nothing fills\n  'x/c'")
+
+
+def test_messages_are_sentences():
+    m = ta.Migration({"{a}.{n}": "{n}"})
+    said = message(lambda: m(dict.fromkeys(("a.w", "b.w", "a.v", "b.v"), 1.0)))
+    assert said.startswith("2 clashes: two leaves get the name of")
+    assert str(ta.Migration({"a": "b"}).plan({"a": 1.0})).startswith(
+        "1 leaf becomes 1 leaf."
+    )
+    pad = ta.Migration({"a : x": ("b : x", {"pad": {"x": (2, 2)}})})
+    assert "without padding has size -1, which no axis has" in message(
+        lambda: pad.inverse({"b": np.ones(3)})
+    )
+    assert "axis 0 of 'a' has size 3, and the row has 1" in message(
+        lambda: ta.Migration({"a : 1": "b : 1"})({"a": np.ones(3)})
+    )
 
 
 def test_scaling_integers_is_refused():

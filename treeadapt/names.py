@@ -133,7 +133,7 @@ def plural(count: int, noun: str) -> str:
         >>> plural(1, "leaf"), plural(1_247, "path")
         ('1 leaf', '1,247 paths')
     """
-    irregular = {"leaf": "leaves", "entry": "entries"}
+    irregular = {"leaf": "leaves", "entry": "entries", "clash": "clashes"}
     word = noun if count == 1 else irregular.get(noun, noun + "s")
     return f"{count:,} {word}"
 

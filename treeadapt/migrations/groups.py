@@ -114,7 +114,7 @@ class GroupMaker:
             template = self.row.sources[address].path
             if own.keys() != captures.keys() and template.fill(own, counts) != path:
                 text = f"{listing([path])}: its numbers contradict each other"
-                self.problems.add("sizes", text)
+                self.problems.add("sizes", text, self.row)
                 continue
             layout = self.row.sources[address].numbers
             inner = tuple(own[n] for n in layout if n not in self.row.outer)
@@ -166,7 +166,7 @@ class GroupMaker:
                 loose = [name for name in names if name not in known]
                 if faults or loose:
                     text = faults[0] if faults else f"{where}: {_open(loose)}"
-                    self.problems.add("sizes", text)
+                    self.problems.add("sizes", text, self.row)
                     return None
             counts |= {name: known[name] for name in others}
             block = math.prod(known[name] for name in others)
@@ -384,7 +384,10 @@ class GroupMaker:
         for address, paths in zip(row.sources, sources, strict=True):
             spec = self.source[paths[0]]
             axes = _ranked(address.every_axis, len(shape_of(spec)))
-            if axes is None or not is_array(spec):
+            if not is_array(spec):
+                text = f"{listing([paths[0]])} is a Python number and not an array"
+                self._fault(text, "values")
+            if axes is None:
                 self._fault(_misranked(paths[0], spec, address))
             layouts.append(Layout(self._inner(address), axes))
             equations += self._equations(axes, paths[0], spec, is_padded=row.undoes)
@@ -557,7 +560,7 @@ class GroupMaker:
             self._fault(", ".join(texts[:2]), "unequal")
 
     def _fault(self, text: str, kind: str = "sizes") -> NoReturn:
-        self.problems.add(kind, text)
+        self.problems.add(kind, text, self.row)
         raise _UnplannedError
 
 
@@ -578,8 +581,6 @@ def _open(names: Sequence[str]) -> str:
 
 
 def _misranked(path: str, spec: Any, address: Address) -> str:
-    if not is_array(spec):
-        return f"{listing([path])} is a Python number and not an array"
     return (
         f"{listing([path])} is {describe(spec)}, and {address.text!r:.200} has axes "
         f"for {len(address.every_axis)}"

@@ -337,7 +337,7 @@ def _check_leaves(group: Group, leaves: Mapping[str, Any], problems: Problems) -
             text = "a masked array, whose mask would be lost; fill it first"
         elif not isinstance(leaf, _ARRAYS):
             text = f"{describe(leaf)}, which is not an array of NumPy or JAX"
-        elif not isinstance(leaf, jax.core.Tracer) and getattr(leaf, "committed", None):
+        elif isinstance(leaf, jax.Array) and _is_committed(leaf):
             homes.setdefault(frozenset(leaf.sharding.device_set), path)
         if text:
             problems.add("values", f"{listing([path])} is {text}")
@@ -349,6 +349,10 @@ def _check_leaves(group: Group, leaves: Mapping[str, Any], problems: Problems) -
     if group.row.values.cast and is_jax and not _in_jax(dtype):
         paths = listing(group.filled, limit=2)
         problems.add("values", f"{paths} would be {dtype}, which needs {_X64}")
+
+
+def _is_committed(leaf: Any) -> bool:
+    return not isinstance(leaf, jax.core.Tracer) and leaf.committed
 
 
 def _devices(devices: Collection[Any]) -> str:

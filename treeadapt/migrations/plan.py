@@ -142,7 +142,8 @@ class MigrationPlan:
 
     def __str__(self) -> str:
         counts = plural(len(self.source), "leaf"), plural(len(self.result), "leaf")
-        lines = [f"{counts[0]} become {counts[1]}."]
+        verb = "becomes" if len(self.source) == 1 else "become"
+        lines = [f"{counts[0]} {verb} {counts[1]}."]
         groups = {
             place: [*own]
             for place, own in itertools.groupby(self.groups, lambda group: group.place)

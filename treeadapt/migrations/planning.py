@@ -142,7 +142,16 @@ def compare_target(
         for path in paths
     }
     speller = Speller()
-    missing = [p for p, spec in target.items() if p not in filled and is_array(spec)]
+    # What groups that failed would fill is not missing as well.
+    failed = [each.path for row in problems.rows for each in row.targets]
+    index = Index(failed)
+    missing = [
+        path
+        for path, spec in target.items()
+        if path not in filled
+        and is_array(spec)
+        and all(failed[place].match(path) is None for place in index.near(path))
+    ]
     extra = [path for path in filled if path not in target]
     for kind, paths, others in (("missing", missing, extra), ("extra", extra, missing)):
         for place, path in enumerate(paths):

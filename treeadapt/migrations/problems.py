@@ -21,14 +21,18 @@ class Problems:
     Attributes:
         found: texts by kind.
         num_made: how many leaves moved arrays have become so far.
+        rows: those of which a group failed.
     """
 
     found: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     num_made: int = 0
+    rows: list[Row] = dataclasses.field(default_factory=list)
 
-    def add(self, kind: str, text: str) -> None:
-        """Note one problem."""
+    def add(self, kind: str, text: str, row: Row | None = None) -> None:
+        """Note one problem, of a group of some row."""
         self.found.setdefault(kind, []).append(text)
+        if row is not None and row not in self.rows[-1:]:
+            self.rows.append(row)
 
     def texts(self) -> Iterator[str]:
         """Yield each problem as one text."""

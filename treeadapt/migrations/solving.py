@@ -75,4 +75,7 @@ def _contradiction(equation: Equation, sizes: dict[str, int]) -> str:
     text = texts[0].strip("()") if len(names) == len(texts) == 1 else " ".join(texts)
     if len(texts) > 1:
         text = f"[{text}]"
-    return f"{equation.where} has size {equation.size:,}, and {text} has {known}"
+    shown = f"and {text} has {known}" if known else "and the row has 1"
+    if equation.size < 0:
+        shown = "which no axis has"
+    return f"{equation.where} has size {equation.size:,}, {shown}"
