@@ -518,7 +518,7 @@ def rename(flat: Any, table: Mapping[Any, Any]) -> dict[str, Any]:
 def _size(size: Any) -> Any:
     """Return an integer as an int, and anything else as it is."""
     try:
-        return size if isinstance(size, bool) else operator.index(size)
+        return size if isinstance(size, bool | np.bool_) else operator.index(size)
     except TypeError:
         return size
 
