@@ -74,12 +74,36 @@ steps, *_ = _read([{"b", "a"}, {"x": [frozenset("xyz")]}])
 print([step for step in steps if not isinstance(step[0], tuple)])
 """
 
+MIGRATION = """
+import numpy as np, treeadapt as ta
+table = {
+    "l.{i}.{n=q,k,v}.w : (h d) e": "{n}/w : e i h d",
+    ("a.{x}", "b.{x}"): "c/{x}",
+    "e : v e": (("f : v e", "g : v e"), {"cast": "float64", "pad": {"v": (0, 1)}}),
+    "*.old": None,
+}
+m = ta.Migration(table, sizes={"h": 2, "d": 3})
+leaves = {f"l.{i}.{n}.w": np.ones((6, 4)) for i in range(3) for n in "qkv"}
+leaves |= {f"{n}.{x}": np.ones(2) for n in "ab" for x in "xyz"}
+leaves |= {"e": np.ones((3, 4), "f4"), "m.old": np.ones(1)}
+plan, found = m.plan(leaves), m(leaves)
+back = {path: leaf for path, leaf in leaves.items() if path != "m.old"}
+print(plan, plan.one_way, plan.unread, plan.result, list(found))
+print(m.to_toml(), m, m.inverse, list(m.inverse(found, back)))
+few = {path: leaf for path, leaf in leaves.items() if path not in ("a.x", "l.1.k.w")}
+try:
+    m({**few, "n": 1.0, "r": 2.0}, {"c/u": 1.0, "q/ww": np.ones(3), "f": np.ones(1)})
+except ta.MigrationError as error:
+    print(error)
+"""
+
 #: What each program prints, among other things.
 PROGRAMS = {
     "paths": (LAW_9, "hidden/w"),
     "labels and errors": (RULES, "did you mean"),
     "partition": (PARTITION, "attn"),
     "pictures": (PICTURES, "<svg"),
+    "migration": (MIGRATION, "without 'l.1.k.w'"),
     "statics": (STATICS, "<class 'dict'>"),
 }
 
