@@ -161,6 +161,29 @@ def test_numpy_in_the_order_of_the_sources_is_not_copied_twice():
     assert np.shares_memory(ta.Migration({"w : a b": "v : b a"})({"w": one})["v"], one)
 
 
+@pytest.mark.parametrize(
+    ("table", "shared"),
+    [
+        ({"a": "b"}, True),
+        ({"a : x y": "b : y x"}, True),
+        ({"a : x y": "b : (x y)"}, True),
+        ({"a : x y": "b/{x} : y"}, True),
+        ({"a : [x x] y": ("b : x y", "c : x y")}, True),
+        ({"a : x y": ("b : x y", "c : y x")}, True),
+        ({"a : x y": "b : (y x)"}, False),
+        ({"a": ("b", {"scale": 2.0})}, False),
+        ({"a": ("b", {"cast": "float32"})}, False),
+        ({"a : x y": ("b : x y", {"pad": {"x": (0, 1)}})}, False),
+        ({"a.{x} : y z": "b : x y z"}, False),
+    ],
+)
+def test_what_may_share_memory_with_the_source(table, shared):
+    one = np.arange(8.0).reshape(2, 4)
+    stacked = "a.{x} : y z" in table
+    moved = ta.Migration(table)({"a.0": one} if stacked else {"a": one})
+    assert all(np.shares_memory(leaf, one) == shared for leaf in moved.values())
+
+
 # --- names ---
 
 

@@ -127,8 +127,14 @@ class Migration:
     def __call__(self, tree: Any, target: Any = None) -> dict[str, Any]:
         """Return the leaves under their new names, with their new axes.
 
-        Arrays of NumPy stay with NumPy, and may be views of those in ``tree``. Under
-        ``jit``, and on ``jax.ShapeDtypeStruct``, no value is checked.
+        Arrays of NumPy stay with NumPy, and may share memory with ``tree``: a row
+        without axes and operations gives the caller's own objects, one array that
+        becomes one array whole may be a view, as of ``numpy.transpose``, and so may be
+        each leaf that one array becomes. Copies at several addresses may share memory,
+        too, and ``new`` with ``"target"`` gives the target's own objects. To write into
+        the result, copy it first.
+
+        Under ``jit``, and on ``jax.ShapeDtypeStruct``, no value is checked.
 
         Args:
             tree: tree or flat dict; its arrays and Python numbers all need a row.
@@ -138,8 +144,7 @@ class Migration:
                 its shardings.
 
         Returns:
-            Flat dict, in the order of the rows and then of names. A row without axes
-            and operations gives the caller's own objects.
+            Flat dict, in the order of the rows and then of names.
 
         Raises:
             MigrationError: leaves without a row, rows without a leaf, torn groups,
