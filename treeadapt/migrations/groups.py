@@ -106,6 +106,11 @@ class GroupMaker:
         counts = self._counts(taken)
         if counts is None:
             return []
+        total = self.problems.num_made + len(taken) * len(self.row.targets)
+        if self._renames and total <= MAX_LEAVES:
+            self.problems.num_made = total
+            made = [self._renamed(each) for each in taken]
+            return sorted(made, key=lambda group: natural(group.targets[0][0]))
         held: dict[tuple[Any, ...], list[dict[tuple[int, ...], str]]] = {}
         values: dict[tuple[Any, ...], dict[str, Any]] = {}
         for address, path, captures in taken:
@@ -132,6 +137,22 @@ class GroupMaker:
             except _UnplannedError:
                 continue
         return sorted(made, key=lambda group: natural(group.targets[0][0]))
+
+    @property
+    def _renames(self) -> bool:
+        """Whether each leaf is a group by itself, and goes on as it is."""
+        every = (*self.row.sources, *self.row.targets)
+        captures = itertools.chain(*(each.path.captures for each in every))
+        is_one = len(self.row.sources) == 1 and not self.row.moves
+        return is_one and all(len(each.names) == 1 for each in captures)
+
+    def _renamed(self, taken: Taken) -> Group:
+        """Plan a leaf that goes to its targets, or to a function, as it is."""
+        row, spec = self.row, self.source[taken.path]
+        targets = tuple((a.path.fill(taken.captures, {}),) for a in row.targets)
+        made = (None if row.function else spec,) * len(targets)
+        size_bytes = _bytes(spec) + sum(map(_bytes, made))
+        return Group(row, self.place, ((taken.path,),), targets, None, made, size_bytes)
 
     def _values(self, captures: Captures, counts: Mapping[str, int]) -> dict[str, Any]:
         """Return the value of each name, those of products taken apart."""
