@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 from treeadapt.data_files import MAX_INTEGER, VERSION, DataFile
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.rows import OPERATIONS, SPLIT, Row
-from treeadapt.migrations.templates import Capture, Template
+from treeadapt.migrations.templates import Template
 from treeadapt.names import listing
 
 MIGRATION_FILE = DataFile("migration", MigrationError, "[[rows]]", 'from = "a : i o"')
@@ -86,8 +86,8 @@ def read_table(
 def check_weight(path: str | os.PathLike[str], paths: Iterable[Template]) -> None:
     """Raise if it may take too long to find the rows of many leaves.
 
-    A path with captures weighs one. Where numbers and lists share a segment with other
-    captures, which may take several tries, each number weighs one for each of them.
+    A path with captures weighs one, and twice its captures more for each number or list
+    that may take several tries, because other captures come before it.
 
     Raises:
         MigrationError: the paths weigh too much.
@@ -95,13 +95,11 @@ def check_weight(path: str | os.PathLike[str], paths: Iterable[Template]) -> Non
     total = 0
     for template in paths:
         total += bool(template.captures)
-        parts: list[Sequence[Any]] = [*template.segments]
-        if any(each.is_many for each in template.captures):
-            parts.append(template.captures)
-        for part in parts:
-            held = [each for each in part if isinstance(each, Capture)]
-            if len(held) > 1:
-                total += len(held) * sum(map(_is_typed, held))
+        for capture, is_settled in zip(
+            template.captures, template.settled, strict=True
+        ):
+            if not (is_settled or capture.is_free):
+                total += 2 * len(template.captures)
         if total > MAX_WEIGHT:
             seen = f"its captures weigh more than {MAX_WEIGHT:,}"
             cure = f"Split the file, or write fewer; up to {listing([template.text])}."
@@ -175,10 +173,6 @@ def _pair(path: str | os.PathLike[str], place: int, row: Any) -> tuple[Any, Any]
     if "drop" in row:
         return sides[0], None
     return sides[0], (sides[1], values) if values else sides[1]
-
-
-def _is_typed(capture: Capture) -> bool:
-    return capture.is_number or bool(capture.entries)
 
 
 def _is_integer(value: Any) -> bool:

@@ -35,6 +35,7 @@ _CAPTURE = re.compile(
 _WORD = re.compile(r"[^\W_]+")
 _WHOLE_WORD = re.compile(r"(?<=[\W_])[^\W_]+(?=[\W_])")
 _NUMBER = re.compile("0|[1-9][0-9]{0,17}")
+_SHORT = 32  # texts of a list that are tried one by one
 _ENTRY = re.compile(r"((?:[^,\\]|\\.)*),")
 # A slash ends a segment, as in patterns written plainly or as ``\/``.
 _ESCAPE_OR_SLASH = re.compile(r"\\[^/]|(?P<slash>\\?/)", re.DOTALL)
@@ -105,6 +106,24 @@ class Capture:
                 yield end
             end = text.find(literal, end + 1, stop) if literal else -1
 
+    def stops_at(self, literal: str) -> bool:
+        """Return whether the first such literal is where a value must end."""
+        held = "".join(self.entries) if self.entries else "0123456789"
+        return not self.is_free and literal[0] not in held
+
+    @property
+    def any_text(self) -> str:
+        """Regular expression for as little of a segment as it may hold."""
+        return "[^/]*?" if self.is_wild else "[^/]+?"
+
+    @property
+    def values(self) -> str:
+        """Regular expression for what it may hold, as far as that is short."""
+        if self.entries:
+            is_short = len(self.entries) <= _SHORT
+            return "|".join(map(re.escape, self.entries)) if is_short else self.any_text
+        return _NUMBER.pattern if self.is_number else self.any_text
+
     @property
     def is_free(self) -> bool:
         """Whether it may hold any text."""
@@ -169,24 +188,43 @@ class Template:
 
     @functools.cached_property
     def _relaxed(self) -> re.Pattern[str]:
-        """What ``/`` and a path match if each capture may hold any text.
+        """What ``/`` and a path match if captures may hold any text.
 
-        Captures are atomic, so that nothing backtracks: if the first occurrence of what
-        follows a capture does not lead to a match, a later one does not either.
+        Those that are settled hold what they may. Captures are atomic, so that nothing
+        backtracks: if the first occurrence of what follows a capture does not lead to a
+        match, a later one does not either.
         """
         text, end = "", ""
+        settled = iter(self.settled)
         for segment in self.segments:
             if _is_many(segment):
+                next(settled)
                 text, end = f"{text}{end}(?>((?:/[^/]*)*?)", ")"
                 continue
             text += SEPARATOR + re.escape(str(segment[0]))
             for place in range(1, len(segment), 2):
                 held, literal = segment[place], re.escape(str(segment[place + 1]))
-                least = "*" if isinstance(held, Capture) and held.is_wild else "+"
+                assert isinstance(held, Capture)
+                value = held.values if next(settled) else held.any_text
                 after = "(?![^/])" if place + 2 == len(segment) else ""
-                text += f"(?>([^/]{least}?){literal}{after})"
+                text += f"(?>({value}){literal}{after})"
             text += "(?![^/])" if len(segment) == 1 else ""
         return re.compile(f"{text}\\Z{end}")
+
+    @functools.cached_property
+    def settled(self) -> list[bool]:
+        """For each capture, whether it may hold nothing but what is tried first."""
+        settled = []
+        has_many = any(map(_is_many, self.segments))
+        for segment in self.segments:
+            is_sure = not has_many
+            for place, held in enumerate(segment):
+                if isinstance(held, Capture):
+                    after = "".join(map(str, segment[place + 1 : place + 2]))
+                    is_last = place + 2 >= len(segment)
+                    is_sure = is_sure and (is_last or held.stops_at(after))
+                    settled.append(is_sure)
+        return settled
 
     def understood(
         self,
@@ -229,6 +267,9 @@ class Template:
         pairs = zip(self.captures, found.groups(), strict=True)
         held = [(capture, capture.read(text)) for capture, text in pairs]
         if any(value is None for _, value in held):
+            sure = zip(held, self.settled, strict=True)
+            if any(value is None and is_sure for (_, value), is_sure in sure):
+                return None
             held = self._split(path.split(SEPARATOR))
             if not held:
                 return None
@@ -240,7 +281,9 @@ class Template:
 
     def _split(self, parts: Sequence[str]) -> list[tuple[Capture, Any]]:
         """Return what the segments of a path give each capture; empty if none."""
-        places = self._places(parts)
+        places: Sequence[int] | None = range(len(parts) + 1)
+        if any(map(_is_many, self.segments)):
+            places = self._places(parts)
         if places is None:
             return []
         held: list[tuple[Capture, Any]] = []
@@ -252,7 +295,10 @@ class Template:
                 run = "".join(SEPARATOR + part for part in parts[start:stop])
                 held.append((segment[0], run))  # type: ignore[arg-type]
             else:
-                held += _match_segment(segment, parts[start]) or ()
+                found = _match_segment(segment, parts[start])
+                if found is None:
+                    return []
+                held += found
         return held
 
     def _places(self, parts: Sequence[str]) -> list[int] | None:
