@@ -509,8 +509,9 @@ class GroupMaker:
         row, dtype = self.row, self.source[given].dtype
         self._check_numbers(dtype, given)
         after = self._cast(dtype, given, filled[0][0])
-        lacking = [each for each in (dtype, after) if not has_zero(each)]
-        if row.values.pad and lacking:
+        padded = (dtype, after) if row.values.pad else ()
+        lacking = [each for each in padded if not has_zero(each)]
+        if lacking:
             text = f"{listing([given])}: {lacking[0]} has no zeros to pad with"
             self._fault(text, "values")
         return Move(
