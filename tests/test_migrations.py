@@ -685,3 +685,29 @@ def test_what_fills_a_number_or_a_function_of_the_target_fits_it():
     assert "the target has another shape" in message(lambda: m(source, {"b": 1.0}))
     assert "another shape" in message(lambda: m(number, {"b": jax.nn.relu}))
     assert m(number, {"b": 1.0}) == {"b": np.float32(3)}
+
+
+@pytest.mark.parametrize("kind", [np.asarray, jnp.asarray])
+@pytest.mark.parametrize(
+    ("values", "old", "operations"),
+    [
+        ([1e6, 1.0], "float32", {"cast": "float16"}),
+        ([300, 1], "int32", {"cast": "int8"}),
+        ([1e30, 1.0], "float32", {"scale": 1e20}),
+        ([1e30, 1.0], "bfloat16", {"offset": 3e38, "scale": 1e8}),
+    ],
+)
+def test_values_that_a_dtype_cannot_hold_are_an_error(kind, values, old, operations):
+    m = ta.Migration({"a : x": ("b : x", operations)})
+    leaf = kind(np.array(values).astype(old))
+    assert "'b' of 'a': values are too large for their new dtype" in message(
+        lambda: m({"a": leaf})
+    )
+    assert m({"a": leaf[1:]})["b"].shape == (1,)
+    assert jax.jit(m)({"a": jnp.asarray(leaf)})["b"].shape == (2,)
+
+
+def test_values_that_were_infinite_stay_so():
+    m = ta.Migration({"a": ("b", {"cast": "float16"})})
+    moved = m({"a": np.array([np.inf, np.nan, 1.0], np.float32)})
+    np.testing.assert_array_equal(moved["b"], np.array([np.inf, np.nan, 1.0]))

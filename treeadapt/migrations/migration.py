@@ -149,8 +149,8 @@ class Migration:
         Raises:
             MigrationError: leaves without a row, rows without a leaf, torn groups,
                 clashes, sizes that contradict each other, misfits with ``target``, all
-                at once and before any array is read; copies that differ, or a padding
-                that is not zero.
+                at once and before any array is read; copies that differ, a padding
+                that is not zero, values that their new dtype cannot hold.
         """
         leaves = view_tree(tree).flat()
         likes = None if target is None else view_tree(target).flat()

@@ -136,6 +136,8 @@ class MigrationPlan:
                 found[f"{text}: its sources must be equal"] = None
             if group.row.undoes and group.row.values.pad:
                 found[f"{text}: what it cuts off must be zero"] = None
+            if group.row.values.computes or group.row.values.cast:
+                found[f"{text}: its values must fit their dtype"] = None
             if group.row.function is not None:
                 found[f"{text}: a function decides what it makes"] = None
         return tuple(found)

@@ -24,6 +24,13 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from treeadapt.migrations.axes import Axes, Axis, names_of
 from treeadapt.migrations.rows import Values
 
+# What may be wrong with values, in the order in which a run notes it.
+_FAULTS = (
+    "the copies are not equal",
+    "what is cut off is not zero",
+    "values are too large for their new dtype",
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
@@ -113,10 +120,9 @@ def run(
         return _run_jax(move, given)[0], []
     else:
         arrays, faults = _run_compiled(move, given, shardings)
-    texts = ("the copies are not equal", "what is cut off is not zero")
     return arrays, [
         text
-        for text, fault in zip(texts, faults, strict=True)
+        for text, fault in zip(_FAULTS, faults, strict=True)
         if not isinstance(fault, jax.core.Tracer) and bool(fault)
     ]
 
@@ -186,6 +192,7 @@ def _run_jax(
     move: Move, leaves: Sequence[Sequence[Any]]
 ) -> tuple[list[list[Any]], list[Any]]:
     size, rest, unequal = move.size, [], []
+    lost: list[Any] = []
     sources = []
     for layout, group in zip(move.sources, leaves, strict=True):
         arrays = []
@@ -221,17 +228,18 @@ def _run_jax(
             joined = jnp.concatenate([parts[two] for two in sorted(parts)], place)
         made.append(
             [
-                _finished(move, target, joined[tuple(index.values())], jnp)
+                _finished(move, target, joined[tuple(index.values())], jnp, lost)
                 for index in _indices(move, target.numbers)
             ]
         )
-    return made, [jnp.any(jnp.array(each, bool)) for each in (unequal, rest)]
+    return made, [jnp.any(jnp.array(each, bool)) for each in (unequal, rest, lost)]
 
 
 def _run_numpy(
     move: Move, leaves: Sequence[Sequence[Any]]
 ) -> tuple[list[list[Any]], list[bool]]:
     is_rest = is_unequal = False
+    lost: list[Any] = []
     sources: list[list[Any]] = []
     for layout, group in zip(move.sources, leaves, strict=True):
         sources.append([])
@@ -251,8 +259,10 @@ def _run_numpy(
                 for other in arrays[1:]
             )
             # ``asarray``, because an element of an array is not one.
-            made[-1].append(np.asarray(_finished(move, target, arrays[0], np)))
-    return made, [is_unequal, is_rest]
+            with np.errstate(all="ignore"):  # what overflows is in ``lost``
+                finished = _finished(move, target, arrays[0], np, lost)
+            made[-1].append(np.asarray(finished))
+    return made, [is_unequal, is_rest, any(map(bool, lost))]
 
 
 def _gathered(
@@ -361,16 +371,30 @@ def _prepared(move: Move, layout: Layout, array: Any) -> tuple[Any, list[Any]]:
     return array, cut
 
 
-def _finished(move: Move, layout: Layout, array: Any, xp: Any) -> Any:
-    """Change the values of a target, and its dtype."""
-    if not move.undoes:
-        if move.values.computes:
-            array = array.astype(wide_dtype(array.dtype))
-            array = array * move.values.scale + move.values.offset
-        pads: dict[Any, Any] = dict(move.values.pad)
-        if pads:
-            array = xp.pad(array, [pads.get(axis.name, (0, 0)) for axis in layout.axes])
-    return array if array.dtype == move.dtype else array.astype(move.dtype)
+def _finished(move: Move, layout: Layout, array: Any, xp: Any, lost: list[Any]) -> Any:
+    """Change the values of a target, and its dtype.
+
+    Args:
+        move: it knows how.
+        layout: of the target.
+        array: the target as it was moved.
+        xp: ``numpy`` or ``jax.numpy``.
+        lost: gets whether values are infinite now, or other integers.
+    """
+    made = array
+    if move.values.computes and not move.undoes:
+        made = array.astype(wide_dtype(array.dtype))
+        made = made * move.values.scale + move.values.offset
+    if made.dtype != move.dtype:
+        made = made.astype(move.dtype)
+    if made is not array and jnp.issubdtype(move.dtype, jnp.inexact):
+        lost.append(xp.any(xp.isfinite(array) & ~xp.isfinite(made)))
+    elif made is not array:
+        lost.append(xp.any(made.astype(array.dtype) != array))
+    pads: dict[Any, Any] = {} if move.undoes else dict(move.values.pad)
+    if pads:
+        made = xp.pad(made, [pads.get(axis.name, (0, 0)) for axis in layout.axes])
+    return made
 
 
 def wide_dtype(dtype: Any) -> Any:
