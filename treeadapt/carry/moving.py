@@ -27,7 +27,7 @@ from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.planning import assign
 from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.rows import Row
-from treeadapt.migrations.running import run
+from treeadapt.migrations.running import CUT_OFF, run
 from treeadapt.names import fold, listing
 from treeadapt.trees.views import TreeView
 
@@ -276,8 +276,10 @@ class _Mover:
         else:
             wanted = [] if rank else [getattr(like, "sharding", None) for like in likes]
             arrays, faults = run(move, given, wanted)
-            if faults and move.compares:
-                return faults[0]
+            # Moments of padding are cut off, whatever they are.
+            others = [fault for fault in faults if fault != CUT_OFF]
+            if others:
+                return others[0]
         return dict(zip(group.filled, itertools.chain(*arrays), strict=True))
 
 

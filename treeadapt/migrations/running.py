@@ -24,12 +24,10 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from treeadapt.migrations.axes import Axes, Axis, names_of
 from treeadapt.migrations.rows import Values
 
-# What may be wrong with values, in the order in which a run notes it.
-_FAULTS = (
-    "the copies are not equal",
-    "what is cut off is not zero",
-    "values are too large for their new dtype",
-)
+#: What may be wrong with values.
+UNEQUAL = "the copies are not equal"
+CUT_OFF = "what is cut off is not zero"
+LOST = "values are too large for their new dtype"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +120,7 @@ def run(
         arrays, faults = _run_compiled(move, given, shardings)
     return arrays, [
         text
-        for text, fault in zip(_FAULTS, faults, strict=True)
+        for text, fault in zip((UNEQUAL, CUT_OFF, LOST), faults, strict=True)
         if not isinstance(fault, jax.core.Tracer) and bool(fault)
     ]
 
