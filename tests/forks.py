@@ -34,7 +34,10 @@ for line in sys.stdin:
     try:
         exec(compile(task["program"], "<string>", "exec"))
     except SystemExit as stopped:
-        status = stopped.code if isinstance(stopped.code, int) else bool(stopped.code)
+        status = stopped.code or 0
+        if not isinstance(status, int):
+            print(status, file=sys.stderr)
+            status = 1
     except BaseException:
         status = 1
         traceback.print_exc()
