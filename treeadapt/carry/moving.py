@@ -230,7 +230,7 @@ class _Mover:
         if isinstance(row, str):
             return self.made.leave(left.values(), row)
         leaves = {path: self.saved[name] for path, name in left.items()}
-        rank = field.rank or 0 if _changes(row) else 0
+        rank = field.rank or 0 if row.moves else 0
         specs = {path: _spec(leaf, rank) for path, leaf in leaves.items()}
         problems, sizes = Problems(), self.migration.sizes
         maker = GroupMaker(row, place, sizes, specs, self.params, problems)
@@ -245,7 +245,9 @@ class _Mover:
             if arrays and row.reversed().compares:
                 self.made.warnings[row.text] = _of_copies(row, [*group.filled])
         if problems.found:
-            self.made.leave(left.values(), "; ".join(problems.texts()))
+            self.made.leave(
+                left.values(), "; ".join(text for _, text in problems.each())
+            )
 
     def _arrays(
         self, group: Group, leaves: Mapping[str, Any], rank: int
@@ -301,14 +303,9 @@ def _law(row: Row, field: _Field, more: str) -> Row | str:
         scale = values.scale**field.degree
         values = dataclasses.replace(values, scale=scale, offset=offset)
     law = dataclasses.replace(row, values=values)
-    if _changes(law) and (more or field.rank is None):
+    if law.moves and (more or field.rank is None):
         return "it does not have the shape of its parameter, so it is only renamed"
     return law
-
-
-def _changes(row: Row) -> bool:
-    """Return whether a row does more than rename."""
-    return row.has_axes or bool(row.values) or row.compares
 
 
 def _spec(leaf: Any, rank: int) -> Any:

@@ -8,8 +8,10 @@ array. An axis is a name, ``1``, a product ``(h d)``, ``...`` for all further ax
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeAlias
 
 from treeadapt.migrations.templates import malformed
@@ -42,6 +44,18 @@ class Axis:
 
 
 Axes: TypeAlias = tuple[Axis, ...]
+
+
+def indices(
+    names: Iterable[str], sizes: Mapping[str, int]
+) -> Iterator[tuple[int, ...]]:
+    """Yield all values of some names, the last one fastest.
+
+    Example:
+        >>> list(indices(["l", "x"], {"l": 2, "x": 1}))
+        [(0, 0), (1, 0)]
+    """
+    return itertools.product(*(range(sizes[name]) for name in names))
 
 
 def parts_of(axes: Axes) -> int:

@@ -6,11 +6,10 @@ index of an axis is written as arithmetic on the names of the row.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from treeadapt.migrations.axes import REST, Axis
+from treeadapt.migrations.axes import REST, Axis, indices
 from treeadapt.migrations.groups import Group
 from treeadapt.migrations.plan import MigrationPlan, sizes_text
 from treeadapt.migrations.rows import Address
@@ -65,7 +64,7 @@ def _leaf_lines(
         yield f"{name}{' undone' if row.undoes else ''}: {value}"
     layout = (move.sources if is_source else move.targets)[number]
     paths = (group.sources if is_source else group.targets)[number]
-    numbers = [*_numbers(move, layout)][paths.index(path)]
+    numbers = [*indices(layout.numbers, move.size)][paths.index(path)]
     fixed = dict(zip(layout.numbers, numbers, strict=True))
     for source, one, target, two in move.pieces:
         if number == (source if is_source else target):
@@ -88,11 +87,6 @@ def _captured(address: Address, path: str) -> str:
     return ", ".join(texts.values())
 
 
-def _numbers(move: Move, layout: Layout) -> Iterator[tuple[int, ...]]:
-    """Yield the numbers of each leaf at an address, in order."""
-    return itertools.product(*(range(move.size[name]) for name in layout.numbers))
-
-
 def _place(
     move: Move,
     paths: Sequence[str],
@@ -103,7 +97,7 @@ def _place(
     """Write which leaves are at an address, and where in them an index is."""
     names = [
         path
-        for path, values in zip(paths, _numbers(move, layout), strict=True)
+        for path, values in zip(paths, indices(layout.numbers, move.size), strict=True)
         if all(
             fixed.get(name, value) == value
             for name, value in zip(layout.numbers, values, strict=True)

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from treeadapt.arrays import is_array, is_inexact_dtype, least_value
 from treeadapt.convert import describe
-from treeadapt.migrations.axes import REST, Axes, Axis, names_of, parts_of
+from treeadapt.migrations.axes import REST, Axes, Axis, indices, names_of, parts_of
 from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.rows import Address, Row
 from treeadapt.migrations.running import Layout, Move, wide_dtype
@@ -317,7 +317,7 @@ class GroupMaker:
             elif len(found) < math.prod(counts[name] for name in names):
                 # Among this many of each number are enough that no leaf has.
                 few = {n: min(counts[n], len(found) + _SHOWN) for n in names}
-                lacking = (i for i in _product(names, few) if i not in found)
+                lacking = (i for i in indices(names, few) if i not in found)
                 for index in itertools.islice(lacking, _SHOWN):
                     missing.append(self._path(address, values, index, counts))
         return missing
@@ -349,7 +349,7 @@ class GroupMaker:
         """Plan a group of which no part is missing."""
         row = self.row
         sources = tuple(
-            tuple(found[index] for index in _product(self._inner(address), counts))
+            tuple(found[index] for index in indices(self._inner(address), counts))
             for address, found in zip(row.sources, leaves, strict=True)
         )
         move: Move | None = None
@@ -368,7 +368,7 @@ class GroupMaker:
             if self.problems.num_made > MAX_LEAVES:
                 text = f"would become {count:,} leaves; at most {MAX_LEAVES:,} in all"
                 self._fault(f"{listing([sources[0][0]])} {text}")
-            every = _product(names, sizes)
+            every = indices(names, sizes)
             filled.append(tuple(self._path(address, values, n, sizes) for n in every))
         targets = tuple(filled)
         if row.moves:
@@ -478,7 +478,8 @@ class GroupMaker:
             # What contradicts the target is reported with its whole shape.
             list(solve(shown, sizes))
             faults = [*solve(equations, sizes)]
-            loose = {n for layout in wanted for n in layout.numbers if n not in sizes}
+            numbers = dict.fromkeys(n for layout in wanted for n in layout.numbers)
+            loose = [name for name in numbers if name not in sizes]
             if faults or not loose:
                 break
             counts = self._counts_of_target(sizes, values)
@@ -626,12 +627,6 @@ def _ranked(axes: Axes, rank: int, *, of_rest: bool = False) -> Any:
     place, count = names.index(REST), rank if of_rest else rank - len(axes) + 1
     rest = tuple(Axis(((f"{REST}{number}",),)) for number in range(count))
     return (*axes[:place], *rest, *axes[place + 1 :]) if count >= 0 else None
-
-
-def _product(
-    names: Sequence[str], counts: Mapping[str, int]
-) -> Iterable[tuple[int, ...]]:
-    return itertools.product(*(range(counts[name]) for name in names))
 
 
 def _made(move: Move, layout: Layout) -> jax.ShapeDtypeStruct:

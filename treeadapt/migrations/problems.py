@@ -34,12 +34,6 @@ class Problems:
         if row is not None and row not in self.rows[-1:]:
             self.rows.append(row)
 
-    def texts(self) -> Iterator[str]:
-        """Yield each problem as one text."""
-        for kind, (_, text) in _KINDS.items():
-            for found in dict.fromkeys(self.found.get(kind, ())):
-                yield f"{text}: {found}"
-
     def raise_any(self) -> None:
         """Raise if there is a problem.
 

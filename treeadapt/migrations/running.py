@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 
-from treeadapt.migrations.axes import Axes, Axis, names_of
+from treeadapt.migrations.axes import Axes, Axis, indices, names_of
 from treeadapt.migrations.rows import Values
 
 #: What may be wrong with values.
@@ -347,7 +347,7 @@ def _joint(axes: Axes) -> Any:
 
 def _indices(move: Move, names: Sequence[str]) -> Iterator[dict[str, int]]:
     """Yield the numbers of each leaf of an address, in order."""
-    for values in itertools.product(*(range(move.size[name]) for name in names)):
+    for values in indices(names, move.size):
         yield dict(zip(names, values, strict=True))
 
 
