@@ -881,6 +881,24 @@ def test_lint_fails_where_there_is_no_way_back(old, tmp_path):
                 "'emb'[v, e] -> 'out'[e, v + 3]",
             ],
         ),
+        (  # the axes are the same on both sides
+            {"emb : v e": ("out : v e", {"pad": {"v": (2, 1)}}), "**": None},
+            "out",
+            [
+                "sizes: v=5, e=2",
+                "pad: {'v': (2, 1)}",
+                "'emb'[v, e] -> 'out'[v + 2, e]",
+            ],
+        ),
+        (
+            ta.Migration({"out : v e": ("emb : v e", {"pad": {"v": (2, 1)}})}).inverse,
+            "emb",
+            [
+                "sizes: v=2, e=2",
+                "pad undone: {'v': (2, 1)}",
+                "'emb'[v + 2, e] -> 'out'[v, e]",
+            ],
+        ),
     ],
 )
 def test_explain_says_where_an_index_goes(rows, path, lines, old, tmp_path):

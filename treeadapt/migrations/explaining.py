@@ -7,13 +7,13 @@ index of an axis is written as arithmetic on the names of the row.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from treeadapt.migrations.axes import REST, Axis, indices
 from treeadapt.migrations.groups import Group
 from treeadapt.migrations.plan import MigrationPlan, sizes_text
 from treeadapt.migrations.rows import Address
-from treeadapt.migrations.running import Layout, Move
+from treeadapt.migrations.running import Move
 from treeadapt.names import fold, listing
 
 
@@ -68,10 +68,8 @@ def _leaf_lines(
     fixed = dict(zip(layout.numbers, numbers, strict=True))
     for source, one, target, two in move.pieces:
         if number == (source if is_source else target):
-            left = _place(move, group.sources[source], move.sources[source], one, fixed)
-            right = _place(
-                move, group.targets[target], move.targets[target], two, fixed
-            )
+            left = _place(group, move, source, one, fixed, is_source=True)
+            right = _place(group, move, target, two, fixed, is_source=False)
             yield f"{left} -> {right}"
 
 
@@ -88,13 +86,17 @@ def _captured(address: Address, path: str) -> str:
 
 
 def _place(
+    group: Group,
     move: Move,
-    paths: Sequence[str],
-    layout: Layout,
+    number: int,
     part: int,
     fixed: Mapping[str, int],
+    *,
+    is_source: bool,
 ) -> str:
     """Write which leaves are at an address, and where in them an index is."""
+    layout = (move.sources if is_source else move.targets)[number]
+    paths = (group.sources if is_source else group.targets)[number]
     names = [
         path
         for path, values in zip(paths, indices(layout.numbers, move.size), strict=True)
@@ -103,9 +105,7 @@ def _place(
             for name, value in zip(layout.numbers, values, strict=True)
         )
     ]
-    pads = dict(move.values.pad)
-    if move.undoes != (layout in move.sources):
-        pads = {}
+    pads = dict(move.values.pad) if move.undoes == is_source else {}
     index = ", ".join(_index(move, axis, part, fixed, pads) for axis in layout.axes)
     return f"{listing(fold(names), limit=2)}[{index}]"
 
