@@ -365,6 +365,19 @@ def test_values_are_undone_on_the_way_back():
             np.testing.assert_allclose(one, two, 1e-6)
 
 
+@pytest.mark.parametrize("kind", [np.asarray, jnp.asarray])
+def test_moments_that_a_scale_would_make_infinite_start_fresh(kind):
+    m = ta.Migration({"w": ("kernel", {"scale": 1e-20})})
+    back = ta.Migration({"kernel": ("w", {"scale": 1e20})}).inverse
+    tx = optax.trace(0.9)
+    saved = optax.TraceState({"w": kind(np.full(3, 1e30, np.float32))})
+    for migration in (m, back):
+        params = {"kernel": jnp.ones(3)}
+        state, report = ta.carry_state(tx, params, saved, migration=migration)
+        assert np.array_equal(state.trace["kernel"], np.zeros(3))
+        assert "values are too large" in report.unmoved["trace/w"]
+
+
 def test_slots_keep_their_dtype_when_params_are_cast():
     m = ta.Migration({"w": ("kernel", {"cast": ["float32", "bfloat16"]})})
     tx = optax.scale_by_adam(mu_dtype=jnp.float32)

@@ -707,6 +707,35 @@ def test_values_that_a_dtype_cannot_hold_are_an_error(kind, values, old, operati
     assert jax.jit(m)({"a": jnp.asarray(leaf)})["b"].shape == (2,)
 
 
+@pytest.mark.parametrize("kind", [np.asarray, jnp.asarray])
+@pytest.mark.parametrize("path", ["b", "{l}.b"], ids=["alone", "stacked"])
+@pytest.mark.parametrize(
+    ("values", "dtype", "operations"),
+    [
+        ([1e30, 1.0], "float32", {"scale": 1e-20}),
+        ([1e30, 1.0], "complex64", {"scale": 1e-20}),
+        ([1e30, 1.0], "bfloat16", {"scale": 1e-20}),
+        ([6e4, 1.0], "float16", {"scale": 0.5}),  # only when it is rounded
+        ([3e38, 1.0], "float32", {"offset": -3e38}),
+    ],
+)
+def test_values_that_the_way_back_cannot_hold_are_an_error(
+    kind, path, values, dtype, operations
+):
+    row = {"{l}.a : x": (f"{path} : l x" if path == "b" else f"{path} : x", operations)}
+    back = ta.Migration(row).inverse
+    leaf = kind(np.array(values).astype(dtype))
+    leaves = {"b": leaf[None]} if path == "b" else {"0.b": leaf}
+    assert "'0.a'" in message(lambda: back(leaves))
+    assert "values are too large for their new dtype" in message(lambda: back(leaves))
+    cut = jax.tree.map(lambda leaf: leaf[..., 1:], leaves)
+    assert back(cut)["0.a"].shape == (1,)
+    infinite = jax.tree.map(lambda x: kind(np.full(x.shape, np.inf, x.dtype)), leaves)
+    assert not np.any(np.isfinite(back(infinite)["0.a"]))
+    traced = jax.jit(back)(jax.tree.map(jnp.asarray, leaves))
+    assert traced["0.a"].shape == (2,)
+
+
 def test_values_that_were_infinite_stay_so():
     m = ta.Migration({"a": ("b", {"cast": "float16"})})
     moved = m({"a": np.array([np.inf, np.nan, 1.0], np.float32)})

@@ -113,7 +113,8 @@ def run(
     every = [leaf for group in leaves for leaf in group]
     given = tuple(map(tuple, leaves))
     if all(isinstance(leaf, np.ndarray | np.generic) for leaf in every):
-        arrays, faults = _run_numpy(move, given)
+        with np.errstate(all="ignore"):  # what overflows is in the faults
+            arrays, faults = _run_numpy(move, given)
     elif any(isinstance(leaf, jax.core.Tracer) for leaf in every):
         return _run_jax(move, given)[0], []
     else:
@@ -195,7 +196,7 @@ def _run_jax(
     for layout, group in zip(move.sources, leaves, strict=True):
         arrays = []
         for leaf in group:
-            array, cut = _prepared(move, layout, leaf)
+            array, cut = _prepared(move, layout, leaf, jnp, lost)
             arrays.append(array)
             rest += [jnp.any(_bits(each, jnp) != 0) for each in cut]
         counts = [size[name] for name in layout.numbers]
@@ -242,7 +243,7 @@ def _run_numpy(
     for layout, group in zip(move.sources, leaves, strict=True):
         sources.append([])
         for leaf in group:
-            array, cut = _prepared(move, layout, np.asarray(leaf))
+            array, cut = _prepared(move, layout, np.asarray(leaf), np, lost)
             sources[-1].append(array)
             is_rest |= any(bool(np.any(_bits(each, np))) for each in cut)
     made: list[list[Any]] = []
@@ -257,9 +258,7 @@ def _run_numpy(
                 for other in arrays[1:]
             )
             # ``asarray``, because an element of an array is not one.
-            with np.errstate(all="ignore"):  # what overflows is in ``lost``
-                finished = _finished(move, target, arrays[0], np, lost)
-            made[-1].append(np.asarray(finished))
+            made[-1].append(np.asarray(_finished(move, target, arrays[0], np, lost)))
     return made, [is_unequal, is_rest, any(map(bool, lost))]
 
 
@@ -351,8 +350,18 @@ def _indices(move: Move, names: Sequence[str]) -> Iterator[dict[str, int]]:
         yield dict(zip(names, values, strict=True))
 
 
-def _prepared(move: Move, layout: Layout, array: Any) -> tuple[Any, list[Any]]:
-    """Undo the values of a source; return it, and what is cut off."""
+def _prepared(
+    move: Move, layout: Layout, array: Any, xp: Any, lost: list[Any]
+) -> tuple[Any, list[Any]]:
+    """Undo the values of a source; return it, and what is cut off.
+
+    Args:
+        move: it knows how.
+        layout: of the source.
+        array: the source as it is.
+        xp: ``numpy`` or ``jax.numpy``.
+        lost: gets whether values are lost.
+    """
     if not move.undoes:
         return array, []
     cut = []
@@ -364,8 +373,9 @@ def _prepared(move: Move, layout: Layout, array: Any) -> tuple[Any, list[Any]]:
         cut.append(array[(*ahead, slice(stop, None))])
         array = array[(*ahead, slice(before, stop))]
     if move.values.computes:
-        array = array.astype(wide_dtype(array.dtype))
-        array = (array - move.values.offset) / move.values.scale
+        given = array.astype(wide_dtype(array.dtype))
+        array = (given - move.values.offset) / move.values.scale
+        lost.append(_is_lost(given, array, xp))
     return array, cut
 
 
@@ -377,7 +387,7 @@ def _finished(move: Move, layout: Layout, array: Any, xp: Any, lost: list[Any]) 
         layout: of the target.
         array: the target as it was moved.
         xp: ``numpy`` or ``jax.numpy``.
-        lost: gets whether values are infinite now, or other integers.
+        lost: gets whether values are lost.
     """
     made = array
     if move.values.computes and not move.undoes:
@@ -385,14 +395,19 @@ def _finished(move: Move, layout: Layout, array: Any, xp: Any, lost: list[Any]) 
         made = made * move.values.scale + move.values.offset
     if made.dtype != move.dtype:
         made = made.astype(move.dtype)
-    if made is not array and jnp.issubdtype(move.dtype, jnp.inexact):
-        lost.append(xp.any(xp.isfinite(array) & ~xp.isfinite(made)))
-    elif made is not array:
-        lost.append(xp.any(made.astype(array.dtype) != array))
+    if made is not array:
+        lost.append(_is_lost(array, made, xp))
     pads: dict[Any, Any] = {} if move.undoes else dict(move.values.pad)
     if pads:
         made = xp.pad(made, [pads.get(axis.name, (0, 0)) for axis in layout.axes])
     return made
+
+
+def _is_lost(array: Any, made: Any, xp: Any) -> Any:
+    """Return whether values of an array are infinite now, or other integers."""
+    if jnp.issubdtype(made.dtype, jnp.inexact):
+        return xp.any(xp.isfinite(array) & ~xp.isfinite(made))
+    return xp.any(made.astype(array.dtype) != array)
 
 
 def wide_dtype(dtype: Any) -> Any:
