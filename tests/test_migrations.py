@@ -6,6 +6,7 @@ See ``test_migration_tables`` for real tables against their formulas, and
 
 from __future__ import annotations
 
+import enum
 import itertools
 
 import jax
@@ -347,6 +348,26 @@ def test_a_function_may_make_a_number_or_an_abstract_array():
     assert m({"a": 1, "b": np.ones((2, 3), "f4")}, target)["c"] == 3.0
     leaves = {"a": 1, "b": jax.ShapeDtypeStruct((2, 3), "f4")}
     assert m(leaves, target)["d"].shape == (3, 2)
+
+
+# --- what is not a number ---
+
+
+class Mode(enum.IntEnum):
+    TRAIN = 1
+
+
+def test_members_of_enums_are_static():
+    m = ta.Migration({"a": "b", "n": "m"})
+    leaves = {"a": np.ones(3), "n": True, "mode": Mode.TRAIN}
+    assert m.plan(leaves).static == ("mode",)
+    assert [*m(leaves)] == ["b", "m"]
+    said = message(lambda: ta.Migration({"{x}": "{x}", "mode": "c"})(leaves))
+    assert "'mode' ('mode': not an array, and needs no row)" in said
+    said = message(lambda: m(leaves, {"b": np.ones(3), "m": Mode.TRAIN}))
+    assert "'m': a Mode, the row 'n' makes a bool" in said
+    made = ta.Migration({"a": ("b", lambda x: Mode.TRAIN), "n": None})
+    assert "a Mode, which is not an array" in message(lambda: made(leaves))
 
 
 # --- arrays that cannot be moved ---

@@ -28,6 +28,18 @@ def is_array(leaf: Any) -> bool:
     return hasattr(leaf, "dtype") and hasattr(leaf, "shape")
 
 
+def is_number(leaf: Any) -> bool:
+    """Return whether ``leaf`` is one of Python's own numbers, by its exact type.
+
+    A member of an ``IntEnum`` is not, and NumPy's are arrays.
+
+    Example:
+        >>> is_number(1.0), is_number(True), is_number(np.float64(1.0))
+        (True, True, False)
+    """
+    return type(leaf) in (bool, int, float, complex)
+
+
 def is_array_class(cls: type) -> bool:
     """Return whether ``cls`` is a class of JAX's or NumPy's own arrays and scalars.
 

@@ -14,9 +14,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from treeadapt.arrays import is_array
+from treeadapt.arrays import is_array, is_number
 from treeadapt.checkpoints.common import NUMBER, Leaf, Stored
-from treeadapt.checkpoints.leaves import is_number, stored_form
+from treeadapt.checkpoints.leaves import stored_form
 from treeadapt.convert import describe
 from treeadapt.names import Speller, listing, plural
 

@@ -13,12 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from treeadapt.arrays import is_array
+from treeadapt.arrays import is_array, is_number
 from treeadapt.checkpoints.common import DTYPES, NUMBER, Leaf
 from treeadapt.errors import CheckpointError
 from treeadapt.names import listing
-
-_NUMBERS: tuple[Any, ...] = (bool, int, float, complex)
 
 
 def stored_form(leaf: Any) -> Leaf | None:
@@ -124,11 +122,6 @@ def placed(name: str, array: Any, like: Any) -> Any:
 def is_key(leaf: Any) -> bool:
     """Return whether a leaf is an array of typed PRNG keys."""
     return is_array(leaf) and bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
-
-
-def is_number(leaf: Any) -> bool:
-    """Return whether a leaf is a Python number; NumPy's are arrays, enums neither."""
-    return type(leaf) in _NUMBERS
 
 
 def is_long(leaf: Any) -> bool:

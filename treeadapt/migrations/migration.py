@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from treeadapt.arrays import is_array
+from treeadapt.arrays import is_array, is_number
 from treeadapt.convert import describe
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.files import check_weight, read_table, write_table
@@ -539,7 +539,7 @@ def _abstract(leaf: Any) -> Any:
 
 
 def _moves(leaf: Any) -> bool:
-    return is_array(leaf) or isinstance(leaf, bool | int | float | complex)
+    return is_array(leaf) or is_number(leaf)
 
 
 def _sharding(like: Any) -> Any:

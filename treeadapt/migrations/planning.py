@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from treeadapt.arrays import is_array
+from treeadapt.arrays import is_array, is_number
 from treeadapt.convert import describe
 from treeadapt.migrations.groups import Group, GroupMaker, Specs, Taken, shape_of
 from treeadapt.migrations.problems import (
@@ -174,5 +174,5 @@ def fits(spec: Any, like: Any) -> bool:
     if is_array(spec) and is_array(like):
         return bool(shape_of(spec) == shape_of(like) and spec.dtype == like.dtype)
     # A number and a 0-d array hold each other; a function is not a number.
-    is_number = is_array(like) or isinstance(like, bool | int | float | complex)
-    return is_number and shape_of(spec) == shape_of(like) == ()
+    holds_number = is_array(like) or is_number(like)
+    return holds_number and shape_of(spec) == shape_of(like) == ()

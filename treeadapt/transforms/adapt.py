@@ -22,7 +22,7 @@ import jax.tree_util as jtu
 import optax
 
 from treeadapt import _jax
-from treeadapt.arrays import is_array
+from treeadapt.arrays import is_array, is_number
 from treeadapt.errors import CollectionWarning, TransformError, TreeAdaptError
 from treeadapt.names import listing
 from treeadapt.selection.whole import WholeTree, whole_of, whole_tree
@@ -32,7 +32,6 @@ from treeadapt.transforms.flat import (
     first_half,
     flat_extra,
     is_masked,
-    is_number,
     pick_arrays,
     put_updates,
     require_trained,

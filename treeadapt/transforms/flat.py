@@ -20,7 +20,7 @@ import jax.tree_util as jtu
 import optax
 
 from treeadapt.adapters.registry import current_registry
-from treeadapt.arrays import is_array, is_float0, is_inexact, least_value
+from treeadapt.arrays import is_array, is_float0, is_inexact, is_number, least_value
 from treeadapt.errors import NoArraysError, TransformError, TreeAdaptError
 from treeadapt.names import listing, plural
 from treeadapt.selection.whole import no_whole_tree
@@ -68,11 +68,6 @@ def trained(view: TreeView) -> FlatDict:
         for index, leaf in enumerate(view.leaves)
         if is_inexact(leaf) and index not in untrained
     }
-
-
-def is_number(leaf: Any) -> bool:
-    """Return whether a leaf is one of Python's own numbers, which can be added."""
-    return type(leaf) in (int, float, complex, bool)
 
 
 def require_trained(view: TreeView) -> FlatDict:
