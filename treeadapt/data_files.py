@@ -9,7 +9,6 @@ means is up to the rooms that have such files.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import math
 import os
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from treeadapt.errors import TreeAdaptError
-from treeadapt.names import listing, shorten
+from treeadapt.names import Speller, listing, shorten
 
 VERSION = 1
 MAX_BYTES = 4 * 2**20
@@ -142,7 +141,7 @@ class DataFile:
         """
         for field in table:
             if field not in known:
-                near = difflib.get_close_matches(field[:100], known, n=1)
+                near = Speller().nearest(field, known, count=1)
                 hint = f"Did you mean {near[0]!r}?" if near else "Remove it."
                 fields = listing(known)
                 seen = f"{of} has an unknown field {listing([field])}; known are"
