@@ -851,7 +851,7 @@ def test_lint_fails_where_there_is_no_way_back(old, tmp_path):
             "b/c",
             [
                 "captures: l = c (2)",
-                "sizes: a=4, e=2, b=2",
+                "sizes: a=4, b=2, e=2",
                 "'h.2.q'[b + 4, e] -> 'b/c'[b, e]",
             ],
         ),

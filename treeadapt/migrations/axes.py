@@ -63,6 +63,17 @@ def parts_of(axes: Axes) -> int:
     return max((len(axis.parts) for axis in axes), default=1)
 
 
+def every_name(axes: Axes) -> Iterator[str]:
+    """Yield the names of all axes and parts, each as often as it is there.
+
+    Example:
+        >>> list(every_name(parse_axes("w : e [(h d) (k d)]", 4)))
+        ['e', 'h', 'd', 'k', 'd']
+    """
+    for axis in axes:
+        yield from itertools.chain(*axis.parts)
+
+
 def names_of(axes: Axes, part: int) -> list[str]:
     """Return the names of the axes, in order, in one part of the concatenation.
 

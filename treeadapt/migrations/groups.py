@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from treeadapt.arrays import is_array, is_inexact_dtype, least_value
 from treeadapt.convert import describe
-from treeadapt.migrations.axes import REST, Axes, Axis, indices, names_of, parts_of
+from treeadapt.migrations.axes import REST, Axes, Axis, every_name, indices, names_of
 from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.rows import Address, Row
 from treeadapt.migrations.running import Layout, Move, wide_dtype
@@ -592,8 +592,7 @@ def _names(layouts: Iterable[Layout]) -> dict[str, None]:
     return dict.fromkeys(
         name
         for layout in layouts
-        for part in range(parts_of(layout.axes))
-        for name in (*layout.numbers, *names_of(layout.axes, part))
+        for name in (*layout.numbers, *every_name(layout.axes))
     )
 
 

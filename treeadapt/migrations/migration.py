@@ -6,7 +6,7 @@ import functools
 import itertools
 import operator
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,12 +16,13 @@ import numpy as np
 from treeadapt.arrays import is_array, is_number
 from treeadapt.convert import describe
 from treeadapt.errors import MigrationError
+from treeadapt.migrations.axes import every_name
 from treeadapt.migrations.files import check_weight, read_table, write_table
 from treeadapt.migrations.groups import Group, has_zero
 from treeadapt.migrations.plan import MigrationPlan, leads_back, read_backwards
 from treeadapt.migrations.planning import compare_target, fits, plan_groups
 from treeadapt.migrations.problems import Problems
-from treeadapt.migrations.rows import Address, Row, parse_rows
+from treeadapt.migrations.rows import Row, parse_rows
 from treeadapt.migrations.running import run
 from treeadapt.migrations.templates import Index, parse_template
 from treeadapt.names import Speller, listing, natural
@@ -99,7 +100,7 @@ class Migration:
             name
             for row in self._rows
             for address in (*row.sources, *row.targets)
-            for name in _names(address)
+            for name in (*address.numbers, *every_name(address.axes or ()))
         }
         for name, size in self._sizes.items():
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
@@ -526,12 +527,6 @@ def _size(size: Any) -> Any:
         return size if isinstance(size, bool | np.bool_) else operator.index(size)
     except TypeError:
         return size
-
-
-def _names(address: Address) -> Iterator[str]:
-    yield from address.numbers
-    for axis in address.axes or ():
-        yield from itertools.chain(*axis.parts)
 
 
 def _abstract(leaf: Any) -> Any:

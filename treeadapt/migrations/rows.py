@@ -19,7 +19,15 @@ import numpy as np
 
 from treeadapt.convert import describe
 from treeadapt.errors import MigrationError
-from treeadapt.migrations.axes import REST, Axes, Axis, names_of, parse_axes, parts_of
+from treeadapt.migrations.axes import (
+    REST,
+    Axes,
+    Axis,
+    every_name,
+    names_of,
+    parse_axes,
+    parts_of,
+)
 from treeadapt.migrations.templates import Template, malformed, parse_template
 from treeadapt.names import Speller, listing
 
@@ -378,11 +386,7 @@ def _understood(row: Row) -> Row:
     for side in (row.sources, row.targets):
         lists.append({})
         for address in side:
-            numbers |= {
-                name
-                for part in range(parts_of(address.axes or ()))
-                for name in names_of(address.axes or (), part)
-            }
+            numbers.update(every_name(address.axes or ()))
             for each in address.path.captures:
                 if each.is_number:
                     numbers |= {*each.names}
@@ -467,12 +471,8 @@ def _check_axes(row: Row) -> None:
                     f"{len(others)} addresses",
                     "Write one address for each part, in order",
                 )
-            inside = {
-                name
-                for part in range(parts)
-                for name in names_of(address.axes or (), part)
-            }
-            both = sorted(inside.intersection(address.numbers))
+            inside = every_name(address.axes or ())
+            both = sorted({*inside}.intersection(address.numbers))
             if both:
                 problem = f"{both[0]!r} is in its path and among its axes"
                 refuse(address.text, problem, "Write it once")
