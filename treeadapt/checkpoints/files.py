@@ -4,7 +4,7 @@ Takes a name, whose ending says the format, and arrays; gives what a checkpoint 
 What is read is what the metadata said, and of one checkpoint, or an error. What is
 written is put in place once it is whole. Each format is in a file of this room:
 ``read_metadata(path)`` returns a ``Stored``, ``read(stored, wanted)`` the arrays, and
-``write(path, arrays, marks)``, if there is one, writes.
+``write(path, arrays, marks)``, if there is one, writes them all at once.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ FORMATS: Mapping[str, ModuleType] = {
     "orbax": orbax_folder,
 }
 WRITTEN = ("safetensors", "orbax")
+SHARDS = "safetensors shards"
 
 
 def read_stored(path: str | os.PathLike[str], given: str | None = None) -> Stored:
@@ -104,23 +105,31 @@ def read_arrays(
 
 def write(
     path: str | os.PathLike[str],
+    leaves: Mapping[str, Any],
     arrays: Iterable[tuple[str, Any]],
     marks: Mapping[str, Mapping[str, str]],
     given: str | None = None,
+    max_shard_bytes: int | None = None,
 ) -> None:
-    """Write arrays to a new file, and put it in place.
+    """Write arrays to a new file or folder, and put it in place.
 
     Args:
         path: of the checkpoint.
-        arrays: label paths and arrays, of NumPy or JAX; taken once it is known that
-            a checkpoint may be written there.
+        leaves: shapes and dtypes by label path.
+        arrays: label paths and arrays, of NumPy or JAX, in the order of ``leaves``;
+            taken once it is known that a checkpoint may be written there.
         marks: ``{"ties": {path: owner}, "kinds": {path: kind}}``.
         given: the format; None to go by the name.
+        max_shard_bytes: of each shard in a folder of them; None for another format.
 
     Raises:
         CheckpointError: it cannot be written.
     """
-    name, kind = Path(path), format_of(path, given, writing=True)
+    name, kind = Path(path), SHARDS
+    if max_shard_bytes is None:
+        kind = format_of(path, given, writing=True)
+    else:
+        _require_shards(name, given, max_shard_bytes)
     if kind == "orbax" and jax.process_count() > 1:
         # Every process must write to one folder, and put it in place together.
         raise CheckpointError(
@@ -129,7 +138,10 @@ def write(
             "what it wrote."
         )
     with reported(name, "written"), replaced(name, lambda: _check(name, kind)) as new:
-        FORMATS[kind].write(new, dict(arrays), marks)
+        if max_shard_bytes is None:
+            FORMATS[kind].write(new, dict(arrays), marks)
+        else:
+            safetensors_file.write_shards(new, leaves, arrays, marks, max_shard_bytes)
 
 
 def format_of(
@@ -169,6 +181,25 @@ def format_of(
     return given
 
 
+def _require_shards(path: Path, given: str | None, max_shard_bytes: Any) -> None:
+    """Raise unless shards of so many bytes may be written, whatever is at ``path``."""
+    if type(max_shard_bytes) is not int or max_shard_bytes < 1:
+        raise CheckpointError(
+            "Expected max_shard_bytes to be a positive int, such as 5 * 2**30; got "
+            f"{max_shard_bytes!r:.60}."
+        )
+    problem = ""
+    if given not in (None, "safetensors"):
+        problem = f"the format is {given!r:.60}"
+    elif path.suffix.removeprefix(".").lower() in (*FORMATS, "toml"):
+        problem = f"{listing([str(path)])} ends in {path.suffix!r:.30}"
+    if problem:
+        raise CheckpointError(
+            f"max_shard_bytes makes a folder of safetensors shards, but {problem}. "
+            "Leave it out, or choose a name without an ending."
+        )
+
+
 def _check(path: Path, kind: str) -> None:
     """Raise unless nothing is at ``path``, or what a new checkpoint may replace."""
     if path.is_symlink():
@@ -176,11 +207,15 @@ def _check(path: Path, kind: str) -> None:
             f"{listing([str(path)])} is a link to {listing([os.readlink(path)])} and "
             "is not replaced. Save to that name, or remove the link."
         )
-    if path.exists() and path.is_dir() != (kind == "orbax"):
+    if path.exists() and path.is_dir() != (kind in ("orbax", SHARDS)):
         what = "a folder" if path.is_dir() else "a file"
-        raise CheckpointError(f"{listing([str(path)])} is {what}. Choose another name.")
+        cure = "Choose another name."
+        if (path / safetensors_file.INDEX).is_file():
+            what = "a folder of shards"
+            cure = "Pass max_shard_bytes= to replace it, or choose another name."
+        raise CheckpointError(f"{listing([str(path)])} is {what}. {cure}")
     if path.is_dir():
-        orbax_folder.require_own(path)
+        (safetensors_file if kind == SHARDS else orbax_folder).require_own(path)
 
 
 def require_path(path: Any) -> None:

@@ -67,11 +67,8 @@ def replaced(path: Path, check: Callable[[], None] = lambda: None) -> Iterator[P
         new = folder / "new"
         yield new
         check()
-        try:
+        with contextlib.suppress(FileNotFoundError):
             new.chmod(stat.S_IMODE(place.stat().st_mode))
-        except FileNotFoundError:
-            if new.is_file():  # some writers make files that nobody else may read
-                new.chmod(stat.S_IMODE((folder / "lock").stat().st_mode))
         _put(new, place)
 
 

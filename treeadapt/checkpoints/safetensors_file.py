@@ -4,18 +4,21 @@ The library writes files, and checks the header of one that is read; names that 
 twice, which it takes, are refused here. NumPy reads the data, because the library gives
 it no 8-bit floats. Leaves of one buffer are stored once: one entry of the header's text
 metadata says which paths share a tensor, and which were not arrays. A folder of shards
-is read by its index, as Hugging Face's tools write it.
+has an index, as Hugging Face's tools write it; one shard is on the host at a time.
 """
 
 from __future__ import annotations
 
 import collections
 import functools
+import itertools
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from treeadapt.checkpoints.common import (
@@ -25,6 +28,7 @@ from treeadapt.checkpoints.common import (
     abstract,
     marked,
     refuse,
+    reported,
 )
 from treeadapt.errors import CheckpointError
 from treeadapt.names import listing
@@ -81,9 +85,90 @@ def write(
     """
     import safetensors.numpy
 
+    _check(leaves, marks)
+    found = {name: _on_host(leaf) for name, leaf in leaves.items()}
+    texts = None
+    if any(marks.values()):  # Hugging Face's tools refuse texts without a format
+        texts = {"format": "pt", _MARK: json.dumps(marks)}
+    path.touch()
+    mode = path.stat().st_mode  # the writer makes files that nobody else may read
+    safetensors.numpy.save_file(found, path, metadata=texts)
+    path.chmod(mode)
+
+
+def write_shards(
+    folder: Path,
+    leaves: Mapping[str, Any],
+    arrays: Iterable[tuple[str, Any]],
+    marks: Mapping[str, Mapping[str, str]],
+    max_shard_bytes: int,
+) -> None:
+    """Write a folder of shards and their index, one shard after the other.
+
+    Args:
+        folder: to make.
+        leaves: shapes and dtypes by path.
+        arrays: the leaves themselves, in this order; a shard is written before the
+            arrays of the next one are taken.
+        marks: as for ``write``; each shard has those of its leaves.
+        max_shard_bytes: of the arrays in a shard; a larger leaf has one of its own.
+
+    Raises:
+        CheckpointError: as for ``write``; before any array is taken, if that is known.
+    """
+    _check(leaves, marks)
+    folder.mkdir()
+    rest, shards, size_bytes = iter(arrays), _filled(leaves, max_shard_bytes), 0
+    copies: dict[str, list[str]] = {}
+    for other, one in marks["ties"].items():
+        copies.setdefault(one, []).append(other)
+    files: dict[str, str] = {}
+    for number, num_leaves in enumerate(shards, 1):
+        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        held = dict(itertools.islice(rest, num_leaves))
+        ties = {other: one for one in held for other in copies.get(one, ())}
+        kinds = marks["kinds"]
+        own = {one: kinds[one] for one in [*held, *ties] if one in kinds}
+        write(folder / file, held, {"ties": ties, "kinds": own})
+        files |= dict.fromkeys(held, file)
+        size_bytes += sum(leaf.nbytes for leaf in held.values())
+        del held  # before the next arrays are taken
+    document = {"metadata": {"total_size": size_bytes}, "weight_map": files}
+    (folder / INDEX).write_text(json.dumps(document, indent=2) + "\n", "utf-8")
+
+
+def require_own(folder: Path) -> None:
+    """Raise unless a folder holds nothing but an index and its shards, or nothing.
+
+    Raises:
+        CheckpointError: it holds something else.
+    """
+    entries = sorted(folder.iterdir())
+    if entries and not (folder / INDEX).is_file():
+        raise CheckpointError(
+            f"The folder {listing([str(folder)])} is not a folder of safetensors "
+            "shards and is not replaced. Choose another name."
+        )
+    with reported(folder, "read"):
+        shards = {*_index(folder).values()} if entries else set()
+    own = {INDEX} | {name for name in shards if name.endswith(".safetensors")}
+    others = [
+        file.name
+        for file in entries
+        if file.name not in own or file.is_symlink() or not file.is_file()
+    ]
+    if others:
+        raise CheckpointError(
+            f"The checkpoint {listing([str(folder)])} is not replaced, because it "
+            f"holds more than an index and its shards: {listing(others)}. Move that "
+            "away, or choose another name."
+        )
+
+
+def _check(leaves: Mapping[str, Any], marks: Mapping[str, Mapping[str, str]]) -> None:
+    """Raise unless the format can hold leaves, of which shapes may be all there is."""
     if _RESERVED in leaves or _RESERVED in marks["ties"]:
         raise CheckpointError(f"A leaf of safetensors cannot be named {_RESERVED!r}.")
-    found = {}
     for name, leaf in leaves.items():
         problem = ""
         if leaf.dtype.name not in _DTYPES.values():
@@ -94,9 +179,34 @@ def write(
             raise CheckpointError(
                 f"The leaf {listing([name])} is {problem}. Save as an Orbax folder."
             )
-        found[name] = np.asarray(leaf, order="C")
-    texts = {_MARK: json.dumps(marks)} if any(marks.values()) else None
-    safetensors.numpy.save_file(found, path, metadata=texts)
+
+
+def _on_host(leaf: Any) -> Any:
+    """Return the array that the writer takes.
+
+    A JAX array keeps the copy that is made of it for the host. This one is made of a
+    second JAX array, of the same buffers, which nothing else holds.
+    """
+    if isinstance(leaf, jax.Array):
+        pieces = [shard.data for shard in leaf.addressable_shards]
+        leaf = jax.make_array_from_single_device_arrays(
+            leaf.shape, leaf.sharding, pieces
+        )
+    return np.asarray(leaf, order="C")
+
+
+def _filled(leaves: Mapping[str, Any], max_shard_bytes: int) -> list[int]:
+    """Return how many leaves are in each shard; their order is kept."""
+    counts: list[int] = []
+    free_bytes = -1
+    for leaf in leaves.values():
+        size_bytes = math.prod(leaf.shape) * leaf.dtype.itemsize
+        if size_bytes > free_bytes:
+            counts.append(0)
+            free_bytes = max_shard_bytes
+        counts[-1] += 1
+        free_bytes -= size_bytes
+    return counts
 
 
 def _table(path: Path) -> dict[str, Leaf]:
@@ -122,8 +232,8 @@ def _table(path: Path) -> dict[str, Leaf]:
     return table if marks is None else marked(path, table, _json(path, marks))
 
 
-def _sharded(path: Path) -> dict[str, Leaf]:
-    """Read the leaves of all shards, which must hold what the index says."""
+def _index(path: Path) -> dict[str, str]:
+    """Read which shard each leaf is in, whatever is in the folder."""
     index = path / INDEX
     if index.stat().st_size > _MAX_HEADER_BYTES:
         refuse(path, f"its index is larger than {_MAX_HEADER_BYTES >> 20} MiB")
@@ -134,6 +244,15 @@ def _sharded(path: Path) -> dict[str, Leaf]:
     for name, shard in names.items():
         if not isinstance(shard, str):
             refuse(path, f"its index gives no file for {listing([name])}")
+    return names
+
+
+def _sharded(path: Path) -> dict[str, Leaf]:
+    """Read the leaves of all shards, which must hold what the index says.
+
+    How many bytes all have is not compared: tools write different sums into indexes.
+    """
+    names = _index(path)
     shards = list(dict.fromkeys(names.values()))
     for shard in shards:  # all before any is opened
         file = path / shard
@@ -155,7 +274,7 @@ def _sharded(path: Path) -> dict[str, Leaf]:
     if wrong:
         problem = "its index and its files disagree on which tensors are in which file"
         refuse(path, f"{problem}: {listing(wrong, limit=3)}")
-    return table
+    return {name: table[name] for name in names} | table  # in the order of the index
 
 
 def _json(path: Path, text: str) -> Any:

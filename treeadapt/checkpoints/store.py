@@ -57,20 +57,24 @@ def save(
     *,
     where: Any = "**",
     format: Literal["safetensors", "orbax"] | None = None,  # noqa: A002
+    max_shard_bytes: int | None = None,
 ) -> None:
     """Write the arrays and Python numbers of a tree, named by their label paths.
 
     Whatever stood at ``path`` is replaced once all is written, and stays if writing
-    fails. One array under two paths is stored once in ``.safetensors``. A Python number
+    fails. One array under two paths is stored once in safetensors. A Python number
     is stored as a 0-d bool, int64, float64 or complex128, typed PRNG keys as their
     integers; the metadata says so. Functions and classes are not data and not stored;
     a warning names other static leaves, such as text, that are not stored either.
 
     Args:
         path: ``.safetensors``, or no ending for an Orbax folder.
-        tree: any tree. For ``.safetensors`` its leaves come to the host.
+        tree: any tree. For safetensors its leaves come to the host.
         where: selects the leaves to save.
         format: ``"safetensors"`` or ``"orbax"``, whatever the ending.
+        max_shard_bytes: write ``path`` as a folder of safetensors shards with an index,
+            as Hugging Face's tools do. No shard has more bytes of arrays, unless it is
+            one larger leaf, and the leaves of one shard are on the host at a time.
 
     Raises:
         CheckpointError: the format cannot hold a leaf, a leaf has no value here, or
@@ -92,6 +96,7 @@ def save(
     require_path(path)
     view = view_tree(tree)
     leaves: dict[str, Any] = {}
+    forms: dict[str, jax.ShapeDtypeStruct] = {}
     marks: dict[str, dict[str, str]] = {"ties": {}, "kinds": {}}
     first: dict[int, str] = {}
     lost: list[str] = []
@@ -107,9 +112,9 @@ def save(
         if is_array(leaf) and first.setdefault(id(leaf), name) != name:
             marks["ties"][name] = first[id(leaf)]
         else:
-            leaves[name] = leaf
+            leaves[name], forms[name] = leaf, form.array
     arrays = ((name, to_array(name, leaf)) for name, leaf in leaves.items())
-    write(path, arrays, marks, format)
+    write(path, forms, arrays, marks, format, max_shard_bytes)
     if lost:
         warnings.warn(
             f"{plural(len(lost), 'leaf')} cannot be saved as an array and must come "
@@ -275,6 +280,7 @@ def copy(
     migration: Migration | None = None,
     target: Any = None,
     format: Literal["safetensors", "orbax"] | None = None,  # noqa: A002
+    max_shard_bytes: int | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Write a checkpoint again, in another format or under new names.
@@ -285,6 +291,7 @@ def copy(
         migration: as for ``load``.
         target: tree that solves sizes of the migration, and whose form new leaves have.
         format: as for ``save``, of what is written.
+        max_shard_bytes: as for ``save``.
         progress: called with the path of each leaf that is about to be written.
 
     Raises:
@@ -295,14 +302,15 @@ def copy(
     given = _source(read_stored(source), likes, migration, cast=False)
     given.problems.raise_any()
     ties = given.stored.ties
-    wanted = dict.fromkeys(one for one in given.stored.table if one not in ties)
+    leaves = {one: x for one, x in given.stored.leaves.items() if one not in ties}
 
     def arrays() -> Iterator[tuple[str, Any]]:
-        for one, array in given.read(wanted):
+        for one, array in given.read(dict.fromkeys(leaves)):
             progress(one)
             yield one, np.asarray(array)
 
-    write(path, arrays(), {"ties": ties, "kinds": given.stored.kinds}, format)
+    marks = {"ties": ties, "kinds": given.stored.kinds}
+    write(path, leaves, arrays(), marks, format, max_shard_bytes)
 
 
 def read_metadata(

@@ -430,6 +430,12 @@ def _require_leaf(tree: str, path: str, paths: Sequence[str]) -> None:
 @click.option("--dry-run", is_flag=True, help="Say what would be done; write nothing.")
 @_force("DST")
 @click.option("--format", "form", type=click.Choice(files.WRITTEN))
+@click.option(
+    "--max-shard-bytes",
+    metavar="NUMBER",
+    type=click.IntRange(min=1),
+    help="Write DST as a folder of safetensors shards of at most so many bytes.",
+)
 @_shared
 def convert(
     source: str,
@@ -437,6 +443,7 @@ def convert(
     migration_file: str | None,
     target: str | None,
     form: Any,
+    max_shard_bytes: int | None,
     *,
     reverse: bool,
     dry_run: bool,
@@ -446,7 +453,8 @@ def convert(
 
     DST without an ending is an Orbax folder. It is written under another name and put
     in place once it is whole. With --migration, leaves get new names and axes; SRC is
-    read one group at a time, and what is written is in memory until all of it is there.
+    read one group at a time. What is written is in memory until all of it is there, or
+    with --max-shard-bytes one shard of it.
     """
     if migration_file is None and (reverse or target is not None):
         raise click.UsageError("--reverse and --target need --migration.")
@@ -475,6 +483,7 @@ def convert(
             migration=migration,
             target=likes,
             format=form,
+            max_shard_bytes=max_shard_bytes,
             progress=lambda _: shown.update(1),
         )
     click.echo(f"Wrote {text}")
