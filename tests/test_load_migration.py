@@ -441,7 +441,7 @@ def test_a_part_of_a_group_does_not_keep_the_rest_in_memory(tmp_path):
     m = ta.Migration({"h : n e": "h/{n} : e"})
     one = ta.load(path, where="h/2", migration=m)["h"]["2"]
     assert one.tolist() == [6, 7, 8]
-    assert one.base is None
+    assert one.base is None or one.base.nbytes < 12 * 8
 
 
 def test_new_leaves_come_from_the_target(file):

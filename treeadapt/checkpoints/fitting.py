@@ -121,7 +121,8 @@ def compared(
         if path in stored.table
     }
     scalars = dict.fromkeys(path for path, pair in pairs.items() if _by_value(*pair))
-    values = {path: array.item() for path, array in read(scalars)} if read else {}
+    pairs_read = read(scalars) if read else ()
+    values = {path: np.asarray(array).item() for path, array in pairs_read}
     restored: list[str] = []
     kept: list[str] = []
     missing: list[str] = []

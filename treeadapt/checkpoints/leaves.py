@@ -7,6 +7,7 @@ key as its integers; ``Leaf.kind`` says so. Reads and writes no file.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from treeadapt.arrays import is_array, is_number
+from treeadapt.checkpoints.boxes import on_devices
 from treeadapt.checkpoints.common import DTYPES, NUMBER, Leaf
 from treeadapt.errors import CheckpointError
 from treeadapt.names import listing
@@ -82,7 +84,7 @@ def restored(leaf: Leaf, array: Any) -> Any:
     """
     if leaf.kind in ("", NUMBER):
         return np.asarray(array)
-    return _keys(array, leaf.kind)
+    return _keys(np.asarray(array), leaf.kind)
 
 
 def place(stated: Leaf, like: Any) -> Any:
@@ -90,7 +92,7 @@ def place(stated: Leaf, like: Any) -> Any:
     if not is_array(like) or isinstance(like, jax.core.Tracer):
         return None
     is_same = like.dtype == stated.array.dtype == _narrowed(stated.array.dtype)
-    return _home(like) if is_same else None
+    return home(like) if is_same else None
 
 
 def placed(name: str, array: Any, like: Any) -> Any:
@@ -105,18 +107,19 @@ def placed(name: str, array: Any, like: Any) -> Any:
         CheckpointError: the target's dtype cannot hold a value.
     """
     if is_number(like):
-        return type(like)(array.item())
+        return type(like)(np.asarray(array).item())
     if is_key(like):
-        return jax.device_put(_keys(array, _key_kind(like)), _home(like))
-    if array.dtype != like.dtype:
-        array = _cast(name, array, like.dtype)
+        return jax.device_put(_keys(np.asarray(array), _key_kind(like)), home(like))
     if isinstance(array, jax.Array):
         return array
-    array = np.asarray(array)
+    change = functools.partial(_cast, name, dtype=like.dtype)
     is_host = isinstance(like, np.ndarray | np.generic)
-    if is_host or _narrowed(array.dtype) != array.dtype:
-        return array
-    return jax.device_put(array, _home(like))
+    if is_host or _narrowed(like.dtype) != like.dtype:
+        return change(np.asarray(array))
+    sharding = home(like)
+    if sharding is None:
+        return jax.device_put(change(np.asarray(array)))
+    return on_devices(array, sharding, like.dtype, change)
 
 
 def is_key(leaf: Any) -> bool:
@@ -134,7 +137,7 @@ def as_array(leaf: Any) -> Any:
     return jax.ShapeDtypeStruct((), type(leaf)) if is_number(leaf) else leaf
 
 
-def _home(leaf: Any) -> Any:
+def home(leaf: Any) -> Any:
     """Return the sharding that a leaf is bound to; None where JAX may move it."""
     is_traced = isinstance(leaf, jax.core.Tracer)
     if isinstance(leaf, jax.Array) and not is_traced and not leaf.committed:
@@ -159,6 +162,8 @@ def _key_kind(leaf: Any) -> Any:
 
 
 def _cast(name: str, array: Any, dtype: Any) -> Any:
+    if array.dtype == dtype:
+        return array
     with np.errstate(all="ignore"):
         made = array.astype(dtype)
     if not jnp.issubdtype(dtype, jnp.inexact):

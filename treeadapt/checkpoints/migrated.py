@@ -9,24 +9,43 @@ the table makes, which is not known before it ran.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from treeadapt.checkpoints.boxes import (
+    Box,
+    FileArray,
+    boxes_here,
+    empty,
+    lengths,
+    whole,
+)
 from treeadapt.checkpoints.common import Leaf, Stored, reported
 from treeadapt.checkpoints.files import read_arrays
 from treeadapt.checkpoints.fitting import compared
-from treeadapt.checkpoints.leaves import abstract_form, restored, stored_form, to_array
+from treeadapt.checkpoints.leaves import (
+    abstract_form,
+    home,
+    restored,
+    stored_form,
+    to_array,
+)
 from treeadapt.convert import describe
 from treeadapt.errors import MigrationError
+from treeadapt.migrations.axes import indices
 from treeadapt.migrations.groups import Group
-from treeadapt.migrations.migration import Migration, run_group
+from treeadapt.migrations.migration import Migration, require_sound, run_group
+from treeadapt.migrations.parts import Part, parts_of_box
 from treeadapt.migrations.plan import MigrationPlan
 from treeadapt.migrations.problems import Problems
+from treeadapt.migrations.running import run
 from treeadapt.names import listing
 
+_BATCH_BYTES = 2**28
+_MOST = 1.25  # times the bytes of the sources; above it they are read whole, once
 _UNKNOWN = Leaf(jax.ShapeDtypeStruct((), np.bool_))
 
 
@@ -140,46 +159,73 @@ class _Moving:
             MigrationError: copies differ, what is cut off is not zero, or what a
                 function made does not fit the target.
         """
-        last: dict[str, Group] = {}
-        places: dict[str, Any] = {}
-        for group in self.plan.groups:
-            homes = {wanted[path] for path in group.filled if path in wanted}
-            if homes:
+        groups = [g for g in self.plan.groups if any(one in wanted for one in g.filled)]
+        for batch in _batches(groups):
+            places: dict[str, Any] = {}
+            for group in batch:
+                homes = {wanted[path] for path in group.filled if path in wanted}
                 is_single = _is_renamed(group) and len(homes) == 1
-                home = homes.pop() if is_single else None
-                places |= dict.fromkeys(group.given, home)
-                last[[*group.given][-1]] = group
-        held: dict[str, Any] = {}
-        for one, array in read_arrays(self.old, places):
-            held[one] = array
-            del array
-            if one in last:
-                made = self._made(last[one], held, wanted)
-                held.clear()
-                for path in [*made]:
-                    yield path, made.pop(path)
+                places |= dict.fromkeys(group.given, homes.pop() if is_single else None)
+            held = dict(read_arrays(self.old, places))
+            for group in batch:
+                found = {path: held.pop(path) for path in group.given}
+                yield from self._made(group, found, wanted)
         for path, filling in self.plan.new.items():
             if filling == "zeros" and path in wanted:
                 form = self._like(path).array
                 yield path, np.zeros(form.shape, form.dtype)
 
     def _made(
-        self, group: Group, held: Mapping[str, Any], wanted: Collection[str]
-    ) -> dict[str, Any]:
-        """Return the arrays that one group makes, as far as they are wanted."""
+        self, group: Group, held: dict[str, Any], wanted: Collection[str]
+    ) -> Iterator[tuple[str, Any]]:
+        """Yield the arrays that one group makes, as far as they are wanted."""
+        paths = [path for path in group.filled if path in wanted]
         if _is_renamed(group):
             (leaf,) = held.values()
-            return {path: leaf for path in group.filled if path in wanted}
-        leaves = {one: restored(self.old.table[one], held[one]) for one in held}
-        every = run_group(group, leaves, {})
-        made = {path: every[path] for path in group.filled if path in wanted}
-        for path, leaf in made.items():
+            yield from ((path, leaf) for path in paths)
+            return
+        moved = self._moved(group, held, paths)
+        if moved:
+            yield from moved
+            return
+        leaves = {one: restored(self.old.table[one], held.pop(one)) for one in [*held]}
+        made = run_group(group, leaves, {})
+        is_whole = len(paths) == len(made)
+        leaves.clear()
+        for path in paths:
+            leaf = made.pop(path)
             if group.row.function is not None:
                 self._check(group, path, leaf)
             array = np.asarray(to_array(path, leaf))
             # A view would keep what is left out in memory, too.
-            made[path] = array if len(made) == len(every) else array.copy()
-        return made
+            yield path, array if is_whole else array.copy()
+
+    def _moved(
+        self, group: Group, held: Mapping[str, Any], paths: Collection[str]
+    ) -> list[tuple[str, _MovedArray]]:
+        """Return what reads each array by parts; nothing if that would read more."""
+        kinds = [self.old.table[path].kind for path in held]
+        if group.move is None or any(kinds):
+            return []
+        if not all(isinstance(leaf, FileArray) for leaf in held.values()):
+            return []
+        made: list[tuple[str, _MovedArray]] = []
+        num_bytes = 0
+        for target, own in enumerate(group.targets):
+            every = indices(group.move.targets[target].numbers, group.move.size)
+            for path, numbers in zip(own, every, strict=True):
+                if path not in paths:
+                    continue
+                array = _MovedArray(group, target, numbers, held)
+                boxes = boxes_here(home(self.likes.get(path)), array.shape)
+                for box in {str(each): each for each in boxes.values()}.values():
+                    count = array.num_bytes(box)
+                    if count is None:
+                        return []
+                    num_bytes += count
+                made.append((path, array))
+        whole_bytes = sum(leaf.num_bytes([whole(leaf.shape)]) for leaf in held.values())
+        return made if num_bytes <= _MOST * whole_bytes else []
 
     def _check(self, group: Group, path: str, leaf: Any) -> None:
         """Raise unless what a function made is data, and fits the target."""
@@ -222,6 +268,93 @@ class _Moving:
         pieces = tuple((s, a, 0, b) for s, a, t, b in group.move.pieces if t == number)
         layout = group.move.targets[number]
         return owners, dataclasses.replace(group.move, targets=(layout,), pieces=pieces)
+
+
+@dataclasses.dataclass(frozen=True)
+class _MovedArray:
+    """An array that a migration makes, whose boxes can be read.
+
+    Attributes:
+        group: it is one of its targets.
+        target: which one.
+        numbers: which leaf of the target.
+        held: the sources, by path.
+    """
+
+    group: Group
+    target: int
+    numbers: tuple[int, ...]
+    held: Mapping[str, FileArray]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the whole array."""
+        return tuple(self.group.made[self.target].shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Dtype of the array."""
+        return np.dtype(self.group.made[self.target].dtype)
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        return self.read([whole(self.shape)])[0]
+
+    def _parts(self, box: Box) -> list[Part] | None:
+        assert self.group.move is not None
+        return parts_of_box(self.group.move, self.target, self.numbers, box)
+
+    def num_bytes(self, box: Box) -> int | None:
+        """Return how many bytes are read for a box; None if it needs whole arrays."""
+        parts = self._parts(box)
+        if parts is None:
+            return None
+        return sum(
+            self.held[self.group.sources[source][place]].num_bytes([each])
+            for part in parts
+            for source, leaves in part.sources
+            for place, each in leaves
+        )
+
+    def read(self, boxes: Sequence[Box]) -> list[Any]:
+        """Read boxes, each to a new array of NumPy, one after the other.
+
+        Raises:
+            CheckpointError: a source cannot be read.
+            MigrationError: copies differ, or values do not fit.
+        """
+        return [self._read(box) for box in boxes]
+
+    def _read(self, box: Box) -> Any:
+        parts = self._parts(box) or []
+        is_simple = len(parts) == 1 and parts[0].is_exact
+        made = None if is_simple else empty(lengths(box), self.dtype)
+        for part in parts:
+            leaves = [
+                [
+                    self.held[self.group.sources[source][place]].read([each])[0]
+                    for place, each in found
+                ]
+                for source, found in part.sources
+            ]
+            arrays, faults = run(part.move, leaves)
+            require_sound(self.group, faults)
+            if is_simple:
+                return arrays[0][0]
+            part.put(arrays[0], made)
+        return made
+
+
+def _batches(groups: Iterable[Group]) -> Iterator[list[Group]]:
+    """Yield groups so many at a time that reading them together pays."""
+    batch: list[Group] = []
+    num_bytes = 0
+    for group in groups:
+        batch.append(group)
+        num_bytes += group.bytes
+        if num_bytes >= _BATCH_BYTES:
+            yield batch
+            batch, num_bytes = [], 0
+    yield batch
 
 
 def _is_renamed(group: Group) -> bool:

@@ -1,16 +1,16 @@
 """Checkpoints as ``.safetensors``: the label path is the tensor's name.
 
 The library writes files, and checks the header of one that is read; names that occur
-twice, which it takes, are refused here. NumPy reads the data, because the library gives
-it no 8-bit floats. Leaves of one buffer are stored once: one entry of the header's text
-metadata says which paths share a tensor, and which were not arrays. A folder of shards
-has an index, as Hugging Face's tools write it; one shard is on the host at a time.
+twice, which it takes, are refused here. ``FileArray`` reads the data, because the
+library gives NumPy no 8-bit floats and maps whole files into memory. Leaves of one
+buffer are stored once: one entry of the header's text metadata says which paths share a
+tensor, and which were not arrays. A folder of shards has an index, as Hugging Face's
+tools write it; one shard is on the host at a time.
 """
 
 from __future__ import annotations
 
 import collections
-import functools
 import itertools
 import json
 import math
@@ -21,6 +21,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from treeadapt.checkpoints.boxes import FileArray
 from treeadapt.checkpoints.common import (
     MAX_LEAVES,
     Leaf,
@@ -60,18 +61,16 @@ def read_metadata(path: Path) -> Stored:
     return Stored(path, _sharded(path) if path.is_dir() else _table(path))
 
 
-def read(stored: Stored, wanted: Iterable[str]) -> Iterator[Any]:
-    """Read leaves, one at a time.
+def read(stored: Stored, wanted: Iterable[str]) -> Iterator[FileArray]:
+    """Return leaves whose boxes can be read.
 
     Args:
         stored: what ``read_metadata`` returned.
         wanted: paths, in the order in which to give them.
     """
-    mapped = functools.cache(lambda file: np.memmap(file, mode="r"))
     for one in wanted:
         array, (file, start_bytes) = stored.table[one].array, stored.table[one].key
-        data = np.ndarray(array.shape, array.dtype, mapped(file), start_bytes)
-        yield data.copy()
+        yield FileArray(file, start_bytes, array.shape, array.dtype)
 
 
 def write(

@@ -136,12 +136,14 @@ def load(
 ) -> Any:
     """Fill a tree like ``target`` with the leaves of a checkpoint.
 
-    Shapes and dtypes are compared before any array is read, and leaves are read one
-    at a time (Flax's and Orbax's readers take all of them), those that a migration
-    moves one group at a time. A leaf goes where that of
+    Shapes and dtypes are compared before any array is read. A leaf goes where that of
     ``target`` is: to its sharding, or to NumPy; an abstract one to its sharding if it
-    has one, else to JAX's default device. A Python number fits any 0-d leaf of its kind
-    (bool, integer, floating or complex) that holds its value exactly.
+    has one, else to JAX's default device. Of ``.safetensors``, one leaf is read at a
+    time, and of it what this process's devices need, through a migration too
+    (``MigrationPlan.gathered`` lists exceptions). Orbax and Flax take all leaves at
+    once; those that a migration moves, Orbax takes one group or 256 MiB at a time. A
+    Python number fits any 0-d leaf of its kind (bool, integer, floating or complex)
+    that holds its value exactly.
 
     Args:
         path: a ``.safetensors``, ``.npz`` or Flax ``.msgpack`` file, a folder of Orbax,

@@ -17,6 +17,7 @@ from typing import Any
 
 import click
 import jax
+import numpy as np
 
 from treeadapt.arrays import is_array
 from treeadapt.checkpoints import files
@@ -152,7 +153,7 @@ def read_arrays(text: str, source: Source) -> dict[str, Any]:
     found = {}
     with bar(f"Reading {text}", len(stored.leaves)) as shown:
         for path, array in files.read_arrays(stored):
-            found[path] = array
+            found[path] = np.asarray(array)
             shown.update(1)
     return found
 

@@ -264,6 +264,7 @@ class Migration:
             self._rows,
             read_backwards(self._rows, self._new),
             self._sizes,
+            {path: _sharding(like) for path, like in (likes or {}).items()},
         )
         return plan, problems
 
@@ -411,16 +412,25 @@ def run_group(
             f"{_EXPLICIT if is_traced else ''}"
         )
         raise
+    require_sound(group, faults)
+    made: dict[str, Any] = {}
+    for paths, found in zip(group.targets, arrays, strict=True):
+        made.update(zip(paths, found, strict=True))
+    return made
+
+
+def require_sound(group: Group, faults: Sequence[str]) -> None:
+    """Raise if something is wrong with the values of a group.
+
+    Raises:
+        MigrationError: something is.
+    """
     if faults:
         raise MigrationError(
             f"The row {listing([group.row.text])} cannot make "
             f"{listing(group.filled, limit=2)} of {listing(group.given, limit=2)}: "
             f"{'; '.join(faults)}."
         )
-    made: dict[str, Any] = {}
-    for paths, found in zip(group.targets, arrays, strict=True):
-        made.update(zip(paths, found, strict=True))
-    return made
 
 
 def _called(

@@ -14,6 +14,7 @@ import numpy as np
 
 from treeadapt.migrations.axes import REST, names_of
 from treeadapt.migrations.groups import Group
+from treeadapt.migrations.parts import parts_of_box
 from treeadapt.migrations.planning import plan_groups
 from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.rows import Row, parse_row
@@ -41,6 +42,7 @@ class MigrationPlan:
         backwards: the rows of its inverse, as far as they lead back, each with its
             place in ``rows``; None for one that drops what is new.
         sizes: sizes that hold in the whole table.
+        shardings: of leaves of the target, by path.
     """
 
     groups: tuple[Group, ...]
@@ -52,6 +54,7 @@ class MigrationPlan:
     rows: tuple[Row, ...]
     backwards: tuple[tuple[int | None, Row], ...]
     sizes: Mapping[str, int]
+    shardings: Mapping[str, Any]
 
     @functools.cached_property
     def result(self) -> dict[str, Any]:
@@ -107,6 +110,28 @@ class MigrationPlan:
         problems = Problems()
         plan_groups(self.rows, self.sizes, self._known_result, None, problems)
         return not problems.found
+
+    @functools.cached_property
+    def gathered(self) -> tuple[str, ...]:
+        """Paths whose shards need more than their own part of the sources.
+
+        An axis of several names is cut across them, or the row pads or has a function.
+        Each process that has such a shard reads more, up to all sources.
+        """
+        known: dict[Any, bool] = {}
+        found = []
+        for group in self.groups:
+            for number, (paths, spec) in enumerate(
+                zip(group.targets, group.made, strict=True)
+            ):
+                for path in paths:
+                    shard = _shard_shape(self.shardings.get(path), spec)
+                    key = group.move, group.place, number, shard
+                    if key not in known:
+                        known[key] = shard is None or _is_cut(group, number, shard)
+                    if not known[key]:
+                        found.append(path)
+        return tuple(found)
 
     @property
     def peak_bytes(self) -> int:
@@ -167,6 +192,9 @@ class MigrationPlan:
                 f"{plural(len(self.one_way), 'leaf')} with no way back: "
                 f"{listing(fold(self.one_way), limit=_SHOWN)}"
             )
+        if self.gathered:
+            names = listing(fold(self.gathered), limit=_SHOWN)
+            lines.append(f"whole sources for each part of {names}")
         lines += [f"not checked on shapes: {text}" for text in self.unread]
         return "\n".join(lines)
 
@@ -220,6 +248,32 @@ def _is_exact(group: Group, spec: Any) -> bool:
     kinds = [jnp.issubdtype(d, jnp.inexact) for d in (spec.dtype, group.move.dtype)]
     is_wider = kinds[0] == kinds[1] and np.can_cast(spec.dtype, group.move.dtype)
     return bool(spec.dtype == group.move.dtype or is_wider)
+
+
+def _shard_shape(sharding: Any, spec: Any) -> tuple[int, ...] | None:
+    """Return the shape of each shard, () if that is unknown; None without shards."""
+    if sharding is None or spec is None:
+        return None if sharding is None or sharding.num_devices == 1 else ()
+    try:
+        shape = tuple(sharding.shard_shape(tuple(spec.shape)))
+    except ValueError:  # it does not divide the shape, which is an error elsewhere
+        return None
+    return None if shape == tuple(spec.shape) else shape
+
+
+def _is_cut(group: Group, target: int, shard: Sequence[int]) -> bool:
+    """Return whether each shard is made of its own part of the sources."""
+    if group.move is None:  # all but what a function makes is as it was
+        return group.row.function is None
+    numbers = [0] * len(group.move.targets[target].numbers)
+    shape = group.made[target].shape
+    starts = (range(0, size, step) for size, step in zip(shape, shard, strict=True))
+    for place in itertools.product(*starts):
+        box = tuple(slice(a, a + size) for a, size in zip(place, shard, strict=True))
+        parts = parts_of_box(group.move, target, numbers, box)
+        if parts is None or not all(part.is_exact for part in parts):
+            return False
+    return True
 
 
 def _swappable(group: Group) -> Iterator[tuple[str, str]]:

@@ -1,0 +1,328 @@
+"""Only what a process needs of a file is read, straight to its devices.
+
+``FileArray`` is held against NumPy's slices, the parts of a migration against the whole
+migrated arrays, and ``load`` with sharded targets against ``device_put``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from test_migration_properties import migration, tables
+
+import treeadapt as ta
+from treeadapt.checkpoints import boxes
+from treeadapt.checkpoints.boxes import FileArray
+from treeadapt.migrations.parts import parts_of_box
+from treeadapt.migrations.running import run
+
+MESH = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+
+
+@contextlib.contextmanager
+def counted(monkeypatch):
+    """Count the bytes that are read of files."""
+    read = FileArray._read_to
+    counts = []
+
+    def note(self, file, start_bytes, array):
+        counts.append(array.nbytes)
+        read(self, file, start_bytes, array)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FileArray, "_read_to", note)
+        yield counts
+
+
+@st.composite
+def boxes_of(draw, shape):
+    """A box of an array, never empty."""
+    starts = [draw(st.integers(0, size - 1)) for size in shape]
+    return tuple(
+        slice(start, draw(st.integers(start + 1, size)))
+        for start, size in zip(starts, shape, strict=True)
+    )
+
+
+# Boxes of a file.
+
+
+@given(st.data())
+def test_boxes_of_a_file_are_those_of_numpy(tmp_path_factory, data):
+    shape = tuple(data.draw(st.lists(st.integers(1, 7), max_size=4)))
+    dtype = np.dtype(data.draw(st.sampled_from(["u1", "f4", jnp.bfloat16, "c16"])))
+    wanted = data.draw(st.lists(boxes_of(shape), min_size=1, max_size=4))
+    whole = np.arange(math.prod(shape)).astype(dtype).reshape(shape)
+    path = tmp_path_factory.mktemp("boxes") / "x"
+    path.write_bytes(b"before" + whole.tobytes() + b"after")
+    with pytest.MonkeyPatch.context() as patch:
+        # Blocks and gaps as small as the arrays, so that every way is taken.
+        patch.setattr(boxes, "_BLOCK_BYTES", data.draw(st.sampled_from([1, 8, 64])))
+        patch.setattr(boxes, "_GAP_BYTES", data.draw(st.sampled_from([1, 8, 64])))
+        array = FileArray(path, 6, shape, dtype)
+        with counted(patch) as counts:
+            found = array.read(wanted)
+        most = array.num_bytes(wanted)
+    for box, part in zip(wanted, found, strict=True):
+        np.testing.assert_array_equal(part, whole[box], strict=True)
+    assert sum(counts) <= max(most, dtype.itemsize * len(wanted))
+    if len(wanted) == 1:
+        assert sum(counts) >= found[0].nbytes
+
+
+def test_a_column_is_read_alone_where_rows_are_long(tmp_path, monkeypatch):
+    whole = np.arange(3 * 50_000, dtype=np.float32).reshape(3, 50_000)
+    (tmp_path / "x").write_bytes(whole.tobytes())
+    array = FileArray(tmp_path / "x", 0, whole.shape, whole.dtype)
+    box = (slice(0, 3), slice(10_000, 12_000))
+    with counted(monkeypatch) as counts:
+        (found,) = array.read([box])
+    np.testing.assert_array_equal(found, whole[box])
+    assert counts == [2_000 * 4] * 3
+    assert array.num_bytes([box]) == sum(counts)
+
+
+def test_a_file_that_ends_before_is_named(tmp_path):
+    (tmp_path / "x").write_bytes(bytes(10))
+    array = FileArray(tmp_path / "x", 4, (2,), np.dtype("f4"))
+    with pytest.raises(ta.CheckpointError, match=r"/x'.*ends before"):
+        np.asarray(array)
+
+
+# Straight to devices.
+
+SPECS = [P(), P("data"), P(None, "model"), P("model", "data"), P(("data", "model"))]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_a_leaf_goes_to_its_sharding(tmp_path, monkeypatch, spec, dtype):
+    whole = np.arange(16 * 24).reshape(16, 24).astype(jnp.dtype(dtype))
+    ta.save(tmp_path / "x.safetensors", {"w": whole})
+    sharding = NamedSharding(MESH, spec)
+    like = jax.ShapeDtypeStruct(whole.shape, whole.dtype, sharding=sharding)
+    with counted(monkeypatch) as counts:
+        found = ta.load(tmp_path / "x.safetensors", {"w": like})["w"]
+    assert found.sharding == sharding
+    assert found.committed
+    np.testing.assert_array_equal(np.asarray(found), whole, strict=True)
+    for shard in found.addressable_shards:
+        np.testing.assert_array_equal(np.asarray(shard.data), whole[shard.index])
+    assert sum(counts) == whole.nbytes  # each byte once, for all eight devices
+
+
+def test_a_cast_is_made_box_by_box_and_checks_each(tmp_path):
+    path = tmp_path / "x.safetensors"
+    whole = np.linspace(0, 1, 16 * 8, dtype=np.float32).reshape(16, 8)
+    ta.save(path, {"w": whole})
+    sharding = NamedSharding(MESH, P("data", "model"))
+    like = {"w": jax.ShapeDtypeStruct((16, 8), jnp.bfloat16, sharding=sharding)}
+    found = ta.load(path, like, cast=True)["w"]
+    assert found.sharding == sharding
+    wanted = whole.astype(jnp.bfloat16)
+    np.testing.assert_array_equal(np.asarray(found), wanted, strict=True)
+    whole[15, 7] = 1e30  # in the box of the last device alone
+    ta.save(path, {"w": whole})
+    half = {"w": jax.ShapeDtypeStruct((16, 8), jnp.float16, sharding=sharding)}
+    with pytest.raises(ta.CheckpointError, match="'w' holds values"):
+        ta.load(path, half, cast=True)
+
+
+def test_a_spec_that_does_not_fit_is_an_error(tmp_path):
+    ta.save(tmp_path / "x.safetensors", {"w": np.ones((3, 8))})
+    sharding = NamedSharding(MESH, P("data"))
+    like = jax.ShapeDtypeStruct((3, 8), np.float32, sharding=sharding)
+    with pytest.raises(ta.CheckpointError, match=r"x.safetensors.*partitioned 4 times"):
+        ta.load(tmp_path / "x.safetensors", {"w": like}, cast=True)
+
+
+# Through a migration.
+
+
+def same_by_parts(plan, source, result, draw_box):
+    """Check that boxes made of parts are those of whole arrays.
+
+    Returns how many numbers of the sources were used, and how many were wanted.
+    """
+    used = wanted = 0
+    for group in plan.groups:
+        move = group.move
+        for number, paths in enumerate(group.targets if move else ()):
+            names = move.targets[number].numbers
+            every = itertools.product(*(range(move.size[name]) for name in names))
+            for path, values in zip(paths, every, strict=True):
+                box = draw_box(result[path].shape)
+                want = result[path][box]
+                made = np.full_like(want, 77)
+                for part in parts_of_box(move, number, values, box):
+                    leaves = [
+                        [source[group.sources[place][k]][each] for k, each in found]
+                        for place, found in part.sources
+                    ]
+                    own = sum(leaf.size for leaf in leaves[0])
+                    size = math.prod(each.stop - each.start for each in part.place)
+                    assert part.is_exact == (own == size)
+                    used, wanted = used + own, wanted + size
+                    arrays, faults = run(part.move, leaves)
+                    assert not faults
+                    part.put(arrays[0], made)
+                np.testing.assert_array_equal(made, want, strict=True)
+    return used, wanted
+
+
+@given(tables(), st.data())
+def test_parts_of_random_tables_are_those_of_whole_arrays(row, data):
+    plan = migration(row).plan(row.before)
+    used, wanted = same_by_parts(
+        plan, row.before, row.after, lambda shape: data.draw(boxes_of(shape))
+    )
+    assert used >= wanted
+
+
+TABLE = {
+    "layers.{l}.q : (h d) e": "q : l e h d",
+    "layers.{l}.kv : [(h d) (h d)] e": ("k : l e h d", "v : l e (h d)"),
+    "layers.{l}.o : e (h d)": ("o : l (h d) e", {"cast": "bfloat16"}),
+    "layers.{l}.norm : e": "norm/{l} : e",
+    "stack : l f e": "up/{l} : e f",
+    "head : v e": "head : v e",
+    "step": "step",
+}
+MOVED = {
+    "q": P("data", None, "model"),
+    "k": P(None, "model", "data"),
+    "v": P(None, "data", "model"),  # whole heads on each device
+    "o": P("data", "model"),
+    "up/{}": P("model", "data"),
+    "norm/{}": P("model"),
+    "head": P("data", "model"),
+    "step": P(),
+}
+
+
+def model(layers=4, heads=8, d=4, e=16):
+    """Leaves of a small language model, whose sizes a mesh divides."""
+    made, rng = {}, np.random.default_rng(0)
+
+    def array(*shape):
+        return rng.standard_normal(shape, np.float32)
+
+    for layer in range(layers):
+        at = f"layers.{layer}"
+        made[f"{at}.q"] = array(heads * d, e)
+        made[f"{at}.kv"] = array(2 * heads * d, e)
+        made[f"{at}.o"] = array(e, heads * d)
+        made[f"{at}.norm"] = array(e)
+    return made | {"stack": array(layers, 24, e), "head": array(40, e), "step": 7}
+
+
+def on_mesh(m, leaves, specs=MOVED):
+    """The abstract target of a migration, each leaf with its sharding."""
+    plan = m.plan(leaves)
+    return {
+        path: jax.ShapeDtypeStruct(
+            leaf.shape,
+            leaf.dtype,
+            sharding=NamedSharding(MESH, specs[re.sub(r"\d+", "{}", path)]),
+        )
+        for path, leaf in plan.result.items()
+        if path != "step"
+    } | {"step": 0}
+
+
+def test_a_migrated_leaf_goes_to_its_sharding(tmp_path, monkeypatch):
+    path, leaves = tmp_path / "x.safetensors", model()
+    ta.save(path, leaves)
+    m = ta.Migration(TABLE, sizes={"h": 8})
+    target = on_mesh(m, leaves)
+    with counted(monkeypatch) as counts:
+        found = ta.load(path, target, migration=m)
+    for name, want in m(leaves).items():
+        if name == "step":
+            assert found[name] == want == 7
+            continue
+        assert found[name].sharding == target[name].sharding
+        np.testing.assert_array_equal(np.asarray(found[name]), want, strict=True)
+    size = sum(np.asarray(leaf).nbytes for leaf in leaves.values())
+    assert sum(counts) < 1.02 * size  # every byte once; the number twice
+    assert not m.plan(leaves, target).gathered
+
+
+def test_what_is_cut_across_a_composed_axis_is_read_whole_and_the_plan_says_so(
+    tmp_path, monkeypatch
+):
+    path, leaves = tmp_path / "x.safetensors", {"q": model(layers=1)["layers.0.q"]}
+    ta.save(path, leaves)
+    m = ta.Migration({"q : (h d) e": "q : (d h) e"}, sizes={"h": 8})
+    target = on_mesh(m, leaves, {"q": P(("data", "model"))})
+    del target["step"]
+    with counted(monkeypatch) as counts:
+        found = ta.load(path, target, migration=m)["q"]
+    np.testing.assert_array_equal(np.asarray(found), m(leaves)["q"])
+    assert found.sharding == target["q"].sharding
+    assert sum(counts) == leaves["q"].nbytes
+    plan = m.plan(leaves, target)
+    assert plan.gathered == ("q",)
+    assert "whole sources for each part of 'q'" in str(plan)
+    # On one device nothing is cut.
+    assert not m.plan(leaves, {"q": np.zeros((32, 16), np.float32)}).gathered
+
+
+@pytest.mark.parametrize(
+    ("row", "value"),
+    [
+        ("w : v e", ("w : v e", {"pad": {"v": (0, 4)}})),
+        ("w", ("w", np.negative)),
+    ],
+)
+def test_rows_that_need_whole_arrays_are_in_the_plan(tmp_path, row, value):
+    path, leaves = tmp_path / "x.safetensors", {"w": np.ones((4, 8), np.float32)}
+    ta.save(path, leaves)
+    m = ta.Migration({row: value})
+    want = m(leaves)["w"]
+    sharding = NamedSharding(MESH, P("data", "model"))
+    target = {"w": jax.ShapeDtypeStruct(want.shape, want.dtype, sharding=sharding)}
+    assert m.plan(leaves, target).gathered == ("w",)
+    found = ta.load(path, target, migration=m)["w"]
+    assert found.sharding == sharding
+    np.testing.assert_array_equal(np.asarray(found), want)
+
+
+def test_copies_are_compared_box_by_box(tmp_path):
+    path, whole = tmp_path / "x.safetensors", np.arange(64.0).reshape(8, 8)
+    m = ta.Migration({("a : x y", "b : y x"): "c : x y"})
+    sharding = NamedSharding(MESH, P("data", "model"))
+    target = {"c": jax.ShapeDtypeStruct((8, 8), np.float32, sharding=sharding)}
+    a = whole.astype(np.float32)
+    ta.save(path, {"a": a, "b": a.T})
+    np.testing.assert_array_equal(
+        np.asarray(ta.load(path, target, migration=m)["c"]), a
+    )
+    other = a.T.copy()
+    other[7, 7] = 0
+    ta.save(path, {"a": a, "b": other})
+    with pytest.raises(ta.MigrationError, match="copies are not equal"):
+        ta.load(path, target, migration=m)
+
+
+def test_single_numbers_of_an_inner_axis_do_not_read_the_source_each_time(
+    tmp_path, monkeypatch
+):
+    path, leaves = tmp_path / "x.safetensors", {"w": model(layers=1)["layers.0.q"]}
+    ta.save(path, leaves)
+    m = ta.Migration({"w : e n": "w/{n} : e"})  # each of 16 leaves is a column
+    with counted(monkeypatch) as counts:
+        found = ta.load(path, migration=m)["w"]
+    np.testing.assert_array_equal(found["3"], leaves["w"][:, 3])
+    assert sum(counts) == leaves["w"].nbytes

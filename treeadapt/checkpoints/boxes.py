@@ -1,0 +1,238 @@
+"""Boxes: parts of arrays, read from a file and put together on devices.
+
+A box is a slice with start and stop for each axis. ``FileArray`` is an array in a file,
+of which boxes are read; ``on_devices`` makes the array of a sharding from the boxes of
+this process's devices, so that no process reads or holds what it does not need.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import itertools
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+from jax.sharding import SingleDeviceSharding
+
+from treeadapt.checkpoints.common import refuse, reported
+
+Box: TypeAlias = tuple[slice, ...]
+
+_BLOCK_BYTES = 2**20  # what is read at once and then distributed; it fits a cache
+_GAP_BYTES = 2**12  # systems read whole pages, so a smaller gap is read over
+_ALIGNMENT = 64  # bytes; JAX takes such memory on a CPU without a copy
+
+
+@dataclasses.dataclass(frozen=True)
+class FileArray:
+    """An array in a file, in row-major order.
+
+    Attributes:
+        path: the file.
+        start_bytes: where it starts.
+        shape: of the whole array.
+        dtype: of the whole array.
+    """
+
+    path: Path
+    start_bytes: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        return self.read([whole(self.shape)])[0]
+
+    def num_bytes(self, boxes: Sequence[Box]) -> int:
+        """Return how many bytes are read for some boxes together."""
+        return self._plan(_around(boxes))[1] if self._is_read(boxes) else 0
+
+    def read(self, boxes: Sequence[Box]) -> list[Any]:
+        """Read boxes, each to a new array of NumPy; what they share is read once.
+
+        Raises:
+            CheckpointError: the file ends before, or cannot be read.
+        """
+        made = [empty(lengths(box), self.dtype) for box in boxes]
+        if self._is_read(boxes):
+            with reported(self.path, "read"), self.path.open("rb", 0) as file:
+                if self.shape:
+                    self._fill(file, list(zip(boxes, made, strict=True)))
+                else:
+                    for array in made:
+                        self._read_to(file, 0, array)
+        return made
+
+    def _is_read(self, boxes: Sequence[Box]) -> bool:
+        return math.prod(self.shape) > 0 and len(boxes) > 0
+
+    def _plan(self, around: Box) -> tuple[int, int]:
+        """Return how many outer axes are walked index by index, and the bytes read.
+
+        Args:
+            around: what is read.
+        """
+        read_bytes = row_bytes = self.dtype.itemsize
+        depth = 0
+        for axis in reversed(range(len(self.shape))):
+            if not depth and row_bytes - read_bytes >= _GAP_BYTES:
+                depth = axis + 1
+            length = around[axis].stop - around[axis].start
+            read_bytes = length * (read_bytes if depth else row_bytes)
+            row_bytes *= self.shape[axis]
+        return depth, read_bytes
+
+    def _fill(self, file: io.FileIO, wanted: Sequence[tuple[Box, Any]]) -> None:
+        """Fill arrays with what is in their boxes."""
+        around = _around([box for box, _ in wanted])
+        depth, _ = self._plan(around)
+        sizes = [math.prod(self.shape[k:]) for k in range(1, len(self.shape) + 1)]
+        strides = [size * self.dtype.itemsize for size in sizes]
+        rows, row_bytes = around[depth], strides[depth]
+        step = max(1, _BLOCK_BYTES // row_bytes)
+        block = np.empty(min(step, rows.stop - rows.start) * row_bytes, np.uint8)
+        for outer in itertools.product(
+            *(range(s.start, s.stop) for s in around[:depth])
+        ):
+            start_bytes = sum(map(operator.mul, outer, strides))
+            held = [
+                (box[depth:], array[tuple(map(_minus, outer, box))])
+                for box, array in wanted
+                if all(map(_holds, box, outer))
+            ]
+            is_direct = len(held) == 1 and held[0][0][1:] == whole(
+                self.shape[depth + 1 :]
+            )
+            if is_direct:  # its rows follow each other, there and here
+                (box, array), start = held[0], held[0][0][0].start
+                self._read_to(file, start_bytes + start * row_bytes, array)
+                continue
+            for first in range(rows.start, rows.stop, step) if held else ():
+                last = min(first + step, rows.stop)
+                data = block[: (last - first) * row_bytes]
+                self._read_to(file, start_bytes + first * row_bytes, data)
+                found = data.view(self.dtype).reshape(-1, *self.shape[depth + 1 :])
+                for box, array in held:
+                    a, b = max(first, box[0].start), min(last, box[0].stop)
+                    if a < b:
+                        part = found[(slice(a - first, b - first), *box[1:])]
+                        array[a - box[0].start : b - box[0].start] = part
+
+    def _read_to(self, file: io.FileIO, start_bytes: int, array: Any) -> None:
+        """Fill a contiguous array with the bytes from a place on."""
+        data = memoryview(array.reshape(-1).view(np.uint8))
+        file.seek(self.start_bytes + start_bytes)
+        while data:
+            count = file.readinto(data)  # at most 2 GiB at once, on Linux
+            if not count:
+                refuse(self.path, "it ends before its last array")
+            data = data[count:]
+
+
+def whole(shape: Sequence[int]) -> Box:
+    """Return the box of a whole array.
+
+    Example:
+        >>> whole((2, 3))
+        (slice(0, 2, None), slice(0, 3, None))
+    """
+    return tuple(slice(0, size) for size in shape)
+
+
+def lengths(box: Box) -> tuple[int, ...]:
+    """Return the shape of a box."""
+    return tuple(each.stop - each.start for each in box)
+
+
+def read_boxes(array: Any, boxes: Sequence[Box]) -> list[Any]:
+    """Return boxes of an array of NumPy or JAX, or of what reads them itself."""
+    if hasattr(array, "read"):
+        return list(array.read(boxes))
+    return [np.asarray(array)[box] for box in boxes]
+
+
+def boxes_here(sharding: Any, shape: Sequence[int]) -> dict[Any, Box]:
+    """Return the box of each device of this process; of the host without a sharding.
+
+    Args:
+        sharding: of JAX; None for the host.
+        shape: of the whole array.
+
+    Raises:
+        ValueError: the sharding does not fit the shape.
+    """
+    if sharding is None:
+        return {None: whole(shape)}
+    indices = sharding.addressable_devices_indices_map(tuple(shape))
+    return {
+        device: tuple(
+            slice(*each.indices(size)[:2])
+            for each, size in zip(index, shape, strict=True)
+        )
+        for device, index in indices.items()
+    }
+
+
+def on_devices(
+    array: Any, sharding: Any, dtype: Any, changed: Callable[[Any], Any]
+) -> jax.Array:
+    """Read an array to the devices of a sharding; each box of it once.
+
+    Args:
+        array: as for ``read_boxes``.
+        sharding: of JAX.
+        dtype: of the result.
+        changed: takes each box, and returns what goes to the device, of that dtype.
+
+    Raises:
+        ValueError: the sharding does not fit the shape.
+    """
+    places: Mapping[Any, Box] = boxes_here(sharding, array.shape)
+    keys = {device: _key(box) for device, box in places.items()}
+    boxes = {keys[device]: box for device, box in places.items()}
+    parts = dict(zip(boxes, read_boxes(array, [*boxes.values()]), strict=True))
+    for key in parts:
+        parts[key] = changed(parts[key])
+    kind = sharding.memory_kind
+    arrays = [
+        jax.device_put(
+            parts[keys[device]], SingleDeviceSharding(device, memory_kind=kind)
+        )
+        for device in places
+    ]
+    return jax.make_array_from_single_device_arrays(
+        tuple(array.shape), sharding, arrays, dtype=dtype
+    )
+
+
+def _around(boxes: Sequence[Box]) -> Box:
+    """Return the smallest box that holds some boxes."""
+    return tuple(
+        slice(min(s.start for s in each), max(s.stop for s in each))
+        for each in zip(*boxes, strict=True)
+    )
+
+
+def _key(box: Box) -> tuple[tuple[int, int], ...]:
+    return tuple((each.start, each.stop) for each in box)  # slices have no hash
+
+
+def _minus(index: int, each: slice) -> int:
+    return index - each.start
+
+
+def _holds(each: slice, index: int) -> bool:
+    return bool(each.start <= index < each.stop)
+
+
+def empty(shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
+    """Return a new array that JAX takes on a CPU without a copy."""
+    size_bytes = math.prod(shape) * dtype.itemsize
+    data = np.empty(size_bytes + _ALIGNMENT, np.uint8)
+    start = -data.ctypes.data % _ALIGNMENT
+    return data[start : start + size_bytes].view(dtype).reshape(shape)
