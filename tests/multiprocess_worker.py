@@ -55,7 +55,7 @@ LABEL_RULES = ta.Rules(
         "**": "slow",
     }
 )
-SPEC_RULES = {"**/kernel": "data, model", "**/bias": "model", "**": "replicated"}
+SPEC_RULES = {"**/kernel": ("data", "model"), "**/bias": ("model",), "**": ()}
 
 
 def optimizer() -> Any:

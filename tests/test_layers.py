@@ -38,6 +38,7 @@ ROOMS = (
     ("checkpoints",),
     # A line each: the command prints the reports and ``__main__`` calls it.
     ("drawing",),
+    ("memory",),
     ("report",),
     ("diff",),
     ("cli",),

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from jax.sharding import PartitionSpec as P
 
 from treeadapt.data_files import MAX_BYTES
 from treeadapt.errors import PatternError, RulesFileError, TreeAdaptError
@@ -107,6 +108,7 @@ LABEL = st.one_of(
     st.booleans(),
     st.integers(-(2**63), 2**63 - 1),
     st.floats(allow_nan=False, allow_infinity=False),
+    st.lists(st.sampled_from(["x", ("x", "y"), None])).map(lambda spec: P(*spec)),
 )
 WHERE = st.one_of(
     PATTERN,
@@ -150,6 +152,31 @@ def test_a_label_keeps_its_type(tmp_path):
         *[float] * 2,
     ]
     assert again == rules
+
+
+def test_a_list_is_a_spec_and_is_written_as_one(tmp_path):
+    rules = Rules({"a": P("x", None, ("x", "y")), "b": P(None), "c": P()}, default=P())
+    text = rules.to_toml()
+    assert text.splitlines()[1:] == [
+        "default = []",
+        "",
+        "[rules]",
+        '"a" = ["x", "", ["x", "y"]]',
+        '"b" = [""]',
+        '"c" = []',
+    ]
+    again = load(tmp_path, text)
+    assert again == rules
+    assert again.values[0] == P("x", None, ("x", "y"))
+    file = tmp_path / "rules.json"
+    file.write_text('{"version": 1, "rules": {"a": ["x", null, ["x", "y"]]}}')
+    assert load_rules(file).values == again.values[:1]
+
+
+def test_a_spec_that_no_list_says_is_not_written():
+    for spec in (P(P.UNCONSTRAINED), P("x", 3), P(("x", 3))):
+        with pytest.raises(RulesFileError, match="cannot hold the P"):
+            Rules({"a": spec}).to_toml()
 
 
 def test_a_long_list_is_written_line_by_line(tmp_path):
@@ -216,14 +243,18 @@ HEAD = "version = 1\n"
         (HEAD + "[rules]\na = 1\n[rules]\nb = 1\n", "malformed"),
         (HEAD + "[rules]\npolicy.hidden_0 = 1\n", "in quotes"),
         (HEAD + '[rules]\n[rules.policy]\nhidden = "a"\n', "in quotes"),
-        (HEAD + '[rules]\na = ["b"]\n', "A label is"),
+        (HEAD + "[rules]\na = [1]\n", "A label is"),
+        (HEAD + '[rules]\na = [["b", ""]]\n', "A label is"),
+        (HEAD + "[rules]\na = [[]]\n", "A label is"),
+        (HEAD + '[rules]\na = [[["b"]]]\n', "A label is"),
+        (HEAD + f"[rules]\na = {['b'] * 65}\n", "A label is"),
         (HEAD + "[rules]\na = 1979-05-27\n", "A label is"),
         (HEAD + "[rules]\na = nan\n", "A label is"),
         (HEAD + "[rules]\na = inf\n", "A label is"),
         (HEAD + "[rules]\na = 1e999\n", "A label is"),
         (HEAD + "[rules]\na = 9223372036854775808\n", "A label is"),
         (HEAD + f"[rules]\na = {'1' * 5000}\n", "malformed"),
-        (HEAD + "default = []\n[rules]\na = 1\n", "'default'"),
+        (HEAD + "default = [1]\n[rules]\na = 1\n", "'default'"),
         (HEAD + '[[rules]]\nwhere = "a"\nlabel = 1\n', "no table of rules"),
         (HEAD + 'rules = [["a", 1]]\n', "no table of rules"),
         (HEAD + '[rules]\n"re:.*" = 1\n', "allow_regex=True"),
@@ -257,6 +288,7 @@ def test_a_malformed_toml_file_is_refused(tmp_path, text, match):
         ('{"version": 1, "rules": {"a": Infinity}}', "not JSON"),
         ('{"version": 1, "rules": {"a": 1e999}}', "A label is"),
         ('{"version": 1, "rules": {"a": null}}', "A label is"),
+        ('{"version": 1, "rules": {"a": [[null]]}}', "A label is"),
         ('{"version": 1, "rules": {"a": {}}}', "is a table"),
         ('{"version": 1, "rules": {"a": 1}, "import": "os"}', "unknown field"),
         ('{"version": 1, "rules": {"a": %s}}' % ("1" * 5_000), "malformed"),
@@ -324,7 +356,11 @@ def test_a_label_that_names_code_is_only_text(tmp_path):
 
 
 def test_a_message_shows_no_escape_code_of_the_file(tmp_path):
-    for text in ('"\\u001b[31m" = 1\n', "a = \x1b[31m\n", '[rules]\na = ["\\u001b"]\n'):
+    for text in (
+        '"\\u001b[31m" = 1\n',
+        "a = \x1b[31m\n",
+        '[rules]\na = ["x", "\\u001b", 1]\n',
+    ):
         with pytest.raises(RulesFileError) as caught:
             load(tmp_path, HEAD + text)
         assert "\x1b" not in str(caught.value)

@@ -55,6 +55,7 @@ from treeadapt.errors import (
     UnstablePathWarning,
     UnusedRuleError,
 )
+from treeadapt.memory import MemoryPlan
 from treeadapt.migrations.migration import Migration, load_migration, rename
 from treeadapt.migrations.plan import MigrationPlan
 from treeadapt.patterns import escape
@@ -87,6 +88,7 @@ __all__ = [
     "FreezeError",
     "FreezeSpec",
     "LoadReport",
+    "MemoryPlan",
     "Migration",
     "MigrationError",
     "MigrationPlan",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.tree_util as jtu
 
 #: ``flatten(tree, is_leaf=None) -> (leaves, treedef)``. If it goes, every conversion
@@ -31,3 +32,14 @@ def walk(treedef: Any, note: Callable[[Any, Any], None]) -> None:
     is taken for the same, so that compiled functions run an old program.
     """
     treedef.walk(note, id, [None] * treedef.num_leaves)  # ``id``: any function
+
+
+def inputs_read(fn: Callable[..., Any], *args: Any) -> list[bool]:
+    """Return for each array of ``args`` whether ``fn`` computes with it, or returns it.
+
+    If the parts of a jaxpr change, gradients of frozen leaves are counted as memory.
+    """
+    made = jax.make_jaxpr(fn)(*args).jaxpr
+    parts = [made.outvars, *(equation.invars for equation in made.eqns)]
+    read = {id(variable) for part in parts for variable in part}
+    return [id(variable) in read for variable in made.invars]

@@ -1,8 +1,9 @@
 """Reports: what a person sees of a tree and of what rules decide for it.
 
-``summarize`` gives one row a leaf, one row a rule, and totals per label. It reads
-shapes and dtypes only, so it works on abstract, sharded and traced trees. What is wrong
-with the rules is reported here, not raised: a report is for looking at.
+``summarize`` gives one row a leaf, one row a rule, and totals per label; with a mesh
+also what each of its devices holds (see ``memory``). It reads shapes and dtypes only,
+so it works on abstract, sharded and traced trees. What is wrong with the rules is
+reported here, not raised: a report is for looking at.
 What was decided comes from ``matches``.
 """
 
@@ -13,9 +14,11 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from treeadapt.arrays import is_array
 from treeadapt.checkpoints.replacing import replaced
@@ -26,12 +29,14 @@ from treeadapt.drawing.palette import SIZES, paints
 from treeadapt.drawing.svg import svg
 from treeadapt.drawing.text import lines, markdown, plain
 from treeadapt.drawing.words import printable
-from treeadapt.errors import TreeAdaptError
+from treeadapt.errors import ShardingError, TreeAdaptError
+from treeadapt.memory import MemoryPlan, plan_memory
 from treeadapt.names import listing, natural, plural, size_text
 from treeadapt.selection.matches import STATIC, RuleMatches, where_text
 from treeadapt.selection.repairs import entry_text
 from treeadapt.selection.rules import as_rules
 from treeadapt.selection.selectors import select
+from treeadapt.sharding.specs import spec_text
 from treeadapt.trees.views import view_tree
 
 
@@ -75,6 +80,7 @@ class RuleRow:
     where: str
 
 
+_NO_RULE = "No rule:"
 # Texts of labels that are not strings, and of leaves without a label.
 _NO_NAME = re.compile(r"-|static|no rule|True|False|[-+.0-9]+(e[-+]?[0-9]+)?|nan|-?inf")
 
@@ -91,6 +97,7 @@ class Summary:
         totals: one for each label, in the order of the rules.
         notes: what is wrong with the rules, a line each.
         separator: what is between the segments that ``depth`` counts.
+        memory: what each device of a mesh holds; None without a mesh.
     """
 
     rows: tuple[Row, ...]
@@ -98,12 +105,14 @@ class Summary:
     totals: tuple[Total, ...]
     notes: tuple[str, ...]
     separator: str = "/"
+    memory: MemoryPlan | None = None
 
     def __repr__(self) -> str:
         return f"Summary({sum_text(self.totals)})"
 
     def __str__(self) -> str:
         texts = ["\n".join(aligned(*table)) for table in self._tables()]
+        texts += [str(self.memory)] if self.memory else []
         return "\n\n".join(filter(None, [*texts, "\n".join(self.notes)]))
 
     def to_svg(self, *, title: str = "", depth: int | None = None) -> str:
@@ -209,6 +218,7 @@ class Summary:
             tuple(map(printable, self.notes)),
             depth,
             self.separator,
+            self.memory.lines if self.memory else (),
         )
 
     def _tables(self) -> Iterator[tuple[Sequence[str], Sequence[Sequence[str]]]]:
@@ -227,26 +237,46 @@ class Summary:
 
 
 def summarize(
-    tree: Any, rules: Any = None, *, where: Any = None, separator: str = "/"
+    tree: Any,
+    rules: Any = None,
+    *,
+    where: Any = None,
+    separator: str = "/",
+    mesh: Mesh | AbstractMesh | None = None,
+    tx: Any = None,
+    specs: Mapping[Any, Any] | None = None,
 ) -> Summary:
     """Report every leaf of a tree and what rules decide for it.
 
     Args:
         tree: any tree, concrete or abstract; no array value is read.
         rules: ``Rules``, or a mapping or pairs for it; None for names and sizes alone.
+            With a mesh they give specs, as for ``partition_specs``.
         where: selects the leaves to report; None for all. Rules decide on the whole
             tree all the same, and those that decide no such leaf are left out.
         separator: between the segments that the ``depth`` of a drawing counts; ``"."``
             for names as PyTorch writes them.
+        mesh: the mesh that shall hold the tree; an ``AbstractMesh`` need not exist, and
+            no device is used.
+        tx: the optimizer that trains the tree on that mesh: any transformation, of
+            Optax, or made by ``adapt``, ``partition``, ``freeze``.
+        specs: ``{label: spec}`` where the rules give labels, as for
+            ``partition_specs``.
 
     Returns:
         ``Summary``: leaves, rules, totals per label, and notes on unmatched leaves and
-        on rules that decide nothing.
+        on rules that decide nothing. With a mesh its ``memory`` is a ``MemoryPlan``:
+        the bytes on each device of params and, with ``tx``, of gradients and of each
+        field of the optimizer's state.
 
     Raises:
         PathCollisionError: two leaves have the same path.
         RulesError, SelectorError: ``rules`` cannot be read as rules.
-        UnusedRuleError: an entry of ``where`` selects no array.
+        UnusedRuleError: an entry of ``where`` selects no array; with a mesh also, a
+            rule matches none.
+        ShardingError, UnmatchedPathError: with a mesh, as by ``named_shardings``;
+            ``tx`` or ``specs`` without a mesh, or a mesh without rules.
+        TransformError: ``tx`` is not a transformation.
 
     Example:
         >>> params = {"encoder": jnp.ones((3, 4)), "head": jnp.ones(4)}
@@ -263,6 +293,13 @@ def summarize(
         frozen       1      12  48 B
         train        1       4  16 B
     """
+    if mesh is None and (tx is not None or specs is not None):
+        raise ShardingError("tx= and specs= are for a mesh. Pass mesh=, too.")
+    if mesh is not None and rules is None:
+        raise ShardingError(
+            'mesh= needs rules that give specs, such as {"**/kernel": P("data", None), '
+            '"**": P()}.'
+        )
     view = view_tree(tree)
     matches = None if rules is None else as_rules(rules).match(view)
     chosen = [True] * len(view.leaves) if where is None else select(view, where)
@@ -273,12 +310,19 @@ def summarize(
     ]
     groups = _groups(rows, matches)
     ruled = tuple(rule for rule, found in groups if found or where is None)
+    notes, memory = tuple(_notes(matches, chosen)) if matches else (), None
+    if mesh is not None:  # leaves without a rule have a box, or are scalars
+        notes = tuple(note for note in notes if not note.startswith(_NO_RULE))
+        paths = None if where is None else {row.path for row in rows}
+        memory = plan_memory(tree, rules, mesh, tx=tx, specs=specs, paths=paths)
+        notes = (*notes, *memory.notes)
     return Summary(
         rows=tuple(sorted(rows, key=lambda row: natural(row.path))),
         rules=None if matches is None else ruled,
         totals=tuple(_totals(groups, is_ruled=matches is not None)),
-        notes=tuple(_notes(matches, chosen)) if matches else (),
+        notes=notes,
         separator=separator,
+        memory=memory,
     )
 
 
@@ -357,7 +401,7 @@ def _notes(matches: RuleMatches, chosen: Sequence[bool]) -> Iterator[str]:
     clashes = matches.overlaps if matches.rules.overlap == "error" else ()
     clashing = dict.fromkeys(matches.paths[leaf] for leaf, _, _ in clashes)
     for what, paths in (
-        ("No rule:", matches.unmatched),
+        (_NO_RULE, matches.unmatched),
         ("Overlap: rules with different values for", clashing),
     ):
         names = [path for path in paths if path in shown]
@@ -396,5 +440,7 @@ def label_text(label: Any, missing: str = "-") -> str:
         return missing
     if label is STATIC:
         return "static"
+    if isinstance(label, PartitionSpec):
+        return printable(spec_text(label))
     is_plain = isinstance(label, str) and not _NO_NAME.fullmatch(label)
     return printable(label) if is_plain else repr(label)

@@ -27,6 +27,7 @@ from treeadapt.cli import printing
 from treeadapt.cli.bench import bench_rows
 from treeadapt.cli.lint import KINDS, Finding, as_options, findings
 from treeadapt.cli.migrating import ONE_WAY, notes, planned, read_migration
+from treeadapt.cli.planning import read_mesh, read_optimizer
 from treeadapt.cli.sources import read_arrays, read_pair, read_source, read_stored
 from treeadapt.diff import tree_diff
 from treeadapt.drawing.words import printable
@@ -216,6 +217,17 @@ def app() -> None:
 )
 @_patterns("--filter", "Only what this selects")
 @click.option(
+    "--mesh",
+    "mesh_axes",
+    metavar="AXES",
+    help="Plan the memory of devices: axes such as data=16,model=8.",
+)
+@click.option(
+    "--optimizer",
+    metavar="MODULE:TX",
+    help="What trains TREE on the mesh, or a function that returns it.",
+)
+@click.option(
     "--output",
     metavar="FILE",
     type=click.Path(),
@@ -230,22 +242,37 @@ def show(
     depth: int | None,
     separator: str,
     where: Sequence[str],
+    mesh_axes: str | None,
+    optimizer: str | None,
     output: str | None,
     *,
     allow_regex: bool,
     force: bool,
 ) -> None:
-    """Show paths, shapes, dtypes, sizes, labels and deciding rules of TREE."""
+    """Show paths, shapes, dtypes, sizes, labels and deciding rules of TREE.
+
+    With --mesh, the rules give a list of mesh axes for the axes of each array, and the
+    bytes that each device would hold are shown, too.
+    """
     if output is not None and form is not None:
         raise _Failure("--output draws, and --format prints; give one of the two.")
     if output is not None:
         _require_new(output, force=force)
     if not separator:
         raise _Failure("--separator is empty. Give '/' or '.'.")
+    if mesh_axes is not None and rules_file is None:
+        raise click.UsageError("--mesh needs --rules, with a list for each pattern.")
+    if optimizer is not None and mesh_axes is None:
+        raise click.UsageError("--optimizer needs --mesh.")
     rules = load_rules(rules_file, allow_regex=allow_regex) if rules_file else None
     source = read_source(tree)
     summary = summarize(
-        source.tree, rules, where=list(where) or None, separator=separator
+        source.tree,
+        rules,
+        where=list(where) or None,
+        separator=separator,
+        mesh=None if mesh_axes is None else read_mesh(mesh_axes),
+        tx=None if optimizer is None else read_optimizer(optimizer),
     )
     tied = (row.path for row in summary.rows if row.path in source.ties)
     pairs = [f"{path!r} is {source.ties[path]!r}" for path in tied]

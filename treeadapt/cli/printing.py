@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from jax.sharding import PartitionSpec
 
 from treeadapt.cli.lint import Finding
 from treeadapt.diff import TreeDiff
@@ -23,6 +24,7 @@ from treeadapt.drawing.layout import aligned
 from treeadapt.drawing.outline import Total
 from treeadapt.drawing.text import lines
 from treeadapt.drawing.words import columns, fitted, printable
+from treeadapt.memory import MemoryPlan
 from treeadapt.names import plural
 from treeadapt.report import Row, Summary, label_key, label_text, total
 from treeadapt.selection.matches import STATIC
@@ -75,12 +77,18 @@ def print_summary(
         totals = [{"label": _as_data(x.label), **_sums(x)} for x in summary.totals]
         name = "leaves" if depth is None else "nodes"
         rows = _records(summary, ties, depth)
-        print_json({name: rows, "totals": totals, "notes": list(summary.notes)})
+        found = {name: rows, "totals": totals, "notes": list(summary.notes)}
+        if summary.memory is not None:
+            found["memory"] = _memory(summary.memory)
+        print_json(found)
     elif form == "csv":
         text, rows = io.StringIO(), _records(summary, ties, depth)
         table = csv.DictWriter(text, rows[0] if rows else (), lineterminator="\n")
         table.writeheader()
-        table.writerows({name: _cell(row[name]) for name in row} for row in rows)
+        for row in rows:
+            if row.get("shape") is not None:
+                row["shape"] = "x".join(map(str, row["shape"]))
+            table.writerow({name: _cell(row[name]) for name in row})
         click.echo(text.getvalue(), nl=False)
     elif depth is None:
         click.echo(str(summary))
@@ -90,6 +98,8 @@ def print_summary(
         nodes = _nodes(summary, depth)
         cells = [(path, *one.counts, label_text(one.label)) for path, one in nodes]
         print_table(head[:end], [row[:end] for row in cells])
+        if summary.memory is not None:
+            click.echo(f"\n{summary.memory}")
 
 
 def _print_tree(summary: Summary, depth: int | None) -> None:
@@ -186,7 +196,40 @@ def _sums(one: Total) -> dict[str, int]:
     return {"leaves": one.num_leaves, "params": params, "bytes": size}
 
 
+def _memory(plan: MemoryPlan) -> dict[str, Any]:
+    """Return what each device holds, for other programs."""
+    arrays = [
+        {
+            "kind": array.kind,
+            "path": array.path,
+            "param": array.param,
+            "shape": list(array.shape),
+            "dtype": array.dtype,
+            "spec": _as_data(array.spec),
+            "bytes": array.size_bytes,
+            "device_bytes": array.device_bytes,
+            "replicated": array.is_replicated,
+        }
+        for array in plan.arrays
+    ]
+    kinds = [
+        {
+            "kind": one.kind,
+            "leaves": one.num_leaves,
+            "bytes": one.size_bytes,
+            "device_bytes": one.device_bytes,
+            "replicated_bytes": one.replicated_bytes,
+        }
+        for one in plan.kinds
+    ]
+    sizes = {"devices": plan.num_devices, "device_bytes": plan.device_bytes}
+    return {"mesh": dict(plan.mesh), **sizes, "kinds": kinds, "arrays": arrays}
+
+
 def _as_data(label: Any) -> Any:
+    """Return a label for other programs; a spec is a list, as in a rules file."""
+    if isinstance(label, PartitionSpec):
+        return [list(one) if isinstance(one, tuple) else one for one in label]
     return None if label is STATIC else label
 
 
@@ -197,7 +240,7 @@ def _cell(value: Any) -> Any:
     """
     if type(value) is str:
         return ("'" if value.startswith(_FORMULA) else "") + printable(value)
-    return "x".join(map(str, value)) if type(value) is list else value
+    return json.dumps(value) if type(value) is list else value
 
 
 def _escaped(text: str, more: str = "") -> str:

@@ -196,10 +196,15 @@ def _traced(text: str) -> Source:
     return Source(view.rebuild(leaves), ties)
 
 
-def _function(text: str) -> Any:
+def resolved(text: str) -> Any:
+    """Import what ``module:name`` names; modules here come first."""
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
-    found = pkgutil.resolve_name(text)
+    return pkgutil.resolve_name(text)
+
+
+def _function(text: str) -> Any:
+    found = resolved(text)
     if not callable(found):
         raise TreeAdaptError(
             f"{text} is not a function; give one that returns the tree."

@@ -16,7 +16,10 @@ from treeadapt.drawing.words import columns, fitted
 _BAR, _MIX = 16, 5
 _NAME, _CONTENTS, _LABEL, _RULES = 48, 32, 34, 60
 # Columns whose cells end at one place.
-_NUMBERS = frozenset({"leaves", "params", "size", "share", "rule", "ms", "ratio"})
+_NUMBERS = frozenset(
+    {"leaves", "params", "size", "share", "rule", "ms", "ratio"}
+    | {"each device", "replicated"}
+)
 
 
 class Span(NamedTuple):
@@ -101,15 +104,16 @@ def picture(
 
 
 def legend_lines(outline: Outline, limit: int = 16) -> list[Line]:
-    """Return the lines of the legend; none without rules.
+    """Return the lines of the legend, none without rules, and of the table below it.
 
     Args:
         outline: the outline.
         limit: how many labels to show, about.
     """
     shown = outline.legend(limit)
+    below = [Line([Span(text)] if text else []) for text in ("", *outline.table)]
     if not shown:
-        return []
+        return below[1:]
     texts = [
         (
             fitted(one.text, _LABEL),
@@ -125,7 +129,7 @@ def legend_lines(outline: Outline, limit: int = 16) -> list[Line]:
         cells = [Span(name, "strong"), *(Span(text, "number") for text in numbers)]
         spans = [swatch, Span(" "), *_spaced(*cells, Span(rules, "muted"))]
         made.append(Line(spans, one.tip))
-    return made
+    return [*made, *(below if outline.table else [])]
 
 
 def tree_lines(outline: Outline, limit: int = 44, width: int = 28) -> list[Line]:

@@ -157,6 +157,7 @@ class Outline:
         notes: what is wrong with the rules, a line each.
         depth: how many segments of a path to show; None for as many as fit.
         separator: what is between segments that ``depth`` counts.
+        table: lines to show below the legend, in a fixed-width font.
     """
 
     title: str
@@ -166,6 +167,7 @@ class Outline:
     notes: Sequence[str]
     depth: int | None = None
     separator: str = "/"
+    table: Sequence[str] = ()
 
     @property
     def headline(self) -> str:

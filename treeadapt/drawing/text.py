@@ -56,6 +56,8 @@ def markdown(outline: Outline) -> str:
             rules = " ".join(map(_code, one.rules[:_MAX_RULES]))
             table.append((_code(one.text), *outline.numbers(one), rules))
         parts.append("\n".join(f"| {' | '.join(row)} |" for row in table))
+    if outline.table:
+        parts.append(_fenced("text", "\n".join(outline.table)))
     if outline.notes:
         parts.append(_fenced("diff", "\n".join(f"- {note}" for note in outline.notes)))
     tree = _fenced("text", plain(map(_styled, tree_lines(outline))))

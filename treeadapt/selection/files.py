@@ -1,6 +1,7 @@
 """Rules files: tables of patterns as TOML or JSON text, read as data and no more.
 
-Takes what ``data_files`` reads, gives plain strings, numbers and bools; or writes them.
+Takes what ``data_files`` reads, gives strings, numbers, bools and, for lists, specs of
+partitions; or writes them.
 A file may come from anyone: counts are capped before work, regular expressions are
 refused unless they are allowed, and every failure is a ``RulesFileError``. See
 ``rules`` and ``freeze_spec`` for what the patterns do.
@@ -13,6 +14,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+from jax.sharding import PartitionSpec
+
 from treeadapt.data_files import MAX_INTEGER, VERSION, DataFile, one_line
 from treeadapt.errors import PatternError, RulesFileError
 from treeadapt.names import listing
@@ -21,7 +24,13 @@ from treeadapt.patterns import REGEX_PREFIX, parse, weight
 MAX_PATTERNS = 10_000
 MAX_PATHS = 200_000
 MAX_WEIGHT = 200_000  # of all patterns together; see ``patterns.weight``
-Label: TypeAlias = str | int | float | bool
+MAX_AXES = 64  # of an array, and of a mesh
+Label: TypeAlias = str | int | float | bool | PartitionSpec
+
+_LABELS = (
+    'A label is a string, a number, a bool, or for a PartitionSpec a list: ["data", '
+    '""] shards the first of two axes.'
+)
 
 RULES_FILE = DataFile("rules", RulesFileError, "[rules]", '"**/bias" = "no_decay"')
 
@@ -47,6 +56,7 @@ def parse_rules(
         cure = 'Write one:\n[rules]\n"**/bias" = "no_decay"'
         RULES_FILE.refuse(path, "it has no table of rules", cure)
     check_patterns(path, list(table), allow_regex=allow_regex)
+    rules = []
     for place, (pattern, label) in enumerate(table.items(), 1):
         if isinstance(label, dict):
             RULES_FILE.refuse(
@@ -54,27 +64,46 @@ def parse_rules(
                 f"the label of rule {place}, {listing([pattern])}, is a table",
                 'Put the pattern in quotes: "policy/hidden_0" = "frozen".',
             )
-        check_label(path, label, f"rule {place}, {listing([pattern])},")
-    return list(table.items())
+        who = f"rule {place}, {listing([pattern])},"
+        rules.append((pattern, read_label(path, label, who)))
+    return rules
 
 
-def check_label(path: str | os.PathLike[str], label: Any, place: str) -> None:
-    """Raise unless ``label`` is a string, a bool or an ordinary number.
+def read_label(path: str | os.PathLike[str], label: Any, place: str) -> Label:
+    """Read a label: a string, a bool, an ordinary number, or a spec as a list.
+
+    Args:
+        path: where it comes from, for messages.
+        label: what the file has. The entries of a list are mesh axes, lists of mesh
+            axes, or ``""`` (in JSON also null) for an axis that is not sharded.
+        place: the rule, for messages.
 
     Raises:
-        RulesFileError: it names the rule.
+        RulesFileError: it is something else.
     """
     if isinstance(label, float) and math.isfinite(label):
-        return
+        return label
     if isinstance(label, str | bool):
-        return
+        return label
     if isinstance(label, int) and -MAX_INTEGER <= label < MAX_INTEGER:
-        return
-    RULES_FILE.refuse(
-        path,
-        f"the label of {place} is {one_line(repr(label))}",
-        "A label is a string, a number or a bool.",
-    )
+        return label
+    if _is_spec(label):
+        entries = (tuple(e) if isinstance(e, list) else e or None for e in label)
+        return PartitionSpec(*entries)
+    RULES_FILE.refuse(path, f"the label of {place} is {one_line(repr(label))}", _LABELS)
+
+
+def _is_spec(label: Any) -> bool:
+    if not isinstance(label, list) or len(label) > MAX_AXES:
+        return False
+    return all(map(_is_entry, label))
+
+
+def _is_entry(entry: Any) -> bool:
+    if isinstance(entry, list):
+        some = 0 < len(entry) <= MAX_AXES
+        return some and all(isinstance(axis, str) and axis for axis in entry)
+    return entry is None or isinstance(entry, str)
 
 
 def check_patterns(
@@ -127,7 +156,7 @@ def write_toml(
 
     Args:
         fields: strings, numbers, bools and lists of strings by field name.
-        rules: labels by pattern, in order.
+        rules: labels by pattern, in order; a spec is written as a list.
 
     Raises:
         RulesFileError: a value cannot be written.
@@ -140,15 +169,24 @@ def write_toml(
         [rules]
         "policy/**" = "frozen"
     """
-    lines = [f"version = {VERSION}", *RULES_FILE.field_lines(fields)]
+    data = {name: _as_data(value) for name, value in fields.items()}
+    lines = [f"version = {VERSION}", *RULES_FILE.field_lines(data)]
     if rules:
         lines += ["", RULES_FILE.table]
     for pattern, label in (rules or {}).items():
         if isinstance(label, list | tuple):
             raise RulesFileError(
                 f"A rules file cannot hold the label of {listing([pattern])}, the "
-                f"{type(label).__name__} {one_line(repr(label))}; a label is a "
-                "string, a number or a bool."
+                f"{type(label).__name__} {one_line(repr(label))}. {_LABELS}"
             )
-        lines.append(f"{RULES_FILE.string(pattern)} = {RULES_FILE.value(label)}")
+        value = RULES_FILE.value(_as_data(label))
+        lines.append(f"{RULES_FILE.string(pattern)} = {value}")
     return "\n".join(lines) + "\n"
+
+
+def _as_data(label: Any) -> Any:
+    """Return a label as a file has it: a spec, where a list can say it, as a list."""
+    if not isinstance(label, PartitionSpec) or PartitionSpec(*label) != label:
+        return label
+    data = [list(e) if isinstance(e, tuple) else e or "" for e in label]
+    return data if _is_spec(data) else label

@@ -269,7 +269,8 @@ class Rules(Question):
 
         Raises:
             RulesFileError: a selector is more than patterns, or a list with exclusions;
-                a pattern occurs twice; or a value is not a string, number or bool.
+                a pattern occurs twice; or a value is not a string, number, bool or
+                spec.
 
         Example:
             >>> print(Rules({"policy": "frozen", "**": "train"}).to_toml(), end="")
@@ -548,7 +549,9 @@ def load_rules(path: str | os.PathLike[str], *, allow_regex: bool = False) -> Ru
     r"""Read rules from a TOML or JSON file.
 
     ``version = 1`` and a table ``rules`` of quoted patterns and labels, the first that
-    matches wins. ``default``, ``unused`` and ``overlap`` as for ``Rules``.
+    matches wins. A label that is a list is a ``PartitionSpec``: ``["data", ""]`` is
+    ``P("data", None)``, and ``[]`` is ``P()``. ``default``, ``unused`` and ``overlap``
+    as for ``Rules``.
 
     Args:
         path: file name, ending in ``.toml`` or ``.json``. The file is read as data:
@@ -573,7 +576,8 @@ def load_rules(path: str | os.PathLike[str], *, allow_regex: bool = False) -> Ru
         path, document.pop("rules", None), allow_regex=allow_regex
     )
     if "default" in document:
-        files.check_label(path, document["default"], "'default'")
+        default = files.read_label(path, document["default"], "'default'")
+        document["default"] = default
     try:
         return Rules(pairs, **document)
     except SelectorError as error:  # an option is none of its choices

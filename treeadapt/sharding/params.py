@@ -56,8 +56,7 @@ def partition_specs(
     Args:
         tree: params, concrete or abstract; no value is read.
         rules: ``Rules``, or a mapping or pairs for it, whose values are specs:
-            ``P("data", None)``, ``("data", None)``, or text for rules files, ``"data,
-            None"``, ``"data+model, None"`` and ``"replicated"`` for ``P()``.
+            ``P("data", None)`` or ``("data", None)``; ``load_rules`` reads them too.
         specs: ``{label: spec}`` where the rules give labels, so that one table labels,
             decays, freezes and shards.
         default: spec of arrays that no rule matches and no box names.
@@ -139,15 +138,27 @@ def named_shardings(
 _Choice = tuple[PartitionSpec | None, str]
 
 
-def _decided(
+def _decided(view: TreeView, rules: Any, *options: Any) -> list[PartitionSpec]:
+    """Return one spec a leaf; warn of copies that no rule asked for."""
+    found, complaint = decide_specs(view, rules, *options)
+    if complaint:
+        warnings.warn(complaint, ReplicatedWarning, stacklevel=3)
+    return found
+
+
+def decide_specs(
     view: TreeView,
     rules: Any,
-    specs: Mapping[Any, Any] | None,
-    default: Any,
-    logical_axes: Mapping[str, Any] | AxisRules,
-    mesh: Mesh | AbstractMesh | None,
-) -> list[PartitionSpec]:
-    """Return one spec a leaf, all of them checked."""
+    specs: Mapping[Any, Any] | None = None,
+    default: Any = MISSING,
+    logical_axes: Mapping[str, Any] | AxisRules = (),
+    mesh: Mesh | AbstractMesh | None = None,
+) -> tuple[list[PartitionSpec], str]:
+    """Return one spec a leaf, all of them checked, and a complaint or nothing.
+
+    The complaint is of copies on every device that no rule asked for. Arguments and
+    errors as for ``named_shardings``.
+    """
     _refuse_optimizer_state(view)
     by_rules, own_default = _by_rules(view, rules, specs)
     boxes = box_specs(view, logical_axes)
@@ -179,9 +190,7 @@ def _decided(
         raise UnmatchedPathError(_unmatched_message(view, unmatched))
     if wrong:
         raise ShardingError(_wrong_message(view, wrong, mesh))
-    if silent:
-        warnings.warn(_silent_message(view, silent), ReplicatedWarning, stacklevel=3)
-    return found
+    return found, _silent_message(view, silent) if silent else ""
 
 
 #: What there is to say of some leaves, by index.

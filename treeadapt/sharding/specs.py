@@ -1,9 +1,9 @@
 """One partition spec: how it is written, and whether it fits an array and a mesh.
 
-Takes what a rule says (``P("data", None)``, ``("data", None)``, or the text ``"data,
-None"`` as a rules file has it) and gives a ``PartitionSpec``. Says in a few words what
-is wrong with a spec for an array of some shape; raises nothing about a leaf itself, so
-that a message can name all leaves at once.
+Takes what a rule says (``P("data", None)`` or ``("data", None)``) and gives a
+``PartitionSpec``, and the shape of what each device of a mesh then holds. Says in a few
+words what is wrong with a spec for an array of some shape; raises nothing about a leaf
+itself, so that a message can name all leaves at once.
 See ``params`` for which leaf gets which spec.
 """
 
@@ -19,12 +19,10 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 from treeadapt.errors import ShardingError
 from treeadapt.names import plural, shorten
 
-#: The text that a rules file has for a copy on every device.
-REPLICATED = "replicated"
-
 _WRITTEN = (
-    "Write P('data', None), ('data', None) or 'data, None', one entry for each axis of "
-    "the array, and P() or 'replicated' for a copy on every device."
+    "Write P('data', None) or ('data', None), one entry for each axis of the array, "
+    'and P() for a copy on every device; in a rules file ["data", ""] and []. Labels '
+    "get their specs by specs=."
 )
 
 
@@ -33,22 +31,18 @@ def as_spec(value: Any, who: str) -> PartitionSpec:
 
     Args:
         value: a ``PartitionSpec``; or a tuple or list with one entry an axis: the name
-            of a mesh axis, a tuple or list of such, or None; or text with the entries
-            between commas, ``+`` between several mesh axes for one axis, and
-            ``replicated`` alone for ``P()``.
+            of a mesh axis, a tuple or list of such, or None.
         who: what gives the value, for the message.
 
     Raises:
         ShardingError: it is not a spec. None is never one.
 
     Example:
-        >>> as_spec("data+model, None", "the rule"), as_spec("replicated", "the rule")
+        >>> as_spec([("data", "model"), None], "the rule"), as_spec((), "the rule")
         (P(('data', 'model'), None), P())
     """
     if isinstance(value, PartitionSpec):
         return value
-    if isinstance(value, str):
-        return _from_text(value, who)
     if isinstance(value, tuple | list):
         return PartitionSpec(*(_entry(entry, value, who) for entry in value))
     raise _no_spec(value, who)
@@ -107,6 +101,23 @@ def same_spec(one: PartitionSpec, two: PartitionSpec) -> bool:
     return all(mesh_axes(a) == mesh_axes(b) for a, b in pairs)
 
 
+def shard_shape(
+    spec: PartitionSpec, shape: Sequence[int], mesh: Mesh | AbstractMesh
+) -> tuple[int, ...]:
+    """Return the shape of what each device holds of an array that the spec fits.
+
+    An axis that is left to the compiler counts as whole, which is the most there is.
+
+    Example:
+        >>> mesh = AbstractMesh((4, 2), ("x", "y"))
+        >>> shard_shape(PartitionSpec(("x", "y"), None), (16, 3), mesh)
+        (2, 3)
+    """
+    parts = [math.prod(mesh.shape[name] for name in mesh_axes(entry)) for entry in spec]
+    pairs = itertools.zip_longest(shape, parts, fillvalue=1)
+    return tuple(size // part for size, part in pairs)
+
+
 def spec_problem(
     spec: PartitionSpec, shape: Sequence[int], mesh: Mesh | AbstractMesh | None = None
 ) -> str | None:
@@ -148,21 +159,6 @@ def spec_problem(
             text = f"{' and '.join(over)} {do}"
             return f"axis {axis} has size {shape[axis]}, which {text} not divide"
     return None
-
-
-def _from_text(text: str, who: str) -> PartitionSpec:
-    if text.strip() == REPLICATED:
-        return PartitionSpec()
-    entries: list[Any] = []
-    for part in text.split(","):
-        names = [name.strip() for name in part.split("+")]
-        if not all(names):
-            raise _no_spec(text, who)
-        if names == ["None"]:
-            entries.append(None)
-        else:
-            entries.append(names[0] if len(names) == 1 else tuple(names))
-    return PartitionSpec(*entries)
 
 
 def _entry(entry: Any, value: Any, who: str) -> Any:

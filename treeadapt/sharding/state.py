@@ -71,6 +71,33 @@ def opt_state_shardings(tx: Any, params: Any, shardings: Any = None) -> Any:
         >>> specs[0].mu, specs[0].count
         ({'w': P('x', None)}, P())
     """
+    state, places = place_state(tx, params, shardings)
+    return state.rebuild([place.placement for place in places])
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """Where one array of a state is.
+
+    Attributes:
+        slot: in the state.
+        param: path of the param that it belongs to; None if it belongs to none.
+        placement: on the devices.
+    """
+
+    slot: Slot
+    param: str | None
+    placement: Placement
+
+
+def place_state(
+    tx: Any, params: Any, shardings: Any = None
+) -> tuple[TreeView, list[Place]]:
+    """Say where each array of a state goes; arguments as for ``opt_state_shardings``.
+
+    Returns:
+        The abstract state, and one place a leaf.
+    """
     with_extra_args(tx)  # refuses what is not a transformation
     view = view_params(first_half(params))
     homes = _homes(view, first_half(shardings))
@@ -80,9 +107,10 @@ def opt_state_shardings(tx: Any, params: Any, shardings: Any = None) -> Any:
     assert slots is not None  # since the params are known
     found = []
     for slot, leaf in zip(slots, state.leaves, strict=True):
-        own = _placement(slot, leaf.shape, homes)
-        found.append(everywhere if own is None else own)
-    return state.rebuild(found)
+        param = None if slot.prefix is None else param_of(slot.tail, homes)
+        own = None if param is None else _placement(slot, param, leaf.shape, homes)
+        found.append(Place(slot, param, everywhere if own is None else own))
+    return state, found
 
 
 def init_sharded(tx: Any, params: Any, shardings: Any = None) -> Any:
@@ -156,12 +184,9 @@ class _Home:
 
 
 def _placement(
-    slot: Slot, shape: tuple[int, ...], homes: Mapping[str, _Home]
+    slot: Slot, path: str, shape: tuple[int, ...], homes: Mapping[str, _Home]
 ) -> Placement | None:
-    """Return where a state leaf belongs; None if nothing says it."""
-    path = None if slot.prefix is None else param_of(slot.tail, homes)
-    if path is None:
-        return None
+    """Return where a state leaf of a param belongs; None if nothing says it."""
     home = homes[path]
     if shape == home.shape:
         return home.placement

@@ -1,0 +1,352 @@
+"""The memory of a plan: what each device of a mesh would hold.
+
+Takes a tree, rules that give specs, a mesh that need not exist, and an optimizer; gives
+bytes on each device of params, gradients and optimizer state. Reads shapes alone, so
+nothing is allocated. Specs fit their arrays exactly (see ``sharding``), so all devices
+hold the same number of bytes. What a program needs besides, such as activations, is not
+in it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+
+from treeadapt import _jax
+from treeadapt.arrays import is_array
+from treeadapt.carry.slots import below
+from treeadapt.drawing.layout import aligned
+from treeadapt.drawing.words import fitted, printable
+from treeadapt.errors import ShardingError
+from treeadapt.names import fold, listing, plural, size_text
+from treeadapt.sharding.params import decide_specs
+from treeadapt.sharding.specs import is_open, shard_shape, spec_text
+from treeadapt.sharding.state import Place, place_state
+from treeadapt.transforms.adapt import with_extra_args
+from treeadapt.transforms.flat import first_half, trained, view_params
+from treeadapt.trees.views import TreeView, view_tree
+
+PARAMS, GRADIENTS, STATE = "params", "gradients", "state"
+_SHOWN = 8  # of the largest
+_PATH = 60  # columns
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PlacedArray:
+    """One array of a plan.
+
+    Attributes:
+        kind: ``"params"``, ``"gradients"``, or the field of the optimizer's state, such
+            as ``"state/mu"``.
+        path: label path in the tree, or of an array of the state in the state.
+        param: path of the param that it is, or belongs to; None if it belongs to none.
+        shape: of the whole array.
+        dtype: its name on a device, where float64 needs ``jax_enable_x64``.
+        spec: how it is sharded.
+        size_bytes: of the whole array, once.
+        device_bytes: of what each device holds.
+        is_replicated: there are several devices, and each holds all of it.
+    """
+
+    kind: str
+    path: str
+    param: str | None
+    shape: tuple[int, ...]
+    dtype: str
+    spec: PartitionSpec
+    size_bytes: int
+    device_bytes: int
+    is_replicated: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class KindTotal:
+    """The arrays of one kind, added up.
+
+    Attributes:
+        kind: as of ``PlacedArray``.
+        num_leaves: how many arrays.
+        size_bytes: of the whole arrays, once.
+        device_bytes: of what each device holds.
+        replicated_bytes: how much of that every device holds.
+    """
+
+    kind: str
+    num_leaves: int
+    size_bytes: int
+    device_bytes: int
+    replicated_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class MemoryPlan:
+    """What each device of a mesh holds; ``print`` it.
+
+    Attributes:
+        mesh: names and sizes of its axes.
+        arrays: params, then gradients, then the optimizer's state.
+        notes: what to know about the numbers, a line each.
+    """
+
+    mesh: tuple[tuple[str, int], ...]
+    arrays: tuple[PlacedArray, ...]
+    notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"MemoryPlan({self.headline})"
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
+
+    @property
+    def num_devices(self) -> int:
+        """How many devices the mesh has."""
+        return math.prod(size for _, size in self.mesh)
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes that each device holds in all."""
+        return sum(array.device_bytes for array in self.arrays)
+
+    @functools.cached_property
+    def kinds(self) -> tuple[KindTotal, ...]:
+        """Params, gradients, and each field of the state, the largest first."""
+        kinds: dict[str, list[PlacedArray]] = {}
+        for array in self.arrays:
+            kinds.setdefault(array.kind, []).append(array)
+        totals = [_total(kind, arrays) for kind, arrays in kinds.items()]
+        last = [one for one in totals if one.kind not in (PARAMS, GRADIENTS)]
+        first = [one for one in totals if one not in last]
+        return (*first, *sorted(last, key=lambda one: -one.device_bytes))
+
+    @functools.cached_property
+    def largest(self) -> tuple[tuple[PlacedArray, int], ...]:
+        """Each param with the bytes of it, its gradient and its state on each device.
+
+        The largest first. An array of the state that belongs to no param is there, too.
+        """
+        sums: dict[tuple[bool, str], int] = {}
+        owners: dict[tuple[bool, str], PlacedArray] = {}
+        for array in self.arrays:
+            key = (array.param is not None, array.param or array.path)
+            owners.setdefault(key, array)
+            sums[key] = sums.get(key, 0) + array.device_bytes
+        pairs = [(owner, sums[key]) for key, owner in owners.items()]
+        return tuple(sorted(pairs, key=lambda pair: -pair[1]))
+
+    @property
+    def headline(self) -> str:
+        """The mesh, and what each of its devices holds."""
+        axes = ", ".join(f"{name}={size}" for name, size in self.mesh)
+        devices = plural(self.num_devices, "device")
+        return f"{size_text(self.device_bytes)} on each of {devices} ({axes})"
+
+    @functools.cached_property
+    def lines(self) -> tuple[str, ...]:
+        """What ``print`` shows, without the notes."""
+        head = ("memory", "leaves", "size", "each device", "replicated")
+        totals = [*self.kinds, _total("all", self.arrays)]
+        rows = [
+            (one.kind, f"{one.num_leaves:,}", *map(size_text, _bytes(one)))
+            for one in totals
+        ]
+        groups = self._groups()
+        cells = [group.cells for group in groups[:_SHOWN]]
+        if len(groups) > _SHOWN:
+            rest = sum(group.device_bytes for group in groups[_SHOWN:])
+            cells.append((f"… {len(groups) - _SHOWN:,} more", "", "", size_text(rest)))
+        copies = [group for group in groups if group.first.is_replicated]
+        head_of_largest = ("largest, with state", "contents", "spec", "each device")
+        return (
+            self.headline,
+            "",
+            *aligned(head, rows),
+            "",
+            *aligned(head_of_largest, cells),
+            *_copies_lines(copies),
+        )
+
+    def _groups(self) -> list[_Group]:
+        """Return the largest, those that are alike as one."""
+        alike: dict[Any, list[tuple[PlacedArray, int]]] = {}
+        for array, size in self.largest:
+            spec = spec_text(array.spec)
+            key = (array.kind, array.shape, array.dtype, spec, size)
+            alike.setdefault(key, []).append((array, size))
+        groups = [
+            _Group(path, pairs[places[0]][0], len(places), pairs[0][1] * len(places))
+            for pairs in alike.values()
+            for path, places in fold(array.path for array, _ in pairs).items()
+        ]
+        return sorted(groups, key=lambda group: -group.device_bytes)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Group:
+    """Leaves that are alike but for a number in their path."""
+
+    path: str
+    first: PlacedArray
+    count: int
+    device_bytes: int
+
+    @property
+    def cells(self) -> tuple[str, str, str, str]:
+        one, times = self.first, f"{self.count:,} x " if self.count > 1 else ""
+        path = self.path if one.param is not None else below(STATE, self.path)
+        contents = f"{times}{one.dtype}[{','.join(map(str, one.shape))}]"
+        name = fitted(printable(path) or "''", _PATH, middle=True)
+        spec = fitted(printable(spec_text(one.spec)), _PATH)
+        return name, contents, spec, size_text(self.device_bytes)
+
+
+def plan_memory(
+    tree: Any,
+    rules: Any,
+    mesh: Mesh | AbstractMesh,
+    *,
+    tx: Any = None,
+    specs: Mapping[Any, Any] | None = None,
+    paths: Collection[str] | None = None,
+) -> MemoryPlan:
+    """Say what each device of a mesh holds of a tree, and of what trains it.
+
+    Args:
+        tree: params, concrete or abstract; no value is read.
+        rules: as for ``partition_specs``.
+        mesh: the mesh, which need not exist.
+        tx: the optimizer. Without one there is neither a gradient nor a state.
+        specs: as for ``partition_specs``.
+        paths: of the leaves to count, with what belongs to them; None for everything.
+
+    Raises:
+        ShardingError, UnmatchedPathError, UnusedRuleError: as by ``named_shardings``.
+        TransformError: ``tx`` is not a transformation.
+    """
+    if not isinstance(mesh, Mesh | AbstractMesh):
+        raise ShardingError(
+            f"mesh= is a {type(mesh).__name__}. Pass a jax.sharding.Mesh, or for one "
+            'that need not exist AbstractMesh((16, 8), ("data", "model")).'
+        )
+    view = view_tree(tree)
+    found, complaint = decide_specs(view, rules, specs, mesh=mesh)
+    pairs = zip(view.items(), found, strict=True)
+    arrays = [
+        _placed(PARAMS, path, path, leaf, spec, mesh)
+        for (path, leaf), spec in pairs
+        if is_array(leaf)
+    ]
+    if tx is not None:
+        arrays += _trained(tree, view.rebuild(found), mesh, tx)
+    if paths is not None:
+        arrays = [array for array in arrays if array.param in paths]
+    left = sum(is_open(array.spec) for array in arrays)
+    count = plural(left, "array")
+    text = f"{count} with an axis left to the compiler: counted as whole."
+    notes = [complaint, text if left else ""]
+    return MemoryPlan(
+        tuple(mesh.shape.items()), tuple(arrays), tuple(filter(None, notes))
+    )
+
+
+def _trained(
+    tree: Any, specs: Any, mesh: Mesh | AbstractMesh, tx: Any
+) -> Iterator[PlacedArray]:
+    """Yield the gradients, then the arrays of the state."""
+    state, places = place_state(tx, tree, specs)
+    view, known = view_params(first_half(tree)), view_tree(first_half(specs)).flat()
+    for path, leaf in _gradients(tx, view, state, places).items():
+        yield _placed(GRADIENTS, path, path, leaf, known[path], mesh)
+    for place, leaf in zip(places, state.leaves, strict=True):
+        kind, spec = below(STATE, place.slot.field), place.placement
+        assert isinstance(spec, PartitionSpec)
+        yield _placed(kind, place.slot.name, place.param, leaf, spec, mesh)
+
+
+def _gradients(
+    tx: Any, view: TreeView, state: TreeView, places: Sequence[Place]
+) -> Mapping[str, Any]:
+    """Return the params that have a gradient.
+
+    Those of which the state holds something; of others, only those whose gradient the
+    update reads, so not those that are frozen. All, if it cannot be traced without
+    arguments that only a training step has.
+    """
+    held = {place.param for place in places}
+    params = trained(view)
+    if held.issuperset(params):
+        return params
+    arrays = [index for index, leaf in enumerate(view.leaves) if is_array(leaf)]
+    shapes = [_abstract(view.leaves[index]) for index in arrays]
+
+    def tree_of(leaves: Sequence[Any]) -> Any:
+        whole = list(view.leaves)
+        for index, leaf in zip(arrays, leaves, strict=True):
+            whole[index] = leaf
+        return view.rebuild(whole)
+
+    def update(grads: Sequence[Any], params: Sequence[Any], held: Any) -> Any:
+        run = with_extra_args(tx).update
+        return run(tree_of(grads), state.rebuild(held), tree_of(params))
+
+    try:
+        read = _jax.inputs_read(update, shapes, shapes, state.leaves)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return params
+    names = (view.plan.paths[index] for index in arrays)
+    is_read = dict(zip(names, read, strict=False))  # gradients come first
+    return {p: leaf for p, leaf in params.items() if p in held or is_read[p]}
+
+
+def _abstract(array: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, array.dtype)
+
+
+def _placed(
+    kind: str,
+    path: str,
+    param: str | None,
+    array: Any,
+    spec: PartitionSpec,
+    mesh: Mesh | AbstractMesh,
+) -> PlacedArray:
+    shape, dtype = tuple(array.shape), array.dtype
+    if isinstance(dtype, np.dtype):
+        dtype = jax.dtypes.canonicalize_dtype(dtype)  # float64 is float32 on a device
+    part = shard_shape(spec, shape, mesh)
+    sizes = (math.prod(each) * dtype.itemsize for each in (shape, part))
+    is_replicated = part == shape and mesh.size > 1
+    head = (kind, path, param, shape, str(dtype), spec)
+    return PlacedArray(*head, *sizes, is_replicated)
+
+
+def _total(kind: str, arrays: Sequence[PlacedArray]) -> KindTotal:
+    return KindTotal(
+        kind,
+        len(arrays),
+        sum(array.size_bytes for array in arrays),
+        sum(array.device_bytes for array in arrays),
+        sum(array.device_bytes for array in arrays if array.is_replicated),
+    )
+
+
+def _bytes(one: KindTotal) -> tuple[int, int, int]:
+    return one.size_bytes, one.device_bytes, one.replicated_bytes
+
+
+def _copies_lines(groups: Sequence[_Group]) -> Iterator[str]:
+    """Yield what every device has a copy of, the largest first."""
+    if groups:
+        count = plural(sum(group.count for group in groups), "leaf")
+        size = size_text(sum(group.device_bytes for group in groups))
+        paths = (fitted(group.path, _PATH, middle=True) for group in groups)
+        names = listing(paths, limit=3)
+        yield ""
+        yield f"A copy on each device: {count}, {size} with state: {names}."
