@@ -321,10 +321,17 @@ def _placed(
     if isinstance(dtype, np.dtype):
         dtype = jax.dtypes.canonicalize_dtype(dtype)  # float64 is float32 on a device
     part = shard_shape(spec, shape, mesh)
-    sizes = (math.prod(each) * dtype.itemsize for each in (shape, part))
-    is_replicated = part == shape and mesh.size > 1
-    head = (kind, path, param, shape, str(dtype), spec)
-    return PlacedArray(*head, *sizes, is_replicated)
+    return PlacedArray(
+        kind,
+        path,
+        param,
+        shape,
+        str(dtype),
+        spec,
+        size_bytes=math.prod(shape) * dtype.itemsize,
+        device_bytes=math.prod(part) * dtype.itemsize,
+        is_replicated=part == shape and mesh.size > 1,
+    )
 
 
 def _total(kind: str, arrays: Sequence[PlacedArray]) -> KindTotal:
