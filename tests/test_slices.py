@@ -142,9 +142,11 @@ def test_a_cast_is_made_box_by_box_and_checks_each(tmp_path):
 def test_a_spec_that_does_not_fit_is_an_error(tmp_path):
     ta.save(tmp_path / "x.safetensors", {"w": np.ones((3, 8))})
     sharding = NamedSharding(MESH, P("data"))
-    like = jax.ShapeDtypeStruct((3, 8), np.float32, sharding=sharding)
-    with pytest.raises(ta.CheckpointError, match=r"x.safetensors.*partitioned 4 times"):
-        ta.load(tmp_path / "x.safetensors", {"w": like}, cast=True)
+    like = {"w": jax.ShapeDtypeStruct((3, 8), np.float32, sharding=sharding)}
+    m = ta.Migration({"w : a b": "w : a b"})
+    for options in ({}, {"migration": m}):
+        with pytest.raises(ta.CheckpointError, match=r"'w' .*partitioned 4 times"):
+            ta.load(tmp_path / "x.safetensors", like, cast=True, **options)
 
 
 # Through a migration.

@@ -199,12 +199,8 @@ def on_devices(
     for key in parts:
         parts[key] = changed(parts[key])
     kind = sharding.memory_kind
-    arrays = [
-        jax.device_put(
-            parts[keys[device]], SingleDeviceSharding(device, memory_kind=kind)
-        )
-        for device in places
-    ]
+    homes = [SingleDeviceSharding(device, memory_kind=kind) for device in places]
+    arrays = jax.device_put([parts[keys[device]] for device in places], homes)
     return jax.make_array_from_single_device_arrays(
         tuple(array.shape), sharding, arrays, dtype=dtype
     )

@@ -87,12 +87,28 @@ def restored(leaf: Leaf, array: Any) -> Any:
     return _keys(np.asarray(array), leaf.kind)
 
 
-def place(stated: Leaf, like: Any) -> Any:
-    """Return the sharding to read a leaf to, if it is that of the target; or None."""
+def place(name: str, stated: Leaf, like: Any) -> Any:
+    """Return the sharding to read a leaf to, if it is that of the target; or None.
+
+    Args:
+        name: of the leaf, for messages.
+        stated: what the file says of it.
+        like: the target's leaf.
+
+    Raises:
+        CheckpointError: the target's sharding does not divide its shape.
+    """
     if not is_array(like) or isinstance(like, jax.core.Tracer):
         return None
+    sharding = home(like)
+    if sharding is not None and not is_key(like):
+        try:
+            sharding.shard_shape(tuple(like.shape))
+        except ValueError as error:
+            text = f"The target's {listing([name])} cannot be sharded: {error}"
+            raise CheckpointError(text) from error
     is_same = like.dtype == stated.array.dtype == _narrowed(stated.array.dtype)
-    return home(like) if is_same else None
+    return sharding if is_same else None
 
 
 def placed(name: str, array: Any, like: Any) -> Any:

@@ -219,7 +219,7 @@ def load(
                 stacklevel=2,
             )
         table = source.stored.table
-        places = {one: place(table[one], made[one]) for one in report.restored}
+        places = {one: place(one, table[one], made[one]) for one in report.restored}
     owners: dict[Any, Any] = {}
     for one, array in source.read(places):
         leaf, like = source.stored.table[one], made.get(one)
