@@ -181,9 +181,9 @@ def test_a_dtype_that_the_format_lacks_is_found_before_anything_is_taken(
 PEAK = """
 import resource, sys
 import jax, numpy as np, treeadapt as ta
-from jax.sharding import NamedSharding, PartitionSpec as P
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
-sharding = NamedSharding(jax.make_mesh((4,), ("d",)), P("d"))
+sharding = NamedSharding(Mesh(np.array(jax.devices()), ("d",)), P("d"))
 leaves = [jax.device_put(np.full(2**21, n, np.float32), sharding) for n in range(16)]
 jax.block_until_ready(leaves)
 

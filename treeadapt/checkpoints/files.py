@@ -214,8 +214,15 @@ def _check(path: Path, kind: str) -> None:
             what = "a folder of shards"
             cure = "Pass max_shard_bytes= to replace it, or choose another name."
         raise CheckpointError(f"{listing([str(path)])} is {what}. {cure}")
-    if path.is_dir():
-        (safetensors_file if kind == SHARDS else orbax_folder).require_own(path)
+    require_own = (safetensors_file if kind == SHARDS else orbax_folder).require_own
+    while path.is_dir():
+        with contextlib.suppress(FileNotFoundError):  # others replace it meanwhile
+            version = _version(path)
+            try:
+                return require_own(path)
+            except CheckpointError:
+                if _version(path) == version:
+                    raise
 
 
 def require_path(path: Any) -> None:

@@ -79,7 +79,7 @@ def restore(path: Path) -> None:
         with contextlib.suppress(OSError):  # another removed it
             _settle(folder, path)
     for folder in path.parent.glob(f"{prefix}*.gone"):
-        shutil.rmtree(folder, ignore_errors=True)
+        _delete(folder)
 
 
 def _settle(folder: Path, path: Path) -> None:
@@ -109,6 +109,14 @@ def _settle(folder: Path, path: Path) -> None:
 def _remove(folder: Path) -> None:
     gone = folder.with_suffix(".gone")  # in one step: nothing in it is ever put back
     folder.rename(gone)
+    _delete(gone)
+
+
+def _delete(gone: Path) -> None:
+    with contextlib.suppress(OSError):
+        for entry in gone.iterdir():  # one has the mode of what it was to replace
+            if entry.is_dir() and not entry.is_symlink():
+                entry.chmod(stat.S_IRWXU)
     shutil.rmtree(gone, ignore_errors=True)
 
 

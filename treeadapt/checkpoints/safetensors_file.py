@@ -262,7 +262,8 @@ def _sharded(path: Path) -> dict[str, Leaf]:
             refuse(path, f"{listing([shard])} is a link that leads out of it", cure)
     table: dict[str, Leaf] = {}
     for shard in shards:
-        found = _table(path / shard)
+        with reported(path / shard, "read"):
+            found = _table(path / shard)
         twice = sorted(found.keys() & table.keys())
         if twice:
             refuse(path, f"two leaves in it are named {listing(twice, limit=3)}")
