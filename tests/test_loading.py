@@ -39,7 +39,7 @@ def file(request, tmp_path):
 
 
 @pytest.mark.hazard("K25")
-@pytest.mark.parametrize("kind", files.FORMATS)
+@pytest.mark.parametrize("kind", [kind for kind in files.FORMATS if kind != "schema"])
 def test_content_that_contradicts_the_metadata_is_refused(kind, tmp_path, monkeypatch):
     path = tmp_path / ("x" if kind == "orbax" else f"x.{kind}")
     write(path, {"a": np.ones(2, np.float32)})

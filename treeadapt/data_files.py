@@ -47,12 +47,14 @@ class DataFile:
         error: what is raised about it.
         table: the head of its main table, for messages.
         line: a line below that head, whose quotes people forget.
+        max_bytes: size of the largest file that is read.
     """
 
     noun: str
     error: type[TreeAdaptError]
     table: str
     line: str
+    max_bytes: int = MAX_BYTES
 
     def read(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         """Read a TOML or JSON file; its top level is a table with ``version = 1``.
@@ -93,14 +95,15 @@ class DataFile:
     def _text(self, name: Path) -> str:
         try:
             with name.open("rb") as file:
-                data = file.read(MAX_BYTES + 1)
+                data = file.read(self.max_bytes + 1)
         except FileNotFoundError:
             self.refuse(name, "there is no such file", "Check the name.")
         except (OSError, ValueError) as error:
             reason = one_line(getattr(error, "strerror", None) or error)
             self.refuse(name, f"it cannot be read: {reason}", "Check the name.")
-        if len(data) > MAX_BYTES:
-            self.refuse(name, f"it is larger than {MAX_BYTES:,} bytes", "Split it.")
+        if len(data) > self.max_bytes:
+            seen = f"it is larger than {self.max_bytes:,} bytes"
+            self.refuse(name, seen, "Split it.")
         try:
             return data.decode("utf-8-sig")
         except UnicodeDecodeError as error:

@@ -32,8 +32,9 @@ from treeadapt.carry.slots import (
     view_init,
 )
 from treeadapt.convert import describe
-from treeadapt.errors import MigrationError
+from treeadapt.errors import CheckpointError, MigrationError
 from treeadapt.migrations.migration import Migration
+from treeadapt.names import listing
 from treeadapt.paths import unboxed
 from treeadapt.selection.selectors import select
 from treeadapt.transforms.adapt import with_extra_args
@@ -96,6 +97,7 @@ def carry_state(
         twice (the count of a group that was divided) is copied.
 
     Raises:
+        CheckpointError: ``saved`` is abstract, such as a schema, and ``params`` is not.
         UnusedRuleError: a pattern in ``reset`` matches no array of the new state.
         MigrationError: ``migration`` is a table and not a ``Migration``, or gives two
             leaves one name.
@@ -136,6 +138,8 @@ def carry_state(
     assert slots is not None  # since the params are known
     asked = [False] * len(slots) if reset is None else select(own, reset)
     view = view_tree(saved)
+    if not is_abstract:
+        _require_arrays(view)
     old = _without_boxes(view.flat(), own.plan.paths, paths)
     moved = Saved(old)
     if migration is not None:
@@ -300,3 +304,12 @@ def _same(one: Any, two: Any) -> bool:
 
 def _is_abstract(view: TreeView) -> bool:
     return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in view.leaves)
+
+
+def _require_arrays(saved: TreeView) -> None:
+    for path, leaf in saved.items():
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            raise CheckpointError(
+                f"The saved state holds no arrays: {listing([path])} has a shape and "
+                "no value, as all leaves of a schema. Load a checkpoint of it."
+            )

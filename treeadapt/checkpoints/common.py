@@ -73,6 +73,7 @@ class Stored:
         boxed: whether another library may have written boxes as their ``value``.
         format: name of its format.
         version: changes when another checkpoint comes to this path.
+        hash: that of its leaves when it was written; empty if it does not say.
     """
 
     path: Path
@@ -80,6 +81,7 @@ class Stored:
     boxed: bool = False
     format: str = ""
     version: tuple[int, ...] = ()
+    hash: str = ""
 
     @property
     def leaves(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -95,6 +97,11 @@ class Stored:
     def kinds(self) -> dict[str, str]:
         """What leaves were, by path, where an array cannot say it."""
         return {path: leaf.kind for path, leaf in self.table.items() if leaf.kind}
+
+    @property
+    def marks(self) -> dict[str, dict[str, str]]:
+        """Ties and kinds, as ``files.write`` takes them."""
+        return {"ties": self.ties, "kinds": self.kinds}
 
     def without_boxes(self, known: Collection[str] = ()) -> Stored:
         """Return it with the paths of the model; see ``unboxed``."""
@@ -149,6 +156,19 @@ def abstract(
     if dtype not in DTYPES:
         refuse(path, f"the leaf {listing([name])} has an unknown dtype, {dtype!r:.60}")
     return jax.ShapeDtypeStruct(shape, DTYPES[dtype])
+
+
+def require_dtype(name: str, dtype: Any) -> None:
+    """Raise unless a checkpoint may hold a dtype.
+
+    Raises:
+        CheckpointError: it names the leaf.
+    """
+    if DTYPES.get(dtype.name) != dtype:
+        raise CheckpointError(
+            f"The leaf {listing([name])} is of dtype {dtype}, which no checkpoint "
+            "holds."
+        )
 
 
 def refuse(path: str | os.PathLike[str], problem: str, cure: str = "") -> NoReturn:

@@ -24,6 +24,7 @@ from treeadapt.checkpoints import (
     npz_file,
     orbax_folder,
     safetensors_file,
+    schema_file,
 )
 from treeadapt.checkpoints.common import Stored, refuse, reported
 from treeadapt.checkpoints.replacing import replaced, restore
@@ -37,8 +38,9 @@ FORMATS: Mapping[str, ModuleType] = {
     "npz": npz_file,
     "msgpack": msgpack_file,
     "orbax": orbax_folder,
+    "schema": schema_file,
 }
-WRITTEN = ("safetensors", "orbax")
+WRITTEN = ("safetensors", "orbax", "schema")
 SHARDS = "safetensors shards"
 
 
@@ -66,6 +68,7 @@ def read_stored(path: str | os.PathLike[str], given: str | None = None) -> Store
         version = _version(name)
     with _reading(name, version):
         found = FORMATS[kind].read_metadata(name)
+        _check_hash(found, kind)
     return dataclasses.replace(found, version=version, format=kind)
 
 
@@ -115,9 +118,10 @@ def write(
 
     Args:
         path: of the checkpoint.
-        leaves: shapes and dtypes by label path.
+        leaves: shapes and dtypes by label path, also of tied leaves.
         arrays: label paths and arrays, of NumPy or JAX, in the order of ``leaves``;
-            taken once it is known that a checkpoint may be written there.
+            taken once it is known that a checkpoint may be written there, and not for
+            a schema.
         marks: ``{"ties": {path: owner}, "kinds": {path: kind}}``.
         given: the format; None to go by the name.
         max_shard_bytes: of each shard in a folder of them; None for another format.
@@ -138,10 +142,12 @@ def write(
             "what it wrote."
         )
     with reported(name, "written"), replaced(name, lambda: _check(name, kind)) as new:
-        if max_shard_bytes is None:
-            FORMATS[kind].write(new, dict(arrays), marks)
+        if max_shard_bytes is not None:
+            plain = {one: x for one, x in leaves.items() if one not in marks["ties"]}
+            safetensors_file.write_shards(new, plain, arrays, marks, max_shard_bytes)
         else:
-            safetensors_file.write_shards(new, leaves, arrays, marks, max_shard_bytes)
+            content = leaves if kind == "schema" else dict(arrays)
+            FORMATS[kind].write(new, content, marks)
 
 
 def format_of(
@@ -162,16 +168,19 @@ def format_of(
     ending = name.suffix.removeprefix(".").lower()
     if given is not None:
         check_choice("format", given, tuple(FORMATS))
+    elif name.name.lower().endswith(schema_file.ENDING):
+        given = "schema"
     elif name.is_dir() or (writing and ending in ("", "orbax")):
         has_index = (name / safetensors_file.INDEX).is_file()
         given = "safetensors" if has_index else "orbax"
-    elif ending in FORMATS and ending != "orbax":
+    elif ending in FORMATS and ending not in ("orbax", "schema"):
         given = ending
     else:
         refuse(
             name,
             f"it has an unknown ending, {name.suffix!r:.30}",
-            "Known are .safetensors, .npz, .msgpack, and folders of Orbax.",
+            "Known are .safetensors, .npz, .msgpack, .schema.toml, and folders of "
+            "Orbax.",
         )
     if writing and given not in WRITTEN:
         raise CheckpointError(
@@ -198,6 +207,27 @@ def _require_shards(path: Path, given: str | None, max_shard_bytes: Any) -> None
             f"max_shard_bytes makes a folder of safetensors shards, but {problem}. "
             "Leave it out, or choose a name without an ending."
         )
+
+
+def _check_hash(stored: Stored, kind: str) -> None:
+    """Raise if leaves are not those that were written."""
+    if not stored.hash:
+        return
+    found = schema_file.hashed(stored.leaves, stored.marks)["hash"]
+    if stored.hash == found:
+        return
+    problem = (
+        "its paths, shapes, dtypes and ties are not those that it was written with; "
+        f"their hash is {found!r} and not {stored.hash!r:.60}"
+    )
+    if kind == "schema":
+        cure = f'To accept them, write hash = "{found}" in it, or remove that line.'
+    else:
+        cure = (
+            "Another program changed it. To accept what is there, read it with the "
+            "library of its format and save that again."
+        )
+    refuse(stored.path, problem, cure)
 
 
 def _check(path: Path, kind: str) -> None:
@@ -236,6 +266,16 @@ def require_path(path: Any) -> None:
             "The name of a checkpoint comes first, save(path, tree) and load(path, "
             f"target); got {describe(path)} for it."
         )
+
+
+def require_arrays(stored: Stored) -> None:
+    """Raise if there are no arrays to read.
+
+    Raises:
+        CheckpointError: it is a schema.
+    """
+    if stored.format == "schema":
+        schema_file.read(stored, ())
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ _CANDIDATES = 2_000
 _FAMILIES = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class LoadReport:
     """How a checkpoint and a target fit together.
 
@@ -55,7 +55,7 @@ class LoadReport:
         """Whether nothing is missing, unexpected, misshaped or retyped."""
         return not (self.missing or self.unexpected or self.misshaped or self.retyped)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         lines = [f"{plural(len(self.restored), 'leaf')} restored."]
         if self.kept:
             lines.append(f"{plural(len(self.kept), 'leaf')} kept from the target.")
@@ -111,7 +111,7 @@ def compared(
         stored: what the checkpoint holds.
         unexpected: paths of the checkpoint that are to be loaded and have no target.
         read: reads leaves; only 0-d ones are asked for, whose values matter. None to
-            take it that these fit.
+            go by their kind.
         cast: whether other dtypes fit.
     """
     forms = {path: stored_form(own[path]) for path in itertools.compress(own, chosen)}
@@ -135,13 +135,12 @@ def compared(
         (there, form), value = pairs[path], values.get(path)
         if form is not None and form.array.shape != there.array.shape:
             misshaped[path] = (_described(there), describe(leaf))
-        elif path in scalars and read is None:
-            restored.append(path)
         elif form is None or not _takes(form, there, value, cast=cast):
             retyped[path] = (_described(there, value), describe(leaf))
         else:
             restored.append(path)
-            if is_number(leaf) and repr(type(leaf)(value)) != repr(leaf):
+            is_known = value is not None and is_number(leaf)
+            if is_known and repr(type(leaf)(value)) != repr(leaf):
                 numbers[path] = (value, leaf)
     return LoadReport(
         tuple(restored),
@@ -164,10 +163,12 @@ def _by_value(there: Leaf, form: Leaf | None) -> bool:
 def _takes(form: Leaf, there: Leaf, value: Any, *, cast: bool) -> bool:
     """Return whether a leaf of the target takes what is stored, of its shape."""
     own, dtype = form.array.dtype, there.array.dtype
+    is_wider = cast and 0 <= _family(dtype) <= _family(own)  # never 1.5 to 1
+    if value is None and NUMBER in (form.kind, there.kind):
+        return is_wider or _family(own) == _family(dtype)
     if value is None and (form.kind or there.kind):
         # What other libraries store as integers says nothing about a kind.
         return form.kind != "" and there.kind in ("", form.kind) and own == dtype
-    is_wider = cast and 0 <= _family(dtype) <= _family(own)  # never 1.5 to 1
     if value is None:
         return is_wider or own == dtype
     if _family(own) != _family(dtype) or (cast and _family(own) > 1):

@@ -16,7 +16,7 @@ import numpy as np
 
 from treeadapt.arrays import is_array, is_number
 from treeadapt.checkpoints.boxes import on_devices
-from treeadapt.checkpoints.common import DTYPES, NUMBER, Leaf
+from treeadapt.checkpoints.common import NUMBER, Leaf, require_dtype
 from treeadapt.errors import CheckpointError
 from treeadapt.names import listing
 
@@ -50,11 +50,7 @@ def to_array(name: str, leaf: Any) -> Any:
     if is_key(leaf):
         return jax.random.key_data(leaf)
     array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
-    if DTYPES.get(array.dtype.name) != array.dtype:
-        raise CheckpointError(
-            f"The leaf {listing([name])} is of dtype {array.dtype}, which no "
-            "checkpoint holds."
-        )
+    require_dtype(name, array.dtype)
     return array
 
 
@@ -70,6 +66,15 @@ def abstract_form(leaf: Leaf) -> Any:
         return leaf.array
     data = jax.ShapeDtypeStruct(leaf.array.shape, np.uint32)
     return jax.eval_shape(lambda data: _keys(data, leaf.kind), data)
+
+
+def restored_form(leaf: Leaf) -> jax.ShapeDtypeStruct:
+    """Return shape and dtype of what ``restored`` returns.
+
+    Raises:
+        ValueError: JAX does not know this kind of key.
+    """
+    return leaf.array if leaf.kind == NUMBER else abstract_form(leaf)
 
 
 def restored(leaf: Leaf, array: Any) -> Any:

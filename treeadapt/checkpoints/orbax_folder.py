@@ -3,11 +3,13 @@
 Leaves are saved as nested dicts, one level a segment; Orbax joins names with dots and
 makes file names of them, so every segment is percent-encoded first. Arrays are saved
 and restored with their shardings, piece by piece, as Orbax does it. Tied leaves are
-written twice, and a leaf without elements is an error, because Orbax cannot store it.
+written twice, and marked. A leaf without elements is an error, because Orbax cannot
+store it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import re
@@ -29,6 +31,7 @@ from treeadapt.checkpoints.common import (
     nested,
     refuse,
 )
+from treeadapt.checkpoints.schema_file import hashed
 from treeadapt.errors import CheckpointError, PathCollisionError
 from treeadapt.names import listing
 from treeadapt.paths import segment
@@ -100,7 +103,15 @@ def read_metadata(path: Path) -> Stored:
         table[name] = Leaf(leaf, kind, keys)
     if marks is None:
         return Stored(path, table, boxed=True)
-    return Stored(path, marked(path, table, marks))
+    # Orbax stores tied leaves too, each by itself.
+    plain = {name: leaf for name, leaf in table.items() if name not in marks["ties"]}
+    made = marked(path, plain, marks)
+    for name in marks["ties"]:
+        if name not in table or table[name].array != made[name].array:
+            problem = f"{listing([name])} in it is not {listing([made[name].owner])}"
+            refuse(path, problem)
+        made[name] = dataclasses.replace(made[name], key=table[name].key)
+    return Stored(path, made, hash=str(marks.get("hash", "")))
 
 
 def read(stored: Stored, wanted: Mapping[str, Any]) -> list[Any]:
@@ -133,9 +144,7 @@ def read(stored: Stored, wanted: Mapping[str, Any]) -> list[Any]:
     return [found[table[one].key] for one in wanted]
 
 
-def write(
-    path: Path, leaves: Mapping[str, Any], marks: Mapping[str, Mapping[str, str]]
-) -> None:
+def write(path: Path, leaves: Mapping[str, Any], marks: Mapping[str, Any]) -> None:
     """Write leaves, which stay on their devices until Orbax takes them.
 
     Raises:
@@ -158,7 +167,7 @@ def write(
         tree = nested(escaped)
     except PathCollisionError:
         tree = {escape_segment(name): leaf for name, leaf in found.items()}
-    own = {_MARK: {"ties": {}, "kinds": marks["kinds"]}}
+    own = {_MARK: hashed(leaves, marks)}
     with ocp.PyTreeCheckpointer() as checkpointer:
         args = ocp.args.PyTreeSave(tree, custom_metadata=own)
         checkpointer.save(path.absolute(), args=args)

@@ -31,6 +31,7 @@ from treeadapt.checkpoints.common import (
     refuse,
     reported,
 )
+from treeadapt.checkpoints.schema_file import hashed
 from treeadapt.errors import CheckpointError
 from treeadapt.names import listing
 
@@ -58,7 +59,8 @@ def read_metadata(path: Path) -> Stored:
         CheckpointError: a header is malformed, too large, or does not fit the file, or
             an index does not fit its folder.
     """
-    return Stored(path, _sharded(path) if path.is_dir() else _table(path))
+    table, text = _sharded(path) if path.is_dir() else _table(path)
+    return Stored(path, table, hash=text)
 
 
 def read(stored: Stored, wanted: Iterable[str]) -> Iterator[FileArray]:
@@ -73,9 +75,7 @@ def read(stored: Stored, wanted: Iterable[str]) -> Iterator[FileArray]:
         yield FileArray(file, start_bytes, array.shape, array.dtype)
 
 
-def write(
-    path: Path, leaves: Mapping[str, Any], marks: Mapping[str, Mapping[str, str]]
-) -> None:
+def write(path: Path, leaves: Mapping[str, Any], marks: Mapping[str, Any]) -> None:
     """Write leaves; the writer takes them all at once, on the host.
 
     Raises:
@@ -86,9 +86,8 @@ def write(
 
     _check(leaves, marks)
     found = {name: _on_host(leaf) for name, leaf in leaves.items()}
-    texts = None
-    if any(marks.values()):  # Hugging Face's tools refuse texts without a format
-        texts = {"format": "pt", _MARK: json.dumps(marks)}
+    # Hugging Face's tools refuse texts without a format.
+    texts = {"format": "pt", _MARK: json.dumps(hashed(leaves, marks))}
     path.touch()
     mode = path.stat().st_mode  # the writer makes files that nobody else may read
     safetensors.numpy.save_file(found, path, metadata=texts)
@@ -122,6 +121,7 @@ def write_shards(
     for other, one in marks["ties"].items():
         copies.setdefault(one, []).append(other)
     files: dict[str, str] = {}
+    written: dict[str, jax.ShapeDtypeStruct] = {}
     for number, num_leaves in enumerate(shards, 1):
         file = f"model-{number:05}-of-{len(shards):05}.safetensors"
         held = dict(itertools.islice(rest, num_leaves))
@@ -130,9 +130,13 @@ def write_shards(
         own = {one: kinds[one] for one in [*held, *ties] if one in kinds}
         write(folder / file, held, {"ties": ties, "kinds": own})
         files |= dict.fromkeys(held, file)
+        for one, leaf in held.items():
+            written[one] = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
         size_bytes += sum(leaf.nbytes for leaf in held.values())
         del held  # before the next arrays are taken
-    document = {"metadata": {"total_size": size_bytes}, "weight_map": files}
+    own = {"hash": hashed(written, marks)["hash"]}
+    texts = {"total_size": size_bytes, _MARK: own}
+    document = {"metadata": texts, "weight_map": files}
     (folder / INDEX).write_text(json.dumps(document, indent=2) + "\n", "utf-8")
 
 
@@ -149,7 +153,7 @@ def require_own(folder: Path) -> None:
             "shards and is not replaced. Choose another name."
         )
     with reported(folder, "read"):
-        shards = {*_index(folder).values()} if entries else set()
+        shards = {*_index(folder)[0].values()} if entries else set()
     own = {INDEX} | {name for name in shards if name.endswith(".safetensors")}
     others = [
         file.name
@@ -208,8 +212,8 @@ def _filled(leaves: Mapping[str, Any], max_shard_bytes: int) -> list[int]:
     return counts
 
 
-def _table(path: Path) -> dict[str, Leaf]:
-    """Read the leaves of one file."""
+def _table(path: Path) -> tuple[dict[str, Leaf], str]:
+    """Read the leaves of one file, and their hash when it was written."""
     import safetensors
 
     with path.open("rb") as file:
@@ -228,11 +232,14 @@ def _table(path: Path) -> dict[str, Leaf]:
         start_bytes = 8 + length_bytes + entry["data_offsets"][0]
         leaf = abstract(path, name, entry["shape"], dtype)
         table[name] = Leaf(leaf, key=(path, start_bytes))
-    return table if marks is None else marked(path, table, _json(path, marks))
+    if marks is None:
+        return table, ""
+    marks = _json(path, marks)
+    return marked(path, table, marks), str(marks.get("hash", ""))
 
 
-def _index(path: Path) -> dict[str, str]:
-    """Read which shard each leaf is in, whatever is in the folder."""
+def _index(path: Path) -> tuple[dict[str, str], str]:
+    """Read which shard each leaf is in, whatever is in the folder, and their hash."""
     index = path / INDEX
     if index.stat().st_size > _MAX_HEADER_BYTES:
         refuse(path, f"its index is larger than {_MAX_HEADER_BYTES >> 20} MiB")
@@ -243,15 +250,17 @@ def _index(path: Path) -> dict[str, str]:
     for name, shard in names.items():
         if not isinstance(shard, str):
             refuse(path, f"its index gives no file for {listing([name])}")
-    return names
+    about = document.get("metadata")
+    marks = about.get(_MARK) if isinstance(about, dict) else None
+    return names, str(marks.get("hash", "")) if isinstance(marks, dict) else ""
 
 
-def _sharded(path: Path) -> dict[str, Leaf]:
-    """Read the leaves of all shards, which must hold what the index says.
+def _sharded(path: Path) -> tuple[dict[str, Leaf], str]:
+    """Read the leaves of all shards, which must hold what the index says; their hash.
 
     How many bytes all have is not compared: tools write different sums into indexes.
     """
-    names = _index(path)
+    names, text = _index(path)
     shards = list(dict.fromkeys(names.values()))
     for shard in shards:  # all before any is opened
         file = path / shard
@@ -263,7 +272,7 @@ def _sharded(path: Path) -> dict[str, Leaf]:
     table: dict[str, Leaf] = {}
     for shard in shards:
         with reported(path / shard, "read"):
-            found = _table(path / shard)
+            found, _ = _table(path / shard)
         twice = sorted(found.keys() & table.keys())
         if twice:
             refuse(path, f"two leaves in it are named {listing(twice, limit=3)}")
@@ -274,7 +283,8 @@ def _sharded(path: Path) -> dict[str, Leaf]:
     if wrong:
         problem = "its index and its files disagree on which tensors are in which file"
         refuse(path, f"{problem}: {listing(wrong, limit=3)}")
-    return {name: table[name] for name in names} | table  # in the order of the index
+    table = {name: table[name] for name in names} | table  # in the order of the index
+    return table, text
 
 
 def _json(path: Path, text: str) -> Any:

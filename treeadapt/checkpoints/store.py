@@ -22,7 +22,13 @@ import numpy as np
 
 from treeadapt.arrays import is_array
 from treeadapt.checkpoints.common import Stored, as_tree, nested, reported
-from treeadapt.checkpoints.files import read_arrays, read_stored, require_path, write
+from treeadapt.checkpoints.files import (
+    read_arrays,
+    read_stored,
+    require_arrays,
+    require_path,
+    write,
+)
 from treeadapt.checkpoints.fitting import LoadReport, compared
 from treeadapt.checkpoints.leaves import (
     as_array,
@@ -30,6 +36,7 @@ from treeadapt.checkpoints.leaves import (
     place,
     placed,
     restored,
+    restored_form,
     stored_form,
     to_array,
 )
@@ -45,7 +52,7 @@ from treeadapt.names import listing, plural
 from treeadapt.selection.selectors import select
 from treeadapt.trees.views import TreeView, view_tree
 
-Format = Literal["safetensors", "npz", "msgpack", "orbax"]
+Format = Literal["safetensors", "npz", "msgpack", "orbax", "schema"]
 
 _SHOWN = 8  # leaves whose rows a message lists
 _ALIKE = ("dtype", "sharding")  # what tied leaves must share to be one array
@@ -67,9 +74,14 @@ def save(
     integers; the metadata says so. Functions and classes are not data and not stored;
     a warning names other static leaves, such as text, that are not stored either.
 
+    A name that ends in ``.schema.toml`` makes a schema: all this but the values, one
+    line a leaf, for git and for checks without the arrays. Everything that reads
+    metadata reads it.
+
     Args:
-        path: ``.safetensors``, or no ending for an Orbax folder.
-        tree: any tree. For safetensors its leaves come to the host.
+        path: ``.safetensors``, ``.schema.toml``, or no ending for an Orbax folder.
+        tree: any tree. For safetensors its leaves come to the host; for a schema they
+            may be abstract, or on devices of other processes.
         where: selects the leaves to save.
         format: ``"safetensors"`` or ``"orbax"``, whatever the ending.
         max_shard_bytes: write ``path`` as a folder of safetensors shards with an index,
@@ -92,6 +104,12 @@ def save(
         step () int64
         layers/0 (2, 3) float64
         layers/1 (3,) bfloat16
+        >>> schema = file.with_suffix(".schema.toml")
+        >>> save(schema, {"layers": layers, "step": 700})
+        >>> print(schema.read_text().partition("[leaves]")[2].strip())
+        "layers/0" = "float64[2,3]"
+        "layers/1" = "bfloat16[3]"
+        "step" = "int"
     """
     require_path(path)
     view = view_tree(tree)
@@ -107,12 +125,15 @@ def save(
         if form is None or is_long(leaf):
             lost.append(name)
             continue
+        forms[name] = form.array
         if form.kind:
             marks["kinds"][name] = form.kind
-        if is_array(leaf) and first.setdefault(id(leaf), name) != name:
+        # Abstract leaves that are one object are not one array.
+        is_value = is_array(leaf) and not isinstance(leaf, jax.ShapeDtypeStruct)
+        if is_value and first.setdefault(id(leaf), name) != name:
             marks["ties"][name] = first[id(leaf)]
         else:
-            leaves[name], forms[name] = leaf, form.array
+            leaves[name] = leaf
     arrays = ((name, to_array(name, leaf)) for name, leaf in leaves.items())
     write(path, forms, arrays, marks, format, max_shard_bytes)
     if lost:
@@ -147,7 +168,8 @@ def load(
 
     Args:
         path: a ``.safetensors``, ``.npz`` or Flax ``.msgpack`` file, a folder of Orbax,
-            or one of safetensors shards with their index, written by any library.
+            or one of safetensors shards with their index, written by any library. A
+            schema has no arrays for a ``target``; without one it gives abstract leaves.
         target: tree, concrete or abstract; gives classes, static leaves and every leaf
             that is not loaded, also Python numbers that the checkpoint lacks. None for
             nested dicts of what is stored, with arrays of NumPy.
@@ -166,8 +188,8 @@ def load(
         cast: turn arrays into the dtypes of ``target``, integers into floating-point
             numbers too but not back. A value that becomes infinite or another integer
             is an error.
-        format: ``"safetensors"``, ``"npz"``, ``"msgpack"`` or ``"orbax"``, whatever the
-            ending.
+        format: ``"safetensors"``, ``"npz"``, ``"msgpack"``, ``"orbax"`` or
+            ``"schema"``, whatever the ending.
 
     Returns:
         Tree with the treedef of ``target``. Paths that were tied when saved share one
@@ -197,6 +219,8 @@ def load(
     """
     stored = read_stored(path, format)
     view = None if target is None else view_tree(target)
+    if view is not None:
+        require_arrays(stored)
     likes = None if view is None else view.flat()
     source = _source(stored, likes, migration, cast=cast)
     if view is None or likes is None:
@@ -204,6 +228,10 @@ def load(
         made: dict[str, Any] = dict.fromkeys(_chosen(source.stored.leaves, where))
         nested(made)  # which refuses some paths, before any array is read
         places = dict(made)
+        if stored.format == "schema":
+            table, places = source.stored.table, {}
+            with reported(path, "read"):
+                made = {one: restored_form(table[one]) for one in made}
     else:
         made = dict(likes)
         report = _report(view, source, where, cast=cast)
@@ -248,7 +276,7 @@ def load_report(
     """Report how a checkpoint fits a target; only metadata and numbers are read.
 
     Args:
-        path: as for ``load``.
+        path: as for ``load``. The numbers of a schema fit by their kind.
         target: as for ``load``.
         where: as for ``load``.
         migration: as for ``load``; the report has new names.
@@ -304,14 +332,14 @@ def copy(
     given = _source(read_stored(source), likes, migration, cast=False)
     given.problems.raise_any()
     ties = given.stored.ties
-    leaves = {one: x for one, x in given.stored.leaves.items() if one not in ties}
+    wanted = dict.fromkeys(one for one in given.stored.table if one not in ties)
 
     def arrays() -> Iterator[tuple[str, Any]]:
-        for one, array in given.read(dict.fromkeys(leaves)):
+        for one, array in given.read(wanted):
             progress(one)
             yield one, np.asarray(array)
 
-    marks = {"ties": ties, "kinds": given.stored.kinds}
+    leaves, marks = given.stored.leaves, given.stored.marks
     write(path, leaves, arrays(), marks, format, max_shard_bytes)
 
 
@@ -323,8 +351,8 @@ def read_metadata(
     """Read the names, shapes and dtypes of a checkpoint, and no array.
 
     Args:
-        path: a checkpoint; only the headers of ``.safetensors`` and ``.npz`` files and
-            the metadata of Orbax folders are read, but all of a ``.msgpack`` file.
+        path: as for ``load``; only the headers of ``.safetensors`` and ``.npz`` files
+            and the metadata of Orbax folders are read, but all of a ``.msgpack`` file.
         format: as for ``load``.
 
     Returns:
@@ -367,7 +395,8 @@ def _report(view: TreeView, source: Source, where: Any, *, cast: bool) -> LoadRe
     others = {one: leaf for one, leaf in leaves.items() if one not in own}
     with contextlib.suppress(SelectorError):  # it asks for classes; a file has none
         unexpected = _chosen(others, where, unused="ignore")
-    read = None if source.problems.found else source.read
+    is_schema = source.stored.format == "schema"
+    read = None if is_schema or source.problems.found else source.read
     return compared(own, chosen, source.stored, unexpected, read, cast=cast)
 
 

@@ -49,8 +49,8 @@ _HELP = """Names, labels and checks of every leaf of a checkpoint.
 Exit codes: 0 all is well; 1 lint found something, diff a difference, explain
 no rule or row; 2 the arguments or files cannot be used; 130 interrupted.
 \b
-TREE is a .safetensors, .npz or Flax .msgpack file, an Orbax folder, or
-module:function, which is run by jax.eval_shape."""
+TREE is a .safetensors, .npz or Flax .msgpack file, an Orbax folder, a schema
+(.schema.toml), or module:function, which is run by jax.eval_shape."""
 
 
 class _Failure(click.ClickException):
@@ -478,15 +478,18 @@ def convert(
 ) -> None:
     """Write the checkpoint SRC as DST, in the format that its ending says.
 
-    DST without an ending is an Orbax folder. It is written under another name and put
-    in place once it is whole. With --migration, leaves get new names and axes; SRC is
-    read one group at a time. What is written is in memory until all of it is there, or
-    with --max-shard-bytes one shard of it.
+    DST without an ending is an Orbax folder, and .schema.toml all but the arrays. It is
+    written under another name and put in place once it is whole. With --migration,
+    leaves get new names and axes; SRC is read one group at a time. What is written is
+    in memory until all of it is there, or with --max-shard-bytes one shard of it.
     """
     if migration_file is None and (reverse or target is not None):
         raise click.UsageError("--reverse and --target need --migration.")
     _require_new(destination, force=force)
     stored = read_stored(source)
+    is_folder = max_shard_bytes is not None
+    if is_folder or files.format_of(destination, form, writing=True) != "schema":
+        files.require_arrays(stored)
     migration, likes = None, None if target is None else read_source(target).tree
     num_leaves = len(stored.leaves)
     if migration_file is not None:

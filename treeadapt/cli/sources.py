@@ -21,8 +21,8 @@ import numpy as np
 
 from treeadapt.arrays import is_array
 from treeadapt.checkpoints import files
-from treeadapt.checkpoints.common import NUMBER, Stored, as_tree
-from treeadapt.checkpoints.leaves import stored_form
+from treeadapt.checkpoints.common import NUMBER, Stored, as_tree, reported
+from treeadapt.checkpoints.leaves import restored_form, stored_form
 from treeadapt.cli.printing import bar
 from treeadapt.drawing.words import printable
 from treeadapt.errors import CheckpointError, TreeAdaptError
@@ -65,8 +65,8 @@ def read_pair(a: str, b: str) -> tuple[Source, Source]:
     """Read two trees abstractly, in one form.
 
     What is in boxes has the names of the other tree. Next to a checkpoint, a function's
-    tree is what ``save`` stores of it: no functions and texts, keys as their integers,
-    and the Python numbers that the checkpoint has.
+    tree is what ``save`` stores of it: no functions and texts, and the Python numbers
+    that the checkpoint has.
 
     Args:
         a: name of a checkpoint, or ``module:function``.
@@ -86,7 +86,10 @@ def read_pair(a: str, b: str) -> tuple[Source, Source]:
 def _next_to(other: Source, text: str, source: Source) -> Source:
     """Return the source called ``text``, under the names of the other one."""
     if source.stored:
-        return _source(_unboxed(text, source.stored, _paths(other)))
+        stored = _unboxed(text, source.stored, _paths(other))
+        with reported(stored.path, "read"):
+            tree = as_tree({p: restored_form(x) for p, x in stored.table.items()})
+        return Source(tree, stored.ties, stored)
     if not other.stored:
         return source
     view = view_tree(source.tree)
@@ -95,7 +98,7 @@ def _next_to(other: Source, text: str, source: Source) -> Source:
     for path, leaf in view.items():
         form = stored_form(leaf)
         is_saved = form and (form.kind != NUMBER or path in stored)
-        leaves.append(form.array if form and is_saved else None)
+        leaves.append(restored_form(form) if form and is_saved else None)
     return dataclasses.replace(source, tree=view.rebuild(leaves))
 
 
