@@ -20,7 +20,12 @@ from test_checkpoints import write
 
 import treeadapt as ta
 from treeadapt import data_files, errors, patterns
-from treeadapt.checkpoints import common, orbax_folder, safetensors_file
+from treeadapt.checkpoints import (
+    common,
+    orbax_folder,
+    safetensors_file,
+    schema_file,
+)
 from treeadapt.migrations import files as migration_files
 from treeadapt.migrations import groups
 from treeadapt.selection import files
@@ -270,6 +275,7 @@ def test_the_policy_states_the_caps_as_they_are():
         "digits of a number in a pattern": patterns.MAX_DIGITS,
         "leaves of a checkpoint": common.MAX_LEAVES,
         "axes of an array in a checkpoint": common.MAX_RANK,
+        "bytes of a schema": schema_file.MAX_BYTES,
         "bytes of a safetensors header": safetensors_file._MAX_HEADER_BYTES,
         "bytes of an Orbax metadata file": orbax_folder._MAX_METADATA_BYTES,
         "levels of a tree": flatten.MAX_DEPTH,

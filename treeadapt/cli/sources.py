@@ -86,10 +86,10 @@ def read_pair(a: str, b: str) -> tuple[Source, Source]:
 def _next_to(other: Source, text: str, source: Source) -> Source:
     """Return the source called ``text``, under the names of the other one."""
     if source.stored:
-        stored = _unboxed(text, source.stored, _paths(other))
-        with reported(stored.path, "read"):
-            tree = as_tree({p: restored_form(x) for p, x in stored.table.items()})
-        return Source(tree, stored.ties, stored)
+        own = _unboxed(text, source.stored, _paths(other))
+        with reported(own.path, "read"):
+            tree = as_tree({p: restored_form(x) for p, x in own.table.items()})
+        return Source(tree, own.ties, own)
     if not other.stored:
         return source
     view = view_tree(source.tree)
