@@ -22,6 +22,8 @@ from forks import IMPORTS, Forks
 
 import treeadapt as ta
 from treeadapt.checkpoints import replacing, store
+from treeadapt.checkpoints.boxes import FileArray
+from treeadapt.cli import sources
 
 # Orbax may leave its event loop to the collector.
 pytestmark = [
@@ -236,7 +238,7 @@ def test_if_a_leaf_cannot_be_read_the_copy_is_not_made(tmp_path):
         if len(seen) == 2:  # the first shard of the copy is written
             shutil.rmtree(tmp_path / "from")
 
-    with pytest.raises(ta.CheckpointError, match=r"'.*from'"):
+    with pytest.raises(ta.CheckpointError, match=r"'.*/from'"):
         store.copy(tmp_path / "from", path, **options, progress=cut)
     assert len(seen) >= 2
     assert number_of(path) == 1
@@ -323,6 +325,11 @@ def test_a_shard_that_was_exchanged_does_not_fit(tmp_path):
     first = shards_of(path)[0]
     changed = {"small": np.ones(4, np.float32), "wide": tree(1)["wide"]}
     safetensors.numpy.save_file(changed, first)
+    with pytest.raises(ta.CheckpointError, match="Another program changed it"):
+        ta.load(path)
+    document = json.loads((path / INDEX).read_text())
+    del document["metadata"]["treeadapt"]  # as of another program
+    (path / INDEX).write_text(json.dumps(document))
     with pytest.raises(ta.CheckpointError, match=r"'small': float32\[4\], .* float32"):
         ta.load(path, tree(0))
     changed["other"] = changed.pop("wide")
@@ -368,6 +375,38 @@ def test_of_several_processes_that_save_the_last_one_wins(kind, tmp_path, forks)
     assert done.stdout.split("\n")[0] == "[0, 0, 0]", done.stderr
     assert number_of(tmp_path / name) % 10 == 4
     assert clean(tmp_path / name, options)
+
+
+@pytest.mark.hazard("K24")
+@pytest.mark.parametrize("action", ["load", "migrate", "copy", "diff"])
+def test_what_comes_between_the_reading_of_two_leaves_is_noticed(
+    action, tmp_path, monkeypatch
+):
+    path = tmp_path / "x"
+    ta.save(path, tree(1), max_shard_bytes=1)
+    read, seen = FileArray.read, []
+
+    def late(self, boxes):
+        found = read(self, boxes)
+        if len(seen) == 1:
+            ta.save(path, tree(2), max_shard_bytes=1)
+        seen.append(self.path)
+        return found
+
+    monkeypatch.setattr(FileArray, "read", late)
+    stack = {"small": "a", "wide : (x y)": "b : y x", "wider": "c"}
+    calls = {
+        "load": lambda: ta.load(path, tree(0)),
+        "migrate": lambda: ta.load(path, migration=ta.Migration(stack, sizes={"x": 2})),
+        "copy": lambda: store.copy(path, tmp_path / "y", max_shard_bytes=10**6),
+        "diff": lambda: sources.read_arrays(str(path), sources.read_source(str(path))),
+    }
+    with pytest.raises(ta.CheckpointError, match="was replaced while it was read"):
+        calls[action]()
+    assert len(seen) > 1
+    monkeypatch.undo()
+    assert number_of(path) == 2
+    assert clean(path, KINDS["shards"][1])
 
 
 @pytest.mark.hazard("K24")

@@ -66,7 +66,7 @@ def read_stored(path: str | os.PathLike[str], given: str | None = None) -> Store
         refuse(name, f"it is not a {kind} {'folder' if kind == 'orbax' else 'file'}")
     with reported(name, "read"):
         version = _version(name)
-    with _reading(name, version):
+    with reading(name, version):
         found = FORMATS[kind].read_metadata(name)
         _check_hash(found, kind)
     return dataclasses.replace(found, version=version, format=kind)
@@ -76,6 +76,8 @@ def read_arrays(
     stored: Stored, wanted: Mapping[str, Any] | None = None
 ) -> Iterator[tuple[str, Any]]:
     """Read leaves, each of which must be what the metadata said.
+
+    What is yielded may read its data later: use it within ``reading``.
 
     Args:
         stored: the checkpoint, maybe with the paths of a model.
@@ -93,7 +95,7 @@ def read_arrays(
     if not wanted:
         return
     path = stored.path
-    with _reading(path, stored.version):
+    with reported(path, "read"):
         arrays = FORMATS[stored.format].read(stored, wanted)
         for one, array in zip(wanted, arrays, strict=True):
             stated = stored.table[one].array
@@ -279,17 +281,27 @@ def require_arrays(stored: Stored) -> None:
 
 
 @contextlib.contextmanager
-def _reading(path: Path, version: tuple[int, ...]) -> Iterator[None]:
-    """Report what goes wrong, above all that another checkpoint came to the path."""
+def reading(path: Path, version: tuple[int, ...]) -> Iterator[None]:
+    """Report what goes wrong, above all that another checkpoint came to the path.
+
+    Raises:
+        CheckpointError: the version is another one, or something else is wrong.
+    """
     with reported(path, "read"):
         try:
             yield
-        finally:
-            if _version(path) != version:
-                raise CheckpointError(
-                    f"The checkpoint {listing([str(path)])} was replaced while it was "
-                    "read. Read it again."
-                )
+        except Exception:
+            _require_version(path, version)
+            raise
+        _require_version(path, version)
+
+
+def _require_version(path: Path, version: tuple[int, ...]) -> None:
+    if _version(path) != version:
+        raise CheckpointError(
+            f"The checkpoint {listing([str(path)])} was replaced while it was read. "
+            "Read it again."
+        )
 
 
 def _version(path: Path) -> tuple[int, ...]:

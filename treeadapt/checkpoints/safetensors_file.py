@@ -124,14 +124,17 @@ def write_shards(
     written: dict[str, jax.ShapeDtypeStruct] = {}
     for number, num_leaves in enumerate(shards, 1):
         file = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        held = dict(itertools.islice(rest, num_leaves))
+        is_last = number == len(shards)  # to the end, where a reader checks its file
+        held = dict(rest if is_last else itertools.islice(rest, num_leaves))
         ties = {other: one for one in held for other in copies.get(one, ())}
         kinds = marks["kinds"]
         own = {one: kinds[one] for one in [*held, *ties] if one in kinds}
         write(folder / file, held, {"ties": ties, "kinds": own})
         files |= dict.fromkeys(held, file)
-        for one, leaf in held.items():
-            written[one] = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+        written |= {
+            one: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+            for one, leaf in held.items()
+        }
         size_bytes += sum(leaf.nbytes for leaf in held.values())
         del held  # before the next arrays are taken
     own = {"hash": hashed(written, marks)["hash"]}

@@ -25,6 +25,7 @@ from treeadapt.checkpoints.common import Stored, as_tree, nested, reported
 from treeadapt.checkpoints.files import (
     read_arrays,
     read_stored,
+    reading,
     require_arrays,
     require_path,
     write,
@@ -249,16 +250,17 @@ def load(
         table = source.stored.table
         places = {one: place(one, table[one], made[one]) for one in report.restored}
     owners: dict[Any, Any] = {}
-    for one, array in source.read(places):
-        leaf, like = source.stored.table[one], made.get(one)
-        key = leaf.owner or one, type(like), *(getattr(like, x, None) for x in _ALIKE)
-        if key not in owners:
-            with reported(path, "read"):
+    with reading(stored.path, stored.version):
+        for one, array in source.read(places):
+            leaf, like = source.stored.table[one], made.get(one)
+            alike = (getattr(like, name, None) for name in _ALIKE)
+            key = leaf.owner or one, type(like), *alike
+            if key not in owners:
                 owners[key] = (
                     restored(leaf, array) if view is None else placed(one, array, like)
                 )
-        made[one] = owners[key]
-        del array  # before the next leaves are read
+            made[one] = owners[key]
+            del array  # before the next leaves are read
     if view is not None:
         return view.replace(made)
     return made[""] if [*made] == [""] else nested(made)
@@ -335,9 +337,10 @@ def copy(
     wanted = dict.fromkeys(one for one in given.stored.table if one not in ties)
 
     def arrays() -> Iterator[tuple[str, Any]]:
-        for one, array in given.read(wanted):
-            progress(one)
-            yield one, np.asarray(array)
+        with reading(given.stored.path, given.stored.version):
+            for one, array in given.read(wanted):
+                progress(one)
+                yield one, np.asarray(array)
 
     leaves, marks = given.stored.leaves, given.stored.marks
     write(path, leaves, arrays(), marks, format, max_shard_bytes)
@@ -397,7 +400,8 @@ def _report(view: TreeView, source: Source, where: Any, *, cast: bool) -> LoadRe
         unexpected = _chosen(others, where, unused="ignore")
     is_schema = source.stored.format == "schema"
     read = None if is_schema or source.problems.found else source.read
-    return compared(own, chosen, source.stored, unexpected, read, cast=cast)
+    with reading(source.stored.path, source.stored.version):
+        return compared(own, chosen, source.stored, unexpected, read, cast=cast)
 
 
 def _refuse(name: str, source: Source, report: LoadReport, *, migrates: bool) -> None:

@@ -154,7 +154,10 @@ def read_arrays(text: str, source: Source) -> dict[str, Any]:
     """
     stored = source.stored or read_stored(text)
     found = {}
-    with bar(f"Reading {text}", len(stored.leaves)) as shown:
+    with (
+        bar(f"Reading {text}", len(stored.leaves)) as shown,
+        files.reading(stored.path, stored.version),
+    ):
         for path, array in files.read_arrays(stored):
             found[path] = np.asarray(array)
             shown.update(1)
