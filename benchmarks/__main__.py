@@ -19,6 +19,7 @@ from rich.table import Table
 
 from benchmarks import (
     caches,
+    checkpointing,
     conversion,
     dispatch,
     grouping,
@@ -35,6 +36,7 @@ TOPICS: dict[str, Any] = {
     "dispatch": dispatch,
     "caches": caches,
     "migrations": migrating,
+    "checkpoints": checkpointing,
     "training": training,
 }
 
@@ -199,6 +201,8 @@ def _figures(topic: Any, *, quick: bool) -> list[Result]:
         "caches": (50, 1),
         "migrations": (2, 2, 128, 256, 100),
     }
+    if topic is checkpointing and quick:
+        return list(topic.figures(2, 128, 1, apart=False))
     return list(topic.figures(*(smallest.get(topic.TOPIC, ()) if quick else ())))
 
 
