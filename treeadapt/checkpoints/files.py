@@ -66,7 +66,7 @@ def read_stored(path: str | os.PathLike[str], given: str | None = None) -> Store
         refuse(name, f"it is not a {kind} {'folder' if kind == 'orbax' else 'file'}")
     with reported(name, "read"):
         version = _version(name)
-    with reading(name, version):
+    with reading(name, version), reported(name, "read"):
         found = FORMATS[kind].read_metadata(name)
         _check_hash(found, kind)
     return dataclasses.replace(found, version=version, format=kind)
@@ -282,22 +282,23 @@ def require_arrays(stored: Stored) -> None:
 
 @contextlib.contextmanager
 def reading(path: Path, version: tuple[int, ...]) -> Iterator[None]:
-    """Report what goes wrong, above all that another checkpoint came to the path.
+    """Report that another checkpoint came to the path, whatever else goes wrong.
 
     Raises:
-        CheckpointError: the version is another one, or something else is wrong.
+        CheckpointError: it did.
     """
-    with reported(path, "read"):
-        try:
-            yield
-        except Exception:
-            _require_version(path, version)
-            raise
+    try:
+        yield
+    except Exception:
         _require_version(path, version)
+        raise
+    _require_version(path, version)
 
 
 def _require_version(path: Path, version: tuple[int, ...]) -> None:
-    if _version(path) != version:
+    with reported(path, "read"):
+        is_same = _version(path) == version
+    if not is_same:
         raise CheckpointError(
             f"The checkpoint {listing([str(path)])} was replaced while it was read. "
             "Read it again."

@@ -256,9 +256,11 @@ def load(
             alike = (getattr(like, name, None) for name in _ALIKE)
             key = leaf.owner or one, type(like), *alike
             if key not in owners:
-                owners[key] = (
-                    restored(leaf, array) if view is None else placed(one, array, like)
-                )
+                is_free = view is None
+                with reported(path, "read"):
+                    owners[key] = (
+                        restored(leaf, array) if is_free else placed(one, array, like)
+                    )
             made[one] = owners[key]
             del array  # before the next leaves are read
     if view is not None:
