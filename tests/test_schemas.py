@@ -114,6 +114,8 @@ def test_other_toml_files_are_not_schemas(tmp_path):
 
 def test_a_file_of_another_name_is_a_schema_if_the_caller_says_so(schema, tmp_path):
     schema.rename(tmp_path / "golden.toml")
+    with pytest.raises(ta.CheckpointError, match=r"ends in .schema.toml"):
+        ta.save(tmp_path / "golden", everything(), format="schema")
     found = ta.read_metadata(tmp_path / "golden.toml", format="schema")
     assert list(found)[:3] == ["blocks/0/q", "blocks/1/q", "embed/w"]
 
@@ -296,6 +298,14 @@ def test_a_migration_moves_a_schema(tmp_path):
     assert (
         lines(tmp_path / "new.schema.toml") == '\n"layers/kernel" = "float32[2,3,4]"\n'
     )
+
+
+def test_what_a_function_makes_of_a_schema_is_not_known(schema):
+    tree = {"q": jax.ShapeDtypeStruct((3, 8), np.float32)}
+    migration = ta.Migration({"blocks/0/q": ("q", np.transpose), "{x:**}": None})
+    with pytest.raises(ta.MigrationError, match="what that makes of a schema"):
+        ta.load(schema, migration=migration)
+    assert ta.load_report(schema, tree, migration=migration).fits
 
 
 # Its hash.

@@ -184,6 +184,11 @@ def format_of(
             "Known are .safetensors, .npz, .msgpack, .schema.toml, and folders of "
             "Orbax.",
         )
+    if writing and given == "schema" and ending != "toml":
+        raise CheckpointError(
+            f"The name of a schema ends in {schema_file.ENDING}; got "
+            f"{listing([str(name)])}."
+        )
     if writing and given not in WRITTEN:
         raise CheckpointError(
             f"{listing([str(name)])}: {given} files are read, but not written. Save as "

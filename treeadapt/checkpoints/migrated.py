@@ -98,6 +98,8 @@ def migrated(
         if isinstance(likes[path], jax.ShapeDtypeStruct):
             problems.add("abstract", listing([path]))
     moving = _Moving(old, plan, likes, cast)
+    if stored.format == "schema":
+        moving.require_forms()
     return Source(moving.stored(), moving.read, frozenset(kept), problems)
 
 
@@ -247,6 +249,20 @@ class _Moving:
                 f"The function of the row {group.row.text!r} made {listing([path])} of "
                 f"{listing(group.given, limit=2)}: {text}"
             )
+
+    def require_forms(self) -> None:
+        """Raise if a function makes leaves whose shapes only running it can show.
+
+        Raises:
+            MigrationError: it names the row.
+        """
+        for group in self.plan.groups:
+            new = [path for path in group.filled if path not in self.likes]
+            if group.row.function is not None and new:
+                raise MigrationError(
+                    f"The row {group.row.text!r} has a function, and what that makes "
+                    f"of a schema is not known: {listing(new)}. Name a checkpoint."
+                )
 
     def _like(self, path: str) -> Leaf:
         return stored_form(self.likes.get(path)) or _UNKNOWN

@@ -9,6 +9,7 @@ this library writes, of any format.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -140,15 +141,19 @@ def hashed(
 def _texts(leaves: Mapping[str, Any], marks: Mapping[str, Any]) -> dict[str, str]:
     """Return what a schema says of each leaf, in the order of ``leaves``."""
     kinds = marks["kinds"]
-    texts = {name: _text(leaf, kinds.get(name, "")) for name, leaf in leaves.items()}
+    texts = {
+        name: _text(tuple(leaf.shape), leaf.dtype, kinds.get(name, ""))
+        for name, leaf in leaves.items()
+    }
     return texts | {name: f"{_TIE}{one}" for name, one in marks["ties"].items()}
 
 
-def _text(leaf: Any, kind: str) -> str:
+# The leaves of a large model have few shapes.
+@functools.lru_cache(maxsize=4_096)
+def _text(shape: tuple[int, ...], dtype: Any, kind: str) -> str:
     if kind == NUMBER:
-        name = leaf.dtype.name
-        return _NUMBERS.get(name, f"{NUMBER} {name}[]")
-    text = describe(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
+        return _NUMBERS.get(dtype.name, f"{NUMBER} {dtype.name}[]")
+    text = describe(jax.ShapeDtypeStruct(shape, dtype))
     return f"key<{kind}> {text}" if kind else text
 
 
