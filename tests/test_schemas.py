@@ -138,7 +138,7 @@ def test_abstract_leaves_that_are_one_object_are_not_tied(tmp_path):
 
 
 def test_sharded_and_deleted_arrays_have_a_schema(tmp_path):
-    mesh = jax.make_mesh((4,), ("x",), devices=jax.devices()[:4])
+    mesh = jax.make_mesh((4,), ("x",))
     sharding = NamedSharding(mesh, PartitionSpec("x"))
     array = jax.device_put(jnp.ones((8, 2)), sharding)
     spec = jax.ShapeDtypeStruct((8, 2), np.float32, sharding=sharding)
@@ -572,6 +572,9 @@ def test_the_commands_take_a_schema(schema, tmp_path):
     rules.write_text('version = 1\n[rules]\n"blocks" = "a"\n"heads" = "b"\n')
     assert "unused: rule 2" in run("lint", schema, "--rules", rules, code=1)
     assert "gets 'a'" in run("explain", schema, "blocks/0/q", "--rules", rules)
+    rules.write_text('version = 1\n[rules]\n"**" = []\n')
+    text = run("show", schema, "--rules", rules, "--mesh", "data=4")
+    assert "on each of 4 devices" in text
 
 
 def test_diff_of_schemas_is_for_ci(schema, tmp_path):
