@@ -25,6 +25,7 @@ from benchmarks import (
     grouping,
     labelling,
     migrating,
+    planning,
     training,
 )
 from benchmarks.harness import Race, Result, Target, figure, run
@@ -37,6 +38,7 @@ TOPICS: dict[str, Any] = {
     "caches": caches,
     "migrations": migrating,
     "checkpoints": checkpointing,
+    "planning": planning,
     "training": training,
 }
 
@@ -184,6 +186,7 @@ def _races(topic: Any, *, quick: bool) -> Iterator[Race]:
         "dispatch": (1,),
         "caches": (50,),
         "migrations": (2, 2, 128, 256, 100),
+        "planning": (1, 1),
         "training": (1, 2),
     }
     if topic is conversion:
@@ -200,6 +203,7 @@ def _figures(topic: Any, *, quick: bool) -> list[Result]:
         "dispatch": (1,),
         "caches": (50, 1),
         "migrations": (2, 2, 128, 256, 100),
+        "planning": (1, 1),
     }
     if topic is checkpointing and quick:
         return list(topic.figures(2, 128, 1, apart=False))

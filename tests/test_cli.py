@@ -998,8 +998,11 @@ def documented_files():
     old["scale"] = old.pop("kernel")
     ta.save("older.safetensors", agent | {"policy": layers | {"hidden_5": old}})
     tables = re.findall(r"```toml\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
-    rules, rows = tables
+    rules, specs, rows = tables
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    Path("training.py").write_text(code)
     Path("freeze.toml").write_text(rules)
+    Path("specs.toml").write_text(specs)
     Path("stack.toml").write_text(rows)
     Path("misspelt.toml").write_text(rules.replace("**/bias", "**/bais"))
 

@@ -182,6 +182,26 @@ def test_a_frozen_leaf_has_neither_gradient_nor_state():
     assert kinds(plan) == {"params": PARAMS, "gradients": PARAMS - EMBED // 8}
 
 
+@pytest.mark.parametrize(
+    "where",
+    [
+        "layers/{-2..}",
+        "layers/{-1}",
+        ["layers/*", "!layers/{-1}"],
+        ta.leaf(lambda leaf: leaf.ndim == 1),
+    ],
+    ids=str,
+)
+def test_what_is_frozen_by_more_than_its_own_name_has_no_gradient(where):
+    frozen = ta.param_mask(ABSTRACT, where)
+    trains = {path for path, yes in ta.to_flat_dict(frozen).items() if not yes}
+    for inner in (optax.lion(0.1), optax.sgd(0.1)):
+        tx = ta.freeze(inner, where)
+        plan = ta.summarize(ABSTRACT, RULES, mesh=ABSTRACT_MESH, tx=tx).memory
+        found = {array.path for array in plan.arrays if array.kind == "gradients"}
+        assert found == trains
+
+
 def test_a_gradient_that_clipping_reads_is_there_although_its_leaf_is_frozen():
     tx = OPTIMIZERS["clip, then freeze"]()
     plan = ta.summarize(ABSTRACT, RULES, mesh=ABSTRACT_MESH, tx=tx).memory
@@ -309,6 +329,16 @@ def test_leaves_of_one_form_are_one_line_and_many_are_added_up():
     assert sum("float32" in line for line in lines) == 8
 
 
+def test_no_array_is_made_of_a_model_that_fits_nowhere():
+    tree = {"w": [jax.ShapeDtypeStruct((2**20, 2**20), jnp.float32)] * 8}
+    before = len(jax.live_arrays())
+    wide = AbstractMesh((2**12,), ("data",))
+    tx = ta.freeze(optax.adam(0.1), "w/0")
+    plan = ta.summarize(tree, {"**": P("data", None)}, mesh=wide, tx=tx).memory
+    assert len(jax.live_arrays()) == before
+    assert plan.kinds[0].device_bytes == 8 * 2**30
+
+
 def test_without_a_mesh_nothing_changes():
     report = ta.summarize(ABSTRACT, RULES)
     assert report.memory is None
@@ -331,7 +361,20 @@ def test_an_axis_left_to_the_compiler_counts_as_whole():
     )
 
 
+def test_a_tree_without_arrays_is_nothing_to_hold():
+    plan = ta.summarize({}, {}, mesh=ABSTRACT_MESH).memory
+    assert plan.device_bytes == 0
+    assert str(plan).splitlines()[-1].split() == ["all", "0", *["0", "B"] * 3]
+
+
 # What is refused
+
+
+def test_an_optimizer_that_takes_no_functions_is_named_with_the_cure():
+    tree = {"w": jnp.ones((8, 4)), "act": jax.nn.relu}
+    rules = {"w": P("data", None)}
+    with pytest.raises(ta.TransformError, match=r"'act'. Wrap it: treeadapt.adapt"):
+        ta.summarize(tree, rules, mesh=ABSTRACT_MESH, tx=optax.adam(0.1))
 
 
 @pytest.mark.parametrize(

@@ -149,6 +149,21 @@ def test_one_error_names_every_leaf_that_does_not_fit():
     assert all(path in str(raised.value) for path in ta.tree_paths(ABSTRACT))
 
 
+def test_statistics_keep_the_axes_that_all_their_origins_share():
+    # Of (128, 4, 4) a mean over one of the last two axes may be either of them.
+    tx = optax.adafactor(0.1, min_dim_size_to_factor=4)
+    params = {
+        "query": jax.ShapeDtypeStruct((128, 4, 4), jnp.float32),
+        "out": jax.ShapeDtypeStruct((4, 4, 128), jnp.float32),
+    }
+    specs = {"query": P("data", "model", None), "out": P("model", None, "data")}
+    factored, *_ = opt_state_shardings(tx, params, specs)
+    made = jax.eval_shape(tx.init, params)[0]
+    assert made.v_col["query"].shape == (128, 4)
+    assert factored.v_col == {"query": P("data", None), "out": P(None, "data")}
+    assert factored.v_row == {"query": P("model", None), "out": P("model", None)}
+
+
 def test_the_error_for_20_000_leaves_stays_below_4_kb():
     leaf = jax.ShapeDtypeStruct((4,), jnp.float32)
     with pytest.raises(ta.ShardingError, match="and 19,992 more") as raised:

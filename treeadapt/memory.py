@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from treeadapt import _jax
@@ -24,11 +25,11 @@ from treeadapt.arrays import is_array
 from treeadapt.carry.slots import below
 from treeadapt.drawing.layout import aligned
 from treeadapt.drawing.words import fitted, printable
-from treeadapt.errors import ShardingError
+from treeadapt.errors import ShardingError, TransformError
 from treeadapt.names import fold, listing, plural, size_text
 from treeadapt.sharding.params import decide_specs
 from treeadapt.sharding.specs import is_open, shard_shape, spec_text
-from treeadapt.sharding.state import Place, place_state
+from treeadapt.sharding.state import place_state
 from treeadapt.transforms.adapt import with_extra_args
 from treeadapt.transforms.flat import first_half, trained, view_params
 from treeadapt.trees.views import TreeView, view_tree
@@ -168,8 +169,7 @@ class MemoryPlan:
             self.headline,
             "",
             *aligned(head, rows),
-            "",
-            *aligned(head_of_largest, cells),
+            *(["", *aligned(head_of_largest, cells)] if cells else []),
             *_copies_lines(copies),
         )
 
@@ -190,7 +190,14 @@ class MemoryPlan:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Group:
-    """Leaves that are alike but for a number in their path."""
+    """Leaves that are alike but for a number in their path.
+
+    Attributes:
+        path: with ``{0..3}`` for several.
+        first: one of them.
+        count: how many they are.
+        device_bytes: of all of them on each device, with their gradients and state.
+    """
 
     path: str
     first: PlacedArray
@@ -200,11 +207,16 @@ class _Group:
     @property
     def cells(self) -> tuple[str, str, str, str]:
         one, times = self.first, f"{self.count:,} x " if self.count > 1 else ""
-        path = self.path if one.param is not None else below(STATE, self.path)
         contents = f"{times}{one.dtype}[{','.join(map(str, one.shape))}]"
-        name = fitted(printable(path) or "''", _PATH, middle=True)
         spec = fitted(printable(spec_text(one.spec)), _PATH)
-        return name, contents, spec, size_text(self.device_bytes)
+        return self.name or "''", contents, spec, size_text(self.device_bytes)
+
+    @property
+    def name(self) -> str:
+        """The path, and where it is if not among the params."""
+        is_param = self.first.param is not None
+        path = self.path if is_param else below(STATE, self.path)
+        return fitted(printable(path), _PATH, middle=True)
 
 
 def plan_memory(
@@ -260,9 +272,20 @@ def _trained(
     tree: Any, specs: Any, mesh: Mesh | AbstractMesh, tx: Any
 ) -> Iterator[PlacedArray]:
     """Yield the gradients, then the arrays of the state."""
-    state, places = place_state(tx, tree, specs)
+    try:
+        state, places = place_state(tx, tree, specs)
+    except TypeError as error:
+        static = [p for p, leaf in view_tree(tree).items() if not is_array(leaf)]
+        if not static:
+            raise
+        raise TransformError(
+            f"tx does not take a tree with {plural(len(static), 'leaf')} that "
+            f"{'is not an array' if static[1:] == [] else 'are not arrays'}: "
+            f"{listing(static)}. Wrap it: treeadapt.adapt(tx). ({error})"
+        ) from error
     view, known = view_params(first_half(tree)), view_tree(first_half(specs)).flat()
-    for path, leaf in _gradients(tx, view, state, places).items():
+    held = {place.param for place in places}
+    for path, leaf in _gradients(tx, view, held).items():
         yield _placed(GRADIENTS, path, path, leaf, known[path], mesh)
     for place, leaf in zip(places, state.leaves, strict=True):
         kind, spec = below(STATE, place.slot.field), place.placement
@@ -271,42 +294,49 @@ def _trained(
 
 
 def _gradients(
-    tx: Any, view: TreeView, state: TreeView, places: Sequence[Place]
+    tx: Any, view: TreeView, held: Collection[str | None]
 ) -> Mapping[str, Any]:
     """Return the params that have a gradient.
 
-    Those of which the state holds something; of others, only those whose gradient the
-    update reads, so not those that are frozen. All, if it cannot be traced without
-    arguments that only a training step has.
+    Those that are ``held``, of which the state has something; of others, only those
+    whose gradient the update reads, so not those that are frozen. All, if it cannot be
+    traced without arguments that only a training step has.
     """
-    held = {place.param for place in places}
     params = trained(view)
-    if held.issuperset(params):
+    if all(path in held for path in params):
         return params
-    arrays = [index for index, leaf in enumerate(view.leaves) if is_array(leaf)]
-    shapes = [_abstract(view.leaves[index]) for index in arrays]
-
-    def tree_of(leaves: Sequence[Any]) -> Any:
-        whole = list(view.leaves)
-        for index, leaf in zip(arrays, leaves, strict=True):
-            whole[index] = leaf
-        return view.rebuild(whole)
-
-    def update(grads: Sequence[Any], params: Sequence[Any], held: Any) -> Any:
-        run = with_extra_args(tx).update
-        return run(tree_of(grads), state.rebuild(held), tree_of(params))
-
-    try:
-        read = _jax.inputs_read(update, shapes, shapes, state.leaves)
-    except (AttributeError, KeyError, TypeError, ValueError):
-        return params
-    names = (view.plan.paths[index] for index in arrays)
-    is_read = dict(zip(names, read, strict=False))  # gradients come first
-    return {p: leaf for p, leaf in params.items() if p in held or is_read[p]}
+    # A part of the tree is traced in no time, all of a large one in seconds.
+    for left_out in (held, frozenset[str]()):
+        try:
+            read = _read(tx, view, left_out)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            continue
+        return {p: leaf for p, leaf in params.items() if p in held or p in read}
+    return params
 
 
-def _abstract(array: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(array.shape, array.dtype)
+def _read(tx: Any, view: TreeView, left_out: Collection[str | None]) -> set[str]:
+    """Return the paths of the gradients that an update reads.
+
+    Args:
+        tx: the transformation.
+        view: the params.
+        left_out: paths of params in whose place is what ``optax.masked`` puts there.
+    """
+    arrays = {
+        path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+        for path, leaf in view.items()
+        if is_array(leaf) and path not in left_out
+    }
+    blank = {path: optax.MaskedNode() for path, leaf in view.items() if is_array(leaf)}
+    run = with_extra_args(tx)
+
+    def update(grads: Any, params: Any) -> Any:
+        params = view.replace(blank | params)
+        return run.update(view.replace(blank | grads), run.init(params), params)
+
+    read = _jax.inputs_read(update, arrays, arrays)  # in the order of their keys
+    return {path for path, yes in zip(sorted(arrays), read, strict=False) if yes}
 
 
 def _placed(
@@ -353,7 +383,6 @@ def _copies_lines(groups: Sequence[_Group]) -> Iterator[str]:
     if groups:
         count = plural(sum(group.count for group in groups), "leaf")
         size = size_text(sum(group.device_bytes for group in groups))
-        paths = (fitted(group.path, _PATH, middle=True) for group in groups)
-        names = listing(paths, limit=3)
+        names = listing((group.name for group in groups), limit=3)
         yield ""
         yield f"A copy on each device: {count}, {size} with state: {names}."

@@ -54,9 +54,9 @@ def opt_state_shardings(tx: Any, params: Any, shardings: Any = None) -> Any:
     Returns:
         Tree with the treedef of ``tx.init(params)``, of ``PartitionSpec`` if
         ``shardings`` are, else of shardings: for a copy of a param the param's own,
-        memory kind included; for statistics of one, the part of it that remains. An
-        array that belongs to no param, and one whose shape does not say which axes
-        remain, is on every device of the mesh.
+        memory kind included; for statistics of one, the part of it that remains. Where
+        sizes do not say which axis remained, that axis is not sharded. An array that
+        belongs to no param is on every device of the mesh.
 
     Raises:
         ShardingError: an array has no sharding, or one that does not fit its shape.
@@ -220,12 +220,16 @@ def _entries(shape: tuple[int, ...], home: _Home, rest: str) -> Sequence[Any] | 
         if any(size not in (1, full) for size, full, _ in axes):
             return None
         return [None if size == 1 else entry for size, _, entry in axes]
-    found = {  # the axes that a reduction left, if the sizes say which
-        tuple(known[axis] for axis in axes): None
+    found = [  # what a reduction left, by all axes that it may have left
+        [known[axis] for axis in axes]
         for axes in itertools.combinations(range(len(own)), len(shape))
         if tuple(own[axis] for axis in axes) == shape
-    }
-    return next(iter(found)) if len(found) == 1 else None
+    ]
+    if not found:
+        return None
+    return [
+        each[0] if len(set(each)) == 1 else None for each in zip(*found, strict=True)
+    ]
 
 
 def _homes(view: TreeView, shardings: Any) -> dict[str, _Home]:
