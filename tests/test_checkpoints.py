@@ -669,8 +669,8 @@ def test_no_format_library_is_imported_until_a_file_needs_it(fresh):
     assert run.returncode == 0, run.stderr
 
 
-def test_orbax_from_several_processes_is_refused_not_hung(tmp_path, monkeypatch):
+def test_processes_that_cannot_talk_do_not_wait_for_each_other(tmp_path, monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with pytest.raises(ta.CheckpointError, match="Several processes"):
+    with pytest.raises(ta.CheckpointError, match=r"Call jax\.distributed\.initialize"):
         ta.save(tmp_path / "checkpoint", {"w": jnp.ones(2)})
     assert list(tmp_path.iterdir()) == []

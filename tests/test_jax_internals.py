@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.tree_util as jtu
 import pytest
+from several import free_port
 from trees import TREES, Keyless, RegisteredLayer
 
 from treeadapt import _jax
@@ -104,3 +105,33 @@ def test_what_is_too_deep_or_cannot_be_sorted_raises():
             deep = deep.pop()
     with pytest.raises(ValueError, match="Comparator raised"):
         _jax.flatten({1: 0, "a": 0})
+
+
+TALK = """
+import sys
+import jax
+from treeadapt import _jax
+
+assert _jax.coordination_client() is None
+jax.distributed.initialize(f"localhost:{sys.argv[1]}", 1, 0)
+client = _jax.coordination_client()
+client.wait_at_barrier("here", 9_000)
+client.key_value_set("a/1/x", "one")
+client.key_value_set("a/1/x", "two", allow_overwrite=True)
+client.key_value_set_bytes("a/1/y/z", b"")
+client.key_value_set("a/10", "ten")
+assert client.blocking_key_value_get_bytes("a/1/y/z", 9_000) == b""
+assert sorted(client.key_value_dir_get("a/1")) == [("a/1/x", "two"), ("a/1/y/z", "")]
+assert client.key_value_dir_get("b") == []
+client.key_value_delete("a/1")
+assert client.key_value_dir_get("a") == [("a/10", "ten")]
+try:
+    client.blocking_key_value_get_bytes("b", 1)
+except jax.errors.JaxRuntimeError:
+    jax.distributed.shutdown()
+"""
+
+
+def test_processes_talk_through_the_client_of_the_coordination_service(fresh):
+    done = fresh.run(TALK, free_port())
+    assert done.returncode == 0, done.stderr

@@ -53,7 +53,7 @@ OWNED = {
     "adapters.nnx": {"flax"},
     "checkpoints": set(),
     "checkpoints.msgpack_file": {"flax"},
-    "checkpoints.orbax_folder": {"orbax"},
+    "checkpoints.orbax_folder": {"etils", "orbax"},  # etils: its paths
     "checkpoints.safetensors_file": {"safetensors"},
     "cli": {"click"},
 }

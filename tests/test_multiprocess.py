@@ -11,22 +11,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import re
-import socket
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from several import once, require_success, start
 from sizes import full
 
 WORKER = Path(__file__).parent / "multiprocess_worker.py"
-NUM_DEVICES = 8
-TIMEOUT_S = 50.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,92 +32,15 @@ class Run:
 
 def run(processes: int, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Run once, even if several test processes need the result."""
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent
-    folder /= f"{processes}-processes"
-    try:
-        folder.mkdir()
-    except FileExistsError:
-        wait_for(folder / "exit-codes.json")
-    else:
-        start(processes, folder)
-    return read(processes, folder)
-
-
-def start(processes: int, folder: Path) -> None:
-    """Run the processes until they finish, or kill them."""
-    port = free_port()
-    started: list[subprocess.Popen[bytes]] = []
-    try:
-        for process in range(processes):
-            with (folder / f"output-{process}.txt").open("wb") as output:
-                started.append(
-                    subprocess.Popen(
-                        [sys.executable, str(WORKER)]
-                        + [str(arg) for arg in (process, processes, port, folder)],
-                        env=environment(processes, hash_seed=process + 1),
-                        stdout=output,
-                        stderr=subprocess.STDOUT,
-                        stdin=subprocess.DEVNULL,
-                    )
-                )
-        wait(started)
-    finally:
-        for child in started:
-            child.kill()
-        codes = [child.wait() for child in started]
-        part = folder / "exit-codes.part"
-        part.write_text(json.dumps(codes))
-        part.rename(folder / "exit-codes.json")
-
-
-def read(processes: int, folder: Path) -> Run:
-    codes = json.loads((folder / "exit-codes.json").read_text())
-    for process, code in enumerate(codes):
-        text = (folder / f"output-{process}.txt").read_text(errors="replace")
-        assert code == 0, f"process {process} of {processes} exits {code}:\n{text}"
+    folder, is_new = once(f"{processes}-processes", tmp_path_factory)
+    if is_new:
+        start(WORKER, processes, folder)
+    require_success(folder)
     names = range(processes)
     return Run(
         [json.loads((folder / f"report-{name}.json").read_text()) for name in names],
         [dict(np.load(folder / f"numbers-{name}.npz")) for name in names],
     )
-
-
-def wait_for(file: Path) -> None:
-    end = time.monotonic() + TIMEOUT_S + 5
-    while not file.exists() and time.monotonic() < end:
-        time.sleep(0.05)
-
-
-def wait(started: list[subprocess.Popen[bytes]]) -> None:
-    """Wait for all of them, or for one that fails, because the others then hang."""
-    end = time.monotonic() + TIMEOUT_S
-    while time.monotonic() < end:
-        codes = [child.poll() for child in started]
-        if all(code is not None for code in codes) or any(codes):
-            return
-        time.sleep(0.05)
-
-
-def environment(processes: int, *, hash_seed: int) -> dict[str, str]:
-    root = str(WORKER.parent.parent)
-    devices = NUM_DEVICES // processes
-    return {
-        **os.environ,
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONHASHSEED": str(hash_seed),
-        "PYTHONPATH": os.pathsep.join((root, os.environ.get("PYTHONPATH", ""))),
-        "XLA_FLAGS": re.sub(
-            r"(device_count)=\d+", rf"\1={devices}", os.environ["XLA_FLAGS"]
-        ),
-    }
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("localhost", 0))
-        return found.getsockname()[1]
 
 
 @pytest.fixture(scope="module")

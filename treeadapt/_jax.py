@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.tree_util as jtu
+from jax._src import distributed
 
 #: ``flatten(tree, is_leaf=None) -> (leaves, treedef)``. If it goes, every conversion
 #: calls ``jax.tree.flatten`` in its place, which is a layer of Python slower.
@@ -43,3 +44,15 @@ def inputs_read(fn: Callable[..., Any], *args: Any) -> list[bool]:
     parts = [made.outvars, *(equation.invars for equation in made.eqns)]
     read = {id(variable) for part in parts for variable in part}
     return [id(variable) in read for variable in made.invars]
+
+
+def coordination_client() -> Any:
+    """Return what the processes of ``jax.distributed`` talk through; None without it.
+
+    It has ``wait_at_barrier(name, limit_ms)``, ``key_value_set(key, text,
+    allow_overwrite=False)`` and the same for bytes, ``blocking_key_value_get_bytes(key,
+    limit_ms)``, ``key_value_dir_get(key)`` and ``key_value_delete(key)`` for all that
+    is below a key. If they change, several processes can neither save to Orbax nor load
+    to arrays that they share.
+    """
+    return distributed.global_state.client

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -27,6 +28,7 @@ from treeadapt.checkpoints import (
     schema_file,
 )
 from treeadapt.checkpoints.common import Stored, refuse, reported
+from treeadapt.checkpoints.processes import agreed
 from treeadapt.checkpoints.replacing import replaced, restore
 from treeadapt.convert import describe
 from treeadapt.errors import CheckpointError
@@ -136,13 +138,9 @@ def write(
         kind = format_of(path, given, writing=True)
     else:
         _require_shards(name, given, max_shard_bytes)
-    if kind == "orbax" and jax.process_count() > 1:
-        # Every process must write to one folder, and put it in place together.
-        raise CheckpointError(
-            "Several processes save to an Orbax folder by Orbax's own checkpointer: "
-            "StandardCheckpointer().save(path, ta.to_flat_dict(tree)). ta.load reads "
-            "what it wrote."
-        )
+    if kind == "orbax":
+        _write_together(name, leaves, arrays, marks)
+        return
     with reported(name, "written"), replaced(name, lambda: _check(name, kind)) as new:
         if max_shard_bytes is not None:
             plain = {one: x for one, x in leaves.items() if one not in marks["ties"]}
@@ -150,6 +148,48 @@ def write(
         else:
             content = leaves if kind == "schema" else dict(arrays)
             FORMATS[kind].write(new, content, marks)
+
+
+def _write_together(
+    path: Path,
+    leaves: Mapping[str, Any],
+    arrays: Iterable[tuple[str, Any]],
+    marks: Mapping[str, Mapping[str, str]],
+) -> None:
+    """Write an Orbax folder from all processes; see ``write``.
+
+    Process 0 makes the folder and puts it in place once all have written their parts.
+    """
+    call, is_first = f"save to {listing([str(path)])}", jax.process_index() == 0
+    own = schema_file.entries(leaves, marks)
+    with agreed(call) as told, reported(path, "written"):
+        first = json.loads(told(json.dumps(own)))
+        different = [name for name in own | first if own.get(name) != first.get(name)]
+        if different:
+            here, there = (one.get(different[0], "missing") for one in (own, first))
+            raise CheckpointError(
+                f"Its tree differs from that of process 0 in {listing(different)}: "
+                f"the first is {here!r}, in process 0 {there!r}. Save the same tree in "
+                "all processes."
+            )
+    with contextlib.ExitStack() as stack:
+        with agreed(call) as told, reported(path, "written"):
+            new = None
+            if is_first:
+                new = stack.enter_context(replaced(path, lambda: _check(path, "orbax")))
+                orbax_folder.begin(new)
+            new = Path(told(str(new)))
+            if not new.is_dir():
+                raise CheckpointError(
+                    f"There is no folder {listing([str(new)])} here, which process 0 "
+                    "made. Save to a file system that all processes share."
+                )
+        with agreed(call), reported(path, "written"):
+            orbax_folder.write(new, dict(arrays), marks)
+        with agreed(call), reported(path, "written"):
+            if is_first:
+                orbax_folder.finish(new)
+            stack.close()
 
 
 def format_of(

@@ -17,6 +17,7 @@ import numpy as np
 from treeadapt.arrays import is_array, is_number
 from treeadapt.checkpoints.boxes import on_devices
 from treeadapt.checkpoints.common import NUMBER, Leaf, require_dtype
+from treeadapt.checkpoints.processes import spans_processes
 from treeadapt.errors import CheckpointError
 from treeadapt.names import listing
 
@@ -130,7 +131,12 @@ def placed(name: str, array: Any, like: Any) -> Any:
     if is_number(like):
         return type(like)(np.asarray(array).item())
     if is_key(like):
-        return jax.device_put(_keys(np.asarray(array), _key_kind(like)), home(like))
+        keys = _keys(np.asarray(array), _key_kind(like))
+        if not spans_processes(like):
+            return jax.device_put(keys, home(like))
+        return jax.make_array_from_callback(
+            keys.shape, like.sharding, lambda index: keys[index]
+        )
     if isinstance(array, jax.Array):
         return array
     change = functools.partial(_cast, name, dtype=like.dtype)

@@ -5,10 +5,15 @@ makes file names of them, so every segment is percent-encoded first. Arrays are 
 and restored with their shardings, piece by piece, as Orbax does it. Tied leaves are
 written twice, and marked. A leaf without elements is an error, because Orbax cannot
 store it.
+
+Of several processes each writes and reads what is on its devices. Orbax's checkpointers
+would let all wait for one that failed, so ``begin``, ``write`` and ``finish`` use its
+handler, which waits for nobody; ``files`` calls them in all processes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -19,6 +24,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 import jax
+import numpy as np
 
 from treeadapt.arrays import is_array
 from treeadapt.checkpoints.common import (
@@ -31,6 +37,7 @@ from treeadapt.checkpoints.common import (
     nested,
     refuse,
 )
+from treeadapt.checkpoints.processes import spans_processes
 from treeadapt.checkpoints.schema_file import hashed
 from treeadapt.errors import CheckpointError, PathCollisionError
 from treeadapt.names import listing
@@ -85,7 +92,7 @@ def read_metadata(path: Path) -> Stored:
     if links:
         refuse(path, f"{listing(links)} in it is a link")
     marks = _marks(path, folder)
-    with ocp.PyTreeCheckpointer() as checkpointer:
+    with _checkpointer() as checkpointer:
         tree = _tree(checkpointer, folder)
     key_kinds = _key_kinds(path, folder)
     table: dict[str, Leaf] = {}
@@ -129,7 +136,7 @@ def read(stored: Stored, wanted: Mapping[str, Any]) -> list[Any]:
         for one, sharding in wanted.items()
     }
     folder = _folder(stored.path)
-    with ocp.PyTreeCheckpointer() as checkpointer:
+    with _checkpointer() as checkpointer:
         # The restored tree must be of the stored lists and dicts, with a mark where
         # nothing is to be read.
         item = jax.tree_util.tree_map_with_path(
@@ -144,13 +151,23 @@ def read(stored: Stored, wanted: Mapping[str, Any]) -> list[Any]:
     return [found[table[one].key] for one in wanted]
 
 
+def begin(path: Path) -> None:
+    """Make the folder that all processes write to; one of them does."""
+    path.mkdir()
+    (path / "array_metadatas").mkdir()  # which Orbax's other processes wait for
+
+
 def write(path: Path, leaves: Mapping[str, Any], marks: Mapping[str, Any]) -> None:
-    """Write leaves, which stay on their devices until Orbax takes them.
+    """Write what this process has of leaves, to a folder that ``begin`` made.
+
+    They stay on their devices until Orbax takes them. Of a leaf that each process has
+    for itself, process 0 writes its own.
 
     Raises:
         CheckpointError: a leaf has no elements.
     """
     import orbax.checkpoint as ocp
+    from etils import epath
 
     found = {**leaves, **{one: leaves[own] for one, own in marks["ties"].items()}}
     empty = [name for name, leaf in found.items() if 0 in leaf.shape]
@@ -159,6 +176,11 @@ def write(path: Path, leaves: Mapping[str, Any], marks: Mapping[str, Any]) -> No
             f"The leaf {listing(empty[:1])} has no elements, which Orbax cannot "
             "store. Save as .safetensors."
         )
+    if jax.process_count() > 1:
+        found = {
+            name: leaf if spans_processes(leaf) else np.asarray(leaf)
+            for name, leaf in found.items()
+        }
     escaped = {
         "/".join(map(escape_segment, name.split("/"))): leaf
         for name, leaf in found.items()
@@ -168,9 +190,29 @@ def write(path: Path, leaves: Mapping[str, Any], marks: Mapping[str, Any]) -> No
     except PathCollisionError:
         tree = {escape_segment(name): leaf for name, leaf in found.items()}
     own = {_MARK: hashed(leaves, marks)}
-    with ocp.PyTreeCheckpointer() as checkpointer:
-        args = ocp.args.PyTreeSave(tree, custom_metadata=own)
-        checkpointer.save(path.absolute(), args=args)
+    args = ocp.args.PyTreeSave(tree, custom_metadata=own)
+    with contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler:
+        handler.save(epath.Path(path.absolute()), args=args)
+
+
+def finish(path: Path) -> None:
+    """Complete a folder that all processes have written to; one of them does."""
+    import orbax.checkpoint as ocp
+    from etils import epath
+
+    with contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler:
+        handler.finalize(epath.Path(path.absolute()))
+        now = path.stat().st_mtime_ns
+        document = {
+            "item_handlers": handler.typestr(),
+            "metrics": {},
+            "performance_metrics": {},
+            "init_timestamp_nsecs": now,
+            "commit_timestamp_nsecs": now,
+            "custom_metadata": {},
+        }
+    (path / "_CHECKPOINT_METADATA").write_text(json.dumps(document), "utf-8")
+    (path / "commit_success.txt").touch()  # Orbax asks for it on some file systems
 
 
 def escape_segment(segment: str) -> str:
@@ -218,6 +260,18 @@ def _proposal(path: Path) -> str:
     names = [str(item) for folder in (path, *steps) for item in _items(folder)]
     names.sort(key=lambda name: re.sub(r"\d+", lambda n: n[0].zfill(20), name))
     return f"It holds {listing(names[::-1])}. Name one of them." if names else ""
+
+
+def _checkpointer() -> Any:
+    """Return Orbax's reader, which does not wait for other processes."""
+    import orbax.checkpoint as ocp
+
+    own = jax.process_index()
+    options = ocp.options.MultiprocessingOptions(
+        primary_host=own, active_processes={own}
+    )
+    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=options)
+    return ocp.Checkpointer(handler, multiprocessing_options=options)
 
 
 def _entries(folder: Path) -> dict[str, bool]:

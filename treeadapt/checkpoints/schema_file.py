@@ -110,7 +110,7 @@ def write(path: Path, leaves: Mapping[str, Any], marks: Mapping[str, Any]) -> No
     """
     for name, leaf in leaves.items():
         require_dtype(name, leaf.dtype)
-    texts = _texts(leaves, marks).items()
+    texts = entries(leaves, marks).items()
     text = hashed(leaves, marks)["hash"]
     lines = [_COMMENT, f"version = {VERSION}", f'hash = "{text}"']
     lines += ["", _FILE.table]
@@ -134,11 +134,11 @@ def hashed(
         leaves: what has a shape and a dtype, with tied leaves or without.
         marks: as for ``files.write``.
     """
-    texts = json.dumps(sorted(_texts(leaves, marks).items()))
+    texts = json.dumps(sorted(entries(leaves, marks).items()))
     return {**marks, "hash": hashlib.sha256(texts.encode()).hexdigest()[:16]}
 
 
-def _texts(leaves: Mapping[str, Any], marks: Mapping[str, Any]) -> dict[str, str]:
+def entries(leaves: Mapping[str, Any], marks: Mapping[str, Any]) -> dict[str, str]:
     """Return what a schema says of each leaf, in the order of ``leaves``."""
     kinds = marks["kinds"]
     texts = {

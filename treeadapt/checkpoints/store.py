@@ -42,6 +42,7 @@ from treeadapt.checkpoints.leaves import (
     to_array,
 )
 from treeadapt.checkpoints.migrated import Source, made_of, migrated
+from treeadapt.checkpoints.processes import agreed, spans_processes
 from treeadapt.errors import (
     CheckpointError,
     MigrationError,
@@ -78,6 +79,9 @@ def save(
     A name that ends in ``.schema.toml`` makes a schema: all this but the values, one
     line a leaf, for git and for checks without the arrays. Everything that reads
     metadata reads it.
+
+    Several processes save to one Orbax folder: all must call this, each writes what its
+    devices hold, and if one cannot go on, all raise the same error.
 
     Args:
         path: ``.safetensors``, ``.schema.toml``, or no ending for an Orbax folder.
@@ -167,6 +171,9 @@ def load(
     Python number fits any 0-d leaf of its kind (bool, integer, floating or complex)
     that holds its value exactly.
 
+    If leaves of ``target`` are on devices of several processes, all of these must call
+    this, and if one cannot go on, all raise the same error.
+
     Args:
         path: a ``.safetensors``, ``.npz`` or Flax ``.msgpack`` file, a folder of Orbax,
             or one of safetensors shards with their index, written by any library. A
@@ -218,8 +225,26 @@ def load(
         >>> load(file, migration=stack)["blocks"]["bias"].tolist()
         [[0, 0], [1, 1], [2, 2]]
     """
-    stored = read_stored(path, format)
+    require_path(path)
     view = None if target is None else view_tree(target)
+    is_shared = view is not None and any(map(spans_processes, view.leaves))
+    together = agreed if is_shared else contextlib.nullcontext
+    with together("load"):
+        return _filled(path, view, where, migration, format, strict=strict, cast=cast)
+
+
+def _filled(
+    path: str | os.PathLike[str],
+    view: TreeView | None,
+    where: Any,
+    migration: Migration | None,
+    given: Format | None,
+    *,
+    strict: bool,
+    cast: bool,
+) -> Any:
+    """Return what ``load`` does, in this process."""
+    stored = read_stored(path, given)
     if view is not None:
         require_arrays(stored)
     likes = None if view is None else view.flat()
@@ -245,7 +270,7 @@ def load(
                 f"Nothing was loaded from {name}, because no leaf of the target fits.\n"
                 f"{report}",
                 TreeAdaptWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
         table = source.stored.table
         places = {one: place(one, table[one], made[one]) for one in report.restored}
