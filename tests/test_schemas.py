@@ -458,10 +458,10 @@ HOSTILE = {
     "version 2": (text_of(head="version = 2"), "version 2"),
     "another field": (text_of(head="version = 1\ncode = 'x'"), "unknown field 'code'"),
     "a leaf twice": (text_of('"a" = "int"', '"a" = "int"'), "malformed"),
-    "no quotes": (text_of("a.b.c = 'int'"), "'a' is a table. Put the whole path"),
-    "no TOML": (text_of('"a" = float32[3]'), "malformed"),
+    "no quotes": (text_of("a.b.c = 'int'"), "not in quotes"),
+    "no TOML": (text_of('"a" = float32[3]'), "not in quotes.*Names and texts"),
     "a number": (text_of('"a" = 3'), "'a' is '3'"),
-    "a list": (text_of('"a" = ["float32", 3]'), "'a' is"),
+    "a list": (text_of('"a" = ["float32", 3]'), "not in quotes"),
     "unknown dtype": (text_of('"a" = "float33[3]"'), "unknown dtype, 'float33'"),
     "an object": (text_of('"a" = "object[3]"'), "unknown dtype, 'object'"),
     "no shape": (text_of('"a" = "float32"'), "Write shape and dtype"),
@@ -482,7 +482,9 @@ HOSTILE = {
     ),
     "a hash of another type": (text_of(head="version = 1\nhash = 3"), "and not '3'"),
     "many dots": (text_of(f"{'a.' * 99}a = 'int'"), "too many dots"),
-    "deep": (text_of(f"a = {'[' * 9_999}"), "nested too deep"),
+    "deep": (text_of(f"a = {'[' * 9_999}"), "not in quotes"),
+    "two tables": (text_of("[more]"), "or there is a table"),
+    "a table in a line": (text_of('"a" = { b = "int" }'), "or there is a table"),
     "an escape": (text_of('"\\u001b[31m" = "x"'), r"'\\x1b\[31m'"),
     "no utf-8": (b"version = 1\n\xff", "not UTF-8"),
 }
@@ -526,7 +528,7 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path, monkeypatch):
     path = tmp_path / SCHEMA
     with path.open("wb") as file:
         file.truncate(schema_file.MAX_BYTES + 1)
-    with pytest.raises(ta.CheckpointError, match="larger than 33,554,432 bytes"):
+    with pytest.raises(ta.CheckpointError, match="larger than 16,777,216 bytes"):
         ta.read_metadata(path)
     path.write_text(text_of('"a" = "int"', '"b" = "int"'))
     monkeypatch.setattr(schema_file, "MAX_LEAVES", 1)
@@ -545,7 +547,7 @@ def test_a_large_model_has_a_schema(tmp_path):
     }
     spec = jax.ShapeDtypeStruct((2_048, 512), jnp.bfloat16)
     ta.save(tmp_path / SCHEMA, dict.fromkeys(sorted(experts), spec))
-    assert (tmp_path / SCHEMA).stat().st_size * 12 < schema_file.MAX_BYTES
+    assert (tmp_path / SCHEMA).stat().st_size * 8 < schema_file.MAX_BYTES
     assert ta.read_metadata(tmp_path / SCHEMA).keys() == experts
 
 
