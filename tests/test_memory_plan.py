@@ -25,7 +25,9 @@ import treeadapt as ta
 from treeadapt.cli.commands import app
 
 AXES = {"data": 4, "model": 2}
-ABSTRACT_MESH = AbstractMesh(tuple(AXES.values()), tuple(AXES))
+ABSTRACT_MESH = AbstractMesh(
+    tuple(AXES.values()), tuple(AXES), axis_types=(AxisType.Auto,) * 2
+)
 RULES = {
     "embed": P("model", "data"),
     "**/up": P("data", "model"),

@@ -92,7 +92,10 @@ class MemoryPlan:
 
     Attributes:
         mesh: names and sizes of its axes.
-        arrays: params, then gradients, then the optimizer's state.
+        arrays: params, then gradients, then the optimizer's state; each has ``kind``,
+            ``path``, ``param`` (the path of the param that it is or belongs to),
+            ``shape``, ``dtype``, ``spec``, ``size_bytes`` of the whole array,
+            ``device_bytes`` of what each device holds, and ``is_replicated``.
         notes: what to know about the numbers, a line each.
     """
 
@@ -118,7 +121,11 @@ class MemoryPlan:
 
     @functools.cached_property
     def kinds(self) -> tuple[KindTotal, ...]:
-        """Params, gradients, and each field of the state, the largest first."""
+        """Params, gradients, and the fields of the state, the largest first.
+
+        Each has ``kind``, ``num_leaves``, ``size_bytes``, ``device_bytes``, and
+        ``replicated_bytes``, the part of it of which every device holds a copy.
+        """
         kinds: dict[str, list[PlacedArray]] = {}
         for array in self.arrays:
             kinds.setdefault(array.kind, []).append(array)
