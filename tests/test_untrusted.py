@@ -265,6 +265,7 @@ def test_the_policy_states_the_caps_as_they_are():
         "bytes of a rules or migration file": data_files.MAX_BYTES,
         "patterns of a rules file": files.MAX_PATTERNS,
         "weight of the patterns of a rules file": files.MAX_WEIGHT,
+        "axes in a list of a rules file, and in an entry of it": files.MAX_AXES,
         "paths of a freeze spec": files.MAX_PATHS,
         "rows of a migration file": migration_files.MAX_ROWS,
         "characters of a migration file's addresses": migration_files.MAX_CHARACTERS,
