@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import process_checkpoints_worker as worker
 import pytest
 from several import exit_codes, once, require_success, start
@@ -76,25 +77,29 @@ def test_one_process_loads_what_several_saved(together):
     assert loaded["step"] == 7
     plain = ta.load(together.folder / "together")
     assert not ta.tree_diff(plain, ta.load(together.folder / "alone"), values=True)
+    plain["key"] = np.asarray(jax.random.key_data(plain["key"]))
+    with ocp.StandardCheckpointer() as checkpointer:
+        by_orbax = checkpointer.restore(together.folder / "together", plain)
+    assert not ta.tree_diff(by_orbax, plain, values=True)
 
 
 ERRORS = {
     "other tree": r"LAST failed, so none goes on\. Its tree differs from that of "
     r"process 0 in 'b', 'c': the first is 'int', in process 0 'missing'",
     "no folder": r"FIRST failed, so none goes on\. There is no folder .*Make it\.$",
-    "other call": r"different calls \(process 0: save to .*; process \d: load\)",
+    "other call": r"different calls \(process \d: save to .*; process \d: load\)",
     "other name": r"calls \(process \d: .*new-False'; process \d: .*new-True'\)",
     "no file": r"^CheckpointError: There is no checkpoint '.*nowhere'\.$",
     "no file there": r"LAST failed, .* There is no checkpoint '",
     "safetensors": r"'a' is also on devices of other processes\. Save as an Orbax",
     "shards": r"'a' is also on devices of other processes\. Save as an Orbax",
     "empty": r"^CheckpointError: The leaf 'b' has no elements",
-    "full there": r"LAST .*together' cannot be written: OSError: .*No space left",
+    "full there": r"LAST .*together' cannot be written: .*(too large|OCDBT)",
     "full first": r"FIRST .*together' cannot be written: OSError: .*No space left",
     "full at last": r"FIRST .*together' cannot be written: OSError: .*No space left",
     "not shared": r"LAST .*There is no folder .* here, which process 0 made",
     "read there": r"LAST failed, .*OSError: .*Input/output error",
-    "late": r"Not all processes came to \"save to '.*together'\" within 1 s",
+    "late": r"through \"save to '.*together'\": one did not come within 1 s",
     "afterwards": r"^no error$",
 }
 
@@ -139,7 +144,7 @@ DEATHS = full(
         for call in ("save", "load")
         for who in (0, count - 1)
     ],
-    [(2, "save", 1), (2, "load", 0)],
+    [(2, "save", 1)],
 )
 LIMIT_S = 40.0
 

@@ -95,7 +95,7 @@ class _Meeting:
         calls = f"{self._key}/calls"
         own = f"{zlib.crc32(self._call.encode()):08x}"  # one entry if all are the same
         text = f"process {jax.process_index()}: {self._call}"
-        with self._talking(_ARRIVAL_S):
+        with self._talking():
             self._client.key_value_set(f"{calls}/{own}", text, allow_overwrite=True)
             self.wait("start", _ARRIVAL_S)
             found = sorted(text for _, text in self._client.key_value_dir_get(calls))
@@ -107,7 +107,7 @@ class _Meeting:
 
     def wait(self, point: str, limit_s: int) -> None:
         """Wait until all processes are at a point of the block."""
-        with self._talking(limit_s):
+        with self._talking():
             self._client.wait_at_barrier(f"{self._key}/{point}", limit_s * 1000)
 
     def told(self, text: str) -> str:
@@ -116,7 +116,7 @@ class _Meeting:
             data = zlib.compress(text.encode("utf-8", "surrogatepass"))
             self._client.key_value_set_bytes(self._first, data)
             return text
-        with self._talking(_WORK_S):
+        with self._talking():
             data = self._client.blocking_key_value_get_bytes(
                 self._first, _WORK_S * 1000
             )
@@ -139,7 +139,7 @@ class _Meeting:
 
     def resolve(self, failure: Exception | None) -> None:
         """Raise what all processes raise, if the block failed in any."""
-        with self._talking(_ARRIVAL_S):
+        with self._talking():
             found = self._client.key_value_dir_get(f"{self._key}/failed")
         texts = {int(key.rpartition("/")[2]): text for key, text in found}
         count = jax.process_count()
@@ -157,12 +157,13 @@ class _Meeting:
         ) from failure
 
     @contextlib.contextmanager
-    def _talking(self, limit_s: int) -> Iterator[None]:
+    def _talking(self) -> Iterator[None]:
         try:
             yield
         except jax.errors.JaxRuntimeError as error:
             problem = shorten(" ".join(str(error).split()), limit=500)
             raise CheckpointError(
-                f"Not all processes came to {self._call!r} within {limit_s} s, or one "
-                f"died. All of them must make the same call. JAX says: {problem}"
+                f"Not all processes got through {self._call!r}: one did not come "
+                f"within {_ARRIVAL_S} s, or died. All must make the same call. JAX "
+                f"says: {problem}"
             ) from error
