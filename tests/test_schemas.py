@@ -505,6 +505,24 @@ def test_hostile_schemas_are_short_errors(case, tmp_path):
         assert "\x1b" not in message
 
 
+def test_a_cut_or_changed_schema_either_raises_or_loads(schema):
+    lines = schema.read_bytes().splitlines(keepends=True)
+    rng = np.random.default_rng(0)
+    refused = 0
+    for _ in range(200):
+        kept = lines[:2] + lines[3:] if rng.integers(2) else lines
+        data = bytearray(b"".join(kept))
+        at, size = rng.integers(len(data)), rng.integers(1, 20)
+        new = rng.choice(bytearray(b'"[]=<>, \n\\019az#{}.\xff'), 1).tobytes()
+        data[at : at + size] = new if rng.integers(2) else b""
+        schema.write_bytes(data)
+        try:
+            ta.load(schema)
+        except ta.CheckpointError:
+            refused += 1
+    assert refused > 100
+
+
 def test_what_a_person_may_write(tmp_path):
     path = tmp_path / SCHEMA
     path.write_text(
