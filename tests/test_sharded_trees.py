@@ -177,8 +177,8 @@ def test_reading_a_deleted_array_raises():
 
 RULES = ta.Rules(
     {
-        "layers/{0..1}/weight": "data, model",
-        "layers/2/weight": "None, data",
+        "layers/{0..1}/weight": P("data", "model"),
+        "layers/2/weight": P(None, "data"),
         "**": P(),
     }
 )
