@@ -265,6 +265,7 @@ HEAD = "version = 1\n"
         (b"version = 1\n\x00", "malformed"),
         ("[" + ".".join("a" * 200_000) + "]\n", "too many dots"),
         ("\"a\".'b' . c" * 100 + "= 1\n", "too many dots"),
+        ("".join(f"a.b.c.d.e{n} = 1\n" for n in range(30_000)), "too many dots"),
     ],
 )
 def test_a_malformed_toml_file_is_refused(tmp_path, text, match):

@@ -24,6 +24,7 @@ VERSION = 1
 MAX_BYTES = 4 * 2**20
 MAX_INTEGER = 2**63
 _MAX_DOTS = 16  # in one key; the time that tomllib takes grows with the square
+_MAX_ALL_DOTS = 100_000  # in all keys and numbers; each costs tomllib some microseconds
 
 # Strings and comments of TOML; what remains is keys, numbers and punctuation.
 _TOML_TEXT = re.compile(
@@ -103,8 +104,9 @@ class DataFile:
 
         text = text.replace("\r\n", "\n")
         bare = _TOML_TEXT.sub('"', text)
-        if any(part.count(".") > _MAX_DOTS for part in _TOML_END_OF_KEY.split(bare)):
-            raise ValueError("a key has too many dots; put names in quotes")
+        dots = [part.count(".") for part in _TOML_END_OF_KEY.split(bare)]
+        if max(dots) > _MAX_DOTS or sum(dots) > _MAX_ALL_DOTS:
+            raise ValueError("keys have too many dots; put names in quotes")
         if self.is_flat and (bare.count("[") > 1 or {*"{."} & {*bare}):
             raise ValueError("a name or a text is not in quotes, or there is a table")
         return tomllib.loads(text)
