@@ -273,6 +273,20 @@ def test_one_of_several_concurrent_writers_wins_completely(
     assert os.listdir(tmp_path) == ["x"]
 
 
+def test_what_was_replaced_is_never_put_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(replacing, "_exchange", lambda *_: False)
+    ta.save(tmp_path / "x", TREE)
+    left, remove = [], replacing._remove
+
+    def watched(folder):
+        left.extend(os.listdir(folder))
+        remove(folder)
+
+    monkeypatch.setattr(replacing, "_remove", watched)
+    ta.save(tmp_path / "x", TREE)
+    assert sorted(left) == ["lock", "replaced"]  # restore looks for "old"
+
+
 @posix
 def test_files_of_a_running_writer_are_not_litter(tmp_path):
     with replacing.replaced(tmp_path / "x") as new:

@@ -163,6 +163,8 @@ def _put(new: Path, path: Path) -> None:
     try:
         if new.is_dir():
             _put_folder(new, path, old)
+            with contextlib.suppress(OSError):  # else ``restore`` may take it for lost
+                old.rename(old.with_name("replaced"))
         else:
             new.replace(path)
     except OSError as error:
