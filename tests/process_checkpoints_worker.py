@@ -30,7 +30,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import treeadapt as ta
-from treeadapt.checkpoints import files, orbax_folder, processes, store
+from treeadapt.checkpoints import boxes, files, orbax_folder, processes, store
 from treeadapt.sharding.params import named_shardings
 from treeadapt.sharding.state import opt_state_shardings
 
@@ -140,6 +140,21 @@ def failing(
         return attempt(call)
     finally:
         setattr(where, name, original)
+
+
+def share_read(call: Callable[[], Any], file: Path) -> float:
+    """Return how much of a file a call reads, but for its header."""
+    counts, read = [], boxes.FileArray._read_to
+
+    def counted(self: Any, stream: Any, start_bytes: int, array: Any) -> None:
+        counts.append(array.nbytes)
+        read(self, stream, start_bytes, array)
+
+    boxes.FileArray._read_to = counted  # type: ignore[method-assign]
+    call()
+    boxes.FileArray._read_to = read  # type: ignore[method-assign]
+    header_bytes = 8 + int.from_bytes(file.read_bytes()[:8], "little")
+    return sum(counts) / (file.stat().st_size - header_bytes)
 
 
 def right(process: int, folder: Path) -> dict[str, Any]:
@@ -266,7 +281,12 @@ def main(process: int, count: int, port: str, folder: Path, *death: str) -> None
     if death:
         die(process, folder, death[0], int(death[1]))
         return
-    report = {"wrong": right(process, folder), "errors": errors(process, folder)}
+    file, like = folder / "alone.safetensors", abstract_model(8, 1) | extra(0)
+    report = {
+        "wrong": right(process, folder),
+        "share": share_read(lambda: ta.load(file, like), file),
+        "errors": errors(process, folder),
+    }
     (folder / f"report-{process}.json").write_text(json.dumps(report))
     jax.distributed.shutdown()
 

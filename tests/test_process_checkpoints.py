@@ -69,6 +69,11 @@ def test_each_process_loads_its_parts_of_any_checkpoint_bit_for_bit(together):
         assert not any(found.values()), found
 
 
+def test_each_process_reads_its_parts_of_a_file_only(together):
+    for report in together.reports:
+        assert report["share"] < 1 / len(together.reports) + 0.1
+
+
 def test_one_process_loads_what_several_saved(together):
     like = worker.abstract_model(8, 1) | worker.extra(0)
     loaded = ta.load(together.folder / "together", like)
