@@ -9,12 +9,11 @@ has them hands them over.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
-
-import numpy as np
 
 from treeadapt.migrations.axes import Axes, Axis
 from treeadapt.migrations.running import Layout, Move
@@ -28,27 +27,37 @@ class Part:
     """One part of a box of a target, and what it is made of.
 
     Attributes:
-        sources: for each source, its place in the row, and place and box of each leaf.
+        whole: the move of the group.
+        copies: for each source, its place in the row, and which part of it this is.
+        ranges: the values of each name.
         move: makes leaves of one target of them, maybe more than is wanted.
         leaf: which of these leaves is wanted.
-        picks: for each axis of that leaf the indices that are wanted.
+        picks: its part that is wanted.
         place: where these are in the box.
         is_exact: whether no more is made than is wanted.
     """
 
-    sources: tuple[tuple[int, tuple[tuple[int, Box], ...]], ...]
+    whole: Move
+    copies: tuple[tuple[int, int], ...]
+    ranges: Mapping[str, tuple[int, int]]
     move: Move
     leaf: int
-    picks: tuple[Any, ...]
+    picks: Box
     place: Box
     is_exact: bool
 
+    @functools.cached_property
+    def sources(self) -> tuple[tuple[int, tuple[tuple[int, Box], ...]], ...]:
+        """For each source, its place in the row, and place and box of each leaf."""
+        layouts = self.whole.sources
+        return tuple(
+            (source, tuple(_leaves(self.whole, layouts[source], one, self.ranges)))
+            for source, one in self.copies
+        )
+
     def put(self, leaves: Sequence[Any], whole: Any) -> None:
         """Put what the move made of the sources into the array for the box."""
-        made = leaves[self.leaf]
-        for axis, pick in enumerate(self.picks):
-            made = made[(slice(None),) * axis + (pick,)]
-        whole[self.place] = made
+        whole[self.place] = leaves[self.leaf][self.picks]
 
 
 def parts_of_box(
@@ -110,10 +119,6 @@ def _part(
         if wider == ranges:
             break
         ranges = wider
-    sources = tuple(
-        (source, tuple(_leaves(move, move.sources[source], one, ranges)))
-        for source, one in copies
-    )
     small = Move(
         tuple(_single(move.sources[source], one) for source, one in copies),
         (_single(layout, two),),
@@ -133,11 +138,12 @@ def _part(
         ],
         [small.size[name] for name in layout.numbers],
     )
-    return Part(sources, small, leaf, picks, place, count == wanted)
+    exact = count == wanted
+    return Part(move, (*copies,), ranges, small, leaf, picks, place, exact)
 
 
 def _leaves(
-    move: Move, layout: Layout, part: int, ranges: Ranges
+    move: Move, layout: Layout, part: int, ranges: Mapping[str, tuple[int, int]]
 ) -> Iterator[tuple[int, Box]]:
     """Yield place and box of each leaf of a source that has a part."""
     box = []
@@ -209,16 +215,12 @@ def _joined(move: Move, product: Sequence[str], ranges: Mapping[str, Any]) -> Ra
 
 def _pick(
     move: Move, ranges: Ranges, product: Sequence[str], first: int, last: int
-) -> Any:
+) -> slice:
     """Return where a range of a product is among the ranges of its names."""
-    if not product:
-        return slice(None)
-    index = np.unravel_index(
-        np.arange(first, last), [move.size[name] for name in product]
-    )
-    inner = [values - ranges[n][0] for n, values in zip(product, index, strict=True)]
-    lengths = [ranges[name][1] - ranges[name][0] for name in product]
-    picked = np.ravel_multi_index(inner, lengths)
-    if picked[-1] - picked[0] + 1 == len(picked):
-        return slice(int(picked[0]), int(picked[-1]) + 1)
-    return picked
+    start, rest = 0, first
+    for place, name in enumerate(product):
+        value, rest = divmod(rest, _size(move, product[place + 1 :]))
+        low, high = ranges[name]
+        start = start * (high - low) + value - low
+    # Inside a name with several values all others are whole: it is one range there too.
+    return slice(start, start + last - first)

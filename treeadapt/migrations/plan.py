@@ -267,6 +267,8 @@ def _is_cut(group: Group, target: int, shard: Sequence[int]) -> bool:
         return group.row.function is None
     numbers = [0] * len(group.move.targets[target].numbers)
     shape = group.made[target].shape
+    if 0 in shard:
+        return True
     starts = (range(0, size, step) for size, step in zip(shape, shard, strict=True))
     for place in itertools.product(*starts):
         box = tuple(slice(a, a + size) for a, size in zip(place, shard, strict=True))
