@@ -331,6 +331,31 @@ def test_single_numbers_of_an_inner_axis_do_not_read_the_source_each_time(
     assert sum(counts) == leaves["w"].nbytes
 
 
+ROWS = [
+    ("w", ("w", "v")),
+    ("w : a b", ("w : a b", "v : a b")),
+    ("w : a b", ("v : a b", "w : b a")),
+]
+
+
+@pytest.mark.parametrize(("row", "value"), ROWS)
+@pytest.mark.parametrize("name", ["x.safetensors", "x.npz", "x"])
+def test_no_array_of_jax_has_memory_of_another_leaf(tmp_path, row, value, name):
+    whole = np.arange(64.0 * 64).astype(np.float32).reshape(64, 64)
+    if name.endswith("npz"):
+        np.savez(tmp_path / name, w=whole)
+    else:
+        ta.save(tmp_path / name, {"w": whole})
+    m = ta.Migration({row: value})
+    target = {
+        "w": jax.ShapeDtypeStruct((64, 64), np.float32),
+        "v": np.zeros_like(whole),
+    }
+    found = ta.load(tmp_path / name, target, migration=m)
+    found["v"][:] = 0
+    np.testing.assert_array_equal(np.asarray(found["w"]), m({"w": whole})["w"])
+
+
 def test_plans_for_many_devices_take_no_time_for_each_leaf():
     # Each of 2,048 shards is made of 6,144 leaves: minutes, if all were listed.
     mesh = jax.sharding.AbstractMesh((64, 32), ("data", "model"))

@@ -184,7 +184,9 @@ class _Moving:
         paths = [path for path in group.filled if path in wanted]
         if _is_renamed(group):
             (leaf,) = held.values()
-            yield from ((path, leaf) for path in paths)
+            for place, path in enumerate(paths):
+                is_held = place > 0 and isinstance(leaf, np.ndarray)
+                yield path, leaf.copy() if is_held else leaf
             return
         moved = self._moved(group, held, paths)
         if moved:
@@ -192,7 +194,9 @@ class _Moving:
             return
         leaves = {one: restored(self.old.table[one], held.pop(one)) for one in [*held]}
         made = run_group(group, leaves, {})
-        is_whole = len(paths) == len(made)
+        pieces = [piece[:2] for piece in group.move.pieces] if group.move else []
+        # JAX may take the memory of an array, so no other may have a part of it.
+        is_whole = len(paths) == len(made) and 0 < len(pieces) == len({*pieces})
         leaves.clear()
         for path in paths:
             leaf = made.pop(path)
