@@ -150,6 +150,24 @@ def test_a_spec_that_does_not_fit_is_an_error(tmp_path):
             ta.load(tmp_path / "x.safetensors", like, cast=True, **options)
 
 
+def test_a_sharding_without_devices_is_an_error(tmp_path):
+    ta.save(tmp_path / "x.safetensors", {"w": np.ones((4, 8), np.float32)})
+    sharding = NamedSharding(MESH.abstract_mesh, P("data"))
+    like = {"w": jax.ShapeDtypeStruct((4, 8), np.float32, sharding=sharding)}
+    for options in ({}, {"migration": ta.Migration({"w : a b": "w : a b"})}):
+        with pytest.raises(ta.CheckpointError, match=r"'w' .*mesh is abstract"):
+            ta.load(tmp_path / "x.safetensors", like, **options)
+
+
+def test_a_sharding_that_does_not_divide_keys_is_an_error(tmp_path):
+    keys = jax.random.split(jax.random.key(0), 3)
+    ta.save(tmp_path / "x.safetensors", {"keys": keys})
+    sharding = NamedSharding(MESH, P("data"))
+    like = {"keys": jax.ShapeDtypeStruct(keys.shape, keys.dtype, sharding=sharding)}
+    with pytest.raises(ta.CheckpointError, match=r"target's 'keys' cannot be sharded"):
+        ta.load(tmp_path / "x.safetensors", like)
+
+
 # Through a migration.
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AbstractMesh
 
 from treeadapt.arrays import is_array, is_number
 from treeadapt.checkpoints.boxes import on_devices
@@ -102,17 +103,19 @@ def place(name: str, stated: Leaf, like: Any) -> Any:
         like: the target's leaf.
 
     Raises:
-        CheckpointError: the target's sharding does not divide its shape.
+        CheckpointError: the target's sharding does not divide its shape, or has no devices.
     """
     if not is_array(like) or isinstance(like, jax.core.Tracer):
         return None
     sharding = home(like)
-    if sharding is not None and not is_key(like):
+    if sharding is not None:
+        text = f"The target's {listing([name])} cannot be sharded"
+        if isinstance(getattr(sharding, "mesh", None), AbstractMesh):
+            raise CheckpointError(f"{text}: its mesh is abstract and has no devices.")
         try:
             sharding.shard_shape(tuple(like.shape))
         except ValueError as error:
-            text = f"The target's {listing([name])} cannot be sharded: {error}"
-            raise CheckpointError(text) from error
+            raise CheckpointError(f"{text}: {error}") from error
     is_same = like.dtype == stated.array.dtype == _narrowed(stated.array.dtype)
     return sharding if is_same else None
 
