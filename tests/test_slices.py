@@ -101,6 +101,25 @@ def test_a_file_that_ends_before_is_named(tmp_path):
         np.asarray(array)
 
 
+def test_shards_that_are_written_over_while_they_are_read_are_an_error(
+    tmp_path, monkeypatch
+):
+    folder, other = tmp_path / "model", tmp_path / "other"
+    for place, value in ((folder, 1), (other, 2)):
+        leaves = {name: np.full(8, value, np.float32) for name in "abcd"}
+        ta.save(place, leaves, max_shard_bytes=64)
+    read = FileArray._read_to
+
+    def late(self, file, start_bytes, array):
+        read(self, file, start_bytes, array)
+        for shard in other.glob("*.safetensors"):
+            (folder / shard.name).write_bytes(shard.read_bytes())
+
+    monkeypatch.setattr(FileArray, "_read_to", late)
+    with pytest.raises(ta.CheckpointError, match="replaced while it was read"):
+        ta.load(folder)
+
+
 # Straight to devices.
 
 SPECS = [P(), P("data"), P(None, "model"), P("model", "data"), P(("data", "model"))]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -351,6 +352,8 @@ def _require_version(path: Path, version: tuple[int, ...]) -> None:
 
 
 def _version(path: Path) -> tuple[int, ...]:
-    """Return what changes when another file or folder comes to a path."""
-    found = path.stat()
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    """Return what changes when another file, folder or shard in it comes to a path."""
+    files = [path, *sorted(path.glob("*.safetensors"))]
+    found = (file.stat() for file in files)
+    each = ((s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for s in found)
+    return (*itertools.chain(*each),)
