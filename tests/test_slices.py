@@ -101,6 +101,36 @@ def test_a_file_that_ends_before_is_named(tmp_path):
         np.asarray(array)
 
 
+@pytest.mark.parametrize("shape", [(8, 300_000), (1, 8, 300_000), (8_000, 300)])
+def test_what_is_between_boxes_is_not_read(tmp_path, monkeypatch, shape):
+    whole = np.arange(math.prod(shape), dtype=np.float32).reshape(shape)
+    (tmp_path / "x").write_bytes(whole.tobytes())
+    array = FileArray(tmp_path / "x", 0, shape, whole.dtype)
+    *outer, rows, _ = shape
+    wanted = [
+        (*boxes.whole(outer), slice(start, start + rows // 8), slice(0, shape[-1]))
+        for start in (0, rows // 8 * 7)  # as of a process with every seventh device
+    ]
+    with counted(monkeypatch) as counts:
+        found = array.read(wanted)
+    for box, part in zip(wanted, found, strict=True):
+        np.testing.assert_array_equal(part, whole[box])
+    assert sum(counts) <= 3 * found[0].nbytes
+
+
+def test_a_long_row_is_read_in_blocks(tmp_path, monkeypatch):
+    whole = np.arange(4_000_000, dtype=np.float32).reshape(1, 4, 1_000_000)
+    (tmp_path / "x").write_bytes(whole.tobytes())
+    array = FileArray(tmp_path / "x", 0, whole.shape, whole.dtype)
+    halves = [slice(0, 500_000), slice(500_000, 1_000_000)]
+    wanted = [(slice(0, 1), slice(0, 4), each) for each in halves]
+    with counted(monkeypatch) as counts:
+        found = array.read(wanted)
+    np.testing.assert_array_equal(np.concatenate(found, 2), whole)
+    assert sum(counts) == whole.nbytes
+    assert max(counts) <= boxes._BLOCK_BYTES
+
+
 def test_shards_that_are_written_over_while_they_are_read_are_an_error(
     tmp_path, monkeypatch
 ):

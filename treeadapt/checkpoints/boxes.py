@@ -12,13 +12,12 @@ import io
 import itertools
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import jax
 import numpy as np
-from jax.sharding import SingleDeviceSharding
 
 from treeadapt.checkpoints.common import refuse, reported
 
@@ -61,11 +60,12 @@ class FileArray:
         made = [empty(lengths(box), self.dtype) for box in boxes]
         if self._is_read(boxes):
             with reported(self.path, "read"), self.path.open("rb", 0) as file:
-                if self.shape:
-                    self._fill(file, list(zip(boxes, made, strict=True)))
-                else:
+                every = whole(self.shape)
+                if all(box == every for box in boxes):  # as of an array of no axes
                     for array in made:
                         self._read_to(file, 0, array)
+                else:
+                    self._fill(file, list(zip(boxes, made, strict=True)))
         return made
 
     def _is_read(self, boxes: Sequence[Box]) -> bool:
@@ -93,6 +93,8 @@ class FileArray:
         depth, _ = self._plan(around)
         sizes = [math.prod(self.shape[k:]) for k in range(1, len(self.shape) + 1)]
         strides = [size * self.dtype.itemsize for size in sizes]
+        while strides[depth] > _BLOCK_BYTES and depth < len(around) - 1:
+            depth += 1  # so that a block is small however long the rows are
         rows, row_bytes = around[depth], strides[depth]
         step = max(1, _BLOCK_BYTES // row_bytes)
         block = np.empty(min(step, rows.stop - rows.start) * row_bytes, np.uint8)
@@ -112,8 +114,10 @@ class FileArray:
                 (box, array), start = held[0], held[0][0][0].start
                 self._read_to(file, start_bytes + start * row_bytes, array)
                 continue
-            for first in range(rows.start, rows.stop, step) if held else ():
+            for first in range(rows.start, rows.stop, step):
                 last = min(first + step, rows.stop)
+                if not any(b[0].start < last and first < b[0].stop for b, _ in held):
+                    continue
                 data = block[: (last - first) * row_bytes]
                 self._read_to(file, start_bytes + first * row_bytes, data)
                 found = data.view(self.dtype).reshape(-1, *self.shape[depth + 1 :])
@@ -169,13 +173,7 @@ def boxes_here(sharding: Any, shape: Sequence[int]) -> dict[Any, Box]:
     if sharding is None:
         return {None: whole(shape)}
     indices = sharding.addressable_devices_indices_map(tuple(shape))
-    return {
-        device: tuple(
-            slice(*each.indices(size)[:2])
-            for each, size in zip(index, shape, strict=True)
-        )
-        for device, index in indices.items()
-    }
+    return {device: _box(index, shape) for device, index in indices.items()}
 
 
 def on_devices(
@@ -192,18 +190,17 @@ def on_devices(
     Raises:
         ValueError: the sharding does not fit the shape.
     """
-    places: Mapping[Any, Box] = boxes_here(sharding, array.shape)
-    keys = {device: _key(box) for device, box in places.items()}
-    boxes = {keys[device]: box for device, box in places.items()}
+    shape = tuple(array.shape)
+    boxes = {_key(box): box for box in boxes_here(sharding, shape).values()}
     parts = dict(zip(boxes, read_boxes(array, [*boxes.values()]), strict=True))
     for key in parts:
         parts[key] = changed(parts[key])
-    kind = sharding.memory_kind
-    homes = [SingleDeviceSharding(device, memory_kind=kind) for device in places]
-    arrays = jax.device_put([parts[keys[device]] for device in places], homes)
-    return jax.make_array_from_single_device_arrays(
-        tuple(array.shape), sharding, arrays, dtype=dtype
-    )
+
+    def part(index: Any) -> Any:
+        # JAX asks for one part even if none of the devices is of this process.
+        return parts[_key(_box(index, shape))] if parts else False
+
+    return jax.make_array_from_callback(shape, sharding, part, dtype=dtype)
 
 
 def _around(boxes: Sequence[Box]) -> Box:
@@ -212,6 +209,12 @@ def _around(boxes: Sequence[Box]) -> Box:
         slice(min(s.start for s in each), max(s.stop for s in each))
         for each in zip(*boxes, strict=True)
     )
+
+
+def _box(index: Sequence[slice], shape: Sequence[int]) -> Box:
+    """Return the box of an index of JAX."""
+    pairs = zip(index, shape, strict=True)
+    return tuple(slice(*each.indices(size)[:2]) for each, size in pairs)
 
 
 def _key(box: Box) -> tuple[tuple[int, int], ...]:
