@@ -103,7 +103,8 @@ def place(name: str, stated: Leaf, like: Any) -> Any:
         like: the target's leaf.
 
     Raises:
-        CheckpointError: the target's sharding does not divide its shape, or has no devices.
+        CheckpointError: the target's sharding does not divide its shape, or has no
+            devices.
     """
     if not is_array(like) or isinstance(like, jax.core.Tracer):
         return None
