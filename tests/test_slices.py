@@ -456,3 +456,12 @@ def test_leaves_without_elements_are_planned_and_read(tmp_path):
     like = {"w": jax.ShapeDtypeStruct((8, 0), np.float32, sharding=sharding)}
     assert not m.plan(ta.read_metadata(path), like).gathered
     assert ta.load(path, like, migration=m)["w"].sharding == sharding
+
+
+def test_columns_of_wide_rows_are_not_read_number_by_number(tmp_path, monkeypatch):
+    path, whole = tmp_path / "x.safetensors", np.ones((64, 2_000), np.float32)
+    ta.save(path, {"w": whole})
+    m = ta.Migration({"w : e n": "w/{n} : e"})
+    with counted(monkeypatch) as counts:
+        assert len(ta.load(path, migration=m)["w"]) == 2_000
+    assert counts == [whole.nbytes]

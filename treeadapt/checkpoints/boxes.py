@@ -25,6 +25,7 @@ Box: TypeAlias = tuple[slice, ...]
 
 _BLOCK_BYTES = 2**20  # what is read at once and then distributed; it fits a cache
 _GAP_BYTES = 2**12  # systems read whole pages, so a smaller gap is read over
+_PIECE_BYTES = 2**10  # what a piece counts as at least, because each read takes time
 _ALIGNMENT = 64  # bytes; JAX takes such memory on a CPU without a copy
 
 
@@ -48,7 +49,7 @@ class FileArray:
         return self.read([whole(self.shape)])[0]
 
     def num_bytes(self, boxes: Sequence[Box]) -> int:
-        """Return how many bytes are read for some boxes together."""
+        """Return how many bytes are read for boxes together; more for short pieces."""
         return self._plan(_around(boxes))[1] if self._is_read(boxes) else 0
 
     def read(self, boxes: Sequence[Box]) -> list[Any]:
@@ -72,7 +73,7 @@ class FileArray:
         return math.prod(self.shape) > 0 and len(boxes) > 0
 
     def _plan(self, around: Box) -> tuple[int, int]:
-        """Return how many outer axes are walked index by index, and the bytes read.
+        """Return how many outer axes are walked index by index, and the cost in bytes.
 
         Args:
             around: what is read.
@@ -82,6 +83,7 @@ class FileArray:
         for axis in reversed(range(len(self.shape))):
             if not depth and row_bytes - read_bytes >= _GAP_BYTES:
                 depth = axis + 1
+                read_bytes = max(read_bytes, _PIECE_BYTES)
             length = around[axis].stop - around[axis].start
             read_bytes = length * (read_bytes if depth else row_bytes)
             row_bytes *= self.shape[axis]
