@@ -271,6 +271,34 @@ def test_what_belongs_to_no_param_is_a_leaf_of_its_own():
     assert size == array.size_bytes == EMBED + 3 * (UP + DOWN + SCALE)
 
 
+def test_a_tree_that_is_an_array_has_its_gradient_and_its_state():
+    leaf = jax.ShapeDtypeStruct((8, 4), jnp.float32)
+    rules, tx = {"**": P("data", None)}, optax.adam(0.1)
+    plan = ta.summarize(leaf, rules, mesh=ABSTRACT_MESH, tx=tx).memory
+    each = 8 * 4 * 4 // 4
+    sizes = [(array.path, size) for array, size in plan.largest]
+    assert sizes == [("", 4 * each), ("0/count", 4)]
+
+
+def test_the_fast_half_of_lookahead_has_the_gradients_and_the_state():
+    half = {"w": jax.ShapeDtypeStruct((8, 4), jnp.float32)}
+    tree = optax.LookaheadParams(half, half)
+    tx = optax.lookahead(optax.sgd(0.1, momentum=0.9), 5, 0.5)
+    rules = {"**": P("data", None)}
+    plan = ta.summarize(tree, rules, mesh=ABSTRACT_MESH, tx=tx).memory
+    each = 8 * 4 * 4 // 4
+    sizes = {array.path: size for array, size in plan.largest}
+    assert sizes == {"fast/w": 3 * each, "slow/w": each, "steps_since_sync": 4}
+    part = ta.summarize(tree, rules, mesh=ABSTRACT_MESH, tx=tx, where="fast")
+    assert part.memory.device_bytes == 3 * each
+
+
+def test_one_device_is_not_each_of_several():
+    mesh = AbstractMesh((1,), ("a\nb",))
+    plan = ta.summarize(ABSTRACT, {"**": P()}, mesh=mesh).memory
+    assert plan.headline.endswith(r" on 1 device (a\nb=1)")
+
+
 def test_the_bytes_of_copies_are_there():
     plan = ta.summarize(ABSTRACT, RULES, mesh=ABSTRACT_MESH).memory
     (total,) = plan.kinds
@@ -364,7 +392,7 @@ def test_an_axis_left_to_the_compiler_counts_as_whole():
 
 
 def test_a_tree_without_arrays_is_nothing_to_hold():
-    plan = ta.summarize({}, {}, mesh=ABSTRACT_MESH).memory
+    plan = ta.summarize({}, {}, mesh=ABSTRACT_MESH, tx=optax.adam(0.1)).memory
     assert plan.device_bytes == 0
     assert str(plan).splitlines()[-1].split() == ["all", "0", *["0", "B"] * 3]
 
@@ -393,7 +421,7 @@ def test_an_optimizer_that_takes_no_functions_is_named_with_the_cure():
         (None, {}, "needs rules that give specs"),
         ({"**": "train"}, {}, r"The rule '\*\*' gives 'train', which is not a spec"),
         ({"**": P()}, {"tx": optax.adam}, "lacks init/update"),
-        ({"**": P()}, {"mesh": "data=4"}, "mesh= is a str"),
+        ({"**": P()}, {"mesh": "data=4"}, "mesh= to be a jax.sharding.Mesh.*got the type str"),
         ({"**": P()}, {"mesh": None, "tx": optax.sgd(0.1)}, "Pass mesh="),
         ({"**": P()}, {"mesh": None, "specs": {}}, "Pass mesh="),
     ],
@@ -424,6 +452,13 @@ def tx():
 
 FROZEN = ta.freeze(optax.adam(0.1), "embed")
 NOT_A_TX = 3
+LONG = ["a long text"] * 100
+
+
+def failing():
+    raise ValueError
+
+
 
 FILE = """\
 version = 1
@@ -500,7 +535,11 @@ def test_labels_that_are_specs_are_data_for_other_programs(tmp_path):
         (("--mesh", "data=5,model=2"), "which 'data' of size 5 does not divide"),
         ((*MESH, "--optimizer", "adam"), "Write module:tx"),
         ((*MESH, "--optimizer", "test_memory_plan:NOT_A_TX"), "is 3. Give a transf"),
-        ((*MESH, "--optimizer", "test_memory_plan:lost"), "AttributeError"),
+        ((*MESH, "--optimizer", "test_memory_plan:LONG"), ". Give a transf"),
+        ((*MESH, "--optimizer", "test_memory_plan:lost"), ":lost raised Attribute"),
+        ((*MESH, "--optimizer", "test_memory_plan:failing"), ":failing raised ValueE"),
+        ((*MESH, "--optimizer", ":tx"), "Write module:tx"),
+        ((*MESH, "--optimizer", "test_memory_plan.py:tx"), "Write module:tx"),
     ],
 )
 def test_wrong_options_are_reported_in_a_line_or_two(tmp_path, arguments, told):

@@ -143,7 +143,8 @@ class MemoryPlan:
         sums: dict[tuple[bool, str], int] = {}
         owners: dict[tuple[bool, str], PlacedArray] = {}
         for array in self.arrays:
-            key = (array.param is not None, array.param or array.path)
+            is_own = array.param is None
+            key = (is_own, array.path if is_own else str(array.param))
             owners.setdefault(key, array)
             sums[key] = sums.get(key, 0) + array.device_bytes
         pairs = [(owner, sums[key]) for key, owner in owners.items()]
@@ -152,9 +153,10 @@ class MemoryPlan:
     @property
     def headline(self) -> str:
         """The mesh, and what each of its devices holds."""
-        axes = ", ".join(f"{name}={size}" for name, size in self.mesh)
+        axes = ", ".join(f"{printable(name)}={size}" for name, size in self.mesh)
+        each = "each of " if self.num_devices > 1 else ""
         devices = plural(self.num_devices, "device")
-        return f"{size_text(self.device_bytes)} on each of {devices} ({axes})"
+        return f"{size_text(self.device_bytes)} on {each}{devices} ({axes})"
 
     @functools.cached_property
     def lines(self) -> tuple[str, ...]:
@@ -251,8 +253,9 @@ def plan_memory(
     """
     if not isinstance(mesh, Mesh | AbstractMesh):
         raise ShardingError(
-            f"mesh= is a {type(mesh).__name__}. Pass a jax.sharding.Mesh, or for one "
-            'that need not exist AbstractMesh((16, 8), ("data", "model")).'
+            "Expected mesh= to be a jax.sharding.Mesh, or for one that need not exist "
+            'AbstractMesh((16, 8), ("data", "model")); got the type '
+            f"{type(mesh).__name__}."
         )
     view = view_tree(tree)
     found, complaint = decide_specs(view, rules, specs, mesh=mesh)
@@ -262,7 +265,7 @@ def plan_memory(
         for (path, leaf), spec in pairs
         if is_array(leaf)
     ]
-    if tx is not None:
+    if tx is not None and arrays:
         arrays += _trained(tree, view.rebuild(found), mesh, tx)
     if paths is not None:
         arrays = [array for array in arrays if array.param in paths]
@@ -292,12 +295,15 @@ def _trained(
         ) from error
     view, known = view_params(first_half(tree)), view_tree(first_half(specs)).flat()
     held = {place.param for place in places}
+    # The first half of the tree has the first of its leaves.
+    names = dict(zip(view.plan.paths, view_tree(tree).plan.paths, strict=False))
     for path, leaf in _gradients(tx, view, held).items():
-        yield _placed(GRADIENTS, path, path, leaf, known[path], mesh)
+        yield _placed(GRADIENTS, names[path], names[path], leaf, known[path], mesh)
     for place, leaf in zip(places, state.leaves, strict=True):
         kind, spec = below(STATE, place.slot.field), place.placement
         assert isinstance(spec, PartitionSpec)
-        yield _placed(kind, place.slot.name, place.param, leaf, spec, mesh)
+        param = None if place.param is None else names[place.param]
+        yield _placed(kind, place.slot.name, param, leaf, spec, mesh)
 
 
 def _gradients(

@@ -21,6 +21,7 @@ from treeadapt.selection.selectors import Selector
 _OPTIONS = {
     r"allow_regex=True": "--allow-regex",
     r"max_shard_bytes=?": "--max-shard-bytes",
+    r"; load\(schema\) .*": ".",
     r"Decide on the tree that .*": "Give the model as TREE, module:function.",
     r"decide on that: \.bind\(model\)": "give it as TREE, module:function",
     r"in sizes=, or give a target": "in [sizes], or name a target",

@@ -11,9 +11,10 @@ from typing import Any
 
 from jax.sharding import AbstractMesh
 
-from treeadapt.cli.sources import resolved
+from treeadapt.cli.sources import FUNCTION, named, resolved
+from treeadapt.data_files import one_line
 from treeadapt.errors import ShardingError, TransformError
-from treeadapt.names import listing, shorten
+from treeadapt.names import listing
 from treeadapt.transforms.adapt import is_transformation
 
 _AXIS = re.compile(r"\s*([^=,]*[^=,\s])\s*=\s*([1-9][0-9]{0,8})\s*")
@@ -47,15 +48,17 @@ def read_optimizer(text: str) -> Any:
 
     Raises:
         TransformError: it is not one.
+        TreeAdaptError: it cannot be found, or the function fails.
     """
-    if ":" not in text:
+    if not FUNCTION.fullmatch(text):
         raise TransformError(f"--optimizer has {listing([text])}. Write module:tx.")
-    found = resolved(text)
-    if not is_transformation(found) and callable(found):
-        found = found()
+    with named(text):
+        found = resolved(text)
+        if not is_transformation(found) and callable(found):
+            found = found()
     if not is_transformation(found):
         raise TransformError(
-            f"{text} is {shorten(repr(found))}. Give a transformation of Optax, or a "
+            f"{text} is {one_line(repr(found))}. Give a transformation of Optax, or a "
             "function of no arguments that returns one."
         )
     return found

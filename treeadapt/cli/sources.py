@@ -7,11 +7,12 @@ checkpoint is read as data. ``module:function`` imports code and runs it under
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import pkgutil
 import re
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from treeadapt.errors import CheckpointError, TreeAdaptError
 from treeadapt.names import plural
 from treeadapt.trees.views import view_tree
 
-_FUNCTION = re.compile(r"[A-Za-z_][\w.]*(?<!\.py):[A-Za-z_][\w.]*")
+FUNCTION = re.compile(r"[A-Za-z_][\w.]*(?<!\.py):[A-Za-z_][\w.]*")
 _FILE = re.compile(r"(?P<file>.*)\.py:(?P<function>[A-Za-z_][\w.]*)", re.DOTALL)
 
 
@@ -165,7 +166,7 @@ def read_arrays(text: str, source: Source) -> dict[str, Any]:
 
 
 def _is_function(text: str) -> bool:
-    return bool(_FUNCTION.fullmatch(text)) and not Path(text).exists()
+    return bool(FUNCTION.fullmatch(text)) and not Path(text).exists()
 
 
 def _traced(text: str) -> Source:
@@ -183,15 +184,8 @@ def _traced(text: str) -> Source:
         made.append(view)
         return [leaf for leaf in view.leaves if is_array(leaf)]
 
-    try:
+    with named(text):
         shapes = iter(jax.eval_shape(run))
-    except TreeAdaptError:
-        raise
-    except (Exception, SystemExit) as error:
-        wording = " ".join(str(error).split())[:300]
-        raise TreeAdaptError(
-            f"{text} raised {type(error).__name__}{': ' * bool(wording)}{wording}"
-        ) from error
     view = made[0]
     first: dict[int, str] = {}
     ties: dict[str, str] = {}
@@ -200,6 +194,24 @@ def _traced(text: str) -> Source:
             ties[path] = first[id(leaf)]
     leaves = [next(shapes) if is_array(leaf) else leaf for leaf in view.leaves]
     return Source(view.rebuild(leaves), ties)
+
+
+@contextlib.contextmanager
+def named(text: str) -> Iterator[None]:
+    """Say that whatever is raised inside comes from what ``text`` names.
+
+    Raises:
+        TreeAdaptError: instead of any other exception.
+    """
+    try:
+        yield
+    except TreeAdaptError:
+        raise
+    except (Exception, SystemExit) as error:
+        wording = " ".join(str(error).split())[:300]
+        raise TreeAdaptError(
+            f"{text} raised {type(error).__name__}{': ' * bool(wording)}{wording}"
+        ) from error
 
 
 def resolved(text: str) -> Any:
