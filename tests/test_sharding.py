@@ -134,13 +134,19 @@ def test_specs_have_the_treedef_of_the_tree(row):
         ({"**/kernel": P(None)}, r"P\(None\) has 1 entry for 2 axes"),
         ({"**/bias": P("x", None)}, r"'up/bias' .* has 2 entries for 1 axis"),
         ({"scale": P(None)}, r"'scale' .* for a scalar, which can only be P\(\)"),
-        ({"**/kernel": P("x", "x")}, r"shards two axes over 'x' \(rule '\*\*/kernel'"),
+        ({"**/kernel": P("x", "x")}, r"names 'x' twice \(rule '\*\*/kernel'"),
     ],
     ids=["short", "short, of None", "long", "scalar", "axis twice"],
 )
 def test_a_spec_that_does_not_fit_names_the_path(rules, complaint):
     with pytest.raises(ta.ShardingError, match=complaint):
         partition_specs(ABSTRACT, {**rules, "**": P()})
+
+
+@pytest.mark.parametrize("rules", [lambda path: P(), 3, "embed"])
+def test_what_is_not_rules_is_named(rules):
+    with pytest.raises(ta.RulesError, match="Rules are a mapping"):
+        partition_specs(ABSTRACT, rules)
 
 
 def test_one_error_names_every_leaf_that_does_not_fit():

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
@@ -246,12 +246,11 @@ def _by_rules(
 
 
 def _as_rules(rules: Any) -> Rules:
-    if not isinstance(rules, Rules):
-        pairs = list(rules.items() if isinstance(rules, Mapping) else rules)
-        for pair in pairs:
+    if not isinstance(rules, Rules) and isinstance(rules, Iterable):
+        rules = list(rules.items() if isinstance(rules, Mapping) else rules)
+        for pair in rules:
             if isinstance(pair, tuple | list) and len(pair) == 2 and pair[1] is None:
                 as_spec(None, f"The rule {pair[0]!r}")
-        rules = pairs
     return as_rules(rules)
 
 

@@ -138,7 +138,7 @@ def spec_problem(
     names = [name for entry in spec for name in mesh_axes(entry)]
     twice = [name for name in names if names.count(name) > 1]
     if twice:
-        return f"{text} shards two axes over {twice[0]!r}"
+        return f"{text} names {twice[0]!r} twice"
     if not shape and len(spec):
         return f"{text} for a scalar, which can only be P()"
     if len(spec) and len(spec) != len(shape):
