@@ -436,6 +436,26 @@ def test_an_index_of_others_needs_no_hash(about, tmp_path):
         ta.read_metadata(tmp_path / "x")
 
 
+def test_marks_of_leaves_that_another_program_removed_are_named(tmp_path):
+    tied = np.ones(3, np.float32)
+    ta.save(tmp_path / "m.safetensors", {"a": tied, "b": tied, "step": 3})
+    with safetensors.safe_open(tmp_path / "m.safetensors", "np") as file:
+        marks = file.metadata()
+
+    def complaint(**leaves):
+        path = tmp_path / "other.safetensors"
+        safetensors.numpy.save_file(leaves, path, metadata=marks)
+        with pytest.raises(ta.CheckpointError) as raised:
+            ta.read_metadata(path)
+        return str(raised.value)
+
+    step = np.array(3)
+    assert "ties 'b' to 'a' but stores no 'a'" in complaint(step=step)
+    text = complaint(a=tied, b=tied.copy(), step=step)
+    assert "ties 'b' to 'a' but stores 'b', too" in text
+    assert "says that 'step' is a 'number' but lacks it" in complaint(a=tied)
+
+
 def test_ties_of_an_orbax_folder_must_be_equal_leaves(tmp_path):
     weight = jnp.ones(3)
     ta.save(tmp_path / "x", {"a": weight, "b": weight, "c": jnp.ones(2)})
@@ -474,11 +494,15 @@ HOSTILE = {
     "a kind": (text_of('"a" = "secret uint32[2]"'), "Write shape and dtype"),
     "a number of rank 1": (text_of('"a" = "number int32[1]"'), "is not a 'number'"),
     "a key of that kind": (text_of('"a" = "key<number> int8[2]"'), "not a 'number'"),
-    "tied to nothing": (text_of('"a" = "tied to b"'), "ties 'a' to 'b'"),
-    "tied to itself": (text_of('"a" = "tied to a"'), "ties 'a' to 'a'"),
+    "tied to nothing": (text_of('"a" = "tied to b"'), "ties .* but stores no 'b'"),
+    "tied to itself": (text_of('"a" = "tied to a"'), "ties .* but stores no 'a'"),
     "tied twice": (
         text_of('"a" = "tied to b"', '"b" = "tied to c"', '"c" = "int"'),
-        "ties 'a' to 'b'",
+        "ties 'a' to 'b' but stores no 'b'",
+    ),
+    "a conflict": (
+        text_of("<<<<<<< HEAD", '"a" = "int"', "=======", ">>>>>>> x"),
+        r"a merge left a conflict \(at line 3\)",
     ),
     "a hash of another type": (text_of(head="version = 1\nhash = 3"), "and not '3'"),
     "many dots": (text_of(f"{'a.' * 99}a = 'int'"), "too many dots"),

@@ -126,11 +126,14 @@ def marked(path: Path, table: Mapping[str, Leaf], marks: Any) -> dict[str, Leaf]
     made = dict(table)
     for other, one in marks["ties"].items():
         if other in table or one not in table:
-            refuse(path, f"it ties {listing([other])} to {one!r:.60}")
+            seen = f"{listing([other])}, too" if one in table else f"no {one!r:.60}"
+            refuse(path, f"it ties {listing([other])} to {one!r:.60} but stores {seen}")
         made[other] = dataclasses.replace(table[one], owner=one)
     for one, kind in marks["kinds"].items():
-        is_array = kind == NUMBER and one in made and made[one].array.shape
-        if one not in made or is_array or not isinstance(kind, str):
+        if one not in made:
+            refuse(path, f"it says that {listing([one])} is a {kind!r:.60} but lacks it")
+        is_array = kind == NUMBER and made[one].array.shape
+        if is_array or not isinstance(kind, str):
             refuse(path, f"{listing([one])} in it is not a {kind!r:.60}")
         made[one] = dataclasses.replace(made[one], kind=kind)
     return made
