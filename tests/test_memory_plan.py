@@ -421,7 +421,11 @@ def test_an_optimizer_that_takes_no_functions_is_named_with_the_cure():
         (None, {}, "needs rules that give specs"),
         ({"**": "train"}, {}, r"The rule '\*\*' gives 'train', which is not a spec"),
         ({"**": P()}, {"tx": optax.adam}, "lacks init/update"),
-        ({"**": P()}, {"mesh": "data=4"}, "mesh= to be a jax.sharding.Mesh.*got the type str"),
+        (
+            {"**": P()},
+            {"mesh": "data=4"},
+            "mesh= to be a jax.sharding.Mesh.*got the type str",
+        ),
         ({"**": P()}, {"mesh": None, "tx": optax.sgd(0.1)}, "Pass mesh="),
         ({"**": P()}, {"mesh": None, "specs": {}}, "Pass mesh="),
     ],
@@ -457,7 +461,6 @@ LONG = ["a long text"] * 100
 
 def failing():
     raise ValueError
-
 
 
 FILE = """\

@@ -85,6 +85,16 @@ def test_only_a_folder_that_is_exactly_one_checkpoint_is_replaced(
     assert content(tmp_path) == before
 
 
+@pytest.mark.parametrize("options", [{}, {"max_shard_bytes": 8}])
+def test_the_current_folder_is_not_replaced(options, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for path in (".", tmp_path):
+        with pytest.raises(ta.CheckpointError, match="is the current folder"):
+            ta.save(path, TREE, **options)
+    assert Path.cwd() == tmp_path
+    assert not any(tmp_path.parent.glob(".*.part"))
+
+
 def test_files_added_to_the_folder_during_writing_stay(tmp_path, monkeypatch):
     ta.save(tmp_path / "x", TREE)
     write = orbax_folder.write

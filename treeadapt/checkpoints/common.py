@@ -131,7 +131,9 @@ def marked(path: Path, table: Mapping[str, Leaf], marks: Any) -> dict[str, Leaf]
         made[other] = dataclasses.replace(table[one], owner=one)
     for one, kind in marks["kinds"].items():
         if one not in made:
-            refuse(path, f"it says that {listing([one])} is a {kind!r:.60} but lacks it")
+            refuse(
+                path, f"it says that {listing([one])} is a {kind!r:.60} but lacks it"
+            )
         is_array = kind == NUMBER and made[one].array.shape
         if is_array or not isinstance(kind, str):
             refuse(path, f"{listing([one])} in it is not a {kind!r:.60}")

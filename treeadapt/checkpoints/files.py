@@ -295,6 +295,11 @@ def _check(path: Path, kind: str) -> None:
     require_own = (safetensors_file if kind == SHARDS else orbax_folder).require_own
     while path.is_dir():
         with contextlib.suppress(FileNotFoundError):  # others replace it meanwhile
+            if path.samefile("."):
+                raise CheckpointError(
+                    f"{listing([str(path)])} is the current folder and is not "
+                    "replaced. Name a folder in it."
+                )
             version = _version(path)
             try:
                 return require_own(path)
