@@ -358,7 +358,9 @@ def _require_version(path: Path, version: tuple[int, ...]) -> None:
 
 def _version(path: Path) -> tuple[int, ...]:
     """Return what changes when another file, folder or shard in it comes to a path."""
-    files = [path, *sorted(path.glob("*.safetensors"))]
-    found = (file.stat() for file in files)
+    found = [path.stat()]
+    for shard in sorted(path.glob("*.safetensors")):
+        with contextlib.suppress(FileNotFoundError):  # another folder came meanwhile
+            found.append(shard.stat())
     each = ((s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for s in found)
     return (*itertools.chain(*each),)
