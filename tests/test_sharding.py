@@ -143,6 +143,15 @@ def test_a_spec_that_does_not_fit_names_the_path(rules, complaint):
         partition_specs(ABSTRACT, {**rules, "**": P()})
 
 
+def test_a_spec_of_values_inside_a_program_is_refused():
+    try:
+        spec = P("x", None, unreduced={"y"})
+    except TypeError:
+        pytest.skip("this JAX has no such specs")
+    with pytest.raises(ta.ShardingError, match="Leave out what is unreduced"):
+        partition_specs(ABSTRACT, {"**": spec})
+
+
 @pytest.mark.parametrize("rules", [lambda path: P(), 3, "embed"])
 def test_what_is_not_rules_is_named(rules):
     with pytest.raises(ta.RulesError, match="Rules are a mapping"):

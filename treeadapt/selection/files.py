@@ -177,7 +177,8 @@ def write_toml(
         if isinstance(label, list | tuple):
             raise RulesFileError(
                 f"A rules file cannot hold the label of {listing([pattern])}, the "
-                f"{type(label).__name__} {one_line(repr(label))}. {_LABELS}"
+                f"{type(label).__name__} {one_line(repr(label))}. Write the spec of a "
+                'partition as one, P("data", None).'
             )
         value = RULES_FILE.value(_as_data(label))
         lines.append(f"{RULES_FILE.string(pattern)} = {value}")

@@ -42,6 +42,11 @@ def as_spec(value: Any, who: str) -> PartitionSpec:
         (P(('data', 'model'), None), P())
     """
     if isinstance(value, PartitionSpec):
+        if getattr(value, "unreduced", None) or getattr(value, "reduced", None):
+            raise ShardingError(
+                f"{who} gives {value}. Leave out what is unreduced or reduced: only "
+                "values inside a program can be."
+            )
         return value
     if isinstance(value, tuple | list):
         return PartitionSpec(*(_entry(entry, value, who) for entry in value))
