@@ -362,6 +362,18 @@ def test_the_hash_says_what_a_leaf_is(change, schema):
     assert read_stored(schema).hash != before
 
 
+def test_a_leaf_under_an_empty_key_is_not_tied(tmp_path):
+    x = jnp.ones(2)
+    tree = {"": x, "b": x, "c": x}
+    ta.save(tmp_path / "m.safetensors", tree)
+    ta.save(tmp_path / "shards", tree, max_shard_bytes=8)
+    ta.save(tmp_path / SCHEMA, tree)
+    for name in ("m.safetensors", "shards", SCHEMA):
+        assert read_stored(tmp_path / name).ties == {"c": "b"}
+    for name in ("m.safetensors", "shards"):
+        same(ta.load(tmp_path / name, tree), tree)
+
+
 def test_orbax_keeps_ties(tmp_path):
     ta.save(tmp_path / "x", everything(), where=["embed", "head", "step"])
     assert read_stored(tmp_path / "x").ties == {"head/w": "embed/w"}

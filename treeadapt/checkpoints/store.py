@@ -135,7 +135,8 @@ def save(
             marks["kinds"][name] = form.kind
         # Abstract leaves that are one object are not one array.
         is_value = is_array(leaf) and not isinstance(leaf, jax.ShapeDtypeStruct)
-        if is_value and first.setdefault(id(leaf), name) != name:
+        # The path of a leaf that is the whole tree, or has an empty key, marks no tie.
+        if is_value and name and first.setdefault(id(leaf), name) != name:
             marks["ties"][name] = first[id(leaf)]
         else:
             leaves[name] = leaf
