@@ -190,15 +190,22 @@ def _check(leaves: Mapping[str, Any], marks: Mapping[str, Mapping[str, str]]) ->
 def _on_host(leaf: Any) -> Any:
     """Return the array that the writer takes.
 
-    A JAX array keeps the copy that is made of it for the host. This one is made of a
-    second JAX array, of the same buffers, which nothing else holds.
+    A JAX array keeps the copy that is made of it for the host, and some versions of JAX
+    free one only with Python's next garbage collection. So the shards are copied here,
+    from a second JAX array of the same buffers, which nothing else holds. On a CPU they
+    are memory that NumPy sees as it is.
     """
-    if isinstance(leaf, jax.Array):
-        pieces = [shard.data for shard in leaf.addressable_shards]
-        leaf = jax.make_array_from_single_device_arrays(
-            leaf.shape, leaf.sharding, pieces
-        )
-    return np.asarray(leaf, order="C")
+    if not isinstance(leaf, jax.Array) or leaf.sharding.num_devices == 1:
+        return np.asarray(leaf, order="C")
+    pieces = [shard.data for shard in leaf.addressable_shards]
+    second = jax.make_array_from_single_device_arrays(
+        leaf.shape, leaf.sharding, pieces
+    )
+    made = np.empty(leaf.shape, leaf.dtype)
+    for shard in second.addressable_shards:
+        if shard.replica_id == 0:
+            made[shard.index] = shard.data
+    return made
 
 
 def _filled(leaves: Mapping[str, Any], max_shard_bytes: int) -> list[int]:
