@@ -556,3 +556,13 @@ def test_a_mesh_needs_rules():
     found = CliRunner().invoke(app, arguments)
     assert found.exit_code == 2
     assert "--mesh needs --rules" in found.stderr
+
+
+def test_boxes_with_logical_names_are_planned():
+    box = nn.LogicallyPartitioned(jnp.ones((8, 4)), ("embed", "mlp"))
+    mesh = AbstractMesh((4, 2), ("data", "model"))
+    axes = {"embed": "data", "mlp": "model"}
+    found = ta.summarize({"kernel": box}, [], mesh=mesh, logical_axes=axes)
+    assert found.memory.device_bytes == 8 * 4 * 4 // 8
+    with pytest.raises(ta.ShardingError, match="logical_axes= are for a mesh"):
+        ta.summarize({"kernel": box}, logical_axes=axes)

@@ -27,6 +27,7 @@ from treeadapt.drawing.layout import aligned
 from treeadapt.drawing.words import fitted, printable
 from treeadapt.errors import ShardingError, TransformError
 from treeadapt.names import fold, listing, plural, size_text
+from treeadapt.sharding.boxes import AxisRules
 from treeadapt.sharding.params import decide_specs
 from treeadapt.sharding.specs import is_open, shard_shape, spec_text
 from treeadapt.sharding.state import place_state
@@ -235,6 +236,7 @@ def plan_memory(
     *,
     tx: Any = None,
     specs: Mapping[Any, Any] | None = None,
+    logical_axes: Mapping[str, Any] | AxisRules = (),
     paths: Collection[str] | None = None,
 ) -> MemoryPlan:
     """Say what each device of a mesh holds of a tree, and of what trains it.
@@ -245,6 +247,7 @@ def plan_memory(
         mesh: the mesh, which need not exist.
         tx: the optimizer. Without one there is neither a gradient nor a state.
         specs: as for ``partition_specs``.
+        logical_axes: as for ``partition_specs``.
         paths: of the leaves to count, with what belongs to them; None for everything.
 
     Raises:
@@ -258,7 +261,9 @@ def plan_memory(
             f"{type(mesh).__name__}."
         )
     view = view_tree(tree)
-    found, complaint = decide_specs(view, rules, specs, mesh=mesh)
+    found, complaint = decide_specs(
+        view, rules, specs, logical_axes=logical_axes, mesh=mesh
+    )
     pairs = zip(view.items(), found, strict=True)
     arrays = [
         _placed(PARAMS, path, path, leaf, spec, mesh)

@@ -36,6 +36,7 @@ from treeadapt.selection.matches import STATIC, RuleMatches, where_text
 from treeadapt.selection.repairs import entry_text
 from treeadapt.selection.rules import as_rules
 from treeadapt.selection.selectors import select
+from treeadapt.sharding.boxes import AxisRules
 from treeadapt.sharding.specs import spec_text
 from treeadapt.trees.views import view_tree
 
@@ -245,6 +246,7 @@ def summarize(
     mesh: Mesh | AbstractMesh | None = None,
     tx: Any = None,
     specs: Mapping[Any, Any] | None = None,
+    logical_axes: Mapping[str, Any] | AxisRules = (),
 ) -> Summary:
     """Report every leaf of a tree and what rules decide for it.
 
@@ -262,6 +264,7 @@ def summarize(
             Optax, or made by ``adapt``, ``partition``, ``freeze``.
         specs: ``{label: spec}`` where the rules give labels, as for
             ``partition_specs``.
+        logical_axes: mesh axes by logical axis name, as for ``partition_specs``.
 
     Returns:
         ``Summary``: leaves, rules, totals per label, and notes on unmatched leaves and
@@ -293,8 +296,10 @@ def summarize(
         frozen       1      12  48 B
         train        1       4  16 B
     """
-    if mesh is None and (tx is not None or specs is not None):
-        raise ShardingError("tx= and specs= are for a mesh. Pass mesh=, too.")
+    if mesh is None and (tx is not None or specs is not None or logical_axes):
+        raise ShardingError(
+            "tx=, specs= and logical_axes= are for a mesh. Pass mesh=, too."
+        )
     if mesh is not None and rules is None:
         raise ShardingError(
             'mesh= needs rules that give specs, such as {"**/kernel": P("data", None), '
@@ -314,7 +319,15 @@ def summarize(
     if mesh is not None:  # leaves without a rule have a box, or are scalars
         notes = tuple(note for note in notes if not note.startswith(_NO_RULE))
         paths = None if where is None else {row.path for row in rows}
-        memory = plan_memory(tree, rules, mesh, tx=tx, specs=specs, paths=paths)
+        memory = plan_memory(
+            tree,
+            rules,
+            mesh,
+            tx=tx,
+            specs=specs,
+            logical_axes=logical_axes,
+            paths=paths,
+        )
         notes = (*notes, *memory.notes)
     return Summary(
         rows=tuple(sorted(rows, key=lambda row: natural(row.path))),

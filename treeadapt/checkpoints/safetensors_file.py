@@ -198,9 +198,7 @@ def _on_host(leaf: Any) -> Any:
     if not isinstance(leaf, jax.Array) or leaf.sharding.num_devices == 1:
         return np.asarray(leaf, order="C")
     pieces = [shard.data for shard in leaf.addressable_shards]
-    second = jax.make_array_from_single_device_arrays(
-        leaf.shape, leaf.sharding, pieces
-    )
+    second = jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, pieces)
     made = np.empty(leaf.shape, leaf.dtype)
     for shard in second.addressable_shards:
         if shard.replica_id == 0:
