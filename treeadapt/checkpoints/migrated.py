@@ -188,7 +188,7 @@ class _Moving:
                 is_held = place > 0 and isinstance(leaf, np.ndarray)
                 yield path, leaf.copy() if is_held else leaf
             return
-        moved = self._moved(group, held, paths)
+        moved = self._moved(group, held, {*paths})
         if moved:
             yield from moved
             return
