@@ -68,8 +68,9 @@ def figures(
         run("write", folder, layers, width)
         for work, contenders in (("load", _LOADS), ("save", _SAVES)):
             found: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}
-            for _ in range(rounds):
-                for name in contenders:
+            for number in range(rounds):
+                # Each comes after another one in turn, whose memory it may take.
+                for name in [*contenders][:: -1 if number % 2 else 1]:
                     found[name].append(run(f"{work}:{name}", folder, layers, width))
             yield from _rows(work, found)
 
