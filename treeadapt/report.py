@@ -81,7 +81,6 @@ class RuleRow:
     where: str
 
 
-_NO_RULE = "No rule:"
 # Texts of labels that are not strings, and of leaves without a label.
 _NO_NAME = re.compile(r"-|static|no rule|True|False|[-+.0-9]+(e[-+]?[0-9]+)?|nan|-?inf")
 
@@ -278,7 +277,8 @@ def summarize(
         UnusedRuleError: an entry of ``where`` selects no array; with a mesh also, a
             rule matches none.
         ShardingError, UnmatchedPathError: with a mesh, as by ``named_shardings``;
-            ``tx`` or ``specs`` without a mesh, or a mesh without rules.
+            ``tx``, ``specs`` or ``logical_axes`` without a mesh, or a mesh without
+            rules.
         TransformError: ``tx`` is not a transformation.
 
     Example:
@@ -315,9 +315,12 @@ def summarize(
     ]
     groups = _groups(rows, matches)
     ruled = tuple(rule for rule, found in groups if found or where is None)
-    notes, memory = tuple(_notes(matches, chosen)) if matches else (), None
-    if mesh is not None:  # leaves without a rule have a box, or are scalars
-        notes = tuple(note for note in notes if not note.startswith(_NO_RULE))
+    notes: list[str] = []
+    memory = None
+    if matches is not None:
+        # On a mesh, leaves without a rule have a box, or are scalars.
+        notes += _notes(matches, chosen, needs_rule=mesh is None)
+    if mesh is not None:
         paths = None if where is None else {row.path for row in rows}
         memory = plan_memory(
             tree,
@@ -328,12 +331,12 @@ def summarize(
             logical_axes=logical_axes,
             paths=paths,
         )
-        notes = (*notes, *memory.notes)
+        notes += memory.notes
     return Summary(
         rows=tuple(sorted(rows, key=lambda row: natural(row.path))),
         rules=None if matches is None else ruled,
         totals=tuple(_totals(groups, is_ruled=matches is not None)),
-        notes=notes,
+        notes=tuple(notes),
         separator=separator,
         memory=memory,
     )
@@ -409,12 +412,14 @@ def label_key(label: Any) -> Hashable:
     return type(label), repr(label), label
 
 
-def _notes(matches: RuleMatches, chosen: Sequence[bool]) -> Iterator[str]:
+def _notes(
+    matches: RuleMatches, chosen: Sequence[bool], *, needs_rule: bool
+) -> Iterator[str]:
     shown = frozenset(itertools.compress(matches.paths, chosen))
     clashes = matches.overlaps if matches.rules.overlap == "error" else ()
     clashing = dict.fromkeys(matches.paths[leaf] for leaf, _, _ in clashes)
     for what, paths in (
-        (_NO_RULE, matches.unmatched),
+        ("No rule:", matches.unmatched if needs_rule else ()),
         ("Overlap: rules with different values for", clashing),
     ):
         names = [path for path in paths if path in shown]
