@@ -123,7 +123,7 @@ def test_marks_of_a_file_come_with_the_format_that_hugging_face_asks_for(tmp_pat
 @given(st.lists(st.integers(0, 9)), st.integers(1, 12))
 def test_shards_hold_the_leaves_in_order_and_are_full(sizes, limit):
     leaves = {str(n): np.zeros(size, np.int8) for n, size in enumerate(sizes)}
-    counts = safetensors_file._filled(leaves, limit)
+    counts = safetensors_file._divided(leaves, limit)
     assert sum(counts) == len(sizes)
     assert all(counts)
     ends = np.cumsum(counts)

@@ -14,14 +14,13 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import numpy as np
 
 from treeadapt.checkpoints.common import refuse, reported
-
-Box: TypeAlias = tuple[slice, ...]
+from treeadapt.migrations.parts import Box
 
 _BLOCK_BYTES = 2**20  # what is read at once and then distributed; it fits a cache
 _GAP_BYTES = 2**12  # systems read whole pages, so a smaller gap is read over
@@ -162,8 +161,8 @@ def read_boxes(array: Any, boxes: Sequence[Box]) -> list[Any]:
     return [np.asarray(array)[box] for box in boxes]
 
 
-def boxes_here(sharding: Any, shape: Sequence[int]) -> dict[Any, Box]:
-    """Return the box of each device of this process; of the host without a sharding.
+def boxes_here(sharding: Any, shape: Sequence[int]) -> list[Box]:
+    """Return the boxes of this process's devices, each once; all without a sharding.
 
     Args:
         sharding: of JAX; None for the host.
@@ -173,9 +172,10 @@ def boxes_here(sharding: Any, shape: Sequence[int]) -> dict[Any, Box]:
         ValueError: the sharding does not fit the shape.
     """
     if sharding is None:
-        return {None: whole(shape)}
-    indices = sharding.addressable_devices_indices_map(tuple(shape))
-    return {device: _box(index, shape) for device, index in indices.items()}
+        return [whole(shape)]
+    indices = sharding.addressable_devices_indices_map(tuple(shape)).values()
+    boxes = (_box(index, shape) for index in indices)
+    return [*{_key(box): box for box in boxes}.values()]
 
 
 def on_devices(
@@ -193,8 +193,8 @@ def on_devices(
         ValueError: the sharding does not fit the shape.
     """
     shape = tuple(array.shape)
-    boxes = {_key(box): box for box in boxes_here(sharding, shape).values()}
-    parts = dict(zip(boxes, read_boxes(array, [*boxes.values()]), strict=True))
+    boxes = boxes_here(sharding, shape)
+    parts = dict(zip(map(_key, boxes), read_boxes(array, boxes), strict=True))
     for key in parts:
         parts[key] = changed(parts[key])
 

@@ -16,7 +16,6 @@ import jax
 import numpy as np
 
 from treeadapt.checkpoints.boxes import (
-    Box,
     FileArray,
     boxes_here,
     empty,
@@ -38,7 +37,7 @@ from treeadapt.errors import MigrationError
 from treeadapt.migrations.axes import indices
 from treeadapt.migrations.groups import Group
 from treeadapt.migrations.migration import Migration, require_sound, run_group
-from treeadapt.migrations.parts import Part, parts_of_box
+from treeadapt.migrations.parts import Box, Part, parts_of_box
 from treeadapt.migrations.plan import MigrationPlan
 from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.running import run
@@ -223,8 +222,7 @@ class _Moving:
                 if path not in paths:
                     continue
                 array = _MovedArray(group, target, numbers, held)
-                boxes = boxes_here(home(self.likes.get(path)), array.shape)
-                for box in {str(each): each for each in boxes.values()}.values():
+                for box in boxes_here(home(self.likes.get(path)), array.shape):
                     count = array.num_bytes(box)
                     if count is None:
                         return []

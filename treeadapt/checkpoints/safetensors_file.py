@@ -116,7 +116,7 @@ def write_shards(
     """
     _check(leaves, marks)
     folder.mkdir()
-    rest, shards, size_bytes = iter(arrays), _filled(leaves, max_shard_bytes), 0
+    rest, shards, size_bytes = iter(arrays), _divided(leaves, max_shard_bytes), 0
     copies: dict[str, list[str]] = {}
     for other, one in marks["ties"].items():
         copies.setdefault(one, []).append(other)
@@ -206,7 +206,7 @@ def _on_host(leaf: Any) -> Any:
     return made
 
 
-def _filled(leaves: Mapping[str, Any], max_shard_bytes: int) -> list[int]:
+def _divided(leaves: Mapping[str, Any], max_shard_bytes: int) -> list[int]:
     """Return how many leaves are in each shard; their order is kept."""
     counts: list[int] = []
     free_bytes = -1

@@ -83,7 +83,7 @@ def parts_of_box(
         copies = [(piece[0], piece[1]) for piece in pieces if piece[3] == two]
         inner, place = [], []
         for (product, start), each in zip(
-            _placed(move, layout.axes, two), box, strict=True
+            _parts(move, layout.axes, two), box, strict=True
         ):
             stop = start + _size(move, product)
             first, last = max(each.start, start), min(each.stop, stop)
@@ -110,7 +110,7 @@ def _part(
     products = [
         product
         for source, one in copies
-        for product, _ in _placed(move, move.sources[source].axes, one)
+        for product, _ in _parts(move, move.sources[source].axes, one)
     ]
     while True:  # until all are ranges of the sources' axes
         wider = dict(ranges)
@@ -131,7 +131,7 @@ def _part(
     )
     picks = tuple(_pick(move, ranges, *each) for each in inner)
     count = math.prod(last - first for first, last in ranges.values())
-    leaf = _place(
+    leaf = _flat_index(
         [
             value - ranges[n][0]
             for n, value in zip(layout.numbers, numbers, strict=True)
@@ -147,7 +147,7 @@ def _leaves(
 ) -> Iterator[tuple[int, Box]]:
     """Yield place and box of each leaf of a source that has a part."""
     box = []
-    for product, start in _placed(move, layout.axes, part):
+    for product, start in _parts(move, layout.axes, part):
         first = last = 0
         for name in product:
             first = first * move.size[name] + ranges[name][0]
@@ -155,10 +155,10 @@ def _leaves(
         box.append(slice(start + first, start + last + 1))
     for values in itertools.product(*(range(*ranges[n]) for n in layout.numbers)):
         counts = [move.size[name] for name in layout.numbers]
-        yield _place(values, counts), tuple(box)
+        yield _flat_index(values, counts), tuple(box)
 
 
-def _place(values: Sequence[int], counts: Sequence[int]) -> int:
+def _flat_index(values: Sequence[int], counts: Sequence[int]) -> int:
     """Return the place of some values among all, the last one fastest."""
     place = 0
     for value, count in zip(values, counts, strict=True):
@@ -166,7 +166,7 @@ def _place(values: Sequence[int], counts: Sequence[int]) -> int:
     return place
 
 
-def _placed(move: Move, axes: Axes, part: int) -> Iterator[tuple[tuple[str, ...], int]]:
+def _parts(move: Move, axes: Axes, part: int) -> Iterator[tuple[tuple[str, ...], int]]:
     """Yield for each axis the names in one part of it, and where that starts."""
     for axis in axes:
         if len(axis.parts) == 1:
