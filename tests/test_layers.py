@@ -23,7 +23,7 @@ PACKAGE = REPOSITORY / "treeadapt"
 # A room imports rooms of earlier lines only. A folder is one room.
 ROOMS = (
     ("errors", "arrays", "names", "_jax", "_typing", "_version"),
-    ("paths", "data_files"),
+    ("paths", "data_files", "slices"),
     ("adapters",),
     ("trees",),
     ("convert",),

@@ -85,6 +85,10 @@ class RulesFileError(RulesError):
     """A rules file is not valid TOML or JSON of a known version."""
 
 
+class StackError(TreeAdaptError):
+    """A stack does not fit the tree, or layers of one array are to be told apart."""
+
+
 class FreezeError(TreeAdaptError):
     """A leaf that a freeze spec froze is not frozen any more."""
 

@@ -24,6 +24,7 @@ from treeadapt.patterns import REGEX_PREFIX, parse, weight
 MAX_PATTERNS = 10_000
 MAX_PATHS = 200_000
 MAX_WEIGHT = 200_000  # of all patterns together; see ``patterns.weight``
+MAX_STACKS = 256
 MAX_AXES = 64  # of an array, and of a mesh
 Label: TypeAlias = str | int | float | bool | PartitionSpec
 
@@ -106,6 +107,21 @@ def _is_entry(entry: Any) -> bool:
     return entry is None or isinstance(entry, str)
 
 
+def read_stacks(path: str | os.PathLike[str], table: Any) -> dict[str, Any]:
+    """Read the stacks of a document, as ``Rules`` takes them.
+
+    Raises:
+        RulesFileError: it is not a table, or too large.
+    """
+    if not isinstance(table, Mapping) or len(table) > MAX_STACKS:
+        cure = f'Write a table of at most {MAX_STACKS}:\n[stacks]\n"blocks" = 0'
+        RULES_FILE.refuse(path, "its stacks are not a table, or too many", cure)
+    return {
+        key: None if axis is False else tuple(axis) if isinstance(axis, list) else axis
+        for key, axis in table.items()
+    }
+
+
 def check_patterns(
     path: str | os.PathLike[str], patterns: Sequence[Any], *, allow_regex: bool
 ) -> None:
@@ -170,7 +186,15 @@ def write_toml(
         "policy/**" = "frozen"
     """
     data = {name: _as_data(value) for name, value in fields.items()}
+    stacks = data.pop("stacks", {})
     lines = [f"version = {VERSION}", *RULES_FILE.field_lines(data)]
+    if stacks:
+        lines += ["", "[stacks]"]
+    for key, axis in stacks.items():
+        value = (
+            False if axis is None else list(axis) if isinstance(axis, tuple) else axis
+        )
+        lines.append(f"{RULES_FILE.string(key)} = {RULES_FILE.value(value)}")
     if rules:
         lines += ["", RULES_FILE.table]
     for pattern, label in (rules or {}).items():

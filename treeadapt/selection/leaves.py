@@ -193,6 +193,21 @@ class Leaves:
         return plan.memo.get(key) or plan.remember(key, _grouped(facts))
 
 
+def same_value(one: Any, two: Any) -> bool:
+    """Compare two values by type and content; arrays only by identity.
+
+    Example:
+        >>> same_value("a", "a"), same_value(1, True), same_value(jnp.ones(1), 1.0)
+        (True, False, False)
+    """
+    if one is two:
+        return True
+    if type(one) is not type(two):
+        return False
+    equal = one == two
+    return equal if isinstance(equal, bool) else False
+
+
 class NotKnown(Exception):  # noqa: N818  # it is no error: another part may answer
     """A path alone does not say what is asked."""
 

@@ -24,9 +24,10 @@ from treeadapt.errors import (
     UnusedRuleError,
 )
 from treeadapt.names import fold, listing, plural, shorten
-from treeadapt.selection.leaves import Leaves
+from treeadapt.selection.leaves import Leaves, same_value
 from treeadapt.selection.repairs import entry_text, folded_advice, misses
 from treeadapt.selection.selectors import GlobSelector, NodeSelector, Selector
+from treeadapt.selection.stacks import Unrolled, require_agreement
 from treeadapt.trees.views import TreeView
 
 if TYPE_CHECKING:
@@ -55,19 +56,26 @@ class RuleMatches:
 
     Attributes:
         rules: the rules.
-        leaves: the table of the tree's leaves.
+        leaves: the table of the tree's leaves; with ``stacks``, of its layers.
+        unrolled: the layers of the tree; None without ``stacks``.
     """
 
     rules: Rules
     leaves: Leaves
+    unrolled: Unrolled | None = None
 
     def __post_init__(self) -> None:
         _ = self._first  # a selector that cannot answer raises now
 
     @property
     def view(self) -> TreeView:
-        """The tree."""
+        """The tree; with ``stacks``, its layers."""
         return self.leaves.view
+
+    @property
+    def stored(self) -> TreeView:
+        """The tree as it is."""
+        return self.view if self.unrolled is None else self.unrolled.stored
 
     @property
     def paths(self) -> Sequence[str]:
@@ -98,15 +106,25 @@ class RuleMatches:
         return self.leaves.spread(values)
 
     def labels(self) -> list[Any]:
-        """Return the values as labels, each of which must be one leaf to JAX.
+        """Return the values of the stored leaves as labels, one leaf to JAX each.
 
         Raises:
             RulesError: a value is a container.
             UnmatchedPathError: an array leaf has no value.
+            StackError: layers of one array have different values.
         """
         require_leaf_labels(self.rules)
         self._require_matched()
-        return self.values
+        return require_agreement(self.answers, "A tree of labels")
+
+    @functools.cached_property
+    def answers(self) -> list[Any]:
+        """The value of each stored leaf; ``PerLayer`` where its layers differ."""
+        if self.unrolled is None:
+            return self.values
+        texts = ["", *(_rule_name(self, i) for i in range(len(self.rules.pairs)))]
+        sources = [texts[rule + 1] for rule in self.deciding]
+        return self.unrolled.fold(self.values, sources)
 
     @functools.cached_property
     def unmatched(self) -> tuple[str, ...]:
@@ -275,21 +293,6 @@ class RuleMatches:
         if self.unmatched:
             text = unmatched_message(self.unmatched, sum(self.is_array))
             raise UnmatchedPathError(text)
-
-
-def same_value(one: Any, two: Any) -> bool:
-    """Compare two values by type and content; arrays only by identity.
-
-    Example:
-        >>> same_value("a", "a"), same_value(1, True), same_value(jnp.ones(1), 1.0)
-        (True, False, False)
-    """
-    if one is two:
-        return True
-    if type(one) is not type(two):
-        return False
-    equal = one == two
-    return equal if isinstance(equal, bool) else False
 
 
 def where_text(where: Selector) -> str:

@@ -20,18 +20,18 @@ from treeadapt.errors import (
     RulesError,
     RulesFileError,
     SelectorError,
+    StackError,
     UnmatchedPathError,
 )
 from treeadapt.names import plural, shorten
 from treeadapt.selection import files
-from treeadapt.selection.leaves import Leaves
+from treeadapt.selection.leaves import Leaves, same_value
 from treeadapt.selection.matches import (
     MISSING,
     STATIC,
     RuleMatches,
     refuse_none,
     require_leaf_labels,
-    same_value,
     unmatched_message,
     where_text,
 )
@@ -47,6 +47,12 @@ from treeadapt.selection.selectors import (
     check_choice,
     refuse_number,
     select,
+)
+from treeadapt.selection.stacks import (
+    NO_STACKS,
+    PerLayer,
+    Stacks,
+    require_agreement,
 )
 from treeadapt.selection.whole import WholeTree, look_up, whole_of
 from treeadapt.trees.views import TreeView, view_tree
@@ -70,9 +76,16 @@ class Rules(Question):
             unreachable.
         overlap: ``"first"`` lets the first of several rules win; ``"error"`` refuses
             two rules with different values for one leaf.
+        stacks: ``{"blocks": 0}`` where arrays below ``blocks`` hold layers along axis
+            0: the rules then decide on layers, ``blocks/0/w`` and so on, with the
+            shapes of a layer, as on the same model unrolled. The axis counts in the
+            stored array, or is its name in the box of the array. A pair
+            ``("blocks_{l}", 0)`` names another unrolled form; None makes an exception
+            below a stack. Stacks may be nested: ``{"blocks": 0, "blocks/experts": 1}``.
 
     Raises:
         RulesError: the table is malformed, or a value is None.
+        StackError: ``stacks`` is malformed.
         SelectorError: a key is not a selector, or an option is not one of its choices.
         PatternError: a pattern is malformed.
 
@@ -80,12 +93,16 @@ class Rules(Question):
         >>> rules = Rules({"encoder": "frozen", "**": "train"})
         >>> rules({"encoder": {"kernel": jnp.ones((3, 4))}, "head": jnp.ones(4)})
         {'encoder': {'kernel': 'frozen'}, 'head': 'train'}
+        >>> rules = Rules({"blocks/{0..2}": "a", "**": "b"}, stacks={"blocks": 0})
+        >>> rules.match({"blocks": {"w": jnp.ones((4, 2))}}).values
+        ['a', 'a', 'a', 'b']
     """
 
     pairs: tuple[tuple[Selector, Any], ...]
     default: Any
     unused: Unused
     overlap: Overlap
+    stacks: Stacks
 
     def __init__(
         self,
@@ -94,6 +111,7 @@ class Rules(Question):
         default: Any = MISSING,
         unused: Unused = "error",
         overlap: Overlap = "first",
+        stacks: Mapping[str, Any] | Stacks = NO_STACKS,
     ):
         check_choice("unused", unused, ("error", "ignore"))
         check_choice("overlap", overlap, ("first", "error"))
@@ -104,7 +122,8 @@ class Rules(Question):
         if default is None:
             refuse_none("default=")
         fields = {"pairs": pairs, "default": default, "unused": unused}
-        for name, value in (fields | {"overlap": overlap}).items():
+        fields |= {"overlap": overlap, "stacks": Stacks(stacks)}
+        for name, value in fields.items():
             object.__setattr__(self, name, value)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -130,16 +149,23 @@ class Rules(Question):
             self.selectors == other.selectors
             and self.unused == other.unused
             and self.overlap == other.overlap
+            and self.stacks == other.stacks
             and len(self.pairs) == len(other.pairs)
             and all(map(same_value, self.values, other.values))
             and same_value(self.default, other.default)
         )
 
     def __hash__(self) -> int:
-        return hash((self.pairs, self.default, self.unused, self.overlap))
+        return hash((self.pairs, self.default, self.unused, self.overlap, self.stacks))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuilt, (self.pairs, self.default, self.unused, self.overlap)
+        return functools.partial(Rules, **self.options), (self.pairs,)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The keyword arguments that it was made with."""
+        names = ("default", "unused", "overlap", "stacks")
+        return {name: getattr(self, name) for name in names}
 
     @functools.cached_property
     def selectors(self) -> tuple[Selector, ...]:
@@ -175,7 +201,8 @@ class Rules(Question):
         view = view_tree(tree)
         whole = whole_of(view)
         if whole is not None:
-            return view.rebuild(self.answer(whole, view.plan.paths))
+            labels = self.answer(whole, view.plan.paths)
+            return view.rebuild(require_agreement(labels, "A tree of labels"))
         return view.rebuild(self._match(view, view.plan.holes).check().labels())
 
     def answer(self, whole: WholeTree, paths: Sequence[str]) -> list[Any]:
@@ -184,6 +211,9 @@ class Rules(Question):
         Args:
             whole: the tree.
             paths: of the leaves; others need no rule.
+
+        Returns:
+            One label a leaf, or ``PerLayer`` where its layers have different ones.
 
         Raises:
             UnmatchedPathError, UnusedRuleError, OverlapError: as when called.
@@ -197,6 +227,8 @@ class Rules(Question):
     def decide(self, view: TreeView, *, reports: bool) -> list[Any]:
         """Return the label of every leaf of a whole tree, None where there is none.
 
+        Layers of one leaf that have different labels give a ``PerLayer``.
+
         Args:
             view: the tree.
             reports: raise for rules without a use.
@@ -205,7 +237,7 @@ class Rules(Question):
         require_leaf_labels(self)
         if reports:
             matches.check_rules()
-        return matches.values
+        return matches.answers
 
     def match(self, tree: Any) -> RuleMatches:
         """Decide every leaf; report nothing yet.
@@ -259,8 +291,9 @@ class Rules(Question):
             {'layers/1': 'train'}
         """
         matches = self.match(tree).check()
-        answers = zip(matches.paths, matches.labels(), strict=True)
-        return BoundRules(self, dict(answers))
+        require_leaf_labels(self)
+        paths = matches.stored.plan.paths
+        return BoundRules(self, dict(zip(paths, matches.answers, strict=True)))
 
     def to_toml(self) -> str:
         """Write the table as a rules file, for ``load_rules``.
@@ -353,7 +386,12 @@ class Rules(Question):
         return owners
 
     def _match(self, view: TreeView, holes: Sequence[str] = ()) -> RuleMatches:
-        return RuleMatches(self, Leaves(view, self.matcher, self.needs, holes))
+        if not self.stacks:
+            return RuleMatches(self, Leaves(view, self.matcher, self.needs, holes))
+        layers = self.stacks.unroll(view, is_part=bool(holes))
+        holes = layers.view.plan.holes if holes else ()
+        table = Leaves(layers.view, self.matcher, self.needs, holes)
+        return RuleMatches(self, table, layers)
 
     def _options(self) -> dict[str, Any]:
         given: dict[str, Any] = {}
@@ -363,6 +401,8 @@ class Rules(Question):
             given["unused"] = self.unused
         if self.overlap != "first":
             given["overlap"] = self.overlap
+        if self.stacks:
+            given["stacks"] = self.stacks.data
         return given
 
 
@@ -377,6 +417,11 @@ class Where(Selector):
 
     def __repr__(self) -> str:
         return f"{self.rules!r}.where({self.label!r})"
+
+    @property
+    def stacks(self) -> Stacks:  # type: ignore[override]
+        """The stacks of the rules."""
+        return self.rules.stacks
 
     @functools.cached_property
     def needs(self) -> frozenset[str]:
@@ -449,13 +494,16 @@ class BoundRules:
         _refuse_filter(self.rules.values, leaf)
         refuse_number(self, tree)
         view = view_tree(tree)
-        return view.rebuild(look_up(self.answers, view.flat(), static=STATIC))
+        labels = look_up(self.answers, view.flat(), static=STATIC)
+        return view.rebuild(require_agreement(labels, "A tree of labels"))
 
     def answer(self, whole: WholeTree, paths: Sequence[str]) -> list[Any]:
         """Return the labels of some leaves of a whole tree."""
         flat = whole.view.flat()
-        shown = {path: flat[path] for path in paths}
-        return look_up(self.answers, shown, static=STATIC)
+        asked = dict.fromkeys(map(whole.stored_path, paths))
+        found = look_up(self.answers, {p: flat[p] for p in asked}, static=STATIC)
+        known = dict(zip(asked, found, strict=True))
+        return [whole.part(known, path) for path in paths]
 
     def where(self, label: Any) -> Selector:
         """Return the selector of the leaves that got a label, bound as well.
@@ -463,7 +511,11 @@ class BoundRules:
         Raises:
             RulesError: no rule gives that label.
         """
-        found = {path: same_value(label, v) for path, v in self.answers.items()}
+        chosen = functools.partial(same_value, label)
+        found = {
+            path: each.map(chosen) if isinstance(each, PerLayer) else chosen(each)
+            for path, each in self.answers.items()
+        }
         return Bound(self.rules.where(label), found)
 
     def bind(self, tree: Any) -> BoundRules:
@@ -485,9 +537,7 @@ def as_rules(rules: Any, *, default: Any = MISSING) -> Rules:
         return Rules(rules, default=default)
     if default is MISSING:
         return rules
-    return Rules(
-        rules.pairs, default=default, unused=rules.unused, overlap=rules.overlap
-    )
+    return Rules(rules.pairs, **rules.options | {"default": default})
 
 
 def param_labels(tree: Any, rules: Any, *, default: Any = MISSING) -> Any:
@@ -506,6 +556,8 @@ def param_labels(tree: Any, rules: Any, *, default: Any = MISSING) -> Any:
         UnmatchedPathError: an array leaf matches no rule and no ``default`` is given.
         UnusedRuleError: a rule matches no array leaf, or is unreachable.
         OverlapError: two rules match one leaf and the rules refuse that.
+        StackError: the rules have ``stacks``, and the layers of one array get different
+            labels; or a stack does not fit the tree.
         PathCollisionError: two leaves have the same path.
         RulesError, SelectorError, PatternError: ``rules`` are malformed.
 
@@ -517,7 +569,7 @@ def param_labels(tree: Any, rules: Any, *, default: Any = MISSING) -> Any:
     if isinstance(rules, BoundRules) and default is MISSING:
         return rules(tree)
     matches = as_rules(rules, default=default).match(tree).check()
-    return matches.view.rebuild(matches.labels())
+    return matches.stored.rebuild(matches.labels())
 
 
 def param_mask(tree: Any, where: Any, *, unused: Unused = "error") -> Any:
@@ -551,7 +603,8 @@ def load_rules(path: str | os.PathLike[str], *, allow_regex: bool = False) -> Ru
     ``version = 1`` and a table ``rules`` of quoted patterns and labels, the first that
     matches wins. A label that is a list is a ``PartitionSpec``: ``["data", ""]`` is
     ``P("data", None)``, and ``[]`` is ``P()``. ``default``, ``unused`` and ``overlap``
-    as for ``Rules``.
+    as for ``Rules``; and a table ``stacks``, with ``["blocks_{l}", 0]`` for a pair and
+    ``false`` for an exception.
 
     Args:
         path: file name, ending in ``.toml`` or ``.json``. The file is read as data:
@@ -570,17 +623,19 @@ def load_rules(path: str | os.PathLike[str], *, allow_regex: bool = False) -> Ru
         Rules({'policy': 'frozen'})
     """
     document = files.RULES_FILE.read(path)
-    known = ("version", "rules", "default", "unused", "overlap")
+    known = ("version", "rules", "default", "unused", "overlap", "stacks")
     files.RULES_FILE.check_fields(path, document, known)
     pairs = files.parse_rules(
         path, document.pop("rules", None), allow_regex=allow_regex
     )
+    if "stacks" in document:
+        document["stacks"] = files.read_stacks(path, document["stacks"])
     if "default" in document:
         default = files.read_label(path, document["default"], "'default'")
         document["default"] = default
     try:
         return Rules(pairs, **document)
-    except SelectorError as error:  # an option is none of its choices
+    except (SelectorError, StackError) as error:  # an option is malformed
         raise RulesFileError(f"Rules file {str(path)!r}: {error}") from error
 
 
@@ -592,10 +647,6 @@ def _refuse_filter(values: Sequence[Any], leaf: Any) -> None:
             "filter says yes or no. Pass the selector of one label: "
             f"rules.where({shorten(label)})."
         )
-
-
-def _rebuilt(pairs: Any, default: Any, unused: Unused, overlap: Overlap) -> Rules:
-    return Rules(pairs, default=default, unused=unused, overlap=overlap)
 
 
 def _pairs(rules: Any) -> Sequence[tuple[Any, Any]]:

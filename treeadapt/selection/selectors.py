@@ -30,6 +30,7 @@ from treeadapt.names import plural, shorten
 from treeadapt.patterns import escape, parse
 from treeadapt.selection.leaves import Known, Leaves, NotKnown, OnePath
 from treeadapt.selection.repairs import unused_message
+from treeadapt.selection.stacks import NO_STACKS, Stacks, require_agreement
 from treeadapt.selection.whole import look_up, whole_of
 from treeadapt.trees.views import TreeView, view_tree
 
@@ -48,7 +49,13 @@ _MISSING: Any = object()
 
 
 class Question:
-    """What can be asked about every leaf of a tree: its patterns and further needs."""
+    """What can be asked about every leaf of a tree: its patterns and further needs.
+
+    Attributes:
+        stacks: whose layers are leaves of their own to it.
+    """
+
+    stacks: Stacks = NO_STACKS
 
     @property
     def needs(self) -> frozenset[str]:
@@ -133,8 +140,10 @@ class Selector(Question):
         view = view_tree(tree)
         whole = whole_of(view)
         if whole is not None:
-            return view.rebuild(whole.answers(view.plan.paths, self))
-        return view.rebuild(self.decide(view, reports=True, holes=view.plan.holes))
+            chosen = whole.answers(view.plan.paths, self)
+        else:
+            chosen = self.decide(view, reports=True, holes=view.plan.holes)
+        return view.rebuild(require_agreement(chosen, "A mask"))
 
     def matches(self, path: str) -> bool:
         """Return whether a leaf at ``path`` is selected, going by the path alone.
@@ -185,13 +194,19 @@ class Selector(Question):
                 them, or something below, is not reported.
 
         Returns:
-            One bool a leaf, in leaf order.
+            One bool a leaf, in leaf order; ``PerLayer`` where its layers differ.
         """
+        layers = None
+        if self.stacks:
+            layers = self.stacks.unroll(view, is_part=bool(holes))
+            view = layers.view
+            holes = view.plan.holes if holes else ()
         leaves = Leaves(view, self.matcher, self.needs, holes)
         chosen = leaves.once(self._known, lambda: self.select(leaves))
         if reports:
             self._report(leaves, chosen)
-        return leaves.spread(chosen)
+        found = leaves.spread(chosen)
+        return found if layers is None else layers.fold(found)
 
     def __and__(self, other: Any) -> Selector:
         return _combine(And, self, other)
@@ -231,6 +246,8 @@ class Selector(Question):
 
     def _at_path(self, path: str, *leaf: Any) -> bool:
         try:
+            if leaf and self.stacks:
+                raise NotKnown  # the path is a stored one
             return self.select(OnePath(self.matcher, path, *leaf))[0]
         except NotKnown:
             raise SelectorError(
@@ -351,6 +368,11 @@ class _OfParts(Selector):
     def needs(self) -> frozenset[str]:
         """What any part needs."""
         return frozenset().union(*(part.needs for part in self.parts))
+
+    @functools.cached_property
+    def stacks(self) -> Stacks:  # type: ignore[override]
+        """The stacks of all parts: every part sees their layers."""
+        return functools.reduce(operator.or_, (p.stacks for p in self.parts), NO_STACKS)
 
     def patterns(self) -> Iterator[str]:
         """Yield the patterns of all parts."""
@@ -495,7 +517,8 @@ class Bound(Selector):
             # A static leaf that the bound tree did not have is not selected.
             if path not in self.answers and leaves.is_array[row]:
                 raise self._new_leaf(path)
-        return [self.answers.get(path, False) for path in leaves.paths]
+        found = [self.answers.get(path, False) for path in leaves.paths]
+        return require_agreement(found, "A bound selector within another one")
 
     def decide(
         self, view: TreeView, *, reports: bool, holes: Sequence[str] = ()
@@ -661,7 +684,8 @@ def select(tree: Any, where: Any, *, unused: Unused = "error") -> list[bool]:
     """
     check_choice("unused", unused, ("error", "ignore"))
     view = tree if isinstance(tree, TreeView) else view_tree(tree)
-    return as_selector(where).decide(view, reports=unused == "error")
+    chosen = as_selector(where).decide(view, reports=unused == "error")
+    return require_agreement(chosen, "A selection of arrays")
 
 
 def refuse_number(asked: Any, tree: Any) -> None:

@@ -14,11 +14,12 @@ import contextlib
 import contextvars
 import functools
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from treeadapt.arrays import is_array
 from treeadapt.errors import SelectorError, TransformError
 from treeadapt.names import fold, listing, shorten
+from treeadapt.selection.stacks import PerLayer
 from treeadapt.trees.views import TreeView, view_tree
 
 T = TypeVar("T")
@@ -51,6 +52,13 @@ def look_up(answers: Mapping[str, T], flat: Mapping[str, Any], *, static: T) -> 
     return [answers.get(path, static) for path in flat]
 
 
+class Cut(NamedTuple):
+    """Some layers of an array of the whole tree: its path, and their numbers."""
+
+    path: str
+    numbers: tuple[tuple[int, ...], ...]
+
+
 class WholeTree:
     """The caller's whole tree, while smaller views of it are shown to selectors.
 
@@ -59,25 +67,37 @@ class WholeTree:
         strict: report patterns that match nothing in it.
         is_params: the tree holds the params; otherwise only gradients of them, which
             share nothing but the paths: classes, dtypes and siblings may differ.
+        cuts: arrays that smaller views hold some layers of, by the name of these.
     """
 
-    def __init__(self, view: TreeView, *, strict: bool, is_params: bool):
+    def __init__(
+        self,
+        view: TreeView,
+        *,
+        strict: bool,
+        is_params: bool,
+        cuts: dict[str, Cut] | None = None,
+    ):
         self.view = view
+        self.cuts: dict[str, Cut] = {} if cuts is None else cuts
         self.strict = strict
         self.is_params = is_params
         self._known: dict[int, tuple[Any, Mapping[str, Any]]] = {}
 
     def holds(self, view: TreeView) -> bool:
         """Return whether every leaf of ``view`` has its path in the whole tree."""
-        return self._paths.issuperset(view.plan.paths)
+        return all(path in self._paths or path in self.cuts for path in view.plan.paths)
 
     def answers(self, paths: Iterable[str], asked: Any) -> list[Any]:
         """Decide on the whole tree, once, and answer for some of its paths.
 
         Args:
-            paths: paths of the whole tree.
+            paths: paths of the whole tree, or names of some layers of its arrays.
             asked: selector, rules or the like, with ``decide(view, reports=)`` and
                 ``needs_params(gradients)``; known by identity.
+
+        Returns:
+            One answer a path; ``PerLayer`` where its layers have different ones.
 
         Raises:
             TransformError: only gradients are known, and they cannot answer.
@@ -94,7 +114,24 @@ class WholeTree:
             found = asked.decide(self.view, reports=self.strict)
             known = asked, dict(zip(self.view.plan.paths, found, strict=True))
             self._known[id(asked)] = known  # holds ``asked``: its id stays its own
-        return [known[1][path] for path in paths]
+        return [self.part(known[1], path) for path in paths]
+
+    def stored_path(self, path: str) -> str:
+        """Return the path in the whole tree of the array that a view shows."""
+        return self.cuts[path].path if path in self.cuts else path
+
+    def part(self, known: Mapping[str, Any], path: str) -> Any:
+        """Return the answer for what a view shows at a path.
+
+        Args:
+            known: answers by path in the whole tree.
+            path: in the view; for some layers of an array, ``PerLayer`` is of these.
+        """
+        if path not in self.cuts:
+            return known[path]
+        cut = self.cuts[path]
+        answer = known[cut.path]
+        return answer.take(cut.numbers) if isinstance(answer, PerLayer) else answer
 
     @functools.cached_property
     def _paths(self) -> frozenset[str]:
@@ -128,7 +165,8 @@ def whole_tree(
     outer = whole_of(view)
     if outer is not None:
         view, is_params = outer.view, outer.is_params
-    whole = WholeTree(view, strict=strict, is_params=is_params)
+    cuts = None if outer is None else outer.cuts
+    whole = WholeTree(view, strict=strict, is_params=is_params, cuts=cuts)
     token = _whole.set(whole)
     try:
         yield whole

@@ -1,71 +1,24 @@
-"""Axis names that a model carries itself: the boxes of Linen and nnx.
+"""Specs that a model asks for itself, by the axis names in its boxes.
 
-``nn.Partitioned``, ``nn.LogicallyPartitioned`` and ``nnx.Variable`` may name the axes
-of the array inside. Gives the spec that follows, by leaf. A row of the table below says
-how one class of boxes is read; a library that nobody has imported has no boxes.
-See ``params`` for whether rules agree with a box.
+Gives the spec of each leaf in a box with names, logical names put in mesh axes.
+See ``trees.axis_names`` for the boxes, ``params`` for whether rules agree with one.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
 from jax.sharding import PartitionSpec
 
-from treeadapt.adapters.registry import current_registry
 from treeadapt.errors import ShardingError
 from treeadapt.names import listing
 from treeadapt.sharding.specs import mesh_axes
+from treeadapt.trees.axis_names import AxisNames, axis_names
 from treeadapt.trees.views import TreeView
 
 #: Ordered pairs of a logical name and the mesh axes for it, as Flax writes them.
 AxisRules = Sequence[tuple[str, Any]]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Names:
-    """What one box says of the axes of its array.
-
-    Attributes:
-        names: one an axis: a name, several, or None.
-        rules: pairs that translate them, which came with the box.
-        logical: the names are certainly no mesh axes.
-    """
-
-    names: tuple[Any, ...]
-    rules: AxisRules = ()
-    logical: bool = False
-
-
-def _partitioned(box: Any) -> Names:
-    return Names(tuple(box.names))
-
-
-def _logically_partitioned(box: Any) -> Names:
-    return Names(tuple(box.names), tuple(box.rules or ()), logical=True)
-
-
-def _variable(box: Any) -> Names | None:
-    metadata = box.get_metadata()
-    # Flax has renamed it twice.
-    known = ("out_sharding", "sharding_names", "sharding")
-    names = next((metadata[name] for name in known if metadata.get(name)), None)
-    if not isinstance(names, tuple | list | PartitionSpec):
-        return None
-    return Names(tuple(names), tuple(metadata.get("sharding_rules") or ()))
-
-
-# Rows of the table: module whose presence in ``sys.modules`` makes the row count, class
-# of the box, and what reads its names. The first row that fits a box decides.
-_BOXES: tuple[tuple[str, str, Callable[[Any], Names | None]], ...] = (
-    ("flax.linen.spmd", "LogicallyPartitioned", _logically_partitioned),
-    ("flax.core.meta", "Partitioned", _partitioned),
-    ("flax.nnx", "Variable", _variable),
-)
 
 
 def box_specs(
@@ -84,43 +37,12 @@ def box_specs(
     Raises:
         ShardingError: there are no mesh axes for a logical name.
     """
-    readers = [
-        (getattr(sys.modules[module], name), read)
-        for module, name, read in _BOXES
-        if module in sys.modules
-    ]
-    classes = tuple(cls for cls, _ in readers)
-    nodes = (cls for path in view.plan.paths for cls in view.plan.classes(path))
-    if not any(issubclass(cls, classes) for cls in nodes):
-        return {}
-    pairs = _pairs(logical_axes)
+    found = axis_names(view)
+    pairs = _pairs(logical_axes) if found else ()
     return {
         index: _spec(names, pairs, view.plan.paths[index])
-        for index, names in _named_leaves(view, readers)
+        for index, names in found.items()
     }
-
-
-def _named_leaves(
-    view: TreeView, readers: Sequence[tuple[type, Callable[[Any], Names | None]]]
-) -> Iterator[tuple[int, Names]]:
-    """Yield the leaves in boxes with names, by index."""
-    registry = current_registry()
-    pending = [view.rebuild(range(len(view.leaves)))]
-    seen: dict[int, Any] = {}  # nodes with an identity may be in two places
-    while pending:
-        node = pending.pop()
-        adapter = registry.find(node).adapter
-        if adapter is None or id(node) in seen:
-            continue
-        seen[id(node)] = node
-        children = adapter.flatten(node).children
-        reader = next((read for cls, read in readers if isinstance(node, cls)), None)
-        names = None if reader is None else reader(node)
-        if names is None:
-            pending += children
-            continue
-        for index in jax.tree.leaves(children):
-            yield index, names
 
 
 def _pairs(logical_axes: Mapping[str, Any] | AxisRules) -> AxisRules:
@@ -135,7 +57,7 @@ def _pairs(logical_axes: Mapping[str, Any] | AxisRules) -> AxisRules:
     return pairs
 
 
-def _spec(named: Names, pairs: AxisRules, path: str) -> PartitionSpec:
+def _spec(named: AxisNames, pairs: AxisRules, path: str) -> PartitionSpec:
     pairs = (*pairs, *named.rules)
     known = dict.fromkeys(name for name, _ in pairs)
     entries: list[Any] = [None] * len(named.names)

@@ -87,9 +87,7 @@ def _hidden(rules: Any) -> Rules:
     table = as_rules(rules)
     return Rules(
         [(where, _hide(value)) for where, value in table.pairs],
-        default=_hide(table.default),
-        unused=table.unused,
-        overlap=table.overlap,
+        **table.options | {"default": _hide(table.default)},
     )
 
 

@@ -28,7 +28,7 @@ import optax
 
 from treeadapt.errors import TreeAdaptError, UnliftedMaskWarning
 from treeadapt.names import listing
-from treeadapt.selection.matches import same_value
+from treeadapt.selection.leaves import same_value
 from treeadapt.selection.rules import BoundRules, Rules
 from treeadapt.selection.selectors import Selector
 from treeadapt.transforms.flat import FlatDict

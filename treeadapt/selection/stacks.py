@@ -1,0 +1,556 @@
+"""Stacks: layers that a model holds along an axis of its arrays, as rows of a table.
+
+``{"blocks": 0}`` says that every array below ``blocks`` holds layers along axis 0. The
+array at ``blocks/attn/kernel`` of shape [12, 64, 64] then is ``blocks/0/attn/kernel``
+to ``blocks/11/attn/kernel`` of shape [64, 64]: ``unroll`` gives a view with these
+paths, shapes, classes and numbers of children, on which selectors and rules decide as
+on the unrolled model. ``fold`` gives their answers back, one for each stored array.
+Decides nothing and reads no array (see ``rules``, ``transforms.cuts``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, NamedTuple, NoReturn
+
+import jax
+
+from treeadapt.arrays import is_array
+from treeadapt.convert import describe
+from treeadapt.errors import PathCollisionError, StackError
+from treeadapt.names import Speller, fold, listing, shorten
+from treeadapt.selection.leaves import same_value
+from treeadapt.slices import MAX_LAYERS, read_slice_key, slice_key
+from treeadapt.trees.axis_names import axis_names
+from treeadapt.trees.views import Plan, TreeView
+
+_CAPTURE = re.compile(r"\{[A-Za-z_]\w*\}")
+_SHOWN = 4  # answers that an error lists
+
+
+class StackAxis(NamedTuple):
+    """One axis along which an array holds layers.
+
+    Attributes:
+        key: of the stack.
+        axis: of the stored array, counted from the start.
+        size: the number of layers.
+    """
+
+    key: str
+    axis: int
+    size: int
+
+
+class _Stack(NamedTuple):
+    """One entry: its key, its unrolled path around the number, and its axis."""
+
+    key: str
+    before: str
+    after: str
+    axis: int | str | None  # None: an exception
+
+
+@dataclasses.dataclass(frozen=True)
+class PerLayer:
+    """What was decided for the layers of one array, where they differ.
+
+    Attributes:
+        path: of the array in the stored tree.
+        axes: along which it holds layers, the outermost first.
+        numbers: of the layers along each axis that are meant.
+        values: one for each layer, the numbers of the last axis running fastest.
+        paths: unrolled path of each.
+        sources: what decided each, as text.
+    """
+
+    path: str
+    axes: tuple[StackAxis, ...]
+    numbers: tuple[tuple[int, ...], ...]
+    values: tuple[Any, ...]
+    paths: tuple[str, ...]
+    sources: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        """The name of these layers."""
+        return self.key_of(self.numbers)
+
+    def key_of(self, numbers: Sequence[Sequence[int]]) -> str:
+        """Name some layers of the array."""
+        stacks = (axis.key for axis in self.axes)
+        return slice_key(self.path, dict(zip(stacks, numbers, strict=True)))
+
+    def take(self, numbers: Sequence[Sequence[int]]) -> Any:
+        """Return what was decided for some of the layers; one value if they agree."""
+        place = {each: i for i, each in enumerate(itertools.product(*self.numbers))}
+        rows = [place[each] for each in itertools.product(*numbers)]
+        values, paths, sources = (
+            tuple(map(column.__getitem__, rows))
+            for column in (self.values, self.paths, self.sources)
+        )
+        if _all_same(values):
+            return values[0]
+        own = tuple(map(tuple, numbers))
+        return PerLayer(self.path, self.axes, own, values, paths, sources)
+
+    def map(self, fn: Callable[[Any], Any]) -> Any:
+        """Apply a function to the value of each layer; one value if they agree."""
+        values = tuple(map(fn, self.values))
+        same = _all_same(values)
+        return values[0] if same else dataclasses.replace(self, values=values)
+
+    def __str__(self) -> str:
+        """The values, each with its layers and what decided."""
+        rows = itertools.product(*self.numbers)
+        groups: list[tuple[Any, str, list[Any], list[str]]] = []
+        for row in zip(self.values, self.sources, rows, self.paths, strict=True):
+            value, source, (number, *_), path = row
+            if groups and same_value(groups[-1][0], value) and groups[-1][1] == source:
+                groups[-1][2].append(number)
+                groups[-1][3].append(path)
+            else:
+                groups.append((value, source, [number], [path]))
+        texts = []
+        for value, source, numbers, paths in groups[:_SHOWN]:
+            names = [self.key_of([numbers])] if len(self.axes) == 1 else fold(paths)
+            by = f" ({source})" if source else ""
+            texts.append(f"{shorten(repr(value))} for {listing(names, limit=1)}{by}")
+        left = len(groups) - _SHOWN
+        return "; ".join(texts) + (f"; and {left:,} more" if left > 0 else "")
+
+
+class Stacks:
+    """Which nodes of a tree hold layers, and along which axis.
+
+    Args:
+        given: ``{key: axis}``. The key is the path of a node or leaf of the stored
+            tree, without numbers of layers; ``""`` is the whole tree. The axis counts
+            in the stored array, or is its name in the metadata of its box. A pair
+            ``("blocks_{l}", 0)`` also names the unrolled form, which is otherwise
+            ``blocks/{l}``. None says that arrays there lack the axis of the stack
+            above. Of nested stacks, the outermost number is put in first.
+
+    Raises:
+        StackError: ``given`` is malformed.
+
+    Example:
+        >>> Stacks({"blocks": 0, "blocks/rngs": None})
+        Stacks({'blocks': 0, 'blocks/rngs': None})
+    """
+
+    data: dict[str, Any]
+
+    def __init__(self, given: Mapping[str, Any] | Stacks = {}):  # noqa: B006  # read only
+        if isinstance(given, Stacks):
+            given = given.data
+        if not isinstance(given, Mapping):
+            _refuse(
+                "stacks= is a mapping from the path of a node to the axis along which "
+                f'its arrays hold layers, such as {{"blocks": 0}}; got {given!r:.100}.'
+            )
+        self.data = dict(given)
+        read = [_read(key, value) for key, value in self.data.items()]
+        self._stacks = sorted(read, key=lambda stack: (len(stack.key), stack.key))
+        for stack in self._stacks:
+            self._check(stack)
+
+    def _check(self, stack: _Stack) -> None:
+        around = self._around(stack.key)
+        above = [one for one in around if one is not stack and one.axis is not None]
+        if stack.axis is None and not above:
+            _refuse(
+                f"stacks={{{stack.key!r}: None}} makes an exception, and there is no "
+                "stack above it. Remove it, or give the axis of its layers."
+            )
+        if above and stack.axis is not None:
+            outer = above[-1].key
+            if outer and not stack.before.startswith(f"{outer}/"):
+                _refuse(
+                    f"The unrolled form of {stack.key!r}, "
+                    f"{stack.before + '{l}' + stack.after!r}, is not below {outer!r}, "
+                    "the stack above it. Write it without numbers of that stack: "
+                    f"'{outer}/...'."
+                )
+
+    def __bool__(self) -> bool:
+        return bool(self._stacks)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stacks) and self._stacks == other._stacks
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._stacks))
+
+    def __repr__(self) -> str:
+        return f"Stacks({self.data!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Stacks, (self.data,)
+
+    def __or__(self, other: Stacks) -> Stacks:
+        for key in self.data.keys() & other.data.keys():
+            if self.data[key] != other.data[key]:
+                _refuse(
+                    f"Two selectors disagree about the stack {key!r}: "
+                    f"{self.data[key]!r} and {other.data[key]!r}. Give both the same."
+                )
+        return Stacks(self.data | other.data) if other else self
+
+    def axes(
+        self, view: TreeView, *, is_part: bool = False
+    ) -> list[tuple[StackAxis, ...]]:
+        """Return the axes along which each leaf of a tree holds layers.
+
+        Args:
+            view: the stored tree, or a flat dict of it or of slices of it.
+            is_part: stacks may be among what is masked out of the tree.
+
+        Returns:
+            One entry a leaf: its axes, those of the outermost stack first; empty for a
+            leaf below no stack and for a leaf that is not an array.
+
+        Raises:
+            StackError: an array lacks the axis, or the arrays of a stack disagree in
+                their number of layers, or a stack holds no array.
+        """
+        names = {}
+        if any(isinstance(stack.axis, str) for stack in self._stacks):
+            names = axis_names(view)
+        found: list[tuple[StackAxis, ...]] = []
+        held: dict[Any, dict[int, list[int]]] = {}  # leaves by number of layers
+        met: set[str] = set()
+        for index, (path, leaf) in enumerate(view.items()):
+            stored, sets = read_slice_key(path) or (path, ())
+            met.update(stack.key for stack in self._around(stored))
+            axes: list[StackAxis] = []
+            for stack in self._chain(stored) if is_array(leaf) else ():
+                axis = _axis_of(stack, path, leaf, names.get(index))
+                if any(axis == other.axis for other in axes):
+                    _refuse(
+                        f"{listing([path])} {describe(leaf)}: axis {axis} is that of "
+                        f"two stacks, {stack.key!r} and {axes[-1].key!r}. Each has an "
+                        "axis of its own, counted in the stored array."
+                    )
+                size = leaf.shape[axis]
+                if size == 0:
+                    _refuse(f"{listing([path])} {describe(leaf)} holds no layer.")
+                sizes = held.setdefault((stack.key, sets), {})
+                sizes.setdefault(size, []).append(index)
+                axes.append(StackAxis(stack.key, axis, size))
+            found.append(tuple(axes))
+        for (key, _), sizes in held.items():
+            if len(sizes) > 1:
+                _refuse(_uneven(key, view, sizes))
+        if not is_part and any(map(is_array, view.leaves)):
+            self._require_met(met, view)
+        return found
+
+    def _require_met(self, met: set[str], view: TreeView) -> None:
+        for stack in self._stacks:
+            if stack.key not in met:
+                paths = [path.split("/") for path in view.plan.paths]
+                known = {"/".join(p[:n]) for p in paths for n in range(1, len(p) + 1)}
+                near = Speller().nearest(stack.key, sorted(known), count=1)
+                hint = f" Did you mean {near[0]!r}?" if near else ""
+                _refuse(
+                    f"stacks={{{stack.key!r}: ...}} matches nothing: no leaf is there "
+                    "or below. Paths here look like "
+                    f"{listing(view.plan.paths, limit=3)}.{hint} Keys are paths as "
+                    "stored, without numbers of layers."
+                )
+
+    def unroll(self, view: TreeView, *, is_part: bool = False) -> Unrolled:
+        """Return the table of the layers of a tree; arguments as for ``axes``.
+
+        Raises:
+            StackError: as for ``axes``; or there are more than a million layers.
+            PathCollisionError: the path of a layer is that of another leaf.
+        """
+        axes = self.axes(view, is_part=is_part)
+        sizes = {axis.key: axis.size for each in axes for axis in each}
+        counts = [
+            math.prod(sizes.get(stack.key, 1) for stack in self._chain(path))
+            for path in view.plan.paths
+        ]
+        if sum(counts) > MAX_LAYERS:
+            _refuse(
+                f"The stacks {listing(sizes)} hold {sum(counts):,} layers of arrays; "
+                f"at most {MAX_LAYERS:,}. Is the axis right? Sizes: {sizes}."
+            )
+        key = ("unrolled", self, tuple(sizes.items()))
+        plan = view.plan.memo.get(key)
+        if plan is None:
+            plan = _UnrolledPlan(view.plan, self, sizes)
+            if plan.clash is not None:
+                self._refuse_clash(plan.paths[plan.clash[0]], view.plan.paths, sizes)
+            plan = view.plan.remember(key, plan)
+        layers = map(_layer, view.leaves, axes)
+        leaves = [one for one, n in zip(layers, counts, strict=True) for _ in range(n)]
+        return Unrolled(TreeView(leaves, plan, None, view.tree), view, counts, axes)
+
+    def _refuse_clash(
+        self, path: str, paths: Sequence[str], sizes: Mapping[str, int]
+    ) -> NoReturn:
+        stored = [one for one in paths if path in self.unrolled_paths(one, sizes)]
+        raise PathCollisionError(
+            f"Unrolled, {listing(stored)} have the same path {path!r}. Give the stack "
+            'another unrolled form: stacks={"blocks": ("blocks_{l}", 0)}.'
+        )
+
+    def unrolled_paths(self, path: str, sizes: Mapping[str, int]) -> list[str]:
+        """Return the paths of the layers of what is stored at a path.
+
+        Args:
+            path: of a leaf or a node.
+            sizes: the numbers of layers, by the key of the stack. A stack that is not
+                there is left out.
+        """
+        chain = [stack for stack in self._chain(path) if stack.key in sizes]
+        if not chain:
+            return [path]
+        # Texts between the numbers. The innermost number is put in first, because the
+        # stacks above it are in the text before it.
+        texts = [path]
+        for stack in reversed(chain):
+            rest = texts[0][len(stack.key) :]
+            slash = "/" if rest and not rest.startswith("/") else ""
+            texts[:1] = [stack.before, f"{stack.after}{slash}{rest}"]
+        return [
+            "".join(itertools.chain(*zip(texts, map(str, numbers), strict=False)))
+            + texts[-1]
+            for numbers in itertools.product(*(range(sizes[s.key]) for s in chain))
+        ]
+
+    def _around(self, path: str) -> list[_Stack]:
+        """Return the entries at or above a path, the outermost first."""
+        return [
+            stack
+            for stack in self._stacks
+            if not stack.key or path == stack.key or path.startswith(f"{stack.key}/")
+        ]
+
+    def _chain(self, path: str) -> list[_Stack]:
+        """Return the stacks in which a path is, the outermost first."""
+        chain: list[_Stack] = []
+        for stack in self._around(path):
+            if stack.axis is not None:
+                chain.append(stack)
+            elif chain:
+                chain.pop()
+        return chain
+
+
+NO_STACKS = Stacks()
+
+
+@dataclasses.dataclass(frozen=True)
+class Unrolled:
+    """The layers of a tree, as a view of their own.
+
+    Attributes:
+        view: the layers: paths and classes as in the unrolled model, shapes and dtypes
+            for leaves. It cannot be rebuilt.
+        stored: the tree as it is.
+        counts: how many layers each stored leaf has; one, where it has none. Layers of
+            one leaf are consecutive, the number of its innermost stack running fastest.
+            (Static leaves below a stack have a row for each layer.)
+        axes: along which each stored leaf holds layers.
+    """
+
+    view: TreeView
+    stored: TreeView
+    counts: list[int]
+    axes: list[tuple[StackAxis, ...]]
+
+    def fold(
+        self, answers: Sequence[Any], sources: Sequence[str] | None = None
+    ) -> list[Any]:
+        """Return one answer for each stored leaf of one for each layer.
+
+        Args:
+            answers: one for each layer.
+            sources: what decided each, for errors.
+
+        Returns:
+            The answer of the layers of a leaf, or ``PerLayer`` where they differ.
+        """
+        found: list[Any] = []
+        paths, start = self.view.plan.paths, 0
+        for index, count in enumerate(self.counts):
+            rows = slice(start, start + count)
+            values, start = answers[rows], start + count
+            if _all_same(values):
+                found.append(values[0])
+                continue
+            axes = self.axes[index]
+            numbers = tuple(tuple(range(axis.size)) for axis in axes)
+            texts = ("",) * count if sources is None else tuple(sources[rows])
+            path = self.stored.plan.paths[index]
+            found.append(
+                PerLayer(path, axes, numbers, tuple(values), paths[rows], texts)
+            )
+        return found
+
+    @property
+    def places(self) -> list[int]:
+        """The index of the stored leaf of each layer."""
+        return [i for i, count in enumerate(self.counts) for _ in range(count)]
+
+
+def require_agreement(answers: Sequence[Any], who: str) -> list[Any]:
+    """Return answers; raise if layers of one array have different ones.
+
+    Args:
+        answers: one for each stored leaf.
+        who: what needs one answer for each array.
+
+    Raises:
+        StackError: it names the layers, what decided, and what cuts arrays.
+    """
+    for answer in answers:
+        if isinstance(answer, PerLayer):
+            _refuse(
+                f"The layers of {answer.path!r} get different answers: {answer}. {who} "
+                "needs one for each array. Use treeadapt.partition, freeze or "
+                "scale_by_rules, which take arrays apart, or give all layers of the "
+                "array one answer."
+            )
+    return list(answers)
+
+
+def _all_same(values: Sequence[Any]) -> bool:
+    first = values[0]
+    return all(value is first or same_value(value, first) for value in values)
+
+
+class _UnrolledPlan(Plan):
+    """The plan of the unrolled model, as far as names and classes go."""
+
+    def __init__(self, stored: Plan, stacks: Stacks, sizes: Mapping[str, int]):
+        unrolled = functools.partial(stacks.unrolled_paths, sizes=sizes)
+        found = [unrolled(path) for path in stored.paths]
+        starts = itertools.accumulate(map(len, found), initial=0)
+        self.paths = tuple(itertools.chain(*found))
+        self.untrained = frozenset(
+            row
+            for index, (start, paths) in enumerate(zip(starts, found, strict=False))
+            if index in stored.untrained
+            for row in range(start, start + len(paths))
+        )
+        self.shares, self.is_plain, self.ties = False, stored.is_plain, {}
+        self.memo = {}
+        self.holes = tuple(one for path in stored.holes for one in unrolled(path))
+        self.is_partial, self.is_flat_dict = stored.is_partial, stored.is_flat_dict
+        # The root is not among the nodes that have paths, unless it is a stack.
+        self.root = stored.root
+        self._nodes = {}
+        for path, classes in stored._nodes.items():
+            nodes = [path] if path is None and "" not in sizes else unrolled(path or "")
+            self._nodes |= dict.fromkeys(nodes, classes)
+        self._stored, self._unrolled = stored, unrolled
+
+    @functools.cached_property
+    def _names(self) -> dict[str | None, list[str]]:
+        below: dict[str | None, dict[str, None]] = {}
+        for path, names in self._stored._names.items():
+            for name in names:
+                for one in self._unrolled(name if path is None else f"{path}/{name}"):
+                    _add_names(below, one)
+        return {path: list(names) for path, names in below.items()}
+
+
+def _add_names(below: dict[str | None, dict[str, None]], path: str) -> None:
+    parent: str | None = None
+    for name in path.split("/"):
+        below.setdefault(parent, {})[name] = None
+        parent = name if parent is None else f"{parent}/{name}"
+
+
+def _read(key: Any, value: Any) -> _Stack:
+    if not isinstance(key, str) or key.startswith("/") or key.endswith("/"):
+        _refuse(
+            f"A key of stacks= is the path of a node, such as 'blocks'; got {key!r}."
+        )
+    template, axis = None, value
+    if isinstance(value, tuple | list) and len(value) == 2:
+        template, axis = value
+        if axis is None:
+            _refuse(f"stacks={{{key!r}: {value!r}}}: a stack has an axis, not None.")
+    is_axis = isinstance(axis, int | str | None) and not isinstance(axis, bool)
+    if not is_axis or axis == "" or not isinstance(template, str | None):
+        _refuse(
+            f"stacks={{{key!r}: {value!r}}}: expected an axis, the name of one, a pair "
+            'of the unrolled form and the axis, ("blocks_{l}", 0), or None.'
+        )
+    if template is None:
+        return _Stack(key, f"{key}/" if key else "", "", axis)
+    parts = _CAPTURE.split(template)
+    if len(parts) != 2 or "//" in template or template.strip("/") != template:
+        _refuse(
+            f"stacks={{{key!r}: {value!r}}}: the unrolled form is a path with one "
+            "number of a layer in it, such as 'blocks_{l}' or 'blocks/{l}'."
+        )
+    return _Stack(key, parts[0], parts[1], axis)
+
+
+def _axis_of(stack: _Stack, path: str, leaf: Any, names: Any) -> int:
+    """Return the axis of a stack in one of its arrays."""
+    rank = len(leaf.shape)
+    who = f"{listing([path])} {describe(leaf)}"
+    cure = f"If it holds no layers, add stacks={{{path!r}: None}}."
+    if not isinstance(stack.axis, str):
+        axis: int = stack.axis  # type: ignore[assignment]
+        if not -rank <= axis < rank:
+            _refuse(
+                f"{who} has no axis {axis}, that of the stack {stack.key!r}. {cure}"
+            )
+        return axis % rank
+    if names is None:
+        _refuse(
+            f"{who} has no box that names its axes, and the stack {stack.key!r} is "
+            f"along the axis called {stack.axis!r}. Give the number of the axis. {cure}"
+        )
+    places = [i for i, name in enumerate(names.names) if name == stack.axis]
+    if len(places) != 1 or places[0] >= rank:
+        seen = f"names its axes {names.names!r}"
+        many = "several are" if len(places) > 1 else "none is"
+        _refuse(
+            f"The box of {who} {seen}: {many} called {stack.axis!r}, the axis of the "
+            f"stack {stack.key!r}. {cure}"
+        )
+    return places[0]
+
+
+def _uneven(key: str, view: TreeView, held: Mapping[int, Sequence[int]]) -> str:
+    most, *_, least = sorted(held, key=lambda size: -len(held[size]))
+    path, leaf = view.plan.paths[held[least][0]], view.leaves[held[least][0]]
+    other = view.plan.paths[held[most][0]]
+    return (
+        f"The arrays of the stack {key!r} disagree in their number of layers: "
+        f"{path!r} {describe(leaf)} has {least}, and {other!r} "
+        f"{describe(view.leaves[held[most][0]])} has {most}. Correct the axis; or, if "
+        f"one holds no layers, make an exception: stacks={{{path!r}: None}}."
+    )
+
+
+def _layer(leaf: Any, axes: Sequence[StackAxis]) -> Any:
+    """Return a leaf as one layer of it: shape and dtype."""
+    if not axes:
+        return leaf
+    out = {axis.axis for axis in axes}
+    shape = tuple(size for place, size in enumerate(leaf.shape) if place not in out)
+    try:
+        return jax.ShapeDtypeStruct(shape, leaf.dtype)
+    except TypeError:  # a dtype of another library
+        return SimpleNamespace(shape=shape, dtype=leaf.dtype)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise StackError(message)
