@@ -34,6 +34,8 @@ Back = Callable[[FlatDict], Any]
 CALLBACKS = ("value_fn", "grad_fn", "obj_fn")
 #: The one of them that returns gradients.
 GRADIENT = "grad_fn"
+#: What the result of that one is called in messages.
+OF_GRADIENT = "what grad_fn returned"
 
 
 def view_params(tree: Any) -> TreeView:
@@ -227,8 +229,11 @@ def flat_extra(
     if whole is None:
         return found
     backs = {name: view.replace for name, view in views.items()}
-    back = whole.replace
-    return found | callbacks_on_flat(extra, back, backs, keys)
+
+    def narrow(gradient: Any) -> FlatDict:
+        return pick_arrays(view_tree(gradient), keys, OF_GRADIENT)
+
+    return found | callbacks_on_flat(extra, whole.replace, backs, narrow)
 
 
 def _params_shaped(
@@ -284,7 +289,10 @@ def _has_shape(leaf: Any, shape: Sequence[int]) -> bool:
 
 
 def callbacks_on_flat(
-    extra: Mapping[str, Any], back: Back, backs: Mapping[str, Back], keys: Sequence[str]
+    extra: Mapping[str, Any],
+    back: Back,
+    backs: Mapping[str, Back],
+    narrow: Callable[[Any], FlatDict],
 ) -> dict[str, Any]:
     """Return the callbacks among extra arguments as functions of flat params.
 
@@ -293,10 +301,10 @@ def callbacks_on_flat(
         back: puts flat params into the structure that the callbacks take.
         backs: puts back, by name, extra arguments that have been made flat; a line
             search hands them on to ``value_fn``.
-        keys: paths of the flat params.
+        narrow: gives a gradient in the caller's structure as a flat dict.
     """
     return {
-        name: on_flat(extra[name], back, backs, keys if name == GRADIENT else None)
+        name: on_flat(extra[name], back, backs, narrow if name == GRADIENT else None)
         for name in CALLBACKS
         if callable(extra.get(name))
     }
@@ -306,7 +314,7 @@ def on_flat(
     fn: Callable[..., Any],
     back: Back,
     backs: Mapping[str, Back],
-    keys: Sequence[str] | None,
+    narrow: Callable[[Any], FlatDict] | None,
 ) -> Callable[..., Any]:
     """Return ``fn`` as a function of flat params, with its own signature.
 
@@ -314,8 +322,7 @@ def on_flat(
         fn: takes params in the caller's structure first.
         back: puts flat params into the caller's structure.
         backs: the same for keyword arguments, by name.
-        keys: paths at which its result, a gradient, is given back flat; None if it
-            returns something else.
+        narrow: makes its result, a gradient, flat; None if it returns something else.
     """
 
     @functools.wraps(fn)
@@ -326,8 +333,6 @@ def on_flat(
         }
         with no_whole_tree():
             result = fn(back(flat), *args, **own)
-        if keys is None:
-            return result
-        return pick_arrays(view_tree(result), keys, f"what {GRADIENT} returned")
+        return result if narrow is None else narrow(result)
 
     return of_flat

@@ -50,7 +50,7 @@ class Lifted:
     def answer(self, whole: WholeTree, paths: Sequence[str]) -> list[Any]:
         """Return the masks or labels of some leaves of a whole tree."""
         flat = whole.view.flat()
-        shown = {path: flat[path] for path in paths}
+        shown = {path: flat[whole.stored_path(path)] for path in paths}
         return _complete(whole.answers(paths, self), shown)
 
     def needs_params(self, gradients: TreeView) -> bool:

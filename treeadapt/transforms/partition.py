@@ -9,7 +9,6 @@ See ``rules`` for which leaf has which label, ``adapt`` for the way to flat dict
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -27,15 +26,18 @@ from treeadapt.transforms.adapt import (
     run_flat,
     with_extra_args,
 )
+from treeadapt.transforms.cuts import Group, divide, put_back, take
 from treeadapt.transforms.flat import (
+    OF_GRADIENT,
     FlatDict,
     callbacks_on_flat,
     first_half,
     is_like,
     no_change,
-    pick,
+    pick_arrays,
 )
 from treeadapt.transforms.lift import Lifted, is_function, lift
+from treeadapt.trees.views import view_tree
 
 FROZEN = "frozen"
 
@@ -113,28 +115,27 @@ def freeze(tx: Any, where: Any) -> optax.GradientTransformationExtraArgs:
     inner = with_extra_args(tx)
     selector = as_selector(where)
 
-    def moving(whole: WholeTree, flat: Any) -> list[str]:
+    def moving(whole: WholeTree, flat: Any) -> Group:
         paths = list(first_half(flat))
-        frozen = whole.answers(paths, selector)
-        return [path for path, yes in zip(paths, frozen, strict=True) if not yes]
+        return divide(whole, paths, whole.answers(paths, selector)).get(False, {})
 
     def on(whole: WholeTree) -> optax.GradientTransformationExtraArgs:
         def init(params: Any) -> Any:
             if is_placeholder(params):
                 return inner.init(params)
-            return inner.init(pick(params, moving(whole, params)))
+            return inner.init(take(params, moving(whole, params)))
 
         def update(
             updates: FlatDict, state: Any, params: Any | None = None, **extra: Any
         ) -> tuple[Any, Any]:
             run = _part_runner(updates, params, extra)
-            keys = moving(whole, _known(updates, params))
-            new, state = run(inner, keys, state)
-            return _with_zeros(new, updates), state
+            group = moving(whole, _known(updates, params))
+            new, state = run(inner, group, state)
+            return _with_zeros(new, group, updates), state
 
         return optax.GradientTransformationExtraArgs(init, update)
 
-    return run_flat(on, moving=moving)
+    return run_flat(on, moving=lambda whole, flat: _paths(moving(whole, flat)))
 
 
 def _grouped(
@@ -146,18 +147,17 @@ def _grouped(
     """Return the partition by what labels the leaves of a whole tree."""
     inner = {label: with_extra_args(tx) for label, tx in transforms.items()}
 
-    def groups(whole: WholeTree, flat: Any) -> dict[Hashable, list[str]]:
-        found: dict[Hashable, list[str]] = {label: [] for label in inner}
-        stray: dict[Hashable, list[str]] = {}
+    def groups(whole: WholeTree, flat: Any) -> dict[Hashable, Group]:
         paths = list(first_half(flat))
-        for path, label in zip(paths, labels.answer(whole, paths), strict=True):
-            if label in found:
-                found[label].append(path)
-            elif label != FROZEN:
-                stray.setdefault(label, []).append(path)
+        given = divide(whole, paths, labels.answer(whole, paths))
+        stray = {
+            label: list(group)
+            for label, group in given.items()
+            if label not in inner and label != FROZEN
+        }
         if stray:
             raise TransformError(_stray_message(stray, inner))
-        return found
+        return {label: given.get(label, {}) for label in inner}
 
     def on(whole: WholeTree) -> optax.GradientTransformationExtraArgs:
         def init(params: Any) -> Any:
@@ -165,8 +165,8 @@ def _grouped(
                 states = {label: tx.init(params) for label, tx in inner.items()}
             else:
                 states = {
-                    label: inner[label].init(pick(params, paths))
-                    for label, paths in groups(whole, params).items()
+                    label: inner[label].init(take(params, group))
+                    for label, group in groups(whole, params).items()
                 }
             return optax.transforms.PartitionState(states)
 
@@ -175,18 +175,27 @@ def _grouped(
         ) -> tuple[Any, Any]:
             run = _part_runner(updates, params, extra)
             parts, states = [], {}
-            for label, keys in groups(whole, _known(updates, params)).items():
-                part, states[label] = run(inner[label], keys, state.inner_states[label])
+            every: Group = {}
+            for label, group in groups(whole, _known(updates, params)).items():
+                part, states[label] = run(
+                    inner[label], group, state.inner_states[label]
+                )
                 parts.append(part)
-            new = _with_zeros(_joined(parts), updates)
+                every |= group
+            new = _with_zeros(_joined(parts), every, updates)
             return new, optax.transforms.PartitionState(states)
 
         return optax.GradientTransformationExtraArgs(init, update)
 
     def moving(whole: WholeTree, flat: Any) -> list[str]:
-        return [path for paths in groups(whole, flat).values() for path in paths]
+        return [p for group in groups(whole, flat).values() for p in _paths(group)]
 
     return run_flat(on, needs_arrays=needs_arrays, moving=moving)
+
+
+def _paths(group: Group) -> list[str]:
+    """Return the paths of the arrays of which a group has layers."""
+    return [key if piece is None else piece.path for key, piece in group.items()]
 
 
 def _known(updates: FlatDict, params: Any | None) -> Any:
@@ -196,11 +205,11 @@ def _known(updates: FlatDict, params: Any | None) -> Any:
 
 def _part_runner(
     updates: FlatDict, params: Any | None, extra: Mapping[str, Any]
-) -> Callable[[Any, Sequence[str], Any], tuple[Any, Any]]:
+) -> Callable[[Any, Group, Any], tuple[Any, Any]]:
     """Return what runs a transformation on a part of an update.
 
     Extra arguments shaped like the updates are narrowed to the part; callbacks get the
-    other leaves merged in.
+    other leaves, and other layers, merged in.
     """
     trees = [updates] if params is None else [updates, first_half(params)]
     shaped = {
@@ -210,29 +219,40 @@ def _part_runner(
         and value.keys() == updates.keys()
         and is_like(name, value, trees, same=True)
     }
-    backs = {name: functools.partial(operator.or_, v) for name, v in shaped.items()}
-    back = functools.partial(operator.or_, first_half(params))
 
-    def run(tx: Any, keys: Sequence[str], state: Any) -> tuple[Any, Any]:
-        own = None if params is None else pick(params, keys)
-        narrowed = {**extra, **{name: pick(v, keys) for name, v in shaped.items()}}
+    def run(tx: Any, group: Group, state: Any) -> tuple[Any, Any]:
+        own = None if params is None else take(params, group)
+        narrowed = {**extra, **{name: take(v, group) for name, v in shaped.items()}}
         if params is not None:
-            narrowed |= callbacks_on_flat(extra, back, backs, keys)
-        return tx.update(pick(updates, keys), state, own, **narrowed)
+
+            def merged(full: FlatDict, part: FlatDict) -> FlatDict:
+                return {**full, **put_back(part, group, full.get)}
+
+            def narrow(gradient: Any) -> FlatDict:
+                view = view_tree(gradient)
+                return take(pick_arrays(view, _paths(group), OF_GRADIENT), group)
+
+            back = functools.partial(merged, first_half(params))
+            backs = {n: functools.partial(merged, v) for n, v in shaped.items()}
+            narrowed |= callbacks_on_flat(extra, back, backs, narrow)
+        return tx.update(take(updates, group), state, own, **narrowed)
 
     return run
 
 
-def _with_zeros(new: Any, updates: FlatDict) -> Any:
-    """Return ``new`` with updates that change nothing for the leaves that it lacks."""
+def _with_zeros(new: Any, group: Group, updates: FlatDict) -> Any:
+    """Return ``new`` in whole arrays, nothing changed in what is not in the group."""
     if isinstance(new, optax.LookaheadParams):
-        return optax.LookaheadParams(*(_with_zeros(half, updates) for half in new))
-    zeros = {
-        path: None if update is None else no_change(update)
-        for path, update in updates.items()
-        if path not in new
-    }
-    return {**new, **zeros}
+        return optax.LookaheadParams(
+            *(_with_zeros(half, group, updates) for half in new)
+        )
+
+    def zero(path: str) -> Any:
+        update = updates[path]
+        return None if update is None else no_change(update)
+
+    found = put_back(new, group, zero)
+    return {**found, **{path: zero(path) for path in updates if path not in found}}
 
 
 def _joined(parts: Sequence[Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import optax
 from treeadapt.arrays import is_array
 from treeadapt.errors import TransformError
 from treeadapt.selection.rules import BoundRules, Rules, as_rules
+from treeadapt.selection.stacks import PerLayer
 from treeadapt.selection.whole import WholeTree
 from treeadapt.transforms.adapt import is_placeholder, run_flat
 from treeadapt.transforms.flat import first_half, no_change
@@ -25,8 +27,8 @@ def scale_by_rules(rules: Any) -> optax.GradientTransformationExtraArgs:
 
     Args:
         rules: ``Rules``, or a mapping or pairs for it, whose values are numbers; or
-            one-dimensional arrays, broadcast along the leading axis of the leaf (one
-            factor a layer of a scanned stack).
+            one-dimensional arrays, broadcast along the leading axis of the leaf. With
+            ``stacks`` a value is one number, for the layers that its rule decides.
 
     Returns:
         ``GradientTransformationExtraArgs`` for any tree, with ``optax.EmptyState``.
@@ -35,7 +37,7 @@ def scale_by_rules(rules: Any) -> optax.GradientTransformationExtraArgs:
 
     Raises:
         TransformError: a value is not a number, or an array whose length is not that of
-            the leading axis; both name the path.
+            the leading axis, or an array for layers; all name the path.
         UnmatchedPathError: a leaf that trains has no rule.
         UnusedRuleError: (by ``init``) a pattern matches no array.
 
@@ -98,7 +100,7 @@ def _hide(value: Any) -> Any:
 def _scaled(path: str, leaf: Any, factor: Any) -> jax.Array:
     """Return a leaf times its factor, and where that is 0 an update of nothing."""
     scale = _checked(path, leaf, factor)
-    values = factor.values if isinstance(factor, _Factors) else factor
+    values = _values(factor)
     if isinstance(values, jax.Array):  # its values are not looked at
         return _times(leaf, scale)
     with np.errstate(all="ignore"):
@@ -123,7 +125,7 @@ def _times_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
 
 def _checked(path: str, leaf: Any, factor: Any) -> jax.Array:
     """Return the factor of one leaf, in its dtype and shaped to multiply it."""
-    values = factor.values if isinstance(factor, _Factors) else factor
+    values = _values(factor)
     if not _is_number(values, leaf.dtype):
         raise TransformError(
             f"The factor of {path!r}, {values!r}, is not a number that can scale "
@@ -132,12 +134,37 @@ def _checked(path: str, leaf: Any, factor: Any) -> jax.Array:
     scale = jnp.asarray(values, leaf.dtype)
     if scale.ndim == 0:
         return scale
+    if isinstance(factor, PerLayer):
+        sizes = tuple(map(len, factor.numbers))
+        axes = [axis.axis for axis in factor.axes]
+        if scale.size != math.prod(sizes):
+            raise TransformError(
+                f"The factors of the layers of {path!r} are not one number each: "
+                f"{factor}. With stacks=, give each rule one number."
+            )
+        outer = sorted(range(len(axes)), key=axes.__getitem__)
+        others = [axis for axis in range(leaf.ndim) if axis not in axes]
+        return jnp.expand_dims(scale.reshape(sizes).transpose(outer), others)
     if scale.ndim > 1 or leaf.ndim == 0 or scale.shape[0] != leaf.shape[0]:
         raise TransformError(
             f"The factors of {path!r} have shape {scale.shape}, but the leaf has shape "
             f"{tuple(leaf.shape)}: give one factor for each entry of its leading axis."
         )
     return scale.reshape(scale.shape + (1,) * (leaf.ndim - 1))
+
+
+def _values(factor: Any) -> Any:
+    """Return the values of a factor: a number, or an array."""
+    if isinstance(factor, _Factors):
+        return factor.values
+    if not isinstance(factor, PerLayer):
+        return factor
+    values = [_values(value) for value in factor.values]
+    traced = any(isinstance(value, jax.Array) for value in values)
+    try:
+        return jnp.stack(values) if traced else np.asarray(values)
+    except (TypeError, ValueError):  # not numbers, or not of one shape
+        return factor
 
 
 def _is_number(values: Any, dtype: Any) -> bool:
