@@ -23,6 +23,7 @@ import numpy as np
 from flax import nnx
 
 import treeadapt as ta
+from treeadapt.slices import read_slice_key
 
 LAYERS, WIDTH, HIDDEN, WORDS, CLASSES, EXPERTS, MEMBERS = 5, 7, 13, 11, 17, 2, 3
 INNER = 19  # of attention
@@ -53,7 +54,7 @@ class Axis:
             _under(path, node) for node in self.besides
         )
 
-    def layer_path(self, path: str, number: int) -> str:
+    def layer_path(self, path: str, number: int | str) -> str:
         rest = path[len(self.key) :].lstrip("/")
         template = self.template or f"{self.key}/{{l}}".lstrip("/")
         return "/".join(filter(None, [template.replace("{l}", str(number)), rest]))
@@ -91,16 +92,28 @@ class Twin:
         return ta.split(self.unrolled_shape(), arrays="all")[1]
 
     def places(self, flat: Mapping[str, Any]) -> Iterator[tuple[str, str, tuple]]:
-        """Yield stored path, path of a layer, and where it is in the stored array."""
-        for path, array in flat.items():
+        """Yield a key, the path of one of its layers, and where that is in the array.
+
+        Args:
+            flat: arrays by stored path, or by the name of some layers of one.
+        """
+        for key, array in flat.items():
+            path, sets = read_slice_key(key) or (key, ())
             axes = [axis for axis in self.axes if axis.covers(path)]
-            sizes = [array.shape[axis.axis] for axis in axes]
-            for numbers in itertools.product(*map(range, sizes)):
+            numbers = [dict(sets).get(a.key, range(array.shape[a.axis])) for a in axes]
+            for places in itertools.product(*map(enumerate, numbers)):
                 layer_path, index = path, [slice(None)] * np.ndim(array)
-                for axis, number in reversed([*zip(axes, numbers, strict=True)]):
+                for axis, (place, number) in reversed(
+                    [*zip(axes, places, strict=True)]
+                ):
                     layer_path = axis.layer_path(layer_path, number)
-                    index[axis.axis] = number
-                yield path, layer_path, tuple(index)
+                    index[axis.axis] = place
+                yield key, layer_path, tuple(index)
+
+    def at(self, layers: str, rest: str = "") -> str:
+        """The pattern of some layers of the outermost stack, and of what is below."""
+        above = self.axes[0].layer_path(self.axes[0].key, layers)
+        return f"{above}/{rest}" if rest else above
 
     def unroll(self, flat: Flat) -> Flat:
         """The flat dict of the unrolled model from that of the scanned one."""
@@ -343,8 +356,10 @@ class EqxBlock(eqx.Module):
     out: eqx.nn.Linear
     wi: eqx.nn.Linear
     wo: eqx.nn.Linear
+    activation: Callable[[jax.Array], jax.Array]
 
     def __init__(self, key: jax.Array):
+        self.activation = jax.nn.gelu
         keys = jax.random.split(key, 4)
         self.norm = eqx.nn.LayerNorm(WIDTH)
         self.qkv = eqx.nn.Linear(WIDTH, 3 * INNER, use_bias=False, key=keys[0])
@@ -355,7 +370,7 @@ class EqxBlock(eqx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         each = functools.partial(functools.reduce, lambda f, _: jax.vmap(f), range(2))
         x += each(self.out)(_attend(each(lambda x: self.qkv(self.norm(x)))(x)))
-        return x + each(lambda x: self.wo(jax.nn.gelu(self.wi(x))))(x)
+        return x + each(lambda x: self.wo(self.activation(self.wi(x))))(x)
 
 
 class EqxModel(eqx.Module):
@@ -540,4 +555,18 @@ TWINS = (
     ),
 )
 
-BY_NAME = {twin.name: twin for twin in TWINS}
+#: Few leaves and shapes, for what runs many transformations.
+SMALL = _plain(
+    "small",
+    {
+        "embed": (WIDTH,),
+        "blocks/scale": (LAYERS, WIDTH),
+        "blocks/experts/w": (LAYERS, EXPERTS, WIDTH, 3),
+    },
+    {"blocks": 0, "blocks/experts": 1},
+    (Axis("blocks"), Axis("blocks/experts", 1)),
+    lambda model: model["embed"],
+    lambda model: model["embed"],
+)
+
+BY_NAME = {twin.name: twin for twin in (*TWINS, SMALL)}
