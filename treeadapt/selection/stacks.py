@@ -5,11 +5,13 @@ array at ``blocks/attn/kernel`` of shape [12, 64, 64] then is ``blocks/0/attn/ke
 to ``blocks/11/attn/kernel`` of shape [64, 64]: ``unroll`` gives a view with these
 paths, shapes, classes and numbers of children, on which selectors and rules decide as
 on the unrolled model. ``fold`` gives their answers back, one for each stored array.
+In a tree that is the unrolled model itself, stacks are left out.
 Decides nothing and reads no array (see ``rules``, ``transforms.cuts``).
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -31,6 +33,7 @@ from treeadapt.trees.axis_names import axis_names
 from treeadapt.trees.views import Plan, TreeView
 
 _CAPTURE = re.compile(r"\{[A-Za-z_]\w*\}")
+_LAYER = "(0|[1-9][0-9]{0,6})"
 _SHOWN = 4  # answers that an error lists
 
 
@@ -46,6 +49,9 @@ class StackAxis(NamedTuple):
     key: str
     axis: int
     size: int
+
+
+_Leaf = tuple[int, str, Any]  # its index, its path, and the array
 
 
 class _Stack(NamedTuple):
@@ -208,6 +214,8 @@ class Stacks:
     ) -> list[tuple[StackAxis, ...]]:
         """Return the axes along which each leaf of a tree holds layers.
 
+        There are none in a tree that is the unrolled model.
+
         Args:
             view: the stored tree, or a flat dict of it or of slices of it.
             is_part: stacks may be among what is masked out of the tree.
@@ -218,11 +226,15 @@ class Stacks:
 
         Raises:
             StackError: an array lacks the axis, or the arrays of a stack disagree in
-                their number of layers, or a stack holds no array.
+                their number of layers, or a stack holds no array; or the tree may as
+                well be the unrolled model.
         """
+        if isinstance(view.plan, _UnrolledPlan):
+            return [()] * len(view.leaves)
         names = {}
         if any(isinstance(stack.axis, str) for stack in self._stacks):
             names = axis_names(view)
+        left_out = self._left_out(view, names, is_part=is_part)
         found: list[tuple[StackAxis, ...]] = []
         held: dict[Any, dict[int, list[int]]] = {}  # leaves by number of layers
         met: set[str] = set()
@@ -231,6 +243,8 @@ class Stacks:
             met.update(stack.key for stack in self._around(stored))
             axes: list[StackAxis] = []
             for stack in self._chain(stored) if is_array(leaf) else ():
+                if stack.key in left_out:
+                    continue
                 axis = _axis_of(stack, path, leaf, names.get(index))
                 if any(axis == other.axis for other in axes):
                     _refuse(
@@ -249,8 +263,50 @@ class Stacks:
             if len(sizes) > 1:
                 _refuse(_uneven(key, view, sizes))
         if not is_part and any(map(is_array, view.leaves)):
+            for stack in self._stacks:
+                around = {one.key for one in self._around(stack.key)}
+                if stack.key in left_out or (stack.axis is None and around & left_out):
+                    met.add(stack.key)
             self._require_met(met, view)
         return found
+
+    def _left_out(self, view: TreeView, names: Any, *, is_part: bool) -> frozenset[str]:
+        """Return the keys of stacks whose layers are nodes of their own in a tree.
+
+        For ``{"blocks": 0}``, such a tree has arrays at ``blocks/0/w``, ``blocks/1/w``
+        and so on, and no other ones below ``blocks``: it is the unrolled model, for
+        which the same rules are meant. Arrays below the key itself could also be stored
+        ones: they are layers if their numbers are 0, 1, 2, ..., their shapes agree from
+        layer to layer, and they do not fit the stack. If they fit, it is an error.
+        """
+        arrays = [(i, *one) for i, one in enumerate(view.items()) if is_array(one[1])]
+        found: set[str] = set()
+        for stack in self._stacks:
+            if stack.axis is None:
+                continue
+            texts = self._texts(stack.key, self._chain(stack.key))
+            form = f"{_LAYER.join(map(re.escape, texts))}((?:/.*)?)"
+            layers = {i: re.fullmatch(form, path, re.DOTALL) for i, path, _ in arrays}
+            if not any(layers.values()):
+                continue
+            own = [each for each in arrays if stack in self._chain(_stored(each[1]))]
+            if own and not _is_regular(own, layers, is_part=is_part):
+                continue
+            if not (own and self._fits(stack, own, names)):
+                found.add(stack.key)
+            elif not isinstance(stack.axis, str):
+                _refuse(_two_ways(stack, own))
+        return frozenset(found)
+
+    def _fits(self, stack: _Stack, own: Sequence[_Leaf], names: Any) -> bool:
+        """Whether arrays may hold layers along the axis of a stack."""
+        with contextlib.suppress(StackError):
+            sizes = {
+                leaf.shape[_axis_of(stack, path, leaf, names.get(index))]
+                for index, path, leaf in own
+            }
+            return len(sizes) == 1
+        return False
 
     def _require_met(self, met: set[str], view: TreeView) -> None:
         for stack in self._stacks:
@@ -315,18 +371,23 @@ class Stacks:
         chain = [stack for stack in self._chain(path) if stack.key in sizes]
         if not chain:
             return [path]
-        # Texts between the numbers. The innermost number is put in first, because the
-        # stacks above it are in the text before it.
-        texts = [path]
-        for stack in reversed(chain):
-            rest = texts[0][len(stack.key) :]
-            slash = "/" if rest and not rest.startswith("/") else ""
-            texts[:1] = [stack.before, f"{stack.after}{slash}{rest}"]
+        texts = self._texts(path, chain)
         return [
             "".join(itertools.chain(*zip(texts, map(str, numbers), strict=False)))
             + texts[-1]
             for numbers in itertools.product(*(range(sizes[s.key]) for s in chain))
         ]
+
+    def _texts(self, path: str, chain: Sequence[_Stack]) -> list[str]:
+        """Return an unrolled path, as the texts between its numbers."""
+        # The innermost number is put in first, because the stacks above it are in the
+        # text before it.
+        texts = [path]
+        for stack in reversed(chain):
+            rest = texts[0][len(stack.key) :]
+            slash = "/" if rest and not rest.startswith("/") else ""
+            texts[:1] = [stack.before, f"{stack.after}{slash}{rest}"]
+        return texts
 
     def _around(self, path: str) -> list[_Stack]:
         """Return the entries at or above a path, the outermost first."""
@@ -526,6 +587,48 @@ def _axis_of(stack: _Stack, path: str, leaf: Any, names: Any) -> int:
             f"stack {stack.key!r}. {cure}"
         )
     return places[0]
+
+
+def _stored(path: str) -> str:
+    """Return the stored path of an array, or of some of its layers."""
+    read = read_slice_key(path)
+    return path if read is None else read[0]
+
+
+def _is_regular(
+    own: Sequence[_Leaf], layers: Mapping[int, re.Match[str] | None], *, is_part: bool
+) -> bool:
+    """Whether arrays are those of layers 0, 1, 2, ..., which agree in their shapes.
+
+    Args:
+        own: the arrays.
+        layers: by index, their paths read as those of one layer.
+        is_part: numbers may be missing.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    numbers: set[int] = set()
+    for index, _, leaf in own:
+        match = layers[index]
+        if match is None:
+            return False
+        *_, number, rest = match.groups()
+        numbers.add(int(number))
+        if shapes.setdefault(rest, tuple(leaf.shape)) != tuple(leaf.shape):
+            return False
+    return is_part or numbers == {*range(len(numbers))}
+
+
+def _two_ways(stack: _Stack, own: Sequence[_Leaf]) -> str:
+    path, leaf = own[0][1:]
+    template = f"{stack.key or 'all'}_{{l}}"
+    return (
+        f"stacks={{{stack.key!r}: {stack.axis!r}}} can be read in two ways: arrays "
+        f"such as {path!r} {describe(leaf)} hold layers along an axis, or they are "
+        "those of one layer each, and the tree is unrolled. If they hold layers, give "
+        "another unrolled form, "
+        f"stacks={{{stack.key!r}: ({template!r}, {stack.axis!r})}}; "
+        "otherwise use rules without this stack."
+    )
 
 
 def _uneven(key: str, view: TreeView, held: Mapping[int, Sequence[int]]) -> str:
