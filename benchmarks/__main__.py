@@ -26,6 +26,7 @@ from benchmarks import (
     labelling,
     migrating,
     planning,
+    stacking,
     training,
 )
 from benchmarks.harness import Race, Result, Target, figure, run
@@ -39,6 +40,7 @@ TOPICS: dict[str, Any] = {
     "migrations": migrating,
     "checkpoints": checkpointing,
     "planning": planning,
+    "stacks": stacking,
     "training": training,
 }
 
@@ -187,6 +189,7 @@ def _races(topic: Any, *, quick: bool) -> Iterator[Race]:
         "caches": (50,),
         "migrations": (2, 2, 128, 256, 100),
         "planning": (1, 1),
+        "stacks": (4, 8),
         "training": (1, 2),
     }
     if topic is conversion:
@@ -204,6 +207,7 @@ def _figures(topic: Any, *, quick: bool) -> list[Result]:
         "caches": (50, 1),
         "migrations": (2, 2, 128, 256, 100),
         "planning": (1, 1),
+        "stacks": (4, 8),
     }
     if topic is checkpointing and quick:
         return list(topic.figures(2, 128, 1, apart=False))

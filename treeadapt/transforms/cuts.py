@@ -9,6 +9,7 @@ See ``selection.stacks`` for what layers are, ``partition`` for what runs on gro
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -149,9 +150,10 @@ def _cut(array: Any, piece: Piece) -> Any:
 
 
 def _cut_axis(array: Any, axis: int, places: Sequence[int]) -> Any:
+    array, entry = _gathered(array, axis)
     ends = list(runs(places))
     if len(ends) > _MOST_RUNS:
-        return jnp.take(
+        found = jnp.take(
             array,
             np.asarray(places),
             axis=axis,
@@ -159,9 +161,40 @@ def _cut_axis(array: Any, axis: int, places: Sequence[int]) -> Any:
             unique_indices=True,
             indices_are_sorted=True,
         )
-    return _joined(
-        [jax.lax.slice_in_dim(array, *each, axis=axis) for each in ends], axis
-    )
+    else:
+        parts = [jax.lax.slice_in_dim(array, *each, axis=axis) for each in ends]
+        found = _joined(parts, axis)
+    return found if entry is None else _spread(found, axis, entry)
+
+
+def _gathered(array: Any, axis: int) -> tuple[Any, Any]:
+    """Return an array whose axis is not sharded, and how it was.
+
+    On a mesh with Explicit axes, JAX slices a sharded axis only into parts that the
+    mesh divides. Elsewhere the compiler decides, and nothing is done.
+    """
+    sharding = jax.typeof(array).sharding
+    entry = [*sharding.spec, *[None] * array.ndim][axis]
+    if entry is None:
+        return array, None
+    return _respecified(array, axis, None), entry
+
+
+def _spread(array: Any, axis: int, entry: Any) -> Any:
+    """Shard an axis again, if the mesh divides it."""
+    names = entry if isinstance(entry, tuple) else (entry,)
+    mesh = jax.typeof(array).sharding.mesh
+    if array.shape[axis] % math.prod(mesh.shape[name] for name in names):
+        return array
+    return _respecified(array, axis, entry)
+
+
+def _respecified(array: Any, axis: int, entry: Any) -> Any:
+    sharding = jax.typeof(array).sharding
+    entries = [*sharding.spec, *[None] * (array.ndim - len(sharding.spec))]
+    entries[axis] = entry
+    spec = jax.sharding.PartitionSpec(*entries)
+    return jax.sharding.reshard(array, sharding.update(spec=spec))
 
 
 def _joined(arrays: Sequence[Any], axis: int) -> Any:
@@ -169,6 +202,7 @@ def _joined(arrays: Sequence[Any], axis: int) -> Any:
 
 
 def _put(rest: Any, held: Sequence[tuple[Piece, Any]]) -> Any:
+    """Return an array with pieces put in, sharded as it was."""
     if not is_array(rest):
         return rest
     dtype = jnp.result_type(rest, *(array for _, array in held))
@@ -182,13 +216,20 @@ def _put(rest: Any, held: Sequence[tuple[Piece, Any]]) -> Any:
             array = _put_axis(array, axis, [(piece.places[0], part)])
         else:
             first.append((piece.places[0], part))
-    return _put_axis(array, axis, first) if first else array
+    array = _put_axis(array, axis, first) if first else array
+    if isinstance(array, jax.core.Tracer) or not isinstance(rest, jax.Array):
+        return array
+    # Not compiled, JAX gathers what it puts together along a sharded axis.
+    same = rest.sharding == array.sharding
+    return array if same else jax.device_put(array, rest.sharding)
 
 
 def _put_axis(array: Any, axis: int, held: Sequence[tuple[Sequence[int], Any]]) -> Any:
     """Return ``array`` with parts put in at some places along one axis."""
+    array, entry = _gathered(array, axis)
     parts: list[tuple[int, int, Any]] = []
     for places, part in held:
+        part, _ = _gathered(part, axis)
         ends = list(runs(places))
         if len(ends) > _MOST_RUNS:
             index = (*[slice(None)] * axis, np.asarray(places))
@@ -203,8 +244,6 @@ def _put_axis(array: Any, axis: int, held: Sequence[tuple[Sequence[int], Any]]) 
             own = part if whole else jax.lax.slice_in_dim(part, start, stop, axis=axis)
             parts.append((first, end, own))
             start = stop
-    if not parts:
-        return array
     pieces, done = [], 0
     for first, end, part in sorted(parts, key=lambda each: each[0]):
         if first > done:
@@ -213,4 +252,5 @@ def _put_axis(array: Any, axis: int, held: Sequence[tuple[Sequence[int], Any]]) 
         done = end
     if done < array.shape[axis]:
         pieces.append(jax.lax.slice_in_dim(array, done, None, axis=axis))
-    return _joined(pieces, axis)
+    found = _joined(pieces, axis)
+    return found if entry is None else _respecified(found, axis, entry)
