@@ -72,6 +72,7 @@ from treeadapt.transforms.adapt import adapt
 from treeadapt.transforms.hyperparams import inject_hyperparams, schedule
 from treeadapt.transforms.lift import lift
 from treeadapt.transforms.partition import freeze, partition
+from treeadapt.transforms.per_layer import per_layer
 from treeadapt.transforms.scale import scale_by_rules
 from treeadapt.transforms.updates import apply_updates, incremental_update
 
@@ -150,6 +151,7 @@ __all__ = [
     "param_mask",
     "partition",
     "partition_specs",
+    "per_layer",
     "read_metadata",
     "register",
     "rename",

@@ -347,7 +347,7 @@ class Stacks:
             if plan.clash is not None:
                 self._refuse_clash(plan.paths[plan.clash[0]], view.plan.paths, sizes)
             plan = view.plan.remember(key, plan)
-        layers = map(_layer, view.leaves, axes)
+        layers = map(one_layer, view.leaves, axes)
         leaves = [one for one, n in zip(layers, counts, strict=True) for _ in range(n)]
         return Unrolled(TreeView(leaves, plan, None, view.tree), view, counts, axes)
 
@@ -643,7 +643,7 @@ def _uneven(key: str, view: TreeView, held: Mapping[int, Sequence[int]]) -> str:
     )
 
 
-def _layer(leaf: Any, axes: Sequence[StackAxis]) -> Any:
+def one_layer(leaf: Any, axes: Sequence[StackAxis]) -> Any:
     """Return a leaf as one layer of it: shape and dtype."""
     if not axes:
         return leaf

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 from treeadapt.arrays import is_array
 from treeadapt.errors import SelectorError, TransformError
 from treeadapt.names import fold, listing, shorten
-from treeadapt.selection.stacks import PerLayer
+from treeadapt.selection.stacks import PerLayer, require_agreement
 from treeadapt.trees.views import TreeView, view_tree
 
 T = TypeVar("T")
@@ -68,6 +68,9 @@ class WholeTree:
         is_params: the tree holds the params; otherwise only gradients of them, which
             share nothing but the paths: classes, dtypes and siblings may differ.
         cuts: arrays that smaller views hold some layers of, by the name of these.
+        layers: the tree with the shapes of one layer of each stack, where a
+            transformation runs on each layer by itself; what knows no stacks decides
+            on it.
     """
 
     def __init__(
@@ -77,9 +80,11 @@ class WholeTree:
         strict: bool,
         is_params: bool,
         cuts: dict[str, Cut] | None = None,
+        layers: TreeView | None = None,
     ):
         self.view = view
         self.cuts: dict[str, Cut] = {} if cuts is None else cuts
+        self.layers = layers
         self.strict = strict
         self.is_params = is_params
         self._known: dict[int, tuple[Any, Mapping[str, Any]]] = {}
@@ -111,10 +116,16 @@ class WholeTree:
                     "params in these. Pass the params too: "
                     "update(updates, state, params)."
                 )
-            found = asked.decide(self.view, reports=self.strict)
+            view, has_stacks = self.view, bool(getattr(asked, "stacks", None))
+            if self.layers is not None and not has_stacks:
+                view = self.layers
+            found = asked.decide(view, reports=self.strict)
             known = asked, dict(zip(self.view.plan.paths, found, strict=True))
             self._known[id(asked)] = known  # holds ``asked``: its id stays its own
-        return [self.part(known[1], path) for path in paths]
+        parts = [self.part(known[1], path) for path in paths]
+        if self.layers is None:
+            return parts
+        return require_agreement(parts, "What runs inside per_layer")
 
     def stored_path(self, path: str) -> str:
         """Return the path in the whole tree of the array that a view shows."""
@@ -165,8 +176,10 @@ def whole_tree(
     outer = whole_of(view)
     if outer is not None:
         view, is_params = outer.view, outer.is_params
-    cuts = None if outer is None else outer.cuts
-    whole = WholeTree(view, strict=strict, is_params=is_params, cuts=cuts)
+    cuts, layers = (None, None) if outer is None else (outer.cuts, outer.layers)
+    whole = WholeTree(
+        view, strict=strict, is_params=is_params, cuts=cuts, layers=layers
+    )
     token = _whole.set(whole)
     try:
         yield whole

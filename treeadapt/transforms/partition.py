@@ -128,8 +128,8 @@ def freeze(tx: Any, where: Any) -> optax.GradientTransformationExtraArgs:
         def update(
             updates: FlatDict, state: Any, params: Any | None = None, **extra: Any
         ) -> tuple[Any, Any]:
-            run = _part_runner(updates, params, extra)
-            group = moving(whole, _known(updates, params))
+            run = part_runner(updates, params, extra)
+            group = moving(whole, known_of(updates, params))
             new, state = run(inner, group, state)
             return _with_zeros(new, group, updates), state
 
@@ -173,16 +173,16 @@ def _grouped(
         def update(
             updates: FlatDict, state: Any, params: Any | None = None, **extra: Any
         ) -> tuple[Any, Any]:
-            run = _part_runner(updates, params, extra)
+            run = part_runner(updates, params, extra)
             parts, states = [], {}
             every: Group = {}
-            for label, group in groups(whole, _known(updates, params)).items():
+            for label, group in groups(whole, known_of(updates, params)).items():
                 part, states[label] = run(
                     inner[label], group, state.inner_states[label]
                 )
                 parts.append(part)
                 every |= group
-            new = _with_zeros(_joined(parts), every, updates)
+            new = _with_zeros(joined(parts), every, updates)
             return new, optax.transforms.PartitionState(states)
 
         return optax.GradientTransformationExtraArgs(init, update)
@@ -198,12 +198,12 @@ def _paths(group: Group) -> list[str]:
     return [key if piece is None else piece.path for key, piece in group.items()]
 
 
-def _known(updates: FlatDict, params: Any | None) -> Any:
+def known_of(updates: FlatDict, params: Any | None) -> Any:
     """Return the flat dict that has something at every path."""
     return updates if params is None else params  # an update may be None
 
 
-def _part_runner(
+def part_runner(
     updates: FlatDict, params: Any | None, extra: Mapping[str, Any]
 ) -> Callable[[Any, Group, Any], tuple[Any, Any]]:
     """Return what runs a transformation on a part of an update.
@@ -255,7 +255,7 @@ def _with_zeros(new: Any, group: Group, updates: FlatDict) -> Any:
     return {**found, **{path: zero(path) for path in updates if path not in found}}
 
 
-def _joined(parts: Sequence[Any]) -> Any:
+def joined(parts: Sequence[Any]) -> Any:
     """Join the updates of the groups."""
     if any(isinstance(part, optax.LookaheadParams) for part in parts):
         halves = [
@@ -263,7 +263,7 @@ def _joined(parts: Sequence[Any]) -> Any:
             for part in parts
         ]
         return optax.LookaheadParams(
-            *(_joined(half) for half in zip(*halves, strict=True))
+            *(joined(half) for half in zip(*halves, strict=True))
         )
     return {path: update for part in parts for path, update in part.items()}
 

@@ -1,0 +1,384 @@
+"""``per_layer``: a transformation on each layer of a stack by itself.
+
+An array of a stack holds all layers, so what looks at a whole array sees all of them at
+once: Muon hands it to Adam, LAMB takes one norm for 48 layers. Here ``jax.vmap`` runs
+``init`` and ``update`` over the axis of the layers. State stays stacked; what depends
+on no layer, such as a count, is kept once.
+See ``selection.stacks`` for what a stack is, ``partition`` for groups of leaves.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import optax
+
+from treeadapt import _jax
+from treeadapt.arrays import is_array
+from treeadapt.errors import TransformError
+from treeadapt.names import listing
+from treeadapt.selection.stacks import StackAxis, Stacks, one_layer
+from treeadapt.selection.whole import WholeTree
+from treeadapt.slices import read_slice_key, slice_key
+from treeadapt.transforms.adapt import is_placeholder, run_flat, with_extra_args
+from treeadapt.transforms.flat import CALLBACKS, FlatDict, first_half, pick
+from treeadapt.transforms.partition import joined, known_of, part_runner
+from treeadapt.trees.views import view_tree
+
+#: Paths of leaves with the same stacks, and the axes along which each holds layers.
+Part = dict[str, tuple[StackAxis, ...]]
+
+#: What cannot run on each layer by itself, by the class of its state.
+_REFUSED = {
+    "AddNoiseState": "optax.add_noise draws random numbers leaf by leaf",
+    "ApplyIfFiniteState": "optax.apply_if_finite skips the step of all layers or none",
+    "DifferentiallyPrivateAggregateState": "dpsgd draws random numbers leaf by leaf",
+    "HutchinsonState": "sophia draws random numbers leaf by leaf",
+    "ScaleByBacktrackingLinesearchState": "a line search takes one step for all layers",
+    "ScaleByZoomLinesearchState": "a line search takes one step for all layers",
+}
+
+
+def per_layer(tx: Any, stacks: Any) -> optax.GradientTransformationExtraArgs:
+    """Return a transformation that runs ``tx`` on each layer of a stack by itself.
+
+    For models that hold their layers along an axis of each array, as those that run
+    them in a scan do. Muon, LAMB, LARS, Adafactor, NovaGrad, SM3 and whatever else
+    looks at a whole array then does what it does on the same model unrolled; see the
+    compatibility page for a table of all of Optax. Shapes that a mask function or a
+    selector in ``tx`` sees are those of one layer, so ``leaf(ndim=2)`` is a kernel.
+
+    A norm over all leaves is a norm over one layer here: leave ``clip_by_global_norm``,
+    and whatever adapts one number to the whole model (Prodigy, DoG, Polyak steps),
+    outside: ``optax.chain(optax.clip_by_global_norm(1.0), per_layer(tx, stacks))``.
+
+    Args:
+        tx: any Optax transformation, but those that draw random numbers, search along
+            a line, or skip whole steps.
+        stacks: ``{key: axis}`` or ``Stacks``, as for ``Rules``: ``{"blocks": 0}``. Any
+            axis, nested stacks, exceptions.
+
+    Returns:
+        ``GradientTransformationExtraArgs`` for any tree; use it outermost, in a group
+        of ``partition`` (where it runs on the layers of the group), or inside ``adapt``
+        and ``optax.chain``. Its state is a dict with the state of ``tx`` for each
+        stack, by key, and for the leaves below no stack, under ``""`` (``"none"``, if
+        the stack is the whole tree); for some layers of a stack the key says which:
+        ``blocks/{4..11}``. In it, arrays hold layers
+        where the params do, other statistics hold them along axis 0, and what is the
+        same for all layers at the start and after an update is there once. (Where an
+        update needs extra arguments other than ``value``, counts are stacked too.)
+        Extra arguments shaped like the params are divided into layers; all layers
+        share the others.
+
+    Raises:
+        StackError: ``stacks`` is malformed; or (by ``init``) an array lacks the axis,
+            arrays of a stack disagree in their number of layers, a key matches nothing,
+            or rules in ``tx`` would treat layers of one array differently.
+        TransformError: ``tx`` is not a transformation, or (by ``init``) cannot run on
+            each layer; or (by ``update``) asks for a value or gradient of the model.
+
+    Example:
+        >>> params = {"blocks": {"kernel": jnp.ones((12, 8, 8))}, "head": jnp.ones(8)}
+        >>> tx = per_layer(optax.contrib.muon(1e-3), {"blocks": 0})
+        >>> state = tx.init(params)
+        >>> muon = state["blocks"].inner_states["muon"].inner_state[0]
+        >>> muon.mu["blocks/kernel"].shape, muon.count.shape
+        ((12, 8, 8), ())
+    """
+    inner = with_extra_args(tx)
+    known = Stacks(stacks)
+    keys = [key for key, axis in known.data.items() if axis is not None]
+    rest = "none" if "" in keys else ""
+    always = [rest, *keys]
+
+    def parts(whole: WholeTree, flat: FlatDict) -> dict[str, Part]:
+        axes = known.axes(whole.view, is_part=not whole.strict)
+        layers = list(map(one_layer, whole.view.leaves, axes))
+        whole.layers = view_tree(whole.view.rebuild(layers))
+        stored = dict(zip(whole.view.plan.paths, axes, strict=True))
+        found: dict[str, Part] = {}
+        for path in flat:
+            own = stored[whole.stored_path(path)]
+            key = own[-1].key if own else rest
+            if own and path in whole.cuts:
+                key, own = _of_cut(path, own)
+            found.setdefault(key, {})[path] = own
+        if any(key not in always for key in found):
+            return found
+        # Then ``init`` puts a placeholder where it puts params.
+        return {key: found.get(key, {}) for key in always}
+
+    def on(whole: WholeTree) -> optax.GradientTransformationExtraArgs:
+        def init(params: Any) -> Any:
+            if is_placeholder(params):
+                return {key: inner.init(params) for key in always}
+            states = {
+                key: _mapped(inner, part).init(pick(params, part))
+                for key, part in parts(whole, first_half(params)).items()
+            }
+            _require_separable(states)
+            return states
+
+        def update(
+            updates: FlatDict, state: Any, params: Any | None = None, **extra: Any
+        ) -> tuple[Any, Any]:
+            calls = {n: _refusing(n, extra[n]) for n in CALLBACKS if n in extra}
+            run = part_runner(updates, params, extra | calls)
+            own = first_half(known_of(updates, params))
+            new, states = [], {}
+            for key, part in parts(whole, own).items():
+                tx, group = _mapped(inner, part), dict.fromkeys(part)
+                one, states[key] = run(tx, group, state[key])
+                _require_updates(one, part)
+                new.append(one)
+            return joined(new), states
+
+        return optax.GradientTransformationExtraArgs(init, update)
+
+    return run_flat(on)
+
+
+def _of_cut(
+    path: str, axes: tuple[StackAxis, ...]
+) -> tuple[str, tuple[StackAxis, ...]]:
+    """Return the key of the part, and the axes, of some layers of an array."""
+    _, sets = read_slice_key(path) or (path, ())
+    numbers = {axis.key: dict(sets).get(axis.key, range(axis.size)) for axis in axes}
+    own = tuple(axis._replace(size=len(numbers[axis.key])) for axis in axes)
+    return slice_key(axes[-1].key, numbers), own
+
+
+def _refusing(name: str, fn: Any) -> Any:
+    """Return a callback that raises when it is called on one layer."""
+    if not callable(fn):
+        return fn
+
+    @functools.wraps(fn)
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise TransformError(
+            f"A transformation inside per_layer calls {name}, which takes the whole "
+            "params, on one layer of them. Put it around per_layer(...), or next to it "
+            "in optax.chain."
+        )
+
+    return refuse
+
+
+def _require_separable(states: Any) -> None:
+    """Refuse what cannot run on each layer by itself, as its state shows."""
+
+    def check(node: Any) -> bool:
+        name = type(node).__name__
+        why = _REFUSED.get(name)
+        if name == "MultiStepsState" and jax.tree.leaves(node.skip_state):
+            why = "optax.MultiSteps with should_skip_update_fn skips all layers or none"
+        if is_array(node) and jnp.issubdtype(node.dtype, jax.dtypes.prng_key):
+            why = "it draws random numbers, the same for every layer"
+        if why is not None:
+            raise TransformError(
+                f"per_layer cannot run this transformation on each layer: {why}. Put "
+                "it around per_layer(...), or next to it in optax.chain."
+            )
+        return False
+
+    jax.tree.leaves(states, is_leaf=check)
+
+
+def _require_updates(new: Any, part: Part) -> None:
+    if not isinstance(new, dict | optax.LookaheadParams):
+        raise TransformError(
+            f"A transformation inside per_layer gives no updates for {listing(part)}, "
+            f"but one {type(new).__name__}. Measure outside of per_layer."
+        )
+
+
+def _mapped(
+    tx: optax.GradientTransformationExtraArgs, part: Part
+) -> optax.GradientTransformationExtraArgs:
+    """Return ``tx`` on each layer of some leaves: one ``vmap`` for each stack."""
+    for level in reversed(range(len(next(iter(part.values()), ())))):
+        axes, size = {}, 0
+        for path, own in part.items():
+            _, axis, size = own[level]
+            # The axes of the stacks around it are gone by then.
+            axes[path] = axis - sum(outer.axis < axis for outer in own[:level])
+        tx = _over(tx, axes, size)
+    return tx
+
+
+def _over(
+    tx: optax.GradientTransformationExtraArgs, axes: Mapping[str, int], size: int
+) -> optax.GradientTransformationExtraArgs:
+    """Return ``tx`` on each layer along one axis of each array of a flat dict."""
+
+    def init(params: Any) -> Any:
+        like = first_half(params)
+        ins = _ins(params, like, axes)
+        differ = _that_differ(tx, params, ins, size)
+
+        def place(keys: Any, leaf: Any) -> int | None:
+            return _place(keys, leaf.ndim, like, axes) if keys in differ else None
+
+        return _vmap(tx.init, (params,), ins, place, size)
+
+    def update(
+        updates: FlatDict, state: Any, params: Any | None = None, **extra: Any
+    ) -> tuple[Any, Any]:
+        like = updates if params is None else first_half(params)
+        first = jax.eval_shape(tx.init, _layers(like, _ins(like, like, axes)))
+        ranks = {keys: leaf.ndim for keys, leaf in jtu.tree_leaves_with_path(first)}
+        held = {
+            keys: None
+            if leaf.ndim == ranks.get(keys)
+            else _place(keys, leaf.ndim - 1, like, axes)
+            for keys, leaf in jtu.tree_leaves_with_path(state)
+        }
+        shaped = {n: value for n, value in extra.items() if _is_flat(value, updates)}
+
+        def on_layer(updates: Any, state: Any, params: Any, shaped: Any) -> Any:
+            return tx.update(updates, state, params, **(extra | shaped))
+
+        def place(keys: Any, leaf: Any) -> int | None:
+            is_shared = keys[0].idx == 1 and held.get(keys[1:], 0) is None
+            return None if is_shared else _place(keys, leaf.ndim, like, axes)
+
+        ins = [*_ins(updates, like, axes), *held.values()]
+        ins += [*_ins(params, like, axes), *_ins(shaped, like, axes)]
+        return _vmap(on_layer, (updates, state, params, shaped), ins, place, size)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _is_flat(value: Any, updates: FlatDict) -> bool:
+    """Return whether an extra argument has an array for each update."""
+    is_flat = type(value) is dict and value.keys() == updates.keys()
+    return is_flat and all(map(is_array, value.values()))
+
+
+def _that_differ(
+    tx: Any, params: Any, ins: Sequence[int | None], size: int
+) -> set[Any]:
+    """Return where in a state values depend on the layer, at the start or later.
+
+    Found by tracing; everywhere, if an update cannot be traced with ``value`` alone.
+    """
+    first = jax.eval_shape(tx.init, _layers(params, ins))
+    places = [keys for keys, _ in jtu.tree_leaves_with_path(first)]
+    leaves, structure = _jax.flatten(first)
+    found = _batched(tx.init, (params,), ins, size)
+
+    def step(params: Any, state: Any) -> Any:
+        return tx.update(first_half(params), state, params, value=jnp.float32(1))[1]
+
+    def stacked(leaf: Any, axis: int | None) -> Any:
+        shape = leaf.shape if axis is None else (size, *leaf.shape)
+        return jax.ShapeDtypeStruct(shape, leaf.dtype)
+
+    while True:
+        held = [0 if keys in found else None for keys in places]
+        state = structure.unflatten(map(stacked, leaves, held))
+        try:
+            later = _batched(step, (params, state), [*ins, *held], size)
+        except (KeyError, TypeError, ValueError):
+            return set(places)
+        if later <= found:
+            return found
+        found |= later
+
+
+def _batched(
+    fn: Callable[..., Any], args: Any, ins: Sequence[int | None], size: int
+) -> set[Any]:
+    """Return where in the result of ``fn`` values depend on the layer."""
+    leaves, structure = _jax.flatten(args)
+    places: list[Any] = []
+    found: list[bool] = []
+    note = jax.custom_batching.custom_vmap(lambda *leaves: leaves)
+
+    @note.def_vmap
+    def _(size: int, batched: Any, *leaves: Any) -> Any:
+        del size
+        found.extend(batched)
+        return leaves, tuple(batched)
+
+    def on_layer(*leaves: Any) -> Any:
+        result = jtu.tree_leaves_with_path(fn(*structure.unflatten(leaves)))
+        places.extend(keys for keys, _ in result)
+        return note(*(leaf for _, leaf in result))
+
+    jax.eval_shape(jax.vmap(on_layer, tuple(ins), axis_size=size), *leaves)
+    return {keys for keys, yes in zip(places, found, strict=False) if yes}
+
+
+def _vmap(
+    fn: Callable[..., Any],
+    args: Any,
+    ins: Sequence[int | None],
+    place: Callable[[Any, Any], int | None],
+    size: int,
+) -> Any:
+    """Call ``fn`` on each layer.
+
+    Args:
+        fn: function of one layer.
+        args: its arguments, for all layers.
+        ins: the axis of the layers in each leaf of ``args``; None where they share it.
+        place: gives the same for a leaf of the result, from its keys and one layer.
+        size: how many layers there are.
+    """
+    leaves, structure = _jax.flatten(args)
+    layer = jax.eval_shape(fn, *_layers(args, ins))
+    outs = [place(keys, leaf) for keys, leaf in jtu.tree_leaves_with_path(layer)]
+
+    def on_leaves(*leaves: Any) -> list[Any]:
+        return jax.tree.leaves(fn(*structure.unflatten(leaves)))
+
+    new = jax.vmap(on_leaves, tuple(ins), outs, axis_size=size)(*leaves)
+    return _jax.flatten(layer)[1].unflatten(new)
+
+
+def _layers(tree: Any, ins: Sequence[int | None]) -> Any:
+    """Return the shapes of one layer."""
+    leaves, structure = _jax.flatten(tree)
+    axes = [() if axis is None else (StackAxis("", axis, 0),) for axis in ins]
+    return structure.unflatten(map(one_layer, leaves, axes))
+
+
+def _ins(tree: Any, like: FlatDict, axes: Mapping[str, int]) -> list[int | None]:
+    """Return the axis of the layers in each leaf that is shaped like its param."""
+    found: list[int | None] = []
+    for keys, leaf in jtu.tree_leaves_with_path(tree):
+        path = _param(keys, axes)
+        if path is None or leaf.shape != like[path].shape:
+            found.append(None)
+        else:
+            found.append(axes[path])
+    return found
+
+
+def _place(keys: Any, rank: int, like: FlatDict, axes: Mapping[str, int]) -> int:
+    """Return the axis of the layers in a leaf of a state, or of updates.
+
+    Args:
+        keys: of the leaf.
+        rank: of one layer of it. With the axes of its param, or more in front of them,
+            it holds layers where the param does; with fewer, along axis 0.
+        like: the params.
+        axes: of the layers in these.
+    """
+    path = _param(keys, axes)
+    if path is None or rank < like[path].ndim - 1:
+        return 0
+    return axes[path] + rank - (like[path].ndim - 1)
+
+
+def _param(keys: Any, axes: Mapping[str, int]) -> str | None:
+    """Return the path of the param to which a leaf of a state belongs."""
+    names = [key.key for key in keys if isinstance(key, jtu.DictKey)]
+    return next((name for name in reversed(names) if name in axes), None)
