@@ -205,7 +205,8 @@ def _put(rest: Any, held: Sequence[tuple[Piece, Any]]) -> Any:
     """Return an array with pieces put in, sharded as it was."""
     if not is_array(rest):
         return rest
-    dtype = jnp.result_type(rest, *(array for _, array in held))
+    with jax.numpy_dtype_promotion("standard"):  # groups may differ in dtypes
+        dtype = jnp.result_type(rest, *(array for _, array in held))
     array = rest if rest.dtype == dtype else rest.astype(dtype)
     (axis, *inner), first = held[0][0].axes, []
     for piece, part in held:
