@@ -122,6 +122,7 @@ def test_show_as_json(npz, rules):
         "label": "frozen",
         "rule": "'policy/hidden_0'",
         "tied_to": None,
+        "leaves": 1,
     }
     assert [total["leaves"] for total in found["totals"]] == [2, 21]
 
@@ -451,6 +452,84 @@ def test_lint_and_the_error_give_one_cure_for_a_shadowed_rule(npz, tmp_path):
         with pytest.raises(ta.UnusedRuleError) as caught:
             ta.param_labels(ta.read_metadata(npz), ta.load_rules(bad))
         assert told.splitlines()[0].partition("is unreachable")[2] in str(caught.value)
+
+
+STACKED = """
+[stacks]
+"blocks" = 0
+[rules]
+"blocks/{0..1}/w" = "frozen"
+"**" = "train"
+"""
+
+
+@pytest.fixture
+def stacked(tmp_path):
+    """A scanned checkpoint, the same unrolled, and one rules file for both."""
+    flat = {"blocks/w": np.ones((4, 2, 3)), "blocks/b": np.ones((4, 3))}
+    layers = {
+        path.replace("/", f"/{n}/"): x[n] for path, x in flat.items() for n in range(4)
+    }
+    head = {"head": np.ones(3)}
+    np.savez(tmp_path / "scanned.npz", **flat, **head)
+    np.savez(tmp_path / "unrolled.npz", **layers, **head)
+    (tmp_path / "stacked.toml").write_text("version = 1" + STACKED)
+    names = ("scanned.npz", "unrolled.npz", "stacked.toml")
+    return tuple(str(tmp_path / name) for name in names)
+
+
+def test_one_rules_file_serves_a_scanned_and_an_unrolled_checkpoint(stacked):
+    scanned, unrolled, rules = stacked
+    one, two = (
+        json.loads(run("show", tree, "--rules", rules, "--format", "json"))
+        for tree in (scanned, unrolled)
+    )
+    assert one["totals"] == two["totals"]
+    rows = [(leaf["path"], leaf["shape"], leaf["leaves"]) for leaf in one["leaves"]]
+    assert rows == [
+        ("blocks/{0..1}/w", [2, 2, 3], 2),
+        ("blocks/{0..3}/b", [4, 3], 4),
+        ("blocks/{2..3}/w", [2, 2, 3], 2),
+        ("head", [3], 1),
+    ]
+    assert two["notes"] == [
+        "Unrolled: the layers of the stack 'blocks' are leaves of this tree."
+    ]
+    for tree in (scanned, unrolled):
+        assert "0 findings in 9 arrays." in run("lint", tree, "--rules", rules)
+    for path in ("blocks/2/w", "head"):
+        told = [
+            run("explain", tree, path, "--rules", rules) for tree in (scanned, unrolled)
+        ]
+        assert told[0] == told[1]
+
+
+def test_explain_lists_the_layers_of_a_stored_array(stacked):
+    scanned, _, rules = stacked
+    lines = run("explain", scanned, "blocks/w", "--rules", rules).splitlines()
+    assert lines == [
+        "decides  rule 1: 'blocks/{0..1}/w' = 'frozen'",
+        "decides  rule 2: '**' = 'train'",
+        "'blocks/{0..1}/w' gets 'frozen' by rule 1.",
+        "'blocks/{2..3}/w' gets 'train' by rule 2.",
+    ]
+    agreeing = run("explain", scanned, "blocks/b", "--rules", rules).splitlines()
+    assert agreeing[-1] == "'blocks/{0..3}/b' gets 'train'."
+    as_shown = run("explain", scanned, "blocks/{0..1}/w", "--rules", rules)
+    assert as_shown.splitlines()[-1] == "'blocks/{0..1}/w' gets 'frozen'."
+    near = run("explain", scanned, "blocks/4/w", "--rules", rules, code=2)
+    assert "Did you mean 'blocks/0/w'" in near
+
+
+def test_lint_names_runs_of_layers(stacked):
+    scanned, _, rules = stacked
+    text = STACKED.replace('"**" =', '"blocks/{2..3}/*" =').replace("w", "ww", 1)
+    Path(rules).write_text("version = 1" + text)
+    told = run("lint", scanned, "--rules", rules, code=1)
+    assert (
+        "5 leaves without a rule: 'blocks/{0..1}/b', 'blocks/{0..1}/w', 'head'" in told
+    )
+    assert "did you mean 'blocks/{0..1}/w' (2 leaves)?" in told
 
 
 def test_diff_is_like_diff(file, tmp_path):
@@ -994,14 +1073,17 @@ def documented_files():
     layers = {f"hidden_{n}": layer() for n in range(6)}
     agent = {"policy": layers, "value": {"hidden_0": layer()}}
     ta.save("agent.safetensors", agent)
+    stack = {name: np.ones((12, *shape), "f4") for name, shape in shapes.items()}
+    ta.save("scanned.safetensors", {"blocks": stack})
     old = dict(layers["hidden_5"])
     old["scale"] = old.pop("kernel")
     ta.save("older.safetensors", agent | {"policy": layers | {"hidden_5": old}})
     tables = re.findall(r"```toml\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
-    rules, specs, rows = tables
+    rules, scanned, specs, rows = tables
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     Path("training.py").write_text(code)
     Path("freeze.toml").write_text(rules)
+    Path("scanned.toml").write_text(scanned)
     Path("specs.toml").write_text(specs)
     Path("stack.toml").write_text(rows)
     Path("misspelt.toml").write_text(rules.replace("**/bias", "**/bais"))

@@ -203,3 +203,16 @@ def test_arrays_without_numbers_are_compared(one, two):
     [found] = ta.tree_diff({"a": one}, {"a": two}, values=True)
     assert found.note == "1 of 2 elements"
     assert not ta.tree_diff({"a": one}, {"a": one.copy()}, values=True)
+
+
+def test_a_selector_with_stacks_compares_whole_arrays():
+    table = {"blocks/{0..1}/b": "a", "**/w": "w", "**": "rest"}
+    rules = ta.Rules(table, stacks={"blocks": 0})
+    before = {"blocks": {"w": np.zeros((4, 3)), "b": np.zeros(4)}, "w": np.zeros(3)}
+    after = {"blocks": {"w": np.ones((4, 3)), "b": np.ones(4)}, "w": np.ones(3)}
+    found = ta.tree_diff(before, after, where=rules.where("w"), values=True)
+    assert [each.path for each in found] == ["blocks/w", "w"]
+    with pytest.raises(ta.StackError, match="'blocks/b' get different answers"):
+        ta.tree_diff(before, after, where=rules.where("a"))
+    within = ta.Rules({rules.where("w"): "x"}, default="y")
+    assert within(before) == {"blocks": {"w": "x", "b": "y"}, "w": "x"}

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scanned import TWINS
 from trees import BY_NAME
 
 import treeadapt as ta
@@ -158,3 +159,67 @@ def test_labels_that_read_alike_are_kept_apart():
         ta.summarize({"a": np.ones(2), "b": np.ones(3)}, [("a", 1), ("b", "1")])
     )
     assert [line.split()[0] for line in shown.splitlines()[-2:]] == ["1", "'1'"]
+
+
+@pytest.mark.parametrize("twin", TWINS, ids=lambda twin: twin.name)
+def test_a_report_of_layers_adds_up_to_that_of_the_unrolled_model(twin):
+    table = {"**/*{1,3}/**": "odd", f"**/{twin.kernel}": "rate", "**/norm": "norm"}
+    rules = ta.Rules(table, stacks=twin.stacks, unused="ignore")
+    scanned, unrolled = twin.scanned(), twin.unrolled()
+    found = ta.summarize(scanned, rules)
+    plain = ta.summarize(unrolled, table)
+    assert found.rules == plain.rules
+    assert found.totals == plain.totals
+    assert found.outline().root.parts == plain.outline().root.parts
+    assert len(found.rows) < len(plain.rows)
+    for row in found.rows:
+        if row.shape is None:
+            continue
+        # Its path is the pattern of its layers.
+        same = ta.summarize(unrolled, table, where=row.path)
+        assert {(one.label, one.rule) for one in same.rows} == {(row.label, row.rule)}
+        sums = [(x.num_leaves, x.num_params, x.size_bytes) for x in same.totals]
+        assert sums == [(row.num_leaves, row.num_params, row.size_bytes)]
+        assert np.prod(row.shape) == row.num_params
+    notes = {
+        f"Unrolled: the layers of the stack {key!r} are leaves of this tree."
+        for key, axis in twin.stacks.items()
+        if axis is not None
+    }
+    assert {*ta.summarize(unrolled, rules).notes} == notes | {*plain.notes}
+
+
+LAYERS = {"blocks": {"w": jnp.ones((3, 6)), "b": jnp.ones(6)}, "head": jnp.ones(3)}
+OF_LAYERS = ta.Rules(
+    {"blocks/{0,1,4}/w": "frozen", "blocks": "train"}, stacks={"blocks": -1}
+)
+
+
+def test_layers_that_get_the_same_are_one_row():
+    summary = ta.summarize(LAYERS, OF_LAYERS)
+    rows = [(row.path, row.shape, row.label, row.num_leaves) for row in summary.rows]
+    assert rows == [
+        ("blocks/{0..5}/b", (6,), "train", 6),
+        ("blocks/{{0..1},{4}}/w", (3, 3), "frozen", 3),
+        ("blocks/{{2..3},{5}}/w", (3, 3), "train", 3),
+        ("head", (3,), None, 1),
+    ]
+    assert [rule.num_leaves for rule in summary.rules] == [3, 9, 1]
+    assert [total.num_params for total in summary.totals] == [9, 15, 3]
+    shown = [row.path for row in rows_of(summary) if row.node.is_leaf]
+    assert shown == [path for path, *_ in rows]
+
+
+def test_where_selects_layers_and_so_does_a_selector_of_the_rules():
+    summary = ta.summarize(LAYERS, OF_LAYERS, where="blocks/{-1}")
+    assert [row.path for row in summary.rows] == ["blocks/{5}/b", "blocks/{5}/w"]
+    frozen = ta.summarize(LAYERS, OF_LAYERS, where=OF_LAYERS.where("frozen"))
+    assert [row.path for row in frozen.rows] == ["blocks/{{0..1},{4}}/w"]
+    assert frozen.totals[0].num_leaves == 3
+
+
+def test_notes_name_runs_of_layers():
+    rules = ta.Rules({"blocks/{1..4}/b": "x"}, stacks={"blocks": -1})
+    assert ta.summarize(LAYERS, rules).notes == (
+        "No rule: 9 leaves, 'blocks/{{0},{5}}/b', 'blocks/{0..5}/w', 'head'.",
+    )

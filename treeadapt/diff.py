@@ -13,7 +13,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import difflib
-import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -26,8 +25,10 @@ from treeadapt.arrays import is_array
 from treeadapt.convert import describe
 from treeadapt.errors import TreeAdaptError, UnusedRuleError
 from treeadapt.names import listing, natural, plural
+from treeadapt.selection.matches import RuleMatches
 from treeadapt.selection.repairs import unused_message
 from treeadapt.selection.rules import Rules
+from treeadapt.selection.stacks import require_agreement
 from treeadapt.trees.metadata import same_static
 from treeadapt.trees.views import view_tree
 
@@ -184,10 +185,15 @@ def _selected(a: Any, b: Any, where: Any) -> tuple[dict[str, Any], dict[str, Any
         plan, is_array = asked[0].view.plan, asked[0].is_array
         raise UnusedRuleError(unused_message(nowhere, plan, is_array))
     one, two = (
-        dict(itertools.compress(m.view.items(), (rule == 0 for rule in m.deciding)))
-        for m in matches
+        {path: leaf for (path, leaf), yes in _answered(each) if yes is True}
+        for each in matches
     )
     return one, two
+
+
+def _answered(matches: RuleMatches) -> Iterator[tuple[tuple[str, Any], Any]]:
+    answers = require_agreement(matches.answers, "A selection of arrays")
+    return zip(matches.stored.items(), answers, strict=True)
 
 
 def _compared(path: str, a: Any, b: Any, *, values: bool) -> list[Difference]:

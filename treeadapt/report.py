@@ -36,23 +36,26 @@ from treeadapt.selection.matches import STATIC, RuleMatches, where_text
 from treeadapt.selection.repairs import entry_text
 from treeadapt.selection.rules import as_rules
 from treeadapt.selection.selectors import select
+from treeadapt.selection.stacks import StackAxis
 from treeadapt.sharding.boxes import AxisRules
 from treeadapt.sharding.specs import spec_text
-from treeadapt.trees.views import view_tree
+from treeadapt.trees.views import TreeView, view_tree
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Row:
-    """One leaf of a report.
+    """One leaf of a report; or the layers of one array to which rules give the same.
 
     Attributes:
-        path: label path.
-        shape: of the array; None for a static leaf.
+        path: label path; of layers with ``{0..3}`` for their numbers.
+        shape: of the array, or of the part that holds these layers; None for a static
+            leaf.
         dtype: of the array; the name of its type for a static leaf.
         num_params: number of elements; 0 for a static leaf.
         size_bytes: of the whole array, over all devices.
         label: what the rules give it; None without rules or without a match.
         rule: number of the rule that decided, from 1; None if none did.
+        num_leaves: how many layers it is; 1 for a leaf that is in no stack.
     """
 
     path: str
@@ -62,6 +65,7 @@ class Row:
     size_bytes: int
     label: Any
     rule: int | None
+    num_leaves: int = 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -71,7 +75,7 @@ class RuleRow:
     Attributes:
         number: place of the rule in the table, from 1; None for no rule.
         label: what it gives; None for array leaves without a label.
-        num_leaves: how many leaves it decided.
+        num_leaves: how many leaves it decided; each layer of a stack is one.
         where: its selector, as it was typed; empty for no rule.
     """
 
@@ -207,8 +211,8 @@ class Summary:
         for row in self.rows:
             kind = printable(row.dtype + _shape(row))
             by = f"rule {row.rule}: {where[row.rule]}" if row.rule else ""
-            sums = (1, row.num_params, row.size_bytes)
-            part = {places[label_key(row.label)]: (1, row.size_bytes)}
+            sums = (row.num_leaves, row.num_params, row.size_bytes)
+            part = {places[label_key(row.label)]: (row.num_leaves, row.size_bytes)}
             leaves.append(Node("", row.path, kind, by, *sums, part))
         return Outline(
             printable(title),
@@ -252,9 +256,12 @@ def summarize(
     Args:
         tree: any tree, concrete or abstract; no array value is read.
         rules: ``Rules``, or a mapping or pairs for it; None for names and sizes alone.
-            With a mesh they give specs, as for ``partition_specs``.
+            With a mesh they give specs, as for ``partition_specs``. If they have
+            ``stacks``, each layer counts as a leaf, and those of one array that get the
+            same are one row, ``blocks/{0..3}/w``.
         where: selects the leaves to report; None for all. Rules decide on the whole
             tree all the same, and those that decide no such leaf are left out.
+            ``memory`` counts an array whole of which it selects some layers.
         separator: between the segments that the ``depth`` of a drawing counts; ``"."``
             for names as PyTorch writes them.
         mesh: the mesh that shall hold the tree; an ``AbstractMesh`` need not exist, and
@@ -307,12 +314,9 @@ def summarize(
         )
     view = view_tree(tree)
     matches = None if rules is None else as_rules(rules).match(view)
-    chosen = [True] * len(view.leaves) if where is None else select(view, where)
-    rows = [
-        _row(path, leaf, index, matches)
-        for index, (path, leaf) in enumerate(view.items())
-        if chosen[index]
-    ]
+    table = view if matches is None else matches.view
+    chosen = [True] * len(table.leaves) if where is None else select(table, where)
+    rows = list(_rows(view, matches, chosen))
     groups = _groups(rows, matches)
     ruled = tuple(rule for rule, found in groups if found or where is None)
     notes: list[str] = []
@@ -321,7 +325,9 @@ def summarize(
         # On a mesh, leaves without a rule have a box, or are scalars.
         notes += _notes(matches, chosen, needs_rule=mesh is None)
     if mesh is not None:
-        paths = None if where is None else {row.path for row in rows}
+        paths = None
+        if where is not None and matches is not None:
+            paths = _stored_paths(matches, chosen)
         memory = plan_memory(
             tree,
             rules,
@@ -340,6 +346,52 @@ def summarize(
         separator=separator,
         memory=memory,
     )
+
+
+def _rows(
+    view: TreeView, matches: RuleMatches | None, chosen: Sequence[bool]
+) -> Iterator[Row]:
+    """Yield the rows of the leaves, or layers, that are chosen."""
+    if matches is None or matches.unrolled is None:
+        for index, (path, leaf) in enumerate(view.items()):
+            if chosen[index]:
+                yield _row(path, leaf, index, matches)
+        return
+    keys = [i if yes else None for i, yes in zip(matches.deciding, chosen, strict=True)]
+    for part in matches.unrolled.divide(keys):
+        row = _row(part.path, view.leaves[part.leaf], part.rows[0], matches)
+        yield _part(row, matches.unrolled.axes[part.leaf], part.counts)
+
+
+def _part(row: Row, axes: Sequence[StackAxis], counts: Sequence[int]) -> Row:
+    """Return the row of some layers of an array.
+
+    Args:
+        row: of the array, with all its layers.
+        axes: along which it holds them.
+        counts: how many they are along each.
+    """
+    if row.shape is None:
+        return dataclasses.replace(row, num_leaves=math.prod(counts))
+    sizes = list(row.shape)
+    for axis, count in zip(axes, counts, strict=True):
+        sizes[axis.axis] = count
+    num_params = math.prod(sizes)
+    item_bytes = row.size_bytes // (row.num_params or 1)
+    return dataclasses.replace(
+        row,
+        shape=tuple(sizes),
+        num_params=num_params,
+        size_bytes=num_params * item_bytes,
+        num_leaves=math.prod(counts),
+    )
+
+
+def _stored_paths(matches: RuleMatches, chosen: Sequence[bool]) -> set[str]:
+    """Return the paths of the arrays of which a layer is chosen."""
+    paths, layers = matches.stored.plan.paths, matches.unrolled
+    places = range(len(paths)) if layers is None else layers.places
+    return {paths[place] for place in itertools.compress(places, chosen)}
 
 
 def _row(path: str, leaf: Any, index: int, matches: RuleMatches | None) -> Row:
@@ -370,7 +422,7 @@ def _groups(
         none = RuleRow(None, row.label, 0, "")
         groups.setdefault(key, (none, []))[1].append(row)
     return [
-        (dataclasses.replace(rule, num_leaves=len(found)), found)
+        (dataclasses.replace(rule, num_leaves=_num_leaves(found)), found)
         for rule, found in groups.values()
     ]
 
@@ -396,7 +448,11 @@ def total(label: Any, rows: Sequence[Row], **look: Any) -> Total:
     """Return leaves with one label, added up; ``look`` is how a drawing shows them."""
     params = sum(row.num_params for row in rows)
     size_bytes = sum(row.size_bytes for row in rows)
-    return Total(label, len(rows), params, size_bytes, **look)
+    return Total(label, _num_leaves(rows), params, size_bytes, **look)
+
+
+def _num_leaves(rows: Sequence[Row]) -> int:
+    return sum(row.num_leaves for row in rows)
 
 
 def label_key(label: Any) -> Hashable:
@@ -424,7 +480,12 @@ def _notes(
     ):
         names = [path for path in paths if path in shown]
         if names:
-            yield f"{what} {plural(len(names), 'leaf')}, {listing(names)}."
+            count = plural(len(names), "leaf")
+            yield f"{what} {count}, {listing(matches.names(names))}."
+    held = {} if matches.unrolled is None else matches.unrolled.sizes
+    for key, axis in matches.rules.stacks.data.items():
+        if axis is not None and key not in held:
+            yield f"Unrolled: the layers of the stack {key!r} are leaves of this tree."
     for index, entry in matches.unused:
         yield f"Unused: {entry_text(entry)} (rule {index + 1}) matches no array."
     for index in matches.shadowed:

@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+V = TypeVar("V", bound=Hashable)
 
 _RUN = r"\{[0-9]{1,7}(?:\.\.[0-9]{1,7})?\}"
 _LAYERS = re.compile(rf"{_RUN}|\{{{_RUN}(?:,{_RUN})+\}}")
@@ -36,7 +39,7 @@ def slice_key(path: str, sets: Mapping[str, Sequence[int]]) -> str:
     """
     for key in sorted(sets, key=len, reverse=True):
         head, tail = path[: len(key)], path[len(key) :]
-        path = "/".join(filter(None, (head, _text(sets[key]), tail.strip("/"))))
+        path = "/".join(filter(None, (head, runs_text(sets[key]), tail.strip("/"))))
     return path
 
 
@@ -78,10 +81,44 @@ def runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
         yield members[0], members[-1] + 1
 
 
-def _text(layers: Sequence[int]) -> str:
+def boxes(
+    values: Sequence[V], sizes: Sequence[int]
+) -> dict[V, list[tuple[tuple[int, ...], ...]]]:
+    """Divide a grid into boxes of one value each: sets of places along each axis.
+
+    Args:
+        values: one for each place, those along the last axis next to each other.
+        sizes: of the axes.
+
+    Example:
+        >>> boxes("aabaab", (2, 3))
+        {'a': [((0, 1), (0, 1))], 'b': [((0, 1), (2,))]}
+    """
+    if not sizes:
+        return {values[0]: [()]}
+    places: dict[tuple[V, tuple[tuple[int, ...], ...]], list[int]] = {}
+    step = len(values) // sizes[0]
+    for place in range(sizes[0]):
+        part = values[place * step : (place + 1) * step]
+        for value, inner in boxes(part, sizes[1:]).items():
+            for box in inner:
+                places.setdefault((value, box), []).append(place)
+    found: dict[V, list[tuple[tuple[int, ...], ...]]] = {}
+    for (value, box), own in places.items():
+        found.setdefault(value, []).append((tuple(own), *box))
+    return found
+
+
+def runs_text(numbers: Sequence[int]) -> str:
+    """Write ascending numbers as a segment of a pattern that matches just these.
+
+    Example:
+        >>> runs_text([3]), runs_text([4, 5, 6]), runs_text([0, 1, 5])
+        ('{3}', '{4..6}', '{{0..1},{5}}')
+    """
     texts = [
         f"{{{first}}}" if end == first + 1 else f"{{{first}..{end - 1}}}"
-        for first, end in runs(layers)
+        for first, end in runs(numbers)
     ]
     return texts[0] if len(texts) == 1 else f"{{{','.join(texts)}}}"
 
@@ -92,4 +129,4 @@ def _layers(segment: str) -> tuple[int, ...] | None:
     if sum(max(end - first, 0) for first, end in ends) > MAX_LAYERS:
         return None
     found = tuple(itertools.chain.from_iterable(range(*each) for each in ends))
-    return found if found and _text(found) == segment else None
+    return found if found and runs_text(found) == segment else None

@@ -36,7 +36,7 @@ from treeadapt.migrations.explaining import explanation
 from treeadapt.migrations.plan import MigrationPlan
 from treeadapt.names import Speller, listing, plural
 from treeadapt.report import summarize
-from treeadapt.selection.matches import STATIC, where_text
+from treeadapt.selection.matches import STATIC, RuleMatches, where_text
 from treeadapt.selection.rules import load_rules
 from treeadapt.selection.selectors import select
 from treeadapt.trees.views import view_tree
@@ -399,24 +399,49 @@ def explain(
         return
     rules = load_rules(str(rules_file), allow_regex=allow_regex)
     view = view_tree(read_source(tree).tree)
-    paths = view.plan.paths
-    _require_leaf(tree, path, paths)
-    place = paths.index(path)
     matches = rules.match(view)
+    parts = dict(_parts(matches, path))
+    if not parts:
+        known = dict.fromkeys((*view.plan.paths, *matches.paths))
+        _require_leaf(tree, path, [*known])
+    rows = [row for own in parts.values() for row in own]
     for index, (where, label) in enumerate(rules.pairs):
-        is_deciding = matches.deciding[place] == index
-        yes = is_deciding or select(view, where, unused="ignore")[place]
+        is_deciding = any(matches.deciding[row] == index for row in rows)
+        chosen = [] if is_deciding else select(matches.view, where, unused="ignore")
+        yes = is_deciding or any(chosen[row] for row in rows)
         verdict = "decides" if is_deciding else "matches" if yes else "-"
         text = f"{verdict:8} rule {index + 1}: {where_text(where)} = {label!r}"
         click.secho(printable(text), bold=is_deciding or None, dim=not yes or None)
-    value = matches.values[place]
-    if value is None:
-        click.echo(f"{path!r} is matched by no rule.")
+    for name, (row, *_) in parts.items():
+        value = matches.values[row]
+        by_default = matches.deciding[row] < 0
+        wording = f"gets the default, {value!r}" if by_default else f"gets {value!r}"
+        wording = "is not an array, and needs no rule" if value is STATIC else wording
+        wording = "is matched by no rule" if value is None else wording
+        if len(parts) > 1 and not by_default:
+            wording += f" by rule {matches.deciding[row] + 1}"
+        click.echo(printable(f"{name!r} {wording}."))
+    if any(matches.values[row] is None for row in rows):
         sys.exit(1)
-    by_default = matches.deciding[place] < 0
-    wording = f"gets the default, {value!r}" if by_default else f"gets {value!r}"
-    wording = "is not an array, and needs no rule" if value is STATIC else wording
-    click.echo(f"{path!r} {wording}.")
+
+
+def _parts(matches: RuleMatches, path: str) -> Iterator[tuple[str, list[int]]]:
+    """Yield the leaf at a path; or the layers of an array, those alike as one.
+
+    Args:
+        matches: what the rules decide.
+        path: of a leaf, of one layer, of a stored array, or of some of its layers as
+            ``show`` writes them.
+
+    Returns:
+        Pairs of a path and the rows of ``matches``.
+    """
+    if path in matches.paths:
+        yield path, [matches.paths.index(path)]
+    elif matches.unrolled is not None:
+        for part in matches.unrolled.divide(matches.deciding):
+            if path in (part.path, matches.stored.plan.paths[part.leaf]):
+                yield part.path, part.rows
 
 
 def _planned(

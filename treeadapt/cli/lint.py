@@ -69,7 +69,7 @@ def as_options(text: str) -> str:
 def findings(matches: RuleMatches) -> Iterator[Finding]:
     """Yield all that is wrong, by kind."""
     if matches.unmatched:
-        names = listing(sorted(matches.unmatched, key=natural))
+        names = listing(sorted(matches.names(matches.unmatched), key=natural))
         count = plural(len(matches.unmatched), "leaf")
         cure = 'Add a rule, or end with "**" = "<label>".'
         yield Finding("unmatched", None, f"{count} without a rule: {names}. {cure}")

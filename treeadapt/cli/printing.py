@@ -176,6 +176,7 @@ def _records(
             "label": _as_data(row.label),
             "rule": None if row.rule is None else where[row.rule],
             "tied_to": ties.get(row.path),
+            "leaves": row.num_leaves,
         }
         for row in summary.rows
     ]

@@ -30,7 +30,7 @@ _MAX_LABELS = 4  # more are counted
 _MAX_CELLS = 60  # of a bar
 _MAX_LINES = 12  # of labels in a tooltip
 _MAX_TEXT = 300
-_PARTS = re.compile(r"(?=/)|(?<=[^/.])(?=\.)")
+_PARTS = re.compile(r"(?=/)|(?<=[^/.])(?=\.(?!\.[0-9]))")  # not in {0..3}
 _NUMBERED = re.compile(r"(.*?)(?<![0-9])([0-9]{1,15})([^0-9]*)", re.DOTALL)
 
 
@@ -212,7 +212,7 @@ class Outline:
         node = row.node
         lines = [fitted(printable(row.path), _MAX_TEXT, middle=True) or "''"]
         lines.append(_short(node.kind_text))
-        if node.copies > 1 and node.is_leaf:
+        if node.num_leaves > 1 and node.is_leaf:
             lines.append(plural(node.num_leaves, "leaf"))
         params = plural(node.num_params, "parameter")
         lines.append(f"{params}, {size_text(node.size_bytes)}")

@@ -12,7 +12,7 @@ import dataclasses
 import enum
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax.tree_util as jtu
@@ -218,6 +218,18 @@ class RuleMatches:
             return
         if self.unused or self.shadowed:
             raise UnusedRuleError(_unused_message(self))
+
+    def names(self, paths: Collection[str]) -> list[str]:
+        """Return paths of leaves; those of several layers of one array as one.
+
+        Args:
+            paths: of some leaves, in leaf order.
+        """
+        if self.unrolled is None:
+            return list(paths)
+        known = frozenset(paths)
+        keys = [path in known or None for path in self.paths]
+        return [part.path for part in self.unrolled.divide(keys)]
 
     def selected(self, index: int) -> list[int]:
         """Return the indices of the array leaves that a rule matches.

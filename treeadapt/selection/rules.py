@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -121,8 +122,12 @@ class Rules(Question):
                 refuse_none(f"The rule {where_text(where)}")
         if default is None:
             refuse_none("default=")
+        # A selector with stacks of its own makes the whole table one of layers.
+        stacks = functools.reduce(
+            operator.or_, (where.stacks for where, _ in pairs), Stacks(stacks)
+        )
         fields = {"pairs": pairs, "default": default, "unused": unused}
-        fields |= {"overlap": overlap, "stacks": Stacks(stacks)}
+        fields |= {"overlap": overlap, "stacks": stacks}
         for name, value in fields.items():
             object.__setattr__(self, name, value)
 

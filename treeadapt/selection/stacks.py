@@ -17,7 +17,7 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple, NoReturn
 
@@ -28,7 +28,7 @@ from treeadapt.convert import describe
 from treeadapt.errors import PathCollisionError, StackError
 from treeadapt.names import Speller, fold, listing, shorten
 from treeadapt.selection.leaves import same_value
-from treeadapt.slices import MAX_LAYERS, read_slice_key, slice_key
+from treeadapt.slices import MAX_LAYERS, boxes, read_slice_key, runs_text, slice_key
 from treeadapt.trees.axis_names import axis_names
 from treeadapt.trees.views import Plan, TreeView
 
@@ -349,7 +349,8 @@ class Stacks:
             plan = view.plan.remember(key, plan)
         layers = map(one_layer, view.leaves, axes)
         leaves = [one for one, n in zip(layers, counts, strict=True) for _ in range(n)]
-        return Unrolled(TreeView(leaves, plan, None, view.tree), view, counts, axes)
+        rows = TreeView(leaves, plan, None, view.tree)
+        return Unrolled(rows, view, counts, axes, self)
 
     def _refuse_clash(
         self, path: str, paths: Sequence[str], sizes: Mapping[str, int]
@@ -373,8 +374,7 @@ class Stacks:
             return [path]
         texts = self._texts(path, chain)
         return [
-            "".join(itertools.chain(*zip(texts, map(str, numbers), strict=False)))
-            + texts[-1]
+            _with_numbers(texts, map(str, numbers))
             for numbers in itertools.product(*(range(sizes[s.key]) for s in chain))
         ]
 
@@ -411,6 +411,22 @@ class Stacks:
 NO_STACKS = Stacks()
 
 
+class Layers(NamedTuple):
+    """Some layers of a stored leaf; all of it, if it holds no layers.
+
+    Attributes:
+        path: in the unrolled model, with ``{0..3}`` for the numbers of several.
+        rows: their indices in the unrolled view.
+        leaf: the index of the stored leaf.
+        counts: how many they are along each of its stacks, the outermost first.
+    """
+
+    path: str
+    rows: list[int]
+    leaf: int
+    counts: tuple[int, ...]
+
+
 @dataclasses.dataclass(frozen=True)
 class Unrolled:
     """The layers of a tree, as a view of their own.
@@ -423,12 +439,45 @@ class Unrolled:
             one leaf are consecutive, the number of its innermost stack running fastest.
             (Static leaves below a stack have a row for each layer.)
         axes: along which each stored leaf holds layers.
+        stacks: which nodes hold layers.
     """
 
     view: TreeView
     stored: TreeView
     counts: list[int]
     axes: list[tuple[StackAxis, ...]]
+    stacks: Stacks
+
+    @functools.cached_property
+    def sizes(self) -> dict[str, int]:
+        """The number of layers of each stack; of those only that the tree holds."""
+        return {axis.key: axis.size for each in self.axes for axis in each}
+
+    def divide(self, answers: Sequence[Hashable]) -> Iterator[Layers]:
+        """Yield all layers, those of one leaf together that have equal answers.
+
+        Args:
+            answers: one for each layer; those with None are left out.
+        """
+        start = 0
+        for leaf, count in enumerate(self.counts):
+            path, values = self.stored.plan.paths[leaf], answers[start : start + count]
+            chain = [s for s in self.stacks._chain(path) if s.key in self.sizes]
+            sizes = [self.sizes[stack.key] for stack in chain]
+            texts = self.stacks._texts(path, chain)
+            rows = dict(
+                zip(
+                    itertools.product(*map(range, sizes)),
+                    range(start, start + count),
+                    strict=True,
+                )
+            )
+            for answer, found in boxes(values, sizes).items():
+                for numbers in found if answer is not None else ():
+                    name = _with_numbers(texts, map(runs_text, numbers))
+                    own = [rows[each] for each in itertools.product(*numbers)]
+                    yield Layers(name, own, leaf, tuple(map(len, numbers)))
+            start += count
 
     def fold(
         self, answers: Sequence[Any], sources: Sequence[str] | None = None
@@ -440,17 +489,18 @@ class Unrolled:
             sources: what decided each, for errors.
 
         Returns:
-            The answer of the layers of a leaf, or ``PerLayer`` where they differ.
+            The answer of the layers of a leaf, or ``PerLayer`` where they differ. Of
+            a static leaf below a stack, the first layer decides.
         """
         found: list[Any] = []
         paths, start = self.view.plan.paths, 0
         for index, count in enumerate(self.counts):
             rows = slice(start, start + count)
             values, start = answers[rows], start + count
-            if _all_same(values):
+            axes = self.axes[index]
+            if not axes or _all_same(values):  # the first one, for a static leaf
                 found.append(values[0])
                 continue
-            axes = self.axes[index]
             numbers = tuple(tuple(range(axis.size)) for axis in axes)
             texts = ("",) * count if sources is None else tuple(sources[rows])
             path = self.stored.plan.paths[index]
@@ -484,6 +534,12 @@ def require_agreement(answers: Sequence[Any], who: str) -> list[Any]:
                 "array one answer."
             )
     return list(answers)
+
+
+def _with_numbers(texts: Sequence[str], numbers: Iterable[str]) -> str:
+    """Put the numbers between the texts of an unrolled path."""
+    pairs = itertools.zip_longest(texts, numbers, fillvalue="")
+    return "".join(itertools.chain(*pairs))
 
 
 def _all_same(values: Sequence[Any]) -> bool:

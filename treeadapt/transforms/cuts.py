@@ -22,7 +22,7 @@ from treeadapt.arrays import is_array
 from treeadapt.errors import PathCollisionError
 from treeadapt.selection.stacks import PerLayer
 from treeadapt.selection.whole import Cut, WholeTree
-from treeadapt.slices import runs
+from treeadapt.slices import boxes, runs
 from treeadapt.transforms.flat import FlatDict
 
 L = TypeVar("L", bound=Hashable)
@@ -69,8 +69,8 @@ def divide(
             continue
         axes = tuple(axis.axis for axis in answer.axes)
         sizes = tuple(map(len, answer.numbers))
-        for label, boxes in _boxes(answer.values, sizes).items():
-            for places in boxes:
+        for label, found in boxes(answer.values, sizes).items():
+            for places in found:
                 numbers = tuple(
                     tuple(map(own.__getitem__, chosen))
                     for own, chosen in zip(answer.numbers, places, strict=True)
@@ -113,27 +113,6 @@ def put_back(
         if piece is not None:
             pieces.setdefault(piece.path, []).append((piece, part[key]))
     return found | {path: _put(rest(path), held) for path, held in pieces.items()}
-
-
-def _boxes(
-    values: Sequence[L], sizes: Sequence[int]
-) -> dict[L, list[tuple[tuple[int, ...], ...]]]:
-    """Divide a grid into boxes of one value each: sets of places along each axis."""
-    places: dict[Any, list[int]] = {}
-    if len(sizes) == 1:
-        for place, value in enumerate(values):
-            places.setdefault((value, ()), []).append(place)
-    else:
-        count = len(values) // sizes[0]
-        for place in range(sizes[0]):
-            part = values[place * count : (place + 1) * count]
-            for value, boxes in _boxes(part, sizes[1:]).items():
-                for box in boxes:
-                    places.setdefault((value, box), []).append(place)
-    found: dict[L, list[tuple[tuple[int, ...], ...]]] = {}
-    for (value, box), own in places.items():
-        found.setdefault(value, []).append((tuple(own), *box))
-    return found
 
 
 def _cut(array: Any, piece: Piece) -> Any:
