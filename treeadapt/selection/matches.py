@@ -122,8 +122,8 @@ class RuleMatches:
         """The value of each stored leaf; ``PerLayer`` where its layers differ."""
         if self.unrolled is None:
             return self.values
-        texts = ["", *(_rule_name(self, i) for i in range(len(self.rules.pairs)))]
-        sources = [texts[rule + 1] for rule in self.deciding]
+        texts = rule_names(self.rules)
+        sources = [texts[rule] for rule in self.deciding]
         return self.unrolled.fold(self.values, sources)
 
     @functools.cached_property
@@ -259,7 +259,7 @@ class RuleMatches:
         """
         values, leaves = self.rules.values, self.selected(index)
         deciding = sorted({self.deciding[leaf] for leaf in leaves})
-        earlier = _rule_name(self, deciding[0])
+        earlier = _rule_name(self.rules, deciding[0])
         if all(same_value(values[index], values[rule]) for rule in deciding):
             cure = "Remove it: they give the same value."
         elif set(self.selected(deciding[0])).issubset(leaves):
@@ -343,9 +343,13 @@ def require_leaf_labels(rules: Rules) -> None:
             )
 
 
-def _rule_name(matches: RuleMatches, index: int) -> str:
-    where = matches.rules.selectors[index]
-    return f"rule {index + 1}, {shorten(where_text(where))}"
+def rule_names(rules: Rules) -> list[str]:
+    """Return what errors call each rule; an index of -1 reads the name of none."""
+    return [*(_rule_name(rules, index) for index in range(len(rules.pairs))), ""]
+
+
+def _rule_name(rules: Rules, index: int) -> str:
+    return f"rule {index + 1}, {shorten(where_text(rules.selectors[index]))}"
 
 
 def _overlap_message(matches: RuleMatches) -> str:
@@ -353,8 +357,8 @@ def _overlap_message(matches: RuleMatches) -> str:
     lines = [f"{_leaves_match(len(found))} two rules with different values:"]
     for leaf, first, second in found[:8]:
         lines.append(
-            f"  {matches.paths[leaf]!r}: {_rule_name(matches, first)}, and "
-            f"{_rule_name(matches, second)}"
+            f"  {matches.paths[leaf]!r}: {_rule_name(matches.rules, first)}, and "
+            f"{_rule_name(matches.rules, second)}"
         )
     if len(found) > 8:
         lines.append(f"  and {len(found) - 8:,} more")
@@ -391,7 +395,7 @@ def _unused_message(matches: RuleMatches) -> str:
 
 
 def _shadow_line(matches: RuleMatches, index: int) -> str:
-    name = _rule_name(matches, index)
+    name = _rule_name(matches.rules, index)
     return f"{name[0].upper()}{name[1:]}, {matches.shadow_text(index)}"
 
 

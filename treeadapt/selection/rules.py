@@ -33,6 +33,7 @@ from treeadapt.selection.matches import (
     RuleMatches,
     refuse_none,
     require_leaf_labels,
+    rule_names,
     unmatched_message,
     where_text,
 )
@@ -238,7 +239,7 @@ class Rules(Question):
             view: the tree.
             reports: raise for rules without a use.
         """
-        matches = self._match(view)
+        matches = self._match(view, is_part=not reports)
         require_leaf_labels(self)
         if reports:
             matches.check_rules()
@@ -390,10 +391,12 @@ class Rules(Question):
                 owners.setdefault(where.plain, index)
         return owners
 
-    def _match(self, view: TreeView, holes: Sequence[str] = ()) -> RuleMatches:
+    def _match(
+        self, view: TreeView, holes: Sequence[str] = (), *, is_part: bool = False
+    ) -> RuleMatches:
         if not self.stacks:
             return RuleMatches(self, Leaves(view, self.matcher, self.needs, holes))
-        layers = self.stacks.unroll(view, is_part=bool(holes))
+        layers = self.stacks.unroll(view, is_part=is_part or bool(holes))
         holes = layers.view.plan.holes if holes else ()
         table = Leaves(layers.view, self.matcher, self.needs, holes)
         return RuleMatches(self, table, layers)
@@ -447,6 +450,10 @@ class Where(Selector):
                     is_array = leaves.is_array[row]
                     chosen[row] = self._is_default if is_array else self._is_static
         return chosen
+
+    def _reasons(self, leaves: Leaves) -> list[str]:
+        texts = rule_names(self.rules)
+        return [texts[index] for index in self.rules.first(leaves)]
 
     def unused(self, leaves: Leaves) -> Iterator[str | type]:
         """Yield what matches nothing in any rule."""

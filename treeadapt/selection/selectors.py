@@ -198,7 +198,7 @@ class Selector(Question):
         """
         layers = None
         if self.stacks:
-            layers = self.stacks.unroll(view, is_part=bool(holes))
+            layers = self.stacks.unroll(view, is_part=bool(holes) or not reports)
             view = layers.view
             holes = view.plan.holes if holes else ()
         leaves = Leaves(view, self.matcher, self.needs, holes)
@@ -206,7 +206,13 @@ class Selector(Question):
         if reports:
             self._report(leaves, chosen)
         found = leaves.spread(chosen)
-        return found if layers is None else layers.fold(found)
+        if layers is None:
+            return found
+        return layers.fold(found, leaves.spread(self._reasons(leaves)))
+
+    def _reasons(self, leaves: Leaves) -> list[str]:
+        """Return what decided each row, for errors; empty where nothing is to say."""
+        return [""] * len(leaves)
 
     def __and__(self, other: Any) -> Selector:
         return _combine(And, self, other)

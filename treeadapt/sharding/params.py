@@ -25,6 +25,7 @@ from treeadapt.errors import ReplicatedWarning, ShardingError, UnmatchedPathErro
 from treeadapt.names import listing, plural
 from treeadapt.selection.matches import MISSING, STATIC, where_text
 from treeadapt.selection.rules import BoundRules, Rules, as_rules
+from treeadapt.selection.stacks import require_agreement
 from treeadapt.sharding.boxes import AxisRules, box_specs
 from treeadapt.sharding.specs import (
     as_spec,
@@ -242,7 +243,16 @@ def _by_rules(
     _require_known_labels(specs, given)
     matches = table.match(view)
     matches.check_rules()
-    return [None if i < 0 else choices[i] for i in matches.deciding], own
+    found = [None if i < 0 else choices[i] for i in matches.deciding]
+    if matches.unrolled is None:
+        return found, own
+    layers = matches.unrolled.fold(
+        [choice and choice[0] for choice in found],
+        ["no rule" if choice is None else choice[1] for choice in found],
+    )
+    require_agreement(layers, "A sharding")
+    firsts = itertools.accumulate(matches.unrolled.counts, initial=0)
+    return [found[row] for row in itertools.islice(firsts, len(layers))], own
 
 
 def _as_rules(rules: Any) -> Rules:

@@ -127,8 +127,9 @@ def _checked(path: str, leaf: Any, factor: Any) -> jax.Array:
     """Return the factor of one leaf, in its dtype and shaped to multiply it."""
     values = _values(factor)
     if not _is_number(values, leaf.dtype):
+        text = factor if isinstance(factor, PerLayer) else repr(values)
         raise TransformError(
-            f"The factor of {path!r}, {values!r}, is not a number that can scale "
+            f"The factor of {path!r}, {text}, is not a number that can scale "
             f"{leaf.dtype}."
         )
     scale = jnp.asarray(values, leaf.dtype)
@@ -162,9 +163,10 @@ def _values(factor: Any) -> Any:
     values = [_values(value) for value in factor.values]
     traced = any(isinstance(value, jax.Array) for value in values)
     try:
-        return jnp.stack(values) if traced else np.asarray(values)
+        found = jnp.stack(values) if traced else np.asarray(values)
     except (TypeError, ValueError):  # not numbers, or not of one shape
         return factor
+    return found if jnp.issubdtype(found.dtype, jnp.number) else factor
 
 
 def _is_number(values: Any, dtype: Any) -> bool:
