@@ -243,6 +243,7 @@ def _by_rules(
     _require_known_labels(specs, given)
     matches = table.match(view)
     matches.check_rules()
+    found: list[_Choice | None]
     found = [None if i < 0 else choices[i] for i in matches.deciding]
     if matches.unrolled is None:
         return found, own
