@@ -1079,7 +1079,7 @@ def documented_files():
     old["scale"] = old.pop("kernel")
     ta.save("older.safetensors", agent | {"policy": layers | {"hidden_5": old}})
     tables = re.findall(r"```toml\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
-    rules, scanned, specs, rows = tables
+    rules, specs, scanned, rows = tables
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     Path("training.py").write_text(code)
     Path("freeze.toml").write_text(rules)
