@@ -7,6 +7,7 @@ import random
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from scanned import TWINS
 from trees import BY_NAME
@@ -223,3 +224,19 @@ def test_notes_name_runs_of_layers():
     assert ta.summarize(LAYERS, rules).notes == (
         "No rule: 9 leaves, 'blocks/{{0},{5}}/b', 'blocks/{0..5}/w', 'head'.",
     )
+
+
+def test_a_plan_of_layers_holds_what_the_plan_of_the_unrolled_model_holds():
+    spec = jax.sharding.PartitionSpec
+    table = {"blocks/*/w": spec(None, "model"), "**": spec()}
+    rules = ta.Rules(table, stacks={"blocks": -1})
+    mesh = jax.sharding.AbstractMesh((3,), ("model",))
+    tree = {"blocks": {"w": jnp.ones((3, 9, 6)), "b": jnp.ones((9, 6))}}
+    blocks = [{"w": jnp.ones((3, 9)), "b": jnp.ones(9)} for _ in range(6)]
+    tx = optax.adam(1e-3)
+    found = ta.summarize(tree, rules, mesh=mesh, tx=tx).memory
+    plain = ta.summarize({"blocks": blocks}, table, mesh=mesh, tx=tx).memory
+    assert found.device_bytes == plain.device_bytes
+    assert found.arrays[1].spec == spec(None, "model", None)
+    part = ta.summarize(tree, rules, mesh=mesh, where="blocks/2/w").memory
+    assert [array.path for array in part.arrays] == ["blocks/w"]

@@ -21,6 +21,7 @@ from flax.core import freeze
 from flax.training.train_state import TrainState
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from scanned import BY_NAME as TWINS
 from transformations import BY_NAME as TRANSFORMATIONS
 from transformations import CASES
 from trees import BY_NAME, TREES
@@ -416,6 +417,83 @@ def test_jax_takes_the_shardings(kind):
     made = jax.jit(lambda: jax.tree.map(jnp.asarray, zeros), out_shardings=shardings)()
     for tree in (placed, again, made):
         assert jax.tree.map(lambda leaf: leaf.sharding, tree) == shardings
+
+
+BY_RANK = [(ta.leaf(ndim=2), P("data", "model")), (ta.leaf(ndim=1), P("model"))]
+
+
+@pytest.mark.parametrize("name", ["Linen, axis 1", "nnx", "Equinox", "dict of experts"])
+def test_layers_get_the_spec_of_the_unrolled_model_and_their_axis_is_whole(name):
+    twin = TWINS[name]
+    rules = ta.Rules([*BY_RANK, ("**", P())], stacks=twin.stacks, unused="ignore")
+    scanned = twin.scanned()
+    of_arrays = ta.to_flat_dict(ta.partition_specs(scanned, rules))
+    of_layers = ta.to_flat_dict(ta.partition_specs(twin.unrolled(), rules))
+    shapes = {path: leaf.shape for path, leaf in ta.split(scanned)[0].items()}
+    for path, layer, index in twin.places(ta.split(scanned)[0]):
+        entries = iter(of_layers[layer])
+        whole = [None if isinstance(i, int) else next(entries) for i in index]
+        assert of_arrays[path] == P(*whole), path
+        assert len(whole) == len(shapes[path])
+    bound = ta.Rules(
+        [(where, str(spec)) for where, spec in BY_RANK],
+        default="copy",
+        stacks=twin.stacks,
+    ).bind(scanned)
+    specs = {str(spec): spec for _, spec in BY_RANK} | {"copy": P()}
+    assert ta.to_flat_dict(ta.partition_specs(scanned, bound, specs=specs)) == of_arrays
+
+
+LAYERS = {"blocks": {"w": jnp.ones((4, 6, 8)), "b": jnp.ones((4, 8))}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "complaint"),
+    [
+        (
+            P(None, "data", None),
+            "for one layer, float32[6,8], P(None, 'data', None) has",
+        ),
+        (
+            P("four", None),
+            "for one layer, float32[6,8], axis 0 has size 6, which 'four'",
+        ),
+    ],
+)
+def test_a_spec_that_does_not_fit_a_layer_is_an_error(spec, complaint):
+    rules = ta.Rules({"**/w": spec, "**": P()}, stacks={"blocks": 0})
+    with pytest.raises(ta.ShardingError) as caught:
+        named_shardings(LAYERS, rules, AbstractMesh((2, 4), ("data", "four")))
+    assert complaint in str(caught.value)
+
+
+def test_layers_of_one_array_with_different_specs_name_both_rules():
+    table = {"blocks/{0..1}/w": P("x", None), "**": P()}
+    with pytest.raises(ta.StackError) as caught:
+        partition_specs(LAYERS, ta.Rules(table, stacks={"blocks": 0}))
+    assert "rule 'blocks/{0..1}/w'" in str(caught.value)
+    assert "rule '**'" in str(caught.value)
+    same = {"blocks/{0..1}/w": P("x", None), "**/w": P("x", None), "**": P()}
+    found = partition_specs(LAYERS, ta.Rules(same, stacks={"blocks": 0}))
+    assert found == {"blocks": {"w": P(None, "x", None), "b": P()}}
+
+
+def test_a_box_that_shards_the_axis_of_layers_says_what_to_pass():
+    twin = TWINS["Linen, boxes, axis 1"]
+    rules = ta.Rules(
+        {"**/mlp_wi/kernel": P("data", "model")}, stacks=twin.stacks, default=P()
+    )
+    axes = {"embed": "data", "heads": "model", "mlp": "model"}
+    tree = twin.scanned()["params"]["blocks"]["mlp_wi"]
+    tree = {"params": {"blocks": {"mlp_wi": tree}}}
+    with pytest.raises(ta.ShardingError) as caught:
+        partition_specs(tree, rules, logical_axes=axes)
+    assert "P('data', 'layers', 'model') by its box" in str(caught.value)
+    assert "P('data', None, 'model') by rule" in str(caught.value)
+    assert "pass logical_axes={'layers': None}." in str(caught.value)
+    found = partition_specs(tree, rules, logical_axes=axes | {"layers": None})
+    specs = ta.to_flat_dict(found)
+    assert {*specs.values()} == {P("data", None, "model"), P("model", None)}
 
 
 def test_an_axis_that_nothing_decides_names_the_path():

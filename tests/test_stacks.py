@@ -388,7 +388,7 @@ def test_masks_name_both_rules():
 
 
 def test_shardings_of_one_array_that_differ_name_both_rules():
-    tree = {"blocks": {"w": jnp.ones((4, 2))}}
+    tree = {"blocks": {"w": jnp.ones((4, 2, 3))}}
     table = rules({"blocks/0": P("a", None), "**": P()})
     complains(
         lambda: ta.partition_specs(tree, table),
@@ -401,11 +401,11 @@ def test_shardings_of_one_array_that_differ_name_both_rules():
         "'blocks/{0}/w'",
     )
     same = rules({"blocks/0": P("a", None), "**": P("a", None)})
-    assert ta.partition_specs(tree, same)["blocks"]["w"] == P("a", None)
+    assert ta.partition_specs(tree, same)["blocks"]["w"] == P(None, "a", None)
 
 
-def test_specs_are_of_stored_arrays_and_selectors_see_layers():
-    table = rules({ta.leaf(ndim=2) & ta.glob("blocks"): (None, "x", None), "**": P()})
+def test_specs_and_selectors_see_layers():
+    table = rules({ta.leaf(ndim=2) & ta.glob("blocks"): ("x", None), "**": P()})
     specs = ta.partition_specs(MODEL, table)
     assert specs["blocks"] == {"b": P(), "w": P(None, "x", None)}
     assert specs["embed"] == P()

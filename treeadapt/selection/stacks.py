@@ -327,10 +327,18 @@ class Stacks:
 
         Raises:
             StackError: as for ``axes``; or there are more than a million layers.
-            PathCollisionError: the path of a layer is that of another leaf.
+            PathCollisionError: the path of a layer is that of another leaf, or a leaf
+                has the name of some layers.
         """
         axes = self.axes(view, is_part=is_part)
         sizes = {axis.key: axis.size for each in axes for axis in each}
+        for path in view.plan.paths:
+            read = read_slice_key(path)
+            if read is not None and not sizes.keys().isdisjoint(dict(read[1])):
+                raise PathCollisionError(
+                    f"{path!r} is the name of some layers of {read[0]!r}, which is in "
+                    "a stack. Rename that leaf."
+                )
         counts = [
             math.prod(sizes.get(stack.key, 1) for stack in self._chain(path))
             for path in view.plan.paths

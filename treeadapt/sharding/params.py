@@ -25,7 +25,7 @@ from treeadapt.errors import ReplicatedWarning, ShardingError, UnmatchedPathErro
 from treeadapt.names import listing, plural
 from treeadapt.selection.matches import MISSING, STATIC, where_text
 from treeadapt.selection.rules import BoundRules, Rules, as_rules
-from treeadapt.selection.stacks import require_agreement
+from treeadapt.selection.stacks import StackAxis, one_layer, require_agreement
 from treeadapt.sharding.boxes import AxisRules, box_specs
 from treeadapt.sharding.specs import (
     as_spec,
@@ -34,10 +34,12 @@ from treeadapt.sharding.specs import (
     spec_problem,
     spec_text,
 )
+from treeadapt.trees.axis_names import axis_names
 from treeadapt.trees.views import TreeView, view_tree
 
 _SHOWN = 8  # problems that a message lists
 _DEFAULT = "the default"
+_BOX = "its box"
 
 
 def partition_specs(
@@ -57,7 +59,9 @@ def partition_specs(
     Args:
         tree: params, concrete or abstract; no value is read.
         rules: ``Rules``, or a mapping or pairs for it, whose values are specs:
-            ``P("data", None)`` or ``("data", None)``; ``load_rules`` reads them too.
+            ``P("data", None)`` or ``("data", None)``; ``load_rules`` reads them too. If
+            they have ``stacks``, a spec is for one layer, as in the unrolled model; in
+            the array, the axis of the layers is not sharded.
         specs: ``{label: spec}`` where the rules give labels, so that one table labels,
             decays, freezes and shards.
         default: spec of arrays that no rule matches and no box names.
@@ -74,6 +78,7 @@ def partition_specs(
             disagree; a label has no spec; or the tree is the state of an optimizer.
         UnmatchedPathError: an array has no rule, no box, and there is no default.
         UnusedRuleError: a rule matches no array leaf, or is unreachable.
+        StackError: layers of one array get different specs.
 
     Warns:
         ReplicatedWarning: the default puts arrays on every device. A rule that says so
@@ -161,31 +166,36 @@ def decide_specs(
     errors as for ``named_shardings``.
     """
     _refuse_optimizer_state(view)
-    by_rules, own_default = _by_rules(view, rules, specs)
+    by_rules, own_default, axes = _by_rules(view, rules, specs)
     boxes = box_specs(view, logical_axes)
     fallback = own_default if default is MISSING else as_spec(default, "default=")
     found: list[PartitionSpec] = []
     conflicts, unmatched, wrong, silent = _Leaves(), _Leaves(), _Leaves(), _Leaves()
     for index, leaf in enumerate(view.leaves):
-        box = boxes.get(index)
-        spec, source = by_rules[index] or _unruled(leaf, box, fallback)
+        box, layer = boxes.get(index), one_layer(leaf, axes[index])
+        spec, source = by_rules[index] or _unruled(layer, box, fallback)
         if spec is None:
             unmatched[index] = "no rule"
             continue
+        own = leaf if source == _BOX else layer
+        complaint = spec_problem(spec, own.shape, mesh) if is_array(leaf) else None
+        if complaint is not None:
+            part = "" if own is leaf else f"for one layer, {describe(own)}, "
+            wrong[index] = f"{part}{complaint} ({source})"
+        elif own is not leaf:
+            spec = _of_all_layers(spec, axes[index], len(leaf.shape))
         if box is not None and not same_spec(spec, box):
             rule = f"{spec_text(spec)} by {source}"
-            conflicts[index] = f"{spec_text(box)} by its box, {rule}"
-        complaint = spec_problem(spec, leaf.shape, mesh) if is_array(leaf) else None
-        if complaint is not None:
-            wrong[index] = f"{complaint} ({source})"
+            conflicts[index] = f"{spec_text(box)} by {_BOX}, {rule}"
         if source is _DEFAULT and is_replicated(spec):
             silent[index] = source
         found.append(spec)
     if conflicts:
         raise ShardingError(
-            f"Rules and boxes disagree:\n{_lines(view, conflicts)}\nKeep one of the "
-            "two: exclude these leaves from the rule, change it, or unbox the params "
-            "(flax.linen.unbox)."
+            f"Rules and boxes disagree:\n{_lines(view, conflicts)}"
+            f"{_layers_text(view, {i: axes[i] for i in conflicts}, boxes)}\nKeep one "
+            "of the two: exclude these leaves from the rule, change it, or unbox the "
+            "params (flax.linen.unbox)."
         )
     if unmatched:
         raise UnmatchedPathError(_unmatched_message(view, unmatched))
@@ -194,6 +204,7 @@ def decide_specs(
     return found, _silent_message(view, silent) if silent else ""
 
 
+_Axes = tuple[StackAxis, ...]
 #: What there is to say of some leaves, by index.
 _Leaves = dict[int, str]
 
@@ -201,9 +212,9 @@ _Leaves = dict[int, str]
 def _unruled(
     leaf: Any, box: PartitionSpec | None, default: PartitionSpec | None
 ) -> _Choice:
-    """Return what decides a leaf that no rule matches."""
+    """Return what decides a leaf, or one layer of it, that no rule matches."""
     if box is not None:
-        return box, "its box"
+        return box, _BOX
     if not is_array(leaf) or not leaf.shape:
         return PartitionSpec(), "a scalar"
     return default, _DEFAULT
@@ -221,17 +232,26 @@ def _refuse_optimizer_state(view: TreeView) -> None:
                 )
 
 
+def _of_all_layers(spec: PartitionSpec, axes: _Axes, rank: int) -> PartitionSpec:
+    """Return the spec of an array, from that of one of its layers."""
+    if not len(spec):
+        return spec
+    held = {axis.axis for axis in axes}
+    entries = iter(spec)
+    return PartitionSpec(*(None if i in held else next(entries) for i in range(rank)))
+
+
 def _by_rules(
     view: TreeView, rules: Any, specs: Mapping[Any, Any] | None
-) -> tuple[list[_Choice | None], PartitionSpec | None]:
-    """Return what the rules say for each leaf, and their own default."""
+) -> tuple[list[_Choice | None], PartitionSpec | None, list[_Axes]]:
+    """Return what the rules say for each leaf, their default, and axes of layers."""
     meant = _meaning(specs)
     if isinstance(rules, BoundRules):
         labels = view_tree(rules(view.tree)).leaves
         return [
             None if label is STATIC else (meant(label, "The rules"), "the rules")
             for label in labels
-        ], None
+        ], *(None, rules.rules.stacks.axes(view))
     table = _as_rules(rules)
     texts = [f"rule {where_text(where)}" for where in table.selectors]
     choices = [
@@ -246,14 +266,15 @@ def _by_rules(
     found: list[_Choice | None]
     found = [None if i < 0 else choices[i] for i in matches.deciding]
     if matches.unrolled is None:
-        return found, own
+        return found, own, [()] * len(found)
     layers = matches.unrolled.fold(
         [choice and choice[0] for choice in found],
         ["no rule" if choice is None else choice[1] for choice in found],
     )
     require_agreement(layers, "A sharding")
     firsts = itertools.accumulate(matches.unrolled.counts, initial=0)
-    return [found[row] for row in itertools.islice(firsts, len(layers))], own
+    found = [found[row] for row in itertools.islice(firsts, len(layers))]
+    return found, own, matches.unrolled.axes
 
 
 def _as_rules(rules: Any) -> Rules:
@@ -316,6 +337,21 @@ def _wrong_message(
         "\nGive one entry for each axis of the array (None: not sharded), or P() for a "
         "copy\non every device. Labels get their specs by specs=."
     ) + (f"\nThe mesh has {axes}." if axes else "")
+
+
+def _layers_text(
+    view: TreeView, axes: Mapping[int, _Axes], boxes: Mapping[int, PartitionSpec]
+) -> str:
+    """Say what to do where boxes shard the axis of layers; empty if none does."""
+    named = axis_names(view)
+    names = {
+        named[index].names[axis.axis]: None
+        for index, held in axes.items()
+        for axis in held
+        if tuple(boxes[index])[axis.axis] is not None
+    }
+    text = "\nIf the layers are not sharded, pass logical_axes="
+    return f"{text}{names!r}." if names else ""
 
 
 def _silent_message(view: TreeView, leaves: _Leaves) -> str:
