@@ -31,7 +31,8 @@ LOWEST_TESTS := $(addprefix tests/test_,$(addsuffix .py, \
 	golden hash_seeds hyperparams integrations laws lift load_migration memory_plan \
 	migration_tables migrations optax_partition partition paths per_layer \
 	process_checkpoints rename rules scanned schemas selectors sharded_trees sharding \
-	shards slices split stacks stacks_law state updates))
+	shards slices split stacks stacks_law state updates \
+	upstream))
 
 # The newest Python that is installed, with the newest JAX that it gets. Versions that
 # pyenv keeps count, whether or not pyenv has put them on the path.
