@@ -593,3 +593,27 @@ def test_a_damaged_index_is_a_short_error(text, tmp_path):
     with pytest.raises(ta.CheckpointError) as caught:
         ta.load(folder)
     assert len(str(caught.value)) < 600
+
+
+def test_where_selects_arrays_whose_layers_agree(tmp_path):
+    table = {"blocks/{0..1}/w": "part", "**/b": "whole", "**": "rest"}
+    rules = ta.Rules(table, stacks={"blocks": 0})
+    part, whole = rules.where("part"), rules.where("whole")
+    tree = {"blocks": {"w": np.ones((4, 3)), "b": np.ones(4)}, "b": np.ones(2)}
+    blank = jax.tree.map(np.zeros_like, tree)
+    file = tmp_path / "x.safetensors"
+    ta.save(file, tree | {"other": np.ones(3)})
+    wanted = ["b", "blocks/b"]
+    found = ta.to_flat_dict(ta.load(file, blank, where=whole))
+    assert [path for path, leaf in found.items() if leaf.any()] == wanted
+    assert sorted(ta.load_report(file, blank, where=whole).restored) == wanted
+    doubled = ta.to_flat_dict(ta.map_where(lambda x: x * 2, tree, whole))
+    assert [path for path, leaf in doubled.items() if 2 in leaf] == wanted
+    for take in (
+        lambda: ta.load(file, blank, where=part),
+        lambda: ta.load_report(file, blank, where=part),
+        lambda: ta.save(tmp_path / "y.safetensors", tree, where=part),
+        lambda: ta.map_where(lambda x: x * 2, tree, part),
+    ):
+        with pytest.raises(ta.StackError, match="'blocks/w' get different answers"):
+            take()

@@ -85,3 +85,5 @@ def test_the_name_of_an_axis_says_which_way_a_tree_is_read():
     assert len(rules.match({"blocks": [box, box]}).paths) == 24
     box = nn.Partitioned(jnp.zeros((12, 64)), (None, None))
     assert len(rules.match({"blocks": [box, box]}).paths) == 2
+    with pytest.raises(ta.StackError, match="has no box that names its axes"):
+        rules.match({"blocks": [jnp.zeros((12, 64))] * 2})

@@ -277,7 +277,8 @@ class Stacks:
         and so on, and no other ones below ``blocks``: it is the unrolled model, for
         which the same rules are meant. Arrays below the key itself could also be stored
         ones: they are layers if their numbers are 0, 1, 2, ..., their shapes agree from
-        layer to layer, and they do not fit the stack. If they fit, it is an error.
+        layer to layer, and they do not fit the stack. If they fit, it is an error; if
+        the stack names its axis, boxes decide.
         """
         arrays = [(i, *one) for i, one in enumerate(view.items()) if is_array(one[1])]
         found: set[str] = set()
@@ -292,21 +293,14 @@ class Stacks:
             own = [each for each in arrays if stack in self._chain(_stored(each[1]))]
             if own and not _is_regular(own, layers, is_part=is_part):
                 continue
-            if not (own and self._fits(stack, own, names)):
-                found.add(stack.key)
-            elif not isinstance(stack.axis, str):
+            if own and isinstance(stack.axis, str):
+                named = [names[index].names for index, *_ in own if index in names]
+                if not named or any(stack.axis in each for each in named):
+                    continue
+            elif own and _fits(stack, own):
                 _refuse(_two_ways(stack, own))
+            found.add(stack.key)
         return frozenset(found)
-
-    def _fits(self, stack: _Stack, own: Sequence[_Leaf], names: Any) -> bool:
-        """Whether arrays may hold layers along the axis of a stack."""
-        with contextlib.suppress(StackError):
-            sizes = {
-                leaf.shape[_axis_of(stack, path, leaf, names.get(index))]
-                for index, path, leaf in own
-            }
-            return len(sizes) == 1
-        return False
 
     def _require_met(self, met: set[str], view: TreeView) -> None:
         for stack in self._stacks:
@@ -680,6 +674,14 @@ def _is_regular(
         if shapes.setdefault(rest, tuple(leaf.shape)) != tuple(leaf.shape):
             return False
     return is_part or numbers == {*range(len(numbers))}
+
+
+def _fits(stack: _Stack, own: Sequence[_Leaf]) -> bool:
+    """Whether arrays may hold layers along the axis of a stack."""
+    with contextlib.suppress(StackError):
+        sizes = {leaf.shape[_axis_of(stack, path, leaf, None)] for _, path, leaf in own}
+        return len(sizes) == 1
+    return False
 
 
 def _two_ways(stack: _Stack, own: Sequence[_Leaf]) -> str:
