@@ -14,7 +14,7 @@ copyright = author  # noqa: A001, Sphinx's name for it
 release = version = __version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-exclude_patterns = ["_build", "examples", "scripts"]
+exclude_patterns = ["_build", "examples", "scripts", "static"]
 
 myst_heading_anchors = 3
 
@@ -31,8 +31,12 @@ nitpicky = True
 # Types of fields, which name classes of Python and of inner rooms.
 nitpick_ignore_regex = [
     ("py:class", r"(collections\.abc|treeadapt(\.\w+)+)\.\w+"),
-    ("py:class", "Leaves|Rules"),
+    ("py:class", "Leaves|Rules|Unrolled"),
 ]
 
 html_theme = "furo"
 html_title = f"treeadapt {release}"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+# The dark style that furo chooses underlines names of modules, as if they were links.
+pygments_dark_style = "lightbulb"

@@ -71,6 +71,14 @@ def test_every_page_is_in_the_contents():
     assert contents == set(PAGES) - {"index.md"}
 
 
+def test_the_navigation_is_short_groups_with_captions():
+    for tree in TOCTREE.findall(PAGES["index.md"]):
+        options = [line for line in tree.split("\n") if line.startswith(":")]
+        entries = [line for line in tree.split("\n") if line not in (*options, "")]
+        assert any(line.startswith(":caption: ") for line in options)
+        assert 2 <= len(entries) <= 8, entries
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_every_link_leads_somewhere(name):
     for target in LINK.findall(prose(PAGES[name])):

@@ -1,4 +1,4 @@
-"""Draws the pictures of ``docs/reports.md`` again: python docs/scripts/pictures.py.
+"""Draws the pictures of the pages again: python docs/scripts/pictures.py.
 
 A test fails if a picture differs from what this draws.
 """
@@ -27,6 +27,41 @@ def _mlp(*widths: int) -> dict[str, Any]:
         f"hidden_{n}": {"kernel": _array(a, b), "bias": _array(b)}
         for n, (a, b) in enumerate(itertools.pairwise(widths))
     }
+
+
+def gpt2() -> ta.Summary:
+    """Return GPT-2 with the rules of the front page."""
+    width = 768
+    sizes = {
+        "attn/c_attn": (width, 3 * width),
+        "attn/c_proj": (width, width),
+        "mlp/c_fc": (width, 4 * width),
+        "mlp/c_proj": (4 * width, width),
+    }
+
+    def norm() -> dict[str, Any]:
+        return {"scale": _array(width), "bias": _array(width)}
+
+    def block() -> dict[str, Any]:
+        made: dict[str, Any] = {"ln_1": norm(), "attn": {}, "ln_2": norm(), "mlp": {}}
+        for path, (n_in, n_out) in sizes.items():
+            outer, inner = path.split("/")
+            made[outer][inner] = {"kernel": _array(n_in, n_out), "bias": _array(n_out)}
+        return made
+
+    tree = {
+        "wte": {"embedding": _array(50_257, width)},
+        "wpe": {"embedding": _array(1_024, width)},
+        "h": {str(n): block() for n in range(12)},
+        "ln_f": norm(),
+    }
+    rules = {
+        "{wte,wpe}": "frozen",
+        "h/{0..5}": "frozen",
+        "**/{bias,scale}": "no_decay",
+        "**": "decay",
+    }
+    return ta.summarize(tree, rules)
 
 
 def agent() -> ta.Summary:
@@ -106,6 +141,7 @@ def mixture() -> ta.Summary:
 
 def pictures() -> Iterator[tuple[str, str]]:
     """Yield the name of each picture, and what it holds."""
+    yield "gpt2.svg", gpt2().to_svg(title="GPT-2 by the table above", depth=2)
     yield "agent.svg", agent().to_svg(title="agent.safetensors by freeze.toml")
     yield "rates.svg", transformer().to_svg(title="transformer by rates.toml")
     yield "mixture.svg", mixture().to_svg(title="mixture by train.toml")
