@@ -408,7 +408,7 @@ def _eqx_shape(*, scanned: bool) -> EqxModel:
 # Plain dicts: layers and experts, and a whole ensemble.
 
 
-def _nested(flat: Flat) -> Any:
+def nested(flat: Flat) -> Any:
     """Plain dicts with lists where all keys are numbers."""
 
     def lists(node: Any) -> Any:
@@ -509,8 +509,8 @@ def _plain(
     reference = Twin(name, dict, dict, stacks, axes, *forward)
     return _twin(
         name,
-        lambda: _nested(flat),
-        lambda: _nested(reference.unroll_shapes(flat)),
+        lambda: nested(flat),
+        lambda: nested(reference.unroll_shapes(flat)),
         stacks,
         axes,
         *forward,
