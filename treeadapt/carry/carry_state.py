@@ -8,6 +8,7 @@ See ``matching`` for which names belong together.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from treeadapt.carry.fields import can_hold
 from treeadapt.carry.matching import Offers, learn_links, match_copies, match_rest
 from treeadapt.carry.moving import Saved, move_copies
 from treeadapt.carry.optax_fields import SCALE_FIELDS, STORED_FIELDS
+from treeadapt.carry.pieces import Part, cut, divide, fill
 from treeadapt.carry.report import CarryReport, NewLeaf, Table, known, number, report_of
 from treeadapt.carry.slots import (
     Slot,
@@ -29,6 +31,7 @@ from treeadapt.carry.slots import (
     find_slots,
     init_of_arrays,
     last,
+    stored,
     view_init,
 )
 from treeadapt.convert import describe
@@ -55,8 +58,9 @@ def carry_state(
     """Return a state for ``tx`` and ``params``, filled from any earlier state.
 
     For what changes between two runs: which leaves are frozen, how they are grouped,
-    what is wrapped around the optimizer, the classes of the model, plain Optax before
-    and ``adapt`` now. Moments are matched by field and parameter path. Every other leaf
+    layers of one array (see ``Rules``, ``stacks``) among them, what is wrapped around
+    the optimizer, the classes of the model, plain Optax before and ``adapt`` now.
+    Moments are matched by field and parameter path. Every other leaf
     (step counts, hyperparameters) follows the moments next to it: a group that took
     leaves from an earlier group continues that group's count, and one that took none
     starts at zero. Where the leaves of one group come from several with other counts,
@@ -67,10 +71,11 @@ def carry_state(
     of them in the state moves by the same rows: moments, averages, what ``MultiSteps``
     adds up, the memory of L-BFGS. Where a row has ``scale``, first moments are divided
     by it and second ones by its square; averages of params are scaled and shifted like
-    them. Moments keep their dtype. What does not move starts fresh, and the report says
-    why: a row with a function; copies of one parameter whose moments differ; layers of
-    which only some trained; and, but for names, statistics that do not have the shapes
-    of the params (``adafactor``, ``sm3``).
+    them. Moments keep their dtype. Of layers that are stacked, or were, those that
+    trained are carried. What does not move starts fresh, and the report says why: a row
+    with a function; copies of one parameter whose moments differ; and, but for names,
+    statistics that do not have the shapes of the params (``adafactor``, ``sm3``). These
+    start fresh, too, where an array is cut into other layers.
 
     A warning says where moments come from an optimizer of another kind. Optax gives
     the states of some optimizers one class and the same fields (``adam``, ``adamax``
@@ -145,16 +150,61 @@ def carry_state(
     if migration is not None:
         moved = move_copies(old, migration, (own, slots), flat)
     rows = [
-        NewLeaf(slot, spec, "reset" if yes else "fresh")
+        NewLeaf(slot.name, slot, spec, "reset" if yes else "fresh")
         for slot, spec, yes in zip(slots, own.leaves, asked, strict=True)
     ]
-    saved_slots = _cut(moved.leaves, slots, paths)
+    rows, saved_slots = _divide(rows, _cut(moved.leaves, slots, paths), moved, flat)
     table = Table(rows, saved_slots, moved, old, (own.plan, view.plan), len(paths))
     _take_all(table)
+    for row in rows:
+        if row.fate == "fresh" and row.why is not None:
+            row.fate = "misshaped"
+    if is_abstract:
+        _leave_abstract(table)
     report = report_of(table, {} if is_abstract else _least_starts(tx, params, table))
-    if not is_abstract and any(row.source is None for row in rows):
+    if not is_abstract and any(row.source is None or row.piece for row in rows):
         own = view_tree(tx.init(params))
     return own.rebuild(_filled(own.leaves, rows)), report
+
+
+def _divide(
+    rows: Sequence[NewLeaf],
+    slots: Sequence[Slot],
+    saved: Saved,
+    params: Mapping[str, Any],
+) -> tuple[list[NewLeaf], list[Slot]]:
+    """Divide the leaves of both states that hold layers of one array.
+
+    Args:
+        rows: the leaves of the new state.
+        slots: where those of the saved state are.
+        saved: these leaves; gets the pieces.
+        params: the arrays that train today, by path.
+    """
+    new, old, unclear = divide(
+        [(row.slot, row.spec) for row in rows],
+        [(slot, saved.leaves[slot.name]) for slot in slots],
+        saved.boxes,
+        params,
+    )
+    for row in rows:
+        if row.slot.is_copy and stored(row.slot.tail) in unclear:
+            row.why = "cut along axes that shapes do not tell apart"
+    wanted = frozenset(part.slot.tail for parts in new.values() for part in parts)
+    for name, parts in old.items():
+        saved.divide(name, parts, wanted)
+    pieces = []
+    for row in rows:
+        for part in new.get(row.name, [Part(row.slot)]):
+            spec = row.spec
+            if part.piece is not None:
+                spec = cut(jax.ShapeDtypeStruct(spec.shape, spec.dtype), part.piece)
+            pieces.append(
+                NewLeaf(row.name, part.slot, spec, row.fate, row.why, piece=part.piece)
+            )
+    return pieces, [
+        part.slot for slot in slots for part in old.get(slot.name, [Part(slot)])
+    ]
 
 
 def _cut(
@@ -163,8 +213,10 @@ def _cut(
     """Cut the names of a saved state as those of the new one are."""
     copies = [slot for slot in slots if slot.is_copy]
     fields = frozenset(slot.field for slot in copies)
-    tails = frozenset((*paths, *(slot.tail for slot in copies)))
-    return cut_names(old, lambda prefix: last(prefix) in fields, tails.__contains__)
+    tails = frozenset((*paths, *(stored(slot.tail) for slot in copies)))
+    return cut_names(
+        old, lambda prefix: last(prefix) in fields, lambda tail: stored(tail) in tails
+    )
 
 
 def _take_all(table: Table) -> None:
@@ -197,6 +249,18 @@ def _take(
         else:
             row.fate, row.why = "carried", table.saved.text(source)
             row.source, row.leaf = saved[source], table.old[source]
+
+
+def _leave_abstract(table: Table) -> None:
+    """Leave leaves alone of which some layers are carried and the others abstract."""
+    for _, group in itertools.groupby(table.rows, lambda row: row.name):
+        parts = [*group]
+        held = [row for row in parts if row.source is not None]
+        if len(held) < len(parts) and not all(
+            isinstance(row.leaf, jax.ShapeDtypeStruct) for row in held
+        ):
+            for row in held:
+                row.fate, row.why, row.source = "fresh", None, None
 
 
 def _choose(names: Sequence[str], old: Mapping[str, Any]) -> str | None:
@@ -247,18 +311,19 @@ def _least_starts(tx: Any, params: Any, table: Table) -> dict[str, Any]:
 
     One leaf of each field.
     """
-    chosen: dict[str | None, str] = {}
+    chosen: dict[str | None, NewLeaf] = {}
     for row, _ in table.moved:
         slot = row.slot
         if slot.field in SCALE_FIELDS:
-            chosen.setdefault(slot.prefix, slot.name)
+            chosen.setdefault(slot.prefix, row)
     if not chosen:
         return {}
     init, arrays = init_of_arrays(tx, params)
 
     def least(arrays: Sequence[Any]) -> dict[str, Any]:
         state = view_tree(init(arrays)).flat()
-        return {n: jnp.min(state[n]) for n in chosen.values() if state[n].size}
+        found = [(row.slot.name, state[row.name]) for row in chosen.values()]
+        return {name: jnp.min(leaf) for name, leaf in found if leaf.size}
 
     try:
         return jax.jit(least)(arrays)
@@ -270,17 +335,22 @@ def _filled(leaves: Sequence[Any], rows: Sequence[NewLeaf]) -> list[Any]:
     """Return the leaves of the new state."""
     filled = []
     taken: set[int] = set()
-    for row, leaf in zip(rows, leaves, strict=True):
-        if row.source is None:
+    by_leaf = itertools.groupby(rows, lambda row: row.name)
+    for leaf, (_, parts) in zip(leaves, by_leaf, strict=True):
+        held = [row for row in parts if row.source is not None]
+        if not held:
             filled.append(leaf)
             continue
-        old = row.leaf
-        if is_array(leaf) and not is_array(old):
+        old = held[0].leaf
+        pieces = [(row.piece, row.leaf) for row in held if row.piece is not None]
+        if pieces:
+            old = fill(leaf, pieces)
+        elif is_array(leaf) and not is_array(old):
             old = jnp.asarray(old, leaf.dtype)
         elif id(old) in taken and isinstance(old, jax.Array):
             old = jnp.array(old, copy=True)  # one array in two places is not donatable
         filled.append(old)
-        taken.add(id(row.leaf))
+        taken.update(id(row.leaf) for row in held)
     return filled
 
 

@@ -10,8 +10,10 @@ See ``carry_state`` for what becomes of the result.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,16 +21,28 @@ import numpy as np
 
 from treeadapt.arrays import is_array
 from treeadapt.carry.optax_fields import PARAM_FIELDS, SCALE_FIELDS, degree_of
-from treeadapt.carry.slots import Slot, above, below, cut_names, cuts_of, is_joint, last
+from treeadapt.carry.pieces import Box, Part, cut, divide, fill, joined, zeros
+from treeadapt.carry.slots import (
+    Slot,
+    above,
+    below,
+    cut_names,
+    cuts_of,
+    is_joint,
+    last,
+    stored,
+)
 from treeadapt.convert import describe
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.groups import Group, GroupMaker, Taken
 from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.planning import assign
 from treeadapt.migrations.problems import Problems
-from treeadapt.migrations.rows import Row
+from treeadapt.migrations.rows import Row, Values
 from treeadapt.migrations.running import CUT_OFF, run
 from treeadapt.names import fold, listing
+from treeadapt.slices import read_slice_key
+from treeadapt.transforms.cuts import Piece
 from treeadapt.trees.views import TreeView
 
 
@@ -39,26 +53,73 @@ class Saved:
     Attributes:
         leaves: by name; params have the names of today.
         origins: the saved names of those of which a leaf was made, where they differ.
+        marks: of such a leaf, what says where each of its numbers comes from.
+        boxes: the layers that a leaf holds, where its name does not say it.
+        names: those of all saved leaves, each with its place, counted from 1.
+        parts: of a piece, the name of its leaf, and those of all pieces of that.
         unmoved: why other leaves were not moved, by saved name.
         warnings: of rows that make copies of one parameter, by their text.
     """
 
     leaves: dict[str, Any]
     origins: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    marks: dict[str, Callable[[], Any]] = dataclasses.field(default_factory=dict)
+    boxes: dict[str, Box] = dataclasses.field(default_factory=dict)
+    names: dict[str, int] = dataclasses.field(default_factory=dict)
+    parts: dict[str, tuple[str, list[str]]] = dataclasses.field(default_factory=dict)
     unmoved: dict[str, str] = dataclasses.field(default_factory=dict)
     warnings: dict[str, str] = dataclasses.field(default_factory=dict)
 
-    def origin(self, name: str) -> tuple[str, ...]:
-        """Return the saved names of the leaves of which one was made."""
+    def origin(self, *names: str) -> list[str]:
+        """Return the saved names of the leaves, or pieces, of which some were made."""
+        found = dict.fromkeys(one for name in names for one in self._origin(name))
+        for leaf, parts in [self.parts[one] for one in found if one in self.parts]:
+            if found.keys() >= {*parts}:
+                found[leaf] = None
+                found = {one: None for one in found if one == leaf or one not in parts}
+        return joined(found)
+
+    def _origin(self, name: str) -> tuple[str, ...]:
         return self.origins.get(name, (name,))
 
-    def text(self, name: str) -> str:
+    def text(self, *names: str) -> str:
         """Return them as one text."""
-        return ", ".join(fold(self.origin(name)))
+        return ", ".join(fold(self.origin(*names)))
 
     def leave(self, names: Iterable[str], reason: str) -> None:
         """Note leaves that are not moved."""
         self.unmoved.update(dict.fromkeys(names, reason))
+
+    def divide(self, name: str, parts: Sequence[Part], wanted: Container[str]) -> None:
+        """Divide a leaf.
+
+        Args:
+            name: of the leaf.
+            parts: of it.
+            wanted: what follows the prefix in names of pieces that may be taken.
+        """
+        leaf, origin = self.leaves.pop(name), self.origins.pop(name, None)
+        names, pieces = [*self.names], [part.slot.name for part in parts]
+        for part in parts:
+            slot, piece = part.slot, part.piece
+            if piece is None:
+                own = leaf
+            elif slot.tail in wanted:
+                own = cut(leaf, piece)
+            else:  # nothing will take it
+                shape = cut(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), piece).shape
+                own = jax.ShapeDtypeStruct(shape, leaf.dtype)
+            if origin is None:
+                self.parts[slot.name] = name, pieces
+                self.leaves[slot.name] = own
+                continue
+            left = origin
+            if name in self.marks:
+                seen = self.marks[name]()
+                for axis, numbers in part.box:
+                    seen = seen.take(numbers, axis)
+                left = tuple(names[i - 1] for i in np.unique(seen) if i > 0)
+            self.add(slot.name, own, left)
 
     def add(self, name: str, leaf: Any, origin: tuple[str, ...]) -> None:
         """Add a leaf that was moved.
@@ -109,18 +170,22 @@ def move_copies(
     """
     fields = _fields(*new, params)
     homes = _homes(saved, migration.rows, fields, params)
-    slots = cut_names(saved, lambda prefix: last(prefix) in fields, homes.__contains__)
-    mover = _Mover(saved, migration, params, Saved({}))
+    slots = cut_names(
+        saved, lambda prefix: last(prefix) in fields, lambda tail: stored(tail) in homes
+    )
+    names = {name: place for place, name in enumerate(saved, 1)}
+    mover = _Mover(saved, migration, params, Saved({}, names=names))
     copies = {slot.prefix for slot in slots}
     owners = {slot.node for slot in slots if slot.is_copy}
     joint = {slot.node for slot in slots if is_joint(saved[slot.name], len(params))}
-    parts: dict[tuple[str, str, int], list[tuple[Taken, str]]] = {}
+    parts: dict[tuple[str, str, int], list[tuple[Taken, Slot]]] = {}
     for slot in slots:
         if slot.prefix is not None:
-            place, taken = homes[slot.tail]
-            more = slot.tail[len(taken.path) + 1 :]
+            path = stored(slot.tail)
+            place, taken = homes[path]
+            more = path[len(taken.path) + 1 :]
             part = (slot.prefix, "" if more == "value" else more, place)
-            parts.setdefault(part, []).append((taken, slot.name))
+            parts.setdefault(part, []).append((taken, slot))
         elif any(path in copies for path in above(slot.name)):
             mover.made.leave([slot.name], "no row names it")
         elif slot.node in joint - owners:
@@ -141,10 +206,14 @@ def _fields(
     fields: dict[str, _Field] = {}
     for slot, spec in copies:
         name, shape, rank = slot.field, np.shape(spec), None
-        if slot.tail in params:
-            like = params[slot.tail].shape
+        path, sets = read_slice_key(slot.tail) or (slot.tail, ())
+        if path in params:
+            like = params[path].shape
             more = len(shape) - len(like)
-            rank = more if more >= 0 and shape[more:] == like else None
+            cuts = {len(numbers) for _, numbers in sets}
+            pairs = zip(shape[max(more, 0) :], like, strict=False)
+            fits = more >= 0 and all(a == b or a in cuts for a, b in pairs)
+            rank = more if fits else None
         classes = own.plan.classes(slot.node or None)
         degree = degree_of(classes, name, is_scaled=is_scaled)
         known = fields.setdefault(name, _Field(name, degree, rank))
@@ -169,7 +238,7 @@ def _homes(
         for name in names
         for prefix, tail in cuts_of(name)
         if last(prefix) in fields
-        for path in (tail, *above(tail))
+        for path in (stored(tail), *above(stored(tail)))
     )
     taken, _ = assign([row.sources for row in rows], [*tails], Problems())
     owners = {
@@ -194,60 +263,184 @@ def _homes(
     return homes
 
 
+class _Held(NamedTuple):
+    """What one row takes of a copy, as whole arrays.
+
+    Attributes:
+        taken: how the row takes each leaf.
+        leaves: the arrays by parameter; zero where the copy holds nothing.
+        marks: of each, for all its numbers but those of its first axes, the place of
+            the saved leaf that holds it, counted from 1; -1 where the copy holds
+            nothing.
+        gaps: the parameters of which it holds a part or nothing.
+    """
+
+    taken: dict[str, Taken]
+    leaves: dict[str, Any]
+    marks: dict[str, Any]
+    gaps: set[str]
+
+    def marks_in(self, group: Group) -> Mapping[str, Any]:
+        """Return the marks of what a group fills."""
+        given = [[self.marks[path] for path in paths] for paths in group.sources]
+        if group.move is None:
+            return dict.fromkeys(group.filled, given[0][0])
+        values = Values(pad=group.move.values.pad)
+        move = dataclasses.replace(group.move, values=values, dtype=np.dtype(np.int32))
+        arrays, _ = run(move, given)
+        return dict(zip(group.filled, itertools.chain(*arrays), strict=True))
+
+
 @dataclasses.dataclass(frozen=True)
 class _Mover:
     """Moves the leaves of one state.
 
     Attributes:
-        saved: the leaves of the saved state by name.
-        migration: the table.
+        saved: the leaves by name.
+        migration: its table.
         params: the arrays that train today, by path.
         made: gets the result.
+        before: for rows that were asked about, the params before, by path: with what
+            they move, and their shape.
     """
 
     saved: Mapping[str, Any]
     migration: Migration
     params: Mapping[str, Any]
     made: Saved
+    before: dict[int, Mapping[str, tuple[Group, Any]]] = dataclasses.field(
+        default_factory=dict
+    )
 
     def move(
         self,
         around: tuple[str, str],
         place: int,
         field: _Field,
-        part: Sequence[tuple[Taken, str]],
+        part: Sequence[tuple[Taken, Slot]],
     ) -> None:
         """Move the leaves of a copy that one row takes.
+
+        What it lacks of an array of today, because it was frozen, is filled with zeros
+        for the move, and left out after it.
 
         Args:
             around: what their names have before and after the path of a parameter.
             place: that of the row in the table.
             field: what the copy holds.
-            part: how the row takes each leaf, and its saved name.
+            part: how the row takes each leaf, and where that is.
         """
         row = _law(self.migration.rows[place], field, around[1])
-        left = {taken.path: name for taken, name in part}
         if isinstance(row, str):
-            return self.made.leave(left.values(), row)
-        leaves = {path: self.saved[name] for path, name in left.items()}
+            return self.made.leave([slot.name for _, slot in part], row)
         rank = field.rank or 0 if row.moves else 0
-        specs = {path: _spec(leaf, rank) for path, leaf in leaves.items()}
+        held = self._held(row, place, field, part)
+        left: dict[str, list[str]] = {}
+        for taken, slot in part:
+            left.setdefault(taken.path, []).append(slot.name)
+        for path in left.keys() - held.leaves.keys():
+            text = "it holds some layers, and not in the shape of its parameter"
+            self.made.leave(left.pop(path), text)
+        specs = {path: _spec(leaf, rank) for path, leaf in held.leaves.items()}
         problems, sizes = Problems(), self.migration.sizes
         maker = GroupMaker(row, place, sizes, specs, self.params, problems)
-        for group in [] if row.drops else maker.groups([taken for taken, _ in part]):
-            origin = tuple(left.pop(path) for path in group.given)
-            arrays = self._arrays(group, leaves, rank)
+        taken_by_row = [*held.taken.values()]
+        for group in [] if row.drops else maker.groups(taken_by_row):
+            origin = tuple(n for path in group.given for n in left.pop(path, ()))
+            arrays = self._arrays(group, held.leaves, rank)
             if isinstance(arrays, str):
                 self.made.leave(origin, arrays)
                 continue
+            has_gaps = not held.gaps.isdisjoint(group.given)
+            marks = functools.cache(functools.partial(held.marks_in, group))
             for path, array in arrays.items():
-                self.made.add(below(around[0], below(path, around[1])), array, origin)
+                name = below(around[0], below(path, around[1]))
+                box = _box_of(marks()[path] >= 0) if has_gaps else ()
+                if box is None:
+                    self.made.leave(origin, "what it holds is not a set of layers")
+                elif all(numbers for _, numbers in box):
+                    self.made.boxes[name] = box
+                    axes = tuple((field.rank or 0) + axis for axis, _ in box)
+                    piece = Piece("", axes, tuple(numbers for _, numbers in box))
+                    self.made.add(name, cut(array, piece) if box else array, origin)
+                    if row.moves or has_gaps:
+                        self.made.marks[name] = functools.partial(_one, marks, path)
             if arrays and row.reversed().compares:
                 self.made.warnings[row.text] = _of_copies(row, [*group.filled])
         if problems.found:
-            self.made.leave(
-                left.values(), "; ".join(text for _, text in problems.each())
-            )
+            every = itertools.chain.from_iterable(left.values())
+            self.made.leave(every, "; ".join(text for _, text in problems.each()))
+
+    def _held(
+        self, row: Row, place: int, field: _Field, part: Sequence[tuple[Taken, Slot]]
+    ) -> _Held:
+        """Return what a row takes of a copy; arguments as for ``move``.
+
+        Slices that do not have the shape of their parameter are left out.
+        """
+        held = _Held({}, {}, {}, set())
+        slices = [slot for _, slot in part if slot.tail != stored(slot.tail)]
+        before = self._before(place) if row.moves or slices else {}
+        rank = field.rank or 0
+        pairs = [] if field.rank is None else [(s, self.saved[s.name]) for s in slices]
+        olds = {path: spec for path, (_, spec) in before.items()}
+        _, parts, _ = divide((), pairs, {}, olds)
+        for taken, slot in part:
+            path, leaf = taken.path, self.saved[slot.name]
+            mark = self.made.names[slot.name]
+            if slot not in slices:
+                shape = np.shape(leaf)[rank:] if row.moves else ()
+                held.leaves[path] = leaf
+                held.marks[path] = np.broadcast_to(np.int32(mark), shape)
+            for each in parts.get(slot.name, ()):
+                shape = before[path][1].shape
+                if path not in held.leaves:
+                    held.leaves[path] = zeros((*leaf.shape[:rank], *shape), leaf)
+                    held.marks[path] = np.full(shape, -1, np.int32)
+                axes, places = zip(*each.box, strict=True)
+                piece = Piece("", tuple(rank + axis for axis in axes), places)
+                own = leaf if each.piece is None else cut(leaf, each.piece)
+                held.leaves[path] = fill(held.leaves[path], [(piece, own)])
+                full: list[Sequence[int]] = [range(size) for size in shape]
+                for axis, numbers in each.box:
+                    full[axis] = numbers
+                held.marks[path][np.ix_(*full)] = mark
+                held.gaps.add(path)
+            if path in held.leaves:
+                held.taken[path] = taken
+        others = {
+            other: before[path][0]
+            for path in [*held.leaves]
+            for other in (before[path][0].filled if path in before else ())
+            if row.moves and other not in held.leaves
+        }
+        (taken_too,), _ = assign([row.sources], [*others], Problems())
+        for taken in taken_too:
+            path, group = taken.path, others[taken.path]
+            like = next(held.leaves[p] for p in group.filled if p in held.leaves)
+            shape = before[path][1].shape
+            held.leaves[path] = zeros((*like.shape[:rank], *shape), like)
+            held.marks[path] = np.broadcast_to(np.int32(-1), shape)
+            held.gaps.add(path)
+            held.taken[path] = taken
+        return held
+
+    def _before(self, place: int) -> Mapping[str, tuple[Group, Any]]:
+        """Return the params that a row took, as the params of today show them."""
+        row = self.migration.rows[place]
+        if place not in self.before and not row.drops and row.function is None:
+            values = dataclasses.replace(row.values, cast=())
+            back = dataclasses.replace(row, values=values).reversed()
+            (taken,), _ = assign([back.sources], [*self.params], Problems())
+            sizes = self.migration.sizes
+            maker = GroupMaker(back, place, sizes, self.params, None, Problems())
+            self.before[place] = {
+                path: (group, spec)
+                for group in maker.groups(taken)
+                for paths, spec in zip(group.targets, group.made, strict=True)
+                for path in paths
+            }
+        return self.before.get(place, {})
 
     def _arrays(
         self, group: Group, leaves: Mapping[str, Any], rank: int
@@ -283,6 +476,36 @@ class _Mover:
             if others:
                 return others[0]
         return dict(zip(group.filled, itertools.chain(*arrays), strict=True))
+
+
+def _one(marks: Callable[[], Mapping[str, Any]], path: str) -> Any:
+    return marks()[path]
+
+
+def _box_of(held: Any) -> Box | None:
+    """Return the numbers along each axis that are held, but for axes held whole.
+
+    Args:
+        held: whether each number of an array is.
+
+    Returns:
+        None if what is held is not all that has these numbers.
+
+    Example:
+        >>> _box_of(np.array([[False, False], [True, True]]))
+        ((0, (1,)),)
+    """
+    numbers = [
+        tuple(np.flatnonzero(held.any(tuple(i for i in range(held.ndim) if i != axis))))
+        for axis in range(held.ndim)
+    ]
+    if held.sum() != math.prod(map(len, numbers)):
+        return None
+    return tuple(
+        (axis, tuple(map(int, own)))
+        for axis, own in enumerate(numbers)
+        if len(own) < held.shape[axis]
+    )
 
 
 def _law(row: Row, field: _Field, more: str) -> Row | str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -28,10 +29,12 @@ from treeadapt.carry.optax_fields import (
     SUM_FIELDS,
     is_state_class,
 )
+from treeadapt.carry.pieces import joined
 from treeadapt.carry.slots import Slot, below, cut_names, is_joint, last, parent
 from treeadapt.convert import describe
-from treeadapt.names import fold, listing, plural
+from treeadapt.names import fold, listing, plural, shorten
 from treeadapt.patterns import escape
+from treeadapt.transforms.cuts import Piece
 from treeadapt.trees.views import Plan
 
 _SHOWN = 8  # leaves of one kind that the text lists
@@ -47,7 +50,10 @@ class CarryReport:
 
     Attributes:
         carried: saved name of each leaf that was taken from the earlier state; that of
-            several, folded, if a migration made it of them.
+            several, folded, if a migration made it of them, or if several groups held
+            its layers. Some of their layers are named as ``blocks/{4..11}/kernel``.
+        partly: carried leaves of which some layers were not: the names of these, under
+            which the attributes below list them.
         fresh: leaves as ``tx.init`` made them, because no saved leaf fits by name.
         reset: leaves as ``tx.init`` made them, because ``reset`` selects them.
         misshaped: leaves as ``tx.init`` made them, because the saved leaf has another
@@ -61,6 +67,7 @@ class CarryReport:
     """
 
     carried: Mapping[str, str]
+    partly: Mapping[str, tuple[str, ...]]
     fresh: tuple[str, ...]
     reset: tuple[str, ...]
     misshaped: Mapping[str, str]
@@ -74,11 +81,13 @@ class CarryReport:
 
     def _lines(self) -> Iterator[str]:
         parts = (self.carried, self.fresh, self.reset, self.misshaped, self.ambiguous)
-        total = plural(sum(map(len, parts)), "leaf")
-        yield f"carried {len(self.carried):,} of {total} of the new state"
+        total = sum(map(len, parts)) - sum(map(len, self.partly.values()))
+        some = f", {len(self.partly):,} of them in part" if self.partly else ""
+        leaves = plural(total, "leaf")
+        yield f"carried {len(self.carried):,} of {leaves} of the new state{some}"
         moved = [pair for pair in self.carried.items() if pair[0] != pair[1]]
         if moved:
-            name, old = moved[0]
+            name, old = map(shorten, moved[0])
             yield f"  {len(moved):,} of them from elsewhere: {name!r} from {old!r}, ..."
         yield from _counted("fresh, nothing saved fits", self.fresh)
         yield from _counted("reset, as asked", self.reset)
@@ -118,23 +127,27 @@ def _listed(lines: Sequence[str]) -> Iterator[str]:
 
 @dataclasses.dataclass
 class NewLeaf:
-    """One leaf of the new state, and what became of it.
+    """One leaf of the new state, or a piece of one, and what became of it.
 
     Attributes:
+        name: of the leaf.
         slot: where it is.
         spec: what it is: an abstract or a concrete leaf.
         fate: the field of ``CarryReport`` that lists it.
         why: what that field says of it.
         source: where the leaf is that was carried to it; None if none was.
         leaf: that leaf.
+        piece: what of the leaf it is; None for all of it.
     """
 
+    name: str
     slot: Slot
     spec: Any
     fate: str = "fresh"
     why: Any = None
     source: Slot | None = None
     leaf: Any = None
+    piece: Piece | None = None
 
     @property
     def is_count(self) -> bool:
@@ -192,21 +205,30 @@ def report_of(table: Table, starts: Mapping[str, Any]) -> CarryReport:
         table: the two states.
         starts: the least value at which ``tx`` starts some accumulators, by name.
     """
-    rows: dict[str, dict[str, Any]] = {}
-    for row in table.rows:
-        rows.setdefault(row.fate, {})[row.slot.name] = row.why
     saved = table.saved
-    sources = (row.source.name for row in table.rows if row.source)
-    used = {origin for name in sources for origin in saved.origin(name)}
-    used |= saved.unmoved.keys()
+    rows: dict[str, dict[str, Any]] = {}
+    partly: dict[str, tuple[str, ...]] = {}
+    for leaf, group in itertools.groupby(table.rows, lambda row: row.name):
+        parts = [*group]
+        sources = [row.source.name for row in parts if row.source]
+        if sources:
+            rows.setdefault("carried", {})[leaf] = saved.text(*sources)
+        left = [row for row in parts if not row.source]
+        for row in left:
+            own = [one.slot.name for one in left if one.fate == row.fate]
+            names = joined(own) if len(own) < len(parts) else [leaf]
+            rows.setdefault(row.fate, {}).update(dict.fromkeys(names, row.why))
+            if sources:
+                partly[leaf] = tuple(dict.fromkeys((*partly.get(leaf, ()), *names)))
     return CarryReport(
         carried=rows.get("carried", {}),
+        partly=partly,
         fresh=tuple(rows.get("fresh", ())),
         reset=tuple(rows.get("reset", ())),
         misshaped=rows.get("misshaped", {}),
         ambiguous=rows.get("ambiguous", {}),
         unmoved=saved.unmoved,
-        left_over=tuple(name for name in table.names if name not in used),
+        left_over=tuple(_left_over(table)),
         warnings=(
             *saved.warnings.values(),
             *_of_counts(table),
@@ -217,6 +239,19 @@ def report_of(table: Table, starts: Mapping[str, Any]) -> CarryReport:
             *_of_nothing(table),
         ),
     )
+
+
+def _left_over(table: Table) -> Iterator[str]:
+    """Yield saved names that nothing was taken from, those of pieces joined."""
+    saved = table.saved
+    taken = {row.source.name for row in table.rows if row.source}
+    used = {one for name in taken for one in saved.origins.get(name, (name,))}
+    pieces = dict(saved.parts.values())
+    for name in table.names:
+        own = pieces.get(name, [name])
+        left = [piece for piece in own if piece not in used]
+        if name not in saved.unmoved:
+            yield from joined(left) if len(left) < len(own) else [name]
 
 
 def _of_counts(table: Table) -> Iterator[str]:

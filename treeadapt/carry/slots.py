@@ -20,6 +20,7 @@ import optax
 
 from treeadapt.arrays import is_array, is_inexact
 from treeadapt.paths import SEPARATOR
+from treeadapt.slices import read_slice_key
 from treeadapt.transforms.adapt import is_placeholder, placeholder
 from treeadapt.transforms.flat import first_half
 from treeadapt.trees.views import TreeView, view_tree
@@ -220,13 +221,26 @@ def _alike(view: TreeView, params: TreeView) -> list[Slot]:
     return cut_names(view.plan.paths, is_copy, lambda _: True)
 
 
+def stored(tail: str) -> str:
+    """Return the path of a parameter of which a leaf may hold some layers.
+
+    Example:
+        >>> stored("net/{4..11}/w"), stored("net/w")
+        ('net/w', 'net/w')
+    """
+    return (read_slice_key(tail) or (tail,))[0]
+
+
 def param_of(tail: str, known: Container[str]) -> str | None:
     """Return the parameter to which a leaf of a copy belongs; None if there is none.
 
     Example:
         >>> param_of("net/w/0", {"net/w"}), param_of("net", {"net/w"})
         ('net/w', None)
+        >>> param_of("net/{4..11}/w", {"net/w"})
+        'net/w'
     """
+    tail = tail if tail in known else stored(tail)
     while tail not in known:
         if not tail:
             return None

@@ -1,0 +1,418 @@
+"""``carry_state`` where layers of one array are frozen, grouped or stored otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import treeadapt as ta
+
+# Optax itself promotes.
+pytestmark = pytest.mark.usefixtures("standard_promotion")
+
+LAYERS = 6
+STACKS = {"blocks": 0}
+UNROLL = ta.Migration({"blocks/{n} : l ...": "blocks/{l}/{n} : ...", "head": "head"})
+
+schedule = optax.linear_schedule(1e-1, 1e-3, 9)
+adam = optax.adam(schedule)
+
+#: Transformations of each number by itself.
+LEAFWISE = {
+    "adam": adam,
+    "adamw": optax.adamw(schedule, weight_decay=0.1),
+    "momentum": optax.sgd(schedule, momentum=0.9),
+    "lion": optax.lion(schedule),
+    "amsgrad": optax.amsgrad(1e-2),
+    "MultiSteps": optax.MultiSteps(adam, 3).gradient_transformation(),
+    "inject": optax.inject_hyperparams(optax.adamw)(schedule, mu_dtype="bfloat16"),
+    "schedule_free": optax.contrib.schedule_free(adam, 1e-2),
+}
+
+every = pytest.mark.parametrize("name", LEAFWISE)
+
+
+def start() -> dict[str, Any]:
+    ramp = jnp.linspace(-1.0, 1.0, LAYERS * 6, dtype=jnp.float32)
+    return {
+        "blocks/w": ramp.reshape(LAYERS, 3, 2),
+        "blocks/b": ramp[: LAYERS * 2].reshape(LAYERS, 2) * 2,
+        "head": ramp[:3],
+    }
+
+
+def grads_of(params: Any, step: int) -> Any:
+    """Elementwise, so that moving and differentiating commute."""
+    return jax.tree.map(lambda leaf: jnp.sin(leaf * 3 + step), params)
+
+
+def train(tx: Any, params: Any, state: Any, first: int = 0) -> tuple[Any, Any]:
+    # Not compiled: two programs that compute the same round differently once fused.
+    with jax.disable_jit():
+        for step in range(first, first + 2):
+            updates, state = tx.update(grads_of(params, step), state, params)
+            params = ta.apply_updates(params, updates)
+    return params, state
+
+
+def trained(tx: Any, params: Any) -> tuple[Any, Any]:
+    return train(tx, params, tx.init(params))
+
+
+def grouped(tx: Any, **patterns: Any) -> Any:
+    """A group for each name; the other layers are frozen."""
+    rules = [(where, name) for name, where in patterns.items()]
+    table = ta.Rules([*rules, ("**", "frozen")], stacks=STACKS)
+    return ta.partition(dict.fromkeys(patterns, tx), table)
+
+
+def from_layer(tx: Any, depth: int) -> Any:
+    return grouped(tx, a=[f"blocks/{{{depth}..{LAYERS - 1}}}", "head"])
+
+
+def assert_equal(one: Any, two: Any) -> None:
+    one, two = ta.to_flat_dict(one), ta.to_flat_dict(two)
+    assert sorted(one) == sorted(two)
+    for path in one:
+        assert one[path].dtype == two[path].dtype, path
+        assert np.array_equal(one[path], two[path]), path
+
+
+def assert_clean(report: Any) -> None:
+    assert report.fresh == report.warnings == report.left_over == ()
+    assert report.unmoved == report.misshaped == report.ambiguous == report.partly == {}
+
+
+# Other layers
+
+
+@every
+def test_a_layer_that_thaws_leaves_the_moments_of_the_others_bit_for_bit(name):
+    before, after = (from_layer(LEAFWISE[name], depth) for depth in (4, 3))
+    params, old = trained(before, start())
+    state, report = ta.carry_state(after, params, old)
+    copies = [name for name in ta.to_flat_dict(state) if "{3..5}" in name]
+    new, old_flat = ta.to_flat_dict(state), ta.to_flat_dict(old)
+    for name in copies:
+        was = name.replace("{3..5}", "{4..5}")
+        assert report.carried[name] == was
+        assert np.array_equal(new[name][1:], old_flat[was])
+        assert report.partly[name] == (name.replace("{3..5}", "{3}"),)
+    assert sorted(report.fresh) == sorted(n.replace("{3..5}", "{3}") for n in copies)
+    assert report.left_over == ()
+    fresh = ta.to_flat_dict(after.init(params))
+    for name in copies:
+        assert np.array_equal(new[name][0], fresh[name][0])
+
+
+def test_a_layer_that_thaws_under_an_old_count_is_reported():
+    params, old = trained(from_layer(adam, 4), start())
+    _, report = ta.carry_state(from_layer(adam, 3), params, old)
+    (text,) = report.warnings
+    assert "mu, nu of 'blocks/{3}/b', 'blocks/{3}/w' start again" in text
+    assert str(report).startswith(
+        "carried 8 of 8 leaves of the new state, 4 of them in part\n"
+    )
+
+
+def test_layers_that_thaw_into_a_group_of_their_own_have_a_count_of_their_own():
+    before = from_layer(adam, 4)
+    after = grouped(adam, a=["blocks/{4..5}", "head"], b="blocks/{2..3}")
+    params, old = trained(before, start())
+    state, report = ta.carry_state(after, params, old)
+    assert report.warnings == report.left_over == ()
+    assert report.partly == {}
+    assert {name.split("/")[1] for name in report.fresh} == {"b"}
+    assert_equal(state.inner_states["a"], old.inner_states["a"])
+    assert_equal(state.inner_states["b"], after.init(params).inner_states["b"])
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [*((name, "own") for name in LEAFWISE), ("adam", "flat"), ("inject", "host")],
+)
+def test_slices_and_whole_arrays_are_carried_into_each_other(name, form):
+    tx = LEAFWISE[name]
+    first = grouped(tx, a=["blocks/{0,1,5}", "head"], b="blocks/{2..4}")
+    second = grouped(tx, c="blocks/{1..3}", d=["blocks/{0,4,5}", "head"])
+    params, old = trained(first, start())
+    state = old
+    for other in (ta.adapt(tx), second, tx, first):
+        saved = state if form == "own" else ta.to_flat_dict(state)
+        if form == "host":
+            saved = jax.tree.map(np.asarray, saved)
+        state, report = ta.carry_state(other, params, saved)
+        assert report.fresh == report.warnings == ()
+        assert report.misshaped == report.ambiguous == report.partly == {}
+        assert_equal(train(other, params, state, 2)[0], train(first, params, old, 2)[0])
+    assert_equal(state, old)
+
+
+def test_what_the_new_state_lacks_is_left_over_by_layers():
+    params, old = trained(ta.adapt(adam), start())
+    _, report = ta.carry_state(from_layer(adam, 4), params, old)
+    assert set(report.left_over) == {
+        f"0/{field}/blocks/{{0..3}}/{leaf}" for field in ("mu", "nu") for leaf in "bw"
+    }
+    assert report.carried["inner_states/a/0/mu/blocks/{4..5}/w"] == (
+        "0/mu/blocks/{4..5}/w"
+    )
+
+
+def test_groups_that_divide_their_layers_otherwise_name_what_they_took():
+    first = grouped(adam, a="blocks/{0..2}", b=["blocks/{3..5}", "head"])
+    second = grouped(adam, a="blocks/{0..3}", b=["blocks/{4..5}", "head"])
+    params, old = trained(first, start())
+    _, report = ta.carry_state(second, params, old)
+    assert_clean(report)
+    prefixes = "inner_states/a/0/mu/blocks", "inner_states/b/0/mu/blocks"
+    assert report.carried[f"{prefixes[0]}/{{0..3}}/w"] == (
+        f"{prefixes[0]}/{{0..2}}/w, {prefixes[1]}/{{3}}/w"
+    )
+    assert report.carried[f"{prefixes[1]}/{{4..5}}/w"] == f"{prefixes[1]}/{{4..5}}/w"
+
+
+def test_the_same_slices_are_the_saved_objects():
+    tx = from_layer(adam, 4)
+    params, old = trained(tx, start())
+    state, report = ta.carry_state(tx, params, old)
+    assert_clean(report)
+    pairs = zip(jax.tree.leaves(state), jax.tree.leaves(old), strict=True)
+    assert all(one is two for one, two in pairs)
+
+
+def test_one_group_of_layers_is_reset():
+    tx = grouped(adam, a=["blocks/{0..2}", "head"], b="blocks/{3..5}")
+    params, old = trained(ta.adapt(adam), start())
+    state, report = ta.carry_state(tx, params, old, reset="inner_states/b")
+    assert_equal(state.inner_states["b"], tx.init(params).inner_states["b"])
+    assert all(name.startswith("inner_states/b/") for name in report.reset)
+    assert "0/mu/blocks/{3..5}/w" in report.left_over
+
+
+def test_the_work_grows_with_groups_and_not_with_layers():
+    params = {"h": jnp.zeros((2_000, 1))}
+    sizes = []
+    for stop in (1, 1_998):
+        rules = {f"h/{{0..{stop}}}": "a", "**": "b"}
+        table = ta.Rules(rules, stacks={"h": 0})
+        tx = ta.partition({"a": adam, "b": adam}, table)
+        saved = ta.adapt(adam).init(params)
+
+        def carry(saved: Any, tx: Any = tx) -> Any:
+            return ta.carry_state(tx, params, saved)[0]
+
+        sizes.append(len(jax.make_jaxpr(carry)(saved).eqns))
+    assert sizes[0] == sizes[1] < 20
+
+
+# Shapes
+
+
+def test_layers_along_other_axes_and_nested_stacks():
+    stacks = {"blocks": 1, "blocks/experts": 0}
+    ramp = jnp.linspace(0.0, 1.0, 3 * 4 * 3, dtype=jnp.float32)
+    params = {
+        "blocks/experts/w": ramp.reshape(3, 4, 3),
+        "blocks/v": ramp[:8].reshape(2, 4),
+    }
+    tables = [
+        {"blocks/{1..3}/experts/{0,2}": "a", "blocks/*/v": "b", "**": "frozen"},
+        {"blocks/0": "a", "blocks/*/experts/{1..2}": "b", "**": "frozen"},
+    ]
+    one, two = (
+        ta.partition({"a": adam, "b": adam}, ta.Rules(table, stacks=stacks))
+        for table in tables
+    )
+    params, old = trained(one, params)
+    state, report = ta.carry_state(two, params, old)
+    flat, old_flat = ta.to_flat_dict(state), ta.to_flat_dict(old)
+    new = flat["inner_states/b/0/mu/blocks/{1..3}/experts/{1..2}/w"]
+    was = old_flat["inner_states/a/0/mu/blocks/{1..3}/experts/{{0},{2}}/w"]
+    assert np.array_equal(new[1], was[1])
+    assert not np.any(new[0])
+    name = "inner_states/b/0/mu/blocks/{1..3}/experts/{1..2}/w"
+    assert report.carried[name] == ("inner_states/a/0/mu/blocks/{1..3}/experts/{2}/w")
+    assert report.partly[name] == ("inner_states/b/0/mu/blocks/{1..3}/experts/{1}/w",)
+    whole, _ = ta.carry_state(ta.adapt(adam), params, old)
+    again, report = ta.carry_state(one, params, whole)
+    assert report.fresh == report.warnings == ()
+    assert_equal(again, old)
+
+
+def test_an_axis_that_shapes_do_not_show_starts_fresh():
+    stacks = {"h": 0, "h/e": 1}
+    params = {"h/e/w": jnp.ones((4, 4, 3))}
+
+    def tx(where: str) -> Any:
+        rules = ta.Rules({where: "a", "**": "frozen"}, stacks=stacks)
+        return ta.partition({"a": adam}, rules)
+
+    params, old = trained(tx("h/{0..1}/e/{2..3}"), params)
+    _, report = ta.carry_state(tx("h/{0..1}/e/{2..3}"), params, old)
+    assert_clean(report)
+    _, report = ta.carry_state(tx("h/{0..1}/e/{1..2}"), params, old)
+    assert report.fresh == ("inner_states/a/0/count",)
+    assert len(report.misshaped) == 2
+    assert (
+        "fresh, 'inner_states/a/0/mu/h/{0..1}/e/{1..2}/w' is cut along axes that "
+        "shapes do not tell apart"
+    ) in str(report)
+    # One leaf whose axes differ in length says it for all of the parameter.
+    _, report = ta.carry_state(tx("h/{0..1}/e/{1..3}"), params, old)
+    name = "inner_states/a/0/mu/h/{0..1}/e/{1..3}/w"
+    assert report.partly[name] == ("inner_states/a/0/mu/h/{0..1}/e/{1}/w",)
+
+
+def test_statistics_of_other_shapes_go_on_in_the_same_slices_only():
+    tx = optax.adafactor(1e-2, min_dim_size_to_factor=2, momentum=0.9)
+    before = from_layer(tx, 4)
+    params, old = trained(before, start())
+    state, report = ta.carry_state(before, params, old)
+    assert_clean(report)
+    assert_equal(state, old)
+    state, report = ta.carry_state(from_layer(tx, 3), params, old)
+    for name in report.partly:
+        assert "/ema/" in name or "/v/" in name  # as the arrays themselves
+    assert "inner_states/a/0/v_row/blocks/{3..5}/w" in report.fresh
+    assert any("v_row" in text and "start again" in text for text in report.warnings)
+
+
+def loss(params: Any) -> Any:
+    return sum(jnp.sum(jnp.cos(leaf)) for leaf in jax.tree.leaves(params))
+
+
+def search(tx: Any, params: Any, state: Any) -> tuple[Any, Any]:
+    value, grad = jax.value_and_grad(loss)(params)
+    more = {"value": value, "grad": grad, "value_fn": loss}
+    updates, state = tx.update(grad, state, params, **more)
+    return ta.apply_updates(params, updates), state
+
+
+@pytest.mark.parametrize("tx", [optax.scale_by_lbfgs(3), optax.lbfgs(memory_size=2)])
+def test_the_memory_of_lbfgs_is_cut_behind_its_first_axis(tx):
+    before, after = from_layer(tx, 4), from_layer(tx, 2)
+    params = start()
+    params, old = search(before, *search(before, params, before.init(params)))
+    state, report = ta.carry_state(after, params, old)
+    new, was = ta.to_flat_dict(state), ta.to_flat_dict(old)
+    (name,) = (n for n in new if "diff_params_memory" in n and n.endswith("/w"))
+    assert np.array_equal(new[name][:, 2:], was[name.replace("{2..5}", "{4..5}")])
+    again, _ = ta.carry_state(before, params, state)
+    assert_equal(
+        {n: leaf for n, leaf in ta.to_flat_dict(again).items() if "memory" in n},
+        {n: leaf for n, leaf in was.items() if "memory" in n},
+    )
+    search(after, params, state)
+
+
+def test_under_jit_and_on_shapes():
+    before, after = from_layer(adam, 4), from_layer(adam, 3)
+    params, old = trained(before, start())
+    state, report = ta.carry_state(after, params, old)
+    compiled = jax.jit(lambda params, old: ta.carry_state(after, params, old)[0])
+    assert_equal(compiled(params, old), state)
+    specs = jax.eval_shape(lambda: (params, old))
+    shapes, planned = ta.carry_state(after, *specs)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), shapes) == jax.tree.map(
+        lambda x: (x.shape, x.dtype), state
+    )
+    assert (planned.carried, planned.partly) == (report.carried, report.partly)
+    # What is abstract in part is abstract, and the report says it.
+    mixed, report = ta.carry_state(after, specs[0], old)
+    assert report.partly == {}
+    leaf = mixed.inner_states["a"][0].mu["blocks/{3..5}/w"]
+    assert isinstance(leaf, jax.ShapeDtypeStruct)
+    assert "inner_states/a/0/mu/blocks/{3..5}/w" in report.fresh
+
+
+# Stacked and unrolled
+
+
+def unrolled(tx: Any, depth: int) -> Any:
+    rules = {f"blocks/{{{depth}..5}}": "a", "head": "a", "**": "frozen"}
+    return ta.partition({"a": tx}, rules if depth else {"**": "a"})
+
+
+@every
+@pytest.mark.parametrize("depth", [3, 0])
+def test_slices_are_unrolled_and_stacked_again_bit_for_bit(name, depth):
+    tx = LEAFWISE[name]
+    scanned, flat = from_layer(tx, depth), unrolled(tx, depth)
+    params, old = trained(scanned, start())
+    layers = UNROLL(params)
+    state, report = ta.carry_state(flat, layers, old, migration=UNROLL)
+    assert_clean(report)
+    after, state = train(flat, layers, state, 2)
+    params, old = train(scanned, params, old, 2)
+    assert_equal(after, UNROLL(params))
+    again, report = ta.carry_state(scanned, params, state, migration=UNROLL.inverse)
+    assert_clean(report)
+    assert_equal(again, old)
+
+
+def test_unrolled_layers_are_stacked_into_groups_that_share_an_array():
+    params, old = trained(unrolled(adam, 2), UNROLL(start()))
+    stacked = UNROLL.inverse(params)
+    tx = grouped(adam, a=["blocks/{1..3}", "head"], b="blocks/{4..5}")
+    state, report = ta.carry_state(tx, stacked, old, migration=UNROLL.inverse)
+    prefixes = [f"inner_states/{group}/0/mu/blocks" for group in "ab"]
+    assert report.carried[f"{prefixes[0]}/{{1..3}}/w"] == (
+        "inner_states/a/0/mu/blocks/2/w, inner_states/a/0/mu/blocks/3/w"
+    )
+    assert report.carried[f"{prefixes[1]}/{{4..5}}/w"] == (
+        "inner_states/a/0/mu/blocks/4/w, inner_states/a/0/mu/blocks/5/w"
+    )
+    assert report.fresh == tuple(
+        f"inner_states/a/0/{field}/blocks/{{1}}/{leaf}"
+        for field in ("mu", "nu")
+        for leaf in "bw"
+    )
+    mu = state.inner_states["a"][0].mu["blocks/{1..3}/w"]
+    was = old.inner_states["a"][0].mu
+    assert np.array_equal(mu[1:], jnp.stack([was[f"blocks/{i}/w"] for i in (2, 3)]))
+
+
+def test_slices_are_renamed_with_their_array():
+    m = ta.Migration({"blocks/{n}": "layers/{n}", "head": "out"})
+    params, old = trained(from_layer(adam, 4), start())
+    rules = ta.Rules(
+        {"layers/{3..5}": "a", "out": "a", "**": "frozen"}, stacks={"layers": 0}
+    )
+    tx = ta.partition({"a": adam}, rules)
+    state, report = ta.carry_state(tx, m(params), old, migration=m)
+    name = "inner_states/a/0/mu/layers/{3..5}/w"
+    assert report.carried[name] == "inner_states/a/0/mu/blocks/{4..5}/w"
+    assert report.partly[name] == ("inner_states/a/0/mu/layers/{3}/w",)
+    new = state.inner_states["a"][0].mu["layers/{3..5}/w"]
+    assert np.array_equal(new[1:], old.inner_states["a"][0].mu["blocks/{4..5}/w"])
+
+
+def test_the_scaled_layers_of_a_slice_are_scaled():
+    m = ta.Migration(
+        {"blocks/{n} : l ...": ("blocks/{l}/{n} : ...", {"scale": 2.0}), "head": "head"}
+    )
+    params, old = trained(from_layer(adam, 4), start())
+    state, report = ta.carry_state(unrolled(adam, 4), m(params), old, migration=m)
+    assert report.fresh == ()
+    was, new = (each.inner_states["a"][0] for each in (old, state))
+    assert np.array_equal(new.mu["blocks/5/w"], was.mu["blocks/{4..5}/w"][1] / 2)
+    assert np.array_equal(new.nu["blocks/5/w"], was.nu["blocks/{4..5}/w"][1] / 4)
+
+
+def test_unstacking_under_jit_and_on_shapes():
+    params, old = trained(from_layer(adam, 4), start())
+    tx, layers = unrolled(adam, 4), UNROLL(params)
+
+    def carry(params: Any, old: Any) -> Any:
+        return ta.carry_state(tx, params, old, migration=UNROLL)[0]
+
+    state = carry(layers, old)
+    assert_equal(jax.jit(carry)(layers, old), state)
+    shapes = carry(*jax.eval_shape(lambda: (layers, old)))
+    assert jax.tree.map(jnp.shape, shapes) == jax.tree.map(jnp.shape, state)
