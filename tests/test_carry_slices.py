@@ -299,7 +299,7 @@ def test_the_memory_of_lbfgs_is_cut_behind_its_first_axis(tx):
     before, after = from_layer(tx, 4), from_layer(tx, 2)
     params = start()
     params, old = search(before, *search(before, params, before.init(params)))
-    state, report = ta.carry_state(after, params, old)
+    state, _ = ta.carry_state(after, params, old)
     new, was = ta.to_flat_dict(state), ta.to_flat_dict(old)
     (name,) = (n for n in new if "diff_params_memory" in n and n.endswith("/w"))
     assert np.array_equal(new[name][:, 2:], was[name.replace("{2..5}", "{4..5}")])
