@@ -905,3 +905,15 @@ def test_an_overlap_asks_no_rule_about_leaves_that_clash_already():
             {"head": array(7), "w": array(2)}
         )
     assert asked == [(2,)]
+
+
+def test_a_stored_path_as_a_pattern_is_repaired_with_the_layers():
+    tree = {
+        "blocks": {"norm": jnp.ones((2, 3)), "experts": {"wi": jnp.ones((2, 4, 3))}}
+    }
+    stacks = {"blocks": ("blocks_{l}", 0), "blocks/experts": 1}
+    rules = ta.Rules({"blocks/norm": "a", "blocks/experts/wi": "b"}, stacks=stacks)
+    with pytest.raises(ta.UnusedRuleError) as caught:
+        rules(tree)
+    assert "did you mean 'blocks_*/norm' (2 leaves)" in str(caught.value)
+    assert "did you mean 'blocks_*/experts/*/wi' (8 leaves)" in str(caught.value)

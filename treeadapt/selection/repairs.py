@@ -201,7 +201,8 @@ def _rewritten(text: str, plan: Plan) -> Iterator[str]:
         forms.append(text.replace(".", "/"))
     if "\\" not in text and text.strip("/") not in ("", text):
         forms.append(text.strip("/"))
-    for form in forms:
+    forms.append(plan.with_layers(text))  # a path as stored, where layers are meant
+    for form in dict.fromkeys(forms):
         if form != text:
             yield form
         if not form.startswith("**"):

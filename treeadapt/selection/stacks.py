@@ -574,6 +574,12 @@ class _UnrolledPlan(Plan):
             nodes = [path] if path is None and "" not in sizes else unrolled(path or "")
             self._nodes |= dict.fromkeys(nodes, classes)
         self._stored, self._unrolled = stored, unrolled
+        self._stacks, self._sizes = stacks, sizes
+
+    def with_layers(self, text: str) -> str:
+        """Return a stored path with ``*`` for the numbers of layers."""
+        chain = [one for one in self._stacks._chain(text) if one.key in self._sizes]
+        return _with_numbers(self._stacks._texts(text, chain), ["*"] * len(chain))
 
     @functools.cached_property
     def _names(self) -> dict[str | None, list[str]]:

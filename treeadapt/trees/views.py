@@ -137,6 +137,10 @@ class Plan:
     def _names(self) -> dict[str | None, list[str]]:
         return _segments_below(self.nest(range(len(self))))
 
+    def with_layers(self, text: str) -> str:
+        """Return a stored path with ``*`` for the numbers of layers in this plan."""
+        return text  # in the plan of a caller's tree, no path has any
+
     @functools.cached_property
     def clash(self) -> tuple[int, int] | None:
         """Two leaves that have one path, if there are any."""
