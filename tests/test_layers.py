@@ -67,7 +67,9 @@ UNDOCUMENTED = {"jtu.default_registry", "jax.tree_util.default_registry"}
 TOP_LEVEL = {
     ".ci",
     ".gitignore",
+    ".pre-commit-hooks.yaml",
     "CHANGELOG.md",
+    "CITATION.cff",
     "CONTRIBUTING.md",
     "LICENSE",
     "Makefile",
