@@ -392,8 +392,8 @@ def test_shardings_of_one_array_that_differ_name_both_rules():
     table = rules({"blocks/0": P("a", None), "**": P()})
     complains(
         lambda: ta.partition_specs(tree, table),
-        "P('a', None) for 'blocks/{0}/w' (rule 'blocks/0')",
-        "P() for 'blocks/{1..3}/w' (rule '**')",
+        f"{P('a', None)!r} for 'blocks/{{0}}/w' (rule 'blocks/0')",
+        f"{P()!r} for 'blocks/{{1..3}}/w' (rule '**')",
     )
     labels = rules({"blocks/0": "a", "**": "b"})
     complains(
