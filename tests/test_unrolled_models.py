@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
+import optax
 import pytest
-from scanned import TWINS
+from scanned import BY_NAME, TWINS
 
 import treeadapt as ta
 
@@ -87,3 +89,35 @@ def test_the_name_of_an_axis_says_which_way_a_tree_is_read():
     assert len(rules.match({"blocks": [box, box]}).paths) == 2
     with pytest.raises(ta.StackError, match="has no box that names its axes"):
         rules.match({"blocks": [jnp.zeros((12, 64))] * 2})
+
+
+def test_a_tree_without_arrays_is_not_called_unrolled():
+    rules = ta.Rules({"**": "a"}, stacks={"blocks": 0})
+    assert ta.summarize({"blocks": jax.nn.relu, "x": 1}, rules).notes == ()
+
+
+@pytest.mark.parametrize("name", ["Linen, boxes", "nnx", "dict of experts", "ensemble"])
+def test_optimizers_of_rules_and_stacks_run_on_the_unrolled_model(
+    name, standard_promotion
+):
+    del standard_promotion
+    twin = BY_NAME[name]
+    tree = ta.split(twin.unrolled())[0]
+    table = {"**/*1/**": "slow", "**": "fast"}
+    made = [
+        optax.chain(
+            ta.partition({"slow": optax.sgd(0.5), "fast": optax.adam(0.1)}, rules),
+            ta.scale_by_rules(ta.Rules([("**/*1/**", 0.0), ("**", 2.0)], **stacks)),
+            last,
+        )
+        for rules, stacks, last in (
+            (ta.Rules(table), {}, ta.adapt(optax.scale_by_trust_ratio())),
+            (
+                ta.Rules(table, stacks=twin.stacks),
+                {"stacks": twin.stacks},
+                ta.per_layer(optax.scale_by_trust_ratio(), twin.stacks),
+            ),
+        )
+    ]
+    plain, stacked = (tx.update(tree, tx.init(tree), tree)[0] for tx in made)
+    assert not ta.tree_diff(plain, stacked, values=True)

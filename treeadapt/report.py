@@ -482,10 +482,9 @@ def _notes(
         if names:
             count = plural(len(names), "leaf")
             yield f"{what} {count}, {listing(matches.names(names))}."
-    held = {} if matches.unrolled is None else matches.unrolled.sizes
-    for key, axis in matches.rules.stacks.data.items():
-        if axis is not None and key not in held:
-            yield f"Unrolled: the layers of the stack {key!r} are leaves of this tree."
+    left_out = () if matches.unrolled is None else sorted(matches.unrolled.left_out)
+    for key in left_out:
+        yield f"Unrolled: the layers of the stack {key!r} are leaves of this tree."
     for index, entry in matches.unused:
         yield f"Unused: {entry_text(entry)} (rule {index + 1}) matches no array."
     for index in matches.shadowed:

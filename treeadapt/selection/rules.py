@@ -84,6 +84,7 @@ class Rules(Question):
             stored array, or is its name in the box of the array. A pair
             ``("blocks_{l}", 0)`` names another unrolled form; None makes an exception
             below a stack. Stacks may be nested: ``{"blocks": 0, "blocks/experts": 1}``.
+            On the unrolled model itself the rules decide without the stack.
 
     Raises:
         RulesError: the table is malformed, or a value is None.

@@ -455,6 +455,12 @@ class Unrolled:
         """The number of layers of each stack; of those only that the tree holds."""
         return {axis.key: axis.size for each in self.axes for axis in each}
 
+    @property
+    def left_out(self) -> frozenset[str]:
+        """The keys of the stacks that the tree holds unrolled."""
+        names = axis_names(self.stored)
+        return self.stacks._left_out(self.stored, names, is_part=False)
+
     def divide(self, answers: Sequence[Hashable]) -> Iterator[Layers]:
         """Yield all layers, those of one leaf together that have equal answers.
 
