@@ -72,6 +72,7 @@ TOP_LEVEL = {
     "CITATION.cff",
     "CONTRIBUTING.md",
     "LICENSE",
+    "MANIFEST.in",
     "Makefile",
     "README.md",
     "SECURITY.md",

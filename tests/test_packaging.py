@@ -23,11 +23,12 @@ import click
 import jax
 import numpy as np
 import pytest
+import yaml
 
 import treeadapt as ta
 
 REPOSITORY = Path(__file__).parent.parent
-SOURCES = ("setup.cfg", "setup.py", "README.md", "LICENSE", "treeadapt")
+SOURCES = ("MANIFEST.in", "setup.cfg", "setup.py", "README.md", "LICENSE", "treeadapt")
 SETUP = (REPOSITORY / "setup.cfg").read_text("utf-8")
 
 sys.path.append(str(REPOSITORY / ".ci"))
@@ -60,6 +61,8 @@ def built(tmp_path_factory):
             shutil.copytree(source, folder / name, ignore=ignored)
         else:
             shutil.copy(source, folder)
+    (folder / "tests").mkdir()
+    shutil.copy(__file__, folder / "tests")
     run(sys.executable, "setup.py", "-q", "sdist", "bdist_wheel", cwd=folder)
     (wheel,) = folder.glob("dist/*.whl")
     (sdist,) = folder.glob("dist/*.tar.gz")
@@ -97,6 +100,10 @@ def test_the_sdist_builds_the_same_wheel(built, tmp_path):
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path, **options)
     (folder,) = tmp_path.iterdir()
+    made = {"PKG-INFO", "treeadapt.egg-info"}
+    assert {file.name for file in folder.iterdir()} == made | set(SOURCES)
+    assert (folder / "treeadapt" / "py.typed").is_file()
+    assert (folder / "treeadapt" / "__init__.pyi").is_file()
     run(sys.executable, "setup.py", "-q", "bdist_wheel", cwd=folder)
     (again,) = folder.glob("dist/*.whl")
     assert members(again) == members(wheel)
@@ -186,8 +193,26 @@ def test_the_changelog_has_the_form_of_keep_a_changelog():
     assert releases[0] == "[Unreleased]"
     dated = [re.fullmatch(r"\[\d+\.\d+\.\d+\] - \d{4}-\d\d-\d\d", x) for x in releases]
     assert all(dated[1:])
+    # The newest first, and none after the version that is being written.
+    versions = [[*map(int, re.findall(r"\d+", x)[:3])] for x in releases[1:]]
+    assert versions == sorted(versions, reverse=True)
+    assert max(versions, default=[0]) <= [*map(int, re.findall(r"\d+", ta.__version__))]
     kinds = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
     assert set(re.findall(r"^### (.*)$", text, re.MULTILINE)) <= kinds
+
+
+def test_the_citation_says_what_setup_cfg_says():
+    cited = yaml.safe_load((REPOSITORY / "CITATION.cff").read_text("utf-8"))
+    config = configparser.ConfigParser()
+    config.read_string(SETUP)
+    said = config["metadata"]
+    assert (cited["cff-version"], cited["type"]) == ("1.2.0", "software")
+    assert (cited["title"], cited["version"]) == (said["name"], ta.__version__)
+    assert cited["authors"] == [{"name": said["author"]}]
+    assert cited["license"] == said["license_expression"]
+    assert cited["abstract"] == said["description"]
+    assert cited["keywords"] == said["keywords"].split(", ")
+    assert cited["message"]
 
 
 def test_the_lowest_versions_are_those_of_setup_cfg():
