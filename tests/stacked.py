@@ -6,6 +6,7 @@ one for all, along axis 0. The gradients and params of every step are the same n
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -21,14 +22,14 @@ LAYER = {"attn/kernel": (4, 6), "mlp/kernel": (6, 4), "norm/scale": (6,)}
 REST = {"embed": (5, 6), "head/bias": (3,)}
 
 
-def unrolled(layers: int) -> Flat:
+def unrolled(layers: int, dtype: str = "float32") -> Flat:
     """A flat dict with a leaf for each layer."""
     shapes = REST | {
         f"blocks/{layer}/{path}": shape
         for layer in range(layers)
         for path, shape in LAYER.items()
     }
-    return {path: jnp.zeros(shape) for path, shape in shapes.items()}
+    return {path: jnp.zeros(shape, dtype) for path, shape in shapes.items()}
 
 
 def stack(flat: Flat, layers: int) -> Flat:
@@ -61,22 +62,31 @@ def updates_of(step: Step, flat: Flat, layers: int | None = None) -> list[Flat]:
     return found
 
 
-def distance(case: Case, layers: int, *, by_layer: bool) -> float:
+@functools.lru_cache(maxsize=2)
+def wanted(case: Case, layers: int, dtype: str) -> list[Flat]:
+    """Updates of the unrolled model, stacked."""
+    flat = unrolled(layers, dtype)
+    steps = updates_of(reference(case, flat), flat)
+    return [stack(step, layers) for step in steps]
+
+
+def distance(
+    case: Case, layers: int, *, by_layer: bool, dtype: str = "float32"
+) -> float:
     """How far updates of stacked layers are from those of the unrolled model.
 
     Returns:
         0 if they are equal bit for bit; else the largest difference in any step, as a
         part of the largest update of its leaf.
     """
-    flat = unrolled(layers)
-    want = updates_of(reference(case, flat), flat)
+    flat = unrolled(layers, dtype)
     tx = case.make()
     tx = ta.per_layer(tx, STACKS) if by_layer else ta.adapt(tx)
     got = updates_of(Step(case, stack(flat, layers), tx), flat, layers)
     return max(
         far_apart(one, other)
-        for step, others in zip(want, got, strict=True)
-        for one, other in _pairs(stack(step, layers), others)
+        for step, others in zip(wanted(case, layers, dtype), got, strict=True)
+        for one, other in _pairs(step, others)
     )
 
 

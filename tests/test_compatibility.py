@@ -50,6 +50,25 @@ def test_a_failing_cell_is_listed():
     ]
 
 
+def test_layers_that_no_way_gives_as_in_the_unrolled_model_are_listed(monkeypatch):
+    monkeypatch.setattr(compatibility, "LAYERS", (3,))
+
+    def case(name):
+        makers = compatibility.public_names() | compatibility.USES
+        make = lambda: compatibility.build(name, makers[name])  # noqa: E731
+        return compatibility._case(name, make)
+
+    names = ("centralize", "clip_by_global_norm", "add_noise")
+    table = compatibility.layers_table([case(name) for name in names])
+    assert table["centralize"] == ("no", compatibility.BITS)
+    assert table["clip_by_global_norm"][1] == "no"
+    assert [*map(compatibility.is_same, table["clip_by_global_norm"])] == [True, False]
+    assert table["add_noise"][1].startswith("refused: ")
+    assert compatibility.failed_layers(table) == []
+    table["trace"] = "no", "no"
+    assert compatibility.failed_layers(table) == ["trace, layers: no, no"]
+
+
 def test_a_wrapper_that_gives_other_numbers_is_reported(monkeypatch):
     row = BY_NAME["NamedTuple"]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -103,6 +105,7 @@ def test_layers_of_any_library_and_axis_update_as_unrolled_ones(twin):
     assert close(one, {path: two[path] for path in one})
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def step(tx, params, state):
     return tx.update(jax.tree.map(jnp.sin, params), state, params)
 
@@ -255,6 +258,30 @@ def test_masks_see_the_shapes_of_one_layer():
         zeros = jax.tree.map(jnp.zeros_like, params)
         updates, _ = tx.update(zeros, tx.init(params), params)
         assert {path: bool(update.any()) for path, update in updates.items()} == kernels
+
+
+def test_a_part_without_leaves_has_no_state():
+    params = {path: leaf for path, leaf in model().items() if "blocks" in path}
+    tx = ta.per_layer(optax.flatten(optax.adam(0.1)), STACKS)
+    state = tx.init(params)
+    assert [*state] == ["blocks"]
+    updates, _ = step(tx, params, state)
+    plain = ta.adapt(optax.adam(0.1))
+    assert close(updates, step(plain, params, plain.init(params))[0])
+
+
+def test_layers_may_be_sharded_over_explicit_axes():
+    kind = jax.sharding.AxisType.Explicit
+    mesh = jax.make_mesh((2, 4), ("l", "x"), axis_types=(kind, kind))
+    params = {"blocks/w": jnp.ones((4, 8, 8)), "blocks/b": jnp.ones((4, 8))}
+    specs = {"blocks/w": P("l", "x", None), "blocks/b": P("l", None)}
+    with jax.set_mesh(mesh):
+        params = jax.device_put(params, ta.named_shardings(params, specs, mesh))
+        tx = ta.per_layer(optax.lamb(0.1), {"blocks": 0})
+        state = ta.init_sharded(tx, params)
+        updates, state = jax.jit(tx.update)(params, state, params)
+        for tree in (updates, state["blocks"][0].mu):
+            assert jax.tree.map(lambda leaf: leaf.sharding.spec, tree) == specs
 
 
 def test_layers_of_a_model_that_is_not_stacked_are_leaves():

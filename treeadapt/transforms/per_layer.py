@@ -66,9 +66,9 @@ def per_layer(tx: Any, stacks: Any) -> optax.GradientTransformationExtraArgs:
     Returns:
         ``GradientTransformationExtraArgs`` for any tree; use it outermost, in a group
         of ``partition`` (where it runs on the layers of the group), or inside ``adapt``
-        and ``optax.chain``. Its state is a dict with the state of ``tx`` for each
-        stack, by key, and for the leaves below no stack, under ``""`` (``"none"``, if
-        the stack is the whole tree); for some layers of a stack the key says which:
+        and ``optax.chain``. Its state is a dict with the state of ``tx`` on the leaves
+        of each stack, by key, and on those of no stack, under ``""`` (``"none"``, if
+        the whole tree is one); for some layers of a stack the key says which:
         ``blocks/{4..11}``. In it, arrays hold layers
         where the params do, other statistics hold them along axis 0, and what is the
         same for all layers at the start and after an update is there once. (Where an
@@ -95,7 +95,6 @@ def per_layer(tx: Any, stacks: Any) -> optax.GradientTransformationExtraArgs:
     known = Stacks(stacks)
     keys = [key for key, axis in known.data.items() if axis is not None]
     rest = "none" if "" in keys else ""
-    always = [rest, *keys]
 
     def parts(whole: WholeTree, flat: FlatDict) -> dict[str, Part]:
         axes = known.axes(whole.view, is_part=not whole.strict)
@@ -109,15 +108,12 @@ def per_layer(tx: Any, stacks: Any) -> optax.GradientTransformationExtraArgs:
             if own and path in whole.cuts:
                 key, own = _of_cut(path, own)
             found.setdefault(key, {})[path] = own
-        if any(key not in always for key in found):
-            return found
-        # Then ``init`` puts a placeholder where it puts params.
-        return {key: found.get(key, {}) for key in always}
+        return found
 
     def on(whole: WholeTree) -> optax.GradientTransformationExtraArgs:
         def init(params: Any) -> Any:
             if is_placeholder(params):
-                return {key: inner.init(params) for key in always}
+                return {key: inner.init(params) for key in [rest, *keys]}
             states = {
                 key: _mapped(inner, part).init(pick(params, part))
                 for key, part in parts(whole, first_half(params)).items()
@@ -202,7 +198,7 @@ def _mapped(
     tx: optax.GradientTransformationExtraArgs, part: Part
 ) -> optax.GradientTransformationExtraArgs:
     """Return ``tx`` on each layer of some leaves: one ``vmap`` for each stack."""
-    for level in reversed(range(len(next(iter(part.values()), ())))):
+    for level in reversed(range(len(next(iter(part.values()))))):
         axes, size = {}, 0
         for path, own in part.items():
             _, axis, size = own[level]
@@ -220,7 +216,7 @@ def _over(
     def init(params: Any) -> Any:
         like = first_half(params)
         ins = _ins(params, like, axes)
-        differ = _that_differ(tx, params, ins, size)
+        differ = _that_differ(tx, _shapes(params), ins, axes, size)
 
         def place(keys: Any, leaf: Any) -> int | None:
             return _place(keys, leaf.ndim, like, axes) if keys in differ else None
@@ -261,17 +257,24 @@ def _is_flat(value: Any, updates: FlatDict) -> bool:
     return is_flat and all(map(is_array, value.values()))
 
 
+def _shapes(tree: Any) -> Any:
+    """Return shapes and dtypes, without shardings."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
+
+
 def _that_differ(
-    tx: Any, params: Any, ins: Sequence[int | None], size: int
+    tx: Any, params: Any, ins: Sequence[int | None], axes: Mapping[str, int], size: int
 ) -> set[Any]:
     """Return where in a state values depend on the layer, at the start or later.
 
-    Found by tracing; everywhere, if an update cannot be traced with ``value`` alone.
+    Statistics of a param do; of others tracing tells. Everything does, if an update
+    cannot be traced with ``value`` alone.
     """
     first = jax.eval_shape(tx.init, _layers(params, ins))
     places = [keys for keys, _ in jtu.tree_leaves_with_path(first)]
     leaves, structure = _jax.flatten(first)
     found = _batched(tx.init, (params,), ins, size)
+    found |= {keys for keys in places if _param(keys, axes) is not None}
 
     def step(params: Any, state: Any) -> Any:
         return tx.update(first_half(params), state, params, value=jnp.float32(1))[1]
