@@ -5,7 +5,9 @@ A test fails if a picture differs from what this draws.
 
 from __future__ import annotations
 
+import ast
 import itertools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,13 +57,9 @@ def gpt2() -> ta.Summary:
         "h": {str(n): block() for n in range(12)},
         "ln_f": norm(),
     }
-    rules = {
-        "{wte,wpe}": "frozen",
-        "h/{0..5}": "frozen",
-        "**/{bias,scale}": "no_decay",
-        "**": "decay",
-    }
-    return ta.summarize(tree, rules)
+    page = (PICTURES.parent / "index.md").read_text("utf-8")
+    rules = re.search(r"^rules = ({.*?^})", page, flags=re.DOTALL | re.MULTILINE)
+    return ta.summarize(tree, ast.literal_eval(rules[1]) if rules else None)
 
 
 def agent() -> ta.Summary:
