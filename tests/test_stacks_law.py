@@ -367,3 +367,35 @@ def test_law_6_frozen_layers_keep_every_bit_and_have_no_state(name):
             assert kept == (layer in frozen), layer
         moved = sum(leaf.size for layer, leaf in before.items() if layer not in frozen)
         assert sum(leaf.size for leaf in jax.tree.leaves(state)) == moved
+
+
+#: Which layers train, stage by stage: thawed from the top, taken apart, frozen again.
+STAGES = ("{-1}", "{-3..}", "[024]", "*", "{0..1}")
+
+
+@pytest.mark.parametrize("name", full(tuple(BY_NAME), ("small",)))
+def test_law_12_state_after_thawing(name):
+    twin = BY_NAME[name]
+    grads = next(iter(gradients(twin)))
+
+    def stage(layers, stacks):
+        table = {twin.at(layers): "train", "**/embed": "train", "**": "frozen"}
+        rules = ta.Rules(table, stacks=stacks, unused="ignore")
+        return ta.partition({"train": optax.trace(0.9)}, rules)
+
+    def train(params, grads, stacks):
+        first, *later = (stage(layers, stacks) for layers in STAGES)
+        states = [first.init(params)]
+        updates, states[0] = first.update(grads, states[0], params)
+        for tx in later:
+            state, _ = ta.carry_state(tx, params, states[-1])
+            updates, state = tx.update(grads, state, params)
+            states.append(state)
+        return arrays(updates), states
+
+    updates, states = train(twin.scanned(), grads, twin.stacks)
+    expected, others = train(twin.unrolled(), twin.unroll_tree(grads), {})
+    updates = twin.unroll(updates)
+    same_bits({path: updates[path] for path in expected}, expected)
+    for state, other in zip(states, others, strict=True):
+        same_bits(unrolled_state(twin, state), other)
