@@ -83,7 +83,7 @@ def test_a_sharded_stack_is_not_gathered(mesh):
     (group,) = m.plan(leaves, {"w": target}).groups
     auto = [running._with_axes(each.sharding, AxisType.Auto) for each in [target]]
     compiled = running._compiled(group.move, tuple(auto)).lower(
-        (tuple(map(running._on_auto_mesh, leaves.values())),)
+        (tuple(map(running.on_auto_mesh, leaves.values())),)
     )
     text = compiled.compile().as_text()
     for word in ("all-gather", "all-to-all", "collective-permute", "all-reduce"):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -270,25 +270,30 @@ def plan_memory(
         for (path, leaf), spec in pairs
         if is_array(leaf)
     ]
+    split: set[str] = set()
     if tx is not None and arrays:
-        arrays += _trained(tree, view.rebuild(found), mesh, tx)
+        arrays += _trained(tree, view.rebuild(found), mesh, tx, split)
     if paths is not None:
         arrays = [array for array in arrays if array.param in paths]
     left = sum(is_open(array.spec) for array in arrays)
     count = plural(left, "array")
     text = f"{count} with an axis left to the compiler: counted as whole."
-    notes = [complaint, text if left else ""]
+    notes = [complaint, text if left else "", _split_text(arrays, split)]
     return MemoryPlan(
         tuple(mesh.shape.items()), tuple(arrays), tuple(filter(None, notes))
     )
 
 
 def _trained(
-    tree: Any, specs: Any, mesh: Mesh | AbstractMesh, tx: Any
+    tree: Any, specs: Any, mesh: Mesh | AbstractMesh, tx: Any, split: set[str]
 ) -> Iterator[PlacedArray]:
-    """Yield the gradients, then the arrays of the state."""
+    """Yield the gradients, then the arrays of the state.
+
+    ``split`` gets the params of which groups have layers, and that are sharded along
+    these.
+    """
     try:
-        state, places = place_state(tx, tree, specs)
+        state, places = place_state(tx, tree, specs, mesh)
     except TypeError as error:
         static = [p for p, leaf in view_tree(tree).items() if not is_array(leaf)]
         if not static:
@@ -308,7 +313,22 @@ def _trained(
         kind, spec = below(STATE, place.slot.field), place.placement
         assert isinstance(spec, PartitionSpec)
         param = None if place.param is None else names[place.param]
+        if place.is_split and param is not None:
+            split.add(param)
         yield _placed(kind, place.slot.name, param, leaf, spec, mesh)
+
+
+def _split_text(arrays: Iterable[PlacedArray], split: Collection[str]) -> str:
+    """Say what is divided although the mesh divides it otherwise."""
+    found = [each for each in arrays if each.kind == PARAMS and each.path in split]
+    size = size_text(sum(each.size_bytes for each in found))
+    return (
+        f"{plural(len(found), 'array')} ({size}) sharded along the axis of the layers "
+        "that are in different groups: each update moves them between devices. Shard "
+        "another axis."
+        if found
+        else ""
+    )
 
 
 def _gradients(

@@ -19,7 +19,7 @@ import optax
 from treeadapt.arrays import is_array
 from treeadapt.carry.fields import tree_get
 from treeadapt.carry.optax_fields import STORED_FIELDS
-from treeadapt.carry.slots import find_slots, holds, param_of
+from treeadapt.carry.slots import find_slots, holds, param_of, stored
 from treeadapt.errors import StructureMismatchError, TransformError
 from treeadapt.names import listing, plural
 from treeadapt.transforms.flat import FlatDict, require_trained
@@ -116,6 +116,8 @@ def _stored(state: Any, flat: FlatDict) -> tuple[Any, FlatDict] | None:
             "jax.value_and_grad."
         )
     found = view_tree(grad).flat()
+    if any(path not in flat and stored(path) in flat for path in found):
+        return None  # a gradient of some layers alone
     stray = [path for path in found if path not in flat]
     if stray:
         raise TransformError(

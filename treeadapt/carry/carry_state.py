@@ -37,6 +37,7 @@ from treeadapt.carry.slots import (
 from treeadapt.convert import describe
 from treeadapt.errors import CheckpointError, MigrationError
 from treeadapt.migrations.migration import Migration
+from treeadapt.migrations.running import on_auto_mesh
 from treeadapt.names import listing
 from treeadapt.paths import unboxed
 from treeadapt.selection.selectors import select
@@ -325,8 +326,8 @@ def _least_starts(tx: Any, params: Any, table: Table) -> dict[str, Any]:
         found = [(row.slot.name, state[row.name]) for row in chosen.values()]
         return {name: jnp.min(leaf) for name, leaf in found if leaf.size}
 
-    try:
-        return jax.jit(least)(arrays)
+    try:  # under an Explicit mesh, what is made of nothing could be anywhere
+        return jax.jit(least)([on_auto_mesh(array) for array in arrays])
     except TypeError:  # a mask that reads values
         return {}
 

@@ -135,7 +135,7 @@ def _run_compiled(
     if _movable(every, shardings):
         wanted = tuple(_with_axes(each, AxisType.Auto) for each in shardings)
     # Axes of an Explicit mesh would ask for the sharding after each reshape.
-    auto = tuple(tuple(_on_auto_mesh(leaf) for leaf in group) for group in leaves)
+    auto = tuple(tuple(on_auto_mesh(leaf) for leaf in group) for group in leaves)
     arrays, faults = _compiled(move, wanted)(auto)
     is_explicit = any(map(operator.is_not, itertools.chain(*auto), every))
     for group, sharding in zip(arrays, shardings or [None] * len(arrays), strict=True):
@@ -148,7 +148,7 @@ def _run_compiled(
     return arrays, faults
 
 
-def _on_auto_mesh(leaf: Any) -> Any:
+def on_auto_mesh(leaf: Any) -> Any:
     """Return an array as it is, or on the same devices of a mesh with Auto axes."""
     sharding = getattr(leaf, "sharding", None)
     auto = _with_axes(sharding, AxisType.Auto)

@@ -4,8 +4,9 @@
 ``init_sharded`` makes it there. A state leaf belongs to the param at which its path
 ends; its shape then says how: the same shape has the same sharding, axes that are
 missing (factored statistics) or came in front (a memory of several steps) are
-accounted for, and whatever else there is, is on every device. Structure alone would not
-do: Adafactor, SM3, L-BFGS and ``zero_nans`` keep other shapes in the place of a param.
+accounted for, as are slices (some layers of a param), and whatever else there is, is on
+every device. Structure alone would not do: Adafactor, SM3, L-BFGS and ``zero_nans``
+keep other shapes in the place of a param.
 See ``carry.slots`` for where a state holds copies of the params.
 """
 
@@ -13,12 +14,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from treeadapt.arrays import is_array
 from treeadapt.carry.slots import (
@@ -31,7 +33,8 @@ from treeadapt.carry.slots import (
 from treeadapt.errors import ShardingError
 from treeadapt.names import listing, plural
 from treeadapt.paths import SEPARATOR
-from treeadapt.sharding.specs import is_open
+from treeadapt.sharding.specs import is_open, mesh_axes
+from treeadapt.slices import Sets, read_slice_key
 from treeadapt.transforms.adapt import with_extra_args
 from treeadapt.transforms.flat import first_half, view_params
 from treeadapt.trees.views import TreeView, view_tree
@@ -55,8 +58,10 @@ def opt_state_shardings(tx: Any, params: Any, shardings: Any = None) -> Any:
         Tree with the treedef of ``tx.init(params)``, of ``PartitionSpec`` if
         ``shardings`` are, else of shardings: for a copy of a param the param's own,
         memory kind included; for statistics of one, the part of it that remains. Where
-        sizes do not say which axis remained, that axis is not sharded. An array that
-        belongs to no param is on every device of the mesh.
+        sizes do not say which axis remained, that axis is not sharded. State of some
+        layers of a stacked param is sharded along the axis of the layers if the mesh
+        divides their number (never if ``shardings`` are specs). An array that belongs
+        to no param is on every device of the mesh.
 
     Raises:
         ShardingError: an array has no sharding, or one that does not fit its shape.
@@ -83,17 +88,26 @@ class Place:
         slot: in the state.
         param: path of the param that it belongs to; None if it belongs to none.
         placement: on the devices.
+        is_split: whether it holds some layers of a param that is sharded along the axis
+            of its layers.
     """
 
     slot: Slot
     param: str | None
     placement: Placement
+    is_split: bool = False
 
 
 def place_state(
-    tx: Any, params: Any, shardings: Any = None
+    tx: Any, params: Any, shardings: Any = None, mesh: Mesh | AbstractMesh | None = None
 ) -> tuple[TreeView, list[Place]]:
-    """Say where each array of a state goes; arguments as for ``opt_state_shardings``.
+    """Say where each array of a state goes.
+
+    Args:
+        tx: as for ``opt_state_shardings``, as all others.
+        params: the params.
+        shardings: their shardings or specs.
+        mesh: that of the specs, if it is known.
 
     Returns:
         The abstract state, and one place a leaf.
@@ -105,11 +119,29 @@ def place_state(
     state = view_init(tx, params)
     slots = find_slots(tx, state, params)
     assert slots is not None  # since the params are known
-    found = []
+    held: dict[tuple[str, Sets], list[tuple[tuple[int, ...], str]]] = {}
+    keys: list[tuple[str, Sets] | None] = []
     for slot, leaf in zip(slots, state.leaves, strict=True):
         param = None if slot.prefix is None else param_of(slot.tail, homes)
-        own = None if param is None else _placement(slot, param, leaf.shape, homes)
-        found.append(Place(slot, param, everywhere if own is None else own))
+        key = None
+        if param is not None:
+            path, sets = read_slice_key(slot.tail) or (slot.tail, ())
+            rest = path.removeprefix(param).removeprefix(SEPARATOR)
+            key = param, sets
+            held.setdefault(key, []).append((leaf.shape, rest))
+        keys.append(key)
+    ways = {key: _ways(homes[key[0]], key[1], own, mesh) for key, own in held.items()}
+    order = {key: iter(own) for key, own in held.items()}
+    found = []
+    for slot, key in zip(slots, keys, strict=True):
+        if key is None:
+            found.append(Place(slot, None, everywhere))
+            continue
+        leaf = next(order[key])
+        tried = [(_placement(*leaf, home), is_split) for home, is_split in ways[key]]
+        fits = {placement: split for placement, split in tried if placement is not None}
+        (placement,) = fits if len(fits) == 1 else (everywhere,)
+        found.append(Place(slot, key[0], placement, any(fits.values())))
     return state, found
 
 
@@ -182,23 +214,70 @@ class _Home:
         known = tuple(spec) if isinstance(spec, PartitionSpec) else ()
         return (*known, *[None] * (len(self.shape) - len(known)))
 
+    def respecified(self, entries: Sequence[Any]) -> Placement:
+        """Return its placement with other entries of the spec."""
+        spec = PartitionSpec(*entries) if any(entries) else PartitionSpec()
+        if not isinstance(self.placement, NamedSharding):
+            return spec
+        kind = self.placement.memory_kind
+        return NamedSharding(self.placement.mesh, spec, memory_kind=kind)
 
-def _placement(
-    slot: Slot, path: str, shape: tuple[int, ...], homes: Mapping[str, _Home]
-) -> Placement | None:
+
+def _ways(
+    home: _Home,
+    sets: Sets,
+    held: Sequence[tuple[tuple[int, ...], str]],
+    mesh: Mesh | AbstractMesh | None,
+) -> list[tuple[_Home, bool]]:
+    """Return a param with some of its layers alone, for any axes that may hold them.
+
+    Args:
+        home: the param.
+        sets: the layers, by stack; empty for the whole param.
+        held: shapes of its state, each with what follows its path there.
+        mesh: that of its spec, if it is known.
+
+    Returns:
+        What is left of it, and whether an axis was cut that is sharded. If the state
+        fits some axes, then just those that all of it fits.
+    """
+    ways = list(_slices(home, [numbers for _, numbers in sets], mesh))
+    fits = [[_placement(*each, way) is not None for each in held] for way, _ in ways]
+    some = [any(column) for column in zip(*fits, strict=True)]
+    return [way for way, row in zip(ways, fits, strict=True) if row == some]
+
+
+def _slices(
+    home: _Home, sets: Sequence[Sequence[int]], mesh: Mesh | AbstractMesh | None
+) -> Iterator[tuple[_Home, bool]]:
+    """Yield a param cut along any axes; see ``_ways``."""
+    if isinstance(home.placement, NamedSharding):
+        mesh = home.placement.mesh
+    for axes in itertools.permutations(range(len(home.shape)), len(sets)):
+        pairs = list(zip(axes, sets, strict=True))
+        if any(numbers[-1] >= home.shape[axis] for axis, numbers in pairs):
+            continue
+        shape, entries, is_split = list(home.shape), [*home.entries], False
+        for axis, numbers in pairs:
+            names = mesh_axes(entries[axis])
+            if names and len(numbers) < shape[axis]:
+                is_split = True
+                parts = [0] if mesh is None else [mesh.shape[name] for name in names]
+                if not all(parts) or len(numbers) % math.prod(parts):
+                    entries[axis] = None
+            shape[axis] = len(numbers)
+        placement = home.respecified(entries) if is_split else home.placement
+        yield _Home(tuple(shape), placement), is_split
+
+
+def _placement(shape: tuple[int, ...], rest: str, home: _Home) -> Placement | None:
     """Return where a state leaf of a param belongs; None if nothing says it."""
-    home = homes[path]
     if shape == home.shape:
         return home.placement
-    rest = slot.tail.removeprefix(path).removeprefix(SEPARATOR)
     entries = _entries(shape, home, rest)
     if entries is None or not isinstance(home.placement, NamedSharding | PartitionSpec):
         return None
-    spec = PartitionSpec(*entries) if any(entries) else PartitionSpec()
-    if isinstance(home.placement, PartitionSpec):
-        return spec
-    kind = home.placement.memory_kind
-    return NamedSharding(home.placement.mesh, spec, memory_kind=kind)
+    return home.respecified(entries)
 
 
 def _entries(shape: tuple[int, ...], home: _Home, rest: str) -> Sequence[Any] | None:
