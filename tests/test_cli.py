@@ -1188,3 +1188,18 @@ def on_terminal(fresh, *arguments, **env):
     running.join()
     os.close(own)
     return text.decode()
+
+
+@pytest.mark.filterwarnings("always:1 leaf cannot be saved")
+def test_convert_writes_the_schema_of_a_function(tmp_path):
+    schema = tmp_path / "model.schema.toml"
+    wrote = f"3 leaves to '{schema}'."
+    assert (
+        run("convert", "test_cli:linked", schema, "--dry-run")
+        == f"Would write {wrote}\n"
+    )
+    assert not schema.exists()
+    assert run("convert", "test_cli:linked", schema) == f"Wrote {wrote}\n"
+    assert dict(ta.read_metadata(schema).items()).keys() == {"a", "b/a", "c/0"}
+    refused = run("convert", "test_cli:linked", tmp_path / "x.safetensors", code=2)
+    assert "has shapes and no values" in refused

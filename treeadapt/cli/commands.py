@@ -23,12 +23,19 @@ import click
 
 from treeadapt._version import __version__
 from treeadapt.checkpoints import files, store
+from treeadapt.checkpoints.leaves import stored_form
 from treeadapt.cli import printing
 from treeadapt.cli.bench import bench_rows
 from treeadapt.cli.lint import KINDS, Finding, as_options, findings
 from treeadapt.cli.migrating import ONE_WAY, notes, planned, read_migration
 from treeadapt.cli.planning import read_mesh, read_optimizer
-from treeadapt.cli.sources import read_arrays, read_pair, read_source, read_stored
+from treeadapt.cli.sources import (
+    is_function,
+    read_arrays,
+    read_pair,
+    read_source,
+    read_stored,
+)
 from treeadapt.diff import tree_diff
 from treeadapt.drawing.words import printable
 from treeadapt.errors import TreeAdaptError
@@ -503,17 +510,29 @@ def convert(
 ) -> None:
     """Write the checkpoint SRC as DST, in the format that its ending says.
 
-    DST without an ending is an Orbax folder, and .schema.toml all but the arrays. It is
-    written under another name and put in place once it is whole. With --migration,
-    leaves get new names and axes; SRC is read one group at a time. What is written is
-    in memory until all of it is there, or with --max-shard-bytes one shard of it.
+    DST without an ending is an Orbax folder, and .schema.toml all but the arrays: then
+    SRC may be module:function. DST is written under another name and put in place once
+    it is whole. With --migration, leaves get new names and axes; SRC is read one group
+    at a time. What is written is in memory until all of it is there, or with
+    --max-shard-bytes one shard of it.
     """
     if migration_file is None and (reverse or target is not None):
         raise click.UsageError("--reverse and --target need --migration.")
     _require_new(destination, force=force)
-    stored = read_stored(source)
     is_folder = max_shard_bytes is not None
-    if is_folder or files.format_of(destination, form, writing=True) != "schema":
+    is_schema = files.format_of(destination, form, writing=True) == "schema"
+    if is_schema and not is_folder and migration_file is None and is_function(source):
+        tree = read_source(source).tree
+        num_leaves = sum(
+            stored_form(leaf) is not None for leaf in view_tree(tree).leaves
+        )
+        text = f"{plural(num_leaves, 'leaf')} to {destination!r}."
+        if not dry_run:
+            store.save(destination, tree, format=form)
+        click.echo(f"{'Would write' if dry_run else 'Wrote'} {text}")
+        return
+    stored = read_stored(source)
+    if is_folder or not is_schema:
         files.require_arrays(stored)
     migration, likes = None, None if target is None else read_source(target).tree
     num_leaves = len(stored.leaves)

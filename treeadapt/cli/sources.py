@@ -59,7 +59,7 @@ def read_source(text: str) -> Source:
         CheckpointError: there is no such checkpoint, or it cannot be read.
         TreeAdaptError: the function cannot be found or fails.
     """
-    return _traced(text) if _is_function(text) else _source(read_stored(text))
+    return _traced(text) if is_function(text) else _source(read_stored(text))
 
 
 def read_pair(a: str, b: str) -> tuple[Source, Source]:
@@ -78,7 +78,7 @@ def read_pair(a: str, b: str) -> tuple[Source, Source]:
         TreeAdaptError: a function cannot be found or fails.
     """
     one, two = (
-        _traced(text) if _is_function(text) else _source(_as_stored(text))
+        _traced(text) if is_function(text) else _source(_as_stored(text))
         for text in (a, b)
     )
     return _next_to(two, a, one), _next_to(one, b, two)
@@ -135,7 +135,7 @@ def read_stored(text: str) -> Stored:
 
 
 def _as_stored(text: str) -> Stored:
-    if _is_function(text):
+    if is_function(text):
         raise CheckpointError(f"{text} has shapes and no values; name a checkpoint.")
     file = _FILE.fullmatch(text)
     if file and not Path(text).exists():
@@ -165,7 +165,8 @@ def read_arrays(text: str, source: Source) -> dict[str, Any]:
     return found
 
 
-def _is_function(text: str) -> bool:
+def is_function(text: str) -> bool:
+    """Return whether a text names a function, and no file."""
     return bool(FUNCTION.fullmatch(text)) and not Path(text).exists()
 
 
