@@ -13,10 +13,14 @@ author = "The treeadapt authors"
 copyright = author  # noqa: A001, Sphinx's name for it
 release = version = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build", "examples", "scripts", "static"]
 
 myst_heading_anchors = 3
+# Pages that say so are notebooks. The build runs them, each time.
+nb_execution_mode = "force"
+nb_execution_raise_on_error = True
+nb_execution_timeout = 60
 
 # Docstrings give types in the text; a signature names parameters and defaults.
 autodoc_typehints = "none"
