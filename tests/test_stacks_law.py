@@ -25,9 +25,16 @@ from treeadapt.slices import read_slice_key
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 #: One of each library, and of each way to say where layers are.
-EACH = ("Linen, boxes, axis 1", "nnx, metadata", "Equinox", "ensemble")
+EACH = ("Linen, boxes, axis 1", "nnx, metadata", "Equinox")
+#: All but those that differ only in what other rows show.
+DECIDED = (*EACH, "Linen", "nnx, axis 1", "dict of experts", "ensemble")
 
-every_twin = pytest.mark.parametrize("twin", TWINS, ids=lambda twin: twin.name)
+
+def each_twin(*quick):
+    """Run a test over all twins in ``make test-full``, and over some elsewhere."""
+    names = full(tuple(twin.name for twin in TWINS), quick)
+    twins = [BY_NAME[name] for name in names]
+    return pytest.mark.parametrize("twin", twins, ids=lambda twin: twin.name)
 
 
 # Tables: which rule decides, for each row of the table of leaves.
@@ -117,7 +124,7 @@ def decisions(rules, tree):
     }
 
 
-@every_twin
+@each_twin(*DECIDED)
 def test_law_12_rules_decide_as_on_the_unrolled_model(twin):
     scanned, unrolled = twin.scanned(), twin.unrolled()
     for name, table in TABLES.items():
@@ -131,9 +138,8 @@ def test_law_12_rules_decide_as_on_the_unrolled_model(twin):
                     assert found[part] == expected[part], (name, options, part)
 
 
-@pytest.mark.parametrize("twin", full(tuple(BY_NAME), (*EACH, "dict of experts")))
+@each_twin(*EACH)
 def test_law_12_labels_are_those_of_the_unrolled_model_or_an_error(twin):
-    twin = BY_NAME[twin]
     scanned, unrolled = twin.scanned(), twin.unrolled()
     layers = {}
     for path, layer, _ in twin.places(arrays(scanned)):
@@ -286,14 +292,14 @@ def three_groups(twin):
 
 
 @pytest.mark.parametrize("name", ALONE)
-@pytest.mark.parametrize("twin", full(tuple(BY_NAME), ("small",)))
+@pytest.mark.parametrize("twin", full((*EACH, "dict of experts", "small"), ("small",)))
 def test_law_12_groups_move_as_in_the_unrolled_model(name, twin):
     twin = BY_NAME[twin]
     transforms = {"a": ALONE[name](), "b": optax.sgd(0.1)}
     check_updates(twin, lambda r: ta.partition(transforms, r), three_groups(twin))
 
 
-@pytest.mark.parametrize("name", GLOBAL)
+@pytest.mark.parametrize("name", full(tuple(GLOBAL), ("global norm",)))
 def test_law_12_to_rounding_where_all_layers_are_looked_at_together(name):
     twin = BY_NAME["small"]
     transforms = {"a": GLOBAL[name](), "b": GLOBAL[name]()}
@@ -302,9 +308,8 @@ def test_law_12_to_rounding_where_all_layers_are_looked_at_together(name):
     )
 
 
-@pytest.mark.parametrize("twin", full(tuple(BY_NAME), EACH))
+@each_twin(*EACH)
 def test_law_12_decay_of_matrices_in_a_model_with_frozen_layers(twin):
-    twin = BY_NAME[twin]
 
     def make(rules):
         matrices = ta.Rules({ta.leaf(ndim=2): 1, "**": 0}, stacks=rules.stacks)
@@ -315,9 +320,8 @@ def test_law_12_decay_of_matrices_in_a_model_with_frozen_layers(twin):
     check_updates(twin, make, three_groups(twin))
 
 
-@pytest.mark.parametrize("twin", full(tuple(BY_NAME), EACH[1:]))
+@each_twin("nnx, metadata", "ensemble")
 def test_law_12_factors_of_updates(twin):
-    twin = BY_NAME[twin]
     rules = ta.Rules(
         [
             (twin.at("0"), 0.0),
@@ -343,9 +347,8 @@ def test_law_12_factors_of_updates(twin):
     same_bits({path: found[path] for path in expected}, expected)
 
 
-@pytest.mark.parametrize("name", full(tuple(BY_NAME), EACH[::2]))
-def test_law_6_frozen_layers_keep_every_bit_and_have_no_state(name):
-    twin = BY_NAME[name]
+@each_twin("ensemble")
+def test_law_6_frozen_layers_keep_every_bit_and_have_no_state(twin):
     rules = ta.Rules({twin.at("{0..1}"): "frozen", "**": "a"}, stacks=twin.stacks)
     flat, rest = ta.split(twin.scanned())
     params = ta.merge({path: leaf * -0.0 for path, leaf in flat.items()}, rest)
@@ -373,9 +376,8 @@ def test_law_6_frozen_layers_keep_every_bit_and_have_no_state(name):
 STAGES = ("{-1}", "{-3..}", "[024]", "*", "{0..1}")
 
 
-@pytest.mark.parametrize("name", full(tuple(BY_NAME), ("small",)))
-def test_law_12_state_after_thawing(name):
-    twin = BY_NAME[name]
+@each_twin("small")
+def test_law_12_state_after_thawing(twin):
     grads = next(iter(gradients(twin)))
 
     def stage(layers, stacks):

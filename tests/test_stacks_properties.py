@@ -109,6 +109,7 @@ options = st.fixed_dictionaries(
 )
 
 
+@settings(max_examples=max(EXAMPLES // 2, 25))
 @given(twins(), tables, st.booleans(), options)
 def test_law_12_random_rules_decide_as_on_the_unrolled_tree(twin, table, closed, given):
     twin, flat = twin
@@ -121,6 +122,7 @@ def test_law_12_random_rules_decide_as_on_the_unrolled_tree(twin, table, closed,
 # Pieces of arrays.
 
 
+@settings(max_examples=max(EXAMPLES // 4, 25))
 @given(st.data())
 def test_names_of_layers_can_be_read(data):
     keys = data.draw(
@@ -132,7 +134,7 @@ def test_names_of_layers_can_be_read(data):
     assert read_slice_key(key) == (("a/b/c", tuple(sets.items())) if sets else None)
 
 
-@settings(max_examples=max(EXAMPLES // 20, 5))
+@settings(max_examples=max(EXAMPLES // 40, 5))
 @given(st.integers(1, 5), st.integers(1, 4), st.permutations([0, 1, 2]), st.data())
 def test_any_layers_of_nested_stacks_move_with_their_group(layers, experts, axes, data):
     outer, inner, _ = axes
