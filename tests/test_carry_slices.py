@@ -416,3 +416,12 @@ def test_unstacking_under_jit_and_on_shapes():
     assert_equal(jax.jit(carry)(layers, old), state)
     shapes = carry(*jax.eval_shape(lambda: (layers, old)))
     assert jax.tree.map(jnp.shape, shapes) == jax.tree.map(jnp.shape, state)
+
+
+def test_slices_whose_row_reads_one_way_start_fresh_with_the_reason():
+    m = ta.Migration({"{x}/b": "b", "{x}/w": "w", "head": "head"})
+    params, old = trained(from_layer(adam, 4), start())
+    _, report = ta.carry_state(adam, m(params), old, migration=m)
+    text = "it holds some layers, and not in the shape of its parameter"
+    assert set(report.unmoved.values()) == {text}
+    assert len(report.unmoved) == 4

@@ -55,7 +55,7 @@ class Saved:
         origins: the saved names of those of which a leaf was made, where they differ.
         marks: of such a leaf, what says where each of its numbers comes from.
         boxes: the layers that a leaf holds, where its name does not say it.
-        names: those of all saved leaves, each with its place, counted from 1.
+        names: those of all saved leaves; marks are places among them, from 1.
         parts: of a piece, the name of its leaf, and those of all pieces of that.
         unmoved: why other leaves were not moved, by saved name.
         warnings: of rows that make copies of one parameter, by their text.
@@ -65,7 +65,7 @@ class Saved:
     origins: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     marks: dict[str, Callable[[], Any]] = dataclasses.field(default_factory=dict)
     boxes: dict[str, Box] = dataclasses.field(default_factory=dict)
-    names: dict[str, int] = dataclasses.field(default_factory=dict)
+    names: Sequence[str] = ()
     parts: dict[str, tuple[str, list[str]]] = dataclasses.field(default_factory=dict)
     unmoved: dict[str, str] = dataclasses.field(default_factory=dict)
     warnings: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -99,7 +99,7 @@ class Saved:
             wanted: what follows the prefix in names of pieces that may be taken.
         """
         leaf, origin = self.leaves.pop(name), self.origins.pop(name, None)
-        names, pieces = [*self.names], [part.slot.name for part in parts]
+        pieces = [part.slot.name for part in parts]
         for part in parts:
             slot, piece = part.slot, part.piece
             if piece is None:
@@ -118,7 +118,7 @@ class Saved:
                 seen = self.marks[name]()
                 for axis, numbers in part.box:
                     seen = seen.take(numbers, axis)
-                left = tuple(names[i - 1] for i in np.unique(seen) if i > 0)
+                left = tuple(self.names[i - 1] for i in np.unique(seen) if i > 0)
             self.add(slot.name, own, left)
 
     def add(self, name: str, leaf: Any, origin: tuple[str, ...]) -> None:
@@ -173,8 +173,8 @@ def move_copies(
     slots = cut_names(
         saved, lambda prefix: last(prefix) in fields, lambda tail: stored(tail) in homes
     )
-    names = {name: place for place, name in enumerate(saved, 1)}
-    mover = _Mover(saved, migration, params, Saved({}, names=names))
+    places = {name: place for place, name in enumerate(saved, 1)}
+    mover = _Mover(saved, migration, params, Saved({}, names=[*saved]), places)
     copies = {slot.prefix for slot in slots}
     owners = {slot.node for slot in slots if slot.is_copy}
     joint = {slot.node for slot in slots if is_joint(saved[slot.name], len(params))}
@@ -300,6 +300,7 @@ class _Mover:
         migration: its table.
         params: the arrays that train today, by path.
         made: gets the result.
+        places: those of the leaves among all, counted from 1.
         before: for rows that were asked about, the params before, by path: with what
             they move, and their shape.
     """
@@ -308,6 +309,7 @@ class _Mover:
     migration: Migration
     params: Mapping[str, Any]
     made: Saved
+    places: Mapping[str, int]
     before: dict[int, Mapping[str, tuple[Group, Any]]] = dataclasses.field(
         default_factory=dict
     )
@@ -379,7 +381,7 @@ class _Mover:
         Slices that do not have the shape of their parameter are left out.
         """
         held = _Held({}, {}, {}, set())
-        slices = [slot for _, slot in part if slot.tail != stored(slot.tail)]
+        slices = {slot: None for _, slot in part if slot.tail != stored(slot.tail)}
         before = self._before(place) if row.moves or slices else {}
         rank = field.rank or 0
         pairs = [] if field.rank is None else [(s, self.saved[s.name]) for s in slices]
@@ -387,7 +389,7 @@ class _Mover:
         _, parts, _ = divide((), pairs, {}, olds)
         for taken, slot in part:
             path, leaf = taken.path, self.saved[slot.name]
-            mark = self.made.names[slot.name]
+            mark = self.places[slot.name]
             if slot not in slices:
                 shape = np.shape(leaf)[rank:] if row.moves else ()
                 held.leaves[path] = leaf
@@ -408,16 +410,17 @@ class _Mover:
                 held.gaps.add(path)
             if path in held.leaves:
                 held.taken[path] = taken
+        known = [path for path in held.leaves if row.moves and path in before]
+        likes = {id(before[path][0]): (before[path][0], path) for path in known}
         others = {
-            other: before[path][0]
-            for path in [*held.leaves]
-            for other in (before[path][0].filled if path in before else ())
-            if row.moves and other not in held.leaves
+            other: held.leaves[path]
+            for group, path in likes.values()
+            for other in group.filled
+            if other not in held.leaves
         }
-        (taken_too,), _ = assign([row.sources], [*others], Problems())
-        for taken in taken_too:
-            path, group = taken.path, others[taken.path]
-            like = next(held.leaves[p] for p in group.filled if p in held.leaves)
+        (more,), _ = assign([row.sources], [*others], Problems())
+        for taken in more:
+            path, like = taken.path, others[taken.path]
             shape = before[path][1].shape
             held.leaves[path] = zeros((*like.shape[:rank], *shape), like)
             held.marks[path] = np.broadcast_to(np.int32(-1), shape)
@@ -428,7 +431,7 @@ class _Mover:
     def _before(self, place: int) -> Mapping[str, tuple[Group, Any]]:
         """Return the params that a row took, as the params of today show them."""
         row = self.migration.rows[place]
-        if place not in self.before and not row.drops and row.function is None:
+        if place not in self.before and not (row.drops or row.lost or row.function):
             values = dataclasses.replace(row.values, cast=())
             back = dataclasses.replace(row, values=values).reversed()
             (taken,), _ = assign([back.sources], [*self.params], Problems())

@@ -46,7 +46,7 @@ class Part:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Held:
+class _Leaf:
     """A leaf of a copy: its slot, its shape, what its name says, and its box."""
 
     side: int
@@ -96,13 +96,13 @@ def divide(
         not there stay as they are. And the params of which leaves stay because shapes
         do not show which axes they are cut along.
     """
-    held: dict[str, list[_Held]] = {}
+    held: dict[str, list[_Leaf]] = {}
     for side, leaves in enumerate((new, saved)):
         for slot, leaf in leaves:
             if slot.is_copy:
                 path, sets = read_slice_key(slot.tail) or (slot.tail, ())
                 box = boxes.get(slot.name) if side else None
-                one = _Held(side, slot, np.shape(leaf), dict(sets), box)
+                one = _Leaf(side, slot, np.shape(leaf), dict(sets), box)
                 held.setdefault(path, []).append(one)
     found: tuple[dict[str, list[Part]], ...] = {}, {}
     unclear = set()
@@ -121,7 +121,7 @@ def divide(
 
 
 def _ways(
-    shape: tuple[int, ...], held: Sequence[_Held]
+    shape: tuple[int, ...], held: Sequence[_Leaf]
 ) -> dict[tuple[Box | None, ...], dict[int, str]]:
     """Return how stacks may be along the axes of a parameter, as shapes allow.
 
@@ -146,9 +146,9 @@ def _ways(
 def _parts(
     path: str,
     shape: tuple[int, ...],
-    own: Sequence[tuple[_Held, Mapping[int, tuple[int, ...]]]],
+    own: Sequence[tuple[_Leaf, Mapping[int, tuple[int, ...]]]],
     names: Mapping[int, str],
-) -> Iterator[tuple[_Held, list[Part]]]:
+) -> Iterator[tuple[_Leaf, list[Part]]]:
     """Yield the leaves of one parameter with their parts.
 
     Args:
