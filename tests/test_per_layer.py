@@ -157,6 +157,27 @@ def test_a_group_of_some_layers_runs_on_each_of_them():
     assert len(report.carried) == len(jax.tree.leaves(state))
 
 
+def test_moments_of_layers_stay_when_more_of_them_train():
+    def partition(table):
+        tx = ta.per_layer(optax.lamb(0.1), STACKS)
+        return ta.partition({"a": tx}, ta.Rules(table, stacks=STACKS))
+
+    params = model()
+    upper, every = (
+        partition({"blocks/{0..4}": "frozen", "**": "a"}),
+        partition({"**": "a"}),
+    )
+    _, state = step(upper, params, upper.init(params))
+    new, report = ta.carry_state(every, params, state)
+    assert [path for path in report.fresh if "/mu/" in path] == [
+        f"inner_states/a/blocks/0/mu/blocks/{{0..4}}/{path}" for path in sorted(LAYER)
+    ]
+    before = state.inner_states["a"]["blocks/{5..6}"][0].mu
+    for path, moment in new.inner_states["a"]["blocks"][0].mu.items():
+        was = before[path.replace("blocks/", "blocks/{5..6}/")]
+        assert np.array_equal(moment[5:], was) and not moment[:5].any()
+
+
 def test_a_state_keeps_its_types_in_a_scan_and_equals_that_of_single_steps():
     params = model()
     tx = ta.per_layer(

@@ -355,14 +355,13 @@ def _layers(tree: Any, ins: Sequence[int | None]) -> Any:
 
 def _ins(tree: Any, like: FlatDict, axes: Mapping[str, int]) -> list[int | None]:
     """Return the axis of the layers in each leaf that is shaped like its param."""
-    found: list[int | None] = []
-    for keys, leaf in jtu.tree_leaves_with_path(tree):
-        path = _param(keys, axes)
-        if path is None or leaf.shape != like[path].shape:
-            found.append(None)
-        else:
-            found.append(axes[path])
-    return found
+    found = [
+        (_param(keys, axes), leaf) for keys, leaf in jtu.tree_leaves_with_path(tree)
+    ]
+    return [
+        axes[path] if path is not None and leaf.shape == like[path].shape else None
+        for path, leaf in found
+    ]
 
 
 def _place(keys: Any, rank: int, like: FlatDict, axes: Mapping[str, int]) -> int:
