@@ -175,7 +175,8 @@ def test_moments_of_layers_stay_when_more_of_them_train():
     before = state.inner_states["a"]["blocks/{5..6}"][0].mu
     for path, moment in new.inner_states["a"]["blocks"][0].mu.items():
         was = before[path.replace("blocks/", "blocks/{5..6}/")]
-        assert np.array_equal(moment[5:], was) and not moment[:5].any()
+        assert np.array_equal(moment[5:], was)
+        assert not moment[:5].any()
 
 
 def test_a_state_keeps_its_types_in_a_scan_and_equals_that_of_single_steps():
