@@ -737,7 +737,8 @@ def _layers(layers: Mapping[str, tuple[str, str]]) -> Iterator[str]:
         f"*Neither* is what draws random numbers: {_code(neither)}. Optax splits its "
         "key for each leaf, and stacked arrays are fewer leaves. (`contrib.sophia` and "
         "its estimator draw signs, which cancel in the quadratic loss of this table; "
-        "in other losses they do not.)"
+        "in other losses they do not. The one estimate of `contrib.prodigy` does not "
+        "move in three steps: leave it outside, too.)"
     )
     lines = ["| transformation | without | with |", "| --- | --- | --- |"]
     for name, pair in layers.items():
