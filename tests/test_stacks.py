@@ -651,6 +651,42 @@ def test_without_stacks_nothing_is_cut():
 # Factors.
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda bound: ta.partition({"train": optax.sgd(1.0)}, bound),
+        lambda bound: ta.freeze(optax.sgd(1.0), bound.where("frozen")),
+    ],
+    ids=["partition", "freeze"],
+)
+def test_rules_bound_to_fewer_layers_do_not_forget_the_new_ones(make):
+    tx, larger = make(rules().bind(MODEL)), model(6)
+    with pytest.raises(ta.SelectorError, match=r"4 layers in 'blocks/b'.*\[6,3\]"):
+        tx.update(larger, tx.init(MODEL), larger)
+    with pytest.raises(ta.SelectorError, match="Bind to the tree as it is now"):
+        tx.init(larger)
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [
+        train(optax.sgd(1.0)),
+        ta.freeze(optax.sgd(1.0), frozen()),
+        ta.per_layer(optax.sgd(1.0), {"blocks": 0}),
+        ta.scale_by_rules(rules({"blocks/0": 0.5, "**": 1.0})),
+    ],
+    ids=["partition", "freeze", "per_layer", "scale"],
+)
+@pytest.mark.parametrize(
+    "grads",
+    [model(6), model(2), jax.tree.map(lambda x: jnp.stack([x] * 3), ONES)],
+    ids=["more", "fewer", "per_example"],
+)
+def test_updates_that_do_not_hold_the_layers_of_the_params_are_refused(tx, grads):
+    with pytest.raises(ta.TransformError, match="The update of 'blocks/b' is float32"):
+        tx.update(grads, tx.init(MODEL), MODEL)
+
+
 def test_factors_of_layers():
     table = {"blocks/0": 0.5, "blocks/[12]": 0.0, "**": 2}
     nan = jax.tree.map(lambda leaf: leaf.at[1].set(jnp.nan), ONES)

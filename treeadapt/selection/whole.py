@@ -17,8 +17,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from treeadapt.arrays import is_array
+from treeadapt.convert import describe
 from treeadapt.errors import SelectorError, TransformError
-from treeadapt.names import fold, listing, shorten
+from treeadapt.names import fold, listing, plural, shorten
 from treeadapt.selection.stacks import PerLayer, require_agreement
 from treeadapt.trees.views import TreeView, view_tree
 
@@ -37,7 +38,8 @@ def look_up(answers: Mapping[str, T], flat: Mapping[str, Any], *, static: T) -> 
         One answer a leaf, in order.
 
     Raises:
-        SelectorError: nothing was decided for an array leaf.
+        SelectorError: nothing was decided for an array leaf, or for another number of
+            layers than it has.
 
     Example:
         >>> look_up({"w": True, "b": False}, {"b": jnp.ones(2)}, static=False)
@@ -49,7 +51,18 @@ def look_up(answers: Mapping[str, T], flat: Mapping[str, Any], *, static: T) -> 
             f"Bound to a tree that has no leaf at {listing(fold(new))}. Bind to the "
             "tree as it is now: .bind(tree)."
         )
-    return [answers.get(path, static) for path in flat]
+    found = [answers.get(path, static) for path in flat]
+    for answer, (path, leaf) in zip(found, flat.items(), strict=True):
+        if isinstance(answer, PerLayer) and is_array(leaf):
+            shape = dict(enumerate(leaf.shape))
+            other = [axis for axis in answer.axes if shape.get(axis.axis) != axis.size]
+            if other:
+                raise SelectorError(
+                    f"Bound to a tree that has {plural(other[0].size, 'layer')} in "
+                    f"{listing([path])}, which is {describe(leaf)} here. Bind to the "
+                    "tree as it is now: .bind(tree)."
+                )
+    return found
 
 
 class Cut(NamedTuple):

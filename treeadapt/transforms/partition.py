@@ -14,6 +14,8 @@ from typing import Any
 
 import optax
 
+from treeadapt.arrays import is_array
+from treeadapt.convert import describe
 from treeadapt.errors import RulesError, TransformError
 from treeadapt.names import listing
 from treeadapt.selection.matches import MISSING, STATIC
@@ -221,6 +223,9 @@ def part_runner(
     }
 
     def run(tx: Any, group: Group, state: Any) -> tuple[Any, Any]:
+        if params is not None:
+            cut = [piece.path for piece in group.values() if piece is not None]
+            require_layers(updates, first_half(params), cut)
         own = None if params is None else take(params, group)
         narrowed = {**extra, **{name: take(v, group) for name, v in shaped.items()}}
         if params is not None:
@@ -238,6 +243,18 @@ def part_runner(
         return tx.update(take(updates, group), state, own, **narrowed)
 
     return run
+
+
+def require_layers(updates: Any, params: FlatDict, paths: Iterable[str]) -> None:
+    """Raise unless updates hold layers where the params do: both have one shape."""
+    for path in paths:
+        update, param = first_half(updates)[path], params[path]
+        if is_array(update) and update.shape != param.shape:
+            raise TransformError(
+                f"The update of {path!r} is {describe(update)}, and the param is "
+                f"{describe(param)}: its layers cannot be told. Make the updates "
+                "gradients of the params before they are divided into layers."
+            )
 
 
 def _with_zeros(new: Any, group: Group, updates: FlatDict) -> Any:

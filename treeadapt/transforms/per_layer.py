@@ -27,7 +27,12 @@ from treeadapt.selection.whole import WholeTree
 from treeadapt.slices import read_slice_key, slice_key
 from treeadapt.transforms.adapt import is_placeholder, run_flat, with_extra_args
 from treeadapt.transforms.flat import CALLBACKS, FlatDict, first_half, pick
-from treeadapt.transforms.partition import joined, known_of, part_runner
+from treeadapt.transforms.partition import (
+    joined,
+    known_of,
+    part_runner,
+    require_layers,
+)
 from treeadapt.trees.views import view_tree
 
 #: Paths of leaves with the same stacks, and the axes along which each holds layers.
@@ -129,6 +134,8 @@ def per_layer(tx: Any, stacks: Any) -> optax.GradientTransformationExtraArgs:
             own = first_half(known_of(updates, params))
             new, states = [], {}
             for key, part in parts(whole, own).items():
+                stacked = [path for path, axes in part.items() if axes]
+                require_layers(updates, own, stacked)
                 tx, group = _mapped(inner, part), dict.fromkeys(part)
                 one, states[key] = run(tx, group, state[key])
                 _require_updates(one, part)

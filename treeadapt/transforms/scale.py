@@ -11,6 +11,7 @@ import numpy as np
 import optax
 
 from treeadapt.arrays import is_array
+from treeadapt.convert import describe
 from treeadapt.errors import TransformError
 from treeadapt.selection.rules import BoundRules, Rules, as_rules
 from treeadapt.selection.stacks import PerLayer
@@ -142,6 +143,11 @@ def _checked(path: str, leaf: Any, factor: Any) -> jax.Array:
             raise TransformError(
                 f"The factors of the layers of {path!r} are not one number each: "
                 f"{factor}. With stacks=, give each rule one number."
+            )
+        if sizes != tuple(map(dict(enumerate(leaf.shape)).get, axes)):
+            raise TransformError(
+                f"The update of {path!r} is {describe(leaf)}, which does not hold the "
+                f"layers of the param: {factor}."
             )
         outer = sorted(range(len(axes)), key=axes.__getitem__)
         others = [axis for axis in range(leaf.ndim) if axis not in axes]
