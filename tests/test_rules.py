@@ -917,3 +917,14 @@ def test_a_stored_path_as_a_pattern_is_repaired_with_the_layers():
         rules(tree)
     assert "did you mean 'blocks_*/norm' (2 leaves)" in str(caught.value)
     assert "did you mean 'blocks_*/experts/*/wi' (8 leaves)" in str(caught.value)
+
+
+def test_rules_made_of_rules_keep_the_options_that_are_not_given():
+    options = {"default": 1, "unused": "ignore", "overlap": "error", "stacks": {"b": 0}}
+    rules = ta.Rules({"a": 2}, **options)
+    assert ta.Rules(rules) == rules
+    for name, value in {"default": 3, "stacks": {"c": 1}, "overlap": "first"}.items():
+        assert ta.Rules(rules, **{name: value}) == ta.Rules(
+            {"a": 2}, **options | {name: value}
+        )
+    assert ta.Rules(rules, unused="error").unused == "error"

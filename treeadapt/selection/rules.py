@@ -71,13 +71,14 @@ class Rules(Question):
 
     Args:
         rules: mapping from selectors to values, or ordered ``(selector, value)`` pairs.
-            A selector may be a pattern, a class, or a list of these.
+            A selector may be a pattern, a class, or a list of these. Or other
+            ``Rules``, whose options stay where none is given here.
         default: value of array leaves that no rule matches. Without one they are an
             error. Static leaves that no rule matches get ``STATIC`` in any case.
-        unused: ``"error"`` or ``"ignore"`` rules that match no array leaf, or are
-            unreachable.
-        overlap: ``"first"`` lets the first of several rules win; ``"error"`` refuses
-            two rules with different values for one leaf.
+        unused: ``"error"`` (the default) or ``"ignore"`` rules that match no array
+            leaf, or are unreachable.
+        overlap: ``"first"`` (the default) lets the first of several rules win;
+            ``"error"`` refuses two rules with different values for one leaf.
         stacks: ``{"blocks": 0}`` where arrays below ``blocks`` hold layers along axis
             0: the rules then decide on layers, ``blocks/0/w`` and so on, with the
             shapes of a layer, as on the same model unrolled. The axis counts in the
@@ -112,10 +113,17 @@ class Rules(Question):
         rules: Any,
         *,
         default: Any = MISSING,
-        unused: Unused = "error",
-        overlap: Overlap = "first",
-        stacks: Mapping[str, Any] | Stacks = NO_STACKS,
+        unused: Unused | None = None,
+        overlap: Overlap | None = None,
+        stacks: Mapping[str, Any] | Stacks | None = None,
     ):
+        of_other = isinstance(rules, Rules)
+        default = rules.default if of_other and default is MISSING else default
+        unused = (rules.unused if of_other else "error") if unused is None else unused
+        if overlap is None:
+            overlap = rules.overlap if of_other else "first"
+        if stacks is None:
+            stacks = rules.stacks if of_other else NO_STACKS
         check_choice("unused", unused, ("error", "ignore"))
         check_choice("overlap", overlap, ("first", "error"))
         pairs = tuple((as_selector(where), value) for where, value in _pairs(rules))
@@ -546,11 +554,9 @@ def as_rules(rules: Any, *, default: Any = MISSING) -> Rules:
     Raises:
         RulesError: it is something else.
     """
-    if not isinstance(rules, Rules):
-        return Rules(rules, default=default)
-    if default is MISSING:
+    if isinstance(rules, Rules) and default is MISSING:
         return rules
-    return Rules(rules.pairs, **rules.options | {"default": default})
+    return Rules(rules, default=default)
 
 
 def param_labels(tree: Any, rules: Any, *, default: Any = MISSING) -> Any:
