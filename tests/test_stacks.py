@@ -687,6 +687,17 @@ def test_updates_that_do_not_hold_the_layers_of_the_params_are_refused(tx, grads
         tx.update(grads, tx.init(MODEL), MODEL)
 
 
+@pytest.mark.parametrize("bind", [False, True], ids=["rules", "bound"])
+def test_a_list_of_factors_is_for_no_axis_of_an_array_of_layers(bind):
+    table = rules({"embed": [1.0, 2.0, 3.0, 4.0, 5.0], "**": 1.0})
+    step(ta.scale_by_rules(table))
+    several = np.arange(4.0) if bind else [1.0, 2.0, 3.0, 4.0]
+    table = rules({"blocks": several, "**": 1.0})
+    tx = ta.scale_by_rules(table.bind(MODEL) if bind else table)
+    with pytest.raises(ta.TransformError, match=r"'blocks/b'.*give each rule one"):
+        tx.init(MODEL)
+
+
 def test_factors_of_layers():
     table = {"blocks/0": 0.5, "blocks/[12]": 0.0, "**": 2}
     nan = jax.tree.map(lambda leaf: leaf.at[1].set(jnp.nan), ONES)

@@ -135,7 +135,8 @@ class WholeTree:
             found = asked.decide(view, reports=self.strict)
             known = asked, dict(zip(self.view.plan.paths, found, strict=True))
             self._known[id(asked)] = known  # holds ``asked``: its id stays its own
-        parts = [self.part(known[1], path) for path in paths]
+        of_part = functools.partial(self.part, known[1])
+        parts = list(map(of_part if self.cuts else known[1].__getitem__, paths))
         if self.layers is None:
             return parts
         return require_agreement(parts, "What runs inside per_layer")

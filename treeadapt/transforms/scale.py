@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -55,7 +56,7 @@ def scale_by_rules(rules: Any) -> optax.GradientTransformationExtraArgs:
         def init(params: Any) -> optax.EmptyState:
             if not is_placeholder(params):
                 flat = first_half(params)
-                found = factors.answer(whole, list(flat))
+                found = _answers(factors, whole, list(flat))
                 for (path, leaf), factor in zip(flat.items(), found, strict=True):
                     _checked(path, leaf, factor)
             return optax.EmptyState()
@@ -64,7 +65,7 @@ def scale_by_rules(rules: Any) -> optax.GradientTransformationExtraArgs:
             updates: dict[str, Any], state: Any, params: Any = None, **extra: Any
         ) -> tuple[dict[str, Any], Any]:
             del params, extra
-            found = factors.answer(whole, list(updates))
+            found = _answers(factors, whole, list(updates))
             return {
                 path: None if leaf is None else _scaled(path, leaf, factor)
                 for (path, leaf), factor in zip(updates.items(), found, strict=True)
@@ -74,6 +75,33 @@ def scale_by_rules(rules: Any) -> optax.GradientTransformationExtraArgs:
 
     # It only scales what others move.
     return run_flat(on, moving=lambda whole, flat: ())
+
+
+def _answers(
+    rules: Rules | BoundRules, whole: WholeTree, paths: Sequence[str]
+) -> list[Any]:
+    """Return a factor for each leaf.
+
+    Raises:
+        TransformError: several are for an array of layers, of which the leading axis is
+            not that of the unrolled model.
+    """
+    found = rules.answer(whole, paths)
+    stacks = rules.rules.stacks if isinstance(rules, BoundRules) else rules.stacks
+    if stacks and whole.layers is None:
+        several = {
+            whole.stored_path(path): path
+            for path, factor in zip(paths, found, strict=True)
+            if not isinstance(factor, PerLayer) and np.ndim(_values(factor))
+        }
+        axes = stacks.axes(whole.view, is_part=True) if several else ()
+        for path, own in zip(whole.view.plan.paths, axes, strict=False):
+            if own and path in several:
+                raise TransformError(
+                    f"The factors of {several[path]!r} are several, and the array "
+                    "holds layers. With stacks=, give each rule one number."
+                )
+    return found
 
 
 class _Factors:
