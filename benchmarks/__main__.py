@@ -189,7 +189,7 @@ def _races(topic: Any, *, quick: bool) -> Iterator[Race]:
         "caches": (50,),
         "migrations": (2, 2, 128, 256, 100),
         "planning": (1, 1),
-        "stacks": (4, 8),
+        "stacks": (12, 8),
         "training": (1, 2),
     }
     if topic is conversion:
@@ -207,7 +207,7 @@ def _figures(topic: Any, *, quick: bool) -> list[Result]:
         "caches": (50, 1),
         "migrations": (2, 2, 128, 256, 100),
         "planning": (1, 1),
-        "stacks": (4, 8),
+        "stacks": (12, 8),
     }
     if topic is checkpointing and quick:
         return list(topic.figures(2, 128, 1, apart=False))

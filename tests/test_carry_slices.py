@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from sizes import full
 
 import treeadapt as ta
 
@@ -294,7 +295,10 @@ def search(tx: Any, params: Any, state: Any) -> tuple[Any, Any]:
     return ta.apply_updates(params, updates), state
 
 
-@pytest.mark.parametrize("tx", [optax.scale_by_lbfgs(3), optax.lbfgs(memory_size=2)])
+MEMORIES = [optax.scale_by_lbfgs(3), optax.lbfgs(memory_size=2)]
+
+
+@pytest.mark.parametrize("tx", full(MEMORIES, MEMORIES[1:]))
 def test_the_memory_of_lbfgs_is_cut_behind_its_first_axis(tx):
     before, after = from_layer(tx, 4), from_layer(tx, 2)
     params = start()

@@ -59,7 +59,9 @@ def partition(
             of a number that it is added to.
         rules: ``Rules``, or a mapping or pairs for it; or a function from a tree to a
             label tree, whose labels may be for whole subtrees. A label tree that is
-            there already goes in as ``treeadapt.lift(labels)``.
+            there already goes in as ``treeadapt.lift(labels)``. ``Rules`` with
+            ``stacks`` may put layers of one array into different groups; each then has
+            a slice of it, such as ``blocks/{4..11}/attn/kernel``.
 
     Returns:
         ``GradientTransformationExtraArgs`` for any tree. Its state is Optax's
@@ -96,7 +98,8 @@ def freeze(tx: Any, where: Any) -> optax.GradientTransformationExtraArgs:
 
     Args:
         tx: any Optax transformation.
-        where: selector of the leaves that no step may change.
+        where: selector of the leaves that no step may change; of layers of a stacked
+            array, ``Rules(..., stacks=...).where(label)``.
 
     Returns:
         ``GradientTransformationExtraArgs`` for any tree; its state is the state of
