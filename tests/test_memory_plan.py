@@ -361,11 +361,11 @@ def test_leaves_of_one_form_are_one_line_and_many_are_added_up():
 
 def test_no_array_is_made_of_a_model_that_fits_nowhere():
     tree = {"w": [jax.ShapeDtypeStruct((2**20, 2**20), jnp.float32)] * 8}
-    before = len(jax.live_arrays())
+    before = jax.live_arrays()
     wide = AbstractMesh((2**12,), ("data",))
     tx = ta.freeze(optax.adam(0.1), "w/0")
     plan = ta.summarize(tree, {"**": P("data", None)}, mesh=wide, tx=tx).memory
-    assert len(jax.live_arrays()) == before
+    assert {*map(id, jax.live_arrays())} <= {*map(id, before)}
     assert plan.kinds[0].device_bytes == 8 * 2**30
 
 

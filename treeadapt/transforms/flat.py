@@ -189,12 +189,19 @@ def no_change(like: Any) -> jax.Array:
     Args:
         like: array, whose shape, dtype and sharding it has.
     """
+    value: complex = 0
     if jnp.issubdtype(like.dtype, jnp.complexfloating):
-        return jnp.full_like(like, complex(-0.0, -0.0))
-    if not is_inexact(like):
-        return jnp.zeros_like(like)
-    least = least_value(like.dtype)
-    return jnp.full_like(like, -0.0 if least is None else least)
+        value = complex(-0.0, -0.0)
+    elif is_inexact(like):
+        least = least_value(like.dtype)
+        value = -0.0 if least is None else least
+    found = jnp.full_like(like, value)
+    if isinstance(like, jax.core.Tracer):
+        own = jax.typeof(like).sharding
+        # JAX 0.12 forgets Explicit axes here where no mesh is in force.
+        if any(own.spec) and jax.typeof(found).sharding != own:
+            return jax.sharding.reshard(found, own)
+    return found
 
 
 def flat_extra(
