@@ -20,7 +20,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
+from flax import nnx, traverse_util
 
 import treeadapt as ta
 from treeadapt.slices import read_slice_key
@@ -98,7 +98,7 @@ class Twin:
             flat: arrays by stored path, or by the name of some layers of one.
         """
         for key, array in flat.items():
-            path, sets = read_slice_key(key) or (key, ())
+            path, sets = read_slice_key(key)
             axes = [axis for axis in self.axes if axis.covers(path)]
             numbers = [dict(sets).get(a.key, range(array.shape[a.axis])) for a in axes]
             for places in itertools.product(*map(enumerate, numbers)):
@@ -419,14 +419,7 @@ def nested(flat: Flat) -> Any:
             return [children[str(number)] for number in range(len(children))]
         return children
 
-    tree: dict[str, Any] = {}
-    for path, leaf in flat.items():
-        *above, last = path.split("/")
-        node = tree
-        for key in above:
-            node = node.setdefault(key, {})
-        node[last] = leaf
-    return lists(tree)
+    return lists(traverse_util.unflatten_dict(flat, sep="/"))
 
 
 EXPERT_SHAPES = {

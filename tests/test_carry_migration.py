@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 from hypothesis import settings
+from states import assert_equal
 
 import treeadapt as ta
 from treeadapt.carry.optax_fields import degree_of, is_state_class
@@ -78,14 +79,6 @@ def train(tx: Any, params: Any, state: Any, steps: int = 2) -> tuple[Any, Any]:
             updates, state = tx.update(grads_of(params, step), state, params)
             params = optax.apply_updates(params, updates)
     return params, state
-
-
-def assert_equal(one: Any, two: Any) -> None:
-    one, two = ta.to_flat_dict(one), ta.to_flat_dict(two)
-    assert sorted(one) == sorted(two)
-    for path in one:
-        assert one[path].dtype == two[path].dtype, path
-        assert np.array_equal(one[path], two[path]), path
 
 
 schedule = optax.linear_schedule(1e-1, 1e-3, 6)

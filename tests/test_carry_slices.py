@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 from sizes import full
+from states import assert_equal
 
 import treeadapt as ta
 
@@ -74,14 +75,6 @@ def grouped(tx: Any, **patterns: Any) -> Any:
 
 def from_layer(tx: Any, depth: int) -> Any:
     return grouped(tx, a=[f"blocks/{{{depth}..{LAYERS - 1}}}", "head"])
-
-
-def assert_equal(one: Any, two: Any) -> None:
-    one, two = ta.to_flat_dict(one), ta.to_flat_dict(two)
-    assert sorted(one) == sorted(two)
-    for path in one:
-        assert one[path].dtype == two[path].dtype, path
-        assert np.array_equal(one[path], two[path]), path
 
 
 def assert_clean(report: Any) -> None:

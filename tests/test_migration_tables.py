@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import traverse_util
 
 import treeadapt as ta
 from benchmarks.published_names import gemma3, mixtral, qwen3_moe
@@ -744,13 +745,7 @@ def test_a_tree_does_as_well_as_a_flat_dict():
         + "".join(row.partition(" : ")[1:]): to
         for row, to in given.table.items()
     }
-    tree: dict[str, Any] = {}
-    for path, leaf in names.items():
-        *above, last = path.split("/")
-        node = tree
-        for key in above:
-            node = node.setdefault(key, {})
-        node[last] = leaf
+    tree = traverse_util.unflatten_dict(names, sep="/")
     same(ta.Migration(table, sizes=given.sizes)(tree), given.result)
 
 

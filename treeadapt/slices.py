@@ -43,19 +43,21 @@ def slice_key(path: str, sets: Mapping[str, Sequence[int]]) -> str:
     return path
 
 
-def read_slice_key(key: str) -> tuple[str, Sets] | None:
+def read_slice_key(key: str) -> tuple[str, Sets]:
     """Read the name of some layers of an array.
 
     Returns:
-        Path of the array in the stored tree, and the layers; None if ``key`` is not
-        such a name.
+        Path of the array in the stored tree, and the layers; no layers, and ``key``
+        itself, if it is not such a name.
 
     Example:
         >>> read_slice_key("blocks/{4..6}/attn/kernel")
         ('blocks/attn/kernel', (('blocks', (4, 5, 6)),))
+        >>> read_slice_key("blocks/attn/kernel")
+        ('blocks/attn/kernel', ())
     """
     if "{" not in key:
-        return None
+        return key, ()
     path: list[str] = []
     sets: list[tuple[str, tuple[int, ...]]] = []
     for segment in key.split("/"):
@@ -64,7 +66,7 @@ def read_slice_key(key: str) -> tuple[str, Sets] | None:
             sets.append(("/".join(path), layers))
         else:
             path.append(segment)
-    return ("/".join(path), tuple(sets)) if sets else None
+    return ("/".join(path), tuple(sets)) if sets else (key, ())
 
 
 def runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:

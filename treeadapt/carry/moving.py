@@ -206,7 +206,7 @@ def _fields(
     fields: dict[str, _Field] = {}
     for slot, spec in copies:
         name, shape, rank = slot.field, np.shape(spec), None
-        path, sets = read_slice_key(slot.tail) or (slot.tail, ())
+        path, sets = read_slice_key(slot.tail)
         if path in params:
             like = params[path].shape
             more = len(shape) - len(like)

@@ -100,7 +100,7 @@ def divide(
     for side, leaves in enumerate((new, saved)):
         for slot, leaf in leaves:
             if slot.is_copy:
-                path, sets = read_slice_key(slot.tail) or (slot.tail, ())
+                path, sets = read_slice_key(slot.tail)
                 box = boxes.get(slot.name) if side else None
                 one = _Leaf(side, slot, np.shape(leaf), dict(sets), box)
                 held.setdefault(path, []).append(one)
@@ -258,7 +258,7 @@ def joined(names: Iterable[str]) -> list[str]:
         >>> joined(["mu/h/{0..3}/w", "mu/h/{4}/w", "mu/h/{9}/w", "count"])
         ['mu/h/{{0..4},{9}}/w', 'count']
     """
-    rows = [read_slice_key(name) or (name, ()) for name in names]
+    rows = [read_slice_key(name) for name in names]
     for place in range(max((len(sets) for _, sets in rows), default=0)):
         found: dict[Any, set[int]] = {}
         for path, sets in rows:

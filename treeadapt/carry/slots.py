@@ -228,7 +228,7 @@ def stored(tail: str) -> str:
         >>> stored("net/{4..11}/w"), stored("net/w")
         ('net/w', 'net/w')
     """
-    return (read_slice_key(tail) or (tail,))[0]
+    return read_slice_key(tail)[0]
 
 
 def param_of(tail: str, known: Container[str]) -> str | None:

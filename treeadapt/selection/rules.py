@@ -61,6 +61,13 @@ from treeadapt.trees.views import TreeView, view_tree
 
 Overlap = Literal["first", "error"]
 
+_DEFAULTS: dict[str, Any] = {
+    "default": MISSING,
+    "unused": "error",
+    "overlap": "first",
+    "stacks": NO_STACKS,
+}
+
 
 class Rules(Question):
     """An ordered table of selectors and values; the first that matches a leaf wins.
@@ -117,13 +124,11 @@ class Rules(Question):
         overlap: Overlap | None = None,
         stacks: Mapping[str, Any] | Stacks | None = None,
     ):
-        of_other = isinstance(rules, Rules)
-        default = rules.default if of_other and default is MISSING else default
-        unused = (rules.unused if of_other else "error") if unused is None else unused
-        if overlap is None:
-            overlap = rules.overlap if of_other else "first"
-        if stacks is None:
-            stacks = rules.stacks if of_other else NO_STACKS
+        options = rules.options if isinstance(rules, Rules) else _DEFAULTS
+        default = options["default"] if default is MISSING else default
+        unused = options["unused"] if unused is None else unused
+        overlap = options["overlap"] if overlap is None else overlap
+        stacks = options["stacks"] if stacks is None else stacks
         check_choice("unused", unused, ("error", "ignore"))
         check_choice("overlap", overlap, ("first", "error"))
         pairs = tuple((as_selector(where), value) for where, value in _pairs(rules))
@@ -179,8 +184,7 @@ class Rules(Question):
     @property
     def options(self) -> dict[str, Any]:
         """The keyword arguments that it was made with."""
-        names = ("default", "unused", "overlap", "stacks")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in _DEFAULTS}
 
     @functools.cached_property
     def selectors(self) -> tuple[Selector, ...]:

@@ -83,11 +83,6 @@ class PerLayer:
     paths: tuple[str, ...]
     sources: tuple[str, ...]
 
-    @property
-    def key(self) -> str:
-        """The name of these layers."""
-        return self.key_of(self.numbers)
-
     def key_of(self, numbers: Sequence[Sequence[int]]) -> str:
         """Name some layers of the array."""
         stacks = (axis.key for axis in self.axes)
@@ -239,7 +234,7 @@ class Stacks:
         held: dict[Any, dict[int, list[int]]] = {}  # leaves by number of layers
         met: set[str] = set()
         for index, (path, leaf) in enumerate(view.items()):
-            stored, sets = read_slice_key(path) or (path, ())
+            stored, sets = read_slice_key(path)
             met.update(stack.key for stack in self._around(stored))
             axes: list[StackAxis] = []
             for stack in self._chain(stored) if is_array(leaf) else ():
@@ -290,7 +285,11 @@ class Stacks:
             layers = {i: re.fullmatch(form, path, re.DOTALL) for i, path, _ in arrays}
             if not any(layers.values()):
                 continue
-            own = [each for each in arrays if stack in self._chain(_stored(each[1]))]
+            own = [
+                each
+                for each in arrays
+                if stack in self._chain(read_slice_key(each[1])[0])
+            ]
             if own and not _is_regular(own, layers, is_part=is_part):
                 continue
             if own and isinstance(stack.axis, str):
@@ -327,10 +326,10 @@ class Stacks:
         axes = self.axes(view, is_part=is_part)
         sizes = {axis.key: axis.size for each in axes for axis in each}
         for path in view.plan.paths:
-            read = read_slice_key(path)
-            if read is not None and not sizes.keys().isdisjoint(dict(read[1])):
+            stored, sets = read_slice_key(path)
+            if not sizes.keys().isdisjoint(dict(sets)):
                 raise PathCollisionError(
-                    f"{path!r} is the name of some layers of {read[0]!r}, which is in "
+                    f"{path!r} is the name of some layers of {stored!r}, which is in "
                     "a stack. Rename that leaf."
                 )
         counts = [
@@ -352,7 +351,7 @@ class Stacks:
         layers = map(one_layer, view.leaves, axes)
         leaves = [one for one, n in zip(layers, counts, strict=True) for _ in range(n)]
         rows = TreeView(leaves, plan, None, view.tree)
-        return Unrolled(rows, view, counts, axes, self)
+        return Unrolled(rows, view, counts, axes, sizes, self)
 
     def _refuse_clash(
         self, path: str, paths: Sequence[str], sizes: Mapping[str, int]
@@ -441,6 +440,7 @@ class Unrolled:
             one leaf are consecutive, the number of its innermost stack running fastest.
             (Static leaves below a stack have a row for each layer.)
         axes: along which each stored leaf holds layers.
+        sizes: the number of layers of each stack; of those only that the tree holds.
         stacks: which nodes hold layers.
     """
 
@@ -448,12 +448,8 @@ class Unrolled:
     stored: TreeView
     counts: list[int]
     axes: list[tuple[StackAxis, ...]]
+    sizes: dict[str, int]
     stacks: Stacks
-
-    @functools.cached_property
-    def sizes(self) -> dict[str, int]:
-        """The number of layers of each stack; of those only that the tree holds."""
-        return {axis.key: axis.size for each in self.axes for axis in each}
 
     @property
     def left_out(self) -> frozenset[str]:
@@ -523,7 +519,7 @@ class Unrolled:
         return [i for i, count in enumerate(self.counts) for _ in range(count)]
 
 
-def require_agreement(answers: Sequence[Any], who: str) -> list[Any]:
+def require_agreement(answers: list[Any], who: str) -> list[Any]:
     """Return answers; raise if layers of one array have different ones.
 
     Args:
@@ -541,7 +537,7 @@ def require_agreement(answers: Sequence[Any], who: str) -> list[Any]:
                 "scale_by_rules, which take arrays apart, or give all layers of the "
                 "array one answer."
             )
-    return list(answers)
+    return answers
 
 
 def _with_numbers(texts: Sequence[str], numbers: Iterable[str]) -> str:
@@ -657,12 +653,6 @@ def _axis_of(stack: _Stack, path: str, leaf: Any, names: Any) -> int:
             f"stack {stack.key!r}. {cure}"
         )
     return places[0]
-
-
-def _stored(path: str) -> str:
-    """Return the stored path of an array, or of some of its layers."""
-    read = read_slice_key(path)
-    return path if read is None else read[0]
 
 
 def _is_regular(

@@ -125,7 +125,7 @@ def place_state(
         param = None if slot.prefix is None else param_of(slot.tail, homes)
         key = None
         if param is not None:
-            path, sets = read_slice_key(slot.tail) or (slot.tail, ())
+            path, sets = read_slice_key(slot.tail)
             rest = path.removeprefix(param).removeprefix(SEPARATOR)
             key = param, sets
             held.setdefault(key, []).append((leaf.shape, rest))

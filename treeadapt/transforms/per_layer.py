@@ -151,7 +151,7 @@ def _of_cut(
     path: str, axes: tuple[StackAxis, ...]
 ) -> tuple[str, tuple[StackAxis, ...]]:
     """Return the key of the part, and the axes, of some layers of an array."""
-    _, sets = read_slice_key(path) or (path, ())
+    _, sets = read_slice_key(path)
     numbers = {axis.key: dict(sets).get(axis.key, range(axis.size)) for axis in axes}
     own = tuple(axis._replace(size=len(numbers[axis.key])) for axis in axes)
     return slice_key(axes[-1].key, numbers), own
