@@ -45,12 +45,18 @@ NEWEST_PYTHON ?= $(shell for python in python3.14 \
 	$(wildcard $(PYENV_ROOT)/versions/3.12.*/bin/python3); do \
 	$$python -c 'import venv' 2>/dev/null && echo $$python && break; done)
 
+# Models of transformers, in PyTorch and in Flax. ``make TORCH="torch --index-url ..."``
+# takes another build of PyTorch; without any, the half with Flax runs.
+MODELS := .venv-models
+MODELS_READY := $(MODELS)/.ready
+TORCH ?= torch==2.13.0
+
 # One environment for each optional library.
 ALONE := .venv-alone
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full test-lowest test-newest environments test-alone lint \
-	format bench docs compatibility dist clean
+.PHONY: help demo demo-lm test test-full test-lowest test-newest test-models \
+	environments test-alone lint format bench docs compatibility dist clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -79,7 +85,13 @@ test-newest: $(NEWEST_READY)  ## run the tests on the newest Python, with its ne
 		-p no:cacheprovider $(PYTEST_ARGS)
 endif
 
-environments: $(READY) $(LOWEST_READY) $(if $(NEWEST_PYTHON),$(NEWEST_READY))  ## set up the environments of all tests but test-alone
+test-models: $(MODELS_READY)  ## convert models of transformers; compare what they answer
+	@$(MODELS)/bin/python -c 'import torch; print("PyTorch", torch.__version__)' 2>/dev/null \
+		|| echo "test-models: PyTorch is NOT INSTALLED; only the half with Flax runs."
+	@$(MODELS)/bin/python -m pytest $(XDIST) --dist loadscope -p no:cacheprovider \
+		tests/models $(PYTEST_ARGS)
+
+environments: $(READY) $(LOWEST_READY) $(MODELS_READY) $(if $(NEWEST_PYTHON),$(NEWEST_READY))  ## set up the environments of all tests but test-alone
 
 test-alone: $(READY)  ## run tests with no optional library, and with each one alone
 	@$(RUN) .ci/alone.py $(ALONE)
@@ -110,7 +122,7 @@ dist: $(READY)  ## build wheel and sdist in dist
 	@ls dist
 
 clean:  ## remove everything that make made
-	rm -rf $(VENV) $(LOWEST) $(NEWEST) $(ALONE) build dist docs/_build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) $(NEWEST) $(MODELS) $(ALONE) build dist docs/_build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): setup.cfg setup.py treeadapt/_version.py
@@ -136,6 +148,17 @@ $(NEWEST_READY): setup.cfg setup.py treeadapt/_version.py
 	@$(NEWEST_PYTHON) -m venv --clear $(NEWEST)
 	@$(NEWEST)/bin/python $(PIP_INSTALL) --upgrade pip
 	@$(NEWEST)/bin/python $(PIP_INSTALL) --editable ".[test]"
+	@touch $@
+
+$(MODELS_READY): setup.cfg setup.py .ci/models.txt treeadapt/_version.py
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is needed: make PYTHON=..."; exit 1; }
+	@echo "Setting up $(MODELS), once; this takes a minute or two."
+	@$(PYTHON) -m venv --clear $(MODELS)
+	@$(MODELS)/bin/python $(PIP_INSTALL) --upgrade pip
+	@$(MODELS)/bin/python $(PIP_INSTALL) \
+		--editable ".[checkpoints,equinox,flax]" --requirement .ci/models.txt
+	@$(MODELS)/bin/python $(PIP_INSTALL) $(TORCH) \
+		|| echo "$(MODELS): pip found no $(TORCH)."
 	@touch $@
 
 # Only ``make docs`` needs these.

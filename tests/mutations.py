@@ -1,0 +1,90 @@
+"""Wrong tables made of a right one, each by one small mistake."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import treeadapt as ta
+
+# The names of a list, ``{p=query,key}``, and what one bracket of axes holds.
+_LIST = re.compile(r"\{(\w+)=([^{}]*,[^{}]*)\}")
+_BRACKET = re.compile(r"(?<=\()[^()]+(?=\))|(?<=\[)[^\[\]()]+(?=\])")
+_OPERATIONS = ("scale", "offset", "pad")
+
+
+def wrong_tables(path: Path, folder: Path) -> Iterator[tuple[str, ta.Migration]]:
+    """Yield each table that one mistake makes of a file, and the mistake in words.
+
+    A mistake is made in one address: two axes or two names of a list change places. Or
+    in one row: two targets change places, an operation is forgotten, or the row is.
+    """
+    right = tomllib.loads(path.read_text())
+    for number, row in enumerate(right["rows"]):
+        for mistake, wrong in _wrong_rows(row):
+            table = copy.deepcopy(right)
+            table["rows"][number : number + 1] = wrong
+            file = folder / "wrong.json"
+            file.write_text(json.dumps(table))
+            yield f"row {number}: {mistake}", ta.load_migration(file)
+
+
+def _wrong_rows(row: dict[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    yield "forgotten", []
+    if "drop" in row:
+        return
+    for name in _OPERATIONS:
+        if name in row:
+            yield f"without {name}", [{k: v for k, v in row.items() if k != name}]
+    for side in ("from", "to"):
+        addresses = row[side] if isinstance(row[side], list) else [row[side]]
+        for first, second in itertools.combinations(range(len(addresses)), 2):
+            parts = [address.partition(" : ") for address in addresses]
+            paths = [part[0] for part in parts]
+            paths[first], paths[second] = paths[second], paths[first]
+            swapped = [
+                "".join((path, *part[1:]))
+                for path, part in zip(paths, parts, strict=True)
+            ]
+            yield f"{side}: paths {first} and {second}", [row | {side: swapped}]
+        for at, address in enumerate(addresses):
+            other = str(row["to" if side == "from" else "from"])
+            for mistake, wrong in _wrong_addresses(address, other):
+                changed = [*addresses]
+                changed[at] = wrong
+                one = changed if isinstance(row[side], list) else wrong
+                yield f"{side}: {mistake}", [row | {side: one}]
+
+
+def _wrong_addresses(address: str, other: str) -> Iterator[tuple[str, str]]:
+    path, colon, axes = address.partition(" : ")
+    for found in _LIST.finditer(path):
+        if f"{{{found[1]}}}" in other:
+            continue  # the text stays, so the order of the list means nothing
+        for names in _swapped(found[2].split(",")):
+            text = ",".join(names)
+            wrong = path[: found.start(2)] + text + path[found.end(2) :]
+            yield f"names {text}", wrong + colon + axes
+    # Axes of the array: what is in a bracket is one of them.
+    parts = re.findall(r"\([^()]*\)|\[(?:[^\[\]()]|\([^()]*\))*\]|\S+", axes)
+    for wrong in _swapped(parts):
+        yield f"axes {' '.join(wrong)}", path + colon + " ".join(wrong)
+    for found in _BRACKET.finditer(axes):
+        for names in _swapped(found[0].split()):
+            wrong = axes[: found.start()] + " ".join(names) + axes[found.end() :]
+            yield f"axes {wrong}", path + colon + wrong
+
+
+def _swapped(parts: list[str]) -> Iterator[list[str]]:
+    """Every list with two parts in each other's place that reads otherwise."""
+    for first, second in itertools.combinations(range(len(parts)), 2):
+        if parts[first] != parts[second]:
+            changed = [*parts]
+            changed[first], changed[second] = changed[second], changed[first]
+            yield changed
