@@ -8,6 +8,7 @@ and PyTorch reads it. One mistake in the table shows in the shapes or in the ans
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -15,11 +16,18 @@ import numpy as np
 import optax
 import pytest
 from mutations import wrong_tables
-from tiny import HAS_TORCH, MIGRATIONS, Tiny, transformers
+from tiny import HAS_TORCH, MIGRATIONS, TOKENS, Tiny, transformers
 
 import treeadapt as ta
 
 GPT2_LAYERS, GPT2_LENGTH = 3, 23
+
+
+def numbers(*shape: int) -> np.ndarray:
+    """Random numbers for an input."""
+    return np.random.default_rng(2).normal(size=shape).astype("float32")
+
+
 CASES = {
     "gpt2-flax": Tiny(
         names="gpt2",
@@ -38,6 +46,81 @@ CASES = {
             f"h.{layer}.attn.bias": np.tri(GPT2_LENGTH, dtype=np.uint8)[None, None]
             for layer in range(GPT2_LAYERS)
         },
+    ),
+    "vit-flax": Tiny(
+        names="vit",
+        torch="ViTForImageClassification",
+        flax="FlaxViTForImageClassification",
+        config=lambda: transformers.ViTConfig(
+            image_size=21,
+            patch_size=7,
+            num_channels=3,
+            hidden_size=22,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=13,
+            num_labels=17,
+        ),
+        inputs={"pixel_values": numbers(2, 3, 21, 21)},
+    ),
+    "bert-flax": Tiny(
+        names="bert",
+        torch="BertForMaskedLM",
+        flax="FlaxBertForMaskedLM",
+        config=lambda: transformers.BertConfig(
+            vocab_size=37,
+            max_position_embeddings=23,
+            hidden_size=22,
+            num_hidden_layers=3,
+            num_attention_heads=2,
+            intermediate_size=13,
+        ),
+        inputs={
+            "input_ids": TOKENS,
+            "token_type_ids": (np.arange(10) >= [[3], [7]]).astype(int),
+            "attention_mask": (np.arange(10) < [[10], [8]]).astype(int),
+        },
+        buffers=lambda: {"bert.embeddings.position_ids": np.arange(23)[None]},
+    ),
+    "whisper-flax": Tiny(
+        names="whisper",
+        torch="WhisperForConditionalGeneration",
+        flax="FlaxWhisperForConditionalGeneration",
+        config=lambda: transformers.WhisperConfig(
+            vocab_size=37,
+            num_mel_bins=5,
+            d_model=22,
+            encoder_layers=2,
+            decoder_layers=3,
+            encoder_attention_heads=2,
+            decoder_attention_heads=2,
+            encoder_ffn_dim=13,
+            decoder_ffn_dim=17,
+            max_source_positions=19,
+            max_target_positions=23,
+            decoder_start_token_id=1,
+            pad_token_id=0,
+            bos_token_id=1,
+            eos_token_id=2,
+            suppress_tokens=None,
+            begin_suppress_tokens=None,
+        ),
+        inputs={"input_features": numbers(2, 5, 38), "decoder_input_ids": TOKENS},
+    ),
+    "gemma-flax": Tiny(
+        names="gemma",
+        torch="GemmaForCausalLM",
+        flax="FlaxGemmaForCausalLM",
+        config=lambda: transformers.GemmaConfig(
+            vocab_size=37,
+            max_position_embeddings=53,
+            hidden_size=22,
+            num_hidden_layers=3,
+            num_attention_heads=6,
+            num_key_value_heads=2,
+            head_dim=14,
+            intermediate_size=13,
+        ),
     ),
 }
 needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="PyTorch is not installed")
@@ -90,7 +173,11 @@ def setting(request, tmp_path_factory) -> Setting:
 
 def oracle(tiny: Tiny, source: dict[str, np.ndarray]) -> Any:
     """The Flax parameters that transformers' own conversion gives."""
-    model = getattr(transformers, tiny.flax)(tiny.config())
+    flax = getattr(transformers, tiny.flax)
+    # The conversion asks a model for these two, and to make one is slow.
+    model = SimpleNamespace(
+        params=tiny.flax_params(), base_model_prefix=flax.base_model_prefix
+    )
     conversion = transformers.modeling_flax_pytorch_utils
     return conversion.convert_pytorch_state_dict_to_flax(
         {name: source[name] for name in source if name not in tiny.buffers()}, model
