@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import json
 import re
@@ -25,14 +24,29 @@ def wrong_tables(path: Path, folder: Path) -> Iterator[tuple[str, ta.Migration]]
     A mistake is made in one address: two axes or two names of a list change places. Or
     in one row: two targets change places, an operation is forgotten, or the row is.
     """
-    right = tomllib.loads(path.read_text())
-    for number, row in enumerate(right["rows"]):
+    rows = tomllib.loads(path.read_text())["rows"]
+    for number, row in enumerate(rows):
         for mistake, wrong in _wrong_rows(row):
-            table = copy.deepcopy(right)
-            table["rows"][number : number + 1] = wrong
-            file = folder / "wrong.json"
-            file.write_text(json.dumps(table))
-            yield f"row {number}: {mistake}", ta.load_migration(file)
+            table = with_rows(
+                path, [*rows[:number], *wrong, *rows[number + 1 :]], folder
+            )
+            yield f"row {number}: {mistake}", table
+
+
+def with_rows(path: Path, rows: list[dict[str, Any]], folder: Path) -> ta.Migration:
+    """Return the migration of a file with other rows."""
+    table = tomllib.loads(path.read_text()) | {"rows": rows}
+    file = folder / "changed.json"
+    file.write_text(json.dumps(table))
+    return ta.load_migration(file)
+
+
+def without(path: Path, name: str, folder: Path) -> ta.Migration:
+    """Return the migration of a file without the row that reads a name."""
+    rows = tomllib.loads(path.read_text())["rows"]
+    kept = [row for row in rows if name not in str(row.get("from"))]
+    assert len(kept) == len(rows) - 1
+    return with_rows(path, kept, folder)
 
 
 def _wrong_rows(row: dict[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
