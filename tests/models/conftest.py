@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import jax
 import pytest
 
+pytest.register_assert_rewrite("laws")
+
 
 @pytest.fixture(autouse=True, scope="package")
 def promotion() -> Iterator[None]:

@@ -72,7 +72,11 @@ class Tiny(NamedTuple):
             model = model.base_model
         for name, value in self.buffers().items():
             *modules, last = name.split(".")
-            owner = model.get_submodule(".".join(modules))
+            owner = model
+            for module in modules:
+                if not hasattr(owner, module):  # older models had it
+                    owner.add_module(module, torch.nn.Module())
+                owner = owner.get_submodule(module)
             owner.register_buffer(last, torch.from_numpy(value))
         model.save_pretrained(folder, max_shard_size="8KB")
 
