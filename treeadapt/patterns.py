@@ -261,7 +261,7 @@ def _elements(text: str) -> Iterator[Element]:
         problem = f"a path has no leading slash. Write {listing([text.lstrip('/')])}"
         _fail(text, 0, problem + "; after an empty key, write '\\/'.")
     count, previous = 0, None
-    for start, stop in _spans(text):
+    for start, stop in spans(text):
         element = _element(text, start, stop)
         if isinstance(element, AnyDepth):
             count += 1
@@ -273,8 +273,8 @@ def _elements(text: str) -> Iterator[Element]:
         previous = element
 
 
-def _spans(text: str) -> Iterator[tuple[int, int]]:
-    """Start and stop of every segment in ``text``."""
+def spans(text: str) -> Iterator[tuple[int, int]]:
+    """Yield start and stop of every segment; a slash ends one, escaped or not."""
     start = 0
     for found in _ESCAPE_OR_SLASH.finditer(text):
         if found["slash"]:

@@ -15,12 +15,13 @@ import itertools
 import re
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeAlias
 
 from treeadapt.errors import MigrationError
 from treeadapt.names import listing
 from treeadapt.paths import SEPARATOR
+from treeadapt.patterns import spans
 
 #: What a path gives each capture: text, or a number.
 Captures: TypeAlias = dict[str, str | int]
@@ -37,8 +38,7 @@ _WHOLE_WORD = re.compile(r"(?<=[\W_])[^\W_]+(?=[\W_])")
 _NUMBER = re.compile("0|[1-9][0-9]{0,17}")
 _SHORT = 32  # texts of a list that are tried one by one
 _ENTRY = re.compile(r"((?:[^,\\]|\\.)*),")
-# A slash ends a segment, as in patterns written plainly or as ``\/``.
-_ESCAPE_OR_SLASH = re.compile(r"\\[^/]|(?P<slash>\\?/)", re.DOTALL)
+_END = re.compile(r"/|\Z")
 _STARS = re.compile(r"\*+")
 _HINTS = {
     "{": "A capture is {name}, {name:**}, {name=a,b}, {name+1} or {(a b)}",
@@ -94,35 +94,50 @@ class Capture:
         """Yield the ends of values that start at ``start``, the nearest first.
 
         Args:
-            text: the segment.
+            text: the path, after a slash.
             start: where the value starts.
-            literal: what follows the value; empty for the last one, which ends at
-                ``stop``.
+            literal: what follows the value; empty if its segments end there.
             stop: where the last value ends.
         """
-        end = text.find(literal, start, stop) if literal else stop
+        ends = (found.start() for found in _END.finditer(text, start, stop))
+        limit = next(ends)
+        if self.is_many:
+            places = itertools.chain([limit], ends) if limit == start else ()
+            yield from (end for end in places if text.startswith(literal, end))
+            return
+        end = text.find(literal, start, limit + len(literal)) if literal else limit
         while start <= end <= start + self._longest:
             if self.read(text[start:end]) is not None:
                 yield end
-            end = text.find(literal, end + 1, stop) if literal else -1
+            again = text.find(literal, end + 1, limit + len(literal))
+            end = again if literal else -1
+
+    def alike(self, text: str, start: int) -> int:
+        """Return what is equal for starts of which all fail that are after a failure.
+
+        What a capture of any text could hold further right in its segment, it could
+        hold here, too.
+        """
+        if not self.is_free:
+            return start
+        return 0 if self.is_many else text.find(SEPARATOR, start)
 
     def stops_at(self, literal: str) -> bool:
         """Return whether the first such literal is where a value must end."""
         held = "".join(self.entries) if self.entries else "0123456789"
         return not self.is_free and literal[0] not in held
 
-    @property
-    def any_text(self) -> str:
-        """Regular expression for as little of a segment as it may hold."""
-        return "[^/]*?" if self.is_wild else "[^/]+?"
+    def regex(self, *, is_settled: bool) -> str:
+        """Write a regular expression for what it may hold, or for any text.
 
-    @property
-    def values(self) -> str:
-        """Regular expression for what it may hold, as far as that is short."""
-        if self.entries:
-            is_short = len(self.entries) <= _SHORT
-            return "|".join(map(re.escape, self.entries)) if is_short else self.any_text
-        return _NUMBER.pattern if self.is_number else self.any_text
+        Args:
+            is_settled: whether what it may hold matters; a long list does not say it.
+        """
+        if is_settled and self.is_number and not self.entries:
+            return _NUMBER.pattern
+        if is_settled and 0 < len(self.entries) <= _SHORT:
+            return "|".join(map(re.escape, self.entries))
+        return "[^/]*?" if self.is_wild else "[^/]+?"
 
     @property
     def is_free(self) -> bool:
@@ -172,18 +187,33 @@ class Template:
         return frozenset(name for each in self.captures for name in each.names)
 
     @functools.cached_property
-    def keys(self) -> list[str]:
-        """Texts that a path has if it matches: words, and the start of ``/path/``."""
-        if not self.captures:
-            return [SEPARATOR.join([*(str(part) for (part,) in self.segments), ""])]
-        runs = [SEPARATOR]
+    def literals(self) -> list[str]:
+        """What is before, between and after its captures, in a path after a slash.
+
+        A capture of whole segments holds the slashes before these.
+        """
+        runs = [""]
         for segment in self.segments:
+            runs[-1] += "" if isinstance(segment[0], Capture) else SEPARATOR
             for part in segment:
                 if isinstance(part, str):
                     runs[-1] += part
                 else:
                     runs.append("")
-            runs[-1] += SEPARATOR
+        return runs
+
+    def _closed(self, end: str, write: Callable[[str], str] = str) -> list[str]:
+        """Return its literals, with ``end`` after those that end a segment."""
+        is_last = [*(each.is_many for each in self.captures), True]
+        pairs = zip(self.literals, is_last, strict=True)
+        return [write(text) + (end if each else "") for text, each in pairs]
+
+    @functools.cached_property
+    def keys(self) -> list[str]:
+        """Texts that a path has if it matches: words, and the start of ``/path/``."""
+        runs = self._closed(SEPARATOR)
+        if not self.captures:
+            return [runs[0].removeprefix(SEPARATOR)]
         return [*itertools.chain(*map(_WHOLE_WORD.findall, runs)), runs[0]]
 
     @functools.cached_property
@@ -194,36 +224,27 @@ class Template:
         backtracks: if the first occurrence of what follows a capture does not lead to a
         match, a later one does not either.
         """
-        text, end = "", ""
-        settled = iter(self.settled)
-        for segment in self.segments:
-            if _is_many(segment):
-                next(settled)
-                text, end = f"{text}{end}(?>((?:/[^/]*)*?)", ")"
-                continue
-            text += SEPARATOR + re.escape(str(segment[0]))
-            for place in range(1, len(segment), 2):
-                held, literal = segment[place], re.escape(str(segment[place + 1]))
-                assert isinstance(held, Capture)
-                value = held.values if next(settled) else held.any_text
-                after = "(?![^/])" if place + 2 == len(segment) else ""
-                text += f"(?>({value}){literal}{after})"
-            text += "(?![^/])" if len(segment) == 1 else ""
+        (text, *literals), end = self._closed("(?![^/])", re.escape), ""
+        every = zip(self.captures, literals, self.settled, strict=True)
+        for held, literal, is_settled in every:
+            if held.is_many:
+                text, end = f"{text}{end}(?>((?:/[^/]*)*?){literal}", ")"
+            else:
+                text += f"(?>({held.regex(is_settled=is_settled)}){literal})"
         return re.compile(f"{text}\\Z{end}")
 
     @functools.cached_property
     def settled(self) -> list[bool]:
         """For each capture, whether it may hold nothing but what is tried first."""
+        if any(each.is_many for each in self.captures):
+            return [False] * len(self.captures)
         settled = []
-        has_many = any(map(_is_many, self.segments))
-        for segment in self.segments:
-            is_sure = not has_many
-            for place, held in enumerate(segment):
-                if isinstance(held, Capture):
-                    after = "".join(map(str, segment[place + 1 : place + 2]))
-                    is_last = place + 2 >= len(segment)
-                    is_sure = is_sure and (is_last or held.stops_at(after))
-                    settled.append(is_sure)
+        runs, is_sure = self._closed(SEPARATOR), True
+        for held, before, after in zip(self.captures, runs, runs[1:], strict=False):
+            is_sure = (is_sure or SEPARATOR in before) and (
+                SEPARATOR in after or held.stops_at(after)
+            )
+            settled.append(is_sure)
         return settled
 
     def understood(
@@ -249,11 +270,11 @@ class Template:
 
         segments: list[Segment] = []
         for segment in self.segments:
-            held = _only(segment)
-            if held and held.key in many:
-                segments.append((dataclasses.replace(held, is_many=True),))
-            else:
-                segments.append(tuple(map(understand, segment)))
+            match segment:
+                case ("", Capture() as held, "") if held.key in many:
+                    segments.append((dataclasses.replace(held, is_many=True),))
+                case _:
+                    segments.append(tuple(map(understand, segment)))
         return Template(self.text, tuple(segments))
 
     def match(self, path: str) -> Captures | None:
@@ -270,7 +291,7 @@ class Template:
             sure = zip(held, self.settled, strict=True)
             if any(value is None and is_sure for (_, value), is_sure in sure):
                 return None
-            held = self._split(path.split(SEPARATOR))
+            held = self._search(SEPARATOR + path)
             if not held:
                 return None
         captures: Captures = {}
@@ -279,49 +300,43 @@ class Template:
                 return None
         return captures
 
-    def _split(self, parts: Sequence[str]) -> list[tuple[Capture, Any]]:
-        """Return what the segments of a path give each capture; empty if none."""
-        places: Sequence[int] | None = range(len(parts) + 1)
-        if any(map(_is_many, self.segments)):
-            places = self._places(parts)
-        if places is None:
-            return []
-        held: list[tuple[Capture, Any]] = []
-        for segment, (start, stop) in zip(
-            self.segments, itertools.pairwise(places), strict=True
-        ):
-            if _is_many(segment):
-                # Each with its separator: no segment and one empty segment differ.
-                run = "".join(SEPARATOR + part for part in parts[start:stop])
-                held.append((segment[0], run))  # type: ignore[arg-type]
-            else:
-                found = _match_segment(segment, parts[start])
-                if found is None:
-                    return []
-                held += found
-        return held
+    def _search(self, text: str) -> list[tuple[Capture, Any]]:
+        """Return what each capture holds, each as short as those left of it allow.
 
-    def _places(self, parts: Sequence[str]) -> list[int] | None:
-        """Return where each segment of the template starts, and the end."""
-        count, size = len(self.segments), len(parts)
-        # fits[i][j]: segments from i on match parts from j on.
-        fits = [[False] * (size + 1) for _ in range(count)] + [[False] * size + [True]]
-        for i in reversed(range(count)):
-            for j in reversed(range(size + 1)):
-                if _is_many(self.segments[i]):
-                    fits[i][j] = fits[i + 1][j] or (j < size and fits[i][j + 1])
-                elif j < size and fits[i + 1][j + 1]:
-                    fits[i][j] = _match_segment(self.segments[i], parts[j]) is not None
-        if not fits[0][0]:
-            return None
-        places = [0]
-        for i in range(count):
-            j = places[-1]
-            if _is_many(self.segments[i]):
-                places.append(next(k for k in range(j, size + 1) if fits[i + 1][k]))
-            else:
-                places.append(j + 1)
-        return places
+        Each capture is tried at each place once.
+
+        Args:
+            text: a path after a slash, of the form that ``_relaxed`` asks for.
+        """
+        literals, captures = self.literals, self.captures
+        stop, last = len(text) - len(literals[-1]), len(captures) - 1
+        failed: dict[tuple[int, int], int] = {}
+        starts: list[int] = []
+        searches: list[Iterator[int]] = []
+
+        def begin(place: int, start: int) -> None:
+            literal = literals[place + 1] if place < last else ""
+            key = place, captures[place].alike(text, start)
+            if start < failed.get(key, stop + 1):
+                starts.append(start)
+                searches.append(captures[place].ends(text, start, literal, stop))
+
+        begin(0, len(literals[0]))
+        while searches:
+            place = len(searches) - 1
+            end = next(searches[-1], None)
+            if end is None:
+                searches.pop()
+                start = starts.pop()
+                key = place, captures[place].alike(text, start)
+                failed[key] = min(start, failed.get(key, start))
+            elif place < last:
+                begin(place + 1, end + len(literals[place + 1]))
+            elif end == stop:
+                after = [*starts[1:], len(text)]
+                pieces = zip(captures, literals[1:], starts, after, strict=True)
+                return [(c, c.read(text[i : j - len(x)])) for c, x, i, j in pieces]
+        return []
 
     def fill(self, values: Mapping[str, str | int], sizes: Mapping[str, int]) -> str:
         """Return the path that some values give.
@@ -330,29 +345,16 @@ class Template:
             values: by name; those of ``{(b i)}`` by each of its names.
             sizes: of the names of each ``{(b i)}``.
         """
-        filled: list[str] = []
-        for segment, is_alone in self._alone:
-            texts = []
-            for part in segment:
-                if isinstance(part, str):
-                    texts.append(part)
-                elif len(part.names) > 1:
-                    texts.append(str(compose(part.names, values, sizes)))
-                else:
-                    texts.append(part.write(values[part.key]))
-            run = "".join(texts) if len(texts) > 1 else texts[0]
-            if is_alone and run[:1] in ("", SEPARATOR):
-                filled += run.split(SEPARATOR)[1:]
-            elif SEPARATOR in run:  # whole segments within one
-                filled.append("".join(text.removeprefix(SEPARATOR) for text in texts))
+        path = self.literals[0]
+        for held, literal in zip(self.captures, self.literals[1:], strict=True):
+            if len(held.names) > 1:
+                text = str(compose(held.names, values, sizes))
             else:
-                filled.append(run)
-        return SEPARATOR.join(filled)
-
-    @functools.cached_property
-    def _alone(self) -> tuple[tuple[Segment, bool], ...]:
-        """Its segments, and whether a capture is alone in each."""
-        return tuple((segment, _only(segment) is not None) for segment in self.segments)
+                text = held.write(values[held.key])
+            if held.is_many and text:  # whole segments may have been a part of one
+                path += SEPARATOR
+            path += text.removeprefix(SEPARATOR) + literal
+        return path.removeprefix(SEPARATOR)
 
 
 class Index:
@@ -417,12 +419,13 @@ def parse_template(row: str, text: str, *, wild: bool = False) -> Template:
     Raises:
         MigrationError: the text is malformed; points at the column.
     """
-    segments: list[Segment] = []
-    for start, segment in _segments(text):
-        parts = _parse_segment(row, segment, start, wild=wild)
-        held = _only(parts)
-        segments.append((held,) if held and held.is_many else parts)
-    return Template(text, tuple(segments))
+    return Template(
+        text,
+        tuple(
+            _parse_segment(row, text[start:stop], start, wild=wild)
+            for start, stop in spans(text)
+        ),
+    )
 
 
 def malformed(text: str, column: int, problem: str, cure: str) -> NoReturn:
@@ -440,16 +443,6 @@ def malformed(text: str, column: int, problem: str, cure: str) -> NoReturn:
     )
 
 
-def _segments(text: str) -> Iterator[tuple[int, str]]:
-    """Split at each slash, also where a backslash precedes it; yield columns too."""
-    start = 0
-    for slash in _ESCAPE_OR_SLASH.finditer(text):
-        if slash["slash"]:
-            yield start, text[start : slash.start()]
-            start = slash.end()
-    yield start, text[start:]
-
-
 def _parse_segment(row: str, segment: str, start: int, *, wild: bool) -> Segment:
     """Return the literals and captures of one segment, in turn."""
     parts: list[str | Capture] = [""]
@@ -462,7 +455,9 @@ def _parse_segment(row: str, segment: str, start: int, *, wild: bool) -> Segment
             if len(parts) > 1 and not parts[-1]:
                 cure = "Put text between them"
                 malformed(row, start + place, "two captures touch", cure)
-            if held.is_many and (place, end) != (0, len(segment)):
+            if held.is_many and (place, end) == (0, len(segment)):
+                return (held,)
+            if held.is_many:
                 problem = f"{segment[place:end]} means whole segments"
                 malformed(row, start + place, problem, "Let it be alone in one")
             parts += [held, ""]
@@ -504,69 +499,3 @@ def _capture(
             found["listed"], (found["listed"],), entries=entries
         ), found.end()
     return Capture(found["name"], (found["name"],), bool(found["many"])), found.end()
-
-
-def _only(segment: Segment) -> Capture | None:
-    """Return the capture that is alone in a segment."""
-    captures = [part for part in segment if isinstance(part, Capture)]
-    return (
-        captures[0]
-        if len(captures) == 1
-        and not any(part for part in segment if isinstance(part, str))
-        else None
-    )
-
-
-def _is_many(segment: Segment) -> bool:
-    return isinstance(segment[0], Capture)
-
-
-def _match_segment(segment: Segment, text: str) -> list[tuple[Capture, Any]] | None:
-    """Match one segment; return its captures with what they hold."""
-    if len(segment) == 1:
-        return [] if segment[0] == text else None
-    literals: Sequence[str] = segment[::2]  # type: ignore[assignment]
-    captures: Sequence[Capture] = segment[1::2]  # type: ignore[assignment]
-    if not text.startswith(literals[0]) or not text.endswith(literals[-1]):
-        return None
-    return _search(literals, captures, text)
-
-
-def _search(
-    literals: Sequence[str], captures: Sequence[Capture], text: str
-) -> list[tuple[Capture, Any]] | None:
-    """Return what each capture holds, each as short as those left of it allow.
-
-    Each capture is tried at each place once. Where one of any text fails, it fails at
-    all places further right: what it could hold there, it could hold here.
-    """
-    stop, last = len(text) - len(literals[-1]), len(captures) - 1
-    seen: set[tuple[int, int]] = set()
-    hopeless = [sys.maxsize] * len(captures)
-    starts: list[int] = []
-    searches: list[Iterator[int]] = []
-
-    def begin(place: int, start: int) -> None:
-        literal = literals[place + 1] if place < last else ""
-        starts.append(start)
-        searches.append(captures[place].ends(text, start, literal, stop))
-
-    begin(0, len(literals[0]))
-    while searches:
-        place = len(searches) - 1
-        end = next(searches[-1], None)
-        if end is None:
-            searches.pop()
-            first = starts.pop()
-            if captures[place].is_free:
-                hopeless[place] = min(hopeless[place], first)
-        elif place == last:
-            after = [*starts[1:], len(text)]
-            pieces = zip(captures, literals[1:], starts, after, strict=True)
-            return [(c, c.read(text[i : j - len(x)])) for c, x, i, j in pieces]
-        else:
-            start = end + len(literals[place + 1])
-            if (place + 1, start) not in seen and start < hopeless[place + 1]:
-                seen.add((place + 1, start))
-                begin(place + 1, start)
-    return None
