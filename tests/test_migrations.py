@@ -470,6 +470,19 @@ def test_sizes_and_new_of_other_types_are_malformed(given):
     assert "{" not in message(lambda: ta.Migration({"a : d": "b : d"}, **given))
 
 
+def test_further_axes_have_no_size_and_no_padding():
+    text = "'...', which is not an axis of"
+    table = {"a : x ...": "b : ... x"}
+    assert text in message(lambda: ta.Migration(table, sizes={"...": 2}))
+    table = {"a : x ...": ("b : ... x", {"pad": {"...": (0, 1)}})}
+    assert text in message(lambda: ta.Migration(table))
+
+
+def test_a_path_in_new_has_no_axes():
+    new = {"w : x": "zeros"}
+    assert "at column 2: axes" in message(lambda: ta.Migration({"a": "b"}, new=new))
+
+
 def test_a_size_is_any_integer():
     m = ta.Migration({"a : (h d)": "b : h d"}, sizes={"d": np.int64(2)})
     assert type(m.sizes["d"]) is int

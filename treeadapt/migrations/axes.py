@@ -42,8 +42,15 @@ class Axis:
         is_alone = len(self.parts) == 1 and len(self.parts[0]) == 1
         return self.parts[0][0] if is_alone else None
 
+    def product(self, part: int) -> Product:
+        """Return its names in one part of the concatenation, whichever axis that is."""
+        return self.parts[part if len(self.parts) > 1 else 0]
+
 
 Axes: TypeAlias = tuple[Axis, ...]
+
+#: What an address without axes means.
+ANY_AXES: Axes = (Axis(((REST,),)),)
 
 
 def indices(
@@ -82,9 +89,7 @@ def names_of(axes: Axes, part: int) -> list[str]:
         >>> names_of(axes, 0), names_of(axes, 1)
         (['e', 'h', 'd'], ['e', 'k', 'd'])
     """
-    return [
-        name for axis in axes for name in axis.parts[part if len(axis.parts) > 1 else 0]
-    ]
+    return [name for axis in axes for name in axis.product(part)]
 
 
 def parse_axes(row: str, start: int) -> Axes:
@@ -154,9 +159,5 @@ def _check(row: str, start: int, axes: Axes) -> None:
             malformed(row, start, problem, "Name several axes as one")
         twice = [name for name, count in Counter(names).items() if count > 1]
         if twice:
-            malformed(
-                row,
-                start,
-                f"{twice[0]!r} is there twice",
-                "Give each axis a name of its own",
-            )
+            cure = "Give each axis a name of its own"
+            malformed(row, start, f"{twice[0]!r} is there twice", cure)

@@ -6,7 +6,6 @@ index of an axis is written as arithmetic on the names of the row.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 
 from treeadapt.migrations.axes import REST, Axis, indices
@@ -118,12 +117,10 @@ def _index(
     pads: Mapping[str, tuple[int, int]],
 ) -> str:
     """Write the index along an axis as a sum over names."""
-    part = part if len(axis.parts) > 1 else 0
-    start = sum(math.prod(move.size[n] for n in each) for each in axis.parts[:part])
-    start += pads.get(axis.name or "", (0, 0))[0]
+    start = move.start(axis, part) + pads.get(axis.name or "", (0, 0))[0]
     terms: list[str] = []
     factor = 1
-    for name in reversed(axis.parts[part]):
+    for name in reversed(axis.product(part)):
         if name in fixed:
             start += fixed[name] * factor
         else:

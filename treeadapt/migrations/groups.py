@@ -7,6 +7,7 @@ then of the target.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -19,7 +20,7 @@ import jax.numpy as jnp
 
 from treeadapt.arrays import is_array, is_inexact_dtype, least_value
 from treeadapt.convert import describe
-from treeadapt.migrations.axes import REST, Axes, Axis, every_name, indices, names_of
+from treeadapt.migrations.axes import REST, Axes, Axis, every_name, indices
 from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.rows import Address, Row
 from treeadapt.migrations.running import Layout, Move, wide_dtype
@@ -74,6 +75,12 @@ class Group:
         """Paths of all its targets."""
         return itertools.chain.from_iterable(self.targets)
 
+    @property
+    def specs(self) -> dict[str, Any]:
+        """What ``made`` says of each target's leaves, by path."""
+        pairs = zip(self.targets, self.made, strict=True)
+        return {path: spec for paths, spec in pairs for path in paths}
+
 
 class _UnplannedError(Exception):
     """A group cannot be planned, because of what the problems say."""
@@ -111,8 +118,7 @@ class GroupMaker:
             self.problems.num_made = total
             made = [self._renamed(each) for each in taken]
             return sorted(made, key=lambda group: natural(group.targets[0][0]))
-        held: dict[tuple[Any, ...], list[dict[tuple[int, ...], str]]] = {}
-        values: dict[tuple[Any, ...], dict[str, Any]] = {}
+        held: dict[Any, tuple[dict[str, Any], list[dict[tuple[int, ...], str]]]] = {}
         for address, path, captures in taken:
             own = self._values(captures, counts)
             # ``{(b i)}`` and ``{i}`` in one path may give ``i`` two values.
@@ -127,15 +133,12 @@ class GroupMaker:
                 n: v for n, v in own.items() if n not in layout or n in self.row.outer
             }
             key = tuple(sorted(outer.items()))
-            values[key] = outer
-            group = held.setdefault(key, [{} for _ in self.row.sources])
-            group[address][inner] = path
+            _, leaves = held.setdefault(key, (outer, [{} for _ in self.row.sources]))
+            leaves[address][inner] = path
         made = []
-        for key, leaves in held.items():
-            try:
-                made.append(self._group(values[key], leaves, counts))
-            except _UnplannedError:
-                continue
+        for values, leaves in held.values():
+            with contextlib.suppress(_UnplannedError):
+                made.append(self._group(values, leaves, counts))
         return sorted(made, key=lambda group: natural(group.targets[0][0]))
 
     @property
@@ -204,12 +207,8 @@ class GroupMaker:
             each.path for each in taken if int(each.captures.get(key, -1)) >= start
         ]
         text = self.row.sources[0].path.text.replace(f"{{{key}}}", f"{{n+{start}}}")
-        return (
-            f"; {listing(paths, limit=2)} are not a whole block: take them in a row "
-            f"above, {text!r:.200}"
-            if paths
-            else ""
-        )
+        named = f"; {listing(paths, limit=2)} are not a whole block: take them in a row"
+        return f"{named} above, {text!r:.200}" if paths else ""
 
     @functools.cached_property
     def _targets(self) -> dict[tuple[Any, ...], list[tuple[int, str, Captures]]]:
@@ -255,11 +254,10 @@ class GroupMaker:
                 if isinstance(value, int) and not key.startswith("("):
                     counts[key] = max(counts.get(key, 0), value + 1)
             like = (self.target or {})[path]
-            axes = _ranked(self.row.targets[number].every_axis, len(shape_of(like)))
+            axes = _ranked(self.row.targets[number].axes, len(shape_of(like)))
             if axes is not None:
                 sizes = dict(known)
-                padded = not self.row.undoes
-                list(solve(self._equations(axes, path, like, is_padded=padded), sizes))
+                list(solve(self._equations(axes, path, like, is_target=True), sizes))
                 counts |= {n: size for n, size in sizes.items() if n not in known}
         return counts
 
@@ -402,16 +400,20 @@ class GroupMaker:
         sizes = {**counts, **self.sizes}
         equations: list[Equation] = []
         layouts: list[Layout] = []
+        further: dict[int, str] = {}  # axes of ``...``
         for address, paths in zip(row.sources, sources, strict=True):
             spec = self.source[paths[0]]
-            axes = _ranked(address.every_axis, len(shape_of(spec)))
+            axes = _ranked(address.axes, len(shape_of(spec)))
             if not is_array(spec):
                 text = f"{listing([paths[0]])} is a Python number and not an array"
                 self._fault(text, "values")
             if axes is None:
-                self._fault(_misranked(paths[0], spec, address))
+                text = f"{listing([paths[0]])} is {describe(spec)}, and"
+                count = len(address.axes)
+                self._fault(f"{text} {address.text!r:.200} has axes for {count}")
             layouts.append(Layout(self._inner(address), axes))
-            equations += self._equations(axes, paths[0], spec, is_padded=row.undoes)
+            equations += self._equations(axes, paths[0], spec, is_target=False)
+            further.setdefault(len(axes) - len(address.axes), paths[0])
         faults = [
             f"{plural(counts[name], 'leaf')} for {name}, whose size is {size}"
             for name, size in self.sizes.items()
@@ -419,14 +421,10 @@ class GroupMaker:
             and not (name in row.outer and counts[name] < size)
         ]
         faults += solve(equations, sizes)
-        further: dict[int, str] = {}
-        for layout, paths in zip(layouts, sources, strict=True):
-            names = names_of(layout.axes, 0)
-            further.setdefault(sum(n.startswith(REST) for n in names), paths[0])
         self._check_alike(further.values())
-        (rest,) = further
+        (more,) = further
         wanted = [
-            Layout(self._inner(each), _ranked(each.every_axis, rest, of_rest=True))
+            Layout(self._inner(each), _ranked(each.axes, len(each.axes) + more))
             for each in row.targets
         ]
         if self.target is not None and not faults:
@@ -472,9 +470,7 @@ class GroupMaker:
                     continue
                 like: Any = (self.target or {}).get(path)
                 if is_array(like) and len(like.shape) == len(layout.axes):
-                    shown += self._equations(
-                        layout.axes, path, like, is_padded=not row.undoes
-                    )
+                    shown += self._equations(layout.axes, path, like, is_target=True)
             # What contradicts the target is reported with its whole shape.
             list(solve(shown, sizes))
             faults = [*solve(equations, sizes)]
@@ -488,9 +484,10 @@ class GroupMaker:
         return faults
 
     def _equations(
-        self, axes: Axes, path: str, spec: Any, *, is_padded: bool
+        self, axes: Axes, path: str, spec: Any, *, is_target: bool
     ) -> Iterator[Equation]:
         """Yield what the shape of one leaf says of sizes."""
+        is_padded = is_target != self.row.undoes
         pads: dict[Any, Any] = dict(self.row.values.pad) if is_padded else {}
         for place, (axis, size) in enumerate(zip(axes, shape_of(spec), strict=True)):
             where = f"axis {place} of {listing([path])}"
@@ -602,28 +599,15 @@ def _open(names: Sequence[str]) -> str:
     )
 
 
-def _misranked(path: str, spec: Any, address: Address) -> str:
-    return (
-        f"{listing([path])} is {describe(spec)}, and {address.text!r:.200} has axes "
-        f"for {len(address.every_axis)}"
-    )
+def _ranked(axes: Axes, rank: int) -> Any:
+    """Return one axis for each of an array of some rank; None if it cannot have them.
 
-
-def _ranked(axes: Axes, rank: int, *, of_rest: bool = False) -> Any:
-    """Return the axes with ``...`` written out for an array of some rank.
-
-    Args:
-        axes: as parsed.
-        rank: of the array; with ``of_rest`` that of ``...`` alone.
-        of_rest: see ``rank``.
-
-    Returns:
-        One axis for each of the array; None if it cannot have them.
+    What ``...`` stands for is written out.
     """
     names = [axis.name for axis in axes]
     if REST not in names:
-        return axes if of_rest or len(axes) == rank else None
-    place, count = names.index(REST), rank if of_rest else rank - len(axes) + 1
+        return axes if len(axes) == rank else None
+    place, count = names.index(REST), rank - len(axes) + 1
     rest = tuple(Axis(((f"{REST}{number}",),)) for number in range(count))
     return (*axes[:place], *rest, *axes[place + 1 :]) if count >= 0 else None
 

@@ -16,15 +16,15 @@ import numpy as np
 from treeadapt.arrays import is_array, is_number
 from treeadapt.convert import describe
 from treeadapt.errors import MigrationError
-from treeadapt.migrations.axes import every_name
+from treeadapt.migrations.axes import REST, every_name
 from treeadapt.migrations.files import check_weight, read_table, write_table
 from treeadapt.migrations.groups import Group, has_zero
 from treeadapt.migrations.plan import MigrationPlan, leads_back, read_backwards
 from treeadapt.migrations.planning import compare_target, fits, plan_groups
 from treeadapt.migrations.problems import Problems
-from treeadapt.migrations.rows import Row, parse_rows
+from treeadapt.migrations.rows import Row, parse_row, parse_rows
 from treeadapt.migrations.running import run
-from treeadapt.migrations.templates import Index, parse_template
+from treeadapt.migrations.templates import Index
 from treeadapt.names import Speller, listing, natural
 from treeadapt.trees.views import view_tree
 
@@ -83,7 +83,14 @@ class Migration:
                 )
         self._sizes = {name: _size(size) for name, size in (sizes or {}).items()}
         self._new = dict(new or {})
-        self._check()
+        self._check_sizes()
+        for path, filling in self._new.items():
+            if not isinstance(path, str) or filling not in _FILLINGS:
+                raise MigrationError(
+                    f"new= has {path!r:.200}: {filling!r:.80}. Write 'zeros', or "
+                    "'target' to keep what the target has."
+                )
+        self._added = tuple(parse_row(path, None) for path in self._new)
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -95,13 +102,13 @@ class Migration:
         """The sizes that hold in the whole table."""
         return self._sizes
 
-    def _check(self) -> None:
+    def _check_sizes(self) -> None:
         known = {
             name
             for row in self._rows
             for address in (*row.sources, *row.targets)
-            for name in (*address.numbers, *every_name(address.axes or ()))
-        }
+            for name in (*address.numbers, *every_name(address.axes))
+        } - {REST}
         for name, size in self._sizes.items():
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 raise MigrationError(
@@ -114,16 +121,6 @@ class Migration:
                 raise MigrationError(
                     f"sizes= has {name!r:.200}, which is not an axis of any row. {hint}"
                 )
-        for path, filling in self._new.items():
-            if not isinstance(path, str) or filling not in _FILLINGS:
-                raise MigrationError(
-                    f"new= has {path!r:.200}: {filling!r:.80}. Write 'zeros', or "
-                    "'target' to keep what the target has."
-                )
-        self._fillings = [
-            (parse_template(path, path, wild=True), filling)
-            for path, filling in self._new.items()
-        ]
 
     def __call__(self, tree: Any, target: Any = None) -> dict[str, Any]:
         """Return the leaves under their new names, with their new axes.
@@ -164,15 +161,16 @@ class Migration:
         abstract = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in arrays)
         in_numpy = all(isinstance(leaf, np.ndarray | np.generic) for leaf in arrays)
         for path, filling in plan.new.items():
-            dtype = likes[path].dtype if likes else None
+            dtype = plan.added[path].dtype
             if filling == "zeros" and not (in_numpy or abstract or _in_jax(dtype)):
                 problems.add("blank", f"{listing([path])}: {dtype} needs {_X64}")
         problems.raise_any()
         new: dict[str, Any] = {}
+        likes = likes or {}
         for path, filling in plan.new.items():
-            like = (likes or {})[path]
+            like = likes[path]
             if abstract:
-                new[path] = _abstract(like)
+                new[path] = plan.added[path]
             elif filling == "zeros":
                 new[path] = _zeros(like, in_numpy=in_numpy)
             elif isinstance(like, jax.ShapeDtypeStruct):
@@ -186,7 +184,7 @@ class Migration:
         for _, groups in itertools.groupby(plan.groups, lambda group: group.place):
             row: dict[str, Any] = {}
             for group in groups:
-                row |= run_group(group, leaves, likes or {})
+                row |= run_group(group, leaves, likes)
             made |= {path: row[path] for path in sorted(row, key=natural)}
         return made | new
 
@@ -232,41 +230,45 @@ class Migration:
         groups, dropped = plan_groups(
             self._rows, self._sizes, source, likes, problems, static
         )
-        new: dict[str, str] = {}
-        if self._fillings and likes is None:
+        if self._new and likes is None:
             raise MigrationError(
                 f"new= fills {listing(self._new)} in the form of a target. Pass one."
             )
-        if likes is not None:
-            filled = {path for group in groups for path in group.filled}
-            index = Index(template for template, _ in self._fillings)
-            found: list[list[str]] = [[] for _ in self._fillings]
-            for path, like in likes.items():
-                for place in index.near(path) if is_array(like) else ():
-                    is_match = self._fillings[place][0].match(path) is not None
-                    if is_match and path not in filled:
-                        found[place].append(path)
-            for (template, filling), paths in zip(self._fillings, found, strict=True):
-                for path in paths if filling == "zeros" else ():
-                    if not has_zero(likes[path].dtype):
-                        text = f"{listing([path])}: {describe(likes[path])}"
-                        problems.add("blank", text)
-                if not paths:
-                    problems.add("idle", listing([template.text]))
-                new |= {path: filling for path in paths if path not in new}
+        likes = likes or {}
+        filled = {path for group in groups for path in group.filled}
+        left = {p: it for p, it in likes.items() if is_array(it) and p not in filled}
+        new = self._filled(left, problems)
         plan = MigrationPlan(
             tuple(groups),
             tuple(dropped),
             new,
-            {path: _abstract((likes or {})[path]) for path in new},
+            {path: _abstract(likes[path]) for path in new},
             static,
             source,
             self._rows,
-            read_backwards(self._rows, self._new),
+            read_backwards(self._rows, self._added),
             self._sizes,
-            {path: _sharding(like) for path, like in (likes or {}).items()},
+            {path: _sharding(like) for path, like in likes.items()},
         )
         return plan, problems
+
+    def _filled(self, left: Mapping[str, Any], problems: Problems) -> dict[str, str]:
+        """Return how arrays of a target are filled that no row fills, by path."""
+        index = Index(row.sources[0].path for row in self._added)
+        found: list[list[str]] = [[] for _ in self._added]
+        for path in left:
+            for place in index.near(path):
+                if self._added[place].takes(path):
+                    found[place].append(path)
+        new: dict[str, str] = {}
+        for (text, filling), paths in zip(self._new.items(), found, strict=True):
+            for path in paths if filling == "zeros" else ():
+                if not has_zero(left[path].dtype):
+                    problems.add("blank", f"{listing([path])}: {describe(left[path])}")
+            if not paths:
+                problems.add("idle", listing([text]))
+            new |= {path: filling for path in paths if path not in new}
+        return new
 
     @functools.cached_property
     def inverse(self) -> Migration:
@@ -285,7 +287,7 @@ class Migration:
                 "(target, (function, inverse)), and use all captured names in targets."
             )
         made = Migration({})
-        made._rows = tuple(row for _, row in read_backwards(self._rows, self._new))
+        made._rows = tuple(row for _, row in read_backwards(self._rows, self._added))
         made._sizes = dict(self._sizes)
         return made
 
@@ -310,9 +312,6 @@ class Migration:
         """
         return write_table(self._rows, self._sizes, self._new)
 
-    def _table(self) -> tuple[Any, ...]:
-        return tuple(row.typed() for row in self._rows)
-
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Migration):
             return NotImplemented
@@ -325,11 +324,9 @@ class Migration:
         return self._rows, frozenset(self._sizes.items()), tuple(self._new.items())
 
     def __repr__(self) -> str:
-        pairs = self._table()
-        sources = [source for source, _ in pairs]
-        table: Any = list(pairs)
-        if len({*sources}) == len(sources):
-            table = dict(pairs)
+        pairs = [row.typed() for row in self._rows]
+        is_unique = len({source for source, _ in pairs}) == len(pairs)
+        table: Any = dict(pairs) if is_unique else pairs
         extra = f", sizes={self._sizes!r}" if self._sizes else ""
         extra += f", new={self._new!r}" if self._new else ""
         return f"Migration({table!r}{extra})"
@@ -395,11 +392,8 @@ def run_group(
         return dict.fromkeys(group.filled, leaf)
     every = [*itertools.chain(*given)]
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in every):
-        return {
-            path: _placed(spec, likes.get(path))
-            for paths, spec in zip(group.targets, group.made, strict=True)
-            for path in paths
-        }
+        specs = group.specs.items()
+        return {path: _placed(spec, likes.get(path)) for path, spec in specs}
     shardings = [_sharding(likes.get(paths[0])) for paths in group.targets]
     wanted = shardings if any(s is not None for s in shardings) else ()
     try:
@@ -413,10 +407,7 @@ def run_group(
         )
         raise
     require_sound(group, faults)
-    made: dict[str, Any] = {}
-    for paths, found in zip(group.targets, arrays, strict=True):
-        made.update(zip(paths, found, strict=True))
-    return made
+    return dict(zip(group.filled, itertools.chain(*arrays), strict=True))
 
 
 def require_sound(group: Group, faults: Sequence[str]) -> None:
@@ -499,10 +490,10 @@ def load_migration(path: str | os.PathLike[str]) -> Migration:
         made = Migration(table, sizes=sizes, new=new)
     except MigrationError as error:
         raise MigrationError(f"Migration file {str(path)!r}: {error}") from None
-    templates = [template for template, _ in made._fillings]
+    added = [each for row in made._added for each in row.sources]
     for side in ("sources", "targets"):
         addresses = (each for row in made._rows for each in getattr(row, side))
-        check_weight(path, [*templates, *(each.path for each in addresses)])
+        check_weight(path, [each.path for each in (*added, *addresses)])
     return made
 
 

@@ -15,8 +15,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from treeadapt.migrations.axes import Axes, Axis
+from treeadapt.migrations.axes import Axis
 from treeadapt.migrations.running import Layout, Move
+from treeadapt.migrations.templates import compose, decompose
 
 Box: TypeAlias = tuple[slice, ...]
 Ranges: TypeAlias = dict[str, tuple[int, int]]
@@ -77,20 +78,20 @@ def parts_of_box(
     if move.values.pad or not all(move.size.values()):
         return None
     layout = move.targets[target]
+    fixed = dict(zip(layout.numbers, numbers, strict=True))
     pieces = [piece for piece in move.pieces if piece[2] == target]
     made = []
     for two in dict.fromkeys(piece[3] for piece in pieces):
         copies = [(piece[0], piece[1]) for piece in pieces if piece[3] == two]
         inner, place = [], []
-        for (product, start), each in zip(
-            _parts(move, layout.axes, two), box, strict=True
-        ):
-            stop = start + _size(move, product)
+        for axis, each in zip(layout.axes, box, strict=True):
+            start = move.start(axis, two)
+            stop = start + move.count(axis.product(two))
             first, last = max(each.start, start), min(each.stop, stop)
-            inner.append((product, first - start, last - start))
+            inner.append((axis.product(two), first - start, last - start))
             place.append(slice(first - each.start, last - each.start))
         if all(first < last for _, first, last in inner):
-            made.append(_part(move, layout, two, copies, numbers, inner, tuple(place)))
+            made.append(_part(move, layout, two, copies, fixed, inner, tuple(place)))
     return made
 
 
@@ -99,26 +100,26 @@ def _part(
     layout: Layout,
     two: int,
     copies: Sequence[tuple[int, int]],
-    numbers: Sequence[int],
+    fixed: Mapping[str, int],
     inner: Sequence[tuple[Sequence[str], int, int]],
     place: Box,
 ) -> Part:
-    ranges = {n: (v, v + 1) for n, v in zip(layout.numbers, numbers, strict=True)}
+    ranges = {name: (value, value + 1) for name, value in fixed.items()}
     for product, first, last in inner:
-        ranges |= _spread(move, product, first, last)
-    wanted = math.prod(last - first for _, first, last in inner)
+        lows = decompose(product, first, move.size)
+        highs = decompose(product, last - 1, move.size)
+        own = {name: (lows[name], highs[name] + 1) for name in product}
+        ranges |= _joined(move, product, own)
     products = [
-        product
+        axis.product(one)
         for source, one in copies
-        for product, _ in _parts(move, move.sources[source].axes, one)
+        for axis in move.sources[source].axes
     ]
-    while True:  # until all are ranges of the sources' axes
-        wider = dict(ranges)
+    before: Ranges = {}
+    while before != ranges:  # until all are ranges of the sources' axes
+        before = dict(ranges)
         for product in products:
-            wider |= _joined(move, product, wider)
-        if wider == ranges:
-            break
-        ranges = wider
+            ranges |= _joined(move, product, ranges)
     small = Move(
         tuple(_single(move.sources[source], one) for source, one in copies),
         (_single(layout, two),),
@@ -129,78 +130,43 @@ def _part(
         move.dtype,
         move.compares,
     )
-    picks = tuple(_pick(move, ranges, *each) for each in inner)
-    count = math.prod(last - first for first, last in ranges.values())
-    leaf = _flat_index(
-        [
-            value - ranges[n][0]
-            for n, value in zip(layout.numbers, numbers, strict=True)
-        ],
-        [small.size[name] for name in layout.numbers],
-    )
-    exact = count == wanted
-    return Part(move, (*copies,), ranges, small, leaf, picks, place, exact)
+
+    def among(names: Sequence[str], values: Mapping[str, int]) -> int:
+        """Return the place that values have among the ranges of their names."""
+        own = {name: values[name] - ranges[name][0] for name in names}
+        return compose(names, own, small.size)
+
+    picks = []
+    for product, first, last in inner:
+        # In a name with several values all others are whole: it is one range there too.
+        start = among(product, decompose(product, first, move.size))
+        picks.append(slice(start, start + last - first))
+    wanted = math.prod(last - first for _, first, last in inner)
+    is_exact = small.count(ranges) == wanted
+    leaf = among(layout.numbers, fixed)
+    return Part(move, (*copies,), ranges, small, leaf, (*picks,), place, is_exact)
 
 
 def _leaves(
     move: Move, layout: Layout, part: int, ranges: Mapping[str, tuple[int, int]]
 ) -> Iterator[tuple[int, Box]]:
     """Yield place and box of each leaf of a source that has a part."""
+    firsts = {name: first for name, (first, _) in ranges.items()}
+    lasts = {name: last - 1 for name, (_, last) in ranges.items()}
     box = []
-    for product, start in _parts(move, layout.axes, part):
-        first = last = 0
-        for name in product:
-            first = first * move.size[name] + ranges[name][0]
-            last = last * move.size[name] + ranges[name][1] - 1
-        box.append(slice(start + first, start + last + 1))
+    for axis in layout.axes:
+        product, start = axis.product(part), move.start(axis, part)
+        ends = [compose(product, each, move.size) for each in (firsts, lasts)]
+        box.append(slice(start + ends[0], start + ends[1] + 1))
     for values in itertools.product(*(range(*ranges[n]) for n in layout.numbers)):
-        counts = [move.size[name] for name in layout.numbers]
-        yield _flat_index(values, counts), tuple(box)
-
-
-def _flat_index(values: Sequence[int], counts: Sequence[int]) -> int:
-    """Return the place of some values among all, the last one fastest."""
-    place = 0
-    for value, count in zip(values, counts, strict=True):
-        place = place * count + value
-    return place
-
-
-def _parts(move: Move, axes: Axes, part: int) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Yield for each axis the names in one part of it, and where that starts."""
-    for axis in axes:
-        if len(axis.parts) == 1:
-            yield axis.parts[0], 0
-        else:
-            before = (_size(move, product) for product in axis.parts[:part])
-            yield axis.parts[part], sum(before)
+        own = dict(zip(layout.numbers, values, strict=True))
+        yield compose(layout.numbers, own, move.size), tuple(box)
 
 
 def _single(layout: Layout, part: int) -> Layout:
     """Return a layout with one part of its concatenation only."""
-    axes = (
-        axis if len(axis.parts) == 1 else Axis((axis.parts[part],))
-        for axis in layout.axes
-    )
+    axes = (Axis((axis.product(part),)) for axis in layout.axes)
     return Layout(layout.numbers, tuple(axes))
-
-
-def _size(move: Move, product: Sequence[str]) -> int:
-    return math.prod(move.size[name] for name in product)
-
-
-def _spread(move: Move, product: Sequence[str], first: int, last: int) -> Ranges:
-    """Return ranges of names that hold a range of their product."""
-    ranges: Ranges = {}
-    for place, name in enumerate(product):
-        inner = _size(move, product[place + 1 :])
-        ranges[name] = (first // inner, (last - 1) // inner + 1)
-        if ranges[name][0] + 1 == ranges[name][1]:
-            start = ranges[name][0] * inner
-            first, last = first - start, last - start
-        else:
-            first, last = 0, inner
-    return ranges
 
 
 def _joined(move: Move, product: Sequence[str], ranges: Mapping[str, Any]) -> Ranges:
@@ -211,16 +177,3 @@ def _joined(move: Move, product: Sequence[str], ranges: Mapping[str, Any]) -> Ra
         wider[name] = (0, move.size[name]) if several else ranges[name]
         several |= wider[name][1] - wider[name][0] > 1
     return wider
-
-
-def _pick(
-    move: Move, ranges: Ranges, product: Sequence[str], first: int, last: int
-) -> slice:
-    """Return where a range of a product is among the ranges of its names."""
-    start, rest = 0, first
-    for place, name in enumerate(product):
-        value, rest = divmod(rest, _size(move, product[place + 1 :]))
-        low, high = ranges[name]
-        start = start * (high - low) + value - low
-    # Inside a name with several values all others are whole: it is one range there too.
-    return slice(start, start + last - first)

@@ -17,7 +17,7 @@ from treeadapt.migrations.groups import Group
 from treeadapt.migrations.parts import parts_of_box
 from treeadapt.migrations.planning import plan_groups
 from treeadapt.migrations.problems import Problems
-from treeadapt.migrations.rows import Row, parse_row
+from treeadapt.migrations.rows import Row
 from treeadapt.names import fold, listing, plural, size_text
 
 _SHOWN = 8
@@ -59,12 +59,8 @@ class MigrationPlan:
     @functools.cached_property
     def result(self) -> dict[str, Any]:
         """Shape and dtype of each leaf of the result; None where a function decides."""
-        return {
-            path: spec
-            for group in self.groups
-            for paths, spec in zip(group.targets, group.made, strict=True)
-            for path in paths
-        } | dict(self.added)
+        made = (group.specs.items() for group in self.groups)
+        return dict(itertools.chain(*made, self.added.items()))
 
     @property
     def _known_result(self) -> dict[str, Any]:
@@ -77,11 +73,8 @@ class MigrationPlan:
 
         Nothing is dropped, rounded or given to a function.
         """
-        return not self.dropped and all(map(_is_exact, self.groups, self._specs()))
-
-    def _specs(self) -> Iterator[Any]:
-        for group in self.groups:
-            yield self.source[next(group.given)]
+        firsts = (self.source[next(group.given)] for group in self.groups)
+        return not self.dropped and all(map(_is_exact, self.groups, firsts))
 
     @functools.cached_property
     def one_way(self) -> tuple[str, ...]:
@@ -146,8 +139,8 @@ class MigrationPlan:
         are all different primes.
         """
         pairs: dict[int, dict[tuple[str, str], None]] = {}
-        for (place, _), group in {(g.place, g.move): g for g in self.groups}.items():
-            own = pairs.setdefault(place, {})
+        for group in {(g.place, g.move): g for g in self.groups}.values():
+            own = pairs.setdefault(group.place, {})
             own.update(dict.fromkeys(_swappable(group)))
         return {place: tuple(own) for place, own in pairs.items() if own}
 
@@ -218,19 +211,18 @@ class MigrationPlan:
 
 
 def read_backwards(
-    rows: Sequence[Row], new: Iterable[str]
+    rows: Sequence[Row], added: Iterable[Row]
 ) -> tuple[tuple[int | None, Row], ...]:
     """Return the rows of an inverse, with the places of those that they undo.
 
     Args:
         rows: the table; those that cannot be read backwards are left out.
-        new: paths that it adds, which are dropped before anything else.
+        added: rows that drop what it adds, before anything else.
     """
-    drops = ((None, parse_row(path, None)) for path in new)
-    undone = (
+    pairs = (
         (place, row.reversed()) for place, row in enumerate(rows) if leads_back(row)
     )
-    return (*drops, *undone)
+    return (*((None, row) for row in added), *pairs)
 
 
 def leads_back(row: Row) -> bool:

@@ -115,11 +115,8 @@ def _check_clashes(groups: Sequence[Group], problems: Problems) -> None:
         for target in group.filled:
             other = first.setdefault(target, group)
             if other is not group or target in own:
-                paths = [
-                    *itertools.islice(other.given, 2),
-                    *itertools.islice(group.given, 2),
-                ]
-                both = listing(dict.fromkeys(paths))
+                paths = (itertools.islice(each.given, 2) for each in (other, group))
+                both = listing(dict.fromkeys(itertools.chain(*paths)))
                 problems.add("clash", f"{listing([target])}: {both}")
             own.add(target)
 
@@ -138,8 +135,7 @@ def compare_target(
     filled: dict[str, Any] = dict.fromkeys(new, (None, "")) | {
         path: (spec, group.row.text)
         for group in groups
-        for paths, spec in zip(group.targets, group.made, strict=True)
-        for path in paths
+        for path, spec in group.specs.items()
     }
     speller = Speller()
     # What groups that failed would fill is not missing as well.
@@ -155,11 +151,8 @@ def compare_target(
     extra = [path for path in filled if path not in target]
     for kind, paths, others in (("missing", missing, extra), ("extra", extra, missing)):
         for place, path in enumerate(paths):
-            near = (
-                speller.nearest(path, others[:CANDIDATES], count=1)
-                if place < _SHOWN
-                else []
-            )
+            tried = others[:CANDIDATES] if place < _SHOWN else []
+            near = speller.nearest(path, tried, count=1)
             hint = f" (the nearest is {listing(near)})" if near else ""
             problems.add(kind, listing([path]) + hint)
     for path, (spec, row) in filled.items():

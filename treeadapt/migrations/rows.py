@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import jax.numpy as jnp
@@ -20,9 +20,9 @@ import numpy as np
 from treeadapt.convert import describe
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.axes import (
+    ANY_AXES,
     REST,
     Axes,
-    Axis,
     every_name,
     names_of,
     parse_axes,
@@ -44,17 +44,14 @@ class Address:
     Attributes:
         text: as typed.
         path: template of the path.
-        axes: its axes; None where they are not written.
+        axes: its axes.
+        has_axes: whether they are written.
     """
 
     text: str
     path: Template
-    axes: Axes | None
-
-    @property
-    def every_axis(self) -> Axes:
-        """Its axes; ``...`` where they are not written."""
-        return (Axis(((REST,),)),) if self.axes is None else self.axes
+    axes: Axes
+    has_axes: bool
 
     @functools.cached_property
     def numbers(self) -> tuple[str, ...]:
@@ -149,7 +146,7 @@ class Row:
     @property
     def has_axes(self) -> bool:
         """Whether its addresses have axes."""
-        return self.sources[0].axes is not None
+        return self.sources[0].has_axes
 
     @functools.cached_property
     def outer(self) -> frozenset[str]:
@@ -172,10 +169,11 @@ class Row:
         """Names of captured text that some target lacks."""
         source = self.sources[0]
         texts = source.path.names.difference(source.numbers)
-        if self.drops:
-            return []
-        kept = frozenset.intersection(*(each.path.names for each in self.targets))
-        return sorted(texts - kept)
+        return sorted(
+            name
+            for name in texts
+            if any(name not in each.path.names for each in self.targets)
+        )
 
     @functools.cached_property
     def pieces(self) -> tuple[tuple[int, int, int, int], ...]:
@@ -183,21 +181,22 @@ class Row:
 
         Sources that hold copies of one array are all in it; the first one is used.
         """
-        if self.has_axes and parts_of(self.sources[0].axes or ()) > 1:
-            return tuple((0, k, k, 0) for k in range(len(self.targets)))
-        if self.has_axes and parts_of(self.targets[0].axes or ()) > 1:
-            return tuple((k, 0, 0, k) for k in range(len(self.sources)))
-        return tuple(
-            (s, 0, t, 0)
-            for s in range(len(self.sources))
-            for t in range(len(self.targets))
-        )
+        sources, targets = range(len(self.sources)), range(len(self.targets))
+        if parts_of(self.sources[0].axes) > 1:
+            return tuple((0, k, k, 0) for k in targets)
+        if self._joins_parts:
+            return tuple((k, 0, 0, k) for k in sources)
+        return tuple((s, 0, t, 0) for s in sources for t in targets)
+
+    @property
+    def _joins_parts(self) -> bool:
+        return any(parts_of(target.axes) > 1 for target in self.targets)
 
     @property
     def compares(self) -> bool:
         """Whether several sources must hold equal arrays."""
-        is_joined = self.has_axes and parts_of(self.targets[0].axes or ()) > 1
-        return len(self.sources) > 1 and self.function is None and not is_joined
+        is_copied = self.function is None and not self._joins_parts
+        return len(self.sources) > 1 and is_copied
 
     def takes(self, path: str) -> bool:
         """Return whether one of its sources matches a path."""
@@ -272,22 +271,19 @@ def parse_row(source: Any, value: Any) -> Row:
             target, extra = value
     sources = _addresses(source, source, wild=target is None)
     targets = () if target is None else _addresses(target, source)
-    is_tuple = [isinstance(side, tuple) for side in (target, source)]
-    row = Row(sources, targets, splits=is_tuple[0], joins=is_tuple[1])
+    row = Row(sources, targets)
     if extra is not None and target is None:
         refuse(row.text, "it drops leaves and changes them", "Write None alone")
     if isinstance(extra, Mapping):
         values, undoes = _values(row.text, extra)
-        row = dataclasses.replace(row, values=values, undoes=undoes and bool(values))
-    elif isinstance(extra, tuple):
-        if len(extra) != 2:
-            problem = f"it has {len(extra)} functions"
-            refuse(row.text, problem, "Write (function, inverse)")
-        row = dataclasses.replace(row, function=extra[0], inverse=extra[1])
+        row = Row(sources, targets, values, undoes and bool(values))
     elif extra is not None:
-        row = dataclasses.replace(row, function=extra)
-    if row.function is None:
-        row = dataclasses.replace(row, splits=False, joins=False)
+        functions = extra if isinstance(extra, tuple) else (extra, None)
+        if len(functions) != 2:
+            problem = f"it has {len(functions)} functions"
+            refuse(row.text, problem, "Write (function, inverse)")
+        is_tuple = [isinstance(side, tuple) for side in (target, source)]
+        row = Row(sources, targets, Values(), False, *functions, *is_tuple)
     row = _understood(row)
     _check_sides(row)
     if row.has_axes and not row.drops:
@@ -299,12 +295,11 @@ def parse_row(source: Any, value: Any) -> Row:
 def _addresses(given: Any, row: Any, *, wild: bool = False) -> tuple[Address, ...]:
     texts = given if isinstance(given, tuple) else (given,)
     if not texts or not all(isinstance(text, str) for text in texts):
-        refuse(
-            str(row),
-            f"{given!r:.80} is not a name",
+        cure = (
             "A row is source: target, source: (target, function) or source: (target, "
-            "operations), and several names are a tuple of strings",
+            "operations), and several names are a tuple of strings"
         )
+        refuse(str(row), f"{given!r:.80} is not a name", cure)
     return tuple(_address(text, wild=wild) for text in texts)
 
 
@@ -322,7 +317,8 @@ def _address(text: str, *, wild: bool) -> Address:
         malformed(text, found[0], "axes of leaves that are dropped", "Leave them out")
     end = found[0] if found else len(text)
     path = parse_template(text, text[:end], wild=wild)
-    return Address(text, path, parse_axes(text, end + len(SPLIT)) if found else None)
+    axes = parse_axes(text, end + len(SPLIT)) if found else ANY_AXES
+    return Address(text, path, axes, bool(found))
 
 
 def _values(row: str, typed: Mapping[Any, Any]) -> tuple[Values, bool]:
@@ -335,10 +331,8 @@ def _values(row: str, typed: Mapping[Any, Any]) -> tuple[Values, bool]:
         if name not in OPERATIONS:
             near = Speller().nearest(str(name), OPERATIONS, count=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
-            known = f"known are {listing(OPERATIONS)}"
-            refuse(
-                row, f"{name!r:.80} is not an operation; {hint}{known}", "Correct it"
-            )
+            problem = f"{name!r:.80} is not an operation; {hint}known are"
+            refuse(row, f"{problem} {listing(OPERATIONS)}", "Correct it")
     for name in ("scale", "offset"):
         number = given.get(name, 1)
         is_number = isinstance(number, int | float) and not isinstance(number, bool)
@@ -353,9 +347,8 @@ def _values(row: str, typed: Mapping[Any, Any]) -> tuple[Values, bool]:
     cast = given.get("cast", ())
     dtypes = cast if isinstance(cast, list | tuple) else [cast]
     if len(dtypes) > 2 or ("cast" in given and not dtypes) or None in dtypes:
-        refuse(
-            row, f"its cast is {cast!r:.80}", "Write a dtype, or the old and the new"
-        )
+        cure = "Write a dtype, or the old and the new"
+        refuse(row, f"its cast is {cast!r:.80}", cure)
     return Values(
         float(given.get("scale", 1)),
         float(given.get("offset", 0)),
@@ -386,7 +379,7 @@ def _understood(row: Row) -> Row:
     for side in (row.sources, row.targets):
         lists.append({})
         for address in side:
-            numbers.update(every_name(address.axes or ()))
+            numbers.update(every_name(address.axes))
             for each in address.path.captures:
                 if each.is_number:
                     numbers |= {*each.names}
@@ -405,28 +398,24 @@ def _understood(row: Row) -> Row:
             is_text = each.entries and each.key not in numbers
             if is_text and each.entries != entries[each.key]:
                 problem = f"two lists of {each.key!r} are on one side"
-                refuse(
-                    row.text, problem, "Write the same texts, or a list on each side"
-                )
+                cure = "Write the same texts, or a list on each side"
+                refuse(row.text, problem, cure)
             if each.entries and len(each.entries) != len(entries[each.key]):
                 problem = f"its lists of {each.key!r} have different lengths"
                 refuse(row.text, problem, "Write one text for each on the other side")
 
-    def understand(side: Iterable[Address]) -> tuple[Address, ...]:
-        return tuple(
-            Address(each.text, each.path.understood(numbers, entries, texts), each.axes)
-            for each in side
-        )
+    def understood(address: Address) -> Address:
+        path = address.path.understood(numbers, entries, texts)
+        return dataclasses.replace(address, path=path)
 
-    return dataclasses.replace(
-        row, sources=understand(row.sources), targets=understand(row.targets)
-    )
+    sources, targets = (tuple(map(understood, s)) for s in (row.sources, row.targets))
+    return dataclasses.replace(row, sources=sources, targets=targets)
 
 
 def _check_sides(row: Row) -> None:
     """Raise where the captures or the numbers of addresses do not go together."""
     every = (*row.sources, *row.targets)
-    if len({each.axes is None for each in every}) > 1 and not row.drops:
+    if len({each.has_axes for each in every}) > 1 and not row.drops:
         problem = "some of its addresses have axes and some have not"
         refuse(row.text, problem, "Write the axes of each, or of none")
     if row.function is not None:
@@ -446,33 +435,25 @@ def _check_sides(row: Row) -> None:
             if not row.has_axes or name not in target.numbers:
                 problem = f"its target has {{{name}}}, which it does not capture"
                 refuse(row.text, problem, "Capture it in the source")
-    if (
-        not row.has_axes
-        and any(row.outer.symmetric_difference(each.numbers) for each in every)
-        and not row.drops
-    ):
-        names = {name for each in every for name in each.numbers} - row.outer
-        refuse(
-            row.text,
-            f"{sorted(names)[0]!r} is a number that is not in all of its paths",
-            "Write the axes of each address after ' : '",
-        )
+    inner = {name for each in every for name in each.numbers} - row.outer
+    if inner and not (row.has_axes or row.drops):
+        problem = f"{min(inner)!r} is a number that is not in all of its paths"
+        refuse(row.text, problem, "Write the axes of each address after ' : '")
 
 
 def _check_axes(row: Row) -> None:
     """Raise unless both sides of each piece have the same names."""
     for side, others in ((row.sources, row.targets), (row.targets, row.sources)):
         for address in side:
-            parts = parts_of(address.axes or ())
+            parts = parts_of(address.axes)
             if parts > 1 and (len(side) > 1 or parts != len(others)):
-                refuse(
-                    address.text,
+                problem = (
                     f"it is a concatenation of {parts} parts, and the other side has "
-                    f"{len(others)} addresses",
-                    "Write one address for each part, in order",
+                    f"{len(others)} addresses"
                 )
-            inside = every_name(address.axes or ())
-            both = sorted({*inside}.intersection(address.numbers))
+                cure = "Write one address for each part, in order"
+                refuse(address.text, problem, cure)
+            both = sorted({*every_name(address.axes)}.intersection(address.numbers))
             if both:
                 problem = f"{both[0]!r} is in its path and among its axes"
                 refuse(address.text, problem, "Write it once")
@@ -480,25 +461,17 @@ def _check_axes(row: Row) -> None:
         problem = f"{{{row.lost[0]}}} is neither in the target's path nor an axis of it"
         refuse(row.text, problem, "Write it on both sides")
     for source, one, target, two in row.pieces:
-        here, there = (
-            {*address.numbers, *names_of(address.axes or (), part)}
-            for address, part in (
-                (row.sources[source], one),
-                (row.targets[target], two),
-            )
-        )
-        texts = row.sources[source].path.names - {*row.sources[source].numbers}
+        left, right = row.sources[source], row.targets[target]
+        here = {*left.numbers, *names_of(left.axes, one)}
+        there = {*right.numbers, *names_of(right.axes, two)}
+        texts = left.path.names.difference(left.numbers)
         alone = sorted((here ^ there) - texts)
         if alone:
-            one_side = row.sources[source] if alone[0] in here else row.targets[target]
-            other = row.targets[target] if alone[0] in here else row.sources[source]
+            inside, outside = (left, right) if alone[0] in here else (right, left)
             near = Speller().nearest(alone[0], sorted(here & there), count=1)
-            refuse(
-                row.text,
-                f"{listing(alone)} on one side only: in {one_side.text!r:.200}, and "
-                f"not in {other.text!r:.200}",
-                f"Did you mean {near[0]!r}" if near else "Write each on both sides",
-            )
+            cure = f"Did you mean {near[0]!r}" if near else "Write each on both sides"
+            problem = f"{listing(alone)} on one side only: in {inside.text!r:.200}, and"
+            refuse(row.text, f"{problem} not in {outside.text!r:.200}", cure)
 
 
 def _check_pads(row: Row) -> None:
@@ -506,12 +479,10 @@ def _check_pads(row: Row) -> None:
     side = row.sources if row.undoes else row.targets
     for name, _ in row.values.pad:
         for address in side:
-            if name not in [axis.name for axis in address.axes or ()]:
-                refuse(
-                    row.text,
-                    f"it pads {name!r}, which is not an axis of {address.text!r:.200}",
-                    "Write it as an axis of its own",
-                )
+            if name == REST or name not in [axis.name for axis in address.axes]:
+                problem = f"it pads {name!r}, which is not an axis of"
+                cure = "Write it as an axis of its own"
+                refuse(row.text, f"{problem} {address.text!r:.200}", cure)
 
 
 def refuse(row: str, problem: str, cure: str) -> NoReturn:

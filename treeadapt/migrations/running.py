@@ -13,7 +13,7 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -72,12 +72,17 @@ class Move:
         """Size by name."""
         return dict(self.sizes)
 
+    def count(self, names: Iterable[str]) -> int:
+        """Return the product of the sizes of some names."""
+        return math.prod(self.size[name] for name in names)
+
+    def start(self, axis: Axis, part: int) -> int:
+        """Return where one part of the concatenation starts along an axis."""
+        return sum(map(self.count, axis.parts[:part])) if len(axis.parts) > 1 else 0
+
     def shape(self, layout: Layout) -> tuple[int, ...]:
         """Return the shape of the leaves at an address, before they are padded."""
-        return tuple(
-            sum(math.prod(self.size[name] for name in part) for part in axis.parts)
-            for axis in layout.axes
-        )
+        return tuple(sum(map(self.count, axis.parts)) for axis in layout.axes)
 
     def after(self, shape: Sequence[int]) -> Move:
         """Return the move of arrays that have some axes before those of the leaves."""
@@ -182,7 +187,7 @@ def _compiled(move: Move, shardings: tuple[Any, ...]) -> Any:
     moved = functools.partial(_run_jax, move)
     if not shardings:
         return jax.jit(moved)
-    counts = [math.prod(move.size[n] for n in each.numbers) for each in move.targets]
+    counts = [move.count(each.numbers) for each in move.targets]
     out = [[one] * count for one, count in zip(shardings, counts, strict=True)]
     return jax.jit(moved, out_shardings=(out, None))
 
@@ -213,9 +218,7 @@ def _run_jax(
             wanted = [*target.numbers, *names_of(target.axes, two)]
             array = jnp.transpose(array, [names.index(name) for name in wanted])
             shape = [size[name] for name in target.numbers]
-            for axis in target.axes:
-                part = axis.parts[two if len(axis.parts) > 1 else 0]
-                shape.append(math.prod(size[name] for name in part))
+            shape += [move.count(axis.product(two)) for axis in target.axes]
             array = jnp.reshape(array, shape)
             if two in parts:
                 unequal.append(jnp.any(_bits(parts[two], jnp) != _bits(array, jnp)))
@@ -323,20 +326,14 @@ def _expanded(
         part: which part of the concatenation.
         counts: sizes of the axes before its own.
     """
-    size = move.size
     place = _joint(layout.axes)
     if place is not None:
-        ends = [
-            *itertools.accumulate(
-                math.prod(size[name] for name in each)
-                for each in layout.axes[place].parts
-            )
-        ]
-        start = ends[part - 1] if part else 0
+        axis = layout.axes[place]
         before = (slice(None),) * (place + len(counts))
-        array = array[(*before, slice(start, ends[part]))]
-    names = names_of(layout.axes, part)
-    return array.reshape((*counts, *(size[name] for name in names)))
+        own = slice(move.start(axis, part), move.start(axis, part + 1))
+        array = array[(*before, own)]
+    sizes = [move.size[name] for name in names_of(layout.axes, part)]
+    return array.reshape((*counts, *sizes))
 
 
 def _joint(axes: Axes) -> Any:

@@ -405,7 +405,7 @@ def decompose(
     values = {}
     for name in reversed(names[1:]):
         number, values[name] = divmod(number, sizes[name])
-    return values | {names[0]: number}
+    return values | dict.fromkeys(names[:1], number)
 
 
 def parse_template(row: str, text: str, *, wild: bool = False) -> Template:
