@@ -225,23 +225,21 @@ def _take_all(table: Table) -> None:
     slots = [row.slot for row in table.rows]
     wanted = [row.slot for row in table.copies if row.fate == "fresh"]
     given = [slot for slot in table.slots if slot.is_copy]
-    _take(table, *match_copies(wanted, given))
+    _take(table, match_copies(wanted, given))
     links = learn_links((row.slot, source) for row, source in table.moved)
     stale = frozenset(_stale_values(table))
-    _take(table, *match_rest(slots, table.slots, links), passed=stale)
+    _take(table, match_rest(slots, table.slots, links), passed=stale)
 
 
-def _take(
-    table: Table, found: Offers, ambiguous: Offers, *, passed: Container[str] = ()
-) -> None:
+def _take(table: Table, offers: Offers, *, passed: Container[str] = ()) -> None:
     """Carry the leaves that were found, as far as they fit."""
     saved = {slot.name: slot for slot in table.slots}
     for row in table.rows:
         name = row.slot.name
-        sources = found.get(name) or ambiguous.get(name)
-        if row.fate != "fresh" or name in passed or sources is None:
+        if row.fate != "fresh" or name in passed or name not in offers:
             continue
-        source = _choose(sources, table.old) if name in found else None
+        sources, is_certain = offers[name]
+        source = _choose(sources, table.old) if is_certain else None
         if source is None:
             row.fate, row.why = "ambiguous", tuple(map(table.saved.text, sources))
         elif misfit := _misfit(row.spec, table.old[source]):

@@ -11,8 +11,9 @@ See ``carry_state`` for which leaves may be taken (shapes, values).
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import itertools
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 
 from treeadapt.carry.optax_fields import GROUPS
 from treeadapt.carry.slots import Slot, below, last, parent
@@ -24,11 +25,12 @@ Nodes = dict[str, dict[str, str]]
 #: ``{node of the new state: {node of the saved state: leaves that came from it}}``.
 Links = dict[str, dict[str, int]]
 
-#: Saved names for leaves of the new state.
-Offers = dict[str, tuple[str, ...]]
+#: Saved names for leaves of the new state, and whether these are one leaf, or one of
+#: each group; else they fit equally well.
+Offers = dict[str, tuple[tuple[str, ...], bool]]
 
 
-def match_copies(slots: Iterable[Slot], saved: Iterable[Slot]) -> tuple[Offers, Offers]:
+def match_copies(slots: Iterable[Slot], saved: Iterable[Slot]) -> Offers:
     """Match the leaves of copies of the params.
 
     A parameter's leaves of one state (``mu`` and ``nu``) come from one saved state. Of
@@ -38,25 +40,18 @@ def match_copies(slots: Iterable[Slot], saved: Iterable[Slot]) -> tuple[Offers, 
     Args:
         slots: leaves of the new state, those in copies.
         saved: leaves of the saved state, those in copies.
-
-    Returns:
-        The saved name for each name, and the candidates where several fit equally.
     """
     wanted, given = _by_tail(slots), _by_tail(saved)
-    found: Offers = {}
-    ambiguous: Offers = {}
+    offers: Offers = {}
     for tail, nodes in wanted.items():
         sources = given.get(tail, {})
-        pairs = _pair(_fields(nodes), _fields(sources))
-        for node, (partners, is_certain) in pairs.items():
-            into = found if is_certain else ambiguous
+        for node, (partners, is_certain) in _pair(nodes, sources).items():
+            own = [sources[one] for one in partners]
             for field, name in nodes[node].items():
-                fits = [
-                    sources[one][field] for one in partners if field in sources[one]
-                ]
+                fits = tuple(fields[field] for fields in own if field in fields)
                 if fits:
-                    into[name] = tuple(fits)
-    return found, ambiguous
+                    offers[name] = fits, is_certain
+    return offers
 
 
 def learn_links(pairs: Iterable[tuple[Slot, Slot]]) -> Links:
@@ -81,9 +76,7 @@ def learn_links(pairs: Iterable[tuple[Slot, Slot]]) -> Links:
     return links
 
 
-def match_rest(
-    slots: Sequence[Slot], saved: Sequence[Slot], links: Links
-) -> tuple[Offers, Offers]:
+def match_rest(slots: Sequence[Slot], saved: Sequence[Slot], links: Links) -> Offers:
     """Match the leaves that are in no copy of the params.
 
     Args:
@@ -93,13 +86,12 @@ def match_rest(
 
     Returns:
         Saved names for each leaf that has any: one, or one of each group whose leaves
-        came together, of which ``carry`` takes one by their values. And the candidates
-        where several fit equally.
+        came together, of which ``carry`` takes one by their values.
     """
-    rest = [slot for slot in slots if slot.prefix is None]
-    given = {slot.name: slot for slot in saved if slot.prefix is None}
+    rest = [slot for slot in slots if not slot.is_copy]
+    given = {slot.name: slot for slot in saved if not slot.is_copy}
     owners = _owners(slots)
-    found: Offers = {}
+    offers: Offers = {}
     unlinked: list[Slot] = []
     for slot in rest:
         sources = _linked(slot, given, owners, links)
@@ -108,8 +100,8 @@ def match_rest(
         if sources is None:
             unlinked.append(slot)
         elif sources:
-            found[slot.name] = sources
-    taken = {name for sources in found.values() for name in sources}
+            offers[slot.name] = sources, True
+    taken = {name for sources, _ in offers.values() for name in sources}
     busy = _owners(saved)
     free = by_node(
         slot
@@ -122,16 +114,15 @@ def match_rest(
         if fields == complete[node] and node not in owners:
             # Several groups may continue one earlier state.
             kinds.setdefault((_group(node), *sorted(fields)), {})[node] = fields
-    ambiguous: Offers = {}
     for kind, nodes in kinds.items():
         alike = {node: f for node, f in free.items() if sorted(f) == [*kind[1:]]}
-        _match_alike(nodes, alike, found, ambiguous)
-    return found, ambiguous
+        offers |= _match_alike(nodes, alike)
+    return offers
 
 
 def _owners(slots: Iterable[Slot]) -> frozenset[str]:
     """Return the nodes that have copies of the params as fields."""
-    return frozenset(slot.node for slot in slots if slot.prefix is not None)
+    return frozenset(slot.node for slot in slots if slot.is_copy)
 
 
 def _linked(
@@ -162,22 +153,20 @@ def _nearest(name: str, sources: Sequence[str]) -> tuple[str, ...]:
     return tuple(s for s, n in zip(sources, shared, strict=True) if n == max(shared))
 
 
-def _match_alike(wanted: Nodes, given: Nodes, found: Offers, ambiguous: Offers) -> None:
+def _match_alike(wanted: Nodes, given: Nodes) -> Offers:
     """Match states that have the same fields."""
-    pairs = _pair(_fields(wanted), _fields(given))
-    claims = [
-        source
-        for sources, is_certain in pairs.values()
-        if not is_certain
-        for source in sources
-    ]
+    pairs = _pair(wanted, given)
+    unsure = [sources for sources, is_certain in pairs.values() if not is_certain]
+    claims = Counter(itertools.chain(*unsure))
+    offers: Offers = {}
     for node, (sources, _) in pairs.items():
-        is_contested = any(claims.count(source) > 1 for source in sources)
+        is_contested = any(claims[source] > 1 for source in sources)
         # The same state in several groups is one: the groups are being joined.
         places = {source.removeprefix(_group(source)) for source in sources}
-        into = ambiguous if is_contested or len(places) > 1 else found
+        is_certain = not is_contested and len(places) == 1
         for field, name in wanted[node].items():
-            into[name] = tuple(given[source][field] for source in sources)
+            offers[name] = tuple(given[one][field] for one in sources), is_certain
+    return offers
 
 
 def by_node(slots: Iterable[Slot]) -> Nodes:
@@ -210,16 +199,7 @@ def _upward(node: str, source: str) -> Iterator[tuple[str, str]]:
         yield node, source
 
 
-#: Nodes with the names of their fields, hashable.
-Fields = tuple[tuple[str, tuple[str, ...]], ...]
-
-
-def _fields(nodes: Nodes) -> Fields:
-    return tuple((node, tuple(fields)) for node, fields in nodes.items())
-
-
-@functools.lru_cache(maxsize=256)
-def _pair(wanted: Fields, given: Fields) -> dict[str, tuple[tuple[str, ...], bool]]:
+def _pair(wanted: Nodes, given: Nodes) -> dict[str, tuple[tuple[str, ...], bool]]:
     """Pair nodes one to one, the best pairs first.
 
     Returns:
@@ -227,21 +207,18 @@ def _pair(wanted: Fields, given: Fields) -> dict[str, tuple[tuple[str, ...], boo
         several are equally good or one is shared.
     """
     left = {
-        (node, source): _score(node, fields, source, others)
-        for node, fields in wanted
-        for source, others in given
-        if not set(fields).isdisjoint(others)
+        (node, source): _score(node, fields.keys(), source, others.keys())
+        for node, fields in wanted.items()
+        for source, others in given.items()
+        if not fields.keys().isdisjoint(others)
     }
     pairs: dict[str, tuple[tuple[str, ...], bool]] = {}
     while left:
         best = max(left.values())
-        nodes, sources = zip(
-            *(p for p, score in left.items() if score == best), strict=True
-        )
+        found = [pair for pair, score in left.items() if score == best]
+        nodes, sources = zip(*found, strict=True)
         for node in nodes:
-            partners = tuple(
-                s for n, s in zip(nodes, sources, strict=True) if n == node
-            )
+            partners = tuple(source for one, source in found if one == node)
             pairs[node] = partners, len(partners) == sources.count(partners[0]) == 1
         left = {
             (node, source): score
@@ -252,12 +229,12 @@ def _pair(wanted: Fields, given: Fields) -> dict[str, tuple[tuple[str, ...], boo
 
 
 def _score(
-    node: str, fields: Sequence[str], source: str, others: Sequence[str]
+    node: str, fields: Set[str], source: str, others: Set[str]
 ) -> tuple[int, ...]:
     one, two = node.split(SEPARATOR), source.split(SEPARATOR)
     return (
-        len(set(fields) & set(others)),
-        set(fields) == set(others),
+        len(fields & others),
+        fields == others,
         node == source,
         _common(one[::-1], two[::-1]),
         _common(one, two),
@@ -266,6 +243,5 @@ def _score(
 
 def _common(one: Sequence[str], two: Sequence[str]) -> int:
     """Count the segments that two names have in common from the start."""
-    pairs = enumerate(zip(one, two, strict=False))
-    shorter = min(len(one), len(two))
-    return next((place for place, (a, b) in pairs if a != b), shorter)
+    pairs = zip(one, two, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))

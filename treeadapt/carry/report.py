@@ -92,22 +92,18 @@ class CarryReport:
         yield from _counted("fresh, nothing saved fits", self.fresh)
         yield from _counted("reset, as asked", self.reset)
         yield from _listed(
-            [f"fresh, {name!r} is {text}" for name, text in self.misshaped.items()]
+            f"fresh, {name!r} is {text}" for name, text in self.misshaped.items()
         )
         yield from _listed(
-            [
-                f"fresh, {name!r} could be any of {listing(names, limit=4)}"
-                for name, names in self.ambiguous.items()
-            ]
+            f"fresh, {name!r} could be any of {listing(names, limit=4)}"
+            for name, names in self.ambiguous.items()
         )
         reasons: dict[str, list[str]] = {}
         for name, text in self.unmoved.items():
             reasons.setdefault(text, []).append(name)
         yield from _listed(
-            [
-                f"not moved, {listing(fold(names), limit=4)}: {text}"
-                for text, names in reasons.items()
-            ]
+            f"not moved, {listing(fold(names), limit=4)}: {text}"
+            for text, names in reasons.items()
         )
         yield from _counted("saved, but not used", self.left_over)
         for text in self.warnings:
@@ -119,10 +115,11 @@ def _counted(title: str, names: Sequence[str]) -> Iterator[str]:
         yield f"{title} ({len(names):,}): {listing(names)}"
 
 
-def _listed(lines: Sequence[str]) -> Iterator[str]:
-    yield from lines[:_SHOWN]
-    if len(lines) > _SHOWN:
-        yield f"  and {len(lines) - _SHOWN:,} more"
+def _listed(lines: Iterable[str]) -> Iterator[str]:
+    shown = iter(lines)
+    yield from itertools.islice(shown, _SHOWN)
+    if left := len([*shown]):
+        yield f"  and {left:,} more"
 
 
 @dataclasses.dataclass
@@ -262,12 +259,12 @@ def _of_counts(table: Table) -> Iterator[str]:
         copies = [row for row in table.copies if row.slot.node == slot.node]
         if new := [row.slot for row in copies if row.source is None]:
             yield _fresh_message(slot, new, steps)
-        counts = [
-            (row.slot.tail, below(row.source.node, slot.field))
+        other = [
+            row.slot.tail
             for row in copies
             if row.source
+            and number(old.get(below(row.source.node, slot.field), count.leaf)) != steps
         ]
-        other = [t for t, name in counts if name in old and number(old[name]) != steps]
         if other:
             yield (
                 f"moments of another age than the step count {slot.name!r} says: "
@@ -300,15 +297,12 @@ def _of_meaning(table: Table) -> Iterator[str]:
     here = by_node(row.slot for row in table.rows)
     there = by_node(table.slots)
     for (node, source), fields in pairs.items():
-        classes, old_classes = (
-            plan.classes(path or None)
-            for plan, path in zip(table.plans, (node, source), strict=True)
-        )
-        cls, old_cls = map(_state_class, (classes, old_classes))
-        lost = ", ".join(sorted(there[source].keys() - here[node].keys()))
-        more = ", ".join(sorted(here[node].keys() - there[source].keys()))
-        differs = [f"lacks {lost}"] if lost else []
-        differs += [f"adds {more}"] if more else []
+        classes = table.plans[0].classes(node or None)
+        cls = _state_class(classes)
+        old_cls = _state_class(table.plans[1].classes(source or None))
+        new, old = here[node].keys(), there[source].keys()
+        changes = {"lacks": old - new, "adds": new - old}
+        differs = [f"{verb} {', '.join(sorted(f))}" for verb, f in changes.items() if f]
         if not differs and cls and old_cls and cls is not old_cls:
             differs = [f"is {cls.__name__}, not {old_cls.__name__}"]
         if differs and any(map(_has_fields, classes)):

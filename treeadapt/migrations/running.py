@@ -116,14 +116,14 @@ def run(
         the values: known of concrete arrays only.
     """
     every = [leaf for group in leaves for leaf in group]
-    given = tuple(map(tuple, leaves))
     if all(isinstance(leaf, np.ndarray | np.generic) for leaf in every):
         with np.errstate(all="ignore"):  # what overflows is in the faults
-            arrays, faults = _run_numpy(move, given)
+            given = [list(map(np.asarray, group)) for group in leaves]
+            arrays, faults = _run(move, given, np)
     elif any(isinstance(leaf, jax.core.Tracer) for leaf in every):
-        return _run_jax(move, given)[0], []
+        return _run(move, leaves, jnp)[0], []
     else:
-        arrays, faults = _run_compiled(move, given, shardings)
+        arrays, faults = _run_compiled(move, leaves, shardings)
     return arrays, [
         text
         for text, fault in zip((UNEQUAL, CUT_OFF, LOST), faults, strict=True)
@@ -184,7 +184,7 @@ def _movable(leaves: Sequence[Any], shardings: Sequence[Any]) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _compiled(move: Move, shardings: tuple[Any, ...]) -> Any:
-    moved = functools.partial(_run_jax, move)
+    moved = functools.partial(_run, move, xp=jnp)
     if not shardings:
         return jax.jit(moved)
     counts = [move.count(each.numbers) for each in move.targets]
@@ -192,80 +192,85 @@ def _compiled(move: Move, shardings: tuple[Any, ...]) -> Any:
     return jax.jit(moved, out_shardings=(out, None))
 
 
-def _run_jax(
-    move: Move, leaves: Sequence[Sequence[Any]]
+def _run(
+    move: Move, leaves: Sequence[Sequence[Any]], xp: Any
 ) -> tuple[list[list[Any]], list[Any]]:
-    size, rest, unequal = move.size, [], []
-    lost: list[Any] = []
-    sources = []
-    for layout, group in zip(move.sources, leaves, strict=True):
-        arrays = []
-        for leaf in group:
-            array, cut = _prepared(move, layout, leaf, jnp, lost)
-            arrays.append(array)
-            rest += [jnp.any(_bits(each, jnp) != 0) for each in cut]
-        counts = [size[name] for name in layout.numbers]
-        whole = jnp.stack(arrays) if counts else arrays[0]
-        sources.append(jnp.reshape(whole, (*counts, *arrays[0].shape)))
-    made: list[list[Any]] = []
-    for t, target in enumerate(move.targets):
-        parts: dict[int, Any] = {}
-        for s, one, _, two in (piece for piece in move.pieces if piece[2] == t):
-            source = move.sources[s]
-            counts = [size[name] for name in source.numbers]
-            array = _expanded(move, sources[s], source, one, counts)
-            names = [*source.numbers, *names_of(source.axes, one)]
-            wanted = [*target.numbers, *names_of(target.axes, two)]
-            array = jnp.transpose(array, [names.index(name) for name in wanted])
-            shape = [size[name] for name in target.numbers]
-            shape += [move.count(axis.product(two)) for axis in target.axes]
-            array = jnp.reshape(array, shape)
-            if two in parts:
-                unequal.append(jnp.any(_bits(parts[two], jnp) != _bits(array, jnp)))
-            else:
-                parts[two] = array
-        joined = parts[0]
-        if len(parts) > 1:
-            place = _joint(target.axes) + len(target.numbers)
-            joined = jnp.concatenate([parts[two] for two in sorted(parts)], place)
-        made.append(
-            [
-                _finished(move, target, joined[tuple(index.values())], jnp, lost)
-                for index in _indices(move, target.numbers)
-            ]
-        )
-    return made, [jnp.any(jnp.array(each, bool)) for each in (unequal, rest, lost)]
+    """Move arrays with NumPy, or with JAX: traced, or on the way into a program.
 
+    Args:
+        move: how.
+        leaves: the arrays of each source.
+        xp: ``numpy`` or ``jax.numpy``.
 
-def _run_numpy(
-    move: Move, leaves: Sequence[Sequence[Any]]
-) -> tuple[list[list[Any]], list[bool]]:
-    is_rest = is_unequal = False
+    Returns:
+        The arrays of each target, and whether each fault is there.
+    """
+    rest: list[Any] = []
+    unequal: list[Any] = []
     lost: list[Any] = []
     sources: list[list[Any]] = []
     for layout, group in zip(move.sources, leaves, strict=True):
         sources.append([])
         for leaf in group:
-            array, cut = _prepared(move, layout, np.asarray(leaf), np, lost)
+            array, cut = _prepared(move, layout, leaf, xp, lost)
             sources[-1].append(array)
-            is_rest |= any(bool(np.any(_bits(each, np))) for each in cut)
-    made: list[list[Any]] = []
-    for t, target in enumerate(move.targets):
-        pieces = [piece for piece in move.pieces if piece[2] == t]
-        made.append([])
-        for index in _indices(move, target.numbers):
-            copies = [[piece] for piece in pieces] if move.compares else [pieces]
-            arrays = [_gathered(move, each, index, sources) for each in copies]
-            is_unequal |= any(
-                not np.array_equal(_bits(arrays[0], np), _bits(other, np))
-                for other in arrays[1:]
-            )
-            # ``asarray``, because an element of an array is not one.
-            made[-1].append(np.asarray(_finished(move, target, arrays[0], np, lost)))
-    return made, [is_unequal, is_rest, any(map(bool, lost))]
+            rest += [xp.any(_bits(each, xp) != 0) for each in cut]
+    gather = _gathered
+    if xp is jnp:
+        gather, sources = _gathered_whole, _stacked(move, sources)
+    made = []
+    for number, target in enumerate(move.targets):
+        pieces = [piece for piece in move.pieces if piece[2] == number]
+        copies = [[piece] for piece in pieces] if move.compares else [pieces]
+        arrays, *others = (gather(move, each, sources) for each in copies)
+        pairs = itertools.chain(*(zip(arrays, other, strict=True) for other in others))
+        unequal += [xp.any(_bits(one, xp) != _bits(two, xp)) for one, two in pairs]
+        made.append([_finished(move, target, array, xp, lost) for array in arrays])
+    return made, [xp.any(xp.array(each, bool)) for each in (unequal, rest, lost)]
+
+
+def _stacked(move: Move, sources: Sequence[Sequence[Any]]) -> list[Any]:
+    """Return one array of JAX for each source, with axes for its numbers first."""
+    found = []
+    for layout, arrays in zip(move.sources, sources, strict=True):
+        counts = [move.size[name] for name in layout.numbers]
+        whole = jnp.stack(arrays) if counts else arrays[0]
+        found.append(jnp.reshape(whole, (*counts, *arrays[0].shape)))
+    return found
+
+
+def _gathered_whole(
+    move: Move, pieces: Sequence[tuple[int, int, int, int]], sources: Sequence[Any]
+) -> list[Any]:
+    """Return the arrays of a target, made of one array of JAX for each source."""
+    target = move.targets[pieces[0][2]]
+    parts = []
+    for s, one, _, two in pieces:
+        source = move.sources[s]
+        counts = [move.size[name] for name in source.numbers]
+        array = _expanded(move, sources[s], source, one, counts)
+        names = [*source.numbers, *names_of(source.axes, one)]
+        wanted = [*target.numbers, *names_of(target.axes, two)]
+        array = jnp.transpose(array, [names.index(name) for name in wanted])
+        shape = [move.size[name] for name in target.numbers]
+        shape += [move.count(axis.product(two)) for axis in target.axes]
+        parts.append(jnp.reshape(array, shape))
+    joined = parts[0]
+    if len(parts) > 1:
+        place = _joint(target.axes) + len(target.numbers)
+        joined = jnp.concatenate(parts, place)
+    return [joined[index] for index in indices(target.numbers, move.size)]
 
 
 def _gathered(
+    move: Move, pieces: Sequence[tuple[int, int, int, int]], sources: Sequence[Any]
+) -> list[Any]:
+    """Return the arrays of a target, made of the arrays of NumPy of each source."""
+    numbers = move.targets[pieces[0][2]].numbers
+    return [_one(move, pieces, each, sources) for each in _indices(move, numbers)]
+
+
+def _one(
     move: Move,
     pieces: Sequence[tuple[int, int, int, int]],
     index: Mapping[str, int],
@@ -397,7 +402,8 @@ def _finished(move: Move, layout: Layout, array: Any, xp: Any, lost: list[Any]) 
     pads: dict[Any, Any] = {} if move.undoes else dict(move.values.pad)
     if pads:
         made = xp.pad(made, [pads.get(axis.name, (0, 0)) for axis in layout.axes])
-    return made
+    # Because an element of an array of NumPy is not one.
+    return np.asarray(made) if xp is np else made
 
 
 def _is_lost(array: Any, made: Any, xp: Any) -> Any:
