@@ -28,14 +28,14 @@ LOWEST := .venv-lowest
 LOWEST_READY := $(LOWEST)/.ready
 LOWEST_TESTS := $(addprefix tests/test_,$(addsuffix .py, \
 	adapt adapters alone callbacks carry carry_migration checkpoints cli convert freeze \
-	golden hash_seeds hyperparams integrations laws lift load_migration memory_plan \
+	golden hyperparams integrations laws lift load_migration memory_plan \
 	migration_tables migrations optax_partition partition paths per_layer \
 	process_checkpoints rename rules scanned schemas selectors sharded_trees sharding \
-	shards slices split stacks stacks_law state updates \
-	upstream))
+	shards slices split stacks stacks_law state updates upstream))
 
-# The newest Python that is installed, with the newest JAX that it gets. Versions that
-# pyenv keeps count, whether or not pyenv has put them on the path.
+# The newest Python that is installed, with the newest JAX that it gets, runs the tests of
+# what touches another library or Python itself; ``make test-newest NEWEST_TESTS=tests``
+# runs all. Versions that pyenv keeps count, whether or not pyenv has put them on the path.
 NEWEST := .venv-newest
 NEWEST_READY := $(NEWEST)/.ready
 PYENV_ROOT ?= $(HOME)/.pyenv
@@ -44,6 +44,12 @@ NEWEST_PYTHON ?= $(shell for python in python3.14 \
 	$(wildcard $(PYENV_ROOT)/versions/3.13.*/bin/python3) python3.12 \
 	$(wildcard $(PYENV_ROOT)/versions/3.12.*/bin/python3); do \
 	$$python -c 'import venv' 2>/dev/null && echo $$python && break; done)
+
+NEWEST_TESTS ?= $(addprefix tests/test_,$(addsuffix .py, \
+	adapt adapters alone boxes caches callbacks carry checkpoints depth donation freeze \
+	golden hyperparams integrations jax_internals laws lift memory_plan optax_partition \
+	partition per_layer process_checkpoints registry scanned sharded_trees sharding \
+	shards stacks_law statics threads traps unrolled_models untrusted updates upstream))
 
 # Models of transformers, in PyTorch and in Flax. ``make TORCH="torch --index-url ..."``
 # takes another build of PyTorch; without any, the half with Flax runs.
@@ -78,11 +84,11 @@ ifeq ($(NEWEST_PYTHON),)
 test-newest:
 	@echo "test-newest: SKIPPED, no Python 3.12 or later was found."
 else
-test-newest: $(NEWEST_READY)  ## run the tests on the newest Python, with its newest JAX
+test-newest: $(NEWEST_READY)  ## run tests on the newest Python, with its newest JAX
 	@$(NEWEST)/bin/python -c 'import sys, jax; \
 		print("Python", sys.version.split()[0], "with jax", jax.__version__)'
 	@$(NEWEST)/bin/python -m pytest $(XDIST) --hypothesis-profile=quick \
-		-p no:cacheprovider $(PYTEST_ARGS)
+		-p no:cacheprovider $(NEWEST_TESTS) $(PYTEST_ARGS)
 endif
 
 test-models: $(MODELS_READY)  ## convert models of transformers; compare what they answer

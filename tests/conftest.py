@@ -10,6 +10,10 @@ import os
 from collections.abc import Iterator
 from importlib.metadata import version
 
+# The collector looks less often at what was imported, and at programs that JAX keeps.
+# Not ``gc.freeze``: Hypothesis 6.120 asks the collector who holds its random state.
+gc.set_threshold(50_000, 20, 100)
+
 EIGHT_DEVICES = "--xla_force_host_platform_device_count=8"
 
 # The CPU is the default; the environment may choose another platform.
@@ -54,12 +58,6 @@ settings.register_profile(
 # ``--hypothesis-profile=quick``: a first look while writing.
 settings.register_profile("quick", settings.get_profile("default"), max_examples=25)
 settings.load_profile("default")
-
-
-def pytest_collection_finish() -> None:
-    """Let the collector look less often at what was imported."""
-    # Not ``gc.freeze``: Hypothesis 6.120 asks the collector who holds its random state.
-    gc.set_threshold(10_000, 20, 50)
 
 
 @pytest.fixture(scope="session")

@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeVar
 
 from hypothesis import settings
 
 T = TypeVar("T")
+U = TypeVar("U")
 
+QUICK = settings.default.max_examples <= 25
 FULL = settings.default.max_examples >= 2_000
 
 
 def full(size: T, otherwise: T) -> T:
     """The size in ``make test-full``, and what is enough elsewhere."""
     return size if FULL else otherwise
+
+
+def crossed(
+    rows: Iterable[T], columns: Iterable[U], step: int = 2
+) -> list[tuple[T, U]]:
+    """Each row with each column in ``make test-full``, elsewhere with some of them.
+
+    Elsewhere a row meets each ``step``-th column, and the next row those next to them,
+    so every row and every column is in some pair. A quick run takes half of those.
+    """
+    step = full(1, 2 * step if QUICK else step)
+    columns = list(columns)
+    return [
+        (row, column)
+        for i, row in enumerate(rows)
+        for j, column in enumerate(columns)
+        if (i + j) % step == 0
+    ]

@@ -30,7 +30,7 @@ from programs import (
     put,
     reference,
 )
-from sizes import full
+from sizes import crossed, full
 from transformations import BY_NAME as CASE
 from transformations import CASES
 from trees import BY_NAME as ROW
@@ -96,8 +96,13 @@ def test_every_tree_runs_the_program_of_the_flat_dict(row, name):
     assert_runs_the_program_of_the_flat_dict(CASE[name], row)
 
 
-@every_case
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize(
+    ("case", "name"),
+    [
+        pytest.param(*cell, id=f"{cell[0].name}-{cell[1]}")
+        for cell in crossed(CASES, SOME)
+    ],
+)
 def test_every_transformation_runs_the_program_of_the_flat_dict(case, name):
     assert_runs_the_program_of_the_flat_dict(case, ROW[name])
 

@@ -15,6 +15,7 @@ import pytest
 from flax.core import FrozenDict
 from hypothesis import settings
 from jax.sharding import PartitionSpec as P
+from sizes import crossed
 from trees import SAME_MODEL, two_layers
 
 import treeadapt as ta
@@ -119,18 +120,19 @@ WRAPPED = {
 }
 
 
-@pytest.mark.parametrize("inside", LEAFWISE)
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ("adapt", "chain"),
-        ("optax.partition", "groups"),
-        ("groups", "plain"),
-        ("named_chain", "groups"),
-        ("masked", "apply_if_finite"),
-    ],
-)
-def test_training_goes_on_bit_for_bit(inside, before, after):
+#: From what to what each transformation is carried.
+MOVES = [
+    ("adapt", "chain"),
+    ("optax.partition", "groups"),
+    ("groups", "plain"),
+    ("named_chain", "groups"),
+    ("masked", "apply_if_finite"),
+]
+
+
+@pytest.mark.parametrize(("inside", "move"), crossed(LEAFWISE, MOVES))
+def test_training_goes_on_bit_for_bit(inside, move):
+    before, after = move
     if before == "optax.partition" and inside in ("schedule_free", "muon"):
         pytest.skip("Optax itself cannot: it needs every leaf")
     one, two = (WRAPPED[around](LEAFWISE[inside]) for around in (before, after))

@@ -22,12 +22,13 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from sizes import full
 
 import treeadapt as ta
 
 EXAMPLES = settings.default.max_examples
-#: Ten times as many in the full profile: 20,000.
-at_length = settings(max_examples=EXAMPLES * (10 if EXAMPLES >= 2_000 else 1))
+#: Ten times as many in the full profile: 20,000. Half of them elsewhere: they are slow.
+at_length = settings(max_examples=full(EXAMPLES * 10, EXAMPLES // 2))
 #: The texts of an index in a list; one is a prefix of another, and two are numbers.
 TEXTS = ("q", "qk", "0", "10")
 
@@ -449,16 +450,11 @@ def gone_and_back(drawn: Any) -> tuple[bool, bool] | None:
     return True, plan.exact
 
 
-@at_length
-@given(mixed())
-def test_law_11_what_is_exact_and_not_one_way_comes_back(drawn):
-    gone_and_back(drawn)
-
-
-def test_the_drawn_tables_come_back_and_do_not():
+def test_law_11_what_is_exact_and_not_one_way_comes_back():
     found = []
 
-    @settings(max_examples=200)
+    # Enough that each kind is drawn.
+    @settings(at_length, max_examples=max(200, at_length.max_examples))
     @given(mixed())
     def draw(drawn):
         found.append(gone_and_back(drawn))
