@@ -29,6 +29,7 @@ from treeadapt.errors import (
     UnmatchedPathError,
     UnusedRuleError,
 )
+from treeadapt.patterns import escape
 from treeadapt.selection.rules import (
     MISSING,
     STATIC,
@@ -37,7 +38,7 @@ from treeadapt.selection.rules import (
     param_labels,
     param_mask,
 )
-from treeadapt.selection.selectors import escape, glob, leaf, node, select
+from treeadapt.selection.selectors import glob, leaf, node, select
 from treeadapt.selection.whole import whole_tree
 from treeadapt.trees.views import view_tree
 

@@ -21,10 +21,11 @@ from jax.sharding import PartitionSpec as P
 
 from treeadapt.data_files import MAX_BYTES
 from treeadapt.errors import PatternError, RulesFileError, TreeAdaptError
+from treeadapt.patterns import escape
 from treeadapt.selection.files import MAX_PATTERNS, write_toml
 from treeadapt.selection.freeze_spec import FreezeSpec
 from treeadapt.selection.rules import Rules, load_rules
-from treeadapt.selection.selectors import as_selector, escape, glob, leaf, node
+from treeadapt.selection.selectors import as_selector, glob, leaf, node
 
 
 def load(folder: Path, text: str | bytes, name: str = "rules.toml", **options: Any):

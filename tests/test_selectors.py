@@ -26,11 +26,11 @@ from treeadapt.errors import (
     SelectorError,
     UnusedRuleError,
 )
+from treeadapt.patterns import escape
 from treeadapt.selection.rules import param_mask
 from treeadapt.selection.selectors import (
     Selector,
     as_selector,
-    escape,
     glob,
     leaf,
     node,

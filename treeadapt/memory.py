@@ -27,9 +27,8 @@ from treeadapt.drawing.layout import aligned
 from treeadapt.drawing.words import fitted, printable
 from treeadapt.errors import ShardingError, TransformError
 from treeadapt.names import fold, listing, plural, size_text
-from treeadapt.sharding.boxes import AxisRules
 from treeadapt.sharding.params import decide_specs
-from treeadapt.sharding.specs import is_open, shard_shape, spec_text
+from treeadapt.sharding.specs import AxisRules, is_open, shard_shape, spec_text
 from treeadapt.sharding.state import place_state
 from treeadapt.transforms.adapt import with_extra_args
 from treeadapt.transforms.flat import first_half, trained, view_params

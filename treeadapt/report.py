@@ -37,8 +37,7 @@ from treeadapt.selection.repairs import entry_text
 from treeadapt.selection.rules import as_rules
 from treeadapt.selection.selectors import select
 from treeadapt.selection.stacks import StackAxis
-from treeadapt.sharding.boxes import AxisRules
-from treeadapt.sharding.specs import spec_text
+from treeadapt.sharding.specs import AxisRules, spec_text
 from treeadapt.trees.views import TreeView, view_tree
 
 
@@ -352,7 +351,7 @@ def _rows(
     view: TreeView, matches: RuleMatches | None, chosen: Sequence[bool]
 ) -> Iterator[Row]:
     """Yield the rows of the leaves, or layers, that are chosen."""
-    if matches is None or matches.unrolled is None:
+    if matches is None or not matches.unrolled.sizes:
         for index, (path, leaf) in enumerate(view.items()):
             if chosen[index]:
                 yield _row(path, leaf, index, matches)
@@ -389,8 +388,7 @@ def _part(row: Row, axes: Sequence[StackAxis], counts: Sequence[int]) -> Row:
 
 def _stored_paths(matches: RuleMatches, chosen: Sequence[bool]) -> set[str]:
     """Return the paths of the arrays of which a layer is chosen."""
-    paths, layers = matches.stored.plan.paths, matches.unrolled
-    places = range(len(paths)) if layers is None else layers.places
+    paths, places = matches.stored.plan.paths, matches.unrolled.places
     return {paths[place] for place in itertools.compress(places, chosen)}
 
 
@@ -482,8 +480,7 @@ def _notes(
         if names:
             count = plural(len(names), "leaf")
             yield f"{what} {count}, {listing(matches.names(names))}."
-    left_out = () if matches.unrolled is None else sorted(matches.unrolled.left_out)
-    for key in left_out:
+    for key in sorted(matches.unrolled.left_out):
         yield f"Unrolled: the layers of the stack {key!r} are leaves of this tree."
     for index, entry in matches.unused:
         yield f"Unused: {entry_text(entry)} (rule {index + 1}) matches no array."

@@ -445,7 +445,7 @@ def _parts(matches: RuleMatches, path: str) -> Iterator[tuple[str, list[int]]]:
     """
     if path in matches.paths:
         yield path, [matches.paths.index(path)]
-    elif matches.unrolled is not None:
+    else:
         for part in matches.unrolled.divide(matches.deciding):
             if path in (part.path, matches.stored.plan.paths[part.leaf]):
                 yield part.path, part.rows

@@ -19,7 +19,8 @@ from treeadapt.arrays import is_array
 from treeadapt.errors import FreezeError, SelectorError
 from treeadapt.names import Speller, fold, plural
 from treeadapt.selection import files
-from treeadapt.selection.selectors import Bound, UnionSelector
+from treeadapt.selection.leaves import Leaves
+from treeadapt.selection.selectors import Bound, ListSelector, OfParts
 from treeadapt.selection.whole import look_up
 from treeadapt.trees.views import TreeView, view_tree
 
@@ -30,7 +31,7 @@ _RECORDED = ("paths", "others")
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class FreezeSpec(UnionSelector):
+class FreezeSpec(OfParts):
     """The selector of what is frozen, as data.
 
     Args:
@@ -72,10 +73,14 @@ class FreezeSpec(UnionSelector):
         shown = list(paths) if len(paths) <= 4 else f"<{plural(len(paths), 'path')}>"
         return f"FreezeSpec(freeze={list(self.freeze)}, paths={shown})"
 
-    @property
-    def entries(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The patterns."""
-        return self.freeze
+    @functools.cached_property
+    def parts(self) -> tuple[ListSelector]:  # type: ignore[override]
+        """The selector of the patterns."""
+        return (ListSelector(self.freeze),)
+
+    def select(self, leaves: Leaves) -> list[bool]:
+        """Answer as the patterns do."""
+        return self.parts[0].select(leaves)
 
     def decide(
         self, view: TreeView, *, reports: bool, holes: Sequence[str] = ()

@@ -57,12 +57,12 @@ class RuleMatches:
     Attributes:
         rules: the rules.
         leaves: the table of the tree's leaves; with ``stacks``, of its layers.
-        unrolled: the layers of the tree; None without ``stacks``.
+        unrolled: the layers of the tree.
     """
 
     rules: Rules
     leaves: Leaves
-    unrolled: Unrolled | None = None
+    unrolled: Unrolled
 
     def __post_init__(self) -> None:
         _ = self._first  # a selector that cannot answer raises now
@@ -75,7 +75,7 @@ class RuleMatches:
     @property
     def stored(self) -> TreeView:
         """The tree as it is."""
-        return self.view if self.unrolled is None else self.unrolled.stored
+        return self.unrolled.stored
 
     @property
     def paths(self) -> Sequence[str]:
@@ -120,10 +120,11 @@ class RuleMatches:
     @functools.cached_property
     def answers(self) -> list[Any]:
         """The value of each stored leaf; ``PerLayer`` where its layers differ."""
-        if self.unrolled is None:
-            return self.values
-        texts = rule_names(self.rules)
-        sources = [texts[rule] for rule in self.deciding]
+
+        def sources() -> list[str]:
+            texts = rule_names(self.rules)
+            return [texts[rule] for rule in self.deciding]
+
         return self.unrolled.fold(self.values, sources)
 
     @functools.cached_property
@@ -225,8 +226,6 @@ class RuleMatches:
         Args:
             paths: of some leaves, in leaf order.
         """
-        if self.unrolled is None:
-            return list(paths)
         known = frozenset(paths)
         keys = [path in known or None for path in self.paths]
         return [part.path for part in self.unrolled.divide(keys)]

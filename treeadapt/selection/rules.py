@@ -47,16 +47,10 @@ from treeadapt.selection.selectors import (
     Unused,
     as_selector,
     check_choice,
-    refuse_number,
     select,
 )
-from treeadapt.selection.stacks import (
-    NO_STACKS,
-    PerLayer,
-    Stacks,
-    require_agreement,
-)
-from treeadapt.selection.whole import WholeTree, look_up, whole_of
+from treeadapt.selection.stacks import NO_STACKS, PerLayer, Stacks
+from treeadapt.selection.whole import WholeTree, look_up
 from treeadapt.trees.views import TreeView, view_tree
 
 Overlap = Literal["first", "error"]
@@ -114,6 +108,7 @@ class Rules(Question):
     unused: Unused
     overlap: Overlap
     stacks: Stacks
+    gives = "A tree of labels"
 
     def __init__(
         self,
@@ -124,26 +119,22 @@ class Rules(Question):
         overlap: Overlap | None = None,
         stacks: Mapping[str, Any] | Stacks | None = None,
     ):
-        options = rules.options if isinstance(rules, Rules) else _DEFAULTS
-        default = options["default"] if default is MISSING else default
-        unused = options["unused"] if unused is None else unused
-        overlap = options["overlap"] if overlap is None else overlap
-        stacks = options["stacks"] if stacks is None else stacks
-        check_choice("unused", unused, ("error", "ignore"))
-        check_choice("overlap", overlap, ("first", "error"))
+        if default is None:
+            refuse_none("default=")
+        given = {"unused": unused, "overlap": overlap, "stacks": stacks}
+        options = rules.options if isinstance(rules, Rules) else dict(_DEFAULTS)
+        options |= {name: value for name, value in given.items() if value is not None}
+        options |= {} if default is MISSING else {"default": default}
+        check_choice("unused", options["unused"], ("error", "ignore"))
+        check_choice("overlap", options["overlap"], ("first", "error"))
         pairs = tuple((as_selector(where), value) for where, value in _pairs(rules))
         for where, value in pairs:
             if value is None:
                 refuse_none(f"The rule {where_text(where)}")
-        if default is None:
-            refuse_none("default=")
         # A selector with stacks of its own makes the whole table one of layers.
-        stacks = functools.reduce(
-            operator.or_, (where.stacks for where, _ in pairs), Stacks(stacks)
-        )
-        fields = {"pairs": pairs, "default": default, "unused": unused}
-        fields |= {"overlap": overlap, "stacks": stacks}
-        for name, value in fields.items():
+        every = [Stacks(options["stacks"]), *(where.stacks for where, _ in pairs)]
+        options["stacks"] = functools.reduce(operator.or_, every)
+        for name, value in {"pairs": pairs, **options}.items():
             object.__setattr__(self, name, value)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -216,28 +207,19 @@ class Rules(Question):
                 filter.
         """
         _refuse_filter(self.values, leaf)
-        refuse_number(self, tree)
-        view = view_tree(tree)
-        whole = whole_of(view)
-        if whole is not None:
-            labels = self.answer(whole, view.plan.paths)
-            return view.rebuild(require_agreement(labels, "A tree of labels"))
-        return view.rebuild(self._match(view, view.plan.holes).check().labels())
+        return self.ask(tree)
+
+    def of_view(self, view: TreeView) -> list[Any]:
+        """Return the labels of a tree, which may be a part of one."""
+        return self._match(view, view.plan.holes).check().labels()
 
     def answer(self, whole: WholeTree, paths: Sequence[str]) -> list[Any]:
-        """Return the labels of some leaves of a whole tree.
-
-        Args:
-            whole: the tree.
-            paths: of the leaves; others need no rule.
-
-        Returns:
-            One label a leaf, or ``PerLayer`` where its layers have different ones.
+        """Return the labels of some leaves of a whole tree; others need no rule.
 
         Raises:
             UnmatchedPathError, UnusedRuleError, OverlapError: as when called.
         """
-        labels = whole.answers(paths, self)
+        labels = super().answer(whole, paths)
         unmatched = [p for p, label in zip(paths, labels, strict=True) if label is None]
         if unmatched:
             raise UnmatchedPathError(unmatched_message(unmatched, len(labels)))
@@ -407,24 +389,15 @@ class Rules(Question):
     def _match(
         self, view: TreeView, holes: Sequence[str] = (), *, is_part: bool = False
     ) -> RuleMatches:
-        if not self.stacks:
-            return RuleMatches(self, Leaves(view, self.matcher, self.needs, holes))
         layers = self.stacks.unroll(view, is_part=is_part or bool(holes))
         holes = layers.view.plan.holes if holes else ()
         table = Leaves(layers.view, self.matcher, self.needs, holes)
         return RuleMatches(self, table, layers)
 
     def _options(self) -> dict[str, Any]:
-        given: dict[str, Any] = {}
-        if self.default is not MISSING:
-            given["default"] = self.default
-        if self.unused != "error":
-            given["unused"] = self.unused
-        if self.overlap != "first":
-            given["overlap"] = self.overlap
-        if self.stacks:
-            given["stacks"] = self.stacks.data
-        return given
+        options = self.options | {"stacks": self.stacks.data}
+        usual = {**_DEFAULTS, "stacks": {}}
+        return {n: v for n, v in options.items() if not same_value(v, usual[n])}
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -492,7 +465,7 @@ class Where(Selector):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class BoundRules:
+class BoundRules(Question):
     """Rules that have decided on one full tree, and answer by path.
 
     Attributes:
@@ -502,6 +475,8 @@ class BoundRules:
 
     rules: Rules
     answers: Mapping[str, Any]
+
+    gives = "A tree of labels"
 
     def __repr__(self) -> str:
         return f"<{self.rules!r} bound to {plural(len(self.answers), 'path')}>"
@@ -517,10 +492,20 @@ class BoundRules:
                 nnx filter.
         """
         _refuse_filter(self.rules.values, leaf)
-        refuse_number(self, tree)
-        view = view_tree(tree)
-        labels = look_up(self.answers, view.flat(), static=STATIC)
-        return view.rebuild(require_agreement(labels, "A tree of labels"))
+        return self.ask(tree)
+
+    @property
+    def stacks(self) -> Stacks:  # type: ignore[override]
+        """The stacks of the rules."""
+        return self.rules.stacks
+
+    def patterns(self) -> Iterator[str]:
+        """Yield the patterns of all rules."""
+        yield from self.rules.patterns()
+
+    def of_view(self, view: TreeView) -> list[Any]:
+        """Look every path of a smaller view up."""
+        return look_up(self.answers, view.flat(), static=STATIC)
 
     def answer(self, whole: WholeTree, paths: Sequence[str]) -> list[Any]:
         """Return the labels of some leaves of a whole tree."""

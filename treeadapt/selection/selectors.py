@@ -27,22 +27,12 @@ from treeadapt.arrays import is_array
 from treeadapt.errors import SelectorError, UnusedRuleError
 from treeadapt.matcher import Matcher, matcher_of
 from treeadapt.names import plural, shorten
-from treeadapt.patterns import escape, parse
+from treeadapt.patterns import parse
 from treeadapt.selection.leaves import Known, Leaves, NotKnown, OnePath
 from treeadapt.selection.repairs import unused_message
 from treeadapt.selection.stacks import NO_STACKS, Stacks, require_agreement
-from treeadapt.selection.whole import look_up, whole_of
+from treeadapt.selection.whole import WholeTree, look_up, whole_of
 from treeadapt.trees.views import TreeView, view_tree
-
-__all__ = [
-    "Selector",
-    "as_selector",
-    "escape",
-    "glob",
-    "leaf",
-    "node",
-    "select",
-]
 
 Unused = Literal["error", "ignore"]
 _MISSING: Any = object()
@@ -53,9 +43,44 @@ class Question:
 
     Attributes:
         stacks: whose layers are leaves of their own to it.
+        gives: what it makes of a tree, for messages.
     """
 
     stacks: Stacks = NO_STACKS
+    gives = "A mask"
+
+    def ask(self, tree: Any) -> Any:
+        """Return a tree of answers, as Optax calls for them.
+
+        They are those of the whole tree in force, if ``tree`` is a view of it.
+
+        Raises:
+            SelectorError: ``tree`` is a number: a schedule is called so.
+        """
+        refuse_number(self, tree)
+        view = view_tree(tree)
+        whole = whole_of(view)
+        if whole is None:
+            found = self.of_view(view)
+        else:
+            found = self.answer(whole, view.plan.paths)
+        return view.rebuild(require_agreement(found, self.gives))
+
+    def of_view(self, view: TreeView) -> list[Any]:
+        """Return one answer for each leaf of a tree, which may be a part of one."""
+        raise NotImplementedError
+
+    def answer(self, whole: WholeTree, paths: Sequence[str]) -> list[Any]:
+        """Return the answers for some leaves of a whole tree.
+
+        Args:
+            whole: the tree.
+            paths: of the leaves.
+
+        Returns:
+            One answer a leaf, or ``PerLayer`` where its layers have different ones.
+        """
+        return whole.answers(paths, self)
 
     @property
     def needs(self) -> frozenset[str]:
@@ -136,14 +161,11 @@ class Selector(Question):
         if leaf is not _MISSING:
             path = tree if isinstance(tree, str) else _joined(tree)
             return self._at_path(path, leaf)
-        refuse_number(self, tree)
-        view = view_tree(tree)
-        whole = whole_of(view)
-        if whole is not None:
-            chosen = whole.answers(view.plan.paths, self)
-        else:
-            chosen = self.decide(view, reports=True, holes=view.plan.holes)
-        return view.rebuild(require_agreement(chosen, "A mask"))
+        return self.ask(tree)
+
+    def of_view(self, view: TreeView) -> list[bool]:
+        """Decide every leaf of a tree; what its holes may hold is not reported."""
+        return self.decide(view, reports=True, holes=view.plan.holes)
 
     def matches(self, path: str) -> bool:
         """Return whether a leaf at ``path`` is selected, going by the path alone.
@@ -196,19 +218,14 @@ class Selector(Question):
         Returns:
             One bool a leaf, in leaf order; ``PerLayer`` where its layers differ.
         """
-        layers = None
-        if self.stacks:
-            layers = self.stacks.unroll(view, is_part=bool(holes) or not reports)
-            view = layers.view
-            holes = view.plan.holes if holes else ()
-        leaves = Leaves(view, self.matcher, self.needs, holes)
+        layers = self.stacks.unroll(view, is_part=bool(holes) or not reports)
+        holes = layers.view.plan.holes if holes else ()
+        leaves = Leaves(layers.view, self.matcher, self.needs, holes)
         chosen = leaves.once(self._known, lambda: self.select(leaves))
         if reports:
             self._report(leaves, chosen)
         found = leaves.spread(chosen)
-        if layers is None:
-            return found
-        return layers.fold(found, leaves.spread(self._reasons(leaves)))
+        return layers.fold(found, lambda: leaves.spread(self._reasons(leaves)))
 
     def _reasons(self, leaves: Leaves) -> list[str]:
         """Return what decided each row, for errors; empty where nothing is to say."""
@@ -360,7 +377,7 @@ class LeafSelector(Selector):
             ) from error
 
 
-class _OfParts(Selector):
+class OfParts(Selector):
     """A selector that asks others: its ``parts``."""
 
     parts: tuple[Selector, ...]
@@ -391,10 +408,17 @@ class _OfParts(Selector):
             yield from part.unused(leaves)
 
 
-class UnionSelector(_OfParts):
+@dataclasses.dataclass(frozen=True, repr=False)
+class ListSelector(OfParts):
     """Union of the entries minus those that start with ``!``; order does not matter."""
 
-    entries: Sequence[str | Selector]
+    entries: tuple[str | Selector, ...]
+
+    def __post_init__(self) -> None:
+        _ = self.parts  # complains about a malformed entry now
+
+    def __repr__(self) -> str:
+        return repr(list(self.entries))
 
     @functools.cached_property
     def parts(self) -> tuple[Selector, ...]:  # type: ignore[override]
@@ -432,20 +456,7 @@ class UnionSelector(_OfParts):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class ListSelector(UnionSelector):
-    """A list of patterns, classes and selectors."""
-
-    entries: tuple[str | Selector, ...]
-
-    def __post_init__(self) -> None:
-        _ = self.parts  # complains about a malformed entry now
-
-    def __repr__(self) -> str:
-        return repr(list(self.entries))
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class _Composite(_OfParts):
+class _Composite(OfParts):
     parts: tuple[Selector, ...]
 
     sign = ""

@@ -29,8 +29,8 @@ from treeadapt.errors import PathCollisionError, StackError
 from treeadapt.names import Speller, fold, listing, shorten
 from treeadapt.selection.leaves import same_value
 from treeadapt.slices import MAX_LAYERS, boxes, read_slice_key, runs_text, slice_key
-from treeadapt.trees.axis_names import axis_names
-from treeadapt.trees.views import Plan, TreeView
+from treeadapt.trees.axis_names import AxisNames, axis_names
+from treeadapt.trees.views import Plan, TreeView, add_names
 
 _CAPTURE = re.compile(r"\{[A-Za-z_]\w*\}")
 _LAYER = "(0|[1-9][0-9]{0,6})"
@@ -110,17 +110,19 @@ class PerLayer:
     def __str__(self) -> str:
         """The values, each with its layers and what decided."""
         rows = itertools.product(*self.numbers)
-        groups: list[tuple[Any, str, list[Any], list[str]]] = []
+        groups: list[list[Any]] = []
         for row in zip(self.values, self.sources, rows, self.paths, strict=True):
-            value, source, (number, *_), path = row
-            if groups and same_value(groups[-1][0], value) and groups[-1][1] == source:
-                groups[-1][2].append(number)
-                groups[-1][3].append(path)
-            else:
-                groups.append((value, source, [number], [path]))
+            last = groups[-1][-1] if groups else (object(), "")
+            if not (same_value(last[0], row[0]) and last[1] == row[1]):
+                groups.append([])
+            groups[-1].append(row)
         texts = []
-        for value, source, numbers, paths in groups[:_SHOWN]:
-            names = [self.key_of([numbers])] if len(self.axes) == 1 else fold(paths)
+        for group in groups[:_SHOWN]:
+            value, source, *_ = group[0]
+            if len(self.axes) == 1:
+                names = [self.key_of([[numbers[0] for _, _, numbers, _ in group]])]
+            else:
+                names = list(fold(path for *_, path in group))
             by = f" ({source})" if source else ""
             texts.append(f"{shorten(repr(value))} for {listing(names, limit=1)}{by}")
         left = len(groups) - _SHOWN
@@ -226,9 +228,7 @@ class Stacks:
         """
         if isinstance(view.plan, _UnrolledPlan):
             return [()] * len(view.leaves)
-        names = {}
-        if any(isinstance(stack.axis, str) for stack in self._stacks):
-            names = axis_names(view)
+        names = self._axis_names(view)
         left_out = self._left_out(view, names, is_part=is_part)
         found: list[tuple[StackAxis, ...]] = []
         held: dict[Any, dict[int, list[int]]] = {}  # leaves by number of layers
@@ -264,6 +264,11 @@ class Stacks:
                     met.add(stack.key)
             self._require_met(met, view)
         return found
+
+    def _axis_names(self, view: TreeView) -> dict[int, AxisNames]:
+        """Return what boxes say of axes, if a stack is along an axis with a name."""
+        named = any(isinstance(stack.axis, str) for stack in self._stacks)
+        return axis_names(view) if named else {}
 
     def _left_out(self, view: TreeView, names: Any, *, is_part: bool) -> frozenset[str]:
         """Return the keys of stacks whose layers are nodes of their own in a tree.
@@ -323,6 +328,10 @@ class Stacks:
             PathCollisionError: the path of a layer is that of another leaf, or a leaf
                 has the name of some layers.
         """
+        if not self:
+            counts = [1] * len(view.leaves)
+            none: list[tuple[StackAxis, ...]] = [()] * len(view.leaves)
+            return Unrolled(view, view, counts, none, {}, self)
         axes = self.axes(view, is_part=is_part)
         sizes = {axis.key: axis.size for each in axes for axis in each}
         for path in view.plan.paths:
@@ -454,7 +463,7 @@ class Unrolled:
     @property
     def left_out(self) -> frozenset[str]:
         """The keys of the stacks that the tree holds unrolled."""
-        names = axis_names(self.stored)
+        names = self.stacks._axis_names(self.stored)
         return self.stacks._left_out(self.stored, names, is_part=False)
 
     def divide(self, answers: Sequence[Hashable]) -> Iterator[Layers]:
@@ -484,19 +493,22 @@ class Unrolled:
             start += count
 
     def fold(
-        self, answers: Sequence[Any], sources: Sequence[str] | None = None
+        self, answers: list[Any], sources: Callable[[], Sequence[str]]
     ) -> list[Any]:
         """Return one answer for each stored leaf of one for each layer.
 
         Args:
             answers: one for each layer.
-            sources: what decided each, for errors.
+            sources: gives what decided each, for errors.
 
         Returns:
             The answer of the layers of a leaf, or ``PerLayer`` where they differ. Of
             a static leaf below a stack, the first layer decides.
         """
+        if not self.sizes:
+            return answers
         found: list[Any] = []
+        texts: Sequence[str] = ()
         paths, start = self.view.plan.paths, 0
         for index, count in enumerate(self.counts):
             rows = slice(start, start + count)
@@ -506,11 +518,9 @@ class Unrolled:
                 found.append(values[0])
                 continue
             numbers = tuple(tuple(range(axis.size)) for axis in axes)
-            texts = ("",) * count if sources is None else tuple(sources[rows])
-            path = self.stored.plan.paths[index]
-            found.append(
-                PerLayer(path, axes, numbers, tuple(values), paths[rows], texts)
-            )
+            texts = texts or sources()
+            path, own = self.stored.plan.paths[index], tuple(texts[rows])
+            found.append(PerLayer(path, axes, numbers, tuple(values), paths[rows], own))
         return found
 
     @property
@@ -568,7 +578,7 @@ class _UnrolledPlan(Plan):
         self.shares, self.is_plain, self.ties = False, stored.is_plain, {}
         self.memo = {}
         self.holes = tuple(one for path in stored.holes for one in unrolled(path))
-        self.is_partial, self.is_flat_dict = stored.is_partial, stored.is_flat_dict
+        self.is_flat_dict = stored.is_flat_dict
         # The root is not among the nodes that have paths, unless it is a stack.
         self.root = stored.root
         self._nodes = {}
@@ -589,15 +599,8 @@ class _UnrolledPlan(Plan):
         for path, names in self._stored._names.items():
             for name in names:
                 for one in self._unrolled(name if path is None else f"{path}/{name}"):
-                    _add_names(below, one)
+                    add_names(below, None, one)
         return {path: list(names) for path, names in below.items()}
-
-
-def _add_names(below: dict[str | None, dict[str, None]], path: str) -> None:
-    parent: str | None = None
-    for name in path.split("/"):
-        below.setdefault(parent, {})[name] = None
-        parent = name if parent is None else f"{parent}/{name}"
 
 
 def _read(key: Any, value: Any) -> _Stack:

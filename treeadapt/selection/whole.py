@@ -129,9 +129,7 @@ class WholeTree:
                     "params in these. Pass the params too: "
                     "update(updates, state, params)."
                 )
-            view, has_stacks = self.view, bool(getattr(asked, "stacks", None))
-            if self.layers is not None and not has_stacks:
-                view = self.layers
+            view = self.view if asked.stacks else self.layers or self.view
             found = asked.decide(view, reports=self.strict)
             known = asked, dict(zip(self.view.plan.paths, found, strict=True))
             self._known[id(asked)] = known  # holds ``asked``: its id stays its own

@@ -26,9 +26,10 @@ from treeadapt.names import listing, plural
 from treeadapt.selection.matches import MISSING, STATIC, where_text
 from treeadapt.selection.rules import BoundRules, Rules, as_rules
 from treeadapt.selection.stacks import StackAxis, one_layer, require_agreement
-from treeadapt.sharding.boxes import AxisRules, box_specs
 from treeadapt.sharding.specs import (
+    AxisRules,
     as_spec,
+    box_specs,
     is_replicated,
     same_spec,
     spec_problem,
@@ -265,11 +266,9 @@ def _by_rules(
     matches.check_rules()
     found: list[_Choice | None]
     found = [None if i < 0 else choices[i] for i in matches.deciding]
-    if matches.unrolled is None:
-        return found, own, [()] * len(found)
     layers = matches.unrolled.fold(
         [choice and choice[0] for choice in found],
-        ["no rule" if choice is None else choice[1] for choice in found],
+        lambda: ["no rule" if choice is None else choice[1] for choice in found],
     )
     require_agreement(layers, "A sharding")
     firsts = itertools.accumulate(matches.unrolled.counts, initial=0)

@@ -45,7 +45,7 @@ from treeadapt.transforms.unlifted import (
     patterns_held,
     warn_of_unlifted,
 )
-from treeadapt.trees.views import TreeView, view_tree
+from treeadapt.trees.views import TreeView
 
 
 def adapt(tx: Any) -> optax.GradientTransformationExtraArgs:
@@ -95,7 +95,12 @@ def adapt(tx: Any) -> optax.GradientTransformationExtraArgs:
         PyTreeDef({'net': (*, None)})
     """
     inner = with_extra_args(tx)
-    adapted = run_flat(lambda whole: inner)
+    adapted = run_flat(
+        lambda whole, params: inner.init(params),
+        lambda whole, updates, state, params, extra: inner.update(
+            updates, state, params, **extra
+        ),
+    )
     if not isinstance(tx, optax.MultiSteps):
         return adapted
     steps = _AdaptedMultiSteps(*adapted)
@@ -143,7 +148,8 @@ def is_transformation(tx: Any) -> bool:
 
 
 def run_flat(
-    on: Callable[[WholeTree], optax.GradientTransformationExtraArgs],
+    init_flat: Callable[[WholeTree | None, Any], Any],
+    update_flat: Callable[..., tuple[Any, Any]],
     *,
     needs_arrays: bool = True,
     moving: Callable[[WholeTree, Any], Iterable[str]] | None = None,
@@ -151,29 +157,32 @@ def run_flat(
     """Return a transformation of any tree that runs another one on its flat dict.
 
     Args:
-        on: gives the transformation of flat dicts, handed the caller's whole tree. Its
-            ``init`` may be given Optax's placeholder; there is no tree, then.
+        init_flat: ``init`` of flat dicts, handed the caller's whole tree first; or None
+            and Optax's placeholder.
+        update_flat: ``update`` of flat dicts, handed the whole tree first, and last a
+            dict of the extra arguments.
         needs_arrays: whether to refuse params that are an empty container.
         moving: given the whole tree and a flat dict, the paths that get updates; all of
             them if it is None.
     """
+    held = (init_flat, update_flat)
 
     def init(params: Any) -> Any:
         if is_placeholder(params):
-            return on(_no_tree()).init(params)
+            return init_flat(None, params)
         views = _halves(params)
         outer = whole_of(views[0])
         is_part = outer is not None or is_masked(views[0])
         lenient = is_part or (not needs_arrays and _is_empty(params))
         flat = [(trained if lenient else require_trained)(view) for view in views]
         strict = not is_part if outer is None else outer.strict
-        with whole_tree(views[0], strict=strict) as whole, _noted(on):
-            state = on(whole).init(_shown(params, flat))
+        with whole_tree(views[0], strict=strict) as whole, _noted(held):
+            state = init_flat(whole, _shown(params, flat))
             if not is_part:
                 moved = flat[0] if moving is None else moving(whole, flat[0])
-                _warn_of_collections(views[0], moved, on)
+                _warn_of_collections(views[0], moved, held)
         if not is_part:
-            warn_of_unlifted(on, views[0], flat[0], stacklevel=2)
+            warn_of_unlifted(held, views[0], flat[0], stacklevel=2)
             state = _donatable(state, [leaf for half in flat for leaf in half.values()])
         return state
 
@@ -189,13 +198,13 @@ def run_flat(
         shown = _shown(params, flat_params) if views else None
         flat_args = flat_extra(extra, keys, [grads, *views], own)
         # Params of other classes than those of init have lost what a selector names.
-        strict = own is not None and not own.plan.is_partial
+        strict = own is not None and not own.plan.holes
         with (
             whole_tree(own or grads, strict=strict, is_params=own is not None) as whole,
-            _noted(on),
+            _noted(held),
             _explained(flat_updates),
         ):
-            new, new_state = on(whole).update(flat_updates, state, shown, **flat_args)
+            new, new_state = update_flat(whole, flat_updates, state, shown, flat_args)
         return put_updates(grads, new, own), keep_dtypes(state, new_state)
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -308,10 +317,6 @@ def _in_dtype_of(before: Any, after: Any) -> Any:
 
 def _is_count(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, jnp.bool_) or jnp.issubdtype(dtype, jnp.integer)
-
-
-def _no_tree() -> WholeTree:
-    return WholeTree(view_tree({}), strict=False, is_params=False)
 
 
 def _is_empty(params: Any) -> bool:

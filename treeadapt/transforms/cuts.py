@@ -16,14 +16,13 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from treeadapt.arrays import is_array
 from treeadapt.errors import PathCollisionError
 from treeadapt.selection.stacks import PerLayer
 from treeadapt.selection.whole import Cut, WholeTree
 from treeadapt.slices import boxes, runs
-from treeadapt.transforms.flat import FlatDict
+from treeadapt.transforms.flat import FlatDict, by_half
 
 L = TypeVar("L", bound=Hashable)
 
@@ -88,12 +87,14 @@ def divide(
 
 def take(flat: Any, group: Group) -> Any:
     """Return the flat dict of a group, half by half for lookahead."""
-    if isinstance(flat, optax.LookaheadParams):
-        return optax.LookaheadParams(*(take(half, group) for half in flat))
-    return {
-        key: flat[key] if piece is None else _cut(flat[piece.path], piece)
-        for key, piece in group.items()
-    }
+
+    def of_half(half: FlatDict) -> FlatDict:
+        return {
+            key: half[key] if piece is None else _cut(half[piece.path], piece)
+            for key, piece in group.items()
+        }
+
+    return by_half(of_half, flat)
 
 
 def put_back(

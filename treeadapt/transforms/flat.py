@@ -98,7 +98,7 @@ def is_masked(view: TreeView) -> bool:
     def is_hole(node: Any) -> bool:
         return isinstance(node, optax.MaskedNode)
 
-    return view.plan.is_partial and any(
+    return bool(view.plan.holes) and any(
         map(is_hole, jax.tree.leaves(view.tree, is_leaf=is_hole))
     )
 
@@ -108,11 +108,11 @@ def first_half(flat: Any) -> Any:
     return flat.fast if isinstance(flat, optax.LookaheadParams) else flat
 
 
-def pick(tree: Any, paths: Iterable[str]) -> Any:
-    """Return the entries of a flat dict at ``paths``, half by half for lookahead."""
-    if isinstance(tree, optax.LookaheadParams):
-        return optax.LookaheadParams(*(pick(half, paths) for half in tree))
-    return {path: tree[path] for path in paths}
+def by_half(fn: Callable[[Any], Any], flat: Any) -> Any:
+    """Return ``fn(flat)``, half by half for lookahead."""
+    if isinstance(flat, optax.LookaheadParams):
+        return optax.LookaheadParams(*map(fn, flat))
+    return fn(flat)
 
 
 def pick_arrays(view: TreeView, paths: Sequence[str], whose: str) -> FlatDict:
@@ -133,7 +133,7 @@ def pick_arrays(view: TreeView, paths: Sequence[str], whose: str) -> FlatDict:
             f"There is no floating-point array at {listing(wrong)} of {whose}, where "
             "the updates have one. The updates must be gradients of the params."
         )
-    return pick(flat, paths)
+    return {path: flat[path] for path in paths}
 
 
 def put_updates(view: TreeView, flat: Any, params: TreeView | None) -> Any:
@@ -149,20 +149,19 @@ def put_updates(view: TreeView, flat: Any, params: TreeView | None) -> Any:
         the dtype of their param, numbers become zeros of their type, other static
         leaves stay. What is not a flat dict is returned unchanged.
     """
-    if isinstance(flat, optax.LookaheadParams):
-        return optax.LookaheadParams(
-            *(put_updates(view, half, params) for half in flat)
-        )
-    if type(flat) is not dict:
-        return flat  # a measurement, as inside optax.monitor
     own = {} if params is None else params.flat()
-    pairs = view.items()
-    return view.rebuild(
-        [
-            flat[path] if path in flat else _still(leaf, own.get(path))
-            for path, leaf in pairs
-        ]
-    )
+
+    def put(flat: Any) -> Any:
+        if type(flat) is not dict:
+            return flat  # a measurement, as inside optax.monitor
+        return view.rebuild(
+            [
+                flat[path] if path in flat else _still(leaf, own.get(path))
+                for path, leaf in view.items()
+            ]
+        )
+
+    return by_half(put, flat)
 
 
 def _still(update: Any, param: Any) -> Any:

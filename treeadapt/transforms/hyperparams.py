@@ -28,9 +28,7 @@ import optax
 from treeadapt.arrays import is_array
 from treeadapt.errors import TransformError
 from treeadapt.names import listing
-from treeadapt.selection.rules import Rules
-from treeadapt.selection.selectors import Selector
-from treeadapt.transforms.lift import Lifted
+from treeadapt.selection.selectors import Question
 
 
 def inject_hyperparams(
@@ -169,7 +167,7 @@ def _is_injected(parameter: inspect.Parameter, value: Any) -> bool:
 
 
 def _is_schedule(parameter: inspect.Parameter, value: Any) -> bool:
-    if isinstance(value, Selector | Rules | Lifted):
+    if isinstance(value, Question):
         return False
     if _takes_number(parameter):
         return True

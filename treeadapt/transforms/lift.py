@@ -18,12 +18,12 @@ from treeadapt.convert import describe
 from treeadapt.errors import SelectorError, UnmatchedPathError, UnusedRuleError
 from treeadapt.names import listing, plural
 from treeadapt.selection.matches import STATIC
-from treeadapt.selection.selectors import refuse_number
-from treeadapt.selection.whole import WholeTree, whole_of
+from treeadapt.selection.selectors import Question
+from treeadapt.selection.whole import WholeTree
 from treeadapt.trees.views import TreeView, view_tree
 
 
-class Lifted:
+class Lifted(Question):
     """A mask or label function of the caller's tree, answering on smaller views.
 
     Attributes:
@@ -38,20 +38,18 @@ class Lifted:
 
     def __call__(self, tree: Any) -> Any:
         """Return masks or labels with the treedef of ``tree``."""
-        refuse_number(self, tree)
-        view = view_tree(tree)
-        whole = whole_of(view)
-        if whole is None:
-            found = self.decide(view, reports=not view.plan.is_partial)
-        else:
-            found = whole.answers(view.plan.paths, self)
-        return view.rebuild(_complete(found, view.flat()))
+        return self.ask(tree)
+
+    def of_view(self, view: TreeView) -> list[Any]:
+        """Return the mask or label of each leaf of a tree."""
+        found = self.decide(view, reports=not view.plan.holes)
+        return _complete(found, view.flat())
 
     def answer(self, whole: WholeTree, paths: Sequence[str]) -> list[Any]:
         """Return the masks or labels of some leaves of a whole tree."""
         flat = whole.view.flat()
         shown = {path: flat[whole.stored_path(path)] for path in paths}
-        return _complete(whole.answers(paths, self), shown)
+        return _complete(super().answer(whole, paths), shown)
 
     def needs_params(self, gradients: TreeView) -> bool:
         """Return whether a function may look for classes that gradients may lack."""

@@ -22,23 +22,19 @@ from treeadapt.selection.matches import MISSING, STATIC
 from treeadapt.selection.rules import BoundRules, Rules, as_rules
 from treeadapt.selection.selectors import as_selector
 from treeadapt.selection.whole import WholeTree
-from treeadapt.transforms.adapt import (
-    is_placeholder,
-    is_transformation,
-    run_flat,
-    with_extra_args,
-)
+from treeadapt.transforms.adapt import is_transformation, run_flat, with_extra_args
 from treeadapt.transforms.cuts import Group, divide, put_back, take
 from treeadapt.transforms.flat import (
     OF_GRADIENT,
     FlatDict,
+    by_half,
     callbacks_on_flat,
     first_half,
     is_like,
     no_change,
     pick_arrays,
 )
-from treeadapt.transforms.lift import Lifted, is_function, lift
+from treeadapt.transforms.lift import is_function, lift
 from treeadapt.trees.views import view_tree
 
 FROZEN = "frozen"
@@ -85,8 +81,15 @@ def partition(
     _check_labels(transforms)
     by_function = is_function(rules) and not isinstance(rules, Rules | BoundRules)
     labels = lift(rules) if by_function else _read_rules(transforms, rules)
-    # As Optax, a function may be asked about no params at all.
-    return _grouped(transforms, labels, needs_arrays=not by_function)
+    return _run_groups(
+        {label: with_extra_args(tx) for label, tx in transforms.items()},
+        labels.answer,
+        still=FROZEN,
+        pack=optax.transforms.PartitionState,
+        unpack=lambda state: state.inner_states,
+        # As Optax, a function may be asked about no params at all.
+        needs_arrays=not by_function,
+    )
 
 
 def freeze(tx: Any, where: Any) -> optax.GradientTransformationExtraArgs:
@@ -119,83 +122,75 @@ def freeze(tx: Any, where: Any) -> optax.GradientTransformationExtraArgs:
     """
     inner = with_extra_args(tx)
     selector = as_selector(where)
-
-    def moving(whole: WholeTree, flat: Any) -> Group:
-        paths = list(first_half(flat))
-        return divide(whole, paths, whole.answers(paths, selector)).get(False, {})
-
-    def on(whole: WholeTree) -> optax.GradientTransformationExtraArgs:
-        def init(params: Any) -> Any:
-            if is_placeholder(params):
-                return inner.init(params)
-            return inner.init(take(params, moving(whole, params)))
-
-        def update(
-            updates: FlatDict, state: Any, params: Any | None = None, **extra: Any
-        ) -> tuple[Any, Any]:
-            run = part_runner(updates, params, extra)
-            group = moving(whole, known_of(updates, params))
-            new, state = run(inner, group, state)
-            return _with_zeros(new, group, updates), state
-
-        return optax.GradientTransformationExtraArgs(init, update)
-
-    return run_flat(on, moving=lambda whole, flat: _paths(moving(whole, flat)))
+    return _run_groups(
+        {False: inner},
+        selector.answer,
+        still=True,
+        pack=lambda states: states[False],
+        unpack=lambda state: {False: state},
+    )
 
 
-def _grouped(
-    transforms: Mapping[Hashable, Any],
-    labels: Rules | BoundRules | Lifted,
+def _run_groups(
+    inner: Mapping[Hashable, optax.GradientTransformationExtraArgs],
+    answers: Callable[[WholeTree, Sequence[str]], Sequence[Any]],
     *,
-    needs_arrays: bool,
+    still: Hashable,
+    pack: Callable[[dict[Hashable, Any]], Any],
+    unpack: Callable[[Any], Mapping[Hashable, Any]],
+    needs_arrays: bool = True,
 ) -> optax.GradientTransformationExtraArgs:
-    """Return the partition by what labels the leaves of a whole tree."""
-    inner = {label: with_extra_args(tx) for label, tx in transforms.items()}
+    """Return what runs a transformation on each group of leaves of any tree.
+
+    Args:
+        inner: the transformation of each label.
+        answers: gives the label of each of some leaves of a whole tree.
+        still: the label of leaves that do not move.
+        pack: makes the state out of the states of the groups, by label.
+        unpack: takes it apart again.
+        needs_arrays: as for ``run_flat``.
+    """
 
     def groups(whole: WholeTree, flat: Any) -> dict[Hashable, Group]:
         paths = list(first_half(flat))
-        given = divide(whole, paths, labels.answer(whole, paths))
+        given = divide(whole, paths, answers(whole, paths))
         stray = {
             label: list(group)
             for label, group in given.items()
-            if label not in inner and label != FROZEN
+            if label not in inner and label != still
         }
         if stray:
             raise TransformError(_stray_message(stray, inner))
         return {label: given.get(label, {}) for label in inner}
 
-    def on(whole: WholeTree) -> optax.GradientTransformationExtraArgs:
-        def init(params: Any) -> Any:
-            if is_placeholder(params):
-                states = {label: tx.init(params) for label, tx in inner.items()}
-            else:
-                states = {
-                    label: inner[label].init(take(params, group))
-                    for label, group in groups(whole, params).items()
-                }
-            return optax.transforms.PartitionState(states)
+    def init(whole: WholeTree | None, params: Any) -> Any:
+        if whole is None:
+            return pack({label: tx.init(params) for label, tx in inner.items()})
+        found = groups(whole, params)
+        return pack(
+            {
+                label: inner[label].init(take(params, own))
+                for label, own in found.items()
+            }
+        )
 
-        def update(
-            updates: FlatDict, state: Any, params: Any | None = None, **extra: Any
-        ) -> tuple[Any, Any]:
-            run = part_runner(updates, params, extra)
-            parts, states = [], {}
-            every: Group = {}
-            for label, group in groups(whole, known_of(updates, params)).items():
-                part, states[label] = run(
-                    inner[label], group, state.inner_states[label]
-                )
-                parts.append(part)
-                every |= group
-            new = _with_zeros(joined(parts), every, updates)
-            return new, optax.transforms.PartitionState(states)
-
-        return optax.GradientTransformationExtraArgs(init, update)
+    def update(
+        whole: WholeTree, updates: FlatDict, state: Any, params: Any, extra: FlatDict
+    ) -> tuple[Any, Any]:
+        run = part_runner(updates, params, extra)
+        olds, states = unpack(state), {}
+        parts: list[Any] = []
+        every: Group = {}
+        for label, group in groups(whole, known_of(updates, params)).items():
+            part, states[label] = run(inner[label], group, olds[label])
+            parts.append(part)
+            every |= group
+        return _with_zeros(joined(parts), every, updates), pack(states)
 
     def moving(whole: WholeTree, flat: Any) -> list[str]:
         return [p for group in groups(whole, flat).values() for p in _paths(group)]
 
-    return run_flat(on, needs_arrays=needs_arrays, moving=moving)
+    return run_flat(init, update, needs_arrays=needs_arrays, moving=moving)
 
 
 def _paths(group: Group) -> list[str]:
@@ -262,17 +257,16 @@ def require_layers(updates: Any, params: FlatDict, paths: Iterable[str]) -> None
 
 def _with_zeros(new: Any, group: Group, updates: FlatDict) -> Any:
     """Return ``new`` in whole arrays, nothing changed in what is not in the group."""
-    if isinstance(new, optax.LookaheadParams):
-        return optax.LookaheadParams(
-            *(_with_zeros(half, group, updates) for half in new)
-        )
 
     def zero(path: str) -> Any:
         update = updates[path]
         return None if update is None else no_change(update)
 
-    found = put_back(new, group, zero)
-    return {**found, **{path: zero(path) for path in updates if path not in found}}
+    def of_half(half: FlatDict) -> FlatDict:
+        found = put_back(half, group, zero)
+        return {**found, **{path: zero(path) for path in updates if path not in found}}
+
+    return by_half(of_half, new)
 
 
 def joined(parts: Sequence[Any]) -> Any:

@@ -25,8 +25,9 @@ from treeadapt.names import listing
 from treeadapt.selection.stacks import StackAxis, Stacks, one_layer
 from treeadapt.selection.whole import WholeTree
 from treeadapt.slices import read_slice_key, slice_key
-from treeadapt.transforms.adapt import is_placeholder, run_flat, with_extra_args
-from treeadapt.transforms.flat import CALLBACKS, FlatDict, first_half, pick
+from treeadapt.transforms.adapt import run_flat, with_extra_args
+from treeadapt.transforms.cuts import take
+from treeadapt.transforms.flat import CALLBACKS, FlatDict, first_half
 from treeadapt.transforms.partition import (
     joined,
     known_of,
@@ -115,36 +116,33 @@ def per_layer(tx: Any, stacks: Any) -> optax.GradientTransformationExtraArgs:
             found.setdefault(key, {})[path] = own
         return found
 
-    def on(whole: WholeTree) -> optax.GradientTransformationExtraArgs:
-        def init(params: Any) -> Any:
-            if is_placeholder(params):
-                return {key: inner.init(params) for key in [rest, *keys]}
-            states = {
-                key: _mapped(inner, part).init(pick(params, part))
-                for key, part in parts(whole, first_half(params)).items()
-            }
-            _require_separable(states)
-            return states
+    def init(whole: WholeTree | None, params: Any) -> Any:
+        if whole is None:
+            return {key: inner.init(params) for key in [rest, *keys]}
+        states = {
+            key: _mapped(inner, part).init(take(params, dict.fromkeys(part)))
+            for key, part in parts(whole, first_half(params)).items()
+        }
+        _require_separable(states)
+        return states
 
-        def update(
-            updates: FlatDict, state: Any, params: Any | None = None, **extra: Any
-        ) -> tuple[Any, Any]:
-            calls = {n: _refusing(n, extra[n]) for n in CALLBACKS if n in extra}
-            run = part_runner(updates, params, extra | calls)
-            own = first_half(known_of(updates, params))
-            new, states = [], {}
-            for key, part in parts(whole, own).items():
-                stacked = [path for path, axes in part.items() if axes]
-                require_layers(updates, own, stacked)
-                tx, group = _mapped(inner, part), dict.fromkeys(part)
-                one, states[key] = run(tx, group, state[key])
-                _require_updates(one, part)
-                new.append(one)
-            return joined(new), states
+    def update(
+        whole: WholeTree, updates: FlatDict, state: Any, params: Any, extra: FlatDict
+    ) -> tuple[Any, Any]:
+        calls = {n: _refusing(n, extra[n]) for n in CALLBACKS if n in extra}
+        run = part_runner(updates, params, extra | calls)
+        own = first_half(known_of(updates, params))
+        new, states = [], {}
+        for key, part in parts(whole, own).items():
+            stacked = [path for path, axes in part.items() if axes]
+            require_layers(updates, own, stacked)
+            tx, group = _mapped(inner, part), dict.fromkeys(part)
+            one, states[key] = run(tx, group, state[key])
+            _require_updates(one, part)
+            new.append(one)
+        return joined(new), states
 
-        return optax.GradientTransformationExtraArgs(init, update)
-
-    return run_flat(on)
+    return run_flat(init, update)
 
 
 def _of_cut(

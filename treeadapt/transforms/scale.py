@@ -17,8 +17,8 @@ from treeadapt.errors import TransformError
 from treeadapt.selection.rules import BoundRules, Rules, as_rules
 from treeadapt.selection.stacks import PerLayer
 from treeadapt.selection.whole import WholeTree
-from treeadapt.transforms.adapt import is_placeholder, run_flat
-from treeadapt.transforms.flat import first_half, no_change
+from treeadapt.transforms.adapt import run_flat
+from treeadapt.transforms.flat import FlatDict, first_half, no_change
 
 
 def scale_by_rules(rules: Any) -> optax.GradientTransformationExtraArgs:
@@ -52,29 +52,25 @@ def scale_by_rules(rules: Any) -> optax.GradientTransformationExtraArgs:
     """
     factors = rules if isinstance(rules, BoundRules) else _hidden(rules)
 
-    def on(whole: WholeTree) -> optax.GradientTransformationExtraArgs:
-        def init(params: Any) -> optax.EmptyState:
-            if not is_placeholder(params):
-                flat = first_half(params)
-                found = _answers(factors, whole, list(flat))
-                for (path, leaf), factor in zip(flat.items(), found, strict=True):
-                    _checked(path, leaf, factor)
-            return optax.EmptyState()
+    def init(whole: WholeTree | None, params: Any) -> optax.EmptyState:
+        if whole is not None:
+            flat = first_half(params)
+            found = _answers(factors, whole, list(flat))
+            for (path, leaf), factor in zip(flat.items(), found, strict=True):
+                _checked(path, leaf, factor)
+        return optax.EmptyState()
 
-        def update(
-            updates: dict[str, Any], state: Any, params: Any = None, **extra: Any
-        ) -> tuple[dict[str, Any], Any]:
-            del params, extra
-            found = _answers(factors, whole, list(updates))
-            return {
-                path: None if leaf is None else _scaled(path, leaf, factor)
-                for (path, leaf), factor in zip(updates.items(), found, strict=True)
-            }, state
-
-        return optax.GradientTransformationExtraArgs(init, update)
+    def update(
+        whole: WholeTree, updates: FlatDict, state: Any, *_: Any
+    ) -> tuple[FlatDict, Any]:
+        found = _answers(factors, whole, list(updates))
+        return {
+            path: None if leaf is None else _scaled(path, leaf, factor)
+            for (path, leaf), factor in zip(updates.items(), found, strict=True)
+        }, state
 
     # It only scales what others move.
-    return run_flat(on, moving=lambda whole, flat: ())
+    return run_flat(init, update, moving=lambda whole, flat: ())
 
 
 def _answers(
@@ -87,14 +83,13 @@ def _answers(
             not that of the unrolled model.
     """
     found = rules.answer(whole, paths)
-    stacks = rules.rules.stacks if isinstance(rules, BoundRules) else rules.stacks
-    if stacks and whole.layers is None:
+    if rules.stacks and whole.layers is None:
         several = {
             whole.stored_path(path): path
             for path, factor in zip(paths, found, strict=True)
             if not isinstance(factor, PerLayer) and np.ndim(_values(factor))
         }
-        axes = stacks.axes(whole.view, is_part=True) if several else ()
+        axes = rules.stacks.axes(whole.view, is_part=True) if several else ()
         for path, own in zip(whole.view.plan.paths, axes, strict=False):
             if own and path in several:
                 raise TransformError(

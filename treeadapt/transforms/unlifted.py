@@ -29,8 +29,7 @@ import optax
 from treeadapt.errors import TreeAdaptError, UnliftedMaskWarning
 from treeadapt.names import listing
 from treeadapt.selection.leaves import same_value
-from treeadapt.selection.rules import BoundRules, Rules
-from treeadapt.selection.selectors import Selector
+from treeadapt.selection.selectors import Question
 from treeadapt.transforms.flat import FlatDict
 from treeadapt.transforms.lift import NO_ANSWER, Lifted, is_function
 from treeadapt.trees.views import TreeView, view_tree
@@ -40,7 +39,6 @@ _ASKED = re.compile(r"(^|_)(mask|labels)$")
 # What Optax holds and calls with no tree of the caller's, or as a transformation.
 _NOT_ASKED = re.compile(r"^(init|update)(_fns?)?$|factory")
 _HOLDERS = ("optax", "treeadapt")
-_SEES_THE_TREE = (Selector, Rules, BoundRules, Lifted)
 _MAX_THINGS = 20_000  # a chain of a thousand transformations; not a data set
 
 
@@ -107,12 +105,8 @@ def patterns_held(tx: Any) -> Iterator[str]:
         ['**/kernel']
     """
     for _, thing in _everything(tx):
-        if isinstance(thing, Selector):
+        if isinstance(thing, Question):
             yield from thing.patterns()
-        elif isinstance(thing, Rules | BoundRules):
-            table = thing.rules if isinstance(thing, BoundRules) else thing
-            for where in table.selectors:
-                yield from where.patterns()
 
 
 def name_of(fn: Any) -> str:
@@ -141,7 +135,7 @@ def _everything(tx: Any) -> Iterator[tuple[bool, Any]]:
         seen[id(thing)] = thing
         is_asked = _is_asked(name, thing, by_optax=by_optax)
         yield is_asked, thing
-        if is_asked or isinstance(thing, _SEES_THE_TREE):
+        if is_asked or isinstance(thing, Question):
             continue
         if isinstance(thing, optax.GradientTransformation):
             by_optax = False  # its own functions are not functions of a tree
@@ -154,7 +148,7 @@ def _everything(tx: Any) -> Iterator[tuple[bool, Any]]:
 
 
 def _is_asked(name: str, thing: Any, *, by_optax: bool) -> bool:
-    if isinstance(thing, (type, *_SEES_THE_TREE)) or not callable(thing):
+    if isinstance(thing, type | Question) or not callable(thing):
         return False
     named = _ASKED.search(name) or (by_optax and not _NOT_ASKED.search(name))
     return bool(named) and not _is_of_library(thing) and is_function(thing)

@@ -8,6 +8,7 @@ has switched JAX's own check off. Never changes that limit.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -29,8 +30,8 @@ from treeadapt.paths import SEPARATOR, segment
 #: overflow the C stack, so its depth is measured first.
 MAX_DEPTH = 5_000
 
-# Levels of recursion that the code of a node may need: of the user's, of nnx.
-_SPARE, _SPARE_OF_GRAPHS = 10, 4
+_SPARE = 10  # levels of recursion that the code of a node may need
+_EVERY = 16  # nodes between two looks at how many levels are left
 _MAX_KINDS = 1_000
 _SHOWN = 20  # segments of a deep path in a message
 
@@ -50,12 +51,12 @@ def flatten(tree: Any) -> tuple[list[Any], Any]:
         registry = current_registry()
         adapter = registry.find(tree).adapter
         if adapter is not None and adapter.shared:  # it may well lead back to itself
-            return _flatten_with_care(tree, _SPARE_OF_GRAPHS)
+            return _flatten_with_care(tree)
         kinds = registry.memo.setdefault("flattened", set())
         kind = _kind(tree)
         if kind in kinds:
             return _jax.flatten(tree)
-        found = _flatten_with_care(tree, _SPARE)
+        found = _flatten_with_care(tree)
         if len(kinds) >= _MAX_KINDS:
             kinds.clear()
         kinds.add(kind)
@@ -74,26 +75,29 @@ def _kind(tree: Any) -> tuple[Any, ...]:
     return (id(type(tree)),)  # a number keeps no class alive
 
 
-def _flatten_with_care(tree: Any, spare: int) -> tuple[list[Any], Any]:
+def _flatten_with_care(tree: Any) -> tuple[list[Any], Any]:
     """Flatten a tree, but stop before JAX fails.
 
     Where code that JAX runs on the way (the order of keys, a class of the user's) finds
     no level of recursion left, JAX 0.10 keeps all the levels that it was in, for good:
-    no later call in that thread would work. Asking before each node takes a while, so
-    it is done for the first tree of a kind, and for graphs.
+    no later call in that thread would work. Asking on the way takes a while, so it is
+    done for the first tree of a kind, and for graphs. No node is more than one level
+    below the one that is visited before it.
     """
-    edge: list[Any] = []
+    nodes = itertools.count()
+    is_at_the_edge = False
 
-    def is_at_the_edge(node: Any) -> bool:
-        try:
-            _use(spare)
-        except RecursionError:
-            edge.append(node)
-            return True
-        return False
+    def stop(_: Any) -> bool:
+        nonlocal is_at_the_edge
+        if not is_at_the_edge and next(nodes) % _EVERY == 0:
+            try:
+                _use(_SPARE + _EVERY)
+            except RecursionError:
+                is_at_the_edge = True
+        return is_at_the_edge
 
-    found = _jax.flatten(tree, is_at_the_edge)
-    if edge:
+    found = _jax.flatten(tree, stop)
+    if is_at_the_edge:
         raise RecursionError
     return found
 

@@ -43,7 +43,6 @@ class Plan:
         untrained: indices of leaves that no optimizer should see.
         holes: paths of ``None`` and ``optax.MaskedNode``, which may replace a leaf or a
             node of the tree that this one is a part of.
-        is_partial: the tree holds one of these somewhere.
         ties: second path of a shared node, and its first, which names its leaves.
         is_flat_dict: a plain dict of leaves and holes, some key of which holds ``/``.
         is_plain: all of its nodes are dicts, lists, tuples and ``None``.
@@ -64,7 +63,6 @@ class Plan:
             for path, classes in walk.nodes.items()
             if type(None) in classes or optax.MaskedNode in classes
         )
-        self.is_partial = bool(self.holes)
         self.ties = walk.ties
         self.is_plain = types <= {dict, list, tuple, type(None)}
         self.root: type | None = next(iter(walk.nodes.get(None, ())), None)
@@ -379,9 +377,15 @@ def _segments_below(skeleton: Any) -> dict[str | None, list[str]]:
         if not isinstance(node, dict):
             continue
         for key, child in node.items():
-            parent = above
-            for name in key.split(_paths.SEPARATOR):
-                names.setdefault(parent, {})[name] = None
-                parent = name if parent is None else f"{parent}{_paths.SEPARATOR}{name}"
-            pending.append((parent, child))
+            pending.append((add_names(names, above, key), child))
     return {path: list(below) for path, below in names.items()}
+
+
+def add_names(
+    below: dict[str | None, dict[str, None]], parent: str | None, path: str
+) -> str | None:
+    """Note the segments of a path below ``parent``; return where it leads."""
+    for name in path.split(_paths.SEPARATOR):
+        below.setdefault(parent, {})[name] = None
+        parent = name if parent is None else f"{parent}{_paths.SEPARATOR}{name}"
+    return parent
