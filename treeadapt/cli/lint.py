@@ -75,7 +75,7 @@ def findings(matches: RuleMatches) -> Iterator[Finding]:
         yield Finding("unmatched", None, f"{count} without a rule: {names}. {cure}")
     named = [(entry_text(entry), entry) for _, entry in matches.unused]
     plan, is_array = matches.view.plan, matches.is_array
-    lines = advice_lines(named, plan, is_array, limit=len(named))
+    lines = advice_lines(named, plan, is_array)
     for (index, _), line in zip(matches.unused, lines, strict=True):
         wording = f"matches nothing: {as_options(line.strip())}"
         yield Finding("unused", index + 1, wording)

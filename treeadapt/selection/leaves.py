@@ -148,11 +148,14 @@ class Leaves:
         return found
 
     @functools.cached_property
+    def reached(self) -> int:
+        """The bit mask of the patterns that could match in a hole."""
+        return self.matcher.reach(self.view.plan, self.holes) if self.holes else 0
+
+    @functools.cached_property
     def seen(self) -> int:
         """The bit mask of the patterns that match an array leaf, or could in a hole."""
-        seen = 0
-        if self.holes:
-            seen = self.matcher.reach(self.view.plan, self.holes)
+        seen = self.reached
         for mask, yes in zip(self.masks, self.is_array, strict=True):
             seen |= mask * yes
         return seen
@@ -252,18 +255,6 @@ class OnePath(Leaves):
     def is_array(self) -> list[bool]:
         """Whether the leaf is an array."""
         return [self.abstract[0] is not None]
-
-
-def array_flags(leaves: Sequence[Any]) -> list[bool]:
-    """Return, for each leaf, whether it is an array.
-
-    Example:
-        >>> array_flags([np.ones(2), 1.0])
-        [True, False]
-    """
-    if all_arrays(leaves):
-        return [True] * len(leaves)
-    return [is_array(leaf) for leaf in leaves]
 
 
 def all_arrays(leaves: Sequence[Any]) -> bool:

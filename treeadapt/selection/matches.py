@@ -13,7 +13,7 @@ import enum
 import functools
 import itertools
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import jax.tree_util as jtu
 
@@ -25,7 +25,7 @@ from treeadapt.errors import (
 )
 from treeadapt.names import fold, listing, plural, shorten
 from treeadapt.selection.leaves import Leaves, same_value
-from treeadapt.selection.repairs import entry_text, folded_advice, misses
+from treeadapt.selection.repairs import entry_text, unused_lines
 from treeadapt.selection.selectors import GlobSelector, NodeSelector, Selector
 from treeadapt.selection.stacks import Unrolled, require_agreement
 from treeadapt.trees.views import TreeView
@@ -294,11 +294,9 @@ class RuleMatches:
 
     def _could_decide(self, where: Selector) -> bool:
         """Whether a hole may be the place of a leaf that a rule decides."""
-        leaves = self.leaves
-        if not leaves.holes or where.plain is None:
-            return bool(leaves.holes)
-        reached = leaves.matcher.reach(self.view.plan, leaves.holes)
-        return bool(reached & leaves.matcher.bits[where.plain])
+        if where.plain is None:
+            return bool(self.leaves.holes)
+        return bool(self.leaves.reached & self.leaves.matcher.bits[where.plain])
 
     def _require_matched(self) -> None:
         if self.unmatched:
@@ -313,18 +311,6 @@ def where_text(where: Selector) -> str:
     if isinstance(where, NodeSelector):
         return where.cls.__qualname__
     return repr(where)
-
-
-def refuse_none(who: str) -> NoReturn:
-    """Raise because ``who`` gives None for a value.
-
-    Raises:
-        RulesError: always.
-    """
-    raise RulesError(
-        f"{who} gives None, which is not a label: JAX takes None for an empty "
-        "container and the leaf would be lost. Give it a name, such as 'frozen'."
-    )
 
 
 def require_leaf_labels(rules: Rules) -> None:
@@ -371,13 +357,11 @@ def _overlap_message(matches: RuleMatches) -> str:
 def _unused_message(matches: RuleMatches) -> str:
     lines = []
     if matches.unused:
-        arrays = sum(matches.is_array)
-        lines.append(f"{misses(len(matches.unused), 'rules', arrays)}:")
         named = [
             (f"{entry_text(entry)} (rule {index + 1})", entry)
             for index, entry in matches.unused
         ]
-        lines += folded_advice(named, matches.view.plan, matches.is_array)
+        lines += unused_lines(named, "rules", matches.view.plan, matches.is_array)
     for index in matches.shadowed[:4]:
         lines.append(_shadow_line(matches, index))
     if len(matches.shadowed) > 4:

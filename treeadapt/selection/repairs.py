@@ -24,6 +24,7 @@ from treeadapt.names import Speller, fold, listing, plural, shorten
 from treeadapt.patterns import REGEX_PREFIX, ClassName, FromEnd, Pattern, escape, parse
 from treeadapt.trees.views import Plan
 
+_SHOWN = 8  # entries of one message
 _MAX_ADVISED = 4  # entries of one message that get proposals
 _MAX_PROPOSALS = 3
 _MAX_CANDIDATES = 48
@@ -45,9 +46,8 @@ def unused_message(entries: Sequence[Any], plan: Plan, is_array: Sequence[bool])
         plan: names of the tree.
         is_array: whether each leaf is an array.
     """
-    lines = [f"{misses(len(entries), 'selector', sum(is_array))}:"]
     named = [(entry_text(entry), entry) for entry in entries]
-    lines += folded_advice(named, plan, is_array)
+    lines = unused_lines(named, "selector", plan, is_array)
     lines.append(
         'Correct or remove it; or allow it: param_mask takes unused="ignore", and a '
         'selector is treeadapt.Rules([(where, 1)], unused="ignore").where(1).'
@@ -78,11 +78,7 @@ def misses(entries: int, whose: str, arrays: int) -> str:
 
 
 def advice_lines(
-    entries: Sequence[tuple[str, Any]],
-    plan: Plan,
-    is_array: Sequence[bool],
-    *,
-    limit: int = 8,
+    entries: Sequence[tuple[str, Any]], plan: Plan, is_array: Sequence[bool]
 ) -> Iterator[str]:
     """Yield one line an entry: what it is, and what the first few may have meant.
 
@@ -90,29 +86,34 @@ def advice_lines(
         entries: how to call each entry, and the entry.
         plan: names of the tree.
         is_array: whether each leaf is an array.
-        limit: how many lines to give before how many more there are.
     """
     names = _Names(plan, is_array)
-    for number, (text, entry) in enumerate(entries[:limit]):
+    for number, (text, entry) in enumerate(entries):
         hint = _advice(entry, names) if number < _MAX_ADVISED else ""
         yield f"  {text}{': ' if hint else ''}{hint}"
-    if len(entries) > limit:
-        yield f"  and {len(entries) - limit:,} more"
 
 
-def folded_advice(
-    entries: Sequence[tuple[str, Any]], plan: Plan, is_array: Sequence[bool]
-) -> Iterator[str]:
-    """Yield the lines of ``advice_lines``, entries that differ in a number as one.
+def unused_lines(
+    entries: Sequence[tuple[str, Any]],
+    whose: str,
+    plan: Plan,
+    is_array: Sequence[bool],
+) -> list[str]:
+    """Return a first line and those of ``advice_lines``, but of a few entries only.
 
-    Such a line has the advice for its first entry.
+    Entries that differ in a number are one, with the advice for the first of them.
+    Arguments as for ``misses`` and ``advice_lines``.
     """
     groups = list(fold([text for text, _ in entries]).items())
     firsts = []
     for text, members in groups:
         first = ", the first" if len(members) > 1 else ""
         firsts.append((text + first, entries[members[0]][1]))
-    yield from advice_lines(firsts, plan, is_array)
+    lines = [f"{misses(len(entries), whose, sum(is_array))}:"]
+    lines += advice_lines(firsts[:_SHOWN], plan, is_array)
+    if len(firsts) > _SHOWN:
+        lines.append(f"  and {len(firsts) - _SHOWN:,} more")
+    return lines
 
 
 def _advice(entry: Any, names: _Names) -> str:

@@ -15,7 +15,7 @@ import functools
 import operator
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from treeadapt.errors import (
     RulesError,
@@ -31,7 +31,6 @@ from treeadapt.selection.matches import (
     MISSING,
     STATIC,
     RuleMatches,
-    refuse_none,
     require_leaf_labels,
     rule_names,
     unmatched_message,
@@ -120,7 +119,7 @@ class Rules(Question):
         stacks: Mapping[str, Any] | Stacks | None = None,
     ):
         if default is None:
-            refuse_none("default=")
+            _refuse_none("default=")
         given = {"unused": unused, "overlap": overlap, "stacks": stacks}
         options = rules.options if isinstance(rules, Rules) else dict(_DEFAULTS)
         options |= {name: value for name, value in given.items() if value is not None}
@@ -130,7 +129,7 @@ class Rules(Question):
         pairs = tuple((as_selector(where), value) for where, value in _pairs(rules))
         for where, value in pairs:
             if value is None:
-                refuse_none(f"The rule {where_text(where)}")
+                _refuse_none(f"The rule {where_text(where)}")
         # A selector with stacks of its own makes the whole table one of layers.
         every = [Stacks(options["stacks"]), *(where.stacks for where, _ in pairs)]
         options["stacks"] = functools.reduce(operator.or_, every)
@@ -328,7 +327,7 @@ class Rules(Question):
         return files.write_toml(self._options(), table)
 
     @functools.cached_property
-    def needs(self) -> frozenset[str]:
+    def needs(self) -> frozenset[str]:  # type: ignore[override]
         """What any of the selectors needs."""
         return frozenset().union(*(where.needs for where in self.selectors))
 
@@ -341,7 +340,7 @@ class Rules(Question):
     def patterns(self) -> Iterator[str]:
         """Yield every pattern; those that are a whole rule first, in their order."""
         yield from self._owners
-        for where in self.selectors:
+        for _, where in self.not_plain:
             yield from where.patterns()
 
     def first(self, leaves: Leaves) -> list[int]:
@@ -418,7 +417,7 @@ class Where(Selector):
         return self.rules.stacks
 
     @functools.cached_property
-    def needs(self) -> frozenset[str]:
+    def needs(self) -> frozenset[str]:  # type: ignore[override]
         """What the rules need; and whether a leaf without a rule is an array."""
         return self.rules.needs | ({"leaf"} if self._asks_unmatched else set())
 
@@ -645,6 +644,13 @@ def load_rules(path: str | os.PathLike[str], *, allow_regex: bool = False) -> Ru
         return Rules(pairs, **document)
     except (SelectorError, StackError) as error:  # an option is malformed
         raise RulesFileError(f"Rules file {str(path)!r}: {error}") from error
+
+
+def _refuse_none(who: str) -> NoReturn:
+    raise RulesError(
+        f"{who} gives None, which is not a label: JAX takes None for an empty "
+        "container and the leaf would be lost. Give it a name, such as 'frozen'."
+    )
 
 
 def _refuse_filter(values: Sequence[Any], leaf: Any) -> None:

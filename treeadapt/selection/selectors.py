@@ -42,10 +42,12 @@ class Question:
     """What can be asked about every leaf of a tree: its patterns and further needs.
 
     Attributes:
+        needs: facts beyond patterns that an answer reads: leaf, classes, path.
         stacks: whose layers are leaves of their own to it.
         gives: what it makes of a tree, for messages.
     """
 
+    needs: frozenset[str] = frozenset()
     stacks: Stacks = NO_STACKS
     gives = "A mask"
 
@@ -82,11 +84,6 @@ class Question:
         """
         return whole.answers(paths, self)
 
-    @property
-    def needs(self) -> frozenset[str]:
-        """Facts beyond patterns that an answer reads: leaf, classes, path."""
-        return frozenset()
-
     def patterns(self) -> Iterator[str]:
         """Yield the text of every pattern that it holds."""
         yield from ()
@@ -118,6 +115,10 @@ class Selector(Question):
     lists on either side. Selectors compare by what they hold, and are hashable and
     picklable where that is.
 
+    Attributes:
+        plain: the pattern, if the selector is just one.
+        may_be_empty: a selection of no array is right, if all patterns match some.
+
     Example:
         >>> decay = glob("**/kernel") & ~glob("head")
         >>> decay({"mlp": {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)},
@@ -125,15 +126,8 @@ class Selector(Question):
         {'head': {'kernel': False}, 'mlp': {'bias': False, 'kernel': True}}
     """
 
-    @property
-    def plain(self) -> str | None:
-        """The pattern, if the selector is just one."""
-        return None
-
-    @property
-    def may_be_empty(self) -> bool:
-        """Whether a selection of no array is right, if all patterns match some."""
-        return False
+    plain: str | None = None
+    may_be_empty: bool = False
 
     def select(self, leaves: Leaves) -> list[bool]:
         """Decide each row of a table of leaves."""
@@ -295,7 +289,7 @@ class GlobSelector(Selector):
         return f"glob({self.pattern!r})"
 
     @property
-    def plain(self) -> str:
+    def plain(self) -> str:  # type: ignore[override]
         """The pattern."""
         return self.pattern
 
@@ -383,12 +377,12 @@ class OfParts(Selector):
     parts: tuple[Selector, ...]
 
     @functools.cached_property
-    def may_be_empty(self) -> bool:
+    def may_be_empty(self) -> bool:  # type: ignore[override]
         """Whether any part may be."""
         return any(part.may_be_empty for part in self.parts)
 
     @functools.cached_property
-    def needs(self) -> frozenset[str]:
+    def needs(self) -> frozenset[str]:  # type: ignore[override]
         """What any part needs."""
         return frozenset().union(*(part.needs for part in self.parts))
 
@@ -429,7 +423,7 @@ class ListSelector(OfParts):
         )
 
     @property
-    def may_be_empty(self) -> bool:
+    def may_be_empty(self) -> bool:  # type: ignore[override]
         """Whether it has no entry, and so none that is wrong."""
         chosen = (part for out, part in self._entries if not out)
         return not self.entries or any(part.may_be_empty for part in chosen)

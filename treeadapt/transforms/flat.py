@@ -3,7 +3,7 @@
 ``trained`` shows a tree as ``{label path: array}`` of its inexact arrays that train,
 one level deep, whatever its containers: what an Optax transformation is run on.
 ``put_updates`` puts a flat result into the structure of the updates that came in, and
-``on_flat`` lets the caller's functions of params take flat ones.
+``callbacks_on_flat`` lets the caller's functions of params take flat ones.
 ``LookaheadParams`` is shown half by half.
 Runs no transformation (see ``adapt``).
 """
@@ -309,36 +309,20 @@ def callbacks_on_flat(
             search hands them on to ``value_fn``.
         narrow: gives a gradient in the caller's structure as a flat dict.
     """
-    return {
-        name: on_flat(extra[name], back, backs, narrow if name == GRADIENT else None)
-        for name in CALLBACKS
-        if callable(extra.get(name))
-    }
 
+    def of_flat(name: str) -> Callable[..., Any]:
+        fn = extra[name]
 
-def on_flat(
-    fn: Callable[..., Any],
-    back: Back,
-    backs: Mapping[str, Back],
-    narrow: Callable[[Any], FlatDict] | None,
-) -> Callable[..., Any]:
-    """Return ``fn`` as a function of flat params, with its own signature.
+        @functools.wraps(fn)
+        def call(flat: FlatDict, /, *args: Any, **kwargs: Any) -> Any:
+            own = {
+                name: backs[name](value) if name in backs else value
+                for name, value in kwargs.items()
+            }
+            with no_whole_tree():
+                result = fn(back(flat), *args, **own)
+            return narrow(result) if name == GRADIENT else result
 
-    Args:
-        fn: takes params in the caller's structure first.
-        back: puts flat params into the caller's structure.
-        backs: the same for keyword arguments, by name.
-        narrow: makes its result, a gradient, flat; None if it returns something else.
-    """
+        return call
 
-    @functools.wraps(fn)
-    def of_flat(flat: FlatDict, /, *args: Any, **kwargs: Any) -> Any:
-        own = {
-            name: backs[name](value) if name in backs else value
-            for name, value in kwargs.items()
-        }
-        with no_whole_tree():
-            result = fn(back(flat), *args, **own)
-        return result if narrow is None else narrow(result)
-
-    return of_flat
+    return {name: of_flat(name) for name in CALLBACKS if callable(extra.get(name))}

@@ -50,7 +50,7 @@ def scale_by_rules(rules: Any) -> optax.GradientTransformationExtraArgs:
         Array([[ 1.],
                [10.]], dtype=float32)
     """
-    factors = rules if isinstance(rules, BoundRules) else _hidden(rules)
+    factors = rules if isinstance(rules, BoundRules) else _with_arrays(rules)
 
     def init(whole: WholeTree | None, params: Any) -> optax.EmptyState:
         if whole is not None:
@@ -99,26 +99,17 @@ def _answers(
     return found
 
 
-class _Factors:
-    """Several factors as one label: a list would be a container to JAX."""
-
-    def __init__(self, values: Any):
-        self.values = np.asarray(values)
-
-    def __repr__(self) -> str:
-        return f"factors{self.values.shape}"
-
-
-def _hidden(rules: Any) -> Rules:
+def _with_arrays(rules: Any) -> Rules:
     table = as_rules(rules)
     return Rules(
-        [(where, _hide(value)) for where, value in table.pairs],
-        **table.options | {"default": _hide(table.default)},
+        [(where, _as_array(value)) for where, value in table.pairs],
+        **table.options | {"default": _as_array(table.default)},
     )
 
 
-def _hide(value: Any) -> Any:
-    return _Factors(value) if isinstance(value, list | tuple) else value
+def _as_array(value: Any) -> Any:
+    # A list would be a container to JAX.
+    return np.asarray(value) if isinstance(value, list | tuple) else value
 
 
 def _scaled(path: str, leaf: Any, factor: Any) -> jax.Array:
@@ -185,8 +176,6 @@ def _checked(path: str, leaf: Any, factor: Any) -> jax.Array:
 
 def _values(factor: Any) -> Any:
     """Return the values of a factor: a number, or an array."""
-    if isinstance(factor, _Factors):
-        return factor.values
     if not isinstance(factor, PerLayer):
         return factor
     values = [_values(value) for value in factor.values]

@@ -198,10 +198,6 @@ class TreeView:
         """Return a tree of the caller's classes and treedef around ``leaves``."""
         return self.structure.unflatten(leaves)
 
-    def exact_path(self, index: int) -> str:
-        """Return JAX's own ``keystr`` of a leaf, for messages."""
-        return exact_paths(self.tree, current_registry())[index]
-
     def require_unique(self) -> TreeView:
         """Return this view; raise if two leaves have one path.
 
@@ -211,7 +207,8 @@ class TreeView:
         if self.plan.clash is None:
             return self
         path = self.plan.paths[self.plan.clash[0]]
-        one, two = map(self.exact_path, self.plan.clash)
+        exact = exact_paths(self.tree, current_registry())
+        one, two = map(exact.__getitem__, self.plan.clash)
         raise PathCollisionError(
             f"Two leaves have the same path {path!r}: {one} and {two}. Rename one of "
             "the keys; to_state_dict, which nests, can still convert this tree."
@@ -361,12 +358,8 @@ def _memo(registry: AdapterRegistry) -> tuple[_PlanCache, set[type]]:
 
 def _permutation(order: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
     if list(order) == list(range(len(order))):
-        return _identity
+        return lambda leaves: leaves
     return operator.itemgetter(*order)  # two or more: one alone is in order
-
-
-def _identity(leaves: Sequence[Any]) -> Sequence[Any]:
-    return leaves
 
 
 def _segments_below(skeleton: Any) -> dict[str | None, list[str]]:

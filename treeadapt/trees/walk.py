@@ -40,21 +40,13 @@ _MAX_PLAIN = 256
 ROOT = "root"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Step:
-    """Build one node out of the ``count`` trees on the stack."""
+class _Step(NamedTuple):
+    """Build one node out of the ``width`` trees on the stack, or use one again."""
 
-    unflatten: Callable[[Any, Sequence[Any]], Any]
-    aux: Any
-    count: int
     number: int | None  # of a node that may be met again
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Again:
-    """Put a node that was built before on the stack."""
-
-    number: int
+    unflatten: Callable[[Any, Sequence[Any]], Any] | None = None  # None: met again
+    aux: Any = None
+    width: int = 0
 
 
 class Recipe:
@@ -63,7 +55,7 @@ class Recipe:
     An ``int`` is the index of a leaf.
     """
 
-    def __init__(self, steps: Sequence[int | _Step | _Again]):
+    def __init__(self, steps: Sequence[int | _Step]):
         self._steps = tuple(steps)
 
     def __eq__(self, other: object) -> bool:
@@ -75,24 +67,27 @@ class Recipe:
     @property
     def metadata(self) -> tuple[Any, ...]:
         """What the nodes are built from in addition to their children, in order."""
-        return tuple(step.aux for step in self._steps if isinstance(step, _Step))
+        return tuple(
+            step.aux
+            for step in self._steps
+            if isinstance(step, _Step) and step.unflatten
+        )
 
     def unflatten(self, leaves: Sequence[Any]) -> Any:
         """Build the tree around ``leaves``, bottom up."""
         stack: list[Any] = []
-        known: dict[int, Any] = {}
+        known: dict[int | None, Any] = {}
         for step in self._steps:
             if isinstance(step, int):
                 stack.append(leaves[step])
-            elif isinstance(step, _Again):
+            elif step.unflatten is None:
                 stack.append(known[step.number])
             else:
-                start = len(stack) - step.count
+                start = len(stack) - step.width
                 node = step.unflatten(step.aux, stack[start:])
                 del stack[start:]
                 stack.append(node)
-                if step.number is not None:
-                    known[step.number] = node
+                known[step.number] = node
         return stack[0]
 
 
@@ -109,10 +104,10 @@ class _Draft:
     def finish(self) -> _Step:
         adapter = self.kind.adapter
         if self.kind.by_hand and adapter is not None and adapter.unflatten is not None:
-            return _Step(adapter.unflatten, self.aux, self.count, self.number)
+            return _Step(self.number, adapter.unflatten, self.aux, self.count)
         # With the class, because treedefs of other classes may be equal.
         aux = (type(self.node), treedef_of_node(self.node))
-        return _Step(_unflatten_one_level, aux, self.count, self.number)
+        return _Step(self.number, _unflatten_one_level, aux, self.count)
 
 
 def _unflatten_one_level(aux: tuple[type, Any], children: Sequence[Any]) -> Any:
@@ -171,7 +166,7 @@ class Walk:
         self._searcher = Searcher(registry)
         self._frames: list[_Frame] = []
         self._opened: set[int] = set()  # nodes above, from the first opaque one on
-        self._steps: list[int | _Draft | _Again] = []
+        self._steps: list[int | _Draft | _Step] = []
         self._homes: list[str | None] = []  # paths of the shared nodes
 
     def run(self, tree: Any) -> Walk:
@@ -268,7 +263,7 @@ class Walk:
         self.by_hand = True
         number = self.shared[id(node)][0]
         self.ties[spot.path or ""] = self._homes[number] or ""
-        self._steps.append(_Again(number))
+        self._steps.append(_Step(number))
         if not frame.in_opaque:
             self.seen += jax.tree.leaves(node)
 
