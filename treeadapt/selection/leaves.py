@@ -24,6 +24,7 @@ from treeadapt.trees.views import Plan, TreeView
 
 T = TypeVar("T")
 Known = weakref.WeakKeyDictionary[Plan, list[Any]]
+_Rows = tuple[list[int], list[int]]  # the first leaf of each, and the row of each leaf
 _UNKNOWN: Any = object()
 
 _ARRAY_CLASSES = (
@@ -65,10 +66,10 @@ class Leaves:
         if view.plan.is_flat_dict and (matcher.asking or "classes" in needs):
             part = repr(matcher.asking[0]) if matcher.asking else "A class selector"
             raise _flat_dict_error(part)
-        self._masks = self._match()
+        self._masks, by_names = self._match()
         self._shapes: dict[int, Any] = {}  # by leaf; for all parts of the table
         self._above: list[tuple[type, ...]] = []
-        self._rows, self._row_of = self._distinct(needs)
+        self._rows, self._row_of = self._distinct(needs) or by_names
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -168,16 +169,17 @@ class Leaves:
         """Return whether a column of bools is true for an array leaf."""
         return any(map(all, zip(answers, self.is_array, strict=True)))
 
-    def _match(self) -> Sequence[int]:
-        """Return the bit mask of each leaf of the tree."""
-        plan, key = self.view.plan, ("masks", self.matcher)
+    def _match(self) -> tuple[Sequence[int], _Rows]:
+        """Return the bit mask of each leaf, and the rows that these give."""
+        plan, key = self.view.plan, self.matcher
         found = plan.memo.get(key)
         if found is None:
-            found = plan.remember(key, self.matcher.match(plan))
+            masks = self.matcher.match(plan)
+            found = plan.remember(key, (masks, _grouped([masks])))
         return found
 
-    def _distinct(self, needs: frozenset[str]) -> tuple[list[int], list[int]]:
-        """Return the first leaf of each row, and the row of each leaf."""
+    def _distinct(self, needs: frozenset[str]) -> _Rows | None:
+        """Return the rows, if more than the patterns distinguish them."""
         leaves, plan = self.view.leaves, self.view.plan
         facts: list[Sequence[Hashable]] = [self._masks]
         if not all_arrays(leaves):
@@ -190,10 +192,7 @@ class Leaves:
         if "path" in needs:
             facts.append(plan.paths)
         self._by_names = len(facts) == 1
-        if not self._by_names:
-            return _grouped(facts)
-        key = ("rows", self.matcher)
-        return plan.memo.get(key) or plan.remember(key, _grouped(facts))
+        return None if self._by_names else _grouped(facts)
 
 
 def same_value(one: Any, two: Any) -> bool:
@@ -293,7 +292,7 @@ def _signature(leaf: Any) -> Hashable:
     return signature
 
 
-def _grouped(facts: Sequence[Sequence[Hashable]]) -> tuple[list[int], list[int]]:
+def _grouped(facts: Sequence[Sequence[Hashable]]) -> _Rows:
     """Return the first place of each different row of some columns, and all rows."""
     keys = facts[0] if len(facts) == 1 else list(zip(*facts, strict=True))
     first: dict[Hashable, int] = {}

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import dataclasses
 import functools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -72,10 +73,11 @@ class Cut(NamedTuple):
     numbers: tuple[tuple[int, ...], ...]
 
 
+@dataclasses.dataclass(eq=False)
 class WholeTree:
     """The caller's whole tree, while smaller views of it are shown to selectors.
 
-    Args:
+    Attributes:
         view: the whole tree.
         strict: report patterns that match nothing in it.
         is_params: the tree holds the params; otherwise only gradients of them, which
@@ -86,21 +88,12 @@ class WholeTree:
             on it.
     """
 
-    def __init__(
-        self,
-        view: TreeView,
-        *,
-        strict: bool,
-        is_params: bool,
-        cuts: dict[str, Cut] | None = None,
-        layers: TreeView | None = None,
-    ):
-        self.view = view
-        self.cuts: dict[str, Cut] = {} if cuts is None else cuts
-        self.layers = layers
-        self.strict = strict
-        self.is_params = is_params
-        self._known: dict[int, tuple[Any, Mapping[str, Any]]] = {}
+    view: TreeView
+    strict: bool
+    is_params: bool
+    cuts: dict[str, Cut] = dataclasses.field(default_factory=dict)
+    layers: TreeView | None = None
+    _known: dict[int, Any] = dataclasses.field(default_factory=dict, init=False)
 
     def holds(self, view: TreeView) -> bool:
         """Return whether every leaf of ``view`` has its path in the whole tree."""
@@ -186,12 +179,10 @@ def whole_tree(
     """
     view = tree if isinstance(tree, TreeView) else view_tree(tree)
     outer = whole_of(view)
-    if outer is not None:
-        view, is_params = outer.view, outer.is_params
-    cuts, layers = (None, None) if outer is None else (outer.cuts, outer.layers)
-    whole = WholeTree(
-        view, strict=strict, is_params=is_params, cuts=cuts, layers=layers
-    )
+    if outer is None:
+        whole = WholeTree(view, strict, is_params)
+    else:
+        whole = dataclasses.replace(outer, strict=strict)
     token = _whole.set(whole)
     try:
         yield whole

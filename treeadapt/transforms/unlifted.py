@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import functools
 import inspect
 import itertools
 import re
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -39,6 +38,7 @@ _ASKED = re.compile(r"(^|_)(mask|labels)$")
 # What Optax holds and calls with no tree of the caller's, or as a transformation.
 _NOT_ASKED = re.compile(r"^(init|update)(_fns?)?$|factory")
 _HOLDERS = ("optax", "treeadapt")
+_Work = collections.Counter[Any]
 _MAX_THINGS = 20_000  # a chain of a thousand transformations; not a data set
 
 
@@ -59,10 +59,11 @@ def warn_of_unlifted(
     if whole.plan.is_flat_dict:
         return
     for fn in functions_asked(tx):
-        shown, known = _ask(fn, view_tree(flat), flat), _ask(fn, whole, flat)
-        if shown.work is None or known.work is None:
+        shown, shown_work = _ask(fn, view_tree(flat), flat)
+        known, work = _ask(fn, whole, flat)
+        if shown_work is None or work is None:
             continue
-        paths = [p for p in flat if not _agree(known.answers[p], shown.answers[p])]
+        paths = [p for p in flat if not _agree(known[p], shown[p])]
         if paths:
             text = (
                 f"The mask or label function {name_of(fn)} is shown the flat dict "
@@ -73,7 +74,7 @@ def warn_of_unlifted(
                 "so: treeadapt.lift(lambda tree: function(treeadapt.to_flat_dict("
                 "tree)))."
             )
-        elif _works_alike(fn, shown, known, whole, flat):
+        elif shown_work == work or _work_in_order(fn, whole, flat) == work:
             continue
         else:
             text = (
@@ -163,43 +164,38 @@ def _is_of_library(thing: Any) -> bool:
 
 def _held(thing: Any) -> Iterator[tuple[str, Any]]:
     """Yield what a function, a container or a wrapper holds, by name."""
+    values: Sequence[Any] = ()
     if isinstance(thing, types.FunctionType):
         cells = zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=True)
         for name, cell in cells:
             with contextlib.suppress(ValueError):  # not assigned yet
                 yield name, cell.cell_contents
-        yield from (("", value) for value in thing.__defaults__ or ())
+        values = thing.__defaults__ or ()
     elif isinstance(thing, types.MethodType):
-        yield "", thing.__func__
-        yield "", thing.__self__
+        values = (thing.__func__, thing.__self__)
     elif isinstance(thing, functools.partial):
-        yield from (("", thing.func), ("", thing.args), ("", thing.keywords))
+        values = (thing.func, thing.args, thing.keywords)
     elif isinstance(thing, inspect.BoundArguments):
-        yield "", thing.arguments
+        values = (thing.arguments,)
     elif isinstance(thing, optax.MultiSteps):
-        yield "", vars(thing)
+        values = (vars(thing),)
     elif isinstance(thing, dict):  # another mapping may read a file for each item
         for key, value in dict.items(thing):
             yield key if isinstance(key, str) else "", value
     elif isinstance(thing, tuple | list):
-        yield from (("", value) for value in thing)
+        values = thing
+    yield from (("", value) for value in values)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Told:
-    """What a function says of one tree.
+def _ask(
+    fn: Callable[..., Any], view: TreeView, flat: FlatDict
+) -> tuple[Mapping[str, Any], _Work | None]:
+    """Trace a function on one tree: nothing is computed, and no array is read.
 
-    Attributes:
-        answers: the answer for each leaf by path, ``NO_ANSWER`` where there is none.
-        work: the operations that it traces, counted; None if it cannot be asked.
+    Returns:
+        The answer for each leaf by path, ``NO_ANSWER`` where there is none; and the
+        operations that it traces, counted, or None if it cannot be asked.
     """
-
-    answers: Mapping[str, Any]
-    work: collections.Counter[Any] | None
-
-
-def _ask(fn: Callable[..., Any], view: TreeView, flat: FlatDict) -> _Told:
-    """Trace a function on one tree: nothing is computed, and no array is read."""
     kept = [path in flat for path in view.plan.paths]
     found: list[Any] = []
 
@@ -218,7 +214,7 @@ def _ask(fn: Callable[..., Any], view: TreeView, flat: FlatDict) -> _Told:
     if found:
         with contextlib.suppress(TreeAdaptError):  # these are neither masks nor labels
             answers = Lifted(lambda _: found[0]).decide(view)
-    return _Told(dict(zip(view.plan.paths, answers, strict=True)), work)
+    return dict(zip(view.plan.paths, answers, strict=True)), work
 
 
 def _arguments(fn: Callable[..., Any], tree: Any, count: Any) -> tuple[Any, ...]:
@@ -237,7 +233,7 @@ def _without_values(leaf: Any) -> Any:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
 
 
-def _work(program: Any) -> collections.Counter[Any]:
+def _work(program: Any) -> _Work:
     return collections.Counter(
         (
             str(one.primitive),
@@ -252,15 +248,13 @@ def _operand(variable: Any) -> str:
     return f"{variable.aval} {getattr(variable, 'val', '')}"
 
 
-def _works_alike(
-    fn: Callable[..., Any], shown: _Told, known: _Told, whole: TreeView, flat: FlatDict
-) -> bool:
-    """Return whether two traces differ in nothing but the order of the leaves."""
-    if shown.work == known.work:
-        return True
+def _work_in_order(
+    fn: Callable[..., Any], whole: TreeView, flat: FlatDict
+) -> _Work | None:
+    """Return the work on a flat dict with the leaves in the order of the tree."""
     paths = (path for path in whole.plan.paths if path in flat)
     ordered = {f"{place:09}": flat[path] for place, path in enumerate(paths)}
-    return _ask(fn, view_tree(ordered), ordered).work == known.work
+    return _ask(fn, view_tree(ordered), ordered)[1]
 
 
 def _agree(one: Any, two: Any) -> bool:

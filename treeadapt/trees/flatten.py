@@ -46,7 +46,7 @@ def flatten(tree: Any) -> tuple[list[Any], Any]:
     """
     try:
         is_raised = sys.getrecursionlimit() > MAX_DEPTH
-        if is_raised and (error := _depth_error(tree, least=MAX_DEPTH)):
+        if is_raised and (error := _problem(tree, least=MAX_DEPTH)):
             raise error
         registry = current_registry()
         adapter = registry.find(tree).adapter
@@ -111,9 +111,8 @@ def _explained(tree: Any, error: Exception) -> Exception:
     if isinstance(error, TreeAdaptError):
         return error
     reason = error.__cause__ or error  # JAX hides one behind a failed comparison
-    if isinstance(reason, SystemError | RecursionError):
-        return _depth_error(tree, least=0) or error
-    return _unsortable(tree) or error
+    is_deep = isinstance(reason, SystemError | RecursionError)
+    return _problem(tree, least=0 if is_deep else sys.maxsize) or error
 
 
 def depth_error(depth: int, names: Sequence[str | None]) -> TreeDepthError:
@@ -155,34 +154,39 @@ def _start(names: Sequence[str | None]) -> str:
     return text if len(names) <= _SHOWN and len(text) <= 200 else text[:200] + "..."
 
 
-def _depth_error(tree: Any, *, least: int) -> TreeDepthError | None:
-    """Return the error for a tree with a cycle, or of at least so many levels.
+def _problem(tree: Any, *, least: int) -> TreeAdaptError | None:
+    """Return the error for a tree that JAX cannot flatten; None if it may be able to.
 
-    Measures the depth as JAX sees it, down to ``MAX_DEPTH``.
+    It has a cycle, keys that cannot be sorted, or at least so many levels. Measures the
+    depth as JAX sees it, down to ``MAX_DEPTH``.
     """
     find = current_registry().find
     # Key, id and children of the nodes above, below a frame that holds the root.
     frames: list[tuple[Any, int, Iterator[Any]]] = [("", 0, iter((("", tree),)))]
     above: set[int] = set()
     visited: dict[int, tuple[int, Any]] = {}  # at which depth; keeps ids from reuse
-    depth, keys = 0, list[Any]()
+    depth, deepest = 0, list[str | None]()
     while frames:
         for key, child in frames[-1][2]:
-            kind = find(child)
-            if kind.adapter is None or kind.opens:
-                continue
             level = len(frames)
-            if level > depth or id(child) in above:
-                depth, keys = level, [*(at for at, *_ in frames[2 : _SHOWN + 2]), key]
-            if id(child) in above:
-                return cycle_error([*map(_name, keys)])
-            if depth >= MAX_DEPTH:
-                return depth_error(depth, [*map(_name, keys)])
-            if visited.get(id(child), (0, None))[0] >= level:
-                continue
             try:
+                kind = find(child)
+                if kind.adapter is None or kind.opens:
+                    continue
+                if id(child) in above:
+                    return cycle_error(_names(frames, key))
+                if level > depth:
+                    depth, deepest = level, _names(frames, key)
+                if depth >= MAX_DEPTH:
+                    return depth_error(depth, deepest)
+                if visited.get(id(child), (0, None))[0] >= level:
+                    continue
                 flat = kind.adapter.open(child)
             except AdapterError:  # the walk reports it
+                continue
+            except (ValueError, TypeError) as error:
+                if _is_of_sorting(error):
+                    return _unsortable(child, _names(frames, key))
                 continue
             above.add(id(child))
             visited[id(child)] = (level, child)
@@ -190,41 +194,21 @@ def _depth_error(tree: Any, *, least: int) -> TreeDepthError | None:
             break
         else:
             above.discard(frames.pop()[1])
-    return depth_error(depth, [*map(_name, keys)]) if depth >= least else None
+    return depth_error(depth, deepest) if depth >= least else None
 
 
-def _unsortable(tree: Any) -> PathError | None:
-    """Explain a failure by the first node whose keys cannot be sorted, if any."""
-    find = current_registry().find
-    pending: list[tuple[Any, Any]] = [((), tree)]  # (place above, key), node
-    seen: dict[int, Any] = {}
-    while pending:
-        place, node = pending.pop()
-        if id(node) in seen:
-            continue
-        seen[id(node)] = node
-        try:
-            kind = find(node)
-            if kind.adapter is None or kind.opens:
-                continue
-            keys, children, _ = kind.adapter.open(node)
-        except (ValueError, TypeError) as error:
-            return _explain(place, node, error)
-        pending += [((place, k), c) for k, c in zip(keys, children, strict=False)]
-    return None
+def _names(frames: Sequence[tuple[Any, int, Any]], key: Any) -> list[str | None]:
+    return [*(_name(at) for at, *_ in frames[2 : _SHOWN + 2]), _name(key)]
 
 
-def _explain(place: Any, node: Any, error: Exception) -> PathError | None:
-    text = str(error)
-    if "Comparator" not in text and "not supported between" not in text:
-        return None
+def _is_of_sorting(error: Exception) -> bool:
+    return "Comparator" in str(error) or "not supported between" in str(error)
+
+
+def _unsortable(node: Any, names: Sequence[str | None]) -> PathError:
     types = sorted({type(key).__name__ for key in node})
-    names: list[str | None] = []
-    while place:
-        place, key = place
-        names.append(_name(key))
     return PathError(
-        f"The {type(node).__name__} at {_start(names[::-1])!r} has keys that Python "
+        f"The {type(node).__name__} at {_start(names)!r} has keys that Python "
         f"cannot sort (of type {', '.join(types)}), so JAX cannot flatten it. Use keys "
         "of one type that has an order."
     )

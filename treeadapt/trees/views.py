@@ -358,8 +358,12 @@ def _memo(registry: AdapterRegistry) -> tuple[_PlanCache, set[type]]:
 
 def _permutation(order: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
     if list(order) == list(range(len(order))):
-        return lambda leaves: leaves
+        return _identity
     return operator.itemgetter(*order)  # two or more: one alone is in order
+
+
+def _identity(leaves: Sequence[Any]) -> Sequence[Any]:
+    return leaves
 
 
 def _segments_below(skeleton: Any) -> dict[str | None, list[str]]:
