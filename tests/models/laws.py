@@ -6,6 +6,7 @@ for which table and target.
 
 from __future__ import annotations
 
+import tomllib
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from mutations import wrong_tables
+from mutations import with_rows, wrong_tables
 from tiny import HAS_TORCH, MIGRATIONS, Tiny, transformers
 
 import treeadapt as ta
@@ -33,6 +34,7 @@ class Setting(NamedTuple):
         target: the model to fill, or its parameters, as shapes.
         table: file of the migration.
         migration: of that file.
+        linear: the same without offsets, for gradients.
         answer: what the target answers, a function of the filled one.
         expected: PyTorch's answer, else that of transformers' own conversion to Flax.
     """
@@ -43,6 +45,7 @@ class Setting(NamedTuple):
     target: Any
     table: Path
     migration: ta.Migration
+    linear: ta.Migration
     answer: Callable[[Any], np.ndarray]
     expected: np.ndarray
 
@@ -56,15 +59,21 @@ class Setting(NamedTuple):
         """The target with what the migration makes of arrays."""
         return ta.from_flat_dict(self.target, self.migration(arrays, self.target))
 
+    def moved(self, arrays: dict[str, Any]) -> Any:
+        """The target with gradients or updates: no number is added to them."""
+        return ta.from_flat_dict(self.target, self.linear(arrays, self.target))
+
 
 def make_setting(
     tiny: Tiny,
-    table: str,
+    file: Path,
     folder: Path,
     target: Any,
     answer: Callable[[Any], np.ndarray],
 ) -> Setting:
-    """Save the model of PyTorch, and ask it."""
+    """Save the model of PyTorch, and ask it; ``file`` is the table."""
+    if not (HAS_TORCH or tiny.flax):
+        pytest.skip("neither PyTorch nor a Flax model is there to answer")
     if HAS_TORCH:
         tiny.save(folder)
         source = ta.to_flat_dict(ta.load(folder))
@@ -72,9 +81,19 @@ def make_setting(
     else:
         source = tiny.source()
         expected = tiny.flax_answer()(oracle(tiny, source))
-    file = MIGRATIONS / f"{table}.toml"
-    migration = ta.load_migration(file)
-    return Setting(tiny, folder, source, target, file, migration, answer, expected)
+    rows = tomllib.loads(file.read_text())["rows"]
+    linear = [{k: v for k, v in row.items() if k != "offset"} for row in rows]
+    return Setting(
+        tiny,
+        folder,
+        source,
+        target,
+        file,
+        ta.load_migration(file),
+        with_rows(file, linear, folder),
+        answer,
+        expected,
+    )
 
 
 def oracle(tiny: Tiny, source: dict[str, np.ndarray]) -> Any:
@@ -132,8 +151,8 @@ class Laws:
         assert not report.fresh, report
         grads = jax.tree.map(np.cos, params)
         updates, state = tx.update(grads, state, params)
-        moved, carried = tx.update(setting.filled(grads), carried, there)
-        assert not ta.tree_diff(moved, setting.filled(updates), values=True)
+        moved, carried = tx.update(setting.moved(grads), carried, there)
+        assert not ta.tree_diff(moved, setting.moved(updates), values=True)
         again, _ = ta.carry_state(tx, params, carried, migration=migration.inverse)
         assert not ta.tree_diff(again, state, values=True)
 

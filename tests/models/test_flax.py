@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from laws import Laws, make_setting, oracle
-from tiny import TOKENS, Tiny, transformers
+from tiny import MIGRATIONS, TOKENS, Tiny, transformers
 
 import treeadapt as ta
 
@@ -156,7 +156,8 @@ def setting(request, tmp_path_factory):
     tiny = CASES[request.param]
     folder = tmp_path_factory.mktemp("model")
     *_, table = request.param.split()
-    return make_setting(tiny, table, folder, tiny.flax_params(), tiny.flax_answer())
+    file = MIGRATIONS / f"{table}.toml"
+    return make_setting(tiny, file, folder, tiny.flax_params(), tiny.flax_answer())
 
 
 class TestFlax(Laws):

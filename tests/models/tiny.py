@@ -35,7 +35,7 @@ class Tiny(NamedTuple):
     Attributes:
         names: of its PyTorch file: ``docs/examples/migrations/<names>.schema.toml``.
         torch: name of the PyTorch class.
-        flax: name of the Flax class.
+        flax: name of the Flax class; empty if there is none.
         config: makes its configuration.
         inputs: name and value of each input.
         answer: field of the output that is compared.
@@ -61,6 +61,8 @@ class Tiny(NamedTuple):
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.normal_(std=0.3)
+                # To these, 1 can be added and taken away without rounding.
+                parameter.mul_(2**16).round_().div_(2**16)
         return model
 
     def save(self, folder: Path) -> None:
