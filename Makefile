@@ -70,6 +70,9 @@ help:  ## list the targets
 demo: $(READY)  ## fine-tune a real Brax PPO agent, part of it frozen
 	@$(RUN) docs/examples/brax_ppo.py
 
+demo-lm: $(MODELS_READY)  ## fine-tune a GPT-2 from PyTorch with LoRA, and give it back
+	@$(MODELS)/bin/python docs/examples/gpt2_lora.py
+
 test: $(READY)  ## run the tests (WORKERS=2, PYTEST_ARGS="-k name")
 	@$(PYTEST)
 

@@ -391,3 +391,23 @@ def test_a_migration_is_written_in_shards(steps, tmp_path):
     found = ta.to_flat_dict(ta.load(tmp_path / "y"))
     same(found, migration(flat))
     assert found["step"] is found["count"]
+
+
+def test_a_folder_with_one_file_and_no_index_is_that_file(tmp_path):
+    tree = {"a": np.arange(3.0), "b": {"c": np.ones(2)}}
+    ta.save(tmp_path / "model.safetensors", tree)
+    (tmp_path / "config.json").write_text("{}")
+    same(ta.load(tmp_path, zeros_of(tree)), tree)
+    assert [*ta.read_metadata(tmp_path)] == ["a", "b/c"]
+    # Any other name is not guessed, but proposed.
+    (tmp_path / "model.safetensors").rename(tmp_path / "weights.safetensors")
+    with pytest.raises(ta.CheckpointError, match=r"It holds '.*weights.safetensors'"):
+        ta.load(tmp_path)
+
+
+@pytest.mark.parametrize("ending", ["bin", "pt", "pth", "ckpt"])
+def test_a_pickle_of_pytorch_is_refused_with_the_way_out(ending, tmp_path):
+    file = tmp_path / f"pytorch_model.{ending}"
+    file.write_bytes(b"PK")
+    with pytest.raises(ta.CheckpointError, match=r"save_model, writes \.safetensors"):
+        ta.load(file)

@@ -63,6 +63,10 @@ def read_stored(path: str | os.PathLike[str], given: str | None = None) -> Store
         restore(name.absolute())
     if not name.exists():
         raise CheckpointError(f"There is no checkpoint {listing([str(name)])}.")
+    # Hugging Face's tools save a small model as a folder, too, without an index.
+    whole = name / safetensors_file.WHOLE
+    if whole.is_file() and not (name / safetensors_file.INDEX).is_file():
+        name = whole
     kind = format_of(name, given)
     is_folder = kind == "orbax" or (name / safetensors_file.INDEX).is_file()
     if not (name.is_dir() if is_folder else name.is_file()):
@@ -219,12 +223,13 @@ def format_of(
     elif ending in FORMATS and ending not in ("orbax", "schema"):
         given = ending
     else:
-        refuse(
-            name,
-            f"it has an unknown ending, {name.suffix!r:.30}",
-            "Known are .safetensors, .npz, .msgpack, .schema.toml, and folders of "
-            "Orbax.",
-        )
+        cure = "Known are .safetensors, .npz, .msgpack, .schema.toml, folders of Orbax."
+        if ending in ("bin", "ckpt", "pt", "pth"):
+            cure += (
+                " A pickle of PyTorch can run code; there, save_pretrained, or "
+                "safetensors.torch.save_model, writes .safetensors."
+            )
+        refuse(name, f"it has an unknown ending, {name.suffix!r:.30}", cure)
     if writing and given == "schema" and ending != "toml":
         raise CheckpointError(
             f"The name of a schema ends in {schema_file.ENDING}; got "

@@ -258,6 +258,8 @@ def _proposal(path: Path) -> str:
     """Name the checkpoints below a folder, such as the steps of a manager."""
     steps = [step for step in path.glob("[!.]*") if "-tmp" not in step.name]
     names = [str(item) for folder in (path, *steps) for item in _items(folder)]
+    if not any(path.glob("*.index.json")):
+        names += [str(file) for file in path.glob("*.safetensors")]
     names.sort(key=lambda name: re.sub(r"\d+", lambda n: n[0].zfill(20), name))
     return f"It holds {listing(names[::-1])}. Name one of them." if names else ""
 

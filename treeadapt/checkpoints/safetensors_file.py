@@ -36,7 +36,8 @@ from treeadapt.errors import CheckpointError
 from treeadapt.names import listing
 
 _MAX_HEADER_BYTES = 64 * 2**20
-INDEX = "model.safetensors.index.json"
+WHOLE = "model.safetensors"  # in a folder, as Hugging Face's tools name the files
+INDEX = f"{WHOLE}.index.json"
 _RESERVED = "__metadata__"
 _MARK = "treeadapt"  # the only entry of that metadata with a meaning here
 _DTYPE_NAMES = (
