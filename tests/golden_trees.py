@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -395,16 +396,16 @@ def brax() -> dict[str, Any]:
     }
 
 
-#: Module that must be installed -> its trees, by name.
+#: Module that must be installed -> its trees, by name, which are made once.
 LIBRARIES: Mapping[str, Callable[[], dict[str, Any]]] = types.MappingProxyType(
     {
-        "jax": core,
-        "flax": flax,
-        "equinox": equinox,
-        "haiku": haiku,
-        "penzai": penzai,
-        "attrs": attrs,
-        "chex": chex,
-        "brax": brax,
+        "jax": functools.cache(core),
+        "flax": functools.cache(flax),
+        "equinox": functools.cache(equinox),
+        "haiku": functools.cache(haiku),
+        "penzai": functools.cache(penzai),
+        "attrs": functools.cache(attrs),
+        "chex": functools.cache(chex),
+        "brax": functools.cache(brax),
     }
 )

@@ -209,7 +209,7 @@ left = 0
 @pytest.mark.hazard("K23")
 @pytest.mark.filterwarnings("ignore:A save to:treeadapt.TreeAdaptWarning")
 @pytest.mark.parametrize("exchanges", [True, False])
-def test_a_kill_at_any_use_of_a_file_leaves_one_of_the_two(exchanges, tmp_path):
+def test_a_kill_at_any_use_of_a_file_leaves_one_of_the_two(exchanges, tmp_path, fresh):
     path = tmp_path / "x"
     seen, found, killed = set(), {"new"}, -signal.SIGKILL
     for event in range(1, 200):
@@ -221,8 +221,7 @@ def test_a_kill_at_any_use_of_a_file_leaves_one_of_the_two(exchanges, tmp_path):
                 path.mkdir()
             for name in "ab":
                 (path / name).write_text("old")
-        command = [sys.executable, "-c", KILLED, str(path), str(exchanges), str(event)]
-        killed = subprocess.run(command, check=False).returncode
+        killed = fresh.run(KILLED, path, exchanges, event).returncode
         if exchanges:
             assert path.exists()
         replacing.restore(path)  # as each save and load does first
