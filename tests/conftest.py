@@ -69,6 +69,14 @@ def fresh() -> Iterator[Forks]:
 
 
 @pytest.fixture
+def small_heap() -> Iterator[None]:
+    """Let the collector look only at what the test makes, for tests that call it."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture
 def standard_promotion() -> Iterator[None]:
     """Let JAX promote ranks and dtypes, for tests that run another library's maths."""
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):

@@ -831,6 +831,7 @@ def test_buffers_may_be_donated_and_keep_their_sharding():
 
 
 @pytest.mark.hazard("D16")
+@pytest.mark.usefixtures("small_heap")
 def test_no_transformation_keeps_the_params_alive():
     said = ta.lift(lambda tree: jax.tree.map(lambda _: True, tree))
     bound = []

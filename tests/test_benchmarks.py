@@ -11,7 +11,7 @@ from benchmarks.__main__ import TOPICS, main
 from benchmarks.harness import Race, Target, run
 
 pytestmark = [
-    pytest.mark.usefixtures("standard_promotion"),
+    pytest.mark.usefixtures("standard_promotion", "small_heap"),
     # On a busy machine, a round may leave a file handle to the collector.
     pytest.mark.filterwarnings("ignore:JAXopt:DeprecationWarning"),
 ]

@@ -23,13 +23,14 @@ import pytest
 
 import treeadapt as ta
 from treeadapt import arrays, characters, matcher, patterns
-from treeadapt.carry import matching
 from treeadapt.matcher import matcher_of
 from treeadapt.patterns import parse
 from treeadapt.selection.whole import whole_tree
 from treeadapt.transforms import updates
 from treeadapt.trees import views
 from treeadapt.trees.metadata import Snapshot, node_data, same_static
+
+pytestmark = pytest.mark.usefixtures("small_heap")
 
 
 @jtu.register_dataclass
@@ -337,7 +338,6 @@ def test_what_is_remembered_with_a_plan_is_bounded():
     [
         arrays.is_inexact_dtype,
         matcher.matcher_of,
-        matching._pair,
         patterns.parse,
         updates._narrow_bits,
     ],

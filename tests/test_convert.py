@@ -540,6 +540,7 @@ def test_no_tracer_leaks():
     ].shape == (2, 2)
 
 
+@pytest.mark.usefixtures("small_heap")
 def test_no_conversion_keeps_an_array_alive():
     def convert():
         tree = {"a": [jnp.ones(2), Opaque(np.ones(3))], "b": NnxModel()}
@@ -554,6 +555,7 @@ def test_no_conversion_keeps_an_array_alive():
 
 
 @pytest.mark.hazard("H10")
+@pytest.mark.usefixtures("small_heap")
 def test_static_data_of_old_structures_is_let_go():
     @jax.tree_util.register_static
     class Big:

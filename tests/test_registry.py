@@ -737,6 +737,7 @@ def test_an_array_like_class_may_be_registered_with_jax_late(registry):
 
 
 @pytest.mark.hazard("H9", "H20")
+@pytest.mark.usefixtures("small_heap")
 def test_the_registry_keeps_no_class_alive(registry):
     dropped = []
     for _ in range(50):
