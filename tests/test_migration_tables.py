@@ -764,29 +764,6 @@ def abstract(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
 
 
-def test_18432_experts_become_3_leaves():
-    names = [
-        f"model.layers.{layer}.mlp.experts.{x}.{n}_proj.weight"
-        for layer in range(48)
-        for x in range(128)
-        for n in ("gate", "up", "down")
-    ]
-    leaves = {
-        name: abstract(2048, 768) if "down" in name else abstract(768, 2048)
-        for name in names
-    }
-    m = migration(experts_times_layers())
-    found = m(leaves)
-    assert found == {
-        "layers/moe/down/kernel": abstract(128, 48, 768, 2048),
-        "layers/moe/gate/kernel": abstract(128, 48, 2048, 768),
-        "layers/moe/up/kernel": abstract(128, 48, 2048, 768),
-    }
-    group = 2 * 128 * 48 * 768 * 2048
-    assert group <= m.plan(leaves).peak_bytes <= 2 * group
-    assert m.inverse(found) == leaves
-
-
 def test_the_leaves_of_llama_8b_become_11(monkeypatch):
     sizes = {"LAYERS": 32, "E": 4096, "F": 14336, "V": 128256, "HEADS": 32, "KV": 8}
     for name, size in (sizes | {"HALF": 64, "D": 128}).items():
