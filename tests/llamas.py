@@ -18,7 +18,17 @@ from flax import nnx
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Of one model; ``tied``: its embedding is the head, too."""
+    """Of one model.
+
+    Attributes:
+        words: of the vocabulary.
+        head: size of a head.
+        hidden: of the MLP.
+        tied: whether the embedding is the head, too.
+        axis: of layers, in a scan.
+        theta: base of the rates of rotary positions.
+        epsilon: of the norms.
+    """
 
     words: int
     width: int
@@ -28,6 +38,7 @@ class Sizes:
     head: int
     hidden: int
     tied: bool = False
+    axis: int = 0
     theta: float = 10_000.0
     epsilon: float = 1e-6
 
@@ -93,7 +104,7 @@ class LinenLlama(nn.Module):
     def __call__(self, tokens: jax.Array) -> jax.Array:
         s = self.sizes
         embed = nn.Embed(s.words, s.width, name="embed")
-        axes, rngs = {"params": 0}, {"params": True}
+        axes, rngs = {"params": s.axis}, {"params": True}
         scan = nn.scan(LinenBlock, variable_axes=axes, split_rngs=rngs, length=s.layers)
         x, _ = scan(s, name="blocks")(embed(tokens))
         x = nn.RMSNorm(s.epsilon, name="norm")(x)
@@ -131,7 +142,8 @@ class NnxBlock(nnx.Module):
 class NnxLlama(nnx.Module):
     def __init__(self, s: Sizes, rngs: nnx.Rngs):
         self.embed = nnx.Embed(s.words, s.width, rngs=rngs)
-        stacked = nnx.vmap(NnxBlock, in_axes=(None, 0))
+        self.axis = s.axis
+        stacked = nnx.vmap(NnxBlock, in_axes=(None, 0), out_axes=s.axis)
         self.blocks = nnx.split_rngs(splits=s.layers)(stacked)(s, rngs)
         self.norm = nnx.RMSNorm(s.width, epsilon=s.epsilon, rngs=rngs)
         if not s.tied:
@@ -140,7 +152,7 @@ class NnxLlama(nnx.Module):
     def __call__(self, tokens: jax.Array) -> jax.Array:
         run = nnx.scan(
             lambda x, block: block(x),
-            in_axes=(nnx.Carry, 0),
+            in_axes=(nnx.Carry, self.axis),
             out_axes=nnx.Carry,
         )
         x = self.norm(run(self.embed(tokens), self.blocks))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import tomllib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ import pytest
 from flax import nnx
 from laws import Laws, make_setting, needs_torch
 from llamas import EquinoxLlama, LinenLlama, NnxLlama, Sizes
-from mutations import with_rows, without
+from mutations import load_changed, without
 from test_flax import CASES, LLAMA
 from tiny import MIGRATIONS, TOKENS, transformers
 
@@ -80,16 +81,41 @@ class TestOwn(Laws):
     """The laws, for models of our own."""
 
 
-# From one model to another, through the published names
-
-
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory):
-    """PyTorch's model; Flax's own is what it is compared with."""
+    """PyTorch's model, and Flax's own, for what needs a file only."""
     tiny, folder = CASES["llama-flax"], tmp_path_factory.mktemp("model")
     return make_setting(
         tiny, "llama-flax", folder, tiny.flax_params(), tiny.flax_answer()
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [("nnx", {"d": 14}), ("Equinox", {"d": 14, "two": 2, "half": 7})],
+)
+def test_without_a_target_the_size_of_a_head_is_enough(llama, name, sizes, tmp_path):
+    file = MIGRATIONS / f"{OWN[name].table}.toml"
+    found = load_changed(file, tmp_path, sizes=sizes)(llama.params)
+    assert not ta.tree_diff(found, filled(name, llama.params), values=True)
+
+
+@pytest.mark.parametrize("name", ["nnx", "Linen"])
+def test_the_layers_may_be_on_the_second_axis(llama, name, tmp_path):
+    own, sizes = OWN[name], dataclasses.replace(SIZES, axis=1)
+    text = (MIGRATIONS / f"{own.table}.toml").read_text()
+    file = tmp_path / "second.toml"
+    file.write_text(re.sub(r" : l (\w)", r" : \1 l", text))
+    m = ta.load_migration(file)
+    target = own.shapes(sizes)
+    model = ta.from_flat_dict(target, m(llama.params, target))
+    np.testing.assert_allclose(
+        answer_of(own, sizes)(model), llama.expected, atol=1e-5, rtol=1e-5
+    )
+    assert not ta.tree_diff(m.inverse(model), llama.params, values=True)
+
+
+# From one model to another, through the published names
 
 
 def migration_of(name: str) -> ta.Migration:
@@ -254,7 +280,7 @@ def test_a_tied_head_is_copied_into_a_head_of_its_own(tied, name, tmp_path):
     }
     comment = file.read_text().partition("version = 1")[0]
     assert all(json.dumps(address) in comment for address in (both["from"], both["to"]))
-    m = with_rows(file, [both, *rows, dropped], tmp_path)
+    m = load_changed(file, tmp_path, rows=[both, *rows, dropped])
     model = ta.load(tied[1], own.shapes(SIZES), migration=m)
     np.testing.assert_allclose(answer_of(own)(model), tied[2], atol=1e-5)
     assert_pytorch_answers(tied, m.inverse(model), tmp_path / "back")
