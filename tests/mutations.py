@@ -30,15 +30,15 @@ def wrong_tables(path: Path, folder: Path) -> Iterator[tuple[str, ta.Migration]]
         for mistake, wrong in _wrong_rows(row):
             changed = [*rows[:number], *wrong, *rows[number + 1 :]]
             try:
-                table = load_changed(path, folder, rows=changed)
+                table = with_rows(path, changed, folder)
             except ta.MigrationError:
                 continue
             yield f"row {number}: {mistake}", table
 
 
-def load_changed(path: Path, folder: Path, **parts: Any) -> ta.Migration:
-    """Return the migration of a file with other ``rows`` or ``sizes``."""
-    table = tomllib.loads(path.read_text()) | parts
+def with_rows(path: Path, rows: list[dict[str, Any]], folder: Path) -> ta.Migration:
+    """Return the migration of a file with other rows."""
+    table = tomllib.loads(path.read_text()) | {"rows": rows}
     file = folder / "changed.json"
     file.write_text(json.dumps(table))
     return ta.load_migration(file)
@@ -49,7 +49,7 @@ def without(path: Path, name: str, folder: Path) -> ta.Migration:
     rows = tomllib.loads(path.read_text())["rows"]
     kept = [row for row in rows if name not in str(row.get("from"))]
     assert len(kept) == len(rows) - 1
-    return load_changed(path, folder, rows=kept)
+    return with_rows(path, kept, folder)
 
 
 def _wrong_rows(row: dict[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:

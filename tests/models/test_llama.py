@@ -21,7 +21,7 @@ import pytest
 from flax import nnx
 from laws import Laws, make_setting, needs_torch
 from llamas import EquinoxLlama, LinenLlama, NnxLlama, Sizes
-from mutations import load_changed, without
+from mutations import with_rows, without
 from test_flax import CASES, LLAMA
 from tiny import MIGRATIONS, TOKENS, transformers
 
@@ -74,7 +74,8 @@ def answer_of(own: Own, sizes: Sizes = SIZES) -> Callable[[Any], np.ndarray]:
 def setting(request, tmp_path_factory):
     own, tiny = OWN[request.param], CASES["llama-flax"]
     folder = tmp_path_factory.mktemp("model")
-    return make_setting(tiny, own.table, folder, own.shapes(SIZES), answer_of(own))
+    file = MIGRATIONS / f"{own.table}.toml"
+    return make_setting(tiny, file, folder, own.shapes(SIZES), answer_of(own))
 
 
 class TestOwn(Laws):
@@ -85,9 +86,8 @@ class TestOwn(Laws):
 def llama(tmp_path_factory):
     """PyTorch's model, and Flax's own, for what needs a file only."""
     tiny, folder = CASES["llama-flax"], tmp_path_factory.mktemp("model")
-    return make_setting(
-        tiny, "llama-flax", folder, tiny.flax_params(), tiny.flax_answer()
-    )
+    file = MIGRATIONS / "llama-flax.toml"
+    return make_setting(tiny, file, folder, tiny.flax_params(), tiny.flax_answer())
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,9 @@ def llama(tmp_path_factory):
 )
 def test_without_a_target_the_size_of_a_head_is_enough(llama, name, sizes, tmp_path):
     file = MIGRATIONS / f"{OWN[name].table}.toml"
-    found = load_changed(file, tmp_path, sizes=sizes)(llama.params)
+    edited = tmp_path / "edited.json"
+    edited.write_text(json.dumps(tomllib.loads(file.read_text()) | {"sizes": sizes}))
+    found = ta.load_migration(edited)(llama.params)
     assert not ta.tree_diff(found, filled(name, llama.params), values=True)
 
 
@@ -280,7 +282,7 @@ def test_a_tied_head_is_copied_into_a_head_of_its_own(tied, name, tmp_path):
     }
     comment = file.read_text().partition("version = 1")[0]
     assert all(json.dumps(address) in comment for address in (both["from"], both["to"]))
-    m = load_changed(file, tmp_path, rows=[both, *rows, dropped])
+    m = with_rows(file, [both, *rows, dropped], tmp_path)
     model = ta.load(tied[1], own.shapes(SIZES), migration=m)
     np.testing.assert_allclose(answer_of(own)(model), tied[2], atol=1e-5)
     assert_pytorch_answers(tied, m.inverse(model), tmp_path / "back")
