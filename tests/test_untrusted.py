@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import json
 import re
 import sys
@@ -32,12 +33,18 @@ from treeadapt.selection import files
 from treeadapt.trees import flatten
 
 ROOT = Path(__file__).parent.parent
-SOURCES = {
-    file.relative_to(ROOT).as_posix(): ast.parse(file.read_text("utf-8"))
-    for file in sorted((ROOT / "treeadapt").rglob("*.py"))
-}
 FORMATS = ("npz", "safetensors", "msgpack", "orbax")
 formats = pytest.mark.parametrize("kind", FORMATS)
+
+
+@functools.cache
+def sources() -> dict[str, ast.Module]:
+    """Parse the files of the package once, in the process that needs it."""
+    return {
+        file.relative_to(ROOT).as_posix(): ast.parse(file.read_text("utf-8"))
+        for file in sorted((ROOT / "treeadapt").rglob("*.py"))
+    }
+
 
 # Nothing in the package can turn data into code
 
@@ -83,8 +90,8 @@ def imported(tree: ast.AST) -> set[str]:
 
 @pytest.mark.hazard("K7", "H15")
 def test_nothing_is_unpickled_and_no_text_is_run():
-    assert len(SOURCES) > 50
-    for name, tree in SOURCES.items():
+    assert len(sources()) > 50
+    for name, tree in sources().items():
         assert not imported(tree) & (UNPICKLES - OWN_PICKLES.get(name, set())), name
         assert not {*calls(tree)} & RUNS_CODE, name
         for node in ast.walk(tree):
@@ -96,14 +103,14 @@ def test_nothing_is_unpickled_and_no_text_is_run():
 def test_no_room_imports_a_module_that_a_file_names():
     by_name = {
         name
-        for name, tree in SOURCES.items()
+        for name, tree in sources().items()
         if any(call.endswith(IMPORTERS) for call in calls(tree))
     }
     assert by_name == IMPORTS_BY_NAME
 
 
 def test_no_answer_depends_on_a_clock():
-    clocks = {name for name, tree in SOURCES.items() if "time" in imported(tree)}
+    clocks = {name for name, tree in sources().items() if "time" in imported(tree)}
     assert clocks <= {"treeadapt/cli/bench.py", "treeadapt/cli/progress.py"}
 
 
@@ -111,11 +118,11 @@ def test_the_test_kit_unpickles_only_its_own_pickles():
     for name in OWN_PICKLES:
         used = [
             ast.unparse(node)
-            for node in ast.walk(SOURCES[name])
+            for node in ast.walk(sources()[name])
             if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "pickle"
         ]
         assert {*used} <= {"pickle.loads", "pickle.dumps", "pickle.PickleError"}
-        calls = [n for n in ast.walk(SOURCES[name]) if isinstance(n, ast.Call)]
+        calls = [n for n in ast.walk(sources()[name]) if isinstance(n, ast.Call)]
         found = [ast.unparse(n) for n in calls if ast.unparse(n.func) == "pickle.loads"]
         assert found == READS.get(name, [])
 
