@@ -102,6 +102,8 @@ def run_page(name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Classes look up the module that they were defined in.
     module = types.ModuleType("page")
     monkeypatch.setitem(sys.modules, "page", module)
+    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.setattr(sys, "path", [*sys.path])
     for block in blocks(text):
         printed = io.StringIO()
         # The line numbers of a traceback are those of the page.
