@@ -27,11 +27,12 @@ SOURCES := $(wildcard treeadapt tests benchmarks docs .ci/*.py) setup.py
 LOWEST := .venv-lowest
 LOWEST_READY := $(LOWEST)/.ready
 LOWEST_TESTS := $(addprefix tests/test_,$(addsuffix .py, \
-	adapt adapters alone callbacks carry carry_migration checkpoints cli convert freeze \
-	golden hyperparams integrations laws lift load_migration memory_plan \
-	migration_tables migrations optax_partition partition paths per_layer \
-	process_checkpoints rename rules scanned schemas selectors sharded_trees sharding \
-	shards slices split stacks stacks_law state updates upstream))
+	adapt adapters alone callbacks carry carry_migration checkpoints cli convert \
+	example_migrations freeze golden hyperparams integrations laws lift \
+	load_migration memory_plan migration_tables migrations optax_partition partition \
+	paths per_layer process_checkpoints rename rules scanned schemas selectors \
+	sharded_trees sharding shards slices split stacks stacks_law state updates \
+	upstream))
 
 # The newest Python that is installed, with the newest JAX that it gets, runs the tests of
 # what touches another library or Python itself; ``make test-newest NEWEST_TESTS=tests``

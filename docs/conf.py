@@ -14,7 +14,7 @@ copyright = author  # noqa: A001, Sphinx's name for it
 release = version = __version__
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-exclude_patterns = ["_build", "examples", "scripts", "static"]
+exclude_patterns = ["_build", "scripts", "static"]
 
 myst_heading_anchors = 3
 # Pages that say so are notebooks. The build runs them, each time.

@@ -1056,9 +1056,9 @@ def test_help_and_version():
 PAGE = Path(__file__).parent.parent / "docs" / "command-line.md"
 
 
-def documented():
-    """Yield each command of the page, and what it prints according to the page."""
-    blocks = re.findall(r"```console\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+def documented(page):
+    """Yield each command of a page, and what it prints according to the page."""
+    blocks = re.findall(r"```console\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
     for block in blocks:
         for entry in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
             command, _, printed = entry.partition("\n")
@@ -1093,7 +1093,7 @@ def test_the_page_of_the_command_prints_what_it_says(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     documented_files()
     code = None
-    for command, printed in documented():
+    for command, printed in documented(PAGE):
         if command == "echo $?":
             assert printed == f"{code}\n"
             continue
