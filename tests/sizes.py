@@ -27,8 +27,8 @@ def crossed(
     Elsewhere a row meets each ``step``-th column, and the next row those next to them,
     so every row and every column is in some pair. A quick run takes half of those.
     """
-    step = full(1, 2 * step if QUICK else step)
     columns = list(columns)
+    step = full(1, min(2 * step if QUICK else step, len(columns)))
     return [
         (row, column)
         for i, row in enumerate(rows)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from sizes import full
+from sizes import crossed, full
 from states import assert_equal
 
 import treeadapt as ta
@@ -336,8 +336,7 @@ def unrolled(tx: Any, depth: int) -> Any:
     return ta.partition({"a": tx}, rules if depth else {"**": "a"})
 
 
-@every
-@pytest.mark.parametrize("depth", [3, 0])
+@pytest.mark.parametrize(("name", "depth"), crossed(LEAFWISE, [3, 0]))
 def test_slices_are_unrolled_and_stacked_again_bit_for_bit(name, depth):
     tx = LEAFWISE[name]
     scanned, flat = from_layer(tx, depth), unrolled(tx, depth)
