@@ -419,7 +419,7 @@ class Where(Selector):
     @functools.cached_property
     def needs(self) -> frozenset[str]:  # type: ignore[override]
         """What the rules need; and whether a leaf without a rule is an array."""
-        return self.rules.needs | ({"leaf"} if self._asks_unmatched else set())
+        return self.rules.needs | ({"leaf"} if any(self._of_unmatched) else set())
 
     def patterns(self) -> Iterator[str]:
         """Yield the patterns of all rules."""
@@ -429,11 +429,10 @@ class Where(Selector):
         """Find the first rule that matches each row."""
         first = self.rules.first(leaves)
         chosen = [index >= 0 and self._wanted[index] for index in first]
-        if self._asks_unmatched:
+        if any(self._of_unmatched):
             for row, index in enumerate(first):
                 if index < 0:
-                    is_array = leaves.is_array[row]
-                    chosen[row] = self._is_default if is_array else self._is_static
+                    chosen[row] = self._of_unmatched[leaves.is_array[row]]
         return chosen
 
     def _reasons(self, leaves: Leaves) -> list[str]:
@@ -451,16 +450,9 @@ class Where(Selector):
         return tuple(same_value(self.label, value) for value in self.rules.values)
 
     @functools.cached_property
-    def _asks_unmatched(self) -> bool:
-        return self._is_static or self._is_default
-
-    @property
-    def _is_static(self) -> bool:
-        return self.label is STATIC
-
-    @property
-    def _is_default(self) -> bool:
-        return same_value(self.label, self.rules.default)
+    def _of_unmatched(self) -> tuple[bool, bool]:
+        """Whether a static leaf without a rule is selected, and an array."""
+        return self.label is STATIC, same_value(self.label, self.rules.default)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -281,9 +281,7 @@ class GlobSelector(Selector):
     pattern: str
 
     def __post_init__(self) -> None:
-        if not isinstance(self.pattern, str):
-            raise SelectorError(f"A pattern is a string, got {self.pattern!r}.")
-        parse(self.pattern)
+        parse(self.pattern)  # complains about a malformed pattern now
 
     def __repr__(self) -> str:
         return f"glob({self.pattern!r})"
@@ -425,8 +423,8 @@ class ListSelector(OfParts):
     @property
     def may_be_empty(self) -> bool:  # type: ignore[override]
         """Whether it has no entry, and so none that is wrong."""
-        chosen = (part for out, part in self._entries if not out)
-        return not self.entries or any(part.may_be_empty for part in chosen)
+        chosen = [part.may_be_empty for out, part in self._entries if not out]
+        return not self.entries or any(chosen)
 
     def select(self, leaves: Leaves) -> list[bool]:
         """Combine the entries' answers; exclusions alone start from everything."""
@@ -784,21 +782,13 @@ _ANY_WIDTH = {
 def _dtype(dtype: Any) -> Any:
     if isinstance(dtype, type) and dtype in _ANY_WIDTH:
         return _ANY_WIDTH[dtype]
-    if _is_family(dtype):
-        return dtype
     try:
-        if jnp.issubdtype(dtype, jax.dtypes.extended):
+        if dtype in _FAMILIES or jnp.issubdtype(dtype, jax.dtypes.extended):
             return dtype
         return jnp.dtype(dtype)
     except TypeError as error:
         what = f"leaf(dtype=): {dtype!r} is not a dtype: {error}."
         raise SelectorError(what) from error
-
-
-def _is_family(dtype: Any) -> bool:
-    if not isinstance(dtype, type):
-        return False
-    return dtype in _FAMILIES or issubclass(dtype, jax.dtypes.extended)
 
 
 def _dtype_text(dtype: Any) -> str:

@@ -25,6 +25,7 @@ from treeadapt.selection.stacks import PerLayer, require_agreement
 from treeadapt.trees.views import TreeView, view_tree
 
 T = TypeVar("T")
+W = TypeVar("W", "WholeTree", None)
 
 
 def look_up(answers: Mapping[str, T], flat: Mapping[str, Any], *, static: T) -> list[T]:
@@ -154,10 +155,9 @@ class WholeTree:
         return frozenset(self.view.plan.paths)
 
 
-@contextlib.contextmanager
 def whole_tree(
     tree: Any, *, strict: bool = False, is_params: bool = True
-) -> Iterator[WholeTree]:
+) -> contextlib.AbstractContextManager[WholeTree]:
     """Let selectors and rules called on smaller views decide on the tree behind them.
 
     Inside the block a selector, rules, or whatever else asks ``whole_of``, called on a
@@ -183,23 +183,23 @@ def whole_tree(
         whole = WholeTree(view, strict, is_params)
     else:
         whole = dataclasses.replace(outer, strict=strict)
-    token = _whole.set(whole)
-    try:
-        yield whole
-    finally:
-        _whole.reset(token)
+    return _in_force(whole)
 
 
-@contextlib.contextmanager
-def no_whole_tree() -> Iterator[None]:
+def no_whole_tree() -> contextlib.AbstractContextManager[None]:
     """Let selectors and rules answer for what they are called on, and no tree behind.
 
     For functions of the caller's that a transformation calls: an optimizer inside
     them has a tree of its own, whose paths may be among those of the outer one.
     """
-    token = _whole.set(None)
+    return _in_force(None)
+
+
+@contextlib.contextmanager
+def _in_force(whole: W) -> Iterator[W]:
+    token = _whole.set(whole)
     try:
-        yield
+        yield whole
     finally:
         _whole.reset(token)
 

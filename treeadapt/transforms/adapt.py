@@ -29,6 +29,7 @@ from treeadapt.selection.whole import WholeTree, whole_of, whole_tree
 from treeadapt.splitting import collections_beside_params
 from treeadapt.transforms.flat import (
     FlatDict,
+    by_half,
     first_half,
     flat_extra,
     is_masked,
@@ -170,33 +171,35 @@ def run_flat(
     def init(params: Any) -> Any:
         if is_placeholder(params):
             return init_flat(None, params)
-        views = _halves(params)
-        outer = whole_of(views[0])
-        is_part = outer is not None or is_masked(views[0])
+        views = by_half(view_params, params)
+        view = first_half(views)
+        outer = whole_of(view)
+        is_part = outer is not None or is_masked(view)
         lenient = is_part or (not needs_arrays and _is_empty(params))
-        flat = [(trained if lenient else require_trained)(view) for view in views]
+        flat = by_half(trained if lenient else require_trained, views)
         strict = not is_part if outer is None else outer.strict
-        with whole_tree(views[0], strict=strict) as whole, _noted(held):
-            state = init_flat(whole, _shown(params, flat))
+        with whole_tree(view, strict=strict) as whole, _noted(held):
+            state = init_flat(whole, flat)
             if not is_part:
-                moved = flat[0] if moving is None else moving(whole, flat[0])
-                _warn_of_collections(views[0], moved, held)
+                first = first_half(flat)
+                moved = first if moving is None else moving(whole, first)
+                _warn_of_collections(view, moved, held)
         if not is_part:
-            warn_of_unlifted(held, views[0], flat[0], stacklevel=2)
-            state = _donatable(state, [leaf for half in flat for leaf in half.values()])
+            warn_of_unlifted(held, view, first_half(flat), stacklevel=2)
+            state = _donatable(state, jax.tree.leaves(flat))
         return state
 
     def update(
         updates: Any, state: Any, params: Any | None = None, **extra: Any
     ) -> tuple[Any, Any]:
         grads = view_params(updates)
-        views = [] if params is None else _halves(params)
-        own = views[0] if views else None
+        views = None if params is None else by_half(view_params, params)
+        own = first_half(views)
         flat_updates = _flat_updates(grads, own, state)
         keys = list(flat_updates)
-        flat_params = [pick_arrays(view, keys, "the params") for view in views]
-        shown = _shown(params, flat_params) if views else None
-        flat_args = flat_extra(extra, keys, [grads, *views], own)
+        pick = functools.partial(pick_arrays, paths=keys, whose="the params")
+        shown = None if views is None else by_half(pick, views)
+        flat_args = flat_extra(extra, keys, grads, own)
         # Params of other classes than those of init have lost what a selector names.
         strict = own is not None and not own.plan.holes
         with (
@@ -321,18 +324,6 @@ def _is_count(dtype: Any) -> bool:
 
 def _is_empty(params: Any) -> bool:
     return not jax.tree.leaves(params, is_leaf=lambda node: node is None)
-
-
-def _halves(params: Any) -> list[TreeView]:
-    if isinstance(params, optax.LookaheadParams):
-        return [view_params(half) for half in params]
-    return [view_params(params)]
-
-
-def _shown(params: Any, flat: list[FlatDict]) -> Any:
-    if isinstance(params, optax.LookaheadParams):
-        return optax.LookaheadParams(*flat)
-    return flat[0]
 
 
 def _flat_updates(grads: TreeView, params: TreeView | None, state: Any) -> FlatDict:

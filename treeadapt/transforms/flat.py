@@ -11,7 +11,7 @@ Runs no transformation (see ``adapt``).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -206,7 +206,7 @@ def no_change(like: Any) -> jax.Array:
 def flat_extra(
     extra: Mapping[str, Any],
     keys: Sequence[str],
-    shapes: Iterable[TreeView],
+    grads: TreeView,
     whole: TreeView | None,
 ) -> dict[str, Any]:
     """Convert the extra arguments of an update to the flat view.
@@ -214,15 +214,16 @@ def flat_extra(
     Args:
         extra: keyword arguments as the caller gave them.
         keys: paths of the flat updates.
-        shapes: the trees whose shape an argument may have: updates, params.
-        whole: the params, into which callbacks get flat params merged.
+        grads: the updates, whose shape an argument may have.
+        whole: the params, whose shape it may have as well; callbacks get flat params
+            merged into them.
 
     Returns:
         The arguments; those shaped like the updates or the params are flat dicts, and
         ``value_fn``, ``grad_fn`` and ``obj_fn`` take flat params. ``value`` and
         everything else is left alone.
     """
-    shapes = list(shapes)
+    shapes = [grads] if whole is None else [grads, whole]
     views = {
         name: view
         for name, value in extra.items()

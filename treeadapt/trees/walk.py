@@ -20,7 +20,7 @@ from treeadapt import paths as _paths
 from treeadapt.adapters import fields
 from treeadapt.adapters.adapter import BOX, Adapter, Flat
 from treeadapt.adapters.jax import treedef_of_node
-from treeadapt.adapters.registry import AdapterRegistry, NodeKind
+from treeadapt.adapters.registry import LEAF, AdapterRegistry, NodeKind
 from treeadapt.arrays import is_array
 from treeadapt.errors import AdapterError, PathCollisionError, PathError
 from treeadapt.names import listing, plural
@@ -91,29 +91,6 @@ class Recipe:
         return stack[0]
 
 
-@dataclasses.dataclass(slots=True)
-class _Draft:
-    """A step of the way back, while the node is still at hand."""
-
-    node: Any
-    kind: NodeKind
-    aux: Any
-    count: int
-    number: int | None
-
-    def finish(self) -> _Step:
-        adapter = self.kind.adapter
-        if self.kind.by_hand and adapter is not None and adapter.unflatten is not None:
-            return _Step(self.number, adapter.unflatten, self.aux, self.count)
-        # With the class, because treedefs of other classes may be equal.
-        aux = (type(self.node), treedef_of_node(self.node))
-        return _Step(self.number, _unflatten_one_level, aux, self.count)
-
-
-def _unflatten_one_level(aux: tuple[type, Any], children: Sequence[Any]) -> Any:
-    return aux[1].unflatten(children)
-
-
 class _Spot(NamedTuple):
     """Where something is: its path, and its place in the skeleton."""
 
@@ -124,14 +101,31 @@ class _Spot(NamedTuple):
 
 @dataclasses.dataclass(slots=True)
 class _Frame:
-    """One node being visited: its children still to come, and where it is."""
+    """One node: where it is, its children still to come, and what it is made of."""
 
     pairs: Iterator[tuple[Any, Any]]
     spot: _Spot
     prefix: str = ""  # of the paths below
     trains: bool = True
     in_opaque: bool = False
-    draft: _Draft | None = None
+    node: Any = None
+    kind: NodeKind = LEAF
+    aux: Any = None
+    count: int = 0
+    number: int | None = None
+
+    def finish(self) -> _Step:
+        """Return the step that builds the node again."""
+        adapter = self.kind.adapter
+        if self.kind.by_hand and adapter is not None and adapter.unflatten is not None:
+            return _Step(self.number, adapter.unflatten, self.aux, self.count)
+        # With the class, because treedefs of other classes may be equal.
+        aux = (type(self.node), treedef_of_node(self.node))
+        return _Step(self.number, _unflatten_one_level, aux, self.count)
+
+
+def _unflatten_one_level(aux: tuple[type, Any], children: Sequence[Any]) -> Any:
+    return aux[1].unflatten(children)
 
 
 class Walk:
@@ -166,7 +160,7 @@ class Walk:
         self._searcher = Searcher(registry)
         self._frames: list[_Frame] = []
         self._opened: set[int] = set()  # nodes above, from the first opaque one on
-        self._steps: list[int | _Draft | _Step] = []
+        self._steps: list[int | _Frame | _Step] = []
         self._homes: list[str | None] = []  # paths of the shared nodes
 
     def run(self, tree: Any) -> Walk:
@@ -193,7 +187,10 @@ class Walk:
                     self._enter(child, kind.adapter, kind, spot, frame)
                     break
             else:
-                self._leave(frames.pop())
+                frames.pop()
+                if frames:  # the first one only holds the root
+                    self._steps.append(frame)
+                    self._opened.discard(id(frame.node))
         return self
 
     def is_faithful(self, leaves: Sequence[Any]) -> bool:
@@ -226,7 +223,7 @@ class Walk:
     def recipe(self) -> Recipe:
         """Return the steps that rebuild the tree; they hold no leaf."""
         steps = self._steps
-        return Recipe([s.finish() if isinstance(s, _Draft) else s for s in steps])
+        return Recipe([s.finish() if isinstance(s, _Frame) else s for s in steps])
 
     def _look_closer(self, node: Any, spot: _Spot) -> NodeKind:
         """Decide whether an object that JAX takes for a leaf is one."""
@@ -297,7 +294,11 @@ class Walk:
                 prefix="" if spot.path is None else spot.path + _paths.SEPARATOR,
                 trains=above.trains and adapter.trains(node),
                 in_opaque=above.in_opaque or kind.opens,
-                draft=_Draft(node, kind, flat.aux, len(flat.children), number),
+                node=node,
+                kind=kind,
+                aux=flat.aux,
+                count=len(flat.children),
+                number=number,
             )
         )
 
@@ -310,11 +311,6 @@ class Walk:
             raise depth_error(len(names), names)
         self._opened.add(id(node))
 
-    def _leave(self, frame: _Frame) -> None:
-        if frame.draft is not None:
-            self._steps.append(frame.draft)
-            self._opened.discard(id(frame.draft.node))
-
     def _own_dict(self, frame: _Frame, name: str) -> dict[str, Any]:
         """Return the dict of the skeleton for the children of the node of a frame."""
         own = frame.spot.container[frame.spot.name]
@@ -325,7 +321,7 @@ class Walk:
         return own
 
     def _collision(self, frame: _Frame, name: str) -> PathCollisionError:
-        nodes = [above.draft.node for above in self._frames if above.draft is not None]
+        nodes = [above.node for above in self._frames[1:]]
         adapter = self._registry.find(nodes[-1]).adapter
         keys = adapter.open(nodes[-1]).keys if adapter else ()
         same = [
