@@ -273,6 +273,18 @@ def test_rules_are_labels():
     assert (updates["kernel"] == -2).all()
 
 
+def test_bound_rules_are_not_taken_for_a_schedule():
+    def make(lr, groups):
+        return optax.multi_transform({"a": optax.sgd(lr), "b": optax.sgd(0.0)}, groups)
+
+    rules = ta.Rules({"kernel": "a", "**": "b"}).bind(PARAMS)
+    tx = inject_hyperparams(make)(1.0, rules)
+    state = tx.init(PARAMS)
+    assert set(state.hyperparams) == {"lr"}
+    updates, _ = tx.update(PARAMS, state, PARAMS)
+    assert (updates["bias"] == 0).all()
+
+
 def test_adafactor_compiles_without_static_args():
     params, state = steps(inject_hyperparams(optax.adafactor)(0.1))
     want, _ = steps(optax.adafactor(0.1))

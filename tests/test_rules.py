@@ -475,6 +475,7 @@ def test_a_call_with_a_step_count_is_refused(count):
     with pytest.raises(SelectorError, match=r"treeadapt\.inject_hyperparams"):
         Rules({"**": 1}).bind({"a": array(1)})(count)
     assert param_labels(count, {"**": 1}) == 1
+    assert param_labels(count, Rules({"**": 1}).bind(count)) == 1
 
 
 def test_labels_are_found_while_tracing():

@@ -263,6 +263,8 @@ def test_bound_rules_answer_for_a_flat_dict():
     rules = ta.Rules({where: P("x", None), "**": P()})
     params, _ = ta.split(model)
     assert partition_specs(params, rules.bind(model))["hidden/w"] == P("x", None)
+    scalar = jnp.ones(())  # as a schedule's step count
+    assert partition_specs(scalar, ta.Rules({"**": P()}).bind(scalar)) == P()
 
 
 def test_two_rules_for_one_leaf_are_an_error_if_asked():

@@ -21,7 +21,6 @@ from treeadapt.names import Speller, fold, plural
 from treeadapt.selection import files
 from treeadapt.selection.leaves import Leaves
 from treeadapt.selection.selectors import Bound, ListSelector, OfParts
-from treeadapt.selection.whole import look_up
 from treeadapt.trees.views import TreeView, view_tree
 
 _SHOWN = 8
@@ -91,20 +90,21 @@ class FreezeSpec(OfParts):
         siblings that a flat dict no longer has.
         """
         if view.plan.is_flat_dict and self._recorded is not None:
-            return look_up(self._recorded, view.flat(), static=False)
+            return self._recorded.decide(view, reports=reports)
         return super().decide(view, reports=reports, holes=holes)
 
     def _at_path(self, path: str, *leaf: Any) -> bool:
         if self._recorded is None:
             return super()._at_path(path, *leaf)
-        return Bound(self, self._recorded)._at_path(path, *leaf)
+        return self._recorded._at_path(path, *leaf)
 
     @functools.cached_property
-    def _recorded(self) -> dict[str, bool] | None:
+    def _recorded(self) -> Bound | None:
         """The recorded paths, if patterns alone cannot answer without the full tree."""
         if self.paths is None or not self.needs_tree:
             return None
-        return dict.fromkeys(self.others or (), False) | dict.fromkeys(self.paths, True)
+        others = dict.fromkeys(self.others or (), False)
+        return Bound(self, others | dict.fromkeys(self.paths, True))
 
     def bind(self, tree: Any) -> FreezeSpec:
         """Record which leaves of a tree are frozen.

@@ -15,9 +15,8 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import jax
-import numpy as np
 
-from treeadapt.arrays import is_array
+from treeadapt.arrays import is_array, is_array_class
 from treeadapt.errors import SelectorError
 from treeadapt.matcher import Matcher
 from treeadapt.trees.views import Plan, TreeView
@@ -26,14 +25,6 @@ T = TypeVar("T")
 Known = weakref.WeakKeyDictionary[Plan, list[Any]]
 _Rows = tuple[list[int], list[int]]  # the first leaf of each, and the row of each leaf
 _UNKNOWN: Any = object()
-
-_ARRAY_CLASSES = (
-    jax.Array,
-    jax.core.Tracer,
-    jax.ShapeDtypeStruct,
-    np.ndarray,
-    np.generic,
-)
 
 
 class Leaves:
@@ -261,9 +252,7 @@ def all_arrays(leaves: Sequence[Any]) -> bool:
 
     False where only the leaves themselves can show it.
     """
-    return all(
-        issubclass(cls, _ARRAY_CLASSES) for cls in dict.fromkeys(map(type, leaves))
-    )
+    return all(map(is_array_class, dict.fromkeys(map(type, leaves))))
 
 
 def as_abstract(leaf: Any) -> Any:

@@ -228,8 +228,7 @@ def _without_root(text: str) -> Iterator[str]:
     for form in (text, text.replace(".", "/")):
         below = form.partition("/")[2]
         if below.strip("*/"):  # what is wild throughout is not a repair
-            yield below
-            yield f"**/{below}"
+            yield from _anywhere(below)
     dotted = text.replace("**", "*").replace("/", ".").partition(".")[2]
     if dotted.strip("*."):
         yield from (dotted, f"{dotted}.*")
@@ -253,17 +252,15 @@ def _respelled(text: str, tree: _Names) -> Iterator[str]:
             known = names if segment.startswith("<") else spelled
             near = speller.nearest(segment.lower(), known)
             for key in near:
-                yield from _replaced(segments, place, known[key])
+                new = [*segments[:place], known[key], *segments[place + 1 :]]
+                yield from _anywhere("/".join(new))
             if near:
                 best = [*best[:place], known[near[0]], *best[place + 1 :]]
-        yield "/".join(best)
-        yield f"**/{'/'.join(best)}"
+        yield from _anywhere("/".join(best))
 
 
-def _replaced(segments: list[str], place: int, word: str) -> Iterator[str]:
-    changed = "/".join([*segments[:place], word, *segments[place + 1 :]])
-    yield changed
-    yield f"**/{changed}"
+def _anywhere(form: str) -> tuple[str, str]:
+    return form, f"**/{form}"
 
 
 def _misspelt(segments: Sequence[str], words: Iterable[str]) -> list[int]:

@@ -48,7 +48,7 @@ from treeadapt.selection.selectors import (
     check_choice,
     select,
 )
-from treeadapt.selection.stacks import NO_STACKS, PerLayer, Stacks
+from treeadapt.selection.stacks import NO_STACKS, PerLayer, Stacks, require_agreement
 from treeadapt.selection.whole import WholeTree, look_up
 from treeadapt.trees.views import TreeView, view_tree
 
@@ -566,7 +566,8 @@ def param_labels(tree: Any, rules: Any, *, default: Any = MISSING) -> Any:
         {'encoder': {'kernel': 'frozen'}, 'head': 'train'}
     """
     if isinstance(rules, BoundRules) and default is MISSING:
-        return rules(tree)
+        view = view_tree(tree)
+        return view.rebuild(require_agreement(rules.of_view(view), rules.gives))
     matches = as_rules(rules, default=default).match(tree).check()
     return matches.stored.rebuild(matches.labels())
 

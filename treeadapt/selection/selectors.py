@@ -786,7 +786,7 @@ def _dtype(dtype: Any) -> Any:
         if dtype in _FAMILIES or jnp.issubdtype(dtype, jax.dtypes.extended):
             return dtype
         return jnp.dtype(dtype)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         what = f"leaf(dtype=): {dtype!r} is not a dtype: {error}."
         raise SelectorError(what) from error
 

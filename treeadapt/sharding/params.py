@@ -248,7 +248,7 @@ def _by_rules(
     """Return what the rules say for each leaf, their default, and axes of layers."""
     meant = _meaning(specs)
     if isinstance(rules, BoundRules):
-        labels = view_tree(rules(view.tree)).leaves
+        labels = require_agreement(rules.of_view(view), rules.gives)
         return [
             None if label is STATIC else (meant(label, "The rules"), "the rules")
             for label in labels

@@ -120,25 +120,23 @@ def place_state(
     slots = find_slots(tx, state, params)
     assert slots is not None  # since the params are known
     held: dict[tuple[str, Sets], list[tuple[tuple[int, ...], str]]] = {}
-    keys: list[tuple[str, Sets] | None] = []
+    rows: list[Any] = []
     for slot, leaf in zip(slots, state.leaves, strict=True):
         param = None if slot.prefix is None else param_of(slot.tail, homes)
-        key = None
+        key, own = None, ((), "")
         if param is not None:
             path, sets = read_slice_key(slot.tail)
             rest = path.removeprefix(param).removeprefix(SEPARATOR)
-            key = param, sets
-            held.setdefault(key, []).append((leaf.shape, rest))
-        keys.append(key)
+            key, own = (param, sets), (leaf.shape, rest)
+            held.setdefault(key, []).append(own)
+        rows.append((slot, key, own))
     ways = {key: _ways(homes[key[0]], key[1], own, mesh) for key, own in held.items()}
-    order = {key: iter(own) for key, own in held.items()}
     found = []
-    for slot, key in zip(slots, keys, strict=True):
+    for slot, key, (shape, rest) in rows:
         if key is None:
             found.append(Place(slot, None, everywhere))
             continue
-        leaf = next(order[key])
-        tried = [(_placement(*leaf, home), is_split) for home, is_split in ways[key]]
+        tried = [(_placement(shape, rest, home), split) for home, split in ways[key]]
         fits = {placement: split for placement, split in tried if placement is not None}
         (placement,) = fits if len(fits) == 1 else (everywhere,)
         found.append(Place(slot, key[0], placement, any(fits.values())))

@@ -168,14 +168,13 @@ def _by_path(answers: TreeView, view: TreeView) -> dict[str, Any]:
         if issubclass(cls, tuple) and hasattr(cls, "_fields")
     }
     if not ends:
-        return dict(zip(answers.plan.paths, answers.leaves, strict=True))
+        return answers.flat()
     treedef: Any
     leaves, treedef = jax.tree.flatten(
         answers.tree, is_leaf=lambda node: node is None or type(node) in ends
     )
     places = view_tree(treedef.unflatten(range(len(leaves))))
-    found = [leaves[place] for place in places.leaves]
-    return dict(zip(places.plan.paths, found, strict=True))
+    return {path: leaves[place] for path, place in places.items()}
 
 
 def _nearest(known: Mapping[str, Any], path: str) -> str | None:

@@ -8,7 +8,6 @@ What the updates are is up to the optimizer.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import numbers
 from collections.abc import Callable, Sequence
@@ -22,7 +21,7 @@ import optax
 from treeadapt.arrays import is_array, is_float0, is_inexact, least_value
 from treeadapt.convert import describe
 from treeadapt.errors import StructureMismatchError, TransformError
-from treeadapt.names import listing, plural
+from treeadapt.names import Speller, listing, plural
 from treeadapt.trees.views import TreeView, view_nested
 
 _CANDIDATES = 2_000  # names among which the nearest is sought
@@ -233,7 +232,7 @@ def _first(texts: Sequence[str], limit: int = 8) -> str:
 
 
 def _stray_message(stray: Sequence[str], view: TreeView) -> str:
-    near = difflib.get_close_matches(stray[0], view.plan.paths[:_CANDIDATES], n=1)
+    near = Speller().nearest(stray[0], view.plan.paths[:_CANDIDATES], count=1)
     hint = f" (the tree has {near[0]!r})" if near else ""
     return (
         f"{plural(len(stray), 'path')} given, but not in the tree: {listing(stray)}"

@@ -55,7 +55,8 @@ class Searcher:
         pending = [top]
         while pending:
             found = pending.pop()
-            if self._is_array(found):
+            # What an adapter opens may have a shape and a dtype, as a spec does.
+            if self._registry.find(found).adapter is None and is_array(found):
                 return True
             for inner in self._inside(found):
                 if id(inner) not in seen and id(inner) not in self._empty:
@@ -67,10 +68,6 @@ class Searcher:
     def full(self, attributes: Mapping[str, Any]) -> list[str]:
         """Return the names of the attributes that hold arrays."""
         return [name for name, at in attributes.items() if self.holds_array(at)]
-
-    def _is_array(self, node: Any) -> bool:
-        # An object that an adapter opens may have a shape and a dtype, as a spec does.
-        return self._registry.find(node).adapter is None and is_array(node)
 
     def _inside(self, node: Any) -> Iterator[Any]:
         kind = self._registry.find(node)

@@ -12,13 +12,13 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 
 from treeadapt import paths as _paths
 from treeadapt.adapters import fields
-from treeadapt.adapters.adapter import BOX, Adapter, Flat
+from treeadapt.adapters.adapter import BOX, Adapter
 from treeadapt.adapters.jax import treedef_of_node
 from treeadapt.adapters.registry import LEAF, AdapterRegistry, NodeKind
 from treeadapt.arrays import is_array
@@ -33,6 +33,8 @@ from treeadapt.trees.opaque import (
     node_error,
     passed_over,
 )
+
+T = TypeVar("T")
 
 _MAX_PLAIN = 256
 
@@ -233,16 +235,10 @@ class Walk:
                 if len(self._plain) >= _MAX_PLAIN:
                     self._plain.clear()  # classes made in a loop must not pile up
                 self._plain.add(type(node))
-            elif self._is_full(node, spot):
+            elif _asked(self._searcher.holds_array, node, spot):
                 hidden = self._searcher.full(fields.attributes(node))
                 raise leaf_error(node, spot.path or "", hidden)
         return kind
-
-    def _is_full(self, node: Any, spot: _Spot) -> bool:
-        try:
-            return self._searcher.holds_array(node)
-        except AdapterError as error:
-            raise _at(spot, error) from None
 
     def _add_leaf(self, leaf: Any, spot: _Spot, frame: _Frame) -> None:
         if spot.container.get(spot.name) not in (None, {}):
@@ -267,7 +263,7 @@ class Walk:
     def _enter(
         self, node: Any, adapter: Adapter, kind: NodeKind, spot: _Spot, above: _Frame
     ) -> None:
-        flat = _opened(node, adapter, spot)
+        flat = _asked(adapter.open, node, spot)
         if node is None:
             spot.container.setdefault(spot.name, None)
         elif spot.container.get(spot.name) is None:
@@ -338,15 +334,12 @@ class Walk:
         )
 
 
-def _opened(node: Any, adapter: Adapter, spot: _Spot) -> Flat:
+def _asked(fn: Callable[[Any], T], node: Any, spot: _Spot) -> T:
+    """Return ``fn(node)``; an error says where the node is."""
     try:
-        return adapter.open(node)
+        return fn(node)
     except AdapterError as error:
-        raise _at(spot, error) from None
-
-
-def _at(spot: _Spot, error: AdapterError) -> AdapterError:
-    return AdapterError(f"At {(spot.path or '')!r}: {error}")
+        raise AdapterError(f"At {(spot.path or '')!r}: {error}") from None
 
 
 def _box_error(spot: _Spot) -> PathCollisionError:
