@@ -198,37 +198,48 @@ def test_a_run_that_froze_layers_goes_on_inside_a_scan(llama, there):
     }
 
 
-@needs_torch
-@pytest.mark.parametrize("name", OWN)
-def test_steps_of_training_are_equal(llama, name):
+RATE, MOMENTUM = 0.5, 0.9
+
+
+@pytest.fixture(scope="module")
+def trained(llama):
+    """The losses of three steps in PyTorch, and the parameters after them."""
     import torch
 
+    model, losses = llama.tiny.read_torch(llama.folder), []
+    sgd = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
+    tokens = torch.from_numpy(TOKENS)
+    for _ in range(3):
+        logits = model(tokens).logits[:, :-1].flatten(0, 1)
+        loss = torch.nn.functional.cross_entropy(logits, tokens[:, 1:].flatten())
+        sgd.zero_grad()
+        loss.backward()
+        sgd.step()
+        losses.append(loss.item())
+    arrays = {name: each.detach().numpy() for name, each in model.named_parameters()}
+    return losses, arrays
+
+
+@needs_torch
+@pytest.mark.parametrize("name", OWN)
+def test_steps_of_training_are_equal(llama, trained, name):
     def loss(model: Any) -> jax.Array:
         logits = OWN[name].logits(model, SIZES)[:, :-1]
-        return optax.softmax_cross_entropy_with_integer_labels(
-            logits, TOKENS[:, 1:]
-        ).mean()
+        each = optax.softmax_cross_entropy_with_integer_labels(logits, TOKENS[:, 1:])
+        return each.mean()
 
-    theirs = llama.tiny.read_torch(llama.folder)
-    sgd = torch.optim.SGD(theirs.parameters(), lr=0.5, momentum=0.9)
-    ours, tx = filled(name, llama.params), optax.sgd(0.5, momentum=0.9)
-    state, gradient = tx.init(ours), jax.jit(jax.value_and_grad(loss))
-    for _ in range(3):
-        logits = theirs(torch.from_numpy(TOKENS)).logits[:, :-1]
-        labels = torch.from_numpy(TOKENS[:, 1:])
-        expected = torch.nn.functional.cross_entropy(
-            logits.flatten(0, 1), labels.flatten()
-        )
-        sgd.zero_grad()
-        expected.backward()
-        sgd.step()
-        value, grads = gradient(ours)
-        np.testing.assert_allclose(value, expected.item(), rtol=1e-5)
-        updates, state = tx.update(grads, state, ours)
-        ours = optax.apply_updates(ours, updates)
-    found = migration_of(name).inverse(ours)
-    for path, parameter in theirs.named_parameters():
-        after = parameter.detach().numpy()
+    losses, expected = trained
+    gradient, tx = jax.jit(jax.value_and_grad(loss)), optax.sgd(RATE, MOMENTUM)
+    model = filled(name, llama.params)
+    state = tx.init(model)
+    for number in losses:
+        value, grads = gradient(model)
+        np.testing.assert_allclose(value, number, rtol=1e-5)
+        updates, state = tx.update(grads, state, model)
+        model = optax.apply_updates(model, updates)
+    found = migration_of(name).inverse(model)
+    assert found.keys() == expected.keys()
+    for path, after in expected.items():
         assert np.abs(after - llama.params[path]).max() > 1e-3
         np.testing.assert_allclose(found[path], after, atol=1e-5, err_msg=path)
 
