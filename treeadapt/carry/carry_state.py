@@ -9,7 +9,7 @@ See ``matching`` for which names belong together.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -136,7 +136,7 @@ def carry_state(
             "migration=ta.Migration(table)."
         )
     tx = with_extra_args(tx)
-    is_abstract = _is_abstract(view_tree(params))
+    is_abstract = _first_abstract(view_tree(params)) is not None
     own = _view_init(tx, params)
     flat = trained(view_tree(first_half(params)))
     paths = tuple(flat)
@@ -144,8 +144,12 @@ def carry_state(
     assert slots is not None  # since the params are known
     asked = [False] * len(slots) if reset is None else select(own, reset)
     view = view_tree(saved)
-    if not is_abstract:
-        _require_arrays(view)
+    path = _first_abstract(view)
+    if path is not None and not is_abstract:
+        raise CheckpointError(
+            f"The saved state holds no arrays: {listing([path])} has a shape and "
+            "no value, as all leaves of a schema. Load a checkpoint of it."
+        )
     old = _without_boxes(view.flat(), own.plan.paths, paths)
     moved = Saved(old)
     if migration is not None:
@@ -227,7 +231,13 @@ def _take_all(table: Table) -> None:
     given = [slot for slot in table.slots if slot.is_copy]
     _take(table, match_copies(wanted, given))
     links = learn_links((row.slot, source) for row, source in table.moved)
-    stale = frozenset(_stale_values(table))
+    value, grad = STORED_FIELDS
+    # A finite value of a line search says that the gradient with it is whole.
+    stale = frozenset(
+        below(row.slot.node, value)
+        for row in table.copies
+        if row.slot.field == grad and row.source is None
+    )
     _take(table, match_rest(slots, table.slots, links), passed=stale)
 
 
@@ -271,17 +281,6 @@ def _choose(names: Sequence[str], old: Mapping[str, Any]) -> str | None:
     if not all(type(count) is int for count in counts):
         return None
     return names[counts.index(min(counts))]
-
-
-def _stale_values(table: Table) -> Iterator[str]:
-    """Yield stored values of line searches whose stored gradient is not whole.
-
-    ``value_and_grad_from_state`` takes a finite value to say that it is.
-    """
-    value, grad = STORED_FIELDS
-    for row in table.copies:
-        if row.slot.field == grad and row.source is None:
-            yield below(row.slot.node, value)
 
 
 def _without_boxes(
@@ -371,14 +370,7 @@ def _same(one: Any, two: Any) -> bool:
     return all(v is not None for v in values) and np.array_equal(*values)
 
 
-def _is_abstract(view: TreeView) -> bool:
-    return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in view.leaves)
-
-
-def _require_arrays(saved: TreeView) -> None:
-    for path, leaf in saved.items():
-        if isinstance(leaf, jax.ShapeDtypeStruct):
-            raise CheckpointError(
-                f"The saved state holds no arrays: {listing([path])} has a shape and "
-                "no value, as all leaves of a schema. Load a checkpoint of it."
-            )
+def _first_abstract(view: TreeView) -> str | None:
+    """Return the path of a leaf that has a shape and no value; None if all have one."""
+    is_abstract = (p for p, x in view.items() if isinstance(x, jax.ShapeDtypeStruct))
+    return next(is_abstract, None)

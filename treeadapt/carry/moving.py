@@ -101,14 +101,11 @@ class Saved:
         leaf, origin = self.leaves.pop(name), self.origins.pop(name, None)
         pieces = [part.slot.name for part in parts]
         for part in parts:
-            slot, piece = part.slot, part.piece
-            if piece is None:
-                own = leaf
-            elif slot.tail in wanted:
-                own = cut(leaf, piece)
-            else:  # nothing will take it
-                shape = cut(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), piece).shape
-                own = jax.ShapeDtypeStruct(shape, leaf.dtype)
+            slot, own = part.slot, leaf
+            if part.piece is not None:
+                if slot.tail not in wanted:  # nothing will take it
+                    own = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+                own = cut(own, part.piece)
             if origin is None:
                 self.parts[slot.name] = name, pieces
                 self.leaves[slot.name] = own
@@ -285,7 +282,8 @@ class _Held(NamedTuple):
         given = [[self.marks[path] for path in paths] for paths in group.sources]
         if group.move is None:
             return dict.fromkeys(group.filled, given[0][0])
-        values = Values(pad=group.move.values.pad)
+        values = group.move.values
+        values = Values(pad=values.pad, undoes=values.undoes)
         move = dataclasses.replace(group.move, values=values, dtype=np.dtype(np.int32))
         arrays, _ = run(move, given)
         return dict(zip(group.filled, itertools.chain(*arrays), strict=True))
@@ -340,7 +338,7 @@ class _Mover:
         left: dict[str, list[str]] = {}
         for taken, slot in part:
             left.setdefault(taken.path, []).append(slot.name)
-        for path in left.keys() - held.leaves.keys():
+        for path in [path for path in left if path not in held.leaves]:
             text = "it holds some layers, and not in the shape of its parameter"
             self.made.leave(left.pop(path), text)
         specs = {path: _spec(leaf, rank) for path, leaf in held.leaves.items()}
@@ -381,35 +379,39 @@ class _Mover:
         Slices that do not have the shape of their parameter are left out.
         """
         held = _Held({}, {}, {}, set())
-        slices = {slot: None for _, slot in part if slot.tail != stored(slot.tail)}
+        slices = [slot for _, slot in part if slot.tail != stored(slot.tail)]
         before = self._before(place) if row.moves or slices else {}
         rank = field.rank or 0
+
+        def add_zeros(taken: Taken, like: Any) -> None:
+            path, (_, spec) = taken.path, before[taken.path]
+            held.leaves[path] = zeros((*like.shape[:rank], *spec.shape), like)
+            held.marks[path] = np.broadcast_to(np.int32(-1), spec.shape)
+            held.gaps.add(path)
+            held.taken[path] = taken
+
         pairs = [] if field.rank is None else [(s, self.saved[s.name]) for s in slices]
         olds = {path: spec for path, (_, spec) in before.items()}
         _, parts, _ = divide((), pairs, {}, olds)
         for taken, slot in part:
             path, leaf = taken.path, self.saved[slot.name]
-            mark = self.places[slot.name]
-            if slot not in slices:
+            mark = np.int32(self.places[slot.name])
+            if slot.tail == stored(slot.tail):
                 shape = np.shape(leaf)[rank:] if row.moves else ()
                 held.leaves[path] = leaf
-                held.marks[path] = np.broadcast_to(np.int32(mark), shape)
+                held.marks[path] = np.broadcast_to(mark, shape)
+                held.taken[path] = taken
             for each in parts.get(slot.name, ()):
-                shape = before[path][1].shape
                 if path not in held.leaves:
-                    held.leaves[path] = zeros((*leaf.shape[:rank], *shape), leaf)
-                    held.marks[path] = np.full(shape, -1, np.int32)
+                    add_zeros(taken, leaf)
                 axes, places = zip(*each.box, strict=True)
                 piece = Piece("", tuple(rank + axis for axis in axes), places)
                 own = leaf if each.piece is None else cut(leaf, each.piece)
                 held.leaves[path] = fill(held.leaves[path], [(piece, own)])
-                full: list[Sequence[int]] = [range(size) for size in shape]
-                for axis, numbers in each.box:
-                    full[axis] = numbers
-                held.marks[path][np.ix_(*full)] = mark
-                held.gaps.add(path)
-            if path in held.leaves:
-                held.taken[path] = taken
+                marks, box = np.array(held.marks[path]), dict(each.box)
+                every = [box.get(axis, range(n)) for axis, n in enumerate(marks.shape)]
+                marks[np.ix_(*every)] = mark
+                held.marks[path] = marks
         known = [path for path in held.leaves if row.moves and path in before]
         likes = {id(before[path][0]): (before[path][0], path) for path in known}
         others = {
@@ -420,12 +422,7 @@ class _Mover:
         }
         (more,), _ = assign([row.sources], [*others], Problems())
         for taken in more:
-            path, like = taken.path, others[taken.path]
-            shape = before[path][1].shape
-            held.leaves[path] = zeros((*like.shape[:rank], *shape), like)
-            held.marks[path] = np.broadcast_to(np.int32(-1), shape)
-            held.gaps.add(path)
-            held.taken[path] = taken
+            add_zeros(taken, others[taken.path])
         return held
 
     def _before(self, place: int) -> Mapping[str, tuple[Group, Any]]:

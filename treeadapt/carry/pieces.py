@@ -108,14 +108,15 @@ def divide(
     unclear = set()
     for path, each in held.items():
         if path in params and any(one.sets or one.box for one in each):
-            ways = _ways(tuple(params[path].shape), each)
+            shape = tuple(params[path].shape)
+            ways = _ways(shape, each)
             if len(ways) > 1:
                 unclear.add(path)
                 continue
             for row, names in ways.items():
                 pairs = zip(each, row, strict=True)
                 own = [(one, dict(box)) for one, box in pairs if box is not None]
-                for one, parts in _parts(path, tuple(params[path].shape), own, names):
+                for one, parts in _parts(path, shape, own, names):
                     found[one.side][one.slot.name] = parts
     return found[0], found[1], unclear
 
@@ -130,15 +131,15 @@ def _ways(
         stacks by axis.
     """
     keys = sorted({key for one in held for key in one.sets}, key=len)
-    ways = [
-        dict(zip(keys, axes, strict=True))
-        for axes in itertools.permutations(range(len(shape)), len(keys))
-    ]
-    rows = [tuple(one.box_in(shape, axes) for one in held) for axes in ways]
-    fits = [any(box is not None for box in boxes) for boxes in zip(*rows, strict=True)]
+    found: dict[tuple[Box | None, ...], dict[int, str]] = {}
+    for axes in itertools.permutations(range(len(shape)), len(keys)):
+        own = dict(zip(keys, axes, strict=True))
+        row = tuple(one.box_in(shape, own) for one in held)
+        found[row] = dict(zip(axes, keys, strict=True))
+    fits = [any(box is not None for box in boxes) for boxes in zip(*found, strict=True)]
     return {
-        row: {axis: key for key, axis in axes.items()}
-        for row, axes in zip(rows, ways, strict=True)
+        row: names
+        for row, names in found.items()
         if [box is not None for box in row] == fits
     }
 
@@ -196,13 +197,11 @@ def _atoms(size: int, sets: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
         >>> _atoms(6, [(2, 3, 4, 5), (4, 5)])
         [(0, 1), (2, 3), (4, 5)]
     """
-    members: list[tuple[int, ...]] = [()] * size
-    for place, numbers in enumerate(sorted(sets)):
-        for number in numbers:
-            members[number] = (*members[number], place)
-    atoms: dict[tuple[int, ...], list[int]] = {}
-    for number, each in enumerate(members):
-        atoms.setdefault(each, []).append(number)
+    members = [frozenset(numbers) for numbers in sets]
+    atoms: dict[tuple[bool, ...], list[int]] = {}
+    for number in range(size):
+        key = tuple(number in numbers for numbers in members)
+        atoms.setdefault(key, []).append(number)
     return list(map(tuple, atoms.values()))
 
 

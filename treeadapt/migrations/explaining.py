@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from treeadapt.migrations.axes import REST, Axis, indices
+from treeadapt.migrations.axes import REST, Axis
 from treeadapt.migrations.groups import Group
 from treeadapt.migrations.plan import MigrationPlan, sizes_text
 from treeadapt.migrations.rows import Address
@@ -48,8 +48,7 @@ def _leaf_lines(
     group: Group, number: int, path: str, *, is_source: bool
 ) -> Iterator[str]:
     row, move = group.row, group.move
-    right = ", ".join(repr(each.text) for each in row.targets)
-    yield f"row {group.place + 1}: {row.text!r} -> {right}"
+    yield f"row {group.place + 1}: {row.both}"
     captured = _captured((row.sources if is_source else row.targets)[number], path)
     if captured:
         yield f"captures: {captured}"
@@ -60,11 +59,11 @@ def _leaf_lines(
     if sizes_text(group):
         yield f"sizes: {sizes_text(group)}"
     for name, value in row.values.typed().items():
-        yield f"{name}{' undone' if row.undoes else ''}: {value}"
+        yield f"{name}{' undone' if row.values.undoes else ''}: {value}"
     layout = (move.sources if is_source else move.targets)[number]
     paths = (group.sources if is_source else group.targets)[number]
-    numbers = [*indices(layout.numbers, move.size)][paths.index(path)]
-    fixed = dict(zip(layout.numbers, numbers, strict=True))
+    every = zip(paths, move.indices(layout.numbers), strict=True)
+    fixed = next(own for one, own in every if one == path)
     for source, one, target, two in move.pieces:
         if number == (source if is_source else target):
             left = _place(group, move, source, one, fixed, is_source=True)
@@ -98,13 +97,10 @@ def _place(
     paths = (group.sources if is_source else group.targets)[number]
     names = [
         path
-        for path, values in zip(paths, indices(layout.numbers, move.size), strict=True)
-        if all(
-            fixed.get(name, value) == value
-            for name, value in zip(layout.numbers, values, strict=True)
-        )
+        for path, own in zip(paths, move.indices(layout.numbers), strict=True)
+        if own.items() <= {**own, **fixed}.items()
     ]
-    pads = dict(move.values.pad) if move.undoes == is_source else {}
+    pads = move.values.pads(is_source=is_source)
     index = ", ".join(_index(move, axis, part, fixed, pads) for axis in layout.axes)
     return f"{listing(fold(names), limit=2)}[{index}]"
 
@@ -114,10 +110,10 @@ def _index(
     axis: Axis,
     part: int,
     fixed: Mapping[str, int],
-    pads: Mapping[str, tuple[int, int]],
+    pads: Mapping[str | None, tuple[int, int]],
 ) -> str:
     """Write the index along an axis as a sum over names."""
-    start = move.start(axis, part) + pads.get(axis.name or "", (0, 0))[0]
+    start = move.start(axis, part) + pads.get(axis.name, (0, 0))[0]
     terms: list[str] = []
     factor = 1
     for name in reversed(axis.product(part)):

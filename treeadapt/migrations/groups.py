@@ -13,7 +13,7 @@ import functools
 import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,11 @@ from treeadapt.names import listing, natural, plural
 MAX_LEAVES = 1_000_000  # that arrays may become, as of a checkpoint
 _SHOWN = 6  # missing leaves that a message lists
 
-Specs = Mapping[str, Any]
+Specs: TypeAlias = Mapping[str, Any]
+Sizes: TypeAlias = Mapping[str, int]
+
+#: For each source of a row, paths by the numbers that tell its leaves apart.
+Leaves: TypeAlias = Sequence[dict[tuple[int, ...], str]]
 
 
 class Taken(NamedTuple):
@@ -102,7 +106,7 @@ class GroupMaker:
 
     row: Row
     place: int
-    sizes: Mapping[str, int]
+    sizes: Sizes
     source: Specs
     target: Specs | None
     problems: Problems
@@ -118,7 +122,7 @@ class GroupMaker:
             self.problems.num_made = total
             made = [self._renamed(each) for each in taken]
             return sorted(made, key=lambda group: natural(group.targets[0][0]))
-        held: dict[Any, tuple[dict[str, Any], list[dict[tuple[int, ...], str]]]] = {}
+        held: dict[Any, tuple[dict[str, Any], Leaves]] = {}
         for address, path, captures in taken:
             own = self._values(captures, counts)
             # ``{(b i)}`` and ``{i}`` in one path may give ``i`` two values.
@@ -157,7 +161,7 @@ class GroupMaker:
         size_bytes = _bytes(spec) + sum(map(_bytes, made))
         return Group(row, self.place, ((taken.path,),), targets, None, made, size_bytes)
 
-    def _values(self, captures: Captures, counts: Mapping[str, int]) -> dict[str, Any]:
+    def _values(self, captures: Captures, counts: Sizes) -> dict[str, Any]:
         """Return the value of each name, those of products taken apart."""
         own: dict[str, Any] = {}
         for key, value in captures.items():
@@ -232,7 +236,7 @@ class GroupMaker:
         return sorted(keys.difference(self._inner(address)))
 
     def _counts_of_target(
-        self, known: Mapping[str, int], values: Mapping[str, Any] | None = None
+        self, known: Sizes, values: Mapping[str, Any] | None = None
     ) -> dict[str, int]:
         """Count what the names and shapes of the target say of numbers.
 
@@ -261,12 +265,7 @@ class GroupMaker:
                 counts |= {n: size for n, size in sizes.items() if n not in known}
         return counts
 
-    def _group(
-        self,
-        values: Mapping[str, Any],
-        leaves: Sequence[Mapping[tuple[int, ...], str]],
-        counts: Mapping[str, int],
-    ) -> Group:
+    def _group(self, values: Mapping[str, Any], leaves: Leaves, counts: Sizes) -> Group:
         """Plan one group.
 
         Args:
@@ -301,10 +300,7 @@ class GroupMaker:
         return self._numbers[id(address)]
 
     def _missing(
-        self,
-        values: Mapping[str, Any],
-        leaves: Sequence[Mapping[tuple[int, ...], str]],
-        counts: Mapping[str, int],
+        self, values: Mapping[str, Any], leaves: Leaves, counts: Sizes
     ) -> list[str]:
         """Return the first paths that a group lacks."""
         missing: list[str] = []
@@ -321,10 +317,7 @@ class GroupMaker:
         return missing
 
     def _is_confirmed(
-        self,
-        values: Mapping[str, Any],
-        leaves: Sequence[Mapping[tuple[int, ...], str]],
-        counts: Mapping[str, int],
+        self, values: Mapping[str, Any], leaves: Leaves, counts: Sizes
     ) -> bool:
         """Return whether a group has other counts than its row, as in the target."""
         if self.target is None or self._missing(values, leaves, counts):
@@ -338,12 +331,7 @@ class GroupMaker:
             self.problems = problems
         return all(path in self.target for path in group.filled)
 
-    def _whole(
-        self,
-        values: Mapping[str, Any],
-        leaves: Sequence[Mapping[tuple[int, ...], str]],
-        counts: Mapping[str, int],
-    ) -> Group:
+    def _whole(self, values: Mapping[str, Any], leaves: Leaves, counts: Sizes) -> Group:
         """Plan a group of which no part is missing."""
         row = self.row
         sources = tuple(
@@ -383,17 +371,14 @@ class GroupMaker:
         address: Address,
         values: Mapping[str, Any],
         index: Iterable[int],
-        sizes: Mapping[str, int],
+        sizes: Sizes,
     ) -> str:
         """Return the path of one leaf at an address."""
         own = dict(zip(self._inner(address), index, strict=True))
         return address.path.fill({**values, **own}, sizes)
 
     def _solved(
-        self,
-        values: Mapping[str, Any],
-        sources: Sequence[Sequence[str]],
-        counts: Mapping[str, int],
+        self, values: Mapping[str, Any], sources: Sequence[Sequence[str]], counts: Sizes
     ) -> tuple[tuple[list[Layout], list[Layout]], dict[str, int]]:
         """Return the layouts of both sides, and the sizes of all their names."""
         row, first = self.row, sources[0][0]
@@ -487,8 +472,7 @@ class GroupMaker:
         self, axes: Axes, path: str, spec: Any, *, is_target: bool
     ) -> Iterator[Equation]:
         """Yield what the shape of one leaf says of sizes."""
-        is_padded = is_target != self.row.undoes
-        pads: dict[Any, Any] = dict(self.row.values.pad) if is_padded else {}
+        pads = self.row.values.pads(is_source=not is_target)
         for place, (axis, size) in enumerate(zip(axes, shape_of(spec), strict=True)):
             where = f"axis {place} of {listing([path])}"
             if axis.name in pads:
@@ -499,7 +483,7 @@ class GroupMaker:
         self,
         sources: Sequence[Layout],
         targets: Sequence[Layout],
-        sizes: Mapping[str, int],
+        sizes: Sizes,
         given: str,
         filled: Sequence[Sequence[str]],
     ) -> Move:
@@ -518,7 +502,6 @@ class GroupMaker:
             pieces=row.pieces,
             sizes=tuple((n, sizes[n]) for n in _names((*sources, *targets))),
             values=row.values,
-            undoes=row.undoes,
             dtype=after,
             compares=row.compares,
         )
@@ -541,18 +524,18 @@ class GroupMaker:
 
     def _cast(self, dtype: Any, given: str, filled: str) -> Any:
         """Return the dtype of what a group makes."""
-        row, cast = self.row, self.row.values.cast
+        cast, undoes = self.row.values.cast, self.row.values.undoes
         if not cast:
             return dtype
         ends = [jnp.dtype(name) for name in (cast[0], cast[-1])]
-        before, after = reversed(ends) if row.undoes else ends
+        before, after = reversed(ends) if undoes else ends
         like: Any = (self.target or {}).get(filled)
         problem = ""
-        if row.undoes and len(cast) == 1 and is_array(like):
+        if undoes and len(cast) == 1 and is_array(like):
             after = like.dtype
-        elif row.undoes and len(cast) == 1:
+        elif undoes and len(cast) == 1:
             problem = "was cast from a dtype that only a target shows"
-        if dtype != before and (row.undoes or len(cast) > 1):
+        if dtype != before and (undoes or len(cast) > 1):
             problem = f"is {dtype}, and the row casts {before}"
         if not problem and (_kind(after) is None or _kind(after) != _kind(dtype)):
             problem = f"is {dtype}, and {after} is another kind of number"
@@ -614,7 +597,7 @@ def _ranked(axes: Axes, rank: int) -> Any:
 
 def _made(move: Move, layout: Layout) -> jax.ShapeDtypeStruct:
     """Return shape and dtype of the leaves that a move gives at an address."""
-    pads: dict[Any, Any] = {} if move.undoes else dict(move.values.pad)
+    pads = move.values.pads(is_source=False)
     padded = tuple(
         size + sum(pads.get(axis.name, ()))
         for axis, size in zip(layout.axes, move.shape(layout), strict=True)

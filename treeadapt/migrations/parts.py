@@ -126,7 +126,6 @@ def _part(
         tuple((number, 0, 0, 0) for number in range(len(copies))),
         tuple((name, last - first) for name, (first, last) in ranges.items()),
         move.values,
-        move.undoes,
         move.dtype,
         move.compares,
     )

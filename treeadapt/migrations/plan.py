@@ -152,7 +152,7 @@ class MigrationPlan:
             text = listing([group.row.text])
             if group.row.compares:
                 found[f"{text}: its sources must be equal"] = None
-            if group.row.undoes and group.row.values.pad:
+            if group.row.values.pads(is_source=True):
                 found[f"{text}: what it cuts off must be zero"] = None
             if group.row.values.computes or group.row.values.cast:
                 found[f"{text}: its values must fit their dtype"] = None
@@ -197,10 +197,9 @@ class MigrationPlan:
         sources = sum(len(paths) for group in groups for paths in group.sources)
         targets = sum(len(paths) for group in groups for paths in group.targets)
         if row.drops:
-            yield f"{row.text!r} -> dropped"
+            yield row.both
             return
-        right = ", ".join(repr(each.text) for each in row.targets)
-        text = f"{row.text!r} -> {right}: {sources:,} to {targets:,}"
+        text = f"{row.both}: {sources:,} to {targets:,}"
         yield text if len(text) <= _WIDTH else text.replace(" -> ", "\n    -> ", 1)
         for text in dict.fromkeys(map(sizes_text, groups)):
             if text:

@@ -13,12 +13,7 @@ from typing import Any
 from treeadapt.arrays import is_array, is_number
 from treeadapt.convert import describe
 from treeadapt.migrations.groups import Group, GroupMaker, Specs, Taken, shape_of
-from treeadapt.migrations.problems import (
-    CANDIDATES,
-    Problems,
-    near_paths,
-    near_rows,
-)
+from treeadapt.migrations.problems import Problems, near_paths, near_rows, nearest
 from treeadapt.migrations.rows import Address, Row
 from treeadapt.migrations.templates import Index
 from treeadapt.names import Speller, listing
@@ -151,9 +146,7 @@ def compare_target(
     extra = [path for path in filled if path not in target]
     for kind, paths, others in (("missing", missing, extra), ("extra", extra, missing)):
         for place, path in enumerate(paths):
-            tried = others[:CANDIDATES] if place < _SHOWN else []
-            near = speller.nearest(path, tried, count=1)
-            hint = f" (the nearest is {listing(near)})" if near else ""
+            hint = nearest(speller, path, others, "is") if place < _SHOWN else ""
             problems.add(kind, listing([path]) + hint)
     for path, (spec, row) in filled.items():
         if spec is not None and path in target and not fits(spec, target[path]):

@@ -11,7 +11,7 @@ from treeadapt.migrations.rows import Row
 from treeadapt.names import Speller, fold, listing, plural
 
 _SHOWN = 6  # problems of one kind that a message lists
-CANDIDATES = 2_000  # paths among which the nearest is sought
+_CANDIDATES = 2_000  # paths among which the nearest is sought
 
 
 @dataclasses.dataclass
@@ -80,15 +80,27 @@ _KINDS = {
 }
 
 
+def nearest(speller: Speller, name: str, others: Sequence[str], what: str) -> str:
+    """Write which of some names is the nearest to another one; empty if none is.
+
+    Args:
+        speller: what finds it.
+        name: what was typed.
+        others: what exists.
+        what: what these are.
+    """
+    near = speller.nearest(name, others[:_CANDIDATES], count=1)
+    return f" (the nearest {what} {listing(near)})" if near else ""
+
+
 def near_rows(unmatched: Sequence[str], rows: Sequence[Row]) -> Iterator[str]:
     """Write leaves that no row matches, with the nearest rows."""
     texts = [source.text for row in rows for source in row.sources]
     speller = Speller()
     hints: dict[int, str] = {}
     for places in itertools.islice(fold(unmatched).values(), _SHOWN):
-        near = speller.nearest(unmatched[places[0]], texts[:CANDIDATES], count=1)
-        if near:
-            hints |= dict.fromkeys(places, f" (the nearest is {listing(near)})")
+        hint = nearest(speller, unmatched[places[0]], texts, "is")
+        hints |= dict.fromkeys(places, hint)
     for place, path in enumerate(unmatched):
         yield listing([path]) + hints.get(place, "")
 
@@ -106,9 +118,7 @@ def near_paths(
         elif left_out:
             hint = f" ({listing(left_out, limit=2)}: not an array, and needs no row)"
         else:
-            text = row.sources[0].path.text
-            near = speller.nearest(text, paths[:CANDIDATES], count=1)
-            hint = f" (the nearest leaf is {listing(near)})" if near else ""
+            hint = nearest(speller, row.sources[0].path.text, paths, "leaf is")
         yield listing([row.text]) + hint
     yield from (listing([row.text]) for row in unused[_SHOWN:])
 

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
@@ -33,6 +33,9 @@ from treeadapt.names import Speller, listing
 
 SPLIT = " : "
 MAX_CHARACTERS = 4_096
+
+#: Source, its part, target and its part of each array that moves as a whole.
+Pieces: TypeAlias = Sequence[tuple[int, int, int, int]]
 
 OPERATIONS = ("scale", "offset", "pad", "cast")
 
@@ -68,19 +71,21 @@ class Address:
 
 @dataclasses.dataclass(frozen=True)
 class Values:
-    """What is done to the values of a row's targets, in this order.
+    """What is done to the values of a row's targets, in this order, or undone.
 
     Attributes:
         scale: factor.
         offset: added to the product.
         pad: names of axes that get zeros, each with how many before and after.
         cast: dtypes by name: the new one, or the old one and the new one.
+        undoes: whether all this was done to the sources, and is undone.
     """
 
     scale: float = 1.0
     offset: float = 0.0
     pad: tuple[tuple[str, tuple[int, int]], ...] = ()
     cast: tuple[str, ...] = ()
+    undoes: bool = False
 
     @property
     def computes(self) -> bool:
@@ -89,6 +94,10 @@ class Values:
 
     def __bool__(self) -> bool:
         return self.computes or bool(self.pad or self.cast)
+
+    def pads(self, *, is_source: bool) -> dict[str | None, tuple[int, int]]:
+        """Return the padding of the sources, or of the targets, by name of the axis."""
+        return dict(self.pad) if self.undoes == is_source else {}
 
     def typed(self) -> dict[str, Any]:
         """Return the operations as they are written in a table."""
@@ -109,8 +118,7 @@ class Row:
     Attributes:
         sources: addresses of the leaves that it takes.
         targets: addresses that it fills; none in a row that drops leaves.
-        values: what is done to the values of the targets.
-        undoes: whether ``values`` are of the sources, and undone.
+        values: what is done to the values of the targets, or undone.
         function: makes the leaves of the targets out of those of the sources.
         inverse: makes those of the sources out of those of the targets.
         splits: whether ``function`` returns a sequence, one leaf for each target.
@@ -120,7 +128,6 @@ class Row:
     sources: tuple[Address, ...]
     targets: tuple[Address, ...]
     values: Values = Values()
-    undoes: bool = False
     function: Callable[..., Any] | None = None
     inverse: Callable[..., Any] | None = None
     splits: bool = False
@@ -130,6 +137,12 @@ class Row:
     def text(self) -> str:
         """Its sources as typed."""
         return ", ".join(source.text for source in self.sources)
+
+    @property
+    def both(self) -> str:
+        """Its sources and targets, for a line about them."""
+        targets = ", ".join(repr(each.text) for each in self.targets)
+        return f"{self.text!r} -> {targets or 'dropped'}"
 
     @property
     def drops(self) -> bool:
@@ -176,8 +189,8 @@ class Row:
         )
 
     @functools.cached_property
-    def pieces(self) -> tuple[tuple[int, int, int, int], ...]:
-        """Source, its part, target and its part of each array that moves as a whole.
+    def pieces(self) -> Pieces:
+        """What moves as a whole.
 
         Sources that hold copies of one array are all in it; the first one is used.
         """
@@ -204,15 +217,11 @@ class Row:
 
     def reversed(self) -> Row:
         """Return the row read backwards."""
+        undoes = bool(self.values) and not self.values.undoes
+        values = dataclasses.replace(self.values, undoes=undoes)
+        functions = self.inverse, self.function
         return Row(
-            self.targets,
-            self.sources,
-            self.values,
-            not self.undoes and bool(self.values),
-            self.inverse,
-            self.function,
-            self.joins,
-            self.splits,
+            self.targets, self.sources, values, *functions, self.joins, self.splits
         )
 
     def typed(self) -> tuple[Any, Any]:
@@ -231,7 +240,7 @@ class Row:
             return source, (target, functions if self.inverse else self.function)
         if self.values:
             typed = self.values.typed()
-            return source, (target, {"undo": typed} if self.undoes else typed)
+            return source, (target, {"undo": typed} if self.values.undoes else typed)
         return source, target
 
 
@@ -275,15 +284,14 @@ def parse_row(source: Any, value: Any) -> Row:
     if extra is not None and target is None:
         refuse(row.text, "it drops leaves and changes them", "Write None alone")
     if isinstance(extra, Mapping):
-        values, undoes = _values(row.text, extra)
-        row = Row(sources, targets, values, undoes and bool(values))
+        row = Row(sources, targets, _values(row.text, extra))
     elif extra is not None:
         functions = extra if isinstance(extra, tuple) else (extra, None)
         if len(functions) != 2:
             problem = f"it has {len(functions)} functions"
             refuse(row.text, problem, "Write (function, inverse)")
         is_tuple = [isinstance(side, tuple) for side in (target, source)]
-        row = Row(sources, targets, Values(), False, *functions, *is_tuple)
+        row = Row(sources, targets, Values(), *functions, *is_tuple)
     row = _understood(row)
     _check_sides(row)
     if row.has_axes and not row.drops:
@@ -321,8 +329,8 @@ def _address(text: str, *, wild: bool) -> Address:
     return Address(text, path, axes, bool(found))
 
 
-def _values(row: str, typed: Mapping[Any, Any]) -> tuple[Values, bool]:
-    """Read the operations of a row, and whether they are undone."""
+def _values(row: str, typed: Mapping[Any, Any]) -> Values:
+    """Read the operations of a row."""
     undoes = [*typed] == ["undo"]
     given = typed["undo"] if undoes else typed
     if not isinstance(given, Mapping) or not given:
@@ -349,12 +357,13 @@ def _values(row: str, typed: Mapping[Any, Any]) -> tuple[Values, bool]:
     if len(dtypes) > 2 or ("cast" in given and not dtypes) or None in dtypes:
         cure = "Write a dtype, or the old and the new"
         refuse(row, f"its cast is {cast!r:.80}", cure)
-    return Values(
+    values = Values(
         float(given.get("scale", 1)),
         float(given.get("offset", 0)),
         tuple((str(name), (width[0], width[1])) for name, width in pad.items()),
         tuple(_dtype(row, dtype) for dtype in dtypes),
-    ), undoes
+    )
+    return dataclasses.replace(values, undoes=undoes and bool(values))
 
 
 def _is_width(width: Any) -> bool:
@@ -374,41 +383,34 @@ def _dtype(row: str, typed: Any) -> str:
 
 def _understood(row: Row) -> Row:
     """Return the row with the kinds of its captures decided."""
-    numbers: set[str] = set()
-    lists: list[dict[str, tuple[str, ...]]] = []
-    for side in (row.sources, row.targets):
-        lists.append({})
-        for address in side:
-            numbers.update(every_name(address.axes))
-            for each in address.path.captures:
-                if each.is_number:
-                    numbers |= {*each.names}
-                elif each.entries:
-                    lists[-1][each.key] = each.entries
-    numbers |= lists[0].keys() & lists[1].keys()
-    entries = {**lists[0], **lists[1]}
-    texts: set[str] = set()
+    sides = row.sources, row.targets
+    held = [[each for one in side for each in one.path.captures] for side in sides]
+    every = [*held[0], *held[1]]
+    lists = [{each.key: each.entries for each in s if each.entries} for s in held]
+    numbers = {*lists[0].keys()} & lists[1].keys()
+    numbers.update(name for each in every if each.is_number for name in each.names)
     for address in (*row.sources, *row.targets):
-        for each in address.path.captures:
-            if each.is_many and numbers.intersection(each.names):
-                problem = f"{{{each.key}:**}} is text and {each.key!r} is an axis"
-                refuse(row.text, problem, "Use another name")
-            if each.is_many:
-                texts.add(each.key)
-            is_text = each.entries and each.key not in numbers
-            if is_text and each.entries != entries[each.key]:
-                problem = f"two lists of {each.key!r} are on one side"
-                cure = "Write the same texts, or a list on each side"
-                refuse(row.text, problem, cure)
-            if each.entries and len(each.entries) != len(entries[each.key]):
-                problem = f"its lists of {each.key!r} have different lengths"
-                refuse(row.text, problem, "Write one text for each on the other side")
+        numbers.update(every_name(address.axes))
+    entries = {**lists[0], **lists[1]}
+    texts = {each.key for each in every if each.is_many}
+    for each in every:
+        if each.is_many and each.key in numbers:
+            problem = f"{{{each.key}:**}} is text and {each.key!r} is an axis"
+            refuse(row.text, problem, "Use another name")
+        is_text = each.entries and each.key not in numbers
+        if is_text and each.entries != entries[each.key]:
+            problem = f"two lists of {each.key!r} are on one side"
+            cure = "Write the same texts, or a list on each side"
+            refuse(row.text, problem, cure)
+        if each.entries and len(each.entries) != len(entries[each.key]):
+            problem = f"its lists of {each.key!r} have different lengths"
+            refuse(row.text, problem, "Write one text for each on the other side")
 
     def understood(address: Address) -> Address:
         path = address.path.understood(numbers, entries, texts)
         return dataclasses.replace(address, path=path)
 
-    sources, targets = (tuple(map(understood, s)) for s in (row.sources, row.targets))
+    sources, targets = (tuple(map(understood, side)) for side in sides)
     return dataclasses.replace(row, sources=sources, targets=targets)
 
 
@@ -476,7 +478,7 @@ def _check_axes(row: Row) -> None:
 
 def _check_pads(row: Row) -> None:
     """Raise unless each axis that is padded is alone, and its address has axes."""
-    side = row.sources if row.undoes else row.targets
+    side = row.sources if row.values.undoes else row.targets
     for name, _ in row.values.pad:
         for address in side:
             if name == REST or name not in [axis.name for axis in address.axes]:

@@ -22,7 +22,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from treeadapt.migrations.axes import Axes, Axis, indices, names_of
-from treeadapt.migrations.rows import Values
+from treeadapt.migrations.rows import Pieces, Values
 
 #: What may be wrong with values.
 UNEQUAL = "the copies are not equal"
@@ -52,18 +52,16 @@ class Move:
         targets: the same of the targets.
         pieces: see ``Row.pieces``.
         sizes: size of each name, in order of names.
-        values: what is done to values.
-        undoes: whether it is undone, on the sources.
+        values: what is done to values, or undone.
         dtype: dtype of the result.
         compares: whether the sources are copies, which must be equal.
     """
 
     sources: tuple[Layout, ...]
     targets: tuple[Layout, ...]
-    pieces: tuple[tuple[int, int, int, int], ...]
+    pieces: Pieces
     sizes: tuple[tuple[str, int], ...]
     values: Values
-    undoes: bool
     dtype: Any
     compares: bool
 
@@ -79,6 +77,11 @@ class Move:
     def start(self, axis: Axis, part: int) -> int:
         """Return where one part of the concatenation starts along an axis."""
         return sum(map(self.count, axis.parts[:part])) if len(axis.parts) > 1 else 0
+
+    def indices(self, names: Sequence[str]) -> Iterator[dict[str, int]]:
+        """Yield the numbers of each leaf of an address, in order."""
+        for values in indices(names, self.size):
+            yield dict(zip(names, values, strict=True))
 
     def shape(self, layout: Layout) -> tuple[int, ...]:
         """Return the shape of the leaves at an address, before they are padded."""
@@ -239,9 +242,7 @@ def _stacked(move: Move, sources: Sequence[Sequence[Any]]) -> list[Any]:
     return found
 
 
-def _gathered_whole(
-    move: Move, pieces: Sequence[tuple[int, int, int, int]], sources: Sequence[Any]
-) -> list[Any]:
+def _gathered_whole(move: Move, pieces: Pieces, sources: Sequence[Any]) -> list[Any]:
     """Return the arrays of a target, made of one array of JAX for each source."""
     target = move.targets[pieces[0][2]]
     parts = []
@@ -262,17 +263,15 @@ def _gathered_whole(
     return [joined[index] for index in indices(target.numbers, move.size)]
 
 
-def _gathered(
-    move: Move, pieces: Sequence[tuple[int, int, int, int]], sources: Sequence[Any]
-) -> list[Any]:
+def _gathered(move: Move, pieces: Pieces, sources: Sequence[Any]) -> list[Any]:
     """Return the arrays of a target, made of the arrays of NumPy of each source."""
     numbers = move.targets[pieces[0][2]].numbers
-    return [_one(move, pieces, each, sources) for each in _indices(move, numbers)]
+    return [_one(move, pieces, each, sources) for each in move.indices(numbers)]
 
 
 def _one(
     move: Move,
-    pieces: Sequence[tuple[int, int, int, int]],
+    pieces: Pieces,
     index: Mapping[str, int],
     sources: Sequence[Sequence[Any]],
 ) -> Any:
@@ -286,9 +285,8 @@ def _one(
         source = move.sources[s]
         names = names_of(target.axes, two)
         view = made if made is None else _expanded(move, made, target, two)
-        for values, leaf in zip(
-            _indices(move, source.numbers), sources[s], strict=True
-        ):
+        every = zip(move.indices(source.numbers), sources[s], strict=True)
+        for values, leaf in every:
             if any(index.get(name, value) != value for name, value in values.items()):
                 continue  # this leaf is in another array of the target
             array = _expanded(move, leaf, source, one)
@@ -303,7 +301,7 @@ def _one(
     return made
 
 
-def _empty(move: Move, pieces: Sequence[tuple[int, int, int, int]], dtype: Any) -> Any:
+def _empty(move: Move, pieces: Pieces, dtype: Any) -> Any:
     """Return an array for a target, in the order of its sources if that is cheaper.
 
     Copies then run through memory in its order, as those of ``numpy.stack`` do.
@@ -346,12 +344,6 @@ def _joint(axes: Axes) -> Any:
     return next((place for place, axis in enumerate(axes) if len(axis.parts) > 1), None)
 
 
-def _indices(move: Move, names: Sequence[str]) -> Iterator[dict[str, int]]:
-    """Yield the numbers of each leaf of an address, in order."""
-    for values in indices(names, move.size):
-        yield dict(zip(names, values, strict=True))
-
-
 def _prepared(
     move: Move, layout: Layout, array: Any, xp: Any, lost: list[Any]
 ) -> tuple[Any, list[Any]]:
@@ -364,7 +356,7 @@ def _prepared(
         xp: ``numpy`` or ``jax.numpy``.
         lost: gets whether values are lost.
     """
-    if not move.undoes:
+    if not move.values.undoes:
         return array, []
     cut = []
     places = {axis.name: place for place, axis in enumerate(layout.axes)}
@@ -392,14 +384,14 @@ def _finished(move: Move, layout: Layout, array: Any, xp: Any, lost: list[Any]) 
         lost: gets whether values are lost.
     """
     made = array
-    if move.values.computes and not move.undoes:
+    if move.values.computes and not move.values.undoes:
         made = array.astype(wide_dtype(array.dtype))
         made = made * move.values.scale + move.values.offset
     if made.dtype != move.dtype:
         made = made.astype(move.dtype)
     if made is not array:
         lost.append(_is_lost(array, made, xp))
-    pads: dict[Any, Any] = {} if move.undoes else dict(move.values.pad)
+    pads = move.values.pads(is_source=False)
     if pads:
         made = xp.pad(made, [pads.get(axis.name, (0, 0)) for axis in layout.axes])
     # Because an element of an array of NumPy is not one.
