@@ -421,3 +421,10 @@ def test_slices_whose_row_reads_one_way_start_fresh_with_the_reason():
     text = "it holds some layers, and not in the shape of its parameter"
     assert set(report.unmoved.values()) == {text}
     assert len(report.unmoved) == 4
+
+
+def test_leaves_that_do_not_move_are_listed_in_the_order_of_the_state():
+    m = ta.Migration({"{x}/{y}": "{y}", "head": "head"})
+    params, old = trained(from_layer(adam, 4), start())
+    _, report = ta.carry_state(adam, m(params), old, migration=m)
+    assert [*report.unmoved] == [n for n in ta.tree_paths(old) if "blocks" in n]

@@ -13,7 +13,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -79,11 +79,7 @@ class DataFile:
         except TypeError as error:
             text = f"A {self.noun} file is named by a path: {error}."
             raise self.error(text) from error
-        parsers: dict[str, Callable[[str], Any]] = {
-            ".toml": self._toml,
-            ".json": _json,
-        }
-        parser = parsers.get(name.suffix.lower())
+        parser = {".toml": self._toml, ".json": _json}.get(name.suffix.lower())
         if parser is None:
             seen = f"a {self.noun} file is TOML or JSON, by its ending"
             cure = f"Write it as TOML: version = 1, {self.table}, {self.line}."

@@ -341,7 +341,12 @@ class _Mover:
         for path in [path for path in left if path not in held.leaves]:
             text = "it holds some layers, and not in the shape of its parameter"
             self.made.leave(left.pop(path), text)
-        specs = {path: _spec(leaf, rank) for path, leaf in held.leaves.items()}
+        specs = {
+            path: jax.ShapeDtypeStruct(leaf.shape[rank:], leaf.dtype)
+            if is_array(leaf)
+            else leaf
+            for path, leaf in held.leaves.items()
+        }
         problems, sizes = Problems(), self.migration.sizes
         maker = GroupMaker(row, place, sizes, specs, self.params, problems)
         taken_by_row = [*held.taken.values()]
@@ -529,13 +534,6 @@ def _law(row: Row, field: _Field, more: str) -> Row | str:
     if law.moves and (more or field.rank is None):
         return "it does not have the shape of its parameter, so it is only renamed"
     return law
-
-
-def _spec(leaf: Any, rank: int) -> Any:
-    """Return the shape and dtype of a leaf without its first axes."""
-    if not is_array(leaf):
-        return leaf
-    return jax.ShapeDtypeStruct(leaf.shape[rank:], leaf.dtype)
 
 
 def _of_copies(row: Row, filled: Sequence[str]) -> str:

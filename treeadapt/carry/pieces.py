@@ -22,7 +22,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from treeadapt.carry.slots import Slot, below
 from treeadapt.slices import read_slice_key, slice_key
-from treeadapt.transforms.cuts import Group, Piece, put_back, take
+from treeadapt.transforms import cuts
+from treeadapt.transforms.cuts import Piece
 
 #: Numbers that a leaf has along axes of its parameter; all along the other axes.
 Box = tuple[tuple[int, tuple[int, ...]], ...]
@@ -208,7 +209,7 @@ def _atoms(size: int, sets: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
 def cut(leaf: Any, piece: Piece) -> Any:
     """Return a piece of a leaf."""
     if not isinstance(leaf, np.ndarray):
-        return take({"": leaf}, {"": piece})[""]
+        return cuts.cut(leaf, piece)
     for axis, places in zip(piece.axes, piece.places, strict=True):
         leaf = leaf.take(places, axis)
     return leaf
@@ -226,9 +227,7 @@ def fill(leaf: Any, parts: Sequence[tuple[Piece, Any]]) -> Any:
         leaf = zeros(leaf.shape, parts[0][1])
     if any(isinstance(part, jax.ShapeDtypeStruct) for _, part in parts):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-    group: Group = {str(place): piece for place, (piece, _) in enumerate(parts)}
-    arrays = {str(place): part for place, (_, part) in enumerate(parts)}
-    return put_back(arrays, group, lambda _: leaf)[""]
+    return cuts.put(leaf, parts)
 
 
 def zeros(shape: Sequence[int], like: Any) -> Any:

@@ -121,12 +121,19 @@ class GroupMaker:
         if self._renames and total <= MAX_LEAVES:
             self.problems.num_made = total
             made = [self._renamed(each) for each in taken]
-            return sorted(made, key=lambda group: natural(group.targets[0][0]))
+        else:
+            made = [*self._moved(taken, counts)]
+        return sorted(made, key=lambda group: natural(group.targets[0][0]))
+
+    def _moved(self, taken: Sequence[Taken], counts: Sizes) -> Iterator[Group]:
+        """Plan leaves of which several may be in one group."""
         held: dict[Any, tuple[dict[str, Any], Leaves]] = {}
         for address, path, captures in taken:
-            own = self._values(captures, counts)
-            # ``{(b i)}`` and ``{i}`` in one path may give ``i`` two values.
             template = self.row.sources[address].path
+            own: dict[str, Any] = {}
+            for each in template.captures:
+                own |= decompose(each.names, captures[each.key], counts)
+            # ``{(b i)}`` and ``{i}`` in one path may give ``i`` two values.
             if own.keys() != captures.keys() and template.fill(own, counts) != path:
                 text = f"{listing([path])}: its numbers contradict each other"
                 self.problems.add("sizes", text, self.row)
@@ -139,11 +146,9 @@ class GroupMaker:
             key = tuple(sorted(outer.items()))
             _, leaves = held.setdefault(key, (outer, [{} for _ in self.row.sources]))
             leaves[address][inner] = path
-        made = []
         for values, leaves in held.values():
             with contextlib.suppress(_UnplannedError):
-                made.append(self._group(values, leaves, counts))
-        return sorted(made, key=lambda group: natural(group.targets[0][0]))
+                yield self._group(values, leaves, counts)
 
     @property
     def _renames(self) -> bool:
@@ -160,16 +165,6 @@ class GroupMaker:
         made = (None if row.function else spec,) * len(targets)
         size_bytes = _bytes(spec) + sum(map(_bytes, made))
         return Group(row, self.place, ((taken.path,),), targets, None, made, size_bytes)
-
-    def _values(self, captures: Captures, counts: Sizes) -> dict[str, Any]:
-        """Return the value of each name, those of products taken apart."""
-        own: dict[str, Any] = {}
-        for key, value in captures.items():
-            if key.startswith("("):
-                own |= decompose(key.strip("()").split(), int(value), counts)
-            else:
-                own[key] = value
-        return own
 
     def _counts(self, taken: Sequence[Taken]) -> dict[str, int] | None:
         """Count the numbers that the row's sources hold, by name."""

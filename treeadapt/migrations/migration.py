@@ -16,7 +16,6 @@ import numpy as np
 from treeadapt.arrays import is_array, is_number
 from treeadapt.convert import describe
 from treeadapt.errors import MigrationError
-from treeadapt.migrations.axes import REST, every_name
 from treeadapt.migrations.files import check_weight, read_table, write_table
 from treeadapt.migrations.groups import Group, has_zero
 from treeadapt.migrations.plan import MigrationPlan, leads_back, read_backwards
@@ -81,9 +80,8 @@ class Migration:
                 raise MigrationError(
                     f"Expected a mapping as {name}=, got {describe(given)}."
                 )
-        self._sizes = {name: _size(size) for name, size in (sizes or {}).items()}
+        self._sizes = {name: self._size(name, n) for name, n in (sizes or {}).items()}
         self._new = dict(new or {})
-        self._check_sizes()
         for path, filling in self._new.items():
             if not isinstance(path, str) or filling not in _FILLINGS:
                 raise MigrationError(
@@ -102,25 +100,25 @@ class Migration:
         """The sizes that hold in the whole table."""
         return self._sizes
 
-    def _check_sizes(self) -> None:
-        known = {
-            name
-            for row in self._rows
-            for address in (*row.sources, *row.targets)
-            for name in (*address.numbers, *every_name(address.axes))
-        } - {REST}
-        for name, size in self._sizes.items():
-            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-                raise MigrationError(
-                    f"The size of {name!r:.200} is {size!r:.80}. It is an integer "
-                    "above 0."
-                )
-            if name not in known:
-                near = Speller().nearest(str(name), sorted(known), count=1)
-                hint = f"Did you mean {near[0]!r}?" if near else "Remove it."
-                raise MigrationError(
-                    f"sizes= has {name!r:.200}, which is not an axis of any row. {hint}"
-                )
+    def _size(self, name: str, given: Any) -> int:
+        """Return a size as an int."""
+        is_bool = isinstance(given, bool | np.bool_)
+        try:
+            size = 0 if is_bool else operator.index(given)
+        except TypeError:
+            size = 0
+        if size < 1:
+            raise MigrationError(
+                f"The size of {name!r:.200} is {given!r:.80}. It is an integer above 0."
+            )
+        known = {name for row in self._rows for name in row.names}
+        if name not in known:
+            near = Speller().nearest(str(name), sorted(known), count=1)
+            hint = f"Did you mean {near[0]!r}?" if near else "Remove it."
+            raise MigrationError(
+                f"sizes= has {name!r:.200}, which is not an axis of any row. {hint}"
+            )
+        return size
 
     def __call__(self, tree: Any, target: Any = None) -> dict[str, Any]:
         """Return the leaves under their new names, with their new axes.
@@ -171,8 +169,10 @@ class Migration:
             like = likes[path]
             if abstract:
                 new[path] = plan.added[path]
+            elif filling == "zeros" and in_numpy:
+                new[path] = np.zeros(like.shape, like.dtype)
             elif filling == "zeros":
-                new[path] = _zeros(like, in_numpy=in_numpy)
+                new[path] = jnp.zeros(like.shape, like.dtype, device=_sharding(like))
             elif isinstance(like, jax.ShapeDtypeStruct):
                 raise MigrationError(
                     f"new= keeps {listing([path])} of the target, which is abstract. "
@@ -392,8 +392,12 @@ def run_group(
         return dict.fromkeys(group.filled, leaf)
     every = [*itertools.chain(*given)]
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in every):
-        specs = group.specs.items()
-        return {path: _placed(spec, likes.get(path)) for path, spec in specs}
+        return {
+            path: jax.ShapeDtypeStruct(
+                spec.shape, spec.dtype, sharding=_sharding(likes.get(path))
+            )
+            for path, spec in group.specs.items()
+        }
     shardings = [_sharding(likes.get(paths[0])) for paths in group.targets]
     wanted = shardings if any(s is not None for s in shardings) else ()
     try:
@@ -522,14 +526,6 @@ def rename(flat: Any, table: Mapping[Any, Any]) -> dict[str, Any]:
     return Migration(table)(flat)
 
 
-def _size(size: Any) -> Any:
-    """Return an integer as an int, and anything else as it is."""
-    try:
-        return size if isinstance(size, bool | np.bool_) else operator.index(size)
-    except TypeError:
-        return size
-
-
 def _abstract(leaf: Any) -> Any:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if is_array(leaf) else leaf
 
@@ -540,16 +536,3 @@ def _moves(leaf: Any) -> bool:
 
 def _sharding(like: Any) -> Any:
     return getattr(like, "sharding", None)
-
-
-def _placed(spec: Any, like: Any) -> Any:
-    sharding = _sharding(like)
-    if sharding is None:
-        return spec
-    return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding)
-
-
-def _zeros(like: Any, *, in_numpy: bool) -> Any:
-    if in_numpy:
-        return np.zeros(like.shape, like.dtype)
-    return jnp.zeros(like.shape, like.dtype, device=_sharding(like))

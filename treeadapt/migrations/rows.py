@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeAlias
@@ -33,6 +35,8 @@ from treeadapt.names import Speller, listing
 
 SPLIT = " : "
 MAX_CHARACTERS = 4_096
+
+_ESCAPE_OR_SPLIT = re.compile(rf"\\.|(?={SPLIT})", re.DOTALL)
 
 #: Source, its part, target and its part of each array that moves as a whole.
 Pieces: TypeAlias = Sequence[tuple[int, int, int, int]]
@@ -166,6 +170,13 @@ class Row:
         """Names of numbers in all of its paths: each value has leaves of its own."""
         names = [frozenset(each.numbers) for each in (*self.sources, *self.targets)]
         return frozenset.intersection(*names)
+
+    @functools.cached_property
+    def names(self) -> set[str]:
+        """Names of all its numbers and axes."""
+        every = (*self.sources, *self.targets)
+        names = ((*each.numbers, *every_name(each.axes)) for each in every)
+        return {*itertools.chain(*names)} - {REST}
 
     @functools.cached_property
     def listed(self) -> dict[str, int]:
@@ -314,11 +325,8 @@ def _addresses(given: Any, row: Any, *, wild: bool = False) -> tuple[Address, ..
 def _address(text: str, *, wild: bool) -> Address:
     if len(text) > MAX_CHARACTERS:
         refuse(text, f"it has {len(text):,} characters", f"At most {MAX_CHARACTERS:,}")
-    column, found = 0, []
-    while column < len(text):
-        if text.startswith(SPLIT, column):
-            found.append(column)
-        column += 2 if text[column] == "\\" else 1
+    # Nothing is matched where the axes start.
+    found = [one.start() for one in _ESCAPE_OR_SPLIT.finditer(text) if not one[0]]
     if len(found) > 1:
         malformed(text, found[1], "a second ' : '", r"Write a literal one as ' \: '")
     if found and wild:

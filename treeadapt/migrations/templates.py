@@ -394,9 +394,9 @@ def compose(
 
 
 def decompose(
-    names: Sequence[str], number: int, sizes: Mapping[str, int]
-) -> dict[str, int]:
-    """Return the values of several names that make a number.
+    names: Sequence[str], number: Any, sizes: Mapping[str, int]
+) -> dict[str, Any]:
+    """Return the values of several names that make a number; what one name has.
 
     Example:
         >>> decompose(["b", "i"], 13, {"b": 4, "i": 6})

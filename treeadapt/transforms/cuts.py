@@ -90,7 +90,7 @@ def take(flat: Any, group: Group) -> Any:
 
     def of_half(half: FlatDict) -> FlatDict:
         return {
-            key: half[key] if piece is None else _cut(half[piece.path], piece)
+            key: half[key] if piece is None else cut(half[piece.path], piece)
             for key, piece in group.items()
         }
 
@@ -113,10 +113,11 @@ def put_back(
     for key, piece in group.items():
         if piece is not None:
             pieces.setdefault(piece.path, []).append((piece, part[key]))
-    return found | {path: _put(rest(path), held) for path, held in pieces.items()}
+    return found | {path: put(rest(path), held) for path, held in pieces.items()}
 
 
-def _cut(array: Any, piece: Piece) -> Any:
+def cut(array: Any, piece: Piece) -> Any:
+    """Return a piece of an array; anything else as it is."""
     if not is_array(array):
         return array  # no update, or a number
     if isinstance(array, jax.ShapeDtypeStruct):
@@ -181,7 +182,7 @@ def _joined(arrays: Sequence[Any], axis: int) -> Any:
     return arrays[0] if len(arrays) == 1 else jax.lax.concatenate(arrays, axis)
 
 
-def _put(rest: Any, held: Sequence[tuple[Piece, Any]]) -> Any:
+def put(rest: Any, held: Sequence[tuple[Piece, Any]]) -> Any:
     """Return an array with pieces put in, sharded as it was."""
     if not is_array(rest):
         return rest
@@ -193,7 +194,7 @@ def _put(rest: Any, held: Sequence[tuple[Piece, Any]]) -> Any:
         part = part if part.dtype == dtype else part.astype(dtype)
         if inner:
             own = Piece(piece.path, piece.axes[1:], piece.places[1:])
-            part = _put(_cut_axis(array, axis, piece.places[0]), [(own, part)])
+            part = put(_cut_axis(array, axis, piece.places[0]), [(own, part)])
             array = _put_axis(array, axis, [(piece.places[0], part)])
         else:
             first.append((piece.places[0], part))
