@@ -14,7 +14,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -131,6 +131,10 @@ class Saved:
                 f"Several leaves get the name {name!r}: {both}. {cure}."
             )
         self.leaves[name], self.origins[name] = leaf, origin
+
+
+#: How a row takes leaves of a copy, and where these are.
+_Leaves: TypeAlias = Sequence[tuple[Taken, Slot]]
 
 
 class _Field(NamedTuple):
@@ -313,11 +317,7 @@ class _Mover:
     )
 
     def move(
-        self,
-        around: tuple[str, str],
-        place: int,
-        field: _Field,
-        part: Sequence[tuple[Taken, Slot]],
+        self, around: tuple[str, str], place: int, field: _Field, part: _Leaves
     ) -> None:
         """Move the leaves of a copy that one row takes.
 
@@ -376,9 +376,7 @@ class _Mover:
             every = itertools.chain.from_iterable(left.values())
             self.made.leave(every, "; ".join(text for _, text in problems.each()))
 
-    def _held(
-        self, row: Row, place: int, field: _Field, part: Sequence[tuple[Taken, Slot]]
-    ) -> _Held:
+    def _held(self, row: Row, place: int, field: _Field, part: _Leaves) -> _Held:
         """Return what a row takes of a copy; arguments as for ``move``.
 
         Slices that do not have the shape of their parameter are left out.

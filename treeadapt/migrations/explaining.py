@@ -6,13 +6,13 @@ index of an axis is written as arithmetic on the names of the row.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from treeadapt.migrations.axes import REST, Axis
 from treeadapt.migrations.groups import Group
 from treeadapt.migrations.plan import MigrationPlan, sizes_text
-from treeadapt.migrations.rows import Address
-from treeadapt.migrations.running import Move
+from treeadapt.migrations.rows import Address, Pads
+from treeadapt.migrations.running import Layout, Move
 from treeadapt.names import fold, listing
 
 
@@ -64,10 +64,22 @@ def _leaf_lines(
     paths = (group.sources if is_source else group.targets)[number]
     every = zip(paths, move.indices(layout.numbers), strict=True)
     fixed = next(own for one, own in every if one == path)
-    for source, one, target, two in move.pieces:
-        if number == (source if is_source else target):
-            left = _place(group, move, source, one, fixed, is_source=True)
-            right = _place(group, move, target, two, fixed, is_source=False)
+
+    def place(layout: Layout, paths: Sequence[str], part: int, pads: Pads) -> str:
+        """Write which leaves are at an address, and where in them an index is."""
+        names = [
+            path
+            for path, own in zip(paths, move.indices(layout.numbers), strict=True)
+            if own.items() <= {**own, **fixed}.items()
+        ]
+        index = ", ".join(_index(move, axis, part, fixed, pads) for axis in layout.axes)
+        return f"{listing(fold(names), limit=2)}[{index}]"
+
+    pads = [move.values.pads(is_source=is_source) for is_source in (True, False)]
+    for s, one, t, two in move.pieces:
+        if number == (s if is_source else t):
+            left = place(move.sources[s], group.sources[s], one, pads[0])
+            right = place(move.targets[t], group.targets[t], two, pads[1])
             yield f"{left} -> {right}"
 
 
@@ -83,34 +95,8 @@ def _captured(address: Address, path: str) -> str:
     return ", ".join(texts.values())
 
 
-def _place(
-    group: Group,
-    move: Move,
-    number: int,
-    part: int,
-    fixed: Mapping[str, int],
-    *,
-    is_source: bool,
-) -> str:
-    """Write which leaves are at an address, and where in them an index is."""
-    layout = (move.sources if is_source else move.targets)[number]
-    paths = (group.sources if is_source else group.targets)[number]
-    names = [
-        path
-        for path, own in zip(paths, move.indices(layout.numbers), strict=True)
-        if own.items() <= {**own, **fixed}.items()
-    ]
-    pads = move.values.pads(is_source=is_source)
-    index = ", ".join(_index(move, axis, part, fixed, pads) for axis in layout.axes)
-    return f"{listing(fold(names), limit=2)}[{index}]"
-
-
 def _index(
-    move: Move,
-    axis: Axis,
-    part: int,
-    fixed: Mapping[str, int],
-    pads: Mapping[str | None, tuple[int, int]],
+    move: Move, axis: Axis, part: int, fixed: Mapping[str, int], pads: Pads
 ) -> str:
     """Write the index along an axis as a sum over names."""
     start = move.start(axis, part) + pads.get(axis.name, (0, 0))[0]

@@ -34,6 +34,9 @@ _SHOWN = 6  # missing leaves that a message lists
 Specs: TypeAlias = Mapping[str, Any]
 Sizes: TypeAlias = Mapping[str, int]
 
+#: Text and numbers that all leaves of a group share, by name.
+Shared: TypeAlias = Mapping[str, Any]
+
 #: For each source of a row, paths by the numbers that tell its leaves apart.
 Leaves: TypeAlias = Sequence[dict[tuple[int, ...], str]]
 
@@ -138,14 +141,11 @@ class GroupMaker:
                 text = f"{listing([path])}: its numbers contradict each other"
                 self.problems.add("sizes", text, self.row)
                 continue
-            layout = self.row.sources[address].numbers
-            inner = tuple(own[n] for n in layout if n not in self.row.outer)
-            outer = {
-                n: v for n, v in own.items() if n not in layout or n in self.row.outer
-            }
-            key = tuple(sorted(outer.items()))
-            _, leaves = held.setdefault(key, (outer, [{} for _ in self.row.sources]))
-            leaves[address][inner] = path
+            inner = self._inner(self.row.sources[address])
+            index = tuple(own.pop(name) for name in inner)
+            key = tuple(sorted(own.items()))
+            _, leaves = held.setdefault(key, (own, [{} for _ in self.row.sources]))
+            leaves[address][index] = path
         for values, leaves in held.values():
             with contextlib.suppress(_UnplannedError):
                 yield self._group(values, leaves, counts)
@@ -231,7 +231,7 @@ class GroupMaker:
         return sorted(keys.difference(self._inner(address)))
 
     def _counts_of_target(
-        self, known: Sizes, values: Mapping[str, Any] | None = None
+        self, known: Sizes, values: Shared | None = None
     ) -> dict[str, int]:
         """Count what the names and shapes of the target say of numbers.
 
@@ -260,7 +260,7 @@ class GroupMaker:
                 counts |= {n: size for n, size in sizes.items() if n not in known}
         return counts
 
-    def _group(self, values: Mapping[str, Any], leaves: Leaves, counts: Sizes) -> Group:
+    def _group(self, values: Shared, leaves: Leaves, counts: Sizes) -> Group:
         """Plan one group.
 
         Args:
@@ -294,9 +294,7 @@ class GroupMaker:
         """Return the numbers in its path that tell leaves of a group apart."""
         return self._numbers[id(address)]
 
-    def _missing(
-        self, values: Mapping[str, Any], leaves: Leaves, counts: Sizes
-    ) -> list[str]:
+    def _missing(self, values: Shared, leaves: Leaves, counts: Sizes) -> list[str]:
         """Return the first paths that a group lacks."""
         missing: list[str] = []
         for address, found in zip(self.row.sources, leaves, strict=True):
@@ -311,9 +309,7 @@ class GroupMaker:
                     missing.append(self._path(address, values, index, counts))
         return missing
 
-    def _is_confirmed(
-        self, values: Mapping[str, Any], leaves: Leaves, counts: Sizes
-    ) -> bool:
+    def _is_confirmed(self, values: Shared, leaves: Leaves, counts: Sizes) -> bool:
         """Return whether a group has other counts than its row, as in the target."""
         if self.target is None or self._missing(values, leaves, counts):
             return False
@@ -326,7 +322,7 @@ class GroupMaker:
             self.problems = problems
         return all(path in self.target for path in group.filled)
 
-    def _whole(self, values: Mapping[str, Any], leaves: Leaves, counts: Sizes) -> Group:
+    def _whole(self, values: Shared, leaves: Leaves, counts: Sizes) -> Group:
         """Plan a group of which no part is missing."""
         row = self.row
         sources = tuple(
@@ -353,7 +349,7 @@ class GroupMaker:
             filled.append(tuple(self._path(address, values, n, sizes) for n in every))
         targets = tuple(filled)
         if row.moves:
-            move = self._move(*sides, sizes, sources[0][0], targets)
+            move = self._move(sides, sizes, sources[0][0], targets[0][0])
             made = tuple(_made(move, layout) for layout in move.targets)
         specs = [self.source[path] for paths in sources for path in paths]
         size_bytes = sum(map(_bytes, specs)) + sum(
@@ -362,18 +358,14 @@ class GroupMaker:
         return Group(row, self.place, sources, targets, move, made, size_bytes)
 
     def _path(
-        self,
-        address: Address,
-        values: Mapping[str, Any],
-        index: Iterable[int],
-        sizes: Sizes,
+        self, address: Address, values: Shared, index: Iterable[int], sizes: Sizes
     ) -> str:
         """Return the path of one leaf at an address."""
         own = dict(zip(self._inner(address), index, strict=True))
         return address.path.fill({**values, **own}, sizes)
 
     def _solved(
-        self, values: Mapping[str, Any], sources: Sequence[Sequence[str]], counts: Sizes
+        self, values: Shared, sources: Sequence[Sequence[str]], counts: Sizes
     ) -> tuple[tuple[list[Layout], list[Layout]], dict[str, int]]:
         """Return the layouts of both sides, and the sizes of all their names."""
         row, first = self.row, sources[0][0]
@@ -422,7 +414,7 @@ class GroupMaker:
 
     def _solve_by_target(
         self,
-        values: Mapping[str, Any],
+        values: Shared,
         wanted: Sequence[Layout],
         equations: Sequence[Equation],
         sizes: dict[str, int],
@@ -475,27 +467,29 @@ class GroupMaker:
             yield Equation(axis.parts, size, where)
 
     def _move(
-        self,
-        sources: Sequence[Layout],
-        targets: Sequence[Layout],
-        sizes: Sizes,
-        given: str,
-        filled: Sequence[Sequence[str]],
+        self, sides: Sequence[Sequence[Layout]], sizes: Sizes, given: str, filled: str
     ) -> Move:
-        """Return how the arrays of a group are moved, with their new dtype."""
+        """Return how the arrays of a group are moved, with their new dtype.
+
+        Args:
+            sides: layouts of the sources, and of the targets.
+            sizes: of all names.
+            given: the first source.
+            filled: the first target.
+        """
         row, dtype = self.row, self.source[given].dtype
         self._check_numbers(dtype, given)
-        after = self._cast(dtype, given, filled[0][0])
+        after = self._cast(dtype, given, filled)
         padded = (dtype, after) if row.values.pad else ()
         lacking = [each for each in padded if not has_zero(each)]
         if lacking:
             text = f"{listing([given])}: {lacking[0]} has no zeros to pad with"
             self._fault(text, "values")
         return Move(
-            sources=tuple(sources),
-            targets=tuple(targets),
+            sources=tuple(sides[0]),
+            targets=tuple(sides[1]),
             pieces=row.pieces,
-            sizes=tuple((n, sizes[n]) for n in _names((*sources, *targets))),
+            sizes=tuple((n, sizes[n]) for n in _names(itertools.chain(*sides))),
             values=row.values,
             dtype=after,
             compares=row.compares,

@@ -41,6 +41,9 @@ _ESCAPE_OR_SPLIT = re.compile(rf"\\.|(?={SPLIT})", re.DOTALL)
 #: Source, its part, target and its part of each array that moves as a whole.
 Pieces: TypeAlias = Sequence[tuple[int, int, int, int]]
 
+#: How many zeros are before and after the rest of an axis, by its name.
+Pads: TypeAlias = Mapping[str | None, tuple[int, int]]
+
 OPERATIONS = ("scale", "offset", "pad", "cast")
 
 
@@ -99,7 +102,7 @@ class Values:
     def __bool__(self) -> bool:
         return self.computes or bool(self.pad or self.cast)
 
-    def pads(self, *, is_source: bool) -> dict[str | None, tuple[int, int]]:
+    def pads(self, *, is_source: bool) -> Pads:
         """Return the padding of the sources, or of the targets, by name of the axis."""
         return dict(self.pad) if self.undoes == is_source else {}
 
@@ -264,13 +267,10 @@ def parse_rows(table: Any) -> tuple[Row, ...]:
     Raises:
         MigrationError: it is neither, or a row of it is malformed.
     """
-    if isinstance(table, Mapping):
-        pairs = list(table.items())
-    elif isinstance(table, list | tuple) and all(
-        isinstance(pair, list | tuple) and len(pair) == 2 for pair in table
+    pairs = [*table.items()] if isinstance(table, Mapping) else table
+    if not isinstance(pairs, list | tuple) or not all(
+        isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs
     ):
-        pairs = [tuple(pair) for pair in table]
-    else:
         raise MigrationError(
             "A table is a mapping {source: target} or {source: (target, function)}, "
             f"or a list of such pairs, not {describe(table)}."
