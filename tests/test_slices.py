@@ -25,6 +25,7 @@ from test_migration_properties import migration, tables
 import treeadapt as ta
 from treeadapt.checkpoints import boxes
 from treeadapt.checkpoints.boxes import FileArray
+from treeadapt.checkpoints.common import DTYPES
 from treeadapt.migrations.parts import parts_of_box
 from treeadapt.migrations.running import run
 
@@ -129,6 +130,18 @@ def test_a_long_row_is_read_in_blocks(tmp_path, monkeypatch):
     np.testing.assert_array_equal(np.concatenate(found, 2), whole)
     assert sum(counts) == whole.nbytes
     assert max(counts) <= boxes._BLOCK_BYTES
+
+
+@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize("kind", ["small", "large"])
+def test_new_arrays_can_be_filled_and_taken_by_jax(name, kind, monkeypatch):
+    monkeypatch.setattr(boxes, "_OWN_PAGES_BYTES", 1 if kind == "large" else 2**40)
+    made = boxes.empty((3, 5), DTYPES[name])
+    assert made.shape == (3, 5)
+    assert made.dtype == DTYPES[name]
+    assert made.ctypes.data % 64 == 0
+    made[...] = np.ones((3, 5), made.dtype)
+    assert (made == np.ones((3, 5), made.dtype)).all()
 
 
 def test_shards_that_are_written_over_while_they_are_read_are_an_error(
@@ -249,6 +262,27 @@ def same_by_parts(plan, source, result, draw_box):
                     part.put(arrays[0], made)
                 np.testing.assert_array_equal(made, want, strict=True)
     return used, wanted
+
+
+@pytest.mark.parametrize(
+    "spec", [P(), P("data"), P(None, "data"), P(None, None, "data")]
+)
+def test_each_byte_is_read_once_for_all_devices(tmp_path, monkeypatch, spec):
+    flat = {
+        f"h.{n}.w": np.arange(n, n + 16 * 32, dtype=np.float32).reshape(16, 32)
+        for n in range(4)
+    }
+    ta.save(tmp_path / "x.safetensors", flat)
+    like = jax.ShapeDtypeStruct(
+        (4, 32, 16), np.float32, sharding=NamedSharding(MESH, spec)
+    )
+    m = ta.Migration({"h.{n}.w : o i": "w : n i o"})
+    with counted(monkeypatch) as counts:
+        found = ta.load(tmp_path / "x.safetensors", {"w": like}, migration=m)["w"]
+    whole = np.stack([leaf.T for leaf in flat.values()])
+    for shard in found.addressable_shards:
+        np.testing.assert_array_equal(np.asarray(shard.data), whole[shard.index])
+    assert sum(counts) == whole.nbytes
 
 
 @given(tables(), st.data())

@@ -11,6 +11,7 @@ import dataclasses
 import io
 import itertools
 import math
+import mmap
 import operator
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from treeadapt.migrations.parts import Box
 _BLOCK_BYTES = 2**20  # what is read at once and then distributed; it fits a cache
 _GAP_BYTES = 2**12  # systems read whole pages, so a smaller gap is read over
 _PIECE_BYTES = 2**10  # what a piece counts as at least, because each read takes time
+_OWN_PAGES_BYTES = 2**20  # an array of so many has pages of its own, to give back whole
 _ALIGNMENT = 64  # bytes; JAX takes such memory on a CPU without a copy
 
 
@@ -234,6 +236,9 @@ def _holds(each: slice, index: int) -> bool:
 def empty(shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
     """Return a new array that JAX takes on a CPU without a copy."""
     size_bytes = math.prod(shape) * dtype.itemsize
+    if size_bytes >= _OWN_PAGES_BYTES:
+        pages = mmap.mmap(-1, size_bytes, access=mmap.ACCESS_COPY)
+        return np.frombuffer(pages, dtype).reshape(shape)
     data = np.empty(size_bytes + _ALIGNMENT, np.uint8)
     start = -data.ctypes.data % _ALIGNMENT
     return data[start : start + size_bytes].view(dtype).reshape(shape)

@@ -9,6 +9,7 @@ the table makes, which is not known before it ran.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -222,11 +223,11 @@ class _Moving:
                 if path not in paths:
                     continue
                 array = _MovedArray(group, target, numbers, held)
-                for box in boxes_here(home(self.likes.get(path)), array.shape):
-                    count = array.num_bytes(box)
-                    if count is None:
-                        return []
-                    num_bytes += count
+                boxes = boxes_here(home(self.likes.get(path)), array.shape)
+                count = array.num_bytes(boxes)
+                if count is None:
+                    return []
+                num_bytes += count
                 made.append((path, array))
         whole_bytes = sum(leaf.num_bytes([whole(leaf.shape)]) for leaf in held.values())
         return made if num_bytes <= _MOST * whole_bytes else []
@@ -317,41 +318,62 @@ class _MovedArray:
     def __array__(self, *_: Any, **__: Any) -> Any:
         return self.read([whole(self.shape)])[0]
 
-    def _parts(self, box: Box) -> list[Part] | None:
-        assert self.group.move is not None
-        return parts_of_box(self.group.move, self.target, self.numbers, box)
-
-    def num_bytes(self, box: Box) -> int | None:
-        """Return how many bytes are read for a box; None if it needs whole arrays."""
-        parts = self._parts(box)
+    def num_bytes(self, boxes: Sequence[Box]) -> int | None:
+        """Return how many bytes are read for boxes; None if that needs whole arrays."""
+        parts = self._parts(boxes)
         if parts is None:
             return None
-        return sum(
-            self.held[self.group.sources[source][place]].num_bytes([each])
-            for part in parts
-            for source, leaves in part.sources
-            for place, each in leaves
-        )
+        wanted = self._wanted(itertools.chain(*parts))
+        return sum(self.held[path].num_bytes(own) for path, own in wanted.items())
 
     def read(self, boxes: Sequence[Box]) -> list[Any]:
-        """Read boxes, each to a new array of NumPy, one after the other.
+        """Read boxes, each to a new array of NumPy.
+
+        The boxes of one source are read together, because what devices share may lie
+        side by side in a file, in pieces too small to be worth reading one by one.
 
         Raises:
             CheckpointError: a source cannot be read.
             MigrationError: copies differ, or values do not fit.
         """
-        return [self._read(box) for box in boxes]
+        parts = self._parts(boxes) or []
+        pieces = {
+            path: self.held[path].read(own)[::-1]
+            for path, own in self._wanted(itertools.chain(*parts)).items()
+        }
+        return [
+            self._made(own, box, pieces) for own, box in zip(parts, boxes, strict=True)
+        ]
 
-    def _read(self, box: Box) -> Any:
-        parts = self._parts(box) or []
+    def _parts(self, boxes: Sequence[Box]) -> list[list[Part]] | None:
+        """Return the parts of each box."""
+        assert self.group.move is not None
+        parts = (
+            parts_of_box(self.group.move, self.target, self.numbers, box)
+            for box in boxes
+        )
+        made = [own for own in parts if own is not None]
+        return made if len(made) == len(boxes) else None
+
+    def _wanted(self, parts: Iterable[Part]) -> dict[str, list[Box]]:
+        """Return the boxes of each source that parts are made of, in their order."""
+        wanted: dict[str, list[Box]] = {}
+        for part in parts:
+            for source, found in part.sources:
+                for place, each in found:
+                    path = self.group.sources[source][place]
+                    wanted.setdefault(path, []).append(each)
+        return wanted
+
+    def _made(
+        self, parts: Sequence[Part], box: Box, pieces: Mapping[str, list[Any]]
+    ) -> Any:
+        """Make one box of its parts, and take what it is made of from the pieces."""
         is_simple = len(parts) == 1 and parts[0].is_exact
         made = None if is_simple else empty(lengths(box), self.dtype)
         for part in parts:
             leaves = [
-                [
-                    self.held[self.group.sources[source][place]].read([each])[0]
-                    for place, each in found
-                ]
+                [pieces[self.group.sources[source][place]].pop() for place, _ in found]
                 for source, found in part.sources
             ]
             arrays, faults = run(part.move, leaves)
