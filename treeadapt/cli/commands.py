@@ -39,8 +39,7 @@ from treeadapt.cli.sources import (
 from treeadapt.diff import tree_diff
 from treeadapt.drawing.words import printable
 from treeadapt.errors import TreeAdaptError
-from treeadapt.migrations.explaining import explanation
-from treeadapt.migrations.plan import MigrationPlan
+from treeadapt.migrations.plan import MigrationPlan, explanation
 from treeadapt.names import Speller, listing, plural
 from treeadapt.report import summarize
 from treeadapt.selection.matches import STATIC, RuleMatches, where_text
