@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from importlib.metadata import version
 
 # The collector looks less often at what was imported, and at programs that JAX keeps.
-# Not ``gc.freeze``: Hypothesis 6.120 asks the collector who holds its random state.
-gc.set_threshold(50_000, 20, 100)
+# ``gc.freeze`` is for single tests: Hypothesis 6.120 asks the collector who holds its
+# random state.
+gc.set_threshold(10_000, 20, 50)
 
 EIGHT_DEVICES = "--xla_force_host_platform_device_count=8"
 
