@@ -90,7 +90,7 @@ class Own(NamedTuple):
     inputs: tuple[str, ...]
 
 
-VIT = vits.Sizes(21, 7, 22, 2, 2, 13, labels=17)
+VIT = vits.Sizes(21, 7, 22, 3, 2, 13, labels=17)
 TOWER = vits.Sizes(28, 7, 10, 3, 2, 11, epsilon=1e-6, exact=False)
 TEXT = decoders.Sizes(
     37, 22, 14, 6, 2, 14, 13, 16**-0.5, window=4, image_token=IMAGE, image_tokens=4
