@@ -162,6 +162,7 @@ def test_a_large_mismatch_is_a_small_error():
     [
         ({"a/*": "b"}, "bare '\\*'"),
         ({"a/{": "b"}, "bare '{'"),
+        ({"{p=a/b,c}": "{p=x,y}"}, "bare '{'.*without a /"),
         ({"a/{n}{m}": "b"}, "two captures touch"),
         ({"x{a:**}": "b"}, "whole segments"),
         ({"{a}": "{b}"}, "does not capture"),

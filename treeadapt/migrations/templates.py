@@ -41,7 +41,7 @@ _ENTRY = re.compile(r"((?:[^,\\]|\\.)*),")
 _END = re.compile(r"/|\Z")
 _STARS = re.compile(r"\*+")
 _HINTS = {
-    "{": "A capture is {name}, {name:**}, {name=a,b}, {name+1} or {(a b)}",
+    "{": "A capture is {name}, {name:**}, {name=a,b}, {name+1} or {(a b)}, without a /",
     "}": "It closes nothing",
     "*": "Capture what it matches: {name} within a segment, {name:**} for several",
     "?": "Capture what it matches: {name}",
