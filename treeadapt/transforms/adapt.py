@@ -97,6 +97,7 @@ def adapt(tx: Any) -> optax.GradientTransformationExtraArgs:
     """
     inner = with_extra_args(tx)
     adapted = run_flat(
+        inner,
         lambda whole, params: inner.init(params),
         lambda whole, updates, state, params, extra: inner.update(
             updates, state, params, **extra
@@ -149,6 +150,7 @@ def is_transformation(tx: Any) -> bool:
 
 
 def run_flat(
+    held: Any,
     init_flat: Callable[[WholeTree | None, Any], Any],
     update_flat: Callable[..., tuple[Any, Any]],
     *,
@@ -158,6 +160,7 @@ def run_flat(
     """Return a transformation of any tree that runs another one on its flat dict.
 
     Args:
+        held: transformations and selectors of the caller's that it runs.
         init_flat: ``init`` of flat dicts, handed the caller's whole tree first; or None
             and Optax's placeholder.
         update_flat: ``update`` of flat dicts, handed the whole tree first, and last a
@@ -166,7 +169,6 @@ def run_flat(
         moving: given the whole tree and a flat dict, the paths that get updates; all of
             them if it is None.
     """
-    held = (init_flat, update_flat)
 
     def init(params: Any) -> Any:
         if is_placeholder(params):

@@ -20,7 +20,7 @@ from treeadapt.errors import RulesError, TransformError
 from treeadapt.names import listing
 from treeadapt.selection.matches import MISSING, STATIC
 from treeadapt.selection.rules import BoundRules, Rules, as_rules
-from treeadapt.selection.selectors import as_selector
+from treeadapt.selection.selectors import Question, as_selector
 from treeadapt.selection.whole import WholeTree
 from treeadapt.transforms.adapt import is_transformation, run_flat, with_extra_args
 from treeadapt.transforms.cuts import Group, divide, put_back, take
@@ -82,8 +82,8 @@ def partition(
     by_function = is_function(rules) and not isinstance(rules, Rules | BoundRules)
     labels = lift(rules) if by_function else _read_rules(transforms, rules)
     return _run_groups(
+        labels,
         {label: with_extra_args(tx) for label, tx in transforms.items()},
-        labels.answer,
         still=FROZEN,
         pack=optax.transforms.PartitionState,
         unpack=lambda state: state.inner_states,
@@ -123,8 +123,8 @@ def freeze(tx: Any, where: Any) -> optax.GradientTransformationExtraArgs:
     inner = with_extra_args(tx)
     selector = as_selector(where)
     return _run_groups(
+        selector,
         {False: inner},
-        selector.answer,
         still=True,
         pack=lambda states: states[False],
         unpack=lambda state: {False: state},
@@ -132,8 +132,8 @@ def freeze(tx: Any, where: Any) -> optax.GradientTransformationExtraArgs:
 
 
 def _run_groups(
+    labels: Question,
     inner: Mapping[Hashable, optax.GradientTransformationExtraArgs],
-    answers: Callable[[WholeTree, Sequence[str]], Sequence[Any]],
     *,
     still: Hashable,
     pack: Callable[[dict[Hashable, Any]], Any],
@@ -143,8 +143,8 @@ def _run_groups(
     """Return what runs a transformation on each group of leaves of any tree.
 
     Args:
+        labels: gives each leaf a label.
         inner: the transformation of each label.
-        answers: gives the label of each of some leaves of a whole tree.
         still: the label of leaves that do not move.
         pack: makes the state out of the states of the groups, by label.
         unpack: takes it apart again.
@@ -153,7 +153,7 @@ def _run_groups(
 
     def groups(whole: WholeTree, flat: Any) -> dict[Hashable, Group]:
         paths = list(first_half(flat))
-        given = divide(whole, paths, answers(whole, paths))
+        given = divide(whole, paths, labels.answer(whole, paths))
         stray = {
             label: list(group)
             for label, group in given.items()
@@ -190,7 +190,8 @@ def _run_groups(
     def moving(whole: WholeTree, flat: Any) -> list[str]:
         return [p for group in groups(whole, flat).values() for p in _paths(group)]
 
-    return run_flat(init, update, needs_arrays=needs_arrays, moving=moving)
+    held = (labels, *inner.values())
+    return run_flat(held, init, update, needs_arrays=needs_arrays, moving=moving)
 
 
 def _paths(group: Group) -> list[str]:

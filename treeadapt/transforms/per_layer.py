@@ -142,7 +142,7 @@ def per_layer(tx: Any, stacks: Any) -> optax.GradientTransformationExtraArgs:
             new.append(one)
         return joined(new), states
 
-    return run_flat(init, update)
+    return run_flat(inner, init, update)
 
 
 def _of_cut(

@@ -70,7 +70,7 @@ def scale_by_rules(rules: Any) -> optax.GradientTransformationExtraArgs:
         }, state
 
     # It only scales what others move.
-    return run_flat(init, update, moving=lambda whole, flat: ())
+    return run_flat(factors, init, update, moving=lambda whole, flat: ())
 
 
 def _answers(
