@@ -832,7 +832,10 @@ def test_a_target_solves_sizes_and_fills_what_is_new(old, tmp_path):
     assert "stays open; write it in [sizes], or name a target" in text
     file = table(tmp_path, ta.Migration(rows, new={"bias": "zeros"}))
     text = run("convert", old, new, "--migration", file, code=2)
-    assert "[new] fills 'bias' in the form of a target. Name one." in text
+    assert (
+        "[new] fills 'bias' in the form of a target. Name one: TARGET, or --target."
+        in text
+    )
     more = ("--migration", file, "--target", "test_cli:new_model")
     assert "Wrote 2 leaves" in run("convert", old, new, *more)
     assert ta.load(new)["bias"].tolist() == [0, 0, 0, 0]

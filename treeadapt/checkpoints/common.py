@@ -176,6 +176,13 @@ def require_dtype(name: str, dtype: Any) -> None:
         )
 
 
+# What to do with files that torch.save wrote.
+UNPICKLED = (
+    "A pickle of PyTorch can run code; there, save_pretrained, or "
+    "safetensors.torch.save_model, writes .safetensors."
+)
+
+
 def refuse(path: str | os.PathLike[str], problem: str, cure: str = "") -> NoReturn:
     """Raise because of what a checkpoint is.
 

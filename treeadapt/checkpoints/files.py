@@ -28,7 +28,7 @@ from treeadapt.checkpoints import (
     safetensors_file,
     schema_file,
 )
-from treeadapt.checkpoints.common import Stored, refuse, reported
+from treeadapt.checkpoints.common import UNPICKLED, Stored, refuse, reported
 from treeadapt.checkpoints.processes import agreed
 from treeadapt.checkpoints.replacing import replaced, restore
 from treeadapt.convert import describe
@@ -223,12 +223,12 @@ def format_of(
     elif ending in FORMATS and ending not in ("orbax", "schema"):
         given = ending
     else:
-        cure = "Known are .safetensors, .npz, .msgpack, .schema.toml, folders of Orbax."
+        cure = (
+            "Known are .safetensors, .npz, .msgpack, .schema.toml, folders of Orbax or "
+            "of .safetensors."
+        )
         if ending in ("bin", "ckpt", "pt", "pth"):
-            cure += (
-                " A pickle of PyTorch can run code; there, save_pretrained, or "
-                "safetensors.torch.save_model, writes .safetensors."
-            )
+            cure += f" {UNPICKLED}"
         refuse(name, f"it has an unknown ending, {name.suffix!r:.30}", cure)
     if writing and given == "schema" and ending != "toml":
         raise CheckpointError(

@@ -86,7 +86,8 @@ def migrated(
     """
     if not isinstance(migration, Migration):
         raise MigrationError(
-            f"Expected migration=ta.Migration(table), got {describe(migration)}."
+            "Expected migration=ta.Migration(table) or ta.load_migration(file), got "
+            f"{describe(migration)}."
         )
     old = stored.without_boxes()
     with reported(stored.path, "read"):
@@ -103,13 +104,17 @@ def migrated(
     return Source(moving.stored(), moving.read, frozenset(kept), problems)
 
 
-def made_of(stored: Stored, path: str) -> str:
-    """Write what makes a leaf of a migration, for messages."""
-    group = stored.table[path].key
-    if not isinstance(group, Group):
-        return f"{listing([path])} is new"
-    given = listing(group.given, limit=2)
-    return f"{listing([path])} is made of {given} by the row {group.row.text!r:.200}"
+def made_of(stored: Stored, paths: Iterable[str]) -> list[str]:
+    """Write what makes leaves of a migration, for messages: one line for each row."""
+    lines: dict[str, str] = {}
+    for path in paths:
+        group, name = stored.table[path].key, listing([path])
+        if not isinstance(group, Group):
+            lines.setdefault("", f"{name} is new")
+        elif (row := group.row.text) not in lines:
+            given = listing(group.given, limit=2)
+            lines[row] = f"{name} is made of {given} by the row {row!r:.200}"
+    return [*lines.values()]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,6 +30,7 @@ from treeadapt.arrays import is_array
 from treeadapt.checkpoints.common import (
     MAX_LEAVES,
     NUMBER,
+    UNPICKLED,
     Leaf,
     Stored,
     abstract,
@@ -243,7 +244,8 @@ def _folder(path: Path) -> Path:
         return path
     items = _items(path)
     if len(items) != 1:
-        what = "it holds several" if items else "it is not an Orbax checkpoint"
+        none = "there is neither an Orbax checkpoint nor a .safetensors file in it"
+        what = "it holds several" if items else none
         refuse(path, what, _proposal(path))
     return items[0]
 
@@ -261,7 +263,9 @@ def _proposal(path: Path) -> str:
     if not any(path.glob("*.index.json")):
         names += [str(file) for file in path.glob("*.safetensors")]
     names.sort(key=lambda name: re.sub(r"\d+", lambda n: n[0].zfill(20), name))
-    return f"It holds {listing(names[::-1])}. Name one of them." if names else ""
+    if names:
+        return f"It holds {listing(names[::-1])}. Name one of them."
+    return UNPICKLED if any(path.glob("*.bin")) else ""
 
 
 def _checkpointer() -> Any:

@@ -264,7 +264,7 @@ def _filled(
         report = _report(view, source, where, cast=cast)
         name = listing([str(stored.path)])
         if strict and not report.fits:
-            _refuse(name, source, report, migrates=migration is not None)
+            _refuse(name, source, report, migrates=migration is not None, cast=cast)
         source.problems.raise_any()
         if not report.restored and not report.fits:
             warnings.warn(
@@ -432,19 +432,24 @@ def _report(view: TreeView, source: Source, where: Any, *, cast: bool) -> LoadRe
         return compared(own, chosen, source.stored, unexpected, read, cast=cast)
 
 
-def _refuse(name: str, source: Source, report: LoadReport, *, migrates: bool) -> None:
+def _refuse(
+    name: str, source: Source, report: LoadReport, *, migrates: bool, cast: bool
+) -> None:
     """Raise because a checkpoint does not fit a target, with all that is wrong."""
     lines = [f"The checkpoint {name} does not fit the target."]
     lines += filter(None, [str(source.problems)])
     lines.append(str(report))
+    cure = "choose leaves with where=, or pass strict=False."
+    if report.retyped and not cast:
+        cure = f"pass cast=True to convert dtypes, {cure}"
     if not migrates:
-        lines.append("Choose leaves with where=, or pass strict=False.")
+        lines.append(f"{cure[0].upper()}{cure[1:]}")
         raise CheckpointError("\n".join(lines))
-    wrong = [*report.misshaped, *report.retyped, *report.unexpected][:_SHOWN]
-    lines += [made_of(source.stored, path) for path in wrong]
-    lines.append(
-        "Change the migration, choose leaves with where=, or pass strict=False."
-    )
+    wrong = [*report.misshaped, *report.retyped, *report.unexpected]
+    lines += made_of(source.stored, wrong)[:_SHOWN]
+    if source.problems.found:  # strict=False does not help
+        cure = "or pass the checkpoint and the target that it is for."
+    lines.append(f"Change the migration, {cure}")
     raise MigrationError("\n".join(lines))
 
 

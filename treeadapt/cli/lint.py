@@ -25,7 +25,7 @@ _OPTIONS = {
     r"Decide on the tree that .*": "Give the model as TREE, module:function.",
     r"decide on that: \.bind\(model\)": "give it as TREE, module:function",
     r"in sizes=, or give a target": "in [sizes], or name a target",
-    r"new= fills (.*) Pass one\.": r"[new] fills \1 Name one.",
+    r"new= fills (.*) Pass one.*": r"[new] fills \1 Name one: TARGET, or --target.",
 }
 KINDS = ("unmatched", "unused", "shadowed", "uneven")
 _FEWEST = 3  # siblings that make a family

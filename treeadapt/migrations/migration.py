@@ -232,7 +232,8 @@ class Migration:
         )
         if self._new and likes is None:
             raise MigrationError(
-                f"new= fills {listing(self._new)} in the form of a target. Pass one."
+                f"new= fills {listing(self._new)} in the form of a target. Pass one: "
+                "the model, or its shapes."
             )
         likes = likes or {}
         filled = {path for group in groups for path in group.filled}
