@@ -276,6 +276,11 @@ def test_counts_agree_with_their_words():
         ("zzz/*", "paths here look like"),
         ("**/encoder/zzz", "'**/encoder' matches 2 leaves, such as 'encoder/bias'"),
         ("head/zzz/*/x", "'head' matches 2 leaves, such as 'head/bias'"),
+        (
+            "head/{0..3}/x",
+            "'head' matches 2 leaves, such as 'head/bias'; layers along axis 0 need "
+            "Rules(..., stacks={'head': 0})",
+        ),
         ("**/<Zzz>", "classes here are 'dict'"),
         ("zzz/**", "paths here look like"),
         ("f", "it matches only leaves that are not arrays, and these need no rule"),

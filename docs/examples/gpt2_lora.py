@@ -139,7 +139,7 @@ def make_published(folder: Path, steps: int) -> None:
             rates.step()
             if step % 20 == 19:
                 progress.set_postfix(loss=f"{value.item():.2f}")
-    for block in model.transformer.h:
+    for block in model.transformer.h:  # old files hold the causal mask of each layer
         mask = torch.ones(LENGTH, LENGTH, dtype=torch.uint8).tril()
         block.attn.register_buffer("bias", mask[None, None])
     model.transformer.save_pretrained(folder, max_shard_size="1MB")
@@ -230,7 +230,7 @@ def merge_factors(model: GPT2) -> GPT2:
         at, is_factor, _ = path.partition("lora/lora_a")
         if is_factor:
             params[f"{at}kernel"] += params[path] @ params[f"{at}lora/lora_b"]
-            params[path] *= 0
+            params[path] *= 0  # so that the model does not add the product again
     return ta.merge(params, rest)
 
 

@@ -24,6 +24,7 @@ _OPTIONS = {
     r"; load\(schema\) .*": ".",
     r"Decide on the tree that .*": "Give the model as TREE, module:function.",
     r"decide on that: \.bind\(model\)": "give it as TREE, module:function",
+    r"Rules\(\.\.\., stacks=\{(.*): 0\}\)": r"[stacks] \1 = 0",
     r"in sizes=, or give a target": "in [sizes], or name a target",
     r"new= fills (.*) Pass one.*": r"[new] fills \1 Name one: TARGET, or --target.",
 }

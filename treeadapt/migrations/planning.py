@@ -13,12 +13,10 @@ from typing import Any
 from treeadapt.arrays import is_array, is_number
 from treeadapt.convert import describe
 from treeadapt.migrations.groups import Group, GroupMaker, Specs, Taken, shape_of
-from treeadapt.migrations.problems import Problems, near_paths, near_rows, nearest
+from treeadapt.migrations.problems import Problems, near_paths, near_rows, with_nearest
 from treeadapt.migrations.rows import Address, Row
 from treeadapt.migrations.templates import Index
-from treeadapt.names import Speller, listing
-
-_SHOWN = 6  # leaves whose nearest name is sought
+from treeadapt.names import listing
 
 
 def plan_groups(
@@ -132,7 +130,6 @@ def compare_target(
         for group in groups
         for path, spec in group.specs.items()
     }
-    speller = Speller()
     # What groups that failed would fill is not missing as well.
     failed = [each.path for row in problems.rows for each in row.targets]
     index = Index(failed)
@@ -145,9 +142,8 @@ def compare_target(
     ]
     extra = [path for path in filled if path not in target]
     for kind, paths, others in (("missing", missing, extra), ("extra", extra, missing)):
-        for place, path in enumerate(paths):
-            hint = nearest(speller, path, others, "is") if place < _SHOWN else ""
-            problems.add(kind, listing([path]) + hint)
+        for text in with_nearest(paths, others):
+            problems.add(kind, text)
     for path, (spec, row) in filled.items():
         if spec is not None and path in target and not fits(spec, target[path]):
             like = target[path]

@@ -95,14 +95,24 @@ def nearest(speller: Speller, name: str, others: Sequence[str], what: str) -> st
 
 def near_rows(unmatched: Sequence[str], rows: Sequence[Row]) -> Iterator[str]:
     """Write leaves that no row matches, with the nearest rows."""
-    texts = [source.text for row in rows for source in row.sources]
+    yield from with_nearest(
+        unmatched, [source.text for row in rows for source in row.sources]
+    )
+
+
+def with_nearest(names: Sequence[str], others: Sequence[str]) -> Iterator[str]:
+    """Write names, each with the nearest of the others.
+
+    Names that differ in a number get the hint of the first of them, so that they can be
+    folded later.
+    """
     speller = Speller()
     hints: dict[int, str] = {}
-    for places in itertools.islice(fold(unmatched).values(), _SHOWN):
-        hint = nearest(speller, unmatched[places[0]], texts, "is")
+    for places in itertools.islice(fold(names).values(), _SHOWN):
+        hint = nearest(speller, names[places[0]], others, "is")
         hints |= dict.fromkeys(places, hint)
-    for place, path in enumerate(unmatched):
-        yield listing([path]) + hints.get(place, "")
+    for place, name in enumerate(names):
+        yield listing([name]) + hints.get(place, "")
 
 
 def near_paths(

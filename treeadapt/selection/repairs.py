@@ -35,6 +35,7 @@ _MAX_TEXT = 300  # longer patterns are not typing errors
 _EXACT_KEY = re.compile(r"""\.|\[(?:'([^']*)'|"([^"]*)"|([0-9]+))\]""")
 _REGEX_SIGNS = re.compile(r"\.\*|\.\+|\\[.dwSDWs]|[\^$|()+]")
 _NUMBER = re.compile(r"[0-9]+")
+_INDEX = re.compile(r"[0-9]+$|\{-?[0-9]*\.\.")  # 3, {0..5}, {-4..}
 _ROOTS_OF_PARAMS = ("dict", "FrozenDict", "State")
 
 
@@ -321,10 +322,15 @@ def _deepest(text: str, names: _Names) -> str:
     starts = ("/".join(segments[:n]) for n in range(len(segments) - 1, 0, -1))
     for start, count in names.count(start for start in starts if start.strip("*/")):
         if count:
-            example = listing([names.first(start)])
-            return (
-                f"{listing([start])} matches {plural(count, 'leaf')}, such as {example}"
-            )
+            first, after = names.first(start), segments[start.count("/") + 1]
+            text = f"{listing([start])} matches {plural(count, 'leaf')}, such as "
+            text += listing([first])
+            below = first.removeprefix(f"{start}/")
+            if _INDEX.match(after) and below != first and not _NUMBER.match(below):
+                text += (
+                    f"; layers along axis 0 need Rules(..., stacks={{{start!r}: 0}})"
+                )
+            return text
     return ""
 
 
