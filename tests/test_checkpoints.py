@@ -647,6 +647,8 @@ def test_names_that_are_not_checkpoints(tmp_path):
         ta.save(tmp_path / "no" / "x", {"a": np.ones(1)})
     with pytest.raises(ta.CheckpointError, match="unknown ending"):
         ta.save(tmp_path / "x.pkl", {"a": np.ones(1)})
+    with pytest.raises(ta.CheckpointError, match=r"Write \.safetensors"):
+        ta.save(tmp_path / "x.bin", {"a": np.ones(1)})
     (tmp_path / "folder" / "pytorch_model.bin").touch()
     for name in ("folder", "folder/pytorch_model.bin"):
         with pytest.raises(ta.CheckpointError, match="save_pretrained, or safetensors"):

@@ -875,6 +875,25 @@ def test_lint_finds_every_problem_of_a_migration(old, migration, tmp_path):
     assert text.startswith(f"::error file={migration},title=missing row::nothing fills")
 
 
+def test_lint_can_ignore_that_only_dtypes_differ(tmp_path):
+    ta.save(
+        tmp_path / "old.safetensors", {"w": np.ones(2, np.float16), "x": np.ones(2)}
+    )
+    ta.save(tmp_path / "new.safetensors", {"w": np.ones(2), "x": np.ones(3)})
+    file = table(tmp_path, {"w": "w", "x": "x"})
+    trees = (tmp_path / "old.safetensors", tmp_path / "new.safetensors")
+    lines = run("lint", *trees, "--migration", file, code=1).splitlines()
+    assert lines == [
+        "misfit: the target has another shape or dtype: 'x': float64[3], the row 'x' "
+        "makes float64[2]",
+        "retyped: the target has another dtype; load takes cast=True: 'w': float64[2], "
+        "the row 'w' makes float16[2]",
+        "2 findings in 2 arrays.",
+    ]
+    more = ("--migration", file, "--ignore", "retyped")
+    assert "1 finding in 2 arrays; ig" in run("lint", *trees, *more, code=1)
+
+
 def test_lint_fails_where_there_is_no_way_back(old, tmp_path):
     rows = {"h.{l}.q : a b": "q : l a b", "h.{l}.{m}": "{m}", "emb": "emb"}
     file = table(tmp_path, rows)

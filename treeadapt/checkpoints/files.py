@@ -227,7 +227,9 @@ def format_of(
             "Known are .safetensors, .npz, .msgpack, .schema.toml, folders of Orbax or "
             "of .safetensors."
         )
-        if ending in ("bin", "ckpt", "pt", "pth"):
+        if writing:
+            cure = "Write .safetensors, .schema.toml, or without an ending for Orbax."
+        elif ending in ("bin", "ckpt", "pt", "pth"):
             cure += f" {UNPICKLED}"
         refuse(name, f"it has an unknown ending, {name.suffix!r:.30}", cure)
     if writing and given == "schema" and ending != "toml":

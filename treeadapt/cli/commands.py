@@ -27,7 +27,7 @@ from treeadapt.checkpoints.leaves import stored_form
 from treeadapt.cli import printing
 from treeadapt.cli.bench import bench_rows
 from treeadapt.cli.lint import KINDS, Finding, as_options, findings
-from treeadapt.cli.migrating import ONE_WAY, notes, planned, read_migration
+from treeadapt.cli.migrating import ONE_WAY, RETYPED, notes, planned, read_migration
 from treeadapt.cli.planning import read_mesh, read_optimizer
 from treeadapt.cli.sources import (
     is_function,
@@ -302,7 +302,7 @@ def show(
 @click.option(
     "--ignore",
     "ignored",
-    type=click.Choice((*KINDS, ONE_WAY)),
+    type=click.Choice((*KINDS, ONE_WAY, RETYPED)),
     multiple=True,
     help="A kind of finding to leave out; may be repeated.",
 )

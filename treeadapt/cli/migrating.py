@@ -18,6 +18,7 @@ from treeadapt.names import fold, listing
 from treeadapt.trees.views import view_tree
 
 ONE_WAY = "one-way"
+RETYPED = "retyped"
 _SHOWN = 8
 
 

@@ -148,7 +148,9 @@ def compare_target(
         if spec is not None and path in target and not fits(spec, target[path]):
             like = target[path]
             text = f"{describe(like)}, the row {listing([row])} makes {describe(spec)}"
-            problems.add("misfit", f"{listing([path])}: {text}")
+            same = is_array(spec) and is_array(like) and spec.shape == shape_of(like)
+            kind = "retyped" if same else "misfit"
+            problems.add(kind, f"{listing([path])}: {text}")
 
 
 def fits(spec: Any, like: Any) -> bool:

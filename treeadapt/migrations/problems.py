@@ -77,6 +77,7 @@ _KINDS = {
     "missing": ("leaf", "nothing fills"),
     "extra": ("leaf", "the target does not have"),
     "misfit": ("leaf", "the target has another shape or dtype"),
+    "retyped": ("leaf", "the target has another dtype; load takes cast=True"),
 }
 
 
