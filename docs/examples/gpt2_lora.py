@@ -57,8 +57,8 @@ def main() -> int:
     """Run the steps; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, help="for the files of this run")
-    parser.add_argument("--torch-steps", type=int, default=300)
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--torch-steps", type=int, default=250)
+    parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--resume", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     folder = args.folder or Path(tempfile.mkdtemp(prefix="gpt2-lora-"))
