@@ -7,7 +7,9 @@ See ``test_migration_tables`` for real tables against their formulas, and
 from __future__ import annotations
 
 import enum
+import functools
 import itertools
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -774,3 +776,11 @@ def test_values_that_were_infinite_stay_so():
     m = ta.Migration({"a": ("b", {"cast": "float16"})})
     moved = m({"a": np.array([np.inf, np.nan, 1.0], np.float32)})
     np.testing.assert_array_equal(moved["b"], np.array([np.inf, np.nan, 1.0]))
+
+
+@pytest.mark.parametrize("name", ["x.safetensors", pathlib.Path("x.safetensors")])
+def test_the_name_of_a_file_is_not_a_tree(name):
+    m = ta.Migration({"w": "w"})
+    for call in (m, m.plan, m.inverse, functools.partial(m, {"w": np.ones(2)})):
+        with pytest.raises(ta.MigrationError, match=r"load\(path, migration="):
+            call(name)

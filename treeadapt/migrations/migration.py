@@ -148,8 +148,8 @@ class Migration:
                 at once and before any array is read; copies that differ, a padding
                 that is not zero, values that their new dtype cannot hold.
         """
-        leaves = view_tree(tree).flat()
-        likes = None if target is None else view_tree(target).flat()
+        leaves = _flat(tree)
+        likes = None if target is None else _flat(target)
         plan = self._plan(leaves, likes)
         problems = Problems()
         for group in plan.groups:
@@ -198,8 +198,8 @@ class Migration:
         Raises:
             MigrationError: as for a call, but for what only values show.
         """
-        likes = None if target is None else view_tree(target).flat()
-        return self._plan(view_tree(source).flat(), likes)
+        likes = None if target is None else _flat(target)
+        return self._plan(_flat(source), likes)
 
     def _plan(
         self, leaves: Mapping[str, Any], likes: Mapping[str, Any] | None
@@ -331,6 +331,17 @@ class Migration:
         extra = f", sizes={self._sizes!r}" if self._sizes else ""
         extra += f", new={self._new!r}" if self._new else ""
         return f"Migration({table!r}{extra})"
+
+
+def _flat(tree: Any) -> dict[str, Any]:
+    """Return the leaves of a tree by path; the name of a file is not one."""
+    if isinstance(tree, str | os.PathLike):
+        raise MigrationError(
+            f"Expected a tree of arrays, got {describe(tree)}. Of a checkpoint, "
+            "load(path, migration=...) gives the arrays and read_metadata(path) their "
+            "shapes."
+        )
+    return view_tree(tree).flat()
 
 
 def _check_leaves(group: Group, leaves: Mapping[str, Any], problems: Problems) -> None:

@@ -72,7 +72,10 @@ _KINDS = {
     "values": ("group", "its values cannot be changed so"),
     "clash": ("clash", "two leaves get the name of"),
     "idle": ("entry", "of new= no leaf of the target is left for"),
-    "abstract": ("leaf", "new= keeps what an abstract target lacks, the value of"),
+    "abstract": (
+        "leaf",
+        "new= keeps values that an abstract target lacks: pass one with arrays for",
+    ),
     "blank": ("leaf", "new= cannot make zeros for"),
     "missing": ("leaf", "nothing fills"),
     "extra": ("leaf", "the target does not have"),
