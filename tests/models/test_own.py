@@ -1,10 +1,11 @@
 """Other models from PyTorch into models of our own, with heads on an axis, scanned.
 
-``vits.py`` and ``decoders.py`` have the models.
+``vits.py``, ``decoders.py`` and ``docs/examples/gpt2_nnx.py`` have the models.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,8 +16,11 @@ import pytest
 import vits
 from flax import nnx
 from laws import Laws, make_setting
-from test_flax import CASES, numbers
+from test_flax import CASES, GPT2_LAYERS, GPT2_LENGTH, numbers
 from tiny import MIGRATIONS, TOKENS, Tiny, transformers
+
+sys.path.append(str(MIGRATIONS.parent))
+from gpt2_nnx import GPT2
 
 # One image of four tokens in each text.
 IMAGE = 36
@@ -76,6 +80,28 @@ QWEN3_MOE = Tiny(
 )
 
 
+def gpt2(rngs: nnx.Rngs) -> GPT2:
+    """The model of the example without its LoRA factors, which no file holds."""
+    model = GPT2(
+        vocabulary=37,
+        length=GPT2_LENGTH,
+        width=22,
+        layers=GPT2_LAYERS,
+        heads=2,
+        hidden=13,
+        rngs=rngs,
+    )
+    for _, module in nnx.iter_modules(model):
+        if isinstance(module, nnx.LoRALinear):
+            module.lora = Nothing()
+    return model
+
+
+class Nothing(nnx.Module):
+    def __call__(self, x: Any) -> float:
+        return 0.0
+
+
 class Own(NamedTuple):
     """A model of our own.
 
@@ -97,6 +123,7 @@ TEXT = decoders.Sizes(
 )
 MOE = decoders.Sizes(37, 22, 3, 6, 2, 14, 13, 14**-0.5, experts=5, chosen=2)
 OWN = {
+    "gpt2-nnx": Own(CASES["gpt2-flax"], gpt2, ("input_ids",)),
     "vit-nnx": Own(
         CASES["vit-flax"], lambda rngs: vits.ViT(VIT, rngs), ("pixel_values",)
     ),
@@ -124,7 +151,8 @@ def setting(request, tmp_path_factory):
     target = nnx.eval_shape(lambda: own.make(nnx.Rngs(0)))
     text = (MIGRATIONS / f"{request.param}.toml").read_text()
     file = tmp_path_factory.mktemp("table") / "table.toml"
-    file.write_text(text.replace("{n+60}", "{n+12}"))  # as many layers as are in blocks
+    text = text.replace("{n+60}", "{n+12}")  # as many layers as are in blocks
+    file.write_text(text.replace('[new]\n"**/lora/*" = "target"\n', ""))
     return make_setting(own.tiny, file, folder, target, answer_of(own))
 
 
