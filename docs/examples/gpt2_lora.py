@@ -129,14 +129,14 @@ def make_published(folder: Path, steps: int) -> None:
     torch.set_num_threads(1)  # so small a model gains nothing from more
     model = transformers.GPT2LMHeadModel(config)
     data = text("treeadapt/**/*.py")
-    rates = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    adamw = torch.optim.AdamW(model.parameters(), lr=3e-3)
     with trange(steps, desc="   PyTorch", mininterval=1) as progress:
         for step in progress:
             tokens = torch.tensor(batch(data, step)[:, 1:], dtype=torch.int64)
             value = model(tokens, labels=tokens).loss
-            rates.zero_grad()
+            adamw.zero_grad()
             value.backward()
-            rates.step()
+            adamw.step()
             if step % 20 == 19:
                 progress.set_postfix(loss=f"{value.item():.2f}")
     for block in model.transformer.h:  # old files hold the causal mask of each layer

@@ -56,7 +56,8 @@ class LoadReport:
         return not (self.missing or self.unexpected or self.misshaped or self.retyped)
 
     def __repr__(self) -> str:
-        lines = [f"{plural(len(self.restored), 'leaf')} restored."]
+        count = len(self.restored)
+        lines = [f"{plural(count, 'leaf')} {'fits' if count == 1 else 'fit'}."]
         if self.kept:
             lines.append(f"{plural(len(self.kept), 'leaf')} kept from the target.")
         lines += _names("missing", self.missing, self.unexpected, "stored is")

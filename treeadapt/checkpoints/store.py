@@ -323,7 +323,7 @@ def load_report(
         >>> file = pathlib.Path(tempfile.mkdtemp()) / "model.safetensors"
         >>> save(file, {"w": np.ones(2), "step": 700})
         >>> print(load_report(file, {"w": np.zeros(2), "step": 0}))
-        2 leaves restored.
+        2 leaves fit.
         1 number changed:
           'step': 700, the target has 0
     """
