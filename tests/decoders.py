@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import vits
 from flax import nnx
+from llamas import rotate_halves
 from vits import stack
 
 
@@ -35,16 +36,6 @@ class Sizes:
     epsilon: float = 1e-6
 
 
-def rotate(x: jax.Array, theta: float) -> jax.Array:
-    """Give [batch, time, heads, head] positions: first halves turn with second ones."""
-    half = x.shape[-1] // 2
-    rates = theta ** (-jnp.arange(half, dtype=float) / half)
-    turns = jnp.arange(x.shape[1], dtype=float)[:, None, None] * rates
-    a, b = jnp.split(x, 2, axis=-1)
-    cos, sin = jnp.cos(turns), jnp.sin(turns)
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
-
-
 def dense(inner: int | tuple[int, ...], out: int | tuple[int, ...], rngs: nnx.Rngs):
     axis = tuple(range(-len(inner), 0)) if isinstance(inner, tuple) else -1
     return nnx.LinearGeneral(inner, out, axis=axis, use_bias=False, rngs=rngs)
@@ -62,8 +53,8 @@ class Attention(nnx.Module):
 
     def __call__(self, x: jax.Array, mask: jax.Array, theta: float) -> jax.Array:
         """``mask`` says which of [batch, time, time] are seen."""
-        q = rotate(self.query_norm(self.query(x)), theta)
-        k = rotate(self.key_norm(self.key(x)), theta)
+        q = rotate_halves(self.query_norm(self.query(x)), theta)
+        k = rotate_halves(self.key_norm(self.key(x)), theta)
         return self.out(
             jax.nn.dot_product_attention(
                 q, k, self.value(x), mask=mask[:, None], scale=self.scale

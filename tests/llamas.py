@@ -54,24 +54,25 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     return jax.nn.dot_product_attention(q, k, v, is_causal=True)
 
 
-def angles(time: int, sizes: Sizes) -> tuple[jax.Array, jax.Array]:
+def angles(x: jax.Array, theta: float) -> tuple[jax.Array, jax.Array]:
     """Cosines and sines of rotary positions: [time, 1, half a head]."""
-    half = sizes.head // 2
-    rates = sizes.theta ** (-jnp.arange(half, dtype=float) / half)
+    time, _, head = x.shape[-3:]
+    half = head // 2
+    rates = theta ** (-jnp.arange(half, dtype=float) / half)
     turns = jnp.arange(time, dtype=float)[:, None, None] * rates
     return jnp.cos(turns), jnp.sin(turns)
 
 
-def rotate_halves(x: jax.Array, sizes: Sizes) -> jax.Array:
+def rotate_halves(x: jax.Array, theta: float) -> jax.Array:
     """Give [..., time, heads, head] positions: the first half turns with the second."""
-    cos, sin = angles(x.shape[-3], sizes)
+    cos, sin = angles(x, theta)
     a, b = jnp.split(x, 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
 
-def rotate_neighbours(x: jax.Array, sizes: Sizes) -> jax.Array:
+def rotate_neighbours(x: jax.Array, theta: float) -> jax.Array:
     """Give [..., time, heads, head] positions: each number turns with the next."""
-    cos, sin = angles(x.shape[-3], sizes)
+    cos, sin = angles(x, theta)
     a, b = x[..., ::2], x[..., 1::2]
     turned = jnp.stack([a * cos - b * sin, b * cos + a * sin], axis=-1)
     return turned.reshape(x.shape)
@@ -88,8 +89,8 @@ class LinenBlock(nn.Module):
             return nn.DenseGeneral(out, axis, use_bias=False, name=name)
 
         y = nn.RMSNorm(s.epsilon, name="attention_norm")(x)
-        q = rotate_halves(dense("query", s.heads, s.head)(y), s)
-        k = rotate_halves(dense("key", s.kv_heads, s.head)(y), s)
+        q = rotate_halves(dense("query", s.heads, s.head)(y), s.theta)
+        k = rotate_halves(dense("key", s.kv_heads, s.head)(y), s.theta)
         v = dense("value", s.kv_heads, s.head)(y)
         x = x + dense("out", s.width, axis=(-2, -1))(attend(q, k, v))
         y = nn.RMSNorm(s.epsilon, name="mlp_norm")(x)
@@ -132,8 +133,8 @@ class NnxBlock(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         y = self.attention_norm(x)
-        q = rotate_halves(self.query(y), self.sizes)
-        k = rotate_halves(self.key(y), self.sizes)
+        q = rotate_halves(self.query(y), self.sizes.theta)
+        k = rotate_halves(self.key(y), self.sizes.theta)
         x = x + self.out(attend(q, k, self.value(y)))
         y = self.mlp_norm(x)
         return x + self.down(jax.nn.silu(self.gate(y)) * self.up(y))
@@ -188,7 +189,7 @@ class EquinoxBlock(eqx.Module):
         q, k, v = (
             jnp.einsum("hde,te->thd", w, y) for w in (self.query, self.key, self.value)
         )
-        q, k = (rotate_neighbours(each, self.sizes) for each in (q, k))
+        q, k = (rotate_neighbours(each, self.sizes.theta) for each in (q, k))
         x = x + jnp.einsum("ehd,thd->te", self.out, attend(q, k, v))
         y = jax.vmap(self.gate_and_up)(jax.vmap(self.norms[1])(x))
         gate, up = jnp.split(y, 2, axis=-1)

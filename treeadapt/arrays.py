@@ -86,7 +86,10 @@ def least_value(dtype: Any) -> Any:
 
 
 _ARRAY_CLASSES = (
-    *(np.ndarray, np.generic),
-    *(jax.Array, jax.core.Tracer, jax.ShapeDtypeStruct),
+    np.ndarray,
+    np.generic,
+    jax.Array,
+    jax.core.Tracer,
+    jax.ShapeDtypeStruct,
 )
 _FLOAT0 = np.dtype([("float0", np.void, 0)])
