@@ -122,7 +122,7 @@ for text in [
     texts = [text.replace("%s", str(i)) for i in range(10_000)]
     weight, rows = 0, []
     for text in texts:
-        weight += ta.patterns.weight(text)
+        weight += ta.patterns.parse(text).weight
         if weight > ta.selection.files.MAX_WEIGHT - 1:
             break
         rows.append(f'"{text}" = 1')

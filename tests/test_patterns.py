@@ -71,9 +71,10 @@ def test_needs_tree(text, needs_tree):
 
 def test_regular_expressions_are_compiled_and_not_split():
     pattern = parse("re:a/(b|c)")
-    assert pattern.is_regex
+    assert pattern.regex is not None
+    assert pattern.regex.fullmatch("a/b")
     assert pattern.elements == ()
-    assert not parse("a").is_regex
+    assert parse("a").regex is None
 
 
 def test_patterns_are_equal_by_text():

@@ -42,8 +42,10 @@ class _CharacterState(dict[str, "_CharacterState"]):
 class CharacterAutomaton:
     """All globs within a segment, side by side.
 
-    A state holds the positions whose character may come next. Most often a character
-    leads one bit down; where braces and numbers lead elsewhere, ``_jumps`` says so.
+    A glob is a run of positions, laid out from its end: the lowest one says that the
+    glob is matched. A state holds the positions whose character may come next. Most
+    often a character leads one bit down; where braces and numbers lead elsewhere,
+    ``_jumps`` says so.
 
     Args:
         globs: tokens, and the bits to give for a text that matches them.
@@ -52,20 +54,30 @@ class CharacterAutomaton:
 
     def __init__(self, globs: Iterable[tuple[Sequence[Token], int]], budget: int):
         self._everywhere = 0  # the bits of ``*`` alone
-        self._first = self._stars = self._falling_stars = self._falling = 0
+        self._size = self._first = self._accepts = self._jumping = 0
+        self._stars = 0
+        self._falling_stars = 0  # those that lead one bit down, at no character
+        self._falling = 0  # positions whose character leads one bit down only
         self._literals: dict[str, int] = defaultdict(int)
+        # Code point -> positions that from there on accept what they did not, or
+        # no longer accept what they did.
         self._changes: dict[int, int] = defaultdict(int)
         self._jumps: dict[int, tuple[int, int]] = {}  # place -> positions, shift
         self._accepting: dict[int, int] = {}  # place -> bits of the answer
-        self._size = 0
         for tokens, bits in globs:
             if len(tokens) == 1 and tokens[0] is Mark.STAR:
                 self._everywhere |= bits
             else:
                 self._accepting[self._size] = bits
-                self._put(_Layout(tokens))
+                self._accepts |= 1 << self._size
+                self._start = self._size  # the place of its lowest position
+                self._size += 1
+                self._first |= self._lay_out(tokens, 1 << self._start)
         self._limit = limit(budget, self._size)
-        self._finish()
+        self._points = sorted(self._changes)
+        changes = (self._changes[point] for point in self._points)
+        self._in_sets = list(accumulate(changes, xor, initial=0))
+        self._forget()
 
     def match(self, text: str) -> int:
         """The bits of all globs that match ``text``."""
@@ -126,58 +138,13 @@ class CharacterAutomaton:
             after |= positions << shift
         return after
 
-    def _put(self, glob: _Layout) -> None:
-        shift = self._size
-        self._size += glob.size
-        self._first |= glob.first << shift
-        self._stars |= glob.stars << shift
-        self._falling_stars |= glob.falling_stars << shift
-        self._falling |= glob.falling << shift
-        for char, positions in glob.literals.items():
-            self._literals[char] |= positions << shift
-        for point, positions in glob.changes.items():
-            self._changes[point] ^= positions << shift
-        for place, positions in glob.jumps.items():
-            self._jumps[shift + place] = positions, shift
-
-    def _finish(self) -> None:
-        self._accepts = mask_of(self._accepting, self._size)
-        self._jumping = mask_of(self._jumps, self._size)
-        self._points = sorted(self._changes)
-        changes = (self._changes[point] for point in self._points)
-        self._in_sets = list(accumulate(changes, xor, initial=0))
-        self._forget()
-
     def _forget(self) -> None:
         self._transitions = 0
         self._jumped: dict[int, int] = {}
         self._states: dict[int, _CharacterState] = {}
         self._root = self._states[self._first] = _CharacterState(self, self._first)
 
-
-class _Layout:
-    """One glob within a segment as a run of positions.
-
-    It is laid out from its end: the lowest position says that the glob is matched,
-    and a character most often leads one bit down.
-
-    Args:
-        tokens: what the glob matches.
-    """
-
-    def __init__(self, tokens: Sequence[Token]):
-        self.size = 1
-        self.stars = 0
-        self.falling_stars = 0  # those that lead one bit down, at no character
-        self.falling = 0  # positions whose character leads one bit down only
-        self.jumps: dict[int, int] = {}  # place -> where else it leads
-        self.literals: dict[str, int] = defaultdict(int)
-        # Code point -> positions that from there on accept what they did not, or
-        # no longer accept what they did.
-        self.changes: dict[int, int] = defaultdict(int)
-        self.first = self._lay_out(tokens, 1)
-
-    # Each of these takes the positions that come next and gives those to come from.
+    # Layout. Each takes the positions that come next and gives those to come from.
 
     def _lay_out(self, tokens: Sequence[Token], now: int) -> int:
         groups: list[tuple[int, int]] = []  # what follows, what alternatives begin with
@@ -201,33 +168,37 @@ class _Layout:
         return now
 
     def _character(self, after: int) -> int:
-        position = 1 << self.size
+        position = 1 << self._size
         below = position >> 1
-        if after == below | (below & self.falling_stars) >> 1:
-            self.falling |= position
+        if after == below | (below & self._falling_stars) >> 1:
+            self._falling |= position
         else:
-            self.jumps[self.size] = after
-        self.size += 1
+            self._jump_to(after)
+        self._size += 1
         return position
 
+    def _jump_to(self, after: int) -> None:
+        self._jumping |= 1 << self._size
+        self._jumps[self._size] = after >> self._start, self._start
+
     def _literal(self, char: str, after: int) -> int:
-        self.literals[char] |= 1 << self.size
+        self._literals[char] |= 1 << self._size
         return self._character(after)
 
     def _set(self, intervals: Iterable[tuple[int, int]], after: int) -> int:
         for first, last in intervals:
-            self.changes[first] ^= 1 << self.size
-            self.changes[last + 1] ^= 1 << self.size
+            self._changes[first] ^= 1 << self._size
+            self._changes[last + 1] ^= 1 << self._size
         return self._character(after)
 
     def _star(self, after: int) -> int:
-        position = 1 << self.size
-        self.stars |= position
+        position = 1 << self._size
+        self._stars |= position
         if after == position >> 1:
-            self.falling_stars |= position
+            self._falling_stars |= position
         else:
-            self.jumps[self.size] = after
-        self.size += 1
+            self._jump_to(after)
+        self._size += 1
         return position | after
 
     def _digit(self, first: int, last: int, after: int) -> int:
@@ -242,24 +213,23 @@ class _Layout:
             return self._between(first, last, after)
         free = self._free_digits(len(last) - 1, after)
         # Numbers of the widths in between need no look at their digits.
-        begin = self._at_least(first, free)
+        begin = self._bounded("0", first, free)
         if len(first) + 1 < len(last):
             begin |= self._digit(1, 9, union_of(free[len(first) : -1]))
-        rest, high = free[-1], self._at_most(last[1:], free)
+        rest, high = free[-1], self._bounded("9", last[1:], free)
         return begin | self._digits(1, rest, int(last[0]), high, rest)
 
     def _between(self, first: str, last: str, after: int) -> int:
         """Lay out the numbers of one width from ``first`` to ``last``."""
-        pairs = zip(first, last, strict=True)
-        shared = next((i for i, (a, b) in enumerate(pairs) if a != b), len(first))
+        pairs = enumerate(zip(first, last, strict=True))
+        shared = next((place for place, (a, b) in pairs if a != b), len(first))
         now = after
         if shared < len(first):
             free = self._free_digits(len(first) - shared - 1, after)
-            low = self._at_least(first[shared + 1 :], free)
-            high = self._at_most(last[shared + 1 :], free)
-            now = self._digits(
-                int(first[shared]), low, int(last[shared]), high, free[-1]
-            )
+            low = self._bounded("0", first[shared + 1 :], free)
+            high = self._bounded("9", last[shared + 1 :], free)
+            bottom, top = int(first[shared]), int(last[shared])
+            now = self._digits(bottom, low, top, high, free[-1])
         for char in reversed(first[:shared]):
             now = self._literal(char, now)
         return now
@@ -272,23 +242,23 @@ class _Layout:
             free.append(self._digit(0, 9, free[-1]))
         return free
 
-    def _at_least(self, digits: str, free: list[int]) -> int:
-        low = free[0]
-        for digit, rest, free_too in zip(
-            reversed(digits), free, free[1:], strict=False
-        ):
-            same = digit == "0" and low == rest
-            low = free_too if same else self._digits(int(digit), low, 9, rest, rest)
-        return low
+    def _bounded(self, extreme: str, digits: str, free: list[int]) -> int:
+        """Lay out the numbers from ``digits`` to all nines, or from all zeros.
 
-    def _at_most(self, digits: str, free: list[int]) -> int:
-        high = free[0]
-        for digit, rest, free_too in zip(
-            reversed(digits), free, free[1:], strict=False
-        ):
-            same = digit == "9" and high == rest
-            high = free_too if same else self._digits(0, rest, int(digit), high, rest)
-        return high
+        Args:
+            extreme: the digit beyond which there is none: ``"0"`` or ``"9"``.
+            digits: the least number if that is ``"0"``, the largest if ``"9"``.
+            free: what ``_free_digits`` gives for as many digits.
+        """
+        bound = free[0]
+        for digit, rest, same in zip(reversed(digits), free, free[1:], strict=False):
+            if digit == extreme and bound == rest:
+                bound = same
+            elif extreme == "0":
+                bound = self._digits(int(digit), bound, 9, rest, rest)
+            else:
+                bound = self._digits(0, rest, int(digit), bound, rest)
+        return bound
 
     def _digits(self, bottom: int, low: int, top: int, high: int, rest: int) -> int:
         """Lay out one place: ``low`` follows ``bottom``, ``high`` follows ``top``.
@@ -317,14 +287,6 @@ def places_of(mask: int) -> Iterator[int]:
         lowest = mask & -mask
         yield lowest.bit_length() - 1
         mask ^= lowest
-
-
-def mask_of(places: Iterable[int], size: int) -> int:
-    """The int whose bits at ``places`` are set, all less than ``size``."""
-    bits = bytearray(size // 8 + 1)
-    for place in places:
-        bits[place >> 3] |= 1 << (place & 7)
-    return int.from_bytes(bits, "little")
 
 
 def union_of(masks: Iterable[int]) -> int:

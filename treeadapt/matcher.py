@@ -20,17 +20,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from operator import or_
 
-from treeadapt.characters import CharacterAutomaton, limit, mask_of, places_of, union_of
+from treeadapt.characters import CharacterAutomaton, limit, places_of, union_of
 from treeadapt.errors import SelectorError
 from treeadapt.names import listing
 from treeadapt.patterns import (
     AnyDepth,
     ClassName,
+    Element,
     FromEnd,
     Glob,
     Literal,
     Pattern,
-    weight,
 )
 from treeadapt.trees.views import Plan
 
@@ -62,14 +62,26 @@ class Matcher:
 
     def __init__(self, patterns: Iterable[Pattern]):
         self.patterns = tuple(patterns)
-        self.bits = {one.text: 1 << i for i, one in enumerate(self.patterns)}
-        self.asking = [one.text for one in self.patterns if one.needs_tree]
-        self._regexes = [
-            (1 << index, pattern.regex)
-            for index, pattern in enumerate(self.patterns)
-            if pattern.regex
-        ]
-        groups = list(_groups(self.patterns))
+        self.bits: dict[str, int] = {}
+        self.asking: list[str] = []
+        self._regexes: list[tuple[int, re.Pattern[str]]] = []
+        places: dict[Pattern, int] = defaultdict(int)  # of each different glob
+        for index, pattern in enumerate(self.patterns):
+            bit = self.bits[pattern.text] = 1 << index
+            if pattern.needs_tree:
+                self.asking.append(pattern.text)
+            if pattern.regex:
+                self._regexes.append((bit, pattern.regex))
+            else:
+                places[pattern] |= bit
+        groups: list[dict[Pattern, int]] = []
+        weight = MAX_WEIGHT
+        for pattern, bits in places.items():
+            weight += pattern.weight
+            if weight > MAX_WEIGHT:
+                groups.append({})
+                weight = pattern.weight
+            groups[-1][pattern] = bits
         budget = MAX_BYTES // max(1, len(groups))
         self._automata = [_SegmentAutomaton(globs, budget) for globs in groups]
 
@@ -86,7 +98,8 @@ class Matcher:
         """
         found = [0] * len(plan.paths)
         for automaton in self._automata:
-            masks = _Descent(automaton, plan).leaves()
+            states = _Descent(automaton, plan).after(plan.paths)
+            masks = [state.found for state in states]
             found = list(map(or_, found, masks)) if any(found) else masks
             automaton.trim()
         for bit, regex in self._regexes:
@@ -109,7 +122,7 @@ class Matcher:
         found = union_of(bit for bit, _ in self._regexes) if paths else 0
         for automaton in self._automata:
             walk = _Descent(automaton, plan, unknown=frozenset(paths))
-            found |= automaton.alive(walk.state(path) for path in paths)
+            found |= automaton.alive(walk.after(paths))
             automaton.trim()
         return found
 
@@ -153,24 +166,6 @@ def matcher_of(patterns: tuple[Pattern, ...]) -> Matcher:
     return Matcher(patterns)
 
 
-def _groups(patterns: Sequence[Pattern]) -> Iterator[dict[Pattern, int]]:
-    """Each different glob with the bits of all its places, in groups of one weight."""
-    bits: dict[Pattern, int] = defaultdict(int)
-    for index, pattern in enumerate(patterns):
-        if not pattern.is_regex:
-            bits[pattern] |= 1 << index
-    group: dict[Pattern, int] = {}
-    total = 0
-    for pattern in bits:
-        total += weight(pattern.text)
-        if group and total > MAX_WEIGHT:
-            yield group
-            group, total = {}, weight(pattern.text)
-        group[pattern] = bits[pattern]
-    if group:
-        yield group
-
-
 class _Descent:
     """One segment automaton going down one tree."""
 
@@ -185,18 +180,18 @@ class _Descent:
         self.counted: dict[str | None, dict[str, int]] = {}
         self.classes: dict[tuple[type, ...], int] = {}
 
-    def leaves(self) -> list[int]:
-        """What each leaf of the tree is selected by."""
-        return [self.state(path).found for path in self.plan.paths]
-
-    def state(self, path: str) -> _SegmentState:
-        """The state after the path of a leaf, which is not remembered."""
-        parent, slash, name = path.rpartition("/")
-        above = parent if slash else None
-        state = self.states.get(above)
-        if state is None:
-            state = self.descend(parent)
-        return self.ask(state, above, name, path) if state.asks else state[name]
+    def after(self, paths: Sequence[str]) -> list[_SegmentState]:
+        """The states after paths of leaves, which are not remembered."""
+        found = []
+        for path in paths:
+            parent, slash, name = path.rpartition("/")
+            above = parent if slash else None
+            state = self.states.get(above)
+            if state is None:
+                state = self.descend(parent)
+            asks = state.asks
+            found.append(self.ask(state, above, name, path) if asks else state[name])
+        return found
 
     def descend(self, path: str) -> _SegmentState:
         """The state after ``path``, which is remembered."""
@@ -268,8 +263,7 @@ class _SegmentState(dict["str | tuple[str, int]", "_SegmentState"]):
 
     def __missing__(self, key: str | tuple[str, int]) -> _SegmentState:
         name, answer = (key, 0) if isinstance(key, str) else key
-        state = self.automaton.step(self, name, answer)
-        self[key] = state
+        state = self[key] = self.automaton.step(self, name, answer)
         return state
 
 
@@ -287,27 +281,40 @@ class _SegmentAutomaton:
 
     def __init__(self, globs: dict[Pattern, int], budget: int):
         self._budget = budget
-        self.class_names: dict[str, int] = defaultdict(int)
-        self.any_depth = 0
+        self._size = self._first = self._accepts = self.any_depth = 0
         self._accepting: dict[int, int] = {}  # place -> bits of the answer
-        self._size = 0
         self._literals: dict[str, int] = defaultdict(int)
         self._globs: dict[Glob, int] = defaultdict(int)
+        self.class_names: dict[str, int] = defaultdict(int)
+        self.class_positions = self.counted_positions = 0
         self._counted: dict[FromEnd, int] = defaultdict(int)
-        self._first = 0
         for glob, bits in globs.items():
             self._first |= 1 << self._size
-            self._lay_out(glob)
+            for element in glob.elements:
+                self._lay_out(element)
             self._accepting[self._size] = bits
-            self._new_position()
-        self._finish()
+            self._accepts |= 1 << self._size
+            self._size += 1
+        # The texts around a counted number have positions that no state ever holds:
+        # nothing leads from an accepting position to the next.
+        self._parts = {
+            element: (self._lay_out(element.before), self._lay_out(element.after))
+            for element in self._counted
+        }
+        self._characters: CharacterAutomaton | None = None
+        if self._globs:
+            tokens = ((glob.tokens, bits) for glob, bits in self._globs.items())
+            self._characters = CharacterAutomaton(tokens, budget)
+        self.tree_positions = self.class_positions | self.counted_positions
+        self._stays = self._accepts | self.any_depth
+        self._forget()
 
     def alive(self, states: Iterable[_SegmentState]) -> int:
         """The bits of all globs that match in a state, or may do so further down."""
-        ends = sorted(self._accepting)
-        places = places_of(union_of(state.positions for state in states))
-        found = {ends[bisect_left(ends, place)] for place in places}
-        return union_of(self._accepting[end] for end in found)
+        ends, found = list(self._accepting), 0
+        for place in places_of(union_of(state.positions for state in states)):
+            found |= self._accepting[ends[bisect_left(ends, place)]]
+        return found
 
     def trim(self) -> None:
         """Forget what was learnt if that is too much."""
@@ -323,28 +330,27 @@ class _SegmentAutomaton:
             answer: positions that the tree says this segment satisfies.
         """
         before = state.positions
-        after = (before & (self.satisfied_by(name) | answer)) << 1
+        satisfied = self._satisfied.get(name)
+        if satisfied is None:
+            satisfied = self._satisfied[name] = self._satisfied_by(name)
+        after = (before & (satisfied | answer)) << 1
         after |= before & self._stays
         after |= (after & self.any_depth) << 1
         self._transitions += 1
-        return self._state(after, before, state.found)
+        known = self._states.get(after)
+        return self._state(after, before, state.found) if known is None else known
 
     def _state(self, positions: int, before: int, found: int) -> _SegmentState:
-        """The state of ``positions``, when ``before`` has ``found`` already."""
-        state = self._states.get(positions)
-        if state is None:
-            for place in places_of(positions & ~before & self._accepts):
-                found |= self._accepting[place]
-            state = self._states[positions] = _SegmentState(self, positions, found)
+        """A new state of ``positions``, when ``before`` has ``found`` already."""
+        for place in places_of(positions & ~before & self._accepts):
+            found |= self._accepting[place]
+        state = self._states[positions] = _SegmentState(self, positions, found)
         return state
 
-    def satisfied_by(self, name: str) -> int:
+    def _satisfied_by(self, name: str) -> int:
         """The positions whose own text or glob ``name`` matches."""
-        positions = self._satisfied.get(name)
-        if positions is None:
-            positions = self._literals.get(name, 0) | self._characters.match(name)
-            self._satisfied[name] = positions
-        return positions
+        found = self._literals.get(name, 0)
+        return found | self._characters.match(name) if self._characters else found
 
     def count(self, names: Sequence[str], asks: int) -> dict[str, int]:
         """For siblings ``names``, which of the positions ``asks`` each satisfies."""
@@ -362,7 +368,9 @@ class _SegmentAutomaton:
         for name in names:
             for digits in _DIGITS.finditer(name):
                 left, right = name[: digits.start()], name[digits.end() :]
-                if self._matches(left, before) and self._matches(right, after):
+                if self._satisfied_by(left) & before and (
+                    self._satisfied_by(right) & after
+                ):
                     # Not ``int``: Python refuses to read very long ones.
                     number = digits[0].lstrip("0")
                     families[left, right].append(((len(number), number), name))
@@ -371,51 +379,23 @@ class _SegmentAutomaton:
             chosen = set(numbers[element.first : element.last + 1 or None])
             yield from (name for number, name in members if number in chosen)
 
-    def _matches(self, text: str, position: int) -> bool:
-        found = self._literals.get(text, 0) | self._characters.match(text)
-        return bool(found & position)
-
-    def _new_position(self) -> int:
+    def _lay_out(self, element: Element) -> int:
+        """Give an element the next position."""
+        position = 1 << self._size
         self._size += 1
-        return 1 << self._size - 1
-
-    def _lay_out(self, glob: Pattern) -> None:
-        for element in glob.elements:
-            position = self._new_position()
-            if isinstance(element, Literal | Glob):
-                self._add_text(element, position)
-            elif isinstance(element, AnyDepth):
-                self.any_depth |= position
-            elif isinstance(element, ClassName):
-                self.class_names[element.name] |= position
-            else:
-                self._counted[element] |= position
-
-    def _add_text(self, element: Literal | Glob, position: int) -> None:
         if isinstance(element, Literal):
             self._literals[element.text] |= position
-        else:
+        elif isinstance(element, Glob):
             self._globs[element] |= position
-
-    def _finish(self) -> None:
-        # The texts around a counted number have positions that no state ever holds:
-        # nothing leads from an accepting position to the next.
-        self._parts: dict[FromEnd, tuple[int, int]] = {}
-        for element in self._counted:
-            before, after = self._new_position(), self._new_position()
-            self._add_text(element.before, before)
-            self._add_text(element.after, after)
-            self._parts[element] = before, after
-        self._characters = CharacterAutomaton(
-            ((glob.tokens, positions) for glob, positions in self._globs.items()),
-            self._budget,
-        )
-        self.class_positions = union_of(self.class_names.values())
-        self.counted_positions = union_of(self._counted.values())
-        self.tree_positions = self.class_positions | self.counted_positions
-        self._accepts = mask_of(self._accepting, self._size)
-        self._stays = self._accepts | self.any_depth
-        self._forget()
+        elif isinstance(element, AnyDepth):
+            self.any_depth |= position
+        elif isinstance(element, ClassName):
+            self.class_names[element.name] |= position
+            self.class_positions |= position
+        else:
+            self._counted[element] |= position
+            self.counted_positions |= position
+        return position
 
     def _forget(self) -> None:
         self._transitions = 0

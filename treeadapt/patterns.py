@@ -126,6 +126,9 @@ class FromEnd:
 
 Element: TypeAlias = AnyDepth | Literal | Glob | ClassName | FromEnd
 
+_ANY_DEPTH = AnyDepth()
+_literal = lru_cache(maxsize=4_096)(Literal)  # rules use the same few names many times
+
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
@@ -135,6 +138,9 @@ class Pattern:
         text: what was parsed.
         elements: one for each segment of a glob; no two ``AnyDepth`` side by side.
             Empty for a regular expression.
+        weight: what it costs to match, whatever the tree: 1 for a segment without
+            wildcards and for ``**``, for another one the number of its characters.
+        needs_tree: classes or siblings decide, so that a path alone does not.
         regex: the compiled regular expression of a ``re:`` pattern.
 
     Example:
@@ -143,23 +149,15 @@ class Pattern:
         Pattern('encoder/<LayerNorm>/{scale,bias}')
         >>> pattern.elements[:2]
         (Literal(text='encoder'), ClassName(name='LayerNorm'))
-        >>> pattern.needs_tree, pattern.is_regex
-        (True, False)
+        >>> pattern.weight, pattern.needs_tree
+        (24, True)
     """
 
     text: str
     elements: tuple[Element, ...] = field(compare=False)
+    weight: int = field(compare=False)
+    needs_tree: bool = field(default=False, compare=False)
     regex: re.Pattern[str] | None = field(default=None, compare=False)
-
-    @property
-    def is_regex(self) -> bool:
-        """Whether this is a regular expression on the whole path."""
-        return self.regex is not None
-
-    @property
-    def needs_tree(self) -> bool:
-        """Whether classes or siblings decide, so that a path alone does not."""
-        return any(isinstance(part, ClassName | FromEnd) for part in self.elements)
 
     def __repr__(self) -> str:
         return f"Pattern({self.text!r})"
@@ -198,8 +196,17 @@ def parse(text: str) -> Pattern:
         )
         _fail(text, MAX_CHARACTERS, problem + "Write several patterns in a list.")
     if text.startswith(REGEX_PREFIX):
-        return Pattern(text, (), _regex(text))
-    return Pattern(text, tuple(_elements(text)))
+        return Pattern(text, (), len(text), regex=_regex(text))
+    if not text:
+        problem = "the pattern is empty. Write '**' for every leaf, "
+        _fail(text, 0, problem + "'{,}' for the path '' of a bare leaf.")
+    if text[0] == "/":
+        problem = f"a path has no leading slash. Write {listing([text.lstrip('/')])}"
+        _fail(text, 0, problem + "; after an empty key, write '\\/'.")
+    if not _SPECIAL.search(text):
+        elements = tuple(map(_literal, text.split("/")))
+        return Pattern(text, elements, len(elements))
+    return _glob(text)
 
 
 def escape(text: str) -> str:
@@ -225,21 +232,6 @@ def escape(text: str) -> str:
     return "\\" + escaped if text.startswith(("/", "!", REGEX_PREFIX)) else escaped
 
 
-def weight(text: str) -> int:
-    """What it costs to match a pattern, whatever the tree: segments and wildcards.
-
-    Args:
-        text: of a pattern. A segment without wildcards weighs 1, like ``**``; another
-            one as much as it has characters.
-
-    Example:
-        >>> weight("encoder/**/kernel"), weight("encoder/*_proj")
-        (3, 7)
-    """
-    segments = text.split("/")
-    return sum(1 if _plain_element(one) else len(one) for one in segments)
-
-
 def _regex(text: str) -> re.Pattern[str]:
     body = text[len(REGEX_PREFIX) :]
     if not body:
@@ -253,24 +245,25 @@ def _regex(text: str) -> re.Pattern[str]:
     _fail(text, len(REGEX_PREFIX) + column, f"not a regular expression: {reason}.")
 
 
-def _elements(text: str) -> Iterator[Element]:
-    if not text:
-        problem = "the pattern is empty. Write '**' for every leaf, "
-        _fail(text, 0, problem + "'{,}' for the path '' of a bare leaf.")
-    if text[0] == "/":
-        problem = f"a path has no leading slash. Write {listing([text.lstrip('/')])}"
-        _fail(text, 0, problem + "; after an empty key, write '\\/'.")
-    count, previous = 0, None
+def _glob(text: str) -> Pattern:
+    elements: list[Element] = []
+    weight = any_depths = 0
     for start, stop in spans(text):
-        element = _element(text, start, stop)
-        if isinstance(element, AnyDepth):
-            count += 1
-            if count > MAX_ANY_DEPTH:
+        segment = text[start:stop]
+        if segment == "**":
+            any_depths, weight = any_depths + 1, weight + 1
+            if any_depths > MAX_ANY_DEPTH:
                 _fail(text, start, f"a pattern has at most {MAX_ANY_DEPTH} '**'.")
-            if isinstance(previous, AnyDepth):
-                continue
-        yield element
-        previous = element
+            if elements[-1:] != [_ANY_DEPTH]:
+                elements.append(_ANY_DEPTH)
+        elif _SPECIAL.search(segment):
+            elements.append(_Scanner(text, start, stop).element())
+            weight += len(segment)
+        else:
+            elements.append(_literal(segment))
+            weight += 1
+    needs_tree = any(isinstance(one, ClassName | FromEnd) for one in elements)
+    return Pattern(text, tuple(elements), weight, needs_tree)
 
 
 def spans(text: str) -> Iterator[tuple[int, int]]:
@@ -281,19 +274,6 @@ def spans(text: str) -> Iterator[tuple[int, int]]:
             yield start, found.start()
             start = found.end()
     yield start, len(text)
-
-
-def _element(text: str, start: int, stop: int) -> Element:
-    plain = _plain_element(text[start:stop])
-    return plain if plain is not None else _Scanner(text, start, stop).element()
-
-
-# Rules say the same few names again and again.
-@lru_cache(maxsize=4_096)
-def _plain_element(segment: str) -> AnyDepth | Literal | None:
-    if segment == "**":
-        return AnyDepth()
-    return None if _SPECIAL.search(segment) else Literal(segment)
 
 
 class _Scanner:

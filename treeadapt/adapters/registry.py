@@ -40,12 +40,14 @@ class NodeKind:
         opens: JAX does not know the class: the adapter opens what JAX sees as a leaf.
         by_hand: nodes of the class are rebuilt by the adapter, not by JAX.
         sealed: an entry says that it is a leaf, so nobody looks inside it.
+        is_mapping: JAX keeps the keys of its children as metadata, and nothing else.
     """
 
     adapter: Adapter | None = None
     opens: bool = False
     by_hand: bool = False
     sealed: bool = False
+    is_mapping: bool = False
 
 
 #: What the registry says of everything that no adapter applies to.
@@ -127,7 +129,7 @@ class AdapterRegistry:
             node: any object. It is only asked for its type, and JAX for whether it
                 knows that type.
         """
-        return self._kinds.get(type(node)) or self._search(node)
+        return self.kinds.get(type(node)) or self._search(node)
 
     def find_again(self, node: Any) -> NodeKind:
         """Find as ``find`` does; look up again a type that JAX may know by now."""
@@ -140,8 +142,8 @@ class AdapterRegistry:
     def forget(self) -> None:
         """Look every type up again, as after a class was registered with JAX late."""
         with self._lock:
-            # It keeps no class of the user's alive.
-            self._kinds: MutableMapping[type, NodeKind] = weakref.WeakKeyDictionary()
+            #: What ``find`` knows by type. It keeps no class of the user's alive.
+            self.kinds: MutableMapping[type, NodeKind] = weakref.WeakKeyDictionary()
             #: What other rooms derive from the entries.
             self.memo: dict[str, Any] = {}
 
@@ -157,7 +159,7 @@ class AdapterRegistry:
     def _search(self, node: Any) -> NodeKind:
         cls = type(node)
         known = jax_knows(node)
-        kinds = self._kinds  # an entry registered meanwhile gets a new, empty table
+        kinds = self.kinds  # an entry registered meanwhile gets a new, empty table
         kind = LEAF
         ranked = self._ranked(cls, known=known)
         for adapter in sorted(ranked, key=lambda row: not row.is_exact(cls)):
@@ -174,7 +176,10 @@ class AdapterRegistry:
                     break
             elif known or adapter.unflatten is not None:
                 by_hand = adapter.unflatten is not None and adapter.by_hand(cls)
-                kind = NodeKind(adapter, not known, by_hand or not known)
+                is_mapping = adapter.flatten is jax.mapping
+                kind = NodeKind(
+                    adapter, not known, by_hand or not known, is_mapping=is_mapping
+                )
                 break
         kinds[cls] = kind
         return kind
@@ -221,9 +226,8 @@ _current: contextvars.ContextVar[AdapterRegistry] = contextvars.ContextVar(
 )
 
 
-def current_registry() -> AdapterRegistry:
-    """Return the registry in force: the default one unless within ``use``."""
-    return _current.get()
+#: Returns the registry in force: the default one unless within ``use``.
+current_registry = _current.get
 
 
 def register(

@@ -19,11 +19,11 @@ from jax.sharding import PartitionSpec
 from treeadapt.data_files import MAX_INTEGER, VERSION, DataFile, one_line
 from treeadapt.errors import PatternError, RulesFileError
 from treeadapt.names import listing
-from treeadapt.patterns import REGEX_PREFIX, parse, weight
+from treeadapt.patterns import REGEX_PREFIX, parse
 
 MAX_PATTERNS = 10_000
 MAX_PATHS = 200_000
-MAX_WEIGHT = 200_000  # of all patterns together; see ``patterns.weight``
+MAX_WEIGHT = 200_000  # of all patterns together; see ``patterns.Pattern``
 MAX_STACKS = 256
 MAX_AXES = 64  # of an array, and of a mesh
 Label: TypeAlias = str | int | float | bool | PartitionSpec
@@ -143,14 +143,6 @@ def check_patterns(
                 f"{one_line(repr(pattern))} is not a pattern",
                 "Put it in quotes.",
             )
-        total += weight(pattern)
-        if total > MAX_WEIGHT:
-            RULES_FILE.refuse(
-                path,
-                f"its patterns have more than {MAX_WEIGHT:,} segments and characters "
-                f"of segments with wildcards, up to {listing([pattern])}",
-                "Split the file, or write shorter patterns.",
-            )
         body = pattern.removeprefix("!")
         if body.startswith(REGEX_PREFIX) and not allow_regex:
             RULES_FILE.refuse(
@@ -160,9 +152,16 @@ def check_patterns(
                 "Write a glob, or pass allow_regex=True for a file that you trust.",
             )
         try:
-            parse(body)
+            total += parse(body).weight
         except PatternError as error:
             raise PatternError(f"Rules file {str(path)!r}: {error}") from None
+        if total > MAX_WEIGHT:
+            RULES_FILE.refuse(
+                path,
+                f"its patterns have more than {MAX_WEIGHT:,} segments and characters "
+                f"of segments with wildcards, up to {listing([pattern])}",
+                "Split the file, or write shorter patterns.",
+            )
 
 
 def write_toml(

@@ -8,6 +8,7 @@ has switched JAX's own check off. Never changes that limit.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
 from collections.abc import Iterator, Sequence
@@ -30,8 +31,19 @@ from treeadapt.paths import SEPARATOR, segment
 #: overflow the C stack, so its depth is measured first.
 MAX_DEPTH = 5_000
 
-_SPARE = 10  # levels of recursion that the code of a node may need
+_SPARE = 20  # levels of recursion that the code of a node may need
 _EVERY = 16  # nodes between two looks at how many levels are left
+
+
+def _nested(levels: int) -> tuple[Any, ...]:
+    node: tuple[Any, ...] = ()
+    for _ in range(levels):
+        node = (node,)
+    return node
+
+
+# To compare these takes as many levels of recursion.
+_NESTED, _AS_DEEP = _nested(_SPARE + _EVERY), _nested(_SPARE + _EVERY)
 _MAX_KINDS = 1_000
 _SHOWN = 20  # segments of a deep path in a message
 
@@ -49,17 +61,17 @@ def flatten(tree: Any) -> tuple[list[Any], Any]:
         if is_raised and (error := _problem(tree, least=MAX_DEPTH)):
             raise error
         registry = current_registry()
-        adapter = registry.find(tree).adapter
-        if adapter is not None and adapter.shared:  # it may well lead back to itself
+        kind = registry.kinds.get(type(tree)) or registry.find(tree)
+        if kind.adapter and kind.adapter.shared:  # it may well lead back to itself
             return _flatten_with_care(tree)
         kinds = registry.memo.setdefault("flattened", set())
-        kind = _kind(tree)
-        if kind in kinds:
+        alike = _kind(tree)
+        if alike in kinds:
             return _jax.flatten(tree)
         found = _flatten_with_care(tree)
         if len(kinds) >= _MAX_KINDS:
             kinds.clear()
-        kinds.add(kind)
+        kinds.add(alike)
         return found
     except (SystemError, RecursionError, ValueError, TypeError) as error:
         raise _explained(tree, error) from None
@@ -91,20 +103,19 @@ def _flatten_with_care(tree: Any) -> tuple[list[Any], Any]:
         nonlocal is_at_the_edge
         if not is_at_the_edge and next(nodes) % _EVERY == 0:
             try:
-                _use(_SPARE + _EVERY)
+                is_at_the_edge = _NESTED != _AS_DEEP
             except RecursionError:
                 is_at_the_edge = True
         return is_at_the_edge
 
+    with contextlib.suppress(ValueError):  # the stack is not so deep
+        # Since Python 3.12 its own levels are counted apart from those of C.
+        sys._getframe(sys.getrecursionlimit() - _SPARE)
+        raise RecursionError
     found = _jax.flatten(tree, stop)
     if is_at_the_edge:
         raise RecursionError
     return found
-
-
-def _use(levels: int) -> bool:
-    # ``map`` makes each a level of C, which Python 3.12 counts apart.
-    return levels == 0 or any(map(_use, (levels - 1,)))
 
 
 def _explained(tree: Any, error: Exception) -> Exception:

@@ -18,7 +18,7 @@ import itertools
 import operator
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import optax
 
@@ -33,6 +33,8 @@ from treeadapt.trees.walk import ROOT, Walk
 _MAX_PLANS = 256
 _MAX_PLANNED_LEAVES = 500_000
 _MAX_MEMO = 32
+_HOLES = frozenset({type(None), optax.MaskedNode})
+_Reorder: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
 
 
 class Plan:
@@ -57,26 +59,24 @@ class Plan:
         self.shares = len(walk.shared) > 1
         self.memo: dict[Any, Any] = {}
         self._nodes = walk.nodes
-        types = {cls for classes in walk.nodes.values() for cls in classes}
-        self.holes = tuple(
-            path or ""
-            for path, classes in walk.nodes.items()
-            if type(None) in classes or optax.MaskedNode in classes
-        )
+        types = set(itertools.chain.from_iterable(walk.nodes.values()))
+        self.holes: tuple[str, ...] = ()
+        if not types.isdisjoint(_HOLES):
+            self.holes = tuple(
+                path or ""
+                for path, classes in walk.nodes.items()
+                if not _HOLES.isdisjoint(classes)
+            )
         self.ties = walk.ties
         self.is_plain = types <= {dict, list, tuple, type(None)}
         self.root: type | None = next(iter(walk.nodes.get(None, ())), None)
         self.is_flat_dict = (
             self.root is dict
             and {None, *self.holes}.issuperset(walk.nodes)
-            and types <= {dict, type(None), optax.MaskedNode}
+            and types <= {dict, *_HOLES}
             and any("/" in path for path in self.paths)
         )
-        order, self._state_treedef = flatten(walk.skeleton[ROOT])
-        self._to_state = _permutation(order)
-        self._from_state = _permutation(
-            sorted(range(len(order)), key=order.__getitem__)
-        )
+        self._skeleton = walk.skeleton[ROOT]
 
     def __repr__(self) -> str:
         return f"Plan({len(self.paths)} leaves)"
@@ -86,7 +86,8 @@ class Plan:
 
     def nest(self, leaves: Sequence[Any]) -> Any:
         """Return the state dict that holds ``leaves``."""
-        return self._state_treedef.unflatten(self._to_state(leaves))
+        treedef, to_state, _ = self._nested
+        return treedef.unflatten(to_state(leaves))
 
     def flat(self, leaves: Sequence[Any]) -> dict[str, Any]:
         """Return ``{path: leaf}``; of two leaves with one path, the last alone."""
@@ -105,9 +106,17 @@ class Plan:
         """
         leaves, treedef = flatten(state)
         plain = _memo(current_registry())[1]
-        if treedef != self._state_treedef or not plain.issuperset(map(type, leaves)):
+        known, _, from_state = self._nested
+        if treedef != known or not plain.issuperset(map(type, leaves)):
             return None
-        return self._from_state(leaves)
+        return from_state(leaves)
+
+    @functools.cached_property
+    def _nested(self) -> tuple[Any, _Reorder, _Reorder]:
+        """The treedef of the state dict; reorders leaves for it, and back."""
+        order, treedef = flatten(self._skeleton)
+        back = sorted(range(len(order)), key=order.__getitem__)
+        return treedef, _permutation(order), _permutation(back)
 
     def classes(self, path: str | None) -> tuple[type, ...]:
         """Return the classes of the nodes and boxes at ``path`` (None: the root)."""
@@ -133,7 +142,7 @@ class Plan:
 
     @functools.cached_property
     def _names(self) -> dict[str | None, list[str]]:
-        return _segments_below(self.nest(range(len(self))))
+        return _segments_below(self._skeleton)
 
     def with_layers(self, text: str) -> str:
         """Return a stored path with ``*`` for the numbers of layers in this plan."""
@@ -234,7 +243,7 @@ def view_tree(tree: Any) -> TreeView:
         >>> view.plan.paths, view.leaves
         (('a/0', 'a/1', 'b'), [2.0, 3.0, 1.0])
     """
-    return view_nested(tree).require_unique()
+    return TreeView(*take_apart(tree), tree).require_unique()
 
 
 def view_nested(tree: Any) -> TreeView:
@@ -356,7 +365,7 @@ def _memo(registry: AdapterRegistry) -> tuple[_PlanCache, set[type]]:
     return found
 
 
-def _permutation(order: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+def _permutation(order: Sequence[int]) -> _Reorder:
     if list(order) == list(range(len(order))):
         return _identity
     return operator.itemgetter(*order)  # two or more: one alone is in order

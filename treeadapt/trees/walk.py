@@ -10,15 +10,17 @@ Knows nothing of caching (see ``views``).
 from __future__ import annotations
 
 import dataclasses
+import functools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 
+from treeadapt import _jax
 from treeadapt import paths as _paths
 from treeadapt.adapters import fields
-from treeadapt.adapters.adapter import BOX, Adapter
+from treeadapt.adapters.adapter import BOX, Adapter, Flat
 from treeadapt.adapters.jax import treedef_of_node
 from treeadapt.adapters.registry import LEAF, AdapterRegistry, NodeKind
 from treeadapt.arrays import is_array
@@ -159,15 +161,20 @@ class Walk:
         self.cacheable = True
         self._registry = registry
         self._plain = plain  # classes of leaves that need no closer look
-        self._searcher = Searcher(registry)
         self._frames: list[_Frame] = []
         self._opened: set[int] = set()  # nodes above, from the first opaque one on
         self._steps: list[int | _Frame | _Step] = []
         self._homes: list[str | None] = []  # paths of the shared nodes
 
+    @functools.cached_property
+    def _searcher(self) -> Searcher:
+        return Searcher(self._registry)
+
     def run(self, tree: Any) -> Walk:
         """Visit every node and leaf of ``tree``."""
-        find, frames, plain = self._registry.find, self._frames, self._plain
+        kinds, find = self._registry.kinds, self._registry.find
+        frames, plain = self._frames, self._plain
+        known: dict[type, NodeKind] = {}  # faster than ``kinds``, which holds no class
         spot = _Spot(None, self.skeleton, ROOT)
         frames.append(_Frame(iter(((BOX, tree),)), spot))
         while frames:
@@ -177,9 +184,16 @@ class Walk:
                     spot = frame.spot
                 else:
                     name = key if type(key) is str else _segment(key, frame)
-                    spot = _Spot(frame.prefix + name, self._own_dict(frame, name), name)
-                kind = find(child)
-                if (kind.adapter is None or kind.opens) and type(child) not in plain:
+                    own = frame.spot.container[frame.spot.name]
+                    if not isinstance(own, dict):
+                        raise _box_error(frame.spot)
+                    if name in own:
+                        raise self._collision(frame, name)
+                    spot = _Spot(frame.prefix + name, own, name)
+                cls = type(child)
+                kind = known.get(cls) or kinds.get(cls) or find(child)
+                known[cls] = kind
+                if (kind.adapter is None or kind.opens) and cls not in plain:
                     kind = self._look_closer(child, spot)
                 if kind.adapter is None:
                     self._add_leaf(child, spot, frame)
@@ -263,7 +277,12 @@ class Walk:
     def _enter(
         self, node: Any, adapter: Adapter, kind: NodeKind, spot: _Spot, above: _Frame
     ) -> None:
-        flat = _asked(adapter.open, node, spot)
+        if kind.is_mapping:  # most nodes: no code of an adapter is needed
+            children, keys = _jax.one_level(node)
+            flat, trains = Flat(keys, children), above.trains
+        else:
+            flat = _asked(adapter.open, node, spot)
+            trains = above.trains and adapter.trains(node)
         if node is None:
             spot.container.setdefault(spot.name, None)
         elif spot.container.get(spot.name) is None:
@@ -288,7 +307,7 @@ class Walk:
                 pairs=zip(flat.keys, flat.children, strict=True),
                 spot=spot,
                 prefix="" if spot.path is None else spot.path + _paths.SEPARATOR,
-                trains=above.trains and adapter.trains(node),
+                trains=trains,
                 in_opaque=above.in_opaque or kind.opens,
                 node=node,
                 kind=kind,
@@ -306,15 +325,6 @@ class Walk:
                 raise cycle_error(names, opened=type(node).__name__ * kind.opens)
             raise depth_error(len(names), names)
         self._opened.add(id(node))
-
-    def _own_dict(self, frame: _Frame, name: str) -> dict[str, Any]:
-        """Return the dict of the skeleton for the children of the node of a frame."""
-        own = frame.spot.container[frame.spot.name]
-        if not isinstance(own, dict):
-            raise _box_error(frame.spot)
-        if name in own:
-            raise self._collision(frame, name)
-        return own
 
     def _collision(self, frame: _Frame, name: str) -> PathCollisionError:
         nodes = [above.node for above in self._frames[1:]]
