@@ -12,8 +12,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -130,9 +130,11 @@ class MemoryPlan:
         for array in self.arrays:
             kinds.setdefault(array.kind, []).append(array)
         totals = [_total(kind, arrays) for kind, arrays in kinds.items()]
-        last = [one for one in totals if one.kind not in (PARAMS, GRADIENTS)]
-        first = [one for one in totals if one not in last]
-        return (*first, *sorted(last, key=lambda one: -one.device_bytes))
+
+        def order(one: KindTotal) -> float:
+            return -one.device_bytes if one.kind.startswith(STATE) else -math.inf
+
+        return tuple(sorted(totals, key=order))
 
     @functools.cached_property
     def largest(self) -> tuple[tuple[PlacedArray, int], ...]:
@@ -140,14 +142,11 @@ class MemoryPlan:
 
         The largest first. An array of the state that belongs to no param is there, too.
         """
-        sums: dict[tuple[bool, str], int] = {}
-        owners: dict[tuple[bool, str], PlacedArray] = {}
+        owned: dict[tuple[str | None, str], list[PlacedArray]] = {}
         for array in self.arrays:
-            is_own = array.param is None
-            key = (is_own, array.path if is_own else str(array.param))
-            owners.setdefault(key, array)
-            sums[key] = sums.get(key, 0) + array.device_bytes
-        pairs = [(owner, sums[key]) for key, owner in owners.items()]
+            key = (array.param, array.path if array.param is None else "")
+            owned.setdefault(key, []).append(array)
+        pairs = [(own[0], sum(x.device_bytes for x in own)) for own in owned.values()]
         return tuple(sorted(pairs, key=lambda pair: -pair[1]))
 
     @property
@@ -164,58 +163,61 @@ class MemoryPlan:
         head = ("memory", "leaves", "size", "each device", "replicated")
         totals = [*self.kinds, _total("all", self.arrays)]
         rows = [
-            (one.kind, f"{one.num_leaves:,}", *map(size_text, _bytes(one)))
-            for one in totals
+            (kind, f"{num_leaves:,}", *map(size_text, sizes))
+            for kind, num_leaves, *sizes in map(dataclasses.astuple, totals)
         ]
         groups = self._groups()
         cells = [group.cells for group in groups[:_SHOWN]]
         if len(groups) > _SHOWN:
             rest = sum(group.device_bytes for group in groups[_SHOWN:])
             cells.append((f"… {len(groups) - _SHOWN:,} more", "", "", size_text(rest)))
-        copies = [group for group in groups if group.first.is_replicated]
-        head_of_largest = ("largest, with state", "contents", "spec", "each device")
-        return (
-            self.headline,
-            "",
-            *aligned(head, rows),
-            *(["", *aligned(head_of_largest, cells)] if cells else []),
-            *_copies_lines(copies),
-        )
+        lines = [self.headline, "", *aligned(head, rows)]
+        if cells:
+            own_head = ("largest, with state", "contents", "spec", "each device")
+            lines += ["", *aligned(own_head, cells)]
+        if copies := [group for group in groups if group.first.is_replicated]:
+            count = plural(sum(group.num_leaves for group in copies), "leaf")
+            size = size_text(sum(group.device_bytes for group in copies))
+            names = listing((group.name for group in copies), limit=3)
+            text = f"A copy on each device: {count}, {size} with state: {names}."
+            lines += ["", text]
+        return tuple(lines)
 
     def _groups(self) -> list[_Group]:
         """Return the largest, those that are alike as one."""
-        alike: dict[Any, list[tuple[PlacedArray, int]]] = {}
+        alike: dict[Any, list[PlacedArray]] = {}
         for array, size in self.largest:
-            spec = spec_text(array.spec)
-            key = (array.kind, array.shape, array.dtype, spec, size)
-            alike.setdefault(key, []).append((array, size))
+            key = (size, array.kind, array.shape, array.dtype, spec_text(array.spec))
+            alike.setdefault(key, []).append(array)
         groups = [
-            _Group(path, pairs[places[0]][0], len(places), pairs[0][1] * len(places))
-            for pairs in alike.values()
-            for path, places in fold(array.path for array, _ in pairs).items()
+            _Group(path, own[places[0]], len(places), len(places) * size)
+            for (size, *_), own in alike.items()
+            for path, places in fold(array.path for array in own).items()
         ]
         return sorted(groups, key=lambda group: -group.device_bytes)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Group:
+class _Group(NamedTuple):
     """Leaves that are alike but for a number in their path.
 
     Attributes:
         path: with ``{0..3}`` for several.
         first: one of them.
-        count: how many they are.
+        num_leaves: how many they are.
         device_bytes: of all of them on each device, with their gradients and state.
     """
 
     path: str
     first: PlacedArray
-    count: int
+    num_leaves: int
     device_bytes: int
 
     @property
     def cells(self) -> tuple[str, str, str, str]:
-        one, times = self.first, f"{self.count:,} x " if self.count > 1 else ""
+        one, times = (
+            self.first,
+            f"{self.num_leaves:,} x " if self.num_leaves > 1 else "",
+        )
         contents = f"{times}{one.dtype}[{','.join(map(str, one.shape))}]"
         spec = fitted(printable(spec_text(one.spec)), _PATH)
         return self.name or "''", contents, spec, size_text(self.device_bytes)
@@ -223,8 +225,7 @@ class _Group:
     @property
     def name(self) -> str:
         """The path, and where it is if not among the params."""
-        is_param = self.first.param is not None
-        path = self.path if is_param else below(STATE, self.path)
+        path = self.path if self.first.param is not None else below(STATE, self.path)
         return fitted(printable(path), _PATH, middle=True)
 
 
@@ -263,33 +264,39 @@ def plan_memory(
     found, complaint = decide_specs(
         view, rules, specs, logical_axes=logical_axes, mesh=mesh
     )
-    pairs = zip(view.items(), found, strict=True)
     arrays = [
         _placed(PARAMS, path, path, leaf, spec, mesh)
-        for (path, leaf), spec in pairs
+        for (path, leaf), spec in zip(view.items(), found, strict=True)
         if is_array(leaf)
     ]
-    split: set[str] = set()
+    split: set[str | None] = set()
     if tx is not None and arrays:
-        arrays += _trained(tree, view.rebuild(found), mesh, tx, split)
+        placed, split = _trained(tree, view.rebuild(found), mesh, tx)
+        arrays += placed
     if paths is not None:
         arrays = [array for array in arrays if array.param in paths]
-    left = sum(is_open(array.spec) for array in arrays)
-    count = plural(left, "array")
-    text = f"{count} with an axis left to the compiler: counted as whole."
-    notes = [complaint, text if left else "", _split_text(arrays, split)]
+    notes = [complaint]
+    if left := sum(is_open(array.spec) for array in arrays):
+        count = plural(left, "array")
+        notes.append(f"{count} with an axis left to the compiler: counted as whole.")
+    if moved := [x for x in arrays if x.kind == PARAMS and x.path in split]:
+        size = size_text(sum(array.size_bytes for array in moved))
+        notes.append(
+            f"{plural(len(moved), 'array')} ({size}) sharded along the axis of the "
+            "layers that are in different groups: each update moves them between "
+            "devices. Shard another axis."
+        )
     return MemoryPlan(
         tuple(mesh.shape.items()), tuple(arrays), tuple(filter(None, notes))
     )
 
 
 def _trained(
-    tree: Any, specs: Any, mesh: Mesh | AbstractMesh, tx: Any, split: set[str]
-) -> Iterator[PlacedArray]:
-    """Yield the gradients, then the arrays of the state.
+    tree: Any, specs: Any, mesh: Mesh | AbstractMesh, tx: Any
+) -> tuple[list[PlacedArray], set[str | None]]:
+    """Return the gradients, then the arrays of the state; and what is split.
 
-    ``split`` gets the params of which groups have layers, and that are sharded along
-    these.
+    That is the params of which groups have layers, and that are sharded along these.
     """
     try:
         state, places = place_state(tx, tree, specs, mesh)
@@ -303,31 +310,19 @@ def _trained(
             f"{listing(static)}. Wrap it: treeadapt.adapt(tx). ({error})"
         ) from error
     view, known = view_params(first_half(tree)), view_tree(first_half(specs)).flat()
-    held = {place.param for place in places}
     # The first half of the tree has the first of its leaves.
-    names = dict(zip(view.plan.paths, view_tree(tree).plan.paths, strict=False))
-    for path, leaf in _gradients(tx, view, held).items():
-        yield _placed(GRADIENTS, names[path], names[path], leaf, known[path], mesh)
+    pairs = zip(view.plan.paths, view_tree(tree).plan.paths, strict=False)
+    names: dict[str | None, str] = dict(pairs)
+    gradients = _gradients(tx, view, {place.param for place in places})
+    arrays = [
+        _placed(GRADIENTS, names[path], names[path], leaf, known[path], mesh)
+        for path, leaf in gradients.items()
+    ]
     for place, leaf in zip(places, state.leaves, strict=True):
-        kind, spec = below(STATE, place.slot.field), place.placement
-        assert isinstance(spec, PartitionSpec)
-        param = None if place.param is None else names[place.param]
-        if place.is_split and param is not None:
-            split.add(param)
-        yield _placed(kind, place.slot.name, param, leaf, spec, mesh)
-
-
-def _split_text(arrays: Iterable[PlacedArray], split: Collection[str]) -> str:
-    """Say what is divided although the mesh divides it otherwise."""
-    found = [each for each in arrays if each.kind == PARAMS and each.path in split]
-    size = size_text(sum(each.size_bytes for each in found))
-    return (
-        f"{plural(len(found), 'array')} ({size}) sharded along the axis of the layers "
-        "that are in different groups: each update moves them between devices. Shard "
-        "another axis."
-        if found
-        else ""
-    )
+        kind, param = below(STATE, place.slot.field), names.get(place.param)
+        path, spec = place.slot.name, place.placement
+        arrays.append(_placed(kind, path, param, leaf, spec, mesh))
+    return arrays, {names.get(place.param) for place in places if place.is_split}
 
 
 def _gradients(
@@ -381,7 +376,7 @@ def _placed(
     path: str,
     param: str | None,
     array: Any,
-    spec: PartitionSpec,
+    spec: Any,
     mesh: Mesh | AbstractMesh,
 ) -> PlacedArray:
     shape, dtype = tuple(array.shape), array.dtype
@@ -409,17 +404,3 @@ def _total(kind: str, arrays: Sequence[PlacedArray]) -> KindTotal:
         sum(array.device_bytes for array in arrays),
         sum(array.device_bytes for array in arrays if array.is_replicated),
     )
-
-
-def _bytes(one: KindTotal) -> tuple[int, int, int]:
-    return one.size_bytes, one.device_bytes, one.replicated_bytes
-
-
-def _copies_lines(groups: Sequence[_Group]) -> Iterator[str]:
-    """Yield what every device has a copy of, the largest first."""
-    if groups:
-        count = plural(sum(group.count for group in groups), "leaf")
-        size = size_text(sum(group.device_bytes for group in groups))
-        names = listing((group.name for group in groups), limit=3)
-        yield ""
-        yield f"A copy on each device: {count}, {size} with state: {names}."

@@ -9,12 +9,13 @@ What was decided comes from ``matches``.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 import math
 import os
 import re
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from treeadapt.arrays import is_array
 from treeadapt.checkpoints.replacing import replaced
 from treeadapt.drawing.html import html_page, html_part
 from treeadapt.drawing.layout import aligned
-from treeadapt.drawing.outline import Node, Outline, Total, grown, sum_text
+from treeadapt.drawing.outline import Node, Outline, Total, added, grown, sum_text
 from treeadapt.drawing.palette import SIZES, paints
 from treeadapt.drawing.svg import svg
 from treeadapt.drawing.text import lines, markdown, plain
@@ -36,9 +37,9 @@ from treeadapt.selection.matches import STATIC, RuleMatches, where_text
 from treeadapt.selection.repairs import entry_text
 from treeadapt.selection.rules import as_rules
 from treeadapt.selection.selectors import select
-from treeadapt.selection.stacks import StackAxis
+from treeadapt.selection.stacks import NO_STACKS, Unrolled
 from treeadapt.sharding.specs import AxisRules, spec_text
-from treeadapt.trees.views import TreeView, view_tree
+from treeadapt.trees.views import view_tree
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -210,9 +211,8 @@ class Summary:
         for row in self.rows:
             kind = printable(row.dtype + _shape(row))
             by = f"rule {row.rule}: {where[row.rule]}" if row.rule else ""
-            sums = (row.num_leaves, row.num_params, row.size_bytes)
             part = {places[label_key(row.label)]: (row.num_leaves, row.size_bytes)}
-            leaves.append(Node("", row.path, kind, by, *sums, part))
+            leaves.append(Node("", row.path, kind, by, *added([row]), part))
         return Outline(
             printable(title),
             grown(leaves),
@@ -313,20 +313,19 @@ def summarize(
         )
     view = view_tree(tree)
     matches = None if rules is None else as_rules(rules).match(view)
-    table = view if matches is None else matches.view
+    unrolled = NO_STACKS.unroll(view) if matches is None else matches.unrolled
+    table = unrolled.view
     chosen = [True] * len(table.leaves) if where is None else select(table, where)
-    rows = list(_rows(view, matches, chosen))
-    groups = _groups(rows, matches)
-    ruled = tuple(rule for rule, found in groups if found or where is None)
+    rows = list(_rows(unrolled, matches, chosen))
+    ruled = None if matches is None else list(_rule_rows(rows, matches))
+    shown = [rule for rule in ruled or () if rule.num_leaves or where is None]
     notes: list[str] = []
     memory = None
     if matches is not None:
         # On a mesh, leaves without a rule have a box, or are scalars.
         notes += _notes(matches, chosen, needs_rule=mesh is None)
     if mesh is not None:
-        paths = None
-        if where is not None and matches is not None:
-            paths = _stored_paths(matches, chosen)
+        places = itertools.compress(unrolled.places, chosen)
         memory = plan_memory(
             tree,
             rules,
@@ -334,13 +333,13 @@ def summarize(
             tx=tx,
             specs=specs,
             logical_axes=logical_axes,
-            paths=paths,
+            paths=None if where is None else {view.plan.paths[at] for at in places},
         )
         notes += memory.notes
     return Summary(
         rows=tuple(sorted(rows, key=lambda row: natural(row.path))),
-        rules=None if matches is None else ruled,
-        totals=tuple(_totals(groups, is_ruled=matches is not None)),
+        rules=None if ruled is None else tuple(shown),
+        totals=tuple(_totals(rows, ruled)),
         notes=tuple(notes),
         separator=separator,
         memory=memory,
@@ -348,109 +347,55 @@ def summarize(
 
 
 def _rows(
-    view: TreeView, matches: RuleMatches | None, chosen: Sequence[bool]
+    unrolled: Unrolled, matches: RuleMatches | None, chosen: Sequence[bool]
 ) -> Iterator[Row]:
-    """Yield the rows of the leaves, or layers, that are chosen."""
-    if matches is None or not matches.unrolled.sizes:
-        for index, (path, leaf) in enumerate(view.items()):
-            if chosen[index]:
-                yield _row(path, leaf, index, matches)
-        return
-    keys = [i if yes else None for i, yes in zip(matches.deciding, chosen, strict=True)]
-    for part in matches.unrolled.divide(keys):
-        row = _row(part.path, view.leaves[part.leaf], part.rows[0], matches)
-        yield _part(row, matches.unrolled.axes[part.leaf], part.counts)
+    """Yield the rows of what is chosen; layers of an array that get the same as one."""
+    rules = [-1] * len(chosen) if matches is None else matches.deciding
+    keys = [rule if yes else None for rule, yes in zip(rules, chosen, strict=True)]
+    for part in unrolled.divide(keys):
+        first, num_leaves = part.rows[0], math.prod(part.counts)
+        label = None if matches is None else matches.values[first]
+        decided = (label, rules[first] + 1 or None, num_leaves)
+        leaf = unrolled.stored.leaves[part.leaf]
+        if not is_array(leaf):
+            yield Row(part.path, None, type(leaf).__name__, 0, 0, *decided)
+            continue
+        shape = list(leaf.shape)
+        for axis, count in zip(unrolled.axes[part.leaf], part.counts, strict=True):
+            shape[axis.axis] = count
+        num_params = math.prod(shape)
+        size_bytes = num_params * getattr(leaf.dtype, "itemsize", 0)
+        sizes = (tuple(shape), str(leaf.dtype), num_params, size_bytes)
+        yield Row(part.path, *sizes, *decided)
 
 
-def _part(row: Row, axes: Sequence[StackAxis], counts: Sequence[int]) -> Row:
-    """Return the row of some layers of an array.
-
-    Args:
-        row: of the array, with all its layers.
-        axes: along which it holds them.
-        counts: how many they are along each.
-    """
-    if row.shape is None:
-        return dataclasses.replace(row, num_leaves=math.prod(counts))
-    sizes = list(row.shape)
-    for axis, count in zip(axes, counts, strict=True):
-        sizes[axis.axis] = count
-    num_params = math.prod(sizes)
-    item_bytes = row.size_bytes // (row.num_params or 1)
-    return dataclasses.replace(
-        row,
-        shape=tuple(sizes),
-        num_params=num_params,
-        size_bytes=num_params * item_bytes,
-        num_leaves=math.prod(counts),
-    )
-
-
-def _stored_paths(matches: RuleMatches, chosen: Sequence[bool]) -> set[str]:
-    """Return the paths of the arrays of which a layer is chosen."""
-    paths, places = matches.stored.plan.paths, matches.unrolled.places
-    return {paths[place] for place in itertools.compress(places, chosen)}
-
-
-def _row(path: str, leaf: Any, index: int, matches: RuleMatches | None) -> Row:
-    label, rule = None, None
-    if matches is not None:
-        label = matches.values[index]
-        rule = matches.deciding[index] + 1 or None
-    if not is_array(leaf):
-        return Row(path, None, type(leaf).__name__, 0, 0, label, rule)
-    shape, dtype = tuple(leaf.shape), leaf.dtype
-    num_params = math.prod(shape)
-    size_bytes = num_params * getattr(dtype, "itemsize", 0)
-    return Row(path, shape, str(dtype), num_params, size_bytes, label, rule)
-
-
-def _groups(
-    rows: Sequence[Row], matches: RuleMatches | None
-) -> list[tuple[RuleRow, list[Row]]]:
-    """Return each rule with what it decided, then each label without a rule."""
-    rules = () if matches is None else matches.rules.selectors
-    values = () if matches is None else matches.rules.values
-    groups: dict[Hashable, tuple[RuleRow, list[Row]]] = {
-        number: (RuleRow(number, label, 0, where_text(where)), [])
-        for number, (where, label) in enumerate(zip(rules, values, strict=True), 1)
-    }
+def _rule_rows(rows: Sequence[Row], matches: RuleMatches) -> Iterator[RuleRow]:
+    """Yield each rule, then each label that leaves without a rule have."""
+    counts: collections.Counter[Hashable] = collections.Counter()
     for row in rows:
-        key = row.rule or (None, id(row.label))  # default, STATIC or None
-        none = RuleRow(None, row.label, 0, "")
-        groups.setdefault(key, (none, []))[1].append(row)
-    return [
-        (dataclasses.replace(rule, num_leaves=_num_leaves(found)), found)
-        for rule, found in groups.values()
-    ]
+        counts[row.rule or label_key(row.label)] += row.num_leaves
+    pairs = zip(matches.rules.selectors, matches.rules.values, strict=True)
+    for number, (where, label) in enumerate(pairs, 1):
+        yield RuleRow(number, label, counts[number], where_text(where))
+    others = {label_key(row.label): row.label for row in rows if row.rule is None}
+    for key, label in others.items():
+        yield RuleRow(None, label, counts[key], "")
 
 
-def _totals(
-    groups: Iterable[tuple[RuleRow, list[Row]]], *, is_ruled: bool
-) -> Iterator[Total]:
+def _totals(rows: Sequence[Row], ruled: Sequence[RuleRow] | None) -> Iterator[Total]:
     """Yield the leaves with each label, added up, in the order of the rules."""
-    labels: dict[Hashable, list[tuple[RuleRow, list[Row]]]] = {}
-    for group in groups:
-        if group[1]:
-            labels.setdefault(label_key(group[0].label), []).append(group)
-    given = [groups[0][0].label for groups in labels.values()]
-    looks = paints(given) if is_ruled else [SIZES] * len(given)
-    for label, paint, members in zip(given, looks, labels.values(), strict=True):
-        rows = [row for _, found in members for row in found]
-        text = " ".join(label_text(label, "no rule").split()) if is_ruled else ""
-        where = tuple(printable(rule.where) for rule, _ in members if rule.where)
-        yield total(label, rows, text=text, paint=paint, rules=where)
-
-
-def total(label: Any, rows: Sequence[Row], **look: Any) -> Total:
-    """Return leaves with one label, added up; ``look`` is how a drawing shows them."""
-    params = sum(row.num_params for row in rows)
-    size_bytes = sum(row.size_bytes for row in rows)
-    return Total(label, _num_leaves(rows), params, size_bytes, **look)
-
-
-def _num_leaves(rows: Sequence[Row]) -> int:
-    return sum(row.num_leaves for row in rows)
+    labels: dict[Hashable, list[Row]] = {}
+    for row in sorted(rows, key=lambda row: row.rule or math.inf):
+        labels.setdefault(label_key(row.label), []).append(row)
+    given = [found[0].label for found in labels.values()]
+    looks = [SIZES] * len(given) if ruled is None else paints(given)
+    for label, paint, found in zip(given, looks, labels.values(), strict=True):
+        text, where = "", tuple[str, ...]()
+        if ruled is not None:
+            text = " ".join(label_text(label, "no rule").split())
+            numbers = dict.fromkeys(row.rule for row in found if row.rule)
+            where = tuple(printable(ruled[number - 1].where) for number in numbers)
+        yield Total(label, *added(found), text, paint, where)
 
 
 def label_key(label: Any) -> Hashable:

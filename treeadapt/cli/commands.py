@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import re
 import sys
 import warnings
@@ -26,7 +27,7 @@ from treeadapt.checkpoints import files, store
 from treeadapt.checkpoints.leaves import stored_form
 from treeadapt.cli import printing
 from treeadapt.cli.bench import bench_rows
-from treeadapt.cli.lint import KINDS, Finding, as_options, findings
+from treeadapt.cli.lint import KINDS, as_options, findings
 from treeadapt.cli.migrating import ONE_WAY, RETYPED, notes, planned, read_migration
 from treeadapt.cli.planning import read_mesh, read_optimizer
 from treeadapt.cli.sources import (
@@ -35,15 +36,17 @@ from treeadapt.cli.sources import (
     read_pair,
     read_source,
     read_stored,
+    read_target,
 )
 from treeadapt.diff import tree_diff
 from treeadapt.drawing.words import printable
 from treeadapt.errors import TreeAdaptError
+from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.plan import MigrationPlan, explanation
 from treeadapt.names import Speller, listing, plural
 from treeadapt.report import summarize
-from treeadapt.selection.matches import STATIC, RuleMatches, where_text
-from treeadapt.selection.rules import load_rules
+from treeadapt.selection.matches import STATIC, where_text
+from treeadapt.selection.rules import Rules, load_rules
 from treeadapt.selection.selectors import select
 from treeadapt.trees.views import view_tree
 
@@ -139,49 +142,63 @@ _shared = click.option(
 )
 
 
-def _file(name: str) -> Callable[..., Any]:
-    """Give a command an option that names a file of some kind."""
-    return click.option(
-        f"--{name}",
-        f"{name}_file",
-        metavar="FILE",
-        type=click.Path(),
-        help=f"A {name} file, .toml or .json.",
-    )
+def _text(name: str, metavar: str, help_text: str) -> Callable[..., Any]:
+    """Give a command an option with a text; as a path, the shell completes it."""
+    return click.option(name, metavar=metavar, type=click.Path(), help=help_text)
+
+
+def _flag(name: str, help_text: str) -> Callable[..., Any]:
+    return click.option(name, is_flag=True, help=help_text)
 
 
 def _with_rules(command: Any) -> Any:
     """Give a command the two options of a rules file."""
-    regex = "Accept re: patterns; only in a file you trust."
-    flag = click.option("--allow-regex", is_flag=True, help=regex)
-    return _file("rules")(flag(command))
+    flag = _flag("--allow-regex", "Accept re: patterns; only in a file you trust.")
+    return _text("--rules", "FILE", "A rules file, .toml or .json.")(flag(command))
 
 
 def _with_migration(command: Any) -> Any:
     """Give a command the two options of a migration file."""
-    backwards = "Read the rows of the migration backwards."
-    flag = click.option("--reverse", is_flag=True, help=backwards)
-    return _file("migration")(flag(command))
+    flag = _flag("--reverse", "Read the rows of the migration backwards.")
+    file = _text("--migration", "FILE", "A migration file, .toml or .json.")
+    return file(flag(command))
 
 
-_target = click.option(
+def _with_table(command: Callable[..., None]) -> Any:
+    """Give a command the options of both, and read the table that they name."""
+
+    @functools.wraps(command)
+    def run(
+        *,
+        rules: str | None,
+        migration: str | None,
+        target: str | None,
+        allow_regex: bool,
+        reverse: bool,
+        **others: Any,
+    ) -> None:
+        file = rules or migration
+        if file is None:
+            raise click.UsageError("Missing option '--rules' or '--migration'.")
+        if rules is not None and migration is not None:
+            raise click.UsageError("--rules and --migration: give one of the two.")
+        if target is not None and migration is None:
+            raise click.UsageError("A target needs --migration.")
+        table: Rules | Migration
+        if rules is not None:
+            table = load_rules(file, allow_regex=allow_regex)
+        else:
+            table = read_migration(file, reverse=reverse)
+        command(table=table, file=file, target=target, **others)
+
+    return _with_rules(_with_migration(run))
+
+
+_target = _text(
     "--target",
-    metavar="TREE",
-    type=click.Path(),
-    help="What the migrated tree should fit: solves sizes, and fills [new].",
+    "TREE",
+    "What the migrated tree should fit: solves sizes, and fills [new].",
 )
-
-
-def _require_table(
-    rules_file: str | None, migration_file: str | None, target: str | None
-) -> None:
-    """Raise unless there are rules, or a migration with what it may have."""
-    if rules_file is None and migration_file is None:
-        raise click.UsageError("Missing option '--rules' or '--migration'.")
-    if rules_file is not None and migration_file is not None:
-        raise click.UsageError("--rules and --migration: give one of the two.")
-    if target is not None and migration_file is None:
-        raise click.UsageError("A target needs --migration.")
 
 
 def _one_of(*forms: str) -> Callable[..., Any]:
@@ -195,12 +212,6 @@ def _patterns(name: str, what: str) -> Callable[..., Any]:
     return click.option(name, "where", metavar="PATTERN", multiple=True, help=several)
 
 
-def _force(target: str) -> Callable[..., Any]:
-    replace = f"Replace {target} if it exists."
-    return click.option("--force", is_flag=True, help=replace)
-
-
-# Any text will do; as a path, the shell completes it.
 _tree = click.argument("tree", metavar="TREE", type=click.Path())
 
 
@@ -222,33 +233,23 @@ def app() -> None:
     "--separator", default="/", metavar="TEXT", help="What --depth counts, such as '.'."
 )
 @_patterns("--filter", "Only what this selects")
-@click.option(
-    "--mesh",
-    "mesh_axes",
-    metavar="AXES",
-    help="Plan the memory of devices: axes such as data=16,model=8.",
-)
-@click.option(
+@_text("--mesh", "AXES", "Plan the memory of devices: axes such as data=16,model=8.")
+@_text(
     "--optimizer",
-    metavar="MODULE:TX",
-    help="What trains TREE on the mesh, or a function that returns it.",
+    "MODULE:TX",
+    "What trains TREE on the mesh, or a function that returns it.",
 )
-@click.option(
-    "--output",
-    metavar="FILE",
-    type=click.Path(),
-    help="Draw it, as .svg, .html or .md, and print nothing else.",
-)
-@_force("FILE")
+@_text("--output", "FILE", "Draw it, as .svg, .html or .md, and print nothing else.")
+@_flag("--force", "Replace FILE if it exists.")
 @_shared
 def show(
     tree: str,
-    rules_file: str | None,
+    rules: str | None,
     form: str | None,
     depth: int | None,
     separator: str,
     where: Sequence[str],
-    mesh_axes: str | None,
+    mesh: str | None,
     optimizer: str | None,
     output: str | None,
     *,
@@ -266,18 +267,18 @@ def show(
         _require_new(output, force=force)
     if not separator:
         raise _Failure("--separator is empty. Give '/' or '.'.")
-    if mesh_axes is not None and rules_file is None:
+    if mesh is not None and rules is None:
         raise click.UsageError("--mesh needs --rules, with a list for each pattern.")
-    if optimizer is not None and mesh_axes is None:
+    if optimizer is not None and mesh is None:
         raise click.UsageError("--optimizer needs --mesh.")
-    rules = load_rules(rules_file, allow_regex=allow_regex) if rules_file else None
+    table = load_rules(rules, allow_regex=allow_regex) if rules else None
     source = read_source(tree)
     summary = summarize(
         source.tree,
-        rules,
+        table,
         where=list(where) or None,
         separator=separator,
-        mesh=None if mesh_axes is None else read_mesh(mesh_axes),
+        mesh=None if mesh is None else read_mesh(mesh),
         tx=None if optimizer is None else read_optimizer(optimizer),
     )
     tied = (row.path for row in summary.rows if row.path in source.ties)
@@ -289,7 +290,7 @@ def show(
     if output is None:
         printing.print_summary(summary, source.ties, depth, form)
     else:
-        title = " by ".join(Path(name).name for name in (tree, rules_file) if name)
+        title = " by ".join(Path(name).name for name in (tree, rules) if name)
         summary.save(output, title=title, depth=depth)
         click.echo(f"Wrote {output!r}.")
 
@@ -297,8 +298,7 @@ def show(
 @app.command(short_help="Check rules or a migration against a tree; for CI.")
 @_tree
 @click.argument("target", metavar="[TARGET]", type=click.Path(), required=False)
-@_with_rules
-@_with_migration
+@_with_table
 @click.option(
     "--ignore",
     "ignored",
@@ -311,13 +311,10 @@ def show(
 def lint(
     tree: str,
     target: str | None,
-    rules_file: str | None,
-    migration_file: str | None,
+    table: Rules | Migration,
+    file: str,
     ignored: Sequence[str],
     form: str | None,
-    *,
-    allow_regex: bool,
-    reverse: bool,
 ) -> None:
     """Check rules, or a migration, against TREE: exit code 1 if anything is wrong.
 
@@ -326,21 +323,19 @@ def lint(
     keeps TREE from becoming one like TARGET and back, and notes what shapes cannot
     show. As "github", findings are annotations of the file in a pull request.
     """
-    _require_table(rules_file, migration_file, target)
-    rules, hints = None, []
-    if migration_file is not None:
-        plan, found = _planned(migration_file, tree, target, reverse=reverse)
+    hints: list[str] = []
+    if isinstance(table, Migration):
+        plan, found = planned(table, read_source(tree).tree, read_target(target))
         num_arrays, hints = len(plan.source), [] if found else [*notes(plan)]
     else:
-        rules = load_rules(str(rules_file), allow_regex=allow_regex)
-        matches = rules.match(read_source(tree).tree)
+        matches = table.match(read_source(tree).tree)
         num_arrays, found = sum(matches.is_array), [*findings(matches)]
     left_out = Counter(each.kind for each in found if each.kind in ignored)
     found = [each for each in found if each.kind not in ignored]
     if form == "json":
         printing.print_json([dataclasses.asdict(each) for each in found])
     elif form == "github":
-        printing.print_annotations(found, rules, str(rules_file or migration_file))
+        printing.print_annotations(found, table, file)
     else:
         printing.print_findings(found, left_out, num_arrays)
         for hint in hints:
@@ -379,83 +374,53 @@ def diff(
 @app.command(short_help="Say which rule or row decides a leaf.")
 @_tree
 @click.argument("path", metavar="PATH")
-@_with_rules
-@_with_migration
+@_with_table
 @_target
 @_shared
 def explain(
-    tree: str,
-    path: str,
-    rules_file: str | None,
-    migration_file: str | None,
-    target: str | None,
-    *,
-    allow_regex: bool,
-    reverse: bool,
+    tree: str, path: str, table: Rules | Migration, file: str, target: str | None
 ) -> None:
     """Say which rules match the leaf of TREE at PATH: exit code 1 if none does.
 
     With --migration, say which row moves the leaf at PATH, of TREE or of what it
     becomes, and where an index of it goes.
     """
-    _require_table(rules_file, migration_file, target)
-    if migration_file is not None:
-        plan, _ = _planned(migration_file, tree, target, reverse=reverse)
+    if isinstance(table, Migration):
+        plan, _ = planned(table, read_source(tree).tree, read_target(target))
         _explain_row(tree, path, plan)
         return
-    rules = load_rules(str(rules_file), allow_regex=allow_regex)
-    view = view_tree(read_source(tree).tree)
-    matches = rules.match(view)
-    parts = dict(_parts(matches, path))
+    matches = table.match(read_source(tree).tree)
+    stored = matches.stored.plan.paths
+    parts = {  # of a leaf or a layer; or of an array, its layers, those alike as one
+        part.path: part.rows
+        for part in matches.unrolled.divide(matches.deciding)
+        if path in (part.path, stored[part.leaf])
+    }
+    if path in matches.paths:
+        parts = {path: [matches.paths.index(path)]}
     if not parts:
-        known = dict.fromkeys((*view.plan.paths, *matches.paths))
-        _require_leaf(tree, path, [*known])
+        _require_leaf(tree, path, [*dict.fromkeys((*stored, *matches.paths))])
     rows = [row for own in parts.values() for row in own]
-    for index, (where, label) in enumerate(rules.pairs):
-        is_deciding = any(matches.deciding[row] == index for row in rows)
-        chosen = [] if is_deciding else select(matches.view, where, unused="ignore")
-        yes = is_deciding or any(chosen[row] for row in rows)
-        verdict = "decides" if is_deciding else "matches" if yes else "-"
+    deciding = {matches.deciding[row] for row in rows}
+    for index, (where, label) in enumerate(table.pairs):
+        chosen = select(matches.view, where, unused="ignore")
+        matching = "matches" if any(chosen[row] for row in rows) else "-"
+        verdict = "decides" if index in deciding else matching
         text = f"{verdict:8} rule {index + 1}: {where_text(where)} = {label!r}"
-        click.secho(printable(text), bold=is_deciding or None, dim=not yes or None)
+        look = {"bold": verdict == "decides" or None, "dim": verdict == "-" or None}
+        click.secho(printable(text), **look)
     for name, (row, *_) in parts.items():
-        value = matches.values[row]
-        by_default = matches.deciding[row] < 0
-        wording = f"gets the default, {value!r}" if by_default else f"gets {value!r}"
-        wording = "is not an array, and needs no rule" if value is STATIC else wording
-        wording = "is matched by no rule" if value is None else wording
-        if len(parts) > 1 and not by_default:
-            wording += f" by rule {matches.deciding[row] + 1}"
+        value, rule = matches.values[row], matches.deciding[row] + 1
+        wording = f"gets {value!r}" if rule else f"gets the default, {value!r}"
+        if value is STATIC:
+            wording = "is not an array, and needs no rule"
+        elif value is None:
+            wording = "is matched by no rule"
+        elif rule and len(parts) > 1:
+            wording += f" by rule {rule}"
         click.echo(printable(f"{name!r} {wording}."))
     if any(matches.values[row] is None for row in rows):
         sys.exit(1)
-
-
-def _parts(matches: RuleMatches, path: str) -> Iterator[tuple[str, list[int]]]:
-    """Yield the leaf at a path; or the layers of an array, those alike as one.
-
-    Args:
-        matches: what the rules decide.
-        path: of a leaf, of one layer, of a stored array, or of some of its layers as
-            ``show`` writes them.
-
-    Returns:
-        Pairs of a path and the rows of ``matches``.
-    """
-    if path in matches.paths:
-        yield path, [matches.paths.index(path)]
-    else:
-        for part in matches.unrolled.divide(matches.deciding):
-            if path in (part.path, matches.stored.plan.paths[part.leaf]):
-                yield part.path, part.rows
-
-
-def _planned(
-    file: str, tree: str, target: str | None, *, reverse: bool
-) -> tuple[MigrationPlan, list[Finding]]:
-    likes = None if target is None else read_source(target).tree
-    migration = read_migration(file, reverse=reverse)
-    return planned(migration, read_source(tree).tree, likes)
 
 
 def _explain_row(tree: str, path: str, plan: MigrationPlan) -> None:
@@ -485,9 +450,9 @@ def _require_leaf(tree: str, path: str, paths: Sequence[str]) -> None:
 @click.argument("destination", metavar="DST", type=click.Path())
 @_with_migration
 @_target
-@click.option("--dry-run", is_flag=True, help="Say what would be done; write nothing.")
-@_force("DST")
-@click.option("--format", "form", type=click.Choice(files.WRITTEN))
+@_flag("--dry-run", "Say what would be done; write nothing.")
+@_flag("--force", "Replace DST if it exists.")
+@_one_of(*files.WRITTEN)
 @click.option(
     "--max-shard-bytes",
     metavar="NUMBER",
@@ -498,7 +463,7 @@ def _require_leaf(tree: str, path: str, paths: Sequence[str]) -> None:
 def convert(
     source: str,
     destination: str,
-    migration_file: str | None,
+    migration: str | None,
     target: str | None,
     form: Any,
     max_shard_bytes: int | None,
@@ -515,51 +480,46 @@ def convert(
     at a time. What is written is in memory until all of it is there, or with
     --max-shard-bytes one shard of it.
     """
-    if migration_file is None and (reverse or target is not None):
+    if migration is None and (reverse or target is not None):
         raise click.UsageError("--reverse and --target need --migration.")
     _require_new(destination, force=force)
     is_folder = max_shard_bytes is not None
     is_schema = files.format_of(destination, form, writing=True) == "schema"
-    if is_schema and not is_folder and migration_file is None and is_function(source):
+    if is_schema and not is_folder and migration is None and is_function(source):
         tree = read_source(source).tree
-        num_leaves = sum(
-            stored_form(leaf) is not None for leaf in view_tree(tree).leaves
-        )
-        text = f"{plural(num_leaves, 'leaf')} to {destination!r}."
+        forms = map(stored_form, view_tree(tree).leaves)
+        num_leaves = sum(stored is not None for stored in forms)
         if not dry_run:
             store.save(destination, tree, format=form)
-        click.echo(f"{'Would write' if dry_run else 'Wrote'} {text}")
-        return
-    stored = read_stored(source)
-    if is_folder or not is_schema:
-        files.require_arrays(stored)
-    migration, likes = None, None if target is None else read_source(target).tree
-    num_leaves = len(stored.leaves)
-    if migration_file is not None:
-        migration = read_migration(migration_file, reverse=reverse)
-        plan, found = planned(migration, stored.leaves, likes)
-        wrong = [each for each in found if each.kind != ONE_WAY]
-        if wrong:
-            others = f" and {len(wrong) - 1:,} more, see lint" if wrong[1:] else ""
-            raise _Failure(f"{wrong[0].kind}: {as_options(wrong[0].line)}{others}")
-        num_leaves = len(plan.result)
-        if dry_run:
-            click.echo("\n".join(map(printable, str(plan).splitlines())))
-    text = f"{plural(num_leaves, 'leaf')} to {destination!r}."
-    if dry_run:
-        click.echo(f"Would write {text}")
-        return
-    with printing.bar(f"Writing {destination}", num_leaves) as shown:
-        store.copy(
-            source,
-            destination,
-            migration=migration,
-            target=likes,
-            format=form,
-            max_shard_bytes=max_shard_bytes,
-            progress=lambda _: shown.update(1),
-        )
-    click.echo(f"Wrote {text}")
+    else:
+        stored = read_stored(source)
+        if is_folder or not is_schema:
+            files.require_arrays(stored)
+        table, likes = None, read_target(target)
+        num_leaves = len(stored.leaves)
+        if migration is not None:
+            table = read_migration(migration, reverse=reverse)
+            plan, found = planned(table, stored.leaves, likes)
+            wrong = [each for each in found if each.kind != ONE_WAY]
+            if wrong:
+                others = f" and {len(wrong) - 1:,} more, see lint" if wrong[1:] else ""
+                raise _Failure(f"{wrong[0].kind}: {as_options(wrong[0].line)}{others}")
+            num_leaves = len(plan.result)
+            if dry_run:
+                click.echo("\n".join(map(printable, str(plan).splitlines())))
+        if not dry_run:
+            with printing.bar(f"Writing {destination}", num_leaves) as shown:
+                store.copy(
+                    source,
+                    destination,
+                    migration=table,
+                    target=likes,
+                    format=form,
+                    max_shard_bytes=max_shard_bytes,
+                    progress=lambda _: shown.update(1),
+                )
+    done = "Would write" if dry_run else "Wrote"
+    click.echo(f"{done} {plural(num_leaves, 'leaf')} to {destination!r}.")
 
 
 @app.command(short_help="Measure on this machine.")

@@ -7,8 +7,10 @@ terminal has them, as JSON or as CSV. Reads no file and decides no exit code.
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
+import re
 import shutil
 import sys
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -21,12 +23,12 @@ from jax.sharding import PartitionSpec
 from treeadapt.cli.lint import Finding
 from treeadapt.diff import TreeDiff
 from treeadapt.drawing.layout import aligned
-from treeadapt.drawing.outline import Total
+from treeadapt.drawing.outline import Total, added
 from treeadapt.drawing.text import lines
 from treeadapt.drawing.words import columns, fitted, printable
-from treeadapt.memory import MemoryPlan
+from treeadapt.migrations.migration import Migration
 from treeadapt.names import plural
-from treeadapt.report import Row, Summary, label_key, label_text, total
+from treeadapt.report import Row, Summary, label_key, label_text
 from treeadapt.selection.matches import STATIC
 from treeadapt.selection.rules import Rules
 
@@ -45,7 +47,7 @@ def bar(label: str, length: int) -> Any:
 
 def print_json(content: Any) -> None:
     """Print anything that JSON can say."""
-    click.echo(json.dumps(content, indent=2))
+    click.echo(json.dumps(content, indent=2, default=_as_data))
 
 
 def print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -74,21 +76,21 @@ def print_summary(
     elif form == "markdown":
         click.echo(summary.to_markdown(depth=depth), nl=False)
     elif form == "json":
-        totals = [{"label": _as_data(x.label), **_sums(x)} for x in summary.totals]
-        name = "leaves" if depth is None else "nodes"
-        rows = _records(summary, ties, depth)
-        found = {name: rows, "totals": totals, "notes": list(summary.notes)}
-        if summary.memory is not None:
-            found["memory"] = _memory(summary.memory)
+        found: dict[str, Any] = {
+            "leaves" if depth is None else "nodes": [*_records(summary, ties, depth)],
+            "totals": [{"label": one.label, **_sums(one)} for one in summary.totals],
+            "notes": summary.notes,
+        }
+        if plan := summary.memory:
+            sizes = {"devices": plan.num_devices, "device_bytes": plan.device_bytes}
+            rows = {"kinds": _fields(plan.kinds), "arrays": _fields(plan.arrays)}
+            found["memory"] = {"mesh": dict(plan.mesh), **sizes, **rows}
         print_json(found)
     elif form == "csv":
-        text, rows = io.StringIO(), _records(summary, ties, depth)
-        table = csv.DictWriter(text, rows[0] if rows else (), lineterminator="\n")
-        table.writeheader()
-        for row in rows:
-            if row.get("shape") is not None:
-                row["shape"] = "x".join(map(str, row["shape"]))
-            table.writerow({name: _cell(row[name]) for name in row})
+        text, records = io.StringIO(), list(_records(summary, ties, depth))
+        table = csv.writer(text, lineterminator="\n")
+        table.writerow(records[0] if records else ())
+        table.writerows(map(_cell, record.items()) for record in records)
         click.echo(text.getvalue(), nl=False)
     elif depth is None:
         click.echo(str(summary))
@@ -133,18 +135,20 @@ def print_findings(
     click.echo(f"{counts}; ignored: {left_out}." if ignored else f"{counts}.")
 
 
-def print_annotations(found: Sequence[Finding], rules: Rules | None, file: str) -> None:
+def print_annotations(
+    found: Sequence[Finding], table: Rules | Migration, file: str
+) -> None:
     """Print what is wrong as GitHub's annotations of a file of rules, or of rows."""
     texts = Path(file).read_text("utf-8").splitlines()
     for each in found:
         place = f"file={_escaped(file, ':,')}"
-        if each.rule is not None and rules is not None:
-            pattern = next(rules.selectors[each.rule - 1].patterns(), "")
+        if each.rule is not None and isinstance(table, Rules):
+            pattern = next(table.selectors[each.rule - 1].patterns(), "")
             quoted = (json.dumps(pattern, ensure_ascii=False), f"'{pattern}'")
             numbers = (n for n, t in enumerate(texts, 1) if any(q in t for q in quoted))
             place += "".join(f",line={number}" for number in list(numbers)[:1])
         wording = _escaped(printable(each.line))
-        noun = "rule" if rules is not None else "row"
+        noun = "rule" if isinstance(table, Rules) else "row"
         click.echo(f"::error {place},title={each.kind} {noun}::{wording}")
 
 
@@ -158,28 +162,17 @@ def print_diff(found: TreeDiff) -> None:
 
 def _records(
     summary: Summary, ties: Mapping[str, str], depth: int | None
-) -> list[dict[str, Any]]:
-    """Return every leaf, or what leaves add up to, for other programs."""
+) -> Iterator[dict[str, Any]]:
+    """Yield every leaf, or what leaves add up to, for other programs."""
     if depth is not None:
-        return [
-            {"path": path, **_sums(one), "label": _as_data(one.label)}
-            for path, one in _nodes(summary, depth)
-        ]
-    where = {rule.number: rule.where for rule in summary.rules or ()}
-    return [
-        {
-            "path": row.path,
-            "shape": None if row.shape is None else list(row.shape),
-            "dtype": row.dtype,
-            "params": row.num_params,
-            "bytes": row.size_bytes,
-            "label": _as_data(row.label),
-            "rule": None if row.rule is None else where[row.rule],
-            "tied_to": ties.get(row.path),
-            "leaves": row.num_leaves,
-        }
-        for row in summary.rows
-    ]
+        for path, one in _nodes(summary, depth):
+            yield {"path": path, **_sums(one), "label": one.label}
+        return
+    where = {rule.number: rule.where or None for rule in summary.rules or ()}
+    for row, record in zip(summary.rows, _fields(summary.rows), strict=True):
+        num_leaves = record.pop("leaves")
+        others = {"rule": where.get(row.rule), "tied_to": ties.get(row.path)}
+        yield {**record, **others, "leaves": num_leaves}
 
 
 def _nodes(summary: Summary, depth: int) -> Iterator[tuple[str, Total]]:
@@ -189,58 +182,43 @@ def _nodes(summary: Summary, depth: int) -> Iterator[tuple[str, Total]]:
         above = summary.separator.join(row.path.split(summary.separator)[:depth])
         below.setdefault((above, label_key(row.label)), []).append(row)
     for (above, _), rows in below.items():
-        yield above, total(rows[0].label, rows)
+        yield above, Total(rows[0].label, *added(rows))
 
 
 def _sums(one: Total) -> dict[str, int]:
-    params, size = one.num_params, one.size_bytes
-    return {"leaves": one.num_leaves, "params": params, "bytes": size}
+    return dict(zip(("leaves", "params", "bytes"), added([one]), strict=True))
 
 
-def _memory(plan: MemoryPlan) -> dict[str, Any]:
-    """Return what each device holds, for other programs."""
-    arrays = [
-        {
-            "kind": array.kind,
-            "path": array.path,
-            "param": array.param,
-            "shape": list(array.shape),
-            "dtype": array.dtype,
-            "spec": _as_data(array.spec),
-            "bytes": array.size_bytes,
-            "device_bytes": array.device_bytes,
-            "replicated": array.is_replicated,
-        }
-        for array in plan.arrays
+def _fields(rows: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return dataclasses for other programs: ``bytes`` is short for ``size_bytes``."""
+    names = {
+        field.name: re.sub("^(num|size|is)_", "", field.name)
+        for row in rows[:1]
+        for field in dataclasses.fields(row)
+    }
+    return [
+        {short: getattr(row, name) for name, short in names.items()} for row in rows
     ]
-    kinds = [
-        {
-            "kind": one.kind,
-            "leaves": one.num_leaves,
-            "bytes": one.size_bytes,
-            "device_bytes": one.device_bytes,
-            "replicated_bytes": one.replicated_bytes,
-        }
-        for one in plan.kinds
-    ]
-    sizes = {"devices": plan.num_devices, "device_bytes": plan.device_bytes}
-    return {"mesh": dict(plan.mesh), **sizes, "kinds": kinds, "arrays": arrays}
 
 
 def _as_data(label: Any) -> Any:
     """Return a label for other programs; a spec is a list, as in a rules file."""
     if isinstance(label, PartitionSpec):
-        return [list(one) if isinstance(one, tuple) else one for one in label]
+        return list(label)
     return None if label is STATIC else label
 
 
-def _cell(value: Any) -> Any:
-    """Return a cell of a CSV.
+def _cell(field: tuple[str, Any]) -> Any:
+    """Return a cell of a CSV, of a name and a value.
 
     A text that a spreadsheet would run as a formula gets an apostrophe before it.
     """
+    name, value = field
+    if name == "shape" and value is not None:
+        return "x".join(map(str, value))
     if type(value) is str:
         return ("'" if value.startswith(_FORMULA) else "") + printable(value)
+    value = _as_data(value)
     return json.dumps(value) if type(value) is list else value
 
 

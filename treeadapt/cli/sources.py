@@ -62,6 +62,15 @@ def read_source(text: str) -> Source:
     return _traced(text) if is_function(text) else _source(read_stored(text))
 
 
+def read_target(text: str | None) -> Any:
+    """Read the tree that a migrated one should fit, abstractly; None for no text.
+
+    Raises:
+        CheckpointError, TreeAdaptError: as for ``read_source``.
+    """
+    return None if text is None else read_source(text).tree
+
+
 def read_pair(a: str, b: str) -> tuple[Source, Source]:
     """Read two trees abstractly, in one form.
 

@@ -303,8 +303,8 @@ def _finish(node: Node, known: dict[object, int]) -> None:
     node.like = known.setdefault((node.is_leaf, content), len(known))
 
 
-def added(several: Collection[Total | Node]) -> tuple[int, int, int]:
-    """Return how many leaves, parameters and bytes several have in all."""
+def added(several: Collection[Any]) -> tuple[int, int, int]:
+    """Return how many leaves, parameters and bytes nodes or rows have in all."""
     return (
         sum(one.num_leaves for one in several),
         sum(one.num_params for one in several),

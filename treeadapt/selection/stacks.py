@@ -472,6 +472,11 @@ class Unrolled:
         Args:
             answers: one for each layer; those with None are left out.
         """
+        if not self.sizes:
+            for row, path in enumerate(self.stored.plan.paths):
+                if answers[row] is not None:
+                    yield Layers(path, [row], row, ())
+            return
         start = 0
         for leaf, count in enumerate(self.counts):
             path, values = self.stored.plan.paths[leaf], answers[start : start + count]
