@@ -7,6 +7,7 @@ imports it, and ``import treeadapt`` does not.
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import warnings
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from treeadapt.convert import (
     to_flat_dict,
     to_state_dict,
 )
-from treeadapt.errors import AdapterError, TreeAdaptError, TreeAdaptWarning
+from treeadapt.errors import AdapterError, TreeAdaptWarning
 from treeadapt.paths import SEPARATOR, segment
 from treeadapt.splitting import merge, split
 from treeadapt.trees.opaque import Searcher
@@ -94,35 +95,26 @@ def _check_node(path: str, node: Any, kind: NodeKind) -> None:
     assert adapter is not None  # of a node
     flat = adapter.open(node)
     keys = _texts(flat.keys)
-    if _texts(adapter.open(node).keys) != keys:
-        what = "flatten gives other keys when it is called again"
-        raise _broken("order", path, node, what)
-    if Searcher(current_registry()).holds_array(flat.aux):
-        raise _broken("aux", path, node, "there is an array in aux. Make it a child")
+    with _law("order", path, node):
+        if _texts(adapter.open(node).keys) != keys:
+            raise _BrokenError("flatten gives other keys when it is called again")
+    with _law("aux", path, node):
+        if Searcher(current_registry()).holds_array(flat.aux):
+            raise _BrokenError("there is an array in aux. Make it a child")
     if not kind.by_hand or adapter.unflatten is None:
         return
     marks = [_Mark() for _ in flat.children]
-    try:
+    hint = "unflatten(aux, children) fails on children that are not arrays: "
+    with _law("unflatten", path, node, before=hint):
         made = adapter.unflatten(flat.aux, marks)
         if type(made) is not type(node):
-            what = f"unflatten gives a {type(made).__name__}"
-            raise _broken("unflatten", path, node, what)
+            raise _BrokenError(f"unflatten gives a {type(made).__name__}")
         again = adapter.open(made)
-    except AdapterError:
-        raise
-    except Exception as error:  # of code that is the caller's
-        what = (
-            "unflatten(aux, children) fails on children that are not arrays: "
-            f"{type(error).__name__}: {error}"
-        )
-        raise _broken("unflatten", path, node, what.removesuffix(".")) from error
-    if _texts(again.keys) != keys:
-        what = f"the keys {keys} come back as {again.keys!r}"
-        raise _broken("unflatten", path, node, what)
-    for key, mark, child in zip(keys, marks, again.children, strict=True):
-        if mark is not child:
-            what = f"the child {key!r} is not put back"
-            raise _broken("unflatten", path, node, what)
+        if _texts(again.keys) != keys:
+            raise _BrokenError(f"the keys {keys} come back as {again.keys!r}")
+        for key, mark, child in zip(keys, marks, again.children, strict=True):
+            if mark is not child:
+                raise _BrokenError(f"the child {key!r} is not put back")
 
 
 class _Mark:
@@ -143,13 +135,13 @@ def _check_leaves(tree: Any) -> None:
     for name, way in ways.items():
         again = way()
         found = view_nested(again)
-        if type(again) is not type(tree) or found.plan.paths != view.plan.paths:
-            raise _broken("identity", "", tree, f"{name} gives other classes or paths")
-        for path, one, two in zip(
-            view.plan.paths, view.leaves, found.leaves, strict=True
-        ):
-            if one is not two:
-                raise _broken("identity", path, one, f"{name} gives another object")
+        with _law("identity", "", tree):
+            if type(again) is not type(tree) or found.plan.paths != view.plan.paths:
+                raise _BrokenError(f"{name} gives other classes or paths")
+        for (path, one), two in zip(view.items(), found.leaves, strict=True):
+            with _law("identity", path, one):
+                if one is not two:
+                    raise _BrokenError(f"{name} gives another object")
 
 
 def _check_transformations(tree: Any) -> None:
@@ -160,30 +152,26 @@ def _check_transformations(tree: Any) -> None:
         return split(merge(params, rest), arrays="all")[0]
 
     params, rest = split(tree, arrays="all")
-    try:
+    with _law("eval_shape", "", tree):
         shapes = jax.eval_shape(there_and_back, params, rest)
-    except Exception as error:  # of code that is the caller's
-        what = f"{type(error).__name__}: {error}"
-        raise _broken("eval_shape", "", tree, what) from error
-    if shapes != jax.eval_shape(lambda same: same, params):
-        what = "the arrays come back with other names or shapes"
-        raise _broken("eval_shape", "", tree, what)
-    program = jax.make_jaxpr(there_and_back)(params, rest).jaxpr
-    if program.eqns or program.outvars != program.invars[: len(params)]:
-        what = f"a conversion adds operations: {program.eqns[:3]}"
-        raise _broken("jit", "", tree, what)
-    if not all(isinstance(leaf, jax.Array) for leaf in params.values()):
-        return
-    del traces[:]
-    compiled = jax.jit(lambda *both: there_and_back(*both))  # traced by nobody yet
-    for _ in range(2):
-        compiled(*split(tree, arrays="all"))
-    if len(traces) != 1:
-        what = "equal trees are traced twice. Give them equal aux"
-        raise _broken("jit", "", tree, what)
+        if shapes != jax.eval_shape(lambda same: same, params):
+            raise _BrokenError("the arrays come back with other names or shapes")
+    with _law("jit", "", tree):
+        program = jax.make_jaxpr(there_and_back)(params, rest).jaxpr
+        if program.eqns or program.outvars != program.invars[: len(params)]:
+            raise _BrokenError(f"a conversion adds operations: {program.eqns[:3]}")
+        if not all(isinstance(leaf, jax.Array) for leaf in params.values()):
+            return
+        del traces[:]
+        compiled = jax.jit(lambda *both: there_and_back(*both))  # traced by nobody yet
+        for _ in range(2):
+            compiled(*split(tree, arrays="all"))
+        if len(traces) != 1:
+            raise _BrokenError("equal trees are traced twice. Give them equal aux")
 
 
 def _check_pickling(tree: Any) -> None:
+    paths = view_nested(tree).plan.paths
     if isinstance(view_nested(tree).structure, jax.tree_util.PyTreeDef):
         return  # JAX rebuilds it, and its nodes decide
     try:
@@ -191,21 +179,41 @@ def _check_pickling(tree: Any) -> None:
     except (pickle.PickleError, AttributeError, TypeError):  # nothing is promised
         return
     params, rest = split(tree, arrays="all")
-    try:
+    hint = "define unflatten, and the classes in aux, in a module: "
+    with _law("pickling", "", tree, before=hint):
         again = merge(params, pickle.loads(pickle.dumps(rest)))
-        paths = view_nested(again).plan.paths
-    except (TreeAdaptError, pickle.PickleError, AttributeError, TypeError) as error:
-        what = f"{error}. Define unflatten, and the classes in aux, in a module"
-        raise _broken("pickling", "", tree, what) from error
-    if paths != view_nested(tree).plan.paths:
-        raise _broken("pickling", "", tree, "other paths come back")
+        if view_nested(again).plan.paths != paths:
+            raise _BrokenError("other paths come back")
 
 
 def _texts(keys: Any) -> list[str]:
     return ["" if key is BOX else segment(key) for key in keys]
 
 
-def _broken(law: str, path: str, node: Any, what: str) -> AdapterError:
-    return AdapterError(
-        f"Law {law!r} does not hold for the {type(node).__name__} at {path!r}: {what}."
-    )
+class _BrokenError(Exception):
+    """What breaks a law."""
+
+
+@contextlib.contextmanager
+def _law(law: str, path: str, node: Any, *, before: str = "") -> Iterator[None]:
+    """Say that a law does not hold if anything is raised inside.
+
+    Args:
+        law: its name.
+        path: where it does not hold.
+        node: what is there.
+        before: what it may mean if an adapter raises, not ``_BrokenError``.
+
+    Raises:
+        AdapterError: instead of what was raised.
+    """
+    try:
+        yield
+    except Exception as error:  # of code that is the caller's
+        what = str(error).removesuffix(".")
+        if not isinstance(error, _BrokenError):
+            what = f"{before}{type(error).__name__}: {what}"
+        raise AdapterError(
+            f"Law {law!r} does not hold for the {type(node).__name__} at {path!r}: "
+            f"{what}."
+        ) from error
