@@ -1063,7 +1063,7 @@ def test_an_interrupt_has_its_own_exit_code(monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("treeadapt.cli.commands.read_source", interrupt)
+    monkeypatch.setattr("treeadapt.cli.sources.read_source", interrupt)
     assert run("show", "x.safetensors", code=130) == "error: Interrupted.\n"
 
 

@@ -395,7 +395,7 @@ def test_a_tooltip_says_path_shape_dtype_and_rule():
     summary = ta.summarize(tree, {"**/w": "decay", "**": "train"})
     told = [one.text for one in ET.fromstring(summary.to_svg()).iter(f"{SVG}title")]
     assert (
-        "net/{0..2}/w\n3 x bfloat16[4,5]\n3 leaves\n60 parameters, 120 B\n"
+        "net/{0..2}/w\n3 x bfloat16[4,5]\n3 leaves, 60 parameters, 120 B\n"
         "decay: 3 leaves, 120 B\nby rule 1: '**/w'"
     ) in told
 

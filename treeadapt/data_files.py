@@ -211,8 +211,6 @@ class DataFile:
         Raises:
             TreeAdaptError: it cannot be written.
         """
-        if isinstance(value, bool):
-            return "true" if value else "false"
         if isinstance(value, str):
             return self.string(value)
         if isinstance(value, list | tuple):
@@ -223,10 +221,9 @@ class DataFile:
             return f"[\n{lines}]"
         if isinstance(value, Mapping):
             return f"{{ {', '.join(self.field_lines(value))} }}"
-        if isinstance(value, int) and -MAX_INTEGER <= value < MAX_INTEGER:
-            return repr(int(value))
-        if isinstance(value, float) and math.isfinite(value):
-            return repr(float(value))
+        is_small = not isinstance(value, int) or -MAX_INTEGER <= value < MAX_INTEGER
+        if isinstance(value, int | float) and is_small and math.isfinite(value):
+            return json.dumps(value)  # as TOML writes it, too
         raise self.error(
             f"A {self.noun} file holds strings, numbers and bools; it cannot hold the "
             f"{type(value).__name__} {one_line(repr(value))}."

@@ -25,7 +25,6 @@ from treeadapt.arrays import is_array
 from treeadapt.convert import describe
 from treeadapt.errors import TreeAdaptError, UnusedRuleError
 from treeadapt.names import listing, natural, plural
-from treeadapt.selection.matches import RuleMatches
 from treeadapt.selection.repairs import unused_message
 from treeadapt.selection.rules import Rules
 from treeadapt.selection.stacks import require_agreement
@@ -184,16 +183,12 @@ def _selected(a: Any, b: Any, where: Any) -> tuple[dict[str, Any], dict[str, Any
     if nowhere:
         plan, is_array = asked[0].view.plan, asked[0].is_array
         raise UnusedRuleError(unused_message(nowhere, plan, is_array))
-    one, two = (
-        {path: leaf for (path, leaf), yes in _answered(each) if yes is True}
-        for each in matches
-    )
-    return one, two
-
-
-def _answered(matches: RuleMatches) -> Iterator[tuple[tuple[str, Any], Any]]:
-    answers = require_agreement(matches.answers, "A selection of arrays")
-    return zip(matches.stored.items(), answers, strict=True)
+    found = []
+    for each in matches:
+        answers = require_agreement(each.answers, "A selection of arrays")
+        pairs = zip(each.stored.items(), answers, strict=True)
+        found.append({path: leaf for (path, leaf), yes in pairs if yes is True})
+    return found[0], found[1]
 
 
 def _compared(path: str, a: Any, b: Any, *, values: bool) -> list[Difference]:

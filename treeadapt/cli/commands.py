@@ -25,32 +25,31 @@ import click
 from treeadapt._version import __version__
 from treeadapt.checkpoints import files, store
 from treeadapt.checkpoints.leaves import stored_form
-from treeadapt.cli import printing
+from treeadapt.cli import printing, sources
 from treeadapt.cli.bench import bench_rows
-from treeadapt.cli.lint import KINDS, as_options, findings
-from treeadapt.cli.migrating import ONE_WAY, RETYPED, notes, planned, read_migration
-from treeadapt.cli.planning import read_mesh, read_optimizer
-from treeadapt.cli.sources import (
-    is_function,
-    read_arrays,
-    read_pair,
-    read_source,
-    read_stored,
-    read_target,
+from treeadapt.cli.lint import (
+    KINDS,
+    ONE_WAY,
+    Finding,
+    as_options,
+    findings,
+    notes,
+    planned,
+    read_migration,
 )
 from treeadapt.diff import tree_diff
 from treeadapt.drawing.words import printable
 from treeadapt.errors import TreeAdaptError
-from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.plan import MigrationPlan, explanation
 from treeadapt.names import Speller, listing, plural
 from treeadapt.report import summarize
-from treeadapt.selection.matches import STATIC, where_text
-from treeadapt.selection.rules import Rules, load_rules
+from treeadapt.selection.matches import STATIC, RuleMatches, where_text
+from treeadapt.selection.rules import load_rules
 from treeadapt.selection.selectors import select
 from treeadapt.trees.views import view_tree
 
 PROGRAM = "treeadapt"
+Outcome = RuleMatches | tuple[MigrationPlan, list[Finding]]
 _Help = click.exceptions.NoArgsIsHelpError
 _HELP = """Names, labels and checks of every leaf of a checkpoint.
 
@@ -165,11 +164,15 @@ def _with_migration(command: Any) -> Any:
 
 
 def _with_table(command: Callable[..., None]) -> Any:
-    """Give a command the options of both, and read the table that they name."""
+    """Give a command the options of both, and what the table does to its tree.
+
+    That is ``RuleMatches``, or of a migration what ``planned`` returns.
+    """
 
     @functools.wraps(command)
     def run(
         *,
+        tree: str,
         rules: str | None,
         migration: str | None,
         target: str | None,
@@ -184,12 +187,14 @@ def _with_table(command: Callable[..., None]) -> Any:
             raise click.UsageError("--rules and --migration: give one of the two.")
         if target is not None and migration is None:
             raise click.UsageError("A target needs --migration.")
-        table: Rules | Migration
+        outcome: Outcome
         if rules is not None:
             table = load_rules(file, allow_regex=allow_regex)
+            outcome = table.match(sources.read_tree(tree))
         else:
-            table = read_migration(file, reverse=reverse)
-        command(table=table, file=file, target=target, **others)
+            rows = read_migration(file, reverse=reverse)
+            outcome = planned(rows, sources.read_tree(tree), sources.read_tree(target))
+        command(tree=tree, file=file, outcome=outcome, **others)
 
     return _with_rules(_with_migration(run))
 
@@ -272,14 +277,14 @@ def show(
     if optimizer is not None and mesh is None:
         raise click.UsageError("--optimizer needs --mesh.")
     table = load_rules(rules, allow_regex=allow_regex) if rules else None
-    source = read_source(tree)
+    source = sources.read_source(tree)
     summary = summarize(
         source.tree,
         table,
         where=list(where) or None,
         separator=separator,
-        mesh=None if mesh is None else read_mesh(mesh),
-        tx=None if optimizer is None else read_optimizer(optimizer),
+        mesh=None if mesh is None else sources.read_mesh(mesh),
+        tx=None if optimizer is None else sources.read_optimizer(optimizer),
     )
     tied = (row.path for row in summary.rows if row.path in source.ties)
     pairs = [f"{path!r} is {source.ties[path]!r}" for path in tied]
@@ -302,19 +307,14 @@ def show(
 @click.option(
     "--ignore",
     "ignored",
-    type=click.Choice((*KINDS, ONE_WAY, RETYPED)),
+    type=click.Choice(KINDS),
     multiple=True,
     help="A kind of finding to leave out; may be repeated.",
 )
 @_one_of("text", "json", "github")
 @_shared
 def lint(
-    tree: str,
-    target: str | None,
-    table: Rules | Migration,
-    file: str,
-    ignored: Sequence[str],
-    form: str | None,
+    tree: str, file: str, outcome: Outcome, ignored: Sequence[str], form: str | None
 ) -> None:
     """Check rules, or a migration, against TREE: exit code 1 if anything is wrong.
 
@@ -323,19 +323,19 @@ def lint(
     keeps TREE from becoming one like TARGET and back, and notes what shapes cannot
     show. As "github", findings are annotations of the file in a pull request.
     """
-    hints: list[str] = []
-    if isinstance(table, Migration):
-        plan, found = planned(table, read_source(tree).tree, read_target(target))
-        num_arrays, hints = len(plan.source), [] if found else [*notes(plan)]
+    rules, hints = None, []
+    if isinstance(outcome, RuleMatches):
+        rules, found = outcome.rules, [*findings(outcome)]
+        num_arrays = sum(outcome.is_array)
     else:
-        matches = table.match(read_source(tree).tree)
-        num_arrays, found = sum(matches.is_array), [*findings(matches)]
+        plan, found = outcome
+        num_arrays, hints = len(plan.source), [] if found else [*notes(plan)]
     left_out = Counter(each.kind for each in found if each.kind in ignored)
     found = [each for each in found if each.kind not in ignored]
     if form == "json":
         printing.print_json([dataclasses.asdict(each) for each in found])
     elif form == "github":
-        printing.print_annotations(found, table, file)
+        printing.print_annotations(found, rules, file)
     else:
         printing.print_findings(found, left_out, num_arrays)
         for hint in hints:
@@ -359,8 +359,8 @@ def diff(
     Added, removed, renamed (same shape, similar name), reshaped and retyped leaves,
     whatever the formats.
     """
-    pair = zip((a, b), read_pair(a, b), strict=True)
-    one, two = (read_arrays(*each) if values else each[1].tree for each in pair)
+    pair = zip((a, b), sources.read_pair(a, b), strict=True)
+    one, two = (sources.read_arrays(*each) if values else each[1].tree for each in pair)
     found = tree_diff(one, two, where=list(where) or "**", values=values)
     if form == "json":
         rows = [dataclasses.asdict(each) for each in found]
@@ -377,19 +377,19 @@ def diff(
 @_with_table
 @_target
 @_shared
-def explain(
-    tree: str, path: str, table: Rules | Migration, file: str, target: str | None
-) -> None:
+def explain(tree: str, path: str, file: str, outcome: Outcome) -> None:
     """Say which rules match the leaf of TREE at PATH: exit code 1 if none does.
 
     With --migration, say which row moves the leaf at PATH, of TREE or of what it
     becomes, and where an index of it goes.
     """
-    if isinstance(table, Migration):
-        plan, _ = planned(table, read_source(tree).tree, read_target(target))
-        _explain_row(tree, path, plan)
-        return
-    matches = table.match(read_source(tree).tree)
+    if isinstance(outcome, RuleMatches):
+        _explain_rules(tree, path, outcome)
+    else:
+        _explain_row(tree, path, outcome[0])
+
+
+def _explain_rules(tree: str, path: str, matches: RuleMatches) -> None:
     stored = matches.stored.plan.paths
     parts = {  # of a leaf or a layer; or of an array, its layers, those alike as one
         part.path: part.rows
@@ -402,7 +402,7 @@ def explain(
         _require_leaf(tree, path, [*dict.fromkeys((*stored, *matches.paths))])
     rows = [row for own in parts.values() for row in own]
     deciding = {matches.deciding[row] for row in rows}
-    for index, (where, label) in enumerate(table.pairs):
+    for index, (where, label) in enumerate(matches.rules.pairs):
         chosen = select(matches.view, where, unused="ignore")
         matching = "matches" if any(chosen[row] for row in rows) else "-"
         verdict = "decides" if index in deciding else matching
@@ -485,17 +485,22 @@ def convert(
     _require_new(destination, force=force)
     is_folder = max_shard_bytes is not None
     is_schema = files.format_of(destination, form, writing=True) == "schema"
-    if is_schema and not is_folder and migration is None and is_function(source):
-        tree = read_source(source).tree
+    if (
+        is_schema
+        and not is_folder
+        and migration is None
+        and sources.is_function(source)
+    ):
+        tree = sources.read_tree(source)
         forms = map(stored_form, view_tree(tree).leaves)
         num_leaves = sum(stored is not None for stored in forms)
         if not dry_run:
             store.save(destination, tree, format=form)
     else:
-        stored = read_stored(source)
+        stored = sources.read_stored(source)
         if is_folder or not is_schema:
             files.require_arrays(stored)
-        table, likes = None, read_target(target)
+        table, likes = None, sources.read_tree(target)
         num_leaves = len(stored.leaves)
         if migration is not None:
             table = read_migration(migration, reverse=reverse)

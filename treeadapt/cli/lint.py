@@ -1,8 +1,9 @@
-"""Linting: what is wrong with rules for one tree, as findings with repairs.
+"""Linting: what is wrong with rules or a migration for one tree, as findings.
 
 Takes ``RuleMatches``; gives findings: leaves without a rule, rules that match nothing
 or are unreachable, and rules that reach some but not all of numbered siblings, such as
-a pattern that misses one oddly named layer. Nothing is raised.
+a pattern that misses one oddly named layer. Or takes a migration and abstract trees;
+gives its plan, findings, and notes on what no check of shapes can see.
 """
 
 from __future__ import annotations
@@ -10,13 +11,17 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from treeadapt.errors import SelectorError
-from treeadapt.names import listing, natural, plural, shorten
+from treeadapt.migrations.migration import Migration, load_migration
+from treeadapt.migrations.plan import MigrationPlan
+from treeadapt.migrations.planning import compare_target
+from treeadapt.names import fold, listing, natural, plural, shorten
 from treeadapt.selection.matches import RuleMatches, where_text
 from treeadapt.selection.repairs import advice_lines, entry_text
 from treeadapt.selection.selectors import Selector
+from treeadapt.trees.views import view_tree
 
 _OPTIONS = {
     r"allow_regex=True": "--allow-regex",
@@ -28,7 +33,8 @@ _OPTIONS = {
     r"in sizes=, or give a target": "in [sizes], or name a target",
     r"new= fills (.*) Pass one.*": r"[new] fills \1 Name one: TARGET, or --target.",
 }
-KINDS = ("unmatched", "unused", "shadowed", "uneven")
+ONE_WAY = "one-way"
+KINDS = ("unmatched", "unused", "shadowed", "uneven", ONE_WAY, "retyped")
 _FEWEST = 3  # siblings that make a family
 _SHOWN = 8
 _NUMBER = re.compile(r"([0-9]+)(?=([^/.]*))")  # and the rest of its word
@@ -156,3 +162,54 @@ def _places(path: str) -> Iterator[_Place]:
     for found in _NUMBER.finditer(path):
         before, after = path[: found.start()], path[found.end() :]
         yield _Place(f"{before}*{found[2]}", found[1], before, after)
+
+
+def read_migration(file: str, *, reverse: bool) -> Migration:
+    """Read a migration file, or the way back of it.
+
+    Raises:
+        MigrationError: it cannot be read, or has no way back.
+    """
+    found = load_migration(file)
+    return found.inverse if reverse else found
+
+
+def planned(
+    migration: Migration, source: Any, target: Any
+) -> tuple[MigrationPlan, list[Finding]]:
+    """Plan a migration, and find what is wrong with it.
+
+    Args:
+        migration: the table.
+        source: abstract tree, or flat dict, to migrate.
+        target: abstract tree that the result should fit; None if that is not known.
+
+    Raises:
+        MigrationError: the table needs a target.
+    """
+    likes = None if target is None else view_tree(target).flat()
+    plan, problems = migration.planned(view_tree(source).flat(), likes)
+    if likes is not None:
+        compare_target(plan.groups, plan.new, likes, problems)
+    each = list(problems.each())
+    found = [
+        Finding(each[places[0]][0], None, as_options(text))
+        for text, places in fold(text for _, text in each).items()
+    ]
+    if not found and plan.one_way:
+        names = listing(fold(plan.one_way), limit=_SHOWN)
+        text = f"the inverse does not lead back from {names}"
+        found.append(Finding(ONE_WAY, None, text))
+    return plan, found
+
+
+def notes(plan: MigrationPlan) -> Iterator[str]:
+    """Yield what shapes cannot show."""
+    for place, pairs in plan.swappable.items():
+        names = ", ".join(f"{a} and {b}" for a, b in pairs)
+        row = listing([plan.rows[place].text])
+        yield f"row {place + 1}, {row}: shapes do not tell apart {names}"
+    for text in plan.unread:
+        yield f"not checked on shapes: {text}"
+    if plan.repeatable:
+        yield "a second run would pass: no name or shape shows that one was done"

@@ -26,7 +26,6 @@ from treeadapt.drawing.layout import aligned
 from treeadapt.drawing.outline import Total, added
 from treeadapt.drawing.text import lines
 from treeadapt.drawing.words import columns, fitted, printable
-from treeadapt.migrations.migration import Migration
 from treeadapt.names import plural
 from treeadapt.report import Row, Summary, label_key, label_text
 from treeadapt.selection.matches import STATIC
@@ -135,20 +134,18 @@ def print_findings(
     click.echo(f"{counts}; ignored: {left_out}." if ignored else f"{counts}.")
 
 
-def print_annotations(
-    found: Sequence[Finding], table: Rules | Migration, file: str
-) -> None:
+def print_annotations(found: Sequence[Finding], rules: Rules | None, file: str) -> None:
     """Print what is wrong as GitHub's annotations of a file of rules, or of rows."""
     texts = Path(file).read_text("utf-8").splitlines()
     for each in found:
         place = f"file={_escaped(file, ':,')}"
-        if each.rule is not None and isinstance(table, Rules):
-            pattern = next(table.selectors[each.rule - 1].patterns(), "")
+        if each.rule is not None and rules is not None:
+            pattern = next(rules.selectors[each.rule - 1].patterns(), "")
             quoted = (json.dumps(pattern, ensure_ascii=False), f"'{pattern}'")
             numbers = (n for n, t in enumerate(texts, 1) if any(q in t for q in quoted))
             place += "".join(f",line={number}" for number in list(numbers)[:1])
         wording = _escaped(printable(each.line))
-        noun = "rule" if isinstance(table, Rules) else "row"
+        noun = "row" if rules is None else "rule"
         click.echo(f"::error {place},title={each.kind} {noun}::{wording}")
 
 

@@ -1,8 +1,9 @@
-"""What the command line takes for a tree: a checkpoint's metadata, or a function.
+"""What the command line takes for a tree, for a mesh and for an optimizer.
 
 Takes the text of an argument; gives an abstract tree, no array loaded or made. A
 checkpoint is read as data. ``module:function`` imports code and runs it under
-``jax.eval_shape``: it is the user's own, as with ``python -m``.
+``jax.eval_shape``, ``module:tx`` imports an optimizer: they are the user's own, as with
+``python -m``. A mesh is abstract, so that no device is needed.
 """
 
 from __future__ import annotations
@@ -19,18 +20,27 @@ from typing import Any
 import click
 import jax
 import numpy as np
+from jax.sharding import AbstractMesh
 
 from treeadapt.arrays import is_array
 from treeadapt.checkpoints import files
 from treeadapt.checkpoints.common import NUMBER, Stored, as_tree, reported
 from treeadapt.checkpoints.leaves import restored_form, stored_form
 from treeadapt.cli.printing import bar
+from treeadapt.data_files import one_line
 from treeadapt.drawing.words import printable
-from treeadapt.errors import CheckpointError, TreeAdaptError
-from treeadapt.names import plural
+from treeadapt.errors import (
+    CheckpointError,
+    ShardingError,
+    TransformError,
+    TreeAdaptError,
+)
+from treeadapt.names import listing, plural
+from treeadapt.transforms.adapt import is_transformation
 from treeadapt.trees.views import view_tree
 
-FUNCTION = re.compile(r"[A-Za-z_][\w.]*(?<!\.py):[A-Za-z_][\w.]*")
+_FUNCTION = re.compile(r"[A-Za-z_][\w.]*(?<!\.py):[A-Za-z_][\w.]*")
+_AXIS = re.compile(r"\s*([^=,]*[^=,\s])\s*=\s*([1-9][0-9]{0,8})\s*")
 _FILE = re.compile(r"(?P<file>.*)\.py:(?P<function>[A-Za-z_][\w.]*)", re.DOTALL)
 
 
@@ -62,8 +72,8 @@ def read_source(text: str) -> Source:
     return _traced(text) if is_function(text) else _source(read_stored(text))
 
 
-def read_target(text: str | None) -> Any:
-    """Read the tree that a migrated one should fit, abstractly; None for no text.
+def read_tree(text: str | None) -> Any:
+    """Read a tree alone, abstractly; None for no text.
 
     Raises:
         CheckpointError, TreeAdaptError: as for ``read_source``.
@@ -176,7 +186,7 @@ def read_arrays(text: str, source: Source) -> dict[str, Any]:
 
 def is_function(text: str) -> bool:
     """Return whether a text names a function, and no file."""
-    return bool(FUNCTION.fullmatch(text)) and not Path(text).exists()
+    return bool(_FUNCTION.fullmatch(text)) and not Path(text).exists()
 
 
 def _traced(text: str) -> Source:
@@ -184,7 +194,11 @@ def _traced(text: str) -> Source:
     made: list[Any] = []
 
     def run() -> list[Any]:
-        tree = _function(text)()
+        function = _resolved(text)
+        if not callable(function):
+            wording = "is not a function; give one that returns the tree."
+            raise TreeAdaptError(f"{text} {wording}")
+        tree = function()
         view = view_tree(tree)
         if not any(map(is_array, view.leaves)):
             raise TreeAdaptError(
@@ -194,7 +208,7 @@ def _traced(text: str) -> Source:
         made.append(view)
         return [leaf for leaf in view.leaves if is_array(leaf)]
 
-    with named(text):
+    with _named(text):
         shapes = iter(jax.eval_shape(run))
     view = made[0]
     first: dict[int, str] = {}
@@ -206,8 +220,52 @@ def _traced(text: str) -> Source:
     return Source(view.rebuild(leaves), ties)
 
 
+def read_mesh(text: str) -> AbstractMesh:
+    """Read the axes of a mesh.
+
+    Args:
+        text: names and sizes, such as ``data=16,model=8``.
+
+    Raises:
+        ShardingError: it cannot be read, or two axes have one name.
+    """
+    found = [_AXIS.fullmatch(part) for part in text.split(",")]
+    pairs = [match.groups() for match in found if match is not None]
+    sizes = {name: int(size) for name, size in pairs}
+    if len(sizes) < len(found):
+        raise ShardingError(
+            f"--mesh has {listing([text])}. Write the name and size of each axis: "
+            "data=16,model=8."
+        )
+    return AbstractMesh(tuple(sizes.values()), tuple(sizes))
+
+
+def read_optimizer(text: str) -> Any:
+    """Import a transformation, or what a function of no arguments returns.
+
+    Args:
+        text: ``module:name``.
+
+    Raises:
+        TransformError: it is not one.
+        TreeAdaptError: it cannot be found, or the function fails.
+    """
+    if not _FUNCTION.fullmatch(text):
+        raise TransformError(f"--optimizer has {listing([text])}. Write module:tx.")
+    with _named(text):
+        found = _resolved(text)
+        if not is_transformation(found) and callable(found):
+            found = found()
+    if not is_transformation(found):
+        raise TransformError(
+            f"{text} is {one_line(repr(found))}. Give a transformation of Optax, or a "
+            "function of no arguments that returns one."
+        )
+    return found
+
+
 @contextlib.contextmanager
-def named(text: str) -> Iterator[None]:
+def _named(text: str) -> Iterator[None]:
     """Say that whatever is raised inside comes from what ``text`` names.
 
     Raises:
@@ -224,17 +282,8 @@ def named(text: str) -> Iterator[None]:
         ) from error
 
 
-def resolved(text: str) -> Any:
+def _resolved(text: str) -> Any:
     """Import what ``module:name`` names; modules here come first."""
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     return pkgutil.resolve_name(text)
-
-
-def _function(text: str) -> Any:
-    found = resolved(text)
-    if not callable(found):
-        raise TreeAdaptError(
-            f"{text} is not a function; give one that returns the tree."
-        )
-    return found

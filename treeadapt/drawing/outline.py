@@ -11,12 +11,13 @@ rest, one level after the other.
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
-import itertools
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from treeadapt.drawing.palette import REST, SIZES, Paint
 from treeadapt.drawing.words import count_text, fitted, printable, share_text
@@ -120,13 +121,10 @@ class Node:
         shares = [(label, share) for label, share in self.shares if share]
         if len(shares) <= _MAX_CELLS:
             return shares
-        ends = list(itertools.accumulate(share for _, share in shares))
-        middles = ((cell + 0.5) / _MAX_CELLS * ends[-1] for cell in range(_MAX_CELLS))
-        seen = (bisect.bisect_left(ends, middle) for middle in middles)
-        return [
-            (shares[place][0], len(list(group)) / _MAX_CELLS)
-            for place, group in itertools.groupby(seen)
-        ]
+        ends = np.cumsum([share for _, share in shares])
+        middles = (np.arange(_MAX_CELLS) + 0.5) / _MAX_CELLS * ends[-1]
+        seen = Counter(np.searchsorted(ends, middles).tolist())
+        return [(shares[at][0], count / _MAX_CELLS) for at, count in seen.items()]
 
 
 class Branch(NamedTuple):
@@ -211,11 +209,8 @@ class Outline:
         """Write all that is known of a line."""
         node = row.node
         lines = [fitted(printable(row.path), _MAX_TEXT, middle=True) or "''"]
-        lines.append(_short(node.kind_text))
-        if node.num_leaves > 1 and node.is_leaf:
-            lines.append(plural(node.num_leaves, "leaf"))
-        params = plural(node.num_params, "parameter")
-        lines.append(f"{params}, {size_text(node.size_bytes)}")
+        lines += [_short(node.kind_text)] if node.is_leaf else []
+        lines.append(sum_text([node]))
         if self.has_labels:
             parts = [
                 f"{_short(self.labels[label].text)}: {plural(count, 'leaf')}, "

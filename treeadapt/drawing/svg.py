@@ -161,9 +161,5 @@ def _pattern(into: ET.Element, name: str, paint: Paint) -> None:
 def _widths(shares: Sequence[float], length: float) -> list[float]:
     """Divide a length by shares, so that what is there is seen: at least a pixel."""
     least = min(1.0, length / len(shares))
-    big = [share for share in shares if share * length >= least]
-    left = length - least * (len(shares) - len(big))
-    return [
-        left * share / sum(big) if share * length >= least else least
-        for share in shares
-    ]
+    widths = [max(least, share * length) for share in shares]
+    return [width * length / sum(widths) for width in widths]
