@@ -16,13 +16,12 @@ import safetensors.numpy
 from flax import nnx, serialization
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_checkpoints import ENDINGS, FORMATS, same
+from test_checkpoints import ENDINGS, FORMATS, kinds_of, same
 from test_migration_properties import migration as migration_of
 from test_migration_properties import tables
 
 import treeadapt as ta
 from treeadapt.checkpoints import boxes, migrated, store
-from treeadapt.checkpoints.files import read_stored
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
@@ -216,7 +215,7 @@ def test_a_copy_has_the_new_names_and_axes(there, place, tmp_path):
     want = scanned(llama()) | {"count": np.int64(7)}
     want |= dict.fromkeys(("rng", "again"), jax.random.key(1))
     same(ta.load(path), want)
-    assert read_stored(path).kinds["count"] == "number"
+    assert kinds_of(path)["count"] == "number"
     assert {*seen} | {"again"} == {*ta.read_metadata(path)}
     with pytest.raises(ta.MigrationError, match="no row names"):
         store.copy(path, tmp_path / "more", migration=migration())
@@ -645,11 +644,11 @@ def test_what_a_function_makes_must_fit(tmp_path):
         target = {"a": np.zeros(2, np.float32), "b": np.zeros(3, np.float32)}
         with pytest.raises(
             ta.MigrationError,
-            match=r"row 'w' made 'b' of 'w'(.*\n)+.*'b': float32\[2\]",
+            match=r"row 'w' made 'b' of 'w': float32\[2\], .*float32\[3\]",
         ):
             ta.load(path, target, migration=m, strict=strict)
     half = {"a": np.zeros(2, np.float16), "b": np.zeros(2, np.float16)}
-    with pytest.raises(ta.MigrationError, match="'a': float32"):
+    with pytest.raises(ta.MigrationError, match="'a' of 'w': float32"):
         ta.load(path, half, migration=m)
     assert ta.load(path, half, migration=m, cast=True)["b"].dtype == np.float16
     with pytest.raises(ta.MigrationError, match="a str, which is not an array"):

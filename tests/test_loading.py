@@ -19,11 +19,10 @@ import pytest
 import safetensors.numpy
 from flax import serialization
 from flax.training.train_state import TrainState
-from test_checkpoints import ENDINGS, FORMATS, same, write
+from test_checkpoints import ENDINGS, FORMATS, kinds_of, same, write
 
 import treeadapt as ta
 from treeadapt.checkpoints import files, safetensors_file, store
-from treeadapt.checkpoints.files import read_stored
 from treeadapt.checkpoints.store import copy
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -203,7 +202,7 @@ def test_numbers_are_marked_and_come_back_as_arrays_without_a_target(file):
         "flag": True,
         "big": 2**62,
     }
-    assert set(read_stored(file).kinds) == {"step", "rate", "flag", "big"}
+    assert set(kinds_of(file)) == {"step", "rate", "flag", "big"}
     loaded = ta.load(file, {**saved, "step": 0, "rate": 1.0, "flag": False, "big": 0})
     assert loaded.items() >= {"step": 700, "rate": 0.1, "flag": True}.items()
     assert all(type(loaded[name]) is type(saved[name]) for name in saved)
@@ -321,7 +320,7 @@ def test_numbers_of_other_libraries_are_numbers(tmp_path):
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "x", state)
     for name in ("x.msgpack", "x"):
-        assert set(read_stored(tmp_path / name).kinds) == {"step", "rate"}
+        assert set(kinds_of(tmp_path / name)) == {"step", "rate"}
         again = ta.load(tmp_path / name, {"step": 0, "w": np.zeros(2), "rate": 0.0})
         assert (again["step"], again["rate"]) == (7, 0.1)
         target = {"step": jnp.zeros((), jnp.int32), "w": np.zeros(2), "rate": 0.0}
@@ -341,7 +340,7 @@ def test_numbers_and_keys_are_marked_in_a_copy(file, there, tmp_path):
     saved = {"step": 7, "key": jax.random.key(1, impl="rbg"), "w": np.ones(1)}
     ta.save(file, saved)
     copy(file, tmp_path / f"copy{ENDINGS[there]}")
-    assert read_stored(tmp_path / f"copy{ENDINGS[there]}").kinds == {
+    assert kinds_of(tmp_path / f"copy{ENDINGS[there]}") == {
         "step": "number",
         "key": "rbg",
     }

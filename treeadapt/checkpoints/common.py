@@ -93,16 +93,6 @@ class Stored:
         """Paths that are another path's leaf, and that path."""
         return {path: leaf.owner for path, leaf in self.table.items() if leaf.owner}
 
-    @property
-    def kinds(self) -> dict[str, str]:
-        """What leaves were, by path, where an array cannot say it."""
-        return {path: leaf.kind for path, leaf in self.table.items() if leaf.kind}
-
-    @property
-    def marks(self) -> dict[str, dict[str, str]]:
-        """Ties and kinds, as ``files.write`` takes them."""
-        return {"ties": self.ties, "kinds": self.kinds}
-
     def without_boxes(self, known: Collection[str] = ()) -> Stored:
         """Return it with the paths of the model; see ``unboxed``."""
         if not self.boxed:

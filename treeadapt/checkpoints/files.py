@@ -4,7 +4,7 @@ Takes a name, whose ending says the format, and arrays; gives what a checkpoint 
 What is read is what the metadata said, and of one checkpoint, or an error. What is
 written is put in place once it is whole. Each format is in a file of this room:
 ``read_metadata(path)`` returns a ``Stored``, ``read(stored, wanted)`` the arrays, and
-``write(path, arrays, marks)``, if there is one, writes them all at once.
+``write(path, arrays, table)``, if there is one, writes them all at once.
 """
 
 from __future__ import annotations
@@ -28,13 +28,12 @@ from treeadapt.checkpoints import (
     safetensors_file,
     schema_file,
 )
-from treeadapt.checkpoints.common import UNPICKLED, Stored, refuse, reported
+from treeadapt.checkpoints.common import UNPICKLED, Leaf, Stored, refuse, reported
 from treeadapt.checkpoints.processes import agreed
 from treeadapt.checkpoints.replacing import replaced, restore
 from treeadapt.convert import describe
 from treeadapt.errors import CheckpointError
 from treeadapt.names import listing
-from treeadapt.selection.selectors import check_choice
 
 FORMATS: Mapping[str, ModuleType] = {
     "safetensors": safetensors_file,
@@ -43,22 +42,17 @@ FORMATS: Mapping[str, ModuleType] = {
     "orbax": orbax_folder,
     "schema": schema_file,
 }
-WRITTEN = ("safetensors", "orbax", "schema")
+_ONLY_READ = ("npz", "msgpack")
 SHARDS = "safetensors shards"
 
 
-def read_stored(path: str | os.PathLike[str], given: str | None = None) -> Stored:
+def read_stored(path: str | os.PathLike[str]) -> Stored:
     """Read all that is known of a checkpoint without its arrays, as it is stored.
-
-    Args:
-        path: of the checkpoint.
-        given: its format; None to go by the name.
 
     Raises:
         CheckpointError: the checkpoint cannot be read.
     """
-    require_path(path)
-    name = Path(path)
+    name = _named(path)
     if not name.exists():
         restore(name.absolute())
     if not name.exists():
@@ -67,7 +61,7 @@ def read_stored(path: str | os.PathLike[str], given: str | None = None) -> Store
     whole = name / safetensors_file.WHOLE
     if whole.is_file() and not (name / safetensors_file.INDEX).is_file():
         name = whole
-    kind = format_of(name, given)
+    kind = format_of(name)
     is_folder = kind == "orbax" or (name / safetensors_file.INDEX).is_file()
     if not (name.is_dir() if is_folder else name.is_file()):
         refuse(name, f"it is not a {kind} {'folder' if kind == 'orbax' else 'file'}")
@@ -75,7 +69,8 @@ def read_stored(path: str | os.PathLike[str], given: str | None = None) -> Store
         version = _version(name)
     with reading(name, version), reported(name, "read"):
         found = FORMATS[kind].read_metadata(name)
-        _check_hash(found, kind)
+        if found.hash:
+            _check_hash(found, kind)
     return dataclasses.replace(found, version=version, format=kind)
 
 
@@ -101,6 +96,7 @@ def read_arrays(
         wanted = dict.fromkeys(stored.table)
     if not wanted:
         return
+    require_arrays(stored)
     path = stored.path
     with reported(path, "read"):
         arrays = FORMATS[stored.format].read(stored, wanted)
@@ -117,56 +113,49 @@ def read_arrays(
 
 def write(
     path: str | os.PathLike[str],
-    leaves: Mapping[str, Any],
     arrays: Iterable[tuple[str, Any]],
-    marks: Mapping[str, Mapping[str, str]],
-    given: str | None = None,
+    table: Mapping[str, Leaf],
     max_shard_bytes: int | None = None,
 ) -> None:
     """Write arrays to a new file or folder, and put it in place.
 
     Args:
-        path: of the checkpoint.
-        leaves: shapes and dtypes by label path, also of tied leaves.
-        arrays: label paths and arrays, of NumPy or JAX, in the order of ``leaves``;
+        path: of the checkpoint; its ending says the format.
+        arrays: label paths and arrays, of NumPy or JAX, in the order of ``table``;
             taken once it is known that a checkpoint may be written there, and not for
             a schema.
-        marks: ``{"ties": {path: owner}, "kinds": {path: kind}}``.
-        given: the format; None to go by the name.
+        table: all leaves by label path, also those that are tied to one of the arrays.
         max_shard_bytes: of each shard in a folder of them; None for another format.
 
     Raises:
         CheckpointError: it cannot be written.
     """
-    name, kind = Path(path), SHARDS
+    name, kind = _named(path), SHARDS
     if max_shard_bytes is None:
-        kind = format_of(path, given, writing=True)
+        kind = format_of(name, writing=True)
     else:
-        _require_shards(name, given, max_shard_bytes)
+        _require_shards(name, max_shard_bytes)
     if kind == "orbax":
-        _write_together(name, leaves, arrays, marks)
+        _write_together(name, arrays, table)
         return
     with reported(name, "written"), replaced(name, lambda: _check(name, kind)) as new:
         if max_shard_bytes is not None:
-            plain = {one: x for one, x in leaves.items() if one not in marks["ties"]}
-            safetensors_file.write_shards(new, plain, arrays, marks, max_shard_bytes)
+            safetensors_file.write_shards(new, arrays, table, max_shard_bytes)
+        elif kind == "schema":
+            schema_file.write(new, table)
         else:
-            content = leaves if kind == "schema" else dict(arrays)
-            FORMATS[kind].write(new, content, marks)
+            safetensors_file.write(new, dict(arrays), table)
 
 
 def _write_together(
-    path: Path,
-    leaves: Mapping[str, Any],
-    arrays: Iterable[tuple[str, Any]],
-    marks: Mapping[str, Mapping[str, str]],
+    path: Path, arrays: Iterable[tuple[str, Any]], table: Mapping[str, Leaf]
 ) -> None:
     """Write an Orbax folder from all processes; see ``write``.
 
     Process 0 makes the folder and puts it in place once all have written their parts.
     """
     call, is_first = f"save to {listing([str(path)])}", jax.process_index() == 0
-    own = schema_file.entries(leaves, marks)
+    own = schema_file.entries(table)
     with agreed(call) as told, reported(path, "written"):
         first = json.loads(told(json.dumps(own)))
         different = [name for name in own | first if own.get(name) != first.get(name)]
@@ -190,85 +179,64 @@ def _write_together(
                     "made. Save to a file system that all processes share."
                 )
         with agreed(call), reported(path, "written"):
-            orbax_folder.write(new, dict(arrays), marks)
+            orbax_folder.write(new, dict(arrays), table)
         with agreed(call), reported(path, "written"):
             if is_first:
                 orbax_folder.finish(new)
             stack.close()
 
 
-def format_of(
-    path: str | os.PathLike[str], given: str | None = None, *, writing: bool = False
-) -> str:
+def format_of(path: str | os.PathLike[str], *, writing: bool = False) -> str:
     """Return the format of a checkpoint, by its name.
 
     Args:
         path: of the checkpoint.
-        given: what the caller says; None to go by the name.
         writing: whether a name without ending is an Orbax folder to make.
 
     Raises:
         CheckpointError: the name has an unknown ending.
-        SelectorError: ``given`` is unknown.
     """
     name = Path(path)
     ending = name.suffix.removeprefix(".").lower()
-    if given is not None:
-        check_choice("format", given, tuple(FORMATS))
-    elif name.name.lower().endswith(schema_file.ENDING):
-        given = "schema"
-    elif name.is_dir() or (writing and ending in ("", "orbax")):
+    if name.name.lower().endswith(schema_file.ENDING):
+        return "schema"
+    if name.is_dir() or (writing and ending in ("", "orbax")):
         has_index = (name / safetensors_file.INDEX).is_file()
-        given = "safetensors" if has_index else "orbax"
-    elif ending in FORMATS and ending not in ("orbax", "schema"):
-        given = ending
-    else:
-        cure = (
-            "Known are .safetensors, .npz, .msgpack, .schema.toml, folders of Orbax or "
-            "of .safetensors."
-        )
-        if writing:
-            cure = "Write .safetensors, .schema.toml, or without an ending for Orbax."
-        elif ending in ("bin", "ckpt", "pt", "pth"):
-            cure += f" {UNPICKLED}"
-        refuse(name, f"it has an unknown ending, {name.suffix!r:.30}", cure)
-    if writing and given == "schema" and ending != "toml":
-        raise CheckpointError(
-            f"The name of a schema ends in {schema_file.ENDING}; got "
-            f"{listing([str(name)])}."
-        )
-    if writing and given not in WRITTEN:
-        raise CheckpointError(
-            f"{listing([str(name)])}: {given} files are read, but not written. Save as "
-            ".safetensors, or without an ending as an Orbax folder."
-        )
-    return given
+        return "safetensors" if has_index else "orbax"
+    if ending == "safetensors" or (ending in _ONLY_READ and not writing):
+        return ending
+    problem = f"it has an unknown ending, {name.suffix!r:.30}"
+    cure = (
+        "Known are .safetensors, .npz, .msgpack, .schema.toml, folders of Orbax or of "
+        ".safetensors."
+    )
+    if ending in _ONLY_READ:
+        problem = f"{ending} files are read, but not written"
+    if writing:
+        cure = "Write .safetensors, .schema.toml, or without an ending for Orbax."
+    elif ending in ("bin", "ckpt", "pt", "pth"):
+        cure += f" {UNPICKLED}"
+    refuse(name, problem, cure)
 
 
-def _require_shards(path: Path, given: str | None, max_shard_bytes: Any) -> None:
+def _require_shards(path: Path, max_shard_bytes: Any) -> None:
     """Raise unless shards of so many bytes may be written, whatever is at ``path``."""
     if type(max_shard_bytes) is not int or max_shard_bytes < 1:
         raise CheckpointError(
             "Expected max_shard_bytes to be a positive int, such as 5 * 2**30; got "
             f"{max_shard_bytes!r:.60}."
         )
-    problem = ""
-    if given not in (None, "safetensors"):
-        problem = f"the format is {given!r:.60}"
-    elif path.suffix.removeprefix(".").lower() in (*FORMATS, "toml"):
-        problem = f"{listing([str(path)])} ends in {path.suffix!r:.30}"
-    if problem:
+    if path.suffix.removeprefix(".").lower() in (*FORMATS, "toml"):
         raise CheckpointError(
-            f"max_shard_bytes makes a folder of safetensors shards, but {problem}. "
-            "Leave it out, or choose a name without an ending."
+            f"max_shard_bytes makes a folder of safetensors shards, but "
+            f"{listing([str(path)])} ends in {path.suffix!r:.30}. Leave it out, or "
+            "choose a name without an ending."
         )
 
 
 def _check_hash(stored: Stored, kind: str) -> None:
     """Raise if leaves are not those that were written."""
-    if not stored.hash:
-        return
-    found = schema_file.hashed(stored.leaves, stored.marks)["hash"]
+    found = schema_file.marks_of(stored.table)["hash"]
     if stored.hash == found:
         return
     problem = (
@@ -315,17 +283,14 @@ def _check(path: Path, kind: str) -> None:
                     raise
 
 
-def require_path(path: Any) -> None:
-    """Raise unless ``path`` can be a name.
-
-    Raises:
-        CheckpointError: it is a tree, most likely.
-    """
+def _named(path: Any) -> Path:
+    """Return the path that the caller gives, which may be a tree by mistake."""
     if not isinstance(path, str | os.PathLike):
         raise CheckpointError(
             "The name of a checkpoint comes first, save(path, tree) and load(path, "
             f"target); got {describe(path)} for it."
         )
+    return Path(path)
 
 
 def require_arrays(stored: Stored) -> None:
@@ -335,7 +300,10 @@ def require_arrays(stored: Stored) -> None:
         CheckpointError: it is a schema.
     """
     if stored.format == "schema":
-        schema_file.read(stored, ())
+        raise CheckpointError(
+            f"{listing([str(stored.path)])} is a schema and holds no arrays. Name a "
+            "checkpoint; load(schema) without a target gives abstract leaves."
+        )
 
 
 @contextlib.contextmanager

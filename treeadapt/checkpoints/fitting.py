@@ -121,40 +121,55 @@ def compared(
         for path, form in forms.items()
         if path in stored.table
     }
-    scalars = dict.fromkeys(path for path, pair in pairs.items() if _by_value(*pair))
+    scalars = dict.fromkeys(path for path, pair in pairs.items() if by_value(*pair))
     pairs_read = read(scalars) if read else ()
     values = {path: np.asarray(array).item() for path, array in pairs_read}
     restored: list[str] = []
     kept: list[str] = []
     missing: list[str] = []
-    misshaped, retyped, numbers = {}, {}, {}
+    misfits: dict[str, dict[str, Any]] = {"misshaped": {}, "retyped": {}}
+    numbers = {}
     for path, leaf in own.items():
         if path not in pairs:
             is_kept = path not in forms or not is_array(leaf)
             (kept if is_kept else missing).append(path)
             continue
         (there, form), value = pairs[path], values.get(path)
-        if form is not None and form.array.shape != there.array.shape:
-            misshaped[path] = (_described(there), describe(leaf))
-        elif form is None or not _takes(form, there, value, cast=cast):
-            retyped[path] = (_described(there, value), describe(leaf))
-        else:
-            restored.append(path)
-            is_known = value is not None and is_number(leaf)
-            if is_known and repr(type(leaf)(value)) != repr(leaf):
-                numbers[path] = (value, leaf)
+        problem = misfit(there, form, value, cast=cast)
+        if problem:
+            misfits[problem][path] = (_described(there, value), describe(leaf))
+            continue
+        restored.append(path)
+        is_known = value is not None and is_number(leaf)
+        if is_known and repr(type(leaf)(value)) != repr(leaf):
+            numbers[path] = (value, leaf)
     return LoadReport(
         tuple(restored),
         tuple(kept),
         tuple(missing),
         tuple(unexpected),
-        misshaped,
-        retyped,
+        misfits["misshaped"],
+        misfits["retyped"],
         numbers,
     )
 
 
-def _by_value(there: Leaf, form: Leaf | None) -> bool:
+def misfit(there: Leaf, form: Leaf | None, value: Any, *, cast: bool) -> str:
+    """Return how what is stored does not fit a leaf of a target; empty if it does.
+
+    Args:
+        there: what is stored.
+        form: the leaf of the target; None if it is not data.
+        value: of what is stored, if that matters and is known.
+        cast: whether other dtypes fit.
+    """
+    if form is not None and form.array.shape != there.array.shape:
+        return "misshaped"
+    is_taken = form is not None and _takes(form, there, value, cast=cast)
+    return "" if is_taken else "retyped"
+
+
+def by_value(there: Leaf, form: Leaf | None) -> bool:
     """Return whether what fits depends on the value, as it does with numbers."""
     if form is None or there.array.shape or form.array.shape:
         return False

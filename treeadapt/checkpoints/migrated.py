@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -25,7 +25,7 @@ from treeadapt.checkpoints.boxes import (
 )
 from treeadapt.checkpoints.common import Leaf, Stored, reported
 from treeadapt.checkpoints.files import read_arrays
-from treeadapt.checkpoints.fitting import compared
+from treeadapt.checkpoints.fitting import by_value, misfit
 from treeadapt.checkpoints.leaves import (
     abstract_form,
     home,
@@ -99,8 +99,6 @@ def migrated(
         if isinstance(likes[path], jax.ShapeDtypeStruct):
             problems.add("abstract", listing([path]))
     moving = _Moving(old, plan, likes, cast)
-    if stored.format == "schema":
-        moving.require_forms()
     return Source(moving.stored(), moving.read, frozenset(kept), problems)
 
 
@@ -198,27 +196,22 @@ class _Moving:
             yield from moved
             return
         leaves = {one: restored(self.old.table[one], held.pop(one)) for one in [*held]}
-        made = run_group(group, leaves, {})
-        pieces = [piece[:2] for piece in group.move.pieces] if group.move else []
-        # JAX may take the memory of an array, so no other may have a part of it.
-        is_whole = len(paths) == len(made) and 0 < len(pieces) == len({*pieces})
+        likes = self.likes if group.row.function else {}
+        made = run_group(group, leaves, likes, fits=self._fits)
+        # JAX may take the memory of an array, so no other may have a part of it; and a
+        # view would keep what is left out in memory, too.
+        is_alone = group.move is not None and len(made) == 1
         leaves.clear()
         for path in paths:
-            leaf = made.pop(path)
-            if group.row.function is not None:
-                self._check(group, path, leaf)
-            array = np.asarray(to_array(path, leaf))
-            # A view would keep what is left out in memory, too.
-            yield path, array if is_whole else array.copy()
+            array = np.asarray(to_array(path, made.pop(path)))
+            yield path, array if is_alone else array.copy()
 
     def _moved(
         self, group: Group, held: Mapping[str, Any], paths: Collection[str]
     ) -> list[tuple[str, _MovedArray]]:
         """Return what reads each array by parts; nothing if that would read more."""
-        kinds = [self.old.table[path].kind for path in held]
-        if group.move is None or any(kinds):
-            return []
-        if not all(isinstance(leaf, FileArray) for leaf in held.values()):
+        is_read = all(isinstance(leaf, FileArray) for leaf in held.values())
+        if group.move is None or not is_read or any(map(self._kind, held)):
             return []
         made: list[tuple[str, _MovedArray]] = []
         num_bytes = 0
@@ -228,54 +221,33 @@ class _Moving:
                 if path not in paths:
                     continue
                 array = _MovedArray(group, target, numbers, held)
-                boxes = boxes_here(home(self.likes.get(path)), array.shape)
-                count = array.num_bytes(boxes)
-                if count is None:
+                plan = array.plan(boxes_here(home(self.likes.get(path)), array.shape))
+                if plan is None:
                     return []
-                num_bytes += count
-                made.append((path, array))
+                num_bytes += plan.num_bytes
+                made.append((path, dataclasses.replace(array, planned=plan)))
         whole_bytes = sum(leaf.num_bytes([whole(leaf.shape)]) for leaf in held.values())
         return made if num_bytes <= _MOST * whole_bytes else []
 
-    def _check(self, group: Group, path: str, leaf: Any) -> None:
-        """Raise unless what a function made is data, and fits the target."""
-        form, text = stored_form(leaf), ""
-        if form is None:
-            text = f"{describe(leaf)}, which is not an array."
-        elif path in self.likes:
-            report = compared(
-                {path: self.likes[path]},
-                [True],
-                dataclasses.replace(self.old, table={path: form}),
-                (),
-                lambda wanted: [(one, np.asarray(leaf)) for one in wanted],
-                cast=self.cast,
-            )
-            text = "" if report.fits else f"what does not fit.\n{report}"
-        if text:
-            raise MigrationError(
-                f"The function of the row {group.row.text!r} made {listing([path])} of "
-                f"{listing(group.given, limit=2)}: {text}"
-            )
+    def _fits(self, leaf: Any, like: Any) -> bool:
+        """Return whether what a function made fits a target, as what is stored does."""
+        there, form = stored_form(leaf) or _UNKNOWN, stored_form(like)
+        value = np.asarray(leaf).item() if by_value(there, form) else None
+        return not misfit(there, form, value, cast=self.cast)
 
-    def require_forms(self) -> None:
-        """Raise if a function makes leaves whose shapes only running it can show.
-
-        Raises:
-            MigrationError: it names the row.
-        """
-        for group in self.plan.groups:
-            new = [path for path in group.filled if path not in self.likes]
-            if group.row.function is not None and new:
-                raise MigrationError(
-                    f"The row {group.row.text!r} has a function, and what that makes "
-                    f"of a schema is not known: {listing(new)}. Name a checkpoint."
-                )
+    def _kind(self, path: str) -> str:
+        return self.old.table[path].kind
 
     def _like(self, path: str) -> Leaf:
         return stored_form(self.likes.get(path)) or _UNKNOWN
 
     def _leaf(self, group: Group, number: int, path: str) -> Leaf:
+        is_schema = self.old.format == "schema"
+        if group.row.function is not None and is_schema and path not in self.likes:
+            raise MigrationError(
+                f"The row {group.row.text!r} has a function, and what that makes of a "
+                f"schema is not known: {listing([path])}. Name a checkpoint."
+            )
         if group.row.function is not None:
             return self._like(path)
         if group.move is None:
@@ -294,6 +266,22 @@ class _Moving:
         return owners, dataclasses.replace(group.move, targets=(layout,), pieces=pieces)
 
 
+class _Plan(NamedTuple):
+    """How boxes of an array are made.
+
+    Attributes:
+        boxes: of the array.
+        parts: of each box.
+        sources: the boxes that parts are made of, by path, in the order of the parts.
+        num_bytes: how many bytes are read for them.
+    """
+
+    boxes: Sequence[Box]
+    parts: Sequence[Sequence[Part]]
+    sources: Mapping[str, Sequence[Box]]
+    num_bytes: int
+
+
 @dataclasses.dataclass(frozen=True)
 class _MovedArray:
     """An array that a migration makes, whose boxes can be read.
@@ -303,12 +291,14 @@ class _MovedArray:
         target: which one.
         numbers: which leaf of the target.
         held: the sources, by path.
+        planned: how the boxes of this process's devices are made.
     """
 
     group: Group
     target: int
     numbers: tuple[int, ...]
     held: Mapping[str, FileArray]
+    planned: _Plan | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -323,13 +313,22 @@ class _MovedArray:
     def __array__(self, *_: Any, **__: Any) -> Any:
         return self.read([whole(self.shape)])[0]
 
-    def num_bytes(self, boxes: Sequence[Box]) -> int | None:
-        """Return how many bytes are read for boxes; None if that needs whole arrays."""
-        parts = self._parts(boxes)
-        if parts is None:
-            return None
-        wanted = self._wanted(itertools.chain(*parts))
-        return sum(self.held[path].num_bytes(own) for path, own in wanted.items())
+    def plan(self, boxes: Sequence[Box]) -> _Plan | None:
+        """Return how boxes are made; None if that needs whole arrays."""
+        assert self.group.move is not None
+        parts: list[list[Part]] = []
+        sources: dict[str, list[Box]] = {}
+        for box in boxes:
+            own = parts_of_box(self.group.move, self.target, self.numbers, box)
+            if own is None:
+                return None
+            parts.append(own)
+            for source, found in itertools.chain(*(part.sources for part in own)):
+                for place, each in found:
+                    path = self.group.sources[source][place]
+                    sources.setdefault(path, []).append(each)
+        num_bytes = sum(self.held[path].num_bytes(own) for path, own in sources.items())
+        return _Plan(boxes, parts, sources, num_bytes)
 
     def read(self, boxes: Sequence[Box]) -> list[Any]:
         """Read boxes, each to a new array of NumPy.
@@ -341,34 +340,15 @@ class _MovedArray:
             CheckpointError: a source cannot be read.
             MigrationError: copies differ, or values do not fit.
         """
-        parts = self._parts(boxes) or []
+        plan = self.planned
+        if plan is None or plan.boxes != boxes:  # what goes elsewhere is read whole
+            plan = self.plan(boxes)
+        assert plan is not None
         pieces = {
-            path: self.held[path].read(own)[::-1]
-            for path, own in self._wanted(itertools.chain(*parts)).items()
+            path: self.held[path].read(own)[::-1] for path, own in plan.sources.items()
         }
-        return [
-            self._made(own, box, pieces) for own, box in zip(parts, boxes, strict=True)
-        ]
-
-    def _parts(self, boxes: Sequence[Box]) -> list[list[Part]] | None:
-        """Return the parts of each box."""
-        assert self.group.move is not None
-        parts = (
-            parts_of_box(self.group.move, self.target, self.numbers, box)
-            for box in boxes
-        )
-        made = [own for own in parts if own is not None]
-        return made if len(made) == len(boxes) else None
-
-    def _wanted(self, parts: Iterable[Part]) -> dict[str, list[Box]]:
-        """Return the boxes of each source that parts are made of, in their order."""
-        wanted: dict[str, list[Box]] = {}
-        for part in parts:
-            for source, found in part.sources:
-                for place, each in found:
-                    path = self.group.sources[source][place]
-                    wanted.setdefault(path, []).append(each)
-        return wanted
+        pairs = zip(plan.parts, boxes, strict=True)
+        return [self._made(parts, box, pieces) for parts, box in pairs]
 
     def _made(
         self, parts: Sequence[Part], box: Box, pieces: Mapping[str, list[Any]]

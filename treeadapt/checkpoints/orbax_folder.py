@@ -39,7 +39,7 @@ from treeadapt.checkpoints.common import (
     refuse,
 )
 from treeadapt.checkpoints.processes import spans_processes
-from treeadapt.checkpoints.schema_file import hashed
+from treeadapt.checkpoints.schema_file import marks_of
 from treeadapt.errors import CheckpointError, PathCollisionError
 from treeadapt.names import listing
 from treeadapt.paths import segment
@@ -158,11 +158,16 @@ def begin(path: Path) -> None:
     (path / "array_metadatas").mkdir()  # which Orbax's other processes wait for
 
 
-def write(path: Path, leaves: Mapping[str, Any], marks: Mapping[str, Any]) -> None:
-    """Write what this process has of leaves, to a folder that ``begin`` made.
+def write(path: Path, arrays: Mapping[str, Any], table: Mapping[str, Leaf]) -> None:
+    """Write what this process has of arrays, to a folder that ``begin`` made.
 
-    They stay on their devices until Orbax takes them. Of a leaf that each process has
-    for itself, process 0 writes its own.
+    They stay on their devices until Orbax takes them. Of one that each process has for
+    itself, process 0 writes its own.
+
+    Args:
+        path: of the folder.
+        arrays: by label path.
+        table: all leaves, also those that are tied to one of the arrays.
 
     Raises:
         CheckpointError: a leaf has no elements.
@@ -170,7 +175,7 @@ def write(path: Path, leaves: Mapping[str, Any], marks: Mapping[str, Any]) -> No
     import orbax.checkpoint as ocp
     from etils import epath
 
-    found = {**leaves, **{one: leaves[own] for one, own in marks["ties"].items()}}
+    found = {one: arrays[leaf.owner or one] for one, leaf in table.items()}
     empty = [name for name, leaf in found.items() if 0 in leaf.shape]
     if empty:
         raise CheckpointError(
@@ -190,8 +195,7 @@ def write(path: Path, leaves: Mapping[str, Any], marks: Mapping[str, Any]) -> No
         tree = nested(escaped)
     except PathCollisionError:
         tree = {escape_segment(name): leaf for name, leaf in found.items()}
-    own = {_MARK: hashed(leaves, marks)}
-    args = ocp.args.PyTreeSave(tree, custom_metadata=own)
+    args = ocp.args.PyTreeSave(tree, custom_metadata={_MARK: marks_of(table)})
     with contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler:
         handler.save(epath.Path(path.absolute()), args=args)
 

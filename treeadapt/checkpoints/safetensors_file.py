@@ -31,7 +31,7 @@ from treeadapt.checkpoints.common import (
     refuse,
     reported,
 )
-from treeadapt.checkpoints.schema_file import hashed
+from treeadapt.checkpoints.schema_file import marks_of
 from treeadapt.errors import CheckpointError
 from treeadapt.names import listing
 
@@ -76,19 +76,24 @@ def read(stored: Stored, wanted: Iterable[str]) -> Iterator[FileArray]:
         yield FileArray(file, start_bytes, array.shape, array.dtype)
 
 
-def write(path: Path, leaves: Mapping[str, Any], marks: Mapping[str, Any]) -> None:
-    """Write leaves; the writer takes them all at once, on the host.
+def write(path: Path, arrays: Mapping[str, Any], table: Mapping[str, Leaf]) -> None:
+    """Write arrays; the writer takes them all at once, on the host.
+
+    Args:
+        path: of the file.
+        arrays: by label path.
+        table: all leaves, also those that are tied to one of the arrays.
 
     Raises:
         CheckpointError: a name is reserved, the format lacks a dtype, or other
-            processes have a part of a leaf.
+            processes have a part of an array.
     """
     import safetensors.numpy
 
-    _check(leaves, marks)
-    found = {name: _on_host(leaf) for name, leaf in leaves.items()}
+    _check(arrays, table)
+    found = {name: _on_host(leaf) for name, leaf in arrays.items()}
     # Hugging Face's tools refuse texts without a format.
-    texts = {"format": "pt", _MARK: json.dumps(hashed(leaves, marks))}
+    texts = {"format": "pt", _MARK: json.dumps(marks_of(table))}
     path.touch()
     mode = path.stat().st_mode  # the writer makes files that nobody else may read
     safetensors.numpy.save_file(found, path, metadata=texts)
@@ -97,49 +102,37 @@ def write(path: Path, leaves: Mapping[str, Any], marks: Mapping[str, Any]) -> No
 
 def write_shards(
     folder: Path,
-    leaves: Mapping[str, Any],
     arrays: Iterable[tuple[str, Any]],
-    marks: Mapping[str, Mapping[str, str]],
+    table: Mapping[str, Leaf],
     max_shard_bytes: int,
 ) -> None:
     """Write a folder of shards and their index, one shard after the other.
 
     Args:
         folder: to make.
-        leaves: shapes and dtypes by path.
-        arrays: the leaves themselves, in this order; a shard is written before the
+        arrays: by label path, in the order of ``table``; a shard is written before the
             arrays of the next one are taken.
-        marks: as for ``write``; each shard has those of its leaves.
+        table: as for ``write``; each shard has what belongs to its arrays.
         max_shard_bytes: of the arrays in a shard; a larger leaf has one of its own.
 
     Raises:
         CheckpointError: as for ``write``; before any array is taken, if that is known.
     """
-    _check(leaves, marks)
+    plain = {name: leaf.array for name, leaf in table.items() if not leaf.owner}
+    _check(plain, table)
     folder.mkdir()
-    rest, shards, size_bytes = iter(arrays), _divided(leaves, max_shard_bytes), 0
-    copies: dict[str, list[str]] = {}
-    for other, one in marks["ties"].items():
-        copies.setdefault(one, []).append(other)
+    rest, shards, size_bytes = iter(arrays), _divided(plain, max_shard_bytes), 0
     files: dict[str, str] = {}
-    written: dict[str, jax.ShapeDtypeStruct] = {}
     for number, num_leaves in enumerate(shards, 1):
         file = f"model-{number:05}-of-{len(shards):05}.safetensors"
         is_last = number == len(shards)  # to the end, where a reader checks its file
         held = dict(rest if is_last else itertools.islice(rest, num_leaves))
-        ties = {other: one for one in held for other in copies.get(one, ())}
-        kinds = marks["kinds"]
-        own = {one: kinds[one] for one in [*held, *ties] if one in kinds}
-        write(folder / file, held, {"ties": ties, "kinds": own})
+        own = {one: leaf for one, leaf in table.items() if (leaf.owner or one) in held}
+        write(folder / file, held, own)
         files |= dict.fromkeys(held, file)
-        written |= {
-            one: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-            for one, leaf in held.items()
-        }
         size_bytes += sum(leaf.nbytes for leaf in held.values())
         del held  # before the next arrays are taken
-    own = {"hash": hashed(written, marks)["hash"]}
-    texts = {"total_size": size_bytes, _MARK: own}
+    texts = {"total_size": size_bytes, _MARK: {"hash": marks_of(table)["hash"]}}
     document = {"metadata": texts, "weight_map": files}
     (folder / INDEX).write_text(json.dumps(document, indent=2) + "\n", "utf-8")
 
@@ -172,11 +165,11 @@ def require_own(folder: Path) -> None:
         )
 
 
-def _check(leaves: Mapping[str, Any], marks: Mapping[str, Mapping[str, str]]) -> None:
-    """Raise unless the format can hold leaves, of which shapes may be all there is."""
-    if _RESERVED in leaves or _RESERVED in marks["ties"]:
+def _check(arrays: Mapping[str, Any], table: Mapping[str, Leaf]) -> None:
+    """Raise unless the format can hold arrays, of which shapes may be all there is."""
+    if _RESERVED in table:
         raise CheckpointError(f"A leaf of safetensors cannot be named {_RESERVED!r}.")
-    for name, leaf in leaves.items():
+    for name, leaf in arrays.items():
         problem = ""
         if leaf.dtype.name not in _DTYPES.values():
             problem = f"{leaf.dtype}, which safetensors has no name for"

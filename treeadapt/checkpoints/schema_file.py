@@ -12,11 +12,10 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 
@@ -76,40 +75,22 @@ def read_metadata(path: Path) -> Stored:
         else:
             table[name] = _leaf(path, name, text)
     kinds = {name: leaf.kind for name, leaf in table.items() if leaf.kind}
-    kinds |= {name: kinds[one] for name, one in ties.items() if one in kinds}
     made = marked(path, table, {"ties": ties, "kinds": kinds})
     in_order = {name: made[name] for name in texts}
     return Stored(path, in_order, hash=str(document.get("hash", "")))
 
 
-def read(stored: Stored, wanted: Iterable[str]) -> NoReturn:
-    """Raise, because a schema has nothing to read.
-
-    Raises:
-        CheckpointError: always.
-    """
-    raise CheckpointError(
-        f"{listing([os.fspath(stored.path)])} is a schema and holds no arrays. Name a "
-        "checkpoint; load(schema) without a target gives abstract leaves."
-    )
-
-
-def write(path: Path, leaves: Mapping[str, Any], marks: Mapping[str, Any]) -> None:
-    """Write shapes and dtypes.
-
-    Args:
-        path: of the file.
-        leaves: what has a shape and a dtype, also for tied leaves.
-        marks: as for ``files.write``.
+def write(path: Path, table: Mapping[str, Leaf]) -> None:
+    """Write what is known of leaves without their values.
 
     Raises:
         CheckpointError: a dtype is unknown, a path is not valid Unicode, or the file
             would be too large to be read.
     """
-    for name, leaf in leaves.items():
-        require_dtype(name, leaf.dtype)
-    texts = entries(leaves, marks).items()
-    text = hashed(leaves, marks)["hash"]
+    for name, leaf in table.items():
+        require_dtype(name, leaf.array.dtype)
+    texts = entries(table).items()
+    text = marks_of(table)["hash"]
     lines = [_COMMENT, f"version = {VERSION}", f'hash = "{text}"']
     lines += ["", _FILE.table]
     lines += [f"{_FILE.string(name)} = {_FILE.string(text)}" for name, text in texts]
@@ -123,27 +104,27 @@ def write(path: Path, leaves: Mapping[str, Any], marks: Mapping[str, Any]) -> No
     path.write_bytes(data)
 
 
-def hashed(
-    leaves: Mapping[str, Any], marks: Mapping[str, Mapping[str, str]]
-) -> dict[str, Any]:
-    """Return marks with the hash of all that a schema says, in any order of the leaves.
+def marks_of(table: Mapping[str, Leaf]) -> dict[str, Any]:
+    """Return what files hold next to arrays: ties, kinds, and a hash of all leaves.
 
-    Args:
-        leaves: what has a shape and a dtype, with tied leaves or without.
-        marks: as for ``files.write``.
+    The hash is that of all that a schema says, in any order of the leaves.
     """
-    texts = json.dumps(sorted(entries(leaves, marks).items()))
-    return {**marks, "hash": hashlib.sha256(texts.encode()).hexdigest()[:16]}
-
-
-def entries(leaves: Mapping[str, Any], marks: Mapping[str, Any]) -> dict[str, str]:
-    """Return what a schema says of each leaf, in the order of ``leaves``."""
-    kinds = marks["kinds"]
-    texts = {
-        name: _text(tuple(leaf.shape), leaf.dtype, kinds.get(name, ""))
-        for name, leaf in leaves.items()
+    texts = json.dumps(sorted(entries(table).items()))
+    return {
+        "ties": {name: leaf.owner for name, leaf in table.items() if leaf.owner},
+        "kinds": {name: leaf.kind for name, leaf in table.items() if leaf.kind},
+        "hash": hashlib.sha256(texts.encode()).hexdigest()[:16],
     }
-    return texts | {name: f"{_TIE}{one}" for name, one in marks["ties"].items()}
+
+
+def entries(table: Mapping[str, Leaf]) -> dict[str, str]:
+    """Return what a schema says of each leaf."""
+    return {
+        name: f"{_TIE}{leaf.owner}"
+        if leaf.owner
+        else _text(tuple(leaf.array.shape), leaf.array.dtype, leaf.kind)
+        for name, leaf in table.items()
+    }
 
 
 # The leaves of a large model have few shapes.

@@ -21,13 +21,12 @@ import jax
 import numpy as np
 
 from treeadapt.arrays import is_array
-from treeadapt.checkpoints.common import Stored, as_tree, nested, reported
+from treeadapt.checkpoints.common import Leaf, Stored, as_tree, nested, reported
 from treeadapt.checkpoints.files import (
     read_arrays,
     read_stored,
     reading,
     require_arrays,
-    require_path,
     write,
 )
 from treeadapt.checkpoints.fitting import LoadReport, compared
@@ -54,8 +53,6 @@ from treeadapt.names import listing, plural
 from treeadapt.selection.selectors import select
 from treeadapt.trees.views import TreeView, view_tree
 
-Format = Literal["safetensors", "npz", "msgpack", "orbax", "schema"]
-
 _SHOWN = 8  # leaves whose rows a message lists
 _ALIKE = ("dtype", "sharding")  # what tied leaves must share to be one array
 
@@ -65,7 +62,6 @@ def save(
     tree: Any,
     *,
     where: Any = "**",
-    format: Literal["safetensors", "orbax"] | None = None,  # noqa: A002
     max_shard_bytes: int | None = None,
 ) -> None:
     """Write the arrays and Python numbers of a tree, named by their label paths.
@@ -88,7 +84,6 @@ def save(
         tree: any tree. For safetensors its leaves come to the host; for a schema they
             may be abstract, or on devices of other processes.
         where: selects the leaves to save.
-        format: ``"safetensors"`` or ``"orbax"``, whatever the ending.
         max_shard_bytes: write ``path`` as a folder of safetensors shards with an index,
             as Hugging Face's tools do. No shard has more bytes of arrays, unless it is
             one larger leaf, and the leaves of one shard are on the host at a time.
@@ -116,11 +111,9 @@ def save(
         "layers/1" = "bfloat16[3]"
         "step" = "int"
     """
-    require_path(path)
     view = view_tree(tree)
     leaves: dict[str, Any] = {}
-    forms: dict[str, jax.ShapeDtypeStruct] = {}
-    marks: dict[str, dict[str, str]] = {"ties": {}, "kinds": {}}
+    table: dict[str, Leaf] = {}
     first: dict[int, str] = {}
     lost: list[str] = []
     for (name, leaf), yes in zip(view.items(), _selected(view, where), strict=True):
@@ -130,18 +123,16 @@ def save(
         if form is None or is_long(leaf):
             lost.append(name)
             continue
-        forms[name] = form.array
-        if form.kind:
-            marks["kinds"][name] = form.kind
+        table[name] = form
         # Abstract leaves that are one object are not one array.
         is_value = is_array(leaf) and not isinstance(leaf, jax.ShapeDtypeStruct)
         # The path of a leaf that is the whole tree, or has an empty key, marks no tie.
         if is_value and name and first.setdefault(id(leaf), name) != name:
-            marks["ties"][name] = first[id(leaf)]
+            table[name] = dataclasses.replace(form, owner=first[id(leaf)])
         else:
             leaves[name] = leaf
     arrays = ((name, to_array(name, leaf)) for name, leaf in leaves.items())
-    write(path, forms, arrays, marks, format, max_shard_bytes)
+    write(path, arrays, table, max_shard_bytes)
     if lost:
         warnings.warn(
             f"{plural(len(lost), 'leaf')} cannot be saved as an array and must come "
@@ -159,7 +150,6 @@ def load(
     migration: Migration | None = None,
     strict: bool = True,
     cast: bool = False,
-    format: Format | None = None,  # noqa: A002
 ) -> Any:
     """Fill a tree like ``target`` with the leaves of a checkpoint.
 
@@ -197,8 +187,6 @@ def load(
         cast: turn arrays into the dtypes of ``target``, integers into floating-point
             numbers too but not back. A value that becomes infinite or another integer
             is an error.
-        format: ``"safetensors"``, ``"npz"``, ``"msgpack"``, ``"orbax"`` or
-            ``"schema"``, whatever the ending.
 
     Returns:
         Tree with the treedef of ``target``. Paths that were tied when saved share one
@@ -226,12 +214,11 @@ def load(
         >>> load(file, migration=stack)["blocks"]["bias"].tolist()
         [[0, 0], [1, 1], [2, 2]]
     """
-    require_path(path)
     view = None if target is None else view_tree(target)
     is_shared = view is not None and any(map(spans_processes, view.leaves))
     together = agreed if is_shared else contextlib.nullcontext
     with together("load"):
-        return _filled(path, view, where, migration, format, strict=strict, cast=cast)
+        return _filled(path, view, where, migration, strict=strict, cast=cast)
 
 
 def _filled(
@@ -239,13 +226,12 @@ def _filled(
     view: TreeView | None,
     where: Any,
     migration: Migration | None,
-    given: Format | None,
     *,
     strict: bool,
     cast: bool,
 ) -> Any:
     """Return what ``load`` does, in this process."""
-    stored = read_stored(path, given)
+    stored = read_stored(path)
     if view is not None:
         require_arrays(stored)
     likes = None if view is None else view.flat()
@@ -301,7 +287,6 @@ def load_report(
     where: Any = "**",
     migration: Migration | None = None,
     cast: bool = False,
-    format: Format | None = None,  # noqa: A002
 ) -> LoadReport:
     """Report how a checkpoint fits a target; only metadata and numbers are read.
 
@@ -311,7 +296,6 @@ def load_report(
         where: as for ``load``.
         migration: as for ``load``; the report has new names.
         cast: as for ``load``.
-        format: as for ``load``.
 
     Raises:
         CheckpointError: the checkpoint cannot be read.
@@ -328,7 +312,7 @@ def load_report(
           'step': 700, the target has 0
     """
     view = view_tree(target)
-    source = _source(read_stored(path, format), view.flat(), migration, cast=cast)
+    source = _source(read_stored(path), view.flat(), migration, cast=cast)
     source.problems.raise_any()
     return _report(view, source, where, cast=cast)
 
@@ -339,7 +323,6 @@ def copy(
     *,
     migration: Migration | None = None,
     target: Any = None,
-    format: Literal["safetensors", "orbax"] | None = None,  # noqa: A002
     max_shard_bytes: int | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> None:
@@ -350,7 +333,6 @@ def copy(
         path: where to write; it is replaced once all is written.
         migration: as for ``load``.
         target: tree that solves sizes of the migration, and whose form new leaves have.
-        format: as for ``save``, of what is written.
         max_shard_bytes: as for ``save``.
         progress: called with the path of each leaf that is about to be written.
 
@@ -370,21 +352,15 @@ def copy(
                 progress(one)
                 yield one, np.asarray(array)
 
-    leaves, marks = given.stored.leaves, given.stored.marks
-    write(path, leaves, arrays(), marks, format, max_shard_bytes)
+    write(path, arrays(), given.stored.table, max_shard_bytes)
 
 
-def read_metadata(
-    path: str | os.PathLike[str],
-    *,
-    format: Format | None = None,  # noqa: A002
-) -> dict[str, jax.ShapeDtypeStruct]:
+def read_metadata(path: str | os.PathLike[str]) -> dict[str, jax.ShapeDtypeStruct]:
     """Read the names, shapes and dtypes of a checkpoint, and no array.
 
     Args:
         path: as for ``load``; only the headers of ``.safetensors`` and ``.npz`` files
             and the metadata of Orbax folders are read, but all of a ``.msgpack`` file.
-        format: as for ``load``.
 
     Returns:
         Flat dict of abstract leaves, in the order of the file; an abstract tree for
@@ -394,7 +370,7 @@ def read_metadata(
     Raises:
         CheckpointError: the checkpoint cannot be read.
     """
-    return dict(read_stored(path, format).without_boxes().leaves)
+    return read_stored(path).without_boxes().leaves
 
 
 def _selected(view: TreeView, where: Any) -> list[bool]:

@@ -452,7 +452,6 @@ def _require_leaf(tree: str, path: str, paths: Sequence[str]) -> None:
 @_target
 @_flag("--dry-run", "Say what would be done; write nothing.")
 @_flag("--force", "Replace DST if it exists.")
-@_one_of(*files.WRITTEN)
 @click.option(
     "--max-shard-bytes",
     metavar="NUMBER",
@@ -465,7 +464,6 @@ def convert(
     destination: str,
     migration: str | None,
     target: str | None,
-    form: Any,
     max_shard_bytes: int | None,
     *,
     reverse: bool,
@@ -484,7 +482,7 @@ def convert(
         raise click.UsageError("--reverse and --target need --migration.")
     _require_new(destination, force=force)
     is_folder = max_shard_bytes is not None
-    is_schema = files.format_of(destination, form, writing=True) == "schema"
+    is_schema = files.format_of(destination, writing=True) == "schema"
     if (
         is_schema
         and not is_folder
@@ -495,7 +493,7 @@ def convert(
         forms = map(stored_form, view_tree(tree).leaves)
         num_leaves = sum(stored is not None for stored in forms)
         if not dry_run:
-            store.save(destination, tree, format=form)
+            store.save(destination, tree)
     else:
         stored = sources.read_stored(source)
         if is_folder or not is_schema:
@@ -519,7 +517,6 @@ def convert(
                     destination,
                     migration=table,
                     target=likes,
-                    format=form,
                     max_shard_bytes=max_shard_bytes,
                     progress=lambda _: shown.update(1),
                 )

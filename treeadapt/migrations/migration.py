@@ -6,7 +6,7 @@ import functools
 import itertools
 import operator
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -382,7 +382,10 @@ def _in_jax(dtype: Any) -> bool:
 
 
 def run_group(
-    group: Group, leaves: Mapping[str, Any], likes: Mapping[str, Any]
+    group: Group,
+    leaves: Mapping[str, Any],
+    likes: Mapping[str, Any],
+    fits: Callable[[Any, Any], bool] = fits,
 ) -> dict[str, Any]:
     """Return the leaves that one group makes.
 
@@ -391,6 +394,7 @@ def run_group(
         leaves: at least those of the group, by path: arrays of one kind.
         likes: leaves of the target, as far as there is one; a sharded array that is
             moved goes to their shardings.
+        fits: says whether what a function makes fits a leaf of the target.
 
     Raises:
         MigrationError: copies are not equal, what is cut off is not zero, or a function
@@ -398,7 +402,7 @@ def run_group(
     """
     given = [[leaves[path] for path in paths] for paths in group.sources]
     if group.row.function is not None:
-        return _called(group, [leaf for (leaf,) in given], likes)
+        return _called(group, [leaf for (leaf,) in given], likes, fits)
     if group.move is None:
         (leaf,) = given[0]
         return dict.fromkeys(group.filled, leaf)
@@ -441,7 +445,10 @@ def require_sound(group: Group, faults: Sequence[str]) -> None:
 
 
 def _called(
-    group: Group, leaves: Sequence[Any], likes: Mapping[str, Any]
+    group: Group,
+    leaves: Sequence[Any],
+    likes: Mapping[str, Any],
+    fits: Callable[[Any, Any], bool],
 ) -> dict[str, Any]:
     row = group.row
     abstract = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
