@@ -1,18 +1,17 @@
 """Migration files: a table of rows as TOML or JSON text.
 
 Takes what ``data_files`` reads and gives a table as Python writes it, or writes rows. A
-file may come from anyone: its fields are checked for their types, and what planning it
-may cost is capped before work. What a row means is up to ``rows``.
+file may come from anyone: it has no unknown fields, and what planning it may cost is
+capped before work. What a row means is up to ``rows``.
 """
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
-from treeadapt.data_files import MAX_INTEGER, VERSION, DataFile
+from treeadapt.data_files import VERSION, DataFile
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.rows import OPERATIONS, SPLIT, Row
 from treeadapt.migrations.templates import Template
@@ -24,14 +23,6 @@ MAX_CHARACTERS = 200_000  # of all addresses with captures or axes
 MAX_WEIGHT = 500  # of all paths of one side; see ``check_weight``
 
 _FIELDS = ("from", "to", "drop", *OPERATIONS, "undo")
-_DTYPE = re.compile(r"[a-z][a-z0-9_]{0,30}")
-_CURES = {
-    "scale": "It is a number of at most 64 bits.",
-    "offset": "It is a number of at most 64 bits.",
-    "pad": "Write the zeros before and after each axis: pad = { v = [0, 47] }.",
-    "cast": 'Write cast = "float32", or the old and the new one in a list.',
-    "undo": "Write a table of operations: undo = { scale = 2.0 }.",
-}
 
 
 def read_table(
@@ -63,14 +54,6 @@ def read_table(
         if len(given) > MAX_ROWS:
             seen = f"{name!r} has {len(given):,} entries"
             MIGRATION_FILE.refuse(path, seen, f"At most {MAX_ROWS:,}.")
-    for name, size in tables["sizes"].items():
-        if not _is_integer(size):
-            seen = f"the size of {listing([name])} is not an integer of 64 bits"
-            MIGRATION_FILE.refuse(path, seen, f"Write {name!r:.80} = 64.")
-    for name, filling in tables["new"].items():
-        if not isinstance(filling, str):
-            seen = f"what fills {listing([name])} is not a text"
-            MIGRATION_FILE.refuse(path, seen, "Write 'zeros' or 'target'.")
     pairs = [_pair(path, place, row) for place, row in enumerate(rows, 1)]
     texts = [*tables["new"]]
     for row in rows:
@@ -161,45 +144,6 @@ def _pair(path: str | os.PathLike[str], place: int, row: Any) -> tuple[Any, Any]
     if "drop" in row and len(row) > 1:
         others = listing(name for name in row if name != "drop")
         refuse(f"drops leaves and has {others}", "Remove one of the two.")
-    if "undo" in values and len(values) > 1:
-        refuse("undoes operations and has others", _CURES["undo"])
-    undone = values.get("undo", values)
-    if not isinstance(undone, dict):
-        refuse("has an undo that is not a table", _CURES["undo"])
-    MIGRATION_FILE.check_fields(path, undone, OPERATIONS, of=f"undo of row {place}")
-    for name, value in undone.items():
-        if not _IS_VALUE[name](value):
-            refuse(f"has a {name} of another form", _CURES[name])
     if "drop" in row:
         return sides[0], None
     return sides[0], (sides[1], values) if values else sides[1]
-
-
-def _is_integer(value: Any) -> bool:
-    return type(value) is int and abs(value) < MAX_INTEGER
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, float) or _is_integer(value)
-
-
-def _is_pad(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        isinstance(widths, list) and len(widths) == 2 and all(map(_is_integer, widths))
-        for widths in value.values()
-    )
-
-
-def _is_cast(value: Any) -> bool:
-    dtypes = value if isinstance(value, list) else [value]
-    return 0 < len(dtypes) <= 2 and all(
-        isinstance(dtype, str) and _DTYPE.fullmatch(dtype) for dtype in dtypes
-    )
-
-
-_IS_VALUE = {
-    "scale": _is_number,
-    "offset": _is_number,
-    "pad": _is_pad,
-    "cast": _is_cast,
-}

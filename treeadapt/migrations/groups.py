@@ -120,16 +120,6 @@ class GroupMaker:
         counts = self._counts(taken)
         if counts is None:
             return []
-        total = self.problems.num_made + len(taken) * len(self.row.targets)
-        if self._renames and total <= MAX_LEAVES:
-            self.problems.num_made = total
-            made = [self._renamed(each) for each in taken]
-        else:
-            made = [*self._moved(taken, counts)]
-        return sorted(made, key=lambda group: natural(group.targets[0][0]))
-
-    def _moved(self, taken: Sequence[Taken], counts: Sizes) -> Iterator[Group]:
-        """Plan leaves of which several may be in one group."""
         held: dict[Any, tuple[dict[str, Any], Leaves]] = {}
         for address, path, captures in taken:
             template = self.row.sources[address].path
@@ -146,25 +136,11 @@ class GroupMaker:
             key = tuple(sorted(own.items()))
             _, leaves = held.setdefault(key, (own, [{} for _ in self.row.sources]))
             leaves[address][index] = path
+        made: list[Group] = []
         for values, leaves in held.values():
             with contextlib.suppress(_UnplannedError):
-                yield self._group(values, leaves, counts)
-
-    @property
-    def _renames(self) -> bool:
-        """Whether each leaf is a group by itself, and goes on as it is."""
-        every = (*self.row.sources, *self.row.targets)
-        captures = itertools.chain(*(each.path.captures for each in every))
-        is_one = len(self.row.sources) == 1 and not self.row.moves
-        return is_one and all(len(each.names) == 1 for each in captures)
-
-    def _renamed(self, taken: Taken) -> Group:
-        """Plan a leaf that goes to its targets, or to a function, as it is."""
-        row, spec = self.row, self.source[taken.path]
-        targets = tuple((a.path.fill(taken.captures, {}),) for a in row.targets)
-        made = (None if row.function else spec,) * len(targets)
-        size_bytes = _bytes(spec) + sum(map(_bytes, made))
-        return Group(row, self.place, ((taken.path,),), targets, None, made, size_bytes)
+                made.append(self._group(values, leaves, counts))
+        return sorted(made, key=lambda group: natural(group.targets[0][0]))
 
     def _counts(self, taken: Sequence[Taken]) -> dict[str, int] | None:
         """Count the numbers that the row's sources hold, by name."""
@@ -181,10 +157,9 @@ class GroupMaker:
             if not others:
                 continue
             known = {**counts, **self.sizes}
-            if self.target is not None and not {*others} <= {*known}:
-                known = {**self._counts_of_target(known), **known}
             where = f"the number {{({' '.join(names)})}} of {self.row.text!r:.200}"
             if not {*others} <= {*known}:
+                list(solve(self._shown(taken[0].captures, known), known))
                 faults = [*solve([Equation((names,), number + 1, where)], known)]
                 loose = [name for name in names if name not in known]
                 if faults or loose:
@@ -209,56 +184,21 @@ class GroupMaker:
         named = f"; {listing(paths, limit=2)} are not a whole block: take them in a row"
         return f"{named} above, {text!r:.200}" if paths else ""
 
-    @functools.cached_property
-    def _targets(self) -> dict[tuple[Any, ...], list[tuple[int, str, Captures]]]:
-        """Leaves of the target that an address of the row matches.
-
-        By the address and the values that all leaves of a group share there.
-        """
-        found: dict[tuple[Any, ...], list[tuple[int, str, Captures]]] = {}
-        for number, address in enumerate(self.row.targets):
-            names = self._shared(address)
-            for path, like in (self.target or {}).items():
-                captures = address.path.match(path) if is_array(like) else None
-                if captures is not None:
-                    key = (number, *(captures[name] for name in names))
-                    found.setdefault(key, []).append((number, path, captures))
-        return found
-
-    def _shared(self, address: Address) -> list[str]:
-        """Return the names in its path whose values a group shares."""
-        keys = {each.key for each in address.path.captures if len(each.names) == 1}
-        return sorted(keys.difference(self._inner(address)))
-
-    def _counts_of_target(
-        self, known: Sizes, values: Shared | None = None
-    ) -> dict[str, int]:
-        """Count what the names and shapes of the target say of numbers.
+    def _shown(self, values: Shared, sizes: Sizes) -> Iterator[Equation]:
+        """Yield what the shapes of the target say, of the first leaf at each address.
 
         Args:
-            known: sizes that are known.
-            values: what a group shares; None to count for the whole row.
+            values: text and numbers that the leaves share.
+            sizes: what is known of sizes.
         """
-        counts: dict[str, int] = {}
-        keys: Collection[tuple[Any, ...]] = self._targets
-        if values is not None:
-            keys = [
-                (number, *(values[name] for name in self._shared(address)))
-                for number, address in enumerate(self.row.targets)
-            ]
-        for number, path, captures in itertools.chain(
-            *(self._targets.get(key, ()) for key in keys)
-        ):
-            for key, value in captures.items():
-                if isinstance(value, int) and not key.startswith("("):
-                    counts[key] = max(counts.get(key, 0), value + 1)
-            like = (self.target or {})[path]
-            axes = _ranked(self.row.targets[number].axes, len(shape_of(like)))
-            if axes is not None:
-                sizes = dict(known)
-                list(solve(self._equations(axes, path, like, is_target=True), sizes))
-                counts |= {n: size for n, size in sizes.items() if n not in known}
-        return counts
+        for address in self.row.targets:
+            firsts = dict.fromkeys(address.numbers, 0)
+            inner = dict.fromkeys(self._inner(address), 0)
+            path = address.path.fill({**firsts, **values, **inner}, {**firsts, **sizes})
+            like = (self.target or {}).get(path)
+            axes = _ranked(address.axes, len(shape_of(like)))
+            if is_array(like) and axes is not None:
+                yield from self._equations(axes, path, like, is_target=True)
 
     def _group(self, values: Shared, leaves: Leaves, counts: Sizes) -> Group:
         """Plan one group.
@@ -400,7 +340,9 @@ class GroupMaker:
             for each in row.targets
         ]
         if self.target is not None and not faults:
-            faults += self._solve_by_target(values, wanted, equations, sizes)
+            # What contradicts the target is reported with its whole shape.
+            list(solve([*self._shown(values, sizes), *equations], sizes))
+            faults += solve(equations, sizes)
         if faults:
             self._fault(f"{listing([first])}: {'; '.join(faults)}")
         loose = [name for name in _names((*layouts, *wanted)) if name not in sizes]
@@ -411,49 +353,6 @@ class GroupMaker:
                 text = f"{name} has size 0, so no leaf holds it"
                 self._fault(f"{listing([first])}: {text}")
         return (layouts, wanted), sizes
-
-    def _solve_by_target(
-        self,
-        values: Shared,
-        wanted: Sequence[Layout],
-        equations: Sequence[Equation],
-        sizes: dict[str, int],
-    ) -> list[str]:
-        """Add the sizes that only the target's shapes and names show.
-
-        Args:
-            values: what the group shares.
-            wanted: layouts of the targets.
-            equations: what the shapes of the sources say.
-            sizes: what is known of sizes.
-
-        Returns:
-            What contradicts the shapes of the sources.
-        """
-        row = self.row
-        faults: list[str] = []
-        for _ in range(2):
-            shown: list[Equation] = []
-            for address, layout in zip(row.targets, wanted, strict=True):
-                zeros = [0] * len(layout.numbers)
-                try:
-                    path = self._path(address, values, zeros, sizes)
-                except KeyError:  # a size in the path itself is open
-                    continue
-                like: Any = (self.target or {}).get(path)
-                if is_array(like) and len(like.shape) == len(layout.axes):
-                    shown += self._equations(layout.axes, path, like, is_target=True)
-            # What contradicts the target is reported with its whole shape.
-            list(solve(shown, sizes))
-            faults = [*solve(equations, sizes)]
-            numbers = dict.fromkeys(n for layout in wanted for n in layout.numbers)
-            loose = [name for name in numbers if name not in sizes]
-            if faults or not loose:
-                break
-            counts = self._counts_of_target(sizes, values)
-            sizes |= {name: counts[name] for name in loose if name in counts}
-            faults = [*solve(equations, sizes)]
-        return faults
 
     def _equations(
         self, axes: Axes, path: str, spec: Any, *, is_target: bool

@@ -15,6 +15,7 @@ import numpy as np
 
 from treeadapt.arrays import is_array, is_number
 from treeadapt.convert import describe
+from treeadapt.data_files import MAX_INTEGER
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.files import check_weight, read_table, write_table
 from treeadapt.migrations.groups import Group, has_zero
@@ -107,9 +108,10 @@ class Migration:
             size = 0 if is_bool else operator.index(given)
         except TypeError:
             size = 0
-        if size < 1:
+        if not 0 < size < MAX_INTEGER:
             raise MigrationError(
-                f"The size of {name!r:.200} is {given!r:.80}. It is an integer above 0."
+                f"The size of {name!r:.200} is {given!r:.80}. It is an integer above "
+                "0, of at most 64 bits."
             )
         known = {name for row in self._rows for name in row.names}
         if name not in known:

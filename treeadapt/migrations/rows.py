@@ -8,6 +8,7 @@ seen. See ``planning`` for which leaves a row takes.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -20,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from treeadapt.convert import describe
+from treeadapt.data_files import MAX_INTEGER
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.axes import (
     ANY_AXES,
@@ -36,6 +38,7 @@ from treeadapt.names import Speller, listing
 SPLIT = " : "
 MAX_CHARACTERS = 4_096
 
+_DTYPE = re.compile(r"[<>=|]?[A-Za-z][A-Za-z0-9_]{0,30}")
 _ESCAPE_OR_SPLIT = re.compile(rf"\\.|(?={SPLIT})", re.DOTALL)
 
 #: Source, its part, target and its part of each array that moves as a whole.
@@ -351,10 +354,11 @@ def _values(row: str, typed: Mapping[Any, Any]) -> Values:
             refuse(row, f"{problem} {listing(OPERATIONS)}", "Correct it")
     for name in ("scale", "offset"):
         number = given.get(name, 1)
-        is_number = isinstance(number, int | float) and not isinstance(number, bool)
-        is_finite = is_number and abs(number) <= sys.float_info.max
+        is_number = isinstance(number, float) or type(number) is int
+        limit = sys.float_info.max if isinstance(number, float) else MAX_INTEGER - 1
+        is_finite = is_number and abs(number) <= limit
         if not is_finite or (name, number) == ("scale", 0):
-            cure = "It is a finite number, and a scale is not 0"
+            cure = "It is a finite number of at most 64 bits, and a scale is not 0"
             refuse(row, f"its {name} is {number!r:.80}", cure)
     pad = given.get("pad", {})
     if not isinstance(pad, Mapping) or not all(map(_is_width, pad.values())):
@@ -376,16 +380,18 @@ def _values(row: str, typed: Mapping[Any, Any]) -> Values:
 
 def _is_width(width: Any) -> bool:
     is_pair = isinstance(width, list | tuple) and len(width) == 2
-    return is_pair and all(type(count) is int and count >= 0 for count in width)
+    return is_pair and all(
+        type(count) is int and 0 <= count < MAX_INTEGER for count in width
+    )
 
 
 def _dtype(row: str, typed: Any) -> str:
-    try:
-        dtype = jnp.dtype(typed)
-        if jnp.issubdtype(dtype, np.number) or dtype == np.bool_:
-            return str(dtype.name)
-    except TypeError:
-        pass
+    is_name = isinstance(typed, str) and _DTYPE.fullmatch(typed)
+    if is_name or isinstance(typed, type | np.dtype):
+        with contextlib.suppress(TypeError):  # of a name that NumPy does not know
+            dtype = jnp.dtype(typed)
+            if jnp.issubdtype(dtype, np.number) or dtype == np.bool_:
+                return str(dtype.name)
     return refuse(row, f"{typed!r:.80} is not a dtype", "Write one such as 'float32'")
 
 

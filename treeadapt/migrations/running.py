@@ -211,132 +211,55 @@ def _run(
     rest: list[Any] = []
     unequal: list[Any] = []
     lost: list[Any] = []
-    sources: list[list[Any]] = []
+    sources: list[Any] = []
     for layout, group in zip(move.sources, leaves, strict=True):
-        sources.append([])
+        held = []
         for leaf in group:
             array, cut = _prepared(move, layout, leaf, xp, lost)
-            sources[-1].append(array)
+            held.append(array)
             rest += [xp.any(_bits(each, xp) != 0) for each in cut]
-    gather = _gathered
-    if xp is jnp:
-        gather, sources = _gathered_whole, _stacked(move, sources)
+        sources.append(xp.stack(held) if layout.numbers else held[0])
     made = []
     for number, target in enumerate(move.targets):
         pieces = [piece for piece in move.pieces if piece[2] == number]
         copies = [[piece] for piece in pieces] if move.compares else [pieces]
-        arrays, *others = (gather(move, each, sources) for each in copies)
+        arrays, *others = (_gathered(move, each, sources, xp) for each in copies)
         pairs = itertools.chain(*(zip(arrays, other, strict=True) for other in others))
         unequal += [xp.any(_bits(one, xp) != _bits(two, xp)) for one, two in pairs]
         made.append([_finished(move, target, array, xp, lost) for array in arrays])
     return made, [xp.any(xp.array(each, bool)) for each in (unequal, rest, lost)]
 
 
-def _stacked(move: Move, sources: Sequence[Sequence[Any]]) -> list[Any]:
-    """Return one array of JAX for each source, with axes for its numbers first."""
-    found = []
-    for layout, arrays in zip(move.sources, sources, strict=True):
-        counts = [move.size[name] for name in layout.numbers]
-        whole = jnp.stack(arrays) if counts else arrays[0]
-        found.append(jnp.reshape(whole, (*counts, *arrays[0].shape)))
-    return found
+def _gathered(move: Move, pieces: Pieces, sources: Sequence[Any], xp: Any) -> list[Any]:
+    """Return the arrays of a target, made of one array for each source.
 
-
-def _gathered_whole(move: Move, pieces: Pieces, sources: Sequence[Any]) -> list[Any]:
-    """Return the arrays of a target, made of one array of JAX for each source."""
+    Args:
+        move: it knows the layouts and the sizes.
+        pieces: of this target.
+        sources: the arrays; those of several leaves are stacked along a first axis.
+        xp: ``numpy`` or ``jax.numpy``.
+    """
     target = move.targets[pieces[0][2]]
     parts = []
     for s, one, _, two in pieces:
-        source = move.sources[s]
-        counts = [move.size[name] for name in source.numbers]
-        array = _expanded(move, sources[s], source, one, counts)
+        source, array = move.sources[s], sources[s]
+        place = _joint(source.axes)
+        if place is not None:
+            start = move.start(source.axes[place], one)
+            own = slice(start, move.start(source.axes[place], one + 1))
+            array = array[(slice(None),) * (place + bool(source.numbers)) + (own,)]
         names = [*source.numbers, *names_of(source.axes, one)]
         wanted = [*target.numbers, *names_of(target.axes, two)]
-        array = jnp.transpose(array, [names.index(name) for name in wanted])
+        array = xp.reshape(array, [move.size[name] for name in names])
+        array = xp.transpose(array, [names.index(name) for name in wanted])
         shape = [move.size[name] for name in target.numbers]
         shape += [move.count(axis.product(two)) for axis in target.axes]
-        parts.append(jnp.reshape(array, shape))
+        parts.append(xp.reshape(array, shape))
     joined = parts[0]
     if len(parts) > 1:
         place = _joint(target.axes) + len(target.numbers)
-        joined = jnp.concatenate(parts, place)
+        joined = xp.concatenate(parts, place)
     return [joined[index] for index in indices(target.numbers, move.size)]
-
-
-def _gathered(move: Move, pieces: Pieces, sources: Sequence[Any]) -> list[Any]:
-    """Return the arrays of a target, made of the arrays of NumPy of each source."""
-    numbers = move.targets[pieces[0][2]].numbers
-    return [_one(move, pieces, each, sources) for each in move.indices(numbers)]
-
-
-def _one(
-    move: Move,
-    pieces: Pieces,
-    index: Mapping[str, int],
-    sources: Sequence[Sequence[Any]],
-) -> Any:
-    """Return one array of a target: a view of a source, or filled from several."""
-    target = move.targets[pieces[0][2]]
-    first = move.sources[pieces[0][0]]
-    made = None
-    if len(pieces) > 1 or first.numbers:
-        made = _empty(move, pieces, sources[pieces[0][0]][0].dtype)
-    for s, one, _, two in pieces:
-        source = move.sources[s]
-        names = names_of(target.axes, two)
-        view = made if made is None else _expanded(move, made, target, two)
-        every = zip(move.indices(source.numbers), sources[s], strict=True)
-        for values, leaf in every:
-            if any(index.get(name, value) != value for name, value in values.items()):
-                continue  # this leaf is in another array of the target
-            array = _expanded(move, leaf, source, one)
-            own = names_of(source.axes, one)
-            array = array[tuple(index.get(name, slice(None)) for name in own)]
-            own = [name for name in own if name not in index]
-            order = [own.index(name) for name in names if name not in values]
-            array = np.asarray(array).transpose(order)
-            if view is None:
-                return array.reshape(move.shape(target))
-            view[tuple(values.get(name, slice(None)) for name in names)] = array
-    return made
-
-
-def _empty(move: Move, pieces: Pieces, dtype: Any) -> Any:
-    """Return an array for a target, in the order of its sources if that is cheaper.
-
-    Copies then run through memory in its order, as those of ``numpy.stack`` do.
-    """
-    s, one, t, two = pieces[0]
-    source, target = move.sources[s], move.targets[t]
-    shape = move.shape(target)
-    if len(pieces) > 1 or any(len(axis.parts[0]) > 1 for axis in target.axes):
-        return np.empty(shape, dtype)
-    names = names_of(target.axes, two)
-    order = [n for n in (*source.numbers, *names_of(source.axes, one)) if n in names]
-    made = np.empty([move.size[name] for name in order], dtype)
-    return made.transpose([order.index(name) for name in names]).reshape(shape)
-
-
-def _expanded(
-    move: Move, array: Any, layout: Layout, part: int, counts: Sequence[int] = ()
-) -> Any:
-    """Return one part of an array with an axis for each name.
-
-    Args:
-        move: it knows the sizes.
-        array: a leaf, or several with axes for their numbers before their own.
-        layout: where its indices are.
-        part: which part of the concatenation.
-        counts: sizes of the axes before its own.
-    """
-    place = _joint(layout.axes)
-    if place is not None:
-        axis = layout.axes[place]
-        before = (slice(None),) * (place + len(counts))
-        own = slice(move.start(axis, part), move.start(axis, part + 1))
-        array = array[(*before, own)]
-    sizes = [move.size[name] for name in names_of(layout.axes, part)]
-    return array.reshape((*counts, *sizes))
 
 
 def _joint(axes: Axes) -> Any:
