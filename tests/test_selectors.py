@@ -272,12 +272,12 @@ def test_a_member_of_an_enum_reads_as_its_value():
 
     for where in (Part.HEAD, [Part.HEAD], glob(Part.HEAD) & "**/kernel"):
         assert chosen(MLP, where) == ["head/kernel"]
-    assert type(glob(Part.HEAD).pattern) is str
+    assert type(glob(Part.HEAD).plain) is str
 
 
 def test_selectors_do_not_change():
     with pytest.raises(AttributeError):
-        glob("a").pattern = "b"
+        glob("a").plain = "b"
 
 
 @pytest.mark.parametrize("wrong", [None, True, 3, {"a": 1}, {"a"}, len, np.ones(2)])
@@ -916,7 +916,7 @@ def slow(where: Any, path: str) -> bool:
         return start and not any(slow(e, path) for e in outs)
     kind = type(where).__name__
     if kind == "GlobSelector":
-        return slow(where.pattern, path)
+        return slow(where.plain, path)
     parts = [slow(part, path) for part in where.parts]
     folds = {"And": all, "Or": any, "Not": lambda p: not p[0]}
     return folds[kind](parts)

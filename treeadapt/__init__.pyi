@@ -62,8 +62,14 @@ from treeadapt.migrations.plan import MigrationPlan
 from treeadapt.patterns import escape
 from treeadapt.report import Summary, summarize
 from treeadapt.selection.freeze_spec import FreezeSpec
-from treeadapt.selection.matches import STATIC, RuleMatches
-from treeadapt.selection.rules import Rules, load_rules, param_labels, param_mask
+from treeadapt.selection.rules import (
+    STATIC,
+    RuleMatches,
+    Rules,
+    load_rules,
+    param_labels,
+    param_mask,
+)
 from treeadapt.selection.selectors import Selector, glob, leaf, node
 from treeadapt.sharding.params import named_shardings, partition_specs
 from treeadapt.sharding.state import init_sharded, opt_state_shardings

@@ -47,7 +47,7 @@ def is_array_class(cls: type) -> bool:
         >>> is_array_class(np.ndarray), is_array_class(jax.Array), is_array_class(list)
         (True, True, False)
     """
-    return issubclass(cls, _ARRAY_CLASSES)
+    return issubclass(cls, ARRAY_CLASSES)
 
 
 def is_inexact(leaf: Any) -> bool:
@@ -85,7 +85,7 @@ def least_value(dtype: Any) -> Any:
     return None if blank == 0 else blank
 
 
-_ARRAY_CLASSES = (
+ARRAY_CLASSES = (
     np.ndarray,
     np.generic,
     jax.Array,

@@ -73,7 +73,7 @@ class CharacterAutomaton:
                 self._start = self._size  # the place of its lowest position
                 self._size += 1
                 self._first |= self._lay_out(tokens, 1 << self._start)
-        self._limit = limit(budget, self._size)
+        self._limit = min(MAX_TRANSITIONS, 8 * budget // (self._size + 1))
         self._points = sorted(self._changes)
         changes = (self._changes[point] for point in self._points)
         self._in_sets = list(accumulate(changes, xor, initial=0))
@@ -274,11 +274,6 @@ class CharacterAutomaton:
             begin |= self._digit(top, top, high)
             top -= 1
         return begin | self._digit(bottom, top, rest)
-
-
-def limit(budget: int, size: int) -> int:
-    """How many transitions between sets of ``size`` positions fit into a budget."""
-    return min(MAX_TRANSITIONS, 8 * budget // (size + 1))
 
 
 def places_of(mask: int) -> Iterator[int]:

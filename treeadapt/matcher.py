@@ -20,7 +20,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from operator import or_
 
-from treeadapt.characters import CharacterAutomaton, limit, places_of, union_of
+from treeadapt import characters
+from treeadapt.characters import CharacterAutomaton, places_of, union_of
 from treeadapt.errors import SelectorError
 from treeadapt.names import listing
 from treeadapt.patterns import (
@@ -318,7 +319,8 @@ class _SegmentAutomaton:
 
     def trim(self) -> None:
         """Forget what was learnt if that is too much."""
-        if self._transitions > limit(self._budget, self._size):
+        fitting = 8 * self._budget // (self._size + 1)
+        if self._transitions > min(characters.MAX_TRANSITIONS, fitting):
             self._forget()
 
     def step(self, state: _SegmentState, name: str, answer: int) -> _SegmentState:
@@ -342,8 +344,11 @@ class _SegmentAutomaton:
 
     def _state(self, positions: int, before: int, found: int) -> _SegmentState:
         """A new state of ``positions``, when ``before`` has ``found`` already."""
-        for place in places_of(positions & ~before & self._accepts):
-            found |= self._accepting[place]
+        new = positions & ~before & self._accepts
+        while new:
+            lowest = new & -new
+            found |= self._accepting[lowest.bit_length() - 1]
+            new ^= lowest
         state = self._states[positions] = _SegmentState(self, positions, found)
         return state
 

@@ -33,9 +33,8 @@ from treeadapt.drawing.words import printable
 from treeadapt.errors import ShardingError, TreeAdaptError
 from treeadapt.memory import MemoryPlan, plan_memory
 from treeadapt.names import listing, natural, plural, size_text
-from treeadapt.selection.matches import STATIC, RuleMatches, where_text
 from treeadapt.selection.repairs import entry_text
-from treeadapt.selection.rules import as_rules
+from treeadapt.selection.rules import STATIC, RuleMatches, as_rules
 from treeadapt.selection.selectors import select
 from treeadapt.selection.stacks import NO_STACKS, Unrolled
 from treeadapt.sharding.specs import AxisRules, spec_text
@@ -376,7 +375,7 @@ def _rule_rows(rows: Sequence[Row], matches: RuleMatches) -> Iterator[RuleRow]:
         counts[row.rule or label_key(row.label)] += row.num_leaves
     pairs = zip(matches.rules.selectors, matches.rules.values, strict=True)
     for number, (where, label) in enumerate(pairs, 1):
-        yield RuleRow(number, label, counts[number], where_text(where))
+        yield RuleRow(number, label, counts[number], where.typed)
     others = {label_key(row.label): row.label for row in rows if row.rule is None}
     for key, label in others.items():
         yield RuleRow(None, label, counts[key], "")
@@ -430,7 +429,7 @@ def _notes(
     for index, entry in matches.unused:
         yield f"Unused: {entry_text(entry)} (rule {index + 1}) matches no array."
     for index in matches.shadowed:
-        rule = f"{where_text(matches.rules.selectors[index])} (rule {index + 1})"
+        rule = f"{matches.rules.selectors[index].typed} (rule {index + 1})"
         yield f"Shadowed: {rule}: earlier rules decide all its leaves."
 
 

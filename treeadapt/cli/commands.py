@@ -43,8 +43,7 @@ from treeadapt.errors import TreeAdaptError
 from treeadapt.migrations.plan import MigrationPlan, explanation
 from treeadapt.names import Speller, listing, plural
 from treeadapt.report import summarize
-from treeadapt.selection.matches import STATIC, RuleMatches, where_text
-from treeadapt.selection.rules import load_rules
+from treeadapt.selection.rules import STATIC, RuleMatches, load_rules
 from treeadapt.selection.selectors import select
 from treeadapt.trees.views import view_tree
 
@@ -406,7 +405,7 @@ def _explain_rules(tree: str, path: str, matches: RuleMatches) -> None:
         chosen = select(matches.view, where, unused="ignore")
         matching = "matches" if any(chosen[row] for row in rows) else "-"
         verdict = "decides" if index in deciding else matching
-        text = f"{verdict:8} rule {index + 1}: {where_text(where)} = {label!r}"
+        text = f"{verdict:8} rule {index + 1}: {where.typed} = {label!r}"
         look = {"bold": verdict == "decides" or None, "dim": verdict == "-" or None}
         click.secho(printable(text), **look)
     for name, (row, *_) in parts.items():

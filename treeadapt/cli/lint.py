@@ -18,8 +18,9 @@ from treeadapt.migrations.migration import Migration, load_migration
 from treeadapt.migrations.plan import MigrationPlan
 from treeadapt.migrations.planning import compare_target
 from treeadapt.names import fold, listing, natural, plural, shorten
-from treeadapt.selection.matches import RuleMatches, where_text
+from treeadapt.selection.messages import shadow_text
 from treeadapt.selection.repairs import advice_lines, entry_text
+from treeadapt.selection.rules import RuleMatches
 from treeadapt.selection.selectors import Selector
 from treeadapt.trees.views import view_tree
 
@@ -87,8 +88,8 @@ def findings(matches: RuleMatches) -> Iterator[Finding]:
         wording = f"matches nothing: {as_options(line.strip())}"
         yield Finding("unused", index + 1, wording)
     for index in matches.shadowed:
-        text = shorten(where_text(matches.rules.selectors[index]))
-        wording = f"{text} {matches.shadow_text(index)}"
+        text = shorten(matches.rules.selectors[index].typed)
+        wording = f"{text} {shadow_text(matches, index)}"
         yield Finding("shadowed", index + 1, wording)
     yield from _uneven(matches)
 
@@ -141,7 +142,7 @@ def _uneven(matches: RuleMatches) -> Iterator[Finding]:
                 yield Finding(
                     "uneven",
                     index + 1,
-                    f"{where_text(where)} matches in {len(numbers):,} of "
+                    f"{where.typed} matches in {len(numbers):,} of "
                     f"{len(every):,} {family}; not in {missing}{more}.",
                 )
 

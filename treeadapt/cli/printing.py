@@ -28,8 +28,7 @@ from treeadapt.drawing.text import lines
 from treeadapt.drawing.words import columns, fitted, printable
 from treeadapt.names import plural
 from treeadapt.report import Row, Summary, label_key, label_text
-from treeadapt.selection.matches import STATIC
-from treeadapt.selection.rules import Rules
+from treeadapt.selection.rules import STATIC, Rules
 
 _DIFF_COLORS = {"-": "red", "+": "green", ">": "cyan", "~": "yellow"}
 # How spreadsheets start a formula; the last four are full-width.

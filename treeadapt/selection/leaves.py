@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from treeadapt.arrays import is_array, is_array_class
+from treeadapt.arrays import ARRAY_CLASSES, is_array
 from treeadapt.errors import SelectorError
 from treeadapt.matcher import Matcher
 from treeadapt.trees.views import Plan, TreeView
@@ -72,6 +72,7 @@ class Leaves:
         part = object.__new__(type(self))
         part.view, part.matcher, part.holes = self.view, self.matcher, self.holes
         part._masks, part._shapes, part._above = self._masks, self._shapes, self._above
+        part._arrays_only = self._arrays_only
         part._rows = [self._rows[row] for row in rows]
         return part
 
@@ -79,18 +80,18 @@ class Leaves:
         """Return one answer a leaf, in leaf order, of one answer a row."""
         return list(map(answers.__getitem__, self._row_of))
 
-    def once(self, known: Known, answer: Callable[[], list[T]]) -> list[T]:
+    def once(self, known: Known, answer: Callable[[Leaves], list[T]]) -> list[T]:
         """Return an answer for all rows, remembered where names alone decide it.
 
         Args:
             known: what was answered before, by plan.
-            answer: gives one answer a row.
+            answer: gives one answer a row of a table.
         """
         if not self._by_names:
-            return answer()
+            return answer(self)
         found = known.get(self.view.plan)
         if found is None:
-            found = known[self.view.plan] = answer()
+            found = known[self.view.plan] = answer(self)
         return found
 
     def matched(self, pattern: str) -> list[bool]:
@@ -129,6 +130,8 @@ class Leaves:
     @functools.cached_property
     def is_array(self) -> list[bool]:
         """Whether the leaves of each row are arrays."""
+        if self._arrays_only:
+            return [True] * len(self._rows)
         return [is_array(self.view.leaves[row]) for row in self._rows]
 
     @functools.cached_property
@@ -156,6 +159,12 @@ class Leaves:
         """Return whether a pattern matches an array leaf, or could in a hole."""
         return bool(self.seen & self.matcher.bits[pattern])
 
+    def may_reach(self, pattern: str | None) -> bool:
+        """Return whether a pattern, or None for what is more, could match in a hole."""
+        if pattern is None:
+            return bool(self.holes)
+        return bool(self.reached & self.matcher.bits[pattern])
+
     def has_any(self, answers: Iterable[bool]) -> bool:
         """Return whether a column of bools is true for an array leaf."""
         return any(map(all, zip(answers, self.is_array, strict=True)))
@@ -173,7 +182,10 @@ class Leaves:
         """Return the rows, if more than the patterns distinguish them."""
         leaves, plan = self.view.leaves, self.view.plan
         facts: list[Sequence[Hashable]] = [self._masks]
-        if not all_arrays(leaves):
+        # By type alone: where only the leaves themselves can show it, they are asked.
+        types = set(map(type, leaves))
+        self._arrays_only = all(issubclass(one, ARRAY_CLASSES) for one in types)
+        if not self._arrays_only:
             facts.append([is_array(leaf) for leaf in leaves])
         if "leaf" in needs:
             facts.append(list(map(_signature, leaves)))
@@ -245,14 +257,6 @@ class OnePath(Leaves):
     def is_array(self) -> list[bool]:
         """Whether the leaf is an array."""
         return [self.abstract[0] is not None]
-
-
-def all_arrays(leaves: Sequence[Any]) -> bool:
-    """Return whether every leaf is an array, by its type alone.
-
-    False where only the leaves themselves can show it.
-    """
-    return all(map(is_array_class, dict.fromkeys(map(type, leaves))))
 
 
 def as_abstract(leaf: Any) -> Any:

@@ -4,38 +4,35 @@ Takes ``(selector, value)`` pairs and a tree; gives ``RuleMatches``, or the labe
 the form in which Optax takes them. The first selector that selects a leaf decides. An
 array leaf without a rule, an unreachable rule and, if asked, two rules for one leaf are
 errors.
-See ``selectors`` for which leaves a selector selects, ``matches`` for what was decided,
-``files`` for rules files.
+Labels, masks, groups, reports and errors are views of one ``RuleMatches``, so they
+cannot disagree. See ``selectors`` for which leaves a selector selects, ``messages`` for
+what errors say, ``files`` for rules files.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
-import operator
+import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
+import jax.tree_util as jtu
+
 from treeadapt.errors import (
+    OverlapError,
     RulesError,
     RulesFileError,
     SelectorError,
     StackError,
     UnmatchedPathError,
+    UnusedRuleError,
 )
 from treeadapt.names import plural, shorten
-from treeadapt.selection import files
+from treeadapt.selection import files, messages
 from treeadapt.selection.leaves import Leaves, same_value
-from treeadapt.selection.matches import (
-    MISSING,
-    STATIC,
-    RuleMatches,
-    require_leaf_labels,
-    rule_names,
-    unmatched_message,
-    where_text,
-)
 from treeadapt.selection.repairs import entry_text
 from treeadapt.selection.selectors import (
     Bound,
@@ -48,11 +45,34 @@ from treeadapt.selection.selectors import (
     check_choice,
     select,
 )
-from treeadapt.selection.stacks import NO_STACKS, PerLayer, Stacks, require_agreement
+from treeadapt.selection.stacks import (
+    NO_STACKS,
+    PerLayer,
+    Stacks,
+    Unrolled,
+    require_agreement,
+)
 from treeadapt.selection.whole import WholeTree, look_up
 from treeadapt.trees.views import TreeView, view_tree
 
 Overlap = Literal["first", "error"]
+
+
+class _Sentinel(enum.Enum):
+    """Two values that are equal to no other, also after copying or unpickling."""
+
+    STATIC = enum.auto()
+    MISSING = enum.auto()
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+#: Label of functions and other static leaves that no rule matches.
+STATIC: Any = _Sentinel.STATIC
+#: An argument that was not given.
+MISSING: Any = _Sentinel.MISSING
+
 
 _DEFAULTS: dict[str, Any] = {
     "default": MISSING,
@@ -103,10 +123,14 @@ class Rules(Question):
     """
 
     pairs: tuple[tuple[Selector, Any], ...]
+    selectors: tuple[Selector, ...]
+    values: tuple[Any, ...]
     default: Any
     unused: Unused
     overlap: Overlap
     stacks: Stacks
+    owners: dict[str, int]  # the first rule that is just this pattern
+    others: list[tuple[int, Selector]]  # rules that are more than one, with their index
     gives = "A tree of labels"
 
     def __init__(
@@ -126,15 +150,26 @@ class Rules(Question):
         options |= {} if default is MISSING else {"default": default}
         check_choice("unused", options["unused"], ("error", "ignore"))
         check_choice("overlap", options["overlap"], ("first", "error"))
-        pairs = tuple((as_selector(where), value) for where, value in _pairs(rules))
-        for where, value in pairs:
+        if not isinstance(options["stacks"], Stacks):
+            options["stacks"] = Stacks(options["stacks"])
+        pairs: list[tuple[Selector, Any]] = []
+        owners: dict[str, int] = {}
+        others: list[tuple[int, Selector]] = []
+        for index, (spec, value) in enumerate(_pairs(rules)):
+            where = as_selector(spec)
             if value is None:
-                _refuse_none(f"The rule {where_text(where)}")
-        # A selector with stacks of its own makes the whole table one of layers.
-        every = [Stacks(options["stacks"]), *(where.stacks for where, _ in pairs)]
-        options["stacks"] = functools.reduce(operator.or_, every)
-        for name, value in {"pairs": pairs, **options}.items():
-            object.__setattr__(self, name, value)
+                _refuse_none(f"The rule {where.typed}")
+            pairs.append((where, value))
+            if where.plain is not None:
+                owners.setdefault(where.plain, index)
+            else:
+                others.append((index, where))
+                # With stacks of its own it makes the whole table one of layers.
+                options["stacks"] |= where.stacks
+        selectors, values = zip(*pairs, strict=True) if pairs else ((), ())
+        needs = frozenset().union(*(where.needs for _, where in others))
+        vars(self).update(options, pairs=tuple(pairs), selectors=selectors)
+        vars(self).update(values=values, owners=owners, others=others, needs=needs)
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"Rules are immutable: cannot set {name!r}.")
@@ -143,7 +178,7 @@ class Rules(Question):
         raise AttributeError(f"Rules are immutable: cannot delete {name!r}.")
 
     def __repr__(self) -> str:
-        texts = [(where_text(where), repr(value)) for where, value in self.pairs]
+        texts = [(where.typed, repr(value)) for where, value in self.pairs]
         hashable = not any(isinstance(where, ListSelector) for where in self.selectors)
         if hashable and len(dict(texts)) == len(texts):
             table = f"{{{', '.join(f'{where}: {value}' for where, value in texts)}}}"
@@ -176,16 +211,6 @@ class Rules(Question):
         """The keyword arguments that it was made with."""
         return {name: getattr(self, name) for name in _DEFAULTS}
 
-    @functools.cached_property
-    def selectors(self) -> tuple[Selector, ...]:
-        """The selectors, in order."""
-        return tuple([where for where, _ in self.pairs])
-
-    @functools.cached_property
-    def values(self) -> tuple[Any, ...]:
-        """The values, in order."""
-        return tuple([value for _, value in self.pairs])
-
     def __call__(self, tree: Any, leaf: Any = MISSING, /) -> Any:
         """Return the labels of a tree, as Optax calls for them.
 
@@ -210,7 +235,7 @@ class Rules(Question):
 
     def of_view(self, view: TreeView) -> list[Any]:
         """Return the labels of a tree, which may be a part of one."""
-        return self._match(view, view.plan.holes).check().labels()
+        return RuleMatches(self, *self.table(view, view.plan.holes)).check().labels()
 
     def answer(self, whole: WholeTree, paths: Sequence[str]) -> list[Any]:
         """Return the labels of some leaves of a whole tree; others need no rule.
@@ -221,7 +246,7 @@ class Rules(Question):
         labels = super().answer(whole, paths)
         unmatched = [p for p, label in zip(paths, labels, strict=True) if label is None]
         if unmatched:
-            raise UnmatchedPathError(unmatched_message(unmatched, len(labels)))
+            raise UnmatchedPathError(messages.unmatched(unmatched, len(labels)))
         return labels
 
     def decide(self, view: TreeView, *, reports: bool) -> list[Any]:
@@ -233,8 +258,8 @@ class Rules(Question):
             view: the tree.
             reports: raise for rules without a use.
         """
-        matches = self._match(view, is_part=not reports)
-        require_leaf_labels(self)
+        matches = RuleMatches(self, *self.table(view, is_part=not reports))
+        self.require_leaf_labels()
         if reports:
             matches.check_rules()
         return matches.answers
@@ -248,7 +273,8 @@ class Rules(Question):
         Raises:
             SelectorError: a flat dict is asked for classes or sibling counts.
         """
-        return self._match(tree if isinstance(tree, TreeView) else view_tree(tree))
+        view = tree if isinstance(tree, TreeView) else view_tree(tree)
+        return RuleMatches(self, *self.table(view))
 
     def where(self, label: Any) -> Selector:
         """Return the selector of the leaves that get a label.
@@ -291,9 +317,23 @@ class Rules(Question):
             {'layers/1': 'train'}
         """
         matches = self.match(tree).check()
-        require_leaf_labels(self)
+        self.require_leaf_labels()
         paths = matches.stored.plan.paths
         return BoundRules(self, dict(zip(paths, matches.answers, strict=True)))
+
+    def require_leaf_labels(self) -> None:
+        """Raise if a value cannot be a leaf of a tree.
+
+        Raises:
+            RulesError: JAX would take the value apart.
+        """
+        for value in (*self.values, self.default):
+            if type(value) is not str and not jtu.all_leaves([value]):
+                raise RulesError(
+                    f"The label {entry_text(value)} is a container to JAX, and a tree "
+                    "that holds it has another structure. Give it a name, or read the "
+                    "values from rules.match(tree)."
+                )
 
     def to_toml(self) -> str:
         """Write the table as a rules file, for ``load_rules``.
@@ -327,21 +367,15 @@ class Rules(Question):
         return files.write_toml(self._options(), table)
 
     @functools.cached_property
-    def needs(self) -> frozenset[str]:  # type: ignore[override]
-        """What any of the selectors needs."""
-        return frozenset().union(*(where.needs for where in self.selectors))
-
-    @functools.cached_property
-    def not_plain(self) -> list[tuple[int, Selector]]:
-        """The rules that are more than one pattern, with their indices."""
-        numbered = enumerate(self.selectors)
-        return [(index, where) for index, where in numbered if where.plain is None]
+    def names(self) -> list[str]:
+        """What errors call each rule; an index of -1 reads the name of none."""
+        texts = [shorten(where.typed) for where in self.selectors]
+        return [*(f"rule {i}, {text}" for i, text in enumerate(texts, 1)), ""]
 
     def patterns(self) -> Iterator[str]:
         """Yield every pattern; those that are a whole rule first, in their order."""
-        yield from self._owners
-        for _, where in self.not_plain:
-            yield from where.patterns()
+        rest = (where.patterns() for _, where in self.others)
+        return itertools.chain(self.owners, *rest)
 
     def first(self, leaves: Leaves) -> list[int]:
         """Return, for each row of a table, the index of the first rule that selects it.
@@ -350,23 +384,23 @@ class Rules(Question):
             One index a row; -1 where no rule does.
         """
         if leaves.matcher is not self.matcher:
-            return self._first(leaves)
-        return leaves.once(self._known, lambda: self._first(leaves))
+            return self._first(leaves, enumerate(self.selectors))
+        return leaves.once(self._known, self._first)
 
-    def _first(self, leaves: Leaves) -> list[int]:
+    def _first(
+        self, leaves: Leaves, asked: Iterable[tuple[int, Selector]] | None = None
+    ) -> list[int]:
         last = len(self.pairs)
         found = [last] * len(leaves)
-        asked: Iterable[tuple[int, Selector]] = enumerate(self.selectors)
-        if leaves.matcher is self.matcher:
+        if asked is None:
             # Bits are in the order of plain rules: the lowest that is set in a mask is
             # the first of these that decides, and no other one need be asked.
-            owners = list(self._owners.values())
+            owners, asked = list(self.owners.values()), self.others
             bits = (1 << len(owners)) - 1
             for row, mask in enumerate(leaves.masks):
                 low = mask & bits
                 if low:
                     found[row] = owners[(low & -low).bit_length() - 1]
-            asked = self.not_plain
         for index, where in asked:
             rows = [row for row, best in enumerate(found) if best > index]
             if not rows:
@@ -376,27 +410,221 @@ class Rules(Question):
                     found[row] = index
         return [-1 if index == last else index for index in found]
 
-    @functools.cached_property
-    def _owners(self) -> dict[str, int]:
-        """The patterns that are a whole rule, and the first such rule of each."""
-        owners: dict[str, int] = {}
-        for index, where in enumerate(self.selectors):
-            if where.plain is not None:
-                owners.setdefault(where.plain, index)
-        return owners
-
-    def _match(
-        self, view: TreeView, holes: Sequence[str] = (), *, is_part: bool = False
-    ) -> RuleMatches:
-        layers = self.stacks.unroll(view, is_part=is_part or bool(holes))
-        holes = layers.view.plan.holes if holes else ()
-        table = Leaves(layers.view, self.matcher, self.needs, holes)
-        return RuleMatches(self, table, layers)
-
     def _options(self) -> dict[str, Any]:
         options = self.options | {"stacks": self.stacks.data}
         usual = {**_DEFAULTS, "stacks": {}}
         return {n: v for n, v in options.items() if not same_value(v, usual[n])}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RuleMatches:
+    """What rules decide for one tree; everything else is a view of this.
+
+    Attributes:
+        rules: the rules.
+        leaves: the table of the tree's leaves; with ``stacks``, of its layers.
+        unrolled: the layers of the tree.
+    """
+
+    rules: Rules
+    leaves: Leaves
+    unrolled: Unrolled
+
+    def __post_init__(self) -> None:
+        _ = self._first  # a selector that cannot answer raises now
+
+    @property
+    def view(self) -> TreeView:
+        """The tree; with ``stacks``, its layers."""
+        return self.leaves.view
+
+    @property
+    def stored(self) -> TreeView:
+        """The tree as it is."""
+        return self.unrolled.stored
+
+    @property
+    def paths(self) -> Sequence[str]:
+        """The label path of each leaf."""
+        return self.view.plan.paths
+
+    @functools.cached_property
+    def is_array(self) -> list[bool]:
+        """Whether each leaf is an array."""
+        return self.leaves.spread(self.leaves.is_array)
+
+    @functools.cached_property
+    def deciding(self) -> list[int]:
+        """The index of the rule that decided each leaf; -1 where none did."""
+        return self.leaves.spread(self._first)
+
+    @functools.cached_property
+    def values(self) -> list[Any]:
+        """The value of each leaf; None for an array leaf without a rule or default."""
+        rules = self.rules
+        default = None if rules.default is MISSING else rules.default
+        table = (*rules.values, default)  # an index of -1 reads the last one
+        values = list(map(table.__getitem__, self._first))
+        if -1 in self._first:
+            for row, rule in enumerate(self._first):
+                if rule < 0 and not self.leaves.is_array[row]:
+                    values[row] = STATIC
+        return self.leaves.spread(values)
+
+    def labels(self) -> list[Any]:
+        """Return the values of the stored leaves as labels, one leaf to JAX each.
+
+        Raises:
+            RulesError: a value is a container.
+            UnmatchedPathError: an array leaf has no value.
+            StackError: layers of one array have different values.
+        """
+        self.rules.require_leaf_labels()
+        self._require_matched()
+        if not self.unrolled.sizes:
+            return self.values
+        return require_agreement(self.answers, "A tree of labels")
+
+    @functools.cached_property
+    def answers(self) -> list[Any]:
+        """The value of each stored leaf; ``PerLayer`` where its layers differ."""
+        names = self.rules.names
+        return self.unrolled.fold(
+            self.values, lambda: [names[i] for i in self.deciding]
+        )
+
+    @functools.cached_property
+    def unmatched(self) -> tuple[str, ...]:
+        """Paths of the array leaves that neither a rule nor a default gives a value."""
+        if self.rules.default is not MISSING or -1 not in self._first:
+            return ()
+        found = zip(self.paths, self.deciding, self.is_array, strict=True)
+        return tuple(path for path, rule, arr in found if rule < 0 and arr)
+
+    @functools.cached_property
+    def unused(self) -> tuple[tuple[int, Any], ...]:
+        """Entries that match no array leaf: index of the rule, and the entry.
+
+        An entry is a pattern, a class, or a whole selector whose parts match something.
+        """
+        return tuple(
+            (index, entry)
+            for index, where in enumerate(self.rules.selectors)
+            for entry in where.unused_in(self.leaves, is_used=index in self._won)
+        )
+
+    @functools.cached_property
+    def shadowed(self) -> tuple[int, ...]:
+        """Indices of the rules all of whose array leaves earlier rules already match.
+
+        A closing ``**`` is a habit and not counted.
+        """
+        done = self._won.union(index for index, _ in self.unused)
+        return tuple(
+            index
+            for index, where in enumerate(self.rules.selectors)
+            if index not in done
+            and where.plain != "**"
+            and not self.leaves.may_reach(where.plain)
+            and self.leaves.has_any(where.select(self.leaves))
+        )
+
+    @functools.cached_property
+    def overlaps(self) -> tuple[tuple[int, int, int], ...]:
+        """Leaves that rules with different values match: leaf, and the two rules."""
+        values, first = self.rules.values, self._first
+        second = [-1] * len(first)
+        for index, where in enumerate(self.rules.selectors):
+            # A row is asked from the rule that decides it on, until one clashes.
+            pairs = enumerate(zip(first, second, strict=True))
+            rows = [row for row, (one, two) in pairs if two < 0 <= one < index]
+            answers = where.select(self.leaves.at(rows)) if rows else []
+            for row in itertools.compress(rows, answers):
+                if not same_value(values[first[row]], values[index]):
+                    second[row] = index
+        clashes = zip(self.deciding, self.leaves.spread(second), strict=True)
+        return tuple(
+            (leaf, one, two)
+            for leaf, (one, two) in enumerate(clashes)
+            if two >= 0 and self.is_array[leaf]
+        )
+
+    def check(self) -> RuleMatches:
+        """Return these matches, if rules and tree fit each other.
+
+        Raises:
+            OverlapError: ``overlap="error"`` and two rules with different values match
+                one leaf.
+            UnusedRuleError: a rule matches no array leaf, or is unreachable.
+            UnmatchedPathError: an array leaf matches no rule and there is no default.
+        """
+        self.check_rules()
+        self._require_matched()
+        return self
+
+    def check_rules(self) -> None:
+        """Raise unless every rule has a use; leaves may lack a rule.
+
+        Raises:
+            OverlapError: ``overlap="error"`` and two rules with different values match
+                one leaf.
+            UnusedRuleError: a rule matches no array leaf, or is unreachable.
+        """
+        rules = self.rules
+        if rules.overlap == "error" and self.overlaps:
+            raise OverlapError(messages.overlap(self))
+        # The common case: every rule is one pattern and decides a leaf.
+        if rules.unused == "ignore" or (
+            not rules.others and len(self._won) == len(rules.pairs)
+        ):
+            return
+        if self.unused or self.shadowed:
+            raise UnusedRuleError(messages.unused_rules(self))
+
+    def names(self, paths: Collection[str]) -> list[str]:
+        """Return paths of leaves; those of several layers of one array as one.
+
+        Args:
+            paths: of some leaves, in leaf order.
+        """
+        known = frozenset(paths)
+        keys = [path in known or None for path in self.paths]
+        return [part.path for part in self.unrolled.divide(keys)]
+
+    def selected(self, index: int) -> list[int]:
+        """Return the indices of the array leaves that a rule matches.
+
+        Args:
+            index: of the rule, whether or not it decides.
+        """
+        chosen = self.rules.selectors[index].select(self.leaves)
+        both = map(all, zip(chosen, self.leaves.is_array, strict=True))
+        members = itertools.compress(self.leaves.members, both)
+        return sorted(itertools.chain.from_iterable(members))
+
+    def rule_text(self, index: int) -> str:
+        """Write the rule that decided a leaf, as it was typed; empty if none did.
+
+        Args:
+            index: of the leaf.
+        """
+        rule = self.deciding[index]
+        return "" if rule < 0 else self.rules.selectors[rule].typed
+
+    @functools.cached_property
+    def _first(self) -> list[int]:
+        """For each row of the table, the index of the rule that decides; or -1."""
+        return self.rules.first(self.leaves)
+
+    @functools.cached_property
+    def _won(self) -> frozenset[int]:
+        """Indices of the rules that decide an array leaf."""
+        return frozenset(itertools.compress(self._first, self.leaves.is_array)) - {-1}
+
+    def _require_matched(self) -> None:
+        if self.unmatched:
+            text = messages.unmatched(self.unmatched, sum(self.is_array))
+            raise UnmatchedPathError(text)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -436,8 +664,7 @@ class Where(Selector):
         return chosen
 
     def _reasons(self, leaves: Leaves) -> list[str]:
-        texts = rule_names(self.rules)
-        return [texts[index] for index in self.rules.first(leaves)]
+        return list(map(self.rules.names.__getitem__, self.rules.first(leaves)))
 
     def unused(self, leaves: Leaves) -> Iterator[str | type]:
         """Yield what matches nothing in any rule."""
@@ -679,7 +906,7 @@ def _pairs(rules: Any) -> Sequence[tuple[Any, Any]]:
 def _as_data(where: Selector) -> Sequence[str]:
     """Return the rows of a rules file that say the same."""
     if isinstance(where, GlobSelector):
-        text = where.pattern
+        text = where.plain
         return ["\\" + text if text.startswith("!") else text]
     if isinstance(where, ListSelector) and all(
         isinstance(e, str) for e in where.entries

@@ -30,7 +30,7 @@ from treeadapt.names import plural, shorten
 from treeadapt.patterns import parse
 from treeadapt.selection.leaves import Known, Leaves, NotKnown, OnePath
 from treeadapt.selection.repairs import unused_message
-from treeadapt.selection.stacks import NO_STACKS, Stacks, require_agreement
+from treeadapt.selection.stacks import NO_STACKS, Stacks, Unrolled, require_agreement
 from treeadapt.selection.whole import WholeTree, look_up, whole_of
 from treeadapt.trees.views import TreeView, view_tree
 
@@ -93,6 +93,24 @@ class Question:
         """The matcher of all its patterns."""
         return matcher_of(tuple(map(parse, dict.fromkeys(self.patterns()))))
 
+    def table(
+        self, view: TreeView, holes: Sequence[str] = (), *, is_part: bool = False
+    ) -> tuple[Leaves, Unrolled]:
+        """Return the table of the leaves of a tree, with ``stacks`` of its layers.
+
+        Args:
+            view: the tree.
+            holes: paths of places that may be arrays, in a part of a tree.
+            is_part: the tree may be a part of one.
+        """
+        if self.stacks.data:
+            layers = self.stacks.unroll(view, is_part=is_part or bool(holes))
+            holes = layers.view.plan.holes if holes else ()
+        else:
+            count = len(view.leaves)
+            layers = Unrolled(view, view, [1] * count, [()] * count, {}, self.stacks)
+        return Leaves(layers.view, self.matcher, self.needs, holes), layers
+
     @property
     def needs_tree(self) -> bool:
         """Whether classes or numbers of children decide, which a flat dict lacks."""
@@ -129,6 +147,11 @@ class Selector(Question):
     plain: str | None = None
     may_be_empty: bool = False
 
+    @property
+    def typed(self) -> str:
+        """How it is typed as the key of a rule."""
+        return repr(self)
+
     def select(self, leaves: Leaves) -> list[bool]:
         """Decide each row of a table of leaves."""
         raise NotImplementedError
@@ -136,6 +159,24 @@ class Selector(Question):
     def unused(self, leaves: Leaves) -> Iterator[str | type]:
         """Yield every pattern and class in it that matches no array leaf."""
         yield from ()
+
+    def unused_in(self, leaves: Leaves, *, is_used: bool) -> list[Any]:
+        """Return what in it matches no array leaf, of a table that has any.
+
+        Args:
+            leaves: the table.
+            is_used: it is known to match some.
+
+        Returns:
+            Patterns and classes; or the selector itself, if all of them match some, but
+            it does not.
+        """
+        if not any(leaves.is_array):
+            return []
+        found: list[Any] = list(dict.fromkeys(self.unused(leaves)))
+        if found or is_used or self.may_be_empty or leaves.holes:
+            return found
+        return [] if leaves.has_any(self.select(leaves)) else [self]
 
     def __call__(self, tree: Any, leaf: Any = _MISSING, /) -> Any:
         """Return the mask of a tree, or answer as an nnx filter.
@@ -212,12 +253,14 @@ class Selector(Question):
         Returns:
             One bool a leaf, in leaf order; ``PerLayer`` where its layers differ.
         """
-        layers = self.stacks.unroll(view, is_part=bool(holes) or not reports)
-        holes = layers.view.plan.holes if holes else ()
-        leaves = Leaves(layers.view, self.matcher, self.needs, holes)
-        chosen = leaves.once(self._known, lambda: self.select(leaves))
+        leaves, layers = self.table(view, holes, is_part=not reports)
+        chosen = leaves.once(self._known, self.select)
+        entries = []
         if reports:
-            self._report(leaves, chosen)
+            entries = self.unused_in(leaves, is_used=leaves.has_any(chosen))
+        if entries:
+            is_array = leaves.spread(leaves.is_array)
+            raise UnusedRuleError(unused_message(entries, leaves.view.plan, is_array))
         found = leaves.spread(chosen)
         return layers.fold(found, lambda: leaves.spread(self._reasons(leaves)))
 
@@ -251,16 +294,6 @@ class Selector(Question):
         fields = dataclasses.fields(self)  # type: ignore[arg-type]
         return {field.name: getattr(self, field.name) for field in fields}
 
-    def _report(self, leaves: Leaves, chosen: Sequence[bool]) -> None:
-        if not any(leaves.is_array):
-            return
-        entries: list[Any] = list(dict.fromkeys(self.unused(leaves)))
-        if not entries and not self.may_be_empty and not leaves.holes:
-            entries = [] if leaves.has_any(chosen) else [self]
-        if entries:
-            is_array = leaves.spread(leaves.is_array)
-            raise UnusedRuleError(unused_message(entries, leaves.view.plan, is_array))
-
     def _at_path(self, path: str, *leaf: Any) -> bool:
         try:
             if leaf and self.stacks:
@@ -278,31 +311,31 @@ class Selector(Question):
 class GlobSelector(Selector):
     """Leaves at, or below, the nodes that one pattern matches."""
 
-    pattern: str
+    plain: str
 
     def __post_init__(self) -> None:
-        parse(self.pattern)  # complains about a malformed pattern now
+        parse(self.plain)  # complains about a malformed pattern now
 
     def __repr__(self) -> str:
-        return f"glob({self.pattern!r})"
+        return f"glob({self.plain!r})"
 
     @property
-    def plain(self) -> str:  # type: ignore[override]
-        """The pattern."""
-        return self.pattern
+    def typed(self) -> str:
+        """The pattern in quotes."""
+        return repr(self.plain)
 
     def patterns(self) -> Iterator[str]:
         """Yield the pattern."""
-        yield self.pattern
+        yield self.plain
 
     def select(self, leaves: Leaves) -> list[bool]:
         """Read the column of the pattern."""
-        return leaves.matched(self.pattern)
+        return leaves.matched(self.plain)
 
     def unused(self, leaves: Leaves) -> Iterator[str]:
         """Yield the pattern if it matches no array leaf."""
-        if not leaves.is_used(self.pattern):
-            yield self.pattern
+        if not leaves.is_used(self.plain):
+            yield self.plain
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -315,6 +348,11 @@ class NodeSelector(Selector):
 
     def __repr__(self) -> str:
         return f"node({self.cls.__qualname__})"
+
+    @property
+    def typed(self) -> str:
+        """The name of the class."""
+        return self.cls.__qualname__
 
     def select(self, leaves: Leaves) -> list[bool]:
         """Look for the class among the classes above each leaf."""

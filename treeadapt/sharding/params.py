@@ -23,8 +23,7 @@ from treeadapt.carry.optax_fields import is_state_class
 from treeadapt.convert import describe
 from treeadapt.errors import ReplicatedWarning, ShardingError, UnmatchedPathError
 from treeadapt.names import listing, plural
-from treeadapt.selection.matches import MISSING, STATIC, where_text
-from treeadapt.selection.rules import BoundRules, Rules, as_rules
+from treeadapt.selection.rules import MISSING, STATIC, BoundRules, Rules, as_rules
 from treeadapt.selection.stacks import StackAxis, one_layer, require_agreement
 from treeadapt.sharding.specs import (
     AxisRules,
@@ -254,7 +253,7 @@ def _by_rules(
             for label in labels
         ], *(None, rules.rules.stacks.axes(view))
     table = _as_rules(rules)
-    texts = [f"rule {where_text(where)}" for where in table.selectors]
+    texts = [f"rule {where.typed}" for where in table.selectors]
     choices = [
         (meant(value, f"The {text}"), text)
         for value, text in zip(table.values, texts, strict=True)

@@ -17,7 +17,7 @@ from treeadapt.arrays import is_array
 from treeadapt.convert import describe
 from treeadapt.errors import SelectorError, UnmatchedPathError, UnusedRuleError
 from treeadapt.names import listing, plural
-from treeadapt.selection.matches import STATIC
+from treeadapt.selection.rules import STATIC
 from treeadapt.selection.selectors import Question
 from treeadapt.selection.whole import WholeTree
 from treeadapt.trees.views import TreeView, view_tree

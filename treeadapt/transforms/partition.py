@@ -18,8 +18,7 @@ from treeadapt.arrays import is_array
 from treeadapt.convert import describe
 from treeadapt.errors import RulesError, TransformError
 from treeadapt.names import listing
-from treeadapt.selection.matches import MISSING, STATIC
-from treeadapt.selection.rules import BoundRules, Rules, as_rules
+from treeadapt.selection.rules import MISSING, STATIC, BoundRules, Rules, as_rules
 from treeadapt.selection.selectors import Question, as_selector
 from treeadapt.selection.whole import WholeTree
 from treeadapt.transforms.adapt import is_transformation, run_flat, with_extra_args
