@@ -21,7 +21,7 @@ from treeadapt.carry.fields import can_hold
 from treeadapt.carry.matching import Offers, learn_links, match_copies, match_rest
 from treeadapt.carry.moving import Saved, move_copies
 from treeadapt.carry.optax_fields import SCALE_FIELDS, STORED_FIELDS
-from treeadapt.carry.pieces import Part, cut, divide, fill
+from treeadapt.carry.pieces import Leaf, divide, fill
 from treeadapt.carry.report import CarryReport, NewLeaf, Table, known, number, report_of
 from treeadapt.carry.slots import (
     Slot,
@@ -151,65 +151,34 @@ def carry_state(
             "no value, as all leaves of a schema. Load a checkpoint of it."
         )
     old = _without_boxes(view.flat(), own.plan.paths, paths)
-    moved = Saved(old)
-    if migration is not None:
-        moved = move_copies(old, migration, (own, slots), flat)
     rows = [
-        NewLeaf(slot.name, slot, spec, "reset" if yes else "fresh")
+        NewLeaf(slot, spec, slot.name, fate="reset" if yes else "fresh")
         for slot, spec, yes in zip(slots, own.leaves, asked, strict=True)
     ]
-    rows, saved_slots = _divide(rows, _cut(moved.leaves, slots, paths), moved, flat)
-    table = Table(rows, saved_slots, moved, old, (own.plan, view.plan), len(paths))
+    if migration is None:
+        cuts = _cut(old, slots, paths)
+        saved = Saved(
+            {slot.name: Leaf(slot, old[slot.name], slot.name) for slot in cuts}
+        )
+    else:
+        saved = move_copies(old, migration, (own, slots), flat)
+    rows, leaves, unclear = divide(rows, [*saved.leaves.values()], flat)
+    table = Table(rows, leaves, saved, old, (own.plan, view.plan), len(paths))
     _take_all(table)
     for row in rows:
-        if row.fate == "fresh" and row.why is not None:
+        if (
+            row.fate == "fresh"
+            and row.slot.is_copy
+            and stored(row.slot.tail) in unclear
+        ):
             row.fate = "misshaped"
+            row.why = "cut along axes that shapes do not tell apart"
     if is_abstract:
         _leave_abstract(table)
-    report = report_of(table, {} if is_abstract else _least_starts(tx, params, table))
+    report = report_of(table, [] if is_abstract else _least_starts(tx, params, table))
     if not is_abstract and any(row.source is None or row.piece for row in rows):
         own = view_tree(tx.init(params))
     return own.rebuild(_filled(own.leaves, rows)), report
-
-
-def _divide(
-    rows: Sequence[NewLeaf],
-    slots: Sequence[Slot],
-    saved: Saved,
-    params: Mapping[str, Any],
-) -> tuple[list[NewLeaf], list[Slot]]:
-    """Divide the leaves of both states that hold layers of one array.
-
-    Args:
-        rows: the leaves of the new state.
-        slots: where those of the saved state are.
-        saved: these leaves; gets the pieces.
-        params: the arrays that train today, by path.
-    """
-    new, old, unclear = divide(
-        [(row.slot, row.spec) for row in rows],
-        [(slot, saved.leaves[slot.name]) for slot in slots],
-        saved.boxes,
-        params,
-    )
-    for row in rows:
-        if row.slot.is_copy and stored(row.slot.tail) in unclear:
-            row.why = "cut along axes that shapes do not tell apart"
-    wanted = frozenset(part.slot.tail for parts in new.values() for part in parts)
-    for name, parts in old.items():
-        saved.divide(name, parts, wanted)
-    pieces = []
-    for row in rows:
-        for part in new.get(row.name, [Part(row.slot)]):
-            spec = row.spec
-            if part.piece is not None:
-                spec = cut(jax.ShapeDtypeStruct(spec.shape, spec.dtype), part.piece)
-            pieces.append(
-                NewLeaf(row.name, part.slot, spec, row.fate, row.why, piece=part.piece)
-            )
-    return pieces, [
-        part.slot for slot in slots for part in old.get(slot.name, [Part(slot)])
-    ]
 
 
 def _cut(
@@ -217,76 +186,76 @@ def _cut(
 ) -> list[Slot]:
     """Cut the names of a saved state as those of the new one are."""
     copies = [slot for slot in slots if slot.is_copy]
-    fields = frozenset(slot.field for slot in copies)
-    tails = frozenset((*paths, *(stored(slot.tail) for slot in copies)))
-    return cut_names(
-        old, lambda prefix: last(prefix) in fields, lambda tail: stored(tail) in tails
-    )
+    fields = {slot.field for slot in copies}
+    return cut_names(old, fields, {*paths, *[stored(slot.tail) for slot in copies]})
 
 
 def _take_all(table: Table) -> None:
     """Carry what can be carried: the leaves of copies of the params, then the rest."""
     slots = [row.slot for row in table.rows]
     wanted = [row.slot for row in table.copies if row.fate == "fresh"]
-    given = [slot for slot in table.slots if slot.is_copy]
-    _take(table, match_copies(wanted, given))
-    links = learn_links((row.slot, source) for row, source in table.moved)
+    saved = [leaf.slot for leaf in table.leaves]
+    _take(table, match_copies(wanted, [slot for slot in saved if slot.is_copy]))
+    links = learn_links([(row.slot, source.slot) for row, source in table.moved])
     value, grad = STORED_FIELDS
     # A finite value of a line search says that the gradient with it is whole.
-    stale = frozenset(
+    stale = {
         below(row.slot.node, value)
         for row in table.copies
         if row.slot.field == grad and row.source is None
-    )
-    _take(table, match_rest(slots, table.slots, links), passed=stale)
+    }
+    _take(table, match_rest(slots, saved, links), passed=stale)
 
 
 def _take(table: Table, offers: Offers, *, passed: Container[str] = ()) -> None:
     """Carry the leaves that were found, as far as they fit."""
-    saved = {slot.name: slot for slot in table.slots}
     for row in table.rows:
         name = row.slot.name
         if row.fate != "fresh" or name in passed or name not in offers:
             continue
-        sources, is_certain = offers[name]
-        source = _choose(sources, table.old) if is_certain else None
+        names, is_certain = offers[name]
+        sources = [table.by_name[one] for one in names]
+        source = _choose(sources) if is_certain else None
         if source is None:
-            row.fate, row.why = "ambiguous", tuple(map(table.saved.text, sources))
-        elif misfit := _misfit(row.spec, table.old[source]):
-            text = f"{misfit} (saved as {table.saved.text(source)!r})"
-            row.fate, row.why = "misshaped", text
+            row.fate = "ambiguous"
+            row.why = tuple([table.text([one]) for one in sources])
+        elif misfit := _misfit(row.value, source.value):
+            row.fate = "misshaped"
+            row.why = f"{misfit} (saved as {table.text([source])!r})"
         else:
-            row.fate, row.why = "carried", table.saved.text(source)
-            row.source, row.leaf = saved[source], table.old[source]
+            row.fate, row.source = "carried", source
 
 
 def _leave_abstract(table: Table) -> None:
     """Leave leaves alone of which some layers are carried and the others abstract."""
-    for _, group in itertools.groupby(table.rows, lambda row: row.name):
+    for _, group in itertools.groupby(table.rows, lambda row: row.whole):
         parts = [*group]
-        held = [row for row in parts if row.source is not None]
-        if len(held) < len(parts) and not all(
-            isinstance(row.leaf, jax.ShapeDtypeStruct) for row in held
+        values = [row.source.value for row in parts if row.source]
+        if len(values) < len(parts) and not all(
+            isinstance(value, jax.ShapeDtypeStruct) for value in values
         ):
-            for row in held:
-                row.fate, row.why, row.source = "fresh", None, None
+            for row in parts:
+                if row.source:
+                    row.fate, row.source = "fresh", None
 
 
-def _choose(names: Sequence[str], old: Mapping[str, Any]) -> str | None:
+def _choose(sources: Sequence[Leaf]) -> Leaf | None:
     """Choose among saved leaves: all one value, or the smallest count."""
-    leaves = [old[name] for name in names]
-    if all(_same(leaves[0], leaf) for leaf in leaves[1:]):
-        return names[0]
-    counts = [number(leaf) for leaf in leaves]
+    first, *others = sources
+    if all(_same(first.value, leaf.value) for leaf in others):
+        return first
+    counts = [number(leaf.value) for leaf in sources]
     if not all(type(count) is int for count in counts):
         return None
-    return names[counts.index(min(counts))]
+    return sources[counts.index(min(counts))]
 
 
 def _without_boxes(
-    old: Mapping[str, Any], names: Sequence[str], paths: Sequence[str]
+    old: dict[str, Any], names: Sequence[str], paths: Sequence[str]
 ) -> dict[str, Any]:
     """Name saved leaves without the ``value`` of boxes; see ``unboxed``."""
+    if "value" not in {last(name) for name in old}:
+        return old
     known = frozenset((*names, *paths))
     stored = (*old, *(name.removesuffix("/value") for name in old))
     new = unboxed(
@@ -304,43 +273,42 @@ def _view_init(tx: Any, params: Any) -> TreeView:
         return view_tree(tx.init(params))
 
 
-def _least_starts(tx: Any, params: Any, table: Table) -> dict[str, Any]:
-    """Return the least value in some accumulators that were carried, as ``tx`` starts.
+def _least_starts(tx: Any, params: Any, table: Table) -> list[tuple[NewLeaf, Any]]:
+    """Return some accumulators that were carried, with the least value at a start.
 
     One leaf of each field.
     """
     chosen: dict[str | None, NewLeaf] = {}
     for row, _ in table.moved:
-        slot = row.slot
-        if slot.field in SCALE_FIELDS:
-            chosen.setdefault(slot.prefix, row)
+        if row.slot.field in SCALE_FIELDS and row.value.size:
+            chosen.setdefault(row.slot.prefix, row)
     if not chosen:
-        return {}
+        return []
     init, arrays = init_of_arrays(tx, params)
 
-    def least(arrays: Sequence[Any]) -> dict[str, Any]:
+    def least(arrays: Sequence[Any]) -> list[Any]:
         state = view_tree(init(arrays)).flat()
-        found = [(row.slot.name, state[row.name]) for row in chosen.values()]
-        return {name: jnp.min(leaf) for name, leaf in found if leaf.size}
+        return [jnp.min(state[row.whole]) for row in chosen.values()]
 
     try:  # under an Explicit mesh, what is made of nothing could be anywhere
-        return jax.jit(least)([on_auto_mesh(array) for array in arrays])
+        starts = jax.jit(least)([on_auto_mesh(array) for array in arrays])
     except TypeError:  # a mask that reads values
-        return {}
+        return []
+    return list(zip(chosen.values(), starts, strict=True))
 
 
 def _filled(leaves: Sequence[Any], rows: Sequence[NewLeaf]) -> list[Any]:
     """Return the leaves of the new state."""
     filled = []
     taken: set[int] = set()
-    by_leaf = itertools.groupby(rows, lambda row: row.name)
+    by_leaf = itertools.groupby(rows, lambda row: row.whole)
     for leaf, (_, parts) in zip(leaves, by_leaf, strict=True):
-        held = [row for row in parts if row.source is not None]
+        held = [(row.piece, row.source.value) for row in parts if row.source]
         if not held:
             filled.append(leaf)
             continue
-        old = held[0].leaf
-        pieces = [(row.piece, row.leaf) for row in held if row.piece is not None]
+        pieces = [(piece, value) for piece, value in held if piece is not None]
+        old = held[0][1]
         if pieces:
             old = fill(leaf, pieces)
         elif is_array(leaf) and not is_array(old):
@@ -348,7 +316,7 @@ def _filled(leaves: Sequence[Any], rows: Sequence[NewLeaf]) -> list[Any]:
         elif id(old) in taken and isinstance(old, jax.Array):
             old = jnp.array(old, copy=True)  # one array in two places is not donatable
         filled.append(old)
-        taken.update(id(row.leaf) for row in held)
+        taken.update([id(value) for _, value in held])
     return filled
 
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence, Set
+from collections.abc import Collection, Iterable, Sequence, Set
+from typing import Any
 
 from treeadapt.carry.optax_fields import GROUPS
 from treeadapt.carry.slots import Slot, below, last, parent
@@ -22,8 +23,11 @@ from treeadapt.paths import SEPARATOR
 #: A state by the names of its fields: ``{node: {field: name of the leaf}}``.
 Nodes = dict[str, dict[str, str]]
 
-#: ``{node of the new state: {node of the saved state: leaves that came from it}}``.
-Links = dict[str, dict[str, int]]
+#: ``{node of the new state: nodes of the saved state that leaves came from}``.
+Links = dict[str, list[str]]
+
+#: The partners of a node, and whether these are sure; see ``_pair``.
+Pairs = dict[str, tuple[tuple[str, ...], bool]]
 
 #: Saved names for leaves of the new state, and whether these are one leaf, or one of
 #: each group; else they fit equally well.
@@ -42,13 +46,19 @@ def match_copies(slots: Iterable[Slot], saved: Iterable[Slot]) -> Offers:
         saved: leaves of the saved state, those in copies.
     """
     wanted, given = _by_tail(slots), _by_tail(saved)
+    known: dict[Any, Pairs] = {}  # most params have the same fields in the same states
     offers: Offers = {}
     for tail, nodes in wanted.items():
         sources = given.get(tail, {})
-        for node, (partners, is_certain) in _pair(nodes, sources).items():
+        kind = repr(
+            [[(n, *fields) for n, fields in x.items()] for x in (nodes, sources)]
+        )
+        if kind not in known:
+            known[kind] = _pair(nodes, sources)
+        for node, (partners, is_certain) in known[kind].items():
             own = [sources[one] for one in partners]
             for field, name in nodes[node].items():
-                fits = tuple(fields[field] for fields in own if field in fields)
+                fits = tuple([fields[field] for fields in own if field in fields])
                 if fits:
                     offers[name] = fits, is_certain
     return offers
@@ -66,13 +76,15 @@ def learn_links(pairs: Iterable[tuple[Slot, Slot]]) -> Links:
     Example:
         >>> new = Slot("inner_states/a/0/mu/w", "inner_states/a/0/mu", "w")
         >>> learn_links([(new, Slot("0/mu/w", "0/mu", "w"))])
-        {'inner_states/a/0': {'0': 1}, 'inner_states/a': {'': 1}}
+        {'inner_states/a/0': ['0'], 'inner_states/a': ['']}
     """
     links: Links = {}
     for slot, saved in pairs:
-        for node, source in _upward(slot.node, saved.node):
-            sources = links.setdefault(node, {})
-            sources[source] = sources.get(source, 0) + 1
+        node, source = slot.node, saved.node
+        while source not in links.setdefault(node, []):
+            links[node].append(source)
+            if node and source and last(node) == last(source):
+                node, source = parent(node), parent(source)
     return links
 
 
@@ -104,9 +116,7 @@ def match_rest(slots: Sequence[Slot], saved: Sequence[Slot], links: Links) -> Of
     taken = {name for sources, _ in offers.values() for name in sources}
     busy = _owners(saved)
     free = by_node(
-        slot
-        for name, slot in given.items()
-        if name not in taken and slot.node not in busy
+        [s for n, s in given.items() if n not in taken and s.node not in busy]
     )
     complete = by_node(rest)
     kinds: dict[tuple[str, ...], Nodes] = {}
@@ -122,7 +132,7 @@ def match_rest(slots: Sequence[Slot], saved: Sequence[Slot], links: Links) -> Of
 
 def _owners(slots: Iterable[Slot]) -> frozenset[str]:
     """Return the nodes that have copies of the params as fields."""
-    return frozenset(slot.node for slot in slots if slot.is_copy)
+    return frozenset([slot.node for slot in slots if slot.is_copy])
 
 
 def _linked(
@@ -148,8 +158,8 @@ def _linked(
 
 
 def _nearest(name: str, sources: Sequence[str]) -> tuple[str, ...]:
-    segments = name.split(SEPARATOR)
-    shared = [_common(segments, source.split(SEPARATOR)) for source in sources]
+    own = name.split(SEPARATOR)
+    shared = [_common(own, one.split(SEPARATOR)) for one in sources]
     return tuple(s for s, n in zip(sources, shared, strict=True) if n == max(shared))
 
 
@@ -178,10 +188,12 @@ def by_node(slots: Iterable[Slot]) -> Nodes:
 
 
 def _by_tail(slots: Iterable[Slot]) -> dict[str, Nodes]:
-    tails: dict[str, list[Slot]] = {}
+    tails: dict[str, Nodes] = {}
     for slot in slots:
-        tails.setdefault(slot.tail, []).append(slot)
-    return {tail: by_node(group) for tail, group in tails.items()}
+        tails.setdefault(slot.tail, {}).setdefault(slot.node, {})[slot.field] = (
+            slot.name
+        )
+    return tails
 
 
 def _group(node: str) -> str:
@@ -191,15 +203,7 @@ def _group(node: str) -> str:
     return SEPARATOR.join(segments[: ends[-1]]) if ends else ""
 
 
-def _upward(node: str, source: str) -> Iterator[tuple[str, str]]:
-    """Yield two nodes, then what is above both as long as their names end alike."""
-    yield node, source
-    while node and source and last(node) == last(source):
-        node, source = parent(node), parent(source)
-        yield node, source
-
-
-def _pair(wanted: Nodes, given: Nodes) -> dict[str, tuple[tuple[str, ...], bool]]:
+def _pair(wanted: Nodes, given: Nodes) -> Pairs:
     """Pair nodes one to one, the best pairs first.
 
     Returns:
@@ -212,7 +216,7 @@ def _pair(wanted: Nodes, given: Nodes) -> dict[str, tuple[tuple[str, ...], bool]
         for source, others in given.items()
         if not fields.keys().isdisjoint(others)
     }
-    pairs: dict[str, tuple[tuple[str, ...], bool]] = {}
+    pairs: Pairs = {}
     while left:
         best = max(left.values())
         found = [pair for pair, score in left.items() if score == best]
@@ -243,5 +247,5 @@ def _score(
 
 def _common(one: Sequence[str], two: Sequence[str]) -> int:
     """Count the segments that two names have in common from the start."""
-    pairs = zip(one, two, strict=False)
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    same = [a == b for a, b in zip(one, two, strict=False)]
+    return [*same, False].index(False)

@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -21,7 +21,7 @@ import numpy as np
 
 from treeadapt.arrays import is_array
 from treeadapt.carry.optax_fields import PARAM_FIELDS, SCALE_FIELDS, degree_of
-from treeadapt.carry.pieces import Box, Part, cut, divide, fill, joined, zeros
+from treeadapt.carry.pieces import Box, Leaf, cut, divide, fill, zeros
 from treeadapt.carry.slots import (
     Slot,
     above,
@@ -40,7 +40,7 @@ from treeadapt.migrations.planning import assign
 from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.rows import Row, Values
 from treeadapt.migrations.running import CUT_OFF, run
-from treeadapt.names import fold, listing
+from treeadapt.names import listing
 from treeadapt.slices import read_slice_key
 from treeadapt.transforms.cuts import Piece
 from treeadapt.trees.views import TreeView
@@ -52,85 +52,31 @@ class Saved:
 
     Attributes:
         leaves: by name; params have the names of today.
-        origins: the saved names of those of which a leaf was made, where they differ.
-        marks: of such a leaf, what says where each of its numbers comes from.
-        boxes: the layers that a leaf holds, where its name does not say it.
-        names: those of all saved leaves; marks are places among them, from 1.
-        parts: of a piece, the name of its leaf, and those of all pieces of that.
         unmoved: why other leaves were not moved, by saved name.
         warnings: of rows that make copies of one parameter, by their text.
     """
 
-    leaves: dict[str, Any]
-    origins: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-    marks: dict[str, Callable[[], Any]] = dataclasses.field(default_factory=dict)
-    boxes: dict[str, Box] = dataclasses.field(default_factory=dict)
-    names: Sequence[str] = ()
-    parts: dict[str, tuple[str, list[str]]] = dataclasses.field(default_factory=dict)
+    leaves: dict[str, Leaf]
     unmoved: dict[str, str] = dataclasses.field(default_factory=dict)
     warnings: dict[str, str] = dataclasses.field(default_factory=dict)
-
-    def origin(self, *names: str) -> list[str]:
-        """Return the saved names of the leaves, or pieces, of which some were made."""
-        found = dict.fromkeys(one for name in names for one in self._origin(name))
-        for leaf, parts in [self.parts[one] for one in found if one in self.parts]:
-            if found.keys() >= {*parts}:
-                found[leaf] = None
-                found = {one: None for one in found if one == leaf or one not in parts}
-        return joined(found)
-
-    def _origin(self, name: str) -> tuple[str, ...]:
-        return self.origins.get(name, (name,))
-
-    def text(self, *names: str) -> str:
-        """Return them as one text."""
-        return ", ".join(fold(self.origin(*names)))
 
     def leave(self, names: Iterable[str], reason: str) -> None:
         """Note leaves that are not moved."""
         self.unmoved.update(dict.fromkeys(names, reason))
 
-    def divide(self, name: str, parts: Sequence[Part], wanted: Container[str]) -> None:
-        """Divide a leaf.
-
-        Args:
-            name: of the leaf.
-            parts: of it.
-            wanted: what follows the prefix in names of pieces that may be taken.
-        """
-        leaf, origin = self.leaves.pop(name), self.origins.pop(name, None)
-        pieces = [part.slot.name for part in parts]
-        for part in parts:
-            slot, own = part.slot, leaf
-            if part.piece is not None:
-                if slot.tail not in wanted:  # nothing will take it
-                    own = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-                own = cut(own, part.piece)
-            if origin is None:
-                self.parts[slot.name] = name, pieces
-                self.leaves[slot.name] = own
-                continue
-            left = origin
-            if name in self.marks:
-                seen = self.marks[name]()
-                for axis, numbers in part.box:
-                    seen = seen.take(numbers, axis)
-                left = tuple(self.names[i - 1] for i in np.unique(seen) if i > 0)
-            self.add(slot.name, own, left)
-
-    def add(self, name: str, leaf: Any, origin: tuple[str, ...]) -> None:
+    def add(self, leaf: Leaf) -> None:
         """Add a leaf that was moved.
 
         Raises:
             MigrationError: another one has its name.
         """
-        if name in self.leaves:
-            both = listing((*self.origin(name), *origin))
-            cure = "Write rows that keep them apart"
+        other = self.leaves.setdefault(leaf.whole, leaf)
+        if other is not leaf:
+            both = listing((*(other.origin or [other.whole]), *leaf.origin))
             raise MigrationError(
-                f"Several leaves get the name {name!r}: {both}. {cure}."
+                f"Several leaves get the name {leaf.whole!r}: {both}. Write rows that "
+                "keep them apart."
             )
-        self.leaves[name], self.origins[name] = leaf, origin
 
 
 #: How a row takes leaves of a copy, and where these are.
@@ -171,11 +117,8 @@ def move_copies(
     """
     fields = _fields(*new, params)
     homes = _homes(saved, migration.rows, fields, params)
-    slots = cut_names(
-        saved, lambda prefix: last(prefix) in fields, lambda tail: stored(tail) in homes
-    )
-    places = {name: place for place, name in enumerate(saved, 1)}
-    mover = _Mover(saved, migration, params, Saved({}, names=[*saved]), places)
+    slots = cut_names(saved, fields, homes)
+    mover = _Mover(saved, migration, params, Saved({}))
     copies = {slot.prefix for slot in slots}
     owners = {slot.node for slot in slots if slot.is_copy}
     joint = {slot.node for slot in slots if is_joint(saved[slot.name], len(params))}
@@ -192,7 +135,7 @@ def move_copies(
         elif slot.node in joint - owners:
             mover.made.leave([slot.name], "all params are joined there, without names")
         else:
-            mover.made.leaves[slot.name] = saved[slot.name]
+            mover.made.leaves[slot.name] = Leaf(slot, saved[slot.name], slot.name)
     for (prefix, more, place), held in parts.items():
         mover.move((prefix, more), place, fields[last(prefix)], held)
     return mover.made
@@ -270,16 +213,17 @@ class _Held(NamedTuple):
     Attributes:
         taken: how the row takes each leaf.
         leaves: the arrays by parameter; zero where the copy holds nothing.
-        marks: of each, for all its numbers but those of its first axes, the place of
-            the saved leaf that holds it, counted from 1; -1 where the copy holds
-            nothing.
+        marks: of each, for all its numbers but those of its first axes, which of the
+            leaves that the row takes holds it, counted from 1; -1 where none does.
         gaps: the parameters of which it holds a part or nothing.
+        names: the leaves that the row takes, in the saved state.
     """
 
     taken: dict[str, Taken]
     leaves: dict[str, Any]
     marks: dict[str, Any]
     gaps: set[str]
+    names: Sequence[str]
 
     def marks_in(self, group: Group) -> Mapping[str, Any]:
         """Return the marks of what a group fills."""
@@ -292,6 +236,15 @@ class _Held(NamedTuple):
         arrays, _ = run(move, given)
         return dict(zip(group.filled, itertools.chain(*arrays), strict=True))
 
+    def origin_of(
+        self, marks: Callable[[], Mapping[str, Any]], path: str, box: Box
+    ) -> tuple[str, ...]:
+        """Return the saved leaves that hold some numbers of a moved one."""
+        seen = marks()[path]
+        for axis, numbers in box:
+            seen = seen.take(numbers, axis)
+        return tuple(self.names[mark - 1] for mark in np.unique(seen) if mark > 0)
+
 
 @dataclasses.dataclass(frozen=True)
 class _Mover:
@@ -302,7 +255,6 @@ class _Mover:
         migration: its table.
         params: the arrays that train today, by path.
         made: gets the result.
-        places: those of the leaves among all, counted from 1.
         before: for rows that were asked about, the params before, by path: with what
             they move, and their shape.
     """
@@ -311,7 +263,6 @@ class _Mover:
     migration: Migration
     params: Mapping[str, Any]
     made: Saved
-    places: Mapping[str, int]
     before: dict[int, Mapping[str, tuple[Group, Any]]] = dataclasses.field(
         default_factory=dict
     )
@@ -359,17 +310,23 @@ class _Mover:
             has_gaps = not held.gaps.isdisjoint(group.given)
             marks = functools.cache(functools.partial(held.marks_in, group))
             for path, array in arrays.items():
-                name = below(around[0], below(path, around[1]))
                 box = _box_of(marks()[path] >= 0) if has_gaps else ()
                 if box is None:
                     self.made.leave(origin, "what it holds is not a set of layers")
                 elif all(numbers for _, numbers in box):
-                    self.made.boxes[name] = box
                     axes = tuple((field.rank or 0) + axis for axis, _ in box)
                     piece = Piece("", axes, tuple(numbers for _, numbers in box))
-                    self.made.add(name, cut(array, piece) if box else array, origin)
+                    prefix, tail = around[0], below(path, around[1])
+                    leaf = Leaf(
+                        slot=Slot(below(prefix, tail), prefix, tail),
+                        array=cut(array, piece) if box else array,
+                        whole=below(prefix, tail),
+                        box=box,
+                        origin=origin,
+                    )
                     if row.moves or has_gaps:
-                        self.made.marks[name] = functools.partial(_one, marks, path)
+                        leaf.origin_of = functools.partial(held.origin_of, marks, path)
+                    self.made.add(leaf)
             if arrays and row.reversed().compares:
                 self.made.warnings[row.text] = _of_copies(row, [*group.filled])
         if problems.found:
@@ -381,40 +338,44 @@ class _Mover:
 
         Slices that do not have the shape of their parameter are left out.
         """
-        held = _Held({}, {}, {}, set())
-        slices = [slot for _, slot in part if slot.tail != stored(slot.tail)]
-        before = self._before(place) if row.moves or slices else {}
+        names = [slot.name for _, slot in part]
+        held = _Held({}, {}, {}, set(), names)
         rank = field.rank or 0
+        slices = [
+            Leaf(slot, self.saved[slot.name], slot.name)
+            for _, slot in part
+            if slot.tail != stored(slot.tail)
+        ]
+        before = self._before(place) if row.moves or slices else {}
 
         def add_zeros(taken: Taken, like: Any) -> None:
             path, (_, spec) = taken.path, before[taken.path]
             held.leaves[path] = zeros((*like.shape[:rank], *spec.shape), like)
-            held.marks[path] = np.broadcast_to(np.int32(-1), spec.shape)
+            held.marks[path] = np.full(spec.shape, -1, np.int32)
             held.gaps.add(path)
             held.taken[path] = taken
 
-        pairs = [] if field.rank is None else [(s, self.saved[s.name]) for s in slices]
-        olds = {path: spec for path, (_, spec) in before.items()}
-        _, parts, _ = divide((), pairs, {}, olds)
-        for taken, slot in part:
-            path, leaf = taken.path, self.saved[slot.name]
-            mark = np.int32(self.places[slot.name])
+        for mark, (taken, slot) in enumerate(part, 1):
             if slot.tail == stored(slot.tail):
+                path, leaf = taken.path, self.saved[slot.name]
                 shape = np.shape(leaf)[rank:] if row.moves else ()
                 held.leaves[path] = leaf
-                held.marks[path] = np.broadcast_to(mark, shape)
+                held.marks[path] = np.broadcast_to(np.int32(mark), shape)
                 held.taken[path] = taken
-            for each in parts.get(slot.name, ()):
-                if path not in held.leaves:
-                    add_zeros(taken, leaf)
-                axes, places = zip(*each.box, strict=True)
-                piece = Piece("", tuple(rank + axis for axis in axes), places)
-                own = leaf if each.piece is None else cut(leaf, each.piece)
-                held.leaves[path] = fill(held.leaves[path], [(piece, own)])
-                marks, box = np.array(held.marks[path]), dict(each.box)
-                every = [box.get(axis, range(n)) for axis, n in enumerate(marks.shape)]
-                marks[np.ix_(*every)] = mark
-                held.marks[path] = marks
+        places = {name: place for place, name in enumerate(names)}
+        olds = {path: spec for path, (_, spec) in before.items()}
+        _, pieces, _ = divide((), slices if field.rank is not None else (), olds)
+        for each in [piece for piece in pieces if piece.box]:
+            taken, _ = part[places[each.whole]]
+            if taken.path not in held.leaves:
+                add_zeros(taken, each.array)
+            axes, numbers = zip(*each.box, strict=True)
+            piece = Piece("", tuple(rank + axis for axis in axes), numbers)
+            whole = held.leaves[taken.path]
+            held.leaves[taken.path] = fill(whole, [(piece, each.value)])
+            marks, box = held.marks[taken.path], dict(each.box)
+            every = [box.get(axis, range(n)) for axis, n in enumerate(marks.shape)]
+            marks[np.ix_(*every)] = places[each.whole] + 1
         known = [path for path in held.leaves if row.moves and path in before]
         likes = {id(before[path][0]): (before[path][0], path) for path in known}
         others = {
@@ -479,10 +440,6 @@ class _Mover:
             if others:
                 return others[0]
         return dict(zip(group.filled, itertools.chain(*arrays), strict=True))
-
-
-def _one(marks: Callable[[], Mapping[str, Any]], path: str) -> Any:
-    return marks()[path]
 
 
 def _box_of(held: Any) -> Box | None:

@@ -11,9 +11,10 @@ See ``slices`` for the names, ``transforms.cuts`` for the arrays.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -28,102 +29,101 @@ from treeadapt.transforms.cuts import Piece
 #: Numbers that a leaf has along axes of its parameter; all along the other axes.
 Box = tuple[tuple[int, tuple[int, ...]], ...]
 
-_Sets = Mapping[str, tuple[int, ...]]
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Part:
-    """A piece of a leaf of a state, as a slot.
+@dataclasses.dataclass
+class Leaf:
+    """One leaf of a state, or a piece of one.
 
     Attributes:
-        slot: as if the piece were a leaf.
-        box: what it holds of the parameter.
+        slot: where it is; that of a piece is as if it were a leaf.
+        array: the leaf.
+        whole: name of the leaf.
         piece: what of the leaf it is; None for all of it.
+        box: what it holds of its parameter, where its name does not say it.
+        origin: the saved names of those of which a migration made it; empty if none.
+        origin_of: gives these for some of the numbers of its parameter.
     """
 
     slot: Slot
-    box: Box = ()
+    array: Any
+    whole: str
     piece: Piece | None = None
+    box: Box = ()
+    origin: tuple[str, ...] = ()
+    origin_of: Callable[[Box], tuple[str, ...]] | None = None
+
+    @functools.cached_property
+    def value(self) -> Any:
+        """The leaf, or the piece."""
+        return self.array if self.piece is None else cut(self.array, self.piece)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Leaf:
-    """A leaf of a copy: its slot, its shape, what its name says, and its box."""
-
-    side: int
-    slot: Slot
-    shape: tuple[int, ...]
-    sets: _Sets
-    box: Box | None
-
-    def box_in(self, shape: tuple[int, ...], axes: Mapping[str, int]) -> Box | None:
-        """Return what the leaf holds of a parameter; None if its shape is another.
-
-        Args:
-            shape: of the parameter.
-            axes: those of the stacks, by key.
-        """
-        box = self.box
-        if box is None:
-            named = ((axes[key], numbers) for key, numbers in self.sets.items())
-            box = tuple(sorted(named))
-        own = list(shape)
-        for axis, numbers in box:
-            if numbers[-1] >= shape[axis]:
-                return None
-            own[axis] = len(numbers)
-        lead = len(self.shape) - len(own)
-        if lead < 0 or self.shape[lead:] != tuple(own):
-            return None
-        return tuple(each for each in box if len(each[1]) < shape[each[0]])
+_Leaf = TypeVar("_Leaf", bound=Leaf)
+#: A leaf of a copy, and what its name says that it holds.
+_Held = tuple[Leaf, Mapping[str, tuple[int, ...]]]
 
 
 def divide(
-    new: Iterable[tuple[Slot, Any]],
-    saved: Iterable[tuple[Slot, Any]],
-    boxes: Mapping[str, Box],
-    params: Mapping[str, Any],
-) -> tuple[dict[str, list[Part]], dict[str, list[Part]], set[str]]:
+    new: Sequence[_Leaf], saved: Sequence[Leaf], params: Mapping[str, Any]
+) -> tuple[list[_Leaf], list[Leaf], set[str]]:
     """Divide leaves of two states into pieces that are whole in both.
 
     Args:
-        new: the slots of the new state, and their leaves.
-        saved: the same of the saved state.
-        boxes: what leaves of the saved state hold, where their name does not say it.
+        new: the leaves of the new state.
+        saved: those of the saved state.
         params: the arrays that train today, by path.
 
     Returns:
-        The parts of leaves of either state, by the name of the leaf. Leaves that are
-        not there stay as they are. And the params of which leaves stay because shapes
-        do not show which axes they are cut along.
+        The leaves of either state, or their pieces. And the params of which leaves stay
+        whole because shapes do not show which axes they are cut along.
     """
-    held: dict[str, list[_Leaf]] = {}
-    for side, leaves in enumerate((new, saved)):
-        for slot, leaf in leaves:
-            if slot.is_copy:
-                path, sets = read_slice_key(slot.tail)
-                box = boxes.get(slot.name) if side else None
-                one = _Leaf(side, slot, np.shape(leaf), dict(sets), box)
-                held.setdefault(path, []).append(one)
-    found: tuple[dict[str, list[Part]], ...] = {}, {}
+    held: dict[str, list[_Held]] = {}
+    every: tuple[Leaf, ...] = (*new, *saved)
+    for leaf in every:
+        if leaf.slot.is_copy:
+            path, sets = read_slice_key(leaf.slot.tail)
+            held.setdefault(path, []).append((leaf, dict(sets)))
+    pieces: dict[int, list[Any]] = {}
     unclear = set()
     for path, each in held.items():
-        if path in params and any(one.sets or one.box for one in each):
+        if path in params and [leaf for leaf, sets in each if sets or leaf.box]:
             shape = tuple(params[path].shape)
             ways = _ways(shape, each)
             if len(ways) > 1:
                 unclear.add(path)
                 continue
-            for row, names in ways.items():
-                pairs = zip(each, row, strict=True)
-                own = [(one, dict(box)) for one, box in pairs if box is not None]
-                for one, parts in _parts(path, shape, own, names):
-                    found[one.side][one.slot.name] = parts
-    return found[0], found[1], unclear
+            for boxes, names in ways.items():
+                pieces |= _pieces(path, shape, each, boxes, names)
+    divided = [
+        [part for leaf in leaves for part in pieces.get(id(leaf), [leaf])]
+        for leaves in (new, saved)
+    ]
+    return divided[0], divided[1], unclear
+
+
+def _box(held: _Held, shape: tuple[int, ...], axes: Mapping[str, int]) -> Box | None:
+    """Return what a leaf holds of a parameter; None if its shape is another.
+
+    Args:
+        held: the leaf.
+        shape: of the parameter.
+        axes: those of the stacks, by key.
+    """
+    leaf, sets = held
+    box = leaf.box or tuple(sorted((axes[key], sets[key]) for key in sets))
+    own = list(shape)
+    for axis, numbers in box:
+        if numbers[-1] >= shape[axis]:
+            return None
+        own[axis] = len(numbers)
+    lead = np.ndim(leaf.array) - len(own)
+    if lead < 0 or np.shape(leaf.array)[lead:] != tuple(own):
+        return None
+    return tuple(each for each in box if len(each[1]) < shape[each[0]])
 
 
 def _ways(
-    shape: tuple[int, ...], held: Sequence[_Leaf]
+    shape: tuple[int, ...], held: Sequence[_Held]
 ) -> dict[tuple[Box | None, ...], dict[int, str]]:
     """Return how stacks may be along the axes of a parameter, as shapes allow.
 
@@ -131,11 +131,11 @@ def _ways(
         What each leaf holds; None for those of other shapes. With it, the keys of the
         stacks by axis.
     """
-    keys = sorted({key for one in held for key in one.sets}, key=len)
+    keys = sorted({key for _, sets in held for key in sets}, key=len)
     found: dict[tuple[Box | None, ...], dict[int, str]] = {}
     for axes in itertools.permutations(range(len(shape)), len(keys)):
-        own = dict(zip(keys, axes, strict=True))
-        row = tuple(one.box_in(shape, own) for one in held)
+        by_key = dict(zip(keys, axes, strict=True))
+        row = tuple(_box(each, shape, by_key) for each in held)
         found[row] = dict(zip(axes, keys, strict=True))
     fits = [any(box is not None for box in boxes) for boxes in zip(*found, strict=True)]
     return {
@@ -145,50 +145,59 @@ def _ways(
     }
 
 
-def _parts(
+def _pieces(
     path: str,
     shape: tuple[int, ...],
-    own: Sequence[tuple[_Leaf, Mapping[int, tuple[int, ...]]]],
+    held: Sequence[_Held],
+    boxes: Sequence[Box | None],
     names: Mapping[int, str],
-) -> Iterator[tuple[_Leaf, list[Part]]]:
-    """Yield the leaves of one parameter with their parts.
+) -> dict[int, list[Leaf]]:
+    """Return the pieces of the leaves of one parameter, by the identity of the leaf.
 
     Args:
         path: of the parameter.
         shape: of it.
-        own: the leaves, and the numbers that each has along axes.
+        held: the leaves.
+        boxes: what each has of the parameter; None for those of other shapes.
         names: the keys of stacks by axis.
     """
+    pairs = zip(held, boxes, strict=True)
+    own = [(leaf, dict(box)) for (leaf, _), box in pairs if box is not None]
     used = sorted({axis for _, box in own for axis in box})
     if len([axis for axis in used if axis not in names]) > 1:
-        return  # no names for them
+        return {}  # no names for them
     atoms = {
         axis: _atoms(shape[axis], {box[axis] for _, box in own if axis in box})
         for axis in used
     }
-    for one, box in own:
-        lead = len(one.shape) - len(shape)
+    found: dict[int, list[Leaf]] = {}
+    for leaf, box in own:
+        lead = np.ndim(leaf.array) - len(shape)
         inside = [
             [a for a in atoms[axis] if axis not in box or a[0] in box[axis]]
             for axis in used
         ]
-        parts = []
+        is_whole = all(len(each) == 1 for each in inside)
         for chosen in itertools.product(*inside):
             sets, places = {}, []
             for axis, numbers in zip(used, chosen, strict=True):
                 if len(numbers) < shape[axis]:
                     sets[names.get(axis, path)] = numbers
                 among = box.get(axis, range(shape[axis]))
-                index = {number: place for place, number in enumerate(among)}
-                places.append(tuple(index[number] for number in numbers))
-            tail = slice_key(path, sets)
-            prefix = str(one.slot.prefix)
-            piece = Piece("", tuple(lead + axis for axis in used), tuple(places))
-            whole = all(len(each) == 1 for each in inside)
-            slot = Slot(below(prefix, tail), prefix, tail)
+                places.append(tuple(np.searchsorted(among, numbers).tolist()))
+            prefix, tail = str(leaf.slot.prefix), slice_key(path, sets)
+            part = Piece("", tuple(lead + axis for axis in used), tuple(places))
             boxed = tuple(zip(used, chosen, strict=True))
-            parts.append(Part(slot, boxed, None if whole else piece))
-        yield one, parts
+            found.setdefault(id(leaf), []).append(
+                dataclasses.replace(
+                    leaf,
+                    slot=Slot(below(prefix, tail), prefix, tail),
+                    piece=None if is_whole else part,
+                    box=boxed,
+                    origin=leaf.origin_of(boxed) if leaf.origin_of else leaf.origin,
+                )
+            )
+    return found
 
 
 def _atoms(size: int, sets: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -29,12 +28,11 @@ from treeadapt.carry.optax_fields import (
     SUM_FIELDS,
     is_state_class,
 )
-from treeadapt.carry.pieces import joined
-from treeadapt.carry.slots import Slot, below, cut_names, is_joint, last, parent
+from treeadapt.carry.pieces import Leaf, joined
+from treeadapt.carry.slots import Slot, below, cut_names, is_joint, parent, stored
 from treeadapt.convert import describe
 from treeadapt.names import fold, listing, plural, shorten
 from treeadapt.patterns import escape
-from treeadapt.transforms.cuts import Piece
 from treeadapt.trees.views import Plan
 
 _SHOWN = 8  # leaves of one kind that the text lists
@@ -123,40 +121,20 @@ def _listed(lines: Iterable[str]) -> Iterator[str]:
 
 
 @dataclasses.dataclass
-class NewLeaf:
+class NewLeaf(Leaf):
     """One leaf of the new state, or a piece of one, and what became of it.
 
+    Its array may be abstract.
+
     Attributes:
-        name: of the leaf.
-        slot: where it is.
-        spec: what it is: an abstract or a concrete leaf.
         fate: the field of ``CarryReport`` that lists it.
         why: what that field says of it.
-        source: where the leaf is that was carried to it; None if none was.
-        leaf: that leaf.
-        piece: what of the leaf it is; None for all of it.
+        source: the leaf that was carried to it; None if none was.
     """
 
-    name: str
-    slot: Slot
-    spec: Any
     fate: str = "fresh"
     why: Any = None
-    source: Slot | None = None
-    leaf: Any = None
-    piece: Piece | None = None
-
-    @property
-    def is_count(self) -> bool:
-        """Whether it is a step count that was carried, and is not zero."""
-        return (
-            not self.slot.is_copy
-            and self.source is not None
-            and is_array(self.spec)
-            and self.spec.shape == ()
-            and jnp.issubdtype(self.spec.dtype, jnp.integer)
-            and number(self.leaf) != 0
-        )
+    source: Leaf | None = None
 
 
 @dataclasses.dataclass
@@ -164,52 +142,80 @@ class Table:
     """Two states, leaf by leaf.
 
     Attributes:
-        rows: the leaves of the new state.
-        slots: where the leaves of the saved state are.
-        saved: these leaves.
+        rows: the leaves of the new state, or their pieces.
+        leaves: those of the saved state.
+        saved: what the migration says of them.
         names: all names in the saved state.
         plans: of the new state, and of the saved one.
         num_params: how many params train.
     """
 
     rows: Sequence[NewLeaf]
-    slots: Sequence[Slot]
+    leaves: Sequence[Leaf]
     saved: Saved
     names: Collection[str]
     plans: tuple[Plan, Plan]
     num_params: int
-
-    @property
-    def old(self) -> Mapping[str, Any]:
-        """The leaves of the saved state by name."""
-        return self.saved.leaves
 
     @functools.cached_property
     def copies(self) -> Sequence[NewLeaf]:
         """The leaves of the new state that are in copies of the params."""
         return [row for row in self.rows if row.slot.is_copy]
 
-    @functools.cached_property
-    def moved(self) -> Sequence[tuple[NewLeaf, Slot]]:
-        """Those of them that were carried, and where they come from."""
+    @property
+    def moved(self) -> Sequence[tuple[NewLeaf, Leaf]]:
+        """Those of them that were carried, and what they come from."""
         return [(row, row.source) for row in self.copies if row.source]
 
+    @functools.cached_property
+    def by_name(self) -> Mapping[str, Leaf]:
+        """The leaves of the saved state by name."""
+        return {leaf.slot.name: leaf for leaf in self.leaves}
 
-def report_of(table: Table, starts: Mapping[str, Any]) -> CarryReport:
+    @functools.cached_property
+    def pieces(self) -> Mapping[str, Sequence[str]]:
+        """Names of the pieces of saved leaves that were not moved."""
+        pieces: dict[str, list[str]] = {}
+        for leaf in self.leaves:
+            if not leaf.origin:
+                pieces.setdefault(leaf.whole, []).append(leaf.slot.name)
+        return pieces
+
+    def some(self, name: str, own: Collection[str]) -> list[str]:
+        """Name a saved leaf, or just some pieces of it."""
+        is_whole = len(own) == len(self.pieces.get(name, [name]))
+        return [name] if is_whole else joined(own)
+
+    def text(self, sources: Iterable[Leaf]) -> str:
+        """Return the saved names of leaves, or pieces, as one text."""
+        names = [text for used in _used(sources).items() for text in self.some(*used)]
+        return ", ".join(fold(names)) if len(names) > 1 else names[0]
+
+
+def _used(sources: Iterable[Leaf]) -> dict[str, dict[str, None]]:
+    """Return the saved names of leaves, each with the names of its pieces."""
+    used: dict[str, dict[str, None]] = {}
+    for leaf in sources:
+        for name in leaf.origin or (leaf.whole,):
+            used.setdefault(name, {})[name if leaf.origin else leaf.slot.name] = None
+    return used
+
+
+def report_of(table: Table, starts: Iterable[tuple[NewLeaf, Any]]) -> CarryReport:
     """Say what became of every leaf, and warn where leaves do not go together.
 
     Args:
         table: the two states.
-        starts: the least value at which ``tx`` starts some accumulators, by name.
+        starts: some accumulators, each with the least value at which it starts.
     """
     saved = table.saved
     rows: dict[str, dict[str, Any]] = {}
     partly: dict[str, tuple[str, ...]] = {}
-    for leaf, group in itertools.groupby(table.rows, lambda row: row.name):
+    for leaf, group in itertools.groupby(table.rows, lambda row: row.whole):
         parts = [*group]
-        sources = [row.source.name for row in parts if row.source]
+        sources = [row.source for row in parts if row.source]
         if sources:
-            rows.setdefault("carried", {})[leaf] = saved.text(*sources)
+            rows.setdefault("carried", {})[leaf] = table.text(sources)
         left = [row for row in parts if not row.source]
         for row in left:
             own = [one.slot.name for one in left if one.fate == row.fate]
@@ -217,6 +223,13 @@ def report_of(table: Table, starts: Mapping[str, Any]) -> CarryReport:
             rows.setdefault(row.fate, {}).update(dict.fromkeys(names, row.why))
             if sources:
                 partly[leaf] = tuple(dict.fromkeys((*partly.get(leaf, ()), *names)))
+    used = _used([row.source for row in table.rows if row.source])
+    left_over: list[str] = []
+    for name in table.names:
+        every = table.pieces.get(name, [name])
+        unused = [piece for piece in every if piece not in used.get(name, ())]
+        if unused and name not in saved.unmoved:
+            left_over += table.some(name, unused)
     return CarryReport(
         carried=rows.get("carried", {}),
         partly=partly,
@@ -225,7 +238,7 @@ def report_of(table: Table, starts: Mapping[str, Any]) -> CarryReport:
         misshaped=rows.get("misshaped", {}),
         ambiguous=rows.get("ambiguous", {}),
         unmoved=saved.unmoved,
-        left_over=tuple(_left_over(table)),
+        left_over=tuple(left_over),
         warnings=(
             *saved.warnings.values(),
             *_of_counts(table),
@@ -238,37 +251,41 @@ def report_of(table: Table, starts: Mapping[str, Any]) -> CarryReport:
     )
 
 
-def _left_over(table: Table) -> Iterator[str]:
-    """Yield saved names that nothing was taken from, those of pieces joined."""
-    saved = table.saved
-    taken = {row.source.name for row in table.rows if row.source}
-    used = {one for name in taken for one in saved.origins.get(name, (name,))}
-    pieces = dict(saved.parts.values())
-    for name in table.names:
-        own = pieces.get(name, [name])
-        left = [piece for piece in own if piece not in used]
-        if name not in saved.unmoved:
-            yield from joined(left) if len(left) < len(own) else [name]
+def _counts(table: Table) -> list[tuple[Slot, Leaf]]:
+    """Return the step counts that were carried and are not zero, with their sources."""
+    return [
+        (row.slot, row.source)
+        for row in table.rows
+        if row.source
+        and not row.slot.is_copy
+        and is_array(row.value)
+        and row.value.shape == ()
+        and jnp.issubdtype(row.value.dtype, jnp.integer)
+        and number(row.source.value) != 0
+    ]
 
 
 def _of_counts(table: Table) -> Iterator[str]:
     """Warn of moments that are younger or older than their step count says."""
-    old = table.old
-    for count in filter(operator.attrgetter("is_count"), table.rows):
-        slot, steps = count.slot, number(count.leaf)
+    for slot, count in _counts(table):
+        steps = number(count.value)
         copies = [row for row in table.copies if row.slot.node == slot.node]
         if new := [row.slot for row in copies if row.source is None]:
             yield _fresh_message(slot, new, steps)
-        other = [
+        nodes = {row.source.slot.node for row in copies if row.source}
+        counts = {
+            node: table.by_name.get(below(node, slot.field), count) for node in nodes
+        }
+        others = {node for node in nodes if number(counts[node].value) != steps}
+        tails = [
             row.slot.tail
             for row in copies
-            if row.source
-            and number(old.get(below(row.source.node, slot.field), count.leaf)) != steps
+            if row.source and row.source.slot.node in others
         ]
-        if other:
+        if tails:
             yield (
                 f"moments of another age than the step count {slot.name!r} says: "
-                f"{listing(dict.fromkeys(other))}. Keep these leaves in a group of "
+                f"{listing(dict.fromkeys(tails))}. Keep these leaves in a group of "
                 f"their own, or reset the whole state: {_reset(slot.node)}."
             )
 
@@ -292,10 +309,10 @@ def _fresh_message(count: Slot, new: Sequence[Slot], steps: Any) -> str:
 def _of_meaning(table: Table) -> Iterator[str]:
     """Warn of moments that come from a state of another kind."""
     pairs: dict[tuple[str, str], dict[str, None]] = {}
-    for row, saved in table.moved:
-        pairs.setdefault((row.slot.node, saved.node), {})[row.slot.field] = None
-    here = by_node(row.slot for row in table.rows)
-    there = by_node(table.slots)
+    for row, leaf in table.moved:
+        pairs.setdefault((row.slot.node, leaf.slot.node), {})[row.slot.field] = None
+    here = by_node([row.slot for row in table.rows])
+    there = by_node([leaf.slot for leaf in table.leaves])
     for (node, source), fields in pairs.items():
         classes = table.plans[0].classes(node or None)
         cls = _state_class(classes)
@@ -324,16 +341,16 @@ def _state_class(classes: Iterable[type]) -> Any:
 
 def _of_sums(table: Table) -> Iterator[str]:
     """Warn of sums of updates that were scaled by moments, or are not any more."""
-    tails = frozenset(row.slot.tail for row, _ in table.moved)
-    before = _scales(
-        cut_names(table.old, lambda p: last(p) in SCALE_FIELDS, tails.__contains__)
-    )
-    after = _scales(row.slot for row in table.copies)
+    sums = [row.slot for row, _ in table.moved if row.slot.field in SUM_FIELDS]
+    if not sums:
+        return
+    tails = {stored(slot.tail) for slot in sums}
+    before = _scales(cut_names(table.by_name, SCALE_FIELDS, tails))
+    after = _scales([row.slot for row in table.copies])
     found: dict[str, tuple[str, str]] = {}
-    for row, _ in table.moved:
-        slot = row.slot
+    for slot in sums:
         scales = before.get(slot.tail, "nothing"), after.get(slot.tail, "nothing")
-        if slot.field in SUM_FIELDS and scales[0] != scales[1]:
+        if scales[0] != scales[1]:
             found.setdefault(str(slot.prefix), scales)
     for prefix, (was, now) in found.items():
         yield (
@@ -347,19 +364,19 @@ def _scales(slots: Iterable[Slot]) -> dict[str, str]:
     """Return the fields by which the updates of each param are scaled, as text."""
     found: dict[str, set[str]] = {}
     for slot in slots:
-        if slot.prefix is not None and slot.field in SCALE_FIELDS:
+        if slot.is_copy and slot.field in SCALE_FIELDS:
             found.setdefault(slot.tail, set()).add(slot.field)
     return {tail: ", ".join(sorted(fields)) for tail, fields in found.items()}
 
 
-def _of_starts(table: Table, starts: Mapping[str, Any]) -> Iterator[str]:
+def _of_starts(table: Table, starts: Iterable[tuple[NewLeaf, Any]]) -> Iterator[str]:
     """Warn of accumulators that are less than those of this transformation can be."""
-    counts = {row.slot.node: number(row.leaf) for row in table.rows if row.is_count}
-    for row in table.copies:
-        start, steps = number(starts.get(row.slot.name)), counts.get(row.slot.node)
+    counts = {slot.node: number(count.value) for slot, count in _counts(table)}
+    for row, value in starts:
+        start, steps = number(value), counts.get(row.slot.node)
         if not isinstance(start, float) or start <= 0 or steps is None:
             continue  # before any moment is read
-        saved = known(row.leaf)
+        saved = known(row.source and row.source.value)
         least = start if saved is None else float(np.min(saved))
         if least < start * _SLOWEST**steps:  # it cannot have started there
             yield (
@@ -375,9 +392,9 @@ def _of_vectors(table: Table) -> Iterator[str]:
     for row in table.rows:
         if row.source is None or row.slot.node in owners:
             continue
-        if is_joint(row.spec, table.num_params):
+        if is_joint(row.value, table.num_params):
             yield (
-                f"{row.slot.name!r} is {describe(row.spec)} without the name of any "
+                f"{row.slot.name!r} is {describe(row.value)} without the name of any "
                 "parameter (optax.flatten joins them all), and was carried whole. That "
                 "is right only if just the same leaves train as before; if not, "
                 f"{_reset(row.slot.node)}."

@@ -26,7 +26,7 @@ from treeadapt.transforms.flat import first_half
 from treeadapt.trees.views import TreeView, view_tree
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)  # frozen would triple its cost
 class Slot:
     """Where one leaf of a state is.
 
@@ -35,26 +35,22 @@ class Slot:
         prefix: label path of the copy of the params that holds it; None if none does.
         tail: what follows ``prefix``: the path of a parameter, and for statistics that
             come several a parameter (``sm3``) what follows that.
+        is_copy: whether the leaf is in a copy of the params.
+        node: label path of the state that has the copy, or the leaf, as a field.
+        field: name of that field.
     """
 
     name: str
     prefix: str | None = None
     tail: str = ""
+    is_copy: bool = dataclasses.field(init=False)
+    node: str = dataclasses.field(init=False)
+    field: str = dataclasses.field(init=False)
 
-    @property
-    def is_copy(self) -> bool:
-        """Whether the leaf is in a copy of the params."""
-        return self.prefix is not None
-
-    @property
-    def node(self) -> str:
-        """Label path of the state that has the copy, or the leaf, as a field."""
-        return parent(self.name if self.prefix is None else self.prefix)
-
-    @property
-    def field(self) -> str:
-        """Name of that field."""
-        return last(self.name if self.prefix is None else self.prefix)
+    def __post_init__(self) -> None:
+        self.is_copy = self.prefix is not None
+        held = self.name if self.prefix is None else self.prefix
+        self.node, _, self.field = held.rpartition(SEPARATOR)
 
 
 def parent(path: str) -> str:
@@ -183,20 +179,20 @@ def _marked(tx: Any, mark: Any, view: TreeView) -> list[Slot] | None:
         parts = treedef.flatten_up_to(view.tree)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         return None
-    tails = [
-        (is_placeholder(piece), tail)
-        for piece, part in zip(marks, parts, strict=True)
-        for tail in view_tree(part).plan.paths
-    ]
+    tails: list[str | None] = []
+    for piece, part in zip(marks, parts, strict=True):
+        if is_placeholder(piece):
+            tails += view_tree(part).plan.paths
+        else:
+            tails += [None] * len(jax.tree.leaves(part))
     if len(tails) != len(view.leaves):
         return None
-    pairs = zip(view.plan.paths, tails, strict=True)
-    return [
-        _slot(name, tail) if marked else Slot(name) for name, (marked, tail) in pairs
-    ]
+    return list(map(_slot, view.plan.paths, tails))
 
 
-def _slot(name: str, tail: str) -> Slot:
+def _slot(name: str, tail: str | None) -> Slot:
+    if tail is None:
+        return Slot(name)
     if name.endswith(SEPARATOR + tail):  # a flat dict has a bare param under ``""``
         return Slot(name, name[: -len(tail) - 1], tail)
     return Slot(name, "", tail) if tail else Slot(name, name, "")
@@ -210,15 +206,19 @@ def _alike(view: TreeView, params: TreeView) -> list[Slot]:
         for prefix, tail in cuts_of(name):
             is_param = tail in known or param_of(tail, known) not in (None, "")
             whole[prefix] = whole.get(prefix, True) and is_param
-
-    def is_copy(prefix: str) -> bool:
-        # A state whose fields all have names of params is not a copy of them.
-        classes = view.plan.classes(prefix or None)
-        return whole.get(prefix, False) and (
-            dict in classes or params.plan.root in classes
+    # A state whose fields all have names of params is not a copy of them.
+    kinds = {dict, params.plan.root}
+    copies = {
+        prefix
+        for prefix, is_one in whole.items()
+        if is_one and not kinds.isdisjoint(view.plan.classes(prefix or None))
+    }
+    return [
+        next(
+            (Slot(name, *cut) for cut in cuts_of(name) if cut[0] in copies), Slot(name)
         )
-
-    return cut_names(view.plan.paths, is_copy, lambda _: True)
+        for name in view.plan.paths
+    ]
 
 
 def stored(tail: str) -> str:
@@ -258,41 +258,35 @@ def cuts_of(name: str) -> Iterator[tuple[str, str]]:
 
 
 def cut_names(
-    names: Iterable[str], is_copy: Callable[[str], bool], is_tail: Callable[[str], bool]
+    names: Iterable[str], fields: Container[str], tails: Container[str]
 ) -> list[Slot]:
     """Cut the names of a state of which nothing else is known.
 
     Args:
         names: label paths of leaves.
-        is_copy: whether a prefix may be that of a copy of the params.
-        is_tail: whether what follows it may be a parameter.
+        fields: the last segments that prefixes of copies of the params may have.
+        tails: what may follow them: parameters, some layers of which a leaf may hold.
 
     Returns:
         One slot a name. Where there are several ways, the longest tail wins (params
         may be called ``mu``), and no copy of the params is inside another.
 
     Example:
-        >>> copies, params = {"0/nu", "0/nu/mu"}, {"w", "mu/w"}
         >>> names = ["0/count", "0/nu/mu/w"]
-        >>> slots = cut_names(names, copies.__contains__, params.__contains__)
+        >>> slots = cut_names(names, {"mu", "nu"}, {"w", "mu/w"})
         >>> [(slot.prefix, slot.tail) for slot in slots]
         [(None, ''), ('0/nu', 'mu/w')]
     """
-    found = [
-        next(
-            (
-                Slot(name, prefix, tail)
-                for prefix, tail in (*cuts_of(name), (name, ""))
-                if is_copy(prefix) and is_tail(tail)
-            ),
-            Slot(name),
-        )
-        for name in names
-    ]
-    copies = {slot.prefix for slot in found}
-    return [
-        Slot(slot.name)
-        if any(path in copies for path in above(slot.prefix or ""))
-        else slot
-        for slot in found
-    ]
+    found = []
+    for name in names:
+        keys = name.split(SEPARATOR)
+        for place, field in enumerate(("", *keys)):
+            tail = SEPARATOR.join(keys[place:])
+            if field in fields and stored(tail) in tails:
+                found.append(Slot(name, SEPARATOR.join(keys[:place]), tail))
+                break
+        else:
+            found.append(Slot(name))
+    copies = {slot.prefix for slot in found if slot.prefix is not None}
+    inner = {one for one in copies if any(path in copies for path in above(one))}
+    return [Slot(slot.name) if slot.prefix in inner else slot for slot in found]

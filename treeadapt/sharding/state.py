@@ -119,28 +119,30 @@ def place_state(
     state = view_init(tx, params)
     slots = find_slots(tx, state, params)
     assert slots is not None  # since the params are known
-    held: dict[tuple[str, Sets], list[tuple[tuple[int, ...], str]]] = {}
-    rows: list[Any] = []
-    for slot, leaf in zip(slots, state.leaves, strict=True):
-        param = None if slot.prefix is None else param_of(slot.tail, homes)
-        key, own = None, ((), "")
+    places = [Place(slot, None, everywhere) for slot in slots]
+    held: dict[tuple[str, Sets], list[tuple[int, tuple[int, ...], str]]] = {}
+    for index, (slot, leaf) in enumerate(zip(slots, state.leaves, strict=True)):
+        param = param_of(slot.tail, homes) if slot.is_copy else None
         if param is not None:
             path, sets = read_slice_key(slot.tail)
             rest = path.removeprefix(param).removeprefix(SEPARATOR)
-            key, own = (param, sets), (leaf.shape, rest)
-            held.setdefault(key, []).append(own)
-        rows.append((slot, key, own))
-    ways = {key: _ways(homes[key[0]], key[1], own, mesh) for key, own in held.items()}
-    found = []
-    for slot, key, (shape, rest) in rows:
-        if key is None:
-            found.append(Place(slot, None, everywhere))
-            continue
-        tried = [(_placement(shape, rest, home), split) for home, split in ways[key]]
-        fits = {placement: split for placement, split in tried if placement is not None}
-        (placement,) = fits if len(fits) == 1 else (everywhere,)
-        found.append(Place(slot, key[0], placement, any(fits.values())))
-    return state, found
+            held.setdefault((param, sets), []).append((index, leaf.shape, rest))
+    for (param, sets), own in held.items():
+        ways = list(_slices(homes[param], [numbers for _, numbers in sets], mesh))
+        tried = [[_placement(*each[1:], way) for way, _ in ways] for each in own]
+        # If the state fits some axes, then just those that all of it fits.
+        fits = [[one is not None for one in way] for way in zip(*tried, strict=True)]
+        some = [any(each) for each in zip(*fits, strict=True)]
+        for (index, *_), row in zip(own, tried, strict=True):
+            found = {
+                placement: is_split
+                for placement, fit, (_, is_split) in zip(row, fits, ways, strict=True)
+                if placement is not None and fit == some
+            }
+            (placement,) = found if len(found) == 1 else (everywhere,)
+            is_split = any(found.values())
+            places[index] = Place(slots[index], param, placement, is_split)
+    return state, places
 
 
 def init_sharded(tx: Any, params: Any, shardings: Any = None) -> Any:
@@ -221,34 +223,19 @@ class _Home:
         return NamedSharding(self.placement.mesh, spec, memory_kind=kind)
 
 
-def _ways(
-    home: _Home,
-    sets: Sets,
-    held: Sequence[tuple[tuple[int, ...], str]],
-    mesh: Mesh | AbstractMesh | None,
-) -> list[tuple[_Home, bool]]:
-    """Return a param with some of its layers alone, for any axes that may hold them.
+def _slices(
+    home: _Home, sets: Sequence[Sequence[int]], mesh: Mesh | AbstractMesh | None
+) -> Iterator[tuple[_Home, bool]]:
+    """Yield a param with some of its layers alone, for any axes that may hold them.
 
     Args:
         home: the param.
         sets: the layers, by stack; empty for the whole param.
-        held: shapes of its state, each with what follows its path there.
         mesh: that of its spec, if it is known.
 
     Returns:
-        What is left of it, and whether an axis was cut that is sharded. If the state
-        fits some axes, then just those that all of it fits.
+        What is left of it, and whether an axis was cut that is sharded.
     """
-    ways = list(_slices(home, [numbers for _, numbers in sets], mesh))
-    fits = [[_placement(*each, way) is not None for each in held] for way, _ in ways]
-    some = [any(column) for column in zip(*fits, strict=True)]
-    return [way for way, row in zip(ways, fits, strict=True) if row == some]
-
-
-def _slices(
-    home: _Home, sets: Sequence[Sequence[int]], mesh: Mesh | AbstractMesh | None
-) -> Iterator[tuple[_Home, bool]]:
-    """Yield a param cut along any axes; see ``_ways``."""
     if isinstance(home.placement, NamedSharding):
         mesh = home.placement.mesh
     for axes in itertools.permutations(range(len(home.shape)), len(sets)):
