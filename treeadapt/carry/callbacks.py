@@ -188,12 +188,18 @@ def tree_map_params(
             "refuses the placeholder that Optax asks with). Pass the params as a tree: "
             "tree_map_params(tx, lambda leaf, _: ..., state, params)."
         )
-    homes = [
-        [] if slot.prefix is None else [param_of(slot.tail, tree) for tree in by_path]
-        for slot in slots
-    ]
-    pairs = zip(slots, homes, strict=True)
-    lacking = dict.fromkeys(slot.tail for slot, paths in pairs if None in paths)
+    new: list[Any] = []
+    lacking: dict[str, None] = {}
+    for slot, leaf in zip(slots, leaves, strict=True):
+        if slot.is_copy:
+            paths = [param_of(slot.tail, tree) for tree in by_path]
+            found = [t[p] for t, p in zip(by_path, paths, strict=True) if p is not None]
+            if len(found) < len(trees):
+                lacking[slot.tail] = None
+            elif not lacking:
+                new.append(f(leaf, *found))
+        else:
+            new.append(transform_non_params(leaf) if transform_non_params else leaf)
     if lacking:
         raise StructureMismatchError(
             f"{plural(len(lacking), 'parameter')} in the state "
@@ -201,14 +207,6 @@ def tree_map_params(
             f"{listing(lacking)}. Every tree needs the paths of the params that the "
             "state was made for."
         )
-    new = []
-    for slot, leaf, paths in zip(slots, leaves, homes, strict=True):
-        if slot.prefix is not None:
-            found = zip(by_path, paths, strict=True)
-            leaf = f(leaf, *(tree[str(path)] for tree, path in found))
-        elif transform_non_params is not None:
-            leaf = transform_non_params(leaf)
-        new.append(leaf)
     return view.rebuild(new)
 
 

@@ -9,7 +9,7 @@ See ``matching`` for which names belong together.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import jax
@@ -20,24 +20,21 @@ from treeadapt.arrays import is_array
 from treeadapt.carry.fields import can_hold
 from treeadapt.carry.matching import Offers, learn_links, match_copies, match_rest
 from treeadapt.carry.moving import Saved, move_copies
-from treeadapt.carry.optax_fields import SCALE_FIELDS, STORED_FIELDS
+from treeadapt.carry.optax_fields import STORED_FIELDS
 from treeadapt.carry.pieces import Leaf, divide, fill
 from treeadapt.carry.report import CarryReport, NewLeaf, Table, known, number, report_of
 from treeadapt.carry.slots import (
-    Slot,
     below,
     cut_names,
     cuts_of,
     find_slots,
     init_of_arrays,
-    last,
     stored,
     view_init,
 )
 from treeadapt.convert import describe
 from treeadapt.errors import CheckpointError, MigrationError
 from treeadapt.migrations.migration import Migration
-from treeadapt.migrations.running import on_auto_mesh
 from treeadapt.names import listing
 from treeadapt.paths import unboxed
 from treeadapt.selection.selectors import select
@@ -137,7 +134,10 @@ def carry_state(
         )
     tx = with_extra_args(tx)
     is_abstract = _first_abstract(view_tree(params)) is not None
-    own = _view_init(tx, params)
+    try:
+        own = view_init(tx, params)
+    except TypeError:  # a mask that reads values, a state that holds no arrays
+        own = view_tree(tx.init(params))
     flat = trained(view_tree(first_half(params)))
     paths = tuple(flat)
     slots = find_slots(tx, own, params)
@@ -156,7 +156,9 @@ def carry_state(
         for slot, spec, yes in zip(slots, own.leaves, asked, strict=True)
     ]
     if migration is None:
-        cuts = _cut(old, slots, paths)
+        copies = [slot for slot in slots if slot.is_copy]
+        tails = {*paths, *[stored(slot.tail) for slot in copies]}
+        cuts = cut_names(old, {slot.field for slot in copies}, tails)
         saved = Saved(
             {slot.name: Leaf(slot, old[slot.name], slot.name) for slot in cuts}
         )
@@ -175,19 +177,10 @@ def carry_state(
             row.why = "cut along axes that shapes do not tell apart"
     if is_abstract:
         _leave_abstract(table)
-    report = report_of(table, [] if is_abstract else _least_starts(tx, params, table))
+    report = report_of(table, None if is_abstract else init_of_arrays(tx, params))
     if not is_abstract and any(row.source is None or row.piece for row in rows):
         own = view_tree(tx.init(params))
     return own.rebuild(_filled(own.leaves, rows)), report
-
-
-def _cut(
-    old: Mapping[str, Any], slots: Sequence[Slot], paths: Sequence[str]
-) -> list[Slot]:
-    """Cut the names of a saved state as those of the new one are."""
-    copies = [slot for slot in slots if slot.is_copy]
-    fields = {slot.field for slot in copies}
-    return cut_names(old, fields, {*paths, *[stored(slot.tail) for slot in copies]})
 
 
 def _take_all(table: Table) -> None:
@@ -241,20 +234,19 @@ def _leave_abstract(table: Table) -> None:
 
 def _choose(sources: Sequence[Leaf]) -> Leaf | None:
     """Choose among saved leaves: all one value, or the smallest count."""
-    first, *others = sources
-    if all(_same(first.value, leaf.value) for leaf in others):
-        return first
+    first, *others = [leaf.value for leaf in sources]
+    if all(_same(first, value) for value in others):
+        return sources[0]
     counts = [number(leaf.value) for leaf in sources]
-    if not all(type(count) is int for count in counts):
-        return None
-    return sources[counts.index(min(counts))]
+    is_known = all(type(count) is int for count in counts)
+    return sources[counts.index(min(counts))] if is_known else None
 
 
 def _without_boxes(
     old: dict[str, Any], names: Sequence[str], paths: Sequence[str]
 ) -> dict[str, Any]:
     """Name saved leaves without the ``value`` of boxes; see ``unboxed``."""
-    if "value" not in {last(name) for name in old}:
+    if not [name for name in old if name.endswith("value")]:
         return old
     known = frozenset((*names, *paths))
     stored = (*old, *(name.removesuffix("/value") for name in old))
@@ -263,38 +255,6 @@ def _without_boxes(
         [name for name in stored if any(tail in known for _, tail in cuts_of(name))],
     )
     return {new[name]: leaf for name, leaf in old.items()}
-
-
-def _view_init(tx: Any, params: Any) -> TreeView:
-    """View the state that ``tx`` would make, without making it if possible."""
-    try:
-        return view_init(tx, params)
-    except TypeError:  # a mask that reads values, a state that holds no arrays
-        return view_tree(tx.init(params))
-
-
-def _least_starts(tx: Any, params: Any, table: Table) -> list[tuple[NewLeaf, Any]]:
-    """Return some accumulators that were carried, with the least value at a start.
-
-    One leaf of each field.
-    """
-    chosen: dict[str | None, NewLeaf] = {}
-    for row, _ in table.moved:
-        if row.slot.field in SCALE_FIELDS and row.value.size:
-            chosen.setdefault(row.slot.prefix, row)
-    if not chosen:
-        return []
-    init, arrays = init_of_arrays(tx, params)
-
-    def least(arrays: Sequence[Any]) -> list[Any]:
-        state = view_tree(init(arrays)).flat()
-        return [jnp.min(state[row.whole]) for row in chosen.values()]
-
-    try:  # under an Explicit mesh, what is made of nothing could be anywhere
-        starts = jax.jit(least)([on_auto_mesh(array) for array in arrays])
-    except TypeError:  # a mask that reads values
-        return []
-    return list(zip(chosen.values(), starts, strict=True))
 
 
 def _filled(leaves: Sequence[Any], rows: Sequence[NewLeaf]) -> list[Any]:

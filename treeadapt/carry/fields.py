@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import numbers
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -73,7 +73,12 @@ def tree_get(
     parts = _search(state, (key,), group)
     found = [part for part in parts if key in part.names]
     if len(found) > 1:
-        raise TransformError(_several_message(key, found))
+        paths = [part.exact_path() for part in found]
+        raise TransformError(
+            f"{plural(len(paths), 'field')} of the state are called {key!r}: "
+            f"{', '.join(paths[:8])}{' ...' if len(paths) > 8 else ''}. Name its class "
+            'too ("ScaleByAdamState.count"), pass group=, or read it at its path.'
+        )
     if not found and default is _MISSING:
         raise TransformError(_nothing_message(key, parts))
     return found[0].value if found else default
@@ -157,7 +162,16 @@ def schedule_free_eval_params(state: Any, params: Any) -> Any:
     new: dict[str, Any] = {}
     for part in found:
         z = view_tree(part.value.z).flat()
-        _require_paths(z, own, new)
+        if missing := [path for path in z if path not in own]:
+            raise StructureMismatchError(
+                f"The params lack {plural(len(missing), 'path')} of the state: "
+                f"{listing(missing)}. Pass the params that the state was made for."
+            )
+        if twice := [path for path in z if path in new]:
+            raise TransformError(
+                f"Two schedule_free states hold {listing(twice)}. Ask with the inner "
+                "one: the params of the outer one are not those of the model."
+            )
         y = {path: own[path] for path in z}
         new |= optax.contrib.schedule_free_eval_params(part.value._replace(z=z), y)
     return view.replace(new)
@@ -375,23 +389,6 @@ def can_hold(dtype: Any, new: Any) -> bool:
 _KINDS = (bool, int, float, complex)  # each holds those before it
 
 
-def _require_paths(
-    z: Mapping[str, Any], own: Mapping[str, Any], taken: Mapping[str, Any]
-) -> None:
-    missing = [path for path in z if path not in own]
-    if missing:
-        raise StructureMismatchError(
-            f"The params lack {plural(len(missing), 'path')} of the state: "
-            f"{listing(missing)}. Pass the params that the state was made for."
-        )
-    twice = [path for path in z if path in taken]
-    if twice:
-        raise TransformError(
-            f"Two schedule_free states hold {listing(twice)}. Ask with the inner one: "
-            "the params of the outer one are not those of the model."
-        )
-
-
 def _nothing_message(name: Any, parts: Iterable[_Part]) -> str:
     known = [str(part.names[0]) for part in parts if part.names and not part.owner]
     near = Speller().nearest(str(name), dict.fromkeys(known), count=1)
@@ -399,13 +396,4 @@ def _nothing_message(name: Any, parts: Iterable[_Part]) -> str:
     return (
         f"No field of the state is called {name!r}{hint}. There are "
         f"{listing(dict.fromkeys(known)) or 'none'}. Parameters are not searched."
-    )
-
-
-def _several_message(key: Any, parts: Sequence[_Part]) -> str:
-    paths = [part.exact_path() for part in parts]
-    return (
-        f"{plural(len(paths), 'field')} of the state are called {key!r}: "
-        f"{', '.join(paths[:8])}{' ...' if len(paths) > 8 else ''}. Name its class too "
-        '("ScaleByAdamState.count"), pass group=, or read it at its path.'
     )

@@ -146,21 +146,17 @@ def _linked(
     while True:
         rest = slot.name[len(node) + 1 :] if node else slot.name
         if node in links:
-            sources = [below(source, rest) for source in links[node]]
-            sources = [source for source in sources if source in given]
-            if sources:
-                return _nearest(slot.name, sources)
+            every = [below(source, rest) for source in links[node]]
+            if sources := [source for source in every if source in given]:
+                name = slot.name.split(SEPARATOR)
+                shared = [_common(name, one.split(SEPARATOR)) for one in sources]
+                pairs = zip(sources, shared, strict=True)
+                return tuple([source for source, n in pairs if n == max(shared)])
         elif node in owners:
             return ()
         if not node:
             return None
         node = parent(node)
-
-
-def _nearest(name: str, sources: Sequence[str]) -> tuple[str, ...]:
-    own = name.split(SEPARATOR)
-    shared = [_common(own, one.split(SEPARATOR)) for one in sources]
-    return tuple(s for s, n in zip(sources, shared, strict=True) if n == max(shared))
 
 
 def _match_alike(wanted: Nodes, given: Nodes) -> Offers:

@@ -207,43 +207,46 @@ def _homes(
     return homes
 
 
-class _Held(NamedTuple):
-    """What one row takes of a copy, as whole arrays.
+@dataclasses.dataclass
+class _Whole:
+    """What a copy holds of a parameter of the saved state, as a whole array.
 
     Attributes:
-        taken: how the row takes each leaf.
-        leaves: the arrays by parameter; zero where the copy holds nothing.
-        marks: of each, for all its numbers but those of its first axes, which of the
-            leaves that the row takes holds it, counted from 1; -1 where none does.
-        gaps: the parameters of which it holds a part or nothing.
-        names: the leaves that the row takes, in the saved state.
+        taken: how a row takes it.
+        array: the array; zero where the copy holds nothing.
+        marks: for all its numbers but those of its first axes, which of the leaves that
+            the row takes holds it, counted from 1; -1 where none does.
+        names: of these leaves.
+        is_part: whether the copy holds a part of it or nothing.
     """
 
-    taken: dict[str, Taken]
-    leaves: dict[str, Any]
-    marks: dict[str, Any]
-    gaps: set[str]
-    names: Sequence[str]
+    taken: Taken
+    array: Any
+    marks: Any
+    names: list[str]
+    is_part: bool = False
 
-    def marks_in(self, group: Group) -> Mapping[str, Any]:
-        """Return the marks of what a group fills."""
-        given = [[self.marks[path] for path in paths] for paths in group.sources]
-        if group.move is None:
-            return dict.fromkeys(group.filled, given[0][0])
-        values = group.move.values
-        values = Values(pad=values.pad, undoes=values.undoes)
-        move = dataclasses.replace(group.move, values=values, dtype=np.dtype(np.int32))
-        arrays, _ = run(move, given)
-        return dict(zip(group.filled, itertools.chain(*arrays), strict=True))
 
-    def origin_of(
-        self, marks: Callable[[], Mapping[str, Any]], path: str, box: Box
-    ) -> tuple[str, ...]:
-        """Return the saved leaves that hold some numbers of a moved one."""
-        seen = marks()[path]
-        for axis, numbers in box:
-            seen = seen.take(numbers, axis)
-        return tuple(self.names[mark - 1] for mark in np.unique(seen) if mark > 0)
+def _marks_in(group: Group, held: Mapping[str, _Whole]) -> Mapping[str, Any]:
+    """Return the marks of what a group fills."""
+    given = [[held[path].marks for path in paths] for paths in group.sources]
+    if group.move is None:
+        return dict.fromkeys(group.filled, given[0][0])
+    values = group.move.values
+    values = Values(pad=values.pad, undoes=values.undoes)
+    move = dataclasses.replace(group.move, values=values, dtype=np.dtype(np.int32))
+    arrays, _ = run(move, given)
+    return dict(zip(group.filled, itertools.chain(*arrays), strict=True))
+
+
+def _marked(
+    marks: Callable[[], Mapping[str, Any]], path: str, names: Sequence[str], box: Box
+) -> tuple[str, ...]:
+    """Return the saved leaves that hold some numbers of a moved one."""
+    seen = marks()[path]
+    for axis, numbers in box:
+        seen = seen.take(numbers, axis)
+    return tuple(names[mark - 1] for mark in np.unique(seen) if mark > 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -286,30 +289,30 @@ class _Mover:
             return self.made.leave([slot.name for _, slot in part], row)
         rank = field.rank or 0 if row.moves else 0
         held = self._held(row, place, field, part)
-        left: dict[str, list[str]] = {}
-        for taken, slot in part:
-            left.setdefault(taken.path, []).append(slot.name)
-        for path in [path for path in left if path not in held.leaves]:
-            text = "it holds some layers, and not in the shape of its parameter"
-            self.made.leave(left.pop(path), text)
+        names = [slot.name for _, slot in part]
+        left = {path: whole.names for path, whole in held.items()}
+        moved = {*itertools.chain(*left.values())}
+        text = "it holds some layers, and not in the shape of its parameter"
+        self.made.leave([name for name in names if name not in moved], text)
+        arrays = {path: whole.array for path, whole in held.items()}
         specs = {
-            path: jax.ShapeDtypeStruct(leaf.shape[rank:], leaf.dtype)
-            if is_array(leaf)
-            else leaf
-            for path, leaf in held.leaves.items()
+            path: jax.ShapeDtypeStruct(array.shape[rank:], array.dtype)
+            if is_array(array)
+            else array
+            for path, array in arrays.items()
         }
         problems, sizes = Problems(), self.migration.sizes
         maker = GroupMaker(row, place, sizes, specs, self.params, problems)
-        taken_by_row = [*held.taken.values()]
-        for group in [] if row.drops else maker.groups(taken_by_row):
+        taken = [whole.taken for whole in held.values()]
+        for group in [] if row.drops else maker.groups(taken):
             origin = tuple(n for path in group.given for n in left.pop(path, ()))
-            arrays = self._arrays(group, held.leaves, rank)
-            if isinstance(arrays, str):
-                self.made.leave(origin, arrays)
+            filled = self._filled(group, arrays, rank)
+            if isinstance(filled, str):
+                self.made.leave(origin, filled)
                 continue
-            has_gaps = not held.gaps.isdisjoint(group.given)
-            marks = functools.cache(functools.partial(held.marks_in, group))
-            for path, array in arrays.items():
+            has_gaps = any(held[path].is_part for path in group.given)
+            marks = functools.cache(functools.partial(_marks_in, group, held))
+            for path, array in filled.items():
                 box = _box_of(marks()[path] >= 0) if has_gaps else ()
                 if box is None:
                     self.made.leave(origin, "what it holds is not a set of layers")
@@ -325,69 +328,73 @@ class _Mover:
                         origin=origin,
                     )
                     if row.moves or has_gaps:
-                        leaf.origin_of = functools.partial(held.origin_of, marks, path)
+                        leaf.origin_of = functools.partial(_marked, marks, path, names)
                     self.made.add(leaf)
-            if arrays and row.reversed().compares:
-                self.made.warnings[row.text] = _of_copies(row, [*group.filled])
+            if filled and row.reversed().compares:
+                self.made.warnings[row.text] = (
+                    f"the row {row.text!r} makes copies of one parameter: each of "
+                    f"{listing(group.filled)} goes on with all of its moments, and "
+                    "gets only a part of its gradient from now on. Reset them if they "
+                    "are not updated as one."
+                )
         if problems.found:
-            every = itertools.chain.from_iterable(left.values())
-            self.made.leave(every, "; ".join(text for _, text in problems.each()))
+            self.made.leave(
+                itertools.chain(*left.values()),
+                "; ".join(text for _, text in problems.each()),
+            )
 
-    def _held(self, row: Row, place: int, field: _Field, part: _Leaves) -> _Held:
-        """Return what a row takes of a copy; arguments as for ``move``.
+    def _held(
+        self, row: Row, place: int, field: _Field, part: _Leaves
+    ) -> dict[str, _Whole]:
+        """Return what a row takes of a copy, by parameter; arguments as for ``move``.
 
         Slices that do not have the shape of their parameter are left out.
         """
-        names = [slot.name for _, slot in part]
-        held = _Held({}, {}, {}, set(), names)
-        rank = field.rank or 0
-        slices = [
-            Leaf(slot, self.saved[slot.name], slot.name)
-            for _, slot in part
-            if slot.tail != stored(slot.tail)
-        ]
-        before = self._before(place) if row.moves or slices else {}
-
-        def add_zeros(taken: Taken, like: Any) -> None:
-            path, (_, spec) = taken.path, before[taken.path]
-            held.leaves[path] = zeros((*like.shape[:rank], *spec.shape), like)
-            held.marks[path] = np.full(spec.shape, -1, np.int32)
-            held.gaps.add(path)
-            held.taken[path] = taken
-
+        rank, held = field.rank or 0, dict[str, _Whole]()
+        slices: dict[str, tuple[int, Taken]] = {}
         for mark, (taken, slot) in enumerate(part, 1):
             if slot.tail == stored(slot.tail):
-                path, leaf = taken.path, self.saved[slot.name]
-                shape = np.shape(leaf)[rank:] if row.moves else ()
-                held.leaves[path] = leaf
-                held.marks[path] = np.broadcast_to(np.int32(mark), shape)
-                held.taken[path] = taken
-        places = {name: place for place, name in enumerate(names)}
+                array = self.saved[slot.name]
+                shape = np.shape(array)[rank:] if row.moves else ()
+                marks = np.broadcast_to(np.int32(mark), shape)
+                held[taken.path] = _Whole(taken, array, marks, [slot.name])
+            else:
+                slices[slot.name] = mark, taken
+        before = self._before(place) if row.moves or slices else {}
+
+        def blank(taken: Taken, like: Any) -> _Whole:
+            shape = before[taken.path][1].shape
+            array = zeros((*like.shape[:rank], *shape), like)
+            return _Whole(taken, array, np.full(shape, -1, np.int32), [], is_part=True)
+
+        leaves = [
+            Leaf(s, self.saved[s.name], s.name) for _, s in part if s.name in slices
+        ]
         olds = {path: spec for path, (_, spec) in before.items()}
-        _, pieces, _ = divide((), slices if field.rank is not None else (), olds)
+        _, pieces, _ = divide((), leaves if field.rank is not None else (), olds)
         for each in [piece for piece in pieces if piece.box]:
-            taken, _ = part[places[each.whole]]
-            if taken.path not in held.leaves:
-                add_zeros(taken, each.array)
+            mark, taken = slices[each.whole]
+            if taken.path not in held:
+                held[taken.path] = blank(taken, each.array)
+            whole = held[taken.path]
             axes, numbers = zip(*each.box, strict=True)
             piece = Piece("", tuple(rank + axis for axis in axes), numbers)
-            whole = held.leaves[taken.path]
-            held.leaves[taken.path] = fill(whole, [(piece, each.value)])
-            marks, box = held.marks[taken.path], dict(each.box)
-            every = [box.get(axis, range(n)) for axis, n in enumerate(marks.shape)]
-            marks[np.ix_(*every)] = places[each.whole] + 1
-        known = [path for path in held.leaves if row.moves and path in before]
+            whole.array = fill(whole.array, [(piece, each.value)])
+            box = dict(each.box)
+            every = [box.get(i, range(n)) for i, n in enumerate(whole.marks.shape)]
+            whole.marks[np.ix_(*every)] = mark
+            if each.whole not in whole.names:
+                whole.names.append(each.whole)
+        known = [path for path in held if row.moves and path in before]
         likes = {id(before[path][0]): (before[path][0], path) for path in known}
         others = {
-            other: held.leaves[path]
+            other: held[path].array
             for group, path in likes.values()
             for other in group.filled
-            if other not in held.leaves
+            if other not in held
         }
         (more,), _ = assign([row.sources], [*others], Problems())
-        for taken in more:
-            add_zeros(taken, others[taken.path])
-        return held
+        return held | {each.path: blank(each, others[each.path]) for each in more}
 
     def _before(self, place: int) -> Mapping[str, tuple[Group, Any]]:
         """Return the params that a row took, as the params of today show them."""
@@ -406,7 +413,7 @@ class _Mover:
             }
         return self.before.get(place, {})
 
-    def _arrays(
+    def _filled(
         self, group: Group, leaves: Mapping[str, Any], rank: int
     ) -> dict[str, Any] | str:
         """Return what one group fills of the params of today, or why it cannot.
@@ -455,16 +462,13 @@ def _box_of(held: Any) -> Box | None:
         >>> _box_of(np.array([[False, False], [True, True]]))
         ((0, (1,)),)
     """
-    numbers = [
-        tuple(np.flatnonzero(held.any(tuple(i for i in range(held.ndim) if i != axis))))
-        for axis in range(held.ndim)
-    ]
+    every = range(held.ndim)
+    lines = [held.any(tuple(i for i in every if i != axis)) for axis in every]
+    numbers = [tuple(np.flatnonzero(line).tolist()) for line in lines]
     if held.sum() != math.prod(map(len, numbers)):
         return None
     return tuple(
-        (axis, tuple(map(int, own)))
-        for axis, own in enumerate(numbers)
-        if len(own) < held.shape[axis]
+        (axis, own) for axis, own in enumerate(numbers) if not lines[axis].all()
     )
 
 
@@ -489,11 +493,3 @@ def _law(row: Row, field: _Field, more: str) -> Row | str:
     if law.moves and (more or field.rank is None):
         return "it does not have the shape of its parameter, so it is only renamed"
     return law
-
-
-def _of_copies(row: Row, filled: Sequence[str]) -> str:
-    return (
-        f"the row {row.text!r} makes copies of one parameter: each of "
-        f"{listing(filled)} goes on with all of its moments, and gets only a part of "
-        "its gradient from now on. Reset them if they are not updated as one."
-    )

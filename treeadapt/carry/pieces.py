@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from treeadapt.carry.slots import Slot, below
+from treeadapt.carry.slots import Slot, below, fitting
 from treeadapt.slices import read_slice_key, slice_key
 from treeadapt.transforms import cuts
 from treeadapt.transforms.cuts import Piece
@@ -137,12 +137,8 @@ def _ways(
         by_key = dict(zip(keys, axes, strict=True))
         row = tuple(_box(each, shape, by_key) for each in held)
         found[row] = dict(zip(axes, keys, strict=True))
-    fits = [any(box is not None for box in boxes) for boxes in zip(*found, strict=True)]
-    return {
-        row: names
-        for row, names in found.items()
-        if [box is not None for box in row] == fits
-    }
+    fits = [[box is not None for box in row] for row in found]
+    return dict(fitting([*found.items()], fits))
 
 
 def _pieces(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -31,9 +31,13 @@ from treeadapt.carry.optax_fields import (
 from treeadapt.carry.pieces import Leaf, joined
 from treeadapt.carry.slots import Slot, below, cut_names, is_joint, parent, stored
 from treeadapt.convert import describe
+from treeadapt.migrations.running import on_auto_mesh
 from treeadapt.names import fold, listing, plural, shorten
 from treeadapt.patterns import escape
-from treeadapt.trees.views import Plan
+from treeadapt.trees.views import Plan, view_tree
+
+#: ``tx.init`` as a function of the arrays in the params, and these.
+Start = tuple[Callable[[Sequence[Any]], Any], Sequence[Any]]
 
 _SHOWN = 8  # leaves of one kind that the text lists
 _SLOWEST = 0.99  # no second moment forgets faster, in one step
@@ -87,37 +91,32 @@ class CarryReport:
         if moved:
             name, old = map(shorten, moved[0])
             yield f"  {len(moved):,} of them from elsewhere: {name!r} from {old!r}, ..."
-        yield from _counted("fresh, nothing saved fits", self.fresh)
-        yield from _counted("reset, as asked", self.reset)
-        yield from _listed(
-            f"fresh, {name!r} is {text}" for name, text in self.misshaped.items()
-        )
-        yield from _listed(
-            f"fresh, {name!r} could be any of {listing(names, limit=4)}"
-            for name, names in self.ambiguous.items()
-        )
+        counted = {
+            "fresh, nothing saved fits": self.fresh,
+            "reset, as asked": self.reset,
+            "saved, but not used": self.left_over,
+        }
+        for title, names in counted.items():
+            if names:
+                yield f"{title} ({len(names):,}): {listing(names)}"
+        why = {name: f"is {text}" for name, text in self.misshaped.items()}
+        for name, names in self.ambiguous.items():
+            why[name] = f"could be any of {listing(names, limit=4)}"
         reasons: dict[str, list[str]] = {}
         for name, text in self.unmoved.items():
             reasons.setdefault(text, []).append(name)
-        yield from _listed(
-            f"not moved, {listing(fold(names), limit=4)}: {text}"
-            for text, names in reasons.items()
-        )
-        yield from _counted("saved, but not used", self.left_over)
+        for lines in (
+            [f"fresh, {name!r} {text}" for name, text in why.items()],
+            [
+                f"not moved, {listing(fold(n), limit=4)}: {r}"
+                for r, n in reasons.items()
+            ],
+        ):
+            yield from lines[:_SHOWN]
+            if len(lines) > _SHOWN:
+                yield f"  and {len(lines) - _SHOWN:,} more"
         for text in self.warnings:
             yield f"warning: {text}"
-
-
-def _counted(title: str, names: Sequence[str]) -> Iterator[str]:
-    if names:
-        yield f"{title} ({len(names):,}): {listing(names)}"
-
-
-def _listed(lines: Iterable[str]) -> Iterator[str]:
-    shown = iter(lines)
-    yield from itertools.islice(shown, _SHOWN)
-    if left := len([*shown]):
-        yield f"  and {left:,} more"
 
 
 @dataclasses.dataclass
@@ -201,12 +200,13 @@ def _used(sources: Iterable[Leaf]) -> dict[str, dict[str, None]]:
     return used
 
 
-def report_of(table: Table, starts: Iterable[tuple[NewLeaf, Any]]) -> CarryReport:
+def report_of(table: Table, start: Start | None) -> CarryReport:
     """Say what became of every leaf, and warn where leaves do not go together.
 
     Args:
         table: the two states.
-        starts: some accumulators, each with the least value at which it starts.
+        start: makes the first state of the new transformation; None if only the shapes
+            of the params are known.
     """
     saved = table.saved
     rows: dict[str, dict[str, Any]] = {}
@@ -244,7 +244,7 @@ def report_of(table: Table, starts: Iterable[tuple[NewLeaf, Any]]) -> CarryRepor
             *_of_counts(table),
             *_of_meaning(table),
             *_of_sums(table),
-            *_of_starts(table, starts),
+            *(_of_starts(table, start) if start else ()),
             *_of_vectors(table),
             *_of_nothing(table),
         ),
@@ -258,8 +258,7 @@ def _counts(table: Table) -> list[tuple[Slot, Leaf]]:
         for row in table.rows
         if row.source
         and not row.slot.is_copy
-        and is_array(row.value)
-        and row.value.shape == ()
+        and getattr(row.value, "shape", None) == ()
         and jnp.issubdtype(row.value.dtype, jnp.integer)
         and number(row.source.value) != 0
     ]
@@ -369,18 +368,38 @@ def _scales(slots: Iterable[Slot]) -> dict[str, str]:
     return {tail: ", ".join(sorted(fields)) for tail, fields in found.items()}
 
 
-def _of_starts(table: Table, starts: Iterable[tuple[NewLeaf, Any]]) -> Iterator[str]:
+def _of_starts(table: Table, start: Start) -> Iterator[str]:
     """Warn of accumulators that are less than those of this transformation can be."""
     counts = {slot.node: number(count.value) for slot, count in _counts(table)}
-    for row, value in starts:
-        start, steps = number(value), counts.get(row.slot.node)
-        if not isinstance(start, float) or start <= 0 or steps is None:
+    chosen: dict[str | None, tuple[NewLeaf, Leaf]] = {}  # one leaf of each field
+    for row, source in table.moved:
+        if (
+            row.slot.field in SCALE_FIELDS
+            and getattr(row.value, "size", False)
+            and counts.get(row.slot.node) is not None
+        ):
+            chosen.setdefault(row.slot.prefix, (row, source))
+    if not chosen:
+        return
+    init, arrays = start
+
+    def least_of(arrays: Sequence[Any]) -> list[Any]:
+        state = view_tree(init(arrays)).flat()
+        return [jnp.min(state[row.whole]) for row, _ in chosen.values()]
+
+    try:  # under an Explicit mesh, what is made of nothing could be anywhere
+        starts = jax.jit(least_of)([on_auto_mesh(array) for array in arrays])
+    except TypeError:  # a mask that reads values
+        return
+    for (row, source), value in zip(chosen.values(), starts, strict=True):
+        first, steps = number(value), counts[row.slot.node]
+        if not isinstance(first, float) or first <= 0:
             continue  # before any moment is read
-        saved = known(row.source and row.source.value)
-        least = start if saved is None else float(np.min(saved))
-        if least < start * _SLOWEST**steps:  # it cannot have started there
+        saved = known(source.value)
+        least = first if saved is None else float(np.min(saved))
+        if least < first * _SLOWEST**steps:  # it cannot have started there
             yield (
-                f"{row.slot.prefix!r} starts at {start:.0e} here and is {least:.0e} "
+                f"{row.slot.prefix!r} starts at {first:.0e} here and is {least:.0e} "
                 f"after {steps:,} steps: another optimizer made it. The first step may "
                 f"be many times too long: {_reset(row.slot.node)}."
             )

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import optax
@@ -24,6 +24,8 @@ from treeadapt.slices import read_slice_key
 from treeadapt.transforms.adapt import is_placeholder, placeholder
 from treeadapt.transforms.flat import first_half
 from treeadapt.trees.views import TreeView, view_tree
+
+Way = TypeVar("Way")
 
 
 @dataclasses.dataclass(slots=True)  # frozen would triple its cost
@@ -121,7 +123,7 @@ def find_slots(tx: Any, view: TreeView, params: Any = None) -> list[Slot] | None
     """
     mark = placeholder()
     in_pairs = isinstance(params, optax.LookaheadParams)
-    if in_pairs or holds(view.tree, _takes_pairs):
+    if in_pairs or holds(view.tree, lambda x: isinstance(x, optax.LookaheadState)):
         mark = optax.LookaheadParams(mark, mark)
     slots = _marked(tx, mark, view)
     if slots is None and params is not None:
@@ -165,10 +167,6 @@ def view_init(tx: Any, params: Any) -> TreeView:
     # Without shardings: axes of an Explicit mesh would ask for that mesh in force.
     shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
     return view_tree(jax.eval_shape(init, shapes))
-
-
-def _takes_pairs(state: Any) -> bool:
-    return isinstance(state, optax.LookaheadState)
 
 
 def _marked(tx: Any, mark: Any, view: TreeView) -> list[Slot] | None:
@@ -290,3 +288,18 @@ def cut_names(
     copies = {slot.prefix for slot in found if slot.prefix is not None}
     inner = {one for one in copies if any(path in copies for path in above(one))}
     return [Slot(slot.name) if slot.prefix in inner else slot for slot in found]
+
+
+def fitting(ways: Sequence[Way], fits: Sequence[Sequence[bool]]) -> list[Way]:
+    """Return the ways in which everything fits that fits in any way.
+
+    Args:
+        ways: which axes of a parameter may hold its layers, and what follows of it.
+        fits: for each, which leaves then have the shape of the parameter.
+
+    Example:
+        >>> fitting("abc", [[True, False], [True, True], [False, True]])
+        ['b']
+    """
+    some = [any(each) for each in zip(*fits, strict=True)]
+    return [way for way, each in zip(ways, fits, strict=True) if each == some]

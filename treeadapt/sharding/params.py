@@ -253,17 +253,15 @@ def _by_rules(
             for label in labels
         ], *(None, rules.rules.stacks.axes(view))
     table = _as_rules(rules)
-    texts = [f"rule {where.typed}" for where in table.selectors]
-    choices = [
-        (meant(value, f"The {text}"), text)
-        for value, text in zip(table.values, texts, strict=True)
-    ]
+    choices: list[_Choice | None] = []
+    for where, value in zip(table.selectors, table.values, strict=True):
+        text = f"rule {where.typed}"
+        choices.append((meant(value, f"The {text}"), text))
     own = None if table.default is MISSING else meant(table.default, "default=")
     given = (*table.values, *(() if own is None else (table.default,)))
     _require_known_labels(specs, given)
     matches = table.match(view)
     matches.check_rules()
-    found: list[_Choice | None]
     found = [None if i < 0 else choices[i] for i in matches.deciding]
     layers = matches.unrolled.fold(
         [choice and choice[0] for choice in found],

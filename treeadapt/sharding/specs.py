@@ -229,7 +229,12 @@ def _spec(named: AxisNames, pairs: AxisRules, path: str) -> PartitionSpec:
         if name is None or name in known:
             continue
         if named.logical:
-            raise _unknown_name(name, path)
+            raise ShardingError(
+                f"The box at {listing([path])} names an axis {name!r}, which is a "
+                "logical name. Say which mesh axes it is: "
+                f"logical_axes={{{name!r}: 'model'}}, or None for an axis that is not "
+                "sharded."
+            )
         entries[place] = name
         used.update(dict.fromkeys(mesh_axes(name)))
     still_open = [name if name in known else None for name in named.names]
@@ -241,11 +246,3 @@ def _spec(named: AxisNames, pairs: AxisRules, path: str) -> PartitionSpec:
                 used.update(dict.fromkeys(mesh_axes(axes)))
                 still_open[place] = None
     return PartitionSpec(*entries)
-
-
-def _unknown_name(name: Any, path: str) -> ShardingError:
-    return ShardingError(
-        f"The box at {listing([path])} names an axis {name!r}, which is a logical "
-        f"name. Say which mesh axes it is: logical_axes={{{name!r}: 'model'}}, "
-        "or None for an axis that is not sharded."
-    )

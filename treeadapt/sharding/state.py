@@ -26,6 +26,7 @@ from treeadapt.arrays import is_array
 from treeadapt.carry.slots import (
     Slot,
     find_slots,
+    fitting,
     init_of_arrays,
     param_of,
     view_init,
@@ -41,6 +42,8 @@ from treeadapt.trees.views import TreeView, view_tree
 
 #: A sharding, or the spec of one.
 Placement = Sharding | PartitionSpec
+
+_OF_NUMPY = np.ndarray | np.generic
 
 
 def opt_state_shardings(tx: Any, params: Any, shardings: Any = None) -> Any:
@@ -130,14 +133,13 @@ def place_state(
     for (param, sets), own in held.items():
         ways = list(_slices(homes[param], [numbers for _, numbers in sets], mesh))
         tried = [[_placement(*each[1:], way) for way, _ in ways] for each in own]
-        # If the state fits some axes, then just those that all of it fits.
         fits = [[one is not None for one in way] for way in zip(*tried, strict=True)]
-        some = [any(each) for each in zip(*fits, strict=True)]
+        kept = fitting(range(len(ways)), fits)
         for (index, *_), row in zip(own, tried, strict=True):
             found = {
-                placement: is_split
-                for placement, fit, (_, is_split) in zip(row, fits, ways, strict=True)
-                if placement is not None and fit == some
+                one: ways[way][1]
+                for way, one in enumerate(row)
+                if one is not None and way in kept
             }
             (placement,) = found if len(found) == 1 else (everywhere,)
             is_split = any(found.values())
@@ -297,54 +299,24 @@ def _entries(shape: tuple[int, ...], home: _Home, rest: str) -> Sequence[Any] | 
 
 
 def _homes(view: TreeView, shardings: Any) -> dict[str, _Home]:
-    """Return every array of the params by path, with its placement."""
-    known = _own(view) if shardings is None else _given(view, shardings)
-    homes = {
-        path: _Home(tuple(leaf.shape), known[path])
-        for path, leaf in view.items()
-        if path in known
-    }
-    for path, home in homes.items():
-        if len(home.entries) > len(home.shape):
-            raise ShardingError(
-                f"{listing([path])} has shape {home.shape}, but its sharding has "
-                f"{plural(len(home.entries), 'entry')}: {home.placement}."
-            )
-    on_mesh = any(isinstance(h.placement, NamedSharding) for h in homes.values())
-    return {
-        path: home
-        for path, home in homes.items()
-        if not on_mesh or isinstance(home.placement, NamedSharding)
-    }
+    """Return every array of the params by path, with its placement.
 
-
-def _own(view: TreeView) -> dict[str, Placement]:
-    """Return the shardings that the arrays of a tree have; NumPy's have none."""
-    arrays: dict[str, Any] = {
-        path: getattr(leaf, "sharding", None)
-        for path, leaf in view.items()
-        if is_array(leaf) and not isinstance(leaf, np.ndarray | np.generic)
-    }
-    lost = [path for path, sharding in arrays.items() if sharding is None]
-    if lost:
-        raise ShardingError(
-            f"{plural(len(lost), 'array')} of the params, traced or abstract, without "
-            f"a sharding: {listing(lost)}. Pass shardings=, such as "
-            "named_shardings(params, rules, mesh)."
-        )
-    return arrays
-
-
-def _given(view: TreeView, shardings: Any) -> dict[str, Placement]:
-    """Return the shardings that were given for the arrays of a tree."""
-    known = view_tree(shardings).flat()
-    arrays = [path for path, leaf in view.items() if is_array(leaf)]
+    Without ``shardings`` that is its own; NumPy's arrays have none.
+    """
+    arrays = {path: leaf for path, leaf in view.items() if is_array(leaf)}
+    if shardings is None:
+        arrays = {p: x for p, x in arrays.items() if not isinstance(x, _OF_NUMPY)}
+        known: dict[str, Any]
+        known = {path: getattr(leaf, "sharding", None) for path, leaf in arrays.items()}
+        text = "Without a sharding: {} of the params, traced or abstract"
+    else:
+        known = view_tree(shardings).flat()
+        text = "shardings= has no sharding and no PartitionSpec for {} of the params"
     lost = [p for p in arrays if not isinstance(known.get(p), Sharding | PartitionSpec)]
     if lost:
         raise ShardingError(
-            f"shardings= has no sharding and no PartitionSpec for "
-            f"{plural(len(lost), 'array')} of the params: {listing(lost)}. It has one "
-            "for each array, at the same paths."
+            f"{text.format(plural(len(lost), 'array'))}: {listing(lost)}. Pass one for "
+            "each array: shardings=named_shardings(params, rules, mesh)."
         )
     kinds = {isinstance(known[path], PartitionSpec): path for path in arrays}
     if len(kinds) > 1:
@@ -352,7 +324,15 @@ def _given(view: TreeView, shardings: Any) -> dict[str, Placement]:
             "shardings= holds specs and shardings, such as at "
             f"{listing([kinds[True], kinds[False]])}. Give either."
         )
-    return {path: known[path] for path in arrays}
+    homes = {p: _Home(tuple(leaf.shape), known[p]) for p, leaf in arrays.items()}
+    for path, home in homes.items():
+        if len(home.entries) > len(home.shape):
+            raise ShardingError(
+                f"{listing([path])} has shape {home.shape}, but its sharding has "
+                f"{plural(len(home.entries), 'entry')}: {home.placement}."
+            )
+    on_mesh = {p: h for p, h in homes.items() if isinstance(h.placement, NamedSharding)}
+    return on_mesh or homes
 
 
 def _everywhere(homes: Mapping[str, _Home]) -> Placement:
