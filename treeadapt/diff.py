@@ -214,13 +214,12 @@ def _change(path: str, a: Any, b: Any) -> str:
         differs = np.array([not same_static(*pair) for pair in pairs], bool)
     else:
         bits = [np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in (one, two)]
-        if np.array_equal(bits[0], bits[1]):
-            return ""
-        differs = (bits[0] != bits[1]).reshape(one.size, -1).any(axis=1)
-    count = differs.sum()
-    note = f"{count:,} of {plural(one.size, 'element')}" if count else ""
+        differs = (bits[0] != bits[1]).reshape(one.size, one.itemsize).any(axis=1)
+    if not differs.any():
+        return ""
+    note = f"{differs.sum():,} of {plural(one.size, 'element')}"
     is_integer = jnp.issubdtype(one.dtype, np.integer)
-    if not (count and (is_integer or jnp.issubdtype(one.dtype, np.inexact))):
+    if not (is_integer or jnp.issubdtype(one.dtype, np.inexact)):
         return note
     one, two = one.reshape(-1)[differs], two.reshape(-1)[differs]
     if is_integer:  # 64 bits do not fit a float, and their difference not an int64

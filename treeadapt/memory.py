@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -337,38 +338,28 @@ def _gradients(
     params = trained(view)
     if all(path in held for path in params):
         return params
-    # A part of the tree is traced in no time, all of a large one in seconds.
-    for left_out in (held, frozenset[str]()):
-        try:
-            read = _read(tx, view, left_out)
-        except (AttributeError, KeyError, TypeError, ValueError):
-            continue
-        return {p: leaf for p, leaf in params.items() if p in held or p in read}
-    return params
-
-
-def _read(tx: Any, view: TreeView, left_out: Collection[str | None]) -> set[str]:
-    """Return the paths of the gradients that an update reads.
-
-    Args:
-        tx: the transformation.
-        view: the params.
-        left_out: paths of params in whose place is what ``optax.masked`` puts there.
-    """
+    run = with_extra_args(tx)
     arrays = {
         path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
         for path, leaf in view.items()
-        if is_array(leaf) and path not in left_out
+        if is_array(leaf)
     }
-    blank = {path: optax.MaskedNode() for path, leaf in view.items() if is_array(leaf)}
-    run = with_extra_args(tx)
+    blank = {path: optax.MaskedNode() for path in arrays}  # as ``optax.masked`` does
 
     def update(grads: Any, params: Any) -> Any:
         params = view.replace(blank | params)
         return run.update(view.replace(blank | grads), run.init(params), params)
 
-    read = _jax.inputs_read(update, arrays, arrays)  # in the order of their keys
-    return {path for path, yes in zip(sorted(arrays), read, strict=False) if yes}
+    # A part of the tree is traced in no time, all of a large one in seconds.
+    for left_out in (held, frozenset[str]()):
+        part = {path: arrays[path] for path in sorted(arrays.keys() - left_out)}
+        try:
+            yes = _jax.inputs_read(update, part, part)  # in the order of their keys
+        except (AttributeError, KeyError, TypeError, ValueError):
+            continue
+        read = {*itertools.compress(part, yes)}
+        return {p: leaf for p, leaf in params.items() if p in held or p in read}
+    return params
 
 
 def _placed(

@@ -480,14 +480,9 @@ def convert(
     if migration is None and (reverse or target is not None):
         raise click.UsageError("--reverse and --target need --migration.")
     _require_new(destination, force=force)
-    is_folder = max_shard_bytes is not None
     is_schema = files.format_of(destination, writing=True) == "schema"
-    if (
-        is_schema
-        and not is_folder
-        and migration is None
-        and sources.is_function(source)
-    ):
+    needs_arrays = not is_schema or max_shard_bytes is not None
+    if sources.is_function(source) and migration is None and not needs_arrays:
         tree = sources.read_tree(source)
         forms = map(stored_form, view_tree(tree).leaves)
         num_leaves = sum(stored is not None for stored in forms)
@@ -495,7 +490,7 @@ def convert(
             store.save(destination, tree)
     else:
         stored = sources.read_stored(source)
-        if is_folder or not is_schema:
+        if needs_arrays:
             files.require_arrays(stored)
         table, likes = None, sources.read_tree(target)
         num_leaves = len(stored.leaves)

@@ -69,7 +69,10 @@ def read_source(text: str) -> Source:
         CheckpointError: there is no such checkpoint, or it cannot be read.
         TreeAdaptError: the function cannot be found or fails.
     """
-    return _traced(text) if is_function(text) else _source(read_stored(text))
+    if is_function(text):
+        return _traced(text)
+    stored = read_stored(text)
+    return Source(as_tree(stored.leaves), stored.ties, stored)
 
 
 def read_tree(text: str | None) -> Any:
@@ -96,40 +99,32 @@ def read_pair(a: str, b: str) -> tuple[Source, Source]:
         CheckpointError: there is no such checkpoint, or it cannot be read.
         TreeAdaptError: a function cannot be found or fails.
     """
-    one, two = (
-        _traced(text) if is_function(text) else _source(_as_stored(text))
-        for text in (a, b)
-    )
+    one, two = (_traced(x) if is_function(x) else _as_stored(x) for x in (a, b))
     return _next_to(two, a, one), _next_to(one, b, two)
 
 
-def _next_to(other: Source, text: str, source: Source) -> Source:
-    """Return the source called ``text``, under the names of the other one."""
-    if source.stored:
-        own = _unboxed(text, source.stored, _paths(other))
+def _next_to(other: Source | Stored, text: str, found: Source | Stored) -> Source:
+    """Return what is called ``text``, under the names of the other one."""
+    known = (
+        other.without_boxes().leaves
+        if isinstance(other, Stored)
+        else view_tree(other.tree).plan.paths
+    )
+    if isinstance(found, Stored):
+        own = _unboxed(text, found, known)
         with reported(own.path, "read"):
             tree = as_tree({p: restored_form(x) for p, x in own.table.items()})
         return Source(tree, own.ties, own)
-    if not other.stored:
-        return source
-    view = view_tree(source.tree)
-    stored = other.stored.without_boxes(view.plan.paths).table
+    if isinstance(other, Source):
+        return found
+    view = view_tree(found.tree)
+    stored = other.without_boxes(view.plan.paths).table
     leaves: list[Any] = []
     for path, leaf in view.items():
         form = stored_form(leaf)
         is_saved = form and (form.kind != NUMBER or path in stored)
         leaves.append(restored_form(form) if form and is_saved else None)
-    return dataclasses.replace(source, tree=view.rebuild(leaves))
-
-
-def _paths(source: Source) -> Collection[str]:
-    if source.stored:
-        return source.stored.without_boxes().leaves
-    return view_tree(source.tree).plan.paths
-
-
-def _source(stored: Stored) -> Source:
-    return Source(as_tree(stored.leaves), stored.ties, stored)
+    return dataclasses.replace(found, tree=view.rebuild(leaves))
 
 
 def _unboxed(text: str, stored: Stored, known: Collection[str] = ()) -> Stored:

@@ -114,16 +114,12 @@ def legend_lines(outline: Outline, limit: int = 16) -> list[Line]:
     below = [Line([Span(text)] if text else []) for text in ("", *outline.table)]
     if not shown:
         return below[1:]
-    texts = [
-        (
-            fitted(one.text, _LABEL),
-            *outline.numbers(one),
-            fitted(", ".join(one.rules), _RULES),
-        )
-        for one in shown
-    ]
+    texts = []
+    for one in shown:
+        name, rules = fitted(one.text, _LABEL), fitted(", ".join(one.rules), _RULES)
+        texts.append((name, *outline.numbers(one), rules))
     head, *table = _padded(LEGEND, texts)
-    made = [Line([Span("   "), *_spaced(*_heads(head))])]
+    made = [Line([Span("   "), *_heads(head)])]
     for one, (name, *numbers, rules) in zip(shown, table, strict=True):
         swatch = Span("  ", "swatch", 1.0, [(one.paint, 1.0)])
         cells = [Span(name, "strong"), *(Span(text, "number") for text in numbers)]
@@ -135,21 +131,17 @@ def legend_lines(outline: Outline, limit: int = 16) -> list[Line]:
 def tree_lines(outline: Outline, limit: int = 44, width: int = 28) -> list[Line]:
     """Return the lines of the tree; ``limit`` and ``width`` as for ``Outline.rows``."""
     rows = list(every(outline.rows(limit, width)))
-    texts = [outline.cells(row.node) for row in rows]
-    shown = [
-        (
-            fitted("  " * row.level + name, _NAME, middle=True),
-            fitted(kind, _CONTENTS),
-            size,
-        )
-        for row, (name, kind, size, _) in zip(rows, texts, strict=True)
-    ]
-    head, *table = _padded(("path", "contents", "size"), shown)
-    share = Span("share".ljust(_BAR), "dim")
-    spans = [Span("  ", "marker"), *_spaced(*_heads(head), share), Span("  ")]
+    texts = []
+    for row in rows:
+        name, kind, size = outline.cells(row.node)
+        name = fitted("  " * row.level + name, _NAME, middle=True)
+        texts.append((name, fitted(kind, _CONTENTS), size))
+    head, *table = _padded(("path", "contents", "size"), texts)
+    share = [Span("  "), Span("share".ljust(_BAR), "dim"), Span("  ")]
+    spans = [Span("  ", "marker"), *_heads(head), *share]
     label = [Span(" " * (_MIX + 1), "mix"), Span("label", "dim")]
     made = [Line([*spans, *(label if outline.has_labels else [])])] if rows else []
-    for row, (name, kind, size), (*_, wording) in zip(rows, table, texts, strict=True):
+    for row, (name, kind, size) in zip(rows, table, strict=True):
         node, indent = row.node, 2 * row.level
         bar = _bar(outline, node, _BAR)
         cells = (Span(kind, "muted"), Span(size, "number"), bar)
@@ -158,7 +150,8 @@ def tree_lines(outline: Outline, limit: int = 44, width: int = 28) -> list[Line]
         if outline.has_labels:
             mix = Span(" " * _MIX, "mix", 1.0, bar.parts)
             first = outline.labels[max(node.shares, key=lambda pair: pair[1])[0]]
-            text = Span(fitted(wording, _LABEL), first.paint.color)
+            wording = fitted(outline.labels_text(node), _LABEL)
+            text = Span(wording, first.paint.color)
             spans += [Span("  "), mix, Span(" ", "mix"), text]
         made.append(Line(spans, outline.tooltip(row), row))
     return made
@@ -173,7 +166,7 @@ def _bar(outline: Outline, node: Node, width: int) -> Span:
 
 def _heads(head: Sequence[str]) -> list[Span]:
     styles = ("dim number" if text.strip() in _NUMBERS else "dim" for text in head)
-    return list(map(Span, head, styles))
+    return _spaced(*map(Span, head, styles))
 
 
 def _spaced(*spans: Span) -> list[Span]:

@@ -188,13 +188,12 @@ class Outline:
         share = share_text(one.size_bytes / (self.root.size_bytes or 1))
         return leaves, count_text(one.num_params), size, share
 
-    def cells(self, node: Node) -> tuple[str, str, str, str]:
-        """Write name, contents, size and labels of a node."""
+    def cells(self, node: Node) -> tuple[str, str, str]:
+        """Write name, contents and size of a node."""
         name = printable(node.name.removeprefix("/")) or "''"  # an empty one is seen
-        labels = self._labels_text(node) if self.has_labels else ""
-        return name, node.kind_text, size_text(node.size_bytes), labels
+        return name, node.kind_text, size_text(node.size_bytes)
 
-    def _labels_text(self, node: Node) -> str:
+    def labels_text(self, node: Node) -> str:
         """Write the labels of a node, the largest first, with their shares."""
         shares = sorted(node.shares, key=lambda pair: -pair[1])
         if len(shares) == 1:

@@ -53,14 +53,16 @@ class _Page:
     def __init__(self) -> None:
         self.root = ET.Element("svg", {"xmlns": "http://www.w3.org/2000/svg"})
         self.y = _MARGIN + 6.0
-        self.patterns: dict[str, Paint] = {}
 
     def draw(self, outline: Outline) -> ET.Element:
         """Draw everything, then the ground below it."""
         title = f"{outline.title}: " if outline.title else ""
         element(self.root, "title", title + outline.headline)
         element(self.root, "style", _STYLE)
+        looks = (one.paint for one in (*outline.labels, *outline.legend()))
         patterns = element(self.root, "defs")
+        for paint in dict.fromkeys(one for one in looks if one.texture != "plain"):
+            _pattern(patterns, paint)
         ground = element(self.root, "rect", x=0.5, y=0.5, rx=6, class_="ground")
         whole, legend, tree = picture(outline)
         room = columns(whole.spans[0].text)
@@ -86,8 +88,6 @@ class _Page:
         view = f"0 0 {px(width)} {px(height)}"
         self.root.attrib.update(size, viewBox=view, role="img")
         ground.attrib.update(width=px(width - 1), height=px(height - 1))
-        for name, paint in self.patterns.items():
-            _pattern(patterns, name, paint)
         return self.root
 
     def _line(self, line: Line, height: float = _LINE, *, band: int = 0) -> None:
@@ -136,21 +136,21 @@ class _Page:
             for (paint, _), width in zip(span.parts, widths, strict=True):
                 gap = 1.0 if width >= 4 and len(widths) > 1 else 0.0
                 part = {"width": width - gap, "height": 11}
-                element(into, "rect", "", x=x, y=y, fill=self._fill(paint), **part)
+                fill = paint.color
+                if paint.texture != "plain":
+                    fill = f"url(#{_name(paint)})"
+                element(into, "rect", "", x=x, y=y, fill=fill, **part)
                 x += width
 
-    def _fill(self, paint: Paint) -> str:
-        if paint.texture == "plain":
-            return paint.color
-        name = f"{paint.texture}-{paint.color[1:]}"
-        self.patterns[name] = paint
-        return f"url(#{name})"
+
+def _name(paint: Paint) -> str:
+    return f"{paint.texture}-{paint.color[1:]}"
 
 
-def _pattern(into: ET.Element, name: str, paint: Paint) -> None:
+def _pattern(into: ET.Element, paint: Paint) -> None:
     """Define stripes; those of a gap are thin."""
     turn = {"patternUnits": "userSpaceOnUse", "patternTransform": "rotate(45)"}
-    made = element(into, "pattern", "", id=name, width=6, height=6, **turn)
+    made = element(into, "pattern", "", id=_name(paint), width=6, height=6, **turn)
     is_gap = paint.texture == "gap"
     ground, stripe = (0.25, paint.color) if is_gap else (1, "#ffffff")
     element(made, "rect", width=6, height=6, fill=paint.color, fill_opacity=ground)

@@ -22,10 +22,8 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 def lines(outline: Outline) -> Iterator[Styled]:
-    """Yield the lines of an outline."""
-    if outline.title:
-        yield [(outline.title, "bold")]
-    yield [(outline.headline, "" if outline.title else "bold")]
+    """Yield the lines of an outline, without its title."""
+    yield [(outline.headline, "bold")]
     yield []
     legend = legend_lines(outline)
     yield from map(_styled, legend)
