@@ -182,12 +182,6 @@ def tree_map_params(
     named = [_named(tree, is_leaf, none_too=True) for tree in trees]
     by_path = [dict(zip(tree.plan.paths, held, strict=True)) for tree, held in named]
     slots = find_slots(tx, view, named[0][0].tree if named else None)
-    if slots is None:
-        raise TransformError(
-            "The transformation does not say where its state holds the params (it "
-            "refuses the placeholder that Optax asks with). Pass the params as a tree: "
-            "tree_map_params(tx, lambda leaf, _: ..., state, params)."
-        )
     new: list[Any] = []
     lacking: dict[str, None] = {}
     for slot, leaf in zip(slots, leaves, strict=True):

@@ -8,6 +8,7 @@ See ``matching`` for which names belong together.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Container, Sequence
 from typing import Any
@@ -141,7 +142,6 @@ def carry_state(
     flat = trained(view_tree(first_half(params)))
     paths = tuple(flat)
     slots = find_slots(tx, own, params)
-    assert slots is not None  # since the params are known
     asked = [False] * len(slots) if reset is None else select(own, reset)
     view = view_tree(saved)
     path = _first_abstract(view)
@@ -165,7 +165,8 @@ def carry_state(
     else:
         saved = move_copies(old, migration, (own, slots), flat)
     rows, leaves, unclear = divide(rows, [*saved.leaves.values()], flat)
-    table = Table(rows, leaves, saved, old, (own.plan, view.plan), len(paths))
+    saved = dataclasses.replace(saved, leaves={leaf.slot.name: leaf for leaf in leaves})
+    table = Table(rows, saved, old, (own.plan, view.plan), len(paths))
     _take_all(table)
     for row in rows:
         if (
@@ -187,7 +188,7 @@ def _take_all(table: Table) -> None:
     """Carry what can be carried: the leaves of copies of the params, then the rest."""
     slots = [row.slot for row in table.rows]
     wanted = [row.slot for row in table.copies if row.fate == "fresh"]
-    saved = [leaf.slot for leaf in table.leaves]
+    saved = [leaf.slot for leaf in table.saved.leaves.values()]
     _take(table, match_copies(wanted, [slot for slot in saved if slot.is_copy]))
     links = learn_links([(row.slot, source.slot) for row, source in table.moved])
     value, grad = STORED_FIELDS
@@ -207,7 +208,7 @@ def _take(table: Table, offers: Offers, *, passed: Container[str] = ()) -> None:
         if row.fate != "fresh" or name in passed or name not in offers:
             continue
         names, is_certain = offers[name]
-        sources = [table.by_name[one] for one in names]
+        sources = [table.saved.leaves[one] for one in names]
         source = _choose(sources) if is_certain else None
         if source is None:
             row.fate = "ambiguous"

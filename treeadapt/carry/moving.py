@@ -223,7 +223,7 @@ class _Whole:
     taken: Taken
     array: Any
     marks: Any
-    names: list[str]
+    names: dict[str, None]
     is_part: bool = False
 
 
@@ -239,7 +239,7 @@ def _marks_in(group: Group, held: Mapping[str, _Whole]) -> Mapping[str, Any]:
     return dict(zip(group.filled, itertools.chain(*arrays), strict=True))
 
 
-def _marked(
+def _holders(
     marks: Callable[[], Mapping[str, Any]], path: str, names: Sequence[str], box: Box
 ) -> tuple[str, ...]:
     """Return the saved leaves that hold some numbers of a moved one."""
@@ -306,7 +306,7 @@ class _Mover:
         taken = [whole.taken for whole in held.values()]
         for group in [] if row.drops else maker.groups(taken):
             origin = tuple(n for path in group.given for n in left.pop(path, ()))
-            filled = self._filled(group, arrays, rank)
+            filled = self._moved(group, arrays, rank)
             if isinstance(filled, str):
                 self.made.leave(origin, filled)
                 continue
@@ -320,15 +320,11 @@ class _Mover:
                     axes = tuple((field.rank or 0) + axis for axis, _ in box)
                     piece = Piece("", axes, tuple(numbers for _, numbers in box))
                     prefix, tail = around[0], below(path, around[1])
-                    leaf = Leaf(
-                        slot=Slot(below(prefix, tail), prefix, tail),
-                        array=cut(array, piece) if box else array,
-                        whole=below(prefix, tail),
-                        box=box,
-                        origin=origin,
-                    )
+                    slot = Slot(below(prefix, tail), prefix, tail)
+                    kept = cut(array, piece) if box else array
+                    leaf = Leaf(slot, kept, slot.name, box=box, origin=origin)
                     if row.moves or has_gaps:
-                        leaf.origin_of = functools.partial(_marked, marks, path, names)
+                        leaf.origin_of = functools.partial(_holders, marks, path, names)
                     self.made.add(leaf)
             if filled and row.reversed().compares:
                 self.made.warnings[row.text] = (
@@ -338,10 +334,8 @@ class _Mover:
                     "are not updated as one."
                 )
         if problems.found:
-            self.made.leave(
-                itertools.chain(*left.values()),
-                "; ".join(text for _, text in problems.each()),
-            )
+            reason = "; ".join(text for _, text in problems.each())
+            self.made.leave(itertools.chain(*left.values()), reason)
 
     def _held(
         self, row: Row, place: int, field: _Field, part: _Leaves
@@ -357,7 +351,7 @@ class _Mover:
                 array = self.saved[slot.name]
                 shape = np.shape(array)[rank:] if row.moves else ()
                 marks = np.broadcast_to(np.int32(mark), shape)
-                held[taken.path] = _Whole(taken, array, marks, [slot.name])
+                held[taken.path] = _Whole(taken, array, marks, {slot.name: None})
             else:
                 slices[slot.name] = mark, taken
         before = self._before(place) if row.moves or slices else {}
@@ -365,7 +359,7 @@ class _Mover:
         def blank(taken: Taken, like: Any) -> _Whole:
             shape = before[taken.path][1].shape
             array = zeros((*like.shape[:rank], *shape), like)
-            return _Whole(taken, array, np.full(shape, -1, np.int32), [], is_part=True)
+            return _Whole(taken, array, np.full(shape, -1, np.int32), {}, is_part=True)
 
         leaves = [
             Leaf(s, self.saved[s.name], s.name) for _, s in part if s.name in slices
@@ -383,8 +377,7 @@ class _Mover:
             box = dict(each.box)
             every = [box.get(i, range(n)) for i, n in enumerate(whole.marks.shape)]
             whole.marks[np.ix_(*every)] = mark
-            if each.whole not in whole.names:
-                whole.names.append(each.whole)
+            whole.names[each.whole] = None
         known = [path for path in held if row.moves and path in before]
         likes = {id(before[path][0]): (before[path][0], path) for path in known}
         others = {
@@ -413,7 +406,7 @@ class _Mover:
             }
         return self.before.get(place, {})
 
-    def _filled(
+    def _moved(
         self, group: Group, leaves: Mapping[str, Any], rank: int
     ) -> dict[str, Any] | str:
         """Return what one group fills of the params of today, or why it cannot.

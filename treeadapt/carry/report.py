@@ -142,15 +142,13 @@ class Table:
 
     Attributes:
         rows: the leaves of the new state, or their pieces.
-        leaves: those of the saved state.
-        saved: what the migration says of them.
+        saved: those of the saved state.
         names: all names in the saved state.
         plans: of the new state, and of the saved one.
         num_params: how many params train.
     """
 
     rows: Sequence[NewLeaf]
-    leaves: Sequence[Leaf]
     saved: Saved
     names: Collection[str]
     plans: tuple[Plan, Plan]
@@ -167,15 +165,10 @@ class Table:
         return [(row, row.source) for row in self.copies if row.source]
 
     @functools.cached_property
-    def by_name(self) -> Mapping[str, Leaf]:
-        """The leaves of the saved state by name."""
-        return {leaf.slot.name: leaf for leaf in self.leaves}
-
-    @functools.cached_property
     def pieces(self) -> Mapping[str, Sequence[str]]:
         """Names of the pieces of saved leaves that were not moved."""
         pieces: dict[str, list[str]] = {}
-        for leaf in self.leaves:
+        for leaf in self.saved.leaves.values():
             if not leaf.origin:
                 pieces.setdefault(leaf.whole, []).append(leaf.slot.name)
         return pieces
@@ -271,16 +264,13 @@ def _of_counts(table: Table) -> Iterator[str]:
         copies = [row for row in table.copies if row.slot.node == slot.node]
         if new := [row.slot for row in copies if row.source is None]:
             yield _fresh_message(slot, new, steps)
-        nodes = {row.source.slot.node for row in copies if row.source}
-        counts = {
-            node: table.by_name.get(below(node, slot.field), count) for node in nodes
+        leaves = table.saved.leaves
+        pairs = [(row.slot.tail, row.source.slot.node) for row in copies if row.source]
+        ages = {
+            node: number(leaves.get(below(node, slot.field), count).value)
+            for node in dict.fromkeys([node for _, node in pairs])
         }
-        others = {node for node in nodes if number(counts[node].value) != steps}
-        tails = [
-            row.slot.tail
-            for row in copies
-            if row.source and row.source.slot.node in others
-        ]
+        tails = [tail for tail, node in pairs if ages[node] != steps]
         if tails:
             yield (
                 f"moments of another age than the step count {slot.name!r} says: "
@@ -311,7 +301,7 @@ def _of_meaning(table: Table) -> Iterator[str]:
     for row, leaf in table.moved:
         pairs.setdefault((row.slot.node, leaf.slot.node), {})[row.slot.field] = None
     here = by_node([row.slot for row in table.rows])
-    there = by_node([leaf.slot for leaf in table.leaves])
+    there = by_node([leaf.slot for leaf in table.saved.leaves.values()])
     for (node, source), fields in pairs.items():
         classes = table.plans[0].classes(node or None)
         cls = _state_class(classes)
@@ -344,7 +334,7 @@ def _of_sums(table: Table) -> Iterator[str]:
     if not sums:
         return
     tails = {stored(slot.tail) for slot in sums}
-    before = _scales(cut_names(table.by_name, SCALE_FIELDS, tails))
+    before = _scales(cut_names(table.saved.leaves, SCALE_FIELDS, tails))
     after = _scales([row.slot for row in table.copies])
     found: dict[str, tuple[str, str]] = {}
     for slot in sums:
@@ -409,9 +399,8 @@ def _of_vectors(table: Table) -> Iterator[str]:
     """Warn of moments that have no parameter's name (``optax.flatten``)."""
     owners = {row.slot.node for row in table.copies}
     for row in table.rows:
-        if row.source is None or row.slot.node in owners:
-            continue
-        if is_joint(row.value, table.num_params):
+        is_apart = row.source and row.slot.node not in owners
+        if is_apart and is_joint(row.value, table.num_params):
             yield (
                 f"{row.slot.name!r} is {describe(row.value)} without the name of any "
                 "parameter (optax.flatten joins them all), and was carried whole. That "

@@ -19,6 +19,7 @@ import jax
 import optax
 
 from treeadapt.arrays import is_array, is_inexact
+from treeadapt.errors import TransformError
 from treeadapt.paths import SEPARATOR
 from treeadapt.slices import read_slice_key
 from treeadapt.transforms.adapt import is_placeholder, placeholder
@@ -101,7 +102,7 @@ def is_joint(leaf: Any, num_params: int) -> bool:
     return is_inexact(leaf) and len(leaf.shape) == 1 and leaf.size > num_params > 1
 
 
-def find_slots(tx: Any, view: TreeView, params: Any = None) -> list[Slot] | None:
+def find_slots(tx: Any, view: TreeView, params: Any = None) -> list[Slot]:
     """Find out for every leaf of a state whether it belongs to a copy of the params.
 
     Args:
@@ -112,8 +113,10 @@ def find_slots(tx: Any, view: TreeView, params: Any = None) -> list[Slot] | None
             pairs. None if they are not known.
 
     Returns:
-        One slot a leaf, in leaf order; None if ``tx`` refuses the placeholder and
-        ``params`` are not known.
+        One slot a leaf, in leaf order.
+
+    Raises:
+        TransformError: ``tx`` refuses the placeholder and ``params`` are not known.
 
     Example:
         >>> tx = optax.adam(1e-3)
@@ -126,9 +129,15 @@ def find_slots(tx: Any, view: TreeView, params: Any = None) -> list[Slot] | None
     if in_pairs or holds(view.tree, lambda x: isinstance(x, optax.LookaheadState)):
         mark = optax.LookaheadParams(mark, mark)
     slots = _marked(tx, mark, view)
-    if slots is None and params is not None:
-        slots = _alike(view, view_tree(first_half(params)))
-    return slots
+    if slots is not None:
+        return slots
+    if params is None:
+        raise TransformError(
+            "The transformation does not say where its state holds the params (it "
+            "refuses the placeholder that Optax asks with). Pass the params as a tree: "
+            "tree_map_params(tx, lambda leaf, _: ..., state, params)."
+        )
+    return _alike(view, view_tree(first_half(params)))
 
 
 def holds(tree: Any, is_one: Callable[[Any], bool]) -> bool:
@@ -285,7 +294,7 @@ def cut_names(
                 break
         else:
             found.append(Slot(name))
-    copies = {slot.prefix for slot in found if slot.prefix is not None}
+    copies = dict.fromkeys([x.prefix for x in found if x.prefix is not None])
     inner = {one for one in copies if any(path in copies for path in above(one))}
     return [Slot(slot.name) if slot.prefix in inner else slot for slot in found]
 

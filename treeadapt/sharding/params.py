@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
@@ -259,7 +259,12 @@ def _by_rules(
         choices.append((meant(value, f"The {text}"), text))
     own = None if table.default is MISSING else meant(table.default, "default=")
     given = (*table.values, *(() if own is None else (table.default,)))
-    _require_known_labels(specs, given)
+    idle = [str(label) for label in specs or () if label not in given]
+    if idle:
+        raise ShardingError(
+            f"No rule gives the label {listing(idle)} of specs=; the rules give "
+            f"{listing(dict.fromkeys(map(str, given)))}. Correct it, or leave it out."
+        )
     matches = table.match(view)
     matches.check_rules()
     found = [None if i < 0 else choices[i] for i in matches.deciding]
@@ -300,17 +305,6 @@ def _meaning(specs: Mapping[Any, Any] | None) -> Callable[[Any, str], PartitionS
         return known[label]
 
     return of_label
-
-
-def _require_known_labels(
-    specs: Mapping[Any, Any] | None, labels: Sequence[Any]
-) -> None:
-    idle = [str(label) for label in specs or () if label not in labels]
-    if idle:
-        raise ShardingError(
-            f"No rule gives the label {listing(idle)} of specs=; the rules give "
-            f"{listing(dict.fromkeys(map(str, labels)))}. Correct it, or leave it out."
-        )
 
 
 def _unmatched_message(view: TreeView, leaves: _Leaves) -> str:

@@ -121,7 +121,6 @@ def place_state(
     everywhere = _everywhere(homes)
     state = view_init(tx, params)
     slots = find_slots(tx, state, params)
-    assert slots is not None  # since the params are known
     places = [Place(slot, None, everywhere) for slot in slots]
     held: dict[tuple[str, Sets], list[tuple[int, tuple[int, ...], str]]] = {}
     for index, (slot, leaf) in enumerate(zip(slots, state.leaves, strict=True)):
