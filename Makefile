@@ -77,7 +77,7 @@ demo-lm: $(MODELS_READY)  ## fine-tune a GPT-2 from PyTorch with LoRA, and give 
 test: $(READY)  ## run the tests (WORKERS=2, PYTEST_ARGS="-k name")
 	@$(PYTEST)
 
-test-full: $(READY)  ## run the tests at full size, with ten times the random examples
+test-full: $(READY)  ## run the tests at full size, with twenty times the random examples
 	@XLA_FLAGS=--xla_backend_optimization_level=3 $(PYTEST) --hypothesis-profile=full
 
 test-lowest: $(LOWEST_READY)  ## run tests with the lowest versions that setup.cfg allows

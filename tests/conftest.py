@@ -53,13 +53,13 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 # example's time shows how busy the machine is, not whether a law holds.
 settings.register_profile(
     "default",
-    max_examples=200,
+    max_examples=100,
     derandomize=True,
     deadline=None,
     database=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
-# ``--hypothesis-profile=full`` (``make test-full``): ten times as many, new each time.
+# ``--hypothesis-profile=full`` (``make test-full``): twenty times as many, new each.
 settings.register_profile(
     "full", settings.get_profile("default"), max_examples=2_000, derandomize=False
 )

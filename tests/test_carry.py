@@ -130,7 +130,7 @@ MOVES = [
 ]
 
 
-@pytest.mark.parametrize(("inside", "move"), crossed(LEAFWISE, MOVES))
+@pytest.mark.parametrize(("inside", "move"), crossed(LEAFWISE, MOVES, 3))
 def test_training_goes_on_bit_for_bit(inside, move):
     before, after = move
     if before == "optax.partition" and inside in ("schedule_free", "muon"):

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sizes import full
 from test_rules_files import MUTATIONS, TEXT, mutated
 
 import treeadapt as ta
@@ -393,7 +394,7 @@ def is_read(file: Path) -> bool:
 WORDS = ["rows", "sizes", "from", "to", "drop", "undo", "scale", "pad", "cast", "a : x"]
 
 
-@settings(max_examples=100)  # each writes 13 files
+@settings(max_examples=full(100, 30))  # each writes 13 files
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | TEXT,

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
+from sizes import full
 
 from treeadapt.data_files import MAX_BYTES
 from treeadapt.errors import PatternError, RulesFileError, TreeAdaptError
@@ -118,7 +119,7 @@ WHERE = st.one_of(
 )
 
 
-@settings(max_examples=500)  # each writes a file
+@settings(max_examples=full(500, 100))  # each writes a file
 @given(
     st.lists(st.tuples(WHERE, LABEL), min_size=1, max_size=4),
     st.none() | LABEL,
@@ -450,7 +451,7 @@ def is_read(read: Any, file: Path, **options: Any) -> bool:
 TREE = {"a": {"b": np.ones(1), "c": np.ones(1)}, "policy": {"bias": np.ones(2)}}
 
 
-@settings(max_examples=300)  # each writes four files
+@settings(max_examples=full(300, 50))  # each writes four files
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | TEXT,

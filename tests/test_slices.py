@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -285,6 +285,7 @@ def test_each_byte_is_read_once_for_all_devices(tmp_path, monkeypatch, spec):
     assert sum(counts) == whole.nbytes
 
 
+@settings(max_examples=settings.default.max_examples // 2)  # tables of many parts
 @given(tables(), st.data())
 def test_parts_of_random_tables_are_those_of_whole_arrays(row, data):
     plan = migration(row).plan(row.before)

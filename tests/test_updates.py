@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from trees import TREES, mlp
 
@@ -107,7 +107,6 @@ def test_optax_itself_loses_the_sign_of_a_zero():
 numbers = st.floats(width=32, allow_subnormal=True)
 
 
-@settings(max_examples=100)
 @given(
     st.lists(st.tuples(numbers, numbers), min_size=1, max_size=4),
     st.sampled_from(FLOATS),
