@@ -158,32 +158,26 @@ def _pieces(
         names: the keys of stacks by axis.
     """
     pairs = zip(held, boxes, strict=True)
-    own = [(leaf, dict(box)) for (leaf, _), box in pairs if box is not None]
-    used = sorted({axis for _, box in own for axis in box})
+    partly = [(leaf, dict(box)) for (leaf, _), box in pairs if box is not None]
+    used = sorted({axis for _, box in partly for axis in box})
     if len([axis for axis in used if axis not in names]) > 1:
         return {}  # no names for them
-    atoms = {
-        axis: _atoms(shape[axis], {box[axis] for _, box in own if axis in box})
-        for axis in used
-    }
+    every = {axis: tuple(range(shape[axis])) for axis in used}
+    own = [(leaf, every | box) for leaf, box in partly]
+    atoms = {axis: _atoms([box[axis] for _, box in own]) for axis in used}
     found: dict[int, list[Leaf]] = {}
     for leaf, box in own:
         lead = np.ndim(leaf.array) - len(shape)
-        inside = [
-            [a for a in atoms[axis] if axis not in box or a[0] in box[axis]]
-            for axis in used
-        ]
+        axes = tuple(lead + axis for axis in used)
+        inside = [[a for a in atoms[axis] if a[0] in box[axis]] for axis in used]
         is_whole = all(len(each) == 1 for each in inside)
         for chosen in itertools.product(*inside):
-            sets, places = {}, []
-            for axis, numbers in zip(used, chosen, strict=True):
-                if len(numbers) < shape[axis]:
-                    sets[names.get(axis, path)] = numbers
-                among = box.get(axis, range(shape[axis]))
-                places.append(tuple(np.searchsorted(among, numbers).tolist()))
-            prefix, tail = str(leaf.slot.prefix), slice_key(path, sets)
-            part = Piece("", tuple(lead + axis for axis in used), tuple(places))
             boxed = tuple(zip(used, chosen, strict=True))
+            some = [pair for pair in boxed if len(pair[1]) < shape[pair[0]]]
+            sets = {names.get(axis, path): numbers for axis, numbers in some}
+            places = [np.searchsorted(box[axis], numbers) for axis, numbers in boxed]
+            part = Piece("", axes, tuple(tuple(each.tolist()) for each in places))
+            prefix, tail = str(leaf.slot.prefix), slice_key(path, sets)
             found.setdefault(id(leaf), []).append(
                 dataclasses.replace(
                     leaf,
@@ -196,16 +190,16 @@ def _pieces(
     return found
 
 
-def _atoms(size: int, sets: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
+def _atoms(sets: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
     """Divide numbers into the largest sets that are in or out of others as a whole.
 
     Example:
-        >>> _atoms(6, [(2, 3, 4, 5), (4, 5)])
+        >>> _atoms([(0, 1, 2, 3, 4, 5), (2, 3, 4, 5), (4, 5)])
         [(0, 1), (2, 3), (4, 5)]
     """
     members = [frozenset(numbers) for numbers in sets]
     atoms: dict[tuple[bool, ...], list[int]] = {}
-    for number in range(size):
+    for number in sorted({number for numbers in sets for number in numbers}):
         key = tuple(number in numbers for numbers in members)
         atoms.setdefault(key, []).append(number)
     return list(map(tuple, atoms.values()))
