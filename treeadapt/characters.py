@@ -12,8 +12,10 @@ import re
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce
 from itertools import accumulate
-from operator import xor
+from operator import or_, xor
+from typing import Any
 
 from treeadapt.patterns import CharacterSet, Mark, NumberRange, Token
 
@@ -23,19 +25,27 @@ MAX_TRANSITIONS = 100_000
 _NOT_ZERO = re.compile(rb"[^\0]", re.DOTALL)
 
 
-class _CharacterState(dict[str, "_CharacterState"]):
-    """A set of positions, and where each character leads from there."""
+class State(dict[Any, "State"]):
+    """A set of positions of an automaton, and where each key leads from there.
 
-    __slots__ = ("automaton", "found", "positions")
+    Filled when asked, by ``step`` of the automaton.
 
-    def __init__(self, automaton: CharacterAutomaton, positions: int):
-        self.automaton = automaton
-        self.positions = positions
-        self.found = automaton.found(positions)
+    Attributes:
+        automaton: whose state it is.
+        positions: as the bits of an int.
+        found: the bits of all globs that are matched.
+        asks: the positions that depend on more than text.
+    """
 
-    def __missing__(self, char: str) -> _CharacterState:
-        state = self.automaton.step(self.positions, char)
-        self[char] = state
+    __slots__ = ("asks", "automaton", "found", "positions")
+
+    def __init__(self, automaton: Any, positions: int, found: int, asks: int = 0):
+        self.automaton, self.positions = automaton, positions
+        self.found, self.asks = found, asks
+
+    def __missing__(self, key: Any) -> State:
+        state: State = self.automaton.step(self, key)
+        self[key] = state
         return state
 
 
@@ -90,24 +100,22 @@ class CharacterAutomaton:
             state = state[char]
         return state.found
 
-    def found(self, positions: int) -> int:
-        """The bits of all globs that are matched in ``positions``."""
-        found = self._everywhere
-        for place in places_of(positions & self._accepts):
-            found |= self._accepting[place]
-        return found
-
-    def step(self, positions: int, char: str) -> _CharacterState:
-        """The state that ``char`` leads to from ``positions``."""
-        taken = positions & self._accepted(char)
+    def step(self, state: State, char: str) -> State:
+        """The state that ``char`` leads to."""
+        taken = state.positions & self._accepted(char)
         after = taken & self._stars | (taken & self._falling) >> 1
         after |= (after & self._falling_stars) >> 1
         if taken & self._jumping:
             after |= self._jump(taken & self._jumping)
         self._transitions += 1
-        state = self._states.get(after)
-        if state is None:
-            state = self._states[after] = _CharacterState(self, after)
+        known = self._states.get(after)
+        return self._state(after) if known is None else known
+
+    def _state(self, positions: int) -> State:
+        found = self._everywhere
+        for place in places_of(positions & self._accepts):
+            found |= self._accepting[place]
+        state = self._states[positions] = State(self, positions, found)
         return state
 
     def _accepted(self, char: str) -> int:
@@ -141,8 +149,8 @@ class CharacterAutomaton:
     def _forget(self) -> None:
         self._transitions = 0
         self._jumped: dict[int, int] = {}
-        self._states: dict[int, _CharacterState] = {}
-        self._root = self._states[self._first] = _CharacterState(self, self._first)
+        self._states: dict[int, State] = {}
+        self._root = self._state(self._first)
 
     # Layout. Each takes the positions that come next and gives those to come from.
 
@@ -215,7 +223,7 @@ class CharacterAutomaton:
         # Numbers of the widths in between need no look at their digits.
         begin = self._bounded("0", first, free)
         if len(first) + 1 < len(last):
-            begin |= self._digit(1, 9, union_of(free[len(first) : -1]))
+            begin |= self._digit(1, 9, reduce(or_, free[len(first) : -1]))
         rest, high = free[-1], self._bounded("9", last[1:], free)
         return begin | self._digits(1, rest, int(last[0]), high, rest)
 
@@ -282,11 +290,3 @@ def places_of(mask: int) -> Iterator[int]:
         lowest = mask & -mask
         yield lowest.bit_length() - 1
         mask ^= lowest
-
-
-def union_of(masks: Iterable[int]) -> int:
-    """The bits that are set in any of the masks."""
-    union = 0
-    for mask in masks:
-        union |= mask
-    return union

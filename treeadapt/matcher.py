@@ -17,11 +17,11 @@ import re
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
 from operator import or_
 
 from treeadapt import characters
-from treeadapt.characters import CharacterAutomaton, places_of, union_of
+from treeadapt.characters import State
 from treeadapt.errors import SelectorError
 from treeadapt.names import listing
 from treeadapt.patterns import (
@@ -120,10 +120,11 @@ class Matcher:
             An int whose bit ``i`` is set if ``patterns[i]`` could; so it is for every
             regular expression.
         """
-        found = union_of(bit for bit, _ in self._regexes) if paths else 0
+        found = 0
+        for bit, _ in self._regexes if paths else ():
+            found |= bit
         for automaton in self._automata:
-            walk = _Descent(automaton, plan, unknown=frozenset(paths))
-            found |= automaton.alive(walk.after(paths))
+            found |= automaton.alive(_Descent(automaton, plan, *paths).after(paths))
             automaton.trim()
         return found
 
@@ -168,20 +169,15 @@ def matcher_of(patterns: tuple[Pattern, ...]) -> Matcher:
 
 
 class _Descent:
-    """One segment automaton going down one tree."""
+    """One segment automaton going down one tree, with nodes of unknown classes."""
 
-    def __init__(
-        self,
-        segments: _SegmentAutomaton,
-        plan: Plan,
-        unknown: frozenset[str] = frozenset(),
-    ):
-        self.segments, self.plan, self.unknown = segments, plan, unknown
-        self.states: dict[str | None, _SegmentState] = {None: segments.root}
+    def __init__(self, segments: _SegmentAutomaton, plan: Plan, *unknown: str):
+        self.segments, self.plan, self.unknown = segments, plan, frozenset(unknown)
+        self.states: dict[str | None, State] = {None: segments.root}
         self.counted: dict[str | None, dict[str, int]] = {}
         self.classes: dict[tuple[type, ...], int] = {}
 
-    def after(self, paths: Sequence[str]) -> list[_SegmentState]:
+    def after(self, paths: Sequence[str]) -> list[State]:
         """The states after paths of leaves, which are not remembered."""
         found = []
         for path in paths:
@@ -194,27 +190,24 @@ class _Descent:
             found.append(self.ask(state, above, name, path) if asks else state[name])
         return found
 
-    def descend(self, path: str) -> _SegmentState:
+    def descend(self, path: str) -> State:
         """The state after ``path``, which is remembered."""
         # From the root: that is cheaper than to write and look up the paths on the
         # way, of which long ones would fill the memory.
         state, names = self.states[None], path.split("/")
         for i, name in enumerate(names):
-            state = self._ask_once(state, names[: i + 1]) if state.asks else state[name]
+            if not state.asks:
+                state = state[name]
+                continue
+            here, parent = "/".join(names[: i + 1]), "/".join(names[:i]) if i else None
+            known = self.states.get(here)
+            if known is None:
+                known = self.states[here] = self.ask(state, parent, name, here)
+            state = known
         self.states[path] = state
         return state
 
-    def _ask_once(self, state: _SegmentState, names: list[str]) -> _SegmentState:
-        path = "/".join(names)
-        known = self.states.get(path)
-        if known is None:
-            parent = "/".join(names[:-1]) if len(names) > 1 else None
-            known = self.states[path] = self.ask(state, parent, names[-1], path)
-        return known
-
-    def ask(
-        self, state: _SegmentState, parent: str | None, name: str, path: str
-    ) -> _SegmentState:
+    def ask(self, state: State, parent: str | None, name: str, path: str) -> State:
         """The state after ``name`` below ``parent``, where it depends on the tree."""
         asks = state.asks
         answer = 0
@@ -247,33 +240,15 @@ class _Descent:
         return positions
 
 
-class _SegmentState(dict["str | tuple[str, int]", "_SegmentState"]):
-    """A set of positions, and where each segment leads from there.
-
-    Filled when asked. A key is a segment; or a segment and those positions, of the
-    ones that depend on the tree, that it satisfies.
-    """
-
-    __slots__ = ("asks", "automaton", "found", "positions")
-
-    def __init__(self, automaton: _SegmentAutomaton, positions: int, found: int):
-        self.automaton = automaton
-        self.positions = positions
-        self.asks = positions & automaton.tree_positions
-        self.found = found
-
-    def __missing__(self, key: str | tuple[str, int]) -> _SegmentState:
-        name, answer = (key, 0) if isinstance(key, str) else key
-        state = self[key] = self.automaton.step(self, name, answer)
-        return state
-
-
 class _SegmentAutomaton:
     """All globs over segments: each is a run of positions, one bit each.
 
     In a state, the bit of an element says that all elements before it are satisfied;
     the bit after the last one, that the whole glob is. That bit stays set on the way
     down: who selects a node selects all leaves below.
+
+    A state leads on by a segment; or by a segment and those positions, of the ones that
+    depend on the tree, that it satisfies.
 
     Args:
         globs: patterns, and the bits to give for a path that each selects.
@@ -302,18 +277,19 @@ class _SegmentAutomaton:
             element: (self._lay_out(element.before), self._lay_out(element.after))
             for element in self._counted
         }
-        self._characters: CharacterAutomaton | None = None
+        self._characters: characters.CharacterAutomaton | None = None
         if self._globs:
             tokens = ((glob.tokens, bits) for glob, bits in self._globs.items())
-            self._characters = CharacterAutomaton(tokens, budget)
+            self._characters = characters.CharacterAutomaton(tokens, budget)
         self.tree_positions = self.class_positions | self.counted_positions
         self._stays = self._accepts | self.any_depth
         self._forget()
 
-    def alive(self, states: Iterable[_SegmentState]) -> int:
+    def alive(self, states: Iterable[State]) -> int:
         """The bits of all globs that match in a state, or may do so further down."""
         ends, found = list(self._accepting), 0
-        for place in places_of(union_of(state.positions for state in states)):
+        held = reduce(or_, (state.positions for state in states), 0)
+        for place in characters.places_of(held):
             found |= self._accepting[ends[bisect_left(ends, place)]]
         return found
 
@@ -323,14 +299,15 @@ class _SegmentAutomaton:
         if self._transitions > min(characters.MAX_TRANSITIONS, fitting):
             self._forget()
 
-    def step(self, state: _SegmentState, name: str, answer: int) -> _SegmentState:
-        """The state that segment ``name`` leads to.
+    def step(self, state: State, key: str | tuple[str, int]) -> State:
+        """The state that a segment leads to.
 
         Args:
             state: where it leads from.
-            name: the text of the segment.
-            answer: positions that the tree says this segment satisfies.
+            key: the text of the segment; if positions depend on the tree, also those
+                that it says are satisfied.
         """
+        name, answer = (key, 0) if isinstance(key, str) else key
         before = state.positions
         satisfied = self._satisfied.get(name)
         if satisfied is None:
@@ -342,14 +319,15 @@ class _SegmentAutomaton:
         known = self._states.get(after)
         return self._state(after, before, state.found) if known is None else known
 
-    def _state(self, positions: int, before: int, found: int) -> _SegmentState:
+    def _state(self, positions: int, before: int, found: int) -> State:
         """A new state of ``positions``, when ``before`` has ``found`` already."""
         new = positions & ~before & self._accepts
         while new:
             lowest = new & -new
             found |= self._accepting[lowest.bit_length() - 1]
             new ^= lowest
-        state = self._states[positions] = _SegmentState(self, positions, found)
+        asks = positions & self.tree_positions
+        state = self._states[positions] = State(self, positions, found, asks)
         return state
 
     def _satisfied_by(self, name: str) -> int:
@@ -367,18 +345,18 @@ class _SegmentAutomaton:
         return positions
 
     def _counted_names(self, element: FromEnd, names: Sequence[str]) -> Iterator[str]:
-        before, after = self._parts[element]
         families: dict[tuple[str, str], list[tuple[tuple[int, str], str]]]
         families = defaultdict(list)
         for name in names:
             for digits in _DIGITS.finditer(name):
-                left, right = name[: digits.start()], name[digits.end() :]
-                if self._satisfied_by(left) & before and (
-                    self._satisfied_by(right) & after
-                ):
+                around = name[: digits.start()], name[digits.end() :]
+                texts = zip(
+                    map(self._satisfied_by, around), self._parts[element], strict=True
+                )
+                if all(satisfied & position for satisfied, position in texts):
                     # Not ``int``: Python refuses to read very long ones.
                     number = digits[0].lstrip("0")
-                    families[left, right].append(((len(number), number), name))
+                    families[around].append(((len(number), number), name))
         for members in families.values():
             numbers = sorted({number for number, _ in members})
             chosen = set(numbers[element.first : element.last + 1 or None])
@@ -405,6 +383,6 @@ class _SegmentAutomaton:
     def _forget(self) -> None:
         self._transitions = 0
         self._satisfied: dict[str, int] = {}
-        self._states: dict[int, _SegmentState] = {}
+        self._states: dict[int, State] = {}
         first = self._first | (self._first & self.any_depth) << 1
         self.root = self._state(first, 0, 0)

@@ -497,19 +497,17 @@ def _union(
 ) -> tuple[tuple[int, int], ...]:
     """Ascending, disjoint intervals that hold the same code points, or all others."""
     inside: list[tuple[int, int]] = []
-    outside: list[tuple[int, int]] = []
-    free = 0  # the first code point after what was seen
     for first, last in sorted(intervals):
-        if first > free:
-            outside.append((free, first - 1))
-        if inside and first <= free:
-            inside[-1] = (inside[-1][0], max(inside[-1][1], last))
-        else:
-            inside.append((first, last))
-        free = max(free, last + 1)
-    if free <= _LAST_CODE_POINT:
-        outside.append((free, _LAST_CODE_POINT))
-    return tuple(outside if negated else inside)
+        if inside and first <= inside[-1][1] + 1:
+            first, known = inside.pop()
+            last = max(known, last)
+        inside.append((first, last))
+    if not negated:
+        return tuple(inside)
+    starts = [0, *(last + 1 for _, last in inside)]
+    stops = [*(first - 1 for first, _ in inside), _LAST_CODE_POINT]
+    gaps = zip(starts, stops, strict=True)
+    return tuple((start, stop) for start, stop in gaps if start <= stop)
 
 
 def _fail(text: str, index: int, problem: str) -> NoReturn:

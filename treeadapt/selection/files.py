@@ -82,11 +82,11 @@ def read_label(path: str | os.PathLike[str], label: Any, place: str) -> Label:
     Raises:
         RulesFileError: it is something else.
     """
-    if isinstance(label, float) and math.isfinite(label):
-        return label
-    if isinstance(label, str | bool):
-        return label
-    if isinstance(label, int) and -MAX_INTEGER <= label < MAX_INTEGER:
+    if (
+        isinstance(label, str | bool)
+        or (isinstance(label, float) and math.isfinite(label))
+        or (isinstance(label, int) and -MAX_INTEGER <= label < MAX_INTEGER)
+    ):
         return label
     if _is_spec(label):
         entries = (tuple(e) if isinstance(e, list) else e or None for e in label)

@@ -26,7 +26,12 @@ from treeadapt.trees.views import TreeView, view_tree
 _SHOWN = 8
 _CANDIDATES = 2_000
 _FOLDED = 100  # leaves that are looked at for a message
-_RECORDED = ("paths", "others")
+# The fields, and how many strings of a file each may hold.
+_LIMITS = {
+    "freeze": files.MAX_PATTERNS,
+    "paths": files.MAX_PATHS,
+    "others": files.MAX_PATHS,
+}
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -59,7 +64,7 @@ class FreezeSpec(OfParts):
     others: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("freeze", "paths", "others"):
+        for name in _LIMITS:
             given = getattr(self, name)
             if given is not None or name == "freeze":
                 object.__setattr__(self, name, _strings(name, given))
@@ -121,11 +126,11 @@ class FreezeSpec(OfParts):
         """
         view = view_tree(tree)
         chosen = self.decide(view, reports=True)
-        found: dict[bool, list[str]] = {True: [], False: []}
-        for path, leaf, yes in zip(view.plan.paths, view.leaves, chosen, strict=True):
+        found: tuple[list[str], list[str]] = [], []
+        for (path, leaf), yes in zip(view.items(), chosen, strict=True):
             if is_array(leaf):
-                found[yes].append(path)
-        return FreezeSpec(self.freeze, tuple(found[True]), tuple(found[False]))
+                found[not yes].append(path)
+        return FreezeSpec(self.freeze, *map(tuple, found))
 
     def check(self, tree: Any) -> None:
         """Raise if a leaf that was frozen when the spec was bound is not now.
@@ -158,12 +163,9 @@ class FreezeSpec(OfParts):
             version = 1
             freeze = ["encoder", "!**/bias"]
         """
-        fields: dict[str, Any] = {"freeze": list(self.freeze)}
-        for name in _RECORDED:
-            paths = getattr(self, name)
-            if paths is not None:
-                fields[name] = list(paths)
-        return files.write_toml(fields)
+        fields = {name: getattr(self, name) for name in _LIMITS}
+        known = {name: list(it) for name, it in fields.items() if it is not None}
+        return files.write_toml(known)
 
     @classmethod
     def load(
@@ -181,19 +183,16 @@ class FreezeSpec(OfParts):
         """
         kind = files.RULES_FILE
         document = kind.read(path)
-        kind.check_fields(path, document, ("version", "freeze", *_RECORDED))
+        kind.check_fields(path, document, ("version", *_LIMITS))
         freeze = document.get("freeze")
-        freeze = [freeze] if isinstance(freeze, str) else freeze
-        limit = files.MAX_PATTERNS
-        patterns = kind.check_strings(path, "freeze", freeze, limit)
-        files.check_patterns(path, patterns, allow_regex=allow_regex)
-        limit = files.MAX_PATHS
-        recorded = {
-            name: tuple(kind.check_strings(path, name, document[name], limit))
-            for name in _RECORDED
+        document["freeze"] = [freeze] if isinstance(freeze, str) else freeze
+        fields = {
+            name: kind.check_strings(path, name, document[name], limit)
+            for name, limit in _LIMITS.items()
             if name in document
         }
-        return cls(tuple(patterns), **recorded)
+        files.check_patterns(path, fields["freeze"], allow_regex=allow_regex)
+        return cls(**fields)  # type: ignore[arg-type]  # makes them tuples
 
 
 def _strings(name: str, given: Any) -> tuple[str, ...]:

@@ -132,21 +132,22 @@ def _advice(entry: Any, names: _Names) -> str:
         some = "its patterns match some, but " if patterns is not None else ""
         return f"{some}no array satisfies it"
     sign, pattern = "!" * entry.startswith("!"), entry.removeprefix("!")
-    if names.matches_static(pattern):
+    own = [] if all(names.is_array) else [*_globs([pattern])]
+    if any(Matcher(own).match(names.plan)):
         return "it matches only leaves that are not arrays, and these need no rule"
     if tied := names.tied(pattern):
         return tied
     hints = []
     found = _proposals(pattern, names)
     if found:
-        texts = [f"{sign + text!r} ({plural(n, 'leaf')})" for text, n in found]
+        texts = [f"{sign + text!r} ({plural(n, 'leaf')})" for text, n in found.items()]
         hints.append(f"did you mean {' or '.join(texts)}?")
     regex = _as_regex(pattern)
     if regex and not (found and _is_dotted(names.plan)):  # where '.' is a part of names
         start = "Or as" if found else "as"
         pasted = listing([sign + regex])
         hints.append(f"{start} a regular expression of the whole path: {pasted}")
-    elif not found and _has_class(pattern):
+    elif not found and any(_has(glob, ClassName) for glob in _globs([pattern])):
         hints.append(names.class_advice())
     if not found and not any(hints):
         hints.append(
@@ -156,28 +157,19 @@ def _advice(entry: Any, names: _Names) -> str:
     return " ".join(hints)
 
 
-def _proposals(text: str, names: _Names) -> list[tuple[str, int]]:
-    """Find globs near ``text`` that match array leaves.
-
-    Returns:
-        At most three pairs of pattern and number of array leaves, the likeliest first.
-    """
+def _proposals(text: str, names: _Names) -> dict[str, int]:
+    """Find at most three globs near ``text``, with their numbers of array leaves."""
     if len(text) > _MAX_TEXT or text.startswith(REGEX_PREFIX):
-        return []
-    found: list[tuple[str, int]] = []
-    for texts in (
-        _rewritten(text, names.plan),
-        _respelled(text, names),
-        _without_root(text),
-    ):
-        found += [pair for pair in names.count(texts) if pair[1]]
-        if found:
-            break
-    known = dict(found)
-    for one, count in found:
-        if known.get(one.removeprefix("**/"), 0) == count and one.startswith("**/"):
-            known.pop(one, None)  # the same leaves, said with more
-    return list(known.items())[:_MAX_PROPOSALS]
+        return {}
+    nearer = _rewritten(text, names.plan), _respelled(text, names), _without_root(text)
+    found = next(filter(None, map(names.matched, nearer)), {})
+    counts = {
+        one: len(leaves)
+        for one, leaves in found.items()
+        # Otherwise the same leaves are said with less.
+        if not one.startswith("**/") or found.get(one.removeprefix("**/")) != leaves
+    }
+    return dict(itertools.islice(counts.items(), _MAX_PROPOSALS))
 
 
 def entry_text(entry: Any) -> str:
@@ -272,19 +264,11 @@ def _misspelt(segments: Sequence[str], words: Iterable[str]) -> list[int]:
         if one not in ("", "**")
     }
     asked = [glob for glob in globs.values() if glob and not glob.needs_tree]
-    matcher = Matcher(asked)
-    found = functools.reduce(operator.or_, map(matcher.match_path, words), 0)
-    known = {glob.text for place, glob in enumerate(asked) if found >> place & 1}
-    return [
-        place
-        for place, one in enumerate(segments)
-        if one in globs and one not in known and not _counts_siblings(globs[one])
-    ]
-
-
-def _counts_siblings(glob: Pattern | None) -> bool:
-    """Return whether a segment counts siblings, which no word can answer."""
-    return bool(glob and any(isinstance(part, FromEnd) for part in glob.elements))
+    found = functools.reduce(operator.or_, map(Matcher(asked).match_path, words), 0)
+    right = {glob.text for place, glob in enumerate(asked) if found >> place & 1}
+    # No word can answer what counts siblings.
+    right |= {one for one, glob in globs.items() if glob and _has(glob, FromEnd)}
+    return [i for i, one in enumerate(segments) if one in globs.keys() - right]
 
 
 def _globs(texts: Iterable[str]) -> Iterator[Pattern]:
@@ -295,10 +279,8 @@ def _globs(texts: Iterable[str]) -> Iterator[Pattern]:
                 yield parse(text)
 
 
-def _has_class(text: str) -> bool:
-    return any(
-        isinstance(part, ClassName) for one in _globs([text]) for part in one.elements
-    )
+def _has(glob: Pattern, kind: type) -> bool:
+    return any(isinstance(part, kind) for part in glob.elements)
 
 
 def _as_regex(text: str) -> str:
@@ -320,17 +302,15 @@ def _deepest(text: str, names: _Names) -> str:
     """Say how far the pattern leads: what its longest matching beginning matches."""
     segments = text.split("/") if len(text) <= _MAX_TEXT else []
     starts = ("/".join(segments[:n]) for n in range(len(segments) - 1, 0, -1))
-    for start, count in names.count(start for start in starts if start.strip("*/")):
-        if count:
-            first, after = names.first(start), segments[start.count("/") + 1]
-            text = f"{listing([start])} matches {plural(count, 'leaf')}, such as "
-            text += listing([first])
-            below = first.removeprefix(f"{start}/")
-            if _INDEX.match(after) and below != first and not _NUMBER.match(below):
-                text += (
-                    f"; layers along axis 0 need Rules(..., stacks={{{start!r}: 0}})"
-                )
-            return text
+    found = names.matched(start for start in starts if start.strip("*/"))
+    for start, leaves in found.items():
+        first, after = names.plan.paths[leaves[0]], segments[start.count("/") + 1]
+        count = plural(len(leaves), "leaf")
+        said = f"{listing([start])} matches {count}, such as {listing([first])}"
+        below = first.removeprefix(f"{start}/")
+        if _INDEX.match(after) and below != first and not _NUMBER.match(below):
+            said += f"; layers along axis 0 need Rules(..., stacks={{{start!r}: 0}})"
+        return said
     return ""
 
 
@@ -378,14 +358,10 @@ class _Names:
 
     def tied(self, text: str) -> str:
         """Name the first path of a leaf, for a glob that matches its second one."""
-        globs = [one for one in _globs([text]) if not one.needs_tree]
-        if not (globs and self.plan.ties):
-            return ""
-        matcher = Matcher(globs)
+        matcher = Matcher(one for one in _globs([text]) if not one.needs_tree)
         for second, first in self.plan.ties.items():
-            for path in self.plan.paths:
-                if path != first and not path.startswith(f"{first}/"):
-                    continue
+            below = [p for p in self.plan.paths if f"{p}/".startswith(f"{first}/")]
+            for path in below:
                 alias = second + path[len(first) :]
                 if matcher.match_path(alias):
                     return (
@@ -400,29 +376,19 @@ class _Names:
         sample = paths[:: max(1, len(paths) // 500)]
         return Speller().nearest(text, sample, cutoff=0.3) or paths[:3]
 
-    def count(self, texts: Iterable[str]) -> list[tuple[str, int]]:
-        """Return those of ``texts`` that are globs, with their numbers of arrays."""
+    def matched(self, texts: Iterable[str]) -> dict[str, list[int]]:
+        """Return those of ``texts`` that match arrays, with the leaves that they do."""
         globs = list(itertools.islice(_globs(texts), _MAX_CANDIDATES))
         if self.plan.is_flat_dict:
             globs = [glob for glob in globs if not glob.needs_tree]
-        tally = collections.Counter(
-            itertools.compress(self._match(globs), self.is_array)
-        )
-        return [
-            (glob.text, sum(n for mask, n in tally.items() if mask >> place & 1))
-            for place, glob in enumerate(globs)
-        ]
-
-    def first(self, text: str) -> str:
-        """Return the path of the first array that the glob ``text`` matches."""
-        flags = map(all, zip(self._match([parse(text)]), self.is_array, strict=True))
-        return next(itertools.compress(self.plan.paths, flags))
-
-    def matches_static(self, text: str) -> bool:
-        """Return whether a glob matches a leaf that is not an array."""
-        globs = [] if all(self.is_array) else list(_globs([text]))
-        masks = zip(self._match(globs), self.is_array, strict=True)
-        return any(mask and not yes for mask, yes in masks)
-
-    def _match(self, globs: Sequence[Pattern]) -> Sequence[int]:
-        return Matcher(globs).match(self.plan) if globs else [0] * len(self.plan)
+        rows = collections.defaultdict(list)  # leaves that the same globs match
+        for leaf, mask in enumerate(Matcher(globs).match(self.plan)):
+            if mask and self.is_array[leaf]:
+                rows[mask].append(leaf)
+        found = {
+            glob.text: [
+                leaf for mask, own in rows.items() if mask >> i & 1 for leaf in own
+            ]
+            for i, glob in enumerate(globs)
+        }
+        return {text: sorted(leaves) for text, leaves in found.items() if leaves}

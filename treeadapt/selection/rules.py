@@ -190,15 +190,9 @@ class Rules(Question):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Rules):
             return NotImplemented
-        return (
-            self.selectors == other.selectors
-            and self.unused == other.unused
-            and self.overlap == other.overlap
-            and self.stacks == other.stacks
-            and len(self.pairs) == len(other.pairs)
-            and all(map(same_value, self.values, other.values))
-            and same_value(self.default, other.default)
-        )
+        mine, theirs = ((*r.values, *r.options.values()) for r in (self, other))
+        same = map(same_value, mine, theirs)  # of one length, if selectors are
+        return self.selectors == other.selectors and all(same)
 
     def __hash__(self) -> int:
         return hash((self.pairs, self.default, self.unused, self.overlap, self.stacks))
@@ -597,10 +591,9 @@ class RuleMatches:
         Args:
             index: of the rule, whether or not it decides.
         """
-        chosen = self.rules.selectors[index].select(self.leaves)
-        both = map(all, zip(chosen, self.leaves.is_array, strict=True))
-        members = itertools.compress(self.leaves.members, both)
-        return sorted(itertools.chain.from_iterable(members))
+        chosen = self.leaves.spread(self.rules.selectors[index].select(self.leaves))
+        both = map(all, zip(chosen, self.is_array, strict=True))
+        return list(itertools.compress(itertools.count(), both))
 
     def rule_text(self, index: int) -> str:
         """Write the rule that decided a leaf, as it was typed; empty if none did.
@@ -627,8 +620,23 @@ class RuleMatches:
             raise UnmatchedPathError(text)
 
 
+class _OfRules(Question):
+    """What is asked with the patterns and the stacks of rules."""
+
+    rules: Rules
+
+    @property
+    def stacks(self) -> Stacks:  # type: ignore[override]
+        """The stacks of the rules."""
+        return self.rules.stacks
+
+    def patterns(self) -> Iterator[str]:
+        """Yield the patterns of all rules."""
+        yield from self.rules.patterns()
+
+
 @dataclasses.dataclass(frozen=True, repr=False)
-class Where(Selector):
+class Where(_OfRules, Selector):
     """The leaves to which rules give one label."""
 
     rules: Rules
@@ -639,29 +647,21 @@ class Where(Selector):
     def __repr__(self) -> str:
         return f"{self.rules!r}.where({self.label!r})"
 
-    @property
-    def stacks(self) -> Stacks:  # type: ignore[override]
-        """The stacks of the rules."""
-        return self.rules.stacks
-
     @functools.cached_property
     def needs(self) -> frozenset[str]:  # type: ignore[override]
         """What the rules need; and whether a leaf without a rule is an array."""
         return self.rules.needs | ({"leaf"} if any(self._of_unmatched) else set())
 
-    def patterns(self) -> Iterator[str]:
-        """Yield the patterns of all rules."""
-        yield from self.rules.patterns()
-
     def select(self, leaves: Leaves) -> list[bool]:
         """Find the first rule that matches each row."""
         first = self.rules.first(leaves)
-        chosen = [index >= 0 and self._wanted[index] for index in first]
-        if any(self._of_unmatched):
-            for row, index in enumerate(first):
-                if index < 0:
-                    chosen[row] = self._of_unmatched[leaves.is_array[row]]
-        return chosen
+        some = any(self._of_unmatched)  # otherwise arrays need not be known
+        return [
+            self._wanted[index]
+            if index >= 0
+            else some and self._of_unmatched[leaves.is_array[row]]
+            for row, index in enumerate(first)
+        ]
 
     def _reasons(self, leaves: Leaves) -> list[str]:
         return list(map(self.rules.names.__getitem__, self.rules.first(leaves)))
@@ -683,7 +683,7 @@ class Where(Selector):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class BoundRules(Question):
+class BoundRules(_OfRules):
     """Rules that have decided on one full tree, and answer by path.
 
     Attributes:
@@ -711,15 +711,6 @@ class BoundRules(Question):
         """
         _refuse_filter(self.rules.values, leaf)
         return self.ask(tree)
-
-    @property
-    def stacks(self) -> Stacks:  # type: ignore[override]
-        """The stacks of the rules."""
-        return self.rules.stacks
-
-    def patterns(self) -> Iterator[str]:
-        """Yield the patterns of all rules."""
-        yield from self.rules.patterns()
 
     def of_view(self, view: TreeView) -> list[Any]:
         """Look every path of a smaller view up."""

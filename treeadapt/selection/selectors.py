@@ -31,7 +31,7 @@ from treeadapt.patterns import parse
 from treeadapt.selection.leaves import Known, Leaves, NotKnown, OnePath
 from treeadapt.selection.repairs import unused_message
 from treeadapt.selection.stacks import NO_STACKS, Stacks, Unrolled, require_agreement
-from treeadapt.selection.whole import WholeTree, look_up, whole_of
+from treeadapt.selection.whole import WholeTree, look_up, no_leaf, whole_of
 from treeadapt.trees.views import TreeView, view_tree
 
 Unused = Literal["error", "ignore"]
@@ -106,7 +106,7 @@ class Question:
         if self.stacks.data:
             layers = self.stacks.unroll(view, is_part=is_part or bool(holes))
             holes = layers.view.plan.holes if holes else ()
-        else:
+        else:  # as ``unroll`` does; most tables are such
             count = len(view.leaves)
             layers = Unrolled(view, view, [1] * count, [()] * count, {}, self.stacks)
         return Leaves(layers.view, self.matcher, self.needs, holes), layers
@@ -377,12 +377,9 @@ class LeafSelector(Selector):
 
     def __repr__(self) -> str:
         parts = [] if self.fn is None else [getattr(self.fn, "__qualname__", "fn")]
-        if self.ndim is not None:
-            parts.append(f"ndim={self.ndim}")
-        if self.dtype is not None:
-            parts.append(f"dtype={_dtype_text(self.dtype)}")
-        if self.min_size is not None:
-            parts.append(f"min_size={self.min_size}")
+        dtype = None if self.dtype is None else _dtype_text(self.dtype)
+        given = {"ndim": self.ndim, "dtype": dtype, "min_size": self.min_size}
+        parts += [f"{name}={it}" for name, it in given.items() if it is not None]
         return f"leaf({', '.join(parts)})"
 
     def select(self, leaves: Leaves) -> list[bool]:
@@ -445,44 +442,46 @@ class ListSelector(OfParts):
     entries: tuple[str | Selector, ...]
 
     def __post_init__(self) -> None:
-        _ = self.parts  # complains about a malformed entry now
+        _ = self._signed  # complains about a malformed entry now
 
     def __repr__(self) -> str:
         return repr(list(self.entries))
 
     @functools.cached_property
+    def _signed(self) -> list[tuple[str, Selector]]:
+        """The sign of each entry, and its selector; what is chosen comes first."""
+        signed = [
+            ("!", GlobSelector(entry[1:]))
+            if isinstance(entry, str) and entry.startswith("!")
+            else ("", as_selector(entry))
+            for entry in self.entries
+        ]
+        return sorted(signed, key=operator.itemgetter(0))
+
+    @functools.cached_property
     def parts(self) -> tuple[Selector, ...]:  # type: ignore[override]
         """A selector for each entry, without its ``!``."""
-        return tuple(
-            GlobSelector(entry.removeprefix("!")) if isinstance(entry, str) else entry
-            for entry in self.entries
-        )
+        return tuple(part for _, part in self._signed)
 
     @property
     def may_be_empty(self) -> bool:  # type: ignore[override]
         """Whether it has no entry, and so none that is wrong."""
-        chosen = [part.may_be_empty for out, part in self._entries if not out]
+        chosen = [part.may_be_empty for sign, part in self._signed if not sign]
         return not self.entries or any(chosen)
 
     def select(self, leaves: Leaves) -> list[bool]:
         """Combine the entries' answers; exclusions alone start from everything."""
-        chosen = [part for out, part in self._entries if not out]
-        parts: list[Selector] = [Not(part) for out, part in self._entries if out]
+        chosen = tuple(part for sign, part in self._signed if not sign)
+        parts: list[Selector] = [Not(part) for sign, part in self._signed if sign]
         if chosen or not parts:
-            parts.append(Or(tuple(chosen)))
+            parts.append(Or(chosen))
         return _settled(parts, leaves, by=False)
 
     def unused(self, leaves: Leaves) -> Iterator[str | type]:
         """Yield what matches nothing in any entry, exclusions with their ``!``."""
-        for out, part in self._entries:
-            for pattern in part.unused(leaves):
-                yield f"!{pattern}" if out else pattern
-
-    @functools.cached_property
-    def _entries(self) -> list[tuple[bool, Selector]]:
-        """Whether each entry excludes, and its selector; what is chosen comes first."""
-        outs = [isinstance(e, str) and e.startswith("!") for e in self.entries]
-        return sorted(zip(outs, self.parts, strict=True), key=operator.itemgetter(0))
+        for sign, part in self._signed:
+            for entry in part.unused(leaves):
+                yield f"!{entry}" if sign else entry
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -490,6 +489,11 @@ class _Composite(OfParts):
     parts: tuple[Selector, ...]
 
     sign = ""
+    settling = False  # the answer of one part that settles a row
+
+    def select(self, leaves: Leaves) -> list[bool]:
+        """Ask parts until one settles the row."""
+        return _settled(self.parts, leaves, by=self.settling)
 
     def __repr__(self) -> str:
         return f" {self.sign} ".join(map(self._part_text, self.parts))
@@ -504,19 +508,12 @@ class And(_Composite):
 
     sign = "&"
 
-    def select(self, leaves: Leaves) -> list[bool]:
-        """False where any part says no."""
-        return _settled(self.parts, leaves, by=False)
-
 
 class Or(_Composite):
     """Leaves that some part selects."""
 
     sign = "|"
-
-    def select(self, leaves: Leaves) -> list[bool]:
-        """True where any part says yes."""
-        return _settled(self.parts, leaves, by=True)
+    settling = True
 
 
 class Not(_Composite):
@@ -563,7 +560,7 @@ class Bound(Selector):
         for row, path in enumerate(leaves.paths):
             # A static leaf that the bound tree did not have is not selected.
             if path not in self.answers and leaves.is_array[row]:
-                raise self._new_leaf(path)
+                raise no_leaf([path])
         found = [self.answers.get(path, False) for path in leaves.paths]
         return require_agreement(found, "A bound selector within another one")
 
@@ -579,14 +576,8 @@ class Bound(Selector):
 
     def _at_path(self, path: str, *leaf: Any) -> bool:
         if path not in self.answers and not leaf:
-            raise self._new_leaf(path)
+            raise no_leaf([path])
         return super()._at_path(path, *leaf)
-
-    def _new_leaf(self, path: str) -> SelectorError:
-        return SelectorError(
-            f"{self!r} knows no leaf at {path!r}. Bind the selector to the tree as it "
-            "is now: .bind(tree)."
-        )
 
 
 def glob(pattern: str) -> Selector:
@@ -684,11 +675,8 @@ def as_selector(spec: Any) -> Selector:
     if isinstance(spec, type):
         return NodeSelector(spec)
     if isinstance(spec, list | tuple):
-        return ListSelector(
-            tuple(
-                str.__str__(e) if isinstance(e, str) else as_selector(e) for e in spec
-            )
-        )
+        texts = [str.__str__(e) if isinstance(e, str) else as_selector(e) for e in spec]
+        return ListSelector(tuple(texts))
     raise SelectorError(
         "A selector is a pattern, a class, a list of these, or made by glob, leaf, "
         f"node or rules.where(label); got {type(spec).__name__}: {shorten(repr(spec))}"
@@ -799,16 +787,6 @@ def _joined(keys: Iterable[Any]) -> str:
     return _paths.join(map(_paths.segment, keys))
 
 
-_FAMILIES = (
-    np.generic,
-    np.number,
-    np.integer,
-    np.signedinteger,
-    np.unsignedinteger,
-    np.inexact,
-    np.floating,
-    np.complexfloating,
-)
 _ANY_WIDTH = {
     bool: np.bool_,
     int: np.integer,
@@ -821,7 +799,11 @@ def _dtype(dtype: Any) -> Any:
     if isinstance(dtype, type) and dtype in _ANY_WIDTH:
         return _ANY_WIDTH[dtype]
     try:
-        if dtype in _FAMILIES or jnp.issubdtype(dtype, jax.dtypes.extended):
+        # Only a family of dtypes, such as ``np.floating``, has subclasses.
+        is_abstract = isinstance(dtype, type) and issubclass(dtype, np.generic)
+        if is_abstract and dtype.__subclasses__():
+            return dtype
+        if jnp.issubdtype(dtype, jax.dtypes.extended):
             return dtype
         return jnp.dtype(dtype)
     except (TypeError, ValueError) as error:

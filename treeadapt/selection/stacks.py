@@ -72,16 +72,14 @@ class PerLayer:
         axes: along which it holds layers, the outermost first.
         numbers: of the layers along each axis that are meant.
         values: one for each layer, the numbers of the last axis running fastest.
-        paths: unrolled path of each.
-        sources: what decided each, as text.
+        notes: for errors, the unrolled path of each and what decided it, as text.
     """
 
     path: str
     axes: tuple[StackAxis, ...]
     numbers: tuple[tuple[int, ...], ...]
     values: tuple[Any, ...]
-    paths: tuple[str, ...]
-    sources: tuple[str, ...]
+    notes: tuple[tuple[str, str], ...]
 
     def key_of(self, numbers: Sequence[Sequence[int]]) -> str:
         """Name some layers of the array."""
@@ -92,37 +90,36 @@ class PerLayer:
         """Return what was decided for some of the layers; one value if they agree."""
         place = {each: i for i, each in enumerate(itertools.product(*self.numbers))}
         rows = [place[each] for each in itertools.product(*numbers)]
-        values, paths, sources = (
-            tuple(map(column.__getitem__, rows))
-            for column in (self.values, self.paths, self.sources)
+        values, notes = (
+            tuple(map(column.__getitem__, rows)) for column in (self.values, self.notes)
         )
-        if _all_same(values):
-            return values[0]
-        own = tuple(map(tuple, numbers))
-        return PerLayer(self.path, self.axes, own, values, paths, sources)
+        return self._with(values, numbers=tuple(map(tuple, numbers)), notes=notes)
 
     def map(self, fn: Callable[[Any], Any]) -> Any:
         """Apply a function to the value of each layer; one value if they agree."""
-        values = tuple(map(fn, self.values))
-        same = _all_same(values)
-        return values[0] if same else dataclasses.replace(self, values=values)
+        return self._with(tuple(map(fn, self.values)))
+
+    def _with(self, values: tuple[Any, ...], **changes: Any) -> Any:
+        if _all_same(values):
+            return values[0]
+        return dataclasses.replace(self, values=values, **changes)
 
     def __str__(self) -> str:
         """The values, each with its layers and what decided."""
-        rows = itertools.product(*self.numbers)
         groups: list[list[Any]] = []
-        for row in zip(self.values, self.sources, rows, self.paths, strict=True):
+        places = itertools.product(*self.numbers)
+        for value, note, place in zip(self.values, self.notes, places, strict=True):
+            row = value, note[1], note[0], place
             last = groups[-1][-1] if groups else (object(), "")
-            if not (same_value(last[0], row[0]) and last[1] == row[1]):
+            if not (same_value(last[0], value) and last[1] == row[1]):
                 groups.append([])
             groups[-1].append(row)
         texts = []
         for group in groups[:_SHOWN]:
             value, source, *_ = group[0]
+            names = list(fold(path for _, _, path, _ in group))
             if len(self.axes) == 1:
-                names = [self.key_of([[numbers[0] for _, _, numbers, _ in group]])]
-            else:
-                names = list(fold(path for *_, path in group))
+                names = [self.key_of([[place[0] for *_, place in group]])]
             by = f" ({source})" if source else ""
             texts.append(f"{shorten(repr(value))} for {listing(names, limit=1)}{by}")
         left = len(groups) - _SHOWN
@@ -259,10 +256,9 @@ class Stacks:
                 _refuse(_uneven(key, view, sizes))
         if not is_part and any(map(is_array, view.leaves)):
             for stack in self._stacks:
-                around = {one.key for one in self._around(stack.key)}
-                if stack.key in left_out or (stack.axis is None and around & left_out):
-                    met.add(stack.key)
-            self._require_met(met, view)
+                around = self._around(stack.key) if stack.axis is None else (stack,)
+                if stack.key not in met and left_out.isdisjoint(s.key for s in around):
+                    _refuse(_not_met(stack, view))
         return found
 
     def _axis_names(self, view: TreeView) -> dict[int, AxisNames]:
@@ -306,20 +302,6 @@ class Stacks:
             found.add(stack.key)
         return frozenset(found)
 
-    def _require_met(self, met: set[str], view: TreeView) -> None:
-        for stack in self._stacks:
-            if stack.key not in met:
-                paths = [path.split("/") for path in view.plan.paths]
-                known = {"/".join(p[:n]) for p in paths for n in range(1, len(p) + 1)}
-                near = Speller().nearest(stack.key, sorted(known), count=1)
-                hint = f" Did you mean {near[0]!r}?" if near else ""
-                _refuse(
-                    f"stacks={{{stack.key!r}: ...}} matches nothing: no leaf is there "
-                    "or below. Paths here look like "
-                    f"{listing(view.plan.paths, limit=3)}.{hint} Keys are paths as "
-                    "stored, without numbers of layers."
-                )
-
     def unroll(self, view: TreeView, *, is_part: bool = False) -> Unrolled:
         """Return the table of the layers of a tree; arguments as for ``axes``.
 
@@ -329,9 +311,8 @@ class Stacks:
                 has the name of some layers.
         """
         if not self:
-            counts = [1] * len(view.leaves)
-            none: list[tuple[StackAxis, ...]] = [()] * len(view.leaves)
-            return Unrolled(view, view, counts, none, {}, self)
+            count = len(view.leaves)
+            return Unrolled(view, view, [1] * count, [()] * count, {}, self)
         axes = self.axes(view, is_part=is_part)
         sizes = {axis.key: axis.size for each in axes for axis in each}
         for path in view.plan.paths:
@@ -524,8 +505,9 @@ class Unrolled:
                 continue
             numbers = tuple(tuple(range(axis.size)) for axis in axes)
             texts = texts or sources()
-            path, own = self.stored.plan.paths[index], tuple(texts[rows])
-            found.append(PerLayer(path, axes, numbers, tuple(values), paths[rows], own))
+            notes = tuple(zip(paths[rows], texts[rows], strict=True))
+            path = self.stored.plan.paths[index]
+            found.append(PerLayer(path, axes, numbers, tuple(values), notes))
         return found
 
     @property
@@ -684,6 +666,18 @@ def _is_regular(
         if shapes.setdefault(rest, tuple(leaf.shape)) != tuple(leaf.shape):
             return False
     return is_part or numbers == {*range(len(numbers))}
+
+
+def _not_met(stack: _Stack, view: TreeView) -> str:
+    paths = [path.split("/") for path in view.plan.paths]
+    known = {"/".join(path[:n]) for path in paths for n in range(1, len(path) + 1)}
+    near = Speller().nearest(stack.key, sorted(known), count=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return (
+        f"stacks={{{stack.key!r}: ...}} matches nothing: no leaf is there or below. "
+        f"Paths here look like {listing(view.plan.paths, limit=3)}.{hint} Keys are "
+        "paths as stored, without numbers of layers."
+    )
 
 
 def _fits(stack: _Stack, own: Sequence[_Leaf]) -> bool:

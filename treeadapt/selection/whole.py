@@ -49,10 +49,7 @@ def look_up(answers: Mapping[str, T], flat: Mapping[str, Any], *, static: T) -> 
     """
     new = [path for path in flat if path not in answers and is_array(flat[path])]
     if new:
-        raise SelectorError(
-            f"Bound to a tree that has no leaf at {listing(fold(new))}. Bind to the "
-            "tree as it is now: .bind(tree)."
-        )
+        raise no_leaf(new)
     found = [answers.get(path, static) for path in flat]
     for answer, (path, leaf) in zip(found, flat.items(), strict=True):
         if isinstance(answer, PerLayer) and is_array(leaf):
@@ -65,6 +62,14 @@ def look_up(answers: Mapping[str, T], flat: Mapping[str, Any], *, static: T) -> 
                     "tree as it is now: .bind(tree)."
                 )
     return found
+
+
+def no_leaf(paths: Iterable[str]) -> SelectorError:
+    """Return the error for array leaves about which nothing was decided."""
+    return SelectorError(
+        f"Bound to a tree that has no leaf at {listing(fold(paths))}. Bind to the tree "
+        "as it is now: .bind(tree)."
+    )
 
 
 class Cut(NamedTuple):
