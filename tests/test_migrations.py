@@ -109,11 +109,12 @@ def test_groups_of_one_form_are_compiled_once():
     assert running._compiled.cache_info().misses == 1
 
 
-def test_arrays_on_different_devices_are_named():
+def test_arrays_on_different_devices_are_named_by_jax():
     one, two = (jax.device_put(LAYERS["l.0.w"], each) for each in jax.devices()[:2])
     m = ta.Migration({"{i}.w : a b": "w : i a b"})
-    said = message(lambda: m({"0.w": one, "1.w": two, "2.w": one}))
-    assert f"'0.w' is on {jax.devices()[0]}, '1.w' is on {jax.devices()[1]}" in said
+    with pytest.raises(ValueError, match=r"devices.* ids \[0\] .* \[1\]") as caught:
+        m({"0.w": one, "1.w": two, "2.w": one})
+    assert "row '{i}.w : a b', which makes 'w' of '0.w'" in caught.value.__notes__[-1]
     anywhere = jnp.asarray(LAYERS["l.0.w"])
     assert m({"0.w": one, "1.w": anywhere})["w"].shape == (2, 6, 4)
 
@@ -317,10 +318,10 @@ def test_the_first_of_the_rows_that_match_takes_a_leaf():
         assert plan.groups[0].row.sources[0].text == order[0][0]
 
 
-def test_an_entry_of_new_may_be_hidden_by_an_earlier_one():
+def test_an_entry_of_new_that_an_earlier_one_hides_is_an_error():
     m = ta.Migration({"a": "b"}, new={"h/*": "zeros", "h/w": "target"})
-    new = m.plan({"a": 1.0}, {"b": 1.0, "h/w": np.ones(3)}).new
-    assert new == {"h/w": "zeros"}
+    said = message(lambda: m.plan({"a": 1.0}, {"b": 1.0, "h/w": np.ones(3)}))
+    assert said == "1 entry: of new= no leaf of the target is left for\n  'h/w'"
 
 
 # --- functions ---

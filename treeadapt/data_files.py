@@ -79,7 +79,7 @@ class DataFile:
         except TypeError as error:
             text = f"A {self.noun} file is named by a path: {error}."
             raise self.error(text) from error
-        parser = {".toml": self._toml, ".json": _json}.get(name.suffix.lower())
+        parser = {".toml": self._toml, ".json": parse_json}.get(name.suffix.lower())
         if parser is None:
             seen = f"a {self.noun} file is TOML or JSON, by its ending"
             cure = f"Write it as TOML: version = 1, {self.table}, {self.line}."
@@ -92,7 +92,7 @@ class DataFile:
             self.refuse(name, "it is nested too deep", cure)
         except ValueError as error:  # includes what both parsers raise
             quotes = f" Names and texts are quoted: {self.line}."
-            cure = f"Correct it.{quotes if parser is not _json else ''}"
+            cure = f"Correct it.{quotes if parser is not parse_json else ''}"
             self.refuse(name, f"it is malformed: {one_line(error)}", cure)
         return self._versioned(name, document)
 
@@ -257,7 +257,12 @@ def one_line(thing: Any) -> str:
     return shorten(text)
 
 
-def _json(text: str) -> Any:
+def parse_json(text: str) -> Any:
+    """Read JSON in which no key occurs twice.
+
+    Raises:
+        ValueError: it is malformed.
+    """
     return json.loads(
         text, object_pairs_hook=_without_duplicates, parse_constant=_no_constant
     )

@@ -74,9 +74,7 @@ def read_stored(path: str | os.PathLike[str]) -> Stored:
     return dataclasses.replace(found, version=version, format=kind)
 
 
-def read_arrays(
-    stored: Stored, wanted: Mapping[str, Any] | None = None
-) -> Iterator[tuple[str, Any]]:
+def read_arrays(stored: Stored, wanted: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Read leaves, each of which must be what the metadata said.
 
     What is yielded may read its data later: use it within ``reading``.
@@ -84,7 +82,7 @@ def read_arrays(
     Args:
         stored: the checkpoint, maybe with the paths of a model.
         wanted: the leaves to read, and for each the sharding to read it to, or None
-            for the host. All, to the host, if not given.
+            for the host.
 
     Yields:
         Path and array.
@@ -92,8 +90,6 @@ def read_arrays(
     Raises:
         CheckpointError: the checkpoint cannot be read.
     """
-    if wanted is None:
-        wanted = dict.fromkeys(stored.table)
     if not wanted:
         return
     require_arrays(stored)
@@ -156,23 +152,22 @@ def _write_together(
     """
     call, is_first = f"save to {listing([str(path)])}", jax.process_index() == 0
     own = schema_file.entries(table)
-    with agreed(call) as told, reported(path, "written"):
-        first = json.loads(told(json.dumps(own)))
-        different = [name for name in own | first if own.get(name) != first.get(name)]
-        if different:
-            here, there = (one.get(different[0], "missing") for one in (own, first))
-            raise CheckpointError(
-                f"Its tree differs from that of process 0 in {listing(different)}: "
-                f"the first is {here!r}, in process 0 {there!r}. Save the same tree in "
-                "all processes."
-            )
     with contextlib.ExitStack() as stack:
         with agreed(call) as told, reported(path, "written"):
-            new = None
+            new = path
             if is_first:
                 new = stack.enter_context(replaced(path, lambda: _check(path, "orbax")))
                 orbax_folder.begin(new)
-            new = Path(told(str(new)))
+            first, name = json.loads(told(json.dumps([own, str(new)])))
+            different = [one for one in own | first if own.get(one) != first.get(one)]
+            if different:
+                here, there = (one.get(different[0], "missing") for one in (own, first))
+                raise CheckpointError(
+                    f"Its tree differs from that of process 0 in {listing(different)}: "
+                    f"the first is {here!r}, in process 0 {there!r}. Save the same "
+                    "tree in all processes."
+                )
+            new = Path(name)
             if not new.is_dir():
                 raise CheckpointError(
                     f"There is no folder {listing([str(new)])} here, which process 0 "
@@ -315,20 +310,14 @@ def reading(path: Path, version: tuple[int, ...]) -> Iterator[None]:
     """
     try:
         yield
-    except Exception:
-        _require_version(path, version)
-        raise
-    _require_version(path, version)
-
-
-def _require_version(path: Path, version: tuple[int, ...]) -> None:
-    with reported(path, "read"):
-        is_same = _version(path) == version
-    if not is_same:
-        raise CheckpointError(
-            f"The checkpoint {listing([str(path)])} was replaced while it was read. "
-            "Read it again."
-        )
+    finally:
+        with reported(path, "read"):
+            is_same = _version(path) == version
+        if not is_same:
+            raise CheckpointError(
+                f"The checkpoint {listing([str(path)])} was replaced while it was "
+                "read. Read it again."
+            )
 
 
 def _version(path: Path) -> tuple[int, ...]:

@@ -14,7 +14,6 @@ handler, which waits for nobody; ``files`` calls them in all processes.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import json
 import re
@@ -118,7 +117,6 @@ def read_metadata(path: Path) -> Stored:
         if name not in table or table[name].array != made[name].array:
             problem = f"{listing([name])} in it is not {listing([made[name].owner])}"
             refuse(path, problem)
-        made[name] = dataclasses.replace(made[name], key=table[name].key)
     return Stored(path, made, hash=str(marks.get("hash", "")))
 
 

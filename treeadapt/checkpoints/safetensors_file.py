@@ -10,7 +10,6 @@ tools write it; one shard is on the host at a time.
 
 from __future__ import annotations
 
-import collections
 import itertools
 import json
 import math
@@ -32,6 +31,7 @@ from treeadapt.checkpoints.common import (
     reported,
 )
 from treeadapt.checkpoints.schema_file import marks_of
+from treeadapt.data_files import parse_json
 from treeadapt.errors import CheckpointError
 from treeadapt.names import listing
 
@@ -224,7 +224,7 @@ def _table(path: Path) -> tuple[dict[str, Leaf], str]:
             refuse(path, f"its header is larger than {_MAX_HEADER_BYTES >> 20} MiB")
         text = file.read(length_bytes)
     with safetensors.safe_open(path, "np"):
-        header = _json(path, text.decode())  # the library finds that it fits the file
+        header = parse_json(text.decode())  # the library finds that it fits the file
     marks = header.pop(_RESERVED, {}).get(_MARK)
     if len(header) > MAX_LEAVES:
         refuse(path, f"it has {len(header):,} tensors")
@@ -236,7 +236,7 @@ def _table(path: Path) -> tuple[dict[str, Leaf], str]:
         table[name] = Leaf(leaf, key=(path, start_bytes))
     if marks is None:
         return table, ""
-    marks = _json(path, marks)
+    marks = parse_json(marks)
     return marked(path, table, marks), str(marks.get("hash", ""))
 
 
@@ -245,7 +245,7 @@ def _index(path: Path) -> tuple[dict[str, str], str]:
     index = path / INDEX
     if index.stat().st_size > _MAX_HEADER_BYTES:
         refuse(path, f"its index is larger than {_MAX_HEADER_BYTES >> 20} MiB")
-    document = _json(path, index.read_text("utf-8"))
+    document = parse_json(index.read_text("utf-8"))
     names = document.get("weight_map") if isinstance(document, dict) else None
     if not isinstance(names, dict) or len(names) > MAX_LEAVES:
         refuse(path, "its index is not a table of tensors and their files")
@@ -287,17 +287,3 @@ def _sharded(path: Path) -> tuple[dict[str, Leaf], str]:
         refuse(path, f"{problem}: {listing(wrong, limit=3)}")
     table = {name: table[name] for name in names} | table  # in the order of the index
     return table, text
-
-
-def _json(path: Path, text: str) -> Any:
-    """Read JSON in which no name occurs twice."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            counts = collections.Counter(name for name, _ in pairs)
-            twice = counts - collections.Counter(found.keys())
-            refuse(path, f"a name occurs twice: {listing(twice, limit=3)}")
-        return found
-
-    return json.loads(text, object_pairs_hook=unique)

@@ -173,7 +173,7 @@ def read_arrays(text: str, source: Source) -> dict[str, Any]:
         bar(f"Reading {text}", len(stored.leaves)) as shown,
         files.reading(stored.path, stored.version),
     ):
-        for path, array in files.read_arrays(stored):
+        for path, array in files.read_arrays(stored, dict.fromkeys(stored.table)):
             found[path] = np.asarray(array)
             shown.update(1)
     return found

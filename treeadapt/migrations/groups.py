@@ -343,15 +343,14 @@ class GroupMaker:
             # What contradicts the target is reported with its whole shape.
             list(solve([*self._shown(values, sizes), *equations], sizes))
             faults += solve(equations, sizes)
+        loose = [name for name in _names((*layouts, *wanted)) if name not in sizes]
+        if loose and not faults:
+            faults = [_open(loose)]
+        numbers = itertools.chain(*(layout.numbers for layout in wanted))
+        empty = [name for name in numbers if sizes.get(name) == 0]
+        faults += [f"{name} has size 0, so no leaf holds it" for name in empty]
         if faults:
             self._fault(f"{listing([first])}: {'; '.join(faults)}")
-        loose = [name for name in _names((*layouts, *wanted)) if name not in sizes]
-        if loose:
-            self._fault(f"{listing([first])}: {_open(loose)}")
-        for name in itertools.chain(*(layout.numbers for layout in wanted)):
-            if sizes[name] == 0:
-                text = f"{name} has size 0, so no leaf holds it"
-                self._fault(f"{listing([first])}: {text}")
         return (layouts, wanted), sizes
 
     def _equations(
@@ -404,11 +403,10 @@ class GroupMaker:
             self._fault(text, "values")
         limits = jnp.finfo(wide_dtype(dtype))
         least, most = float(limits.tiny), float(limits.max)
-        text = f"{text} computed in {limits.dtype}, which cannot hold"
-        if not least <= abs(values.scale) <= most:
-            self._fault(f"{text} a scale of {values.scale}", "values")
-        if abs(values.offset) > most:
-            self._fault(f"{text} an offset of {values.offset}", "values")
+        if not least <= abs(values.scale) <= most or abs(values.offset) > most:
+            held = f"a scale of {values.scale} and an offset of {values.offset}"
+            text = f"{text} computed in {limits.dtype}, which cannot hold {held}"
+            self._fault(text, "values")
 
     def _cast(self, dtype: Any, given: str, filled: str) -> Any:
         """Return the dtype of what a group makes."""

@@ -6,7 +6,7 @@ import functools
 import itertools
 import operator
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,11 +20,10 @@ from treeadapt.errors import MigrationError
 from treeadapt.migrations.files import check_weight, read_table, write_table
 from treeadapt.migrations.groups import Group, has_zero
 from treeadapt.migrations.plan import MigrationPlan, leads_back, read_backwards
-from treeadapt.migrations.planning import compare_target, fits, plan_groups
+from treeadapt.migrations.planning import assign, compare_target, fits, plan_groups
 from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.rows import Row, parse_row, parse_rows
 from treeadapt.migrations.running import run
-from treeadapt.migrations.templates import Index
 from treeadapt.names import Speller, listing, natural
 from treeadapt.trees.views import view_tree
 
@@ -160,28 +159,23 @@ class Migration:
         arrays = [leaf for leaf in leaves.values() if is_array(leaf)]
         abstract = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in arrays)
         in_numpy = all(isinstance(leaf, np.ndarray | np.generic) for leaf in arrays)
-        for path, filling in plan.new.items():
-            dtype = plan.added[path].dtype
-            if filling == "zeros" and not (in_numpy or abstract or _in_jax(dtype)):
-                problems.add("blank", f"{listing([path])}: {dtype} needs {_X64}")
-        problems.raise_any()
         new: dict[str, Any] = {}
         likes = likes or {}
         for path, filling in plan.new.items():
             like = likes[path]
             if abstract:
                 new[path] = plan.added[path]
-            elif filling == "zeros" and in_numpy:
-                new[path] = np.zeros(like.shape, like.dtype)
-            elif filling == "zeros":
-                new[path] = jnp.zeros(like.shape, like.dtype, device=_sharding(like))
-            elif isinstance(like, jax.ShapeDtypeStruct):
-                raise MigrationError(
-                    f"new= keeps {listing([path])} of the target, which is abstract. "
-                    "Pass a target with arrays."
-                )
-            else:
+            elif filling == "target":
                 new[path] = like
+                if isinstance(like, jax.ShapeDtypeStruct):
+                    problems.add("abstract", listing([path]))
+            elif in_numpy:
+                new[path] = np.zeros(like.shape, like.dtype)
+            elif _in_jax(like.dtype):
+                new[path] = jnp.zeros(like.shape, like.dtype, device=_sharding(like))
+            else:
+                problems.add("blank", f"{listing([path])}: {like.dtype} needs {_X64}")
+        problems.raise_any()
         made: dict[str, Any] = {}
         for _, groups in itertools.groupby(plan.groups, lambda group: group.place):
             row: dict[str, Any] = {}
@@ -257,20 +251,15 @@ class Migration:
 
     def _filled(self, left: Mapping[str, Any], problems: Problems) -> dict[str, str]:
         """Return how arrays of a target are filled that no row fills, by path."""
-        index = Index(row.sources[0].path for row in self._added)
-        found: list[list[str]] = [[] for _ in self._added]
-        for path in left:
-            for place in index.near(path):
-                if self._added[place].takes(path):
-                    found[place].append(path)
+        found, _ = assign([row.sources for row in self._added], [*left], problems)
         new: dict[str, str] = {}
-        for (text, filling), paths in zip(self._new.items(), found, strict=True):
-            for path in paths if filling == "zeros" else ():
-                if not has_zero(left[path].dtype):
-                    problems.add("blank", f"{listing([path])}: {describe(left[path])}")
-            if not paths:
+        for (text, filling), taken in zip(self._new.items(), found, strict=True):
+            if not taken:
                 problems.add("idle", listing([text]))
-            new |= {path: filling for path in paths if path not in new}
+            for _, path, _ in taken:
+                new[path] = filling
+                if filling == "zeros" and not has_zero(left[path].dtype):
+                    problems.add("blank", f"{listing([path])}: {describe(left[path])}")
         return new
 
     @functools.cached_property
@@ -348,34 +337,19 @@ def _flat(tree: Any) -> dict[str, Any]:
 
 def _check_leaves(group: Group, leaves: Mapping[str, Any], problems: Problems) -> None:
     """Note leaves that cannot be moved, which their shapes and dtypes do not show."""
-    homes: dict[Any, str] = {}
     for path in group.given:
         leaf, text = leaves[path], ""
         if isinstance(leaf, np.ma.MaskedArray):
             text = "a masked array, whose mask would be lost; fill it first"
         elif not isinstance(leaf, _ARRAYS):
             text = f"{describe(leaf)}, which is not an array of NumPy or JAX"
-        elif isinstance(leaf, jax.Array) and _is_committed(leaf):
-            homes.setdefault(frozenset(leaf.sharding.device_set), path)
         if text:
             problems.add("values", f"{listing([path])} is {text}")
-    if len(homes) > 1:
-        texts = [f"{listing([p])} is on {_devices(each)}" for each, p in homes.items()]
-        problems.add("unequal", f"{', '.join(texts[:2])}; move one with jax.device_put")
     dtype = group.made[0].dtype
     is_jax = any(isinstance(leaves[path], jax.Array) for path in group.given)
     if group.row.values.cast and is_jax and not _in_jax(dtype):
         paths = listing(group.filled, limit=2)
         problems.add("values", f"{paths} would be {dtype}, which needs {_X64}")
-
-
-def _is_committed(leaf: Any) -> bool:
-    return not isinstance(leaf, jax.core.Tracer) and leaf.committed
-
-
-def _devices(devices: Collection[Any]) -> str:
-    names = sorted(map(str, devices), key=natural)
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1:,} more"
 
 
 def _in_jax(dtype: Any) -> bool:

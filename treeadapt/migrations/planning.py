@@ -13,7 +13,7 @@ from typing import Any
 from treeadapt.arrays import is_array, is_number
 from treeadapt.convert import describe
 from treeadapt.migrations.groups import Group, GroupMaker, Specs, Taken, shape_of
-from treeadapt.migrations.problems import Problems, near_paths, near_rows, with_nearest
+from treeadapt.migrations.problems import Problems, near_paths, with_nearest
 from treeadapt.migrations.rows import Address, Row
 from treeadapt.migrations.templates import Index
 from treeadapt.names import listing
@@ -42,7 +42,9 @@ def plan_groups(
         paths of leaves that are dropped.
     """
     taken, unmatched = assign([row.sources for row in rows], [*source], problems)
-    for text in near_rows(unmatched, rows):
+    for text in with_nearest(
+        unmatched, [one.text for row in rows for one in row.sources]
+    ):
         problems.add("unmatched", text)
     unused = [
         row for row, own in zip(rows, taken, strict=True) if not (own or row.drops)

@@ -97,13 +97,6 @@ def nearest(speller: Speller, name: str, others: Sequence[str], what: str) -> st
     return f" (the nearest {what} {listing(near)})" if near else ""
 
 
-def near_rows(unmatched: Sequence[str], rows: Sequence[Row]) -> Iterator[str]:
-    """Write leaves that no row matches, with the nearest rows."""
-    yield from with_nearest(
-        unmatched, [source.text for row in rows for source in row.sources]
-    )
-
-
 def with_nearest(names: Sequence[str], others: Sequence[str]) -> Iterator[str]:
     """Write names, each with the nearest of the others.
 
@@ -125,8 +118,9 @@ def near_paths(
     """Write rows that match no leaf, with the nearest leaves."""
     speller = Speller()
     for row in unused[:_SHOWN]:
-        taken = _matching(row, paths)
-        left_out = _matching(row, static)
+        taken, left_out = (
+            [*itertools.islice(filter(row.takes, some), 3)] for some in (paths, static)
+        )
         if taken:
             hint = f" (earlier rows name {listing(taken, limit=2)}; move it up)"
         elif left_out:
@@ -135,9 +129,3 @@ def near_paths(
             hint = nearest(speller, row.sources[0].path.text, paths, "leaf is")
         yield listing([row.text]) + hint
     yield from (listing([row.text]) for row in unused[_SHOWN:])
-
-
-def _matching(row: Row, paths: Sequence[str]) -> list[str]:
-    """Return the first paths that a row matches."""
-    found = (path for path in paths if row.takes(path))
-    return [*itertools.islice(found, 3)]

@@ -187,7 +187,9 @@ def _movable(leaves: Sequence[Any], shardings: Sequence[Any]) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _compiled(move: Move, shardings: tuple[Any, ...]) -> Any:
-    moved = functools.partial(_run, move, xp=jnp)
+    def moved(leaves: Any) -> Any:  # by this name JAX complains of devices
+        return _run(move, leaves, jnp)
+
     if not shardings:
         return jax.jit(moved)
     counts = [move.count(each.numbers) for each in move.targets]
