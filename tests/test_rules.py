@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+import sys
+from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -935,3 +937,23 @@ def test_rules_made_of_rules_keep_the_options_that_are_not_given():
             {"a": 2}, **options | {name: value}
         )
     assert ta.Rules(rules, unused="error").unused == "error"
+
+
+def test_first_labels_of_a_small_tree_take_few_calls_through_few_modules():
+    warm = {"warm": np.ones(1)}
+    ta.param_labels(warm, {"**": 1})
+    tree = {"new": {"w": np.ones(2), "b": np.ones(1)}, "head": {"w": np.ones(2)}}
+    tree |= {"n": np.ones(1), "m": np.ones(1), "k": np.ones(1)}
+    package, calls = str(Path(ta.__file__).parent), []
+
+    def note(frame, event, _):
+        if event == "call" and frame.f_code.co_filename.startswith(package):
+            calls.append(frame.f_code.co_filename)
+
+    sys.setprofile(note)
+    try:
+        ta.param_labels(tree, {"new": "frozen", "**": "train"})
+    finally:
+        sys.setprofile(None)
+    assert len(calls) <= 150
+    assert len(set(calls)) <= 8

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
 from itertools import accumulate
 from operator import or_, xor
-from typing import Any
 
 from treeadapt.patterns import CharacterSet, Mark, NumberRange, Token
 
@@ -25,27 +24,16 @@ MAX_TRANSITIONS = 100_000
 _NOT_ZERO = re.compile(rb"[^\0]", re.DOTALL)
 
 
-class State(dict[Any, "State"]):
-    """A set of positions of an automaton, and where each key leads from there.
+class _State(dict[str, "_State"]):
+    """A set of positions, and where each character leads from there, once asked."""
 
-    Filled when asked, by ``step`` of the automaton.
+    __slots__ = ("automaton", "found", "positions")
 
-    Attributes:
-        automaton: whose state it is.
-        positions: as the bits of an int.
-        found: the bits of all globs that are matched.
-        asks: the positions that depend on more than text.
-    """
+    def __init__(self, automaton: CharacterAutomaton, positions: int, found: int):
+        self.automaton, self.positions, self.found = automaton, positions, found
 
-    __slots__ = ("asks", "automaton", "found", "positions")
-
-    def __init__(self, automaton: Any, positions: int, found: int, asks: int = 0):
-        self.automaton, self.positions = automaton, positions
-        self.found, self.asks = found, asks
-
-    def __missing__(self, key: Any) -> State:
-        state: State = self.automaton.step(self, key)
-        self[key] = state
+    def __missing__(self, char: str) -> _State:
+        state = self[char] = self.automaton.step(self, char)
         return state
 
 
@@ -100,9 +88,11 @@ class CharacterAutomaton:
             state = state[char]
         return state.found
 
-    def step(self, state: State, char: str) -> State:
+    def step(self, state: _State, char: str) -> _State:
         """The state that ``char`` leads to."""
-        taken = state.positions & self._accepted(char)
+        in_sets = self._in_sets[bisect_right(self._points, ord(char))]
+        accepting = self._stars | in_sets | self._literals.get(char, 0)
+        taken = state.positions & accepting
         after = taken & self._stars | (taken & self._falling) >> 1
         after |= (after & self._falling_stars) >> 1
         if taken & self._jumping:
@@ -111,17 +101,12 @@ class CharacterAutomaton:
         known = self._states.get(after)
         return self._state(after) if known is None else known
 
-    def _state(self, positions: int) -> State:
+    def _state(self, positions: int) -> _State:
         found = self._everywhere
         for place in places_of(positions & self._accepts):
             found |= self._accepting[place]
-        state = self._states[positions] = State(self, positions, found)
+        state = self._states[positions] = _State(self, positions, found)
         return state
-
-    def _accepted(self, char: str) -> int:
-        """The positions that accept ``char``."""
-        in_sets = self._in_sets[bisect_right(self._points, ord(char))]
-        return self._stars | in_sets | self._literals.get(char, 0)
 
     def _jump(self, taken: int) -> int:
         # By bytes, each of them worked out once: thousands of positions may jump at
@@ -135,21 +120,18 @@ class CharacterAutomaton:
             if target is None:
                 if len(self._jumped) > self._limit // 8:
                     self._jumped.clear()
-                target = self._jumped[key] = self._jump_byte(8 * index, data[index])
+                target = 0
+                for place in places_of(data[index]):
+                    positions, shift = self._jumps[8 * index + place]
+                    target |= positions << shift
+                self._jumped[key] = target
             after |= target
-        return after
-
-    def _jump_byte(self, begin: int, byte: int) -> int:
-        after = 0
-        for place in places_of(byte):
-            positions, shift = self._jumps[begin + place]
-            after |= positions << shift
         return after
 
     def _forget(self) -> None:
         self._transitions = 0
         self._jumped: dict[int, int] = {}
-        self._states: dict[int, State] = {}
+        self._states: dict[int, _State] = {}
         self._root = self._state(self._first)
 
     # Layout. Each takes the positions that come next and gives those to come from.

@@ -21,7 +21,6 @@ from functools import lru_cache, reduce
 from operator import or_
 
 from treeadapt import characters
-from treeadapt.characters import State
 from treeadapt.errors import SelectorError
 from treeadapt.names import listing
 from treeadapt.patterns import (
@@ -173,11 +172,11 @@ class _Descent:
 
     def __init__(self, segments: _SegmentAutomaton, plan: Plan, *unknown: str):
         self.segments, self.plan, self.unknown = segments, plan, frozenset(unknown)
-        self.states: dict[str | None, State] = {None: segments.root}
+        self.states: dict[str | None, _State] = {None: segments.root}
         self.counted: dict[str | None, dict[str, int]] = {}
         self.classes: dict[tuple[type, ...], int] = {}
 
-    def after(self, paths: Sequence[str]) -> list[State]:
+    def after(self, paths: Sequence[str]) -> list[_State]:
         """The states after paths of leaves, which are not remembered."""
         found = []
         for path in paths:
@@ -190,7 +189,7 @@ class _Descent:
             found.append(self.ask(state, above, name, path) if asks else state[name])
         return found
 
-    def descend(self, path: str) -> State:
+    def descend(self, path: str) -> _State:
         """The state after ``path``, which is remembered."""
         # From the root: that is cheaper than to write and look up the paths on the
         # way, of which long ones would fill the memory.
@@ -207,7 +206,7 @@ class _Descent:
         self.states[path] = state
         return state
 
-    def ask(self, state: State, parent: str | None, name: str, path: str) -> State:
+    def ask(self, state: _State, parent: str | None, name: str, path: str) -> _State:
         """The state after ``name`` below ``parent``, where it depends on the tree."""
         asks = state.asks
         answer = 0
@@ -218,7 +217,11 @@ class _Descent:
             elif classes:
                 answer |= self._of_classes(classes) & asks
         if asks & self.segments.counted_positions:
-            answer |= self._of_siblings(parent, asks).get(name, 0)
+            if parent not in self.counted:
+                # One node has one state, so it always asks the same.
+                names = self.plan.child_names(parent)
+                self.counted[parent] = self.segments.count(names, asks)
+            answer |= self.counted[parent].get(name, 0)
         return state[name, answer] if answer else state[name]
 
     def _of_classes(self, classes: tuple[type, ...]) -> int:
@@ -231,13 +234,23 @@ class _Descent:
             self.classes[classes] = positions
         return positions
 
-    def _of_siblings(self, parent: str | None, asks: int) -> dict[str, int]:
-        # One node has one state, so it always asks the same.
-        positions = self.counted.get(parent)
-        if positions is None:
-            positions = self.segments.count(self.plan.child_names(parent), asks)
-            self.counted[parent] = positions
-        return positions
+
+class _State(dict["str | tuple[str, int]", "_State"]):
+    """A set of positions, and where each segment leads from there, once asked.
+
+    A key is a segment; or a segment and those positions, of the ones that depend on the
+    tree (``asks``), that it satisfies.
+    """
+
+    __slots__ = ("asks", "automaton", "found", "positions")
+
+    def __init__(self, automaton: _SegmentAutomaton, positions: int, found: int):
+        self.automaton, self.positions, self.found = automaton, positions, found
+        self.asks = positions & automaton.tree_positions
+
+    def __missing__(self, key: str | tuple[str, int]) -> _State:
+        state = self[key] = self.automaton.step(self, key)
+        return state
 
 
 class _SegmentAutomaton:
@@ -246,9 +259,6 @@ class _SegmentAutomaton:
     In a state, the bit of an element says that all elements before it are satisfied;
     the bit after the last one, that the whole glob is. That bit stays set on the way
     down: who selects a node selects all leaves below.
-
-    A state leads on by a segment; or by a segment and those positions, of the ones that
-    depend on the tree, that it satisfies.
 
     Args:
         globs: patterns, and the bits to give for a path that each selects.
@@ -285,7 +295,7 @@ class _SegmentAutomaton:
         self._stays = self._accepts | self.any_depth
         self._forget()
 
-    def alive(self, states: Iterable[State]) -> int:
+    def alive(self, states: Iterable[_State]) -> int:
         """The bits of all globs that match in a state, or may do so further down."""
         ends, found = list(self._accepting), 0
         held = reduce(or_, (state.positions for state in states), 0)
@@ -299,7 +309,7 @@ class _SegmentAutomaton:
         if self._transitions > min(characters.MAX_TRANSITIONS, fitting):
             self._forget()
 
-    def step(self, state: State, key: str | tuple[str, int]) -> State:
+    def step(self, state: _State, key: str | tuple[str, int]) -> _State:
         """The state that a segment leads to.
 
         Args:
@@ -319,15 +329,14 @@ class _SegmentAutomaton:
         known = self._states.get(after)
         return self._state(after, before, state.found) if known is None else known
 
-    def _state(self, positions: int, before: int, found: int) -> State:
+    def _state(self, positions: int, before: int, found: int) -> _State:
         """A new state of ``positions``, when ``before`` has ``found`` already."""
         new = positions & ~before & self._accepts
         while new:
             lowest = new & -new
             found |= self._accepting[lowest.bit_length() - 1]
             new ^= lowest
-        asks = positions & self.tree_positions
-        state = self._states[positions] = State(self, positions, found, asks)
+        state = self._states[positions] = _State(self, positions, found)
         return state
 
     def _satisfied_by(self, name: str) -> int:
@@ -383,6 +392,6 @@ class _SegmentAutomaton:
     def _forget(self) -> None:
         self._transitions = 0
         self._satisfied: dict[str, int] = {}
-        self._states: dict[int, State] = {}
+        self._states: dict[int, _State] = {}
         first = self._first | (self._first & self.any_depth) << 1
         self.root = self._state(first, 0, 0)

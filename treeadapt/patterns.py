@@ -191,10 +191,8 @@ def parse(text: str) -> Pattern:
         raise PatternError(f"A pattern is a string, not {type(text).__name__}.")
     text = str.__str__(text)
     if len(text) > MAX_CHARACTERS and not _PLAIN.fullmatch(text):
-        problem = (
-            f"a pattern with wildcards has at most {MAX_CHARACTERS:,} characters. "
-        )
-        _fail(text, MAX_CHARACTERS, problem + "Write several patterns in a list.")
+        problem = f"a pattern with wildcards has at most {MAX_CHARACTERS:,} characters"
+        _fail(text, MAX_CHARACTERS, f"{problem}. Write several patterns in a list.")
     if text.startswith(REGEX_PREFIX):
         return Pattern(text, (), len(text), regex=_regex(text))
     if not text:

@@ -135,6 +135,14 @@ class Leaves:
         return [is_array(self.view.leaves[row]) for row in self._rows]
 
     @functools.cached_property
+    def members(self) -> list[list[int]]:
+        """The leaves of each row."""
+        found: list[list[int]] = [[] for _ in self._rows]
+        for leaf, row in enumerate(self._row_of):
+            found[row].append(leaf)
+        return found
+
+    @functools.cached_property
     def reached(self) -> int:
         """The bit mask of the patterns that could match in a hole."""
         return self.matcher.reach(self.view.plan, self.holes) if self.holes else 0

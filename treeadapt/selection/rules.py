@@ -591,9 +591,10 @@ class RuleMatches:
         Args:
             index: of the rule, whether or not it decides.
         """
-        chosen = self.leaves.spread(self.rules.selectors[index].select(self.leaves))
-        both = map(all, zip(chosen, self.is_array, strict=True))
-        return list(itertools.compress(itertools.count(), both))
+        chosen = self.rules.selectors[index].select(self.leaves)
+        both = map(all, zip(chosen, self.leaves.is_array, strict=True))
+        members = itertools.compress(self.leaves.members, both)
+        return sorted(itertools.chain.from_iterable(members))
 
     def rule_text(self, index: int) -> str:
         """Write the rule that decided a leaf, as it was typed; empty if none did.
