@@ -175,7 +175,7 @@ def _rebuild(
             hint = "The dict is flat, {path: leaf}: from_flat_dict takes it."
         elif any(path.startswith(above) for path in missing[:_SHOWN]):
             hint = "If the dict is nested, from_state_dict takes it."
-        raise misfit(missing, unexpected, wrong, hint=hint)
+        raise mismatch(missing, unexpected, wrong, hint=hint)
     return view.rebuild(leaves)
 
 
@@ -243,7 +243,7 @@ def _leaf_paths(above: str | None, state: Any) -> Sequence[str]:
     return [f"{above}/{path}" if plan.root else above for path in plan.paths]
 
 
-def misfit(
+def mismatch(
     missing: Sequence[str],
     unexpected: Sequence[str],
     wrong: Sequence[tuple[str, str]] = (),

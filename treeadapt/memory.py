@@ -32,7 +32,7 @@ from treeadapt.sharding.params import decide_specs
 from treeadapt.sharding.specs import AxisRules, is_open, shard_shape, spec_text
 from treeadapt.sharding.state import place_state
 from treeadapt.transforms.adapt import with_extra_args
-from treeadapt.transforms.flat import first_half, trained, view_params
+from treeadapt.transforms.flat import fast_params, trained, view_params
 from treeadapt.trees.views import TreeView, view_tree
 
 PARAMS, GRADIENTS, STATE = "params", "gradients", "state"
@@ -310,7 +310,7 @@ def _trained(
             f"{'is not an array' if static[1:] == [] else 'are not arrays'}: "
             f"{listing(static)}. Wrap it: treeadapt.adapt(tx). ({error})"
         ) from error
-    view, known = view_params(first_half(tree)), view_tree(first_half(specs)).flat()
+    view, known = view_params(fast_params(tree)), view_tree(fast_params(specs)).flat()
     # The first half of the tree has the first of its leaves.
     pairs = zip(view.plan.paths, view_tree(tree).plan.paths, strict=False)
     names: dict[str | None, str] = dict(pairs)

@@ -20,7 +20,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from treeadapt.arrays import is_array, is_inexact
-from treeadapt.convert import containers, describe, differs, misfit
+from treeadapt.convert import containers, describe, differs, mismatch
 from treeadapt.errors import (
     CollectionWarning,
     NoArraysError,
@@ -213,7 +213,7 @@ def merge(params: Mapping[str, Any], rest: Rest) -> Any:
         known = frozenset(paths)
         unexpected = [str(path) for path in flat if path not in known]
         hint = "Pass all params, under the same keys."
-        raise misfit(missing, unexpected, to="what split gave", hint=hint)
+        raise mismatch(missing, unexpected, to="what split gave", hint=hint)
     # What is traced with other values than those of the split is not found for these.
     form.statics.is_current()
     form.metadata.is_current()

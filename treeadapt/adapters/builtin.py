@@ -53,7 +53,7 @@ def _namedtuple(node: Any) -> Flat:
 def _namedtuple_again(aux: Any, children: Sequence[Any]) -> Any:
     if not isinstance(aux, Shell):
         return aux.unflatten(children)
-    return fields.put_back(tuple.__new__(aux.cls, children), aux.rest)
+    return fields.set_attributes(tuple.__new__(aux.cls, children), aux.rest)
 
 
 def _has_own_constructor(cls: type) -> bool:
@@ -93,7 +93,7 @@ def _is_spec(cls: type) -> bool:
 
 
 # Their classes describe arrays and functions; those that hold arrays JAX knows.
-_LIBRARIES = frozenset({"equinox", "flax", "jax", "jaxlib", "optax", "orbax"})
+_LEAF_PACKAGES = frozenset({"equinox", "flax", "jax", "jaxlib", "optax", "orbax"})
 
 LEAVES = (
     Adapter(name="Enum member", applies=enum.Enum, leaf=True),
@@ -106,7 +106,7 @@ LEAVES = (
     ),
     Adapter(
         name="class of a library",
-        applies=lambda cls: cls.__module__.partition(".")[0] in _LIBRARIES,
+        applies=lambda cls: cls.__module__.partition(".")[0] in _LEAF_PACKAGES,
         leaf=True,
     ),
     Adapter(name="spec", applies=_is_spec, leaf=True),

@@ -77,10 +77,10 @@ def take_declared_apart(node: Any, declared: Iterable[Any]) -> Flat:
 def put_together(aux: Shell, children: Sequence[Any]) -> Any:
     """Rebuild an attribute node around ``children`` without its constructor."""
     items = tuple(zip(aux.form, children, strict=True))
-    return put_back(allocate(aux.cls), items + aux.rest)
+    return set_attributes(allocate(aux.cls), items + aux.rest)
 
 
-def put_back(node: Any, items: Iterable[tuple[str, Any]]) -> Any:
+def set_attributes(node: Any, items: Iterable[tuple[str, Any]]) -> Any:
     """Set attributes of ``node``, past any setter or freezing of its class."""
     for name, value in items:
         object.__setattr__(node, name, value)

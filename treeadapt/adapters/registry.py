@@ -55,7 +55,7 @@ LEAF = NodeKind()
 
 # Rows of the library table: module whose presence in ``sys.modules`` loads the adapter
 # file, and the file. The order is the rank, whatever the order of loading.
-_LIBRARIES = (
+_ADAPTER_FILES = (
     ("flax.nnx", "treeadapt.adapters.nnx"),
     ("flax", "treeadapt.adapters.flax"),
     ("equinox", "treeadapt.adapters.equinox"),
@@ -186,7 +186,7 @@ class AdapterRegistry:
 
     def _ranked(self, cls: type, *, known: bool) -> Iterator[Adapter]:
         yield from self.entries
-        for library, module in _LIBRARIES:
+        for library, module in _ADAPTER_FILES:
             if library in sys.modules:
                 yield from importlib.import_module(module).ADAPTERS
         if known:

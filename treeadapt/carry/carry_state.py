@@ -40,7 +40,7 @@ from treeadapt.names import listing
 from treeadapt.paths import unboxed
 from treeadapt.selection.selectors import select
 from treeadapt.transforms.adapt import with_extra_args
-from treeadapt.transforms.flat import first_half, trained
+from treeadapt.transforms.flat import fast_params, trained
 from treeadapt.trees.views import TreeView, view_tree
 
 __all__ = ["CarryReport", "carry_state"]
@@ -139,7 +139,7 @@ def carry_state(
         own = view_init(tx, params)
     except TypeError:  # a mask that reads values, a state that holds no arrays
         own = view_tree(tx.init(params))
-    flat = trained(view_tree(first_half(params)))
+    flat = trained(view_tree(fast_params(params)))
     paths = tuple(flat)
     slots = find_slots(tx, own, params)
     asked = [False] * len(slots) if reset is None else select(own, reset)

@@ -23,7 +23,7 @@ from treeadapt.errors import TransformError
 from treeadapt.paths import SEPARATOR
 from treeadapt.slices import read_slice_key
 from treeadapt.transforms.adapt import is_placeholder, placeholder
-from treeadapt.transforms.flat import first_half
+from treeadapt.transforms.flat import fast_params
 from treeadapt.trees.views import TreeView, view_tree
 
 Way = TypeVar("Way")
@@ -137,7 +137,7 @@ def find_slots(tx: Any, view: TreeView, params: Any = None) -> list[Slot]:
             "refuses the placeholder that Optax asks with). Pass the params as a tree: "
             "tree_map_params(tx, lambda leaf, _: ..., state, params)."
         )
-    return _alike(view, view_tree(first_half(params)))
+    return _alike(view, view_tree(fast_params(params)))
 
 
 def holds(tree: Any, is_one: Callable[[Any], bool]) -> bool:

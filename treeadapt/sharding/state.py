@@ -37,7 +37,7 @@ from treeadapt.paths import SEPARATOR
 from treeadapt.sharding.specs import is_open, mesh_axes
 from treeadapt.slices import Sets, read_slice_key
 from treeadapt.transforms.adapt import with_extra_args
-from treeadapt.transforms.flat import first_half, view_params
+from treeadapt.transforms.flat import fast_params, view_params
 from treeadapt.trees.views import TreeView, view_tree
 
 #: A sharding, or the spec of one.
@@ -116,8 +116,8 @@ def place_state(
         The abstract state, and one place a leaf.
     """
     with_extra_args(tx)  # refuses what is not a transformation
-    view = view_params(first_half(params))
-    homes = _homes(view, first_half(shardings))
+    view = view_params(fast_params(params))
+    homes = _homes(view, fast_params(shardings))
     everywhere = _everywhere(homes)
     state = view_init(tx, params)
     slots = find_slots(tx, state, params)

@@ -30,7 +30,7 @@ from treeadapt.splitting import collections_beside_params
 from treeadapt.transforms.flat import (
     FlatDict,
     by_half,
-    first_half,
+    fast_params,
     flat_extra,
     is_masked,
     pick_arrays,
@@ -174,7 +174,7 @@ def run_flat(
         if is_placeholder(params):
             return init_flat(None, params)
         views = by_half(view_params, params)
-        view = first_half(views)
+        view = fast_params(views)
         outer = whole_of(view)
         is_part = outer is not None or is_masked(view)
         lenient = is_part or (not needs_arrays and _is_empty(params))
@@ -183,11 +183,11 @@ def run_flat(
         with whole_tree(view, strict=strict) as whole, _noted(held):
             state = init_flat(whole, flat)
             if not is_part:
-                first = first_half(flat)
+                first = fast_params(flat)
                 moved = first if moving is None else moving(whole, first)
                 _warn_of_collections(view, moved, held)
         if not is_part:
-            warn_of_unlifted(held, view, first_half(flat), stacklevel=2)
+            warn_of_unlifted(held, view, fast_params(flat), stacklevel=2)
             state = _donatable(state, jax.tree.leaves(flat))
         return state
 
@@ -196,7 +196,7 @@ def run_flat(
     ) -> tuple[Any, Any]:
         grads = view_params(updates)
         views = None if params is None else by_half(view_params, params)
-        own = first_half(views)
+        own = fast_params(views)
         flat_updates = _flat_updates(grads, own, state)
         keys = list(flat_updates)
         pick = functools.partial(pick_arrays, paths=keys, whose="the params")
@@ -295,7 +295,7 @@ def placeholder() -> Any:
 
 def is_placeholder(params: Any) -> bool:
     """Return whether ``optax.tree.map_params`` is asking with its placeholder."""
-    return isinstance(first_half(params), type(placeholder()))
+    return isinstance(fast_params(params), type(placeholder()))
 
 
 def keep_dtypes(old: Any, new: Any) -> Any:

@@ -103,7 +103,7 @@ def is_masked(view: TreeView) -> bool:
     )
 
 
-def first_half(flat: Any) -> Any:
+def fast_params(flat: Any) -> Any:
     """Return the params of which gradients are taken."""
     return flat.fast if isinstance(flat, optax.LookaheadParams) else flat
 

@@ -28,7 +28,7 @@ from treeadapt.transforms.flat import (
     FlatDict,
     by_half,
     callbacks_on_flat,
-    first_half,
+    fast_params,
     is_like,
     no_change,
     pick_arrays,
@@ -151,7 +151,7 @@ def _run_groups(
     """
 
     def groups(whole: WholeTree, flat: Any) -> dict[Hashable, Group]:
-        paths = list(first_half(flat))
+        paths = list(fast_params(flat))
         given = divide(whole, paths, labels.answer(whole, paths))
         stray = {
             label: list(group)
@@ -211,7 +211,7 @@ def part_runner(
     Extra arguments shaped like the updates are narrowed to the part; callbacks get the
     other leaves, and other layers, merged in.
     """
-    trees = [updates] if params is None else [updates, first_half(params)]
+    trees = [updates] if params is None else [updates, fast_params(params)]
     shaped = {
         name: value
         for name, value in extra.items()
@@ -223,7 +223,7 @@ def part_runner(
     def run(tx: Any, group: Group, state: Any) -> tuple[Any, Any]:
         if params is not None:
             cut = [piece.path for piece in group.values() if piece is not None]
-            require_layers(updates, first_half(params), cut)
+            require_layers(updates, fast_params(params), cut)
         own = None if params is None else take(params, group)
         narrowed = {**extra, **{name: take(v, group) for name, v in shaped.items()}}
         if params is not None:
@@ -235,7 +235,7 @@ def part_runner(
                 view = view_tree(gradient)
                 return take(pick_arrays(view, _paths(group), OF_GRADIENT), group)
 
-            back = functools.partial(merged, first_half(params))
+            back = functools.partial(merged, fast_params(params))
             backs = {n: functools.partial(merged, v) for n, v in shaped.items()}
             narrowed |= callbacks_on_flat(extra, back, backs, narrow)
         return tx.update(take(updates, group), state, own, **narrowed)
@@ -246,7 +246,7 @@ def part_runner(
 def require_layers(updates: Any, params: FlatDict, paths: Iterable[str]) -> None:
     """Raise unless updates hold layers where the params do: both have one shape."""
     for path in paths:
-        update, param = first_half(updates)[path], params[path]
+        update, param = fast_params(updates)[path], params[path]
         if is_array(update) and update.shape != param.shape:
             raise TransformError(
                 f"The update of {path!r} is {describe(update)}, and the param is "

@@ -27,7 +27,7 @@ from treeadapt.selection.whole import WholeTree
 from treeadapt.slices import read_slice_key, slice_key
 from treeadapt.transforms.adapt import run_flat, with_extra_args
 from treeadapt.transforms.cuts import take
-from treeadapt.transforms.flat import CALLBACKS, FlatDict, first_half
+from treeadapt.transforms.flat import CALLBACKS, FlatDict, fast_params
 from treeadapt.transforms.partition import (
     joined,
     known_of,
@@ -121,7 +121,7 @@ def per_layer(tx: Any, stacks: Any) -> optax.GradientTransformationExtraArgs:
             return {key: inner.init(params) for key in [rest, *keys]}
         states = {
             key: _mapped(inner, part).init(take(params, dict.fromkeys(part)))
-            for key, part in parts(whole, first_half(params)).items()
+            for key, part in parts(whole, fast_params(params)).items()
         }
         _require_separable(states)
         return states
@@ -131,7 +131,7 @@ def per_layer(tx: Any, stacks: Any) -> optax.GradientTransformationExtraArgs:
     ) -> tuple[Any, Any]:
         calls = {n: _refusing(n, extra[n]) for n in CALLBACKS if n in extra}
         run = part_runner(updates, params, extra | calls)
-        own = first_half(known_of(updates, params))
+        own = fast_params(known_of(updates, params))
         new, states = [], {}
         for key, part in parts(whole, own).items():
             stacked = [path for path, axes in part.items() if axes]
@@ -219,7 +219,7 @@ def _over(
     """Return ``tx`` on each layer along one axis of each array of a flat dict."""
 
     def init(params: Any) -> Any:
-        like = first_half(params)
+        like = fast_params(params)
         ins = _ins(params, like, axes)
         differ = _that_differ(tx, _shapes(params), ins, axes, size)
 
@@ -231,7 +231,7 @@ def _over(
     def update(
         updates: FlatDict, state: Any, params: Any | None = None, **extra: Any
     ) -> tuple[Any, Any]:
-        like = updates if params is None else first_half(params)
+        like = updates if params is None else fast_params(params)
         first = jax.eval_shape(tx.init, _layers(like, _ins(like, like, axes)))
         ranks = {keys: leaf.ndim for keys, leaf in jtu.tree_leaves_with_path(first)}
         held = {
@@ -282,7 +282,7 @@ def _that_differ(
     found |= {keys for keys in places if _param(keys, axes) is not None}
 
     def step(params: Any, state: Any) -> Any:
-        return tx.update(first_half(params), state, params, value=jnp.float32(1))[1]
+        return tx.update(fast_params(params), state, params, value=jnp.float32(1))[1]
 
     def stacked(leaf: Any, axis: int | None) -> Any:
         shape = leaf.shape if axis is None else (size, *leaf.shape)

@@ -18,7 +18,7 @@ from treeadapt.selection.rules import BoundRules, Rules, as_rules
 from treeadapt.selection.stacks import PerLayer
 from treeadapt.selection.whole import WholeTree
 from treeadapt.transforms.adapt import run_flat
-from treeadapt.transforms.flat import FlatDict, first_half, no_change
+from treeadapt.transforms.flat import FlatDict, fast_params, no_change
 
 
 def scale_by_rules(rules: Any) -> optax.GradientTransformationExtraArgs:
@@ -54,7 +54,7 @@ def scale_by_rules(rules: Any) -> optax.GradientTransformationExtraArgs:
 
     def init(whole: WholeTree | None, params: Any) -> optax.EmptyState:
         if whole is not None:
-            flat = first_half(params)
+            flat = fast_params(params)
             found = _answers(factors, whole, list(flat))
             for (path, leaf), factor in zip(flat.items(), found, strict=True):
                 _checked(path, leaf, factor)
