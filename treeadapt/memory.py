@@ -184,21 +184,21 @@ class MemoryPlan:
             lines += ["", text]
         return tuple(lines)
 
-    def _groups(self) -> list[_Group]:
+    def _groups(self) -> list[_AlikeArrays]:
         """Return the largest, those that are alike as one."""
         alike: dict[Any, list[PlacedArray]] = {}
         for array, size in self.largest:
             key = (size, array.kind, array.shape, array.dtype, spec_text(array.spec))
             alike.setdefault(key, []).append(array)
         groups = [
-            _Group(path, own[places[0]], len(places), len(places) * size)
+            _AlikeArrays(path, own[places[0]], len(places), len(places) * size)
             for (size, *_), own in alike.items()
             for path, places in fold(array.path for array in own).items()
         ]
         return sorted(groups, key=lambda group: -group.device_bytes)
 
 
-class _Group(NamedTuple):
+class _AlikeArrays(NamedTuple):
     """Leaves that are alike but for a number in their path.
 
     Attributes:

@@ -42,7 +42,7 @@ from treeadapt.trees.views import view_tree
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Row:
+class LeafRow:
     """One leaf of a report; or the layers of one array to which rules give the same.
 
     Attributes:
@@ -103,7 +103,7 @@ class Summary:
         memory: what each device of a mesh holds; None without a mesh.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[LeafRow, ...]
     rules: tuple[RuleRow, ...] | None
     totals: tuple[Total, ...]
     notes: tuple[str, ...]
@@ -347,7 +347,7 @@ def summarize(
 
 def _rows(
     unrolled: Unrolled, matches: RuleMatches | None, chosen: Sequence[bool]
-) -> Iterator[Row]:
+) -> Iterator[LeafRow]:
     """Yield the rows of what is chosen; layers of an array that get the same as one."""
     rules = [-1] * len(chosen) if matches is None else matches.deciding
     keys = [rule if yes else None for rule, yes in zip(rules, chosen, strict=True)]
@@ -357,7 +357,7 @@ def _rows(
         decided = (label, rules[first] + 1 or None, num_leaves)
         leaf = unrolled.stored.leaves[part.leaf]
         if not is_array(leaf):
-            yield Row(part.path, None, type(leaf).__name__, 0, 0, *decided)
+            yield LeafRow(part.path, None, type(leaf).__name__, 0, 0, *decided)
             continue
         shape = list(leaf.shape)
         for axis, count in zip(unrolled.axes[part.leaf], part.counts, strict=True):
@@ -365,10 +365,10 @@ def _rows(
         num_params = math.prod(shape)
         size_bytes = num_params * getattr(leaf.dtype, "itemsize", 0)
         sizes = (tuple(shape), str(leaf.dtype), num_params, size_bytes)
-        yield Row(part.path, *sizes, *decided)
+        yield LeafRow(part.path, *sizes, *decided)
 
 
-def _rule_rows(rows: Sequence[Row], matches: RuleMatches) -> Iterator[RuleRow]:
+def _rule_rows(rows: Sequence[LeafRow], matches: RuleMatches) -> Iterator[RuleRow]:
     """Yield each rule, then each label that leaves without a rule have."""
     counts: collections.Counter[Hashable] = collections.Counter()
     for row in rows:
@@ -381,9 +381,11 @@ def _rule_rows(rows: Sequence[Row], matches: RuleMatches) -> Iterator[RuleRow]:
         yield RuleRow(None, label, counts[key], "")
 
 
-def _totals(rows: Sequence[Row], ruled: Sequence[RuleRow] | None) -> Iterator[Total]:
+def _totals(
+    rows: Sequence[LeafRow], ruled: Sequence[RuleRow] | None
+) -> Iterator[Total]:
     """Yield the leaves with each label, added up, in the order of the rules."""
-    labels: dict[Hashable, list[Row]] = {}
+    labels: dict[Hashable, list[LeafRow]] = {}
     for row in sorted(rows, key=lambda row: row.rule or math.inf):
         labels.setdefault(label_key(row.label), []).append(row)
     given = [found[0].label for found in labels.values()]
@@ -439,7 +441,7 @@ def _rule_cells(rule: RuleRow) -> tuple[str, ...]:
     return (str(rule.number or "-"), *counts, rule.where or "no rule")
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: LeafRow) -> tuple[str, ...]:
     """Return a leaf as cells of a table."""
     figures = ("-", "-")
     if row.shape is not None:
@@ -449,7 +451,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     return (*shown, label_text(row.label), str(row.rule or "-"))
 
 
-def _shape(row: Row) -> str:
+def _shape(row: LeafRow) -> str:
     return "" if row.shape is None else f"[{','.join(map(str, row.shape))}]"
 
 

@@ -73,7 +73,7 @@ class _Failure(click.ClickException):
         click.echo(text, err=True, color=self.show_color)
 
 
-class _Group(click.Group):
+class _ShortErrorGroup(click.Group):
     """Commands whose errors are short and show no traceback."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
@@ -220,7 +220,9 @@ _tree = click.argument("tree", metavar="TREE", type=click.Path())
 
 
 @click.group(
-    cls=_Group, help=_HELP, context_settings={"help_option_names": ["-h", "--help"]}
+    cls=_ShortErrorGroup,
+    help=_HELP,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(__version__, prog_name=PROGRAM)
 @_shared
@@ -359,7 +361,7 @@ def diff(
     whatever the formats.
     """
     pair = zip((a, b), sources.read_pair(a, b), strict=True)
-    one, two = (sources.read_arrays(*each) if values else each[1].tree for each in pair)
+    one, two = (sources.read_leaves(*each) if values else each[1].tree for each in pair)
     found = tree_diff(one, two, where=list(where) or "**", values=values)
     if form == "json":
         rows = [dataclasses.asdict(each) for each in found]
@@ -482,14 +484,14 @@ def convert(
     _require_new(destination, force=force)
     is_schema = files.format_of(destination, writing=True) == "schema"
     needs_arrays = not is_schema or max_shard_bytes is not None
-    if sources.is_function(source) and migration is None and not needs_arrays:
+    if sources.names_function(source) and migration is None and not needs_arrays:
         tree = sources.read_tree(source)
         forms = map(stored_form, view_tree(tree).leaves)
         num_leaves = sum(stored is not None for stored in forms)
         if not dry_run:
             store.save(destination, tree)
     else:
-        stored = sources.read_stored(source)
+        stored = sources.read_checkpoint(source)
         if needs_arrays:
             files.require_arrays(stored)
         table, likes = None, sources.read_tree(target)

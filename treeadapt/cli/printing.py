@@ -27,7 +27,7 @@ from treeadapt.drawing.outline import Total, added
 from treeadapt.drawing.text import lines
 from treeadapt.drawing.words import columns, fitted, printable
 from treeadapt.names import plural
-from treeadapt.report import Row, Summary, label_key, label_text
+from treeadapt.report import LeafRow, Summary, label_key, label_text
 from treeadapt.selection.rules import STATIC, Rules
 
 _DIFF_COLORS = {"-": "red", "+": "green", ">": "cyan", "~": "yellow"}
@@ -173,7 +173,7 @@ def _records(
 
 def _nodes(summary: Summary, depth: int) -> Iterator[tuple[str, Total]]:
     """Yield the start of a path, and what leaves below it with one label add up to."""
-    below: dict[tuple[str, Hashable], list[Row]] = {}
+    below: dict[tuple[str, Hashable], list[LeafRow]] = {}
     for row in summary.rows:
         above = summary.separator.join(row.path.split(summary.separator)[:depth])
         below.setdefault((above, label_key(row.label)), []).append(row)

@@ -45,7 +45,7 @@ _FILE = re.compile(r"(?P<file>.*)\.py:(?P<function>[A-Za-z_][\w.]*)", re.DOTALL)
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class AbstractTree:
     """An abstract tree, and which of its leaves are others.
 
     Attributes:
@@ -59,7 +59,7 @@ class Source:
     stored: Stored | None = None
 
 
-def read_source(text: str) -> Source:
+def read_source(text: str) -> AbstractTree:
     """Read a tree, abstractly.
 
     Args:
@@ -69,10 +69,10 @@ def read_source(text: str) -> Source:
         CheckpointError: there is no such checkpoint, or it cannot be read.
         TreeAdaptError: the function cannot be found or fails.
     """
-    if is_function(text):
+    if names_function(text):
         return _traced(text)
-    stored = read_stored(text)
-    return Source(as_tree(stored.leaves), stored.ties, stored)
+    stored = read_checkpoint(text)
+    return AbstractTree(as_tree(stored.leaves), stored.ties, stored)
 
 
 def read_tree(text: str | None) -> Any:
@@ -84,7 +84,7 @@ def read_tree(text: str | None) -> Any:
     return None if text is None else read_source(text).tree
 
 
-def read_pair(a: str, b: str) -> tuple[Source, Source]:
+def read_pair(a: str, b: str) -> tuple[AbstractTree, AbstractTree]:
     """Read two trees abstractly, in one form.
 
     What is in boxes has the names of the other tree. Next to a checkpoint, a function's
@@ -99,11 +99,13 @@ def read_pair(a: str, b: str) -> tuple[Source, Source]:
         CheckpointError: there is no such checkpoint, or it cannot be read.
         TreeAdaptError: a function cannot be found or fails.
     """
-    one, two = (_traced(x) if is_function(x) else _as_stored(x) for x in (a, b))
+    one, two = (_traced(x) if names_function(x) else _as_stored(x) for x in (a, b))
     return _next_to(two, a, one), _next_to(one, b, two)
 
 
-def _next_to(other: Source | Stored, text: str, found: Source | Stored) -> Source:
+def _next_to(
+    other: AbstractTree | Stored, text: str, found: AbstractTree | Stored
+) -> AbstractTree:
     """Return what is called ``text``, under the names of the other one."""
     known = (
         other.without_boxes().leaves
@@ -114,8 +116,8 @@ def _next_to(other: Source | Stored, text: str, found: Source | Stored) -> Sourc
         own = _unboxed(text, found, known)
         with reported(own.path, "read"):
             tree = as_tree({p: restored_form(x) for p, x in own.table.items()})
-        return Source(tree, own.ties, own)
-    if isinstance(other, Source):
+        return AbstractTree(tree, own.ties, own)
+    if isinstance(other, AbstractTree):
         return found
     view = view_tree(found.tree)
     stored = other.without_boxes(view.plan.paths).table
@@ -139,7 +141,7 @@ def _unboxed(text: str, stored: Stored, known: Collection[str] = ()) -> Stored:
     return found
 
 
-def read_stored(text: str) -> Stored:
+def read_checkpoint(text: str) -> Stored:
     """Read all that is known of a checkpoint without its arrays.
 
     Raises:
@@ -149,7 +151,7 @@ def read_stored(text: str) -> Stored:
 
 
 def _as_stored(text: str) -> Stored:
-    if is_function(text):
+    if names_function(text):
         raise CheckpointError(f"{text} has shapes and no values; name a checkpoint.")
     file = _FILE.fullmatch(text)
     if file and not Path(text).exists():
@@ -161,13 +163,13 @@ def _as_stored(text: str) -> Stored:
     return files.read_stored(text)
 
 
-def read_arrays(text: str, source: Source) -> dict[str, Any]:
+def read_leaves(text: str, source: AbstractTree) -> dict[str, Any]:
     """Read the arrays of a checkpoint, as a flat dict.
 
     Raises:
         CheckpointError: it is not a checkpoint, or cannot be read.
     """
-    stored = source.stored or read_stored(text)
+    stored = source.stored or read_checkpoint(text)
     found = {}
     with (
         bar(f"Reading {text}", len(stored.leaves)) as shown,
@@ -179,12 +181,12 @@ def read_arrays(text: str, source: Source) -> dict[str, Any]:
     return found
 
 
-def is_function(text: str) -> bool:
+def names_function(text: str) -> bool:
     """Return whether a text names a function, and no file."""
     return bool(_FUNCTION.fullmatch(text)) and not Path(text).exists()
 
 
-def _traced(text: str) -> Source:
+def _traced(text: str) -> AbstractTree:
     """Return the abstract result of a function, static leaves as they are."""
     made: list[Any] = []
 
@@ -212,7 +214,7 @@ def _traced(text: str) -> Source:
         if is_array(leaf) and first.setdefault(id(leaf), path) != path:
             ties[path] = first[id(leaf)]
     leaves = [next(shapes) if is_array(leaf) else leaf for leaf in view.leaves]
-    return Source(view.rebuild(leaves), ties)
+    return AbstractTree(view.rebuild(leaves), ties)
 
 
 def read_mesh(text: str) -> AbstractMesh:
