@@ -20,9 +20,9 @@ import numpy as np
 from treeadapt.arrays import is_array
 from treeadapt.carry.fields import can_hold
 from treeadapt.carry.matching import Offers, learn_links, match_copies, match_rest
-from treeadapt.carry.moving import Saved, move_copies
+from treeadapt.carry.moving import SavedState, move_copies
 from treeadapt.carry.optax_fields import STORED_FIELDS
-from treeadapt.carry.pieces import Leaf, divide, fill
+from treeadapt.carry.pieces import StateLeaf, divide_states, fill
 from treeadapt.carry.report import CarryReport, NewLeaf, Table, known, number, report_of
 from treeadapt.carry.slots import (
     below,
@@ -159,12 +159,12 @@ def carry_state(
         copies = [slot for slot in slots if slot.is_copy]
         tails = {*paths, *[stored(slot.tail) for slot in copies]}
         cuts = cut_names(old, {slot.field for slot in copies}, tails)
-        saved = Saved(
-            {slot.name: Leaf(slot, old[slot.name], slot.name) for slot in cuts}
+        saved = SavedState(
+            {slot.name: StateLeaf(slot, old[slot.name], slot.name) for slot in cuts}
         )
     else:
         saved = move_copies(old, migration, (own, slots), flat)
-    rows, leaves, unclear = divide(rows, [*saved.leaves.values()], flat)
+    rows, leaves, unclear = divide_states(rows, [*saved.leaves.values()], flat)
     saved = dataclasses.replace(saved, leaves={leaf.slot.name: leaf for leaf in leaves})
     table = Table(rows, saved, old, (own.plan, view.plan), len(paths))
     _take_all(table)
@@ -233,7 +233,7 @@ def _leave_abstract(table: Table) -> None:
                     row.fate, row.source = "fresh", None
 
 
-def _choose(sources: Sequence[Leaf]) -> Leaf | None:
+def _choose(sources: Sequence[StateLeaf]) -> StateLeaf | None:
     """Choose among saved leaves: all one value, or the smallest count."""
     first, *others = [leaf.value for leaf in sources]
     if all(_same(first, value) for value in others):

@@ -21,7 +21,14 @@ import numpy as np
 
 from treeadapt.arrays import is_array
 from treeadapt.carry.optax_fields import PARAM_FIELDS, SCALE_FIELDS, degree_of
-from treeadapt.carry.pieces import Box, Leaf, cut, divide, fill, zeros
+from treeadapt.carry.pieces import (
+    AxisNumbers,
+    StateLeaf,
+    cut_leaf,
+    divide_states,
+    fill,
+    zeros,
+)
 from treeadapt.carry.slots import (
     Slot,
     above,
@@ -47,7 +54,7 @@ from treeadapt.trees.views import TreeView
 
 
 @dataclasses.dataclass(frozen=True)
-class Saved:
+class SavedState:
     """The leaves of a saved state.
 
     Attributes:
@@ -56,7 +63,7 @@ class Saved:
         warnings: of rows that make copies of one parameter, by their text.
     """
 
-    leaves: dict[str, Leaf]
+    leaves: dict[str, StateLeaf]
     unmoved: dict[str, str] = dataclasses.field(default_factory=dict)
     warnings: dict[str, str] = dataclasses.field(default_factory=dict)
 
@@ -64,7 +71,7 @@ class Saved:
         """Note leaves that are not moved."""
         self.unmoved.update(dict.fromkeys(names, reason))
 
-    def add(self, leaf: Leaf) -> None:
+    def add(self, leaf: StateLeaf) -> None:
         """Add a leaf that was moved.
 
         Raises:
@@ -103,7 +110,7 @@ def move_copies(
     migration: Migration,
     new: tuple[TreeView, Sequence[Slot]],
     params: Mapping[str, Any],
-) -> Saved:
+) -> SavedState:
     """Move every copy of the params in a saved state.
 
     Args:
@@ -116,9 +123,9 @@ def move_copies(
         MigrationError: two leaves of a copy get one name.
     """
     fields = _fields(*new, params)
-    homes = _homes(saved, migration.rows, fields, params)
+    homes = _params_and_rows(saved, migration.rows, fields, params)
     slots = cut_names(saved, fields, homes)
-    mover = _Mover(saved, migration, params, Saved({}))
+    mover = _Mover(saved, migration, params, SavedState({}))
     copies = {slot.prefix for slot in slots}
     owners = {slot.node for slot in slots if slot.is_copy}
     joint = {slot.node for slot in slots if is_joint(saved[slot.name], len(params))}
@@ -135,7 +142,7 @@ def move_copies(
         elif slot.node in joint - owners:
             mover.made.leave([slot.name], "all params are joined there, without names")
         else:
-            mover.made.leaves[slot.name] = Leaf(slot, saved[slot.name], slot.name)
+            mover.made.leaves[slot.name] = StateLeaf(slot, saved[slot.name], slot.name)
     for (prefix, more, place), held in parts.items():
         mover.move((prefix, more), place, fields[last(prefix)], held)
     return mover.made
@@ -166,7 +173,7 @@ def _fields(
     return fields
 
 
-def _homes(
+def _params_and_rows(
     names: Iterable[str],
     rows: Sequence[Row],
     fields: Mapping[str, _Field],
@@ -240,7 +247,10 @@ def _marks_in(group: Group, held: Mapping[str, _Whole]) -> Mapping[str, Any]:
 
 
 def _holders(
-    marks: Callable[[], Mapping[str, Any]], path: str, names: Sequence[str], box: Box
+    marks: Callable[[], Mapping[str, Any]],
+    path: str,
+    names: Sequence[str],
+    box: AxisNumbers,
 ) -> tuple[str, ...]:
     """Return the saved leaves that hold some numbers of a moved one."""
     seen = marks()[path]
@@ -265,7 +275,7 @@ class _Mover:
     saved: Mapping[str, Any]
     migration: Migration
     params: Mapping[str, Any]
-    made: Saved
+    made: SavedState
     before: dict[int, Mapping[str, tuple[Group, Any]]] = dataclasses.field(
         default_factory=dict
     )
@@ -284,7 +294,7 @@ class _Mover:
             field: what the copy holds.
             part: how the row takes each leaf, and where that is.
         """
-        row = _law(self.migration.rows[place], field, around[1])
+        row = _row_for_field(self.migration.rows[place], field, around[1])
         if isinstance(row, str):
             return self.made.leave([slot.name for _, slot in part], row)
         rank = field.rank or 0 if row.moves else 0
@@ -321,8 +331,8 @@ class _Mover:
                     piece = Piece("", axes, tuple(numbers for _, numbers in box))
                     prefix, tail = around[0], below(path, around[1])
                     slot = Slot(below(prefix, tail), prefix, tail)
-                    kept = cut(array, piece) if box else array
-                    leaf = Leaf(slot, kept, slot.name, box=box, origin=origin)
+                    kept = cut_leaf(array, piece) if box else array
+                    leaf = StateLeaf(slot, kept, slot.name, box=box, origin=origin)
                     if row.moves or has_gaps:
                         leaf.origin_of = functools.partial(_holders, marks, path, names)
                     self.made.add(leaf)
@@ -362,10 +372,12 @@ class _Mover:
             return _Whole(taken, array, np.full(shape, -1, np.int32), {}, is_part=True)
 
         leaves = [
-            Leaf(s, self.saved[s.name], s.name) for _, s in part if s.name in slices
+            StateLeaf(s, self.saved[s.name], s.name)
+            for _, s in part
+            if s.name in slices
         ]
         olds = {path: spec for path, (_, spec) in before.items()}
-        _, pieces, _ = divide((), leaves if field.rank is not None else (), olds)
+        _, pieces, _ = divide_states((), leaves if field.rank is not None else (), olds)
         for each in [piece for piece in pieces if piece.box]:
             mark, taken = slices[each.whole]
             if taken.path not in held:
@@ -442,7 +454,7 @@ class _Mover:
         return dict(zip(group.filled, itertools.chain(*arrays), strict=True))
 
 
-def _box_of(held: Any) -> Box | None:
+def _box_of(held: Any) -> AxisNumbers | None:
     """Return the numbers along each axis that are held, but for axes held whole.
 
     Args:
@@ -465,7 +477,7 @@ def _box_of(held: Any) -> Box | None:
     )
 
 
-def _law(row: Row, field: _Field, more: str) -> Row | str:
+def _row_for_field(row: Row, field: _Field, more: str) -> Row | str:
     """Return a row as it holds for a field, or why it does not hold.
 
     Args:

@@ -27,11 +27,11 @@ from treeadapt.transforms import cuts
 from treeadapt.transforms.cuts import Piece
 
 #: Numbers that a leaf has along axes of its parameter; all along the other axes.
-Box = tuple[tuple[int, tuple[int, ...]], ...]
+AxisNumbers = tuple[tuple[int, tuple[int, ...]], ...]
 
 
 @dataclasses.dataclass
-class Leaf:
+class StateLeaf:
     """One leaf of a state, or a piece of one.
 
     Attributes:
@@ -48,24 +48,24 @@ class Leaf:
     array: Any
     whole: str
     piece: Piece | None = None
-    box: Box = ()
+    box: AxisNumbers = ()
     origin: tuple[str, ...] = ()
-    origin_of: Callable[[Box], tuple[str, ...]] | None = None
+    origin_of: Callable[[AxisNumbers], tuple[str, ...]] | None = None
 
     @functools.cached_property
     def value(self) -> Any:
         """The leaf, or the piece."""
-        return self.array if self.piece is None else cut(self.array, self.piece)
+        return self.array if self.piece is None else cut_leaf(self.array, self.piece)
 
 
-_Leaf = TypeVar("_Leaf", bound=Leaf)
+_AnyLeaf = TypeVar("_AnyLeaf", bound=StateLeaf)
 #: A leaf of a copy, and what its name says that it holds.
-_Held = tuple[Leaf, Mapping[str, tuple[int, ...]]]
+_Held = tuple[StateLeaf, Mapping[str, tuple[int, ...]]]
 
 
-def divide(
-    new: Sequence[_Leaf], saved: Sequence[Leaf], params: Mapping[str, Any]
-) -> tuple[list[_Leaf], list[Leaf], set[str]]:
+def divide_states(
+    new: Sequence[_AnyLeaf], saved: Sequence[StateLeaf], params: Mapping[str, Any]
+) -> tuple[list[_AnyLeaf], list[StateLeaf], set[str]]:
     """Divide leaves of two states into pieces that are whole in both.
 
     Args:
@@ -78,7 +78,7 @@ def divide(
         whole because shapes do not show which axes they are cut along.
     """
     held: dict[str, list[_Held]] = {}
-    every: tuple[Leaf, ...] = (*new, *saved)
+    every: tuple[StateLeaf, ...] = (*new, *saved)
     for leaf in every:
         if leaf.slot.is_copy:
             path, sets = read_slice_key(leaf.slot.tail)
@@ -101,7 +101,9 @@ def divide(
     return divided[0], divided[1], unclear
 
 
-def _box(held: _Held, shape: tuple[int, ...], axes: Mapping[str, int]) -> Box | None:
+def _box(
+    held: _Held, shape: tuple[int, ...], axes: Mapping[str, int]
+) -> AxisNumbers | None:
     """Return what a leaf holds of a parameter; None if its shape is another.
 
     Args:
@@ -124,7 +126,7 @@ def _box(held: _Held, shape: tuple[int, ...], axes: Mapping[str, int]) -> Box | 
 
 def _ways(
     shape: tuple[int, ...], held: Sequence[_Held]
-) -> dict[tuple[Box | None, ...], dict[int, str]]:
+) -> dict[tuple[AxisNumbers | None, ...], dict[int, str]]:
     """Return how stacks may be along the axes of a parameter, as shapes allow.
 
     Returns:
@@ -132,7 +134,7 @@ def _ways(
         stacks by axis.
     """
     keys = sorted({key for _, sets in held for key in sets}, key=len)
-    found: dict[tuple[Box | None, ...], dict[int, str]] = {}
+    found: dict[tuple[AxisNumbers | None, ...], dict[int, str]] = {}
     for axes in itertools.permutations(range(len(shape)), len(keys)):
         by_key = dict(zip(keys, axes, strict=True))
         row = tuple(_box(each, shape, by_key) for each in held)
@@ -145,9 +147,9 @@ def _pieces(
     path: str,
     shape: tuple[int, ...],
     held: Sequence[_Held],
-    boxes: Sequence[Box | None],
+    boxes: Sequence[AxisNumbers | None],
     names: Mapping[int, str],
-) -> dict[int, list[Leaf]]:
+) -> dict[int, list[StateLeaf]]:
     """Return the pieces of the leaves of one parameter, by the identity of the leaf.
 
     Args:
@@ -165,7 +167,7 @@ def _pieces(
     every = {axis: tuple(range(shape[axis])) for axis in used}
     own = [(leaf, every | box) for leaf, box in partly]
     atoms = {axis: _atoms([box[axis] for _, box in own]) for axis in used}
-    found: dict[int, list[Leaf]] = {}
+    found: dict[int, list[StateLeaf]] = {}
     for leaf, box in own:
         lead = np.ndim(leaf.array) - len(shape)
         axes = tuple(lead + axis for axis in used)
@@ -205,7 +207,7 @@ def _atoms(sets: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
     return list(map(tuple, atoms.values()))
 
 
-def cut(leaf: Any, piece: Piece) -> Any:
+def cut_leaf(leaf: Any, piece: Piece) -> Any:
     """Return a piece of a leaf."""
     if not isinstance(leaf, np.ndarray):
         return cuts.cut(leaf, piece)
@@ -248,11 +250,11 @@ def zeros(shape: Sequence[int], like: Any) -> Any:
     )
 
 
-def joined(names: Iterable[str]) -> list[str]:
+def joined_names(names: Iterable[str]) -> list[str]:
     """Write the names of pieces that are next to each other along one axis as one.
 
     Example:
-        >>> joined(["mu/h/{0..3}/w", "mu/h/{4}/w", "mu/h/{9}/w", "count"])
+        >>> joined_names(["mu/h/{0..3}/w", "mu/h/{4}/w", "mu/h/{9}/w", "count"])
         ['mu/h/{{0..4},{9}}/w', 'count']
     """
     rows = [read_slice_key(name) for name in names]

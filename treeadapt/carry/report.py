@@ -21,14 +21,14 @@ import numpy as np
 
 from treeadapt.arrays import is_array
 from treeadapt.carry.matching import by_node
-from treeadapt.carry.moving import Saved
+from treeadapt.carry.moving import SavedState
 from treeadapt.carry.optax_fields import (
     ADAM_FIELDS,
     SCALE_FIELDS,
     SUM_FIELDS,
     is_state_class,
 )
-from treeadapt.carry.pieces import Leaf, joined
+from treeadapt.carry.pieces import StateLeaf, joined_names
 from treeadapt.carry.slots import Slot, below, cut_names, is_joint, parent, stored
 from treeadapt.convert import describe
 from treeadapt.migrations.running import on_auto_mesh
@@ -120,7 +120,7 @@ class CarryReport:
 
 
 @dataclasses.dataclass
-class NewLeaf(Leaf):
+class NewLeaf(StateLeaf):
     """One leaf of the new state, or a piece of one, and what became of it.
 
     Its array may be abstract.
@@ -133,7 +133,7 @@ class NewLeaf(Leaf):
 
     fate: str = "fresh"
     why: Any = None
-    source: Leaf | None = None
+    source: StateLeaf | None = None
 
 
 @dataclasses.dataclass
@@ -149,7 +149,7 @@ class Table:
     """
 
     rows: Sequence[NewLeaf]
-    saved: Saved
+    saved: SavedState
     names: Collection[str]
     plans: tuple[Plan, Plan]
     num_params: int
@@ -160,7 +160,7 @@ class Table:
         return [row for row in self.rows if row.slot.is_copy]
 
     @property
-    def moved(self) -> Sequence[tuple[NewLeaf, Leaf]]:
+    def moved(self) -> Sequence[tuple[NewLeaf, StateLeaf]]:
         """Those of them that were carried, and what they come from."""
         return [(row, row.source) for row in self.copies if row.source]
 
@@ -176,15 +176,15 @@ class Table:
     def some(self, name: str, own: Collection[str]) -> list[str]:
         """Name a saved leaf, or just some pieces of it."""
         is_whole = len(own) == len(self.pieces.get(name, [name]))
-        return [name] if is_whole else joined(own)
+        return [name] if is_whole else joined_names(own)
 
-    def text(self, sources: Iterable[Leaf]) -> str:
+    def text(self, sources: Iterable[StateLeaf]) -> str:
         """Return the saved names of leaves, or pieces, as one text."""
         names = [text for used in _used(sources).items() for text in self.some(*used)]
         return ", ".join(fold(names)) if len(names) > 1 else names[0]
 
 
-def _used(sources: Iterable[Leaf]) -> dict[str, dict[str, None]]:
+def _used(sources: Iterable[StateLeaf]) -> dict[str, dict[str, None]]:
     """Return the saved names of leaves, each with the names of its pieces."""
     used: dict[str, dict[str, None]] = {}
     for leaf in sources:
@@ -212,7 +212,7 @@ def report_of(table: Table, start: Start | None) -> CarryReport:
         left = [row for row in parts if not row.source]
         for row in left:
             own = [one.slot.name for one in left if one.fate == row.fate]
-            names = joined(own) if len(own) < len(parts) else [leaf]
+            names = joined_names(own) if len(own) < len(parts) else [leaf]
             rows.setdefault(row.fate, {}).update(dict.fromkeys(names, row.why))
             if sources:
                 partly[leaf] = tuple(dict.fromkeys((*partly.get(leaf, ()), *names)))
@@ -244,7 +244,7 @@ def report_of(table: Table, start: Start | None) -> CarryReport:
     )
 
 
-def _counts(table: Table) -> list[tuple[Slot, Leaf]]:
+def _counts(table: Table) -> list[tuple[Slot, StateLeaf]]:
     """Return the step counts that were carried and are not zero, with their sources."""
     return [
         (row.slot, row.source)
@@ -361,7 +361,7 @@ def _scales(slots: Iterable[Slot]) -> dict[str, str]:
 def _of_starts(table: Table, start: Start) -> Iterator[str]:
     """Warn of accumulators that are less than those of this transformation can be."""
     counts = {slot.node: number(count.value) for slot, count in _counts(table)}
-    chosen: dict[str | None, tuple[NewLeaf, Leaf]] = {}  # one leaf of each field
+    chosen: dict[str | None, tuple[NewLeaf, StateLeaf]] = {}  # one leaf of each field
     for row, source in table.moved:
         if (
             row.slot.field in SCALE_FIELDS

@@ -117,20 +117,20 @@ def place_state(
     """
     with_extra_args(tx)  # refuses what is not a transformation
     view = view_params(fast_params(params))
-    homes = _homes(view, fast_params(shardings))
-    everywhere = _everywhere(homes)
+    placed = _placed_params(view, fast_params(shardings))
+    everywhere = _everywhere(placed)
     state = view_init(tx, params)
     slots = find_slots(tx, state, params)
     places = [Place(slot, None, everywhere) for slot in slots]
     held: dict[tuple[str, Sets], list[tuple[int, tuple[int, ...], str]]] = {}
     for index, (slot, leaf) in enumerate(zip(slots, state.leaves, strict=True)):
-        param = param_of(slot.tail, homes) if slot.is_copy else None
+        param = param_of(slot.tail, placed) if slot.is_copy else None
         if param is not None:
             path, sets = read_slice_key(slot.tail)
             rest = path.removeprefix(param).removeprefix(SEPARATOR)
             held.setdefault((param, sets), []).append((index, leaf.shape, rest))
     for (param, sets), own in held.items():
-        ways = list(_slices(homes[param], [numbers for _, numbers in sets], mesh))
+        ways = list(_slices(placed[param], [numbers for _, numbers in sets], mesh))
         tried = [[_placement(*each[1:], way) for way, _ in ways] for each in own]
         fits = [[one is not None for one in way] for way in zip(*tried, strict=True)]
         kept = fitting(range(len(ways)), fits)
@@ -201,7 +201,7 @@ def init_sharded(tx: Any, params: Any, shardings: Any = None) -> Any:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Home:
+class _PlacedParam:
     """One param, as far as state follows it: its shape, and where it is."""
 
     shape: tuple[int, ...]
@@ -225,25 +225,25 @@ class _Home:
 
 
 def _slices(
-    home: _Home, sets: Sequence[Sequence[int]], mesh: Mesh | AbstractMesh | None
-) -> Iterator[tuple[_Home, bool]]:
+    param: _PlacedParam, sets: Sequence[Sequence[int]], mesh: Mesh | AbstractMesh | None
+) -> Iterator[tuple[_PlacedParam, bool]]:
     """Yield a param with some of its layers alone, for any axes that may hold them.
 
     Args:
-        home: the param.
+        param: the param.
         sets: the layers, by stack; empty for the whole param.
         mesh: that of its spec, if it is known.
 
     Returns:
         What is left of it, and whether an axis was cut that is sharded.
     """
-    if isinstance(home.placement, NamedSharding):
-        mesh = home.placement.mesh
-    for axes in itertools.permutations(range(len(home.shape)), len(sets)):
+    if isinstance(param.placement, NamedSharding):
+        mesh = param.placement.mesh
+    for axes in itertools.permutations(range(len(param.shape)), len(sets)):
         pairs = list(zip(axes, sets, strict=True))
-        if any(numbers[-1] >= home.shape[axis] for axis, numbers in pairs):
+        if any(numbers[-1] >= param.shape[axis] for axis, numbers in pairs):
             continue
-        shape, entries, is_split = list(home.shape), [*home.entries], False
+        shape, entries, is_split = list(param.shape), [*param.entries], False
         for axis, numbers in pairs:
             names = mesh_axes(entries[axis])
             if names and len(numbers) < shape[axis]:
@@ -252,29 +252,35 @@ def _slices(
                 if not all(parts) or len(numbers) % math.prod(parts):
                     entries[axis] = None
             shape[axis] = len(numbers)
-        placement = home.respecified(entries) if is_split else home.placement
-        yield _Home(tuple(shape), placement), is_split
+        placement = param.respecified(entries) if is_split else param.placement
+        yield _PlacedParam(tuple(shape), placement), is_split
 
 
-def _placement(shape: tuple[int, ...], rest: str, home: _Home) -> Placement | None:
+def _placement(
+    shape: tuple[int, ...], rest: str, param: _PlacedParam
+) -> Placement | None:
     """Return where a state leaf of a param belongs; None if nothing says it."""
-    if shape == home.shape:
-        return home.placement
-    entries = _entries(shape, home, rest)
-    if entries is None or not isinstance(home.placement, NamedSharding | PartitionSpec):
+    if shape == param.shape:
+        return param.placement
+    entries = _entries(shape, param, rest)
+    if entries is None or not isinstance(
+        param.placement, NamedSharding | PartitionSpec
+    ):
         return None
-    return home.respecified(entries)
+    return param.respecified(entries)
 
 
-def _entries(shape: tuple[int, ...], home: _Home, rest: str) -> Sequence[Any] | None:
+def _entries(
+    shape: tuple[int, ...], param: _PlacedParam, rest: str
+) -> Sequence[Any] | None:
     """Return the entries of the axes that a state leaf shares with its param.
 
     Args:
         shape: of the leaf; another than that of the param.
-        home: the param.
+        param: the param.
         rest: what follows the path of the param: SM3 numbers its axes there.
     """
-    known, own = home.entries, home.shape
+    known, own = param.entries, param.shape
     if rest.isdecimal() and shape == own[int(rest) : int(rest) + 1]:
         return known[int(rest) : int(rest) + 1]
     extra = len(shape) - len(own)
@@ -297,7 +303,7 @@ def _entries(shape: tuple[int, ...], home: _Home, rest: str) -> Sequence[Any] | 
     ]
 
 
-def _homes(view: TreeView, shardings: Any) -> dict[str, _Home]:
+def _placed_params(view: TreeView, shardings: Any) -> dict[str, _PlacedParam]:
     """Return every array of the params by path, with its placement.
 
     Without ``shardings`` that is its own; NumPy's arrays have none.
@@ -323,25 +329,29 @@ def _homes(view: TreeView, shardings: Any) -> dict[str, _Home]:
             "shardings= holds specs and shardings, such as at "
             f"{listing([kinds[True], kinds[False]])}. Give either."
         )
-    homes = {p: _Home(tuple(leaf.shape), known[p]) for p, leaf in arrays.items()}
-    for path, home in homes.items():
-        if len(home.entries) > len(home.shape):
+    params = {
+        p: _PlacedParam(tuple(leaf.shape), known[p]) for p, leaf in arrays.items()
+    }
+    for path, param in params.items():
+        if len(param.entries) > len(param.shape):
             raise ShardingError(
-                f"{listing([path])} has shape {home.shape}, but its sharding has "
-                f"{plural(len(home.entries), 'entry')}: {home.placement}."
+                f"{listing([path])} has shape {param.shape}, but its sharding has "
+                f"{plural(len(param.entries), 'entry')}: {param.placement}."
             )
-    on_mesh = {p: h for p, h in homes.items() if isinstance(h.placement, NamedSharding)}
-    return on_mesh or homes
+    on_mesh = {
+        p: h for p, h in params.items() if isinstance(h.placement, NamedSharding)
+    }
+    return on_mesh or params
 
 
-def _everywhere(homes: Mapping[str, _Home]) -> Placement:
+def _everywhere(params: Mapping[str, _PlacedParam]) -> Placement:
     """Return the placement of what belongs to no param."""
-    if not homes:
+    if not params:
         raise ShardingError(
             "No array of the params has a sharding. Put them on devices first, or pass "
             "shardings=."
         )
-    first = next(iter(homes.values())).placement
+    first = next(iter(params.values())).placement
     if isinstance(first, NamedSharding):
         return NamedSharding(first.mesh, PartitionSpec())
     return PartitionSpec() if isinstance(first, PartitionSpec) else first
