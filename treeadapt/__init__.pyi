@@ -11,7 +11,7 @@ from treeadapt.carry.fields import (
     tree_get,
     tree_set,
 )
-from treeadapt.checkpoints.fitting import LoadReport
+from treeadapt.checkpoints.load_report import LoadReport
 from treeadapt.checkpoints.store import (
     load,
     load_report,

@@ -94,7 +94,7 @@ def restored(leaf: Leaf, array: Any) -> Any:
     return _keys(np.asarray(array), leaf.kind)
 
 
-def place(name: str, stated: Leaf, like: Any) -> Any:
+def sharding_to_read(name: str, stated: Leaf, like: Any) -> Any:
     """Return the sharding to read a leaf to, if it is that of the target; or None.
 
     Args:
@@ -108,7 +108,7 @@ def place(name: str, stated: Leaf, like: Any) -> Any:
     """
     if not is_array(like) or isinstance(like, jax.core.Tracer):
         return None
-    sharding = home(like)
+    sharding = bound_sharding(like)
     if sharding is not None:
         text = f"The target's {listing([name])} cannot be sharded"
         if isinstance(getattr(sharding, "mesh", None), AbstractMesh):
@@ -137,7 +137,7 @@ def placed(name: str, array: Any, like: Any) -> Any:
     if is_key(like):
         keys = _keys(np.asarray(array), _key_kind(like))
         if not spans_processes(like):
-            return jax.device_put(keys, home(like))
+            return jax.device_put(keys, bound_sharding(like))
         return jax.make_array_from_callback(
             keys.shape, like.sharding, lambda index: keys[index]
         )
@@ -147,7 +147,7 @@ def placed(name: str, array: Any, like: Any) -> Any:
     is_host = isinstance(like, np.ndarray | np.generic)
     if is_host or _narrowed(like.dtype) != like.dtype:
         return change(np.asarray(array))
-    sharding = home(like)
+    sharding = bound_sharding(like)
     if sharding is None:
         return jax.device_put(change(np.asarray(array)))
     return on_devices(array, sharding, like.dtype, change)
@@ -168,7 +168,7 @@ def as_array(leaf: Any) -> Any:
     return jax.ShapeDtypeStruct((), type(leaf)) if is_number(leaf) else leaf
 
 
-def home(leaf: Any) -> Any:
+def bound_sharding(leaf: Any) -> Any:
     """Return the sharding that a leaf is bound to; None where JAX may move it."""
     is_traced = isinstance(leaf, jax.core.Tracer)
     if isinstance(leaf, jax.Array) and not is_traced and not leaf.committed:

@@ -25,14 +25,14 @@ from treeadapt.checkpoints.boxes import (
 )
 from treeadapt.checkpoints.common import Leaf, Stored, reported
 from treeadapt.checkpoints.files import read_arrays
-from treeadapt.checkpoints.fitting import by_value, misfit
 from treeadapt.checkpoints.leaves import (
     abstract_form,
-    home,
+    bound_sharding,
     restored,
     stored_form,
     to_array,
 )
+from treeadapt.checkpoints.load_report import by_value, misfit
 from treeadapt.convert import describe
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.axes import indices
@@ -221,7 +221,9 @@ class _Moving:
                 if path not in paths:
                     continue
                 array = _MovedArray(group, target, numbers, held)
-                plan = array.plan(boxes_here(home(self.likes.get(path)), array.shape))
+                plan = array.plan(
+                    boxes_here(bound_sharding(self.likes.get(path)), array.shape)
+                )
                 if plan is None:
                     return []
                 num_bytes += plan.num_bytes

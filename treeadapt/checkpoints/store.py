@@ -29,17 +29,17 @@ from treeadapt.checkpoints.files import (
     require_arrays,
     write,
 )
-from treeadapt.checkpoints.fitting import LoadReport, compared
 from treeadapt.checkpoints.leaves import (
     as_array,
     is_long,
-    place,
     placed,
     restored,
     restored_form,
+    sharding_to_read,
     stored_form,
     to_array,
 )
+from treeadapt.checkpoints.load_report import LoadReport, compare_with_target
 from treeadapt.checkpoints.migrated import Source, made_of, migrated
 from treeadapt.checkpoints.processes import agreed, spans_processes
 from treeadapt.errors import (
@@ -260,7 +260,9 @@ def _filled(
                 stacklevel=3,
             )
         table = source.stored.table
-        places = {one: place(one, table[one], made[one]) for one in report.restored}
+        places = {
+            one: sharding_to_read(one, table[one], made[one]) for one in report.restored
+        }
     owners: dict[Any, Any] = {}
     with reading(stored.path, stored.version):
         for one, array in source.read(places):
@@ -405,7 +407,9 @@ def _report(view: TreeView, source: Source, where: Any, *, cast: bool) -> LoadRe
     is_schema = source.stored.format == "schema"
     read = None if is_schema or source.problems.found else source.read
     with reading(source.stored.path, source.stored.version):
-        return compared(own, chosen, source.stored, unexpected, read, cast=cast)
+        return compare_with_target(
+            own, chosen, source.stored, unexpected, read, cast=cast
+        )
 
 
 def _refuse(

@@ -95,7 +95,7 @@ def _more(count: int) -> list[str]:
     return [f"  and {count - _SHOWN:,} more"] if count > _SHOWN else []
 
 
-def compared(
+def compare_with_target(
     own: Mapping[str, Any],
     chosen: Iterable[bool],
     stored: Stored,
