@@ -8,6 +8,7 @@ small packages that each break one law.
 from __future__ import annotations
 
 import ast
+import collections
 import re
 import subprocess
 import sys
@@ -177,6 +178,23 @@ def _foreign_reason(room: str, module: str, library: str) -> str | None:
 
 def test_data_flows_one_way():
     assert list(complaints(PACKAGE)) == []
+
+
+#: Functions that every format of a checkpoint has, or that say the same of a file and
+#: of a table; and the entry of the program.
+SHARED = {"main", "read", "read_metadata", "refuse", "require_own", "write"}
+
+
+def test_no_two_classes_and_no_two_functions_have_one_name():
+    homes = collections.defaultdict(list)
+    for file in PACKAGE.rglob("*.py"):
+        for node in ast.parse(file.read_text("utf-8")).body:
+            is_class = isinstance(node, ast.ClassDef)
+            is_function = isinstance(node, ast.FunctionDef) and node.name[0] != "_"
+            if is_class or is_function:
+                homes[node.name].append(str(file.relative_to(PACKAGE)))
+    clashes = {name: files for name, files in homes.items() if len(files) > 1}
+    assert clashes.keys() == SHARED, clashes
 
 
 def test_the_test_reads_the_package():

@@ -24,7 +24,7 @@ MAX_TRANSITIONS = 100_000
 _NOT_ZERO = re.compile(rb"[^\0]", re.DOTALL)
 
 
-class _State(dict[str, "_State"]):
+class _CharacterState(dict[str, "_CharacterState"]):
     """A set of positions, and where each character leads from there, once asked."""
 
     __slots__ = ("automaton", "found", "positions")
@@ -32,7 +32,7 @@ class _State(dict[str, "_State"]):
     def __init__(self, automaton: CharacterAutomaton, positions: int, found: int):
         self.automaton, self.positions, self.found = automaton, positions, found
 
-    def __missing__(self, char: str) -> _State:
+    def __missing__(self, char: str) -> _CharacterState:
         state = self[char] = self.automaton.step(self, char)
         return state
 
@@ -88,7 +88,7 @@ class CharacterAutomaton:
             state = state[char]
         return state.found
 
-    def step(self, state: _State, char: str) -> _State:
+    def step(self, state: _CharacterState, char: str) -> _CharacterState:
         """The state that ``char`` leads to."""
         in_sets = self._in_sets[bisect_right(self._points, ord(char))]
         accepting = self._stars | in_sets | self._literals.get(char, 0)
@@ -101,11 +101,11 @@ class CharacterAutomaton:
         known = self._states.get(after)
         return self._state(after) if known is None else known
 
-    def _state(self, positions: int) -> _State:
+    def _state(self, positions: int) -> _CharacterState:
         found = self._everywhere
         for place in places_of(positions & self._accepts):
             found |= self._accepting[place]
-        state = self._states[positions] = _State(self, positions, found)
+        state = self._states[positions] = _CharacterState(self, positions, found)
         return state
 
     def _jump(self, taken: int) -> int:
@@ -131,7 +131,7 @@ class CharacterAutomaton:
     def _forget(self) -> None:
         self._transitions = 0
         self._jumped: dict[int, int] = {}
-        self._states: dict[int, _State] = {}
+        self._states: dict[int, _CharacterState] = {}
         self._root = self._state(self._first)
 
     # Layout. Each takes the positions that come next and gives those to come from.

@@ -172,11 +172,11 @@ class _Descent:
 
     def __init__(self, segments: _SegmentAutomaton, plan: Plan, *unknown: str):
         self.segments, self.plan, self.unknown = segments, plan, frozenset(unknown)
-        self.states: dict[str | None, _State] = {None: segments.root}
+        self.states: dict[str | None, _SegmentState] = {None: segments.root}
         self.counted: dict[str | None, dict[str, int]] = {}
         self.classes: dict[tuple[type, ...], int] = {}
 
-    def after(self, paths: Sequence[str]) -> list[_State]:
+    def after(self, paths: Sequence[str]) -> list[_SegmentState]:
         """The states after paths of leaves, which are not remembered."""
         found = []
         for path in paths:
@@ -189,7 +189,7 @@ class _Descent:
             found.append(self.ask(state, above, name, path) if asks else state[name])
         return found
 
-    def descend(self, path: str) -> _State:
+    def descend(self, path: str) -> _SegmentState:
         """The state after ``path``, which is remembered."""
         # From the root: that is cheaper than to write and look up the paths on the
         # way, of which long ones would fill the memory.
@@ -206,7 +206,9 @@ class _Descent:
         self.states[path] = state
         return state
 
-    def ask(self, state: _State, parent: str | None, name: str, path: str) -> _State:
+    def ask(
+        self, state: _SegmentState, parent: str | None, name: str, path: str
+    ) -> _SegmentState:
         """The state after ``name`` below ``parent``, where it depends on the tree."""
         asks = state.asks
         answer = 0
@@ -235,7 +237,7 @@ class _Descent:
         return positions
 
 
-class _State(dict["str | tuple[str, int]", "_State"]):
+class _SegmentState(dict["str | tuple[str, int]", "_SegmentState"]):
     """A set of positions, and where each segment leads from there, once asked.
 
     A key is a segment; or a segment and those positions, of the ones that depend on the
@@ -248,7 +250,7 @@ class _State(dict["str | tuple[str, int]", "_State"]):
         self.automaton, self.positions, self.found = automaton, positions, found
         self.asks = positions & automaton.tree_positions
 
-    def __missing__(self, key: str | tuple[str, int]) -> _State:
+    def __missing__(self, key: str | tuple[str, int]) -> _SegmentState:
         state = self[key] = self.automaton.step(self, key)
         return state
 
@@ -295,7 +297,7 @@ class _SegmentAutomaton:
         self._stays = self._accepts | self.any_depth
         self._forget()
 
-    def alive(self, states: Iterable[_State]) -> int:
+    def alive(self, states: Iterable[_SegmentState]) -> int:
         """The bits of all globs that match in a state, or may do so further down."""
         ends, found = list(self._accepting), 0
         held = reduce(or_, (state.positions for state in states), 0)
@@ -309,7 +311,7 @@ class _SegmentAutomaton:
         if self._transitions > min(characters.MAX_TRANSITIONS, fitting):
             self._forget()
 
-    def step(self, state: _State, key: str | tuple[str, int]) -> _State:
+    def step(self, state: _SegmentState, key: str | tuple[str, int]) -> _SegmentState:
         """The state that a segment leads to.
 
         Args:
@@ -329,14 +331,14 @@ class _SegmentAutomaton:
         known = self._states.get(after)
         return self._state(after, before, state.found) if known is None else known
 
-    def _state(self, positions: int, before: int, found: int) -> _State:
+    def _state(self, positions: int, before: int, found: int) -> _SegmentState:
         """A new state of ``positions``, when ``before`` has ``found`` already."""
         new = positions & ~before & self._accepts
         while new:
             lowest = new & -new
             found |= self._accepting[lowest.bit_length() - 1]
             new ^= lowest
-        state = self._states[positions] = _State(self, positions, found)
+        state = self._states[positions] = _SegmentState(self, positions, found)
         return state
 
     def _satisfied_by(self, name: str) -> int:
@@ -392,6 +394,6 @@ class _SegmentAutomaton:
     def _forget(self) -> None:
         self._transitions = 0
         self._satisfied: dict[str, int] = {}
-        self._states: dict[int, _State] = {}
+        self._states: dict[int, _SegmentState] = {}
         first = self._first | (self._first & self.any_depth) << 1
         self.root = self._state(first, 0, 0)
