@@ -120,6 +120,32 @@ class GroupMaker:
         counts = self._counts(taken)
         if counts is None:
             return []
+        total = self.problems.num_made + len(taken) * len(self.row.targets)
+        if self._renames and total <= MAX_LEAVES:
+            self.problems.num_made = total
+            made = [self._renamed(each) for each in taken]
+        else:
+            made = [*self._moved(taken, counts)]
+        return sorted(made, key=lambda group: natural(group.targets[0][0]))
+
+    @property
+    def _renames(self) -> bool:
+        """Whether each leaf is a group by itself, and goes on as it is."""
+        every = (*self.row.sources, *self.row.targets)
+        captures = itertools.chain(*(each.path.captures for each in every))
+        is_one = len(self.row.sources) == 1 and not self.row.moves
+        return is_one and all(len(each.names) == 1 for each in captures)
+
+    def _renamed(self, taken: Taken) -> Group:
+        """Plan a leaf that is only renamed, in half the time of other groups."""
+        row, spec = self.row, self.source[taken.path]
+        targets = tuple((a.path.fill(taken.captures, {}),) for a in row.targets)
+        made = (None if row.function else spec,) * len(targets)
+        size_bytes = _bytes(spec) + sum(map(_bytes, made))
+        return Group(row, self.place, ((taken.path,),), targets, None, made, size_bytes)
+
+    def _moved(self, taken: Sequence[Taken], counts: Sizes) -> Iterator[Group]:
+        """Plan leaves of which several may be in one group."""
         held: dict[Any, tuple[dict[str, Any], Leaves]] = {}
         for address, path, captures in taken:
             template = self.row.sources[address].path
@@ -136,11 +162,9 @@ class GroupMaker:
             key = tuple(sorted(own.items()))
             _, leaves = held.setdefault(key, (own, [{} for _ in self.row.sources]))
             leaves[address][index] = path
-        made: list[Group] = []
         for values, leaves in held.values():
             with contextlib.suppress(_UnplannedError):
-                made.append(self._group(values, leaves, counts))
-        return sorted(made, key=lambda group: natural(group.targets[0][0]))
+                yield self._group(values, leaves, counts)
 
     def _counts(self, taken: Sequence[Taken]) -> dict[str, int] | None:
         """Count the numbers that the row's sources hold, by name."""
