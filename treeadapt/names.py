@@ -32,6 +32,16 @@ def listing(names: Iterable[str], *, limit: int = 8) -> str:
     return f"{shown} and {left:,} more" if left > 0 else shown
 
 
+def and_more(left: int) -> list[str]:
+    """Write the last line of a list that leaves some out; no line if it has all.
+
+    Example:
+        >>> and_more(1_200), and_more(0)
+        (['  and 1,200 more'], [])
+    """
+    return [f"  and {left:,} more"] if left > 0 else []
+
+
 def fold(texts: Iterable[str]) -> dict[str, list[int]]:
     """Write texts that differ in one number, three or more, as one text.
 

@@ -32,7 +32,7 @@ from treeadapt.carry.pieces import StateLeaf, joined_names
 from treeadapt.carry.slots import Slot, below, cut_names, is_joint, parent, stored
 from treeadapt.convert import describe
 from treeadapt.migrations.running import on_auto_mesh
-from treeadapt.names import fold, listing, plural, shorten
+from treeadapt.names import and_more, fold, listing, plural, shorten
 from treeadapt.patterns import escape
 from treeadapt.trees.views import Plan, view_tree
 
@@ -113,8 +113,7 @@ class CarryReport:
             ],
         ):
             yield from lines[:_SHOWN]
-            if len(lines) > _SHOWN:
-                yield f"  and {len(lines) - _SHOWN:,} more"
+            yield from and_more(len(lines) - _SHOWN)
         for text in self.warnings:
             yield f"warning: {text}"
 

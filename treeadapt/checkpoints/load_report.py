@@ -18,7 +18,7 @@ from treeadapt.arrays import is_array, is_number
 from treeadapt.checkpoints.common import NUMBER, Leaf, Stored
 from treeadapt.checkpoints.leaves import stored_form
 from treeadapt.convert import describe
-from treeadapt.names import Speller, listing, plural
+from treeadapt.names import Speller, and_more, listing, plural
 
 _SHOWN = 8
 _CANDIDATES = 2_000
@@ -80,7 +80,7 @@ def _names(
         back = [speller.nearest(one, names[:_CANDIDATES], count=1) for one in near]
         hint = f" ({source} {listing(near)})" if back == [[name]] else ""
         yield f"  {listing([name])}{hint}"
-    yield from _more(len(names))
+    yield from and_more(len(names) - _SHOWN)
 
 
 def _pairs(noun: str, what: str, pairs: Mapping[str, tuple[Any, Any]]) -> Iterator[str]:
@@ -88,11 +88,7 @@ def _pairs(noun: str, what: str, pairs: Mapping[str, tuple[Any, Any]]) -> Iterat
         yield f"{plural(len(pairs), noun)} {what}:"
     for name, (got, want) in list(pairs.items())[:_SHOWN]:
         yield f"  {listing([name])}: {got}, the target has {want}"
-    yield from _more(len(pairs))
-
-
-def _more(count: int) -> list[str]:
-    return [f"  and {count - _SHOWN:,} more"] if count > _SHOWN else []
+    yield from and_more(len(pairs) - _SHOWN)
 
 
 def compare_with_target(

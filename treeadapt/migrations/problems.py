@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.rows import Row
-from treeadapt.names import Speller, fold, listing, plural
+from treeadapt.names import Speller, and_more, fold, listing, plural
 
 _SHOWN = 6  # problems of one kind that a message lists
 _CANDIDATES = 2_000  # paths among which the nearest is sought
@@ -56,8 +56,7 @@ class Problems:
             noun, text = _KINDS[kind]
             lines.append(f"{plural(len(texts), noun)}: {text}")
             lines += [f"  {text}" for text in texts[:_SHOWN]]
-            if len(texts) > _SHOWN:
-                lines.append(f"  and {len(texts) - _SHOWN:,} more")
+            lines += and_more(len(texts) - _SHOWN)
         return "\n".join(lines)
 
 

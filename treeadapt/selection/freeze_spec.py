@@ -17,7 +17,7 @@ from typing import Any
 
 from treeadapt.arrays import is_array
 from treeadapt.errors import FreezeError, SelectorError
-from treeadapt.names import Speller, fold, plural
+from treeadapt.names import Speller, and_more, fold, plural
 from treeadapt.selection import files
 from treeadapt.selection.leaves import Leaves
 from treeadapt.selection.selectors import Bound, ListSelector, OfParts
@@ -220,9 +220,7 @@ def _thaw_message(
     lines_of = fold(_line(path, now, new, speller) for path in lost[:_FOLDED])
     shown = dict(itertools.islice(lines_of.items(), _SHOWN))
     lines += [f"  {line}" for line in shown]
-    more = len(lost) - sum(map(len, shown.values()))
-    if more:
-        lines.append(f"  and {more:,} more")
+    lines += and_more(len(lost) - sum(map(len, shown.values())))
     lines.append("Correct the patterns; or, if this is meant, spec = spec.bind(tree).")
     return "\n".join(lines)
 

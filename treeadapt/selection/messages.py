@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from treeadapt.names import fold, listing, plural
+from treeadapt.names import and_more, fold, listing, plural
 from treeadapt.selection.leaves import same_value
 from treeadapt.selection.repairs import entry_text, unused_lines
 
@@ -42,8 +42,7 @@ def overlap(matches: RuleMatches) -> str:
     lines = [f"{_leaves_match(len(found))} two rules with different values:"]
     for leaf, first, second in found[:_SHOWN]:
         lines.append(f"  {matches.paths[leaf]!r}: {names[first]}, and {names[second]}")
-    if len(found) > _SHOWN:
-        lines.append(f"  and {len(found) - _SHOWN:,} more")
+    lines += and_more(len(found) - _SHOWN)
     lines.append(
         'Exclude the leaves from one of them, ["...", "!..."], or let the first rule '
         'win with overlap="first".'

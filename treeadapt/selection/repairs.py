@@ -20,7 +20,7 @@ from typing import Any
 
 from treeadapt.errors import PatternError
 from treeadapt.matcher import Matcher
-from treeadapt.names import Speller, fold, listing, plural, shorten
+from treeadapt.names import Speller, and_more, fold, listing, plural, shorten
 from treeadapt.patterns import REGEX_PREFIX, ClassName, FromEnd, Pattern, escape, parse
 from treeadapt.trees.views import Plan
 
@@ -112,9 +112,7 @@ def unused_lines(
         firsts.append((text + first, entries[members[0]][1]))
     lines = [f"{misses(len(entries), whose, sum(is_array))}:"]
     lines += advice_lines(firsts[:_SHOWN], plan, is_array)
-    if len(firsts) > _SHOWN:
-        lines.append(f"  and {len(firsts) - _SHOWN:,} more")
-    return lines
+    return lines + and_more(len(firsts) - _SHOWN)
 
 
 def _advice(entry: Any, names: _Names) -> str:

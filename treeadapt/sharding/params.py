@@ -22,7 +22,7 @@ from treeadapt.arrays import is_array
 from treeadapt.carry.optax_fields import is_state_class
 from treeadapt.convert import describe
 from treeadapt.errors import ReplicatedWarning, ShardingError, UnmatchedPathError
-from treeadapt.names import listing, plural
+from treeadapt.names import and_more, listing, plural
 from treeadapt.selection.rules import MISSING, STATIC, BoundRules, Rules, as_rules
 from treeadapt.selection.stacks import StackAxis, one_layer, require_agreement
 from treeadapt.sharding.specs import (
@@ -362,6 +362,4 @@ def _lines(view: TreeView, problems: _Leaves) -> str:
         f"  {listing([view.plan.paths[i]])} {describe(view.leaves[i])}: {text}"
         for i, text in itertools.islice(problems.items(), _SHOWN)
     ]
-    if len(problems) > _SHOWN:
-        lines.append(f"  and {len(problems) - _SHOWN:,} more")
-    return "\n".join(lines)
+    return "\n".join([*lines, *and_more(len(problems) - _SHOWN)])
