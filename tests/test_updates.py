@@ -121,7 +121,8 @@ def test_nonzero_updates_give_the_bits_of_optax(pairs, dtype, delta_dtype):
         want = optax.apply_updates(tree, updates)["a"][0]
         new = apply_updates(tree, updates)["a"][0]
     assert (new.dtype, new.shape, new.weak_type) == (want.dtype, want.shape, False)
-    moved = np.asarray(delta != 0)
+    # As XLA compares: on some CPUs it takes subnormal numbers for zero.
+    moved = np.asarray(jnp.asarray(delta) != 0)
     assert np.asarray(new)[moved].tobytes() == np.asarray(want)[moved].tobytes()
 
 
