@@ -77,7 +77,8 @@ def save(
     metadata reads it.
 
     Several processes save to one Orbax folder: all must call this, each writes what its
-    devices hold, and if one cannot go on, all raise the same error.
+    devices hold, and if one cannot go on, all raise the same error. For one that never
+    comes, because its own tree has no paths or ``where`` fails, they wait five minutes.
 
     Args:
         path: ``.safetensors``, ``.schema.toml``, or no ending for an Orbax folder.
