@@ -36,9 +36,11 @@ _DTYPE_NAMES = (
     "float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu "
     "float4_e2m1fn int2 int4 uint2 uint4"
 )
+_KNOWN = [getattr(jnp, name) for name in _DTYPE_NAMES.split() if hasattr(jnp, name)]
+
 #: Dtypes that a checkpoint may hold, by name. No object, void, string or date.
 DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
-    {d.name: d for d in (np.dtype(getattr(jnp, n)) for n in _DTYPE_NAMES.split())}
+    {dtype.name: dtype for dtype in map(np.dtype, _KNOWN)}
 )
 
 
