@@ -423,6 +423,11 @@ CASTS = [
     (np.float32([np.inf, np.nan]), "float16", True),
     (np.float32([1, 2]), "int32", False),
     (np.complex64([1, 2]), "float32", False),
+    (np.uint8([200, 1]), "int8", False),
+    (np.int32([-1, 1]), "uint32", False),
+    (np.uint8([100, 1]), "int8", True),
+    (np.float32([np.inf, 1]), "float8_e4m3fn", False),
+    (np.float32([np.inf, 1]), "float8_e5m2", True),
 ]
 
 

@@ -730,6 +730,9 @@ def test_what_fills_a_number_or_a_function_of_the_target_fits_it():
     [
         ([1e6, 1.0], "float32", {"cast": "float16"}),
         ([300, 1], "int32", {"cast": "int8"}),
+        ([200, 1], "uint8", {"cast": "int8"}),
+        ([-1, 1], "int8", {"cast": "uint32"}),
+        ([np.inf, 1.0], "float32", {"cast": "float8_e4m3fn"}),
         ([1e30, 1.0], "float32", {"scale": 1e20}),
         ([1e30, 1.0], "bfloat16", {"offset": 3e38, "scale": 1e8}),
     ],
@@ -737,7 +740,7 @@ def test_what_fills_a_number_or_a_function_of_the_target_fits_it():
 def test_values_that_a_dtype_cannot_hold_are_an_error(kind, values, old, operations):
     m = ta.Migration({"a : x": ("b : x", operations)})
     leaf = kind(np.array(values).astype(old))
-    assert "'b' of 'a': values are too large for their new dtype" in message(
+    assert "'b' of 'a': values do not fit their new dtype" in message(
         lambda: m({"a": leaf})
     )
     assert m({"a": leaf[1:]})["b"].shape == (1,)
@@ -764,7 +767,7 @@ def test_values_that_the_way_back_cannot_hold_are_an_error(
     leaf = kind(np.array(values).astype(dtype))
     leaves = {"b": leaf[None]} if path == "b" else {"0.b": leaf}
     assert "'0.a'" in message(lambda: back(leaves))
-    assert "values are too large for their new dtype" in message(lambda: back(leaves))
+    assert "values do not fit their new dtype" in message(lambda: back(leaves))
     cut = jax.tree.map(lambda leaf: leaf[..., 1:], leaves)
     assert back(cut)["0.a"].shape == (1,)
     infinite = jax.tree.map(lambda x: kind(np.full(x.shape, np.inf, x.dtype)), leaves)

@@ -20,6 +20,7 @@ from treeadapt.checkpoints.boxes import on_devices
 from treeadapt.checkpoints.common import NUMBER, Leaf, require_dtype
 from treeadapt.checkpoints.processes import spans_processes
 from treeadapt.errors import CheckpointError
+from treeadapt.migrations.running import is_lost
 from treeadapt.names import listing
 
 
@@ -197,13 +198,7 @@ def _cast(name: str, array: Any, dtype: Any) -> Any:
         return array
     with np.errstate(all="ignore"):
         made = array.astype(dtype)
-    if not jnp.issubdtype(dtype, jnp.inexact):
-        is_lost = made.astype(array.dtype) != array
-    elif jnp.issubdtype(array.dtype, jnp.inexact):
-        is_lost = np.isfinite(made) != np.isfinite(array)
-    else:
-        is_lost = ~np.isfinite(made)
-    if is_lost.any():
+    if is_lost(array, made):
         raise CheckpointError(
             f"{listing([name])} holds values of {array.dtype} that {dtype} cannot hold."
         )

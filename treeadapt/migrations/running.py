@@ -27,7 +27,7 @@ from treeadapt.migrations.rows import Pieces, Values
 #: What may be wrong with values.
 UNEQUAL = "the copies are not equal"
 CUT_OFF = "what is cut off is not zero"
-LOST = "values are too large for their new dtype"
+LOST = "values do not fit their new dtype"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -294,7 +294,7 @@ def _prepared(
     if move.values.computes:
         given = array.astype(wide_dtype(array.dtype))
         array = (given - move.values.offset) / move.values.scale
-        lost.append(_is_lost(given, array, xp))
+        lost.append(is_lost(given, array, xp))
     return array, cut
 
 
@@ -315,7 +315,7 @@ def _finished(move: Move, layout: Layout, array: Any, xp: Any, lost: list[Any]) 
     if made.dtype != move.dtype:
         made = made.astype(move.dtype)
     if made is not array:
-        lost.append(_is_lost(array, made, xp))
+        lost.append(is_lost(array, made, xp))
     pads = move.values.pads(is_source=False)
     if pads:
         made = xp.pad(made, [pads.get(axis.name, (0, 0)) for axis in layout.axes])
@@ -323,11 +323,24 @@ def _finished(move: Move, layout: Layout, array: Any, xp: Any, lost: list[Any]) 
     return np.asarray(made) if xp is np else made
 
 
-def _is_lost(array: Any, made: Any, xp: Any) -> Any:
-    """Return whether values of an array are infinite now, or other integers."""
-    if jnp.issubdtype(made.dtype, jnp.inexact):
-        return xp.any(xp.isfinite(array) & ~xp.isfinite(made))
-    return xp.any(made.astype(array.dtype) != array)
+def is_lost(array: Any, made: Any, xp: Any = np) -> Any:
+    """Return whether what was made of numbers is more than rounded.
+
+    Integers must be the same; floating-point numbers stay finite, infinite or neither.
+
+    Args:
+        array: the numbers, integers or floating point.
+        made: the same, of another dtype or computed.
+        xp: ``numpy`` or ``jax.numpy``.
+    """
+    if not jnp.issubdtype(made.dtype, jnp.inexact):
+        # On the way back -1 would come of the largest unsigned number.
+        is_same = (made.astype(array.dtype) == array) & ((made < 0) == (array < 0))
+        return ~xp.all(is_same)
+    if not jnp.issubdtype(array.dtype, jnp.inexact):
+        return ~xp.all(xp.isfinite(made))
+    is_same = xp.isfinite(made) == xp.isfinite(array)
+    return ~xp.all(is_same & (xp.isinf(made) == xp.isinf(array)))
 
 
 def wide_dtype(dtype: Any) -> Any:
