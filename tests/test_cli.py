@@ -343,7 +343,7 @@ def test_show_as_markdown(npz, tmp_path):
         "",
         "```diff",
     ]
-    assert "- Unused: 'valu' (rule 2)" in text
+    assert "- Unused: rule 2, 'valu' matches no array: did you mean 'value'" in text
     tree = ta.summarize(ta.read_metadata(npz), ta.load_rules(bad)).to_text()
     assert tree.split("\n\n")[2] in text.partition("````text\n")[2]
     assert text.endswith("\n````\n\n</details>\n")
@@ -360,11 +360,26 @@ def test_lint_finds_all_kinds(npz, tmp_path):
     )
     text = run("lint", npz, "--rules", bad, code=1)
     assert "unmatched: 12 leaves without a rule" in text
-    assert "unused: rule 3, matches nothing: 'policy/hiden_0'" in text
+    assert "unused: rule 3, 'policy/hiden_0' matches no array" in text
     assert "did you mean 'policy/hidden_0'" in text
     assert "shadowed: rule 2, 'policy/hidden_3/bias' is unreachable" in text
     found = json.loads(run("lint", npz, "--rules", bad, "--format", "json", code=1))
     assert [each["kind"] for each in found] == ["unmatched", "unused", "shadowed"]
+
+
+def test_lint_finds_the_overlaps_that_the_rules_refuse(npz, tmp_path):
+    table = '"policy/hidden_0/bias" = "b"\n"**/bias" = "c"\n"**" = "b"\n'
+    refused = tmp_path / "refused.toml"
+    refused.write_text(f'version = 1\noverlap = "error"\n[rules]\n{table}')
+    with pytest.raises(ta.OverlapError):
+        ta.param_labels(ta.read_metadata(npz), ta.load_rules(refused))
+    first, second = run("lint", npz, "--rules", refused, code=1).splitlines()[:2]
+    assert first.startswith(
+        "overlap: rule 2, '**/bias' gives another value than rule 1, 'policy/hidden_0/"
+    )
+    assert second.startswith("overlap: rule 3, '**' gives another value than rule 2,")
+    run("lint", npz, "--rules", refused, "--ignore", "overlap")
+    run("lint", npz, "--rules", written(tmp_path, table))
 
 
 def test_lint_reports_uneven_coverage(tmp_path, rules):
@@ -665,7 +680,7 @@ def test_lint_annotates_the_rules_file_on_github(npz, tmp_path):
         f"error file={bad},line=4,title=unused rule",
         f"error file={bad},line=5,title=unused rule",
     ]
-    assert "rule 2, matches nothing: 'po,licy:%25'" in lines[1]
+    assert "rule 2, 'po,licy:%25' matches no array" in lines[1]
 
 
 def test_arguments_in_the_wrong_order_are_reported(npz, rules, tmp_path):

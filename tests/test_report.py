@@ -36,8 +36,10 @@ def test_every_rule_has_one_row_with_the_number_that_its_leaves_show():
         RuleRow(4, "train", 1, "'b'"),
     )
     assert summary.notes == (
-        "Unused: 'nothing' (rule 1) matches no array.",
-        "Shadowed: 'a/bias' (rule 3): earlier rules decide all its leaves.",
+        "Unused: rule 1, 'nothing' matches no array: paths here look like 'a/bias', "
+        "'a/kernel', 'b'",
+        "Shadowed: rule 3, 'a/bias' is unreachable: earlier rules already match its "
+        "only leaf, 'a/bias'. Move it up, before rule 2, 'a'.",
     )
 
 
@@ -47,7 +49,10 @@ def test_leaves_without_a_rule_have_a_row_for_each_label():
         RuleRow(None, ta.STATIC, 1, ""),
         RuleRow(None, None, 1, ""),
     )
-    assert unmatched.notes == ("No rule: 1 leaf, 'b'.",)
+    assert unmatched.notes == (
+        "Unmatched: 1 leaf without a rule: 'b'. Add a rule, or end with one for "
+        '"**".',
+    )
     given = ta.summarize(TREE, ta.Rules({"a": "frozen"}, default="train"))
     assert given.rules[1:] == (RuleRow(None, "train", 1, ""),)
     assert "   -  train        1  no rule\n" in str(given)
@@ -57,7 +62,8 @@ def test_an_overlap_that_the_rules_refuse_is_reported_and_not_raised():
     rules = {"a/bias": "x", "a": "y", "b": "z"}
     summary = ta.summarize(TREE, ta.Rules(rules, overlap="error"))
     assert summary.notes == (
-        "Overlap: rules with different values for 1 leaf, 'a/bias'.",
+        "Overlap: rule 2, 'a' gives another value than rule 1, 'a/bias', to 1 leaf: "
+        "'a/bias'. Exclude them from one of the two, or choose overlap = \"first\".",
     )
     assert ta.summarize(TREE, rules).notes == ()
 
@@ -104,7 +110,8 @@ def test_where_narrows_leaves_rules_totals_and_notes_together():
     assert [row.path for row in summary.rows] == ["a/bias"]
     assert summary.rules == (RuleRow(2, "y", 1, "'a/bias'"),)
     assert [(t.label, t.num_leaves) for t in summary.totals] == [("y", 1)]
-    assert summary.notes == ("Unused: 'nothing' (rule 3) matches no array.",)
+    assert len(summary.notes) == 1
+    assert summary.notes[0].startswith("Unused: rule 3, 'nothing' matches no array")
     assert "b" in ta.summarize(TREE, rules, where="b").notes[0]
     assert "rule 2: 'a/bias'" in summary.to_html()
     with pytest.raises(ta.UnusedRuleError):
@@ -222,7 +229,8 @@ def test_where_selects_layers_and_so_does_a_selector_of_the_rules():
 def test_notes_name_runs_of_layers():
     rules = ta.Rules({"blocks/{1..4}/b": "x"}, stacks={"blocks": -1})
     assert ta.summarize(LAYERS, rules).notes == (
-        "No rule: 9 leaves, 'blocks/{{0},{5}}/b', 'blocks/{0..5}/w', 'head'.",
+        "Unmatched: 9 leaves without a rule: 'blocks/{0..5}/w', "
+        "'blocks/{{0},{5}}/b', 'head'. Add a rule, or end with one for \"**\".",
     )
 
 

@@ -9,25 +9,28 @@ from __future__ import annotations
 import difflib
 import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 _NUMBER = re.compile("([0-9]+)")
 _MAX_TEXT = 300  # longer names are not typing errors
 
 
-def listing(names: Iterable[str], *, limit: int = 8) -> str:
+def listing(
+    names: Iterable[str], *, limit: int = 8, write: Callable[[str], str] = repr
+) -> str:
     """Write paths for a message: quoted, the first ``limit``, then how many more.
 
     Args:
         names: paths or patterns, in the order to show.
         limit: how many to write out.
+        write: how; ``str`` for texts that are not to be quoted.
 
     Example:
         >>> listing(["a/b", "c", "d"], limit=2)
         "'a/b', 'c' and 1 more"
     """
     names = list(names)
-    shown = ", ".join(repr(shorten(name)) for name in names[:limit])
+    shown = ", ".join(write(shorten(name)) for name in names[:limit])
     left = len(names) - limit
     return f"{shown} and {left:,} more" if left > 0 else shown
 

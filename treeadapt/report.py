@@ -15,7 +15,7 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,9 @@ from treeadapt.drawing.text import lines, markdown, plain
 from treeadapt.drawing.words import printable
 from treeadapt.errors import ShardingError, TreeAdaptError
 from treeadapt.memory import MemoryPlan, plan_memory
-from treeadapt.names import listing, natural, plural, size_text
-from treeadapt.selection.repairs import entry_text
+from treeadapt.names import listing, natural, plural, shorten, size_text
+from treeadapt.selection.messages import shadow_text
+from treeadapt.selection.repairs import advice_lines, entry_text
 from treeadapt.selection.rules import STATIC, RuleMatches, as_rules
 from treeadapt.selection.selectors import select
 from treeadapt.selection.stacks import NO_STACKS, Unrolled
@@ -84,6 +85,27 @@ class RuleRow:
     where: str
 
 
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong with rules, or with a migration.
+
+    Attributes:
+        kind: ``"unmatched"``, ``"overlap"``, ``"unused"``, ``"shadowed"``, or what
+            ``lint`` finds besides.
+        rule: number of the rule, from 1; None for leaves without one, and migrations.
+        text: what is wrong, and how it may be cured.
+    """
+
+    kind: str
+    rule: int | None
+    text: str
+
+    @property
+    def line(self) -> str:
+        """The number of the rule, if any, and the text."""
+        return f"rule {self.rule}, {self.text}" if self.rule else self.text
+
+
 # Texts of labels that are not strings, and of leaves without a label.
 _NO_NAME = re.compile(r"-|static|no rule|True|False|[-+.0-9]+(e[-+]?[0-9]+)?|nan|-?inf")
 
@@ -98,7 +120,7 @@ class Summary:
             whole tree is shown), then one for each label that leaves without a rule
             have; None without rules.
         totals: one for each label, in the order of the rules.
-        notes: what is wrong with the rules, a line each.
+        notes: what is wrong with the rules, a line each, as ``lint`` words it.
         separator: what is between the segments that ``depth`` counts.
         memory: what each device of a mesh holds; None without a mesh.
     """
@@ -321,8 +343,18 @@ def summarize(
     notes: list[str] = []
     memory = None
     if matches is not None:
-        # On a mesh, leaves without a rule have a box, or are scalars.
-        notes += _notes(matches, chosen, needs_rule=mesh is None)
+        notes += [
+            f"{found.kind.capitalize()}: {found.line}"
+            for found in findings(
+                matches, {*itertools.compress(table.plan.paths, chosen)}
+            )
+            # On a mesh, leaves without a rule have a box, or are scalars.
+            if mesh is None or found.kind != "unmatched"
+        ]
+        for key in sorted(unrolled.left_out):
+            notes.append(
+                f"Unrolled: the layers of the stack {key!r} are leaves of this tree."
+            )
     if mesh is not None:
         places = itertools.compress(unrolled.places, chosen)
         memory = plan_memory(
@@ -412,27 +444,41 @@ def label_key(label: Any) -> Hashable:
     return type(label), repr(label), label
 
 
-def _notes(
-    matches: RuleMatches, chosen: Sequence[bool], *, needs_rule: bool
-) -> Iterator[str]:
-    shown = frozenset(itertools.compress(matches.paths, chosen))
-    clashes = matches.overlaps if matches.rules.overlap == "error" else ()
-    clashing = dict.fromkeys(matches.paths[leaf] for leaf, _, _ in clashes)
-    for what, paths in (
-        ("No rule:", matches.unmatched if needs_rule else ()),
-        ("Overlap: rules with different values for", clashing),
-    ):
-        names = [path for path in paths if path in shown]
-        if names:
-            count = plural(len(names), "leaf")
-            yield f"{what} {count}, {listing(matches.names(names))}."
-    for key in sorted(matches.unrolled.left_out):
-        yield f"Unrolled: the layers of the stack {key!r} are leaves of this tree."
-    for index, entry in matches.unused:
-        yield f"Unused: {entry_text(entry)} (rule {index + 1}) matches no array."
+def findings(
+    matches: RuleMatches, shown: Collection[str] | None = None
+) -> Iterator[Finding]:
+    """Yield what is wrong with rules for a tree, by kind.
+
+    Args:
+        matches: what the rules decide.
+        shown: paths of the leaves to name; None for all.
+    """
+    rules, known = matches.rules, frozenset(matches.paths if shown is None else shown)
+    pairs: dict[tuple[int, int], list[str]] = {}
+    for leaf, one, two in matches.overlaps if rules.overlap == "error" else ():
+        pairs.setdefault((one, two), []).append(matches.paths[leaf])
+
+    def listed(paths: Collection[str], what: str) -> str:
+        names = sorted(matches.names(paths), key=natural)
+        return f"{plural(len(paths), 'leaf')}{what}: {listing(names)}"
+
+    if left := [path for path in matches.unmatched if path in known]:
+        text = listed(left, " without a rule")
+        cure = 'Add a rule, or end with one for "**".'
+        yield Finding("unmatched", None, f"{text}. {cure}")
+    for (one, two), paths in sorted(pairs.items()):
+        if both := [path for path in paths if path in known]:
+            text = f"{shorten(rules.selectors[two].typed)} gives another value than "
+            text += f"{rules.names[one]}, to {listed(both, '')}. Exclude "
+            text += 'them from one of the two, or choose overlap = "first".'
+            yield Finding("overlap", two + 1, text)
+    named = [(f"{entry_text(x)} matches no array", x) for _, x in matches.unused]
+    lines = advice_lines(named, matches.view.plan, matches.is_array)
+    for (index, _), line in zip(matches.unused, lines, strict=True):
+        yield Finding("unused", index + 1, line.strip())
     for index in matches.shadowed:
-        rule = f"{matches.rules.selectors[index].typed} (rule {index + 1})"
-        yield f"Shadowed: {rule}: earlier rules decide all its leaves."
+        text = shorten(rules.selectors[index].typed)
+        yield Finding("shadowed", index + 1, f"{text} {shadow_text(matches, index)}")
 
 
 def _rule_cells(rule: RuleRow) -> tuple[str, ...]:

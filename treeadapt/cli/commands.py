@@ -30,9 +30,8 @@ from treeadapt.cli.bench import bench_rows
 from treeadapt.cli.lint import (
     KINDS,
     ONE_WAY,
-    Finding,
     as_options,
-    findings,
+    linted,
     notes,
     planned,
     read_migration,
@@ -42,7 +41,7 @@ from treeadapt.drawing.words import printable
 from treeadapt.errors import TreeAdaptError
 from treeadapt.migrations.plan import MigrationPlan, explanation
 from treeadapt.names import Speller, listing, plural
-from treeadapt.report import summarize
+from treeadapt.report import Finding, summarize
 from treeadapt.selection.rules import STATIC, RuleMatches, load_rules
 from treeadapt.selection.selectors import select
 from treeadapt.trees.views import view_tree
@@ -287,12 +286,12 @@ def show(
         mesh=None if mesh is None else sources.read_mesh(mesh),
         tx=None if optimizer is None else sources.read_optimizer(optimizer),
     )
+    notes = list(map(as_options, summary.notes))
     tied = (row.path for row in summary.rows if row.path in source.ties)
-    pairs = [f"{path!r} is {source.ties[path]!r}" for path in tied]
-    if pairs:
-        more = f" and {len(pairs) - 3:,} more" if len(pairs) > 3 else ""
-        wording = f"Tied, and counted twice: {', '.join(pairs[:3])}{more}."
-        summary = dataclasses.replace(summary, notes=(*summary.notes, wording))
+    if pairs := [f"{path!r} is {source.ties[path]!r}" for path in tied]:
+        shown = listing(pairs, limit=3, write=str)
+        notes.append(f"Tied, and counted twice: {shown}.")
+    summary = dataclasses.replace(summary, notes=tuple(notes))
     if output is None:
         printing.print_summary(summary, source.ties, depth, form)
     else:
@@ -319,14 +318,15 @@ def lint(
 ) -> None:
     """Check rules, or a migration, against TREE: exit code 1 if anything is wrong.
 
-    Finds leaves without a rule, rules that match nothing or are unreachable, and rules
-    that match in some but not all of numbered layers. With --migration, finds all that
-    keeps TREE from becoming one like TARGET and back, and notes what shapes cannot
-    show. As "github", findings are annotations of the file in a pull request.
+    Finds leaves without a rule, rules that match nothing or are unreachable, overlaps
+    that they refuse, and rules that match in some but not all of numbered layers. With
+    --migration, finds all that keeps TREE from becoming one like TARGET and back, and
+    notes what shapes cannot show. As "github", findings are annotations of the file in
+    a pull request.
     """
     rules, hints = None, []
     if isinstance(outcome, RuleMatches):
-        rules, found = outcome.rules, [*findings(outcome)]
+        rules, found = outcome.rules, [*linted(outcome)]
         num_arrays = sum(outcome.is_array)
     else:
         plan, found = outcome

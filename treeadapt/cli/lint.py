@@ -1,9 +1,9 @@
 """Linting: what is wrong with rules or a migration for one tree, as findings.
 
-Takes ``RuleMatches``; gives findings: leaves without a rule, rules that match nothing
-or are unreachable, and rules that reach some but not all of numbered siblings, such as
-a pattern that misses one oddly named layer. Or takes a migration and abstract trees;
-gives its plan, findings, and notes on what no check of shapes can see.
+Takes ``RuleMatches``; gives the findings of ``report``, and rules that reach some but
+not all of numbered siblings, such as a pattern that misses one oddly named layer. Or
+takes a migration and abstract trees; gives its plan, findings, and notes on what no
+check of shapes can see.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from treeadapt.errors import SelectorError
 from treeadapt.migrations.migration import Migration, load_migration
 from treeadapt.migrations.plan import MigrationPlan
 from treeadapt.migrations.planning import compare_target
-from treeadapt.names import fold, listing, natural, plural, shorten
-from treeadapt.selection.messages import shadow_text
-from treeadapt.selection.repairs import advice_lines, entry_text
+from treeadapt.names import fold, listing, natural
+from treeadapt.report import Finding, findings
 from treeadapt.selection.rules import RuleMatches
 from treeadapt.selection.selectors import Selector
 from treeadapt.trees.views import view_tree
@@ -35,31 +34,9 @@ _OPTIONS = {
     r"new= fills (.*) Pass one.*": r"[new] fills \1 Name one: TARGET, or --target.",
 }
 ONE_WAY = "one-way"
-KINDS = ("unmatched", "unused", "shadowed", "uneven", ONE_WAY, "retyped")
+KINDS = ("unmatched", "overlap", "unused", "shadowed", "uneven", ONE_WAY, "retyped")
 _FEWEST = 3  # siblings that make a family
-_SHOWN = 8
 _NUMBER = re.compile(r"([0-9]+)(?=([^/.]*))")  # and the rest of its word
-
-
-@dataclasses.dataclass(frozen=True)
-class Finding:
-    """One thing that is wrong.
-
-    Attributes:
-        kind: ``"unmatched"``, ``"unused"``, ``"shadowed"``, ``"uneven"``, or a problem
-            of a migration.
-        rule: number of the rule, from 1; None for leaves without one, and migrations.
-        text: what is wrong, and how it may be cured.
-    """
-
-    kind: str
-    rule: int | None
-    text: str
-
-    @property
-    def line(self) -> str:
-        """The number of the rule, if any, and the text."""
-        return f"rule {self.rule}, {self.text}" if self.rule else self.text
 
 
 def as_options(text: str) -> str:
@@ -74,23 +51,10 @@ def as_options(text: str) -> str:
     return text
 
 
-def findings(matches: RuleMatches) -> Iterator[Finding]:
-    """Yield all that is wrong, by kind."""
-    if matches.unmatched:
-        names = listing(sorted(matches.names(matches.unmatched), key=natural))
-        count = plural(len(matches.unmatched), "leaf")
-        cure = 'Add a rule, or end with "**" = "<label>".'
-        yield Finding("unmatched", None, f"{count} without a rule: {names}. {cure}")
-    named = [(entry_text(entry), entry) for _, entry in matches.unused]
-    plan, is_array = matches.view.plan, matches.is_array
-    lines = advice_lines(named, plan, is_array)
-    for (index, _), line in zip(matches.unused, lines, strict=True):
-        wording = f"matches nothing: {as_options(line.strip())}"
-        yield Finding("unused", index + 1, wording)
-    for index in matches.shadowed:
-        text = shorten(matches.rules.selectors[index].typed)
-        wording = f"{text} {shadow_text(matches, index)}"
-        yield Finding("shadowed", index + 1, wording)
+def linted(matches: RuleMatches) -> Iterator[Finding]:
+    """Yield all that is wrong with rules, by kind, with what a file can cure."""
+    for found in findings(matches):
+        yield dataclasses.replace(found, text=as_options(found.text))
     yield from _uneven(matches)
 
 
@@ -136,14 +100,12 @@ def _uneven(matches: RuleMatches) -> Iterator[Finding]:
                 )
             ]
             if odd:
-                missing = ", ".join(sorted(odd, key=natural)[:_SHOWN])
-                left = len(odd) - _SHOWN
-                more = f" and {left:,} more" if left > 0 else ""
+                missing = listing(sorted(odd, key=natural), write=str)
                 yield Finding(
                     "uneven",
                     index + 1,
                     f"{where.typed} matches in {len(numbers):,} of "
-                    f"{len(every):,} {family}; not in {missing}{more}.",
+                    f"{len(every):,} {family}; not in {missing}.",
                 )
 
 
@@ -198,8 +160,7 @@ def planned(
         for text, places in fold(text for _, text in each).items()
     ]
     if not found and plan.one_way:
-        names = listing(fold(plan.one_way), limit=_SHOWN)
-        text = f"the inverse does not lead back from {names}"
+        text = f"the inverse does not lead back from {listing(fold(plan.one_way))}"
         found.append(Finding(ONE_WAY, None, text))
     return plan, found
 

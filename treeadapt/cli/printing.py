@@ -20,14 +20,13 @@ from typing import Any
 import click
 from jax.sharding import PartitionSpec
 
-from treeadapt.cli.lint import Finding
 from treeadapt.diff import TreeDiff
 from treeadapt.drawing.layout import aligned
 from treeadapt.drawing.outline import Total, added
 from treeadapt.drawing.text import lines
 from treeadapt.drawing.words import columns, fitted, printable
 from treeadapt.names import plural
-from treeadapt.report import LeafRow, Summary, label_key, label_text
+from treeadapt.report import Finding, LeafRow, Summary, label_key, label_text
 from treeadapt.selection.rules import STATIC, Rules
 
 _DIFF_COLORS = {"-": "red", "+": "green", ">": "cyan", "~": "yellow"}

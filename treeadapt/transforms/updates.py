@@ -216,19 +216,16 @@ def _require_fit(view: TreeView, others: Sequence[Any], places: Sequence[int]) -
             misshaped.append(f"{path!r} ({describe(other)} for {describe(leaf)})")
     if odd:
         raise TransformError(
-            f"{plural(len(odd), 'leaf')} cannot be added to: {_first(odd)}. Only "
-            "numbers can; give None where nothing is to change."
+            f"{plural(len(odd), 'leaf')} cannot be added to: "
+            f"{listing(odd, write=str)}. Only numbers can; give None where nothing is "
+            "to change."
         )
     if misshaped:
         raise StructureMismatchError(
             f"{plural(len(misshaped), 'leaf')} would get a value of another shape: "
-            f"{_first(misshaped)}. Both trees must come from the same model."
+            f"{listing(misshaped, write=str)}. Both trees must come from the same "
+            "model."
         )
-
-
-def _first(texts: Sequence[str], limit: int = 8) -> str:
-    left = len(texts) - limit
-    return ", ".join(texts[:limit]) + (f" and {left:,} more" if left > 0 else "")
 
 
 def _stray_message(stray: Sequence[str], view: TreeView) -> str:
