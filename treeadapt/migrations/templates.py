@@ -309,33 +309,27 @@ class Template:
             text: a path after a slash, of the form that ``_relaxed`` asks for.
         """
         literals, captures = self.literals, self.captures
-        stop, last = len(text) - len(literals[-1]), len(captures) - 1
-        failed: dict[tuple[int, int], int] = {}
+        following, stop = [*literals[1:-1], ""], len(text) - len(literals[-1])
+        tried: dict[tuple[int, int], int] = {}
         starts: list[int] = []
         searches: list[Iterator[int]] = []
-
-        def begin(place: int, start: int) -> None:
-            literal = literals[place + 1] if place < last else ""
-            key = place, captures[place].alike(text, start)
-            if start < failed.get(key, stop + 1):
-                starts.append(start)
-                searches.append(captures[place].ends(text, start, literal, stop))
-
-        begin(0, len(literals[0]))
-        while searches:
-            place = len(searches) - 1
-            end = next(searches[-1], None)
-            if end is None:
-                searches.pop()
-                start = starts.pop()
-                key = place, captures[place].alike(text, start)
-                failed[key] = min(start, failed.get(key, start))
-            elif place < last:
-                begin(place + 1, end + len(literals[place + 1]))
+        end: int | None = 0
+        while end is not None:
+            place = len(starts)
+            if place < len(captures):
+                held, start = captures[place], end + len(literals[place])
+                key = place, held.alike(text, start)
+                if start < tried.get(key, stop + 1):
+                    tried[key] = start
+                    starts.append(start)
+                    searches.append(held.ends(text, start, following[place], stop))
             elif end == stop:
                 after = [*starts[1:], len(text)]
                 pieces = zip(captures, literals[1:], starts, after, strict=True)
                 return [(c, c.read(text[i : j - len(x)])) for c, x, i, j in pieces]
+            while searches and (end := next(searches[-1], None)) is None:
+                starts.pop()
+                searches.pop()
         return []
 
     def fill(self, values: Mapping[str, str | int], sizes: Mapping[str, int]) -> str:
