@@ -262,7 +262,6 @@ def _check(path: Path, kind: str) -> None:
             what = "a folder of shards"
             cure = "Pass max_shard_bytes= to replace it, or choose another name."
         raise CheckpointError(f"{listing([str(path)])} is {what}. {cure}")
-    require_own = (safetensors_file if kind == SHARDS else orbax_folder).require_own
     while path.is_dir():
         with contextlib.suppress(FileNotFoundError):  # others replace it meanwhile
             if path.samefile("."):
@@ -272,10 +271,34 @@ def _check(path: Path, kind: str) -> None:
                 )
             version = _version(path)
             try:
-                return require_own(path)
+                return _require_own(path, kind)
             except CheckpointError:
                 if _version(path) == version:
                     raise
+
+
+def _require_own(path: Path, kind: str) -> None:
+    """Raise unless a folder is one checkpoint of a kind and holds nothing else."""
+    if kind == SHARDS:
+        found = safetensors_file.others(path)
+        what, others = (
+            "a folder of safetensors shards",
+            "more than an index and its shards",
+        )
+    else:
+        found = orbax_folder.others(path)
+        what, others = "a checkpoint", "what Orbax did not write"
+    name = listing([str(path)])
+    if found is None:
+        raise CheckpointError(
+            f"The folder {name} is not {what} and is not replaced. "
+            f"{orbax_folder.proposal(path) or 'Choose another name.'}"
+        )
+    if found:
+        raise CheckpointError(
+            f"The checkpoint {name} is not replaced, because it holds {others}: "
+            f"{listing(found)}. Move that away, or choose another name."
+        )
 
 
 def _named(path: Any) -> Path:

@@ -57,25 +57,12 @@ _EMPTY = "%E"  # an empty segment; no quoted text has it
 _MARK = "treeadapt"  # in the folder's own metadata: its names are escaped
 
 
-def require_own(path: Path) -> None:
-    """Raise unless a folder is one checkpoint and holds nothing else.
-
-    Raises:
-        CheckpointError: it is not a checkpoint, or holds what Orbax does not write.
-    """
+def others(path: Path) -> list[str] | None:
+    """Return what else a folder of a checkpoint holds; None if it is not a checkpoint."""
     if not (path / _METADATA).is_file():
-        raise CheckpointError(
-            f"The folder {listing([str(path)])} is not a checkpoint and is not "
-            f"replaced. {_proposal(path) or 'Choose another name.'}"
-        )
+        return None
     entries = _entries(path).items()
-    others = [name for name, link in entries if link or not _OWN.fullmatch(name)]
-    if others:
-        raise CheckpointError(
-            f"The checkpoint {listing([str(path)])} is not replaced, because it holds "
-            f"what Orbax did not write: {listing(others)}. Move that away, or choose "
-            "another name."
-        )
+    return [name for name, link in entries if link or not _OWN.fullmatch(name)]
 
 
 def read_metadata(path: Path) -> Stored:
@@ -248,7 +235,7 @@ def _folder(path: Path) -> Path:
     if len(items) != 1:
         none = "there is neither an Orbax checkpoint nor a .safetensors file in it"
         what = "it holds several" if items else none
-        refuse(path, what, _proposal(path))
+        refuse(path, what, proposal(path))
     return items[0]
 
 
@@ -258,7 +245,7 @@ def _items(path: Path) -> list[Path]:
     return [item for item in found if "orbax-checkpoint-tmp" not in item.name]
 
 
-def _proposal(path: Path) -> str:
+def proposal(path: Path) -> str:
     """Name the checkpoints below a folder, such as the steps of a manager."""
     steps = [step for step in path.glob("[!.]*") if "-tmp" not in step.name]
     names = [str(item) for folder in (path, *steps) for item in _items(folder)]

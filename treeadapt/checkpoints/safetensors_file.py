@@ -137,32 +137,23 @@ def write_shards(
     (folder / INDEX).write_text(json.dumps(document, indent=2) + "\n", "utf-8")
 
 
-def require_own(folder: Path) -> None:
-    """Raise unless a folder holds nothing but an index and its shards, or nothing.
+def others(folder: Path) -> list[str] | None:
+    """Return what a folder holds but an index and its shards; None without an index.
 
     Raises:
-        CheckpointError: it holds something else.
+        CheckpointError: the index cannot be read.
     """
     entries = sorted(folder.iterdir())
     if entries and not (folder / INDEX).is_file():
-        raise CheckpointError(
-            f"The folder {listing([str(folder)])} is not a folder of safetensors "
-            "shards and is not replaced. Choose another name."
-        )
+        return None
     with reported(folder, "read"):
         shards = {*_index(folder)[0].values()} if entries else set()
     own = {INDEX} | {name for name in shards if name.endswith(".safetensors")}
-    others = [
+    return [
         file.name
         for file in entries
         if file.name not in own or file.is_symlink() or not file.is_file()
     ]
-    if others:
-        raise CheckpointError(
-            f"The checkpoint {listing([str(folder)])} is not replaced, because it "
-            f"holds more than an index and its shards: {listing(others)}. Move that "
-            "away, or choose another name."
-        )
 
 
 def _check(arrays: Mapping[str, Any], table: Mapping[str, Leaf]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -248,15 +247,9 @@ class GroupMaker:
             self._fault(text, "torn")
         return self._whole(values, leaves, counts)
 
-    @functools.cached_property
-    def _numbers(self) -> dict[int, tuple[str, ...]]:
-        every = (*self.row.sources, *self.row.targets)
-        outer = self.row.outer
-        return {id(a): tuple(n for n in a.numbers if n not in outer) for a in every}
-
     def _inner(self, address: Address) -> tuple[str, ...]:
         """Return the numbers in its path that tell leaves of a group apart."""
-        return self._numbers[id(address)]
+        return tuple(name for name in address.numbers if name not in self.row.outer)
 
     def _missing(self, values: Shared, leaves: Leaves, counts: Sizes) -> list[str]:
         """Return the first paths that a group lacks."""
