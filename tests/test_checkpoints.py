@@ -309,6 +309,13 @@ def test_a_folder_that_is_not_a_checkpoint_is_never_replaced(tmp_path):
     assert (folder / "thesis.txt").read_text() == "years"
 
 
+def test_a_masked_array_is_refused(file):
+    masked = np.ma.masked_array([1.0, 2.0], [True, False])
+    with pytest.raises(ta.CheckpointError, match="'a' is a masked array, whose mask"):
+        ta.save(file, {"a": masked})
+    ta.save(file, {"a": masked.filled(0)})
+
+
 def test_a_leaf_without_value_is_refused(file):
     with pytest.raises(ta.CheckpointError, match="'a' has no value"):
         ta.save(file, {"a": jax.ShapeDtypeStruct((2,), jnp.float32)})

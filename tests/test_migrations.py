@@ -705,6 +705,24 @@ def test_casts_stay_within_a_kind_of_number():
         assert f"'a' is {old}, and {new} is another kind of number" in said
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "is_exact"),
+    [
+        ("float16", "float32", True),
+        ("float8_e4m3fn", "float32", True),
+        ("float8_e4m3fn", "float8_e4m3b11fnuz", False),
+        ("float8_e3m4", "float4_e2m1fn", False),
+        ("bfloat16", "float16", False),
+        ("int4", "int8", True),
+        ("uint8", "int8", False),
+    ],
+)
+def test_a_cast_is_exact_where_its_dtype_holds_all_values(old, new, is_exact):
+    m = ta.Migration({"a": ("b", {"cast": [old, new]})})
+    plan = m.plan({"a": jax.ShapeDtypeStruct((2,), getattr(jnp, old))})
+    assert plan.exact == is_exact
+
+
 def test_each_group_has_sizes_of_its_own_names():
     m = ta.Migration({"l.{i} : (h d)": "t/{i}/{h} : d", "j": "t/x7/9"})
     target = {f"t/0/{h}": np.ones(3) for h in range(2)}

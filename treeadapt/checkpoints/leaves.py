@@ -44,11 +44,16 @@ def to_array(name: str, leaf: Any) -> Any:
         leaf: an array or a number.
 
     Raises:
-        CheckpointError: the leaf has no value here, or another dtype.
+        CheckpointError: the leaf has no value here, a mask, or another dtype.
     """
     if isinstance(leaf, jax.ShapeDtypeStruct | jax.core.Tracer):
         raise CheckpointError(
             f"The leaf {listing([name])} has no value: it is a {type(leaf).__name__}."
+        )
+    if isinstance(leaf, np.ma.MaskedArray):
+        raise CheckpointError(
+            f"The leaf {listing([name])} is a masked array, whose mask would be lost. "
+            "Fill it first."
         )
     if is_key(leaf):
         return jax.random.key_data(leaf)
