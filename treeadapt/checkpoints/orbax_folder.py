@@ -58,7 +58,7 @@ _MARK = "treeadapt"  # in the folder's own metadata: its names are escaped
 
 
 def others(path: Path) -> list[str] | None:
-    """Return what else a folder of a checkpoint holds; None if it is not a checkpoint."""
+    """Return what Orbax did not write of a folder; None if it is not a checkpoint."""
     if not (path / _METADATA).is_file():
         return None
     entries = _entries(path).items()
