@@ -12,9 +12,8 @@ import re
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from functools import reduce
 from itertools import accumulate
-from operator import or_, xor
+from operator import xor
 
 from treeadapt.patterns import CharacterSet, Mark, NumberRange, Token
 
@@ -191,79 +190,31 @@ class CharacterAutomaton:
         self._size += 1
         return position | after
 
-    def _digit(self, first: int, last: int, after: int) -> int:
-        if first > last:
-            return 0
-        return self._set([(ord("0") + first, ord("0") + last)], after)
-
     def _numbers(self, numbers: NumberRange, after: int) -> int:
         """Lay out a range: a handful of positions a place, whatever its size."""
         first, last = numbers.first, numbers.last
-        if len(first) == len(last):
-            return self._between(first, last, after)
-        free = self._free_digits(len(last) - 1, after)
-        # Numbers of the widths in between need no look at their digits.
-        begin = self._bounded("0", first, free)
-        if len(first) + 1 < len(last):
-            begin |= self._digit(1, 9, reduce(or_, free[len(first) : -1]))
-        rest, high = free[-1], self._bounded("9", last[1:], free)
-        return begin | self._digits(1, rest, int(last[0]), high, rest)
+        begin, known = 0, {("", ""): after}
+        for width in range(len(first), len(last) + 1):
+            low = first if width == len(first) else "1".ljust(width, "0")
+            high = last if width == len(last) else "9" * width
+            begin |= self._between(low, high, known)
+        return begin
 
-    def _between(self, first: str, last: str, after: int) -> int:
-        """Lay out the numbers of one width from ``first`` to ``last``."""
-        pairs = enumerate(zip(first, last, strict=True))
-        shared = next((place for place, (a, b) in pairs if a != b), len(first))
-        now = after
-        if shared < len(first):
-            free = self._free_digits(len(first) - shared - 1, after)
-            low = self._bounded("0", first[shared + 1 :], free)
-            high = self._bounded("9", last[shared + 1 :], free)
-            bottom, top = int(first[shared]), int(last[shared])
-            now = self._digits(bottom, low, top, high, free[-1])
-        for char in reversed(first[:shared]):
-            now = self._literal(char, now)
-        return now
-
-    def _free_digits(self, count: int, after: int) -> list[int]:
-        """Lay out any digits: none of them, one, ... up to ``count``."""
-        # In a row, so that each leads one bit down.
-        free = [after]
-        for _ in range(count):
-            free.append(self._digit(0, 9, free[-1]))
-        return free
-
-    def _bounded(self, extreme: str, digits: str, free: list[int]) -> int:
-        """Lay out the numbers from ``digits`` to all nines, or from all zeros.
-
-        Args:
-            extreme: the digit beyond which there is none: ``"0"`` or ``"9"``.
-            digits: the least number if that is ``"0"``, the largest if ``"9"``.
-            free: what ``_free_digits`` gives for as many digits.
-        """
-        bound = free[0]
-        for digit, rest, same in zip(reversed(digits), free, free[1:], strict=False):
-            if digit == extreme and bound == rest:
-                bound = same
-            elif extreme == "0":
-                bound = self._digits(int(digit), bound, 9, rest, rest)
-            else:
-                bound = self._digits(0, rest, int(digit), bound, rest)
-        return bound
-
-    def _digits(self, bottom: int, low: int, top: int, high: int, rest: int) -> int:
-        """Lay out one place: ``low`` follows ``bottom``, ``high`` follows ``top``.
-
-        ``rest`` follows the digits between them; ``bottom`` and ``top`` too, where that
-        says the same.
-        """
-        begin = 0
-        if low != rest:
-            begin |= self._digit(bottom, bottom, low)
-            bottom += 1
-        if high != rest:
-            begin |= self._digit(top, top, high)
-            top -= 1
-        return begin | self._digit(bottom, top, rest)
+    def _between(self, first: str, last: str, known: dict[tuple[str, str], int]) -> int:
+        """Lay out the numbers of one width from ``first`` to ``last``, once."""
+        if (first, last) not in known:
+            begin, low, high = 0, int(first[0]), int(last[0])
+            zeros, nines = "0" * len(first[1:]), "9" * len(first[1:])
+            digits: dict[tuple[str, str], list[int]] = {}  # by what may follow
+            for digit in range(low, high + 1):
+                ends = first[1:] if digit == low else zeros, nines
+                ends = ends if digit < high else (ends[0], last[1:])
+                digits.setdefault(ends, []).append(ord("0") + digit)
+            for ends, codes in digits.items():
+                after = self._between(*ends, known)
+                begin |= self._set([(codes[0], codes[-1])], after)
+            known[first, last] = begin
+        return known[first, last]
 
 
 def places_of(mask: int) -> Iterator[int]:
