@@ -16,7 +16,6 @@ import dataclasses
 import functools
 import itertools
 import operator
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -308,10 +307,11 @@ class _PlanCache:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._buckets: dict[int, tuple[tuple[Any, Plan], ...]] = {}
-        self._plans = 0
-        self._leaves = 0
+
+    @property
+    def plans(self) -> list[Plan]:
+        return [plan for bucket in [*self._buckets.values()] for _, plan in bucket]
 
     def get(self, treedef: Any) -> Plan | None:
         key = hash(treedef)
@@ -319,26 +319,20 @@ class _PlanCache:
         for entry in bucket:
             if _equal(entry[0], treedef):
                 if entry is not bucket[0]:
-                    self._keep_at_hand(key, entry)
+                    self._put_first(key, entry)
                 return entry[1]
         return None
 
     def put(self, treedef: Any, plan: Plan) -> None:
-        with self._lock:
-            self._plans += 1
-            self._leaves += len(plan)
-            if self._plans > _MAX_PLANS or self._leaves > _MAX_PLANNED_LEAVES:
-                self._buckets = {}
-                self._plans, self._leaves = 1, len(plan)
-            key = hash(treedef)
-            self._buckets[key] = ((treedef, plan), *self._buckets.get(key, ()))
+        sizes = [*map(len, self.plans), len(plan)]
+        if len(sizes) > _MAX_PLANS or sum(sizes) > _MAX_PLANNED_LEAVES:
+            self._buckets = {}
+        self._put_first(hash(treedef), (treedef, plan))
 
-    def _keep_at_hand(self, key: int, entry: tuple[Any, Plan]) -> None:
-        with self._lock:
-            bucket = self._buckets.get(key, ())
-            rest = [other for other in bucket if other is not entry]
-            if len(rest) < len(bucket):  # otherwise the cache was emptied meanwhile
-                self._buckets[key] = (entry, *rest)
+    def _put_first(self, key: int, entry: tuple[Any, Plan]) -> None:
+        # Without a lock: where threads undo each other's work, a tree is walked again.
+        rest = (other for other in self._buckets.get(key, ()) if other is not entry)
+        self._buckets[key] = (entry, *rest)
 
 
 def same_structure(one: Any, two: Any) -> bool:
