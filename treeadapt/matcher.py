@@ -102,10 +102,8 @@ class Matcher:
             masks = [state.found for state in states]
             found = list(map(or_, found, masks)) if any(found) else masks
             automaton.trim()
-        for bit, regex in self._regexes:
-            for index, path in enumerate(plan.paths):
-                if regex.fullmatch(path):
-                    found[index] |= bit
+        if self._regexes:
+            found = list(map(or_, found, map(self._of_regexes, plan.paths)))
         return found
 
     def reach(self, plan: Plan, paths: Sequence[str]) -> int:
@@ -149,10 +147,10 @@ class Matcher:
                 state = state[name]
             found |= state.found
             automaton.trim()
-        for bit, regex in self._regexes:
-            if regex.fullmatch(path):
-                found |= bit
-        return found
+        return found | self._of_regexes(path)
+
+    def _of_regexes(self, path: str) -> int:
+        return sum(bit for bit, regex in self._regexes if regex.fullmatch(path))
 
 
 @lru_cache(maxsize=256)
@@ -213,11 +211,11 @@ class _Descent:
         asks = state.asks
         answer = 0
         if asks & self.segments.class_positions:
-            classes = self.plan.classes(path)
-            if path in self.unknown:
-                answer |= asks & self.segments.class_positions
-            elif classes:
-                answer |= self._of_classes(classes) & asks
+            unknown = path in self.unknown
+            answer = (
+                self.segments.class_positions if unknown else self._of_classes(path)
+            )
+            answer &= asks
         if asks & self.segments.counted_positions:
             if parent not in self.counted:
                 # One node has one state, so it always asks the same.
@@ -226,7 +224,8 @@ class _Descent:
             answer |= self.counted[parent].get(name, 0)
         return state[name, answer] if answer else state[name]
 
-    def _of_classes(self, classes: tuple[type, ...]) -> int:
+    def _of_classes(self, path: str) -> int:
+        classes = self.plan.classes(path)
         positions = self.classes.get(classes)
         if positions is None:
             positions = 0

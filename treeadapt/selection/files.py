@@ -187,15 +187,6 @@ def write_toml(
     data = {name: _as_data(value) for name, value in fields.items()}
     stacks = data.pop("stacks", {})
     lines = [f"version = {VERSION}", *RULES_FILE.field_lines(data)]
-    if stacks:
-        lines += ["", "[stacks]"]
-    for key, axis in stacks.items():
-        value = (
-            False if axis is None else list(axis) if isinstance(axis, tuple) else axis
-        )
-        lines.append(f"{RULES_FILE.string(key)} = {RULES_FILE.value(value)}")
-    if rules:
-        lines += ["", RULES_FILE.table]
     for pattern, label in (rules or {}).items():
         if isinstance(label, list | tuple):
             raise RulesFileError(
@@ -203,8 +194,11 @@ def write_toml(
                 f"{type(label).__name__} {one_line(repr(label))}. Write the spec of a "
                 'partition as one, P("data", None).'
             )
-        value = RULES_FILE.value(_as_data(label))
-        lines.append(f"{RULES_FILE.string(pattern)} = {value}")
+    for head, table in (("[stacks]", stacks), (RULES_FILE.table, rules)):
+        lines += ["", head] if table else []
+        for key, value in (table or {}).items():
+            written = False if value is None else _as_data(value)
+            lines.append(f"{RULES_FILE.string(key)} = {RULES_FILE.value(written)}")
     return "\n".join(lines) + "\n"
 
 

@@ -351,8 +351,8 @@ class Stacks:
         if plan is None:
             plan = _UnrolledPlan(view.plan, functools.partial(self._form, sizes=sizes))
             if plan.clash is not None:
-                clash, stored = plan.paths[plan.clash[0]], view.plan.paths
-                same = [stored[i] for i, at in enumerate(forms) if clash in at.paths()]
+                clash, paths = plan.paths[plan.clash[0]], view.plan.paths
+                same = [paths[i] for i, at in enumerate(forms) if clash in at.paths()]
                 raise PathCollisionError(
                     f"Unrolled, {listing(same)} have the same path {clash!r}. Give the "
                     "stack another unrolled form: "
