@@ -63,7 +63,7 @@ class _Stack(NamedTuple):
     axis: int | str | None  # None: an exception
 
 
-class _Form(NamedTuple):
+class _UnrolledPath(NamedTuple):
     """A path of the unrolled model: texts around numbers of layers, and how many."""
 
     texts: list[str]
@@ -364,7 +364,7 @@ class Stacks:
         rows = TreeView(leaves, plan, None, view.tree)
         return Unrolled(rows, view, counts, axes, sizes, self)
 
-    def _form(self, path: str, sizes: Mapping[str, int]) -> _Form:
+    def _form(self, path: str, sizes: Mapping[str, int]) -> _UnrolledPath:
         """Return the unrolled form of a path.
 
         Args:
@@ -380,7 +380,7 @@ class Stacks:
             rest = texts[0][len(stack.key) :]
             slash = "/" if rest and not rest.startswith("/") else ""
             texts[:1] = [stack.before, f"{stack.after}{slash}{rest}"]
-        return _Form(texts, [sizes[stack.key] for stack in chain])
+        return _UnrolledPath(texts, [sizes[stack.key] for stack in chain])
 
     def _around(self, path: str) -> list[_Stack]:
         """Return the entries at or above a path, the outermost first."""
@@ -538,7 +538,7 @@ def _all_same(values: Sequence[Any]) -> bool:
 class _UnrolledPlan(Plan):
     """The plan of the unrolled model, as far as names and classes go."""
 
-    def __init__(self, stored: Plan, form: Callable[[str], _Form]):
+    def __init__(self, stored: Plan, form: Callable[[str], _UnrolledPath]):
         self._stored, self._form = stored, form
         found = [form(path).paths() for path in stored.paths]
         self.paths = tuple(itertools.chain(*found))
