@@ -794,6 +794,13 @@ def test_values_that_the_way_back_cannot_hold_are_an_error(
     assert traced["0.a"].shape == (2,)
 
 
+@pytest.mark.parametrize("kind", [np.asarray, jnp.asarray])
+def test_copies_are_compared_before_their_values_are_undone(kind):
+    m = ta.Migration({"a : x": (("b : x", "c : x"), {"offset": 1e6})})
+    leaves = {"b": kind(np.float32([1, 2])), "c": kind(np.float32([1.001, 2]))}
+    assert "the copies are not equal" in message(lambda: m.inverse(leaves))
+
+
 def test_values_that_were_infinite_stay_so():
     m = ta.Migration({"a": ("b", {"cast": "float16"})})
     moved = m({"a": np.array([np.inf, np.nan, 1.0], np.float32)})

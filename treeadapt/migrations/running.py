@@ -215,11 +215,7 @@ def _run(
     lost: list[Any] = []
     sources: list[Any] = []
     for layout, group in zip(move.sources, leaves, strict=True):
-        held = []
-        for leaf in group:
-            array, cut = _prepared(move, layout, leaf, xp, lost)
-            held.append(array)
-            rest += [xp.any(_bits(each, xp) != 0) for each in cut]
+        held = [_without_pads(move, layout, leaf, xp, rest) for leaf in group]
         sources.append(xp.stack(held) if layout.numbers else held[0])
     made = []
     for number, target in enumerate(move.targets):
@@ -269,37 +265,28 @@ def _joint(axes: Axes) -> Any:
     return next((place for place, axis in enumerate(axes) if len(axis.parts) > 1), None)
 
 
-def _prepared(
-    move: Move, layout: Layout, array: Any, xp: Any, lost: list[Any]
-) -> tuple[Any, list[Any]]:
-    """Undo the values of a source; return it, and what is cut off.
+def _without_pads(
+    move: Move, layout: Layout, array: Any, xp: Any, rest: list[Any]
+) -> Any:
+    """Cut off what was added to a source.
 
     Args:
-        move: it knows how.
+        move: it knows what.
         layout: of the source.
         array: the source as it is.
         xp: ``numpy`` or ``jax.numpy``.
-        lost: gets whether values are lost.
+        rest: gets whether there is something in what is cut off.
     """
-    if not move.values.undoes:
-        return array, []
-    cut = []
-    places = {axis.name: place for place, axis in enumerate(layout.axes)}
-    for name, (before, _) in move.values.pad:
-        ahead = (slice(None),) * places[name]
-        stop = before + move.size[name]
-        cut.append(array[(*ahead, slice(None, before))])
-        cut.append(array[(*ahead, slice(stop, None))])
-        array = array[(*ahead, slice(before, stop))]
-    if move.values.computes:
-        given = array.astype(wide_dtype(array.dtype))
-        array = (given - move.values.offset) / move.values.scale
-        lost.append(is_lost(given, array, xp))
-    return array, cut
+    places = [axis.name for axis in layout.axes]
+    for name, (before, _) in move.values.pads(is_source=True).items():
+        ends = [before, before + move.size[str(name)]]
+        first, array, last = xp.split(array, ends, places.index(name))
+        rest += [xp.any(_bits(each, xp) != 0) for each in (first, last)]
+    return array
 
 
 def _finished(move: Move, layout: Layout, array: Any, xp: Any, lost: list[Any]) -> Any:
-    """Change the values of a target, and its dtype.
+    """Change the values of a target, or undo that, and change its dtype.
 
     Args:
         move: it knows how.
@@ -308,10 +295,10 @@ def _finished(move: Move, layout: Layout, array: Any, xp: Any, lost: list[Any]) 
         xp: ``numpy`` or ``jax.numpy``.
         lost: gets whether values are lost.
     """
-    made = array
-    if move.values.computes and not move.values.undoes:
-        made = array.astype(wide_dtype(array.dtype))
-        made = made * move.values.scale + move.values.offset
+    made, scale, offset = array, move.values.scale, move.values.offset
+    if move.values.computes:
+        wide = array.astype(wide_dtype(array.dtype))
+        made = (wide - offset) / scale if move.values.undoes else wide * scale + offset
     if made.dtype != move.dtype:
         made = made.astype(move.dtype)
     if made is not array:
