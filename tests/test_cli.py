@@ -163,6 +163,20 @@ def test_depth_counts_what_separates(tmp_path):
     assert "--separator is empty" in run(*options, "--separator", "", code=2)
 
 
+def test_depth_does_not_count_the_dots_of_layers(tmp_path):
+    ta.save(tmp_path / "x.safetensors", {"h.w": np.ones((4, 2), "f4")})
+    table = '[stacks]\n"" = 0\n[rules]\n"{0..1}/**" = "a"\n"**" = "b"\n'
+    rules = tmp_path / "stacked.toml"
+    rules.write_text(f"version = 1\n{table}")
+    options = ("show", tmp_path / "x.safetensors", "--rules", rules)
+    for depth, names in (
+        (1, ["{0..1}/h", "{2..3}/h"]),
+        (2, ["{0..1}/h.w", "{2..3}/h.w"]),
+    ):
+        lines = run(*options, "--separator", ".", "--depth", depth).splitlines()
+        assert [line.split()[0] for line in lines[1:]] == names
+
+
 def test_sums_are_data_in_json_and_csv(npz, rules):
     options = ("show", npz, "--depth", 1, "--rules", rules, "--format")
     nodes = json.loads(run(*options, "json"))["nodes"]

@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec
 
 from treeadapt.diff import TreeDiff
 from treeadapt.drawing.layout import aligned
-from treeadapt.drawing.outline import Total, added
+from treeadapt.drawing.outline import Total, added, ends
 from treeadapt.drawing.text import lines
 from treeadapt.drawing.words import columns, fitted, printable
 from treeadapt.names import plural
@@ -174,7 +174,7 @@ def _nodes(summary: Summary, depth: int) -> Iterator[tuple[str, Total]]:
     """Yield the start of a path, and what leaves below it with one label add up to."""
     below: dict[tuple[str, Hashable], list[LeafRow]] = {}
     for row in summary.rows:
-        above = summary.separator.join(row.path.split(summary.separator)[:depth])
+        above = row.path[: ends(row.path, summary.separator)[:depth][-1]]
         below.setdefault((above, label_key(row.label)), []).append(row)
     for (above, _), rows in below.items():
         yield above, Total(rows[0].label, *added(rows))

@@ -32,6 +32,7 @@ _MAX_CELLS = 60  # of a bar
 _MAX_LINES = 12  # of labels in a tooltip
 _MAX_TEXT = 300
 _PARTS = re.compile(r"(?=/)|(?<=[^/.])(?=\.(?!\.[0-9]))")  # not in {0..3}
+_LAYERS = r"\{[0-9{},.]*\}"  # as in a path of several
 _NUMBERED = re.compile(r"(.*?)(?<![0-9])([0-9]{1,15})([^0-9]*)", re.DOTALL)
 
 
@@ -252,7 +253,18 @@ class Outline:
         if not node.children or (mixed and len(node.parts) < 2):
             return False
         below = node.children[0].start[: len(node.start) + 1]
-        return self.depth is None or below.count(self.separator) < self.depth
+        return self.depth is None or len(ends(below, self.separator)) <= self.depth
+
+
+def ends(path: str, separator: str) -> list[int]:
+    """Return where the segments of a path end; none ends within ``{0..3}``.
+
+    Example:
+        >>> ends("a/b/c", "/"), ends("{0..3}/h.w", ".")
+        ([1, 3, 5], [8, 10])
+    """
+    found = re.finditer(rf"{_LAYERS}|({re.escape(separator)})", path)
+    return [*(each.start() for each in found if each[1]), len(path)]
 
 
 def grown(leaves: Iterable[Node]) -> Node:
