@@ -180,7 +180,7 @@ def run_flat(
         lenient = is_part or (not needs_arrays and _is_empty(params))
         flat = by_half(trained if lenient else require_trained, views)
         strict = not is_part if outer is None else outer.strict
-        with whole_tree(view, strict=strict) as whole, _noted(held):
+        with whole_tree(view, strict=strict) as whole, _explained(held, {}):
             state = init_flat(whole, flat)
             if not is_part:
                 first = fast_params(flat)
@@ -206,8 +206,7 @@ def run_flat(
         strict = own is not None and not own.plan.holes
         with (
             whole_tree(own or grads, strict=strict, is_params=own is not None) as whole,
-            _noted(held),
-            _explained(flat_updates),
+            _explained(held, flat_updates),
         ):
             new, new_state = update_flat(whole, flat_updates, state, shown, flat_args)
         return put_updates(grads, new, own), keep_dtypes(state, new_state)
@@ -257,15 +256,28 @@ def _copied(array: jax.Array) -> jax.Array:
 
 
 @contextlib.contextmanager
-def _noted(tx: Any) -> Iterator[None]:
-    """Say in an error that a function of a tree is behind it."""
+def _explained(tx: Any, updates: FlatDict) -> Iterator[None]:
+    """Say in an error what may be behind it.
+
+    Args:
+        tx: what runs inside; it may hold functions of a tree.
+        updates: those that it is shown; a leaf may have none.
+    """
     try:
         yield
     except TreeAdaptError:
         raise
     except Exception as error:
-        frames = traceback.walk_tb(error.__traceback__)
-        codes = {frame.f_code for frame, _ in frames}
+        lacking = [path for path, update in updates.items() if update is None]
+        if lacking and isinstance(error, TypeError | ValueError):
+            raise TransformError(
+                f"There is no update (None) for {listing(lacking)}, for which the "
+                "state was made, and the transformation wants one. Leave such leaves "
+                "out with treeadapt.freeze or partition, or initialise the state with "
+                "just the leaves that get gradients. "
+                f"({type(error).__name__}: {error})"
+            ) from error
+        codes = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
         for fn in functions_asked(tx):
             if code_of(fn) in codes:
                 error.add_note(
@@ -339,15 +351,10 @@ def _flat_updates(grads: TreeView, params: TreeView | None, state: Any) -> FlatD
         raise TransformError(_stray_message(stray, given, leaves))
     shown = {path: update for path, update in given.items() if path in train}
     if len(shown) < len(train):
-        shown |= _whole_numbers(grads, (path for path in train if path not in given))
+        whole = {path: x for path, x in grads.items() if _is_integer(x)}
+        shown |= {path: whole[path] for path in train if path in whole}
         shown |= _missing(state, (path for path in train if path not in shown))
     return shown
-
-
-def _whole_numbers(grads: TreeView, paths: Iterable[str]) -> FlatDict:
-    """Return the updates that are integers, or Python's own numbers, of some paths."""
-    leaves = grads.flat()
-    return {path: leaves[path] for path in paths if _is_integer(leaves.get(path))}
 
 
 def _is_integer(update: Any) -> bool:
@@ -377,23 +384,6 @@ def _stray_message(
         f"The params have {listing(leaves, limit=3)}: these are not gradients of "
         "theirs. The order is update(updates, state, params)."
     )
-
-
-@contextlib.contextmanager
-def _explained(updates: FlatDict) -> Iterator[None]:
-    """Say in an error what may be behind it: leaves without an update."""
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        lacking = [path for path, update in updates.items() if update is None]
-        if not lacking:
-            raise
-        raise TransformError(
-            f"There is no update (None) for {listing(lacking)}, for which the state "
-            "was made, and the transformation wants one. Leave such leaves out with "
-            "treeadapt.freeze or partition, or initialise the state with just the "
-            f"leaves that get gradients. ({type(error).__name__}: {error})"
-        ) from error
 
 
 def _missing(state: Any, paths: Iterable[str]) -> FlatDict:

@@ -94,13 +94,9 @@ def require_trained(view: TreeView) -> FlatDict:
 
 def is_masked(view: TreeView) -> bool:
     """Return whether Optax has masked leaves out: what is shown is a part of a tree."""
-
-    def is_hole(node: Any) -> bool:
-        return isinstance(node, optax.MaskedNode)
-
-    return bool(view.plan.holes) and any(
-        map(is_hole, jax.tree.leaves(view.tree, is_leaf=is_hole))
-    )
+    plan = view.plan
+    classes = (plan.classes(at) + plan.classes(at or None) for at in plan.holes)
+    return any(optax.MaskedNode in each for each in classes)
 
 
 def fast_params(flat: Any) -> Any:

@@ -9,6 +9,7 @@ See ``carry`` for which fields a state has.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import inspect
@@ -83,28 +84,24 @@ def inject_hyperparams(
     signature = _signature(inner_factory)
     static = frozenset({static_args} if isinstance(static_args, str) else static_args)
     _require_known(static, signature)
-    positional = [
-        parameter.name
-        for parameter in signature.parameters.values()
-        if parameter.kind < inspect.Parameter.VAR_POSITIONAL
-    ]
 
     @functools.wraps(inner_factory)
     def make(*args: Any, **kwargs: Any) -> optax.GradientTransformationExtraArgs:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        given = dict(zip(positional, bound.args, strict=False)) | bound.kwargs
         injected = {
             name: _shown(name, value)
-            for name, value in given.items()
+            for name, value in (bound.arguments | bound.kwargs).items()
             if name not in static and _is_injected(_parameter(signature, name), value)
         }
 
         def inner(**hyperparams: Any) -> Any:
-            new = given | hyperparams
-            first = [new[name] for name in positional]
-            more = {name: new[name] for name in bound.kwargs}
-            return inner_factory(*first, *bound.args[len(first) :], **more)
+            new = copy.copy(bound)
+            new.arguments = {
+                n: hyperparams.get(n, x) for n, x in bound.arguments.items()
+            }
+            more = {n: hyperparams.get(n, x) for n, x in bound.kwargs.items()}
+            return inner_factory(*new.args, **more)
 
         # Optax injects the parameters that it finds in the signature, and no others.
         inner.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
