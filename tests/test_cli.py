@@ -697,6 +697,21 @@ def test_lint_annotates_the_rules_file_on_github(npz, tmp_path):
     assert "rule 2, 'po,licy:%25' matches no array" in lines[1]
 
 
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('version = 1\n[rules]\n# "zz" = 1\n"**" = "zz"\nzz = "b"\n', 5),
+        ('{"version": 1, "default": "zz",\n"rules": {"**": "zz",\n"zz": "b"}}', 3),
+        ('{"rules": {"**": "zz", "zz": "b"},\n"version": 1}', 1),
+    ],
+)
+def test_an_annotation_is_at_the_line_of_its_rule(text, line, npz, tmp_path):
+    file = tmp_path / f"x.{'json' if text[0] == '{' else 'toml'}"
+    file.write_text(text)
+    found = run("lint", npz, "--rules", file, "--format", "github", code=1)
+    assert f"line={line},title=unused rule::rule 2, 'zz' matches" in found
+
+
 def test_arguments_in_the_wrong_order_are_reported(npz, rules, tmp_path):
     assert "Missing option '--rules'" in run("lint", npz, code=2)
     assert "TOML or JSON" in run("lint", npz, "--rules", npz, code=2)

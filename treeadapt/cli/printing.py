@@ -134,14 +134,19 @@ def print_findings(
 
 def print_annotations(found: Sequence[Finding], rules: Rules | None, file: str) -> None:
     """Print what is wrong as GitHub's annotations of a file of rules, or of rows."""
-    texts = Path(file).read_text("utf-8").splitlines()
+    text = Path(file).read_text("utf-8")
+    table = re.search(r"""\[rules\]|\brules["']?\s*[=:]""", text)
+    start = table.end() if table else 0
     for each in found:
         place = f"file={_escaped(file, ':,')}"
         if each.rule is not None and rules is not None:
             pattern = next(rules.selectors[each.rule - 1].patterns(), "")
-            quoted = (json.dumps(pattern, ensure_ascii=False), f"'{pattern}'")
-            numbers = (n for n, t in enumerate(texts, 1) if any(q in t for q in quoted))
-            place += "".join(f",line={number}" for number in list(numbers)[:1])
+            typed = (json.dumps(pattern, ensure_ascii=False), f"'{pattern}'", pattern)
+            names = "|".join(map(re.escape, typed))
+            key = re.compile(rf"(?:^|[{{,])\s*(?:{names})\s*[=:]", re.MULTILINE)
+            if at := key.search(text, start):
+                number = 1 + text.count("\n", 0, at.end())
+                place += f",line={number}"
         wording = _escaped(printable(each.line))
         noun = "row" if rules is None else "rule"
         click.echo(f"::error {place},title={each.kind} {noun}::{wording}")
