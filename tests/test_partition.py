@@ -509,3 +509,18 @@ def test_a_transformation_in_place_of_the_mapping_is_reported():
         ta.TransformError, match=r"expects a mapping .* treeadapt\.adapt"
     ):
         ta.partition(optax.adam(1.0), {"**": "x"})
+
+
+def test_what_returns_no_updates_cannot_be_a_group():
+    measure = optax.GradientTransformation(
+        lambda params: optax.EmptyState(),
+        lambda updates, state, params=None: (jnp.ones(()), state),
+    )
+    params = {"a": jnp.ones(2), "b": jnp.ones(1)}
+    for tx in (
+        ta.partition({"x": measure}, {"**": "x"}),
+        ta.freeze(measure, "a"),
+        ta.per_layer(measure, {"a": 0}),
+    ):
+        with pytest.raises(ta.TransformError, match="gives no updates for '"):
+            tx.update(params, tx.init(params), params)

@@ -38,6 +38,9 @@ from treeadapt.trees.views import view_tree
 
 FROZEN = "frozen"
 
+#: By label, a transformation and the leaves that it runs on.
+Groups = Mapping[Any, tuple[optax.GradientTransformationExtraArgs, Group]]
+
 
 def partition(
     transforms: Mapping[Hashable, Any], rules: Any
@@ -150,7 +153,7 @@ def _run_groups(
         needs_arrays: as for ``run_flat``.
     """
 
-    def groups(whole: WholeTree, flat: Any) -> dict[Hashable, Group]:
+    def groups(whole: WholeTree, flat: Any) -> Groups:
         paths = list(fast_params(flat))
         given = divide(whole, paths, labels.answer(whole, paths))
         stray = {
@@ -160,34 +163,22 @@ def _run_groups(
         }
         if stray:
             raise TransformError(_stray_message(stray, inner))
-        return {label: given.get(label, {}) for label in inner}
+        return {label: (tx, given.get(label, {})) for label, tx in inner.items()}
 
     def init(whole: WholeTree | None, params: Any) -> Any:
         if whole is None:
             return pack({label: tx.init(params) for label, tx in inner.items()})
-        found = groups(whole, params)
-        return pack(
-            {
-                label: inner[label].init(take(params, own))
-                for label, own in found.items()
-            }
-        )
+        return pack(init_groups(groups(whole, params), params))
 
     def update(
         whole: WholeTree, updates: FlatDict, state: Any, params: Any, extra: FlatDict
     ) -> tuple[Any, Any]:
-        run = part_runner(updates, params, extra)
-        olds, states = unpack(state), {}
-        parts: list[Any] = []
-        every: Group = {}
-        for label, group in groups(whole, known_of(updates, params)).items():
-            part, states[label] = run(inner[label], group, olds[label])
-            parts.append(part)
-            every |= group
-        return _with_zeros(joined(parts), every, updates), pack(states)
+        found = groups(whole, updates if params is None else params)
+        new, states = update_groups(found, updates, unpack(state), params, extra)
+        return _with_zeros(new, _every(found), updates), pack(states)
 
     def moving(whole: WholeTree, flat: Any) -> list[str]:
-        return [p for group in groups(whole, flat).values() for p in _paths(group)]
+        return _paths(_every(groups(whole, flat)))
 
     held = (labels, *inner.values())
     return run_flat(held, init, update, needs_arrays=needs_arrays, moving=moving)
@@ -198,18 +189,33 @@ def _paths(group: Group) -> list[str]:
     return [key if piece is None else piece.path for key, piece in group.items()]
 
 
-def known_of(updates: FlatDict, params: Any | None) -> Any:
-    """Return the flat dict that has something at every path."""
-    return updates if params is None else params  # an update may be None
+def _every(groups: Groups) -> Group:
+    """Return all groups as one."""
+    return {key: piece for _, group in groups.values() for key, piece in group.items()}
 
 
-def part_runner(
-    updates: FlatDict, params: Any | None, extra: Mapping[str, Any]
-) -> Callable[[Any, Group, Any], tuple[Any, Any]]:
-    """Return what runs a transformation on a part of an update.
+def init_groups(groups: Groups, params: Any) -> dict[Any, Any]:
+    """Return the state of each group, by label."""
+    return {
+        label: tx.init(take(params, group)) for label, (tx, group) in groups.items()
+    }
 
-    Extra arguments shaped like the updates are narrowed to the part; callbacks get the
+
+def update_groups(
+    groups: Groups,
+    updates: FlatDict,
+    state: Mapping[Any, Any],
+    params: Any | None,
+    extra: Mapping[str, Any],
+) -> tuple[Any, dict[Any, Any]]:
+    """Update each group: the updates of all of them, and their states by label.
+
+    Extra arguments shaped like the updates are narrowed to the group; callbacks get the
     other leaves, and other layers, merged in.
+
+    Raises:
+        TransformError: a transformation does not return updates, or updates do not have
+            the shapes of params that are divided into layers.
     """
     trees = [updates] if params is None else [updates, fast_params(params)]
     shaped = {
@@ -238,9 +244,18 @@ def part_runner(
             back = functools.partial(merged, fast_params(params))
             backs = {n: functools.partial(merged, v) for n, v in shaped.items()}
             narrowed |= callbacks_on_flat(extra, back, backs, narrow)
-        return tx.update(take(updates, group), state, own, **narrowed)
+        new, state = tx.update(take(updates, group), state, own, **narrowed)
+        if not isinstance(new, dict | optax.LookaheadParams):
+            raise TransformError(
+                "A transformation of some leaves gives no updates for "
+                f"{listing(group)}, but one {type(new).__name__}. Measure outside of "
+                "partition, freeze and per_layer."
+            )
+        return new, state
 
-    return run
+    ran = {x: run(tx, group, state[x]) for x, (tx, group) in groups.items()}
+    new = _joined_updates([new for new, _ in ran.values()])
+    return new, {label: state for label, (_, state) in ran.items()}
 
 
 def require_layers(updates: Any, params: FlatDict, paths: Iterable[str]) -> None:
@@ -269,16 +284,12 @@ def _with_zeros(new: Any, group: Group, updates: FlatDict) -> Any:
     return by_half(of_half, new)
 
 
-def joined(parts: Sequence[Any]) -> Any:
+def _joined_updates(parts: Sequence[Any]) -> Any:
     """Join the updates of the groups."""
     if any(isinstance(part, optax.LookaheadParams) for part in parts):
-        halves = [
-            part if isinstance(part, optax.LookaheadParams) else (part, part)
-            for part in parts
-        ]
-        return optax.LookaheadParams(
-            *(joined(half) for half in zip(*halves, strict=True))
-        )
+        slow = [getattr(part, "slow", part) for part in parts]
+        fast = list(map(fast_params, parts))
+        return optax.LookaheadParams(_joined_updates(fast), _joined_updates(slow))
     return {path: update for part in parts for path, update in part.items()}
 
 

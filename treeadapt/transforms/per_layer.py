@@ -21,18 +21,16 @@ import optax
 from treeadapt import _jax
 from treeadapt.arrays import is_array
 from treeadapt.errors import TransformError
-from treeadapt.names import listing
 from treeadapt.selection.stacks import StackAxis, Stacks, one_layer
 from treeadapt.selection.whole import WholeTree
 from treeadapt.slices import read_slice_key, slice_key
 from treeadapt.transforms.adapt import run_flat, with_extra_args
-from treeadapt.transforms.cuts import take
 from treeadapt.transforms.flat import CALLBACKS, FlatDict, fast_params
 from treeadapt.transforms.partition import (
-    joined,
-    known_of,
-    part_runner,
+    Groups,
+    init_groups,
     require_layers,
+    update_groups,
 )
 from treeadapt.trees.views import view_tree
 
@@ -102,7 +100,7 @@ def per_layer(tx: Any, stacks: Any) -> optax.GradientTransformationExtraArgs:
     keys = [key for key, axis in known.data.items() if axis is not None]
     rest = "none" if "" in keys else ""
 
-    def parts(whole: WholeTree, flat: FlatDict) -> dict[str, Part]:
+    def groups(whole: WholeTree, flat: FlatDict) -> Groups:
         axes = known.axes(whole.view, is_part=not whole.strict)
         layers = list(map(one_layer, whole.view.leaves, axes))
         whole.layers = view_tree(whole.view.rebuild(layers))
@@ -114,15 +112,15 @@ def per_layer(tx: Any, stacks: Any) -> optax.GradientTransformationExtraArgs:
             if own and path in whole.cuts:
                 key, own = _of_cut(path, own)
             found.setdefault(key, {})[path] = own
-        return found
+        return {
+            key: (_mapped(inner, part), dict.fromkeys(part))
+            for key, part in found.items()
+        }
 
     def init(whole: WholeTree | None, params: Any) -> Any:
         if whole is None:
             return {key: inner.init(params) for key in [rest, *keys]}
-        states = {
-            key: _mapped(inner, part).init(take(params, dict.fromkeys(part)))
-            for key, part in parts(whole, fast_params(params)).items()
-        }
+        states = init_groups(groups(whole, fast_params(params)), params)
         _require_separable(states)
         return states
 
@@ -130,17 +128,8 @@ def per_layer(tx: Any, stacks: Any) -> optax.GradientTransformationExtraArgs:
         whole: WholeTree, updates: FlatDict, state: Any, params: Any, extra: FlatDict
     ) -> tuple[Any, Any]:
         calls = {n: _refusing(n, extra[n]) for n in CALLBACKS if n in extra}
-        run = part_runner(updates, params, extra | calls)
-        own = fast_params(known_of(updates, params))
-        new, states = [], {}
-        for key, part in parts(whole, own).items():
-            stacked = [path for path, axes in part.items() if axes]
-            require_layers(updates, own, stacked)
-            tx, group = _mapped(inner, part), dict.fromkeys(part)
-            one, states[key] = run(tx, group, state[key])
-            _require_updates(one, part)
-            new.append(one)
-        return joined(new), states
+        found = groups(whole, updates if params is None else fast_params(params))
+        return update_groups(found, updates, state, params, extra | calls)
 
     return run_flat(inner, init, update)
 
@@ -191,14 +180,6 @@ def _require_separable(states: Any) -> None:
     jax.tree.leaves(states, is_leaf=check)
 
 
-def _require_updates(new: Any, part: Part) -> None:
-    if not isinstance(new, dict | optax.LookaheadParams):
-        raise TransformError(
-            f"A transformation inside per_layer gives no updates for {listing(part)}, "
-            f"but one {type(new).__name__}. Measure outside of per_layer."
-        )
-
-
 def _mapped(
     tx: optax.GradientTransformationExtraArgs, part: Part
 ) -> optax.GradientTransformationExtraArgs:
@@ -232,6 +213,7 @@ def _over(
         updates: FlatDict, state: Any, params: Any | None = None, **extra: Any
     ) -> tuple[Any, Any]:
         like = updates if params is None else fast_params(params)
+        require_layers(updates, like, axes)
         first = jax.eval_shape(tx.init, _layers(like, _ins(like, like, axes)))
         ranks = {keys: leaf.ndim for keys, leaf in jtu.tree_leaves_with_path(first)}
         held = {
