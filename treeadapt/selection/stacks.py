@@ -30,7 +30,7 @@ from treeadapt.names import Speller, fold, listing, shorten
 from treeadapt.selection.leaves import same_value
 from treeadapt.slices import MAX_LAYERS, boxes, read_slice_key, runs_text, slice_key
 from treeadapt.trees.axis_names import AxisNames, axis_names
-from treeadapt.trees.views import Plan, TreeView, add_names
+from treeadapt.trees.views import Plan, TreeView
 
 _CAPTURE = re.compile(r"\{[A-Za-z_]\w*\}")
 _LAYER = "(0|[1-9][0-9]{0,6})"
@@ -539,7 +539,7 @@ class _UnrolledPlan(Plan):
     """The plan of the unrolled model, as far as names and classes go."""
 
     def __init__(self, stored: Plan, form: Callable[[str], _UnrolledPath]):
-        self._stored, self._form = stored, form
+        self._form = form
         found = [form(path).paths() for path in stored.paths]
         self.paths = tuple(itertools.chain(*found))
         leaves = (leaf for leaf, paths in enumerate(found) for _ in paths)
@@ -562,16 +562,6 @@ class _UnrolledPlan(Plan):
         """Return a stored path with ``*`` for the numbers of layers."""
         form = self._form(text)
         return form.with_numbers("*" * len(form.sizes))
-
-    @functools.cached_property
-    def _names(self) -> dict[str | None, list[str]]:
-        below: dict[str | None, dict[str, None]] = {}
-        for path, names in self._stored._names.items():
-            for name in names:
-                stored = name if path is None else f"{path}/{name}"
-                for one in self._form(stored).paths():
-                    add_names(below, None, one)
-        return {path: list(names) for path, names in below.items()}
 
 
 def _read(key: Any, value: Any) -> _Stack:

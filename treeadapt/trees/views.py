@@ -59,13 +59,11 @@ class Plan:
         self.memo: dict[Any, Any] = {}
         self._nodes = walk.nodes
         types = set(itertools.chain.from_iterable(walk.nodes.values()))
-        self.holes: tuple[str, ...] = ()
-        if not types.isdisjoint(_HOLES):
-            self.holes = tuple(
-                path or ""
-                for path, classes in walk.nodes.items()
-                if not _HOLES.isdisjoint(classes)
-            )
+        self.holes: tuple[str, ...] = tuple(
+            path or ""
+            for path, classes in walk.nodes.items()
+            if not _HOLES.isdisjoint(classes)
+        )
         self.ties = walk.ties
         self.is_plain = types <= {dict, list, tuple, type(None)}
         self.root: type | None = next(iter(walk.nodes.get(None, ())), None)
@@ -141,7 +139,16 @@ class Plan:
 
     @functools.cached_property
     def _names(self) -> dict[str | None, list[str]]:
-        return _segments_below(self._skeleton)
+        below: dict[str | None, dict[str, None]] = {}
+        for path in (*self.paths, *self._nodes):
+            while path is not None:
+                above, slash, name = path.rpartition(_paths.SEPARATOR)
+                path = above if slash else None
+                own = below.setdefault(path, {})
+                if name in own:
+                    break  # so is what is above it
+                own[name] = None
+        return {path: list(names) for path, names in below.items()}
 
     def with_layers(self, text: str) -> str:
         """Return a stored path with ``*`` for the numbers of layers in this plan."""
@@ -367,25 +374,3 @@ def _permutation(order: Sequence[int]) -> _Reorder:
 
 def _identity(leaves: Sequence[Any]) -> Sequence[Any]:
     return leaves
-
-
-def _segments_below(skeleton: Any) -> dict[str | None, list[str]]:
-    names: dict[str | None, dict[str, None]] = {}
-    pending: list[tuple[str | None, Any]] = [(None, skeleton)]
-    while pending:
-        above, node = pending.pop()
-        if not isinstance(node, dict):
-            continue
-        for key, child in node.items():
-            pending.append((add_names(names, above, key), child))
-    return {path: list(below) for path, below in names.items()}
-
-
-def add_names(
-    below: dict[str | None, dict[str, None]], parent: str | None, path: str
-) -> str | None:
-    """Note the segments of a path below ``parent``; return where it leads."""
-    for name in path.split(_paths.SEPARATOR):
-        below.setdefault(parent, {})[name] = None
-        parent = name if parent is None else f"{parent}{_paths.SEPARATOR}{name}"
-    return parent
