@@ -321,7 +321,8 @@ def test_plans_are_bounded_in_number_and_in_leaves(monkeypatch):
 
 
 def kept(registry):
-    return registry.memo["plans"][0].plans
+    cache = registry.memo["plans"][0]
+    return [plan for bucket in cache._buckets.values() for _, plan in bucket]
 
 
 def test_what_is_remembered_with_a_plan_is_bounded():

@@ -315,6 +315,17 @@ def test_overlap_is_an_error_on_request():
     assert flat(apart(TREE))["head/bias"] == "b"
 
 
+def test_equal_numbers_of_numpy_are_one_value():
+    half, same = np.float32(0.5), np.float32(0.5)
+    rules = Rules([("encoder", half), ("**", same)], overlap="error")
+    assert set(flat(rules(TREE)).values()) == {half}
+    assert flat(rules.where(same)(TREE))["encoder/bias"]
+    assert rules == Rules([("encoder", same), ("**", half)], overlap="error")
+    assert rules != Rules([("encoder", 0.5), ("**", 0.5)], overlap="error")
+    layers = Rules({"w/0": half, "**": same}, stacks={"w": 0})
+    assert layers({"w": array(3, 2)}) == {"w": half}
+
+
 def test_a_static_leaf_may_overlap_and_does_not_count_as_a_match():
     tree = {"w": array(1), "act": len}
     with pytest.raises(UnusedRuleError, match="'act'"):

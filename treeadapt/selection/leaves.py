@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import jax
+import numpy as np
 
 from treeadapt.arrays import ARRAY_CLASSES, is_array
 from treeadapt.errors import SelectorError
@@ -210,7 +211,7 @@ def same_value(one: Any, two: Any) -> bool:
     if type(one) is not type(two):
         return False
     equal = one == two
-    return equal if isinstance(equal, bool) else False
+    return bool(equal) if isinstance(equal, bool) or np.isscalar(one) else False
 
 
 class NotKnown(Exception):  # noqa: N818  # it is no error: another part may answer

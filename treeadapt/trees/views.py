@@ -315,10 +315,7 @@ class _PlanCache:
 
     def __init__(self) -> None:
         self._buckets: dict[int, tuple[tuple[Any, Plan], ...]] = {}
-
-    @property
-    def plans(self) -> list[Plan]:
-        return [plan for bucket in [*self._buckets.values()] for _, plan in bucket]
+        self._plans = self._leaves = 0
 
     def get(self, treedef: Any) -> Plan | None:
         key = hash(treedef)
@@ -331,14 +328,15 @@ class _PlanCache:
         return None
 
     def put(self, treedef: Any, plan: Plan) -> None:
-        sizes = [*map(len, self.plans), len(plan)]
-        if len(sizes) > _MAX_PLANS or sum(sizes) > _MAX_PLANNED_LEAVES:
-            self._buckets = {}
+        self._plans += 1
+        self._leaves += len(plan)
+        if self._plans > _MAX_PLANS or self._leaves > _MAX_PLANNED_LEAVES:
+            self._buckets, self._plans, self._leaves = {}, 1, len(plan)
         self._put_first(hash(treedef), (treedef, plan))
 
     def _put_first(self, key: int, entry: tuple[Any, Plan]) -> None:
         # Without a lock: where threads undo each other's work, a tree is walked again.
-        rest = (other for other in self._buckets.get(key, ()) if other is not entry)
+        rest = [other for other in self._buckets.get(key, ()) if other is not entry]
         self._buckets[key] = (entry, *rest)
 
 
