@@ -62,9 +62,8 @@ def read_stored(path: str | os.PathLike[str]) -> Stored:
     if whole.is_file() and not (name / safetensors_file.INDEX).is_file():
         name = whole
     kind = format_of(name)
-    is_folder = kind == "orbax" or (name / safetensors_file.INDEX).is_file()
-    if not (name.is_dir() if is_folder else name.is_file()):
-        refuse(name, f"it is not a {kind} {'folder' if kind == 'orbax' else 'file'}")
+    if not (name.is_file() or (name.is_dir() and kind != "schema")):
+        refuse(name, f"it is not a {kind} file")
     with reported(name, "read"):
         version = _version(name)
     with reading(name, version), reported(name, "read"):

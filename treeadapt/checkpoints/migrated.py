@@ -165,7 +165,7 @@ class _Moving:
                 function made does not fit the target.
         """
         groups = [g for g in self.plan.groups if any(one in wanted for one in g.filled)]
-        for batch in _batches(groups):
+        for batch in self._batches(groups):
             places: dict[str, Any] = {}
             for group in batch:
                 homes = {wanted[path] for path in group.filled if path in wanted}
@@ -179,6 +179,18 @@ class _Moving:
             if filling == "zeros" and path in wanted:
                 form = self._like(path).array
                 yield path, np.zeros(form.shape, form.dtype)
+
+    def _batches(self, groups: Iterable[Group]) -> Iterator[list[Group]]:
+        """Yield groups so many at a time that reading them together pays."""
+        batch: list[Group] = []
+        num_bytes = 0
+        for group in groups:
+            batch.append(group)
+            num_bytes += self.plan.bytes_of(group)
+            if num_bytes >= _BATCH_BYTES:
+                yield batch
+                batch, num_bytes = [], 0
+        yield batch
 
     def _made(
         self, group: Group, held: dict[str, Any], wanted: Collection[str]
@@ -369,19 +381,6 @@ class _MovedArray:
                 return arrays[0][0]
             part.put(arrays[0], made)
         return made
-
-
-def _batches(groups: Iterable[Group]) -> Iterator[list[Group]]:
-    """Yield groups so many at a time that reading them together pays."""
-    batch: list[Group] = []
-    num_bytes = 0
-    for group in groups:
-        batch.append(group)
-        num_bytes += group.bytes
-        if num_bytes >= _BATCH_BYTES:
-            yield batch
-            batch, num_bytes = [], 0
-    yield batch
 
 
 def _is_renamed(group: Group) -> bool:

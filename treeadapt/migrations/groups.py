@@ -60,7 +60,6 @@ class Group:
         move: how their arrays are moved; None where each leaf stays as it is, and where
             the row has a function.
         made: shape and dtype of each target's leaves; None where a function decides.
-        bytes: of its sources and targets together.
     """
 
     row: Row
@@ -69,7 +68,6 @@ class Group:
     targets: tuple[tuple[str, ...], ...]
     move: Move | None
     made: tuple[Any, ...]
-    bytes: int
 
     @property
     def given(self) -> Iterator[str]:
@@ -140,8 +138,7 @@ class GroupMaker:
         row, spec = self.row, self.source[taken.path]
         targets = tuple((a.path.fill(taken.captures, {}),) for a in row.targets)
         made = (None if row.function else spec,) * len(targets)
-        size_bytes = _bytes(spec) + sum(map(_bytes, made))
-        return Group(row, self.place, ((taken.path,),), targets, None, made, size_bytes)
+        return Group(row, self.place, ((taken.path,),), targets, None, made)
 
     def _moved(self, taken: Sequence[Taken], counts: Sizes) -> Iterator[Group]:
         """Plan leaves of which several may be in one group."""
@@ -308,11 +305,7 @@ class GroupMaker:
         if row.moves:
             move = self._move(sides, sizes, sources[0][0], targets[0][0])
             made = tuple(_made(move, layout) for layout in move.targets)
-        specs = [self.source[path] for paths in sources for path in paths]
-        size_bytes = sum(map(_bytes, specs)) + sum(
-            len(paths) * _bytes(spec) for paths, spec in zip(targets, made, strict=True)
-        )
-        return Group(row, self.place, sources, targets, move, made, size_bytes)
+        return Group(row, self.place, sources, targets, move, made)
 
     def _path(
         self, address: Address, values: Shared, index: Iterable[int], sizes: Sizes
@@ -516,12 +509,6 @@ def shape_of(spec: Any) -> tuple[int, ...]:
 def has_zero(dtype: Any) -> bool:
     """Return whether a dtype holds numbers, or bools, and 0 among them."""
     return _kind(dtype) is not None and least_value(dtype) is None
-
-
-def _bytes(spec: Any) -> int:
-    if not is_array(spec):
-        return 0
-    return math.prod(spec.shape) * int(getattr(spec.dtype, "itemsize", 0))
 
 
 def _kind(dtype: Any) -> Any:

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from treeadapt.arrays import is_array
 from treeadapt.migrations.axes import REST, Axis, names_of
 from treeadapt.migrations.groups import Group
 from treeadapt.migrations.parts import parts_of_box
@@ -134,7 +135,12 @@ class MigrationPlan:
     @property
     def peak_bytes(self) -> int:
         """Bytes of the sources and targets of the largest group."""
-        return max((group.bytes for group in self.groups), default=0)
+        return max(map(self.bytes_of, self.groups), default=0)
+
+    def bytes_of(self, group: Group) -> int:
+        """Return the bytes of the sources and targets of one group."""
+        specs = (*map(self.source.__getitem__, group.given), *group.specs.values())
+        return sum(spec.size * spec.dtype.itemsize for spec in specs if is_array(spec))
 
     @functools.cached_property
     def swappable(self) -> dict[int, tuple[tuple[str, str], ...]]:
