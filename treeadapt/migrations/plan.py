@@ -158,17 +158,16 @@ class MigrationPlan:
     @property
     def unread(self) -> tuple[str, ...]:
         """What only values show, and what is therefore not checked on shapes."""
-        found: dict[str, None] = {}
-        for group in self.groups:
-            text = listing([group.row.text])
-            if group.row.compares:
-                found[f"{text}: its sources must be equal"] = None
-            if group.row.values.pads(is_source=True):
-                found[f"{text}: what it cuts off must be zero"] = None
-            if group.row.values.computes or group.row.values.cast:
-                found[f"{text}: its values must fit their dtype"] = None
-            if group.row.function is not None:
-                found[f"{text}: a function decides what it makes"] = None
+        found = []
+        for row in {group.place: group.row for group in self.groups}.values():
+            checks = {
+                "its sources must be equal": row.compares,
+                "what it cuts off must be zero": row.values.pads(is_source=True),
+                "its values must fit their dtype": row.values.computes or row.values.cast,
+                "a function decides what it makes": row.function is not None,
+            }
+            due = (text for text, is_due in checks.items() if is_due)
+            found += [f"{listing([row.text])}: {text}" for text in due]
         return tuple(found)
 
     def __str__(self) -> str:
