@@ -428,6 +428,8 @@ CASTS = [
     (np.uint8([100, 1]), "int8", True),
     (np.float32([np.inf, 1]), "float8_e4m3fn", False),
     (np.float32([np.inf, 1]), "float8_e5m2", True),
+    (np.int8([-128, 1]), "float4_e2m1fn", False),
+    (np.float32([-6, 0.1]), "float4_e2m1fn", True),
 ]
 
 

@@ -751,6 +751,8 @@ def test_what_fills_a_number_or_a_function_of_the_target_fits_it():
         ([200, 1], "uint8", {"cast": "int8"}),
         ([-1, 1], "int8", {"cast": "uint32"}),
         ([np.inf, 1.0], "float32", {"cast": "float8_e4m3fn"}),
+        ([7.0, 6.0], "float32", {"cast": "float4_e2m1fn"}),
+        ([-6.0, 2.0], "float32", {"cast": "float4_e2m1fn", "scale": 2.0}),
         ([1e30, 1.0], "float32", {"scale": 1e20}),
         ([1e30, 1.0], "bfloat16", {"offset": 3e38, "scale": 1e8}),
     ],

@@ -163,7 +163,8 @@ class MigrationPlan:
             checks = {
                 "its sources must be equal": row.compares,
                 "what it cuts off must be zero": row.values.pads(is_source=True),
-                "its values must fit their dtype": row.values.computes or row.values.cast,
+                "its values must fit their dtype": row.values.computes
+                or row.values.cast,
                 "a function decides what it makes": row.function is not None,
             }
             due = (text for text, is_due in checks.items() if is_due)

@@ -299,10 +299,10 @@ def _finished(move: Move, layout: Layout, array: Any, xp: Any, lost: list[Any]) 
     if move.values.computes:
         wide = array.astype(wide_dtype(array.dtype))
         made = (wide - offset) / scale if move.values.undoes else wide * scale + offset
+        lost.append(is_lost(wide, made, xp))
     if made.dtype != move.dtype:
-        made = made.astype(move.dtype)
-    if made is not array:
-        lost.append(is_lost(array, made, xp))
+        given, made = made, made.astype(move.dtype)
+        lost.append(is_lost(given, made, xp))
     pads = move.values.pads(is_source=False)
     if pads:
         made = xp.pad(made, [pads.get(axis.name, (0, 0)) for axis in layout.axes])
@@ -323,11 +323,20 @@ def is_lost(array: Any, made: Any, xp: Any = np) -> Any:
     if not jnp.issubdtype(made.dtype, jnp.inexact):
         # On the way back -1 would come of the largest unsigned number.
         is_same = (made.astype(array.dtype) == array) & ((made < 0) == (array < 0))
-        return ~xp.all(is_same)
-    if not jnp.issubdtype(array.dtype, jnp.inexact):
-        return ~xp.all(xp.isfinite(made))
-    is_same = xp.isfinite(made) == xp.isfinite(array)
-    return ~xp.all(is_same & (xp.isinf(made) == xp.isinf(array)))
+    elif not _has_infinite(made.dtype):  # all that is larger becomes the largest
+        most = float(jnp.finfo(made.dtype).max)
+        is_same = (array >= -most) & (array <= most)
+    elif not _has_infinite(array.dtype):
+        is_same = xp.isfinite(made)
+    else:
+        is_same = xp.isfinite(made) == xp.isfinite(array)
+        is_same &= xp.isinf(made) == xp.isinf(array)
+    return ~xp.all(is_same)
+
+
+def _has_infinite(dtype: Any) -> bool:
+    """Return whether a dtype has infinity or NaN, which floats of 4 bits lack."""
+    return bool(jnp.issubdtype(dtype, jnp.inexact) and jnp.finfo(dtype).bits >= 8)
 
 
 def wide_dtype(dtype: Any) -> Any:
