@@ -176,7 +176,7 @@ def test_a_list_is_a_spec_and_is_written_as_one(tmp_path):
 
 
 def test_a_spec_that_no_list_says_is_not_written():
-    for spec in (P(P.UNCONSTRAINED), P("x", 3), P(("x", 3))):
+    for spec in (P(P.UNCONSTRAINED), P("x", 3), P(("x", 3)), P("x", unreduced={"y"})):
         with pytest.raises(RulesFileError, match="cannot hold the P"):
             Rules({"a": spec}).to_toml()
 
@@ -488,7 +488,9 @@ def test_the_writer_names_what_it_cannot_write():
 
 
 def test_every_written_file_can_be_read():
-    for label in [(1, 2), ["a"], ()]:
-        match = r"cannot hold the label of 'a'.* Write .* P\(\"data\", None\)"
-        with pytest.raises(RulesFileError, match=match):
+    for label in [(1, 2), ["a"], ("a", None), (), {"b": 1}]:
+        end = r".* Write .* P\(\"data\", None\)"
+        with pytest.raises(RulesFileError, match=f"cannot hold the label of 'a'{end}"):
             Rules({"a": label}).to_toml()
+        with pytest.raises(RulesFileError, match=f"hold the label of default={end}"):
+            Rules({"a": "b"}, default=label).to_toml()

@@ -184,16 +184,17 @@ def write_toml(
         [rules]
         "policy/**" = "frozen"
     """
-    data = {name: _as_data(value) for name, value in fields.items()}
-    stacks = data.pop("stacks", {})
-    lines = [f"version = {VERSION}", *RULES_FILE.field_lines(data)]
-    for pattern, label in (rules or {}).items():
-        if isinstance(label, list | tuple):
+    labels = [(listing([pattern]), label) for pattern, label in (rules or {}).items()]
+    for whose, label in [*labels, ("default=", fields.get("default"))]:
+        if isinstance(label, list | tuple | Mapping):  # it would be read as a spec
             raise RulesFileError(
-                f"A rules file cannot hold the label of {listing([pattern])}, the "
+                f"A rules file cannot hold the label of {whose}, the "
                 f"{type(label).__name__} {one_line(repr(label))}. Write the spec of a "
                 'partition as one, P("data", None).'
             )
+    data = {name: _as_data(value) for name, value in fields.items()}
+    stacks = data.pop("stacks", {})
+    lines = [f"version = {VERSION}", *RULES_FILE.field_lines(data)]
     for head, table in (("[stacks]", stacks), (RULES_FILE.table, rules)):
         lines += ["", head] if table else []
         for key, value in (table or {}).items():
@@ -204,7 +205,12 @@ def write_toml(
 
 def _as_data(label: Any) -> Any:
     """Return a label as a file has it: a spec, where a list can say it, as a list."""
-    if not isinstance(label, PartitionSpec) or PartitionSpec(*label) != label:
+    if not isinstance(label, PartitionSpec):
+        return label
+    try:
+        if PartitionSpec(*label) != label:
+            return label
+    except ValueError:  # JAX does not take a spec with unreduced axes apart
         return label
     data = [list(e) if isinstance(e, tuple) else e or "" for e in label]
     return data if _is_spec(data) else label
