@@ -443,35 +443,32 @@ class _Scanner:
         if max(len(first), len(last)) > MAX_DIGITS:
             self.fail(f"a number in a range has at most {MAX_DIGITS} digits.")
         if first.startswith("-"):
-            self._from_end(first, last if dots else first, found.end())
+            last = last or ("-1" if dots else first)
+            self._check_range(first, last)
+            self._from_end(int(first), int(last), found.end())
         else:
-            self._number_range(first, last)
+            self._check_range(first, last)
+            self.tokens.append(NumberRange(first, last))
             self.at = found.end()
 
-    def _number_range(self, first: str, last: str) -> None:
+    def _check_range(self, first: str, last: str) -> None:
         if not last:
             problem = "only a range counted from the end is open: '{-4..}'. "
             self.fail(problem + "Write the last number, too.")
-        if last.startswith("-"):
+        if first.startswith("-") != last.startswith("-"):
             self.fail("a range counts from the start or from the end, not both.")
+        if first.startswith("-0") or last.startswith("-0"):
+            self.fail("counting from the end starts at -1, without leading zeros.")
         is_padded = any(end[0] == "0" and len(end) > 1 for end in (first, last))
         if is_padded and len(first) != len(last):
             width = max(len(first), len(last))
             ends = f"{first.zfill(width)}..{last.zfill(width)}"
             problem = "zero-padded numbers have the same width on both sides. "
             self.fail(f"{problem}Write '{{{ends}}}'.")
-        if (len(first), first) > (len(last), last):
-            self._reversed_range(first, last)
-        self.tokens.append(NumberRange(first, last))
-
-    def _from_end(self, first: str, last: str, stop: int) -> None:
-        last = last or "-1"
-        if not last.startswith("-"):
-            self.fail("a range counts from the start or from the end, not both.")
-        if first.startswith("-0") or last.startswith("-0"):
-            self.fail("counting from the end starts at -1, without leading zeros.")
         if int(first) > int(last):
-            self._reversed_range(first, last)
+            self.fail(f"the range ends before it starts. Write '{{{last}..{first}}}'.")
+
+    def _from_end(self, first: int, last: int, stop: int) -> None:
         stands_alone = self.tokens[-1] is Mark.OPEN and self.text[stop] == "}"
         if len(self.braces) > 1 or not stands_alone:
             self.fail(
@@ -480,14 +477,11 @@ class _Scanner:
             )
         if self.counted is not None:
             self.fail("a segment has at most one range counted from the end.")
-        self.counted = int(first), int(last)
+        self.counted = first, last
         opened = self.braces.pop()
         self.tokens.pop()
         self.before = self._take_part(opened)
         self.at = self.part = stop + 1
-
-    def _reversed_range(self, first: str, last: str) -> NoReturn:
-        self.fail(f"the range ends before it starts. Write '{{{last}..{first}}}'.")
 
 
 def _union(
