@@ -375,6 +375,8 @@ def can_hold(dtype: Any, new: Any) -> bool:
     """
     if not is_array(new) and not isinstance(new, numbers.Number):
         return False
+    if isinstance(new, np.ndarray | np.integer) and new.dtype.kind in "iu" and new.size:
+        return all(can_hold(dtype, int(end)) for end in (new.min(), new.max()))
     if isinstance(new, float) and new.is_integer():
         new = int(new)
     if type(new) is int and jnp.issubdtype(dtype, jnp.integer):
