@@ -22,8 +22,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from treeadapt.data_files import one_line
 from treeadapt.errors import CheckpointError, PathCollisionError, TreeAdaptError
-from treeadapt.names import listing, shorten
+from treeadapt.names import listing
 from treeadapt.paths import unboxed
 
 MAX_LEAVES = 1_000_000
@@ -102,13 +103,14 @@ class Stored:
         return dataclasses.replace(self, table=table, boxed=False)
 
 
-def marked(path: Path, table: Mapping[str, Leaf], marks: Any) -> dict[str, Leaf]:
-    """Return a table with the ties and kinds that a file states, once they fit.
+def marked(path: Path, table: Mapping[str, Leaf], marks: Any) -> Stored:
+    """Return what is stored with the ties and kinds that a file states, once they fit.
 
     Args:
         path: the file, for messages.
         table: its leaves, without tied ones.
-        marks: what should be ``{"ties": {path: owner}, "kinds": {path: kind}}``.
+        marks: what should be ``{"ties": {path: owner}, "kinds": {path: kind}}``, maybe
+            with a ``hash``.
 
     Raises:
         CheckpointError: they do not fit.
@@ -128,7 +130,7 @@ def marked(path: Path, table: Mapping[str, Leaf], marks: Any) -> dict[str, Leaf]
         if is_array or not isinstance(kind, str):
             refuse(path, f"{listing([one])} in it is not a {kind!r:.60}")
         made[one] = dataclasses.replace(made[one], kind=kind)
-    return made
+    return Stored(path, made, hash=str(marks.get("hash", "")))
 
 
 def abstract(
@@ -202,8 +204,7 @@ def reported(path: str | os.PathLike[str], action: str) -> Iterator[None]:
         raise
     except Exception as error:
         # Parsers of damaged files raise what they like, down to KeyError.
-        text = " ".join(str(error).split())
-        text = shorten(text if text.isprintable() else repr(text), limit=300)
+        text = one_line(error)
         problem = f": {type(error).__name__}{': ' * bool(text)}{text}"
         if isinstance(error, ImportError):
             install = 'pip install "treeadapt[checkpoints,flax]"'

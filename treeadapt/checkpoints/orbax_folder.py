@@ -99,12 +99,11 @@ def read_metadata(path: Path) -> Stored:
         return Stored(path, table, boxed=True)
     # Orbax stores tied leaves too, each by itself.
     plain = {name: leaf for name, leaf in table.items() if name not in marks["ties"]}
-    made = marked(path, plain, marks)
-    for name in marks["ties"]:
-        if name not in table or table[name].array != made[name].array:
-            problem = f"{listing([name])} in it is not {listing([made[name].owner])}"
-            refuse(path, problem)
-    return Stored(path, made, hash=str(marks.get("hash", "")))
+    found = marked(path, plain, marks)
+    for name, owner in found.ties.items():
+        if name not in table or table[name].array != table[owner].array:
+            refuse(path, f"{listing([name])} in it is not {listing([owner])}")
+    return found
 
 
 def read(stored: Stored, wanted: Mapping[str, Any]) -> list[Any]:

@@ -60,8 +60,7 @@ def read_metadata(path: Path) -> Stored:
         CheckpointError: a header is malformed, too large, or does not fit the file, or
             an index does not fit its folder.
     """
-    table, text = _sharded(path) if path.is_dir() else _table(path)
-    return Stored(path, table, hash=text)
+    return _sharded(path) if path.is_dir() else _of_file(path)
 
 
 def read(stored: Stored, wanted: Iterable[str]) -> Iterator[FileArray]:
@@ -205,8 +204,8 @@ def _divided(leaves: Mapping[str, Any], max_shard_bytes: int) -> list[int]:
     return counts
 
 
-def _table(path: Path) -> tuple[dict[str, Leaf], str]:
-    """Read the leaves of one file, and their hash when it was written."""
+def _of_file(path: Path) -> Stored:
+    """Read what one file holds."""
     import safetensors
 
     with path.open("rb") as file:
@@ -225,10 +224,9 @@ def _table(path: Path) -> tuple[dict[str, Leaf], str]:
         start_bytes = 8 + length_bytes + entry["data_offsets"][0]
         leaf = abstract(path, name, entry["shape"], dtype)
         table[name] = Leaf(leaf, key=(path, start_bytes))
-    if marks is None:
-        return table, ""
-    marks = parse_json(marks)
-    return marked(path, table, marks), str(marks.get("hash", ""))
+    return (
+        Stored(path, table) if marks is None else marked(path, table, parse_json(marks))
+    )
 
 
 def _index(path: Path) -> tuple[dict[str, str], str]:
@@ -248,8 +246,8 @@ def _index(path: Path) -> tuple[dict[str, str], str]:
     return names, str(marks.get("hash", "")) if isinstance(marks, dict) else ""
 
 
-def _sharded(path: Path) -> tuple[dict[str, Leaf], str]:
-    """Read the leaves of all shards, which must hold what the index says; their hash.
+def _sharded(path: Path) -> Stored:
+    """Read what all shards hold, which must be what the index says.
 
     How many bytes all have is not compared: tools write different sums into indexes.
     """
@@ -265,7 +263,7 @@ def _sharded(path: Path) -> tuple[dict[str, Leaf], str]:
     table: dict[str, Leaf] = {}
     for shard in shards:
         with reported(path / shard, "read"):
-            found, _ = _table(path / shard)
+            found = _of_file(path / shard).table
         twice = sorted(found.keys() & table.keys())
         if twice:
             refuse(path, f"two leaves in it are named {listing(twice, limit=3)}")
@@ -277,4 +275,4 @@ def _sharded(path: Path) -> tuple[dict[str, Leaf], str]:
         problem = "its index and its files disagree on which tensors are in which file"
         refuse(path, f"{problem}: {listing(wrong, limit=3)}")
     table = {name: table[name] for name in names} | table  # in the order of the index
-    return table, text
+    return Stored(path, table, hash=text)

@@ -9,6 +9,7 @@ this library writes, of any format.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import json
@@ -75,9 +76,9 @@ def read_metadata(path: Path) -> Stored:
         else:
             table[name] = _leaf(path, name, text)
     kinds = {name: leaf.kind for name, leaf in table.items() if leaf.kind}
-    made = marked(path, table, {"ties": ties, "kinds": kinds})
-    in_order = {name: made[name] for name in texts}
-    return Stored(path, in_order, hash=str(document.get("hash", "")))
+    found = marked(path, table, {**document, "ties": ties, "kinds": kinds})
+    in_order = {name: found.table[name] for name in texts}
+    return dataclasses.replace(found, table=in_order)
 
 
 def write(path: Path, table: Mapping[str, Leaf]) -> None:
