@@ -24,6 +24,7 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from treeadapt import _jax
 from treeadapt.arrays import is_array
 from treeadapt.carry.slots import below
+from treeadapt.convert import describe
 from treeadapt.drawing.layout import aligned
 from treeadapt.drawing.words import fitted, printable
 from treeadapt.errors import ShardingError, TransformError
@@ -130,12 +131,10 @@ class MemoryPlan:
         kinds: dict[str, list[PlacedArray]] = {}
         for array in self.arrays:
             kinds.setdefault(array.kind, []).append(array)
-        totals = [_total(kind, arrays) for kind, arrays in kinds.items()]
-
-        def order(one: KindTotal) -> float:
-            return -one.device_bytes if one.kind.startswith(STATE) else -math.inf
-
-        return tuple(sorted(totals, key=order))
+        totals = (_total(kind, arrays) for kind, arrays in kinds.items())
+        return tuple(
+            sorted(totals, key=lambda x: (x.kind.startswith(STATE), -x.device_bytes))
+        )
 
     @functools.cached_property
     def largest(self) -> tuple[tuple[PlacedArray, int], ...]:
@@ -215,12 +214,9 @@ class _AlikeArrays(NamedTuple):
 
     @property
     def cells(self) -> tuple[str, str, str, str]:
-        one, times = (
-            self.first,
-            f"{self.num_leaves:,} x " if self.num_leaves > 1 else "",
-        )
-        contents = f"{times}{one.dtype}[{','.join(map(str, one.shape))}]"
-        spec = fitted(printable(spec_text(one.spec)), _PATH)
+        times = f"{self.num_leaves:,} x " if self.num_leaves > 1 else ""
+        contents = times + describe(self.first)
+        spec = fitted(printable(spec_text(self.first.spec)), _PATH)
         return self.name or "''", contents, spec, size_text(self.device_bytes)
 
     @property

@@ -87,8 +87,6 @@ def _uneven(matches: RuleMatches) -> Iterator[Finding]:
                 reached.setdefault(place.family, []).append(place)
         for family, found in reached.items():
             every, numbers = families[family], {place.number for place in found}
-            if len(every) < _FEWEST or len(numbers) == len(every):
-                continue
             around = dict.fromkeys((place.before, place.after) for place in found)
             odd = [
                 number
@@ -99,7 +97,7 @@ def _uneven(matches: RuleMatches) -> Iterator[Finding]:
                     for path in (f"{above}{number}{below}" for above, below in around)
                 )
             ]
-            if odd:
+            if odd and len(every) >= _FEWEST:
                 missing = listing(sorted(odd, key=natural), write=str)
                 yield Finding(
                     "uneven",

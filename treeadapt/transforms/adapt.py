@@ -177,7 +177,7 @@ def run_flat(
         view = fast_params(views)
         outer = whole_of(view)
         is_part = outer is not None or is_masked(view)
-        lenient = is_part or (not needs_arrays and _is_empty(params))
+        lenient = is_part or not (needs_arrays or view.leaves or view.plan.holes)
         flat = by_half(trained if lenient else require_trained, views)
         strict = not is_part if outer is None else outer.strict
         with whole_tree(view, strict=strict) as whole, _explained(held, {}):
@@ -334,10 +334,6 @@ def _in_dtype_of(before: Any, after: Any) -> Any:
 
 def _is_count(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, jnp.bool_) or jnp.issubdtype(dtype, jnp.integer)
-
-
-def _is_empty(params: Any) -> bool:
-    return not jax.tree.leaves(params, is_leaf=lambda node: node is None)
 
 
 def _flat_updates(grads: TreeView, params: TreeView | None, state: Any) -> FlatDict:

@@ -280,15 +280,11 @@ def is_like(
         return name == "grad"
     if same and not all(path.replace("/", "").isdigit() for path in flat):
         return True
-    return all(
-        any(_has_shape(tree.get(path), leaf.shape) for tree in trees)
-        for path, leaf in flat.items()
-        if is_array(leaf)
-    ) and any(map(is_array, flat.values()))
-
-
-def _has_shape(leaf: Any, shape: Sequence[int]) -> bool:
-    return is_array(leaf) and leaf.shape == shape
+    shapes = {path: leaf.shape for path, leaf in flat.items() if is_array(leaf)}
+    return bool(shapes) and all(
+        any(getattr(tree.get(path), "shape", None) == shape for tree in trees)
+        for path, shape in shapes.items()
+    )
 
 
 def callbacks_on_flat(

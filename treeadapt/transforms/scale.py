@@ -192,7 +192,6 @@ def _is_number(values: Any, dtype: Any) -> bool:
     if not (isinstance(values, int | float | complex) or is_array(values)):
         return False
     own = jnp.result_type(values)
-    kinds: list[Any] = [jnp.integer, jnp.floating]
-    if jnp.issubdtype(dtype, jnp.complexfloating):
-        kinds.append(jnp.complexfloating)
-    return any(jnp.issubdtype(own, kind) for kind in kinds)
+    is_complex = jnp.issubdtype(own, jnp.complexfloating)
+    takes = not is_complex or jnp.issubdtype(dtype, jnp.complexfloating)
+    return jnp.issubdtype(own, jnp.number) and takes
