@@ -223,7 +223,8 @@ class _Moving:
     ) -> list[tuple[str, _MovedArray]]:
         """Return what reads each array by parts; nothing if that would read more."""
         is_read = all(isinstance(leaf, FileArray) for leaf in held.values())
-        if group.move is None or not is_read or any(map(self._kind, held)):
+        is_other = any(self.old.table[path].kind for path in held)
+        if group.move is None or not is_read or is_other:
             return []
         made: list[tuple[str, _MovedArray]] = []
         num_bytes = 0
@@ -249,20 +250,16 @@ class _Moving:
         value = np.asarray(leaf).item() if by_value(there, form) else None
         return not misfit(there, form, value, cast=self.cast)
 
-    def _kind(self, path: str) -> str:
-        return self.old.table[path].kind
-
     def _like(self, path: str) -> Leaf:
         return stored_form(self.likes.get(path)) or _UNKNOWN
 
     def _leaf(self, group: Group, number: int, path: str) -> Leaf:
-        is_schema = self.old.format == "schema"
-        if group.row.function is not None and is_schema and path not in self.likes:
-            raise MigrationError(
-                f"The row {group.row.text!r} has a function, and what that makes of a "
-                f"schema is not known: {listing([path])}. Name a checkpoint."
-            )
         if group.row.function is not None:
+            if self.old.format == "schema" and path not in self.likes:
+                raise MigrationError(
+                    f"The row {group.row.text!r} has a function, and what that makes "
+                    f"of a schema is not known: {listing([path])}. Name a checkpoint."
+                )
             return self._like(path)
         if group.move is None:
             return self.old.table[next(group.given)]

@@ -346,8 +346,8 @@ def copy(
     likes = None if target is None else view_tree(target).flat()
     given = _source(read_stored(source), likes, migration, cast=False)
     given.problems.raise_any()
-    ties = given.stored.ties
-    wanted = dict.fromkeys(one for one in given.stored.table if one not in ties)
+    table = given.stored.table
+    wanted = {one: None for one, leaf in table.items() if not leaf.owner}
 
     def arrays() -> Iterator[tuple[str, Any]]:
         with reading(given.stored.path, given.stored.version):
@@ -355,7 +355,7 @@ def copy(
                 progress(one)
                 yield one, np.asarray(array)
 
-    write(path, arrays(), given.stored.table, max_shard_bytes)
+    write(path, arrays(), table, max_shard_bytes)
 
 
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, jax.ShapeDtypeStruct]:

@@ -267,14 +267,11 @@ class GroupMaker:
         """Return whether a group has other counts than its row, as in the target."""
         if self.target is None or self._missing(values, leaves, counts):
             return False
-        problems, self.problems = self.problems, Problems()
-        try:
-            group = self._whole(values, leaves, counts)
-        except _UnplannedError:
-            return False
-        finally:
-            self.problems = problems
-        return all(path in self.target for path in group.filled)
+        with contextlib.suppress(_UnplannedError):
+            trial = dataclasses.replace(self, problems=Problems())
+            filled = trial._whole(values, leaves, counts).filled
+            return all(path in self.target for path in filled)
+        return False
 
     def _whole(self, values: Shared, leaves: Leaves, counts: Sizes) -> Group:
         """Plan a group of which no part is missing."""
