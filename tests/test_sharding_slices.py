@@ -177,3 +177,14 @@ def test_a_stored_gradient_of_some_layers_is_computed_again():
     params = ta.apply_updates(params, updates)
     found = ta.value_and_grad_from_state(loss)(params, state=state)
     jax.tree.map(np.testing.assert_array_equal, found, jax.value_and_grad(loss)(params))
+
+
+def test_a_param_that_is_called_like_some_layers_is_a_param():
+    params = {"blocks/{4..6}/w": jax.ShapeDtypeStruct((8, 4), jnp.float32)}
+    specs = {"blocks/{4..6}/w": P("data", None)}
+    for tx, name, spec in (
+        (adam, "0/mu/blocks/{4..6}/w", P("data", None)),
+        (optax.sm3(1e-2), "0/mu/blocks/{4..6}/w/0", P("data")),
+    ):
+        found = ta.to_flat_dict(ta.opt_state_shardings(tx, params, specs))
+        assert found[name] == spec

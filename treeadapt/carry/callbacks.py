@@ -19,7 +19,7 @@ import optax
 from treeadapt.arrays import is_array
 from treeadapt.carry.fields import tree_get
 from treeadapt.carry.optax_fields import STORED_FIELDS
-from treeadapt.carry.slots import find_slots, holds, param_of, stored
+from treeadapt.carry.slots import find_slots, holds, home_of, stored
 from treeadapt.errors import StructureMismatchError, TransformError
 from treeadapt.names import listing, plural
 from treeadapt.transforms.flat import FlatDict, require_trained
@@ -186,8 +186,8 @@ def tree_map_params(
     lacking: dict[str, None] = {}
     for slot, leaf in zip(slots, leaves, strict=True):
         if slot.is_copy:
-            paths = [param_of(slot.tail, tree) for tree in by_path]
-            found = [t[p] for t, p in zip(by_path, paths, strict=True) if p is not None]
+            homes = [home_of(slot.tail, tree) for tree in by_path]
+            found = [t[h[0]] for t, h in zip(by_path, homes, strict=True) if h]
             if len(found) < len(trees):
                 lacking[slot.tail] = None
             elif not lacking:

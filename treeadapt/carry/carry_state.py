@@ -9,7 +9,6 @@ See ``matching`` for which names belong together.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Container, Sequence
 from typing import Any
 
@@ -168,12 +167,8 @@ def carry_state(
     saved = dataclasses.replace(saved, leaves={leaf.slot.name: leaf for leaf in leaves})
     table = Table(rows, saved, old, (own.plan, view.plan), len(paths))
     _take_all(table)
-    for row in rows:
-        if (
-            row.fate == "fresh"
-            and row.slot.is_copy
-            and stored(row.slot.tail) in unclear
-        ):
+    for row in table.copies:
+        if row.fate == "fresh" and stored(row.slot.tail) in unclear:
             row.fate = "misshaped"
             row.why = "cut along axes that shapes do not tell apart"
     if is_abstract:
@@ -181,7 +176,7 @@ def carry_state(
     report = report_of(table, None if is_abstract else init_of_arrays(tx, params))
     if not is_abstract and any(row.source is None or row.piece for row in rows):
         own = view_tree(tx.init(params))
-    return own.rebuild(_filled(own.leaves, rows)), report
+    return own.rebuild(_filled(own.leaves, table)), report
 
 
 def _take_all(table: Table) -> None:
@@ -222,15 +217,12 @@ def _take(table: Table, offers: Offers, *, passed: Container[str] = ()) -> None:
 
 def _leave_abstract(table: Table) -> None:
     """Leave leaves alone of which some layers are carried and the others abstract."""
-    for _, group in itertools.groupby(table.rows, lambda row: row.whole):
-        parts = [*group]
-        values = [row.source.value for row in parts if row.source]
-        if len(values) < len(parts) and not all(
-            isinstance(value, jax.ShapeDtypeStruct) for value in values
-        ):
-            for row in parts:
-                if row.source:
-                    row.fate, row.source = "fresh", None
+    for parts in table.wholes:
+        carried = [row for row in parts if row.source]
+        values = [row.source.value for row in carried if row.source]
+        is_abstract = all(isinstance(value, jax.ShapeDtypeStruct) for value in values)
+        for row in carried if len(carried) < len(parts) and not is_abstract else ():
+            row.fate, row.source = "fresh", None
 
 
 def _choose(sources: Sequence[StateLeaf]) -> StateLeaf | None:
@@ -258,20 +250,18 @@ def _without_boxes(
     return {new[name]: leaf for name, leaf in old.items()}
 
 
-def _filled(leaves: Sequence[Any], rows: Sequence[NewLeaf]) -> list[Any]:
+def _filled(leaves: Sequence[Any], table: Table) -> list[Any]:
     """Return the leaves of the new state."""
     filled = []
     taken: set[int] = set()
-    by_leaf = itertools.groupby(rows, lambda row: row.whole)
-    for leaf, (_, parts) in zip(leaves, by_leaf, strict=True):
+    for leaf, parts in zip(leaves, table.wholes, strict=True):
         held = [(row.piece, row.source.value) for row in parts if row.source]
         if not held:
             filled.append(leaf)
             continue
-        pieces = [(piece, value) for piece, value in held if piece is not None]
-        old = held[0][1]
-        if pieces:
-            old = fill(leaf, pieces)
+        piece, old = held[0]
+        if piece:
+            old = fill(leaf, held)
         elif is_array(leaf) and not is_array(old):
             old = jnp.asarray(old, leaf.dtype)
         elif id(old) in taken and isinstance(old, jax.Array):

@@ -24,8 +24,8 @@ import optax
 
 from treeadapt.arrays import is_array
 from treeadapt.carry.optax_fields import (
-    ENTRY_FIELDS,
     GROUPS,
+    LABELLED_FIELDS,
     NAMED_FIELDS,
     SCHEDULES,
     STATE_FIELDS,
@@ -260,38 +260,32 @@ def _parts(part: _Part, is_state: Callable[[Any], bool]) -> Iterator[_Part]:
     is_unknown = is_dict or (is_record and not is_state(node))
     may_be_params = is_unknown and not holds(node, is_state)
     for key, child in _level(node):
-        name, path, own = _name_of(key), (*part.path, key), _class_names(child)
+        name, path, names = _name_of(key), (*part.path, key), _class_names(child)
         field = _Part(child, path, (name, f"{cls}.{name}"))
         if may_be_params and is_record:
             yield dataclasses.replace(field, owner=cls)
         elif may_be_params:
             return
         elif not is_record:  # a chain; a named one is a dict
-            names = (name, *own) if is_dict else own
+            names = (name, *names) if is_dict else names
             yield from _parts(_Part(child, path, names), is_state)
-        elif is_optax and isinstance(child, Mapping) and name in ENTRY_FIELDS:
+        elif is_optax and isinstance(child, Mapping) and name in NAMED_FIELDS:
             yield field
-            yield from _entries(name, path, node, is_state)
+            scheduled = getattr(node, SCHEDULES, ())
+            for own, entry in _level(child):
+                names = (_name_of(own), f"{name}.{_name_of(own)}")
+                is_set = names[0] in scheduled
+                yield _Part(entry, (*path, own), names, is_scheduled=is_set)
+        elif is_optax and isinstance(child, Mapping) and name in LABELLED_FIELDS:
+            yield field
+            for own, entry in _level(child):
+                label = _name_of(own) if name == GROUPS else _MISSING
+                part = _Part(entry, (*path, own), _class_names(entry), label)
+                yield from _parts(part, is_state)
         elif name in STATE_FIELDS if is_optax else holds(child, is_state):
-            yield from _parts(_Part(child, path, (*field.names, *own)), is_state)
+            yield from _parts(_Part(child, path, (*field.names, *names)), is_state)
         else:
             yield field
-
-
-def _entries(
-    field: str, path: tuple[Any, ...], state: Any, is_state: Callable[[Any], bool]
-) -> Iterator[_Part]:
-    """Yield the entries of a field that is a dict of numbers, or of states."""
-    scheduled = getattr(state, SCHEDULES, ())
-    for key, entry in _level(getattr(state, field)):
-        name, own = _name_of(key), (*path, key)
-        if field in NAMED_FIELDS:
-            names = (name, f"{field}.{name}")
-            yield _Part(entry, own, names, is_scheduled=name in scheduled)
-        else:
-            label = name if field == GROUPS else _MISSING
-            part = _Part(entry, own, _class_names(entry), label)
-            yield from _parts(part, is_state)
 
 
 def _put(node: Any, path: tuple[Any, ...], new: Any) -> Any:

@@ -184,12 +184,10 @@ def by_node(slots: Iterable[Slot]) -> Nodes:
 
 
 def _by_tail(slots: Iterable[Slot]) -> dict[str, Nodes]:
-    tails: dict[str, Nodes] = {}
+    tails: dict[str, list[Slot]] = {}
     for slot in slots:
-        tails.setdefault(slot.tail, {}).setdefault(slot.node, {})[slot.field] = (
-            slot.name
-        )
-    return tails
+        tails.setdefault(slot.tail, []).append(slot)
+    return {tail: by_node(own) for tail, own in tails.items()}
 
 
 def _group(node: str) -> str:

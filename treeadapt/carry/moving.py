@@ -49,7 +49,6 @@ from treeadapt.migrations.rows import Row, Values
 from treeadapt.migrations.running import CUT_OFF, run
 from treeadapt.names import listing
 from treeadapt.slices import read_slice_key
-from treeadapt.transforms.cuts import Piece
 from treeadapt.trees.views import TreeView
 
 
@@ -268,16 +267,16 @@ class _Mover:
         migration: its table.
         params: the arrays that train today, by path.
         made: gets the result.
-        before: for rows that were asked about, the params before, by path: with what
-            they move, and their shape.
+        before: for rows that were asked about, the params before by path: how the row
+            takes each, and the shapes of all that move together with it.
     """
 
     saved: Mapping[str, Any]
     migration: Migration
     params: Mapping[str, Any]
     made: SavedState
-    before: dict[int, Mapping[str, tuple[Group, Any]]] = dataclasses.field(
-        default_factory=dict
+    before: dict[int, Mapping[str, tuple[Taken, Mapping[str, Any]]]] = (
+        dataclasses.field(default_factory=dict)
     )
 
     def move(
@@ -299,11 +298,7 @@ class _Mover:
             return self.made.leave([slot.name for _, slot in part], row)
         rank = field.rank or 0 if row.moves else 0
         held = self._held(row, place, field, part)
-        names = [slot.name for _, slot in part]
-        left = {path: whole.names for path, whole in held.items()}
-        moved = {*itertools.chain(*left.values())}
-        text = "it holds some layers, and not in the shape of its parameter"
-        self.made.leave([name for name in names if name not in moved], text)
+        names, left = [slot.name for _, slot in part], dict(held)
         arrays = {path: whole.array for path, whole in held.items()}
         specs = {
             path: jax.ShapeDtypeStruct(array.shape[rank:], array.dtype)
@@ -315,7 +310,7 @@ class _Mover:
         maker = GroupMaker(row, place, sizes, specs, self.params, problems)
         taken = [whole.taken for whole in held.values()]
         for group in [] if row.drops else maker.groups(taken):
-            origin = tuple(n for path in group.given for n in left.pop(path, ()))
+            origin = tuple(n for path in group.given for n in left.pop(path).names)
             filled = self._moved(group, arrays, rank)
             if isinstance(filled, str):
                 self.made.leave(origin, filled)
@@ -327,11 +322,9 @@ class _Mover:
                 if box is None:
                     self.made.leave(origin, "what it holds is not a set of layers")
                 elif all(numbers for _, numbers in box):
-                    axes = tuple((field.rank or 0) + axis for axis, _ in box)
-                    piece = Piece("", axes, tuple(numbers for _, numbers in box))
+                    kept = cut_leaf(array, _behind(field.rank or 0, box))
                     prefix, tail = around[0], below(path, around[1])
                     slot = Slot(below(prefix, tail), prefix, tail)
-                    kept = cut_leaf(array, piece) if box else array
                     leaf = StateLeaf(slot, kept, slot.name, box=box, origin=origin)
                     if row.moves or has_gaps:
                         leaf.origin_of = functools.partial(_holders, marks, path, names)
@@ -345,7 +338,8 @@ class _Mover:
                 )
         if problems.found:
             reason = "; ".join(text for _, text in problems.each())
-            self.made.leave(itertools.chain(*left.values()), reason)
+            lost = (whole.names for whole in left.values())
+            self.made.leave(itertools.chain(*lost), reason)
 
     def _held(
         self, row: Row, place: int, field: _Field, part: _Leaves
@@ -355,53 +349,46 @@ class _Mover:
         Slices that do not have the shape of their parameter are left out.
         """
         rank, held = field.rank or 0, dict[str, _Whole]()
-        slices: dict[str, tuple[int, Taken]] = {}
+        marks, slices = dict[str, tuple[int, str]](), list[StateLeaf]()
         for mark, (taken, slot) in enumerate(part, 1):
+            array, marks[slot.name] = self.saved[slot.name], (mark, taken.path)
             if slot.tail == stored(slot.tail):
-                array = self.saved[slot.name]
                 shape = np.shape(array)[rank:] if row.moves else ()
-                marks = np.broadcast_to(np.int32(mark), shape)
-                held[taken.path] = _Whole(taken, array, marks, {slot.name: None})
+                own = np.broadcast_to(np.int32(mark), shape)
+                held[taken.path] = _Whole(taken, array, own, {slot.name: None})
             else:
-                slices[slot.name] = mark, taken
+                slices.append(StateLeaf(slot, array, slot.name))
         before = self._before(place) if row.moves or slices else {}
 
-        def blank(taken: Taken, like: Any) -> _Whole:
-            shape = before[taken.path][1].shape
-            array = zeros((*like.shape[:rank], *shape), like)
-            return _Whole(taken, array, np.full(shape, -1, np.int32), {}, is_part=True)
+        def start(path: str, like: Any) -> None:
+            if path in before and path not in held:
+                taken, specs = before[path]
+                shape = specs[path].shape
+                array = zeros((*like.shape[:rank], *shape), like)
+                none = np.full(shape, -1, np.int32)
+                held[path] = _Whole(taken, array, none, {}, is_part=True)
 
-        leaves = [
-            StateLeaf(s, self.saved[s.name], s.name)
-            for _, s in part
-            if s.name in slices
-        ]
-        olds = {path: spec for path, (_, spec) in before.items()}
-        _, pieces, _ = divide_states((), leaves if field.rank is not None else (), olds)
+        olds = {path: specs[path] for path, (_, specs) in before.items()}
+        _, pieces, _ = divide_states((), slices if field.rank is not None else (), olds)
         for each in [piece for piece in pieces if piece.box]:
-            mark, taken = slices[each.whole]
-            if taken.path not in held:
-                held[taken.path] = blank(taken, each.array)
-            whole = held[taken.path]
-            axes, numbers = zip(*each.box, strict=True)
-            piece = Piece("", tuple(rank + axis for axis in axes), numbers)
-            whole.array = fill(whole.array, [(piece, each.value)])
-            box = dict(each.box)
+            mark, path = marks[each.whole]
+            start(path, each.array)
+            whole, box = held[path], dict(each.box)
+            whole.array = fill(whole.array, [(_behind(rank, each.box), each.value)])
             every = [box.get(i, range(n)) for i, n in enumerate(whole.marks.shape)]
             whole.marks[np.ix_(*every)] = mark
             whole.names[each.whole] = None
         known = [path for path in held if row.moves and path in before]
-        likes = {id(before[path][0]): (before[path][0], path) for path in known}
-        others = {
-            other: held[path].array
-            for group, path in likes.values()
-            for other in group.filled
-            if other not in held
-        }
-        (more,), _ = assign([row.sources], [*others], Problems())
-        return held | {each.path: blank(each, others[each.path]) for each in more}
+        for path in {id(before[path][1]): path for path in known}.values():
+            for other in before[path][1]:
+                start(other, held[path].array)
+        moved = {*itertools.chain(*(whole.names for whole in held.values()))}
+        others = [leaf.whole for leaf in slices if leaf.whole not in moved]
+        text = "it holds some layers, and not in the shape of its parameter"
+        self.made.leave(others, text)
+        return held
 
-    def _before(self, place: int) -> Mapping[str, tuple[Group, Any]]:
+    def _before(self, place: int) -> Mapping[str, tuple[Taken, Mapping[str, Any]]]:
         """Return the params that a row took, as the params of today show them."""
         row = self.migration.rows[place]
         if place not in self.before and not (row.drops or row.lost or row.function):
@@ -410,12 +397,10 @@ class _Mover:
             (taken,), _ = assign([back.sources], [*self.params], Problems())
             sizes = self.migration.sizes
             maker = GroupMaker(back, place, sizes, self.params, None, Problems())
-            self.before[place] = {
-                path: (group, spec)
-                for group in maker.groups(taken)
-                for paths, spec in zip(group.targets, group.made, strict=True)
-                for path in paths
-            }
+            groups = [group.specs for group in maker.groups(taken)]
+            olds = {path: specs for specs in groups for path in specs}
+            (taken,), _ = assign([row.sources], [*olds], Problems())
+            self.before[place] = {own.path: (own, olds[own.path]) for own in taken}
         return self.before.get(place, {})
 
     def _moved(
@@ -452,6 +437,11 @@ class _Mover:
             if others:
                 return others[0]
         return dict(zip(group.filled, itertools.chain(*arrays), strict=True))
+
+
+def _behind(rank: int, box: AxisNumbers) -> AxisNumbers:
+    """Return numbers of a parameter as those of a leaf with axes before its own."""
+    return tuple((rank + axis, numbers) for axis, numbers in box)
 
 
 def _box_of(held: Any) -> AxisNumbers | None:

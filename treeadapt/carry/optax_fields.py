@@ -19,14 +19,12 @@ NAMED_FIELDS = frozenset({"hyperparams", "measurement", "measurements", "skip_st
 #: The field of an injected state: a dict of the states of its schedules by name.
 SCHEDULES = "hyperparams_states"
 
-_LABELLED_FIELDS = frozenset({GROUPS, SCHEDULES})
-
-#: These, and fields that hold a dict of states.
-ENTRY_FIELDS = NAMED_FIELDS | _LABELLED_FIELDS
+#: Fields that hold a dict of states.
+LABELLED_FIELDS = frozenset({GROUPS, SCHEDULES})
 
 #: Fields that hold the state of another transformation, or parts with names. All others
 #: hold params, what is computed of them, or numbers.
-STATE_FIELDS = _LABELLED_FIELDS | {
+STATE_FIELDS = LABELLED_FIELDS | {
     "adv_state",
     "base_optimizer_state",
     "fast_state",

@@ -21,12 +21,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from treeadapt.carry.slots import Slot, below, fitting
-from treeadapt.slices import read_slice_key, slice_key
+from treeadapt.carry.slots import Slot, axes_of_layers, below
+from treeadapt.slices import boxes, read_slice_key, slice_key
 from treeadapt.transforms import cuts
-from treeadapt.transforms.cuts import Piece
 
-#: Numbers that a leaf has along axes of its parameter; all along the other axes.
+#: Numbers along some axes of an array; all numbers along the others.
 AxisNumbers = tuple[tuple[int, tuple[int, ...]], ...]
 
 
@@ -38,7 +37,7 @@ class StateLeaf:
         slot: where it is; that of a piece is as if it were a leaf.
         array: the leaf.
         whole: name of the leaf.
-        piece: what of the leaf it is; None for all of it.
+        piece: what of the leaf it is; empty for all of it.
         box: what it holds of its parameter, where its name does not say it.
         origin: the saved names of those of which a migration made it; empty if none.
         origin_of: gives these for some of the numbers of its parameter.
@@ -47,7 +46,7 @@ class StateLeaf:
     slot: Slot
     array: Any
     whole: str
-    piece: Piece | None = None
+    piece: AxisNumbers = ()
     box: AxisNumbers = ()
     origin: tuple[str, ...] = ()
     origin_of: Callable[[AxisNumbers], tuple[str, ...]] | None = None
@@ -55,7 +54,7 @@ class StateLeaf:
     @functools.cached_property
     def value(self) -> Any:
         """The leaf, or the piece."""
-        return self.array if self.piece is None else cut_leaf(self.array, self.piece)
+        return cut_leaf(self.array, self.piece)
 
 
 _AnyLeaf = TypeVar("_AnyLeaf", bound=StateLeaf)
@@ -86,19 +85,29 @@ def divide_states(
     pieces: dict[int, list[Any]] = {}
     unclear = set()
     for path, each in held.items():
-        if path in params and [leaf for leaf, sets in each if sets or leaf.box]:
+        if path in params and any(sets or leaf.box for leaf, sets in each):
             shape = tuple(params[path].shape)
             ways = _ways(shape, each)
             if len(ways) > 1:
                 unclear.add(path)
                 continue
-            for boxes, names in ways.items():
-                pieces |= _pieces(path, shape, each, boxes, names)
+            for own, axes in ways.items():
+                pieces |= _pieces(path, shape, zip(each, own, strict=True), axes)
     divided = [
         [part for leaf in leaves for part in pieces.get(id(leaf), [leaf])]
         for leaves in (new, saved)
     ]
     return divided[0], divided[1], unclear
+
+
+def _ways(
+    shape: tuple[int, ...], held: Sequence[_Held]
+) -> Mapping[tuple[AxisNumbers | None, ...], Mapping[str, int]]:
+    """Return how stacks may be along the axes of a parameter, as shapes allow."""
+    stacks = sorted({key for _, sets in held for key in sets}, key=len)
+    return axes_of_layers(
+        len(shape), stacks, lambda axes: [_box(each, shape, axes) for each in held]
+    )
 
 
 def _box(
@@ -124,67 +133,45 @@ def _box(
     return tuple(each for each in box if len(each[1]) < shape[each[0]])
 
 
-def _ways(
-    shape: tuple[int, ...], held: Sequence[_Held]
-) -> dict[tuple[AxisNumbers | None, ...], dict[int, str]]:
-    """Return how stacks may be along the axes of a parameter, as shapes allow.
-
-    Returns:
-        What each leaf holds; None for those of other shapes. With it, the keys of the
-        stacks by axis.
-    """
-    keys = sorted({key for _, sets in held for key in sets}, key=len)
-    found: dict[tuple[AxisNumbers | None, ...], dict[int, str]] = {}
-    for axes in itertools.permutations(range(len(shape)), len(keys)):
-        by_key = dict(zip(keys, axes, strict=True))
-        row = tuple(_box(each, shape, by_key) for each in held)
-        found[row] = dict(zip(axes, keys, strict=True))
-    fits = [[box is not None for box in row] for row in found]
-    return dict(fitting([*found.items()], fits))
-
-
 def _pieces(
     path: str,
     shape: tuple[int, ...],
-    held: Sequence[_Held],
-    boxes: Sequence[AxisNumbers | None],
-    names: Mapping[int, str],
+    held: Iterable[tuple[_Held, AxisNumbers | None]],
+    axes: Mapping[str, int],
 ) -> dict[int, list[StateLeaf]]:
     """Return the pieces of the leaves of one parameter, by the identity of the leaf.
 
     Args:
         path: of the parameter.
         shape: of it.
-        held: the leaves.
-        boxes: what each has of the parameter; None for those of other shapes.
-        names: the keys of stacks by axis.
+        held: the leaves, and what each has of it; None for those of other shapes.
+        axes: those of the stacks, by key.
     """
-    pairs = zip(held, boxes, strict=True)
-    partly = [(leaf, dict(box)) for (leaf, _), box in pairs if box is not None]
+    partly = [(leaf, dict(box)) for (leaf, _), box in held if box is not None]
     used = sorted({axis for _, box in partly for axis in box})
+    names = {axis: key for key, axis in axes.items()}
     if len([axis for axis in used if axis not in names]) > 1:
         return {}  # no names for them
-    every = {axis: tuple(range(shape[axis])) for axis in used}
-    own = [(leaf, every | box) for leaf, box in partly]
-    atoms = {axis: _atoms([box[axis] for _, box in own]) for axis in used}
+    atoms = {
+        axis: _atoms([box[axis] for _, box in partly if axis in box], shape[axis])
+        for axis in used
+    }
     found: dict[int, list[StateLeaf]] = {}
-    for leaf, box in own:
+    for leaf, box in partly:
+        own = {axis: box.get(axis, range(shape[axis])) for axis in used}
         lead = np.ndim(leaf.array) - len(shape)
-        axes = tuple(lead + axis for axis in used)
-        inside = [[a for a in atoms[axis] if a[0] in box[axis]] for axis in used]
+        inside = [[(i, a) for a in atoms[i] if a[0] in own[i]] for i in used]
         is_whole = all(len(each) == 1 for each in inside)
-        for chosen in itertools.product(*inside):
-            boxed = tuple(zip(used, chosen, strict=True))
-            some = [pair for pair in boxed if len(pair[1]) < shape[pair[0]]]
-            sets = {names.get(axis, path): numbers for axis, numbers in some}
-            places = [np.searchsorted(box[axis], numbers) for axis, numbers in boxed]
-            part = Piece("", axes, tuple(tuple(each.tolist()) for each in places))
+        for boxed in itertools.product(*inside):
+            sets = {names.get(i, path): a for i, a in boxed if len(a) < shape[i]}
+            places = [(lead + i, np.searchsorted(own[i], a)) for i, a in boxed]
+            piece = tuple((axis, tuple(each.tolist())) for axis, each in places)
             prefix, tail = str(leaf.slot.prefix), slice_key(path, sets)
             found.setdefault(id(leaf), []).append(
                 dataclasses.replace(
                     leaf,
                     slot=Slot(below(prefix, tail), prefix, tail),
-                    piece=None if is_whole else part,
+                    piece=() if is_whole else piece,
                     box=boxed,
                     origin=leaf.origin_of(boxed) if leaf.origin_of else leaf.origin,
                 )
@@ -192,31 +179,28 @@ def _pieces(
     return found
 
 
-def _atoms(sets: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Divide numbers into the largest sets that are in or out of others as a whole.
+def _atoms(sets: Sequence[tuple[int, ...]], size: int) -> list[tuple[int, ...]]:
+    """Divide the numbers of an axis into sets that are in or out of others as a whole.
 
     Example:
-        >>> _atoms([(0, 1, 2, 3, 4, 5), (2, 3, 4, 5), (4, 5)])
-        [(0, 1), (2, 3), (4, 5)]
+        >>> _atoms([(0, 1, 2, 3, 4, 5), (2, 3, 4, 5), (4, 5)], 7)
+        [(0, 1), (2, 3), (4, 5), (6,)]
     """
     members = [frozenset(numbers) for numbers in sets]
-    atoms: dict[tuple[bool, ...], list[int]] = {}
-    for number in sorted({number for numbers in sets for number in numbers}):
-        key = tuple(number in numbers for numbers in members)
-        atoms.setdefault(key, []).append(number)
-    return list(map(tuple, atoms.values()))
+    owners = [tuple(place in own for own in members) for place in range(size)]
+    return [places for ((places,),) in boxes(owners, [size]).values()]
 
 
-def cut_leaf(leaf: Any, piece: Piece) -> Any:
-    """Return a piece of a leaf."""
+def cut_leaf(leaf: Any, piece: AxisNumbers) -> Any:
+    """Return some numbers of a leaf, along its own axes."""
     if not isinstance(leaf, np.ndarray):
-        return cuts.cut(leaf, piece)
-    for axis, places in zip(piece.axes, piece.places, strict=True):
+        return cuts.cut(leaf, _named(piece)) if piece else leaf
+    for axis, places in piece:
         leaf = leaf.take(places, axis)
     return leaf
 
 
-def fill(leaf: Any, parts: Sequence[tuple[Piece, Any]]) -> Any:
+def fill(leaf: Any, parts: Sequence[tuple[AxisNumbers, Any]]) -> Any:
     """Return a leaf with pieces put in.
 
     Args:
@@ -228,26 +212,26 @@ def fill(leaf: Any, parts: Sequence[tuple[Piece, Any]]) -> Any:
         leaf = zeros(leaf.shape, parts[0][1])
     if any(isinstance(part, jax.ShapeDtypeStruct) for _, part in parts):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-    return cuts.put(leaf, parts)
+    return cuts.put(leaf, [(_named(piece), part) for piece, part in parts])
+
+
+def _named(piece: AxisNumbers) -> cuts.Piece:
+    return cuts.Piece("", *zip(*piece, strict=True))
 
 
 def zeros(shape: Sequence[int], like: Any) -> Any:
     """Return zeros of the dtype of an array, next to it on its devices."""
-    sharding: Any = getattr(like, "sharding", None)
     if isinstance(like, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(tuple(shape), like.dtype)
     if isinstance(like, np.ndarray):
         return np.zeros(shape, like.dtype)
-    is_alike = isinstance(sharding, NamedSharding) and like.ndim == len(shape)
+    device: Any = getattr(like, "sharding", None)
+    is_alike = isinstance(device, NamedSharding) and like.ndim == len(shape)
     if isinstance(like, jax.core.Tracer) or not is_alike:
         return jnp.zeros(shape, like.dtype)
-    entries = [*sharding.spec, *[None] * (like.ndim - len(sharding.spec))]
-    sizes = zip(entries, like.shape, shape, strict=True)
+    sizes = zip(device.spec, like.shape, shape, strict=False)
     spec = PartitionSpec(*(entry if old == new else None for entry, old, new in sizes))
-    kind = sharding.memory_kind
-    return jnp.zeros(
-        shape, like.dtype, device=NamedSharding(sharding.mesh, spec, memory_kind=kind)
-    )
+    return jnp.zeros(shape, like.dtype, device=device.update(spec=spec))
 
 
 def joined_names(names: Iterable[str]) -> list[str]:
@@ -258,17 +242,14 @@ def joined_names(names: Iterable[str]) -> list[str]:
         ['mu/h/{{0..4},{9}}/w', 'count']
     """
     rows = [read_slice_key(name) for name in names]
-    for place in range(max((len(sets) for _, sets in rows), default=0)):
+    for key in dict.fromkeys([key for _, sets in rows for key, _ in sets]):
         found: dict[Any, set[int]] = {}
         for path, sets in rows:
-            key, numbers = sets[place] if place < len(sets) else ("", ())
-            others = path, sets[:place], key, sets[place + 1 :]
-            found.setdefault(others, set()).update(numbers)
+            others = tuple(each for each in sets if each[0] != key)
+            row = found.setdefault((path, others, others == sets), set())
+            row.update(dict(sets).get(key, ()))
         rows = [
-            (
-                path,
-                (*outer, (key, tuple(sorted(numbers))), *inner) if numbers else outer,
-            )
-            for (path, outer, key, inner), numbers in found.items()
+            (path, others if is_same else (*others, (key, tuple(sorted(numbers)))))
+            for (path, others, is_same), numbers in found.items()
         ]
     return [slice_key(path, dict(sets)) for path, sets in rows]

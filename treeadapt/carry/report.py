@@ -9,6 +9,7 @@ See ``carry_state`` for what is carried.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import itertools
@@ -37,7 +38,7 @@ from treeadapt.patterns import escape
 from treeadapt.trees.views import Plan, view_tree
 
 #: ``tx.init`` as a function of the arrays in the params, and these.
-Start = tuple[Callable[[Sequence[Any]], Any], Sequence[Any]]
+Start = tuple[Callable[[dict[str, Any]], Any], dict[str, Any]]
 
 _SHOWN = 8  # leaves of one kind that the text lists
 _SLOWEST = 0.99  # no second moment forgets faster, in one step
@@ -99,19 +100,17 @@ class CarryReport:
         for title, names in counted.items():
             if names:
                 yield f"{title} ({len(names):,}): {listing(names)}"
-        why = {name: f"is {text}" for name, text in self.misshaped.items()}
+        misfits = [
+            f"fresh, {name!r} is {text}" for name, text in self.misshaped.items()
+        ]
         for name, names in self.ambiguous.items():
-            why[name] = f"could be any of {listing(names, limit=4)}"
+            shown = listing(names, limit=4)
+            misfits.append(f"fresh, {name!r} could be any of {shown}")
         reasons: dict[str, list[str]] = {}
         for name, text in self.unmoved.items():
             reasons.setdefault(text, []).append(name)
-        for lines in (
-            [f"fresh, {name!r} {text}" for name, text in why.items()],
-            [
-                f"not moved, {listing(fold(n), limit=4)}: {r}"
-                for r, n in reasons.items()
-            ],
-        ):
+        unmoved = [(listing(fold(n), limit=4), text) for text, n in reasons.items()]
+        for lines in (misfits, [f"not moved, {n}: {text}" for n, text in unmoved]):
             yield from lines[:_SHOWN]
             yield from and_more(len(lines) - _SHOWN)
         for text in self.warnings:
@@ -163,33 +162,36 @@ class Table:
         """Those of them that were carried, and what they come from."""
         return [(row, row.source) for row in self.copies if row.source]
 
+    @property
+    def wholes(self) -> Iterator[list[NewLeaf]]:
+        """The pieces of each leaf of the new state."""
+        by_leaf = itertools.groupby(self.rows, lambda row: row.whole)
+        return ([*pieces] for _, pieces in by_leaf)
+
     @functools.cached_property
-    def pieces(self) -> Mapping[str, Sequence[str]]:
-        """Names of the pieces of saved leaves that were not moved."""
-        pieces: dict[str, list[str]] = {}
-        for leaf in self.saved.leaves.values():
-            if not leaf.origin:
-                pieces.setdefault(leaf.whole, []).append(leaf.slot.name)
-        return pieces
+    def pieces(self) -> Mapping[str, Collection[str]]:
+        """Names of the pieces of each saved leaf."""
+        own = _by_leaf(self.saved.leaves.values())
+        return {name: own.get(name, {name: None}) for name in self.names}
 
     def some(self, name: str, own: Collection[str]) -> list[str]:
         """Name a saved leaf, or just some pieces of it."""
-        is_whole = len(own) == len(self.pieces.get(name, [name]))
-        return [name] if is_whole else joined_names(own)
+        return [name] if len(own) == len(self.pieces[name]) else joined_names(own)
 
     def text(self, sources: Iterable[StateLeaf]) -> str:
         """Return the saved names of leaves, or pieces, as one text."""
-        names = [text for used in _used(sources).items() for text in self.some(*used)]
-        return ", ".join(fold(names)) if len(names) > 1 else names[0]
+        own = _by_leaf(sources).items()
+        return ", ".join(fold(itertools.chain(*itertools.starmap(self.some, own))))
 
 
-def _used(sources: Iterable[StateLeaf]) -> dict[str, dict[str, None]]:
-    """Return the saved names of leaves, each with the names of its pieces."""
-    used: dict[str, dict[str, None]] = {}
-    for leaf in sources:
-        for name in leaf.origin or (leaf.whole,):
-            used.setdefault(name, {})[name if leaf.origin else leaf.slot.name] = None
-    return used
+def _by_leaf(pieces: Iterable[StateLeaf]) -> dict[str, dict[str, None]]:
+    """Return the names of saved leaves, each with the names of some of its pieces."""
+    found: dict[str, dict[str, None]] = {}
+    for piece in pieces:
+        for name in piece.origin or (piece.whole,):
+            own = found.setdefault(name, {})
+            own[name if piece.origin else piece.slot.name] = None
+    return found
 
 
 def report_of(table: Table, start: Start | None) -> CarryReport:
@@ -201,34 +203,31 @@ def report_of(table: Table, start: Start | None) -> CarryReport:
             of the params are known.
     """
     saved = table.saved
-    rows: dict[str, dict[str, Any]] = {}
+    rows = collections.defaultdict[str, dict[str, Any]](dict)
     partly: dict[str, tuple[str, ...]] = {}
-    for leaf, group in itertools.groupby(table.rows, lambda row: row.whole):
-        parts = [*group]
-        sources = [row.source for row in parts if row.source]
+    for parts in table.wholes:
+        leaf, sources = parts[0].whole, [row.source for row in parts if row.source]
         if sources:
-            rows.setdefault("carried", {})[leaf] = table.text(sources)
-        left = [row for row in parts if not row.source]
-        for row in left:
-            own = [one.slot.name for one in left if one.fate == row.fate]
-            names = joined_names(own) if len(own) < len(parts) else [leaf]
-            rows.setdefault(row.fate, {}).update(dict.fromkeys(names, row.why))
+            rows["carried"][leaf] = table.text(sources)
+        for fate in dict.fromkeys([row.fate for row in parts if not row.source]):
+            why = {row.slot.name: row.why for row in parts if row.fate == fate}
+            names = joined_names(why) if len(why) < len(parts) else [leaf]
+            rows[fate] |= dict.fromkeys(names, [*why.values()][-1])
             if sources:
-                partly[leaf] = tuple(dict.fromkeys((*partly.get(leaf, ()), *names)))
-    used = _used([row.source for row in table.rows if row.source])
+                partly[leaf] = (*partly.get(leaf, ()), *names)
+    used = _by_leaf([row.source for row in table.rows if row.source])
     left_over: list[str] = []
-    for name in table.names:
-        every = table.pieces.get(name, [name])
+    for name, every in table.pieces.items():
         unused = [piece for piece in every if piece not in used.get(name, ())]
         if unused and name not in saved.unmoved:
             left_over += table.some(name, unused)
     return CarryReport(
-        carried=rows.get("carried", {}),
+        carried=rows["carried"],
         partly=partly,
-        fresh=tuple(rows.get("fresh", ())),
-        reset=tuple(rows.get("reset", ())),
-        misshaped=rows.get("misshaped", {}),
-        ambiguous=rows.get("ambiguous", {}),
+        fresh=tuple(rows["fresh"]),
+        reset=tuple(rows["reset"]),
+        misshaped=rows["misshaped"],
+        ambiguous=rows["ambiguous"],
         unmoved=saved.unmoved,
         left_over=tuple(left_over),
         warnings=(
@@ -372,12 +371,12 @@ def _of_starts(table: Table, start: Start) -> Iterator[str]:
         return
     init, arrays = start
 
-    def least_of(arrays: Sequence[Any]) -> list[Any]:
+    def least_of(arrays: dict[str, Any]) -> list[Any]:
         state = view_tree(init(arrays)).flat()
         return [jnp.min(state[row.whole]) for row, _ in chosen.values()]
 
     try:  # under an Explicit mesh, what is made of nothing could be anywhere
-        starts = jax.jit(least_of)([on_auto_mesh(array) for array in arrays])
+        starts = jax.jit(least_of)({p: on_auto_mesh(x) for p, x in arrays.items()})
     except TypeError:  # a mask that reads values
         return
     for (row, source), value in zip(chosen.values(), starts, strict=True):

@@ -12,7 +12,8 @@ See ``carry_state``, ``callbacks`` and ``sharding`` for what happens to the slot
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -21,12 +22,13 @@ import optax
 from treeadapt.arrays import is_array, is_inexact
 from treeadapt.errors import TransformError
 from treeadapt.paths import SEPARATOR
-from treeadapt.slices import read_slice_key
+from treeadapt.slices import Sets, read_slice_key
 from treeadapt.transforms.adapt import is_placeholder, placeholder
 from treeadapt.transforms.flat import fast_params
 from treeadapt.trees.views import TreeView, view_tree
 
-Way = TypeVar("Way")
+Key = TypeVar("Key")
+Found = TypeVar("Found")
 
 
 @dataclasses.dataclass(slots=True)  # frozen would triple its cost
@@ -152,18 +154,11 @@ def holds(tree: Any, is_one: Callable[[Any], bool]) -> bool:
 
 def init_of_arrays(
     tx: Any, params: Any
-) -> tuple[Callable[[Sequence[Any]], Any], list[Any]]:
+) -> tuple[Callable[[dict[str, Any]], Any], dict[str, Any]]:
     """Return ``tx.init`` as a function of the arrays in ``params``, and these."""
     view = view_tree(params)
-    where = [index for index, leaf in enumerate(view.leaves) if is_array(leaf)]
-
-    def init(arrays: Sequence[Any]) -> Any:
-        leaves = list(view.leaves)
-        for index, array in zip(where, arrays, strict=True):
-            leaves[index] = array
-        return tx.init(view.rebuild(leaves))
-
-    return init, [view.leaves[index] for index in where]
+    arrays = {path: leaf for path, leaf in view.items() if is_array(leaf)}
+    return lambda arrays: tx.init(view.replace(arrays)), arrays
 
 
 def view_init(tx: Any, params: Any) -> TreeView:
@@ -174,7 +169,7 @@ def view_init(tx: Any, params: Any) -> TreeView:
     """
     init, arrays = init_of_arrays(tx, params)
     # Without shardings: axes of an Explicit mesh would ask for that mesh in force.
-    shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
+    shapes = {p: jax.ShapeDtypeStruct(x.shape, x.dtype) for p, x in arrays.items()}
     return view_tree(jax.eval_shape(init, shapes))
 
 
@@ -194,15 +189,13 @@ def _marked(tx: Any, mark: Any, view: TreeView) -> list[Slot] | None:
             tails += [None] * len(jax.tree.leaves(part))
     if len(tails) != len(view.leaves):
         return None
-    return list(map(_slot, view.plan.paths, tails))
-
-
-def _slot(name: str, tail: str | None) -> Slot:
-    if tail is None:
-        return Slot(name)
-    if name.endswith(SEPARATOR + tail):  # a flat dict has a bare param under ``""``
-        return Slot(name, name[: -len(tail) - 1], tail)
-    return Slot(name, "", tail) if tail else Slot(name, name, "")
+    # A flat dict has a bare param under ``""``.
+    return [
+        Slot(name)
+        if tail is None
+        else Slot(name, name.removesuffix(tail).removesuffix(SEPARATOR), tail)
+        for name, tail in zip(view.plan.paths, tails, strict=True)
+    ]
 
 
 def _alike(view: TreeView, params: TreeView) -> list[Slot]:
@@ -211,8 +204,8 @@ def _alike(view: TreeView, params: TreeView) -> list[Slot]:
     whole: dict[str, bool] = {}
     for name in view.plan.paths:
         for prefix, tail in cuts_of(name):
-            is_param = tail in known or param_of(tail, known) not in (None, "")
-            whole[prefix] = whole.get(prefix, True) and is_param
+            param, *_ = home_of(tail, known) or (None,)
+            whole[prefix] = whole.get(prefix, True) and (param or tail) in known
     # A state whose fields all have names of params is not a copy of them.
     kinds = {dict, params.plan.root}
     copies = {
@@ -221,10 +214,7 @@ def _alike(view: TreeView, params: TreeView) -> list[Slot]:
         if is_one and not kinds.isdisjoint(view.plan.classes(prefix or None))
     }
     return [
-        next(
-            (Slot(name, *cut) for cut in cuts_of(name) if cut[0] in copies), Slot(name)
-        )
-        for name in view.plan.paths
+        _first_cut(name, lambda prefix, _: prefix in copies) for name in view.plan.paths
     ]
 
 
@@ -238,21 +228,23 @@ def stored(tail: str) -> str:
     return read_slice_key(tail)[0]
 
 
-def param_of(tail: str, known: Container[str]) -> str | None:
-    """Return the parameter to which a leaf of a copy belongs; None if there is none.
+def home_of(tail: str, known: Container[str]) -> tuple[str, Sets, str] | None:
+    """Return where a leaf of a copy belongs; None if there is no such parameter.
+
+    Returns:
+        Path of the parameter, the layers of it that the leaf has, and what follows.
 
     Example:
-        >>> param_of("net/w/0", {"net/w"}), param_of("net", {"net/w"})
-        ('net/w', None)
-        >>> param_of("net/{4..11}/w", {"net/w"})
-        'net/w'
+        >>> home_of("net/w/0", {"net/w"}), home_of("net", {"net/w"})
+        (('net/w', (), '0'), None)
+        >>> home_of("net/{4..5}/w", {"net/w"})
+        ('net/w', (('net', (4, 5)),), '')
     """
-    tail = tail if tail in known else stored(tail)
-    while tail not in known:
-        if not tail:
-            return None
-        tail = parent(tail)
-    return tail
+    for path in (tail, *above(tail), ""):
+        for param, sets in ((path, ()), read_slice_key(path)):
+            if param in known:
+                return param, sets, tail.removeprefix(path).removeprefix(SEPARATOR)
+    return None
 
 
 def cuts_of(name: str) -> Iterator[tuple[str, str]]:
@@ -284,31 +276,47 @@ def cut_names(
         >>> [(slot.prefix, slot.tail) for slot in slots]
         [(None, ''), ('0/nu', 'mu/w')]
     """
-    found = []
-    for name in names:
-        keys = name.split(SEPARATOR)
-        for place, field in enumerate(("", *keys)):
-            tail = SEPARATOR.join(keys[place:])
-            if field in fields and stored(tail) in tails:
-                found.append(Slot(name, SEPARATOR.join(keys[:place]), tail))
-                break
-        else:
-            found.append(Slot(name))
+
+    def is_copy(prefix: str, tail: str) -> bool:
+        return last(prefix) in fields and stored(tail) in tails
+
+    found = [_first_cut(name, is_copy) for name in names]
     copies = dict.fromkeys([x.prefix for x in found if x.prefix is not None])
     inner = {one for one in copies if any(path in copies for path in above(one))}
     return [Slot(slot.name) if slot.prefix in inner else slot for slot in found]
 
 
-def fitting(ways: Sequence[Way], fits: Sequence[Sequence[bool]]) -> list[Way]:
-    """Return the ways in which everything fits that fits in any way.
+def _first_cut(name: str, is_copy: Callable[[str, str], bool]) -> Slot:
+    """Cut a name after the shortest prefix that is a copy of the params, if one is."""
+    cuts = (*cuts_of(name), (name, ""))
+    return next((Slot(name, *cut) for cut in cuts if is_copy(*cut)), Slot(name))
+
+
+def axes_of_layers(
+    rank: int,
+    stacks: Sequence[Key],
+    held: Callable[[Mapping[Key, int]], Iterable[Found | None]],
+) -> dict[tuple[Found | None, ...], Mapping[Key, int]]:
+    """Find the axes of a parameter along which it may hold layers.
 
     Args:
-        ways: which axes of a parameter may hold its layers, and what follows of it.
-        fits: for each, which leaves then have the shape of the parameter.
+        rank: how many axes it has.
+        stacks: of layers.
+        held: what each of some leaves holds of the parameter if the stacks are along
+            these axes; None if its shape is another.
+
+    Returns:
+        The axes of the stacks, by what the leaves then hold, wherever each leaf fits
+        that fits along any axes.
 
     Example:
-        >>> fitting("abc", [[True, False], [True, True], [False, True]])
-        ['b']
+        >>> shape = (3, 12, 4)
+        >>> axes_of_layers(3, ["h"], lambda axes: [shape[axes["h"]] == 12 or None])
+        {(True,): {'h': 1}}
     """
-    some = [any(each) for each in zip(*fits, strict=True)]
-    return [way for way, each in zip(ways, fits, strict=True) if each == some]
+    every = itertools.permutations(range(rank), len(stacks))
+    ways = [dict(zip(stacks, axes, strict=True)) for axes in every]
+    found = {tuple(held(axes)): axes for axes in ways}
+    fits = {row: [each is not None for each in row] for row in found}
+    most = [any(each) for each in zip(*fits.values(), strict=True)]
+    return {row: axes for row, axes in found.items() if fits[row] == most}

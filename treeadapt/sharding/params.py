@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
@@ -170,43 +170,48 @@ def decide_specs(
     boxes = box_specs(view, logical_axes)
     fallback = own_default if default is MISSING else as_spec(default, "default=")
     found: list[PartitionSpec] = []
-    conflicts, unmatched, wrong, silent = _Leaves(), _Leaves(), _Leaves(), _Leaves()
-    for index, leaf in enumerate(view.leaves):
+    conflicts, wrong, unmatched = dict[int, str](), list[str](), list[str]()
+    silent: dict[str, Any] = {}
+    for index, (path, leaf) in enumerate(view.items()):
         box, layer = boxes.get(index), one_layer(leaf, axes[index])
         spec, source = by_rules[index] or _unruled(layer, box, fallback)
         if spec is None:
-            unmatched[index] = "no rule"
+            unmatched.append(path)
             continue
         own = leaf if source == _BOX else layer
         complaint = spec_problem(spec, own.shape, mesh) if is_array(leaf) else None
         if complaint is not None:
             part = "" if own is leaf else f"for one layer, {describe(own)}, "
-            wrong[index] = f"{part}{complaint} ({source})"
+            wrong.append(f"{_named(path, leaf)}: {part}{complaint} ({source})")
         elif own is not leaf:
             spec = _of_all_layers(spec, axes[index], len(leaf.shape))
         if box is not None and not same_spec(spec, box):
-            rule = f"{spec_text(spec)} by {source}"
-            conflicts[index] = f"{spec_text(box)} by {_BOX}, {rule}"
+            both = f"{spec_text(box)} by {_BOX}, {spec_text(spec)} by {source}"
+            conflicts[index] = f"{_named(path, leaf)}: {both}"
         if source is _DEFAULT and is_replicated(spec):
-            silent[index] = source
+            silent[path] = leaf
         found.append(spec)
     if conflicts:
         raise ShardingError(
-            f"Rules and boxes disagree:\n{_lines(view, conflicts)}"
+            f"Rules and boxes disagree:\n{_lines([*conflicts.values()])}"
             f"{_layers_text(view, {i: axes[i] for i in conflicts}, boxes)}\nKeep one "
             "of the two: exclude these leaves from the rule, change it, or unbox the "
             "params (flax.linen.unbox)."
         )
     if unmatched:
-        raise UnmatchedPathError(_unmatched_message(view, unmatched))
+        arrays = plural(sum(map(is_array, view.leaves)), "array")
+        verb = "has" if len(unmatched) == 1 else "have"
+        raise UnmatchedPathError(
+            f"{len(unmatched):,} of {arrays} {verb} no rule, and no names in a box: "
+            f"{listing(unmatched)}.\nAdd a rule for them, end the rules with "
+            '("**", P()), or pass default=<spec>.'
+        )
     if wrong:
-        raise ShardingError(_wrong_message(view, wrong, mesh))
-    return found, _silent_message(view, silent) if silent else ""
+        raise ShardingError(_wrong_message(wrong, mesh))
+    return found, _silent_message(silent) if silent else ""
 
 
 _Axes = tuple[StackAxis, ...]
-#: What there is to say of some leaves, by index.
-_Leaves = dict[int, str]
 
 
 def _unruled(
@@ -221,14 +226,14 @@ def _unruled(
 
 
 def _refuse_optimizer_state(view: TreeView) -> None:
-    for index, leaf in enumerate(view.leaves):
-        for cls in view.plan.enclosing(index):
-            if is_state_class(cls) and is_array(leaf):
+    for index, (path, leaf) in enumerate(view.items()):
+        for cls in filter(is_state_class, view.plan.enclosing(index)):
+            if is_array(leaf):
                 raise ShardingError(
-                    f"{listing([view.plan.paths[index]])} is in the state of an "
-                    f"optimizer, a {cls.__name__}. State follows the params by path "
-                    "and shape, not by rules: opt_state_shardings(tx, params, "
-                    "partition_specs(params, rules))."
+                    f"{listing([path])} is in the state of an optimizer, a "
+                    f"{cls.__name__}. State follows the params by path and shape, not "
+                    "by rules: opt_state_shardings(tx, params, partition_specs(params, "
+                    "rules))."
                 )
 
 
@@ -253,12 +258,13 @@ def _by_rules(
             for label in labels
         ], *(None, rules.rules.stacks.axes(view))
     table = _as_rules(rules)
-    choices: list[_Choice | None] = []
-    for where, value in zip(table.selectors, table.values, strict=True):
-        text = f"rule {where.typed}"
-        choices.append((meant(value, f"The {text}"), text))
+    texts = [f"rule {where.typed}" for where in table.selectors]
+    pairs = zip(table.values, texts, strict=True)
+    # An index of -1 reads the last one.
+    choices: list[_Choice | None]
+    choices = [*((meant(value, f"The {text}"), text) for value, text in pairs), None]
     own = None if table.default is MISSING else meant(table.default, "default=")
-    given = (*table.values, *(() if own is None else (table.default,)))
+    given = [value for value in (*table.values, table.default) if value is not MISSING]
     idle = [str(label) for label in specs or () if label not in given]
     if idle:
         raise ShardingError(
@@ -267,7 +273,7 @@ def _by_rules(
         )
     matches = table.match(view)
     matches.check_rules()
-    found = [None if i < 0 else choices[i] for i in matches.deciding]
+    found = [choices[index] for index in matches.deciding]
     layers = matches.unrolled.fold(
         [choice and choice[0] for choice in found],
         lambda: ["no rule" if choice is None else choice[1] for choice in found],
@@ -307,23 +313,11 @@ def _meaning(specs: Mapping[Any, Any] | None) -> Callable[[Any, str], PartitionS
     return of_label
 
 
-def _unmatched_message(view: TreeView, leaves: _Leaves) -> str:
-    num_arrays = sum(map(is_array, view.leaves))
-    verb = "has" if len(leaves) == 1 else "have"
-    return (
-        f"{len(leaves):,} of {plural(num_arrays, 'array')} {verb} no rule, and no "
-        f"names in a box: {listing(view.plan.paths[i] for i in leaves)}.\nAdd a rule "
-        'for them, end the rules with ("**", P()), or pass default=<spec>.'
-    )
-
-
-def _wrong_message(
-    view: TreeView, leaves: _Leaves, mesh: Mesh | AbstractMesh | None
-) -> str:
+def _wrong_message(lines: Sequence[str], mesh: Mesh | AbstractMesh | None) -> str:
     sizes = () if mesh is None else mesh.shape.items()
     axes = ", ".join(f"{name!r} of size {size}" for name, size in sizes)
     return (
-        f"{plural(len(leaves), 'spec')} cannot shard the array:\n{_lines(view, leaves)}"
+        f"{plural(len(lines), 'spec')} cannot shard the array:\n{_lines(lines)}"
         "\nGive one entry for each axis of the array (None: not sharded), or P() for a "
         "copy\non every device. Labels get their specs by specs=."
     ) + (f"\nThe mesh has {axes}." if axes else "")
@@ -344,22 +338,21 @@ def _layers_text(
     return f"{text}{names!r}." if names else ""
 
 
-def _silent_message(view: TreeView, leaves: _Leaves) -> str:
-    arrays = [view.leaves[index] for index in leaves]
+def _silent_message(leaves: Mapping[str, Any]) -> str:
     size_bytes = sum(
-        math.prod(array.shape) * getattr(array.dtype, "itemsize", 0) for array in arrays
+        math.prod(leaf.shape) * getattr(leaf.dtype, "itemsize", 0)
+        for leaf in leaves.values()
     )
     return (
         f"No rule matches {plural(len(leaves), 'leaf')}, {size_bytes:,} bytes, of "
-        "which the default puts a copy on every device: "
-        f"{listing(view.plan.paths[index] for index in leaves)}. Give them a rule; "
-        'to say that this is intended, end with "**": P().'
+        f"which the default puts a copy on every device: {listing(leaves)}. Give them "
+        'a rule; to say that this is intended, end with "**": P().'
     )
 
 
-def _lines(view: TreeView, problems: _Leaves) -> str:
-    lines = [
-        f"  {listing([view.plan.paths[i]])} {describe(view.leaves[i])}: {text}"
-        for i, text in itertools.islice(problems.items(), _SHOWN)
-    ]
-    return "\n".join([*lines, *and_more(len(problems) - _SHOWN)])
+def _named(path: str, leaf: Any) -> str:
+    return f"  {listing([path])} {describe(leaf)}"
+
+
+def _lines(lines: Sequence[str]) -> str:
+    return "\n".join([*lines[:_SHOWN], *and_more(len(lines) - _SHOWN)])

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -25,17 +25,16 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Shard
 from treeadapt.arrays import is_array
 from treeadapt.carry.slots import (
     Slot,
+    axes_of_layers,
     find_slots,
-    fitting,
+    home_of,
     init_of_arrays,
-    param_of,
     view_init,
 )
 from treeadapt.errors import ShardingError
 from treeadapt.names import listing, plural
-from treeadapt.paths import SEPARATOR
 from treeadapt.sharding.specs import is_open, mesh_axes
-from treeadapt.slices import Sets, read_slice_key
+from treeadapt.slices import Sets
 from treeadapt.transforms.adapt import with_extra_args
 from treeadapt.transforms.flat import fast_params, view_params
 from treeadapt.trees.views import TreeView, view_tree
@@ -124,25 +123,17 @@ def place_state(
     places = [Place(slot, None, everywhere) for slot in slots]
     held: dict[tuple[str, Sets], list[tuple[int, tuple[int, ...], str]]] = {}
     for index, (slot, leaf) in enumerate(zip(slots, state.leaves, strict=True)):
-        param = param_of(slot.tail, placed) if slot.is_copy else None
-        if param is not None:
-            path, sets = read_slice_key(slot.tail)
-            rest = path.removeprefix(param).removeprefix(SEPARATOR)
+        home = home_of(slot.tail, placed) if slot.is_copy else None
+        if home is not None:
+            param, sets, rest = home
             held.setdefault((param, sets), []).append((index, leaf.shape, rest))
     for (param, sets), own in held.items():
-        ways = list(_slices(placed[param], [numbers for _, numbers in sets], mesh))
-        tried = [[_placement(*each[1:], way) for way, _ in ways] for each in own]
-        fits = [[one is not None for one in way] for way in zip(*tried, strict=True)]
-        kept = fitting(range(len(ways)), fits)
-        for (index, *_), row in zip(own, tried, strict=True):
-            found = {
-                one: ways[way][1]
-                for way, one in enumerate(row)
-                if one is not None and way in kept
-            }
+        leaves = [(shape, rest) for _, shape, rest in own]
+        ways = _ways(placed[param], dict(sets), leaves, mesh)
+        for number, (index, *_) in enumerate(own):
+            found = dict(filter(None, [way[number] for way in ways]))
             (placement,) = found if len(found) == 1 else (everywhere,)
-            is_split = any(found.values())
-            places[index] = Place(slots[index], param, placement, is_split)
+            places[index] = Place(slots[index], param, placement, any(found.values()))
     return state, places
 
 
@@ -196,7 +187,8 @@ def init_sharded(tx: Any, params: Any, shardings: Any = None) -> Any:
     init, arrays = init_of_arrays(tx, params)
     # An array that was put nowhere in particular has a state that may go anywhere.
     is_given = shardings is not None or NamedSharding in kinds
-    is_fixed = is_given or any(getattr(array, "committed", False) for array in arrays)
+    held = arrays.values()
+    is_fixed = is_given or any(getattr(array, "committed", False) for array in held)
     return jax.jit(init, out_shardings=targets if is_fixed else None)(arrays)
 
 
@@ -220,87 +212,86 @@ class _PlacedParam:
         spec = PartitionSpec(*entries) if any(entries) else PartitionSpec()
         if not isinstance(self.placement, NamedSharding):
             return spec
-        kind = self.placement.memory_kind
-        return NamedSharding(self.placement.mesh, spec, memory_kind=kind)
+        return self.placement.update(spec=spec)
 
 
-def _slices(
-    param: _PlacedParam, sets: Sequence[Sequence[int]], mesh: Mesh | AbstractMesh | None
-) -> Iterator[tuple[_PlacedParam, bool]]:
-    """Yield a param with some of its layers alone, for any axes that may hold them.
+def _ways(
+    param: _PlacedParam,
+    sets: Mapping[str, Sequence[int]],
+    leaves: Sequence[tuple[tuple[int, ...], str]],
+    mesh: Mesh | AbstractMesh | None,
+) -> Iterable[Sequence[tuple[Placement, bool] | None]]:
+    """Return where leaves of a param belong, for any axes that may hold its layers.
 
     Args:
         param: the param.
-        sets: the layers, by stack; empty for the whole param.
+        sets: the layers that the leaves have, by stack; empty for the whole param.
+        leaves: the shape of each, and what follows the path of the param.
         mesh: that of its spec, if it is known.
 
     Returns:
-        What is left of it, and whether an axis was cut that is sharded.
+        For each leaf that fits its placement, and whether it was cut along an axis that
+        is sharded.
     """
     if isinstance(param.placement, NamedSharding):
         mesh = param.placement.mesh
-    for axes in itertools.permutations(range(len(param.shape)), len(sets)):
-        pairs = list(zip(axes, sets, strict=True))
-        if any(numbers[-1] >= param.shape[axis] for axis, numbers in pairs):
-            continue
+
+    def held(axes: Mapping[str, int]) -> list[tuple[Placement, bool] | None]:
         shape, entries, is_split = list(param.shape), [*param.entries], False
-        for axis, numbers in pairs:
+        for key, numbers in sets.items():
+            axis = axes[key]
+            if numbers[-1] >= shape[axis]:
+                return [None] * len(leaves)
             names = mesh_axes(entries[axis])
             if names and len(numbers) < shape[axis]:
                 is_split = True
-                parts = [0] if mesh is None else [mesh.shape[name] for name in names]
-                if not all(parts) or len(numbers) % math.prod(parts):
+                sizes = {} if mesh is None else mesh.shape
+                parts = math.prod(sizes.get(name, 0) for name in names)
+                if not parts or len(numbers) % parts:
                     entries[axis] = None
             shape[axis] = len(numbers)
         placement = param.respecified(entries) if is_split else param.placement
-        yield _PlacedParam(tuple(shape), placement), is_split
+        part = _PlacedParam(tuple(shape), placement)
+        placed = [_placement(*leaf, part) for leaf in leaves]
+        return [None if each is None else (each, is_split) for each in placed]
+
+    return axes_of_layers(len(param.shape), [*sets], held)
 
 
 def _placement(
     shape: tuple[int, ...], rest: str, param: _PlacedParam
 ) -> Placement | None:
-    """Return where a state leaf of a param belongs; None if nothing says it."""
-    if shape == param.shape:
-        return param.placement
-    entries = _entries(shape, param, rest)
-    if entries is None or not isinstance(
-        param.placement, NamedSharding | PartitionSpec
-    ):
-        return None
-    return param.respecified(entries)
-
-
-def _entries(
-    shape: tuple[int, ...], param: _PlacedParam, rest: str
-) -> Sequence[Any] | None:
-    """Return the entries of the axes that a state leaf shares with its param.
+    """Return where a state leaf of a param belongs; None if nothing says it.
 
     Args:
-        shape: of the leaf; another than that of the param.
-        param: the param.
+        shape: of the leaf.
         rest: what follows the path of the param: SM3 numbers its axes there.
+        param: the param.
     """
     known, own = param.entries, param.shape
-    if rest.isdecimal() and shape == own[int(rest) : int(rest) + 1]:
-        return known[int(rest) : int(rest) + 1]
     extra = len(shape) - len(own)
-    if extra > 0:  # a memory of several steps
-        return (*[None] * extra, *known) if own and shape[extra:] == own else None
-    if extra == 0:  # reduced over axes that stay, with size one
-        axes = list(zip(shape, own, known, strict=True))
-        if any(size not in (1, full) for size, full, _ in axes):
-            return None
-        return [None if size == 1 else entry for size, _, entry in axes]
-    found = [  # what a reduction left, by all axes that it may have left
-        [known[axis] for axis in axes]
-        for axes in itertools.combinations(range(len(own)), len(shape))
-        if tuple(own[axis] for axis in axes) == shape
-    ]
+    if shape == own:
+        return param.placement
+    if not isinstance(param.placement, NamedSharding | PartitionSpec):
+        return None
+    found: list[
+        Sequence[Any]
+    ] = []  # entries, for all axes of the param that it may have
+    if rest.isdecimal() and shape == own[int(rest) : int(rest) + 1]:
+        found = [known[int(rest) : int(rest) + 1]]
+    elif extra > 0 and own and shape[extra:] == own:  # a memory of several steps
+        found = [(*[None] * extra, *known)]
+    elif extra == 0 and all(a in (1, b) for a, b in zip(shape, own, strict=True)):
+        # Reduced over axes that stay, with size one.
+        found = [[None if a == 1 else e for a, e in zip(shape, known, strict=True)]]
+    elif extra < 0:  # what a reduction left
+        every = itertools.combinations(range(len(own)), len(shape))
+        fits = [axes for axes in every if tuple(own[axis] for axis in axes) == shape]
+        found = [[known[axis] for axis in axes] for axes in fits]
     if not found:
         return None
-    return [
-        each[0] if len(set(each)) == 1 else None for each in zip(*found, strict=True)
-    ]
+    axes = zip(*found, strict=True)
+    return param.respecified([e[0] if e.count(e[0]) == len(e) else None for e in axes])
 
 
 def _placed_params(view: TreeView, shardings: Any) -> dict[str, _PlacedParam]:
