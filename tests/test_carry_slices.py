@@ -277,6 +277,29 @@ def test_statistics_of_other_shapes_go_on_in_the_same_slices_only():
     assert any("v_row" in text and "start again" in text for text in report.warnings)
 
 
+def test_numbers_for_each_layer_go_on_in_the_same_layers_only():
+    def tx(first: int) -> Any:
+        rules = {f"blocks/{{{first}..{first + 3}}}": "a", "**": "frozen"}
+        prodigy = ta.per_layer(optax.contrib.prodigy(1.0), STACKS)
+        return ta.partition({"a": prodigy}, ta.Rules(rules, stacks=STACKS))
+
+    params, old = trained(tx(0), start())
+    again, report = ta.carry_state(tx(0), params, old)
+    assert_clean(report)
+    assert_equal(again, old)
+    # As many layers, but others: each has its own estimate of the learning rate.
+    state, report = ta.carry_state(tx(2), params, old)
+    estimate, fresh = (
+        ta.to_flat_dict(s)["inner_states/a/blocks/{2..5}/estim_lr"]
+        for s in (state, tx(2).init(params))
+    )
+    assert np.array_equal(estimate, fresh)
+    assert (
+        "fresh, 'inner_states/a/blocks/{2..5}/estim_lr' is float32[4] of other layers "
+        "than the saved one (saved as 'inner_states/a/blocks/{0..3}/estim_lr')"
+    ) in str(report)
+
+
 def loss(params: Any) -> Any:
     return sum(jnp.sum(jnp.cos(leaf)) for leaf in jax.tree.leaves(params))
 

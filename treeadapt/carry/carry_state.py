@@ -38,6 +38,7 @@ from treeadapt.migrations.migration import Migration
 from treeadapt.names import listing
 from treeadapt.paths import unboxed
 from treeadapt.selection.selectors import select
+from treeadapt.slices import read_slice_key
 from treeadapt.transforms.adapt import with_extra_args
 from treeadapt.transforms.flat import fast_params, trained
 from treeadapt.trees.views import TreeView, view_tree
@@ -208,7 +209,7 @@ def _take(table: Table, offers: Offers, *, passed: Container[str] = ()) -> None:
         if source is None:
             row.fate = "ambiguous"
             row.why = tuple([table.text([one]) for one in sources])
-        elif misfit := _misfit(row.value, source.value):
+        elif misfit := _misfit(row, source):
             row.fate = "misshaped"
             row.why = f"{misfit} (saved as {table.text([source])!r})"
         else:
@@ -271,15 +272,22 @@ def _filled(leaves: Sequence[Any], table: Table) -> list[Any]:
     return filled
 
 
-def _misfit(spec: Any, old: Any) -> str | None:
+def _misfit(new: StateLeaf, saved: StateLeaf) -> str | None:
     """Say why a saved leaf cannot be in the new state; None if it can."""
+    spec, old = new.value, saved.value
     if not is_array(spec):
         fits = type(old) is type(spec)
     elif not is_array(old):
         fits = spec.shape == () and can_hold(spec.dtype, old)
     else:
         fits = old.shape == spec.shape and old.dtype == spec.dtype
-    return None if fits else f"{describe(spec)}, but the saved one is {describe(old)}"
+    if not fits:
+        return f"{describe(spec)}, but the saved one is {describe(old)}"
+    # What ``per_layer`` keeps for each layer has its layers in the name of its state.
+    sets = [dict(read_slice_key(leaf.slot.node)[1]).values() for leaf in (new, saved)]
+    if new.slot.is_copy or np.shape(spec) == () or [*sets[0]] == [*sets[1]]:
+        return None
+    return f"{describe(spec)} of other layers than the saved one"
 
 
 def _same(one: Any, two: Any) -> bool:
