@@ -502,6 +502,7 @@ def test_variables_of_an_nnx_optimizer_stay_variables():
         (jnp.array(1, jnp.int32), np.array(-3_000_000_000), None),
         (jnp.array(1, jnp.int32), np.int64(700), 700),
         (jnp.array(1, jnp.uint8), np.int8(-1), None),
+        (jnp.array(1, jnp.int8), jnp.array([300])[0], None),
         (jnp.array(False), 1, None),
         (jnp.array(1.0), 1j, None),
         (jnp.array(1.0), "1", None),

@@ -17,12 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from treeadapt.arrays import is_array
-from treeadapt.carry.fields import can_hold
+from treeadapt.carry.fields import can_hold, known
 from treeadapt.carry.matching import Offers, learn_links, match_copies, match_rest
 from treeadapt.carry.moving import SavedState, move_copies
 from treeadapt.carry.optax_fields import STORED_FIELDS
 from treeadapt.carry.pieces import StateLeaf, divide_states, fill
-from treeadapt.carry.report import CarryReport, NewLeaf, Table, known, number, report_of
+from treeadapt.carry.report import CarryReport, NewLeaf, Table, number, report_of
 from treeadapt.carry.slots import (
     below,
     cut_names,

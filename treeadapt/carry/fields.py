@@ -363,14 +363,17 @@ def _cast(part: _Part, old: Any, new: Any) -> Any:
 def can_hold(dtype: Any, new: Any) -> bool:
     """Return whether a dtype can hold a number: of its kind, or of a narrower one.
 
+    Of arrays whose values are not known here and now only the kind is compared.
+
     Example:
         >>> can_hold(jnp.int32, 3.0), can_hold(jnp.int32, 3.5), can_hold(jnp.int8, 300)
         (True, False, False)
     """
     if not is_array(new) and not isinstance(new, numbers.Number):
         return False
-    if isinstance(new, np.ndarray | np.integer) and new.dtype.kind in "iu" and new.size:
-        return all(can_hold(dtype, int(end)) for end in (new.min(), new.max()))
+    values = known(new) if is_array(new) and new.dtype != dtype else None
+    if values is not None and values.dtype.kind in "iu" and values.size:
+        return all(can_hold(dtype, int(end)) for end in (values.min(), values.max()))
     if isinstance(new, float) and new.is_integer():
         new = int(new)
     if type(new) is int and jnp.issubdtype(dtype, jnp.integer):
@@ -383,6 +386,24 @@ def can_hold(dtype: Any, new: Any) -> bool:
 
 
 _KINDS = (bool, int, float, complex)  # each holds those before it
+
+
+def known(leaf: Any) -> Any:
+    """Return an array's values, or a number, in NumPy, if they are known here and now.
+
+    None for tracers and abstract arrays, typed keys, and what other processes hold.
+    """
+    if isinstance(leaf, bool | int | float | complex):
+        return np.asarray(leaf)
+    if not is_array(leaf) or isinstance(leaf, jax.core.Tracer | jax.ShapeDtypeStruct):
+        return None
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
+        return None
+    if isinstance(leaf, jax.Array) and not (
+        leaf.is_fully_addressable or leaf.is_fully_replicated
+    ):
+        return None
+    return np.asarray(leaf)
 
 
 def _nothing_message(name: Any, parts: Iterable[_Part]) -> str:

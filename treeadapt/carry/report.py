@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from treeadapt.arrays import is_array
+from treeadapt.carry.fields import known
 from treeadapt.carry.matching import by_node
 from treeadapt.carry.moving import SavedState
 from treeadapt.carry.optax_fields import (
@@ -432,24 +432,6 @@ def number(leaf: Any) -> Any:
     """
     values = known(leaf)
     return values.item() if values is not None and values.shape == () else None
-
-
-def known(leaf: Any) -> Any:
-    """Return an array's values, or a number, in NumPy, if they are known here and now.
-
-    None for tracers and abstract arrays, typed keys, and what other processes hold.
-    """
-    if isinstance(leaf, bool | int | float | complex):
-        return np.asarray(leaf)
-    if not is_array(leaf) or isinstance(leaf, jax.core.Tracer | jax.ShapeDtypeStruct):
-        return None
-    if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
-        return None
-    if isinstance(leaf, jax.Array) and not (
-        leaf.is_fully_addressable or leaf.is_fully_replicated
-    ):
-        return None
-    return np.asarray(leaf)
 
 
 def first_step(steps: int, *, b1: float = 0.9, b2: float = 0.999) -> float:
