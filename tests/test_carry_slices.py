@@ -287,17 +287,38 @@ def test_numbers_for_each_layer_go_on_in_the_same_layers_only():
     again, report = ta.carry_state(tx(0), params, old)
     assert_clean(report)
     assert_equal(again, old)
-    # As many layers, but others: each has its own estimate of the learning rate.
+    # As many layers, but others: each has numbers of its own.
     state, report = ta.carry_state(tx(2), params, old)
-    estimate, fresh = (
-        ta.to_flat_dict(s)["inner_states/a/blocks/{2..5}/estim_lr"]
-        for s in (state, tx(2).init(params))
-    )
-    assert np.array_equal(estimate, fresh)
+    names = [
+        f"inner_states/a/blocks/{layers}/numerator_weighted"
+        for layers in ("{0..3}", "{2..5}")
+    ]
+    assert not np.any(ta.to_flat_dict(state)[names[1]])
+    assert np.all(ta.to_flat_dict(old)[names[0]])
     assert (
-        "fresh, 'inner_states/a/blocks/{2..5}/estim_lr' is float32[4] of other layers "
-        "than the saved one (saved as 'inner_states/a/blocks/{0..3}/estim_lr')"
+        f"fresh, {names[1]!r} is float32[4] of other layers than the saved one "
+        f"(saved as {names[0]!r})"
     ) in str(report)
+
+
+def test_step_counts_that_are_there_for_each_layer_go_on_in_other_layers():
+    def update(updates: Any, state: Any, params: Any = None, *, factor: Any) -> Any:
+        del params
+        return jax.tree.map(lambda update: update * factor, updates), state
+
+    needs_factor = optax.GradientTransformationExtraArgs(optax.identity().init, update)
+    inner = ta.per_layer(optax.chain(optax.scale_by_adam(), needs_factor), STACKS)
+
+    def tx(first: int) -> Any:
+        rules = {f"blocks/{{{first}..{first + 3}}}": "a", "**": "frozen"}
+        return ta.partition({"a": inner}, ta.Rules(rules, stacks=STACKS))
+
+    params = start()
+    grads = grads_of(params, 0)
+    _, old = tx(0).update(grads, tx(0).init(params), params, factor=0.1)
+    state, _ = ta.carry_state(tx(2), params, old)
+    count = ta.to_flat_dict(state)["inner_states/a/blocks/{2..5}/0/count"]
+    assert np.array_equal(count, [1, 1, 1, 1])
 
 
 def loss(params: Any) -> Any:
