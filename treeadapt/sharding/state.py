@@ -274,9 +274,7 @@ def _placement(
         return param.placement
     if not isinstance(param.placement, NamedSharding | PartitionSpec):
         return None
-    found: list[
-        Sequence[Any]
-    ] = []  # entries, for all axes of the param that it may have
+    found: list[Sequence[Any]] = []  # entries, by the axes that it may have
     if rest.isdecimal() and shape == own[int(rest) : int(rest) + 1]:
         found = [known[int(rest) : int(rest) + 1]]
     elif extra > 0 and own and shape[extra:] == own:  # a memory of several steps
