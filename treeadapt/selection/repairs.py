@@ -195,10 +195,7 @@ def _rewritten(text: str, plan: Plan) -> Iterator[str]:
         forms.append(text.strip("/"))
     forms.append(plan.with_layers(text))  # a path as stored, where layers are meant
     for form in dict.fromkeys(forms):
-        if form != text:
-            yield form
-        if not form.startswith("**"):
-            yield f"**/{form}"
+        yield from _anywhere(form)
         root, slash, below = form.partition("/")
         if slash and root == "params":
             yield below
