@@ -173,9 +173,8 @@ def tree_diff(a: Any, b: Any, *, where: Any = "**", values: bool = False) -> Tre
 
 
 def _selected(a: Any, b: Any, where: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    views = [view_tree(a), view_tree(b)]
     table = Rules([(where, True)], default=False, unused="ignore")
-    matches = [table.match(view) for view in views]
+    matches = [table.match(view_tree(tree)) for tree in (a, b)]
     # An entry may match in only one of the trees; in neither is an error.
     asked = [each for each in matches if any(each.is_array)]
     unused = [[entry for _, entry in each.unused] for each in asked]
@@ -257,22 +256,20 @@ def _renamed(gone: Mapping[str, Any], come: Mapping[str, Any]) -> dict[str, str]
     than its name, and few names are left to compare.
     """
     found: dict[str, str] = {}
-    taken: set[str] = set()  # the values of ``found``
-    left = _MAX_PAIRS
+    gone, come, left = dict(gone), dict(come), _MAX_PAIRS
     for numbers in (_NUMBER, None):
         scored: list[tuple[float, int, str, str]] = []
-        news = _alike({p: x for p, x in come.items() if p not in taken}, numbers)
-        olds = _alike({p: x for p, x in gone.items() if p not in found}, numbers)
-        for key, paths in olds.items():
+        news = _alike(come, numbers)
+        for key, paths in _alike(gone, numbers).items():
             others = news.get(key, [])
             left -= len(paths) * len(others)
             if left < 0:
                 break
             scored += _scores(paths, others)
         for _, _, path, other in sorted(scored, key=lambda entry: entry[:2]):
-            if path not in found and other not in taken:
+            if path in gone and other in come:
                 found[path] = other
-                taken.add(other)
+                del gone[path], come[other]
     return found
 
 
