@@ -391,9 +391,8 @@ def run_group(
             for path, spec in group.specs.items()
         }
     shardings = [_sharding(likes.get(paths[0])) for paths in group.targets]
-    wanted = shardings if any(s is not None for s in shardings) else ()
     try:
-        arrays, faults = run(group.move, given, wanted)
+        arrays, faults = run(group.move, given, shardings)
     except Exception as error:
         is_traced = any(isinstance(leaf, jax.core.Tracer) for leaf in every)
         error.add_note(
