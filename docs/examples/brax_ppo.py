@@ -158,8 +158,12 @@ class PPO:
             env = envs.get_environment("inverted_double_pendulum", backend="spring")
         env = wrappers.wrap(Motor(env), episode_length=EPISODE_LENGTH)
         self.env = wrappers.EvalWrapper(env)
+        # ``env.observation_size`` compiles a reset, operation by operation.
+        (self.num_observations,) = jax.eval_shape(
+            env.reset, jax.random.split(jax.random.PRNGKey(0), 1)
+        ).obs.shape[1:]
         self.networks = networks.make_ppo_networks(
-            env.observation_size,
+            self.num_observations,
             env.action_size,
             preprocess_observations_fn=running_statistics.normalize,
             value_hidden_layer_sizes=(64, 64, 64),
@@ -180,7 +184,7 @@ class PPO:
             policy=self.networks.policy_network.init(key_policy),
             value=self.networks.value_network.init(key_value),
         )
-        observation = specs.Array((self.env.observation_size,), jnp.dtype("float32"))
+        observation = specs.Array((self.num_observations,), jnp.dtype("float32"))
         return params, running_statistics.init_state(observation)
 
     def train(
