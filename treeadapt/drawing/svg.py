@@ -7,6 +7,7 @@ opened. Equal outlines give equal bytes.
 
 from __future__ import annotations
 
+import math
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 
@@ -162,4 +163,5 @@ def _widths(shares: Sequence[float], length: float) -> list[float]:
     """Divide a length by shares, so that what is there is seen: at least a pixel."""
     least = min(1.0, length / len(shares))
     widths = [max(least, share * length) for share in shares]
-    return [width * length / sum(widths) for width in widths]
+    whole = math.fsum(widths)  # the same in every version of Python, unlike ``sum``
+    return [width * length / whole for width in widths]
