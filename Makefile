@@ -47,10 +47,11 @@ NEWEST_PYTHON ?= $(shell for python in python3.14 \
 	$$python -c 'import venv' 2>/dev/null && echo $$python && break; done)
 
 NEWEST_TESTS ?= $(addprefix tests/test_,$(addsuffix .py, \
-	adapt adapters alone boxes caches callbacks carry checkpoints depth donation drawing \
-	freeze golden hyperparams integrations jax_internals laws lift memory_plan optax_partition \
-	partition per_layer process_checkpoints registry scanned sharded_trees sharding \
-	shards stacks_law statics threads traps unrolled_models untrusted updates upstream))
+	adapt adapters alone boxes caches callbacks carry checkpoints depth donation \
+	drawing freeze golden hyperparams integrations jax_internals laws lift \
+	memory_plan optax_partition partition per_layer process_checkpoints registry \
+	scanned sharded_trees sharding shards stacks_law statics threads traps \
+	unrolled_models untrusted updates upstream))
 
 # Models of transformers, in PyTorch and in Flax. ``make TORCH="torch --index-url ..."``
 # takes another build of PyTorch; without any, the half with Flax runs.

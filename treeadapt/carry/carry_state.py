@@ -283,12 +283,14 @@ def _misfit(new: StateLeaf, saved: StateLeaf) -> str | None:
         fits = old.shape == spec.shape and old.dtype == spec.dtype
     if not fits:
         return f"{describe(spec)}, but the saved one is {describe(old)}"
+    if new.slot.is_copy or np.shape(spec) == ():
+        return None
     # What ``per_layer`` keeps for each layer has its layers in the name of its state.
     sets = [dict(read_slice_key(leaf.slot.node)[1]).values() for leaf in (new, saved)]
-    if new.slot.is_copy or np.shape(spec) == () or [*sets[0]] == [*sets[1]]:
+    if [*sets[0]] == [*sets[1]]:
         return None
     values = known(old)
-    if values is not None and (values == values.flat[0]).all():
+    if values is not None and (values == values.ravel()[:1]).all():
         return None  # such as step counts
     return f"{describe(spec)} of other layers than the saved one"
 
