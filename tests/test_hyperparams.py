@@ -414,6 +414,24 @@ def test_static_args_and_schedule_settle_the_rest():
     assert set(state.hyperparams) == {"one", "my_mask"}
 
 
+def test_a_keyword_may_have_the_name_of_a_positional_parameter():
+    def stars(rate, *more, **named):
+        return optax.sgd(rate * named["more"] + sum(more))
+
+    def only(rate, /, **named):
+        return optax.sgd(rate * named["rate"])
+
+    for make, args, name in ((stars, (3.0, 1.0), "more"), (only, (3.0,), "rate")):
+        tx = ta.inject_hyperparams(make)(*args, **{name: 2.0})
+        state = tx.init(PARAMS)
+        assert state.hyperparams[name] == 2.0
+        known = make(*args, **{name: 2.0})
+        updates, _ = tx.update(PARAMS, state, PARAMS)
+        expected, _ = known.update(PARAMS, known.init(PARAMS))
+        for path, update in updates.items():
+            assert np.array_equal(update, expected[path])
+
+
 def test_static_args_must_be_parameters():
     with pytest.raises(ta.TransformError, match=r"'msk'.*'learning_rate'"):
         inject_hyperparams(optax.adamw, static_args=["msk"])

@@ -89,18 +89,20 @@ def inject_hyperparams(
     def make(*args: Any, **kwargs: Any) -> optax.GradientTransformationExtraArgs:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
+        keywords = bound.kwargs
         injected = {
             name: _shown(name, value)
-            for name, value in (bound.arguments | bound.kwargs).items()
+            for name, value in (bound.arguments | keywords).items()
             if name not in static and _is_injected(_parameter(signature, name), value)
         }
 
         def inner(**hyperparams: Any) -> Any:
             new = copy.copy(bound)
-            new.arguments = {
-                n: hyperparams.get(n, x) for n, x in bound.arguments.items()
+            new.arguments = {  # a keyword may have the name of ``*args``, too
+                n: x if n in keywords else hyperparams.get(n, x)
+                for n, x in bound.arguments.items()
             }
-            more = {n: hyperparams.get(n, x) for n, x in bound.kwargs.items()}
+            more = {n: hyperparams.get(n, x) for n, x in keywords.items()}
             return inner_factory(*new.args, **more)
 
         # Optax injects the parameters that it finds in the signature, and no others.
