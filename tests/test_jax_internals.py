@@ -135,3 +135,20 @@ except jax.errors.JaxRuntimeError:
 def test_processes_talk_through_the_client_of_the_coordination_service(fresh):
     done = fresh.run(TALK, free_port())
     assert done.returncode == 0, done.stderr
+
+
+WITHOUT_PRIVATE_MODULE = """
+import sys
+import jax._src
+del jax._src.distributed  # as in a JAX that has moved it
+sys.modules["jax._src.distributed"] = None
+import treeadapt as ta
+for name in ta.__all__:
+    getattr(ta, name)
+assert ta.tree_paths({"a": 1}) == ("a",)
+"""
+
+
+def test_an_import_needs_no_private_module_of_jax(fresh):
+    done = fresh.run(WITHOUT_PRIVATE_MODULE)
+    assert done.returncode == 0, done.stderr

@@ -6,6 +6,7 @@ test libraries, and the fresh environment uses this one's JAX through a path fil
 
 from __future__ import annotations
 
+import ast
 import configparser
 import email
 import inspect
@@ -169,6 +170,47 @@ def test_the_wheel_works_in_a_fresh_environment_outside_the_sources(built, tmp_p
     explain = ("explain", "tree.npz", "a/b", "--rules", rules)
     told = run(scripts / "treeadapt", *explain, cwd=tmp_path)
     assert "'a/b' gets 'train'" in told
+
+
+#: Uses every public name, and the command; in a new process, from ``sys.argv[1]``.
+USE = """
+import sys, warnings
+warnings.simplefilter("error")
+sys.path.insert(0, sys.argv[1])
+import treeadapt
+from treeadapt import *
+assert treeadapt.__file__.startswith(sys.argv[1]), treeadapt.__file__
+assert set(treeadapt.__all__) <= set(globals()) & set(dir(treeadapt))
+print(*sorted(treeadapt.__all__))
+print(tree_paths({"layers": [{"w": 1.0}]}))
+from treeadapt.cli.commands import main
+main(["--version"])
+"""
+
+
+def used_from(place, tmp_path):
+    names, *lines = run(sys.executable, "-c", USE, place, cwd=tmp_path).splitlines()
+    assert names.split() == sorted(ta.__all__)
+    assert lines == ["('layers/0/w',)", f"treeadapt, version {ta.__version__}"]
+
+
+def test_the_package_works_from_a_zip(built, tmp_path):
+    used_from(built[0], tmp_path)
+
+
+def test_the_package_works_without_its_stub(tmp_path):
+    strip = shutil.ignore_patterns("*.pyi", "py.typed", "__pycache__")
+    shutil.copytree(REPOSITORY / "treeadapt", tmp_path / "treeadapt", ignore=strip)
+    assert not [*tmp_path.rglob("*.pyi")]
+    used_from(tmp_path, tmp_path)
+
+
+def test_the_stub_has_the_public_names_and_their_rooms():
+    stub = ast.parse((REPOSITORY / "treeadapt" / "__init__.pyi").read_text("utf-8"))
+    *imports, listed = stub.body
+    rooms = {name.name: node.module for node in imports for name in node.names}
+    assert rooms == {name: f"treeadapt.{ta._ROOM_OF[name]}" for name in ta.__all__}
+    assert sorted(ast.literal_eval(listed.value)) == sorted(rooms) == ta.__all__
 
 
 def test_the_version_is_in_one_place():

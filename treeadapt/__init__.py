@@ -7,35 +7,60 @@ selectors, which Optax takes wherever it takes labels and masks.
 
 from __future__ import annotations
 
-import ast
 import importlib
-from pathlib import Path
 from typing import Any
 
-
-def _rooms() -> dict[str, str]:
-    """Read from the stub next to this file which room each public name is in."""
-    stub = ast.parse(Path(__file__).with_suffix(".pyi").read_text("utf-8"))
-    return {
-        alias.name: str(node.module)
-        for node in stub.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
-
-
-_ROOMS = _rooms()
-__all__ = sorted(name for name in _ROOMS if not name.startswith("_"))
+# Room -> its public names. ``__init__.pyi`` says the same to type checkers.
+_NAMES_IN = {
+    "_version": "__version__",
+    "adapters.adapter": "BOX Adapter Flat",
+    "adapters.registry": "AdapterRegistry default_registry register",
+    "carry.callbacks": "tree_map_params value_and_grad_from_state",
+    "carry.carry_state": "CarryReport carry_state",
+    "carry.fields": "schedule_free_eval_params tree_get tree_set",
+    "checkpoints.load_report": "LoadReport",
+    "checkpoints.store": "load load_report read_metadata save",
+    "convert": "from_flat_dict from_state_dict to_flat_dict to_state_dict tree_paths",
+    "diff": "Difference TreeDiff tree_diff",
+    "errors": (
+        "AdapterError CheckpointError CollectionWarning FreezeError MigrationError "
+        "NoArraysError OverlapError PathCollisionError PathError PatternError "
+        "RandomStateWarning ReplicatedWarning RulesError RulesFileError SelectorError "
+        "ShardingError StackError StructureMismatchError TiedLeafWarning "
+        "TransformError TreeAdaptError TreeAdaptWarning TreeCycleError TreeDepthError "
+        "UnliftedMaskWarning UnmatchedPathError UnstablePathWarning UnusedRuleError"
+    ),
+    "memory": "MemoryPlan",
+    "migrations.migration": "Migration load_migration rename",
+    "migrations.plan": "MigrationPlan",
+    "patterns": "escape",
+    "report": "Summary summarize",
+    "selection.freeze_spec": "FreezeSpec",
+    "selection.rules": "STATIC RuleMatches Rules load_rules param_labels param_mask",
+    "selection.selectors": "Selector glob leaf node",
+    "sharding.params": "named_shardings partition_specs",
+    "sharding.state": "init_sharded opt_state_shardings",
+    "splitting": "Rest map_where merge split",
+    "transforms.adapt": "adapt",
+    "transforms.hyperparams": "inject_hyperparams schedule",
+    "transforms.lift": "lift",
+    "transforms.partition": "freeze partition",
+    "transforms.per_layer": "per_layer",
+    "transforms.scale": "scale_by_rules",
+    "transforms.updates": "apply_updates incremental_update",
+}
+_ROOM_OF = {name: room for room, names in _NAMES_IN.items() for name in names.split()}
+__all__ = sorted(_ROOM_OF)
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name from its room, the first time that it is asked for."""
-    if name not in _ROOMS:
+    if name not in _ROOM_OF:
         raise AttributeError(f"module 'treeadapt' has no attribute {name!r}")
-    found = getattr(importlib.import_module(_ROOMS[name]), name)
-    globals()[name] = found
-    return found
+    value = getattr(importlib.import_module(f"treeadapt.{_ROOM_OF[name]}"), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_ROOMS})
+    return sorted({*globals(), *__all__})

@@ -1,5 +1,5 @@
-# The public names. ``__init__.py`` reads this file too, and imports a name from here
-# when it is first asked for.
+# The public names, for type checkers; no program reads this file. ``__init__.py`` has
+# the same names.
 
 from treeadapt._version import __version__
 from treeadapt.adapters.adapter import BOX, Adapter, Flat

@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 import jax.tree_util as jtu
-from jax._src import distributed
 
 #: ``flatten(tree, is_leaf=None) -> (leaves, treedef)``. If it goes, every conversion
 #: calls ``jax.tree.flatten`` in its place, which is a layer of Python slower.
@@ -53,6 +52,8 @@ def coordination_client() -> Any:
     allow_overwrite=False)`` and the same for bytes, ``blocking_key_value_get_bytes(key,
     limit_ms)``, ``key_value_dir_get(key)`` and ``key_value_delete(key)`` for all that
     is below a key. If they change, several processes can neither save to Orbax nor load
-    to arrays that they share.
+    to arrays that they share. Imported here, so that nothing else depends on it.
     """
+    from jax._src import distributed
+
     return distributed.global_state.client
