@@ -544,6 +544,36 @@ def test_hostile_files_are_short_errors(case, tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
 
+@pytest.mark.parametrize(
+    "marks",
+    [
+        "{}",
+        "[]",
+        "3",
+        '{"ties": {}}',
+        '{"kinds": {}}',
+        '{"ties": [], "kinds": {}}',
+        '{"ties": {}, "kinds": "number"}',
+        '{"ties": {"b": ["a"]}, "kinds": {}}',
+        '{"ties": {}, "kinds": {"a": 3}}',
+    ],
+)
+def test_malformed_marks_are_named(marks, tmp_path):
+    path = tmp_path / "x.safetensors"
+    safetensors.numpy.save_file({"a": np.ones(2)}, path, {"treeadapt": marks})
+    table = "(ties|kinds)"
+    with pytest.raises(ta.CheckpointError, match=f"treeadapt has no table of {table}"):
+        ta.load(path)
+    folder = tmp_path / "x"
+    ta.save(folder, {"a": np.ones(2)})
+    file = folder / "_METADATA"
+    document = json.loads(file.read_text())
+    document["custom_metadata"]["treeadapt"] = json.loads(marks)
+    file.write_text(json.dumps(document))
+    with pytest.raises(ta.CheckpointError, match=f"treeadapt has no table of {table}"):
+        ta.load(folder)
+
+
 @pytest.mark.parametrize("name", ["safetensors", "npz", "msgpack"])
 def test_a_cut_or_flipped_file_either_raises_or_loads(name, tmp_path):
     path = tmp_path / f"x.{name}"

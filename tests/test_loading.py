@@ -430,6 +430,23 @@ CASTS = [
     (np.float32([np.inf, 1]), "float8_e5m2", True),
     (np.int8([-128, 1]), "float4_e2m1fn", False),
     (np.float32([-6, 0.1]), "float4_e2m1fn", True),
+    (np.int32([2**24, -(2**24)]), "float32", True),
+    (np.int32([2**24 + 1, 1]), "float32", False),
+    (np.int32([2**31 - 1, 1]), "float32", False),
+    (np.int64([2**63 - 1, 1]), "float32", False),
+    (np.uint64([2**64 - 1, 1]), "float16", False),
+    (np.int64([2**53 + 1, 1]), "complex64", False),
+    (np.int16([257, 1]), "bfloat16", False),
+    (np.int8([5, 1]), "float4_e2m1fn", False),
+    (np.int8([4, 1]), "float8_e8m0fnu", True),
+    (np.int8([3, 1]), "float8_e8m0fnu", False),
+    (np.bool_([False, True]), "float8_e8m0fnu", False),
+    (np.float32([3, 0.5]), "float8_e8m0fnu", True),
+    (np.float32([-1, 1]), "float8_e8m0fnu", False),
+    (np.array([2, 1], jnp.float8_e8m0fnu), "float8_e4m3fn", True),
+    (np.array([2**-100, 1], jnp.float8_e8m0fnu), "float8_e4m3fn", True),
+    (np.array([2.0**100, 1], jnp.float8_e8m0fnu), "float8_e4m3fn", False),
+    (np.array([4, 1], jnp.float8_e5m2), "float8_e8m0fnu", True),
 ]
 
 
@@ -444,10 +461,36 @@ def test_cast_gives_arrays_the_dtype_of_the_target(array, dtype, fits, tmp_path)
         if fits:
             again = ta.load(path, target, cast=True)["a"]
             assert again.dtype == dtype
-            np.testing.assert_array_equal(np.asarray(again), array.astype(dtype))
+            wide = array.astype(np.float32) if array.itemsize == 1 else array
+            np.testing.assert_array_equal(np.asarray(again), wide.astype(dtype))
         else:
             with pytest.raises(ta.CheckpointError, match="'a'"):
                 ta.load(path, target, cast=True)
+
+
+@pytest.mark.parametrize("like", [0.0, 0j, np.float64(0), np.float32(0)])
+def test_cast_keeps_the_value_of_an_integer(like, file):
+    ta.save(file, {"w": np.ones(1), "step": 2**53 + 1})
+    target = {"w": np.zeros(1), "step": like}
+    report = ta.load_report(file, target, cast=True)
+    assert "int64[] 9007199254740993" in report.retyped["step"][0]
+    with pytest.raises(
+        ta.CheckpointError, match=r"'step': a number, int64.* 900719925"
+    ):
+        ta.load(file, target, cast=True)
+    assert ta.load(file, target, cast=True, where="w")["step"] == like
+    ta.save(file, {"w": np.ones(1), "step": 2**24})
+    assert ta.load(file, target, cast=True)["step"] == 2**24
+
+
+def test_cast_of_a_number_may_round_and_not_become_infinite(file):
+    ta.save(file, {"rate": 0.1})
+    found = ta.load(file, {"rate": np.float32(0)}, cast=True)["rate"]
+    assert found == np.float32(0.1)
+    ta.save(file, {"rate": 1e60})
+    assert ta.load_report(file, {"rate": np.float32(0)}, cast=True).retyped
+    with pytest.raises(ta.CheckpointError, match=r"'rate': a number, float64.* 1e"):
+        ta.load(file, {"rate": np.float32(0)}, cast=True)
 
 
 def test_cast_keeps_the_sharding_of_the_target(file):

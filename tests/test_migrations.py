@@ -511,6 +511,30 @@ def test_jax_does_not_narrow_what_the_plan_says(narrow, dtype):
     assert cast({"a": jax.ShapeDtypeStruct((2,), narrow)})["b"].dtype == dtype
 
 
+SMALL = ["float8_e8m0fnu", "float8_e5m2", "float4_e2m1fn"]
+
+
+@pytest.mark.parametrize("dtype", SMALL)
+@pytest.mark.parametrize("narrow", SMALL)
+@pytest.mark.parametrize("xp", [np, jnp])
+def test_dtypes_of_8_bits_are_cast(xp, narrow, dtype):
+    m = ta.Migration({"a": ("b", {"cast": dtype})})
+    leaf = xp.asarray([1.0, 4.0]).astype(jnp.dtype(narrow))
+    found = m({"a": leaf})["b"]
+    assert found.dtype == dtype
+    assert np.asarray(found).astype(np.float32).tolist() == [1, 4]
+
+
+@pytest.mark.parametrize(("narrow", "dtype"), [("int4", "int2"), ("uint2", "int4")])
+def test_integers_of_few_bits_are_cast(narrow, dtype):
+    m = ta.Migration({"a": ("b", {"cast": dtype})})
+    leaf = np.array([1, 0]).astype(jnp.dtype(narrow))
+    assert m({"a": leaf})["b"].astype(int).tolist() == [1, 0]
+    if narrow == "int4":
+        said = message(lambda: m({"a": np.array([3, 0]).astype(jnp.dtype(narrow))}))
+        assert "do not fit their new dtype" in said
+
+
 # --- messages ---
 
 

@@ -103,14 +103,33 @@ class Stored:
         return dataclasses.replace(self, table=table, boxed=False)
 
 
-def marked(path: Path, table: Mapping[str, Leaf], marks: Any) -> Stored:
+def sound_marks(path: Path, marks: Any) -> dict[str, Any]:
+    """Return what a file states next to its arrays, once it has the form of marks.
+
+    Args:
+        path: the file, for messages.
+        marks: what should be ``{"ties": {path: owner}, "kinds": {path: kind}}``, maybe
+            with a ``hash``.
+
+    Raises:
+        CheckpointError: it has another form.
+    """
+    for name in ("ties", "kinds"):
+        table = marks.get(name) if isinstance(marks, dict) else None
+        texts = table.values() if isinstance(table, dict) else [None]
+        if not all(isinstance(text, str) for text in texts):
+            cure = "Save it again, or remove the entry 'treeadapt'."
+            refuse(path, f"its metadata for treeadapt has no table of {name}", cure)
+    return {**marks}
+
+
+def marked(path: Path, table: Mapping[str, Leaf], marks: Mapping[str, Any]) -> Stored:
     """Return what is stored with the ties and kinds that a file states, once they fit.
 
     Args:
         path: the file, for messages.
         table: its leaves, without tied ones.
-        marks: what should be ``{"ties": {path: owner}, "kinds": {path: kind}}``, maybe
-            with a ``hash``.
+        marks: as ``sound_marks`` returns them.
 
     Raises:
         CheckpointError: they do not fit.
@@ -126,8 +145,7 @@ def marked(path: Path, table: Mapping[str, Leaf], marks: Any) -> Stored:
             refuse(
                 path, f"it says that {listing([one])} is a {kind!r:.60} but lacks it"
             )
-        is_array = kind == NUMBER and made[one].array.shape
-        if is_array or not isinstance(kind, str):
+        if kind == NUMBER and made[one].array.shape:
             refuse(path, f"{listing([one])} in it is not a {kind!r:.60}")
         made[one] = dataclasses.replace(made[one], kind=kind)
     return Stored(path, made, hash=str(marks.get("hash", "")))

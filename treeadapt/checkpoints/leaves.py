@@ -20,7 +20,7 @@ from treeadapt.checkpoints.boxes import on_devices
 from treeadapt.checkpoints.common import NUMBER, Leaf, require_dtype
 from treeadapt.checkpoints.processes import spans_processes
 from treeadapt.errors import CheckpointError
-from treeadapt.migrations.running import is_lost
+from treeadapt.migrations.running import converted, is_lost
 from treeadapt.names import listing
 
 
@@ -202,7 +202,7 @@ def _cast(name: str, array: Any, dtype: Any) -> Any:
     if array.dtype == dtype:
         return array
     with np.errstate(all="ignore"):
-        made = array.astype(dtype)
+        made = converted(array, dtype)
     if is_lost(array, made):
         raise CheckpointError(
             f"{listing([name])} holds values of {array.dtype} that {dtype} cannot hold."

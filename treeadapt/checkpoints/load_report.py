@@ -18,6 +18,7 @@ from treeadapt.arrays import is_array, is_number
 from treeadapt.checkpoints.common import NUMBER, Leaf, Stored
 from treeadapt.checkpoints.leaves import stored_form
 from treeadapt.convert import describe
+from treeadapt.migrations.running import converted, is_lost
 from treeadapt.names import Speller, and_more, listing, plural
 
 _SHOWN = 8
@@ -183,13 +184,16 @@ def _takes(form: Leaf, there: Leaf, value: Any, *, cast: bool) -> bool:
         return form.kind != "" and there.kind in ("", form.kind) and own == dtype
     if value is None:
         return is_wider or own == dtype
-    if _family(own) != _family(dtype) or (cast and _family(own) > 1):
-        return is_wider
-    if form.kind == NUMBER:
-        return True
+    if not is_wider and _family(own) != _family(dtype):
+        return False
+    if form.kind == NUMBER and _family(own) == _family(dtype):
+        return True  # Python's own hold more than files do
+    array = np.asarray(value)
     with np.errstate(all="ignore"):
-        held = np.asarray(value).astype(own).item()
-    return bool(np.array_equal(held, value, equal_nan=_family(own) > 1))
+        made = converted(array, own)
+    if is_wider and _family(own) > 1:
+        return not is_lost(array, made)  # it may be rounded
+    return bool(np.array_equal(made.item(), value, equal_nan=_family(own) > 1))
 
 
 def _family(dtype: Any) -> int:

@@ -36,6 +36,7 @@ from treeadapt.checkpoints.common import (
     marked,
     nested,
     refuse,
+    sound_marks,
 )
 from treeadapt.checkpoints.processes import spans_processes
 from treeadapt.checkpoints.schema_file import marks_of
@@ -98,6 +99,7 @@ def read_metadata(path: Path) -> Stored:
     if marks is None:
         return Stored(path, table, boxed=True)
     # Orbax stores tied leaves too, each by itself.
+    marks = sound_marks(path, marks)
     plain = {name: leaf for name, leaf in table.items() if name not in marks["ties"]}
     found = marked(path, plain, marks)
     for name, owner in found.ties.items():

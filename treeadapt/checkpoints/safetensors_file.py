@@ -29,6 +29,7 @@ from treeadapt.checkpoints.common import (
     marked,
     refuse,
     reported,
+    sound_marks,
 )
 from treeadapt.checkpoints.schema_file import marks_of
 from treeadapt.data_files import parse_json
@@ -224,9 +225,9 @@ def _of_file(path: Path) -> Stored:
         start_bytes = 8 + length_bytes + entry["data_offsets"][0]
         leaf = abstract(path, name, entry["shape"], dtype)
         table[name] = Leaf(leaf, key=(path, start_bytes))
-    return (
-        Stored(path, table) if marks is None else marked(path, table, parse_json(marks))
-    )
+    if marks is None:
+        return Stored(path, table)
+    return marked(path, table, sound_marks(path, parse_json(marks)))
 
 
 def _index(path: Path) -> tuple[dict[str, str], str]:

@@ -186,8 +186,8 @@ def load(
             leaves nothing to load. The rows of a migration must fit anyway, and so
             must what their functions make, which is known too late for the report.
         cast: turn arrays into the dtypes of ``target``, integers into floating-point
-            numbers too but not back. A value that becomes infinite or another integer
-            is an error.
+            numbers too but not back. A value that becomes infinite, and an integer that
+            the new dtype does not hold exactly, is an error.
 
     Returns:
         Tree with the treedef of ``target``. Paths that were tied when saved share one

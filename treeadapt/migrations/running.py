@@ -301,7 +301,7 @@ def _finished(move: Move, layout: Layout, array: Any, xp: Any, lost: list[Any]) 
         made = (wide - offset) / scale if move.values.undoes else wide * scale + offset
         lost.append(is_lost(wide, made, xp))
     if made.dtype != move.dtype:
-        given, made = made, made.astype(move.dtype)
+        given, made = made, converted(made, move.dtype)
         lost.append(is_lost(given, made, xp))
     pads = move.values.pads(is_source=False)
     if pads:
@@ -313,7 +313,8 @@ def _finished(move: Move, layout: Layout, array: Any, xp: Any, lost: list[Any]) 
 def is_lost(array: Any, made: Any, xp: Any = np) -> Any:
     """Return whether what was made of numbers is more than rounded.
 
-    Integers must be the same; floating-point numbers stay finite, infinite or neither.
+    Integers and bools must be the same, as floating-point numbers, too; these stay
+    finite, infinite or neither.
 
     Args:
         array: the numbers, integers or floating point.
@@ -322,16 +323,36 @@ def is_lost(array: Any, made: Any, xp: Any = np) -> Any:
     """
     if not jnp.issubdtype(made.dtype, jnp.inexact):
         # On the way back -1 would come of the largest unsigned number.
-        is_same = (made.astype(array.dtype) == array) & ((made < 0) == (array < 0))
+        is_same = converted(made, array.dtype) == array
+        is_same &= (made < 0) == (array < 0)
+    elif not jnp.issubdtype(array.dtype, jnp.inexact):
+        is_same = _is_whole(array, made.real, xp)
     elif not _has_infinite(made.dtype):  # all that is larger becomes the largest
-        most = float(jnp.finfo(made.dtype).max)
-        is_same = (array >= -most) & (array <= most)
-    elif not _has_infinite(array.dtype):
-        is_same = xp.isfinite(made)
+        most, wide = jnp.finfo(made.dtype).max, array.astype(wide_dtype(array.dtype))
+        is_same = (wide >= -float(most)) & (wide <= float(most))
     else:
         is_same = xp.isfinite(made) == xp.isfinite(array)
         is_same &= xp.isinf(made) == xp.isinf(array)
     return ~xp.all(is_same)
+
+
+def _is_whole(integers: Any, made: Any, xp: Any) -> Any:
+    """Return where floating-point numbers are the integers or bools that they were."""
+    wide = made.astype(wide_dtype(made.dtype))  # which holds the limits
+    if integers.dtype == np.bool_:
+        return wide == integers
+    # A number beyond the limits may become any integer on the way back.
+    limits = jnp.iinfo(integers.dtype)
+    is_inside = (wide >= float(limits.min)) & (wide < float(int(limits.max) + 1))
+    back = xp.where(is_inside, wide, xp.zeros_like(wide)).astype(integers.dtype)
+    return is_inside & (xp.floor(wide) == wide) & (back == integers)
+
+
+def converted(array: Any, dtype: Any) -> Any:
+    """Return an array in another dtype; NumPy lacks a way between some small dtypes."""
+    if isinstance(array, jax.Array) or np.can_cast(array.dtype, dtype, "unsafe"):
+        return array.astype(dtype)
+    return array.astype(np.float32).astype(dtype)  # which holds all values of 8 bits
 
 
 def _has_infinite(dtype: Any) -> bool:
