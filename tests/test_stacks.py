@@ -122,6 +122,7 @@ def test_malformed_stacks_are_refused_at_once(given):
         ({"": 0}, ["''", "disagree", "'head' float32[3] has 3"]),
         ({"blocks": "layers"}, ["'blocks/b'", "no box", "'layers'", "number"]),
         ({"blocks": 0, "blocks/w": -3}, ["'blocks/w'", "axis 0", "two stacks"]),
+        ({"": 0, "blocks": 1, "blocks/w": 0}, ["'blocks/w' and ''", "two stacks"]),
     ],
     ids=str,
 )

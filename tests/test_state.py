@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fractions
 import functools
 import inspect
 import warnings
@@ -264,6 +265,44 @@ def test_several_fields_are_an_error_that_names_them():
         )
 
 
+def test_the_error_of_several_names_only_what_tells_them_apart():
+    def message(state, key, **group):
+        with pytest.raises(ta.TransformError, match="are called") as info:
+            tree_get(state, key, **group)
+        return str(info.value)
+
+    layers = {"blocks": {"w": jnp.ones((2, 3))}, "head": jnp.ones(3)}
+    rate = optax.inject_hyperparams(optax.adam)(0.1)
+    state = ta.per_layer(rate, {"blocks": 0}).init(layers)
+    cure = message(state, "learning_rate").partition("Read it")[2]
+    assert cure == " at its path."
+    assert tree_get(state["blocks"], "learning_rate").shape == (2,)
+    in_groups = ta.partition(
+        {"a": ta.per_layer(rate, {"blocks": 0}), "b": rate}, {"**/w": "a", "**": "b"}
+    )
+    layers["blocks"]["b"] = jnp.ones((2, 3))
+    layers["other"] = {"w": jnp.ones(2)}
+    state = in_groups.init(layers)
+    assert "group=" in message(state, "learning_rate")
+    assert "group=" not in message(state, "learning_rate", group="a")
+    cure = message(state, "count", group="b").partition("Read it")[2]
+    assert cure.endswith("name its class too ('InjectStatefulHyperparamsState.count').")
+
+
+@pytest.mark.parametrize("tx", [ADAM, ta.partition({"a": ADAM}, {"**": "a"})])
+def test_an_optimizer_of_nnx_is_told_from_its_state(tx):
+    model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    for ask in (
+        lambda: tree_get(optimizer, "count"),
+        lambda: tree_get(optimizer, "count", None),
+        lambda: tree_get(optimizer, "count", group="a"),
+        lambda: tree_set(optimizer, count=1),
+    ):
+        with pytest.raises(ta.TransformError, match=r"Optimizer.*optimizer\.opt_state"):
+            ask()
+
+
 def test_nothing_found_is_an_error_with_the_nearest_name_or_the_default():
     state = optax.inject_hyperparams(optax.adam)(0.1).init(PARAMS)
     with pytest.raises(ta.TransformError, match=r"'learning_rates'.*'learning_rate'"):
@@ -506,6 +545,30 @@ def test_variables_of_an_nnx_optimizer_stay_variables():
         (jnp.array(False), 1, None),
         (jnp.array(1.0), 1j, None),
         (jnp.array(1.0), "1", None),
+        (jnp.array(1.0), np.array("1"), None),
+        (jnp.array(1.0), fractions.Fraction(1, 2), None),
+        (jnp.array(1.0), 1e60, None),
+        (jnp.array(1.0), -1e60, None),
+        (jnp.array(1.0), 1e-60, None),
+        (jnp.array(1.0), np.float64(1e60), None),
+        (jnp.array(1.0), np.array(1e60), None),
+        (jnp.array(1.0), 10**400, None),
+        (jnp.array(1.0), np.array(10**400), None),
+        (jnp.array(1.0), 2**80, 2.0**80),
+        (jnp.array(1.0), float("inf"), float("inf")),
+        (jnp.array(1.0), 0.0, 0.0),
+        (jnp.array(1.0, jnp.float16), 70_000, None),
+        (jnp.array(1.0, jnp.float16), jnp.array(1e5), None),
+        (jnp.array(1.0, jnp.float8_e4m3fn), float("inf"), None),
+        (jnp.array(1.0, jnp.float8_e8m0fnu), -2.0, None),
+        (jnp.array(1j), complex(1, 1e60), None),
+        (jnp.array(1j), 1e60, None),
+        (jnp.array(1, jnp.int32), 10**400, None),
+        (jnp.array(1, jnp.int32), float("nan"), None),
+        (jnp.array(1, jnp.int32), float("inf"), None),
+        (jnp.array(1, jnp.uint8), -1.0, None),
+        (jnp.array(1, jnp.uint32), -1, None),
+        (jnp.array(1, jnp.uint8), True, 1),
         (jnp.array(1.0), jax.random.key(0), None),
         (jax.random.key(0), 1.0, None),
         (jax.random.key(0), jax.random.key(1), jax.random.key(1)),
@@ -540,6 +603,14 @@ def test_a_whole_tree_is_set_and_takes_the_old_dtypes():
     assert new[0].mu["w"].tolist() == [3, 3]
     inner = state[0]._replace(count=jnp.array(4))
     assert tree_set(state, ScaleByAdamState=inner)[0].count == 4
+
+
+def test_arrays_are_rounded_but_none_becomes_infinite():
+    state = optax.adam(0.1).init({"w": jnp.ones(2, jnp.float16)})
+    new = tree_set(state, mu={"w": np.array([1 / 3, 1e-20], np.float32)})
+    assert new[0].mu["w"].tolist() == [np.float16(1 / 3), 0]
+    with pytest.raises(ta.TransformError, match=r"state\[0\]\.mu is float16\[2\]"):
+        tree_set(state, mu={"w": jnp.array([1.0, 1e5])})
 
 
 @pytest.mark.usefixtures("standard_promotion")

@@ -12,8 +12,7 @@ See ``convert`` for stable names of every array of a state.
 from __future__ import annotations
 
 import dataclasses
-import numbers
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -33,7 +32,7 @@ from treeadapt.carry.optax_fields import (
 )
 from treeadapt.carry.slots import holds
 from treeadapt.convert import describe
-from treeadapt.errors import StructureMismatchError, TransformError
+from treeadapt.errors import StructureMismatchError, TransformError, TreeAdaptError
 from treeadapt.names import Speller, listing, plural, shorten
 from treeadapt.trees.views import view_tree
 
@@ -63,7 +62,8 @@ def tree_get(
 
     Raises:
         TransformError: no field has that name and there is no default; several have;
-            what has it may be params; or no partition has such a group.
+            what has it may be params; no partition has such a group; or ``state`` is
+            an ``nnx.Optimizer``, of which ``opt_state`` is searched.
 
     Example:
         >>> state = optax.adam(1e-3).init({"count": jnp.ones(2)})
@@ -73,12 +73,7 @@ def tree_get(
     parts = _search(state, (key,), group)
     found = [part for part in parts if key in part.names]
     if len(found) > 1:
-        paths = [part.exact_path() for part in found]
-        raise TransformError(
-            f"{plural(len(paths), 'field')} of the state are called {key!r}: "
-            f"{', '.join(paths[:8])}{' ...' if len(paths) > 8 else ''}. Name its class "
-            'too ("ScaleByAdamState.count"), pass group=, or read it at its path.'
-        )
+        raise TransformError(_several_message(key, found, parts))
     if not found and default is _MISSING:
         raise TransformError(_nothing_message(key, parts))
     return found[0].value if found else default
@@ -102,8 +97,9 @@ def tree_set(state: Any, /, *, group: Hashable = _MISSING, **fields: Any) -> Any
 
     Raises:
         TransformError: no field has that name; what has it may be params; the dtype
-            cannot hold the value; a schedule would overwrite the hyperparameter at the
-            next step; or no partition has such a group.
+            cannot hold the value, which would become infinite, NaN or zero; a schedule
+            would overwrite the hyperparameter at the next step; no partition has such
+            a group; or ``state`` is an ``nnx.Optimizer``.
         StructureMismatchError: a value has another structure or shape.
 
     Example:
@@ -212,8 +208,14 @@ def _search(
         group: label of the only group of a partition to look into, if there is one.
 
     Raises:
-        TransformError: what has such a name may be params, or there is no such group.
+        TransformError: what has such a name may be params, there is no such group, or
+            the state is inside an object that is not searched.
     """
+    if path := _path_of_state(state):
+        raise TransformError(
+            "Expected the state of an optimizer; got an object of the class "
+            f"{type(state).__name__!r} that holds one. Pass optimizer.{path}."
+        )
     names = list(names)
     classes = frozenset(str(name).partition(".")[0] for name in names)
 
@@ -352,6 +354,8 @@ def _cast(part: _Part, old: Any, new: Any) -> Any:
             f"{part.exact_path()} is {describe(old)} and cannot hold {new!r:.100}. "
             "Give a value of its dtype, or of a narrower kind."
         )
+    if type(new) is int and jnp.issubdtype(old.dtype, jnp.inexact):
+        new = float(new)  # it may have more digits than JAX's integers
     # A copy: one value may be set in several places, each of which may be donated.
     array = jnp.array(new, dtype=old.dtype)
     is_traced = any(isinstance(one, jax.core.Tracer) for one in (old, array))
@@ -363,26 +367,62 @@ def _cast(part: _Part, old: Any, new: Any) -> Any:
 def can_hold(dtype: Any, new: Any) -> bool:
     """Return whether a dtype can hold a number: of its kind, or of a narrower one.
 
-    Of arrays whose values are not known here and now only the kind is compared.
+    A number may be rounded, but becomes neither infinite nor NaN nor, unless it is one
+    of many, zero. Of arrays whose values are not known here and now only the kind is
+    compared.
 
     Example:
         >>> can_hold(jnp.int32, 3.0), can_hold(jnp.int32, 3.5), can_hold(jnp.int8, 300)
         (True, False, False)
+        >>> can_hold(jnp.float32, 1e60), can_hold(jnp.float32, float("inf"))
+        (False, True)
     """
-    if not is_array(new) and not isinstance(new, numbers.Number):
+    if is_array(new) and new.dtype == dtype:
+        return True
+    values = known(new)
+    is_number = is_array(new) or values is not None
+    if not is_number or jnp.issubdtype(dtype, jax.dtypes.extended):
         return False
-    values = known(new) if is_array(new) and new.dtype != dtype else None
-    if values is not None and values.dtype.kind in "iu" and values.size:
-        return all(can_hold(dtype, int(end)) for end in (values.min(), values.max()))
     if isinstance(new, float) and new.is_integer():
         new = int(new)
-    if type(new) is int and jnp.issubdtype(dtype, jnp.integer):
-        return jnp.iinfo(dtype).min <= new <= jnp.iinfo(dtype).max
-    given = jnp.result_type(new)
-    if any(jnp.issubdtype(one, jax.dtypes.extended) for one in (given, dtype)):
-        return given == dtype
-    kinds = [jax.dtypes.scalar_type_of(one) for one in (given, dtype)]
-    return _KINDS.index(kinds[0]) <= _KINDS.index(kinds[1])
+    try:
+        kinds = [_KINDS.index(jax.dtypes.scalar_type_of(one)) for one in (new, dtype)]
+    except TypeError:  # keys, texts, dates, objects
+        return False
+    if kinds[0] > kinds[1]:
+        return False
+    if values is None or not values.size or kinds[1] == _KINDS.index(bool):
+        return True
+    if kinds[1] == _KINDS.index(int):
+        ends = int(values.min()), int(values.max())
+        return jnp.iinfo(dtype).min <= ends[0] and ends[1] <= jnp.iinfo(dtype).max
+    if type(new) is int:
+        try:
+            values = np.asarray(float(new))
+        except OverflowError:
+            return False
+    with np.errstate(all="ignore"):
+        cast = values.astype(dtype)
+    is_lost = not cast and bool(values) if values.shape == () else False
+    return not (is_lost or overflows(values, cast))
+
+
+def overflows(array: Any, cast: Any) -> bool:
+    """Return whether a number of an array became infinite or NaN in another dtype.
+
+    Args:
+        array: of floating-point or complex numbers.
+        cast: the same array, in the other dtype.
+
+    Example:
+        >>> numbers = jnp.array([1e5, jnp.nan])
+        >>> [overflows(numbers, numbers.astype(f"{x}float16")) for x in ("", "b")]
+        [True, False]
+    """
+    lib: Any = np if isinstance(array, np.ndarray | np.generic) else jnp
+    return any(
+        bool((test(array) != test(cast)).any()) for test in (lib.isinf, lib.isnan)
+    )
 
 
 _KINDS = (bool, int, float, complex)  # each holds those before it
@@ -404,6 +444,39 @@ def known(leaf: Any) -> Any:
     ):
         return None
     return np.asarray(leaf)
+
+
+def _several_message(key: Any, found: Sequence[_Part], parts: Iterable[_Part]) -> str:
+    """Say that several fields have a name, and what tells these apart."""
+    paths = [part.exact_path() for part in found]
+    shown = f"{', '.join(paths[:8])}{' ...' if len(paths) > 8 else ''}"
+    groups = [part for part in parts if part.label is not _MISSING]
+    labels = [
+        [group.label for group in groups if part.path[: len(group.path)] == group.path]
+        for part in found
+    ]
+    longer = [[name for name in part.names if "." in str(name)][:1] for part in found]
+    cures = ["Read it at its path"]
+    if any(names != longer[0] for names in longer):
+        cures.append(f"name its class too ({next(filter(None, longer))[0]!r})")
+    if any(each != labels[0] for each in labels):
+        cures.append("pass group=")
+    *others, last = cures
+    cure = f"{', '.join(others)}, or {last}" if others else last
+    many = plural(len(paths), "field")
+    return f"{many} of the state are called {key!r}: {shown}. {cure}."
+
+
+def _path_of_state(holder: Any) -> str:
+    """Return where an object that is not searched has a state; nothing if nowhere."""
+    is_searched = _is_record(holder) or isinstance(holder, tuple | list | Mapping)
+    if is_searched or is_array(holder):
+        return ""
+    try:
+        states = view_tree(holder).plan.paths_of(is_state_class)
+    except TreeAdaptError:  # not a tree
+        return ""
+    return states[0].partition("/")[0] if states else ""
 
 
 def _nothing_message(name: Any, parts: Iterable[_Part]) -> str:

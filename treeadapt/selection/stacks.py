@@ -255,12 +255,13 @@ class Stacks:
                 if stack.key in left_out:
                     continue
                 axis = _axis_of(stack, path, leaf, names.get(index))
-                if any(axis == other.axis for other in axes):
-                    _refuse(
-                        f"{listing([path])} {describe(leaf)}: axis {axis} is that of "
-                        f"two stacks, {stack.key!r} and {axes[-1].key!r}. Each has an "
-                        "axis of its own, counted in the stored array."
-                    )
+                for other in axes:
+                    if axis == other.axis:
+                        _refuse(
+                            f"{listing([path])} {describe(leaf)}: axis {axis} is that "
+                            f"of two stacks, {stack.key!r} and {other.key!r}. Each has "
+                            "an axis of its own, counted in the stored array."
+                        )
                 size = leaf.shape[axis]
                 if size == 0:
                     _refuse(f"{listing([path])} {describe(leaf)} holds no layer.")

@@ -59,11 +59,7 @@ class Plan:
         self.memo: dict[Any, Any] = {}
         self._nodes = walk.nodes
         types = set(itertools.chain.from_iterable(walk.nodes.values()))
-        self.holes: tuple[str, ...] = tuple(
-            path or ""
-            for path, classes in walk.nodes.items()
-            if not _HOLES.isdisjoint(classes)
-        )
+        self.holes: tuple[str, ...] = tuple(self.paths_of(_HOLES.__contains__))
         self.ties = walk.ties
         self.is_plain = types <= {dict, list, tuple, type(None)}
         self.root: type | None = next(iter(walk.nodes.get(None, ())), None)
@@ -128,6 +124,14 @@ class Plan:
             found += self._nodes.get(path[:end], ())
             end = path.find(_paths.SEPARATOR, end + 1)
         return (*found, *self._nodes.get(path, ()))
+
+    def paths_of(self, is_one: Callable[[type], bool]) -> list[str]:
+        """Return the paths of the nodes that have one of some classes."""
+        return [
+            path or ""
+            for path, classes in self._nodes.items()
+            if any(map(is_one, classes))
+        ]
 
     def child_names(self, path: str | None) -> Sequence[str]:
         """Return the segments right below ``path``, with or without leaves below them.
