@@ -584,6 +584,23 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path, monkeypatch):
         ta.save(path, {"a": 1, "b": 2})
 
 
+@pytest.mark.parametrize("shape", [(2**40, 2**40), (2**63,), (0, 2**64), (1,) * 65])
+def test_a_schema_that_cannot_be_read_is_not_written(shape, tmp_path):
+    spec = jax.ShapeDtypeStruct(shape, jnp.float32)
+    with pytest.raises(
+        ta.CheckpointError, match=r"'a' is float32\[.*no checkpoint holds"
+    ):
+        ta.save(tmp_path / SCHEMA, {"a": spec})
+    assert not (tmp_path / SCHEMA).exists()
+
+
+@pytest.mark.parametrize("shape", [(2**31, 2**31), (0, 2**63 - 1), (1,) * 64])
+def test_a_schema_that_is_written_can_be_read(shape, tmp_path):
+    spec = jax.ShapeDtypeStruct(shape, jnp.float32)
+    ta.save(tmp_path / SCHEMA, {"a": spec})
+    assert ta.read_metadata(tmp_path / SCHEMA)["a"].shape == shape
+
+
 def test_a_large_model_has_a_schema(tmp_path):
     experts = {
         f"model.language_model.layers.{n}.mlp.experts.{e}.{name}_proj.weight_scale_inv"

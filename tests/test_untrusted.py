@@ -27,6 +27,7 @@ from treeadapt.checkpoints import (
     safetensors_file,
     schema_file,
 )
+from treeadapt.checkpoints.store import copy
 from treeadapt.migrations import files as migration_files
 from treeadapt.migrations import groups
 from treeadapt.selection import files
@@ -278,6 +279,8 @@ def test_the_policy_states_the_caps_as_they_are():
         "characters of a migration file's addresses": migration_files.MAX_CHARACTERS,
         "weight of the captures of a migration file": migration_files.MAX_WEIGHT,
         "leaves that a migration divides arrays into": groups.MAX_LEAVES,
+        "times their bytes that a migration makes of arrays": groups.MAX_GROWTH,
+        "bytes that it makes of all arrays beyond that": groups.MAX_MORE_BYTES,
         "characters of a pattern with wildcards": patterns.MAX_CHARACTERS,
         "`**` in a pattern": patterns.MAX_ANY_DEPTH,
         "digits of a number in a pattern": patterns.MAX_DIGITS,
@@ -291,3 +294,60 @@ def test_the_policy_states_the_caps_as_they_are():
     }
     rows = dict(re.findall(r"^\| ([^|]+?) +\| +([\d,]+) \|$", text, flags=re.MULTILINE))
     assert rows == {name: f"{cap:,}" for name, cap in caps.items()}
+
+
+PADS = {
+    "5 GB": "pad = { x = [0, 5000000000] }",
+    "2**50": "pad = { x = [1125899906842624, 0] }",
+    "the most": "pad = { x = [9223372036854775807, 9223372036854775807] }",
+}
+
+
+@pytest.mark.parametrize("pad", PADS.values(), ids=PADS)
+def test_a_migration_file_cannot_fill_the_memory(pad, tmp_path):
+    file, path = tmp_path / "table.toml", tmp_path / "x.safetensors"
+    file.write_text(f'version = 1\n[[rows]]\nfrom = "a : x"\nto = "b : x"\n{pad}\n')
+    migration = ta.load_migration(file)
+    ta.save(path, {"a": np.ones(4, np.int8)})
+    stated = {"a": jax.ShapeDtypeStruct((4,), np.int8)}
+    target = {"b": jax.ShapeDtypeStruct((5_000_000_004,), np.int8)}
+    calls = {
+        "plan": lambda: migration.plan(stated),
+        "call": lambda: migration({"a": np.ones(4, np.int8)}),
+        "jax": lambda: migration({"a": jnp.ones(4, jnp.int8)}),
+        "load": lambda: ta.load(path, migration=migration),
+        "target": lambda: ta.load(path, target, migration=migration),
+        "report": lambda: ta.load_report(path, target, migration=migration),
+        "copy": lambda: copy(path, tmp_path / "y.schema.toml", migration=migration),
+    }
+    for call in calls.values():
+        with pytest.raises(ta.MigrationError) as caught:
+            call()
+        text = str(caught.value)
+        assert "a table may not make so much of\n  'a' would become int8[" in text
+        assert "at most 32 times its bytes, and 1.0 GiB more in all" in text
+    assert not (tmp_path / "y.schema.toml").exists()
+
+
+def test_what_rows_make_is_added_up(monkeypatch):
+    monkeypatch.setattr(groups, "MAX_MORE_BYTES", 100)
+    leaves = {f"a{n}": np.ones(2, np.int8) for n in range(3)}
+    pad = {"pad": {"x": (0, 102)}}  # 40 bytes more than 32 times 2
+    for count, fits in ((2, True), (3, False)):
+        m = ta.Migration({f"a{n} : x": (f"b{n} : x", pad) for n in range(count)})
+        source = dict([*leaves.items()][:count])
+        if fits:
+            assert len(m.plan(source).result) == count
+            continue
+        with pytest.raises(ta.MigrationError, match=r"1 group: .* much of\n  'a2'"):
+            m.plan(source)
+    copies = ta.Migration({"a0 : x": tuple(f"{n} : x" for n in range(83))})
+    with pytest.raises(
+        ta.MigrationError, match="at most 32 times its bytes, and 100 B"
+    ):
+        copies({"a0": leaves["a0"]})
+    half = ta.Migration({"a0": (("b", "c"), {"cast": "int64"})})
+    assert half({"a0": np.ones(2_000_000, np.int8)}).keys() == {"b", "c"}
+    # What stays the same array takes no memory.
+    names = ta.Migration({"a0": tuple(str(n) for n in range(200))})
+    assert len(names({"a0": leaves["a0"]})) == 200

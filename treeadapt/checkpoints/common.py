@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from treeadapt.convert import describe
 from treeadapt.data_files import one_line
 from treeadapt.errors import CheckpointError, PathCollisionError, TreeAdaptError
 from treeadapt.names import listing
@@ -165,25 +166,31 @@ def abstract(
     Raises:
         CheckpointError: they are not.
     """
-    is_sound = len(shape) <= MAX_RANK and all(size >= 0 for size in shape)
-    if not is_sound or math.prod(shape) >= 2**63:
+    if not _is_sound(shape):
         refuse(path, f"the leaf {listing([name])} has no sound shape")
     if dtype not in DTYPES:
         refuse(path, f"the leaf {listing([name])} has an unknown dtype, {dtype!r:.60}")
     return jax.ShapeDtypeStruct(shape, DTYPES[dtype])
 
 
-def require_dtype(name: str, dtype: Any) -> None:
-    """Raise unless a checkpoint may hold a dtype.
+def require_form(name: str, array: Any) -> None:
+    """Raise unless what is written of an array's shape and dtype can be read again.
 
     Raises:
         CheckpointError: it names the leaf.
     """
-    if DTYPES.get(dtype.name) != dtype:
+    is_known = DTYPES.get(array.dtype.name) == array.dtype
+    if not is_known or not _is_sound(array.shape):
+        what = describe(array) if is_known else f"of dtype {array.dtype}"
         raise CheckpointError(
-            f"The leaf {listing([name])} is of dtype {dtype}, which no checkpoint "
-            "holds."
+            f"The leaf {listing([name])} is {what:.200}, which no checkpoint holds."
         )
+
+
+def _is_sound(shape: Sequence[int]) -> bool:
+    """Return whether there can be an array of a shape."""
+    is_small = len(shape) <= MAX_RANK and all(0 <= size < 2**63 for size in shape)
+    return is_small and math.prod(shape) < 2**63
 
 
 # What to do with files that torch.save wrote.

@@ -17,7 +17,7 @@ from jax.sharding import AbstractMesh
 
 from treeadapt.arrays import is_array, is_number
 from treeadapt.checkpoints.boxes import on_devices
-from treeadapt.checkpoints.common import NUMBER, Leaf, require_dtype
+from treeadapt.checkpoints.common import NUMBER, Leaf, require_form
 from treeadapt.checkpoints.processes import spans_processes
 from treeadapt.errors import CheckpointError
 from treeadapt.migrations.running import converted, is_lost
@@ -44,7 +44,7 @@ def to_array(name: str, leaf: Any) -> Any:
         leaf: an array or a number.
 
     Raises:
-        CheckpointError: the leaf has no value here, a mask, or another dtype.
+        CheckpointError: the leaf has no value here, a mask, or a form that files lack.
     """
     if isinstance(leaf, jax.ShapeDtypeStruct | jax.core.Tracer):
         raise CheckpointError(
@@ -58,7 +58,7 @@ def to_array(name: str, leaf: Any) -> Any:
     if is_key(leaf):
         return jax.random.key_data(leaf)
     array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
-    require_dtype(name, array.dtype)
+    require_form(name, array)
     return array
 
 

@@ -27,7 +27,7 @@ from treeadapt.checkpoints.common import (
     Stored,
     abstract,
     marked,
-    require_dtype,
+    require_form,
 )
 from treeadapt.convert import describe
 from treeadapt.data_files import VERSION, DataFile
@@ -85,11 +85,11 @@ def write(path: Path, table: Mapping[str, Leaf]) -> None:
     """Write what is known of leaves without their values.
 
     Raises:
-        CheckpointError: a dtype is unknown, a path is not valid Unicode, or the file
-            would be too large to be read.
+        CheckpointError: no file holds a dtype or a shape, a path is not valid Unicode,
+            or the file would be too large to be read.
     """
     for name, leaf in table.items():
-        require_dtype(name, leaf.array.dtype)
+        require_form(name, leaf.array)
     texts = entries(table).items()
     text = marks_of(table)["hash"]
     lines = [_COMMENT, f"version = {VERSION}", f'hash = "{text}"']

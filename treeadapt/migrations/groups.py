@@ -25,9 +25,11 @@ from treeadapt.migrations.rows import Address, Row
 from treeadapt.migrations.running import Layout, Move, wide_dtype
 from treeadapt.migrations.solving import Equation, solve
 from treeadapt.migrations.templates import Captures, decompose
-from treeadapt.names import listing, natural, plural
+from treeadapt.names import listing, natural, plural, size_text
 
 MAX_LEAVES = 1_000_000  # that arrays may become, as of a checkpoint
+MAX_GROWTH = 32  # bytes that arrays become, for each byte of theirs
+MAX_MORE_BYTES = 2**30  # of all that arrays become beyond that
 _SHOWN = 6  # missing leaves that a message lists
 
 Specs: TypeAlias = Mapping[str, Any]
@@ -295,14 +297,34 @@ class GroupMaker:
             self.problems.num_made += count
             if self.problems.num_made > MAX_LEAVES:
                 text = f"would become {count:,} leaves; at most {MAX_LEAVES:,} in all"
-                self._fault(f"{listing([sources[0][0]])} {text}")
+                self._fault(f"{listing([sources[0][0]])} {text}", "large")
             every = indices(names, sizes)
             filled.append(tuple(self._path(address, values, n, sizes) for n in every))
         targets = tuple(filled)
         if row.moves:
             move = self._move(sides, sizes, sources[0][0], targets[0][0])
             made = tuple(_made(move, layout) for layout in move.targets)
+            self._check_growth(sources, targets, made)
         return Group(row, self.place, sources, targets, move, made)
+
+    def _check_growth(
+        self,
+        sources: Sequence[Sequence[str]],
+        targets: Sequence[Sequence[str]],
+        made: Sequence[Any],
+    ) -> None:
+        """Raise if little would become so much that it may not fit into memory.
+
+        A few bytes of a table could otherwise fill it, however small the source is.
+        """
+        given = sum(len(paths) * size_bytes(self.source[paths[0]]) for paths in sources)
+        sizes = [len(p) * size_bytes(x) for p, x in zip(targets, made, strict=True)]
+        self.problems.more_bytes += max(0, sum(sizes) - MAX_GROWTH * given)
+        if self.problems.more_bytes > MAX_MORE_BYTES:
+            largest = sizes.index(max(sizes))
+            text = f"{listing([sources[0][0]])} would become {describe(made[largest])}"
+            limits = f"{MAX_GROWTH} times its bytes, and {size_text(MAX_MORE_BYTES)}"
+            self._fault(f"{text}; at most {limits} more in all", "large")
 
     def _path(
         self, address: Address, values: Shared, index: Iterable[int], sizes: Sizes
@@ -501,6 +523,11 @@ def _made(move: Move, layout: Layout) -> jax.ShapeDtypeStruct:
 def shape_of(spec: Any) -> tuple[int, ...]:
     """Return the shape of a leaf; that of a Python number is empty."""
     return tuple(spec.shape) if is_array(spec) else ()
+
+
+def size_bytes(spec: Any) -> int:
+    """Return the bytes of an array, of which only shape and dtype are known."""
+    return math.prod(spec.shape) * int(spec.dtype.itemsize)
 
 
 def has_zero(dtype: Any) -> bool:

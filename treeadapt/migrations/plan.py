@@ -18,7 +18,7 @@ import numpy as np
 
 from treeadapt.arrays import is_array
 from treeadapt.migrations.axes import REST, Axis, names_of
-from treeadapt.migrations.groups import Group
+from treeadapt.migrations.groups import Group, size_bytes
 from treeadapt.migrations.parts import parts_of_box
 from treeadapt.migrations.planning import plan_groups
 from treeadapt.migrations.problems import Problems
@@ -140,7 +140,7 @@ class MigrationPlan:
     def bytes_of(self, group: Group) -> int:
         """Return the bytes of the sources and targets of one group."""
         specs = (*map(self.source.__getitem__, group.given), *group.specs.values())
-        return sum(spec.size * spec.dtype.itemsize for spec in specs if is_array(spec))
+        return sum(map(size_bytes, filter(is_array, specs)))
 
     @functools.cached_property
     def swappable(self) -> dict[int, tuple[tuple[str, str], ...]]:

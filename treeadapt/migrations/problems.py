@@ -21,11 +21,13 @@ class Problems:
     Attributes:
         found: texts by kind.
         num_made: how many leaves moved arrays have become so far.
+        more_bytes: how many bytes they have become beyond what they always may.
         rows: those of which a group failed.
     """
 
     found: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     num_made: int = 0
+    more_bytes: int = 0
     rows: list[Row] = dataclasses.field(default_factory=list)
 
     def add(self, kind: str, text: str, row: Row | None = None) -> None:
@@ -68,6 +70,7 @@ _KINDS = {
     "torn": ("group", "parts are missing of"),
     "unequal": ("group", "its arrays differ"),
     "sizes": ("group", "sizes contradict each other or stay open"),
+    "large": ("group", "a table may not make so much of"),
     "values": ("group", "its values cannot be changed so"),
     "clash": ("clash", "two leaves get the name of"),
     "idle": ("entry", "of new= no leaf of the target is left for"),
