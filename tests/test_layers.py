@@ -182,7 +182,10 @@ def test_data_flows_one_way():
 
 #: Functions that every format of a checkpoint has, or that say the same of a file and
 #: of a table; and the entry of the program.
-SHARED = {"main", "read", "read_metadata", "refuse", "others", "write"}
+SHARED = {
+    *("main", "read", "read_metadata", "refuse", "others", "write"),
+    *("checkpoints", "parts"),
+}
 
 
 def test_no_two_classes_and_no_two_functions_have_one_name():

@@ -74,7 +74,7 @@ class Stored:
         table: its leaves, by label path.
         boxed: whether another library may have written boxes as their ``value``.
         format: name of its format.
-        version: changes when another checkpoint comes to this path.
+        version: by path of what is read, what changes when another comes to it.
         hash: that of its leaves when it was written; empty if it does not say.
     """
 
@@ -82,7 +82,7 @@ class Stored:
     table: Mapping[str, Leaf]
     boxed: bool = False
     format: str = ""
-    version: tuple[int, ...] = ()
+    version: Mapping[Path, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     hash: str = ""
 
     @property

@@ -4,16 +4,19 @@ Takes a name, whose ending says the format, and arrays; gives what a checkpoint 
 What is read is what the metadata said, and of one checkpoint, or an error. What is
 written is put in place once it is whole. Each format is in a file of this room:
 ``read_metadata(path)`` returns a ``Stored``, ``read(stored, wanted)`` the arrays, and
-``write(path, arrays, table)``, if there is one, writes them all at once.
+``write(path, arrays, table)``, if there is one, writes them all at once. Of those that
+may be folders, ``checkpoints(folder)`` lists what is in one, and ``parts(path)`` the
+files that another checkpoint would replace.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import json
 import os
+import re
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -43,6 +46,8 @@ FORMATS: Mapping[str, ModuleType] = {
     "schema": schema_file,
 }
 _ONLY_READ = ("npz", "msgpack")
+_OF_PARTS = ("safetensors", "orbax")  # may be several files
+_STANDARD = (safetensors_file.WHOLE, safetensors_file.INDEX, orbax_folder.METADATA)
 SHARDS = "safetensors shards"
 
 
@@ -57,17 +62,18 @@ def read_stored(path: str | os.PathLike[str]) -> Stored:
         restore(name.absolute())
     if not name.exists():
         raise CheckpointError(f"There is no checkpoint {listing([str(name)])}.")
-    # Hugging Face's tools save a small model as a folder, too, without an index.
-    whole = name / safetensors_file.WHOLE
-    if whole.is_file() and not (name / safetensors_file.INDEX).is_file():
-        name = whole
-    kind = format_of(name)
-    if not (name.is_file() or (name.is_dir() and kind != "schema")):
-        refuse(name, f"it is not a {kind} file")
-    with reported(name, "read"):
-        version = _version(name)
+    version: dict[Path, tuple[int, ...]] = {}
     with reading(name, version), reported(name, "read"):
-        found = FORMATS[kind].read_metadata(name)
+        version[name] = _stamp(name)
+        if name.is_dir():
+            name = _located(name)
+        kind = format_of(name)
+        if not (name.is_file() or (name.is_dir() and kind != "schema")):
+            refuse(name, f"it is not a {kind} file")
+        reader = FORMATS[kind]
+        for file in reader.parts(name) if kind in _OF_PARTS else (name,):
+            version[file] = _stamp(file)  # before it is opened
+        found = reader.read_metadata(name)
         if found.hash:
             _check_hash(found, kind)
     return dataclasses.replace(found, version=version, format=kind)
@@ -194,6 +200,8 @@ def format_of(path: str | os.PathLike[str], *, writing: bool = False) -> str:
     ending = name.suffix.removeprefix(".").lower()
     if name.name.lower().endswith(schema_file.ENDING):
         return "schema"
+    if not writing and name.name.endswith(safetensors_file.INDEX_ENDING):
+        return "safetensors"
     if name.is_dir() or (writing and ending in ("", "orbax")):
         has_index = (name / safetensors_file.INDEX).is_file()
         return "safetensors" if has_index else "orbax"
@@ -261,6 +269,8 @@ def _check(path: Path, kind: str) -> None:
             what = "a folder of shards"
             cure = "Pass max_shard_bytes= to replace it, or choose another name."
         raise CheckpointError(f"{listing([str(path)])} is {what}. {cure}")
+    if kind == "safetensors":
+        _require_alone(path)
     while path.is_dir():
         with contextlib.suppress(FileNotFoundError):  # others replace it meanwhile
             if path.samefile("."):
@@ -268,12 +278,36 @@ def _check(path: Path, kind: str) -> None:
                     f"{listing([str(path)])} is the current folder and is not "
                     "replaced. Name a folder in it."
                 )
-            version = _version(path)
+            before = path.stat()
             try:
                 return _require_own(path, kind)
             except CheckpointError:
-                if _version(path) == version:
+                now = path.stat()
+                is_same = os.path.samestat(now, before)
+                if is_same and now.st_ctime_ns == before.st_ctime_ns:
                     raise
+
+
+def _require_alone(file: Path) -> None:
+    """Raise if a new file would be the second checkpoint of its folder."""
+    folder, index = file.parent, safetensors_file.index_of(file)
+    rivals = [index.name]
+    if file.name == safetensors_file.WHOLE:
+        rivals.append(orbax_folder.METADATA)
+    there = [one for one in _checkpoints(folder) if one.name in rivals]
+    if not there:
+        return
+    cure = "Save to another folder."
+    if there[0] == index:
+        cure = "remove them and their index first, or save to another folder."
+        if index.name == safetensors_file.INDEX and not safetensors_file.others(folder):
+            cure = f"pass max_shard_bytes= and the folder, {listing([str(folder)])}."
+        cure = f"To replace the shards, {cure}"
+    raise CheckpointError(
+        f"{listing([str(file)])} is not written, because it would be a second "
+        f"checkpoint next to {listing([str(there[0])])}, and readers differ in which "
+        f"they take. {cure}"
+    )
 
 
 def _require_own(path: Path, kind: str) -> None:
@@ -291,7 +325,7 @@ def _require_own(path: Path, kind: str) -> None:
     if found is None:
         raise CheckpointError(
             f"The folder {name} is not {what} and is not replaced. "
-            f"{orbax_folder.proposal(path) or 'Choose another name.'}"
+            f"{_proposal(path) or 'Choose another name.'}"
         )
     if found:
         raise CheckpointError(
@@ -324,8 +358,12 @@ def require_arrays(stored: Stored) -> None:
 
 
 @contextlib.contextmanager
-def reading(path: Path, version: tuple[int, ...]) -> Iterator[None]:
+def reading(path: Path, version: Mapping[Path, tuple[int, ...]]) -> Iterator[None]:
     """Report that another checkpoint came to the path, whatever else goes wrong.
+
+    Args:
+        path: of the checkpoint, for messages.
+        version: as ``Stored`` has it; what is in it at the end counts.
 
     Raises:
         CheckpointError: it did.
@@ -334,7 +372,7 @@ def reading(path: Path, version: tuple[int, ...]) -> Iterator[None]:
         yield
     finally:
         with reported(path, "read"):
-            is_same = _version(path) == version
+            is_same = all(_stamp(file) == stamp for file, stamp in version.items())
         if not is_same:
             raise CheckpointError(
                 f"The checkpoint {listing([str(path)])} was replaced while it was "
@@ -342,11 +380,61 @@ def reading(path: Path, version: tuple[int, ...]) -> Iterator[None]:
             )
 
 
-def _version(path: Path) -> tuple[int, ...]:
-    """Return what changes when another file, folder or shard in it comes to a path."""
-    found = [path.stat()]
-    for shard in sorted(path.glob("*.safetensors")):
-        with contextlib.suppress(FileNotFoundError):  # another folder came meanwhile
-            found.append(shard.stat())
-    each = ((s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for s in found)
-    return (*itertools.chain(*each),)
+def _stamp(path: Path) -> tuple[int, ...]:
+    """Return what changes when another file or folder comes to a path.
+
+    Files that come into a folder, and links to a file or its mode, change nothing.
+    """
+    try:
+        facts = path.stat()
+    except FileNotFoundError:
+        return ()
+    if stat.S_ISDIR(facts.st_mode):
+        return (facts.st_ino,)
+    return facts.st_ino, facts.st_size, facts.st_mtime_ns
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoints in a folder: files, indexes, and what Orbax wrote."""
+    return [*safetensors_file.checkpoints(folder), *orbax_folder.checkpoints(folder)]
+
+
+def _located(folder: Path) -> Path:
+    """Return the checkpoint that is meant by a folder: itself, or a file in it.
+
+    Names that the libraries give by themselves come before all others.
+
+    Raises:
+        CheckpointError: there is none, or more than one.
+    """
+    names = _checkpoints(folder)
+    standard = [name for name in names if name.name in _STANDARD]
+    one, *others = standard or names or [folder]
+    if len(standard) > 1:
+        refuse(
+            folder,
+            f"it holds more than one checkpoint, {listing([*map(str, standard)])}, and "
+            "readers differ in which they take",
+            "Move away the one that is not meant, or name the other one.",
+        )
+    if others:
+        refuse(folder, "it holds several", _proposal(folder))
+    if one == folder:
+        none = "there is neither an Orbax checkpoint nor a .safetensors file in it"
+        refuse(folder, none, _proposal(folder))
+    is_folder = one.is_dir() or one.name in _STANDARD[1:]
+    return folder if is_folder else one
+
+
+def _proposal(folder: Path) -> str:
+    """Name the checkpoints below a folder, such as the steps of a manager."""
+    steps = [step for step in folder.glob("[!.]*") if "-tmp" not in step.name]
+    revisions = folder.glob("snapshots/[!.]*")  # as in the cache of Hugging Face
+    folders = [folder, *steps, *revisions]
+    there = [one for each in folders for one in _checkpoints(each)]
+    inner = orbax_folder.METADATA
+    names = {str(one.parent if one.name == inner else one): None for one in there}
+    latest = sorted(names, key=lambda x: re.sub(r"\d+", lambda n: n[0].zfill(20), x))
+    if latest:
+        return f"It holds {listing(latest[::-1])}. Name one of them."
+    return UNPICKLED if any(folder.glob("*.bin")) else ""

@@ -17,7 +17,7 @@ import contextlib
 import itertools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -29,7 +29,6 @@ from treeadapt.arrays import is_array
 from treeadapt.checkpoints.common import (
     MAX_LEAVES,
     NUMBER,
-    UNPICKLED,
     Leaf,
     Stored,
     abstract,
@@ -44,7 +43,7 @@ from treeadapt.errors import CheckpointError, PathCollisionError
 from treeadapt.names import listing
 from treeadapt.paths import segment
 
-_METADATA = "_METADATA"
+METADATA = "_METADATA"
 _MAX_METADATA_BYTES = 64 * 2**20
 _MAX_ENTRIES = 10 * MAX_LEAVES
 # What Orbax writes of a tree, as paths in its folder.
@@ -60,10 +59,28 @@ _MARK = "treeadapt"  # in the folder's own metadata: its names are escaped
 
 def others(path: Path) -> list[str] | None:
     """Return what Orbax did not write of a folder; None if it is not a checkpoint."""
-    if not (path / _METADATA).is_file():
+    if not (path / METADATA).is_file():
         return None
     entries = _entries(path).items()
     return [name for name, link in entries if link or not _OWN.fullmatch(name)]
+
+
+def checkpoints(path: Path) -> list[Path]:
+    """Return the metadata of a checkpoint in a folder, or the items of a step.
+
+    Those that are being written are left out.
+    """
+    metadata = path / METADATA
+    if metadata.is_file():
+        return [metadata]
+    items = (file.parent for file in path.glob(f"[!.]*/{METADATA}"))
+    return [item for item in items if "orbax-checkpoint-tmp" not in item.name]
+
+
+def parts(path: Path) -> Iterator[Path]:
+    """Give what changes if another checkpoint comes to a folder."""
+    folder = _folder(path)
+    yield from (folder, folder / METADATA, folder / "manifest.ocdbt")
 
 
 def read_metadata(path: Path) -> Stored:
@@ -75,10 +92,17 @@ def read_metadata(path: Path) -> Stored:
     import orbax.checkpoint as ocp
 
     folder = _folder(path)
-    # TensorStore follows links, out of the folder and to any file of this machine.
-    links = [name for name, link in _entries(folder).items() if link]
-    if links:
-        refuse(path, f"{listing(links)} in it is a link")
+    # TensorStore follows links, out of the folder and to any file of this machine,
+    # and takes whatever bytes are there for numbers.
+    blobs = _blobs(folder)
+    outward = [
+        name
+        for name, is_link in _entries(folder).items()
+        if is_link and (folder / name).resolve().parent != blobs
+    ]
+    if outward:
+        cure = "Copy the files themselves into it."
+        refuse(path, f"{listing(outward, limit=3)} in it is a link", cure)
     marks = _marks(path, folder)
     with _checkpointer() as checkpointer:
         tree = _tree(checkpointer, folder)
@@ -230,32 +254,8 @@ def unescape_segment(text: str) -> str:
 
 def _folder(path: Path) -> Path:
     """Return the folder itself, or the only item of a step."""
-    if (path / _METADATA).is_file():
-        return path
-    items = _items(path)
-    if len(items) != 1:
-        none = "there is neither an Orbax checkpoint nor a .safetensors file in it"
-        what = "it holds several" if items else none
-        refuse(path, what, proposal(path))
-    return items[0]
-
-
-def _items(path: Path) -> list[Path]:
-    """Return the checkpoints in a folder, without those that are being written."""
-    found = (file.parent for file in path.glob(f"[!.]*/{_METADATA}"))
-    return [item for item in found if "orbax-checkpoint-tmp" not in item.name]
-
-
-def proposal(path: Path) -> str:
-    """Name the checkpoints below a folder, such as the steps of a manager."""
-    steps = [step for step in path.glob("[!.]*") if "-tmp" not in step.name]
-    names = [str(item) for folder in (path, *steps) for item in _items(folder)]
-    if not any(path.glob("*.index.json")):
-        names += [str(file) for file in path.glob("*.safetensors")]
-    names.sort(key=lambda name: re.sub(r"\d+", lambda n: n[0].zfill(20), name))
-    if names:
-        return f"It holds {listing(names[::-1])}. Name one of them."
-    return UNPICKLED if any(path.glob("*.bin")) else ""
+    one, *_ = checkpoints(path)
+    return path if one.name == METADATA else one
 
 
 def _checkpointer() -> Any:
@@ -268,6 +268,13 @@ def _checkpointer() -> Any:
     )
     handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=options)
     return ocp.Checkpointer(handler, multiprocessing_options=options)
+
+
+def _blobs(folder: Path) -> Path | None:
+    """Return the folder that all files of a folder in Hugging Face's cache are in."""
+    parents = folder.resolve().parents
+    caches = (each.with_name("blobs") for each in parents if each.name == "snapshots")
+    return next(caches, None)
 
 
 def _entries(folder: Path) -> dict[str, bool]:
@@ -288,7 +295,7 @@ def _tree(checkpointer: Any, folder: Path) -> Any:
 
 def _marks(path: Path, folder: Path) -> Any:
     """Return what ``write`` said of the leaves, once all names are safe."""
-    document = _json(path, folder / _METADATA)
+    document = _json(path, folder / METADATA)
     entries = document["tree_metadata"]
     if len(entries) > MAX_LEAVES:
         refuse(path, f"it has {len(entries):,} leaves")

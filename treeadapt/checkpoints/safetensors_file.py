@@ -10,6 +10,7 @@ tools write it; one shard is on the host at a time.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
@@ -38,7 +39,8 @@ from treeadapt.names import listing
 
 _MAX_HEADER_BYTES = 64 * 2**20
 WHOLE = "model.safetensors"  # in a folder, as Hugging Face's tools name the files
-INDEX = f"{WHOLE}.index.json"
+INDEX_ENDING = ".safetensors.index.json"
+INDEX = f"model{INDEX_ENDING}"
 _RESERVED = "__metadata__"
 _MARK = "treeadapt"  # the only entry of that metadata with a meaning here
 _DTYPE_NAMES = (
@@ -55,13 +57,51 @@ def read_metadata(path: Path) -> Stored:
     """Read names, shapes and dtypes; only headers are touched.
 
     Args:
-        path: a file, or a folder of shards with an index.
+        path: a file, the index of shards, or a folder with an index of that name.
 
     Raises:
         CheckpointError: a header is malformed, too large, or does not fit the file, or
             an index does not fit its folder.
     """
-    return _sharded(path) if path.is_dir() else _of_file(path)
+    return _of_file(path) if _is_file(path) else _sharded(path)
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Return the indexes in a folder, and the files that are not shards of one.
+
+    A file next to an index of its name counts alone if none of the shards is there.
+    """
+    files = {file.name for file in folder.glob("[!.]*.safetensors") if file.is_file()}
+    indexes: list[Path] = []
+    rest = {*files}
+    for index in sorted(folder.glob(f"[!.]*{INDEX_ENDING}")):
+        shards = {INDEX}  # of one that cannot be read, which is for ``read_metadata``
+        with contextlib.suppress(CheckpointError), reported(index, "read"):
+            shards = {*_index(folder, index)[0].values()}
+            if not files & shards and index.name.removesuffix(".index.json") in files:
+                continue
+        indexes.append(index)
+        rest -= shards
+    return [*indexes, *(folder / name for name in sorted(rest))]
+
+
+def index_of(file: Path) -> Path:
+    """Return the index whose shards Hugging Face's tools take if a file is missing."""
+    return file.with_name(f"{file.name}.index.json")
+
+
+def parts(path: Path) -> Iterator[Path]:
+    """Give the files of a checkpoint, the index before what it names is read.
+
+    Raises:
+        CheckpointError: it names what is not a file in its folder.
+    """
+    if _is_file(path):
+        yield path
+        return
+    index = _index_in(path)
+    yield index
+    yield from _shards(path, index)[1]
 
 
 def read(stored: Stored, wanted: Iterable[str]) -> Iterator[FileArray]:
@@ -147,7 +187,7 @@ def others(folder: Path) -> list[str] | None:
     if entries and not (folder / INDEX).is_file():
         return None
     with reported(folder, "read"):
-        shards = {*_index(folder)[0].values()} if entries else set()
+        shards = {*_index(folder, folder / INDEX)[0].values()} if entries else set()
     own = {INDEX} | {name for name in shards if name.endswith(".safetensors")}
     return [
         file.name
@@ -230,9 +270,18 @@ def _of_file(path: Path) -> Stored:
     return marked(path, table, sound_marks(path, parse_json(marks)))
 
 
-def _index(path: Path) -> tuple[dict[str, str], str]:
+def _is_file(path: Path) -> bool:
+    """Return whether a checkpoint is one file, and not shards with their index."""
+    return not path.is_dir() and not path.name.endswith(INDEX_ENDING)
+
+
+def _index_in(path: Path) -> Path:
+    """Return the index that a path, of a folder or of itself, means."""
+    return path / INDEX if path.is_dir() else path
+
+
+def _index(path: Path, index: Path) -> tuple[dict[str, str], str]:
     """Read which shard each leaf is in, whatever is in the folder, and their hash."""
-    index = path / INDEX
     if index.stat().st_size > _MAX_HEADER_BYTES:
         refuse(path, f"its index is larger than {_MAX_HEADER_BYTES >> 20} MiB")
     document = parse_json(index.read_text("utf-8"))
@@ -247,33 +296,39 @@ def _index(path: Path) -> tuple[dict[str, str], str]:
     return names, str(marks.get("hash", "")) if isinstance(marks, dict) else ""
 
 
+def _shards(path: Path, index: Path) -> tuple[dict[str, Path], list[Path], str]:
+    """Read which file each leaf is in, all files, and the hash of the leaves.
+
+    A name leads to a file next to the index, which may be a link to anywhere: people
+    make links on their own disks, and so does the cache of Hugging Face.
+    """
+    names, text = _index(path, index)
+    for shard in {*names.values()}:  # all before any is opened
+        file = index.parent / shard
+        if Path(shard).name != shard or not file.is_file():
+            refuse(path, f"{listing([shard])}, in its index, is not a file in it")
+    files = {name: index.parent / shard for name, shard in names.items()}
+    return files, [*dict.fromkeys(files.values())], text
+
+
 def _sharded(path: Path) -> Stored:
     """Read what all shards hold, which must be what the index says.
 
     How many bytes all have is not compared: tools write different sums into indexes.
     """
-    names, text = _index(path)
-    shards = list(dict.fromkeys(names.values()))
-    for shard in shards:  # all before any is opened
-        file = path / shard
-        if Path(shard).name != shard or not file.is_file():
-            refuse(path, f"{listing([shard])}, in its index, is not a file in it")
-        if file.resolve().parent != path.resolve():
-            cure = "Copy the files themselves to one folder."
-            refuse(path, f"{listing([shard])} is a link that leads out of it", cure)
+    listed, shards, text = _shards(path, _index_in(path))
     table: dict[str, Leaf] = {}
     for shard in shards:
-        with reported(path / shard, "read"):
-            found = _of_file(path / shard).table
+        with reported(shard, "read"):
+            found = _of_file(shard).table
         twice = sorted(found.keys() & table.keys())
         if twice:
             refuse(path, f"two leaves in it are named {listing(twice, limit=3)}")
         table |= found
-    listed = {name: path / shard for name, shard in names.items()}
     there = {name: leaf.key[0] for name, leaf in table.items() if not leaf.owner}
     wrong = sorted({name for name, _ in listed.items() ^ there.items()})
     if wrong:
         problem = "its index and its files disagree on which tensors are in which file"
         refuse(path, f"{problem}: {listing(wrong, limit=3)}")
-    table = {name: table[name] for name in names} | table  # in the order of the index
+    table = {name: table[name] for name in listed} | table  # in the order of the index
     return Stored(path, table, hash=text)

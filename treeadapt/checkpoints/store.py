@@ -168,8 +168,10 @@ def load(
 
     Args:
         path: a ``.safetensors``, ``.npz`` or Flax ``.msgpack`` file, a folder of Orbax,
-            or one of safetensors shards with their index, written by any library. A
-            schema has no arrays for a ``target``; without one it gives abstract leaves.
+            or one of safetensors shards with their index or of one ``.safetensors``
+            file, written by any library. If a folder holds two checkpoints, name the
+            file or the index that is meant. A schema has no arrays for a ``target``;
+            without one it gives abstract leaves.
         target: tree, concrete or abstract; gives classes, static leaves and every leaf
             that is not loaded, also Python numbers that the checkpoint lacks. None for
             nested dicts of what is stored, with arrays of NumPy.

@@ -1,0 +1,426 @@
+"""Checkpoints as users find them: caches, links, files of other tools, full disks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+import safetensors.numpy
+from test_cli import run
+
+import treeadapt as ta
+from treeadapt.checkpoints import store
+from treeadapt.checkpoints.boxes import FileArray
+
+# Orbax may leave its event loop to the collector.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.skipif(os.name != "posix", reason="links as POSIX has them"),
+]
+
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+FLAT = {f"h.{n}.weight": np.full((2, 3), n, np.float32) for n in range(3)}
+FLAT["head"] = np.arange(4, dtype=np.float32)
+TABLE = {"h.{l}.weight : i o": "blocks/kernel : l o i", "head": "head"}
+
+
+def same(one, two):
+    assert not ta.tree_diff(one, two, values=True)
+
+
+def zeros_of(tree):
+    return jax.tree.map(np.zeros_like, tree)
+
+
+def published(folder, max_shard_bytes=40):
+    """Write a folder as ``save_pretrained`` does; None for one file."""
+    if max_shard_bytes is None:
+        folder.mkdir()
+        safetensors.numpy.save_file(FLAT, folder / WHOLE, {"format": "pt"})
+    else:
+        ta.save(folder, FLAT, max_shard_bytes=max_shard_bytes)
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def cached(source, root, *, moved=False):
+    """Lay a folder out as Hugging Face's cache does.
+
+    Files are in ``blobs``, by their hash, and a snapshot holds relative links to them.
+    """
+    home = root / "models--org--name"
+    snapshot, blobs = home / "snapshots" / "8b1f0e", home / "blobs"
+    blobs.mkdir(parents=True)
+    (home / "refs").mkdir()
+    (home / "refs" / "main").write_text(snapshot.name)
+    for file in (file for file in source.rglob("*") if file.is_file()):
+        blob = blobs / hashlib.sha256(file.read_bytes()).hexdigest()
+        shutil.copy(file, blob)
+        link = snapshot / file.relative_to(source)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(os.path.relpath(blob, link.parent))
+    return snapshot
+
+
+def linked_folder(source, root):
+    """Return a link to a folder."""
+    (root / "latest").symlink_to(source)
+    return root / "latest"
+
+
+def linked_files(source, root):
+    """Return a folder of absolute links to files on another disk."""
+    folder = root / "mine"
+    folder.mkdir()
+    for file in source.iterdir():
+        (folder / file.name).symlink_to(file.absolute())
+    return folder
+
+
+def no_links(source, _):
+    return source
+
+
+LAYOUTS = [cached, linked_folder, linked_files, no_links]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("max_shard_bytes", [40, None], ids=["shards", "one file"])
+def test_a_model_behind_links_is_read_by_all_functions(
+    max_shard_bytes, layout, tmp_path
+):
+    path = layout(published(tmp_path / "at", max_shard_bytes), tmp_path)
+    same(ta.load(path), FLAT)
+    same(ta.load(path, zeros_of(FLAT)), FLAT)
+    assert {*ta.read_metadata(path)} == {*FLAT}
+    assert ta.load_report(path, zeros_of(FLAT)).fits
+    table = ta.Migration(TABLE)
+    stacked = {"blocks/kernel": jnp.zeros((3, 3, 2)), "head": jnp.zeros(4)}
+    found = ta.load(path, stacked, migration=table)
+    same(found, jax.tree.map(jnp.asarray, table(FLAT)))
+    assert ta.load_report(path, stacked, migration=table).fits
+    store.copy(path, tmp_path / "copy", migration=table, max_shard_bytes=40)
+    same(ta.to_flat_dict(ta.load(tmp_path / "copy")), table(FLAT))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_state_of_an_optimizer_behind_links_is_carried(layout, tmp_path):
+    params = {name: jnp.asarray(leaf) for name, leaf in FLAT.items()}
+    tx = optax.adam(1e-3)
+    # Every leaf differs from that of a fresh state.
+    state = jax.tree.map(lambda leaf: leaf + jnp.ones_like(leaf), tx.init(params))
+    ta.save(tmp_path / "at", state, max_shard_bytes=40)
+    path = layout(tmp_path / "at", tmp_path)
+    table = ta.Migration(TABLE)
+    for saved in (ta.load(path), ta.load(path, jax.eval_shape(tx.init, params))):
+        carried, report = ta.carry_state(tx, table(params), saved, migration=table)
+        assert not report.fresh
+        kernel = carried[0].mu["blocks/kernel"]
+        same(kernel, table(ta.to_flat_dict(state[0].mu))["blocks/kernel"])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_model_behind_links_is_read_by_all_commands(layout, tmp_path):
+    path = layout(published(tmp_path / "at"), tmp_path)
+    rows = tmp_path / "rows.toml"
+    rows.write_text(ta.Migration(TABLE).to_toml(), "utf-8")
+    assert "head" in run("show", path)
+    assert run("diff", path, tmp_path / "at", "--values") == "No difference.\n"
+    assert run("lint", path, "--migration", rows).startswith("0 findings")
+    text = run("explain", path, "h.1.weight", "--migration", rows)
+    assert "'blocks/kernel'[1, o, i]" in text
+    file = tmp_path / "one.safetensors"
+    assert "Wrote 2 leaves" in run("convert", path, file, "--migration", rows)
+    same(ta.to_flat_dict(ta.load(file)), ta.Migration(TABLE)(FLAT))
+
+
+def test_a_link_to_nothing_is_a_missing_shard(tmp_path):
+    path = cached(published(tmp_path / "at"), tmp_path)
+    shard = sorted(path.glob("*.safetensors"))[1]
+    shard.resolve().unlink()
+    with pytest.raises(ta.CheckpointError, match=f"'{shard.name}', .* is not a file"):
+        ta.load(path)
+
+
+def test_the_cache_of_a_model_proposes_its_snapshots(tmp_path):
+    path = cached(published(tmp_path / "at"), tmp_path)
+    with pytest.raises(ta.CheckpointError, match="Name one of them") as caught:
+        ta.load(path.parents[1])
+    assert repr(str(path / INDEX)) in str(caught.value)
+    same(ta.load(path / INDEX), FLAT)
+
+
+@pytest.mark.hazard("K10")
+@pytest.mark.parametrize("use_ocdbt", [True, False])
+def test_orbax_in_the_cache_is_read_and_links_out_of_it_are_not(use_ocdbt, tmp_path):
+    tree = {"a": np.arange(8, dtype=np.uint8), "b": {"c": np.ones(3)}}
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=use_ocdbt)) as orbax:
+        orbax.save(tmp_path / "at" / "step", tree)
+    path = cached(tmp_path / "at", tmp_path) / "step"
+    same(ta.load(path), tree)
+    (tmp_path / "link").symlink_to(path)
+    same(ta.load(tmp_path / "link", zeros_of(tree)), tree)
+    (tmp_path / "secret").write_text("SECRET")
+    last = sorted(file for file in path.rglob("*") if file.is_file())[-1]
+    blob = last.resolve()
+    for outward in (last, blob):
+        outward.unlink()
+        outward.symlink_to(tmp_path / "secret")
+        with pytest.raises(ta.CheckpointError, match=f"{last.name}' in it is a link"):
+            ta.load(path)
+        if outward is last:
+            last.unlink()
+            last.symlink_to(blob)
+
+
+# What comes into a folder while it is read.
+
+
+def during(monkeypatch, change):
+    """Run a change before the second leaf is read from a file."""
+    read, seen = FileArray.read, []
+
+    def late(self, boxes):
+        seen.append(self)
+        if len(seen) == 2:
+            change()
+        return read(self, boxes)
+
+    monkeypatch.setattr(FileArray, "read", late)
+
+
+def metadata_of_a_finder(folder):
+    (folder / ".DS_Store").write_bytes(b"\0")
+
+
+def a_backup(folder):
+    shutil.copy(next(folder.glob("*.safetensors")), folder / "backup.safetensors")
+    shutil.copy(next(folder.glob("*.json")), folder / "index.json.bak")
+
+
+def a_backup_by_links(folder):
+    (folder / "backup").mkdir()
+    for file in folder.glob("*.safetensors"):
+        os.link(file, folder / "backup" / file.name)
+        file.chmod(0o600)
+
+
+@pytest.mark.parametrize("change", [metadata_of_a_finder, a_backup, a_backup_by_links])
+@pytest.mark.parametrize("max_shard_bytes", [40, None], ids=["shards", "one file"])
+def test_other_files_may_come_while_a_checkpoint_is_read(
+    max_shard_bytes, change, tmp_path, monkeypatch
+):
+    path = published(tmp_path / "at", max_shard_bytes)
+    during(monkeypatch, lambda: change(path))
+    same(ta.load(path), FLAT)
+
+
+@pytest.mark.parametrize("layout", [cached, no_links])
+@pytest.mark.parametrize("number", range(3))
+@pytest.mark.hazard("K24")
+def test_another_index_or_shard_is_another_checkpoint(
+    number, layout, tmp_path, monkeypatch
+):
+    path = layout(published(tmp_path / "at"), tmp_path)
+    file = sorted(path.glob("model*"))[number].resolve()
+
+    def change():
+        shutil.copy(file, tmp_path / "new")
+        (tmp_path / "new").replace(file)
+
+    during(monkeypatch, change)
+    with pytest.raises(ta.CheckpointError, match="was replaced while it was read"):
+        ta.load(path)
+
+
+@pytest.mark.hazard("K24")
+def test_a_link_that_is_turned_while_it_is_read_is_noticed(tmp_path, monkeypatch):
+    for name in ("one", "two"):
+        published(tmp_path / name)
+    link = linked_folder(tmp_path / "one", tmp_path)
+
+    def change():
+        link.unlink()
+        link.symlink_to(tmp_path / "two")
+
+    during(monkeypatch, change)
+    with pytest.raises(ta.CheckpointError, match="was replaced while it was read"):
+        ta.load(link)
+
+
+def test_other_files_may_come_into_a_folder_of_orbax_while_it_is_read(
+    tmp_path, monkeypatch
+):
+    ta.save(tmp_path / "x", FLAT)
+    read = store.read_arrays
+
+    def late(*args):
+        metadata_of_a_finder(tmp_path / "x")
+        return read(*args)
+
+    monkeypatch.setattr(store, "read_arrays", late)
+    same(ta.load(tmp_path / "x"), FLAT)
+
+
+# Which checkpoint of a folder is meant.
+
+OTHER = {"other": np.ones(3, np.float32)}
+
+
+def whole_next_to(folder):
+    safetensors.numpy.save_file(OTHER, folder / WHOLE)
+    return folder
+
+
+def orbax_next_to(folder):
+    ta.save(folder.with_name("orbax"), OTHER)
+    shutil.copytree(folder.with_name("orbax"), folder, dirs_exist_ok=True)
+    return folder
+
+
+AMBIGUOUS = {
+    "index and file": (lambda x: whole_next_to(published(x)), (INDEX, WHOLE)),
+    "index and orbax": (lambda x: orbax_next_to(published(x)), (INDEX, "_METADATA")),
+    "file and orbax": (
+        lambda x: orbax_next_to(published(x, None)),
+        (WHOLE, "_METADATA"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", AMBIGUOUS)
+def test_two_checkpoints_in_a_folder_are_an_error_that_names_both(case, tmp_path):
+    make, names = AMBIGUOUS[case]
+    path = make(tmp_path / "at")
+    rows = tmp_path / "rows.toml"
+    rows.write_text(ta.Migration(TABLE).to_toml(), "utf-8")
+    reads = [
+        lambda: ta.load(path),
+        lambda: ta.load(path, zeros_of(FLAT), strict=False),
+        lambda: ta.load(path, migration=ta.Migration(TABLE)),
+        lambda: ta.read_metadata(path),
+        lambda: ta.load_report(path, FLAT),
+    ]
+    for read in reads:
+        with pytest.raises(ta.CheckpointError) as caught:
+            read()
+        assert all(repr(str(path / name)) in str(caught.value) for name in names)
+    for command in (
+        ("show", path),
+        ("lint", path, "--migration", rows),
+        ("diff", path, path),
+        ("explain", path, "head", "--migration", rows),
+        ("convert", path, tmp_path / "new.safetensors"),
+    ):
+        text = run(*command, code=2)
+        assert all(name in text for name in names)
+    if WHOLE in names:
+        wanted = OTHER if INDEX in names else FLAT
+        same(ta.load(path / WHOLE), wanted)  # each can be named
+    if INDEX in names:
+        same(ta.load(path / INDEX), FLAT)
+
+
+def test_an_index_of_one_whole_file_is_one_checkpoint(tmp_path):
+    # As MLX writes a model that fits one file.
+    path = published(tmp_path / "at", None)
+    index = {"weight_map": dict.fromkeys(FLAT, WHOLE)}
+    (path / INDEX).write_text(json.dumps(index))
+    same(ta.load(path), FLAT)
+
+
+def test_an_index_whose_shards_are_gone_is_not_a_second_checkpoint(tmp_path):
+    # ``save_pretrained`` removes old shards and leaves their index.
+    path = whole_next_to(published(tmp_path / "at"))
+    for shard in path.glob("model-*"):
+        shard.unlink()
+    same(ta.load(path), OTHER)
+    ta.save(path / WHOLE, FLAT)
+    same(ta.load(path), FLAT)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"weight_map": 3}'])
+def test_a_damaged_index_next_to_a_file_is_not_ignored(text, tmp_path):
+    path = whole_next_to(published(tmp_path / "at"))
+    (path / INDEX).write_text(text)
+    with pytest.raises(ta.CheckpointError, match="more than one checkpoint"):
+        ta.load(path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["weights.safetensors", "adapter_model.safetensors", "model.fp16.safetensors"],
+)
+def test_a_folder_with_one_file_of_another_name_is_that_file(name, tmp_path):
+    path = published(tmp_path / "at", None)
+    (path / WHOLE).rename(path / name)
+    (path / "._weights.safetensors").write_bytes(b"\0")  # as macOS leaves
+    (path / "training_args.bin").write_bytes(b"\0")
+    same(ta.load(path), FLAT)
+    assert "head" in run("show", path)
+    safetensors.numpy.save_file(OTHER, path / "zoo.safetensors")
+    with pytest.raises(ta.CheckpointError, match=f"'.*zoo.safetensors', '.*/{name}'"):
+        ta.load(path)
+    (path / name).rename(path / WHOLE)  # the name that tools give comes first
+    same(ta.load(path), FLAT)
+
+
+def test_an_index_of_another_name_is_read(tmp_path):
+    # As Diffusers writes its models.
+    path = published(tmp_path / "at")
+    (path / INDEX).rename(path / "diffusion_pytorch_model.safetensors.index.json")
+    same(ta.load(path), FLAT)
+    file = path / "diffusion_pytorch_model.safetensors"
+    with pytest.raises(ta.CheckpointError, match="second checkpoint next to"):
+        ta.save(file, OTHER)
+    safetensors.numpy.save_file(OTHER, file)
+    with pytest.raises(ta.CheckpointError, match="it holds several"):
+        ta.load(path)
+    same(ta.load(file), OTHER)
+
+
+def test_an_index_is_read_and_not_written(tmp_path):
+    with pytest.raises(ta.CheckpointError, match="unknown ending"):
+        ta.save(tmp_path / INDEX, FLAT)
+
+
+def test_a_file_is_not_saved_next_to_shards(tmp_path):
+    path = published(tmp_path / "at")
+    before = {file.name: file.read_bytes() for file in path.iterdir()}
+    message = f"second checkpoint next to '{path / INDEX}'"
+    with pytest.raises(ta.CheckpointError, match=message) as caught:
+        ta.save(path / WHOLE, OTHER)
+    assert "remove them and their index first" in str(caught.value)
+    ta.save(tmp_path / "one.safetensors", OTHER)
+    text = run("convert", tmp_path / "one.safetensors", path / WHOLE, code=2)
+    assert "second checkpoint" in text
+    assert before == {file.name: file.read_bytes() for file in path.iterdir()}
+    ta.save(path / "adapter.safetensors", OTHER)  # nobody takes that for the model
+    same(ta.load(path), FLAT)
+    (path / "adapter.safetensors").unlink()
+    (path / "config.json").unlink()
+    with pytest.raises(ta.CheckpointError, match=f"max_shard_bytes= .* '{path}'"):
+        ta.save(path / WHOLE, OTHER)
+    ta.save(path, OTHER, max_shard_bytes=40)  # as the message says
+    same(ta.load(path), OTHER)
+    for file in path.iterdir():
+        file.unlink()
+    ta.save(path / WHOLE, FLAT)  # as it says where there is more in the folder
+    same(ta.load(path), FLAT)
+    ta.save(path / WHOLE, OTHER)
+    same(ta.load(path), OTHER)
+
+
+def test_a_file_is_not_saved_into_a_checkpoint_of_orbax(tmp_path):
+    ta.save(tmp_path / "x", FLAT)
+    with pytest.raises(ta.CheckpointError, match="another folder"):
+        ta.save(tmp_path / "x" / WHOLE, OTHER)
+    same(ta.load(tmp_path / "x"), FLAT)
