@@ -593,6 +593,19 @@ def test_moments_go_to_the_shardings_of_the_params():
     assert back[0].nu["layers/1"].sharding == before
 
 
+def test_moments_of_stages_go_where_each_of_them_is():
+    m = ta.Migration({"layers : l a b": "layers/{l} : b a"})
+    params = {"layers": jnp.ones((2, 8, 3))}
+    devices = jax.devices()[3:5]
+    new = {
+        path: jax.device_put(leaf, device)
+        for (path, leaf), device in zip(m(params).items(), devices, strict=True)
+    }
+    state, _ = ta.carry_state(adam, new, adam.init(params), migration=m)
+    for i, device in enumerate(devices):
+        assert state[0].mu[f"layers/{i}"].devices() == {device}
+
+
 def test_arrays_of_numpy_and_abstract_ones():
     m, params = MIGRATIONS["stack"], start()
     old = train(adam, params, adam.init(params))[1]

@@ -84,7 +84,7 @@ def test_a_sharded_stack_is_not_gathered(mesh):
     assert m(leaves, {"w": target})["w"].sharding == target.sharding
     (group,) = m.plan(leaves, {"w": target}).groups
     auto = [running._with_axes(each.sharding, AxisType.Auto) for each in [target]]
-    compiled = running._compiled(group.move, tuple(auto)).lower(
+    compiled = running._compiled(group.move, (tuple(auto),)).lower(
         (tuple(map(running.on_auto_mesh, leaves.values())),)
     )
     text = compiled.compile().as_text()
@@ -100,6 +100,39 @@ def test_arrays_of_one_device_go_where_the_target_is(mesh):
         jax.tree.map(jnp.asarray, LAYERS),
     ):
         assert ta.Migration(STACK)(leaves, target)["w"].sharding == sharding
+
+
+def submesh(devices, kind):
+    every = np.array(devices)
+    return NamedSharding(jax.sharding.Mesh(every, ("x",), axis_types=(kind,)), P("x"))
+
+
+@pytest.mark.parametrize("source", ["anywhere", "one device", "mesh"])
+@pytest.mark.parametrize("stages", ["devices", "meshes", "orders"])
+def test_each_leaf_goes_to_its_own_sharding(mesh, source, stages):
+    kind, devices = mesh.axis_types[0], jax.devices()
+    shardings = {
+        "devices": [jax.sharding.SingleDeviceSharding(each) for each in devices[:4]],
+        "meshes": [submesh(devices[2 * i : 2 * i + 2], kind) for i in range(4)],
+        "orders": [submesh(np.roll(devices, i), kind) for i in range(4)],
+    }[stages]
+    w = np.arange(4.0 * 8 * 16).reshape(4, 8, 16).astype(np.float32)
+    place = {
+        "anywhere": None,
+        "one device": devices[5],
+        "mesh": NamedSharding(mesh, P(None, "data", "model")),
+    }[source]
+    target = {
+        f"stage.{i}": jax.ShapeDtypeStruct((16, 8), np.float32, sharding=sharding)
+        for i, sharding in enumerate(shardings)
+    }
+    target["stage.1"] = jax.ShapeDtypeStruct((16, 8), np.float32)  # anywhere
+    m = ta.Migration({"w : i a b": "stage.{i} : b a"})
+    stacked = {"w": jnp.asarray(w) if place is None else jax.device_put(w, place)}
+    for i, (path, leaf) in enumerate(m(stacked, target).items()):
+        np.testing.assert_array_equal(leaf, w[i].T)
+        if i != 1:
+            assert leaf.sharding == target[path].sharding
 
 
 def test_groups_of_one_form_are_compiled_once():
@@ -732,8 +765,14 @@ def test_casts_stay_within_a_kind_of_number():
 @pytest.mark.parametrize(
     ("old", "new", "is_exact"),
     [
-        ("float16", "float32", True),
-        ("float8_e4m3fn", "float32", True),
+        ("float16", "float32", False),
+        ("bfloat16", "float32", False),
+        ("float32", "float64", False),
+        ("float8_e4m3fn", "float32", False),
+        ("float8_e4m3fnuz", "float32", True),
+        ("float8_e8m0fnu", "bfloat16", False),
+        ("float8_e8m0fnu", "float32", True),
+        ("float4_e2m1fn", "float32", True),
         ("float8_e4m3fn", "float8_e4m3b11fnuz", False),
         ("float8_e3m4", "float4_e2m1fn", False),
         ("bfloat16", "float16", False),
@@ -741,10 +780,117 @@ def test_casts_stay_within_a_kind_of_number():
         ("uint8", "int8", False),
     ],
 )
-def test_a_cast_is_exact_where_its_dtype_holds_all_values(old, new, is_exact):
+def test_a_cast_is_exact_where_every_pattern_of_bits_comes_back(old, new, is_exact):
     m = ta.Migration({"a": ("b", {"cast": [old, new]})})
     plan = m.plan({"a": jax.ShapeDtypeStruct((2,), getattr(jnp, old))})
     assert plan.exact == is_exact
+    if is_exact:
+        every = patterns(old) if "int" not in old else np.arange(-8, 8).astype(old)
+        for kind in (np.asarray, jnp.asarray):
+            leaves = {"a": kind(every)}
+            same_bits(m.inverse(m(leaves))["a"], every)
+
+
+# --- every pattern of bits ---
+
+NARROW = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu")
+NARROW += ("float4_e2m1fn",)
+BITWISE = {
+    "stack": {"{i} : a b": "w : b i a"},
+    "unstack": {"{i} : a b": "{a}/x : i b"},
+    "join": {("0 : a b", "1 : a b"): "w : b [a a]"},
+    "cut": {"0 : [a c] b": ("w : b a", "v : c b"), "1": "1"},
+    "pad": {"{i} : a b": ("w : i a b", {"pad": {"i": (1, 2), "b": (0, 1)}})},
+    "copy": {"{i} : a b": ("w : b i a", "v : i (a b)")},
+}
+
+
+def patterns(dtype):
+    """Return every pattern of bits of a dtype, NaNs with all payloads included."""
+    bits = jnp.finfo(dtype).bits
+    words = np.arange(2**bits, dtype=np.uint8 if bits <= 8 else np.uint16)
+    return words.view(jnp.dtype(dtype))
+
+
+def same_bits(one, two):
+    one, two = np.asarray(one), np.asarray(two)
+    assert (one.dtype, one.shape) == (two.dtype, two.shape)
+    assert one.tobytes() == two.tobytes()
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("table", BITWISE.values(), ids=BITWISE)
+def test_what_only_moves_keeps_every_bit(table, dtype):
+    if dtype == "float8_e8m0fnu" and "pad" in str(table):
+        return
+    every = patterns(dtype).reshape(4, -1)
+    host = {"0": every, "1": every[:, ::-1].copy()}
+    m = ta.Migration(table, sizes={"c": 1} if "[a c]" in str(table) else None)
+    assert m.plan(host).exact
+    wanted = m(host)
+    device = jax.tree.map(jnp.asarray, host)
+    for found, back in (
+        (m(device), m.inverse(m(device), host)),
+        (jax.jit(m)(device), jax.jit(m.inverse)(m(device))),
+    ):
+        for path, leaf in found.items():
+            same_bits(leaf, wanted[path])
+        for path, leaf in host.items():
+            same_bits(back[path], leaf)
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("operations", [{}, {"scale": 1.0}, {"scale": 0.5}])
+def test_copies_are_equal_whatever_their_bits(dtype, operations):
+    every = patterns(dtype).reshape(4, -1)
+    if operations.get("scale", 1) != 1:
+        with np.errstate(invalid="ignore"):
+            every = np.where(np.isfinite(every), np.zeros_like(every), every)
+    target = ("v : a b i", operations) if operations else "v : a b i"
+    m = ta.Migration({("{i} : a b", "w : i a b"): target})
+    leaves = {"0": every, "1": every, "w": np.stack([every, every])}
+    m(leaves)
+    m(jax.tree.map(jnp.asarray, leaves))
+    other = np.stack([every, every])
+    other.view(np.uint8)[1, 0, 0] ^= 1
+    said = message(lambda: m(jax.tree.map(jnp.asarray, leaves | {"w": other})))
+    assert "the copies are not equal" in said
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("table", BITWISE.values(), ids=BITWISE)
+def test_derivatives_go_through_a_migration(table, dtype):
+    start = (np.arange(24) % 5).reshape(2, 4, 3).astype(dtype)
+    leaves = {"0": jnp.asarray(start[0]), "1": jnp.asarray(start[1])}
+    m = ta.Migration(table, sizes={"c": 1} if "[a c]" in str(table) else None)
+    names = {path: 1 + place for place, path in enumerate(m(leaves))}
+
+    def loss(leaves):
+        return sum(
+            (m(leaves)[path].astype("float32") ** 3).sum() * c
+            for path, c in names.items()
+        )
+
+    wide = jax.tree.map(lambda leaf: leaf.astype("float32"), leaves)
+    wanted = jax.tree.map(lambda leaf: leaf.astype(dtype), jax.grad(loss)(wide))
+    for taken in (jax.grad(loss), jax.jit(jax.grad(jax.checkpoint(loss)))):
+        for path, leaf in taken(leaves).items():
+            same_bits(leaf, wanted[path])
+    ones = jax.tree.map(jnp.ones_like, leaves)
+    moved, tangents = jax.jvp(m, (leaves,), (ones,))
+    for path, leaf in m(ones).items():
+        same_bits(tangents[path], leaf)
+        same_bits(moved[path], m(leaves)[path])
+    batch = jax.tree.map(lambda leaf: jnp.stack([leaf, -leaf]), leaves)
+    for mapped in (jax.vmap(m), jax.jit(jax.vmap(m))):
+        for path, leaf in mapped(batch).items():
+            same_bits(leaf[0], m(leaves)[path])
+    twice = jax.jvp(jax.grad(loss), (leaves,), (ones,))[1]
+    assert all(
+        np.isfinite(np.asarray(leaf, "float32")).all() for leaf in twice.values()
+    )
+    each = jax.vmap(jax.grad(loss))(batch)
+    same_bits(each["0"][0], wanted["0"])
 
 
 def test_each_group_has_sizes_of_its_own_names():

@@ -85,6 +85,22 @@ def least_value(dtype: Any) -> Any:
     return None if blank == 0 else blank
 
 
+@functools.lru_cache(maxsize=256)
+def narrow_bits(dtype: Any) -> Any:
+    """Return the dtype of integers with the bits of narrow floats; None for others.
+
+    XLA widens floats of 8 and 16 bits, and what comes back of a NaN is another one.
+
+    Example:
+        >>> narrow_bits(jnp.dtype("bfloat16")), narrow_bits(jnp.dtype("float32"))
+        (dtype('uint16'), None)
+    """
+    if not jnp.issubdtype(dtype, jnp.floating):
+        return None
+    bits = jnp.finfo(dtype).bits
+    return np.dtype(f"uint{bits}") if bits in (8, 16) else None
+
+
 ARRAY_CLASSES = (
     np.ndarray,
     np.generic,

@@ -419,19 +419,22 @@ class _Mover:
             return dict.fromkeys(group.filled, every[0])
         if not any(path in self.params for path in group.filled):
             return {}
-        likes = [self.params.get(paths[0]) for paths in group.targets]
-        for paths, spec, like in zip(group.targets, group.made, likes, strict=True):
+        for path, spec in group.specs.items():
+            like = self.params.get(path)
             if like is not None and like.shape != spec.shape:
                 shapes = describe(spec), describe(like)
-                return f"it would be {shapes[0]}, and {paths[0]!r} is {shapes[1]}"
+                return f"it would be {shapes[0]}, and {path!r} is {shapes[1]}"
         if group.move.compares and any(isinstance(x, jax.core.Tracer) for x in every):
             return "copies cannot be compared under jit"
         move = group.move.after(every[0].shape[:rank])
         if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in every):
             arrays = jax.eval_shape(lambda given: run(move, given)[0], given)
         else:
-            wanted = [] if rank else [getattr(like, "sharding", None) for like in likes]
-            arrays, faults = run(move, given, wanted)
+            likes = [[*map(self.params.get, paths)] for paths in group.targets]
+            shardings = [
+                [getattr(like, "sharding", None) for like in own] for own in likes
+            ]
+            arrays, faults = run(move, given, [] if rank else shardings)
             # Moments of padding are cut off, whatever they are.
             others = [fault for fault in faults if fault != CUT_OFF]
             if others:

@@ -137,8 +137,8 @@ class Migration:
             tree: tree or flat dict; its arrays and Python numbers all need a row.
                 Functions and other static leaves stay out of the result.
             target: tree or flat dict that the result should fit, concrete or abstract;
-                its shapes solve sizes that would stay open. Arrays that are moved go to
-                its shardings.
+                its shapes solve sizes that would stay open. Each array that is moved
+                goes to the sharding of its own leaf.
 
         Returns:
             Flat dict, in the order of the rows and then of names.
@@ -390,7 +390,9 @@ def run_group(
             )
             for path, spec in group.specs.items()
         }
-    shardings = [_sharding(likes.get(paths[0])) for paths in group.targets]
+    shardings = [
+        [_sharding(likes.get(path)) for path in paths] for paths in group.targets
+    ]
     try:
         arrays, faults = run(group.move, given, shardings)
     except Exception as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -77,7 +78,8 @@ class MigrationPlan:
     def exact(self) -> bool:
         """Whether the way back could give every array bit for bit.
 
-        Nothing is dropped, rounded or given to a function.
+        Nothing is dropped, rounded or given to a function, and no cast takes the NaNs
+        of a dtype for one another.
         """
         firsts = (self.source[next(group.given)] for group in self.groups)
         return not self.dropped and all(map(_is_exact, self.groups, firsts))
@@ -248,9 +250,24 @@ def _is_exact(group: Group, spec: Any) -> bool:
     if group.move is None:
         return True
     old, new = spec.dtype, group.move.dtype
+    if old == new:
+        return True
     # NumPy takes floats of 8 bits for one another, though none holds them all.
     is_wider = new.itemsize > old.itemsize or jnp.issubdtype(new, jnp.integer)
-    return bool(old == new or (is_wider and np.can_cast(old, new)))
+    return bool(is_wider and np.can_cast(old, new)) and _count_of_nan(old) <= 1
+
+
+@functools.lru_cache(maxsize=256)
+def _count_of_nan(dtype: Any) -> float:
+    """Return how many NaNs a dtype has, which come back of a cast as one of them."""
+    if not jnp.issubdtype(dtype, jnp.inexact):
+        return 0
+    bits = jnp.finfo(dtype).bits
+    if bits > 16:
+        return math.inf
+    with np.errstate(invalid="ignore"):
+        every = np.arange(2**bits, dtype=f"uint{8 * dtype.itemsize}").view(dtype)
+        return int(np.isnan(every).sum())
 
 
 def _shard_shape(sharding: Any, spec: Any) -> tuple[int, ...] | None:

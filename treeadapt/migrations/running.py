@@ -13,7 +13,7 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 
+from treeadapt.arrays import narrow_bits
 from treeadapt.migrations.axes import Axes, Axis, indices, names_of
 from treeadapt.migrations.rows import Pieces, Values
 
@@ -104,15 +105,17 @@ class Move:
 
 
 def run(
-    move: Move, leaves: Sequence[Sequence[Any]], shardings: Sequence[Any] = ()
+    move: Move,
+    leaves: Sequence[Sequence[Any]],
+    shardings: Sequence[Sequence[Any]] = (),
 ) -> tuple[list[list[Any]], list[str]]:
     """Move the arrays of one group.
 
     Args:
         move: how.
         leaves: the arrays of each source, in the order of their numbers.
-        shardings: where the arrays of each target belong, None for anywhere; by default
-            all are.
+        shardings: where each array of each target belongs, None for anywhere; empty if
+            that is so for all.
 
     Returns:
         The arrays of each target, in the order of their numbers, and what is wrong with
@@ -135,19 +138,23 @@ def run(
 
 
 def _run_compiled(
-    move: Move, leaves: Sequence[Sequence[Any]], shardings: Sequence[Any]
+    move: Move, leaves: Sequence[Sequence[Any]], shardings: Sequence[Sequence[Any]]
 ) -> tuple[list[list[Any]], list[Any]]:
     """Move concrete arrays of JAX, without gathering what is sharded."""
     every = [leaf for group in leaves for leaf in group]
-    wanted: tuple[Any, ...] = ()
-    if _movable(every, shardings):
-        wanted = tuple(_with_axes(each, AxisType.Auto) for each in shardings)
+    wanted: tuple[tuple[Any, ...], ...] = ()
+    if _movable(every, [*itertools.chain(*shardings)]):
+        wanted = tuple(
+            tuple(_with_axes(each, AxisType.Auto) for each in target)
+            for target in shardings
+        )
     # Axes of an Explicit mesh would ask for the sharding after each reshape.
     auto = tuple(tuple(on_auto_mesh(leaf) for leaf in group) for group in leaves)
     arrays, faults = _compiled(move, wanted)(auto)
     is_explicit = any(map(operator.is_not, itertools.chain(*auto), every))
-    for group, sharding in zip(arrays, shardings or [None] * len(arrays), strict=True):
-        for place, array in enumerate(group):
+    anywhere = [[None] * len(group) for group in arrays]
+    for group, target in zip(arrays, shardings or anywhere, strict=True):
+        for place, (array, sharding) in enumerate(zip(group, target, strict=True)):
             if sharding is not None:
                 group[place] = jax.device_put(array, sharding)
             elif is_explicit:
@@ -177,24 +184,28 @@ def _with_axes(sharding: Any, kind: AxisType) -> Any:
 
 def _movable(leaves: Sequence[Any], shardings: Sequence[Any]) -> bool:
     """Return whether one compiled function can take the leaves to some shardings."""
-    devices = {frozenset(each.device_set) for each in shardings if each is not None}
-    return bool(devices) and all(
-        not getattr(leaf, "committed", False)
-        or {frozenset(leaf.sharding.device_set)} == devices
-        for leaf in leaves
-    )
+    orders = {_devices(each) for each in shardings if each is not None}
+    orders |= {
+        _devices(leaf.sharding) for leaf in leaves if getattr(leaf, "committed", False)
+    }
+    return len(orders) == 1 and any(each is not None for each in shardings)
+
+
+def _devices(sharding: Any) -> tuple[Any, ...]:
+    """Return the devices of a sharding, in their order, which is that of a program."""
+    if isinstance(sharding, NamedSharding):
+        return tuple(sharding.mesh.devices.flat)
+    return tuple(sorted(sharding.device_set, key=operator.attrgetter("id")))
 
 
 @functools.lru_cache(maxsize=256)
-def _compiled(move: Move, shardings: tuple[Any, ...]) -> Any:
+def _compiled(move: Move, shardings: tuple[tuple[Any, ...], ...]) -> Any:
     def moved(leaves: Any) -> Any:  # by this name JAX complains of devices
         return _run(move, leaves, jnp)
 
     if not shardings:
         return jax.jit(moved)
-    counts = [move.count(each.numbers) for each in move.targets]
-    out = [[one] * count for one, count in zip(shardings, counts, strict=True)]
-    return jax.jit(moved, out_shardings=(out, None))
+    return jax.jit(moved, out_shardings=([*map(list, shardings)], None))
 
 
 def _run(
@@ -210,22 +221,73 @@ def _run(
     Returns:
         The arrays of each target, and whether each fault is there.
     """
-    rest: list[Any] = []
+    gathered, ends = _by_bits(functools.partial(_moved, move, xp=xp), leaves, xp)
+    rest = [xp.any(_bits(end, xp) != 0) for end in ends]
     unequal: list[Any] = []
     lost: list[Any] = []
-    sources: list[Any] = []
-    for layout, group in zip(move.sources, leaves, strict=True):
-        held = [_without_pads(move, layout, leaf, xp, rest) for leaf in group]
-        sources.append(xp.stack(held) if layout.numbers else held[0])
     made = []
-    for number, target in enumerate(move.targets):
-        pieces = [piece for piece in move.pieces if piece[2] == number]
-        copies = [[piece] for piece in pieces] if move.compares else [pieces]
-        arrays, *others = (_gathered(move, each, sources, xp) for each in copies)
+    for target, (arrays, *others) in zip(move.targets, gathered, strict=True):
         pairs = itertools.chain(*(zip(arrays, other, strict=True) for other in others))
         unequal += [xp.any(_bits(one, xp) != _bits(two, xp)) for one, two in pairs]
         made.append([_finished(move, target, array, xp, lost) for array in arrays])
     return made, [xp.any(xp.array(each, bool)) for each in (unequal, rest, lost)]
+
+
+def _by_bits(moved: Callable[[Any], Any], arrays: Any, xp: Any) -> Any:
+    """Call a function that only moves numbers, so that it keeps all their bits.
+
+    XLA may widen floats of 16 bits and less even where it only copies them, and a NaN
+    then comes back as another one. As integers they stay as they are. The derivative is
+    that of the function itself, which is linear.
+
+    Args:
+        moved: the function; each number of its result is one of its argument, or 0.
+        arrays: its argument, a tree of arrays of one dtype.
+        xp: ``numpy`` or ``jax.numpy``.
+    """
+    dtype = jax.tree.leaves(arrays)[0].dtype
+    bits = None if xp is np else narrow_bits(dtype)
+    if bits is None:
+        return moved(arrays)
+
+    def viewed(tree: Any, dtype: Any) -> Any:
+        return jax.tree.map(lambda a: jax.lax.bitcast_convert_type(a, dtype), tree)
+
+    @jax.custom_jvp
+    def exactly(arrays: Any) -> Any:
+        return viewed(moved(viewed(arrays, bits)), dtype)
+
+    @exactly.defjvp
+    def _(primals: Any, tangents: Any) -> tuple[Any, Any]:
+        return exactly(*primals), moved(*tangents)
+
+    return exactly(arrays)
+
+
+def _moved(
+    move: Move, leaves: Sequence[Sequence[Any]], xp: Any
+) -> tuple[list[list[list[Any]]], list[Any]]:
+    """Return the arrays of each target, once for each of its copies, and the ends.
+
+    Args:
+        move: how they are moved.
+        leaves: the arrays of each source.
+        xp: ``numpy`` or ``jax.numpy``.
+
+    Returns:
+        For each target its copies, and what is cut off of the sources.
+    """
+    ends: list[Any] = []
+    sources: list[Any] = []
+    for layout, group in zip(move.sources, leaves, strict=True):
+        inner = [_without_pads(move, layout, leaf, xp, ends) for leaf in group]
+        sources.append(xp.stack(inner) if layout.numbers else inner[0])
+    gathered = []
+    for number in range(len(move.targets)):
+        pieces = [piece for piece in move.pieces if piece[2] == number]
+        copies = [[piece] for piece in pieces] if move.compares else [pieces]
+        gathered.append([_gathered(move, each, sources, xp) for each in copies])
+    return gathered, ends
 
 
 def _gathered(move: Move, pieces: Pieces, sources: Sequence[Any], xp: Any) -> list[Any]:
@@ -266,7 +328,7 @@ def _joint(axes: Axes) -> Any:
 
 
 def _without_pads(
-    move: Move, layout: Layout, array: Any, xp: Any, rest: list[Any]
+    move: Move, layout: Layout, array: Any, xp: Any, ends: list[Any]
 ) -> Any:
     """Cut off what was added to a source.
 
@@ -275,13 +337,13 @@ def _without_pads(
         layout: of the source.
         array: the source as it is.
         xp: ``numpy`` or ``jax.numpy``.
-        rest: gets whether there is something in what is cut off.
+        ends: gets what is cut off.
     """
     places = [axis.name for axis in layout.axes]
     for name, (before, _) in move.values.pads(is_source=True).items():
-        ends = [before, before + move.size[str(name)]]
-        first, array, last = xp.split(array, ends, places.index(name))
-        rest += [xp.any(_bits(each, xp) != 0) for each in (first, last)]
+        cuts = [before, before + move.size[str(name)]]
+        first, array, last = xp.split(array, cuts, places.index(name))
+        ends += [first, last]
     return array
 
 
@@ -305,7 +367,8 @@ def _finished(move: Move, layout: Layout, array: Any, xp: Any, lost: list[Any]) 
         lost.append(is_lost(given, made, xp))
     pads = move.values.pads(is_source=False)
     if pads:
-        made = xp.pad(made, [pads.get(axis.name, (0, 0)) for axis in layout.axes])
+        widths = [pads.get(axis.name, (0, 0)) for axis in layout.axes]
+        made = _by_bits(lambda array: xp.pad(array, widths), made, xp)
     # Because an element of an array of NumPy is not one.
     return np.asarray(made) if xp is np else made
 
@@ -376,6 +439,8 @@ def _bits(array: Any, xp: Any) -> Any:
     if jnp.issubdtype(array.dtype, jnp.complexfloating):
         array = jnp.stack([array.real, array.imag])
     if jnp.issubdtype(array.dtype, jnp.floating):
+        if not _has_infinite(array.dtype):  # XLA for CPUs cannot view 4 bits
+            array = array.astype(np.float32)
         bits = jnp.finfo(array.dtype).bits
         return jax.lax.bitcast_convert_type(array, f"uint{bits}")
     return array

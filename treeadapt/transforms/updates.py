@@ -18,7 +18,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from treeadapt.arrays import is_array, is_float0, is_inexact, least_value
+from treeadapt.arrays import (
+    is_array,
+    is_float0,
+    is_inexact,
+    least_value,
+    narrow_bits,
+)
 from treeadapt.convert import describe
 from treeadapt.errors import StructureMismatchError, TransformError
 from treeadapt.names import Speller, listing, plural
@@ -139,19 +145,12 @@ def _is_nothing(delta: jax.Array) -> jax.Array:
 
 
 def _choose(keep: jax.Array, leaf: jax.Array, new: jax.Array) -> jax.Array:
-    bits = _narrow_bits(leaf.dtype)
+    bits = narrow_bits(leaf.dtype)
     if bits is None:
         return jax.lax.select(keep, leaf, new)
     # XLA widens narrow floats to select among them, and drops a NaN's payload.
     parts = (jax.lax.bitcast_convert_type(x, bits) for x in (leaf, new))
     return jax.lax.bitcast_convert_type(jax.lax.select(keep, *parts), leaf.dtype)
-
-
-@functools.lru_cache(maxsize=256)
-def _narrow_bits(dtype: Any) -> Any:
-    if not jnp.issubdtype(dtype, jnp.floating):
-        return None
-    return {8: jnp.uint8, 16: jnp.uint16}.get(jnp.finfo(dtype).bits)
 
 
 def _aligned(
