@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 import treeadapt as ta
 from treeadapt.migrations import running
+from treeadapt.migrations.plan import explanation
 
 STACK = {"l.{i}.w : (h d) e": "w : e i h d"}
 LAYERS = {f"l.{i}.w": np.arange(24.0).reshape(6, 4) + i for i in range(12)}
@@ -735,12 +736,162 @@ def test_backwards_twice_is_the_migration(table):
 # --- what a plan must not pass over ---
 
 
-def test_what_new_takes_backwards_is_one_way():
+def test_a_plan_lists_what_shapes_cannot_tell_apart():
+    table = {
+        "a : e [(h d) (k d) (k d)]": ("q : e h d", "k : e k d", "v : e k d"),
+        "h/{(b i)}/w : e": "{i}/w : b e",
+        "g/{(b i)}": "g{b}/{i}",
+        "{p=gate,up}.w : r o": "kernel : p r o",
+        "wi : r o p": "{p=wi_0,wi_1} : r o",
+        "{x=one,two}": "{x=1,2}",  # names are on both sides, and no axis
+    }
+    m = ta.Migration(table, sizes={"h": 6, "d": 2, "i": 2})
+    leaves = {"a": np.ones((5, 20)), "gate.w": np.ones((3, 7)), "up.w": np.ones((3, 7))}
+    leaves |= {f"h/{n}/w": np.ones(5) for n in range(6)} | {"wi": np.ones((3, 7, 2))}
+    leaves |= {f"g/{n}": np.ones(5) for n in range(6)} | {"one": 1.0, "two": 2.0}
+    plan = m.plan(leaves)
+    assert plan.swappable == {
+        0: (("part 2", "part 3"), ("h", "d"), ("k", "d")),
+        1: (("b", "i"),),
+        2: (("b", "i"),),
+        3: (("p", "p"),),
+        4: (("p", "p"),),
+    }
+    assert "    shapes do not tell apart: part 2 and part 3, h and d" in str(plan)
+    assert "    shapes do not tell apart: the texts of p\n" in str(plan)
+    back = m.inverse.plan(m(leaves), leaves)
+    assert {tuple(sorted(pairs)) for pairs in back.swappable.values()} == {
+        tuple(sorted(pairs)) for pairs in plan.swappable.values()
+    }
+
+
+GROUPED = {"q.w": np.ones((2048, 7)), "k.w": np.ones((512, 7))}
+
+
+def test_only_the_outermost_name_has_two_sizes_in_one_row():
+    row = {"{n}.w : (h d) e": "{n} : e h d"}
+    said = message(lambda: ta.Migration(row, sizes={"h": 16})(GROUPED))
+    assert said.splitlines()[1:] == [
+        "  d is 32 in 'k.w' and 128 in 'q.w'. Only h, the outermost of (h d), may "
+        "differ: write the size of d in sizes=, pass a target, or write two rows"
+    ]
+    by_size = ta.Migration(row, sizes={"d": 64})(GROUPED)
+    assert (by_size["q"].shape, by_size["k"].shape) == ((7, 32, 64), (7, 8, 64))
+    # With a target, there is no doubt.
+    target = {"q": np.ones((7, 16, 128)), "k": np.ones((7, 16, 32))}
+    assert ta.Migration(row, sizes={"h": 16}).plan(GROUPED, target).one_way == ()
+    target["k"] = np.ones((7, 4, 128))
+    said = message(lambda: ta.Migration(row, sizes={"h": 16}).plan(GROUPED, target))
+    assert "'k': float64[7,4,128], the row" in said
+    # Neither is there where an array has an axis for it, or a number in a bracket.
+    back = ta.Migration(row).inverse(target)
+    assert back["k.w"].shape == (512, 7)
+    fused = {"{n} : e [(h d) (k d)]": ("{n}/q : e h d", "{n}/k : e k d")}
+    leaves = {"a": np.ones((3, 20)), "b": np.ones((3, 40))}
+    said = message(lambda: ta.Migration(fused, sizes={"h": 4, "k": 1})(leaves))
+    assert "d is 4 in 'a' and 8 in 'b'" in said
+
+
+def test_a_target_that_lacks_a_path_is_said_to():
+    m = ta.Migration({"h.{l}.q : (k d) e": "blok/q : l e k d"})
+    leaves = {f"h.{i}.q": np.ones((4, 3)) for i in range(2)}
+    target = {"blocks/q": np.ones((2, 3, 2, 2))}
+    said = message(lambda: m(leaves, target))
+    assert said.splitlines() == [
+        "1 group: sizes contradict each other or stay open",
+        "  'h.0.q': the size of 'k', 'd' stays open: the target has no 'blok/q' (the "
+        "nearest is 'blocks/q')",
+        "1 leaf: nothing fills",
+        "  'blocks/q' (the nearest is 'blok/q')",
+        "1 leaf: the target does not have",
+        "  'blok/q' (the nearest is 'blocks/q')",
+    ]
+    said = message(lambda: m(leaves, {"blok/q": np.ones(3)}))
+    assert "and the target does not show it; write it in sizes=" in said
+
+
+def test_a_group_that_fails_hides_only_its_own_leaves():
+    m = ta.Migration({"{n} : (h d)": "t/{n} : h d"})
+    leaves = {"self_attn": np.ones(6), "mlp": np.ones(6)}
+    said = message(lambda: m(leaves, {"t/attn": np.ones((2, 3)), "t/mlp": np.ones(6)}))
+    assert "1 leaf: nothing fills\n  't/attn'" in said
+    assert "1 leaf: the target does not have\n  't/self_attn'" in said
+
+
+def test_counts_that_differ_say_what_to_do():
+    m = ta.Migration({"{n}/{l} : e": "{n} : l e"})
+    counts = {"a": 12, "b": 11}
+    leaves = {f"{n}/{i}": np.ones(3) for n in counts for i in range(counts[n])}
+    cure = "if none is missing, pass a target, or write two rows"
+    assert message(lambda: m(leaves)).endswith(f"9 more without 'b/11'; {cure}")
+    said = message(lambda: m(leaves, {"a": np.ones((12, 3)), "x": np.ones((11, 3))}))
+    assert "9 more without 'b/11'; if none is missing, write two rows" in said
+    del leaves["b/3"]
+    assert "if none is missing" not in message(lambda: m(leaves))
+
+
+@pytest.mark.parametrize(
+    ("address", "instead"),
+    [("**.inv_freq", "*: '*.inv_freq'"), ("a/{x:**}_b", "{x}: '{x}_b'")],
+)
+def test_a_part_of_a_segment_has_one_star(address, instead):
+    said = message(lambda: ta.Migration({address: None}))
+    assert f"For a part of one write {instead}." in said
+
+
+# --- new= backwards ---
+
+HALVES = {"l/0/w": np.ones(2), "l/0/b": np.full(3, 2.0), "l/1/w": np.ones(2)}
+FILLED = ta.Migration(
+    {"l/{n}/{k}": "m/{n}/{k}"}, new={"m/*/b": "zeros", "m/head": "zeros"}
+)
+WHOLE = {f"m/{n}/{k}": np.ones(2 + (k == "b")) for n in range(2) for k in "wb"}
+WHOLE["m/head"] = np.ones(4)
+
+
+def test_the_inverse_drops_only_what_new_filled():
+    made = FILLED(HALVES, WHOLE)
+    back = FILLED.inverse(made, HALVES)
+    assert sorted(back) == sorted(HALVES)
+    assert [*back["l/0/b"]] == [2, 2, 2]
+    # Without a target nothing shows which of the leaves was new.
+    assert sorted(FILLED.inverse(made)) == sorted([*HALVES, "l/1/b"])
+    plan = FILLED.plan(HALVES, WHOLE)
+    assert plan.one_way == ()
+    assert FILLED.inverse.plan(made, HALVES).dropped == ("m/head", "m/1/b")
+    text = "\n".join(explanation(FILLED.inverse.plan(made, HALVES), "m/1/b"))
+    assert text == "row 3: 'm/*/b' drops it"
+
+
+def test_a_group_that_a_target_lacks_is_dropped_though_it_is_torn():
+    m = ta.Migration({"m/{k} : n ...": "l/{n}/{k} : ..."}, new={"l/*/b": "zeros"})
+    source = {"m/w": np.ones((3, 2))}
+    target = {f"l/{n}/{k}": np.ones(2) for n in range(3) for k in "wb"}
+    del target["l/2/b"]
+    made = m(source, target)
+    assert [*m.inverse(made, source)] == ["m/w"]
+    assert "parts are missing" in message(lambda: m.inverse(made))
+
+
+def test_what_undoes_new_is_a_row_of_its_own(tmp_path):
+    inverse = FILLED.inverse
+    assert ta.Migration([row.typed() for row in inverse.rows]) == inverse
+    file = tmp_path / "inverse.toml"
+    file.write_text(inverse.to_toml())
+    assert 'drop = "m/*/b"\nundo = "new"\n' in inverse.to_toml()
+    assert ta.load_migration(file) == inverse
+    for wrong in ({"undo": "old"}, {"scale": 2.0}):
+        said = message(lambda: ta.Migration({"a": (None, wrong)}))  # noqa: B023
+        assert "it drops leaves and changes them" in said
+
+
+def test_what_a_pattern_of_new_did_not_fill_comes_back():
     m = ta.Migration({"l.{i}.w": "x.{i}.w", "k": "x.k"}, new={"x.*.w": "zeros"})
     source = {"l.1.w": np.ones(2), "k": np.ones(3)}
     target = {"x.1.w": np.ones(2), "x.2.w": np.ones(2), "x.k": np.ones(3)}
     plan = m.plan(source, target)
-    assert plan.one_way == ("x.1.w",)
+    assert plan.one_way == ()
+    assert sorted(m.inverse(m(source, target), source)) == sorted(source)
     assert [*plan.result] == ["x.1.w", "x.k", "x.2.w"]
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from treeadapt.errors import SelectorError
 from treeadapt.migrations.migration import Migration, load_migration
-from treeadapt.migrations.plan import MigrationPlan
+from treeadapt.migrations.plan import MigrationPlan, pairs_text
 from treeadapt.migrations.planning import compare_target
 from treeadapt.names import fold, listing, natural
 from treeadapt.report import Finding, findings
@@ -31,6 +31,8 @@ _OPTIONS = {
     r"decide on that: \.bind\(model\)": "give it as TREE, module:function",
     r"Rules\(\.\.\., stacks=\{(.*): 0\}\)": r"[stacks] \1 = 0",
     r"in sizes=, or give a target": "in [sizes], or name a target",
+    r"in sizes=": "in [sizes]",
+    r"pass a target, or write two rows": "name a target, or write two rows",
     r"new= fills (.*) Pass one.*": r"[new] fills \1 Name one: TARGET, or --target.",
 }
 ONE_WAY = "one-way"
@@ -166,9 +168,9 @@ def planned(
 def notes(plan: MigrationPlan) -> Iterator[str]:
     """Yield what shapes cannot show."""
     for place, pairs in plan.swappable.items():
-        names = ", ".join(f"{a} and {b}" for a, b in pairs)
         row = listing([plan.rows[place].text])
-        yield f"row {place + 1}, {row}: shapes do not tell apart {names}"
+        text = f"shapes do not tell apart {pairs_text(pairs)}"
+        yield f"row {place + 1}, {row}: {text}"
     for text in plan.unread:
         yield f"not checked on shapes: {text}"
     if plan.repeatable:

@@ -117,7 +117,7 @@ def write_table(
 def _fields(row: Row) -> dict[str, Any]:
     source, value = row.typed()
     if row.drops:
-        return {"drop": source}
+        return {"drop": source, **(value[1] if value else {})}
     target, values = value if row.values else (value, {})
     return {"from": source, "to": target, **values}
 
@@ -141,9 +141,9 @@ def _pair(path: str | os.PathLike[str], place: int, row: Any) -> tuple[Any, Any]
             refuse(f"has no text in {name!r}", f'Write {name} = "...".')
         sides.append(tuple(texts) if isinstance(given, list) else given)
     values = {name: row[name] for name in row if name not in ("from", "to", "drop")}
-    if "drop" in row and len(row) > 1:
+    if "drop" in row and not {*row} <= {"drop", "undo"}:
         others = listing(name for name in row if name != "drop")
         refuse(f"drops leaves and has {others}", "Remove one of the two.")
     if "drop" in row:
-        return sides[0], None
+        return sides[0], (None, values) if values else None
     return sides[0], (sides[1], values) if values else sides[1]

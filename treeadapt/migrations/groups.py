@@ -20,12 +20,12 @@ import jax.numpy as jnp
 from treeadapt.arrays import is_array, is_inexact_dtype, least_value
 from treeadapt.convert import describe
 from treeadapt.migrations.axes import REST, Axes, Axis, every_name, indices
-from treeadapt.migrations.problems import Problems
+from treeadapt.migrations.problems import Problems, nearest
 from treeadapt.migrations.rows import Address, Row
 from treeadapt.migrations.running import Layout, Move, wide_dtype
 from treeadapt.migrations.solving import Equation, solve
 from treeadapt.migrations.templates import Captures, decompose
-from treeadapt.names import listing, natural, plural, size_text
+from treeadapt.names import Speller, listing, natural, plural, size_text
 
 MAX_LEAVES = 1_000_000  # that arrays may become, as of a checkpoint
 MAX_GROWTH = 32  # bytes that arrays become, for each byte of theirs
@@ -104,6 +104,7 @@ class GroupMaker:
         target: the same of what the result should be, if that is known.
         problems: gets all that is wrong.
         hint: what to do with leaves after the last whole block.
+        nearest: the path of the target that is nearest to one which it lacks.
     """
 
     row: Row
@@ -113,6 +114,7 @@ class GroupMaker:
     target: Specs | None
     problems: Problems
     hint: str = ""
+    nearest: str | None = None
 
     def groups(self, taken: Sequence[Taken]) -> list[Group]:
         """Return the groups, in natural order of their first targets."""
@@ -125,7 +127,40 @@ class GroupMaker:
             made = [self._renamed(each) for each in taken]
         else:
             made = [*self._moved(taken, counts)]
+            self._check_inner(made)
         return sorted(made, key=lambda group: natural(group.targets[0][0]))
+
+    def _check_inner(self, groups: Sequence[Group]) -> None:
+        """Note sizes that differ between groups, and that only a product shows.
+
+        Where queries have more heads than keys, ``(h d)`` with one ``h`` for both gives
+        each its own ``d``, which is wrong. The outermost name may differ: with one
+        ``d``, there are more heads of the same size.
+
+        Args:
+            groups: of this row.
+        """
+        if self.target is not None:  # it shows what the sizes are
+            return
+        axes = [axis for address in self.row.sources for axis in address.axes]
+        products = [product for axis in axes for product in axis.parts]
+        inner = {name: product for product in products for name in product[1:]}
+        alone = {axis.name for axis in axes}
+        for name in (name for name in inner if name not in alone):
+            firsts: dict[int, str] = {}
+            for group in groups:
+                if group.move is not None:
+                    firsts.setdefault(group.move.size[name], next(group.given))
+            if len(firsts) > 1:
+                sizes = [
+                    f"{size} in {listing([path])}" for size, path in firsts.items()
+                ]
+                self.problems.add(
+                    "sizes",
+                    f"{name} is {' and '.join(sizes[:2])}. Only {inner[name][0]}, the "
+                    f"outermost of ({' '.join(inner[name])}), may differ: write the "
+                    f"size of {name} in sizes=, pass a target, or write two rows",
+                )
 
     @property
     def _renames(self) -> bool:
@@ -153,7 +188,8 @@ class GroupMaker:
             # ``{(b i)}`` and ``{i}`` in one path may give ``i`` two values.
             if own.keys() != captures.keys() and template.fill(own, counts) != path:
                 text = f"{listing([path])}: its numbers contradict each other"
-                self.problems.add("sizes", text, self.row)
+                self.problems.add("sizes", text)
+                self.problems.failed.append((self.row, own))
                 continue
             inner = self._inner(self.row.sources[address])
             index = tuple(own.pop(name) for name in inner)
@@ -161,8 +197,10 @@ class GroupMaker:
             _, leaves = held.setdefault(key, (own, [{} for _ in self.row.sources]))
             leaves[address][index] = path
         for values, leaves in held.values():
-            with contextlib.suppress(_UnplannedError):
+            try:
                 yield self._group(values, leaves, counts)
+            except _UnplannedError:
+                self.problems.failed.append((self.row, values))
 
     def _counts(self, taken: Sequence[Taken]) -> dict[str, int] | None:
         """Count the numbers that the row's sources hold, by name."""
@@ -185,8 +223,10 @@ class GroupMaker:
                 faults = [*solve([Equation((names,), number + 1, where)], known)]
                 loose = [name for name in names if name not in known]
                 if faults or loose:
-                    text = faults[0] if faults else f"{where}: {_open(loose)}"
-                    self.problems.add("sizes", text, self.row)
+                    captures = taken[0].captures
+                    text = f"{where}: {self._open(loose, captures, known)}"
+                    self.problems.add("sizes", faults[0] if faults else text)
+                    self.problems.failed.append((self.row, {}))
                     return None
             counts |= {name: known[name] for name in others}
             block = math.prod(known[name] for name in others)
@@ -206,8 +246,8 @@ class GroupMaker:
         named = f"; {listing(paths, limit=2)} are not a whole block: take them in a row"
         return f"{named} above, {text!r:.200}" if paths else ""
 
-    def _shown(self, values: Shared, sizes: Sizes) -> Iterator[Equation]:
-        """Yield what the shapes of the target say, of the first leaf at each address.
+    def _firsts(self, values: Shared, sizes: Sizes) -> Iterator[tuple[Address, str]]:
+        """Yield each address of the target, and the path of the first leaf there.
 
         Args:
             values: text and numbers that the leaves share.
@@ -216,7 +256,17 @@ class GroupMaker:
         for address in self.row.targets:
             firsts = dict.fromkeys(address.numbers, 0)
             inner = dict.fromkeys(self._inner(address), 0)
-            path = address.path.fill({**firsts, **values, **inner}, {**firsts, **sizes})
+            every = {**firsts, **values, **inner}
+            yield address, address.path.fill(every, {**firsts, **sizes})
+
+    def _shown(self, values: Shared, sizes: Sizes) -> Iterator[Equation]:
+        """Yield what the shapes of the target say, of the first leaf at each address.
+
+        Args:
+            values: text and numbers that the leaves share.
+            sizes: what is known of sizes.
+        """
+        for address, path in self._firsts(values, sizes):
             like = (self.target or {}).get(path)
             axes = _ranked(address.axes, len(shape_of(like)))
             if is_array(like) and axes is not None:
@@ -243,6 +293,9 @@ class GroupMaker:
         if missing:
             paths = itertools.chain(*(found.values() for found in leaves))
             text = f"{listing(paths, limit=2)} without {listing(missing)}{self.hint}"
+            if tried != counts and not self._missing(values, leaves, tried):
+                cure = "" if self.target else "pass a target, or "
+                text += f"; if none is missing, {cure}write two rows"
             self._fault(text, "torn")
         return self._whole(values, leaves, counts)
 
@@ -374,7 +427,7 @@ class GroupMaker:
             faults += solve(equations, sizes)
         loose = [name for name in _names((*layouts, *wanted)) if name not in sizes]
         if loose and not faults:
-            faults = [_open(loose)]
+            faults = [self._open(loose, values, sizes)]
         numbers = itertools.chain(*(layout.numbers for layout in wanted))
         empty = [name for name in numbers if sizes.get(name) == 0]
         faults += [f"{name} has size 0, so no leaf holds it" for name in empty]
@@ -477,8 +530,28 @@ class GroupMaker:
             texts = [f"{listing([p])} is {describe(self.source[p])}" for p in paths]
             self._fault(", ".join(texts[:2]), "unequal")
 
+    def _open(self, names: Sequence[str], values: Shared, sizes: Sizes) -> str:
+        """Write that sizes stay open, and what would settle them.
+
+        Args:
+            names: of these sizes.
+            values: text and numbers that the leaves share.
+            sizes: what is known of sizes.
+        """
+        text = f"the size of {listing(names)} stays open"
+        if self.target is None:
+            return f"{text}; write it in sizes=, or give a target"
+        paths = [path for _, path in self._firsts(values, sizes)]
+        lacking = [path for path in paths if path not in self.target]
+        if not lacking:
+            return f"{text}, and the target does not show it; write it in sizes="
+        self.problems.lacking += lacking
+        if self.nearest is None:  # others have that of the first, and can be folded
+            self.nearest = nearest(Speller(), lacking[0], [*self.target], "is")
+        return f"{text}: the target has no {listing(lacking)}{self.nearest}"
+
     def _fault(self, text: str, kind: str = "sizes") -> NoReturn:
-        self.problems.add(kind, text, self.row)
+        self.problems.add(kind, text)
         raise _UnplannedError
 
 
@@ -488,12 +561,6 @@ def _names(layouts: Iterable[Layout]) -> dict[str, None]:
         name
         for layout in layouts
         for name in (*layout.numbers, *every_name(layout.axes))
-    )
-
-
-def _open(names: Sequence[str]) -> str:
-    return (
-        f"the size of {listing(names)} stays open; write it in sizes=, or give a target"
     )
 
 

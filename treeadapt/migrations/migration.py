@@ -266,7 +266,9 @@ class Migration:
     def inverse(self) -> Migration:
         """The rows read backwards.
 
-        Rows that drop leaves are left out, and what ``new`` fills is dropped.
+        Rows that drop leaves are left out, and what ``new`` fills is dropped: a path of
+        ``new`` always, and what a pattern of it matches if no row takes it, or if a
+        target has no place for what a row makes of it.
 
         Raises:
             MigrationError: a row has a function without an inverse, or drops a part of
@@ -467,8 +469,8 @@ def load_migration(path: str | os.PathLike[str]) -> Migration:
 
     ``version = 1`` and ordered ``[[rows]]``. A row has ``from`` and ``to``, each an
     address or a list of them, and may have ``scale``, ``offset``, ``pad`` and ``cast``,
-    or these in a table ``undo``; or it has ``drop`` alone. ``[sizes]`` and ``[new]`` as
-    for ``Migration``.
+    or these in a table ``undo``; or it has ``drop`` alone, in an inverse also ``undo =
+    "new"``. ``[sizes]`` and ``[new]`` as for ``Migration``.
 
     Args:
         path: file name, ending in ``.toml`` or ``.json``. The file is read as data:

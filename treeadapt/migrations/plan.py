@@ -146,10 +146,12 @@ class MigrationPlan:
 
     @functools.cached_property
     def swappable(self) -> dict[int, tuple[tuple[str, str], ...]]:
-        """Pairs of axes, by row, that could be swapped without changing a shape.
+        """What could be swapped without changing a shape, in pairs, by row.
 
-        No check of shapes can find such a mistake. Lint the table on models whose sizes
-        are all different primes.
+        Names of axes, or of one number ``{(b i)}``; parts of a bracket with one size,
+        as ``("part 2", "part 3")``; and the texts of a list that becomes an axis, as
+        ``("p", "p")``. No check of shapes can find such a mistake. Lint the table on
+        models whose sizes are all different primes.
         """
         pairs: dict[int, dict[tuple[str, str], None]] = {}
         for group in {(g.place, g.move): g for g in self.groups}.values():
@@ -218,7 +220,7 @@ class MigrationPlan:
             if text:
                 yield f"    {text}"
         if self.swappable.get(place):
-            pairs = ", ".join(f"{a} and {b}" for a, b in self.swappable[place])
+            pairs = pairs_text(self.swappable[place])
             yield f"    shapes do not tell apart: {pairs}"
 
 
@@ -229,12 +231,20 @@ def read_backwards(
 
     Args:
         rows: the table; those that cannot be read backwards are left out.
-        added: rows that drop what it adds, before anything else.
+        added: rows that drop what it adds: a path before anything else, and what a
+            pattern matches if it has no other place.
     """
     pairs = (
         (place, row.reversed()) for place, row in enumerate(rows) if leads_back(row)
     )
-    return (*((None, row) for row in added), *pairs)
+    first: list[tuple[int | None, Row]] = []
+    last: list[tuple[int | None, Row]] = []
+    for row in added:
+        if any(each.path.captures for each in row.sources):
+            last.append((None, dataclasses.replace(row, is_spare=True)))
+        else:
+            first.append((None, row))
+    return (*first, *pairs, *last)
 
 
 def leads_back(row: Row) -> bool:
@@ -299,9 +309,22 @@ def _is_cut(group: Group, target: int, shard: Sequence[int]) -> bool:
 
 
 def _swappable(group: Group) -> Iterator[tuple[str, str]]:
-    move = group.move
-    if move is None or not group.row.has_axes:
+    move, row = group.move, group.row
+    for address in (*row.sources, *row.targets):
+        for each in address.path.captures:
+            yield from itertools.combinations(each.names, 2)
+            is_axis = each.is_number and each.key not in row.outer
+            if is_axis and len(each.entries) > 1:
+                yield each.key, each.key
+    if move is None or not row.has_axes:
         return
+    for axis in itertools.chain(
+        *(each.axes for each in (*move.sources, *move.targets))
+    ):
+        sizes = enumerate(map(move.count, axis.parts), 1)
+        for (one, size), (two, other) in itertools.combinations(sizes, 2):
+            if size == other > 0:
+                yield f"part {one}", f"part {two}"
     for source, one, target, two in move.pieces:
         sides = ((move.sources[source], one), (move.targets[target], two))
         names = [n for n in names_of(sides[0][0].axes, one) if not n.startswith(REST)]
@@ -315,6 +338,13 @@ def _swappable(group: Group) -> Iterator[tuple[str, str]]:
             )
             if together or move.size[a] == move.size[b] > 1:
                 yield a, b
+
+
+def pairs_text(pairs: Iterable[tuple[str, str]]) -> str:
+    """Write pairs that shapes do not tell apart."""
+    return ", ".join(
+        f"the texts of {a}" if a == b else f"{a} and {b}" for a, b in pairs
+    )
 
 
 def sizes_text(group: Group) -> str:
@@ -343,7 +373,8 @@ def explanation(plan: MigrationPlan, path: str) -> Iterator[str]:
                 if path in paths:
                     yield from _leaf_lines(group, number, path, is_source=is_source)
     if path in plan.dropped:
-        place = next(n for n, row in enumerate(plan.rows, 1) if row.takes(path))
+        rows = enumerate(plan.rows, 1)
+        place = next(n for n, row in rows if row.drops and row.takes(path))
         yield f"row {place}: {plan.rows[place - 1].text!r} drops it"
     if path in plan.new:
         yield f"{listing([path])} is new, and filled by {plan.new[path]!r}"

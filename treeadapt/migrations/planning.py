@@ -7,16 +7,19 @@ leaf goes to the first row that matches it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from treeadapt.arrays import is_array, is_number
 from treeadapt.convert import describe
 from treeadapt.migrations.groups import Group, GroupMaker, Specs, Taken, shape_of
 from treeadapt.migrations.problems import Problems, near_paths, with_nearest
 from treeadapt.migrations.rows import Address, Row
-from treeadapt.migrations.templates import Index
+from treeadapt.migrations.templates import Captures, Index, Template
 from treeadapt.names import listing
+
+#: For an address of a row and some captures, which values they have in a target.
+_Places: TypeAlias = dict[tuple[int, tuple[str, ...]], set[tuple[Any, ...]]]
 
 
 def plan_groups(
@@ -42,13 +45,15 @@ def plan_groups(
         paths of leaves that are dropped.
     """
     taken, unmatched = assign([row.sources for row in rows], [*source], problems)
+    unused = [
+        row for row, own in zip(rows, taken, strict=True) if not (own or row.drops)
+    ]
+    if target is not None and any(row.is_spare for row in rows):
+        taken = _without_place(rows, taken, target)
     for text in with_nearest(
         unmatched, [one.text for row in rows for one in row.sources]
     ):
         problems.add("unmatched", text)
-    unused = [
-        row for row, own in zip(rows, taken, strict=True) if not (own or row.drops)
-    ]
     for text in near_paths(unused, [*source], static):
         problems.add("unused", text)
     groups: list[Group] = []
@@ -103,6 +108,48 @@ def assign(
     return taken, unmatched
 
 
+def _without_place(
+    rows: Sequence[Row], taken: Sequence[Sequence[Taken]], target: Specs
+) -> list[list[Taken]]:
+    """Give leaves for which a target has no place to rows that drop what is spare.
+
+    Args:
+        rows: the table.
+        taken: what each row takes.
+        target: shapes and dtypes by path.
+    """
+    given: list[list[Taken]] = [[] for _ in rows]
+    for place, (row, own) in enumerate(zip(rows, taken, strict=True)):
+        spare = [n for n, other in enumerate(rows) if other.is_spare and n > place]
+        places: _Places = {}
+        for each in own:
+            drop = next((n for n in spare if rows[n].takes(each.path)), place)
+            is_kept = row.drops or _has_place(row, each.captures, target, places)
+            given[place if is_kept else drop].append(each)
+    return given
+
+
+def _has_place(row: Row, captures: Captures, target: Specs, places: _Places) -> bool:
+    """Return whether a target has a leaf with what a row captured of another one.
+
+    Args:
+        row: the row.
+        captures: what it captured.
+        target: shapes and dtypes by path.
+        places: what is known of the target, and gets more.
+    """
+    for number, address in enumerate(row.targets):
+        keys = tuple(c.key for c in address.path.captures if c.key in captures)
+        if (number, keys) not in places:
+            every = map(address.path.match, target)
+            places[number, keys] = {
+                tuple(map(other.get, keys)) for other in every if other is not None
+            }
+        if tuple(map(captures.get, keys)) in places[number, keys]:
+            return True
+    return False
+
+
 def _check_clashes(groups: Sequence[Group], problems: Problems) -> None:
     first: dict[str, Group] = {}
     for group in groups:
@@ -132,17 +179,14 @@ def compare_target(
         for group in groups
         for path, spec in group.specs.items()
     }
-    # What groups that failed would fill is not missing as well.
-    failed = [each.path for row in problems.rows for each in row.targets]
-    index = Index(failed)
+    would_fill = _filled_by_failed(problems.failed)
     missing = [
         path
         for path, spec in target.items()
-        if path not in filled
-        and is_array(spec)
-        and all(failed[place].match(path) is None for place in index.near(path))
+        if path not in filled and is_array(spec) and not would_fill(path)
     ]
     extra = [path for path in filled if path not in target]
+    extra += dict.fromkeys(problems.lacking)
     for kind, paths, others in (("missing", missing, extra), ("extra", extra, missing)):
         for text in with_nearest(paths, others):
             problems.add(kind, text)
@@ -153,6 +197,37 @@ def compare_target(
             same = is_array(spec) and is_array(like) and spec.shape == shape_of(like)
             kind = "retyped" if same else "misfit"
             problems.add(kind, f"{listing([path])}: {text}")
+
+
+def _filled_by_failed(
+    failed: Iterable[tuple[Row, Mapping[str, Any]]],
+) -> Callable[[str], bool]:
+    """Return what says of a path whether a group that failed would fill it.
+
+    Such a path is not missing as well.
+
+    Args:
+        failed: rows, and what the leaves of the group share.
+    """
+    shared: dict[tuple[Template, tuple[str, ...]], set[tuple[Any, ...]]] = {}
+    for row, values in failed:
+        for address in row.targets:
+            keys = tuple(c.key for c in address.path.captures if c.key in values)
+            held = shared.setdefault((address.path, keys), set())
+            held.add(tuple(map(values.get, keys)))
+    every = [*shared]
+    index = Index(template for template, _ in every)
+
+    def would_fill(path: str) -> bool:
+        for template, keys in map(every.__getitem__, index.near(path)):
+            captures = template.match(path)
+            if captures is None:
+                continue
+            if tuple(map(captures.get, keys)) in shared[template, keys]:
+                return True
+        return False
+
+    return would_fill
 
 
 def fits(spec: Any, like: Any) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.rows import Row
@@ -22,19 +23,22 @@ class Problems:
         found: texts by kind.
         num_made: how many leaves moved arrays have become so far.
         more_bytes: how many bytes they have become beyond what they always may.
-        rows: those of which a group failed.
+        failed: rows of which a group failed, each with the text and numbers that all
+            leaves of the group share, as far as they are known.
+        lacking: paths of the target that a failed group would have needed.
     """
 
     found: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     num_made: int = 0
     more_bytes: int = 0
-    rows: list[Row] = dataclasses.field(default_factory=list)
+    failed: list[tuple[Row, Mapping[str, Any]]] = dataclasses.field(
+        default_factory=list
+    )
+    lacking: list[str] = dataclasses.field(default_factory=list)
 
-    def add(self, kind: str, text: str, row: Row | None = None) -> None:
-        """Note one problem, of a group of some row."""
+    def add(self, kind: str, text: str) -> None:
+        """Note one problem."""
         self.found.setdefault(kind, []).append(text)
-        if row is not None and row not in self.rows[-1:]:
-            self.rows.append(row)
 
     def raise_any(self) -> None:
         """Raise if there is a problem.

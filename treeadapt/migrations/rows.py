@@ -49,6 +49,9 @@ Pads: TypeAlias = Mapping[str | None, tuple[int, int]]
 
 OPERATIONS = ("scale", "offset", "pad", "cast")
 
+#: Next to what a row drops, in the inverse of a table that fills it by a pattern.
+_UNDO_NEW = {"undo": "new"}
+
 
 @dataclasses.dataclass(frozen=True)
 class Address:
@@ -133,6 +136,8 @@ class Row:
         inverse: makes those of the sources out of those of the targets.
         splits: whether ``function`` returns a sequence, one leaf for each target.
         joins: whether ``inverse`` returns a sequence, one leaf for each source.
+        is_spare: whether it undoes ``new=`` for a pattern: it drops what no row before
+            it takes and, with a target, what the target has no place for.
     """
 
     sources: tuple[Address, ...]
@@ -142,6 +147,7 @@ class Row:
     inverse: Callable[..., Any] | None = None
     splits: bool = False
     joins: bool = False
+    is_spare: bool = False
 
     @property
     def text(self) -> str:
@@ -250,7 +256,7 @@ class Row:
 
         source = side(self.sources, alone=not self.joins)
         if self.drops:
-            return source, None
+            return source, (None, dict(_UNDO_NEW)) if self.is_spare else None
         target = side(self.targets, alone=not self.splits)
         if self.function is not None:
             functions = (self.function, self.inverse)
@@ -296,8 +302,10 @@ def parse_row(source: Any, value: Any) -> Row:
     targets = () if target is None else _addresses(target, source)
     row = Row(sources, targets)
     if extra is not None and target is None:
-        refuse(row.text, "it drops leaves and changes them", "Write None alone")
-    if isinstance(extra, Mapping):
+        if extra != _UNDO_NEW:
+            refuse(row.text, "it drops leaves and changes them", "Write None alone")
+        row = dataclasses.replace(row, is_spare=True)
+    elif isinstance(extra, Mapping):
         row = Row(sources, targets, _values(row.text, extra))
     elif extra is not None:
         functions = extra if isinstance(extra, tuple) else (extra, None)

@@ -453,7 +453,10 @@ def _parse_segment(row: str, segment: str, start: int, *, wild: bool) -> Segment
                 return (held,)
             if held.is_many:
                 problem = f"{segment[place:end]} means whole segments"
-                malformed(row, start + place, problem, "Let it be alone in one")
+                one = "*" if held.is_wild else f"{{{held.key}}}"
+                text = f"{segment[:place]}{one}{segment[end:]}"
+                cure = f"For a part of one write {one}: {text!r:.200}"
+                malformed(row, start + place, problem, cure)
             parts += [held, ""]
             place = end
             continue
