@@ -861,7 +861,7 @@ PAD = {"v": (1, 2)}
             "float32",
             {"cast": ["float32", "float64"]},
             lambda x: x.astype("float64"),
-            True,
+            False,  # a signalling NaN comes back as a quiet one
         ),
         (
             "float32",
