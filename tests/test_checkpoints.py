@@ -574,6 +574,7 @@ def test_malformed_marks_are_named(marks, tmp_path):
         ta.load(folder)
 
 
+@pytest.mark.filterwarnings("ignore:.* is read as it is now:treeadapt.TreeAdaptWarning")
 @pytest.mark.parametrize("name", ["safetensors", "npz", "msgpack"])
 def test_a_cut_or_flipped_file_either_raises_or_loads(name, tmp_path):
     path = tmp_path / f"x.{name}"

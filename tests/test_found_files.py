@@ -14,11 +14,13 @@ import optax
 import orbax.checkpoint as ocp
 import pytest
 import safetensors.numpy
+from click.testing import CliRunner
 from test_cli import run
 
 import treeadapt as ta
 from treeadapt.checkpoints import store
 from treeadapt.checkpoints.boxes import FileArray
+from treeadapt.cli.commands import app
 
 # Orbax may leave its event loop to the collector.
 pytestmark = [
@@ -424,3 +426,132 @@ def test_a_file_is_not_saved_into_a_checkpoint_of_orbax(tmp_path):
     with pytest.raises(ta.CheckpointError, match="another folder"):
         ta.save(tmp_path / "x" / WHOLE, OTHER)
     same(ta.load(tmp_path / "x"), FLAT)
+
+
+# Files that another tool wrote again, with our metadata.
+
+
+def trained():
+    weight = np.arange(6, dtype=np.float32).reshape(2, 3)
+    params = {"embed": weight, "head": weight, "norm": np.ones(3, np.float32)}
+    return {"params": params, "step": 700, "rate": 0.5, "key": jax.random.key(3)}
+
+
+def rewritten(path, change, to=None):
+    """Write a file again as safetensors' own example does, metadata handed on."""
+    with safetensors.safe_open(path, "np") as file:
+        flat = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        texts = file.metadata()
+    safetensors.numpy.save_file(change(flat), to or path, metadata=texts)
+
+
+def cast_to(dtype, *names):
+    def change(flat):
+        names_here = names or flat
+        return flat | {n: flat[n].astype(dtype) for n in names_here if n in flat}
+
+    return change
+
+
+WEIGHTS = ("params/embed", "params/norm")
+
+
+def warned(call, *texts):
+    with pytest.warns(ta.TreeAdaptWarning, match="is read as it is now") as caught:
+        value = call()
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    assert all(text in str(caught[0].message) for text in texts)
+    return value
+
+
+@pytest.mark.parametrize("shards", [False, True])
+def test_other_dtypes_keep_ties_and_numbers(shards, tmp_path):
+    path = tmp_path / ("x" if shards else "x.safetensors")
+    ta.save(path, trained(), **({"max_shard_bytes": 25} if shards else {}))
+    for file in path.glob("*.safetensors") if shards else [path]:
+        rewritten(file, cast_to(jnp.bfloat16, *WEIGHTS))
+    found = warned(lambda: ta.load(path), "dtypes and ties are not those")
+    assert found["params"]["embed"] is found["params"]["head"]
+    assert found["params"]["norm"].dtype == jnp.bfloat16
+    target = trained() | {"step": 0}
+    again = warned(lambda: ta.load(path, target, cast=True))
+    assert (again["step"], again["rate"]) == (700, 0.5)
+    same(again["params"], trained()["params"])
+    assert warned(lambda: ta.load_report(path, target, cast=True)).fits
+    assert warned(lambda: ta.read_metadata(path))["step"].dtype == np.int64
+    partly = warned(lambda: ta.load(path, target, where="params/norm", cast=True))
+    assert partly["params"]["norm"].all()
+    ta.save(path, again, **({"max_shard_bytes": 25} if shards else {}))
+    same(ta.load(path, target), trained())  # without a warning
+
+
+def test_numbers_and_keys_of_another_dtype_are_arrays(tmp_path):
+    path = tmp_path / "x.safetensors"
+    ta.save(path, trained())
+    rewritten(path, cast_to(np.float16))
+    lost = ["'step' in it is float16[]", "'rate' in it", "'key' in it is not a 'thr"]
+    found = warned(lambda: ta.load(path), *lost)
+    assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {np.dtype(np.float16)}
+    assert found["params"]["embed"] is found["params"]["head"]
+
+
+def test_ties_that_another_tool_stored_twice_are_two_leaves(tmp_path):
+    path = tmp_path / "x.safetensors"
+    ta.save(path, trained())
+    rewritten(path, lambda flat: flat | {"params/head": flat["params/embed"] + 1})
+    found = warned(lambda: ta.load(path), "ties 'params/head' to 'params/embed'")
+    assert found["params"]["head"][0, 0] == 1
+    rewritten(path, lambda flat: {n: x for n, x in flat.items() if n != "params/embed"})
+    found = warned(lambda: ta.load(path), "but stores no 'params/embed'")
+    assert [*found["params"]] == ["head", "norm"]
+
+
+@pytest.mark.filterwarnings("always::treeadapt.TreeAdaptWarning")
+def test_commands_warn_of_a_file_that_was_written_again(tmp_path):
+    path, new = tmp_path / "x.safetensors", tmp_path / "new.safetensors"
+    ta.save(path, trained())
+    rewritten(path, cast_to(jnp.bfloat16, *WEIGHTS))
+    for command in (("show", path), ("diff", path, path), ("convert", path, new)):
+        done = CliRunner().invoke(app, [str(part) for part in command])
+        assert done.exit_code == 0, done.output
+        assert "warning: The checkpoint" in done.stderr
+    assert run("diff", path, new, "--values") == "No difference.\n"
+
+
+@pytest.mark.parametrize("version", [2, "1", None, 0])
+@pytest.mark.parametrize("name", ["x.safetensors", "x", "shards"])
+def test_marks_of_another_version_are_not_read(name, version, tmp_path):
+    path = tmp_path / name
+    ta.save(path, trained(), **({"max_shard_bytes": 99} if name == "shards" else {}))
+    new = {"version": version, "leaves": "as a later version says it", "hash": "?"}
+    if name == "x":
+        document = json.loads((path / "_METADATA").read_text())
+        document["custom_metadata"]["treeadapt"] = new
+        (path / "_METADATA").write_text(json.dumps(document))
+    elif name == "shards":
+        document = json.loads((path / INDEX).read_text())
+        document["metadata"]["treeadapt"] = new
+        (path / INDEX).write_text(json.dumps(document))
+        assert ta.load(path)["params"]["norm"].all()  # nothing is lost
+        return
+    else:
+        with safetensors.safe_open(path, "np") as file:
+            flat = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        texts = {"treeadapt": json.dumps(new)}
+        safetensors.numpy.save_file(flat, path, metadata=texts)
+    found = warned(lambda: ta.load(path), f"are of version {version!r}")
+    assert found["params"]["norm"].all()
+
+
+def test_the_marks_of_today_are_of_version_one(tmp_path):
+    # If this text changes, the version must, or older files are taken for changed.
+    ta.save(tmp_path / "x.safetensors", trained())
+    with safetensors.safe_open(tmp_path / "x.safetensors", "np") as file:
+        marks = json.loads(file.metadata()["treeadapt"])
+    assert marks == {
+        "version": 1,
+        "ties": {"params/head": "params/embed"},
+        "kinds": {"key": "threefry2x32", "rate": "number", "step": "number"},
+        "hash": "8bd4c8803c80c12d",
+    }

@@ -86,7 +86,7 @@ def test_a_folder_is_as_hugging_face_writes_it(tmp_path):
     names = [f"model-{number:05}-of-00002.safetensors" for number in (1, 2)]
     assert shards_of(tmp_path / "gpt") == names
     index = index_of(tmp_path / "gpt")
-    assert list(index["metadata"].pop("treeadapt")) == ["hash"]
+    assert list(index["metadata"].pop("treeadapt")) == ["version", "hash"]
     assert index == {
         "metadata": {"total_size": 24 + 24 + 72},
         "weight_map": {

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import itertools
 import math
 import os
@@ -31,6 +32,7 @@ from treeadapt.paths import unboxed
 MAX_LEAVES = 1_000_000
 MAX_RANK = 64
 NUMBER = "number"
+MARKS_VERSION = 1  # of what is stored next to arrays, and of the text that is hashed
 
 _DTYPE_NAMES = (
     "bool_ int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 "
@@ -76,6 +78,7 @@ class Stored:
         format: name of its format.
         version: by path of what is read, what changes when another comes to it.
         hash: that of its leaves when it was written; empty if it does not say.
+        doubts: what its marks say and its leaves do not bear out.
     """
 
     path: Path
@@ -84,6 +87,7 @@ class Stored:
     format: str = ""
     version: Mapping[Path, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     hash: str = ""
+    doubts: tuple[str, ...] = ()
 
     @property
     def leaves(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -110,11 +114,13 @@ def sound_marks(path: Path, marks: Any) -> dict[str, Any]:
     Args:
         path: the file, for messages.
         marks: what should be ``{"ties": {path: owner}, "kinds": {path: kind}}``, maybe
-            with a ``hash``.
+            with a ``version`` and a ``hash``. Of another version, no more is read.
 
     Raises:
         CheckpointError: it has another form.
     """
+    if not has_version(marks):
+        return {"version": marks["version"], "ties": {}, "kinds": {}}
     for name in ("ties", "kinds"):
         table = marks.get(name) if isinstance(marks, dict) else None
         texts = table.values() if isinstance(table, dict) else [None]
@@ -124,32 +130,52 @@ def sound_marks(path: Path, marks: Any) -> dict[str, Any]:
     return {**marks}
 
 
+def has_version(marks: Any) -> bool:
+    """Return whether marks are of the version that is read here, as the first were."""
+    is_other = isinstance(marks, dict) and marks.get("version", 1) != MARKS_VERSION
+    return not is_other
+
+
 def marked(path: Path, table: Mapping[str, Leaf], marks: Mapping[str, Any]) -> Stored:
-    """Return what is stored with the ties and kinds that a file states, once they fit.
+    """Return what is stored with the ties and kinds that a file states, where they fit.
 
     Args:
-        path: the file, for messages.
+        path: of the file.
         table: its leaves, without tied ones.
         marks: as ``sound_marks`` returns them.
-
-    Raises:
-        CheckpointError: they do not fit.
     """
-    made = dict(table)
+    marked_table, doubts = dict(table), []
+    if not has_version(marks):
+        doubts.append(
+            f"its marks for treeadapt are of version {marks['version']!r:.20}, and "
+            f"this release reads version {MARKS_VERSION}, so ties and Python numbers "
+            "in it are not known"
+        )
     for other, one in marks["ties"].items():
         if other in table or one not in table:
             seen = f"{listing([other])}, too" if one in table else f"no {one!r:.60}"
-            refuse(path, f"it ties {listing([other])} to {one!r:.60} but stores {seen}")
-        made[other] = dataclasses.replace(table[one], owner=one)
-    for one, kind in marks["kinds"].items():
-        if one not in made:
-            refuse(
-                path, f"it says that {listing([one])} is a {kind!r:.60} but lacks it"
+            doubts.append(
+                f"it ties {listing([other])} to {one!r:.60} but stores {seen}"
             )
-        if kind == NUMBER and made[one].array.shape:
-            refuse(path, f"{listing([one])} in it is not a {kind!r:.60}")
-        made[one] = dataclasses.replace(made[one], kind=kind)
-    return Stored(path, made, hash=str(marks.get("hash", "")))
+        else:
+            marked_table[other] = dataclasses.replace(table[one], owner=one)
+    for one, kind in marks["kinds"].items():
+        leaf, name = marked_table.get(one), listing([one])
+        if leaf is None:
+            doubts.append(f"it says that {name} is a {kind!r:.60} but lacks it")
+        elif not _may_be(leaf.array, kind):
+            doubts.append(f"{name} in it is not a {kind!r:.60}")
+        else:
+            marked_table[one] = dataclasses.replace(leaf, kind=kind)
+    text = str(marks.get("hash", ""))
+    return Stored(path, marked_table, hash=text, doubts=tuple(doubts))
+
+
+def _may_be(array: jax.ShapeDtypeStruct, kind: str) -> bool:
+    """Return whether an array may store a number, or typed PRNG keys."""
+    if kind == NUMBER:
+        return not array.shape
+    return bool(array.shape) and array.dtype == np.uint32
 
 
 def abstract(
@@ -231,12 +257,21 @@ def reported(path: str | os.PathLike[str], action: str) -> Iterator[None]:
         # Parsers of damaged files raise what they like, down to KeyError.
         text = one_line(error)
         problem = f": {type(error).__name__}{': ' * bool(text)}{text}"
+        reason = _system_reason(str(error))
+        if reason not in text:  # it is in the middle, which was cut out
+            problem = f": {reason}."
         if isinstance(error, ImportError):
             install = 'pip install "treeadapt[checkpoints,flax]"'
             problem = f" without {error.name}: {install}."
         raise CheckpointError(
             f"The checkpoint {listing([os.fspath(path)])} cannot be {action}{problem}"
         ) from error
+
+
+def _system_reason(text: str) -> str:
+    """Return the words of the system in a message, such as those of a full disk."""
+    reasons = (os.strerror(number) for number in errno.errorcode)
+    return next((reason for reason in reasons if reason in text), "")
 
 
 def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import json
 import os
 import re
 import stat
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -31,11 +32,18 @@ from treeadapt.checkpoints import (
     safetensors_file,
     schema_file,
 )
-from treeadapt.checkpoints.common import UNPICKLED, Leaf, Stored, refuse, reported
+from treeadapt.checkpoints.common import (
+    NUMBER,
+    UNPICKLED,
+    Leaf,
+    Stored,
+    refuse,
+    reported,
+)
 from treeadapt.checkpoints.processes import agreed
 from treeadapt.checkpoints.replacing import replaced, restore
 from treeadapt.convert import describe
-from treeadapt.errors import CheckpointError
+from treeadapt.errors import CheckpointError, TreeAdaptWarning
 from treeadapt.names import listing
 
 FORMATS: Mapping[str, ModuleType] = {
@@ -49,13 +57,18 @@ _ONLY_READ = ("npz", "msgpack")
 _OF_PARTS = ("safetensors", "orbax")  # may be several files
 _STANDARD = (safetensors_file.WHOLE, safetensors_file.INDEX, orbax_folder.METADATA)
 SHARDS = "safetensors shards"
+_SHOWN = 8  # doubts that a warning lists
 
 
 def read_stored(path: str | os.PathLike[str]) -> Stored:
     """Read all that is known of a checkpoint without its arrays, as it is stored.
 
+    A warning says what another program made untrue of what was written next to the
+    arrays; the file counts then.
+
     Raises:
-        CheckpointError: the checkpoint cannot be read.
+        CheckpointError: the checkpoint cannot be read, or a schema has another hash
+            than that of its leaves.
     """
     name = _named(path)
     if not name.exists():
@@ -65,7 +78,7 @@ def read_stored(path: str | os.PathLike[str]) -> Stored:
     version: dict[Path, tuple[int, ...]] = {}
     with reading(name, version), reported(name, "read"):
         version[name] = _stamp(name)
-        if name.is_dir():
+        if name.is_dir() and format_of(name) != "schema":
             name = _located(name)
         kind = format_of(name)
         if not (name.is_file() or (name.is_dir() and kind != "schema")):
@@ -73,9 +86,17 @@ def read_stored(path: str | os.PathLike[str]) -> Stored:
         reader = FORMATS[kind]
         for file in reader.parts(name) if kind in _OF_PARTS else (name,):
             version[file] = _stamp(file)  # before it is opened
-        found = reader.read_metadata(name)
-        if found.hash:
-            _check_hash(found, kind)
+        found = _compared_with_hash(reader.read_metadata(name), kind)
+    if found.doubts:
+        left = len(found.doubts) - _SHOWN
+        more = f"; and {left:,} more" if left > 0 else ""
+        warnings.warn(
+            f"The checkpoint {listing([str(name)])} is read as it is now: "
+            f"{'; '.join(found.doubts[:_SHOWN])}{more}. Save it again to end this "
+            "warning.",
+            TreeAdaptWarning,
+            stacklevel=3,
+        )
     return dataclasses.replace(found, version=version, format=kind)
 
 
@@ -236,23 +257,36 @@ def _require_shards(path: Path, max_shard_bytes: Any) -> None:
         )
 
 
-def _check_hash(stored: Stored, kind: str) -> None:
-    """Raise if leaves are not those that were written."""
-    found = schema_file.marks_of(stored.table)["hash"]
-    if stored.hash == found:
-        return
+def _compared_with_hash(stored: Stored, kind: str) -> Stored:
+    """Return what is stored, with doubts if leaves are not those that were written.
+
+    Raises:
+        CheckpointError: they are not, in a schema.
+    """
+    text = schema_file.marks_of(stored.table)["hash"] if stored.hash else ""
+    if stored.hash == text:
+        return stored
     problem = (
-        "its paths, shapes, dtypes and ties are not those that it was written with; "
-        f"their hash is {found!r} and not {stored.hash!r:.60}"
+        "its paths, shapes, dtypes and ties are not those that it was written with"
     )
     if kind == "schema":
-        cure = f'To accept them, write hash = "{found}" in it, or remove that line.'
-    else:
-        cure = (
-            "Another program changed it. To accept what is there, read it with the "
-            "library of its format and save that again."
-        )
-    refuse(stored.path, problem, cure)
+        problem += f"; their hash is {text!r} and not {stored.hash!r:.60}"
+        cure = f'To accept them, write hash = "{text}" in it, or remove that line.'
+        refuse(stored.path, problem, cure)
+    cast = {
+        name: dataclasses.replace(leaf, kind="")
+        for name, leaf in stored.table.items()
+        if leaf.kind == NUMBER and leaf.array.dtype.name not in schema_file.NUMBERS
+    }
+    numbers = [
+        f"{listing([name])} in it is {describe(leaf.array)} and not a Python number"
+        for name, leaf in cast.items()
+    ]
+    return dataclasses.replace(
+        stored,
+        table={**stored.table, **cast},
+        doubts=(problem, *stored.doubts, *numbers),
+    )
 
 
 def _check(path: Path, kind: str) -> None:

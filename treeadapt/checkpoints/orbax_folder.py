@@ -14,9 +14,14 @@ handler, which waits for nobody; ``files`` calls them in all processes.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import json
+import logging
 import re
+import sys
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -45,6 +50,8 @@ from treeadapt.paths import segment
 
 METADATA = "_METADATA"
 _MAX_METADATA_BYTES = 64 * 2**20
+_PATIENCE_S = 10  # for threads of Orbax, once one of them has failed
+_ANSWERS_S = 0.5  # for those of TensorStore, which nothing can wait for
 _MAX_ENTRIES = 10 * MAX_LEAVES
 # What Orbax writes of a tree, as paths in its folder.
 _OWN = re.compile(
@@ -124,12 +131,20 @@ def read_metadata(path: Path) -> Stored:
         return Stored(path, table, boxed=True)
     # Orbax stores tied leaves too, each by itself.
     marks = sound_marks(path, marks)
-    plain = {name: leaf for name, leaf in table.items() if name not in marks["ties"]}
-    found = marked(path, plain, marks)
-    for name, owner in found.ties.items():
-        if name not in table or table[name].array != table[owner].array:
-            refuse(path, f"{listing([name])} in it is not {listing([owner])}")
-    return found
+    ties = {
+        name: owner
+        for name, owner in marks["ties"].items()
+        if name in table and owner in table and owner not in marks["ties"]
+        if table[name].array == table[owner].array
+    }
+    plain = {name: leaf for name, leaf in table.items() if name not in ties}
+    found = marked(path, plain, {**marks, "ties": ties})
+    doubts = [
+        f"{listing([name])} in it is not {listing([owner])}"
+        for name, owner in marks["ties"].items()
+        if name not in ties
+    ]
+    return dataclasses.replace(found, doubts=(*found.doubts, *doubts))
 
 
 def read(stored: Stored, wanted: Mapping[str, Any]) -> list[Any]:
@@ -206,7 +221,7 @@ def write(path: Path, arrays: Mapping[str, Any], table: Mapping[str, Leaf]) -> N
     except PathCollisionError:
         tree = {escape_segment(name): leaf for name, leaf in found.items()}
     args = ocp.args.PyTreeSave(tree, custom_metadata={_MARK: marks_of(table)})
-    with contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler:
+    with _quiet(), contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler:
         handler.save(epath.Path(path.absolute()), args=args)
 
 
@@ -215,7 +230,7 @@ def finish(path: Path) -> None:
     import orbax.checkpoint as ocp
     from etils import epath
 
-    with contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler:
+    with _quiet(), contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler:
         handler.finalize(epath.Path(path.absolute()))
         now = path.stat().st_mtime_ns
         document = {
@@ -256,6 +271,45 @@ def _folder(path: Path) -> Path:
     """Return the folder itself, or the only item of a step."""
     one, *_ = checkpoints(path)
     return path if one.name == METADATA else one
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep Orbax from printing, in each of its threads, an error that it raises, too.
+
+    What it logs is passed on if nothing is raised.
+    """
+    logger, told = logging.getLogger("absl"), sys.unraisablehook
+    earlier = {*threading.enumerate()}
+    records: list[logging.LogRecord] = []
+
+    def is_passed(record: logging.LogRecord) -> bool:
+        is_kept = bool(record.exc_info) and "orbax" in record.pathname
+        if is_kept:
+            records.append(record)
+        return not is_kept
+
+    def hook(event: Any) -> None:
+        # TensorStore may answer after Orbax has closed its event loop.
+        if str(event.exc_value) != "Event loop is closed":
+            told(event)
+
+    logger.addFilter(is_passed)
+    sys.unraisablehook = hook
+    try:
+        yield
+    except Exception:
+        records.clear()
+        for thread in {*threading.enumerate()} - earlier:
+            if type(thread).__module__.startswith("orbax."):
+                thread.join(_PATIENCE_S)
+        time.sleep(_ANSWERS_S)
+        raise
+    finally:
+        sys.unraisablehook = told
+        logger.removeFilter(is_passed)
+        for record in records:
+            logger.handle(record)
 
 
 def _checkpointer() -> Any:

@@ -27,6 +27,7 @@ from treeadapt.checkpoints.common import (
     Leaf,
     Stored,
     abstract,
+    has_version,
     marked,
     refuse,
     reported,
@@ -172,7 +173,9 @@ def write_shards(
         files |= dict.fromkeys(held, file)
         size_bytes += sum(leaf.nbytes for leaf in held.values())
         del held  # before the next arrays are taken
-    texts = {"total_size": size_bytes, _MARK: {"hash": marks_of(table)["hash"]}}
+    marks = marks_of(table)
+    about = {name: marks[name] for name in ("version", "hash")}
+    texts = {"total_size": size_bytes, _MARK: about}
     document = {"metadata": texts, "weight_map": files}
     (folder / INDEX).write_text(json.dumps(document, indent=2) + "\n", "utf-8")
 
@@ -293,7 +296,9 @@ def _index(path: Path, index: Path) -> tuple[dict[str, str], str]:
             refuse(path, f"its index gives no file for {listing([name])}")
     about = document.get("metadata")
     marks = about.get(_MARK) if isinstance(about, dict) else None
-    return names, str(marks.get("hash", "")) if isinstance(marks, dict) else ""
+    if not isinstance(marks, dict) or not has_version(marks):
+        return names, ""
+    return names, str(marks.get("hash", ""))
 
 
 def _shards(path: Path, index: Path) -> tuple[dict[str, Path], list[Path], str]:
@@ -318,17 +323,19 @@ def _sharded(path: Path) -> Stored:
     """
     listed, shards, text = _shards(path, _index_in(path))
     table: dict[str, Leaf] = {}
+    doubts: list[str] = []
     for shard in shards:
         with reported(shard, "read"):
-            found = _of_file(shard).table
-        twice = sorted(found.keys() & table.keys())
+            found = _of_file(shard)
+        twice = sorted(found.table.keys() & table.keys())
         if twice:
             refuse(path, f"two leaves in it are named {listing(twice, limit=3)}")
-        table |= found
+        table |= found.table
+        doubts += found.doubts
     there = {name: leaf.key[0] for name, leaf in table.items() if not leaf.owner}
     wrong = sorted({name for name, _ in listed.items() ^ there.items()})
     if wrong:
         problem = "its index and its files disagree on which tensors are in which file"
         refuse(path, f"{problem}: {listing(wrong, limit=3)}")
     table = {name: table[name] for name in listed} | table  # in the order of the index
-    return Stored(path, table, hash=text)
+    return Stored(path, table, hash=text, doubts=tuple(doubts))

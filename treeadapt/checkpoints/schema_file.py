@@ -21,12 +21,14 @@ from typing import Any
 import jax
 
 from treeadapt.checkpoints.common import (
+    MARKS_VERSION,
     MAX_LEAVES,
     NUMBER,
     Leaf,
     Stored,
     abstract,
     marked,
+    refuse,
     require_form,
 )
 from treeadapt.convert import describe
@@ -46,8 +48,9 @@ _FILE = DataFile(
     is_flat=True,
 )
 _COMMENT = "# A tree without its values. After an edit, remove the line of the hash."
-_NUMBERS = {"bool": "bool", "int64": "int", "float64": "float", "complex128": "complex"}
-_DTYPES = {name: dtype for dtype, name in _NUMBERS.items()}
+#: What a Python number is stored as, and its type.
+NUMBERS = {"bool": "bool", "int64": "int", "float64": "float", "complex128": "complex"}
+_DTYPES = {name: dtype for dtype, name in NUMBERS.items()}
 _TIE = "tied to "
 _KEY = re.compile(r"key<(.+)>", re.DOTALL)
 _ARRAY = re.compile(r"([a-z][a-z0-9_]*)\[((?:[0-9]{1,19},)*[0-9]{1,19})?\]")
@@ -77,6 +80,8 @@ def read_metadata(path: Path) -> Stored:
             table[name] = _leaf(path, name, text)
     kinds = {name: leaf.kind for name, leaf in table.items() if leaf.kind}
     found = marked(path, table, {**document, "ties": ties, "kinds": kinds})
+    for doubt in found.doubts:  # people wrote it
+        refuse(path, doubt)
     in_order = {name: found.table[name] for name in texts}
     return dataclasses.replace(found, table=in_order)
 
@@ -112,6 +117,7 @@ def marks_of(table: Mapping[str, Leaf]) -> dict[str, Any]:
     """
     texts = json.dumps(sorted(entries(table).items()))
     return {
+        "version": MARKS_VERSION,
         "ties": {name: leaf.owner for name, leaf in table.items() if leaf.owner},
         "kinds": {name: leaf.kind for name, leaf in table.items() if leaf.kind},
         "hash": hashlib.sha256(texts.encode()).hexdigest()[:16],
@@ -132,7 +138,7 @@ def entries(table: Mapping[str, Leaf]) -> dict[str, str]:
 @functools.lru_cache(maxsize=4_096)
 def _text(shape: tuple[int, ...], dtype: Any, kind: str) -> str:
     if kind == NUMBER:
-        return _NUMBERS.get(dtype.name, f"{NUMBER} {dtype.name}[]")
+        return NUMBERS.get(dtype.name, f"{NUMBER} {dtype.name}[]")
     text = describe(jax.ShapeDtypeStruct(shape, dtype))
     return f"key<{kind}> {text}" if kind else text
 

@@ -221,11 +221,12 @@ def load(
     is_shared = view is not None and any(map(spans_processes, view.leaves))
     together = agreed if is_shared else contextlib.nullcontext
     with together("load"):
-        return _filled(path, view, where, migration, strict=strict, cast=cast)
+        stored = read_stored(path)
+        return _filled(stored, view, where, migration, strict=strict, cast=cast)
 
 
 def _filled(
-    path: str | os.PathLike[str],
+    stored: Stored,
     view: TreeView | None,
     where: Any,
     migration: Migration | None,
@@ -234,7 +235,6 @@ def _filled(
     cast: bool,
 ) -> Any:
     """Return what ``load`` does, in this process."""
-    stored = read_stored(path)
     if view is not None:
         require_arrays(stored)
     likes = None if view is None else view.flat()
@@ -246,7 +246,7 @@ def _filled(
         places = dict(made)
         if stored.format == "schema":
             table, places = source.stored.table, {}
-            with reported(path, "read"):
+            with reported(stored.path, "read"):
                 made = {one: restored_form(table[one]) for one in made}
     else:
         made = dict(likes)
@@ -274,7 +274,7 @@ def _filled(
             key = leaf.owner or one, type(like), *alike
             if key not in owners:
                 is_free = view is None
-                with reported(path, "read"):
+                with reported(stored.path, "read"):
                     owners[key] = (
                         restored(leaf, array) if is_free else placed(one, array, like)
                     )
