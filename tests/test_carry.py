@@ -563,6 +563,147 @@ def test_another_dtype_is_not_cast_in_silence():
     assert report.misshaped == {}
 
 
+#: Params of another dtype, by the names of transformations with state of all kinds.
+CASTS = {
+    **LEAFWISE,
+    "lbfgs": optax.lbfgs(memory_size=2, linesearch=None),
+    "mu_dtype": optax.adam(1e-2, mu_dtype=jnp.float32),
+    "schedule_free_adamw": optax.contrib.schedule_free_adamw(1e-2),
+    "ema": optax.chain(optax.ema(0.9), optax.scale(-1e-2)),
+    "noise": optax.noisy_sgd(1e-2, key=0),
+    "zero_nans": optax.chain(optax.zero_nans(), adam),
+}
+
+
+@pytest.mark.parametrize("name", CASTS)
+@pytest.mark.parametrize("form", ["own", "flat"])
+def test_a_state_follows_params_that_are_cast(name, form):
+    tx = ta.adapt(CASTS[name])
+    params, old = trained(tx, start())
+    old = jax.tree.map(  # some drift with the gradients
+        lambda leaf, like: (
+            leaf if leaf.dtype == like.dtype else leaf.astype(like.dtype)
+        ),
+        old,
+        tx.init(params),
+    )
+    small = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
+    saved = ta.to_flat_dict(old) if form == "flat" else old
+    want = ta.to_flat_dict(tx.init(small))
+    state, report = carry_state(tx, small, saved, cast=True)
+    assert report.fresh == report.left_over == report.warnings == (), str(report)
+    flat = ta.to_flat_dict(old)
+    for path, leaf in ta.to_flat_dict(state).items():
+        assert leaf.dtype == want[path].dtype
+        if leaf.dtype == flat[path].dtype:
+            assert leaf is flat[path]
+            assert path not in report.retyped
+        else:
+            assert np.array_equal(leaf, flat[path].astype(leaf.dtype)), path
+            assert report.retyped[path] == ("float32", "bfloat16")
+    back, report = carry_state(tx, params, state, cast=True)
+    assert report.warnings == ()
+    for path, leaf in ta.to_flat_dict(back).items():
+        assert leaf.dtype == flat[path].dtype
+    # Without it nothing is cast, and the report names the cure.
+    _, report = carry_state(tx, small, saved)
+    assert report.retyped == {}
+    is_same = all(leaf.dtype == want[path].dtype for path, leaf in flat.items())
+    assert is_same == (not report.misshaped)
+    if not is_same:
+        assert "pass cast=True" in report.warnings[0]
+        assert not any("renamed" in text for text in report.warnings)
+
+
+def test_a_cast_is_in_the_report():
+    params, old = trained(ta.adapt(adam), start())
+    small = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
+    _, report = carry_state(ta.adapt(adam), small, old, cast=True)
+    assert "8 of them cast from float32 to bfloat16: '0/mu/head/b'" in str(report)
+    _, report = carry_state(ta.adapt(adam), small, old)
+    assert report.warnings[0].startswith(
+        "8 leaves of another dtype than the saved state start again: '0/mu/head/b', "
+    )
+
+
+@pytest.mark.parametrize("dtype", ["int32", "bool", "uint8", "complex64", "key"])
+def test_integers_bools_and_keys_are_never_cast(dtype):
+    def init(params):
+        return optax.TraceState(params)
+
+    def of(dtype):
+        leaf = jax.random.key(0) if dtype == "key" else jnp.zeros((), dtype)
+        return {"w": leaf}
+
+    tx = optax.GradientTransformation(init, adam.update)
+    _, report = carry_state(tx, {"w": jnp.ones(())}, optax.TraceState(of(dtype)))
+    for cast in (False, True):
+        saved = optax.TraceState(of(dtype))
+        _, report = carry_state(tx, {"w": jnp.ones(())}, saved, cast=cast)
+        assert list(report.misshaped) == ["trace/w"]
+        assert not any("cast=True" in text for text in report.warnings)
+    if dtype in ("int32", "uint8"):  # counts of another width are not cast either
+        saved = [optax.ScaleByScheduleState(jnp.zeros((), "int8"))]
+        tx = optax.chain(optax.scale_by_schedule(schedule))
+        _, report = carry_state(tx, start(), saved, cast=True)
+        assert list(report.misshaped) == ["0/count"]
+
+
+@pytest.mark.parametrize("form", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
+def test_what_would_become_infinite_or_zero_is_not_cast_in_silence(form):
+    old = optax.adam(1e-2).init({"v": jnp.ones(2), "w": jnp.ones(2)})
+    mu, nu = old[0].mu, old[0].nu
+    old[0].mu["w"], old[0].nu["v"] = form(np.float32([1, 1e5])), form(mu["v"] + 1e-12)
+    small = {"v": jnp.ones(2, jnp.float16), "w": jnp.ones(2, jnp.float16)}
+    state, report = carry_state(adam, small, old, cast=True)
+    assert (
+        "float16[2], where the saved float32[2] would be infinite"
+        in (report.misshaped["0/mu/w"])
+    )
+    assert state[0].mu["w"].tolist() == [0, 0]
+    (warning,) = report.warnings
+    assert "numbers of '0/nu/v' are zero in float16" in warning
+    assert nu["v"].dtype == np.float32
+    _, report = carry_state(adam, small, old)
+    assert "cast=True" in report.warnings[0]
+    assert "'0/mu/w'" not in report.warnings[0]
+
+
+def test_a_stored_value_is_left_behind_when_its_gradient_is_cast():
+    tx = ta.adapt(optax.lbfgs(memory_size=2))
+    params, old = line_search(tx, {"w": jnp.ones(3)}, tx.init({"w": jnp.ones(3)}), 2)
+    small = {"w": params["w"].astype(jnp.bfloat16)}
+    state, report = carry_state(tx, small, old, cast=True)
+    assert [name for name in report.fresh if name.endswith("value")] == ["2/value"]
+    assert jnp.isinf(ta.tree_get(state, "value"))
+
+
+def test_slices_are_cast():
+    rules = ta.Rules({"h/0/**": "frozen", "**": "a"}, stacks={"h": 0})
+    tx, params = ta.partition({"a": adam}, rules), {"h": {"w": jnp.ones((3, 2))}}
+    old = trained(tx, params)[1]
+    small = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
+    state, report = carry_state(ta.adapt(adam), small, old, cast=True)
+    assert report.retyped["0/mu/h/w"] == ("float32", "bfloat16")
+    assert report.partly["0/mu/h/w"] == ("0/mu/h/{0}/w",)
+    want = ta.tree_get(old, "mu")["h/{1..2}/w"].astype(jnp.bfloat16)
+    assert np.array_equal(state[0].mu["h/w"][1:], want)
+
+
+def test_a_cast_works_on_shapes_and_under_jit():
+    tx = ta.adapt(adam)
+    params, old = trained(tx, start())
+    small = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
+    want, _ = carry_state(tx, small, old, cast=True)
+    shapes = jax.eval_shape(lambda: (small, old))
+    for saved in (shapes[1], old):
+        state, report = carry_state(tx, shapes[0], saved, cast=True)
+        assert len(report.retyped) == 8
+        assert jax.eval_shape(lambda: want) == jax.eval_shape(lambda s: s, state)
+    state = jax.jit(lambda *args: carry_state(tx, *args, cast=True)[0])(small, old)
+    assert_equal(state, want)
+
+
 def test_python_numbers_become_arrays_of_the_dtype():
     tx = ta.adapt(optax.inject_hyperparams(optax.sgd)(0.1))
     params = {"w": jnp.ones(2)}

@@ -394,17 +394,76 @@ def test_slots_keep_their_dtype_when_params_are_cast():
     )
 
 
+def test_slots_are_cast_with_their_params_if_asked():
+    m = ta.Migration({"w : a b": ("kernel : b a", {"cast": ["float32", "bfloat16"]})})
+    tx, params = optax.adam(1e-2), {"w": jnp.arange(6.0).reshape(2, 3)}
+    params, old = train(tx, params, tx.init(params))
+    _, report = ta.carry_state(tx, m(params), old, migration=m)
+    assert report.carried == {}
+    assert "pass cast=True" in report.warnings[0]
+    state, report = ta.carry_state(tx, m(params), old, migration=m, cast=True)
+    assert report.warnings == ()
+    for field in ("mu", "nu"):
+        want = getattr(old[0], field)["w"].T.astype("bfloat16")
+        assert np.array_equal(getattr(state[0], field)["kernel"], want)
+    back, _ = ta.carry_state(tx, params, state, migration=m.inverse, cast=True)
+    assert back[0].mu["w"].dtype == jnp.float32
+
+
 def test_padding_is_zero_in_slots_and_is_cut_off_again():
     m = ta.Migration({"w : v e": ("w : v e", {"pad": {"v": [0, 2]}})})
     params = {"w": jnp.arange(6.0).reshape(2, 3)}
     params, old = train(adam, params, adam.init(params))
     state, report = ta.carry_state(adam, m(params), old, migration=m)
-    assert_report(report)
+    assert report.partly == {f"0/{f}/w": (f"0/{f}/w/{{2..3}}",) for f in ("mu", "nu")}
     assert np.array_equal(state[0].nu["w"], np.pad(old[0].nu["w"], ((0, 2), (0, 0))))
     # Rows that were padded may have trained since.
     state = optax.tree_utils.tree_set(state, mu={"w": jnp.ones((4, 3))})
     again, _ = ta.carry_state(adam, params, state, migration=m.inverse)
     assert np.array_equal(again[0].mu["w"], np.ones((2, 3)))
+
+
+@pytest.mark.parametrize("form", ["own", "flat"])
+def test_layers_that_padding_adds_are_reported_like_new_leaves(form):
+    m = ta.Migration({"h/{k} : l ...": ("h/{k} : l ...", {"pad": {"l": [1, 0]}})})
+    params = {"h": {"w": jnp.ones((2, 3, 3)), "b": jnp.ones((2, 3))}}
+    params, old = train(adam, params, adam.init(params))
+    saved = ta.to_flat_dict(old) if form == "flat" else old
+    new = ta.from_flat_dict(params, m(params), strict=False)
+    _, report = ta.carry_state(adam, new, saved, migration=m)
+    (warning,) = report.warnings
+    assert "fresh moments under an old step count" in warning
+    assert "mu, nu of 'h/b/{0}', 'h/w/{0}' start again" in warning
+    # The cure that it names.
+    rules = ta.Rules({"h/0/**": "new", "h/**": "old"}, stacks={"h": 0})
+    groups = ta.partition({"new": adam, "old": adam}, rules)
+    state, report = ta.carry_state(groups, new, saved, migration=m)
+    assert report.warnings == ()
+    counts = [state.inner_states[name][0].count for name in ("new", "old")]
+    assert counts == [0, 2]
+
+
+def test_what_padding_adds_to_averages_is_as_the_params_are():
+    m = ta.Migration({"w : v e": ("w : v e", {"pad": {"v": [0, 2]}})})
+    tx = optax.contrib.schedule_free_sgd(1e-2)
+    params = {"w": jnp.arange(6.0).reshape(2, 3)}
+    params, old = train(tx, params, tx.init(params))
+    new = {"w": m(params)["w"].at[2:].set(5.0)}
+    z = ta.tree_get(ta.carry_state(tx, new, old, migration=m)[0], "z")["w"]
+    assert np.array_equal(z[:2], ta.tree_get(old, "z")["w"])
+    assert np.array_equal(z[2:], new["w"][2:])
+
+
+def test_padding_along_two_axes_is_zero_and_reported():
+    m = ta.Migration({"k : a b": ("k : a b", {"pad": {"a": [1, 1], "b": [0, 1]}})})
+    params = {"k": jnp.ones((2, 3))}
+    params, old = train(adam, params, adam.init(params))
+    state, report = ta.carry_state(adam, m(params), old, migration=m)
+    assert np.array_equal(state[0].mu["k"], np.pad(old[0].mu["k"], ((1, 1), (0, 1))))
+    assert "mu, nu of 'k' start again" in report.warnings[0]
+    again, report = ta.carry_state(adam, params, state, migration=m.inverse)
+    assert_equal(again, old)
+    assert_report(report)
 
 
 def test_new_leaves_are_fresh_and_dropped_ones_left_over():

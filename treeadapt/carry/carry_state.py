@@ -1,8 +1,9 @@
 """``carry_state``: an optimizer state for today's params, filled from an earlier one.
 
 The new state is that of ``tx.init(params)``; each of its leaves that has a counterpart
-in the earlier state, of the same shape and dtype, is taken from there. The report says
-of every leaf what became of it, and warns where what was carried does not go together.
+in the earlier state, of the same shape and, unless it may be cast, dtype, is taken from
+there. The report says of every leaf what became of it, and warns where what was carried
+does not go together.
 See ``matching`` for which names belong together.
 """
 
@@ -16,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from treeadapt.arrays import is_array
+from treeadapt.arrays import is_array, is_inexact
 from treeadapt.carry.fields import can_hold, known
 from treeadapt.carry.matching import Offers, learn_links, match_copies, match_rest
 from treeadapt.carry.moving import SavedState, move_copies
@@ -35,6 +36,7 @@ from treeadapt.carry.slots import (
 from treeadapt.convert import describe
 from treeadapt.errors import CheckpointError, MigrationError
 from treeadapt.migrations.migration import Migration
+from treeadapt.migrations.running import converted, is_lost
 from treeadapt.names import listing
 from treeadapt.paths import unboxed
 from treeadapt.selection.selectors import select
@@ -52,6 +54,7 @@ def carry_state(
     saved: Any,
     *,
     migration: Migration | None = None,
+    cast: bool = False,
     reset: Any = None,
 ) -> tuple[Any, CarryReport]:
     """Return a state for ``tx`` and ``params``, filled from any earlier state.
@@ -70,11 +73,11 @@ def carry_state(
     of them in the state moves by the same rows: moments, averages, what ``MultiSteps``
     adds up, the memory of L-BFGS. Where a row has ``scale``, first moments are divided
     by it and second ones by its square; averages of params are scaled and shifted like
-    them. Moments keep their dtype. Of layers that are stacked, or were, those that
-    trained are carried. What does not move starts fresh, and the report says why: a row
-    with a function; copies of one parameter whose moments differ; and, but for names,
-    statistics that do not have the shapes of the params (``adafactor``, ``sm3``). These
-    start fresh, too, where an array is cut into other layers.
+    them. Of layers that are stacked, or were, those that trained are carried. What does
+    not move starts fresh, and the report says why: a row with a function; what ``pad``
+    adds; copies of one parameter whose moments differ; and, but for names, statistics
+    that do not have the shapes of the params (``adafactor``, ``sm3``). These start
+    fresh, too, where an array is cut into other layers.
 
     A warning says where moments come from an optimizer of another kind. Optax gives
     the states of some optimizers one class and the same fields (``adam``, ``adamax``
@@ -91,14 +94,18 @@ def carry_state(
             ``nnx.Variable`` or other box. A checkpoint that holds more will do, as
             long as no second state in it fits as well.
         migration: from the params that ``saved`` is of to ``params``.
+        cast: carry moments, averages and hyperparameters whose dtype has changed, in
+            that of the new state: after the params became bfloat16, or float32 again.
+            Without it they start fresh, and the report says so. Integers, booleans and
+            keys are never cast, and nothing that would become infinite or NaN is.
         reset: selector of leaves of the new state that are not carried, by their label
             path: ``"inner_states/head"`` resets one group with its count,
             ``"**/hyperparams"`` takes hyperparameters from ``tx``.
 
     Returns:
         The state, with the structure of ``tx.init(params)``, and the report. Leaves
-        that were carried are the saved objects, where they are; one that is carried
-        twice (the count of a group that was divided) is copied.
+        that were carried, and not cast, are the saved objects, where they are; one that
+        is carried twice (the count of a group that was divided) is copied.
 
     Raises:
         CheckpointError: ``saved`` is abstract, such as a schema, and ``params`` is not.
@@ -167,7 +174,7 @@ def carry_state(
     rows, leaves, unclear = divide_states(rows, [*saved.leaves.values()], flat)
     saved = dataclasses.replace(saved, leaves={leaf.slot.name: leaf for leaf in leaves})
     table = Table(rows, saved, old, (own.plan, view.plan), len(paths))
-    _take_all(table)
+    _take_all(table, cast=cast)
     for row in table.copies:
         if row.fate == "fresh" and stored(row.slot.tail) in unclear:
             row.fate = "misshaped"
@@ -180,24 +187,28 @@ def carry_state(
     return own.rebuild(_filled(own.leaves, table)), report
 
 
-def _take_all(table: Table) -> None:
+def _take_all(table: Table, *, cast: bool) -> None:
     """Carry what can be carried: the leaves of copies of the params, then the rest."""
     slots = [row.slot for row in table.rows]
     wanted = [row.slot for row in table.copies if row.fate == "fresh"]
     saved = [leaf.slot for leaf in table.saved.leaves.values()]
-    _take(table, match_copies(wanted, [slot for slot in saved if slot.is_copy]))
+    copies = match_copies(wanted, [slot for slot in saved if slot.is_copy])
+    _take(table, copies, cast=cast)
     links = learn_links([(row.slot, source.slot) for row, source in table.moved])
     value, grad = STORED_FIELDS
-    # A finite value of a line search says that the gradient with it is whole.
+    # A finite value of a line search says that the gradient with it is whole, and that
+    # of the same params.
     stale = {
         below(row.slot.node, value)
         for row in table.copies
-        if row.slot.field == grad and row.source is None
+        if row.slot.field == grad and (row.source is None or row.retyped)
     }
-    _take(table, match_rest(slots, saved, links), passed=stale)
+    _take(table, match_rest(slots, saved, links), cast=cast, passed=stale)
 
 
-def _take(table: Table, offers: Offers, *, passed: Container[str] = ()) -> None:
+def _take(
+    table: Table, offers: Offers, *, cast: bool, passed: Container[str] = ()
+) -> None:
     """Carry the leaves that were found, as far as they fit."""
     for row in table.rows:
         name = row.slot.name
@@ -209,8 +220,9 @@ def _take(table: Table, offers: Offers, *, passed: Container[str] = ()) -> None:
         if source is None:
             row.fate = "ambiguous"
             row.why = tuple([table.text([one]) for one in sources])
-        elif misfit := _misfit(row, source):
+        elif misfit := _misfit(row, source, cast=cast):
             row.fate = "misshaped"
+            row.is_castable = not cast and _misfit(row, source, cast=True) is None
             row.why = f"{misfit} (saved as {table.text([source])!r})"
         else:
             row.fate, row.source = "carried", source
@@ -256,7 +268,7 @@ def _filled(leaves: Sequence[Any], table: Table) -> list[Any]:
     filled = []
     taken: set[int] = set()
     for leaf, parts in zip(leaves, table.wholes, strict=True):
-        held = [(row.piece, row.source.value) for row in parts if row.source]
+        held = [(row.piece, row.taken()) for row in parts if row.source]
         if not held:
             filled.append(leaf)
             continue
@@ -272,7 +284,7 @@ def _filled(leaves: Sequence[Any], table: Table) -> list[Any]:
     return filled
 
 
-def _misfit(new: StateLeaf, saved: StateLeaf) -> str | None:
+def _misfit(new: StateLeaf, saved: StateLeaf, *, cast: bool) -> str | None:
     """Say why a saved leaf cannot be in the new state; None if it can."""
     spec, old = new.value, saved.value
     if not is_array(spec):
@@ -280,9 +292,12 @@ def _misfit(new: StateLeaf, saved: StateLeaf) -> str | None:
     elif not is_array(old):
         fits = spec.shape == () and can_hold(spec.dtype, old)
     else:
-        fits = old.shape == spec.shape and old.dtype == spec.dtype
+        fits = old.shape == spec.shape
+        fits &= old.dtype == spec.dtype or (cast and _is_castable(old, spec.dtype))
     if not fits:
         return f"{describe(spec)}, but the saved one is {describe(old)}"
+    if is_array(old) and is_array(spec) and _is_too_large(old, spec.dtype):
+        return f"{describe(spec)}, where the saved {describe(old)} would be infinite"
     if new.slot.is_copy or np.shape(spec) == ():
         return None
     # What ``per_layer`` keeps for each layer has its layers in the name of its state.
@@ -293,6 +308,28 @@ def _misfit(new: StateLeaf, saved: StateLeaf) -> str | None:
     if values is not None and (values == values.ravel()[:1]).all():
         return None  # such as step counts
     return f"{describe(spec)} of other layers than the saved one"
+
+
+def _is_castable(array: Any, dtype: Any) -> bool:
+    """Return whether arrays of a dtype are numbers of the same kind, and not whole."""
+    both = (array.dtype, dtype)
+    return is_inexact(array) and any(
+        all(jnp.issubdtype(one, kind) for one in both)
+        for kind in (jnp.floating, jnp.complexfloating)
+    )
+
+
+def _is_too_large(array: Any, dtype: Any) -> bool:
+    """Return whether a number of an array is known to become infinite in a dtype."""
+    if array.dtype == dtype or isinstance(
+        array, jax.core.Tracer | jax.ShapeDtypeStruct
+    ):
+        return False
+    if jnp.finfo(array.dtype).max <= jnp.finfo(dtype).max:
+        return False
+    with np.errstate(over="ignore"):
+        made = converted(array, dtype)
+    return bool(is_lost(array, made, jnp if isinstance(array, jax.Array) else np))
 
 
 def _same(one: Any, two: Any) -> bool:

@@ -33,6 +33,7 @@ from treeadapt.carry.optax_fields import (
 from treeadapt.carry.slots import holds
 from treeadapt.convert import describe
 from treeadapt.errors import StructureMismatchError, TransformError, TreeAdaptError
+from treeadapt.migrations.running import converted, is_lost
 from treeadapt.names import Speller, listing, plural, shorten
 from treeadapt.trees.views import view_tree
 
@@ -367,9 +368,9 @@ def _cast(part: _Part, old: Any, new: Any) -> Any:
 def can_hold(dtype: Any, new: Any) -> bool:
     """Return whether a dtype can hold a number: of its kind, or of a narrower one.
 
-    A number may be rounded, but becomes neither infinite nor NaN nor, unless it is one
-    of many, zero. Of arrays whose values are not known here and now only the kind is
-    compared.
+    An integer is held exactly. Another number may be rounded, but becomes neither
+    infinite nor NaN nor, unless it is one of many, zero. Of arrays whose values are not
+    known here and now only the kind is compared.
 
     Example:
         >>> can_hold(jnp.int32, 3.0), can_hold(jnp.int32, 3.5), can_hold(jnp.int8, 300)
@@ -401,28 +402,12 @@ def can_hold(dtype: Any, new: Any) -> bool:
             values = np.asarray(float(new))
         except OverflowError:
             return False
+        if int(values) != new:
+            return False
     with np.errstate(all="ignore"):
-        cast = values.astype(dtype)
-    is_lost = not cast and bool(values) if values.shape == () else False
-    return not (is_lost or overflows(values, cast))
-
-
-def overflows(array: Any, cast: Any) -> bool:
-    """Return whether a number of an array became infinite or NaN in another dtype.
-
-    Args:
-        array: of floating-point or complex numbers.
-        cast: the same array, in the other dtype.
-
-    Example:
-        >>> numbers = jnp.array([1e5, jnp.nan])
-        >>> [overflows(numbers, numbers.astype(f"{x}float16")) for x in ("", "b")]
-        [True, False]
-    """
-    lib: Any = np if isinstance(array, np.ndarray | np.generic) else jnp
-    return any(
-        bool((test(array) != test(cast)).any()) for test in (lib.isinf, lib.isnan)
-    )
+        cast = converted(values, dtype)
+    is_zero = values.shape == () and bool(values) and not cast
+    return not (is_zero or is_lost(values, cast))
 
 
 _KINDS = (bool, int, float, complex)  # each holds those before it

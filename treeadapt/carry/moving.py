@@ -285,7 +285,8 @@ class _Mover:
         """Move the leaves of a copy that one row takes.
 
         What it lacks of an array of today, because it was frozen, is filled with zeros
-        for the move, and left out after it.
+        for the move, and left out after it. So is what a row pads, if it is along one
+        axis.
 
         Args:
             around: what their names have before and after the path of a parameter.
@@ -315,10 +316,14 @@ class _Mover:
             if isinstance(filled, str):
                 self.made.leave(origin, filled)
                 continue
-            has_gaps = any(held[path].is_part for path in group.given)
+            pads = bool(row.values.pads(is_source=False))
+            has_gaps = pads or any(held[path].is_part for path in group.given)
             marks = functools.cache(functools.partial(_marks_in, group, held))
             for path, array in filled.items():
-                box = _box_of(marks()[path] >= 0) if has_gaps else ()
+                box = _box_of(marks()[path] > 0) if has_gaps else ()
+                is_padded = pads and (box is None or len(box) > 1)
+                if is_padded:  # names of layers say it of one axis alone
+                    box = _box_of(marks()[path] >= 0)
                 if box is None:
                     self.made.leave(origin, "what it holds is not a set of layers")
                 elif all(numbers for _, numbers in box):
@@ -326,6 +331,7 @@ class _Mover:
                     prefix, tail = around[0], below(path, around[1])
                     slot = Slot(below(prefix, tail), prefix, tail)
                     leaf = StateLeaf(slot, kept, slot.name, box=box, origin=origin)
+                    leaf.is_padded = is_padded
                     if row.moves or has_gaps:
                         leaf.origin_of = functools.partial(_holders, marks, path, names)
                     self.made.add(leaf)

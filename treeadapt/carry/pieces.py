@@ -41,6 +41,7 @@ class StateLeaf:
         box: what it holds of its parameter, where its name does not say it.
         origin: the saved names of those of which a migration made it; empty if none.
         origin_of: gives these for some of the numbers of its parameter.
+        is_padded: whether some of its numbers are zeros that a migration added.
     """
 
     slot: Slot
@@ -50,6 +51,7 @@ class StateLeaf:
     box: AxisNumbers = ()
     origin: tuple[str, ...] = ()
     origin_of: Callable[[AxisNumbers], tuple[str, ...]] | None = None
+    is_padded: bool = False
 
     @functools.cached_property
     def value(self) -> Any:

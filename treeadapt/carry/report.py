@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from treeadapt.arrays import is_array
 from treeadapt.carry.fields import known
 from treeadapt.carry.matching import by_node
 from treeadapt.carry.moving import SavedState
@@ -32,7 +33,7 @@ from treeadapt.carry.optax_fields import (
 from treeadapt.carry.pieces import StateLeaf, joined_names
 from treeadapt.carry.slots import Slot, below, cut_names, is_joint, parent, stored
 from treeadapt.convert import describe
-from treeadapt.migrations.running import on_auto_mesh
+from treeadapt.migrations.running import converted, on_auto_mesh
 from treeadapt.names import and_more, fold, listing, plural, shorten
 from treeadapt.patterns import escape
 from treeadapt.trees.views import Plan, view_tree
@@ -57,6 +58,7 @@ class CarryReport:
             its layers. Some of their layers are named as ``blocks/{4..11}/kernel``.
         partly: carried leaves of which some layers were not: the names of these, under
             which the attributes below list them.
+        retyped: carried leaves that were cast: their dtype before, and now.
         fresh: leaves as ``tx.init`` made them, because no saved leaf fits by name.
         reset: leaves as ``tx.init`` made them, because ``reset`` selects them.
         misshaped: leaves as ``tx.init`` made them, because the saved leaf has another
@@ -71,6 +73,7 @@ class CarryReport:
 
     carried: Mapping[str, str]
     partly: Mapping[str, tuple[str, ...]]
+    retyped: Mapping[str, tuple[str, str]]
     fresh: tuple[str, ...]
     reset: tuple[str, ...]
     misshaped: Mapping[str, str]
@@ -92,6 +95,11 @@ class CarryReport:
         if moved:
             name, old = map(shorten, moved[0])
             yield f"  {len(moved):,} of them from elsewhere: {name!r} from {old!r}, ..."
+        for dtypes in dict.fromkeys(self.retyped.values()):
+            cast = [name for name, both in self.retyped.items() if both == dtypes]
+            before, now = dtypes
+            text = f"{len(cast):,} of them cast from {before} to {now}"
+            yield f"  {text}: {listing(cast)}"
         counted = {
             "fresh, nothing saved fits": self.fresh,
             "reset, as asked": self.reset,
@@ -127,11 +135,31 @@ class NewLeaf(StateLeaf):
         fate: the field of ``CarryReport`` that lists it.
         why: what that field says of it.
         source: the leaf that was carried to it; None if none was.
+        is_castable: whether one would have been, had it been cast.
     """
 
     fate: str = "fresh"
     why: Any = None
     source: StateLeaf | None = None
+    is_castable: bool = False
+
+    @property
+    def retyped(self) -> tuple[str, str] | None:
+        """The dtypes of what was carried, before and now; None if these are one."""
+        leaves = [self.source.value if self.source else None, self.value]
+        if not all(map(is_array, leaves)) or leaves[0].dtype == leaves[1].dtype:
+            return None
+        return str(leaves[0].dtype), str(leaves[1].dtype)
+
+    def taken(self) -> Any:
+        """Return what was carried, in the dtype of the new state."""
+        assert self.source
+        value, dtype = self.source.value, getattr(self.value, "dtype", None)
+        if not self.retyped:
+            return value
+        if isinstance(value, jax.ShapeDtypeStruct):
+            return jax.ShapeDtypeStruct(value.shape, dtype, sharding=value.sharding)
+        return converted(value, dtype)
 
 
 @dataclasses.dataclass
@@ -205,10 +233,13 @@ def report_of(table: Table, start: Start | None) -> CarryReport:
     saved = table.saved
     rows = collections.defaultdict[str, dict[str, Any]](dict)
     partly: dict[str, tuple[str, ...]] = {}
+    retyped: dict[str, tuple[str, str]] = {}
     for parts in table.wholes:
         leaf, sources = parts[0].whole, [row.source for row in parts if row.source]
         if sources:
             rows["carried"][leaf] = table.text(sources)
+            if casts := [row.retyped for row in parts if row.retyped]:
+                retyped[leaf] = casts[0]
         for fate in dict.fromkeys([row.fate for row in parts if not row.source]):
             why = {row.slot.name: row.why for row in parts if row.fate == fate}
             names = joined_names(why) if len(why) < len(parts) else [leaf]
@@ -224,6 +255,7 @@ def report_of(table: Table, start: Start | None) -> CarryReport:
     return CarryReport(
         carried=rows["carried"],
         partly=partly,
+        retyped=retyped,
         fresh=tuple(rows["fresh"]),
         reset=tuple(rows["reset"]),
         misshaped=rows["misshaped"],
@@ -231,15 +263,51 @@ def report_of(table: Table, start: Start | None) -> CarryReport:
         unmoved=saved.unmoved,
         left_over=tuple(left_over),
         warnings=(
+            *_of_dtypes(table),
             *saved.warnings.values(),
             *_of_counts(table),
             *_of_meaning(table),
             *_of_sums(table),
             *(_of_starts(table, start) if start else ()),
+            *_of_small(table),
             *_of_vectors(table),
             *_of_nothing(table),
         ),
     )
+
+
+def _of_dtypes(table: Table) -> Iterator[str]:
+    """Warn of leaves that would have been carried, had they been cast."""
+    rows = [row for row in table.rows if row.is_castable]
+    if rows:
+        yield (
+            f"{plural(len(rows), 'leaf')} of another dtype than the saved state "
+            f"{'starts' if len(rows) == 1 else 'start'} again: "
+            f"{listing([row.slot.name for row in rows])}. To carry what was saved in "
+            "the dtype of the new state, pass cast=True."
+        )
+
+
+def _of_small(table: Table) -> Iterator[str]:
+    """Warn of second moments and the like that become zero when they are cast."""
+    names: dict[str, dict[str, Any]] = {}
+    for row, source in table.moved:
+        old, new = source.value, row.taken()
+        if (
+            row.slot.field in SCALE_FIELDS
+            and row.retyped
+            and jnp.finfo(old.dtype).minexp < jnp.finfo(new.dtype).minexp
+            and not isinstance(old, jax.core.Tracer | jax.ShapeDtypeStruct)
+            and bool(((old != 0) & (new == 0)).any())
+        ):
+            names.setdefault(row.slot.node, {})[row.slot.name] = new.dtype
+    for node, own in names.items():
+        dtype = next(iter(own.values()))
+        yield (
+            f"numbers of {listing(own)} are zero in {dtype}, and steps are divided by "
+            "them: the first ones may be many times too long. Keep the params of the "
+            f"optimizer in a wider dtype, or start again: {_reset(node)}."
+        )
 
 
 def _counts(table: Table) -> list[tuple[Slot, StateLeaf]]:
@@ -260,7 +328,8 @@ def _of_counts(table: Table) -> Iterator[str]:
     for slot, count in _counts(table):
         steps = number(count.value)
         copies = [row for row in table.copies if row.slot.node == slot.node]
-        if new := [row.slot for row in copies if row.source is None]:
+        fresh = (row.source is None or row.source.is_padded for row in copies)
+        if new := [row.slot for row in itertools.compress(copies, fresh)]:
             yield _fresh_message(slot, new, steps)
         leaves = table.saved.leaves
         pairs = [(row.slot.tail, row.source.slot.node) for row in copies if row.source]
@@ -410,7 +479,7 @@ def _of_vectors(table: Table) -> Iterator[str]:
 def _of_nothing(table: Table) -> Iterator[str]:
     fates = {row.fate for row in table.copies}
     found = table.saved.unmoved or any(row.source for row in table.rows)
-    if fates and table.names and not found and "reset" not in fates:
+    if fates == {"fresh"} and table.names and not found:
         yield (
             "nothing was carried. The new state has names like "
             f"{table.copies[0].slot.name!r}, the saved one like "
