@@ -56,6 +56,33 @@ def returning_text():
     return "no tree"
 
 
+def reading_values():
+    return {"a": jnp.ones(int(jnp.ones(())))}
+
+
+def abstract():
+    return jax.eval_shape(linked_arrays)
+
+
+def linked_arrays():
+    return {"a": jnp.ones((2, 3))}
+
+
+class Scale:
+    """A model that is called like a function."""
+
+    def __init__(self):
+        self.w = np.ones((2, 3))
+
+    def __call__(self, x):
+        return self.w * x
+
+
+ta.register(Scale, fields=("w",))
+MODEL = Scale()
+SHAPES = abstract()
+
+
 def leaving():
     sys.exit("bye")
 
@@ -310,18 +337,66 @@ def test_a_function_is_run_abstractly():
 
 
 @pytest.mark.parametrize(
+    ("name", "leaf"),
+    [
+        ("MODEL", ["w", "float64"]),  # called by its users, and not by the command
+        ("SHAPES", ["a", "float32"]),
+        ("abstract", ["a", "float32"]),
+    ],
+)
+def test_a_tree_or_an_abstract_one_is_shown_like_what_a_function_returns(name, leaf):
+    (shown,) = json.loads(run("show", f"test_cli:{name}", "--format", "json"))["leaves"]
+    assert [shown["path"], shown["dtype"]] == leaf
+    assert shown["shape"] == [2, 3]
+
+
+def test_a_module_is_imported_before_anything_is_abstract(tmp_path, monkeypatch):
+    text = "import jax.numpy as jnp\nsize = int(jnp.ones(()) * 3)\n"
+    text += "def make():\n    return {'a': jnp.ones(size)}\n"
+    (tmp_path / "script_with_values.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    assert "[3]" in run("show", "script_with_values:make")
+    assert "Did you mean 'script_with_values'" in run(
+        "show", "script_with_value:make", code=2
+    )
+    (tmp_path / "script_without.py").write_text("import no_such_library\n")
+    assert "No module named 'no_such_library'" in run(
+        "show", "script_without:make", code=2
+    )
+
+
+def test_a_name_near_a_missing_checkpoint_is_proposed(npz, tmp_path):
+    (tmp_path / "freeze.toml").write_text(RULES)
+    proposed = f"Did you mean '{npz}'?"
+    for name in ("modle.safetensors", "model", "model.npz"):
+        assert proposed in run("show", tmp_path / name, code=2)
+    assert "mean" not in run("show", tmp_path / "freeze", code=2)
+    missing = tmp_path / "none" / npz.name
+    assert f"There is no folder '{missing.parent}'" in run("show", missing, code=2)
+
+
+@pytest.mark.parametrize(
     ("name", "reason"),
     [
         ("test_cli:failing", "raised RuntimeError: no luck"),
         ("test_cli:nothing", "no attribute 'nothing'"),
-        ("test_cli:RULES", "is not a function"),
-        ("no_such_module:f", "ModuleNotFoundError"),
+        ("test_cli:retrning_text", "Did you mean 'returning_text'"),
+        ("test_cli:RULES", "is str, with no array"),
+        ("no_such_module:f", "There is no module 'no_such_module'"),
+        ("linked:test_cli", "Did you mean 'test_cli:linked'?"),
         ("no/such.npz", "no checkpoint"),
         ("nothing", "no checkpoint"),
         ("test_cli:returning_none", "returns None, with no array"),
         ("test_cli:returning_text", "returns str, with no array"),
         ("test_cli:leaving", "raised SystemExit: bye"),
-        ("test_cli:needing", "raised TypeError"),
+        ("test_cli:needing", "takes arguments: missing a required argument: 'config'"),
+        ("test_cli:reading_values", "needs the values of arrays"),
+        ("test_cli", "name a function or a model: test_cli:function"),
+        ("test_cli:", "name a function or a model: test_cli:function"),
+        ("test_cli.linked", "did you mean test_cli:linked?"),
+        ("test_cli.py", "name the module: test_cli:function"),
+        ("rules.toml", "rules come after --rules"),
+        ("m/model.safetensors.index.json", "name its folder: m."),
         ("tests/test_cli.py:linked", "name the module: tests.test_cli:linked"),
         ("test_cli.py:linked", "name the module: test_cli:linked"),
         ("../test_cli.py:linked", "name the module: module:linked"),
@@ -716,6 +791,21 @@ def test_arguments_in_the_wrong_order_are_reported(npz, rules, tmp_path):
     assert "Missing option '--rules'" in run("lint", npz, code=2)
     assert "TOML or JSON" in run("lint", npz, "--rules", npz, code=2)
     run("lint", rules, "--rules", rules, code=2)
+    for arguments, order in (
+        (("lint", rules, "--rules", npz), "TREE, and the file after its option"),
+        (("show", rules, "--rules", npz), "TREE, and the file after its option"),
+        (("explain", "policy/x", npz, "--rules", rules), "TREE, then PATH"),
+        (("explain", "x", "test_cli:linked", "--rules", rules), "TREE, then PATH"),
+        (("convert", tmp_path / "new.safetensors", npz), "SRC, then DST"),
+    ):
+        text = run(*arguments, code=2)
+        assert f"is not a tree, and '{npz}' is; the order is {order}." in text or (
+            "'test_cli:linked' is; the order is TREE, then PATH" in text
+        )
+    rows = tmp_path / "rows.toml"
+    rows.write_text('version = 1\n[[rows]]\nfrom = "a"\nto = "b"\n')
+    assert "Is it a migration file?" in run("lint", npz, "--rules", rows, code=2)
+    assert "Is it a rules file?" in run("lint", npz, "--migration", rules, code=2)
     missing = ("explain", npz, "a", "--rules", tmp_path / "x.toml")
     assert "there is no such file" in run(*missing, code=2)
     assert "no values" in run("convert", "test_cli:linked", "x.safetensors", code=2)
@@ -1220,16 +1310,42 @@ def test_reading_values_shows_how_far_it_is(npz, fresh):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a shell with pipes")
-def test_a_reader_that_leaves_early_is_not_an_error(tmp_path):
+@pytest.mark.parametrize(
+    ("arguments", "elsewhere", "code", "first", "told"),
+    [
+        ("show x.safetensors --format csv", "| head -n 1", 141, "path,shape", ""),
+        ("show x.safetensors --format json", "| true", 141, "", ""),
+        ("lint x.safetensors --rules r.toml", "| true", 141, "", ""),  # finds something
+        ("--help", "| true", 141, "", ""),
+        ("show x.safetensors", ">&-", 2, "", "error: Standard output is closed."),
+        ("show x.safetensors", "> /dev/full", 2, "", "No space left on device"),
+        ("show no.safetensors", "2> /dev/full", 2, "", ""),
+        ("show no.safetensors", "2>&1 >/dev/null | true", 141, "", ""),
+        ("convert x.safetensors y.safetensors", "2>&-", 0, "Wrote", ""),
+    ],
+)
+def test_what_cannot_be_printed_has_its_own_exit_code(
+    tmp_path, arguments, elsewhere, code, first, told
+):
+    """A pipe without a reader is no finding; output that is lost is no success."""
+    if "full" in elsewhere and not Path("/dev/full").exists():
+        pytest.skip("no full device here")
     ta.save(tmp_path / "x.safetensors", {f"leaf_{n}": np.ones(1) for n in range(5_000)})
-    command = (
-        f"{sys.executable} -m treeadapt show {tmp_path / 'x.safetensors'} --format csv"
-    )
+    (tmp_path / "r.toml").write_text('version = 1\n[rules]\n"leaf_1" = "a"\n')
+    command = f"{sys.executable} -m treeadapt {arguments} {elsewhere}"
+    env = os.environ | {"PYTHONUNBUFFERED": "1" if "head" in elsewhere else ""}
     found = subprocess.run(
-        f"{command} | head -n 1", shell=True, capture_output=True, text=True, check=True
+        ["bash", "-c", f"{command}; exit ${{PIPESTATUS[0]}}"],
+        cwd=tmp_path,
+        env=env | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    assert found.stdout.startswith("path,shape")
-    assert found.stderr == ""
+    assert found.returncode == code, found.stderr
+    assert found.stdout.startswith(first)
+    assert told in found.stderr
+    assert len(found.stderr.splitlines()) == bool(told)
 
 
 def on_terminal(fresh, *arguments, **env):

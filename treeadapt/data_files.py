@@ -26,6 +26,9 @@ MAX_INTEGER = 2**63
 _MAX_DOTS = 16  # in one key; the time that tomllib takes grows with the square
 _MAX_ALL_DOTS = 100_000  # in all keys and numbers; each costs tomllib some microseconds
 
+# Main table -> the kind of file that has it.
+_KIND_OF = {"rules": "a rules file", "rows": "a migration file", "leaves": "a schema"}
+
 # Strings and comments of TOML; what remains is keys, numbers and punctuation.
 _TOML_TEXT = re.compile(
     r'"""(?:[^"\\]|\\.|"{1,2}(?!"))*+"{0,5}'
@@ -165,6 +168,8 @@ class DataFile:
             if field not in known:
                 near = Speller().nearest(field, known, count=1)
                 hint = f"Did you mean {near[0]!r}?" if near else "Remove it."
+                if field in _KIND_OF:
+                    hint = f"Is it {_KIND_OF[field]}?"
                 fields = listing(known)
                 seen = f"{of} has an unknown field {listing([field])}; known are"
                 self.refuse(path, f"{seen} {fields}", hint)

@@ -44,7 +44,7 @@ from treeadapt.checkpoints.processes import agreed
 from treeadapt.checkpoints.replacing import replaced, restore
 from treeadapt.convert import describe
 from treeadapt.errors import CheckpointError, TreeAdaptWarning
-from treeadapt.names import listing
+from treeadapt.names import Speller, listing
 
 FORMATS: Mapping[str, ModuleType] = {
     "safetensors": safetensors_file,
@@ -74,7 +74,8 @@ def read_stored(path: str | os.PathLike[str]) -> Stored:
     if not name.exists():
         restore(name.absolute())
     if not name.exists():
-        raise CheckpointError(f"There is no checkpoint {listing([str(name)])}.")
+        hint = near_name(name)
+        raise CheckpointError(f"There is no checkpoint {listing([str(name)])}.{hint}")
     version: dict[Path, tuple[int, ...]] = {}
     with reading(name, version), reported(name, "read"):
         version[name] = _stamp(name)
@@ -98,6 +99,23 @@ def read_stored(path: str | os.PathLike[str]) -> Stored:
             stacklevel=3,
         )
     return dataclasses.replace(found, version=version, format=kind)
+
+
+def near_name(name: Path) -> str:
+    """Return what a missing checkpoint may be called, as a hint, or ""."""
+    folder = name.parent
+    if not folder.is_dir():
+        return f" There is no folder {listing([str(folder)])}."
+    with contextlib.suppress(OSError):
+        endings = (*(f".{kind}" for kind in FORMATS), schema_file.ENDING)
+        entries = [
+            x for x in folder.iterdir() if x.is_dir() or x.name.endswith(endings)
+        ]
+        names = [x.name for x in entries]
+        same = [x for x in names if x.partition(".")[0] == name.name.partition(".")[0]]
+        if near := (same or Speller().nearest(name.name, names))[:3]:
+            return f" Did you mean {listing([str(folder / x) for x in near])}?"
+    return ""
 
 
 def read_arrays(stored: Stored, wanted: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -2,7 +2,8 @@
 
 Takes arguments, prints to standard output, and gives an exit code: 0, all is well; 1,
 ``lint`` found something, ``diff`` a difference, ``explain`` no rule or row; 2, the
-arguments or the files cannot be used; 130, interrupted. Errors are one or two lines on
+arguments or the files cannot be used, or nothing can be printed; 130, interrupted; 141,
+the reader of a pipe left. Errors are one or two lines on
 standard error. Only ``convert`` and ``diff --values`` read arrays, and only ``convert``
 and ``show --output`` write. The tree comes first everywhere; tables are options.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
 import re
 import sys
 import warnings
@@ -47,22 +49,24 @@ from treeadapt.selection.selectors import select
 from treeadapt.trees.views import view_tree
 
 PROGRAM = "treeadapt"
+_UNUSABLE, _INTERRUPTED, _NO_READER = 2, 130, 141  # the last two are 128 and the signal
 Outcome = RuleMatches | tuple[MigrationPlan, list[Finding]]
 _Help = click.exceptions.NoArgsIsHelpError
 _HELP = """Names, labels and checks of every leaf of a checkpoint.
 
 \b
 Exit codes: 0 all is well; 1 lint found something, diff a difference, explain
-no rule or row; 2 the arguments or files cannot be used; 130 interrupted.
+no rule or row; 2 the arguments or files cannot be used; 130 interrupted;
+141 the reader of a pipe left.
 \b
 TREE is a .safetensors, .npz or Flax .msgpack file, an Orbax folder, a schema
-(.schema.toml), or module:function, which is run by jax.eval_shape."""
+(.schema.toml), module:function, which is run by jax.eval_shape, or module:model."""
 
 
 class _Failure(click.ClickException):
     """An error in one or two lines."""
 
-    def __init__(self, message: str, exit_code: int = 2):
+    def __init__(self, message: str, exit_code: int = _UNUSABLE):
         super().__init__(message)
         self.exit_code = exit_code
 
@@ -92,8 +96,10 @@ def _short_errors() -> Iterator[None]:
     """Turn whatever is raised inside into a ``_Failure``."""
     try:
         yield
-    except (_Failure, _Help, click.exceptions.Exit, click.Abort, BrokenPipeError):
+    except (_Failure, _Help, click.exceptions.Exit, click.Abort):
         raise
+    except BrokenPipeError as error:
+        raise click.exceptions.Exit(_NO_READER) from error
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else PROGRAM
         wording = " ".join(error.format_message().split())
@@ -101,7 +107,7 @@ def _short_errors() -> Iterator[None]:
     except TreeAdaptError as error:
         raise _Failure(as_options(str(error))) from error
     except KeyboardInterrupt as error:
-        raise _Failure("Interrupted.", 130) from error  # as of a shell's own commands
+        raise _Failure("Interrupted.", _INTERRUPTED) from error
     except Exception as error:
         wording = " ".join(str(error).split())[:300]
         raise _Failure(f"{type(error).__name__}: {wording}") from error
@@ -185,6 +191,8 @@ def _with_table(command: Callable[..., None]) -> Any:
             raise click.UsageError("--rules and --migration: give one of the two.")
         if target is not None and migration is None:
             raise click.UsageError("A target needs --migration.")
+        _require_order(tree, file, "TREE, and the file after its option")
+        _require_order(tree, others.get("path", ""), "TREE, then PATH")
         outcome: Outcome
         if rules is not None:
             table = load_rules(file, allow_regex=allow_regex)
@@ -276,6 +284,8 @@ def show(
         raise click.UsageError("--mesh needs --rules, with a list for each pattern.")
     if optimizer is not None and mesh is None:
         raise click.UsageError("--optimizer needs --mesh.")
+    if rules is not None:
+        _require_order(tree, rules, "TREE, and the file after its option")
     table = load_rules(rules, allow_regex=allow_regex) if rules else None
     source = sources.read_source(tree)
     summary = summarize(
@@ -481,6 +491,7 @@ def convert(
     """
     if migration is None and (reverse or target is not None):
         raise click.UsageError("--reverse and --target need --migration.")
+    _require_order(source, destination, "SRC, then DST")
     _require_new(destination, force=force)
     is_schema = files.format_of(destination, writing=True) == "schema"
     needs_arrays = not is_schema or max_shard_bytes is not None
@@ -505,7 +516,7 @@ def convert(
                 raise _Failure(f"{wrong[0].kind}: {as_options(wrong[0].line)}{others}")
             num_leaves = len(plan.result)
             if dry_run:
-                click.echo("\n".join(map(printable, str(plan).splitlines())))
+                printing.print_lines("\n".join(map(printable, str(plan).splitlines())))
         if not dry_run:
             with printing.bar(f"Writing {destination}", num_leaves) as shown:
                 store.copy(
@@ -536,7 +547,33 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Raises:
         SystemExit: always.
     """
-    app.main(args=None if arguments is None else list(arguments), prog_name=PROGRAM)
+    given = None if arguments is None else list(arguments)
+    try:
+        if sys.stdout is None:
+            _Failure("Standard output is closed. Open it, such as > /dev/null.").show()
+            sys.exit(_UNUSABLE)
+        app.main(args=given, prog_name=PROGRAM)
+    except OSError as error:  # of an error's own text
+        sys.exit(_NO_READER if isinstance(error, BrokenPipeError) else _UNUSABLE)
+    finally:
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            _drop_unwritten(stream)
+
+
+def _drop_unwritten(stream: Any) -> None:
+    """Send what cannot be written to nowhere; else Python tries again as it ends."""
+    try:
+        stream.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _require_order(tree: str, other: str, order: str) -> None:
+    if other and sources.names_tree(other) and not sources.names_tree(tree):
+        raise click.UsageError(
+            f"{tree!r} is not a tree, and {other!r} is; the order is {order}."
+            f"{'' if Path(tree).exists() else files.near_name(Path(tree))}"
+        )
 
 
 def _require_new(target: str, *, force: bool) -> None:

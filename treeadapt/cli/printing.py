@@ -38,13 +38,27 @@ def bar(label: str, length: int) -> Any:
     """Return a progress bar on standard error, if that is a terminal."""
     err, label = sys.stderr, printable(label)
     return click.progressbar(
-        length=length, label=label, file=err, show_pos=True, hidden=not err.isatty()
+        length=length,
+        label=label,
+        file=err,
+        show_pos=True,
+        hidden=not (err and err.isatty()),
     )
 
 
 def print_json(content: Any) -> None:
     """Print anything that JSON can say."""
-    click.echo(json.dumps(content, indent=2, default=_as_data))
+    print_lines(json.dumps(content, indent=2, default=_as_data))
+
+
+def print_lines(text: str) -> None:
+    """Print a text, line by line.
+
+    Where Python does not buffer, it takes one large text for written although the
+    reader of a pipe left amid it.
+    """
+    for line in text.removesuffix("\n").split("\n"):
+        click.echo(line)
 
 
 def print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -71,7 +85,7 @@ def print_summary(
     if form == "tree":
         _print_tree(summary, depth)
     elif form == "markdown":
-        click.echo(summary.to_markdown(depth=depth), nl=False)
+        print_lines(summary.to_markdown(depth=depth))
     elif form == "json":
         found: dict[str, Any] = {
             "leaves" if depth is None else "nodes": [*_records(summary, ties, depth)],
@@ -88,9 +102,9 @@ def print_summary(
         table = csv.writer(text, lineterminator="\n")
         table.writerow(records[0] if records else ())
         table.writerows(map(_cell, record.items()) for record in records)
-        click.echo(text.getvalue(), nl=False)
+        print_lines(text.getvalue())
     elif depth is None:
-        click.echo(str(summary))
+        print_lines(str(summary))
     else:
         head = ("path", "leaves", "params", "size", "label")
         end = None if summary.rules is not None else -1
@@ -104,7 +118,7 @@ def print_summary(
 def _print_tree(summary: Summary, depth: int | None) -> None:
     """Print a tree, folded to what fits; lines end where the terminal does."""
     if not sys.stdout.isatty():
-        return click.echo(summary.to_text(depth=depth))
+        return print_lines(summary.to_text(depth=depth))
     for line in lines(summary.outline(depth=depth)):
         left = shutil.get_terminal_size().columns
         for text, style in line:

@@ -1,19 +1,22 @@
 """What the command line takes for a tree, for a mesh and for an optimizer.
 
 Takes the text of an argument; gives an abstract tree, no array loaded or made. A
-checkpoint is read as data. ``module:function`` imports code and runs it under
-``jax.eval_shape``, ``module:tx`` imports an optimizer: they are the user's own, as with
-``python -m``. A mesh is abstract, so that no device is needed.
+checkpoint is read as data. ``module:function`` imports code, and then runs the function
+under ``jax.eval_shape``; ``module:model`` and ``module:tx`` import a tree and an
+optimizer: all are the user's own, as with ``python -m``. A mesh is abstract, so that no
+device is needed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import pkgutil
+import importlib
+import inspect
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,8 @@ from treeadapt.arrays import is_array
 from treeadapt.checkpoints import files
 from treeadapt.checkpoints.common import NUMBER, Stored, as_tree, reported
 from treeadapt.checkpoints.leaves import restored_form, stored_form
+from treeadapt.checkpoints.safetensors_file import INDEX
+from treeadapt.checkpoints.schema_file import ENDING
 from treeadapt.cli.printing import bar
 from treeadapt.data_files import one_line
 from treeadapt.drawing.words import printable
@@ -35,13 +40,14 @@ from treeadapt.errors import (
     TransformError,
     TreeAdaptError,
 )
-from treeadapt.names import listing, plural
+from treeadapt.names import Speller, listing, plural
 from treeadapt.transforms.adapt import is_transformation
-from treeadapt.trees.views import view_tree
+from treeadapt.trees.views import TreeView, view_tree
 
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*(?<!\.py):[A-Za-z_][\w.]*")
 _AXIS = re.compile(r"\s*([^=,]*[^=,\s])\s*=\s*([1-9][0-9]{0,8})\s*")
-_FILE = re.compile(r"(?P<file>.*)\.py:(?P<function>[A-Za-z_][\w.]*)", re.DOTALL)
+_FILE = re.compile(r"(?P<file>.*)\.py(:(?P<name>[A-Za-z_][\w.]*)?)?", re.DOTALL)
+_TABLES = (".toml", ".json")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,11 +69,11 @@ def read_source(text: str) -> AbstractTree:
     """Read a tree, abstractly.
 
     Args:
-        text: name of a checkpoint, or ``module:function``.
+        text: name of a checkpoint, ``module:function``, or ``module:model``.
 
     Raises:
         CheckpointError: there is no such checkpoint, or it cannot be read.
-        TreeAdaptError: the function cannot be found or fails.
+        TreeAdaptError: the function or model cannot be found, or the function fails.
     """
     if names_function(text):
         return _traced(text)
@@ -153,14 +159,31 @@ def read_checkpoint(text: str) -> Stored:
 def _as_stored(text: str) -> Stored:
     if names_function(text):
         raise CheckpointError(f"{text} has shapes and no values; name a checkpoint.")
-    file = _FILE.fullmatch(text)
-    if file and not Path(text).exists():
+    if meant := _meant(text):
+        raise CheckpointError(f"{listing([text])} is not a checkpoint; {meant}")
+    return files.read_stored(text)
+
+
+def _meant(text: str) -> str | None:
+    """Return what a text may mean that is not the name of a checkpoint, or None."""
+    if Path(text).is_dir():
+        return None
+    if file := _FILE.fullmatch(text):
         parts = Path(file["file"]).parts
         module = ".".join(parts) if all(map(str.isidentifier, parts)) else "module"
-        raise CheckpointError(
-            f"{text} names a file; name the module: {module}:{file['function']}."
-        )
-    return files.read_stored(text)
+        name = file["name"] or "function"
+        return f"name the module: {module}:{name}."
+    if text.endswith(INDEX):
+        return f"name its folder: {Path(text).parent}."
+    if Path(text).suffix in _TABLES and not text.endswith(ENDING):
+        return "rules come after --rules, the rows of a migration after --migration."
+    if Path(text).exists():
+        return None
+    module = text.removesuffix(":")
+    if _is_module(module):
+        return f"of a module, name a function or a model: {module}:function."
+    module, _, name = module.rpartition(".")
+    return f"did you mean {module}:{name}?" if _is_module(module) else None
 
 
 def read_leaves(text: str, source: AbstractTree) -> dict[str, Any]:
@@ -182,39 +205,48 @@ def read_leaves(text: str, source: AbstractTree) -> dict[str, Any]:
 
 
 def names_function(text: str) -> bool:
-    """Return whether a text names a function, and no file."""
+    """Return whether a text names a function or a model, and no file."""
     return bool(_FUNCTION.fullmatch(text)) and not Path(text).exists()
 
 
+def names_tree(text: str) -> bool:
+    """Return whether a text names something that may be a tree, and is there."""
+    return names_function(text) or (Path(text).exists() and not _meant(text))
+
+
 def _traced(text: str) -> AbstractTree:
-    """Return the abstract result of a function, static leaves as they are."""
-    made: list[Any] = []
-
-    def run() -> list[Any]:
-        function = _resolved(text)
-        if not callable(function):
-            wording = "is not a function; give one that returns the tree."
-            raise TreeAdaptError(f"{text} {wording}")
-        tree = function()
-        view = view_tree(tree)
-        if not any(map(is_array, view.leaves)):
-            raise TreeAdaptError(
-                f"{text} returns {'None' if tree is None else type(tree).__name__}, "
-                "with no array in it; return the tree of parameters."
-            )
-        made.append(view)
-        return [leaf for leaf in view.leaves if is_array(leaf)]
-
+    """Return a model, or the result of a function, with abstract arrays."""
     with _named(text):
-        shapes = iter(jax.eval_shape(run))
-    view = made[0]
-    first: dict[int, str] = {}
-    ties: dict[str, str] = {}
-    for path, leaf in view.items():
-        if is_array(leaf) and first.setdefault(id(leaf), path) != path:
-            ties[path] = first[id(leaf)]
-    leaves = [next(shapes) if is_array(leaf) else leaf for leaf in view.leaves]
-    return AbstractTree(view.rebuild(leaves), ties)
+        value = _resolved(text)
+        view, verb = view_tree(value), "is"
+        if callable(value) and not any(map(is_array, view.leaves)):
+            view, verb = _traced_call(text, value), "returns"
+        if not any(map(is_array, view.leaves)):
+            kind = "None" if view.tree is None else type(view.tree).__name__
+            cure = "name the tree of parameters, or a function that returns it"
+            raise TreeAdaptError(f"{text} {verb} {kind}, with no array in it; {cure}.")
+        first: dict[int, str] = {}
+        ties: dict[str, str] = {}
+        leaves: list[Any] = []
+        for path, leaf in view.items():
+            if is_array(leaf) and first.setdefault(id(leaf), path) != path:
+                ties[path] = first[id(leaf)]
+            if is_array(leaf):
+                leaf = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+            leaves.append(leaf)
+        return AbstractTree(view.rebuild(leaves), ties)
+
+
+def _traced_call(text: str, function: Callable[..., Any]) -> TreeView:
+    views: list[TreeView] = []
+    try:
+        jax.eval_shape(lambda: views.append(view_tree(_called(text, function))))
+    except jax.errors.JAXTypeError as error:
+        raise TreeAdaptError(
+            f"{text} needs the values of arrays, and is run by jax.eval_shape, where "
+            "they have none. Make the tree when the module is imported, and name that."
+        ) from error
+    return views[-1]
 
 
 def read_mesh(text: str) -> AbstractMesh:
@@ -252,7 +284,7 @@ def read_optimizer(text: str) -> Any:
     with _named(text):
         found = _resolved(text)
         if not is_transformation(found) and callable(found):
-            found = found()
+            found = _called(text, found)
     if not is_transformation(found):
         raise TransformError(
             f"{text} is {one_line(repr(found))}. Give a transformation of Optax, or a "
@@ -280,7 +312,61 @@ def _named(text: str) -> Iterator[None]:
 
 
 def _resolved(text: str) -> Any:
-    """Import what ``module:name`` names; modules here come first."""
+    """Import what ``module:name`` names; modules here come first.
+
+    Raises:
+        TreeAdaptError: there is no such module, or nothing in it of that name.
+    """
+    _look_here()
+    module, _, names = text.partition(":")
+    try:
+        value = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if not f"{module}.".startswith(f"{error.name}."):
+            raise  # another module, which this one imports
+        near = Speller().nearest(module, (file.stem for file in Path().glob("*.py")))
+        meant = [f"{names}:{module}"] if _is_module(names) else near
+        hint = f" Did you mean {listing(meant)}?" if meant else ""
+        raise TreeAdaptError(f"There is no module {module!r}.{hint}") from error
+    for name in names.split("."):
+        try:
+            value = getattr(value, name)
+        except AttributeError as error:
+            near = Speller().nearest(name, dir(value))
+            hint = f" Did you mean {listing(near)}?" if near else ""
+            raise TreeAdaptError(f"{text} is not there: {error}.{hint}") from error
+    return value
+
+
+def _called(text: str, function: Callable[..., Any]) -> Any:
+    """Return what a function returns that takes no arguments.
+
+    Raises:
+        TreeAdaptError: it needs some.
+    """
+    try:
+        inspect.signature(function).bind()
+    except ValueError:  # a function in C may say nothing of its arguments
+        pass
+    except TypeError as error:
+        wording = f"{text} takes arguments: {error}. Name a function that takes none."
+        raise TreeAdaptError(wording) from error
+    return function()
+
+
+def _is_module(name: str) -> bool:
+    """Return whether there is a module of this name, in a file; imports nothing."""
+    _look_here()
+    folders: Sequence[str] | None = None
+    spec = None
+    for part in name.split("."):
+        spec = PathFinder.find_spec(part, folders) if part.isidentifier() else None
+        if spec is None:
+            return False
+        folders = spec.submodule_search_locations or []
+    return spec is not None and spec.origin is not None
+
+
+def _look_here() -> None:
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
-    return pkgutil.resolve_name(text)
