@@ -396,7 +396,7 @@ def test_a_name_near_a_missing_checkpoint_is_proposed(npz, tmp_path):
         ("test_cli.linked", "did you mean test_cli:linked?"),
         ("test_cli.py", "name the module: test_cli:function"),
         ("rules.toml", "rules come after --rules"),
-        ("m/model.safetensors.index.json", "name its folder: m."),
+        ("m/model.safetensors.index.json", "There is no folder 'm'"),
         ("tests/test_cli.py:linked", "name the module: tests.test_cli:linked"),
         ("test_cli.py:linked", "name the module: test_cli:linked"),
         ("../test_cli.py:linked", "name the module: module:linked"),

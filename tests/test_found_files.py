@@ -389,6 +389,26 @@ def test_an_index_of_another_name_is_read(tmp_path):
     same(ta.load(file), OTHER)
 
 
+def test_the_index_of_a_variant_is_read(tmp_path):
+    # As ``save_pretrained(..., variant="fp16")`` writes it.
+    path = published(tmp_path / "at")
+    document = json.loads((path / INDEX).read_text())
+    (path / INDEX).unlink()
+    for name in {*document["weight_map"].values()}:
+        (path / name).rename(path / name.replace("model-", "model.fp16-"))
+    shards = document["weight_map"].items()
+    document["weight_map"] = {k: v.replace("model-", "model.fp16-") for k, v in shards}
+    index = path / "model.safetensors.index.fp16.json"
+    index.write_text(json.dumps(document))
+    same(ta.load(path), FLAT)
+    same(ta.load(index), FLAT)
+    assert "head" in run("show", index)
+    for shard in path.glob("*.safetensors"):
+        shard.unlink()
+    safetensors.numpy.save_file(OTHER, path / "model.fp16.safetensors")
+    same(ta.load(path), OTHER)  # as a later save leaves it that writes one file
+
+
 def test_an_index_is_read_and_not_written(tmp_path):
     with pytest.raises(ta.CheckpointError, match="unknown ending"):
         ta.save(tmp_path / INDEX, FLAT)

@@ -239,7 +239,7 @@ def format_of(path: str | os.PathLike[str], *, writing: bool = False) -> str:
     ending = name.suffix.removeprefix(".").lower()
     if name.name.lower().endswith(schema_file.ENDING):
         return "schema"
-    if not writing and name.name.endswith(safetensors_file.INDEX_ENDING):
+    if not writing and safetensors_file.is_index(name):
         return "safetensors"
     if name.is_dir() or (writing and ending in ("", "orbax")):
         has_index = (name / safetensors_file.INDEX).is_file()

@@ -14,6 +14,7 @@ import contextlib
 import itertools
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,10 @@ from treeadapt.names import listing
 
 _MAX_HEADER_BYTES = 64 * 2**20
 WHOLE = "model.safetensors"  # in a folder, as Hugging Face's tools name the files
-INDEX_ENDING = ".safetensors.index.json"
-INDEX = f"model{INDEX_ENDING}"
+INDEX = f"{WHOLE}.index.json"
+# Of a variant, such as ``fp16``, the index of ``model.fp16-00001-of-00002.safetensors``
+# is ``model.safetensors.index.fp16.json``.
+_INDEX = re.compile(r"(.+)\.safetensors\.index((?:\.[^.]+)?)\.json")
 _RESERVED = "__metadata__"
 _MARK = "treeadapt"  # the only entry of that metadata with a meaning here
 _DTYPE_NAMES = (
@@ -75,15 +78,21 @@ def checkpoints(folder: Path) -> list[Path]:
     files = {file.name for file in folder.glob("[!.]*.safetensors") if file.is_file()}
     indexes: list[Path] = []
     rest = {*files}
-    for index in sorted(folder.glob(f"[!.]*{INDEX_ENDING}")):
+    for index in filter(is_index, sorted(folder.glob("[!.]*.json"))):
         shards = {INDEX}  # of one that cannot be read, which is for ``read_metadata``
         with contextlib.suppress(CheckpointError), reported(index, "read"):
             shards = {*_index(folder, index)[0].values()}
-            if not files & shards and index.name.removesuffix(".index.json") in files:
+            whole = _INDEX.sub(r"\1\2.safetensors", index.name)
+            if not files & shards and whole in files:
                 continue
         indexes.append(index)
         rest -= shards
     return [*indexes, *(folder / name for name in sorted(rest))]
+
+
+def is_index(path: Path) -> bool:
+    """Return whether a path is named as the index of shards is."""
+    return _INDEX.fullmatch(path.name) is not None
 
 
 def index_of(file: Path) -> Path:
@@ -275,7 +284,7 @@ def _of_file(path: Path) -> Stored:
 
 def _is_file(path: Path) -> bool:
     """Return whether a checkpoint is one file, and not shards with their index."""
-    return not path.is_dir() and not path.name.endswith(INDEX_ENDING)
+    return not path.is_dir() and not is_index(path)
 
 
 def _index_in(path: Path) -> Path:

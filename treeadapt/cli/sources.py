@@ -29,7 +29,7 @@ from treeadapt.arrays import is_array
 from treeadapt.checkpoints import files
 from treeadapt.checkpoints.common import NUMBER, Stored, as_tree, reported
 from treeadapt.checkpoints.leaves import restored_form, stored_form
-from treeadapt.checkpoints.safetensors_file import INDEX
+from treeadapt.checkpoints.safetensors_file import is_index
 from treeadapt.checkpoints.schema_file import ENDING
 from treeadapt.cli.printing import bar
 from treeadapt.data_files import one_line
@@ -173,9 +173,8 @@ def _meant(text: str) -> str | None:
         module = ".".join(parts) if all(map(str.isidentifier, parts)) else "module"
         name = file["name"] or "function"
         return f"name the module: {module}:{name}."
-    if text.endswith(INDEX):
-        return f"name its folder: {Path(text).parent}."
-    if Path(text).suffix in _TABLES and not text.endswith(ENDING):
+    is_stored = text.endswith(ENDING) or is_index(Path(text))
+    if Path(text).suffix in _TABLES and not is_stored:
         return "rules come after --rules, the rows of a migration after --migration."
     if Path(text).exists():
         return None
