@@ -602,7 +602,9 @@ def test_false_numbers_in_a_file_make_no_work(case, tmp_path, monkeypatch):
 def test_a_file_with_an_unknown_kind_of_key_is_named(tmp_path):
     path = tmp_path / "x.safetensors"
     marks = '{"ties": {}, "kinds": {"a": "my_own"}}'
-    safetensors.numpy.save_file({"a": np.ones(2)}, path, {"treeadapt": marks})
+    safetensors.numpy.save_file(
+        {"a": np.ones(2, np.uint32)}, path, {"treeadapt": marks}
+    )
     with pytest.raises(ta.CheckpointError, match=r"x\.safetensors' cannot .*my_own"):
         ta.load(path, migration=ta.Migration({"a": "b"}))
 

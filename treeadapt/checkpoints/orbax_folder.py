@@ -21,7 +21,6 @@ import logging
 import re
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -303,7 +302,7 @@ def _quiet() -> Iterator[None]:
         for thread in {*threading.enumerate()} - earlier:
             if type(thread).__module__.startswith("orbax."):
                 thread.join(_PATIENCE_S)
-        time.sleep(_ANSWERS_S)
+        threading.Event().wait(_ANSWERS_S)
         raise
     finally:
         sys.unraisablehook = told
