@@ -673,11 +673,33 @@ def test_a_selector_that_matches_nothing_is_an_error_in_init(mask, words):
 
 def test_holes_in_a_model_do_not_make_it_a_part_of_one():
     model = {"l": eqx.nn.Linear(2, 2, use_bias=False, key=jax.random.key(0))}
-    tx = optax.adamw(0.1, mask=ta.glob("**/bias"))
-    with pytest.raises(ta.UnusedRuleError, match="bias"):
-        ta.adapt(tx).init(model)
-    with pytest.raises(ta.UnusedRuleError, match="bias"):
-        ta.freeze(optax.sgd(0.1), "**/bias").init(model)
+    for typo in ("**/biass", "l/bias/x"):
+        tx = optax.adamw(0.1, mask=ta.glob(typo))
+        frozen = ta.freeze(optax.sgd(0.1), typo)
+        state = ta.adapt(optax.adamw(0.1, mask=ta.glob("**"))).init(model)
+        uses = [
+            lambda tx=tx: tx.init(model),
+            lambda tx=tx: ta.adapt(tx).init(model),
+            lambda tx=tx, state=state: ta.adapt(tx).update(model, state, model),
+            lambda frozen=frozen: frozen.init(model),
+            lambda frozen=frozen: frozen.update(model, frozen.init(model), model),
+            lambda typo=typo: ta.split(model, typo),
+        ]
+        for use in uses:
+            with pytest.raises(ta.UnusedRuleError, match=typo.strip("*/")):
+                use()
+
+
+def test_the_place_of_a_none_may_be_named():
+    model = {"l": eqx.nn.Linear(2, 2, use_bias=False, key=jax.random.key(0))}
+    for mask in (ta.glob("**/bias"), ta.lift({"l/weight": True, "l/bias": False})):
+        tx = optax.adamw(0.1, mask=mask)
+        for wrapped in (tx, ta.adapt(tx), ta.freeze(tx, "**/bias")):
+            wrapped.update(model, wrapped.init(model), model)
+    assert list(ta.split(model, "**/weight")[0]) == ["l/weight"]
+    assert ta.split(model, "**/bias")[0] == {}
+    with pytest.raises(ta.UnusedRuleError, match="'l/bias/x'"):
+        ta.lift({"l/weight": True, "l/bias": False, "l/bias/x": True})(model)
 
 
 def test_without_lift_a_function_that_reads_classes_sees_the_flat_dict():

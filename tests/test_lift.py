@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 from trees import TREES, LayerTuple, ModelTuple, mlp, two_layers
 
 import treeadapt as ta
@@ -179,6 +180,20 @@ def test_missing_and_unused_answers_are_named():
         ta.lift({"a": True, "b/c": True, "b/d": True})(params)
     part = {"a": optax.MaskedNode(), "b": {"c": jnp.ones(2)}}
     assert ta.lift({"a": True, "b": True})(part)["b"] == {"c": True}
+
+
+def test_an_answer_under_the_second_path_of_a_tied_leaf_has_a_use():
+    class Tied(nnx.Module):
+        def __init__(self) -> None:
+            self.emb = nnx.Linear(2, 2, use_bias=False, rngs=nnx.Rngs(0))
+            self.head = self.emb
+
+    params = nnx.state(Tied())
+    answers = {"emb/kernel": True, "head/kernel": True}
+    assert ta.lift(answers)(Tied()).emb.kernel is not None
+    assert ta.lift({"emb/kernel": True})(params)["emb"]["kernel"].get_value() is True
+    with pytest.raises(ta.UnusedRuleError, match="'heads/kernel'"):
+        ta.lift(answers | {"heads/kernel": True})(Tied())
 
 
 def test_a_mask_of_a_raw_model_lifts_to_the_params_that_split_gives():

@@ -470,15 +470,58 @@ def test_a_rule_for_a_hole_of_a_partial_tree_is_not_reported_when_called():
 
 
 def test_a_rule_that_matches_no_hole_of_a_partial_tree_is_reported():
-    part = {"encoder": None, "head": {"w": array(1), "b": None}}
+    part = {"encoder": optax.MaskedNode(), "head": {"w": array(1), "b": None}}
     table = {"encoder/norm": "n", "encoder": "f", "**/bias": "n", "**": "t"}
     assert Rules(table)(part)["head"] == {"w": "t", "b": None}
-    for typo in ("encodr", "head/wieght", "head/v"):
+    for typo in ("encodr", "head/wieght", "head/v", "head/b/c"):
         with pytest.raises(UnusedRuleError, match=f"'{typo}'"):
             Rules({typo: "x"} | table)(part)
     with pytest.raises(UnusedRuleError, match="head/w"):
         Rules({"head": "t", "head/w": "x", "**": "f"})(part)
     assert Rules({"head": "t", "head/b": "x", "**": "f"})(part)["head"]["w"] == "t"
+
+
+@pytest.mark.parametrize(
+    ("table", "missing"),
+    [
+        ({"**/bias": "n", "**": "t"}, None),
+        ({"l/bias": "n", "l/weight": "t"}, None),
+        ({"**/biass": "n", "**": "t"}, "biass"),
+        ({"l/bias/x": "n", "**": "t"}, "l/bias/x"),
+        # It decides in the place of the None alone, and that is a use.
+        ({"l/weight": "a", "l/*": "n", "**": "t"}, None),
+        ({"l": "a", "l/*": "n", "**": "t"}, "l/\\*.*unreachable"),
+        ([(["**/bias"], "n"), ("**", "t")], None),
+        ([(["**/bias", "!**/kernl"], "n"), ("**", "t")], "kernl"),
+        ([(glob("l/weight") & "l/bias", "n"), ("**", "t")], "no array satisf"),
+        ([(glob("l/*") & "**/bias", "n"), ("**", "t")], None),
+        # A None may be a leaf of any class and shape.
+        ([(leaf(ndim=7), "n"), ("**", "t")], None),
+        ([(leaf(ndim=2), "n"), ("l/*", "x"), ("**", "t")], None),
+        ([(leaf(ndim=2), "n"), ("l/weight", "x"), ("**", "t")], "unreachable"),
+        ([(nnx.Param, "n"), ("**", "t")], None),
+    ],
+    ids=repr,
+)
+def test_a_none_is_the_place_of_a_leaf_for_every_use_of_rules(table, missing):
+    key = jax.random.key(0)
+    model = {"l": eqx.nn.Linear(2, 2, use_bias=False, key=key)}
+    rules = Rules(table)
+    labels = set(rules.values)
+    tx = ta.partition({label: optax.sgd(1.0) for label in labels}, rules)
+    uses = [
+        lambda: rules(model),
+        lambda: param_labels(model, rules),
+        lambda: rules.bind(model),
+        lambda: tx.init(model),
+    ]
+    for use in uses:
+        if missing is None:
+            use()
+        else:
+            with pytest.raises(UnusedRuleError, match=missing):
+                use()
+    assert bool(ta.summarize(model, rules).notes) == (missing is not None)
 
 
 def test_an_array_without_any_label_is_an_error_even_in_a_part():

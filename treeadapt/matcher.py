@@ -106,6 +106,23 @@ class Matcher:
             found = list(map(or_, found, map(self._of_regexes, plan.paths)))
         return found
 
+    def match_places(self, plan: Plan, paths: Sequence[str]) -> list[int]:
+        """Match places of leaves that are not there.
+
+        Args:
+            plan: names of the tree that these places are in.
+            paths: their paths. Their class is unknown: it may be any.
+
+        Returns:
+            One int for each of ``paths``, as ``match`` gives for leaves.
+        """
+        found = list(map(self._of_regexes, paths))
+        for automaton in self._automata:
+            states = _Descent(automaton, plan, *paths).after(paths)
+            found = [mask | at.found for mask, at in zip(found, states, strict=True)]
+            automaton.trim()
+        return found
+
     def reach(self, plan: Plan, paths: Sequence[str]) -> int:
         """Tell which patterns could match at or below places of which little is known.
 

@@ -87,7 +87,7 @@ class FreezeSpec(OfParts):
         return self.parts[0].select(leaves)
 
     def decide(
-        self, view: TreeView, *, reports: bool, holes: Sequence[str] = ()
+        self, view: TreeView, *, reports: bool, is_part: bool = False
     ) -> list[bool]:
         """Decide every leaf of a tree.
 
@@ -96,7 +96,7 @@ class FreezeSpec(OfParts):
         """
         if view.plan.is_flat_dict and self._recorded is not None:
             return self._recorded.decide(view, reports=reports)
-        return super().decide(view, reports=reports, holes=holes)
+        return super().decide(view, reports=reports, is_part=is_part)
 
     def _at_path(self, path: str, *leaf: Any) -> bool:
         if self._recorded is None:

@@ -10,6 +10,7 @@ Knows nothing of selectors (see ``selectors``) and of labels (see ``rules``).
 from __future__ import annotations
 
 import functools
+import operator
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, TypeVar
@@ -36,8 +37,8 @@ class Leaves:
         matcher: all patterns of the question.
         needs: facts beyond patterns that the question reads: ``"leaf"`` (shape and
             dtype), ``"classes"``, ``"path"``.
-        holes: paths of places that may be arrays. A pattern that could match
-            there, or below, counts as used.
+        holes: paths of places that may be nodes of arrays. A pattern that could
+            match there, or below, counts as used.
 
     Raises:
         SelectorError: classes or siblings are asked for, and the tree is a flat dict,
@@ -150,15 +151,29 @@ class Leaves:
 
     @functools.cached_property
     def seen(self) -> int:
-        """The bit mask of the patterns that match an array leaf, or could in a hole."""
-        seen = self.reached
+        """The bit mask of the patterns that are used; see ``is_used``."""
+        seen = functools.reduce(operator.or_, self.nones.masks, self.reached)
         for mask, yes in zip(self.masks, self.is_array, strict=True):
             seen |= mask * yes
         return seen
 
     def is_used(self, pattern: str) -> bool:
-        """Return whether a pattern matches an array leaf, or could in a hole."""
+        """Return whether a pattern matches an array leaf or None, or may in a hole."""
         return bool(self.seen & self.matcher.bits[pattern])
+
+    @functools.cached_property
+    def nones(self) -> Places:
+        """The places of None, in which a larger tree may have leaves."""
+        plan = self.view.plan
+        if not plan.nones:
+            return Places(self.matcher, (), ())
+        masks = self.matcher.match_places(plan, plan.nones)
+        return Places(self.matcher, plan.nones, masks)
+
+    @property
+    def may_lack(self) -> bool:
+        """Whether a larger tree may have leaves, of any class, that are not here."""
+        return bool(self.holes or self.view.plan.nones)
 
     def may_reach(self, pattern: str | None) -> bool:
         """Return whether a pattern, or None for what is more, could match in a hole."""
@@ -218,7 +233,47 @@ class NotKnown(Exception):  # noqa: N818  # it is no error: another part may ans
     """A path alone does not say what is asked."""
 
 
-class OnePath(Leaves):
+class Places(Leaves):
+    """A table of leaves of which only the paths are known.
+
+    Args:
+        matcher: all patterns of the question.
+        paths: the label paths.
+        masks: the bit masks of the patterns that match them.
+
+    Raises:
+        NotKnown: when a column is read that is not known.
+    """
+
+    def __init__(self, matcher: Matcher, paths: Sequence[str], masks: Sequence[int]):
+        self.matcher, self.paths, self.masks = matcher, list(paths), list(masks)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def at(self, rows: Sequence[int]) -> Leaves:
+        """Return the table of some of the rows."""
+        if len(rows) == len(self):
+            return self
+        paths, masks = ([column[i] for i in rows] for column in (self.paths, self.masks))
+        return Places(self.matcher, paths, masks)
+
+    def under(self, cls: type) -> list[bool]:
+        """Refuse: no class is known."""
+        raise NotKnown
+
+    @functools.cached_property
+    def abstract(self) -> list[Any]:
+        """Refuse: no shape is known."""
+        raise NotKnown
+
+    @functools.cached_property
+    def is_array(self) -> list[bool]:
+        """Refuse: no leaf is known."""
+        raise NotKnown
+
+
+class OnePath(Places):
     """A table of one leaf of which little more than the path is known.
 
     Args:
@@ -231,15 +286,8 @@ class OnePath(Leaves):
     """
 
     def __init__(self, matcher: Matcher, path: str, leaf: Any = _UNKNOWN):
-        self.matcher, self._leaf = matcher, leaf
-        self.masks, self.paths = [matcher.match_path(path)], [path]
-
-    def __len__(self) -> int:
-        return 1
-
-    def at(self, rows: Sequence[int]) -> Leaves:
-        """Return this table: no other row can be asked for."""
-        return self
+        super().__init__(matcher, [path], [matcher.match_path(path)])
+        self._leaf = leaf
 
     def under(self, cls: type) -> list[bool]:
         """Return whether the leaf itself is of a class; what is above is not known."""

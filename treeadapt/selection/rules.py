@@ -32,7 +32,7 @@ from treeadapt.errors import (
 )
 from treeadapt.names import plural, shorten
 from treeadapt.selection import files, messages
-from treeadapt.selection.leaves import Leaves, same_value
+from treeadapt.selection.leaves import Leaves, NotKnown, same_value
 from treeadapt.selection.repairs import entry_text
 from treeadapt.selection.selectors import (
     Bound,
@@ -96,7 +96,7 @@ class Rules(Question):
         default: value of array leaves that no rule matches. Without one they are an
             error. Static leaves that no rule matches get ``STATIC`` in any case.
         unused: ``"error"`` (the default) or ``"ignore"`` rules that match no array
-            leaf, or are unreachable.
+            leaf and no None, or are unreachable.
         overlap: ``"first"`` (the default) lets the first of several rules win;
             ``"error"`` refuses two rules with different values for one leaf.
         stacks: ``{"blocks": 0}`` where arrays below ``blocks`` hold layers along axis
@@ -209,9 +209,9 @@ class Rules(Question):
         """Return the labels of a tree, as Optax calls for them.
 
         Args:
-            tree: any tree. Where it holds None or ``optax.MaskedNode``, it is taken
-                for a part of a larger one: a rule that could match such a place, or
-                something below it, is not reported.
+            tree: any tree. Where it holds ``optax.MaskedNode``, it is taken for a part
+                of a larger one: a rule that could match such a place, or something
+                below it, is not reported.
             leaf: refused; nnx passes it to a filter.
 
         Returns:
@@ -229,7 +229,8 @@ class Rules(Question):
 
     def of_view(self, view: TreeView) -> list[Any]:
         """Return the labels of a tree, which may be a part of one."""
-        return RuleMatches(self, *self.table(view, view.plan.holes)).check().labels()
+        matches = RuleMatches(self, *self.table(view, is_part=view.plan.has_gaps))
+        return matches.check().labels()
 
     def answer(self, whole: WholeTree, paths: Sequence[str]) -> list[Any]:
         """Return the labels of some leaves of a whole tree; others need no rule.
@@ -513,7 +514,7 @@ class RuleMatches:
 
         A closing ``**`` is a habit and not counted.
         """
-        done = self._won.union(index for index, _ in self.unused)
+        done = self._won.union(self._won_nones, (index for index, _ in self.unused))
         return tuple(
             index
             for index, where in enumerate(self.rules.selectors)
@@ -614,6 +615,22 @@ class RuleMatches:
     def _won(self) -> frozenset[int]:
         """Indices of the rules that decide an array leaf."""
         return frozenset(itertools.compress(self._first, self.leaves.is_array)) - {-1}
+
+    @functools.cached_property
+    def _won_nones(self) -> frozenset[int]:
+        """Indices of the rules that may decide in the place of a None."""
+        nones, won = self.leaves.nones, set()
+        left = list(range(len(nones)))
+        for index, where in enumerate(self.rules.selectors if left else ()):
+            try:
+                answers = where.select(nones.at(left))
+            except NotKnown:  # it may, and so may rules after it
+                won.add(index)
+                continue
+            if any(answers):
+                won.add(index)
+                left = [row for row, yes in zip(left, answers, strict=True) if not yes]
+        return frozenset(won)
 
     def _require_matched(self) -> None:
         if self.unmatched:

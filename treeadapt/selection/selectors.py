@@ -3,8 +3,9 @@
 Takes patterns, classes, lists of them and predicates, combined with ``&``, ``|`` and
 ``~``; gives masks, in the form in which Optax takes them and Flax nnx takes filters.
 A selector is immutable and reads no leaf's value. It answers for the rows of a table of
-leaves (see ``leaves``). Patterns that match no array are errors; in a partial tree, as
-nested masks show it, only those that could match nothing in its holes either.
+leaves (see ``leaves``). Patterns that match neither an array nor the place of a None
+are errors; in a partial tree, as nested masks show it, only those that could match
+nothing in its holes either.
 See ``rules`` for labels.
 """
 
@@ -28,7 +29,7 @@ from treeadapt.errors import SelectorError, UnusedRuleError
 from treeadapt.matcher import Matcher, matcher_of
 from treeadapt.names import plural, shorten
 from treeadapt.patterns import parse
-from treeadapt.selection.leaves import Known, Leaves, NotKnown, OnePath
+from treeadapt.selection.leaves import Known, Leaves, NotKnown, OnePath, Places
 from treeadapt.selection.repairs import unused_message
 from treeadapt.selection.stacks import NO_STACKS, Stacks, Unrolled, require_agreement
 from treeadapt.selection.whole import WholeTree, look_up, no_leaf, whole_of
@@ -94,21 +95,20 @@ class Question:
         return matcher_of(tuple(map(parse, dict.fromkeys(self.patterns()))))
 
     def table(
-        self, view: TreeView, holes: Sequence[str] = (), *, is_part: bool = False
+        self, view: TreeView, *, is_part: bool = False
     ) -> tuple[Leaves, Unrolled]:
         """Return the table of the leaves of a tree, with ``stacks`` of its layers.
 
         Args:
             view: the tree.
-            holes: paths of places that may be arrays, in a part of a tree.
-            is_part: the tree may be a part of one.
+            is_part: the tree may be a part of one, with nodes in its holes.
         """
         if self.stacks.data:
-            layers = self.stacks.unroll(view, is_part=is_part or bool(holes))
-            holes = layers.view.plan.holes if holes else ()
+            layers = self.stacks.unroll(view, is_part=is_part)
         else:  # as ``unroll`` does; most tables are such
             count = len(view.leaves)
             layers = Unrolled(view, view, [1] * count, [()] * count, {}, self.stacks)
+        holes = layers.view.plan.holes if is_part else ()
         return Leaves(layers.view, self.matcher, self.needs, holes), layers
 
     @property
@@ -157,7 +157,7 @@ class Selector(Question):
         raise NotImplementedError
 
     def unused(self, leaves: Leaves) -> Iterator[str | type]:
-        """Yield every pattern and class in it that matches no array leaf."""
+        """Yield every pattern and class in it that matches no array, and no None."""
         yield from ()
 
     def unused_in(self, leaves: Leaves, *, is_used: bool) -> list[Any]:
@@ -176,7 +176,16 @@ class Selector(Question):
         found: list[Any] = list(dict.fromkeys(self.unused(leaves)))
         if found or is_used or self.may_be_empty or leaves.holes:
             return found
-        return [] if leaves.has_any(self.select(leaves)) else [self]
+        if leaves.has_any(self.select(leaves)) or self._may_select(leaves.nones):
+            return []
+        return [self]
+
+    def _may_select(self, places: Places) -> bool:
+        """Return whether it selects some of these places, for all that is known."""
+        try:
+            return any(self.select(places))
+        except NotKnown:
+            return bool(len(places))
 
     def __call__(self, tree: Any, leaf: Any = _MISSING, /) -> Any:
         """Return the mask of a tree, or answer as an nnx filter.
@@ -200,7 +209,7 @@ class Selector(Question):
 
     def of_view(self, view: TreeView) -> list[bool]:
         """Decide every leaf of a tree; what its holes may hold is not reported."""
-        return self.decide(view, reports=True, holes=view.plan.holes)
+        return self.decide(view, reports=True, is_part=view.plan.has_gaps)
 
     def matches(self, path: str) -> bool:
         """Return whether a leaf at ``path`` is selected, going by the path alone.
@@ -240,20 +249,20 @@ class Selector(Question):
         return Bound(self, dict(zip(view.plan.paths, chosen, strict=True)))
 
     def decide(
-        self, view: TreeView, *, reports: bool, holes: Sequence[str] = ()
+        self, view: TreeView, *, reports: bool, is_part: bool = False
     ) -> list[bool]:
         """Decide every leaf of a tree.
 
         Args:
             view: the tree.
-            reports: raise for patterns that match no array leaf.
-            holes: paths of places that may be arrays: what could match one of
-                them, or something below, is not reported.
+            reports: raise for patterns that match no array leaf, and no None.
+            is_part: the tree may be a part of one: what could match one of its holes,
+                or something below, is not reported.
 
         Returns:
             One bool a leaf, in leaf order; ``PerLayer`` where its layers differ.
         """
-        leaves, layers = self.table(view, holes, is_part=not reports)
+        leaves, layers = self.table(view, is_part=is_part or not reports)
         chosen = leaves.once(self._known, self.select)
         entries = []
         if reports:
@@ -333,7 +342,7 @@ class GlobSelector(Selector):
         return leaves.matched(self.plain)
 
     def unused(self, leaves: Leaves) -> Iterator[str]:
-        """Yield the pattern if it matches no array leaf."""
+        """Yield the pattern if it matches no array leaf, and no None."""
         if not leaves.is_used(self.plain):
             yield self.plain
 
@@ -359,8 +368,8 @@ class NodeSelector(Selector):
         return leaves.under(self.cls)
 
     def unused(self, leaves: Leaves) -> Iterator[type]:
-        """Yield the class if no array leaf is below it, or could be in a hole."""
-        if not leaves.holes and not leaves.has_any(leaves.under(self.cls)):
+        """Yield the class if no array leaf is below it, in a tree that lacks none."""
+        if not leaves.may_lack and not leaves.has_any(leaves.under(self.cls)):
             yield self.cls
 
 
@@ -565,7 +574,7 @@ class Bound(Selector):
         return require_agreement(found, "A bound selector within another one")
 
     def decide(
-        self, view: TreeView, *, reports: bool, holes: Sequence[str] = ()
+        self, view: TreeView, *, reports: bool, is_part: bool = False
     ) -> list[bool]:
         """Look every path up; nothing is reported, the full tree was checked."""
         return look_up(self.answers, view.flat(), static=False)
@@ -778,7 +787,7 @@ def _settled(parts: Iterable[Selector], leaves: Leaves, *, by: bool) -> list[boo
             continue
         for row, answer in zip(rows, found, strict=True):
             answers[row] = answer
-    if unknown and answers[0] is not by:
+    if unknown and not all(answer is by for answer in answers):
         raise NotKnown
     return answers
 

@@ -272,6 +272,8 @@ class Stacks:
         for (key, _), sizes in held.items():
             if len(sizes) > 1:
                 _refuse(_uneven(key, view, sizes))
+        for path in view.plan.nones:
+            met.update(stack.key for stack in self._around(path))
         if not is_part and any(map(is_array, view.leaves)):
             for stack in self._stacks:
                 around = self._around(stack.key) if stack.axis is None else (stack,)
@@ -549,7 +551,11 @@ class _UnrolledPlan(Plan):
         )
         self.shares, self.is_plain, self.ties = False, stored.is_plain, {}
         self.memo = {}
-        self.holes = tuple(one for path in stored.holes for one in form(path).paths())
+        self.nones, self.holes = (
+            tuple(one for path in places for one in form(path).paths())
+            for places in (stored.nones, stored.holes)
+        )
+        self.has_gaps = stored.has_gaps
         self.is_flat_dict = stored.is_flat_dict
         self.root = stored.root
         self._nodes = {}

@@ -177,7 +177,7 @@ def run_flat(
         view = fast_params(views)
         outer = whole_of(view)
         is_part = outer is not None or is_masked(view)
-        lenient = is_part or not (needs_arrays or view.leaves or view.plan.holes)
+        lenient = is_part or not (needs_arrays or view.leaves or view.plan.has_gaps)
         flat = by_half(trained if lenient else require_trained, views)
         strict = not is_part if outer is None else outer.strict
         with whole_tree(view, strict=strict) as whole, _explained(held, {}):

@@ -20,7 +20,7 @@ from treeadapt.names import listing, plural
 from treeadapt.selection.rules import STATIC
 from treeadapt.selection.selectors import Question
 from treeadapt.selection.whole import WholeTree
-from treeadapt.trees.views import TreeView, view_tree
+from treeadapt.trees.views import Plan, TreeView, view_tree
 
 
 class Lifted(Question):
@@ -69,7 +69,7 @@ class Lifted(Question):
         known = _by_path(answers, view)
         places = [_nearest(known, path) for path in view.plan.paths]
         if reports:
-            _require_used(known, places)
+            _require_used(known, places, view.plan)
         return [NO_ANSWER if place is None else known[place] for place in places]
 
 
@@ -186,13 +186,17 @@ def _nearest(known: Mapping[str, Any], path: str) -> str | None:
     return path
 
 
-def _require_used(known: Mapping[str, Any], places: list[str | None]) -> None:
-    used = frozenset(places)
+def _require_used(
+    known: Mapping[str, Any], places: Sequence[str | None], plan: Plan
+) -> None:
+    """Raise for answers that are for no leaf, no None, and no second path of a leaf."""
+    used = {*places, *(_nearest(known, path) for path in plan.nones)}
     idle = [
         path
         for path, answer in known.items()
         if path not in used
         and answer is not None
+        and not any(f"{path}/".startswith(f"{second}/") for second in plan.ties)
         and not _is_of_static(path, answer, known)
     ]
     if idle:

@@ -32,7 +32,6 @@ from treeadapt.trees.walk import ROOT, Walk
 _MAX_PLANS = 256
 _MAX_PLANNED_LEAVES = 500_000
 _MAX_MEMO = 32
-_HOLES = frozenset({type(None), optax.MaskedNode})
 _Reorder: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
 
 
@@ -42,8 +41,10 @@ class Plan:
     Attributes:
         paths: label path of each leaf, in JAX's leaf order.
         untrained: indices of leaves that no optimizer should see.
-        holes: paths of ``None`` and ``optax.MaskedNode``, which may replace a leaf or a
-            node of the tree that this one is a part of.
+        nones: paths of ``None``, each of which is in the place of a leaf.
+        holes: paths of ``optax.MaskedNode``, which may replace a leaf or a node of the
+            tree that this one is a part of.
+        has_gaps: it has any of these two.
         ties: second path of a shared node, and its first, which names its leaves.
         is_flat_dict: a plain dict of leaves and holes, some key of which holds ``/``.
         is_plain: all of its nodes are dicts, lists, tuples and ``None``.
@@ -59,14 +60,18 @@ class Plan:
         self.memo: dict[Any, Any] = {}
         self._nodes = walk.nodes
         types = set(itertools.chain.from_iterable(walk.nodes.values()))
-        self.holes: tuple[str, ...] = tuple(self.paths_of(_HOLES.__contains__))
+        self.nones, self.holes = (
+            tuple(self.paths_of(functools.partial(operator.is_, cls)))
+            for cls in (type(None), optax.MaskedNode)
+        )
+        self.has_gaps = bool(self.nones or self.holes)
         self.ties = walk.ties
         self.is_plain = types <= {dict, list, tuple, type(None)}
         self.root: type | None = next(iter(walk.nodes.get(None, ())), None)
         self.is_flat_dict = (
             self.root is dict
-            and {None, *self.holes}.issuperset(walk.nodes)
-            and types <= {dict, *_HOLES}
+            and {None, *self.nones, *self.holes}.issuperset(walk.nodes)
+            and types <= {dict, type(None), optax.MaskedNode}
             and any("/" in path for path in self.paths)
         )
         self._skeleton = walk.skeleton[ROOT]
