@@ -172,6 +172,18 @@ def test_show_adds_up_by_depth(npz, rules):
     assert "frozen" in run("show", npz, "--depth", 1, "--rules", rules)
 
 
+def test_statics_shows_each_leaf_that_is_not_an_array(tmp_path, monkeypatch):
+    code = "import numpy as np\ndef tree():\n    return [np.ones(2), 0.5, len]\n"
+    (tmp_path / "with_statics.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    options = ("show", "with_statics:tree")
+    assert "(2 not arrays)" in run(*options)
+    for shown in (run(*options, "--statics"), run(*options, "--format", "json")):
+        assert "not arrays" not in shown
+        assert "float" in shown
+        assert "builtin_function_or_method" in shown
+
+
 def test_depth_counts_what_separates(tmp_path):
     tree = {f"h.{n}.{name}": np.ones(2, "f4") for n in range(3) for name in "ab"}
     ta.save(tmp_path / "x.safetensors", tree)

@@ -5,10 +5,19 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
+import inspect
+import itertools
 import re
+import typing
 from pathlib import Path
 
+import equinox
+import jax
+import optax
 import pytest
+from flax import linen, nnx
 
 import treeadapt as ta
 from treeadapt import errors
@@ -89,3 +98,37 @@ def test_every_link_leads_somewhere(name):
         assert page.exists(), target
         if place:
             assert place in map(anchor, headings(page.read_text("utf-8"))), target
+
+
+def test_docstrings_name_what_is_there():
+    """``See `x``` names a module, or what is defined in one."""
+    package = DOCS.parent / "treeadapt"
+    trees = {path: ast.parse(path.read_text("utf-8")) for path in package.rglob("*.py")}
+    defined: set[str] = set()
+    for path, tree in trees.items():
+        defined |= {*path.parts, path.stem}
+        nodes = [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))]
+        for node in itertools.chain.from_iterable(node.body for node in nodes):
+            targets = node.targets if isinstance(node, ast.Assign) else [node]
+            names = (getattr(one, "name", getattr(one, "id", "")) for one in targets)
+            defined.update(names)
+    gone = []
+    for path, tree in trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef):
+                text = " ".join((ast.get_docstring(node) or "").split())
+                for sentence in re.findall(r"\b[Ss]ee (``.*?)(?:[.;)](?: |$)|$)", text):
+                    names = re.findall(r"``([\w.]+)``", sentence)
+                    gone += [(path.name, n) for n in names if {*n.split(".")} - defined]
+    assert gone == []
+
+
+def test_help_names_classes_that_a_user_can_find():
+    known = [ta, builtins, typing, jax, jax.sharding, optax, nnx, linen, equinox]
+    missing = []
+    for name in ta.__all__:
+        text = inspect.getdoc(getattr(ta, name)) or ""
+        for cls in re.findall(r"``([A-Z][A-Za-z]*[a-z][A-Za-z]*)\b", text):
+            if not any(hasattr(module, cls) for module in known):
+                missing.append((name, cls))
+    assert missing == []

@@ -318,3 +318,21 @@ def test_params_without_the_frozen_class_are_an_error():
     tx.update(grads, state, net)
     with pytest.raises(ta.UnusedRuleError, match="LayerNorm"):
         tx.update(grads, state, nnx.state(net))  # which has lost its classes
+
+
+def test_one_optimizer_may_freeze_in_several_trees():
+    trees = {"encoder": jnp.ones(1), "pi": jnp.ones(1)}, {"v": jnp.ones(1)}
+    with pytest.raises(ta.UnusedRuleError, match="freeze take unused="):
+        ta.freeze(optax.sgd(1.0), "encoder").init(trees[1])
+    for where in ("encoder", ta.FreezeSpec("encoder"), ta.glob("encoder") & "encoder"):
+        tx = ta.freeze(optax.sgd(1.0), where, unused="ignore")
+        moved = []
+        for tree in trees:
+            updates, _ = tx.update(tree, tx.init(tree), tree)
+            moved += [name for name in tree if updates[name].any()]
+        assert moved == ["pi", "v"]
+    masked = ta.freeze(optax.adamw(0.1, mask=ta.glob("typo")), "z", unused="ignore")
+    with pytest.raises(ta.UnusedRuleError, match="typo"):
+        masked.init(trees[0])
+    with pytest.raises(ta.SelectorError, match="unused="):
+        ta.freeze(optax.sgd(1.0), "encoder", unused=True)

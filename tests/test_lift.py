@@ -176,8 +176,10 @@ def test_missing_and_unused_answers_are_named():
         ta.lift({"a": True})(params)
     with pytest.raises(ta.UnmatchedPathError, match="'b/c'"):
         ta.lift({"a": True, "b": None})(params)
-    with pytest.raises(ta.UnusedRuleError, match=r"'b/d'.*tree_paths"):
+    with pytest.raises(ta.UnusedRuleError, match=r"^1 mask or .*'b/d'.*tree_paths"):
         ta.lift({"a": True, "b/c": True, "b/d": True})(params)
+    with pytest.raises(ta.UnusedRuleError, match=r"^2 masks or labels without"):
+        ta.lift({"a": True, "b/c": True, "b/d": True, "b/e": True})(params)
     part = {"a": optax.MaskedNode(), "b": {"c": jnp.ones(2)}}
     assert ta.lift({"a": True, "b": True})(part)["b"] == {"c": True}
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen, nnx
 from scanned import TWINS
 from trees import BY_NAME
 
@@ -248,3 +249,49 @@ def test_a_plan_of_layers_holds_what_the_plan_of_the_unrolled_model_holds():
     assert found.arrays[1].spec == spec(None, "model", None)
     part = ta.summarize(tree, rules, mesh=mesh, where="blocks/2/w").memory
     assert [array.path for array in part.arrays] == ["blocks/w"]
+
+
+def test_a_rule_that_is_no_pattern_says_how_its_paths_end():
+    attention = linen.MultiHeadDotProductAttention(num_heads=2)
+    params = attention.init(jax.random.key(0), jnp.ones((5, 8)))["params"]
+    nnx_one = nnx.MultiHeadAttention(2, 8, decode=False, rngs=nnx.Rngs(0))
+    for tree in (params, nnx.state(nnx_one, nnx.Param)):
+        table = {ta.leaf(ndim=2): "m", ("**/bias", "!query"): "b", "**": "rest"}
+        summary = ta.summarize(tree, table)
+        assert [dict(row.ends) for row in summary.rules] == [
+            {"bias": 3},
+            {"bias": 1},
+            {},
+        ]
+        text = "leaf(ndim=2): bias 3"
+        for form in (str, ta.Summary.to_text, ta.Summary.to_html, ta.Summary.to_svg):
+            assert text in form(summary)
+        assert text in summary.to_markdown()
+    many = {f"w{n}": jnp.ones(1) for n in range(12)}
+    (rule,) = ta.summarize(many, {ta.leaf(): "a"}).rules
+    assert rule.text == "leaf(): w0 1, w1 1, w2 1, w3 1, w4 1, w5 1 and 6 more"
+    dotted = {"h.0.w": jnp.ones(1), "h.1.w": jnp.ones(1)}
+    (rule,) = ta.summarize(dotted, {ta.leaf(): "a"}, separator=".").rules
+    assert rule.text == "leaf(): w 2"
+
+
+def test_functions_and_numbers_are_one_line():
+    model = {"a": jnp.ones(2), "f": jax.nn.relu, "n": 0.5, "s": [0.1, len]}
+    rules = {"s/0": "x", "a": "y"}
+    for summary in (ta.summarize(model), ta.summarize(model, rules)):
+        line = "(4 not arrays)"
+        assert len(summary.rows) == 5  # each, for programs
+        for text in (str(summary), summary.to_text(), summary.to_html()):
+            assert line in text
+            assert "s/0" not in text.replace("'s/0'", "")
+            assert "s/1" not in text
+        assert "float 2" in str(summary)
+    cells = str(summary).partition("(4 not arrays)")[2].splitlines()[0].split("-  ")
+    assert cells[-1].split() == ["static,", "x", "1"]
+    assert summary.totals == ta.summarize(model, rules, statics=True).totals
+    shown = ta.summarize(model, rules, statics=True)
+    for text in (str(shown), shown.to_text()):
+        assert "(4 not" not in text
+    assert "s/1" in str(shown)
+    one = ta.summarize({"a": jnp.ones(2), "f": jax.nn.relu})
+    assert "not arrays" not in str(one)

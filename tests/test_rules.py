@@ -275,7 +275,6 @@ def test_counts_agree_with_their_words():
         (".encoder['kernel']", "did you mean 'encoder/kernel' (1 leaf)?"),
         ("['encoder']['kernel']", "did you mean 'encoder/kernel' (1 leaf)?"),
         (".params['encoder'].bias", "did you mean 'encoder/bias' (1 leaf)?"),
-        ("zzz/*", "paths here look like"),
         ("**/encoder/zzz", "'**/encoder' matches 2 leaves, such as 'encoder/bias'"),
         ("head/zzz/*/x", "'head' matches 2 leaves, such as 'head/bias'"),
         (
@@ -284,7 +283,6 @@ def test_counts_agree_with_their_words():
             "Rules(..., stacks={'head': 0})",
         ),
         ("**/<Zzz>", "classes here are 'dict'"),
-        ("zzz/**", "paths here look like"),
         ("f", "it matches only leaves that are not arrays, and these need no rule"),
     ],
 )
@@ -295,8 +293,42 @@ def test_a_suggestion_is_as_narrow_as_the_typed_pattern(where, told):
 
 
 def test_an_error_about_a_bare_leaf_shows_its_empty_path():
-    with pytest.raises(UnusedRuleError, match="paths here look like ''"):
-        param_labels(array(2), {"a": 1, "**": 2})
+    bare = "one bare array in place of a tree: its path is ''.*ravel_pytree"
+    bound = glob("a").bind({"a": array(1), "b": array(1)})
+    for use in (
+        lambda tree: param_labels(tree, {"a": 1, "**": 2}),
+        lambda tree: param_labels(tree, {"a": 1}),
+        lambda tree: param_mask(tree, "a"),
+        lambda tree: optax.adamw(0.1, mask=glob("a")).init(tree),
+        lambda tree: ta.freeze(optax.sgd(0.1), "a").init(tree),
+        lambda tree: ta.partition({"a": optax.sgd(1.0)}, {"a": "a"}).init(tree),
+        lambda tree: ta.lift({"a": True})(tree),
+        bound,
+    ):
+        with pytest.raises((ta.SelectorError, ta.RulesError), match=bare):
+            use(array(2))
+
+
+def test_the_paths_of_a_small_tree_are_listed():
+    names = "abcdefghijklm"
+    small, large = (dict.fromkeys(names[:n], array(1)) for n in (12, 13))
+    listed = ", ".join(map(repr, small))
+    for use in (
+        lambda tree: param_labels(tree, {"z": 1, "a": 3, "**": 2}),
+        lambda tree: param_labels(tree, {"aa": 1, "**": 2}),
+        lambda tree: param_mask(tree, "z"),
+        lambda tree: optax.adamw(0.1, mask=glob("z")).init(tree),
+        lambda tree: ta.freeze(optax.sgd(0.1), "z").init(tree),
+        lambda tree: ta.lift(dict.fromkeys([*tree, "z"], True))(tree),
+        lambda tree: param_labels(tree, Rules({"**": 1}, stacks={"z": 0})),
+    ):
+        with pytest.raises(ta.TreeAdaptError, match=f"The paths here are {listed}"):
+            use(small)
+        with pytest.raises(ta.TreeAdaptError) as caught:
+            use(large)
+        assert "The paths here are" not in str(caught.value)
+    with pytest.raises(UnmatchedPathError, match=listed):
+        param_labels(small, [])
 
 
 def test_a_final_catch_all_may_be_unused():

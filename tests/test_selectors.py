@@ -568,14 +568,14 @@ HINTS = {
     "^mlp.*kernel$": "'re:\\.\\*mlp\\.\\*kernel\\.\\*'",
     "dense/(kernel|bias)": "'re:\\.\\*\\(\\?:dense/\\(kernel\\|bias\\)\\)\\.\\*'",
     "re:kernel": ": as a regular expression of the whole path: 're:\\.\\*kernel",
-    "re:.*kernal.*": "paths here look like '",
+    "re:.*kernal.*": "\nThe paths here are '",
     "mlp/dence/kernel": "'mlp/dense/kernel' \\(1 leaf\\)",
     "MLP/Dense": "'mlp/dense' \\(2 leaves\\)",
     "**/kernal": "'\\*\\*/kernel' \\(2 leaves\\)",
     "mpl/dence": "'mlp/dense' \\(2 leaves\\)",
     "head_*/kernel": "'heads_\\*/kernel' \\(1 leaf\\)",
     "mlp/dense/": "'mlp/dense' \\(2 leaves\\)",
-    "xyzzy": "paths here look like '",
+    "xyzzy": "\nThe paths here are '",
 }
 
 

@@ -365,8 +365,6 @@ def test_integers_keys_and_functions_below_a_stack():
         lambda: ta.param_mask(MODEL, frozen()),
         lambda: ta.param_mask(MODEL, ["blocks/0", frozen()]),
         lambda: ta.param_mask(MODEL, ta.leaf(ndim=1) & frozen()),
-        lambda: ta.split(MODEL, frozen()),
-        lambda: ta.map_where(jnp.zeros_like, MODEL, ~frozen()),
         lambda: optax.masked(optax.sgd(1.0), frozen()).init(MODEL),
         lambda: ta.adapt(optax.adamw(0.1, mask=frozen())).init(MODEL),
         lambda: optax.multi_transform({"train": optax.sgd(1.0)}, rules()).init(MODEL),
@@ -381,6 +379,20 @@ def test_one_answer_for_an_array_names_layers_rules_and_partition(ask):
         ask()
     if "ndim" not in str(raised.value):
         assert len(re.findall(r"\(rule \d, '", str(raised.value))) in (0, 2)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: ta.split(MODEL, frozen()),
+        lambda: ta.map_where(jnp.zeros_like, MODEL, ~frozen()),
+    ],
+)
+def test_where_no_optimizer_is_made_none_is_advised(ask):
+    complains(ask, "'blocks/b'", "'blocks/{", "array. Give all layers of the array one")
+    with pytest.raises(ta.StackError) as raised:
+        ask()
+    assert "treeadapt.partition" not in str(raised.value)
 
 
 def test_masks_name_both_rules():

@@ -9,9 +9,10 @@ from __future__ import annotations
 import difflib
 import functools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 _NUMBER = re.compile("([0-9]+)")
+MAX_LISTED = 12  # paths of a tree that messages list in full
 _MAX_TEXT = 300  # longer names are not typing errors
 
 
@@ -33,6 +34,44 @@ def listing(
     shown = ", ".join(write(shorten(name)) for name in names[:limit])
     left = len(names) - limit
     return f"{shown} and {left:,} more" if left > 0 else shown
+
+
+def paths_text(paths: Sequence[str]) -> str:
+    """Write a sentence that says which paths there are: all of a few, or the first.
+
+    Example:
+        >>> paths_text(["a/b", "c"])
+        "The paths here are 'a/b', 'c'."
+        >>> paths_text([f"{n}/w" for n in "abcdefghijklmnop"])
+        "Paths here look like 'a/w', 'b/w', 'c/w' and 13 more."
+        >>> paths_text([""])[:51]
+        'This is one bare array in place of a tree: its path'
+    """
+    if list(paths) == [""]:
+        return (
+            "This is one bare array in place of a tree: its path is ''. A loop that "
+            "ravels its params (jax.flatten_util.ravel_pytree) passes one, and no path "
+            "selects a part of it: decide on the tree that it was made from."
+        )
+    if len(paths) <= MAX_LISTED:
+        return f"The paths here are {listing(paths, limit=MAX_LISTED)}."
+    return f"Paths here look like {listing(paths, limit=3)}."
+
+
+def counts_text(counts: Mapping[str, int], *, limit: int = 6) -> str:
+    """Write how many there are of each name, in natural order.
+
+    Example:
+        >>> counts_text({"kernel": 4, "bias": 1_200})
+        'bias 1,200, kernel 4'
+        >>> counts_text(dict.fromkeys("cab", 1), limit=2)
+        'a 1, b 1 and 1 more'
+    """
+    names = sorted(counts, key=natural)
+    texts = [
+        f"{shorten(name, limit=40) or repr(name)} {counts[name]:,}" for name in names
+    ]
+    return listing(texts, limit=limit, write=str)
 
 
 def and_more(left: int) -> list[str]:
@@ -146,7 +185,12 @@ def plural(count: int, noun: str) -> str:
         >>> plural(1, "leaf"), plural(1_247, "path")
         ('1 leaf', '1,247 paths')
     """
-    irregular = {"leaf": "leaves", "entry": "entries", "clash": "clashes"}
+    irregular = {
+        "leaf": "leaves",
+        "entry": "entries",
+        "clash": "clashes",
+        "mask or label": "masks or labels",
+    }
     word = noun if count == 1 else irregular.get(noun, noun + "s")
     return f"{count:,} {word}"
 

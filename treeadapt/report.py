@@ -4,7 +4,7 @@
 also what each of its devices holds (see ``memory``). It reads shapes and dtypes only,
 so it works on abstract, sharded and traced trees. What is wrong with the rules is
 reported here, not raised: a report is for looking at.
-What was decided comes from ``matches``.
+See ``selection.rules`` for what was decided.
 """
 
 from __future__ import annotations
@@ -32,7 +32,14 @@ from treeadapt.drawing.text import lines, markdown, plain
 from treeadapt.drawing.words import printable
 from treeadapt.errors import ShardingError, TreeAdaptError
 from treeadapt.memory import MemoryPlan, plan_memory
-from treeadapt.names import listing, natural, plural, shorten, size_text
+from treeadapt.names import (
+    counts_text,
+    listing,
+    natural,
+    plural,
+    shorten,
+    size_text,
+)
 from treeadapt.selection.messages import shadow_text
 from treeadapt.selection.repairs import advice_lines, entry_text
 from treeadapt.selection.rules import STATIC, RuleMatches, as_rules
@@ -77,12 +84,20 @@ class RuleRow:
         label: what it gives; None for array leaves without a label.
         num_leaves: how many leaves it decided; each layer of a stack is one.
         where: its selector, as it was typed; empty for no rule.
+        ends: of a rule that is not just a pattern, how many of the leaves that it
+            decided end in each name.
     """
 
     number: int | None
     label: Any
     num_leaves: int
     where: str
+    ends: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """Its selector, and what the leaves are called that it decided."""
+        return ": ".join(filter(None, [self.where, counts_text(self.ends)]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,6 +138,9 @@ class Summary:
         notes: what is wrong with the rules, a line each, as ``lint`` words it.
         separator: what is between the segments that ``depth`` counts.
         memory: what each device of a mesh holds; None without a mesh.
+        statics: show each leaf that is not an array. Otherwise several of them, such as
+            functions and numbers in a model of Equinox, are one line of whatever is
+            printed or drawn; ``rows`` has each in any case.
     """
 
     rows: tuple[LeafRow, ...]
@@ -131,6 +149,7 @@ class Summary:
     notes: tuple[str, ...]
     separator: str = "/"
     memory: MemoryPlan | None = None
+    statics: bool = False
 
     def __repr__(self) -> str:
         return f"Summary({sum_text(self.totals)})"
@@ -229,11 +248,21 @@ class Summary:
         places = {label_key(total.label): i for i, total in enumerate(self.totals)}
         where = {rule.number: printable(rule.where) for rule in self.rules or ()}
         leaves = []
+        folded = self._folded
         for row in self.rows:
+            if folded and row.shape is None:
+                continue
             kind = printable(row.dtype + _shape(row))
             by = f"rule {row.rule}: {where[row.rule]}" if row.rule else ""
             part = {places[label_key(row.label)]: (row.num_leaves, row.size_bytes)}
             leaves.append(Node("", row.path, kind, by, *added([row]), part))
+        if folded:
+            part = {}
+            for row in folded:
+                place = places[label_key(row.label)]
+                part[place] = (part.get(place, (0, 0))[0] + row.num_leaves, 0)
+            name = _folded_name(folded)
+            leaves.append(Node("", name, _kinds(folded), "", *added(folded), part))
         return Outline(
             printable(title),
             grown(leaves),
@@ -245,11 +274,20 @@ class Summary:
             self.memory.lines if self.memory else (),
         )
 
+    @property
+    def _folded(self) -> Sequence[LeafRow]:
+        """The static leaves that are one line."""
+        rows = [] if self.statics else [row for row in self.rows if row.shape is None]
+        return rows if len(rows) > 1 else []
+
     def _tables(self) -> Iterator[tuple[Sequence[str], Sequence[Sequence[str]]]]:
         """Yield head and rows of each table: leaves, rules, totals."""
         end = None if self.rules is not None else -2
         head = ("path", "shape", "dtype", "params", "size", "label", "rule")
-        yield head[:end], [_cells(row)[:end] for row in self.rows]
+        folded = self._folded
+        shown = [row for row in self.rows if not (folded and row.shape is None)]
+        lines = [*map(_cells, shown), *([_folded_cells(folded)] if folded else [])]
+        yield head[:end], [line[:end] for line in lines]
         if self.rules is not None:
             cells = list(map(_rule_cells, self.rules))
             yield ("rule", "label", "leaves", "pattern"), cells
@@ -270,6 +308,7 @@ def summarize(
     tx: Any = None,
     specs: Mapping[Any, Any] | None = None,
     logical_axes: Mapping[str, Any] | AxisRules = (),
+    statics: bool = False,
 ) -> Summary:
     """Report every leaf of a tree and what rules decide for it.
 
@@ -291,6 +330,8 @@ def summarize(
         specs: ``{label: spec}`` where the rules give labels, as for
             ``partition_specs``.
         logical_axes: mesh axes by logical axis name, as for ``partition_specs``.
+        statics: show each leaf that is not an array, such as the functions and numbers
+            of a model of Equinox; otherwise several of them are one line.
 
     Returns:
         ``Summary``: leaves, rules, totals per label, and notes on unmatched leaves and
@@ -338,7 +379,7 @@ def summarize(
     table = unrolled.view
     chosen = [True] * len(table.leaves) if where is None else select(table, where)
     rows = list(_rows(unrolled, matches, chosen))
-    ruled = None if matches is None else list(_rule_rows(rows, matches))
+    ruled = None if matches is None else list(_rule_rows(rows, matches, separator))
     shown = [rule for rule in ruled or () if rule.num_leaves or where is None]
     notes: list[str] = []
     memory = None
@@ -374,6 +415,7 @@ def summarize(
         notes=tuple(notes),
         separator=separator,
         memory=memory,
+        statics=statics,
     )
 
 
@@ -400,14 +442,21 @@ def _rows(
         yield LeafRow(part.path, *sizes, *decided)
 
 
-def _rule_rows(rows: Sequence[LeafRow], matches: RuleMatches) -> Iterator[RuleRow]:
+def _rule_rows(
+    rows: Sequence[LeafRow], matches: RuleMatches, separator: str
+) -> Iterator[RuleRow]:
     """Yield each rule, then each label that leaves without a rule have."""
     counts: collections.Counter[Hashable] = collections.Counter()
+    ends: dict[int | None, dict[str, int]] = {}
     for row in rows:
         counts[row.rule or label_key(row.label)] += row.num_leaves
+        names = ends.setdefault(row.rule, {})
+        name = row.path.rpartition(separator)[2]
+        names[name] = names.get(name, 0) + row.num_leaves
     pairs = zip(matches.rules.selectors, matches.rules.values, strict=True)
     for number, (where, label) in enumerate(pairs, 1):
-        yield RuleRow(number, label, counts[number], where.typed)
+        names = ends.get(number, {}) if where.plain is None else {}
+        yield RuleRow(number, label, counts[number], where.typed, names)
     others = {label_key(row.label): row.label for row in rows if row.rule is None}
     for key, label in others.items():
         yield RuleRow(None, label, counts[key], "")
@@ -427,7 +476,7 @@ def _totals(
         if ruled is not None:
             text = " ".join(label_text(label, "no rule").split())
             numbers = dict.fromkeys(row.rule for row in found if row.rule)
-            where = tuple(printable(ruled[number - 1].where) for number in numbers)
+            where = tuple(printable(ruled[number - 1].text) for number in numbers)
         yield Total(label, *added(found), text, paint, where)
 
 
@@ -484,7 +533,7 @@ def findings(
 def _rule_cells(rule: RuleRow) -> tuple[str, ...]:
     """Return a rule as cells of a table."""
     counts = (label_text(rule.label), f"{rule.num_leaves:,}")
-    return (str(rule.number or "-"), *counts, rule.where or "no rule")
+    return (str(rule.number or "-"), *counts, rule.text or "no rule")
 
 
 def _cells(row: LeafRow) -> tuple[str, ...]:
@@ -495,6 +544,27 @@ def _cells(row: LeafRow) -> tuple[str, ...]:
     path = printable(row.path) or "''"
     shown = (path, _shape(row) or "-", row.dtype, *figures)
     return (*shown, label_text(row.label), str(row.rule or "-"))
+
+
+def _folded_cells(rows: Sequence[LeafRow]) -> tuple[str, ...]:
+    """Return several static leaves as cells of a table."""
+    labels = dict.fromkeys(label_text(row.label) for row in rows)
+    rules = sorted({row.rule for row in rows if row.rule})
+    numbers = listing(map(str, rules), limit=3, write=str) or "-"
+    text = listing(labels, limit=3, write=str)
+    return (_folded_name(rows), "-", _kinds(rows), "-", "-", text, numbers)
+
+
+def _folded_name(rows: Sequence[LeafRow]) -> str:
+    return f"({added(rows)[0]:,} not arrays)"
+
+
+def _kinds(rows: Sequence[LeafRow]) -> str:
+    """Write how many static leaves are of each type."""
+    kinds: collections.Counter[str] = collections.Counter()
+    for row in rows:
+        kinds[printable(row.dtype)] += row.num_leaves
+    return counts_text(kinds, limit=4)
 
 
 def _shape(row: LeafRow) -> str:

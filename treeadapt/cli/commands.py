@@ -245,6 +245,7 @@ def app() -> None:
 @click.option(
     "--separator", default="/", metavar="TEXT", help="What --depth counts, such as '.'."
 )
+@_flag("--statics", "Show each leaf that is not an array, not all as one line.")
 @_patterns("--filter", "Only what this selects")
 @_text("--mesh", "AXES", "Plan the memory of devices: axes such as data=16,model=8.")
 @_text(
@@ -266,6 +267,7 @@ def show(
     optimizer: str | None,
     output: str | None,
     *,
+    statics: bool,
     allow_regex: bool,
     force: bool,
 ) -> None:
@@ -295,6 +297,7 @@ def show(
         separator=separator,
         mesh=None if mesh is None else sources.read_mesh(mesh),
         tx=None if optimizer is None else sources.read_optimizer(optimizer),
+        statics=statics,
     )
     notes = list(map(as_options, summary.notes))
     tied = (row.path for row in summary.rows if row.path in source.ties)

@@ -255,8 +255,8 @@ class Places(Leaves):
         """Return the table of some of the rows."""
         if len(rows) == len(self):
             return self
-        paths, masks = ([column[i] for i in rows] for column in (self.paths, self.masks))
-        return Places(self.matcher, paths, masks)
+        masks = [self.masks[row] for row in rows]
+        return Places(self.matcher, [self.paths[row] for row in rows], masks)
 
     def under(self, cls: type) -> list[bool]:
         """Refuse: no class is known."""

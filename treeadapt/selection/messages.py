@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from treeadapt.names import and_more, fold, listing, plural
+from treeadapt.names import MAX_LISTED, and_more, fold, listing, paths_text, plural
 from treeadapt.selection.leaves import same_value
 from treeadapt.selection.repairs import entry_text, unused_lines
 
@@ -28,9 +28,11 @@ def unmatched(paths: Sequence[str], num_arrays: int) -> str:
         num_arrays: how many array leaves there are.
     """
     verb = "matches" if len(paths) == 1 else "match"
+    limit = MAX_LISTED if num_arrays <= MAX_LISTED else 8
+    bare = f"{paths_text(paths)}\n" if list(paths) == [""] else ""
     return (
         f"{len(paths):,} of {plural(num_arrays, 'leaf')} {verb} no rule: "
-        f"{listing(fold(paths))}.\n"
+        f"{listing(fold(paths), limit=limit)}.\n{bare}"
         'Add a rule for them, end the rules with ("**", <label>), or pass '
         "default=<label>."
     )

@@ -4,7 +4,7 @@ Takes a pattern or class that selects no array leaf of a tree, and gives pattern
 do, each with the number of leaves that it matches. Work is done only once an error is
 certain, and is bounded: few candidates, one walk for all of them, a limited vocabulary.
 Only globs are matched: a regular expression is proposed as text, and never run.
-See ``matches`` for what an unused rule is.
+See ``rules`` for what an unused rule is.
 """
 
 from __future__ import annotations
@@ -20,7 +20,17 @@ from typing import Any
 
 from treeadapt.errors import PatternError
 from treeadapt.matcher import Matcher
-from treeadapt.names import Speller, and_more, fold, listing, plural, shorten
+from treeadapt.names import (
+    MAX_LISTED,
+    Speller,
+    and_more,
+    fold,
+    listing,
+    natural,
+    paths_text,
+    plural,
+    shorten,
+)
 from treeadapt.patterns import REGEX_PREFIX, ClassName, FromEnd, Pattern, escape, parse
 from treeadapt.trees.views import Plan
 
@@ -50,8 +60,9 @@ def unused_message(entries: Sequence[Any], plan: Plan, is_array: Sequence[bool])
     named = [(entry_text(entry), entry) for entry in entries]
     lines = unused_lines(named, "selector", plan, is_array)
     lines.append(
-        'Correct or remove it; or allow it: param_mask takes unused="ignore", and a '
-        'selector is treeadapt.Rules([(where, 1)], unused="ignore").where(1).'
+        "Correct or remove it; or allow it: param_mask and freeze take "
+        'unused="ignore", and a selector is treeadapt.Rules([(where, 1)], '
+        'unused="ignore").where(1).'
     )
     return "\n".join(lines)
 
@@ -79,7 +90,11 @@ def misses(entries: int, whose: str, arrays: int) -> str:
 
 
 def advice_lines(
-    entries: Sequence[tuple[str, Any]], plan: Plan, is_array: Sequence[bool]
+    entries: Sequence[tuple[str, Any]],
+    plan: Plan,
+    is_array: Sequence[bool],
+    *,
+    lists_paths: bool = False,
 ) -> Iterator[str]:
     """Yield one line an entry: what it is, and what the first few may have meant.
 
@@ -87,8 +102,9 @@ def advice_lines(
         entries: how to call each entry, and the entry.
         plan: names of the tree.
         is_array: whether each leaf is an array.
+        lists_paths: all paths of the tree are listed elsewhere.
     """
-    names = _Names(plan, is_array)
+    names = _Names(plan, is_array, lists_paths=lists_paths)
     for number, (text, entry) in enumerate(entries):
         hint = _advice(entry, names) if number < _MAX_ADVISED else ""
         yield f"  {text}{': ' if hint else ''}{hint}"
@@ -102,7 +118,9 @@ def unused_lines(
 ) -> list[str]:
     """Return a first line and those of ``advice_lines``, but of a few entries only.
 
-    Entries that differ in a number are one, with the advice for the first of them.
+    Entries that differ in a number are one, with the advice for the first of them. The
+    paths of a small tree are listed: in a loop of somebody else's nobody can ask for
+    them.
     Arguments as for ``misses`` and ``advice_lines``.
     """
     groups = list(fold([text for text, _ in entries]).items())
@@ -110,9 +128,12 @@ def unused_lines(
     for text, members in groups:
         first = ", the first" if len(members) > 1 else ""
         firsts.append((text + first, entries[members[0]][1]))
+    arrays = sorted(itertools.compress(plan.paths, is_array), key=natural)
+    lists_paths = len(arrays) <= MAX_LISTED
     lines = [f"{misses(len(entries), whose, sum(is_array))}:"]
-    lines += advice_lines(firsts[:_SHOWN], plan, is_array)
-    return lines + and_more(len(firsts) - _SHOWN)
+    lines += advice_lines(firsts[:_SHOWN], plan, is_array, lists_paths=lists_paths)
+    lines += and_more(len(firsts) - _SHOWN)
+    return [*lines, paths_text(arrays)] if lists_paths else lines
 
 
 def _advice(entry: Any, names: _Names) -> str:
@@ -148,10 +169,9 @@ def _advice(entry: Any, names: _Names) -> str:
     elif not found and any(_has(glob, ClassName) for glob in _globs([pattern])):
         hints.append(names.class_advice())
     if not found and not any(hints):
-        hints.append(
-            _deepest(pattern, names)
-            or f"paths here look like {listing(names.like(pattern))}"
-        )
+        like = "" if names.lists_paths else listing(names.like(pattern))
+        looks = f"paths here look like {like}" if like else ""
+        hints.append(_deepest(pattern, names) or looks)
     return " ".join(hints)
 
 
@@ -315,10 +335,13 @@ class _Names:
     Args:
         plan: names of the tree.
         is_array: whether each leaf is an array.
+        lists_paths: the message lists all paths.
     """
 
-    def __init__(self, plan: Plan, is_array: Sequence[bool]):
-        self.plan, self.is_array = plan, is_array
+    def __init__(
+        self, plan: Plan, is_array: Sequence[bool], *, lists_paths: bool = False
+    ):
+        self.plan, self.is_array, self.lists_paths = plan, is_array, lists_paths
 
     @functools.cached_property
     def words(self) -> dict[str, None]:

@@ -46,6 +46,7 @@ from treeadapt.selection.selectors import (
     select,
 )
 from treeadapt.selection.stacks import (
+    IN_AN_OPTIMIZER,
     NO_STACKS,
     PerLayer,
     Stacks,
@@ -478,7 +479,7 @@ class RuleMatches:
         self._require_matched()
         if not self.unrolled.sizes:
             return self.values
-        return require_agreement(self.answers, "A tree of labels")
+        return require_agreement(self.answers, "A tree of labels", cure=IN_AN_OPTIMIZER)
 
     @functools.cached_property
     def answers(self) -> list[Any]:
@@ -803,7 +804,9 @@ def param_labels(tree: Any, rules: Any, *, default: Any = MISSING) -> Any:
     """
     if isinstance(rules, BoundRules) and default is MISSING:
         view = view_tree(tree)
-        return view.rebuild(require_agreement(rules.of_view(view), rules.gives))
+        labels = rules.of_view(view)
+        labels = require_agreement(labels, rules.gives, cure=IN_AN_OPTIMIZER)
+        return view.rebuild(labels)
     matches = as_rules(rules, default=default).match(tree).check()
     return matches.stored.rebuild(matches.labels())
 
@@ -830,7 +833,7 @@ def param_mask(tree: Any, where: Any, *, unused: Unused = "error") -> Any:
         {'bias': False, 'kernel': True}
     """
     view = tree if isinstance(tree, TreeView) else view_tree(tree)
-    return view.rebuild(select(view, where, unused=unused))
+    return view.rebuild(select(view, where, unused=unused, cure=IN_AN_OPTIMIZER))
 
 
 def load_rules(path: str | os.PathLike[str], *, allow_regex: bool = False) -> Rules:

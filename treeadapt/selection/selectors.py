@@ -31,7 +31,13 @@ from treeadapt.names import plural, shorten
 from treeadapt.patterns import parse
 from treeadapt.selection.leaves import Known, Leaves, NotKnown, OnePath, Places
 from treeadapt.selection.repairs import unused_message
-from treeadapt.selection.stacks import NO_STACKS, Stacks, Unrolled, require_agreement
+from treeadapt.selection.stacks import (
+    IN_AN_OPTIMIZER,
+    NO_STACKS,
+    Stacks,
+    Unrolled,
+    require_agreement,
+)
 from treeadapt.selection.whole import WholeTree, look_up, no_leaf, whole_of
 from treeadapt.trees.views import TreeView, view_tree
 
@@ -67,7 +73,8 @@ class Question:
             found = self.of_view(view)
         else:
             found = self.answer(whole, view.plan.paths)
-        return view.rebuild(require_agreement(found, self.gives))
+        found = require_agreement(found, self.gives, cure=IN_AN_OPTIMIZER)
+        return view.rebuild(found)
 
     def of_view(self, view: TreeView) -> list[Any]:
         """Return one answer for each leaf of a tree, which may be a part of one."""
@@ -708,13 +715,16 @@ def _instead(spec: Any) -> str:
     return ""
 
 
-def select(tree: Any, where: Any, *, unused: Unused = "error") -> list[bool]:
+def select(
+    tree: Any, where: Any, *, unused: Unused = "error", cure: str = ""
+) -> list[bool]:
     """Decide every leaf of a tree that is whole.
 
     Args:
         tree: tree, or ``TreeView``.
         where: selector, or what ``as_selector`` reads.
         unused: ``"error"`` or ``"ignore"`` patterns and classes that match no array.
+        cure: as for ``require_agreement``.
 
     Returns:
         One bool a leaf, in leaf order.
@@ -729,7 +739,7 @@ def select(tree: Any, where: Any, *, unused: Unused = "error") -> list[bool]:
     check_choice("unused", unused, ("error", "ignore"))
     view = tree if isinstance(tree, TreeView) else view_tree(tree)
     chosen = as_selector(where).decide(view, reports=unused == "error")
-    return require_agreement(chosen, "A selection of arrays")
+    return require_agreement(chosen, "A selection of arrays", cure=cure)
 
 
 def refuse_number(asked: Any, tree: Any) -> None:

@@ -26,7 +26,7 @@ import jax
 from treeadapt.arrays import is_array
 from treeadapt.convert import describe
 from treeadapt.errors import PathCollisionError, StackError
-from treeadapt.names import Speller, fold, listing, shorten
+from treeadapt.names import Speller, fold, listing, paths_text, shorten
 from treeadapt.selection.leaves import same_value
 from treeadapt.slices import MAX_LAYERS, boxes, read_slice_key, runs_text, slice_key
 from treeadapt.trees.axis_names import AxisNames, axis_names
@@ -512,12 +512,19 @@ class Unrolled:
         return [i for i, count in enumerate(self.counts) for _ in range(count)]
 
 
-def require_agreement(answers: list[Any], who: str) -> list[Any]:
+#: What takes arrays apart, for errors about what is handed to an optimizer.
+IN_AN_OPTIMIZER = (
+    "Use treeadapt.partition, freeze or scale_by_rules, which take arrays apart, or "
+)
+
+
+def require_agreement(answers: list[Any], who: str, *, cure: str = "") -> list[Any]:
     """Return answers; raise if layers of one array have different ones.
 
     Args:
         answers: one for each stored leaf.
         who: what needs one answer for each array.
+        cure: what to do other than to give all layers of an array one answer.
 
     Raises:
         StackError: it names the layers, what decided, and what cuts arrays.
@@ -526,9 +533,8 @@ def require_agreement(answers: list[Any], who: str) -> list[Any]:
         if isinstance(answer, PerLayer):
             _refuse(
                 f"The layers of {answer.path!r} get different answers: {answer}. {who} "
-                "needs one for each array. Use treeadapt.partition, freeze or "
-                "scale_by_rules, which take arrays apart, or give all layers of the "
-                "array one answer."
+                f"needs one for each array. {cure}{'g' if cure else 'G'}ive all layers "
+                "of the array one answer."
             )
     return answers
 
@@ -651,7 +657,7 @@ def _not_met(stack: _Stack, view: TreeView) -> str:
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return (
         f"stacks={{{stack.key!r}: ...}} matches nothing: no leaf is there or below. "
-        f"Paths here look like {listing(view.plan.paths, limit=3)}.{hint} Keys are "
+        f"{paths_text(view.plan.paths)}{hint} Keys are "
         "paths as stored, without numbers of layers."
     )
 

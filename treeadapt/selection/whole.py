@@ -20,8 +20,12 @@ from typing import Any, NamedTuple, TypeVar
 from treeadapt.arrays import is_array
 from treeadapt.convert import describe
 from treeadapt.errors import SelectorError, TransformError
-from treeadapt.names import fold, listing, plural, shorten
-from treeadapt.selection.stacks import PerLayer, require_agreement
+from treeadapt.names import fold, listing, paths_text, plural, shorten
+from treeadapt.selection.stacks import (
+    IN_AN_OPTIMIZER,
+    PerLayer,
+    require_agreement,
+)
 from treeadapt.trees.views import TreeView, view_tree
 
 T = TypeVar("T")
@@ -66,9 +70,11 @@ def look_up(answers: Mapping[str, T], flat: Mapping[str, Any], *, static: T) -> 
 
 def no_leaf(paths: Iterable[str]) -> SelectorError:
     """Return the error for array leaves about which nothing was decided."""
+    paths = list(paths)
+    bare = f" {paths_text(paths)}" if paths == [""] else ""
     return SelectorError(
-        f"Bound to a tree that has no leaf at {listing(fold(paths))}. Bind to the tree "
-        "as it is now: .bind(tree)."
+        f"Bound to a tree that has no leaf at {listing(fold(paths))}.{bare} Bind to "
+        "the tree as it is now: .bind(tree)."
     )
 
 
@@ -136,7 +142,8 @@ class WholeTree:
         parts = list(map(of_part if self.cuts else known[1].__getitem__, paths))
         if self.layers is None:
             return parts
-        return require_agreement(parts, "What runs inside per_layer")
+        who = "What runs inside per_layer"
+        return require_agreement(parts, who, cure=IN_AN_OPTIMIZER)
 
     def stored_path(self, path: str) -> str:
         """Return the path in the whole tree of the array that a view shows."""

@@ -16,7 +16,7 @@ import jax
 from treeadapt.arrays import is_array
 from treeadapt.convert import describe
 from treeadapt.errors import SelectorError, UnmatchedPathError, UnusedRuleError
-from treeadapt.names import listing, plural
+from treeadapt.names import MAX_LISTED, listing, paths_text, plural
 from treeadapt.selection.rules import STATIC
 from treeadapt.selection.selectors import Question
 from treeadapt.selection.whole import WholeTree
@@ -202,7 +202,8 @@ def _require_used(
     if idle:
         raise UnusedRuleError(
             f"{plural(len(idle), 'mask or label')} without a leaf in the params: "
-            f"{listing(idle)}. The paths must be those of treeadapt.tree_paths."
+            f"{listing(idle)}. The paths must be those of treeadapt.tree_paths. "
+            f"{paths_text(plan.paths)}"
         )
 
 
@@ -223,10 +224,12 @@ def _complete(answers: list[Any], flat: Mapping[str, Any]) -> list[Any]:
     pairs = zip(flat.items(), answers, strict=True)
     left = [path for (path, leaf), a in pairs if a is NO_ANSWER and is_array(leaf)]
     if left:
+        limit = MAX_LISTED if len(flat) <= MAX_LISTED else 8
+        bare = f" {paths_text(left)}" if left == [""] else ""
         raise UnmatchedPathError(
             f"{plural(len(left), 'leaf')} of the params without a mask or label: "
-            f"{listing(left)}. Give every leaf, or a node above it, a value that is "
-            "not None."
+            f"{listing(left, limit=limit)}.{bare} Give every leaf, or a node "
+            "above it, a value that is not None."
         )
     is_mask = all(
         isinstance(answer, bool) for answer in answers if answer is not NO_ANSWER

@@ -8,6 +8,7 @@ See ``rules`` for which leaf has which label, ``adapt`` for the way to flat dict
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
@@ -19,7 +20,7 @@ from treeadapt.convert import describe
 from treeadapt.errors import RulesError, TransformError
 from treeadapt.names import listing
 from treeadapt.selection.rules import MISSING, STATIC, BoundRules, Rules, as_rules
-from treeadapt.selection.selectors import Question, as_selector
+from treeadapt.selection.selectors import Question, Unused, as_selector, check_choice
 from treeadapt.selection.whole import WholeTree
 from treeadapt.transforms.adapt import is_transformation, run_flat, with_extra_args
 from treeadapt.transforms.cuts import Group, divide, put_back, take
@@ -94,7 +95,9 @@ def partition(
     )
 
 
-def freeze(tx: Any, where: Any) -> optax.GradientTransformationExtraArgs:
+def freeze(
+    tx: Any, where: Any, *, unused: Unused = "error"
+) -> optax.GradientTransformationExtraArgs:
     """Run ``tx`` on every leaf but the selected ones, on any tree.
 
     It wraps, so nothing inside can move a frozen leaf. (``optax.chain(optax.freeze(
@@ -105,6 +108,8 @@ def freeze(tx: Any, where: Any) -> optax.GradientTransformationExtraArgs:
         tx: any Optax transformation.
         where: selector of the leaves that no step may change; of layers of a stacked
             array, ``Rules(..., stacks=...).where(label)``.
+        unused: ``"error"`` or ``"ignore"`` patterns and classes that match no array,
+            as where one optimizer is for two trees, those of an actor and a critic.
 
     Returns:
         ``GradientTransformationExtraArgs`` for any tree; its state is the state of
@@ -112,6 +117,8 @@ def freeze(tx: Any, where: Any) -> optax.GradientTransformationExtraArgs:
 
     Raises:
         TransformError: ``tx`` is not a transformation.
+        SelectorError: ``where`` is not a selector, or ``unused`` not one of its
+            choices.
         UnusedRuleError: (by ``init``, and by ``update`` if the params are whole) a
             pattern or class in ``where`` matches no array.
 
@@ -124,9 +131,11 @@ def freeze(tx: Any, where: Any) -> optax.GradientTransformationExtraArgs:
     """
     inner = with_extra_args(tx)
     selector = as_selector(where)
+    check_choice("unused", unused, ("error", "ignore"))
     return _run_groups(
         selector,
         {False: inner},
+        unused=unused,
         still=True,
         pack=lambda states: states[False],
         unpack=lambda state: {False: state},
@@ -141,6 +150,7 @@ def _run_groups(
     pack: Callable[[dict[Hashable, Any]], Any],
     unpack: Callable[[Any], Mapping[Hashable, Any]],
     needs_arrays: bool = True,
+    unused: Unused = "error",
 ) -> optax.GradientTransformationExtraArgs:
     """Return what runs a transformation on each group of leaves of any tree.
 
@@ -151,9 +161,12 @@ def _run_groups(
         pack: makes the state out of the states of the groups, by label.
         unpack: takes it apart again.
         needs_arrays: as for ``run_flat``.
+        unused: ``"error"`` or ``"ignore"`` what matches nothing in ``labels``.
     """
 
     def groups(whole: WholeTree, flat: Any) -> Groups:
+        if unused == "ignore":
+            whole = dataclasses.replace(whole, strict=False)
         paths = list(fast_params(flat))
         given = divide(whole, paths, labels.answer(whole, paths))
         stray = {

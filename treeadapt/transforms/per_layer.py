@@ -55,7 +55,7 @@ def per_layer(tx: Any, stacks: Any) -> optax.GradientTransformationExtraArgs:
     them in a scan do. Muon, LAMB, LARS, Adafactor, NovaGrad, SM3 and whatever else
     looks at a whole array then does what it does on the same model unrolled; see the
     compatibility page for a table of all of Optax. Shapes that a mask function or a
-    selector in ``tx`` sees are those of one layer, so ``leaf(ndim=2)`` is a kernel.
+    selector in ``tx`` sees are those of one layer, so ``leaf(ndim=2)`` is a matrix.
 
     A norm over all leaves is a norm over one layer here: leave ``clip_by_global_norm``,
     and whatever adapts one number to the whole model (Prodigy, DoG, Polyak steps),
@@ -64,8 +64,8 @@ def per_layer(tx: Any, stacks: Any) -> optax.GradientTransformationExtraArgs:
     Args:
         tx: any Optax transformation, but those that draw random numbers, search along
             a line, or skip whole steps.
-        stacks: ``{key: axis}`` or ``Stacks``, as for ``Rules``: ``{"blocks": 0}``. Any
-            axis, nested stacks, exceptions.
+        stacks: ``{key: axis}``, as for ``Rules``: ``{"blocks": 0}``. Any axis, nested
+            stacks, exceptions; or the ``stacks`` of rules.
 
     Returns:
         ``GradientTransformationExtraArgs`` for any tree; use it outermost, in a group
