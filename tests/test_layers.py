@@ -37,6 +37,7 @@ ROOMS = (
     ("carry",),
     ("sharding",),
     ("checkpoints",),
+    ("drafts",),
     # A line each: the command prints the reports and ``__main__`` calls it.
     ("drawing",),
     ("memory",),
@@ -57,6 +58,7 @@ OWNED = {
     "checkpoints.orbax_folder": {"etils", "orbax"},  # etils: its paths
     "checkpoints.safetensors_file": {"safetensors"},
     "cli": {"click"},
+    "drafts.pairing": {"scipy"},  # which JAX needs, too
 }
 
 # A string that names a module of the package, as passed to ``importlib``.

@@ -22,6 +22,7 @@ _NAMES_IN = {
     "checkpoints.store": "load load_report read_metadata save",
     "convert": "from_flat_dict from_state_dict to_flat_dict to_state_dict tree_paths",
     "diff": "Difference TreeDiff tree_diff",
+    "drafts.draft": "MigrationDraft draft_migration",
     "errors": (
         "AdapterError CheckpointError CollectionWarning FreezeError MigrationError "
         "NoArraysError OverlapError PathCollisionError PathError PatternError "

@@ -26,6 +26,7 @@ from treeadapt.convert import (
     tree_paths,
 )
 from treeadapt.diff import Difference, TreeDiff, tree_diff
+from treeadapt.drafts.draft import MigrationDraft, draft_migration
 from treeadapt.errors import (
     AdapterError,
     CheckpointError,
@@ -98,6 +99,7 @@ __all__ = [
     "LoadReport",
     "MemoryPlan",
     "Migration",
+    "MigrationDraft",
     "MigrationError",
     "MigrationPlan",
     "NoArraysError",
@@ -134,6 +136,7 @@ __all__ = [
     "apply_updates",
     "carry_state",
     "default_registry",
+    "draft_migration",
     "escape",
     "freeze",
     "from_flat_dict",

@@ -1,0 +1,183 @@
+"""Maps of indices as axes: digits of a mixed radix.
+
+Takes where the numbers of an array are in another one, by index; gives for each axis
+the digits that it is made of. A digit is a run of equal steps within one axis of the
+other array: ``(h d)`` is two of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+_LEAST = 0.98  # of the numbers whose place is known, that a map must explain
+
+
+@dataclasses.dataclass(frozen=True)
+class Digit:
+    """A factor of an axis.
+
+    Attributes:
+        axis: of the other array.
+        step: how far apart its values are along that axis.
+        size: how many values it has.
+    """
+
+    axis: int
+    step: int
+    size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class IndexMap:
+    """Where an array is within another one.
+
+    Attributes:
+        digits: of each axis, the outermost first.
+        start: index in the other array of the array's first number.
+    """
+
+    digits: tuple[tuple[Digit, ...], ...]
+    start: tuple[int, ...]
+
+
+def fit_map(
+    sizes: Sequence[int],
+    flat: np.ndarray,
+    places: np.ndarray,
+    other: Sequence[int],
+) -> IndexMap | None:
+    """Return the map that some numbers show; None if they do not follow one.
+
+    Args:
+        sizes: of the axes of the array.
+        flat: flat indices of numbers in it.
+        places: flat index of each in the other array.
+        other: sizes of the axes of the other array.
+    """
+    if not len(flat):
+        return None
+    coordinates = np.unravel_index(flat, tuple(sizes))
+    steps: list[np.ndarray] = []
+    stride = math.prod(sizes)
+    rest = places.astype(np.int64).copy()
+    for axis, size in enumerate(sizes):
+        stride //= size
+        step = _steps(size, coordinates[axis], flat, stride, places)
+        if step is None:
+            return None
+        steps.append(step)
+        rest -= step[coordinates[axis]]
+    start = int(np.median(rest)) if len(rest) else 0
+    if np.mean(rest == start) < _LEAST or start < 0:
+        return None
+    digits = [_factored(step, other) for step in steps]
+    if any(each is None for each in digits):
+        return None
+    first = np.unravel_index(start, tuple(other)) if start < math.prod(other) else None
+    if first is None:
+        return None
+    whole = tuple(each for each in digits if each is not None)
+    return IndexMap(whole, tuple(int(each) for each in first))
+
+
+def _steps(
+    size: int, index: np.ndarray, flat: np.ndarray, stride: int, places: np.ndarray
+) -> np.ndarray | None:
+    """Return how far the place moves from index 0 of an axis to each index.
+
+    Where no number is known, it is taken to move as between those next to it.
+    """
+    if size == 1:
+        return np.zeros(1, np.int64)
+    column = flat - index * stride
+    base = int(np.bincount(index, minlength=size).argmax())
+    is_base = index == base
+    order = np.argsort(column[is_base], kind="stable")
+    bases, starts = column[is_base][order], places[is_base][order]
+    where = np.minimum(np.searchsorted(bases, column), len(bases) - 1)
+    is_seen = bases[where] == column
+    moved, index = (places - starts[where])[is_seen], index[is_seen]
+    order = np.lexsort((moved, index))
+    moved, index = moved[order], index[order]
+    known, first, counts = np.unique(index, return_index=True, return_counts=True)
+    if len(known) < max(2, size // 2):
+        return None
+    medians = moved[first + (counts - 1) // 2]
+    steps = np.rint(np.interp(np.arange(size), known, medians)).astype(np.int64)
+    slope = medians[-1] - medians[-2], medians[1] - medians[0]
+    after, before = np.arange(known[-1] + 1, size), np.arange(known[0])
+    steps[after] = medians[-1] + slope[0] * (after - known[-1])
+    steps[before] = medians[0] - slope[1] * (known[0] - before)
+    return steps - steps[0]
+
+
+def _factored(steps: np.ndarray, other: Sequence[int]) -> tuple[Digit, ...] | None:
+    """Return the digits that steps along one axis are made of."""
+    digits: list[Digit] = []
+    while len(steps) > 1:
+        step = int(steps[1])
+        if step <= 0:
+            return None
+        differs = np.flatnonzero(steps != np.arange(len(steps)) * step)
+        size = int(differs[0]) if len(differs) else len(steps)
+        if len(steps) % size:
+            return None
+        blocks = steps.reshape(-1, size)
+        if (blocks - blocks[:, :1] != blocks[:1] - blocks[0, 0]).any():
+            return None
+        cut = _cut(step, size, other)
+        if cut is None:
+            return None
+        digits += cut
+        steps = blocks[:, 0]
+    return tuple(reversed(digits))
+
+
+def _cut(step: int, size: int, other: Sequence[int]) -> list[Digit] | None:
+    """Cut a digit where it goes from one axis of the other array to the next."""
+    digits: list[Digit] = []
+    while size > 1:
+        stride = 1
+        for axis in reversed(range(len(other))):
+            if step < stride * other[axis]:
+                break
+            stride *= other[axis]
+        else:
+            return None
+        if step % stride:
+            return None
+        within = step // stride
+        fits = min(size, -(-other[axis] // within))
+        if fits < size and (fits * within != other[axis] or size % fits):
+            return None
+        digits.append(Digit(axis, within, fits))
+        step, size = step * fits, size // fits
+    return digits
+
+
+def refined(digits: Sequence[Digit], cuts: Sequence[int]) -> list[Digit] | None:
+    """Cut the digits of one axis, the outermost first, at more places.
+
+    Args:
+        digits: of one axis of the array.
+        cuts: of one axis of the other array, where another digit starts.
+
+    Example:
+        >>> refined([Digit(0, 2, 6)], [1, 2, 4])
+        [Digit(axis=0, step=4, size=3), Digit(axis=0, step=2, size=2)]
+    """
+    every: list[Digit] = []
+    for digit in digits:
+        inner = [c for c in sorted(cuts) if digit.step < c < digit.step * digit.size]
+        pieces, step = [], digit.step
+        for cut in (*inner, digit.step * digit.size):
+            if cut % step:
+                return None
+            pieces.append(Digit(digit.axis, step, cut // step))
+            step = cut
+        every += reversed(pieces)
+    return every

@@ -1,0 +1,170 @@
+"""Where each number of the target is in the source, found by its bits.
+
+Of a large leaf only lines along its axes are looked up, at a few places; the whole of
+it is compared when the table runs. A number that the source has twice says nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+#: Leaves with at most this many numbers are looked up whole.
+WHOLE = 2**15
+_LINES = 4  # along each axis of a larger one
+_CHUNK = 2**22
+
+
+@dataclasses.dataclass(frozen=True)
+class Origins:
+    """Numbers of one leaf, and where they are in the source.
+
+    Attributes:
+        flat: flat indices of the numbers whose place is known.
+        leaves: number of the leaf of the source, for each.
+        places: flat index in that leaf, for each.
+        share: how many of the numbers that were looked up are known, from 0 to 1.
+    """
+
+    flat: np.ndarray
+    leaves: np.ndarray
+    places: np.ndarray
+    share: float
+
+
+@functools.lru_cache(maxsize=1_024)
+def sample(shape: tuple[int, ...]) -> np.ndarray:
+    """Return flat indices to look up, the same for all leaves of a shape."""
+    size = int(np.prod(shape, dtype=np.int64))
+    if size <= WHOLE:
+        return np.arange(size)
+    random = np.random.default_rng(0)
+    lines = []
+    for axis, length in enumerate(shape):
+        for _ in range(_LINES):
+            point = [np.full(length, random.integers(n)) for n in shape]
+            point[axis] = np.arange(length)
+            lines.append(np.ravel_multi_index(tuple(point), shape))
+    return np.unique(np.concatenate(lines))
+
+
+def bits(array: np.ndarray) -> np.ndarray | None:
+    """Return numbers as unsigned integers; None of those that have no such form."""
+    if array.dtype.itemsize not in (1, 2, 4, 8) or array.dtype.kind in "OUSMm":
+        return None
+    return np.ascontiguousarray(array).reshape(-1).view(f"u{array.dtype.itemsize}")
+
+
+def castable(old: Any, new: Any) -> bool:
+    """Return whether numbers of one dtype may have become those of another one."""
+    if old == new:
+        return True
+    both = (jnp.floating, jnp.complexfloating, jnp.integer)
+    return any(jnp.issubdtype(old, k) and jnp.issubdtype(new, k) for k in both)
+
+
+def as_dtype(array: np.ndarray, dtype: Any) -> np.ndarray:
+    """Return numbers in another dtype, rounded; too large ones are infinite."""
+    if array.dtype == dtype:
+        return array
+    with np.errstate(all="ignore"):
+        return array.astype(dtype)
+
+
+def is_constant(array: np.ndarray) -> bool:
+    """Return whether all numbers are one, as far as they are looked up."""
+    found = bits(array)
+    if found is None or not len(found):
+        return True
+    seen = found[sample(array.shape)]
+    return bool((seen == seen[0]).all())
+
+
+def find_origins(
+    source: Sequence[Callable[[], np.ndarray]],
+    dtypes: Sequence[Any],
+    target: Mapping[str, Callable[[], np.ndarray]],
+) -> tuple[dict[str, Origins], list[int], dict[str, bool]]:
+    """Look the numbers of a target up in a source.
+
+    Args:
+        source: give the arrays, one at a time.
+        dtypes: of them.
+        target: give the arrays, by path.
+
+    Returns:
+        What is known, by path; for each leaf of the source, the number of the first
+        one that has the same numbers; which leaves of the target are constant.
+    """
+    wanted: dict[Any, list[tuple[str, np.ndarray, np.ndarray]]] = {}
+    constant: dict[str, bool] = {}
+    for path, read in target.items():
+        array = read()
+        found = bits(array)
+        if found is None or not len(found):
+            constant[path] = True
+            continue
+        flat = sample(array.shape)
+        seen = found[flat]
+        constant[path] = bool((seen == seen[0]).all())
+        wanted.setdefault(array.dtype, []).append((path, flat, seen))
+    tables = {
+        dtype: _Table(np.unique(np.concatenate([seen for *_, seen in leaves])))
+        for dtype, leaves in wanted.items()
+    }
+    first = list(range(len(source)))
+    seen_leaves: dict[Any, int] = {}
+    for number, (read, dtype) in enumerate(zip(source, dtypes, strict=True)):
+        array = read()
+        own = bits(array)
+        if own is None:
+            continue
+        key = array.shape, array.dtype, own[sample(array.shape)].tobytes()
+        if not is_constant(array) and seen_leaves.setdefault(key, number) != number:
+            first[number] = seen_leaves[key]
+            continue
+        for new, table in tables.items():
+            if castable(dtype, new):
+                table.add(number, array, new)
+    origins = {}
+    for dtype, leaves in wanted.items():
+        for path, flat, seen in leaves:
+            origins[path] = tables[dtype].look_up(flat, seen)
+    return origins, first, constant
+
+
+class _Table:
+    """The numbers that are looked up, and where the source has them."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self._values = values
+        self._counts = np.zeros(len(values), np.int8)
+        self._leaves = np.zeros(len(values), np.int32)
+        self._places = np.zeros(len(values), np.int64)
+
+    def add(self, number: int, array: np.ndarray, dtype: Any) -> None:
+        """Look a leaf of the source through."""
+        flat = np.ascontiguousarray(array).reshape(-1)
+        for start in range(0, len(flat), _CHUNK):
+            own = bits(as_dtype(flat[start : start + _CHUNK], dtype))
+            assert own is not None
+            where = np.searchsorted(self._values, own)
+            where[where == len(self._values)] = 0
+            hits = np.flatnonzero(self._values[where] == own)
+            where = where[hits]
+            counts = np.bincount(where, minlength=len(self._counts))
+            self._counts = np.minimum(self._counts + counts, 2).astype(np.int8)
+            self._leaves[where] = number
+            self._places[where] = hits + start
+
+    def look_up(self, flat: np.ndarray, values: np.ndarray) -> Origins:
+        where = np.searchsorted(self._values, values)
+        is_known = self._counts[where] == 1
+        where = where[is_known]
+        share = float(is_known.mean()) if len(is_known) else 0.0
+        return Origins(flat[is_known], self._leaves[where], self._places[where], share)

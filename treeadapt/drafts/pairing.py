@@ -1,0 +1,788 @@
+"""Rows from names and shapes: which leaf is which, for the whole model at once.
+
+Leaves that differ in numbers only are one *family*. Families whose shapes allow it are
+candidates of each other; words in common, and what their neighbours are paired with,
+score them; one assignment has the largest sum. A pair is sure by its *margin*: what
+the best assignment without it lacks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from treeadapt.drafts.rows import DraftAddress, DraftRow, Hole, is_count, tokens_of
+from treeadapt.drafts.shapes import AxisOrder, layouts
+from treeadapt.drafts.words import Words, plain_words
+
+LEAST_MARGIN = 0.4  # of 2, for a row without a mark
+LEAST_NAME = 0.3  # of 1
+LEAST_DISTINCT = 0.7  # of 1: words that tell it from others of its shape
+_COMMON = 0.34  # of a side's names: a word in so many is one of its parts
+_MAX_FAMILIES = 4_000  # of a side
+_MAX_COMPONENT = 300  # families that are assigned at once
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """Leaves whose paths differ in numbers only.
+
+    Attributes:
+        tokens: of the path, with None for the numbers.
+        counts: of each number.
+        shifts: the least value of each.
+        shape: of a leaf.
+        dtype: of a leaf.
+        paths: of the leaves, in the order of their numbers.
+    """
+
+    tokens: tuple[str | None, ...]
+    counts: tuple[int, ...]
+    shifts: tuple[int, ...]
+    shape: tuple[int, ...]
+    dtype: Any
+    paths: tuple[str, ...]
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """Counts of its numbers, then its axes."""
+        return (*self.counts, *self.shape)
+
+    @property
+    def text(self) -> str:
+        """Its path, with ``#`` for the numbers."""
+        return "".join("#" if token is None else token for token in self.tokens)
+
+
+def families(leaves: Mapping[str, Any]) -> list[Family]:
+    """Return the families of the leaves of one side, in their order."""
+    groups: dict[object, list[tuple[str, tuple[str, ...]]]] = {}
+    for path in leaves:
+        tokens = tokens_of(path)
+        key = tuple(None if is_count(token) else token for token in tokens)
+        groups.setdefault(key, []).append((path, tokens))
+    return [each for own in groups.values() for each in _divided(own, leaves)]
+
+
+def _divided(
+    own: list[tuple[str, tuple[str, ...]]], leaves: Mapping[str, Any]
+) -> Iterator[Family]:
+    """Yield the families of leaves that are alike but for numbers.
+
+    A number that does not count from 0 is a part of a name, as in ``norm1``.
+    """
+    tokens = own[0][1]
+    values = {
+        i: sorted({int(each[i]) for _, each in own})
+        for i in range(len(tokens))
+        if is_count(tokens[i]) and any(each[i] != tokens[i] for _, each in own)
+    }
+
+    def split(at: int) -> Iterator[Family]:
+        parts: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
+        for path, each in own:
+            parts.setdefault(each[at], []).append((path, each))
+        for part in parts.values():
+            yield from _divided(part, leaves)
+
+    for i, numbers in values.items():
+        is_run = numbers == [*range(numbers[0], numbers[0] + len(numbers))]
+        is_alone = all(
+            (0 <= j < len(tokens) and tokens[j] in ("/", ".")) or j in (-1, len(tokens))
+            for j in (i - 1, i + 1)
+        )
+        if not is_run or (numbers[0] and not (is_alone and len(numbers) > 2)):
+            yield from split(i)
+            return
+    forms = {(tuple(leaves[p].shape), np.dtype(leaves[p].dtype)) for p, _ in own}
+    if len(forms) > 1 or len(own) != math.prod(map(len, values.values())):
+        yield from split(min(values, key=lambda i: len(values[i])))
+        return
+    (shape, dtype) = forms.pop()
+    ordered = sorted(own, key=lambda each: [int(each[1][i]) for i in values])
+    yield Family(
+        tuple(None if i in values else token for i, token in enumerate(tokens)),
+        tuple(map(len, values.values())),
+        tuple(numbers[0] for numbers in values.values()),
+        shape,
+        dtype,
+        tuple(path for path, _ in ordered),
+    )
+
+
+def _without_slot(family: Family, slot: int) -> list[Family]:
+    """Return one family for each value of a number, as a part of its name."""
+    places = [i for i, token in enumerate(family.tokens) if token is None]
+    grid = np.arange(len(family.paths)).reshape(family.counts)
+    made = []
+    for value in range(family.counts[slot]):
+        tokens = list(family.tokens)
+        tokens[places[slot]] = str(value + family.shifts[slot])
+        keep = [i for i in range(len(family.counts)) if i != slot]
+        made.append(
+            Family(
+                tuple(tokens),
+                tuple(family.counts[i] for i in keep),
+                tuple(family.shifts[i] for i in keep),
+                family.shape,
+                family.dtype,
+                tuple(family.paths[i] for i in np.take(grid, value, slot).reshape(-1)),
+            )
+        )
+    return made
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """What is assigned: a family, or two that hold the layers of one.
+
+    Attributes:
+        family: the first of them.
+        tail: the family of the layers after those of whole blocks, if any.
+        axis: along which both hold layers.
+    """
+
+    family: Family
+    tail: Family | None = None
+    axis: int = 0
+
+
+def propose(
+    source: Mapping[str, Any],
+    target: Mapping[str, Any],
+    words: Words,
+    known: Sequence[DraftRow],
+) -> list[DraftRow]:
+    """Return a row for each pair of families, marked unless all speak for it.
+
+    Args:
+        source: leaves of the source without a partner.
+        target: leaves of the target that nothing fills.
+        words: what names mean.
+        known: rows that values gave, whose neighbours these may be.
+    """
+    ones, twos = families(source), families(target)
+    if max(len(ones), len(twos)) > _MAX_FAMILIES:
+        return []
+    rows = []
+    ones, twos, fused = _fused(ones, twos, words)
+    rows += fused
+    ones, twos = _rescued(ones, twos), _rescued(twos, ones)
+    left = [Unit(each) for each in ones]
+    right = _with_tails(twos, ones)
+    rows += _Assignment(left, right, words, known).rows()
+    return rows
+
+
+def _rescued(ones: list[Family], others: list[Family]) -> list[Family]:
+    """Take a number as a part of the name where its family fits no other."""
+    sizes = Counter(math.prod(each.dims) for each in others)
+    every: list[Family] = []
+    for each in ones:
+        slots = [i for i, n in enumerate(each.counts) if n <= 4]
+        if not sizes[math.prod(each.dims)] and slots:
+            slot = min(slots, key=lambda i: each.counts[i])
+            parts = _without_slot(each, slot)
+            if sizes[math.prod(parts[0].dims)] >= len(parts):
+                every += parts
+                continue
+        every.append(each)
+    return every
+
+
+def _segments(family: Family) -> list[tuple[str | None, ...]]:
+    parts: list[list[str | None]] = [[]]
+    for token in family.tokens:
+        if token == "/" or token == ".":
+            parts.append([])
+        else:
+            parts[-1].append(token)
+    return [tuple(part) for part in parts]
+
+
+def _with_tails(twos: list[Family], ones: list[Family]) -> list[Unit]:
+    """Return the units of the target: blocks of layers with the layers after them."""
+    counts = {n for each in ones for n in each.counts}
+    by_end: dict[object, list[Family]] = defaultdict(list)
+    for each in twos:
+        if not each.counts:
+            segments = _segments(each)
+            for start in range(1, len(segments)):
+                by_end[tuple(segments[start:])].append(each)
+    units: list[Unit] = []
+    used: set[Family] = set()
+    for each in twos:
+        segments = _segments(each)
+        at = [i for i, segment in enumerate(segments) if None in segment]
+        if len(each.counts) != 1 or not at:
+            continue
+        for tail in by_end.get(tuple(segments[at[-1] + 1 :]), ()):
+            if tail in used or len(tail.shape) != len(each.shape):
+                continue
+            axis = _layer_axis(each, tail, counts)
+            if axis is not None:
+                units.append(Unit(each, tail, axis))
+                used |= {each, tail}
+                break
+    return [*units, *(Unit(each) for each in twos if each not in used)]
+
+
+def _layer_axis(blocks: Family, tail: Family, counts: set[int]) -> int | None:
+    """Return the axis along which two families hold the layers of one, if any."""
+    for axis in range(len(tail.shape)):
+        rest = [n for i, n in enumerate(tail.shape) if i != axis]
+        other = [n for i, n in enumerate(blocks.shape) if i != axis]
+        total = blocks.counts[0] * blocks.shape[axis] + tail.shape[axis]
+        if rest == other and total in counts and tail.shape[axis] < blocks.counts[0]:
+            return axis
+    return None
+
+
+def _unit_layouts(source: Family, unit: Unit) -> list[AxisOrder]:
+    """Return the layouts of a pair; of blocks with a tail, those of the tail."""
+    other = unit.family
+    if unit.tail is None:
+        return layouts(source.dims, len(source.counts), other.dims, len(other.counts))
+    axis = unit.axis
+    total = other.counts[0] * other.shape[axis] + unit.tail.shape[axis]
+    found = []
+    for slot, count in enumerate(source.counts):
+        if count == total:
+            dims = list(source.dims)
+            dims[slot] = unit.tail.shape[axis]
+            found += [
+                each
+                for each in layouts(dims, len(source.counts), unit.tail.dims, 0)
+                if each.source[slot] == each.target[axis] and each.source[slot]
+            ]
+    return found
+
+
+class _Assignment:
+    """The best pairs of families, and how sure each is."""
+
+    def __init__(
+        self,
+        ones: Sequence[Unit],
+        twos: Sequence[Unit],
+        words: Words,
+        known: Sequence[DraftRow],
+    ) -> None:
+        self._ones, self._twos, self._words = ones, twos, words
+        self._known = known
+        by_size: dict[int, list[int]] = defaultdict(list)
+        for j, unit in enumerate(twos):
+            size = math.prod(unit.family.dims)
+            size += math.prod(unit.tail.dims) if unit.tail else 0
+            by_size[size].append(j)
+        self._layouts: dict[tuple[int, int], list[AxisOrder]] = {}
+        for i, unit in enumerate(ones):
+            near = by_size.get(math.prod(unit.family.dims), ())
+            if len(near) > _MAX_COMPONENT:
+                continue
+            for j in near:
+                own = _unit_layouts(unit.family, twos[j])
+                if own:
+                    self._layouts[i, j] = own
+        meanings = [
+            [Counter(words.of(unit.family.text)) for unit in side]
+            for side in (ones, twos)
+        ]
+        counts: Counter[str] = Counter()
+        for each in itertools.chain(*meanings):
+            counts.update(each.keys())
+        total = len(ones) + len(twos) + 1
+        self._weights = {
+            word: 0.15 + math.log(total / n) / math.log(total)
+            for word, n in counts.items()
+        }
+        self._meanings = meanings
+        self._known_words = {*words.meanings.values()} - {"layers"}
+        self._shares = []
+        for side in meanings:
+            seen: Counter[str] = Counter()
+            for each in side:
+                seen.update(each.keys())
+            self._shares.append({word: n / len(side) for word, n in seen.items()})
+
+    def rows(self) -> list[DraftRow]:
+        """Return the rows of the best pairs."""
+        names = {pair: self._name(*pair) for pair in self._layouts}
+        # First by names alone; then neighbours of what was paired so count, too.
+        scores = dict(names)
+        for _ in range(2):
+            chosen = self._assigned(scores)
+            votes = self._votes(chosen, names)
+            scores = {pair: names[pair] + votes(*pair) for pair in names}
+        chosen = self._assigned(scores)
+        rows: list[DraftRow] = []
+        for (i, j), margin in chosen.items():
+            rows += self._rows_of(i, j, margin, names, scores)
+        return rows
+
+    def _name(self, i: int, j: int) -> float:
+        one, two = self._meanings[0][i], self._meanings[1][j]
+        both = sum(self._weights[word] * n for word, n in (one & two).items())
+        every = sum(
+            self._weights[word] * n for each in (one, two) for word, n in each.items()
+        )
+        return 2 * both / every if every else 0.0
+
+    def _assigned(
+        self, scores: Mapping[tuple[int, int], float]
+    ) -> dict[tuple[int, int], float]:
+        """Return the pairs of the best assignment, and their margins."""
+        from scipy.optimize import linear_sum_assignment
+
+        chosen: dict[tuple[int, int], float] = {}
+        for component in self._components():
+            ones = sorted({i for i, _ in component})
+            twos = sorted({j for _, j in component})
+            row = {i: n for n, i in enumerate(ones)}
+            column = {j: n for n, j in enumerate(twos)}
+            table = np.full((len(ones), len(twos)), -100.0)
+            for i, j in component:
+                # An order of the files decides between equal names.
+                near = abs(i / len(self._ones) - j / len(self._twos))
+                table[row[i], column[j]] = scores[i, j] + 0.01 - 1e-3 * near
+            if max(table.shape) > _MAX_COMPONENT:
+                continue
+
+            def best(table: np.ndarray) -> tuple[float, list[tuple[int, int]]]:
+                a, b = linear_sum_assignment(table, maximize=True)
+                pairs = [(int(x), int(y)) for x, y in zip(a, b, strict=True)]
+                pairs = [(x, y) for x, y in pairs if table[x, y] > -50]
+                return sum(table[x, y] for x, y in pairs), pairs
+
+            total, pairs = best(table)
+            for x, y in pairs:
+                held = table[x, y]
+                table[x, y] = -100.0
+                without, _ = best(table)
+                table[x, y] = held
+                # A pair that nothing else could take is as sure as it is scored.
+                chosen[ones[x], twos[y]] = float(total - without)
+        return chosen
+
+    def _components(self) -> Iterator[list[tuple[int, int]]]:
+        parents: dict[Any, Any] = {}
+
+        def root(node: Any) -> Any:
+            while parents.setdefault(node, node) != node:
+                parents[node] = parents[parents[node]]
+                node = parents[node]
+            return node
+
+        for i, j in self._layouts:
+            parents[root((0, i))] = root((1, j))
+        groups: dict[Any, list[tuple[int, int]]] = {}
+        for i, j in self._layouts:
+            groups.setdefault(root((0, i)), []).append((i, j))
+        yield from groups.values()
+
+    def _votes(
+        self,
+        chosen: Mapping[tuple[int, int], float],
+        names: Mapping[tuple[int, int], float],
+    ) -> Any:
+        """Return a function: how many neighbours of two families are pairs, 0 to 1."""
+        both: Counter[Any] = Counter()
+        counts: tuple[Counter[Any], Counter[Any]] = (Counter(), Counter())
+        anchors = [
+            (self._ones[i].family.text, self._twos[j].family.text)
+            for (i, j), margin in chosen.items()
+            if margin >= 0.2 and names[i, j] >= 0.2
+        ]
+        for row in self._known:
+            anchors += [
+                (_numberless(a[0]), _numberless(b[0]))
+                for a, b in row.pairs[:1]
+                if a and b
+            ]
+        for a, b in anchors:
+            ones, twos = _prefixes(a), _prefixes(b)
+            counts[0].update(ones)
+            counts[1].update(twos)
+            both.update(itertools.product(ones, twos))
+
+        def vote(i: int, j: int) -> float:
+            a, b = self._ones[i].family.text, self._twos[j].family.text
+            own = (a, b) in anchors
+            best = []
+            for p in _prefixes(a):
+                shared = [
+                    2 * (both[p, q] - own) / (counts[0][p] + counts[1][q] - 2 * own)
+                    for q in _prefixes(b)
+                    if both[p, q] > own
+                ]
+                best.append(max(shared, default=0.0))
+            return sum(best) / len(best) if best else 0.0
+
+        return vote
+
+    def _rows_of(
+        self,
+        i: int,
+        j: int,
+        margin: float,
+        names: Mapping[tuple[int, int], float],
+        scores: Mapping[tuple[int, int], float],
+    ) -> Iterator[DraftRow]:
+        one, unit = self._ones[i].family, self._twos[j]
+        own = self._layouts[i, j]
+        rivals = [b for a, b in self._layouts if a == i and b != j]
+        others = [a for a, b in self._layouts if b == j and a != i]
+        checks = []
+        distinct = self._distinct(i, j, rivals, others)
+        is_sure = (
+            names[i, j] >= LEAST_NAME
+            and not self._conflicts(i, j)
+            and (
+                (margin >= LEAST_MARGIN and distinct >= LEAST_DISTINCT)
+                or (margin >= LEAST_MARGIN / 2 and distinct > 0.99)
+            )
+        )
+        if not is_sure:
+            rivals.sort(key=lambda b: -scores[i, b])
+            near = [self._twos[b].family.text for b in rivals[:3]]
+            checks.append(
+                f"the pair; or {', '.join(near)}" if near else "the pair; names differ"
+            )
+        layout = _likeliest(
+            own, one, unit.family, len(one.counts), len(unit.family.counts)
+        )
+        if layout.is_split:
+            checks.append("the order within the axis that is divided")
+        elif len(own) > 1:
+            checks.append("the order of axes; shapes allow others")
+        if unit.tail is not None:
+            checks.append("which layers are in which block")
+            yield from _tail_rows(one, unit, layout, tuple(checks))
+            return
+        yield _row(one, unit.family, layout, tuple(checks))
+
+    def _conflicts(self, i: int, j: int) -> bool:
+        """Return whether each of two names has a word in place of one of the other."""
+        one, two = (
+            {
+                word
+                for word in own.keys() - other.keys()
+                if self._shares[side][word] <= _COMMON or word in self._known_words
+            }
+            for side, own, other in (
+                (0, self._meanings[0][i], self._meanings[1][j]),
+                (1, self._meanings[1][j], self._meanings[0][i]),
+            )
+        )
+        return bool(one and two) or bool((one | two) & self._words.marks)
+
+    def _distinct(self, i: int, j: int, rivals: list[int], others: list[int]) -> float:
+        """Return how many words that tell the pair from its rivals both sides have."""
+        one, two = {*self._meanings[0][i]}, {*self._meanings[1][j]}
+        if not rivals and not others:
+            return 1.0
+        shared_one = set.intersection(one, *({*self._meanings[0][a]} for a in others))
+        shared_two = set.intersection(two, *({*self._meanings[1][b]} for b in rivals))
+        one, two = one - shared_one, two - shared_two
+        if not one and not two:
+            return 1.0 if not rivals and not others else 0.0
+        weight = self._weights
+        # Words that every path of the other side lacks cannot be in it.
+        every_one = set().union(*self._meanings[0])
+        every_two = set().union(*self._meanings[1])
+        both = sum(
+            weight[w]
+            for w in (one & {*self._meanings[1][j]}) | (two & {*self._meanings[0][i]})
+        )
+        odd = sum(weight[w] for w in one - {*self._meanings[1][j]} if w in every_two)
+        odd += sum(weight[w] for w in two - {*self._meanings[0][i]} if w in every_one)
+        lone = sum(
+            weight[w] for w in one - {*self._meanings[1][j]} if w not in every_two
+        )
+        lone += sum(
+            weight[w] for w in two - {*self._meanings[0][i]} if w not in every_one
+        )
+        return both / (both + odd + 0.25 * lone) if both else 0.0
+
+
+def _numberless(path: str) -> str:
+    return "".join("#" if is_count(token) else token for token in tokens_of(path))
+
+
+def _prefixes(text: str) -> list[str]:
+    """Return what is above a leaf, at each depth.
+
+    Example:
+        >>> _prefixes("h.#.attn/q")
+        ['h', 'h.#', 'h.#.attn']
+    """
+    places = [i for i, char in enumerate(text) if char in "/."]
+    return [text[:i] for i in places] or [""]
+
+
+def _likeliest(
+    own: Sequence[AxisOrder], one: Family, two: Family, first: int, second: int
+) -> AxisOrder:
+    """Return the layout that models usually have, of those that fit.
+
+    A weight of PyTorch is turned around in a kernel; all else stays in order.
+    """
+    kinds = [plain_words(each.text)[-1:] for each in (one, two)]
+    is_turned = kinds[0] != kinds[1] and ("kernel",) in kinds
+
+    def rank(layout: AxisOrder) -> tuple[int, list[int]]:
+        axes = [atom for dim in layout.target[second:] for atom in dim]
+        order = {
+            atom: place
+            for place, atom in enumerate(
+                a for dim in layout.source[first:] for a in dim
+            )
+        }
+        places = [order[atom] for atom in axes if atom in order]
+        wanted = sorted(places)
+        if is_turned and len(places) > 1:
+            wanted = [*sorted(p for p in places if p > 1), 1, 0]
+            if len(places) == 2:
+                wanted = wanted[-2:]
+            wanted = (
+                [p for p in wanted if p in places]
+                if len(places) > 2
+                else sorted(places)[::-1]
+            )
+        return sum(a != b for a, b in zip(places, wanted, strict=False)), places
+
+    return min(own, key=rank)
+
+
+def _place(
+    family: Family, dims: Sequence[tuple[int, ...]], shifts: Sequence[int] | None = None
+) -> DraftAddress:
+    slots = len(family.counts)
+    holes = iter(zip(dims[:slots], shifts or family.shifts, strict=True))
+    tokens: list[str | Hole] = []
+    for token in family.tokens:
+        if token is None:
+            atoms, shift = next(holes)
+            tokens.append(Hole(atoms, shift))
+        else:
+            tokens.append(token)
+    return DraftAddress(tuple(tokens), tuple((atoms,) for atoms in dims[slots:]))
+
+
+def _row(
+    one: Family, two: Family, layout: AxisOrder, checks: tuple[str, ...]
+) -> DraftRow:
+    source, target = _place(one, layout.source), _place(two, layout.target)
+    dtypes = str(one.dtype), str(two.dtype)
+    return DraftRow(
+        (source,),
+        (target,),
+        dict(layout.sizes),
+        tuple(_grouped_paths(one, two, layout)),
+        "shapes",
+        checks,
+        cast=dtypes if dtypes[0] != dtypes[1] else (),
+    )
+
+
+def _grouped_paths(
+    one: Family, two: Family, layout: AxisOrder
+) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Yield the leaves that move together, by the numbers that both paths have."""
+    slots = [
+        dims[: len(f.counts)]
+        for dims, f in ((layout.source, one), (layout.target, two))
+    ]
+    shared = [
+        (a, slots[1].index(atoms))
+        for a, atoms in enumerate(slots[0])
+        if atoms in slots[1]
+    ]
+    groups: dict[object, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
+    for side, family in enumerate((one, two)):
+        numbers = itertools.product(*map(range, family.counts))
+        for path, values in zip(family.paths, numbers, strict=True):
+            groups[tuple(values[pair[side]] for pair in shared)][side].append(path)
+    for ones, twos in groups.values():
+        yield tuple(ones), tuple(twos)
+
+
+def _tail_rows(
+    one: Family, unit: Unit, layout: AxisOrder, checks: tuple[str, ...]
+) -> Iterator[DraftRow]:
+    """Yield the row of the last layers, and that of the blocks before them."""
+    two, tail = unit.family, unit.tail
+    assert tail is not None
+    axis = unit.axis
+    atom = layout.target[axis][0]
+    slot = next(s for s, atoms in enumerate(layout.source) if atoms == (atom,))
+    blocks, size = two.shape[axis], two.counts[0]
+    start = blocks * size
+    grid = np.arange(len(one.paths)).reshape(one.counts)
+    head_paths = [one.paths[i] for i in np.take(grid, range(start), slot).reshape(-1)]
+    tail_paths = [
+        one.paths[i]
+        for i in np.take(grid, range(start, one.counts[slot]), slot).reshape(-1)
+    ]
+    shifts = list(one.shifts)
+    shifts[slot] += start
+    dtypes = str(one.dtype), str(two.dtype)
+    cast = dtypes if dtypes[0] != dtypes[1] else ()
+    yield DraftRow(
+        (_place(one, layout.source, shifts),),
+        (_place(tail, layout.target),),
+        dict(layout.sizes),
+        ((tuple(tail_paths), tail.paths),),
+        "shapes",
+        checks,
+        cast=cast,
+    )
+    inner = 1 + max(layout.sizes)
+    sizes = {**layout.sizes, atom: blocks, inner: size}
+    source = list(layout.source)
+    source[slot] = (atom, inner)
+    target = [(inner,), *layout.target]
+    yield DraftRow(
+        (_place(one, source),),
+        (_place(two, target),),
+        sizes,
+        ((tuple(head_paths), two.paths),),
+        "shapes",
+        checks,
+        cast=cast,
+    )
+
+
+def _fused(
+    ones: list[Family], twos: list[Family], words: Words
+) -> tuple[list[Family], list[Family], list[DraftRow]]:
+    """Pair arrays that hold several others with those that are apart.
+
+    Returns:
+        What is left of both sides, and the rows, all of them marked.
+    """
+    rows: list[DraftRow] = []
+    used: set[Family] = set()
+    for is_source, parts, wholes in ((False, twos, ones), (True, ones, twos)):
+        groups: dict[object, dict[str, Family]] = defaultdict(dict)
+        for each in parts:
+            meanings = words.of(each.text)
+            for fused, names in words.fused.items():
+                inside = [m for m in meanings if m in names]
+                if len(inside) == 1:
+                    rest = tuple(m for m in meanings if m != inside[0])
+                    key = fused, rest, each.counts
+                    groups[key].setdefault(inside[0], each)
+        candidates: list[Any] = []
+        for (fused, rest, _), members in groups.items():  # type: ignore[misc]
+            names = words.fused[fused]
+            if len(members) < len(names):
+                continue
+            own = [members[name] for name in names]
+            for whole in wholes:
+                meanings = words.of(whole.text)
+                if fused not in meanings and not {*names} <= {*meanings}:
+                    continue
+                row = _fused_row(own, whole, is_source=is_source)
+                if row is not None:
+                    shared = sum((Counter(rest) & Counter(meanings)).values())
+                    candidates.append((shared, len(candidates), own, whole, row))
+        for _, _, own, whole, row in sorted(candidates, key=lambda c: (-c[0], c[1])):
+            if not used & {*own, whole}:
+                used |= {*own, whole}
+                rows.append(row)
+    return (
+        [each for each in ones if each not in used],
+        [each for each in twos if each not in used],
+        rows,
+    )
+
+
+def _fused_row(
+    parts: list[Family], whole: Family, *, is_source: bool
+) -> DraftRow | None:
+    """Return the row of parts one after the other along an axis of the whole."""
+    rank = {len(part.shape) for part in parts}
+    if len(rank) > 1 or len({part.dtype for part in parts}) > 1:
+        return None
+    slots = len(whole.counts)
+    for count in (1, 2):
+        for many in itertools.combinations(range(len(parts[0].shape)), count):
+            if count == 2 and many[1] != many[0] + 1:
+                continue
+            sums = [math.prod(part.shape[i] for i in many) for part in parts]
+            rest = [
+                tuple(n for i, n in enumerate(part.shape) if i not in many)
+                for part in parts
+            ]
+            if len({*rest}) > 1:
+                continue
+            dims = (*parts[0].counts, sum(sums), *rest[0])
+            first = len(parts[0].counts)
+            for layout in layouts(dims, first, whole.dims, slots):
+                if layout.is_split or not layout.source[first]:
+                    continue
+                axis = layout.target.index(layout.source[first])
+                if axis < slots:
+                    continue
+                return _bracket(parts, whole, layout, many, axis, is_source=is_source)
+    return None
+
+
+def _bracket(
+    parts: list[Family],
+    whole: Family,
+    layout: AxisOrder,
+    many: tuple[int, ...],
+    axis: int,
+    *,
+    is_source: bool,
+) -> DraftRow:
+    first = len(parts[0].counts)
+    atoms = itertools.count(1 + max(layout.sizes))
+    sizes = dict(layout.sizes)
+    shared: dict[tuple[int, int], int] = {}
+    places, products = [], []
+    for part in parts:
+        product: list[int] = []
+        for nth, i in enumerate(reversed(many)):
+            key = nth, part.shape[i]
+            if key not in shared:
+                shared[key] = next(atoms)
+                sizes[shared[key]] = part.shape[i]
+            product.insert(0, shared[key])
+        rest = iter(layout.source[first + 1 :])
+        dims = [*layout.source[:first]]
+        for i in range(len(part.shape)):
+            dims.append((product[many.index(i)],) if i in many else next(rest))
+        places.append(_place(part, dims))
+        products.append(tuple(product))
+    place = _place(whole, layout.target)
+    axes = list(place.axes)
+    axes[axis - len(whole.counts)] = tuple(products)
+    place = DraftAddress(place.tokens, tuple(axes))
+    grouped: dict[tuple[str, ...], list[str]] = {}
+    for part in parts:
+        for ones, twos in _grouped_paths(part, whole, layout):
+            grouped.setdefault(twos, []).extend(ones)
+    pairs = tuple((tuple(ones), twos) for twos, ones in grouped.items())
+    left, right = (tuple(places), (place,))[:: 1 if is_source else -1]
+    if not is_source:
+        pairs = tuple((twos, ones) for ones, twos in pairs)
+    dtypes = str(parts[0].dtype), str(whole.dtype)
+    cast = dtypes if is_source else dtypes[::-1]
+    return DraftRow(
+        left,
+        right,
+        sizes,
+        pairs,
+        "shapes",
+        ("the parts, and their order",),
+        cast=cast if cast[0] != cast[1] else (),
+    )

@@ -1,0 +1,158 @@
+"""What a drafted row says, before its axes have names.
+
+A place is a path made of tokens and holes, and the axes of the arrays there. Axes and
+holes are made of *atoms*: numbers, each an axis that no side divides further. One atom
+on both sides of a row is one name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+_TOKEN = re.compile(
+    r"0(?![0-9])|[1-9][0-9]{0,17}(?![0-9])|[0-9]+|[^\W\d_]+|.", re.DOTALL
+)
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Hole:
+    """A part of a path that is not the same in all leaves of a row.
+
+    Attributes:
+        atoms: what the number here is made of, the outermost first.
+        shift: what is added to it.
+        texts: what is here instead of a number, in the order of the atom.
+        is_text: whether the atom is a text that both paths have.
+    """
+
+    atoms: tuple[int, ...]
+    shift: int = 0
+    texts: tuple[str, ...] = ()
+    is_text: bool = False
+
+
+#: A path: its words, separators and numbers, and holes.
+Tokens: TypeAlias = tuple[str | Hole, ...]
+
+#: The axes of an array: parts of each, one but where the parts of a concatenation
+#: follow each other; each a product of atoms.
+AtomAxes: TypeAlias = tuple[tuple[tuple[int, ...], ...], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class DraftAddress:
+    """An address whose axes have no names yet."""
+
+    tokens: Tokens
+    axes: AtomAxes
+
+
+@dataclasses.dataclass(frozen=True)
+class DraftRow:
+    """One row.
+
+    Attributes:
+        sources: where the numbers are.
+        targets: where they go.
+        sizes: of atoms in this pair of models.
+        pairs: leaves that it moves: paths of sources, and of targets made of them.
+        evidence: ``"values"``, ``"shapes"`` or ``"equal"`` (names and shapes are).
+        checks: why somebody should look at it; none if it is sure.
+        notes: what else its reader should know.
+        cast: old and new dtype, if they differ.
+        offset: what is added to the numbers.
+        gaps: numbers in paths that do not have all values from 0 on, so that their
+            count does not give the size.
+        bare: atoms of texts that need no list, because nothing else matches.
+        alone: whether the row is written by itself, because of what is checked.
+    """
+
+    sources: tuple[DraftAddress, ...]
+    targets: tuple[DraftAddress, ...]
+    sizes: Mapping[int, int]
+    pairs: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
+    evidence: str
+    checks: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    cast: tuple[str, ...] = ()
+    offset: float = 0.0
+    gaps: frozenset[int] = frozenset()
+    bare: frozenset[int] = frozenset()
+    alone: bool = False
+
+    @property
+    def places(self) -> tuple[DraftAddress, ...]:
+        """Sources, then targets."""
+        return (*self.sources, *self.targets)
+
+    @property
+    def source_paths(self) -> list[str]:
+        """Paths of all leaves that it takes."""
+        return [path for sources, _ in self.pairs for path in sources]
+
+    @property
+    def target_paths(self) -> list[str]:
+        """Paths of all leaves that it makes."""
+        return [path for _, targets in self.pairs for path in targets]
+
+    def checked(self, *reasons: str) -> DraftRow:
+        """Return the row with more reasons to look at it."""
+        checks = (*self.checks, *(each for each in reasons if each not in self.checks))
+        return dataclasses.replace(self, checks=checks)
+
+
+def tokens_of(path: str) -> tuple[str, ...]:
+    """Take a path apart into words, numbers and what is between them.
+
+    Example:
+        >>> tokens_of("h.10.ln_1/w")
+        ('h', '.', '10', '.', 'ln', '_', '1', '/', 'w')
+    """
+    return tuple(_TOKEN.findall(path))
+
+
+def is_count(token: Any) -> bool:
+    """Return whether a token is a number as an index would be written."""
+    return isinstance(token, str) and _NUMBER.fullmatch(token) is not None
+
+
+def windowed(many: Sequence[Tokens]) -> tuple[int, int] | None:
+    """Return how many tokens several paths share before and after where they differ.
+
+    None if what differs is not within one segment, or touches a hole.
+
+    Example:
+        >>> windowed([tokens_of("a.q_proj.w"), tokens_of("a.k_proj.w")])
+        (2, 4)
+    """
+    least = min(map(len, many))
+    first = many[0]
+    before = 0
+    while before < least and all(each[before] == first[before] for each in many):
+        before += 1
+    after = 0
+    while after < least - before and all(
+        each[-1 - after] == first[-1 - after] for each in many
+    ):
+        after += 1
+    middles = [each[before : len(each) - after] for each in many]
+    if any(
+        not middle or not all(isinstance(t, str) for t in middle) for middle in middles
+    ):
+        # Nothing is left in one of them, as of `a` next to `a_b`: take one word more.
+        while before and not all(middles):
+            before -= 1
+            middles = [each[before : len(each) - after] for each in many]
+        if any(not all(isinstance(t, str) for t in middle) for middle in middles):
+            return None
+    if not all(middles) or any("/" in middle for middle in middles):
+        return None
+    if before and isinstance(first[before - 1], Hole):
+        return None
+    if after and isinstance(first[-after], Hole):
+        return None
+    return before, after

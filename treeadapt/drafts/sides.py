@@ -1,0 +1,206 @@
+"""One side of a draft: the leaves of a tree, a checkpoint or a schema.
+
+Gives names, shapes and dtypes, and reads an array when it is asked for. Keys and counts
+of random streams are left out: no file of another library has them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from treeadapt.checkpoints import files
+from treeadapt.checkpoints.common import NUMBER, Leaf, Stored
+from treeadapt.checkpoints.leaves import stored_form
+from treeadapt.errors import MigrationError
+from treeadapt.names import listing, plural
+from treeadapt.trees.views import view_tree
+
+MAX_LEAVES = 200_000
+_WHOLE_BYTES = 2**28  # of a checkpoint that is read at once
+
+
+@dataclasses.dataclass(frozen=True)
+class Side:
+    """Leaves by path, in the order of their file or tree.
+
+    Attributes:
+        name: of the file; empty for a tree.
+        leaves: shapes and dtypes.
+        arrays: the values, each read when it is asked for; None if there are none.
+    """
+
+    name: str
+    leaves: Mapping[str, jax.ShapeDtypeStruct]
+    arrays: Mapping[str, Callable[[], np.ndarray]] | None
+
+    def array(self, path: str) -> np.ndarray:
+        """Read one array."""
+        assert self.arrays is not None
+        return self.arrays[path]()
+
+
+def read_side(given: Any, known: Iterable[str] = ()) -> Side:
+    """Return one side of a draft.
+
+    Args:
+        given: tree, concrete or abstract; or the path of a checkpoint or schema.
+        known: paths of the other side, for the names of what is in boxes.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be read.
+        MigrationError: there are no arrays, or too many.
+    """
+    if isinstance(given, str | os.PathLike):
+        side = _of_file(given, known)
+    else:
+        side = _of_tree(given)
+    if not side.leaves:
+        raise MigrationError(
+            f"There is no array in {listing([side.name]) if side.name else 'the tree'}."
+        )
+    if len(side.leaves) > MAX_LEAVES:
+        raise MigrationError(
+            f"A draft takes {MAX_LEAVES:,} leaves at most, and there are "
+            f"{plural(len(side.leaves), 'leaf')}. Draft a model with fewer layers: the "
+            "table is that of all of its sizes."
+        )
+    return side
+
+
+def _of_file(given: str | os.PathLike[str], known: Iterable[str]) -> Side:
+    stored = files.read_stored(given).without_boxes([*known])
+    table = _without_streams(stored.table)
+    leaves = {path: leaf.array for path, leaf in table.items()}
+    if stored.format == "schema":
+        return Side(os.fspath(given), leaves, None)
+    total = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves.values())
+    if total <= _WHOLE_BYTES:
+        arrays = {path: _constant(array) for path, array in _read(stored, leaves)}
+    else:
+        arrays = {path: _later(stored, path) for path in leaves}
+    return Side(os.fspath(given), leaves, arrays)
+
+
+def _read(stored: Stored, paths: Iterable[str]) -> list[tuple[str, np.ndarray]]:
+    with files.reading(stored.path, stored.version):
+        found = files.read_arrays(stored, dict.fromkeys(paths))
+        return [(path, np.asarray(array)) for path, array in found]
+
+
+def _constant(array: np.ndarray) -> Callable[[], np.ndarray]:
+    return lambda: array
+
+
+def _later(stored: Stored, path: str) -> Callable[[], np.ndarray]:
+    return lambda: _read(stored, [path])[0][1]
+
+
+def _of_tree(tree: Any) -> Side:
+    flat = view_tree(tree).flat()
+    if is_flat(tree) and {*tree} == {*flat}:
+        flat = {path: flat[path] for path in tree}  # not sorted, as JAX would have it
+    table = {path: form for path, leaf in flat.items() if (form := stored_form(leaf))}
+    table = _without_streams(table)
+    leaves = {path: form.array for path, form in table.items()}
+    values = {path: _value(flat[path]) for path in leaves}
+    arrays = {path: value for path, value in values.items() if value is not None}
+    return Side("", leaves, arrays if len(arrays) == len(leaves) else None)
+
+
+def is_flat(tree: Any) -> bool:
+    """Return whether a tree is a dict without containers in it."""
+    return type(tree) is dict and not any(
+        isinstance(value, dict | list | tuple) for value in tree.values()
+    )
+
+
+def _value(leaf: Any) -> Callable[[], np.ndarray] | None:
+    if isinstance(leaf, jax.ShapeDtypeStruct | jax.core.Tracer):
+        return None
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        return None
+    return lambda: np.asarray(leaf)
+
+
+def _without_streams(table: Mapping[str, Leaf]) -> dict[str, Leaf]:
+    """Return leaves but for typed keys, and the counts next to them."""
+    keys = {path for path, leaf in table.items() if leaf.kind not in ("", NUMBER)}
+    parents = {path.rpartition("/")[0] for path in keys}
+
+    def is_count(path: str, leaf: Leaf) -> bool:
+        parent, _, last = path.rpartition("/")
+        return last == "count" and parent in parents and not leaf.array.shape
+
+    return {
+        path: leaf
+        for path, leaf in table.items()
+        if path not in keys and not is_count(path, leaf)
+    }
+
+
+_FIRST = 0x3F800000  # the bits of 1.0 in float32
+
+
+def distinct_numbers(leaves: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, Any]:
+    """Return arrays of shapes, no number of which occurs twice, read-only.
+
+    Floating-point ones are float32, because JAX would halve wider ones, and from 1 up,
+    so that a number that is added to them shows. Others keep their dtype.
+
+    Raises:
+        MigrationError: there are too many numbers.
+    """
+    arrays: dict[str, Any] = {}
+    array: np.ndarray
+    next_bits, next_int = _FIRST, 1
+    total = sum(leaf.size for leaf in leaves.values())
+    if total > 2**28:
+        raise MigrationError(
+            f"convert= would be called with {total:,} numbers. Pass a small model of "
+            "the same kind: the table is that of all of its sizes."
+        )
+    for path, leaf in leaves.items():
+        kind = np.dtype(leaf.dtype)
+        if jax.numpy.issubdtype(kind, np.floating):
+            stop = next_bits + leaf.size
+            array = np.arange(next_bits, stop, dtype=np.uint32).view(np.float32)
+            next_bits = stop
+        elif jax.numpy.issubdtype(kind, np.integer):
+            room = np.iinfo(kind).max if kind.kind in "iu" else 0
+            fits = next_int + leaf.size <= room
+            stop = next_int + leaf.size if fits else next_int
+            array = np.arange(next_int, stop) if fits else np.zeros(leaf.size)
+            array, next_int = array.astype(kind), stop
+        else:
+            array = np.zeros(leaf.size, kind)
+        array = array.reshape(leaf.shape)
+        array.flags.writeable = False
+        arrays[path] = array
+    return arrays
+
+
+@contextlib.contextmanager
+def calling(function: Any) -> Any:
+    """Report whatever a conversion function raises.
+
+    Raises:
+        MigrationError: instead.
+    """
+    name = getattr(function, "__name__", type(function).__name__)
+    try:
+        yield
+    except Exception as error:
+        wording = " ".join(str(error).split())[:300]
+        cure = ""
+        if "read-only" in wording or "not writeable" in wording:
+            cure = " It writes into its input: let it copy the array first."
+        raise MigrationError(
+            f"convert={name} raised {type(error).__name__}: {wording}.{cure}"
+        ) from error

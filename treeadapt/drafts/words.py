@@ -1,0 +1,122 @@
+"""What names say: words of paths, those that mean the same as one.
+
+The words are in a data file; a user's own file is added to it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import os
+import re
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from typing import Any
+
+from treeadapt.data_files import DataFile
+from treeadapt.errors import MigrationError
+
+_FILE = DataFile("synonyms", MigrationError, "[words]", 'query = ["q", "q proj"]')
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+_MOST = 12  # words in one text
+_MAX_WORDS = 64  # of one path
+
+
+@dataclasses.dataclass(frozen=True)
+class Words:
+    """What words mean.
+
+    Attributes:
+        meanings: by the words of a text.
+        fused: what one array may hold together, by the meaning of all.
+        marks: words that two names of one thing both have, or neither.
+    """
+
+    meanings: Mapping[tuple[str, ...], str]
+    fused: Mapping[str, tuple[str, ...]]
+    marks: frozenset[str]
+
+    def of(self, path: str) -> tuple[str, ...]:
+        """Return the meanings of the words of a path, in order.
+
+        Example:
+            >>> load_words(None).of("layers.self_attn.q_proj.weight")
+            ('layers', 'attention', 'query', 'weight')
+        """
+        words = plain_words(path)
+        found: list[str] = []
+        place = 0
+        while place < len(words):
+            for count in range(min(_MOST, len(words) - place), 0, -1):
+                meaning = self.meanings.get(words[place : place + count])
+                if meaning is not None:
+                    found.append(meaning)
+                    place += count
+                    break
+            else:
+                found.append(words[place])
+                place += 1
+        return tuple(found)
+
+
+@functools.lru_cache(maxsize=100_000)
+def plain_words(path: str) -> tuple[str, ...]:
+    """Return the words of a path, in lower case.
+
+    Example:
+        >>> plain_words("encoder/LayerNorm_1.q_proj")
+        ('encoder', 'layer', 'norm', '1', 'q', 'proj')
+    """
+    words = (word.lower() for word in _WORD.findall(path[:2_000]))
+    return tuple(words)[:_MAX_WORDS]
+
+
+def load_words(path: str | os.PathLike[str] | None) -> Words:
+    """Return the words that come with the library, and those of a file.
+
+    Raises:
+        MigrationError: the file cannot be read or is malformed.
+    """
+    return _merged([_shipped()] if path is None else [_shipped(), _table(path)])
+
+
+@functools.cache
+def _shipped() -> Mapping[str, Any]:
+    import tomllib  # here, because importing it takes longer than this library
+
+    text = resources.files(__package__).joinpath("synonyms.toml").read_text("utf-8")
+    document = tomllib.loads(text)
+    del document["version"]
+    return document
+
+
+def _table(path: str | os.PathLike[str]) -> Mapping[str, Any]:
+    document = _FILE.read(path)
+    _FILE.check_fields(path, document, ("words", "fused", "marks"))
+    for name, table in document.items():
+        is_sound = isinstance(table, dict) and all(
+            isinstance(texts, list) and all(isinstance(text, str) for text in texts)
+            for texts in table.values()
+        )
+        if not is_sound:
+            cure = 'Write lists of texts: query = ["q", "q proj"].'
+            _FILE.refuse(path, f"{name!r} is not a table of lists", cure)
+    return document
+
+
+def _merged(documents: Sequence[Mapping[str, Any]]) -> Words:
+    meanings: dict[tuple[str, ...], str] = {}
+    fused: dict[str, tuple[str, ...]] = {}
+    for document in documents:
+        for meaning, texts in document.get("words", {}).items():
+            for text in texts:
+                words = plain_words(text)
+                if words:
+                    meanings[words[:_MOST]] = meaning
+        for meaning, texts in document.get("fused", {}).items():
+            fused[meaning] = tuple(texts)
+    marks = (
+        each for document in documents for each in document.get("marks", {}).values()
+    )
+    return Words(meanings, fused, frozenset(itertools.chain(*marks)))

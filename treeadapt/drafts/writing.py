@@ -1,0 +1,229 @@
+"""Drafted rows as text: names for their axes, and the file with its comments."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from treeadapt.drafts.merging import open_atoms
+from treeadapt.drafts.rows import DraftAddress, DraftRow, Hole, Tokens
+
+_LETTERS = "abcdefgijkmnopqrstuwxyz"
+_COUNT = range(10**6)
+_NEAR = {  # the word before a number
+    "l": {"layer", "layers", "h", "block", "blocks", "resblocks", "transformer"},
+    "x": {"expert", "experts"},
+}
+_TEXTS = {  # what a list is of
+    "k": {"weight", "bias", "kernel", "scale", "gamma", "beta", "w", "b"},
+    "p": {"q", "k", "v", "query", "key", "value", "gate", "up", "down"},
+    "s": {"encoder", "decoder"},
+}
+_ESCAPED = re.compile(r"[\\{}*?\[]")
+_EMBEDDINGS = {"embed", "embedding", "embeddings", "wte", "head", "classifier", "vocab"}
+_HEADS = {
+    "attn",
+    "attention",
+    "self",
+    "q",
+    "k",
+    "v",
+    "o",
+    "query",
+    "key",
+    "value",
+    "qkv",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class WrittenRow:
+    """A row as ``Migration`` takes it, and what it was.
+
+    Attributes:
+        sources: addresses.
+        targets: addresses.
+        operations: beside the targets.
+        row: what it says.
+    """
+
+    sources: tuple[str, ...]
+    targets: tuple[str, ...]
+    operations: dict[str, Any]
+    row: DraftRow
+
+
+def written(rows: Sequence[DraftRow]) -> tuple[list[WrittenRow], dict[str, int]]:
+    """Return the rows as text, and the sizes that no shape gives."""
+    sizes: dict[str, int] = {}
+    names: dict[int, str] = {}
+    for row in rows:
+        for atom in open_atoms(row):
+            size = row.sizes[atom]
+            if size not in names:
+                near = ["two"] if size == 2 else []
+                free = (n for n in (*near, *"dijkmn") if n not in sizes)
+                names[size] = next(free, f"size{size}")
+                sizes[names[size]] = size
+    texts = []
+    for row in rows:
+        fixed = {atom: names[row.sizes[atom]] for atom in open_atoms(row)}
+        texts.append(_written(row, _names(row, fixed, {*sizes})))
+    return texts, sizes
+
+
+def _words(tokens: Tokens) -> set[str]:
+    return {token.lower() for token in tokens if isinstance(token, str)} | {
+        text.lower()
+        for token in tokens
+        if isinstance(token, Hole)
+        for text in token.texts
+    }
+
+
+def _names(row: DraftRow, fixed: dict[int, str], reserved: set[str]) -> dict[int, str]:
+    """Return a name for each atom of a row."""
+    names = dict(fixed)
+
+    def give(atom: int, *wishes: str) -> None:
+        if atom in names:
+            return
+        free = (
+            name
+            for name in itertools.chain(wishes, _LETTERS, map("n{}".format, _COUNT))
+            if name not in reserved and name not in names.values()
+        )
+        names[atom] = next(free)
+
+    for place in row.places:
+        before = ""
+        for token in place.tokens:
+            if isinstance(token, Hole):
+                for atom, wish in _wishes(token, before):
+                    give(atom, *wish)
+            elif token.isalpha():
+                before = token.lower()
+    words = set().union(*(_words(place.tokens) for place in row.places))
+    source, *_ = row.places
+    many = next(
+        (axis for place in row.places for axis in place.axes if len(axis) > 1), ()
+    )
+    for part in many:
+        for atom, wish in zip(
+            part, "hd" if len(part) == 2 else "f" * len(part), strict=False
+        ):
+            give(atom, wish, "k")
+    composed = [
+        part
+        for place in row.places
+        for axis in place.axes
+        for part in axis
+        if len(part) > 1 and len(axis) == 1
+    ]
+    for part in composed:
+        if words & _HEADS:
+            give(part[0], "h", "k")
+            give(part[-1], "d")
+    plain = [atom for axis in source.axes for part in axis for atom in part]
+    plain = [atom for atom in plain if atom not in names]
+    if len(plain) == 4:
+        wishes = "ochw"
+    elif len(plain) == 3 and not composed:
+        wishes = "oct"
+    elif len(plain) == 2 and words & _EMBEDDINGS:
+        wishes = "ve"
+    elif len(plain) == 2:
+        wishes = "oi"
+    else:
+        wishes = "e" * len(plain)
+    for atom, wish in zip(plain, wishes, strict=False):
+        give(atom, wish)
+    for atom in sorted(row.sizes):
+        give(atom, "e")
+    return names
+
+
+def _wishes(hole: Hole, before: str) -> Iterator[tuple[int, Sequence[str]]]:
+    if len(hole.atoms) > 1:
+        for atom, wish in zip(hole.atoms, "bi", strict=False):
+            yield atom, wish
+        return
+    (atom,) = hole.atoms
+    if hole.texts:
+        own = {word.lower() for word in hole.texts}
+        yield atom, [*(name for name, of in _TEXTS.items() if own <= of), *"pnmk"]
+    else:
+        yield atom, [*(name for name, of in _NEAR.items() if before in of), *"nl"]
+
+
+def _written(row: DraftRow, names: dict[int, str]) -> WrittenRow:
+    is_plain = len(row.sources) == len(row.targets) == 1 and _is_renaming(row)
+    sources, targets = (
+        tuple(_address(each, names, row, with_axes=not is_plain) for each in side)
+        for side in (row.sources, row.targets)
+    )
+    operations: dict[str, Any] = {}
+    if row.offset:
+        operations["offset"] = row.offset
+    if row.cast:
+        operations["cast"] = list(row.cast)
+    return WrittenRow(sources, targets, operations, row)
+
+
+def _is_renaming(row: DraftRow) -> bool:
+    """Return whether each array stays as it is."""
+    source, target = row.places
+    holes = [
+        [token for token in place.tokens if isinstance(token, Hole)]
+        for place in (source, target)
+    ]
+    atoms = [{atom for hole in own for atom in hole.atoms} for own in holes]
+    is_one = all(len(hole.atoms) == 1 for own in holes for hole in own)
+    # A list of numbers of its own in each path is read as such only in axes.
+    return source.axes == target.axes and atoms[0] == atoms[1] and is_one
+
+
+def _address(
+    place: DraftAddress, names: dict[int, str], row: DraftRow, *, with_axes: bool
+) -> str:
+    path = "".join(_token(token, names, row, place) for token in place.tokens)
+    path = path.replace(" : ", r" \: ")
+    if not with_axes:
+        return path
+    return f"{path} : {' '.join(_axis(axis, names) for axis in place.axes)}"
+
+
+def _token(
+    token: str | Hole, names: dict[int, str], row: DraftRow, place: DraftAddress
+) -> str:
+    if isinstance(token, str):
+        return _ESCAPED.sub(lambda found: "\\" + found[0], token)
+    if len(token.atoms) > 1:
+        return f"{{({' '.join(names[atom] for atom in token.atoms)})}}"
+    name = names[token.atoms[0]]
+    is_same = all(token.texts == each for each in _lists(row, token.atoms[0]))
+    may_lack = token.atoms[0] in row.bare or place in row.targets
+    if token.is_text and is_same and may_lack:
+        return f"{{{name}}}"
+    if token.texts:
+        texts = (re.sub(r"[\\{},]", r"\\\g<0>", text) for text in token.texts)
+        return f"{{{name}={','.join(texts)}}}"
+    return f"{{{name}+{token.shift}}}" if token.shift else f"{{{name}}}"
+
+
+def _lists(row: DraftRow, atom: int) -> Iterator[tuple[str, ...]]:
+    for place in row.places:
+        for token in place.tokens:
+            if isinstance(token, Hole) and token.atoms == (atom,):
+                yield token.texts
+
+
+def _axis(axis: Sequence[tuple[int, ...]], names: dict[int, str]) -> str:
+    parts = []
+    for part in axis:
+        text = " ".join(names[atom] for atom in part)
+        parts.append(text if len(part) == 1 else f"({text})" if part else "1")
+    return parts[0] if len(parts) == 1 else f"[{' '.join(parts)}]"
