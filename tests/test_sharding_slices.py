@@ -188,3 +188,41 @@ def test_a_param_that_is_called_like_some_layers_is_a_param():
     ):
         found = ta.to_flat_dict(ta.opt_state_shardings(tx, params, specs))
         assert found[name] == spec
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [ta.per_layer(adam, {"blocks": 0}), optax.scale_by_lbfgs(3)],
+    ids=["per_layer", "a memory that is made of nothing"],
+)
+def test_slices_are_carried_to_the_mesh_and_train_there(tx):
+    params = params_on("Auto", P("data", "model", None))
+    state = from_layer(tx, 4).init(params)
+    _, state = stepping(from_layer(tx, 4))(params, state)
+    other = from_layer(tx, 2)
+    carried, _ = ta.carry_state(other, params, state)
+    alone = [
+        path
+        for path, leaf in ta.to_flat_dict(carried).items()
+        if leaf.committed and len(leaf.sharding.device_set) == 1
+    ]
+    assert alone == []
+    stepping(other)(params, carried)
+
+
+def test_slices_are_carried_to_another_mesh():
+    params = params_on("Auto", P("data", "model", None))
+    state = from_layer(adam, 4).init(params)
+    mesh = jax.make_mesh(
+        (2,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[6:]
+    )
+    specs = {"blocks/w": P("data", None, None), "head": P()}
+    there = jax.device_put(params, ta.named_shardings(params, specs, mesh))
+    tx = from_layer(adam, 2)
+    carried, report = ta.carry_state(tx, there, state)
+    assert len(report.carried) == 5
+    mu = carried.inner_states["a"][0].mu["blocks/{2..7}/w"]
+    assert mu.sharding.is_equivalent_to(there["blocks"]["w"].sharding, 3)
+    # What is carried whole is the saved object, where it is.
+    placed = jax.device_put(carried, ta.opt_state_shardings(tx, there))
+    stepping(tx)(there, placed)

@@ -109,3 +109,11 @@ ARRAY_CLASSES = (
     jax.ShapeDtypeStruct,
 )
 _FLOAT0 = np.dtype([("float0", np.void, 0)])
+
+
+def is_placed(value: Any) -> bool:
+    """Return whether a value is an array that was put on certain devices."""
+    is_concrete = isinstance(value, jax.Array) and not isinstance(
+        value, jax.core.Tracer
+    )
+    return is_concrete and value.committed

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from treeadapt.arrays import is_placed
 from treeadapt.carry.slots import Slot, axes_of_layers, below
 from treeadapt.slices import boxes, read_slice_key, slice_key
 from treeadapt.transforms import cuts
@@ -214,7 +215,17 @@ def fill(leaf: Any, parts: Sequence[tuple[AxisNumbers, Any]]) -> Any:
         leaf = zeros(leaf.shape, parts[0][1])
     if any(isinstance(part, jax.ShapeDtypeStruct) for _, part in parts):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-    return cuts.put(leaf, [(_named(piece), part) for piece, part in parts])
+    return cuts.put(
+        leaf, [(_named(piece), _beside(leaf, part)) for piece, part in parts]
+    )
+
+
+def _beside(leaf: Any, part: Any) -> Any:
+    """Return a piece of a leaf on the devices of the leaf, if that was put on some."""
+    are_placed = is_placed(leaf) and is_placed(part)
+    if not are_placed or leaf.sharding.device_set == part.sharding.device_set:
+        return part
+    return jax.device_put(part, _sharding_of(part.shape, leaf) or leaf.sharding)
 
 
 def _named(piece: AxisNumbers) -> cuts.Piece:
@@ -227,13 +238,19 @@ def zeros(shape: Sequence[int], like: Any) -> Any:
         return jax.ShapeDtypeStruct(tuple(shape), like.dtype)
     if isinstance(like, np.ndarray):
         return np.zeros(shape, like.dtype)
-    device: Any = getattr(like, "sharding", None)
-    is_alike = isinstance(device, NamedSharding) and like.ndim == len(shape)
-    if isinstance(like, jax.core.Tracer) or not is_alike:
+    if isinstance(like, jax.core.Tracer):
         return jnp.zeros(shape, like.dtype)
-    sizes = zip(device.spec, like.shape, shape, strict=False)
+    return jnp.zeros(shape, like.dtype, device=_sharding_of(shape, like))
+
+
+def _sharding_of(shape: Sequence[int], like: Any) -> NamedSharding | None:
+    """Return the sharding of an array on a mesh for one of another shape."""
+    sharding: Any = getattr(like, "sharding", None)
+    if not isinstance(sharding, NamedSharding) or like.ndim != len(shape):
+        return None
+    sizes = zip(sharding.spec, like.shape, shape, strict=False)
     spec = PartitionSpec(*(entry if old == new else None for entry, old, new in sizes))
-    return jnp.zeros(shape, like.dtype, device=device.update(spec=spec))
+    return sharding.update(spec=spec)
 
 
 def joined_names(names: Iterable[str]) -> list[str]:

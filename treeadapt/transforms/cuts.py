@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from treeadapt.arrays import is_array
+from treeadapt.arrays import is_array, is_placed
 from treeadapt.errors import PathCollisionError
 from treeadapt.selection.stacks import PerLayer
 from treeadapt.selection.whole import Cut, WholeTree
@@ -199,8 +199,8 @@ def put(rest: Any, held: Sequence[tuple[Piece, Any]]) -> Any:
         else:
             first.append((piece.places[0], part))
     array = _put_axis(array, axis, first) if first else array
-    if isinstance(array, jax.core.Tracer) or not isinstance(rest, jax.Array):
-        return array
+    if isinstance(array, jax.core.Tracer) or not is_placed(rest):
+        return array  # where the pieces are, if the rest may be anywhere
     # Not compiled, JAX gathers what it puts together along a sharded axis.
     same = rest.sharding == array.sharding
     return array if same else jax.device_put(array, rest.sharding)

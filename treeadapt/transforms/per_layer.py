@@ -32,10 +32,8 @@ from treeadapt.transforms.partition import (
     require_layers,
     update_groups,
 )
+from treeadapt.transforms.placing import Part, in_place, param_of, shapes_of
 from treeadapt.trees.views import view_tree
-
-#: Paths of leaves with the same stacks, and the axes along which each holds layers.
-Part = dict[str, tuple[StackAxis, ...]]
 
 #: What cannot run on each layer by itself, by the class of its state.
 _REFUSED = {
@@ -78,7 +76,8 @@ def per_layer(tx: Any, stacks: Any) -> optax.GradientTransformationExtraArgs:
         same for all layers at the start and after an update is there once. (Where an
         update needs extra arguments other than ``value``, counts are stacked too.)
         Extra arguments shaped like the params are divided into layers; all layers
-        share the others.
+        share the others. State and updates are sharded as the params, statistics along
+        the axis of the layers; meshes may have Auto or Explicit axes.
 
     Raises:
         StackError: ``stacks`` is malformed; or (by ``init``) an array lacks the axis,
@@ -105,7 +104,7 @@ def per_layer(tx: Any, stacks: Any) -> optax.GradientTransformationExtraArgs:
         layers = list(map(one_layer, whole.view.leaves, axes))
         whole.layers = view_tree(whole.view.rebuild(layers))
         stored = dict(zip(whole.view.plan.paths, axes, strict=True))
-        found: dict[str, Part] = {}
+        found: dict[str, dict[str, tuple[StackAxis, ...]]] = {}
         for path in flat:
             own = stored[whole.stored_path(path)]
             key = own[-1].key if own else rest
@@ -184,14 +183,15 @@ def _mapped(
     tx: optax.GradientTransformationExtraArgs, part: Part
 ) -> optax.GradientTransformationExtraArgs:
     """Return ``tx`` on each layer of some leaves: one ``vmap`` for each stack."""
-    for level in reversed(range(len(next(iter(part.values()))))):
+    levels = len(next(iter(part.values())))
+    for level in reversed(range(levels)):
         axes, size = {}, 0
         for path, own in part.items():
             _, axis, size = own[level]
             # The axes of the stacks around it are gone by then.
             axes[path] = axis - sum(outer.axis < axis for outer in own[:level])
         tx = _over(tx, axes, size)
-    return tx
+    return in_place(tx, part) if levels else tx
 
 
 def _over(
@@ -202,7 +202,7 @@ def _over(
     def init(params: Any) -> Any:
         like = fast_params(params)
         ins = _ins(params, like, axes)
-        differ = _that_differ(tx, _shapes(params), ins, axes, size)
+        differ = _that_differ(tx, shapes_of(params), ins, axes, size)
 
         def place(keys: Any, leaf: Any) -> int | None:
             return _place(keys, leaf.ndim, like, axes) if keys in differ else None
@@ -244,11 +244,6 @@ def _is_flat(value: Any, updates: FlatDict) -> bool:
     return is_flat and all(map(is_array, value.values()))
 
 
-def _shapes(tree: Any) -> Any:
-    """Return shapes and dtypes, without shardings."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
-
-
 def _that_differ(
     tx: Any, params: Any, ins: Sequence[int | None], axes: Mapping[str, int], size: int
 ) -> set[Any]:
@@ -261,7 +256,7 @@ def _that_differ(
     places = [keys for keys, _ in jtu.tree_leaves_with_path(first)]
     leaves, structure = _jax.flatten(first)
     found = _batched(tx.init, (params,), ins, size)
-    found |= {keys for keys in places if _param(keys, axes) is not None}
+    found |= {keys for keys in places if param_of(keys, axes) is not None}
 
     def step(params: Any, state: Any) -> Any:
         return tx.update(fast_params(params), state, params, value=jnp.float32(1))[1]
@@ -343,7 +338,7 @@ def _layers(tree: Any, ins: Sequence[int | None]) -> Any:
 def _ins(tree: Any, like: FlatDict, axes: Mapping[str, int]) -> list[int | None]:
     """Return the axis of the layers in each leaf that is shaped like its param."""
     found = [
-        (_param(keys, axes), leaf) for keys, leaf in jtu.tree_leaves_with_path(tree)
+        (param_of(keys, axes), leaf) for keys, leaf in jtu.tree_leaves_with_path(tree)
     ]
     return [
         axes[path] if path is not None and leaf.shape == like[path].shape else None
@@ -361,13 +356,7 @@ def _place(keys: Any, rank: int, like: FlatDict, axes: Mapping[str, int]) -> int
         like: the params.
         axes: of the layers in these.
     """
-    path = _param(keys, axes)
+    path = param_of(keys, axes)
     if path is None or rank < like[path].ndim - 1:
         return 0
     return axes[path] + rank - (like[path].ndim - 1)
-
-
-def _param(keys: Any, axes: Mapping[str, int]) -> str | None:
-    """Return the path of the param to which a leaf of a state belongs."""
-    names = [key.key for key in keys if isinstance(key, jtu.DictKey)]
-    return next((name for name in reversed(names) if name in axes), None)

@@ -1,0 +1,218 @@
+"""Placing: state and updates of stacks stay on the devices of their params.
+
+``zeros_like`` keeps the sharding of an array; under ``jax.vmap`` it sees no array, and
+what it makes is on the first device. And over Explicit axes of a mesh, ``vmap`` wants
+all arrays sharded alike along the axis of the layers. Here ``init`` makes state in its
+place, ``update`` leaves it there, and inside them the axes of a mesh are Auto.
+See ``per_layer`` for what is mapped, ``sharding.state`` for states as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.tree_util as jtu
+import optax
+from jax.sharding import (
+    AbstractMesh,
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    Sharding,
+)
+
+from treeadapt import _jax
+from treeadapt.arrays import is_array, is_placed
+from treeadapt.selection.stacks import StackAxis
+from treeadapt.transforms.flat import FlatDict, fast_params
+
+#: Paths of leaves with the same stacks, and the axes along which each holds layers.
+Part = Mapping[str, tuple[StackAxis, ...]]
+
+
+def in_place(
+    tx: optax.GradientTransformationExtraArgs, part: Part
+) -> optax.GradientTransformationExtraArgs:
+    """Return ``tx``, whose state and updates are where the params are.
+
+    Args:
+        tx: runs on the layers of a flat dict.
+        part: the keys of that dict.
+    """
+
+    def init(params: Any) -> Any:
+        leaves, like = jax.tree.leaves(params), fast_params(params)
+        mesh, placed = _explicit_mesh(leaves), list(filter(is_placed, leaves))
+        if mesh is None and not placed:
+            return tx.init(params)
+        run, shapes = tx.init, jax.eval_shape(tx.init, shapes_of(params))
+        if not jax.tree.leaves(shapes):
+            return shapes  # a state without arrays
+        if mesh is not None:
+            types = {path: _of_type(leaf, mesh) for path, leaf in like.items()}
+            run = _on_auto_axes(run, mesh, _of_state(shapes, like, types, part))
+        if not placed or any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            return run(params)
+        shardings = {p: leaf.sharding for p, leaf in like.items() if is_placed(leaf)}
+        targets = _of_state(shapes, like, shardings, part)
+        if len({frozenset(leaf.sharding.device_set) for leaf in placed}) > 1:
+            state, structure = _jax.flatten(run(params))
+            return structure.unflatten(map(_put, state, targets))
+        # Compiled, so that no device ever holds more than its part.
+        out_shardings = _jax.flatten(shapes)[1].unflatten(targets)
+        return jax.jit(run, out_shardings=out_shardings)(params)
+
+    def update(
+        updates: FlatDict, state: Any, params: Any | None = None, **extra: Any
+    ) -> tuple[Any, Any]:
+        mesh = _explicit_mesh(jax.tree.leaves((updates, state, params)))
+        if mesh is None:
+            new = tx.update(updates, state, params, **extra)
+            old = _counterparts(new, updates, state, part)
+            targets = [leaf.sharding if is_placed(leaf) else None for leaf in old]
+            leaves, structure = _jax.flatten(new)
+            return structure.unflatten(map(_put, leaves, targets))
+        values, structure = _jax.flatten(extra)
+        arrays = {i: value for i, value in enumerate(values) if is_array(value)}
+
+        def run(updates: Any, state: Any, params: Any, arrays: Any) -> Any:
+            every = [arrays.get(i, value) for i, value in enumerate(values)]
+            return tx.update(updates, state, params, **structure.unflatten(every))
+
+        args = (updates, state, params, arrays)
+        old = _counterparts(jax.eval_shape(run, *shapes_of(args)), updates, state, part)
+        return _on_auto_axes(run, mesh, [_of_type(leaf, mesh) for leaf in old])(*args)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def param_of(keys: Any, paths: Mapping[str, Any]) -> str | None:
+    """Return the path of the param to which a leaf of a state belongs."""
+    names = [key.key for key in keys if isinstance(key, jtu.DictKey)]
+    return next((name for name in reversed(names) if name in paths), None)
+
+
+def shapes_of(tree: Any) -> Any:
+    """Return arrays as shapes and dtypes, without shardings."""
+
+    def shape(leaf: Any) -> Any:
+        if is_array(leaf):
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+        return leaf
+
+    return jax.tree.map(shape, tree)
+
+
+def _put(leaf: Any, target: Sharding | None) -> Any:
+    """Put an array where it belongs; not, if that is anywhere."""
+    if target is None or isinstance(leaf, jax.core.Tracer):
+        return leaf
+    is_there = is_placed(leaf) and leaf.sharding.is_equivalent_to(target, leaf.ndim)
+    return leaf if is_there else jax.device_put(leaf, target)
+
+
+def _explicit_axes(mesh: Mesh | AbstractMesh) -> tuple[Any, ...]:
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return tuple(name for name, kind in kinds if kind == AxisType.Explicit)
+
+
+def _explicit_mesh(leaves: Sequence[Any]) -> Mesh | AbstractMesh | None:
+    """Return the mesh of the first array that has one with Explicit axes."""
+    for leaf in leaves:
+        if isinstance(leaf, jax.Array):
+            of_type: AbstractMesh = jax.typeof(leaf).sharding.mesh
+            if _explicit_axes(of_type):
+                sharding = None if isinstance(leaf, jax.core.Tracer) else leaf.sharding
+                return getattr(sharding, "mesh", of_type)
+    return None
+
+
+def _of_type(leaf: Any, mesh: Mesh | AbstractMesh) -> NamedSharding:
+    """Return how an array is sharded over Explicit axes; not at all, if it is none."""
+    spec = jax.typeof(leaf).sharding.spec if isinstance(leaf, jax.Array) else ()
+    return NamedSharding(mesh, PartitionSpec(*spec))
+
+
+def _on_auto_axes(
+    fn: Callable[..., Any], mesh: Mesh | AbstractMesh, targets: Sequence[NamedSharding]
+) -> Callable[..., Any]:
+    """Return ``fn``, inside which Explicit axes are Auto.
+
+    Args:
+        fn: function of arrays.
+        mesh: that of the axes.
+        targets: how each leaf of its result is sharded over them.
+    """
+
+    def run(*args: Any) -> Any:
+        structure: Any = None
+
+        def flat(*args: Any) -> list[Any]:
+            nonlocal structure
+            leaves, structure = _jax.flatten(fn(*args))
+            return leaves
+
+        axes = _explicit_axes(mesh)
+        leaves = jax.sharding.auto_axes(flat, axes=axes, out_sharding=[*targets])(*args)
+        return structure.unflatten(leaves)
+
+    return run
+
+
+def _of_state(
+    state: Any, params: FlatDict, shardings: Mapping[str, Sharding], part: Part
+) -> list[Any]:
+    """Return where each leaf of a state belongs; None for anywhere.
+
+    A leaf of the shape of its param is where the param is. Other statistics of it are
+    sharded as the param along the axes of the layers, and what is of no param is whole.
+
+    Args:
+        state: abstract.
+        params: its params.
+        shardings: of those that are on certain devices, by path.
+        part: the axes of the layers in the params.
+    """
+    some = next(iter(shardings.values()))
+
+    def target(keys: Any, leaf: Any) -> Sharding | None:
+        path = param_of(keys, part)
+        param: Any = None if path is None else params[path]
+        sharding = some if path is None else shardings.get(path)
+        if param is not None and leaf.shape == param.shape:
+            return sharding
+        if not isinstance(sharding, NamedSharding):
+            is_single = sharding is not None and sharding.num_devices == 1
+            return sharding if is_single else None
+        entries: list[Any] = [None] * leaf.ndim
+        for level, (_, axis, size) in enumerate(() if path is None else part[path]):
+            place = level if leaf.ndim < param.ndim else axis + leaf.ndim - param.ndim
+            if leaf.shape[place] == size:
+                entries[place] = [*sharding.spec, *[None] * param.ndim][axis]
+        return NamedSharding(sharding.mesh, PartitionSpec(*entries))
+
+    return [target(*each) for each in jtu.tree_leaves_with_path(state)]
+
+
+def _counterparts(new: Any, updates: Any, state: Any, part: Part) -> list[Any]:
+    """Return the old leaf of the same shape for each new one; None where there is none.
+
+    Args:
+        new: the updates and the state that a transformation returned.
+        updates: those that it got.
+        state: the one that it got.
+        part: the paths of the updates.
+    """
+    old_updates = fast_params(updates)
+    old_state = dict(jtu.tree_leaves_with_path(state))
+
+    def counterpart(keys: Any, leaf: Any) -> Any:
+        path = param_of(keys, part)
+        is_update = keys[0].idx == 0
+        old: Any = old_updates.get(path) if is_update else old_state.get(keys[1:])
+        return old if is_array(old) and old.shape == leaf.shape else None
+
+    return [counterpart(*each) for each in jtu.tree_leaves_with_path(new)]
