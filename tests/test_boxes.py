@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -118,7 +120,52 @@ def test_a_lenient_load_that_restores_nothing_says_so(tmp_path):
             ta.load(tmp_path / "x", target, strict=False)["kernel"] is target["kernel"]
         )
     assert "'kernel'" in str(caught[0].message)
+    assert str(caught[0].message).endswith(
+        "Pass migration= to give what is stored other names and axes."
+    )
     assert caught[0].filename == __file__
+
+
+def test_a_lenient_load_names_the_leaves_that_it_leaves(tmp_path):
+    layers = {f"h_{n}": np.ones(2) for n in range(40)}
+    names = [f"misnamed {name}" for name in ("a", "b", "c")]
+    ta.save(tmp_path / "x", {"w": np.ones(2), "head": np.ones(3), "old": np.ones(1)})
+    target = {"w": np.zeros(2), "head": np.zeros(4), **layers}
+    target |= dict.fromkeys(names, np.zeros(1))
+    with pytest.warns(ta.TreeAdaptWarning, match="Not loaded from") as caught:
+        found = ta.load(tmp_path / "x", target, strict=False)
+    assert found["w"].tolist() == [1, 1]
+    assert found["head"] is target["head"]
+    text = str(caught[0].message)
+    for name in ("head", "h_{0..39}", *names):
+        assert repr(name) in text.splitlines()[0]
+    assert "'head': float64[3], the target has float64[4]" in text
+    assert "migration=" not in text
+    assert len(text) < 1_500
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ta.load(tmp_path / "x", target, where="w", strict=False)
+        ta.load(tmp_path / "x", {"w": np.zeros(2)}, strict=False)  # leaves out others
+
+
+def test_a_load_that_fits_nowhere_names_what_helps(tmp_path):
+    params = {"w": jnp.ones(2)}
+    ta.save(tmp_path / "x", params)
+    with pytest.raises(ta.CheckpointError, match="Pass migration= to give") as caught:
+        ta.load(tmp_path / "x", {"kernel": jnp.ones(2)})
+    assert "carry_state" not in str(caught.value)
+    with pytest.raises(ta.CheckpointError) as caught:
+        ta.load(tmp_path / "x", {"w": jnp.ones(2, jnp.bfloat16)})
+    assert "migration=" not in str(caught.value)
+    state = {"params": params, "opt": optax.adam(1e-3).init(params)}
+    ta.save(tmp_path / "y", state)
+    other = {"params": params, "opt": optax.sgd(1e-3, momentum=0.9).init(params)}
+    with pytest.raises(ta.CheckpointError) as caught:
+        ta.load(tmp_path / "y", other)
+    text = "'opt/0/trace/w' is in the state of an optimizer: treeadapt.carry_state"
+    assert text in str(caught.value)
+    with pytest.warns(ta.TreeAdaptWarning, match="carry_state"):
+        ta.load(tmp_path / "y", other, strict=False)
 
 
 def test_carry_state_takes_a_state_in_boxes(tmp_path):

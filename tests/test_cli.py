@@ -1016,9 +1016,67 @@ def test_lint_finds_every_problem_of_a_migration(old, migration, tmp_path):
         "4 findings in 13 arrays.",
     ]
     found = json.loads(run("lint", old, *more, migration, "--format", "json", code=1))
-    assert found[0] == {"kind": "missing", "rule": None, "text": "nothing fills: 'x'"}
+    missing = {"kind": "missing", "rule": None, "text": "nothing fills: 'x'"}
+    assert found[0] == missing | {"row": None}
+    assert [each["row"] for each in found] == [None, 3, 3, 1]
     text = run("lint", old, *more, migration, "--format", "github", code=1)
     assert text.startswith(f"::error file={migration},title=missing row::nothing fills")
+
+
+def toml_rows(rows, write=json.dumps):
+    """Write rows as tables, a comment that looks like a row before them."""
+    lines = ["version = 1", '# from = "gone : x"']
+    for row in rows:
+        lines += ["", "[[rows]]", *(f"{k} = {write(row[k])}" for k in reversed(row))]
+    return "\n".join(lines)
+
+
+FORMS = {
+    "tables": toml_rows,
+    "literal": lambda rows: toml_rows(rows, "'{}'".format),
+    "lists": lambda rows: toml_rows([{k: [v] for k, v in r.items()} for r in rows]),
+    "inline": lambda rows: (
+        "version = 1\nrows = [\n"
+        + ", # one\n".join(json.dumps(row).replace('": ', '" = ') for row in rows)
+        + "]\n"
+    ),
+    "json": lambda rows: json.dumps({"version": 1, "rows": rows}, indent=1),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("reverse", [False, True])
+def test_an_annotation_is_at_the_line_of_its_row(form, reverse, tmp_path):
+    path, target = tmp_path / "x.safetensors", tmp_path / "y.safetensors"
+    rows = [
+        {"from": "h.0.q : e", "to": "h.2.q : e"},
+        {"from": "h.2.q : e", "to": "h.0.q : e"},
+        {"from": "é gone", "to": "é come"},
+        {"from": "a : e", "to": "b : e"},
+        {"drop": "mask"},
+        {"from": "h.{l}.k : e", "to": "k : l e"},
+    ]
+    names = ("h.0.q", "h.2.q", "b" if reverse else "a", *(() if reverse else ("mask",)))
+    keys = ("k",) if reverse else ("h.0.k", "h.2.k")
+    ta.save(path, {name: np.ones(2) for name in (*names, *keys)})
+    ta.save(target, {"h.0.q": np.ones(3), "h.2.q": np.ones(2)})
+    file = tmp_path / f"table.{'json' if form == 'json' else 'toml'}"
+    file.write_text(FORMS[form](rows), "utf-8")
+    more = ("--reverse",) if reverse else ()
+    args = (path, target, "--migration", file, "--format", "github", *more)
+    head = re.compile(r"""(\{|^\s*)['"]?(from|drop)['"]? ?[=:]""")
+    typed = file.read_text("utf-8").splitlines()
+    lines = [number for number, text in enumerate(typed, 1) if head.search(text)]
+    assert len(lines) == len(rows)
+    found: dict[str, list[int]] = {}
+    for text in run("lint", *args, code=1).splitlines():
+        place, kind = text.split("::")[1].split(",title=")
+        number = int(place.partition(",line=")[2] or 0)
+        found.setdefault(kind, []).append(lines.index(number) + 1 if number else 0)
+    assert found["unused row"] == [3]
+    assert found["misfit row"] == [1 if reverse else 2]
+    assert 4 in found["extra row"]
+    assert reverse or found["torn row"] == [6]
 
 
 def test_lint_can_ignore_that_only_dtypes_differ(tmp_path):

@@ -109,11 +109,13 @@ class Finding:
             ``lint`` finds besides.
         rule: number of the rule, from 1; None for leaves without one, and migrations.
         text: what is wrong, and how it may be cured.
+        row: number of the row of a migration that makes it, from 1.
     """
 
     kind: str
     rule: int | None
     text: str
+    row: int | None = None
 
     @property
     def line(self) -> str:

@@ -190,7 +190,7 @@ def _params_and_rows(
         if last(prefix) in fields
         for path in (stored(tail), *above(stored(tail)))
     )
-    taken, _ = assign([row.sources for row in rows], [*tails], Problems())
+    taken, _ = assign(rows, [*tails], Problems())
     owners = {
         each.path: (place, each) for place, own in enumerate(taken) for each in own
     }
@@ -343,7 +343,7 @@ class _Mover:
                     "are not updated as one."
                 )
         if problems.found:
-            reason = "; ".join(text for _, text in problems.each())
+            reason = "; ".join(text for _, text, _ in problems.each())
             lost = (whole.names for whole in left.values())
             self.made.leave(itertools.chain(*lost), reason)
 
@@ -400,12 +400,12 @@ class _Mover:
         if place not in self.before and not (row.drops or row.lost or row.function):
             values = dataclasses.replace(row.values, cast=())
             back = dataclasses.replace(row, values=values).reversed()
-            (taken,), _ = assign([back.sources], [*self.params], Problems())
+            (taken,), _ = assign([back], [*self.params], Problems())
             sizes = self.migration.sizes
             maker = GroupMaker(back, place, sizes, self.params, None, Problems())
             groups = [group.specs for group in maker.groups(taken)]
             olds = {path: specs for specs in groups for path in specs}
-            (taken,), _ = assign([row.sources], [*olds], Problems())
+            (taken,), _ = assign([row], [*olds], Problems())
             self.before[place] = {own.path: (own, olds[own.path]) for own in taken}
         return self.before.get(place, {})
 

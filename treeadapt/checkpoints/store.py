@@ -14,13 +14,14 @@ import dataclasses
 import itertools
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
 import numpy as np
 
 from treeadapt.arrays import is_array
+from treeadapt.carry.optax_fields import is_state_class
 from treeadapt.checkpoints.common import Leaf, Stored, as_tree, nested, reported
 from treeadapt.checkpoints.files import (
     read_arrays,
@@ -49,7 +50,7 @@ from treeadapt.errors import (
     TreeAdaptWarning,
 )
 from treeadapt.migrations.migration import Migration
-from treeadapt.names import listing, plural
+from treeadapt.names import fold, listing, plural
 from treeadapt.selection.selectors import select
 from treeadapt.trees.views import TreeView, view_tree
 
@@ -183,10 +184,10 @@ def load(
             and ``strict`` are; only what the selected leaves are made of is read. What
             ``new=`` fills with zeros counts as stored.
         strict: refuse unless all that is selected fits. Without it, leaves that are
-            missing, misshaped or retyped stay as they are in ``target``, and what is
-            unexpected is left out: ``load_report`` lists them. A warning says if that
-            leaves nothing to load. The rows of a migration must fit anyway, and so
-            must what their functions make, which is known too late for the report.
+            missing, misshaped or retyped stay as they are in ``target``, which a
+            warning lists, and what is unexpected is left out: ``load_report`` lists
+            all. The rows of a migration must fit anyway, and so must what their
+            functions make, which is known too late for the report.
         cast: turn arrays into the dtypes of ``target``, integers into floating-point
             numbers too but not back. A value that becomes infinite, and an integer that
             the new dtype does not hold exactly, is an error.
@@ -252,16 +253,18 @@ def _filled(
         made = dict(likes)
         report = _report(view, source, where, cast=cast)
         name = listing([str(stored.path)])
+        advice = _advice(view, report, migrates=migration is not None)
         if strict and not report.fits:
-            _refuse(name, source, report, migrates=migration is not None, cast=cast)
+            _refuse(name, source, report, advice, migration, cast=cast)
         source.problems.raise_any()
-        if not report.restored and not report.fits:
-            warnings.warn(
-                f"Nothing was loaded from {name}, because no leaf of the target fits.\n"
-                f"{report}",
-                TreeAdaptWarning,
-                stacklevel=3,
-            )
+        left = _unfilled(report)
+        if left or not (report.restored or report.fits):
+            seen = f"Nothing was loaded from {name}, because no leaf of the target fits"
+            if report.restored:
+                names = listing(fold(left), limit=_SHOWN)
+                seen = f"Not loaded from {name}, and left as they are: {names}"
+            lines = [f"{seen}.", str(report), *advice]
+            warnings.warn("\n".join(lines), TreeAdaptWarning, stacklevel=3)
         table = source.stored.table
         places = {
             one: sharding_to_read(one, table[one], made[one]) for one in report.restored
@@ -416,7 +419,13 @@ def _report(view: TreeView, source: Source, where: Any, *, cast: bool) -> LoadRe
 
 
 def _refuse(
-    name: str, source: Source, report: LoadReport, *, migrates: bool, cast: bool
+    name: str,
+    source: Source,
+    report: LoadReport,
+    advice: Sequence[str],
+    migration: Migration | None,
+    *,
+    cast: bool,
 ) -> None:
     """Raise because a checkpoint does not fit a target, with all that is wrong."""
     lines = [f"The checkpoint {name} does not fit the target."]
@@ -425,15 +434,42 @@ def _refuse(
     cure = "choose leaves with where=, or pass strict=False."
     if report.retyped and not cast:
         cure = f"pass cast=True to convert dtypes, {cure}"
-    if not migrates:
-        lines.append(f"{cure[0].upper()}{cure[1:]}")
+    if migration is None:
+        lines += [*advice, f"{cure[0].upper()}{cure[1:]}"]
         raise CheckpointError("\n".join(lines))
     wrong = [*report.misshaped, *report.retyped, *report.unexpected]
     lines += made_of(source.stored, wrong)[:_SHOWN]
     if source.problems.found:  # strict=False does not help
         cure = "or pass the checkpoint and the target that it is for."
-    lines.append(f"Change the migration, {cure}")
+    lines += [*advice, f"Change the migration, {cure}"]
     raise MigrationError("\n".join(lines))
+
+
+def _advice(view: TreeView, report: LoadReport, *, migrates: bool) -> list[str]:
+    """Return what takes leaves of other names and shapes to a target."""
+    lines = []
+    wrong = {*_unfilled(report)}
+    state = next(
+        (
+            path
+            for index, path in enumerate(view.plan.paths)
+            if path in wrong and any(map(is_state_class, view.plan.enclosing(index)))
+        ),
+        None,
+    )
+    if state is not None:
+        lines.append(
+            f"{listing([state])} is in the state of an optimizer: "
+            "treeadapt.carry_state takes that of other params or another optimizer."
+        )
+    if not (migrates or report.restored) and (report.unexpected or report.misshaped):
+        lines.append("Pass migration= to give what is stored other names and axes.")
+    return lines
+
+
+def _unfilled(report: LoadReport) -> list[str]:
+    """Return the paths of the target that were to be loaded, and do not fit."""
+    return [*report.missing, *report.misshaped, *report.retyped]
 
 
 def _chosen(

@@ -337,19 +337,20 @@ def lint(
     notes what shapes cannot show. As "github", findings are annotations of the file in
     a pull request.
     """
-    rules, hints = None, []
+    hints = []
     if isinstance(outcome, RuleMatches):
-        rules, found = outcome.rules, [*linted(outcome)]
-        num_arrays = sum(outcome.is_array)
+        table: Any = outcome.rules
+        found, num_arrays = [*linted(outcome)], sum(outcome.is_array)
     else:
         plan, found = outcome
-        num_arrays, hints = len(plan.source), [] if found else [*notes(plan)]
+        table, num_arrays = plan.rows, len(plan.source)
+        hints = [] if found else [*notes(plan)]
     left_out = Counter(each.kind for each in found if each.kind in ignored)
     found = [each for each in found if each.kind not in ignored]
     if form == "json":
         printing.print_json([dataclasses.asdict(each) for each in found])
     elif form == "github":
-        printing.print_annotations(found, rules, file)
+        printing.print_annotations(found, table, file)
     else:
         printing.print_findings(found, left_out, num_arrays)
         for hint in hints:

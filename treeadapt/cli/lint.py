@@ -154,14 +154,16 @@ def planned(
     plan, problems = migration.planned(view_tree(source).flat(), likes)
     if likes is not None:
         compare_target(plan.groups, plan.new, likes, problems)
+    numbers = {id(row): number for number, row in enumerate(plan.rows, 1)}
     each = list(problems.each())
-    found = [
-        Finding(each[places[0]][0], None, as_options(text))
-        for text, places in fold(text for _, text in each).items()
-    ]
+    found = []
+    for text, places in fold(text for _, text, _ in each).items():
+        kind, _, row = each[places[0]]
+        found.append(Finding(kind, None, as_options(text), numbers.get(id(row))))
     if not found and plan.one_way:
+        rows = (g.place + 1 for g in plan.groups if plan.one_way[0] in g.filled)
         text = f"the inverse does not lead back from {listing(fold(plan.one_way))}"
-        found.append(Finding(ONE_WAY, None, text))
+        found.append(Finding(ONE_WAY, None, text, next(rows, None)))
     return plan, found
 
 

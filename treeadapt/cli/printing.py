@@ -6,6 +6,7 @@ terminal has them, as JSON or as CSV. Reads no file and decides no exit code.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import io
@@ -25,11 +26,14 @@ from treeadapt.drawing.layout import aligned
 from treeadapt.drawing.outline import Total, added, ends
 from treeadapt.drawing.text import lines
 from treeadapt.drawing.words import columns, fitted, printable
+from treeadapt.migrations.rows import Row
 from treeadapt.names import plural
 from treeadapt.report import Finding, LeafRow, Summary, label_key, label_text
 from treeadapt.selection.rules import STATIC, Rules
 
 _DIFF_COLORS = {"-": "red", "+": "green", ">": "cyan", "~": "yellow"}
+_START = r"(?:^|[{,])\s*"  # of a key in TOML or JSON
+_NAME = r"""(?:"(?:[^"\\\n]|\\.)*"|'[^'\n]*'|[A-Za-z0-9_-]+)"""
 # How spreadsheets start a formula; the last four are full-width.
 _FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")
 
@@ -146,24 +150,56 @@ def print_findings(
     click.echo(f"{counts}; ignored: {left_out}." if ignored else f"{counts}.")
 
 
-def print_annotations(found: Sequence[Finding], rules: Rules | None, file: str) -> None:
+def print_annotations(
+    found: Sequence[Finding], table: Rules | Sequence[Row], file: str
+) -> None:
     """Print what is wrong as GitHub's annotations of a file of rules, or of rows."""
     text = Path(file).read_text("utf-8")
-    table = re.search(r"""\[rules\]|\brules["']?\s*[=:]""", text)
-    start = table.end() if table else 0
+    noun = "rule" if isinstance(table, Rules) else "row"
+    numbers = _rule_lines if isinstance(table, Rules) else _row_lines
+    lines = numbers(text, table)
     for each in found:
         place = f"file={_escaped(file, ':,')}"
-        if each.rule is not None and rules is not None:
-            pattern = next(rules.selectors[each.rule - 1].patterns(), "")
-            typed = (json.dumps(pattern, ensure_ascii=False), f"'{pattern}'", pattern)
-            names = "|".join(map(re.escape, typed))
-            key = re.compile(rf"(?:^|[{{,])\s*(?:{names})\s*[=:]", re.MULTILINE)
-            if at := key.search(text, start):
-                number = 1 + text.count("\n", 0, at.end())
-                place += f",line={number}"
+        number = each.rule or each.row
+        if number is not None and lines[number - 1]:
+            place += f",line={lines[number - 1]}"
         wording = _escaped(printable(each.line))
-        noun = "row" if rules is None else "rule"
         click.echo(f"::error {place},title={each.kind} {noun}::{wording}")
+
+
+def _rule_lines(text: str, rules: Any) -> list[int]:
+    """Return the line of each rule in the text of a file; 0 where it is not found."""
+    table = re.search(r"""\[rules\]|\brules["']?\s*[=:]""", text)
+    start = table.end() if table else 0
+    line_of: dict[str, int] = {}
+    for name, line in _typed(text, rf"{_START}(?P<text>{_NAME})\s*[=:]", start):
+        line_of.setdefault(name, line)
+    patterns = (next(selector.patterns(), "") for selector in rules.selectors)
+    return [line_of.get(pattern, 0) for pattern in patterns]
+
+
+def _row_lines(text: str, rows: Any) -> list[int]:
+    """Return the line of each row in the text of a file; 0 where it is not found."""
+    head = rf"""{_START}["']?(?:from|drop)["']?\s*[=:]\s*\[?\s*"""
+    typed = [*_typed(text, f"{head}(?P<text>{_NAME})")]
+    if [name for name, _ in typed] == [row.sources[0].text for row in rows]:
+        return [line for _, line in typed]
+    line_of = dict(reversed(typed))  # the rows are read backwards
+    return [line_of.get(row.targets[0].text, 0) if row.targets else 0 for row in rows]
+
+
+def _typed(text: str, form: str, start: int = 0) -> Iterator[tuple[str, int]]:
+    """Yield names as they are meant, and their lines, where a file has some form."""
+    line, end = 1 + text.count("\n", 0, start), start
+    for found in re.compile(form, re.MULTILINE).finditer(text, start):
+        line, end = line + text.count("\n", end, found.end("text")), found.end("text")
+        name = found["text"]
+        if name[0] == '"':
+            with contextlib.suppress(ValueError):  # of what only TOML escapes
+                name = json.loads(name)
+        elif name[0] == "'":
+            name = name[1:-1]
+        yield name, line
 
 
 def print_diff(found: TreeDiff) -> None:

@@ -160,6 +160,7 @@ class GroupMaker:
                     f"{name} is {' and '.join(sizes[:2])}. Only {inner[name][0]}, the "
                     f"outermost of ({' '.join(inner[name])}), may differ: write the "
                     f"size of {name} in sizes=, pass a target, or write two rows",
+                    self.row,
                 )
 
     @property
@@ -188,7 +189,7 @@ class GroupMaker:
             # ``{(b i)}`` and ``{i}`` in one path may give ``i`` two values.
             if own.keys() != captures.keys() and template.fill(own, counts) != path:
                 text = f"{listing([path])}: its numbers contradict each other"
-                self.problems.add("sizes", text)
+                self.problems.add("sizes", text, self.row)
                 self.problems.failed.append((self.row, own))
                 continue
             inner = self._inner(self.row.sources[address])
@@ -225,7 +226,8 @@ class GroupMaker:
                 if faults or loose:
                     captures = taken[0].captures
                     text = f"{where}: {self._open(loose, captures, known)}"
-                    self.problems.add("sizes", faults[0] if faults else text)
+                    text = faults[0] if faults else text
+                    self.problems.add("sizes", text, self.row)
                     self.problems.failed.append((self.row, {}))
                     return None
             counts |= {name: known[name] for name in others}
@@ -551,7 +553,7 @@ class GroupMaker:
         return f"{text}: the target has no {listing(lacking)}{self.nearest}"
 
     def _fault(self, text: str, kind: str = "sizes") -> NoReturn:
-        self.problems.add(kind, text)
+        self.problems.add(kind, text, self.row)
         raise _UnplannedError
 
 

@@ -251,7 +251,7 @@ class Migration:
 
     def _filled(self, left: Mapping[str, Any], problems: Problems) -> dict[str, str]:
         """Return how arrays of a target are filled that no row fills, by path."""
-        found, _ = assign([row.sources for row in self._added], [*left], problems)
+        found, _ = assign(self._added, [*left], problems)
         new: dict[str, str] = {}
         for (text, filling), taken in zip(self._new.items(), found, strict=True):
             if not taken:

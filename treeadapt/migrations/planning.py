@@ -14,7 +14,7 @@ from treeadapt.arrays import is_array, is_number
 from treeadapt.convert import describe
 from treeadapt.migrations.groups import Group, GroupMaker, Specs, Taken, shape_of
 from treeadapt.migrations.problems import Problems, near_paths, with_nearest
-from treeadapt.migrations.rows import Address, Row
+from treeadapt.migrations.rows import Row
 from treeadapt.migrations.templates import Captures, Index, Template
 from treeadapt.names import listing
 
@@ -44,7 +44,7 @@ def plan_groups(
         The groups, in the order of rows and then of their targets' names, and the
         paths of leaves that are dropped.
     """
-    taken, unmatched = assign([row.sources for row in rows], [*source], problems)
+    taken, unmatched = assign(rows, [*source], problems)
     unused = [
         row for row, own in zip(rows, taken, strict=True) if not (own or row.drops)
     ]
@@ -54,8 +54,9 @@ def plan_groups(
         unmatched, [one.text for row in rows for one in row.sources]
     ):
         problems.add("unmatched", text)
-    for text in near_paths(unused, [*source], static):
-        problems.add("unused", text)
+    texts = near_paths(unused, [*source], static)
+    for row, text in zip(unused, texts, strict=True):
+        problems.add("unused", text, row)
     groups: list[Group] = []
     dropped: list[str] = []
     for place, (row, own) in enumerate(zip(rows, taken, strict=True)):
@@ -69,23 +70,23 @@ def plan_groups(
 
 
 def assign(
-    sides: Sequence[Sequence[Address]], paths: Sequence[str], problems: Problems
+    rows: Sequence[Row], paths: Sequence[str], problems: Problems
 ) -> tuple[list[list[Taken]], list[str]]:
     """Give each path to the first row of which an address matches it.
 
     Args:
-        sides: for each row the addresses that may match.
+        rows: the table.
         paths: of the leaves.
         problems: gets the paths that two addresses of a row match.
 
     Returns:
         What each row takes, and the paths that no row takes.
     """
-    taken: list[list[Taken]] = [[] for _ in sides]
+    taken: list[list[Taken]] = [[] for _ in rows]
     every = [
         (place, number, address.path)
-        for place, addresses in enumerate(sides)
-        for number, address in enumerate(addresses)
+        for place, row in enumerate(rows)
+        for number, address in enumerate(row.sources)
     ]
     index = Index(template for _, _, template in every)
     unmatched = []
@@ -101,8 +102,9 @@ def assign(
             elif captures is not None:
                 if taken[place] and taken[place][-1].path == path:
                     taken[place].pop()
-                texts = [each.path.text for each in sides[place]]
-                problems.add("ambiguous", f"{listing([path])}: {listing(texts)}")
+                texts = listing(each.path.text for each in rows[place].sources)
+                text = f"{listing([path])}: {texts}"
+                problems.add("ambiguous", text, rows[place])
         if owner is None:
             unmatched.append(path)
     return taken, unmatched
@@ -159,7 +161,7 @@ def _check_clashes(groups: Sequence[Group], problems: Problems) -> None:
             if other is not group or target in own:
                 paths = (itertools.islice(each.given, 2) for each in (other, group))
                 both = listing(dict.fromkeys(itertools.chain(*paths)))
-                problems.add("clash", f"{listing([target])}: {both}")
+                problems.add("clash", f"{listing([target])}: {both}", group.row)
             own.add(target)
 
 
@@ -174,8 +176,8 @@ def compare_target(
         target: shapes and dtypes by path.
         problems: gets what is missing, unexpected or misfits.
     """
-    filled: dict[str, Any] = dict.fromkeys(new, (None, "")) | {
-        path: (spec, group.row.text)
+    filled: dict[str, Any] = dict.fromkeys(new, (None, None)) | {
+        path: (spec, group.row)
         for group in groups
         for path, spec in group.specs.items()
     }
@@ -188,15 +190,16 @@ def compare_target(
     extra = [path for path in filled if path not in target]
     extra += dict.fromkeys(problems.lacking)
     for kind, paths, others in (("missing", missing, extra), ("extra", extra, missing)):
-        for text in with_nearest(paths, others):
-            problems.add(kind, text)
+        for path, text in zip(paths, with_nearest(paths, others), strict=True):
+            problems.add(kind, text, filled.get(path, (None, None))[1])
     for path, (spec, row) in filled.items():
         if spec is not None and path in target and not fits(spec, target[path]):
             like = target[path]
-            text = f"{describe(like)}, the row {listing([row])} makes {describe(spec)}"
+            made = describe(spec)
+            text = f"{describe(like)}, the row {listing([row.text])} makes {made}"
             same = is_array(spec) and is_array(like) and spec.shape == shape_of(like)
             kind = "retyped" if same else "misfit"
-            problems.add(kind, f"{listing([path])}: {text}")
+            problems.add(kind, f"{listing([path])}: {text}", row)
 
 
 def _filled_by_failed(

@@ -20,7 +20,7 @@ class Problems:
     """All that is wrong, by kind.
 
     Attributes:
-        found: texts by kind.
+        found: texts by kind, each with the row that it is of, if it is of one.
         num_made: how many leaves moved arrays have become so far.
         more_bytes: how many bytes they have become beyond what they always may.
         failed: rows of which a group failed, each with the text and numbers that all
@@ -28,7 +28,7 @@ class Problems:
         lacking: paths of the target that a failed group would have needed.
     """
 
-    found: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    found: dict[str, dict[str, Row | None]] = dataclasses.field(default_factory=dict)
     num_made: int = 0
     more_bytes: int = 0
     failed: list[tuple[Row, Mapping[str, Any]]] = dataclasses.field(
@@ -36,9 +36,9 @@ class Problems:
     )
     lacking: list[str] = dataclasses.field(default_factory=list)
 
-    def add(self, kind: str, text: str) -> None:
-        """Note one problem."""
-        self.found.setdefault(kind, []).append(text)
+    def add(self, kind: str, text: str, row: Row | None = None) -> None:
+        """Note one problem, and the row that makes it."""
+        self.found.setdefault(kind, {}).setdefault(text, row)
 
     def raise_any(self) -> None:
         """Raise if there is a problem.
@@ -49,16 +49,16 @@ class Problems:
         if self.found:
             raise MigrationError(str(self))
 
-    def each(self) -> Iterator[tuple[str, str]]:
-        """Yield every problem: its kind, and what is wrong."""
+    def each(self) -> Iterator[tuple[str, str, Row | None]]:
+        """Yield every problem: its kind, what is wrong, and the row that makes it."""
         for kind in (kind for kind in _KINDS if kind in self.found):
-            for text in dict.fromkeys(self.found[kind]):
-                yield kind, f"{_KINDS[kind][1]}: {text}"
+            for text, row in self.found[kind].items():
+                yield kind, f"{_KINDS[kind][1]}: {text}", row
 
     def __str__(self) -> str:
         lines: list[str] = []
         for kind in (kind for kind in _KINDS if kind in self.found):
-            texts = [*dict.fromkeys(self.found[kind])]
+            texts = [*self.found[kind]]
             noun, text = _KINDS[kind]
             lines.append(f"{plural(len(texts), noun)}: {text}")
             lines += [f"  {text}" for text in texts[:_SHOWN]]
@@ -88,7 +88,6 @@ _KINDS = {
     "misfit": ("leaf", "the target has another shape or dtype"),
     "retyped": ("leaf", "the target has another dtype; load takes cast=True"),
 }
-
 
 def nearest(speller: Speller, name: str, others: Sequence[str], what: str) -> str:
     """Write which of some names is the nearest to another one; empty if none is.
