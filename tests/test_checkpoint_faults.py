@@ -24,7 +24,7 @@ from forks import IMPORTS, Forks
 import treeadapt as ta
 from treeadapt.checkpoints import replacing, store
 from treeadapt.checkpoints.boxes import FileArray
-from treeadapt.cli import sources
+from treeadapt.cli import commands
 
 # Orbax may leave its event loop to the collector.
 pytestmark = [
@@ -448,7 +448,7 @@ def test_what_comes_between_the_reading_of_two_leaves_is_noticed(
         "load": lambda: ta.load(path, tree(0)),
         "migrate": lambda: ta.load(path, migration=ta.Migration(stack, sizes={"x": 2})),
         "copy": lambda: store.copy(path, tmp_path / "y", max_shard_bytes=10**6),
-        "diff": lambda: sources.read_leaves(str(path), sources.read_source(str(path))),
+        "diff": lambda: commands._differences(*[str(path)] * 2, "**", values=True),
     }
     with pytest.raises(ta.CheckpointError, match="was replaced while it was read"):
         calls[action]()

@@ -11,6 +11,7 @@ import shlex
 import subprocess
 import sys
 import threading
+import weakref
 from pathlib import Path
 
 import jax
@@ -22,6 +23,8 @@ from click.testing import CliRunner
 from test_checkpoints import ENDINGS, FORMATS, HOSTILE, hostile
 
 import treeadapt as ta
+from treeadapt.checkpoints import files
+from treeadapt.checkpoints.boxes import FileArray
 from treeadapt.cli.commands import app
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -1455,3 +1458,61 @@ def test_convert_writes_the_schema_of_a_function(tmp_path):
     assert dict(ta.read_metadata(schema).items()).keys() == {"a", "b/a", "c/0"}
     refused = run("convert", "test_cli:linked", tmp_path / "x.safetensors", code=2)
     assert "has shapes and no values" in refused
+
+
+@pytest.mark.parametrize("there", FORMATS)
+@pytest.mark.parametrize("here", FORMATS)
+def test_values_are_compared_leaf_by_leaf(here, there, tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_BATCH_BYTES", 100)
+    one = {f"h.{n}.w": np.full(8, n, np.float32) for n in range(6)}
+    one |= {"gone.kernel": np.arange(6.0), "shape": np.ones(2), "type": np.ones(2)}
+    two = {name: one[name].copy() for name in reversed(one)}
+    two["come.kernel"] = two.pop("gone.kernel") + 2
+    two["h.3.w"][2:4] = np.nan, 7
+    two |= {"shape": np.ones(3), "type": np.ones(2, np.int64), "new": np.ones(7)}
+    paths = [tmp_path / f"{n}{ENDINGS[x]}" for n, x in enumerate((here, there))]
+    ta.save(paths[0], one)
+    ta.save(paths[1], two)
+    lines = run("diff", *paths, "--values", code=1).splitlines()
+    assert lines == str(ta.tree_diff(one, two, values=True)).splitlines()
+    assert "2 of 8 elements, by at most 4, NaN" in lines[-1]
+    run("diff", *paths, "--values", "--where", "h.{0..2}.w")
+    assert "'gone.kernel'" in run(
+        "diff", *paths, "--values", "--where", "*.kernel", code=1
+    )
+
+
+def test_two_leaves_are_in_memory_at_a_time(tmp_path, monkeypatch):
+    read, arrays, most = FileArray.read, [], []
+
+    def counted(self, boxes):
+        made = read(self, boxes)
+        arrays.extend(weakref.ref(x if x.base is None else x.base) for x in made)
+        most.append(sum(array() is not None for array in arrays))
+        return made
+
+    monkeypatch.setattr(FileArray, "read", counted)
+    for name in "ab":
+        leaves = {f"h.{n}": np.full((40, 3), n + ord(name)) for n in range(9)}
+        ta.save(tmp_path / f"{name}.safetensors", leaves)
+    pair = (tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+    assert "9 changed" in run("diff", *pair, "--values", code=1)
+    assert max(most) == 2
+    assert len(most) == 18
+    most.clear()
+    run("diff", *pair, "--values", "--where", "h.4", code=1)
+    assert len(most) == 2
+
+
+def test_a_difference_is_found_in_every_part(monkeypatch):
+    monkeypatch.setattr("treeadapt.diff._CHUNK", 3)
+    for dtype in ("int64", "uint8", "float16", "complex64", "bool", "O"):
+        one = np.zeros(8, dtype)
+        for place in range(8):
+            two = one.copy()
+            two[place] = 1
+            (found,) = ta.tree_diff({"a": one}, {"a": two}, values=True)
+            assert found.note.startswith("1 of 8 elements")
+        assert not ta.tree_diff({"a": one}, {"a": one.copy()}, values=True)
+    (found,) = ta.tree_diff({"a": np.arange(9)}, {"a": np.arange(9) * 3}, values=True)
+    assert found.note == "8 of 9 elements, by at most 16"

@@ -14,8 +14,8 @@ import collections
 import dataclasses
 import difflib
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +44,7 @@ _KINDS: dict[Kind, str] = {
 _SHOWN = 20  # differences that repr shows
 _SIMILAR_LETTERS = 0.6
 _SIMILAR_WORDS = 0.5
+_CHUNK = 2**20  # elements that are compared at a time
 _MAX_PAIRS = 20_000  # names compared in all
 _MAX_NAME = 200
 _WORD = re.compile(r"[0-9]+|[A-Za-z]+")
@@ -154,22 +155,68 @@ def tree_diff(a: Any, b: Any, *, where: Any = "**", values: bool = False) -> Tre
         > renamed   'dense/kernel' -> 'dense/weight': float32[2,3]
         ~ reshaped  'dense/bias': float32[3] -> float32[4]
     """
+    if not values:
+        return compared(a, b, where, None)
+    return compared(
+        a, b, where, lambda one, two: zip(one.values(), two.values(), strict=True)
+    )
+
+
+def compared(
+    a: Any,
+    b: Any,
+    where: Any,
+    read: Callable[[Mapping[str, Any], Mapping[str, Any]], Iterable[Any]] | None,
+) -> TreeDiff:
+    """Compare two trees, whose values may have to be read first.
+
+    Args:
+        a: the first tree.
+        b: the second tree.
+        where: as for ``tree_diff``.
+        read: takes leaves of the first tree by path, and the leaves to compare them
+            with in the same order; gives pairs of values. None to compare no values.
+
+    Raises:
+        TreeAdaptError: as for ``tree_diff``.
+    """
     one, two = _selected(a, b, where)
     gone = {path: leaf for path, leaf in one.items() if path not in two}
     come = {path: leaf for path, leaf in two.items() if path not in one}
+    pairs = _renamed(gone, come)
+    renamed = {*pairs.values()}
     found = []
-    for path, after in _renamed(gone, come).items():
-        before, now = gone.pop(path), come.pop(after)
-        note, text = _change(path, before, now) if values else "", describe(before)
-        found.append(Difference("renamed", path, after, text, text, note))
-    found += [Difference("removed", p, "", describe(x), "") for p, x in gone.items()]
-    found += [Difference("added", p, p, "", describe(x)) for p, x in come.items()]
+    for path, leaf in gone.items():
+        if path not in pairs:
+            found.append(Difference("removed", path, "", describe(leaf), ""))
+    for path, leaf in come.items():
+        if path not in renamed:
+            found.append(Difference("added", path, path, "", describe(leaf)))
     for path, leaf in one.items():
-        if path in two:
-            found += _compared(path, leaf, two[path], values=values)
+        if path not in two:
+            continue
+        before, after = describe(leaf), describe(two[path])
+        is_reshaped = _is_reshaped(leaf, two[path])
+        if before == after and not is_reshaped:
+            pairs[path] = path
+            continue
+        kind: Kind = "reshaped" if is_reshaped else "retyped"
+        found.append(Difference(kind, path, path, before, after))
+    notes = dict.fromkeys(pairs, "")
+    if read is not None:
+        ones = {path: one[path] for path in pairs}
+        twos = {path: two[path] for path in pairs.values()}
+        values = iter(read(ones, twos))
+        for path in pairs:  # of which each is gone before the next one is read
+            notes[path] = _change(path, *next(values))
+    for path, after in pairs.items():
+        if path != after or notes[path]:
+            text = describe(one[path])
+            kind = "renamed" if path != after else "changed"
+            found.append(Difference(kind, path, after, text, text, notes[path]))
     order = list(_KINDS)
     found.sort(key=lambda each: (order.index(each.kind), natural(each.path)))
-    return TreeDiff(tuple(found), values)
+    return TreeDiff(tuple(found), read is not None)
 
 
 def _selected(a: Any, b: Any, where: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -190,15 +237,8 @@ def _selected(a: Any, b: Any, where: Any) -> tuple[dict[str, Any], dict[str, Any
     return found[0], found[1]
 
 
-def _compared(path: str, a: Any, b: Any, *, values: bool) -> list[Difference]:
-    """Compare two leaves at one path."""
-    before, after = describe(a), describe(b)
-    if is_array(a) and is_array(b) and tuple(a.shape) != tuple(b.shape):
-        return [Difference("reshaped", path, path, before, after)]
-    if before != after:
-        return [Difference("retyped", path, path, before, after)]
-    note = _change(path, a, b) if values else ""
-    return [Difference("changed", path, path, before, after, note)] if note else []
+def _is_reshaped(a: Any, b: Any) -> bool:
+    return is_array(a) and is_array(b) and tuple(a.shape) != tuple(b.shape)
 
 
 def _change(path: str, a: Any, b: Any) -> str:
@@ -207,31 +247,57 @@ def _change(path: str, a: Any, b: Any) -> str:
         return ""
     if not is_array(a):
         return "" if same_static(a, b) else f"{a!r:.60} -> {b!r:.60}"
-    one, two = _value(path, a), _value(path, b)
+    one, two = (np.ascontiguousarray(_value(path, x)).reshape(-1) for x in (a, b))
+    parts = (slice(n, n + _CHUNK) for n in range(0, one.size, _CHUNK))
+    apart = [_apart(one[part], two[part]) for part in parts]
+    count = sum(each.num_changed for each in apart)
+    if not count:
+        return ""
+    note = f"{count:,} of {plural(one.size, 'element')}"
+    most = [each.most for each in apart if each.most is not None]
+    if most:
+        text = f"{max(most):,}" if isinstance(max(most), int) else f"{max(most):.3g}"
+        note += f", by at most {text}"
+    return note + ", NaN" * any(each.has_nan for each in apart)
+
+
+class _Apart(NamedTuple):
+    """How far parts of two arrays are apart.
+
+    Attributes:
+        num_changed: how many elements differ.
+        most: the largest difference; None if it is not known, or none.
+        has_nan: whether some differences are not numbers.
+    """
+
+    num_changed: int
+    most: int | float | None = None
+    has_nan: bool = False
+
+
+def _apart(one: np.ndarray[Any, Any], two: np.ndarray[Any, Any]) -> _Apart:
+    """Compare flat arrays of one dtype, bit by bit."""
     if one.dtype.hasobject:
-        pairs = zip(one.reshape(-1), two.reshape(-1), strict=True)
+        pairs = zip(one, two, strict=True)
         differs = np.array([not same_static(*pair) for pair in pairs], bool)
     else:
-        bits = [np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in (one, two)]
-        differs = (bits[0] != bits[1]).reshape(one.size, one.itemsize).any(axis=1)
-    if not differs.any():
-        return ""
-    note = f"{differs.sum():,} of {plural(one.size, 'element')}"
+        bits = [x.view(np.uint8).reshape(one.size, one.itemsize) for x in (one, two)]
+        differs = (bits[0] != bits[1]).any(axis=1)
+    count = int(differs.sum())
     is_integer = jnp.issubdtype(one.dtype, np.integer)
-    if not (is_integer or jnp.issubdtype(one.dtype, np.inexact)):
-        return note
-    one, two = one.reshape(-1)[differs], two.reshape(-1)[differs]
+    if not count or not (is_integer or jnp.issubdtype(one.dtype, np.inexact)):
+        return _Apart(count)
+    one, two = one[differs], two[differs]
     if is_integer:  # 64 bits do not fit a float, and their difference not an int64
         apart = np.maximum(one, two).astype("u8") - np.minimum(one, two).astype("u8")
-        return f"{note}, by at most {apart.max():,}"
+        return _Apart(count, int(apart.max()))
     is_complex = jnp.issubdtype(one.dtype, np.complexfloating)
     wide = np.result_type(one.dtype, np.complex128 if is_complex else np.float64)
     with np.errstate(all="ignore"):
         apart = np.abs(one.astype(wide) - two.astype(wide))
     known = apart[~np.isnan(apart)]
-    if not known.size:
-        return f"{note}, NaN"
-    return f"{note}, by at most {known.max():.3g}" + ", NaN" * (known.size < apart.size)
+    most = float(known.max()) if known.size else None
+    return _Apart(count, most, known.size < apart.size)
 
 
 def _value(path: str, leaf: Any) -> np.ndarray[Any, Any]:
@@ -240,8 +306,8 @@ def _value(path: str, leaf: Any) -> np.ndarray[Any, Any]:
             leaf = jax.random.key_data(leaf)
         if leaf.is_fully_addressable:
             return np.asarray(leaf)
-    elif isinstance(leaf, np.ndarray | np.generic):
-        return np.asarray(leaf)
+    elif hasattr(leaf, "__array__") and not isinstance(leaf, jax.Array):
+        return np.asarray(leaf)  # maybe read from a file
     raise TreeAdaptError(
         f"The leaf {listing([path])} has no value here: it is a "
         f"{type(leaf).__name__}, abstract, traced or on devices of other processes. "

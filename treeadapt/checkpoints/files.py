@@ -18,10 +18,10 @@ import os
 import re
 import stat
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -58,6 +58,8 @@ _OF_PARTS = ("safetensors", "orbax")  # may be several files
 _STANDARD = (safetensors_file.WHOLE, safetensors_file.INDEX, orbax_folder.METADATA)
 SHARDS = "safetensors shards"
 _SHOWN = 8  # doubts that a warning lists
+_BATCH_BYTES = 2**28
+_T = TypeVar("_T")
 
 
 def read_stored(path: str | os.PathLike[str]) -> Stored:
@@ -149,6 +151,25 @@ def read_arrays(stored: Stored, wanted: Mapping[str, Any]) -> Iterator[tuple[str
                     f"and its content is {describe(array)}",
                 )
             yield one, array
+
+
+def batches(items: Iterable[_T], bytes_of: Callable[[_T], int]) -> Iterator[list[_T]]:
+    """Yield items so many at a time that reading their arrays together pays.
+
+    Args:
+        items: what is to be read.
+        bytes_of: returns how many bytes the arrays of one have.
+    """
+    batch: list[_T] = []
+    num_bytes = 0
+    for item in items:
+        batch.append(item)
+        num_bytes += bytes_of(item)
+        if num_bytes >= _BATCH_BYTES:
+            yield batch
+            batch, num_bytes = [], 0
+    if batch:
+        yield batch
 
 
 def write(

@@ -24,7 +24,7 @@ from treeadapt.checkpoints.boxes import (
     whole,
 )
 from treeadapt.checkpoints.common import Leaf, Stored, reported
-from treeadapt.checkpoints.files import read_arrays
+from treeadapt.checkpoints.files import batches, read_arrays
 from treeadapt.checkpoints.leaves import (
     abstract_form,
     bound_sharding,
@@ -44,7 +44,6 @@ from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.running import run
 from treeadapt.names import listing
 
-_BATCH_BYTES = 2**28
 _MOST = 1.25  # times the bytes of the sources; above it they are read whole, once
 _UNKNOWN = Leaf(jax.ShapeDtypeStruct((), np.bool_))
 
@@ -165,7 +164,7 @@ class _Moving:
                 function made does not fit the target.
         """
         groups = [g for g in self.plan.groups if any(one in wanted for one in g.filled)]
-        for batch in self._batches(groups):
+        for batch in batches(groups, self.plan.bytes_of):
             places: dict[str, Any] = {}
             for group in batch:
                 homes = {wanted[path] for path in group.filled if path in wanted}
@@ -179,18 +178,6 @@ class _Moving:
             if filling == "zeros" and path in wanted:
                 form = self._like(path).array
                 yield path, np.zeros(form.shape, form.dtype)
-
-    def _batches(self, groups: Iterable[Group]) -> Iterator[list[Group]]:
-        """Yield groups so many at a time that reading them together pays."""
-        batch: list[Group] = []
-        num_bytes = 0
-        for group in groups:
-            batch.append(group)
-            num_bytes += self.plan.bytes_of(group)
-            if num_bytes >= _BATCH_BYTES:
-                yield batch
-                batch, num_bytes = [], 0
-        yield batch
 
     def _made(
         self, group: Group, held: dict[str, Any], wanted: Collection[str]

@@ -38,7 +38,7 @@ from treeadapt.cli.lint import (
     planned,
     read_migration,
 )
-from treeadapt.diff import tree_diff
+from treeadapt.diff import TreeDiff, compared, tree_diff
 from treeadapt.drawing.words import printable
 from treeadapt.errors import TreeAdaptError
 from treeadapt.migrations.plan import MigrationPlan, explanation
@@ -374,9 +374,7 @@ def diff(
     Added, removed, renamed (same shape, similar name), reshaped and retyped leaves,
     whatever the formats.
     """
-    pair = zip((a, b), sources.read_pair(a, b), strict=True)
-    one, two = (sources.read_leaves(*each) if values else each[1].tree for each in pair)
-    found = tree_diff(one, two, where=list(where) or "**", values=values)
+    found = _differences(a, b, list(where) or "**", values=values)
     if form == "json":
         rows = [dataclasses.asdict(each) for each in found]
         printing.print_json({"values_compared": values, "differences": rows})
@@ -384,6 +382,19 @@ def diff(
         printing.print_diff(found)
     if found:
         sys.exit(1)
+
+
+def _differences(a: str, b: str, where: Any, *, values: bool) -> TreeDiff:
+    one, two = sources.read_pair(a, b)
+    if not values:
+        return tree_diff(one.tree, two.tree, where=where)
+    pair = [sources.require_values(*each) for each in ((a, one), (b, two))]
+    with contextlib.ExitStack() as stack:
+        for each in pair:
+            stack.enter_context(files.reading(each.path, each.version))
+        return compared(
+            one.tree, two.tree, where, lambda *paths: sources.read_pairs(pair, paths)
+        )
 
 
 @app.command(short_help="Say which rule or row decides a leaf.")

@@ -22,7 +22,6 @@ from typing import Any
 
 import click
 import jax
-import numpy as np
 from jax.sharding import AbstractMesh
 
 from treeadapt.arrays import is_array
@@ -40,6 +39,7 @@ from treeadapt.errors import (
     TransformError,
     TreeAdaptError,
 )
+from treeadapt.migrations.groups import size_bytes
 from treeadapt.names import Speller, listing, plural
 from treeadapt.transforms.adapt import is_transformation
 from treeadapt.trees.views import TreeView, view_tree
@@ -185,22 +185,45 @@ def _meant(text: str) -> str | None:
     return f"did you mean {module}:{name}?" if _is_module(module) else None
 
 
-def read_leaves(text: str, source: AbstractTree) -> dict[str, Any]:
-    """Read the arrays of a checkpoint, as a flat dict.
+def require_values(text: str, source: AbstractTree) -> Stored:
+    """Return the checkpoint that a tree is of, and whose arrays can be read.
 
     Raises:
-        CheckpointError: it is not a checkpoint, or cannot be read.
+        CheckpointError: it is not a checkpoint, or has no arrays.
     """
     stored = source.stored or read_checkpoint(text)
-    found = {}
-    with (
-        bar(f"Reading {text}", len(stored.leaves)) as shown,
-        files.reading(stored.path, stored.version),
-    ):
-        for path, array in files.read_arrays(stored, dict.fromkeys(stored.table)):
-            found[path] = np.asarray(array)
+    files.require_arrays(stored)
+    return stored
+
+
+def read_pairs(
+    checkpoints: Sequence[Stored], paths: Sequence[Collection[str]]
+) -> Iterator[tuple[Any, ...]]:
+    """Read arrays of several checkpoints side by side; use it within ``files.reading``.
+
+    Args:
+        checkpoints: of any format.
+        paths: for each checkpoint, as many paths.
+
+    Yields:
+        For the first path of each checkpoint the array, then for the second, and so on.
+
+    Raises:
+        CheckpointError: one cannot be read.
+    """
+    every = [_arrays(*each) for each in zip(checkpoints, paths, strict=True)]
+    with bar("Comparing", len(paths[0])) as shown:
+        for _ in paths[0]:
             shown.update(1)
-    return found
+            yield tuple(map(next, every))  # an array is gone before the next is read
+
+
+def _arrays(stored: Stored, paths: Collection[str]) -> Iterator[Any]:
+    """Yield arrays that may read their data later; Orbax reads a batch at a time."""
+    for batch in files.batches(paths, lambda one: size_bytes(stored.table[one].array)):
+        held = dict(files.read_arrays(stored, dict.fromkeys(batch)))
+        for path in batch:
+            yield held.pop(path)
 
 
 def names_function(text: str) -> bool:

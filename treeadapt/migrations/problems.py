@@ -89,6 +89,7 @@ _KINDS = {
     "retyped": ("leaf", "the target has another dtype; load takes cast=True"),
 }
 
+
 def nearest(speller: Speller, name: str, others: Sequence[str], what: str) -> str:
     """Write which of some names is the nearest to another one; empty if none is.
 
