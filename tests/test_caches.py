@@ -26,7 +26,6 @@ from treeadapt import arrays, characters, matcher, patterns
 from treeadapt.matcher import matcher_of
 from treeadapt.patterns import parse
 from treeadapt.selection.whole import whole_tree
-from treeadapt.transforms import updates
 from treeadapt.trees import views
 from treeadapt.trees.metadata import Snapshot, node_data, same_static
 
@@ -339,7 +338,7 @@ def test_what_is_remembered_with_a_plan_is_bounded():
         arrays.is_inexact_dtype,
         matcher.matcher_of,
         patterns.parse,
-        updates._narrow_bits,
+        arrays.narrow_bits,
     ],
     ids=lambda function: function.__name__,
 )
