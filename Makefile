@@ -63,7 +63,7 @@ TORCH ?= torch==2.13.0
 ALONE := .venv-alone
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-lm test test-full test-lowest test-newest test-models \
+.PHONY: help demo demo-lm test test-slow test-full test-lowest test-newest test-models \
 	environments test-alone lint format bench docs compatibility dist clean
 
 help:  ## list the targets
@@ -76,7 +76,10 @@ demo-lm: $(MODELS_READY)  ## fine-tune a GPT-2 from PyTorch with LoRA, and give 
 	@$(MODELS)/bin/python docs/examples/gpt2_lora.py
 
 test: $(READY)  ## run the tests (WORKERS=2, PYTEST_ARGS="-k name")
-	@$(PYTEST)
+	@$(PYTEST) -m "not slow"
+
+test-slow: $(READY)  ## run what takes long: demo, pages, processes, kills, whole grids
+	@$(PYTEST) -m slow
 
 test-full: $(READY)  ## run the tests at full size, with twenty times the random examples
 	@XLA_FLAGS=--xla_backend_optimization_level=3 $(PYTEST) --hypothesis-profile=full

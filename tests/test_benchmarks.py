@@ -17,6 +17,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topic", TOPICS)
 def test_topic_runs_and_writes_its_results(topic, tmp_path):
     file = tmp_path / "results.json"

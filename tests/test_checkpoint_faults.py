@@ -115,6 +115,7 @@ print(count)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.hazard("K23")
 @pytest.mark.filterwarnings("ignore:A save to:treeadapt.TreeAdaptWarning")
 @pytest.mark.parametrize(
@@ -159,6 +160,7 @@ except ta.CheckpointError as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit_bytes", [100, 10_000, 20_000])
 def test_a_kill_in_the_middle_of_a_write_leaves_the_old_checkpoint(
     limit_bytes, saved, forks
@@ -417,6 +419,7 @@ print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["file", "shards"])
 def test_of_several_processes_that_save_the_last_one_wins(kind, tmp_path, forks):
     name, options = KINDS[kind]
@@ -458,6 +461,7 @@ def test_what_comes_between_the_reading_of_two_leaves_is_noticed(
     assert clean(path, KINDS["shards"][1])
 
 
+@pytest.mark.slow
 @pytest.mark.hazard("K24")
 @pytest.mark.skipif(
     not hasattr(os, "posix_fadvise"), reason="folders are exchanged on Linux only"

@@ -14,7 +14,7 @@ from trees import BY_NAME
 
 import treeadapt as ta
 
-pytestmark = pytest.mark.usefixtures("standard_promotion")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("standard_promotion")]
 
 SCRIPT = Path(__file__).parent.parent / "docs" / "scripts" / "compatibility.py"
 spec = importlib.util.spec_from_file_location("compatibility", SCRIPT)

@@ -18,6 +18,7 @@ REPOSITORY = Path(__file__).parents[1]
 DEMO = REPOSITORY / "docs" / "examples" / "brax_ppo.py"
 
 
+@pytest.mark.slow
 def test_demo_freezes_and_trains_what_its_rules_file_says():
     # One test, because a run takes long; a separate process, because Brax promotes
     # ranks.

@@ -18,6 +18,8 @@ from click.testing import CliRunner
 import treeadapt as ta
 from treeadapt.cli.commands import app
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY = Path(__file__).parent.parent
 PAGE = (REPOSITORY / "docs" / "recipes" / "checks.md").read_text("utf-8")
 HOOKS = {

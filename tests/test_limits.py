@@ -90,6 +90,7 @@ def run(contender):
     return int(size), name
 
 
+@pytest.mark.slow
 def test_naming_a_million_leaves_takes_at_most_twice_the_memory_of_jax():
     require_peak()
     jax_size, jax_name = run("jax")
@@ -135,6 +136,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.hazard("K30")
 def test_a_rules_file_of_maximum_weight_takes_bounded_time_and_memory(tmp_path):
     require_peak()

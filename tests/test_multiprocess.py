@@ -19,6 +19,8 @@ import pytest
 from several import once, require_success, start
 from sizes import full
 
+pytestmark = pytest.mark.slow
+
 WORKER = Path(__file__).parent / "multiprocess_worker.py"
 
 

@@ -82,6 +82,7 @@ def metadata(wheel):
     return email.message_from_bytes(text)
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(built):
     package = {
         str(file.relative_to(REPOSITORY)): file.read_bytes()
@@ -94,6 +95,7 @@ def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(built):
     assert {"treeadapt/py.typed", "treeadapt/__init__.pyi"} <= set(inside)
 
 
+@pytest.mark.slow
 def test_the_sdist_builds_the_same_wheel(built, tmp_path):
     wheel, sdist = built
     # The first releases of Python 3.11 have no filters.
@@ -110,6 +112,7 @@ def test_the_sdist_builds_the_same_wheel(built, tmp_path):
     assert members(again) == members(wheel)
 
 
+@pytest.mark.slow
 def test_the_metadata_is_complete(built):
     found = metadata(built[0])
     assert (found["Name"], found["Version"]) == ("treeadapt", ta.__version__)
@@ -138,6 +141,7 @@ def test_the_metadata_is_complete(built):
     ]
 
 
+@pytest.mark.slow
 def test_the_wheel_works_in_a_fresh_environment_outside_the_sources(built, tmp_path):
     venv.create(tmp_path / "env", symlinks=os.name != "nt")
     (site,) = tmp_path.glob("env/lib/python3*/site-packages")
@@ -194,10 +198,12 @@ def used_from(place, tmp_path):
     assert lines == ["('layers/0/w',)", f"treeadapt, version {ta.__version__}"]
 
 
+@pytest.mark.slow
 def test_the_package_works_from_a_zip(built, tmp_path):
     used_from(built[0], tmp_path)
 
 
+@pytest.mark.slow
 def test_the_package_works_without_its_stub(tmp_path):
     strip = shutil.ignore_patterns("*.pyi", "py.typed", "__pycache__")
     shutil.copytree(REPOSITORY / "treeadapt", tmp_path / "treeadapt", ignore=strip)

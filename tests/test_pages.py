@@ -62,7 +62,17 @@ PAGES = {
 }
 
 
-@pytest.mark.parametrize("name", PAGES)
+# What a newcomer reads first; the others take long.
+FIRST = ("README.md", "docs/index.md", "docs/quickstart.md")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in FIRST else pytest.param(name, marks=pytest.mark.slow)
+        for name in PAGES
+    ],
+)
 def test_page_runs_and_prints_what_it_says(name, monkeypatch):
     run_page(name, PAGES[name].read_text("utf-8"), monkeypatch)
 

@@ -27,6 +27,7 @@ from sizes import full
 import treeadapt as ta
 
 pytestmark = [
+    pytest.mark.slow,
     # Orbax may leave its event loop to the collector.
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.skipif(os.name != "posix", reason="POSIX only"),

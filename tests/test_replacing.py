@@ -162,6 +162,7 @@ def numbers(path):
 
 
 @posix
+@pytest.mark.slow
 @pytest.mark.hazard("K23")
 @pytest.mark.filterwarnings("ignore:A save to:treeadapt.TreeAdaptWarning")
 def test_a_kill_at_a_random_moment_leaves_the_old_or_the_new_checkpoint(tmp_path):
@@ -206,6 +207,7 @@ left = 0
 
 
 @posix
+@pytest.mark.slow
 @pytest.mark.hazard("K23")
 @pytest.mark.filterwarnings("ignore:A save to:treeadapt.TreeAdaptWarning")
 @pytest.mark.parametrize("exchanges", [True, False])

@@ -12,6 +12,8 @@ import sys
 import pytest
 from sizes import full
 
+pytestmark = pytest.mark.slow
+
 THREADS = 8
 OPERATIONS = full(10_000, 1_000)  # of each thread
 TIMEOUT_S = 240

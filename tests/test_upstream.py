@@ -18,7 +18,7 @@ from test_pages import REPOSITORY, blocks, run_page
 
 from treeadapt.trees.views import same_structure
 
-pytestmark = pytest.mark.usefixtures("standard_promotion")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("standard_promotion")]
 
 PAGE = "docs/upstream.md"
 TEXT = (REPOSITORY / PAGE).read_text("utf-8")
