@@ -159,7 +159,7 @@ def test_an_axis_of_millions_is_refused_before_it_is_unrolled():
 
 
 def test_layers_with_the_path_of_another_leaf_are_refused():
-    tree = {"blocks": {"w": jnp.ones((2, 3))}, "blocks_0": {"w": jnp.ones(3)}}
+    tree = {"blocks": {"w": jnp.ones((2, 3))}, "blocks_0": {"w": 1.0}}
     table = rules({"**": 1}, {"blocks": ("blocks_{l}", 0)})
     complains(lambda: table.match(tree), "'blocks_0/w'", error=ta.PathCollisionError)
 

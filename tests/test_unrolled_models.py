@@ -44,19 +44,85 @@ def test_an_exception_below_an_unrolled_stack_need_not_match():
     assert len(rules.match({"blocks": layers(2, w=(5, 7), b=(7,))}).paths) == 4
 
 
+LAYER = {"w": jnp.zeros((5, 7)), "b": jnp.zeros(7)}
+
+
 @pytest.mark.parametrize(
     "blocks",
     [
-        layers(2, w=(5, 7), b=(7,))[1:] + [{"w": jnp.zeros((5, 9)), "b": jnp.zeros(7)}],
-        {"1": {"w": jnp.zeros((5, 7)), "b": jnp.zeros(7)}},
-        {"0": {"w": jnp.zeros((5, 7)), "b": jnp.zeros(7)}, "scale": jnp.zeros(9)},
+        [LAYER, {"w": jnp.zeros((5, 9)), "b": jnp.zeros(7)}],
+        {"1": LAYER, "2": LAYER},
+        {0: LAYER, 2: LAYER},
+        {"0": LAYER, "scale": jnp.zeros(9)},
+        {"0": LAYER, "norm": {"scale": jnp.zeros(5)}},
+        [jnp.zeros(5), jnp.zeros(6)],
     ],
-    ids=["other shapes", "no layer 0", "an array beside"],
+    ids=["shapes", "from 1", "a gap", "an array beside", "a node beside", "no names"],
 )
-def test_numbers_alone_do_not_make_a_tree_the_unrolled_model(blocks):
-    rules = ta.Rules({"**": "a"}, stacks={"blocks": 0})
-    with pytest.raises(ta.StackError, match="disagree in their number of layers"):
-        rules.match({"blocks": blocks})
+def test_a_number_in_the_unrolled_form_says_that_a_tree_is_unrolled(blocks):
+    tree = {"blocks": blocks, "head": jnp.zeros(5)}
+    table = {"blocks/0": "frozen", "**": "train"}
+    unrolled = ta.Rules(table, stacks={"blocks": 0}, unused="ignore").match(tree)
+    plain = ta.Rules(table, unused="ignore").match(tree)
+    assert (unrolled.paths, unrolled.values) == (plain.paths, plain.values)
+
+
+def test_layers_of_an_unrolled_model_with_a_gap_are_frozen_as_wholes():
+    params = {"blocks": {"0": LAYER, "2": LAYER}}
+    rules = ta.Rules({"blocks/0": "frozen", "**": "train"}, stacks={"blocks": 0})
+    tx = ta.partition({"train": optax.sgd(1.0)}, rules)
+    state, grads = tx.init(params), jax.tree.map(jnp.ones_like, params)
+    blocks = tx.update(grads, state, params)[0]["blocks"]
+    assert not any(map(jnp.any, jax.tree.leaves(blocks["0"])))
+    assert all(map(jnp.all, jax.tree.leaves(blocks["2"])))
+
+
+@pytest.mark.parametrize("stack", [0, ("layers_{l}", 0)], ids=["a list", "Linen"])
+def test_a_gap_does_not_hide_that_a_tree_fits_both_ways(stack):
+    if stack == 0:
+        tree = {
+            "layers": {"0": {"w": jnp.zeros((4, 4))}, "2": {"w": jnp.zeros((4, 2))}}
+        }
+    else:
+        tree = {"layers": {"w": jnp.zeros((4, 2))}, "layers_3": {"b": jnp.zeros(2)}}
+    rules = ta.Rules({"**": "a"}, stacks={"layers": stack})
+    with pytest.raises(ta.StackError, match="can be read in two ways"):
+        rules.match(tree)
+
+
+def test_only_the_place_of_the_unrolled_number_counts():
+    table = ta.Rules({"blocks/{0..1}": "a", "**": "b"}, stacks={"blocks": 0})
+    scanned = {"blocks": {"mlps": [{"w": jnp.zeros((3, 7))}, {"w": jnp.zeros((3, 5))}]}}
+    paths = table.match(scanned).paths
+    assert list(paths[:3]) == [f"blocks/{layer}/mlps/0/w" for layer in range(3)]
+    deeper = {"model": {"blocks": layers(2, w=(5, 7), b=(7,))}}
+    with pytest.raises(ta.StackError, match="matches nothing"):
+        table.match(deeper)
+    padded = {
+        "blocks": {"00": {"w": jnp.zeros((3, 7))}, "01": {"w": jnp.zeros((3, 5))}}
+    }
+    assert table.match(padded).paths[0] == "blocks/0/00/w"
+    linen = ta.Rules({"**": "a"}, stacks={"layers": ("layers_{l}", 0)})
+    tree = {"layers": {"w": jnp.zeros((2, 7))}, "sublayers_3": {"w": jnp.zeros(7)}}
+    paths = linen.match(tree).paths
+    assert list(paths) == ["layers_0/w", "layers_1/w", "sublayers_3/w"]
+    tree = {"layers_3": LAYER, "layers_5": LAYER}
+    assert linen.match(tree).paths == ta.Rules({"**": "a"}).match(tree).paths
+
+
+def test_of_nested_stacks_only_the_inner_one_may_be_unrolled():
+    stacks = {"blocks": 0, "blocks/experts": 1}
+    experts = [{"w": jnp.zeros((3, 7, 5))}, {"w": jnp.zeros((3, 6, 5))}]
+    tree = {"blocks": {"scale": jnp.zeros((3, 9)), "experts": experts}}
+    table = ta.Rules({"blocks/0/experts/1": "a", "**": "b"}, stacks=stacks)
+    matches = table.match(tree)
+    labels = dict(zip(matches.paths, matches.values, strict=True))
+    assert len(labels) == 9
+    assert labels["blocks/0/experts/1/w"] == "a"
+    assert [*labels.values()].count("a") == 1
+    tree["blocks"]["experts"][1]["w"] = jnp.zeros((3, 7, 4))
+    with pytest.raises(ta.StackError, match="can be read in two ways"):
+        table.match(tree)
 
 
 def test_a_tree_that_fits_both_ways_is_an_error():

@@ -33,7 +33,7 @@ from treeadapt.trees.axis_names import AxisNames, axis_names
 from treeadapt.trees.views import Plan, TreeView
 
 _CAPTURE = re.compile(r"\{[A-Za-z_]\w*\}")
-_LAYER = "(0|[1-9][0-9]{0,6})"
+_LAYER = "(?:0|[1-9][0-9]{0,6})"
 _SHOWN = 4  # answers that an error lists
 
 
@@ -243,7 +243,7 @@ class Stacks:
         if isinstance(view.plan, _UnrolledPlan):
             return [()] * len(view.leaves)
         names = self._axis_names(view)
-        left_out = self._left_out(view, names, is_part=is_part)
+        left_out = self._left_out(view, names)
         found: list[tuple[StackAxis, ...]] = []
         held: dict[Any, dict[int, list[int]]] = {}  # leaves by number of layers
         met: set[str] = set()
@@ -286,41 +286,50 @@ class Stacks:
         named = any(isinstance(stack.axis, str) for stack in self._stacks)
         return axis_names(view) if named else {}
 
-    def _left_out(self, view: TreeView, names: Any, *, is_part: bool) -> frozenset[str]:
+    def _left_out(self, view: TreeView, names: Any) -> frozenset[str]:
         """Return the keys of stacks whose layers are nodes of their own in a tree.
 
-        For ``{"blocks": 0}``, such a tree has arrays at ``blocks/0/w``, ``blocks/1/w``
-        and so on, and no other ones below ``blocks``: it is the unrolled model, for
-        which the same rules are meant. Arrays below the key itself could also be stored
-        ones: they are layers if their numbers are 0, 1, 2, ..., their shapes agree from
-        layer to layer, and they do not fit the stack. If they fit, it is an error; if
-        the stack names its axis, boxes decide.
+        For ``{"blocks": 0}``, an array at ``blocks/0/w`` says so: there a layer has its
+        number in the unrolled form. Which numbers there are, and what else is there,
+        does not matter: shapes never choose. But the stored model may have a list in
+        this place. So it is an error if all arrays below the key fit the stack; if the
+        stack names its axis, boxes decide.
         """
         arrays = [(i, *one) for i, one in enumerate(view.items()) if is_array(one[1])]
         found: set[str] = set()
         for stack in self._stacks:
             if stack.axis is None:
                 continue
-            texts = self._form(stack.key, dict.fromkeys(self.data, 0)).texts
-            form = f"{_LAYER.join(map(re.escape, texts))}((?:/.*)?)"
-            layers = {i: re.fullmatch(form, path, re.DOTALL) for i, path, _ in arrays}
-            if not any(layers.values()):
+            form = self._unrolled_form(stack)
+            layers = [each for each in arrays if form.fullmatch(each[1])]
+            if not layers:
                 continue
             own = [
                 each
                 for each in arrays
                 if stack in self._chain(read_slice_key(each[1])[0])
             ]
-            if own and not _is_regular(own, layers, is_part=is_part):
-                continue
             if own and isinstance(stack.axis, str):
                 named = [names[index].names for index, *_ in own if index in names]
                 if not named or any(stack.axis in each for each in named):
                     continue
             elif own and _fits(stack, own):
-                _refuse(_two_ways(stack, own))
+                _refuse(_two_ways(stack, own[0], layers[0]))
             found.add(stack.key)
         return frozenset(found)
+
+    def _unrolled_form(self, stack: _Stack) -> re.Pattern[str]:
+        """Return what matches paths in the layers of a stack, each a node of its own.
+
+        Each of the stacks around it may be unrolled or not.
+        """
+        around = [one.key for one in self._chain(stack.key) if one is not stack]
+        forms = []
+        for count in range(len(around) + 1):
+            for keys in itertools.combinations(around, count):
+                numbered = self._form(stack.key, dict.fromkeys((*keys, stack.key), 0))
+                forms.append(_LAYER.join(map(re.escape, numbered.texts)))
+        return re.compile(f"(?:{'|'.join(forms)})(?:/.*)?", re.DOTALL)
 
     def unroll(self, view: TreeView, *, is_part: bool = False) -> Unrolled:
         """Return the table of the layers of a tree; arguments as for ``axes``.
@@ -450,7 +459,7 @@ class Unrolled:
     def left_out(self) -> frozenset[str]:
         """The keys of the stacks that the tree holds unrolled."""
         names = self.stacks._axis_names(self.stored)
-        return self.stacks._left_out(self.stored, names, is_part=False)
+        return self.stacks._left_out(self.stored, names)
 
     def divide(self, answers: Sequence[Hashable]) -> Iterator[Layers]:
         """Yield all layers, those of one leaf together that have equal answers.
@@ -632,24 +641,6 @@ def _axis_of(stack: _Stack, path: str, leaf: Any, names: Any) -> int:
     return places[0]
 
 
-def _is_regular(
-    own: Sequence[_Leaf], layers: Mapping[int, re.Match[str] | None], *, is_part: bool
-) -> bool:
-    """Whether arrays are those of layers 0, 1, 2, ..., which agree in their shapes.
-
-    Args:
-        own: the arrays.
-        layers: by index, their paths read as those of one layer.
-        is_part: numbers may be missing.
-    """
-    found = [(match, leaf.shape) for i, _, leaf in own if (match := layers[i])]
-    shapes = {(match[match.re.groups], tuple(shape)) for match, shape in found}
-    numbers = {int(match[match.re.groups - 1]) for match, _ in found}
-    if len(found) < len(own) or len(shapes) > len({rest for rest, _ in shapes}):
-        return False
-    return is_part or numbers == {*range(len(numbers))}
-
-
 def _not_met(stack: _Stack, view: TreeView) -> str:
     paths = [path.split("/") for path in view.plan.paths]
     known = {"/".join(path[:n]) for path in paths for n in range(1, len(path) + 1)}
@@ -670,14 +661,13 @@ def _fits(stack: _Stack, own: Sequence[_Leaf]) -> bool:
     return False
 
 
-def _two_ways(stack: _Stack, own: Sequence[_Leaf]) -> str:
-    path, leaf = own[0][1:]
+def _two_ways(stack: _Stack, stored: _Leaf, layer: _Leaf) -> str:
     template = f"{stack.key or 'all'}_{{l}}"
     return (
         f"stacks={{{stack.key!r}: {stack.axis!r}}} can be read in two ways: arrays "
-        f"such as {path!r} {describe(leaf)} hold layers along an axis, or they are "
-        "those of one layer each, and the tree is unrolled. If they hold layers, give "
-        "another unrolled form, "
+        f"such as {stored[1]!r} {describe(stored[2])} hold layers along an axis, or "
+        f"{layer[1]!r} is an array of one layer, and the tree is unrolled. If they "
+        "hold layers, give another unrolled form, "
         f"stacks={{{stack.key!r}: ({template!r}, {stack.axis!r})}}; "
         "otherwise use rules without this stack."
     )
