@@ -416,6 +416,101 @@ def test_params_that_are_called_like_fields(kind):
     assert_equal(again, old)
 
 
+def nasty() -> dict[str, Any]:
+    """Params whose paths read like those of a state."""
+
+    def ones(*shape: int) -> Any:
+        return jnp.ones(shape)
+
+    return {
+        "0": {
+            "count": ones(2, 2),
+            "mu": ones(3, 2),
+            "nu": {"0": {"trace": ones(2, 3)}},
+        },
+        "mu": {
+            "0": {"count": ones(2, 4), "inner_state": ones(4, 2)},
+            "nu": {"0": {"count": ones(1, 2)}},
+        },
+        "inner_state": {"0": {"mu": ones(5, 2), "count": ones(2, 2)}},
+        "inner_states": {"mu": {"0": {"count": ones(3, 3)}}},
+        "trace": ones(2, 2),
+    }
+
+
+def in_groups(tx: Any, **labels: str) -> Any:
+    rules = {**labels, "**": "inner_states"}
+    return ta.partition(dict.fromkeys(rules.values(), tx), rules)
+
+
+#: The same params in groups whose labels are names of fields, or indices.
+NASTY = {
+    "mu": lambda tx: in_groups(tx, **{"0/**": "mu", "mu/**": "0", "inner_state": "nu"}),
+    "nu": lambda tx: in_groups(tx, **{"0/**": "nu", "mu/**": "mu", "trace": "count"}),
+    "adapt": ta.adapt,
+    "plain": lambda tx: tx,
+}
+MORE = {
+    **LEAFWISE,
+    "lbfgs": optax.lbfgs(memory_size=2, linesearch=None),
+    "search": optax.lbfgs(memory_size=2),
+    "private": optax.contrib.differentially_private_aggregate(
+        1.0, 0.5, jax.random.key(0)
+    ),
+    "momentum": optax.rmsprop(1e-2, momentum=0.9),
+    "trace": optax.trace(0.9),
+    "ema": optax.ema(0.9),
+}
+
+
+@pytest.mark.parametrize("name", MORE)
+@pytest.mark.parametrize("kind", NASTY)
+def test_an_unchanged_state_is_carried_whole_whatever_its_names(name, kind):
+    params, tx = nasty(), NASTY[kind](MORE[name])
+    old = tx.init(params)
+    for saved in (old, ta.to_flat_dict(old), ta.to_state_dict(old)):
+        state, report = carry_state(tx, params, saved)
+        assert report.carried == {path: path for path in ta.to_flat_dict(old)}
+        assert not any("another kind" in text for text in report.warnings)
+        pairs = zip(*map(jax.tree.leaves, (state, old)), strict=True)
+        assert all(one is two or np.array_equal(one, two) for one, two in pairs)
+
+
+@pytest.mark.parametrize("name", ["adam", "inject", "MultiSteps", "muon", "trace"])
+@pytest.mark.parametrize("kind", NASTY)
+@pytest.mark.parametrize("renames", [False, True])
+def test_groups_of_such_names_are_carried_into_others(name, kind, renames):
+    params, old = nasty(), NASTY[kind](MORE[name]).init(nasty())
+    same = ta.Migration({"{path:**}": "{path}"}) if renames else None
+    for other in NASTY.keys() - {kind}:
+        tx = NASTY[other](MORE[name])
+        for saved in (old, ta.to_flat_dict(old)):
+            _, report = carry_state(tx, params, saved, migration=same)
+            assert report.fresh == (), str(report)
+            assert report.misshaped == report.ambiguous == {}, str(report)
+
+
+def test_a_state_of_ones_own_is_known_by_its_class():
+    class Mine(NamedTuple):
+        buffers: Any
+        inner: Any
+
+    def mine(tx: Any) -> Any:
+        def init(params: Any) -> Any:
+            return Mine((params, params), tx.init(params))
+
+        return optax.GradientTransformation(init, tx.update)
+
+    params = nasty()
+    old = NASTY["mu"](mine(adam)).init(params)
+    for kind in NASTY:
+        _, report = carry_state(NASTY[kind](mine(adam)), params, old)
+        assert report.fresh == (), str(report)
+        assert report.ambiguous == report.misshaped == {}, str(report)
+    path = "buffers/1/mu/nu/0/count"
+    assert report.carried[path] == f"inner_states/0/{path}"
+
+
 def test_a_removed_layer_that_is_called_like_a_field():
     tx = ta.adapt(optax.trace(0.9))
     old = tx.init({"a": jnp.ones(2), "trace": {"w": jnp.ones(2)}})

@@ -424,6 +424,19 @@ def test_padding_is_zero_in_slots_and_is_cut_off_again():
 
 
 @pytest.mark.parametrize("form", ["own", "flat"])
+@pytest.mark.parametrize("name", ["adafactor", "sm3"])
+def test_statistics_that_do_not_move_are_not_of_another_kind(name, form):
+    tx = getattr(optax, name)(1e-2)
+    m = ta.Migration({"w : a b": "w : b a", "b : a": "c : a"})
+    params = {"w": jnp.ones((4, 8)), "b": jnp.ones(4)}
+    params, old = train(tx, params, tx.init(params))
+    saved = ta.to_flat_dict(old) if form == "flat" else old
+    _, report = ta.carry_state(tx, m(params), saved, migration=m)
+    assert report.unmoved
+    assert not any("another kind" in text for text in report.warnings), str(report)
+
+
+@pytest.mark.parametrize("form", ["own", "flat"])
 def test_layers_that_padding_adds_are_reported_like_new_leaves(form):
     m = ta.Migration({"h/{k} : l ...": ("h/{k} : l ...", {"pad": {"l": [1, 0]}})})
     params = {"h": {"w": jnp.ones((2, 3, 3)), "b": jnp.ones((2, 3))}}

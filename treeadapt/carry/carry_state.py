@@ -19,7 +19,13 @@ import numpy as np
 
 from treeadapt.arrays import is_array, is_inexact
 from treeadapt.carry.fields import can_hold, known
-from treeadapt.carry.matching import Offers, learn_links, match_copies, match_rest
+from treeadapt.carry.matching import (
+    Offers,
+    by_node,
+    learn_links,
+    match_copies,
+    match_rest,
+)
 from treeadapt.carry.moving import SavedState, move_copies
 from treeadapt.carry.optax_fields import STORED_FIELDS
 from treeadapt.carry.pieces import StateLeaf, divide_states, fill
@@ -28,8 +34,10 @@ from treeadapt.carry.slots import (
     below,
     cut_names,
     cuts_of,
+    field_of,
     find_slots,
     init_of_arrays,
+    known_prefixes,
     stored,
     view_init,
 )
@@ -162,15 +170,19 @@ def carry_state(
         NewLeaf(slot, spec, slot.name, fate="reset" if yes else "fresh")
         for slot, spec, yes in zip(slots, own.leaves, asked, strict=True)
     ]
+    known = known_prefixes(view.plan, old, own.plan, slots)
     if migration is None:
         copies = [slot for slot in slots if slot.is_copy]
         tails = {*paths, *[stored(slot.tail) for slot in copies]}
-        cuts = cut_names(old, {slot.field for slot in copies}, tails)
-        saved = SavedState(
-            {slot.name: StateLeaf(slot, old[slot.name], slot.name) for slot in cuts}
-        )
+        # An unchanged name is that of the same leaf.
+        same = {slot.name: slot.prefix for slot in slots if slot.name in old}
+        known = same | known
+        fields = {field_of(str(slot.prefix)) for slot in copies}
+        cuts = cut_names(old, fields, tails, known)
+        whole = {one.name: StateLeaf(one, old[one.name], one.name) for one in cuts}
+        saved = SavedState(whole, known=known, fields=by_node(cuts))
     else:
-        saved = move_copies(old, migration, (own, slots), flat)
+        saved = move_copies(old, migration, (own, slots), flat, known)
     rows, leaves, unclear = divide_states(rows, [*saved.leaves.values()], flat)
     saved = dataclasses.replace(saved, leaves={leaf.slot.name: leaf for leaf in leaves})
     table = Table(rows, saved, old, (own.plan, view.plan), len(paths))

@@ -13,13 +13,14 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
 
 from treeadapt.arrays import is_array
+from treeadapt.carry.matching import by_node
 from treeadapt.carry.optax_fields import PARAM_FIELDS, SCALE_FIELDS, degree_of
 from treeadapt.carry.pieces import (
     AxisNumbers,
@@ -35,6 +36,7 @@ from treeadapt.carry.slots import (
     below,
     cut_names,
     cuts_of,
+    field_of,
     is_joint,
     last,
     stored,
@@ -60,11 +62,15 @@ class SavedState:
         leaves: by name; params have the names of today.
         unmoved: why other leaves were not moved, by saved name.
         warnings: of rows that make copies of one parameter, by their text.
+        known: what ``known_prefixes`` says.
+        fields: those of each state, by its name, whether their leaves moved or not.
     """
 
     leaves: dict[str, StateLeaf]
     unmoved: dict[str, str] = dataclasses.field(default_factory=dict)
     warnings: dict[str, str] = dataclasses.field(default_factory=dict)
+    known: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
+    fields: Mapping[str, Collection[str]] = dataclasses.field(default_factory=dict)
 
     def leave(self, names: Iterable[str], reason: str) -> None:
         """Note leaves that are not moved."""
@@ -109,6 +115,7 @@ def move_copies(
     migration: Migration,
     new: tuple[TreeView, Sequence[Slot]],
     params: Mapping[str, Any],
+    known: Mapping[str, str | None],
 ) -> SavedState:
     """Move every copy of the params in a saved state.
 
@@ -117,14 +124,16 @@ def move_copies(
         migration: from the params of the saved state to those of today.
         new: the new state, and where its leaves are.
         params: the arrays that train today, by path.
+        known: what ``known_prefixes`` says of the saved state.
 
     Raises:
         MigrationError: two leaves of a copy get one name.
     """
     fields = _fields(*new, params)
     homes = _params_and_rows(saved, migration.rows, fields, params)
-    slots = cut_names(saved, fields, homes)
-    mover = _Mover(saved, migration, params, SavedState({}))
+    slots = cut_names(saved, fields, homes, known)
+    made = SavedState({}, known=known, fields=by_node(slots))
+    mover = _Mover(saved, migration, params, made)
     copies = {slot.prefix for slot in slots}
     owners = {slot.node for slot in slots if slot.is_copy}
     joint = {slot.node for slot in slots if is_joint(saved[slot.name], len(params))}
@@ -143,7 +152,7 @@ def move_copies(
         else:
             mover.made.leaves[slot.name] = StateLeaf(slot, saved[slot.name], slot.name)
     for (prefix, more, place), held in parts.items():
-        mover.move((prefix, more), place, fields[last(prefix)], held)
+        mover.move((prefix, more), place, fields[field_of(prefix)], held)
     return mover.made
 
 
@@ -166,9 +175,10 @@ def _fields(
             rank = more if fits else None
         classes = own.plan.classes(slot.node or None)
         degree = degree_of(classes, name, is_scaled=is_scaled)
-        known = fields.setdefault(name, _Field(name, degree, rank))
-        rank = rank if known.rank is None else known.rank
-        fields[name] = _Field(name, degree if degree == known.degree else None, rank)
+        key = field_of(str(slot.prefix))
+        before = fields.setdefault(key, _Field(name, degree, rank))
+        rank = rank if before.rank is None else before.rank
+        fields[key] = _Field(name, degree if degree == before.degree else None, rank)
     return fields
 
 
@@ -187,7 +197,7 @@ def _params_and_rows(
         path
         for name in names
         for prefix, tail in cuts_of(name)
-        if last(prefix) in fields
+        if field_of(prefix) in fields
         for path in (stored(tail), *above(stored(tail)))
     )
     taken, _ = assign(rows, [*tails], Problems())

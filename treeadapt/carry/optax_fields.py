@@ -6,6 +6,7 @@ called anything, so nothing here is asked of a class that is not Optax's.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 
 import optax
@@ -93,6 +94,16 @@ def is_state_class(cls: type) -> bool:
         and issubclass(cls, tuple)
         and cls not in _NOT_STATES
     )
+
+
+def has_fields(cls: type) -> bool:
+    """Return whether a class has fields, as a named tuple or a dataclass has.
+
+    Example:
+        >>> has_fields(optax.ScaleByAdamState), has_fields(dict)
+        (True, False)
+    """
+    return hasattr(cls, "_fields") or dataclasses.is_dataclass(cls)
 
 
 def degree_of(

@@ -22,12 +22,12 @@ import numpy as np
 
 from treeadapt.arrays import is_array
 from treeadapt.carry.fields import known
-from treeadapt.carry.matching import by_node
 from treeadapt.carry.moving import SavedState
 from treeadapt.carry.optax_fields import (
     ADAM_FIELDS,
     SCALE_FIELDS,
     SUM_FIELDS,
+    has_fields,
     is_state_class,
 )
 from treeadapt.carry.pieces import StateLeaf, joined_names
@@ -364,21 +364,22 @@ def _fresh_message(count: Slot, new: Sequence[Slot], steps: Any) -> str:
 
 def _of_meaning(table: Table) -> Iterator[str]:
     """Warn of moments that come from a state of another kind."""
-    pairs: dict[tuple[str, str], dict[str, None]] = {}
+    pairs: dict[tuple[str, str], dict[str, set[str]]] = {}
     for row, leaf in table.moved:
-        pairs.setdefault((row.slot.node, leaf.slot.node), {})[row.slot.field] = None
-    here = by_node([row.slot for row in table.rows])
-    there = by_node([leaf.slot for leaf in table.saved.leaves.values()])
+        fields = pairs.setdefault((row.slot.node, leaf.slot.node), {})
+        fields.setdefault(row.slot.field, set()).add(row.slot.tail)
     for (node, source), fields in pairs.items():
-        classes = table.plans[0].classes(node or None)
-        cls = _state_class(classes)
-        old_cls = _state_class(table.plans[1].classes(source or None))
-        new, old = here[node].keys(), there[source].keys()
-        changes = {"lacks": old - new, "adds": new - old}
-        differs = [f"{verb} {', '.join(sorted(f))}" for verb, f in changes.items() if f]
-        if not differs and cls and old_cls and cls is not old_cls:
+        classes = [*filter(has_fields, table.plans[0].classes(node or None))]
+        cls, old_cls = (
+            next(filter(is_state_class, plan.classes(path or None)), None)
+            for plan, path in zip(table.plans, (node, source), strict=True)
+        )
+        if not classes or (cls and cls is old_cls):
+            continue
+        differs = _differences(table, node, source, set().union(*fields.values()))
+        if not differs and cls and old_cls:
             differs = [f"is {cls.__name__}, not {old_cls.__name__}"]
-        if differs and any(map(_has_fields, classes)):
+        if differs:
             yield (
                 f"moments of another kind: {', '.join(fields)} of {node!r} from "
                 f"{source!r}, where the new state {' and '.join(differs)}. What a "
@@ -387,12 +388,38 @@ def _of_meaning(table: Table) -> Iterator[str]:
             )
 
 
-def _has_fields(cls: type) -> bool:
-    return hasattr(cls, "_fields") or dataclasses.is_dataclass(cls)
+def _differences(
+    table: Table, node: str, source: str, tails: Collection[str]
+) -> list[str]:
+    """Return how the fields of some params differ from those of a saved state.
 
+    A field that has no leaf for a param may have one for others, or one that did not
+    move.
 
-def _state_class(classes: Iterable[type]) -> Any:
-    return next(filter(is_state_class, classes), None)
+    Args:
+        table: the two states.
+        node: name of the new state.
+        source: of the saved one.
+        tails: the params.
+    """
+    leaves = (
+        [row.slot for row in table.rows],
+        [leaf.slot for leaf in table.saved.leaves.values()],
+    )
+    new, old = (
+        {
+            slot.field
+            for slot in slots
+            if slot.node == path and (slot.tail in tails or not slot.is_copy)
+        }
+        for slots, path in zip(leaves, (node, source), strict=True)
+    )
+    every = {slot.field for slot in leaves[0] if slot.node == node}
+    changes = {
+        "lacks": old - every,
+        "adds": new.difference(old, table.saved.fields.get(source, ())),
+    }
+    return [f"{verb} {', '.join(sorted(f))}" for verb, f in changes.items() if f]
 
 
 def _of_sums(table: Table) -> Iterator[str]:
@@ -401,7 +428,10 @@ def _of_sums(table: Table) -> Iterator[str]:
     if not sums:
         return
     tails = {stored(slot.tail) for slot in sums}
-    before = _scales(cut_names(table.saved.leaves, SCALE_FIELDS, tails))
+    leaves = table.saved.leaves.items()
+    moved = {name: leaf.slot.prefix for name, leaf in leaves if leaf.slot.is_copy}
+    known = {**table.saved.known, **moved}
+    before = _scales(cut_names(table.saved.leaves, SCALE_FIELDS, tails, known))
     after = _scales([row.slot for row in table.copies])
     found: dict[str, tuple[str, str]] = {}
     for slot in sums:

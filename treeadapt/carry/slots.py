@@ -5,7 +5,8 @@ copy of the params it has a prefix (``0/mu``) and, after it, the path of a param
 any other leaf (``0/count``) has no prefix. ``find_slots`` knows the transformation: it
 asks with Optax's placeholder, and where one refuses that (a line search looks at the
 first leaf) it takes every subtree that holds nothing but parameters for a copy.
-``cut_names`` knows names alone.
+``cut_names`` goes by names alone, except where ``known_prefixes`` knows the classes of
+states.
 See ``carry_state``, ``callbacks`` and ``sharding`` for what happens to the slots.
 """
 
@@ -14,18 +15,25 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import jax
 import optax
 
 from treeadapt.arrays import is_array, is_inexact
+from treeadapt.carry.optax_fields import (
+    GROUPS,
+    STATE_FIELDS,
+    has_fields,
+    is_state_class,
+)
 from treeadapt.errors import TransformError
 from treeadapt.paths import SEPARATOR
 from treeadapt.slices import Sets, read_slice_key
 from treeadapt.transforms.adapt import is_placeholder, placeholder
 from treeadapt.transforms.flat import fast_params
-from treeadapt.trees.views import TreeView, view_tree
+from treeadapt.trees.views import Plan, TreeView, view_tree
 
 Key = TypeVar("Key")
 Found = TypeVar("Found")
@@ -256,15 +264,94 @@ def cuts_of(name: str) -> Iterator[tuple[str, str]]:
         end = name.find(SEPARATOR, end + 1)
 
 
+def known_prefixes(
+    plan: Plan, names: Iterable[str], new: Plan, slots: Iterable[Slot]
+) -> dict[str, str | None]:
+    """Return where a saved state holds copies of the params, as its classes say it.
+
+    A copy is a field of Optax's own states that holds no state, or of a state of
+    another class where the new state has one in a state of this class.
+
+    Args:
+        plan: of the saved state.
+        names: of its leaves, in leaf order; paths in it, but for boxes.
+        new: plan of the new state.
+        slots: where its leaves are.
+
+    Returns:
+        The prefix by name, None for leaves that are in no copy. Names in states of
+        other classes, or of none, are left out.
+    """
+    own: dict[type, dict[str, None]] = {}  # where states of a class have copies
+    for prefix in dict.fromkeys([x.prefix for x in slots if x.prefix is not None]):
+        for cls, rest in _owner(new, prefix):
+            own.setdefault(cls, {})[rest] = None
+    known: dict[str, str | None] = {}
+    for name, path in zip(names, plan.paths, strict=True):
+        for cls, rest in _owner(plan, path):
+            is_optax = is_state_class(cls)
+            fields = own.get(cls, [rest.partition(SEPARATOR)[0]] if is_optax else [])
+            fits = [field for field in fields if f"{rest}/".startswith(f"{field}/")]
+            if fits or is_optax:
+                node = path.removesuffix(rest)
+                known[name] = node + max(fits, key=len) if fits else None
+    return known
+
+
+def _owner(plan: Plan, path: str) -> list[tuple[type, str]]:
+    """Return the class of the state that has something as a field, if it is known.
+
+    That is Optax's own that does not say that it holds a state there; else the nearest
+    that is not of Optax.
+
+    Returns:
+        At most one pair of the class and what of the path is below it.
+    """
+    every = [*_states_above(plan, path)]
+    optax_ones = [each for each in every if is_state_class(each[0])]
+    nearest = [each for each in every if not is_state_class(each[0])][-1:]
+    return [
+        (cls, rest)
+        for cls, rest in optax_ones
+        if rest.partition(SEPARATOR)[0] not in STATE_FIELDS
+    ][:1] or nearest
+
+
+def _states_above(plan: Plan, path: str) -> Iterator[tuple[type, str]]:
+    """Yield the classes with fields above a path, and what of it is below them."""
+    for node in ("", *[*above(path)][::-1]):
+        rest = path[len(node) :].removeprefix(SEPARATOR) if node else path
+        for cls in plan.classes(node or None):
+            if has_fields(cls):
+                yield cls, rest
+
+
+def field_of(prefix: str) -> str:
+    """Return the field that holds a copy; with ``inner_states``, the label of a group.
+
+    Example:
+        >>> field_of("inner_states/mu/0/nu"), field_of("inner_states/mu")
+        ('nu', 'inner_states/mu')
+    """
+    *nodes, name = prefix.split(SEPARATOR)
+    run = itertools.takewhile(GROUPS.__eq__, reversed(nodes))  # it may be a label, too
+    return below(GROUPS, name) if len([*run]) % 2 else name
+
+
 def cut_names(
-    names: Iterable[str], fields: Container[str], tails: Container[str]
+    names: Iterable[str],
+    fields: Container[str],
+    tails: Container[str],
+    known: Mapping[str, str | None] = MappingProxyType({}),
 ) -> list[Slot]:
-    """Cut the names of a state of which nothing else is known.
+    """Cut the names of a state.
 
     Args:
         names: label paths of leaves.
-        fields: the last segments that prefixes of copies of the params may have.
+        fields: the fields that may hold copies of the params; see ``field_of``.
         tails: what may follow them: parameters, some layers of which a leaf may hold.
+        known: the prefixes of some leaves, None for those that are in no copy. Of all
+            others nothing else is known.
 
     Returns:
         One slot a name. Where there are several ways, the longest tail wins (params
@@ -276,14 +363,27 @@ def cut_names(
         >>> [(slot.prefix, slot.tail) for slot in slots]
         [(None, ''), ('0/nu', 'mu/w')]
     """
+    copies = {prefix for prefix in known.values() if prefix is not None}
+    around = {path for name in known for path in (*above(name), "")} - copies
 
     def is_copy(prefix: str, tail: str) -> bool:
-        return last(prefix) in fields and stored(tail) in tails
+        return field_of(prefix) in fields and stored(tail) in tails
 
-    found = [_first_cut(name, is_copy) for name in names]
-    copies = dict.fromkeys([x.prefix for x in found if x.prefix is not None])
+    def may_be_copy(prefix: str, tail: str) -> bool:
+        return prefix not in around and is_copy(prefix, tail)
+
+    slots: list[Slot] = []
+    for name in names:
+        if name in known:
+            prefix = known[name]
+            tail = name.removeprefix(prefix or "").removeprefix(SEPARATOR)
+            is_one = prefix is not None and is_copy(prefix, tail)
+            slots.append(Slot(name, prefix, tail) if is_one else Slot(name))
+        else:
+            slots.append(_first_cut(name, may_be_copy))
+    copies.update([slot.prefix for slot in slots if slot.prefix is not None])
     inner = {one for one in copies if any(path in copies for path in above(one))}
-    return [Slot(slot.name) if slot.prefix in inner else slot for slot in found]
+    return [Slot(slot.name) if slot.prefix in inner else slot for slot in slots]
 
 
 def _first_cut(name: str, is_copy: Callable[[str, str], bool]) -> Slot:

@@ -250,7 +250,7 @@ def _donatable(state: Any, params: Iterable[Any]) -> Any:
 def _copied(array: jax.Array) -> jax.Array:
     """Copy an array to where it is: a copy leaves host memory in some cases."""
     copy = jnp.array(array, copy=True)
-    if copy.sharding == array.sharding:
+    if getattr(copy, "sharding", array.sharding) == array.sharding:  # not of a tracer
         return copy
     return jax.device_put(copy, array.sharding)
 
