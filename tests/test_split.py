@@ -664,6 +664,31 @@ def test_identity_markers_of_stateful_layers_survive():
     assert eqx.nn.State(ta.merge(params, rest)).get(full.ema_state_index) is not None
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: eqx.nn.make_with_state(eqx.nn.BatchNorm)(3, "batch", mode="ema"),
+        lambda: eqx.nn.BatchNorm(3, "batch", mode="batch"),
+        lambda: eqx.nn.make_with_state(eqx.nn.SpectralNorm)(
+            eqx.nn.Linear(3, 2, key=jax.random.key(0)), "weight", key=jax.random.key(1)
+        ),
+    ],
+)
+def test_what_equinox_layers_keep_from_call_to_call_does_not_train(make):
+    tree = make()
+    trained = {f"{at}{x}" for at in ("", "0/", "0/layer/") for x in ("weight", "bias")}
+    params, _ = ta.split(tree)
+    assert 0 < len(params) == len(trained.intersection(params))
+    kept, _ = ta.split(tree, arrays="all")
+    assert len(kept) > len(params)  # also what is saved
+    tx = ta.adapt(optax.chain(optax.add_decayed_weights(0.5), optax.sgd(0.1)))
+    grads = ta.map_where(jnp.ones_like, tree, [*kept])
+    updates, _ = tx.update(grads, tx.init(tree), tree)
+    moved, _ = ta.split(ta.apply_updates(tree, updates), arrays="all")
+    changed = {path for path in kept if not np.array_equal(moved[path], kept[path])}
+    assert changed == {*params}
+
+
 @pytest.mark.hazard("E13")
 def test_an_old_state_says_so():
     tree, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(3, "batch", mode="ema")

@@ -1,7 +1,9 @@
 """Equinox: modules are registered with keys; ``eqx.nn.Shared`` is a box.
 
 A module's keys depend on its class and on which fields it has, never on the values of
-its static fields, so its names are stable though those values may be mutable.
+its static fields, so its names are stable though those values may be mutable. What a
+layer keeps from call to call, such as batch statistics, does not train: neither in the
+``State`` of a model nor, as the initial one, in the index of the layer.
 """
 
 from __future__ import annotations
@@ -27,6 +29,17 @@ ADAPTERS = (
         applies=eqx.nn.Shared,
         flatten=functools.partial(jax.named, box="pytree"),
     ),
-    Adapter(name="equinox State", applies=eqx.nn.State, flatten=_state),
+    Adapter(
+        name="equinox State",
+        applies=eqx.nn.State,
+        flatten=_state,
+        trains=lambda _: False,
+    ),
+    Adapter(
+        name="equinox StateIndex",
+        applies=eqx.nn.StateIndex,
+        flatten=jax.named,
+        trains=lambda _: False,
+    ),
     Adapter(name="equinox Module", applies=eqx.Module, flatten=jax.named),
 )
