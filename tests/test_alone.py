@@ -126,7 +126,7 @@ def test_labels_masks_and_reports_of_every_tree(library):
         assert jax.tree.structure(labels) == jax.tree.structure(tree), name
         if jax.tree.leaves(ta.split(tree, "**" if paths else [], arrays="all")[0]):
             assert any(jax.tree.leaves(ta.param_mask(tree, "**"))), name
-        text = str(ta.summarize(tree))
+        text = str(ta.summarize(tree, statics=True))
         assert all(path in text for path in paths if path.isidentifier()), name
 
 
