@@ -375,6 +375,15 @@ def test_a_folder_with_one_file_of_another_name_is_that_file(name, tmp_path):
     same(ta.load(path), FLAT)
 
 
+def test_what_a_folder_holds_that_is_not_read_for_the_folder_is_named(tmp_path):
+    np.savez(tmp_path / "flax_model.npz", **FLAT)
+    with pytest.raises(ta.CheckpointError, match=r"It holds '.*/flax_model\.npz'"):
+        ta.load(tmp_path)
+    (tmp_path / "model.eqx").write_bytes(b"")
+    with pytest.raises(ta.CheckpointError, match="tree_deserialise_leaves"):
+        ta.load(tmp_path / "model.eqx")
+
+
 def test_an_index_of_another_name_is_read(tmp_path):
     # As Diffusers writes its models.
     path = published(tmp_path / "at")

@@ -278,6 +278,8 @@ def format_of(path: str | os.PathLike[str], *, writing: bool = False) -> str:
         cure = "Write .safetensors, .schema.toml, or without an ending for Orbax."
     elif ending in ("bin", "ckpt", "pt", "pth"):
         cure += f" {UNPICKLED}"
+    elif ending == "eqx":
+        cure += " Read it with eqx.tree_deserialise_leaves, and save the model."
     refuse(name, problem, cure)
 
 
@@ -505,6 +507,7 @@ def _proposal(folder: Path) -> str:
     revisions = folder.glob("snapshots/[!.]*")  # as in the cache of Hugging Face
     folders = [folder, *steps, *revisions]
     there = [one for each in folders for one in _checkpoints(each)]
+    there += [one for kind in _ONLY_READ for one in folder.glob(f"[!.]*.{kind}")]
     inner = orbax_folder.METADATA
     names = {str(one.parent if one.name == inner else one): None for one in there}
     latest = sorted(names, key=lambda x: re.sub(r"\d+", lambda n: n[0].zfill(20), x))
