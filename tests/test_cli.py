@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 import re
@@ -157,14 +155,6 @@ def test_show_as_json(npz, rules):
     assert [total["leaves"] for total in found["totals"]] == [2, 21]
 
 
-def test_show_as_csv(npz, rules):
-    text = run("show", npz, "--rules", rules, "--format", "csv")
-    rows = list(csv.DictReader(io.StringIO(text)))
-    assert len(rows) == 23
-    assert rows[1]["shape"] == "2x3"
-    assert rows[1]["label"] == "frozen"
-
-
 def test_show_adds_up_by_depth(npz, rules):
     lines = run("show", npz, "--depth", 1).splitlines()
     assert [line.split()[:2] for line in lines] == [
@@ -187,24 +177,6 @@ def test_statics_shows_each_leaf_that_is_not_an_array(tmp_path, monkeypatch):
         assert "builtin_function_or_method" in shown
 
 
-def test_depth_counts_what_separates(tmp_path):
-    tree = {f"h.{n}.{name}": np.ones(2, "f4") for n in range(3) for name in "ab"}
-    ta.save(tmp_path / "x.safetensors", tree)
-    options = ("show", tmp_path / "x.safetensors", "--depth", 2)
-    lines = run(*options, "--separator", ".").splitlines()
-    assert [line.split()[:2] for line in lines[1:]] == [
-        ["h.0", "2"],
-        ["h.1", "2"],
-        ["h.2", "2"],
-    ]
-    assert len(run(*options).splitlines()) == 1 + 6
-    folded = run(*options, "--separator", ".", "--format", "tree")
-    assert "h.{0..2}  6 leaves" in folded
-    assert " .a" not in folded
-    assert " .a" in run(*options, "--format", "tree")
-    assert "--separator is empty" in run(*options, "--separator", "", code=2)
-
-
 def test_depth_does_not_count_the_dots_of_layers(tmp_path):
     ta.save(tmp_path / "x.safetensors", {"h.w": np.ones((4, 2), "f4")})
     table = '[stacks]\n"" = 0\n[rules]\n"{0..1}/**" = "a"\n"**" = "b"\n'
@@ -212,14 +184,14 @@ def test_depth_does_not_count_the_dots_of_layers(tmp_path):
     rules.write_text(f"version = 1\n{table}")
     options = ("show", tmp_path / "x.safetensors", "--rules", rules)
     for depth, names in (
-        (1, ["{0..1}/h", "{2..3}/h"]),
+        (1, ["{0..1}", "{2..3}"]),
         (2, ["{0..1}/h.w", "{2..3}/h.w"]),
     ):
-        lines = run(*options, "--separator", ".", "--depth", depth).splitlines()
+        lines = run(*options, "--depth", depth).splitlines()
         assert [line.split()[0] for line in lines[1:]] == names
 
 
-def test_sums_are_data_in_json_and_csv(npz, rules):
+def test_sums_are_data_in_json(npz, rules):
     options = ("show", npz, "--depth", 1, "--rules", rules, "--format")
     nodes = json.loads(run(*options, "json"))["nodes"]
     assert nodes[0] == {
@@ -229,8 +201,6 @@ def test_sums_are_data_in_json_and_csv(npz, rules):
         "bytes": 24,
         "label": "frozen",
     }
-    rows = list(csv.DictReader(io.StringIO(run(*options, "csv"))))
-    assert rows == [{name: str(x) for name, x in node.items()} for node in nodes]
 
 
 def test_sums_keep_labels_apart_that_read_alike(tmp_path):
@@ -239,35 +209,8 @@ def test_sums_keep_labels_apart_that_read_alike(tmp_path):
     options = (tmp_path / "y.safetensors", "--rules", other, "--depth", 1)
     nodes = json.loads(run("show", *options, "--format", "json"))["nodes"]
     assert [(node["label"], node["params"]) for node in nodes] == [(1, 2), ("1", 3)]
-    rows = run("show", *options, "--format", "csv").splitlines()
-    assert [row.split(",")[2] for row in rows[1:]] == ["2", "3"]
     table = run("show", *options).splitlines()
     assert [row.split()[-1] for row in table[1:]] == ["1", "'1'"]
-
-
-@pytest.mark.hazard("K21")
-@pytest.mark.parametrize("sign", "=+-@\uff1d\uff0b\uff0d\uff20")
-def test_no_cell_of_a_csv_is_a_formula(tmp_path, sign):
-    name = f'{sign}HYPERLINK("http://x.example","a")'
-    ta.save(
-        tmp_path / "x.safetensors", {name: {"w": np.ones(2, "f4")}, "b": np.ones(1)}
-    )
-    rules = tmp_path / "rules.json"
-    rules.write_text(json.dumps({"version": 1, "rules": {"b": -0.5, "**": name}}))
-    for options in ((), ("--depth", "1")):
-        text = run(
-            "show",
-            tmp_path / "x.safetensors",
-            "--rules",
-            rules,
-            *options,
-            "--format",
-            "csv",
-        )
-        rows = list(csv.DictReader(io.StringIO(text)))
-        cells = [cell for row in rows for cell in row.values()]
-        assert not [cell for cell in cells if cell.startswith(sign) and cell != "-0.5"]
-        assert {f"'{name}", "-0.5"} <= {row["label"] for row in rows}
 
 
 def test_show_as_a_tree(npz, rules):
@@ -895,7 +838,6 @@ def test_names_do_not_reach_the_terminal_raw(tmp_path):
     rules = written(tmp_path, '"b" = "c"\n')
     for arguments, code in (
         (("show", path), 0),
-        (("show", path, "--format", "csv"), 0),
         (("show", path, "--depth", "1"), 0),
         (("lint", path, "--rules", rules), 1),
         (("show", path, "--format", "markdown"), 0),
@@ -1386,7 +1328,7 @@ def test_reading_values_shows_how_far_it_is(npz, fresh):
 @pytest.mark.parametrize(
     ("arguments", "elsewhere", "code", "first", "told"),
     [
-        ("show x.safetensors --format csv", "| head -n 1", 141, "path,shape", ""),
+        ("show x.safetensors --format json", "| head -n 1", 141, "{", ""),
         ("show x.safetensors --format json", "| true", 141, "", ""),
         ("lint x.safetensors --rules r.toml", "| true", 141, "", ""),  # finds something
         ("--help", "| true", 141, "", ""),

@@ -240,11 +240,8 @@ def app() -> None:
 @app.command(short_help="Show or draw paths, sizes and labels.")
 @_tree
 @_with_rules
-@_one_of("table", "tree", "markdown", "json", "csv")
+@_one_of("table", "tree", "markdown", "json")
 @click.option("--depth", type=click.IntRange(min=1), help="Add up below this depth.")
-@click.option(
-    "--separator", default="/", metavar="TEXT", help="What --depth counts, such as '.'."
-)
 @_flag("--statics", "Show each leaf that is not an array, not all as one line.")
 @_patterns("--filter", "Only what this selects")
 @_text("--mesh", "AXES", "Plan the memory of devices: axes such as data=16,model=8.")
@@ -261,7 +258,6 @@ def show(
     rules: str | None,
     form: str | None,
     depth: int | None,
-    separator: str,
     where: Sequence[str],
     mesh: str | None,
     optimizer: str | None,
@@ -280,8 +276,6 @@ def show(
         raise _Failure("--output draws, and --format prints; give one of the two.")
     if output is not None:
         _require_new(output, force=force)
-    if not separator:
-        raise _Failure("--separator is empty. Give '/' or '.'.")
     if mesh is not None and rules is None:
         raise click.UsageError("--mesh needs --rules, with a list for each pattern.")
     if optimizer is not None and mesh is None:
@@ -294,7 +288,6 @@ def show(
         source.tree,
         table,
         where=list(where) or None,
-        separator=separator,
         mesh=None if mesh is None else sources.read_mesh(mesh),
         tx=None if optimizer is None else sources.read_optimizer(optimizer),
         statics=statics,

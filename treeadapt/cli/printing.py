@@ -1,15 +1,13 @@
 """What the commands print on standard output, one function for each form.
 
 Takes what a command found and prints it: as text for people, in colours where the
-terminal has them, as JSON or as CSV. Reads no file and decides no exit code.
+terminal has them, or as JSON. Reads no file and decides no exit code.
 """
 
 from __future__ import annotations
 
 import contextlib
-import csv
 import dataclasses
-import io
 import json
 import re
 import shutil
@@ -34,8 +32,6 @@ from treeadapt.selection.rules import STATIC, Rules
 _DIFF_COLORS = {"-": "red", "+": "green", ">": "cyan", "~": "yellow"}
 _START = r"(?:^|[{,])\s*"  # of a key in TOML or JSON
 _NAME = r"""(?:"(?:[^"\\\n]|\\.)*"|'[^'\n]*'|[A-Za-z0-9_-]+)"""
-# How spreadsheets start a formula; the last four are full-width.
-_FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")
 
 
 def bar(label: str, length: int) -> Any:
@@ -83,8 +79,7 @@ def print_summary(
         ties: for a tied path the one that it is.
         depth: how many segments of a path to show in a drawing; elsewhere by how many
             of them, and by label, leaves are added up; None for every leaf.
-        form: ``"json"``, ``"csv"``, ``"markdown"``, ``"tree"``, or anything else for a
-            table.
+        form: ``"json"``, ``"markdown"``, ``"tree"``, or anything else for a table.
     """
     if form == "tree":
         _print_tree(summary, depth)
@@ -101,12 +96,6 @@ def print_summary(
             rows = {"kinds": _fields(plan.kinds), "arrays": _fields(plan.arrays)}
             found["memory"] = {"mesh": dict(plan.mesh), **sizes, **rows}
         print_json(found)
-    elif form == "csv":
-        text, records = io.StringIO(), list(_records(summary, ties, depth))
-        table = csv.writer(text, lineterminator="\n")
-        table.writerow(records[0] if records else ())
-        table.writerows(map(_cell, record.items()) for record in records)
-        print_lines(text.getvalue())
     elif depth is None:
         print_lines(str(summary))
     else:
@@ -256,20 +245,6 @@ def _as_data(label: Any) -> Any:
     if isinstance(label, PartitionSpec):
         return list(label)
     return None if label is STATIC else label
-
-
-def _cell(field: tuple[str, Any]) -> Any:
-    """Return a cell of a CSV, of a name and a value.
-
-    A text that a spreadsheet would run as a formula gets an apostrophe before it.
-    """
-    name, value = field
-    if name == "shape" and value is not None:
-        return "x".join(map(str, value))
-    if type(value) is str:
-        return ("'" if value.startswith(_FORMULA) else "") + printable(value)
-    value = _as_data(value)
-    return json.dumps(value) if type(value) is list else value
 
 
 def _escaped(text: str, more: str = "") -> str:
