@@ -536,7 +536,7 @@ def test_labels_that_are_specs_are_data_for_other_programs(tmp_path):
         ((*MESH, "--optimizer", "adam"), "Write module:tx"),
         ((*MESH, "--optimizer", "test_memory_plan:NOT_A_TX"), "is 3. Give a transf"),
         ((*MESH, "--optimizer", "test_memory_plan:LONG"), ". Give a transf"),
-        ((*MESH, "--optimizer", "test_memory_plan:lost"), ":lost raised Attribute"),
+        ((*MESH, "--optimizer", "test_memory_plan:lost"), ":lost is not there"),
         ((*MESH, "--optimizer", "test_memory_plan:failing"), ":failing raised ValueE"),
         ((*MESH, "--optimizer", ":tx"), "Write module:tx"),
         ((*MESH, "--optimizer", "test_memory_plan.py:tx"), "Write module:tx"),
