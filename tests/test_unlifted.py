@@ -199,15 +199,6 @@ def doubled(updates, params=None):
     return updates | {"block": jax.tree.map(lambda u: u * 2, block)}
 
 
-def of_block(tree):
-    return optax.tree.norm(tree.get("block", {}))
-
-
-def skips(updates, step, params):
-    del step, params
-    return of_block(updates) > 1e9, ()
-
-
 READERS = {
     "galore": lambda: optax.contrib.galore(
         0.1,
@@ -223,14 +214,6 @@ READERS = {
     ),
     "stateless": lambda: optax.stateless(doubled),
     "partial": lambda: optax.stateless(functools.partial(doubled, params=None)),
-    "MultiSteps": lambda: optax.MultiSteps(
-        optax.sgd(0.1), 2, should_skip_update_fn=skips
-    ),
-    "snapshot": lambda: optax.snapshot("norm", of_block),
-    "monitor": lambda: optax.monitor({"norm": of_block}),
-    "measure_with_ema": lambda: optax.monitor(
-        {"norm": optax.measure_with_ema(of_block, 0.9)}
-    ),
     "chain": lambda: optax.chain(optax.identity(), optax.stateless(doubled)),
 }
 

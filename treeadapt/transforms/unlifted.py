@@ -3,14 +3,14 @@
 Inside ``adapt`` a function that gives masks, labels, dimension numbers, updates or
 measures is shown the flat dict. One that goes by shapes decides as it would on the
 caller's tree; one that looks at keys, containers or classes may not, and decays or
-freezes what it should not. ``warn_of_unlifted`` traces it on both. Such a function is
-found by who holds it, Optax, and not by what it is called.
+freezes what it should not. ``warn_of_unlifted`` asks it about both. Such a function is
+found by who holds it, Optax, and not by what it is called. One number for the whole
+tree, such as a norm, is not compared.
 What to do instead is ``lift``, or a selector.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import functools
 import inspect
@@ -18,14 +18,14 @@ import itertools
 import re
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 import optax
 
-from treeadapt.errors import TreeAdaptError, UnliftedMaskWarning
+from treeadapt.errors import UnliftedMaskWarning
 from treeadapt.names import listing
 from treeadapt.selection.leaves import same_value
 from treeadapt.selection.selectors import Question
@@ -38,7 +38,7 @@ _ASKED = re.compile(r"(^|_)(mask|labels)$")
 # What Optax holds and calls with no tree of the caller's, or as a transformation.
 _NOT_ASKED = re.compile(r"^(init|update)(_fns?)?$|factory")
 _HOLDERS = ("optax", "treeadapt")
-_Work = collections.Counter[Any]
+_PASSED_ON, _COMPUTED = object(), object()  # answers that are arrays
 _MAX_THINGS = 20_000  # a chain of a thousand transformations; not a data set
 
 
@@ -59,29 +59,26 @@ def warn_of_unlifted(
     if whole.plan.is_flat_dict:
         return
     for fn in functions_asked(tx):
-        shown, shown_work = _ask(fn, view_tree(flat), flat)
-        known, work = _ask(fn, whole, flat)
-        if shown_work is None or work is None:
+        shown, meant = _ask(fn, view_tree(flat), flat), _ask(fn, whole, flat)
+        both = shown.keys() & meant.keys()  # none if one of the trees makes it raise
+        paths = [p for p in flat if p in both and not _agree(meant[p], shown[p])]
+        if not paths:
             continue
-        paths = [p for p in flat if not _agree(known[p], shown[p])]
-        if paths:
+        text = (
+            f"function {name_of(fn)} is shown the flat dict {{path: array}} here, and "
+            f"decides otherwise for {listing(paths, limit=4)} than on the tree itself: "
+            "it looks at keys or classes."
+        )
+        if any(meant[path] in (_PASSED_ON, _COMPUTED) for path in paths):
             text = (
-                f"The mask or label function {name_of(fn)} is shown the flat dict "
-                "{path: array} here, and decides otherwise for "
-                f"{listing(paths, limit=4)} than on the tree itself: it looks at keys "
-                "or classes. Use a selector, such as treeadapt.glob('**/kernel'), or "
-                "wrap it: treeadapt.lift(function). One that is meant for paths says "
-                "so: treeadapt.lift(lambda tree: function(treeadapt.to_flat_dict("
-                "tree)))."
+                f"The {text} Write it for label paths; if it is, filter this warning."
             )
-        elif shown_work == work or _work_in_order(fn, whole, flat) == work:
-            continue
         else:
             text = (
-                f"The function {name_of(fn)} is shown the flat dict {{path: array}} "
-                "here, and computes something other than on the tree itself: it looks "
-                "at keys or classes. Write it for label paths, such as "
-                f"{listing(list(flat), limit=1)}; if it is, filter this warning."
+                f"The mask or label {text} Use a selector, such as "
+                "treeadapt.glob('**/kernel'), or wrap it: treeadapt.lift(function). "
+                "One that is meant for paths says so: treeadapt.lift(lambda tree: "
+                "function(treeadapt.to_flat_dict(tree)))."
             )
         warnings.warn(text, UnliftedMaskWarning, stacklevel=stacklevel + 1)
 
@@ -187,34 +184,34 @@ def _held(thing: Any) -> Iterator[tuple[str, Any]]:
     yield from (("", value) for value in values)
 
 
-def _ask(
-    fn: Callable[..., Any], view: TreeView, flat: FlatDict
-) -> tuple[Mapping[str, Any], _Work | None]:
+def _ask(fn: Callable[..., Any], view: TreeView, flat: FlatDict) -> dict[str, Any]:
     """Trace a function on one tree: nothing is computed, and no array is read.
 
     Returns:
-        The answer for each leaf by path, ``NO_ANSWER`` where there is none; and the
-        operations that it traces, counted, or None if it cannot be asked.
+        The answer for each leaf by path: a mask or label, whether an array is one that
+        the function was shown, or ``NO_ANSWER``. Empty if it raises.
     """
     kept = [path in flat for path in view.plan.paths]
-    found: list[Any] = []
+    results: list[Any] = []
 
-    def run(arrays: list[Any], count: Any) -> list[Any]:
+    def run(arrays: list[Any], count: Any) -> None:
         rest = iter(arrays)
         tree = view.rebuild([next(rest) if keep else None for keep in kept])
-        result = fn(*_arguments(fn, tree, count))
-        found.append(jax.tree.map(_without_values, result))
-        return [leaf for leaf in jax.tree.leaves(result) if isinstance(leaf, jax.Array)]
+        shown = {*map(id, arrays)}
 
-    work, answers = None, [NO_ANSWER] * len(view.leaves)
+        def answer(leaf: Any) -> Any:
+            if not isinstance(leaf, jax.Array | np.ndarray):
+                return leaf
+            return _PASSED_ON if id(leaf) in shown else _COMPUTED
+
+        results.append(jax.tree.map(answer, fn(*_arguments(fn, tree, count))))
+
     # It is asked what nobody else would ask it: whatever it raises, it has no answer.
     with contextlib.suppress(Exception):
-        arrays = list(itertools.compress(view.leaves, kept))
-        work = _work(jax.make_jaxpr(run)(arrays, np.int32(0)))
-    if found:
-        with contextlib.suppress(TreeAdaptError):  # these are neither masks nor labels
-            answers = Lifted(lambda _: found[0]).decide(view)
-    return dict(zip(view.plan.paths, answers, strict=True)), work
+        jax.eval_shape(run, list(itertools.compress(view.leaves, kept)), np.int32(0))
+        answers = Lifted(lambda _: results[0]).decide(view)
+        return dict(zip(view.plan.paths, answers, strict=True))
+    return {}
 
 
 def _arguments(fn: Callable[..., Any], tree: Any, count: Any) -> tuple[Any, ...]:
@@ -225,36 +222,6 @@ def _arguments(fn: Callable[..., Any], tree: Any, count: Any) -> tuple[Any, ...]
             signature.bind(*arguments)
             return arguments
     return ()
-
-
-def _without_values(leaf: Any) -> Any:
-    if not isinstance(leaf, jax.Array):
-        return leaf
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-
-
-def _work(program: Any) -> _Work:
-    return collections.Counter(
-        (
-            str(one.primitive),
-            str(one.params.get("name")),
-            *sorted(map(_operand, one.invars)),
-        )
-        for one in program.jaxpr.eqns
-    )
-
-
-def _operand(variable: Any) -> str:
-    return f"{variable.aval} {getattr(variable, 'val', '')}"
-
-
-def _work_in_order(
-    fn: Callable[..., Any], whole: TreeView, flat: FlatDict
-) -> _Work | None:
-    """Return the work on a flat dict with the leaves in the order of the tree."""
-    paths = (path for path in whole.plan.paths if path in flat)
-    ordered = {f"{place:09}": flat[path] for place, path in enumerate(paths)}
-    return _ask(fn, view_tree(ordered), ordered)[1]
 
 
 def _agree(one: Any, two: Any) -> bool:
