@@ -183,6 +183,14 @@ def test_one_array_twice_is_one_row_with_two_targets():
     assert (row, targets) == ("wte : v e", ["embed : v e", "head : e v"])
 
 
+def test_scalars_of_several_names_are_one_array():
+    source = {"q.scale": np.float32(0.3), "k.scale": np.float32(0.7)}
+    target = {"scales": np.float32([0.3, 0.7])}
+    draft = ta.draft_migration(source, target)
+    assert not draft.doubtful
+    moves_alike(draft.migration, source, target)
+
+
 def test_equal_arrays_of_the_source_are_marked():
     wide = float32(abstract({"w": np.zeros((11, 5))}))["w"]
     source = {"a.w": wide, "b.w": wide.copy()}
@@ -239,6 +247,20 @@ def test_a_conversion_function_becomes_a_table():
         }
     )
     assert draft.unexpected == ("unused",)
+    assert not draft.doubtful
+
+
+def test_a_function_may_move_scalars():
+    draft = ta.draft_migration(
+        {"logit_scale": np.zeros(()), "bn.count": np.zeros((), "int32")},
+        convert=lambda leaves: {
+            "scale": leaves["logit_scale"].reshape(1),
+            "count": leaves["bn.count"],
+        },
+    )
+    assert draft.migration == ta.Migration(
+        {"logit_scale : ": "scale : 1", "bn.count": "count"}
+    )
     assert not draft.doubtful
 
 

@@ -60,7 +60,7 @@ def fit_map(
     """
     if not len(flat):
         return None
-    coordinates = np.unravel_index(flat, tuple(sizes))
+    coordinates = np.unravel_index(flat, tuple(sizes)) if sizes else ()
     steps: list[np.ndarray] = []
     stride = math.prod(sizes)
     rest = places.astype(np.int64).copy()

@@ -190,7 +190,7 @@ def _converted(
     if result is None:
         raise MigrationError("convert= returned None. It is to return the new tree.")
     for path, array in arrays.items():
-        if not np.array_equal(array.view(np.uint8), copies[path].view(np.uint8)):
+        if not np.array_equal(_bytes(array), _bytes(copies[path])):
             raise MigrationError(
                 f"convert= wrote into its input, {listing([path])}. Let it copy first."
             )
