@@ -527,17 +527,22 @@ def test_a_rule_that_matches_no_hole_of_a_partial_tree_is_reported():
         ([(["**/bias", "!**/kernl"], "n"), ("**", "t")], "kernl"),
         ([(glob("l/weight") & "l/bias", "n"), ("**", "t")], "no array satisf"),
         ([(glob("l/*") & "**/bias", "n"), ("**", "t")], None),
-        # A None may be a leaf of any class and shape.
+        # A None may be a leaf of any shape.
         ([(leaf(ndim=7), "n"), ("**", "t")], None),
         ([(leaf(ndim=2), "n"), ("l/*", "x"), ("**", "t")], None),
         ([(leaf(ndim=2), "n"), ("l/weight", "x"), ("**", "t")], "unreachable"),
-        ([(nnx.Param, "n"), ("**", "t")], None),
+        # Of classes, those are used that have a None below them.
+        ([(eqx.nn.LayerNorm, "n"), ("**", "t")], None),
+        ([(eqx.nn.Conv2d, "n"), ("**", "t")], "node\\(Conv2d\\)"),
+        ({"**/<Conv2d>/**": "n", "**": "t"}, "<Conv2d>"),
+        ([(leaf(ndim=7) & eqx.nn.Conv2d, "n"), ("**", "t")], "Conv2d"),
     ],
     ids=repr,
 )
 def test_a_none_is_the_place_of_a_leaf_for_every_use_of_rules(table, missing):
     key = jax.random.key(0)
-    model = {"l": eqx.nn.Linear(2, 2, use_bias=False, key=key)}
+    norm = eqx.filter(eqx.nn.LayerNorm(2), lambda _: False)
+    model = {"l": eqx.nn.Linear(2, 2, use_bias=False, key=key), "norm": norm}
     rules = Rules(table)
     labels = set(rules.values)
     tx = ta.partition({label: optax.sgd(1.0) for label in labels}, rules)

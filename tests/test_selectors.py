@@ -501,7 +501,7 @@ HOLES = {"mlp": optax.MaskedNode(), "head": {"b": None, "w": array(1)}, "x": arr
     [
         *("mlp", "mlp/kernel", "**/kernel", "m*/{a,b}/c", "<Mlp>/w", "head/b", "*/b"),
         *(["x", "!mlp/w"], glob("x") & ~glob("mlp/a"), Norm, "re:mlp/.*", "re:.*/b"),
-        *(leaf(ndim=7), glob("head") & "x", "{mlp,mpl}", "head/<Box>", "**"),
+        *(leaf(ndim=7), glob("head") & "x", "{mlp,mpl}", "**/<Box>", "**"),
     ],
     ids=repr,
 )
@@ -521,6 +521,7 @@ def test_a_pattern_that_could_match_at_or_below_a_hole_is_not_reported(where):
         ("head/v", "'head/v'"),
         ("x/b", "'x/b'"),
         ("head/<Norm>/w", "head/<Norm>/w"),
+        ("head/<Norm>", "head/<Norm>"),
         ("head/*/c", "head/*/c"),
         ("head/b/c", "head/b/c"),
         (["x", "!haed"], "'!haed'"),

@@ -85,42 +85,26 @@ class Matcher:
         budget = MAX_BYTES // max(1, len(groups))
         self._automata = [_SegmentAutomaton(globs, budget) for globs in groups]
 
-    def match(self, plan: Plan) -> list[int]:
-        """Match all leaves of a tree.
+    def match(self, plan: Plan, paths: Sequence[str] | None = None) -> list[int]:
+        """Match all leaves of a tree, or other places in it.
 
         Args:
-            plan: its paths are read always, its classes and child names only where a
+            plan: names of the tree; its classes and child names are read only where a
                 pattern asks for them.
+            paths: the places; by default those of the leaves.
 
         Returns:
-            One int for each of ``plan.paths``: bit ``i`` is set if ``patterns[i]``
-            selects the leaf.
+            One int for each path: bit ``i`` is set if ``patterns[i]`` selects it.
         """
-        found = [0] * len(plan.paths)
+        paths = plan.paths if paths is None else paths
+        found = [0] * len(paths)
         for automaton in self._automata:
-            states = _Descent(automaton, plan).after(plan.paths)
+            states = _Descent(automaton, plan).after(paths)
             masks = [state.found for state in states]
             found = list(map(or_, found, masks)) if any(found) else masks
             automaton.trim()
         if self._regexes:
-            found = list(map(or_, found, map(self._of_regexes, plan.paths)))
-        return found
-
-    def match_places(self, plan: Plan, paths: Sequence[str]) -> list[int]:
-        """Match places of leaves that are not there.
-
-        Args:
-            plan: names of the tree that these places are in.
-            paths: their paths. Their class is unknown: it may be any.
-
-        Returns:
-            One int for each of ``paths``, as ``match`` gives for leaves.
-        """
-        found = list(map(self._of_regexes, paths))
-        for automaton in self._automata:
-            states = _Descent(automaton, plan, *paths).after(paths)
-            found = [mask | at.found for mask, at in zip(found, states, strict=True)]
-            automaton.trim()
+            found = list(map(or_, found, map(self._of_regexes, paths)))
         return found
 
     def reach(self, plan: Plan, paths: Sequence[str]) -> int:

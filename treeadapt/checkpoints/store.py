@@ -452,8 +452,8 @@ def _advice(view: TreeView, report: LoadReport, *, migrates: bool) -> list[str]:
     state = next(
         (
             path
-            for index, path in enumerate(view.plan.paths)
-            if path in wrong and any(map(is_state_class, view.plan.enclosing(index)))
+            for path in view.plan.paths
+            if path in wrong and any(map(is_state_class, view.plan.enclosing(path)))
         ),
         None,
     )

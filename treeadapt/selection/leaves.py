@@ -166,14 +166,10 @@ class Leaves:
         """The places of None, in which a larger tree may have leaves."""
         plan = self.view.plan
         if not plan.nones:
-            return Places(self.matcher, (), ())
-        masks = self.matcher.match_places(plan, plan.nones)
-        return Places(self.matcher, plan.nones, masks)
-
-    @property
-    def may_lack(self) -> bool:
-        """Whether a larger tree may have leaves, of any class, that are not here."""
-        return bool(self.holes or self.view.plan.nones)
+            return Places(self.matcher, (), (), ())
+        masks = self.matcher.match(plan, plan.nones)
+        above = [*map(plan.enclosing, plan.nones)]
+        return Places(self.matcher, plan.nones, masks, above)
 
     def may_reach(self, pattern: str | None) -> bool:
         """Return whether a pattern, or None for what is more, could match in a hole."""
@@ -206,7 +202,7 @@ class Leaves:
         if "leaf" in needs:
             facts.append(list(map(_signature, leaves)))
         if "classes" in needs:
-            self._above = [plan.enclosing(index) for index in range(len(leaves))]
+            self._above = list(map(plan.enclosing, plan.paths))
             facts.append(self._above)
         if "path" in needs:
             facts.append(plan.paths)
@@ -234,33 +230,35 @@ class NotKnown(Exception):  # noqa: N818  # it is no error: another part may ans
 
 
 class Places(Leaves):
-    """A table of leaves of which only the paths are known.
+    """A table of places of leaves; the leaves themselves are not known.
 
     Args:
         matcher: all patterns of the question.
         paths: the label paths.
         masks: the bit masks of the patterns that match them.
+        above: the classes of the nodes above them.
 
     Raises:
         NotKnown: when a column is read that is not known.
     """
 
-    def __init__(self, matcher: Matcher, paths: Sequence[str], masks: Sequence[int]):
+    def __init__(
+        self,
+        matcher: Matcher,
+        paths: Sequence[str],
+        masks: Sequence[int],
+        above: Sequence[tuple[type, ...]],
+    ):
         self.matcher, self.paths, self.masks = matcher, list(paths), list(masks)
-
-    def __len__(self) -> int:
-        return len(self.paths)
+        self._above, self._rows = list(above), list(range(len(paths)))
 
     def at(self, rows: Sequence[int]) -> Leaves:
         """Return the table of some of the rows."""
         if len(rows) == len(self):
             return self
+        paths = [self.paths[row] for row in rows]
         masks = [self.masks[row] for row in rows]
-        return Places(self.matcher, [self.paths[row] for row in rows], masks)
-
-    def under(self, cls: type) -> list[bool]:
-        """Refuse: no class is known."""
-        raise NotKnown
+        return Places(self.matcher, paths, masks, [self._above[row] for row in rows])
 
     @functools.cached_property
     def abstract(self) -> list[Any]:
@@ -286,7 +284,7 @@ class OnePath(Places):
     """
 
     def __init__(self, matcher: Matcher, path: str, leaf: Any = _UNKNOWN):
-        super().__init__(matcher, [path], [matcher.match_path(path)])
+        super().__init__(matcher, [path], [matcher.match_path(path)], [()])
         self._leaf = leaf
 
     def under(self, cls: type) -> list[bool]:

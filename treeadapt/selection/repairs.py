@@ -357,9 +357,9 @@ class _Names:
     def class_names(self) -> list[str]:
         """The names of the classes above or at the first arrays."""
         names: dict[str, None] = {}
-        arrays = itertools.compress(range(len(self.plan)), self.is_array)
-        for index in itertools.islice(arrays, _MAX_WORDS):
-            classes = self.plan.enclosing(index)
+        arrays = itertools.compress(self.plan.paths, self.is_array)
+        for path in itertools.islice(arrays, _MAX_WORDS):
+            classes = self.plan.enclosing(path)
             names.update(dict.fromkeys(cls.__name__ for cls in classes))
         return list(names)
 

@@ -375,8 +375,9 @@ class NodeSelector(Selector):
         return leaves.under(self.cls)
 
     def unused(self, leaves: Leaves) -> Iterator[type]:
-        """Yield the class if no array leaf is below it, in a tree that lacks none."""
-        if not leaves.may_lack and not leaves.has_any(leaves.under(self.cls)):
+        """Yield the class if no array leaf is below it, no None, and no hole."""
+        is_used = leaves.has_any(leaves.under(self.cls)) or leaves.holes
+        if not is_used and not any(leaves.nones.under(self.cls)):
             yield self.cls
 
 

@@ -226,8 +226,8 @@ def _unruled(
 
 
 def _refuse_optimizer_state(view: TreeView) -> None:
-    for index, (path, leaf) in enumerate(view.items()):
-        for cls in filter(is_state_class, view.plan.enclosing(index)):
+    for path, leaf in view.items():
+        for cls in filter(is_state_class, view.plan.enclosing(path)):
             if is_array(leaf):
                 raise ShardingError(
                     f"{listing([path])} is in the state of an optimizer, a "

@@ -120,9 +120,8 @@ class Plan:
         """Return the classes of the nodes and boxes at ``path`` (None: the root)."""
         return tuple(self._nodes.get(path, ()))
 
-    def enclosing(self, index: int) -> tuple[type, ...]:
-        """Return the classes of all nodes above or at leaf ``index``, root first."""
-        path = self.paths[index]
+    def enclosing(self, path: str) -> tuple[type, ...]:
+        """Return the classes of all nodes above or at ``path``, root first."""
         found = list(self._nodes.get(None, ()))
         end = path.find(_paths.SEPARATOR)
         while end >= 0:
