@@ -23,7 +23,7 @@ import numpy as np
 from flax import nnx, traverse_util
 
 import treeadapt as ta
-from treeadapt.slices import read_slice_key
+from treeadapt.layers.keys import read_slice_key
 
 LAYERS, WIDTH, HIDDEN, WORDS, CLASSES, EXPERTS, MEMBERS = 5, 7, 13, 11, 17, 2, 3
 INNER = 19  # of attention

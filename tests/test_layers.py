@@ -24,13 +24,14 @@ PACKAGE = REPOSITORY / "treeadapt"
 # A room imports rooms of earlier lines only. A folder is one room.
 ROOMS = (
     ("errors", "arrays", "names", "_jax", "_typing", "_version"),
-    ("paths", "data_files", "slices"),
+    ("paths", "data_files"),
     ("adapters",),
     ("trees",),
     ("convert",),
     ("patterns",),
     ("characters",),
     ("matcher",),
+    ("layers",),
     ("selection",),
     ("splitting", "migrations"),
     ("transforms",),

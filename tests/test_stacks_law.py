@@ -19,7 +19,7 @@ from scanned import BY_NAME, TWINS, WIDTH, NnxBlock, arrays
 from sizes import full
 
 import treeadapt as ta
-from treeadapt.slices import read_slice_key
+from treeadapt.layers.keys import read_slice_key
 
 #: The maths is that of Optax.
 pytestmark = pytest.mark.usefixtures("standard_promotion")

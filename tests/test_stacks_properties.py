@@ -18,7 +18,7 @@ from scanned import Axis, Twin, nested
 from test_stacks_law import decisions
 
 import treeadapt as ta
-from treeadapt.slices import read_slice_key, slice_key
+from treeadapt.layers.keys import read_slice_key, slice_key
 
 EXAMPLES = settings.default.max_examples
 

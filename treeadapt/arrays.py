@@ -117,3 +117,18 @@ def is_placed(value: Any) -> bool:
         value, jax.core.Tracer
     )
     return is_concrete and value.committed
+
+
+def same_value(one: Any, two: Any) -> bool:
+    """Compare two values by type and content; arrays only by identity.
+
+    Example:
+        >>> same_value("a", "a"), same_value(1, True), same_value(jnp.ones(1), 1.0)
+        (True, False, False)
+    """
+    if one is two:
+        return True
+    if type(one) is not type(two):
+        return False
+    equal = one == two
+    return bool(equal) if isinstance(equal, bool) or np.isscalar(one) else False

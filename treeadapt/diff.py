@@ -24,10 +24,10 @@ import numpy as np
 from treeadapt.arrays import is_array
 from treeadapt.convert import describe
 from treeadapt.errors import TreeAdaptError, UnusedRuleError
+from treeadapt.layers.stacks import require_agreement
 from treeadapt.names import listing, natural, plural
 from treeadapt.selection.repairs import unused_message
 from treeadapt.selection.rules import Rules
-from treeadapt.selection.stacks import require_agreement
 from treeadapt.trees.metadata import same_static
 from treeadapt.trees.views import view_tree
 

@@ -31,6 +31,7 @@ from treeadapt.drawing.svg import svg
 from treeadapt.drawing.text import lines, markdown, plain
 from treeadapt.drawing.words import printable
 from treeadapt.errors import ShardingError, TreeAdaptError
+from treeadapt.layers.stacks import NO_STACKS, Unrolled
 from treeadapt.memory import MemoryPlan, plan_memory
 from treeadapt.names import (
     counts_text,
@@ -44,7 +45,6 @@ from treeadapt.selection.messages import shadow_text
 from treeadapt.selection.repairs import advice_lines, entry_text
 from treeadapt.selection.rules import STATIC, RuleMatches, as_rules
 from treeadapt.selection.selectors import select
-from treeadapt.selection.stacks import NO_STACKS, Unrolled
 from treeadapt.sharding.specs import AxisRules, spec_text
 from treeadapt.trees.views import view_tree
 

@@ -43,12 +43,12 @@ from treeadapt.carry.slots import (
 )
 from treeadapt.convert import describe
 from treeadapt.errors import CheckpointError, MigrationError
+from treeadapt.layers.keys import read_slice_key
 from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.running import converted, is_lost
 from treeadapt.names import listing
 from treeadapt.paths import unboxed
 from treeadapt.selection.selectors import select
-from treeadapt.slices import read_slice_key
 from treeadapt.transforms.adapt import with_extra_args
 from treeadapt.transforms.flat import fast_params, trained
 from treeadapt.trees.views import TreeView, view_tree

@@ -43,6 +43,7 @@ from treeadapt.carry.slots import (
 )
 from treeadapt.convert import describe
 from treeadapt.errors import MigrationError
+from treeadapt.layers.keys import read_slice_key
 from treeadapt.migrations.groups import Group, GroupMaker, Taken
 from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.planning import assign
@@ -50,7 +51,6 @@ from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.rows import Row, Values
 from treeadapt.migrations.running import CUT_OFF, run
 from treeadapt.names import listing
-from treeadapt.slices import read_slice_key
 from treeadapt.trees.views import TreeView
 
 

@@ -5,7 +5,7 @@ hold others. Where that is so, the leaves of both states are divided into pieces
 are whole on either side, each a slot with a name of its own, so that all that is said
 of slots goes for pieces. Their number grows with the groups, not with the layers. Which
 axis holds the layers is what the shape of the parameter says.
-See ``slices`` for the names, ``transforms.cuts`` for the arrays.
+See ``layers.keys`` for the names, ``layers.region`` for the arrays.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from treeadapt.arrays import is_placed
 from treeadapt.carry.slots import Slot, axes_of_layers, below
-from treeadapt.slices import boxes, read_slice_key, slice_key
-from treeadapt.transforms import cuts
+from treeadapt.layers.keys import boxes, read_slice_key, slice_key
+from treeadapt.layers.region import Along, Region, put
 
 #: Numbers along some axes of an array; all numbers along the others.
 AxisNumbers = tuple[tuple[int, tuple[int, ...]], ...]
@@ -197,7 +197,7 @@ def _atoms(sets: Sequence[tuple[int, ...]], size: int) -> list[tuple[int, ...]]:
 def cut_leaf(leaf: Any, piece: AxisNumbers) -> Any:
     """Return some numbers of a leaf, along its own axes."""
     if not isinstance(leaf, np.ndarray):
-        return cuts.cut(leaf, _named(piece)) if piece else leaf
+        return _region(piece).take(leaf) if piece else leaf
     for axis, places in piece:
         leaf = leaf.take(places, axis)
     return leaf
@@ -215,9 +215,7 @@ def fill(leaf: Any, parts: Sequence[tuple[AxisNumbers, Any]]) -> Any:
         leaf = zeros(leaf.shape, parts[0][1])
     if any(isinstance(part, jax.ShapeDtypeStruct) for _, part in parts):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-    return cuts.put(
-        leaf, [(_named(piece), _beside(leaf, part)) for piece, part in parts]
-    )
+    return put(leaf, [(_region(piece), _beside(leaf, part)) for piece, part in parts])
 
 
 def _beside(leaf: Any, part: Any) -> Any:
@@ -228,8 +226,8 @@ def _beside(leaf: Any, part: Any) -> Any:
     return jax.device_put(part, _sharding_of(part.shape, leaf) or leaf.sharding)
 
 
-def _named(piece: AxisNumbers) -> cuts.Piece:
-    return cuts.Piece("", *zip(*piece, strict=True))
+def _region(piece: AxisNumbers) -> Region:
+    return Region("", tuple(Along("", axis, 0, places) for axis, places in piece))
 
 
 def zeros(shape: Sequence[int], like: Any) -> Any:

@@ -29,8 +29,8 @@ from treeadapt.carry.optax_fields import (
     is_state_class,
 )
 from treeadapt.errors import TransformError
+from treeadapt.layers.keys import Sets, read_slice_key
 from treeadapt.paths import SEPARATOR
-from treeadapt.slices import Sets, read_slice_key
 from treeadapt.transforms.adapt import is_placeholder, placeholder
 from treeadapt.transforms.flat import fast_params
 from treeadapt.trees.views import Plan, TreeView, view_tree

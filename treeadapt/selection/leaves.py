@@ -16,7 +16,6 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import jax
-import numpy as np
 
 from treeadapt.arrays import ARRAY_CLASSES, is_array
 from treeadapt.errors import SelectorError
@@ -208,21 +207,6 @@ class Leaves:
             facts.append(plan.paths)
         self._by_names = len(facts) == 1
         return None if self._by_names else _grouped(facts)
-
-
-def same_value(one: Any, two: Any) -> bool:
-    """Compare two values by type and content; arrays only by identity.
-
-    Example:
-        >>> same_value("a", "a"), same_value(1, True), same_value(jnp.ones(1), 1.0)
-        (True, False, False)
-    """
-    if one is two:
-        return True
-    if type(one) is not type(two):
-        return False
-    equal = one == two
-    return bool(equal) if isinstance(equal, bool) or np.isscalar(one) else False
 
 
 class NotKnown(Exception):  # noqa: N818  # it is no error: another part may answer

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from treeadapt.arrays import same_value
 from treeadapt.names import MAX_LISTED, and_more, fold, listing, paths_text, plural
-from treeadapt.selection.leaves import same_value
 from treeadapt.selection.repairs import entry_text, unused_lines
 
 if TYPE_CHECKING:

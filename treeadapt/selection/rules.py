@@ -21,6 +21,7 @@ from typing import Any, Literal, NoReturn
 
 import jax.tree_util as jtu
 
+from treeadapt.arrays import same_value
 from treeadapt.errors import (
     OverlapError,
     RulesError,
@@ -30,9 +31,17 @@ from treeadapt.errors import (
     UnmatchedPathError,
     UnusedRuleError,
 )
+from treeadapt.layers.stacks import (
+    IN_AN_OPTIMIZER,
+    NO_STACKS,
+    PerLayer,
+    Stacks,
+    Unrolled,
+    require_agreement,
+)
 from treeadapt.names import plural, shorten
 from treeadapt.selection import files, messages
-from treeadapt.selection.leaves import Leaves, NotKnown, same_value
+from treeadapt.selection.leaves import Leaves, NotKnown
 from treeadapt.selection.repairs import entry_text
 from treeadapt.selection.selectors import (
     Bound,
@@ -44,14 +53,6 @@ from treeadapt.selection.selectors import (
     as_selector,
     check_choice,
     select,
-)
-from treeadapt.selection.stacks import (
-    IN_AN_OPTIMIZER,
-    NO_STACKS,
-    PerLayer,
-    Stacks,
-    Unrolled,
-    require_agreement,
 )
 from treeadapt.selection.whole import WholeTree, look_up
 from treeadapt.trees.views import TreeView, view_tree

@@ -26,18 +26,18 @@ import numpy as np
 from treeadapt import paths as _paths
 from treeadapt.arrays import is_array
 from treeadapt.errors import SelectorError, UnusedRuleError
-from treeadapt.matcher import Matcher, matcher_of
-from treeadapt.names import plural, shorten
-from treeadapt.patterns import parse
-from treeadapt.selection.leaves import Known, Leaves, NotKnown, OnePath, Places
-from treeadapt.selection.repairs import unused_message
-from treeadapt.selection.stacks import (
+from treeadapt.layers.stacks import (
     IN_AN_OPTIMIZER,
     NO_STACKS,
     Stacks,
     Unrolled,
     require_agreement,
 )
+from treeadapt.matcher import Matcher, matcher_of
+from treeadapt.names import plural, shorten
+from treeadapt.patterns import parse
+from treeadapt.selection.leaves import Known, Leaves, NotKnown, OnePath, Places
+from treeadapt.selection.repairs import unused_message
 from treeadapt.selection.whole import WholeTree, look_up, no_leaf, whole_of
 from treeadapt.trees.views import TreeView, view_tree
 

@@ -15,17 +15,18 @@ import contextvars
 import dataclasses
 import functools
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from treeadapt.arrays import is_array
 from treeadapt.convert import describe
 from treeadapt.errors import SelectorError, TransformError
-from treeadapt.names import fold, listing, paths_text, plural, shorten
-from treeadapt.selection.stacks import (
+from treeadapt.layers.region import Region
+from treeadapt.layers.stacks import (
     IN_AN_OPTIMIZER,
     PerLayer,
     require_agreement,
 )
+from treeadapt.names import fold, listing, paths_text, plural, shorten
 from treeadapt.trees.views import TreeView, view_tree
 
 T = TypeVar("T")
@@ -58,7 +59,8 @@ def look_up(answers: Mapping[str, T], flat: Mapping[str, Any], *, static: T) -> 
     for answer, (path, leaf) in zip(found, flat.items(), strict=True):
         if isinstance(answer, PerLayer) and is_array(leaf):
             shape = dict(enumerate(leaf.shape))
-            other = [axis for axis in answer.axes if shape.get(axis.axis) != axis.size]
+            along = answer.region.along
+            other = [each for each in along if shape.get(each.axis) != each.size]
             if other:
                 raise SelectorError(
                     f"Bound to a tree that has {plural(other[0].size, 'layer')} in "
@@ -78,14 +80,7 @@ def no_leaf(paths: Iterable[str]) -> SelectorError:
     )
 
 
-class Cut(NamedTuple):
-    """Some layers of an array of the whole tree: its path, and their numbers."""
-
-    path: str
-    numbers: tuple[tuple[int, ...], ...]
-
-
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)
 class WholeTree:
     """The caller's whole tree, while smaller views of it are shown to selectors.
 
@@ -94,7 +89,7 @@ class WholeTree:
         strict: report patterns that match nothing in it.
         is_params: the tree holds the params; otherwise only gradients of them, which
             share nothing but the paths: classes, dtypes and siblings may differ.
-        cuts: arrays that smaller views hold some layers of, by the name of these.
+        regions: layers that smaller views hold instead of an array, by their key.
         layers: the tree with the shapes of one layer of each stack, where a
             transformation runs on each layer by itself; what knows no stacks decides
             on it.
@@ -103,13 +98,15 @@ class WholeTree:
     view: TreeView
     strict: bool
     is_params: bool
-    cuts: dict[str, Cut] = dataclasses.field(default_factory=dict)
+    regions: Mapping[str, Region] = dataclasses.field(default_factory=dict)
     layers: TreeView | None = None
-    _known: dict[int, Any] = dataclasses.field(default_factory=dict, init=False)
+    _answers: dict[int, Any] = dataclasses.field(default_factory=dict, init=False)
 
     def holds(self, view: TreeView) -> bool:
         """Return whether every leaf of ``view`` has its path in the whole tree."""
-        return all(path in self._paths or path in self.cuts for path in view.plan.paths)
+        return all(
+            path in self._paths or path in self.regions for path in view.plan.paths
+        )
 
     def answers(self, paths: Iterable[str], asked: Any) -> list[Any]:
         """Decide on the whole tree, once, and answer for some of its paths.
@@ -125,7 +122,7 @@ class WholeTree:
         Raises:
             TransformError: only gradients are known, and they cannot answer.
         """
-        known = self._known.get(id(asked))
+        known = self._answers.get(id(asked))
         if known is None:
             if not self.is_params and asked.needs_params(self.view):
                 raise TransformError(
@@ -137,17 +134,23 @@ class WholeTree:
             view = self.view if asked.stacks else self.layers or self.view
             found = asked.decide(view, reports=self.strict)
             known = asked, dict(zip(self.view.plan.paths, found, strict=True))
-            self._known[id(asked)] = known  # holds ``asked``: its id stays its own
+            self._answers[id(asked)] = known  # holds ``asked``: its id stays its own
         of_part = functools.partial(self.part, known[1])
-        parts = list(map(of_part if self.cuts else known[1].__getitem__, paths))
+        parts = list(map(of_part if self.regions else known[1].__getitem__, paths))
         if self.layers is None:
             return parts
         who = "What runs inside per_layer"
         return require_agreement(parts, who, cure=IN_AN_OPTIMIZER)
 
+    def with_regions(self, regions: Mapping[str, Region]) -> WholeTree:
+        """Return the tree with more layers that smaller views hold, by key."""
+        if not regions:
+            return self
+        return dataclasses.replace(self, regions={**self.regions, **regions})
+
     def stored_path(self, path: str) -> str:
         """Return the path in the whole tree of the array that a view shows."""
-        return self.cuts[path].path if path in self.cuts else path
+        return self.regions[path].path if path in self.regions else path
 
     def part(self, known: Mapping[str, Any], path: str) -> Any:
         """Return the answer for what a view shows at a path.
@@ -156,11 +159,11 @@ class WholeTree:
             known: answers by path in the whole tree.
             path: in the view; for some layers of an array, ``PerLayer`` is of these.
         """
-        if path not in self.cuts:
+        if path not in self.regions:
             return known[path]
-        cut = self.cuts[path]
-        answer = known[cut.path]
-        return answer.take(cut.numbers) if isinstance(answer, PerLayer) else answer
+        region = self.regions[path]
+        answer = known[region.path]
+        return answer.take(region) if isinstance(answer, PerLayer) else answer
 
     @functools.cached_property
     def _paths(self) -> frozenset[str]:
@@ -195,7 +198,7 @@ def whole_tree(
         whole = WholeTree(view, strict, is_params)
     else:
         whole = dataclasses.replace(outer, strict=strict)
-    return _in_force(whole)
+    return in_force(whole)
 
 
 def no_whole_tree() -> contextlib.AbstractContextManager[None]:
@@ -204,11 +207,12 @@ def no_whole_tree() -> contextlib.AbstractContextManager[None]:
     For functions of the caller's that a transformation calls: an optimizer inside
     them has a tree of its own, whose paths may be among those of the outer one.
     """
-    return _in_force(None)
+    return in_force(None)
 
 
 @contextlib.contextmanager
-def _in_force(whole: W) -> Iterator[W]:
+def in_force(whole: W) -> Iterator[W]:
+    """Let selectors and rules called on smaller views ask this tree, or none."""
     token = _whole.set(whole)
     try:
         yield whole

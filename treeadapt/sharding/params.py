@@ -22,9 +22,10 @@ from treeadapt.arrays import is_array
 from treeadapt.carry.optax_fields import is_state_class
 from treeadapt.convert import describe
 from treeadapt.errors import ReplicatedWarning, ShardingError, UnmatchedPathError
+from treeadapt.layers.region import Along
+from treeadapt.layers.stacks import one_layer, require_agreement
 from treeadapt.names import and_more, listing, plural
 from treeadapt.selection.rules import MISSING, STATIC, BoundRules, Rules, as_rules
-from treeadapt.selection.stacks import StackAxis, one_layer, require_agreement
 from treeadapt.sharding.specs import (
     AxisRules,
     as_spec,
@@ -211,7 +212,7 @@ def decide_specs(
     return found, _silent_message(silent) if silent else ""
 
 
-_Axes = tuple[StackAxis, ...]
+_Axes = tuple[Along, ...]
 
 
 def _unruled(

@@ -32,9 +32,9 @@ from treeadapt.carry.slots import (
     view_init,
 )
 from treeadapt.errors import ShardingError
+from treeadapt.layers.keys import Sets
 from treeadapt.names import listing, plural
 from treeadapt.sharding.specs import is_open, mesh_axes
-from treeadapt.slices import Sets
 from treeadapt.transforms.adapt import with_extra_args
 from treeadapt.transforms.flat import fast_params, view_params
 from treeadapt.trees.views import TreeView, view_tree

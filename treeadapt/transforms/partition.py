@@ -21,7 +21,7 @@ from treeadapt.errors import RulesError, TransformError
 from treeadapt.names import listing
 from treeadapt.selection.rules import MISSING, STATIC, BoundRules, Rules, as_rules
 from treeadapt.selection.selectors import Question, Unused, as_selector, check_choice
-from treeadapt.selection.whole import WholeTree
+from treeadapt.selection.whole import WholeTree, in_force
 from treeadapt.transforms.adapt import is_transformation, run_flat, with_extra_args
 from treeadapt.transforms.cuts import Group, divide, put_back, take
 from treeadapt.transforms.flat import (
@@ -164,58 +164,63 @@ def _run_groups(
         unused: ``"error"`` or ``"ignore"`` what matches nothing in ``labels``.
     """
 
-    def groups(whole: WholeTree, flat: Any) -> Groups:
-        if unused == "ignore":
-            whole = dataclasses.replace(whole, strict=False)
+    def groups(whole: WholeTree, flat: Any) -> tuple[Groups, WholeTree]:
+        asked = dataclasses.replace(whole, strict=False) if lenient else whole
         paths = list(fast_params(flat))
-        given = divide(whole, paths, labels.answer(whole, paths))
+        by_label, regions = divide(paths, labels.answer(asked, paths))
         stray = {
             label: list(group)
-            for label, group in given.items()
+            for label, group in by_label.items()
             if label not in inner and label != still
         }
         if stray:
             raise TransformError(_stray_message(stray, inner))
-        return {label: (tx, given.get(label, {})) for label, tx in inner.items()}
+        groups = {label: (tx, by_label.get(label, {})) for label, tx in inner.items()}
+        return groups, whole.with_regions(regions)
 
     def init(whole: WholeTree | None, params: Any) -> Any:
         if whole is None:
             return pack({label: tx.init(params) for label, tx in inner.items()})
-        return pack(init_groups(groups(whole, params), params))
+        return pack(init_groups(*groups(whole, params), params))
 
     def update(
         whole: WholeTree, updates: FlatDict, state: Any, params: Any, extra: FlatDict
     ) -> tuple[Any, Any]:
-        found = groups(whole, updates if params is None else params)
-        new, states = update_groups(found, updates, unpack(state), params, extra)
-        return _with_zeros(new, _every(found), updates), pack(states)
+        by_label, within = groups(whole, updates if params is None else params)
+        new, states = update_groups(
+            by_label, within, updates, unpack(state), params, extra
+        )
+        return _with_zeros(new, _every(by_label), updates), pack(states)
 
     def moving(whole: WholeTree, flat: Any) -> list[str]:
-        return _paths(_every(groups(whole, flat)))
+        return _paths(_every(groups(whole, flat)[0]))
 
+    lenient = unused == "ignore"
     held = (labels, *inner.values())
     return run_flat(held, init, update, needs_arrays=needs_arrays, moving=moving)
 
 
 def _paths(group: Group) -> list[str]:
     """Return the paths of the arrays of which a group has layers."""
-    return [key if piece is None else piece.path for key, piece in group.items()]
+    return [key if region is None else region.path for key, region in group.items()]
 
 
 def _every(groups: Groups) -> Group:
     """Return all groups as one."""
-    return {key: piece for _, group in groups.values() for key, piece in group.items()}
+    return {key: own for _, group in groups.values() for key, own in group.items()}
 
 
-def init_groups(groups: Groups, params: Any) -> dict[Any, Any]:
-    """Return the state of each group, by label."""
-    return {
-        label: tx.init(take(params, group)) for label, (tx, group) in groups.items()
-    }
+def init_groups(groups: Groups, whole: WholeTree, params: Any) -> dict[Any, Any]:
+    """Return the state of each group, by label; arguments as for ``update_groups``."""
+    with in_force(whole):
+        return {
+            label: tx.init(take(params, group)) for label, (tx, group) in groups.items()
+        }
 
 
 def update_groups(
     groups: Groups,
+    whole: WholeTree,
     updates: FlatDict,
     state: Mapping[Any, Any],
     params: Any | None,
@@ -225,6 +230,14 @@ def update_groups(
 
     Extra arguments shaped like the updates are narrowed to the group; callbacks get the
     other leaves, and other layers, merged in.
+
+    Args:
+        groups: what runs on which leaves.
+        whole: the caller's tree, which knows the regions that are in groups.
+        updates: those of the flat dict around the groups, as are all that follow.
+        state: of each group, by label.
+        params: the params, if they are known.
+        extra: extra arguments.
 
     Raises:
         TransformError: a transformation does not return updates, or updates do not have
@@ -241,7 +254,7 @@ def update_groups(
 
     def run(tx: Any, group: Group, state: Any) -> tuple[Any, Any]:
         if params is not None:
-            cut = [piece.path for piece in group.values() if piece is not None]
+            cut = [region.path for region in group.values() if region is not None]
             require_layers(updates, fast_params(params), cut)
         own = None if params is None else take(params, group)
         narrowed = {**extra, **{name: take(v, group) for name, v in shaped.items()}}
@@ -266,7 +279,8 @@ def update_groups(
             )
         return new, state
 
-    ran = {x: run(tx, group, state[x]) for x, (tx, group) in groups.items()}
+    with in_force(whole):
+        ran = {x: run(tx, group, state[x]) for x, (tx, group) in groups.items()}
     new = _joined_updates([new for new, _ in ran.values()])
     return new, {label: state for label, (_, state) in ran.items()}
 

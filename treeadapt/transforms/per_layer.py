@@ -4,11 +4,12 @@ An array of a stack holds all layers, so what looks at a whole array sees all of
 once: Muon hands it to Adam, LAMB takes one norm for 48 layers. Here ``jax.vmap`` runs
 ``init`` and ``update`` over the axis of the layers. State stays stacked; what depends
 on no layer, such as a count, is kept once.
-See ``selection.stacks`` for what a stack is, ``partition`` for groups of leaves.
+See ``layers.stacks`` for what a stack is, ``partition`` for groups of leaves.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -21,9 +22,10 @@ import optax
 from treeadapt import _jax
 from treeadapt.arrays import is_array
 from treeadapt.errors import TransformError
-from treeadapt.selection.stacks import StackAxis, Stacks, one_layer
+from treeadapt.layers.keys import slice_key
+from treeadapt.layers.region import Along, Region
+from treeadapt.layers.stacks import Stacks, one_layer
 from treeadapt.selection.whole import WholeTree
-from treeadapt.slices import read_slice_key, slice_key
 from treeadapt.transforms.adapt import run_flat, with_extra_args
 from treeadapt.transforms.flat import CALLBACKS, FlatDict, fast_params
 from treeadapt.transforms.partition import (
@@ -99,27 +101,25 @@ def per_layer(tx: Any, stacks: Any) -> optax.GradientTransformationExtraArgs:
     keys = [key for key, axis in known.data.items() if axis is not None]
     rest = "none" if "" in keys else ""
 
-    def groups(whole: WholeTree, flat: FlatDict) -> Groups:
+    def groups(whole: WholeTree, flat: FlatDict) -> tuple[Groups, WholeTree]:
         axes = known.axes(whole.view, is_part=not whole.strict)
         layers = list(map(one_layer, whole.view.leaves, axes))
-        whole.layers = view_tree(whole.view.rebuild(layers))
-        stored = dict(zip(whole.view.plan.paths, axes, strict=True))
-        found: dict[str, dict[str, tuple[StackAxis, ...]]] = {}
+        along = dict(zip(whole.view.plan.paths, axes, strict=True))
+        parts: dict[str, dict[str, tuple[Along, ...]]] = {}
         for path in flat:
-            own = stored[whole.stored_path(path)]
-            key = own[-1].key if own else rest
-            if own and path in whole.cuts:
-                key, own = _of_cut(path, own)
-            found.setdefault(key, {})[path] = own
-        return {
+            key, held = _held(whole, path, along[whole.stored_path(path)])
+            parts.setdefault(rest if key is None else key, {})[path] = held
+        groups = {
             key: (_mapped(inner, part), dict.fromkeys(part))
-            for key, part in found.items()
+            for key, part in parts.items()
         }
+        view = view_tree(whole.view.rebuild(layers))
+        return groups, dataclasses.replace(whole, layers=view)
 
     def init(whole: WholeTree | None, params: Any) -> Any:
         if whole is None:
             return {key: inner.init(params) for key in [rest, *keys]}
-        states = init_groups(groups(whole, fast_params(params)), params)
+        states = init_groups(*groups(whole, fast_params(params)), params)
         _require_separable(states)
         return states
 
@@ -127,20 +127,27 @@ def per_layer(tx: Any, stacks: Any) -> optax.GradientTransformationExtraArgs:
         whole: WholeTree, updates: FlatDict, state: Any, params: Any, extra: FlatDict
     ) -> tuple[Any, Any]:
         calls = {n: _refusing(n, extra[n]) for n in CALLBACKS if n in extra}
-        found = groups(whole, updates if params is None else fast_params(params))
-        return update_groups(found, updates, state, params, extra | calls)
+        own = groups(whole, updates if params is None else fast_params(params))
+        return update_groups(*own, updates, state, params, extra | calls)
 
     return run_flat(inner, init, update)
 
 
-def _of_cut(
-    path: str, axes: tuple[StackAxis, ...]
-) -> tuple[str, tuple[StackAxis, ...]]:
-    """Return the key of the part, and the axes, of some layers of an array."""
-    _, sets = read_slice_key(path)
-    numbers = {axis.key: dict(sets).get(axis.key, range(axis.size)) for axis in axes}
-    own = tuple(axis._replace(size=len(numbers[axis.key])) for axis in axes)
-    return slice_key(axes[-1].key, numbers), own
+def _held(
+    whole: WholeTree, path: str, along: tuple[Along, ...]
+) -> tuple[str | None, tuple[Along, ...]]:
+    """Return the key of the part that has an array, and the layers that are there.
+
+    Args:
+        whole: the caller's tree.
+        path: of the array, or the key of some layers of one.
+        along: the layers of the array in that tree.
+    """
+    if not along or path not in whole.regions:
+        return along[-1].stack if along else None, along
+    some = whole.regions[path].restrict(Region(path, along))
+    numbers = {each.stack: each.numbers for each in some.along}
+    return slice_key(along[-1].stack, numbers), some.inside(path).along
 
 
 def _refusing(name: str, fn: Any) -> Any:
@@ -187,7 +194,7 @@ def _mapped(
     for level in reversed(range(levels)):
         axes, size = {}, 0
         for path, own in part.items():
-            _, axis, size = own[level]
+            _, axis, size, _ = own[level]
             # The axes of the stacks around it are gone by then.
             axes[path] = axis - sum(outer.axis < axis for outer in own[:level])
         tx = _over(tx, axes, size)
@@ -331,7 +338,7 @@ def _vmap(
 def _layers(tree: Any, ins: Sequence[int | None]) -> Any:
     """Return the shapes of one layer."""
     leaves, structure = _jax.flatten(tree)
-    axes = [() if axis is None else (StackAxis("", axis, 0),) for axis in ins]
+    axes = [() if axis is None else (Along("", axis, 0, ()),) for axis in ins]
     return structure.unflatten(map(one_layer, leaves, axes))
 
 

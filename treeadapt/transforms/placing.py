@@ -26,11 +26,11 @@ from jax.sharding import (
 
 from treeadapt import _jax
 from treeadapt.arrays import is_array, is_placed
-from treeadapt.selection.stacks import StackAxis
+from treeadapt.layers.region import Along
 from treeadapt.transforms.flat import FlatDict, fast_params
 
 #: Paths of leaves with the same stacks, and the axes along which each holds layers.
-Part = Mapping[str, tuple[StackAxis, ...]]
+Part = Mapping[str, tuple[Along, ...]]
 
 
 def in_place(
@@ -188,7 +188,7 @@ def _of_state(
             is_single = sharding is not None and sharding.num_devices == 1
             return sharding if is_single else None
         entries: list[Any] = [None] * leaf.ndim
-        for level, (_, axis, size) in enumerate(() if path is None else part[path]):
+        for level, (_, axis, size, _) in enumerate(() if path is None else part[path]):
             place = level if leaf.ndim < param.ndim else axis + leaf.ndim - param.ndim
             if leaf.shape[place] == size:
                 entries[place] = [*sharding.spec, *[None] * param.ndim][axis]

@@ -14,8 +14,8 @@ import optax
 from treeadapt.arrays import is_array
 from treeadapt.convert import describe
 from treeadapt.errors import TransformError
+from treeadapt.layers.stacks import PerLayer
 from treeadapt.selection.rules import BoundRules, Rules, as_rules
-from treeadapt.selection.stacks import PerLayer
 from treeadapt.selection.whole import WholeTree
 from treeadapt.transforms.adapt import run_flat
 from treeadapt.transforms.flat import FlatDict, fast_params, no_change
@@ -151,8 +151,8 @@ def _checked(path: str, leaf: Any, factor: Any) -> jax.Array:
     if scale.ndim == 0:
         return scale
     if isinstance(factor, PerLayer):
-        sizes = tuple(map(len, factor.numbers))
-        axes = [axis.axis for axis in factor.axes]
+        sizes = factor.region.sizes
+        axes = [each.axis for each in factor.region.along]
         if scale.size != math.prod(sizes):
             raise TransformError(
                 f"The factors of the layers of {path!r} are not one number each: "

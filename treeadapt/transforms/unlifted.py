@@ -25,9 +25,9 @@ import jax
 import numpy as np
 import optax
 
+from treeadapt.arrays import same_value
 from treeadapt.errors import UnliftedMaskWarning
 from treeadapt.names import listing
-from treeadapt.selection.leaves import same_value
 from treeadapt.selection.selectors import Question
 from treeadapt.transforms.flat import FlatDict
 from treeadapt.transforms.lift import NO_ANSWER, Lifted, is_function

@@ -3,7 +3,7 @@
 ``nn.Partitioned``, ``nn.LogicallyPartitioned`` and ``nnx.Variable`` may name the axes
 of the array inside. A row of the table below says how one class of boxes is read; a
 library that nobody has imported has no boxes.
-See ``sharding.specs`` for specs made of these names, ``selection.stacks`` for stacks.
+See ``sharding.specs`` for specs made of these names, ``layers.stacks`` for stacks.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 ``blocks/{4..11}/attn/kernel`` names layers 4 to 11 of the array that is stored at
 ``blocks/attn/kernel``: the numbers are put in after the stack. As a pattern, the name
 matches just these layers of the unrolled model.
-See ``selection.stacks`` for what a stack is, ``transforms.cuts`` for the arrays.
+See ``stacks`` for what a stack is, ``region`` for the arrays.
 """
 
 from __future__ import annotations

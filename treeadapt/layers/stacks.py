@@ -6,7 +6,7 @@ to ``blocks/11/attn/kernel`` of shape [64, 64]: ``unroll`` gives a view with the
 paths, shapes, classes and numbers of children, on which selectors and rules decide as
 on the unrolled model. ``fold`` gives their answers back, one for each stored array.
 In a tree that is the unrolled model itself, stacks are left out.
-Decides nothing and reads no array (see ``rules``, ``transforms.cuts``).
+Decides nothing and reads no array (see ``selection.rules``, ``region``).
 """
 
 from __future__ import annotations
@@ -23,32 +23,18 @@ from typing import Any, NamedTuple, NoReturn
 
 import jax
 
-from treeadapt.arrays import is_array
+from treeadapt.arrays import is_array, same_value
 from treeadapt.convert import describe
 from treeadapt.errors import PathCollisionError, StackError
+from treeadapt.layers.keys import MAX_LAYERS, boxes, read_slice_key, runs_text
+from treeadapt.layers.region import Along, Region
 from treeadapt.names import Speller, fold, listing, paths_text, shorten
-from treeadapt.selection.leaves import same_value
-from treeadapt.slices import MAX_LAYERS, boxes, read_slice_key, runs_text, slice_key
 from treeadapt.trees.axis_names import AxisNames, axis_names
 from treeadapt.trees.views import Plan, TreeView
 
 _CAPTURE = re.compile(r"\{[A-Za-z_]\w*\}")
 _LAYER = "(?:0|[1-9][0-9]{0,6})"
 _SHOWN = 4  # answers that an error lists
-
-
-class StackAxis(NamedTuple):
-    """One axis along which an array holds layers.
-
-    Attributes:
-        key: of the stack.
-        axis: of the stored array, counted from the start.
-        size: the number of layers.
-    """
-
-    key: str
-    axis: int
-    size: int
 
 
 _Leaf = tuple[int, str, Any]  # its index, its path, and the array
@@ -82,35 +68,31 @@ class _UnrolledPath(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class PerLayer:
-    """What was decided for the layers of one array, where they differ.
+    """What was decided for some layers of one array, where they differ.
 
     Attributes:
-        path: of the array in the stored tree.
-        axes: along which it holds layers, the outermost first.
-        numbers: of the layers along each axis that are meant.
+        region: the layers.
         values: one for each layer, the numbers of the last axis running fastest.
         notes: for errors, the unrolled path of each and what decided it, as text.
     """
 
-    path: str
-    axes: tuple[StackAxis, ...]
-    numbers: tuple[tuple[int, ...], ...]
+    region: Region
     values: tuple[Any, ...]
     notes: tuple[tuple[str, str], ...]
 
-    def key_of(self, numbers: Sequence[Sequence[int]]) -> str:
-        """Name some layers of the array."""
-        stacks = (axis.key for axis in self.axes)
-        return slice_key(self.path, dict(zip(stacks, numbers, strict=True)))
+    def take(self, some: Region) -> Any:
+        """Return what was decided for some of the layers; one value if they agree.
 
-    def take(self, numbers: Sequence[Sequence[int]]) -> Any:
-        """Return what was decided for some of the layers; one value if they agree."""
-        place = {each: i for i, each in enumerate(itertools.product(*self.numbers))}
-        rows = [place[each] for each in itertools.product(*numbers)]
+        Args:
+            some: of the same array; along an axis that it does not name, all of them.
+        """
+        region = some.restrict(self.region)
+        place = {each: i for i, each in enumerate(self.region.layers())}
+        rows = [place[each] for each in region.layers()]
         values, notes = (
             tuple(map(column.__getitem__, rows)) for column in (self.values, self.notes)
         )
-        return self._with(values, numbers=tuple(map(tuple, numbers)), notes=notes)
+        return self._with(values, region=region, notes=notes)
 
     def map(self, fn: Callable[[Any], Any]) -> Any:
         """Apply a function to the value of each layer; one value if they agree."""
@@ -124,8 +106,8 @@ class PerLayer:
     def __str__(self) -> str:
         """The values, each with its layers and what decided."""
         groups: list[list[Any]] = []
-        places = itertools.product(*self.numbers)
-        for value, note, place in zip(self.values, self.notes, places, strict=True):
+        layers = self.region.layers()
+        for value, note, place in zip(self.values, self.notes, layers, strict=True):
             row = value, note[1], note[0], place
             last = groups[-1][-1] if groups else (object(), "")
             if not (same_value(last[0], value) and last[1] == row[1]):
@@ -135,8 +117,9 @@ class PerLayer:
         for group in groups[:_SHOWN]:
             value, source, *_ = group[0]
             names = list(fold(path for _, _, path, _ in group))
-            if len(self.axes) == 1:
-                names = [self.key_of([[place[0] for *_, place in group]])]
+            if len(self.region.along) == 1:
+                own = self.region.of_numbers([[place[0] for *_, place in group]])
+                names = [own.key]
             by = f" ({source})" if source else ""
             texts.append(f"{shorten(repr(value))} for {listing(names, limit=1)}{by}")
         left = len(groups) - _SHOWN
@@ -220,9 +203,7 @@ class Stacks:
                 )
         return Stacks(self.data | other.data) if other else self
 
-    def axes(
-        self, view: TreeView, *, is_part: bool = False
-    ) -> list[tuple[StackAxis, ...]]:
+    def axes(self, view: TreeView, *, is_part: bool = False) -> list[tuple[Along, ...]]:
         """Return the axes along which each leaf of a tree holds layers.
 
         There are none in a tree that is the unrolled model.
@@ -244,13 +225,13 @@ class Stacks:
             return [()] * len(view.leaves)
         names = self._axis_names(view)
         left_out = self._left_out(view, names)
-        found: list[tuple[StackAxis, ...]] = []
+        found: list[tuple[Along, ...]] = []
         held: dict[Any, dict[int, list[int]]] = {}  # leaves by number of layers
         met: set[str] = set()
         for index, (path, leaf) in enumerate(view.items()):
             stored, sets = read_slice_key(path)
             met.update(stack.key for stack in self._around(stored))
-            axes: list[StackAxis] = []
+            axes: list[Along] = []
             for stack in self._chain(stored) if is_array(leaf) else ():
                 if stack.key in left_out:
                     continue
@@ -259,15 +240,15 @@ class Stacks:
                     if axis == other.axis:
                         _refuse(
                             f"{listing([path])} {describe(leaf)}: axis {axis} is that "
-                            f"of two stacks, {stack.key!r} and {other.key!r}. Each has "
-                            "an axis of its own, counted in the stored array."
+                            f"of two stacks, {stack.key!r} and {other.stack!r}. Each "
+                            "has an axis of its own, counted in the stored array."
                         )
                 size = leaf.shape[axis]
                 if size == 0:
                     _refuse(f"{listing([path])} {describe(leaf)} holds no layer.")
                 sizes = held.setdefault((stack.key, sets), {})
                 sizes.setdefault(size, []).append(index)
-                axes.append(StackAxis(stack.key, axis, size))
+                axes.append(Along(stack.key, axis, size, range(size)))
             found.append(tuple(axes))
         for (key, _), sizes in held.items():
             if len(sizes) > 1:
@@ -343,7 +324,7 @@ class Stacks:
             count = len(view.leaves)
             return Unrolled(view, view, [1] * count, [()] * count, {}, self)
         axes = self.axes(view, is_part=is_part)
-        sizes = {axis.key: axis.size for each in axes for axis in each}
+        sizes = {along.stack: along.size for each in axes for along in each}
         for path in view.plan.paths:
             stored, sets = read_slice_key(path)
             if not sizes.keys().isdisjoint(dict(sets)):
@@ -451,7 +432,7 @@ class Unrolled:
     view: TreeView
     stored: TreeView
     counts: list[int]
-    axes: list[tuple[StackAxis, ...]]
+    axes: list[tuple[Along, ...]]
     sizes: dict[str, int]
     stacks: Stacks
 
@@ -508,11 +489,10 @@ class Unrolled:
             if not axes or _all_same(values):  # the first one, for a static leaf
                 found.append(values[0])
                 continue
-            numbers = tuple(tuple(range(axis.size)) for axis in axes)
             texts = texts or sources()
             notes = tuple(zip(paths[rows], texts[rows], strict=True))
-            path = self.stored.plan.paths[index]
-            found.append(PerLayer(path, axes, numbers, tuple(values), notes))
+            region = Region(self.stored.plan.paths[index], axes)
+            found.append(PerLayer(region, tuple(values), notes))
         return found
 
     @property
@@ -541,9 +521,9 @@ def require_agreement(answers: list[Any], who: str, *, cure: str = "") -> list[A
     for answer in answers:
         if isinstance(answer, PerLayer):
             _refuse(
-                f"The layers of {answer.path!r} get different answers: {answer}. {who} "
-                f"needs one for each array. {cure}{'g' if cure else 'G'}ive all layers "
-                "of the array one answer."
+                f"The layers of {answer.region.path!r} get different answers: "
+                f"{answer}. {who} needs one for each array. "
+                f"{cure}{'g' if cure else 'G'}ive all layers of the array one answer."
             )
     return answers
 
@@ -685,7 +665,7 @@ def _uneven(key: str, view: TreeView, held: Mapping[int, Sequence[int]]) -> str:
     )
 
 
-def one_layer(leaf: Any, axes: Sequence[StackAxis]) -> Any:
+def one_layer(leaf: Any, axes: Sequence[Along]) -> Any:
     """Return a leaf as one layer of it: shape and dtype."""
     if not axes:
         return leaf
