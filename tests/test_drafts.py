@@ -19,9 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import test_migration_tables as tables
+from click.testing import CliRunner
 from test_example_migrations import SIZES, TABLES, schema_of
 
 import treeadapt as ta
+from treeadapt.cli.commands import app
 from treeadapt.drafts import draft as drafts
 from treeadapt.drafts import words
 
@@ -207,7 +209,8 @@ def test_constants_are_no_evidence():
 
 def test_numbers_that_were_changed_are_marked():
     w = float32(abstract({"w": np.zeros((5, 7))}))["w"]
-    draft = ta.draft_migration({"mlp.w": w}, {"mlp/w": w * 3})
+    source = {"mlp.w": w, "out.w": w + 1}
+    draft = ta.draft_migration(source, {"mlp/w": w * 3, "out/w": w + 1})
     assert draft.doubtful == ("mlp.w",)
     assert "# check: its numbers are other ones" in draft.to_toml()
 
@@ -436,6 +439,37 @@ def test_models_that_are_not_one_are_said_to_be():
     assert "do not look like one model" in str(draft)
 
 
+def test_other_numbers_on_both_sides_leave_it_to_names():
+    shapes = {"mlp.w": np.zeros((5, 7)), "mlp.b": np.zeros(5)}
+    target = {path.replace(".", "/"): leaf for path, leaf in shapes.items()}
+    draft = ta.draft_migration(float32(shapes), float32(target, 1))
+    assert "no numbers in common" in str(draft)
+    assert draft.pairs == {"mlp.w": ("mlp/w",), "mlp.b": ("mlp/b",)}
+    assert not draft.doubtful
+
+
+@pytest.mark.parametrize("with_values", [False, True])
+def test_a_refactored_model_has_a_row_for_what_moved_and_one_for_the_rest(with_values):
+    shapes = {
+        f"layers/{i}/{name}": np.zeros(shape)
+        for i in range(3)
+        for name, shape in {"q": (5, 7), "k": (5, 7), "norm": (5,)}.items()
+    }
+    shapes |= {"head/kernel": np.zeros((5, 11)), "old/stat": np.zeros(13)}
+    source: Any = float32(shapes) if with_values else abstract(shapes)
+    target = {
+        path.replace("head", "readout"): leaf
+        for path, leaf in source.items()
+        if path != "old/stat"
+    }
+    draft = ta.draft_migration(source, target)
+    rows = [(row.text, row.targets[0].text) for row in draft.migration.rows]
+    assert rows == [("head/kernel", "readout/kernel"), ("{rest:**}", "{rest}")]
+    assert draft.unexpected == ("old/stat",)
+    text = draft.to_toml()
+    assert text.index('# drop = "old/stat"') < text.index("{rest:**}")
+
+
 # --- the text ---
 
 
@@ -474,3 +508,42 @@ def test_checkpoints_and_schemas_are_sides(tmp_path):
         )
         assert draft.migration == wanted
         assert bool(draft.doubtful) == (suffix == "schema.toml") or not draft.doubtful
+
+
+# --- the command ---
+
+
+def command(*arguments: Any) -> Any:
+    return CliRunner().invoke(app, [*map(str, arguments)])
+
+
+def test_the_command_writes_what_lint_reads(tmp_path):
+    shapes = {f"h.{i}.fc.weight": np.zeros((5, 7)) for i in range(3)}
+    ta.save(tmp_path / "a.schema.toml", abstract(shapes))
+    ta.save(tmp_path / "b.schema.toml", abstract({"h/fc/kernel": np.zeros((3, 7, 5))}))
+    pair = tmp_path / "a.schema.toml", tmp_path / "b.schema.toml"
+    shown = command("draft", *pair)
+    assert shown.exit_code == 0
+    assert 'to = "h/fc/kernel : l i o"' in shown.output
+    table = tmp_path / "t.toml"
+    written = command("draft", *pair, "--output", table)
+    assert written.exit_code == 0
+    assert written.output.startswith("1 row: 1 by names and shapes.")
+    assert table.read_text() == shown.output
+    assert command("lint", *pair, "--migration", table).exit_code == 0
+    assert command("draft", *pair, "--output", table).exit_code == 2
+    assert command("draft", *pair, "--output", table, "--force").exit_code == 0
+
+
+def test_the_command_refuses_what_it_cannot_read(tmp_path):
+    ta.save(tmp_path / "a.schema.toml", abstract({"w": np.zeros(3)}))
+    gone = command("draft", tmp_path / "a.schema.toml", tmp_path / "gone.safetensors")
+    assert gone.exit_code == 2
+    assert "There is no checkpoint" in gone.output
+
+
+def test_diff_proposes_a_draft_of_what_was_renamed(tmp_path):
+    ta.save(tmp_path / "a.schema.toml", abstract({"mlp/kernel": np.zeros(3)}))
+    ta.save(tmp_path / "b.schema.toml", abstract({"mlp/kernels": np.zeros(3)}))
+    found = command("diff", tmp_path / "a.schema.toml", tmp_path / "b.schema.toml")
+    assert "note: treeadapt draft " in found.output

@@ -3,9 +3,10 @@
 Takes arguments, prints to standard output, and gives an exit code: 0, all is well; 1,
 ``lint`` found something, ``diff`` a difference, ``explain`` no rule or row; 2, the
 arguments or the files cannot be used, or nothing can be printed; 130, interrupted; 141,
-the reader of a pipe left. Errors are one or two lines on
-standard error. Only ``convert`` and ``diff --values`` read arrays, and only ``convert``
-and ``show --output`` write. The tree comes first everywhere; tables are options.
+the reader of a pipe left. Errors are one or two lines on standard error. Only
+``convert``, ``diff --values`` and ``draft`` read arrays, and only ``convert``, ``show
+--output`` and ``draft --output`` write. The tree comes first everywhere; tables are
+options.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from treeadapt.cli.lint import (
     read_migration,
 )
 from treeadapt.diff import TreeDiff, compared, tree_diff
+from treeadapt.drafts.draft import draft_migration
 from treeadapt.drawing.words import printable
 from treeadapt.errors import TreeAdaptError
 from treeadapt.migrations.plan import MigrationPlan, explanation
@@ -373,6 +375,8 @@ def diff(
         printing.print_json({"values_compared": values, "differences": rows})
     else:
         printing.print_diff(found)
+        if found.of("renamed"):
+            click.echo(printable(f"note: treeadapt draft {a} {b} writes the table."))
     if found:
         sys.exit(1)
 
@@ -544,6 +548,43 @@ def convert(
 def bench() -> None:
     """Measure on this machine: milliseconds, and times jax.tree.flatten."""
     printing.print_table(("call", "leaves", "ms", "ratio"), bench_rows())
+
+
+@app.command(short_help="Write the first version of a migration.")
+@click.argument("source", metavar="SRC", type=click.Path())
+@click.argument("target", metavar="TARGET", type=click.Path())
+@_text("--output", "FILE", "Write the table there, and print its summary.")
+@_text("--synonyms", "FILE", "More words that mean the same in names, .toml.")
+@_flag("--force", "Replace FILE if it exists.")
+@_shared
+def draft(
+    source: str,
+    target: str,
+    output: str | None,
+    synonyms: str | None,
+    *,
+    force: bool,
+) -> None:
+    """Write the first version of a migration that turns SRC into TARGET.
+
+    Where both hold the same numbers, as a small model and what it should become, they
+    show every row. Otherwise names and shapes are paired. What is not certain has a
+    comment, "# check:". The exit code is 0 with such marks and gaps, too: lint says
+    what is missing.
+    """
+    if output is not None:
+        _require_new(output, force=force)
+    sides = [
+        sources.read_tree(text) if sources.names_function(text) else text
+        for text in (source, target)
+    ]
+    drafted = draft_migration(*sides, synonyms=synonyms)
+    if output is None:
+        click.echo(drafted.to_toml(), nl=False)
+        return
+    Path(output).write_text(drafted.to_toml(), "utf-8")
+    printing.print_lines("\n".join(map(printable, str(drafted).splitlines())))
+    click.echo(f"Wrote {output!r}.")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

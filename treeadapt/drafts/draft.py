@@ -71,17 +71,16 @@ class MigrationDraft:
         if not self._rows:
             lines.append("rows = []")
         for each in self._rows:
+            if each.row.is_rest:
+                lines += self._drops()
             lines.append("")
             lines += [f"# check: {_line(reason)}" for reason in each.row.checks]
             lines += [f"# {_line(note)}" for note in each.row.notes]
             fields = {"from": _alone(each.sources), "to": _alone(each.targets)}
             lines.append(MIGRATION_FILE.table)
             lines += MIGRATION_FILE.field_lines(fields | each.operations)
-        if self.unexpected:
-            lines += ["", "# Nothing in the target is like these. To drop them:"]
-            for text in _dropping(self.unexpected):
-                lines += ["#", f"# {MIGRATION_FILE.table}"]
-                lines.append(f"# drop = {MIGRATION_FILE.string(text)}")
+        if not any(each.row.is_rest for each in self._rows):
+            lines += self._drops()
         if self.missing:
             lines += ["", "# Nothing in the source is like these leaves of the target:"]
             folded = [*fold(self.missing)]
@@ -89,6 +88,16 @@ class MigrationDraft:
             left = len(folded) - 200
             lines += [f"#     and {left:,} more"] if left > 0 else []
         return "\n".join(lines) + "\n"
+
+    def _drops(self) -> list[str]:
+        """Return the rows that would drop leaves without a partner, as comments."""
+        if not self.unexpected:
+            return []
+        lines = ["", "# Nothing in the target is like these. To drop them:"]
+        for text in _dropping(self.unexpected):
+            lines += ["#", f"# {MIGRATION_FILE.table}"]
+            lines.append(f"# drop = {MIGRATION_FILE.string(text)}")
+        return lines
 
     def __str__(self) -> str:
         counts = Counter(
@@ -236,8 +245,8 @@ def _rows(
     has_values = one.arrays is not None and two.arrays is not None
     if has_values:
         rows = _by_values(one, two, is_distinct=is_distinct)
-        if not rows:
-            notes.append("The two sides have no numbers in common; names decide.")
+    else:
+        rows = _equal(one, two)
     done = (
         {p for r in rows for p in r.source_paths},
         {p for r in rows for p in r.target_paths},
@@ -246,14 +255,51 @@ def _rows(
         {path: leaf for path, leaf in side.leaves.items() if path not in own}
         for side, own in zip((one, two), done, strict=True)
     ]
-    for row in propose(left[0], left[1], words, rows):
-        rows += _tested(row, one, two) if has_values else [row]
-    fitting = []
-    for row in rows:
-        reason = "" if has_values and not row.checks else _misfit(row, one, two)
-        if not reason:
-            fitting.append(row)
-    return fitting
+    proposed = propose(left[0], left[1], words, rows)
+    if has_values:
+        tested = [each for row in proposed for each in _tested(row, one, two)]
+        shows = any(row.evidence == "values" for row in (*rows, *tested))
+        if shows or is_distinct:
+            return [row for row in (*rows, *tested) if not _misfit(row, one, two)]
+        notes.append("The two sides have no numbers in common; names decide.")
+        rows = _equal(one, two)
+        paths = {path for row in rows for path in row.source_paths}
+        left = [
+            {path: leaf for path, leaf in side.leaves.items() if path not in paths}
+            for side in (one, two)
+        ]
+        proposed = propose(left[0], left[1], words, rows)
+    return [row for row in (*rows, *proposed) if not _misfit(row, one, two)]
+
+
+def _equal(one: Side, two: Side) -> list[DraftRow]:
+    """Return one row for leaves that have a path and a shape on both sides.
+
+    There is none unless most leaves are such: then one model became the other.
+    """
+    paths = [path for path, leaf in one.leaves.items() if two.leaves.get(path) == leaf]
+    if not paths or 2 * len(paths) < min(len(one.leaves), len(two.leaves)):
+        return []
+    return [_rest(paths, "equal")]
+
+
+def _rest(paths: Iterable[str], evidence: str) -> DraftRow:
+    pairs = tuple(((path,), (path,)) for path in paths)
+    return DraftRow((), (), {}, pairs, evidence, is_rest=True)
+
+
+def _collapsed(rows: Sequence[DraftRow], one: Side, two: Side) -> list[DraftRow]:
+    """Return rows with one for all leaves that stay as they are, if most do."""
+    staying = [row for row in rows if _stays(row)]
+    paths = [path for row in staying for path in row.source_paths]
+    if len(staying) < 2 or 2 * len(paths) < min(len(one.leaves), len(two.leaves)):
+        return [*rows]
+    return [*(row for row in rows if not _stays(row)), _rest(paths, "values")]
+
+
+def _stays(row: DraftRow) -> bool:
+    is_sure = not (row.checks or row.cast or row.offset)
+    return is_sure and all(ones == twos and len(ones) == 1 for ones, twos in row.pairs)
 
 
 def _by_values(one: Side, two: Side, *, is_distinct: bool) -> list[DraftRow]:
@@ -430,6 +476,7 @@ def _finished(
         row.checked("which of two equal sizes is in [sizes]") if is_guess(row) else row
         for row in map(canonical, rows)
     ]
+    rows = _collapsed(rows, one, two)
     ordered = sorted(
         rows, key=lambda row: min(place[path] for path in row.source_paths)
     )
@@ -443,7 +490,8 @@ def _finished(
     unexpected = tuple(path for path in one.leaves if path not in pairs)
     if len(pairs) * 2 < len(one.leaves) and len(filled) * 2 < len(two.leaves):
         notes.append("Most leaves have no partner: these do not look like one model.")
-    notes += _size_notes(one, two)
+    if any(row.evidence == "values" and not row.is_rest for row in united):
+        notes += _size_notes(one, two)
     return MigrationDraft(
         migration,
         {path: tuple(pairs[path]) for path in one.leaves if path in pairs},
@@ -512,6 +560,7 @@ def _bare(row: DraftRow, one: Side, two: Side) -> DraftRow:
 def _in_order(rows: Sequence[DraftRow]) -> list[DraftRow]:
     """Put rows for some numbers, ``{n+2}``, above those for any."""
     special = [row for row in rows if _is_shifted(row)]
+    rows = sorted(rows, key=lambda row: row.is_rest)
     ordered = [row for row in rows if not _is_shifted(row)]
     for row in special:
         at = len(ordered)

@@ -177,8 +177,6 @@ def _keys(row: DraftRow) -> Iterator[tuple[object, tuple[int, int, int, int]]]:
         row.offset,
         sizes,
     )
-    if row.checks and row.alone:
-        return
     for a, b in _windows(source.tokens):
         for c, d in _windows(target.tokens):
             one = source.tokens[:a], source.tokens[b:]

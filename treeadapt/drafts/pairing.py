@@ -23,9 +23,10 @@ from treeadapt.drafts.words import Words, plain_words
 
 LEAST_MARGIN = 0.4  # of 2, for a row without a mark
 LEAST_NAME = 0.3  # of 1
-LEAST_DISTINCT = 0.7  # of 1: words that tell it from others of its shape
+LEAST_DISTINCT = 0.6  # of 1: words that tell it from others of its shape
 _COMMON = 0.34  # of a side's names: a word in so many is one of its parts
 _MAX_FAMILIES = 4_000  # of a side
+_MAX_ANCHORS = 2_000  # leaves with equal paths, whose neighbours others may be
 _MAX_COMPONENT = 300  # families that are assigned at once
 
 
@@ -187,7 +188,7 @@ def _rescued(ones: list[Family], others: list[Family]) -> list[Family]:
     for each in ones:
         slots = [i for i, n in enumerate(each.counts) if n <= 4]
         if not sizes[math.prod(each.dims)] and slots:
-            slot = min(slots, key=lambda i: each.counts[i])
+            slot = min(slots, key=lambda i: (each.counts[i], -i))
             parts = _without_slot(each, slot)
             if sizes[math.prod(parts[0].dims)] >= len(parts):
                 every += parts
@@ -400,11 +401,8 @@ class _Assignment:
             if margin >= 0.2 and names[i, j] >= 0.2
         ]
         for row in self._known:
-            anchors += [
-                (_numberless(a[0]), _numberless(b[0]))
-                for a, b in row.pairs[:1]
-                if a and b
-            ]
+            pairs = row.pairs[:_MAX_ANCHORS] if row.is_rest else row.pairs[:1]
+            anchors += {(_numberless(a[0]), _numberless(b[0])) for a, b in pairs}
         for a, b in anchors:
             ones, twos = _prefixes(a), _prefixes(b)
             counts[0].update(ones)
@@ -461,11 +459,28 @@ class _Assignment:
             checks.append("the order within the axis that is divided")
         elif len(own) > 1:
             checks.append("the order of axes; shapes allow others")
+        if self._holds_parts(i, j):
+            checks.append("the order of the parts that each holds")
         if unit.tail is not None:
             checks.append("which layers are in which block")
             yield from _tail_rows(one, unit, layout, tuple(checks))
             return
         yield _row(one, unit.family, layout, tuple(checks))
+
+    def _holds_parts(self, i: int, j: int) -> bool:
+        """Return whether arrays of several parts have other names, maybe another order."""
+        fused = {*self._words.fused}
+        one, two = self._ones[i].family.text, self._twos[j].family.text
+        is_fused = fused & ({*self._meanings[0][i]} | {*self._meanings[1][j]})
+        plain = [
+            [
+                word
+                for word in plain_words(text)
+                if word not in ("weight", "kernel", "bias")
+            ]
+            for text in (one, two)
+        ]
+        return bool(is_fused) and plain[0][-2:] != plain[1][-2:]
 
     def _conflicts(self, i: int, j: int) -> bool:
         """Return whether each of two names has a word in place of one of the other."""
@@ -534,28 +549,17 @@ def _likeliest(
     A weight of PyTorch is turned around in a kernel; all else stays in order.
     """
     kinds = [plain_words(each.text)[-1:] for each in (one, two)]
-    is_turned = kinds[0] != kinds[1] and ("kernel",) in kinds
+    is_turned = {*kinds} == {("weight",), ("kernel",)}
 
-    def rank(layout: AxisOrder) -> tuple[int, list[int]]:
-        axes = [atom for dim in layout.target[second:] for atom in dim]
-        order = {
-            atom: place
-            for place, atom in enumerate(
-                a for dim in layout.source[first:] for a in dim
-            )
-        }
-        places = [order[atom] for atom in axes if atom in order]
-        wanted = sorted(places)
-        if is_turned and len(places) > 1:
-            wanted = [*sorted(p for p in places if p > 1), 1, 0]
-            if len(places) == 2:
-                wanted = wanted[-2:]
-            wanted = (
-                [p for p in wanted if p in places]
-                if len(places) > 2
-                else sorted(places)[::-1]
-            )
-        return sum(a != b for a, b in zip(places, wanted, strict=False)), places
+    def rank(order: AxisOrder) -> int:
+        dims = list(order.source[first:])
+        if is_turned:  # [out, in, *window] to [*window, in, out]
+            dims = [*dims[2:], *dims[1::-1]]
+        wanted = [atom for dim in dims for atom in dim]
+        axes = [atom for dim in order.target[second:] for atom in dim]
+        wanted = [atom for atom in wanted if atom in axes]
+        places = [wanted.index(atom) for atom in axes if atom in wanted]
+        return sum(i != place for i, place in enumerate(places))
 
     return min(own, key=rank)
 

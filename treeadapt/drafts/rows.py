@@ -68,7 +68,7 @@ class DraftRow:
         gaps: numbers in paths that do not have all values from 0 on, so that their
             count does not give the size.
         bare: atoms of texts that need no list, because nothing else matches.
-        alone: whether the row is written by itself, because of what is checked.
+        is_rest: whether it takes all that no row above takes, as it is.
     """
 
     sources: tuple[DraftAddress, ...]
@@ -82,7 +82,7 @@ class DraftRow:
     offset: float = 0.0
     gaps: frozenset[int] = frozenset()
     bare: frozenset[int] = frozenset()
-    alone: bool = False
+    is_rest: bool = False
 
     @property
     def places(self) -> tuple[DraftAddress, ...]:

@@ -87,6 +87,8 @@ def _words(tokens: Tokens) -> set[str]:
 def _names(row: DraftRow, fixed: dict[int, str], reserved: set[str]) -> dict[int, str]:
     """Return a name for each atom of a row."""
     names = dict(fixed)
+    if row.is_rest:
+        return names
 
     def give(atom: int, *wishes: str) -> None:
         if atom in names:
@@ -160,6 +162,8 @@ def _wishes(hole: Hole, before: str) -> Iterator[tuple[int, Sequence[str]]]:
 
 
 def _written(row: DraftRow, names: dict[int, str]) -> WrittenRow:
+    if row.is_rest:
+        return WrittenRow(("{rest:**}",), ("{rest}",), {}, row)
     is_plain = len(row.sources) == len(row.targets) == 1 and _is_renaming(row)
     sources, targets = (
         tuple(_address(each, names, row, with_axes=not is_plain) for each in side)
