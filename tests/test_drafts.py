@@ -470,6 +470,13 @@ def test_a_refactored_model_has_a_row_for_what_moved_and_one_for_the_rest(with_v
     assert text.index('# drop = "old/stat"') < text.index("{rest:**}")
 
 
+def test_an_array_that_is_turned_under_its_name_is_not_part_of_the_rest():
+    source = float32({"x": np.zeros((3, 5)), "y": np.zeros((3, 4)), "z": np.zeros(7)})
+    target = source | {"x": source["x"].T}
+    draft = ta.draft_migration(source, target)
+    moves_alike(draft.migration, source, target)
+
+
 # --- the text ---
 
 

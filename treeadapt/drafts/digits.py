@@ -77,9 +77,9 @@ def fit_map(
     digits = [_factored(step, other) for step in steps]
     if any(each is None for each in digits):
         return None
-    first = np.unravel_index(start, tuple(other)) if start < math.prod(other) else None
-    if first is None:
+    if start >= math.prod(other):
         return None
+    first = np.unravel_index(start, tuple(other)) if other else ()
     whole = tuple(each for each in digits if each is not None)
     return IndexMap(whole, tuple(int(each) for each in first))
 

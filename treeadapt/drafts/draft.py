@@ -298,8 +298,13 @@ def _collapsed(rows: Sequence[DraftRow], one: Side, two: Side) -> list[DraftRow]
 
 
 def _stays(row: DraftRow) -> bool:
+    is_plain = len(row.places) == 2 and row.sources == row.targets
     is_sure = not (row.checks or row.cast or row.offset)
-    return is_sure and all(ones == twos and len(ones) == 1 for ones, twos in row.pairs)
+    return (
+        is_plain
+        and is_sure
+        and all(ones == twos and len(ones) == 1 for ones, twos in row.pairs)
+    )
 
 
 def _by_values(one: Side, two: Side, *, is_distinct: bool) -> list[DraftRow]:

@@ -468,17 +468,13 @@ class _Assignment:
         yield _row(one, unit.family, layout, tuple(checks))
 
     def _holds_parts(self, i: int, j: int) -> bool:
-        """Return whether arrays of several parts have other names, maybe another order."""
+        """Return whether arrays of several parts have other names, or order."""
         fused = {*self._words.fused}
         one, two = self._ones[i].family.text, self._twos[j].family.text
         is_fused = fused & ({*self._meanings[0][i]} | {*self._meanings[1][j]})
+        kinds = {"weight", "kernel", "bias"}
         plain = [
-            [
-                word
-                for word in plain_words(text)
-                if word not in ("weight", "kernel", "bias")
-            ]
-            for text in (one, two)
+            [w for w in plain_words(text) if w not in kinds] for text in (one, two)
         ]
         return bool(is_fused) and plain[0][-2:] != plain[1][-2:]
 
