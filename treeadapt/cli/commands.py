@@ -375,7 +375,7 @@ def diff(
         printing.print_json({"values_compared": values, "differences": rows})
     else:
         printing.print_diff(found)
-        if found.of("renamed"):
+        if found.of("renamed") and not values:
             click.echo(printable(f"note: treeadapt draft {a} {b} writes the table."))
     if found:
         sys.exit(1)
