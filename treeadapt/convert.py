@@ -10,7 +10,7 @@ See ``splitting`` for selecting a part of a tree, ``paths`` for naming rules.
 from __future__ import annotations
 
 import numbers
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.tree_util as jtu
@@ -18,13 +18,10 @@ import jax.tree_util as jtu
 from treeadapt.adapters.registry import current_registry
 from treeadapt.arrays import is_array
 from treeadapt.errors import StructureMismatchError
-from treeadapt.names import Speller, fold, listing, plural
+from treeadapt.names import SHOWN, Mismatch
 from treeadapt.trees.views import TreeView, take_apart, view_nested, view_tree
 
 _MISSING = object()
-_SHOWN = 8  # problems of one kind that a message lists
-_FOLDED = 20_000  # names that are folded for a message
-_CANDIDATES = 2_000  # names among which the nearest is sought
 
 
 def to_state_dict(tree: Any) -> Any:
@@ -163,34 +160,35 @@ def _rebuild(
         leaves[index] = view.leaves[index]
         if is_array(leaves[index]):
             missing.append(paths[index])
-    wrong = [
-        (path, f"{describe(leaf)}, the target has {describe(own)}")
+    wrong = {
+        path: f"{describe(leaf)}, the target has {describe(own)}"
         for path, own, leaf in zip(paths, view.leaves, leaves, strict=True)
         if strict and leaf is not own and differs(own, leaf)
-    ]
-    wrong = wrong or containers(paths, leaves)
-    if missing or unexpected or wrong:
-        hint, above = "", tuple(f"{path}/" for path in unexpected[:_SHOWN])
+    }
+    mismatch = Mismatch(missing, unexpected, wrong or containers(paths, leaves))
+    if mismatch:
+        hint, above = "", tuple(f"{path}/" for path in unexpected[:SHOWN])
         if not set(missing).isdisjoint(unexpected):
             hint = "The dict is flat, {path: leaf}: from_flat_dict takes it."
-        elif any(path.startswith(above) for path in missing[:_SHOWN]):
+        elif any(path.startswith(above) for path in missing[:SHOWN]):
             hint = "If the dict is nested, from_state_dict takes it."
-        raise mismatch(missing, unexpected, wrong, hint=hint)
+        text = mismatch.text("entry", "the dict has", hint=hint)
+        raise StructureMismatchError(text)
     return view.rebuild(leaves)
 
 
-def containers(paths: Sequence[str], leaves: Sequence[Any]) -> list[tuple[str, str]]:
-    """Return path and problem of each value that is more than one leaf."""
+def containers(paths: Sequence[str], leaves: Sequence[Any]) -> dict[str, str]:
+    """Return the problem, by path, of each value that is more than one leaf."""
     find = current_registry().find
     classes = dict(zip(map(type, leaves), leaves, strict=True))  # which alone decide
     opened = {cls for cls, leaf in classes.items() if find(leaf).opens}
     if jtu.all_leaves(leaves) and not opened:
-        return []
-    return [
-        (path, f"{describe(leaf)} cannot take the place of a leaf")
+        return {}
+    return {
+        path: f"{describe(leaf)} cannot take the place of a leaf"
         for path, leaf in zip(paths, leaves, strict=True)
         if type(leaf) in opened or not jtu.all_leaves((leaf,))
-    ]
+    }
 
 
 def differs(want: Any, got: Any) -> bool:
@@ -241,59 +239,3 @@ def _leaf_paths(above: str | None, state: Any) -> Sequence[str]:
         return plan.paths
     # A bare leaf is at the path itself, and not a child with an empty name.
     return [f"{above}/{path}" if plan.root else above for path in plan.paths]
-
-
-def mismatch(
-    missing: Sequence[str],
-    unexpected: Sequence[str],
-    wrong: Sequence[tuple[str, str]] = (),
-    *,
-    to: str = "the target",
-    hint: str = "",
-) -> StructureMismatchError:
-    """Return the error for entries that do not fit, with the nearest names.
-
-    Args:
-        missing: paths that ``to`` has and the entries lack.
-        unexpected: paths that ``to`` lacks.
-        wrong: pairs of path and problem.
-        to: what the entries should fit.
-        hint: what else to say.
-    """
-    kinds = {"missing": missing, "unexpected": unexpected}
-    parts = {**kinds, "of another shape or dtype": wrong}
-    count = sum(map(len, parts.values()))
-    counts = [f"{len(found):,} {kind}" for kind, found in parts.items() if found]
-    do = "does" if count == 1 else "do"
-    lines = [f"{plural(count, 'entry')} {do} not fit {to}: {', '.join(counts)}."]
-    lines += filter(None, [hint])
-    names, others = (fold(paths[:_FOLDED]) for paths in kinds.values())
-    spell = Speller()
-    for kind, these, those, source in (
-        ("missing", names, others, "the dict has"),
-        ("unexpected", others, names, f"{to} has"),
-    ):
-        rows = []
-        for name in [*these][:_SHOWN]:
-            near = _nearest(spell, name, those)
-            # Only the missing name that is nearest to an unexpected one shows that.
-            mutual = near not in ("", name) and _nearest(spell, near, these) == name
-            hint = f" ({source} {listing([near])})" if mutual else ""
-            rows.append(f"{kind} {listing([name])}{hint}")
-        lines += _shown(rows, these, len(kinds[kind]), f" {kind}")
-    problems = fold(f"{listing([path])}: {text}" for path, text in wrong[:_FOLDED])
-    lines += _shown([*problems][:_SHOWN], problems, len(wrong))
-    return StructureMismatchError("\n".join(lines))
-
-
-def _nearest(spell: Speller, name: str, names: Iterable[str]) -> str:
-    """Return the name most like another; empty if none is like it."""
-    return next(iter(spell.nearest(name, [*names][:_CANDIDATES], count=1)), "")
-
-
-def _shown(
-    rows: Sequence[str], folded: Mapping[str, Sequence[int]], count: int, kind: str = ""
-) -> list[str]:
-    left = count - sum(map(len, [*folded.values()][:_SHOWN]))
-    more = [f"and {left:,} more{kind}"] if left else []
-    return [f"  {text}" for text in (*rows, *more)]

@@ -1,19 +1,25 @@
 """Names in messages: lists of them, names that differ in a number, the nearest one.
 
-Takes paths, patterns or lines about them; gives short text. Nothing here knows what the
+Takes paths, patterns or lines about them; gives short text. ``section`` writes a list
+below its title, ``Mismatch`` how two sets of names differ. Nothing here knows what the
 names belong to.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import functools
+import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 _NUMBER = re.compile("([0-9]+)")
 MAX_LISTED = 12  # paths of a tree that messages list in full
+SHOWN = 8  # rows of a section
 _MAX_TEXT = 300  # longer names are not typing errors
+_FOLDED = 20_000  # names that are folded for a message
+_CANDIDATES = 2_000  # names among which the nearest is sought
 
 
 def listing(
@@ -74,14 +80,29 @@ def counts_text(counts: Mapping[str, int], *, limit: int = 6) -> str:
     return listing(texts, limit=limit, write=str)
 
 
-def and_more(left: int) -> list[str]:
-    """Write the last line of a list that leaves some out; no line if it has all.
+def section(
+    title: str, rows: Sequence[str] | Mapping[str, Sequence[int]], *, left: int = 0
+) -> list[str]:
+    """Write rows below a title: the first ``SHOWN``, then how many more.
+
+    Args:
+        title: the first line; none if empty.
+        rows: lines, or what ``fold`` made of lines. Without any, there is no title.
+        left: how many lines there are in addition.
 
     Example:
-        >>> and_more(1_200), and_more(0)
-        (['  and 1,200 more'], [])
+        >>> section("8 of 9 are odd:", ["a", "b"], left=6)
+        ['8 of 9 are odd:', '  a', '  b', '  and 6 more']
+        >>> section("", fold(f"{'abcdefghi'[i // 10]}/{i}" for i in range(90)))[-2:]
+        ['  h/{70..79}', '  and 10 more']
     """
-    return [f"  and {left:,} more"] if left > 0 else []
+    if isinstance(rows, Mapping):
+        left += sum(map(len, itertools.islice(rows.values(), SHOWN, None)))
+    else:
+        left += len(rows[SHOWN:])
+    lines = [f"  {row}" for row in itertools.islice(rows, SHOWN)]
+    lines += [f"  and {left:,} more"] if left > 0 else []
+    return [title, *lines] if title and lines else lines
 
 
 def fold(texts: Iterable[str]) -> dict[str, list[int]]:
@@ -258,3 +279,80 @@ class Speller:
             if score >= cutoff:
                 scored.append((-score, place, other))
         return [other for _, _, other in sorted(scored)[:count]]
+
+    def best(self, word: str, words: Iterable[str], *, cutoff: float = 0.6) -> str:
+        """Return the most similar of the first words; empty if none is similar.
+
+        Args:
+            word: what was typed.
+            words: what exists.
+            cutoff: least similarity, from 0 to 1.
+        """
+        first = itertools.islice(words, _CANDIDATES)
+        return next(iter(self.nearest(word, first, count=1, cutoff=cutoff)), "")
+
+
+@dataclasses.dataclass(frozen=True)
+class Mismatch:
+    """How named leaves do not fit those of a target; false if they do.
+
+    Attributes:
+        missing: names that the target has and the leaves lack.
+        unexpected: names that the target lacks.
+        misfits: by name, why a leaf of another shape or dtype does not fit.
+
+    Example:
+        >>> print(Mismatch(["bias"], ["bais"]).text("leaf", "stored is"))
+        2 leaves do not fit the target: 1 missing, 1 unexpected.
+          missing 'bias' (stored is 'bais')
+          unexpected 'bais' (the target has 'bias')
+    """
+
+    missing: Sequence[str] = ()
+    unexpected: Sequence[str] = ()
+    misfits: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.missing or self.unexpected or self.misfits)
+
+    def text(
+        self, noun: str, source: str, *, to: str = "the target", hint: str = ""
+    ) -> str:
+        """Write all that does not fit, each missing name with the nearest unexpected.
+
+        Args:
+            noun: what the names belong to.
+            source: what says that there is an unexpected name, such as "the dict has".
+            to: what they should fit.
+            hint: a line below the first one.
+        """
+        counts = {
+            "missing": len(self.missing),
+            "unexpected": len(self.unexpected),
+            "of another shape or dtype": len(self.misfits),
+        }
+        total = sum(counts.values())
+        text = ", ".join(f"{count:,} {kind}" for kind, count in counts.items() if count)
+        do = "does" if total == 1 else "do"
+        lines = [f"{plural(total, noun)} {do} not fit {to}: {text}."]
+        lines += filter(None, [hint])
+        missing, unexpected = (
+            fold(names[:_FOLDED]) for names in (self.missing, self.unexpected)
+        )
+        spell = Speller()
+        for kind, names, others, there in (
+            ("missing", missing, unexpected, source),
+            ("unexpected", unexpected, missing, f"{to} has"),
+        ):
+            rows: dict[str, list[int]] = {}
+            for name, places in names.items():
+                near = spell.best(name, others) if len(rows) < SHOWN else ""
+                # Only the missing name that is nearest to an unexpected one shows that.
+                mutual = near not in ("", name) and spell.best(near, names) == name
+                also = f" ({there} {listing([near])})" if mutual else ""
+                rows[f"{kind} {listing([name])}{also}"] = places
+            lines += section("", rows, left=max(0, counts[kind] - _FOLDED))
+        some = itertools.islice(self.misfits.items(), _FOLDED)
+        rows = fold(f"{listing([name])}: {problem}" for name, problem in some)
+        lines += section("", rows, left=max(0, len(self.misfits) - _FOLDED))
+        return "\n".join(lines)

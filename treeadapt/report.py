@@ -526,7 +526,7 @@ def findings(
     named = [(f"{entry_text(x)} matches no array", x) for _, x in matches.unused]
     lines = advice_lines(named, matches.view.plan, matches.is_array)
     for (index, _), line in zip(matches.unused, lines, strict=True):
-        yield Finding("unused", index + 1, line.strip())
+        yield Finding("unused", index + 1, line)
     for index in matches.shadowed:
         text = shorten(rules.selectors[index].typed)
         yield Finding("shadowed", index + 1, f"{text} {shadow_text(matches, index)}")

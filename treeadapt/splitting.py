@@ -20,7 +20,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from treeadapt.arrays import is_array, is_inexact
-from treeadapt.convert import containers, describe, differs, mismatch
+from treeadapt.convert import containers, describe, differs
 from treeadapt.errors import (
     CollectionWarning,
     NoArraysError,
@@ -29,7 +29,7 @@ from treeadapt.errors import (
     TiedLeafWarning,
     TreeAdaptError,
 )
-from treeadapt.names import listing, plural, shorten
+from treeadapt.names import Mismatch, listing, plural, shorten
 from treeadapt.selection.selectors import as_selector, select
 from treeadapt.trees.metadata import Snapshot, node_data
 from treeadapt.trees.views import Plan, TreeView, same_structure, view_tree
@@ -213,7 +213,10 @@ def merge(params: Mapping[str, Any], rest: Rest) -> Any:
         known = frozenset(paths)
         unexpected = [str(path) for path in flat if path not in known]
         hint = "Pass all params, under the same keys."
-        raise mismatch(missing, unexpected, to="what split gave", hint=hint)
+        text = Mismatch(missing, unexpected).text(
+            "entry", "the dict has", to="what split gave", hint=hint
+        )
+        raise StructureMismatchError(text)
     # What is traced with other values than those of the split is not found for these.
     form.statics.is_current()
     form.metadata.is_current()
@@ -267,7 +270,7 @@ def map_where(fn: Callable[[Any], Any], tree: Any, where: Any) -> Any:
 
 def _require_leaves(paths: Sequence[str], leaves: Sequence[Any], name: str) -> None:
     if wrong := containers(paths, leaves):
-        path, problem = wrong[0]
+        path, problem = next(iter(wrong.items()))
         more = f" {len(wrong) - 1:,} more are like it." if len(wrong) > 1 else ""
         raise StructureMismatchError(
             f"{name} was given a container for a leaf: {listing([path])}: {problem}, "

@@ -34,14 +34,13 @@ from treeadapt.carry.pieces import StateLeaf, joined_names
 from treeadapt.carry.slots import Slot, below, cut_names, is_joint, parent, stored
 from treeadapt.convert import describe
 from treeadapt.migrations.running import converted, on_auto_mesh
-from treeadapt.names import and_more, fold, listing, plural, shorten
+from treeadapt.names import fold, listing, plural, section, shorten
 from treeadapt.patterns import escape
 from treeadapt.trees.views import Plan, view_tree
 
 #: ``tx.init`` as a function of the arrays in the params, and these.
 Start = tuple[Callable[[dict[str, Any]], Any], dict[str, Any]]
 
-_SHOWN = 8  # leaves of one kind that the text lists
 _SLOWEST = 0.99  # no second moment forgets faster, in one step
 
 
@@ -119,8 +118,7 @@ class CarryReport:
             reasons.setdefault(text, []).append(name)
         unmoved = [(listing(fold(n), limit=4), text) for text, n in reasons.items()]
         for lines in (misfits, [f"not moved, {n}: {text}" for n, text in unmoved]):
-            yield from lines[:_SHOWN]
-            yield from and_more(len(lines) - _SHOWN)
+            yield from section("", lines)
         for text in self.warnings:
             yield f"warning: {text}"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -19,10 +19,8 @@ from treeadapt.checkpoints.common import NUMBER, Leaf, Stored
 from treeadapt.checkpoints.leaves import stored_form
 from treeadapt.convert import describe
 from treeadapt.migrations.running import converted, is_lost
-from treeadapt.names import Speller, and_more, listing, plural
+from treeadapt.names import Mismatch, listing, plural, section
 
-_SHOWN = 8
-_CANDIDATES = 2_000
 _FAMILIES = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
 
 
@@ -54,42 +52,31 @@ class LoadReport:
     @property
     def fits(self) -> bool:
         """Whether nothing is missing, unexpected, misshaped or retyped."""
-        return not (self.missing or self.unexpected or self.misshaped or self.retyped)
+        return not self._mismatch
+
+    @property
+    def _mismatch(self) -> Mismatch:
+        pairs = {**self.misshaped, **self.retyped}
+        misfits = {path: _difference(*pair) for path, pair in pairs.items()}
+        return Mismatch(self.missing, self.unexpected, misfits)
 
     def __repr__(self) -> str:
         count = len(self.restored)
         lines = [f"{plural(count, 'leaf')} {'fits' if count == 1 else 'fit'}."]
         if self.kept:
             lines.append(f"{plural(len(self.kept), 'leaf')} kept from the target.")
-        lines += _names("missing", self.missing, self.unexpected, "stored is")
-        lines += _names("unexpected", self.unexpected, self.missing, "the target has")
-        lines += _pairs("leaf", "of another shape", self.misshaped)
-        lines += _pairs("leaf", "of another dtype", self.retyped)
-        lines += _pairs("number", "changed", self.numbers)
+        if not self.fits:
+            lines.append(self._mismatch.text("leaf", "stored is"))
+        rows = [
+            f"{listing([path])}: {_difference(*pair)}"
+            for path, pair in self.numbers.items()
+        ]
+        lines += section(f"{plural(len(rows), 'number')} changed:", rows)
         return "\n".join(lines)
 
 
-def _names(
-    kind: str, names: tuple[str, ...], others: tuple[str, ...], source: str
-) -> Iterator[str]:
-    if names:
-        yield f"{plural(len(names), 'leaf')} {kind}:"
-    speller = Speller()
-    for name in names[:_SHOWN]:
-        near = speller.nearest(name, others[:_CANDIDATES], count=1)
-        # One stored name is not offered to two that are missing.
-        back = [speller.nearest(one, names[:_CANDIDATES], count=1) for one in near]
-        hint = f" ({source} {listing(near)})" if back == [[name]] else ""
-        yield f"  {listing([name])}{hint}"
-    yield from and_more(len(names) - _SHOWN)
-
-
-def _pairs(noun: str, what: str, pairs: Mapping[str, tuple[Any, Any]]) -> Iterator[str]:
-    if pairs:
-        yield f"{plural(len(pairs), noun)} {what}:"
-    for name, (got, want) in list(pairs.items())[:_SHOWN]:
-        yield f"  {listing([name])}: {got}, the target has {want}"
-    yield from and_more(len(pairs) - _SHOWN)
+def _difference(there: Any, wanted: Any) -> str:
+    return f"{there}, the target has {wanted}"
 
 
 def compare_with_target(

@@ -9,10 +9,7 @@ from typing import Any
 
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.rows import Row
-from treeadapt.names import Speller, and_more, fold, listing, plural
-
-_SHOWN = 6  # problems of one kind that a message lists
-_CANDIDATES = 2_000  # paths among which the nearest is sought
+from treeadapt.names import SHOWN, Speller, fold, listing, plural, section
 
 
 @dataclasses.dataclass
@@ -60,9 +57,7 @@ class Problems:
         for kind in (kind for kind in _KINDS if kind in self.found):
             texts = [*self.found[kind]]
             noun, text = _KINDS[kind]
-            lines.append(f"{plural(len(texts), noun)}: {text}")
-            lines += [f"  {text}" for text in texts[:_SHOWN]]
-            lines += and_more(len(texts) - _SHOWN)
+            lines += section(f"{plural(len(texts), noun)}: {text}", texts)
         return "\n".join(lines)
 
 
@@ -99,8 +94,8 @@ def nearest(speller: Speller, name: str, others: Sequence[str], what: str) -> st
         others: what exists.
         what: what these are.
     """
-    near = speller.nearest(name, others[:_CANDIDATES], count=1)
-    return f" (the nearest {what} {listing(near)})" if near else ""
+    near = speller.best(name, others)
+    return f" (the nearest {what} {listing([near])})" if near else ""
 
 
 def with_nearest(names: Sequence[str], others: Sequence[str]) -> Iterator[str]:
@@ -111,7 +106,7 @@ def with_nearest(names: Sequence[str], others: Sequence[str]) -> Iterator[str]:
     """
     speller = Speller()
     hints: dict[int, str] = {}
-    for places in itertools.islice(fold(names).values(), _SHOWN):
+    for places in itertools.islice(fold(names).values(), SHOWN):
         hint = nearest(speller, names[places[0]], others, "is")
         hints |= dict.fromkeys(places, hint)
     for place, name in enumerate(names):
@@ -123,7 +118,7 @@ def near_paths(
 ) -> Iterator[str]:
     """Write rows that match no leaf, with the nearest leaves."""
     speller = Speller()
-    for row in unused[:_SHOWN]:
+    for row in unused[:SHOWN]:
         taken, left_out = (
             [*itertools.islice(filter(row.takes, some), 3)] for some in (paths, static)
         )
@@ -134,4 +129,4 @@ def near_paths(
         else:
             hint = nearest(speller, row.sources[0].path.text, paths, "leaf is")
         yield listing([row.text]) + hint
-    yield from (listing([row.text]) for row in unused[_SHOWN:])
+    yield from (listing([row.text]) for row in unused[SHOWN:])

@@ -10,21 +10,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import os
 from collections.abc import Sequence
 from typing import Any
 
 from treeadapt.arrays import is_array
 from treeadapt.errors import FreezeError, SelectorError
-from treeadapt.names import Speller, and_more, fold, plural
+from treeadapt.names import Speller, fold, plural, section
 from treeadapt.selection import files
 from treeadapt.selection.leaves import Leaves
 from treeadapt.selection.selectors import Bound, ListSelector, OfParts
 from treeadapt.trees.views import TreeView, view_tree
 
-_SHOWN = 8
-_CANDIDATES = 2_000
 _FOLDED = 100  # leaves that are looked at for a message
 # The fields, and how many strings of a file each may hold.
 _LIMITS = {
@@ -211,16 +208,14 @@ def _thaw_message(
     lost: Sequence[str], now: dict[str, bool], before: frozenset[str]
 ) -> str:
     speller = Speller()
-    new = [path for path in now if path not in before][:_CANDIDATES]
+    new = [path for path in now if path not in before]
     count = plural(len(lost), "leaf")
     verb = (
         "was frozen is not frozen" if len(lost) == 1 else "were frozen are not frozen"
     )
-    lines = [f"{count} that {verb} any more:"]
-    lines_of = fold(_line(path, now, new, speller) for path in lost[:_FOLDED])
-    shown = dict(itertools.islice(lines_of.items(), _SHOWN))
-    lines += [f"  {line}" for line in shown]
-    lines += and_more(len(lost) - sum(map(len, shown.values())))
+    rows = fold(_line(path, now, new, speller) for path in lost[:_FOLDED])
+    left = len(lost[_FOLDED:])
+    lines = section(f"{count} that {verb} any more:", rows, left=left)
     lines.append("Correct the patterns; or, if this is meant, spec = spec.bind(tree).")
     return "\n".join(lines)
 
@@ -228,7 +223,7 @@ def _thaw_message(
 def _line(path: str, now: dict[str, bool], new: Sequence[str], speller: Speller) -> str:
     if path in now:
         return f"{path!r} is still there, but no pattern selects it"
-    near = speller.nearest(path, new, count=1, cutoff=0.3)
-    state = "is frozen" if near and now[near[0]] else "trains"
-    hint = f"; the nearest name is {near[0]!r}, which {state}" if near else ""
+    near = speller.best(path, new, cutoff=0.3)
+    state = "is frozen" if near and now[near] else "trains"
+    hint = f"; the nearest name is {near!r}, which {state}" if near else ""
     return f"{path!r} is gone{hint}"

@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from treeadapt.arrays import same_value
-from treeadapt.names import MAX_LISTED, and_more, fold, listing, paths_text, plural
+from treeadapt.names import MAX_LISTED, fold, listing, paths_text, plural, section
 from treeadapt.selection.repairs import entry_text, unused_lines
 
 if TYPE_CHECKING:
     from treeadapt.selection.rules import RuleMatches
 
-_SHOWN = 8  # overlapping leaves
 _SHADOWED = 4  # rules that are unreachable
 
 
@@ -41,10 +40,12 @@ def unmatched(paths: Sequence[str], num_arrays: int) -> str:
 def overlap(matches: RuleMatches) -> str:
     """Write the message for leaves that rules with different values match."""
     found, names = matches.overlaps, matches.rules.names
-    lines = [f"{_leaves_match(len(found))} two rules with different values:"]
-    for leaf, first, second in found[:_SHOWN]:
-        lines.append(f"  {matches.paths[leaf]!r}: {names[first]}, and {names[second]}")
-    lines += and_more(len(found) - _SHOWN)
+    rows = [
+        f"{matches.paths[leaf]!r}: {names[first]}, and {names[second]}"
+        for leaf, first, second in found
+    ]
+    title = f"{_leaves_match(len(found))} two rules with different values:"
+    lines = section(title, rows)
     lines.append(
         'Exclude the leaves from one of them, ["...", "!..."], or let the first rule '
         'win with overlap="first".'

@@ -23,18 +23,17 @@ from treeadapt.matcher import Matcher
 from treeadapt.names import (
     MAX_LISTED,
     Speller,
-    and_more,
     fold,
     listing,
     natural,
     paths_text,
     plural,
+    section,
     shorten,
 )
 from treeadapt.patterns import REGEX_PREFIX, ClassName, FromEnd, Pattern, escape, parse
 from treeadapt.trees.views import Plan
 
-_SHOWN = 8  # entries of one message
 _MAX_ADVISED = 4  # entries of one message that get proposals
 _MAX_PROPOSALS = 3
 _MAX_CANDIDATES = 48
@@ -107,7 +106,7 @@ def advice_lines(
     names = _Names(plan, is_array, lists_paths=lists_paths)
     for number, (text, entry) in enumerate(entries):
         hint = _advice(entry, names) if number < _MAX_ADVISED else ""
-        yield f"  {text}{': ' if hint else ''}{hint}"
+        yield f"{text}{': ' if hint else ''}{hint}"
 
 
 def unused_lines(
@@ -130,9 +129,8 @@ def unused_lines(
         firsts.append((text + first, entries[members[0]][1]))
     arrays = sorted(itertools.compress(plan.paths, is_array), key=natural)
     lists_paths = len(arrays) <= MAX_LISTED
-    lines = [f"{misses(len(entries), whose, sum(is_array))}:"]
-    lines += advice_lines(firsts[:_SHOWN], plan, is_array, lists_paths=lists_paths)
-    lines += and_more(len(firsts) - _SHOWN)
+    rows = [*advice_lines(firsts, plan, is_array, lists_paths=lists_paths)]
+    lines = section(f"{misses(len(entries), whose, sum(is_array))}:", rows)
     return [*lines, paths_text(arrays)] if lists_paths else lines
 
 

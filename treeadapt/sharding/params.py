@@ -24,7 +24,7 @@ from treeadapt.convert import describe
 from treeadapt.errors import ReplicatedWarning, ShardingError, UnmatchedPathError
 from treeadapt.layers.region import Along
 from treeadapt.layers.stacks import one_layer, require_agreement
-from treeadapt.names import and_more, listing, plural
+from treeadapt.names import listing, plural, section
 from treeadapt.selection.rules import MISSING, STATIC, BoundRules, Rules, as_rules
 from treeadapt.sharding.specs import (
     AxisRules,
@@ -38,7 +38,6 @@ from treeadapt.sharding.specs import (
 from treeadapt.trees.axis_names import axis_names
 from treeadapt.trees.views import TreeView, view_tree
 
-_SHOWN = 8  # problems that a message lists
 _DEFAULT = "the default"
 _BOX = "its box"
 
@@ -193,12 +192,13 @@ def decide_specs(
             silent[path] = leaf
         found.append(spec)
     if conflicts:
-        raise ShardingError(
-            f"Rules and boxes disagree:\n{_lines([*conflicts.values()])}"
-            f"{_layers_text(view, {i: axes[i] for i in conflicts}, boxes)}\nKeep one "
-            "of the two: exclude these leaves from the rule, change it, or unbox the "
-            "params (flax.linen.unbox)."
+        lines = section("Rules and boxes disagree:", [*conflicts.values()])
+        lines += _layers_lines(view, {i: axes[i] for i in conflicts}, boxes)
+        lines.append(
+            "Keep one of the two: exclude these leaves from the rule, change it, or "
+            "unbox the params (flax.linen.unbox)."
         )
+        raise ShardingError("\n".join(lines))
     if unmatched:
         arrays = plural(sum(map(is_array, view.leaves)), "array")
         verb = "has" if len(unmatched) == 1 else "have"
@@ -314,19 +314,20 @@ def _meaning(specs: Mapping[Any, Any] | None) -> Callable[[Any, str], PartitionS
     return of_label
 
 
-def _wrong_message(lines: Sequence[str], mesh: Mesh | AbstractMesh | None) -> str:
+def _wrong_message(wrong: Sequence[str], mesh: Mesh | AbstractMesh | None) -> str:
     sizes = () if mesh is None else mesh.shape.items()
     axes = ", ".join(f"{name!r} of size {size}" for name, size in sizes)
-    return (
-        f"{plural(len(lines), 'spec')} cannot shard the array:\n{_lines(lines)}"
-        "\nGive one entry for each axis of the array (None: not sharded), or P() for a "
+    lines = section(f"{plural(len(wrong), 'spec')} cannot shard the array:", wrong)
+    lines.append(
+        "Give one entry for each axis of the array (None: not sharded), or P() for a "
         "copy\non every device. Labels get their specs by specs=."
-    ) + (f"\nThe mesh has {axes}." if axes else "")
+    )
+    return "\n".join([*lines, f"The mesh has {axes}."] if axes else lines)
 
 
-def _layers_text(
+def _layers_lines(
     view: TreeView, axes: Mapping[int, _Axes], boxes: Mapping[int, PartitionSpec]
-) -> str:
+) -> list[str]:
     """Say what to do where boxes shard the axis of layers; empty if none does."""
     named = axis_names(view)
     names = {
@@ -335,8 +336,8 @@ def _layers_text(
         for axis in held
         if tuple(boxes[index])[axis.axis] is not None
     }
-    text = "\nIf the layers are not sharded, pass logical_axes="
-    return f"{text}{names!r}." if names else ""
+    text = f"If the layers are not sharded, pass logical_axes={names!r}."
+    return [text] if names else []
 
 
 def _silent_message(leaves: Mapping[str, Any]) -> str:
@@ -352,8 +353,4 @@ def _silent_message(leaves: Mapping[str, Any]) -> str:
 
 
 def _named(path: str, leaf: Any) -> str:
-    return f"  {listing([path])} {describe(leaf)}"
-
-
-def _lines(lines: Sequence[str]) -> str:
-    return "\n".join([*lines[:_SHOWN], *and_more(len(lines) - _SHOWN)])
+    return f"{listing([path])} {describe(leaf)}"

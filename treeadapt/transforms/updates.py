@@ -30,8 +30,6 @@ from treeadapt.errors import StructureMismatchError, TransformError
 from treeadapt.names import Speller, listing, plural
 from treeadapt.trees.views import TreeView, view_nested
 
-_CANDIDATES = 2_000  # names among which the nearest is sought
-
 
 def apply_updates(tree: Any, updates: Any) -> Any:
     """Add updates to a tree; a leaf without an update, or with a zero, keeps its bits.
@@ -228,8 +226,8 @@ def _require_fit(view: TreeView, others: Sequence[Any], places: Sequence[int]) -
 
 
 def _stray_message(stray: Sequence[str], view: TreeView) -> str:
-    near = Speller().nearest(stray[0], view.plan.paths[:_CANDIDATES], count=1)
-    hint = f" (the tree has {near[0]!r})" if near else ""
+    near = Speller().best(stray[0], view.plan.paths)
+    hint = f" (the tree has {near!r})" if near else ""
     return (
         f"{plural(len(stray), 'path')} given, but not in the tree: {listing(stray)}"
         f"{hint}. Both trees must come from the same model."
