@@ -25,7 +25,7 @@ from test_example_migrations import SIZES, TABLES, schema_of
 import treeadapt as ta
 from treeadapt.cli.commands import app
 from treeadapt.drafts import draft as drafts
-from treeadapt.drafts import words
+from treeadapt.drafts import sides, words
 
 Leaves = dict[str, np.ndarray]
 
@@ -554,3 +554,19 @@ def test_diff_proposes_a_draft_of_what_was_renamed(tmp_path):
     ta.save(tmp_path / "b.schema.toml", abstract({"mlp/kernels": np.zeros(3)}))
     found = command("diff", tmp_path / "a.schema.toml", tmp_path / "b.schema.toml")
     assert "note: treeadapt draft " in found.output
+
+
+def test_many_names_that_differ_in_words_are_paired_or_listed():
+    rng = random.Random(0)
+    names = [f"m{rng.randrange(10**9)}q.k{n % 7}.w" for n in range(300)]
+    source = abstract({name: np.zeros(5 + n % 11) for n, name in enumerate(names)})
+    target = {path.replace(".", "/"): leaf for path, leaf in source.items()}
+    draft = ta.draft_migration(source, target)
+    assert len(draft.pairs) + len(draft.unexpected) == len(source)
+
+
+def test_two_million_leaves_are_refused(monkeypatch):
+    monkeypatch.setattr(sides, "MAX_LEAVES", 2)
+    leaves = abstract({f"w{n}": np.zeros(3) for n in range(3)})
+    with pytest.raises(ta.MigrationError, match="2 leaves at most"):
+        ta.draft_migration(leaves, leaves)

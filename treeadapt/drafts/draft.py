@@ -34,6 +34,7 @@ from treeadapt.migrations.rows import parse_row
 from treeadapt.names import fold, listing, plural
 from treeadapt.trees.views import view_tree
 
+_MANY_LEAVES = 50_000  # too many to see which rows could do without a list
 _LEAST_WITHIN = 0.05  # of a leaf, to find its order next to one other leaf
 _OTHER = "its numbers are other ones in the target"
 
@@ -415,7 +416,7 @@ def _tested(row: DraftRow, one: Side, two: Side) -> list[DraftRow]:
     fits = not _misfit(row, one, two)
     if all(map(is_constant, arrays)):
         if fits and _gives(row, one, two):
-            return [row]  # as sure as names are
+            return [row.checked("constant numbers are no evidence")]
         return [row.checked(_OTHER)]
     rows = _within(row, one, two)
     if rows:
@@ -496,7 +497,7 @@ def _finished(
     if len(pairs) * 2 < len(one.leaves) and len(filled) * 2 < len(two.leaves):
         notes.append("Most leaves have no partner: these do not look like one model.")
     if any(row.evidence == "values" and not row.is_rest for row in united):
-        notes += _size_notes(one, two)
+        notes += _size_notes(united, one, two)
     return MigrationDraft(
         migration,
         {path: tuple(pairs[path]) for path in one.leaves if path in pairs},
@@ -523,7 +524,7 @@ def _pairs(
     return pairs
 
 
-def _size_notes(one: Side, two: Side) -> Iterator[str]:
+def _size_notes(rows: Sequence[DraftRow], one: Side, two: Side) -> Iterator[str]:
     sizes = {
         n for side in (one, two) for leaf in side.leaves.values() for n in leaf.shape
     }
@@ -532,11 +533,13 @@ def _size_notes(one: Side, two: Side) -> Iterator[str]:
             "There are few different sizes, so axes may be taken for one another. "
             "Different primes show all of them."
         )
+    if any(() in parts for row in rows for place in row.places for parts in place.axes):
+        yield "Axes of size 1 show nothing: a name that has size 1 here reads as `1`."
 
 
 def _bare(row: DraftRow, one: Side, two: Side) -> DraftRow:
     """Return a row without the lists of texts that nothing else would match."""
-    if len(row.places) != 2:
+    if len(row.places) != 2 or len(one.leaves) + len(two.leaves) > _MANY_LEAVES:
         return row
     for atom in sorted(row.sizes):
         holes = [
@@ -567,17 +570,18 @@ def _in_order(rows: Sequence[DraftRow]) -> list[DraftRow]:
     special = [row for row in rows if _is_shifted(row)]
     rows = sorted(rows, key=lambda row: row.is_rest)
     ordered = [row for row in rows if not _is_shifted(row)]
+    texts, _ = written(ordered)
+    parsed = [parse_row(_alone(text.sources), _alone(text.targets)) for text in texts]
+    places: dict[int, list[DraftRow]] = {}
     for row in special:
-        at = len(ordered)
-        paths = row.source_paths[:1]
-        for place, other in enumerate(ordered):
-            (text,), _ = written([other])
-            parsed = parse_row(_alone(text.sources), _alone(text.targets))
-            if any(parsed.takes(path) for path in paths):
-                at = place
-                break
-        ordered.insert(at, row)
-    return ordered
+        path = row.source_paths[0]
+        takers = (n for n, other in enumerate(parsed) if other.takes(path))
+        places.setdefault(next(takers, len(ordered)), []).append(row)
+    return [
+        row
+        for place in range(len(ordered) + 1)
+        for row in (*places.get(place, ()), *ordered[place : place + 1])
+    ]
 
 
 def _is_shifted(row: DraftRow) -> bool:

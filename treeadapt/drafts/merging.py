@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from treeadapt.drafts.rows import DraftAddress, DraftRow, Hole, Tokens
 
 _SEPARATORS = frozenset("/._- ")
+_MOST_KEYS = 400_000  # ways of all rows to be like others
 _MOST = 8  # words of a segment that a list may take the place of
 
 
@@ -105,8 +106,10 @@ def merged(rows: Sequence[DraftRow]) -> list[DraftRow]:
     keys: dict[object, dict[int, tuple[int, int, int, int]]] = {}
     counter = itertools.count(len(live))
 
+    most = max(2, _MOST_KEYS // max(1, len(live)))
+
     def note(number: int) -> None:
-        for key, window in _keys(live[number]):
+        for key, window in itertools.islice(_keys(live[number]), most):
             keys.setdefault(key, {})[number] = window
 
     for number in live:

@@ -27,7 +27,7 @@ LEAST_DISTINCT = 0.6  # of 1: words that tell it from others of its shape
 _COMMON = 0.34  # of a side's names: a word in so many is one of its parts
 _MAX_FAMILIES = 4_000  # of a side
 _MAX_ANCHORS = 2_000  # leaves with equal paths, whose neighbours others may be
-_MAX_COMPONENT = 300  # families that are assigned at once
+_MAX_COMPONENT = 200  # families that are assigned at once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -283,6 +283,8 @@ class _Assignment:
             size += math.prod(unit.tail.dims) if unit.tail else 0
             by_size[size].append(j)
         self._layouts: dict[tuple[int, int], list[AxisOrder]] = {}
+        self._rivals: tuple[dict[int, list[int]], dict[int, list[int]]]
+        self._rivals = defaultdict(list), defaultdict(list)
         for i, unit in enumerate(ones):
             near = by_size.get(math.prod(unit.family.dims), ())
             if len(near) > _MAX_COMPONENT:
@@ -291,6 +293,8 @@ class _Assignment:
                 own = _unit_layouts(unit.family, twos[j])
                 if own:
                     self._layouts[i, j] = own
+                    self._rivals[0][i].append(j)
+                    self._rivals[1][j].append(i)
         meanings = [
             [Counter(words.of(unit.family.text)) for unit in side]
             for side in (ones, twos)
@@ -403,6 +407,7 @@ class _Assignment:
         for row in self._known:
             pairs = row.pairs[:_MAX_ANCHORS] if row.is_rest else row.pairs[:1]
             anchors += {(_numberless(a[0]), _numberless(b[0])) for a, b in pairs}
+        known = {*anchors}
         for a, b in anchors:
             ones, twos = _prefixes(a), _prefixes(b)
             counts[0].update(ones)
@@ -411,7 +416,7 @@ class _Assignment:
 
         def vote(i: int, j: int) -> float:
             a, b = self._ones[i].family.text, self._twos[j].family.text
-            own = (a, b) in anchors
+            own = (a, b) in known
             best = []
             for p in _prefixes(a):
                 shared = [
@@ -434,8 +439,8 @@ class _Assignment:
     ) -> Iterator[DraftRow]:
         one, unit = self._ones[i].family, self._twos[j]
         own = self._layouts[i, j]
-        rivals = [b for a, b in self._layouts if a == i and b != j]
-        others = [a for a, b in self._layouts if b == j and a != i]
+        rivals = [other for other in self._rivals[0][i] if other != j]
+        others = [other for other in self._rivals[1][j] if other != i]
         checks = []
         distinct = self._distinct(i, j, rivals, others)
         is_sure = (
