@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 _NUMBER = re.compile("([0-9]+)")
 MAX_LISTED = 12  # paths of a tree that messages list in full
-SHOWN = 8  # rows of a section
+SHOWN = 8  # names of a listing, rows of a section
 _MAX_TEXT = 300  # longer names are not typing errors
 _FOLDED = 20_000  # names that are folded for a message
 _CANDIDATES = 2_000  # names among which the nearest is sought
 
 
 def listing(
-    names: Iterable[str], *, limit: int = 8, write: Callable[[str], str] = repr
+    names: Iterable[str], *, limit: int = SHOWN, write: Callable[[str], str] = repr
 ) -> str:
     """Write paths for a message: quoted, the first ``limit``, then how many more.
 

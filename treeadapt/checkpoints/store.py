@@ -50,11 +50,10 @@ from treeadapt.errors import (
     TreeAdaptWarning,
 )
 from treeadapt.migrations.migration import Migration
-from treeadapt.names import fold, listing, plural
+from treeadapt.names import SHOWN, fold, listing, plural
 from treeadapt.selection.selectors import select
 from treeadapt.trees.views import TreeView, view_tree
 
-_SHOWN = 8  # leaves whose rows a message lists
 _ALIKE = ("dtype", "sharding")  # what tied leaves must share to be one array
 
 
@@ -261,7 +260,7 @@ def _filled(
         if left or not (report.restored or report.fits):
             seen = f"Nothing was loaded from {name}, because no leaf of the target fits"
             if report.restored:
-                names = listing(fold(left), limit=_SHOWN)
+                names = listing(fold(left))
                 seen = f"Not loaded from {name}, and left as they are: {names}"
             lines = [f"{seen}.", str(report), *advice]
             warnings.warn("\n".join(lines), TreeAdaptWarning, stacklevel=3)
@@ -438,7 +437,7 @@ def _refuse(
         lines += [*advice, f"{cure[0].upper()}{cure[1:]}"]
         raise CheckpointError("\n".join(lines))
     wrong = [*report.misshaped, *report.retyped, *report.unexpected]
-    lines += made_of(source.stored, wrong)[:_SHOWN]
+    lines += made_of(source.stored, wrong)[:SHOWN]
     if source.problems.found:  # strict=False does not help
         cure = "or pass the checkpoint and the target that it is for."
     lines += [*advice, f"Change the migration, {cure}"]

@@ -27,7 +27,6 @@ from treeadapt.migrations.rows import Address, Pads, Row
 from treeadapt.migrations.running import Layout, Move
 from treeadapt.names import fold, listing, plural, size_text
 
-_SHOWN = 8
 _WIDTH = 88
 _NOTHING = jax.ShapeDtypeStruct((), jnp.bool_)
 
@@ -188,7 +187,7 @@ class MigrationPlan:
         for path, how in self.new.items():
             lines.append(f"new {listing([path])}: {how}")
         if self.static:
-            names = listing(self.static, limit=_SHOWN)
+            names = listing(self.static)
             lines.append(f"not arrays, and left out: {names}")
         words = "exact" if self.exact else "not exact"
         lines.append(
@@ -198,10 +197,10 @@ class MigrationPlan:
         if self.one_way:
             lines.append(
                 f"{plural(len(self.one_way), 'leaf')} with no way back: "
-                f"{listing(fold(self.one_way), limit=_SHOWN)}"
+                f"{listing(fold(self.one_way))}"
             )
         if self.gathered:
-            names = listing(fold(self.gathered), limit=_SHOWN)
+            names = listing(fold(self.gathered))
             lines.append(f"whole sources for each part of {names}")
         lines += [f"not checked on shapes: {text}" for text in self.unread]
         return "\n".join(lines)
