@@ -31,6 +31,7 @@ JOBS: dict[str, tuple[tuple[str, ...], str]] = {
     "flax": (("flax",), "flax orbax rich"),
     "haiku": (("dm-haiku",), "haiku"),
     "orbax": (("orbax-checkpoint",), "orbax"),
+    "paramax": (("paramax",), "equinox paramax"),
     "penzai": (("penzai",), "penzai"),
     "safetensors": (("safetensors",), "safetensors"),
 }

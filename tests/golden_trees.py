@@ -318,6 +318,27 @@ def haiku() -> dict[str, Any]:
     }
 
 
+def paramax() -> dict[str, Any]:
+    import equinox as eqx
+    import paramax
+
+    def linear() -> Any:
+        return eqx.nn.Linear(2, 2, key=jax.random.key(0))
+
+    positive = paramax.Parameterize(jax.nn.softplus, a(2))
+    normalized = paramax.WeightNormalization(jnp.ones((2, 2)))
+    return {
+        "frozen leaves": {"base": paramax.non_trainable(linear()), "head": linear()},
+        "frozen module": {"base": paramax.NonTrainable(linear()), "head": linear()},
+        "computed": eqx.tree_at(
+            lambda layer: (layer.weight, layer.bias), linear(), (normalized, positive)
+        ),
+        "frozen in another": paramax.WeightNormalization(
+            paramax.NonTrainable(jnp.ones(2))
+        ),
+    }
+
+
 def penzai() -> dict[str, Any]:
     from penzai import pz
 
@@ -403,6 +424,7 @@ LIBRARIES: Mapping[str, Callable[[], dict[str, Any]]] = types.MappingProxyType(
         "flax": functools.cache(flax),
         "equinox": functools.cache(equinox),
         "haiku": functools.cache(haiku),
+        "paramax": functools.cache(paramax),
         "penzai": functools.cache(penzai),
         "attrs": functools.cache(attrs),
         "chex": functools.cache(chex),

@@ -1324,6 +1324,50 @@ def test_masked_nodes_of_a_state_come_back():
     assert_comes_back(masked)
 
 
+# paramax
+
+
+@pytest.fixture
+def paramax():
+    return pytest.importorskip("paramax")
+
+
+def test_what_paramax_freezes_keeps_its_name_and_does_not_train(paramax):
+    model = {"base": eqx.nn.LayerNorm(2), "head": w()}
+    for freeze in (paramax.non_trainable, paramax.NonTrainable):
+        frozen = {**model, "base": freeze(model["base"])}
+        assert ta.tree_paths(frozen) == ta.tree_paths(model)
+        params, rest = ta.split(frozen)
+        assert list(params) == ["head"]
+        assert list(rest.arrays) == ["base/weight", "base/bias"]
+        assert_comes_back(frozen)
+        loaded = ta.from_flat_dict(frozen, ta.to_flat_dict(model))
+        assert_same(loaded, frozen)
+        arrays = eqx.filter(frozen, eqx.is_array)
+        tx = ta.adapt(optax.add_decayed_weights(0.5))
+        updates, _ = tx.update(arrays, tx.init(arrays), arrays)
+        assert not np.any(ta.to_flat_dict(updates)["base/weight"])
+        assert np.all(updates["head"])
+
+
+def test_a_class_of_ones_own_that_freezes_has_its_other_fields(paramax):
+    class Noted(paramax.NonTrainable):
+        note: Any
+
+    tree = {"a": Noted(w(), {"b": w()})}
+    assert ta.tree_paths(tree) == ("a/tree", "a/note/b")
+    assert list(ta.split({**tree, "c": w()})[0]) == ["c"]
+
+
+def test_rules_hold_where_flowjax_takes_out_what_is_frozen(paramax):
+    model = {"base": paramax.NonTrainable(w()), "flow": w()}
+    params = {"base": None, "flow": model["flow"]}  # as its ``fit_to_data`` does
+    tx = ta.partition({"train": optax.sgd(1.0)}, {"base": "frozen", "**": "train"})
+    updates, _ = tx.update(params, tx.init(params), params)
+    assert updates["base"] is None
+    assert updates["flow"].tolist() == (-w()).tolist()
+
+
 # penzai
 
 

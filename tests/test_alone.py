@@ -31,6 +31,7 @@ OPTIONAL = (
     "flax",
     "haiku",
     "orbax",
+    "paramax",
     "penzai",
     "rich",
     "safetensors",

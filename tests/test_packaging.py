@@ -304,7 +304,13 @@ def test_there_is_a_job_for_every_optional_library():
     extras = config["options.extras_require"]
     wanted = " ".join(extras[name] for name in ("flax", "equinox", "brax", "cli"))
     libraries = set(re.findall(r"([\w-]+)>=", wanted + extras["checkpoints"]))
-    peers = {"attrs", "chex", "dm-haiku", "penzai"}  # with an adapter, without an extra
+    peers = {
+        "attrs",
+        "chex",
+        "dm-haiku",
+        "paramax",
+        "penzai",
+    }  # adapters without an extra
     jobs = {name for names, _ in JOBS.values() for name in names}
     assert jobs == libraries | peers
     assert jobs | set(BASE) <= set(lowest(SETUP))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import importlib.util
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -320,6 +321,13 @@ def eqx_shared() -> Any:
     return eqx.nn.Shared(layers, where=lambda p: p[1].weight, get=lambda p: p[0].weight)
 
 
+def paramax_wrappers() -> Any:
+    import paramax
+
+    scale = paramax.Parameterize(jax.nn.softplus, w())
+    return {"loc": paramax.NonTrainable(b()), "scale": scale}
+
+
 def nnx_batchnorm() -> Any:
     return nnx.BatchNorm(2, rngs=nnx.Rngs(0))
 
@@ -485,6 +493,11 @@ TREES = (
         "Haiku FlatMapping",
         lambda: to_immutable_dict(haiku_params()),
         HAIKU,
+    ),
+    *(
+        [Row("paramax", paramax_wrappers, ("loc", "scale/fn", "scale/args/0"))]
+        if importlib.util.find_spec("paramax")
+        else []
     ),
     Row("penzai struct", lambda: two_layers(PenzaiModel, PenzaiLayer), BY_FIELD),
     Row("penzai model", penzai_linear, ("weights",), opaque=True),

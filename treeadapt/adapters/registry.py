@@ -58,6 +58,7 @@ LEAF = NodeKind()
 _ADAPTER_FILES = (
     ("flax.nnx", "treeadapt.adapters.nnx"),
     ("flax", "treeadapt.adapters.flax"),
+    ("paramax", "treeadapt.adapters.paramax"),
     ("equinox", "treeadapt.adapters.equinox"),
     ("haiku", "treeadapt.adapters.haiku"),
     ("penzai", "treeadapt.adapters.penzai"),
