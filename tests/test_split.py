@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import dataclasses
 import math
@@ -432,6 +433,32 @@ def test_one_array_under_two_paths_is_reported():
     with pytest.warns(ta.TiedLeafWarning, match=r"'a' and 'b' .* tie=\{'b': 'a'\}"):
         params, _ = ta.split({"a": tied, "b": tied, "c": w()})
     assert set(params) == {"a", "b", "c"}
+
+
+def test_many_arrays_under_two_paths_are_one_warning():
+    arrays = {f"a{number:02}": w() for number in range(60)}
+    with pytest.warns(ta.TiedLeafWarning) as caught:
+        ta.split({"x": arrays, "y": dict(arrays)})
+    (text,) = [str(one.message) for one in caught]
+    assert text.startswith("'x/a00' and 'y/a00' (and 59 more pairs of paths) are one")
+    assert "'y/a07': 'x/a07', ...}" in text
+    assert len(text) < 500
+
+    tied = w()
+    tree = {"a": tied, "b": tied, "c": tied, "d": [tied]}
+    with pytest.warns(ta.TiedLeafWarning, match="2 more pairs") as caught:
+        ta.split(tree)
+    (text,) = [str(one.message) for one in caught]
+    tie = ast.literal_eval(text[text.index("{") : text.index("}") + 1])
+    assert list(ta.split(tree, tie=tie)[0]) == ["a"]
+
+
+def test_a_tie_is_proposed_to_a_leaf_that_is_not_tied_itself():
+    tied = w()
+    tree = {"a": tied, "b": tied, "c": tied}
+    with pytest.warns(ta.TiedLeafWarning, match=r"tie=\{'c': 'b'\}"):
+        ta.split(tree, tie={"a": "b"})
+    assert list(ta.split(tree, tie={"a": "b", "c": "b"})[0]) == ["b"]
 
 
 @pytest.mark.hazard("E7")

@@ -35,6 +35,7 @@ from treeadapt.trees.metadata import Snapshot, node_data
 from treeadapt.trees.views import Plan, TreeView, same_structure, view_tree
 
 Ties = Mapping[str, str]
+_MAX_TIES = 8  # that a warning writes out
 
 
 @jtu.register_pytree_with_keys_class
@@ -150,7 +151,7 @@ def split(
             array of ``tree``, or two arrays of different shape or dtype.
 
     Warns:
-        TiedLeafWarning: one array has two paths and would train apart.
+        TiedLeafWarning: arrays have two paths and would train apart.
         CollectionWarning: Linen collections that ``where`` does not name would train
             in addition to ``params``.
         RandomStateWarning: the rest keeps counts of random draws, as of nnx's dropout.
@@ -362,20 +363,39 @@ def _warn_of_ties(
         return
     trained = set(selected)
     first: dict[int, int] = {}
+    apart: dict[str, str] = {}
+    twice: dict[str, str] = {}
     for index in arrays:
         other = first.setdefault(id(view.leaves[index]), index)
-        if following.get(other, other) == following.get(index, index):
+        source = following.get(other, other)
+        if source == following.get(index, index):
             continue
-        harm = "and would train apart"
-        if trained.isdisjoint({index, other}):
-            harm = "which the rest holds twice, so it cannot be donated"
-        one, two = view.plan.paths[other], view.plan.paths[index]
-        warnings.warn(
-            f"{one!r} and {two!r} are one array, {harm}. Tie them with "
-            f"split(..., tie={{{two!r}: {one!r}}}), or copy one of them.",
-            TiedLeafWarning,
-            stacklevel=3,
-        )
+        pairs = twice if trained.isdisjoint({index, other}) else apart
+        pairs[view.plan.paths[index]] = view.plan.paths[source]
+    for pairs, harm in (
+        (apart, "and would train apart"),
+        (twice, "which the rest holds twice, so it cannot be donated"),
+    ):
+        if pairs:
+            warnings.warn(_ties_text(pairs, harm), TiedLeafWarning, stacklevel=3)
+
+
+def _ties_text(pairs: Mapping[str, str], harm: str) -> str:
+    """Write what is wrong with arrays that have two paths, and the ties that cure it.
+
+    Args:
+        pairs: path to the other path of its array.
+        harm: what is wrong with each.
+    """
+    path, source = next(iter(pairs.items()))
+    left = len(pairs) - 1
+    others = f" (and {left:,} more {'pairs' if left > 1 else 'pair'} of paths)"
+    tie = [f"{one!r}: {two!r}" for one, two in pairs.items()]
+    shown = ", ".join(tie[:_MAX_TIES] + ["..."] * (len(tie) > _MAX_TIES))
+    return (
+        f"{source!r} and {path!r}{others if left else ''} are one array, {harm}. Tie "
+        f"them with split(..., tie={{{shown}}}), or copy one of them."
+    )
 
 
 def _has_buffer(leaf: Any) -> bool:
