@@ -624,6 +624,26 @@ def test_a_repeated_name_in_an_archive(tmp_path):
         ta.read_metadata(path)
 
 
+def test_arrays_of_an_archive_that_are_not_numbers_are_left_out(tmp_path):
+    path = tmp_path / "x.npz"
+    others = {
+        "config": np.array({"layers": 2}, object),
+        "names": np.array(["encoder", "head"]),
+        "raw": np.array([b"x"]),
+        "when": np.array(["2020-01-01"], "M8[D]"),
+        "records": np.zeros(2, [("a", "f4")]),
+    }
+    np.savez(path, w=np.ones(2), **others)
+    for read in (ta.load, ta.read_metadata):
+        with pytest.warns(ta.TreeAdaptWarning, match="'config' is left out, for obj"):
+            assert list(read(path)) == ["w"]
+    with pytest.warns(ta.TreeAdaptWarning, match="for str224 is no dtype of numbers"):
+        assert ta.load(path, {"w": np.zeros(2)})["w"].tolist() == [1, 1]
+    np.savez(path, **others)
+    with pytest.raises(ta.CheckpointError, match="it holds no numbers: 'config'"):
+        ta.load(path)
+
+
 def test_metadata_reads_no_array(tmp_path):
     path = tmp_path / "x.npz"
     write(path, {"a": np.zeros(10**6), "b": np.ones(3)})

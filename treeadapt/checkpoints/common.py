@@ -78,7 +78,8 @@ class Stored:
         format: name of its format.
         version: by path of what is read, what changes when another comes to it.
         hash: that of its leaves when it was written; empty if it does not say.
-        doubts: what its marks say and its leaves do not bear out.
+        doubts: what its marks say and its leaves do not bear out, and what it holds
+            that is no leaf.
     """
 
     path: Path

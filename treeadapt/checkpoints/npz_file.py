@@ -1,6 +1,7 @@
 """``.npz`` files, read with NumPy, one array at a time; never written.
 
-A label path is the name that ``numpy.savez`` was given. NumPy unpickles nothing here.
+A label path is the name that ``numpy.savez`` was given. NumPy unpickles nothing here:
+texts, dates, records and objects, which people put there too, are no leaves.
 """
 
 from __future__ import annotations
@@ -17,15 +18,21 @@ from treeadapt.checkpoints.common import MAX_LEAVES, Leaf, Stored, abstract, ref
 from treeadapt.names import listing
 
 _ENDING = ".npy"
+_NOT_NUMBERS = "OSUMm"  # kinds of dtypes: objects, bytes, texts, dates, durations
 
 
 def read_metadata(path: Path) -> Stored:
     """Read names, shapes and dtypes from the members' headers; no array is loaded.
 
+    Returns:
+        What it holds, with a doubt for each array that is not of numbers.
+
     Raises:
-        CheckpointError: the archive is damaged, or holds something other than arrays.
+        CheckpointError: the archive is damaged, holds something other than arrays, or
+            arrays of which none is of numbers.
     """
     table: dict[str, Leaf] = {}
+    left_out: dict[str, str] = {}
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
         if len(members) > MAX_LEAVES:
@@ -34,11 +41,23 @@ def read_metadata(path: Path) -> Stored:
             name = member.filename.removesuffix(_ENDING)
             if name == member.filename:
                 refuse(path, f"the member {listing([name])} is not an array")
-            if name in table:
+            if name in table or name in left_out:
                 refuse(path, f"a name occurs twice: {listing([name])}")
             with archive.open(member) as file:
-                table[name] = _leaf(path, name, file, member)
-    return Stored(path, table)
+                shape, dtype = _header(file)
+                size = member.file_size - file.tell()
+            if dtype.kind in _NOT_NUMBERS or dtype.names:
+                left_out[name] = dtype.name
+            else:
+                leaf = _leaf(path, name, shape, dtype, size)
+                table[name] = Leaf(leaf, key=member.filename)
+    doubts = [
+        f"{listing([name])} is left out, for {dtype:.40} is no dtype of numbers"
+        for name, dtype in left_out.items()
+    ]
+    if doubts and not table:
+        refuse(path, f"it holds no numbers: {doubts[0]}")
+    return Stored(path, table, doubts=tuple(doubts))
 
 
 def read(stored: Stored, wanted: Iterable[str]) -> Iterator[Any]:
@@ -54,14 +73,21 @@ def read(stored: Stored, wanted: Iterable[str]) -> Iterator[Any]:
             yield array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
-def _leaf(path: Path, name: str, file: Any, member: zipfile.ZipInfo) -> Leaf:
-    """Read the header of one member, which must have the array's size."""
+def _header(file: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Read shape and dtype of one member, up to where its numbers begin."""
     formats: Any = np.lib.format
     readers = {
         (1, 0): formats.read_array_header_1_0,
         (2, 0): formats.read_array_header_2_0,
     }
     shape, _, dtype = readers[formats.read_magic(file)](file)
+    return shape, dtype
+
+
+def _leaf(
+    path: Path, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], size: int
+) -> Any:
+    """Return the abstract array of a member, whose numbers take ``size`` bytes."""
     if dtype.kind == "V":
         refuse(
             path,
@@ -70,6 +96,6 @@ def _leaf(path: Path, name: str, file: Any, member: zipfile.ZipInfo) -> Leaf:
             "Write it as .safetensors.",
         )
     leaf = abstract(path, name, shape, dtype.newbyteorder("=").name)
-    if file.tell() + math.prod(shape) * dtype.itemsize != member.file_size:
+    if math.prod(shape) * dtype.itemsize != size:
         refuse(path, f"the leaf {listing([name])} does not fill its member")
-    return Leaf(leaf, key=member.filename)
+    return leaf
