@@ -12,6 +12,7 @@ import threading
 import weakref
 from pathlib import Path
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -92,6 +93,7 @@ def needing(config):
     return config
 
 
+LINEN = nn.Dense(3)
 RULES = 'version = 1\n[rules]\n"policy/hidden_0" = "frozen"\n"**" = "train"\n'
 
 
@@ -347,6 +349,10 @@ def test_a_name_near_a_missing_checkpoint_is_proposed(npz, tmp_path):
         ("test_cli:returning_none", "returns None, with no array"),
         ("test_cli:returning_text", "returns str, with no array"),
         ("test_cli:leaving", "raised SystemExit: bye"),
+        (
+            "test_cli:LINEN",
+            "is Dense, with no array in it; its parameters come from init",
+        ),
         ("test_cli:needing", "takes arguments: missing a required argument: 'config'"),
         ("test_cli:reading_values", "needs the values of arrays"),
         ("test_cli", "name a function or a model: test_cli:function"),

@@ -382,6 +382,10 @@ def test_what_a_folder_holds_that_is_not_read_for_the_folder_is_named(tmp_path):
     (tmp_path / "model.eqx").write_bytes(b"")
     with pytest.raises(ta.CheckpointError, match="tree_deserialise_leaves"):
         ta.load(tmp_path / "model.eqx")
+    for ending, reader in (("keras", "keras"), ("h5", "h5py"), ("npy", r"numpy\.load")):
+        (tmp_path / f"model.{ending}").write_bytes(b"")
+        with pytest.raises(ta.CheckpointError, match=f"Read it with {reader}"):
+            ta.load(tmp_path / f"model.{ending}")
 
 
 def test_an_index_of_another_name_is_read(tmp_path):

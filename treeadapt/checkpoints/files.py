@@ -53,6 +53,13 @@ FORMATS: Mapping[str, ModuleType] = {
     "orbax": orbax_folder,
     "schema": schema_file,
 }
+#: Ending of a file that is not read here -> what reads it.
+_READERS = {
+    "eqx": "eqx.tree_deserialise_leaves",
+    "h5": "h5py, or keras.saving.load_model",
+    "keras": "keras.saving.load_model",
+    "npy": "numpy.load",
+}
 _ONLY_READ = ("npz", "msgpack")
 _OF_PARTS = ("safetensors", "orbax")  # may be several files
 _STANDARD = (safetensors_file.WHOLE, safetensors_file.INDEX, orbax_folder.METADATA)
@@ -278,8 +285,8 @@ def format_of(path: str | os.PathLike[str], *, writing: bool = False) -> str:
         cure = "Write .safetensors, .schema.toml, or without an ending for Orbax."
     elif ending in ("bin", "ckpt", "pt", "pth"):
         cure += f" {UNPICKLED}"
-    elif ending == "eqx":
-        cure += " Read it with eqx.tree_deserialise_leaves, and save the model."
+    elif ending in _READERS:
+        cure += f" Read it with {_READERS[ending]}, and save what it gives."
     refuse(name, problem, cure)
 
 

@@ -241,11 +241,20 @@ def _traced(text: str) -> AbstractTree:
     with _named(text):
         value = _resolved(text)
         view, verb = view_tree(value), "is"
-        if callable(value) and not any(map(is_array, view.leaves)):
+        # A module of Linen is callable, but its params come from its ``init``.
+        is_module = callable(getattr(value, "init", None)) and not inspect.isclass(
+            value
+        )
+        is_empty = not any(map(is_array, view.leaves))
+        if is_empty and callable(value) and not is_module:
             view, verb = _traced_call(text, value), "returns"
         if not any(map(is_array, view.leaves)):
             kind = "None" if view.tree is None else type(view.tree).__name__
             cure = "name the tree of parameters, or a function that returns it"
+            if is_module:
+                cure = (
+                    "its parameters come from init: name a function that returns them"
+                )
             raise TreeAdaptError(f"{text} {verb} {kind}, with no array in it; {cure}.")
         first: dict[int, str] = {}
         ties: dict[str, str] = {}
