@@ -1324,6 +1324,23 @@ def test_masked_nodes_of_a_state_come_back():
     assert_comes_back(masked)
 
 
+def test_an_object_with_private_attributes_only_may_be_one_of_a_library():
+    class Kept:
+        def __init__(self, **attributes):
+            vars(self).update(attributes)
+
+    for attributes, is_said in (
+        ({"_layers": [w()], "_tracker": {"a": w()}}, True),
+        ({"_w": w()}, False),
+        ({"_w": w(), "b": w()}, False),
+    ):
+        with pytest.raises(
+            ta.AdapterError, match=r"Register the class: .*\)"
+        ) as raised:
+            ta.tree_paths({"model": Kept(**attributes)})
+        assert ("pass a dict of its arrays" in str(raised.value)) is is_said
+
+
 # paramax
 
 

@@ -59,7 +59,8 @@ def tree_get(
         group: look only into the state of this group of a partition.
 
     Returns:
-        The state's own object.
+        The state's own object. In the state of an ``nnx.Optimizer`` it is a variable,
+        ``tree_get(optimizer.opt_state, "count")[...]`` its array.
 
     Raises:
         TransformError: no field has that name and there is no default; several have;

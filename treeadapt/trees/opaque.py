@@ -150,10 +150,14 @@ def _name(node: Any) -> str:
 def _cure(node: Any, names: list[str]) -> str:
     listed = ", ".join(f'"{name}"' for name in names)
     comma = "," if len(names) == 1 else ""
-    return (
+    cure = (
         "Register the class: "
         f"treeadapt.register({type(node).__name__}, fields=({listed}{comma}))"
     )
+    if len(names) > 1 and all(name.startswith("_") for name in names):
+        # Most are books that a library keeps, and lead back to the object.
+        cure += "; or, if these keep the books of a library, pass a dict of its arrays."
+    return cure
 
 
 def _cure_of_container(node: Any) -> str:
