@@ -136,6 +136,35 @@ def test_each_leaf_goes_to_its_own_sharding(mesh, source, stages):
             assert leaf.sharding == target[path].sharding
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_leaves_on_other_devices_each_come_together(mesh, dtype):
+    kind, devices = mesh.axis_types[0], jax.devices()
+    w = jnp.arange(4 * 8 * 16, dtype=dtype).reshape(4, 8, 16)
+    stages = {
+        f"stage.{i}": jax.device_put(w[i], submesh(devices[2 * i : 2 * i + 2], kind))
+        for i in range(4)
+    }
+    m = ta.Migration({"stage.{i} : a b": "w : i b a"})
+    sharding = NamedSharding(mesh, P(None, "data", "model"))
+    like = jax.ShapeDtypeStruct((4, 16, 8), dtype, sharding=sharding)
+    made = m(stages, {"w": like})["w"]
+    np.testing.assert_array_equal(made, w.swapaxes(1, 2))
+    assert made.sharding == sharding
+    # Nothing says where they belong without a target.
+    with pytest.raises(ValueError, match="incompatible devices"):
+        m(stages)
+
+
+def test_sharded_arrays_keep_zeros_below_zero_and_subnormal_numbers(mesh):
+    bits = np.array([0x80000000, 1, 0x80000001, 0x7F800001, 0x7FC00123], np.uint32)
+    w = np.tile(bits, (8, 2)).view(np.float32)
+    sharded = jax.device_put(w, NamedSharding(mesh, P("data")))
+    m = ta.Migration({"w : (i a) b": "{i} : a b"}, sizes={"i": 4})
+    for i, part in enumerate(m({"w": sharded}).values()):
+        expected = w[2 * i : 2 * i + 2].view(np.uint32)
+        np.testing.assert_array_equal(np.asarray(part).view(np.uint32), expected)
+
+
 def test_groups_of_one_form_are_compiled_once():
     leaves = {f"{n}.{i}.w": jnp.ones((6, 4)) for n in "abc" for i in range(2)}
     running._compiled.cache_clear()
@@ -808,6 +837,14 @@ def test_a_target_that_lacks_a_path_is_said_to():
     ]
     said = message(lambda: m(leaves, {"blok/q": np.ones(3)}))
     assert "and the target does not show it; write it in sizes=" in said
+    # Each path has the nearest of its own.
+    m = ta.Migration({"h/{i}/{p} : (k d) e": "b/{i}/{p} : e k d"})
+    leaves = {f"h/{i}/{p}": np.ones((4, 3)) for i in range(2) for p in ("key", "out")}
+    target = {path.replace("h/", "bs/"): np.ones((3, 2, 2)) for path in leaves}
+    said = message(lambda: m(leaves, target))
+    for path in ("b/0/key", "b/1/key", "b/0/out", "b/1/out"):
+        near = path.replace("b/1", "b/0").replace("b/", "bs/")
+        assert f"the target has no '{path}' (the nearest is '{near}')" in said
 
 
 def test_a_group_that_fails_hides_only_its_own_leaves():

@@ -405,3 +405,15 @@ def test_a_pickle_of_pytorch_is_refused_with_the_way_out(ending, tmp_path):
     file.write_bytes(b"PK")
     with pytest.raises(ta.CheckpointError, match=r"save_model, writes \.safetensors"):
         ta.load(file)
+
+
+def test_a_link_that_leads_nowhere_is_named(tmp_path):
+    file = tmp_path / "model.safetensors"
+    file.symlink_to(
+        "../../blobs/gone"
+    )  # snapshots of a cache, copied without its blobs
+    for path in (file, tmp_path):
+        with pytest.raises(ta.CheckpointError) as caught:
+            ta.read_metadata(path)
+        said = f"'{file}' is a link to '../../blobs/gone', which is not there."
+        assert str(caught.value).endswith(said)

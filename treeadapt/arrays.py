@@ -86,7 +86,7 @@ def least_value(dtype: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=256)
-def narrow_bits(dtype: Any) -> Any:
+def narrow_bits(dtype: Any, max_bits: int = 16) -> Any:
     """Return the dtype of integers with the bits of narrow floats; None for others.
 
     XLA widens floats of 8 and 16 bits, and what comes back of a NaN is another one.
@@ -98,7 +98,7 @@ def narrow_bits(dtype: Any) -> Any:
     if not jnp.issubdtype(dtype, jnp.floating):
         return None
     bits = jnp.finfo(dtype).bits
-    return np.dtype(f"uint{bits}") if bits in (8, 16) else None
+    return np.dtype(f"uint{bits}") if 8 <= bits <= max_bits else None
 
 
 ARRAY_CLASSES = (

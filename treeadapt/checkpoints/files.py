@@ -113,6 +113,8 @@ def read_stored(path: str | os.PathLike[str]) -> Stored:
 def near_name(name: Path) -> str:
     """Return what a missing checkpoint may be called, as a hint, or ""."""
     folder = name.parent
+    if name.is_symlink():
+        return f" {_broken(name)}"
     if not folder.is_dir():
         return f" There is no folder {listing([str(folder)])}."
     with contextlib.suppress(OSError):
@@ -125,6 +127,12 @@ def near_name(name: Path) -> str:
         if near := (same or Speller().nearest(name.name, names))[:3]:
             return f" Did you mean {listing([str(folder / x) for x in near])}?"
     return ""
+
+
+def _broken(link: Path) -> str:
+    """Say that a link, such as one in a copied cache, leads nowhere."""
+    name, to = listing([str(link)]), listing([os.readlink(link)])
+    return f"{name} is a link to {to}, which is not there."
 
 
 def read_arrays(stored: Stored, wanted: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -520,4 +528,7 @@ def _proposal(folder: Path) -> str:
     latest = sorted(names, key=lambda x: re.sub(r"\d+", lambda n: n[0].zfill(20), x))
     if latest:
         return f"It holds {listing(latest[::-1])}. Name one of them."
+    for link in folder.glob("[!.]*.safetensors*"):
+        if not link.exists():
+            return _broken(link)
     return UNPICKLED if any(folder.glob("*.bin")) else ""

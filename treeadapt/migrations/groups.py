@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import itertools
 import math
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
@@ -104,7 +105,8 @@ class GroupMaker:
         target: the same of what the result should be, if that is known.
         problems: gets all that is wrong.
         hint: what to do with leaves after the last whole block.
-        nearest: the path of the target that is nearest to one which it lacks.
+        hints: which path of the target is nearest to one that it lacks, by that path
+            without its numbers, so that messages can be folded.
     """
 
     row: Row
@@ -114,7 +116,7 @@ class GroupMaker:
     target: Specs | None
     problems: Problems
     hint: str = ""
-    nearest: str | None = None
+    hints: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def groups(self, taken: Sequence[Taken]) -> list[Group]:
         """Return the groups, in natural order of their first targets."""
@@ -548,9 +550,11 @@ class GroupMaker:
         if not lacking:
             return f"{text}, and the target does not show it; write it in sizes="
         self.problems.lacking += lacking
-        if self.nearest is None:  # others have that of the first, and can be folded
-            self.nearest = nearest(Speller(), lacking[0], [*self.target], "is")
-        return f"{text}: the target has no {listing(lacking)}{self.nearest}"
+        key = re.sub("[0-9]+", "0", lacking[0])
+        if key not in self.hints and len(self.hints) < _SHOWN:
+            self.hints[key] = nearest(Speller(), lacking[0], [*self.target], "is")
+        hint = self.hints.get(key, "")
+        return f"{text}: the target has no {listing(lacking)}{hint}"
 
     def _fault(self, text: str, kind: str = "sizes") -> NoReturn:
         self.problems.add(kind, text, self.row)

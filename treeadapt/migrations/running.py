@@ -122,12 +122,18 @@ def run(
         the values: known of concrete arrays only.
     """
     every = [leaf for group in leaves for leaf in group]
+    places = [*itertools.chain(*shardings)]
     if all(isinstance(leaf, np.ndarray | np.generic) for leaf in every):
-        with np.errstate(all="ignore"):  # what overflows is in the faults
-            given = [list(map(np.asarray, group)) for group in leaves]
-            arrays, faults = _run(move, given, np)
+        arrays, faults = _run_on_host(move, leaves)
     elif any(isinstance(leaf, jax.core.Tracer) for leaf in every):
         return _run(move, leaves, jnp)[0], []
+    elif places and None not in places and len(_orders(every)) > 1:
+        # No program takes arrays of several meshes.
+        arrays, faults = _run_on_host(move, leaves)
+        arrays = [
+            [*map(jax.device_put, group, target)]
+            for group, target in zip(arrays, shardings, strict=True)
+        ]
     else:
         arrays, faults = _run_compiled(move, leaves, shardings)
     return arrays, [
@@ -135,6 +141,14 @@ def run(
         for text, fault in zip((UNEQUAL, CUT_OFF, LOST), faults, strict=True)
         if not isinstance(fault, jax.core.Tracer) and bool(fault)
     ]
+
+
+def _run_on_host(
+    move: Move, leaves: Sequence[Sequence[Any]]
+) -> tuple[list[list[Any]], list[Any]]:
+    """Move arrays with NumPy."""
+    with np.errstate(all="ignore"):  # what overflows is in the faults
+        return _run(move, [list(map(np.asarray, group)) for group in leaves], np)
 
 
 def _run_compiled(
@@ -184,11 +198,15 @@ def _with_axes(sharding: Any, kind: AxisType) -> Any:
 
 def _movable(leaves: Sequence[Any], shardings: Sequence[Any]) -> bool:
     """Return whether one compiled function can take the leaves to some shardings."""
-    orders = {_devices(each) for each in shardings if each is not None}
-    orders |= {
+    wanted = {_devices(each) for each in shardings if each is not None}
+    return bool(wanted) and len(wanted | _orders(leaves)) == 1
+
+
+def _orders(leaves: Iterable[Any]) -> set[tuple[Any, ...]]:
+    """Return the devices of leaves that were put on some, in their order."""
+    return {
         _devices(leaf.sharding) for leaf in leaves if getattr(leaf, "committed", False)
     }
-    return len(orders) == 1 and any(each is not None for each in shardings)
 
 
 def _devices(sharding: Any) -> tuple[Any, ...]:
@@ -201,7 +219,7 @@ def _devices(sharding: Any) -> tuple[Any, ...]:
 @functools.lru_cache(maxsize=256)
 def _compiled(move: Move, shardings: tuple[tuple[Any, ...], ...]) -> Any:
     def moved(leaves: Any) -> Any:  # by this name JAX complains of devices
-        return _run(move, leaves, jnp)
+        return _run(move, leaves, jnp, max_bits=64)
 
     if not shardings:
         return jax.jit(moved)
@@ -209,7 +227,7 @@ def _compiled(move: Move, shardings: tuple[tuple[Any, ...], ...]) -> Any:
 
 
 def _run(
-    move: Move, leaves: Sequence[Sequence[Any]], xp: Any
+    move: Move, leaves: Sequence[Sequence[Any]], xp: Any, max_bits: int = 16
 ) -> tuple[list[list[Any]], list[Any]]:
     """Move arrays with NumPy, or with JAX: traced, or on the way into a program.
 
@@ -217,11 +235,13 @@ def _run(
         move: how.
         leaves: the arrays of each source.
         xp: ``numpy`` or ``jax.numpy``.
+        max_bits: of floats that JAX moves as integers.
 
     Returns:
         The arrays of each target, and whether each fault is there.
     """
-    gathered, ends = _by_bits(functools.partial(_moved, move, xp=xp), leaves, xp)
+    moved = functools.partial(_moved, move, xp=xp)
+    gathered, ends = _by_bits(moved, leaves, xp, max_bits)
     rest = [xp.any(_bits(end, xp) != 0) for end in ends]
     unequal: list[Any] = []
     lost: list[Any] = []
@@ -233,20 +253,24 @@ def _run(
     return made, [xp.any(xp.array(each, bool)) for each in (unequal, rest, lost)]
 
 
-def _by_bits(moved: Callable[[Any], Any], arrays: Any, xp: Any) -> Any:
+def _by_bits(
+    moved: Callable[[Any], Any], arrays: Any, xp: Any, max_bits: int = 16
+) -> Any:
     """Call a function that only moves numbers, so that it keeps all their bits.
 
     XLA may widen floats of 16 bits and less even where it only copies them, and a NaN
-    then comes back as another one. As integers they stay as they are. The derivative is
-    that of the function itself, which is linear.
+    then comes back as another one. Of any floats that are sharded it may take sums with
+    zeros, which end minus zeros and subnormal numbers. As integers they stay as they
+    are. The derivative is that of the function itself, which is linear.
 
     Args:
         moved: the function; each number of its result is one of its argument, or 0.
         arrays: its argument, a tree of arrays of one dtype.
         xp: ``numpy`` or ``jax.numpy``.
+        max_bits: of floats that JAX moves as integers.
     """
     dtype = jax.tree.leaves(arrays)[0].dtype
-    bits = None if xp is np else narrow_bits(dtype)
+    bits = None if xp is np else narrow_bits(dtype, max_bits)
     if bits is None:
         return moved(arrays)
 
