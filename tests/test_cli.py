@@ -358,6 +358,7 @@ def test_a_name_near_a_missing_checkpoint_is_proposed(npz, tmp_path):
         ("test_cli", "name a function or a model: test_cli:function"),
         ("test_cli:", "name a function or a model: test_cli:function"),
         ("test_cli.linked", "did you mean test_cli:linked?"),
+        ("test_cli.", "name a function or a model: test_cli:function"),
         ("test_cli.py", "name the module: test_cli:function"),
         ("rules.toml", "rules come after --rules"),
         ("m/model.safetensors.index.json", "There is no folder 'm'"),

@@ -317,7 +317,7 @@ def test_an_unknown_group_is_an_error_even_with_a_default():
     state = two_groups(policy=0.1, value=0.2).init(PARAMS)
     with pytest.raises(ta.TransformError, match=r"'polcy'.*'policy', 'value'"):
         tree_get(state, "count", None, group="polcy")
-    with pytest.raises(ta.TransformError, match="groups are none"):
+    with pytest.raises(ta.TransformError, match="there are no groups"):
         tree_set(optax.adam(0.1).init(PARAMS), count=1, group=0)
 
 

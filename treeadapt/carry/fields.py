@@ -229,9 +229,10 @@ def _search(
     if group is not _MISSING:
         labels = [part.label for part in parts if part.label is not _MISSING]
         if group not in labels:
+            groups = listing(dict.fromkeys(map(str, labels)))
             raise TransformError(
-                f"No partition in the state has a group {group!r}; the groups are "
-                f"{listing(dict.fromkeys(map(str, labels))) or 'none'}."
+                f"No partition in the state has a group {group!r}; "
+                f"{f'the groups are {groups}' if groups else 'there are no groups'}."
             )
         tops = [part.path for part in parts if part.label == group]
         parts = [p for p in parts if any(p.path[: len(top)] == top for top in tops)]

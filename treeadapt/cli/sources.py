@@ -178,7 +178,7 @@ def _meant(text: str) -> str | None:
         return "rules come after --rules, the rows of a migration after --migration."
     if Path(text).exists():
         return None
-    module = text.removesuffix(":")
+    module = text.rstrip(":.")
     if _is_module(module):
         return f"of a module, name a function or a model: {module}:function."
     module, _, name = module.rpartition(".")
