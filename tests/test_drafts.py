@@ -193,6 +193,52 @@ def test_scalars_of_several_names_are_one_array():
     moves_alike(draft.migration, source, target)
 
 
+WINDOW = (2, 3, 1, 0)
+A, B, C, D = (np.random.default_rng(i).normal(size=(5, 7)) for i in range(4))
+E, F, G = (np.random.default_rng(i).normal(size=(5, 4, 3, 2)) for i in range(3))
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ({"fc1.w": A, "fc2.w": B}, {"fc1/k": A.T, "fc2/k": B}),
+        (
+            {"net.0.w": E, "net.3.w": A},
+            {"net/0/k": E.transpose(WINDOW), "net/3/k": A.T},
+        ),
+        (
+            {"h.0.w": A, "h.1.w": B, "h.2.w": C, "h.3.w": D},
+            {"h/0/k": A.T, "h/1/k": B, "h/2/k": C.T, "h/3/k": D},
+        ),
+        (
+            {"conv1.w": E, "conv2.w": F, "conv_short.w": G},
+            {
+                "conv1/k": E.transpose(WINDOW),
+                "conv2/k": F.transpose(WINDOW),
+                "conv_short/k": G,
+            },
+        ),
+    ],
+)
+def test_each_row_takes_its_own_leaves(source, target):
+    source, target = (
+        {path: leaf.astype("f4") for path, leaf in side.items()}
+        for side in (source, target)
+    )
+    draft = ta.draft_migration(source, target)
+    assert not draft.doubtful
+    assert not draft.unexpected
+    moves_alike(draft.migration, source, target)
+
+
+def test_no_row_takes_a_leaf_without_a_partner():
+    source = float32(abstract({f"norm{n}.w": np.zeros(5) for n in (1, 2, "_extra")}))
+    target = {f"norm{n}/scale": source[f"norm{n}.w"] for n in (1, 2)}
+    draft = ta.draft_migration(source, target)
+    assert draft.unexpected == ("norm_extra.w",)
+    assert not any(row.takes("norm_extra.w") for row in draft.migration.rows)
+
+
 def test_equal_arrays_of_the_source_are_marked():
     wide = float32(abstract({"w": np.zeros((11, 5))}))["w"]
     source = {"a.w": wide, "b.w": wide.copy()}

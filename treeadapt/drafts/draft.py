@@ -15,6 +15,7 @@ import numpy as np
 from treeadapt.data_files import VERSION
 from treeadapt.drafts.merging import canonical, is_guess, merged
 from treeadapt.drafts.numbers import bits, find_origins, is_constant
+from treeadapt.drafts.ordering import apart
 from treeadapt.drafts.pairing import propose
 from treeadapt.drafts.rows import DraftRow, Hole
 from treeadapt.drafts.sides import (
@@ -488,10 +489,13 @@ def _finished(
     )
     united = [_bare(row, one, two) for row in merged(ordered)]
     texts, sizes = written(_in_order(united))
+    texts = apart(texts, [*one.leaves])
     migration = _table(texts, sizes)
     pairs = _pairs(migration, united, one, two)
     filled = {path for own in pairs.values() for path in own}
-    doubtful = {p for row in united if row.checks for p in row.source_paths}
+    doubtful = {
+        path for each in texts if each.row.checks for path in each.row.source_paths
+    }
     missing = tuple(path for path in two.leaves if path not in filled)
     unexpected = tuple(path for path in one.leaves if path not in pairs)
     if len(pairs) * 2 < len(one.leaves) and len(filled) * 2 < len(two.leaves):
