@@ -1324,13 +1324,14 @@ def test_masked_nodes_of_a_state_come_back():
     assert_comes_back(masked)
 
 
-def test_an_object_with_private_attributes_only_may_be_one_of_a_library():
+def test_an_object_with_many_private_attributes_may_be_one_of_a_library():
     class Kept:
         def __init__(self, **attributes):
             vars(self).update(attributes)
 
     for attributes, is_said in (
         ({"_layers": [w()], "_tracker": {"a": w()}}, True),
+        ({"_a": w(), "_b": w(), "c": w()}, True),  # as a model of Keras
         ({"_w": w()}, False),
         ({"_w": w(), "b": w()}, False),
     ):

@@ -317,6 +317,21 @@ def test_a_masked_array_is_refused(file):
     ta.save(file, {"a": masked.filled(0)})
 
 
+def test_what_changes_in_place_is_refused(file):
+    ref = jax.new_ref(jnp.ones(2))
+    with pytest.raises(ta.CheckpointError, match=r"'a' is a Ref.*ref\[\.\.\.\]"):
+        ta.save(file, {"a": ref})
+    ta.save(file, {"a": ref[...]})
+
+
+@pytest.mark.parametrize("dtype", [">f4", "U3", "M8[D]", "O"])
+def test_a_dtype_that_no_checkpoint_holds_is_refused_with_a_way_out(file, dtype):
+    tree = {"a": np.zeros(2, dtype), "b": np.ones(2)}
+    with pytest.raises(ta.CheckpointError, match=r"'a' is of dtype .* out with where="):
+        ta.save(file, tree)
+    ta.save(file, tree, where="b")
+
+
 def test_a_leaf_without_value_is_refused(file):
     with pytest.raises(ta.CheckpointError, match="'a' has no value"):
         ta.save(file, {"a": jax.ShapeDtypeStruct((2,), jnp.float32)})

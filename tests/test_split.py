@@ -435,6 +435,14 @@ def test_one_array_under_two_paths_is_reported():
     assert set(params) == {"a", "b", "c"}
 
 
+def test_arrays_of_another_library_are_an_error_with_the_way_out():
+    class Tensor:
+        shape, dtype = (2,), "torch.float32"
+
+    with pytest.raises(TypeError, match=r"torch\.float32 is no dtype .*\.numpy\(\)"):
+        ta.split({"w": Tensor()})
+
+
 def test_many_arrays_under_two_paths_are_one_warning():
     arrays = {f"a{number:02}": w() for number in range(60)}
     with pytest.warns(ta.TiedLeafWarning) as caught:

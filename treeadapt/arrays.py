@@ -69,8 +69,18 @@ def is_float0(leaf: Any) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def is_inexact_dtype(dtype: Any) -> bool:
-    """Return whether ``dtype`` is floating point or complex, or extends such a one."""
-    return bool(jnp.issubdtype(dtype, jnp.inexact))
+    """Return whether ``dtype`` is floating point or complex, or extends such a one.
+
+    Raises:
+        TypeError: it is that of another library, such as PyTorch.
+    """
+    try:
+        return bool(jnp.issubdtype(dtype, jnp.inexact))
+    except TypeError as error:
+        raise TypeError(
+            f"{dtype} is no dtype of NumPy or JAX. Convert such leaves first, as with "
+            "tensor.detach().numpy()."
+        ) from error
 
 
 @functools.lru_cache(maxsize=256)

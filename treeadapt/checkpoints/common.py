@@ -210,7 +210,8 @@ def require_form(name: str, array: Any) -> None:
     if not is_known or not _is_sound(array.shape):
         what = describe(array) if is_known else f"of dtype {array.dtype}"
         raise CheckpointError(
-            f"The leaf {listing([name])} is {what:.200}, which no checkpoint holds."
+            f"The leaf {listing([name])} is {what:.200}, which no checkpoint holds. "
+            "Convert it, or leave it out with where=."
         )
 
 

@@ -44,7 +44,8 @@ def to_array(name: str, leaf: Any) -> Any:
         leaf: an array or a number.
 
     Raises:
-        CheckpointError: the leaf has no value here, a mask, or a form that files lack.
+        CheckpointError: the leaf has no value here, a mask, a form that files lack, or
+            changes in place.
     """
     if isinstance(leaf, jax.ShapeDtypeStruct | jax.core.Tracer):
         raise CheckpointError(
@@ -54,6 +55,11 @@ def to_array(name: str, leaf: Any) -> Any:
         raise CheckpointError(
             f"The leaf {listing([name])} is a masked array, whose mask would be lost. "
             "Fill it first."
+        )
+    if isinstance(leaf, jax.Ref):
+        raise CheckpointError(
+            f"The leaf {listing([name])} is a Ref, which changes in place. Save its "
+            "array, ref[...]."
         )
     if is_key(leaf):
         return jax.random.key_data(leaf)

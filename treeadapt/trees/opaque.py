@@ -154,8 +154,8 @@ def _cure(node: Any, names: list[str]) -> str:
         "Register the class: "
         f"treeadapt.register({type(node).__name__}, fields=({listed}{comma}))"
     )
-    if len(names) > 1 and all(name.startswith("_") for name in names):
-        # Most are books that a library keeps, and lead back to the object.
+    if sum(name.startswith("_") for name in names) > max(1, len(names) / 2):
+        # Books that a library keeps, which lead back to the object.
         cure += "; or, if these keep the books of a library, pass a dict of its arrays."
     return cure
 
