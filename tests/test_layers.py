@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import collections
+import graphlib
 import re
 import subprocess
 import sys
@@ -181,6 +182,21 @@ def _foreign_reason(room: str, module: str, library: str) -> str | None:
 
 def test_data_flows_one_way():
     assert list(complaints(PACKAGE)) == []
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    files = {
+        ".".join(file.relative_to(REPOSITORY).with_suffix("").parts): file
+        for file in PACKAGE.rglob("*.py")
+        if file.stem != "__init__"
+    }
+    imports: dict[str, set[str]] = {module: set() for module in files}
+    for module, file in files.items():
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                names = {f"{node.module}.{alias.name}" for alias in node.names}
+                imports[module] |= {str(node.module), *names} & files.keys()
+    graphlib.TopologicalSorter(imports).prepare()  # raises for a circle
 
 
 #: Functions that every format of a checkpoint has, or that say the same of a file and

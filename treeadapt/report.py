@@ -41,7 +41,6 @@ from treeadapt.names import (
     shorten,
     size_text,
 )
-from treeadapt.selection.messages import shadow_text
 from treeadapt.selection.repairs import advice_lines, entry_text
 from treeadapt.selection.rules import STATIC, RuleMatches, as_rules
 from treeadapt.selection.selectors import select
@@ -529,7 +528,7 @@ def findings(
         yield Finding("unused", index + 1, line)
     for index in matches.shadowed:
         text = shorten(rules.selectors[index].typed)
-        yield Finding("shadowed", index + 1, f"{text} {shadow_text(matches, index)}")
+        yield Finding("shadowed", index + 1, f"{text} {matches.shadow(index)}")
 
 
 def _rule_cells(rule: RuleRow) -> tuple[str, ...]:

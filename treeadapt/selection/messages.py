@@ -1,20 +1,17 @@
 """What errors and findings say of rules: overlapping, unused, shadowed, unmatched.
 
-Takes ``RuleMatches`` and gives text, of a few lines whatever the size of the tree.
+Takes paths, and rules as text, and gives a few lines whatever the size of the tree.
 See ``rules`` for what was decided, ``repairs`` for what a pattern may have meant.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
-from treeadapt.arrays import same_value
 from treeadapt.names import MAX_LISTED, fold, listing, paths_text, plural, section
 from treeadapt.selection.repairs import entry_text, unused_lines
-
-if TYPE_CHECKING:
-    from treeadapt.selection.rules import RuleMatches
+from treeadapt.trees.views import Plan
 
 _SHADOWED = 4  # rules that are unreachable
 
@@ -37,14 +34,13 @@ def unmatched(paths: Sequence[str], num_arrays: int) -> str:
     )
 
 
-def overlap(matches: RuleMatches) -> str:
-    """Write the message for leaves that rules with different values match."""
-    found, names = matches.overlaps, matches.rules.names
-    rows = [
-        f"{matches.paths[leaf]!r}: {names[first]}, and {names[second]}"
-        for leaf, first, second in found
-    ]
-    title = f"{_leaves_match(len(found))} two rules with different values:"
+def overlap(rows: Sequence[str]) -> str:
+    """Write the message for leaves that rules with different values match.
+
+    Args:
+        rows: each leaf, and what two rules say of it.
+    """
+    title = f"{_leaves_match(len(rows))} two rules with different values:"
     lines = section(title, rows)
     lines.append(
         'Exclude the leaves from one of them, ["...", "!..."], or let the first rule '
@@ -53,24 +49,36 @@ def overlap(matches: RuleMatches) -> str:
     return "\n".join(lines)
 
 
-def unused_rules(matches: RuleMatches) -> str:
-    """Write the message for rules that match nothing, or are unreachable."""
-    lines, shadowed = [], matches.shadowed
-    if matches.unused:
+def unused_rules(
+    unused: Sequence[tuple[int, Any]],
+    shadowed: Sequence[str],
+    unmatched_paths: Sequence[str],
+    plan: Plan,
+    is_array: Sequence[bool],
+) -> str:
+    """Write the message for rules that match nothing, or are unreachable.
+
+    Args:
+        unused: entries that match nothing: index of the rule, and the entry.
+        shadowed: for each unreachable rule its name, and what ``shadow`` says.
+        unmatched_paths: of leaves that no rule matches.
+        plan: of the tree, for proposals.
+        is_array: whether each of its leaves is an array.
+    """
+    lines = []
+    if unused:
         named = [
             (f"{entry_text(entry)} (rule {index + 1})", entry)
-            for index, entry in matches.unused
+            for index, entry in unused
         ]
-        lines += unused_lines(named, "rules", matches.view.plan, matches.is_array)
-    for index in shadowed[:_SHADOWED]:
-        name = matches.rules.names[index]
-        lines.append(f"R{name[1:]}, {shadow_text(matches, index)}")
+        lines += unused_lines(named, "rules", plan, is_array)
+    lines += [f"R{text[1:]}" for text in shadowed[:_SHADOWED]]
     if len(shadowed) > _SHADOWED:
         more = f"{len(shadowed) - _SHADOWED:,} more rules"
         lines.append(f"{more} are unreachable as well.")
-    if matches.unmatched:
-        paths = listing(fold(matches.unmatched), limit=3)
-        lines.append(f"{_leaves_match(len(matches.unmatched))} no rule: {paths}.")
+    if unmatched_paths:
+        paths = listing(fold(unmatched_paths), limit=3)
+        lines.append(f"{_leaves_match(len(unmatched_paths))} no rule: {paths}.")
     lines.append(
         "Correct or remove these rules; or allow it: "
         'treeadapt.Rules(rules, unused="ignore").'
@@ -78,27 +86,18 @@ def unused_rules(matches: RuleMatches) -> str:
     return "\n".join(lines)
 
 
-def shadow_text(matches: RuleMatches, index: int) -> str:
-    """Write what is wrong with a shadowed rule, and its cure.
+def shadow(paths: Sequence[str], cure: str) -> str:
+    """Write what is wrong with a rule whose leaves earlier rules decide.
 
     Args:
-        matches: what was decided.
-        index: of the rule, one of ``matches.shadowed``.
+        paths: of the leaves that it matches.
+        cure: what to do.
     """
-    values, leaves = matches.rules.values, matches.selected(index)
-    deciding = sorted({matches.deciding[leaf] for leaf in leaves})
-    earlier = matches.rules.names[deciding[0]]
-    if all(same_value(values[index], values[rule]) for rule in deciding):
-        cure = "Remove it: they give the same value."
-    elif set(matches.selected(deciding[0])).issubset(leaves):
-        cure = f"Keep one of the two, because {earlier}, matches no other leaf."
-    else:
-        cure = f"Move it up, before {earlier}."
-    first = listing([matches.paths[leaves[0]]])
+    first = listing(paths[:1])
     matched = (
         f"its only leaf, {first}"
-        if len(leaves) == 1
-        else f"all {len(leaves):,} leaves that it matches, such as {first}"
+        if len(paths) == 1
+        else f"all {len(paths):,} leaves that it matches, such as {first}"
     )
     return f"is unreachable: earlier rules already match {matched}. {cure}"
 

@@ -569,14 +569,41 @@ class RuleMatches:
         """
         rules = self.rules
         if rules.overlap == "error" and self.overlaps:
-            raise OverlapError(messages.overlap(self))
+            names = rules.names
+            rows = [
+                f"{self.paths[leaf]!r}: {names[first]}, and {names[second]}"
+                for leaf, first, second in self.overlaps
+            ]
+            raise OverlapError(messages.overlap(rows))
         # The common case: every rule is one pattern and decides a leaf.
         if rules.unused == "ignore" or (
             not rules.others and len(self._won) == len(rules.pairs)
         ):
             return
         if self.unused or self.shadowed:
-            raise UnusedRuleError(messages.unused_rules(self))
+            shadowed = [f"{rules.names[i]}, {self.shadow(i)}" for i in self.shadowed]
+            raise UnusedRuleError(
+                messages.unused_rules(
+                    self.unused, shadowed, self.unmatched, self.view.plan, self.is_array
+                )
+            )
+
+    def shadow(self, index: int) -> str:
+        """Write what is wrong with a shadowed rule, and its cure.
+
+        Args:
+            index: of the rule, one of ``shadowed``.
+        """
+        values, leaves = self.rules.values, self.selected(index)
+        deciding = sorted({self.deciding[leaf] for leaf in leaves})
+        earlier = self.rules.names[deciding[0]]
+        if all(same_value(values[index], values[rule]) for rule in deciding):
+            cure = "Remove it: they give the same value."
+        elif set(self.selected(deciding[0])).issubset(leaves):
+            cure = f"Keep one of the two, because {earlier}, matches no other leaf."
+        else:
+            cure = f"Move it up, before {earlier}."
+        return messages.shadow([self.paths[leaf] for leaf in leaves], cure)
 
     def names(self, paths: Collection[str]) -> list[str]:
         """Return paths of leaves; those of several layers of one array as one.
