@@ -115,19 +115,19 @@ def _stored(state: Any, flat: FlatDict) -> tuple[Any, FlatDict] | None:
             "optax.scale_by_backtracking_linesearch(store_grad=True). For others call "
             "jax.value_and_grad."
         )
-    found = view_tree(grad).flat()
-    if any(path not in flat and stored(path) in flat for path in found):
+    grads = view_tree(grad).flat()
+    if any(path not in flat and stored(path) in flat for path in grads):
         return None  # a gradient of some layers alone
-    stray = [path for path in found if path not in flat]
+    stray = [path for path in grads if path not in flat]
     if stray:
         raise TransformError(
             f"The state holds gradients at {listing(stray)}, where the params have no "
             "array that trains. Pass the params that the state was made for."
         )
-    is_part = len(found) < len(flat)
+    is_part = len(grads) < len(flat)
     if is_part and holds(state, lambda node: isinstance(node, optax.MaskedState)):
         return None
-    return value, found
+    return value, grads
 
 
 def _no_gradient(leaf: Any) -> Any:
@@ -180,18 +180,21 @@ def tree_map_params(
     """
     view, leaves = _named(state, is_leaf)
     named = [_named(tree, is_leaf, none_too=True) for tree in trees]
-    by_path = [dict(zip(tree.plan.paths, held, strict=True)) for tree, held in named]
+    by_path = [
+        dict(zip(tree.plan.paths, tree_leaves, strict=True))
+        for tree, tree_leaves in named
+    ]
     slots = find_slots(tx, view, named[0][0].tree if named else None)
     new: list[Any] = []
     lacking: dict[str, None] = {}
     for slot, leaf in zip(slots, leaves, strict=True):
         if slot.is_copy:
             homes = [home_of(slot.tail, tree) for tree in by_path]
-            found = [t[h[0]] for t, h in zip(by_path, homes, strict=True) if h]
-            if len(found) < len(trees):
+            args = [t[h[0]] for t, h in zip(by_path, homes, strict=True) if h]
+            if len(args) < len(trees):
                 lacking[slot.tail] = None
             elif not lacking:
-                new.append(f(leaf, *found))
+                new.append(f(leaf, *args))
         else:
             new.append(transform_non_params(leaf) if transform_non_params else leaf)
     if lacking:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from treeadapt.arrays import is_array, is_inexact
-from treeadapt.carry.fields import can_hold, known
+from treeadapt.carry.fields import can_hold, numpy_values
 from treeadapt.carry.matching import (
     Offers,
     by_node,
@@ -151,13 +151,13 @@ def carry_state(
     tx = with_extra_args(tx)
     is_abstract = _first_abstract(view_tree(params)) is not None
     try:
-        own = view_init(tx, params)
+        new = view_init(tx, params)
     except TypeError:  # a mask that reads values, a state that holds no arrays
-        own = view_tree(tx.init(params))
+        new = view_tree(tx.init(params))
     flat = trained(view_tree(fast_params(params)))
     paths = tuple(flat)
-    slots = find_slots(tx, own, params)
-    asked = [False] * len(slots) if reset is None else select(own, reset)
+    slots = find_slots(tx, new, params)
+    asked = [False] * len(slots) if reset is None else select(new, reset)
     view = view_tree(saved)
     path = _first_abstract(view)
     if path is not None and not is_abstract:
@@ -165,27 +165,27 @@ def carry_state(
             f"The saved state holds no arrays: {listing([path])} has a shape and "
             "no value, as all leaves of a schema. Load a checkpoint of it."
         )
-    old = _without_boxes(view.flat(), own.plan.paths, paths)
+    old = _without_boxes(view.flat(), new.plan.paths, paths)
     rows = [
         NewLeaf(slot, spec, slot.name, fate="reset" if yes else "fresh")
-        for slot, spec, yes in zip(slots, own.leaves, asked, strict=True)
+        for slot, spec, yes in zip(slots, new.leaves, asked, strict=True)
     ]
-    known = known_prefixes(view.plan, old, own.plan, slots)
+    prefixes = known_prefixes(view.plan, old, new.plan, slots)
     if migration is None:
         copies = [slot for slot in slots if slot.is_copy]
         tails = {*paths, *[stored(slot.tail) for slot in copies]}
         # An unchanged name is that of the same leaf.
         same = {slot.name: slot.prefix for slot in slots if slot.name in old}
-        known = same | known
+        prefixes = same | prefixes
         fields = {field_of(str(slot.prefix)) for slot in copies}
-        cuts = cut_names(old, fields, tails, known)
+        cuts = cut_names(old, fields, tails, prefixes)
         whole = {one.name: StateLeaf(one, old[one.name], one.name) for one in cuts}
-        saved = SavedState(whole, known=known, fields=by_node(cuts))
+        saved = SavedState(whole, prefixes=prefixes, fields=by_node(cuts))
     else:
-        saved = move_copies(old, migration, (own, slots), flat, known)
+        saved = move_copies(old, migration, (new, slots), flat, prefixes)
     rows, leaves, unclear = divide_states(rows, [*saved.leaves.values()], flat)
     saved = dataclasses.replace(saved, leaves={leaf.slot.name: leaf for leaf in leaves})
-    table = Table(rows, saved, old, (own.plan, view.plan), len(paths))
+    table = Table(rows, saved, old, (new.plan, view.plan), len(paths))
     _take_all(table, cast=cast)
     for row in table.copies:
         if row.fate == "fresh" and stored(row.slot.tail) in unclear:
@@ -195,8 +195,8 @@ def carry_state(
         _leave_abstract(table)
     report = report_of(table, None if is_abstract else init_of_arrays(tx, params))
     if not is_abstract and any(row.source is None or row.piece for row in rows):
-        own = view_tree(tx.init(params))
-    return own.rebuild(_filled(own.leaves, table)), report
+        new = view_tree(tx.init(params))
+    return new.rebuild(_filled(new.leaves, table)), report
 
 
 def _take_all(table: Table, *, cast: bool) -> None:
@@ -266,11 +266,15 @@ def _without_boxes(
     """Name saved leaves without the ``value`` of boxes; see ``unboxed``."""
     if not [name for name in old if name.endswith("value")]:
         return old
-    known = frozenset((*names, *paths))
+    new_names = frozenset((*names, *paths))
     stored = (*old, *(name.removesuffix("/value") for name in old))
     new = unboxed(
         old,
-        [name for name in stored if any(tail in known for _, tail in cuts_of(name))],
+        [
+            name
+            for name in stored
+            if any(tail in new_names for _, tail in cuts_of(name))
+        ],
     )
     return {new[name]: leaf for name, leaf in old.items()}
 
@@ -278,21 +282,21 @@ def _without_boxes(
 def _filled(leaves: Sequence[Any], table: Table) -> list[Any]:
     """Return the leaves of the new state."""
     filled = []
-    taken: set[int] = set()
+    used: set[int] = set()
     for leaf, parts in zip(leaves, table.wholes, strict=True):
-        held = [(row.piece, row.taken()) for row in parts if row.source]
-        if not held:
+        carried = [(row.piece, row.carried()) for row in parts if row.source]
+        if not carried:
             filled.append(leaf)
             continue
-        piece, old = held[0]
+        piece, old = carried[0]
         if piece:
-            old = fill(leaf, held)
+            old = fill(leaf, carried)
         elif is_array(leaf) and not is_array(old):
             old = jnp.asarray(old, leaf.dtype)
-        elif id(old) in taken and isinstance(old, jax.Array):
+        elif id(old) in used and isinstance(old, jax.Array):
             old = jnp.array(old, copy=True)  # one array in two places is not donatable
         filled.append(old)
-        taken.update([id(value) for _, value in held])
+        used.update([id(value) for _, value in carried])
     return filled
 
 
@@ -316,7 +320,7 @@ def _misfit(new: StateLeaf, saved: StateLeaf, *, cast: bool) -> str | None:
     sets = [dict(read_slice_key(leaf.slot.node)[1]).values() for leaf in (new, saved)]
     if [*sets[0]] == [*sets[1]]:
         return None
-    values = known(old)
+    values = numpy_values(old)
     if values is not None and (values == values.ravel()[:1]).all():
         return None  # such as step counts
     return f"{describe(spec)} of other layers than the saved one"
@@ -340,14 +344,14 @@ def _is_too_large(array: Any, dtype: Any) -> bool:
     if jnp.finfo(array.dtype).max <= jnp.finfo(dtype).max:
         return False
     with np.errstate(over="ignore"):
-        made = converted(array, dtype)
-    return bool(is_lost(array, made, jnp if isinstance(array, jax.Array) else np))
+        cast = converted(array, dtype)
+    return bool(is_lost(array, cast, jnp if isinstance(array, jax.Array) else np))
 
 
 def _same(one: Any, two: Any) -> bool:
     if one is two:
         return True
-    values = known(one), known(two)
+    values = numpy_values(one), numpy_values(two)
     return all(v is not None for v in values) and np.array_equal(*values)
 
 

@@ -73,12 +73,12 @@ def tree_get(
         Array(0, dtype=int32)
     """
     parts = _search(state, (key,), group)
-    found = [part for part in parts if key in part.names]
-    if len(found) > 1:
-        raise TransformError(_several_message(key, found, parts))
-    if not found and default is _MISSING:
+    named = [part for part in parts if key in part.names]
+    if len(named) > 1:
+        raise TransformError(_several_message(key, named, parts))
+    if not named and default is _MISSING:
         raise TransformError(_nothing_message(key, parts))
-    return found[0].value if found else default
+    return named[0].value if named else default
 
 
 def tree_set(state: Any, /, *, group: Hashable = _MISSING, **fields: Any) -> Any:
@@ -113,10 +113,10 @@ def tree_set(state: Any, /, *, group: Hashable = _MISSING, **fields: Any) -> Any
     parts = _search(state, fields, group)
     new = []
     for name, value in fields.items():
-        found = [part for part in parts if name in part.names]
-        if not found:
+        named = [part for part in parts if name in part.names]
+        if not named:
             raise TransformError(_nothing_message(name, parts))
-        new += [(part.path, _like(part, value)) for part in found]
+        new += [(part.path, _like(part, value)) for part in named]
     for path, value in sorted(new, key=lambda pair: len(pair[0])):
         state = _put(state, path, value)
     return state
@@ -149,18 +149,18 @@ def schedule_free_eval_params(state: Any, params: Any) -> Any:
         {'net': {'w': Array([1., 1.], dtype=float32)}}
     """
     name = optax.contrib.ScheduleFreeState.__name__
-    found = [part for part in _search(state, (name,)) if name in part.names]
-    if not found:
+    states = [part for part in _search(state, (name,)) if name in part.names]
+    if not states:
         raise TransformError(
             "The state holds no ScheduleFreeState: it is not that of a transformation "
             "made by optax.contrib.schedule_free."
         )
     view = view_tree(params)
-    own = view.flat()
+    flat = view.flat()
     new: dict[str, Any] = {}
-    for part in found:
+    for part in states:
         z = view_tree(part.value.z).flat()
-        if missing := [path for path in z if path not in own]:
+        if missing := [path for path in z if path not in flat]:
             raise StructureMismatchError(
                 f"The params lack {plural(len(missing), 'path')} of the state: "
                 f"{listing(missing)}. Pass the params that the state was made for."
@@ -170,7 +170,7 @@ def schedule_free_eval_params(state: Any, params: Any) -> Any:
                 f"Two schedule_free states hold {listing(twice)}. Ask with the inner "
                 "one: the params of the outer one are not those of the model."
             )
-        y = {path: own[path] for path in z}
+        y = {path: flat[path] for path in z}
         new |= optax.contrib.schedule_free_eval_params(part.value._replace(z=z), y)
     return view.replace(new)
 
@@ -277,15 +277,15 @@ def _parts(part: _Part, is_state: Callable[[Any], bool]) -> Iterator[_Part]:
         elif is_optax and isinstance(child, Mapping) and name in NAMED_FIELDS:
             yield field
             scheduled = getattr(node, SCHEDULES, ())
-            for own, entry in _level(child):
-                names = (_name_of(own), f"{name}.{_name_of(own)}")
+            for entry_key, entry in _level(child):
+                names = (_name_of(entry_key), f"{name}.{_name_of(entry_key)}")
                 is_set = names[0] in scheduled
-                yield _Part(entry, (*path, own), names, is_scheduled=is_set)
+                yield _Part(entry, (*path, entry_key), names, is_scheduled=is_set)
         elif is_optax and isinstance(child, Mapping) and name in LABELLED_FIELDS:
             yield field
-            for own, entry in _level(child):
-                label = _name_of(own) if name == GROUPS else _MISSING
-                part = _Part(entry, (*path, own), _class_names(entry), label)
+            for entry_key, entry in _level(child):
+                label = _name_of(entry_key) if name == GROUPS else _MISSING
+                part = _Part(entry, (*path, entry_key), _class_names(entry), label)
                 yield from _parts(part, is_state)
         elif name in STATE_FIELDS if is_optax else holds(child, is_state):
             yield from _parts(_Part(child, path, (*field.names, *names)), is_state)
@@ -382,7 +382,7 @@ def can_hold(dtype: Any, new: Any) -> bool:
     """
     if is_array(new) and new.dtype == dtype:
         return True
-    values = known(new)
+    values = numpy_values(new)
     is_number = is_array(new) or values is not None
     if not is_number or jnp.issubdtype(dtype, jax.dtypes.extended):
         return False
@@ -415,7 +415,7 @@ def can_hold(dtype: Any, new: Any) -> bool:
 _KINDS = (bool, int, float, complex)  # each holds those before it
 
 
-def known(leaf: Any) -> Any:
+def numpy_values(leaf: Any) -> Any:
     """Return an array's values, or a number, in NumPy, if they are known here and now.
 
     None for tracers and abstract arrays, typed keys, and what other processes hold.
@@ -433,16 +433,16 @@ def known(leaf: Any) -> Any:
     return np.asarray(leaf)
 
 
-def _several_message(key: Any, found: Sequence[_Part], parts: Iterable[_Part]) -> str:
+def _several_message(key: Any, named: Sequence[_Part], parts: Iterable[_Part]) -> str:
     """Say that several fields have a name, and what tells these apart."""
-    paths = [part.exact_path() for part in found]
+    paths = [part.exact_path() for part in named]
     shown = f"{', '.join(paths[:8])}{' ...' if len(paths) > 8 else ''}"
     groups = [part for part in parts if part.label is not _MISSING]
     labels = [
         [group.label for group in groups if part.path[: len(group.path)] == group.path]
-        for part in found
+        for part in named
     ]
-    longer = [[name for name in part.names if "." in str(name)][:1] for part in found]
+    longer = [[name for name in part.names if "." in str(name)][:1] for part in named]
     cures = ["Read it at its path"]
     if any(names != longer[0] for names in longer):
         cures.append(f"name its class too ({next(filter(None, longer))[0]!r})")
@@ -467,10 +467,10 @@ def _path_of_state(holder: Any) -> str:
 
 
 def _nothing_message(name: Any, parts: Iterable[_Part]) -> str:
-    known = [str(part.names[0]) for part in parts if part.names and not part.owner]
-    near = Speller().nearest(str(name), dict.fromkeys(known), count=1)
+    names = [str(part.names[0]) for part in parts if part.names and not part.owner]
+    near = Speller().nearest(str(name), dict.fromkeys(names), count=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     return (
         f"No field of the state is called {name!r}{hint}. There are "
-        f"{listing(dict.fromkeys(known)) or 'none'}. Parameters are not searched."
+        f"{listing(dict.fromkeys(names)) or 'none'}. Parameters are not searched."
     )

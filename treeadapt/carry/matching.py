@@ -45,20 +45,21 @@ def match_copies(slots: Iterable[Slot], saved: Iterable[Slot]) -> Offers:
         slots: leaves of the new state, those in copies.
         saved: leaves of the saved state, those in copies.
     """
-    wanted, given = _by_tail(slots), _by_tail(saved)
-    known: dict[Any, Pairs] = {}  # most params have the same fields in the same states
+    wanted, saved_by_tail = _by_tail(slots), _by_tail(saved)
+    # Most params have the same fields in the same states.
+    pairs_by_kind: dict[Any, Pairs] = {}
     offers: Offers = {}
     for tail, nodes in wanted.items():
-        sources = given.get(tail, {})
+        sources = saved_by_tail.get(tail, {})
         kind = repr(
             [[(n, *fields) for n, fields in x.items()] for x in (nodes, sources)]
         )
-        if kind not in known:
-            known[kind] = _pair(nodes, sources)
-        for node, (partners, is_certain) in known[kind].items():
-            own = [sources[one] for one in partners]
+        if kind not in pairs_by_kind:
+            pairs_by_kind[kind] = _pair(nodes, sources)
+        for node, (partners, is_certain) in pairs_by_kind[kind].items():
+            states = [sources[one] for one in partners]
             for field, name in nodes[node].items():
-                fits = tuple([fields[field] for fields in own if field in fields])
+                fits = tuple([fields[field] for fields in states if field in fields])
                 if fits:
                     offers[name] = fits, is_certain
     return offers
@@ -101,22 +102,22 @@ def match_rest(slots: Sequence[Slot], saved: Sequence[Slot], links: Links) -> Of
         came together, of which ``carry`` takes one by their values.
     """
     rest = [slot for slot in slots if not slot.is_copy]
-    given = {slot.name: slot for slot in saved if not slot.is_copy}
+    by_name = {slot.name: slot for slot in saved if not slot.is_copy}
     owners = _owners(slots)
     offers: Offers = {}
     unlinked: list[Slot] = []
     for slot in rest:
-        sources = _linked(slot, given, owners, links)
-        if sources is None and slot.name in given:
+        sources = _linked(slot, by_name, owners, links)
+        if sources is None and slot.name in by_name:
             sources = (slot.name,)
         if sources is None:
             unlinked.append(slot)
         elif sources:
             offers[slot.name] = sources, True
-    taken = {name for sources, _ in offers.values() for name in sources}
+    used = {name for sources, _ in offers.values() for name in sources}
     busy = _owners(saved)
     free = by_node(
-        [s for n, s in given.items() if n not in taken and s.node not in busy]
+        [s for n, s in by_name.items() if n not in used and s.node not in busy]
     )
     complete = by_node(rest)
     kinds: dict[tuple[str, ...], Nodes] = {}
@@ -136,7 +137,7 @@ def _owners(slots: Iterable[Slot]) -> frozenset[str]:
 
 
 def _linked(
-    slot: Slot, given: Collection[str], owners: Collection[str], links: Links
+    slot: Slot, names: Collection[str], owners: Collection[str], links: Links
 ) -> tuple[str, ...] | None:
     """Follow the nearest link; None if there is none.
 
@@ -147,7 +148,7 @@ def _linked(
         rest = slot.name[len(node) + 1 :] if node else slot.name
         if node in links:
             every = [below(source, rest) for source in links[node]]
-            if sources := [source for source in every if source in given]:
+            if sources := [source for source in every if source in names]:
                 name = slot.name.split(SEPARATOR)
                 shared = [_common(name, one.split(SEPARATOR)) for one in sources]
                 pairs = zip(sources, shared, strict=True)
@@ -159,9 +160,9 @@ def _linked(
         node = parent(node)
 
 
-def _match_alike(wanted: Nodes, given: Nodes) -> Offers:
+def _match_alike(wanted: Nodes, saved: Nodes) -> Offers:
     """Match states that have the same fields."""
-    pairs = _pair(wanted, given)
+    pairs = _pair(wanted, saved)
     unsure = [sources for sources, is_certain in pairs.values() if not is_certain]
     claims = Counter(itertools.chain(*unsure))
     offers: Offers = {}
@@ -171,7 +172,7 @@ def _match_alike(wanted: Nodes, given: Nodes) -> Offers:
         places = {source.removeprefix(_group(source)) for source in sources}
         is_certain = not is_contested and len(places) == 1
         for field, name in wanted[node].items():
-            offers[name] = tuple(given[one][field] for one in sources), is_certain
+            offers[name] = tuple(saved[one][field] for one in sources), is_certain
     return offers
 
 
@@ -187,7 +188,7 @@ def _by_tail(slots: Iterable[Slot]) -> dict[str, Nodes]:
     tails: dict[str, list[Slot]] = {}
     for slot in slots:
         tails.setdefault(slot.tail, []).append(slot)
-    return {tail: by_node(own) for tail, own in tails.items()}
+    return {tail: by_node(alike) for tail, alike in tails.items()}
 
 
 def _group(node: str) -> str:
@@ -197,7 +198,7 @@ def _group(node: str) -> str:
     return SEPARATOR.join(segments[: ends[-1]]) if ends else ""
 
 
-def _pair(wanted: Nodes, given: Nodes) -> Pairs:
+def _pair(wanted: Nodes, saved: Nodes) -> Pairs:
     """Pair nodes one to one, the best pairs first.
 
     Returns:
@@ -207,16 +208,16 @@ def _pair(wanted: Nodes, given: Nodes) -> Pairs:
     left = {
         (node, source): _score(node, fields.keys(), source, others.keys())
         for node, fields in wanted.items()
-        for source, others in given.items()
+        for source, others in saved.items()
         if not fields.keys().isdisjoint(others)
     }
     pairs: Pairs = {}
     while left:
         best = max(left.values())
-        found = [pair for pair, score in left.items() if score == best]
-        nodes, sources = zip(*found, strict=True)
+        best_pairs = [pair for pair, score in left.items() if score == best]
+        nodes, sources = zip(*best_pairs, strict=True)
         for node in nodes:
-            partners = tuple(source for one, source in found if one == node)
+            partners = tuple(source for one, source in best_pairs if one == node)
             pairs[node] = partners, len(partners) == sources.count(partners[0]) == 1
         left = {
             (node, source): score

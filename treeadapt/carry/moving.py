@@ -62,14 +62,14 @@ class SavedState:
         leaves: by name; params have the names of today.
         unmoved: why other leaves were not moved, by saved name.
         warnings: of rows that make copies of one parameter, by their text.
-        known: what ``known_prefixes`` says.
+        prefixes: what ``known_prefixes`` says.
         fields: those of each state, by its name, whether their leaves moved or not.
     """
 
     leaves: dict[str, StateLeaf]
     unmoved: dict[str, str] = dataclasses.field(default_factory=dict)
     warnings: dict[str, str] = dataclasses.field(default_factory=dict)
-    known: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
+    prefixes: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
     fields: Mapping[str, Collection[str]] = dataclasses.field(default_factory=dict)
 
     def leave(self, names: Iterable[str], reason: str) -> None:
@@ -115,7 +115,7 @@ def move_copies(
     migration: Migration,
     new: tuple[TreeView, Sequence[Slot]],
     params: Mapping[str, Any],
-    known: Mapping[str, str | None],
+    prefixes: Mapping[str, str | None],
 ) -> SavedState:
     """Move every copy of the params in a saved state.
 
@@ -124,16 +124,16 @@ def move_copies(
         migration: from the params of the saved state to those of today.
         new: the new state, and where its leaves are.
         params: the arrays that train today, by path.
-        known: what ``known_prefixes`` says of the saved state.
+        prefixes: what ``known_prefixes`` says of the saved state.
 
     Raises:
         MigrationError: two leaves of a copy get one name.
     """
     fields = _fields(*new, params)
     homes = _params_and_rows(saved, migration.rows, fields, params)
-    slots = cut_names(saved, fields, homes, known)
-    made = SavedState({}, known=known, fields=by_node(slots))
-    mover = _Mover(saved, migration, params, made)
+    slots = cut_names(saved, fields, homes, prefixes)
+    moved = SavedState({}, prefixes=prefixes, fields=by_node(slots))
+    mover = _Mover(saved, migration, params, moved)
     copies = {slot.prefix for slot in slots}
     owners = {slot.node for slot in slots if slot.is_copy}
     joint = {slot.node for slot in slots if is_joint(saved[slot.name], len(params))}
@@ -141,26 +141,26 @@ def move_copies(
     for slot in slots:
         if slot.prefix is not None:
             path = stored(slot.tail)
-            place, taken = homes[path]
-            more = path[len(taken.path) + 1 :]
+            place, match = homes[path]
+            more = path[len(match.path) + 1 :]
             part = (slot.prefix, "" if more == "value" else more, place)
-            parts.setdefault(part, []).append((taken, slot))
+            parts.setdefault(part, []).append((match, slot))
         elif any(path in copies for path in above(slot.name)):
-            mover.made.leave([slot.name], "no row names it")
+            moved.leave([slot.name], "no row names it")
         elif slot.node in joint - owners:
-            mover.made.leave([slot.name], "all params are joined there, without names")
+            moved.leave([slot.name], "all params are joined there, without names")
         else:
-            mover.made.leaves[slot.name] = StateLeaf(slot, saved[slot.name], slot.name)
-    for (prefix, more, place), held in parts.items():
-        mover.move((prefix, more), place, fields[field_of(prefix)], held)
-    return mover.made
+            moved.leaves[slot.name] = StateLeaf(slot, saved[slot.name], slot.name)
+    for (prefix, more, place), leaves in parts.items():
+        mover.move((prefix, more), place, fields[field_of(prefix)], leaves)
+    return moved
 
 
 def _fields(
-    own: TreeView, slots: Iterable[Slot], params: Mapping[str, Any]
+    view: TreeView, slots: Iterable[Slot], params: Mapping[str, Any]
 ) -> dict[str, _Field]:
     """Return what each field of a state holds that has a copy of the params."""
-    copies = [pair for pair in zip(slots, own.leaves, strict=True) if pair[0].is_copy]
+    copies = [pair for pair in zip(slots, view.leaves, strict=True) if pair[0].is_copy]
     is_scaled = any(slot.field in SCALE_FIELDS for slot, _ in copies)
     fields: dict[str, _Field] = {}
     for slot, spec in copies:
@@ -173,7 +173,7 @@ def _fields(
             pairs = zip(shape[max(more, 0) :], like, strict=False)
             fits = more >= 0 and all(a == b or a in cuts for a, b in pairs)
             rank = more if fits else None
-        classes = own.plan.classes(slot.node or None)
+        classes = view.plan.classes(slot.node or None)
         degree = degree_of(classes, name, is_scaled=is_scaled)
         key = field_of(str(slot.prefix))
         before = fields.setdefault(key, _Field(name, degree, rank))
@@ -200,17 +200,19 @@ def _params_and_rows(
         if field_of(prefix) in fields
         for path in (stored(tail), *above(stored(tail)))
     )
-    taken, _ = assign(rows, [*tails], Problems())
+    by_row, _ = assign(rows, [*tails], Problems())
     owners = {
-        each.path: (place, each) for place, own in enumerate(taken) for each in own
+        match.path: (place, match)
+        for place, matches in enumerate(by_row)
+        for match in matches
     }
 
     def may_fill(path: str) -> bool:
-        place, own = owners[path]
+        place, match = owners[path]
         row = rows[place]
-        if row.has_axes or any(key.startswith("(") for key in own.captures):
+        if row.has_axes or any(key.startswith("(") for key in match.captures):
             return True  # the names are known after the sizes
-        return any(each.path.fill(own.captures, {}) in params for each in row.targets)
+        return any(each.path.fill(match.captures, {}) in params for each in row.targets)
 
     has_boxes = not any(last(path) == "value" for path in params)
     homes = {}
@@ -218,8 +220,8 @@ def _params_and_rows(
         paths = [tail, *above(tail)]
         if has_boxes and last(tail) == "value":
             paths = [*paths[1:], tail]
-        if found := [path for path in paths if path in owners]:
-            homes[tail] = owners[next(filter(may_fill, found), found[0])]
+        if owned := [path for path in paths if path in owners]:
+            homes[tail] = owners[next(filter(may_fill, owned), owned[0])]
     return homes
 
 
@@ -228,7 +230,7 @@ class _Whole:
     """What a copy holds of a parameter of the saved state, as a whole array.
 
     Attributes:
-        taken: how a row takes it.
+        match: how a row takes it.
         array: the array; zero where the copy holds nothing.
         marks: for all its numbers but those of its first axes, which of the leaves that
             the row takes holds it, counted from 1; -1 where none does.
@@ -236,22 +238,22 @@ class _Whole:
         is_part: whether the copy holds a part of it or nothing.
     """
 
-    taken: Taken
+    match: Taken
     array: Any
     marks: Any
     names: dict[str, None]
     is_part: bool = False
 
 
-def _marks_in(group: Group, held: Mapping[str, _Whole]) -> Mapping[str, Any]:
+def _marks_in(group: Group, wholes: Mapping[str, _Whole]) -> Mapping[str, Any]:
     """Return the marks of what a group fills."""
-    given = [[held[path].marks for path in paths] for paths in group.sources]
+    marks = [[wholes[path].marks for path in paths] for paths in group.sources]
     if group.move is None:
-        return dict.fromkeys(group.filled, given[0][0])
+        return dict.fromkeys(group.filled, marks[0][0])
     values = group.move.values
     values = Values(pad=values.pad, undoes=values.undoes)
     move = dataclasses.replace(group.move, values=values, dtype=np.dtype(np.int32))
-    arrays, _ = run(move, given)
+    arrays, _ = run(move, marks)
     return dict(zip(group.filled, itertools.chain(*arrays), strict=True))
 
 
@@ -276,7 +278,7 @@ class _Mover:
         saved: the leaves by name.
         migration: its table.
         params: the arrays that train today, by path.
-        made: gets the result.
+        result: gets the leaves that moved.
         before: for rows that were asked about, the params before by path: how the row
             takes each, and the shapes of all that move together with it.
     """
@@ -284,7 +286,7 @@ class _Mover:
     saved: Mapping[str, Any]
     migration: Migration
     params: Mapping[str, Any]
-    made: SavedState
+    result: SavedState
     before: dict[int, Mapping[str, tuple[Taken, Mapping[str, Any]]]] = (
         dataclasses.field(default_factory=dict)
     )
@@ -306,11 +308,11 @@ class _Mover:
         """
         row = _row_for_field(self.migration.rows[place], field, around[1])
         if isinstance(row, str):
-            return self.made.leave([slot.name for _, slot in part], row)
+            return self.result.leave([slot.name for _, slot in part], row)
         rank = field.rank or 0 if row.moves else 0
-        held = self._held(row, place, field, part)
-        names, left = [slot.name for _, slot in part], dict(held)
-        arrays = {path: whole.array for path, whole in held.items()}
+        wholes = self._wholes(row, place, field, part)
+        names, left = [slot.name for _, slot in part], dict(wholes)
+        arrays = {path: whole.array for path, whole in wholes.items()}
         specs = {
             path: jax.ShapeDtypeStruct(array.shape[rank:], array.dtype)
             if is_array(array)
@@ -319,23 +321,25 @@ class _Mover:
         }
         problems, sizes = Problems(), self.migration.sizes
         maker = GroupMaker(row, place, sizes, specs, self.params, problems)
-        taken = [whole.taken for whole in held.values()]
-        for group in [] if row.drops else maker.groups(taken):
-            origin = tuple(n for path in group.given for n in left.pop(path).names)
+        matches = [whole.match for whole in wholes.values()]
+        for group in [] if row.drops else maker.groups(matches):
+            origin = tuple(
+                n for path in group.source_paths for n in left.pop(path).names
+            )
             filled = self._moved(group, arrays, rank)
             if isinstance(filled, str):
-                self.made.leave(origin, filled)
+                self.result.leave(origin, filled)
                 continue
             pads = bool(row.values.pads(is_source=False))
-            has_gaps = pads or any(held[path].is_part for path in group.given)
-            marks = functools.cache(functools.partial(_marks_in, group, held))
+            has_gaps = pads or any(wholes[path].is_part for path in group.source_paths)
+            marks = functools.cache(functools.partial(_marks_in, group, wholes))
             for path, array in filled.items():
                 box = _box_of(marks()[path] > 0) if has_gaps else ()
                 is_padded = pads and (box is None or len(box) > 1)
                 if is_padded:  # names of layers say it of one axis alone
                     box = _box_of(marks()[path] >= 0)
                 if box is None:
-                    self.made.leave(origin, "what it holds is not a set of layers")
+                    self.result.leave(origin, "what it holds is not a set of layers")
                 elif all(numbers for _, numbers in box):
                     kept = cut_leaf(array, _behind(field.rank or 0, box))
                     prefix, tail = around[0], below(path, around[1])
@@ -344,65 +348,65 @@ class _Mover:
                     leaf.is_padded = is_padded
                     if row.moves or has_gaps:
                         leaf.origin_of = functools.partial(_holders, marks, path, names)
-                    self.made.add(leaf)
+                    self.result.add(leaf)
             if filled and row.reversed().compares:
-                self.made.warnings[row.text] = (
+                self.result.warnings[row.text] = (
                     f"the row {row.text!r} makes copies of one parameter: each of "
                     f"{listing(group.filled)} goes on with all of its moments, and "
                     "gets only a part of its gradient from now on. Reset them if they "
                     "are not updated as one."
                 )
-        if problems.found:
+        if problems.texts:
             reason = "; ".join(text for _, text, _ in problems.each())
             lost = (whole.names for whole in left.values())
-            self.made.leave(itertools.chain(*lost), reason)
+            self.result.leave(itertools.chain(*lost), reason)
 
-    def _held(
+    def _wholes(
         self, row: Row, place: int, field: _Field, part: _Leaves
     ) -> dict[str, _Whole]:
         """Return what a row takes of a copy, by parameter; arguments as for ``move``.
 
         Slices that do not have the shape of their parameter are left out.
         """
-        rank, held = field.rank or 0, dict[str, _Whole]()
+        rank, wholes = field.rank or 0, dict[str, _Whole]()
         marks, slices = dict[str, tuple[int, str]](), list[StateLeaf]()
-        for mark, (taken, slot) in enumerate(part, 1):
-            array, marks[slot.name] = self.saved[slot.name], (mark, taken.path)
+        for mark, (match, slot) in enumerate(part, 1):
+            array, marks[slot.name] = self.saved[slot.name], (mark, match.path)
             if slot.tail == stored(slot.tail):
                 shape = np.shape(array)[rank:] if row.moves else ()
-                own = np.broadcast_to(np.int32(mark), shape)
-                held[taken.path] = _Whole(taken, array, own, {slot.name: None})
+                uniform = np.broadcast_to(np.int32(mark), shape)
+                wholes[match.path] = _Whole(match, array, uniform, {slot.name: None})
             else:
                 slices.append(StateLeaf(slot, array, slot.name))
         before = self._before(place) if row.moves or slices else {}
 
         def start(path: str, like: Any) -> None:
-            if path in before and path not in held:
-                taken, specs = before[path]
+            if path in before and path not in wholes:
+                match, specs = before[path]
                 shape = specs[path].shape
                 array = zeros((*like.shape[:rank], *shape), like)
                 none = np.full(shape, -1, np.int32)
-                held[path] = _Whole(taken, array, none, {}, is_part=True)
+                wholes[path] = _Whole(match, array, none, {}, is_part=True)
 
         olds = {path: specs[path] for path, (_, specs) in before.items()}
         _, pieces, _ = divide_states((), slices if field.rank is not None else (), olds)
         for each in [piece for piece in pieces if piece.box]:
             mark, path = marks[each.whole]
             start(path, each.array)
-            whole, box = held[path], dict(each.box)
+            whole, box = wholes[path], dict(each.box)
             whole.array = fill(whole.array, [(_behind(rank, each.box), each.value)])
             every = [box.get(i, range(n)) for i, n in enumerate(whole.marks.shape)]
             whole.marks[np.ix_(*every)] = mark
             whole.names[each.whole] = None
-        known = [path for path in held if row.moves and path in before]
-        for path in {id(before[path][1]): path for path in known}.values():
+        moving = [path for path in wholes if row.moves and path in before]
+        for path in {id(before[path][1]): path for path in moving}.values():
             for other in before[path][1]:
-                start(other, held[path].array)
-        moved = {*itertools.chain(*(whole.names for whole in held.values()))}
+                start(other, wholes[path].array)
+        moved = {*itertools.chain(*(whole.names for whole in wholes.values()))}
         others = [leaf.whole for leaf in slices if leaf.whole not in moved]
         text = "it holds some layers, and not in the shape of its parameter"
-        self.made.leave(others, text)
-        return held
+        self.result.leave(others, text)
+        return wholes
 
     def _before(self, place: int) -> Mapping[str, tuple[Taken, Mapping[str, Any]]]:
         """Return the params that a row took, as the params of today show them."""
@@ -410,13 +414,15 @@ class _Mover:
         if place not in self.before and not (row.drops or row.lost or row.function):
             values = dataclasses.replace(row.values, cast=())
             back = dataclasses.replace(row, values=values).reversed()
-            (taken,), _ = assign([back], [*self.params], Problems())
+            (matches,), _ = assign([back], [*self.params], Problems())
             sizes = self.migration.sizes
             maker = GroupMaker(back, place, sizes, self.params, None, Problems())
-            groups = [group.specs for group in maker.groups(taken)]
+            groups = [group.specs for group in maker.groups(matches)]
             olds = {path: specs for specs in groups for path in specs}
-            (taken,), _ = assign([row], [*olds], Problems())
-            self.before[place] = {own.path: (own, olds[own.path]) for own in taken}
+            (matches,), _ = assign([row], [*olds], Problems())
+            self.before[place] = {
+                match.path: (match, olds[match.path]) for match in matches
+            }
         return self.before.get(place, {})
 
     def _moved(
@@ -429,8 +435,8 @@ class _Mover:
             leaves: by parameter.
             rank: how many first axes these are.
         """
-        given = [[leaves[path] for path in paths] for paths in group.sources]
-        every = [*itertools.chain(*given)]
+        sources = [[leaves[path] for path in paths] for paths in group.sources]
+        every = [*itertools.chain(*sources)]
         if group.move is None:
             return dict.fromkeys(group.filled, every[0])
         if not any(path in self.params for path in group.filled):
@@ -444,13 +450,13 @@ class _Mover:
             return "copies cannot be compared under jit"
         move = group.move.after(every[0].shape[:rank])
         if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in every):
-            arrays = jax.eval_shape(lambda given: run(move, given)[0], given)
+            arrays = jax.eval_shape(lambda sources: run(move, sources)[0], sources)
         else:
             likes = [[*map(self.params.get, paths)] for paths in group.targets]
             shardings = [
-                [getattr(like, "sharding", None) for like in own] for own in likes
+                [getattr(like, "sharding", None) for like in each] for each in likes
             ]
-            arrays, faults = run(move, given, [] if rank else shardings)
+            arrays, faults = run(move, sources, [] if rank else shardings)
             # Moments of padding are cut off, whatever they are.
             others = [fault for fault in faults if fault != CUT_OFF]
             if others:
@@ -463,11 +469,11 @@ def _behind(rank: int, box: AxisNumbers) -> AxisNumbers:
     return tuple((rank + axis, numbers) for axis, numbers in box)
 
 
-def _box_of(held: Any) -> AxisNumbers | None:
+def _box_of(mask: Any) -> AxisNumbers | None:
     """Return the numbers along each axis that are held, but for axes held whole.
 
     Args:
-        held: whether each number of an array is.
+        mask: whether each number of an array is held.
 
     Returns:
         None if what is held is not all that has these numbers.
@@ -476,13 +482,13 @@ def _box_of(held: Any) -> AxisNumbers | None:
         >>> _box_of(np.array([[False, False], [True, True]]))
         ((0, (1,)),)
     """
-    every = range(held.ndim)
-    lines = [held.any(tuple(i for i in every if i != axis)) for axis in every]
+    every = range(mask.ndim)
+    lines = [mask.any(tuple(i for i in every if i != axis)) for axis in every]
     numbers = [tuple(np.flatnonzero(line).tolist()) for line in lines]
-    if held.sum() != math.prod(map(len, numbers)):
+    if mask.sum() != math.prod(map(len, numbers)):
         return None
     return tuple(
-        (axis, own) for axis, own in enumerate(numbers) if not lines[axis].all()
+        (axis, along) for axis, along in enumerate(numbers) if not lines[axis].all()
     )
 
 

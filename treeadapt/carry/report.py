@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from treeadapt.arrays import is_array
-from treeadapt.carry.fields import known
+from treeadapt.carry.fields import numpy_values
 from treeadapt.carry.moving import SavedState
 from treeadapt.carry.optax_fields import (
     ADAM_FIELDS,
@@ -149,7 +149,7 @@ class NewLeaf(StateLeaf):
             return None
         return str(leaves[0].dtype), str(leaves[1].dtype)
 
-    def taken(self) -> Any:
+    def carried(self) -> Any:
         """Return what was carried, in the dtype of the new state."""
         assert self.source
         value, dtype = self.source.value, getattr(self.value, "dtype", None)
@@ -197,27 +197,27 @@ class Table:
     @functools.cached_property
     def pieces(self) -> Mapping[str, Collection[str]]:
         """Names of the pieces of each saved leaf."""
-        own = _by_leaf(self.saved.leaves.values())
-        return {name: own.get(name, {name: None}) for name in self.names}
+        pieces = _by_leaf(self.saved.leaves.values())
+        return {name: pieces.get(name, {name: None}) for name in self.names}
 
-    def some(self, name: str, own: Collection[str]) -> list[str]:
+    def some(self, name: str, pieces: Collection[str]) -> list[str]:
         """Name a saved leaf, or just some pieces of it."""
-        return [name] if len(own) == len(self.pieces[name]) else joined_names(own)
+        return [name] if len(pieces) == len(self.pieces[name]) else joined_names(pieces)
 
     def text(self, sources: Iterable[StateLeaf]) -> str:
         """Return the saved names of leaves, or pieces, as one text."""
-        own = _by_leaf(sources).items()
-        return ", ".join(fold(itertools.chain(*itertools.starmap(self.some, own))))
+        pieces = _by_leaf(sources).items()
+        return ", ".join(fold(itertools.chain(*itertools.starmap(self.some, pieces))))
 
 
 def _by_leaf(pieces: Iterable[StateLeaf]) -> dict[str, dict[str, None]]:
     """Return the names of saved leaves, each with the names of some of its pieces."""
-    found: dict[str, dict[str, None]] = {}
+    by_leaf: dict[str, dict[str, None]] = {}
     for piece in pieces:
         for name in piece.origin or (piece.whole,):
-            own = found.setdefault(name, {})
-            own[name if piece.origin else piece.slot.name] = None
-    return found
+            names = by_leaf.setdefault(name, {})
+            names[name if piece.origin else piece.slot.name] = None
+    return by_leaf
 
 
 def report_of(table: Table, start: Start | None) -> CarryReport:
@@ -290,7 +290,7 @@ def _of_small(table: Table) -> Iterator[str]:
     """Warn of second moments and the like that become zero when they are cast."""
     names: dict[str, dict[str, Any]] = {}
     for row, source in table.moved:
-        old, new = source.value, row.taken()
+        old, new = source.value, row.carried()
         if (
             row.slot.field in SCALE_FIELDS
             and row.retyped
@@ -299,12 +299,13 @@ def _of_small(table: Table) -> Iterator[str]:
             and bool(((old != 0) & (new == 0)).any())
         ):
             names.setdefault(row.slot.node, {})[row.slot.name] = new.dtype
-    for node, own in names.items():
-        dtype = next(iter(own.values()))
+    for node, dtypes in names.items():
+        dtype = next(iter(dtypes.values()))
         yield (
-            f"numbers of {listing(own)} are zero in {dtype}, and steps are divided by "
-            "them: the first ones may be many times too long. Keep the params of the "
-            f"optimizer in a wider dtype, or start again: {_reset(node)}."
+            f"numbers of {listing(dtypes)} are zero in {dtype}, and steps are "
+            "divided by them: the first ones may be many times too long. Keep the "
+            "params of the optimizer in a wider dtype, or start again: "
+            f"{_reset(node)}."
         )
 
 
@@ -428,15 +429,15 @@ def _of_sums(table: Table) -> Iterator[str]:
     tails = {stored(slot.tail) for slot in sums}
     leaves = table.saved.leaves.items()
     moved = {name: leaf.slot.prefix for name, leaf in leaves if leaf.slot.is_copy}
-    known = {**table.saved.known, **moved}
-    before = _scales(cut_names(table.saved.leaves, SCALE_FIELDS, tails, known))
+    prefixes = {**table.saved.prefixes, **moved}
+    before = _scales(cut_names(table.saved.leaves, SCALE_FIELDS, tails, prefixes))
     after = _scales([row.slot for row in table.copies])
-    found: dict[str, tuple[str, str]] = {}
+    changes: dict[str, tuple[str, str]] = {}
     for slot in sums:
         scales = before.get(slot.tail, "nothing"), after.get(slot.tail, "nothing")
         if scales[0] != scales[1]:
-            found.setdefault(str(slot.prefix), scales)
-    for prefix, (was, now) in found.items():
+            changes.setdefault(str(slot.prefix), scales)
+    for prefix, (was, now) in changes.items():
         yield (
             f"{prefix!r} adds up updates that were scaled by {was} and now are by "
             f"{now}: its first steps may be many times too long or too short. To start "
@@ -446,11 +447,11 @@ def _of_sums(table: Table) -> Iterator[str]:
 
 def _scales(slots: Iterable[Slot]) -> dict[str, str]:
     """Return the fields by which the updates of each param are scaled, as text."""
-    found: dict[str, set[str]] = {}
+    fields_by_tail: dict[str, set[str]] = {}
     for slot in slots:
         if slot.is_copy and slot.field in SCALE_FIELDS:
-            found.setdefault(slot.tail, set()).add(slot.field)
-    return {tail: ", ".join(sorted(fields)) for tail, fields in found.items()}
+            fields_by_tail.setdefault(slot.tail, set()).add(slot.field)
+    return {tail: ", ".join(sorted(fields)) for tail, fields in fields_by_tail.items()}
 
 
 def _of_starts(table: Table, start: Start) -> Iterator[str]:
@@ -480,7 +481,7 @@ def _of_starts(table: Table, start: Start) -> Iterator[str]:
         first, steps = number(value), counts[row.slot.node]
         if not isinstance(first, float) or first <= 0:
             continue  # before any moment is read
-        saved = known(source.value)
+        saved = numpy_values(source.value)
         least = first if saved is None else float(np.min(saved))
         if least < first * _SLOWEST**steps:  # it cannot have started there
             yield (
@@ -506,8 +507,8 @@ def _of_vectors(table: Table) -> Iterator[str]:
 
 def _of_nothing(table: Table) -> Iterator[str]:
     fates = {row.fate for row in table.copies}
-    found = table.saved.unmoved or any(row.source for row in table.rows)
-    if fates == {"fresh"} and table.names and not found:
+    is_any_known = table.saved.unmoved or any(row.source for row in table.rows)
+    if fates == {"fresh"} and table.names and not is_any_known:
         yield (
             "nothing was carried. The new state has names like "
             f"{table.copies[0].slot.name!r}, the saved one like "
@@ -527,7 +528,7 @@ def number(leaf: Any) -> Any:
         >>> number(jnp.int32(3)), number(jax.ShapeDtypeStruct((), "int32"))
         (3, None)
     """
-    values = known(leaf)
+    values = numpy_values(leaf)
     return values.item() if values is not None and values.shape == () else None
 
 

@@ -62,8 +62,8 @@ class Slot:
 
     def __post_init__(self) -> None:
         self.is_copy = self.prefix is not None
-        held = self.name if self.prefix is None else self.prefix
-        self.node, _, self.field = held.rpartition(SEPARATOR)
+        path = self.name if self.prefix is None else self.prefix
+        self.node, _, self.field = path.rpartition(SEPARATOR)
 
 
 def parent(path: str) -> str:
@@ -208,12 +208,12 @@ def _marked(tx: Any, mark: Any, view: TreeView) -> list[Slot] | None:
 
 def _alike(view: TreeView, params: TreeView) -> list[Slot]:
     """Take every subtree that holds nothing but params for a copy of them."""
-    known = frozenset(params.plan.paths)
+    paths = frozenset(params.plan.paths)
     whole: dict[str, bool] = {}
     for name in view.plan.paths:
         for prefix, tail in cuts_of(name):
-            param, *_ = home_of(tail, known) or (None,)
-            whole[prefix] = whole.get(prefix, True) and (param or tail) in known
+            param, *_ = home_of(tail, paths) or (None,)
+            whole[prefix] = whole.get(prefix, True) and (param or tail) in paths
     # A state whose fields all have names of params is not a copy of them.
     kinds = {dict, params.plan.root}
     copies = {
@@ -236,7 +236,7 @@ def stored(tail: str) -> str:
     return read_slice_key(tail)[0]
 
 
-def home_of(tail: str, known: Container[str]) -> tuple[str, Sets, str] | None:
+def home_of(tail: str, params: Container[str]) -> tuple[str, Sets, str] | None:
     """Return where a leaf of a copy belongs; None if there is no such parameter.
 
     Returns:
@@ -250,7 +250,7 @@ def home_of(tail: str, known: Container[str]) -> tuple[str, Sets, str] | None:
     """
     for path in (tail, *above(tail), ""):
         for param, sets in ((path, ()), read_slice_key(path)):
-            if param in known:
+            if param in params:
                 return param, sets, tail.removeprefix(path).removeprefix(SEPARATOR)
     return None
 
@@ -282,20 +282,23 @@ def known_prefixes(
         The prefix by name, None for leaves that are in no copy. Names in states of
         other classes, or of none, are left out.
     """
-    own: dict[type, dict[str, None]] = {}  # where states of a class have copies
+    # Where states of a class have copies.
+    fields_by_class: dict[type, dict[str, None]] = {}
     for prefix in dict.fromkeys([x.prefix for x in slots if x.prefix is not None]):
         for cls, rest in _owner(new, prefix):
-            own.setdefault(cls, {})[rest] = None
-    known: dict[str, str | None] = {}
+            fields_by_class.setdefault(cls, {})[rest] = None
+    prefixes: dict[str, str | None] = {}
     for name, path in zip(names, plan.paths, strict=True):
         for cls, rest in _owner(plan, path):
             is_optax = is_state_class(cls)
-            fields = own.get(cls, [rest.partition(SEPARATOR)[0]] if is_optax else [])
+            fields = fields_by_class.get(
+                cls, [rest.partition(SEPARATOR)[0]] if is_optax else []
+            )
             fits = [field for field in fields if f"{rest}/".startswith(f"{field}/")]
             if fits or is_optax:
                 node = path.removesuffix(rest)
-                known[name] = node + max(fits, key=len) if fits else None
-    return known
+                prefixes[name] = node + max(fits, key=len) if fits else None
+    return prefixes
 
 
 def _owner(plan: Plan, path: str) -> list[tuple[type, str]]:
@@ -342,7 +345,7 @@ def cut_names(
     names: Iterable[str],
     fields: Container[str],
     tails: Container[str],
-    known: Mapping[str, str | None] = MappingProxyType({}),
+    prefixes: Mapping[str, str | None] = MappingProxyType({}),
 ) -> list[Slot]:
     """Cut the names of a state.
 
@@ -350,7 +353,7 @@ def cut_names(
         names: label paths of leaves.
         fields: the fields that may hold copies of the params; see ``field_of``.
         tails: what may follow them: parameters, some layers of which a leaf may hold.
-        known: the prefixes of some leaves, None for those that are in no copy. Of all
+        prefixes: those of some leaves, None for leaves that are in no copy. Of all
             others nothing else is known.
 
     Returns:
@@ -363,8 +366,8 @@ def cut_names(
         >>> [(slot.prefix, slot.tail) for slot in slots]
         [(None, ''), ('0/nu', 'mu/w')]
     """
-    copies = {prefix for prefix in known.values() if prefix is not None}
-    around = {path for name in known for path in (*above(name), "")} - copies
+    copies = {prefix for prefix in prefixes.values() if prefix is not None}
+    around = {path for name in prefixes for path in (*above(name), "")} - copies
 
     def is_copy(prefix: str, tail: str) -> bool:
         return field_of(prefix) in fields and stored(tail) in tails
@@ -374,8 +377,8 @@ def cut_names(
 
     slots: list[Slot] = []
     for name in names:
-        if name in known:
-            prefix = known[name]
+        if name in prefixes:
+            prefix = prefixes[name]
             tail = name.removeprefix(prefix or "").removeprefix(SEPARATOR)
             is_one = prefix is not None and is_copy(prefix, tail)
             slots.append(Slot(name, prefix, tail) if is_one else Slot(name))
@@ -395,15 +398,15 @@ def _first_cut(name: str, is_copy: Callable[[str, str], bool]) -> Slot:
 def axes_of_layers(
     rank: int,
     stacks: Sequence[Key],
-    held: Callable[[Mapping[Key, int]], Iterable[Found | None]],
+    contents_of: Callable[[Mapping[Key, int]], Iterable[Found | None]],
 ) -> dict[tuple[Found | None, ...], Mapping[Key, int]]:
     """Find the axes of a parameter along which it may hold layers.
 
     Args:
         rank: how many axes it has.
         stacks: of layers.
-        held: what each of some leaves holds of the parameter if the stacks are along
-            these axes; None if its shape is another.
+        contents_of: what each of some leaves holds of the parameter if the stacks are
+            along these axes; None if its shape is another.
 
     Returns:
         The axes of the stacks, by what the leaves then hold, wherever each leaf fits
@@ -416,7 +419,7 @@ def axes_of_layers(
     """
     every = itertools.permutations(range(rank), len(stacks))
     ways = [dict(zip(stacks, axes, strict=True)) for axes in every]
-    found = {tuple(held(axes)): axes for axes in ways}
-    fits = {row: [each is not None for each in row] for row in found}
+    options = {tuple(contents_of(axes)): axes for axes in ways}
+    fits = {row: [each is not None for each in row] for row in options}
     most = [any(each) for each in zip(*fits.values(), strict=True)]
-    return {row: axes for row, axes in found.items() if fits[row] == most}
+    return {row: axes for row, axes in options.items() if fits[row] == most}
