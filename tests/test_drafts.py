@@ -358,7 +358,7 @@ def right_rows(
     result = table(source)
     goes: dict[str, set[str]] = {}
     for group in table.plan(source).groups:
-        for path in group.given:
+        for path in group.source_paths:
             goes.setdefault(path, set()).update(group.filled)
     paired = {
         path for path, to in draft.pairs.items() if {*to} <= goes.get(path, set())
@@ -439,7 +439,7 @@ def test_nothing_wrong_is_unmarked_if_leaves_and_words_are_gone(
         draft = ta.draft_migration(*map(abstract, left))
         goes: dict[str, set[str]] = {}
         for group in table.plan(source).groups:
-            for path in group.given:
+            for path in group.source_paths:
                 goes.setdefault(path, set()).update(group.filled)
         for path, to in draft.pairs.items():
             assert path in draft.doubtful or {*to} <= goes[path], (path, to)

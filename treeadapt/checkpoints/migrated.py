@@ -109,7 +109,7 @@ def made_of(stored: Stored, paths: Iterable[str]) -> list[str]:
         if not isinstance(group, Group):
             lines.setdefault("", f"{name} is new")
         elif (row := group.row.text) not in lines:
-            given = listing(group.given, limit=2)
+            given = listing(group.source_paths, limit=2)
             lines[row] = f"{name} is made of {given} by the row {row!r:.200}"
     return [*lines.values()]
 
@@ -169,10 +169,12 @@ class _Moving:
             for group in batch:
                 homes = {wanted[path] for path in group.filled if path in wanted}
                 is_single = _is_renamed(group) and len(homes) == 1
-                places |= dict.fromkeys(group.given, homes.pop() if is_single else None)
+                places |= dict.fromkeys(
+                    group.source_paths, homes.pop() if is_single else None
+                )
             held = dict(read_arrays(self.old, places))
             for group in batch:
-                found = {path: held.pop(path) for path in group.given}
+                found = {path: held.pop(path) for path in group.source_paths}
                 yield from self._made(group, found, wanted)
         for path, filling in self.plan.new.items():
             if filling == "zeros" and path in wanted:
@@ -249,12 +251,12 @@ class _Moving:
                 )
             return self._like(path)
         if group.move is None:
-            return self.old.table[next(group.given)]
-        return stored_form(group.made[number]) or _UNKNOWN
+            return self.old.table[next(group.source_paths)]
+        return stored_form(group.target_specs[number]) or _UNKNOWN
 
     def _origin(self, group: Group, number: int) -> Any:
         """Return what is equal for targets that would be one array."""
-        owners = tuple(self.old.table[one].owner or one for one in group.given)
+        owners = tuple(self.old.table[one].owner or one for one in group.source_paths)
         if group.row.function is not None:
             return group.place, number, owners
         if group.move is None:
@@ -301,12 +303,12 @@ class _MovedArray:
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the whole array."""
-        return tuple(self.group.made[self.target].shape)
+        return tuple(self.group.target_specs[self.target].shape)
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """Dtype of the array."""
-        return np.dtype(self.group.made[self.target].dtype)
+        return np.dtype(self.group.target_specs[self.target].dtype)
 
     def __array__(self, *_: Any, **__: Any) -> Any:
         return self.read([whole(self.shape)])[0]

@@ -410,7 +410,7 @@ def _report(view: TreeView, source: Source, where: Any, *, cast: bool) -> LoadRe
     with contextlib.suppress(SelectorError):  # it asks for classes; a file has none
         unexpected = _chosen(others, where, unused="ignore")
     is_schema = source.stored.format == "schema"
-    read = None if is_schema or source.problems.found else source.read
+    read = None if is_schema or source.problems.texts else source.read
     with reading(source.stored.path, source.stored.version):
         return compare_with_target(
             own, chosen, source.stored, unexpected, read, cast=cast
@@ -438,7 +438,7 @@ def _refuse(
         raise CheckpointError("\n".join(lines))
     wrong = [*report.misshaped, *report.retyped, *report.unexpected]
     lines += made_of(source.stored, wrong)[:SHOWN]
-    if source.problems.found:  # strict=False does not help
+    if source.problems.texts:  # strict=False does not help
         cure = "or pass the checkpoint and the target that it is for."
     lines += [*advice, f"Change the migration, {cure}"]
     raise MigrationError("\n".join(lines))

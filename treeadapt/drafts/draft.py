@@ -523,7 +523,7 @@ def _pairs(
     plan, _ = migration.planned(source, target)
     pairs: dict[str, dict[str, None]] = {}
     for group in plan.groups:
-        for path in group.given:
+        for path in group.source_paths:
             pairs.setdefault(path, {}).update(dict.fromkeys(group.filled))
     return pairs
 

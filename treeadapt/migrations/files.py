@@ -50,9 +50,9 @@ def read_table(
         if not isinstance(table, dict):
             cure = f"Write [{name}] above its lines."
             MIGRATION_FILE.refuse(path, f"{name!r} is not a table", cure)
-    for name, given in (("rows", rows), *tables.items()):
-        if len(given) > MAX_ROWS:
-            seen = f"{name!r} has {len(given):,} entries"
+    for name, entries in (("rows", rows), *tables.items()):
+        if len(entries) > MAX_ROWS:
+            seen = f"{name!r} has {len(entries):,} entries"
             MIGRATION_FILE.refuse(path, seen, f"At most {MAX_ROWS:,}.")
     pairs = [_pair(path, place, row) for place, row in enumerate(rows, 1)]
     texts = [*tables["new"]]
@@ -133,13 +133,13 @@ def _pair(path: str | os.PathLike[str], place: int, row: Any) -> tuple[Any, Any]
     MIGRATION_FILE.check_fields(path, row, _FIELDS, of=f"row {place}")
     sides: list[Any] = []
     for name in ("drop",) if "drop" in row else ("from", "to"):
-        given = row.get(name)
-        texts = given if isinstance(given, list) else [given]
+        side = row.get(name)
+        texts = side if isinstance(side, list) else [side]
         if name not in row:
             refuse(f"has no {name!r}", "Write from and to, or drop alone.")
         if not texts or not all(isinstance(text, str) for text in texts):
             refuse(f"has no text in {name!r}", f'Write {name} = "...".')
-        sides.append(tuple(texts) if isinstance(given, list) else given)
+        sides.append(tuple(texts) if isinstance(side, list) else side)
     values = {name: row[name] for name in row if name not in ("from", "to", "drop")}
     if "drop" in row and not {*row} <= {"drop", "undo"}:
         others = listing(name for name in row if name != "drop")

@@ -62,7 +62,8 @@ class Group:
         targets: the same of each target.
         move: how their arrays are moved; None where each leaf stays as it is, and where
             the row has a function.
-        made: shape and dtype of each target's leaves; None where a function decides.
+        target_specs: shape and dtype of each target's leaves; None where a function
+            decides.
     """
 
     row: Row
@@ -70,10 +71,10 @@ class Group:
     sources: tuple[tuple[str, ...], ...]
     targets: tuple[tuple[str, ...], ...]
     move: Move | None
-    made: tuple[Any, ...]
+    target_specs: tuple[Any, ...]
 
     @property
-    def given(self) -> Iterator[str]:
+    def source_paths(self) -> Iterator[str]:
         """Paths of all its sources."""
         return itertools.chain.from_iterable(self.sources)
 
@@ -84,8 +85,8 @@ class Group:
 
     @property
     def specs(self) -> dict[str, Any]:
-        """What ``made`` says of each target's leaves, by path."""
-        pairs = zip(self.targets, self.made, strict=True)
+        """What ``target_specs`` says of each target's leaves, by path."""
+        pairs = zip(self.targets, self.target_specs, strict=True)
         return {path: spec for paths, spec in pairs for path in paths}
 
 
@@ -118,19 +119,19 @@ class GroupMaker:
     hint: str = ""
     hints: dict[str, str] = dataclasses.field(default_factory=dict)
 
-    def groups(self, taken: Sequence[Taken]) -> list[Group]:
+    def groups(self, matches: Sequence[Taken]) -> list[Group]:
         """Return the groups, in natural order of their first targets."""
-        counts = self._counts(taken)
+        counts = self._counts(matches)
         if counts is None:
             return []
-        total = self.problems.num_made + len(taken) * len(self.row.targets)
+        total = self.problems.num_made + len(matches) * len(self.row.targets)
         if self._renames and total <= MAX_LEAVES:
             self.problems.num_made = total
-            made = [self._renamed(each) for each in taken]
+            groups = [self._renamed(each) for each in matches]
         else:
-            made = [*self._moved(taken, counts)]
-            self._check_inner(made)
-        return sorted(made, key=lambda group: natural(group.targets[0][0]))
+            groups = [*self._moved(matches, counts)]
+            self._check_inner(groups)
+        return sorted(groups, key=lambda group: natural(group.targets[0][0]))
 
     def _check_inner(self, groups: Sequence[Group]) -> None:
         """Note sizes that differ between groups, and that only a product shows.
@@ -152,7 +153,7 @@ class GroupMaker:
             firsts: dict[int, str] = {}
             for group in groups:
                 if group.move is not None:
-                    firsts.setdefault(group.move.size[name], next(group.given))
+                    firsts.setdefault(group.move.size[name], next(group.source_paths))
             if len(firsts) > 1:
                 sizes = [
                     f"{size} in {listing([path])}" for size, path in firsts.items()
@@ -173,42 +174,47 @@ class GroupMaker:
         is_one = len(self.row.sources) == 1 and not self.row.moves
         return is_one and all(len(each.names) == 1 for each in captures)
 
-    def _renamed(self, taken: Taken) -> Group:
+    def _renamed(self, match: Taken) -> Group:
         """Plan a leaf that is only renamed, in half the time of other groups."""
-        row, spec = self.row, self.source[taken.path]
-        targets = tuple((a.path.fill(taken.captures, {}),) for a in row.targets)
-        made = (None if row.function else spec,) * len(targets)
-        return Group(row, self.place, ((taken.path,),), targets, None, made)
+        row, spec = self.row, self.source[match.path]
+        targets = tuple((a.path.fill(match.captures, {}),) for a in row.targets)
+        specs = (None if row.function else spec,) * len(targets)
+        return Group(row, self.place, ((match.path,),), targets, None, specs)
 
-    def _moved(self, taken: Sequence[Taken], counts: Sizes) -> Iterator[Group]:
+    def _moved(self, matches: Sequence[Taken], counts: Sizes) -> Iterator[Group]:
         """Plan leaves of which several may be in one group."""
-        held: dict[Any, tuple[dict[str, Any], Leaves]] = {}
-        for address, path, captures in taken:
+        families: dict[Any, tuple[dict[str, Any], Leaves]] = {}
+        for address, path, captures in matches:
             template = self.row.sources[address].path
-            own: dict[str, Any] = {}
+            values: dict[str, Any] = {}
             for each in template.captures:
-                own |= decompose(each.names, captures[each.key], counts)
+                values |= decompose(each.names, captures[each.key], counts)
             # ``{(b i)}`` and ``{i}`` in one path may give ``i`` two values.
-            if own.keys() != captures.keys() and template.fill(own, counts) != path:
+            if (
+                values.keys() != captures.keys()
+                and template.fill(values, counts) != path
+            ):
                 text = f"{listing([path])}: its numbers contradict each other"
                 self.problems.add("sizes", text, self.row)
-                self.problems.failed.append((self.row, own))
+                self.problems.failed.append((self.row, values))
                 continue
             inner = self._inner(self.row.sources[address])
-            index = tuple(own.pop(name) for name in inner)
-            key = tuple(sorted(own.items()))
-            _, leaves = held.setdefault(key, (own, [{} for _ in self.row.sources]))
+            index = tuple(values.pop(name) for name in inner)
+            key = tuple(sorted(values.items()))
+            _, leaves = families.setdefault(
+                key, (values, [{} for _ in self.row.sources])
+            )
             leaves[address][index] = path
-        for values, leaves in held.values():
+        for values, leaves in families.values():
             try:
                 yield self._group(values, leaves, counts)
             except _UnplannedError:
                 self.problems.failed.append((self.row, values))
 
-    def _counts(self, taken: Sequence[Taken]) -> dict[str, int] | None:
+    def _counts(self, matches: Sequence[Taken]) -> dict[str, int] | None:
         """Count the numbers that the row's sources hold, by name."""
         most: dict[tuple[str, ...], int] = {}
-        for address, _, captures in taken:
+        for address, _, captures in matches:
             for each in self.row.sources[address].path.captures:
                 if each.is_number and not each.entries:
                     number = int(captures[each.key])
@@ -219,32 +225,32 @@ class GroupMaker:
             first, *others = names
             if not others:
                 continue
-            known = {**counts, **self.sizes}
+            sizes = {**counts, **self.sizes}
             where = f"the number {{({' '.join(names)})}} of {self.row.text!r:.200}"
-            if not {*others} <= {*known}:
-                list(solve(self._shown(taken[0].captures, known), known))
-                faults = [*solve([Equation((names,), number + 1, where)], known)]
-                loose = [name for name in names if name not in known]
+            if not {*others} <= {*sizes}:
+                list(solve(self._shown(matches[0].captures, sizes), sizes))
+                faults = [*solve([Equation((names,), number + 1, where)], sizes)]
+                loose = [name for name in names if name not in sizes]
                 if faults or loose:
-                    captures = taken[0].captures
-                    text = f"{where}: {self._open(loose, captures, known)}"
+                    captures = matches[0].captures
+                    text = f"{where}: {self._open(loose, captures, sizes)}"
                     text = faults[0] if faults else text
                     self.problems.add("sizes", text, self.row)
                     self.problems.failed.append((self.row, {}))
                     return None
-            counts |= {name: known[name] for name in others}
-            block = math.prod(known[name] for name in others)
+            counts |= {name: sizes[name] for name in others}
+            block = math.prod(sizes[name] for name in others)
             counts[first] = number // block + 1
-            self.hint = self._remainder(taken, names, (number + 1) // block * block)
+            self.hint = self._remainder(matches, names, (number + 1) // block * block)
         return counts
 
     def _remainder(
-        self, taken: Sequence[Taken], names: Sequence[str], start: int
+        self, matches: Sequence[Taken], names: Sequence[str], start: int
     ) -> str:
         """Propose a row for the leaves after the last whole block."""
         key = f"({' '.join(names)})"
         paths = [
-            each.path for each in taken if int(each.captures.get(key, -1)) >= start
+            each.path for each in matches if int(each.captures.get(key, -1)) >= start
         ]
         text = self.row.sources[0].path.text.replace(f"{{{key}}}", f"{{n+{start}}}")
         named = f"; {listing(paths, limit=2)} are not a whole block: take them in a row"
@@ -284,18 +290,18 @@ class GroupMaker:
             leaves: paths by the numbers that tell the leaves of a source apart.
             counts: how many of each number the whole row has.
         """
-        own = {
-            name: max(index[place] for index in found) + 1
-            for address, found in zip(self.row.sources, leaves, strict=True)
+        group_counts = {
+            name: max(index[place] for index in by_index) + 1
+            for address, by_index in zip(self.row.sources, leaves, strict=True)
             for place, name in enumerate(self._inner(address))
-            if found and name not in self.row.listed
+            if by_index and name not in self.row.listed
         }
-        tried = {**counts, **own}
+        tried = {**counts, **group_counts}
         if tried != counts and self._is_confirmed(values, leaves, tried):
             counts = tried
         missing = self._missing(values, leaves, counts)
         if missing:
-            paths = itertools.chain(*(found.values() for found in leaves))
+            paths = itertools.chain(*(by_index.values() for by_index in leaves))
             text = f"{listing(paths, limit=2)} without {listing(missing)}{self.hint}"
             if tried != counts and not self._missing(values, leaves, tried):
                 cure = "" if self.target else "pass a target, or "
@@ -310,14 +316,14 @@ class GroupMaker:
     def _missing(self, values: Shared, leaves: Leaves, counts: Sizes) -> list[str]:
         """Return the first paths that a group lacks."""
         missing: list[str] = []
-        for address, found in zip(self.row.sources, leaves, strict=True):
+        for address, by_index in zip(self.row.sources, leaves, strict=True):
             names = self._inner(address)
             if not {*names} <= {*counts}:  # no leaf of this source is there at all
                 missing.append(address.path.text)
-            elif len(found) < math.prod(counts[name] for name in names):
+            elif len(by_index) < math.prod(counts[name] for name in names):
                 # Among this many of each number are enough that no leaf has.
-                few = {n: min(counts[n], len(found) + _SHOWN) for n in names}
-                lacking = (i for i in indices(names, few) if i not in found)
+                few = {n: min(counts[n], len(by_index) + _SHOWN) for n in names}
+                lacking = (i for i in indices(names, few) if i not in by_index)
                 for index in itertools.islice(lacking, _SHOWN):
                     missing.append(self._path(address, values, index, counts))
         return missing
@@ -336,15 +342,15 @@ class GroupMaker:
         """Plan a group of which no part is missing."""
         row = self.row
         sources = tuple(
-            tuple(found[index] for index in indices(self._inner(address), counts))
-            for address, found in zip(row.sources, leaves, strict=True)
+            tuple(by_index[index] for index in indices(self._inner(address), counts))
+            for address, by_index in zip(row.sources, leaves, strict=True)
         )
         move: Move | None = None
         sizes = {**counts, **self.sizes}
-        made: tuple[Any, ...] = (None,) * len(row.targets)
+        specs: tuple[Any, ...] = (None,) * len(row.targets)
         if row.function is None:
             self._check_equal(sources)
-            made = (self.source[sources[0][0]],) * len(row.targets)
+            specs = (self.source[sources[0][0]],) * len(row.targets)
         if row.moves:
             sides, sizes = self._solved(values, sources, counts)
         filled = []
@@ -360,26 +366,28 @@ class GroupMaker:
         targets = tuple(filled)
         if row.moves:
             move = self._move(sides, sizes, sources[0][0], targets[0][0])
-            made = tuple(_made(move, layout) for layout in move.targets)
-            self._check_growth(sources, targets, made)
-        return Group(row, self.place, sources, targets, move, made)
+            specs = tuple(_made(move, layout) for layout in move.targets)
+            self._check_growth(sources, targets, specs)
+        return Group(row, self.place, sources, targets, move, specs)
 
     def _check_growth(
         self,
         sources: Sequence[Sequence[str]],
         targets: Sequence[Sequence[str]],
-        made: Sequence[Any],
+        specs: Sequence[Any],
     ) -> None:
         """Raise if little would become so much that it may not fit into memory.
 
         A few bytes of a table could otherwise fill it, however small the source is.
         """
-        given = sum(len(paths) * size_bytes(self.source[paths[0]]) for paths in sources)
-        sizes = [len(p) * size_bytes(x) for p, x in zip(targets, made, strict=True)]
-        self.problems.more_bytes += max(0, sum(sizes) - MAX_GROWTH * given)
+        source_bytes = sum(
+            len(paths) * size_bytes(self.source[paths[0]]) for paths in sources
+        )
+        sizes = [len(p) * size_bytes(x) for p, x in zip(targets, specs, strict=True)]
+        self.problems.more_bytes += max(0, sum(sizes) - MAX_GROWTH * source_bytes)
         if self.problems.more_bytes > MAX_MORE_BYTES:
             largest = sizes.index(max(sizes))
-            text = f"{listing([sources[0][0]])} would become {describe(made[largest])}"
+            text = f"{listing([sources[0][0]])} would become {describe(specs[largest])}"
             limits = f"{MAX_GROWTH} times its bytes, and {size_text(MAX_MORE_BYTES)}"
             self._fault(f"{text}; at most {limits} more in all", "large")
 
@@ -387,8 +395,8 @@ class GroupMaker:
         self, address: Address, values: Shared, index: Iterable[int], sizes: Sizes
     ) -> str:
         """Return the path of one leaf at an address."""
-        own = dict(zip(self._inner(address), index, strict=True))
-        return address.path.fill({**values, **own}, sizes)
+        numbers = dict(zip(self._inner(address), index, strict=True))
+        return address.path.fill({**values, **numbers}, sizes)
 
     def _solved(
         self, values: Shared, sources: Sequence[Sequence[str]], counts: Sizes
@@ -451,23 +459,23 @@ class GroupMaker:
             yield Equation(axis.parts, size, where)
 
     def _move(
-        self, sides: Sequence[Sequence[Layout]], sizes: Sizes, given: str, filled: str
+        self, sides: Sequence[Sequence[Layout]], sizes: Sizes, source: str, filled: str
     ) -> Move:
         """Return how the arrays of a group are moved, with their new dtype.
 
         Args:
             sides: layouts of the sources, and of the targets.
             sizes: of all names.
-            given: the first source.
+            source: the first source.
             filled: the first target.
         """
-        row, dtype = self.row, self.source[given].dtype
-        self._check_numbers(dtype, given)
-        after = self._cast(dtype, given, filled)
+        row, dtype = self.row, self.source[source].dtype
+        self._check_numbers(dtype, source)
+        after = self._cast(dtype, source, filled)
         padded = (dtype, after) if row.values.pad else ()
         lacking = [each for each in padded if not has_zero(each)]
         if lacking:
-            text = f"{listing([given])}: {lacking[0]} has no zeros to pad with"
+            text = f"{listing([source])}: {lacking[0]} has no zeros to pad with"
             self._fault(text, "values")
         return Move(
             sources=tuple(sides[0]),
@@ -479,9 +487,9 @@ class GroupMaker:
             compares=row.compares,
         )
 
-    def _check_numbers(self, dtype: Any, given: str) -> None:
+    def _check_numbers(self, dtype: Any, source: str) -> None:
         """Raise unless arrays of a dtype can be computed with the row's numbers."""
-        values, text = self.row.values, f"{listing([given])} is"
+        values, text = self.row.values, f"{listing([source])} is"
         if not values.computes:
             return
         if not is_inexact_dtype(dtype):
@@ -490,11 +498,11 @@ class GroupMaker:
         limits = jnp.finfo(wide_dtype(dtype))
         least, most = float(limits.tiny), float(limits.max)
         if not least <= abs(values.scale) <= most or abs(values.offset) > most:
-            held = f"a scale of {values.scale} and an offset of {values.offset}"
-            text = f"{text} computed in {limits.dtype}, which cannot hold {held}"
+            numbers = f"a scale of {values.scale} and an offset of {values.offset}"
+            text = f"{text} computed in {limits.dtype}, which cannot hold {numbers}"
             self._fault(text, "values")
 
-    def _cast(self, dtype: Any, given: str, filled: str) -> Any:
+    def _cast(self, dtype: Any, source: str, filled: str) -> Any:
         """Return the dtype of what a group makes."""
         cast, undoes = self.row.values.cast, self.row.values.undoes
         if not cast:
@@ -512,7 +520,7 @@ class GroupMaker:
         if not problem and (_kind(after) is None or _kind(after) != _kind(dtype)):
             problem = f"is {dtype}, and {after} is another kind of number"
         if problem:
-            self._fault(f"{listing([given])} {problem}", "values")
+            self._fault(f"{listing([source])} {problem}", "values")
         return after
 
     def _check_equal(self, sources: Sequence[Sequence[str]]) -> None:

@@ -75,10 +75,10 @@ class Migration:
         new: Mapping[str, str] | None = None,
     ) -> None:
         self._rows = parse_rows(table)
-        for name, given in (("sizes", sizes), ("new", new)):
-            if not isinstance(given, Mapping | None):
+        for name, mapping in (("sizes", sizes), ("new", new)):
+            if not isinstance(mapping, Mapping | None):
                 raise MigrationError(
-                    f"Expected a mapping as {name}=, got {describe(given)}."
+                    f"Expected a mapping as {name}=, got {describe(mapping)}."
                 )
         self._sizes = {name: self._size(name, n) for name, n in (sizes or {}).items()}
         self._new = dict(new or {})
@@ -100,21 +100,21 @@ class Migration:
         """The sizes that hold in the whole table."""
         return self._sizes
 
-    def _size(self, name: str, given: Any) -> int:
+    def _size(self, name: str, number: Any) -> int:
         """Return a size as an int."""
-        is_bool = isinstance(given, bool | np.bool_)
+        is_bool = isinstance(number, bool | np.bool_)
         try:
-            size = 0 if is_bool else operator.index(given)
+            size = 0 if is_bool else operator.index(number)
         except TypeError:
             size = 0
         if not 0 < size < MAX_INTEGER:
             raise MigrationError(
-                f"The size of {name!r:.200} is {given!r:.80}. It is an integer above "
+                f"The size of {name!r:.200} is {number!r:.80}. It is an integer above "
                 "0, of at most 64 bits."
             )
-        known = {name for row in self._rows for name in row.names}
-        if name not in known:
-            near = Speller().nearest(str(name), sorted(known), count=1)
+        axes = {name for row in self._rows for name in row.names}
+        if name not in axes:
+            near = Speller().nearest(str(name), sorted(axes), count=1)
             hint = f"Did you mean {near[0]!r}?" if near else "Remove it."
             raise MigrationError(
                 f"sizes= has {name!r:.200}, which is not an axis of any row. {hint}"
@@ -176,13 +176,13 @@ class Migration:
             else:
                 problems.add("blank", f"{listing([path])}: {like.dtype} needs {_X64}")
         problems.raise_any()
-        made: dict[str, Any] = {}
+        moved: dict[str, Any] = {}
         for _, groups in itertools.groupby(plan.groups, lambda group: group.place):
             row: dict[str, Any] = {}
             for group in groups:
                 row |= run_group(group, leaves, likes)
-            made |= {path: row[path] for path in sorted(row, key=natural)}
-        return made | new
+            moved |= {path: row[path] for path in sorted(row, key=natural)}
+        return moved | new
 
     def plan(self, source: Any, target: Any = None) -> MigrationPlan:
         """Return what would be done, from shapes and dtypes alone.
@@ -251,12 +251,12 @@ class Migration:
 
     def _filled(self, left: Mapping[str, Any], problems: Problems) -> dict[str, str]:
         """Return how arrays of a target are filled that no row fills, by path."""
-        found, _ = assign(self._added, [*left], problems)
+        by_row, _ = assign(self._added, [*left], problems)
         new: dict[str, str] = {}
-        for (text, filling), taken in zip(self._new.items(), found, strict=True):
-            if not taken:
+        for (text, filling), matches in zip(self._new.items(), by_row, strict=True):
+            if not matches:
                 problems.add("idle", listing([text]))
-            for _, path, _ in taken:
+            for _, path, _ in matches:
                 new[path] = filling
                 if filling == "zeros" and not has_zero(left[path].dtype):
                     problems.add("blank", f"{listing([path])}: {describe(left[path])}")
@@ -280,10 +280,10 @@ class Migration:
                 f"These rows cannot be read backwards: {listing(stuck)}. Write "
                 "(target, (function, inverse)), and use all captured names in targets."
             )
-        made = Migration({})
-        made._rows = tuple(row for _, row in read_backwards(self._rows, self._added))
-        made._sizes = dict(self._sizes)
-        return made
+        inverse = Migration({})
+        inverse._rows = tuple(row for _, row in read_backwards(self._rows, self._added))
+        inverse._sizes = dict(self._sizes)
+        return inverse
 
     def to_toml(self) -> str:
         """Write the table as a migration file, for ``load_migration``.
@@ -339,7 +339,7 @@ def _flat(tree: Any) -> dict[str, Any]:
 
 def _check_leaves(group: Group, leaves: Mapping[str, Any], problems: Problems) -> None:
     """Note leaves that cannot be moved, which their shapes and dtypes do not show."""
-    for path in group.given:
+    for path in group.source_paths:
         leaf, text = leaves[path], ""
         if isinstance(leaf, np.ma.MaskedArray):
             text = "a masked array, whose mask would be lost; fill it first"
@@ -347,8 +347,8 @@ def _check_leaves(group: Group, leaves: Mapping[str, Any], problems: Problems) -
             text = f"{describe(leaf)}, which is not an array of NumPy or JAX"
         if text:
             problems.add("values", f"{listing([path])} is {text}")
-    dtype = group.made[0].dtype
-    is_jax = any(isinstance(leaves[path], jax.Array) for path in group.given)
+    dtype = group.target_specs[0].dtype
+    is_jax = any(isinstance(leaves[path], jax.Array) for path in group.source_paths)
     if group.row.values.cast and is_jax and not _in_jax(dtype):
         paths = listing(group.filled, limit=2)
         problems.add("values", f"{paths} would be {dtype}, which needs {_X64}")
@@ -378,13 +378,13 @@ def run_group(
         MigrationError: copies are not equal, what is cut off is not zero, or a function
             returns other leaves than the row or the target has.
     """
-    given = [[leaves[path] for path in paths] for paths in group.sources]
+    sources = [[leaves[path] for path in paths] for paths in group.sources]
     if group.row.function is not None:
-        return _called(group, [leaf for (leaf,) in given], likes, fits)
+        return _called(group, [leaf for (leaf,) in sources], likes, fits)
     if group.move is None:
-        (leaf,) = given[0]
+        (leaf,) = sources[0]
         return dict.fromkeys(group.filled, leaf)
-    every = [*itertools.chain(*given)]
+    every = [*itertools.chain(*sources)]
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in every):
         return {
             path: jax.ShapeDtypeStruct(
@@ -396,12 +396,13 @@ def run_group(
         [_sharding(likes.get(path)) for path in paths] for paths in group.targets
     ]
     try:
-        arrays, faults = run(group.move, given, shardings)
+        arrays, faults = run(group.move, sources, shardings)
     except Exception as error:
         is_traced = any(isinstance(leaf, jax.core.Tracer) for leaf in every)
         error.add_note(
             f"In the migration row {group.row.text!r:.200}, which makes "
-            f"{listing(group.filled, limit=2)} of {listing(group.given, limit=2)}."
+            f"{listing(group.filled, limit=2)} of "
+            f"{listing(group.source_paths, limit=2)}."
             f"{_EXPLICIT if is_traced else ''}"
         )
         raise
@@ -418,7 +419,8 @@ def require_sound(group: Group, faults: Sequence[str]) -> None:
     if faults:
         raise MigrationError(
             f"The row {listing([group.row.text])} cannot make "
-            f"{listing(group.filled, limit=2)} of {listing(group.given, limit=2)}: "
+            f"{listing(group.filled, limit=2)} of "
+            f"{listing(group.source_paths, limit=2)}: "
             f"{'; '.join(faults)}."
         )
 
@@ -433,9 +435,9 @@ def _called(
     abstract = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
     function: Any = row.function
     try:
-        made = jax.eval_shape(function, *leaves) if abstract else function(*leaves)
+        result = jax.eval_shape(function, *leaves) if abstract else function(*leaves)
     except Exception as error:
-        pairs = itertools.islice(zip(group.given, leaves, strict=True), 4)
+        pairs = itertools.islice(zip(group.source_paths, leaves, strict=True), 4)
         texts = [f"{path!r}, {describe(leaf)}" for path, leaf in pairs]
         error.add_note(
             f"In the function of the migration row {row.text!r}, given "
@@ -444,24 +446,24 @@ def _called(
         raise
     paths = [*group.filled]
     if not row.splits:
-        made = (made,)
-    elif not isinstance(made, list | tuple) or len(made) != len(paths):
-        count = len(made) if isinstance(made, list | tuple) else describe(made)
+        result = (result,)
+    elif not isinstance(result, list | tuple) or len(result) != len(paths):
+        count = len(result) if isinstance(result, list | tuple) else describe(result)
         raise MigrationError(
             f"The function of the row {row.text!r} gives {count} for "
-            f"{listing(group.given)}, and the row has {len(paths)} targets. Return a "
-            "tuple with one leaf for each."
+            f"{listing(group.source_paths)}, and the row has {len(paths)} targets. "
+            "Return a tuple with one leaf for each."
         )
-    for path, leaf in zip(paths, made, strict=True):
+    for path, leaf in zip(paths, result, strict=True):
         text = "" if _moves(leaf) else "which is not an array"
         if not text and path in likes and not fits(leaf, likes[path]):
             text = f"and the target has {describe(likes[path])}"
         if text:
             raise MigrationError(
                 f"The function of the row {row.text!r:.200} made {listing([path])} of "
-                f"{listing(group.given, limit=2)}: {describe(leaf)}, {text}."
+                f"{listing(group.source_paths, limit=2)}: {describe(leaf)}, {text}."
             )
-    return dict(zip(paths, made, strict=True))
+    return dict(zip(paths, result, strict=True))
 
 
 def load_migration(path: str | os.PathLike[str]) -> Migration:
@@ -489,14 +491,14 @@ def load_migration(path: str | os.PathLike[str]) -> Migration:
     """
     table, sizes, new = read_table(path)
     try:
-        made = Migration(table, sizes=sizes, new=new)
+        migration = Migration(table, sizes=sizes, new=new)
     except MigrationError as error:
         raise MigrationError(f"Migration file {str(path)!r}: {error}") from None
-    added = [each for row in made._added for each in row.sources]
+    added = [each for row in migration._added for each in row.sources]
     for side in ("sources", "targets"):
-        addresses = (each for row in made._rows for each in getattr(row, side))
+        addresses = (each for row in migration._rows for each in getattr(row, side))
         check_weight(path, [each.path for each in (*added, *addresses)])
-    return made
+    return migration
 
 
 def rename(flat: Any, table: Mapping[Any, Any]) -> dict[str, Any]:

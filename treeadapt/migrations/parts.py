@@ -80,7 +80,7 @@ def parts_of_box(
     layout = move.targets[target]
     fixed = dict(zip(layout.numbers, numbers, strict=True))
     pieces = [piece for piece in move.pieces if piece[2] == target]
-    made = []
+    parts = []
     for two in dict.fromkeys(piece[3] for piece in pieces):
         copies = [(piece[0], piece[1]) for piece in pieces if piece[3] == two]
         inner, place = [], []
@@ -91,8 +91,8 @@ def parts_of_box(
             inner.append((axis.product(two), first - start, last - start))
             place.append(slice(first - each.start, last - each.start))
         if all(first < last for _, first, last in inner):
-            made.append(_part(move, layout, two, copies, fixed, inner, tuple(place)))
-    return made
+            parts.append(_part(move, layout, two, copies, fixed, inner, tuple(place)))
+    return parts
 
 
 def _part(
@@ -108,8 +108,8 @@ def _part(
     for product, first, last in inner:
         lows = decompose(product, first, move.size)
         highs = decompose(product, last - 1, move.size)
-        own = {name: (lows[name], highs[name] + 1) for name in product}
-        ranges |= _joined(move, product, own)
+        inner_ranges = {name: (lows[name], highs[name] + 1) for name in product}
+        ranges |= _joined(move, product, inner_ranges)
     products = [
         axis.product(one)
         for source, one in copies
@@ -132,8 +132,8 @@ def _part(
 
     def among(names: Sequence[str], values: Mapping[str, int]) -> int:
         """Return the place that values have among the ranges of their names."""
-        own = {name: values[name] - ranges[name][0] for name in names}
-        return compose(names, own, small.size)
+        offsets = {name: values[name] - ranges[name][0] for name in names}
+        return compose(names, offsets, small.size)
 
     picks = []
     for product, first, last in inner:
@@ -158,8 +158,8 @@ def _leaves(
         ends = [compose(product, each, move.size) for each in (firsts, lasts)]
         box.append(slice(start + ends[0], start + ends[1] + 1))
     for values in itertools.product(*(range(*ranges[n]) for n in layout.numbers)):
-        own = dict(zip(layout.numbers, values, strict=True))
-        yield compose(layout.numbers, own, move.size), tuple(box)
+        numbers = dict(zip(layout.numbers, values, strict=True))
+        yield compose(layout.numbers, numbers, move.size), tuple(box)
 
 
 def _single(layout: Layout, part: int) -> Layout:

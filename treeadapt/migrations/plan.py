@@ -65,13 +65,13 @@ class MigrationPlan:
     @functools.cached_property
     def result(self) -> dict[str, Any]:
         """Shape and dtype of each leaf of the result; None where a function decides."""
-        made = (group.specs.items() for group in self.groups)
-        return dict(itertools.chain(*made, self.added.items()))
+        specs = (group.specs.items() for group in self.groups)
+        return dict(itertools.chain(*specs, self.added.items()))
 
     @property
     def _known_result(self) -> dict[str, Any]:
-        known = self.result.items()
-        return {path: _NOTHING if spec is None else spec for path, spec in known}
+        specs = self.result.items()
+        return {path: _NOTHING if spec is None else spec for path, spec in specs}
 
     @property
     def exact(self) -> bool:
@@ -80,7 +80,7 @@ class MigrationPlan:
         Nothing is dropped, rounded or given to a function, and no cast takes the NaNs
         of a dtype for one another.
         """
-        firsts = (self.source[next(group.given)] for group in self.groups)
+        firsts = (self.source[next(group.source_paths)] for group in self.groups)
         return not self.dropped and all(map(_is_exact, self.groups, firsts))
 
     @functools.cached_property
@@ -94,13 +94,13 @@ class MigrationPlan:
         origins = {
             path: (places[group.place], tuple(sorted(group.filled)))
             for group in groups
-            for path in group.given
+            for path in group.source_paths
         }
         strays = (
             path
             for group in self.groups
             for path in group.filled
-            if origins.get(path) != (group.place, tuple(sorted(group.given)))
+            if origins.get(path) != (group.place, tuple(sorted(group.source_paths)))
         )
         return (*strays, *(path for path in self.added if path not in dropped))
 
@@ -109,7 +109,7 @@ class MigrationPlan:
         """Whether the rows would take the result again, so that a second run passes."""
         problems = Problems()
         plan_groups(self.rows, self.sizes, self._known_result, None, problems)
-        return not problems.found
+        return not problems.texts
 
     @functools.cached_property
     def gathered(self) -> tuple[str, ...]:
@@ -118,20 +118,20 @@ class MigrationPlan:
         An axis of several names is cut across them, or the row pads or has a function.
         Each process that has such a shard reads more, up to all sources.
         """
-        known: dict[Any, bool] = {}
-        found = []
+        is_cut: dict[Any, bool] = {}
+        gathered = []
         for group in self.groups:
             for number, (paths, spec) in enumerate(
-                zip(group.targets, group.made, strict=True)
+                zip(group.targets, group.target_specs, strict=True)
             ):
                 for path in paths:
                     shard = _shard_shape(self.shardings.get(path), spec)
                     key = group.move, group.place, number, shard
-                    if key not in known:
-                        known[key] = shard is None or _is_cut(group, number, shard)
-                    if not known[key]:
-                        found.append(path)
-        return tuple(found)
+                    if key not in is_cut:
+                        is_cut[key] = shard is None or _is_cut(group, number, shard)
+                    if not is_cut[key]:
+                        gathered.append(path)
+        return tuple(gathered)
 
     @property
     def peak_bytes(self) -> int:
@@ -140,7 +140,10 @@ class MigrationPlan:
 
     def bytes_of(self, group: Group) -> int:
         """Return the bytes of the sources and targets of one group."""
-        specs = (*map(self.source.__getitem__, group.given), *group.specs.values())
+        specs = (
+            *map(self.source.__getitem__, group.source_paths),
+            *group.specs.values(),
+        )
         return sum(map(size_bytes, filter(is_array, specs)))
 
     @functools.cached_property
@@ -154,14 +157,13 @@ class MigrationPlan:
         """
         pairs: dict[int, dict[tuple[str, str], None]] = {}
         for group in {(g.place, g.move): g for g in self.groups}.values():
-            own = pairs.setdefault(group.place, {})
-            own.update(dict.fromkeys(_swappable(group)))
-        return {place: tuple(own) for place, own in pairs.items() if own}
+            pairs.setdefault(group.place, {}).update(dict.fromkeys(_swappable(group)))
+        return {place: tuple(swaps) for place, swaps in pairs.items() if swaps}
 
     @property
     def unread(self) -> tuple[str, ...]:
         """What only values show, and what is therefore not checked on shapes."""
-        found = []
+        texts = []
         for row in {group.place: group.row for group in self.groups}.values():
             checks = {
                 "its sources must be equal": row.compares,
@@ -171,16 +173,18 @@ class MigrationPlan:
                 "a function decides what it makes": row.function is not None,
             }
             due = (text for text, is_due in checks.items() if is_due)
-            found += [f"{listing([row.text])}: {text}" for text in due]
-        return tuple(found)
+            texts += [f"{listing([row.text])}: {text}" for text in due]
+        return tuple(texts)
 
     def __str__(self) -> str:
         counts = plural(len(self.source), "leaf"), plural(len(self.result), "leaf")
         verb = "becomes" if len(self.source) == 1 else "become"
         lines = [f"{counts[0]} {verb} {counts[1]}."]
         groups = {
-            place: [*own]
-            for place, own in itertools.groupby(self.groups, lambda group: group.place)
+            place: [*members]
+            for place, members in itertools.groupby(
+                self.groups, lambda group: group.place
+            )
         }
         for place, row in enumerate(self.rows):
             lines += self._row_lines(place, row, groups.get(place, []))
@@ -295,7 +299,7 @@ def _is_cut(group: Group, target: int, shard: Sequence[int]) -> bool:
     if group.move is None:  # all but what a function makes is as it was
         return group.row.function is None
     numbers = [0] * len(group.move.targets[target].numbers)
-    shape = group.made[target].shape
+    shape = group.target_specs[target].shape
     if 0 in shard:
         return True
     starts = (range(0, size, step) for size, step in zip(shape, shard, strict=True))
@@ -391,7 +395,7 @@ def _leaf_lines(
         yield f"captures: {captured}"
     if move is None:
         how = "as it is" if row.function is None else "by a function"
-        yield f"{listing(group.given)} -> {listing(group.filled)}, {how}"
+        yield f"{listing(group.source_paths)} -> {listing(group.filled)}, {how}"
         return
     if sizes_text(group):
         yield f"sizes: {sizes_text(group)}"
@@ -400,14 +404,14 @@ def _leaf_lines(
     layout = (move.sources if is_source else move.targets)[number]
     paths = (group.sources if is_source else group.targets)[number]
     every = zip(paths, move.indices(layout.numbers), strict=True)
-    fixed = next(own for one, own in every if one == path)
+    fixed = next(numbers for one, numbers in every if one == path)
 
     def place(layout: Layout, paths: Sequence[str], part: int, pads: Pads) -> str:
         """Write which leaves are at an address, and where in them an index is."""
         names = [
             path
-            for path, own in zip(paths, move.indices(layout.numbers), strict=True)
-            if own.items() <= {**own, **fixed}.items()
+            for path, numbers in zip(paths, move.indices(layout.numbers), strict=True)
+            if numbers.items() <= {**numbers, **fixed}.items()
         ]
         index = ", ".join(_index(move, axis, part, fixed, pads) for axis in layout.axes)
         return f"{listing(fold(names), limit=2)}[{index}]"
@@ -422,10 +426,10 @@ def _leaf_lines(
 
 def _captured(address: Address, path: str) -> str:
     """Write what a path gives each capture, and the number that a text stands for."""
-    found = address.path.match(path) or {}
+    captures = address.path.match(path) or {}
     texts = {}
     for each in address.path.captures:
-        value = found[each.key]
+        value = captures[each.key]
         text = each.write(value)
         is_other = isinstance(value, int) and text != str(value)
         texts[each.key] = f"{each.key} = {text}{f' ({value})' if is_other else ''}"

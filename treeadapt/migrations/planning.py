@@ -44,12 +44,14 @@ def plan_groups(
         The groups, in the order of rows and then of their targets' names, and the
         paths of leaves that are dropped.
     """
-    taken, unmatched = assign(rows, [*source], problems)
+    by_row, unmatched = assign(rows, [*source], problems)
     unused = [
-        row for row, own in zip(rows, taken, strict=True) if not (own or row.drops)
+        row
+        for row, matches in zip(rows, by_row, strict=True)
+        if not (matches or row.drops)
     ]
     if target is not None and any(row.is_spare for row in rows):
-        taken = _without_place(rows, taken, target)
+        by_row = _without_place(rows, by_row, target)
     for text in with_nearest(
         unmatched, [one.text for row in rows for one in row.sources]
     ):
@@ -59,12 +61,12 @@ def plan_groups(
         problems.add("unused", text, row)
     groups: list[Group] = []
     dropped: list[str] = []
-    for place, (row, own) in enumerate(zip(rows, taken, strict=True)):
+    for place, (row, matches) in enumerate(zip(rows, by_row, strict=True)):
         if row.drops:
-            dropped += [each.path for each in own]
-        elif own:
+            dropped += [each.path for each in matches]
+        elif matches:
             maker = GroupMaker(row, place, sizes, source, target, problems)
-            groups += maker.groups(own)
+            groups += maker.groups(matches)
     _check_clashes(groups, problems)
     return groups, dropped
 
@@ -82,7 +84,7 @@ def assign(
     Returns:
         What each row takes, and the paths that no row takes.
     """
-    taken: list[list[Taken]] = [[] for _ in rows]
+    by_row: list[list[Taken]] = [[] for _ in rows]
     every = [
         (place, number, address.path)
         for place, row in enumerate(rows)
@@ -98,37 +100,37 @@ def assign(
             captures = template.match(path)
             if captures is not None and owner is None:
                 owner = place
-                taken[place].append(Taken(number, path, captures))
+                by_row[place].append(Taken(number, path, captures))
             elif captures is not None:
-                if taken[place] and taken[place][-1].path == path:
-                    taken[place].pop()
+                if by_row[place] and by_row[place][-1].path == path:
+                    by_row[place].pop()
                 texts = listing(each.path.text for each in rows[place].sources)
                 text = f"{listing([path])}: {texts}"
                 problems.add("ambiguous", text, rows[place])
         if owner is None:
             unmatched.append(path)
-    return taken, unmatched
+    return by_row, unmatched
 
 
 def _without_place(
-    rows: Sequence[Row], taken: Sequence[Sequence[Taken]], target: Specs
+    rows: Sequence[Row], by_row: Sequence[Sequence[Taken]], target: Specs
 ) -> list[list[Taken]]:
     """Give leaves for which a target has no place to rows that drop what is spare.
 
     Args:
         rows: the table.
-        taken: what each row takes.
+        by_row: what each row takes.
         target: shapes and dtypes by path.
     """
-    given: list[list[Taken]] = [[] for _ in rows]
-    for place, (row, own) in enumerate(zip(rows, taken, strict=True)):
+    reassigned: list[list[Taken]] = [[] for _ in rows]
+    for place, (row, matches) in enumerate(zip(rows, by_row, strict=True)):
         spare = [n for n, other in enumerate(rows) if other.is_spare and n > place]
         places: _Places = {}
-        for each in own:
+        for each in matches:
             drop = next((n for n in spare if rows[n].takes(each.path)), place)
             is_kept = row.drops or _has_place(row, each.captures, target, places)
-            given[place if is_kept else drop].append(each)
-    return given
+            reassigned[place if is_kept else drop].append(each)
+    return reassigned
 
 
 def _has_place(row: Row, captures: Captures, target: Specs, places: _Places) -> bool:
@@ -155,14 +157,16 @@ def _has_place(row: Row, captures: Captures, target: Specs, places: _Places) -> 
 def _check_clashes(groups: Sequence[Group], problems: Problems) -> None:
     first: dict[str, Group] = {}
     for group in groups:
-        own = set()
+        targets = set()
         for target in group.filled:
             other = first.setdefault(target, group)
-            if other is not group or target in own:
-                paths = (itertools.islice(each.given, 2) for each in (other, group))
+            if other is not group or target in targets:
+                paths = (
+                    itertools.islice(each.source_paths, 2) for each in (other, group)
+                )
                 both = listing(dict.fromkeys(itertools.chain(*paths)))
                 problems.add("clash", f"{listing([target])}: {both}", group.row)
-            own.add(target)
+            targets.add(target)
 
 
 def compare_target(
@@ -195,8 +199,8 @@ def compare_target(
     for path, (spec, row) in filled.items():
         if spec is not None and path in target and not fits(spec, target[path]):
             like = target[path]
-            made = describe(spec)
-            text = f"{describe(like)}, the row {listing([row.text])} makes {made}"
+            spec_text = describe(spec)
+            text = f"{describe(like)}, the row {listing([row.text])} makes {spec_text}"
             same = is_array(spec) and is_array(like) and spec.shape == shape_of(like)
             kind = "retyped" if same else "misfit"
             problems.add(kind, f"{listing([path])}: {text}", row)
@@ -216,8 +220,8 @@ def _filled_by_failed(
     for row, values in failed:
         for address in row.targets:
             keys = tuple(c.key for c in address.path.captures if c.key in values)
-            held = shared.setdefault((address.path, keys), set())
-            held.add(tuple(map(values.get, keys)))
+            value_sets = shared.setdefault((address.path, keys), set())
+            value_sets.add(tuple(map(values.get, keys)))
     every = [*shared]
     index = Index(template for template, _ in every)
 

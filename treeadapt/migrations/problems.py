@@ -17,7 +17,7 @@ class Problems:
     """All that is wrong, by kind.
 
     Attributes:
-        found: texts by kind, each with the row that it is of, if it is of one.
+        texts: what is wrong, by kind, each with the row that it is of, if any.
         num_made: how many leaves moved arrays have become so far.
         more_bytes: how many bytes they have become beyond what they always may.
         failed: rows of which a group failed, each with the text and numbers that all
@@ -25,7 +25,7 @@ class Problems:
         lacking: paths of the target that a failed group would have needed.
     """
 
-    found: dict[str, dict[str, Row | None]] = dataclasses.field(default_factory=dict)
+    texts: dict[str, dict[str, Row | None]] = dataclasses.field(default_factory=dict)
     num_made: int = 0
     more_bytes: int = 0
     failed: list[tuple[Row, Mapping[str, Any]]] = dataclasses.field(
@@ -35,7 +35,7 @@ class Problems:
 
     def add(self, kind: str, text: str, row: Row | None = None) -> None:
         """Note one problem, and the row that makes it."""
-        self.found.setdefault(kind, {}).setdefault(text, row)
+        self.texts.setdefault(kind, {}).setdefault(text, row)
 
     def raise_any(self) -> None:
         """Raise if there is a problem.
@@ -43,19 +43,19 @@ class Problems:
         Raises:
             MigrationError: it lists the problems by kind.
         """
-        if self.found:
+        if self.texts:
             raise MigrationError(str(self))
 
     def each(self) -> Iterator[tuple[str, str, Row | None]]:
         """Yield every problem: its kind, what is wrong, and the row that makes it."""
-        for kind in (kind for kind in _KINDS if kind in self.found):
-            for text, row in self.found[kind].items():
+        for kind in (kind for kind in _KINDS if kind in self.texts):
+            for text, row in self.texts[kind].items():
                 yield kind, f"{_KINDS[kind][1]}: {text}", row
 
     def __str__(self) -> str:
         lines: list[str] = []
-        for kind in (kind for kind in _KINDS if kind in self.found):
-            texts = [*self.found[kind]]
+        for kind in (kind for kind in _KINDS if kind in self.texts):
+            texts = [*self.texts[kind]]
             noun, text = _KINDS[kind]
             lines += section(f"{plural(len(texts), noun)}: {text}", texts)
         return "\n".join(lines)
@@ -119,11 +119,11 @@ def near_paths(
     """Write rows that match no leaf, with the nearest leaves."""
     speller = Speller()
     for row in unused[:SHOWN]:
-        taken, left_out = (
+        named, left_out = (
             [*itertools.islice(filter(row.takes, some), 3)] for some in (paths, static)
         )
-        if taken:
-            hint = f" (earlier rows name {listing(taken, limit=2)}; move it up)"
+        if named:
+            hint = f" (earlier rows name {listing(named, limit=2)}; move it up)"
         elif left_out:
             hint = f" ({listing(left_out, limit=2)}: not an array, and needs no row)"
         else:

@@ -322,14 +322,14 @@ def parse_row(source: Any, value: Any) -> Row:
     return row
 
 
-def _addresses(given: Any, row: Any, *, wild: bool = False) -> tuple[Address, ...]:
-    texts = given if isinstance(given, tuple) else (given,)
+def _addresses(side: Any, row: Any, *, wild: bool = False) -> tuple[Address, ...]:
+    texts = side if isinstance(side, tuple) else (side,)
     if not texts or not all(isinstance(text, str) for text in texts):
         cure = (
             "A row is source: target, source: (target, function) or source: (target, "
             "operations), and several names are a tuple of strings"
         )
-        refuse(str(row), f"{given!r:.80} is not a name", cure)
+        refuse(str(row), f"{side!r:.80} is not a name", cure)
     return tuple(_address(text, wild=wild) for text in texts)
 
 
@@ -337,49 +337,49 @@ def _address(text: str, *, wild: bool) -> Address:
     if len(text) > MAX_CHARACTERS:
         refuse(text, f"it has {len(text):,} characters", f"At most {MAX_CHARACTERS:,}")
     # Nothing is matched where the axes start.
-    found = [one.start() for one in _ESCAPE_OR_SPLIT.finditer(text) if not one[0]]
-    if len(found) > 1:
-        malformed(text, found[1], "a second ' : '", r"Write a literal one as ' \: '")
-    if found and wild:
-        malformed(text, found[0], "axes of leaves that are dropped", "Leave them out")
-    end = found[0] if found else len(text)
+    splits = [one.start() for one in _ESCAPE_OR_SPLIT.finditer(text) if not one[0]]
+    if len(splits) > 1:
+        malformed(text, splits[1], "a second ' : '", r"Write a literal one as ' \: '")
+    if splits and wild:
+        malformed(text, splits[0], "axes of leaves that are dropped", "Leave them out")
+    end = splits[0] if splits else len(text)
     path = parse_template(text, text[:end], wild=wild)
-    axes = parse_axes(text, end + len(SPLIT)) if found else ANY_AXES
-    return Address(text, path, axes, bool(found))
+    axes = parse_axes(text, end + len(SPLIT)) if splits else ANY_AXES
+    return Address(text, path, axes, bool(splits))
 
 
 def _values(row: str, typed: Mapping[Any, Any]) -> Values:
     """Read the operations of a row."""
     undoes = [*typed] == ["undo"]
-    given = typed["undo"] if undoes else typed
-    if not isinstance(given, Mapping) or not given:
-        refuse(row, f"{given!r:.80} holds no operations", "Write {'scale': 2.0}")
-    for name in given:
+    operations = typed["undo"] if undoes else typed
+    if not isinstance(operations, Mapping) or not operations:
+        refuse(row, f"{operations!r:.80} holds no operations", "Write {'scale': 2.0}")
+    for name in operations:
         if name not in OPERATIONS:
             near = Speller().nearest(str(name), OPERATIONS, count=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             problem = f"{name!r:.80} is not an operation; {hint}known are"
             refuse(row, f"{problem} {listing(OPERATIONS)}", "Correct it")
     for name in ("scale", "offset"):
-        number = given.get(name, 1)
+        number = operations.get(name, 1)
         is_number = isinstance(number, float) or type(number) is int
         limit = sys.float_info.max if isinstance(number, float) else MAX_INTEGER - 1
         is_finite = is_number and abs(number) <= limit
         if not is_finite or (name, number) == ("scale", 0):
             cure = "It is a finite number of at most 64 bits, and a scale is not 0"
             refuse(row, f"its {name} is {number!r:.80}", cure)
-    pad = given.get("pad", {})
+    pad = operations.get("pad", {})
     if not isinstance(pad, Mapping) or not all(map(_is_width, pad.values())):
         cure = "Write the zeros before and after: {'pad': {'v': (0, 47)}}"
         refuse(row, f"its pad is {pad!r:.80}", cure)
-    cast = given.get("cast", ())
+    cast = operations.get("cast", ())
     dtypes = cast if isinstance(cast, list | tuple) else [cast]
-    if len(dtypes) > 2 or ("cast" in given and not dtypes) or None in dtypes:
+    if len(dtypes) > 2 or ("cast" in operations and not dtypes) or None in dtypes:
         cure = "Write a dtype, or the old and the new"
         refuse(row, f"its cast is {cast!r:.80}", cure)
     values = Values(
-        float(given.get("scale", 1)),
-        float(given.get("offset", 0)),
+        float(operations.get("scale", 1)),
+        float(operations.get("offset", 0)),
         tuple((str(name), (width[0], width[1])) for name, width in pad.items()),
         tuple(_dtype(row, dtype) for dtype in dtypes),
     )
@@ -406,9 +406,9 @@ def _dtype(row: str, typed: Any) -> str:
 def _understood(row: Row) -> Row:
     """Return the row with the kinds of its captures decided."""
     sides = row.sources, row.targets
-    held = [[each for one in side for each in one.path.captures] for side in sides]
-    every = [*held[0], *held[1]]
-    lists = [{each.key: each.entries for each in s if each.entries} for s in held]
+    captures = [[each for one in side for each in one.path.captures] for side in sides]
+    every = [*captures[0], *captures[1]]
+    lists = [{each.key: each.entries for each in s if each.entries} for s in captures]
     numbers = {*lists[0].keys()} & lists[1].keys()
     numbers.update(name for each in every if each.is_number for name in each.names)
     for address in (*row.sources, *row.targets):

@@ -245,12 +245,12 @@ def _run(
     rest = [xp.any(_bits(end, xp) != 0) for end in ends]
     unequal: list[Any] = []
     lost: list[Any] = []
-    made = []
+    finished = []
     for target, (arrays, *others) in zip(move.targets, gathered, strict=True):
         pairs = itertools.chain(*(zip(arrays, other, strict=True) for other in others))
         unequal += [xp.any(_bits(one, xp) != _bits(two, xp)) for one, two in pairs]
-        made.append([_finished(move, target, array, xp, lost) for array in arrays])
-    return made, [xp.any(xp.array(each, bool)) for each in (unequal, rest, lost)]
+        finished.append([_finished(move, target, array, xp, lost) for array in arrays])
+    return finished, [xp.any(xp.array(each, bool)) for each in (unequal, rest, lost)]
 
 
 def _by_bits(
@@ -330,8 +330,8 @@ def _gathered(move: Move, pieces: Pieces, sources: Sequence[Any], xp: Any) -> li
         place = _joint(source.axes)
         if place is not None:
             start = move.start(source.axes[place], one)
-            own = slice(start, move.start(source.axes[place], one + 1))
-            array = array[(slice(None),) * (place + bool(source.numbers)) + (own,)]
+            span = slice(start, move.start(source.axes[place], one + 1))
+            array = array[(slice(None),) * (place + bool(source.numbers)) + (span,)]
         names = [*source.numbers, *names_of(source.axes, one)]
         wanted = [*target.numbers, *names_of(target.axes, two)]
         array = xp.reshape(array, [move.size[name] for name in names])
@@ -381,23 +381,23 @@ def _finished(move: Move, layout: Layout, array: Any, xp: Any, lost: list[Any]) 
         xp: ``numpy`` or ``jax.numpy``.
         lost: gets whether values are lost.
     """
-    made, scale, offset = array, move.values.scale, move.values.offset
+    new, scale, offset = array, move.values.scale, move.values.offset
     if move.values.computes:
         wide = array.astype(wide_dtype(array.dtype))
-        made = (wide - offset) / scale if move.values.undoes else wide * scale + offset
-        lost.append(is_lost(wide, made, xp))
-    if made.dtype != move.dtype:
-        given, made = made, converted(made, move.dtype)
-        lost.append(is_lost(given, made, xp))
+        new = (wide - offset) / scale if move.values.undoes else wide * scale + offset
+        lost.append(is_lost(wide, new, xp))
+    if new.dtype != move.dtype:
+        before, new = new, converted(new, move.dtype)
+        lost.append(is_lost(before, new, xp))
     pads = move.values.pads(is_source=False)
     if pads:
         widths = [pads.get(axis.name, (0, 0)) for axis in layout.axes]
-        made = _by_bits(lambda array: xp.pad(array, widths), made, xp)
+        new = _by_bits(lambda array: xp.pad(array, widths), new, xp)
     # Because an element of an array of NumPy is not one.
-    return np.asarray(made) if xp is np else made
+    return np.asarray(new) if xp is np else new
 
 
-def is_lost(array: Any, made: Any, xp: Any = np) -> Any:
+def is_lost(array: Any, new: Any, xp: Any = np) -> Any:
     """Return whether what was made of numbers is more than rounded.
 
     Integers and bools must be the same, as floating-point numbers, too; these stay
@@ -405,29 +405,29 @@ def is_lost(array: Any, made: Any, xp: Any = np) -> Any:
 
     Args:
         array: the numbers, integers or floating point.
-        made: the same, of another dtype or computed.
+        new: the same, of another dtype or computed.
         xp: ``numpy`` or ``jax.numpy``.
     """
-    if not jnp.issubdtype(made.dtype, jnp.inexact):
+    if not jnp.issubdtype(new.dtype, jnp.inexact):
         # On the way back -1 would come of the largest unsigned number.
-        is_same = converted(made, array.dtype) == array
-        is_same &= (made < 0) == (array < 0)
+        is_same = converted(new, array.dtype) == array
+        is_same &= (new < 0) == (array < 0)
     elif not jnp.issubdtype(array.dtype, jnp.inexact):
-        is_same = _is_whole(array, made.real, xp)
-    elif not _has_infinite(made.dtype):  # all that is larger becomes the largest
-        most, wide = jnp.finfo(made.dtype).max, array.astype(wide_dtype(array.dtype))
+        is_same = _is_whole(array, new.real, xp)
+    elif not _has_infinite(new.dtype):  # all that is larger becomes the largest
+        most, wide = jnp.finfo(new.dtype).max, array.astype(wide_dtype(array.dtype))
         is_same = (wide >= -float(most)) & (wide <= float(most))
     elif not _has_infinite(array.dtype):  # JAX takes some of its numbers for others
-        is_same = xp.isfinite(made)
+        is_same = xp.isfinite(new)
     else:
-        is_same = xp.isfinite(made) == xp.isfinite(array)
-        is_same &= xp.isinf(made) == xp.isinf(array)
+        is_same = xp.isfinite(new) == xp.isfinite(array)
+        is_same &= xp.isinf(new) == xp.isinf(array)
     return ~xp.all(is_same)
 
 
-def _is_whole(integers: Any, made: Any, xp: Any) -> Any:
+def _is_whole(integers: Any, floats: Any, xp: Any) -> Any:
     """Return where floating-point numbers are the integers or bools that they were."""
-    wide = made.astype(wide_dtype(made.dtype))  # which holds the limits
+    wide = floats.astype(wide_dtype(floats.dtype))  # which holds the limits
     if integers.dtype == np.bool_:
         return wide == integers
     # A number beyond the limits may become any integer on the way back.

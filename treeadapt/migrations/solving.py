@@ -52,17 +52,17 @@ def solve(equations: Iterable[Equation], sizes: dict[str, int]) -> Iterator[str]
                 waiting.append(equation)
                 continue
             name = names.pop() if names else ""
-            known = factor = 0
+            constant = factor = 0
             for part in equation.parts:
                 product = math.prod(sizes[each] for each in part if each != name)
                 if name in part:
                     factor += product
                 else:
-                    known += product
-            size, rest = divmod(equation.size - known, factor) if factor else (0, 0)
-            if name and not factor and known == equation.size:
+                    constant += product
+            size, rest = divmod(equation.size - constant, factor) if factor else (0, 0)
+            if name and not factor and constant == equation.size:
                 waiting.append(equation)
-            elif rest or size < 0 or (not factor and known != equation.size):
+            elif rest or size < 0 or (not factor and constant != equation.size):
                 yield _contradiction(equation, sizes)
             elif name:
                 sizes[name] = size
@@ -70,12 +70,12 @@ def solve(equations: Iterable[Equation], sizes: dict[str, int]) -> Iterator[str]
 
 def _contradiction(equation: Equation, sizes: dict[str, int]) -> str:
     names = dict.fromkeys(name for part in equation.parts for name in part)
-    known = ", ".join(f"{name}={sizes[name]}" for name in names if name in sizes)
+    values = ", ".join(f"{name}={sizes[name]}" for name in names if name in sizes)
     texts = [f"({' '.join(part)})" if part else "1" for part in equation.parts]
     text = texts[0].strip("()") if len(names) == len(texts) == 1 else " ".join(texts)
     if len(texts) > 1:
         text = f"[{text}]"
-    shown = f"and {text} has {known}" if known else "and the row has 1"
+    shown = f"and {text} has {values}" if values else "and the row has 1"
     if equation.size < 0:
         shown = "which no axis has"
     return f"{equation.where} has size {equation.size:,}, {shown}"

@@ -99,7 +99,7 @@ class Capture:
             literal: what follows the value; empty if its segments end there.
             stop: where the last value ends.
         """
-        ends = (found.start() for found in _END.finditer(text, start, stop))
+        ends = (match.start() for match in _END.finditer(text, start, stop))
         limit = next(ends)
         if self.is_many:
             places = itertools.chain([limit], ends) if limit == start else ()
@@ -124,8 +124,8 @@ class Capture:
 
     def stops_at(self, literal: str) -> bool:
         """Return whether the first such literal is where a value must end."""
-        held = "".join(self.entries) if self.entries else "0123456789"
-        return not self.is_free and literal[0] not in held
+        characters = "".join(self.entries) if self.entries else "0123456789"
+        return not self.is_free and literal[0] not in characters
 
     def regex(self, *, is_settled: bool) -> str:
         """Write a regular expression for what it may hold, or for any text.
@@ -226,11 +226,11 @@ class Template:
         """
         (text, *literals), end = self._closed("(?![^/])", re.escape), ""
         every = zip(self.captures, literals, self.settled, strict=True)
-        for held, literal, is_settled in every:
-            if held.is_many:
+        for capture, literal, is_settled in every:
+            if capture.is_many:
                 text, end = f"{text}{end}(?>((?:/[^/]*)*?){literal}", ")"
             else:
-                text += f"(?>({held.regex(is_settled=is_settled)}){literal})"
+                text += f"(?>({capture.regex(is_settled=is_settled)}){literal})"
         return re.compile(f"{text}\\Z{end}")
 
     @functools.cached_property
@@ -240,9 +240,9 @@ class Template:
             return [False] * len(self.captures)
         settled = []
         runs, is_sure = self._closed(SEPARATOR), True
-        for held, before, after in zip(self.captures, runs, runs[1:], strict=False):
+        for capture, before, after in zip(self.captures, runs, runs[1:], strict=False):
             is_sure = (is_sure or SEPARATOR in before) and (
-                SEPARATOR in after or held.stops_at(after)
+                SEPARATOR in after or capture.stops_at(after)
             )
             settled.append(is_sure)
         return settled
@@ -271,8 +271,8 @@ class Template:
         segments: list[Segment] = []
         for segment in self.segments:
             match segment:
-                case ("", Capture() as held, "") if held.key in many:
-                    segments.append((dataclasses.replace(held, is_many=True),))
+                case ("", Capture() as capture, "") if capture.key in many:
+                    segments.append((dataclasses.replace(capture, is_many=True),))
                 case _:
                     segments.append(tuple(map(understand, segment)))
         return Template(self.text, tuple(segments))
@@ -282,20 +282,20 @@ class Template:
 
         Of all ways to match, each capture is as short as those left of it allow.
         """
-        found = self._relaxed.match(SEPARATOR + path)
-        if found is None:
+        relaxed = self._relaxed.match(SEPARATOR + path)
+        if relaxed is None:
             return None
-        pairs = zip(self.captures, found.groups(), strict=True)
-        held = [(capture, capture.read(text)) for capture, text in pairs]
-        if any(value is None for _, value in held):
-            sure = zip(held, self.settled, strict=True)
+        texts = zip(self.captures, relaxed.groups(), strict=True)
+        pairs = [(capture, capture.read(text)) for capture, text in texts]
+        if any(value is None for _, value in pairs):
+            sure = zip(pairs, self.settled, strict=True)
             if any(value is None and is_sure for (_, value), is_sure in sure):
                 return None
-            held = self._search(SEPARATOR + path)
-            if not held:
+            pairs = self._search(SEPARATOR + path)
+            if not pairs:
                 return None
         captures: Captures = {}
-        for capture, value in held:
+        for capture, value in pairs:
             if captures.setdefault(capture.key, value) != value and not capture.is_wild:
                 return None
         return captures
@@ -317,12 +317,12 @@ class Template:
         while end is not None:
             place = len(starts)
             if place < len(captures):
-                held, start = captures[place], end + len(literals[place])
-                key = place, held.alike(text, start)
+                capture, start = captures[place], end + len(literals[place])
+                key = place, capture.alike(text, start)
                 if start < tried.get(key, stop + 1):
                     tried[key] = start
                     starts.append(start)
-                    searches.append(held.ends(text, start, following[place], stop))
+                    searches.append(capture.ends(text, start, following[place], stop))
             elif end == stop:
                 after = [*starts[1:], len(text)]
                 pieces = zip(captures, literals[1:], starts, after, strict=True)
@@ -340,12 +340,12 @@ class Template:
             sizes: of the names of each ``{(b i)}``.
         """
         path = self.literals[0]
-        for held, literal in zip(self.captures, self.literals[1:], strict=True):
-            if len(held.names) > 1:
-                text = str(compose(held.names, values, sizes))
+        for capture, literal in zip(self.captures, self.literals[1:], strict=True):
+            if len(capture.names) > 1:
+                text = str(compose(capture.names, values, sizes))
             else:
-                text = held.write(values[held.key])
-            if held.is_many and text:  # whole segments may have been a part of one
+                text = capture.write(values[capture.key])
+            if capture.is_many and text:  # whole segments may have been a part of one
                 path += SEPARATOR
             path += text.removeprefix(SEPARATOR) + literal
         return path.removeprefix(SEPARATOR)
@@ -442,22 +442,22 @@ def _parse_segment(row: str, segment: str, start: int, *, wild: bool) -> Segment
     parts: list[str | Capture] = [""]
     place = 0
     while place < len(segment):
-        found = _CAPTURE.match(segment, place)
+        match = _CAPTURE.match(segment, place)
         stars = _STARS.match(segment, place) if wild else None
-        if found or stars:
-            held, end = _capture(row, found, stars, start + place)
+        if match or stars:
+            capture, end = _capture(row, match, stars, start + place)
             if len(parts) > 1 and not parts[-1]:
                 cure = "Put text between them"
                 malformed(row, start + place, "two captures touch", cure)
-            if held.is_many and (place, end) == (0, len(segment)):
-                return (held,)
-            if held.is_many:
+            if capture.is_many and (place, end) == (0, len(segment)):
+                return (capture,)
+            if capture.is_many:
                 problem = f"{segment[place:end]} means whole segments"
-                one = "*" if held.is_wild else f"{{{held.key}}}"
+                one = "*" if capture.is_wild else f"{{{capture.key}}}"
                 text = f"{segment[:place]}{one}{segment[end:]}"
                 cure = f"For a part of one write {one}: {text!r:.200}"
                 malformed(row, start + place, problem, cure)
-            parts += [held, ""]
+            parts += [capture, ""]
             place = end
             continue
         if segment[place] in _HINTS:
@@ -470,29 +470,29 @@ def _parse_segment(row: str, segment: str, start: int, *, wild: bool) -> Segment
 
 
 def _capture(
-    row: str, found: re.Match[str] | None, stars: re.Match[str] | None, column: int
+    row: str, match: re.Match[str] | None, stars: re.Match[str] | None, column: int
 ) -> tuple[Capture, int]:
     """Return a capture and where its text ends in the segment."""
-    if found is None:
+    if match is None:
         assert stars is not None
         if len(stars[0]) > 2:
             malformed(row, column, f"{stars[0]} is not a pattern", "Write * or **")
         return Capture(stars[0], (), stars[0] == "**", is_wild=True), stars.end()
-    if found["product"]:
-        names = tuple(found["product"].split())
+    if match["product"]:
+        names = tuple(match["product"].split())
         if len({*names}) < len(names):
-            malformed(row, column, f"{found[0]} has a name twice", "Use other names")
-        return Capture(f"({' '.join(names)})", names, is_number=True), found.end()
-    if found["shifted"]:
-        name, shift = found["shifted"], int(found["shift"])
-        return Capture(name, (name,), is_number=True, shift=shift), found.end()
-    if found["listed"]:
-        texts = _ENTRY.findall(f"{found['entries']},")
+            malformed(row, column, f"{match[0]} has a name twice", "Use other names")
+        return Capture(f"({' '.join(names)})", names, is_number=True), match.end()
+    if match["shifted"]:
+        name, shift = match["shifted"], int(match["shift"])
+        return Capture(name, (name,), is_number=True, shift=shift), match.end()
+    if match["listed"]:
+        texts = _ENTRY.findall(f"{match['entries']},")
         entries = tuple(re.sub(r"\\(.)", r"\1", text) for text in texts)
         if len({*entries}) < len(entries) or not all(entries):
-            problem = f"the texts of {found[0]} are empty or not unique"
+            problem = f"the texts of {match[0]} are empty or not unique"
             malformed(row, column, problem, "Write each once")
         return Capture(
-            found["listed"], (found["listed"],), entries=entries
-        ), found.end()
-    return Capture(found["name"], (found["name"],), bool(found["many"])), found.end()
+            match["listed"], (match["listed"],), entries=entries
+        ), match.end()
+    return Capture(match["name"], (match["name"],), bool(match["many"])), match.end()
