@@ -39,10 +39,10 @@ def inputs_read(fn: Callable[..., Any], *args: Any) -> list[bool]:
 
     If the parts of a jaxpr change, gradients of frozen leaves are counted as memory.
     """
-    made = jax.make_jaxpr(fn)(*args).jaxpr
-    parts = [made.outvars, *(equation.invars for equation in made.eqns)]
+    jaxpr = jax.make_jaxpr(fn)(*args).jaxpr
+    parts = [jaxpr.outvars, *(equation.invars for equation in jaxpr.eqns)]
     read = {id(variable) for part in parts for variable in part}
-    return [id(variable) in read for variable in made.invars]
+    return [id(variable) in read for variable in jaxpr.invars]
 
 
 def coordination_client() -> Any:

@@ -26,10 +26,10 @@ _NOT_ZERO = re.compile(rb"[^\0]", re.DOTALL)
 class _CharacterState(dict[str, "_CharacterState"]):
     """A set of positions, and where each character leads from there, once asked."""
 
-    __slots__ = ("automaton", "found", "positions")
+    __slots__ = ("automaton", "matched", "positions")
 
-    def __init__(self, automaton: CharacterAutomaton, positions: int, found: int):
-        self.automaton, self.positions, self.found = automaton, positions, found
+    def __init__(self, automaton: CharacterAutomaton, positions: int, matched: int):
+        self.automaton, self.positions, self.matched = automaton, positions, matched
 
     def __missing__(self, char: str) -> _CharacterState:
         state = self[char] = self.automaton.step(self, char)
@@ -85,35 +85,35 @@ class CharacterAutomaton:
         state = self._root
         for char in text:
             state = state[char]
-        return state.found
+        return state.matched
 
     def step(self, state: _CharacterState, char: str) -> _CharacterState:
         """The state that ``char`` leads to."""
         in_sets = self._in_sets[bisect_right(self._points, ord(char))]
         accepting = self._stars | in_sets | self._literals.get(char, 0)
-        taken = state.positions & accepting
-        after = taken & self._stars | (taken & self._falling) >> 1
+        passed = state.positions & accepting
+        after = passed & self._stars | (passed & self._falling) >> 1
         after |= (after & self._falling_stars) >> 1
-        if taken & self._jumping:
-            after |= self._jump(taken & self._jumping)
+        if passed & self._jumping:
+            after |= self._jump(passed & self._jumping)
         self._transitions += 1
-        known = self._states.get(after)
-        return self._state(after) if known is None else known
+        next_state = self._states.get(after)
+        return self._state(after) if next_state is None else next_state
 
     def _state(self, positions: int) -> _CharacterState:
-        found = self._everywhere
+        matched = self._everywhere
         for place in places_of(positions & self._accepts):
-            found |= self._accepting[place]
-        state = self._states[positions] = _CharacterState(self, positions, found)
+            matched |= self._accepting[place]
+        state = self._states[positions] = _CharacterState(self, positions, matched)
         return state
 
-    def _jump(self, taken: int) -> int:
+    def _jump(self, jumping: int) -> int:
         # By bytes, each of them worked out once: thousands of positions may jump at
         # every character.
         after = 0
-        data = taken.to_bytes(self._size // 8 + 1, "little")
-        for found in _NOT_ZERO.finditer(data):
-            index = found.start()
+        data = jumping.to_bytes(self._size // 8 + 1, "little")
+        for match in _NOT_ZERO.finditer(data):
+            index = match.start()
             key = index << 8 | data[index]
             target = self._jumped.get(key)
             if target is None:
@@ -193,16 +193,18 @@ class CharacterAutomaton:
     def _numbers(self, numbers: NumberRange, after: int) -> int:
         """Lay out a range: a handful of positions a place, whatever its size."""
         first, last = numbers.first, numbers.last
-        begin, known = 0, {("", ""): after}
+        begin, begins = 0, {("", ""): after}
         for width in range(len(first), len(last) + 1):
             low = first if width == len(first) else "1".ljust(width, "0")
             high = last if width == len(last) else "9" * width
-            begin |= self._between(low, high, known)
+            begin |= self._between(low, high, begins)
         return begin
 
-    def _between(self, first: str, last: str, known: dict[tuple[str, str], int]) -> int:
+    def _between(
+        self, first: str, last: str, begins: dict[tuple[str, str], int]
+    ) -> int:
         """Lay out the numbers of one width from ``first`` to ``last``, once."""
-        if (first, last) not in known:
+        if (first, last) not in begins:
             begin, low, high = 0, int(first[0]), int(last[0])
             zeros, nines = "0" * len(first[1:]), "9" * len(first[1:])
             digits: dict[tuple[str, str], list[int]] = {}  # by what may follow
@@ -211,10 +213,10 @@ class CharacterAutomaton:
                 ends = ends if digit < high else (ends[0], last[1:])
                 digits.setdefault(ends, []).append(ord("0") + digit)
             for ends, codes in digits.items():
-                after = self._between(*ends, known)
+                after = self._between(*ends, begins)
                 begin |= self._set([(codes[0], codes[-1])], after)
-            known[first, last] = begin
-        return known[first, last]
+            begins[first, last] = begin
+        return begins[first, last]
 
 
 def places_of(mask: int) -> Iterator[int]:

@@ -113,8 +113,8 @@ def from_state_dict(target: Any, state: Any, *, strict: bool = True) -> Any:
     leaves = view.plan.unnest(state)
     if leaves is not None:
         return _rebuild(view, leaves, [], strict=strict)
-    found, unexpected = _align(view, to_state_dict(state))
-    return _rebuild(view, found, unexpected, strict=strict)
+    leaves, unexpected = _align(view, to_state_dict(state))
+    return _rebuild(view, leaves, unexpected, strict=strict)
 
 
 def from_flat_dict(target: Any, flat: Mapping[str, Any], *, strict: bool = True) -> Any:
@@ -143,27 +143,27 @@ def from_flat_dict(target: Any, flat: Mapping[str, Any], *, strict: bool = True)
             "from_state_dict."
         )
     view = view_tree(target)
-    found = [flat.get(path, _MISSING) for path in view.plan.paths]
+    leaves = [flat.get(path, _MISSING) for path in view.plan.paths]
     unexpected: list[str] = []
-    if len(flat) > sum(leaf is not _MISSING for leaf in found):
+    if len(flat) > sum(leaf is not _MISSING for leaf in leaves):
         paths = frozenset(view.plan.paths)
         unexpected = [str(name) for name in flat if name not in paths]
-    return _rebuild(view, found, unexpected, strict=strict)
+    return _rebuild(view, leaves, unexpected, strict=strict)
 
 
 def _rebuild(
-    view: TreeView, found: Sequence[Any], unexpected: Sequence[str], *, strict: bool
+    view: TreeView, incoming: Sequence[Any], unexpected: Sequence[str], *, strict: bool
 ) -> Any:
-    """Put what was found in its place; static leaves may come from the target."""
-    paths, leaves, missing = view.plan.paths, list(found), []
-    for index in [i for i, leaf in enumerate(found) if leaf is _MISSING]:
+    """Put leaves in their places; static leaves may come from the target."""
+    paths, leaves, missing = view.plan.paths, list(incoming), []
+    for index in [i for i, leaf in enumerate(incoming) if leaf is _MISSING]:
         leaves[index] = view.leaves[index]
         if is_array(leaves[index]):
             missing.append(paths[index])
     wrong = {
-        path: f"{describe(leaf)}, the target has {describe(own)}"
-        for path, own, leaf in zip(paths, view.leaves, leaves, strict=True)
-        if strict and leaf is not own and differs(own, leaf)
+        path: f"{describe(leaf)}, the target has {describe(like)}"
+        for path, like, leaf in zip(paths, view.leaves, leaves, strict=True)
+        if strict and leaf is not like and differs(like, leaf)
     }
     mismatch = Mismatch(missing, unexpected, wrong or containers(paths, leaves))
     if mismatch:
@@ -214,23 +214,23 @@ def describe(leaf: Any) -> str:
 
 def _align(view: TreeView, state: Any) -> tuple[list[Any], list[str]]:
     """Find the place of each leaf of ``state``; return leaves and unexpected paths."""
-    found = [_MISSING] * len(view.leaves)
+    leaves = [_MISSING] * len(view.leaves)
     unexpected: list[str] = []
     places = view.plan.nest(range(len(view.leaves)))
     pending: list[tuple[str | None, Any, Any]] = [(None, places, state)]
     while pending:
-        path, wanted, given = pending.pop()
-        if type(given) is dict and not isinstance(wanted, int):
+        path, wanted, value = pending.pop()
+        if type(value) is dict and not isinstance(wanted, int):
             below = wanted or {}
             pending += [
                 (name if path is None else f"{path}/{name}", below.get(name), child)
-                for name, child in reversed(given.items())
+                for name, child in reversed(value.items())
             ]
-        elif isinstance(wanted, int) and type(given) not in (dict, type(None)):
-            found[wanted] = given
+        elif isinstance(wanted, int) and type(value) not in (dict, type(None)):
+            leaves[wanted] = value
         else:
-            unexpected += _leaf_paths(path, given)
-    return found, unexpected
+            unexpected += _leaf_paths(path, value)
+    return leaves, unexpected
 
 
 def _leaf_paths(above: str | None, state: Any) -> Sequence[str]:

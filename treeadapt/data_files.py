@@ -104,8 +104,8 @@ class DataFile:
 
         text = text.replace("\r\n", "\n")
         bare = _TOML_TEXT.sub('"', text)
-        if found := _CONFLICT.search(bare):
-            line = bare.count("\n", 0, found.start()) + 1
+        if conflict := _CONFLICT.search(bare):
+            line = bare.count("\n", 0, conflict.start()) + 1
             raise ValueError(f"a merge left a conflict (at line {line})")
         dots = [part.count(".") for part in _TOML_END_OF_KEY.split(bare)]
         if max(dots) > _MAX_DOTS or sum(dots) > _MAX_ALL_DOTS:
@@ -149,28 +149,28 @@ class DataFile:
         self,
         path: str | os.PathLike[str],
         table: Mapping[str, Any],
-        known: Sequence[str],
+        allowed: Sequence[str],
         *,
         of: str = "it",
     ) -> None:
-        """Raise if a table has other fields than those known.
+        """Raise if a table has other fields than those allowed.
 
         Args:
             path: name of the file, for messages.
             table: a part of the document.
-            known: the fields that it may have.
+            allowed: the fields that it may have.
             of: what the table is, for messages.
 
         Raises:
             TreeAdaptError: it names the unknown field and the nearest known one.
         """
         for field in table:
-            if field not in known:
-                near = Speller().nearest(field, known, count=1)
+            if field not in allowed:
+                near = Speller().nearest(field, allowed, count=1)
                 hint = f"Did you mean {near[0]!r}?" if near else "Remove it."
                 if field in _KIND_OF:
                     hint = f"Is it {_KIND_OF[field]}?"
-                fields = listing(known)
+                fields = listing(allowed)
                 seen = f"{of} has an unknown field {listing([field])}; known are"
                 self.refuse(path, f"{seen} {fields}", hint)
 

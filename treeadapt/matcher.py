@@ -97,15 +97,15 @@ class Matcher:
             One int for each path: bit ``i`` is set if ``patterns[i]`` selects it.
         """
         paths = plan.paths if paths is None else paths
-        found = [0] * len(paths)
+        matches = [0] * len(paths)
         for automaton in self._automata:
             states = _Descent(automaton, plan).after(paths)
-            masks = [state.found for state in states]
-            found = list(map(or_, found, masks)) if any(found) else masks
+            masks = [state.matched for state in states]
+            matches = list(map(or_, matches, masks)) if any(matches) else masks
             automaton.trim()
         if self._regexes:
-            found = list(map(or_, found, map(self._of_regexes, paths)))
-        return found
+            matches = list(map(or_, matches, map(self._of_regexes, paths)))
+        return matches
 
     def reach(self, plan: Plan, paths: Sequence[str]) -> int:
         """Tell which patterns could match at or below places of which little is known.
@@ -118,13 +118,13 @@ class Matcher:
             An int whose bit ``i`` is set if ``patterns[i]`` could; so it is for every
             regular expression.
         """
-        found = 0
+        mask = 0
         for bit, _ in self._regexes if paths else ():
-            found |= bit
+            mask |= bit
         for automaton in self._automata:
-            found |= automaton.alive(_Descent(automaton, plan, *paths).after(paths))
+            mask |= automaton.alive(_Descent(automaton, plan, *paths).after(paths))
             automaton.trim()
-        return found
+        return mask
 
     def match_path(self, path: str) -> int:
         """Match one path, of which no tree is known.
@@ -141,14 +141,14 @@ class Matcher:
                 "classes or siblings. Bind the selector or the rules to the full tree "
                 "first: .bind(tree)."
             )
-        found = 0
+        mask = 0
         for automaton in self._automata:
             state = automaton.root
             for name in path.split("/"):
                 state = state[name]
-            found |= state.found
+            mask |= state.matched
             automaton.trim()
-        return found | self._of_regexes(path)
+        return mask | self._of_regexes(path)
 
     def _of_regexes(self, path: str) -> int:
         return sum(bit for bit, regex in self._regexes if regex.fullmatch(path))
@@ -177,7 +177,7 @@ class _Descent:
 
     def after(self, paths: Sequence[str]) -> list[_SegmentState]:
         """The states after paths of leaves, which are not remembered."""
-        found = []
+        states = []
         for path in paths:
             parent, slash, name = path.rpartition("/")
             above = parent if slash else None
@@ -185,8 +185,8 @@ class _Descent:
             if state is None:
                 state = self.descend(parent)
             asks = state.asks
-            found.append(self.ask(state, above, name, path) if asks else state[name])
-        return found
+            states.append(self.ask(state, above, name, path) if asks else state[name])
+        return states
 
     def descend(self, path: str) -> _SegmentState:
         """The state after ``path``, which is remembered."""
@@ -198,10 +198,10 @@ class _Descent:
                 state = state[name]
                 continue
             here, parent = "/".join(names[: i + 1]), "/".join(names[:i]) if i else None
-            known = self.states.get(here)
-            if known is None:
-                known = self.states[here] = self.ask(state, parent, name, here)
-            state = known
+            below = self.states.get(here)
+            if below is None:
+                below = self.states[here] = self.ask(state, parent, name, here)
+            state = below
         self.states[path] = state
         return state
 
@@ -244,10 +244,10 @@ class _SegmentState(dict["str | tuple[str, int]", "_SegmentState"]):
     tree (``asks``), that it satisfies.
     """
 
-    __slots__ = ("asks", "automaton", "found", "positions")
+    __slots__ = ("asks", "automaton", "matched", "positions")
 
-    def __init__(self, automaton: _SegmentAutomaton, positions: int, found: int):
-        self.automaton, self.positions, self.found = automaton, positions, found
+    def __init__(self, automaton: _SegmentAutomaton, positions: int, matched: int):
+        self.automaton, self.positions, self.matched = automaton, positions, matched
         self.asks = positions & automaton.tree_positions
 
     def __missing__(self, key: str | tuple[str, int]) -> _SegmentState:
@@ -299,11 +299,11 @@ class _SegmentAutomaton:
 
     def alive(self, states: Iterable[_SegmentState]) -> int:
         """The bits of all globs that match in a state, or may do so further down."""
-        ends, found = list(self._accepting), 0
-        held = reduce(or_, (state.positions for state in states), 0)
-        for place in characters.places_of(held):
-            found |= self._accepting[ends[bisect_left(ends, place)]]
-        return found
+        ends, mask = list(self._accepting), 0
+        positions = reduce(or_, (state.positions for state in states), 0)
+        for place in characters.places_of(positions):
+            mask |= self._accepting[ends[bisect_left(ends, place)]]
+        return mask
 
     def trim(self) -> None:
         """Forget what was learnt if that is too much."""
@@ -328,31 +328,37 @@ class _SegmentAutomaton:
         after |= before & self._stays
         after |= (after & self.any_depth) << 1
         self._transitions += 1
-        known = self._states.get(after)
-        return self._state(after, before, state.found) if known is None else known
+        next_state = self._states.get(after)
+        return (
+            self._state(after, before, state.matched)
+            if next_state is None
+            else next_state
+        )
 
-    def _state(self, positions: int, before: int, found: int) -> _SegmentState:
-        """A new state of ``positions``, when ``before`` has ``found`` already."""
+    def _state(self, positions: int, before: int, matched: int) -> _SegmentState:
+        """A new state of ``positions``, when ``before`` has ``matched`` already."""
         new = positions & ~before & self._accepts
         while new:
             lowest = new & -new
-            found |= self._accepting[lowest.bit_length() - 1]
+            matched |= self._accepting[lowest.bit_length() - 1]
             new ^= lowest
-        state = self._states[positions] = _SegmentState(self, positions, found)
+        state = self._states[positions] = _SegmentState(self, positions, matched)
         return state
 
     def _satisfied_by(self, name: str) -> int:
         """The positions whose own text or glob ``name`` matches."""
-        found = self._literals.get(name, 0)
-        return found | self._characters.match(name) if self._characters else found
+        positions = self._literals.get(name, 0)
+        return (
+            positions | self._characters.match(name) if self._characters else positions
+        )
 
     def count(self, names: Sequence[str], asks: int) -> dict[str, int]:
         """For siblings ``names``, which of the positions ``asks`` each satisfies."""
         positions: dict[str, int] = defaultdict(int)
-        for element, own in self._counted.items():
-            if own & asks:
+        for element, bits in self._counted.items():
+            if bits & asks:
                 for name in self._counted_names(element, names):
-                    positions[name] |= own & asks
+                    positions[name] |= bits & asks
         return positions
 
     def _counted_names(self, element: FromEnd, names: Sequence[str]) -> Iterator[str]:

@@ -146,7 +146,10 @@ class MemoryPlan:
         for array in self.arrays:
             key = (array.param, array.path if array.param is None else "")
             owned.setdefault(key, []).append(array)
-        pairs = [(own[0], sum(x.device_bytes for x in own)) for own in owned.values()]
+        pairs = [
+            (arrays[0], sum(x.device_bytes for x in arrays))
+            for arrays in owned.values()
+        ]
         return tuple(sorted(pairs, key=lambda pair: -pair[1]))
 
     @property
@@ -190,9 +193,9 @@ class MemoryPlan:
             key = (size, array.kind, array.shape, array.dtype, spec_text(array.spec))
             alike.setdefault(key, []).append(array)
         groups = [
-            _AlikeArrays(path, own[places[0]], len(places), len(places) * size)
-            for (size, *_), own in alike.items()
-            for path, places in fold(array.path for array in own).items()
+            _AlikeArrays(path, arrays[places[0]], len(places), len(places) * size)
+            for (size, *_), arrays in alike.items()
+            for path, places in fold(array.path for array in arrays).items()
         ]
         return sorted(groups, key=lambda group: -group.device_bytes)
 
@@ -258,17 +261,17 @@ def plan_memory(
             f"{type(mesh).__name__}."
         )
     view = view_tree(tree)
-    found, complaint = decide_specs(
+    leaf_specs, complaint = decide_specs(
         view, rules, specs, logical_axes=logical_axes, mesh=mesh
     )
     arrays = [
         _placed(PARAMS, path, path, leaf, spec, mesh)
-        for (path, leaf), spec in zip(view.items(), found, strict=True)
+        for (path, leaf), spec in zip(view.items(), leaf_specs, strict=True)
         if is_array(leaf)
     ]
     split: set[str | None] = set()
     if tx is not None and arrays:
-        placed, split = _trained(tree, view.rebuild(found), mesh, tx)
+        placed, split = _trained(tree, view.rebuild(leaf_specs), mesh, tx)
         arrays += placed
     if paths is not None:
         arrays = [array for array in arrays if array.param in paths]
@@ -306,13 +309,13 @@ def _trained(
             f"{'is not an array' if static[1:] == [] else 'are not arrays'}: "
             f"{listing(static)}. Wrap it: treeadapt.adapt(tx). ({error})"
         ) from error
-    view, known = view_params(fast_params(tree)), view_tree(fast_params(specs)).flat()
+    view, by_path = view_params(fast_params(tree)), view_tree(fast_params(specs)).flat()
     # The first half of the tree has the first of its leaves.
     pairs = zip(view.plan.paths, view_tree(tree).plan.paths, strict=False)
     names: dict[str | None, str] = dict(pairs)
     gradients = _gradients(tx, view, {place.param for place in places})
     arrays = [
-        _placed(GRADIENTS, names[path], names[path], leaf, known[path], mesh)
+        _placed(GRADIENTS, names[path], names[path], leaf, by_path[path], mesh)
         for path, leaf in gradients.items()
     ]
     for place, leaf in zip(places, state.leaves, strict=True):
@@ -323,16 +326,16 @@ def _trained(
 
 
 def _gradients(
-    tx: Any, view: TreeView, held: Collection[str | None]
+    tx: Any, view: TreeView, in_state: Collection[str | None]
 ) -> Mapping[str, Any]:
     """Return the params that have a gradient.
 
-    Those that are ``held``, of which the state has something; of others, only those
+    Those that are ``in_state``, which has something of them; of others, only those
     whose gradient the update reads, so not those that are frozen. All, if it cannot be
     traced without arguments that only a training step has.
     """
     params = trained(view)
-    if all(path in held for path in params):
+    if all(path in in_state for path in params):
         return params
     run = with_extra_args(tx)
     arrays = {
@@ -347,14 +350,14 @@ def _gradients(
         return run.update(view.replace(blank | grads), run.init(params), params)
 
     # A part of the tree is traced in no time, all of a large one in seconds.
-    for left_out in (held, frozenset[str]()):
+    for left_out in (in_state, frozenset[str]()):
         part = {path: arrays[path] for path in sorted(arrays.keys() - left_out)}
         try:
             yes = _jax.inputs_read(update, part, part)  # in the order of their keys
         except (AttributeError, KeyError, TypeError, ValueError):
             continue
         read = {*itertools.compress(part, yes)}
-        return {p: leaf for p, leaf in params.items() if p in held or p in read}
+        return {p: leaf for p, leaf in params.items() if p in in_state or p in read}
     return params
 
 

@@ -124,10 +124,10 @@ def fold(texts: Iterable[str]) -> dict[str, list[int]]:
     for place, text in enumerate(texts):
         parts = _NUMBER.split(text)
         groups.setdefault(tuple(parts[::2]), []).append((parts, [place]))
-    found = [row for rows in groups.values() for row in _fold_rows(rows)]
-    found.sort(key=lambda row: row[1][0])
+    folds = [row for rows in groups.values() for row in _fold_rows(rows)]
+    folds.sort(key=lambda row: row[1][0])
     folded: dict[str, list[int]] = {}
-    for parts, places in found:
+    for parts, places in folds:
         folded.setdefault("".join(parts), []).extend(places)
     return folded
 

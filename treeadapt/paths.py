@@ -69,7 +69,9 @@ def join(segments: Iterable[str]) -> str:
     return SEPARATOR.join(segments)
 
 
-def unboxed(paths: Collection[str], known: Collection[str] = ()) -> dict[str, str]:
+def unboxed(
+    paths: Collection[str], model_paths: Collection[str] = ()
+) -> dict[str, str]:
     """Return stored paths as the model has them, without the ``value`` of boxes.
 
     Orbax and Flax write a box (an ``nnx.Variable``, ``nn.Partitioned``) as a node with
@@ -77,31 +79,33 @@ def unboxed(paths: Collection[str], known: Collection[str] = ()) -> dict[str, st
 
     Args:
         paths: what is stored.
-        known: the paths of the model; empty if they are not known. Where it really has
-            a leaf called ``value``, as Brax does, the path stays.
+        model_paths: the paths of the model; empty if they are not known. Where it
+            really has a leaf called ``value``, as Brax does, the path stays.
 
     Returns:
-        ``{stored path: path}``. The ending is cut off where ``known`` has the path
-        without it and not the one with it; and everywhere if every path ends so and
-        ``known`` has none of them.
+        ``{stored path: path}``. The ending is cut off where ``model_paths`` has the
+        path without it and not the one with it; and everywhere if every path ends so
+        and ``model_paths`` has none of them.
 
     Example:
-        >>> unboxed(["a/value", "value/b"], known=["a", "value/b"])
+        >>> unboxed(["a/value", "value/b"], model_paths=["a", "value/b"])
         {'a/value': 'a', 'value/b': 'value/b'}
         >>> unboxed(["a/value", "b/value"])
         {'a/value': 'a', 'b/value': 'b'}
     """
-    paths, known = dict.fromkeys(paths), frozenset(known)
+    paths, model_paths = dict.fromkeys(paths), frozenset(model_paths)
     short = {path: path.removesuffix(_BOX) for path in paths if path.endswith(_BOX)}
-    if "value" in paths and "" in known:
+    if "value" in paths and "" in model_paths:
         short["value"] = ""
-    everywhere = len(short) == len(paths) and not any(path in known for path in paths)
+    everywhere = len(short) == len(paths) and not any(
+        path in model_paths for path in paths
+    )
     return {
         path: short[path]
         if path in short
-        and path not in known
+        and path not in model_paths
         and short[path] not in paths
-        and (everywhere or short[path] in known)
+        and (everywhere or short[path] in model_paths)
         else path
         for path in paths
     }

@@ -267,10 +267,10 @@ def _glob(text: str) -> Pattern:
 def spans(text: str) -> Iterator[tuple[int, int]]:
     """Yield start and stop of every segment; a slash ends one, escaped or not."""
     start = 0
-    for found in _ESCAPE_OR_SLASH.finditer(text):
-        if found["slash"]:
-            yield start, found.start()
-            start = found.end()
+    for match in _ESCAPE_OR_SLASH.finditer(text):
+        if match["slash"]:
+            yield start, match.start()
+            start = match.end()
     yield start, len(text)
 
 
@@ -431,10 +431,10 @@ class _Scanner:
 
     def _range(self) -> None:
         """Read a range, if one is the whole alternative that begins here."""
-        found = _RANGE_LIKE.match(self.text, self.at, self.stop)
-        if not found:
+        match = _RANGE_LIKE.match(self.text, self.at, self.stop)
+        if not match:
             return
-        first, dots, last = found[0].partition("..")
+        first, dots, last = match[0].partition("..")
         if not (_NUMBER.fullmatch(first) and (not last or _NUMBER.fullmatch(last))):
             self.fail(
                 "not a range. Write '{0..5}', or '{-4..}' to count from the end; "
@@ -445,11 +445,11 @@ class _Scanner:
         if first.startswith("-"):
             last = last or ("-1" if dots else first)
             self._check_range(first, last)
-            self._from_end(int(first), int(last), found.end())
+            self._from_end(int(first), int(last), match.end())
         else:
             self._check_range(first, last)
             self.tokens.append(NumberRange(first, last))
-            self.at = found.end()
+            self.at = match.end()
 
     def _check_range(self, first: str, last: str) -> None:
         if not last:
@@ -491,8 +491,8 @@ def _union(
     inside: list[tuple[int, int]] = []
     for first, last in sorted(intervals):
         if inside and first <= inside[-1][1] + 1:
-            first, known = inside.pop()
-            last = max(known, last)
+            first, previous = inside.pop()
+            last = max(previous, last)
         inside.append((first, last))
     if not negated:
         return tuple(inside)

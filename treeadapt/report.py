@@ -386,12 +386,12 @@ def summarize(
     memory = None
     if matches is not None:
         notes += [
-            f"{found.kind.capitalize()}: {found.line}"
-            for found in findings(
+            f"{finding.kind.capitalize()}: {finding.line}"
+            for finding in findings(
                 matches, {*itertools.compress(table.plan.paths, chosen)}
             )
             # On a mesh, leaves without a rule have a box, or are scalars.
-            if mesh is None or found.kind != "unmatched"
+            if mesh is None or finding.kind != "unmatched"
         ]
         for key in sorted(unrolled.left_out):
             notes.append(
@@ -470,15 +470,15 @@ def _totals(
     labels: dict[Hashable, list[LeafRow]] = {}
     for row in sorted(rows, key=lambda row: row.rule or math.inf):
         labels.setdefault(label_key(row.label), []).append(row)
-    given = [found[0].label for found in labels.values()]
-    looks = [SIZES] * len(given) if ruled is None else paints(given)
-    for label, paint, found in zip(given, looks, labels.values(), strict=True):
+    distinct = [members[0].label for members in labels.values()]
+    looks = [SIZES] * len(distinct) if ruled is None else paints(distinct)
+    for label, paint, members in zip(distinct, looks, labels.values(), strict=True):
         text, where = "", tuple[str, ...]()
         if ruled is not None:
             text = " ".join(label_text(label, "no rule").split())
-            numbers = dict.fromkeys(row.rule for row in found if row.rule)
+            numbers = dict.fromkeys(row.rule for row in members if row.rule)
             where = tuple(printable(ruled[number - 1].text) for number in numbers)
-        yield Total(label, *added(found), text, paint, where)
+        yield Total(label, *added(members), text, paint, where)
 
 
 def label_key(label: Any) -> Hashable:
@@ -503,7 +503,7 @@ def findings(
         matches: what the rules decide.
         shown: paths of the leaves to name; None for all.
     """
-    rules, known = matches.rules, frozenset(matches.paths if shown is None else shown)
+    rules, visible = matches.rules, frozenset(matches.paths if shown is None else shown)
     pairs: dict[tuple[int, int], list[str]] = {}
     for leaf, one, two in matches.overlaps if rules.overlap == "error" else ():
         pairs.setdefault((one, two), []).append(matches.paths[leaf])
@@ -512,12 +512,12 @@ def findings(
         names = sorted(matches.names(paths), key=natural)
         return f"{plural(len(paths), 'leaf')}{what}: {listing(names)}"
 
-    if left := [path for path in matches.unmatched if path in known]:
+    if left := [path for path in matches.unmatched if path in visible]:
         text = listed(left, " without a rule")
         cure = 'Add a rule, or end with one for "**".'
         yield Finding("unmatched", None, f"{text}. {cure}")
     for (one, two), paths in sorted(pairs.items()):
-        if both := [path for path in paths if path in known]:
+        if both := [path for path in paths if path in visible]:
             text = f"{shorten(rules.selectors[two].typed)} gives another value than "
             text += f"{rules.names[one]}, to {listed(both, '')}. Exclude "
             text += 'them from one of the two, or choose overlap = "first".'

@@ -211,8 +211,8 @@ def merge(params: Mapping[str, Any], rest: Rest) -> Any:
         )
     if len(flat) != len(paths) or not all(path in flat for path in paths):
         missing = [path for path in paths if path not in flat]
-        known = frozenset(paths)
-        unexpected = [str(path) for path in flat if path not in known]
+        expected = frozenset(paths)
+        unexpected = [str(path) for path in flat if path not in expected]
         hint = "Pass all params, under the same keys."
         text = Mismatch(missing, unexpected).text(
             "entry", "the dict has", to="what split gave", hint=hint
@@ -290,9 +290,9 @@ def _selected(view: TreeView, where: Any, arrays: str) -> list[int]:
         for index, yes in enumerate(select(view, where))
         if yes and is_array(view.leaves[index])
     ]
-    found = [i for i in matched if takes(view.leaves[i]) and i not in untrained]
+    chosen = [i for i in matched if takes(view.leaves[i]) and i not in untrained]
     selector = as_selector(where)
-    if matched and not found and selector.plain != "**":
+    if matched and not chosen and selector.plain != "**":
         path = view.plan.paths[matched[0]]
         seen = describe(view.leaves[matched[0]])
         kind = "does not train" if matched[0] in untrained else "is not floating-point"
@@ -301,7 +301,7 @@ def _selected(view: TreeView, where: Any, arrays: str) -> list[int]:
             f"none of them trains: {path!r}, {seen}, {kind}. Select the parameters, "
             'or pass arrays="all" for whatever is selected.'
         )
-    return found
+    return chosen
 
 
 def _form(
@@ -311,8 +311,8 @@ def _form(
     *,
     nested: bool,
 ) -> _Form:
-    taken = {*chosen, *dict(tied)}
-    left = [index for index in range(len(view.leaves)) if index not in taken]
+    used = {*chosen, *dict(tied)}
+    left = [index for index in range(len(view.leaves)) if index not in used]
     kept = tuple(index for index in left if is_array(view.leaves[index]))
     static = tuple(index for index in left if not is_array(view.leaves[index]))
     data = node_data(view.structure)
@@ -419,8 +419,8 @@ def collections_beside_params(
     if not is_mapping or "params" not in plan.child_names(None):
         return []
     meant = {"params", *(text.partition("/")[0] for text in patterns)}
-    found = dict.fromkeys(path.partition("/")[0] for path in paths)
-    return [name for name in found if name not in meant]
+    names = dict.fromkeys(path.partition("/")[0] for path in paths)
+    return [name for name in names if name not in meant]
 
 
 def _warn_of_collections(view: TreeView, chosen: Sequence[int], where: Any) -> None:

@@ -60,13 +60,13 @@ def check_adapter(tree: Any) -> None:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TreeAdaptWarning)
-        found = list(_nodes(tree))
-        if not found:
+        nodes = list(_nodes(tree))
+        if not nodes:
             raise AdapterError(
                 f"No adapter opens a {type(tree).__name__}. Register the class first: "
                 "treeadapt.register(...)."
             )
-        for path, node, kind in found:
+        for path, node, kind in nodes:
             _check_node(path, node, kind)
         _check_leaves(tree)
         _check_transformations(tree)
@@ -106,10 +106,10 @@ def _check_node(path: str, node: Any, kind: NodeKind) -> None:
     marks = [_Mark() for _ in flat.children]
     hint = "unflatten(aux, children) fails on children that are not arrays: "
     with _law("unflatten", path, node, before=hint):
-        made = adapter.unflatten(flat.aux, marks)
-        if type(made) is not type(node):
-            raise _BrokenError(f"unflatten gives a {type(made).__name__}")
-        again = adapter.open(made)
+        rebuilt = adapter.unflatten(flat.aux, marks)
+        if type(rebuilt) is not type(node):
+            raise _BrokenError(f"unflatten gives a {type(rebuilt).__name__}")
+        again = adapter.open(rebuilt)
         if _texts(again.keys) != keys:
             raise _BrokenError(f"the keys {keys} come back as {again.keys!r}")
         for key, mark, child in zip(keys, marks, again.children, strict=True):
@@ -134,11 +134,11 @@ def _check_leaves(tree: Any) -> None:
     }
     for name, way in ways.items():
         again = way()
-        found = view_nested(again)
+        rebuilt = view_nested(again)
         with _law("identity", "", tree):
-            if type(again) is not type(tree) or found.plan.paths != view.plan.paths:
+            if type(again) is not type(tree) or rebuilt.plan.paths != view.plan.paths:
                 raise _BrokenError(f"{name} gives other classes or paths")
-        for (path, one), two in zip(view.items(), found.leaves, strict=True):
+        for (path, one), two in zip(view.items(), rebuilt.leaves, strict=True):
             with _law("identity", path, one):
                 if one is not two:
                     raise _BrokenError(f"{name} gives another object")

@@ -31,8 +31,8 @@ def _instance(node: Any) -> Flat:
 def _caches(cls: type) -> frozenset[str]:
     """Return the slots in which attrs keeps what a ``cached_property`` remembers."""
     getters = [base.__dict__.get("__getattr__") for base in cls.__mro__]
-    found = [getattr(get, "__defaults__", None) or () for get in getters]
-    return frozenset().union(*(x for xs in found for x in xs if isinstance(x, dict)))
+    defaults = [getattr(get, "__defaults__", None) or () for get in getters]
+    return frozenset().union(*(x for xs in defaults for x in xs if isinstance(x, dict)))
 
 
 OPENERS = (

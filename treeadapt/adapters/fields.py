@@ -37,10 +37,10 @@ def picked(node: Any, names: Sequence[str]) -> Flat:
 
     An attribute that is not set is not a child, and is not set after rebuilding either.
     """
-    found = attributes(node)
-    present = tuple(name for name in names if name in found)
-    children = [found.pop(name) for name in present]
-    return Flat(present, children, Shell(type(node), present, lasting(node, found)))
+    values = attributes(node)
+    present = tuple(name for name in names if name in values)
+    children = [values.pop(name) for name in present]
+    return Flat(present, children, Shell(type(node), present, lasting(node, values)))
 
 
 def is_generated(function: Any) -> bool:
@@ -107,39 +107,39 @@ def builtin_base(cls: type) -> Any:
 
 def attributes(node: Any) -> dict[str, Any]:
     """Return the instance attributes of ``node``, slots included, in a fixed order."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     with contextlib.suppress(AttributeError):  # past a ``__getattr__`` of the class
-        found.update(object.__getattribute__(node, "__dict__"))
+        values.update(object.__getattribute__(node, "__dict__"))
     for name, place in slots(type(node)):
         with contextlib.suppress(AttributeError):  # a slot that is not set
-            found.setdefault(name, place.__get__(node))
-    return found
+            values.setdefault(name, place.__get__(node))
+    return values
 
 
-def lasting(node: Any, found: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+def lasting(node: Any, values: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     """Return attributes except what a ``cached_property`` found in old children."""
     return tuple(
         (name, value)
-        for name, value in found.items()
+        for name, value in values.items()
         if not isinstance(_declared(type(node), name), functools.cached_property)
     )
 
 
 def _declared(cls: type, name: str) -> Any:
-    found = (vars(base)[name] for base in cls.__mro__ if name in vars(base))
-    return next(found, None)
+    declared = (vars(base)[name] for base in cls.__mro__ if name in vars(base))
+    return next(declared, None)
 
 
 def slots(cls: type) -> tuple[tuple[str, Any], ...]:
     """Return the names and descriptors of the slots of a class, in a fixed order."""
-    found = []
+    places = []
     for base in cls.__mro__:
         names = base.__dict__.get("__slots__", ())
         for name in (names,) if isinstance(names, str) else names:
             place = base.__dict__.get(_mangle(name, base))
             if name not in ("__dict__", "__weakref__") and place is not None:
-                found.append((_mangle(name, base), place))
-    return tuple(found)
+                places.append((_mangle(name, base), place))
+    return tuple(places)
 
 
 def _mangle(name: str, cls: type) -> str:

@@ -85,9 +85,9 @@ def _aligned(keyed_children: list[Any], children: list[Any]) -> list[int]:
     places: dict[int, collections.deque[int]] = {}
     for place, child in enumerate(keyed_children):
         places.setdefault(id(child), collections.deque()).append(place)
-    found = [places[id(c)].popleft() for c in children if places.get(id(c))]
+    order = [places[id(c)].popleft() for c in children if places.get(id(c))]
     in_order = list(range(len(children)))
-    return found if sorted(found) == in_order else in_order
+    return order if sorted(order) == in_order else in_order
 
 
 def dataclass_fields(node: Any) -> Flat:
@@ -102,11 +102,11 @@ def dataclass_fields(node: Any) -> Flat:
     bare = fields.picked(node, [name for name in names if name is not None])
     if list(map(id, bare.children)) != list(map(id, flat.children)):
         return flat._replace(aux=treedef_of_node(node))
-    given = {field.name for field in dataclasses.fields(node) if field.init}
+    init_names = {field.name for field in dataclasses.fields(node) if field.init}
     rest = tuple(
         (name, value)
         for name, value in bare.aux.rest
-        if name in given or not any(map(is_array, jax.tree.leaves(value)))
+        if name in init_names or not any(map(is_array, jax.tree.leaves(value)))
     )
     if len(rest) == len(bare.aux.rest):
         return bare
@@ -144,7 +144,7 @@ def runs_code_when_built(cls: type) -> bool:
     """Return whether building an instance of a dataclass runs code written for it."""
     if not dataclasses.is_dataclass(cls):
         return False
-    given = {field.name for field in dataclasses.fields(cls) if field.init}
+    init_names = {field.name for field in dataclasses.fields(cls) if field.init}
     return (
         hasattr(cls, "__post_init__")
         or cls.__new__ is not object.__new__
@@ -153,8 +153,8 @@ def runs_code_when_built(cls: type) -> bool:
             cls.__setattr__ is object.__setattr__
             or fields.is_generated(cls.__setattr__)
         )
-        or len(given) < len(dataclasses.fields(cls))
-        or not given.issuperset([*inspect.signature(cls.__init__).parameters][1:])
+        or len(init_names) < len(dataclasses.fields(cls))
+        or not init_names.issuperset([*inspect.signature(cls.__init__).parameters][1:])
     )
 
 

@@ -159,38 +159,41 @@ class AdapterRegistry:
 
     def _search(self, node: Any) -> NodeKind:
         cls = type(node)
-        known = jax_knows(node)
+        known_to_jax = jax_knows(node)
         kinds = self.kinds  # an entry registered meanwhile gets a new, empty table
         kind = LEAF
-        ranked = self._ranked(cls, known=known)
+        ranked = self._ranked(cls, known_to_jax=known_to_jax)
         for adapter in sorted(ranked, key=lambda row: not row.is_exact(cls)):
             if not adapter.covers(cls):
                 continue
             if adapter.leaf:
-                if known and adapter.is_exact(cls):
+                if known_to_jax and adapter.is_exact(cls):
                     raise AdapterError(
                         f"{cls.__name__} is registered as a leaf, but JAX knows the "
                         "class and opens it. Register it with treeadapt or with JAX."
                     )
-                if not known:
+                if not known_to_jax:
                     kind = NodeKind(sealed=True)
                     break
-            elif known or adapter.unflatten is not None:
+            elif known_to_jax or adapter.unflatten is not None:
                 by_hand = adapter.unflatten is not None and adapter.by_hand(cls)
                 is_mapping = adapter.flatten is jax.mapping
                 kind = NodeKind(
-                    adapter, not known, by_hand or not known, is_mapping=is_mapping
+                    adapter,
+                    not known_to_jax,
+                    by_hand or not known_to_jax,
+                    is_mapping=is_mapping,
                 )
                 break
         kinds[cls] = kind
         return kind
 
-    def _ranked(self, cls: type, *, known: bool) -> Iterator[Adapter]:
+    def _ranked(self, cls: type, *, known_to_jax: bool) -> Iterator[Adapter]:
         yield from self.entries
         for library, module in _ADAPTER_FILES:
             if library in sys.modules:
                 yield from importlib.import_module(module).ADAPTERS
-        if known:
+        if known_to_jax:
             # JAX opens no subclass of a container by itself: one that it knows was
             # registered, in a way of its own.
             for row in builtin.NODES:

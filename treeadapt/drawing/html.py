@@ -57,17 +57,17 @@ def html_page(outline: Outline) -> str:
 
 def html_part(outline: Outline) -> str:
     """Return an outline as an element for a notebook or another page."""
-    made = ET.Element("div", {"class": "treeadapt"})
-    element(made, "style", _STYLE)
+    root = ET.Element("div", {"class": "treeadapt"})
+    element(root, "style", _STYLE)
     if outline.title:
-        element(made, "div", outline.title, class_="title")
-    element(made, "div", outline.headline, class_="" if outline.title else "title")
+        element(root, "div", outline.title, class_="title")
+    element(root, "div", outline.headline, class_="" if outline.title else "title")
     whole, legend, tree = picture(outline, labels=_LABELS, limit=_ROWS, width=_WIDTH)
     for line in (whole, *legend):
-        _line(element(made, "div"), line)
+        _line(element(root, "div"), line)
     for note in outline.notes:
-        element(made, "div", note, class_="red")
-    above = [element(made, "div", class_="tree")]
+        element(root, "div", note, class_="red")
+    above = [element(root, "div", class_="tree")]
     first = every(outline.rows())  # as the picture
     is_open = {id(row.node) for row in first if row.children}
     for line in tree:
@@ -80,7 +80,7 @@ def html_part(outline: Outline) -> str:
                 into.set("open", "")
             above.append(into)
         _line(element(into, tag, class_="line"), line)
-    return _text(made)
+    return _text(root)
 
 
 def _line(into: ET.Element, line: Line) -> None:
@@ -108,5 +108,5 @@ def _fill(paint: Paint) -> str:
     return f"background:repeating-linear-gradient(135deg,{stripes}),{below}"
 
 
-def _text(made: ET.Element) -> str:
-    return ET.tostring(made, encoding="unicode", method="html")
+def _text(root: ET.Element) -> str:
+    return ET.tostring(root, encoding="unicode", method="html")

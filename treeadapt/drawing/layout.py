@@ -76,14 +76,14 @@ def _padded(
     head: Sequence[str], rows: Iterable[Sequence[str]]
 ) -> list[tuple[str, ...]]:
     """Return head and rows, with the cells of each column equally wide."""
-    made = []
+    padded = []
     for column in zip(head, *rows, strict=True):
         width = max(map(columns, column))
         spaces = [" " * (width - columns(cell)) for cell in column]
         pairs = zip(column, spaces, strict=True)
         is_right = column[0] in _NUMBERS
-        made.append([s + cell if is_right else cell + s for cell, s in pairs])
-    return list(zip(*made, strict=True))
+        padded.append([s + cell if is_right else cell + s for cell, s in pairs])
+    return list(zip(*padded, strict=True))
 
 
 def picture(
@@ -119,13 +119,13 @@ def legend_lines(outline: Outline, limit: int = 16) -> list[Line]:
         name, rules = fitted(one.text, _LABEL), fitted(", ".join(one.rules), _RULES)
         texts.append((name, *outline.numbers(one), rules))
     head, *table = _padded(LEGEND, texts)
-    made = [Line([Span("   "), *_heads(head)])]
+    lines = [Line([Span("   "), *_heads(head)])]
     for one, (name, *numbers, rules) in zip(shown, table, strict=True):
         swatch = Span("  ", "swatch", 1.0, [(one.paint, 1.0)])
         cells = [Span(name, "strong"), *(Span(text, "number") for text in numbers)]
         spans = [swatch, Span(" "), *_spaced(*cells, Span(rules, "muted"))]
-        made.append(Line(spans, one.tip))
-    return [*made, *(below if outline.table else [])]
+        lines.append(Line(spans, one.tip))
+    return [*lines, *(below if outline.table else [])]
 
 
 def tree_lines(outline: Outline, limit: int = 44, width: int = 28) -> list[Line]:
@@ -140,7 +140,7 @@ def tree_lines(outline: Outline, limit: int = 44, width: int = 28) -> list[Line]
     share = [Span("  "), Span("share".ljust(_BAR), "dim"), Span("  ")]
     spans = [Span("  ", "marker"), *_heads(head), *share]
     label = [Span(" " * (_MIX + 1), "mix"), Span("label", "dim")]
-    made = [Line([*spans, *(label if outline.has_labels else [])])] if rows else []
+    lines = [Line([*spans, *(label if outline.has_labels else [])])] if rows else []
     for row, (name, kind, size) in zip(rows, table, strict=True):
         node, indent = row.node, 2 * row.level
         bar = _bar(outline, node, _BAR)
@@ -153,8 +153,8 @@ def tree_lines(outline: Outline, limit: int = 44, width: int = 28) -> list[Line]
             wording = fitted(outline.labels_text(node), _LABEL)
             text = Span(wording, first.paint.color)
             spans += [Span("  "), mix, Span(" ", "mix"), text]
-        made.append(Line(spans, outline.tooltip(row), row))
-    return made
+        lines.append(Line(spans, outline.tooltip(row), row))
+    return lines
 
 
 def _bar(outline: Outline, node: Node, width: int) -> Span:

@@ -23,13 +23,13 @@ def element(
         >>> ET.tostring(root, encoding="unicode")
         '<g><text x="1" class="end" fill-opacity="0.5">a &lt; b</text></g>'
     """
-    made = ET.SubElement(into, tag)
-    made.text = text
+    child = ET.SubElement(into, tag)
+    child.text = text
     for name, value in attributes.items():
         if value != "":
             written = value if isinstance(value, str) else px(value)
-            made.set(name.rstrip("_").replace("_", "-"), written)
-    return made
+            child.set(name.rstrip("_").replace("_", "-"), written)
+    return child
 
 
 def px(number: float) -> str:

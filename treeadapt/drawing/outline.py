@@ -263,8 +263,8 @@ def ends(path: str, separator: str) -> list[int]:
         >>> ends("a/b/c", "/"), ends("{0..3}/h.w", ".")
         ([1, 3, 5], [8, 10])
     """
-    found = re.finditer(rf"{_LAYERS}|({re.escape(separator)})", path)
-    return [*(each.start() for each in found if each[1]), len(path)]
+    matches = re.finditer(rf"{_LAYERS}|({re.escape(separator)})", path)
+    return [*(each.start() for each in matches if each[1]), len(path)]
 
 
 def grown(leaves: Iterable[Node]) -> Node:
@@ -296,17 +296,17 @@ def grown(leaves: Iterable[Node]) -> Node:
     return root
 
 
-def _finish(node: Node, known: dict[object, int]) -> None:
+def _finish(node: Node, kinds: dict[object, int]) -> None:
     """Add up, merge and join below a node; at most ``_MAX_DEPTH`` deep."""
     if node.is_leaf:
         content: object = (node.kind, node.size_bytes, *node.parts, node.rule)
     else:
         for child in node.children:
-            _finish(child, known)
+            _finish(child, kinds)
         content = tuple((child.name, child.like) for child in node.children)
         node.children = [_joined(child) for child in _merged(node.children)]
         _add_up(node, node.children)
-    node.like = known.setdefault((node.is_leaf, content), len(known))
+    node.like = kinds.setdefault((node.is_leaf, content), len(kinds))
 
 
 def added(several: Collection[Any]) -> tuple[int, int, int]:
@@ -340,8 +340,8 @@ def _merged(children: Sequence[Node]) -> list[Node]:
     """Return numbered siblings that are alike as one, in the place of the first."""
     families: dict[tuple[str, str, int, int], list[tuple[str, Node]]] = {}
     for child in children:
-        if found := _NUMBERED.fullmatch(child.name):
-            before, number, after = found.groups()
+        if match := _NUMBERED.fullmatch(child.name):
+            before, number, after = match.groups()
             # Numbers of a fixed width are a family of their own: 00 and 0 differ.
             width = len(number) if number != str(int(number)) else 0
             key = (before, after, width, child.like)

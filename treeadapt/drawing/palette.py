@@ -65,11 +65,11 @@ def paints(labels: Sequence[Any]) -> list[Paint]:
         >>> [paint.color for paint in paints([1.0, 0.1, 0.01])]
         ['#e3cc36', '#179ccc', '#733699']
     """
-    given = [label for label in labels if label is not None and label is not STATIC]
-    is_scale = len(given) >= _FEWEST_NUMBERS and all(map(_is_number, given))
-    found = iter(_scale(given) if is_scale else _hues(given))
+    ordinary = [label for label in labels if label is not None and label is not STATIC]
+    is_scale = len(ordinary) >= _FEWEST_NUMBERS and all(map(_is_number, ordinary))
+    rest = iter(_scale(ordinary) if is_scale else _hues(ordinary))
     special = {id(None): Paint(GAP_COLOR, "gap"), id(STATIC): Paint(STATIC_COLOR)}
-    return [special.get(id(label)) or next(found) for label in labels]
+    return [special.get(id(label)) or next(rest) for label in labels]
 
 
 def _hues(labels: Sequence[Any]) -> Iterator[Paint]:
@@ -84,8 +84,8 @@ def _hues(labels: Sequence[Any]) -> Iterator[Paint]:
 def _scale(labels: Sequence[Any]) -> list[Paint]:
     """Return colours of the scale, by rank."""
     ranks = sorted(range(len(labels)), key=lambda place: labels[place])
-    found = {place: rank / (len(labels) - 1) for rank, place in enumerate(ranks)}
-    return [Paint(_mixed(found[place])) for place in range(len(labels))]
+    shares = {place: rank / (len(labels) - 1) for rank, place in enumerate(ranks)}
+    return [Paint(_mixed(shares[place])) for place in range(len(labels))]
 
 
 def _is_number(label: Any) -> bool:

@@ -151,12 +151,12 @@ def _name(paint: Paint) -> str:
 def _pattern(into: ET.Element, paint: Paint) -> None:
     """Define stripes; those of a gap are thin."""
     turn = {"patternUnits": "userSpaceOnUse", "patternTransform": "rotate(45)"}
-    made = element(into, "pattern", "", id=_name(paint), width=6, height=6, **turn)
+    pattern = element(into, "pattern", "", id=_name(paint), width=6, height=6, **turn)
     is_gap = paint.texture == "gap"
     ground, stripe = (0.25, paint.color) if is_gap else (1, "#ffffff")
-    element(made, "rect", width=6, height=6, fill=paint.color, fill_opacity=ground)
+    element(pattern, "rect", width=6, height=6, fill=paint.color, fill_opacity=ground)
     opacity = 1 if is_gap else 0.65
-    element(made, "rect", width=2, height=6, fill=stripe, fill_opacity=opacity)
+    element(pattern, "rect", width=2, height=6, fill=stripe, fill_opacity=opacity)
 
 
 def _widths(shares: Sequence[float], length: float) -> list[float]:

@@ -35,9 +35,9 @@ def lines(outline: Outline) -> Iterator[Styled]:
         yield from ([(note, "red")] for note in outline.notes)
 
 
-def plain(made: Iterable[Styled]) -> str:
+def plain(lines: Iterable[Styled]) -> str:
     """Return lines without their styles."""
-    return "\n".join("".join(text for text, _ in line).rstrip() for line in made)
+    return "\n".join("".join(text for text, _ in line).rstrip() for line in lines)
 
 
 def markdown(outline: Outline) -> str:
@@ -82,13 +82,13 @@ def _ticks(text: str, least: int) -> str:
 
 
 def _styled(line: Line) -> Styled:
-    made = []
+    styled = []
     for span in line.spans:
         if span.style in ("bar", "swatch"):
-            made += list(_bar(span))
+            styled += list(_bar(span))
         elif span.style not in ("mix", "marker"):
-            made.append((span.text, span.style))
-    return made
+            styled.append((span.text, span.style))
+    return styled
 
 
 def _bar(span: Span) -> Iterator[tuple[str, str]]:

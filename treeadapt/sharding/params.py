@@ -136,8 +136,8 @@ def named_shardings(
         P('data', None)
     """
     view = view_tree(tree)
-    found = _decided(view, rules, specs, default, logical_axes, mesh)
-    return view.rebuild([NamedSharding(mesh, spec) for spec in found])
+    leaf_specs = _decided(view, rules, specs, default, logical_axes, mesh)
+    return view.rebuild([NamedSharding(mesh, spec) for spec in leaf_specs])
 
 
 #: The spec of a leaf, and where it comes from; no spec if nothing says one.
@@ -146,10 +146,10 @@ _Choice = tuple[PartitionSpec | None, str]
 
 def _decided(view: TreeView, rules: Any, *options: Any) -> list[PartitionSpec]:
     """Return one spec a leaf; warn of copies that no rule asked for."""
-    found, complaint = decide_specs(view, rules, *options)
+    leaf_specs, complaint = decide_specs(view, rules, *options)
     if complaint:
         warnings.warn(complaint, ReplicatedWarning, stacklevel=3)
-    return found
+    return leaf_specs
 
 
 def decide_specs(
@@ -169,7 +169,7 @@ def decide_specs(
     by_rules, own_default, axes = _by_rules(view, rules, specs)
     boxes = box_specs(view, logical_axes)
     fallback = own_default if default is MISSING else as_spec(default, "default=")
-    found: list[PartitionSpec] = []
+    leaf_specs: list[PartitionSpec] = []
     conflicts, wrong, unmatched = dict[int, str](), list[str](), list[str]()
     silent: dict[str, Any] = {}
     for index, (path, leaf) in enumerate(view.items()):
@@ -178,19 +178,19 @@ def decide_specs(
         if spec is None:
             unmatched.append(path)
             continue
-        own = leaf if source == _BOX else layer
-        complaint = spec_problem(spec, own.shape, mesh) if is_array(leaf) else None
+        target = leaf if source == _BOX else layer
+        complaint = spec_problem(spec, target.shape, mesh) if is_array(leaf) else None
         if complaint is not None:
-            part = "" if own is leaf else f"for one layer, {describe(own)}, "
+            part = "" if target is leaf else f"for one layer, {describe(target)}, "
             wrong.append(f"{_named(path, leaf)}: {part}{complaint} ({source})")
-        elif own is not leaf:
+        elif target is not leaf:
             spec = _of_all_layers(spec, axes[index], len(leaf.shape))
         if box is not None and not same_spec(spec, box):
             both = f"{spec_text(box)} by {_BOX}, {spec_text(spec)} by {source}"
             conflicts[index] = f"{_named(path, leaf)}: {both}"
         if source is _DEFAULT and is_replicated(spec):
             silent[path] = leaf
-        found.append(spec)
+        leaf_specs.append(spec)
     if conflicts:
         lines = section("Rules and boxes disagree:", [*conflicts.values()])
         lines += _layers_lines(view, {i: axes[i] for i in conflicts}, boxes)
@@ -209,7 +209,7 @@ def decide_specs(
         )
     if wrong:
         raise ShardingError(_wrong_message(wrong, mesh))
-    return found, _silent_message(silent) if silent else ""
+    return leaf_specs, _silent_message(silent) if silent else ""
 
 
 _Axes = tuple[Along, ...]
@@ -242,9 +242,11 @@ def _of_all_layers(spec: PartitionSpec, axes: _Axes, rank: int) -> PartitionSpec
     """Return the spec of an array, from that of one of its layers."""
     if not len(spec):
         return spec
-    held = {axis.axis for axis in axes}
+    stacked = {axis.axis for axis in axes}
     entries = iter(spec)
-    return PartitionSpec(*(None if i in held else next(entries) for i in range(rank)))
+    return PartitionSpec(
+        *(None if i in stacked else next(entries) for i in range(rank))
+    )
 
 
 def _by_rules(
@@ -264,25 +266,25 @@ def _by_rules(
     # An index of -1 reads the last one.
     choices: list[_Choice | None]
     choices = [*((meant(value, f"The {text}"), text) for value, text in pairs), None]
-    own = None if table.default is MISSING else meant(table.default, "default=")
-    given = [value for value in (*table.values, table.default) if value is not MISSING]
-    idle = [str(label) for label in specs or () if label not in given]
+    default = None if table.default is MISSING else meant(table.default, "default=")
+    labels = [value for value in (*table.values, table.default) if value is not MISSING]
+    idle = [str(label) for label in specs or () if label not in labels]
     if idle:
         raise ShardingError(
             f"No rule gives the label {listing(idle)} of specs=; the rules give "
-            f"{listing(dict.fromkeys(map(str, given)))}. Correct it, or leave it out."
+            f"{listing(dict.fromkeys(map(str, labels)))}. Correct it, or leave it out."
         )
     matches = table.match(view)
     matches.check_rules()
-    found = [choices[index] for index in matches.deciding]
+    chosen = [choices[index] for index in matches.deciding]
     layers = matches.unrolled.fold(
-        [choice and choice[0] for choice in found],
-        lambda: ["no rule" if choice is None else choice[1] for choice in found],
+        [choice and choice[0] for choice in chosen],
+        lambda: ["no rule" if choice is None else choice[1] for choice in chosen],
     )
     require_agreement(layers, "A sharding")
     firsts = itertools.accumulate(matches.unrolled.counts, initial=0)
-    found = [found[row] for row in itertools.islice(firsts, len(layers))]
-    return found, own, matches.unrolled.axes
+    chosen = [chosen[row] for row in itertools.islice(firsts, len(layers))]
+    return chosen, default, matches.unrolled.axes
 
 
 def _as_rules(rules: Any) -> Rules:
@@ -298,18 +300,18 @@ def _meaning(specs: Mapping[Any, Any] | None) -> Callable[[Any, str], PartitionS
     """Return what reads a value of the rules as a spec."""
     if specs is None:
         return as_spec
-    known = {
+    by_label = {
         label: as_spec(spec, f"specs={{{label!r}: ...}}")
         for label, spec in specs.items()
     }
 
     def of_label(label: Any, who: str) -> PartitionSpec:
-        if not isinstance(label, Hashable) or label not in known:
+        if not isinstance(label, Hashable) or label not in by_label:
             raise ShardingError(
                 f"{who} gives the label {label!r}, for which specs= has nothing; it "
-                f"has {listing(map(str, known)) or 'no label'}. Add it."
+                f"has {listing(map(str, by_label)) or 'no label'}. Add it."
             )
-        return known[label]
+        return by_label[label]
 
     return of_label
 
@@ -332,8 +334,8 @@ def _layers_lines(
     named = axis_names(view)
     names = {
         named[index].names[axis.axis]: None
-        for index, held in axes.items()
-        for axis in held
+        for index, layer_axes in axes.items()
+        for axis in layer_axes
         if tuple(boxes[index])[axis.axis] is not None
     }
     text = f"If the layers are not sharded, pass logical_axes={names!r}."

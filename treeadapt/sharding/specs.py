@@ -200,11 +200,11 @@ def box_specs(
     Raises:
         ShardingError: there are no mesh axes for a logical name.
     """
-    found = axis_names(view)
-    pairs = _pairs(logical_axes) if found else ()
+    named = axis_names(view)
+    pairs = _pairs(logical_axes) if named else ()
     return {
         index: _spec(names, pairs, view.plan.paths[index])
-        for index, names in found.items()
+        for index, names in named.items()
     }
 
 
@@ -222,11 +222,11 @@ def _pairs(logical_axes: Mapping[str, Any] | AxisRules) -> AxisRules:
 
 def _spec(named: AxisNames, pairs: AxisRules, path: str) -> PartitionSpec:
     pairs = (*pairs, *named.rules)
-    known = dict.fromkeys(name for name, _ in pairs)
+    ruled = dict.fromkeys(name for name, _ in pairs)
     entries: list[Any] = [None] * len(named.names)
     used: dict[str, None] = {}
     for place, name in enumerate(named.names):
-        if name is None or name in known:
+        if name is None or name in ruled:
             continue
         if named.logical:
             raise ShardingError(
@@ -237,11 +237,11 @@ def _spec(named: AxisNames, pairs: AxisRules, path: str) -> PartitionSpec:
             )
         entries[place] = name
         used.update(dict.fromkeys(mesh_axes(name)))
-    still_open = [name if name in known else None for name in named.names]
+    still_open = [name if name in ruled else None for name in named.names]
     for name, axes in pairs:
         for place, wanted in enumerate(still_open):
-            taken = any(axis in used for axis in mesh_axes(axes))
-            if wanted is not None and wanted == name and not taken:
+            is_used = any(axis in used for axis in mesh_axes(axes))
+            if wanted is not None and wanted == name and not is_used:
                 entries[place] = tuple(axes) if isinstance(axes, list) else axes
                 used.update(dict.fromkeys(mesh_axes(axes)))
                 still_open[place] = None

@@ -121,19 +121,19 @@ def place_state(
     state = view_init(tx, params)
     slots = find_slots(tx, state, params)
     places = [Place(slot, None, everywhere) for slot in slots]
-    held: dict[tuple[str, Sets], list[tuple[int, tuple[int, ...], str]]] = {}
+    by_param: dict[tuple[str, Sets], list[tuple[int, tuple[int, ...], str]]] = {}
     for index, (slot, leaf) in enumerate(zip(slots, state.leaves, strict=True)):
         home = home_of(slot.tail, placed) if slot.is_copy else None
         if home is not None:
             param, sets, rest = home
-            held.setdefault((param, sets), []).append((index, leaf.shape, rest))
-    for (param, sets), own in held.items():
-        leaves = [(shape, rest) for _, shape, rest in own]
+            by_param.setdefault((param, sets), []).append((index, leaf.shape, rest))
+    for (param, sets), members in by_param.items():
+        leaves = [(shape, rest) for _, shape, rest in members]
         ways = _ways(placed[param], dict(sets), leaves, mesh)
-        for number, (index, *_) in enumerate(own):
-            found = dict(filter(None, [way[number] for way in ways]))
-            (placement,) = found if len(found) == 1 else (everywhere,)
-            places[index] = Place(slots[index], param, placement, any(found.values()))
+        for number, (index, *_) in enumerate(members):
+            options = dict(filter(None, [way[number] for way in ways]))
+            (placement,) = options if len(options) == 1 else (everywhere,)
+            places[index] = Place(slots[index], param, placement, any(options.values()))
     return state, places
 
 
@@ -187,8 +187,7 @@ def init_sharded(tx: Any, params: Any, shardings: Any = None) -> Any:
     init, arrays = init_of_arrays(tx, params)
     # An array that was put nowhere in particular has a state that may go anywhere.
     is_given = shardings is not None or NamedSharding in kinds
-    held = arrays.values()
-    is_fixed = is_given or any(getattr(array, "committed", False) for array in held)
+    is_fixed = is_given or any(getattr(x, "committed", False) for x in arrays.values())
     return jax.jit(init, out_shardings=targets if is_fixed else None)(arrays)
 
 
@@ -204,8 +203,8 @@ class _PlacedParam:
         """The entries of the spec, one an axis."""
         placement = self.placement
         spec = placement.spec if isinstance(placement, NamedSharding) else placement
-        known = tuple(spec) if isinstance(spec, PartitionSpec) else ()
-        return (*known, *[None] * (len(self.shape) - len(known)))
+        entries = tuple(spec) if isinstance(spec, PartitionSpec) else ()
+        return (*entries, *[None] * (len(self.shape) - len(entries)))
 
     def respecified(self, entries: Sequence[Any]) -> Placement:
         """Return its placement with other entries of the spec."""
@@ -236,7 +235,7 @@ def _ways(
     if isinstance(param.placement, NamedSharding):
         mesh = param.placement.mesh
 
-    def held(axes: Mapping[str, int]) -> list[tuple[Placement, bool] | None]:
+    def placements(axes: Mapping[str, int]) -> list[tuple[Placement, bool] | None]:
         shape, entries, is_split = list(param.shape), [*param.entries], False
         for key, numbers in sets.items():
             axis = axes[key]
@@ -255,7 +254,7 @@ def _ways(
         placed = [_placement(*leaf, part) for leaf in leaves]
         return [None if each is None else (each, is_split) for each in placed]
 
-    return axes_of_layers(len(param.shape), [*sets], held)
+    return axes_of_layers(len(param.shape), [*sets], placements)
 
 
 def _placement(
@@ -268,27 +267,27 @@ def _placement(
         rest: what follows the path of the param: SM3 numbers its axes there.
         param: the param.
     """
-    known, own = param.entries, param.shape
-    extra = len(shape) - len(own)
-    if shape == own:
+    entries, whole = param.entries, param.shape
+    extra = len(shape) - len(whole)
+    if shape == whole:
         return param.placement
     if not isinstance(param.placement, NamedSharding | PartitionSpec):
         return None
-    found: list[Sequence[Any]] = []  # entries, by the axes that it may have
-    if rest.isdecimal() and shape == own[int(rest) : int(rest) + 1]:
-        found = [known[int(rest) : int(rest) + 1]]
-    elif extra > 0 and own and shape[extra:] == own:  # a memory of several steps
-        found = [(*[None] * extra, *known)]
-    elif extra == 0 and all(a in (1, b) for a, b in zip(shape, own, strict=True)):
+    options: list[Sequence[Any]] = []  # entries, by the axes that it may have
+    if rest.isdecimal() and shape == whole[int(rest) : int(rest) + 1]:
+        options = [entries[int(rest) : int(rest) + 1]]
+    elif extra > 0 and whole and shape[extra:] == whole:  # a memory of several steps
+        options = [(*[None] * extra, *entries)]
+    elif extra == 0 and all(a in (1, b) for a, b in zip(shape, whole, strict=True)):
         # Reduced over axes that stay, with size one.
-        found = [[None if a == 1 else e for a, e in zip(shape, known, strict=True)]]
+        options = [[None if a == 1 else e for a, e in zip(shape, entries, strict=True)]]
     elif extra < 0:  # what a reduction left
-        every = itertools.combinations(range(len(own)), len(shape))
-        fits = [axes for axes in every if tuple(own[axis] for axis in axes) == shape]
-        found = [[known[axis] for axis in axes] for axes in fits]
-    if not found:
+        every = itertools.combinations(range(len(whole)), len(shape))
+        fits = [axes for axes in every if tuple(whole[axis] for axis in axes) == shape]
+        options = [[entries[axis] for axis in axes] for axes in fits]
+    if not options:
         return None
-    axes = zip(*found, strict=True)
+    axes = zip(*options, strict=True)
     return param.respecified([e[0] if e.count(e[0]) == len(e) else None for e in axes])
 
 
@@ -300,26 +299,30 @@ def _placed_params(view: TreeView, shardings: Any) -> dict[str, _PlacedParam]:
     arrays = {path: leaf for path, leaf in view.items() if is_array(leaf)}
     if shardings is None:
         arrays = {p: x for p, x in arrays.items() if not isinstance(x, _OF_NUMPY)}
-        known: dict[str, Any]
-        known = {path: getattr(leaf, "sharding", None) for path, leaf in arrays.items()}
+        by_path: dict[str, Any]
+        by_path = {
+            path: getattr(leaf, "sharding", None) for path, leaf in arrays.items()
+        }
         text = "Without a sharding: {} of the params, traced or abstract"
     else:
-        known = view_tree(shardings).flat()
+        by_path = view_tree(shardings).flat()
         text = "shardings= has no sharding and no PartitionSpec for {} of the params"
-    lost = [p for p in arrays if not isinstance(known.get(p), Sharding | PartitionSpec)]
+    lost = [
+        p for p in arrays if not isinstance(by_path.get(p), Sharding | PartitionSpec)
+    ]
     if lost:
         raise ShardingError(
             f"{text.format(plural(len(lost), 'array'))}: {listing(lost)}. Pass one for "
             "each array: shardings=named_shardings(params, rules, mesh)."
         )
-    kinds = {isinstance(known[path], PartitionSpec): path for path in arrays}
+    kinds = {isinstance(by_path[path], PartitionSpec): path for path in arrays}
     if len(kinds) > 1:
         raise ShardingError(
             "shardings= holds specs and shardings, such as at "
             f"{listing([kinds[True], kinds[False]])}. Give either."
         )
     params = {
-        p: _PlacedParam(tuple(leaf.shape), known[p]) for p, leaf in arrays.items()
+        p: _PlacedParam(tuple(leaf.shape), by_path[p]) for p, leaf in arrays.items()
     }
     for path, param in params.items():
         if len(param.entries) > len(param.shape):

@@ -150,7 +150,7 @@ def is_transformation(tx: Any) -> bool:
 
 
 def run_flat(
-    held: Any,
+    parts: Any,
     init_flat: Callable[[WholeTree | None, Any], Any],
     update_flat: Callable[..., tuple[Any, Any]],
     *,
@@ -160,7 +160,7 @@ def run_flat(
     """Return a transformation of any tree that runs another one on its flat dict.
 
     Args:
-        held: transformations and selectors of the caller's that it runs.
+        parts: transformations and selectors of the caller's that it runs.
         init_flat: ``init`` of flat dicts, handed the caller's whole tree first; or None
             and Optax's placeholder.
         update_flat: ``update`` of flat dicts, handed the whole tree first, and last a
@@ -180,14 +180,14 @@ def run_flat(
         lenient = is_part or not (needs_arrays or view.leaves or view.plan.has_gaps)
         flat = by_half(trained if lenient else require_trained, views)
         strict = not is_part if outer is None else outer.strict
-        with whole_tree(view, strict=strict) as whole, _explained(held, {}):
+        with whole_tree(view, strict=strict) as whole, _explained(parts, {}):
             state = init_flat(whole, flat)
             if not is_part:
                 first = fast_params(flat)
                 moved = first if moving is None else moving(whole, first)
-                _warn_of_collections(view, moved, held)
+                _warn_of_collections(view, moved, parts)
         if not is_part:
-            warn_of_unlifted(held, view, fast_params(flat), stacklevel=2)
+            warn_of_unlifted(parts, view, fast_params(flat), stacklevel=2)
             state = _donatable(state, jax.tree.leaves(flat))
         return state
 
@@ -196,20 +196,22 @@ def run_flat(
     ) -> tuple[Any, Any]:
         grads = view_params(updates)
         views = None if params is None else by_half(view_params, params)
-        own = fast_params(views)
-        flat_updates = _flat_updates(grads, own, state)
+        view = fast_params(views)
+        flat_updates = _flat_updates(grads, view, state)
         keys = list(flat_updates)
         pick = functools.partial(pick_arrays, paths=keys, whose="the params")
         shown = None if views is None else by_half(pick, views)
-        flat_args = flat_extra(extra, keys, grads, own)
+        flat_args = flat_extra(extra, keys, grads, view)
         # Params of other classes than those of init have lost what a selector names.
-        strict = own is not None and not own.plan.holes
+        strict = view is not None and not view.plan.holes
         with (
-            whole_tree(own or grads, strict=strict, is_params=own is not None) as whole,
-            _explained(held, flat_updates),
+            whole_tree(
+                view or grads, strict=strict, is_params=view is not None
+            ) as whole,
+            _explained(parts, flat_updates),
         ):
             new, new_state = update_flat(whole, flat_updates, state, shown, flat_args)
-        return put_updates(grads, new, own), keep_dtypes(state, new_state)
+        return put_updates(grads, new, view), keep_dtypes(state, new_state)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -235,13 +237,13 @@ def _donatable(state: Any, params: Iterable[Any]) -> Any:
     Such as the memories of L-BFGS, or the params that ``schedule_free`` starts from:
     one array cannot be donated in two places.
     """
-    taken, copies = set(map(id, params)), {}
+    ids, copies = set(map(id, params)), {}
     leaves, structure = _jax.flatten(state)
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
-            if id(leaf) in taken:
+            if id(leaf) in ids:
                 copies[index] = _copied(leaf)
-            taken.add(id(leaf))
+            ids.add(id(leaf))
     if not copies:
         return state  # as it was made: JAX would sort the groups
     return structure.unflatten(copies.get(i, leaf) for i, leaf in enumerate(leaves))
@@ -320,8 +322,8 @@ def keep_dtypes(old: Any, new: Any) -> Any:
     befores, old_structure = _jax.flatten(old)
     afters, structure = _jax.flatten(new)
     if structure != old_structure:  # optax.monitor fills its state later
-        known = dict(jtu.tree_leaves_with_path(old))
-        befores = [known.get(path) for path, _ in jtu.tree_leaves_with_path(new)]
+        by_path = dict(jtu.tree_leaves_with_path(old))
+        befores = [by_path.get(path) for path, _ in jtu.tree_leaves_with_path(new)]
     return structure.unflatten(map(_in_dtype_of, befores, afters))
 
 
@@ -338,14 +340,14 @@ def _is_count(dtype: Any) -> bool:
 
 def _flat_updates(grads: TreeView, params: TreeView | None, state: Any) -> FlatDict:
     """Return the updates that are shown to the transformation."""
-    given = trained(grads)
+    arrays = trained(grads)
     if params is None:
-        return given
+        return arrays
     train, leaves = trained(params), params.flat()
-    stray = [path for path in given if not is_array(leaves.get(path))]
+    stray = [path for path in arrays if not is_array(leaves.get(path))]
     if stray:
-        raise TransformError(_stray_message(stray, given, leaves))
-    shown = {path: update for path, update in given.items() if path in train}
+        raise TransformError(_stray_message(stray, arrays, leaves))
+    shown = {path: update for path, update in arrays.items() if path in train}
     if len(shown) < len(train):
         whole = {path: x for path, x in grads.items() if _is_integer(x)}
         shown |= {path: whole[path] for path in train if path in whole}
@@ -360,7 +362,7 @@ def _is_integer(update: Any) -> bool:
 
 
 def _stray_message(
-    stray: Sequence[str], given: Iterable[str], leaves: Mapping[str, Any]
+    stray: Sequence[str], paths: Iterable[str], leaves: Mapping[str, Any]
 ) -> str:
     static = [path for path in stray if path in leaves]
     if static:
@@ -371,7 +373,7 @@ def _stray_message(
             "array: jnp.asarray."
         )
     text = f"The updates have arrays at {listing(stray)}, where the params have none. "
-    if any(path in leaves for path in given):
+    if any(path in leaves for path in paths):
         return text + (
             "If one variable is there under two paths, JAX's own grad has untied "
             "it: differentiate the params of treeadapt.split, or use nnx.grad."
@@ -388,8 +390,10 @@ def _missing(state: Any, paths: Iterable[str]) -> FlatDict:
     The state of a part of the model knows nothing of the rest. Where it does know a
     leaf, None is how Optax learns that there is no update.
     """
-    held = set()
+    last_names = set()
     for keys, _ in jtu.tree_leaves_with_path(state, is_leaf=lambda node: node is None):
         names = [key.key for key in keys if isinstance(key, jtu.DictKey)]
-        held.update(names[-1:])  # the names before are labels, and names of chains
-    return dict.fromkeys(path for path in paths if path in held)
+        last_names.update(
+            names[-1:]
+        )  # the names before are labels, and names of chains
+    return dict.fromkeys(path for path in paths if path in last_names)

@@ -80,14 +80,14 @@ def require_trained(view: TreeView) -> FlatDict:
     """
     flat = trained(view)
     if not flat:
-        held = (
+        contents = (
             f"{plural(len(view.leaves), 'leaf')}: {listing(view.plan.paths)}."
             if view.leaves
             else "no leaf at all; if a filter chose its leaves (wrt=), it matched none."
         )
         raise NoArraysError(
             f"The tree ({type(view.tree).__name__}) has no floating-point or complex "
-            f"array that trains, so nothing would train. It has {held}"
+            f"array that trains, so nothing would train. It has {contents}"
         )
     return flat
 
@@ -143,14 +143,14 @@ def put_updates(view: TreeView, flat: Any, params: TreeView | None) -> Any:
         the dtype of their param, numbers become zeros of their type, other static
         leaves stay. What is not a flat dict is returned unchanged.
     """
-    own = {} if params is None else params.flat()
+    leaves = {} if params is None else params.flat()
 
     def put(flat: Any) -> Any:
         if type(flat) is not dict:
             return flat  # a measurement, as inside optax.monitor
         return view.rebuild(
             [
-                flat[path] if path in flat else _still(leaf, own.get(path))
+                flat[path] if path in flat else _still(leaf, leaves.get(path))
                 for path, leaf in view.items()
             ]
         )
@@ -188,13 +188,13 @@ def no_change(like: Any) -> jax.Array:
     elif is_inexact(like):
         least = least_value(like.dtype)
         value = -0.0 if least is None else least
-    found = jnp.full_like(like, value)
+    update = jnp.full_like(like, value)
     if isinstance(like, jax.core.Tracer):
-        own = jax.typeof(like).sharding
+        sharding = jax.typeof(like).sharding
         # JAX 0.12 forgets Explicit axes here where no mesh is in force.
-        if any(own.spec) and jax.typeof(found).sharding != own:
-            return jax.sharding.reshard(found, own)
-    return found
+        if any(sharding.spec) and jax.typeof(update).sharding != sharding:
+            return jax.sharding.reshard(update, sharding)
+    return update
 
 
 def flat_extra(
@@ -223,18 +223,18 @@ def flat_extra(
         for name, value in extra.items()
         if (view := _params_shaped(name, value, keys, shapes)) is not None
     }
-    found = dict(extra)
+    flat_args = dict(extra)
     for name, view in views.items():
         flat = view.flat()
-        found[name] = {path: flat.get(path) for path in keys}
+        flat_args[name] = {path: flat.get(path) for path in keys}
     if whole is None:
-        return found
+        return flat_args
     backs = {name: view.replace for name, view in views.items()}
 
     def narrow(gradient: Any) -> FlatDict:
         return pick_arrays(view_tree(gradient), keys, OF_GRADIENT)
 
-    return found | callbacks_on_flat(extra, whole.replace, backs, narrow)
+    return flat_args | callbacks_on_flat(extra, whole.replace, backs, narrow)
 
 
 def _params_shaped(
@@ -306,12 +306,12 @@ def callbacks_on_flat(
 
         @functools.wraps(fn)
         def call(flat: FlatDict, /, *args: Any, **kwargs: Any) -> Any:
-            own = {
+            values = {
                 name: backs[name](value) if name in backs else value
                 for name, value in kwargs.items()
             }
             with no_whole_tree():
-                result = fn(back(flat), *args, **own)
+                result = fn(back(flat), *args, **values)
             return narrow(result) if name == GRADIENT else result
 
         return call

@@ -278,5 +278,5 @@ def _require_known(static: frozenset[str], signature: inspect.Signature) -> None
 def _parameter(signature: inspect.Signature, name: str) -> inspect.Parameter:
     """Return the parameter that takes an argument: the last one if it has no name."""
     *_, last = signature.parameters.values()
-    found = signature.parameters.get(name)
-    return last.replace(name=name, kind=_KEYWORD) if found is None else found
+    parameter = signature.parameters.get(name)
+    return last.replace(name=name, kind=_KEYWORD) if parameter is None else parameter

@@ -42,8 +42,8 @@ class Lifted(Question):
 
     def of_view(self, view: TreeView) -> list[Any]:
         """Return the mask or label of each leaf of a tree."""
-        found = self.decide(view, reports=not view.plan.holes)
-        return _complete(found, view.flat())
+        answers = self.decide(view, reports=not view.plan.holes)
+        return _complete(answers, view.flat())
 
     def answer(self, whole: WholeTree, paths: Sequence[str]) -> list[Any]:
         """Return the masks or labels of some leaves of a whole tree."""
@@ -66,11 +66,11 @@ class Lifted(Question):
         answers = view_tree(asked(arrays_of(view)) if is_function(asked) else asked)
         if answers.plan.root is None:  # one value for the whole tree
             return [answers.leaves[0]] * len(view.leaves)
-        known = _by_path(answers, view)
-        places = [_nearest(known, path) for path in view.plan.paths]
+        by_path = _by_path(answers, view)
+        places = [_nearest(by_path, path) for path in view.plan.paths]
         if reports:
-            _require_used(known, places, view.plan)
-        return [NO_ANSWER if place is None else known[place] for place in places]
+            _require_used(by_path, places, view.plan)
+        return [NO_ANSWER if place is None else by_path[place] for place in places]
 
 
 def lift(fn_or_tree: Any) -> Lifted:
@@ -177,9 +177,9 @@ def _by_path(answers: TreeView, view: TreeView) -> dict[str, Any]:
     return {path: leaves[place] for path, place in places.items()}
 
 
-def _nearest(known: Mapping[str, Any], path: str) -> str | None:
+def _nearest(by_path: Mapping[str, Any], path: str) -> str | None:
     """Return the path of the answer for a leaf: its own, or that of a node above."""
-    while path not in known:
+    while path not in by_path:
         path, slash, _ = path.rpartition("/")
         if not slash:
             return None
@@ -187,17 +187,17 @@ def _nearest(known: Mapping[str, Any], path: str) -> str | None:
 
 
 def _require_used(
-    known: Mapping[str, Any], places: Sequence[str | None], plan: Plan
+    by_path: Mapping[str, Any], places: Sequence[str | None], plan: Plan
 ) -> None:
     """Raise for answers that are for no leaf, no None, and no second path of a leaf."""
-    used = {*places, *(_nearest(known, path) for path in plan.nones)}
+    used = {*places, *(_nearest(by_path, path) for path in plan.nones)}
     idle = [
         path
-        for path, answer in known.items()
+        for path, answer in by_path.items()
         if path not in used
         and answer is not None
         and not any(f"{path}/".startswith(f"{second}/") for second in plan.ties)
-        and not _is_of_static(path, answer, known)
+        and not _is_of_static(path, answer, by_path)
     ]
     if idle:
         raise UnusedRuleError(
@@ -207,7 +207,7 @@ def _require_used(
         )
 
 
-def _is_of_static(path: str, answer: Any, known: Mapping[str, Any]) -> bool:
+def _is_of_static(path: str, answer: Any, by_path: Mapping[str, Any]) -> bool:
     """Return whether an answer may be that of a static leaf, which params lack.
 
     A mask or labels of a raw model have it. An answer for a node above makes it one of
@@ -215,7 +215,7 @@ def _is_of_static(path: str, answer: Any, known: Mapping[str, Any]) -> bool:
     """
     above = path.rpartition("/")[0]
     return (answer is False or answer is STATIC) and (
-        not above or _nearest(known, above) is None
+        not above or _nearest(by_path, above) is None
     )
 
 

@@ -161,15 +161,15 @@ def _aligned(
         other: any tree.
         only: which leaves of ``other`` must have a place.
     """
-    given = view_nested(other)
-    if given.plan is view.plan:
-        return given.leaves
+    other_view = view_nested(other)
+    if other_view.plan is view.plan:
+        return other_view.leaves
     view.require_unique()
-    by_path = given.require_unique().flat()
-    known = frozenset(view.plan.paths)
+    by_path = other_view.require_unique().flat()
+    paths = frozenset(view.plan.paths)
     wanted = _is_update if only is None else only
     stray = [
-        path for path, leaf in by_path.items() if path not in known and wanted(leaf)
+        path for path, leaf in by_path.items() if path not in paths and wanted(leaf)
     ]
     if stray:
         raise StructureMismatchError(_stray_message(stray, view))
@@ -197,10 +197,10 @@ def _moves(leaf: Any, delta: Any) -> bool:
 
 
 def _is_zero(delta: Any) -> bool:
-    known = _is_number(delta) and not isinstance(
+    is_concrete = _is_number(delta) and not isinstance(
         delta, jax.core.Tracer | jax.ShapeDtypeStruct
     )
-    return known and not np.any(np.asarray(delta))
+    return is_concrete and not np.any(np.asarray(delta))
 
 
 def _require_fit(view: TreeView, others: Sequence[Any], places: Sequence[int]) -> None:

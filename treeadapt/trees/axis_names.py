@@ -46,8 +46,8 @@ def _logically_partitioned(box: Any) -> AxisNames:
 def _variable(box: Any) -> AxisNames | None:
     metadata = box.get_metadata()
     # Flax has renamed it twice.
-    known = ("out_sharding", "sharding_names", "sharding")
-    names = next((metadata[name] for name in known if metadata.get(name)), None)
+    keys = ("out_sharding", "sharding_names", "sharding")
+    names = next((metadata[name] for name in keys if metadata.get(name)), None)
     if not isinstance(names, tuple | list | PartitionSpec):
         return None
     return AxisNames(tuple(names), tuple(metadata.get("sharding_rules") or ()))
@@ -73,7 +73,7 @@ def axis_names(view: TreeView) -> dict[int, AxisNames]:
     nodes = (cls for path in view.plan.paths for cls in view.plan.classes(path))
     if not any(issubclass(cls, classes) for cls in nodes):
         return {}
-    found: dict[int, AxisNames] = {}
+    by_leaf: dict[int, AxisNames] = {}
     registry = current_registry()
     pending = [view.rebuild(range(len(view.leaves)))]
     seen: dict[int, Any] = {}  # nodes with an identity may be in two places
@@ -89,5 +89,5 @@ def axis_names(view: TreeView) -> dict[int, AxisNames]:
         if names is None:
             pending += children
         else:
-            found |= dict.fromkeys(jax.tree.leaves(children), names)
-    return found
+            by_leaf |= dict.fromkeys(jax.tree.leaves(children), names)
+    return by_leaf

@@ -25,19 +25,19 @@ def exact_paths(tree: Any, registry: AdapterRegistry) -> list[str]:
         >>> exact_paths({"a": [1.0, 2.0]}, default_registry)
         ["['a'][0]", "['a'][1]"]
     """
-    found: list[str] = []
+    paths: list[str] = []
     met: set[int] = set()  # nodes with an identity
     pending = [("", tree)]
     while pending:
         above, node = pending.pop()
         kind = registry.find(node)
         if kind.adapter is None:
-            found.append(above)
+            paths.append(above)
         elif not (kind.adapter.shared and id(node) in met):
             met.add(id(node))
             below = [(above + text, child) for text, child in _keys(node, kind.adapter)]
             pending += reversed(below)
-    return found
+    return paths
 
 
 def exact_places(

@@ -68,11 +68,11 @@ def flatten(tree: Any) -> tuple[list[Any], Any]:
         alike = _kind(tree)
         if alike in kinds:
             return _jax.flatten(tree)
-        found = _flatten_with_care(tree)
+        flat = _flatten_with_care(tree)
         if len(kinds) >= _MAX_KINDS:
             kinds.clear()
         kinds.add(alike)
-        return found
+        return flat
     except (SystemError, RecursionError, ValueError, TypeError) as error:
         raise _explained(tree, error) from None
 
@@ -112,10 +112,10 @@ def _flatten_with_care(tree: Any) -> tuple[list[Any], Any]:
         # Since Python 3.12 its own levels are counted apart from those of C.
         sys._getframe(sys.getrecursionlimit() - _SPARE)
         raise RecursionError
-    found = _jax.flatten(tree, stop)
+    flat = _jax.flatten(tree, stop)
     if is_at_the_edge:
         raise RecursionError
-    return found
+    return flat
 
 
 def _explained(tree: Any, error: Exception) -> Exception:

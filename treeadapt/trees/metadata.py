@@ -124,17 +124,17 @@ def node_data(structure: Any) -> tuple[Any, ...]:
     """
     if isinstance(structure, Recipe):
         return structure.metadata
-    found: list[Any] = []
+    metadata: list[Any] = []
 
     def note(children: Any, data: Any) -> None:
         del children
         if type(data) in (tuple, list):  # JAX makes a new one at each flattening
-            found.extend(data)
+            metadata.extend(data)
         elif data is not None:
-            found.append(data)
+            metadata.append(data)
 
     _jax.walk(structure, note)
-    return tuple(found)
+    return tuple(metadata)
 
 
 def _same(some: Sequence[Any], others: Sequence[Any]) -> bool:
@@ -216,9 +216,9 @@ def _open(thing: Any, seen: dict[int, Any]) -> tuple[Any, Sequence[Any], bool]:
         return cls, [*thing, *thing.values()], True
     if cls is set or cls is frozenset:
         # Each with a copy of what was seen, so that none depends on the others.
-        found = [_read_below((one,), dict(seen)) for one in thing]
-        can_change = cls is set or any(changing for _, changing in found)
-        return (cls, frozenset(tuple(tokens) for tokens, _ in found)), (), can_change
+        members = [_read_below((one,), dict(seen)) for one in thing]
+        can_change = cls is set or any(changing for _, changing in members)
+        return (cls, frozenset(tuple(tokens) for tokens, _ in members)), (), can_change
     inside = _contents(thing)
     if inside is None:
         return (_Is(thing) if callable(thing) else object()), (), True
@@ -261,8 +261,8 @@ def _has_hidden_state(cls: type) -> bool:
 
 def _is_pickled_by_python(cls: Any) -> bool:
     # A logger or a path: its attributes are caches, handlers, locks.
-    own = cls.__reduce__ is not object.__reduce__
-    return own and cls.__module__.partition(".")[0] in sys.stdlib_module_names
+    has_reduce = cls.__reduce__ is not object.__reduce__
+    return has_reduce and cls.__module__.partition(".")[0] in sys.stdlib_module_names
 
 
 def _reduced(thing: Any) -> list[Any] | None:

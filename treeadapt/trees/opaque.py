@@ -54,11 +54,11 @@ class Searcher:
         seen = {id(top): top}
         pending = [top]
         while pending:
-            found = pending.pop()
+            thing = pending.pop()
             # What an adapter opens may have a shape and a dtype, as a spec does.
-            if self._registry.find(found).adapter is None and is_array(found):
+            if self._registry.find(thing).adapter is None and is_array(thing):
                 return True
-            for inner in self._inside(found):
+            for inner in self._inside(thing):
                 if id(inner) not in seen and id(inner) not in self._empty:
                     seen[id(inner)] = inner
                     pending.append(inner)

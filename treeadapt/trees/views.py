@@ -104,8 +104,8 @@ class Plan:
         """
         leaves, treedef = flatten(state)
         plain = _memo(current_registry())[1]
-        known, _, from_state = self._nested
-        if treedef != known or not plain.issuperset(map(type, leaves)):
+        expected, _, from_state = self._nested
+        if treedef != expected or not plain.issuperset(map(type, leaves)):
             return None
         return from_state(leaves)
 
@@ -122,12 +122,12 @@ class Plan:
 
     def enclosing(self, path: str) -> tuple[type, ...]:
         """Return the classes of all nodes above or at ``path``, root first."""
-        found = list(self._nodes.get(None, ()))
+        classes = list(self._nodes.get(None, ()))
         end = path.find(_paths.SEPARATOR)
         while end >= 0:
-            found += self._nodes.get(path[:end], ())
+            classes += self._nodes.get(path[:end], ())
             end = path.find(_paths.SEPARATOR, end + 1)
-        return (*found, *self._nodes.get(path, ()))
+        return (*classes, *self._nodes.get(path, ()))
 
     def paths_of(self, is_one: Callable[[type], bool]) -> list[str]:
         """Return the paths of the nodes that have one of some classes."""
@@ -152,10 +152,10 @@ class Plan:
             while path is not None:
                 above, slash, name = path.rpartition(_paths.SEPARATOR)
                 path = above if slash else None
-                own = below.setdefault(path, {})
-                if name in own:
+                names = below.setdefault(path, {})
+                if name in names:
                     break  # so is what is above it
-                own[name] = None
+                names[name] = None
         return {path: list(names) for path, names in below.items()}
 
     def with_layers(self, text: str) -> str:
@@ -366,10 +366,10 @@ def _equal(one: Any, two: Any) -> bool:
 
 
 def _memo(registry: AdapterRegistry) -> tuple[_PlanCache, set[type]]:
-    found = registry.memo.get("plans")
-    if found is None:
-        found = registry.memo.setdefault("plans", (_PlanCache(), set()))
-    return found
+    memo = registry.memo.get("plans")
+    if memo is None:
+        memo = registry.memo.setdefault("plans", (_PlanCache(), set()))
+    return memo
 
 
 def _permutation(order: Sequence[int]) -> _Reorder:

@@ -80,18 +80,18 @@ class Recipe:
     def unflatten(self, leaves: Sequence[Any]) -> Any:
         """Build the tree around ``leaves``, bottom up."""
         stack: list[Any] = []
-        known: dict[int | None, Any] = {}
+        nodes: dict[int | None, Any] = {}
         for step in self._steps:
             if isinstance(step, int):
                 stack.append(leaves[step])
             elif step.unflatten is None:
-                stack.append(known[step.number])
+                stack.append(nodes[step.number])
             else:
                 start = len(stack) - step.width
                 node = step.unflatten(step.aux, stack[start:])
                 del stack[start:]
                 stack.append(node)
-                known[step.number] = node
+                nodes[step.number] = node
         return stack[0]
 
 
@@ -174,7 +174,9 @@ class Walk:
         """Visit every node and leaf of ``tree``."""
         kinds, find = self._registry.kinds, self._registry.find
         frames, plain = self._frames, self._plain
-        known: dict[type, NodeKind] = {}  # faster than ``kinds``, which holds no class
+        by_class: dict[
+            type, NodeKind
+        ] = {}  # faster than ``kinds``, which holds no class
         spot = _Spot(None, self.skeleton, ROOT)
         frames.append(_Frame(iter(((BOX, tree),)), spot))
         while frames:
@@ -184,15 +186,15 @@ class Walk:
                     spot = frame.spot
                 else:
                     name = key if type(key) is str else _segment(key, frame)
-                    own = frame.spot.container[frame.spot.name]
-                    if not isinstance(own, dict):
+                    container = frame.spot.container[frame.spot.name]
+                    if not isinstance(container, dict):
                         raise _box_error(frame.spot)
-                    if name in own:
+                    if name in container:
                         raise self._collision(frame, name)
-                    spot = _Spot(frame.prefix + name, own, name)
+                    spot = _Spot(frame.prefix + name, container, name)
                 cls = type(child)
-                kind = known.get(cls) or kinds.get(cls) or find(child)
-                known[cls] = kind
+                kind = by_class.get(cls) or kinds.get(cls) or find(child)
+                by_class[cls] = kind
                 if (kind.adapter is None or kind.opens) and cls not in plain:
                     kind = self._look_closer(child, spot)
                 if kind.adapter is None:
@@ -224,9 +226,11 @@ class Walk:
 
     def order_error(self, leaves: Sequence[Any]) -> AdapterError:
         """Return the error for a tree that JAX flattens to other ``leaves``."""
-        classes = {cls for found in self.nodes.values() for cls in found}
-        own = [a.name for a in self._registry.entries if any(map(a.covers, classes))]
-        names = own or sorted(cls.__name__ for cls in classes)
+        classes = {cls for chain in self.nodes.values() for cls in chain}
+        registered = [
+            a.name for a in self._registry.entries if any(map(a.covers, classes))
+        ]
+        names = registered or sorted(cls.__name__ for cls in classes)
         theirs, ours = plural(len(leaves), "leaf"), f"{len(self.seen):,}"
         if len(leaves) == len(self.seen):
             ours = "the same number in another order"
