@@ -261,6 +261,13 @@ def test_numbers_that_were_changed_are_marked():
     assert "# check: its numbers are other ones" in draft.to_toml()
 
 
+def test_numbers_in_common_that_follow_no_row_are_marked():
+    w = np.random.default_rng(0).normal(size=(3, 5, 7)).astype("float32")
+    draft = ta.draft_migration({f"h.{i}.w": w[i] for i in range(3)}, {"h/w": w[::-1]})
+    assert {*draft.doubtful} == {"h.0.w", "h.1.w", "h.2.w"}
+    assert not any("no numbers in common" in note for note in draft.notes)
+
+
 def test_large_leaves_are_looked_up_along_lines():
     rng = np.random.default_rng(0)
     q = rng.normal(size=(3, 96, 8, 64)).astype("float32")

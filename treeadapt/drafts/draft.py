@@ -37,6 +37,7 @@ from treeadapt.trees.views import view_tree
 
 _MANY_LEAVES = 50_000  # too many to see which rows could do without a list
 _LEAST_WITHIN = 0.05  # of a leaf, to find its order next to one other leaf
+_MOST = 0.5  # of a leaf, which no other model has by chance
 _OTHER = "its numbers are other ones in the target"
 
 
@@ -246,7 +247,7 @@ def _rows(
     rows: list[DraftRow] = []
     has_values = one.arrays is not None and two.arrays is not None
     if has_values:
-        rows = _by_values(one, two, is_distinct=is_distinct)
+        rows, shares = _by_values(one, two, is_distinct=is_distinct)
     else:
         rows = _equal(one, two)
     done = (
@@ -260,7 +261,7 @@ def _rows(
     proposed = propose(left[0], left[1], words, rows)
     if has_values:
         tested = [each for row in proposed for each in _tested(row, one, two)]
-        shows = any(row.evidence == "values" for row in (*rows, *tested))
+        shows = shares or any(row.evidence == "values" for row in (*rows, *tested))
         if shows or is_distinct:
             return [row for row in (*rows, *tested) if not _misfit(row, one, two)]
         notes.append("The two sides have no numbers in common; names decide.")
@@ -309,8 +310,13 @@ def _stays(row: DraftRow) -> bool:
     )
 
 
-def _by_values(one: Side, two: Side, *, is_distinct: bool) -> list[DraftRow]:
-    """Return the rows that numbers show, each compared bit by bit."""
+def _by_values(
+    one: Side, two: Side, *, is_distinct: bool
+) -> tuple[list[DraftRow], bool]:
+    """Return the rows that numbers show, each compared bit by bit.
+
+    And whether most numbers of some leaf are in the source, by whatever row.
+    """
     assert one.arrays is not None
     assert two.arrays is not None
     paths = [*one.leaves]
@@ -334,7 +340,8 @@ def _by_values(one: Side, two: Side, *, is_distinct: bool) -> list[DraftRow]:
             if not _misfit(each, one, two) and _gives(each, one, two):
                 rows.append(each)
     by_path = {paths[owner]: names for owner, names in twins.items()}
-    return [_with_twins(row, by_path) for row in rows]
+    shares = any(known.share > _MOST for known in origins.values())
+    return [_with_twins(row, by_path) for row in rows], shares
 
 
 def _with_twins(row: DraftRow, twins: Mapping[str, Sequence[str]]) -> DraftRow:
