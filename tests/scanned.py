@@ -23,7 +23,7 @@ import numpy as np
 from flax import nnx, traverse_util
 
 import treeadapt as ta
-from treeadapt.layers.keys import read_slice_key
+from treeadapt.layers.region import read_key
 
 LAYERS, WIDTH, HIDDEN, WORDS, CLASSES, EXPERTS, MEMBERS = 5, 7, 13, 11, 17, 2, 3
 INNER = 19  # of attention
@@ -98,9 +98,11 @@ class Twin:
             flat: arrays by stored path, or by the name of some layers of one.
         """
         for key, array in flat.items():
-            path, sets = read_slice_key(key)
-            axes = [axis for axis in self.axes if axis.covers(path)]
-            numbers = [dict(sets).get(a.key, range(array.shape[a.axis])) for a in axes]
+            region = read_key(key)
+            path, axes = region.path, [a for a in self.axes if a.covers(region.path)]
+            numbers = [
+                region.numbers.get(a.key, range(array.shape[a.axis])) for a in axes
+            ]
             for places in itertools.product(*map(enumerate, numbers)):
                 layer_path, index = path, [slice(None)] * np.ndim(array)
                 for axis, (place, number) in reversed(

@@ -477,7 +477,7 @@ def test_nested_stacks_have_the_sets_of_both():
     tx = ta.partition({"train": optax.trace(0.9)}, table)
     (trace,) = jax.tree.leaves(tx.init(tree).inner_states["train"])
     (key,) = tx.init(tree).inner_states["train"].trace
-    assert key == "blocks/{0..1}/experts/{{0},{2},{4..5}}/wi"
+    assert key == "blocks/{0..1}/experts/{{0},{2},{4..5}}@1/wi"
     assert trace.shape == (2, 4, 2)
     grads = jax.tree.map(jnp.ones_like, tree)
     moved = np.argwhere(step(tx, grads, tree)["blocks"]["experts"]["wi"][:, :, 0])

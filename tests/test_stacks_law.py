@@ -19,7 +19,7 @@ from scanned import BY_NAME, TWINS, WIDTH, NnxBlock, arrays
 from sizes import full
 
 import treeadapt as ta
-from treeadapt.layers.keys import read_slice_key
+from treeadapt.layers.region import read_key
 
 #: The maths is that of Optax.
 pytestmark = pytest.mark.usefixtures("standard_promotion")
@@ -246,7 +246,7 @@ def unrolled_state(twin, state):
 def is_flat(twin, node):
     """Whether a dict of a state is the flat dict of a group."""
     shapes = {path: leaf.ndim for path, leaf in arrays(twin.scanned()).items()}
-    paths = [(read_slice_key(key) or (key, ()))[0] for key in node]
+    paths = [read_key(key).path for key in node]
     return bool(paths) and all(
         path in shapes and getattr(leaf, "ndim", -1) == shapes[path]
         for path, leaf in zip(paths, node.values(), strict=True)

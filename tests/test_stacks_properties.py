@@ -18,7 +18,7 @@ from scanned import Axis, Twin, nested
 from test_stacks_law import decisions
 
 import treeadapt as ta
-from treeadapt.layers.keys import read_slice_key, slice_key
+from treeadapt.layers.region import Along, Region, read_key
 
 EXAMPLES = settings.default.max_examples
 
@@ -129,9 +129,12 @@ def test_names_of_layers_can_be_read(data):
         st.lists(st.sampled_from(["", "a", "a/b", "a/b/c"]), max_size=3, unique=True)
     )
     numbers = st.sets(st.integers(0, 12), min_size=1).map(sorted).map(tuple)
-    sets = {key: data.draw(numbers) for key in sorted(keys, key=len)}
-    key = slice_key("a/b/c", sets)
-    assert read_slice_key(key) == ("a/b/c", tuple(sets.items()))
+    along = [
+        Along(key, data.draw(st.integers(0, 12)), data.draw(numbers))
+        for key in sorted(keys, key=len)
+    ]
+    region = Region("a/b/c", tuple(along))
+    assert read_key(region.key) == region
 
 
 @settings(max_examples=max(EXAMPLES // 40, 5))

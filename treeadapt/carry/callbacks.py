@@ -190,7 +190,7 @@ def tree_map_params(
     for slot, leaf in zip(slots, leaves, strict=True):
         if slot.is_copy:
             homes = [home_of(slot.tail, tree) for tree in by_path]
-            args = [t[h[0]] for t, h in zip(by_path, homes, strict=True) if h]
+            args = [t[h[0].path] for t, h in zip(by_path, homes, strict=True) if h]
             if len(args) < len(trees):
                 lacking[slot.tail] = None
             elif not lacking:

@@ -43,7 +43,7 @@ from treeadapt.carry.slots import (
 )
 from treeadapt.convert import describe
 from treeadapt.errors import CheckpointError, MigrationError
-from treeadapt.layers.keys import read_slice_key
+from treeadapt.layers.region import read_key
 from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.running import converted, is_lost
 from treeadapt.names import listing
@@ -317,8 +317,8 @@ def _misfit(new: StateLeaf, saved: StateLeaf, *, cast: bool) -> str | None:
     if new.slot.is_copy or np.shape(spec) == ():
         return None
     # What ``per_layer`` keeps for each layer has its layers in the name of its state.
-    sets = [dict(read_slice_key(leaf.slot.node)[1]).values() for leaf in (new, saved)]
-    if [*sets[0]] == [*sets[1]]:
+    one, two = (read_key(leaf.slot.node).numbers.values() for leaf in (new, saved))
+    if [*one] == [*two]:
         return None
     values = numpy_values(old)
     if values is not None and (values == values.ravel()[:1]).all():

@@ -43,7 +43,7 @@ from treeadapt.carry.slots import (
 )
 from treeadapt.convert import describe
 from treeadapt.errors import MigrationError
-from treeadapt.layers.keys import read_slice_key
+from treeadapt.layers.region import read_key
 from treeadapt.migrations.groups import Group, GroupMaker, Taken
 from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.planning import assign
@@ -165,14 +165,11 @@ def _fields(
     fields: dict[str, _Field] = {}
     for slot, spec in copies:
         name, shape, rank = slot.field, np.shape(spec), None
-        path, sets = read_slice_key(slot.tail)
-        if path in params:
-            like = params[path].shape
+        region = read_key(slot.tail)
+        if region.path in params:
+            like = region.shape(params[region.path].shape)
             more = len(shape) - len(like)
-            cuts = {len(numbers) for _, numbers in sets}
-            pairs = zip(shape[max(more, 0) :], like, strict=False)
-            fits = more >= 0 and all(a == b or a in cuts for a, b in pairs)
-            rank = more if fits else None
+            rank = more if more >= 0 and shape[more:] == like else None
         classes = view.plan.classes(slot.node or None)
         degree = degree_of(classes, name, is_scaled=is_scaled)
         key = field_of(str(slot.prefix))

@@ -3,9 +3,8 @@
 A group of a partition holds some layers of a stacked array; the groups of another run
 hold others. Where that is so, the leaves of both states are divided into pieces that
 are whole on either side, each a slot with a name of its own, so that all that is said
-of slots goes for pieces. Their number grows with the groups, not with the layers. Which
-axis holds the layers is what the shape of the parameter says.
-See ``layers.keys`` for the names, ``layers.region`` for the arrays.
+of slots goes for pieces. Their number grows with the groups, not with the layers.
+See ``layers.region`` for their names.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from treeadapt.arrays import is_placed
-from treeadapt.carry.slots import Slot, axes_of_layers, below
-from treeadapt.layers.keys import boxes, read_slice_key, slice_key
-from treeadapt.layers.region import Along, Region, put
+from treeadapt.carry.slots import Slot, below
+from treeadapt.layers.keys import boxes
+from treeadapt.layers.region import Along, Region, put, read_key
 
 #: Numbers along some axes of an array; all numbers along the others.
 AxisNumbers = tuple[tuple[int, tuple[int, ...]], ...]
@@ -62,7 +61,7 @@ class StateLeaf:
 
 _AnyLeaf = TypeVar("_AnyLeaf", bound=StateLeaf)
 #: A leaf of a copy, and what its name says that it holds.
-_Held = tuple[StateLeaf, Mapping[str, tuple[int, ...]]]
+_Held = tuple[StateLeaf, Region]
 
 
 def divide_states(
@@ -83,19 +82,18 @@ def divide_states(
     every: tuple[StateLeaf, ...] = (*new, *saved)
     for leaf in every:
         if leaf.slot.is_copy:
-            path, sets = read_slice_key(leaf.slot.tail)
-            held.setdefault(path, []).append((leaf, dict(sets)))
+            region = read_key(leaf.slot.tail)
+            held.setdefault(region.path, []).append((leaf, region))
     pieces: dict[int, list[Any]] = {}
     unclear = set()
     for path, each in held.items():
-        if path in params and any(sets or leaf.box for leaf, sets in each):
+        if path in params and any(region.along or leaf.box for leaf, region in each):
             shape = tuple(params[path].shape)
-            ways = _ways(shape, each)
-            if len(ways) > 1:
+            current = _with_axes(shape, each)
+            if current is None:
                 unclear.add(path)
-                continue
-            for own, axes in ways.items():
-                pieces |= _pieces(path, shape, zip(each, own, strict=True), axes)
+            else:
+                pieces |= _pieces(path, shape, current)
     divided = [
         [part for leaf in leaves for part in pieces.get(id(leaf), [leaf])]
         for leaves in (new, saved)
@@ -103,31 +101,62 @@ def divide_states(
     return divided[0], divided[1], unclear
 
 
-def _ways(
-    shape: tuple[int, ...], held: Sequence[_Held]
-) -> Mapping[tuple[AxisNumbers | None, ...], Mapping[str, int]]:
-    """Return how stacks may be along the axes of a parameter, as shapes allow."""
-    stacks = sorted({key for _, sets in held for key in sets}, key=len)
-    return axes_of_layers(
-        len(shape), stacks, lambda axes: [_box(each, shape, axes) for each in held]
-    )
+def _with_axes(shape: tuple[int, ...], held: Sequence[_Held]) -> list[_Held] | None:
+    """Return leaves with the axes along which they hold layers of a parameter.
+
+    Keys of older checkpoints name no axis. It is the one that other keys name for the
+    same stack; else shapes say it.
+
+    Args:
+        shape: of the parameter.
+        held: its leaves.
+
+    Returns:
+        None if shapes do not say it.
+    """
+    fits = [_box(each, shape) is not None for each in held]
+    are_older = [
+        not (yes or any(each.axis for each in region.along))
+        for (_, region), yes in zip(held, fits, strict=True)
+    ]
+    current = itertools.compress((region for _, region in held), fits)
+    axis_of = {each.stack: each.axis for region in current for each in region.along}
+    older = itertools.compress((region for _, region in held), are_older)
+    stacks = sorted({x for region in older for x in region.numbers} - axis_of.keys())
+    ways: dict[Any, list[_Held]] = {}
+    for axes in itertools.permutations(range(len(shape)), len(stacks)):
+        on_axes = axis_of | dict(zip(stacks, axes, strict=True))
+        way = [
+            (leaf, region.on(on_axes) if is_older else region)
+            for (leaf, region), is_older in zip(held, are_older, strict=True)
+        ]
+        ways[tuple([_box(each, shape) for each in way])] = way
+    # Each leaf fits that fits along any axes.
+    most = [any(column) for column in zip(*map(_fitting, ways), strict=True)]
+    best = [way for row, way in ways.items() if _fitting(row) == most]
+    return best[0] if len(best) == 1 else None
 
 
-def _box(
-    held: _Held, shape: tuple[int, ...], axes: Mapping[str, int]
-) -> AxisNumbers | None:
+def _fitting(row: Iterable[AxisNumbers | None]) -> list[bool]:
+    return [box is not None for box in row]
+
+
+def _box(held: _Held, shape: tuple[int, ...]) -> AxisNumbers | None:
     """Return what a leaf holds of a parameter; None if its shape is another.
 
     Args:
         held: the leaf.
         shape: of the parameter.
-        axes: those of the stacks, by key.
     """
-    leaf, sets = held
-    box = leaf.box or tuple(sorted((axes[key], sets[key]) for key in sets))
+    leaf, region = held
+    box = leaf.box or tuple(
+        sorted((each.axis, tuple(each.numbers)) for each in region.along)
+    )
+    if len(dict(box)) < len(box):
+        return None
     own = list(shape)
     for axis, numbers in box:
-        if numbers[-1] >= shape[axis]:
+        if axis >= len(shape) or numbers[-1] >= shape[axis]:
             return None
         own[axis] = len(numbers)
     lead = np.ndim(leaf.array) - len(own)
@@ -137,22 +166,21 @@ def _box(
 
 
 def _pieces(
-    path: str,
-    shape: tuple[int, ...],
-    held: Iterable[tuple[_Held, AxisNumbers | None]],
-    axes: Mapping[str, int],
+    path: str, shape: tuple[int, ...], held: Sequence[_Held]
 ) -> dict[int, list[StateLeaf]]:
     """Return the pieces of the leaves of one parameter, by the identity of the leaf.
 
     Args:
         path: of the parameter.
         shape: of it.
-        held: the leaves, and what each has of it; None for those of other shapes.
-        axes: those of the stacks, by key.
+        held: the leaves; those of other shapes stay whole.
     """
-    partly = [(leaf, dict(box)) for (leaf, _), box in held if box is not None]
+    boxed_leaves = [(each, _box(each, shape)) for each in held]
+    fits = [(*each, dict(box)) for each, box in boxed_leaves if box is not None]
+    partly = [(leaf, box) for leaf, _, box in fits]
     used = sorted({axis for _, box in partly for axis in box})
-    names = {axis: key for key, axis in axes.items()}
+    along = [each for _, region, _ in fits for each in region.along]
+    names = {each.axis: each.stack for each in reversed(along)}  # the first ones
     if len([axis for axis in used if axis not in names]) > 1:
         return {}  # no names for them
     atoms = {
@@ -166,10 +194,11 @@ def _pieces(
         inside = [[(i, a) for a in atoms[i] if a[0] in own[i]] for i in used]
         is_whole = all(len(each) == 1 for each in inside)
         for boxed in itertools.product(*inside):
-            sets = {names.get(i, path): a for i, a in boxed if len(a) < shape[i]}
+            cut = [(names.get(i, path), i, a) for i, a in boxed if len(a) < shape[i]]
+            region = Region(path, tuple(itertools.starmap(Along, cut)))
             places = [(lead + i, np.searchsorted(own[i], a)) for i, a in boxed]
             piece = tuple((axis, tuple(each.tolist())) for axis, each in places)
-            prefix, tail = str(leaf.slot.prefix), slice_key(path, sets)
+            prefix, tail = str(leaf.slot.prefix), region.key
             found.setdefault(id(leaf), []).append(
                 dataclasses.replace(
                     leaf,
@@ -227,7 +256,7 @@ def _beside(leaf: Any, part: Any) -> Any:
 
 
 def _region(piece: AxisNumbers) -> Region:
-    return Region("", tuple(Along("", axis, 0, places) for axis, places in piece))
+    return Region("", tuple(Along("", axis, places) for axis, places in piece))
 
 
 def zeros(shape: Sequence[int], like: Any) -> Any:
@@ -258,15 +287,14 @@ def joined_names(names: Iterable[str]) -> list[str]:
         >>> joined_names(["mu/h/{0..3}/w", "mu/h/{4}/w", "mu/h/{9}/w", "count"])
         ['mu/h/{{0..4},{9}}/w', 'count']
     """
-    rows = [read_slice_key(name) for name in names]
-    for key in dict.fromkeys([key for _, sets in rows for key, _ in sets]):
-        found: dict[Any, set[int]] = {}
-        for path, sets in rows:
-            others = tuple(each for each in sets if each[0] != key)
-            row = found.setdefault((path, others, others == sets), set())
-            row.update(dict(sets).get(key, ()))
-        rows = [
-            (path, others if is_same else (*others, (key, tuple(sorted(numbers)))))
-            for (path, others, is_same), numbers in found.items()
+    regions = [read_key(name) for name in names]
+    for stack in dict.fromkeys([key for region in regions for key in region.numbers]):
+        joined: dict[Region, set[int]] = {}
+        for region in regions:
+            others = region.of_numbers({stack: ()})
+            joined.setdefault(others, set()).update(region.numbers.get(stack, ()))
+        regions = [
+            others.of_numbers({stack: tuple(sorted(numbers))})
+            for others, numbers in joined.items()
         ]
-    return [slice_key(path, dict(sets)) for path, sets in rows]
+    return [region.key for region in regions]

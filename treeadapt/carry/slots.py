@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import optax
@@ -29,14 +29,11 @@ from treeadapt.carry.optax_fields import (
     is_state_class,
 )
 from treeadapt.errors import TransformError
-from treeadapt.layers.keys import Sets, read_slice_key
+from treeadapt.layers.region import Region, read_key
 from treeadapt.paths import SEPARATOR
 from treeadapt.transforms.adapt import is_placeholder, placeholder
 from treeadapt.transforms.flat import fast_params
 from treeadapt.trees.views import Plan, TreeView, view_tree
-
-Key = TypeVar("Key")
-Found = TypeVar("Found")
 
 
 @dataclasses.dataclass(slots=True)  # frozen would triple its cost
@@ -212,8 +209,8 @@ def _alike(view: TreeView, params: TreeView) -> list[Slot]:
     whole: dict[str, bool] = {}
     for name in view.plan.paths:
         for prefix, tail in cuts_of(name):
-            param, *_ = home_of(tail, paths) or (None,)
-            whole[prefix] = whole.get(prefix, True) and (param or tail) in paths
+            is_param = home_of(tail, paths) is not None
+            whole[prefix] = whole.get(prefix, True) and is_param
     # A state whose fields all have names of params is not a copy of them.
     kinds = {dict, params.plan.root}
     copies = {
@@ -233,25 +230,25 @@ def stored(tail: str) -> str:
         >>> stored("net/{4..11}/w"), stored("net/w")
         ('net/w', 'net/w')
     """
-    return read_slice_key(tail)[0]
+    return read_key(tail).path
 
 
-def home_of(tail: str, params: Container[str]) -> tuple[str, Sets, str] | None:
+def home_of(tail: str, params: Container[str]) -> tuple[Region, str] | None:
     """Return where a leaf of a copy belongs; None if there is no such parameter.
 
     Returns:
-        Path of the parameter, the layers of it that the leaf has, and what follows.
+        The parameter, or the layers of it that the leaf has, and what follows.
 
     Example:
         >>> home_of("net/w/0", {"net/w"}), home_of("net", {"net/w"})
-        (('net/w', (), '0'), None)
-        >>> home_of("net/{4..5}/w", {"net/w"})
-        ('net/w', (('net', (4, 5)),), '')
+        ((Region(path='net/w', along=()), '0'), None)
+        >>> home_of("net/{4..5}/w", {"net/w"})[0].key
+        'net/{4..5}/w'
     """
     for path in (tail, *above(tail), ""):
-        for param, sets in ((path, ()), read_slice_key(path)):
-            if param in params:
-                return param, sets, tail.removeprefix(path).removeprefix(SEPARATOR)
+        for region in (Region(path), read_key(path)):
+            if region.path in params:
+                return region, tail.removeprefix(path).removeprefix(SEPARATOR)
     return None
 
 
@@ -393,33 +390,3 @@ def _first_cut(name: str, is_copy: Callable[[str, str], bool]) -> Slot:
     """Cut a name after the shortest prefix that is a copy of the params, if one is."""
     cuts = (*cuts_of(name), (name, ""))
     return next((Slot(name, *cut) for cut in cuts if is_copy(*cut)), Slot(name))
-
-
-def axes_of_layers(
-    rank: int,
-    stacks: Sequence[Key],
-    contents_of: Callable[[Mapping[Key, int]], Iterable[Found | None]],
-) -> dict[tuple[Found | None, ...], Mapping[Key, int]]:
-    """Find the axes of a parameter along which it may hold layers.
-
-    Args:
-        rank: how many axes it has.
-        stacks: of layers.
-        contents_of: what each of some leaves holds of the parameter if the stacks are
-            along these axes; None if its shape is another.
-
-    Returns:
-        The axes of the stacks, by what the leaves then hold, wherever each leaf fits
-        that fits along any axes.
-
-    Example:
-        >>> shape = (3, 12, 4)
-        >>> axes_of_layers(3, ["h"], lambda axes: [shape[axes["h"]] == 12 or None])
-        {(True,): {'h': 1}}
-    """
-    every = itertools.permutations(range(rank), len(stacks))
-    ways = [dict(zip(stacks, axes, strict=True)) for axes in every]
-    options = {tuple(contents_of(axes)): axes for axes in ways}
-    fits = {row: [each is not None for each in row] for row in options}
-    most = [any(each) for each in zip(*fits.values(), strict=True)]
-    return {row: axes for row, axes in options.items() if fits[row] == most}

@@ -1,72 +1,21 @@
-"""Slices: names for some of the layers of an array that holds a stack of them.
+"""Keys: texts for the numbers of layers, and layers that have one value.
 
-``blocks/{4..11}/attn/kernel`` names layers 4 to 11 of the array that is stored at
-``blocks/attn/kernel``: the numbers are put in after the stack. As a pattern, the name
-matches just these layers of the unrolled model.
-See ``stacks`` for what a stack is, ``region`` for the arrays.
+See ``region`` for what they are used for.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import TypeVar
 
 V = TypeVar("V", bound=Hashable)
 
 _RUN = r"\{[0-9]{1,7}(?:\.\.[0-9]{1,7})?\}"
-_LAYERS = re.compile(rf"{_RUN}|\{{{_RUN}(?:,{_RUN})+\}}")
+_LAYERS = re.compile(rf"({_RUN}|\{{{_RUN}(?:,{_RUN})+\}})(?:@([1-9][0-9]?))?")
 _ENDS = re.compile(r"\{([0-9]+)(?:\.\.([0-9]+))?\}")
 MAX_LAYERS = 1_000_000
-
-#: Layers by the key of their stack, the outermost stack first.
-Sets = tuple[tuple[str, tuple[int, ...]], ...]
-
-
-def slice_key(path: str, sets: Mapping[str, Sequence[int]]) -> str:
-    """Name some layers of an array.
-
-    Args:
-        path: of the array in the stored tree.
-        sets: ascending numbers of the layers, by the key of each stack above it.
-
-    Example:
-        >>> slice_key("blocks/attn/kernel", {"blocks": [4, 5, 6]})
-        'blocks/{4..6}/attn/kernel'
-        >>> slice_key("blocks/experts/w", {"blocks": [0, 1, 5], "blocks/experts": [2]})
-        'blocks/{{0..1},{5}}/experts/{2}/w'
-    """
-    for key in sorted(sets, key=len, reverse=True):
-        head, tail = path[: len(key)], path[len(key) :]
-        path = "/".join(filter(None, (head, runs_text(sets[key]), tail.strip("/"))))
-    return path
-
-
-def read_slice_key(key: str) -> tuple[str, Sets]:
-    """Read the name of some layers of an array.
-
-    Returns:
-        Path of the array in the stored tree, and the layers; no layers, and ``key``
-        itself, if it is not such a name.
-
-    Example:
-        >>> read_slice_key("blocks/{4..6}/attn/kernel")
-        ('blocks/attn/kernel', (('blocks', (4, 5, 6)),))
-        >>> read_slice_key("blocks/attn/kernel")
-        ('blocks/attn/kernel', ())
-    """
-    if "{" not in key:
-        return key, ()
-    path: list[str] = []
-    sets: list[tuple[str, tuple[int, ...]]] = []
-    for segment in key.split("/"):
-        layers = _layers(segment) if _LAYERS.fullmatch(segment) else None
-        if layers:
-            sets.append(("/".join(path), layers))
-        else:
-            path.append(segment)
-    return ("/".join(path), tuple(sets)) if sets else (key, ())
 
 
 def runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -125,10 +74,22 @@ def runs_text(numbers: Sequence[int]) -> str:
     return texts[0] if len(texts) == 1 else f"{{{','.join(texts)}}}"
 
 
-def _layers(segment: str) -> tuple[int, ...] | None:
-    """Return the numbers that a segment lists; None if it does not as ours do."""
-    ends = [(int(one), int(two or one) + 1) for one, two in _ENDS.findall(segment)]
+def read_layers(segment: str) -> tuple[tuple[int, ...], int] | None:
+    """Read the numbers that a segment of a key lists, and their axis.
+
+    Returns:
+        None if it does not list any as ours do.
+
+    Example:
+        >>> read_layers("{4..6}"), read_layers("{4}@1"), read_layers("{4..4}")
+        (((4, 5, 6), 0), ((4,), 1), None)
+    """
+    match = _LAYERS.fullmatch(segment)
+    if match is None:
+        return None
+    ends = [(int(one), int(two or one) + 1) for one, two in _ENDS.findall(match[1])]
     if sum(max(end - first, 0) for first, end in ends) > MAX_LAYERS:
         return None
-    found = tuple(itertools.chain.from_iterable(range(*each) for each in ends))
-    return found if found and runs_text(found) == segment else None
+    numbers = tuple(itertools.chain.from_iterable(range(*each) for each in ends))
+    is_ours = numbers and runs_text(numbers) == match[1]
+    return (numbers, int(match[2] or 0)) if is_ours else None

@@ -1,10 +1,15 @@
 """Regions: some layers of one array that holds a stack of them.
 
-A ``Region`` says which layers these are and along which axes they lie. It has a name,
-cuts them out by static slices, and puts them in again by one concatenation; both cost
-as much as there are runs of layers. What rules decide, what a group of a partition
-holds and what ``per_layer`` maps are regions.
-See ``stacks`` for which arrays hold layers, ``keys`` for the names.
+A ``Region`` says which layers these are and along which axes they lie. It has a key,
+cuts them out by static slices, and ``put`` puts them in again by one concatenation;
+both cost as much as there are runs of layers. What rules decide, what a group of a
+partition holds, what ``per_layer`` maps and what state is carried or sharded by are
+regions.
+
+``blocks/{4..11}/attn/kernel`` is the key of layers 4 to 11 of the array at
+``blocks/attn/kernel``: their numbers come after the stack. The axis is named where it
+is not the first: ``blocks/{4..11}@1/attn/kernel``.
+See ``stacks`` for which arrays hold layers.
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from treeadapt.arrays import is_array, is_placed
-from treeadapt.layers.keys import runs, slice_key
+from treeadapt.layers.keys import read_layers, runs, runs_text
 
 _MOST_RUNS = 8  # beyond these, one gather is less work than so many slices
 
@@ -31,13 +36,11 @@ class Along(NamedTuple):
     Attributes:
         stack: key of the stack.
         axis: of the stored array, counted from the start.
-        size: the number of layers that the array holds.
         numbers: of the layers, ascending.
     """
 
     stack: str
     axis: int
-    size: int
     numbers: Sequence[int]
 
 
@@ -58,10 +61,22 @@ class Region:
         """The name of the layers.
 
         Example:
-            >>> Region("blocks/w", (Along("blocks", 0, 12, [4, 5, 6]),)).key
+            >>> Region("blocks/w", (Along("blocks", 0, [4, 5, 6]),)).key
             'blocks/{4..6}/w'
+            >>> Region("blocks/w", (Along("blocks", 1, [0, 1, 5]),)).key
+            'blocks/{{0..1},{5}}@1/w'
         """
-        return slice_key(self.path, {each.stack: each.numbers for each in self.along})
+        path = self.path
+        for stack, axis, numbers in sorted(self.along, key=lambda each: -len(each[0])):
+            layers = runs_text(numbers) + (f"@{axis}" if axis else "")
+            below = path[len(stack) :].strip("/")
+            path = "/".join(filter(None, (stack, layers, below)))
+        return path
+
+    @property
+    def numbers(self) -> dict[str, Sequence[int]]:
+        """The numbers of the layers, by the key of their stack."""
+        return {each.stack: each.numbers for each in self.along}
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -72,14 +87,16 @@ class Region:
         """Yield the numbers of each layer, those of the last axis running fastest."""
         return itertools.product(*(each.numbers for each in self.along))
 
-    def of_numbers(self, numbers: Sequence[Sequence[int]]) -> Region:
-        """Return the layers of its array that have other numbers.
+    def of_numbers(self, numbers: Mapping[str, Sequence[int]]) -> Region:
+        """Return layers with other numbers of its array.
 
         Args:
-            numbers: of the layers, along each of its axes.
+            numbers: by the key of the stack; those of other stacks stay.
         """
-        pairs = zip(self.along, numbers, strict=True)
-        along = [each._replace(numbers=tuple(chosen)) for each, chosen in pairs]
+        along = [
+            each._replace(numbers=tuple(numbers.get(each.stack, each.numbers)))
+            for each in self.along
+        ]
         return Region(self.path, tuple(along))
 
     def at(self, places: Sequence[Sequence[int]]) -> Region:
@@ -89,18 +106,12 @@ class Region:
             places: of these among its layers, along each of its axes.
         """
         pairs = zip(self.along, places, strict=True)
-        return self.of_numbers([[each.numbers[i] for i in own] for each, own in pairs])
+        return self.of_numbers({x.stack: [x.numbers[i] for i in p] for x, p in pairs})
 
-    def restrict(self, other: Region) -> Region:
-        """Return another region of its array, with its own numbers where it has any.
-
-        Args:
-            other: along other axes, perhaps.
-        """
-        numbers = {each.axis: each.numbers for each in self.along}
-        return other.of_numbers(
-            [numbers.get(each.axis, each.numbers) for each in other.along]
-        )
+    def on(self, axes: Mapping[str, int]) -> Region:
+        """Return the same layers along other axes, by the key of their stack."""
+        along = [each._replace(axis=axes[each.stack]) for each in self.along]
+        return Region(self.path, tuple(along))
 
     def inside(self, path: str) -> Region:
         """Return the same layers of an array that holds these and no others.
@@ -108,10 +119,7 @@ class Region:
         Args:
             path: of that array.
         """
-        along = [
-            each._replace(size=size, numbers=range(size))
-            for each, size in zip(self.along, self.sizes, strict=True)
-        ]
+        along = [each._replace(numbers=range(len(each.numbers))) for each in self.along]
         return Region(path, tuple(along))
 
     def shape(self, of: Sequence[int]) -> tuple[int, ...]:
@@ -130,6 +138,33 @@ class Region:
         for each in self.along:
             array = _cut_axis(array, each.axis, each.numbers)
         return array
+
+
+def read_key(key: str) -> Region:
+    """Read the name of some layers of an array.
+
+    Returns:
+        The layers; an array as a whole at ``key``, if it is not such a name. Keys of
+        older checkpoints do not say that layers are along another axis than the first.
+
+    Example:
+        >>> read_key("blocks/{4..6}@1/attn/kernel")
+        Region(path='blocks/attn/kernel', along=(Along(stack='blocks', axis=1, \
+numbers=(4, 5, 6)),))
+        >>> read_key("blocks/attn/kernel")
+        Region(path='blocks/attn/kernel', along=())
+    """
+    if "{" not in key:
+        return Region(key)
+    path: list[str] = []
+    along: list[Along] = []
+    for segment in key.split("/"):
+        if layers := read_layers(segment):
+            numbers, axis = layers
+            along.append(Along("/".join(path), axis, numbers))
+        else:
+            path.append(segment)
+    return Region("/".join(path), tuple(along)) if along else Region(key)
 
 
 def _cut_axis(array: Any, axis: int, places: Sequence[int]) -> Any:
@@ -199,7 +234,7 @@ def put(rest: Any, parts: Sequence[tuple[Region, Any]]) -> Any:
     axis, outermost = parts[0][0].along[0].axis, []
     for region, part in parts:
         part = part if part.dtype == dtype else part.astype(dtype)
-        (_, _, _, places), *inner = region.along
+        (_, _, places), *inner = region.along
         if inner:
             within = Region(region.path, tuple(inner))
             part = put(_cut_axis(array, axis, places), [(within, part)])

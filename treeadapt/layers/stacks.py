@@ -26,8 +26,8 @@ import jax
 from treeadapt.arrays import is_array, same_value
 from treeadapt.convert import describe
 from treeadapt.errors import PathCollisionError, StackError
-from treeadapt.layers.keys import MAX_LAYERS, boxes, read_slice_key, runs_text
-from treeadapt.layers.region import Along, Region
+from treeadapt.layers.keys import MAX_LAYERS, boxes, runs_text
+from treeadapt.layers.region import Along, Region, read_key
 from treeadapt.names import Speller, fold, listing, paths_text, shorten
 from treeadapt.trees.axis_names import AxisNames, axis_names
 from treeadapt.trees.views import Plan, TreeView
@@ -86,7 +86,7 @@ class PerLayer:
         Args:
             some: of the same array; along an axis that it does not name, all of them.
         """
-        region = some.restrict(self.region)
+        region = self.region.of_numbers(some.numbers)
         place = {each: i for i, each in enumerate(self.region.layers())}
         rows = [place[each] for each in region.layers()]
         values, notes = (
@@ -118,7 +118,8 @@ class PerLayer:
             value, source, *_ = group[0]
             names = list(fold(path for _, _, path, _ in group))
             if len(self.region.along) == 1:
-                own = self.region.of_numbers([[place[0] for *_, place in group]])
+                (stack,) = self.region.numbers
+                own = self.region.of_numbers({stack: [n for *_, (n,) in group]})
                 names = [own.key]
             by = f" ({source})" if source else ""
             texts.append(f"{shorten(repr(value))} for {listing(names, limit=1)}{by}")
@@ -229,10 +230,10 @@ class Stacks:
         held: dict[Any, dict[int, list[int]]] = {}  # leaves by number of layers
         met: set[str] = set()
         for index, (path, leaf) in enumerate(view.items()):
-            stored, sets = read_slice_key(path)
-            met.update(stack.key for stack in self._around(stored))
+            region = read_key(path)
+            met.update(stack.key for stack in self._around(region.path))
             axes: list[Along] = []
-            for stack in self._chain(stored) if is_array(leaf) else ():
+            for stack in self._chain(region.path) if is_array(leaf) else ():
                 if stack.key in left_out:
                     continue
                 axis = _axis_of(stack, path, leaf, names.get(index))
@@ -246,9 +247,9 @@ class Stacks:
                 size = leaf.shape[axis]
                 if size == 0:
                     _refuse(f"{listing([path])} {describe(leaf)} holds no layer.")
-                sizes = held.setdefault((stack.key, sets), {})
+                sizes = held.setdefault((stack.key, (*region.numbers.items(),)), {})
                 sizes.setdefault(size, []).append(index)
-                axes.append(Along(stack.key, axis, size, range(size)))
+                axes.append(Along(stack.key, axis, range(size)))
             found.append(tuple(axes))
         for (key, _), sizes in held.items():
             if len(sizes) > 1:
@@ -286,9 +287,7 @@ class Stacks:
             if not layers:
                 continue
             own = [
-                each
-                for each in arrays
-                if stack in self._chain(read_slice_key(each[1])[0])
+                each for each in arrays if stack in self._chain(read_key(each[1]).path)
             ]
             if own and isinstance(stack.axis, str):
                 named = [names[index].names for index, *_ in own if index in names]
@@ -324,13 +323,13 @@ class Stacks:
             count = len(view.leaves)
             return Unrolled(view, view, [1] * count, [()] * count, {}, self)
         axes = self.axes(view, is_part=is_part)
-        sizes = {along.stack: along.size for each in axes for along in each}
+        sizes = {along.stack: len(along.numbers) for each in axes for along in each}
         for path in view.plan.paths:
-            stored, sets = read_slice_key(path)
-            if not sizes.keys().isdisjoint(dict(sets)):
+            region = read_key(path)
+            if not sizes.keys().isdisjoint(region.numbers):
                 raise PathCollisionError(
-                    f"{path!r} is the name of some layers of {stored!r}, which is in "
-                    "a stack. Rename that leaf."
+                    f"{path!r} is the name of some layers of {region.path!r}, which is "
+                    "in a stack. Rename that leaf."
                 )
         forms = [self._form(path, sizes) for path in view.plan.paths]
         counts = [math.prod(form.sizes) for form in forms]

@@ -59,11 +59,11 @@ def look_up(answers: Mapping[str, T], flat: Mapping[str, Any], *, static: T) -> 
     for answer, (path, leaf) in zip(found, flat.items(), strict=True):
         if isinstance(answer, PerLayer) and is_array(leaf):
             shape = dict(enumerate(leaf.shape))
-            along = answer.region.along
-            other = [each for each in along if shape.get(each.axis) != each.size]
+            sizes = {each.axis: len(each.numbers) for each in answer.region.along}
+            other = [size for axis, size in sizes.items() if shape.get(axis) != size]
             if other:
                 raise SelectorError(
-                    f"Bound to a tree that has {plural(other[0].size, 'layer')} in "
+                    f"Bound to a tree that has {plural(other[0], 'layer')} in "
                     f"{listing([path])}, which is {describe(leaf)} here. Bind to the "
                     "tree as it is now: .bind(tree)."
                 )

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -25,14 +25,13 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Shard
 from treeadapt.arrays import is_array
 from treeadapt.carry.slots import (
     Slot,
-    axes_of_layers,
     find_slots,
     home_of,
     init_of_arrays,
     view_init,
 )
 from treeadapt.errors import ShardingError
-from treeadapt.layers.keys import Sets
+from treeadapt.layers.region import Region
 from treeadapt.names import listing, plural
 from treeadapt.sharding.specs import is_open, mesh_axes
 from treeadapt.transforms.adapt import with_extra_args
@@ -120,20 +119,17 @@ def place_state(
     everywhere = _everywhere(placed)
     state = view_init(tx, params)
     slots = find_slots(tx, state, params)
-    places = [Place(slot, None, everywhere) for slot in slots]
-    by_param: dict[tuple[str, Sets], list[tuple[int, tuple[int, ...], str]]] = {}
-    for index, (slot, leaf) in enumerate(zip(slots, state.leaves, strict=True)):
+    places: list[Place] = []
+    for slot, leaf in zip(slots, state.leaves, strict=True):
         home = home_of(slot.tail, placed) if slot.is_copy else None
-        if home is not None:
-            param, sets, rest = home
-            by_param.setdefault((param, sets), []).append((index, leaf.shape, rest))
-    for (param, sets), members in by_param.items():
-        leaves = [(shape, rest) for _, shape, rest in members]
-        ways = _ways(placed[param], dict(sets), leaves, mesh)
-        for number, (index, *_) in enumerate(members):
-            options = dict(filter(None, [way[number] for way in ways]))
-            (placement,) = options if len(options) == 1 else (everywhere,)
-            places[index] = Place(slots[index], param, placement, any(options.values()))
+        if home is None:
+            places.append(Place(slot, None, everywhere))
+            continue
+        region, rest = home
+        part, is_split = _layers(placed[region.path], region, mesh)
+        placement = _placement(leaf.shape, rest, part)
+        is_split = is_split and placement is not None
+        places.append(Place(slot, region.path, placement or everywhere, is_split))
     return state, places
 
 
@@ -214,47 +210,29 @@ class _PlacedParam:
         return self.placement.update(spec=spec)
 
 
-def _ways(
-    param: _PlacedParam,
-    sets: Mapping[str, Sequence[int]],
-    leaves: Sequence[tuple[tuple[int, ...], str]],
-    mesh: Mesh | AbstractMesh | None,
-) -> Iterable[Sequence[tuple[Placement, bool] | None]]:
-    """Return where leaves of a param belong, for any axes that may hold its layers.
+def _layers(
+    param: _PlacedParam, region: Region, mesh: Mesh | AbstractMesh | None
+) -> tuple[_PlacedParam, bool]:
+    """Return some layers of a param, and whether they split an axis that is sharded.
 
     Args:
         param: the param.
-        sets: the layers that the leaves have, by stack; empty for the whole param.
-        leaves: the shape of each, and what follows the path of the param.
+        region: the layers; along no axis, if it is the whole param.
         mesh: that of its spec, if it is known.
-
-    Returns:
-        For each leaf that fits its placement, and whether it was cut along an axis that
-        is sharded.
     """
     if isinstance(param.placement, NamedSharding):
         mesh = param.placement.mesh
-
-    def placements(axes: Mapping[str, int]) -> list[tuple[Placement, bool] | None]:
-        shape, entries, is_split = list(param.shape), [*param.entries], False
-        for key, numbers in sets.items():
-            axis = axes[key]
-            if numbers[-1] >= shape[axis]:
-                return [None] * len(leaves)
-            names = mesh_axes(entries[axis])
-            if names and len(numbers) < shape[axis]:
-                is_split = True
-                sizes = {} if mesh is None else mesh.shape
-                parts = math.prod(sizes.get(name, 0) for name in names)
-                if not parts or len(numbers) % parts:
-                    entries[axis] = None
-            shape[axis] = len(numbers)
-        placement = param.respecified(entries) if is_split else param.placement
-        part = _PlacedParam(tuple(shape), placement)
-        placed = [_placement(*leaf, part) for leaf in leaves]
-        return [None if each is None else (each, is_split) for each in placed]
-
-    return axes_of_layers(len(param.shape), [*sets], placements)
+    shape, entries, is_split = region.shape(param.shape), [*param.entries], False
+    for each in region.along:
+        names, count = mesh_axes(entries[each.axis]), shape[each.axis]
+        if names and count < param.shape[each.axis]:
+            is_split = True
+            sizes = {} if mesh is None else mesh.shape
+            parts = math.prod(sizes.get(name, 0) for name in names)
+            if not parts or count % parts:
+                entries[each.axis] = None
+    placement = param.respecified(entries) if is_split else param.placement
+    return _PlacedParam(shape, placement), is_split
 
 
 def _placement(

@@ -54,7 +54,7 @@ def divide(
                         "that leaf."
                     )
                 regions[region.key] = region
-                inside = answer.region.inside(path).of_numbers(places)
+                inside = answer.region.inside(path).at(places)
                 groups.setdefault(label, {})[region.key] = inside
     return groups, regions
 

@@ -22,7 +22,6 @@ import optax
 from treeadapt import _jax
 from treeadapt.arrays import is_array
 from treeadapt.errors import TransformError
-from treeadapt.layers.keys import slice_key
 from treeadapt.layers.region import Along, Region
 from treeadapt.layers.stacks import Stacks, one_layer
 from treeadapt.selection.whole import WholeTree
@@ -145,9 +144,10 @@ def _held(
     """
     if not along or path not in whole.regions:
         return along[-1].stack if along else None, along
-    some = whole.regions[path].restrict(Region(path, along))
-    numbers = {each.stack: each.numbers for each in some.along}
-    return slice_key(along[-1].stack, numbers), some.inside(path).along
+    some = Region(path, along).of_numbers(whole.regions[path].numbers)
+    # Arrays may hold layers of one stack along different axes.
+    of_stack = Region(along[-1].stack, some.along).on(dict.fromkeys(some.numbers, 0))
+    return of_stack.key, some.inside(path).along
 
 
 def _refusing(name: str, fn: Any) -> Any:
@@ -194,7 +194,8 @@ def _mapped(
     for level in reversed(range(levels)):
         axes, size = {}, 0
         for path, own in part.items():
-            _, axis, size, _ = own[level]
+            _, axis, numbers = own[level]
+            size = len(numbers)
             # The axes of the stacks around it are gone by then.
             axes[path] = axis - sum(outer.axis < axis for outer in own[:level])
         tx = _over(tx, axes, size)
@@ -338,7 +339,7 @@ def _vmap(
 def _layers(tree: Any, ins: Sequence[int | None]) -> Any:
     """Return the shapes of one layer."""
     leaves, structure = _jax.flatten(tree)
-    axes = [() if axis is None else (Along("", axis, 0, ()),) for axis in ins]
+    axes = [() if axis is None else (Along("", axis, ()),) for axis in ins]
     return structure.unflatten(map(one_layer, leaves, axes))
 
 

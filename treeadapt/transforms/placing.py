@@ -188,9 +188,9 @@ def _of_state(
             is_single = sharding is not None and sharding.num_devices == 1
             return sharding if is_single else None
         entries: list[Any] = [None] * leaf.ndim
-        for level, (_, axis, size, _) in enumerate(() if path is None else part[path]):
+        for level, (_, axis, numbers) in enumerate(() if path is None else part[path]):
             place = level if leaf.ndim < param.ndim else axis + leaf.ndim - param.ndim
-            if leaf.shape[place] == size:
+            if leaf.shape[place] == len(numbers):
                 entries[place] = [*sharding.spec, *[None] * param.ndim][axis]
         return NamedSharding(sharding.mesh, PartitionSpec(*entries))
 
