@@ -261,11 +261,25 @@ def test_numbers_that_were_changed_are_marked():
     assert "# check: its numbers are other ones" in draft.to_toml()
 
 
-def test_numbers_in_common_that_follow_no_row_are_marked():
-    w = np.random.default_rng(0).normal(size=(3, 5, 7)).astype("float32")
-    draft = ta.draft_migration({f"h.{i}.w": w[i] for i in range(3)}, {"h/w": w[::-1]})
-    assert {*draft.doubtful} == {"h.0.w", "h.1.w", "h.2.w"}
-    assert not any("no numbers in common" in note for note in draft.notes)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("size", [7, 70])
+def test_numbers_in_another_order_are_not_left_to_names(size, dtype):
+    stack, other = np.random.default_rng(0).normal(size=(2, 3, 30, size)).astype(dtype)
+    source = {f"h.{i}.w": stack[i] for i in range(3)}
+    draft = ta.draft_migration(source, {"h/w": stack[::-1]})
+    assert draft.doubtful == tuple(source)
+    assert "an order that no row gives" in str(draft)
+    unlike = ta.draft_migration(source, {"h/w": other})
+    assert not unlike.doubtful
+    assert "no numbers in common" in str(unlike)
+
+
+def test_models_with_the_same_numbers_are_not_said_to_have_none():
+    gate, up = np.random.default_rng(0).normal(size=(2, 5, 7)).astype("float32")
+    mixed = np.random.default_rng(0).permutation(np.concatenate([gate, up]), axis=1)
+    draft = ta.draft_migration({"gate": gate, "up": up}, {"fused": mixed[::-1]})
+    assert "no numbers in common" not in str(draft)
+    assert "do not look like one model" not in str(draft)
 
 
 def test_large_leaves_are_looked_up_along_lines():
@@ -327,6 +341,37 @@ def test_a_function_that_computes_is_marked():
     assert draft.doubtful == ("a.w",)
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+def test_a_function_that_casts_shows_what_it_moves(dtype):
+    layers = [f"h.{i}" for i in range(3)]
+    shapes = {f"{at}.{name}_norm": np.zeros(7) for at in layers for name in ("a", "b")}
+    shapes |= {f"{at}.q": np.zeros((9, 7)) for at in layers}
+    shapes |= {f"{at}.k": np.zeros((9, 7)) for at in layers}
+
+    def convert(leaves):
+        other = {"a_norm": "b_norm", "b_norm": "a_norm", "q": "q", "k": "k"}
+        result = {}
+        for path, leaf in leaves.items():
+            at, _, name = path.rpartition(".")
+            leaf = leaf.T if name == "k" else leaf[::-1].T if name == "q" else leaf
+            result[f"{at}.{other[name]}"] = leaf.astype(dtype)
+        return result
+
+    draft = ta.draft_migration(abstract(shapes), convert=convert)
+    assert draft.pairs["h.1.a_norm"] == ("h.1.b_norm",)
+    assert draft.doubtful == tuple(path for path in shapes if path.endswith("q"))
+
+
+def test_numbers_for_a_function_are_apart_in_16_bits_and_show_an_offset():
+    leaves = abstract({f"{i}": np.zeros((1_000,)) for i in range(40)})
+    arrays = sides.distinct_numbers(leaves)
+    assert len(np.unique(np.concatenate([*arrays.values()]))) == 40_000
+    for array in arrays.values():
+        short = array.astype(jnp.bfloat16)
+        assert len(np.unique(short)) > 700
+        assert ((array + 1).astype(jnp.bfloat16) != short).all()
+
+
 def write_into(leaves):
     leaves["w"][0] = 1
     return leaves
@@ -346,7 +391,8 @@ def fail(leaves):
         (write_into, "writes into its input"),
         (forget, "returned None"),
         (fail, "raised KeyError: 'gone'"),
-        (lambda leaves: {}, "no array"),
+        (lambda leaves: {}, "no array in what convert= returned, of type dict"),
+        (lambda leaves: len, "no array in what convert= returned, of type builtin"),
         (3, "not a function"),
     ],
 )

@@ -14,7 +14,13 @@ import numpy as np
 
 from treeadapt.data_files import VERSION
 from treeadapt.drafts.merging import canonical, is_guess, merged
-from treeadapt.drafts.numbers import bits, find_origins, is_constant
+from treeadapt.drafts.numbers import (
+    bits,
+    contents,
+    find_origins,
+    have_numbers_in_common,
+    is_constant,
+)
 from treeadapt.drafts.ordering import apart
 from treeadapt.drafts.pairing import propose
 from treeadapt.drafts.rows import DraftRow, Hole
@@ -37,8 +43,9 @@ from treeadapt.trees.views import view_tree
 
 _MANY_LEAVES = 50_000  # too many to see which rows could do without a list
 _LEAST_WITHIN = 0.05  # of a leaf, to find its order next to one other leaf
-_MOST = 0.5  # of a leaf, which no other model has by chance
 _OTHER = "its numbers are other ones in the target"
+_NOTHING_COMMON = "The two sides have no numbers in common; names decide."
+_NO_ROW = "The two sides have numbers in common, in an order that no row gives."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,7 +213,8 @@ def _converted(
             raise MigrationError(
                 f"convert= wrote into its input, {listing([path])}. Let it copy first."
             )
-    two = read_side(result, one.leaves)
+    kind = type(result).__name__
+    two = read_side(result, one.leaves, f"what convert= returned, of type {kind}")
     if two.arrays is None:
         raise MigrationError("convert= returned shapes. It is to return arrays.")
     read = {path: functools.partial(_same, array) for path, array in arrays.items()}
@@ -246,8 +254,9 @@ def _rows(
     """Return the rows by the strongest evidence that there is for each."""
     rows: list[DraftRow] = []
     has_values = one.arrays is not None and two.arrays is not None
+    have_common = False
     if has_values:
-        rows, shares = _by_values(one, two, is_distinct=is_distinct)
+        rows, have_common = _by_values(one, two, is_distinct=is_distinct)
     else:
         rows = _equal(one, two)
     done = (
@@ -261,10 +270,14 @@ def _rows(
     proposed = propose(left[0], left[1], words, rows)
     if has_values:
         tested = [each for row in proposed for each in _tested(row, one, two)]
-        shows = shares or any(row.evidence == "values" for row in (*rows, *tested))
-        if shows or is_distinct:
+        shows = any(row.evidence == "values" for row in (*rows, *tested))
+        if not shows:
+            have_common = have_common or _are_reordered(tested, one, two)
+            if have_common:
+                notes.append(_NO_ROW)
+        if shows or have_common or is_distinct:
             return [row for row in (*rows, *tested) if not _misfit(row, one, two)]
-        notes.append("The two sides have no numbers in common; names decide.")
+        notes.append(_NOTHING_COMMON)
         rows = _equal(one, two)
         paths = {path for row in rows for path in row.source_paths}
         left = [
@@ -273,6 +286,25 @@ def _rows(
         ]
         proposed = propose(left[0], left[1], words, rows)
     return [row for row in (*rows, *proposed) if not _misfit(row, one, two)]
+
+
+def _are_reordered(rows: Sequence[DraftRow], one: Side, two: Side) -> bool:
+    """Return whether leaves, or all of a row, have their numbers in another order."""
+    dtypes = {leaf.dtype for leaf in two.leaves.values()}
+    rows = [row for row in rows if _OTHER in row.checks]
+    old = [*([path] for path in one.leaves), *(row.source_paths for row in rows)]
+    new = [*([path] for path in two.leaves), *(row.target_paths for row in rows)]
+    there = {
+        (dtype, contents([one.array(path) for path in paths], dtype))
+        for paths in old
+        for dtype in dtypes
+    }
+    return any(
+        (dtype, own) in there
+        for paths in new
+        for dtype in {two.leaves[path].dtype for path in paths}
+        if (own := contents([two.array(path) for path in paths], dtype))
+    )
 
 
 def _equal(one: Side, two: Side) -> list[DraftRow]:
@@ -313,10 +345,7 @@ def _stays(row: DraftRow) -> bool:
 def _by_values(
     one: Side, two: Side, *, is_distinct: bool
 ) -> tuple[list[DraftRow], bool]:
-    """Return the rows that numbers show, each compared bit by bit.
-
-    And whether most numbers of some leaf are in the source, by whatever row.
-    """
+    """Return the rows that numbers show, compared bit by bit; are any in common?"""
     assert one.arrays is not None
     assert two.arrays is not None
     paths = [*one.leaves]
@@ -340,8 +369,9 @@ def _by_values(
             if not _misfit(each, one, two) and _gives(each, one, two):
                 rows.append(each)
     by_path = {paths[owner]: names for owner, names in twins.items()}
-    shares = any(known.share > _MOST for known in origins.values())
-    return [_with_twins(row, by_path) for row in rows], shares
+    varied = (own for path, own in origins.items() if not constant[path])
+    have_common = have_numbers_in_common(varied)
+    return [_with_twins(row, by_path) for row in rows], have_common
 
 
 def _with_twins(row: DraftRow, twins: Mapping[str, Sequence[str]]) -> DraftRow:
@@ -505,7 +535,8 @@ def _finished(
     }
     missing = tuple(path for path in two.leaves if path not in filled)
     unexpected = tuple(path for path in one.leaves if path not in pairs)
-    if len(pairs) * 2 < len(one.leaves) and len(filled) * 2 < len(two.leaves):
+    few = len(pairs) * 2 < len(one.leaves) and len(filled) * 2 < len(two.leaves)
+    if few and _NO_ROW not in notes:
         notes.append("Most leaves have no partner: these do not look like one model.")
     if any(row.evidence == "values" and not row.is_rest for row in united):
         notes += _size_notes(united, one, two)

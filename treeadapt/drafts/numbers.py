@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -28,13 +29,18 @@ class Origins:
         flat: flat indices of the numbers whose place is known.
         leaves: number of the leaf of the source, for each.
         places: flat index in that leaf, for each.
-        share: how many of the numbers that were looked up are known, from 0 to 1.
+        total: how many numbers were looked up.
     """
 
     flat: np.ndarray
     leaves: np.ndarray
     places: np.ndarray
-    share: float
+    total: int
+
+    @property
+    def share(self) -> float:
+        """How many of the numbers that were looked up are known, from 0 to 1."""
+        return len(self.flat) / self.total if self.total else 0.0
 
 
 @functools.lru_cache(maxsize=1_024)
@@ -138,6 +144,38 @@ def find_origins(
     return origins, first, constant
 
 
+_BY_CHANCE = 0.37  # of the numbers of a leaf, at most, the source has once
+_FEW = 4  # numbers that may be equal by chance
+
+
+def have_numbers_in_common(origins: Iterable[Origins]) -> bool:
+    """Return whether more numbers of leaves are in the source than by chance.
+
+    Two models that have nothing in common but a dtype of few bits have many numbers
+    that the source has once: on average ``n / e**n`` of them, 1 / e at most.
+    """
+    sums = [(len(each.flat), each.total) for each in origins]
+    sums.append((sum(known for known, _ in sums), sum(total for _, total in sums)))
+    deviation = (_BY_CHANCE * (1 - _BY_CHANCE)) ** 0.5
+    return any(
+        total and known >= _BY_CHANCE * total + 4 * deviation * total**0.5
+        for known, total in sums
+    )
+
+
+def contents(arrays: Sequence[np.ndarray], dtype: Any) -> bytes:
+    """Return what arrays have equal if their numbers are, in whatever order.
+
+    It is empty for numbers of another kind than ``dtype``, and for very few.
+    """
+    if not all(castable(array.dtype, dtype) for array in arrays):
+        return b""
+    found = bits(np.concatenate([as_dtype(a, dtype).reshape(-1) for a in arrays]))
+    if found is None or len(np.unique(found)) < _FEW:
+        return b""
+    return hashlib.sha256(np.sort(found).tobytes()).digest()
+
+
 class _Table:
     """The numbers that are looked up, and where the source has them."""
 
@@ -166,5 +204,5 @@ class _Table:
         where = np.searchsorted(self._values, values)
         is_known = self._counts[where] == 1
         where = where[is_known]
-        share = float(is_known.mean()) if len(is_known) else 0.0
-        return Origins(flat[is_known], self._leaves[where], self._places[where], share)
+        places = self._places[where]
+        return Origins(flat[is_known], self._leaves[where], places, len(is_known))

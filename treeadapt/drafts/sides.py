@@ -46,12 +46,13 @@ class Side:
         return self.arrays[path]()
 
 
-def read_side(given: Any, known: Iterable[str] = ()) -> Side:
+def read_side(given: Any, known: Iterable[str] = (), what: str = "the tree") -> Side:
     """Return one side of a draft.
 
     Args:
         given: tree, concrete or abstract; or the path of a checkpoint or schema.
         known: paths of the other side, for the names of what is in boxes.
+        what: an error says of ``given`` that is not a path.
 
     Raises:
         CheckpointError: the checkpoint cannot be read.
@@ -63,7 +64,7 @@ def read_side(given: Any, known: Iterable[str] = ()) -> Side:
         side = _of_tree(given)
     if not side.leaves:
         raise MigrationError(
-            f"There is no array in {listing([side.name]) if side.name else 'the tree'}."
+            f"There is no array in {listing([side.name]) if side.name else what}."
         )
     if len(side.leaves) > MAX_LEAVES:
         raise MigrationError(
@@ -145,21 +146,40 @@ def _without_streams(table: Mapping[str, Leaf]) -> dict[str, Leaf]:
     }
 
 
-_FIRST = 0x3F800000  # the bits of 1.0 in float32
+_FIRST = 0x3B000000  # the bits of 2**-9 in float32
+_BLOCK = 2**11  # numbers of which no two are equal in a 16-bit float
+
+
+def _spread(first: int, count: int) -> np.ndarray:
+    """Return distinct float32, neighbors of which are apart in 16 bits, too.
+
+    They are from 2**-9 to 2**7 (beyond only after 2**27 of them), where 16-bit floats
+    show that 1 is added.
+
+    Args:
+        first: how many were returned before.
+        count: how many to return.
+    """
+    number = np.arange(first, first + count, dtype=np.uint32)
+    block = number // _BLOCK
+    shuffle = block * np.uint32(2_654_435_761)  # another order in each block
+    upper = (number % _BLOCK * (shuffle >> 20 | 1) + (shuffle >> 9)) % _BLOCK
+    pattern = _FIRST + ((block >> 16) << 27 | upper << 16 | block & 0xFFFF)
+    return pattern.astype(np.uint32).view(np.float32)
 
 
 def distinct_numbers(leaves: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, Any]:
     """Return arrays of shapes, no number of which occurs twice, read-only.
 
-    Floating-point ones are float32, because JAX would halve wider ones, and from 1 up,
-    so that a number that is added to them shows. Others keep their dtype.
+    Floating-point ones are float32, because JAX would halve wider ones. Others keep
+    their dtype.
 
     Raises:
         MigrationError: there are too many numbers.
     """
     arrays: dict[str, Any] = {}
     array: np.ndarray
-    next_bits, next_int = _FIRST, 1
+    next_float, next_int = 0, 1
     total = sum(leaf.size for leaf in leaves.values())
     if total > 2**28:
         raise MigrationError(
@@ -169,9 +189,8 @@ def distinct_numbers(leaves: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, An
     for path, leaf in leaves.items():
         kind = np.dtype(leaf.dtype)
         if jax.numpy.issubdtype(kind, np.floating):
-            stop = next_bits + leaf.size
-            array = np.arange(next_bits, stop, dtype=np.uint32).view(np.float32)
-            next_bits = stop
+            array = _spread(next_float, leaf.size)
+            next_float += leaf.size
         elif jax.numpy.issubdtype(kind, np.integer):
             room = np.iinfo(kind).max if kind.kind in "iu" else 0
             fits = next_int + leaf.size <= room
