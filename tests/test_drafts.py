@@ -282,6 +282,19 @@ def test_models_with_the_same_numbers_are_not_said_to_have_none():
     assert "do not look like one model" not in str(draft)
 
 
+@pytest.mark.parametrize("with_values", [True, False])
+def test_the_only_layer_of_a_model_is_warned_of(with_values):
+    shapes = {"h.0.q.weight": np.zeros((4, 7)), "norm.scale": np.zeros(5)}
+    source = float32(shapes)
+    stack = source["h.0.q.weight"].T[None]
+    target = {"h/q/kernel": stack, "norm/scale": source["norm.scale"]}
+    sizes = (source, target) if with_values else (abstract(source), abstract(target))
+    draft = ta.draft_migration(*sizes)
+    assert draft.pairs["h.0.q.weight"] == ("h/q/kernel",)
+    (note,) = (note for note in draft.notes if "size 1" in note)
+    assert note.endswith("is `1` in the rows of 'h/q/kernel'.")
+
+
 def test_large_leaves_are_looked_up_along_lines():
     rng = np.random.default_rng(0)
     q = rng.normal(size=(3, 96, 8, 64)).astype("float32")

@@ -538,8 +538,7 @@ def _finished(
     few = len(pairs) * 2 < len(one.leaves) and len(filled) * 2 < len(two.leaves)
     if few and _NO_ROW not in notes:
         notes.append("Most leaves have no partner: these do not look like one model.")
-    if any(row.evidence == "values" and not row.is_rest for row in united):
-        notes += _size_notes(united, one, two)
+    notes += _size_notes(united, one, two)
     return MigrationDraft(
         migration,
         {path: tuple(pairs[path]) for path in one.leaves if path in pairs},
@@ -570,13 +569,23 @@ def _size_notes(rows: Sequence[DraftRow], one: Side, two: Side) -> Iterator[str]
     sizes = {
         n for side in (one, two) for leaf in side.leaves.values() for n in leaf.shape
     }
-    if one.arrays is not None and two.arrays is not None and len(sizes - {1}) < 4:
+    by_values = any(row.evidence == "values" and not row.is_rest for row in rows)
+    if by_values and len(sizes - {1}) < 4:
         yield (
             "There are few different sizes, so axes may be taken for one another. "
             "Different primes show all of them."
         )
-    if any(() in parts for row in rows for place in row.places for parts in place.axes):
-        yield "Axes of size 1 show nothing: a name that has size 1 here reads as `1`."
+    paths = [
+        path
+        for row in rows
+        if any(() in parts for place in row.places for parts in place.axes)
+        for path in row.target_paths
+    ]
+    if paths:
+        yield (
+            "Axes of size 1 show nothing: what has size 1 here, as the layers of a "
+            f"model with one, is `1` in the rows of {listing(fold(paths), limit=4)}."
+        )
 
 
 def _bare(row: DraftRow, one: Side, two: Side) -> DraftRow:
