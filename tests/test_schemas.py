@@ -653,6 +653,7 @@ def test_diff_of_schemas_is_for_ci(schema, tmp_path):
         "2 differences: 1 renamed, 1 reshaped.",
         "> renamed   'embed/w' -> 'embedding/w': float32[3,4]",
         "~ reshaped  'scale': bfloat16[] -> bfloat16[2]",
+        f"note: treeadapt draft {schema} {other} writes the table.",
     ]
     run("diff", schema, "test_schemas:everything")
     assert run("diff", schema, "test_schemas:changed", code=1) == text
