@@ -110,13 +110,15 @@ class TreeDiff:
 
     def of(self, kind: Kind) -> tuple[Difference, ...]:
         """Return the differences of one kind."""
-        return tuple(found for found in self.differences if found.kind == kind)
+        return tuple(
+            difference for difference in self.differences if difference.kind == kind
+        )
 
     def _text(self, limit: int) -> str:
         if not self.differences:
             unread = " in names, shapes and dtypes; values were not compared"
             return f"No difference{'' if self.values_compared else unread}."
-        counts = collections.Counter(found.kind for found in self.differences)
+        counts = collections.Counter(difference.kind for difference in self.differences)
         kinds = ", ".join(f"{counts[kind]:,} {kind}" for kind in _KINDS if counts[kind])
         lines = [f"{plural(len(self.differences), 'difference')}: {kinds}."]
         lines += map(str, self.differences[:limit])
@@ -185,13 +187,13 @@ def compared(
     come = {path: leaf for path, leaf in two.items() if path not in one}
     pairs = _renamed(gone, come)
     renamed = {*pairs.values()}
-    found = []
+    differences = []
     for path, leaf in gone.items():
         if path not in pairs:
-            found.append(Difference("removed", path, "", describe(leaf), ""))
+            differences.append(Difference("removed", path, "", describe(leaf), ""))
     for path, leaf in come.items():
         if path not in renamed:
-            found.append(Difference("added", path, path, "", describe(leaf)))
+            differences.append(Difference("added", path, path, "", describe(leaf)))
     for path, leaf in one.items():
         if path not in two:
             continue
@@ -201,7 +203,7 @@ def compared(
             pairs[path] = path
             continue
         kind: Kind = "reshaped" if is_reshaped else "retyped"
-        found.append(Difference(kind, path, path, before, after))
+        differences.append(Difference(kind, path, path, before, after))
     notes = dict.fromkeys(pairs, "")
     if read is not None:
         ones = {path: one[path] for path in pairs}
@@ -213,10 +215,10 @@ def compared(
         if path != after or notes[path]:
             text = describe(one[path])
             kind = "renamed" if path != after else "changed"
-            found.append(Difference(kind, path, after, text, text, notes[path]))
+            differences.append(Difference(kind, path, after, text, text, notes[path]))
     order = list(_KINDS)
-    found.sort(key=lambda each: (order.index(each.kind), natural(each.path)))
-    return TreeDiff(tuple(found), read is not None)
+    differences.sort(key=lambda each: (order.index(each.kind), natural(each.path)))
+    return TreeDiff(tuple(differences), read is not None)
 
 
 def _selected(a: Any, b: Any, where: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -229,12 +231,12 @@ def _selected(a: Any, b: Any, where: Any) -> tuple[dict[str, Any], dict[str, Any
     if nowhere:
         plan, is_array = asked[0].view.plan, asked[0].is_array
         raise UnusedRuleError(unused_message(nowhere, plan, is_array))
-    found = []
+    selections = []
     for each in matches:
         answers = require_agreement(each.answers, "A selection of arrays")
         pairs = zip(each.stored.items(), answers, strict=True)
-        found.append({path: leaf for (path, leaf), yes in pairs if yes is True})
-    return found[0], found[1]
+        selections.append({path: leaf for (path, leaf), yes in pairs if yes is True})
+    return selections[0], selections[1]
 
 
 def _is_reshaped(a: Any, b: Any) -> bool:
@@ -295,9 +297,9 @@ def _apart(one: np.ndarray[Any, Any], two: np.ndarray[Any, Any]) -> _Apart:
     wide = np.result_type(one.dtype, np.complex128 if is_complex else np.float64)
     with np.errstate(all="ignore"):
         apart = np.abs(one.astype(wide) - two.astype(wide))
-    known = apart[~np.isnan(apart)]
-    most = float(known.max()) if known.size else None
-    return _Apart(count, most, known.size < apart.size)
+    defined = apart[~np.isnan(apart)]
+    most = float(defined.max()) if defined.size else None
+    return _Apart(count, most, defined.size < apart.size)
 
 
 def _value(path: str, leaf: Any) -> np.ndarray[Any, Any]:
@@ -321,7 +323,7 @@ def _renamed(gone: Mapping[str, Any], come: Mapping[str, Any]) -> dict[str, str]
     Pairs whose numbers agree are sought first: a layer keeps its number more often
     than its name, and few names are left to compare.
     """
-    found: dict[str, str] = {}
+    renamed: dict[str, str] = {}
     gone, come, left = dict(gone), dict(come), _MAX_PAIRS
     for numbers in (_NUMBER, None):
         scored: list[tuple[float, int, str, str]] = []
@@ -334,9 +336,9 @@ def _renamed(gone: Mapping[str, Any], come: Mapping[str, Any]) -> dict[str, str]
             scored += _scores(paths, others)
         for _, _, path, other in sorted(scored, key=lambda entry: entry[:2]):
             if path in gone and other in come:
-                found[path] = other
+                renamed[path] = other
                 del gone[path], come[other]
-    return found
+    return renamed
 
 
 def _scores(
@@ -369,9 +371,9 @@ def _alike(
     leaves: Mapping[str, Any], numbers: re.Pattern[str] | None
 ) -> dict[object, list[str]]:
     """Return the paths of arrays that agree in shape, dtype and, maybe, numbers."""
-    found: dict[object, list[str]] = {}
+    by_kind: dict[object, list[str]] = {}
     for path, leaf in leaves.items():
         if is_array(leaf):
             key = describe(leaf), *(numbers.findall(path) if numbers else ())
-            found.setdefault(key, []).append(path)
-    return found
+            by_kind.setdefault(key, []).append(path)
+    return by_kind

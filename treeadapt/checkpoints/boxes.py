@@ -59,16 +59,16 @@ class FileArray:
         Raises:
             CheckpointError: the file ends before, or cannot be read.
         """
-        made = [empty(lengths(box), self.dtype) for box in boxes]
+        arrays = [empty(lengths(box), self.dtype) for box in boxes]
         if self._is_read(boxes):
             with reported(self.path, "read"), self.path.open("rb", 0) as file:
                 every = whole(self.shape)
                 if all(box == every for box in boxes):  # as of an array of no axes
-                    for array in made:
+                    for array in arrays:
                         self._read_to(file, 0, array)
                 else:
-                    self._fill(file, list(zip(boxes, made, strict=True)))
-        return made
+                    self._fill(file, list(zip(boxes, arrays, strict=True)))
+        return arrays
 
     def _is_read(self, boxes: Sequence[Box]) -> bool:
         return math.prod(self.shape) > 0 and len(boxes) > 0
@@ -105,29 +105,31 @@ class FileArray:
             *(range(s.start, s.stop) for s in around[:depth])
         ):
             start_bytes = sum(map(operator.mul, outer, strides))
-            held = [
+            overlaps = [
                 (box[depth:], array[tuple(map(_minus, outer, box))])
                 for box, array in wanted
                 if all(map(_holds, box, outer))
             ]
-            is_direct = len(held) == 1 and held[0][0][1:] == whole(
+            is_direct = len(overlaps) == 1 and overlaps[0][0][1:] == whole(
                 self.shape[depth + 1 :]
             )
             if is_direct:  # its rows follow each other, there and here
-                (box, array), start = held[0], held[0][0][0].start
+                (box, array), start = overlaps[0], overlaps[0][0][0].start
                 self._read_to(file, start_bytes + start * row_bytes, array)
                 continue
             for first in range(rows.start, rows.stop, step):
                 last = min(first + step, rows.stop)
-                if not any(b[0].start < last and first < b[0].stop for b, _ in held):
+                if not any(
+                    b[0].start < last and first < b[0].stop for b, _ in overlaps
+                ):
                     continue
                 data = block[: (last - first) * row_bytes]
                 self._read_to(file, start_bytes + first * row_bytes, data)
-                found = data.view(self.dtype).reshape(-1, *self.shape[depth + 1 :])
-                for box, array in held:
+                elements = data.view(self.dtype).reshape(-1, *self.shape[depth + 1 :])
+                for box, array in overlaps:
                     a, b = max(first, box[0].start), min(last, box[0].stop)
                     if a < b:
-                        part = found[(slice(a - first, b - first), *box[1:])]
+                        part = elements[(slice(a - first, b - first), *box[1:])]
                         array[a - box[0].start : b - box[0].start] = part
 
     def _read_to(self, file: io.FileIO, start_bytes: int, array: Any) -> None:

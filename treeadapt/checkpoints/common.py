@@ -100,11 +100,11 @@ class Stored:
         """Paths that are another path's leaf, and that path."""
         return {path: leaf.owner for path, leaf in self.table.items() if leaf.owner}
 
-    def without_boxes(self, known: Collection[str] = ()) -> Stored:
+    def without_boxes(self, model_paths: Collection[str] = ()) -> Stored:
         """Return it with the paths of the model; see ``unboxed``."""
         if not self.boxed:
             return self
-        new = unboxed(self.table, known)
+        new = unboxed(self.table, model_paths)
         table = {new[path]: leaf for path, leaf in self.table.items()}
         return dataclasses.replace(self, table=table, boxed=False)
 
@@ -286,10 +286,10 @@ def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
         >>> nested({"a/b": 1, "a/c": 2})
         {'a': {'b': 1, 'c': 2}}
     """
-    made: dict[str, Any] = {}
+    top: dict[str, Any] = {}
     for path, leaf in leaves.items():
         *parents, last = path.split("/")
-        node = made
+        node = top
         paths = itertools.accumulate(parents, "{}/{}".format)
         for above, segment in zip(paths, parents, strict=True):
             if above in leaves:
@@ -300,7 +300,7 @@ def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
                 )
             node = node.setdefault(segment, {})
         node[last] = leaf
-    return made
+    return top
 
 
 def as_tree(leaves: Mapping[str, Any]) -> Any:

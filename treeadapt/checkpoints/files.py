@@ -96,18 +96,18 @@ def read_stored(path: str | os.PathLike[str]) -> Stored:
         reader = FORMATS[kind]
         for file in reader.parts(name) if kind in _OF_PARTS else (name,):
             version[file] = _stamp(file)  # before it is opened
-        found = _compared_with_hash(reader.read_metadata(name), kind)
-    if found.doubts:
-        left = len(found.doubts) - _SHOWN
+        stored = _compared_with_hash(reader.read_metadata(name), kind)
+    if stored.doubts:
+        left = len(stored.doubts) - _SHOWN
         more = f"; and {left:,} more" if left > 0 else ""
         warnings.warn(
             f"The checkpoint {listing([str(name)])} is read as it is now: "
-            f"{'; '.join(found.doubts[:_SHOWN])}{more}. Save it again to end this "
+            f"{'; '.join(stored.doubts[:_SHOWN])}{more}. Save it again to end this "
             "warning.",
             TreeAdaptWarning,
             stacklevel=3,
         )
-    return dataclasses.replace(found, version=version, format=kind)
+    return dataclasses.replace(stored, version=version, format=kind)
 
 
 def near_name(name: Path) -> str:
@@ -231,17 +231,21 @@ def _write_together(
     Process 0 makes the folder and puts it in place once all have written their parts.
     """
     call, is_first = f"save to {listing([str(path)])}", jax.process_index() == 0
-    own = schema_file.entries(table)
+    entries = schema_file.entries(table)
     with contextlib.ExitStack() as stack:
         with agreed(call) as told, reported(path, "written"):
             new = path
             if is_first:
                 new = stack.enter_context(replaced(path, lambda: _check(path, "orbax")))
                 orbax_folder.begin(new)
-            first, name = json.loads(told(json.dumps([own, str(new)])))
-            different = [one for one in own | first if own.get(one) != first.get(one)]
+            first, name = json.loads(told(json.dumps([entries, str(new)])))
+            different = [
+                one for one in entries | first if entries.get(one) != first.get(one)
+            ]
             if different:
-                here, there = (one.get(different[0], "missing") for one in (own, first))
+                here, there = (
+                    one.get(different[0], "missing") for one in (entries, first)
+                )
                 raise CheckpointError(
                     f"Its tree differs from that of process 0 in {listing(different)}: "
                     f"the first is {here!r}, in process 0 {there!r}. Save the same "
@@ -403,24 +407,24 @@ def _require_alone(file: Path) -> None:
 def _require_own(path: Path, kind: str) -> None:
     """Raise unless a folder is one checkpoint of a kind and holds nothing else."""
     if kind == SHARDS:
-        found = safetensors_file.others(path)
+        strangers = safetensors_file.others(path)
         what, others = (
             "a folder of safetensors shards",
             "more than an index and its shards",
         )
     else:
-        found = orbax_folder.others(path)
+        strangers = orbax_folder.others(path)
         what, others = "a checkpoint", "what Orbax did not write"
     name = listing([str(path)])
-    if found is None:
+    if strangers is None:
         raise CheckpointError(
             f"The folder {name} is not {what} and is not replaced. "
             f"{_proposal(path) or 'Choose another name.'}"
         )
-    if found:
+    if strangers:
         raise CheckpointError(
             f"The checkpoint {name} is not replaced, because it holds {others}: "
-            f"{listing(found)}. Move that away, or choose another name."
+            f"{listing(strangers)}. Move that away, or choose another name."
         )
 
 

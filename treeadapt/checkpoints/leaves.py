@@ -208,9 +208,9 @@ def _cast(name: str, array: Any, dtype: Any) -> Any:
     if array.dtype == dtype:
         return array
     with np.errstate(all="ignore"):
-        made = converted(array, dtype)
-    if is_lost(array, made):
+        cast = converted(array, dtype)
+    if is_lost(array, cast):
         raise CheckpointError(
             f"{listing([name])} holds values of {array.dtype} that {dtype} cannot hold."
         )
-    return made
+    return cast

@@ -80,7 +80,7 @@ def _difference(there: Any, wanted: Any) -> str:
 
 
 def compare_with_target(
-    own: Mapping[str, Any],
+    target: Mapping[str, Any],
     chosen: Iterable[bool],
     stored: Stored,
     unexpected: Iterable[str],
@@ -91,7 +91,7 @@ def compare_with_target(
     """Compare metadata with a target.
 
     Args:
-        own: the target's leaves, by path.
+        target: the target's leaves, by path.
         chosen: for each leaf, whether it is to be loaded.
         stored: what the checkpoint holds.
         unexpected: paths of the checkpoint that are to be loaded and have no target.
@@ -99,7 +99,9 @@ def compare_with_target(
             go by their kind.
         cast: whether other dtypes fit.
     """
-    forms = {path: stored_form(own[path]) for path in itertools.compress(own, chosen)}
+    forms = {
+        path: stored_form(target[path]) for path in itertools.compress(target, chosen)
+    }
     pairs = {
         path: (stored.table[path], form)
         for path, form in forms.items()
@@ -113,7 +115,7 @@ def compare_with_target(
     missing: list[str] = []
     misfits: dict[str, dict[str, Any]] = {"misshaped": {}, "retyped": {}}
     numbers = {}
-    for path, leaf in own.items():
+    for path, leaf in target.items():
         if path not in pairs:
             is_kept = path not in forms or not is_array(leaf)
             (kept if is_kept else missing).append(path)
@@ -162,25 +164,25 @@ def by_value(there: Leaf, form: Leaf | None) -> bool:
 
 def _takes(form: Leaf, there: Leaf, value: Any, *, cast: bool) -> bool:
     """Return whether a leaf of the target takes what is stored, of its shape."""
-    own, dtype = form.array.dtype, there.array.dtype
-    is_wider = cast and 0 <= _family(dtype) <= _family(own)  # never 1.5 to 1
+    wanted, dtype = form.array.dtype, there.array.dtype
+    is_wider = cast and 0 <= _family(dtype) <= _family(wanted)  # never 1.5 to 1
     if value is None and NUMBER in (form.kind, there.kind):
-        return is_wider or _family(own) == _family(dtype)
+        return is_wider or _family(wanted) == _family(dtype)
     if value is None and (form.kind or there.kind):
         # What other libraries store as integers says nothing about a kind.
-        return form.kind != "" and there.kind in ("", form.kind) and own == dtype
+        return form.kind != "" and there.kind in ("", form.kind) and wanted == dtype
     if value is None:
-        return is_wider or own == dtype
-    if not is_wider and _family(own) != _family(dtype):
+        return is_wider or wanted == dtype
+    if not is_wider and _family(wanted) != _family(dtype):
         return False
-    if form.kind == NUMBER and _family(own) == _family(dtype):
+    if form.kind == NUMBER and _family(wanted) == _family(dtype):
         return True  # Python's own hold more than files do
     array = np.asarray(value)
     with np.errstate(all="ignore"):
-        made = converted(array, own)
-    if is_wider and _family(own) > 1:
-        return not is_lost(array, made)  # it may be rounded
-    return bool(np.array_equal(made.item(), value, equal_nan=_family(own) > 1))
+        cast_array = converted(array, wanted)
+    if is_wider and _family(wanted) > 1:
+        return not is_lost(array, cast_array)  # it may be rounded
+    return bool(np.array_equal(cast_array.item(), value, equal_nan=_family(wanted) > 1))
 
 
 def _family(dtype: Any) -> int:

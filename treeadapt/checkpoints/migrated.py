@@ -109,8 +109,8 @@ def made_of(stored: Stored, paths: Iterable[str]) -> list[str]:
         if not isinstance(group, Group):
             lines.setdefault("", f"{name} is new")
         elif (row := group.row.text) not in lines:
-            given = listing(group.source_paths, limit=2)
-            lines[row] = f"{name} is made of {given} by the row {row!r:.200}"
+            sources = listing(group.source_paths, limit=2)
+            lines[row] = f"{name} is made of {sources} by the row {row!r:.200}"
     return [*lines.values()]
 
 
@@ -172,66 +172,70 @@ class _Moving:
                 places |= dict.fromkeys(
                     group.source_paths, homes.pop() if is_single else None
                 )
-            held = dict(read_arrays(self.old, places))
+            arrays = dict(read_arrays(self.old, places))
             for group in batch:
-                found = {path: held.pop(path) for path in group.source_paths}
-                yield from self._made(group, found, wanted)
+                of_group = {path: arrays.pop(path) for path in group.source_paths}
+                yield from self._made(group, of_group, wanted)
         for path, filling in self.plan.new.items():
             if filling == "zeros" and path in wanted:
                 form = self._like(path).array
                 yield path, np.zeros(form.shape, form.dtype)
 
     def _made(
-        self, group: Group, held: dict[str, Any], wanted: Collection[str]
+        self, group: Group, sources: dict[str, Any], wanted: Collection[str]
     ) -> Iterator[tuple[str, Any]]:
         """Yield the arrays that one group makes, as far as they are wanted."""
         paths = [path for path in group.filled if path in wanted]
         if _is_renamed(group):
-            (leaf,) = held.values()
+            (leaf,) = sources.values()
             for place, path in enumerate(paths):
                 is_held = place > 0 and isinstance(leaf, np.ndarray)
                 yield path, leaf.copy() if is_held else leaf
             return
-        moved = self._moved(group, held, {*paths})
+        moved = self._moved(group, sources, {*paths})
         if moved:
             yield from moved
             return
-        leaves = {one: restored(self.old.table[one], held.pop(one)) for one in [*held]}
+        leaves = {
+            one: restored(self.old.table[one], sources.pop(one)) for one in [*sources]
+        }
         likes = self.likes if group.row.function else {}
-        made = run_group(group, leaves, likes, fits=self._fits)
+        result = run_group(group, leaves, likes, fits=self._fits)
         # JAX may take the memory of an array, so no other may have a part of it; and a
         # view would keep what is left out in memory, too.
-        is_alone = group.move is not None and len(made) == 1
+        is_alone = group.move is not None and len(result) == 1
         leaves.clear()
         for path in paths:
-            array = np.asarray(to_array(path, made.pop(path)))
+            array = np.asarray(to_array(path, result.pop(path)))
             yield path, array if is_alone else array.copy()
 
     def _moved(
-        self, group: Group, held: Mapping[str, Any], paths: Collection[str]
+        self, group: Group, sources: Mapping[str, Any], paths: Collection[str]
     ) -> list[tuple[str, _MovedArray]]:
         """Return what reads each array by parts; nothing if that would read more."""
-        is_read = all(isinstance(leaf, FileArray) for leaf in held.values())
-        is_other = any(self.old.table[path].kind for path in held)
+        is_read = all(isinstance(leaf, FileArray) for leaf in sources.values())
+        is_other = any(self.old.table[path].kind for path in sources)
         if group.move is None or not is_read or is_other:
             return []
-        made: list[tuple[str, _MovedArray]] = []
+        moved: list[tuple[str, _MovedArray]] = []
         num_bytes = 0
-        for target, own in enumerate(group.targets):
+        for target, paths_of_target in enumerate(group.targets):
             every = indices(group.move.targets[target].numbers, group.move.size)
-            for path, numbers in zip(own, every, strict=True):
+            for path, numbers in zip(paths_of_target, every, strict=True):
                 if path not in paths:
                     continue
-                array = _MovedArray(group, target, numbers, held)
+                array = _MovedArray(group, target, numbers, sources)
                 plan = array.plan(
                     boxes_here(bound_sharding(self.likes.get(path)), array.shape)
                 )
                 if plan is None:
                     return []
                 num_bytes += plan.num_bytes
-                made.append((path, dataclasses.replace(array, planned=plan)))
-        whole_bytes = sum(leaf.num_bytes([whole(leaf.shape)]) for leaf in held.values())
-        return made if num_bytes <= _MOST * whole_bytes else []
+                moved.append((path, dataclasses.replace(array, planned=plan)))
+        whole_bytes = sum(
+            leaf.num_bytes([whole(leaf.shape)]) for leaf in sources.values()
+        )
+        return moved if num_bytes <= _MOST * whole_bytes else []
 
     def _fits(self, leaf: Any, like: Any) -> bool:
         """Return whether what a function made fits a target, as what is stored does."""
@@ -290,14 +294,14 @@ class _MovedArray:
         group: it is one of its targets.
         target: which one.
         numbers: which leaf of the target.
-        held: the sources, by path.
+        source_files: the sources, by path.
         planned: how the boxes of this process's devices are made.
     """
 
     group: Group
     target: int
     numbers: tuple[int, ...]
-    held: Mapping[str, FileArray]
+    source_files: Mapping[str, FileArray]
     planned: _Plan | None = None
 
     @property
@@ -319,15 +323,19 @@ class _MovedArray:
         parts: list[list[Part]] = []
         sources: dict[str, list[Box]] = {}
         for box in boxes:
-            own = parts_of_box(self.group.move, self.target, self.numbers, box)
-            if own is None:
+            box_parts = parts_of_box(self.group.move, self.target, self.numbers, box)
+            if box_parts is None:
                 return None
-            parts.append(own)
-            for source, found in itertools.chain(*(part.sources for part in own)):
-                for place, each in found:
+            parts.append(box_parts)
+            for source, leaf_boxes in itertools.chain(
+                *(part.sources for part in box_parts)
+            ):
+                for place, each in leaf_boxes:
                     path = self.group.sources[source][place]
                     sources.setdefault(path, []).append(each)
-        num_bytes = sum(self.held[path].num_bytes(own) for path, own in sources.items())
+        num_bytes = sum(
+            self.source_files[path].num_bytes(boxes) for path, boxes in sources.items()
+        )
         return _Plan(boxes, parts, sources, num_bytes)
 
     def read(self, boxes: Sequence[Box]) -> list[Any]:
@@ -345,7 +353,8 @@ class _MovedArray:
             plan = self.plan(boxes)
         assert plan is not None
         pieces = {
-            path: self.held[path].read(own)[::-1] for path, own in plan.sources.items()
+            path: self.source_files[path].read(parts)[::-1]
+            for path, parts in plan.sources.items()
         }
         pairs = zip(plan.parts, boxes, strict=True)
         return [self._made(parts, box, pieces) for parts, box in pairs]
@@ -355,18 +364,21 @@ class _MovedArray:
     ) -> Any:
         """Make one box of its parts, and take what it is made of from the pieces."""
         is_simple = len(parts) == 1 and parts[0].is_exact
-        made = None if is_simple else empty(lengths(box), self.dtype)
+        whole_box = None if is_simple else empty(lengths(box), self.dtype)
         for part in parts:
             leaves = [
-                [pieces[self.group.sources[source][place]].pop() for place, _ in found]
-                for source, found in part.sources
+                [
+                    pieces[self.group.sources[source][place]].pop()
+                    for place, _ in leaf_boxes
+                ]
+                for source, leaf_boxes in part.sources
             ]
             arrays, faults = run(part.move, leaves)
             require_sound(self.group, faults)
             if is_simple:
                 return arrays[0][0]
-            part.put(arrays[0], made)
-        return made
+            part.put(arrays[0], whole_box)
+        return whole_box
 
 
 def _is_renamed(group: Group) -> bool:

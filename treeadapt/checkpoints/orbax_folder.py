@@ -137,13 +137,13 @@ def read_metadata(path: Path) -> Stored:
         if table[name].array == table[owner].array
     }
     plain = {name: leaf for name, leaf in table.items() if name not in ties}
-    found = marked(path, plain, {**marks, "ties": ties})
+    stored = marked(path, plain, {**marks, "ties": ties})
     doubts = [
         f"{listing([name])} in it is not {listing([owner])}"
         for name, owner in marks["ties"].items()
         if name not in ties
     ]
-    return dataclasses.replace(found, doubts=(*found.doubts, *doubts))
+    return dataclasses.replace(stored, doubts=(*stored.doubts, *doubts))
 
 
 def read(stored: Stored, wanted: Mapping[str, Any]) -> list[Any]:
@@ -172,8 +172,8 @@ def read(stored: Stored, wanted: Mapping[str, Any]) -> list[Any]:
         types = ocp.checkpoint_utils.construct_restore_args(item)
         args = ocp.args.PyTreeRestore(item, restore_args=types)
         restored = checkpointer.restore(folder.absolute(), args=args)
-    found = dict(jax.tree_util.tree_leaves_with_path(restored))
-    return [found[table[one].key] for one in wanted]
+    arrays = dict(jax.tree_util.tree_leaves_with_path(restored))
+    return [arrays[table[one].key] for one in wanted]
 
 
 def begin(path: Path) -> None:
@@ -199,26 +199,26 @@ def write(path: Path, arrays: Mapping[str, Any], table: Mapping[str, Leaf]) -> N
     import orbax.checkpoint as ocp
     from etils import epath
 
-    found = {one: arrays[leaf.owner or one] for one, leaf in table.items()}
-    empty = [name for name, leaf in found.items() if 0 in leaf.shape]
+    leaves = {one: arrays[leaf.owner or one] for one, leaf in table.items()}
+    empty = [name for name, leaf in leaves.items() if 0 in leaf.shape]
     if empty:
         raise CheckpointError(
             f"The leaf {listing(empty[:1])} has no elements, which Orbax cannot "
             "store. Save as .safetensors."
         )
     if jax.process_count() > 1:
-        found = {
+        leaves = {
             name: leaf if spans_processes(leaf) else np.asarray(leaf)
-            for name, leaf in found.items()
+            for name, leaf in leaves.items()
         }
     escaped = {
         "/".join(map(escape_segment, name.split("/"))): leaf
-        for name, leaf in found.items()
+        for name, leaf in leaves.items()
     }
     try:
         tree = nested(escaped)
     except PathCollisionError:
-        tree = {escape_segment(name): leaf for name, leaf in found.items()}
+        tree = {escape_segment(name): leaf for name, leaf in leaves.items()}
     args = ocp.args.PyTreeSave(tree, custom_metadata={_MARK: marks_of(table)})
     with _quiet(), contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler:
         handler.save(epath.Path(path.absolute()), args=args)
@@ -315,9 +315,9 @@ def _checkpointer() -> Any:
     """Return Orbax's reader, which does not wait for other processes."""
     import orbax.checkpoint as ocp
 
-    own = jax.process_index()
+    index = jax.process_index()
     options = ocp.options.MultiprocessingOptions(
-        primary_host=own, active_processes={own}
+        primary_host=index, active_processes={index}
     )
     handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=options)
     return ocp.Checkpointer(handler, multiprocessing_options=options)
@@ -332,18 +332,18 @@ def _blobs(folder: Path) -> Path | None:
 
 def _entries(folder: Path) -> dict[str, bool]:
     """Return all paths below a folder, relative to it, and which of them are links."""
-    found = list(itertools.islice(folder.rglob("*"), _MAX_ENTRIES + 1))
-    if len(found) > _MAX_ENTRIES:
+    files = list(itertools.islice(folder.rglob("*"), _MAX_ENTRIES + 1))
+    if len(files) > _MAX_ENTRIES:
         refuse(folder, "it holds too many files")
-    return {file.relative_to(folder).as_posix(): file.is_symlink() for file in found}
+    return {file.relative_to(folder).as_posix(): file.is_symlink() for file in files}
 
 
 def _tree(checkpointer: Any, folder: Path) -> Any:
     """Return the metadata of each leaf, in the stored dicts and lists."""
-    found = checkpointer.metadata(folder.absolute()).item_metadata
-    if found is None:  # Orbax says so in its log only
+    metadata = checkpointer.metadata(folder.absolute()).item_metadata
+    if metadata is None:  # Orbax says so in its log only
         refuse(folder, "its metadata is damaged")
-    return found.tree
+    return metadata.tree
 
 
 def _marks(path: Path, folder: Path) -> Any:

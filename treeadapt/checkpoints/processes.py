@@ -93,15 +93,17 @@ class _Meeting:
     def start(self) -> None:
         """Wait until all processes are here, and raise unless all call the same."""
         calls = f"{self._key}/calls"
-        own = f"{zlib.crc32(self._call.encode()):08x}"  # one entry if all are the same
+        digest = (
+            f"{zlib.crc32(self._call.encode()):08x}"  # one entry if all are the same
+        )
         text = f"process {jax.process_index()}: {self._call}"
         with self._talking():
-            self._client.key_value_set(f"{calls}/{own}", text, allow_overwrite=True)
+            self._client.key_value_set(f"{calls}/{digest}", text, allow_overwrite=True)
             self.wait("start", _ARRIVAL_S)
-            found = sorted(text for _, text in self._client.key_value_dir_get(calls))
-        if len(found) > 1:
+            texts = sorted(text for _, text in self._client.key_value_dir_get(calls))
+        if len(texts) > 1:
             raise CheckpointError(
-                f"Processes make different calls ({'; '.join(found[:_SHOWN])}). All of "
+                f"Processes make different calls ({'; '.join(texts[:_SHOWN])}). All of "
                 "them must make the same calls in the same order."
             )
 
@@ -140,8 +142,8 @@ class _Meeting:
     def resolve(self, failure: Exception | None) -> None:
         """Raise what all processes raise, if the block failed in any."""
         with self._talking():
-            found = self._client.key_value_dir_get(f"{self._key}/failed")
-        texts = {int(key.rpartition("/")[2]): text for key, text in found}
+            failures = self._client.key_value_dir_get(f"{self._key}/failed")
+        texts = {int(key.rpartition("/")[2]): text for key, text in failures}
         count = jax.process_count()
         if not texts:
             if jax.process_index() == 0:  # nothing is read any more but "failed"

@@ -92,8 +92,8 @@ def _settle(folder: Path, path: Path) -> None:
         return
     old = folder / "old"
     with lock:
-        taken = old.exists() and not path.exists()
-        if not _lock(lock, wait=taken):
+        is_displaced = old.exists() and not path.exists()
+        if not _lock(lock, wait=is_displaced):
             return
         if old.exists() and not path.exists():
             old.rename(path)

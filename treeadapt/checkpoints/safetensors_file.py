@@ -141,12 +141,12 @@ def write(path: Path, arrays: Mapping[str, Any], table: Mapping[str, Leaf]) -> N
     import safetensors.numpy
 
     _check(arrays, table)
-    found = {name: _on_host(leaf) for name, leaf in arrays.items()}
+    on_host = {name: _on_host(leaf) for name, leaf in arrays.items()}
     # Hugging Face's tools refuse texts without a format.
     texts = {"format": "pt", _MARK: json.dumps(marks_of(table))}
     path.touch()
     mode = path.stat().st_mode  # the writer makes files that nobody else may read
-    safetensors.numpy.save_file(found, path, metadata=texts)
+    safetensors.numpy.save_file(on_host, path, metadata=texts)
     path.chmod(mode)
 
 
@@ -176,12 +176,14 @@ def write_shards(
     for number, num_leaves in enumerate(shards, 1):
         file = f"model-{number:05}-of-{len(shards):05}.safetensors"
         is_last = number == len(shards)  # to the end, where a reader checks its file
-        held = dict(rest if is_last else itertools.islice(rest, num_leaves))
-        own = {one: leaf for one, leaf in table.items() if (leaf.owner or one) in held}
-        write(folder / file, held, own)
-        files |= dict.fromkeys(held, file)
-        size_bytes += sum(leaf.nbytes for leaf in held.values())
-        del held  # before the next arrays are taken
+        in_shard = dict(rest if is_last else itertools.islice(rest, num_leaves))
+        table_of_shard = {
+            one: leaf for one, leaf in table.items() if (leaf.owner or one) in in_shard
+        }
+        write(folder / file, in_shard, table_of_shard)
+        files |= dict.fromkeys(in_shard, file)
+        size_bytes += sum(leaf.nbytes for leaf in in_shard.values())
+        del in_shard  # before the next arrays are taken
     marks = marks_of(table)
     about = {name: marks[name] for name in ("version", "hash")}
     texts = {"total_size": size_bytes, _MARK: about}
@@ -200,11 +202,11 @@ def others(folder: Path) -> list[str] | None:
         return None
     with reported(folder, "read"):
         shards = {*_index(folder, folder / INDEX)[0].values()} if entries else set()
-    own = {INDEX} | {name for name in shards if name.endswith(".safetensors")}
+    expected = {INDEX} | {name for name in shards if name.endswith(".safetensors")}
     return [
         file.name
         for file in entries
-        if file.name not in own or file.is_symlink() or not file.is_file()
+        if file.name not in expected or file.is_symlink() or not file.is_file()
     ]
 
 
@@ -236,11 +238,11 @@ def _on_host(leaf: Any) -> Any:
         return np.asarray(leaf, order="C")
     pieces = [shard.data for shard in leaf.addressable_shards]
     second = jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, pieces)
-    made = np.empty(leaf.shape, leaf.dtype)
+    whole = np.empty(leaf.shape, leaf.dtype)
     for shard in second.addressable_shards:
         if shard.replica_id == 0:
-            made[shard.index] = shard.data
-    return made
+            whole[shard.index] = shard.data
+    return whole
 
 
 def _divided(leaves: Mapping[str, Any], max_shard_bytes: int) -> list[int]:
@@ -335,12 +337,12 @@ def _sharded(path: Path) -> Stored:
     doubts: list[str] = []
     for shard in shards:
         with reported(shard, "read"):
-            found = _of_file(shard)
-        twice = sorted(found.table.keys() & table.keys())
+            stored = _of_file(shard)
+        twice = sorted(stored.table.keys() & table.keys())
         if twice:
             refuse(path, f"two leaves in it are named {listing(twice, limit=3)}")
-        table |= found.table
-        doubts += found.doubts
+        table |= stored.table
+        doubts += stored.doubts
     there = {name: leaf.key[0] for name, leaf in table.items() if not leaf.owner}
     wrong = sorted({name for name, _ in listed.items() ^ there.items()})
     if wrong:

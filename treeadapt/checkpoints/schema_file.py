@@ -79,11 +79,11 @@ def read_metadata(path: Path) -> Stored:
         else:
             table[name] = _leaf(path, name, text)
     kinds = {name: leaf.kind for name, leaf in table.items() if leaf.kind}
-    found = marked(path, table, {**document, "ties": ties, "kinds": kinds})
-    for doubt in found.doubts:  # people wrote it
+    stored = marked(path, table, {**document, "ties": ties, "kinds": kinds})
+    for doubt in stored.doubts:  # people wrote it
         refuse(path, doubt)
-    in_order = {name: found.table[name] for name in texts}
-    return dataclasses.replace(found, table=in_order)
+    in_order = {name: stored.table[name] for name in texts}
+    return dataclasses.replace(stored, table=in_order)
 
 
 def write(path: Path, table: Mapping[str, Leaf]) -> None:
@@ -145,14 +145,14 @@ def _text(shape: tuple[int, ...], dtype: Any, kind: str) -> str:
 
 def _leaf(path: Path, name: str, text: Any) -> Leaf:
     """Read what ``_text`` wrote."""
-    given = str(text)
-    if given in _DTYPES:
-        given = f"{NUMBER} {_DTYPES[given]}[]"
-    kind, _, array = given.rpartition(" ")
-    key, found = _KEY.fullmatch(kind), _ARRAY.fullmatch(array)
-    if type(text) is not str or not found or not (key or kind in ("", NUMBER)):
+    wording = str(text)
+    if wording in _DTYPES:
+        wording = f"{NUMBER} {_DTYPES[wording]}[]"
+    kind, _, array = wording.rpartition(" ")
+    key, match = _KEY.fullmatch(kind), _ARRAY.fullmatch(array)
+    if type(text) is not str or not match or not (key or kind in ("", NUMBER)):
         cure = f"Write shape and dtype, {_FILE.line}, or the type of a number."
         seen = f"the leaf {listing([name])} is {listing([str(text)])}"
         _FILE.refuse(path, seen, cure)
-    shape = tuple(map(int, filter(None, (found[2] or "").split(","))))
-    return Leaf(abstract(path, name, shape, found[1]), key[1] if key else kind)
+    shape = tuple(map(int, filter(None, (match[2] or "").split(","))))
+    return Leaf(abstract(path, name, shape, match[1]), key[1] if key else kind)

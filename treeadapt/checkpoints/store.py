@@ -241,15 +241,15 @@ def _filled(
     source = _source(stored, likes, migration, cast=cast)
     if view is None or likes is None:
         source.problems.raise_any()
-        made: dict[str, Any] = dict.fromkeys(_chosen(source.stored.leaves, where))
-        nested(made)  # which refuses some paths, before any array is read
-        places = dict(made)
+        leaves: dict[str, Any] = dict.fromkeys(_chosen(source.stored.leaves, where))
+        nested(leaves)  # which refuses some paths, before any array is read
+        places = dict(leaves)
         if stored.format == "schema":
             table, places = source.stored.table, {}
             with reported(stored.path, "read"):
-                made = {one: restored_form(table[one]) for one in made}
+                leaves = {one: restored_form(table[one]) for one in leaves}
     else:
-        made = dict(likes)
+        leaves = dict(likes)
         report = _report(view, source, where, cast=cast)
         name = listing([str(stored.path)])
         advice = _advice(view, report, migrates=migration is not None)
@@ -266,12 +266,13 @@ def _filled(
             warnings.warn("\n".join(lines), TreeAdaptWarning, stacklevel=3)
         table = source.stored.table
         places = {
-            one: sharding_to_read(one, table[one], made[one]) for one in report.restored
+            one: sharding_to_read(one, table[one], leaves[one])
+            for one in report.restored
         }
     owners: dict[Any, Any] = {}
     with reading(stored.path, stored.version):
         for one, array in source.read(places):
-            leaf, like = source.stored.table[one], made.get(one)
+            leaf, like = source.stored.table[one], leaves.get(one)
             alike = (getattr(like, name, None) for name in _ALIKE)
             key = leaf.owner or one, type(like), *alike
             if key not in owners:
@@ -280,11 +281,11 @@ def _filled(
                     owners[key] = (
                         restored(leaf, array) if is_free else placed(one, array, like)
                     )
-            made[one] = owners[key]
+            leaves[one] = owners[key]
             del array  # before the next leaves are read
     if view is not None:
-        return view.replace(made)
-    return made[""] if [*made] == [""] else nested(made)
+        return view.replace(leaves)
+    return leaves[""] if [*leaves] == [""] else nested(leaves)
 
 
 def load_report(
@@ -348,14 +349,14 @@ def copy(
         MigrationError: the rows do not fit what is stored.
     """
     likes = None if target is None else view_tree(target).flat()
-    given = _source(read_stored(source), likes, migration, cast=False)
-    given.problems.raise_any()
-    table = given.stored.table
+    opened = _source(read_stored(source), likes, migration, cast=False)
+    opened.problems.raise_any()
+    table = opened.stored.table
     wanted = {one: None for one, leaf in table.items() if not leaf.owner}
 
     def arrays() -> Iterator[tuple[str, Any]]:
-        with reading(given.stored.path, given.stored.version):
-            for one, array in given.read(wanted):
+        with reading(opened.stored.path, opened.stored.version):
+            for one, array in opened.read(wanted):
                 progress(one)
                 yield one, np.asarray(array)
 
@@ -400,20 +401,20 @@ def _source(
 
 
 def _report(view: TreeView, source: Source, where: Any, *, cast: bool) -> LoadReport:
-    own, unexpected = view.flat(), []
+    target, unexpected = view.flat(), []
     chosen = [
         yes and path not in source.kept
-        for path, yes in zip(own, _selected(view, where), strict=True)
+        for path, yes in zip(target, _selected(view, where), strict=True)
     ]
     leaves = source.stored.leaves
-    others = {one: leaf for one, leaf in leaves.items() if one not in own}
+    others = {one: leaf for one, leaf in leaves.items() if one not in target}
     with contextlib.suppress(SelectorError):  # it asks for classes; a file has none
         unexpected = _chosen(others, where, unused="ignore")
     is_schema = source.stored.format == "schema"
     read = None if is_schema or source.problems.texts else source.read
     with reading(source.stored.path, source.stored.version):
         return compare_with_target(
-            own, chosen, source.stored, unexpected, read, cast=cast
+            target, chosen, source.stored, unexpected, read, cast=cast
         )
 
 

@@ -335,22 +335,22 @@ def lint(
     hints = []
     if isinstance(outcome, RuleMatches):
         table: Any = outcome.rules
-        found, num_arrays = [*linted(outcome)], sum(outcome.is_array)
+        faults, num_arrays = [*linted(outcome)], sum(outcome.is_array)
     else:
-        plan, found = outcome
+        plan, faults = outcome
         table, num_arrays = plan.rows, len(plan.source)
-        hints = [] if found else [*notes(plan)]
-    left_out = Counter(each.kind for each in found if each.kind in ignored)
-    found = [each for each in found if each.kind not in ignored]
+        hints = [] if faults else [*notes(plan)]
+    left_out = Counter(each.kind for each in faults if each.kind in ignored)
+    faults = [each for each in faults if each.kind not in ignored]
     if form == "json":
-        printing.print_json([dataclasses.asdict(each) for each in found])
+        printing.print_json([dataclasses.asdict(each) for each in faults])
     elif form == "github":
-        printing.print_annotations(found, table, file)
+        printing.print_annotations(faults, table, file)
     else:
-        printing.print_findings(found, left_out, num_arrays)
+        printing.print_findings(faults, left_out, num_arrays)
         for hint in hints:
             click.echo(f"note: {printable(hint)}")
-    if found:
+    if faults:
         sys.exit(1)
 
 
@@ -369,15 +369,15 @@ def diff(
     Added, removed, renamed (same shape, similar name), reshaped and retyped leaves,
     whatever the formats.
     """
-    found = _differences(a, b, list(where) or "**", values=values)
+    difference = _differences(a, b, list(where) or "**", values=values)
     if form == "json":
-        rows = [dataclasses.asdict(each) for each in found]
+        rows = [dataclasses.asdict(each) for each in difference]
         printing.print_json({"values_compared": values, "differences": rows})
     else:
-        printing.print_diff(found)
-        if found.of("renamed") and not values:
+        printing.print_diff(difference)
+        if difference.of("renamed") and not values:
             click.echo(printable(f"note: treeadapt draft {a} {b} writes the table."))
-    if found:
+    if difference:
         sys.exit(1)
 
 
@@ -423,7 +423,7 @@ def _explain_rules(tree: str, path: str, matches: RuleMatches) -> None:
         parts = {path: [matches.paths.index(path)]}
     if not parts:
         _require_leaf(tree, path, [*dict.fromkeys((*stored, *matches.paths))])
-    rows = [row for own in parts.values() for row in own]
+    rows = [row for part_rows in parts.values() for row in part_rows]
     deciding = {matches.deciding[row] for row in rows}
     for index, (where, label) in enumerate(matches.rules.pairs):
         chosen = select(matches.view, where, unused="ignore")
@@ -521,8 +521,8 @@ def convert(
         num_leaves = len(stored.leaves)
         if migration is not None:
             table = read_migration(migration, reverse=reverse)
-            plan, found = planned(table, stored.leaves, likes)
-            wrong = [each for each in found if each.kind != ONE_WAY]
+            plan, faults = planned(table, stored.leaves, likes)
+            wrong = [each for each in faults if each.kind != ONE_WAY]
             if wrong:
                 others = f" and {len(wrong) - 1:,} more, see lint" if wrong[1:] else ""
                 raise _Failure(f"{wrong[0].kind}: {as_options(wrong[0].line)}{others}")
@@ -596,12 +596,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Raises:
         SystemExit: always.
     """
-    given = None if arguments is None else list(arguments)
+    argv = None if arguments is None else list(arguments)
     try:
         if sys.stdout is None:
             _Failure("Standard output is closed. Open it, such as > /dev/null.").show()
             sys.exit(_UNUSABLE)
-        app.main(args=given, prog_name=PROGRAM)
+        app.main(args=argv, prog_name=PROGRAM)
     except OSError as error:  # of an error's own text
         sys.exit(_NO_READER if isinstance(error, BrokenPipeError) else _UNUSABLE)
     finally:

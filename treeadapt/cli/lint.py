@@ -55,8 +55,8 @@ def as_options(text: str) -> str:
 
 def linted(matches: RuleMatches) -> Iterator[Finding]:
     """Yield all that is wrong with rules, by kind, with what a file can cure."""
-    for found in findings(matches):
-        yield dataclasses.replace(found, text=as_options(found.text))
+    for finding in findings(matches):
+        yield dataclasses.replace(finding, text=as_options(finding.text))
     yield from _uneven(matches)
 
 
@@ -81,21 +81,21 @@ def _uneven(matches: RuleMatches) -> Iterator[Finding]:
         places.append(list(_places(path)) if is_array else [])
         for place in places[-1]:
             families.setdefault(place.family, {})[place.number] = None
-    known = frozenset(matches.paths)
+    paths = frozenset(matches.paths)
     for index, where in enumerate(matches.rules.selectors):
         reached: dict[str, list[_Place]] = {}
         for leaf in matches.selected(index):
             for place in places[leaf]:
                 reached.setdefault(place.family, []).append(place)
-        for family, found in reached.items():
-            every, numbers = families[family], {place.number for place in found}
-            around = dict.fromkeys((place.before, place.after) for place in found)
+        for family, spots in reached.items():
+            every, numbers = families[family], {place.number for place in spots}
+            around = dict.fromkeys((place.before, place.after) for place in spots)
             odd = [
                 number
                 for number in every
                 if number not in numbers
                 and all(
-                    path not in known and _would_match(where, path)
+                    path not in paths and _would_match(where, path)
                     for path in (f"{above}{number}{below}" for above, below in around)
                 )
             ]
@@ -122,9 +122,9 @@ def _places(path: str) -> Iterator[_Place]:
 
     A family ends with the word, at a slash or, as PyTorch writes names, at a dot.
     """
-    for found in _NUMBER.finditer(path):
-        before, after = path[: found.start()], path[found.end() :]
-        yield _Place(f"{before}*{found[2]}", found[1], before, after)
+    for match in _NUMBER.finditer(path):
+        before, after = path[: match.start()], path[match.end() :]
+        yield _Place(f"{before}*{match[2]}", match[1], before, after)
 
 
 def read_migration(file: str, *, reverse: bool) -> Migration:
@@ -133,8 +133,8 @@ def read_migration(file: str, *, reverse: bool) -> Migration:
     Raises:
         MigrationError: it cannot be read, or has no way back.
     """
-    found = load_migration(file)
-    return found.inverse if reverse else found
+    migration = load_migration(file)
+    return migration.inverse if reverse else migration
 
 
 def planned(
@@ -156,15 +156,15 @@ def planned(
         compare_target(plan.groups, plan.new, likes, problems)
     numbers = {id(row): number for number, row in enumerate(plan.rows, 1)}
     each = list(problems.each())
-    found = []
+    faults = []
     for text, places in fold(text for _, text, _ in each).items():
         kind, _, row = each[places[0]]
-        found.append(Finding(kind, None, as_options(text), numbers.get(id(row))))
-    if not found and plan.one_way:
+        faults.append(Finding(kind, None, as_options(text), numbers.get(id(row))))
+    if not faults and plan.one_way:
         rows = (g.place + 1 for g in plan.groups if plan.one_way[0] in g.filled)
         text = f"the inverse does not lead back from {listing(fold(plan.one_way))}"
-        found.append(Finding(ONE_WAY, None, text, next(rows, None)))
-    return plan, found
+        faults.append(Finding(ONE_WAY, None, text, next(rows, None)))
+    return plan, faults
 
 
 def notes(plan: MigrationPlan) -> Iterator[str]:

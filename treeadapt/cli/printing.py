@@ -86,7 +86,7 @@ def print_summary(
     elif form == "markdown":
         print_lines(summary.to_markdown(depth=depth))
     elif form == "json":
-        found: dict[str, Any] = {
+        document: dict[str, Any] = {
             "leaves" if depth is None else "nodes": [*_records(summary, ties, depth)],
             "totals": [{"label": one.label, **_sums(one)} for one in summary.totals],
             "notes": summary.notes,
@@ -94,8 +94,8 @@ def print_summary(
         if plan := summary.memory:
             sizes = {"devices": plan.num_devices, "device_bytes": plan.device_bytes}
             rows = {"kinds": _fields(plan.kinds), "arrays": _fields(plan.arrays)}
-            found["memory"] = {"mesh": dict(plan.mesh), **sizes, **rows}
-        print_json(found)
+            document["memory"] = {"mesh": dict(plan.mesh), **sizes, **rows}
+        print_json(document)
     elif depth is None:
         print_lines(str(summary))
     else:
@@ -123,31 +123,31 @@ def _print_tree(summary: Summary, depth: int | None) -> None:
 
 
 def print_findings(
-    found: Sequence[Finding], ignored: Mapping[str, int], num_arrays: int
+    faults: Sequence[Finding], ignored: Mapping[str, int], num_arrays: int
 ) -> None:
     """Print what is wrong, a line each, and how much it is.
 
     Args:
-        found: what is wrong.
+        faults: what is wrong.
         ignored: how many findings of each kind are left out.
         num_arrays: how many arrays there are.
     """
-    for each in found:
+    for each in faults:
         click.echo(f"{click.style(f'{each.kind}:', fg='red')} {printable(each.line)}")
-    counts = f"{plural(len(found), 'finding')} in {plural(num_arrays, 'array')}"
+    counts = f"{plural(len(faults), 'finding')} in {plural(num_arrays, 'array')}"
     left_out = ", ".join(f"{count:,} {kind}" for kind, count in ignored.items())
     click.echo(f"{counts}; ignored: {left_out}." if ignored else f"{counts}.")
 
 
 def print_annotations(
-    found: Sequence[Finding], table: Rules | Sequence[Row], file: str
+    faults: Sequence[Finding], table: Rules | Sequence[Row], file: str
 ) -> None:
     """Print what is wrong as GitHub's annotations of a file of rules, or of rows."""
     text = Path(file).read_text("utf-8")
     noun = "rule" if isinstance(table, Rules) else "row"
     numbers = _rule_lines if isinstance(table, Rules) else _row_lines
     lines = numbers(text, table)
-    for each in found:
+    for each in faults:
         place = f"file={_escaped(file, ':,')}"
         number = each.rule or each.row
         if number is not None and lines[number - 1]:
@@ -180,9 +180,9 @@ def _row_lines(text: str, rows: Any) -> list[int]:
 def _typed(text: str, form: str, start: int = 0) -> Iterator[tuple[str, int]]:
     """Yield names as they are meant, and their lines, where a file has some form."""
     line, end = 1 + text.count("\n", 0, start), start
-    for found in re.compile(form, re.MULTILINE).finditer(text, start):
-        line, end = line + text.count("\n", end, found.end("text")), found.end("text")
-        name = found["text"]
+    for match in re.compile(form, re.MULTILINE).finditer(text, start):
+        line, end = line + text.count("\n", end, match.end("text")), match.end("text")
+        name = match["text"]
         if name[0] == '"':
             with contextlib.suppress(ValueError):  # of what only TOML escapes
                 name = json.loads(name)
@@ -191,9 +191,9 @@ def _typed(text: str, form: str, start: int = 0) -> Iterator[tuple[str, int]]:
         yield name, line
 
 
-def print_diff(found: TreeDiff) -> None:
+def print_diff(difference: TreeDiff) -> None:
     """Print how two trees differ, in the colours of a diff."""
-    head, *rest = str(found).splitlines()
+    head, *rest = str(difference).splitlines()
     click.echo(head)
     for line in rest:
         click.secho(line, fg=_DIFF_COLORS.get(line[0]))

@@ -110,41 +110,41 @@ def read_pair(a: str, b: str) -> tuple[AbstractTree, AbstractTree]:
 
 
 def _next_to(
-    other: AbstractTree | Stored, text: str, found: AbstractTree | Stored
+    other: AbstractTree | Stored, text: str, tree_or_file: AbstractTree | Stored
 ) -> AbstractTree:
     """Return what is called ``text``, under the names of the other one."""
-    known = (
+    model_paths = (
         other.without_boxes().leaves
         if isinstance(other, Stored)
         else view_tree(other.tree).plan.paths
     )
-    if isinstance(found, Stored):
-        own = _unboxed(text, found, known)
-        with reported(own.path, "read"):
-            tree = as_tree({p: restored_form(x) for p, x in own.table.items()})
-        return AbstractTree(tree, own.ties, own)
+    if isinstance(tree_or_file, Stored):
+        unboxed = _unboxed(text, tree_or_file, model_paths)
+        with reported(unboxed.path, "read"):
+            tree = as_tree({p: restored_form(x) for p, x in unboxed.table.items()})
+        return AbstractTree(tree, unboxed.ties, unboxed)
     if isinstance(other, AbstractTree):
-        return found
-    view = view_tree(found.tree)
+        return tree_or_file
+    view = view_tree(tree_or_file.tree)
     stored = other.without_boxes(view.plan.paths).table
     leaves: list[Any] = []
     for path, leaf in view.items():
         form = stored_form(leaf)
         is_saved = form and (form.kind != NUMBER or path in stored)
         leaves.append(restored_form(form) if form and is_saved else None)
-    return dataclasses.replace(found, tree=view.rebuild(leaves))
+    return dataclasses.replace(tree_or_file, tree=view.rebuild(leaves))
 
 
-def _unboxed(text: str, stored: Stored, known: Collection[str] = ()) -> Stored:
+def _unboxed(text: str, stored: Stored, model_paths: Collection[str] = ()) -> Stored:
     """Name leaves without the ``value`` of boxes, and say so."""
-    found = stored.without_boxes(known)
-    cut = len(stored.leaves.keys() - found.leaves.keys())
+    renamed = stored.without_boxes(model_paths)
+    cut = len(stored.leaves.keys() - renamed.leaves.keys())
     if cut:
         wording = (
             f"left out /value, the name of what is in a box, from {plural(cut, 'path')}"
         )
         click.echo(printable(f"note: {text}: {wording}."), err=True)
-    return found
+    return renamed
 
 
 def read_checkpoint(text: str) -> Stored:
@@ -221,9 +221,9 @@ def read_pairs(
 def _arrays(stored: Stored, paths: Collection[str]) -> Iterator[Any]:
     """Yield arrays that may read their data later; Orbax reads a batch at a time."""
     for batch in files.batches(paths, lambda one: size_bytes(stored.table[one].array)):
-        held = dict(files.read_arrays(stored, dict.fromkeys(batch)))
+        arrays = dict(files.read_arrays(stored, dict.fromkeys(batch)))
         for path in batch:
-            yield held.pop(path)
+            yield arrays.pop(path)
 
 
 def names_function(text: str) -> bool:
@@ -289,10 +289,10 @@ def read_mesh(text: str) -> AbstractMesh:
     Raises:
         ShardingError: it cannot be read, or two axes have one name.
     """
-    found = [_AXIS.fullmatch(part) for part in text.split(",")]
-    pairs = [match.groups() for match in found if match is not None]
+    axes = [_AXIS.fullmatch(part) for part in text.split(",")]
+    pairs = [match.groups() for match in axes if match is not None]
     sizes = {name: int(size) for name, size in pairs}
-    if len(sizes) < len(found):
+    if len(sizes) < len(axes):
         raise ShardingError(
             f"--mesh has {listing([text])}. Write the name and size of each axis: "
             "data=16,model=8."
@@ -313,15 +313,15 @@ def read_optimizer(text: str) -> Any:
     if not _FUNCTION.fullmatch(text):
         raise TransformError(f"--optimizer has {listing([text])}. Write module:tx.")
     with _named(text):
-        found = _resolved(text)
-        if not is_transformation(found) and callable(found):
-            found = _called(text, found)
-    if not is_transformation(found):
+        tx = _resolved(text)
+        if not is_transformation(tx) and callable(tx):
+            tx = _called(text, tx)
+    if not is_transformation(tx):
         raise TransformError(
-            f"{text} is {one_line(repr(found))}. Give a transformation of Optax, or a "
+            f"{text} is {one_line(repr(tx))}. Give a transformation of Optax, or a "
             "function of no arguments that returns one."
         )
-    return found
+    return tx
 
 
 @contextlib.contextmanager

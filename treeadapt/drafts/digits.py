@@ -103,15 +103,15 @@ def _steps(
     moved, index = (places - starts[where])[is_seen], index[is_seen]
     order = np.lexsort((moved, index))
     moved, index = moved[order], index[order]
-    known, first, counts = np.unique(index, return_index=True, return_counts=True)
-    if len(known) < max(2, size // 2):
+    indices, first, counts = np.unique(index, return_index=True, return_counts=True)
+    if len(indices) < max(2, size // 2):
         return None
     medians = moved[first + (counts - 1) // 2]
-    steps = np.rint(np.interp(np.arange(size), known, medians)).astype(np.int64)
+    steps = np.rint(np.interp(np.arange(size), indices, medians)).astype(np.int64)
     slope = medians[-1] - medians[-2], medians[1] - medians[0]
-    after, before = np.arange(known[-1] + 1, size), np.arange(known[0])
-    steps[after] = medians[-1] + slope[0] * (after - known[-1])
-    steps[before] = medians[0] - slope[1] * (known[0] - before)
+    after, before = np.arange(indices[-1] + 1, size), np.arange(indices[0])
+    steps[after] = medians[-1] + slope[0] * (after - indices[-1])
+    steps[before] = medians[0] - slope[1] * (indices[0] - before)
     return steps - steps[0]
 
 

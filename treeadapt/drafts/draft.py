@@ -199,13 +199,13 @@ def _converted(
         raise MigrationError(f"convert= is {type(convert).__name__}, not a function.")
     arrays = distinct_numbers(one.leaves)
     if isinstance(source, str | os.PathLike) or is_flat(source):
-        given: Any = dict(arrays)
+        tree: Any = dict(arrays)
     else:
         view = view_tree(source)
-        given = view.rebuild([arrays.get(path, leaf) for path, leaf in view.items()])
+        tree = view.rebuild([arrays.get(path, leaf) for path, leaf in view.items()])
     copies = {path: array.copy() for path, array in arrays.items()}
     with calling(convert):
-        result = convert(given)
+        result = convert(tree)
     if result is None:
         raise MigrationError("convert= returned None. It is to return the new tree.")
     for path, array in arrays.items():
@@ -264,8 +264,8 @@ def _rows(
         {p for r in rows for p in r.target_paths},
     )
     left = [
-        {path: leaf for path, leaf in side.leaves.items() if path not in own}
-        for side, own in zip((one, two), done, strict=True)
+        {path: leaf for path, leaf in side.leaves.items() if path not in covered}
+        for side, covered in zip((one, two), done, strict=True)
     ]
     proposed = propose(left[0], left[1], words, rows)
     if has_values:
@@ -361,7 +361,9 @@ def _by_values(
         if number != owner:
             twins.setdefault(owner, []).append(paths[number])
     if not is_distinct:
-        origins = {path: own for path, own in origins.items() if not constant[path]}
+        origins = {
+            path: origin for path, origin in origins.items() if not constant[path]
+        }
     links = find_links(targets, origins)
     rows = []
     for row in rows_of_links(sources, targets, links):
@@ -436,11 +438,11 @@ def _gives(row: DraftRow, one: Side, two: Side) -> bool:
     target = {path: two.leaves[path] for path in row.target_paths}
     try:
         migration, _ = _single(canonical(row))
-        found = migration(source, target)
+        moved = migration(source, target)
     except MigrationError:
         return False
     return all(
-        np.array_equal(_bytes(found[path]), _bytes(two.array(path))) for path in target
+        np.array_equal(_bytes(moved[path]), _bytes(two.array(path))) for path in target
     )
 
 
@@ -486,8 +488,10 @@ def _within(row: DraftRow, one: Side, two: Side) -> list[DraftRow]:
             [one.leaves[path].dtype for path in ones],
             {path: two.arrays[path] for path in twos},
         )
-        origins = {path: own for path, own in origins.items() if not constant[path]}
-        own = [targets[at[path]] for path in twos]
+        origins = {
+            path: origin for path, origin in origins.items() if not constant[path]
+        }
+        leaves = [targets[at[path]] for path in twos]
         links += [
             Link(
                 number[ones[each.source]],
@@ -495,11 +499,11 @@ def _within(row: DraftRow, one: Side, two: Side) -> list[DraftRow]:
                 each.source_flat,
                 each.target_flat,
             )
-            for each in find_links(own, origins, _LEAST_WITHIN)
+            for each in find_links(leaves, origins, _LEAST_WITHIN)
         ]
     rows = []
-    for found in rows_of_links(sources, targets, links):
-        for each in _by_dtype(found, one, two):
+    for linked in rows_of_links(sources, targets, links):
+        for each in _by_dtype(linked, one, two):
             if not _misfit(each, one, two) and _gives(each, one, two):
                 rows.append(each)
     done = {path for each in rows for path in each.target_paths}
@@ -508,8 +512,8 @@ def _within(row: DraftRow, one: Side, two: Side) -> list[DraftRow]:
 
 def _is_telling(array: np.ndarray) -> bool:
     """Return whether an array has so many numbers that no other order gives it."""
-    own = bits(array)
-    return own is not None and len(np.unique(own)) > max(1, len(own) // 2)
+    numbers = bits(array)
+    return numbers is not None and len(np.unique(numbers)) > max(1, len(numbers) // 2)
 
 
 def _finished(
@@ -529,7 +533,7 @@ def _finished(
     texts = apart(texts, [*one.leaves])
     migration = _table(texts, sizes)
     pairs = _pairs(migration, united, one, two)
-    filled = {path for own in pairs.values() for path in own}
+    filled = {path for targets in pairs.values() for path in targets}
     doubtful = {
         path for each in texts if each.row.checks for path in each.row.source_paths
     }
@@ -648,8 +652,8 @@ def _dropping(paths: Sequence[str]) -> Iterator[str]:
     groups: dict[object, list[str]] = {}
     for path in paths:
         groups.setdefault(leaf_of(path, ()).template, []).append(path)
-    for own in groups.values():
-        leaves = [leaf_of(path, ()) for path in own]
+    for members in groups.values():
+        leaves = [leaf_of(path, ()) for path in members]
         text, place = "", 0
         for token in leaves[0].template:
             if token is None:

@@ -65,29 +65,31 @@ def is_guess(row: DraftRow) -> bool:
 def _open(row: DraftRow) -> tuple[list[int], bool]:
     guesses = False
     sums: list[list[tuple[int, ...]]] = []
-    known: set[int] = set()
+    determined: set[int] = set()
     for place in row.places:
         for token in place.tokens:
             if isinstance(token, Hole):
                 if token.is_text or token.texts or len(token.atoms) == 1:
-                    known |= {*token.atoms} - {*row.gaps}
+                    determined |= {*token.atoms} - {*row.gaps}
                 else:
                     sums.append([token.atoms])
         sums += [list(parts) for parts in place.axes]
     chosen = sorted(row.gaps)
-    known |= row.gaps
+    determined |= row.gaps
     while True:
         count = -1
-        while count != len(known):
-            count = len(known)
+        while count != len(determined):
+            count = len(determined)
             for parts in sums:
-                names = {atom for part in parts for atom in part} - known
+                names = {atom for part in parts for atom in part} - determined
                 is_linear = all(
                     len([atom for atom in part if atom in names]) <= 1 for part in parts
                 )
                 if len(names) == 1 and is_linear:
-                    known |= names
-        every = [{atom for part in parts for atom in part} - known for parts in sums]
+                    determined |= names
+        every = [
+            {atom for part in parts for atom in part} - determined for parts in sums
+        ]
         left = [sorted(names) for names in every if names]
         if not left:
             return chosen, guesses
@@ -97,7 +99,7 @@ def _open(row: DraftRow) -> tuple[list[int], bool]:
         )
         guesses |= sum(row.sizes[atom] == row.sizes[best] for atom in shortest) > 1
         chosen.append(best)
-        known.add(best)
+        determined.add(best)
 
 
 def merged(rows: Sequence[DraftRow]) -> list[DraftRow]:
@@ -120,26 +122,26 @@ def merged(rows: Sequence[DraftRow]) -> list[DraftRow]:
         for key, members in keys.items():
             if len(members) < 2:
                 continue
-            own = {n: members[n] for n in members if n in live}
-            keys[key] = own
-            if len(own) < 2:
+            windows = {n: members[n] for n in members if n in live}
+            keys[key] = windows
+            if len(windows) < 2:
                 continue
-            length = sum(b - a + d - c for a, b, c, d in own.values())
-            rank = (-len(own), length, min(order[n] for n in own))
+            length = sum(b - a + d - c for a, b, c, d in windows.values())
+            rank = (-len(windows), length, min(order[n] for n in windows))
             if best is None or rank < best[0]:
-                best = rank, key, own
+                best = rank, key, windows
         if best is None:
             return [live[n] for n in sorted(live, key=order.__getitem__)]
-        _, key, own = best
+        _, key, windows = best
         united = _united(
-            [(live[n], own[n]) for n in sorted(own, key=order.__getitem__)]
+            [(live[n], windows[n]) for n in sorted(windows, key=order.__getitem__)]
         )
         if united is None:
             del keys[key]
             continue
         number = next(counter)
-        order[number] = min(order[n] for n in own)
-        for each in own:
+        order[number] = min(order[n] for n in windows)
+        for each in windows:
             del live[each]
         live[number] = united
         note(number)
@@ -202,10 +204,10 @@ def _united(
         if len({*texts}) < len(texts):
             return None
         start, stop = window[2 * side : 2 * side + 2]
-        own = first.places[side]
+        address = first.places[side]
         hole = Hole((atom,), texts=tuple(texts), is_text=True)
-        tokens = (*own.tokens[:start], hole, *own.tokens[stop:])
-        places.append(DraftAddress(tokens, own.axes))
+        tokens = (*address.tokens[:start], hole, *address.tokens[stop:])
+        places.append(DraftAddress(tokens, address.axes))
     row = dataclasses.replace(
         first,
         sources=(places[0],),

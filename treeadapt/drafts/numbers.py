@@ -84,10 +84,10 @@ def as_dtype(array: np.ndarray, dtype: Any) -> np.ndarray:
 
 def is_constant(array: np.ndarray) -> bool:
     """Return whether all numbers are one, as far as they are looked up."""
-    found = bits(array)
-    if found is None or not len(found):
+    numbers = bits(array)
+    if numbers is None or not len(numbers):
         return True
-    seen = found[sample(array.shape)]
+    seen = numbers[sample(array.shape)]
     return bool((seen == seen[0]).all())
 
 
@@ -111,12 +111,12 @@ def find_origins(
     constant: dict[str, bool] = {}
     for path, read in target.items():
         array = read()
-        found = bits(array)
-        if found is None or not len(found):
+        numbers = bits(array)
+        if numbers is None or not len(numbers):
             constant[path] = True
             continue
         flat = sample(array.shape)
-        seen = found[flat]
+        seen = numbers[flat]
         constant[path] = bool((seen == seen[0]).all())
         wanted.setdefault(array.dtype, []).append((path, flat, seen))
     tables = {
@@ -127,10 +127,10 @@ def find_origins(
     seen_leaves: dict[Any, int] = {}
     for number, (read, dtype) in enumerate(zip(source, dtypes, strict=True)):
         array = read()
-        own = bits(array)
-        if own is None:
+        source_numbers = bits(array)
+        if source_numbers is None:
             continue
-        key = array.shape, array.dtype, own[sample(array.shape)].tobytes()
+        key = array.shape, array.dtype, source_numbers[sample(array.shape)].tobytes()
         if not is_constant(array) and seen_leaves.setdefault(key, number) != number:
             first[number] = seen_leaves[key]
             continue
@@ -189,11 +189,11 @@ class _Table:
         """Look a leaf of the source through."""
         flat = np.ascontiguousarray(array).reshape(-1)
         for start in range(0, len(flat), _CHUNK):
-            own = bits(as_dtype(flat[start : start + _CHUNK], dtype))
-            assert own is not None
-            where = np.searchsorted(self._values, own)
+            numbers = bits(as_dtype(flat[start : start + _CHUNK], dtype))
+            assert numbers is not None
+            where = np.searchsorted(self._values, numbers)
             where[where == len(self._values)] = 0
-            hits = np.flatnonzero(self._values[where] == own)
+            hits = np.flatnonzero(self._values[where] == numbers)
             where = where[hits]
             counts = np.bincount(where, minlength=len(self._counts))
             self._counts = np.minimum(self._counts + counts, 2).astype(np.int8)

@@ -68,26 +68,26 @@ def families(leaves: Mapping[str, Any]) -> list[Family]:
         tokens = tokens_of(path)
         key = tuple(None if is_count(token) else token for token in tokens)
         groups.setdefault(key, []).append((path, tokens))
-    return [each for own in groups.values() for each in _divided(own, leaves)]
+    return [each for members in groups.values() for each in _divided(members, leaves)]
 
 
 def _divided(
-    own: list[tuple[str, tuple[str, ...]]], leaves: Mapping[str, Any]
+    members: list[tuple[str, tuple[str, ...]]], leaves: Mapping[str, Any]
 ) -> Iterator[Family]:
     """Yield the families of leaves that are alike but for numbers.
 
     A number that does not count from 0 is a part of a name, as in ``norm1``.
     """
-    tokens = own[0][1]
+    tokens = members[0][1]
     values = {
-        i: sorted({int(each[i]) for _, each in own})
+        i: sorted({int(each[i]) for _, each in members})
         for i in range(len(tokens))
-        if is_count(tokens[i]) and any(each[i] != tokens[i] for _, each in own)
+        if is_count(tokens[i]) and any(each[i] != tokens[i] for _, each in members)
     }
 
     def split(at: int) -> Iterator[Family]:
         parts: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
-        for path, each in own:
+        for path, each in members:
             parts.setdefault(each[at], []).append((path, each))
         for part in parts.values():
             yield from _divided(part, leaves)
@@ -101,12 +101,12 @@ def _divided(
         if not is_run or (numbers[0] and not (is_alone and len(numbers) > 2)):
             yield from split(i)
             return
-    forms = {(tuple(leaves[p].shape), np.dtype(leaves[p].dtype)) for p, _ in own}
-    if len(forms) > 1 or len(own) != math.prod(map(len, values.values())):
+    forms = {(tuple(leaves[p].shape), np.dtype(leaves[p].dtype)) for p, _ in members}
+    if len(forms) > 1 or len(members) != math.prod(map(len, values.values())):
         yield from split(min(values, key=lambda i: len(values[i])))
         return
     (shape, dtype) = forms.pop()
-    ordered = sorted(own, key=lambda each: [int(each[1][i]) for i in values])
+    ordered = sorted(members, key=lambda each: [int(each[1][i]) for i in values])
     yield Family(
         tuple(None if i in values else token for i, token in enumerate(tokens)),
         tuple(map(len, values.values())),
@@ -121,12 +121,12 @@ def _without_slot(family: Family, slot: int) -> list[Family]:
     """Return one family for each value of a number, as a part of its name."""
     places = [i for i, token in enumerate(family.tokens) if token is None]
     grid = np.arange(len(family.paths)).reshape(family.counts)
-    made = []
+    slices = []
     for value in range(family.counts[slot]):
         tokens = list(family.tokens)
         tokens[places[slot]] = str(value + family.shifts[slot])
         keep = [i for i in range(len(family.counts)) if i != slot]
-        made.append(
+        slices.append(
             Family(
                 tuple(tokens),
                 tuple(family.counts[i] for i in keep),
@@ -136,7 +136,7 @@ def _without_slot(family: Family, slot: int) -> list[Family]:
                 tuple(family.paths[i] for i in np.take(grid, value, slot).reshape(-1)),
             )
         )
-    return made
+    return slices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +158,7 @@ def propose(
     source: Mapping[str, Any],
     target: Mapping[str, Any],
     words: Words,
-    known: Sequence[DraftRow],
+    by_values: Sequence[DraftRow],
 ) -> list[DraftRow]:
     """Return a row for each pair of families, marked unless all speak for it.
 
@@ -166,7 +166,7 @@ def propose(
         source: leaves of the source without a partner.
         target: leaves of the target that nothing fills.
         words: what names mean.
-        known: rows that values gave, whose neighbours these may be.
+        by_values: rows that values gave, whose neighbours these may be.
     """
     ones, twos = families(source), families(target)
     if max(len(ones), len(twos)) > _MAX_FAMILIES:
@@ -177,7 +177,7 @@ def propose(
     ones, twos = _rescued(ones, twos), _rescued(twos, ones)
     left = [Unit(each) for each in ones]
     right = _with_tails(twos, ones)
-    rows += _Assignment(left, right, words, known).rows()
+    rows += _Assignment(left, right, words, by_values).rows()
     return rows
 
 
@@ -252,17 +252,17 @@ def _unit_layouts(source: Family, unit: Unit) -> list[AxisOrder]:
         return layouts(source.dims, len(source.counts), other.dims, len(other.counts))
     axis = unit.axis
     total = other.counts[0] * other.shape[axis] + unit.tail.shape[axis]
-    found = []
+    orders = []
     for slot, count in enumerate(source.counts):
         if count == total:
             dims = list(source.dims)
             dims[slot] = unit.tail.shape[axis]
-            found += [
+            orders += [
                 each
                 for each in layouts(dims, len(source.counts), unit.tail.dims, 0)
                 if each.source[slot] == each.target[axis] and each.source[slot]
             ]
-    return found
+    return orders
 
 
 class _Assignment:
@@ -273,10 +273,10 @@ class _Assignment:
         ones: Sequence[Unit],
         twos: Sequence[Unit],
         words: Words,
-        known: Sequence[DraftRow],
+        by_values: Sequence[DraftRow],
     ) -> None:
         self._ones, self._twos, self._words = ones, twos, words
-        self._known = known
+        self._known = by_values
         by_size: dict[int, list[int]] = defaultdict(list)
         for j, unit in enumerate(twos):
             size = math.prod(unit.family.dims)
@@ -290,9 +290,9 @@ class _Assignment:
             if len(near) > _MAX_COMPONENT:
                 continue
             for j in near:
-                own = _unit_layouts(unit.family, twos[j])
-                if own:
-                    self._layouts[i, j] = own
+                orders = _unit_layouts(unit.family, twos[j])
+                if orders:
+                    self._layouts[i, j] = orders
                     self._rivals[0][i].append(j)
                     self._rivals[1][j].append(i)
         meanings = [
@@ -367,10 +367,10 @@ class _Assignment:
 
             total, pairs = best(table)
             for x, y in pairs:
-                held = table[x, y]
+                score = table[x, y]
                 table[x, y] = -100.0
                 without, _ = best(table)
-                table[x, y] = held
+                table[x, y] = score
                 # A pair that nothing else could take is as sure as it is scored.
                 chosen[ones[x], twos[y]] = float(total - without)
         return chosen
@@ -407,7 +407,7 @@ class _Assignment:
         for row in self._known:
             pairs = row.pairs[:_MAX_ANCHORS] if row.is_rest else row.pairs[:1]
             anchors += {(_numberless(a[0]), _numberless(b[0])) for a, b in pairs}
-        known = {*anchors}
+        anchor_set = {*anchors}
         for a, b in anchors:
             ones, twos = _prefixes(a), _prefixes(b)
             counts[0].update(ones)
@@ -416,13 +416,15 @@ class _Assignment:
 
         def vote(i: int, j: int) -> float:
             a, b = self._ones[i].family.text, self._twos[j].family.text
-            own = (a, b) in known
+            is_anchor = (a, b) in anchor_set
             best = []
             for p in _prefixes(a):
                 shared = [
-                    2 * (both[p, q] - own) / (counts[0][p] + counts[1][q] - 2 * own)
+                    2
+                    * (both[p, q] - is_anchor)
+                    / (counts[0][p] + counts[1][q] - 2 * is_anchor)
                     for q in _prefixes(b)
-                    if both[p, q] > own
+                    if both[p, q] > is_anchor
                 ]
                 best.append(max(shared, default=0.0))
             return sum(best) / len(best) if best else 0.0
@@ -438,7 +440,7 @@ class _Assignment:
         scores: Mapping[tuple[int, int], float],
     ) -> Iterator[DraftRow]:
         one, unit = self._ones[i].family, self._twos[j]
-        own = self._layouts[i, j]
+        orders = self._layouts[i, j]
         rivals = [other for other in self._rivals[0][i] if other != j]
         others = [other for other in self._rivals[1][j] if other != i]
         checks = []
@@ -458,11 +460,11 @@ class _Assignment:
                 f"the pair; or {', '.join(near)}" if near else "the pair; names differ"
             )
         layout = _likeliest(
-            own, one, unit.family, len(one.counts), len(unit.family.counts)
+            orders, one, unit.family, len(one.counts), len(unit.family.counts)
         )
         if layout.is_split:
             checks.append("the order within the axis that is divided")
-        elif len(own) > 1:
+        elif len(orders) > 1:
             checks.append("the order of axes; shapes allow others")
         if self._holds_parts(i, j):
             checks.append("the order of the parts that each holds")
@@ -488,10 +490,10 @@ class _Assignment:
         one, two = (
             {
                 word
-                for word in own.keys() - other.keys()
+                for word in meanings.keys() - other.keys()
                 if self._shares[side][word] <= _COMMON or word in self._known_words
             }
-            for side, own, other in (
+            for side, meanings, other in (
                 (0, self._meanings[0][i], self._meanings[1][j]),
                 (1, self._meanings[1][j], self._meanings[0][i]),
             )
@@ -543,7 +545,7 @@ def _prefixes(text: str) -> list[str]:
 
 
 def _likeliest(
-    own: Sequence[AxisOrder], one: Family, two: Family, first: int, second: int
+    orders: Sequence[AxisOrder], one: Family, two: Family, first: int, second: int
 ) -> AxisOrder:
     """Return the layout that models usually have, of those that fit.
 
@@ -562,7 +564,7 @@ def _likeliest(
         places = [wanted.index(atom) for atom in axes if atom in wanted]
         return sum(i != place for i, place in enumerate(places))
 
-    return min(own, key=rank)
+    return min(orders, key=rank)
 
 
 def _place(
@@ -689,18 +691,22 @@ def _fused(
             names = words.fused[fused]
             if len(members) < len(names):
                 continue
-            own = [members[name] for name in names]
+            family_parts = [members[name] for name in names]
             for whole in wholes:
                 meanings = words.of(whole.text)
                 if fused not in meanings and not {*names} <= {*meanings}:
                     continue
-                row = _fused_row(own, whole, is_source=is_source)
+                row = _fused_row(family_parts, whole, is_source=is_source)
                 if row is not None:
                     shared = sum((Counter(rest) & Counter(meanings)).values())
-                    candidates.append((shared, len(candidates), own, whole, row))
-        for _, _, own, whole, row in sorted(candidates, key=lambda c: (-c[0], c[1])):
-            if not used & {*own, whole}:
-                used |= {*own, whole}
+                    candidates.append(
+                        (shared, len(candidates), family_parts, whole, row)
+                    )
+        for _, _, family_parts, whole, row in sorted(
+            candidates, key=lambda c: (-c[0], c[1])
+        ):
+            if not used & {*family_parts, whole}:
+                used |= {*family_parts, whole}
                 rows.append(row)
     return (
         [each for each in ones if each not in used],

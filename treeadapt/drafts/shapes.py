@@ -64,7 +64,7 @@ def layouts(
                 break
     ones = [i for i, n in enumerate(source) if n != 1 and i not in kept]
     twos = [i for i, n in enumerate(target) if n != 1 and i not in kept.values()]
-    found = []
+    orders = []
     for pairs in itertools.islice(_matched(source, target, ones, twos), _MOST):
         atoms = itertools.count()
         sizes: dict[int, int] = {}
@@ -73,24 +73,24 @@ def layouts(
         whole = sorted([*pairs, *(((a,), (b,)) for a, b in kept.items())])
         for one_group, two_group in whole:
             wide = one_group if len(one_group) > 1 else two_group
-            own = source if wide is one_group else target
-            made = []
+            shape = source if wide is one_group else target
+            new_atoms = []
             for dim in wide:
                 atom = next(atoms)
-                sizes[atom] = own[dim]
-                made.append(atom)
+                sizes[atom] = shape[dim]
+                new_atoms.append(atom)
             if len(one_group) > 1:
                 left |= {
-                    dim: (atom,) for dim, atom in zip(one_group, made, strict=True)
+                    dim: (atom,) for dim, atom in zip(one_group, new_atoms, strict=True)
                 }
-                right[two_group[0]] = tuple(made)
+                right[two_group[0]] = tuple(new_atoms)
             else:
                 right |= {
-                    dim: (atom,) for dim, atom in zip(two_group, made, strict=True)
+                    dim: (atom,) for dim, atom in zip(two_group, new_atoms, strict=True)
                 }
-                left[one_group[0]] = tuple(made)
+                left[one_group[0]] = tuple(new_atoms)
         is_split = any(len(a) + len(b) > 2 for a, b in pairs)
-        found.append(
+        orders.append(
             AxisOrder(
                 tuple(left.get(i, ()) for i in range(len(source))),
                 tuple(right.get(i, ()) for i in range(len(target))),
@@ -98,7 +98,7 @@ def layouts(
                 is_split,
             )
         )
-    return found
+    return orders
 
 
 Groups = list[tuple[tuple[int, ...], tuple[int, ...]]]

@@ -46,22 +46,24 @@ class Side:
         return self.arrays[path]()
 
 
-def read_side(given: Any, known: Iterable[str] = (), what: str = "the tree") -> Side:
+def read_side(
+    tree: Any, other_paths: Iterable[str] = (), what: str = "the tree"
+) -> Side:
     """Return one side of a draft.
 
     Args:
-        given: tree, concrete or abstract; or the path of a checkpoint or schema.
-        known: paths of the other side, for the names of what is in boxes.
+        tree: tree, concrete or abstract; or the path of a checkpoint or schema.
+        other_paths: paths of the other side, for the names of what is in boxes.
         what: an error says of ``given`` that is not a path.
 
     Raises:
         CheckpointError: the checkpoint cannot be read.
         MigrationError: there are no arrays, or too many.
     """
-    if isinstance(given, str | os.PathLike):
-        side = _of_file(given, known)
+    if isinstance(tree, str | os.PathLike):
+        side = _of_file(tree, other_paths)
     else:
-        side = _of_tree(given)
+        side = _of_tree(tree)
     if not side.leaves:
         raise MigrationError(
             f"There is no array in {listing([side.name]) if side.name else what}."
@@ -75,24 +77,24 @@ def read_side(given: Any, known: Iterable[str] = (), what: str = "the tree") -> 
     return side
 
 
-def _of_file(given: str | os.PathLike[str], known: Iterable[str]) -> Side:
-    stored = files.read_stored(given).without_boxes([*known])
+def _of_file(file: str | os.PathLike[str], other_paths: Iterable[str]) -> Side:
+    stored = files.read_stored(file).without_boxes([*other_paths])
     table = _without_streams(stored.table)
     leaves = {path: leaf.array for path, leaf in table.items()}
     if stored.format == "schema":
-        return Side(os.fspath(given), leaves, None)
+        return Side(os.fspath(file), leaves, None)
     total = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves.values())
     if total <= _WHOLE_BYTES:
         arrays = {path: _constant(array) for path, array in _read(stored, leaves)}
     else:
         arrays = {path: _later(stored, path) for path in leaves}
-    return Side(os.fspath(given), leaves, arrays)
+    return Side(os.fspath(file), leaves, arrays)
 
 
 def _read(stored: Stored, paths: Iterable[str]) -> list[tuple[str, np.ndarray]]:
     with files.reading(stored.path, stored.version):
-        found = files.read_arrays(stored, dict.fromkeys(paths))
-        return [(path, np.asarray(array)) for path, array in found]
+        arrays = files.read_arrays(stored, dict.fromkeys(paths))
+        return [(path, np.asarray(array)) for path, array in arrays]
 
 
 def _constant(array: np.ndarray) -> Callable[[], np.ndarray]:

@@ -79,15 +79,17 @@ def find_links(
     """Return which leaves share numbers."""
     links = []
     for number, leaf in enumerate(targets):
-        known = origins.get(leaf.path)
-        if known is None or known.share < least or not len(known.flat):
+        origin = origins.get(leaf.path)
+        if origin is None or origin.share < least or not len(origin.flat):
             continue
-        order = np.argsort(known.leaves, kind="stable")
-        leaves, starts = np.unique(known.leaves[order], return_index=True)
-        for source, own in zip(leaves, np.split(order, starts[1:]), strict=True):
-            if len(own) >= max(1, _LEAST_LINK * len(known.flat)):
+        order = np.argsort(origin.leaves, kind="stable")
+        leaves, starts = np.unique(origin.leaves[order], return_index=True)
+        for source, shared in zip(leaves, np.split(order, starts[1:]), strict=True):
+            if len(shared) >= max(1, _LEAST_LINK * len(origin.flat)):
                 links.append(
-                    Link(int(source), number, known.places[own], known.flat[own])
+                    Link(
+                        int(source), number, origin.places[shared], origin.flat[shared]
+                    )
                 )
     return links
 
@@ -105,8 +107,8 @@ def rows_of_links(
         pools.setdefault(frozenset(ends), []).append(component)
     rows: list[DraftRow] = []
     for pool in pools.values():
-        found = _Pool(sources, targets, pool).rows()
-        if found is None:  # apart, some may follow one
+        pool_rows = _Pool(sources, targets, pool).rows()
+        if pool_rows is None:  # apart, some may follow one
             shapes: dict[object, list[list[Link]]] = {}
             for component in pool:
                 key = frozenset(
@@ -115,8 +117,8 @@ def rows_of_links(
                 )
                 shapes.setdefault(key, []).append(component)
             parts = (_Pool(sources, targets, part).rows() for part in shapes.values())
-            found = [row for part in parts for row in part or ()]
-        rows += found
+            pool_rows = [row for part in parts for row in part or ()]
+        rows += pool_rows
     return rows
 
 
@@ -237,12 +239,14 @@ class _Pool:
             nodes: dict[tuple[int, _Pattern], list[int]] = {}
             waiting, reached = [(0, first, place)], {(0, first, place)}
             while waiting:
-                side, template, own = waiting.pop()
-                nodes.setdefault((side, template), []).append(own)
+                side, template, position = waiting.pop()
+                nodes.setdefault((side, template), []).append(position)
                 for (s, t), same in equal.items():
                     if (s, t)[side] != template:
                         continue
-                    others = np.flatnonzero(same[own] if side == 0 else same[:, own])
+                    others = np.flatnonzero(
+                        same[position] if side == 0 else same[:, position]
+                    )
                     for other in map(int, others):
                         node = (1 - side, (s, t)[1 - side], other)
                         if node not in reached:
@@ -250,7 +254,9 @@ class _Pool:
                             waiting.append(node)
             whole = len(nodes) == len(sides[0]) + len(sides[1])
             if whole and nodes not in classes:
-                classes.append({key: sorted(own) for key, own in nodes.items()})
+                classes.append(
+                    {key: sorted(position) for key, position in nodes.items()}
+                )
         return classes
 
     def _key(self, link: Link) -> tuple[int, ...]:
@@ -287,14 +293,14 @@ class _Pool:
             number = (link.source, link.target)[side]
             leaves.setdefault(leaf.template, {})[number] = leaf
         variants = []
-        for template, own in leaves.items():
+        for template, by_number in leaves.items():
             captured = {
                 place for each in self._captures for place in each[side, template]
             }
             first = self._key(links[0])
             rows = [
                 leaf.numbers
-                for leaf in own.values()
+                for leaf in by_number.values()
                 if self._captured(side, leaf) == first
             ]
             free = [i for i in range(len(rows[0])) if i not in captured]
@@ -302,10 +308,10 @@ class _Pool:
             values = [sorted({row[i] for row in rows}) for i in slots]
             by_slot = {
                 tuple(leaf.numbers[i] for i in slots): number
-                for number, leaf in own.items()
+                for number, leaf in by_number.items()
             }
             is_grid = len(by_slot) == len(rows) == math.prod(map(len, values))
-            shapes = {leaf.shape for leaf in own.values()}
+            shapes = {leaf.shape for leaf in by_number.values()}
             is_small = all(each[-1] < _MAX_NUMBER for each in values)
             if not is_grid or len(shapes) > 1 or not is_small:
                 return None
@@ -341,10 +347,10 @@ class _Pool:
         maps = []
         for part in parts:
             flat, places = self._points(side, part, whole, links)
-            found = fit_map(part.ranked, flat, places, whole.numbered)
-            if found is None:
+            index_map = fit_map(part.ranked, flat, places, whole.numbered)
+            if index_map is None:
                 return None
-            maps.append(found)
+            maps.append(index_map)
         captures = {
             (s, template, place): atom
             for atom, each in enumerate(self._captures)
@@ -360,14 +366,14 @@ class _Pool:
         ranks = [{v: i for i, v in enumerate(values)} for values in part.values]
         flat, places = [], []
         for link in links:
-            own, other = self._leaf(side, link), self._leaf(1 - side, link)
-            if own.template != part.template:
+            leaf, other = self._leaf(side, link), self._leaf(1 - side, link)
+            if leaf.template != part.template:
                 continue
             inner, outer = (link.source_flat, link.target_flat)[
                 :: 1 if side == 0 else -1
             ]
             slot = [
-                r[own.numbers[i]] for r, i in zip(ranks, part.positions, strict=True)
+                r[leaf.numbers[i]] for r, i in zip(ranks, part.positions, strict=True)
             ]
             flat.append(inner + _flat(slot, part.ranked) * math.prod(part.shape))
             slot = [other.numbers[i] for i in whole.positions]
@@ -437,12 +443,12 @@ class _Layout:
         span = []
         slots = len(self._whole.values)
         for axis in range(len(self._whole.numbered)):
-            own = sorted(
+            on_axis = sorted(
                 (d for digits in each.digits for d in digits if d.axis == axis),
                 key=lambda digit: digit.step,
             )
             step = 1
-            for place, digit in enumerate(own):
+            for place, digit in enumerate(on_axis):
                 is_path = axis < slots
                 if digit.step != step and not (is_path and digit.step > step):
                     return None
@@ -469,10 +475,10 @@ class _Layout:
         atoms: dict[tuple[int, ...], int] = {}
         places = []
         for part, each in zip(self._parts, self._maps, strict=True):
-            made = self._part(part, each, cuts, atoms)
-            if made is None:
+            address = self._part(part, each, cuts, atoms)
+            if address is None:
                 return None
-            places.append(made)
+            places.append(address)
         whole = self._whole_place(atoms, cuts, None)
         return None if whole is None else self._made(places, whole)
 
@@ -485,7 +491,7 @@ class _Layout:
                     cuts[digit.axis].add(digit.step)
                     if digit.axis >= len(self._whole.values):
                         cuts[digit.axis].add(digit.step * digit.size)
-        return {axis: sorted(own) for axis, own in cuts.items()}
+        return {axis: sorted(starts) for axis, starts in cuts.items()}
 
     def _atom(
         self, key: tuple[int, ...], size: int, atoms: dict[tuple[int, ...], int]
@@ -505,22 +511,28 @@ class _Layout:
         """Return the place of a part; notes its atoms by axis and step."""
         dims: list[tuple[int, ...]] = []
         for digits in each.digits:
-            own: list[int] = []
+            atoms_of_axis: list[int] = []
             for digit in digits:
                 pieces = refined([digit], cuts.get(digit.axis, ()))
                 if pieces is None:
                     return None
-                own += [self._atom((p.axis, p.step), p.size, atoms) for p in pieces]
-            dims.append(tuple(own))
+                atoms_of_axis += [
+                    self._atom((p.axis, p.step), p.size, atoms) for p in pieces
+                ]
+            dims.append(tuple(atoms_of_axis))
         return self._place(self._side, part, dims, each)
 
     def _place(
-        self, side: int, own: _Variant, dims: Sequence[tuple[int, ...]], each: IndexMap
+        self,
+        side: int,
+        variant: _Variant,
+        dims: Sequence[tuple[int, ...]],
+        each: IndexMap,
     ) -> DraftAddress | None:
         """Return the place of a variant whose slots and axes are made of atoms."""
         holes: dict[int, Hole] = {}
         for position, values, atoms in zip(
-            own.positions, own.values, dims, strict=False
+            variant.positions, variant.values, dims, strict=False
         ):
             is_run = values == list(range(values[0], values[0] + len(values)))
             if side == self._side and not is_run and len(atoms) > 1:
@@ -531,25 +543,25 @@ class _Layout:
             if shift and len(atoms) > 1:
                 return None
             holes[position] = Hole(atoms, shift)
-        axes: AtomAxes = tuple((atoms,) for atoms in dims[len(own.values) :])
-        return DraftAddress(self._filled(side, own, holes), axes)
+        axes: AtomAxes = tuple((atoms,) for atoms in dims[len(variant.values) :])
+        return DraftAddress(self._filled(side, variant, holes), axes)
 
     def _filled(
-        self, side: int, own: _Variant, holes: Mapping[int, Hole]
+        self, side: int, variant: _Variant, holes: Mapping[int, Hole]
     ) -> tuple[str | Hole, ...]:
         tokens: list[str | Hole] = []
         place = 0
-        for token in own.template:
+        for token in variant.template:
             if token is not None:
                 tokens.append(token)
                 continue
-            atom = self._captures.get((side, own.template, place))
+            atom = self._captures.get((side, variant.template, place))
             if atom is not None:
                 tokens.append(Hole((atom,)))
             elif place in holes:
                 tokens.append(holes[place])
             else:
-                tokens.append(str(own.fixed[place]))
+                tokens.append(str(variant.fixed[place]))
             place += 1
         return tuple(tokens)
 
@@ -568,8 +580,8 @@ class _Layout:
         for axis, (position, values) in enumerate(
             zip(whole.positions, whole.values, strict=True)
         ):
-            own = sorted(by_axis.get(axis, ()))
-            hole = self._hole(own, values)
+            steps = sorted(by_axis.get(axis, ()))
+            hole = self._hole(steps, values)
             if hole is None:
                 return None
             holes[position] = hole
@@ -578,23 +590,23 @@ class _Layout:
             if bracket is not None and axis == bracket[0]:
                 axes.append(bracket[1][0])
             else:
-                own = sorted(by_axis.get(axis, ()), reverse=True)
-                axes.append((tuple(atom for _, atom in own),))
+                steps = sorted(by_axis.get(axis, ()), reverse=True)
+                axes.append((tuple(atom for _, atom in steps),))
         return DraftAddress(self._filled(1 - self._side, whole, holes), tuple(axes))
 
-    def _hole(self, own: list[tuple[int, int]], values: list[int]) -> Hole | None:
+    def _hole(self, digits: list[tuple[int, int]], values: list[int]) -> Hole | None:
         """Return the hole of a number of the whole.
 
         Args:
-            own: steps and atoms, the innermost first.
+            digits: steps and atoms, the innermost first.
             values: of the number.
         """
         start = values[0]
-        steps = [step for step, _ in own]
-        if not own:
+        steps = [step for step, _ in digits]
+        if not digits:
             return None
         if start and steps == [1]:
-            return Hole((own[0][1],), start)
+            return Hole((digits[0][1],), start)
         if steps[0] != 1:
             # The number is also made of one that is the same in all of these leaves.
             if not 0 <= start < steps[0]:
@@ -602,14 +614,14 @@ class _Layout:
             self._fixed[next(self._atoms)] = start
             atom = max(self._fixed)
             self._sizes[atom] = steps[0]
-            own = [(1, atom), *own]
+            digits = [(1, atom), *digits]
         elif start:
             return None
-        for (step, atom), (above, _) in itertools.pairwise(own):
+        for (step, atom), (above, _) in itertools.pairwise(digits):
             if above // step != self._sizes[atom] or atom in self._fixed:
                 self._gaps.add(atom)
             self._sizes[atom] = above // step
-        return Hole(tuple(atom for _, atom in reversed(own)))
+        return Hole(tuple(atom for _, atom in reversed(digits)))
 
     def _listed(self) -> DraftRow | None:
         """Return the row of equal parts, whose names are the values of an axis."""
@@ -634,14 +646,14 @@ class _Layout:
             return None
         step = steps.pop()
         places = []
-        digits = [d for own in maps[0].digits for d in own if d.axis == axis]
+        digits = [d for many in maps[0].digits for d in many if d.axis == axis]
         # The list is one more digit of that axis; all together are the axis.
         chain = sorted([*((d.step, d.size) for d in digits), (step, len(parts))])
         reach = 1
-        for own, size in chain:
-            if own != reach:
+        for unit, size in chain:
+            if unit != reach:
                 return None
-            reach = own * size
+            reach = unit * size
         sizes = self._whole.numbered
         every = self._span(maps[0])
         if reach != sizes[axis] or every is None:
@@ -711,7 +723,7 @@ class _Layout:
         for number, values in enumerate(self._whole.values):
             for each in self._maps:
                 reached = math.prod(
-                    d.size for own in each.digits for d in own if d.axis == number
+                    d.size for many in each.digits for d in many if d.axis == number
                 )
                 if reached != len(values) or each.start[number] != values[0]:
                     return None
@@ -720,7 +732,7 @@ class _Layout:
         shared: dict[tuple[int, int, int], int] = {}
         places, products = [], []
         for number in order:
-            own: dict[tuple[int, ...], int] = dict(atoms)
+            part_atoms: dict[tuple[int, ...], int] = dict(atoms)
             part, each = self._parts[number], self._maps[number]
             # Factors of equal size, counted from the innermost, have one name.
             digits = sorted(
@@ -733,13 +745,13 @@ class _Layout:
                 if key not in shared:
                     shared[key] = next(self._atoms)
                     self._sizes[shared[key]] = digit.size
-                own[axis, digit.step] = shared[key]
+                part_atoms[axis, digit.step] = shared[key]
                 product.append(shared[key])
-            made = self._part(part, each, cuts, own)
-            if made is None:
+            address = self._part(part, each, cuts, part_atoms)
+            if address is None:
                 return None
-            atoms |= {key: atom for key, atom in own.items() if key[0] != axis}
-            places.append(made)
+            atoms |= {key: atom for key, atom in part_atoms.items() if key[0] != axis}
+            places.append(address)
             products.append(tuple(reversed(product)))
         whole = self._whole_place(atoms, cuts, (axis, (tuple(products),)))
         return None if whole is None else self._made(places, whole)

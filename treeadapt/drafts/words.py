@@ -45,19 +45,19 @@ class Words:
             ('layers', 'attention', 'query', 'weight')
         """
         words = plain_words(path)
-        found: list[str] = []
+        meanings: list[str] = []
         place = 0
         while place < len(words):
             for count in range(min(_MOST, len(words) - place), 0, -1):
                 meaning = self.meanings.get(words[place : place + count])
                 if meaning is not None:
-                    found.append(meaning)
+                    meanings.append(meaning)
                     place += count
                     break
             else:
-                found.append(words[place])
+                meanings.append(words[place])
                 place += 1
-        return tuple(found)
+        return tuple(meanings)
 
 
 @functools.lru_cache(maxsize=100_000)

@@ -155,8 +155,8 @@ def _wishes(hole: Hole, before: str) -> Iterator[tuple[int, Sequence[str]]]:
         return
     (atom,) = hole.atoms
     if hole.texts:
-        own = {word.lower() for word in hole.texts}
-        yield atom, [*(name for name, of in _TEXTS.items() if own <= of), *"pnmk"]
+        texts = {word.lower() for word in hole.texts}
+        yield atom, [*(name for name, of in _TEXTS.items() if texts <= of), *"pnmk"]
     else:
         yield atom, [*(name for name, of in _NEAR.items() if before in of), *"nl"]
 
@@ -184,8 +184,8 @@ def _is_renaming(row: DraftRow) -> bool:
         [token for token in place.tokens if isinstance(token, Hole)]
         for place in (source, target)
     ]
-    atoms = [{atom for hole in own for atom in hole.atoms} for own in holes]
-    is_one = all(len(hole.atoms) == 1 for own in holes for hole in own)
+    atoms = [{atom for hole in in_path for atom in hole.atoms} for in_path in holes]
+    is_one = all(len(hole.atoms) == 1 for in_path in holes for hole in in_path)
     # A list of numbers of its own in each path is read as such only in axes.
     return source.axes == target.axes and atoms[0] == atoms[1] and is_one
 
@@ -204,7 +204,7 @@ def _token(
     token: str | Hole, names: dict[int, str], row: DraftRow, place: DraftAddress
 ) -> str:
     if isinstance(token, str):
-        return _ESCAPED.sub(lambda found: "\\" + found[0], token)
+        return _ESCAPED.sub(lambda match: "\\" + match[0], token)
     if len(token.atoms) > 1:
         return f"{{({' '.join(names[atom] for atom in token.atoms)})}}"
     name = names[token.atoms[0]]
