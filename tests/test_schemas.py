@@ -656,7 +656,8 @@ def test_diff_of_schemas_is_for_ci(schema, tmp_path):
         f"note: treeadapt draft {schema} {other} writes the table.",
     ]
     run("diff", schema, "test_schemas:everything")
-    assert run("diff", schema, "test_schemas:changed", code=1) == text
+    of_function = text.replace(str(other), "test_schemas:changed")
+    assert run("diff", schema, "test_schemas:changed", code=1) == of_function
     ta.save(tmp_path / "x.safetensors", everything())
     run("diff", schema, tmp_path / "x.safetensors")
     assert "holds no arrays" in run("diff", schema, other, "--values", code=2)
