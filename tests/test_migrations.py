@@ -982,7 +982,8 @@ def test_a_cast_is_exact_where_every_pattern_of_bits_comes_back(old, new, is_exa
 # --- every pattern of bits ---
 
 NARROW = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu")
-NARROW += ("float4_e2m1fn",)
+if jax.__version_info__ >= (0, 10):  # JAX 0.8 fails for two arguments of 4 bits
+    NARROW += ("float4_e2m1fn",)
 BITWISE = {
     "stack": {"{i} : a b": "w : b i a"},
     "unstack": {"{i} : a b": "{a}/x : i b"},
