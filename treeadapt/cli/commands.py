@@ -524,7 +524,7 @@ def convert(
             plan, faults = planned(table, stored.leaves, likes)
             wrong = [each for each in faults if each.kind != ONE_WAY]
             if wrong:
-                others = f" and {len(wrong) - 1:,} more, see lint" if wrong[1:] else ""
+                others = f"; {len(wrong) - 1:,} more, see lint" if wrong[1:] else ""
                 raise _Failure(f"{wrong[0].kind}: {as_options(wrong[0].line)}{others}")
             num_leaves = len(plan.result)
             if dry_run:

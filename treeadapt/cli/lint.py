@@ -30,9 +30,11 @@ _OPTIONS = {
     r"Decide on the tree that .*": "Give the model as TREE, module:function.",
     r"decide on that: \.bind\(model\)": "give it as TREE, module:function",
     r"Rules\(\.\.\., stacks=\{(.*): 0\}\)": r"[stacks] \1 = 0",
-    r"in sizes=, or give a target": "in [sizes], or name a target",
+    r"in sizes=, or give a target": "in [sizes], or name a target: TARGET, or --target",
     r"in sizes=": "in [sizes]",
-    r"pass a target, or write two rows": "name a target, or write two rows",
+    r"pass a target, or write two rows": (
+        "write two rows, or name a target: TARGET, or --target"
+    ),
     r"new= fills (.*) Pass one.*": r"[new] fills \1 Name one: TARGET, or --target.",
 }
 ONE_WAY = "one-way"
