@@ -27,12 +27,12 @@ SOURCES := $(wildcard treeadapt tests benchmarks docs .ci/*.py) setup.py
 LOWEST := .venv-lowest
 LOWEST_READY := $(LOWEST)/.ready
 LOWEST_TESTS := $(addprefix tests/test_,$(addsuffix .py, \
-	adapt adapters alone callbacks carry carry_migration checkpoints cli convert \
-	example_migrations freeze golden hyperparams integrations laws lift \
+	adapt adapters alone callbacks carry carry_migration checkpoints cli convert drafts \
+	example_migrations found_files freeze golden hyperparams integrations laws lift \
 	load_migration memory_plan migration_tables migrations optax_partition partition \
-	paths per_layer process_checkpoints rename rules scanned schemas selectors \
-	sharded_trees sharding shards slices split stacks stacks_law state updates \
-	upstream))
+	paths per_layer per_layer_meshes process_checkpoints rename rules scanned schemas \
+	selectors sharded_trees sharding shards slices split stacks stacks_law state \
+	updates upstream))
 
 # The newest Python that is installed, with the newest JAX that it gets, runs the tests of
 # what touches another library or Python itself; ``make test-newest NEWEST_TESTS=tests``
@@ -48,9 +48,9 @@ NEWEST_PYTHON ?= $(shell for python in python3.14 \
 
 NEWEST_TESTS ?= $(addprefix tests/test_,$(addsuffix .py, \
 	adapt adapters alone boxes caches callbacks carry checkpoints depth donation \
-	drawing freeze golden hyperparams integrations jax_internals laws lift \
-	memory_plan optax_partition partition per_layer process_checkpoints registry \
-	scanned sharded_trees sharding shards stacks_law statics threads traps \
+	drafts drawing found_files freeze golden hyperparams integrations jax_internals \
+	laws lift memory_plan optax_partition partition per_layer per_layer_meshes \
+	process_checkpoints registry scanned sharded_trees sharding shards stacks_law statics threads traps \
 	unrolled_models untrusted updates upstream))
 
 # Models of transformers, in PyTorch and in Flax. ``make TORCH="torch --index-url ..."``

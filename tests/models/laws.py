@@ -6,6 +6,7 @@ for which table and target.
 
 from __future__ import annotations
 
+import importlib
 import tomllib
 import types
 from collections.abc import Callable
@@ -101,7 +102,7 @@ def oracle(tiny: Tiny, source: dict[str, np.ndarray]) -> Any:
     # Of the model, the conversion reads no more than this; so none is initialised.
     prefix = getattr(transformers, tiny.flax).base_model_prefix
     model = types.SimpleNamespace(base_model_prefix=prefix, params=tiny.flax_params())
-    conversion = transformers.modeling_flax_pytorch_utils
+    conversion = importlib.import_module("transformers.modeling_flax_pytorch_utils")
     return conversion.convert_pytorch_state_dict_to_flax(
         {name: source[name] for name in source if name not in tiny.buffers()}, model
     )
