@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 import treeadapt as ta
+from benchmarks import models
 from benchmarks.harness import Race, Result, Target, figure
 
 TOPIC = "drafts"
@@ -130,30 +131,5 @@ _LLAMA = {
 }
 
 
-def _llama(
-    layers: int, *, width: int, head: int, heads: int, hidden: int, words: int
-) -> dict[str, Any]:
-    shapes = {
-        "self_attn.q_proj": (heads * head, width),
-        "self_attn.k_proj": (2 * head, width),
-        "self_attn.v_proj": (2 * head, width),
-        "self_attn.o_proj": (width, heads * head),
-        "mlp.gate_proj": (hidden, width),
-        "mlp.up_proj": (hidden, width),
-        "mlp.down_proj": (width, hidden),
-        "input_layernorm": (width,),
-        "post_attention_layernorm": (width,),
-    }
-    every = {
-        "model.embed_tokens.weight": (words, width),
-        "model.norm.weight": (width,),
-        "lm_head.weight": (words, width),
-    }
-    every |= {
-        f"model.layers.{layer}.{name}.weight": shape
-        for layer in range(layers)
-        for name, shape in shapes.items()
-    }
-    return {
-        path: jax.ShapeDtypeStruct(shape, "float32") for path, shape in every.items()
-    }
+def _llama(layers: int, *, head: int, heads: int, **sizes: int) -> dict[str, Any]:
+    return models.llama(layers, queries=heads * head, keys=2 * head, **sizes)

@@ -27,6 +27,7 @@ import jax
 import numpy as np
 
 import treeadapt as ta
+from benchmarks import models
 from benchmarks.harness import Contender, Race, Result, Target, figure
 from treeadapt.checkpoints import boxes
 
@@ -152,26 +153,10 @@ def _grouped(names: list[str]) -> dict[str, dict[tuple[int, int], str]]:
 
 def _llama(layers: int, width: int, hidden: int, words: int) -> dict[str, np.ndarray]:
     few = max(width // 8, _HEAD)  # an eighth of the heads for keys and values
-    shapes = {
-        "self_attn.q_proj": (width, width),
-        "self_attn.k_proj": (few, width),
-        "self_attn.v_proj": (few, width),
-        "self_attn.o_proj": (width, width),
-        "mlp.gate_proj": (hidden, width),
-        "mlp.up_proj": (hidden, width),
-        "mlp.down_proj": (width, hidden),
-        "input_layernorm": (width,),
-        "post_attention_layernorm": (width,),
-    }
-    every = {
-        "model.embed_tokens.weight": (words, width),
-        "model.norm.weight": (width,),
-        "lm_head.weight": (words, width),
-    }
-    for layer in range(layers):
-        for name, shape in shapes.items():
-            every[f"model.layers.{layer}.{name}.weight"] = shape
-    return {path: np.ones(shape, np.float32) for path, shape in every.items()}
+    shapes = models.llama(
+        layers, width=width, queries=width, keys=few, hidden=hidden, words=words
+    )
+    return {path: np.ones(spec.shape, np.float32) for path, spec in shapes.items()}
 
 
 def _table(axis: int, *, rotary: bool) -> dict[str, Any]:

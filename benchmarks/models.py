@@ -105,6 +105,36 @@ class NnxMlp(nnx.Module):
         )
 
 
+def llama(
+    layers: int, *, width: int, queries: int, keys: int, hidden: int, words: int
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes of a published Llama; ``queries`` and ``keys`` are those of all heads."""
+    shapes = {
+        "self_attn.q_proj": (queries, width),
+        "self_attn.k_proj": (keys, width),
+        "self_attn.v_proj": (keys, width),
+        "self_attn.o_proj": (width, queries),
+        "mlp.gate_proj": (hidden, width),
+        "mlp.up_proj": (hidden, width),
+        "mlp.down_proj": (width, hidden),
+        "input_layernorm": (width,),
+        "post_attention_layernorm": (width,),
+    }
+    every: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (words, width),
+        "model.norm.weight": (width,),
+        "lm_head.weight": (words, width),
+    }
+    every |= {
+        f"model.layers.{layer}.{name}.weight": shape
+        for layer in range(layers)
+        for name, shape in shapes.items()
+    }
+    return {
+        path: jax.ShapeDtypeStruct(shape, "float32") for path, shape in every.items()
+    }
+
+
 def haiku_params(depth: int = 24) -> dict[str, Any]:
     """Return params like Haiku's, two levels with ``/`` in the names."""
     return {f"mlp/~/linear_{i}": {"b": LEAF, "w": LEAF} for i in range(depth)}

@@ -650,9 +650,13 @@ def test_arrays_of_an_archive_that_are_not_numbers_are_left_out(tmp_path):
     }
     np.savez(path, w=np.ones(2), **others)
     for read in (ta.load, ta.read_metadata):
-        with pytest.warns(ta.TreeAdaptWarning, match="'config' is left out, for obj"):
+        with pytest.warns(
+            ta.TreeAdaptWarning, match="'config' is left out, because obj"
+        ):
             assert list(read(path)) == ["w"]
-    with pytest.warns(ta.TreeAdaptWarning, match="for str224 is no dtype of numbers"):
+    with pytest.warns(
+        ta.TreeAdaptWarning, match="because str224 is not a dtype of numbers"
+    ):
         assert ta.load(path, {"w": np.zeros(2)})["w"].tolist() == [1, 1]
     np.savez(path, **others)
     with pytest.raises(ta.CheckpointError, match="it holds no numbers: 'config'"):

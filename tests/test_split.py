@@ -439,7 +439,7 @@ def test_arrays_of_another_library_are_an_error_with_the_way_out():
     class Tensor:
         shape, dtype = (2,), "torch.float32"
 
-    with pytest.raises(TypeError, match=r"torch\.float32 is no dtype .*\.numpy\(\)"):
+    with pytest.raises(TypeError, match=r"torch\.float32 is not a dtype .*\.numpy\(\)"):
         ta.split({"w": Tensor()})
 
 

@@ -78,8 +78,8 @@ def is_inexact_dtype(dtype: Any) -> bool:
         return bool(jnp.issubdtype(dtype, jnp.inexact))
     except TypeError as error:
         raise TypeError(
-            f"{dtype} is no dtype of NumPy or JAX. Convert such leaves first, as with "
-            "tensor.detach().numpy()."
+            f"{dtype} is not a dtype of NumPy or JAX. Convert such leaves first, as "
+            "with tensor.detach().numpy()."
         ) from error
 
 

@@ -52,7 +52,7 @@ def read_metadata(path: Path) -> Stored:
                 leaf = _leaf(path, name, shape, dtype, size)
                 table[name] = Leaf(leaf, key=member.filename)
     doubts = [
-        f"{listing([name])} is left out, for {dtype:.40} is no dtype of numbers"
+        f"{listing([name])} is left out, because {dtype:.40} is not a dtype of numbers"
         for name, dtype in left_out.items()
     ]
     if doubts and not table:
