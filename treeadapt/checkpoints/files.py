@@ -44,7 +44,7 @@ from treeadapt.checkpoints.processes import agreed
 from treeadapt.checkpoints.replacing import replaced, restore
 from treeadapt.convert import describe
 from treeadapt.errors import CheckpointError, TreeAdaptWarning
-from treeadapt.names import Speller, listing
+from treeadapt.names import SHOWN, Speller, listing
 
 FORMATS: Mapping[str, ModuleType] = {
     "safetensors": safetensors_file,
@@ -64,7 +64,6 @@ _ONLY_READ = ("npz", "msgpack")
 _OF_PARTS = ("safetensors", "orbax")  # may be several files
 _STANDARD = (safetensors_file.WHOLE, safetensors_file.INDEX, orbax_folder.METADATA)
 SHARDS = "safetensors shards"
-_SHOWN = 8  # doubts that a warning lists
 _BATCH_BYTES = 2**28
 _T = TypeVar("_T")
 
@@ -98,11 +97,11 @@ def read_stored(path: str | os.PathLike[str]) -> Stored:
             version[file] = _stamp(file)  # before it is opened
         stored = _compared_with_hash(reader.read_metadata(name), kind)
     if stored.doubts:
-        left = len(stored.doubts) - _SHOWN
+        left = len(stored.doubts) - SHOWN
         more = f"; and {left:,} more" if left > 0 else ""
         warnings.warn(
             f"The checkpoint {listing([str(name)])} is read as it is now: "
-            f"{'; '.join(stored.doubts[:_SHOWN])}{more}. Save it again to end this "
+            f"{'; '.join(stored.doubts[:SHOWN])}{more}. Save it again to end this "
             "warning.",
             TreeAdaptWarning,
             stacklevel=3,
