@@ -24,8 +24,6 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import treeadapt as ta
-from treeadapt.sharding.params import named_shardings
-from treeadapt.sharding.state import init_sharded, opt_state_shardings
 
 NUM_DEVICES = 8
 NUM_STEPS = 3
@@ -106,7 +104,7 @@ def mesh_of(kind: str) -> jax.sharding.Mesh:
 
 def make_sharded(mesh: jax.sharding.Mesh) -> tuple[Agent, Agent]:
     """The agent, created on its shardings, and the shardings."""
-    shardings = named_shardings(jax.eval_shape(make_agent), SPEC_RULES, mesh)
+    shardings = ta.named_shardings(jax.eval_shape(make_agent), SPEC_RULES, mesh)
     return jax.jit(make_agent, out_shardings=shardings)(), shardings
 
 
@@ -126,8 +124,8 @@ def train(report: dict[str, Any]) -> dict[str, Any]:
 
     params, rest = ta.split(agent)
     flat_shardings = ta.to_flat_dict(shardings)
-    state = init_sharded(optimizer(), params)
-    places = opt_state_shardings(optimizer(), params, flat_shardings)
+    state = ta.init_sharded(optimizer(), params)
+    places = ta.opt_state_shardings(optimizer(), params, flat_shardings)
     report["state"] = {
         name: [str(leaf.sharding.spec), leaf.sharding == place]
         for (name, leaf), place in zip(
@@ -167,7 +165,7 @@ def convert(report: dict[str, Any]) -> None:
         again = there_and_back(agent)
     pairs = zip(jax.tree.leaves(agent), jax.tree.leaves(again), strict=True)
     report["identical"] = all(one is two for one, two in pairs)
-    state = ta.to_flat_dict(init_sharded(ta.adapt(optax.adam(1.0)), agent))
+    state = ta.to_flat_dict(ta.init_sharded(ta.adapt(optax.adam(1.0)), agent))
     report["explicit"] = {name: str(v.sharding.spec) for name, v in state.items()}
 
 

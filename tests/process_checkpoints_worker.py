@@ -31,8 +31,6 @@ from jax.sharding import PartitionSpec as P
 
 import treeadapt as ta
 from treeadapt.checkpoints import boxes, files, orbax_folder, processes, store
-from treeadapt.sharding.params import named_shardings
-from treeadapt.sharding.state import opt_state_shardings
 
 SHAPES = {"embed": (16, 8), "layers": [(8, 16), (16, 8)], "scale": (8,), "odd": (3,)}
 RULES = {
@@ -75,10 +73,10 @@ def abstract_model(*shape: int) -> Any:
     types = (AxisType.Auto,) * 2
     mesh = jax.make_mesh(shape, ("data", "model"), axis_types=types)
     abstract = jax.eval_shape(make_model)
-    params = named_shardings(abstract["params"], RULES, mesh)
+    params = ta.named_shardings(abstract["params"], RULES, mesh)
     places = {
         "params": params,
-        "state": opt_state_shardings(TX, abstract["params"], params),
+        "state": ta.opt_state_shardings(TX, abstract["params"], params),
         "half": NamedSharding(mesh, P("data", None)),
         "key": NamedSharding(mesh, P()),
     }

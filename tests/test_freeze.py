@@ -16,7 +16,6 @@ from trees import TREES, LayerTuple, ModelTuple, mlp, two_layers
 
 import treeadapt as ta
 from treeadapt.transforms.flat import trained
-from treeadapt.transforms.updates import apply_updates
 from treeadapt.trees.views import view_tree
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
@@ -80,7 +79,7 @@ def thousand(tx, steps, params):
         grads = jax.tree.map(lambda g: g + 1, grads)  # gradients everywhere
         extra = {"value": value, "grad": grads, "value_fn": loss}
         updates, state = tx.update(grads, state, params, **extra)
-        return (apply_updates(params, updates), state), None
+        return (ta.apply_updates(params, updates), state), None
 
     return jax.lax.scan(step, (params, tx.init(params)), length=steps)[0]
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reference_matcher import NamedTree, selects
 
-from treeadapt.errors import PatternError, SelectorError
+import treeadapt as ta
 from treeadapt.matcher import Matcher, matcher_of
 from treeadapt.patterns import parse
 
@@ -246,7 +246,7 @@ def test_numbers_of_any_width_count():
 @pytest.mark.parametrize("pattern", ["**/<A>", "a/{-1}", "h_{-2..}/w"])
 def test_a_path_alone_cannot_answer_for_the_tree(pattern):
     matcher = Matcher([parse("a"), parse(pattern)])
-    with pytest.raises(SelectorError, match=r"\.bind\(tree\)") as caught:
+    with pytest.raises(ta.SelectorError, match=r"\.bind\(tree\)") as caught:
         matcher.match_path("a/b")
     assert repr(pattern) in str(caught.value)
 
@@ -566,7 +566,7 @@ def test_hostile_patterns_are_answered_or_refused_quickly(name):
 
 def _seconds(text, path):
     begin = time.process_time()
-    with contextlib.suppress(PatternError):
+    with contextlib.suppress(ta.PatternError):
         Matcher([parse(text)]).match_path(path)
     return time.process_time() - begin
 

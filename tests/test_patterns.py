@@ -10,17 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treeadapt.errors import MAX_MESSAGE_BYTES, PatternError
+import treeadapt as ta
+from treeadapt.errors import MAX_MESSAGE_BYTES
 from treeadapt.matcher import Matcher
-from treeadapt.patterns import (
-    AnyDepth,
-    ClassName,
-    FromEnd,
-    Glob,
-    Literal,
-    escape,
-    parse,
-)
+from treeadapt.patterns import AnyDepth, ClassName, FromEnd, Glob, Literal, parse
 
 
 @pytest.mark.parametrize(
@@ -112,10 +105,10 @@ def test_a_str_subclass_reads_as_its_value():
 
 @pytest.mark.parametrize("text", [None, 3, b"a", ("a",)])
 def test_other_types_than_str_are_refused(text):
-    with pytest.raises(PatternError, match=f"not {type(text).__name__}"):
+    with pytest.raises(ta.PatternError, match=f"not {type(text).__name__}"):
         parse(text)
-    with pytest.raises(PatternError, match=f"not {type(text).__name__}"):
-        escape(text)
+    with pytest.raises(ta.PatternError, match=f"not {type(text).__name__}"):
+        ta.escape(text)
 
 
 CAP = 4_096
@@ -207,7 +200,7 @@ CAP = 4_096
     ],
 )
 def test_an_error_points_at_the_column(text, column, says):
-    with pytest.raises(PatternError, match=f"column {column:d}: .*{says}") as caught:
+    with pytest.raises(ta.PatternError, match=f"column {column:d}: .*{says}") as caught:
         parse(text)
     *_, excerpt, caret = str(caught.value).split("\n")
     assert caret.strip() == "^"
@@ -260,7 +253,7 @@ def test_just_within_the_bounds_parses(text):
     ],
 )
 def test_an_error_shows_no_control_characters(text, pointed):
-    with pytest.raises(PatternError) as caught:
+    with pytest.raises(ta.PatternError) as caught:
         parse(text)
     lines = str(caught.value).split("\n")
     assert len(lines) == 3
@@ -303,7 +296,7 @@ HARD_PATHS = [
 
 @pytest.mark.parametrize("path", HARD_PATHS)
 def test_escape_matches_that_path_and_no_other(path):
-    matcher = Matcher([parse(escape(path))])
+    matcher = Matcher([parse(ta.escape(path))])
     others = [other for other in HARD_PATHS if matcher.match_path(other)]
     # Like any pattern it also selects everything below the path.
     assert others == [o for o in HARD_PATHS if o == path or o.startswith(path + "/")]
@@ -312,7 +305,7 @@ def test_escape_matches_that_path_and_no_other(path):
 @pytest.mark.parametrize("char", "[/é\\")
 def test_escape_of_a_long_name_is_a_pattern(char):
     name = f"a{char}" * CAP
-    matcher = Matcher([parse(escape(name))])
+    matcher = Matcher([parse(ta.escape(name))])
     assert matcher.match_path(name) == 1
     assert matcher.match_path(name[:-2]) == 0
 
@@ -322,12 +315,12 @@ def test_escape_of_a_long_name_is_a_pattern(char):
     st.text("ab/!re:*?[]{}<>\\,-.0^\n", max_size=12),
 )
 def test_escape_of_any_text(path, other):
-    matcher = Matcher([parse(escape(path))])
+    matcher = Matcher([parse(ta.escape(path))])
     assert matcher.match_path(path)
     assert bool(matcher.match_path(other)) == (other + "/").startswith(path + "/")
 
 
 @given(st.text("ab/*?[]!{}<>,-.019\\^re:", max_size=14))
 def test_any_text_parses_or_is_a_pattern_error(text):
-    with contextlib.suppress(PatternError):
+    with contextlib.suppress(ta.PatternError):
         assert parse(text).text == text

@@ -21,8 +21,6 @@ from flax.core import FrozenDict
 from trees import mlp
 
 import treeadapt as ta
-from treeadapt.carry.fields import tree_set
-from treeadapt.transforms.hyperparams import inject_hyperparams
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
@@ -47,13 +45,13 @@ def test_a_mask_is_treated_as_a_schedule():
         return inject(optax.adamw)(0.1, weight_decay=0.5, mask=mask)
 
     assert moved(tx(optax.inject_hyperparams, mask), ONE) == {"a": False, "b": False}
-    assert moved(tx(inject_hyperparams, mask), ONE) == {"a": True, "b": True}
+    assert moved(tx(ta.inject_hyperparams, mask), ONE) == {"a": True, "b": True}
     for said in (ta.glob("a"), ta.lift(mask), ta.Rules({"a": True, "b": False})):
         with pytest.raises(ta.SelectorError, match=r"treeadapt\.inject_hyperparams"):
             moved(tx(optax.inject_hyperparams, said), ONE)
         with pytest.raises(ta.SelectorError, match=r"treeadapt\.inject_hyperparams"):
             moved(ta.adapt(tx(optax.inject_hyperparams, said)), ONE)
-        assert moved(tx(inject_hyperparams, said), ONE)["a"]
+        assert moved(tx(ta.inject_hyperparams, said), ONE)["a"]
 
 
 def test_a_function_as_freeze_mask_freezes_everything():
@@ -75,7 +73,7 @@ def test_setting_the_count_overwrites_a_parameter_called_count():
     )
     broken = optax.tree.set(state, count=jnp.int32(7))
     assert broken[0].trace["count"] == 7  # a parameter
-    kept = tree_set(state, count=jnp.int32(7))
+    kept = ta.tree_set(state, count=jnp.int32(7))
     assert kept[0].trace["count"].tolist() == [1, 1]
     assert kept[1].count == 7
 
