@@ -20,7 +20,7 @@ from trees import SAME_MODEL, two_layers
 
 import treeadapt as ta
 from treeadapt import carry_state
-from treeadapt.carry.report import first_step
+from treeadapt.state.report import first_step
 
 # Optax itself promotes.
 pytestmark = pytest.mark.usefixtures("standard_promotion")

@@ -36,7 +36,7 @@ ROOMS = (
     ("selection",),
     ("splitting", "migrations"),
     ("transforms",),
-    ("carry",),
+    ("state",),
     ("sharding",),
     ("checkpoints",),
     ("drafts",),

@@ -4,13 +4,6 @@
 from treeadapt._version import __version__
 from treeadapt.adapters.adapter import BOX, Adapter, Flat
 from treeadapt.adapters.registry import AdapterRegistry, default_registry, register
-from treeadapt.carry.callbacks import tree_map_params, value_and_grad_from_state
-from treeadapt.carry.carry_state import CarryReport, carry_state
-from treeadapt.carry.fields import (
-    schedule_free_eval_params,
-    tree_get,
-    tree_set,
-)
 from treeadapt.checkpoints.load_report import LoadReport
 from treeadapt.checkpoints.store import (
     load,
@@ -75,6 +68,13 @@ from treeadapt.selection.selectors import Selector, glob, leaf, node
 from treeadapt.sharding.params import named_shardings, partition_specs
 from treeadapt.sharding.state import init_sharded, opt_state_shardings
 from treeadapt.splitting import Rest, map_where, merge, split
+from treeadapt.state.callbacks import tree_map_params, value_and_grad_from_state
+from treeadapt.state.carry_state import CarryReport, carry_state
+from treeadapt.state.fields import (
+    schedule_free_eval_params,
+    tree_get,
+    tree_set,
+)
 from treeadapt.transforms.adapt import adapt
 from treeadapt.transforms.hyperparams import inject_hyperparams, schedule
 from treeadapt.transforms.lift import lift

@@ -23,7 +23,6 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from treeadapt import _jax
 from treeadapt.arrays import is_array
-from treeadapt.carry.slots import below
 from treeadapt.convert import describe
 from treeadapt.drawing.layout import aligned
 from treeadapt.drawing.words import fitted, printable
@@ -32,6 +31,7 @@ from treeadapt.names import fold, listing, plural, size_text
 from treeadapt.sharding.params import decide_specs
 from treeadapt.sharding.specs import AxisRules, is_open, shard_shape, spec_text
 from treeadapt.sharding.state import place_state
+from treeadapt.state.slots import below
 from treeadapt.transforms.adapt import with_extra_args
 from treeadapt.transforms.flat import fast_params, trained, view_params
 from treeadapt.trees.views import TreeView, view_tree

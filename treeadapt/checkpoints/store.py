@@ -21,7 +21,6 @@ import jax
 import numpy as np
 
 from treeadapt.arrays import is_array
-from treeadapt.carry.optax_fields import is_state_class
 from treeadapt.checkpoints.common import Leaf, Stored, as_tree, nested, reported
 from treeadapt.checkpoints.files import (
     read_arrays,
@@ -52,6 +51,7 @@ from treeadapt.errors import (
 from treeadapt.migrations.migration import Migration
 from treeadapt.names import SHOWN, fold, listing, plural
 from treeadapt.selection.selectors import select
+from treeadapt.state.optax_fields import is_state_class
 from treeadapt.trees.views import TreeView, view_tree
 
 _ALIKE = ("dtype", "sharding")  # what tied leaves must share to be one array

@@ -19,7 +19,6 @@ from typing import Any
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from treeadapt.arrays import is_array
-from treeadapt.carry.optax_fields import is_state_class
 from treeadapt.convert import describe
 from treeadapt.errors import ReplicatedWarning, ShardingError, UnmatchedPathError
 from treeadapt.layers.region import Along
@@ -35,6 +34,7 @@ from treeadapt.sharding.specs import (
     spec_problem,
     spec_text,
 )
+from treeadapt.state.optax_fields import is_state_class
 from treeadapt.trees.axis_names import axis_names
 from treeadapt.trees.views import TreeView, view_tree
 

@@ -7,7 +7,7 @@ missing (factored statistics) or came in front (a memory of several steps) are
 accounted for, as are slices (some layers of a param), and whatever else there is, is on
 every device. Structure alone would not do: Adafactor, SM3, L-BFGS and ``zero_nans``
 keep other shapes in the place of a param.
-See ``carry.slots`` for where a state holds copies of the params.
+See ``state.slots`` for where a state holds copies of the params.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from treeadapt.arrays import is_array
-from treeadapt.carry.slots import (
+from treeadapt.errors import ShardingError
+from treeadapt.layers.region import Region
+from treeadapt.names import listing, plural
+from treeadapt.sharding.specs import is_open, mesh_axes
+from treeadapt.state.slots import (
     Slot,
     find_slots,
     home_of,
     init_of_arrays,
     view_init,
 )
-from treeadapt.errors import ShardingError
-from treeadapt.layers.region import Region
-from treeadapt.names import listing, plural
-from treeadapt.sharding.specs import is_open, mesh_axes
 from treeadapt.transforms.adapt import with_extra_args
 from treeadapt.transforms.flat import fast_params, view_params
 from treeadapt.trees.views import TreeView, view_tree

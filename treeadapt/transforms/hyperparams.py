@@ -4,7 +4,7 @@ Takes a factory of transformations and gives one whose numbers and schedules liv
 state: Optax's ``inject_hyperparams``, which does the work. What is new is the choice of
 what Optax gets to see: masks, labels, selectors and every other argument that is not
 a number reach the factory as they are.
-See ``carry`` for which fields a state has.
+See ``state`` for which fields a state has.
 """
 
 from __future__ import annotations

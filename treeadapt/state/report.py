@@ -21,21 +21,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from treeadapt.arrays import is_array
-from treeadapt.carry.fields import numpy_values
-from treeadapt.carry.moving import SavedState
-from treeadapt.carry.optax_fields import (
+from treeadapt.convert import describe
+from treeadapt.migrations.running import converted, on_auto_mesh
+from treeadapt.names import fold, listing, plural, section, shorten
+from treeadapt.patterns import escape
+from treeadapt.state.fields import numpy_values
+from treeadapt.state.moving import SavedState
+from treeadapt.state.optax_fields import (
     ADAM_FIELDS,
     SCALE_FIELDS,
     SUM_FIELDS,
     has_fields,
     is_state_class,
 )
-from treeadapt.carry.pieces import StateLeaf, joined_names
-from treeadapt.carry.slots import Slot, below, cut_names, is_joint, parent, stored
-from treeadapt.convert import describe
-from treeadapt.migrations.running import converted, on_auto_mesh
-from treeadapt.names import fold, listing, plural, section, shorten
-from treeadapt.patterns import escape
+from treeadapt.state.pieces import StateLeaf, joined_names
+from treeadapt.state.slots import Slot, below, cut_names, is_joint, parent, stored
 from treeadapt.trees.views import Plan, view_tree
 
 #: ``tx.init`` as a function of the arrays in the params, and these.

@@ -18,19 +18,27 @@ import jax.numpy as jnp
 import numpy as np
 
 from treeadapt.arrays import is_array, is_inexact
-from treeadapt.carry.fields import can_hold, numpy_values
-from treeadapt.carry.matching import (
+from treeadapt.convert import describe
+from treeadapt.errors import CheckpointError, MigrationError
+from treeadapt.layers.region import read_key
+from treeadapt.migrations.migration import Migration
+from treeadapt.migrations.running import converted, is_lost
+from treeadapt.names import listing
+from treeadapt.paths import unboxed
+from treeadapt.selection.selectors import select
+from treeadapt.state.fields import can_hold, numpy_values
+from treeadapt.state.matching import (
     Offers,
     by_node,
     learn_links,
     match_copies,
     match_rest,
 )
-from treeadapt.carry.moving import SavedState, move_copies
-from treeadapt.carry.optax_fields import STORED_FIELDS
-from treeadapt.carry.pieces import StateLeaf, divide_states, fill
-from treeadapt.carry.report import CarryReport, NewLeaf, Table, number, report_of
-from treeadapt.carry.slots import (
+from treeadapt.state.moving import SavedState, move_copies
+from treeadapt.state.optax_fields import STORED_FIELDS
+from treeadapt.state.pieces import StateLeaf, divide_states, fill
+from treeadapt.state.report import CarryReport, NewLeaf, Table, number, report_of
+from treeadapt.state.slots import (
     below,
     cut_names,
     cuts_of,
@@ -41,14 +49,6 @@ from treeadapt.carry.slots import (
     stored,
     view_init,
 )
-from treeadapt.convert import describe
-from treeadapt.errors import CheckpointError, MigrationError
-from treeadapt.layers.region import read_key
-from treeadapt.migrations.migration import Migration
-from treeadapt.migrations.running import converted, is_lost
-from treeadapt.names import listing
-from treeadapt.paths import unboxed
-from treeadapt.selection.selectors import select
 from treeadapt.transforms.adapt import with_extra_args
 from treeadapt.transforms.flat import fast_params, trained
 from treeadapt.trees.views import TreeView, view_tree

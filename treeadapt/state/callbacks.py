@@ -17,11 +17,11 @@ import jax.numpy as jnp
 import optax
 
 from treeadapt.arrays import is_array
-from treeadapt.carry.fields import tree_get
-from treeadapt.carry.optax_fields import STORED_FIELDS
-from treeadapt.carry.slots import find_slots, holds, home_of, stored
 from treeadapt.errors import StructureMismatchError, TransformError
 from treeadapt.names import listing, plural
+from treeadapt.state.fields import tree_get
+from treeadapt.state.optax_fields import STORED_FIELDS
+from treeadapt.state.slots import find_slots, holds, home_of, stored
 from treeadapt.transforms.flat import FlatDict, require_trained
 from treeadapt.trees.views import TreeView, view_tree
 

@@ -20,27 +20,6 @@ import jax
 import numpy as np
 
 from treeadapt.arrays import is_array
-from treeadapt.carry.matching import by_node
-from treeadapt.carry.optax_fields import PARAM_FIELDS, SCALE_FIELDS, degree_of
-from treeadapt.carry.pieces import (
-    AxisNumbers,
-    StateLeaf,
-    cut_leaf,
-    divide_states,
-    fill,
-    zeros,
-)
-from treeadapt.carry.slots import (
-    Slot,
-    above,
-    below,
-    cut_names,
-    cuts_of,
-    field_of,
-    is_joint,
-    last,
-    stored,
-)
 from treeadapt.convert import describe
 from treeadapt.errors import MigrationError
 from treeadapt.layers.region import read_key
@@ -51,6 +30,27 @@ from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.rows import Row, Values
 from treeadapt.migrations.running import CUT_OFF, run
 from treeadapt.names import listing
+from treeadapt.state.matching import by_node
+from treeadapt.state.optax_fields import PARAM_FIELDS, SCALE_FIELDS, degree_of
+from treeadapt.state.pieces import (
+    AxisNumbers,
+    StateLeaf,
+    cut_leaf,
+    divide_states,
+    fill,
+    zeros,
+)
+from treeadapt.state.slots import (
+    Slot,
+    above,
+    below,
+    cut_names,
+    cuts_of,
+    field_of,
+    is_joint,
+    last,
+    stored,
+)
 from treeadapt.trees.views import TreeView
 
 

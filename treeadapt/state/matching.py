@@ -16,9 +16,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence, Set
 from typing import Any
 
-from treeadapt.carry.optax_fields import GROUPS
-from treeadapt.carry.slots import Slot, below, last, parent
 from treeadapt.paths import SEPARATOR
+from treeadapt.state.optax_fields import GROUPS
+from treeadapt.state.slots import Slot, below, last, parent
 
 #: A state by the names of its fields: ``{node: {field: name of the leaf}}``.
 Nodes = dict[str, dict[str, str]]
@@ -99,7 +99,7 @@ def match_rest(slots: Sequence[Slot], saved: Sequence[Slot], links: Links) -> Of
 
     Returns:
         Saved names for each leaf that has any: one, or one of each group whose leaves
-        came together, of which ``carry`` takes one by their values.
+        came together, of which ``carry_state`` takes one by their values.
     """
     rest = [slot for slot in slots if not slot.is_copy]
     by_name = {slot.name: slot for slot in saved if not slot.is_copy}

@@ -22,7 +22,11 @@ import numpy as np
 import optax
 
 from treeadapt.arrays import is_array
-from treeadapt.carry.optax_fields import (
+from treeadapt.convert import describe
+from treeadapt.errors import StructureMismatchError, TransformError, TreeAdaptError
+from treeadapt.migrations.running import converted, is_lost
+from treeadapt.names import Speller, listing, plural, shorten
+from treeadapt.state.optax_fields import (
     GROUPS,
     LABELLED_FIELDS,
     NAMED_FIELDS,
@@ -30,11 +34,7 @@ from treeadapt.carry.optax_fields import (
     STATE_FIELDS,
     is_state_class,
 )
-from treeadapt.carry.slots import holds
-from treeadapt.convert import describe
-from treeadapt.errors import StructureMismatchError, TransformError, TreeAdaptError
-from treeadapt.migrations.running import converted, is_lost
-from treeadapt.names import Speller, listing, plural, shorten
+from treeadapt.state.slots import holds
 from treeadapt.trees.views import view_tree
 
 _MISSING: Any = object()

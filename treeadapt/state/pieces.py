@@ -21,9 +21,9 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from treeadapt.arrays import is_placed
-from treeadapt.carry.slots import Slot, below
 from treeadapt.layers.keys import boxes
 from treeadapt.layers.region import Along, Region, put, read_key
+from treeadapt.state.slots import Slot, below
 
 #: Numbers along some axes of an array; all numbers along the others.
 AxisNumbers = tuple[tuple[int, tuple[int, ...]], ...]

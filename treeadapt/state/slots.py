@@ -22,15 +22,15 @@ import jax
 import optax
 
 from treeadapt.arrays import is_array, is_inexact
-from treeadapt.carry.optax_fields import (
+from treeadapt.errors import TransformError
+from treeadapt.layers.region import Region, read_key
+from treeadapt.paths import SEPARATOR
+from treeadapt.state.optax_fields import (
     GROUPS,
     STATE_FIELDS,
     has_fields,
     is_state_class,
 )
-from treeadapt.errors import TransformError
-from treeadapt.layers.region import Region, read_key
-from treeadapt.paths import SEPARATOR
 from treeadapt.transforms.adapt import is_placeholder, placeholder
 from treeadapt.transforms.flat import fast_params
 from treeadapt.trees.views import Plan, TreeView, view_tree
