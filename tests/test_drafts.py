@@ -135,6 +135,67 @@ def test_each_table_of_the_tests_is_drafted_from_values(make):
     moves_alike(draft.migration, given.source, given.result)
 
 
+def fused(order: str, dtype: Any, *, heads: int, size: int) -> tuple[Leaves, Leaves]:
+    """Query, key and value as one array of each layer, and as three of all layers."""
+    width = 11
+    rng = np.random.default_rng(0)
+    axes = {"h": heads, "p": 3, "d": size}
+    place = order.index("p")
+    source, parts = {}, {}
+    for name, rest in (("weight", (width,)), ("bias", ())):
+        layers = rng.normal(size=(2, *(axes[a] for a in order), *rest)).astype(dtype)
+        for n, layer in enumerate(layers):
+            at = f"h.{n}.query_key_value.{name}"
+            source[at] = layer.reshape(3 * heads * size, *rest)
+        for number, part in enumerate(("query", "key", "value")):
+            part_of = layers.take(number, 1 + place)
+            parts[f"attn/{part}/{name}"] = (
+                part_of.transpose(0, 3, 1, 2) if rest else part_of
+            )
+    return source, parts
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("is_back", [False, True])
+@pytest.mark.parametrize("order", ["hpd", "phd", "hdp"])
+def test_parts_may_be_within_each_head(order, is_back, dtype):
+    pair = fused(order, dtype, heads=3, size=5)
+    other = fused(order, dtype, heads=7, size=2)
+    if is_back:
+        pair, other = pair[::-1], other[::-1]
+    draft = ta.draft_migration(*pair)
+    assert not draft.doubtful
+    assert f"({' '.join(order)})" in draft.to_toml()
+    moves_alike(draft.migration, *other)
+    shapes = ta.draft_migration(*map(abstract, pair))
+    assert {*shapes.doubtful} == {*pair[0]}
+    assert "or each head holds its own, `(h p d)`" in shapes.to_toml()
+
+
+def test_parts_may_be_within_each_head_of_one_axis():
+    source, parts = fused("hpd", "f4", heads=3, size=5)
+    flat = {
+        path: leaf.reshape(*leaf.shape[:-2], 15) for path, leaf in sorted(parts.items())
+    }
+    draft = ta.draft_migration(source, flat)
+    assert not draft.doubtful
+    assert draft.migration.sizes == {"h": 3}
+    moves_alike(draft.migration, source, flat)
+
+
+def test_heads_with_several_queries_of_their_own_are_marked():
+    source, target = {}, {}
+    for n, layer in enumerate(np.random.default_rng(0).normal(size=(2, 3, 6, 5, 11))):
+        source[f"h.{n}.wqkv.weight"] = layer.reshape(90, 11)
+        target[f"h.{n}.q.kernel"] = layer[:, :4].reshape(12, 5, 11)
+        target[f"h.{n}.k.kernel"] = layer[:, 4]
+        target[f"h.{n}.v.kernel"] = layer[:, 5]
+    for pair in ((source, target), (target, source)):
+        draft = ta.draft_migration(*pair)
+        assert {*draft.pairs} <= {*draft.doubtful}
+        assert "an order that no row gives" in str(draft)
+
+
 @pytest.mark.parametrize("first", [True, False])
 def test_a_rotary_llama_is_right_at_other_sizes(first, monkeypatch):
     given = tables.llama(first)

@@ -788,12 +788,15 @@ def _bracket(
         pairs = tuple((twos, ones) for ones, twos in pairs)
     dtypes = str(parts[0].dtype), str(whole.dtype)
     cast = dtypes if is_source else dtypes[::-1]
+    # Nothing tells whether the parts of each head are next to each other.
+    are_equal = len({*products}) == 1
+    other = "; or each head holds its own, `(h p d)`" if are_equal else ""
     return DraftRow(
         left,
         right,
         sizes,
         pairs,
         "shapes",
-        ("the parts, and their order",),
+        (f"the parts, and their order{other}",),
         cast=cast if cast[0] != cast[1] else (),
     )

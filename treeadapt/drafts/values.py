@@ -425,8 +425,6 @@ class _Layout:
         """Return the row; None if the parts are not the whole."""
         sizes = self._whole.numbered
         spans = [self._span(each) for each in self._maps]
-        if any(span is None for span in spans):
-            return None
         count = len(self._maps)
         is_whole = [
             self._covers(one, each, sizes)
@@ -438,8 +436,11 @@ class _Layout:
             return None
         return self._listed() or self._joined(spans)
 
-    def _span(self, each: IndexMap) -> list[int] | None:
-        """Return how many values of each axis of the whole a map reaches."""
+    def _span(self, each: IndexMap) -> list[int]:
+        """Return how many values of each axis of the whole a map reaches.
+
+        It is 0 where other values are between them, as those of other parts are.
+        """
         span = []
         slots = len(self._whole.values)
         for axis in range(len(self._whole.numbered)):
@@ -448,19 +449,16 @@ class _Layout:
                 key=lambda digit: digit.step,
             )
             step = 1
-            for place, digit in enumerate(on_axis):
-                is_path = axis < slots
-                if digit.step != step and not (is_path and digit.step > step):
-                    return None
-                if place == 0 and digit.step != 1 and not is_path:
-                    return None
+            for digit in on_axis:
+                if digit.step < step or (digit.step > step and axis >= slots):
+                    step = 0
+                    break
                 step = digit.step * digit.size
             span.append(step)
         return span
 
-    def _covers(self, span: list[int] | None, each: IndexMap, sizes: list[int]) -> bool:
+    def _covers(self, span: list[int], each: IndexMap, sizes: list[int]) -> bool:
         slots = len(self._whole.values)
-        assert span is not None
         for axis, values in enumerate(self._whole.values):
             reached = math.prod(
                 d.size for digits in each.digits for d in digits if d.axis == axis
@@ -656,7 +654,7 @@ class _Layout:
             reach = unit * size
         sizes = self._whole.numbered
         every = self._span(maps[0])
-        if reach != sizes[axis] or every is None:
+        if reach != sizes[axis]:
             return None
         slots = len(self._whole.values)
         others = [a for a in range(slots, len(sizes)) if a != axis]
@@ -695,16 +693,16 @@ class _Layout:
         )
         return self._made([listed], whole, *([note] if note else []))
 
-    def _joined(self, spans: Sequence[list[int] | None]) -> DraftRow | None:
+    def _joined(self, spans: Sequence[list[int]]) -> DraftRow | None:
         """Return the row of parts that follow each other along an axis."""
         sizes, slots = self._whole.numbered, len(self._whole.values)
         partial = {
             axis
             for span in spans
             for axis in range(slots, len(sizes))
-            if span is not None and span[axis] != sizes[axis]
+            if span[axis] != sizes[axis]
         }
-        if len(partial) != 1:
+        if len(partial) != 1 or any(0 in span for span in spans):
             return None
         axis = partial.pop()
         order = sorted(
@@ -713,7 +711,6 @@ class _Layout:
         end = 0
         for number in order:
             start, span = self._maps[number].start, spans[number]
-            assert span is not None
             others = [*start[slots:axis], *start[axis + 1 :]]
             if start[axis] != end or any(others):
                 return None

@@ -64,7 +64,9 @@ def written(rows: Sequence[DraftRow]) -> tuple[list[WrittenRow], dict[str, int]]
         for atom in open_atoms(row):
             size = row.sizes[atom]
             if size not in names:
-                near = ["two"] if size == 2 else []
+                near = (
+                    ["two"] if size == 2 else ["h"] if _counts_heads(row, atom) else []
+                )
                 free = (n for n in (*near, *"dijkmn") if n not in sizes)
                 names[size] = next(free, f"size{size}")
                 sizes[names[size]] = size
@@ -73,6 +75,15 @@ def written(rows: Sequence[DraftRow]) -> tuple[list[WrittenRow], dict[str, int]]
         fixed = {atom: names[row.sizes[atom]] for atom in open_atoms(row)}
         texts.append(_written(row, _names(row, fixed, {*sizes})))
     return texts, sizes
+
+
+def _counts_heads(row: DraftRow, atom: int) -> bool:
+    """Return whether a factor is the outer one of an axis of attention."""
+    words = set().union(*(_words(place.tokens) for place in row.places))
+    parts = [part for place in row.places for axis in place.axes for part in axis]
+    return bool(words & _HEADS) and all(
+        part[0] == atom for part in parts if atom in part
+    )
 
 
 def _words(tokens: Tokens) -> set[str]:
@@ -126,9 +137,10 @@ def _names(row: DraftRow, fixed: dict[int, str], reserved: set[str]) -> dict[int
         if len(part) > 1 and len(axis) == 1
     ]
     for part in composed:
-        if words & _HEADS:
-            give(part[0], "h", "k")
-            give(part[-1], "d")
+        unnamed = [atom for atom in part if atom not in names]
+        if words & _HEADS and len(unnamed) > 1:
+            give(unnamed[0], "h", "k")
+            give(unnamed[-1], "d")
     plain = [atom for axis in source.axes for part in axis for atom in part]
     plain = [atom for atom in plain if atom not in names]
     if len(plain) == 4:
