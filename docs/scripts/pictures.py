@@ -101,6 +101,32 @@ def transformer() -> ta.Summary:
     return ta.summarize(tree, rules)
 
 
+def scanned() -> ta.Summary:
+    """Return a transformer that scans its blocks, the lower half of them frozen."""
+    width, layers = 768, 12
+    sizes = {
+        "attention/out": (width, width),
+        "attention/qkv": (width, 3 * width),
+        "mlp/down": (4 * width, width),
+        "mlp/up": (width, 4 * width),
+    }
+    blocks: dict[str, Any] = {"norm": {"scale": _array(layers, width)}}
+    for path, shape in sizes.items():
+        outer, inner = path.split("/")
+        blocks.setdefault(outer, {})[inner] = {"kernel": _array(layers, *shape)}
+    tree = {
+        "embed": _array(50_257, width),
+        "blocks": blocks,
+        "head": {"kernel": _array(width, 50_257)},
+    }
+    table = {
+        ("embed", "blocks/{0..5}"): "frozen",
+        "blocks/{6..10}": "slow",
+        "**": "fast",
+    }
+    return ta.summarize(tree, ta.Rules(table, stacks={"blocks": 0}))
+
+
 def mixture() -> ta.Summary:
     """Return a mixture of experts with about 22,000 leaves."""
     half = jnp.bfloat16
@@ -142,6 +168,7 @@ def pictures() -> Iterator[tuple[str, str]]:
     yield "gpt2.svg", gpt2().to_svg(title="GPT-2 by the table above", depth=2)
     yield "agent.svg", agent().to_svg(title="agent.safetensors by freeze.toml")
     yield "rates.svg", transformer().to_svg(title="transformer by rates.toml")
+    yield "layers.svg", scanned().to_svg(title="12 layers in one scan", depth=2)
     yield "mixture.svg", mixture().to_svg(title="mixture by train.toml")
 
 
