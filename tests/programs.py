@@ -12,13 +12,13 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from treeadapt.arrays import is_inexact
-from treeadapt.transforms.flat import trained
+import treeadapt as ta
 from treeadapt.trees.views import view_tree
 
 Flat = dict[str, Any]
@@ -43,7 +43,7 @@ class Case:
 
 def loss(tree: Any) -> jax.Array:
     """A sum over the leaves that train, in the order of their paths."""
-    flat = trained(view_tree(tree))
+    flat = ta.split(tree)[0]
     parts = [jnp.sum(jnp.abs(flat[path] - 0.25) ** 2) for path in sorted(flat)]
     return sum(part.astype(jnp.float32) for part in parts)
 
@@ -73,7 +73,7 @@ def numbers(flat: Mapping[str, Any], seed: float) -> Flat:
 
 def flat_params(tree: Any, seed: float = 0.5) -> Flat:
     """The arrays of a tree that train, with numbers in them."""
-    return numbers(trained(view_tree(tree)), seed)
+    return numbers(ta.split(tree)[0], seed)
 
 
 class Step:
@@ -109,7 +109,7 @@ def reference(case: Case, flat: Flat) -> Step:
 
 
 def _gradients(params: Any, index: Any = 0) -> Any:
-    flat = trained(view_tree(params))
+    flat = ta.split(params)[0]
     return like(params, {path: leaf * 0.5 for path, leaf in sorted(flat.items())})
 
 
@@ -145,9 +145,8 @@ def flat_updates(updates: Any) -> Flat:
             for half, tree in halves
             for path, leaf in flat_updates(tree).items()
         }
-    view = view_tree(updates)
-    pairs = zip(view.plan.paths, view.leaves, strict=True)
-    return {path: leaf for path, leaf in pairs if is_inexact(leaf)}
+    leaves = ta.to_flat_dict(updates).items()
+    return {path: leaf for path, leaf in leaves if eqx.is_inexact_array(leaf)}
 
 
 def program(fn: Callable[..., Any], *args: Any) -> str:

@@ -34,12 +34,9 @@ from sizes import crossed, full
 from transformations import BY_NAME as CASE
 from transformations import CASES
 from trees import BY_NAME as ROW
-from trees import TREES, LayerTuple, ModelTuple, Row, b, mlp, two_layers, w
+from trees import TREES, LayerTuple, ModelTuple, Row, b, mlp, structure, two_layers, w
 
 import treeadapt as ta
-from treeadapt.selection.selectors import as_selector
-from treeadapt.transforms.flat import trained
-from treeadapt.trees.views import view_tree
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
@@ -181,7 +178,7 @@ def test_updates_have_the_treedef_of_the_updates_that_came_in(row):
     params = put(tree, flat_params(tree))
     grads = like(tree, flat_params(tree, 1.0))
     updates, _ = ta.adapt(optax.sgd(0.1)).update(grads, optax.sgd(0.1).init({}), params)
-    assert view_tree(updates).structure == view_tree(grads).structure
+    assert structure(updates) == structure(grads)
     assert type(updates) is type(grads)
 
 
@@ -261,7 +258,7 @@ def test_params_may_be_left_out():
 @pytest.mark.parametrize("name", SOME)
 def test_it_starts_on_abstract_params(name):
     tx, tree = ta.adapt(optax.adam(0.1)), ROW[name].make()
-    arrays = trained(view_tree(tree))
+    arrays = ta.split(tree)[0]
     shapes = {p: jax.ShapeDtypeStruct(x.shape, x.dtype) for p, x in arrays.items()}
     abstract = put(tree, shapes)
     state = jax.eval_shape(lambda: tx.init(put(tree, arrays)))
@@ -913,11 +910,11 @@ FREEZERS = {
         {"a": optax.sgd(0.1)}, [(where, "frozen"), ("**", "a")]
     ),
     "scale_by_rules": lambda where: ta.scale_by_rules([(where, 0.0), ("**", 1.0)]),
-    "masked": lambda where: ta.adapt(optax.freeze(as_selector(where))),
+    "masked": lambda where: ta.adapt(optax.freeze(ta.glob("**") & where)),
     "in a chain": lambda where: ta.adapt(
         optax.chain(optax.identity(), ta.freeze(optax.sgd(0.1), where))
     ),
-    "bound": lambda where: ta.adapt(optax.freeze(as_selector(where).bind(Net()))),
+    "bound": lambda where: ta.adapt(optax.freeze((ta.glob("**") & where).bind(Net()))),
 }
 
 

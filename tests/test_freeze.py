@@ -15,8 +15,6 @@ from programs import bits, flat_updates, put
 from trees import TREES, LayerTuple, ModelTuple, mlp, two_layers
 
 import treeadapt as ta
-from treeadapt.transforms.flat import trained
-from treeadapt.trees.views import view_tree
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
@@ -59,7 +57,7 @@ FREEZERS = {
 
 def loss(tree):
     """A loss with a gradient at every leaf, and NaNs at the odd ones."""
-    flat = trained(view_tree(tree))
+    flat = ta.split(tree)[0]
     free = [
         jnp.sum((flat[path] - 0.25) ** 2) for path in sorted(flat) if "free" in path
     ]
@@ -145,7 +143,7 @@ TRAINS = [row for row in TREES if row.paths and not row.opaque and not row.warns
 @pytest.mark.parametrize("row", TRAINS, ids=lambda row: row.name)
 def test_in_every_tree_frozen_leaves_get_zeros_and_others_their_updates(row):
     tree = row.make()
-    flat = {p: jnp.ones_like(x) for p, x in trained(view_tree(tree)).items()}
+    flat = {p: jnp.ones_like(x) for p, x in ta.split(tree)[0].items()}
     where = ta.escape(sorted(flat)[0]) if "" not in flat else []
     frozen = sorted(flat)[:1] if "" not in flat else []
     tx = ta.freeze(optax.sgd(1.0, momentum=0.9), where)

@@ -18,8 +18,7 @@ from trees import BY_NAME as ROW
 from trees import TREES, LayerTuple, ModelTuple, mlp, two_layers
 
 import treeadapt as ta
-from treeadapt.transforms.flat import no_change, trained
-from treeadapt.trees.views import view_tree
+from treeadapt.transforms.flat import no_change
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
@@ -218,7 +217,7 @@ def test_many_groups_are_one_program():
 
 
 def quadratic(params: Any) -> jax.Array:
-    flat = trained(view_tree(params))
+    flat = ta.split(params)[0]
     return sum(jnp.sum((x - 0.5) ** 2) for _, x in sorted(flat.items()))
 
 
@@ -455,7 +454,7 @@ def test_it_nests():
 )
 def test_the_state_is_the_same_whatever_the_classes(name):
     tree = ROW[name].make()
-    flat = trained(view_tree(tree))
+    flat = ta.split(tree)[0]
     first = next(iter(flat)).partition("/")[0]
     tx = ta.partition(
         {"a": optax.adam(0.1)}, {f"{first}/**/{{w,weight}}": "frozen", "**": "a"}

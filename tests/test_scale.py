@@ -12,8 +12,6 @@ from programs import bits, flat_params, flat_updates, program, put
 from trees import TREES, LayerTuple, ModelTuple, mlp, two_layers
 
 import treeadapt as ta
-from treeadapt.transforms.flat import trained
-from treeadapt.trees.views import view_tree
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
@@ -87,7 +85,7 @@ def test_dtypes_stay():
 
 def test_the_program_has_one_product_a_leaf():
     model = mlp()
-    params = trained(view_tree(model))
+    params = ta.split(model)[0]
     tx = ta.scale_by_rules({"layers/0": 0.1, "**": 1.0})
 
     def update(flat):

@@ -12,11 +12,10 @@ import optax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trees import TREES, mlp
+from programs import like
+from trees import TREES, mlp, structure
 
 import treeadapt as ta
-from treeadapt.arrays import is_inexact
-from treeadapt.trees.views import view_nested
 
 
 @pytest.fixture(autouse=True)
@@ -37,49 +36,46 @@ def bits(leaf):
 
 
 def inexact(leaf):
-    return is_inexact(leaf) and not isinstance(leaf, jax.ShapeDtypeStruct)
+    return eqx.is_inexact_array_like(leaf) and hasattr(leaf, "dtype")
 
 
 def with_leaves(tree, make):
     """The tree with ``make(leaf)`` for each inexact array, and None elsewhere."""
-    view = view_nested(tree)
-    return view.rebuild([make(x) if inexact(x) else None for x in view.leaves])
+    leaves = ta.to_flat_dict(tree).items()
+    return like(tree, {path: make(x) for path, x in leaves if inexact(x)})
 
 
 @every_tree
 def test_every_tree_gets_the_numbers_of_the_flat_dict(row):
     tree = row.make()
-    view = view_nested(tree)
-    moved = {i: x for i, x in enumerate(view.leaves) if inexact(x)}
+    leaves = ta.to_flat_dict(tree)
+    moved = {path: x for path, x in leaves.items() if inexact(x)}
     with jax.numpy_dtype_promotion("standard"):
-        want = optax.apply_updates(moved, {i: x * 0 + 1 for i, x in moved.items()})
-        new = view_nested(
-            ta.apply_updates(tree, with_leaves(tree, lambda x: x * 0 + 1))
-        )
-    assert new.structure == view.structure
-    assert type(new.tree) is type(tree)
-    for i, (before, after) in enumerate(zip(view.leaves, new.leaves, strict=True)):
-        if i in want:
-            assert bits(after) == bits(want[i])
+        want = optax.apply_updates(moved, {p: x * 0 + 1 for p, x in moved.items()})
+        new = ta.apply_updates(tree, with_leaves(tree, lambda x: x * 0 + 1))
+    assert structure(new) == structure(tree)
+    assert type(new) is type(tree)
+    for path, after in ta.to_flat_dict(new).items():
+        if path in want:
+            assert bits(after) == bits(want[path])
         else:
-            assert after is before
+            assert after is leaves[path]
 
 
 @every_tree
 def test_no_update_at_all_gives_the_callers_own_leaves(row):
     tree = row.make()
-    view = view_nested(tree)
-    new = view_nested(ta.apply_updates(tree, {}))
-    assert all(a is b for a, b in zip(view.leaves, new.leaves, strict=True))
+    new = ta.to_flat_dict(ta.apply_updates(tree, {}))
+    assert all(new[path] is x for path, x in ta.to_flat_dict(tree).items())
 
 
 @every_tree
 def test_zero_updates_of_every_leaf_keep_every_bit(row):
     tree = row.make()
-    view = view_nested(tree)
-    new = view_nested(ta.apply_updates(tree, with_leaves(tree, lambda x: x * 0)))
-    for before, after in zip(view.leaves, new.leaves, strict=True):
-        assert after is before or bits(after) == bits(jnp.asarray(before))
+    new = ta.apply_updates(tree, with_leaves(tree, lambda x: x * 0))
+    new = ta.to_flat_dict(new)
+    for path, before in ta.to_flat_dict(tree).items():
+        assert new[path] is before or bits(new[path]) == bits(jnp.asarray(before))
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -366,18 +362,16 @@ def test_equal_trees_are_traced_once():
 @every_tree
 def test_an_average_gets_the_numbers_of_the_flat_dict(row):
     old = row.make()
-    view = view_nested(old)
-    moved = {i: x for i, x in enumerate(view.leaves) if inexact(x)}
-    if any(isinstance(x, jax.ShapeDtypeStruct) for x in view.leaves):
+    leaves = ta.to_flat_dict(old)
+    moved = {path: x for path, x in leaves.items() if inexact(x)}
+    if any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves.values()):
         return
-    newer = {i: x * 0 + 3 for i, x in moved.items()}
+    newer = {path: x * 0 + 3 for path, x in moved.items()}
     want = optax.incremental_update(newer, moved, 0.25)
-    new = view_nested(
-        ta.incremental_update(with_leaves(old, lambda x: x * 0 + 3), old, 0.25)
-    )
-    assert new.structure == view.structure
-    for i, (before, after) in enumerate(zip(view.leaves, new.leaves, strict=True)):
-        assert after is before or bits(after) == bits(jnp.asarray(want[i]))
+    new = ta.incremental_update(with_leaves(old, lambda x: x * 0 + 3), old, 0.25)
+    assert structure(new) == structure(old)
+    for path, after in ta.to_flat_dict(new).items():
+        assert after is leaves[path] or bits(after) == bits(jnp.asarray(want[path]))
 
 
 def test_an_average_takes_leaves_that_do_not_move_from_the_old_tree():

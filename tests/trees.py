@@ -32,7 +32,7 @@ from haiku.data_structures import to_immutable_dict
 from penzai import pz
 
 import treeadapt as ta
-from treeadapt.trees.views import same_structure, view_nested
+from treeadapt.trees.views import same_structure, view_nested  # of trees that clash
 
 
 @dataclasses.dataclass(frozen=True)
@@ -592,3 +592,8 @@ def assert_same(tree, again):
     assert same_structure(one.structure, two.structure)
     assert one.plan.paths == two.plan.paths
     assert all(a is b for a, b in zip(one.leaves, two.leaves, strict=True))
+
+
+def structure(tree):
+    """The treedef of a tree, where opened classes are nodes, and statics by value."""
+    return jax.tree.structure(ta.split(tree, where=[])[1])
