@@ -11,10 +11,10 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
+from command import invoke
 from flax import nnx, serialization
 
 import treeadapt as ta
-from treeadapt.cli.commands import main
 
 # Orbax may leave a loop of its own to the collector.
 pytestmark = [
@@ -60,12 +60,6 @@ def by_flax(path, tree):
 
 def same(one, two):
     assert not ta.tree_diff(one, two, values=True, where=ta.leaf())
-
-
-def run(*arguments):
-    with pytest.raises(SystemExit) as caught:
-        main(list(map(str, arguments)))
-    return caught.value.code
 
 
 def test_an_nnx_state_loads_into_the_model(tmp_path):
@@ -193,7 +187,7 @@ def test_carry_state_takes_a_state_of_linen_boxes(tmp_path):
     same(again, state)
 
 
-def test_the_commands_show_the_paths_of_the_model(tmp_path, capsys):
+def test_the_commands_show_the_paths_of_the_model(tmp_path):
     by_orbax(tmp_path / "x", nnx.state(net(0)))
     by_orbax(tmp_path / "linen", linen(0))
     ta.save(tmp_path / "plain", net(0))
@@ -202,15 +196,18 @@ def test_the_commands_show_the_paths_of_the_model(tmp_path, capsys):
     rules.write_text('version = 1\n[rules]\nkernel = "a"\nbias = "b"\n')
     note = "left out /value, the name of what is in a box, from 2 paths."
     for command in (("show",), ("lint", "--rules", rules)):
-        assert run(command[0], tmp_path / "x", *command[1:]) == 0
-        captured = capsys.readouterr()
-        assert note in captured.err
-        assert "value" not in captured.out
-    assert run("diff", tmp_path / "x", tmp_path / "plain", "--values") == 0
-    assert run("diff", tmp_path / "plain", tmp_path / "x") == 0
-    assert run("diff", tmp_path / "x", tmp_path / "x", "--where", "kernel") == 0
-    assert run("diff", tmp_path / "linen", tmp_path / "linen.safetensors") == 0
-    assert note in capsys.readouterr().err
-    assert run("convert", tmp_path / "x", tmp_path / "y.safetensors") == 0
-    assert note in capsys.readouterr().err
+        result = invoke(command[0], tmp_path / "x", *command[1:])
+        assert result.exit_code == 0
+        assert note in result.stderr
+        assert "value" not in result.stdout
+    for command in (
+        ("diff", tmp_path / "x", tmp_path / "plain", "--values"),
+        ("diff", tmp_path / "plain", tmp_path / "x"),
+        ("diff", tmp_path / "x", tmp_path / "x", "--where", "kernel"),
+        ("diff", tmp_path / "linen", tmp_path / "linen.safetensors"),
+        ("convert", tmp_path / "x", tmp_path / "y.safetensors"),
+    ):
+        result = invoke(*command)
+        assert result.exit_code == 0
+        assert "left out /value" in result.stderr
     assert list(ta.read_metadata(tmp_path / "y.safetensors")) == ["bias", "kernel"]

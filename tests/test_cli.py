@@ -18,13 +18,12 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from command import COMMANDS, invoke, run
 from test_checkpoints import ENDINGS, FORMATS, HOSTILE, hostile
 
 import treeadapt as ta
 from treeadapt.checkpoints import files
 from treeadapt.checkpoints.boxes import FileArray
-from treeadapt.cli.commands import app
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
@@ -95,12 +94,6 @@ def needing(config):
 
 LINEN = nn.Dense(3)
 RULES = 'version = 1\n[rules]\n"policy/hidden_0" = "frozen"\n"**" = "train"\n'
-
-
-def run(*arguments, code=0):
-    found = CliRunner().invoke(app, [str(a) for a in arguments], prog_name="treeadapt")
-    assert found.exit_code == code, found.output
-    return found.stdout if code < 2 else found.stderr
 
 
 @pytest.fixture(params=FORMATS)
@@ -804,7 +797,7 @@ def test_a_wrong_use_is_reported_in_two_lines(arguments, told):
 
 
 def used(arguments):
-    return [name for name in arguments[:1] if name in app.commands]
+    return [name for name in arguments[:1] if name in COMMANDS]
 
 
 def test_bad_rules_are_short_errors(npz, tmp_path):
@@ -1225,7 +1218,7 @@ def test_an_interrupt_has_its_own_exit_code(monkeypatch):
 
 def test_help_and_version():
     assert "Exit codes" in run("--help")
-    for name in app.commands:
+    for name in COMMANDS:
         assert "Usage" in run(name, "--help")
     assert run("--version") == f"treeadapt, version {ta.__version__}\n"
     assert "No such command" in run("nonsense", code=2)
@@ -1280,7 +1273,7 @@ def test_the_page_of_the_command_prints_what_it_says(tmp_path, monkeypatch):
             continue
         name, *arguments = shlex.split(command)
         assert name == "treeadapt"
-        found = CliRunner().invoke(app, arguments, prog_name=name)
+        found = invoke(*arguments)
         code = found.exit_code
         assert found.output == printed, command
 

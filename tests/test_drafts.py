@@ -19,11 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import test_migration_tables as tables
-from click.testing import CliRunner
+from command import invoke
 from test_example_migrations import SIZES, TABLES, schema_of
 
 import treeadapt as ta
-from treeadapt.cli.commands import app
 from treeadapt.drafts import draft as drafts
 from treeadapt.drafts import sides, words
 
@@ -693,31 +692,27 @@ def test_checkpoints_and_schemas_are_sides(tmp_path):
 # --- the command ---
 
 
-def command(*arguments: Any) -> Any:
-    return CliRunner().invoke(app, [*map(str, arguments)])
-
-
 def test_the_command_writes_what_lint_reads(tmp_path):
     shapes = {f"h.{i}.fc.weight": np.zeros((5, 7)) for i in range(3)}
     ta.save(tmp_path / "a.schema.toml", abstract(shapes))
     ta.save(tmp_path / "b.schema.toml", abstract({"h/fc/kernel": np.zeros((3, 7, 5))}))
     pair = tmp_path / "a.schema.toml", tmp_path / "b.schema.toml"
-    shown = command("draft", *pair)
+    shown = invoke("draft", *pair)
     assert shown.exit_code == 0
     assert 'to = "h/fc/kernel : l i o"' in shown.output
     table = tmp_path / "t.toml"
-    written = command("draft", *pair, "--output", table)
+    written = invoke("draft", *pair, "--output", table)
     assert written.exit_code == 0
     assert written.output.startswith("1 row: 1 by names and shapes.")
     assert table.read_text() == shown.output
-    assert command("lint", *pair, "--migration", table).exit_code == 0
-    assert command("draft", *pair, "--output", table).exit_code == 2
-    assert command("draft", *pair, "--output", table, "--force").exit_code == 0
+    assert invoke("lint", *pair, "--migration", table).exit_code == 0
+    assert invoke("draft", *pair, "--output", table).exit_code == 2
+    assert invoke("draft", *pair, "--output", table, "--force").exit_code == 0
 
 
 def test_the_command_refuses_what_it_cannot_read(tmp_path):
     ta.save(tmp_path / "a.schema.toml", abstract({"w": np.zeros(3)}))
-    gone = command("draft", tmp_path / "a.schema.toml", tmp_path / "gone.safetensors")
+    gone = invoke("draft", tmp_path / "a.schema.toml", tmp_path / "gone.safetensors")
     assert gone.exit_code == 2
     assert "There is no checkpoint" in gone.output
 
@@ -725,7 +720,7 @@ def test_the_command_refuses_what_it_cannot_read(tmp_path):
 def test_diff_proposes_a_draft_of_what_was_renamed(tmp_path):
     ta.save(tmp_path / "a.schema.toml", abstract({"mlp/kernel": np.zeros(3)}))
     ta.save(tmp_path / "b.schema.toml", abstract({"mlp/kernels": np.zeros(3)}))
-    found = command("diff", tmp_path / "a.schema.toml", tmp_path / "b.schema.toml")
+    found = invoke("diff", tmp_path / "a.schema.toml", tmp_path / "b.schema.toml")
     assert "note: treeadapt draft " in found.output
 
 

@@ -15,11 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from command import invoke
 from test_cli import documented
 
 import treeadapt as ta
-from treeadapt.cli.commands import app
 
 FOLDER = Path(__file__).parents[1] / "docs" / "examples" / "migrations"
 SCHEMAS = sorted(FOLDER.glob("*.schema.toml"))
@@ -109,9 +108,9 @@ def test_lint_finds_nothing(example, tmp_path):
     target = tmp_path / "target.schema.toml"
     ta.save(target, example.migration(ta.load(example.schema)))
     arguments = [example.schema, target, "--migration", example.file]
-    found = CliRunner().invoke(app, ["lint", *map(str, arguments)])
-    assert found.exit_code == 0, found.output
-    assert found.output.startswith("0 findings in ")
+    result = invoke("lint", *arguments)
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith("0 findings in ")
 
 
 def test_the_commands_of_the_page_print_what_it_says(tmp_path, monkeypatch):
@@ -125,8 +124,8 @@ def test_the_commands_of_the_page_print_what_it_says(tmp_path, monkeypatch):
             monkeypatch.chdir(*arguments)
             continue
         assert name == "treeadapt"
-        found = CliRunner().invoke(app, arguments, prog_name=name)
-        assert found.output == printed, command
+        result = invoke(*arguments)
+        assert result.output == printed, command
 
 
 def test_each_schema_has_a_table_and_each_table_a_line_of_the_page():

@@ -14,13 +14,11 @@ import optax
 import orbax.checkpoint as ocp
 import pytest
 import safetensors.numpy
-from click.testing import CliRunner
-from test_cli import run
+from command import invoke, run
 
 import treeadapt as ta
 from treeadapt.checkpoints import store
 from treeadapt.checkpoints.boxes import FileArray
-from treeadapt.cli.commands import app
 
 # Orbax may leave its event loop to the collector.
 pytestmark = [
@@ -546,7 +544,7 @@ def test_commands_warn_of_a_file_that_was_written_again(tmp_path):
     ta.save(path, trained())
     rewritten(path, cast_to(jnp.bfloat16, *WEIGHTS))
     for command in (("show", path), ("diff", path, path), ("convert", path, new)):
-        done = CliRunner().invoke(app, [str(part) for part in command])
+        done = invoke(*command)
         assert done.exit_code == 0, done.output
         assert "warning: The checkpoint" in done.stderr
     assert run("diff", path, new, "--values") == "No difference.\n"

@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from click.testing import CliRunner
+from command import invoke
 
 import treeadapt as ta
-from treeadapt.cli.commands import app
 
 pytestmark = pytest.mark.slow
 
@@ -65,7 +64,7 @@ def rename_the_head():
 def treeadapt(command: str) -> tuple[int, str]:
     name, *arguments = shlex.split(command)
     assert name == "treeadapt"
-    done = CliRunner().invoke(app, arguments, prog_name=name)
+    done = invoke(*arguments)
     return done.exit_code, done.output
 
 

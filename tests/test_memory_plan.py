@@ -16,13 +16,12 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from click.testing import CliRunner
+from command import run
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from trees import TREES
 
 import treeadapt as ta
-from treeadapt.cli.commands import app
 
 AXES = {"data": 4, "model": 2}
 ABSTRACT_MESH = AbstractMesh(
@@ -476,10 +475,8 @@ version = 1
 
 def show(tmp_path, *arguments, code=0, rules=FILE):
     (tmp_path / "specs.toml").write_text(rules)
-    given = ["show", "test_memory_plan:tree", "--rules", tmp_path / "specs.toml"]
-    found = CliRunner().invoke(app, [str(a) for a in (*given, *arguments)])
-    assert found.exit_code == code, found.output
-    return found.stdout if code < 2 else found.stderr
+    tree = ["show", "test_memory_plan:tree", "--rules", tmp_path / "specs.toml"]
+    return run(*tree, *arguments, code=code)
 
 
 MESH = ("--mesh", "data=4, model=2")
@@ -549,10 +546,8 @@ def test_wrong_options_are_reported_in_a_line_or_two(tmp_path, arguments, told):
 
 
 def test_a_mesh_needs_rules():
-    arguments = ["show", "test_memory_plan:tree", *MESH]
-    found = CliRunner().invoke(app, arguments)
-    assert found.exit_code == 2
-    assert "--mesh needs --rules" in found.stderr
+    shown = run("show", "test_memory_plan:tree", *MESH, code=2)
+    assert "--mesh needs --rules" in shown
 
 
 def test_boxes_with_logical_names_are_planned():

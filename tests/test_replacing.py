@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from command import run
 
 import treeadapt as ta
 from treeadapt.checkpoints import files, orbax_folder, replacing
 from treeadapt.checkpoints.common import DTYPES
-from treeadapt.cli.commands import main
 
 # Orbax may leave its event loop to the collector.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -67,9 +67,7 @@ HOLDERS = {
 
 @pytest.mark.hazard("K22")
 @pytest.mark.parametrize("case", HOLDERS)
-def test_only_a_folder_that_is_exactly_one_checkpoint_is_replaced(
-    case, tmp_path, capsys
-):
+def test_only_a_folder_that_is_exactly_one_checkpoint_is_replaced(case, tmp_path):
     (tmp_path / "runs").mkdir() if case == "a step alone" else None
     folder = HOLDERS[case](tmp_path)
     before = content(tmp_path)
@@ -77,10 +75,8 @@ def test_only_a_folder_that_is_exactly_one_checkpoint_is_replaced(
         ta.save(folder, TREE)
     assert content(tmp_path) == before
     ta.save(tmp_path / "x.safetensors", TREE)
-    with pytest.raises(SystemExit) as caught:
-        main(["convert", str(tmp_path / "x.safetensors"), str(folder), "--force"])
-    assert caught.value.code == 2
-    assert "is not replaced" in capsys.readouterr().err
+    shown = run("convert", tmp_path / "x.safetensors", folder, "--force", code=2)
+    assert "is not replaced" in shown
     (tmp_path / "x.safetensors").unlink()
     assert content(tmp_path) == before
 

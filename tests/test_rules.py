@@ -24,9 +24,7 @@ from trees import TREES
 import treeadapt as ta
 from benchmarks.published_names import MODELS, names_of, tree_of
 from treeadapt.selection.rules import MISSING, as_rules
-from treeadapt.selection.selectors import select
 from treeadapt.selection.whole import whole_tree
-from treeadapt.trees.views import view_tree
 
 
 class Norm(eqx.Module):
@@ -48,9 +46,12 @@ def net() -> Net:
     return Net([{"w": array(2, 2), "norm": Norm(array(2))} for _ in range(3)], array(2))
 
 
-def flat(tree: Any) -> dict[str, Any]:
-    view = view_tree(tree)
-    return dict(zip(view.plan.paths, view.leaves, strict=True))
+flat = ta.to_flat_dict
+
+
+def select(tree: Any, where: Any, **options: Any) -> list[bool]:
+    """Whether each leaf is selected."""
+    return [*flat(ta.param_mask(tree, where, **options)).values()]
 
 
 TREE = {
@@ -165,7 +166,7 @@ def test_every_container_kind_is_labelled_by_its_paths(row):
     labels = ta.param_labels(tree, rules)
     if not row.opaque:
         assert jax.tree.structure(labels) == jax.tree.structure(tree)
-        assert view_tree(labels).leaves == want
+        assert [*flat(labels).values()] == want
 
 
 # What does not fit
@@ -835,17 +836,16 @@ def test_the_first_match_wins_as_in_a_slow_loop(paths, table, data):
         "f": len,
     }
     rules = ta.Rules(table, default=9, unused="ignore")
-    view = view_tree(tree)
-    each = [select(view, where, unused="ignore") for where, _ in table]
+    each = [select(tree, where, unused="ignore") for where, _ in table]
     want = []
-    for index, leaf_ in enumerate(view.leaves):
+    for index, leaf_ in enumerate(flat(tree).values()):
         hits = (label for (_, label), m in zip(table, each, strict=True) if m[index])
         want.append(next(hits, ta.STATIC if leaf_ is len else 9))
-    assert rules.match(view).values == want
-    assert view_tree(rules(tree)).leaves == want
-    assert view_tree(rules.bind(tree)(tree)).leaves == want
+    assert rules.match(tree).values == want
+    assert [*flat(rules(tree)).values()] == want
+    assert [*flat(rules.bind(tree)(tree)).values()] == want
     for label in dict.fromkeys(label for _, label in table):
-        where = select(view, rules.where(label), unused="ignore")
+        where = select(tree, rules.where(label), unused="ignore")
         assert where == [type(v) is int and v == label for v in want]
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 import pytest
 import safetensors.numpy
-from click.testing import CliRunner
+from command import run
 from jax.sharding import NamedSharding, PartitionSpec
 from test_checkpoints import kinds_of, write
 from trees import TREES
@@ -22,7 +22,6 @@ import treeadapt as ta
 from treeadapt.checkpoints import schema_file
 from treeadapt.checkpoints.files import read_stored
 from treeadapt.checkpoints.store import copy
-from treeadapt.cli.commands import app
 
 # Orbax may leave its event loop to the collector.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -616,12 +615,6 @@ def test_a_large_model_has_a_schema(tmp_path):
 
 
 # The command line.
-
-
-def run(*arguments, code=0):
-    found = CliRunner().invoke(app, [str(x) for x in arguments], prog_name="treeadapt")
-    assert found.exit_code == code, found.output
-    return found.stdout if code < 2 else found.stderr
 
 
 def changed():

@@ -22,9 +22,8 @@ from hypothesis import strategies as st
 
 import treeadapt as ta
 from benchmarks.published_names import CHECKS, MODELS, digest, names_of, tree_of
-from treeadapt.selection.selectors import as_selector, select
+from treeadapt.selection.selectors import as_selector
 from treeadapt.selection.whole import whole_tree
-from treeadapt.trees.views import view_tree
 
 F32 = jnp.float32
 
@@ -66,9 +65,8 @@ def net(blocks: int = 3) -> Net:
 
 def chosen(tree: Any, where: Any, **options: Any) -> list[str]:
     """Paths of the selected leaves."""
-    view = view_tree(tree)
-    flags = select(view, where, **options)
-    return [path for path, yes in zip(view.plan.paths, flags, strict=True) if yes]
+    mask = ta.to_flat_dict(ta.param_mask(tree, where, **options))
+    return [path for path, selected in mask.items() if selected]
 
 
 # The algebra
@@ -293,7 +291,7 @@ def test_other_objects_are_refused_as_selectors(wrong):
         (lambda: bool(ta.glob("a")), ta.SelectorError),
         (lambda: ta.glob("a") and ta.glob("b"), ta.SelectorError),
         (lambda: not ta.glob("a"), ta.SelectorError),
-        (lambda: select(MLP, "mlp", unused="no"), ta.SelectorError),
+        (lambda: ta.param_mask(MLP, "mlp", unused="no"), ta.SelectorError),
     ],
 )
 def test_misuse_is_an_error(make, error):
@@ -468,16 +466,16 @@ def test_every_entry_must_match_an_array():
         (ta.leaf(ndim=7), r"leaf\(ndim=7\): no array satisfies it"),
         (ta.glob("mlp") & "head", "match some, but no array satisfies it"),
     ]:
-        for use in (select, ta.param_mask, lambda t, w: as_selector(w)(t)):
+        for use in (ta.param_mask, lambda t, w: as_selector(w)(t)):
             with pytest.raises(ta.UnusedRuleError, match=missing):
                 use(MLP, where)
-        assert isinstance(select(MLP, where, unused="ignore"), list)
+        assert ta.param_mask(MLP, where, unused="ignore").keys() == MLP.keys()
         assert isinstance(ta.param_mask(MLP, where, unused="ignore"), dict)
 
 
 def test_a_static_leaf_does_not_count_as_a_match():
     with pytest.raises(ta.UnusedRuleError):
-        select({"act": len, "w": array(2)}, "act")
+        ta.param_mask({"act": len, "w": array(2)}, "act")
 
 
 def test_a_tree_without_arrays_reports_nothing():
@@ -656,9 +654,7 @@ def test_messages_stay_small_whatever_the_tree():
 # Smaller views
 
 
-def flat(tree: Any) -> dict[str, Any]:
-    view = view_tree(tree)
-    return dict(zip(view.plan.paths, view.leaves, strict=True))
+flat = ta.to_flat_dict
 
 
 TREE_BOUND = [
@@ -684,7 +680,7 @@ def test_a_flat_dict_cannot_answer_for_the_tree(selector):
 )
 def test_a_bound_selector_answers_on_every_view(selector):
     model = net()
-    want = dict(zip(flat(model), select(model, selector), strict=True))
+    want = flat(ta.param_mask(model, selector))
     bound = selector.bind(model)
     assert bound(flat(model)) == want
     assert flat(bound(model)) == want
@@ -724,13 +720,13 @@ def test_a_path_is_a_string():
 
 def test_an_error_says_what_a_predicate_may_read():
     with pytest.raises(ta.SelectorError, match="shape and dtype only"):
-        select(MLP, ta.leaf(lambda x: jnp.sum(x) > 0))
+        ta.param_mask(MLP, ta.leaf(lambda x: jnp.sum(x) > 0))
 
 
 @pytest.mark.parametrize("selector", [*TREE_BOUND, ta.leaf(ndim=2)], ids=repr)
 def test_inside_whole_tree_a_flat_dict_answers_as_the_tree(selector):
     model = net()
-    want = dict(zip(flat(model), select(model, selector), strict=True))
+    want = flat(ta.param_mask(model, selector))
     shown = {p: jnp.zeros(1) for p, x in flat(model).items() if hasattr(x, "shape")}
     with whole_tree(model):
         assert selector(shown) == {path: want[path] for path in shown}
@@ -772,7 +768,7 @@ def test_whole_tree_ends_with_its_block():
 @pytest.mark.parametrize("model", MODELS)
 def test_the_generated_names_are_the_published_ones(model):
     assert (len(names_of(model)), digest(names_of(model))) == CHECKS[model]
-    assert view_tree(tree_of(model)).plan.paths == names_of(model)
+    assert ta.tree_paths(tree_of(model)) == names_of(model)
 
 
 def _last(names, prefix, count):
@@ -934,9 +930,7 @@ def test_selectors_agree_with_a_slow_reference(paths, spec):
     tree = functools.reduce(lambda t, p: t | {p: array(1)}, paths, {})
     selector = as_selector(spec)
     want = {path: slow(spec, path) for path in tree}
-    view = view_tree(tree)
-    got = dict(zip(view.plan.paths, select(view, spec, unused="ignore"), strict=True))
-    assert got == want
+    assert ta.param_mask(tree, spec, unused="ignore") == want
     assert {path: selector.matches(path) for path in tree} == want
     assert isinstance(selector, ta.Selector)
 
@@ -979,4 +973,4 @@ def test_an_array_whose_shape_does_not_hash_has_a_shape():
     class Listed:
         shape, dtype = [2, 3], np.dtype("float32")
 
-    assert select({"a": Listed(), "b": Listed()}, "a" | ta.leaf(ndim=2)) == [True, True]
+    assert chosen({"a": Listed(), "b": Listed()}, "a" | ta.leaf(ndim=2)) == ["a", "b"]

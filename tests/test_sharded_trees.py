@@ -29,7 +29,6 @@ from treeadapt import (
     opt_state_shardings,
     partition_specs,
 )
-from treeadapt.trees.views import view_tree
 
 
 @pytest.fixture(autouse=True)
@@ -47,23 +46,22 @@ def mesh_of_six() -> jax.sharding.Mesh:
 
 def on_mesh(tree: Any) -> Any:
     """The tree with its kernels and biases sharded, half of them in host memory."""
-    mesh, view = mesh_of_six(), view_tree(tree)
+    mesh = mesh_of_six()
     specs = {(2, 3): P("x", "y"), (3,): P("y")}
     memories = {(2, 3): "pinned_host", (3,): "device"}
-    leaves = [
-        jax.device_put(
-            jnp.array(leaf),
-            NamedSharding(mesh, specs[leaf.shape], memory_kind=memories[leaf.shape]),
-        )
-        if isinstance(leaf, jax.Array) and leaf.shape in specs
-        else leaf
-        for leaf in view.leaves
-    ]
-    return view.rebuild(leaves)
+
+    def put(leaf: Any) -> Any:
+        if not isinstance(leaf, jax.Array) or leaf.shape not in specs:
+            return leaf
+        kind = memories[leaf.shape]
+        sharding = NamedSharding(mesh, specs[leaf.shape], memory_kind=kind)
+        return jax.device_put(jnp.array(leaf), sharding)
+
+    return ta.map_where(put, tree, ["**"])
 
 
 def _leaves(tree: Any) -> list[Any]:
-    return view_tree(tree).leaves
+    return [*ta.to_flat_dict(tree).values()]
 
 
 def _split_and_merge(tree: Any, **options: Any) -> list[Any]:

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
+from command import run
 from hypothesis import given
 from hypothesis import strategies as st
-from test_cli import run
 
 import treeadapt as ta
 from treeadapt.checkpoints import safetensors_file, store
