@@ -9,6 +9,8 @@ depend on attributes that tracers, abstract, deleted and sharded arrays all have
 from __future__ import annotations
 
 import functools
+import operator
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -26,6 +28,19 @@ def is_array(leaf: Any) -> bool:
     if isinstance(leaf, type):  # ``np.float32`` itself has both, as descriptors
         return False
     return hasattr(leaf, "dtype") and hasattr(leaf, "shape")
+
+
+def are_arrays(leaves: Sequence[Any]) -> list[bool]:
+    """Return whether each leaf is an array; a class of arrays is asked once.
+
+    Example:
+        >>> are_arrays([jnp.ones(3), 1.0, np.float32(1.0)])
+        [True, False, True]
+    """
+    is_sure = {cls: is_array_class(cls) for cls in set(map(type, leaves))}
+    if all(is_sure.values()):
+        return [True] * len(leaves)
+    return [is_sure[type(leaf)] or is_array(leaf) for leaf in leaves]
 
 
 def is_number(leaf: Any) -> bool:
@@ -60,6 +75,18 @@ def is_inexact(leaf: Any) -> bool:
         (True, False, False)
     """
     return is_array(leaf) and is_inexact_dtype(leaf.dtype)
+
+
+def are_inexact(arrays: Iterable[Any]) -> list[bool]:
+    """Return whether each array is of floats or complex numbers; asks a dtype once.
+
+    Example:
+        >>> are_inexact([jnp.ones(3), jnp.arange(3)])
+        [True, False]
+    """
+    dtypes = list(map(operator.attrgetter("dtype"), arrays))
+    answer_of = {dtype: is_inexact_dtype(dtype) for dtype in set(dtypes)}
+    return list(map(answer_of.__getitem__, dtypes))
 
 
 def is_float0(leaf: Any) -> bool:

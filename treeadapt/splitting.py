@@ -10,6 +10,8 @@ See ``selectors`` for which leaves are selected, ``paths`` for their names.
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -19,7 +21,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from treeadapt.arrays import is_array, is_inexact
+from treeadapt.arrays import are_arrays, are_inexact, is_array
 from treeadapt.convert import containers, describe, differs
 from treeadapt.errors import (
     CollectionWarning,
@@ -165,16 +167,21 @@ def split(
     """
     view = view_tree(tree)
     tied = _ties(view, {} if tie is None else tie)
-    selected = _selected(view, where, arrays)
+    array_column = are_arrays(view.leaves)
+    selected = _selected(view, array_column, where, arrays)
     following = dict(tied)
-    chosen = tuple(i for i in selected if i not in following)
-    form = _form(view, chosen, tied, nested=nested)
+    chosen = tuple(selected)
+    if following:
+        chosen = tuple(index for index in selected if index not in following)
+    form = _form(view, array_column, chosen, tied, nested=nested)
     _warn_of_ties(view, selected, following)
     if arrays == "inexact":
         _warn_of_collections(view, chosen, where)
         _warn_of_random_state(view, form)
-    params = {view.plan.paths[i]: view.leaves[i] for i in chosen}
-    values = [view.leaves[i] for i in form.kept]
+    paths, leaves = view.plan.paths, view.leaves
+    chosen_paths = map(paths.__getitem__, chosen)
+    params = dict(zip(chosen_paths, map(leaves.__getitem__, chosen), strict=True))
+    values = [leaves[i] for i in form.kept]
     return (_nest(form, params) if nested else params), Rest(values, form)
 
 
@@ -280,17 +287,20 @@ def _require_leaves(paths: Sequence[str], leaves: Sequence[Any], name: str) -> N
         )
 
 
-def _selected(view: TreeView, where: Any, arrays: str) -> list[int]:
+def _selected(
+    view: TreeView, array_column: Sequence[bool], where: Any, arrays: str
+) -> list[int]:
     if arrays not in ("inexact", "all"):
         raise TreeAdaptError(f'arrays= is "inexact" or "all", got {arrays!r}.')
-    takes = is_inexact if arrays == "inexact" else is_array
-    untrained = view.plan.untrained if arrays == "inexact" else frozenset()
-    matched = [
-        index
-        for index, yes in enumerate(select(view, where))
-        if yes and is_array(view.leaves[index])
-    ]
-    chosen = [i for i in matched if takes(view.leaves[i]) and i not in untrained]
+    matches = map(operator.and_, select(view, where), array_column)
+    matched = list(itertools.compress(range(len(view.leaves)), matches))
+    if arrays == "all":
+        return matched
+    untrained = view.plan.untrained
+    inexact_column = are_inexact(map(view.leaves.__getitem__, matched))
+    chosen = list(itertools.compress(matched, inexact_column))
+    if untrained:
+        chosen = [index for index in chosen if index not in untrained]
     selector = as_selector(where)
     if matched and not chosen and selector.plain != "**":
         path = view.plan.paths[matched[0]]
@@ -306,15 +316,18 @@ def _selected(view: TreeView, where: Any, arrays: str) -> list[int]:
 
 def _form(
     view: TreeView,
+    array_column: Sequence[bool],
     chosen: tuple[int, ...],
     tied: tuple[tuple[int, int], ...],
     *,
     nested: bool,
 ) -> _Form:
-    used = {*chosen, *dict(tied)}
-    left = [index for index in range(len(view.leaves)) if index not in used]
-    kept = tuple(index for index in left if is_array(view.leaves[index]))
-    static = tuple(index for index in left if not is_array(view.leaves[index]))
+    left: list[int] = []
+    if len(chosen) + len(tied) < len(view.leaves):
+        used = {*chosen, *dict(tied)}
+        left = [index for index in range(len(view.leaves)) if index not in used]
+    kept = tuple(index for index in left if array_column[index])
+    static = tuple(index for index in left if not array_column[index])
     data = node_data(view.structure)
     metadata = view.plan.memo.get("metadata")  # the last of this structure
     if metadata is None or not metadata.is_of(data):
@@ -358,6 +371,8 @@ def _ties(view: TreeView, tie: Ties) -> tuple[tuple[int, int], ...]:
 def _warn_of_ties(
     view: TreeView, selected: Sequence[int], following: Mapping[int, int]
 ) -> None:
+    if len(set(map(id, view.leaves))) == len(view.leaves):
+        return
     arrays = [i for i, leaf in enumerate(view.leaves) if _has_buffer(leaf)]
     if len({id(view.leaves[index]) for index in arrays}) == len(arrays):
         return

@@ -517,6 +517,8 @@ def require_agreement(answers: list[Any], who: str, *, cure: str = "") -> list[A
     Raises:
         StackError: it names the layers, what decided, and what cuts arrays.
     """
+    if PerLayer not in set(map(type, answers)):
+        return answers
     for answer in answers:
         if isinstance(answer, PerLayer):
             _refuse(

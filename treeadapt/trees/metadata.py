@@ -139,7 +139,9 @@ def node_data(structure: Any) -> tuple[Any, ...]:
 
 def _same(some: Sequence[Any], others: Sequence[Any]) -> bool:
     """Return whether things are the same, or tuples of the same, as JAX makes new."""
-    return len(some) == len(others) and all(
+    if len(some) != len(others):
+        return False
+    return all(map(operator.is_, some, others)) or all(
         one is two
         or (
             type(one) is type(two) is tuple
