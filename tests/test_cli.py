@@ -354,6 +354,7 @@ def test_a_name_near_a_missing_checkpoint_is_proposed(npz, tmp_path):
         ("test_cli.", "name a function or a model: test_cli:function"),
         ("test_cli.py", "name the module: test_cli:function"),
         ("rules.toml", "rules come after --rules"),
+        ("https://example.com/model.safetensors", "nothing is downloaded here"),
         ("m/model.safetensors.index.json", "There is no folder 'm'"),
         ("tests/test_cli.py:linked", "name the module: tests.test_cli:linked"),
         ("test_cli.py:linked", "name the module: test_cli:linked"),
@@ -1201,11 +1202,62 @@ def test_wrong_options_of_a_migration_are_reported(arguments, told):
     assert len(text.splitlines()) <= 2
 
 
+def test_show_prints_a_rules_file_or_a_migration_and_what_uses_it(rules, tmp_path):
+    shown = invoke("show", rules)
+    assert shown.exit_code == 0
+    assert shown.stdout == ta.load_rules(rules).to_toml()
+    assert f"treeadapt show TREE --rules {rules}" in shown.stderr
+    table = tmp_path / "table.json"
+    table.write_text('{"version": 1, "rows": [{"from": "a : i o", "to": "b : o i"}]}')
+    shown = invoke("show", table)
+    assert shown.stdout == ta.load_migration(table).to_toml()
+    assert f"treeadapt lint TREE TARGET --migration {table}" in shown.stderr
+
+
+def test_show_says_what_a_json_or_toml_file_of_another_kind_is_not(tmp_path):
+    config = tmp_path / "config.json"
+    config.write_text('{"hidden_size": 4}')
+    assert "rules come after --rules" in run("show", config, code=2)
+    broken = tmp_path / "rules.toml"
+    broken.write_text('version = 1\n[rules]\n"a" = \n')
+    assert "rules.toml" in run("show", broken, code=2)
+
+
+def test_show_names_the_folder_of_a_model_of_the_hub(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert "There is no checkpoint" in run("show", "org/model", code=2)
+    folder = tmp_path / ".cache/huggingface/hub/models--org--model"
+    folder.mkdir(parents=True)
+    assert "hub/models--org--model" in run("show", "org/model", code=2)
+
+
+@pytest.mark.usefixtures("standard_promotion")
+def test_bench_measures_the_tree_of_the_user_by_its_rules(npz, rules):
+    lines = run("bench", npz, "--rules", rules).splitlines()
+    names = [line.split("  ")[0] for line in lines]
+    assert {"jax.tree.flatten", "split", "param_labels", "trace of partition"} < {
+        *names
+    }
+    assert len({line.split()[-3] for line in lines[1:]}) == 1
+    assert "--rules needs a TREE" in run("bench", "--rules", rules, code=2)
+
+
+@pytest.mark.usefixtures("standard_promotion")
+def test_bench_leaves_out_a_partition_by_numbers(npz, tmp_path):
+    rates = tmp_path / "rates.toml"
+    rates.write_text('version = 1\n[rules]\n"**" = 0.5\n')
+    text = run("bench", npz, "--rules", rates)
+    assert "trace of optax.adam" in text
+    assert "trace of partition" not in text
+
+
 def test_bench_prints_a_table(monkeypatch):
     monkeypatch.setattr("treeadapt.cli.bench._SIZES", (10,))
     lines = run("bench").splitlines()
     assert lines[0].split() == ["call", "leaves", "ms", "ratio"]
-    assert len(lines) == 6
+    names = [line.split("  ")[0] for line in lines[1:]]
+    assert names[0] == "jax.tree.flatten"
+    assert {"to_flat_dict", "split", "merge", "param_labels"} < {*names}
 
 
 def test_an_interrupt_has_its_own_exit_code(monkeypatch):

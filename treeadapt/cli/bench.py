@@ -1,48 +1,118 @@
 """A small table of what the library costs on this machine.
 
-Times a tree of a few layers, and one of many, next to JAX's own flattening. A first
-look only: no accelerator is used, and nothing is compiled.
+Times a tree next to JAX's own flattening, and next to Flax, optree and dm-tree where
+they are installed and take it: the user's tree, or one of a few layers and one of many.
+A first look only: no accelerator is used, and nothing is compiled.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import importlib
+import importlib.util
 import timeit
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
+import optax
 
-from treeadapt.convert import to_flat_dict
+from treeadapt.convert import to_flat_dict, to_state_dict
+from treeadapt.report import summarize
 from treeadapt.selection.rules import Rules, param_labels
 from treeadapt.splitting import merge, split
+from treeadapt.transforms.partition import FROZEN, partition
 
 _SIZES = (100, 1_000, 10_000)
-_REPEATS = 7
+_REPEATS = 7  # fewer if they take long
+_LONG_S = 2.0
+_RULES = Rules({"**/bias": "no_decay", "layers/{0..4}": "frozen", "**": "train"})
 
 
-def bench_rows() -> Iterator[tuple[str, str, str, str]]:
-    """Yield name, number of leaves, milliseconds, and times ``jax.tree.flatten``."""
-    for num_leaves in _SIZES:
+def bench_rows(
+    tree: Any = None, rules: Rules | None = None
+) -> Iterator[tuple[str, str, str, str]]:
+    """Yield call, number of leaves, milliseconds, and times ``jax.tree.flatten``.
+
+    Args:
+        tree: of arrays, or abstract; None for made-up trees of three sizes.
+        rules: labels for the tree; None for one label, ``"train"``.
+    """
+    for measured in map(_made_up, _SIZES) if tree is None else [tree]:
+        num_leaves = len(jax.tree.leaves(measured))
+        table = rules or (_RULES if tree is None else Rules({"**": "train"}))
         first_ms = None
-        for name, run in _cases(num_leaves).items():
-            elapsed_ms = 1e3 * min(timeit.repeat(run, number=1, repeat=_REPEATS))
+        cases = _cases(measured, table)
+        if tree is not None:
+            cases |= _traces(measured, table)
+        for name, run in cases.items():
+            elapsed_ms = 1e3 * _shortest_s(run)
             first_ms = first_ms or elapsed_ms
             ratio = f"{elapsed_ms / first_ms:.1f}"
             yield name, f"{num_leaves:,}", f"{elapsed_ms:.3f}", ratio
 
 
-def _cases(num_leaves: int) -> dict[str, Callable[[], Any]]:
-    rules = Rules({"**/bias": "no_decay", "layers/{0..4}": "frozen", "**": "train"})
-    layers = [
-        {"bias": np.zeros(()), "kernel": np.zeros(())} for _ in range(num_leaves // 2)
-    ]
-    tree = {"layers": layers}
+def _shortest_s(run: Callable[[], Any]) -> float:
+    times = [timeit.timeit(run, number=1)]
+    while len(times) < _REPEATS and sum(times) < _LONG_S:
+        times.append(timeit.timeit(run, number=1))
+    return min(times)
+
+
+def _made_up(num_leaves: int) -> Any:
+    return {
+        "layers": [
+            {"bias": np.zeros(()), "kernel": np.zeros(())}
+            for _ in range(num_leaves // 2)
+        ]
+    }
+
+
+def _cases(tree: Any, rules: Rules) -> dict[str, Callable[[], Any]]:
     params, rest = split(tree)
     return {
         "jax.tree.flatten": lambda: jax.tree.flatten(tree),
+        **_others(tree),
         "to_flat_dict": lambda: to_flat_dict(tree),
+        "to_state_dict": lambda: to_state_dict(tree),
         "split": lambda: split(tree),
         "merge": lambda: merge(params, rest),
         "param_labels": lambda: param_labels(tree, rules),
     }
+
+
+def _traces(tree: Any, rules: Rules) -> dict[str, Callable[[], Any]]:
+    """Return one step of Adam, traced: alone, and for each label of the rules."""
+    params, _ = split(tree)
+    labels = {row.label for row in summarize(params, rules).rows}
+    adam = optax.adam(1e-3)
+
+    def traced(tx: optax.GradientTransformation) -> Any:
+        return jax.eval_shape(lambda x: tx.update(x, tx.init(x), x), params)
+
+    cases: dict[str, Callable[[], Any]] = {"trace of optax.adam": lambda: traced(adam)}
+    if all(isinstance(label, str) for label in labels):
+        tx = partition(dict.fromkeys(labels - {FROZEN}, adam), rules)
+        cases["trace of partition"] = lambda: traced(tx)
+    return cases
+
+
+def _others(tree: Any) -> dict[str, Callable[[], Any]]:
+    """Return what other libraries take, those that are installed and see all leaves."""
+    cases: dict[str, Callable[[], Any]] = {}
+    num_leaves = len(jax.tree.leaves(tree))
+    for module, name in (
+        ("flax.traverse_util", "flatten_dict"),
+        ("optree", "tree_leaves"),
+        ("tree", "flatten"),  # dm-tree
+    ):
+        if importlib.util.find_spec(module.partition(".")[0]) is None:
+            continue
+        function = getattr(importlib.import_module(module), name, None)
+        with contextlib.suppress(Exception):  # a kind of tree that it does not know
+            if function and len(function(tree)) == num_leaves:
+                label = "dm-tree" if module == "tree" else module
+                cases[f"{label}.{name}"] = functools.partial(function, tree)
+    return cases

@@ -43,10 +43,11 @@ from treeadapt.diff import TreeDiff, compared, tree_diff
 from treeadapt.drafts.draft import draft_migration
 from treeadapt.drawing.words import printable
 from treeadapt.errors import TreeAdaptError
+from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.plan import MigrationPlan, explanation
 from treeadapt.names import Speller, listing, plural
 from treeadapt.report import Finding, summarize
-from treeadapt.selection.rules import STATIC, RuleMatches, load_rules
+from treeadapt.selection.rules import STATIC, RuleMatches, Rules, load_rules
 from treeadapt.selection.selectors import select
 from treeadapt.trees.views import view_tree
 
@@ -54,8 +55,18 @@ PROGRAM = "treeadapt"
 _UNUSABLE, _INTERRUPTED, _NO_READER = 2, 130, 141  # the last two are 128 and the signal
 Outcome = RuleMatches | tuple[MigrationPlan, list[Finding]]
 _Help = click.exceptions.NoArgsIsHelpError
-_HELP = """Names, labels and checks of every leaf of a checkpoint.
+_HELP = """Names, labels and checks of every leaf of a checkpoint or model.
 
+\b
+See what is in it, and what rules do to it:
+  treeadapt show model.safetensors
+  treeadapt show model.safetensors --rules freeze.toml --output report.svg
+Check rules and tables before they cost a run:
+  treeadapt lint model.safetensors --rules freeze.toml
+  treeadapt diff old.safetensors new.safetensors
+Bring a checkpoint under other names:
+  treeadapt draft old.safetensors my_module:model --output table.toml
+  treeadapt convert old.safetensors new.safetensors --migration table.toml
 \b
 Exit codes: 0 all is well; 1 lint found something, diff a difference, explain
 no rule or row; 2 the arguments or files cannot be used; 130 interrupted;
@@ -285,6 +296,11 @@ def show(
     if rules is not None:
         _require_order(tree, rules, "TREE, and the file after its option")
     table = load_rules(rules, allow_regex=allow_regex) if rules else None
+    if rules is None and output is None:
+        file = sources.read_rules_or_migration(tree, allow_regex=allow_regex)
+        if file is not None:
+            _show_table(tree, file)
+            return
     source = sources.read_source(tree)
     summary = summarize(
         source.tree,
@@ -306,6 +322,19 @@ def show(
         title = " by ".join(Path(name).name for name in (tree, rules) if name)
         summary.save(output, title=title, depth=depth)
         click.echo(f"Wrote {output!r}.")
+
+
+def _show_table(name: str, table: Rules | Migration) -> None:
+    """Print a rules file or a migration, and how to see what it does to a tree."""
+    printing.print_lines(table.to_toml())
+    is_rules = isinstance(table, Rules)
+    kind, usage = (
+        ("rules", f"treeadapt show TREE --rules {name}")
+        if is_rules
+        else ("a migration", f"treeadapt lint TREE TARGET --migration {name}")
+    )
+    note = f"note: {name!r} holds {kind}; what it does to a tree: {usage}"
+    click.echo(printable(note), err=True)
 
 
 @app.command(short_help="Check rules or a migration against a tree; for CI.")
@@ -544,10 +573,22 @@ def convert(
 
 
 @app.command(short_help="Measure on this machine.")
+@click.argument("tree", metavar="[TREE]", type=click.Path(), required=False)
+@_with_rules
 @_shared
-def bench() -> None:
-    """Measure on this machine: milliseconds, and times jax.tree.flatten."""
-    printing.print_table(("call", "leaves", "ms", "ratio"), bench_rows())
+def bench(tree: str | None, rules: str | None, *, allow_regex: bool) -> None:
+    """Measure TREE on this machine: milliseconds, and times jax.tree.flatten.
+
+    Without TREE, made-up trees of three sizes are measured. Other libraries that are
+    installed and flatten the same tree to as many leaves are measured, too.
+    """
+    if rules is not None and tree is None:
+        raise click.UsageError("--rules needs a TREE.")
+    if rules is not None:
+        _require_order(tree or "", rules, "TREE, and the file after its option")
+    table = load_rules(rules, allow_regex=allow_regex) if rules else None
+    measured = None if tree is None else sources.read_tree(tree)
+    printing.print_table(("call", "leaves", "ms", "ratio"), bench_rows(measured, table))
 
 
 @app.command(short_help="Write the first version of a migration.")

@@ -31,7 +31,7 @@ from treeadapt.checkpoints.leaves import restored_form, stored_form
 from treeadapt.checkpoints.safetensors_file import is_index
 from treeadapt.checkpoints.schema_file import ENDING
 from treeadapt.cli.printing import bar
-from treeadapt.data_files import one_line
+from treeadapt.data_files import DataFile, one_line
 from treeadapt.drawing.words import printable
 from treeadapt.errors import (
     CheckpointError,
@@ -40,14 +40,20 @@ from treeadapt.errors import (
     TreeAdaptError,
 )
 from treeadapt.migrations.groups import size_bytes
+from treeadapt.migrations.migration import Migration, load_migration
 from treeadapt.names import Speller, listing, plural
+from treeadapt.selection.rules import Rules, load_rules
 from treeadapt.transforms.adapt import is_transformation
 from treeadapt.trees.views import TreeView, view_tree
 
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*(?<!\.py):[A-Za-z_][\w.]*")
 _AXIS = re.compile(r"\s*([^=,]*[^=,\s])\s*=\s*([1-9][0-9]{0,8})\s*")
 _FILE = re.compile(r"(?P<file>.*)\.py(:(?P<name>[A-Za-z_][\w.]*)?)?", re.DOTALL)
+_MODEL = re.compile(r"([\w.-]+/)?[\w.-]+")  # on the Hugging Face hub
 _TABLES = (".toml", ".json")
+_ANY_TABLE = DataFile(
+    "rules or migration", TreeAdaptError, "[rules]", '"encoder" = "frozen"'
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,20 +170,51 @@ def _as_stored(text: str) -> Stored:
     return files.read_stored(text)
 
 
+def read_rules_or_migration(
+    text: str, *, allow_regex: bool
+) -> Rules | Migration | None:
+    """Read a rules file or a migration file; None for whatever else a text names.
+
+    Raises:
+        TreeAdaptError: it is such a file, and cannot be read.
+    """
+    if not _may_be_table(text) or not Path(text).is_file():
+        return None
+    try:
+        fields = _ANY_TABLE.read(text)
+    except TreeAdaptError:
+        if text.endswith(".json"):  # of another program, such as config.json
+            return None
+        raise
+    if "rules" in fields:
+        return load_rules(text, allow_regex=allow_regex)
+    return load_migration(text) if "rows" in fields else None
+
+
+def _may_be_table(text: str) -> bool:
+    is_stored = text.endswith(ENDING) or is_index(Path(text))
+    return Path(text).suffix in _TABLES and not is_stored
+
+
 def _meant(text: str) -> str | None:
     """Return what a text may mean that is not the name of a checkpoint, or None."""
     if Path(text).is_dir():
         return None
+    if "://" in text:
+        return "nothing is downloaded here. Download it, and name the file or folder."
     if file := _FILE.fullmatch(text):
         parts = Path(file["file"]).parts
         module = ".".join(parts) if all(map(str.isidentifier, parts)) else "module"
         name = file["name"] or "function"
         return f"name the module: {module}:{name}."
-    is_stored = text.endswith(ENDING) or is_index(Path(text))
-    if Path(text).suffix in _TABLES and not is_stored:
+    if _may_be_table(text):
         return "rules come after --rules, the rows of a migration after --migration."
     if Path(text).exists():
         return None
+    if _MODEL.fullmatch(text):
+        folder = Path("~/.cache/huggingface/hub") / f"models--{text.replace('/', '--')}"
+        if folder.expanduser().is_dir():
+            return f"the model of that name is in {folder}."
     module = text.rstrip(":.")
     if _is_module(module):
         return f"of a module, name a function or a model: {module}:function."
