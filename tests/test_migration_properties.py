@@ -166,6 +166,13 @@ class Row:
     before: dict[str, np.ndarray]
     after: dict[str, np.ndarray]
     sizes: dict[str, int]
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def pair(self) -> tuple[Any, Any]:
+        """The row as it is typed."""
+        target = (self.target, self.options) if self.options else self.target
+        return self.source, target
 
 
 def _filled(shape: tuple[int, ...], start: int) -> np.ndarray:
@@ -175,7 +182,10 @@ def _filled(shape: tuple[int, ...], start: int) -> np.ndarray:
 def _turned(row: Row, backwards: bool) -> Row:
     if not backwards:
         return row
-    return Row(row.target, row.source, row.after, row.before, row.sizes)
+    operations = {k: v for k, v in row.options.items() if k in ("repeat",)}
+    options = {k: v for k, v in row.options.items() if k not in operations}
+    options |= {"undo": operations} if operations else {}
+    return Row(row.target, row.source, row.after, row.before, row.sizes, options)
 
 
 @st.composite
@@ -196,6 +206,7 @@ def moves(draw: Any, root: str, letters: str, copies: int = 1) -> Row:
     spelled = {
         name: sizes[name] <= len(TEXTS) and draw(st.booleans()) for name in sorted(both)
     }
+    repeats = draw(repeated(root, copies))
     places, arrays = [], []
     for number in range(copies + 1):
         free = [name for name in order if name not in both]
@@ -204,9 +215,13 @@ def moves(draw: Any, root: str, letters: str, copies: int = 1) -> Row:
             mine = [name for name in mine if name not in places[0].indices]
         axes = "".join(name for name in free if name not in mine)
         at = f"{root}{number}" if number else f"{root}s"
+        axes += "".join(name for name, (at_, _) in repeats.items() if at_ == number)
         side = draw(sides(at, [*mine, *sorted(both)], axes, sizes, more, spelled))
         places.append(side)
-        arrays.append(side.stored(whole, order))
+        copied = "".join(name for name in repeats if name in axes)
+        lead = tuple(repeats[name][1] for name in copied)
+        array = np.broadcast_to(whole, (*lead, *whole.shape))
+        arrays.append(side.stored(array, copied + order))
     used = {
         name
         for side in places
@@ -222,8 +237,41 @@ def moves(draw: Any, root: str, letters: str, copies: int = 1) -> Row:
         arrays[0],
         after,
         {name: size for name, size in sizes.items() if name in used},
+        draw(noted(sizes, used, {name: size for name, (_, size) in repeats.items()})),
     )
+    if "repeat" in row.options and isinstance(row.options["repeat"], str):
+        row.sizes.update({name: size for name, (_, size) in repeats.items()})
     return _turned(row, draw(st.booleans()))
+
+
+@st.composite
+def repeated(draw: Any, root: str, copies: int) -> dict[str, tuple[int, int]]:
+    """Names along which a target repeats numbers: of which target, and how often."""
+    count = draw(st.sampled_from([0, 0, 1, 2]))
+    return {
+        f"{root.upper()}Z"[place]: (
+            draw(st.integers(1, copies)),
+            draw(st.integers(1, 3)),
+        )
+        for place in range(count)
+    }
+
+
+@st.composite
+def noted(
+    draw: Any, sizes: dict[str, int], used: set[str], repeats: dict[str, int]
+) -> dict[str, Any]:
+    """What is next to the target of a row."""
+    options: dict[str, Any] = {}
+    if len(repeats) == 1 and draw(st.booleans()):
+        (options["repeat"],) = repeats
+    elif repeats:
+        options["repeat"] = repeats
+    if used and draw(st.booleans()):
+        options["sizes"] = {name: sizes[name] for name in sorted(used)}
+    if used and draw(st.booleans()):
+        options["checked"] = " ".join(sorted(used))
+    return options
 
 
 @st.composite
@@ -294,7 +342,7 @@ def tables(draw: Any) -> Row:
         for whole, part in zip(merged, (row.before, row.after, row.sizes), strict=True):
             whole.update(part)
     assume(merged[0])
-    table = [(row.source, row.target) for row in rows]
+    table = [row.pair for row in rows]
     return Row(table, None, *merged)
 
 
@@ -327,6 +375,36 @@ def test_arrays_are_those_of_numpy_and_come_back(row):
     found = m(row.before)
     same(found, row.after)
     same(m.inverse(found), row.before)
+
+
+def test_the_random_tables_have_every_option_both_ways():
+    seen = []
+
+    @settings(max_examples=200)
+    @given(tables())
+    def draw(row):
+        seen.extend(
+            name
+            for _, value in row.source
+            if isinstance(value, tuple) and isinstance(value[1], dict)
+            for options in (value[1], value[1].get("undo", {}))
+            for name in options
+        )
+
+    draw()
+    for name in ("repeat", "sizes", "checked", "undo"):
+        assert seen.count(name) >= 10, name
+
+
+@at_length
+@given(tables())
+def test_a_table_and_its_inverse_go_through_a_file(tmp_path_factory, row):
+    file = tmp_path_factory.mktemp("any") / "table.toml"
+    m = migration(row)
+    for each in (m, m.inverse):
+        file.write_text(each.to_toml(), "utf-8")
+        assert ta.load_migration(file) == each
+    assert m.inverse.inverse == m
 
 
 @at_length
@@ -513,6 +591,24 @@ def test_axes_mean_what_they_mean_to_einops(pattern, shape, data):
         assert wanted is not None, (left, right, shape, known)
         same(found, {"y": wanted})
         same(m.inverse(found, target=shapes({"x": array})), {"x": array})
+
+
+@at_length
+@given(st.permutations("abrs"), st.data())
+def test_repeats_mean_what_they_mean_to_einops(order, data):
+    sizes = dict(
+        zip("abrs", data.draw(st.tuples(*[st.integers(1, 3)] * 4)), strict=True)
+    )
+    cut = data.draw(st.integers(1, 4))
+    parts = (order[:cut], order[cut:])
+    right = " ".join(_composed(tuple(part)) for part in parts if part)
+    array = np.arange(sizes["a"] * sizes["b"], dtype=np.float32)
+    wanted = einops.repeat(array, f"(a b) -> {right}", **sizes)
+    repeat = {"r": sizes.pop("r"), "s": sizes.pop("s")}
+    m = ta.Migration({"x : (a b)": (f"y : {right}", {"repeat": repeat})}, sizes=sizes)
+    moved = m({"x": array})
+    same(moved, {"y": wanted})
+    same(m.inverse(moved), {"x": array})
 
 
 def test_einops_takes_and_refuses_patterns_of_the_draw():

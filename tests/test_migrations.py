@@ -50,6 +50,8 @@ def mesh(request):
         (("l.{i}.w : a e", "k.{i}.w : a e"), "w : e i [a a]", {}),
         ("l.{i}.w : a e", ("w : e i a", "v : i e a"), {}),
         ("l.{i}.w : a e", ("w : e i a", {"pad": {"i": (1, 2)}, "scale": 2.0}), {}),
+        ("l.{i}.w : (k d) e", ("w : (k r) i e d", {"repeat": {"r": 2}}), {"k": 4}),
+        ("l.{i}.w : a e", (("w : r e i a", "v : i e a"), {"repeat": {"r": 8}}), {}),
     ],
 )
 @pytest.mark.parametrize("spec", [P("model"), P("data", "model"), P(("model", "data"))])
@@ -802,11 +804,15 @@ def test_only_the_outermost_name_has_two_sizes_in_one_row():
     said = message(lambda: ta.Migration(row, sizes={"h": 16})(GROUPED))
     assert said.splitlines()[1:] == [
         "  d is 32 in 'k.w' and 128 in 'q.w'. Only h, the outermost of (h d), may "
-        "differ: write the size of d in sizes=, pass a target, or write two rows"
+        "differ: write the size of d in sizes=, or those of this row next to its "
+        "target, pass a target, or write two rows"
     ]
     by_size = ta.Migration(row, sizes={"d": 64})(GROUPED)
     assert (by_size["q"].shape, by_size["k"].shape) == ((7, 32, 64), (7, 8, 64))
-    # With a target, there is no doubt.
+    # With a target there is no doubt, nor where the row itself has the size.
+    key, value = next(iter(row.items()))
+    by_row = ta.Migration({key: (value, {"sizes": {"h": 16}})})(GROUPED)
+    assert (by_row["q"].shape, by_row["k"].shape) == ((7, 16, 128), (7, 16, 32))
     target = {"q": np.ones((7, 16, 128)), "k": np.ones((7, 16, 32))}
     assert ta.Migration(row, sizes={"h": 16}).plan(GROUPED, target).one_way == ()
     target["k"] = np.ones((7, 4, 128))

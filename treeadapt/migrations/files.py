@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 
 from treeadapt.data_files import VERSION, DataFile
 from treeadapt.errors import MigrationError
-from treeadapt.migrations.rows import OPERATIONS, SPLIT, Row
+from treeadapt.migrations.operations import NOTES, OPERATIONS
+from treeadapt.migrations.rows import SPLIT, Row
 from treeadapt.migrations.templates import Template
 from treeadapt.names import listing
 
@@ -22,7 +23,7 @@ MAX_ROWS = 10_000
 MAX_CHARACTERS = 200_000  # of all addresses with captures or axes
 MAX_WEIGHT = 500  # of all paths of one side; see ``check_weight``
 
-_FIELDS = ("from", "to", "drop", *OPERATIONS, "undo")
+_FIELDS = ("from", "to", "drop", *OPERATIONS, "undo", *NOTES)
 
 
 def read_table(
@@ -118,7 +119,7 @@ def _fields(row: Row) -> dict[str, Any]:
     source, value = row.typed()
     if row.drops:
         return {"drop": source, **(value[1] if value else {})}
-    target, values = value if row.values else (value, {})
+    target, values = value if row.values or row.notes else (value, {})
     return {"from": source, "to": target, **values}
 
 

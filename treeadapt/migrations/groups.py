@@ -119,6 +119,9 @@ class GroupMaker:
     hint: str = ""
     hints: dict[str, str] = dataclasses.field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.sizes = {**self.sizes, **self.row.sizes}
+
     def groups(self, matches: Sequence[Taken]) -> list[Group]:
         """Return the groups, in natural order of their first targets."""
         counts = self._counts(matches)
@@ -150,6 +153,8 @@ class GroupMaker:
         inner = {name: product for product in products for name in product[1:]}
         alone = {axis.name for axis in axes}
         for name in (name for name in inner if name not in alone):
+            if not self.row.sizes.keys().isdisjoint(inner[name]):
+                continue  # the row itself says how the product is made
             firsts: dict[int, str] = {}
             for group in groups:
                 if group.move is not None:
@@ -162,7 +167,8 @@ class GroupMaker:
                     "sizes",
                     f"{name} is {' and '.join(sizes[:2])}. Only {inner[name][0]}, the "
                     f"outermost of ({' '.join(inner[name])}), may differ: write the "
-                    f"size of {name} in sizes=, pass a target, or write two rows",
+                    f"size of {name} in sizes=, or those of this row next to its "
+                    "target, pass a target, or write two rows",
                     self.row,
                 )
 
@@ -383,7 +389,12 @@ class GroupMaker:
         source_bytes = sum(
             len(paths) * size_bytes(self.source[paths[0]]) for paths in sources
         )
-        sizes = [len(p) * size_bytes(x) for p, x in zip(targets, specs, strict=True)]
+        target = self.target or {}
+        sizes = [
+            sum(shape_of(target.get(path)) != spec.shape for path in paths)
+            * size_bytes(spec)
+            for paths, spec in zip(targets, specs, strict=True)
+        ]
         self.problems.more_bytes += max(0, sum(sizes) - MAX_GROWTH * source_bytes)
         if self.problems.more_bytes > MAX_MORE_BYTES:
             largest = sizes.index(max(sizes))
@@ -441,7 +452,8 @@ class GroupMaker:
         if loose and not faults:
             faults = [self._open(loose, values, sizes)]
         numbers = itertools.chain(*(layout.numbers for layout in wanted))
-        empty = [name for name in numbers if sizes.get(name) == 0]
+        repeats = (name for name, _ in row.values.repeat)
+        empty = [n for n in (*numbers, *repeats) if sizes.get(n) == 0]
         faults += [f"{name} has size 0, so no leaf holds it" for name in empty]
         if faults:
             self._fault(f"{listing([first])}: {'; '.join(faults)}")

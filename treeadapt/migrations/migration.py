@@ -45,9 +45,10 @@ class Migration:
 
     Args:
         table: mapping of sources to targets, or ordered pairs. A target is an address;
-            None to drop leaves; ``(address, operations)`` with any of ``scale``,
-            ``offset``, ``pad`` and ``cast``; ``(address, function)`` or ``(address,
-            (function, inverse))``. On either side a tuple of addresses is several
+            None to drop leaves; ``(address, options)`` with any of ``repeat``,
+            ``scale``, ``offset``, ``pad`` and ``cast``, and of ``sizes`` and
+            ``checked`` for this row; ``(address, function)`` or ``(address, (function,
+            inverse))``. On either side a tuple of addresses is several
             copies of one array, the parts of a concatenation that is written with
             ``[...]`` on the other side, or what a function takes or returns.
         sizes: sizes of axes, for those that shapes leave open.
@@ -470,9 +471,10 @@ def load_migration(path: str | os.PathLike[str]) -> Migration:
     """Read a migration from a TOML or JSON file.
 
     ``version = 1`` and ordered ``[[rows]]``. A row has ``from`` and ``to``, each an
-    address or a list of them, and may have ``scale``, ``offset``, ``pad`` and ``cast``,
-    or these in a table ``undo``; or it has ``drop`` alone, in an inverse also ``undo =
-    "new"``. ``[sizes]`` and ``[new]`` as for ``Migration``.
+    address or a list of them, and may have ``repeat``, ``scale``, ``offset``, ``pad``
+    and ``cast``, or these in a table ``undo``, and ``sizes`` and ``checked``; or it has
+    ``drop`` alone, in an inverse also ``undo = "new"``. ``[sizes]`` and ``[new]`` as
+    for ``Migration``.
 
     Args:
         path: file name, ending in ``.toml`` or ``.json``. The file is read as data:

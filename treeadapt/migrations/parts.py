@@ -12,10 +12,12 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from treeadapt.migrations.axes import Axis
+import numpy as np
+
+from treeadapt.migrations.axes import Axis, names_of
 from treeadapt.migrations.running import Layout, Move
 from treeadapt.migrations.templates import compose, decompose
 
@@ -36,6 +38,7 @@ class Part:
         picks: its part that is wanted.
         place: where these are in the box.
         is_exact: whether no more is made than is wanted.
+        is_tight: whether no more is read than is wanted; repeats are read once.
     """
 
     whole: Move
@@ -46,6 +49,7 @@ class Part:
     picks: Box
     place: Box
     is_exact: bool
+    is_tight: bool
 
     @functools.cached_property
     def sources(self) -> tuple[tuple[int, tuple[tuple[int, Box], ...]], ...]:
@@ -115,6 +119,8 @@ def _part(
         for source, one in copies
         for axis in move.sources[source].axes
     ]
+    for name in itertools.chain(*products):
+        ranges.setdefault(name, (0, move.size[name]))  # of copies, all must be equal
     before: Ranges = {}
     while before != ranges:  # until all are ranges of the sources' axes
         before = dict(ranges)
@@ -141,9 +147,36 @@ def _part(
         start = among(product, decompose(product, first, move.size))
         picks.append(slice(start, start + last - first))
     wanted = math.prod(last - first for _, first, last in inner)
-    is_exact = small.count(ranges) == wanted
+    names = [*layout.numbers, *names_of(layout.axes, two)]
+    is_exact = small.count(names) == wanted
+    numbers = (move.sources[source].numbers for source, _ in copies)
+    read = {*itertools.chain(*products, *numbers)}
+    tight = math.prod(_count_kept(*each, read, move.size) for each in inner)
+    is_tight = small.count(name for name in names if name in read) == tight
     leaf = among(layout.numbers, fixed)
-    return Part(move, (*copies,), ranges, small, leaf, (*picks,), place, is_exact)
+    return Part(
+        move, (*copies,), ranges, small, leaf, (*picks,), place, is_exact, is_tight
+    )
+
+
+def _count_kept(
+    product: Sequence[str],
+    first: int,
+    last: int,
+    names: Collection[str],
+    sizes: Mapping[str, int],
+) -> int:
+    """Return how many values some names of an axis have in a range of it.
+
+    Example:
+        >>> _count_kept(["k", "r"], 1, 3, {"k"}, {"k": 4, "r": 2})
+        2
+    """
+    if {*product} <= {*names}:
+        return last - first
+    values = decompose(product, np.arange(first, last), sizes)
+    kept = [name for name in product if name in names]
+    return len({*zip(*(values[name].tolist() for name in kept), strict=True)}) or 1
 
 
 def _leaves(

@@ -20,10 +20,11 @@ import numpy as np
 from treeadapt.arrays import is_array
 from treeadapt.migrations.axes import REST, Axis, names_of
 from treeadapt.migrations.groups import Group, size_bytes
+from treeadapt.migrations.operations import Pads
 from treeadapt.migrations.parts import parts_of_box
 from treeadapt.migrations.planning import plan_groups
 from treeadapt.migrations.problems import Problems
-from treeadapt.migrations.rows import Address, Pads, Row
+from treeadapt.migrations.rows import Address, Row
 from treeadapt.migrations.running import Layout, Move
 from treeadapt.names import fold, listing, plural, size_text
 
@@ -158,7 +159,15 @@ class MigrationPlan:
         pairs: dict[int, dict[tuple[str, str], None]] = {}
         for group in {(g.place, g.move): g for g in self.groups}.values():
             pairs.setdefault(group.place, {}).update(dict.fromkeys(_swappable(group)))
-        return {place: tuple(swaps) for place, swaps in pairs.items() if swaps}
+        left = {
+            place: tuple(
+                pair
+                for pair in swaps
+                if not {*pair} <= {*self.rows[place].notes.checked}
+            )
+            for place, swaps in pairs.items()
+        }
+        return {place: swaps for place, swaps in left.items() if swaps}
 
     @property
     def unread(self) -> tuple[str, ...]:
@@ -167,6 +176,7 @@ class MigrationPlan:
         for row in {group.place: group.row for group in self.groups}.values():
             checks = {
                 "its sources must be equal": row.compares,
+                "its repeats must be equal": row.values.repeats(is_source=True),
                 "what it cuts off must be zero": row.values.pads(is_source=True),
                 "its values must fit their dtype": row.values.computes
                 or row.values.cast,
@@ -306,7 +316,7 @@ def _is_cut(group: Group, target: int, shard: Sequence[int]) -> bool:
     for place in itertools.product(*starts):
         box = tuple(slice(a, a + size) for a, size in zip(place, shard, strict=True))
         parts = parts_of_box(group.move, target, numbers, box)
-        if parts is None or not all(part.is_exact for part in parts):
+        if parts is None or not all(part.is_tight for part in parts):
             return False
     return True
 
@@ -330,8 +340,13 @@ def _swappable(group: Group) -> Iterator[tuple[str, str]]:
                 yield f"part {one}", f"part {two}"
     for source, one, target, two in move.pieces:
         sides = ((move.sources[source], one), (move.targets[target], two))
-        names = [n for n in names_of(sides[0][0].axes, one) if not n.startswith(REST)]
-        names += sides[0][0].numbers
+        every = (
+            name
+            for layout, part in sides
+            for name in (*names_of(layout.axes, part), *layout.numbers)
+            if not name.startswith(REST)
+        )
+        names = [*dict.fromkeys(every)]
         for a, b in itertools.combinations(names, 2):
             together = any(
                 a in product and b in product

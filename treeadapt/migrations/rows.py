@@ -8,20 +8,14 @@ seen. See ``planning`` for which leaves a row takes.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import itertools
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, TypeAlias
-
-import jax.numpy as jnp
-import numpy as np
+from typing import Any, TypeAlias
 
 from treeadapt.convert import describe
-from treeadapt.data_files import MAX_INTEGER
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.axes import (
     ANY_AXES,
@@ -32,22 +26,17 @@ from treeadapt.migrations.axes import (
     parse_axes,
     parts_of,
 )
+from treeadapt.migrations.operations import Notes, Values, parse_operations, refuse
 from treeadapt.migrations.templates import Template, malformed, parse_template
 from treeadapt.names import Speller, listing
 
 SPLIT = " : "
 MAX_CHARACTERS = 4_096
 
-_DTYPE = re.compile(r"[<>=|]?[A-Za-z][A-Za-z0-9_]{0,30}")
 _ESCAPE_OR_SPLIT = re.compile(rf"\\.|(?={SPLIT})", re.DOTALL)
 
 #: Source, its part, target and its part of each array that moves as a whole.
 Pieces: TypeAlias = Sequence[tuple[int, int, int, int]]
-
-#: How many zeros are before and after the rest of an axis, by its name.
-Pads: TypeAlias = Mapping[str | None, tuple[int, int]]
-
-OPERATIONS = ("scale", "offset", "pad", "cast")
 
 #: Next to what a row drops, in the inverse of a table that fills it by a pattern.
 _UNDO_NEW = {"undo": "new"}
@@ -83,48 +72,6 @@ class Address:
 
 
 @dataclasses.dataclass(frozen=True)
-class Values:
-    """What is done to the values of a row's targets, in this order, or undone.
-
-    Attributes:
-        scale: factor.
-        offset: added to the product.
-        pad: names of axes that get zeros, each with how many before and after.
-        cast: dtypes by name: the new one, or the old one and the new one.
-        undoes: whether all this was done to the sources, and is undone.
-    """
-
-    scale: float = 1.0
-    offset: float = 0.0
-    pad: tuple[tuple[str, tuple[int, int]], ...] = ()
-    cast: tuple[str, ...] = ()
-    undoes: bool = False
-
-    @property
-    def computes(self) -> bool:
-        """Whether numbers change other than by their dtype."""
-        return self.scale != 1 or self.offset != 0
-
-    def __bool__(self) -> bool:
-        return self.computes or bool(self.pad or self.cast)
-
-    def pads(self, *, is_source: bool) -> Pads:
-        """Return the padding of the sources, or of the targets, by name of the axis."""
-        return dict(self.pad) if self.undoes == is_source else {}
-
-    def typed(self) -> dict[str, Any]:
-        """Return the operations as they are written in a table."""
-        cast = self.cast[0] if len(self.cast) == 1 else list(self.cast)
-        every = {
-            "scale": self.scale if self.scale != 1 else None,
-            "offset": self.offset or None,
-            "pad": dict(self.pad),
-            "cast": cast,
-        }
-        return {name: value for name, value in every.items() if value}
-
-
-@dataclasses.dataclass(frozen=True)
 class Row:
     """One row.
 
@@ -132,6 +79,7 @@ class Row:
         sources: addresses of the leaves that it takes.
         targets: addresses that it fills; none in a row that drops leaves.
         values: what is done to the values of the targets, or undone.
+        notes: what else is known of it.
         function: makes the leaves of the targets out of those of the sources.
         inverse: makes those of the sources out of those of the targets.
         splits: whether ``function`` returns a sequence, one leaf for each target.
@@ -142,7 +90,8 @@ class Row:
 
     sources: tuple[Address, ...]
     targets: tuple[Address, ...]
-    values: Values = Values()
+    values: Values = dataclasses.field(default_factory=Values)
+    notes: Notes = dataclasses.field(default_factory=Notes)
     function: Callable[..., Any] | None = None
     inverse: Callable[..., Any] | None = None
     splits: bool = False
@@ -234,6 +183,18 @@ class Row:
         is_copied = self.function is None and not self._joins_parts
         return len(self.sources) > 1 and is_copied
 
+    @property
+    def copies(self) -> bool:
+        """Whether it makes the same numbers several times."""
+        repeats = self.values.repeats(is_source=False)
+        return bool(repeats) or self.reversed().compares
+
+    @functools.cached_property
+    def sizes(self) -> Mapping[str, int]:
+        """Sizes of names that hold in this row only."""
+        repeats = {name: size for name, size in self.values.repeat if size is not None}
+        return {**repeats, **dict(self.notes.sizes)}
+
     def takes(self, path: str) -> bool:
         """Return whether one of its sources matches a path."""
         return any(each.path.match(path) is not None for each in self.sources)
@@ -242,9 +203,15 @@ class Row:
         """Return the row read backwards."""
         undoes = bool(self.values) and not self.values.undoes
         values = dataclasses.replace(self.values, undoes=undoes)
-        functions = self.inverse, self.function
         return Row(
-            self.targets, self.sources, values, *functions, self.joins, self.splits
+            sources=self.targets,
+            targets=self.sources,
+            values=values,
+            notes=self.notes,
+            function=self.inverse,
+            inverse=self.function,
+            splits=self.joins,
+            joins=self.splits,
         )
 
     def typed(self) -> tuple[Any, Any]:
@@ -261,10 +228,11 @@ class Row:
         if self.function is not None:
             functions = (self.function, self.inverse)
             return source, (target, functions if self.inverse else self.function)
-        if self.values:
-            typed = self.values.typed()
-            return source, (target, {"undo": typed} if self.values.undoes else typed)
-        return source, target
+        options = self.values.typed()
+        if self.values.undoes:
+            options = {"undo": options}
+        options |= self.notes.typed()
+        return source, (target, options) if options else target
 
 
 def parse_rows(table: Any) -> tuple[Row, ...]:
@@ -306,19 +274,25 @@ def parse_row(source: Any, value: Any) -> Row:
             refuse(row.text, "it drops leaves and changes them", "Write None alone")
         row = dataclasses.replace(row, is_spare=True)
     elif isinstance(extra, Mapping):
-        row = Row(sources, targets, _values(row.text, extra))
+        row = Row(sources, targets, *parse_operations(row.text, extra))
     elif extra is not None:
         functions = extra if isinstance(extra, tuple) else (extra, None)
         if len(functions) != 2:
             problem = f"it has {len(functions)} functions"
             refuse(row.text, problem, "Write (function, inverse)")
-        is_tuple = [isinstance(side, tuple) for side in (target, source)]
-        row = Row(sources, targets, Values(), *functions, *is_tuple)
+        row = Row(
+            sources,
+            targets,
+            function=functions[0],
+            inverse=functions[1],
+            splits=isinstance(target, tuple),
+            joins=isinstance(source, tuple),
+        )
     row = _understood(row)
     _check_sides(row)
     if row.has_axes and not row.drops:
         _check_axes(row)
-    _check_pads(row)
+    _check_names(row)
     return row
 
 
@@ -346,61 +320,6 @@ def _address(text: str, *, wild: bool) -> Address:
     path = parse_template(text, text[:end], wild=wild)
     axes = parse_axes(text, end + len(SPLIT)) if splits else ANY_AXES
     return Address(text, path, axes, bool(splits))
-
-
-def _values(row: str, typed: Mapping[Any, Any]) -> Values:
-    """Read the operations of a row."""
-    undoes = [*typed] == ["undo"]
-    operations = typed["undo"] if undoes else typed
-    if not isinstance(operations, Mapping) or not operations:
-        refuse(row, f"{operations!r:.80} holds no operations", "Write {'scale': 2.0}")
-    for name in operations:
-        if name not in OPERATIONS:
-            near = Speller().nearest(str(name), OPERATIONS, count=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            problem = f"{name!r:.80} is not an operation; {hint}known are"
-            refuse(row, f"{problem} {listing(OPERATIONS)}", "Correct it")
-    for name in ("scale", "offset"):
-        number = operations.get(name, 1)
-        is_number = isinstance(number, float) or type(number) is int
-        limit = sys.float_info.max if isinstance(number, float) else MAX_INTEGER - 1
-        is_finite = is_number and abs(number) <= limit
-        if not is_finite or (name, number) == ("scale", 0):
-            cure = "It is a finite number of at most 64 bits, and a scale is not 0"
-            refuse(row, f"its {name} is {number!r:.80}", cure)
-    pad = operations.get("pad", {})
-    if not isinstance(pad, Mapping) or not all(map(_is_width, pad.values())):
-        cure = "Write the zeros before and after: {'pad': {'v': (0, 47)}}"
-        refuse(row, f"its pad is {pad!r:.80}", cure)
-    cast = operations.get("cast", ())
-    dtypes = cast if isinstance(cast, list | tuple) else [cast]
-    if len(dtypes) > 2 or ("cast" in operations and not dtypes) or None in dtypes:
-        cure = "Write a dtype, or the old and the new"
-        refuse(row, f"its cast is {cast!r:.80}", cure)
-    values = Values(
-        float(operations.get("scale", 1)),
-        float(operations.get("offset", 0)),
-        tuple((str(name), (width[0], width[1])) for name, width in pad.items()),
-        tuple(_dtype(row, dtype) for dtype in dtypes),
-    )
-    return dataclasses.replace(values, undoes=undoes and bool(values))
-
-
-def _is_width(width: Any) -> bool:
-    is_pair = isinstance(width, list | tuple) and len(width) == 2
-    return is_pair and all(
-        type(count) is int and 0 <= count < MAX_INTEGER for count in width
-    )
-
-
-def _dtype(row: str, typed: Any) -> str:
-    is_name = isinstance(typed, str) and _DTYPE.fullmatch(typed)
-    if is_name or isinstance(typed, type | np.dtype):
-        with contextlib.suppress(TypeError):  # of a name that NumPy does not know
-            dtype = jnp.dtype(typed)
-            if jnp.issubdtype(dtype, np.number) or dtype == np.bool_:
-                return str(dtype.name)
-    return refuse(row, f"{typed!r:.80} is not a dtype", "Write one such as 'float32'")
 
 
 def _understood(row: Row) -> Row:
@@ -489,6 +408,8 @@ def _check_axes(row: Row) -> None:
         here = {*left.numbers, *names_of(left.axes, one)}
         there = {*right.numbers, *names_of(right.axes, two)}
         texts = left.path.names.difference(left.numbers)
+        here |= there & row.values.repeats(is_source=False)
+        there |= here & row.values.repeats(is_source=True)
         alone = sorted((here ^ there) - texts)
         if alone:
             inside, outside = (left, right) if alone[0] in here else (right, left)
@@ -498,8 +419,8 @@ def _check_axes(row: Row) -> None:
             refuse(row.text, f"{problem} not in {outside.text!r:.200}", cure)
 
 
-def _check_pads(row: Row) -> None:
-    """Raise unless each axis that is padded is alone, and its address has axes."""
+def _check_names(row: Row) -> None:
+    """Raise unless the row has the axes that its operations and notes name."""
     side = row.sources if row.values.undoes else row.targets
     for name, _ in row.values.pad:
         for address in side:
@@ -507,12 +428,24 @@ def _check_pads(row: Row) -> None:
                 problem = f"it pads {name!r}, which is not an axis of"
                 cure = "Write it as an axis of its own"
                 refuse(row.text, f"{problem} {address.text!r:.200}", cure)
-
-
-def refuse(row: str, problem: str, cure: str) -> NoReturn:
-    """Raise because a row contradicts itself.
-
-    Raises:
-        MigrationError: always.
-    """
-    raise MigrationError(f"The row {listing([row])} is malformed: {problem}. {cure}.")
+    for name, _ in row.values.repeat:
+        is_axis = any(name in every_name(each.axes) for each in side)
+        others = row.targets if row.values.undoes else row.sources
+        in_path = any(name in each.numbers for each in side)
+        in_others = any(name in {*every_name(o.axes), *o.numbers} for o in others)
+        if not is_axis or name == REST or in_path or in_others:
+            here, there = ("source", "target")[:: -1 if not row.values.undoes else 1]
+            problem = f"it repeats along {name!r}, which is not an axis of its {here}"
+            refuse(row.text, f"{problem} alone", f"Write it there, not in the {there}")
+    sizes, repeats = dict(row.notes.sizes), dict(row.values.repeat)
+    for name in sizes:
+        if repeats.get(name) not in (None, sizes[name]):
+            problem = f"{name!r} has two sizes, {repeats[name]} and {sizes[name]}"
+            refuse(row.text, problem, "Write it once")
+    for noun, names in (("sizes", sizes), ("checked", row.notes.checked)):
+        for name in names:
+            if name not in row.names or not row.has_axes:
+                near = Speller().nearest(name, sorted(row.names), count=1)
+                cure = f"Did you mean {near[0]!r}" if near else "Remove it"
+                problem = f"{noun} has {name!r:.200}, which is not an axis of the row"
+                refuse(row.text, problem, cure)

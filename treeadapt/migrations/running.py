@@ -23,7 +23,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 
 from treeadapt.arrays import narrow_bits
 from treeadapt.migrations.axes import Axes, Axis, indices, names_of
-from treeadapt.migrations.rows import Pieces, Values
+from treeadapt.migrations.operations import Values
+from treeadapt.migrations.rows import Pieces
 
 #: What may be wrong with values.
 UNEQUAL = "the copies are not equal"
@@ -241,15 +242,14 @@ def _run(
         The arrays of each target, and whether each fault is there.
     """
     moved = functools.partial(_moved, move, xp=xp)
-    gathered, ends = _by_bits(moved, leaves, xp, max_bits)
+    gathered, ends, pairs = _by_bits(moved, leaves, xp, max_bits)
     rest = [xp.any(_bits(end, xp) != 0) for end in ends]
-    unequal: list[Any] = []
+    unequal = [xp.any(_bits(one, xp) != _bits(two, xp)) for one, two in pairs]
     lost: list[Any] = []
-    finished = []
-    for target, (arrays, *others) in zip(move.targets, gathered, strict=True):
-        pairs = itertools.chain(*(zip(arrays, other, strict=True) for other in others))
-        unequal += [xp.any(_bits(one, xp) != _bits(two, xp)) for one, two in pairs]
-        finished.append([_finished(move, target, array, xp, lost) for array in arrays])
+    finished = [
+        [_finished(move, target, array, xp, lost) for array in arrays]
+        for target, arrays in zip(move.targets, gathered, strict=True)
+    ]
     return finished, [xp.any(xp.array(each, bool)) for each in (unequal, rest, lost)]
 
 
@@ -290,8 +290,8 @@ def _by_bits(
 
 def _moved(
     move: Move, leaves: Sequence[Sequence[Any]], xp: Any
-) -> tuple[list[list[list[Any]]], list[Any]]:
-    """Return the arrays of each target, once for each of its copies, and the ends.
+) -> tuple[list[list[Any]], list[Any], list[tuple[Any, Any]]]:
+    """Return the arrays of each target, the ends, and what must be equal.
 
     Args:
         move: how they are moved.
@@ -299,8 +299,10 @@ def _moved(
         xp: ``numpy`` or ``jax.numpy``.
 
     Returns:
-        For each target its copies, and what is cut off of the sources.
+        For each target its arrays; what is cut off of the sources; and pairs of arrays
+        that must be equal, if the second one is repeated along axes of size 1.
     """
+    pairs: list[tuple[Any, Any]] = []
     ends: list[Any] = []
     sources: list[Any] = []
     for layout, group in zip(move.sources, leaves, strict=True):
@@ -310,11 +312,19 @@ def _moved(
     for number in range(len(move.targets)):
         pieces = [piece for piece in move.pieces if piece[2] == number]
         copies = [[piece] for piece in pieces] if move.compares else [pieces]
-        gathered.append([_gathered(move, each, sources, xp) for each in copies])
-    return gathered, ends
+        arrays, *others = (_gathered(move, each, sources, xp, pairs) for each in copies)
+        pairs += itertools.chain(*(zip(other, arrays, strict=True) for other in others))
+        gathered.append(arrays)
+    return gathered, ends, pairs
 
 
-def _gathered(move: Move, pieces: Pieces, sources: Sequence[Any], xp: Any) -> list[Any]:
+def _gathered(
+    move: Move,
+    pieces: Pieces,
+    sources: Sequence[Any],
+    xp: Any,
+    pairs: list[tuple[Any, Any]],
+) -> list[Any]:
     """Return the arrays of a target, made of one array for each source.
 
     Args:
@@ -322,6 +332,7 @@ def _gathered(move: Move, pieces: Pieces, sources: Sequence[Any], xp: Any) -> li
         pieces: of this target.
         sources: the arrays; those of several leaves are stacked along a first axis.
         xp: ``numpy`` or ``jax.numpy``.
+        pairs: gets the arrays of which a copy is taken, each with that copy.
     """
     target = move.targets[pieces[0][2]]
     parts = []
@@ -334,12 +345,22 @@ def _gathered(move: Move, pieces: Pieces, sources: Sequence[Any], xp: Any) -> li
             array = array[(slice(None),) * (place + bool(source.numbers)) + (span,)]
         names = [*source.numbers, *names_of(source.axes, one)]
         wanted = [*target.numbers, *names_of(target.axes, two)]
-        array = xp.reshape(array, [move.size[name] for name in names])
-        array = xp.transpose(array, [names.index(name) for name in wanted])
+        repeated = [name for name in wanted if name not in names]
+        copied = [name for name in names if name not in wanted]
+        array = xp.reshape(array, [move.size[n] for n in names] + [1] * len(repeated))
+        order = [*names, *repeated]
+        array = xp.transpose(array, [order.index(name) for name in (*copied, *wanted)])
+        if copied:
+            first = array[(slice(1),) * len(copied)]
+            # An axis more, so that the bytes of an element are not among its copies.
+            pairs.append((array[..., None], first[..., None]))
+            array = first[(0,) * len(copied)]
+        if repeated:
+            array = xp.broadcast_to(array, [move.size[name] for name in wanted])
         shape = [move.size[name] for name in target.numbers]
         shape += [move.count(axis.product(two)) for axis in target.axes]
         parts.append(xp.reshape(array, shape))
-    joined = parts[0]
+    joined = np.ascontiguousarray(parts[0]) if xp is np and repeated else parts[0]
     if len(parts) > 1:
         place = _joint(target.axes) + len(target.numbers)
         joined = xp.concatenate(parts, place)

@@ -25,9 +25,10 @@ from treeadapt.errors import MigrationError
 from treeadapt.layers.region import read_key
 from treeadapt.migrations.groups import Group, GroupMaker, Taken
 from treeadapt.migrations.migration import Migration
+from treeadapt.migrations.operations import Values
 from treeadapt.migrations.planning import assign
 from treeadapt.migrations.problems import Problems
-from treeadapt.migrations.rows import Row, Values
+from treeadapt.migrations.rows import Row
 from treeadapt.migrations.running import CUT_OFF, run
 from treeadapt.names import listing
 from treeadapt.state.matching import by_node
@@ -346,7 +347,7 @@ class _Mover:
                     if row.moves or has_gaps:
                         leaf.origin_of = functools.partial(_holders, marks, path, names)
                     self.result.add(leaf)
-            if filled and row.reversed().compares:
+            if filled and row.copies:
                 self.result.warnings[row.text] = (
                     f"the row {row.text!r} makes copies of one parameter: each of "
                     f"{listing(group.filled)} goes on with all of its moments, and "

@@ -1,0 +1,222 @@
+"""Operations: what is written next to the target of a row.
+
+Takes the mapping of a row as it was typed, and gives ``Values``, what is done to the
+numbers of its targets, and ``Notes``, what else is known of the row. Each is checked by
+itself; whether the row has the axes that they name is up to ``rows``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import operator
+import re
+import sys
+from collections.abc import Mapping
+from typing import Any, NoReturn, TypeAlias
+
+import jax.numpy as jnp
+import numpy as np
+
+from treeadapt.data_files import MAX_INTEGER
+from treeadapt.errors import MigrationError
+from treeadapt.names import Speller, listing
+
+OPERATIONS = ("repeat", "scale", "offset", "pad", "cast")
+NOTES = ("sizes", "checked")
+
+_DTYPE = re.compile(r"[<>=|]?[A-Za-z][A-Za-z0-9_]{0,30}")
+
+#: How many zeros are before and after the rest of an axis, by its name.
+Pads: TypeAlias = Mapping[str | None, tuple[int, int]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Values:
+    """What is done to the values of a row's targets, in this order, or undone.
+
+    Attributes:
+        repeat: names of axes along which numbers are repeated, each with its size, or
+            None where that is known otherwise.
+        scale: factor.
+        offset: added to the product.
+        pad: names of axes that get zeros, each with how many before and after.
+        cast: dtypes by name: the new one, or the old one and the new one.
+        undoes: whether all this was done to the sources, and is undone.
+    """
+
+    repeat: tuple[tuple[str, int | None], ...] = ()
+    scale: float = 1.0
+    offset: float = 0.0
+    pad: tuple[tuple[str, tuple[int, int]], ...] = ()
+    cast: tuple[str, ...] = ()
+    undoes: bool = False
+
+    @property
+    def computes(self) -> bool:
+        """Whether numbers change other than by their dtype."""
+        return self.scale != 1 or self.offset != 0
+
+    def __bool__(self) -> bool:
+        return self.computes or bool(self.pad or self.cast or self.repeat)
+
+    def pads(self, *, is_source: bool) -> Pads:
+        """Return the padding of the sources, or of the targets, by name of the axis."""
+        return dict(self.pad) if self.undoes == is_source else {}
+
+    def repeats(self, *, is_source: bool) -> frozenset[str]:
+        """Return the names of axes along which the sources, or targets, are copies."""
+        names = (name for name, _ in self.repeat if self.undoes == is_source)
+        return frozenset(names)
+
+    def typed(self) -> dict[str, Any]:
+        """Return the operations as they are written in a table."""
+        cast = self.cast[0] if len(self.cast) == 1 else list(self.cast)
+        repeat: Any = dict(self.repeat)
+        if None in repeat.values():
+            ((repeat, _),) = self.repeat
+        every = {
+            "repeat": repeat,
+            "scale": self.scale if self.scale != 1 else None,
+            "offset": self.offset or None,
+            "pad": dict(self.pad),
+            "cast": cast,
+        }
+        return {name: value for name, value in every.items() if value}
+
+
+@dataclasses.dataclass(frozen=True)
+class Notes:
+    """What is known of a row, forwards and backwards.
+
+    Attributes:
+        sizes: sizes of names in this row.
+        checked: names of which somebody checked that they are not swapped.
+    """
+
+    sizes: tuple[tuple[str, int], ...] = ()
+    checked: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.sizes or self.checked)
+
+    def typed(self) -> dict[str, Any]:
+        """Return the notes as they are written in a table."""
+        every = {"sizes": dict(self.sizes), "checked": " ".join(self.checked)}
+        return {name: value for name, value in every.items() if value}
+
+
+def parse_operations(row: str, typed: Mapping[Any, Any]) -> tuple[Values, Notes]:
+    """Read what is next to a target.
+
+    Args:
+        row: text of the row, for messages.
+        typed: as in a table.
+
+    Raises:
+        MigrationError: something in it is unknown or malformed.
+    """
+    rest = {name: value for name, value in typed.items() if name not in NOTES}
+    notes = {name: value for name, value in typed.items() if name in NOTES}
+    if not notes or rest:
+        return _values(row, rest), _notes(row, notes)
+    return Values(), _notes(row, notes)
+
+
+def as_size(number: Any) -> int:
+    """Return a size as an int; 0 if it is not an integer above 0, of 64 bits."""
+    try:
+        size = 0 if isinstance(number, bool | np.bool_) else operator.index(number)
+    except TypeError:
+        size = 0
+    return size if 0 < size < MAX_INTEGER else 0
+
+
+def _notes(row: str, typed: Mapping[str, Any]) -> Notes:
+    sizes, checked = typed.get("sizes", {}), typed.get("checked", "")
+    if not isinstance(sizes, Mapping) or not all(map(as_size, sizes.values())):
+        cure = "Write integers above 0, of at most 64 bits: {'sizes': {'h': 8}}"
+        refuse(row, f"its sizes are {sizes!r:.80}", cure)
+    if not isinstance(checked, str) or ("checked" in typed and not checked.split()):
+        cure = "Write names with spaces between them: {'checked': 'h w'}"
+        refuse(row, f"its checked is {checked!r:.80}", cure)
+    return Notes(
+        tuple((str(name), as_size(size)) for name, size in sizes.items()),
+        tuple(dict.fromkeys(checked.split())),
+    )
+
+
+def _values(row: str, typed: Mapping[Any, Any]) -> Values:
+    """Read the operations of a row."""
+    undoes = [*typed] == ["undo"]
+    operations = typed["undo"] if undoes else typed
+    if not isinstance(operations, Mapping) or not operations:
+        refuse(row, f"{operations!r:.80} holds no operations", "Write {'scale': 2.0}")
+    for name in operations:
+        if name not in OPERATIONS:
+            options = OPERATIONS if undoes else (*OPERATIONS, *NOTES)
+            near = Speller().nearest(str(name), options, count=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            problem = f"{name!r:.80} is not an operation; {hint}known are"
+            refuse(row, f"{problem} {listing(options)}", "Correct it")
+    for name in ("scale", "offset"):
+        number = operations.get(name, 1)
+        is_number = isinstance(number, float) or type(number) is int
+        limit = sys.float_info.max if isinstance(number, float) else MAX_INTEGER - 1
+        is_finite = is_number and abs(number) <= limit
+        if not is_finite or (name, number) == ("scale", 0):
+            cure = "It is a finite number of at most 64 bits, and a scale is not 0"
+            refuse(row, f"its {name} is {number!r:.80}", cure)
+    pad = operations.get("pad", {})
+    if not isinstance(pad, Mapping) or not all(map(_is_width, pad.values())):
+        cure = "Write the zeros before and after: {'pad': {'v': (0, 47)}}"
+        refuse(row, f"its pad is {pad!r:.80}", cure)
+    cast = operations.get("cast", ())
+    dtypes = cast if isinstance(cast, list | tuple) else [cast]
+    if len(dtypes) > 2 or ("cast" in operations and not dtypes) or None in dtypes:
+        cure = "Write a dtype, or the old and the new"
+        refuse(row, f"its cast is {cast!r:.80}", cure)
+    values = Values(
+        _repeat(row, operations["repeat"]) if "repeat" in operations else (),
+        float(operations.get("scale", 1)),
+        float(operations.get("offset", 0)),
+        tuple((str(name), (width[0], width[1])) for name, width in pad.items()),
+        tuple(_dtype(row, dtype) for dtype in dtypes),
+    )
+    return dataclasses.replace(values, undoes=undoes and bool(values))
+
+
+def _repeat(row: str, typed: Any) -> tuple[tuple[str, int | None], ...]:
+    if isinstance(typed, str) and typed:
+        return ((typed, None),)
+    is_mapping = isinstance(typed, Mapping) and typed
+    if not is_mapping or not all(map(as_size, typed.values())):
+        cure = "Write an axis of the target, {'repeat': 'r'}, or its size, {'r': 2}"
+        refuse(row, f"its repeat is {typed!r:.80}", cure)
+    return tuple((str(name), as_size(size)) for name, size in typed.items())
+
+
+def _is_width(width: Any) -> bool:
+    is_pair = isinstance(width, list | tuple) and len(width) == 2
+    return is_pair and all(
+        type(count) is int and 0 <= count < MAX_INTEGER for count in width
+    )
+
+
+def _dtype(row: str, typed: Any) -> str:
+    is_name = isinstance(typed, str) and _DTYPE.fullmatch(typed)
+    if is_name or isinstance(typed, type | np.dtype):
+        with contextlib.suppress(TypeError):  # of a name that NumPy does not know
+            dtype = jnp.dtype(typed)
+            if jnp.issubdtype(dtype, np.number) or dtype == np.bool_:
+                return str(dtype.name)
+    return refuse(row, f"{typed!r:.80} is not a dtype", "Write one such as 'float32'")
+
+
+def refuse(row: str, problem: str, cure: str) -> NoReturn:
+    """Raise because a row contradicts itself.
+
+    Raises:
+        MigrationError: always.
+    """
+    raise MigrationError(f"The row {listing([row])} is malformed: {problem}. {cure}.")
