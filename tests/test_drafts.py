@@ -245,6 +245,70 @@ def test_one_array_twice_is_one_row_with_two_targets():
     assert (row, targets) == ("wte : v e", ["embed : v e", "head : e v"])
 
 
+def test_a_stack_of_hundreds_is_seen_whatever_its_names():
+    stack = np.random.default_rng(0).normal(size=(300, 5, 7)).astype("float32")
+    source = {f"some.{n}.w": layer for n, layer in enumerate(stack)}
+    source["w"] = np.random.default_rng(1).normal(size=stack.shape).astype("float32")
+    draft = ta.draft_migration(source, {"other": stack.swapaxes(1, 2)})
+    assert draft.pairs.keys() == source.keys() - {"w"}
+    assert not draft.doubtful
+
+
+NUMBERED = np.random.default_rng(5).normal(size=(3, 4, 13, 7)).astype("float32")
+BY_NUMBER = {
+    "the parts of an array": (
+        {f"h.{i}.p.{n}.w": NUMBERED[i, n, : 5 + n] for i in range(3) for n in range(3)},
+        {
+            f"h/{i}/w": np.concatenate([NUMBERED[i, n, : 5 + n] for n in range(3)]).T
+            for i in range(3)
+        },
+    ),
+    "the parts of a stack": (
+        {f"h.{i}.w{n}": NUMBERED[i, n, : 5 + n] for i in range(3) for n in range(2)},
+        {"h/w": np.concatenate([NUMBERED[:, 0, :5], NUMBERED[:, 1, :6]], axis=1)},
+    ),
+    "copies": (
+        {f"h.{i}.w": NUMBERED[i, 0] for i in range(3)},
+        {
+            f"h/{i}/x{n}": NUMBERED[i, 0].T if n else NUMBERED[i, 0]
+            for i in range(3)
+            for n in range(2)
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+@pytest.mark.parametrize("name", BY_NUMBER)
+def test_parts_may_differ_in_a_number_and_in_size(name, is_back):
+    pair = BY_NUMBER[name][::-1] if is_back else BY_NUMBER[name]
+    draft = ta.draft_migration(*pair)
+    assert not draft.doubtful
+    moves_alike(draft.migration, *pair)
+
+
+@pytest.mark.parametrize("with_values", [True, False])
+@pytest.mark.parametrize("is_back", [False, True])
+@pytest.mark.parametrize("path", ["b/{b}/{i}/w", "b/{i}/{b}/w"])
+def test_one_number_may_become_two(path, is_back, with_values):
+    def pair(blocks, size):
+        layers = float32({f"h.{n}.w": A for n in range(blocks * size)}, blocks)
+        return layers, {
+            path.format(b=n // size, i=n % size): layers[f"h.{n}.w"].T
+            for n in range(blocks * size)
+        }
+
+    source, target = pair(4, 3)[:: -1 if is_back else 1]
+    if with_values:
+        draft = ta.draft_migration(source, target)
+        assert not draft.doubtful
+        assert draft.migration.sizes == {"i": 3}
+        moves_alike(draft.migration, *pair(2, 3)[:: -1 if is_back else 1])
+    else:
+        draft = ta.draft_migration(abstract(source), abstract(target))
+        assert {*draft.pairs} == {*draft.doubtful} == {*source}
+
+
 def test_scalars_of_several_names_are_one_array():
     source = {"q.scale": np.float32(0.3), "k.scale": np.float32(0.7)}
     target = {"scales": np.float32([0.3, 0.7])}

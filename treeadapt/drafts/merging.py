@@ -52,7 +52,8 @@ def canonical(row: DraftRow) -> DraftRow:
 def open_atoms(row: DraftRow) -> list[int]:
     """Return the atoms of which no shape at other sizes would give the size.
 
-    Where an axis has several, a factor of 2 is one, else the smallest.
+    Where an axis has several, a factor of 2 is one, else the smallest; of numbers that
+    are one in a path, the innermost, which counts the layers of a block.
     """
     return _open(row)[0]
 
@@ -66,14 +67,25 @@ def _open(row: DraftRow) -> tuple[list[int], bool]:
     guesses = False
     sums: list[list[tuple[int, ...]]] = []
     determined: set[int] = set()
+    # Numbers of one path say nothing of those that are one in the other path.
+    united = {
+        atom
+        for place in row.places
+        for token in place.tokens
+        if isinstance(token, Hole) and len(token.atoms) > 1
+        for atom in token.atoms
+    }
     for place in row.places:
         for token in place.tokens:
             if isinstance(token, Hole):
-                if token.is_text or token.texts or len(token.atoms) == 1:
-                    determined |= {*token.atoms} - {*row.gaps}
+                if token.is_text or token.texts:
+                    determined |= {*token.atoms} - row.gaps
+                elif len(token.atoms) == 1:
+                    determined |= {*token.atoms} - row.gaps - united
                 else:
                     sums.append([token.atoms])
         sums += [list(parts) for parts in place.axes]
+    inner = {atom for parts in sums for atom in parts[0][-1:]} & united
     chosen = sorted(row.gaps)
     determined |= row.gaps
     while True:
@@ -95,9 +107,16 @@ def _open(row: DraftRow) -> tuple[list[int], bool]:
             return chosen, guesses
         shortest = min(left, key=len)
         best = min(
-            shortest, key=lambda atom: (row.sizes[atom] != 2, row.sizes[atom], atom)
+            shortest,
+            key=lambda atom: (
+                atom not in inner,
+                row.sizes[atom] != 2,
+                row.sizes[atom],
+                atom,
+            ),
         )
-        guesses |= sum(row.sizes[atom] == row.sizes[best] for atom in shortest) > 1
+        equal = [atom for atom in shortest if row.sizes[atom] == row.sizes[best]]
+        guesses |= len(equal) > 1 and best not in inner
         chosen.append(best)
         determined.add(best)
 

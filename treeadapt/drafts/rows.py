@@ -90,6 +90,11 @@ class DraftRow:
         return (*self.sources, *self.targets)
 
     @property
+    def has_bracket(self) -> bool:
+        """Whether an axis has several parts, one after the other."""
+        return any(len(axis) > 1 for place in self.places for axis in place.axes)
+
+    @property
     def source_paths(self) -> list[str]:
         """Paths of all leaves that it takes."""
         return [path for sources, _ in self.pairs for path in sources]

@@ -64,10 +64,10 @@ def written(rows: Sequence[DraftRow]) -> tuple[list[WrittenRow], dict[str, int]]
         for atom in open_atoms(row):
             size = row.sizes[atom]
             if size not in names:
-                near = (
-                    ["two"] if size == 2 else ["h"] if _counts_heads(row, atom) else []
-                )
-                free = (n for n in (*near, *"dijkmn") if n not in sizes)
+                near = "h" if _counts_heads(row, atom) else ""
+                near = "i" if _counts_layers(row, atom) else near
+                wishes = (*(("two",) if size == 2 else ()), *near, *"dijkmn")
+                free = (name for name in wishes if name not in sizes)
                 names[size] = next(free, f"size{size}")
                 sizes[names[size]] = size
     texts = []
@@ -83,6 +83,15 @@ def _counts_heads(row: DraftRow, atom: int) -> bool:
     parts = [part for place in row.places for axis in place.axes for part in axis]
     return bool(words & _HEADS) and all(
         part[0] == atom for part in parts if atom in part
+    )
+
+
+def _counts_layers(row: DraftRow, atom: int) -> bool:
+    """Return whether a factor is the inner one of a number of a path."""
+    tokens = (token for place in row.places for token in place.tokens)
+    return any(
+        isinstance(token, Hole) and len(token.atoms) > 1 and token.atoms[-1] == atom
+        for token in tokens
     )
 
 
