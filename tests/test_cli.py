@@ -1499,7 +1499,7 @@ def test_two_leaves_are_in_memory_at_a_time(tmp_path, monkeypatch):
 
 
 def test_a_difference_is_found_in_every_part(monkeypatch):
-    monkeypatch.setattr("treeadapt.diff._CHUNK", 3)
+    monkeypatch.setattr("treeadapt.reports.diff._CHUNK", 3)
     for dtype in ("int64", "uint8", "float16", "complex64", "bool", "O"):
         one = np.zeros(8, dtype)
         for place in range(8):

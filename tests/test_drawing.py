@@ -18,9 +18,9 @@ from sizes import full
 from trees import TREES
 
 import treeadapt as ta
-from treeadapt.drawing.outline import every
-from treeadapt.drawing.palette import GAP_COLOR, HUES, SCALE, STATIC_COLOR, paints
-from treeadapt.drawing.words import columns, fitted
+from treeadapt.reports.outline import every
+from treeadapt.reports.palette import GAP_COLOR, HUES, SCALE, STATIC_COLOR, paints
+from treeadapt.reports.words import columns, fitted
 
 REPOSITORY = Path(__file__).parent.parent
 SVG = "{http://www.w3.org/2000/svg}"

@@ -14,9 +14,9 @@ from scanned import TWINS
 from trees import BY_NAME
 
 import treeadapt as ta
-from treeadapt.drawing.outline import every
 from treeadapt.names import natural
-from treeadapt.report import RuleRow
+from treeadapt.reports.outline import every
+from treeadapt.reports.summary import RuleRow
 
 TREE = {"a": {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}, "b": jnp.ones(2)}
 WITH_STATIC = TREE | {"act": jax.nn.relu}

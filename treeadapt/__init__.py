@@ -18,7 +18,6 @@ _NAMES_IN = {
     "checkpoints.load_report": "LoadReport",
     "checkpoints.store": "load load_report read_metadata save",
     "convert": "from_flat_dict from_state_dict to_flat_dict to_state_dict tree_paths",
-    "diff": "Difference TreeDiff tree_diff",
     "drafts.draft": "MigrationDraft draft_migration",
     "errors": (
         "AdapterError CheckpointError CollectionWarning FreezeError MigrationError "
@@ -28,11 +27,12 @@ _NAMES_IN = {
         "TransformError TreeAdaptError TreeAdaptWarning TreeCycleError TreeDepthError "
         "UnliftedMaskWarning UnmatchedPathError UnstablePathWarning UnusedRuleError"
     ),
-    "memory": "MemoryPlan",
     "migrations.migration": "Migration load_migration rename",
     "migrations.plan": "MigrationPlan",
     "patterns": "escape",
-    "report": "Summary summarize",
+    "reports.diff": "Difference TreeDiff tree_diff",
+    "reports.memory": "MemoryPlan",
+    "reports.summary": "Summary summarize",
     "selection.freeze_spec": "FreezeSpec",
     "selection.rules": "STATIC RuleMatches Rules load_rules param_labels param_mask",
     "selection.selectors": "Selector glob leaf node",

@@ -18,7 +18,6 @@ from treeadapt.convert import (
     to_state_dict,
     tree_paths,
 )
-from treeadapt.diff import Difference, TreeDiff, tree_diff
 from treeadapt.drafts.draft import MigrationDraft, draft_migration
 from treeadapt.errors import (
     AdapterError,
@@ -50,11 +49,12 @@ from treeadapt.errors import (
     UnstablePathWarning,
     UnusedRuleError,
 )
-from treeadapt.memory import MemoryPlan
 from treeadapt.migrations.migration import Migration, load_migration, rename
 from treeadapt.migrations.plan import MigrationPlan
 from treeadapt.patterns import escape
-from treeadapt.report import Summary, summarize
+from treeadapt.reports.diff import Difference, TreeDiff, tree_diff
+from treeadapt.reports.memory import MemoryPlan
+from treeadapt.reports.summary import Summary, summarize
 from treeadapt.selection.freeze_spec import FreezeSpec
 from treeadapt.selection.rules import (
     STATIC,

@@ -20,7 +20,7 @@ import numpy as np
 import optax
 
 from treeadapt.convert import to_flat_dict, to_state_dict
-from treeadapt.report import summarize
+from treeadapt.reports.summary import summarize
 from treeadapt.selection.rules import Rules, param_labels
 from treeadapt.splitting import merge, split
 from treeadapt.transforms.partition import FROZEN, partition

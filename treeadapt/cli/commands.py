@@ -39,14 +39,14 @@ from treeadapt.cli.lint import (
     planned,
     read_migration,
 )
-from treeadapt.diff import TreeDiff, compared, tree_diff
 from treeadapt.drafts.draft import draft_migration
-from treeadapt.drawing.words import printable
 from treeadapt.errors import TreeAdaptError
 from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.plan import MigrationPlan, explanation
 from treeadapt.names import Speller, listing, plural
-from treeadapt.report import Finding, summarize
+from treeadapt.reports.diff import TreeDiff, compared, tree_diff
+from treeadapt.reports.summary import Finding, summarize
+from treeadapt.reports.words import printable
 from treeadapt.selection.rules import STATIC, RuleMatches, Rules, load_rules
 from treeadapt.selection.selectors import select
 from treeadapt.trees.views import view_tree

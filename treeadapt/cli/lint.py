@@ -1,6 +1,6 @@
 """Linting: what is wrong with rules or a migration for one tree, as findings.
 
-Takes ``RuleMatches``; gives the findings of ``report``, and rules that reach some but
+Takes ``RuleMatches``; gives the findings of ``reports``, and rules that reach some but
 not all of numbered siblings, such as a pattern that misses one oddly named layer. Or
 takes a migration and abstract trees; gives its plan, findings, and notes on what no
 check of shapes can see.
@@ -18,7 +18,7 @@ from treeadapt.migrations.migration import Migration, load_migration
 from treeadapt.migrations.plan import MigrationPlan, pairs_text
 from treeadapt.migrations.planning import compare_target
 from treeadapt.names import fold, listing, natural
-from treeadapt.report import Finding, findings
+from treeadapt.reports.summary import Finding, findings
 from treeadapt.selection.rules import RuleMatches
 from treeadapt.selection.selectors import Selector
 from treeadapt.trees.views import view_tree

@@ -19,14 +19,14 @@ from typing import Any
 import click
 from jax.sharding import PartitionSpec
 
-from treeadapt.diff import TreeDiff
-from treeadapt.drawing.layout import aligned
-from treeadapt.drawing.outline import Total, added, ends
-from treeadapt.drawing.text import lines
-from treeadapt.drawing.words import columns, fitted, printable
 from treeadapt.migrations.rows import Row
 from treeadapt.names import plural
-from treeadapt.report import Finding, LeafRow, Summary, label_key, label_text
+from treeadapt.reports.diff import TreeDiff
+from treeadapt.reports.layout import aligned
+from treeadapt.reports.outline import Total, added, ends
+from treeadapt.reports.summary import Finding, LeafRow, Summary, label_key, label_text
+from treeadapt.reports.text import lines
+from treeadapt.reports.words import columns, fitted, printable
 from treeadapt.selection.rules import STATIC, Rules
 
 _DIFF_COLORS = {"-": "red", "+": "green", ">": "cyan", "~": "yellow"}
@@ -255,7 +255,7 @@ def _escaped(text: str, more: str = "") -> str:
 
 
 def _style(style: str) -> dict[str, Any]:
-    """Return a style of ``drawing`` as click takes it."""
+    """Return a style of ``reports.text`` as click takes it."""
     color = style[1:] if style.startswith("#") else ""
     fg = tuple(bytes.fromhex(color)) or ("red" if style == "red" else None)
     words = style.split()

@@ -32,7 +32,6 @@ from treeadapt.checkpoints.safetensors_file import is_index
 from treeadapt.checkpoints.schema_file import ENDING
 from treeadapt.cli.printing import bar
 from treeadapt.data_files import DataFile, one_line
-from treeadapt.drawing.words import printable
 from treeadapt.errors import (
     CheckpointError,
     ShardingError,
@@ -42,6 +41,7 @@ from treeadapt.errors import (
 from treeadapt.migrations.groups import size_bytes
 from treeadapt.migrations.migration import Migration, load_migration
 from treeadapt.names import Speller, listing, plural
+from treeadapt.reports.words import printable
 from treeadapt.selection.rules import Rules, load_rules
 from treeadapt.transforms.adapt import is_transformation
 from treeadapt.trees.views import TreeView, view_tree

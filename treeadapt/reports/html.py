@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 
-from treeadapt.drawing.layout import Line, picture
-from treeadapt.drawing.markup import element
-from treeadapt.drawing.outline import Outline, every
-from treeadapt.drawing.palette import Paint
-from treeadapt.drawing.words import columns
+from treeadapt.reports.layout import Line, picture
+from treeadapt.reports.markup import element
+from treeadapt.reports.outline import Outline, every
+from treeadapt.reports.palette import Paint
+from treeadapt.reports.words import columns
 
 _ROWS, _WIDTH, _LABELS = 400, 200, 100
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from treeadapt.drawing.outline import LEGEND, Branch, Node, Outline, every
-from treeadapt.drawing.palette import Paint
-from treeadapt.drawing.words import columns, fitted
+from treeadapt.reports.outline import LEGEND, Branch, Node, Outline, every
+from treeadapt.reports.palette import Paint
+from treeadapt.reports.words import columns, fitted
 
 _BAR, _MIX = 16, 5
 _NAME, _CONTENTS, _LABEL, _RULES = 48, 32, 34, 60

@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from treeadapt.drawing.layout import Line, Span, legend_lines, tree_lines
-from treeadapt.drawing.outline import LEGEND, Outline
-from treeadapt.drawing.words import fitted
+from treeadapt.reports.layout import Line, Span, legend_lines, tree_lines
+from treeadapt.reports.outline import LEGEND, Outline
+from treeadapt.reports.words import fitted
 
 Styled = list[tuple[str, str]]  # texts, each with its style
 

@@ -11,11 +11,11 @@ import math
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 
-from treeadapt.drawing.layout import Line, Span, picture
-from treeadapt.drawing.markup import element, px
-from treeadapt.drawing.outline import Outline
-from treeadapt.drawing.palette import Paint
-from treeadapt.drawing.words import columns, fitted
+from treeadapt.reports.layout import Line, Span, picture
+from treeadapt.reports.markup import element, px
+from treeadapt.reports.outline import Outline
+from treeadapt.reports.palette import Paint
+from treeadapt.reports.words import columns, fitted
 
 _NOTES = 6
 _LINE, _CLOSE = 21, 19  # heights of rows, in pixels

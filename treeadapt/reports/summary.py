@@ -23,16 +23,8 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from treeadapt.arrays import is_array
 from treeadapt.checkpoints.replacing import replaced
-from treeadapt.drawing.html import html_page, html_part
-from treeadapt.drawing.layout import aligned
-from treeadapt.drawing.outline import Node, Outline, Total, added, grown, sum_text
-from treeadapt.drawing.palette import SIZES, paints
-from treeadapt.drawing.svg import svg
-from treeadapt.drawing.text import lines, markdown, plain
-from treeadapt.drawing.words import printable
 from treeadapt.errors import ShardingError, TreeAdaptError
 from treeadapt.layers.stacks import NO_STACKS, Unrolled
-from treeadapt.memory import MemoryPlan, plan_memory
 from treeadapt.names import (
     counts_text,
     listing,
@@ -41,6 +33,14 @@ from treeadapt.names import (
     shorten,
     size_text,
 )
+from treeadapt.reports.html import html_page, html_part
+from treeadapt.reports.layout import aligned
+from treeadapt.reports.memory import MemoryPlan, plan_memory
+from treeadapt.reports.outline import Node, Outline, Total, added, grown, sum_text
+from treeadapt.reports.palette import SIZES, paints
+from treeadapt.reports.svg import svg
+from treeadapt.reports.text import lines, markdown, plain
+from treeadapt.reports.words import printable
 from treeadapt.selection.repairs import advice_lines, entry_text
 from treeadapt.selection.rules import STATIC, RuleMatches, as_rules
 from treeadapt.selection.selectors import select

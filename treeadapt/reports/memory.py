@@ -24,10 +24,10 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from treeadapt import _jax
 from treeadapt.arrays import is_array
 from treeadapt.convert import describe
-from treeadapt.drawing.layout import aligned
-from treeadapt.drawing.words import fitted, printable
 from treeadapt.errors import ShardingError, TransformError
 from treeadapt.names import fold, listing, plural, size_text
+from treeadapt.reports.layout import aligned
+from treeadapt.reports.words import fitted, printable
 from treeadapt.sharding.params import decide_specs
 from treeadapt.sharding.specs import AxisRules, is_open, shard_shape, spec_text
 from treeadapt.sharding.state import place_state
