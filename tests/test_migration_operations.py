@@ -5,6 +5,7 @@ See ``test_migration_properties`` for the laws over random tables, which have al
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import einops
@@ -13,6 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -228,6 +231,115 @@ def test_a_file_may_not_repeat_beyond_measure_unless_the_target_does():
 )
 def test_a_repeat_that_makes_no_sense_is_refused(table, text):
     assert text in refused(table)
+
+
+# --- fill ---
+
+
+@settings(max_examples=settings.default.max_examples // 2)
+@given(
+    st.lists(st.tuples(*[st.integers(0, 2)] * 3), min_size=2, max_size=2),
+    st.sampled_from(["float32", "bfloat16", "int8", "complex64"]),
+    st.data(),
+)
+def test_what_is_new_has_the_numbers_of_the_target(axes, dtype, data):
+    shape = [size for size, _, _ in axes]
+    full = [sum(each) for each in axes]
+    numbers = np.arange(1, 50).astype(jnp.dtype(dtype))
+    source, target = numbers[: math.prod(shape)].reshape(shape), numbers[::-1]
+    target = target[: math.prod(full)].reshape(full)
+    pads = {"ab"[i]: each[1:] for i, each in enumerate(axes) if any(each[1:])}
+    assume(pads)
+    m = ta.Migration({"w : a b": ("v : b a", {"pad": pads, "fill": "target"})})
+    wanted = target.copy()
+    inner = tuple(slice(low, low + size) for size, low, _ in axes)
+    wanted[inner] = source
+    kinds = data.draw(st.tuples(*[st.sampled_from([np.asarray, jnp.asarray])] * 2))
+    source, target = kinds[0](source), kinds[1](target.T)
+    before = np.array(target)
+    moved = m({"w": source}, {"v": target})["v"]
+    np.testing.assert_array_equal(moved, wanted.T, strict=True)
+    np.testing.assert_array_equal(target, before)  # and it is not written to
+    back = m.inverse({"v": moved})["w"]
+    np.testing.assert_array_equal(back, source, strict=True)
+    if kinds[0] is jnp.asarray:
+        traced = jax.jit(m)({"w": source}, {"v": target})["v"]
+        np.testing.assert_array_equal(traced, wanted.T)
+
+
+def test_a_filled_payload_of_nan_stays_bit_by_bit():
+    bits = np.array([0x7FC1, 0xFFFF, 0x8000, 0x0001], np.uint16).view(jnp.bfloat16)
+    m = ta.Migration({"w : a": ("w : a", {"pad": {"a": (0, 2)}, "fill": "target"})})
+    target = {"w": jnp.asarray(np.concatenate([bits[:2], bits[2:]]))}
+    moved = m({"w": jnp.asarray(bits[:2])}, target)["w"]
+    assert moved.tobytes() == bits.tobytes()
+
+
+@pytest.mark.parametrize("spec", [P("x"), P(None, "x"), P()])
+def test_each_device_fills_from_its_own_shards(tmp_path, spec):
+    sharding = NamedSharding(jax.make_mesh((4,), ("x",)), spec)
+    w = {"w": np.arange(24, dtype=np.float32).reshape(3, 8)}
+    target = {"w": jax.device_put(-np.ones((4, 8), np.float32), sharding)}
+    options = {"pad": {"l": (0, 1)}, "fill": "target", "offset": 1.0}
+    m = ta.Migration({"w : l a": ("w : l a", options)})
+    wanted = np.concatenate([w["w"] + 1, -np.ones((1, 8), np.float32)])
+    ta.save(tmp_path / "w.safetensors", w)
+    for moved in (
+        ta.load(tmp_path / "w.safetensors", target, migration=m),
+        m(jax.tree.map(jnp.asarray, w), target),
+    ):
+        assert moved["w"].sharding == sharding
+        np.testing.assert_array_equal(moved["w"], wanted)
+    assert m.plan(w, target).gathered == ()
+    ta.save(tmp_path / "v.safetensors", moved)
+    back = ta.load(tmp_path / "v.safetensors", w, migration=m.inverse)
+    np.testing.assert_array_equal(back["w"], w["w"])
+
+
+def test_a_fill_needs_the_numbers_of_a_target(tmp_path):
+    m = ta.Migration({"w : a": ("w : a", {"pad": {"a": (0, 1)}, "fill": "target"})})
+    w, shapes = {"w": np.ones(2)}, {"w": jax.ShapeDtypeStruct((3,), np.float64)}
+    ta.save(tmp_path / "w.safetensors", w)
+    text = "the target's values are kept, and no target has any: pass one with arrays"
+    for target in (None, shapes):
+        assert m.plan(w, target).exact  # on shapes
+        with pytest.raises(ta.MigrationError, match=text):
+            m(w, target)
+        with pytest.raises(ta.MigrationError, match=text):
+            ta.load(tmp_path / "w.safetensors", target, migration=m)
+    assert m({"w": jax.ShapeDtypeStruct((2,), np.float64)}, shapes) == shapes
+    with pytest.raises(ta.MigrationError, match=r"write {'cast': 'float32'}"):
+        m(w, {"w": np.zeros(3, np.float32)})
+    back = m.inverse.plan({"w": np.ones(3)})
+    assert not back.exact  # what is cut off is not read
+    assert back.unread == ()
+    assert m.inverse({"w": np.arange(3.0)})["w"].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"fill": "target"}, {"pad": {"a": (0, 1)}, "fill": "zeros"}, {"fill": None}],
+)
+def test_a_fill_that_makes_no_sense_is_refused(options):
+    assert "its fill is " in refused({"w : a": ("w : a", options)})
+
+
+@pytest.mark.usefixtures("standard_promotion")
+def test_moments_of_a_filled_layer_are_fresh_with_a_warning():
+    tx = optax.adam(1e-2)
+    params = {"w": jnp.ones((2, 3))}
+    _, state = tx.update(params, tx.init(params), params)
+    options = {"pad": {"l": (0, 1)}, "fill": "target"}
+    m = ta.Migration({"w : l a": ("w : l a", options)})
+    new = m(params, {"w": jnp.full((3, 3), 5.0)})
+    carried, report = ta.carry_state(tx, new, state, migration=m)
+    np.testing.assert_array_equal(carried[0].mu["w"][:2], state[0].mu["w"])
+    np.testing.assert_array_equal(carried[0].mu["w"][2], 0)
+    (warning,) = report.warnings
+    assert "mu, nu of 'w/{2}' start again" in warning
+    back, report = ta.carry_state(tx, params, carried, migration=m.inverse)
+    np.testing.assert_array_equal(back[0].nu["w"], state[0].nu["w"])
+    assert not report.warnings
 
 
 # --- sizes and checked ---

@@ -165,6 +165,15 @@ def read_boxes(array: Any, boxes: Sequence[Box]) -> list[Any]:
     return [np.asarray(array)[box] for box in boxes]
 
 
+def box_of(array: Any, box: Box) -> Any:
+    """Return one box of an array of NumPy or JAX, of which this process has that."""
+    if isinstance(array, jax.Array):
+        for shard in array.addressable_shards:
+            if _box(shard.index, array.shape) == box:
+                return np.asarray(shard.data)
+    return np.asarray(array)[box]
+
+
 def boxes_here(sharding: Any, shape: Sequence[int]) -> list[Box]:
     """Return the boxes of this process's devices, each once; all without a sharding.
 

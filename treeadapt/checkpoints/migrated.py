@@ -18,6 +18,7 @@ import numpy as np
 
 from treeadapt.checkpoints.boxes import (
     FileArray,
+    box_of,
     boxes_here,
     empty,
     lengths,
@@ -94,9 +95,8 @@ def migrated(
     plan, problems = migration.planned(source, likes)
     likes = likes or {}
     kept = [path for path, filling in plan.new.items() if filling == "target"]
-    for path in kept:
-        if isinstance(likes[path], jax.ShapeDtypeStruct):
-            problems.add("abstract", listing([path]))
+    for path in plan.without_values(likes):
+        problems.add("abstract", listing([path]))
     moving = _Moving(old, plan, likes, cast)
     return Source(moving.stored(), moving.read, frozenset(kept), problems)
 
@@ -199,7 +199,8 @@ class _Moving:
         leaves = {
             one: restored(self.old.table[one], sources.pop(one)) for one in [*sources]
         }
-        likes = self.likes if group.row.function else {}
+        needs_likes = group.row.function or group.row.values.fills
+        likes = self.likes if needs_likes else {}
         result = run_group(group, leaves, likes, fits=self._fits)
         # JAX may take the memory of an array, so no other may have a part of it; and a
         # view would keep what is left out in memory, too.
@@ -224,7 +225,8 @@ class _Moving:
             for path, numbers in zip(paths_of_target, every, strict=True):
                 if path not in paths:
                     continue
-                array = _MovedArray(group, target, numbers, sources)
+                like = self.likes.get(path) if group.row.values.fills else None
+                array = _MovedArray(group, target, numbers, sources, like)
                 plan = array.plan(
                     boxes_here(bound_sharding(self.likes.get(path)), array.shape)
                 )
@@ -295,6 +297,7 @@ class _MovedArray:
         target: which one.
         numbers: which leaf of the target.
         source_files: the sources, by path.
+        like: the array that has the numbers of what is new; None where these are zero.
         planned: how the boxes of this process's devices are made.
     """
 
@@ -302,6 +305,7 @@ class _MovedArray:
     target: int
     numbers: tuple[int, ...]
     source_files: Mapping[str, FileArray]
+    like: Any
     planned: _Plan | None = None
 
     @property
@@ -363,8 +367,12 @@ class _MovedArray:
         self, parts: Sequence[Part], box: Box, pieces: Mapping[str, list[Any]]
     ) -> Any:
         """Make one box of its parts, and take what it is made of from the pieces."""
+        shape = lengths(box)
         is_simple = len(parts) == 1 and parts[0].is_exact
-        whole_box = None if is_simple else empty(lengths(box), self.dtype)
+        is_simple &= bool(parts) and parts[0].place == whole(shape)
+        whole_box: Any = None if is_simple else empty(shape, self.dtype)
+        if not is_simple and self.group.row.values.pads(is_source=False):
+            whole_box[...] = 0 if self.like is None else box_of(self.like, box)
         for part in parts:
             leaves = [
                 [

@@ -489,6 +489,11 @@ class GroupMaker:
         if lacking:
             text = f"{listing([source])}: {lacking[0]} has no zeros to pad with"
             self._fault(text, "values")
+        like: Any = (self.target or {}).get(filled)
+        if row.values.fills and is_array(like) and like.dtype != after:
+            text = f"{listing([filled])} would be {after} and is {like.dtype}, and what"
+            cure = f"the target fills is not cast; write {{'cast': '{like.dtype}'}}"
+            self._fault(f"{text} {cure}", "values")
         return Move(
             sources=tuple(sides[0]),
             targets=tuple(sides[1]),

@@ -23,7 +23,7 @@ from treeadapt.migrations.plan import MigrationPlan, leads_back, read_backwards
 from treeadapt.migrations.planning import assign, compare_target, fits, plan_groups
 from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.rows import Row, parse_row, parse_rows
-from treeadapt.migrations.running import run
+from treeadapt.migrations.running import filled, run
 from treeadapt.names import Speller, listing, natural
 from treeadapt.trees.views import view_tree
 
@@ -162,14 +162,15 @@ class Migration:
         in_numpy = all(isinstance(leaf, np.ndarray | np.generic) for leaf in arrays)
         new: dict[str, Any] = {}
         likes = likes or {}
+        if not abstract:
+            for path in plan.without_values(likes):
+                problems.add("abstract", listing([path]))
         for path, filling in plan.new.items():
             like = likes[path]
             if abstract:
                 new[path] = plan.added[path]
             elif filling == "target":
                 new[path] = like
-                if isinstance(like, jax.ShapeDtypeStruct):
-                    problems.add("abstract", listing([path]))
             elif in_numpy:
                 new[path] = np.zeros(like.shape, like.dtype)
             elif _in_jax(like.dtype):
@@ -408,6 +409,16 @@ def run_group(
         )
         raise
     require_sound(group, faults)
+    if group.row.values.fills:
+        arrays = [
+            [
+                filled(group.move, place, array, likes[path])
+                for path, array in zip(paths, of_target, strict=True)
+            ]
+            for place, (paths, of_target) in enumerate(
+                zip(group.targets, arrays, strict=True)
+            )
+        ]
     return dict(zip(group.filled, itertools.chain(*arrays), strict=True))
 
 

@@ -22,7 +22,7 @@ from treeadapt.data_files import MAX_INTEGER
 from treeadapt.errors import MigrationError
 from treeadapt.names import Speller, listing
 
-OPERATIONS = ("repeat", "scale", "offset", "pad", "cast")
+OPERATIONS = ("repeat", "scale", "offset", "pad", "fill", "cast")
 NOTES = ("sizes", "checked")
 
 _DTYPE = re.compile(r"[<>=|]?[A-Za-z][A-Za-z0-9_]{0,30}")
@@ -41,6 +41,7 @@ class Values:
         scale: factor.
         offset: added to the product.
         pad: names of axes that get zeros, each with how many before and after.
+        fill: whether what they get are not zeros, but the numbers of the target.
         cast: dtypes by name: the new one, or the old one and the new one.
         undoes: whether all this was done to the sources, and is undone.
     """
@@ -49,6 +50,7 @@ class Values:
     scale: float = 1.0
     offset: float = 0.0
     pad: tuple[tuple[str, tuple[int, int]], ...] = ()
+    fill: bool = False
     cast: tuple[str, ...] = ()
     undoes: bool = False
 
@@ -63,6 +65,16 @@ class Values:
     def pads(self, *, is_source: bool) -> Pads:
         """Return the padding of the sources, or of the targets, by name of the axis."""
         return dict(self.pad) if self.undoes == is_source else {}
+
+    @property
+    def fills(self) -> bool:
+        """Whether it takes numbers of the target."""
+        return self.fill and not self.undoes
+
+    @property
+    def cuts_zeros(self) -> bool:
+        """Whether it cuts off numbers that must be zero."""
+        return bool(self.pad) and self.undoes and not self.fill
 
     def repeats(self, *, is_source: bool) -> frozenset[str]:
         """Return the names of axes along which the sources, or targets, are copies."""
@@ -80,6 +92,7 @@ class Values:
             "scale": self.scale if self.scale != 1 else None,
             "offset": self.offset or None,
             "pad": dict(self.pad),
+            "fill": "target" if self.fill else None,
             "cast": cast,
         }
         return {name: value for name, value in every.items() if value}
@@ -171,6 +184,11 @@ def _values(row: str, typed: Mapping[Any, Any]) -> Values:
     if not isinstance(pad, Mapping) or not all(map(_is_width, pad.values())):
         cure = "Write the zeros before and after: {'pad': {'v': (0, 47)}}"
         refuse(row, f"its pad is {pad!r:.80}", cure)
+    if operations.get("fill", "target") != "target" or (
+        "fill" in operations and not pad
+    ):
+        cure = "Write what is new next to it: {'pad': {'l': (0, 1)}, 'fill': 'target'}"
+        refuse(row, f"its fill is {operations['fill']!r:.80}", cure)
     cast = operations.get("cast", ())
     dtypes = cast if isinstance(cast, list | tuple) else [cast]
     if len(dtypes) > 2 or ("cast" in operations and not dtypes) or None in dtypes:
@@ -181,6 +199,7 @@ def _values(row: str, typed: Mapping[Any, Any]) -> Values:
         float(operations.get("scale", 1)),
         float(operations.get("offset", 0)),
         tuple((str(name), (width[0], width[1])) for name, width in pad.items()),
+        "fill" in operations,
         tuple(_dtype(row, dtype) for dtype in dtypes),
     )
     return dataclasses.replace(values, undoes=undoes and bool(values))

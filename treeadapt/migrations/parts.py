@@ -74,13 +74,14 @@ def parts_of_box(
         move: of the group.
         target: place of the target in the row.
         numbers: values of its numbers, which tell its leaves apart.
-        box: of the leaf, without padding.
+        box: of the leaf; what is added to it is in no part.
 
     Returns:
-        None where zeros are added or cut off, which needs whole arrays.
+        None where zeros are cut off, which needs whole arrays.
     """
-    if move.values.pad or not all(move.size.values()):
+    if move.values.cuts_zeros or not all(move.size.values()):
         return None
+    pads = move.values.pads(is_source=False)
     layout = move.targets[target]
     fixed = dict(zip(layout.numbers, numbers, strict=True))
     pieces = [piece for piece in move.pieces if piece[2] == target]
@@ -89,7 +90,7 @@ def parts_of_box(
         copies = [(piece[0], piece[1]) for piece in pieces if piece[3] == two]
         inner, place = [], []
         for axis, each in zip(layout.axes, box, strict=True):
-            start = move.start(axis, two)
+            start = move.start(axis, two) + pads.get(axis.name, (0, 0))[0]
             stop = start + move.count(axis.product(two))
             first, last = max(each.start, start), min(each.stop, stop)
             inner.append((axis.product(two), first - start, last - start))
@@ -131,7 +132,7 @@ def _part(
         (_single(layout, two),),
         tuple((number, 0, 0, 0) for number in range(len(copies))),
         tuple((name, last - first) for name, (first, last) in ranges.items()),
-        move.values,
+        dataclasses.replace(move.values, pad=()),
         move.dtype,
         move.compares,
     )
@@ -183,11 +184,13 @@ def _leaves(
     move: Move, layout: Layout, part: int, ranges: Mapping[str, tuple[int, int]]
 ) -> Iterator[tuple[int, Box]]:
     """Yield place and box of each leaf of a source that has a part."""
+    pads = move.values.pads(is_source=True)
     firsts = {name: first for name, (first, _) in ranges.items()}
     lasts = {name: last - 1 for name, (_, last) in ranges.items()}
     box = []
     for axis in layout.axes:
-        product, start = axis.product(part), move.start(axis, part)
+        product = axis.product(part)
+        start = move.start(axis, part) + pads.get(axis.name, (0, 0))[0]
         ends = [compose(product, each, move.size) for each in (firsts, lasts)]
         box.append(slice(start + ends[0], start + ends[1] + 1))
     for values in itertools.product(*(range(*ranges[n]) for n in layout.numbers)):

@@ -116,7 +116,8 @@ class MigrationPlan:
     def gathered(self) -> tuple[str, ...]:
         """Paths whose shards need more than their own part of the sources.
 
-        An axis of several names is cut across them, or the row pads or has a function.
+        An axis of several names is cut across them, or the row cuts off zeros or has a
+        function.
         Each process that has such a shard reads more, up to all sources.
         """
         is_cut: dict[Any, bool] = {}
@@ -133,6 +134,21 @@ class MigrationPlan:
                     if not is_cut[key]:
                         gathered.append(path)
         return tuple(gathered)
+
+    def without_values(self, likes: Mapping[str, Any]) -> list[str]:
+        """Return paths of which numbers of a target are needed, and it has none.
+
+        Args:
+            likes: leaves of the target, by path.
+        """
+        groups = (group for group in self.groups if group.row.values.fills)
+        paths = [path for path, filling in self.new.items() if filling == "target"]
+        every = (*paths, *itertools.chain(*(group.filled for group in groups)))
+        return [
+            path
+            for path in every
+            if isinstance(likes.get(path), jax.ShapeDtypeStruct | None)
+        ]
 
     @property
     def peak_bytes(self) -> int:
@@ -177,7 +193,7 @@ class MigrationPlan:
             checks = {
                 "its sources must be equal": row.compares,
                 "its repeats must be equal": row.values.repeats(is_source=True),
-                "what it cuts off must be zero": row.values.pads(is_source=True),
+                "what it cuts off must be zero": row.values.cuts_zeros,
                 "its values must fit their dtype": row.values.computes
                 or row.values.cast,
                 "a function decides what it makes": row.function is not None,
@@ -268,7 +284,8 @@ def leads_back(row: Row) -> bool:
 
 def _is_exact(group: Group, spec: Any) -> bool:
     values = group.row.values
-    if group.row.function is not None or values.computes:
+    is_cut = values.fill and values.undoes
+    if group.row.function is not None or values.computes or is_cut:
         return False
     if group.move is None:
         return True

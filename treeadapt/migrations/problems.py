@@ -75,7 +75,7 @@ _KINDS = {
     "idle": ("entry", "of new= no leaf of the target is left for"),
     "abstract": (
         "leaf",
-        "new= keeps values that an abstract target lacks: pass one with arrays for",
+        "the target's values are kept, and no target has any: pass one with arrays for",
     ),
     "blank": ("leaf", "new= cannot make zeros for"),
     "missing": ("leaf", "nothing fills"),

@@ -388,7 +388,7 @@ def _without_pads(
     for name, (before, _) in move.values.pads(is_source=True).items():
         cuts = [before, before + move.size[str(name)]]
         first, array, last = xp.split(array, cuts, places.index(name))
-        ends += [first, last]
+        ends += [first, last] if move.values.cuts_zeros else []
     return array
 
 
@@ -416,6 +416,47 @@ def _finished(move: Move, layout: Layout, array: Any, xp: Any, lost: list[Any]) 
         new = _by_bits(lambda array: xp.pad(array, widths), new, xp)
     # Because an element of an array of NumPy is not one.
     return np.asarray(new) if xp is np else new
+
+
+def filled(move: Move, target: int, array: Any, like: Any) -> Any:
+    """Return an array whose padding has the numbers of another one.
+
+    Arrays on a mesh stay there, and each device takes the numbers that it has.
+
+    Args:
+        move: it padded the array, with zeros.
+        target: place of the target that the array is of.
+        array: what it made.
+        like: array of this shape and dtype.
+    """
+    axes = move.targets[target].axes
+    pads = move.values.pads(is_source=False)
+    box = tuple(
+        slice(before, size - after)
+        for size, axis in zip(array.shape, axes, strict=True)
+        for before, after in [pads.get(axis.name, (0, 0))]
+    )
+    if isinstance(array, np.ndarray):
+        new = np.array(like)
+        new[box] = array[box]
+        return new
+
+    def chosen(pair: Any) -> Any:
+        inside = [
+            (place >= each.start) & (place < each.stop)
+            for axis, each in enumerate(box)
+            for place in [jax.lax.broadcasted_iota(np.int32, array.shape, axis)]
+        ]
+        return jnp.where(functools.reduce(operator.and_, inside), *pair)
+
+    def exactly(*pair: Any) -> Any:
+        return _by_bits(chosen, pair, jnp, max_bits=64)
+
+    if isinstance(array, jax.core.Tracer) or isinstance(like, jax.core.Tracer):
+        return exactly(array, like)
+    new = jax.jit(exactly)(on_auto_mesh(array), on_auto_mesh(like))
+    sharding = array.sharding
+    return new if new.sharding == sharding else jax.device_put(new, sharding)
 
 
 def is_lost(array: Any, new: Any, xp: Any = np) -> Any:

@@ -498,7 +498,8 @@ def _row_for_field(row: Row, field: _Field, more: str) -> Row | str:
         field: what the leaves are.
         more: what their names have after the path of the parameter.
     """
-    values = dataclasses.replace(row.values, cast=())
+    fill = row.values.fill and row.values.undoes  # what is new starts again
+    values = dataclasses.replace(row.values, cast=(), fill=fill)
     if row.function is not None:
         return "its row has a function"
     if values.computes:
