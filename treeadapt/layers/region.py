@@ -113,6 +113,11 @@ class Region:
         along = [each._replace(axis=axes[each.stack]) for each in self.along]
         return Region(self.path, tuple(along))
 
+    def shifted(self, rank: int) -> Region:
+        """Return the same layers of an array with some axes in front of its own."""
+        along = [each._replace(axis=each.axis + rank) for each in self.along]
+        return Region(self.path, tuple(along))
+
     def inside(self, path: str) -> Region:
         """Return the same layers of an array that holds these and no others.
 

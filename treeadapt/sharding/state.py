@@ -7,7 +7,7 @@ missing (factored statistics) or came in front (a memory of several steps) are
 accounted for, as are slices (some layers of a param), and whatever else there is, is on
 every device. Structure alone would not do: Adafactor, SM3, L-BFGS and ``zero_nans``
 keep other shapes in the place of a param.
-See ``state.slots`` for where a state holds copies of the params.
+See ``state.state_map`` for what each leaf of a state is.
 """
 
 from __future__ import annotations
@@ -27,13 +27,7 @@ from treeadapt.errors import ShardingError
 from treeadapt.layers.region import Region
 from treeadapt.names import listing, plural
 from treeadapt.sharding.specs import is_open, mesh_axes
-from treeadapt.state.slots import (
-    Slot,
-    find_slots,
-    home_of,
-    init_of_arrays,
-    view_init,
-)
+from treeadapt.state.state_map import Slot, init_of_arrays, map_state, view_init
 from treeadapt.transforms.adapt import with_extra_args
 from treeadapt.transforms.flat import fast_params, view_params
 from treeadapt.trees.views import TreeView, view_tree
@@ -118,16 +112,16 @@ def place_state(
     placed = _placed_params(view, fast_params(shardings))
     everywhere = _everywhere(placed)
     state = view_init(tx, params)
-    slots = find_slots(tx, state, params)
     places: list[Place] = []
-    for slot, leaf in zip(slots, state.leaves, strict=True):
-        home = home_of(slot.tail, placed) if slot.is_copy else None
-        if home is None:
+    for slot, leaf in zip(
+        map_state(tx, state, params).slots, state.leaves, strict=True
+    ):
+        region = slot.region
+        if region is None or region.path not in placed:
             places.append(Place(slot, None, everywhere))
             continue
-        region, rest = home
         part, is_split = _layers(placed[region.path], region, mesh)
-        placement = _placement(leaf.shape, rest, part)
+        placement = _placement(leaf.shape, slot.rest, part)
         is_split = is_split and placement is not None
         places.append(Place(slot, region.path, placement or everywhere, is_split))
     return state, places

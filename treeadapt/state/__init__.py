@@ -1,4 +1,4 @@
 """What an optimizer's state holds, and how an earlier state fills a new one.
 
-``slots`` finds the copies of the params in a state; everything else here builds on it.
+``state_map`` says what each leaf of a state is; everything else here reads it.
 """

@@ -3,7 +3,7 @@
 ``value_and_grad_from_state`` and ``tree_map_params`` do what Optax's functions of these
 names do, for params of any classes and for states on the flat view: what is in the
 state is matched with the caller's tree by label path.
-See ``slots`` for where a state holds copies of the params.
+See ``state_map`` for where a state holds copies of the params.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ import optax
 
 from treeadapt.arrays import is_array
 from treeadapt.errors import StructureMismatchError, TransformError
+from treeadapt.layers.region import read_key
 from treeadapt.names import listing, plural
 from treeadapt.state.fields import tree_get
 from treeadapt.state.optax_fields import STORED_FIELDS
-from treeadapt.state.slots import find_slots, holds, home_of, stored
+from treeadapt.state.state_map import holds, map_state
 from treeadapt.transforms.flat import FlatDict, require_trained
 from treeadapt.trees.views import TreeView, view_tree
 
@@ -116,7 +117,7 @@ def _stored(state: Any, flat: FlatDict) -> tuple[Any, FlatDict] | None:
             "jax.value_and_grad."
         )
     grads = view_tree(grad).flat()
-    if any(path not in flat and stored(path) in flat for path in grads):
+    if any(path not in flat and read_key(path).path in flat for path in grads):
         return None  # a gradient of some layers alone
     stray = [path for path in grads if path not in flat]
     if stray:
@@ -184,13 +185,13 @@ def tree_map_params(
         dict(zip(tree.plan.paths, tree_leaves, strict=True))
         for tree, tree_leaves in named
     ]
-    slots = find_slots(tx, view, named[0][0].tree if named else None)
+    slots = map_state(tx, view, named[0][0].tree if named else None).slots
     new: list[Any] = []
     lacking: dict[str, None] = {}
     for slot, leaf in zip(slots, leaves, strict=True):
-        if slot.is_copy:
-            homes = [home_of(slot.tail, tree) for tree in by_path]
-            args = [t[h[0].path] for t, h in zip(by_path, homes, strict=True) if h]
+        if slot.region:
+            path = slot.region.path
+            args = [tree[path] for tree in by_path if path in tree]
             if len(args) < len(trees):
                 lacking[slot.tail] = None
             elif not lacking:

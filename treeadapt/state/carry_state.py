@@ -36,17 +36,16 @@ from treeadapt.state.matching import (
 )
 from treeadapt.state.moving import SavedState, move_copies
 from treeadapt.state.optax_fields import STORED_FIELDS
-from treeadapt.state.pieces import StateLeaf, divide_states, fill
+from treeadapt.state.pieces import StateLeaf, divide_leaves, fill
 from treeadapt.state.report import CarryReport, NewLeaf, Table, number, report_of
-from treeadapt.state.slots import (
+from treeadapt.state.state_map import (
     below,
-    cut_names,
     cuts_of,
     field_of,
-    find_slots,
+    homes_in,
     init_of_arrays,
-    known_prefixes,
-    stored,
+    map_names,
+    map_state,
     view_init,
 )
 from treeadapt.transforms.adapt import with_extra_args
@@ -156,8 +155,8 @@ def carry_state(
         new = view_tree(tx.init(params))
     flat = trained(view_tree(fast_params(params)))
     paths = tuple(flat)
-    slots = find_slots(tx, new, params)
-    asked = [False] * len(slots) if reset is None else select(new, reset)
+    new_map = map_state(tx, new, params)
+    asked = [False] * len(new.leaves) if reset is None else select(new, reset)
     view = view_tree(saved)
     path = _first_abstract(view)
     if path is not None and not is_abstract:
@@ -168,33 +167,38 @@ def carry_state(
     old = _without_boxes(view.flat(), new.plan.paths, paths)
     rows = [
         NewLeaf(slot, spec, slot.name, fate="reset" if yes else "fresh")
-        for slot, spec, yes in zip(slots, new.leaves, asked, strict=True)
+        for slot, spec, yes in zip(new_map.slots, new.leaves, asked, strict=True)
     ]
-    prefixes = known_prefixes(view.plan, old, new.plan, slots)
+    prefixes = new_map.prefixes_in(view.plan, old)
     if migration is None:
-        copies = [slot for slot in slots if slot.is_copy]
-        tails = {*paths, *[stored(slot.tail) for slot in copies]}
+        copies = [slot for slot, _ in new_map.copies]
         # An unchanged name is that of the same leaf.
-        same = {slot.name: slot.prefix for slot in slots if slot.name in old}
+        same = {slot.name: slot.prefix for slot in new_map.slots if slot.name in old}
         prefixes = same | prefixes
+        arrays = {slot.array: slot.region.path for slot in copies if slot.region}
+        home = homes_in(dict(zip(paths, paths, strict=True)) | arrays)
         fields = {field_of(str(slot.prefix)) for slot in copies}
-        cuts = cut_names(old, fields, tails, prefixes)
-        whole = {one.name: StateLeaf(one, old[one.name], one.name) for one in cuts}
-        saved = SavedState(whole, prefixes=prefixes, fields=by_node(cuts))
+        slots = map_names(old, fields, home, prefixes)
+        whole = {
+            slot.name: StateLeaf(slot, old[slot.name], slot.name) for slot in slots
+        }
+        saved = SavedState(whole, prefixes=prefixes, fields=by_node(slots))
     else:
-        saved = move_copies(old, migration, (new, slots), flat, prefixes)
-    rows, leaves, unclear = divide_states(rows, [*saved.leaves.values()], flat)
+        saved = move_copies(old, migration, new_map, flat, prefixes)
+    pieces, unclear = divide_leaves([*rows, *saved.leaves.values()], flat)
+    rows = [row for whole in rows for row in pieces.get(id(whole), [whole])]
+    leaves = [x for leaf in saved.leaves.values() for x in pieces.get(id(leaf), [leaf])]
     saved = dataclasses.replace(saved, leaves={leaf.slot.name: leaf for leaf in leaves})
     table = Table(rows, saved, old, (new.plan, view.plan), len(paths))
     _take_all(table, cast=cast)
     for row in table.copies:
-        if row.fate == "fresh" and stored(row.slot.tail) in unclear:
+        if row.fate == "fresh" and row.slot.array in unclear:
             row.fate = "misshaped"
             row.why = "cut along axes that shapes do not tell apart"
     if is_abstract:
         _leave_abstract(table)
     report = report_of(table, None if is_abstract else init_of_arrays(tx, params))
-    if not is_abstract and any(row.source is None or row.piece for row in rows):
+    if not is_abstract and any(row.source is None or row.piece.along for row in rows):
         new = view_tree(tx.init(params))
     return new.rebuild(_filled(new.leaves, table)), report
 
@@ -289,7 +293,7 @@ def _filled(leaves: Sequence[Any], table: Table) -> list[Any]:
             filled.append(leaf)
             continue
         piece, old = carried[0]
-        if piece:
+        if piece.along:
             old = fill(leaf, carried)
         elif is_array(leaf) and not is_array(old):
             old = jnp.asarray(old, leaf.dtype)

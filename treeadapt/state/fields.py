@@ -34,7 +34,7 @@ from treeadapt.state.optax_fields import (
     STATE_FIELDS,
     is_state_class,
 )
-from treeadapt.state.slots import holds
+from treeadapt.state.state_map import holds
 from treeadapt.trees.views import view_tree
 
 _MISSING: Any = object()

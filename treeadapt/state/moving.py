@@ -14,7 +14,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -22,7 +22,7 @@ import numpy as np
 from treeadapt.arrays import is_array
 from treeadapt.convert import describe
 from treeadapt.errors import MigrationError
-from treeadapt.layers.region import read_key
+from treeadapt.layers.region import Along, Region, read_key
 from treeadapt.migrations.groups import Group, GroupMaker, Taken
 from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.operations import Values
@@ -32,27 +32,21 @@ from treeadapt.migrations.rows import Row
 from treeadapt.migrations.running import CUT_OFF, run
 from treeadapt.names import listing
 from treeadapt.state.matching import by_node
-from treeadapt.state.optax_fields import PARAM_FIELDS, SCALE_FIELDS, degree_of
-from treeadapt.state.pieces import (
-    AxisNumbers,
-    StateLeaf,
-    cut_leaf,
-    divide_states,
-    fill,
-    zeros,
-)
-from treeadapt.state.slots import (
+from treeadapt.state.optax_fields import PARAM_FIELDS
+from treeadapt.state.pieces import StateLeaf, cut_leaf, divide_leaves, fill, zeros
+from treeadapt.state.state_map import (
+    Field,
     Slot,
+    StateMap,
     above,
     below,
-    cut_names,
     cuts_of,
     field_of,
+    homes_in,
     is_joint,
     last,
-    stored,
+    map_names,
 )
-from treeadapt.trees.views import TreeView
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +57,7 @@ class SavedState:
         leaves: by name; params have the names of today.
         unmoved: why other leaves were not moved, by saved name.
         warnings: of rows that make copies of one parameter, by their text.
-        prefixes: what ``known_prefixes`` says.
+        prefixes: what ``StateMap.prefixes_in`` says.
         fields: those of each state, by its name, whether their leaves moved or not.
     """
 
@@ -96,25 +90,10 @@ class SavedState:
 _Leaves: TypeAlias = Sequence[tuple[Taken, Slot]]
 
 
-class _Field(NamedTuple):
-    """What a field of a state holds.
-
-    Attributes:
-        name: its name.
-        degree: the power of a factor on the params that is one on it, if it is known.
-        rank: how many axes are before those of a parameter; None if the leaves have
-            other shapes than the params.
-    """
-
-    name: str
-    degree: int | None
-    rank: int | None
-
-
 def move_copies(
     saved: Mapping[str, Any],
     migration: Migration,
-    new: tuple[TreeView, Sequence[Slot]],
+    new: StateMap,
     params: Mapping[str, Any],
     prefixes: Mapping[str, str | None],
 ) -> SavedState:
@@ -123,16 +102,17 @@ def move_copies(
     Args:
         saved: its leaves by name.
         migration: from the params of the saved state to those of today.
-        new: the new state, and where its leaves are.
+        new: the new state.
         params: the arrays that train today, by path.
-        prefixes: what ``known_prefixes`` says of the saved state.
+        prefixes: what ``new.prefixes_in`` says of the saved state.
 
     Raises:
         MigrationError: two leaves of a copy get one name.
     """
-    fields = _fields(*new, params)
-    homes = _params_and_rows(saved, migration.rows, fields, params)
-    slots = cut_names(saved, fields, homes, prefixes)
+    fields = new.fields(params)
+    rows = _params_and_rows(saved, migration.rows, fields, params)
+    home = homes_in({array: match.path for array, (_, match) in rows.items()})
+    slots = map_names(saved, fields, home, prefixes)
     moved = SavedState({}, prefixes=prefixes, fields=by_node(slots))
     mover = _Mover(saved, migration, params, moved)
     copies = {slot.prefix for slot in slots}
@@ -141,10 +121,9 @@ def move_copies(
     parts: dict[tuple[str, str, int], list[tuple[Taken, Slot]]] = {}
     for slot in slots:
         if slot.prefix is not None:
-            path = stored(slot.tail)
-            place, match = homes[path]
-            more = path[len(match.path) + 1 :]
-            part = (slot.prefix, "" if more == "value" else more, place)
+            place, match = rows[slot.array]
+            more = "" if slot.rest == "value" else slot.rest
+            part = (slot.prefix, more, place)
             parts.setdefault(part, []).append((match, slot))
         elif any(path in copies for path in above(slot.name)):
             moved.leave([slot.name], "no row names it")
@@ -157,33 +136,10 @@ def move_copies(
     return moved
 
 
-def _fields(
-    view: TreeView, slots: Iterable[Slot], params: Mapping[str, Any]
-) -> dict[str, _Field]:
-    """Return what each field of a state holds that has a copy of the params."""
-    copies = [pair for pair in zip(slots, view.leaves, strict=True) if pair[0].is_copy]
-    is_scaled = any(slot.field in SCALE_FIELDS for slot, _ in copies)
-    fields: dict[str, _Field] = {}
-    for slot, spec in copies:
-        name, shape, rank = slot.field, np.shape(spec), None
-        region = read_key(slot.tail)
-        if region.path in params:
-            like = region.shape(params[region.path].shape)
-            more = len(shape) - len(like)
-            rank = more if more >= 0 and shape[more:] == like else None
-        classes = view.plan.classes(slot.node or None)
-        degree = degree_of(classes, name, is_scaled=is_scaled)
-        key = field_of(str(slot.prefix))
-        before = fields.setdefault(key, _Field(name, degree, rank))
-        rank = rank if before.rank is None else before.rank
-        fields[key] = _Field(name, degree if degree == before.degree else None, rank)
-    return fields
-
-
 def _params_and_rows(
     names: Iterable[str],
     rows: Sequence[Row],
-    fields: Mapping[str, _Field],
+    fields: Mapping[str, Field],
     params: Mapping[str, Any],
 ) -> dict[str, tuple[int, Taken]]:
     """Return for what may be a tail its parameter, and the place of the row for that.
@@ -196,7 +152,8 @@ def _params_and_rows(
         for name in names
         for prefix, tail in cuts_of(name)
         if field_of(prefix) in fields
-        for path in (stored(tail), *above(stored(tail)))
+        for array in [read_key(tail).path]
+        for path in (array, *above(array))
     )
     by_row, _ = assign(rows, [*tails], Problems())
     owners = {
@@ -259,11 +216,11 @@ def _holders(
     marks: Callable[[], Mapping[str, Any]],
     path: str,
     names: Sequence[str],
-    box: AxisNumbers,
+    some: Region,
 ) -> tuple[str, ...]:
     """Return the saved leaves that hold some numbers of a moved one."""
     seen = marks()[path]
-    for axis, numbers in box:
+    for _, axis, numbers in some.along:
         seen = seen.take(numbers, axis)
     return tuple(names[mark - 1] for mark in np.unique(seen) if mark > 0)
 
@@ -290,7 +247,7 @@ class _Mover:
     )
 
     def move(
-        self, around: tuple[str, str], place: int, field: _Field, part: _Leaves
+        self, around: tuple[str, str], place: int, field: Field, part: _Leaves
     ) -> None:
         """Move the leaves of a copy that one row takes.
 
@@ -332,17 +289,19 @@ class _Mover:
             has_gaps = pads or any(wholes[path].is_part for path in group.source_paths)
             marks = functools.cache(functools.partial(_marks_in, group, wholes))
             for path, array in filled.items():
-                box = _box_of(marks()[path] > 0) if has_gaps else ()
-                is_padded = pads and (box is None or len(box) > 1)
+                held: Region | None = Region(path)
+                if has_gaps:
+                    held = _region_of(path, marks()[path] > 0)
+                is_padded = pads and (held is None or len(held.along) > 1)
                 if is_padded:  # names of layers say it of one axis alone
-                    box = _box_of(marks()[path] >= 0)
-                if box is None:
+                    held = _region_of(path, marks()[path] >= 0)
+                if held is None:
                     self.result.leave(origin, "what it holds is not a set of layers")
-                elif all(numbers for _, numbers in box):
-                    kept = cut_leaf(array, _behind(field.rank or 0, box))
+                elif all(held.sizes):
+                    kept = cut_leaf(array, held.shifted(field.rank or 0))
                     prefix, tail = around[0], below(path, around[1])
-                    slot = Slot(below(prefix, tail), prefix, tail)
-                    leaf = StateLeaf(slot, kept, slot.name, box=box, origin=origin)
+                    slot = Slot(below(prefix, tail), prefix, tail, held, around[1])
+                    leaf = StateLeaf(slot, kept, slot.name, origin=origin)
                     leaf.is_padded = is_padded
                     if row.moves or has_gaps:
                         leaf.origin_of = functools.partial(_holders, marks, path, names)
@@ -360,7 +319,7 @@ class _Mover:
             self.result.leave(itertools.chain(*lost), reason)
 
     def _wholes(
-        self, row: Row, place: int, field: _Field, part: _Leaves
+        self, row: Row, place: int, field: Field, part: _Leaves
     ) -> dict[str, _Whole]:
         """Return what a row takes of a copy, by parameter; arguments as for ``move``.
 
@@ -370,7 +329,7 @@ class _Mover:
         marks, slices = dict[str, tuple[int, str]](), list[StateLeaf]()
         for mark, (match, slot) in enumerate(part, 1):
             array, marks[slot.name] = self.saved[slot.name], (mark, match.path)
-            if slot.tail == stored(slot.tail):
+            if slot.region is None or not slot.region.along:
                 shape = np.shape(array)[rank:] if row.moves else ()
                 uniform = np.broadcast_to(np.int32(mark), shape)
                 wholes[match.path] = _Whole(match, array, uniform, {slot.name: None})
@@ -387,13 +346,14 @@ class _Mover:
                 wholes[path] = _Whole(match, array, none, {}, is_part=True)
 
         olds = {path: specs[path] for path, (_, specs) in before.items()}
-        _, pieces, _ = divide_states((), slices if field.rank is not None else (), olds)
-        for each in [piece for piece in pieces if piece.box]:
+        pieces, _ = divide_leaves(slices if field.rank is not None else (), olds)
+        for each in itertools.chain(*pieces.values()):
             mark, path = marks[each.whole]
             start(path, each.array)
-            whole, box = wholes[path], dict(each.box)
-            whole.array = fill(whole.array, [(_behind(rank, each.box), each.value)])
-            every = [box.get(i, range(n)) for i, n in enumerate(whole.marks.shape)]
+            whole, some = wholes[path], each.slot.region or Region(path)
+            whole.array = fill(whole.array, [(some.shifted(rank), each.value)])
+            held = {along.axis: along.numbers for along in some.along}
+            every = [held.get(i, range(n)) for i, n in enumerate(whole.marks.shape)]
             whole.marks[np.ix_(*every)] = mark
             whole.names[each.whole] = None
         moving = [path for path in wholes if row.moves and path in before]
@@ -462,35 +422,30 @@ class _Mover:
         return dict(zip(group.filled, itertools.chain(*arrays), strict=True))
 
 
-def _behind(rank: int, box: AxisNumbers) -> AxisNumbers:
-    """Return numbers of a parameter as those of a leaf with axes before its own."""
-    return tuple((rank + axis, numbers) for axis, numbers in box)
-
-
-def _box_of(mask: Any) -> AxisNumbers | None:
-    """Return the numbers along each axis that are held, but for axes held whole.
+def _region_of(path: str, mask: Any) -> Region | None:
+    """Return what is held of an array as a region.
 
     Args:
-        mask: whether each number of an array is held.
+        path: of the array, which is the name of its axes, too.
+        mask: whether each of its numbers is held.
 
     Returns:
-        None if what is held is not all that has these numbers.
+        None if what is held is not all that has some numbers along each axis.
 
     Example:
-        >>> _box_of(np.array([[False, False], [True, True]]))
-        ((0, (1,)),)
+        >>> _region_of("w", np.array([[False, False], [True, True]])).along
+        (Along(stack='w', axis=0, numbers=(1,)),)
     """
     every = range(mask.ndim)
     lines = [mask.any(tuple(i for i in every if i != axis)) for axis in every]
     numbers = [tuple(np.flatnonzero(line).tolist()) for line in lines]
     if mask.sum() != math.prod(map(len, numbers)):
         return None
-    return tuple(
-        (axis, along) for axis, along in enumerate(numbers) if not lines[axis].all()
-    )
+    along = (Along(path, axis, each) for axis, each in enumerate(numbers))
+    return Region(path, tuple(x for x in along if not lines[x.axis].all()))
 
 
-def _row_for_field(row: Row, field: _Field, more: str) -> Row | str:
+def _row_for_field(row: Row, field: Field, more: str) -> Row | str:
     """Return a row as it holds for a field, or why it does not hold.
 
     Args:

@@ -23,10 +23,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from treeadapt.arrays import is_placed
 from treeadapt.layers.keys import boxes
 from treeadapt.layers.region import Along, Region, put, read_key
-from treeadapt.state.slots import Slot, below
+from treeadapt.state.state_map import Slot, below
 
-#: Numbers along some axes of an array; all numbers along the others.
-AxisNumbers = tuple[tuple[int, tuple[int, ...]], ...]
+_ALL = Region("")
 
 
 @dataclasses.dataclass
@@ -37,8 +36,7 @@ class StateLeaf:
         slot: where it is; that of a piece is as if it were a leaf.
         array: the leaf.
         whole: name of the leaf.
-        piece: what of the leaf it is; empty for all of it.
-        box: what it holds of its parameter, where its name does not say it.
+        piece: what of the leaf it is; along no axis, if it is all of it.
         origin: the saved names of those of which a migration made it; empty if none.
         origin_of: gives these for some of the numbers of its parameter.
         is_padded: whether some of its numbers are zeros that a migration added.
@@ -47,10 +45,9 @@ class StateLeaf:
     slot: Slot
     array: Any
     whole: str
-    piece: AxisNumbers = ()
-    box: AxisNumbers = ()
+    piece: Region = _ALL
     origin: tuple[str, ...] = ()
-    origin_of: Callable[[AxisNumbers], tuple[str, ...]] | None = None
+    origin_of: Callable[[Region], tuple[str, ...]] | None = None
     is_padded: bool = False
 
     @functools.cached_property
@@ -60,48 +57,45 @@ class StateLeaf:
 
 
 _AnyLeaf = TypeVar("_AnyLeaf", bound=StateLeaf)
-#: A leaf of a copy, and what its name says that it holds.
-_Held = tuple[StateLeaf, Region]
+#: A leaf of a copy, and what it holds of its parameter.
+_Holder = tuple[_AnyLeaf, Region]
 
 
-def divide_states(
-    new: Sequence[_AnyLeaf], saved: Sequence[StateLeaf], params: Mapping[str, Any]
-) -> tuple[list[_AnyLeaf], list[StateLeaf], set[str]]:
+def divide_leaves(
+    leaves: Iterable[_AnyLeaf], params: Mapping[str, Any]
+) -> tuple[dict[int, list[_AnyLeaf]], set[str]]:
     """Divide leaves of two states into pieces that are whole in both.
 
     Args:
-        new: the leaves of the new state.
-        saved: those of the saved state.
-        params: the arrays that train today, by path.
+        leaves: those of both states.
+        params: the arrays of either, by path.
 
     Returns:
-        The leaves of either state, or their pieces. And the params of which leaves stay
-        whole because shapes do not show which axes they are cut along.
+        The pieces of each leaf that is divided, by the identity of the leaf. And the
+        params of which leaves stay whole because shapes do not show which axes they are
+        cut along.
     """
-    held: dict[str, list[_Held]] = {}
-    every: tuple[StateLeaf, ...] = (*new, *saved)
-    for leaf in every:
-        if leaf.slot.is_copy:
-            region = read_key(leaf.slot.tail)
-            held.setdefault(region.path, []).append((leaf, region))
-    pieces: dict[int, list[Any]] = {}
+    by_param: dict[str, list[_Holder[_AnyLeaf]]] = {}
+    for leaf in leaves:
+        region = leaf.slot.region
+        if region is not None and not leaf.slot.rest and region.path in params:
+            by_param.setdefault(region.path, []).append((leaf, region))
+    pieces: dict[int, list[_AnyLeaf]] = {}
     unclear = set()
-    for path, each in held.items():
-        if path in params and any(region.along or leaf.box for leaf, region in each):
+    for path, holders in by_param.items():
+        if any(region.along for _, region in holders):
             shape = tuple(params[path].shape)
-            current = _with_axes(shape, each)
+            current = _with_axes(shape, holders)
             if current is None:
                 unclear.add(path)
             else:
-                pieces |= _pieces(path, shape, current)
-    divided = [
-        [part for leaf in leaves for part in pieces.get(id(leaf), [leaf])]
-        for leaves in (new, saved)
-    ]
-    return divided[0], divided[1], unclear
+                pieces |= _pieces(shape, current)
+    return pieces, unclear
 
 
-def _with_axes(shape: tuple[int, ...], held: Sequence[_Held]) -> list[_Held] | None:
+def _with_axes(
+    shape: tuple[int, ...], holders: Sequence[_Holder[_AnyLeaf]]
+) -> list[_Holder[_AnyLeaf]] | None:
     """Return leaves with the axes along which they hold layers of a parameter.
 
     Keys of older checkpoints name no axis. It is the one that other keys name for the
@@ -109,106 +103,113 @@ def _with_axes(shape: tuple[int, ...], held: Sequence[_Held]) -> list[_Held] | N
 
     Args:
         shape: of the parameter.
-        held: its leaves.
+        holders: its leaves.
 
     Returns:
         None if shapes do not say it.
     """
-    fits = [_box(each, shape) is not None for each in held]
+    fits = [_part(each, shape) is not None for each in holders]
     are_older = [
         not (yes or any(each.axis for each in region.along))
-        for (_, region), yes in zip(held, fits, strict=True)
+        for (_, region), yes in zip(holders, fits, strict=True)
     ]
-    current = itertools.compress((region for _, region in held), fits)
+    current = itertools.compress((region for _, region in holders), fits)
     axis_of = {each.stack: each.axis for region in current for each in region.along}
-    older = itertools.compress((region for _, region in held), are_older)
+    older = itertools.compress((region for _, region in holders), are_older)
     stacks = sorted({x for region in older for x in region.numbers} - axis_of.keys())
-    ways: dict[Any, list[_Held]] = {}
+    ways: dict[Any, list[_Holder[_AnyLeaf]]] = {}
     for axes in itertools.permutations(range(len(shape)), len(stacks)):
         on_axes = axis_of | dict(zip(stacks, axes, strict=True))
         way = [
             (leaf, region.on(on_axes) if is_older else region)
-            for (leaf, region), is_older in zip(held, are_older, strict=True)
+            for (leaf, region), is_older in zip(holders, are_older, strict=True)
         ]
-        ways[tuple([_box(each, shape) for each in way])] = way
+        ways[tuple([_part(each, shape) for each in way])] = way
     # Each leaf fits that fits along any axes.
     most = [any(column) for column in zip(*map(_fitting, ways), strict=True)]
     best = [way for row, way in ways.items() if _fitting(row) == most]
     return best[0] if len(best) == 1 else None
 
 
-def _fitting(row: Iterable[AxisNumbers | None]) -> list[bool]:
-    return [box is not None for box in row]
+def _fitting(row: Iterable[Any]) -> list[bool]:
+    return [numbers is not None for numbers in row]
 
 
-def _box(held: _Held, shape: tuple[int, ...]) -> AxisNumbers | None:
-    """Return what a leaf holds of a parameter; None if its shape is another.
+def _part(
+    holder: _Holder[_AnyLeaf], shape: tuple[int, ...]
+) -> tuple[tuple[int, tuple[int, ...]], ...] | None:
+    """Return the axes of which a leaf holds a part, and the numbers along each.
 
     Args:
-        held: the leaf.
-        shape: of the parameter.
+        holder: the leaf.
+        shape: of its parameter.
+
+    Returns:
+        None if the leaf has another shape than these numbers of the parameter.
     """
-    leaf, region = held
-    box = leaf.box or tuple(
-        sorted((each.axis, tuple(each.numbers)) for each in region.along)
-    )
-    if len(dict(box)) < len(box):
+    leaf, region = holder
+    numbers = {each.axis: tuple(each.numbers) for each in region.along}
+    if len(numbers) < len(region.along) or any(
+        axis >= len(shape) or each[-1] >= shape[axis] for axis, each in numbers.items()
+    ):
         return None
-    own = list(shape)
-    for axis, numbers in box:
-        if axis >= len(shape) or numbers[-1] >= shape[axis]:
-            return None
-        own[axis] = len(numbers)
-    lead = np.ndim(leaf.array) - len(own)
-    if lead < 0 or np.shape(leaf.array)[lead:] != tuple(own):
+    size = region.shape(shape)
+    lead = np.ndim(leaf.array) - len(size)
+    if lead < 0 or np.shape(leaf.array)[lead:] != size:
         return None
-    return tuple(each for each in box if len(each[1]) < shape[each[0]])
+    every = sorted(numbers.items())
+    return tuple((axis, each) for axis, each in every if len(each) < shape[axis])
 
 
 def _pieces(
-    path: str, shape: tuple[int, ...], held: Sequence[_Held]
-) -> dict[int, list[StateLeaf]]:
+    shape: tuple[int, ...], holders: Sequence[_Holder[_AnyLeaf]]
+) -> dict[int, list[_AnyLeaf]]:
     """Return the pieces of the leaves of one parameter, by the identity of the leaf.
 
     Args:
-        path: of the parameter.
-        shape: of it.
-        held: the leaves; those of other shapes stay whole.
+        shape: of the parameter.
+        holders: the leaves; those of other shapes stay whole.
     """
-    boxed_leaves = [(each, _box(each, shape)) for each in held]
-    fits = [(*each, dict(box)) for each, box in boxed_leaves if box is not None]
-    partly = [(leaf, box) for leaf, _, box in fits]
-    used = sorted({axis for _, box in partly for axis in box})
+    parts = [(*each, _part(each, shape)) for each in holders]
+    fits = [
+        (leaf, region, dict(part)) for leaf, region, part in parts if part is not None
+    ]
+    used = sorted({axis for _, _, numbers in fits for axis in numbers})
     along = [each for _, region, _ in fits for each in region.along]
-    names = {each.axis: each.stack for each in reversed(along)}  # the first ones
+    # The first ones; where a migration leaves gaps, no stack is named.
+    path = holders[0][1].path
+    names = {each.axis: each.stack for each in reversed(along) if each.stack != path}
     if len([axis for axis in used if axis not in names]) > 1:
-        return {}  # no names for them
+        return {}
     atoms = {
-        axis: _atoms([box[axis] for _, box in partly if axis in box], shape[axis])
+        axis: _atoms([part[axis] for *_, part in fits if axis in part], shape[axis])
         for axis in used
     }
-    found: dict[int, list[StateLeaf]] = {}
-    for leaf, box in partly:
-        own = {axis: box.get(axis, range(shape[axis])) for axis in used}
-        lead = np.ndim(leaf.array) - len(shape)
-        inside = [[(i, a) for a in atoms[i] if a[0] in own[i]] for i in used]
+    pieces: dict[int, list[_AnyLeaf]] = {}
+    for leaf, _, part in fits:
+        numbers = {axis: part.get(axis, range(shape[axis])) for axis in used}
+        inside = [[(i, a) for a in atoms[i] if a[0] in numbers[i]] for i in used]
         is_whole = all(len(each) == 1 for each in inside)
-        for boxed in itertools.product(*inside):
-            cut = [(names.get(i, path), i, a) for i, a in boxed if len(a) < shape[i]]
-            region = Region(path, tuple(itertools.starmap(Along, cut)))
-            places = [(lead + i, np.searchsorted(own[i], a)) for i, a in boxed]
-            piece = tuple((axis, tuple(each.tolist())) for axis, each in places)
-            prefix, tail = str(leaf.slot.prefix), region.key
-            found.setdefault(id(leaf), []).append(
+        for cut in itertools.product(*inside):
+            some = [
+                Along(names.get(i, path), i, a) for i, a in cut if len(a) < shape[i]
+            ]
+            held = Region(path, tuple(some))
+            places = [
+                Along("", i, tuple(np.searchsorted(numbers[i], a).tolist()))
+                for i, a in cut
+            ]
+            lead = np.ndim(leaf.array) - len(shape)
+            prefix, tail = str(leaf.slot.prefix), held.key
+            pieces.setdefault(id(leaf), []).append(
                 dataclasses.replace(
                     leaf,
-                    slot=Slot(below(prefix, tail), prefix, tail),
-                    piece=() if is_whole else piece,
-                    box=boxed,
-                    origin=leaf.origin_of(boxed) if leaf.origin_of else leaf.origin,
+                    slot=Slot(below(prefix, tail), prefix, tail, held),
+                    piece=Region("", () if is_whole else tuple(places)).shifted(lead),
+                    origin=leaf.origin_of(held) if leaf.origin_of else leaf.origin,
                 )
             )
-    return found
+    return pieces
 
 
 def _atoms(sets: Sequence[tuple[int, ...]], size: int) -> list[tuple[int, ...]]:
@@ -223,16 +224,16 @@ def _atoms(sets: Sequence[tuple[int, ...]], size: int) -> list[tuple[int, ...]]:
     return [places for ((places,),) in boxes(owners, [size]).values()]
 
 
-def cut_leaf(leaf: Any, piece: AxisNumbers) -> Any:
-    """Return some numbers of a leaf, along its own axes."""
+def cut_leaf(leaf: Any, piece: Region) -> Any:
+    """Return some numbers of a leaf, along its own axes; NumPy's stay with NumPy."""
     if not isinstance(leaf, np.ndarray):
-        return _region(piece).take(leaf) if piece else leaf
-    for axis, places in piece:
+        return piece.take(leaf) if piece.along else leaf
+    for _, axis, places in piece.along:
         leaf = leaf.take(places, axis)
     return leaf
 
 
-def fill(leaf: Any, parts: Sequence[tuple[AxisNumbers, Any]]) -> Any:
+def fill(leaf: Any, parts: Sequence[tuple[Region, Any]]) -> Any:
     """Return a leaf with pieces put in.
 
     Args:
@@ -244,7 +245,7 @@ def fill(leaf: Any, parts: Sequence[tuple[AxisNumbers, Any]]) -> Any:
         leaf = zeros(leaf.shape, parts[0][1])
     if any(isinstance(part, jax.ShapeDtypeStruct) for _, part in parts):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-    return put(leaf, [(_region(piece), _beside(leaf, part)) for piece, part in parts])
+    return put(leaf, [(piece, _beside(leaf, part)) for piece, part in parts])
 
 
 def _beside(leaf: Any, part: Any) -> Any:
@@ -253,10 +254,6 @@ def _beside(leaf: Any, part: Any) -> Any:
     if not are_placed or leaf.sharding.device_set == part.sharding.device_set:
         return part
     return jax.device_put(part, _sharding_of(part.shape, leaf) or leaf.sharding)
-
-
-def _region(piece: AxisNumbers) -> Region:
-    return Region("", tuple(Along("", axis, places) for axis, places in piece))
 
 
 def zeros(shape: Sequence[int], like: Any) -> Any:

@@ -35,7 +35,14 @@ from treeadapt.state.optax_fields import (
     is_state_class,
 )
 from treeadapt.state.pieces import StateLeaf, joined_names
-from treeadapt.state.slots import Slot, below, cut_names, is_joint, parent, stored
+from treeadapt.state.state_map import (
+    Slot,
+    below,
+    homes_in,
+    is_joint,
+    map_names,
+    parent,
+)
 from treeadapt.trees.views import Plan, view_tree
 
 #: ``tx.init`` as a function of the arrays in the params, and these.
@@ -426,11 +433,11 @@ def _of_sums(table: Table) -> Iterator[str]:
     sums = [row.slot for row, _ in table.moved if row.slot.field in SUM_FIELDS]
     if not sums:
         return
-    tails = {stored(slot.tail) for slot in sums}
+    home = homes_in({slot.array: slot.array for slot in sums})
     leaves = table.saved.leaves.items()
     moved = {name: leaf.slot.prefix for name, leaf in leaves if leaf.slot.is_copy}
     prefixes = {**table.saved.prefixes, **moved}
-    before = _scales(cut_names(table.saved.leaves, SCALE_FIELDS, tails, prefixes))
+    before = _scales(map_names(table.saved.leaves, SCALE_FIELDS, home, prefixes))
     after = _scales([row.slot for row in table.copies])
     changes: dict[str, tuple[str, str]] = {}
     for slot in sums:

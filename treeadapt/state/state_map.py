@@ -1,0 +1,473 @@
+"""State maps: what each leaf of an optimizer's state is.
+
+Every leaf of a state has a label path, such as ``0/mu/policy/hidden_0/kernel``. In a
+copy of the params it has a prefix (``0/mu``) and, after it, the path of a parameter, or
+the key of some layers of one; any other leaf (``0/count``) has no prefix. ``map_state``
+knows the transformation: it asks with Optax's placeholder, and where one refuses that
+(a line search looks at the first leaf) it takes every subtree that holds nothing but
+parameters for a copy. ``map_names`` goes by names alone, except where
+``StateMap.prefixes_in`` knows the classes of states.
+See ``carry_state``, ``callbacks`` and ``sharding`` for what happens to the leaves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import numpy as np
+import optax
+
+from treeadapt.arrays import is_array, is_inexact
+from treeadapt.errors import TransformError
+from treeadapt.layers.region import Region, read_key
+from treeadapt.paths import SEPARATOR
+from treeadapt.state.optax_fields import (
+    GROUPS,
+    SCALE_FIELDS,
+    STATE_FIELDS,
+    degree_of,
+    has_fields,
+    is_state_class,
+)
+from treeadapt.transforms.adapt import is_placeholder, placeholder
+from treeadapt.transforms.flat import fast_params
+from treeadapt.trees.views import Plan, TreeView, view_tree
+
+#: Gives the layers of a param, and what follows its path, for what follows a copy; None
+#: for what names no param.
+Home: TypeAlias = Callable[[str], tuple[Region, str] | None]
+
+
+@dataclasses.dataclass(slots=True)  # frozen would triple its cost
+class Slot:
+    """What one leaf of a state is.
+
+    Attributes:
+        name: label path of the leaf in the state.
+        prefix: label path of the copy of the params that holds it; None if none does.
+        tail: what follows ``prefix``.
+        region: the parameter that it belongs to, or the layers of it that it holds;
+            None in no copy.
+        rest: what follows the parameter: statistics may come several a parameter
+            (``sm3``).
+        is_copy: whether the leaf is in a copy of the params.
+        node: label path of the state that has the copy, or the leaf, as a field.
+        field: name of that field.
+    """
+
+    name: str
+    prefix: str | None = None
+    tail: str = ""
+    region: Region | None = None
+    rest: str = ""
+    is_copy: bool = dataclasses.field(init=False)
+    node: str = dataclasses.field(init=False)
+    field: str = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self.is_copy = self.prefix is not None
+        path = self.name if self.prefix is None else self.prefix
+        self.node, _, self.field = path.rpartition(SEPARATOR)
+
+    @property
+    def array(self) -> str:
+        """Path in its copy of the array of which it may hold some layers."""
+        return below(self.region.path, self.rest) if self.region else self.tail
+
+
+class Field(NamedTuple):
+    """What a field of a state holds.
+
+    Attributes:
+        name: its name.
+        degree: the power of a factor on the params that is one on it, if it is known.
+        rank: how many axes are before those of a parameter; None if the leaves have
+            other shapes than the params.
+    """
+
+    name: str
+    degree: int | None
+    rank: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class StateMap:
+    """What every leaf of a state is.
+
+    Attributes:
+        view: the state; its leaves may be anything.
+        slots: one a leaf, in leaf order.
+    """
+
+    view: TreeView
+    slots: Sequence[Slot]
+
+    @functools.cached_property
+    def copies(self) -> Sequence[tuple[Slot, Any]]:
+        """The leaves in copies of the params."""
+        pairs = zip(self.slots, self.view.leaves, strict=True)
+        return [(slot, leaf) for slot, leaf in pairs if slot.is_copy]
+
+    def fields(self, params: Mapping[str, Any]) -> dict[str, Field]:
+        """Return what each field holds that has a copy of the params; see ``field_of``.
+
+        Args:
+            params: arrays by path.
+        """
+        is_scaled = any(slot.field in SCALE_FIELDS for slot, _ in self.copies)
+        fields: dict[str, Field] = {}
+        for slot, spec in self.copies:
+            name, shape, rank = slot.field, np.shape(spec), None
+            if slot.region and not slot.rest and slot.region.path in params:
+                like = slot.region.shape(params[slot.region.path].shape)
+                more = len(shape) - len(like)
+                rank = more if more >= 0 and shape[more:] == like else None
+            classes = self.view.plan.classes(slot.node or None)
+            degree = degree_of(classes, name, is_scaled=is_scaled)
+            key = field_of(str(slot.prefix))
+            before = fields.setdefault(key, Field(name, degree, rank))
+            rank = rank if before.rank is None else before.rank
+            fields[key] = Field(name, degree if degree == before.degree else None, rank)
+        return fields
+
+    def prefixes_in(self, plan: Plan, names: Iterable[str]) -> dict[str, str | None]:
+        """Return where an earlier state holds copies of the params, by its classes.
+
+        A copy is a field of Optax's own states that holds no state, or of a state of
+        another class where this state has one in a state of this class.
+
+        Args:
+            plan: of the earlier state.
+            names: of its leaves, in leaf order; paths in it, but for boxes.
+
+        Returns:
+            The prefix by name, None for leaves that are in no copy. Names in states of
+            other classes, or of none, are left out.
+        """
+        # Where states of a class have copies.
+        fields_by_class: dict[type, dict[str, None]] = {}
+        for prefix in dict.fromkeys([slot.prefix for slot, _ in self.copies]):
+            for cls, rest in _owner(self.view.plan, str(prefix)):
+                fields_by_class.setdefault(cls, {})[rest] = None
+        prefixes: dict[str, str | None] = {}
+        for name, path in zip(names, plan.paths, strict=True):
+            for cls, rest in _owner(plan, path):
+                is_optax = is_state_class(cls)
+                fields = fields_by_class.get(
+                    cls, [rest.partition(SEPARATOR)[0]] if is_optax else []
+                )
+                fits = [field for field in fields if f"{rest}/".startswith(f"{field}/")]
+                if fits or is_optax:
+                    node = path.removesuffix(rest)
+                    prefixes[name] = node + max(fits, key=len) if fits else None
+        return prefixes
+
+
+def parent(path: str) -> str:
+    """Return the path without its last segment.
+
+    Example:
+        >>> parent("0/mu"), parent("mu")
+        ('0', '')
+    """
+    return path.rpartition(SEPARATOR)[0]
+
+
+def above(path: str) -> Iterator[str]:
+    """Yield the paths above a path, the nearest first, but for the empty one.
+
+    Example:
+        >>> list(above("0/mu/w"))
+        ['0/mu', '0']
+    """
+    while path := parent(path):
+        yield path
+
+
+def last(path: str) -> str:
+    """Return the last segment of a path."""
+    return path.rpartition(SEPARATOR)[2]
+
+
+def below(path: str, rest: str) -> str:
+    """Join a path and what is below it; either may be empty.
+
+    Example:
+        >>> below("0", "mu/w"), below("", "mu"), below("0", "")
+        ('0/mu/w', 'mu', '0')
+    """
+    return SEPARATOR.join(filter(None, (path, rest)))
+
+
+def is_joint(leaf: Any, num_params: int) -> bool:
+    """Return whether a leaf may hold all params in one vector (``optax.flatten``).
+
+    Args:
+        leaf: a leaf in a state without copies of the params.
+        num_params: how many params train.
+    """
+    return is_inexact(leaf) and len(leaf.shape) == 1 and leaf.size > num_params > 1
+
+
+def map_state(tx: Any, view: TreeView, params: Any = None) -> StateMap:
+    """Return what each leaf of the state of a transformation is.
+
+    Args:
+        tx: the transformation whose state it is.
+        view: the state; its leaves may be anything.
+        params: tree with the classes and the paths of the params, and any leaves, or a
+            pair of them. Without them regions are read from names; and they are needed
+            where ``tx`` refuses the placeholder, or takes pairs.
+
+    Raises:
+        TransformError: ``tx`` refuses the placeholder and ``params`` are not known.
+
+    Example:
+        >>> tx = optax.adam(1e-3)
+        >>> view = view_tree(tx.init({"net": {"w": jnp.ones(2)}}))
+        >>> [(slot.prefix, slot.tail) for slot in map_state(tx, view).slots]
+        [(None, ''), ('0/mu', 'net/w'), ('0/nu', 'net/w')]
+    """
+    mark = placeholder()
+    in_pairs = isinstance(params, optax.LookaheadParams)
+    if in_pairs or holds(view.tree, lambda x: isinstance(x, optax.LookaheadState)):
+        mark = optax.LookaheadParams(mark, mark)
+    like = None if params is None else view_tree(fast_params(params))
+    paths = frozenset(like.plan.paths if like else ())
+
+    @functools.cache
+    def home(tail: str) -> tuple[Region, str] | None:
+        return home_of(tail, paths)
+
+    tails = _marked(tx, mark, view)
+    if tails is None:
+        if like is None:
+            raise TransformError(
+                "The transformation does not say where its state holds the params (it "
+                "refuses the placeholder that Optax asks with). Pass the params as a "
+                "tree: tree_map_params(tx, lambda leaf, _: ..., state, params)."
+            )
+        tails = _alike(view, home, {dict, like.plan.root})
+    slots = []
+    for name, tail in zip(view.plan.paths, tails, strict=True):
+        if tail is None:
+            slots.append(Slot(name))
+        else:  # a flat dict has a bare param under ``""``
+            prefix = name.removesuffix(tail).removesuffix(SEPARATOR)
+            slots.append(Slot(name, prefix, tail, *home(tail) or (read_key(tail), "")))
+    return StateMap(view, slots)
+
+
+def holds(tree: Any, is_one: Callable[[Any], bool]) -> bool:
+    """Return whether one of some objects is in a tree, or is the tree.
+
+    Example:
+        >>> holds({"a": [1, (2, 3)]}, lambda node: isinstance(node, tuple))
+        True
+    """
+    return any(map(is_one, jax.tree.leaves(tree, is_leaf=is_one)))
+
+
+def init_of_arrays(
+    tx: Any, params: Any
+) -> tuple[Callable[[dict[str, Any]], Any], dict[str, Any]]:
+    """Return ``tx.init`` as a function of the arrays in ``params``, and these."""
+    view = view_tree(params)
+    arrays = {path: leaf for path, leaf in view.items() if is_array(leaf)}
+    return lambda arrays: tx.init(view.replace(arrays)), arrays
+
+
+def view_init(tx: Any, params: Any) -> TreeView:
+    """View the state that ``tx`` would make of ``params``, without making it.
+
+    Raises:
+        TypeError: ``tx.init`` reads values, or the state holds more than arrays.
+    """
+    init, arrays = init_of_arrays(tx, params)
+    # Without shardings: axes of an Explicit mesh would ask for that mesh in force.
+    shapes = {p: jax.ShapeDtypeStruct(x.shape, x.dtype) for p, x in arrays.items()}
+    return view_tree(jax.eval_shape(init, shapes))
+
+
+def _marked(tx: Any, mark: Any, view: TreeView) -> list[str | None] | None:
+    """Return the tails where ``tx`` puts a placeholder; None if it refuses to say."""
+    treedef: Any
+    try:
+        marks, treedef = jax.tree.flatten(tx.init(mark), is_leaf=is_placeholder)
+        parts = treedef.flatten_up_to(view.tree)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        return None
+    tails: list[str | None] = []
+    for piece, part in zip(marks, parts, strict=True):
+        if is_placeholder(piece):
+            tails += view_tree(part).plan.paths
+        else:
+            tails += [None] * len(jax.tree.leaves(part))
+    return tails if len(tails) == len(view.leaves) else None
+
+
+def _alike(
+    view: TreeView, home: Home, kinds: Container[type | None]
+) -> list[str | None]:
+    """Return the tails of copies: every subtree that holds nothing but params.
+
+    Args:
+        view: the state.
+        home: knows the params.
+        kinds: classes of copies; a state whose fields all have names of params is none.
+    """
+    whole: dict[str, bool] = {}
+    for name in view.plan.paths:
+        for prefix, tail in cuts_of(name):
+            whole[prefix] = whole.get(prefix, True) and home(tail) is not None
+    copies = {
+        prefix
+        for prefix, is_one in whole.items()
+        if is_one and any(cls in kinds for cls in view.plan.classes(prefix or None))
+    }
+    return [
+        next(
+            (tail for prefix, tail in (*cuts_of(n), (n, "")) if prefix in copies), None
+        )
+        for n in view.plan.paths
+    ]
+
+
+def home_of(tail: str, params: Container[str]) -> tuple[Region, str] | None:
+    """Return where a leaf of a copy belongs; None if there is no such parameter.
+
+    Returns:
+        The parameter, or the layers of it that the leaf has, and what follows.
+
+    Example:
+        >>> home_of("net/w/0", {"net/w"}), home_of("net", {"net/w"})
+        ((Region(path='net/w', along=()), '0'), None)
+        >>> home_of("net/{4..5}/w", {"net/w"})[0].key
+        'net/{4..5}/w'
+    """
+    for path in (tail, *above(tail), ""):
+        for region in (Region(path), read_key(path)):
+            if region.path in params:
+                return region, tail.removeprefix(path).removeprefix(SEPARATOR)
+    return None
+
+
+def homes_in(params: Mapping[str, str]) -> Home:
+    """Return the function that knows the params of an earlier state.
+
+    Args:
+        params: path of the parameter for each array that a copy may have.
+    """
+
+    @functools.cache
+    def home(tail: str) -> tuple[Region, str] | None:
+        for region in (Region(tail), read_key(tail)):
+            if region.path in params:
+                path = params[region.path]
+                rest = region.path.removeprefix(path).removeprefix(SEPARATOR)
+                return Region(path, region.along), rest
+        return None
+
+    return home
+
+
+def cuts_of(name: str) -> Iterator[tuple[str, str]]:
+    """Yield every way to cut a name in two, the shortest prefix first."""
+    yield "", name
+    end = name.find(SEPARATOR)
+    while end >= 0:
+        yield name[:end], name[end + 1 :]
+        end = name.find(SEPARATOR, end + 1)
+
+
+def _owner(plan: Plan, path: str) -> list[tuple[type, str]]:
+    """Return the class of the state that has something as a field, if it is known.
+
+    That is Optax's own that does not say that it holds a state there; else the nearest
+    that is not of Optax.
+
+    Returns:
+        At most one pair of the class and what of the path is below it.
+    """
+    every = [*_states_above(plan, path)]
+    optax_ones = [each for each in every if is_state_class(each[0])]
+    nearest = [each for each in every if not is_state_class(each[0])][-1:]
+    return [
+        (cls, rest)
+        for cls, rest in optax_ones
+        if rest.partition(SEPARATOR)[0] not in STATE_FIELDS
+    ][:1] or nearest
+
+
+def _states_above(plan: Plan, path: str) -> Iterator[tuple[type, str]]:
+    """Yield the classes with fields above a path, and what of it is below them."""
+    for node in ("", *[*above(path)][::-1]):
+        rest = path[len(node) :].removeprefix(SEPARATOR) if node else path
+        for cls in plan.classes(node or None):
+            if has_fields(cls):
+                yield cls, rest
+
+
+def field_of(prefix: str) -> str:
+    """Return the field that holds a copy; with ``inner_states``, the label of a group.
+
+    Example:
+        >>> field_of("inner_states/mu/0/nu"), field_of("inner_states/mu")
+        ('nu', 'inner_states/mu')
+    """
+    *nodes, name = prefix.split(SEPARATOR)
+    run = itertools.takewhile(GROUPS.__eq__, reversed(nodes))  # it may be a label, too
+    return below(GROUPS, name) if len([*run]) % 2 else name
+
+
+def map_names(
+    names: Iterable[str],
+    fields: Container[str],
+    home: Home,
+    prefixes: Mapping[str, str | None] = MappingProxyType({}),
+) -> list[Slot]:
+    """Return what each leaf of an earlier state is, by its name.
+
+    Args:
+        names: label paths of leaves.
+        fields: the fields that may hold copies of the params; see ``field_of``.
+        home: knows the params, some layers of which a leaf may hold.
+        prefixes: those of some leaves, None for leaves that are in no copy. Of all
+            others nothing else is known.
+
+    Returns:
+        One slot a name. Where a name can be cut in several ways, the longest tail wins
+        (params may be called ``mu``), and no copy of the params is inside another.
+
+    Example:
+        >>> home = homes_in({"w": "w", "mu/w": "mu/w"})
+        >>> slots = map_names(["0/count", "0/nu/mu/w"], {"mu", "nu"}, home)
+        >>> [(slot.prefix, slot.tail) for slot in slots]
+        [(None, ''), ('0/nu', 'mu/w')]
+    """
+    copies = {prefix for prefix in prefixes.values() if prefix is not None}
+    around = {path for name in prefixes for path in (*above(name), "")} - copies
+
+    def cuts(name: str) -> Iterator[tuple[str, str]]:
+        if name not in prefixes:
+            every = (*cuts_of(name), (name, ""))
+            yield from (cut for cut in every if cut[0] not in around)
+        elif (prefix := prefixes[name]) is not None:
+            yield prefix, name.removeprefix(prefix).removeprefix(SEPARATOR)
+
+    def slot(name: str) -> Slot:
+        for prefix, tail in cuts(name):
+            if field_of(prefix) in fields and (place := home(tail)):
+                return Slot(name, prefix, tail, *place)
+        return Slot(name)
+
+    slots = [*map(slot, names)]
+    copies.update([slot.prefix for slot in slots if slot.prefix is not None])
+    inner = {one for one in copies if any(path in copies for path in above(one))}
+    return [Slot(slot.name) if slot.prefix in inner else slot for slot in slots]
