@@ -396,6 +396,7 @@ def test_leaves_outside_of_a_stack_of_the_whole_tree_have_a_part_of_their_own():
 
 def test_rules_that_divide_the_layers_belong_outside():
     rules = ta.Rules({"blocks/0": "frozen", "**": "a"}, stacks=STACKS)
-    inside = ta.per_layer(ta.partition({"a": optax.sgd(0.1)}, rules), STACKS)
-    with pytest.raises(ta.StackError, match="inside per_layer"):
-        inside.init(model())
+    for each in (rules, rules.bind(model())):
+        inside = ta.per_layer(ta.partition({"a": optax.sgd(0.1)}, each), STACKS)
+        with pytest.raises(ta.StackError, match="inside per_layer"):
+            inside.init(model())

@@ -702,6 +702,21 @@ def test_a_bound_selector_refuses_a_leaf_that_it_does_not_know():
     assert bound({"a": array(1), "f": len}) == {"a": True, "f": False}
 
 
+@pytest.mark.parametrize(
+    "asked", [ta.glob("**/w"), ta.Rules({"**/w": True, "**": False})], ids=repr
+)
+def test_what_is_bound_to_a_part_answers_for_it_inside_a_larger_tree(asked):
+    policy = {"w": array(2), "b": array(3)}
+    bound = asked.bind({"policy": policy})
+    with whole_tree({"policy": policy, "value": {"w": array(2)}}):
+        assert bound({"policy/w": array(2), "policy/b": array(3)}) == {
+            "policy/w": True,
+            "policy/b": False,
+        }
+        with pytest.raises(ta.SelectorError, match="no leaf at 'value/w'"):
+            bound({"policy/w": array(2), "value/w": array(2)})
+
+
 def test_binding_reports_what_calling_would():
     with pytest.raises(ta.UnusedRuleError):
         ta.glob("typo").bind(MLP)

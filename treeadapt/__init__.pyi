@@ -55,15 +55,9 @@ from treeadapt.patterns import escape
 from treeadapt.reports.diff import Difference, TreeDiff, tree_diff
 from treeadapt.reports.memory import MemoryPlan
 from treeadapt.reports.summary import Summary, summarize
+from treeadapt.selection.decision import STATIC, Decision
 from treeadapt.selection.freeze_spec import FreezeSpec
-from treeadapt.selection.rules import (
-    STATIC,
-    RuleMatches,
-    Rules,
-    load_rules,
-    param_labels,
-    param_mask,
-)
+from treeadapt.selection.rules import Rules, load_rules, param_labels, param_mask
 from treeadapt.selection.selectors import Selector, glob, leaf, node
 from treeadapt.sharding.params import named_shardings, partition_specs
 from treeadapt.sharding.state import init_sharded, opt_state_shardings
@@ -92,6 +86,7 @@ __all__ = [
     "CarryReport",
     "CheckpointError",
     "CollectionWarning",
+    "Decision",
     "Difference",
     "Flat",
     "FreezeError",
@@ -110,7 +105,6 @@ __all__ = [
     "RandomStateWarning",
     "ReplicatedWarning",
     "Rest",
-    "RuleMatches",
     "Rules",
     "RulesError",
     "RulesFileError",

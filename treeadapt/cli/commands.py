@@ -47,13 +47,14 @@ from treeadapt.names import Speller, listing, plural
 from treeadapt.reports.diff import TreeDiff, compared, tree_diff
 from treeadapt.reports.summary import Finding, summarize
 from treeadapt.reports.words import printable
-from treeadapt.selection.rules import STATIC, RuleMatches, Rules, load_rules
+from treeadapt.selection.decision import STATIC, Decision
+from treeadapt.selection.rules import Rules, load_rules
 from treeadapt.selection.selectors import select
 from treeadapt.trees.views import view_tree
 
 PROGRAM = "treeadapt"
 _UNUSABLE, _INTERRUPTED, _NO_READER = 2, 130, 141  # the last two are 128 and the signal
-Outcome = RuleMatches | tuple[MigrationPlan, list[Finding]]
+Outcome = Decision | tuple[MigrationPlan, list[Finding]]
 _Help = click.exceptions.NoArgsIsHelpError
 _HELP = """Names, labels and checks of every leaf of a checkpoint or model.
 
@@ -183,7 +184,7 @@ def _with_migration(command: Any) -> Any:
 def _with_table(command: Callable[..., None]) -> Any:
     """Give a command the options of both, and what the table does to its tree.
 
-    That is ``RuleMatches``, or of a migration what ``planned`` returns.
+    That is ``Decision``, or of a migration what ``planned`` returns.
     """
 
     @functools.wraps(command)
@@ -362,7 +363,7 @@ def lint(
     a pull request.
     """
     hints = []
-    if isinstance(outcome, RuleMatches):
+    if isinstance(outcome, Decision):
         table: Any = outcome.rules
         faults, num_arrays = [*linted(outcome)], sum(outcome.is_array)
     else:
@@ -435,34 +436,34 @@ def explain(tree: str, path: str, file: str, outcome: Outcome) -> None:
     With --migration, say which row moves the leaf at PATH, of TREE or of what it
     becomes, and where an index of it goes.
     """
-    if isinstance(outcome, RuleMatches):
+    if isinstance(outcome, Decision):
         _explain_rules(tree, path, outcome)
     else:
         _explain_row(tree, path, outcome[0])
 
 
-def _explain_rules(tree: str, path: str, matches: RuleMatches) -> None:
-    stored = matches.stored.plan.paths
+def _explain_rules(tree: str, path: str, decision: Decision) -> None:
+    stored = decision.stored.plan.paths
     parts = {  # of a leaf or a layer; or of an array, its layers, those alike as one
-        part.path: part.rows
-        for part in matches.unrolled.divide(matches.deciding)
-        if path in (part.path, stored[part.leaf])
+        layers.path: layers.rows
+        for layers in decision.divided()
+        if path in (layers.path, layers.region.path)
     }
-    if path in matches.paths:
-        parts = {path: [matches.paths.index(path)]}
+    if path in decision.paths:
+        parts = {path: [decision.paths.index(path)]}
     if not parts:
-        _require_leaf(tree, path, [*dict.fromkeys((*stored, *matches.paths))])
+        _require_leaf(tree, path, [*dict.fromkeys((*stored, *decision.paths))])
     rows = [row for part_rows in parts.values() for row in part_rows]
-    deciding = {matches.deciding[row] for row in rows}
-    for index, (where, label) in enumerate(matches.rules.pairs):
-        chosen = select(matches.view, where, unused="ignore")
+    deciding = {decision.deciding[row] for row in rows}
+    for index, (where, label) in enumerate(decision.rules.pairs):
+        chosen = select(decision.view, where, unused="ignore")
         matching = "matches" if any(chosen[row] for row in rows) else "-"
         verdict = "decides" if index in deciding else matching
         text = f"{verdict:8} rule {index + 1}: {where.typed} = {label!r}"
         look = {"bold": verdict == "decides" or None, "dim": verdict == "-" or None}
         click.secho(printable(text), **look)
     for name, (row, *_) in parts.items():
-        value, rule = matches.values[row], matches.deciding[row] + 1
+        value, rule = decision.values[row], decision.deciding[row] + 1
         wording = f"gets {value!r}" if rule else f"gets the default, {value!r}"
         if value is STATIC:
             wording = "is not an array, and needs no rule"
@@ -471,7 +472,7 @@ def _explain_rules(tree: str, path: str, matches: RuleMatches) -> None:
         elif rule and len(parts) > 1:
             wording += f" by rule {rule}"
         click.echo(printable(f"{name!r} {wording}."))
-    if any(matches.values[row] is None for row in rows):
+    if any(decision.values[row] is None for row in rows):
         sys.exit(1)
 
 

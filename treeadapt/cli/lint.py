@@ -1,6 +1,6 @@
 """Linting: what is wrong with rules or a migration for one tree, as findings.
 
-Takes ``RuleMatches``; gives the findings of ``reports``, and rules that reach some but
+Takes ``Decision``; gives the findings of ``reports``, and rules that reach some but
 not all of numbered siblings, such as a pattern that misses one oddly named layer. Or
 takes a migration and abstract trees; gives its plan, findings, and notes on what no
 check of shapes can see.
@@ -19,7 +19,7 @@ from treeadapt.migrations.plan import MigrationPlan, pairs_text
 from treeadapt.migrations.planning import compare_target
 from treeadapt.names import fold, listing, natural
 from treeadapt.reports.summary import Finding, findings
-from treeadapt.selection.rules import RuleMatches
+from treeadapt.selection.decision import Decision
 from treeadapt.selection.selectors import Selector
 from treeadapt.trees.views import view_tree
 
@@ -55,11 +55,11 @@ def as_options(text: str) -> str:
     return text
 
 
-def linted(matches: RuleMatches) -> Iterator[Finding]:
+def linted(decision: Decision) -> Iterator[Finding]:
     """Yield all that is wrong with rules, by kind, with what a file can cure."""
-    for finding in findings(matches):
+    for finding in findings(decision):
         yield dataclasses.replace(finding, text=as_options(finding.text))
-    yield from _uneven(matches)
+    yield from _uneven(decision)
 
 
 class _Place(NamedTuple):
@@ -71,7 +71,7 @@ class _Place(NamedTuple):
     after: str
 
 
-def _uneven(matches: RuleMatches) -> Iterator[Finding]:
+def _uneven(decision: Decision) -> Iterator[Finding]:
     """Yield rules that reach some of numbered siblings, and would reach the others.
 
     A rule that cannot match other numbers lists its own on purpose. Where it could,
@@ -79,14 +79,14 @@ def _uneven(matches: RuleMatches) -> Iterator[Finding]:
     """
     families: dict[str, dict[str, None]] = {}
     places: list[list[_Place]] = []
-    for path, is_array in zip(matches.paths, matches.is_array, strict=True):
+    for path, is_array in zip(decision.paths, decision.is_array, strict=True):
         places.append(list(_places(path)) if is_array else [])
         for place in places[-1]:
             families.setdefault(place.family, {})[place.number] = None
-    paths = frozenset(matches.paths)
-    for index, where in enumerate(matches.rules.selectors):
+    paths = frozenset(decision.paths)
+    for index, where in enumerate(decision.rules.selectors):
         reached: dict[str, list[_Place]] = {}
-        for leaf in matches.selected(index):
+        for leaf in decision.selected(index):
             for place in places[leaf]:
                 reached.setdefault(place.family, []).append(place)
         for family, spots in reached.items():

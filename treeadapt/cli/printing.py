@@ -27,7 +27,8 @@ from treeadapt.reports.outline import Total, added, ends
 from treeadapt.reports.summary import Finding, LeafRow, Summary, label_key, label_text
 from treeadapt.reports.text import lines
 from treeadapt.reports.words import columns, fitted, printable
-from treeadapt.selection.rules import STATIC, Rules
+from treeadapt.selection.decision import STATIC
+from treeadapt.selection.rules import Rules
 
 _DIFF_COLORS = {"-": "red", "+": "green", ">": "cyan", "~": "yellow"}
 _START = r"(?:^|[{,])\s*"  # of a key in TOML or JSON

@@ -4,9 +4,9 @@
 array at ``blocks/attn/kernel`` of shape [12, 64, 64] then is ``blocks/0/attn/kernel``
 to ``blocks/11/attn/kernel`` of shape [64, 64]: ``unroll`` gives a view with these
 paths, shapes, classes and numbers of children, on which selectors and rules decide as
-on the unrolled model. ``fold`` gives their answers back, one for each stored array.
+on the unrolled model. ``divide`` gives layers of one array that get the same.
 In a tree that is the unrolled model itself, stacks are left out.
-Decides nothing and reads no array (see ``selection.rules``, ``region``).
+Decides nothing and reads no array (see ``selection``, ``region``).
 """
 
 from __future__ import annotations
@@ -23,18 +23,17 @@ from typing import Any, NamedTuple, NoReturn
 
 import jax
 
-from treeadapt.arrays import is_array, same_value
+from treeadapt.arrays import is_array
 from treeadapt.convert import describe
 from treeadapt.errors import PathCollisionError, StackError
 from treeadapt.layers.keys import MAX_LAYERS, boxes, runs_text
 from treeadapt.layers.region import Along, Region, read_key
-from treeadapt.names import Speller, fold, listing, paths_text, shorten
+from treeadapt.names import Speller, listing, paths_text
 from treeadapt.trees.axis_names import AxisNames, axis_names
 from treeadapt.trees.views import Plan, TreeView
 
 _CAPTURE = re.compile(r"\{[A-Za-z_]\w*\}")
 _LAYER = "(?:0|[1-9][0-9]{0,6})"
-_SHOWN = 4  # answers that an error lists
 
 
 _Leaf = tuple[int, str, Any]  # its index, its path, and the array
@@ -64,67 +63,6 @@ class _UnrolledPath(NamedTuple):
 
     def paths(self) -> list[str]:
         return [self.with_numbers(map(str, place)) for place in self.places()]
-
-
-@dataclasses.dataclass(frozen=True)
-class PerLayer:
-    """What was decided for some layers of one array, where they differ.
-
-    Attributes:
-        region: the layers.
-        values: one for each layer, the numbers of the last axis running fastest.
-        notes: for errors, the unrolled path of each and what decided it, as text.
-    """
-
-    region: Region
-    values: tuple[Any, ...]
-    notes: tuple[tuple[str, str], ...]
-
-    def take(self, some: Region) -> Any:
-        """Return what was decided for some of the layers; one value if they agree.
-
-        Args:
-            some: of the same array; along an axis that it does not name, all of them.
-        """
-        region = self.region.of_numbers(some.numbers)
-        place = {each: i for i, each in enumerate(self.region.layers())}
-        rows = [place[each] for each in region.layers()]
-        values, notes = (
-            tuple(map(column.__getitem__, rows)) for column in (self.values, self.notes)
-        )
-        return self._with(values, region=region, notes=notes)
-
-    def map(self, fn: Callable[[Any], Any]) -> Any:
-        """Apply a function to the value of each layer; one value if they agree."""
-        return self._with(tuple(map(fn, self.values)))
-
-    def _with(self, values: tuple[Any, ...], **changes: Any) -> Any:
-        if _all_same(values):
-            return values[0]
-        return dataclasses.replace(self, values=values, **changes)
-
-    def __str__(self) -> str:
-        """The values, each with its layers and what decided."""
-        groups: list[list[Any]] = []
-        layers = self.region.layers()
-        for value, note, place in zip(self.values, self.notes, layers, strict=True):
-            row = value, note[1], note[0], place
-            last = groups[-1][-1] if groups else (object(), "")
-            if not (same_value(last[0], value) and last[1] == row[1]):
-                groups.append([])
-            groups[-1].append(row)
-        texts = []
-        for group in groups[:_SHOWN]:
-            value, source, *_ = group[0]
-            names = list(fold(path for _, _, path, _ in group))
-            if len(self.region.along) == 1:
-                (stack,) = self.region.numbers
-                own = self.region.of_numbers({stack: [n for *_, (n,) in group]})
-                names = [own.key]
-            by = f" ({source})" if source else ""
-            texts.append(f"{shorten(repr(value))} for {listing(names, limit=1)}{by}")
-        left = len(groups) - _SHOWN
-        return "; ".join(texts) + (f"; and {left:,} more" if left > 0 else "")
 
 
 class Stacks:
@@ -401,15 +339,15 @@ class Layers(NamedTuple):
 
     Attributes:
         path: in the unrolled model, with ``{0..3}`` for the numbers of several.
+        region: which they are of an array; a static leaf is all of it.
         rows: their indices in the unrolled view.
         leaf: the index of the stored leaf.
-        counts: how many they are along each of its stacks, the outermost first.
     """
 
     path: str
+    region: Region
     rows: list[int]
     leaf: int
-    counts: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -447,91 +385,24 @@ class Unrolled:
         Args:
             answers: one for each layer; those with None are left out.
         """
+        paths = self.stored.plan.paths
         if not self.sizes:  # a tenth of the time of what follows
-            for row, path in enumerate(self.stored.plan.paths):
+            for row, path in enumerate(paths):
                 if answers[row] is not None:
-                    yield Layers(path, [row], row, ())
+                    yield Layers(path, Region(path), [row], row)
             return
         start = 0
-        for leaf, path in enumerate(self.stored.plan.paths):
+        for leaf, (path, along) in enumerate(zip(paths, self.axes, strict=True)):
             form = self.stacks._form(path, self.sizes)
             rows = dict(zip(form.places(), itertools.count(start)))
             values, start = answers[start : start + len(rows)], start + len(rows)
-            for answer, found in boxes(values, form.sizes).items():
-                for numbers in found if answer is not None else ():
+            for answer, boxed in boxes(values, form.sizes).items():
+                for numbers in boxed if answer is not None else ():
                     name = form.with_numbers(map(runs_text, numbers))
-                    own = [rows[each] for each in itertools.product(*numbers)]
-                    yield Layers(name, own, leaf, tuple(map(len, numbers)))
-
-    def fold(
-        self, answers: list[Any], sources: Callable[[], Sequence[str]]
-    ) -> list[Any]:
-        """Return one answer for each stored leaf of one for each layer.
-
-        Args:
-            answers: one for each layer.
-            sources: gives what decided each, for errors.
-
-        Returns:
-            The answer of the layers of a leaf, or ``PerLayer`` where they differ. Of
-            a static leaf below a stack, the first layer decides.
-        """
-        if not self.sizes:
-            return answers
-        found: list[Any] = []
-        texts: Sequence[str] = ()
-        paths, start = self.view.plan.paths, 0
-        for index, count in enumerate(self.counts):
-            rows = slice(start, start + count)
-            values, start = answers[rows], start + count
-            axes = self.axes[index]
-            if not axes or _all_same(values):  # the first one, for a static leaf
-                found.append(values[0])
-                continue
-            texts = texts or sources()
-            notes = tuple(zip(paths[rows], texts[rows], strict=True))
-            region = Region(self.stored.plan.paths[index], axes)
-            found.append(PerLayer(region, tuple(values), notes))
-        return found
-
-    @property
-    def places(self) -> list[int]:
-        """The index of the stored leaf of each layer."""
-        return [i for i, count in enumerate(self.counts) for _ in range(count)]
-
-
-#: What takes arrays apart, for errors about what is handed to an optimizer.
-IN_AN_OPTIMIZER = (
-    "Use treeadapt.partition, freeze or scale_by_rules, which take arrays apart, or "
-)
-
-
-def require_agreement(answers: list[Any], who: str, *, cure: str = "") -> list[Any]:
-    """Return answers; raise if layers of one array have different ones.
-
-    Args:
-        answers: one for each stored leaf.
-        who: what needs one answer for each array.
-        cure: what to do other than to give all layers of an array one answer.
-
-    Raises:
-        StackError: it names the layers, what decided, and what cuts arrays.
-    """
-    if PerLayer not in set(map(type, answers)):
-        return answers
-    for answer in answers:
-        if isinstance(answer, PerLayer):
-            _refuse(
-                f"The layers of {answer.region.path!r} get different answers: "
-                f"{answer}. {who} needs one for each array. "
-                f"{cure}{'g' if cure else 'G'}ive all layers of the array one answer."
-            )
-    return answers
-
-
-def _all_same(values: Sequence[Any]) -> bool:
-    first = values[0]
-    return all(value is first or same_value(value, first) for value in values)
+                    region = Region(path, along)
+                    region = region.at(numbers) if along else region
+                    chosen = [rows[each] for each in itertools.product(*numbers)]
+                    yield Layers(name, region, chosen, leaf)
 
 
 class _UnrolledPlan(Plan):

@@ -24,8 +24,8 @@ import numpy as np
 from treeadapt.arrays import is_array
 from treeadapt.convert import describe
 from treeadapt.errors import TreeAdaptError, UnusedRuleError
-from treeadapt.layers.stacks import require_agreement
 from treeadapt.names import listing, natural, plural
+from treeadapt.selection.answers import require_agreement
 from treeadapt.selection.repairs import unused_message
 from treeadapt.selection.rules import Rules
 from treeadapt.trees.metadata import same_static
@@ -233,7 +233,7 @@ def _selected(a: Any, b: Any, where: Any) -> tuple[dict[str, Any], dict[str, Any
         raise UnusedRuleError(unused_message(nowhere, plan, is_array))
     selections = []
     for each in matches:
-        answers = require_agreement(each.answers, "A selection of arrays")
+        answers = require_agreement(each.answers.values, "A selection of arrays")
         pairs = zip(each.stored.items(), answers, strict=True)
         selections.append({path: leaf for (path, leaf), yes in pairs if yes is True})
     return selections[0], selections[1]

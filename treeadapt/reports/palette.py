@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from treeadapt.selection.rules import STATIC
+from treeadapt.selection.decision import STATIC
 
 # The first is kept for what is frozen.
 HUES = (

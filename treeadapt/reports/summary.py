@@ -24,7 +24,7 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from treeadapt.arrays import is_array
 from treeadapt.checkpoints.replacing import replaced
 from treeadapt.errors import ShardingError, TreeAdaptError
-from treeadapt.layers.stacks import NO_STACKS, Unrolled
+from treeadapt.layers.stacks import Layers
 from treeadapt.names import (
     counts_text,
     listing,
@@ -41,8 +41,9 @@ from treeadapt.reports.palette import SIZES, paints
 from treeadapt.reports.svg import svg
 from treeadapt.reports.text import lines, markdown, plain
 from treeadapt.reports.words import printable
+from treeadapt.selection.decision import STATIC, Decision
 from treeadapt.selection.repairs import advice_lines, entry_text
-from treeadapt.selection.rules import STATIC, RuleMatches, as_rules
+from treeadapt.selection.rules import as_rules
 from treeadapt.selection.selectors import select
 from treeadapt.sharding.specs import AxisRules, spec_text
 from treeadapt.trees.views import view_tree
@@ -375,30 +376,27 @@ def summarize(
             '"**": P()}.'
         )
     view = view_tree(tree)
-    matches = None if rules is None else as_rules(rules).match(view)
-    unrolled = NO_STACKS.unroll(view) if matches is None else matches.unrolled
-    table = unrolled.view
-    chosen = [True] * len(table.leaves) if where is None else select(table, where)
-    rows = list(_rows(unrolled, matches, chosen))
-    ruled = None if matches is None else list(_rule_rows(rows, matches, separator))
+    decision = as_rules(() if rules is None else rules).match(view)
+    paths = decision.paths
+    chosen = [True] * len(paths) if where is None else select(decision.view, where)
+    divided = [*decision.divided(chosen)]
+    rows = [_leaf_row(decision, layers, ruled=rules is not None) for layers in divided]
+    ruled = None if rules is None else list(_rule_rows(rows, decision, separator))
     shown = [rule for rule in ruled or () if rule.num_leaves or where is None]
     notes: list[str] = []
     memory = None
-    if matches is not None:
+    if rules is not None:
         notes += [
             f"{finding.kind.capitalize()}: {finding.line}"
-            for finding in findings(
-                matches, {*itertools.compress(table.plan.paths, chosen)}
-            )
+            for finding in findings(decision, {*itertools.compress(paths, chosen)})
             # On a mesh, leaves without a rule have a box, or are scalars.
             if mesh is None or finding.kind != "unmatched"
         ]
-        for key in sorted(unrolled.left_out):
+        for key in sorted(decision.unrolled.left_out):
             notes.append(
                 f"Unrolled: the layers of the stack {key!r} are leaves of this tree."
             )
     if mesh is not None:
-        places = itertools.compress(unrolled.places, chosen)
         memory = plan_memory(
             tree,
             rules,
@@ -406,7 +404,7 @@ def summarize(
             tx=tx,
             specs=specs,
             logical_axes=logical_axes,
-            paths=None if where is None else {view.plan.paths[at] for at in places},
+            paths=None if where is None else {each.region.path for each in divided},
         )
         notes += memory.notes
     return Summary(
@@ -420,31 +418,24 @@ def summarize(
     )
 
 
-def _rows(
-    unrolled: Unrolled, matches: RuleMatches | None, chosen: Sequence[bool]
-) -> Iterator[LeafRow]:
-    """Yield the rows of what is chosen; layers of an array that get the same as one."""
-    rules = [-1] * len(chosen) if matches is None else matches.deciding
-    keys = [rule if yes else None for rule, yes in zip(rules, chosen, strict=True)]
-    for part in unrolled.divide(keys):
-        first, num_leaves = part.rows[0], math.prod(part.counts)
-        label = None if matches is None else matches.values[first]
-        decided = (label, rules[first] + 1 or None, num_leaves)
-        leaf = unrolled.stored.leaves[part.leaf]
-        if not is_array(leaf):
-            yield LeafRow(part.path, None, type(leaf).__name__, 0, 0, *decided)
-            continue
-        shape = list(leaf.shape)
-        for axis, count in zip(unrolled.axes[part.leaf], part.counts, strict=True):
-            shape[axis.axis] = count
-        num_params = math.prod(shape)
-        size_bytes = num_params * getattr(leaf.dtype, "itemsize", 0)
-        sizes = (tuple(shape), str(leaf.dtype), num_params, size_bytes)
-        yield LeafRow(part.path, *sizes, *decided)
+def _leaf_row(decision: Decision, layers: Layers, *, ruled: bool) -> LeafRow:
+    """Return the row of layers that one rule decided, with its label if ``ruled``."""
+    first, region = layers.rows[0], layers.region
+    label = decision.values[first] if ruled else None
+    decided = (label, decision.deciding[first] + 1 or None, len(layers.rows))
+    leaf = decision.stored.leaves[layers.leaf]
+    if not is_array(leaf):
+        return LeafRow(layers.path, None, type(leaf).__name__, 0, 0, *decided)
+    shape = region.shape(leaf.shape)
+    num_params = math.prod(shape)
+    size_bytes = num_params * getattr(leaf.dtype, "itemsize", 0)
+    return LeafRow(
+        layers.path, shape, str(leaf.dtype), num_params, size_bytes, *decided
+    )
 
 
 def _rule_rows(
-    rows: Sequence[LeafRow], matches: RuleMatches, separator: str
+    rows: Sequence[LeafRow], decision: Decision, separator: str
 ) -> Iterator[RuleRow]:
     """Yield each rule, then each label that leaves without a rule have."""
     counts: collections.Counter[Hashable] = collections.Counter()
@@ -454,7 +445,7 @@ def _rule_rows(
         names = ends.setdefault(row.rule, {})
         name = row.path.rpartition(separator)[2]
         names[name] = names.get(name, 0) + row.num_leaves
-    pairs = zip(matches.rules.selectors, matches.rules.values, strict=True)
+    pairs = zip(decision.rules.selectors, decision.rules.values, strict=True)
     for number, (where, label) in enumerate(pairs, 1):
         names = ends.get(number, {}) if where.plain is None else {}
         yield RuleRow(number, label, counts[number], where.typed, names)
@@ -495,24 +486,27 @@ def label_key(label: Any) -> Hashable:
 
 
 def findings(
-    matches: RuleMatches, shown: Collection[str] | None = None
+    decision: Decision, shown: Collection[str] | None = None
 ) -> Iterator[Finding]:
     """Yield what is wrong with rules for a tree, by kind.
 
     Args:
-        matches: what the rules decide.
+        decision: what the rules decided.
         shown: paths of the leaves to name; None for all.
     """
-    rules, visible = matches.rules, frozenset(matches.paths if shown is None else shown)
+    rules, visible = (
+        decision.rules,
+        frozenset(decision.paths if shown is None else shown),
+    )
     pairs: dict[tuple[int, int], list[str]] = {}
-    for leaf, one, two in matches.overlaps if rules.overlap == "error" else ():
-        pairs.setdefault((one, two), []).append(matches.paths[leaf])
+    for leaf, one, two in decision.overlaps if rules.overlap == "error" else ():
+        pairs.setdefault((one, two), []).append(decision.paths[leaf])
 
     def listed(paths: Collection[str], what: str) -> str:
-        names = sorted(matches.names(paths), key=natural)
+        names = sorted(decision.names(paths), key=natural)
         return f"{plural(len(paths), 'leaf')}{what}: {listing(names)}"
 
-    if left := [path for path in matches.unmatched if path in visible]:
+    if left := [path for path in decision.unmatched if path in visible]:
         text = listed(left, " without a rule")
         cure = 'Add a rule, or end with one for "**".'
         yield Finding("unmatched", None, f"{text}. {cure}")
@@ -522,13 +516,13 @@ def findings(
             text += f"{rules.names[one]}, to {listed(both, '')}. Exclude "
             text += 'them from one of the two, or choose overlap = "first".'
             yield Finding("overlap", two + 1, text)
-    named = [(f"{entry_text(x)} matches no array", x) for _, x in matches.unused]
-    lines = advice_lines(named, matches.view.plan, matches.is_array)
-    for (index, _), line in zip(matches.unused, lines, strict=True):
+    named = [(f"{entry_text(x)} matches no array", x) for _, x in decision.unused]
+    lines = advice_lines(named, decision.view.plan, decision.is_array)
+    for (index, _), line in zip(decision.unused, lines, strict=True):
         yield Finding("unused", index + 1, line)
-    for index in matches.shadowed:
+    for index in decision.shadowed:
         text = shorten(rules.selectors[index].typed)
-        yield Finding("shadowed", index + 1, f"{text} {matches.shadow(index)}")
+        yield Finding("shadowed", index + 1, f"{text} {decision.shadow(index)}")
 
 
 def _rule_cells(rule: RuleRow) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from treeadapt.arrays import is_array
 from treeadapt.errors import FreezeError, SelectorError
 from treeadapt.names import Speller, fold, plural, section
 from treeadapt.selection import files
+from treeadapt.selection.answers import Answers
 from treeadapt.selection.leaves import Leaves
 from treeadapt.selection.selectors import Bound, ListSelector, OfParts
 from treeadapt.trees.views import TreeView, view_tree
@@ -85,7 +86,7 @@ class FreezeSpec(OfParts):
 
     def decide(
         self, view: TreeView, *, reports: bool, is_part: bool = False
-    ) -> list[bool]:
+    ) -> Answers:
         """Decide every leaf of a tree.
 
         By the patterns; by the recorded paths where patterns ask for classes or
@@ -105,8 +106,9 @@ class FreezeSpec(OfParts):
         """The recorded paths, if patterns alone cannot answer without the full tree."""
         if self.paths is None or not self.needs_tree:
             return None
-        others = dict.fromkeys(self.others or (), False)
-        return Bound(self, others | dict.fromkeys(self.paths, True))
+        recorded = dict.fromkeys(self.others or (), False)
+        recorded |= dict.fromkeys(self.paths, True)
+        return Bound(self, Answers([*recorded], [*recorded.values()]))
 
     def bind(self, tree: Any) -> FreezeSpec:
         """Record which leaves of a tree are frozen.
@@ -122,12 +124,12 @@ class FreezeSpec(OfParts):
             UnusedRuleError: a pattern matches no array leaf.
         """
         view = view_tree(tree)
-        chosen = self.decide(view, reports=True)
-        found: tuple[list[str], list[str]] = [], []
+        frozen, others = list[str](), list[str]()
+        chosen = self.decide(view, reports=True).of(view)
         for (path, leaf), yes in zip(view.items(), chosen, strict=True):
             if is_array(leaf):
-                found[not yes].append(path)
-        return FreezeSpec(self.freeze, *map(tuple, found))
+                (frozen if yes else others).append(path)
+        return FreezeSpec(self.freeze, tuple(frozen), tuple(others))
 
     def check(self, tree: Any) -> None:
         """Raise if a leaf that was frozen when the spec was bound is not now.
@@ -145,7 +147,7 @@ class FreezeSpec(OfParts):
                 "Record what is frozen first: spec = spec.bind(tree)."
             )
         view = view_tree(tree)
-        chosen = self.decide(view, reports=False)
+        chosen = self.decide(view, reports=False).of(view)
         now = dict(zip(view.plan.paths, chosen, strict=True))
         lost = [path for path in self.paths if not now.get(path, False)]
         if lost:

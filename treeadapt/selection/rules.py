@@ -1,80 +1,51 @@
 """Rules: one ordered table of selectors decides what every leaf gets.
 
-Takes ``(selector, value)`` pairs and a tree; gives ``RuleMatches``, or the labels in
-the form in which Optax takes them. The first selector that selects a leaf decides. An
-array leaf without a rule, an unreachable rule and, if asked, two rules for one leaf are
-errors.
-Labels, masks, groups, reports and errors are views of one ``RuleMatches``, so they
-cannot disagree. See ``selectors`` for which leaves a selector selects, ``messages`` for
-what errors say, ``files`` for rules files.
+Takes ``(selector, value)`` pairs and a tree; gives its ``Decision``, or the labels in
+the form in which Optax takes them. Bound rules answer by path, and the leaves of one
+label are a selector. See ``decision`` for what decides and what is an error, ``files``
+for rules files.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import enum
 import functools
-import itertools
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NoReturn
-
-import jax.tree_util as jtu
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NoReturn
 
 from treeadapt.arrays import same_value
 from treeadapt.errors import (
-    OverlapError,
     RulesError,
     RulesFileError,
     SelectorError,
     StackError,
-    UnmatchedPathError,
-    UnusedRuleError,
 )
-from treeadapt.layers.stacks import (
+from treeadapt.layers.stacks import NO_STACKS, Stacks
+from treeadapt.names import shorten
+from treeadapt.selection import files
+from treeadapt.selection.answers import (
     IN_AN_OPTIMIZER,
-    NO_STACKS,
-    PerLayer,
-    Stacks,
-    Unrolled,
+    Answers,
+    Split,
+    no_leaf,
     require_agreement,
 )
-from treeadapt.names import plural, shorten
-from treeadapt.selection import files, messages
-from treeadapt.selection.leaves import Leaves, NotKnown
+from treeadapt.selection.decision import MISSING, STATIC, Decision, Overlap, RuleTable
+from treeadapt.selection.leaves import Leaves
 from treeadapt.selection.repairs import entry_text
 from treeadapt.selection.selectors import (
     Bound,
     GlobSelector,
     ListSelector,
-    Question,
     Selector,
     Unused,
     as_selector,
     check_choice,
     select,
 )
-from treeadapt.selection.whole import WholeTree, look_up
+from treeadapt.selection.whole import BoundQuestion, Question
 from treeadapt.trees.views import TreeView, view_tree
-
-Overlap = Literal["first", "error"]
-
-
-class _Sentinel(enum.Enum):
-    """Two values that are equal to no other, also after copying or unpickling."""
-
-    STATIC = enum.auto()
-    MISSING = enum.auto()
-
-    def __repr__(self) -> str:
-        return self.name
-
-
-#: Label of functions and other static leaves that no rule matches.
-STATIC: Any = _Sentinel.STATIC
-#: An argument that was not given.
-MISSING: Any = _Sentinel.MISSING
-
 
 _DEFAULTS: dict[str, Any] = {
     "default": MISSING,
@@ -84,7 +55,7 @@ _DEFAULTS: dict[str, Any] = {
 }
 
 
-class Rules(Question):
+class Rules(RuleTable):
     """An ordered table of selectors and values; the first that matches a leaf wins.
 
     Called on a tree it gives the labels, in the form that Optax takes them:
@@ -124,15 +95,6 @@ class Rules(Question):
         ['a', 'a', 'a', 'b']
     """
 
-    pairs: tuple[tuple[Selector, Any], ...]
-    selectors: tuple[Selector, ...]
-    values: tuple[Any, ...]
-    default: Any
-    unused: Unused
-    overlap: Overlap
-    stacks: Stacks
-    owners: dict[str, int]  # the first rule that is just this pattern
-    others: list[tuple[int, Selector]]  # rules that are more than one, with their index
     gives = "A tree of labels"
 
     def __init__(
@@ -231,37 +193,19 @@ class Rules(Question):
 
     def of_view(self, view: TreeView) -> list[Any]:
         """Return the labels of a tree, which may be a part of one."""
-        matches = RuleMatches(self, *self.table(view, is_part=view.plan.has_gaps))
-        return matches.check().labels()
+        return self._decision(view, is_part=view.plan.has_gaps).check().labels()
 
-    def answer(self, whole: WholeTree, paths: Sequence[str]) -> list[Any]:
-        """Return the labels of some leaves of a whole tree; others need no rule.
-
-        Raises:
-            UnmatchedPathError, UnusedRuleError, OverlapError: as when called.
-        """
-        labels = super().answer(whole, paths)
-        unmatched = [p for p, label in zip(paths, labels, strict=True) if label is None]
-        if unmatched:
-            raise UnmatchedPathError(messages.unmatched(unmatched, len(labels)))
-        return labels
-
-    def decide(self, view: TreeView, *, reports: bool) -> list[Any]:
-        """Return the label of every leaf of a whole tree, None where there is none.
-
-        Layers of one leaf that have different labels give a ``PerLayer``.
-
-        Args:
-            view: the tree.
-            reports: raise for rules without a use.
-        """
-        matches = RuleMatches(self, *self.table(view, is_part=not reports))
+    def decide(
+        self, view: TreeView, *, reports: bool, is_part: bool = False
+    ) -> Answers:
+        """Decide every leaf of a tree; some may have no label."""
+        decision = self._decision(view, is_part=is_part or not reports)
         self.require_leaf_labels()
         if reports:
-            matches.check_rules()
-        return matches.answers
+            decision.check_rules()
+        return decision.answers
 
-    def match(self, tree: Any) -> RuleMatches:
+    def match(self, tree: Any) -> Decision:
         """Decide every leaf; report nothing yet.
 
         Args:
@@ -270,8 +214,10 @@ class Rules(Question):
         Raises:
             SelectorError: a flat dict is asked for classes or sibling counts.
         """
-        view = tree if isinstance(tree, TreeView) else view_tree(tree)
-        return RuleMatches(self, *self.table(view))
+        return self._decision(tree if isinstance(tree, TreeView) else view_tree(tree))
+
+    def _decision(self, view: TreeView, *, is_part: bool = False) -> Decision:
+        return Decision(self, *self.table(view, is_part=is_part))
 
     def where(self, label: Any) -> Selector:
         """Return the selector of the leaves that get a label.
@@ -313,24 +259,9 @@ class Rules(Question):
             >>> rules.bind({"layers": [1.0, 2.0]})({"layers/1": 2.0})
             {'layers/1': 'train'}
         """
-        matches = self.match(tree).check()
+        answers = self.match(tree).check().answers
         self.require_leaf_labels()
-        paths = matches.stored.plan.paths
-        return BoundRules(self, dict(zip(paths, matches.answers, strict=True)))
-
-    def require_leaf_labels(self) -> None:
-        """Raise if a value cannot be a leaf of a tree.
-
-        Raises:
-            RulesError: JAX would take the value apart.
-        """
-        for value in (*self.values, self.default):
-            if type(value) is not str and not jtu.all_leaves([value]):
-                raise RulesError(
-                    f"The label {entry_text(value)} is a container to JAX, and a tree "
-                    "that holds it has another structure. Give it a name, or read the "
-                    "values from rules.match(tree)."
-                )
+        return BoundRules(self, dataclasses.replace(answers, missing=no_leaf))
 
     def to_toml(self) -> str:
         """Write the table as a rules file, for ``load_rules``.
@@ -363,308 +294,10 @@ class Rules(Question):
             raise RulesFileError("There are no rules to write.")
         return files.write_toml(self._options(), table)
 
-    @functools.cached_property
-    def names(self) -> list[str]:
-        """What errors call each rule; an index of -1 reads the name of none."""
-        texts = [shorten(where.typed) for where in self.selectors]
-        return [*(f"rule {i}, {text}" for i, text in enumerate(texts, 1)), ""]
-
-    def patterns(self) -> Iterator[str]:
-        """Yield every pattern; those that are a whole rule first, in their order."""
-        rest = (where.patterns() for _, where in self.others)
-        return itertools.chain(self.owners, *rest)
-
-    def first(self, leaves: Leaves) -> list[int]:
-        """Return, for each row of a table, the index of the first rule that selects it.
-
-        Returns:
-            One index a row; -1 where no rule does.
-        """
-        if leaves.matcher is not self.matcher:
-            return self._first(leaves, enumerate(self.selectors))
-        return leaves.once(self._known, self._first)
-
-    def _first(
-        self, leaves: Leaves, asked: Iterable[tuple[int, Selector]] | None = None
-    ) -> list[int]:
-        last = len(self.pairs)
-        found = [last] * len(leaves)
-        if asked is None:
-            # Bits are in the order of plain rules: the lowest that is set in a mask is
-            # the first of these that decides, and no other one need be asked.
-            owners, asked = list(self.owners.values()), self.others
-            bits = (1 << len(owners)) - 1
-            for row, mask in enumerate(leaves.masks):
-                low = mask & bits
-                if low:
-                    found[row] = owners[(low & -low).bit_length() - 1]
-        for index, where in asked:
-            rows = [row for row, best in enumerate(found) if best > index]
-            if not rows:
-                break
-            for row, yes in zip(rows, where.select(leaves.at(rows)), strict=True):
-                if yes:
-                    found[row] = index
-        return [-1 if index == last else index for index in found]
-
     def _options(self) -> dict[str, Any]:
         options = self.options | {"stacks": self.stacks.data}
         usual = {**_DEFAULTS, "stacks": {}}
         return {n: v for n, v in options.items() if not same_value(v, usual[n])}
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class RuleMatches:
-    """What rules decide for one tree; everything else is a view of this.
-
-    Attributes:
-        rules: the rules.
-        leaves: the table of the tree's leaves; with ``stacks``, of its layers.
-        unrolled: the layers of the tree.
-    """
-
-    rules: Rules
-    leaves: Leaves
-    unrolled: Unrolled
-
-    def __post_init__(self) -> None:
-        _ = self._first  # a selector that cannot answer raises now
-
-    @property
-    def view(self) -> TreeView:
-        """The tree; with ``stacks``, its layers."""
-        return self.leaves.view
-
-    @property
-    def stored(self) -> TreeView:
-        """The tree as it is."""
-        return self.unrolled.stored
-
-    @property
-    def paths(self) -> Sequence[str]:
-        """The label path of each leaf."""
-        return self.view.plan.paths
-
-    @functools.cached_property
-    def is_array(self) -> list[bool]:
-        """Whether each leaf is an array."""
-        return self.leaves.spread(self.leaves.is_array)
-
-    @functools.cached_property
-    def deciding(self) -> list[int]:
-        """The index of the rule that decided each leaf; -1 where none did."""
-        return self.leaves.spread(self._first)
-
-    @functools.cached_property
-    def values(self) -> list[Any]:
-        """The value of each leaf; None for an array leaf without a rule or default."""
-        rules = self.rules
-        default = None if rules.default is MISSING else rules.default
-        table = (*rules.values, default)  # an index of -1 reads the last one
-        values = list(map(table.__getitem__, self._first))
-        if -1 in self._first:
-            for row, rule in enumerate(self._first):
-                if rule < 0 and not self.leaves.is_array[row]:
-                    values[row] = STATIC
-        return self.leaves.spread(values)
-
-    def labels(self) -> list[Any]:
-        """Return the values of the stored leaves as labels, one leaf to JAX each.
-
-        Raises:
-            RulesError: a value is a container.
-            UnmatchedPathError: an array leaf has no value.
-            StackError: layers of one array have different values.
-        """
-        self.rules.require_leaf_labels()
-        self._require_matched()
-        if not self.unrolled.sizes:
-            return self.values
-        return require_agreement(self.answers, "A tree of labels", cure=IN_AN_OPTIMIZER)
-
-    @functools.cached_property
-    def answers(self) -> list[Any]:
-        """The value of each stored leaf; ``PerLayer`` where its layers differ."""
-        names = self.rules.names
-        return self.unrolled.fold(
-            self.values, lambda: [names[i] for i in self.deciding]
-        )
-
-    @functools.cached_property
-    def unmatched(self) -> tuple[str, ...]:
-        """Paths of the array leaves that neither a rule nor a default gives a value."""
-        if self.rules.default is not MISSING or -1 not in self._first:
-            return ()
-        found = zip(self.paths, self.deciding, self.is_array, strict=True)
-        return tuple(path for path, rule, arr in found if rule < 0 and arr)
-
-    @functools.cached_property
-    def unused(self) -> tuple[tuple[int, Any], ...]:
-        """Entries that match no array leaf: index of the rule, and the entry.
-
-        An entry is a pattern, a class, or a whole selector whose parts match something.
-        """
-        return tuple(
-            (index, entry)
-            for index, where in enumerate(self.rules.selectors)
-            for entry in where.unused_in(self.leaves, is_used=index in self._won)
-        )
-
-    @functools.cached_property
-    def shadowed(self) -> tuple[int, ...]:
-        """Indices of the rules all of whose array leaves earlier rules already match.
-
-        A closing ``**`` is a habit and not counted.
-        """
-        done = self._won.union(self._won_nones, (index for index, _ in self.unused))
-        return tuple(
-            index
-            for index, where in enumerate(self.rules.selectors)
-            if index not in done
-            and where.plain != "**"
-            and not self.leaves.may_reach(where.plain)
-            and self.leaves.has_any(where.select(self.leaves))
-        )
-
-    @functools.cached_property
-    def overlaps(self) -> tuple[tuple[int, int, int], ...]:
-        """Leaves that rules with different values match: leaf, and the two rules."""
-        values, first = self.rules.values, self._first
-        second = [-1] * len(first)
-        for index, where in enumerate(self.rules.selectors):
-            # A row is asked from the rule that decides it on, until one clashes.
-            pairs = enumerate(zip(first, second, strict=True))
-            rows = [row for row, (one, two) in pairs if two < 0 <= one < index]
-            answers = where.select(self.leaves.at(rows)) if rows else []
-            for row in itertools.compress(rows, answers):
-                if not same_value(values[first[row]], values[index]):
-                    second[row] = index
-        clashes = zip(self.deciding, self.leaves.spread(second), strict=True)
-        return tuple(
-            (leaf, one, two)
-            for leaf, (one, two) in enumerate(clashes)
-            if two >= 0 and self.is_array[leaf]
-        )
-
-    def check(self) -> RuleMatches:
-        """Return these matches, if rules and tree fit each other.
-
-        Raises:
-            OverlapError: ``overlap="error"`` and two rules with different values match
-                one leaf.
-            UnusedRuleError: a rule matches no array leaf, or is unreachable.
-            UnmatchedPathError: an array leaf matches no rule and there is no default.
-        """
-        self.check_rules()
-        self._require_matched()
-        return self
-
-    def check_rules(self) -> None:
-        """Raise unless every rule has a use; leaves may lack a rule.
-
-        Raises:
-            OverlapError: ``overlap="error"`` and two rules with different values match
-                one leaf.
-            UnusedRuleError: a rule matches no array leaf, or is unreachable.
-        """
-        rules = self.rules
-        if rules.overlap == "error" and self.overlaps:
-            names = rules.names
-            rows = [
-                f"{self.paths[leaf]!r}: {names[first]}, and {names[second]}"
-                for leaf, first, second in self.overlaps
-            ]
-            raise OverlapError(messages.overlap(rows))
-        # The common case: every rule is one pattern and decides a leaf.
-        if rules.unused == "ignore" or (
-            not rules.others and len(self._won) == len(rules.pairs)
-        ):
-            return
-        if self.unused or self.shadowed:
-            shadowed = [f"{rules.names[i]}, {self.shadow(i)}" for i in self.shadowed]
-            raise UnusedRuleError(
-                messages.unused_rules(
-                    self.unused, shadowed, self.unmatched, self.view.plan, self.is_array
-                )
-            )
-
-    def shadow(self, index: int) -> str:
-        """Write what is wrong with a shadowed rule, and its cure.
-
-        Args:
-            index: of the rule, one of ``shadowed``.
-        """
-        values, leaves = self.rules.values, self.selected(index)
-        deciding = sorted({self.deciding[leaf] for leaf in leaves})
-        earlier = self.rules.names[deciding[0]]
-        if all(same_value(values[index], values[rule]) for rule in deciding):
-            cure = "Remove it: they give the same value."
-        elif set(self.selected(deciding[0])).issubset(leaves):
-            cure = f"Keep one of the two, because {earlier}, matches no other leaf."
-        else:
-            cure = f"Move it up, before {earlier}."
-        return messages.shadow([self.paths[leaf] for leaf in leaves], cure)
-
-    def names(self, paths: Collection[str]) -> list[str]:
-        """Return paths of leaves; those of several layers of one array as one.
-
-        Args:
-            paths: of some leaves, in leaf order.
-        """
-        known = frozenset(paths)
-        keys = [path in known or None for path in self.paths]
-        return [part.path for part in self.unrolled.divide(keys)]
-
-    def selected(self, index: int) -> list[int]:
-        """Return the indices of the array leaves that a rule matches.
-
-        Args:
-            index: of the rule, whether or not it decides.
-        """
-        chosen = self.rules.selectors[index].select(self.leaves)
-        both = map(all, zip(chosen, self.leaves.is_array, strict=True))
-        members = itertools.compress(self.leaves.members, both)
-        return sorted(itertools.chain.from_iterable(members))
-
-    def rule_text(self, index: int) -> str:
-        """Write the rule that decided a leaf, as it was typed; empty if none did.
-
-        Args:
-            index: of the leaf.
-        """
-        rule = self.deciding[index]
-        return "" if rule < 0 else self.rules.selectors[rule].typed
-
-    @functools.cached_property
-    def _first(self) -> list[int]:
-        """For each row of the table, the index of the rule that decides; or -1."""
-        return self.rules.first(self.leaves)
-
-    @functools.cached_property
-    def _won(self) -> frozenset[int]:
-        """Indices of the rules that decide an array leaf."""
-        return frozenset(itertools.compress(self._first, self.leaves.is_array)) - {-1}
-
-    @functools.cached_property
-    def _won_nones(self) -> frozenset[int]:
-        """Indices of the rules that may decide in the place of a None."""
-        nones, won = self.leaves.nones, set()
-        left = list(range(len(nones)))
-        for index, where in enumerate(self.rules.selectors if left else ()):
-            try:
-                answers = where.select(nones.at(left))
-            except NotKnown:  # it may, and so may rules after it
-                won.add(index)
-                continue
-            if any(answers):
-                won.add(index)
-                left = [row for row, yes in zip(left, answers, strict=True) if not yes]
-        return frozenset(won)
-
-    def _require_matched(self) -> None:
-        if self.unmatched:
-            text = messages.unmatched(self.unmatched, sum(self.is_array))
-            raise UnmatchedPathError(text)
 
 
 class _OfRules(Question):
@@ -729,25 +362,16 @@ class Where(_OfRules, Selector):
         return self.label is STATIC, same_value(self.label, self.rules.default)
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
-class BoundRules(_OfRules):
-    """Rules that have decided on one full tree, and answer by path.
-
-    Attributes:
-        rules: what decided.
-        answers: the label of each leaf of that tree, by path.
-    """
-
-    rules: Rules
-    answers: Mapping[str, Any]
+class BoundRules(_OfRules, BoundQuestion):
+    """Rules that have decided on one full tree, and answer by path."""
 
     gives = "A tree of labels"
 
-    def __repr__(self) -> str:
-        return f"<{self.rules!r} bound to {plural(len(self.answers), 'path')}>"
-
-    def __hash__(self) -> int:
-        return hash((self.rules, len(self.answers)))
+    @property
+    def rules(self) -> Rules:  # type: ignore[override]
+        """What decided."""
+        table: Rules = self.asked
+        return table
 
     def __call__(self, tree: Any, leaf: Any = MISSING, /) -> Any:
         """Return the labels of a smaller view of that tree.
@@ -759,18 +383,6 @@ class BoundRules(_OfRules):
         _refuse_filter(self.rules.values, leaf)
         return self.ask(tree)
 
-    def of_view(self, view: TreeView) -> list[Any]:
-        """Look every path of a smaller view up."""
-        return look_up(self.answers, view.flat(), static=STATIC)
-
-    def answer(self, whole: WholeTree, paths: Sequence[str]) -> list[Any]:
-        """Return the labels of some leaves of a whole tree."""
-        flat = whole.view.flat()
-        asked = dict.fromkeys(map(whole.stored_path, paths))
-        found = look_up(self.answers, {p: flat[p] for p in asked}, static=STATIC)
-        known = dict(zip(asked, found, strict=True))
-        return [whole.part(known, path) for path in paths]
-
     def where(self, label: Any) -> Selector:
         """Return the selector of the leaves that got a label, bound as well.
 
@@ -778,15 +390,11 @@ class BoundRules(_OfRules):
             RulesError: no rule gives that label.
         """
         chosen = functools.partial(same_value, label)
-        found = {
-            path: each.map(chosen) if isinstance(each, PerLayer) else chosen(each)
-            for path, each in self.answers.items()
-        }
-        return Bound(self.rules.where(label), found)
-
-    def bind(self, tree: Any) -> BoundRules:
-        """Decide again, on another full tree."""
-        return self.rules.bind(tree)
+        answers = [
+            each.map(chosen) if isinstance(each, Split) else chosen(each)
+            for each in self.answers.values
+        ]
+        return Bound(self.rules.where(label), Answers(self.answers.paths, answers))
 
 
 def as_rules(rules: Any, *, default: Any = MISSING) -> Rules:
@@ -830,13 +438,13 @@ def param_labels(tree: Any, rules: Any, *, default: Any = MISSING) -> Any:
         >>> param_labels(params, {"encoder": "frozen", "**": "train"})
         {'encoder': {'kernel': 'frozen'}, 'head': 'train'}
     """
+    view = view_tree(tree)
     if isinstance(rules, BoundRules) and default is MISSING:
-        view = view_tree(tree)
         labels = rules.of_view(view)
         labels = require_agreement(labels, rules.gives, cure=IN_AN_OPTIMIZER)
-        return view.rebuild(labels)
-    matches = as_rules(rules, default=default).match(tree).check()
-    return matches.stored.rebuild(matches.labels())
+    else:
+        labels = as_rules(rules, default=default).match(view).check().labels()
+    return view.rebuild(labels)
 
 
 def param_mask(tree: Any, where: Any, *, unused: Unused = "error") -> Any:

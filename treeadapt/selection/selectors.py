@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import numbers
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -24,112 +23,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from treeadapt import paths as _paths
-from treeadapt.arrays import is_array
 from treeadapt.errors import SelectorError, UnusedRuleError
-from treeadapt.layers.stacks import (
-    IN_AN_OPTIMIZER,
-    NO_STACKS,
-    Stacks,
-    Unrolled,
-    require_agreement,
-)
-from treeadapt.matcher import Matcher, matcher_of
-from treeadapt.names import plural, shorten
+from treeadapt.layers.stacks import NO_STACKS, Stacks
+from treeadapt.names import shorten
 from treeadapt.patterns import parse
-from treeadapt.selection.leaves import Known, Leaves, NotKnown, OnePath, Places
+from treeadapt.selection.answers import Answers, no_leaf, require_agreement
+from treeadapt.selection.leaves import Leaves, NotKnown, OnePath, Places
 from treeadapt.selection.repairs import unused_message
-from treeadapt.selection.whole import WholeTree, look_up, no_leaf, whole_of
+from treeadapt.selection.whole import BoundQuestion, Question
 from treeadapt.trees.views import TreeView, view_tree
 
 Unused = Literal["error", "ignore"]
 _MISSING: Any = object()
-
-
-class Question:
-    """What can be asked about every leaf of a tree: its patterns and further needs.
-
-    Attributes:
-        needs: facts beyond patterns that an answer reads: leaf, classes, path.
-        stacks: whose layers are leaves of their own to it.
-        gives: what it makes of a tree, for messages.
-    """
-
-    needs: frozenset[str] = frozenset()
-    stacks: Stacks = NO_STACKS
-    gives = "A mask"
-
-    def ask(self, tree: Any) -> Any:
-        """Return a tree of answers, as Optax calls for them.
-
-        They are those of the whole tree in force, if ``tree`` is a view of it.
-
-        Raises:
-            SelectorError: ``tree`` is a number: a schedule is called so.
-        """
-        refuse_number(self, tree)
-        view = view_tree(tree)
-        whole = whole_of(view)
-        if whole is None:
-            found = self.of_view(view)
-        else:
-            found = self.answer(whole, view.plan.paths)
-        found = require_agreement(found, self.gives, cure=IN_AN_OPTIMIZER)
-        return view.rebuild(found)
-
-    def of_view(self, view: TreeView) -> list[Any]:
-        """Return one answer for each leaf of a tree, which may be a part of one."""
-        raise NotImplementedError
-
-    def answer(self, whole: WholeTree, paths: Sequence[str]) -> list[Any]:
-        """Return the answers for some leaves of a whole tree.
-
-        Args:
-            whole: the tree.
-            paths: of the leaves.
-
-        Returns:
-            One answer a leaf, or ``PerLayer`` where its layers have different ones.
-        """
-        return whole.answers(paths, self)
-
-    def patterns(self) -> Iterator[str]:
-        """Yield the text of every pattern that it holds."""
-        yield from ()
-
-    @functools.cached_property
-    def matcher(self) -> Matcher:
-        """The matcher of all its patterns."""
-        return matcher_of(tuple(map(parse, dict.fromkeys(self.patterns()))))
-
-    def table(
-        self, view: TreeView, *, is_part: bool = False
-    ) -> tuple[Leaves, Unrolled]:
-        """Return the table of the leaves of a tree, with ``stacks`` of its layers.
-
-        Args:
-            view: the tree.
-            is_part: the tree may be a part of one, with nodes in its holes.
-        """
-        if self.stacks.data:
-            layers = self.stacks.unroll(view, is_part=is_part)
-        else:  # as ``unroll`` does; most tables are such
-            count = len(view.leaves)
-            layers = Unrolled(view, view, [1] * count, [()] * count, {}, self.stacks)
-        holes = layers.view.plan.holes if is_part else ()
-        return Leaves(layers.view, self.matcher, self.needs, holes), layers
-
-    @property
-    def needs_tree(self) -> bool:
-        """Whether classes or numbers of children decide, which a flat dict lacks."""
-        return "classes" in self.needs or bool(self.matcher.asking)
-
-    def needs_params(self, gradients: TreeView) -> bool:
-        """Return whether it asks for more than paths, which gradients cannot answer."""
-        return self.needs_tree or not self.needs <= {"path"}
-
-    @functools.cached_property
-    def _known(self) -> Known:
-        return Known()
 
 
 class Selector(Question):
@@ -214,10 +119,6 @@ class Selector(Question):
             return self._at_path(path, leaf)
         return self.ask(tree)
 
-    def of_view(self, view: TreeView) -> list[bool]:
-        """Decide every leaf of a tree; what its holes may hold is not reported."""
-        return self.decide(view, reports=True, is_part=view.plan.has_gaps)
-
     def matches(self, path: str) -> bool:
         """Return whether a leaf at ``path`` is selected, going by the path alone.
 
@@ -251,24 +152,12 @@ class Selector(Question):
             >>> last({"layers/1": 2.0})
             {'layers/1': True}
         """
-        view = view_tree(tree)
-        chosen = self.decide(view, reports=True)
-        return Bound(self, dict(zip(view.plan.paths, chosen, strict=True)))
+        return Bound(self, self.decide(view_tree(tree), reports=True))
 
     def decide(
         self, view: TreeView, *, reports: bool, is_part: bool = False
-    ) -> list[bool]:
-        """Decide every leaf of a tree.
-
-        Args:
-            view: the tree.
-            reports: raise for patterns that match no array leaf, and no None.
-            is_part: the tree may be a part of one: what could match one of its holes,
-                or something below, is not reported.
-
-        Returns:
-            One bool a leaf, in leaf order; ``PerLayer`` where its layers differ.
-        """
+    ) -> Answers:
+        """Decide every leaf of a tree, yes or no."""
         leaves, layers = self.table(view, is_part=is_part or not reports)
         chosen = leaves.once(self._known, self.select)
         entries = []
@@ -277,8 +166,9 @@ class Selector(Question):
         if entries:
             is_array = leaves.spread(leaves.is_array)
             raise UnusedRuleError(unused_message(entries, leaves.view.plan, is_array))
-        found = leaves.spread(chosen)
-        return layers.fold(found, lambda: leaves.spread(self._reasons(leaves)))
+        return Answers.of_layers(
+            layers, leaves.spread(chosen), lambda: leaves.spread(self._reasons(leaves))
+        )
 
     def _reasons(self, leaves: Leaves) -> list[str]:
         """Return what decided each row, for errors; empty where nothing is to say."""
@@ -551,48 +441,24 @@ class Not(_Composite):
         return [not answer for answer in self.parts[0].select(leaves)]
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
-class Bound(Selector):
-    """A selector that has decided on one full tree, and answers by path.
-
-    Attributes:
-        selector: what decided.
-        answers: whether each leaf of that tree is selected, by path.
-    """
-
-    selector: Selector
-    answers: Mapping[str, bool]
+class Bound(BoundQuestion, Selector):
+    """A selector that has decided on one full tree, and answers by path."""
 
     needs = frozenset({"path"})
     may_be_empty = True  # a smaller view may hold nothing that is selected
 
-    def __repr__(self) -> str:
-        return f"<{self.selector!r} bound to {plural(len(self.answers), 'path')}>"
-
-    def __hash__(self) -> int:
-        return hash((self.selector, len(self.answers)))
-
     def select(self, leaves: Leaves) -> list[bool]:
         """Look each path up."""
+        answers = self.answers.by_path
         for row, path in enumerate(leaves.paths):
             # A static leaf that the bound tree did not have is not selected.
-            if path not in self.answers and leaves.is_array[row]:
+            if path not in answers and leaves.is_array[row]:
                 raise no_leaf([path])
-        found = [self.answers.get(path, False) for path in leaves.paths]
-        return require_agreement(found, "A bound selector within another one")
-
-    def decide(
-        self, view: TreeView, *, reports: bool, is_part: bool = False
-    ) -> list[bool]:
-        """Look every path up; nothing is reported, the full tree was checked."""
-        return look_up(self.answers, view.flat(), static=False)
-
-    def bind(self, tree: Any) -> Selector:
-        """Decide again, on another full tree."""
-        return self.selector.bind(tree)
+        chosen = [answers.get(path, False) for path in leaves.paths]
+        return require_agreement(chosen, "A bound selector within another one")
 
     def _at_path(self, path: str, *leaf: Any) -> bool:
-        if path not in self.answers and not leaf:
+        if path not in self.answers.by_path and not leaf:
             raise no_leaf([path])
         return super()._at_path(path, *leaf)
 
@@ -739,24 +605,8 @@ def select(
     """
     check_choice("unused", unused, ("error", "ignore"))
     view = tree if isinstance(tree, TreeView) else view_tree(tree)
-    chosen = as_selector(where).decide(view, reports=unused == "error")
-    return require_agreement(chosen, "A selection of arrays", cure=cure)
-
-
-def refuse_number(asked: Any, tree: Any) -> None:
-    """Raise if ``tree`` is one number: whoever calls takes ``asked`` for a schedule.
-
-    Raises:
-        SelectorError: it names the cure.
-    """
-    if isinstance(tree, numbers.Number) or (is_array(tree) and tree.shape == ()):
-        raise SelectorError(
-            f"{shorten(repr(asked))} was called with one number, as a schedule is "
-            "called with the step count; it wants a tree. optax.inject_hyperparams "
-            "treats every callable as a schedule, masks too; "
-            "treeadapt.inject_hyperparams does not: use that one. For a tree that is "
-            "one scalar, call param_mask or param_labels."
-        )
+    answers = as_selector(where).decide(view, reports=unused == "error")
+    return require_agreement(answers.of(view), "A selection of arrays", cure=cure)
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:

@@ -1,10 +1,10 @@
-"""The whole tree behind the smaller views that Optax shows.
+"""Questions about the leaves of a tree, and the whole tree behind its smaller views.
 
-Optax calls masks and labels on gradients, filtered trees and flat dicts, which have
-lost the classes and siblings by which a selector decides. A ``WholeTree`` decides once,
+Selectors, rules and lifted functions are each a ``Question``: of a tree it gives
+``Answers``. Optax asks about gradients, filtered trees and flat dicts, which have lost
+the classes and siblings by which a selector decides. So a ``WholeTree`` decides once,
 on the caller's tree, and answers by path. Transformations of this library are handed
-it; masks that Optax itself calls find it with ``whole_of``. ``look_up`` reads the
-answers of what was bound to a tree.
+it; masks that Optax itself calls find it with ``whole_of``.
 Decides nothing itself (see ``selectors`` and ``rules``).
 """
 
@@ -14,70 +14,155 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+import numbers
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from treeadapt.arrays import is_array
-from treeadapt.convert import describe
 from treeadapt.errors import SelectorError, TransformError
 from treeadapt.layers.region import Region
-from treeadapt.layers.stacks import (
-    IN_AN_OPTIMIZER,
-    PerLayer,
-    require_agreement,
-)
-from treeadapt.names import fold, listing, paths_text, plural, shorten
+from treeadapt.layers.stacks import NO_STACKS, Stacks, Unrolled
+from treeadapt.matcher import Matcher, matcher_of
+from treeadapt.names import plural, shorten
+from treeadapt.patterns import parse
+from treeadapt.selection.answers import IN_AN_OPTIMIZER, Answers, require_agreement
+from treeadapt.selection.leaves import Known, Leaves
 from treeadapt.trees.views import TreeView, view_tree
 
-T = TypeVar("T")
 W = TypeVar("W", "WholeTree", None)
 
 
-def look_up(answers: Mapping[str, T], flat: Mapping[str, Any], *, static: T) -> list[T]:
-    """Return what was decided for every leaf of a smaller view.
+class Question:
+    """What can be asked about every leaf of a tree: its patterns and further needs.
 
-    Args:
-        answers: what was decided, by path.
-        flat: the leaves of the view, by path.
-        static: answer for a static leaf that was not decided.
-
-    Returns:
-        One answer a leaf, in order.
-
-    Raises:
-        SelectorError: nothing was decided for an array leaf, or for another number of
-            layers than it has.
-
-    Example:
-        >>> look_up({"w": True, "b": False}, {"b": jnp.ones(2)}, static=False)
-        [False]
+    Attributes:
+        needs: facts beyond patterns that an answer reads: leaf, classes, path.
+        stacks: whose layers are leaves of their own to it.
+        gives: what it makes of a tree, for messages.
     """
-    new = [path for path in flat if path not in answers and is_array(flat[path])]
-    if new:
-        raise no_leaf(new)
-    found = [answers.get(path, static) for path in flat]
-    for answer, (path, leaf) in zip(found, flat.items(), strict=True):
-        if isinstance(answer, PerLayer) and is_array(leaf):
-            shape = dict(enumerate(leaf.shape))
-            sizes = {each.axis: len(each.numbers) for each in answer.region.along}
-            other = [size for axis, size in sizes.items() if shape.get(axis) != size]
-            if other:
-                raise SelectorError(
-                    f"Bound to a tree that has {plural(other[0], 'layer')} in "
-                    f"{listing([path])}, which is {describe(leaf)} here. Bind to the "
-                    "tree as it is now: .bind(tree)."
-                )
-    return found
+
+    needs: frozenset[str] = frozenset()
+    stacks: Stacks = NO_STACKS
+    gives = "A mask"
+
+    def ask(self, tree: Any) -> Any:
+        """Return a tree of answers, as Optax calls for them.
+
+        They are those of the whole tree in force, if ``tree`` is a view of it.
+
+        Raises:
+            SelectorError: ``tree`` is a number: a schedule is called so.
+        """
+        refuse_number(self, tree)
+        view = view_tree(tree)
+        whole = whole_of(view)
+        if whole is None:
+            answers = self.of_view(view)
+        else:
+            answers = self.answer(whole, view.plan.paths)
+        answers = require_agreement(answers, self.gives, cure=IN_AN_OPTIMIZER)
+        return view.rebuild(answers)
+
+    def of_view(self, view: TreeView) -> list[Any]:
+        """Return one answer for each leaf of a tree, which may be a part of one."""
+        return self.decide(view, reports=True, is_part=view.plan.has_gaps).of(view)
+
+    def decide(
+        self, view: TreeView, *, reports: bool, is_part: bool = False
+    ) -> Answers:
+        """Decide every leaf of a tree.
+
+        Args:
+            view: the tree.
+            reports: raise for what matches no array leaf, and no None.
+            is_part: the tree may be a part of one: what could match one of its holes,
+                or something below, is not reported.
+        """
+        raise NotImplementedError
+
+    def answer(self, whole: WholeTree, paths: Sequence[str]) -> list[Any]:
+        """Return the answers for some leaves of a whole tree.
+
+        Args:
+            whole: the tree.
+            paths: of the leaves.
+
+        Returns:
+            One answer a leaf; ``Split`` where its layers have different ones.
+        """
+        return whole.answers(paths, self)
+
+    def patterns(self) -> Iterator[str]:
+        """Yield the text of every pattern that it holds."""
+        yield from ()
+
+    @functools.cached_property
+    def matcher(self) -> Matcher:
+        """The matcher of all its patterns."""
+        return matcher_of(tuple(map(parse, dict.fromkeys(self.patterns()))))
+
+    def table(
+        self, view: TreeView, *, is_part: bool = False
+    ) -> tuple[Leaves, Unrolled]:
+        """Return the table of the leaves of a tree, with ``stacks`` of its layers.
+
+        Args:
+            view: the tree.
+            is_part: the tree may be a part of one, with nodes in its holes.
+        """
+        if self.stacks.data:
+            layers = self.stacks.unroll(view, is_part=is_part)
+        else:  # as ``unroll`` does; most tables are such
+            count = len(view.leaves)
+            layers = Unrolled(view, view, [1] * count, [()] * count, {}, self.stacks)
+        holes = layers.view.plan.holes if is_part else ()
+        return Leaves(layers.view, self.matcher, self.needs, holes), layers
+
+    @property
+    def needs_tree(self) -> bool:
+        """Whether classes or numbers of children decide, which a flat dict lacks."""
+        return "classes" in self.needs or bool(self.matcher.asking)
+
+    def needs_params(self, gradients: TreeView) -> bool:
+        """Return whether it asks for more than paths, which gradients cannot answer."""
+        return self.needs_tree or not self.needs <= {"path"}
+
+    @functools.cached_property
+    def _known(self) -> Known:
+        return Known()
 
 
-def no_leaf(paths: Iterable[str]) -> SelectorError:
-    """Return the error for array leaves about which nothing was decided."""
-    paths = list(paths)
-    bare = f" {paths_text(paths)}" if paths == [""] else ""
-    return SelectorError(
-        f"Bound to a tree that has no leaf at {listing(fold(paths))}.{bare} Bind to "
-        "the tree as it is now: .bind(tree)."
-    )
+@dataclasses.dataclass(frozen=True, repr=False)
+class BoundQuestion(Question):
+    """What has decided on one full tree, and answers by path.
+
+    Attributes:
+        asked: what decided.
+        answers: what it decided.
+    """
+
+    asked: Any
+    answers: Answers
+
+    def __repr__(self) -> str:
+        return f"<{self.asked!r} bound to {plural(len(self.answers.paths), 'path')}>"
+
+    def __hash__(self) -> int:
+        return hash((self.asked, len(self.answers.paths)))
+
+    def decide(
+        self, view: TreeView, *, reports: bool, is_part: bool = False
+    ) -> Answers:
+        """Return what was decided; nothing is reported, the full tree was checked."""
+        return self.answers
+
+    def bind(self, tree: Any) -> Any:
+        """Decide again, on another full tree."""
+        return self.asked.bind(tree)
+
+    def needs_params(self, gradients: TreeView) -> bool:
+        """Return that nothing more is asked for."""
+        return False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -100,7 +185,9 @@ class WholeTree:
     is_params: bool
     regions: Mapping[str, Region] = dataclasses.field(default_factory=dict)
     layers: TreeView | None = None
-    _answers: dict[int, Any] = dataclasses.field(default_factory=dict, init=False)
+    _answers: dict[int, tuple[Any, Answers]] = dataclasses.field(
+        default_factory=dict, init=False
+    )
 
     def holds(self, view: TreeView) -> bool:
         """Return whether every leaf of ``view`` has its path in the whole tree."""
@@ -108,22 +195,20 @@ class WholeTree:
             path in self._paths or path in self.regions for path in view.plan.paths
         )
 
-    def answers(self, paths: Iterable[str], asked: Any) -> list[Any]:
+    def answers(self, paths: Sequence[str], asked: Any) -> list[Any]:
         """Decide on the whole tree, once, and answer for some of its paths.
 
         Args:
             paths: paths of the whole tree, or names of some layers of its arrays.
-            asked: selector, rules or the like, with ``decide(view, reports=)`` and
-                ``needs_params(gradients)``; known by identity.
+            asked: a ``Question``; known by identity.
 
         Returns:
-            One answer a path; ``PerLayer`` where its layers have different ones.
+            One answer a path; ``Split`` where its layers have different ones.
 
         Raises:
             TransformError: only gradients are known, and they cannot answer.
         """
-        known = self._answers.get(id(asked))
-        if known is None:
+        if id(asked) not in self._answers:
             if not self.is_params and asked.needs_params(self.view):
                 raise TransformError(
                     f"{shorten(repr(asked))} asks for more than paths (classes, "
@@ -132,15 +217,14 @@ class WholeTree:
                     "update(updates, state, params)."
                 )
             view = self.view if asked.stacks else self.layers or self.view
-            found = asked.decide(view, reports=self.strict)
-            known = asked, dict(zip(self.view.plan.paths, found, strict=True))
-            self._answers[id(asked)] = known  # holds ``asked``: its id stays its own
-        of_part = functools.partial(self.part, known[1])
-        parts = list(map(of_part if self.regions else known[1].__getitem__, paths))
+            answers = asked.decide(view, reports=self.strict)
+            self._answers[id(asked)] = asked, answers  # so that the id stays its own
+        _, answers = self._answers[id(asked)]
+        values = answers.of(self.view, paths, self.regions)
         if self.layers is None:
-            return parts
+            return values
         who = "What runs inside per_layer"
-        return require_agreement(parts, who, cure=IN_AN_OPTIMIZER)
+        return require_agreement(values, who, cure=IN_AN_OPTIMIZER)
 
     def with_regions(self, regions: Mapping[str, Region]) -> WholeTree:
         """Return the tree with more layers that smaller views hold, by key."""
@@ -151,19 +235,6 @@ class WholeTree:
     def stored_path(self, path: str) -> str:
         """Return the path in the whole tree of the array that a view shows."""
         return self.regions[path].path if path in self.regions else path
-
-    def part(self, known: Mapping[str, Any], path: str) -> Any:
-        """Return the answer for what a view shows at a path.
-
-        Args:
-            known: answers by path in the whole tree.
-            path: in the view; for some layers of an array, ``PerLayer`` is of these.
-        """
-        if path not in self.regions:
-            return known[path]
-        region = self.regions[path]
-        answer = known[region.path]
-        return answer.take(region) if isinstance(answer, PerLayer) else answer
 
     @functools.cached_property
     def _paths(self) -> frozenset[str]:
@@ -229,3 +300,19 @@ def whole_of(view: TreeView) -> WholeTree | None:
 _whole: contextvars.ContextVar[WholeTree | None] = contextvars.ContextVar(
     "treeadapt_whole_tree", default=None
 )
+
+
+def refuse_number(asked: Any, tree: Any) -> None:
+    """Raise if ``tree`` is one number: whoever calls takes ``asked`` for a schedule.
+
+    Raises:
+        SelectorError: it names the cure.
+    """
+    if isinstance(tree, numbers.Number) or (is_array(tree) and tree.shape == ()):
+        raise SelectorError(
+            f"{shorten(repr(asked))} was called with one number, as a schedule is "
+            "called with the step count; it wants a tree. optax.inject_hyperparams "
+            "treats every callable as a schedule, masks too; "
+            "treeadapt.inject_hyperparams does not: use that one. For a tree that is "
+            "one scalar, call param_mask or param_labels."
+        )

@@ -10,7 +10,7 @@ See ``specs`` for how a spec is written, ``state`` for optimizer state.
 
 from __future__ import annotations
 
-import itertools
+import dataclasses
 import math
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -22,9 +22,11 @@ from treeadapt.arrays import is_array
 from treeadapt.convert import describe
 from treeadapt.errors import ReplicatedWarning, ShardingError, UnmatchedPathError
 from treeadapt.layers.region import Along
-from treeadapt.layers.stacks import one_layer, require_agreement
+from treeadapt.layers.stacks import one_layer
 from treeadapt.names import listing, plural, section
-from treeadapt.selection.rules import MISSING, STATIC, BoundRules, Rules, as_rules
+from treeadapt.selection.answers import require_agreement
+from treeadapt.selection.decision import MISSING, STATIC
+from treeadapt.selection.rules import BoundRules, Rules, as_rules
 from treeadapt.sharding.specs import (
     AxisRules,
     as_spec,
@@ -140,8 +142,15 @@ def named_shardings(
     return view.rebuild([NamedSharding(mesh, spec) for spec in leaf_specs])
 
 
-#: The spec of a leaf, and where it comes from; no spec if nothing says one.
-_Choice = tuple[PartitionSpec | None, str]
+@dataclasses.dataclass(frozen=True)
+class _Choice:
+    """The spec of a leaf, and where it comes from; no spec if nothing says one."""
+
+    spec: PartitionSpec | None
+    source: str = dataclasses.field(compare=False)
+
+    def __repr__(self) -> str:
+        return repr(self.spec)
 
 
 def _decided(view: TreeView, rules: Any, *options: Any) -> list[PartitionSpec]:
@@ -174,7 +183,8 @@ def decide_specs(
     silent: dict[str, Any] = {}
     for index, (path, leaf) in enumerate(view.items()):
         box, layer = boxes.get(index), one_layer(leaf, axes[index])
-        spec, source = by_rules[index] or _unruled(layer, box, fallback)
+        choice = by_rules[index] or _unruled(layer, box, fallback)
+        spec, source = choice.spec, choice.source
         if spec is None:
             unmatched.append(path)
             continue
@@ -220,10 +230,10 @@ def _unruled(
 ) -> _Choice:
     """Return what decides a leaf, or one layer of it, that no rule matches."""
     if box is not None:
-        return box, _BOX
+        return _Choice(box, _BOX)
     if not is_array(leaf) or not leaf.shape:
-        return PartitionSpec(), "a scalar"
-    return default, _DEFAULT
+        return _Choice(PartitionSpec(), "a scalar")
+    return _Choice(default, _DEFAULT)
 
 
 def _refuse_optimizer_state(view: TreeView) -> None:
@@ -257,15 +267,13 @@ def _by_rules(
     if isinstance(rules, BoundRules):
         labels = require_agreement(rules.of_view(view), rules.gives)
         return [
-            None if label is STATIC else (meant(label, "The rules"), "the rules")
+            None if label is STATIC else _Choice(meant(label, "The rules"), "the rules")
             for label in labels
         ], *(None, rules.rules.stacks.axes(view))
     table = _as_rules(rules)
     texts = [f"rule {where.typed}" for where in table.selectors]
     pairs = zip(table.values, texts, strict=True)
-    # An index of -1 reads the last one.
-    choices: list[_Choice | None]
-    choices = [*((meant(value, f"The {text}"), text) for value, text in pairs), None]
+    choices = [_Choice(meant(value, f"The {text}"), text) for value, text in pairs]
     default = None if table.default is MISSING else meant(table.default, "default=")
     labels = [value for value in (*table.values, table.default) if value is not MISSING]
     idle = [str(label) for label in specs or () if label not in labels]
@@ -274,17 +282,10 @@ def _by_rules(
             f"No rule gives the label {listing(idle)} of specs=; the rules give "
             f"{listing(dict.fromkeys(map(str, labels)))}. Correct it, or leave it out."
         )
-    matches = table.match(view)
-    matches.check_rules()
-    chosen = [choices[index] for index in matches.deciding]
-    layers = matches.unrolled.fold(
-        [choice and choice[0] for choice in chosen],
-        lambda: ["no rule" if choice is None else choice[1] for choice in chosen],
-    )
-    require_agreement(layers, "A sharding")
-    firsts = itertools.accumulate(matches.unrolled.counts, initial=0)
-    chosen = [chosen[row] for row in itertools.islice(firsts, len(layers))]
-    return chosen, default, matches.unrolled.axes
+    decision = table.match(view)
+    decision.check_rules()
+    by_leaf = decision.answers_of([*choices, None], [*texts, "no rule"]).values
+    return require_agreement(by_leaf, "A sharding"), default, decision.unrolled.axes
 
 
 def _as_rules(rules: Any) -> Rules:

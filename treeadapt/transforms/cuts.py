@@ -14,7 +14,7 @@ from typing import Any
 from treeadapt.errors import PathCollisionError
 from treeadapt.layers.keys import boxes
 from treeadapt.layers.region import Region, put
-from treeadapt.layers.stacks import PerLayer
+from treeadapt.selection.answers import Split
 from treeadapt.transforms.flat import FlatDict, by_half
 
 #: By key of a group's flat dict, the layers of an array of the flat dict around it;
@@ -29,7 +29,7 @@ def divide(
 
     Args:
         paths: keys of the flat dict.
-        answers: a label for each, or ``PerLayer`` labels.
+        answers: a label for each; ``Split`` where its layers have different ones.
 
     Returns:
         The groups by label; and by key, which layers of the caller's tree are cut out.
@@ -41,7 +41,7 @@ def divide(
     regions: dict[str, Region] = {}
     whole_paths = frozenset(paths)
     for path, answer in zip(paths, answers, strict=True):
-        if not isinstance(answer, PerLayer):
+        if not isinstance(answer, Split):
             groups.setdefault(answer, {})[path] = None
             continue
         for label, boxed in boxes(answer.values, answer.region.sizes).items():

@@ -29,7 +29,7 @@ import optax
 from treeadapt.arrays import is_array
 from treeadapt.errors import TransformError
 from treeadapt.names import listing
-from treeadapt.selection.selectors import Question
+from treeadapt.selection.whole import Question
 
 
 def inject_hyperparams(

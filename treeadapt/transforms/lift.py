@@ -17,9 +17,9 @@ from treeadapt.arrays import is_array
 from treeadapt.convert import describe
 from treeadapt.errors import SelectorError, UnmatchedPathError, UnusedRuleError
 from treeadapt.names import MAX_LISTED, listing, paths_text, plural
-from treeadapt.selection.rules import STATIC
-from treeadapt.selection.selectors import Question
-from treeadapt.selection.whole import WholeTree
+from treeadapt.selection.answers import Answers
+from treeadapt.selection.decision import STATIC
+from treeadapt.selection.whole import Question
 from treeadapt.trees.views import Plan, TreeView, view_tree
 
 
@@ -40,37 +40,27 @@ class Lifted(Question):
         """Return masks or labels with the treedef of ``tree``."""
         return self.ask(tree)
 
-    def of_view(self, view: TreeView) -> list[Any]:
-        """Return the mask or label of each leaf of a tree."""
-        answers = self.decide(view, reports=not view.plan.holes)
-        return _complete(answers, view.flat())
-
-    def answer(self, whole: WholeTree, paths: Sequence[str]) -> list[Any]:
-        """Return the masks or labels of some leaves of a whole tree."""
-        flat = whole.view.flat()
-        shown = {path: flat[whole.stored_path(path)] for path in paths}
-        return _complete(super().answer(whole, paths), shown)
-
     def needs_params(self, gradients: TreeView) -> bool:
         """Return whether a function may look for classes that gradients may lack."""
         return is_function(self.asked) and not gradients.plan.is_plain
 
-    def decide(self, view: TreeView, *, reports: bool = False) -> list[Any]:
-        """Return the answer for each leaf, ``NO_ANSWER`` where there is none.
-
-        Args:
-            view: the tree to ask about.
-            reports: raise for answers that are for no leaf.
-        """
+    def decide(
+        self, view: TreeView, *, reports: bool, is_part: bool = False
+    ) -> Answers:
+        """Return the answer for each leaf that has one; static leaves need none."""
         asked = self.asked
         answers = view_tree(asked(arrays_of(view)) if is_function(asked) else asked)
         if answers.plan.root is None:  # one value for the whole tree
-            return [answers.leaves[0]] * len(view.leaves)
+            return Answers(view.plan.paths, [answers.leaves[0]] * len(view.leaves))
         by_path = _by_path(answers, view)
         places = [_nearest(by_path, path) for path in view.plan.paths]
-        if reports:
+        if reports and not view.plan.holes:
             _require_used(by_path, places, view.plan)
-        return [NO_ANSWER if place is None else by_path[place] for place in places]
+        pairs = zip(view.plan.paths, places, strict=True)
+        decided = {path: by_path[place] for path, place in pairs if place is not None}
+        values = [*decided.values()]
+        is_mask = all(isinstance(value, bool) for value in values)
+        return Answers([*decided], values, False if is_mask else STATIC, _no_answer)
 
 
 def lift(fn_or_tree: Any) -> Lifted:
@@ -219,24 +209,11 @@ def _is_of_static(path: str, answer: Any, by_path: Mapping[str, Any]) -> bool:
     )
 
 
-def _complete(answers: list[Any], flat: Mapping[str, Any]) -> list[Any]:
-    """Return the answers, all of them; static leaves need none."""
-    pairs = zip(flat.items(), answers, strict=True)
-    left = [path for (path, leaf), a in pairs if a is NO_ANSWER and is_array(leaf)]
-    if left:
-        limit = MAX_LISTED if len(flat) <= MAX_LISTED else 8
-        bare = f" {paths_text(left)}" if left == [""] else ""
-        raise UnmatchedPathError(
-            f"{plural(len(left), 'leaf')} of the params without a mask or label: "
-            f"{listing(left, limit=limit)}.{bare} Give every leaf, or a node "
-            "above it, a value that is not None."
-        )
-    is_mask = all(
-        isinstance(answer, bool) for answer in answers if answer is not NO_ANSWER
+def _no_answer(paths: Sequence[str], num_asked: int) -> UnmatchedPathError:
+    limit = MAX_LISTED if num_asked <= MAX_LISTED else 8
+    bare = f" {paths_text(paths)}" if list(paths) == [""] else ""
+    return UnmatchedPathError(
+        f"{plural(len(paths), 'leaf')} of the params without a mask or label: "
+        f"{listing(paths, limit=limit)}.{bare} Give every leaf, or a node "
+        "above it, a value that is not None."
     )
-    static = False if is_mask else STATIC
-    return [static if answer is NO_ANSWER else answer for answer in answers]
-
-
-#: Stands for an answer that was not given.
-NO_ANSWER: Any = object()

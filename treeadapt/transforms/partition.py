@@ -19,9 +19,10 @@ from treeadapt.arrays import is_array
 from treeadapt.convert import describe
 from treeadapt.errors import RulesError, TransformError
 from treeadapt.names import listing
-from treeadapt.selection.rules import MISSING, STATIC, BoundRules, Rules, as_rules
-from treeadapt.selection.selectors import Question, Unused, as_selector, check_choice
-from treeadapt.selection.whole import WholeTree, in_force
+from treeadapt.selection.decision import MISSING, STATIC
+from treeadapt.selection.rules import BoundRules, Rules, as_rules
+from treeadapt.selection.selectors import Unused, as_selector, check_choice
+from treeadapt.selection.whole import Question, WholeTree, in_force
 from treeadapt.transforms.adapt import is_transformation, run_flat, with_extra_args
 from treeadapt.transforms.cuts import Group, divide, put_back, take
 from treeadapt.transforms.flat import (

@@ -14,7 +14,7 @@ import optax
 from treeadapt.arrays import is_array
 from treeadapt.convert import describe
 from treeadapt.errors import TransformError
-from treeadapt.layers.stacks import PerLayer
+from treeadapt.selection.answers import Split
 from treeadapt.selection.rules import BoundRules, Rules, as_rules
 from treeadapt.selection.whole import WholeTree
 from treeadapt.transforms.adapt import run_flat
@@ -87,7 +87,7 @@ def _answers(
         several = {
             whole.stored_path(path): path
             for path, factor in zip(paths, found, strict=True)
-            if not isinstance(factor, PerLayer) and np.ndim(_values(factor))
+            if not isinstance(factor, Split) and np.ndim(_values(factor))
         }
         axes = rules.stacks.axes(whole.view, is_part=True) if several else ()
         for path, own in zip(whole.view.plan.paths, axes, strict=False):
@@ -142,7 +142,7 @@ def _checked(path: str, leaf: Any, factor: Any) -> jax.Array:
     """Return the factor of one leaf, in its dtype and shaped to multiply it."""
     values = _values(factor)
     if not _is_number(values, leaf.dtype):
-        text = factor if isinstance(factor, PerLayer) else repr(values)
+        text = factor if isinstance(factor, Split) else repr(values)
         raise TransformError(
             f"The factor of {path!r}, {text}, is not a number that can scale "
             f"{leaf.dtype}."
@@ -150,7 +150,7 @@ def _checked(path: str, leaf: Any, factor: Any) -> jax.Array:
     scale = jnp.asarray(values, leaf.dtype)
     if scale.ndim == 0:
         return scale
-    if isinstance(factor, PerLayer):
+    if isinstance(factor, Split):
         sizes = factor.region.sizes
         axes = [each.axis for each in factor.region.along]
         if scale.size != math.prod(sizes):
@@ -176,7 +176,7 @@ def _checked(path: str, leaf: Any, factor: Any) -> jax.Array:
 
 def _values(factor: Any) -> Any:
     """Return the values of a factor: a number, or an array."""
-    if not isinstance(factor, PerLayer):
+    if not isinstance(factor, Split):
         return factor
     values = [_values(value) for value in factor.values]
     traced = any(isinstance(value, jax.Array) for value in values)

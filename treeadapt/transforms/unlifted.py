@@ -28,9 +28,9 @@ import optax
 from treeadapt.arrays import same_value
 from treeadapt.errors import UnliftedMaskWarning
 from treeadapt.names import listing
-from treeadapt.selection.selectors import Question
+from treeadapt.selection.whole import Question
 from treeadapt.transforms.flat import FlatDict
-from treeadapt.transforms.lift import NO_ANSWER, Lifted, is_function
+from treeadapt.transforms.lift import Lifted, is_function
 from treeadapt.trees.views import TreeView, view_tree
 
 # Masks and labels that a transformation of the caller's own holds.
@@ -39,6 +39,7 @@ _ASKED = re.compile(r"(^|_)(mask|labels)$")
 _NOT_ASKED = re.compile(r"^(init|update)(_fns?)?$|factory")
 _HOLDERS = ("optax", "treeadapt")
 _PASSED_ON, _COMPUTED = object(), object()  # answers that are arrays
+_NO_ANSWER = object()
 _MAX_THINGS = 20_000  # a chain of a thousand transformations; not a data set
 
 
@@ -189,7 +190,7 @@ def _ask(fn: Callable[..., Any], view: TreeView, flat: FlatDict) -> dict[str, An
 
     Returns:
         The answer for each leaf by path: a mask or label, whether an array is one that
-        the function was shown, or ``NO_ANSWER``. Empty if it raises.
+        the function was shown, or ``_NO_ANSWER``. Empty if it raises.
     """
     kept = [path in flat for path in view.plan.paths]
     results: list[Any] = []
@@ -209,8 +210,8 @@ def _ask(fn: Callable[..., Any], view: TreeView, flat: FlatDict) -> dict[str, An
     # It is asked what nobody else would ask it: whatever it raises, it has no answer.
     with contextlib.suppress(Exception):
         jax.eval_shape(run, list(itertools.compress(view.leaves, kept)), np.int32(0))
-        answers = Lifted(lambda _: results[0]).decide(view)
-        return dict(zip(view.plan.paths, answers, strict=True))
+        answers = Lifted(lambda _: results[0]).decide(view, reports=False).by_path
+        return {path: answers.get(path, _NO_ANSWER) for path in view.plan.paths}
     return {}
 
 
@@ -225,7 +226,7 @@ def _arguments(fn: Callable[..., Any], tree: Any, count: Any) -> tuple[Any, ...]
 
 
 def _agree(one: Any, two: Any) -> bool:
-    if one is NO_ANSWER or two is NO_ANSWER:
+    if one is _NO_ANSWER or two is _NO_ANSWER:
         # No dimension numbers are an answer; no mask and no label are none.
         return not any(isinstance(answer, tuple) for answer in (one, two))
     return same_value(one, two)

@@ -1,0 +1,427 @@
+"""Decisions: what an ordered table of selectors and values gives every leaf of a tree.
+
+Takes a ``RuleTable`` and a tree; gives a ``Decision``. The first selector that selects
+a leaf decides. Labels, masks, specs, factors, groups of a partition, reports and errors
+are views of one ``Decision``, so they cannot disagree. An array leaf without a rule, an
+unreachable rule and, if asked, two rules for one leaf are errors.
+See ``selectors`` for which leaves a selector selects, ``messages`` for what errors say,
+``rules`` for how a table is written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any, Literal
+
+import jax.tree_util as jtu
+
+from treeadapt.arrays import same_value
+from treeadapt.errors import (
+    OverlapError,
+    RulesError,
+    UnmatchedPathError,
+    UnusedRuleError,
+)
+from treeadapt.layers.stacks import Layers, Unrolled
+from treeadapt.names import shorten
+from treeadapt.selection import messages
+from treeadapt.selection.answers import IN_AN_OPTIMIZER, Answers, require_agreement
+from treeadapt.selection.leaves import Leaves, NotKnown
+from treeadapt.selection.repairs import entry_text
+from treeadapt.selection.selectors import Selector, Unused
+from treeadapt.selection.whole import Question
+from treeadapt.trees.views import TreeView
+
+Overlap = Literal["first", "error"]
+
+
+class _Sentinel(enum.Enum):
+    """Two values that are equal to no other, also after copying or unpickling."""
+
+    STATIC = enum.auto()
+    MISSING = enum.auto()
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+#: Label of functions and other static leaves that no rule matches.
+STATIC: Any = _Sentinel.STATIC
+#: An argument that was not given.
+MISSING: Any = _Sentinel.MISSING
+
+
+class RuleTable(Question):
+    """An ordered table of selectors and values.
+
+    Attributes:
+        pairs: a selector and a value for each rule; also as ``selectors`` and
+            ``values``.
+        default: value of array leaves that no rule matches; ``MISSING`` if they need
+            one.
+        unused: ``"error"`` or ``"ignore"`` rules without a use.
+        overlap: ``"first"`` or ``"error"`` where rules give one leaf different values.
+        owners: by pattern, the first rule that is just this pattern.
+        others: rules that are more than one, with their index.
+    """
+
+    pairs: tuple[tuple[Selector, Any], ...]
+    selectors: tuple[Selector, ...]
+    values: tuple[Any, ...]
+    default: Any
+    unused: Unused
+    overlap: Overlap
+    owners: dict[str, int]
+    others: list[tuple[int, Selector]]
+
+    @functools.cached_property
+    def names(self) -> list[str]:
+        """What errors call each rule; an index of -1 reads the name of none."""
+        texts = [shorten(where.typed) for where in self.selectors]
+        return [*(f"rule {i}, {text}" for i, text in enumerate(texts, 1)), ""]
+
+    def patterns(self) -> Iterator[str]:
+        """Yield every pattern; those that are a whole rule first, in their order."""
+        rest = (where.patterns() for _, where in self.others)
+        return itertools.chain(self.owners, *rest)
+
+    def first(self, leaves: Leaves) -> list[int]:
+        """Return, for each row of a table, the index of the first rule that selects it.
+
+        Returns:
+            One index a row; -1 where no rule does.
+        """
+        if leaves.matcher is not self.matcher:
+            return self._first(leaves, enumerate(self.selectors))
+        return leaves.once(self._known, self._first)
+
+    def _first(
+        self, leaves: Leaves, asked: Iterable[tuple[int, Selector]] | None = None
+    ) -> list[int]:
+        last = len(self.pairs)
+        found = [last] * len(leaves)
+        if asked is None:
+            # Bits are in the order of plain rules: the lowest that is set in a mask is
+            # the first of these that decides, and no other one need be asked.
+            owners, asked = list(self.owners.values()), self.others
+            bits = (1 << len(owners)) - 1
+            for row, mask in enumerate(leaves.masks):
+                low = mask & bits
+                if low:
+                    found[row] = owners[(low & -low).bit_length() - 1]
+        for index, where in asked:
+            rows = [row for row, best in enumerate(found) if best > index]
+            if not rows:
+                break
+            for row, yes in zip(rows, where.select(leaves.at(rows)), strict=True):
+                if yes:
+                    found[row] = index
+        return [-1 if index == last else index for index in found]
+
+    def require_leaf_labels(self) -> None:
+        """Raise if a value cannot be a leaf of a tree.
+
+        Raises:
+            RulesError: JAX would take the value apart.
+        """
+        for value in (*self.values, self.default):
+            if type(value) is not str and not jtu.all_leaves([value]):
+                raise RulesError(
+                    f"The label {entry_text(value)} is a container to JAX, and a tree "
+                    "that holds it has another structure. Give it a name, or read the "
+                    "values from rules.match(tree)."
+                )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Decision:
+    """What rules decided for one tree; everything else is a view of this.
+
+    Attributes:
+        rules: the rules.
+        leaves: the table of the tree's leaves; with ``stacks``, of its layers.
+        unrolled: the layers of the tree.
+    """
+
+    rules: RuleTable
+    leaves: Leaves
+    unrolled: Unrolled
+
+    def __post_init__(self) -> None:
+        _ = self._first  # a selector that cannot answer raises now
+
+    @property
+    def view(self) -> TreeView:
+        """The tree; with ``stacks``, its layers."""
+        return self.leaves.view
+
+    @property
+    def stored(self) -> TreeView:
+        """The tree as it is."""
+        return self.unrolled.stored
+
+    @property
+    def paths(self) -> Sequence[str]:
+        """The label path of each leaf."""
+        return self.view.plan.paths
+
+    @functools.cached_property
+    def is_array(self) -> list[bool]:
+        """Whether each leaf is an array."""
+        return self.leaves.spread(self.leaves.is_array)
+
+    @functools.cached_property
+    def deciding(self) -> list[int]:
+        """The index of the rule that decided each leaf; -1 where none did."""
+        return self.leaves.spread(self._first)
+
+    @functools.cached_property
+    def values(self) -> list[Any]:
+        """The value of each leaf; None for an array leaf without a rule or default."""
+        rules = self.rules
+        default = None if rules.default is MISSING else rules.default
+        table = (*rules.values, default)  # an index of -1 reads the last one
+        values = list(map(table.__getitem__, self._first))
+        if -1 in self._first:
+            for row, rule in enumerate(self._first):
+                if rule < 0 and not self.leaves.is_array[row]:
+                    values[row] = STATIC
+        return self.leaves.spread(values)
+
+    def labels(self) -> list[Any]:
+        """Return the values of the stored leaves as labels, one leaf to JAX each.
+
+        Raises:
+            RulesError: a value is a container.
+            UnmatchedPathError: an array leaf has no value.
+            StackError: layers of one array have different values.
+        """
+        self.rules.require_leaf_labels()
+        self._require_matched()
+        if not self.unrolled.sizes:
+            return self.values
+        labels = self.answers.values
+        return require_agreement(labels, "A tree of labels", cure=IN_AN_OPTIMIZER)
+
+    @functools.cached_property
+    def answers(self) -> Answers:
+        """The value of each stored leaf that has one."""
+        answers = self._answers(self.values, lambda: self.rules.names)
+        answers = dataclasses.replace(answers, static=STATIC, missing=_no_rule)
+        if not self.unmatched:
+            return answers
+        by_path = {p: v for p, v in answers.by_path.items() if v is not None}
+        paths, values = [*by_path], [*by_path.values()]
+        return dataclasses.replace(answers, paths=paths, values=values)
+
+    def answers_of(self, values: Sequence[Any], names: Sequence[str]) -> Answers:
+        """Return the same with other values, as if the rules gave these.
+
+        Args:
+            values: one for each rule, and one for no rule.
+            names: of the rules, for errors.
+        """
+        return self._answers([values[rule] for rule in self.deciding], lambda: names)
+
+    def _answers(
+        self, values: list[Any], names: Callable[[], Sequence[str]]
+    ) -> Answers:
+        def deciding() -> list[str]:
+            return list(map(names().__getitem__, self.deciding))
+
+        return Answers.of_layers(self.unrolled, values, deciding)
+
+    @functools.cached_property
+    def unmatched(self) -> tuple[str, ...]:
+        """Paths of the array leaves that neither a rule nor a default gives a value."""
+        if self.rules.default is not MISSING or -1 not in self._first:
+            return ()
+        found = zip(self.paths, self.deciding, self.is_array, strict=True)
+        return tuple(path for path, rule, arr in found if rule < 0 and arr)
+
+    @functools.cached_property
+    def unused(self) -> tuple[tuple[int, Any], ...]:
+        """Entries that match no array leaf: index of the rule, and the entry.
+
+        An entry is a pattern, a class, or a whole selector whose parts match something.
+        """
+        return tuple(
+            (index, entry)
+            for index, where in enumerate(self.rules.selectors)
+            for entry in where.unused_in(self.leaves, is_used=index in self._won)
+        )
+
+    @functools.cached_property
+    def shadowed(self) -> tuple[int, ...]:
+        """Indices of the rules all of whose array leaves earlier rules already match.
+
+        A closing ``**`` is a habit and not counted.
+        """
+        done = self._won.union(self._won_nones, (index for index, _ in self.unused))
+        return tuple(
+            index
+            for index, where in enumerate(self.rules.selectors)
+            if index not in done
+            and where.plain != "**"
+            and not self.leaves.may_reach(where.plain)
+            and self.leaves.has_any(where.select(self.leaves))
+        )
+
+    @functools.cached_property
+    def overlaps(self) -> tuple[tuple[int, int, int], ...]:
+        """Leaves that rules with different values match: leaf, and the two rules."""
+        values, first = self.rules.values, self._first
+        second = [-1] * len(first)
+        for index, where in enumerate(self.rules.selectors):
+            # A row is asked from the rule that decides it on, until one clashes.
+            pairs = enumerate(zip(first, second, strict=True))
+            rows = [row for row, (one, two) in pairs if two < 0 <= one < index]
+            answers = where.select(self.leaves.at(rows)) if rows else []
+            for row in itertools.compress(rows, answers):
+                if not same_value(values[first[row]], values[index]):
+                    second[row] = index
+        clashes = zip(self.deciding, self.leaves.spread(second), strict=True)
+        return tuple(
+            (leaf, one, two)
+            for leaf, (one, two) in enumerate(clashes)
+            if two >= 0 and self.is_array[leaf]
+        )
+
+    def check(self) -> Decision:
+        """Return these matches, if rules and tree fit each other.
+
+        Raises:
+            OverlapError: ``overlap="error"`` and two rules with different values match
+                one leaf.
+            UnusedRuleError: a rule matches no array leaf, or is unreachable.
+            UnmatchedPathError: an array leaf matches no rule and there is no default.
+        """
+        self.check_rules()
+        self._require_matched()
+        return self
+
+    def check_rules(self) -> None:
+        """Raise unless every rule has a use; leaves may lack a rule.
+
+        Raises:
+            OverlapError: ``overlap="error"`` and two rules with different values match
+                one leaf.
+            UnusedRuleError: a rule matches no array leaf, or is unreachable.
+        """
+        rules = self.rules
+        if rules.overlap == "error" and self.overlaps:
+            names = rules.names
+            rows = [
+                f"{self.paths[leaf]!r}: {names[first]}, and {names[second]}"
+                for leaf, first, second in self.overlaps
+            ]
+            raise OverlapError(messages.overlap(rows))
+        # The common case: every rule is one pattern and decides a leaf.
+        if rules.unused == "ignore" or (
+            not rules.others and len(self._won) == len(rules.pairs)
+        ):
+            return
+        if self.unused or self.shadowed:
+            shadowed = [f"{rules.names[i]}, {self.shadow(i)}" for i in self.shadowed]
+            raise UnusedRuleError(
+                messages.unused_rules(
+                    self.unused, shadowed, self.unmatched, self.view.plan, self.is_array
+                )
+            )
+
+    def shadow(self, index: int) -> str:
+        """Write what is wrong with a shadowed rule, and its cure.
+
+        Args:
+            index: of the rule, one of ``shadowed``.
+        """
+        values, leaves = self.rules.values, self.selected(index)
+        deciding = sorted({self.deciding[leaf] for leaf in leaves})
+        earlier = self.rules.names[deciding[0]]
+        if all(same_value(values[index], values[rule]) for rule in deciding):
+            cure = "Remove it: they give the same value."
+        elif set(self.selected(deciding[0])).issubset(leaves):
+            cure = f"Keep one of the two, because {earlier}, matches no other leaf."
+        else:
+            cure = f"Move it up, before {earlier}."
+        return messages.shadow([self.paths[leaf] for leaf in leaves], cure)
+
+    def names(self, paths: Collection[str]) -> list[str]:
+        """Return paths of leaves; those of several layers of one array as one.
+
+        Args:
+            paths: of some leaves, in leaf order.
+        """
+        known = frozenset(paths)
+        keys = [path in known or None for path in self.paths]
+        return [layers.path for layers in self.unrolled.divide(keys)]
+
+    def divided(self, chosen: Sequence[bool] | None = None) -> Iterator[Layers]:
+        """Yield all leaves, layers of one array together that one rule decided.
+
+        Args:
+            chosen: whether to yield each leaf; None for all.
+        """
+        rules: Sequence[int | None] = self.deciding
+        if chosen is not None:
+            pairs = zip(rules, chosen, strict=True)
+            rules = [rule if yes else None for rule, yes in pairs]
+        return self.unrolled.divide(rules)
+
+    def selected(self, index: int) -> list[int]:
+        """Return the indices of the array leaves that a rule matches.
+
+        Args:
+            index: of the rule, whether or not it decides.
+        """
+        chosen = self.rules.selectors[index].select(self.leaves)
+        both = map(all, zip(chosen, self.leaves.is_array, strict=True))
+        members = itertools.compress(self.leaves.members, both)
+        return sorted(itertools.chain.from_iterable(members))
+
+    def rule_text(self, index: int) -> str:
+        """Write the rule that decided a leaf, as it was typed; empty if none did.
+
+        Args:
+            index: of the leaf.
+        """
+        rule = self.deciding[index]
+        return "" if rule < 0 else self.rules.selectors[rule].typed
+
+    @functools.cached_property
+    def _first(self) -> list[int]:
+        """For each row of the table, the index of the rule that decides; or -1."""
+        return self.rules.first(self.leaves)
+
+    @functools.cached_property
+    def _won(self) -> frozenset[int]:
+        """Indices of the rules that decide an array leaf."""
+        return frozenset(itertools.compress(self._first, self.leaves.is_array)) - {-1}
+
+    @functools.cached_property
+    def _won_nones(self) -> frozenset[int]:
+        """Indices of the rules that may decide in the place of a None."""
+        nones, won = self.leaves.nones, set()
+        left = list(range(len(nones)))
+        for index, where in enumerate(self.rules.selectors if left else ()):
+            try:
+                answers = where.select(nones.at(left))
+            except NotKnown:  # it may, and so may rules after it
+                won.add(index)
+                continue
+            if any(answers):
+                won.add(index)
+                left = [row for row, yes in zip(left, answers, strict=True) if not yes]
+        return frozenset(won)
+
+    def _require_matched(self) -> None:
+        if self.unmatched:
+            raise _no_rule(self.unmatched, sum(self.is_array))
+
+
+def _no_rule(paths: Sequence[str], num_arrays: int) -> UnmatchedPathError:
+    return UnmatchedPathError(messages.unmatched(paths, num_arrays))
