@@ -148,14 +148,15 @@ def test_law_12_labels_are_those_of_the_unrolled_model_or_an_error(twin):
         options = {"default": "other", "unused": "ignore"}
         rules = ta.Rules(table(twin), **options)
         with_stacks = ta.Rules(rules, stacks=twin.stacks, **options)
-        matches = rules.match(unrolled)
-        expected = dict(zip(matches.paths, matches.values, strict=True))
+        expected = ta.to_flat_dict(ta.param_labels(unrolled, rules))
+        labels = ta.param_labels(unrolled, with_stacks)  # no array is cut
+        assert ta.to_flat_dict(labels) == expected, name
         agreed = {path: {expected[one] for one in layers[path]} for path in layers}
         if all(len(values) == 1 for values in agreed.values()):
             labels = ta.param_labels(scanned, with_stacks)
             assert jax.tree.structure(labels) == jax.tree.structure(scanned), name
-            found = ta.to_flat_dict(labels)
-            assert {path: {found[path]} for path in layers} == agreed, name
+            labels = ta.to_flat_dict(labels)
+            assert {path: {labels[path]} for path in layers} == agreed, name
         else:
             with pytest.raises(ta.StackError, match="partition"):
                 ta.param_labels(scanned, with_stacks)
@@ -345,6 +346,25 @@ def test_law_12_factors_of_updates(twin):
     found = twin.unroll(scaled(ta.Rules(rules, stacks=twin.stacks), grads))
     expected = scaled(rules, twin.unroll_tree(grads))
     same_bits({path: found[path] for path in expected}, expected)
+
+
+@each_twin("Linen, boxes", "nnx", "dict of experts", "ensemble")
+def test_law_12_optimizers_with_stacks_run_on_the_unrolled_model(twin):
+    params = ta.split(twin.unrolled())[0]
+    table = {"**/*1/**": "slow", "**": "fast"}
+    transforms = {"slow": optax.sgd(0.5), "fast": optax.adam(0.1)}
+
+    def updates(stacks, by_layer):
+        factors = ta.Rules([("**/*1/**", 0.0), ("**", 2.0)], stacks=stacks)
+        tx = optax.chain(
+            ta.partition(transforms, ta.Rules(table, stacks=stacks)),
+            ta.scale_by_rules(factors),
+            by_layer(optax.scale_by_trust_ratio()),
+        )
+        return tx.update(params, tx.init(params), params)[0]
+
+    expected = updates({}, ta.adapt)
+    same_bits(updates(twin.stacks, lambda tx: ta.per_layer(tx, twin.stacks)), expected)
 
 
 @each_twin("ensemble")

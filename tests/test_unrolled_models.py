@@ -1,4 +1,7 @@
-"""Rules with stacks on the unrolled model: they decide as without stacks."""
+"""Which trees rules with stacks read as unrolled models, and which they refuse.
+
+That they then decide as without stacks is law 12, in ``test_stacks_law``.
+"""
 
 from __future__ import annotations
 
@@ -6,31 +9,14 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from scanned import BY_NAME, TWINS
 
 import treeadapt as ta
-
-every_twin = pytest.mark.parametrize("twin", TWINS, ids=lambda twin: twin.name)
 
 
 def layers(count, **shapes):
     return [
         {name: jnp.zeros(shape) for name, shape in shapes.items()} for _ in range(count)
     ]
-
-
-@every_twin
-def test_rules_with_stacks_serve_the_unrolled_model(twin):
-    rules = ta.Rules({"**/*{1,3}/**": "odd", "**": "even"}, stacks=twin.stacks)
-    tree = twin.unrolled()
-    found = rules.match(tree)
-    plain = ta.Rules(rules.pairs).match(tree)
-    assert found.paths == plain.paths
-    assert found.values == plain.values
-    assert ta.param_labels(tree, rules)  # no array is cut
-    of_layers = rules.match(twin.scanned())
-    arrays = [dict(zip(m.paths, m.values, strict=True)) for m in (found, of_layers)]
-    assert arrays[0] == arrays[1]
 
 
 def test_an_unrolled_model_may_lack_the_axis_of_the_stack():
@@ -160,30 +146,3 @@ def test_the_name_of_an_axis_says_which_way_a_tree_is_read():
 def test_a_tree_without_arrays_is_not_called_unrolled():
     rules = ta.Rules({"**": "a"}, stacks={"blocks": 0})
     assert ta.summarize({"blocks": jax.nn.relu, "x": 1}, rules).notes == ()
-
-
-@pytest.mark.parametrize("name", ["Linen, boxes", "nnx", "dict of experts", "ensemble"])
-def test_optimizers_of_rules_and_stacks_run_on_the_unrolled_model(
-    name, standard_promotion
-):
-    del standard_promotion
-    twin = BY_NAME[name]
-    tree = ta.split(twin.unrolled())[0]
-    table = {"**/*1/**": "slow", "**": "fast"}
-    made = [
-        optax.chain(
-            ta.partition({"slow": optax.sgd(0.5), "fast": optax.adam(0.1)}, rules),
-            ta.scale_by_rules(ta.Rules([("**/*1/**", 0.0), ("**", 2.0)], **stacks)),
-            last,
-        )
-        for rules, stacks, last in (
-            (ta.Rules(table), {}, ta.adapt(optax.scale_by_trust_ratio())),
-            (
-                ta.Rules(table, stacks=twin.stacks),
-                {"stacks": twin.stacks},
-                ta.per_layer(optax.scale_by_trust_ratio(), twin.stacks),
-            ),
-        )
-    ]
-    plain, stacked = (tx.update(tree, tx.init(tree), tree)[0] for tx in made)
-    assert not ta.tree_diff(plain, stacked, values=True)
