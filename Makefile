@@ -59,12 +59,17 @@ MODELS := .venv-models
 MODELS_READY := $(MODELS)/.ready
 TORCH ?= torch==2.13.0
 
+# Training loops of other libraries. One that cannot be installed is left out: the tests
+# say so, and skip it. (sbx brings PyTorch.)
+LOOPS := .venv-loops
+LOOPS_READY := $(LOOPS)/.ready
+
 # One environment for each optional library.
 ALONE := .venv-alone
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-lm test test-slow test-full test-lowest test-newest test-models \
-	environments test-alone lint format bench docs compatibility dist clean
+	test-loops environments test-alone lint format bench docs compatibility dist clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -105,7 +110,12 @@ test-models: $(MODELS_READY)  ## convert models of transformers; compare what th
 	@$(MODELS)/bin/python -m pytest $(XDIST) --dist loadscope -p no:cacheprovider \
 		tests/models $(PYTEST_ARGS)
 
-environments: $(READY) $(LOWEST_READY) $(MODELS_READY) $(if $(NEWEST_PYTHON),$(NEWEST_READY))  ## set up the environments of all tests but test-alone
+test-loops: $(LOOPS_READY)  ## run the training loops of other libraries with partition
+	@XLA_FLAGS=--xla_force_host_platform_device_count=1 $(LOOPS)/bin/python -m pytest \
+		$(XDIST) --dist loadgroup -p no:cacheprovider \
+		-W default -W error::treeadapt.TreeAdaptWarning tests/loops $(PYTEST_ARGS)
+
+environments: $(READY) $(LOWEST_READY) $(MODELS_READY) $(LOOPS_READY) $(if $(NEWEST_PYTHON),$(NEWEST_READY))  ## set up the environments of all tests but test-alone
 
 test-alone: $(READY)  ## run tests with no optional library, and with each one alone
 	@$(RUN) .ci/alone.py $(ALONE)
@@ -136,7 +146,7 @@ dist: $(READY)  ## build wheel and sdist in dist
 	@ls dist
 
 clean:  ## remove everything that make made
-	rm -rf $(VENV) $(LOWEST) $(NEWEST) $(MODELS) $(ALONE) build dist docs/_build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) $(NEWEST) $(MODELS) $(LOOPS) $(ALONE) build dist docs/_build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): setup.cfg setup.py treeadapt/_version.py
@@ -173,6 +183,20 @@ $(MODELS_READY): setup.cfg setup.py .ci/models.txt treeadapt/_version.py
 		--editable ".[checkpoints,equinox,flax]" --requirement .ci/models.txt
 	@$(MODELS)/bin/python $(PIP_INSTALL) $(TORCH) \
 		|| echo "$(MODELS): pip found no $(TORCH)."
+	@touch $@
+
+# One library of these at a time if they cannot be installed together.
+$(LOOPS_READY): setup.cfg setup.py .ci/loops.txt treeadapt/_version.py
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is needed: make PYTHON=..."; exit 1; }
+	@echo "Setting up $(LOOPS), once; this takes a few minutes."
+	@$(PYTHON) -m venv --clear $(LOOPS)
+	@$(LOOPS)/bin/python $(PIP_INSTALL) --upgrade pip
+	@$(LOOPS)/bin/python $(PIP_INSTALL) $(TORCH) || echo "$(LOOPS): pip found no $(TORCH)."
+	@$(LOOPS)/bin/python $(PIP_INSTALL) --editable ".[checkpoints,equinox,flax]" \
+		pytest pytest-xdist hypothesis
+	@$(LOOPS)/bin/python $(PIP_INSTALL) --requirement .ci/loops.txt \
+		|| while read -r library; do \
+			$(LOOPS)/bin/python $(PIP_INSTALL) "$$library" </dev/null || echo "$(LOOPS): pip cannot install $$library."; done < .ci/loops.txt
 	@touch $@
 
 # Only ``make docs`` needs these.

@@ -17,6 +17,7 @@ import re
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,8 +58,8 @@ def blocks(text: str) -> list[Block]:
 PAGES = {
     str(file.relative_to(REPOSITORY)): file
     for file in [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
-    # ``test_upstream`` runs that page, one section at a time.
-    if file.name != "upstream.md" and blocks(file.read_text("utf-8"))
+    # ``test_upstream`` and ``loops/test_loops`` run these, one section at a time.
+    if file.name not in ("upstream.md", "loops.md") and blocks(file.read_text("utf-8"))
 }
 
 
@@ -108,7 +109,8 @@ def test_doctests_are_left_to_doctest():
     assert blocks("```python\n>>> 1 + 1\n2\n```\n") == []
 
 
-def run_page(name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def run_page(name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Run the blocks of a page, and return the module that they defined."""
     # Classes look up the module that they were defined in.
     module = types.ModuleType("page")
     monkeypatch.setitem(sys.modules, "page", module)
@@ -123,6 +125,7 @@ def run_page(name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
             exec(code, vars(module))
         if block.prints or not only_imports(block.code):
             check(name, block, printed.getvalue())
+    return module
 
 
 def only_imports(code: str) -> bool:

@@ -551,6 +551,7 @@ def page(
     yield from _scans(case_list)
     yield from _layers(layers)
     yield from _left_out(without)
+    yield from _loops()
 
 
 def _summary(
@@ -782,6 +783,49 @@ def _left_out(without: Mapping[str, str]) -> Iterator[str]:
         yield "## Not in the table"
         yield "What does not run on the flat dict of a small model, and why:"
         yield "\n".join(f"- `{name}`: {reason}" for name, reason in without.items())
+
+
+#: By section of ``docs/libraries/loops.md``, what its groups are compared with.
+LOOPS = {
+    "NumPyro": ("numpyro", "`SVI.run`", ""),
+    "FlowJAX": ("flowjax", "`fit_to_data`", "with zeros for the frozen layer"),
+    "GPJax": ("gpjax", "`fit`", ""),
+    "NetKet": ("netket", "`VMC.run`, complex128", ""),
+    "Dynamax": ("dynamax", "`fit_sgd`", ""),
+    "sbx": ("sbx-rl", "`DQN.learn`", ""),
+    "BlackJAX": ("blackjax", "`meanfield_vi`", ""),
+    "Optimistix and diffrax": (
+        "optimistix diffrax",
+        "`minimise`, L-BFGS with a line search",
+        "one optimizer for each part, written out",
+    ),
+    "Brax": ("brax", "`gradient_update_fn`", ""),
+    "A whole `ppo.train`": ("brax", "`ppo.train`", ""),
+    "Tunix": ("google-tunix", "`PeftTrainer.train`, LoRA", ""),
+}
+
+
+def _loops() -> Iterator[str]:
+    yield "## Loops of other libraries"
+    yield (
+        "Loops that [take an optimizer](libraries/loops.md), with `partition`: the "
+        "trained params, compared with those of the same loop with Optax alone, and "
+        "the frozen leaves, with the first params. `make test-loops` runs all of them, "
+        "with these versions, and fails if a bit differs."
+    )
+    lines = (REPOSITORY / ".ci" / "loops.txt").read_text("utf-8").split()
+    versions = dict(line.split("==") for line in lines)
+    yield "\n".join(
+        [
+            "| library | loop | Optax alone | groups | frozen |",
+            "| --- | --- | --- | --- | --- |",
+            *(
+                f"| {', '.join(f'{name} {versions[name]}' for name in names.split())} "
+                f"| {loop} | {theirs or '`optax.partition`'} | same bits | same bits |"
+                for names, loop, theirs in LOOPS.values()
+            ),
+        ]
+    )
 
 
 def wrapped(block: str) -> str:

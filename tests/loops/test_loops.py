@@ -1,0 +1,121 @@
+"""``partition`` as the optimizer of loops that nobody here wrote.
+
+The programs are the sections of ``docs/libraries/loops.md``. Each prints what the page
+shows; frozen leaves keep their bits, groups give the bits of Optax itself, a misspelt
+rule never starts to train, and the state goes to a file and back into the loop.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+from loop import SECTIONS, Section, Watched
+from test_pages import REPOSITORY, run_page
+
+import treeadapt as ta
+
+PAGE = "docs/libraries/loops.md"
+TEXT = (REPOSITORY / PAGE).read_text("utf-8")
+START, *_TEXTS = re.split(r"^(?=## )", TEXT, flags=re.MULTILINE)
+TEXTS = {text.partition("\n")[0][3:]: text for text in _TEXTS}
+
+
+class Run(NamedTuple):
+    """What one run of a loop with ``partition`` left.
+
+    Attributes:
+        section: what it must do.
+        page: the names of the program.
+        first: the params that the optimizer was shown.
+        trained: those that the loop gave back.
+        state: the optimizer's last state.
+        steps: how many updates there were.
+    """
+
+    section: Section
+    page: Any
+    first: Any
+    trained: Any
+    state: Any
+    steps: int
+
+
+@pytest.fixture(scope="module", params=SECTIONS)
+def run(request) -> Iterator[Run]:
+    section = SECTIONS[request.param]
+    for library in section.needs:
+        try:
+            version(library)
+        except PackageNotFoundError:
+            pytest.skip(f"{library} is NOT INSTALLED")
+    text = TEXTS[request.param]
+    # The line numbers of an error are those of the page.
+    skipped = TEXT[len(START) : TEXT.index(text)].count("\n")
+    wide = jax.config.jax_enable_x64  # importing NetKet switches it on
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        page = run_page(PAGE, START + "\n" * skipped + text, monkeypatch)
+        watched = Watched(ta.partition(page.groups, page.rules))
+        trained = page.train(watched.tx)
+        jax.effects_barrier()
+        yield Run(section, page, watched.first, trained, watched.state, watched.steps)
+    jax.config.update("jax_enable_x64", wide)
+
+
+def arrays(tree: Any) -> dict[str, np.ndarray]:
+    return {path: np.asarray(leaf) for path, leaf in ta.to_flat_dict(tree).items()}
+
+
+def bits(tree: Any) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    return {
+        path: (str(array.dtype), array.shape, array.tobytes())
+        for path, array in arrays(tree).items()
+    }
+
+
+def test_frozen_leaves_keep_their_bits_and_all_others_move(run):
+    first, trained = arrays(run.first), arrays(run.trained)
+    assert run.steps > 1
+    assert trained.keys() == first.keys() >= run.section.still.keys()
+    for path, before in first.items():
+        changed = before != trained[path]
+        still = np.zeros(before.shape, bool)
+        if path in run.section.still:
+            still[run.section.still[path]] = True
+        assert before[still].tobytes() == trained[path][still].tobytes(), path
+        assert still.all() or changed[~still].any(), path
+
+
+def test_groups_give_the_bits_of_optax_itself(run):
+    theirs = run.page.train(run.section.theirs(run.page.groups))
+    assert bits(run.trained) == bits(theirs)
+
+
+def test_a_misspelt_rule_never_starts_to_train(run):
+    table = {run.section.misspelt: "frozen", **dict(run.page.rules.pairs)}
+    rules = ta.Rules(table, **run.page.rules.options)
+    watched = Watched(ta.partition(run.page.groups, rules))
+    with pytest.raises(ta.UnusedRuleError, match=re.escape(run.section.misspelt)):
+        run.page.train(watched.tx)
+    assert watched.steps == 0
+
+
+def test_the_state_goes_to_a_file_and_back_into_the_loop(run, tmp_path):
+    tx = ta.partition(run.page.groups, run.page.rules)
+    ta.save(tmp_path / run.section.file, run.state)
+    target = jax.eval_shape(tx.init, run.first)
+    state = ta.load(tmp_path / run.section.file, target)
+    assert jax.tree.structure(state) == jax.tree.structure(run.state)
+    assert bits(state) == bits(run.state)
+    resumed = tx._replace(init=lambda _: state)
+    assert bits(run.page.train(resumed)) != bits(run.trained)
+
+
+def test_every_program_of_the_page_is_here():
+    programs = {name for name, text in TEXTS.items() if "```python" in text}
+    assert programs == SECTIONS.keys()
