@@ -112,7 +112,7 @@ test-models: $(MODELS_READY)  ## convert models of transformers; compare what th
 
 test-loops: $(LOOPS_READY)  ## run the training loops of other libraries with partition
 	@XLA_FLAGS=--xla_force_host_platform_device_count=1 $(LOOPS)/bin/python -m pytest \
-		$(XDIST) --dist loadgroup -p no:cacheprovider \
+		$(XDIST) --dist loadscope -p no:cacheprovider \
 		-W default -W error::treeadapt.TreeAdaptWarning tests/loops $(PYTEST_ARGS)
 
 environments: $(READY) $(LOWEST_READY) $(MODELS_READY) $(LOOPS_READY) $(if $(NEWEST_PYTHON),$(NEWEST_READY))  ## set up the environments of all tests but test-alone

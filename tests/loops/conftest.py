@@ -1,4 +1,4 @@
-"""Which libraries are installed; what they set for all; a worker for each loop."""
+"""Which libraries are installed, and what they set for all loops."""
 
 from __future__ import annotations
 
@@ -18,15 +18,6 @@ def pytest_report_header() -> list[str]:
     libraries = [name for section in SECTIONS.values() for name in section.needs]
     names = dict.fromkeys(["jax", "optax", *libraries])
     return [f"loops: {_installed(name)}" for name in names]
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of one loop together, which import its library once."""
-    for item in items:
-        callspec = getattr(item, "callspec", None)
-        if callspec and "run" in callspec.params:
-            item.add_marker(pytest.mark.xdist_group(callspec.params["run"]))
 
 
 def _installed(name: str) -> str:

@@ -46,15 +46,15 @@ class Run(NamedTuple):
     steps: int
 
 
-@pytest.fixture(scope="module", params=SECTIONS)
+@pytest.fixture(scope="class")
 def run(request) -> Iterator[Run]:
-    section = SECTIONS[request.param]
+    section = SECTIONS[request.cls.name]
     for library in section.needs:
         try:
             version(library)
         except PackageNotFoundError:
             pytest.skip(f"{library} is NOT INSTALLED")
-    text = TEXTS[request.param]
+    text = TEXTS[request.cls.name]
     # The line numbers of an error are those of the page.
     skipped = TEXT[len(START) : TEXT.index(text)].count("\n")
     wide = jax.config.jax_enable_x64  # importing NetKet switches it on
@@ -78,44 +78,95 @@ def bits(tree: Any) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     }
 
 
-def test_frozen_leaves_keep_their_bits_and_all_others_move(run):
-    first, trained = arrays(run.first), arrays(run.trained)
-    assert run.steps > 1
-    assert trained.keys() == first.keys() >= run.section.still.keys()
-    for path, before in first.items():
-        changed = before != trained[path]
-        still = np.zeros(before.shape, bool)
-        if path in run.section.still:
-            still[run.section.still[path]] = True
-        assert before[still].tobytes() == trained[path][still].tobytes(), path
-        assert still.all() or changed[~still].any(), path
+class Laws:
+    """What holds for each loop.
+
+    Attributes:
+        name: its section.
+    """
+
+    name: str
+
+    def test_frozen_leaves_keep_their_bits_and_all_others_move(self, run):
+        first, trained = arrays(run.first), arrays(run.trained)
+        assert run.steps > 1
+        assert trained.keys() == first.keys() >= run.section.still.keys()
+        for path, before in first.items():
+            changed = before != trained[path]
+            still = np.zeros(before.shape, bool)
+            if path in run.section.still:
+                still[run.section.still[path]] = True
+            assert before[still].tobytes() == trained[path][still].tobytes(), path
+            assert still.all() or changed[~still].any(), path
+
+    def test_groups_give_the_bits_of_optax_itself(self, run):
+        theirs = run.page.train(run.section.theirs(run.page.groups))
+        assert bits(run.trained) == bits(theirs)
+
+    def test_a_misspelt_rule_never_starts_to_train(self, run):
+        table = {run.section.misspelt: "frozen", **dict(run.page.rules.pairs)}
+        rules = ta.Rules(table, **run.page.rules.options)
+        watched = Watched(ta.partition(run.page.groups, rules))
+        with pytest.raises(ta.UnusedRuleError, match=re.escape(run.section.misspelt)):
+            run.page.train(watched.tx)
+        assert watched.steps == 0
+
+    def test_the_state_goes_to_a_file_and_back_into_the_loop(self, run, tmp_path):
+        tx = ta.partition(run.page.groups, run.page.rules)
+        ta.save(tmp_path / run.section.file, run.state)
+        target = jax.eval_shape(tx.init, run.first)
+        state = ta.load(tmp_path / run.section.file, target)
+        assert jax.tree.structure(state) == jax.tree.structure(run.state)
+        assert bits(state) == bits(run.state)
+        resumed = tx._replace(init=lambda _: state)
+        assert bits(run.page.train(resumed)) != bits(run.trained)
 
 
-def test_groups_give_the_bits_of_optax_itself(run):
-    theirs = run.page.train(run.section.theirs(run.page.groups))
-    assert bits(run.trained) == bits(theirs)
+# A worker takes a whole class, and imports the libraries of that one.
+class TestOptimistix(Laws):
+    name = "Optimistix and diffrax"
 
 
-def test_a_misspelt_rule_never_starts_to_train(run):
-    table = {run.section.misspelt: "frozen", **dict(run.page.rules.pairs)}
-    rules = ta.Rules(table, **run.page.rules.options)
-    watched = Watched(ta.partition(run.page.groups, rules))
-    with pytest.raises(ta.UnusedRuleError, match=re.escape(run.section.misspelt)):
-        run.page.train(watched.tx)
-    assert watched.steps == 0
+class TestSbx(Laws):
+    name = "sbx"
 
 
-def test_the_state_goes_to_a_file_and_back_into_the_loop(run, tmp_path):
-    tx = ta.partition(run.page.groups, run.page.rules)
-    ta.save(tmp_path / run.section.file, run.state)
-    target = jax.eval_shape(tx.init, run.first)
-    state = ta.load(tmp_path / run.section.file, target)
-    assert jax.tree.structure(state) == jax.tree.structure(run.state)
-    assert bits(state) == bits(run.state)
-    resumed = tx._replace(init=lambda _: state)
-    assert bits(run.page.train(resumed)) != bits(run.trained)
+class TestPpo(Laws):
+    name = "A whole `ppo.train`"
+
+
+class TestTunix(Laws):
+    name = "Tunix"
+
+
+class TestDynamax(Laws):
+    name = "Dynamax"
+
+
+class TestNetKet(Laws):
+    name = "NetKet"
+
+
+class TestNumPyro(Laws):
+    name = "NumPyro"
+
+
+class TestFlowJAX(Laws):
+    name = "FlowJAX"
+
+
+class TestGPJax(Laws):
+    name = "GPJax"
+
+
+class TestBrax(Laws):
+    name = "Brax"
+
+
+class TestBlackJAX(Laws):
+    name = "BlackJAX"
 
 
 def test_every_program_of_the_page_is_here():
     programs = {name for name, text in TEXTS.items() if "```python" in text}
-    assert programs == SECTIONS.keys()
+    assert programs == SECTIONS.keys() == {laws.name for laws in Laws.__subclasses__()}
