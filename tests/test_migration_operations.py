@@ -14,12 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from click.testing import CliRunner
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import treeadapt as ta
+from treeadapt.cli.commands import app
 from treeadapt.migrations import running
 from treeadapt.migrations.plan import explanation
 
@@ -340,6 +342,84 @@ def test_moments_of_a_filled_layer_are_fresh_with_a_warning():
     back, report = ta.carry_state(tx, params, carried, migration=m.inverse)
     np.testing.assert_array_equal(back[0].nu["w"], state[0].nu["w"])
     assert not report.warnings
+
+
+# --- the way back of what was dropped ---
+
+DROPPING = ta.Migration(
+    {"w : a b": "k : b a", "*.mask": None, ("inv/*", "freq"): None, "gone": None}
+)
+MASKED = {
+    "w": np.arange(6.0).reshape(2, 3),
+    "h.mask": np.arange(3),
+    "g.mask": np.arange(4),
+    "inv/x": np.ones(2),
+}
+
+
+def test_what_was_dropped_comes_back_of_a_target_that_has_it():
+    moved = DROPPING(MASKED)
+    back = DROPPING.inverse(moved, MASKED)
+    assert sorted(back) == sorted(MASKED)
+    assert all(back[path] is MASKED[path] for path in MASKED if path != "w")
+    plan = DROPPING.inverse.plan(moved, MASKED)
+    assert plan.lost == ("freq", "gone")
+    assert str(plan).splitlines()[3:5] == [
+        "3 leaves dropped before, kept of the target: 'g.mask', 'h.mask', 'inv/x'",
+        "2 patterns of leaves dropped before, in no target: 'freq', 'gone'",
+    ]
+    # Without a target they are left out, and with another one too.
+    assert [*DROPPING.inverse(moved)] == [*DROPPING.inverse(moved, {"w": MASKED["w"]})]
+    assert "4 patterns of leaves dropped before, in no" in str(
+        DROPPING.inverse.plan(moved)
+    )
+    # An abstract target plans, and has no numbers.
+    shapes = {p: jax.ShapeDtypeStruct(x.shape, x.dtype) for p, x in MASKED.items()}
+    assert DROPPING.inverse.plan(moved, shapes).result == shapes
+    with pytest.raises(ta.MigrationError, match=r"no target has any: .*\n  'g.mask'"):
+        DROPPING.inverse(moved, shapes)
+
+
+def test_what_was_dropped_comes_back_through_files(tmp_path):
+    source, moved = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    ta.save(source, MASKED)
+    ta.save(moved, DROPPING(MASKED))
+    loaded = ta.load(moved, MASKED, migration=DROPPING.inverse)
+    table, again = tmp_path / "m.toml", tmp_path / "i.toml"
+    table.write_text(DROPPING.to_toml())
+    again.write_text(DROPPING.inverse.to_toml())
+    assert ta.load_migration(again) == DROPPING.inverse
+    command = ["convert", str(moved), str(tmp_path / "c.safetensors"), "--force"]
+    for options, paths in (
+        (["--migration", str(table), "--reverse"], {"w"}),
+        (["--migration", str(table), "--reverse", "--target", str(source)], {*MASKED}),
+        (["--migration", str(again), "--target", str(source)], {*MASKED}),
+    ):
+        result = CliRunner().invoke(app, [*command, *options])
+        assert result.exit_code == 0, result.output
+        found = ta.to_flat_dict(ta.load(tmp_path / "c.safetensors"))
+        assert found.keys() == paths
+        for leaves in (found, loaded):
+            for path in paths:
+                np.testing.assert_array_equal(leaves[path], MASKED[path], strict=True)
+    ta.save(tmp_path / "a.schema.toml", MASKED)
+    options = ["--reverse", "--target", str(tmp_path / "a.schema.toml")]
+    result = CliRunner().invoke(app, [*command, "--migration", str(table), *options])
+    assert result.exit_code == 2
+    assert "no target has any" in result.output
+
+
+def test_what_new_adds_and_what_is_dropped_change_places():
+    m = ta.Migration({"w": "k", "a/{n}": None}, new={"b": "zeros", "c/*": "target"})
+    inverse = m.inverse
+    assert inverse.plan({"k": 1.0, "b": np.ones(2), "c/x": np.ones(3)}).dropped == (
+        "b",
+        "c/x",
+    )
+    back = inverse.inverse
+    target = {"k": 1.0, "b": np.ones(2), "c/x": np.ones(3)}
+    assert back({"w": 2.0, "a/y": np.ones(4)}, target) == {**target, "k": 2.0}
+    assert [*back({"w": 2.0, "a/y": np.ones(4)})] == ["k"]
 
 
 # --- sizes and checked ---

@@ -520,6 +520,9 @@ def gone_and_back(drawn: Any) -> tuple[bool, bool] | None:
         del like[path]
     back = m.inverse(found, like)
     assert sorted(back) == sorted(like)
+    whole = m.inverse(found, leaves)
+    assert sorted(whole) == sorted(leaves)
+    assert all(whole[path] is leaves[path] for path in plan.dropped)
     for path in like if plan.exact else ():
         if isinstance(leaves[path], int):
             assert back[path] is leaves[path]

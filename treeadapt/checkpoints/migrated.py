@@ -94,11 +94,26 @@ def migrated(
         source = {one: abstract_form(leaf) for one, leaf in old.table.items()}
     plan, problems = migration.planned(source, likes)
     likes = likes or {}
-    kept = [path for path, filling in plan.new.items() if filling == "target"]
+    kept = [path for path, filling in plan.new.items() if filling != "zeros"]
     for path in plan.without_values(likes):
         problems.add("abstract", listing([path]))
     moving = _Moving(old, plan, likes, cast)
     return Source(moving.stored(), moving.read, frozenset(kept), problems)
+
+
+def valueless(
+    stored: Stored, migration: Migration, likes: Mapping[str, Any] | None
+) -> list[str]:
+    """Return paths of which a migration takes numbers of a target that has none.
+
+    Args:
+        stored: what a checkpoint holds.
+        migration: as for ``migrated``.
+        likes: leaves of the target by path; None without one.
+    """
+    forms = stored.without_boxes().table.items()
+    plan, _ = migration.planned({p: abstract_form(leaf) for p, leaf in forms}, likes)
+    return plan.without_values(likes or {})
 
 
 def made_of(stored: Stored, paths: Iterable[str]) -> list[str]:

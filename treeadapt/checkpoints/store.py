@@ -40,7 +40,7 @@ from treeadapt.checkpoints.leaves import (
     to_array,
 )
 from treeadapt.checkpoints.load_report import LoadReport, compare_with_target
-from treeadapt.checkpoints.migrated import Source, made_of, migrated
+from treeadapt.checkpoints.migrated import Source, made_of, migrated, valueless
 from treeadapt.checkpoints.processes import agreed, spans_processes
 from treeadapt.errors import (
     CheckpointError,
@@ -49,7 +49,7 @@ from treeadapt.errors import (
     TreeAdaptWarning,
 )
 from treeadapt.migrations.migration import Migration
-from treeadapt.names import SHOWN, fold, listing, plural
+from treeadapt.names import SHOWN, fold, listing, natural, plural
 from treeadapt.selection.selectors import select
 from treeadapt.state.optax_fields import is_state_class
 from treeadapt.trees.views import TreeView, view_tree
@@ -331,6 +331,7 @@ def copy(
     *,
     migration: Migration | None = None,
     target: Any = None,
+    original: Stored | None = None,
     max_shard_bytes: int | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> None:
@@ -341,6 +342,8 @@ def copy(
         path: where to write; it is replaced once all is written.
         migration: as for ``load``.
         target: tree that solves sizes of the migration, and whose form new leaves have.
+        original: checkpoint whose shapes ``target`` has; its arrays are read where the
+            migration keeps what the target has.
         max_shard_bytes: as for ``save``.
         progress: called with the path of each leaf that is about to be written.
 
@@ -349,16 +352,31 @@ def copy(
         MigrationError: the rows do not fit what is stored.
     """
     likes = None if target is None else view_tree(target).flat()
-    opened = _source(read_stored(source), likes, migration, cast=False)
+    stored = read_stored(source)
+    if migration is not None and original is not None:
+        lacking = dict.fromkeys(valueless(stored, migration, likes))
+        with reading(original.path, original.version):
+            arrays_kept = read_arrays(original, lacking)
+            likes = {**(likes or {}), **{p: np.asarray(a) for p, a in arrays_kept}}
+    opened = _source(stored, likes, migration, cast=False)
     opened.problems.raise_any()
-    table = opened.stored.table
+    table = dict(opened.stored.table)
     wanted = {one: None for one, leaf in table.items() if not leaf.owner}
+
+    kept = sorted(opened.kept, key=natural)
+    for one in kept:
+        leaf = original.table[one] if original else stored_form((likes or {})[one])
+        assert leaf is not None
+        table[one] = dataclasses.replace(leaf, owner="")
 
     def arrays() -> Iterator[tuple[str, Any]]:
         with reading(opened.stored.path, opened.stored.version):
             for one, array in opened.read(wanted):
                 progress(one)
                 yield one, np.asarray(array)
+        for one in kept:
+            progress(one)
+            yield one, np.asarray((likes or {})[one])
 
     write(path, arrays(), table, max_shard_bytes)
 

@@ -547,7 +547,11 @@ def convert(
         stored = sources.read_checkpoint(source)
         if needs_arrays:
             files.require_arrays(stored)
-        table, likes = None, sources.read_tree(target)
+        like = None if target is None else sources.read_source(target)
+        table, likes = None, None if like is None else like.tree
+        original = None if like is None else like.stored
+        if original is not None and original.format == "schema":
+            original = None  # it has no arrays
         num_leaves = len(stored.leaves)
         if migration is not None:
             table = read_migration(migration, reverse=reverse)
@@ -566,6 +570,7 @@ def convert(
                     destination,
                     migration=table,
                     target=likes,
+                    original=original,
                     max_shard_bytes=max_shard_bytes,
                     progress=lambda _: shown.update(1),
                 )

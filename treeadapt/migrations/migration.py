@@ -19,7 +19,12 @@ from treeadapt.data_files import MAX_INTEGER
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.files import check_weight, read_table, write_table
 from treeadapt.migrations.groups import Group, has_zero
-from treeadapt.migrations.plan import MigrationPlan, leads_back, read_backwards
+from treeadapt.migrations.plan import (
+    DROPPED,
+    MigrationPlan,
+    leads_back,
+    read_backwards,
+)
 from treeadapt.migrations.planning import assign, compare_target, fits, plan_groups
 from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.rows import Row, parse_row, parse_rows
@@ -27,7 +32,7 @@ from treeadapt.migrations.running import filled, run
 from treeadapt.names import Speller, listing, natural
 from treeadapt.trees.views import view_tree
 
-_FILLINGS = ("zeros", "target")
+_FILLINGS = ("zeros", "target", DROPPED)
 _X64 = "jax_enable_x64 in arrays of JAX"
 _EXPLICIT = """ On a mesh with Explicit axes, call
 jax.sharding.auto_axes(migration, out_sharding=...) inside jit."""
@@ -54,6 +59,8 @@ class Migration:
         sizes: sizes of axes, for those that shapes leave open.
         new: what fills leaves of the target that the source lacks, by path, in which
             ``*`` and ``**`` are wildcards: ``"zeros"``, or ``"target"`` to keep them.
+            ``"dropped"`` keeps them too, may match nothing, and is left out without a
+            target; in an inverse it is what the rows drop.
 
     Raises:
         MigrationError: a row is malformed; the message points at the column.
@@ -87,7 +94,7 @@ class Migration:
             if not isinstance(path, str) or filling not in _FILLINGS:
                 raise MigrationError(
                     f"new= has {path!r:.200}: {filling!r:.80}. Write 'zeros', or "
-                    "'target' to keep what the target has."
+                    "'target' or 'dropped' to keep what the target has."
                 )
         self._added = tuple(parse_row(path, None) for path in self._new)
 
@@ -169,7 +176,7 @@ class Migration:
             like = likes[path]
             if abstract:
                 new[path] = plan.added[path]
-            elif filling == "target":
+            elif filling != "zeros":
                 new[path] = like
             elif in_numpy:
                 new[path] = np.zeros(like.shape, like.dtype)
@@ -228,19 +235,21 @@ class Migration:
         groups, dropped = plan_groups(
             self._rows, self._sizes, source, likes, problems, static
         )
-        if self._new and likes is None:
+        needed = [path for path, filling in self._new.items() if filling != DROPPED]
+        if needed and likes is None:
             raise MigrationError(
-                f"new= fills {listing(self._new)} in the form of a target. Pass one: "
+                f"new= fills {listing(needed)} in the form of a target. Pass one: "
                 "the model, or its shapes."
             )
         likes = likes or {}
         filled = {path for group in groups for path in group.filled}
         left = {p: it for p, it in likes.items() if is_array(it) and p not in filled}
-        new = self._filled(left, problems)
+        new, lost = self._filled(left, problems)
         plan = MigrationPlan(
             tuple(groups),
             tuple(dropped),
             new,
+            lost,
             {path: _abstract(likes[path]) for path in new},
             static,
             source,
@@ -251,26 +260,35 @@ class Migration:
         )
         return plan, problems
 
-    def _filled(self, left: Mapping[str, Any], problems: Problems) -> dict[str, str]:
-        """Return how arrays of a target are filled that no row fills, by path."""
+    def _filled(
+        self, left: Mapping[str, Any], problems: Problems
+    ) -> tuple[dict[str, str], tuple[str, ...]]:
+        """Return how arrays of a target are filled that no row fills, by path.
+
+        Also what was dropped on the way there, and the target does not have.
+        """
         by_row, _ = assign(self._added, [*left], problems)
         new: dict[str, str] = {}
+        lost: list[str] = []
         for (text, filling), matches in zip(self._new.items(), by_row, strict=True):
-            if not matches:
+            if not matches and filling == DROPPED:
+                lost.append(text)
+            elif not matches:
                 problems.add("idle", listing([text]))
             for _, path, _ in matches:
                 new[path] = filling
                 if filling == "zeros" and not has_zero(left[path].dtype):
                     problems.add("blank", f"{listing([path])}: {describe(left[path])}")
-        return new
+        return new, tuple(lost)
 
     @functools.cached_property
     def inverse(self) -> Migration:
         """The rows read backwards.
 
-        Rows that drop leaves are left out, and what ``new`` fills is dropped: a path of
-        ``new`` always, and what a pattern of it matches if no row takes it, or if a
-        target has no place for what a row makes of it.
+        What a row drops is kept of a target that has it, and left out without one. What
+        ``new`` fills is dropped: a path of ``new`` always, and what a pattern of it
+        matches if no row takes it, or if a target has no place for what a row makes of
+        it.
 
         Raises:
             MigrationError: a row has a function without an inverse, or drops a part of
@@ -282,7 +300,8 @@ class Migration:
                 f"These rows cannot be read backwards: {listing(stuck)}. Write "
                 "(target, (function, inverse)), and use all captured names in targets."
             )
-        inverse = Migration({})
+        dropped = (each.text for r in self._rows if r.drops for each in r.sources)
+        inverse = Migration({}, new=dict.fromkeys(dropped, DROPPED))
         inverse._rows = tuple(row for _, row in read_backwards(self._rows, self._added))
         inverse._sizes = dict(self._sizes)
         return inverse

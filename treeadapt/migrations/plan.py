@@ -28,6 +28,8 @@ from treeadapt.migrations.rows import Address, Row
 from treeadapt.migrations.running import Layout, Move
 from treeadapt.names import fold, listing, plural, size_text
 
+#: What fills leaves in an inverse that a row drops: a target, if it has them.
+DROPPED = "dropped"
 _WIDTH = 88
 _NOTHING = jax.ShapeDtypeStruct((), jnp.bool_)
 
@@ -39,8 +41,9 @@ class MigrationPlan:
     Attributes:
         groups: leaves that move together, in the order of the result.
         dropped: paths of leaves that have no place in the result.
-        new: paths that the source lacks, and what fills them: ``"zeros"`` or
-            ``"target"``.
+        new: paths that the source lacks, and what fills them: ``"zeros"``,
+            ``"target"``, or ``"dropped"`` for a target's leaf that the way there drops.
+        lost: what is dropped on the way there, and no target has, as patterns.
         added: shapes and dtypes of these leaves.
         static: paths of functions and other leaves that are not numbers, which are not
             in the result.
@@ -55,6 +58,7 @@ class MigrationPlan:
     groups: tuple[Group, ...]
     dropped: tuple[str, ...]
     new: Mapping[str, str]
+    lost: tuple[str, ...]
     added: Mapping[str, Any]
     static: tuple[str, ...]
     source: Mapping[str, Any]
@@ -142,7 +146,7 @@ class MigrationPlan:
             likes: leaves of the target, by path.
         """
         groups = (group for group in self.groups if group.row.values.fills)
-        paths = [path for path, filling in self.new.items() if filling == "target"]
+        paths = [path for path, filling in self.new.items() if filling != "zeros"]
         every = (*paths, *itertools.chain(*(group.filled for group in groups)))
         return [
             path
@@ -215,7 +219,14 @@ class MigrationPlan:
         for place, row in enumerate(self.rows):
             lines += self._row_lines(place, row, groups.get(place, []))
         for path, how in self.new.items():
-            lines.append(f"new {listing([path])}: {how}")
+            if how != DROPPED:
+                lines.append(f"new {listing([path])}: {how}")
+        if kept := [path for path, how in self.new.items() if how == DROPPED]:
+            text = f"{plural(len(kept), 'leaf')} dropped before, kept of the target"
+            lines.append(f"{text}: {listing(fold(kept))}")
+        if self.lost:
+            text = f"{plural(len(self.lost), 'pattern')} of leaves dropped before"
+            lines.append(f"{text}, in no target: {listing(self.lost)}")
         if self.static:
             names = listing(self.static)
             lines.append(f"not arrays, and left out: {names}")
