@@ -13,7 +13,7 @@ from sizes import FULL, full
 from states import assert_equal
 
 import treeadapt as ta
-from treeadapt.state.optax_fields import degree_of, is_state_class
+from treeadapt.optax_fields import degree_of, is_state_class
 
 # Optax itself promotes.
 pytestmark = pytest.mark.usefixtures("standard_promotion")

@@ -30,7 +30,7 @@ ROOMS = (
     ("trees",),
     ("convert",),
     ("patterns",),
-    ("characters",),
+    ("characters", "optax_fields"),
     ("matcher",),
     ("layers",),
     ("selection",),

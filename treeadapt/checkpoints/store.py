@@ -50,8 +50,8 @@ from treeadapt.errors import (
 )
 from treeadapt.migrations.migration import Migration
 from treeadapt.names import SHOWN, fold, listing, natural, plural
+from treeadapt.optax_fields import is_state_class
 from treeadapt.selection.selectors import select
-from treeadapt.state.optax_fields import is_state_class
 from treeadapt.trees.views import TreeView, view_tree
 
 _ALIKE = ("dtype", "sharding")  # what tied leaves must share to be one array

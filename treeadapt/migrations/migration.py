@@ -19,6 +19,7 @@ from treeadapt.data_files import MAX_INTEGER
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.files import check_weight, read_table, write_table
 from treeadapt.migrations.groups import Group, has_zero
+from treeadapt.migrations.moments import changed_moments
 from treeadapt.migrations.plan import (
     DROPPED,
     MigrationPlan,
@@ -235,6 +236,8 @@ class Migration:
         groups, dropped = plan_groups(
             self._rows, self._sizes, source, likes, problems, static
         )
+        for group, text in changed_moments(groups, source):
+            problems.add("values", text, group.row)
         needed = [path for path, filling in self._new.items() if filling != DROPPED]
         if needed and likes is None:
             raise MigrationError(

@@ -67,6 +67,11 @@ class Values:
         return dict(self.pad) if self.undoes == is_source else {}
 
     @property
+    def changes(self) -> bool:
+        """Whether other numbers come out than went in, but for their dtype."""
+        return self.computes or bool(self.pad)
+
+    @property
     def fills(self) -> bool:
         """Whether it takes numbers of the target."""
         return self.fill and not self.undoes

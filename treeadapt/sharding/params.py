@@ -24,6 +24,7 @@ from treeadapt.errors import ReplicatedWarning, ShardingError, UnmatchedPathErro
 from treeadapt.layers.region import Along
 from treeadapt.layers.stacks import one_layer
 from treeadapt.names import listing, plural, section
+from treeadapt.optax_fields import is_state_class
 from treeadapt.selection.answers import require_agreement
 from treeadapt.selection.decision import MISSING, STATIC
 from treeadapt.selection.rules import BoundRules, Rules, as_rules
@@ -36,7 +37,6 @@ from treeadapt.sharding.specs import (
     spec_problem,
     spec_text,
 )
-from treeadapt.state.optax_fields import is_state_class
 from treeadapt.trees.axis_names import axis_names
 from treeadapt.trees.views import TreeView, view_tree
 

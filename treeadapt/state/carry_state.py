@@ -24,6 +24,7 @@ from treeadapt.layers.region import read_key
 from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.running import converted, is_lost
 from treeadapt.names import listing
+from treeadapt.optax_fields import STORED_FIELDS
 from treeadapt.paths import unboxed
 from treeadapt.selection.selectors import select
 from treeadapt.state.fields import can_hold, numpy_values
@@ -35,7 +36,6 @@ from treeadapt.state.matching import (
     match_rest,
 )
 from treeadapt.state.moving import SavedState, move_copies
-from treeadapt.state.optax_fields import STORED_FIELDS
 from treeadapt.state.pieces import StateLeaf, divide_leaves, fill
 from treeadapt.state.report import CarryReport, NewLeaf, Table, number, report_of
 from treeadapt.state.state_map import (

@@ -26,7 +26,7 @@ from treeadapt.convert import describe
 from treeadapt.errors import StructureMismatchError, TransformError, TreeAdaptError
 from treeadapt.migrations.running import converted, is_lost
 from treeadapt.names import Speller, listing, plural, shorten
-from treeadapt.state.optax_fields import (
+from treeadapt.optax_fields import (
     GROUPS,
     LABELLED_FIELDS,
     NAMED_FIELDS,

@@ -16,8 +16,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence, Set
 from typing import Any
 
+from treeadapt.optax_fields import GROUPS
 from treeadapt.paths import SEPARATOR
-from treeadapt.state.optax_fields import GROUPS
 from treeadapt.state.state_map import Slot, below, last, parent
 
 #: A state by the names of its fields: ``{node: {field: name of the leaf}}``.

@@ -31,8 +31,8 @@ from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.rows import Row
 from treeadapt.migrations.running import CUT_OFF, run
 from treeadapt.names import listing
+from treeadapt.optax_fields import PARAM_FIELDS
 from treeadapt.state.matching import by_node
-from treeadapt.state.optax_fields import PARAM_FIELDS
 from treeadapt.state.pieces import StateLeaf, cut_leaf, divide_leaves, fill, zeros
 from treeadapt.state.state_map import (
     Field,

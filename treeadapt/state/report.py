@@ -24,16 +24,16 @@ from treeadapt.arrays import is_array
 from treeadapt.convert import describe
 from treeadapt.migrations.running import converted, on_auto_mesh
 from treeadapt.names import fold, listing, plural, section, shorten
-from treeadapt.patterns import escape
-from treeadapt.state.fields import numpy_values
-from treeadapt.state.moving import SavedState
-from treeadapt.state.optax_fields import (
+from treeadapt.optax_fields import (
     ADAM_FIELDS,
     SCALE_FIELDS,
     SUM_FIELDS,
     has_fields,
     is_state_class,
 )
+from treeadapt.patterns import escape
+from treeadapt.state.fields import numpy_values
+from treeadapt.state.moving import SavedState
 from treeadapt.state.pieces import StateLeaf, joined_names
 from treeadapt.state.state_map import (
     Slot,

@@ -26,8 +26,7 @@ import optax
 from treeadapt.arrays import is_array, is_inexact
 from treeadapt.errors import TransformError
 from treeadapt.layers.region import Region, read_key
-from treeadapt.paths import SEPARATOR
-from treeadapt.state.optax_fields import (
+from treeadapt.optax_fields import (
     GROUPS,
     SCALE_FIELDS,
     STATE_FIELDS,
@@ -35,6 +34,7 @@ from treeadapt.state.optax_fields import (
     has_fields,
     is_state_class,
 )
+from treeadapt.paths import SEPARATOR
 from treeadapt.transforms.adapt import is_placeholder, placeholder
 from treeadapt.transforms.flat import fast_params
 from treeadapt.trees.views import Plan, TreeView, view_tree
