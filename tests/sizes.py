@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TypeVar
+from collections.abc import Collection, Iterable
+from typing import Any, TypeVar
 
+import pytest
 from hypothesis import settings
 
 T = TypeVar("T")
@@ -17,6 +18,19 @@ FULL = settings.default.max_examples >= 2_000
 def full(size: T, otherwise: T) -> T:
     """The size in ``make test-full``, and what is enough elsewhere."""
     return size if FULL else otherwise
+
+
+def slow_but(quick: Collection[Any], rows: Iterable[Any]) -> list[Any]:
+    """Rows as values of a test; those outside ``quick`` run in ``make test-slow``."""
+    rows = list(rows)
+    assert all(row in rows for row in quick)
+    slow = pytest.mark.slow
+    return [
+        row
+        if row in quick
+        else pytest.param(*(row if isinstance(row, tuple) else (row,)), marks=slow)
+        for row in rows
+    ]
 
 
 def crossed(

@@ -19,6 +19,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from command import COMMANDS, invoke, run
+from sizes import slow_but
 from test_checkpoints import ENDINGS, FORMATS, HOSTILE, hostile
 
 import treeadapt as ta
@@ -1376,20 +1377,23 @@ def test_reading_values_shows_how_far_it_is(npz, fresh):
     assert (found.stdout, found.stderr) == ("No difference.\n", "")
 
 
+#: Arguments; where the output goes; the exit code, and what both outputs begin with.
+SHELLS = [
+    ("show x.safetensors --format json", "| head -n 1", 141, "{", ""),
+    ("show x.safetensors --format json", "| true", 141, "", ""),
+    ("lint x.safetensors --rules r.toml", "| true", 141, "", ""),  # finds something
+    ("--help", "| true", 141, "", ""),
+    ("show x.safetensors", ">&-", 2, "", "error: Standard output is closed."),
+    ("show x.safetensors", "> /dev/full", 2, "", "No space left on device"),
+    ("show no.safetensors", "2> /dev/full", 2, "", ""),
+    ("show no.safetensors", "2>&1 >/dev/null | true", 141, "", ""),
+    ("convert x.safetensors y.safetensors", "2>&-", 0, "Wrote", ""),
+]
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a shell with pipes")
 @pytest.mark.parametrize(
-    ("arguments", "elsewhere", "code", "first", "told"),
-    [
-        ("show x.safetensors --format json", "| head -n 1", 141, "{", ""),
-        ("show x.safetensors --format json", "| true", 141, "", ""),
-        ("lint x.safetensors --rules r.toml", "| true", 141, "", ""),  # finds something
-        ("--help", "| true", 141, "", ""),
-        ("show x.safetensors", ">&-", 2, "", "error: Standard output is closed."),
-        ("show x.safetensors", "> /dev/full", 2, "", "No space left on device"),
-        ("show no.safetensors", "2> /dev/full", 2, "", ""),
-        ("show no.safetensors", "2>&1 >/dev/null | true", 141, "", ""),
-        ("convert x.safetensors y.safetensors", "2>&-", 0, "Wrote", ""),
-    ],
+    ("arguments", "elsewhere", "code", "first", "told"), slow_but(SHELLS[:1], SHELLS)
 )
 def test_what_cannot_be_printed_has_its_own_exit_code(
     tmp_path, arguments, elsewhere, code, first, told

@@ -11,7 +11,7 @@ import textwrap
 
 import pytest
 from forks import Forks
-from sizes import FULL, full
+from sizes import FULL, full, slow_but
 
 PRELUDE = """
 import dataclasses, sys, threading
@@ -162,6 +162,10 @@ NEWER = sys.version_info >= (3, 12)
 # Either is more than ``MAX_DEPTH``.
 LEVELS = (full(10_000, 6_000), 100_000)
 LIMITS = {"normal": None, "a little": 4_999, "raised": 10**6}
+#: The normal limit first; the others take as long and run in ``make test-slow``.
+each_limit = pytest.mark.parametrize(
+    "limit", slow_but([None], LIMITS.values()), ids=LIMITS
+)
 
 
 def kinds(limit):
@@ -170,7 +174,7 @@ def kinds(limit):
 
 
 @pytest.mark.hazard("I4", "I5", "F10")
-@pytest.mark.parametrize("limit", LIMITS.values(), ids=LIMITS)
+@pytest.mark.parametrize("limit", slow_but([None, 10**6], LIMITS.values()), ids=LIMITS)
 def test_a_tree_that_contains_itself(run, limit):
     some = [kind for kind in kinds(limit) if kind != "NamedTuple"]
     program = f"""
@@ -186,8 +190,8 @@ def test_a_tree_that_contains_itself(run, limit):
 
 
 @pytest.mark.hazard("I1.5000", "I1.20000", "I1.100000", "I1.seg")
-@pytest.mark.parametrize("limit", LIMITS.values(), ids=LIMITS)
-@pytest.mark.parametrize("levels", LEVELS)
+@each_limit
+@pytest.mark.parametrize("levels", slow_but(LEVELS[:1], LEVELS))
 def test_deep_trees_give_a_typed_error(run, limit, levels):
     some = list(kinds(limit if levels < 100_000 else full(limit, 1)))
     if levels == 100_000 and "nnx" in some:
@@ -212,7 +216,7 @@ def test_deep_trees_give_a_typed_error(run, limit, levels):
 
 
 @pytest.mark.hazard("I1.900", "I3")
-@pytest.mark.parametrize("limit", LIMITS.values(), ids=LIMITS)
+@each_limit
 def test_1_001_levels_convert_if_jax_can_flatten_them_and_give_a_typed_error_if_not(
     run, limit
 ):
@@ -265,7 +269,7 @@ def round_trips(tree):
 
 
 @pytest.mark.hazard("I1.900", "I2")
-@pytest.mark.parametrize("limit", LIMITS.values(), ids=LIMITS)
+@each_limit
 def test_500_levels_convert(run, limit):
     program = f"""
     if {limit}: sys.setrecursionlimit({limit})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import optax
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from sizes import slow_but
 
 import treeadapt as ta
 
@@ -28,7 +30,6 @@ SPECS = {
     "along others": {"w": P(None, "model", "data"), "b": P(None, "model")},
     "over both": {"w": P(("data", "model"), None, None), "b": P(None, None)},
 }
-every_spec = pytest.mark.parametrize("specs", SPECS.values(), ids=SPECS)
 
 TRANSFORMATIONS = {
     "adam": optax.adam(0.1),
@@ -86,16 +87,20 @@ def misplaced(tree: Any, like: Any) -> list[str]:
     ]
 
 
-@both_meshes
 @pytest.mark.parametrize(
-    ("name", "specs"),
-    [(name, SPECS["arrays differ"]) for name in TRANSFORMATIONS]
-    + [(name, specs) for name in ("adam", "muon") for specs in SPECS.values()],
+    ("name", "kind", "where"),
+    slow_but(
+        [("adam", "Auto", "arrays differ"), ("muon", KINDS[-1], "along others")],
+        [
+            *itertools.product(TRANSFORMATIONS, KINDS, ["arrays differ"]),
+            *itertools.product(["adam", "muon"], KINDS, list(SPECS)[1:]),
+        ],
+    ),
 )
-def test_state_and_updates_stay_with_the_params(name, kind, specs):
+def test_state_and_updates_stay_with_the_params(name, kind, where):
     tx, params = (
         ta.per_layer(TRANSFORMATIONS[name], {"blocks": 0}),
-        params_on(kind, specs),
+        params_on(kind, SPECS[where]),
     )
     alone = jax.device_put(jax.tree.map(np.asarray, params), jax.devices()[0])
     state, start = tx.init(params), tx.init(alone)
@@ -120,12 +125,14 @@ def test_state_and_updates_stay_with_the_params(name, kind, specs):
         jax.tree.map(np.testing.assert_array_equal, updates, want)  # elementwise
 
 
-@both_meshes
-@every_spec
-def test_init_sharded_makes_the_state_where_its_shardings_say(kind, specs):
+@pytest.mark.parametrize(
+    ("kind", "where"),
+    slow_but([(KINDS[-1], "over both")], itertools.product(KINDS, SPECS)),
+)
+def test_init_sharded_makes_the_state_where_its_shardings_say(kind, where):
     tx, params = (
         ta.per_layer(TRANSFORMATIONS["adafactor"], {"blocks": 0}),
-        params_on(kind, specs),
+        params_on(kind, SPECS[where]),
     )
     state, shardings = ta.init_sharded(tx, params), ta.opt_state_shardings(tx, params)
     assert misplaced(state, shardings) == []
@@ -135,7 +142,7 @@ def test_init_sharded_makes_the_state_where_its_shardings_say(kind, specs):
         assert misplaced(after, shardings) == []
 
 
-@both_meshes
+@pytest.mark.parametrize("kind", slow_but(KINDS[:1], KINDS))
 def test_nested_stacks_along_any_axis_stay_too(kind):
     mesh, stacks = mesh_of(kind), {"blocks": 1, "blocks/experts": 0}
     specs = {"experts": {"w": P("model", "data", None)}, "b": P(None, "data")}
