@@ -35,14 +35,7 @@ from treeadapt.patterns import escape
 from treeadapt.state.fields import numpy_values
 from treeadapt.state.moving import SavedState
 from treeadapt.state.pieces import StateLeaf, joined_names
-from treeadapt.state.state_map import (
-    Slot,
-    below,
-    homes_in,
-    is_joint,
-    map_names,
-    parent,
-)
+from treeadapt.state.state_map import Slot, below, homes_in, is_joint, map_names
 from treeadapt.trees.views import Plan, view_tree
 
 #: ``tx.init`` as a function of the arrays in the params, and these.
@@ -439,16 +432,16 @@ def _of_sums(table: Table) -> Iterator[str]:
     prefixes = {**table.saved.prefixes, **moved}
     before = _scales(map_names(table.saved.leaves, SCALE_FIELDS, home, prefixes))
     after = _scales([row.slot for row in table.copies])
-    changes: dict[str, tuple[str, str]] = {}
+    reported: set[str | None] = set()
     for slot in sums:
-        scales = before.get(slot.tail, "nothing"), after.get(slot.tail, "nothing")
-        if scales[0] != scales[1]:
-            changes.setdefault(str(slot.prefix), scales)
-    for prefix, (was, now) in changes.items():
+        was, now = (scales.get(slot.tail, "nothing") for scales in (before, after))
+        if was == now or slot.prefix in reported:
+            continue
+        reported.add(slot.prefix)
         yield (
-            f"{prefix!r} adds up updates that were scaled by {was} and now are by "
+            f"{slot.prefix!r} adds up updates that were scaled by {was} and now are by "
             f"{now}: its first steps may be many times too long or too short. To start "
-            f"it again: {_reset(parent(prefix))}."
+            f"it again: {_reset(slot.node)}."
         )
 
 

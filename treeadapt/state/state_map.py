@@ -153,19 +153,19 @@ class StateMap:
         # Where states of a class have copies.
         fields_by_class: dict[type, dict[str, None]] = {}
         for prefix in dict.fromkeys([slot.prefix for slot, _ in self.copies]):
-            for cls, rest in _owner(self.view.plan, str(prefix)):
-                fields_by_class.setdefault(cls, {})[rest] = None
+            if owner := _owner(self.view.plan, str(prefix)):
+                fields_by_class.setdefault(owner[0], {})[owner[1]] = None
         prefixes: dict[str, str | None] = {}
         for name, path in zip(names, plan.paths, strict=True):
-            for cls, rest in _owner(plan, path):
-                is_optax = is_state_class(cls)
-                fields = fields_by_class.get(
-                    cls, [rest.partition(SEPARATOR)[0]] if is_optax else []
-                )
-                fits = [field for field in fields if f"{rest}/".startswith(f"{field}/")]
-                if fits or is_optax:
-                    node = path.removesuffix(rest)
-                    prefixes[name] = node + max(fits, key=len) if fits else None
+            if (owner := _owner(plan, path)) is None:
+                continue
+            cls, rest = owner
+            first = {rest.partition(SEPARATOR)[0]: None} if is_state_class(cls) else {}
+            fields = fields_by_class.get(cls, first)
+            fits = [field for field in fields if f"{rest}/".startswith(f"{field}/")]
+            if fits or first:
+                node = path.removesuffix(rest)
+                prefixes[name] = node + max(fits, key=len) if fits else None
         return prefixes
 
 
@@ -386,32 +386,24 @@ def cuts_of(name: str) -> Iterator[tuple[str, str]]:
         end = name.find(SEPARATOR, end + 1)
 
 
-def _owner(plan: Plan, path: str) -> list[tuple[type, str]]:
+def _owner(plan: Plan, path: str) -> tuple[type, str] | None:
     """Return the class of the state that has something as a field, if it is known.
 
     That is Optax's own that does not say that it holds a state there; else the nearest
     that is not of Optax.
 
     Returns:
-        At most one pair of the class and what of the path is below it.
+        The class, and what of the path is below it.
     """
-    every = [*_states_above(plan, path)]
-    optax_ones = [each for each in every if is_state_class(each[0])]
-    nearest = [each for each in every if not is_state_class(each[0])][-1:]
-    return [
-        (cls, rest)
-        for cls, rest in optax_ones
-        if rest.partition(SEPARATOR)[0] not in STATE_FIELDS
-    ][:1] or nearest
-
-
-def _states_above(plan: Plan, path: str) -> Iterator[tuple[type, str]]:
-    """Yield the classes with fields above a path, and what of it is below them."""
+    nearest = None
     for node in ("", *[*above(path)][::-1]):
         rest = path[len(node) :].removeprefix(SEPARATOR) if node else path
-        for cls in plan.classes(node or None):
-            if has_fields(cls):
-                yield cls, rest
+        for cls in filter(has_fields, plan.classes(node or None)):
+            if not is_state_class(cls):
+                nearest = cls, rest
+            elif rest.partition(SEPARATOR)[0] not in STATE_FIELDS:
+                return cls, rest
+    return nearest
 
 
 def field_of(prefix: str) -> str:

@@ -33,7 +33,13 @@ from treeadapt.transforms.partition import (
     require_layers,
     update_groups,
 )
-from treeadapt.transforms.placing import Part, in_place, param_of, shapes_of
+from treeadapt.transforms.placing import (
+    Part,
+    axes_in_leaf,
+    in_place,
+    param_of,
+    shapes_of,
+)
 from treeadapt.trees.views import view_tree
 
 #: What cannot run on each layer by itself, by the class of its state.
@@ -359,12 +365,11 @@ def _place(keys: Any, rank: int, like: FlatDict, axes: Mapping[str, int]) -> int
 
     Args:
         keys: of the leaf.
-        rank: of one layer of it. With the axes of its param, or more in front of them,
-            it holds layers where the param does; with fewer, along axis 0.
+        rank: of one layer of it.
         like: the params.
         axes: of the layers in these.
     """
     path = param_of(keys, axes)
-    if path is None or rank < like[path].ndim - 1:
+    if path is None:
         return 0
-    return axes[path] + rank - (like[path].ndim - 1)
+    return axes_in_leaf([axes[path]], like[path].ndim, rank + 1)[0]

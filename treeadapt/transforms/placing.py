@@ -95,6 +95,25 @@ def param_of(keys: Any, paths: Mapping[str, Any]) -> str | None:
     return next((name for name in reversed(names) if name in paths), None)
 
 
+def axes_in_leaf(axes: Sequence[int], of_param: int, rank: int) -> list[int]:
+    """Return the axes of the layers in a leaf of a state that belongs to a param.
+
+    With the axes of the param, or more in front of them, it holds layers where the
+    param does; with fewer, along its first axes.
+
+    Args:
+        axes: those of the param, the outermost first.
+        of_param: rank of the param, with all its layers.
+        rank: that of the leaf, with all layers.
+
+    Example:
+        >>> axes_in_leaf([1], 3, 3), axes_in_leaf([1], 3, 4), axes_in_leaf([1], 3, 2)
+        ([1], [2], [0])
+    """
+    more = rank - of_param
+    return [level if more < 0 else axis + more for level, axis in enumerate(axes)]
+
+
 def shapes_of(tree: Any) -> Any:
     """Return arrays as shapes and dtypes, without shardings."""
 
@@ -188,10 +207,12 @@ def _of_state(
             is_single = sharding is not None and sharding.num_devices == 1
             return sharding if is_single else None
         entries: list[Any] = [None] * leaf.ndim
-        for level, (_, axis, numbers) in enumerate(() if path is None else part[path]):
-            place = level if leaf.ndim < param.ndim else axis + leaf.ndim - param.ndim
-            if leaf.shape[place] == len(numbers):
-                entries[place] = [*sharding.spec, *[None] * param.ndim][axis]
+        if path is not None:
+            axes = [each.axis for each in part[path]]
+            spec = [*sharding.spec, *[None] * param.ndim]
+            places = axes_in_leaf(axes, param.ndim, leaf.ndim)
+            for axis, place in zip(axes, places, strict=True):
+                entries[place] = spec[axis]
         return NamedSharding(sharding.mesh, PartitionSpec(*entries))
 
     return [target(*each) for each in jtu.tree_leaves_with_path(state)]
