@@ -239,12 +239,7 @@ def map_state(tx: Any, view: TreeView, params: Any = None) -> StateMap:
     if in_pairs or holds(view.tree, lambda x: isinstance(x, optax.LookaheadState)):
         mark = optax.LookaheadParams(mark, mark)
     like = None if params is None else view_tree(fast_params(params))
-    paths = frozenset(like.plan.paths if like else ())
-
-    @functools.cache
-    def home(tail: str) -> tuple[Region, str] | None:
-        return home_of(tail, paths)
-
+    home = homes_in({path: path for path in like.plan.paths} if like else {}, deep=True)
     tails = _marked(tx, mark, view)
     if tails is None:
         if like is None:
@@ -339,39 +334,29 @@ def _alike(
     ]
 
 
-def home_of(tail: str, params: Container[str]) -> tuple[Region, str] | None:
-    """Return where a leaf of a copy belongs; None if there is no such parameter.
-
-    Returns:
-        The parameter, or the layers of it that the leaf has, and what follows.
-
-    Example:
-        >>> home_of("net/w/0", {"net/w"}), home_of("net", {"net/w"})
-        ((Region(path='net/w', along=()), '0'), None)
-        >>> home_of("net/{4..5}/w", {"net/w"})[0].key
-        'net/{4..5}/w'
-    """
-    for path in (tail, *above(tail), ""):
-        for region in (Region(path), read_key(path)):
-            if region.path in params:
-                return region, tail.removeprefix(path).removeprefix(SEPARATOR)
-    return None
-
-
-def homes_in(params: Mapping[str, str]) -> Home:
-    """Return the function that knows the params of an earlier state.
+def homes_in(params: Mapping[str, str], *, deep: bool = False) -> Home:
+    """Return the function that knows the params of a state.
 
     Args:
         params: path of the parameter for each array that a copy may have.
+        deep: whether anything may follow the path of an array.
+
+    Example:
+        >>> home = homes_in({"net/w": "net/w"}, deep=True)
+        >>> home("net/w/0"), home("net")
+        ((Region(path='net/w', along=()), '0'), None)
+        >>> home("net/{4..5}/w")[0].key
+        'net/{4..5}/w'
     """
 
     @functools.cache
     def home(tail: str) -> tuple[Region, str] | None:
-        for region in (Region(tail), read_key(tail)):
-            if region.path in params:
-                path = params[region.path]
-                rest = region.path.removeprefix(path).removeprefix(SEPARATOR)
-                return Region(path, region.along), rest
+        for path in (tail, *above(tail), "") if deep else (tail,):
+            for region in (Region(path), read_key(path)):
+                if region.path in params:
+                    param = params[region.path]
+                    rest = region.path.removeprefix(param) + tail.removeprefix(path)
+                    return Region(param, region.along), rest.removeprefix(SEPARATOR)
         return None
 
     return home
