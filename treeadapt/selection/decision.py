@@ -14,7 +14,7 @@ import dataclasses
 import enum
 import functools
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import jax.tree_util as jtu
@@ -103,7 +103,7 @@ class RuleTable(Question):
         self, leaves: Leaves, asked: Iterable[tuple[int, Selector]] | None = None
     ) -> list[int]:
         last = len(self.pairs)
-        found = [last] * len(leaves)
+        deciding = [last] * len(leaves)
         if asked is None:
             # Bits are in the order of plain rules: the lowest that is set in a mask is
             # the first of these that decides, and no other one need be asked.
@@ -112,15 +112,15 @@ class RuleTable(Question):
             for row, mask in enumerate(leaves.masks):
                 low = mask & bits
                 if low:
-                    found[row] = owners[(low & -low).bit_length() - 1]
+                    deciding[row] = owners[(low & -low).bit_length() - 1]
         for index, where in asked:
-            rows = [row for row, best in enumerate(found) if best > index]
+            rows = [row for row, best in enumerate(deciding) if best > index]
             if not rows:
                 break
             for row, yes in zip(rows, where.select(leaves.at(rows)), strict=True):
                 if yes:
-                    found[row] = index
-        return [-1 if index == last else index for index in found]
+                    deciding[row] = index
+        return [-1 if index == last else index for index in deciding]
 
     def require_leaf_labels(self) -> None:
         """Raise if a value cannot be a leaf of a tree.
@@ -210,13 +210,12 @@ class Decision:
     @functools.cached_property
     def answers(self) -> Answers:
         """The value of each stored leaf that has one."""
-        answers = self._answers(self.values, lambda: self.rules.names)
-        answers = dataclasses.replace(answers, static=STATIC, missing=_no_rule)
-        if not self.unmatched:
-            return answers
-        by_path = {p: v for p, v in answers.by_path.items() if v is not None}
-        paths, values = [*by_path], [*by_path.values()]
-        return dataclasses.replace(answers, paths=paths, values=values)
+        answers = self._answers(self.values, self.rules.names)
+        paths, values = answers.paths, answers.values
+        if self.unmatched:
+            by_path = {p: v for p, v in answers.by_path.items() if v is not None}
+            paths, values = [*by_path], [*by_path.values()]
+        return Answers(paths, values, STATIC, _no_rule)
 
     def answers_of(self, values: Sequence[Any], names: Sequence[str]) -> Answers:
         """Return the same with other values, as if the rules gave these.
@@ -225,23 +224,20 @@ class Decision:
             values: one for each rule, and one for no rule.
             names: of the rules, for errors.
         """
-        return self._answers([values[rule] for rule in self.deciding], lambda: names)
+        return self._answers([values[rule] for rule in self.deciding], names)
 
-    def _answers(
-        self, values: list[Any], names: Callable[[], Sequence[str]]
-    ) -> Answers:
-        def deciding() -> list[str]:
-            return list(map(names().__getitem__, self.deciding))
-
-        return Answers.of_layers(self.unrolled, values, deciding)
+    def _answers(self, values: list[Any], names: Sequence[str]) -> Answers:
+        return Answers.of_layers(
+            self.unrolled, values, lambda: [names[rule] for rule in self.deciding]
+        )
 
     @functools.cached_property
     def unmatched(self) -> tuple[str, ...]:
         """Paths of the array leaves that neither a rule nor a default gives a value."""
         if self.rules.default is not MISSING or -1 not in self._first:
             return ()
-        found = zip(self.paths, self.deciding, self.is_array, strict=True)
-        return tuple(path for path, rule, arr in found if rule < 0 and arr)
+        leaves = zip(self.paths, self.deciding, self.is_array, strict=True)
+        return tuple(path for path, rule, yes in leaves if rule < 0 and yes)
 
     @functools.cached_property
     def unused(self) -> tuple[tuple[int, Any], ...]:
@@ -356,8 +352,8 @@ class Decision:
         Args:
             paths: of some leaves, in leaf order.
         """
-        known = frozenset(paths)
-        keys = [path in known or None for path in self.paths]
+        chosen = frozenset(paths)
+        keys = [path in chosen or None for path in self.paths]
         return [layers.path for layers in self.unrolled.divide(keys)]
 
     def divided(self, chosen: Sequence[bool] | None = None) -> Iterator[Layers]:

@@ -63,9 +63,9 @@ class FreezeSpec(OfParts):
 
     def __post_init__(self) -> None:
         for name in _LIMITS:
-            given = getattr(self, name)
-            if given is not None or name == "freeze":
-                object.__setattr__(self, name, _strings(name, given))
+            texts = getattr(self, name)
+            if texts is not None or name == "freeze":
+                object.__setattr__(self, name, _strings(name, texts))
         _ = self.parts  # complains about a malformed pattern now
 
     def __repr__(self) -> str:
@@ -163,8 +163,8 @@ class FreezeSpec(OfParts):
             freeze = ["encoder", "!**/bias"]
         """
         fields = {name: getattr(self, name) for name in _LIMITS}
-        known = {name: list(it) for name, it in fields.items() if it is not None}
-        return files.write_toml(known)
+        lists = {name: list(it) for name, it in fields.items() if it is not None}
+        return files.write_toml(lists)
 
     @classmethod
     def load(
@@ -194,14 +194,14 @@ class FreezeSpec(OfParts):
         return cls(**fields)  # type: ignore[arg-type]  # makes them tuples
 
 
-def _strings(name: str, given: Any) -> tuple[str, ...]:
-    texts = (given,) if isinstance(given, str) else given
+def _strings(name: str, value: Any) -> tuple[str, ...]:
+    texts = (value,) if isinstance(value, str) else value
     if not isinstance(texts, list | tuple) or not all(
         isinstance(x, str) for x in texts
     ):
         raise SelectorError(
             f"FreezeSpec({name}=): expected strings, so that the spec can be saved; "
-            f"got {given!r}. For a class write the pattern '**/<Name>'."
+            f"got {value!r}. For a class write the pattern '**/<Name>'."
         )
     return tuple(str.__str__(text) for text in texts)
 

@@ -108,9 +108,9 @@ class Rules(RuleTable):
     ):
         if default is None:
             _refuse_none("default=")
-        given = {"unused": unused, "overlap": overlap, "stacks": stacks}
+        changed = {"unused": unused, "overlap": overlap, "stacks": stacks}
         options = rules.options if isinstance(rules, Rules) else dict(_DEFAULTS)
-        options |= {name: value for name, value in given.items() if value is not None}
+        options |= {name: value for name, value in changed.items() if value is not None}
         options |= {} if default is MISSING else {"default": default}
         check_choice("unused", options["unused"], ("error", "ignore"))
         check_choice("overlap", options["overlap"], ("first", "error"))
@@ -233,9 +233,9 @@ class Rules(RuleTable):
             >>> rules.where("frozen").matches("encoder/head")
             False
         """
-        known = (*self.values, self.default, STATIC)
-        if not any(same_value(label, value) for value in known):
-            labels = [value for value in known[:-1] if value is not MISSING]
+        values = (*self.values, self.default, STATIC)
+        if not any(same_value(label, value) for value in values):
+            labels = [value for value in values[:-1] if value is not MISSING]
             texts = ", ".join(dict.fromkeys(map(repr, labels)))
             known_ones = f"labels are {texts}" if texts else "there are no rules"
             raise RulesError(f"No rule gives the label {label!r}; {known_ones}.")
@@ -498,8 +498,8 @@ def load_rules(path: str | os.PathLike[str], *, allow_regex: bool = False) -> Ru
         Rules({'policy': 'frozen'})
     """
     document = files.RULES_FILE.read(path)
-    known = ("version", "rules", "default", "unused", "overlap", "stacks")
-    files.RULES_FILE.check_fields(path, document, known)
+    fields = ("version", "rules", "default", "unused", "overlap", "stacks")
+    files.RULES_FILE.check_fields(path, document, fields)
     pairs = files.parse_rules(
         path, document.pop("rules", None), allow_regex=allow_regex
     )

@@ -85,9 +85,9 @@ class Selector(Question):
         """
         if not any(leaves.is_array):
             return []
-        found: list[Any] = list(dict.fromkeys(self.unused(leaves)))
-        if found or is_used or self.may_be_empty or leaves.holes:
-            return found
+        entries: list[Any] = list(dict.fromkeys(self.unused(leaves)))
+        if entries or is_used or self.may_be_empty or leaves.holes:
+            return entries
         if leaves.has_any(self.select(leaves)) or self._may_select(leaves.nones):
             return []
         return [self]
@@ -285,8 +285,8 @@ class LeafSelector(Selector):
     def __repr__(self) -> str:
         parts = [] if self.fn is None else [getattr(self.fn, "__qualname__", "fn")]
         dtype = None if self.dtype is None else _dtype_text(self.dtype)
-        given = {"ndim": self.ndim, "dtype": dtype, "min_size": self.min_size}
-        parts += [f"{name}={it}" for name, it in given.items() if it is not None]
+        options = {"ndim": self.ndim, "dtype": dtype, "min_size": self.min_size}
+        parts += [f"{name}={it}" for name, it in options.items() if it is not None]
         return f"leaf({', '.join(parts)})"
 
     def select(self, leaves: Leaves) -> list[bool]:
@@ -642,11 +642,11 @@ def _settled(parts: Iterable[Selector], leaves: Leaves, *, by: bool) -> list[boo
         if not rows:
             break
         try:
-            found = part.select(leaves.at(rows))
+            selected = part.select(leaves.at(rows))
         except NotKnown:
             unknown = True
             continue
-        for row, answer in zip(rows, found, strict=True):
+        for row, answer in zip(rows, selected, strict=True):
             answers[row] = answer
     if unknown and not all(answer is by for answer in answers):
         raise NotKnown

@@ -1,9 +1,12 @@
 """``partition`` and ``freeze``: different transformations for different leaves.
 
 Each group of leaves is a flat dict of its own, so state and trace work grow with leaves
-plus groups. Frozen leaves belong to no group: they have no state, no gradient of theirs
-reaches a transformation, and their update is -0.0.
-See ``rules`` for which leaf has which label, ``adapt`` for the way to flat dicts.
+plus groups. Layers of one array may be in several groups: each has a ``Region`` of it,
+cut out and put in again; whole arrays cost nothing. Frozen leaves belong to no group:
+they have no state, no gradient of theirs reaches a transformation, and their update is
+-0.0.
+See ``rules`` for which leaf has which label, ``adapt`` for the way to flat dicts,
+``layers.region`` for what a region is.
 """
 
 from __future__ import annotations
@@ -17,14 +20,16 @@ import optax
 
 from treeadapt.arrays import is_array
 from treeadapt.convert import describe
-from treeadapt.errors import RulesError, TransformError
+from treeadapt.errors import PathCollisionError, RulesError, TransformError
+from treeadapt.layers.keys import boxes
+from treeadapt.layers.region import Region, put
 from treeadapt.names import listing
+from treeadapt.selection.answers import Split
 from treeadapt.selection.decision import MISSING, STATIC
 from treeadapt.selection.rules import BoundRules, Rules, as_rules
 from treeadapt.selection.selectors import Unused, as_selector, check_choice
 from treeadapt.selection.whole import Question, WholeTree, in_force
 from treeadapt.transforms.adapt import is_transformation, run_flat, with_extra_args
-from treeadapt.transforms.cuts import Group, divide, put_back, take
 from treeadapt.transforms.flat import (
     OF_GRADIENT,
     FlatDict,
@@ -40,6 +45,9 @@ from treeadapt.trees.views import view_tree
 
 FROZEN = "frozen"
 
+#: By key of a group's flat dict, the layers of an array of the flat dict around it;
+#: None where the key is that of a whole array.
+Group = dict[str, Region | None]
 #: By label, a transformation and the leaves that it runs on.
 Groups = Mapping[Any, tuple[optax.GradientTransformationExtraArgs, Group]]
 
@@ -168,7 +176,7 @@ def _run_groups(
     def groups(whole: WholeTree, flat: Any) -> tuple[Groups, WholeTree]:
         asked = dataclasses.replace(whole, strict=False) if lenient else whole
         paths = list(fast_params(flat))
-        by_label, regions = divide(paths, labels.answer(asked, paths))
+        by_label, regions = _divide(paths, labels.answer(asked, paths))
         stray = {
             label: list(group)
             for label, group in by_label.items()
@@ -197,8 +205,76 @@ def _run_groups(
         return _paths(_every(groups(whole, flat)[0]))
 
     lenient = unused == "ignore"
-    held = (labels, *inner.values())
-    return run_flat(held, init, update, needs_arrays=needs_arrays, moving=moving)
+    parts = (labels, *inner.values())
+    return run_flat(parts, init, update, needs_arrays=needs_arrays, moving=moving)
+
+
+def _divide(
+    paths: Sequence[str], answers: Sequence[Any]
+) -> tuple[dict[Any, Group], dict[str, Region]]:
+    """Group the arrays of a flat dict, or regions of them, by label.
+
+    Args:
+        paths: keys of the flat dict.
+        answers: a label for each; ``Split`` where its layers have different ones.
+
+    Returns:
+        The groups by label; and by key, which layers of the caller's tree are cut out.
+
+    Raises:
+        PathCollisionError: the key of some layers is the path of another leaf.
+    """
+    groups: dict[Any, Group] = {}
+    regions: dict[str, Region] = {}
+    whole_paths = frozenset(paths)
+    for path, answer in zip(paths, answers, strict=True):
+        if not isinstance(answer, Split):
+            groups.setdefault(answer, {})[path] = None
+            continue
+        for label, boxed in boxes(answer.values, answer.region.sizes).items():
+            for places in boxed:
+                region = answer.region.at(places)
+                if region.key in whole_paths:
+                    raise PathCollisionError(
+                        f"Some layers of {region.path!r} would be called "
+                        f"{region.key!r}, which is the path of another leaf. Rename "
+                        "that leaf."
+                    )
+                regions[region.key] = region
+                inside = answer.region.inside(path).at(places)
+                groups.setdefault(label, {})[region.key] = inside
+    return groups, regions
+
+
+def _take(flat: Any, group: Group) -> Any:
+    """Return the flat dict of a group, half by half for lookahead."""
+
+    def of_half(half: FlatDict) -> FlatDict:
+        return {
+            key: half[key] if region is None else region.take(half[region.path])
+            for key, region in group.items()
+        }
+
+    return by_half(of_half, flat)
+
+
+def _put_back(
+    part: Mapping[str, Any], group: Group, rest: Callable[[str], Any]
+) -> FlatDict:
+    """Return the arrays of which a group has some layers, with these put in.
+
+    Args:
+        part: the flat dict of the group, or of several groups together.
+        group: what its keys stand for.
+        rest: gives the array, by path, that has all other layers; None if it has none,
+            and then the result has none.
+    """
+    arrays = {key: leaf for key, leaf in part.items() if group.get(key) is None}
+    regions: dict[str, list[tuple[Region, Any]]] = {}
+    for key, region in group.items():
+        if region is not None:
+            regions.setdefault(region.path, []).append((region, part[key]))
+    return arrays | {path: put(rest(path), parts) for path, parts in regions.items()}
 
 
 def _paths(group: Group) -> list[str]:
@@ -208,14 +284,15 @@ def _paths(group: Group) -> list[str]:
 
 def _every(groups: Groups) -> Group:
     """Return all groups as one."""
-    return {key: own for _, group in groups.values() for key, own in group.items()}
+    return {key: part for _, group in groups.values() for key, part in group.items()}
 
 
 def init_groups(groups: Groups, whole: WholeTree, params: Any) -> dict[Any, Any]:
     """Return the state of each group, by label; arguments as for ``update_groups``."""
     with in_force(whole):
         return {
-            label: tx.init(take(params, group)) for label, (tx, group) in groups.items()
+            label: tx.init(_take(params, group))
+            for label, (tx, group) in groups.items()
         }
 
 
@@ -257,21 +334,21 @@ def update_groups(
         if params is not None:
             cut = [region.path for region in group.values() if region is not None]
             require_layers(updates, fast_params(params), cut)
-        own = None if params is None else take(params, group)
-        narrowed = {**extra, **{name: take(v, group) for name, v in shaped.items()}}
+        shown = None if params is None else _take(params, group)
+        narrowed = {**extra, **{name: _take(v, group) for name, v in shaped.items()}}
         if params is not None:
 
             def merged(full: FlatDict, part: FlatDict) -> FlatDict:
-                return {**full, **put_back(part, group, full.get)}
+                return {**full, **_put_back(part, group, full.get)}
 
             def narrow(gradient: Any) -> FlatDict:
                 view = view_tree(gradient)
-                return take(pick_arrays(view, _paths(group), OF_GRADIENT), group)
+                return _take(pick_arrays(view, _paths(group), OF_GRADIENT), group)
 
             back = functools.partial(merged, fast_params(params))
             backs = {n: functools.partial(merged, v) for n, v in shaped.items()}
             narrowed |= callbacks_on_flat(extra, back, backs, narrow)
-        new, state = tx.update(take(updates, group), state, own, **narrowed)
+        new, state = tx.update(_take(updates, group), state, shown, **narrowed)
         if not isinstance(new, dict | optax.LookaheadParams):
             raise TransformError(
                 "A transformation of some leaves gives no updates for "
@@ -306,8 +383,8 @@ def _with_zeros(new: Any, group: Group, updates: FlatDict) -> Any:
         return None if update is None else no_change(update)
 
     def of_half(half: FlatDict) -> FlatDict:
-        found = put_back(half, group, zero)
-        return {**found, **{path: zero(path) for path in updates if path not in found}}
+        moved = _put_back(half, group, zero)
+        return {**moved, **{path: zero(path) for path in updates if path not in moved}}
 
     return by_half(of_half, new)
 
@@ -324,10 +401,10 @@ def _joined_updates(parts: Sequence[Any]) -> Any:
 def _read_rules(transforms: Mapping[Hashable, Any], rules: Any) -> Rules | BoundRules:
     table = rules.rules if isinstance(rules, BoundRules) else _as_table(rules)
     default = () if table.default is MISSING else (table.default,)
-    given = (*table.values, *default)
-    if not all(isinstance(label, Hashable) for label in given):
+    labels = (*table.values, *default)
+    if not all(isinstance(label, Hashable) for label in labels):
         raise _no_rules(rules)
-    reached = list(dict.fromkeys(given))
+    reached = list(dict.fromkeys(labels))
     idle = [str(label) for label in transforms if label not in reached]
     if idle:
         raise TransformError(

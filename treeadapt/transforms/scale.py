@@ -55,18 +55,18 @@ def scale_by_rules(rules: Any) -> optax.GradientTransformationExtraArgs:
     def init(whole: WholeTree | None, params: Any) -> optax.EmptyState:
         if whole is not None:
             flat = fast_params(params)
-            found = _answers(factors, whole, list(flat))
-            for (path, leaf), factor in zip(flat.items(), found, strict=True):
+            by_leaf = _answers(factors, whole, list(flat))
+            for (path, leaf), factor in zip(flat.items(), by_leaf, strict=True):
                 _checked(path, leaf, factor)
         return optax.EmptyState()
 
     def update(
         whole: WholeTree, updates: FlatDict, state: Any, *_: Any
     ) -> tuple[FlatDict, Any]:
-        found = _answers(factors, whole, list(updates))
+        by_leaf = _answers(factors, whole, list(updates))
         return {
             path: None if leaf is None else _scaled(path, leaf, factor)
-            for (path, leaf), factor in zip(updates.items(), found, strict=True)
+            for (path, leaf), factor in zip(updates.items(), by_leaf, strict=True)
         }, state
 
     # It only scales what others move.
@@ -82,21 +82,21 @@ def _answers(
         TransformError: several are for an array of layers, of which the leading axis is
             not that of the unrolled model.
     """
-    found = rules.answer(whole, paths)
+    factors = rules.answer(whole, paths)
     if rules.stacks and whole.layers is None:
         several = {
             whole.stored_path(path): path
-            for path, factor in zip(paths, found, strict=True)
+            for path, factor in zip(paths, factors, strict=True)
             if not isinstance(factor, Split) and np.ndim(_values(factor))
         }
         axes = rules.stacks.axes(whole.view, is_part=True) if several else ()
-        for path, own in zip(whole.view.plan.paths, axes, strict=False):
-            if own and path in several:
+        for path, along in zip(whole.view.plan.paths, axes, strict=False):
+            if along and path in several:
                 raise TransformError(
                     f"The factors of {several[path]!r} are several, and the array "
                     "holds layers. With stacks=, give each rule one number."
                 )
-    return found
+    return factors
 
 
 def _with_arrays(rules: Any) -> Rules:
@@ -178,20 +178,20 @@ def _values(factor: Any) -> Any:
     """Return the values of a factor: a number, or an array."""
     if not isinstance(factor, Split):
         return factor
-    values = [_values(value) for value in factor.values]
+    values = factor.values
     traced = any(isinstance(value, jax.Array) for value in values)
     try:
-        found = jnp.stack(values) if traced else np.asarray(values)
+        array = jnp.stack(values) if traced else np.asarray(values)
     except (TypeError, ValueError):  # not numbers, or not of one shape
         return factor
-    return found if jnp.issubdtype(found.dtype, jnp.number) else factor
+    return array if jnp.issubdtype(array.dtype, jnp.number) else factor
 
 
 def _is_number(values: Any, dtype: Any) -> bool:
     """Return whether ``values`` are numbers that ``dtype`` can hold."""
     if not (isinstance(values, int | float | complex) or is_array(values)):
         return False
-    own = jnp.result_type(values)
-    is_complex = jnp.issubdtype(own, jnp.complexfloating)
+    kind = jnp.result_type(values)
+    is_complex = jnp.issubdtype(kind, jnp.complexfloating)
     takes = not is_complex or jnp.issubdtype(dtype, jnp.complexfloating)
-    return jnp.issubdtype(own, jnp.number) and takes
+    return jnp.issubdtype(kind, jnp.number) and takes
