@@ -47,6 +47,11 @@ def boxes(
     """
     if not sizes:
         return {values[0]: [()]}
+    if len(sizes) == 1:  # as below, in a tenth of the time
+        numbers: dict[V, list[int]] = {}
+        for place, value in enumerate(values):
+            numbers.setdefault(value, []).append(place)
+        return {value: [(tuple(line),)] for value, line in numbers.items()}
     places: dict[tuple[V, tuple[tuple[int, ...], ...]], list[int]] = {}
     step = len(values) // sizes[0]
     for place in range(sizes[0]):
@@ -54,10 +59,10 @@ def boxes(
         for value, inner in boxes(part, sizes[1:]).items():
             for box in inner:
                 places.setdefault((value, box), []).append(place)
-    found: dict[V, list[tuple[tuple[int, ...], ...]]] = {}
-    for (value, box), own in places.items():
-        found.setdefault(value, []).append((tuple(own), *box))
-    return found
+    by_value: dict[V, list[tuple[tuple[int, ...], ...]]] = {}
+    for (value, box), line in places.items():
+        by_value.setdefault(value, []).append((tuple(line), *box))
+    return by_value
 
 
 def runs_text(numbers: Sequence[int]) -> str:

@@ -234,15 +234,15 @@ def _divide(
         for label, boxed in boxes(answer.values, answer.region.sizes).items():
             for places in boxed:
                 region = answer.region.at(places)
-                if region.key in whole_paths:
+                key = region.key
+                if key in whole_paths:
                     raise PathCollisionError(
-                        f"Some layers of {region.path!r} would be called "
-                        f"{region.key!r}, which is the path of another leaf. Rename "
-                        "that leaf."
+                        f"Some layers of {region.path!r} would be called {key!r}, "
+                        "which is the path of another leaf. Rename that leaf."
                     )
-                regions[region.key] = region
+                regions[key] = region
                 inside = answer.region.inside(path).at(places)
-                groups.setdefault(label, {})[region.key] = inside
+                groups.setdefault(label, {})[key] = inside
     return groups, regions
 
 
