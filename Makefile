@@ -196,7 +196,8 @@ $(LOOPS_READY): setup.cfg setup.py .ci/loops.txt treeadapt/_version.py
 		pytest pytest-xdist hypothesis
 	@$(LOOPS)/bin/python $(PIP_INSTALL) --requirement .ci/loops.txt \
 		|| while read -r library; do \
-			$(LOOPS)/bin/python $(PIP_INSTALL) "$$library" </dev/null || echo "$(LOOPS): pip cannot install $$library."; done < .ci/loops.txt
+			$(LOOPS)/bin/python $(PIP_INSTALL) "$$library" </dev/null \
+			|| echo "$(LOOPS): pip cannot install $$library."; done < .ci/loops.txt
 	@touch $@
 
 # Only ``make docs`` needs these.
