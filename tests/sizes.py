@@ -33,6 +33,12 @@ def slow_but(quick: Collection[Any], rows: Iterable[Any]) -> list[Any]:
     ]
 
 
+def some(rows: Iterable[Any], step: int = 3) -> list[Any]:
+    """Rows as values of a test: each ``step``-th; others run in ``make test-slow``."""
+    rows = list(rows)
+    return slow_but(rows[::step], rows)
+
+
 def crossed(
     rows: Iterable[T], columns: Iterable[U], step: int = 2
 ) -> list[tuple[T, U]]:

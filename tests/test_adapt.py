@@ -96,8 +96,9 @@ def test_every_tree_runs_the_program_of_the_flat_dict(row, name):
 @pytest.mark.parametrize(
     ("case", "name"),
     [
-        pytest.param(*cell, id=f"{cell[0].name}-{cell[1]}")
-        for cell in crossed(CASES, SOME)
+        pytest.param(*cell, id=f"{cell[0].name}-{cell[1]}", marks=marks)
+        for place, cell in enumerate(crossed(CASES, SOME))
+        for marks in [[pytest.mark.slow] if place % 3 else []]
     ],
 )
 def test_every_transformation_runs_the_program_of_the_flat_dict(case, name):

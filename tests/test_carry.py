@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -15,7 +16,7 @@ import pytest
 from flax.core import FrozenDict
 from hypothesis import settings
 from jax.sharding import PartitionSpec as P
-from sizes import crossed
+from sizes import crossed, some
 from trees import SAME_MODEL, two_layers
 
 import treeadapt as ta
@@ -130,7 +131,7 @@ MOVES = [
 ]
 
 
-@pytest.mark.parametrize(("inside", "move"), crossed(LEAFWISE, MOVES, 3))
+@pytest.mark.parametrize(("inside", "move"), some(crossed(LEAFWISE, MOVES, 3)))
 def test_training_goes_on_bit_for_bit(inside, move):
     before, after = move
     if before == "optax.partition" and inside in ("schedule_free", "muon"):
@@ -463,8 +464,7 @@ MORE = {
 }
 
 
-@pytest.mark.parametrize("name", MORE)
-@pytest.mark.parametrize("kind", NASTY)
+@pytest.mark.parametrize(("name", "kind"), some(itertools.product(MORE, NASTY)))
 def test_an_unchanged_state_is_carried_whole_whatever_its_names(name, kind):
     params, tx = nasty(), NASTY[kind](MORE[name])
     old = tx.init(params)
@@ -670,8 +670,9 @@ CASTS = {
 }
 
 
-@pytest.mark.parametrize("name", CASTS)
-@pytest.mark.parametrize("form", ["own", "flat"])
+@pytest.mark.parametrize(
+    ("name", "form"), some(itertools.product(CASTS, ["own", "flat"]))
+)
 def test_a_state_follows_params_that_are_cast(name, form):
     tx = ta.adapt(CASTS[name])
     params, old = trained(tx, start())

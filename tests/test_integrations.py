@@ -24,6 +24,7 @@ from flax import nnx
 from flax.core import FrozenDict
 from flax.training.train_state import TrainState
 from haiku.data_structures import to_immutable_dict
+from sizes import slow_but
 
 import treeadapt as ta
 
@@ -476,7 +477,7 @@ WRAPPERS: dict[str, Callable[[Any], Any]] = {
     ("name", "groups"),
     [(name, False) for name in WRAPPERS] + [("chain", True), ("named_chain", True)],
 )
-@pytest.mark.parametrize("where", ["around", "inside"])
+@pytest.mark.parametrize("where", slow_but(["around"], ["around", "inside"]))
 def test_optax_wrappers(name, where, groups):
     wrap, adamw = WRAPPERS[name], optax.adamw(0.1, weight_decay=0.1)
 

@@ -12,7 +12,7 @@ import pytest
 import transformations
 from programs import Case, numbers
 from scanned import BY_NAME, TWINS
-from sizes import full
+from sizes import full, slow_but
 from stacked import LAYER, STACKS, distance, far_apart, stack, unrolled
 
 import treeadapt as ta
@@ -62,7 +62,10 @@ def close(one, two):
 
 
 @pytest.mark.parametrize(
-    "name", full(LEAF_BY_LEAF, (*OF_ARRAYS, "lookahead", "MultiSteps"))
+    "name",
+    slow_but(
+        ("muon", "lamb"), full(LEAF_BY_LEAF, (*OF_ARRAYS, "lookahead", "MultiSteps"))
+    ),
 )
 def test_updates_of_layers_are_those_of_the_unrolled_model(name):
     case = transformations.BY_NAME[name]
@@ -85,7 +88,11 @@ def kernels_decayed():
 
 
 @pytest.mark.parametrize(
-    "twin", full(tuple(BY_NAME), ("Linen, boxes, axis 1", "dict of experts"))
+    "twin",
+    slow_but(
+        ("dict of experts",),
+        full(tuple(BY_NAME), ("Linen, boxes, axis 1", "dict of experts")),
+    ),
 )
 def test_layers_of_any_library_and_axis_update_as_unrolled_ones(twin):
     twin = BY_NAME[twin]
