@@ -17,6 +17,7 @@ import treeadapt as ta
 from treeadapt.names import natural
 from treeadapt.reports.outline import every
 from treeadapt.reports.summary import RuleRow
+from treeadapt.selection.decision import MISSING
 
 TREE = {"a": {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}, "b": jnp.ones(2)}
 WITH_STATIC = TREE | {"act": jax.nn.relu}
@@ -48,7 +49,7 @@ def test_leaves_without_a_rule_have_a_row_for_each_label():
     unmatched = ta.summarize(WITH_STATIC, {"a": "frozen"})
     assert unmatched.rules[1:] == (
         RuleRow(None, ta.STATIC, 1, ""),
-        RuleRow(None, None, 1, ""),
+        RuleRow(None, MISSING, 1, ""),
     )
     assert unmatched.notes == (
         "Unmatched: 1 leaf without a rule: 'b'. Add a rule, or end with one for "
@@ -211,7 +212,7 @@ def test_layers_that_get_the_same_are_one_row():
         ("blocks/{0..5}/b", (6,), "train", 6),
         ("blocks/{{0..1},{4}}/w", (3, 3), "frozen", 3),
         ("blocks/{{2..3},{5}}/w", (3, 3), "train", 3),
-        ("head", (3,), None, 1),
+        ("head", (3,), MISSING, 1),
     ]
     assert [rule.num_leaves for rule in summary.rules] == [3, 9, 1]
     assert [total.num_params for total in summary.totals] == [9, 15, 3]

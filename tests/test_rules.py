@@ -7,7 +7,7 @@ import pickle
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -124,15 +124,78 @@ def test_a_label_that_is_a_container_is_refused(label):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: ta.Rules({"a": None}),
-        lambda: ta.Rules([("a", 1), ("b", None)]),
-        lambda: ta.Rules({"a": 1}, default=None),
         lambda: ta.param_labels(TREE, {"**": None}),
+        lambda: ta.param_labels(TREE, ta.Rules({"**": None}).bind(TREE)),
+        lambda: ta.param_labels(TREE, {"encoder": 1}, default=None),
+        lambda: ta.partition({"a": optax.sgd(1.0)}, {"encoder": None, "**": "a"}),
     ],
 )
 def test_none_is_not_a_label(make):
-    with pytest.raises(ta.RulesError, match="None, which is not a label"):
+    with pytest.raises(ta.RulesError, match=r"None is not a label \((rule 1|default)"):
         make()
+
+
+def test_rules_that_give_none_are_refused_by_what_cannot_hold_it():
+    rules = ta.Rules({"encoder": None, "**": 1.0})
+    with pytest.raises(ta.TransformError, match=r"rule 1, 'encoder'"):
+        ta.scale_by_rules(rules)
+    for table in (rules, ta.Rules({"**": "a"}, default=None)):
+        with pytest.raises(ta.RulesFileError, match="None"):
+            table.to_toml()
+    with pytest.raises(ta.ShardingError, match="rule 'encoder' gives None"):
+        ta.partition_specs(TREE, rules)
+
+
+class Prior(NamedTuple):
+    mean: float
+    scale: float
+
+
+def test_values_of_any_type_are_read_by_path():
+    rules = ta.Rules({"**/bias": None, "encoder": Prior(0.0, 1.0)}, default=["x"])
+    tree = TREE | {"act": len}
+    values = rules.by_path(tree)
+    assert list(values) == list(ta.tree_paths(tree))
+    assert values["encoder/bias"] is values["head/bias"] is None
+    assert values["encoder/kernel"] == Prior(0.0, 1.0)
+    assert values["head/kernel"] == ["x"]
+    assert values["act"] is ta.STATIC
+
+
+def test_layers_with_other_values_have_their_keys():
+    rules = ta.Rules({"b/{0..1}": None, "**": (0.0, 1.0)}, stacks={"b": 0})
+    tree = {"b": {"w": array(4, 2)}, "head": array(2)}
+    assert rules.by_path(tree) == {
+        "b/{0..1}/w": None,
+        "b/{2..3}/w": (0.0, 1.0),
+        "head": (0.0, 1.0),
+    }
+    assert ta.Rules({"**": None}, stacks={"b": 0}).by_path(tree)["b/w"] is None
+
+
+def test_by_path_asks_for_what_param_labels_asks_for():
+    with pytest.raises(ta.UnmatchedPathError):
+        ta.Rules({"encoder": None}).by_path(TREE)
+    with pytest.raises(ta.UnusedRuleError):
+        ta.Rules({"encodr": None, "**": 1}).by_path(TREE)
+
+
+def test_a_tree_holds_none_and_named_tuples_but_no_other_container():
+    rules = ta.Rules({"**/bias": None, "**": Prior(0.0, 1.0)})
+    values = rules(TREE)
+    assert values["encoder"] == {"kernel": Prior(0.0, 1.0), "bias": None}
+    assert rules.bind(TREE)(TREE) == values
+    assert rules == ta.Rules({"**/bias": None, "**": Prior(0.0, 1.0)})
+    assert rules != ta.Rules({"**/bias": None, "**": (0.0, 1.0)})
+    assert rules.where(None).bind(TREE)(TREE)["head"] == {"bias": True, "kernel": False}
+
+
+def test_none_and_no_rule_are_told_apart_in_reports():
+    rules = ta.Rules({"encoder": None}, unused="ignore")
+    text = str(ta.summarize(TREE, rules))
+    assert re.search(r"encoder/bias .* None +1$", text, re.MULTILINE)
+    assert re.search(r"head/bias .* - +-$", text, re.MULTILINE)
+    assert "2 leaves without a rule" in text
 
 
 @pytest.mark.parametrize(
@@ -396,7 +459,7 @@ def test_matches_show_the_deciding_rule():
     matches = rules.match(TREE | {"act": len})
     assert matches.paths[1:3] == ("encoder/bias", "encoder/kernel")
     assert list(matches.deciding) == [-1, 0, 1, 0, -1]
-    assert matches.values == [ta.STATIC, "b", "f", "b", None]
+    assert matches.values == [ta.STATIC, "b", "f", "b", MISSING]
     assert matches.unmatched == ("head/kernel",)
     assert matches.is_array == [False, True, True, True, True]
     assert [matches.rule_text(i) for i in (0, 1, 2)] == [

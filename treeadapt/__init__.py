@@ -46,6 +46,7 @@ _NAMES_IN = {
     "transforms.adapt": "adapt",
     "transforms.hyperparams": "inject_hyperparams schedule",
     "transforms.lift": "lift",
+    "transforms.norms": "tree_norms",
     "transforms.partition": "freeze partition",
     "transforms.per_layer": "per_layer",
     "transforms.scale": "scale_by_rules",

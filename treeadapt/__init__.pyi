@@ -72,6 +72,7 @@ from treeadapt.state.fields import (
 from treeadapt.transforms.adapt import adapt
 from treeadapt.transforms.hyperparams import inject_hyperparams, schedule
 from treeadapt.transforms.lift import lift
+from treeadapt.transforms.norms import tree_norms
 from treeadapt.transforms.partition import freeze, partition
 from treeadapt.transforms.per_layer import per_layer
 from treeadapt.transforms.scale import scale_by_rules
@@ -169,6 +170,7 @@ __all__ = [
     "tree_diff",
     "tree_get",
     "tree_map_params",
+    "tree_norms",
     "tree_paths",
     "tree_set",
     "value_and_grad_from_state",

@@ -47,7 +47,7 @@ from treeadapt.names import Speller, listing, plural
 from treeadapt.reports.diff import TreeDiff, compared, tree_diff
 from treeadapt.reports.summary import Finding, summarize
 from treeadapt.reports.words import printable
-from treeadapt.selection.decision import STATIC, Decision
+from treeadapt.selection.decision import MISSING, STATIC, Decision
 from treeadapt.selection.rules import Rules, load_rules
 from treeadapt.selection.selectors import select
 from treeadapt.trees.views import view_tree
@@ -467,12 +467,12 @@ def _explain_rules(tree: str, path: str, decision: Decision) -> None:
         wording = f"gets {value!r}" if rule else f"gets the default, {value!r}"
         if value is STATIC:
             wording = "is not an array, and needs no rule"
-        elif value is None:
+        elif value is MISSING:
             wording = "is matched by no rule"
         elif rule and len(parts) > 1:
             wording += f" by rule {rule}"
         click.echo(printable(f"{name!r} {wording}."))
-    if any(decision.values[row] is None for row in rows):
+    if any(decision.values[row] is MISSING for row in rows):
         sys.exit(1)
 
 

@@ -27,7 +27,7 @@ from treeadapt.reports.outline import Total, added, ends
 from treeadapt.reports.summary import Finding, LeafRow, Summary, label_key, label_text
 from treeadapt.reports.text import lines
 from treeadapt.reports.words import columns, fitted, printable
-from treeadapt.selection.decision import STATIC
+from treeadapt.selection.decision import MISSING, STATIC
 from treeadapt.selection.rules import Rules
 
 _DIFF_COLORS = {"-": "red", "+": "green", ">": "cyan", "~": "yellow"}
@@ -245,7 +245,7 @@ def _as_data(label: Any) -> Any:
     """Return a label for other programs; a spec is a list, as in a rules file."""
     if isinstance(label, PartitionSpec):
         return list(label)
-    return None if label is STATIC else label
+    return None if label is STATIC or label is MISSING else label
 
 
 def _escaped(text: str, more: str = "") -> str:

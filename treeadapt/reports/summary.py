@@ -41,7 +41,7 @@ from treeadapt.reports.palette import SIZES, paints
 from treeadapt.reports.svg import svg
 from treeadapt.reports.text import lines, markdown, plain
 from treeadapt.reports.words import printable
-from treeadapt.selection.decision import STATIC, Decision
+from treeadapt.selection.decision import MISSING, STATIC, Decision
 from treeadapt.selection.repairs import advice_lines, entry_text
 from treeadapt.selection.rules import as_rules
 from treeadapt.selection.selectors import select
@@ -60,7 +60,7 @@ class LeafRow:
         dtype: of the array; the name of its type for a static leaf.
         num_params: number of elements; 0 for a static leaf.
         size_bytes: of the whole array, over all devices.
-        label: what the rules give it; None without rules or without a match.
+        label: what the rules give it; ``MISSING`` without a match, None without rules.
         rule: number of the rule that decided, from 1; None if none did.
         num_leaves: how many layers it is; 1 for a leaf that is in no stack.
     """
@@ -81,7 +81,7 @@ class RuleRow:
 
     Attributes:
         number: place of the rule in the table, from 1; None for no rule.
-        label: what it gives; None for array leaves without a label.
+        label: what it gives; ``MISSING`` for array leaves without a label.
         num_leaves: how many leaves it decided; each layer of a stack is one.
         where: its selector, as it was typed; empty for no rule.
         ends: of a rule that is not just a pattern, how many of the leaves that it
@@ -568,7 +568,7 @@ def _shape(row: LeafRow) -> str:
 
 def label_text(label: Any, missing: str = "-") -> str:
     """Write a label; a string that reads as something else is in quotes."""
-    if label is None:
+    if label is MISSING:
         return missing
     if label is STATIC:
         return "static"

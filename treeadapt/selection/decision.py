@@ -122,19 +122,39 @@ class RuleTable(Question):
                     deciding[row] = index
         return [-1 if index == last else index for index in deciding]
 
-    def require_leaf_labels(self) -> None:
-        """Raise if a value cannot be a leaf of a tree.
+    def require_labels(self) -> None:
+        """Raise if a value cannot be a label: a leaf of a tree, to JAX.
 
         Raises:
-            RulesError: JAX would take the value apart.
+            RulesError: it is None, or a container.
         """
-        for value in (*self.values, self.default):
-            if type(value) is not str and not jtu.all_leaves([value]):
+        for index, value in enumerate((*self.values, self.default)):
+            if type(value) is str or jtu.all_leaves([value]):
+                continue
+            who = "default=" if index == len(self.values) else self.names[index]
+            if value is None:
                 raise RulesError(
-                    f"The label {entry_text(value)} is a container to JAX, and a tree "
-                    "that holds it has another structure. Give it a name, or read the "
-                    "values from rules.match(tree)."
+                    f"None is not a label ({who}): JAX takes it for an empty "
+                    "container, and the leaf would be lost. Give it a name, such as "
+                    "'frozen', or read the values from rules.by_path(tree)."
                 )
+            raise RulesError(
+                f"The label {entry_text(value)} ({who}) is a container to JAX, and a "
+                "tree that holds it has another structure. Give it a name, or read "
+                "the values from rules.by_path(tree)."
+            )
+
+    def require_values(self) -> None:
+        """Raise if a tree cannot hold a value where its leaf is.
+
+        None and NamedTuples can be there: whoever calls for a tree of them, as Optax
+        does for the dimension numbers of Muon, takes them for leaves.
+
+        Raises:
+            RulesError: it is another container.
+        """
+        if not all(map(_may_be_leaf, (*self.values, self.default))):
+            self.require_labels()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -181,10 +201,9 @@ class Decision:
 
     @functools.cached_property
     def values(self) -> list[Any]:
-        """The value of each leaf; None for an array leaf without a rule or default."""
+        """The value of each leaf; ``MISSING`` for an array leaf that has none."""
         rules = self.rules
-        default = None if rules.default is MISSING else rules.default
-        table = (*rules.values, default)  # an index of -1 reads the last one
+        table = (*rules.values, rules.default)  # an index of -1 reads the last one
         values = list(map(table.__getitem__, self._first))
         if -1 in self._first:
             for row, rule in enumerate(self._first):
@@ -196,11 +215,20 @@ class Decision:
         """Return the values of the stored leaves as labels, one leaf to JAX each.
 
         Raises:
-            RulesError: a value is a container.
+            RulesError: a value is None or a container.
             UnmatchedPathError: an array leaf has no value.
             StackError: layers of one array have different values.
         """
-        self.rules.require_leaf_labels()
+        self.rules.require_labels()
+        return self.of_arrays()
+
+    def of_arrays(self) -> list[Any]:
+        """Return the values of the stored leaves, of any type.
+
+        Raises:
+            UnmatchedPathError: an array leaf has no value.
+            StackError: layers of one array have different values.
+        """
         self._require_matched()
         if not self.unrolled.sizes:
             return self.values
@@ -213,7 +241,7 @@ class Decision:
         answers = self._answers(self.values, self.rules.names)
         paths, values = answers.paths, answers.values
         if self.unmatched:
-            by_path = {p: v for p, v in answers.by_path.items() if v is not None}
+            by_path = {p: v for p, v in answers.by_path.items() if v is not MISSING}
             paths, values = [*by_path], [*by_path.values()]
         return Answers(paths, values, STATIC, _no_rule)
 
@@ -417,6 +445,11 @@ class Decision:
     def _require_matched(self) -> None:
         if self.unmatched:
             raise _no_rule(self.unmatched, sum(self.is_array))
+
+
+def _may_be_leaf(value: Any) -> bool:
+    is_leaf = value is None or isinstance(value, str) or hasattr(value, "_fields")
+    return is_leaf or jtu.all_leaves([value])
 
 
 def _no_rule(paths: Sequence[str], num_arrays: int) -> UnmatchedPathError:

@@ -185,7 +185,14 @@ def write_toml(
         "policy/**" = "frozen"
     """
     labels = [(listing([pattern]), label) for pattern, label in (rules or {}).items()]
-    for whose, label in [*labels, ("default=", fields.get("default"))]:
+    if "default" in fields:
+        labels.append(("default=", fields["default"]))
+    for whose, label in labels:
+        if label is None:
+            raise RulesFileError(
+                f"A rules file cannot hold the None of {whose}: TOML has none. Build "
+                "these rules in Python."
+            )
         if isinstance(label, list | tuple | Mapping):  # it would be read as a spec
             raise RulesFileError(
                 f"A rules file cannot hold the label of {whose}, the "

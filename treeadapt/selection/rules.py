@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from treeadapt.arrays import same_value
 from treeadapt.errors import (
@@ -81,7 +81,7 @@ class Rules(RuleTable):
             On the unrolled model itself the rules decide without the stack.
 
     Raises:
-        RulesError: the table is malformed, or a value is None.
+        RulesError: the table is malformed.
         StackError: ``stacks`` is malformed.
         SelectorError: a key is not a selector, or an option is not one of its choices.
         PatternError: a pattern is malformed.
@@ -106,8 +106,6 @@ class Rules(RuleTable):
         overlap: Overlap | None = None,
         stacks: Mapping[str, Any] | Stacks | None = None,
     ):
-        if default is None:
-            _refuse_none("default=")
         changed = {"unused": unused, "overlap": overlap, "stacks": stacks}
         options = rules.options if isinstance(rules, Rules) else dict(_DEFAULTS)
         options |= {name: value for name, value in changed.items() if value is not None}
@@ -121,8 +119,6 @@ class Rules(RuleTable):
         others: list[tuple[int, Selector]] = []
         for index, (spec, value) in enumerate(_pairs(rules)):
             where = as_selector(spec)
-            if value is None:
-                _refuse_none(f"The rule {where.typed}")
             pairs.append((where, value))
             if where.plain is not None:
                 owners.setdefault(where.plain, index)
@@ -193,14 +189,15 @@ class Rules(RuleTable):
 
     def of_view(self, view: TreeView) -> list[Any]:
         """Return the labels of a tree, which may be a part of one."""
-        return self._decision(view, is_part=view.plan.has_gaps).check().labels()
+        self.require_values()
+        return self._decision(view, is_part=view.plan.has_gaps).check().of_arrays()
 
     def decide(
         self, view: TreeView, *, reports: bool, is_part: bool = False
     ) -> Answers:
         """Decide every leaf of a tree; some may have no label."""
         decision = self._decision(view, is_part=is_part or not reports)
-        self.require_leaf_labels()
+        self.require_values()
         if reports:
             decision.check_rules()
         return decision.answers
@@ -260,8 +257,36 @@ class Rules(RuleTable):
             {'layers/1': 'train'}
         """
         answers = self.match(tree).check().answers
-        self.require_leaf_labels()
+        self.require_values()
         return BoundRules(self, dataclasses.replace(answers, missing=no_leaf))
+
+    def by_path(self, tree: Any) -> dict[str, Any]:
+        """Return the value of every leaf: priors, factors, anything, by name.
+
+        Args:
+            tree: tree, concrete or abstract.
+
+        Returns:
+            ``{path: value}``, in the order of ``tree_paths``; ``STATIC`` for functions
+            and other static leaves that no rule matches. Where layers of one array get
+            different values, the key of some layers, as ``blocks/{0..2}/w``, in the
+            place of its path.
+
+        Raises:
+            UnmatchedPathError, UnusedRuleError, OverlapError: as for ``param_labels``.
+
+        Example:
+            >>> rules = Rules({"**/bias": None, "**": (0.0, 1.0)})
+            >>> rules.by_path({"net": {"bias": jnp.ones(2), "w": jnp.ones((2, 2))}})
+            {'net/bias': None, 'net/w': (0.0, 1.0)}
+        """
+        values: dict[str, Any] = {}
+        for path, value in self.match(tree).check().answers.by_path.items():
+            if isinstance(value, Split):
+                values |= {one.region.key: one.value for one in value.rulings}
+            else:
+                values[path] = value
+        return values
 
     def to_toml(self) -> str:
         """Write the table as a rules file, for ``load_rules``.
@@ -440,6 +465,7 @@ def param_labels(tree: Any, rules: Any, *, default: Any = MISSING) -> Any:
     """
     view = view_tree(tree)
     if isinstance(rules, BoundRules) and default is MISSING:
+        rules.rules.require_labels()
         labels = rules.of_view(view)
         labels = require_agreement(labels, rules.gives, cure=IN_AN_OPTIMIZER)
     else:
@@ -512,13 +538,6 @@ def load_rules(path: str | os.PathLike[str], *, allow_regex: bool = False) -> Ru
         return Rules(pairs, **document)
     except (SelectorError, StackError) as error:  # an option is malformed
         raise RulesFileError(f"Rules file {str(path)!r}: {error}") from error
-
-
-def _refuse_none(who: str) -> NoReturn:
-    raise RulesError(
-        f"{who} gives None, which is not a label: JAX takes None for an empty "
-        "container and the leaf would be lost. Give it a name, such as 'frozen'."
-    )
 
 
 def _refuse_filter(values: Sequence[Any], leaf: Any) -> None:

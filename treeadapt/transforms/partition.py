@@ -404,6 +404,7 @@ def _read_rules(transforms: Mapping[Hashable, Any], rules: Any) -> Rules | Bound
     labels = (*table.values, *default)
     if not all(isinstance(label, Hashable) for label in labels):
         raise _no_rules(rules)
+    table.require_labels()
     reached = list(dict.fromkeys(labels))
     idle = [str(label) for label in transforms if label not in reached]
     if idle:

@@ -101,6 +101,14 @@ def _answers(
 
 def _with_arrays(rules: Any) -> Rules:
     table = as_rules(rules)
+    values = zip(
+        [*table.names[:-1], "default="], (*table.values, table.default), strict=True
+    )
+    if none := [who for who, value in values if value is None]:
+        raise TransformError(
+            f"None is not a factor ({none[0]}). Write 1.0 for leaves that stay as they "
+            "are."
+        )
     return Rules(
         [(where, _as_array(value)) for where, value in table.pairs],
         **table.options | {"default": _as_array(table.default)},
