@@ -636,6 +636,25 @@ def test_nothing_wrong_is_unmarked_if_leaves_and_words_are_gone(
             assert path in draft.doubtful or {*to} <= goes[path], (path, to)
 
 
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        # A word of the target, mlp, that nothing in the source says.
+        (["layer_norm.weight", "last.weight"], ["mlp_norm/scale", "attn_norm/scale"]),
+        # Only a letter is in both.
+        (["conv1d.bias", "dt_proj.bias"], ["d", "dt/bias"]),
+        # The other one has a role.
+        (["mlp.fc.weight", "mlp.last.weight"], ["mlp/fc/out/kernel"]),
+    ],
+)
+def test_a_name_that_is_a_word_short_is_not_sure(source, target):
+    draft = ta.draft_migration(
+        abstract({f"h.{n}.{name}": np.zeros(7) for n in range(3) for name in source}),
+        abstract({f"h/{n}/{name}": np.zeros(7) for n in range(3) for name in target}),
+    )
+    assert {f"h.{n}.{source[0]}" for n in range(3)} <= {*draft.doubtful}
+
+
 def test_prime_sizes_make_most_rows_sure():
     shapes = {
         f"layers.{i}.{name}.weight": np.zeros(shape)

@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from treeadapt.drafts.words import Words, plain_words
 LEAST_MARGIN = 0.4  # of 2, for a row without a mark
 LEAST_NAME = 0.3  # of 1
 LEAST_DISTINCT = 0.6  # of 1: words that tell it from others of its shape
-_COMMON = 0.34  # of a side's names: a word in so many is one of its parts
+_COMMON = 0.5  # of a side's names: a word in so many is one of its parts
 _MAX_FAMILIES = 4_000  # of a side
 _MAX_ANCHORS = 2_000  # leaves with equal paths, whose neighbours others may be
 _MAX_COMPONENT = 200  # families that are assigned at once
@@ -308,6 +308,18 @@ class _Assignment:
             for word, n in counts.items()
         }
         self._meanings = meanings
+        self._sets = [
+            [_nth_words(each.elements()) for each in side] for side in meanings
+        ]
+        # A word of a longer text, the norm of `attn_norm`, tells nothing apart.
+        self._broad = [
+            [
+                each | _nth_words(words.single(unit.family.text))
+                for each, unit in zip(sets, side, strict=True)
+            ]
+            for sets, side in zip(self._sets, (ones, twos), strict=True)
+        ]
+        self._vocabularies = [set().union(*sets) for sets in self._sets]
         self._known_words = {*words.meanings.values()} - {"layers"}
         self._shares = []
         for side in meanings:
@@ -501,32 +513,48 @@ class _Assignment:
         return bool(one and two) or bool((one | two) & self._words.marks)
 
     def _distinct(self, i: int, j: int, rivals: list[int], others: list[int]) -> float:
-        """Return how many words that tell the pair from its rivals both sides have."""
-        one, two = {*self._meanings[0][i]}, {*self._meanings[1][j]}
-        if not rivals and not others:
-            return 1.0
-        shared_one = set.intersection(one, *({*self._meanings[0][a]} for a in others))
-        shared_two = set.intersection(two, *({*self._meanings[1][b]} for b in rivals))
-        one, two = one - shared_one, two - shared_two
-        if not one and not two:
-            return 1.0 if not rivals and not others else 0.0
-        weight = self._weights
-        # Words that every path of the other side lacks cannot be in it.
-        every_one = set().union(*self._meanings[0])
-        every_two = set().union(*self._meanings[1])
-        both = sum(
-            weight[w]
-            for w in (one & {*self._meanings[1][j]}) | (two & {*self._meanings[0][i]})
-        )
-        odd = sum(weight[w] for w in one - {*self._meanings[1][j]} if w in every_two)
-        odd += sum(weight[w] for w in two - {*self._meanings[0][i]} if w in every_one)
-        lone = sum(
-            weight[w] for w in one - {*self._meanings[1][j]} if w not in every_two
-        )
-        lone += sum(
-            weight[w] for w in two - {*self._meanings[0][i]} if w not in every_one
-        )
-        return both / (both + odd + 0.25 * lone) if both else 0.0
+        """Return how well words that both names have tell the pair from its rivals.
+
+        It is that of the nearest rival: 1 if all that tells the name from that of the
+        rival is in both names, 0 if nothing is.
+        """
+        told = [self._told(1, j, b, i) for b in rivals]
+        told += [self._told(0, i, a, j) for a in others]
+        return min(told, default=1.0)
+
+    def _told(self, side: int, name: int, rival: int, other: int) -> float:
+        """Return how much of what tells a name from a rival is true of another name.
+
+        Args:
+            side: where the name and its rival are.
+            name: number of one of a pair.
+            rival: number of another one that could take its place.
+            other: number of the other one of the pair, on the other side.
+        """
+        has, lacks = self._sets[side][name], self._sets[side][rival]
+        its = self._sets[1 - side][other]
+        extra = has - self._broad[side][rival]
+        absent = lacks - has
+        vocabulary = self._vocabularies[1 - side]
+        both = self._weight((absent & vocabulary) - self._broad[1 - side][other])
+        both += self._weight(extra & its)
+        # What no name on that side has counts little.
+        odd = self._weight((extra & vocabulary) - its) + self._weight(absent & its)
+        odd += 0.25 * self._weight(extra - vocabulary)
+        return both / (both + odd) if both else 0.0
+
+    def _weight(self, words: Set[tuple[str, int]]) -> float:
+        return sum(self._weights[word] for word, _ in words)
+
+
+def _nth_words(words: Iterable[str]) -> frozenset[tuple[str, int]]:
+    """Return words, each with how many times it was there before."""
+    counts: Counter[str] = Counter()
+    nth = []
+    for word in words:
+        nth.append((word, counts[word]))
+        counts[word] += 1
+    return frozenset(nth)
 
 
 def _numberless(path: str) -> str:

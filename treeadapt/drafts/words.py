@@ -59,6 +59,15 @@ class Words:
                 place += 1
         return tuple(meanings)
 
+    def single(self, path: str) -> tuple[str, ...]:
+        """Return the meanings of the words of a path, each taken alone.
+
+        Example:
+            >>> load_words(None).single("layers.attn_norm.scale")
+            ('layers', 'attention', 'norm', 'weight')
+        """
+        return tuple(self.meanings.get((word,), word) for word in plain_words(path))
+
 
 @functools.lru_cache(maxsize=100_000)
 def plain_words(path: str) -> tuple[str, ...]:
