@@ -15,6 +15,7 @@ import numpy as np
 import optax
 import optax.contrib
 import pytest
+from sizes import some
 
 import treeadapt as ta
 from treeadapt import inject_hyperparams, schedule, tree_get
@@ -129,7 +130,7 @@ def rates():
 RATES = dict(rates())
 
 
-@pytest.mark.parametrize("name", RATES)
+@pytest.mark.parametrize("name", some(RATES))
 def test_numbers_and_states_are_those_of_optax(name):
     rate = optax.linear_schedule(0.1, 0.0, 10)
     with warnings.catch_warnings(action="ignore"):  # some are deprecated
