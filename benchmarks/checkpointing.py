@@ -35,6 +35,12 @@ _STACK = {
     "layers.{l}.{n=up,down}.weight : a b": "layers/{n} : l a b",
     "layers.{l}.query.weight : (h d) e": "layers/query : l e h d",
 }
+# All layers become one array, whose axes are in another order.
+_ONE = {
+    "layers.{l}.up.weight : a b": "up : l b a",
+    "layers.*.down.weight": None,
+    "layers.*.query.weight": None,
+}
 _SPECS = {
     "*.{up,query}.weight": P("data", "model"),
     "*.down.weight": P("model", "data"),
@@ -73,6 +79,18 @@ def figures(
                 for name in [*contenders][:: -1 if number % 2 else 1]:
                     found[name].append(run(f"{work}:{name}", folder, layers, width))
             yield from _rows(work, found)
+        for name in _STACKS:
+            runs = [run(f"stack:{name}", folder, layers, width) for _ in range(rounds)]
+            target = Target(at_most=1.2) if "treeadapt" in name else None
+            yield figure(
+                TOPIC,
+                "load and stack all layers, peak memory",
+                layers,
+                name,
+                statistics.median(each["beyond"] / each["arrays"] for each in runs) + 1,
+                of="the stacked array",
+                target=target,
+            )
 
 
 def _rows(work: str, found: dict[str, list[dict[str, float]]]) -> Iterator[Result]:
@@ -218,6 +236,30 @@ def _load_numpy(folder: Path, target: dict[str, Any]) -> Any:
         }
 
 
+def _stack_treeadapt(folder: Path, target: dict[str, Any]) -> Any:
+    return ta.load(folder / "model.safetensors", migration=ta.Migration(_ONE))
+
+
+def _stack_to_devices(folder: Path, target: dict[str, Any]) -> Any:
+    migration = ta.Migration(_ONE)
+    leaf = migration.plan(target).result["up"]
+    sharding = NamedSharding(_mesh(), P(None, "data", "model"))
+    like = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+    return ta.load(folder / "model.safetensors", {"up": like}, migration=migration)
+
+
+def _stack_of_orbax(folder: Path, target: dict[str, Any]) -> Any:
+    return ta.load(folder / "ours", migration=ta.Migration(_ONE))
+
+
+def _stack_by_numpy(folder: Path, target: dict[str, Any]) -> Any:
+    import safetensors
+
+    with safetensors.safe_open(folder / "model.safetensors", "np") as leaves:
+        names = [name for name in target if ".up." in name]
+        return np.stack([leaves.get_tensor(name).T for name in names])
+
+
 def _save_treeadapt(folder: Path, leaves: dict[str, Any]) -> None:
     ta.save(folder / "new.safetensors", leaves)
 
@@ -266,6 +308,15 @@ _SAVES: dict[str, Callable[[Path, dict[str, Any]], None]] = {
 }
 
 
+_STACKS: dict[str, Callable[[Path, dict[str, Any]], Any]] = {
+    "treeadapt, to NumPy": _stack_treeadapt,
+    "treeadapt, to 8 devices": _stack_to_devices,
+    "treeadapt, of Orbax": _stack_of_orbax,
+    "safetensors, np.stack": _stack_by_numpy,
+}
+_WORKS = {"load": _LOADS, "save": _SAVES, "stack": _STACKS}
+
+
 def _write(folder: Path, leaves: dict[str, np.ndarray]) -> None:
     folder.mkdir(exist_ok=True)
     _save_safetensors(folder, leaves)
@@ -273,6 +324,7 @@ def _write(folder: Path, leaves: dict[str, np.ndarray]) -> None:
     _save_orbax(folder, leaves)
     (folder / "theirs").rename(folder / "orbax")
     np.savez(folder / "model.npz", **leaves)
+    ta.save(folder / "ours", leaves)
 
 
 def _measured(work: str, folder: Path, layers: int, width: int) -> dict[str, float]:
@@ -287,17 +339,16 @@ def _measured(work: str, folder: Path, layers: int, width: int) -> dict[str, flo
             given = _load_treeadapt(path, target)
         before = _memory_bytes("VmRSS")
         start = time.perf_counter()
-        made = jax.block_until_ready(
-            (_LOADS if step == "load" else _SAVES)[name](path, given)
-        )
+        made = jax.block_until_ready(_WORKS[step][name](path, given))
         seconds = time.perf_counter() - start
         arrays = sum(leaf.nbytes for leaf in jax.tree.leaves(made))
-        groups = jax.tree.leaves(made if step == "load" else given)
+        groups = jax.tree.leaves(given if step == "save" else made)
         largest = max(leaf.nbytes for leaf in groups)
         found = {
             "seconds": seconds,
             "beyond": max(0, _memory_bytes("VmHWM") - before - arrays),
             "largest": largest,
+            "arrays": arrays,
             "leaves": len(target),
         }
     return found

@@ -30,7 +30,13 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import treeadapt as ta
-from treeadapt.checkpoints import boxes, files, orbax_folder, processes, store
+from treeadapt.checkpoints import (
+    boxes,
+    migrated,
+    orbax_folder,
+    processes,
+    writing,
+)
 
 SHAPES = {"embed": (16, 8), "layers": [(8, 16), (16, 8)], "scale": (8,), "odd": (3,)}
 RULES = {
@@ -232,12 +238,14 @@ def errors(process: int, folder: Path) -> dict[str, str]:
     found["full first"] = failing_in(is_first, orbax_folder, "write", full)
     found["full at last"] = failing_in(is_first, orbax_folder, "finish", full)
     if is_last:  # it sees no folder that process 0 makes
-        files.Path = lambda name: Path(folder / "no" if ".part" in str(name) else name)
+        absent = folder / "no"
+        absent = folder / "no"
+        writing.Path = lambda name: Path(absent if ".part" in str(name) else name)
     found["not shared"] = attempt(lambda: ta.save(old, tree))
-    files.Path = Path
+    writing.Path = Path
     found["stopped"] = failing_in(is_last, orbax_folder, "write", KeyboardInterrupt())
     found["read there"] = (
-        failing(store, "read_arrays", OSError(5, "Input/output error"), reload)
+        failing(migrated, "read_arrays", OSError(5, "Input/output error"), reload)
         if is_last
         else attempt(reload)
     )

@@ -438,8 +438,8 @@ def test_what_comes_between_the_reading_of_two_leaves_is_noticed(
     ta.save(path, tree(1), max_shard_bytes=1)
     read, seen = FileArray.read, []
 
-    def late(self, boxes):
-        found = read(self, boxes)
+    def late(self, boxes, *into):
+        found = read(self, boxes, *into)
         if len(seen) == 1:
             ta.save(path, tree(2), max_shard_bytes=1)
         seen.append(self.path)

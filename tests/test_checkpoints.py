@@ -25,7 +25,7 @@ import safetensors.numpy
 from flax import nnx, serialization
 
 import treeadapt as ta
-from treeadapt.checkpoints.files import read_stored
+from treeadapt.checkpoints.opening import read_stored
 from treeadapt.checkpoints.orbax_folder import escape_segment, unescape_segment
 from treeadapt.checkpoints.store import copy
 

@@ -23,8 +23,9 @@ from sizes import slow_but
 from test_checkpoints import ENDINGS, FORMATS, HOSTILE, hostile
 
 import treeadapt as ta
-from treeadapt.checkpoints import files
+from treeadapt.checkpoints import reading
 from treeadapt.checkpoints.boxes import FileArray
+from treeadapt.cli import converting
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
@@ -901,6 +902,134 @@ def test_convert_migrates_there_and_back(kind, old, migration, tmp_path):
     assert lines[1:] == ["- removed   'h.0.mask': bool[3]"]
 
 
+def test_of_several_migrations_convert_takes_the_one_that_fits(old, tmp_path):
+    wrong = table(tmp_path, {"blocks.q : l e h": "blocks/q : l e h"}, "wrong.toml")
+    right = table(tmp_path, MIGRATION, "right.toml")
+    files = ("--migration", wrong, "--migration", right)
+    text = run("convert", old, tmp_path / "new.safetensors", *files)
+    assert f"{str(right)!r} fits." in text
+    assert set(ta.read_metadata(tmp_path / "new.safetensors")) == {
+        *MIGRATION(unrolled())
+    }
+    text = run(
+        "convert", old, tmp_path / "x.safetensors", *files[:2], *files[:2], code=2
+    )
+    assert text.count("wrong.toml") == 2
+    again = table(tmp_path, MIGRATION, "again.toml")
+    files = ("--migration", again, *files[2:])
+    text = run("convert", old, tmp_path / "x.safetensors", *files, code=2)
+    assert "again.toml" in text
+    assert "which is meant is not known" in text
+    assert not (tmp_path / "x.safetensors").exists()
+
+
+@pytest.fixture
+def published(tmp_path):
+    """A folder as people publish models: configuration, tokenizer, weights."""
+    folder, cache = tmp_path / "published", tmp_path / "cache"
+    folder.mkdir()
+    cache.mkdir()
+    for name in KEPT:
+        (folder / name).write_text(f"text of {name}")
+    (cache / "blob").write_text("linked text")
+    (folder / "merges.txt").symlink_to(cache / "blob")
+    for name in WEIGHTS:
+        (folder / name).write_text("{}")
+    ta.save(cache / "hash", {"w": np.ones(2)}, max_shard_bytes=100)
+    (shard,) = (cache / "hash").glob("*.safetensors")
+    shard.rename(cache / "0123abcd")
+    (folder / "without_an_ending").symlink_to(cache / "0123abcd")
+    np.savez(folder / "arrays.npz", w=np.ones(2))
+    (folder / "arrays.npz").rename(folder / "zip_of_arrays")
+    (folder / "original").mkdir()
+    (folder / "original" / "params.json").write_text("{}")
+    (folder / ".gitattributes").write_text("x")
+    (folder / "gone.json").symlink_to(tmp_path / "nowhere")
+    return folder
+
+
+KEPT = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer.model")
+WEIGHTS = (
+    *("model.safetensors", "model-00001-of-00002.safetensors", "consolidated.00.pth"),
+    *(
+        "model.safetensors.index.json",
+        "pytorch_model.bin",
+        "pytorch_model.bin.index.json",
+    ),
+    *("model.safetensors.index.fp16.json", "flax_model.msgpack", "tf_model.h5"),
+    *("model-q4.gguf", "weights.npz", "optimizer.pt", "model.onnx", "MODEL.BIN"),
+    *("model.ckpt.data-00000-of-00001", "model.ckpt.index", "model.schema.toml"),
+)
+
+
+@pytest.mark.parametrize("form", ["file", "shards", "orbax"])
+def test_convert_copies_what_is_not_weights(published, old, tmp_path, form):
+    new = tmp_path / "new"
+    name = new / "model.safetensors" if form == "file" else new
+    if form == "file":
+        new.mkdir()
+        (new / "config.json").write_text("of the user")
+    more = ("--max-shard-bytes", 10**6) if form == "shards" else ()
+    dry = run("convert", old, name, "--like", published, "--dry-run", *more)
+    assert "Would copy" in dry
+    text = run("convert", old, name, "--like", published, *more)
+    kept = {*KEPT, "merges.txt"}
+    written = {file.name for file in new.iterdir() if not file.is_dir()}
+    if form == "file":
+        assert written == {*kept, "model.safetensors"}
+        assert (new / "config.json").read_text() == "of the user"
+        kept.remove("config.json")
+        assert "'config.json' (there already)" in text
+    assert kept <= written
+    for file in kept - {"merges.txt"}:
+        assert (new / file).read_text() == f"text of {file}"
+    assert (new / "merges.txt").read_text() == "linked text"
+    assert not (new / "merges.txt").is_symlink()
+    assert not (new / "original").exists()
+    assert f"Copied {len(kept)} files from {str(published)!r}" in text
+    for reason in ("(weights)", "(folders)", "(hidden)", "(a link to nothing)"):
+        assert reason in text
+    # No file next to it changes what is read.
+    assert {*ta.read_metadata(name)} == {*ta.read_metadata(old)}
+    assert {*ta.load(name)} == {*ta.load(old)}
+    of_shards = {"model.safetensors", "model.safetensors.index.json"}
+    assert not written & ({*WEIGHTS} - of_shards)
+    assert not written & {"without_an_ending", "zip_of_arrays", "gone.json"}
+
+
+def test_convert_copies_from_no_folder_of_orbax_what_orbax_wrote(old, tmp_path):
+    run("convert", old, tmp_path / "orbax")
+    (tmp_path / "orbax" / "config.json").write_text("{}")
+    (tmp_path / "new").mkdir()
+    new = tmp_path / "new" / "model.safetensors"
+    run("convert", old, new, "--like", tmp_path / "orbax")
+    assert {file.name for file in new.parent.iterdir()} == {new.name, "config.json"}
+
+
+def test_a_large_file_is_not_copied(published, old, tmp_path, monkeypatch):
+    monkeypatch.setattr(converting, "MAX_COPIED_BYTES", 20)
+    text = run("convert", old, tmp_path / "new", "--like", published)
+    assert "as weights are" in text
+    assert (tmp_path / "new" / "merges.txt").exists()
+    assert not (tmp_path / "new" / "tokenizer.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("like", "to", "text"),
+    [
+        ("nowhere", "new", "is not there. Name the folder"),
+        ("old.safetensors", "new", "is not a folder. Name the folder"),
+        (".", "new.safetensors", "the folder that is written to"),
+        (".", "new.schema.toml", "--like needs a DST with arrays"),
+    ],
+)
+def test_a_folder_that_cannot_be_copied_from_is_refused_first(
+    old, tmp_path, like, to, text
+):
+    assert text in run("convert", old, tmp_path / to, "--like", tmp_path / like, code=2)
+    assert not (tmp_path / to).exists()
+
+
 def test_a_dry_run_prints_the_plan_and_writes_nothing(old, migration, tmp_path):
     before = sorted(tmp_path.iterdir())
     more = ("--migration", migration, "--dry-run")
@@ -1310,6 +1439,9 @@ def documented_files():
     Path("scanned.toml").write_text(scanned)
     Path("specs.toml").write_text(specs)
     Path("stack.toml").write_text(rows)
+    Path("published").mkdir()
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (Path("published") / name).write_text("{}")
     Path("misspelt.toml").write_text(rules.replace("**/bias", "**/bais"))
 
 
@@ -1461,7 +1593,7 @@ def test_convert_writes_the_schema_of_a_function(tmp_path):
 @pytest.mark.parametrize("there", FORMATS)
 @pytest.mark.parametrize("here", FORMATS)
 def test_values_are_compared_leaf_by_leaf(here, there, tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "_BATCH_BYTES", 100)
+    monkeypatch.setattr(reading, "_BATCH_BYTES", 100)
     one = {f"h.{n}.w": np.full(8, n, np.float32) for n in range(6)}
     one |= {"gone.kernel": np.arange(6.0), "shape": np.ones(2), "type": np.ones(2)}
     two = {name: one[name].copy() for name in reversed(one)}
@@ -1483,8 +1615,8 @@ def test_values_are_compared_leaf_by_leaf(here, there, tmp_path, monkeypatch):
 def test_two_leaves_are_in_memory_at_a_time(tmp_path, monkeypatch):
     read, arrays, most = FileArray.read, [], []
 
-    def counted(self, boxes):
-        made = read(self, boxes)
+    def counted(self, boxes, *into):
+        made = read(self, boxes, *into)
         arrays.extend(weakref.ref(x if x.base is None else x.base) for x in made)
         most.append(sum(array() is not None for array in arrays))
         return made

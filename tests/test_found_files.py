@@ -17,7 +17,7 @@ import safetensors.numpy
 from command import invoke, run
 
 import treeadapt as ta
-from treeadapt.checkpoints import store
+from treeadapt.checkpoints import migrated, store
 from treeadapt.checkpoints.boxes import FileArray
 
 # Orbax may leave its event loop to the collector.
@@ -188,11 +188,11 @@ def during(monkeypatch, change):
     """Run a change before the second leaf is read from a file."""
     read, seen = FileArray.read, []
 
-    def late(self, boxes):
+    def late(self, boxes, *into):
         seen.append(self)
         if len(seen) == 2:
             change()
-        return read(self, boxes)
+        return read(self, boxes, *into)
 
     monkeypatch.setattr(FileArray, "read", late)
 
@@ -260,13 +260,13 @@ def test_other_files_may_come_into_a_folder_of_orbax_while_it_is_read(
     tmp_path, monkeypatch
 ):
     ta.save(tmp_path / "x", FLAT)
-    read = store.read_arrays
+    read = migrated.read_arrays
 
     def late(*args):
         metadata_of_a_finder(tmp_path / "x")
         return read(*args)
 
-    monkeypatch.setattr(store, "read_arrays", late)
+    monkeypatch.setattr(migrated, "read_arrays", late)
     same(ta.load(tmp_path / "x"), FLAT)
 
 

@@ -16,7 +16,7 @@ import safetensors.numpy
 from flax import nnx, serialization
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_checkpoints import ENDINGS, FORMATS, kinds_of, same
+from test_checkpoints import ENDINGS, FORMATS, kinds_of, same, write
 from test_migration_properties import migration as migration_of
 from test_migration_properties import tables
 
@@ -492,6 +492,77 @@ def test_without_strict_the_target_keeps_what_does_not_fit(file, monkeypatch):
         ta.load(file, target, migration=ta.Migration(rows, sizes=SIZES), strict=False)
 
 
+# Several layouts of one model.
+
+FLAT = {f"h.{n}.w": np.full((2, 3), n, np.float32) for n in range(3)}
+UNROLLED = ta.Migration({"h.{n}.w : i o": "blocks/w : n o i"})
+SCANNED = ta.Migration({"blocks.w : n i o": "blocks/w : n o i"})
+STACKED = {"blocks.w": np.stack([*FLAT.values()])}
+TARGET = {"blocks": {"w": jnp.zeros((3, 3, 2))}}
+
+
+@pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS)
+@pytest.mark.parametrize(("leaves", "place"), [(FLAT, 0), (STACKED, 1)])
+def test_of_several_migrations_the_one_that_fits_is_taken(
+    tmp_path, ending, leaves, place
+):
+    path = tmp_path / f"x{ending}"
+    write(path, leaves)
+    for target in (TARGET, None):
+        found = ta.load(path, target, migration=[UNROLLED, SCANNED])
+        same(found["blocks"]["w"], np.stack([leaf.T for leaf in FLAT.values()]))
+    report = ta.load_report(path, TARGET, migration=(UNROLLED, SCANNED))
+    assert report.fits
+    assert report.migration == place
+    assert f"by migration[{place}], which alone fits" in str(report)
+
+
+def test_if_no_migration_fits_the_error_says_how_each_misses(tmp_path, monkeypatch):
+    path = tmp_path / "x.safetensors"
+    ta.save(path, {"blocks.w": np.ones((4, 2, 3)), "bias": np.ones(2)})
+    monkeypatch.setattr(migrated, "read_arrays", None)
+    for call in (ta.load, ta.load_report):
+        with pytest.raises(ta.MigrationError) as caught:
+            call(path, TARGET, migration=[UNROLLED, SCANNED])
+        text = str(caught.value)
+        assert "No migration of 2 fits" in text
+        first, second = text.split("migration[1] does not:")
+        assert "'h.{n}.w : i o'" in first
+        assert "no row names" in second
+        assert "'bias'" in second
+
+
+def test_a_target_decides_between_migrations_whose_rows_both_fit(tmp_path):
+    path = tmp_path / "x.safetensors"
+    ta.save(path, FLAT)
+    other = ta.Migration({"h.{n}.w : i o": "blocks/w : n i o"})
+    found = ta.load(path, TARGET, migration=[other, UNROLLED])
+    same(found["blocks"]["w"], np.stack([leaf.T for leaf in FLAT.values()]))
+    # Without one, and where only the rows must fit, both do.
+    for options in ({}, {"target": TARGET, "strict": False}):
+        with pytest.raises(
+            ta.MigrationError, match=r"migration\[0\], migration\[1\] fit"
+        ):
+            ta.load(path, migration=[other, UNROLLED], **options)
+
+
+def test_none_among_migrations_is_what_is_stored_as_it_is(tmp_path):
+    path = tmp_path / "x.safetensors"
+    for leaves, place in (({"blocks/w": jnp.ones((3, 3, 2))}, 0), (FLAT, 1)):
+        ta.save(path, leaves)
+        report = ta.load_report(path, TARGET, migration=[None, UNROLLED])
+        assert report.migration == place
+        ta.load(path, TARGET, migration=[None, UNROLLED])
+    assert ta.load_report(path, TARGET, migration=UNROLLED).migration is None
+
+
+@pytest.mark.parametrize("migrations", [[], [UNROLLED, "table.toml"], "table.toml"])
+def test_what_is_not_a_list_of_migrations_is_an_error(tmp_path, migrations):
+    ta.save(tmp_path / "x.safetensors", FLAT)
+    with pytest.raises(ta.MigrationError, match=r"Expected migration=|of 0 fits"):
+        ta.load(tmp_path / "x.safetensors", TARGET, migration=migrations)
+
+
 # What is wrong.
 
 
@@ -502,8 +573,7 @@ def test_one_error_says_all_and_nothing_is_read(tmp_path, monkeypatch):
     ta.save(tmp_path / "x.safetensors", flat | {"extra": np.ones(1), "step": 3})
     target = zeros_of(scanned(llama())) | {"more": jnp.ones(2), "step": 0}
     target["head"] = jnp.ones((WORDS, WIDTH))
-    for module in (migrated, store):
-        monkeypatch.setattr(module, "read_arrays", None)
+    monkeypatch.setattr(migrated, "read_arrays", None)
     m = migration({"model.norm.weight": "norm", "step": "step"})
     for target_or_none in (target, None):
         with pytest.raises(ta.MigrationError) as caught:

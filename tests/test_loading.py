@@ -22,7 +22,7 @@ from flax.training.train_state import TrainState
 from test_checkpoints import ENDINGS, FORMATS, kinds_of, same, write
 
 import treeadapt as ta
-from treeadapt.checkpoints import files, safetensors_file, store
+from treeadapt.checkpoints import locating, migrated, safetensors_file
 from treeadapt.checkpoints.store import copy
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -38,13 +38,15 @@ def file(request, tmp_path):
 
 
 @pytest.mark.hazard("K25")
-@pytest.mark.parametrize("kind", [kind for kind in files.FORMATS if kind != "schema"])
+@pytest.mark.parametrize(
+    "kind", [kind for kind in locating.FORMATS if kind != "schema"]
+)
 def test_content_that_contradicts_the_metadata_is_refused(kind, tmp_path, monkeypatch):
     path = tmp_path / ("x" if kind == "orbax" else f"x.{kind}")
     write(path, {"a": np.ones(2, np.float32)})
     for other in (np.ones(2, np.float16), np.ones(3, np.float32)):
         reader = SimpleNamespace(read=lambda *_, other=other: [other])
-        monkeypatch.setattr(files.FORMATS[kind], "read", reader.read)
+        monkeypatch.setattr(locating.FORMATS[kind], "read", reader.read)
         for target in ({"a": np.zeros(2, np.float32)}, None):
             with pytest.raises(ta.CheckpointError, match="metadata says that 'a' is"):
                 ta.load(path, target)
@@ -395,7 +397,7 @@ def test_a_leaf_above_others_does_not_fit_into_nested_dicts(file, monkeypatch):
     ta.save(file, {"a": np.ones(1), "a/b": np.ones(2), "c": np.ones(3)})
     assert set(ta.load(file, where="c")) == {"c"}
     assert ta.load(file, where="a/b")["a"]["b"].shape == (2,)
-    monkeypatch.setattr(store, "read_arrays", None)
+    monkeypatch.setattr(migrated, "read_arrays", None)
     with pytest.raises(
         ta.PathCollisionError, match=r"'a' next to 'a/b'.*read_metadata"
     ):

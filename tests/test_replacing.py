@@ -19,8 +19,8 @@ import pytest
 from command import run
 
 import treeadapt as ta
-from treeadapt.checkpoints import files, orbax_folder, replacing
-from treeadapt.checkpoints.common import DTYPES
+from treeadapt.checkpoints import locating, orbax_folder, replacing
+from treeadapt.checkpoints.stored import DTYPES
 
 # Orbax may leave its event loop to the collector.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -238,7 +238,7 @@ def test_a_kill_at_any_use_of_a_file_leaves_one_of_the_two(exchanges, tmp_path, 
 def test_a_load_never_mixes_two_saves(name, tmp_path, monkeypatch):
     path = tmp_path / name
     ta.save(path, TREE)
-    reader = files.FORMATS[files.format_of(path)]
+    reader = locating.FORMATS[locating.format_of(path)]
     read = reader.read
 
     def late(*args):

@@ -20,7 +20,7 @@ from trees import TREES
 
 import treeadapt as ta
 from treeadapt.checkpoints import schema_file
-from treeadapt.checkpoints.files import read_stored
+from treeadapt.checkpoints.opening import read_stored
 from treeadapt.checkpoints.store import copy
 
 # Orbax may leave its event loop to the collector.

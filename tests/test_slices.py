@@ -10,6 +10,8 @@ import contextlib
 import itertools
 import math
 import re
+import subprocess
+import sys
 import time
 
 import jax
@@ -23,9 +25,10 @@ from jax.sharding import PartitionSpec as P
 from test_migration_properties import migration, tables
 
 import treeadapt as ta
-from treeadapt.checkpoints import boxes
+from treeadapt.checkpoints import boxes, moved_array
 from treeadapt.checkpoints.boxes import FileArray
-from treeadapt.checkpoints.common import DTYPES
+from treeadapt.checkpoints.stored import DTYPES
+from treeadapt.migrations import costs
 from treeadapt.migrations.parts import parts_of_box
 from treeadapt.migrations.running import run
 
@@ -71,11 +74,11 @@ def test_boxes_of_a_file_are_those_of_numpy(tmp_path_factory, data):
     with pytest.MonkeyPatch.context() as patch:
         # Blocks and gaps as small as the arrays, so that every way is taken.
         patch.setattr(boxes, "_BLOCK_BYTES", data.draw(st.sampled_from([1, 8, 64])))
-        patch.setattr(boxes, "_GAP_BYTES", data.draw(st.sampled_from([1, 8, 64])))
+        patch.setattr(costs, "GAP_BYTES", data.draw(st.sampled_from([1, 8, 64])))
         array = FileArray(path, 6, shape, dtype)
         with counted(patch) as counts:
             found = array.read(wanted)
-        most = array.num_bytes(wanted)
+        most = costs.bytes_read(array, wanted)
     for box, part in zip(wanted, found, strict=True):
         np.testing.assert_array_equal(part, whole[box], strict=True)
     assert sum(counts) <= max(most, dtype.itemsize * len(wanted))
@@ -92,7 +95,7 @@ def test_a_column_is_read_alone_where_rows_are_long(tmp_path, monkeypatch):
         (found,) = array.read([box])
     np.testing.assert_array_equal(found, whole[box])
     assert counts == [2_000 * 4] * 3
-    assert array.num_bytes([box]) == sum(counts)
+    assert costs.bytes_read(array, [box]) == sum(counts)
 
 
 def test_a_file_that_ends_before_is_named(tmp_path):
@@ -296,6 +299,72 @@ def test_parts_of_random_tables_are_those_of_whole_arrays(row, data):
         plan, row.before, row.after, lambda shape: data.draw(boxes_of(shape))
     )
     assert used >= wanted
+
+
+@given(tables(), st.data())
+def test_a_plan_says_what_a_process_of_one_device_reads(row, data):
+    """What a plan does not call gathered is read in parts, and in no more of them."""
+    table, likes = migration(row), {}
+    for path, leaf in table(row.before).items():
+        whole_axes = [n for n, size in enumerate(leaf.shape) if size and size % 2 == 0]
+        axis = data.draw(st.sampled_from([None, *whole_axes]))
+        spec = P(*[None] * (axis or 0), "model") if axis is not None else P()
+        sharding = NamedSharding(MESH, spec)
+        likes[path] = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+    with pytest.MonkeyPatch.context() as patch:
+        # Rows as short as these are read over, or piece by piece.
+        patch.setattr(costs, "GAP_BYTES", data.draw(st.sampled_from([1, 8, 4096])))
+        patch.setattr(costs, "PIECE_BYTES", data.draw(st.sampled_from([1, 32])))
+        plan = table.plan(row.before, likes)
+        shards = [
+            {
+                path: [like.sharding.devices_indices_map(like.shape)[device]]
+                for path, like in likes.items()
+            }
+            for device in MESH.devices.flat
+        ]
+        for group in plan.groups if plan.groups[0].move else ():
+            divided = {
+                p for p in group.filled if not likes[p].sharding.is_fully_replicated
+            }
+            gathered = divided & {*plan.gathered}
+            ways = [readings_of(group, plan, likes, each) for each in shards]
+            alone = [
+                {p for p in way if all(x.is_tight for x in itertools.chain(*way[p][3]))}
+                for way in ways
+            ]
+            assert divided - gathered <= set.intersection(*alone)
+            assert not gathered & set.intersection(*alone)
+
+
+def readings_of(group, plan, likes, shards):
+    """What ``load`` reads for shards of what a group makes."""
+    boxes_by_path = {
+        path: [
+            tuple(
+                slice(*each.indices(size)[:2])
+                for each, size in zip(box, likes[path].shape, strict=True)
+            )
+        ]
+        for path in group.filled
+        for box in shards[path]
+    }
+    return costs.readings(group, plan.source, boxes_by_path)
+
+
+def test_what_costs_more_in_parts_is_gathered_and_read_once(tmp_path, monkeypatch):
+    # Each of three arrays needs a little of all rows, which are too short to skip.
+    path, whole = tmp_path / "x.safetensors", np.ones((64, 3 * 64), np.float32)
+    ta.save(path, {"qkv": whole})
+    m = ta.Migration({"qkv : e (h p)": "{p=q,k,v} : e h"}, sizes={"h": 64})
+    sharding = NamedSharding(MESH, P(None, "data"))
+    like = jax.ShapeDtypeStruct((64, 64), np.float32, sharding=sharding)
+    target = dict.fromkeys("qkv", like)
+    assert m.plan({"qkv": whole}, target).gathered == ("q", "k", "v")
+    with counted(monkeypatch) as counts:
+        found = ta.load(path, target, migration=m)
+    assert sum(counts) == whole.nbytes
+    assert {leaf.sharding for leaf in found.values()} == {sharding}
 
 
 TABLE = {
@@ -504,3 +573,110 @@ def test_columns_of_wide_rows_are_not_read_number_by_number(tmp_path, monkeypatc
     with counted(monkeypatch) as counts:
         assert len(ta.load(path, migration=m)["w"]) == 2_000
     assert counts == [whole.nbytes]
+
+
+# Stacks, made box by box.
+
+STACKS = [
+    ("l{n}/w : i o", "w : n i o"),
+    ("l{n}/w : i o", "w : n o i"),
+    ("l{n}/w : i o", "w : i n o"),
+    ("l{n}/w : (h d) o", "w : n o h d"),
+    ("l{n}/w : i o", "w : (n i) o"),
+    ("l{n}/w : i o", ("w : n i o", {"cast": "bfloat16"})),
+    ("l{n}/w : i o", ("w : n i o", {"pad": {"n": (1, 2)}})),
+    ("l{n}/w : i o", ("w : n i r o", {"repeat": {"r": 2}})),
+    (("l{n}/w : i o", "l{n}/v : i o"), "w : n i [o o]"),
+    ("l{n}/w : i o", ("w : n i o", "v : o n i")),
+]
+
+
+@pytest.mark.parametrize(("row", "value"), STACKS, ids=str)
+@pytest.mark.parametrize("name", ["x.safetensors", "x.npz", "x"])
+@pytest.mark.parametrize("step_bytes", [1, 200, 2**23])
+def test_a_stack_that_is_made_step_by_step_is_that_of_whole_arrays(
+    tmp_path, monkeypatch, row, value, name, step_bytes
+):
+    monkeypatch.setattr(moved_array, "_STEP_BYTES", step_bytes)
+    shape, kinds = (4, 6), "wv" if isinstance(row, tuple) else "w"
+    leaves = {
+        f"l{n}/{kind}": np.arange(n, n + 24, dtype=np.float32).reshape(shape)
+        for n in range(5)
+        for kind in kinds
+    }
+    if name.endswith("npz"):
+        np.savez(tmp_path / name, **leaves)
+    else:
+        ta.save(tmp_path / name, leaves)
+    m = ta.Migration({row: value}, sizes={"d": 2} if "(h d)" in str(row) else None)
+    want = m(leaves)
+    found = ta.load(tmp_path / name, migration=m)
+    for path, leaf in want.items():
+        np.testing.assert_array_equal(found[path], leaf, strict=True)
+    like = {
+        path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+        for path, leaf in want.items()
+    }
+    for path, leaf in ta.load(tmp_path / name, like, migration=m).items():
+        np.testing.assert_array_equal(np.asarray(leaf), want[path], strict=True)
+
+
+def test_leaves_that_keep_their_order_are_read_to_their_places(tmp_path, monkeypatch):
+    leaves = {f"l{n}": np.full((8, 64), n, np.float32) for n in range(6)}
+    ta.save(tmp_path / "x.safetensors", leaves)
+    sizes = []
+    new = boxes.empty
+
+    def noted(shape, dtype):
+        sizes.append(math.prod(shape))
+        return new(shape, dtype)
+
+    for module in (boxes, moved_array):
+        monkeypatch.setattr(module, "empty", noted)
+    for row in ("w : n a b", "w : a n b", "w : n b a"):
+        sizes.clear()
+        m = ta.Migration({"l{n} : a b": row})
+        np.testing.assert_array_equal(
+            ta.load(tmp_path / "x.safetensors", migration=m)["w"], m(leaves)["w"]
+        )
+        assert sizes == [6 * 8 * 64]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("like", [None, "one", "mesh"])
+@pytest.mark.parametrize("name", ["x.safetensors", "x"])
+def test_a_stack_of_all_layers_needs_its_bytes_and_those_of_a_layer(
+    tmp_path, name, like
+):
+    leaves = {f"l{n}": np.full((1_024, 2_048), n, np.float32) for n in range(24)}
+    ta.save(tmp_path / name, leaves)
+    text = PEAK.format(path=str(tmp_path / name), like=like)
+    done = subprocess.run(
+        [sys.executable, "-c", text], check=True, capture_output=True, text=True
+    )
+    assert float(done.stdout) < 1.2
+
+
+PEAK = """
+import jax, numpy as np, treeadapt as ta
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+def bytes_of(field):
+    lines = open("/proc/self/status").read().splitlines()
+    (line,) = [each for each in lines if each.startswith(field + ":")]
+    return 1024 * int(line.split()[1])
+
+path, like = {path!r}, {like!r}
+m = ta.Migration({{"l{{n}} : a b": "w : n b a"}})
+jax.block_until_ready(ta.load(path, where="none", migration=ta.Migration(
+    {{"l0": "none", "l{{n}}": "other/{{n}}"}})))
+sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+if like == "mesh":
+    mesh = jax.make_mesh((1,), ("a",), axis_types=(AxisType.Auto,))
+    sharding = NamedSharding(mesh, P(None, "a"))
+new = jax.ShapeDtypeStruct((24, 2048, 1024), "f4", sharding=sharding)
+target = like and {{"w": new}}
+before = bytes_of("VmRSS")
+new = jax.block_until_ready(ta.load(path, target, migration=m)["w"])
+print((bytes_of("VmHWM") - before) / new.nbytes)
+"""

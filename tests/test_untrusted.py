@@ -22,10 +22,10 @@ from test_checkpoints import write
 import treeadapt as ta
 from treeadapt import data_files, errors, patterns
 from treeadapt.checkpoints import (
-    common,
     orbax_folder,
     safetensors_file,
     schema_file,
+    stored,
 )
 from treeadapt.checkpoints.store import copy
 from treeadapt.migrations import files as migration_files
@@ -284,8 +284,8 @@ def test_the_policy_states_the_caps_as_they_are():
         "characters of a pattern with wildcards": patterns.MAX_CHARACTERS,
         "`**` in a pattern": patterns.MAX_ANY_DEPTH,
         "digits of a number in a pattern": patterns.MAX_DIGITS,
-        "leaves of a checkpoint": common.MAX_LEAVES,
-        "axes of an array in a checkpoint": common.MAX_RANK,
+        "leaves of a checkpoint": stored.MAX_LEAVES,
+        "axes of an array in a checkpoint": stored.MAX_RANK,
         "bytes of a schema": schema_file.MAX_BYTES,
         "bytes of a safetensors header": safetensors_file._MAX_HEADER_BYTES,
         "bytes of an Orbax metadata file": orbax_folder._MAX_METADATA_BYTES,

@@ -10,16 +10,18 @@ Knows nothing about containers (see ``registry``) or patterns (see ``patterns``)
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import numbers
 import operator
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import jax.tree_util as jtu
 import numpy as np
 
-from treeadapt.errors import PathError
+from treeadapt.errors import PathCollisionError, PathError
+from treeadapt.names import listing
 
 SEPARATOR = "/"
 _BOX = "/value"
@@ -109,6 +111,46 @@ def unboxed(
         else path
         for path in paths
     }
+
+
+def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested dicts that hold the leaves, one level a segment of their paths.
+
+    Raises:
+        PathCollisionError: one leaf is above another.
+
+    Example:
+        >>> nested({"a/b": 1, "a/c": 2})
+        {'a': {'b': 1, 'c': 2}}
+    """
+    top: dict[str, Any] = {}
+    for path, leaf in leaves.items():
+        *parents, last = path.split("/")
+        node = top
+        paths = itertools.accumulate(parents, "{}/{}".format)
+        for above, segment in zip(paths, parents, strict=True):
+            if above in leaves:
+                raise PathCollisionError(
+                    f"Nested dicts cannot hold {listing([above])} next to "
+                    f"{listing([path])}. Pass a target or choose leaves with where=; "
+                    "treeadapt.read_metadata lists the paths."
+                )
+            node = node.setdefault(segment, {})
+        node[last] = leaf
+    return top
+
+
+def as_tree(leaves: Mapping[str, Any]) -> Any:
+    """Return nested dicts, whose siblings patterns can count, or the flat dict.
+
+    Example:
+        >>> as_tree({"a/b": 1}), as_tree({"a": 1, "a/b": 2})
+        ({'a': {'b': 1}}, {'a': 1, 'a/b': 2})
+    """
+    try:
+        return nested(leaves)
+    except PathCollisionError:
+        return dict(leaves)
 
 
 def _number(key: Any) -> str:

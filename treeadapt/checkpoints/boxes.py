@@ -20,12 +20,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from treeadapt.checkpoints.common import refuse, reported
+from treeadapt.checkpoints.errors import refuse, reported
+from treeadapt.migrations.costs import around, bytes_read, walked
 from treeadapt.migrations.parts import Box
 
 _BLOCK_BYTES = 2**20  # what is read at once and then distributed; it fits a cache
-_GAP_BYTES = 2**12  # systems read whole pages, so a smaller gap is read over
-_PIECE_BYTES = 2**10  # what a piece counts as at least, because each read takes time
 _OWN_PAGES_BYTES = 2**20  # an array of so many has pages of its own, to give back whole
 _ALIGNMENT = 64  # bytes; JAX takes such memory on a CPU without a copy
 
@@ -49,60 +48,44 @@ class FileArray:
     def __array__(self, *_: Any, **__: Any) -> Any:
         return self.read([whole(self.shape)])[0]
 
-    def num_bytes(self, boxes: Sequence[Box]) -> int:
-        """Return how many bytes are read for boxes together; more for short pieces."""
-        return self._plan(_around(boxes))[1] if self._is_read(boxes) else 0
+    def read(self, boxes: Sequence[Box], into: Sequence[Any] = ()) -> list[Any]:
+        """Read boxes, each to an array of NumPy; what they share is read once.
 
-    def read(self, boxes: Sequence[Box]) -> list[Any]:
-        """Read boxes, each to a new array of NumPy; what they share is read once.
+        Args:
+            boxes: of the array.
+            into: contiguous arrays to fill, None for a new one; empty for new ones.
 
         Raises:
             CheckpointError: the file ends before, or cannot be read.
         """
-        arrays = [empty(lengths(box), self.dtype) for box in boxes]
-        if self._is_read(boxes):
+        arrays = [
+            empty(lengths(box), self.dtype) if given is None else given
+            for box, given in zip(boxes, into or [None] * len(boxes), strict=True)
+        ]
+        if bytes_read(self, boxes):
             with reported(self.path, "read"), self.path.open("rb", 0) as file:
                 every = whole(self.shape)
                 if all(box == every for box in boxes):  # as of an array of no axes
-                    for array in arrays:
-                        self._read_to(file, 0, array)
+                    self._read_to(file, 0, arrays[0])
+                    for array in arrays[1:]:
+                        array[...] = arrays[0]
                 else:
                     self._fill(file, list(zip(boxes, arrays, strict=True)))
         return arrays
 
-    def _is_read(self, boxes: Sequence[Box]) -> bool:
-        return math.prod(self.shape) > 0 and len(boxes) > 0
-
-    def _plan(self, around: Box) -> tuple[int, int]:
-        """Return how many outer axes are walked index by index, and the cost in bytes.
-
-        Args:
-            around: what is read.
-        """
-        read_bytes = row_bytes = self.dtype.itemsize
-        depth = 0
-        for axis in reversed(range(len(self.shape))):
-            if not depth and row_bytes - read_bytes >= _GAP_BYTES:
-                depth = axis + 1
-                read_bytes = max(read_bytes, _PIECE_BYTES)
-            length = around[axis].stop - around[axis].start
-            read_bytes = length * (read_bytes if depth else row_bytes)
-            row_bytes *= self.shape[axis]
-        return depth, read_bytes
-
     def _fill(self, file: io.FileIO, wanted: Sequence[tuple[Box, Any]]) -> None:
         """Fill arrays with what is in their boxes."""
-        around = _around([box for box, _ in wanted])
-        depth, _ = self._plan(around)
+        box_around = around([box for box, _ in wanted])
+        depth, _ = walked(self.shape, self.dtype.itemsize, box_around)
         sizes = [math.prod(self.shape[k:]) for k in range(1, len(self.shape) + 1)]
         strides = [size * self.dtype.itemsize for size in sizes]
-        while strides[depth] > _BLOCK_BYTES and depth < len(around) - 1:
+        while strides[depth] > _BLOCK_BYTES and depth < len(box_around) - 1:
             depth += 1  # so that a block is small however long the rows are
-        rows, row_bytes = around[depth], strides[depth]
+        rows, row_bytes = box_around[depth], strides[depth]
         step = max(1, _BLOCK_BYTES // row_bytes)
         block = np.empty(min(step, rows.stop - rows.start) * row_bytes, np.uint8)
         for outer in itertools.product(
-            *(range(s.start, s.stop) for s in around[:depth])
+            *(range(s.start, s.stop) for s in box_around[:depth])
         ):
             start_bytes = sum(map(operator.mul, outer, strides))
             overlaps = [
@@ -141,6 +124,27 @@ class FileArray:
             if not count:
                 refuse(self.path, "it ends before its last array")
             data = data[count:]
+
+
+@dataclasses.dataclass(frozen=True)
+class HostArray:
+    """An array in memory, of which boxes are taken as of one in a file."""
+
+    array: np.ndarray
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Dtype of the array."""
+        return self.array.dtype
+
+    def read(self, boxes: Sequence[Box], into: Sequence[Any] = ()) -> list[Any]:
+        """Return boxes, as parts of the array where there is nothing to fill."""
+        arrays = [self.array[box] for box in boxes]
+        for place, new in enumerate(into):
+            if new is not None:
+                new[...] = arrays[place]
+                arrays[place] = new
+        return arrays
 
 
 def whole(shape: Sequence[int]) -> Box:
@@ -216,14 +220,6 @@ def on_devices(
         return parts[_key(_box(index, shape))] if parts else False
 
     return jax.make_array_from_callback(shape, sharding, part, dtype=dtype)
-
-
-def _around(boxes: Sequence[Box]) -> Box:
-    """Return the smallest box that holds some boxes."""
-    return tuple(
-        slice(min(s.start for s in each), max(s.stop for s in each))
-        for each in zip(*boxes, strict=True)
-    )
 
 
 def _box(index: Sequence[slice], shape: Sequence[int]) -> Box:

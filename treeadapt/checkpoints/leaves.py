@@ -16,9 +16,9 @@ import numpy as np
 from jax.sharding import AbstractMesh
 
 from treeadapt.arrays import is_array, is_number
-from treeadapt.checkpoints.boxes import on_devices
-from treeadapt.checkpoints.common import NUMBER, Leaf, require_form
+from treeadapt.checkpoints.boxes import on_devices, read_boxes, whole
 from treeadapt.checkpoints.processes import spans_processes
+from treeadapt.checkpoints.stored import NUMBER, Leaf, require_form
 from treeadapt.errors import CheckpointError
 from treeadapt.migrations.running import converted, is_lost
 from treeadapt.names import listing
@@ -118,9 +118,9 @@ def sharding_to_read(name: str, stated: Leaf, like: Any) -> Any:
         CheckpointError: the target's sharding does not divide its shape, or has no
             devices.
     """
+    sharding = bound_sharding(like)
     if not is_array(like) or isinstance(like, jax.core.Tracer):
         return None
-    sharding = bound_sharding(like)
     if sharding is not None:
         text = f"The target's {listing([name])} cannot be sharded"
         if isinstance(getattr(sharding, "mesh", None), AbstractMesh):
@@ -161,7 +161,8 @@ def placed(name: str, array: Any, like: Any) -> Any:
         return change(np.asarray(array))
     sharding = bound_sharding(like)
     if sharding is None:
-        return jax.device_put(change(np.asarray(array)))
+        (host,) = read_boxes(array, [whole(array.shape)])
+        return jax.device_put(change(host))
     return on_devices(array, sharding, like.dtype, change)
 
 

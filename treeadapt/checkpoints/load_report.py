@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from treeadapt.arrays import is_array, is_number
-from treeadapt.checkpoints.common import NUMBER, Leaf, Stored
 from treeadapt.checkpoints.leaves import stored_form
+from treeadapt.checkpoints.stored import NUMBER, Leaf, Stored
 from treeadapt.convert import describe
 from treeadapt.migrations.running import converted, is_lost
 from treeadapt.names import Mismatch, listing, plural, section
@@ -39,6 +39,8 @@ class LoadReport:
             key, or a number that the target's dtype cannot hold; the same.
         numbers: restored Python numbers whose value changes: what is stored, and what
             the target has.
+        migration: which of several migrations fits, by its place in the list; None if
+            there was no list.
     """
 
     restored: tuple[str, ...]
@@ -48,6 +50,7 @@ class LoadReport:
     misshaped: Mapping[str, tuple[str, str]]
     retyped: Mapping[str, tuple[str, str]]
     numbers: Mapping[str, tuple[Any, Any]]
+    migration: int | None = None
 
     @property
     def fits(self) -> bool:
@@ -60,18 +63,24 @@ class LoadReport:
         misfits = {path: _difference(*pair) for path, pair in pairs.items()}
         return Mismatch(self.missing, self.unexpected, misfits)
 
+    @property
+    def misfit_lines(self) -> list[str]:
+        """How the two do not fit, as lines; none if they do."""
+        return [] if self.fits else self._mismatch.text("leaf", "stored is").split("\n")
+
     def __repr__(self) -> str:
         count = len(self.restored)
         lines = [f"{plural(count, 'leaf')} {'fits' if count == 1 else 'fit'}."]
         if self.kept:
             lines.append(f"{plural(len(self.kept), 'leaf')} kept from the target.")
-        if not self.fits:
-            lines.append(self._mismatch.text("leaf", "stored is"))
+        lines += self.misfit_lines
         rows = [
             f"{listing([path])}: {_difference(*pair)}"
             for path, pair in self.numbers.items()
         ]
         lines += section(f"{plural(len(rows), 'number')} changed:", rows)
+        if self.migration is not None:
+            lines.append(f"This is by migration[{self.migration}], which alone fits.")
         return "\n".join(lines)
 
 

@@ -9,23 +9,19 @@ the table makes, which is not known before it ran.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
 from treeadapt.checkpoints.boxes import (
     FileArray,
-    box_of,
+    HostArray,
     boxes_here,
-    empty,
-    lengths,
     whole,
 )
-from treeadapt.checkpoints.common import Leaf, Stored, reported
-from treeadapt.checkpoints.files import batches, read_arrays
+from treeadapt.checkpoints.errors import reported
 from treeadapt.checkpoints.leaves import (
     abstract_form,
     bound_sharding,
@@ -34,18 +30,19 @@ from treeadapt.checkpoints.leaves import (
     to_array,
 )
 from treeadapt.checkpoints.load_report import by_value, misfit
+from treeadapt.checkpoints.moved_array import MovedArray
+from treeadapt.checkpoints.reading import batches, read_arrays
+from treeadapt.checkpoints.stored import Leaf, Stored
 from treeadapt.convert import describe
 from treeadapt.errors import MigrationError
-from treeadapt.migrations.axes import indices
+from treeadapt.migrations.costs import Reading, readings
 from treeadapt.migrations.groups import Group
-from treeadapt.migrations.migration import Migration, require_sound, run_group
-from treeadapt.migrations.parts import Box, Part, parts_of_box
+from treeadapt.migrations.migration import Migration, run_group
 from treeadapt.migrations.plan import MigrationPlan
 from treeadapt.migrations.problems import Problems
-from treeadapt.migrations.running import run
 from treeadapt.names import listing
 
-_MOST = 1.25  # times the bytes of the sources; above it they are read whole, once
+_OF_JAX = jax.Array | jax.ShapeDtypeStruct
 _UNKNOWN = Leaf(jax.ShapeDtypeStruct((), np.bool_))
 
 
@@ -58,12 +55,68 @@ class Source:
         read: reads leaves as ``read_arrays`` does, in any order.
         kept: paths that stay as the target has them.
         problems: what is wrong, but for how it fits the target.
+        groups: of a migration, that which makes a leaf, by path; None without one.
     """
 
     stored: Stored
     read: Callable[[Mapping[str, Any]], Iterator[tuple[str, Any]]]
     kept: frozenset[str] = frozenset()
     problems: Problems = dataclasses.field(default_factory=Problems)
+    groups: Mapping[str, Group] | None = None
+
+    @property
+    def migrates(self) -> bool:
+        """Whether a migration makes the leaves."""
+        return self.groups is not None
+
+    def made_of(self, paths: Iterable[str]) -> list[str]:
+        """Write what makes leaves, for messages: one line for each row."""
+        lines: dict[str, str] = {}
+        for path in paths:
+            group, name = (self.groups or {}).get(path), listing([path])
+            if group is None:
+                lines.setdefault("", f"{name} is new")
+            elif (row := group.row.text) not in lines:
+                sources = listing(group.source_paths, limit=2)
+                lines[row] = f"{name} is made of {sources} by the row {row!r:.200}"
+        return [*lines.values()]
+
+
+def source_of(
+    stored: Stored,
+    migration: Migration | None,
+    likes: Mapping[str, Any] | None,
+    *,
+    cast: bool,
+) -> Source:
+    """Return the leaves of a checkpoint, under the names of a target.
+
+    Args:
+        stored: what it holds.
+        migration: gives its leaves other names and axes; None if they keep theirs.
+        likes: leaves of the target by path; None without one.
+        cast: as for ``load``.
+
+    Raises:
+        MigrationError: as for ``migrated``.
+    """
+    if migration is not None:
+        return migrated(stored, migration, likes, cast=cast)
+    stored = stored.without_boxes(likes or ())
+    return Source(stored, lambda wanted: read_arrays(stored, wanted))
+
+
+def require_migration(migration: Any) -> None:
+    """Raise unless a table was made of what the caller gives.
+
+    Raises:
+        MigrationError: it is something else, such as the name of a file.
+    """
+    if not isinstance(migration, Migration):
+        raise MigrationError(
+            "Expected migration=ta.Migration(table) or ta.load_migration(file), got "
+            f"{describe(migration)}."
+        )
 
 
 def migrated(
@@ -84,11 +137,7 @@ def migrated(
     Raises:
         MigrationError: it is not a migration, or needs a target.
     """
-    if not isinstance(migration, Migration):
-        raise MigrationError(
-            "Expected migration=ta.Migration(table) or ta.load_migration(file), got "
-            f"{describe(migration)}."
-        )
+    require_migration(migration)
     old = stored.without_boxes()
     with reported(stored.path, "read"):
         source = {one: abstract_form(leaf) for one, leaf in old.table.items()}
@@ -98,7 +147,8 @@ def migrated(
     for path in plan.without_values(likes):
         problems.add("abstract", listing([path]))
     moving = _Moving(old, plan, likes, cast)
-    return Source(moving.stored(), moving.read, frozenset(kept), problems)
+    groups = {path: group for group in plan.groups for path in group.filled}
+    return Source(moving.stored(), moving.read, frozenset(kept), problems, groups)
 
 
 def valueless(
@@ -114,19 +164,6 @@ def valueless(
     forms = stored.without_boxes().table.items()
     plan, _ = migration.planned({p: abstract_form(leaf) for p, leaf in forms}, likes)
     return plan.without_values(likes or {})
-
-
-def made_of(stored: Stored, paths: Iterable[str]) -> list[str]:
-    """Write what makes leaves of a migration, for messages: one line for each row."""
-    lines: dict[str, str] = {}
-    for path in paths:
-        group, name = stored.table[path].key, listing([path])
-        if not isinstance(group, Group):
-            lines.setdefault("", f"{name} is new")
-        elif (row := group.row.text) not in lines:
-            sources = listing(group.source_paths, limit=2)
-            lines[row] = f"{name} is made of {sources} by the row {row!r:.200}"
-    return [*lines.values()]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +196,7 @@ class _Moving:
                 for owner, path in zip(owners, paths, strict=True):
                     table[path] = dataclasses.replace(
                         self._leaf(group, number, path),
-                        key=group,
+                        key=None,
                         owner="" if owner == path else owner,
                     )
         for path, filling in self.plan.new.items():
@@ -207,8 +244,7 @@ class _Moving:
                 is_held = place > 0 and isinstance(leaf, np.ndarray)
                 yield path, leaf.copy() if is_held else leaf
             return
-        moved = self._moved(group, sources, {*paths})
-        if moved:
+        if (moved := self._by_parts(group, sources, paths)) is not None:
             yield from moved
             return
         leaves = {
@@ -225,34 +261,59 @@ class _Moving:
             array = np.asarray(to_array(path, result.pop(path)))
             yield path, array if is_alone else array.copy()
 
-    def _moved(
-        self, group: Group, sources: Mapping[str, Any], paths: Collection[str]
-    ) -> list[tuple[str, _MovedArray]]:
-        """Return what reads each array by parts; nothing if that would read more."""
-        is_read = all(isinstance(leaf, FileArray) for leaf in sources.values())
-        is_other = any(self.old.table[path].kind for path in sources)
-        if group.move is None or not is_read or is_other:
-            return []
-        moved: list[tuple[str, _MovedArray]] = []
-        num_bytes = 0
-        for target, paths_of_target in enumerate(group.targets):
-            every = indices(group.move.targets[target].numbers, group.move.size)
-            for path, numbers in zip(paths_of_target, every, strict=True):
-                if path not in paths:
-                    continue
-                like = self.likes.get(path) if group.row.values.fills else None
-                array = _MovedArray(group, target, numbers, sources, like)
-                plan = array.plan(
-                    boxes_here(bound_sharding(self.likes.get(path)), array.shape)
+    def _by_parts(
+        self, group: Group, sources: dict[str, Any], paths: Sequence[str]
+    ) -> Iterator[tuple[str, Any]] | None:
+        """Return what gives each array, made part by part; None if that costs more.
+
+        Of files these are arrays that read what is needed of them later; if that costs
+        more, and of other formats, whole arrays.
+        """
+        specs = {path: spec for path, spec in group.specs.items() if path in paths}
+        if None in specs.values():
+            return None
+        if all(isinstance(leaf, FileArray) for leaf in sources.values()):
+            boxes = {
+                path: boxes_here(bound_sharding(self.likes.get(path)), spec.shape)
+                for path, spec in specs.items()
+            }
+            if ways := readings(group, self.plan.source, boxes):
+                return (
+                    (
+                        one,
+                        MovedArray(
+                            group, ways[one], sources, self._numbers(group, one)
+                        ),
+                    )
+                    for one in paths
                 )
-                if plan is None:
-                    return []
-                num_bytes += plan.num_bytes
-                moved.append((path, dataclasses.replace(array, planned=plan)))
-        whole_bytes = sum(
-            leaf.num_bytes([whole(leaf.shape)]) for leaf in sources.values()
-        )
-        return moved if num_bytes <= _MOST * whole_bytes else []
+        boxes = {path: [whole(spec.shape)] for path, spec in specs.items()}
+        ways = readings(group, self.plan.source, boxes)
+        return self._whole(group, sources, ways) if ways else None
+
+    def _whole(
+        self, group: Group, sources: dict[str, Any], ways: Mapping[str, Reading]
+    ) -> Iterator[tuple[str, Any]]:
+        """Yield whole arrays, and forget each source that the last one has read."""
+        for path, leaf in sources.items():
+            if not isinstance(leaf, FileArray):
+                sources[path] = HostArray(restored(self.old.table[path], leaf))
+        last = [*ways][-1]
+        for path, way in ways.items():
+            moved = MovedArray(group, way, sources, self._numbers(group, path))
+            like_source = not isinstance(self.likes.get(path), _OF_JAX)
+            (array,) = moved.made(
+                way.boxes,
+                like_source=like_source,
+                forget=path == last,
+                shared=len(ways) > 1,
+            )
+            yield path, array
+            del array  # before the next one is made
+
+    def _numbers(self, group: Group, path: str) -> Any:
+        """Return the leaf that has the numbers of what a row adds, if it has any."""
+        return self.likes.get(path) if group.row.values.fills else None
 
     def _fits(self, leaf: Any, like: Any) -> bool:
         """Return whether what a function made fits a target, as what is stored does."""
@@ -285,123 +346,6 @@ class _Moving:
         pieces = tuple((s, a, 0, b) for s, a, t, b in group.move.pieces if t == number)
         layout = group.move.targets[number]
         return owners, dataclasses.replace(group.move, targets=(layout,), pieces=pieces)
-
-
-class _Plan(NamedTuple):
-    """How boxes of an array are made.
-
-    Attributes:
-        boxes: of the array.
-        parts: of each box.
-        sources: the boxes that parts are made of, by path, in the order of the parts.
-        num_bytes: how many bytes are read for them.
-    """
-
-    boxes: Sequence[Box]
-    parts: Sequence[Sequence[Part]]
-    sources: Mapping[str, Sequence[Box]]
-    num_bytes: int
-
-
-@dataclasses.dataclass(frozen=True)
-class _MovedArray:
-    """An array that a migration makes, whose boxes can be read.
-
-    Attributes:
-        group: it is one of its targets.
-        target: which one.
-        numbers: which leaf of the target.
-        source_files: the sources, by path.
-        like: the array that has the numbers of what is new; None where these are zero.
-        planned: how the boxes of this process's devices are made.
-    """
-
-    group: Group
-    target: int
-    numbers: tuple[int, ...]
-    source_files: Mapping[str, FileArray]
-    like: Any
-    planned: _Plan | None = None
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the whole array."""
-        return tuple(self.group.target_specs[self.target].shape)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Dtype of the array."""
-        return np.dtype(self.group.target_specs[self.target].dtype)
-
-    def __array__(self, *_: Any, **__: Any) -> Any:
-        return self.read([whole(self.shape)])[0]
-
-    def plan(self, boxes: Sequence[Box]) -> _Plan | None:
-        """Return how boxes are made; None if that needs whole arrays."""
-        assert self.group.move is not None
-        parts: list[list[Part]] = []
-        sources: dict[str, list[Box]] = {}
-        for box in boxes:
-            box_parts = parts_of_box(self.group.move, self.target, self.numbers, box)
-            if box_parts is None:
-                return None
-            parts.append(box_parts)
-            for source, leaf_boxes in itertools.chain(
-                *(part.sources for part in box_parts)
-            ):
-                for place, each in leaf_boxes:
-                    path = self.group.sources[source][place]
-                    sources.setdefault(path, []).append(each)
-        num_bytes = sum(
-            self.source_files[path].num_bytes(boxes) for path, boxes in sources.items()
-        )
-        return _Plan(boxes, parts, sources, num_bytes)
-
-    def read(self, boxes: Sequence[Box]) -> list[Any]:
-        """Read boxes, each to a new array of NumPy.
-
-        The boxes of one source are read together, because what devices share may lie
-        side by side in a file, in pieces too small to be worth reading one by one.
-
-        Raises:
-            CheckpointError: a source cannot be read.
-            MigrationError: copies differ, or values do not fit.
-        """
-        plan = self.planned
-        if plan is None or plan.boxes != boxes:  # what goes elsewhere is read whole
-            plan = self.plan(boxes)
-        assert plan is not None
-        pieces = {
-            path: self.source_files[path].read(parts)[::-1]
-            for path, parts in plan.sources.items()
-        }
-        pairs = zip(plan.parts, boxes, strict=True)
-        return [self._made(parts, box, pieces) for parts, box in pairs]
-
-    def _made(
-        self, parts: Sequence[Part], box: Box, pieces: Mapping[str, list[Any]]
-    ) -> Any:
-        """Make one box of its parts, and take what it is made of from the pieces."""
-        shape = lengths(box)
-        is_simple = len(parts) == 1 and parts[0].is_exact
-        is_simple &= bool(parts) and parts[0].place == whole(shape)
-        whole_box: Any = None if is_simple else empty(shape, self.dtype)
-        if not is_simple and self.group.row.values.pads(is_source=False):
-            whole_box[...] = 0 if self.like is None else box_of(self.like, box)
-        for part in parts:
-            leaves = [
-                [
-                    pieces[self.group.sources[source][place]].pop()
-                    for place, _ in leaf_boxes
-                ]
-                for source, leaf_boxes in part.sources
-            ]
-            arrays, faults = run(part.move, leaves)
-            require_sound(self.group, faults)
-            if is_simple:
-                return arrays[0][0]
-            part.put(arrays[0], whole_box)
-        return whole_box
 
 
 def _is_renamed(group: Group) -> bool:

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from treeadapt.arrays import is_array
-from treeadapt.checkpoints.common import NUMBER, Leaf, Stored, abstract, refuse
+from treeadapt.checkpoints.errors import refuse
+from treeadapt.checkpoints.stored import NUMBER, Leaf, Stored, abstract
 from treeadapt.names import listing
 
 

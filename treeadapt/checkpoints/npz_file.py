@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from treeadapt.checkpoints.common import MAX_LEAVES, Leaf, Stored, abstract, refuse
+from treeadapt.checkpoints.errors import refuse
+from treeadapt.checkpoints.stored import MAX_LEAVES, Leaf, Stored, abstract
 from treeadapt.names import listing
 
 _ENDING = ".npy"

@@ -8,7 +8,7 @@ store it.
 
 Of several processes each writes and reads what is on its devices. Orbax's checkpointers
 would let all wait for one that failed, so ``begin``, ``write`` and ``finish`` use its
-handler, which waits for nobody; ``files`` calls them in all processes.
+handler, which waits for nobody; ``writing`` calls them in all processes.
 """
 
 from __future__ import annotations
@@ -30,22 +30,21 @@ import jax
 import numpy as np
 
 from treeadapt.arrays import is_array
-from treeadapt.checkpoints.common import (
+from treeadapt.checkpoints.errors import refuse
+from treeadapt.checkpoints.processes import spans_processes
+from treeadapt.checkpoints.schema_file import marks_of
+from treeadapt.checkpoints.stored import (
     MAX_LEAVES,
     NUMBER,
     Leaf,
     Stored,
     abstract,
     marked,
-    nested,
-    refuse,
     sound_marks,
 )
-from treeadapt.checkpoints.processes import spans_processes
-from treeadapt.checkpoints.schema_file import marks_of
 from treeadapt.errors import CheckpointError, PathCollisionError
 from treeadapt.names import listing
-from treeadapt.paths import segment
+from treeadapt.paths import nested, segment
 
 METADATA = "_METADATA"
 _MAX_METADATA_BYTES = 64 * 2**20
@@ -156,7 +155,7 @@ def read(stored: Stored, wanted: Mapping[str, Any]) -> list[Any]:
     import orbax.checkpoint as ocp
 
     table = stored.table
-    likes = {
+    likes: dict[Any, Any] = {
         table[one].key: table[one].array.update(sharding=sharding)
         for one, sharding in wanted.items()
     }
@@ -172,7 +171,7 @@ def read(stored: Stored, wanted: Mapping[str, Any]) -> list[Any]:
         types = ocp.checkpoint_utils.construct_restore_args(item)
         args = ocp.args.PyTreeRestore(item, restore_args=types)
         restored = checkpointer.restore(folder.absolute(), args=args)
-    arrays = dict(jax.tree_util.tree_leaves_with_path(restored))
+    arrays: dict[Any, Any] = dict(jax.tree_util.tree_leaves_with_path(restored))
     return [arrays[table[one].key] for one in wanted]
 
 

@@ -23,18 +23,17 @@ import jax
 import numpy as np
 
 from treeadapt.checkpoints.boxes import FileArray
-from treeadapt.checkpoints.common import (
+from treeadapt.checkpoints.errors import refuse, reported
+from treeadapt.checkpoints.schema_file import marks_of
+from treeadapt.checkpoints.stored import (
     MAX_LEAVES,
     Leaf,
     Stored,
     abstract,
     has_version,
     marked,
-    refuse,
-    reported,
     sound_marks,
 )
-from treeadapt.checkpoints.schema_file import marks_of
 from treeadapt.data_files import parse_json
 from treeadapt.errors import CheckpointError
 from treeadapt.names import listing
@@ -122,8 +121,9 @@ def read(stored: Stored, wanted: Iterable[str]) -> Iterator[FileArray]:
         wanted: paths, in the order in which to give them.
     """
     for one in wanted:
-        array, (file, start_bytes) = stored.table[one].array, stored.table[one].key
-        yield FileArray(file, start_bytes, array.shape, array.dtype)
+        array = stored.table[one].key
+        assert isinstance(array, FileArray)
+        yield array
 
 
 def write(path: Path, arrays: Mapping[str, Any], table: Mapping[str, Leaf]) -> None:
@@ -278,7 +278,8 @@ def _of_file(path: Path) -> Stored:
         dtype = _DTYPES.get(entry["dtype"], entry["dtype"])
         start_bytes = 8 + length_bytes + entry["data_offsets"][0]
         leaf = abstract(path, name, entry["shape"], dtype)
-        table[name] = Leaf(leaf, key=(path, start_bytes))
+        key = FileArray(path, start_bytes, leaf.shape, leaf.dtype)
+        table[name] = Leaf(leaf, key=key)
     if marks is None:
         return Stored(path, table)
     return marked(path, table, sound_marks(path, parse_json(marks)))
@@ -343,7 +344,11 @@ def _sharded(path: Path) -> Stored:
             refuse(path, f"two leaves in it are named {listing(twice, limit=3)}")
         table |= stored.table
         doubts += stored.doubts
-    there = {name: leaf.key[0] for name, leaf in table.items() if not leaf.owner}
+    there = {
+        name: leaf.key.path
+        for name, leaf in table.items()
+        if isinstance(leaf.key, FileArray) and not leaf.owner
+    }
     wrong = sorted({name for name, _ in listed.items() ^ there.items()})
     if wrong:
         problem = "its index and its files disagree on which tensors are in which file"

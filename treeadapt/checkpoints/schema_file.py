@@ -20,7 +20,8 @@ from typing import Any
 
 import jax
 
-from treeadapt.checkpoints.common import (
+from treeadapt.checkpoints.errors import refuse
+from treeadapt.checkpoints.stored import (
     MARKS_VERSION,
     MAX_LEAVES,
     NUMBER,
@@ -28,7 +29,6 @@ from treeadapt.checkpoints.common import (
     Stored,
     abstract,
     marked,
-    refuse,
     require_form,
 )
 from treeadapt.convert import describe

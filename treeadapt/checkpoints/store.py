@@ -1,36 +1,38 @@
 """Saving and loading: the leaves of a tree, by label path.
 
 Takes a tree and the name of a checkpoint. What is loaded is compared with a target by
-metadata before any array is read, so a false header does no harm. Python
-numbers are saved as 0-d arrays; other static leaves, ``None`` and containers are not:
-they come from the target. The state of an optimizer is a tree like any other. See
-``files`` for what a checkpoint is on disk.
+metadata before any array is read, so a false header does no harm. Python numbers are
+saved as 0-d arrays; other static leaves, ``None`` and containers are not: they come
+from the target. The state of an optimizer is a tree like any other.
+
+``load`` goes from room to room in one direction: ``opening`` lists what a checkpoint
+holds, ``migrated`` gives it other names, ``deciding`` compares it with the target,
+``reading`` gives arrays and ``leaves`` places them. ``writing`` is for ``save``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
 from treeadapt.arrays import is_array
-from treeadapt.checkpoints.common import Leaf, Stored, as_tree, nested, reported
-from treeadapt.checkpoints.files import (
-    read_arrays,
-    read_stored,
-    reading,
-    require_arrays,
-    write,
+from treeadapt.checkpoints.boxes import read_boxes, whole
+from treeadapt.checkpoints.deciding import (
+    chosen_paths,
+    decided,
+    require_fit,
+    selected,
+    source_that_fits,
 )
+from treeadapt.checkpoints.errors import reported
 from treeadapt.checkpoints.leaves import (
-    as_array,
     is_long,
     placed,
     restored,
@@ -39,19 +41,18 @@ from treeadapt.checkpoints.leaves import (
     stored_form,
     to_array,
 )
-from treeadapt.checkpoints.load_report import LoadReport, compare_with_target
-from treeadapt.checkpoints.migrated import Source, made_of, migrated, valueless
+from treeadapt.checkpoints.load_report import LoadReport
+from treeadapt.checkpoints.migrated import Source, source_of, valueless
+from treeadapt.checkpoints.opening import opened
 from treeadapt.checkpoints.processes import agreed, spans_processes
-from treeadapt.errors import (
-    CheckpointError,
-    MigrationError,
-    SelectorError,
-    TreeAdaptWarning,
-)
+from treeadapt.checkpoints.reading import read_arrays
+from treeadapt.checkpoints.stored import Leaf, Stored
+from treeadapt.checkpoints.versions import watched
+from treeadapt.checkpoints.writing import write
+from treeadapt.errors import TreeAdaptWarning
 from treeadapt.migrations.migration import Migration
-from treeadapt.names import SHOWN, fold, listing, natural, plural
-from treeadapt.optax_fields import is_state_class
-from treeadapt.selection.selectors import select
+from treeadapt.names import listing, natural, plural
+from treeadapt.paths import nested
 from treeadapt.trees.views import TreeView, view_tree
 
 _ALIKE = ("dtype", "sharding")  # what tied leaves must share to be one array
@@ -117,7 +118,7 @@ def save(
     table: dict[str, Leaf] = {}
     first: dict[int, str] = {}
     lost: list[str] = []
-    for (name, leaf), yes in zip(view.items(), _selected(view, where), strict=True):
+    for (name, leaf), yes in zip(view.items(), selected(view, where), strict=True):
         form = stored_form(leaf)
         if not yes or (form is None and callable(leaf)):
             continue
@@ -148,7 +149,7 @@ def load(
     target: Any = None,
     *,
     where: Any = "**",
-    migration: Migration | None = None,
+    migration: Migration | Sequence[Migration | None] | None = None,
     strict: bool = True,
     cast: bool = False,
 ) -> Any:
@@ -181,7 +182,8 @@ def load(
         migration: gives what is stored other names and axes; its rows name leaves as
             ``read_metadata`` does. Every stored leaf needs a row, whatever ``where``
             and ``strict`` are; only what the selected leaves are made of is read. What
-            ``new=`` fills with zeros counts as stored.
+            ``new=`` fills with zeros counts as stored. Of a list, for several layouts
+            of one model, exactly one must fit; None in it takes names as they are.
         strict: refuse unless all that is selected fits. Without it, leaves that are
             missing, misshaped or retyped stay as they are in ``target``, which a
             warning lists, and what is unexpected is left out: ``load_report`` lists
@@ -199,8 +201,9 @@ def load(
         CheckpointError: the checkpoint cannot be read, or ``strict`` and it does not
             fit; the message lists all misfits.
         MigrationError: instead, with a migration; the message also lists all that is
-            wrong with its rows. Copies that differ, and a padding that is not zero, are
-            found when they are read; nothing was put into ``target`` then.
+            wrong with its rows; of several, how each misses, or which fit. Copies
+            that differ, and a padding that is not zero, are found when they are read;
+            nothing was put into ``target`` then.
         PathCollisionError: there is no ``target``, and dicts cannot hold the paths.
         UnusedRuleError: an entry of ``where`` selects no array or number.
 
@@ -220,72 +223,73 @@ def load(
     view = None if target is None else view_tree(target)
     is_shared = view is not None and any(map(spans_processes, view.leaves))
     together = agreed if is_shared else contextlib.nullcontext
-    with together("load"):
-        stored = read_stored(path)
-        return _filled(stored, view, where, migration, strict=strict, cast=cast)
+    with together("load"), opened(path) as stored:
+        if view is not None:
+            stored.require_arrays()
+        options = {"strict": strict, "cast": cast}
+        source, _ = _source(stored, migration, view, where, **options)
+        if view is None:
+            return _as_stored(source, where)
+        report = decided(view, source, where, cast=cast)
+        require_fit(view, source, report, strict=strict, cast=cast)
+        return _filled(view, source, report.restored)
 
 
-def _filled(
+def _source(
     stored: Stored,
+    migration: Migration | Sequence[Migration | None] | None,
     view: TreeView | None,
     where: Any,
-    migration: Migration | None,
     *,
-    strict: bool,
+    strict: bool = True,
     cast: bool,
-) -> Any:
-    """Return what ``load`` does, in this process."""
-    if view is not None:
-        require_arrays(stored)
+) -> tuple[Source, int | None]:
+    """Return the leaves that can be loaded, and which of several migrations fits."""
+    if isinstance(migration, Sequence) and not isinstance(migration, str):
+        return source_that_fits(
+            stored, migration, view, where, strict=strict, cast=cast
+        )
     likes = None if view is None else view.flat()
-    source = _source(stored, likes, migration, cast=cast)
-    if view is None or likes is None:
-        source.problems.raise_any()
-        leaves: dict[str, Any] = dict.fromkeys(_chosen(source.stored.leaves, where))
-        nested(leaves)  # which refuses some paths, before any array is read
-        places = dict(leaves)
-        if stored.format == "schema":
-            table, places = source.stored.table, {}
-            with reported(stored.path, "read"):
-                leaves = {one: restored_form(table[one]) for one in leaves}
+    return source_of(stored, migration, likes, cast=cast), None
+
+
+def _as_stored(source: Source, where: Any) -> Any:
+    """Return nested dicts of what can be loaded, as it is stored."""
+    source.problems.raise_any()
+    table = source.stored.table
+    paths = chosen_paths(source.stored.leaves, where)
+    leaves: dict[str, Any] = dict.fromkeys(paths)
+    nested(leaves)  # which refuses some paths, before any array is read
+    if source.stored.format == "schema":
+        with reported(source.stored.path, "read"):
+            leaves = {one: restored_form(table[one]) for one in paths}
     else:
-        leaves = dict(likes)
-        report = _report(view, source, where, cast=cast)
-        name = listing([str(stored.path)])
-        advice = _advice(view, report, migrates=migration is not None)
-        if strict and not report.fits:
-            _refuse(name, source, report, advice, migration, cast=cast)
-        source.problems.raise_any()
-        left = _unfilled(report)
-        if left or not (report.restored or report.fits):
-            seen = f"Nothing was loaded from {name}, because no leaf of the target fits"
-            if report.restored:
-                names = listing(fold(left))
-                seen = f"Not loaded from {name}, and left as they are: {names}"
-            lines = [f"{seen}.", str(report), *advice]
-            warnings.warn("\n".join(lines), TreeAdaptWarning, stacklevel=3)
-        table = source.stored.table
-        places = {
-            one: sharding_to_read(one, table[one], leaves[one])
-            for one in report.restored
-        }
-    owners: dict[Any, Any] = {}
-    with reading(stored.path, stored.version):
-        for one, array in source.read(places):
-            leaf, like = source.stored.table[one], leaves.get(one)
-            alike = (getattr(like, name, None) for name in _ALIKE)
-            key = leaf.owner or one, type(like), *alike
-            if key not in owners:
-                is_free = view is None
-                with reported(stored.path, "read"):
-                    owners[key] = (
-                        restored(leaf, array) if is_free else placed(one, array, like)
-                    )
-            leaves[one] = owners[key]
+        owners: dict[str, Any] = {}
+        for one, array in source.read(dict(leaves)):
+            owner = table[one].owner or one
+            if owner not in owners:
+                with reported(source.stored.path, "read"):
+                    owners[owner] = restored(table[one], array)
+            leaves[one] = owners[owner]
             del array  # before the next leaves are read
-    if view is not None:
-        return view.replace(leaves)
     return leaves[""] if [*leaves] == [""] else nested(leaves)
+
+
+def _filled(view: TreeView, source: Source, paths: Iterable[str]) -> Any:
+    """Return a target with the leaves of these paths, each where the target's is."""
+    leaves, table = view.flat(), source.stored.table
+    places = {one: sharding_to_read(one, table[one], leaves[one]) for one in paths}
+    owners: dict[Any, Any] = {}
+    for one, array in source.read(places):
+        like = leaves[one]
+        alike = (getattr(like, name, None) for name in _ALIKE)
+        key = table[one].owner or one, type(like), *alike
+        if key not in owners:
+            with reported(source.stored.path, "read"):
+                owners[key] = placed(one, array, like)
+        leaves[one] = owners[key]
+        del array  # before the next leaves are read
+    return view.replace(leaves)
 
 
 def load_report(
@@ -293,7 +297,7 @@ def load_report(
     target: Any,
     *,
     where: Any = "**",
-    migration: Migration | None = None,
+    migration: Migration | Sequence[Migration | None] | None = None,
     cast: bool = False,
 ) -> LoadReport:
     """Report how a checkpoint fits a target; only metadata and numbers are read.
@@ -302,12 +306,14 @@ def load_report(
         path: as for ``load``. The numbers of a schema fit by their kind.
         target: as for ``load``.
         where: as for ``load``.
-        migration: as for ``load``; the report has new names.
+        migration: as for ``load``; the report has new names, and says which of a list
+            fits.
         cast: as for ``load``.
 
     Raises:
         CheckpointError: the checkpoint cannot be read.
-        MigrationError: the rows do not fit what is stored.
+        MigrationError: the rows do not fit what is stored, or of several migrations
+            none fits, or more than one.
         UnusedRuleError: an entry of ``where`` selects no array or number.
 
     Example:
@@ -320,9 +326,11 @@ def load_report(
           'step': 700, the target has 0
     """
     view = view_tree(target)
-    source = _source(read_stored(path), view.flat(), migration, cast=cast)
-    source.problems.raise_any()
-    return _report(view, source, where, cast=cast)
+    with opened(path) as stored:
+        source, place = _source(stored, migration, view, where, cast=cast)
+        source.problems.raise_any()
+        report = decided(view, source, where, cast=cast)
+    return dataclasses.replace(report, migration=place)
 
 
 def copy(
@@ -352,28 +360,31 @@ def copy(
         MigrationError: the rows do not fit what is stored.
     """
     likes = None if target is None else view_tree(target).flat()
-    stored = read_stored(source)
-    if migration is not None and original is not None:
-        lacking = dict.fromkeys(valueless(stored, migration, likes))
-        with reading(original.path, original.version):
-            arrays_kept = read_arrays(original, lacking)
-            likes = {**(likes or {}), **{p: np.asarray(a) for p, a in arrays_kept}}
-    opened = _source(stored, likes, migration, cast=False)
-    opened.problems.raise_any()
-    table = dict(opened.stored.table)
+    with opened(source) as stored:
+        if migration is not None and original is not None:
+            lacking = dict.fromkeys(valueless(stored, migration, likes))
+            with watched(original.path, original.version):
+                arrays_kept = read_arrays(original, lacking)
+                likes = {**(likes or {}), **{p: np.asarray(a) for p, a in arrays_kept}}
+        renamed = source_of(stored, migration, likes, cast=False)
+        renamed.problems.raise_any()
+    table = dict(renamed.stored.table)
     wanted = {one: None for one, leaf in table.items() if not leaf.owner}
 
-    kept = sorted(opened.kept, key=natural)
+    kept = sorted(renamed.kept, key=natural)
     for one in kept:
         leaf = original.table[one] if original else stored_form((likes or {})[one])
         assert leaf is not None
         table[one] = dataclasses.replace(leaf, owner="")
 
     def arrays() -> Iterator[tuple[str, Any]]:
-        with reading(opened.stored.path, opened.stored.version):
-            for one, array in opened.read(wanted):
+        # So that nothing is put in place if another checkpoint came meanwhile.
+        with watched(stored.path, stored.version):
+            for one, array in renamed.read(wanted):
                 progress(one)
-                yield one, np.asarray(array)
+                (host,) = read_boxes(array, [whole(array.shape)])
+                yield one, np.asarray(host, order="C")
+                del array, host  # before the next leaves are read
         for one in kept:
             progress(one)
             yield one, np.asarray((likes or {})[one])
@@ -396,104 +407,5 @@ def read_metadata(path: str | os.PathLike[str]) -> dict[str, jax.ShapeDtypeStruc
     Raises:
         CheckpointError: the checkpoint cannot be read.
     """
-    return read_stored(path).without_boxes().leaves
-
-
-def _selected(view: TreeView, where: Any) -> list[bool]:
-    """Select leaves, with 0-d arrays in the place of Python numbers."""
-    leaves = [as_array(leaf) for leaf in view.leaves]
-    return select(dataclasses.replace(view, leaves=leaves), where)
-
-
-def _source(
-    stored: Stored,
-    likes: Mapping[str, Any] | None,
-    migration: Migration | None,
-    *,
-    cast: bool,
-) -> Source:
-    if migration is not None:
-        return migrated(stored, migration, likes, cast=cast)
-    stored = stored.without_boxes(likes or ())
-    return Source(stored, lambda wanted: read_arrays(stored, wanted))
-
-
-def _report(view: TreeView, source: Source, where: Any, *, cast: bool) -> LoadReport:
-    target, unexpected = view.flat(), []
-    chosen = [
-        yes and path not in source.kept
-        for path, yes in zip(target, _selected(view, where), strict=True)
-    ]
-    leaves = source.stored.leaves
-    others = {one: leaf for one, leaf in leaves.items() if one not in target}
-    with contextlib.suppress(SelectorError):  # it asks for classes; a file has none
-        unexpected = _chosen(others, where, unused="ignore")
-    is_schema = source.stored.format == "schema"
-    read = None if is_schema or source.problems.texts else source.read
-    with reading(source.stored.path, source.stored.version):
-        return compare_with_target(
-            target, chosen, source.stored, unexpected, read, cast=cast
-        )
-
-
-def _refuse(
-    name: str,
-    source: Source,
-    report: LoadReport,
-    advice: Sequence[str],
-    migration: Migration | None,
-    *,
-    cast: bool,
-) -> None:
-    """Raise because a checkpoint does not fit a target, with all that is wrong."""
-    lines = [f"The checkpoint {name} does not fit the target."]
-    lines += filter(None, [str(source.problems)])
-    lines.append(str(report))
-    cure = "choose leaves with where=, or pass strict=False."
-    if report.retyped and not cast:
-        cure = f"pass cast=True to convert dtypes, {cure}"
-    if migration is None:
-        lines += [*advice, f"{cure[0].upper()}{cure[1:]}"]
-        raise CheckpointError("\n".join(lines))
-    wrong = [*report.misshaped, *report.retyped, *report.unexpected]
-    lines += made_of(source.stored, wrong)[:SHOWN]
-    if source.problems.texts:  # strict=False does not help
-        cure = "or pass the checkpoint and the target that it is for."
-    lines += [*advice, f"Change the migration, {cure}"]
-    raise MigrationError("\n".join(lines))
-
-
-def _advice(view: TreeView, report: LoadReport, *, migrates: bool) -> list[str]:
-    """Return what takes leaves of other names and shapes to a target."""
-    lines = []
-    wrong = {*_unfilled(report)}
-    state = next(
-        (
-            path
-            for path in view.plan.paths
-            if path in wrong and any(map(is_state_class, view.plan.enclosing(path)))
-        ),
-        None,
-    )
-    if state is not None:
-        lines.append(
-            f"{listing([state])} is in the state of an optimizer: "
-            "treeadapt.carry_state takes that of other params or another optimizer."
-        )
-    if not (migrates or report.restored) and (report.unexpected or report.misshaped):
-        lines.append("Pass migration= to give what is stored other names and axes.")
-    return lines
-
-
-def _unfilled(report: LoadReport) -> list[str]:
-    """Return the paths of the target that were to be loaded, and do not fit."""
-    return [*report.missing, *report.misshaped, *report.retyped]
-
-
-def _chosen(
-    leaves: Mapping[str, Any], where: Any, unused: Literal["error", "ignore"] = "error"
-) -> list[str]:
-    """Return the paths that the selector selects by their names."""
-    view = view_tree(as_tree(leaves))
-    mask = select(view, where, unused=unused)
-    return list(itertools.compress(view.plan.paths, mask))
+    with opened(path) as stored:
+        return stored.without_boxes().leaves

@@ -26,13 +26,13 @@ from typing import Any
 import click
 
 from treeadapt._version import __version__
-from treeadapt.checkpoints import files, store
+from treeadapt.checkpoints import locating, store
 from treeadapt.checkpoints.leaves import stored_form
-from treeadapt.cli import printing, sources
+from treeadapt.checkpoints.versions import watched
+from treeadapt.cli import converting, printing, sources
 from treeadapt.cli.bench import bench_rows
 from treeadapt.cli.lint import (
     KINDS,
-    ONE_WAY,
     as_options,
     linted,
     notes,
@@ -418,7 +418,7 @@ def _differences(a: str, b: str, where: Any, *, values: bool) -> TreeDiff:
     pair = [sources.require_values(*each) for each in ((a, one), (b, two))]
     with contextlib.ExitStack() as stack:
         for each in pair:
-            stack.enter_context(files.reading(each.path, each.version))
+            stack.enter_context(watched(each.path, each.version))
         return compared(
             one.tree, two.tree, where, lambda *paths: sources.read_pairs(pair, paths)
         )
@@ -501,8 +501,17 @@ def _require_leaf(tree: str, path: str, paths: Sequence[str]) -> None:
 @app.command(short_help="Write a checkpoint in another format, or migrated.")
 @click.argument("source", metavar="SRC", type=click.Path())
 @click.argument("destination", metavar="DST", type=click.Path())
-@_with_migration
+@click.option(
+    "--migration",
+    "migrations",
+    metavar="FILE",
+    type=click.Path(),
+    multiple=True,
+    help="A migration file, .toml or .json; of several, the one that fits is taken.",
+)
+@_flag("--reverse", "Read the rows of the migration backwards.")
 @_target
+@_text("--like", "FOLDER", "Copy what is not weights from there, as config.json.")
 @_flag("--dry-run", "Say what would be done; write nothing.")
 @_flag("--force", "Replace DST if it exists.")
 @click.option(
@@ -515,8 +524,9 @@ def _require_leaf(tree: str, path: str, paths: Sequence[str]) -> None:
 def convert(
     source: str,
     destination: str,
-    migration: str | None,
+    migrations: Sequence[str],
     target: str | None,
+    like: str | None,
     max_shard_bytes: int | None,
     *,
     reverse: bool,
@@ -529,15 +539,24 @@ def convert(
     SRC may be module:function. DST is written under another name and put in place once
     it is whole. With --migration, leaves get new names and axes; SRC is read one group
     at a time. What is written is in memory until all of it is there, or with
-    --max-shard-bytes one shard of it.
+    --max-shard-bytes one shard of it. With --like, the files of FOLDER that are not
+    weights are copied next to what is written, and none there is replaced.
     """
-    if migration is None and (reverse or target is not None):
+    if not migrations and (reverse or target is not None):
         raise click.UsageError("--reverse and --target need --migration.")
     _require_order(source, destination, "SRC, then DST")
     _require_new(destination, force=force)
-    is_schema = files.format_of(destination, writing=True) == "schema"
+    is_schema = locating.format_of(destination, writing=True) == "schema"
     needs_arrays = not is_schema or max_shard_bytes is not None
-    if sources.names_function(source) and migration is None and not needs_arrays:
+    folder, rest = Path(), None
+    if like is not None and not needs_arrays:
+        raise click.UsageError("--like needs a DST with arrays, and this is a schema.")
+    if like is not None:
+        is_file = locating.format_of(destination, writing=True) == "safetensors"
+        is_alone = is_file and max_shard_bytes is None
+        folder = Path(destination).parent if is_alone else Path(destination)
+        rest = converting.other_files(like, folder, Path(destination))
+    if sources.names_function(source) and not migrations and not needs_arrays:
         tree = sources.read_tree(source)
         forms = map(stored_form, view_tree(tree).leaves)
         num_leaves = sum(stored is not None for stored in forms)
@@ -546,20 +565,19 @@ def convert(
     else:
         stored = sources.read_checkpoint(source)
         if needs_arrays:
-            files.require_arrays(stored)
-        like = None if target is None else sources.read_source(target)
-        table, likes = None, None if like is None else like.tree
-        original = None if like is None else like.stored
+            stored.require_arrays()
+        fitted = None if target is None else sources.read_source(target)
+        table, likes = None, None if fitted is None else fitted.tree
+        original = None if fitted is None else fitted.stored
         if original is not None and original.format == "schema":
             original = None  # it has no arrays
         num_leaves = len(stored.leaves)
-        if migration is not None:
-            table = read_migration(migration, reverse=reverse)
-            plan, faults = planned(table, stored.leaves, likes)
-            wrong = [each for each in faults if each.kind != ONE_WAY]
-            if wrong:
-                others = f"; {len(wrong) - 1:,} more, see lint" if wrong[1:] else ""
-                raise _Failure(f"{wrong[0].kind}: {as_options(wrong[0].line)}{others}")
+        if migrations:
+            file, table, plan = converting.fitting_migration(
+                migrations, stored.leaves, likes, reverse=reverse
+            )
+            if len(migrations) > 1:
+                click.echo(f"{file!r} fits.")
             num_leaves = len(plan.result)
             if dry_run:
                 printing.print_lines("\n".join(map(printable, str(plan).splitlines())))
@@ -576,6 +594,11 @@ def convert(
                 )
     done = "Would write" if dry_run else "Wrote"
     click.echo(f"{done} {plural(num_leaves, 'leaf')} to {destination!r}.")
+    if rest is not None and like is not None:
+        if not dry_run:
+            converting.copy_files(rest, folder)
+        for line in rest.lines(like, "Would copy" if dry_run else "Copied"):
+            click.echo(printable(line))
 
 
 @app.command(short_help="Measure on this machine.")
@@ -668,7 +691,7 @@ def _require_order(tree: str, other: str, order: str) -> None:
     if other and sources.names_tree(other) and not sources.names_tree(tree):
         raise click.UsageError(
             f"{tree!r} is not a tree, and {other!r} is; the order is {order}."
-            f"{'' if Path(tree).exists() else files.near_name(Path(tree))}"
+            f"{'' if Path(tree).exists() else locating.near_name(Path(tree))}"
         )
 
 

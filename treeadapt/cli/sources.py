@@ -25,11 +25,12 @@ import jax
 from jax.sharding import AbstractMesh
 
 from treeadapt.arrays import is_array
-from treeadapt.checkpoints import files
-from treeadapt.checkpoints.common import NUMBER, Stored, as_tree, reported
+from treeadapt.checkpoints import opening, reading
+from treeadapt.checkpoints.errors import reported
 from treeadapt.checkpoints.leaves import restored_form, stored_form
 from treeadapt.checkpoints.safetensors_file import is_index
 from treeadapt.checkpoints.schema_file import ENDING
+from treeadapt.checkpoints.stored import NUMBER, Stored
 from treeadapt.cli.printing import bar
 from treeadapt.data_files import DataFile, one_line
 from treeadapt.errors import (
@@ -41,6 +42,7 @@ from treeadapt.errors import (
 from treeadapt.migrations.groups import size_bytes
 from treeadapt.migrations.migration import Migration, load_migration
 from treeadapt.names import Speller, listing, plural
+from treeadapt.paths import as_tree
 from treeadapt.reports.words import printable
 from treeadapt.selection.rules import Rules, load_rules
 from treeadapt.transforms.adapt import is_transformation
@@ -167,7 +169,7 @@ def _as_stored(text: str) -> Stored:
         raise CheckpointError(f"{text} has shapes and no values; name a checkpoint.")
     if meant := _meant(text):
         raise CheckpointError(f"{listing([text])} is not a checkpoint; {meant}")
-    return files.read_stored(text)
+    return opening.read_stored(text)
 
 
 def read_rules_or_migration(
@@ -229,14 +231,14 @@ def require_values(text: str, source: AbstractTree) -> Stored:
         CheckpointError: it is not a checkpoint, or has no arrays.
     """
     stored = source.stored or read_checkpoint(text)
-    files.require_arrays(stored)
+    stored.require_arrays()
     return stored
 
 
 def read_pairs(
     checkpoints: Sequence[Stored], paths: Sequence[Collection[str]]
 ) -> Iterator[tuple[Any, ...]]:
-    """Read arrays of several checkpoints side by side; use it within ``files.reading``.
+    """Read arrays of several checkpoints side by side, which are ``watched``.
 
     Args:
         checkpoints: of any format.
@@ -257,8 +259,10 @@ def read_pairs(
 
 def _arrays(stored: Stored, paths: Collection[str]) -> Iterator[Any]:
     """Yield arrays that may read their data later; Orbax reads a batch at a time."""
-    for batch in files.batches(paths, lambda one: size_bytes(stored.table[one].array)):
-        arrays = dict(files.read_arrays(stored, dict.fromkeys(batch)))
+    for batch in reading.batches(
+        paths, lambda one: size_bytes(stored.table[one].array)
+    ):
+        arrays = dict(reading.read_arrays(stored, dict.fromkeys(batch)))
         for path in batch:
             yield arrays.pop(path)
 

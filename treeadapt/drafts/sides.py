@@ -15,9 +15,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from treeadapt.checkpoints import files
-from treeadapt.checkpoints.common import NUMBER, Leaf, Stored
+from treeadapt.checkpoints import opening, reading
 from treeadapt.checkpoints.leaves import stored_form
+from treeadapt.checkpoints.stored import NUMBER, Leaf, Stored
+from treeadapt.checkpoints.versions import watched
 from treeadapt.errors import MigrationError
 from treeadapt.names import listing, plural
 from treeadapt.trees.views import view_tree
@@ -78,7 +79,7 @@ def read_side(
 
 
 def _of_file(file: str | os.PathLike[str], other_paths: Iterable[str]) -> Side:
-    stored = files.read_stored(file).without_boxes([*other_paths])
+    stored = opening.read_stored(file).without_boxes([*other_paths])
     table = _without_streams(stored.table)
     leaves = {path: leaf.array for path, leaf in table.items()}
     if stored.format == "schema":
@@ -92,8 +93,8 @@ def _of_file(file: str | os.PathLike[str], other_paths: Iterable[str]) -> Side:
 
 
 def _read(stored: Stored, paths: Iterable[str]) -> list[tuple[str, np.ndarray]]:
-    with files.reading(stored.path, stored.version):
-        arrays = files.read_arrays(stored, dict.fromkeys(paths))
+    with watched(stored.path, stored.version):
+        arrays = reading.read_arrays(stored, dict.fromkeys(paths))
         return [(path, np.asarray(array)) for path, array in arrays]
 
 

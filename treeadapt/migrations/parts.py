@@ -60,6 +60,18 @@ class Part:
             for source, one in self.copies
         )
 
+    @property
+    def kinds(self) -> Iterator[tuple[int, int, Box]]:
+        """For each source, its place, how many leaves of it there are, and the box."""
+        for source, one in self.copies:
+            layout = self.whole.sources[source]
+            count = math.prod(map(self._length, layout.numbers))
+            yield source, count, _leaf_box(self.whole, layout, one, self.ranges)
+
+    def _length(self, name: str) -> int:
+        first, last = self.ranges[name]
+        return last - first
+
     def put(self, leaves: Sequence[Any], whole: Any) -> None:
         """Put what the move made of the sources into the array for the box."""
         whole[self.place] = leaves[self.leaf][self.picks]
@@ -184,6 +196,16 @@ def _leaves(
     move: Move, layout: Layout, part: int, ranges: Mapping[str, tuple[int, int]]
 ) -> Iterator[tuple[int, Box]]:
     """Yield place and box of each leaf of a source that has a part."""
+    box = _leaf_box(move, layout, part, ranges)
+    for values in itertools.product(*(range(*ranges[n]) for n in layout.numbers)):
+        numbers = dict(zip(layout.numbers, values, strict=True))
+        yield compose(layout.numbers, numbers, move.size), box
+
+
+def _leaf_box(
+    move: Move, layout: Layout, part: int, ranges: Mapping[str, tuple[int, int]]
+) -> Box:
+    """Return the box that a part has of each leaf of a source."""
     pads = move.values.pads(is_source=True)
     firsts = {name: first for name, (first, _) in ranges.items()}
     lasts = {name: last - 1 for name, (_, last) in ranges.items()}
@@ -193,9 +215,7 @@ def _leaves(
         start = move.start(axis, part) + pads.get(axis.name, (0, 0))[0]
         ends = [compose(product, each, move.size) for each in (firsts, lasts)]
         box.append(slice(start + ends[0], start + ends[1] + 1))
-    for values in itertools.product(*(range(*ranges[n]) for n in layout.numbers)):
-        numbers = dict(zip(layout.numbers, values, strict=True))
-        yield compose(layout.numbers, numbers, move.size), tuple(box)
+    return tuple(box)
 
 
 def _single(layout: Layout, part: int) -> Layout:

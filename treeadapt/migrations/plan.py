@@ -19,9 +19,9 @@ import numpy as np
 
 from treeadapt.arrays import is_array
 from treeadapt.migrations.axes import REST, Axis, names_of
+from treeadapt.migrations.costs import Cost, gathered
 from treeadapt.migrations.groups import Group, size_bytes
 from treeadapt.migrations.operations import Pads
-from treeadapt.migrations.parts import parts_of_box
 from treeadapt.migrations.planning import plan_groups
 from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.rows import Address, Row
@@ -120,24 +120,20 @@ class MigrationPlan:
     def gathered(self) -> tuple[str, ...]:
         """Paths whose shards need more than their own part of the sources.
 
-        An axis of several names is cut across them, or the row cuts off zeros or has a
-        function.
-        Each process that has such a shard reads more, up to all sources.
+        An axis of several names is cut across them, the row cuts off zeros or has a
+        function, or the parts of all arrays of a group cost more than to read its
+        sources once. Each process that has such a shard reads more, up to all sources.
         """
-        is_cut: dict[Any, bool] = {}
-        gathered = []
+        costs: dict[Any, Cost] = {}
+        paths: list[str] = []
         for group in self.groups:
-            for number, (paths, spec) in enumerate(
-                zip(group.targets, group.target_specs, strict=True)
-            ):
-                for path in paths:
-                    shard = _shard_shape(self.shardings.get(path), spec)
-                    key = group.move, group.place, number, shard
-                    if key not in is_cut:
-                        is_cut[key] = shard is None or _is_cut(group, number, shard)
-                    if not is_cut[key]:
-                        gathered.append(path)
-        return tuple(gathered)
+            shards = {
+                path: shard
+                for path, spec in group.specs.items()
+                if (shard := _shard_shape(self.shardings.get(path), spec)) is not None
+            }
+            paths += gathered(group, self.source, shards, costs)
+        return tuple(paths)
 
     def without_values(self, likes: Mapping[str, Any]) -> list[str]:
         """Return paths of which numbers of a target are needed, and it has none.
@@ -330,23 +326,6 @@ def _shard_shape(sharding: Any, spec: Any) -> tuple[int, ...] | None:
     except ValueError:  # it does not divide the shape, which is an error elsewhere
         return None
     return None if shape == tuple(spec.shape) else shape
-
-
-def _is_cut(group: Group, target: int, shard: Sequence[int]) -> bool:
-    """Return whether each shard is made of its own part of the sources."""
-    if group.move is None:  # all but what a function makes is as it was
-        return group.row.function is None
-    numbers = [0] * len(group.move.targets[target].numbers)
-    shape = group.target_specs[target].shape
-    if 0 in shard:
-        return True
-    starts = (range(0, size, step) for size, step in zip(shape, shard, strict=True))
-    for place in itertools.product(*starts):
-        box = tuple(slice(a, a + size) for a, size in zip(place, shard, strict=True))
-        parts = parts_of_box(group.move, target, numbers, box)
-        if parts is None or not all(part.is_tight for part in parts):
-            return False
-    return True
 
 
 def _swappable(group: Group) -> Iterator[tuple[str, str]]:

@@ -307,7 +307,10 @@ def _moved(
     sources: list[Any] = []
     for layout, group in zip(move.sources, leaves, strict=True):
         inner = [_without_pads(move, layout, leaf, xp, ends) for leaf in group]
-        sources.append(xp.stack(inner) if layout.numbers else inner[0])
+        if xp is np and len(inner) == 1:  # a stack of one would be a copy
+            sources.append(inner[0][None] if layout.numbers else inner[0])
+        else:
+            sources.append(xp.stack(inner) if layout.numbers else inner[0])
     gathered = []
     for number in range(len(move.targets)):
         pieces = [piece for piece in move.pieces if piece[2] == number]

@@ -1,31 +1,27 @@
-"""What all checkpoint formats share: the record of a leaf, dtypes, caps, errors.
+"""What is stored: the record of a leaf and of a checkpoint, for all formats.
 
 A checkpoint may come from anyone: counts and sizes are capped before work, its names
-are data and never file names, nothing is unpickled, and whatever a reader raises
-becomes a short ``CheckpointError`` that names the file.
+are data and never file names, and nothing is unpickled.
 Knows no format and no tree.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import errno
-import itertools
 import math
-import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from treeadapt.checkpoints.boxes import FileArray
+from treeadapt.checkpoints.errors import refuse
 from treeadapt.convert import describe
-from treeadapt.data_files import one_line
-from treeadapt.errors import CheckpointError, PathCollisionError, TreeAdaptError
+from treeadapt.errors import CheckpointError
 from treeadapt.names import listing
 from treeadapt.paths import unboxed
 
@@ -56,14 +52,16 @@ class Leaf:
         array: shape and dtype in the file.
         kind: what the leaf was, if an array cannot say it: ``NUMBER`` for a Python
             number, or the kind of a typed PRNG key; empty for an array.
-        key: what the format needs to find the leaf.
+        key: where its reader finds it: in safetensors a ``FileArray``, in ``.npz`` the
+            name of a member, in ``.msgpack`` the array, in Orbax the keys of a tree;
+            None in a schema and of what a migration makes.
         owner: path of the leaf that this one is tied to and that is stored once; empty
             if it is not tied.
     """
 
     array: jax.ShapeDtypeStruct
     kind: str = ""
-    key: Any = None
+    key: FileArray | np.ndarray | str | tuple[Any, ...] | None = None
     owner: str = ""
 
 
@@ -99,6 +97,18 @@ class Stored:
     def ties(self) -> dict[str, str]:
         """Paths that are another path's leaf, and that path."""
         return {path: leaf.owner for path, leaf in self.table.items() if leaf.owner}
+
+    def require_arrays(self) -> None:
+        """Raise if there are no arrays to read.
+
+        Raises:
+            CheckpointError: it is a schema.
+        """
+        if self.format == "schema":
+            raise CheckpointError(
+                f"{listing([str(self.path)])} is a schema and holds no arrays. Name a "
+                "checkpoint; load(schema) without a target gives abstract leaves."
+            )
 
     def without_boxes(self, model_paths: Collection[str] = ()) -> Stored:
         """Return it with the paths of the model; see ``unboxed``."""
@@ -219,98 +229,3 @@ def _is_sound(shape: Sequence[int]) -> bool:
     """Return whether there can be an array of a shape."""
     is_small = len(shape) <= MAX_RANK and all(0 <= size < 2**63 for size in shape)
     return is_small and math.prod(shape) < 2**63
-
-
-# What to do with files that torch.save wrote.
-UNPICKLED = (
-    "A pickle of PyTorch can run code; there, save_pretrained, or "
-    "safetensors.torch.save_model, writes .safetensors."
-)
-
-
-def refuse(path: str | os.PathLike[str], problem: str, cure: str = "") -> NoReturn:
-    """Raise because of what a checkpoint is.
-
-    Raises:
-        CheckpointError: always.
-    """
-    name = listing([os.fspath(path)])
-    raise CheckpointError(
-        f"The checkpoint {name} is unusable: {problem}. {cure}".strip()
-    )
-
-
-@contextlib.contextmanager
-def reported(path: str | os.PathLike[str], action: str) -> Iterator[None]:
-    """Turn whatever another library raises inside into one short error.
-
-    Args:
-        path: the checkpoint.
-        action: ``"read"`` or ``"written"``.
-
-    Raises:
-        CheckpointError: instead of any other exception.
-    """
-    try:
-        yield
-    except TreeAdaptError:
-        raise
-    except Exception as error:
-        # Parsers of damaged files raise what they like, down to KeyError.
-        text = one_line(error)
-        problem = f": {type(error).__name__}{': ' * bool(text)}{text}"
-        reason = _system_reason(str(error))
-        if reason not in text:  # it is in the middle, which was cut out
-            problem = f": {reason}."
-        if isinstance(error, ImportError):
-            install = 'pip install "treeadapt[checkpoints,flax]"'
-            problem = f" without {error.name}: {install}."
-        raise CheckpointError(
-            f"The checkpoint {listing([os.fspath(path)])} cannot be {action}{problem}"
-        ) from error
-
-
-def _system_reason(text: str) -> str:
-    """Return the words of the system in a message, such as those of a full disk."""
-    reasons = (os.strerror(number) for number in errno.errorcode)
-    return next((reason for reason in reasons if reason in text), "")
-
-
-def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested dicts that hold the leaves, one level a segment of their paths.
-
-    Raises:
-        PathCollisionError: one leaf is above another.
-
-    Example:
-        >>> nested({"a/b": 1, "a/c": 2})
-        {'a': {'b': 1, 'c': 2}}
-    """
-    top: dict[str, Any] = {}
-    for path, leaf in leaves.items():
-        *parents, last = path.split("/")
-        node = top
-        paths = itertools.accumulate(parents, "{}/{}".format)
-        for above, segment in zip(paths, parents, strict=True):
-            if above in leaves:
-                raise PathCollisionError(
-                    f"Nested dicts cannot hold {listing([above])} next to "
-                    f"{listing([path])}. Pass a target or choose leaves with where=; "
-                    "treeadapt.read_metadata lists the paths."
-                )
-            node = node.setdefault(segment, {})
-        node[last] = leaf
-    return top
-
-
-def as_tree(leaves: Mapping[str, Any]) -> Any:
-    """Return nested dicts, whose siblings patterns can count, or the flat dict.
-
-    Example:
-        >>> as_tree({"a/b": 1}), as_tree({"a": 1, "a/b": 2})
-        ({'a': {'b': 1}}, {'a': 1, 'a/b': 2})
-    """
-    try:
-        return nested(leaves)
-    except PathCollisionError:
-        return dict(leaves)

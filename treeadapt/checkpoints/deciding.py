@@ -1,0 +1,195 @@
+"""Which leaves of a checkpoint go where, and whether they fit.
+
+Takes what can be loaded, and a target; decides from metadata and numbers, before any
+array is read. What does not fit is an error or a warning that lists all of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from treeadapt.checkpoints.leaves import as_array
+from treeadapt.checkpoints.load_report import LoadReport, compare_with_target
+from treeadapt.checkpoints.migrated import Source, require_migration, source_of
+from treeadapt.checkpoints.stored import Stored
+from treeadapt.errors import (
+    CheckpointError,
+    MigrationError,
+    SelectorError,
+    TreeAdaptWarning,
+)
+from treeadapt.migrations.migration import Migration
+from treeadapt.names import SHOWN, fold, listing, section
+from treeadapt.optax_fields import is_state_class
+from treeadapt.paths import as_tree
+from treeadapt.selection.selectors import select
+from treeadapt.trees.views import TreeView, view_tree
+
+
+def selected(view: TreeView, where: Any) -> list[bool]:
+    """Select leaves, with 0-d arrays in the place of Python numbers."""
+    leaves = [as_array(leaf) for leaf in view.leaves]
+    return select(dataclasses.replace(view, leaves=leaves), where)
+
+
+def chosen_paths(
+    leaves: Mapping[str, Any], where: Any, unused: Literal["error", "ignore"] = "error"
+) -> list[str]:
+    """Return the paths that the selector selects by their names."""
+    view = view_tree(as_tree(leaves))
+    mask = select(view, where, unused=unused)
+    return list(itertools.compress(view.plan.paths, mask))
+
+
+def decided(view: TreeView, source: Source, where: Any, *, cast: bool) -> LoadReport:
+    """Return how what can be loaded fits a target.
+
+    Args:
+        view: of the target.
+        source: what can be loaded.
+        where: selects leaves, as for ``load``.
+        cast: as for ``load``.
+    """
+    target, unexpected = view.flat(), []
+    chosen = [
+        yes and path not in source.kept
+        for path, yes in zip(target, selected(view, where), strict=True)
+    ]
+    leaves = source.stored.leaves
+    others = {one: leaf for one, leaf in leaves.items() if one not in target}
+    with contextlib.suppress(SelectorError):  # it asks for classes; a file has none
+        unexpected = chosen_paths(others, where, unused="ignore")
+    is_schema = source.stored.format == "schema"
+    read = None if is_schema or source.problems.texts else source.read
+    return compare_with_target(
+        target, chosen, source.stored, unexpected, read, cast=cast
+    )
+
+
+def source_that_fits(
+    stored: Stored,
+    migrations: Sequence[Migration | None],
+    view: TreeView | None,
+    where: Any,
+    *,
+    strict: bool,
+    cast: bool,
+) -> tuple[Source, int]:
+    """Return what one of several migrations makes of a checkpoint, and which it is.
+
+    Args:
+        stored: what the checkpoint holds.
+        migrations: for several layouts of one model; None for what is stored as it is.
+        view: of the target, which the result must fit; None without one.
+        where: as for ``load``.
+        strict: whether all that is selected must fit, and not only the rows.
+        cast: as for ``load``.
+
+    Raises:
+        MigrationError: none fits, or more than one does.
+    """
+    likes = None if view is None else view.flat()
+    fitting: list[tuple[Source, int]] = []
+    lines: list[str] = []
+    for migration in migrations:
+        if migration is not None:
+            require_migration(migration)
+    for place, migration in enumerate(migrations):
+        try:
+            source = source_of(stored, migration, likes, cast=cast)
+            misses = str(source.problems).splitlines()
+            if view is not None and (strict or not misses):
+                report = decided(view, source, where, cast=cast)
+                misses += [] if report.fits or not strict else report.misfit_lines
+        except MigrationError as error:
+            misses = str(error).splitlines()
+        if misses:
+            lines += section(f"migration[{place}] does not:", misses)
+        else:
+            fitting.append((source, place))
+    if len(fitting) == 1:
+        return fitting[0]
+    name = listing([str(stored.path)])
+    if fitting:
+        names = listing((f"migration[{place}]" for _, place in fitting), write=str)
+        raise MigrationError(
+            f"{names} fit the checkpoint {name}, and which one is meant is not known. "
+            "Pass that one alone, or give each a row that only its layout has leaves "
+            "for."
+        )
+    raise MigrationError(
+        "\n".join([f"No migration of {len(migrations)} fits {name}.", *lines])
+    )
+
+
+def require_fit(
+    view: TreeView, source: Source, report: LoadReport, *, strict: bool, cast: bool
+) -> None:
+    """Raise if what is to be loaded does not fit, or warn of what is left out.
+
+    Args:
+        view: of the target.
+        source: what can be loaded.
+        report: how it fits.
+        strict: as for ``load``.
+        cast: as for ``load``.
+
+    Raises:
+        CheckpointError: ``strict`` and it does not fit; the message lists all misfits.
+        MigrationError: instead, with a migration, or its rows do not fit.
+    """
+    name, advice = listing([str(source.stored.path)]), _advice(view, source, report)
+    unfilled = [*report.missing, *report.misshaped, *report.retyped]
+    if strict and not report.fits:
+        lines = [f"The checkpoint {name} does not fit the target."]
+        lines += filter(None, [str(source.problems)])
+        lines.append(str(report))
+        cure = "choose leaves with where=, or pass strict=False."
+        if report.retyped and not cast:
+            cure = f"pass cast=True to convert dtypes, {cure}"
+        if not source.migrates:
+            lines += [*advice, f"{cure[0].upper()}{cure[1:]}"]
+            raise CheckpointError("\n".join(lines))
+        wrong = [*report.misshaped, *report.retyped, *report.unexpected]
+        lines += source.made_of(wrong)[:SHOWN]
+        if source.problems.texts:  # strict=False does not help
+            cure = "or pass the checkpoint and the target that it is for."
+        lines += [*advice, f"Change the migration, {cure}"]
+        raise MigrationError("\n".join(lines))
+    source.problems.raise_any()
+    if unfilled or not (report.restored or report.fits):
+        seen = f"Nothing was loaded from {name}, because no leaf of the target fits"
+        if report.restored:
+            names = listing(fold(unfilled))
+            seen = f"Not loaded from {name}, and left as they are: {names}"
+        lines = [f"{seen}.", str(report), *advice]
+        warnings.warn("\n".join(lines), TreeAdaptWarning, stacklevel=3)
+
+
+def _advice(view: TreeView, source: Source, report: LoadReport) -> list[str]:
+    """Return what takes leaves of other names and shapes to a target."""
+    lines = []
+    wrong = {*report.missing, *report.misshaped, *report.retyped}
+    state = next(
+        (
+            path
+            for path in view.plan.paths
+            if path in wrong and any(map(is_state_class, view.plan.enclosing(path)))
+        ),
+        None,
+    )
+    if state is not None:
+        lines.append(
+            f"{listing([state])} is in the state of an optimizer: "
+            "treeadapt.carry_state takes that of other params or another optimizer."
+        )
+    if not (source.migrates or report.restored) and (
+        report.unexpected or report.misshaped
+    ):
+        lines.append("Pass migration= to give what is stored other names and axes.")
+    return lines

@@ -1,0 +1,79 @@
+"""Errors of checkpoints: short ones that name the file, whatever a library raised."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+from treeadapt.convert import describe
+from treeadapt.data_files import one_line
+from treeadapt.errors import CheckpointError, TreeAdaptError
+from treeadapt.names import listing
+
+# What to do with files that torch.save wrote.
+UNPICKLED = (
+    "A pickle of PyTorch can run code; there, save_pretrained, or "
+    "safetensors.torch.save_model, writes .safetensors."
+)
+
+
+def named_path(path: Any) -> Path:
+    """Return the path that the caller gives, which may be a tree by mistake."""
+    if not isinstance(path, str | os.PathLike):
+        raise CheckpointError(
+            "The name of a checkpoint comes first, save(path, tree) and load(path, "
+            f"target); got {describe(path)} for it."
+        )
+    return Path(path)
+
+
+def refuse(path: str | os.PathLike[str], problem: str, cure: str = "") -> NoReturn:
+    """Raise because of what a checkpoint is.
+
+    Raises:
+        CheckpointError: always.
+    """
+    name = listing([os.fspath(path)])
+    raise CheckpointError(
+        f"The checkpoint {name} is unusable: {problem}. {cure}".strip()
+    )
+
+
+@contextlib.contextmanager
+def reported(path: str | os.PathLike[str], action: str) -> Iterator[None]:
+    """Turn whatever another library raises inside into one short error.
+
+    Args:
+        path: the checkpoint.
+        action: ``"read"`` or ``"written"``.
+
+    Raises:
+        CheckpointError: instead of any other exception.
+    """
+    try:
+        yield
+    except TreeAdaptError:
+        raise
+    except Exception as error:
+        # Parsers of damaged files raise what they like, down to KeyError.
+        text = one_line(error)
+        problem = f": {type(error).__name__}{': ' * bool(text)}{text}"
+        reason = _system_reason(str(error))
+        if reason not in text:  # it is in the middle, which was cut out
+            problem = f": {reason}."
+        if isinstance(error, ImportError):
+            install = 'pip install "treeadapt[checkpoints,flax]"'
+            problem = f" without {error.name}: {install}."
+        raise CheckpointError(
+            f"The checkpoint {listing([os.fspath(path)])} cannot be {action}{problem}"
+        ) from error
+
+
+def _system_reason(text: str) -> str:
+    """Return the words of the system in a message, such as those of a full disk."""
+    reasons = (os.strerror(number) for number in errno.errorcode)
+    return next((reason for reason in reasons if reason in text), "")

@@ -1,0 +1,130 @@
+"""What a checkpoint holds, without its arrays.
+
+Takes a name; gives what one file or folder in any format holds, and an error if another
+checkpoint comes to its place before all is read. See ``locating`` for the formats,
+``reading`` for arrays and ``writing`` for new checkpoints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from treeadapt.checkpoints import schema_file
+from treeadapt.checkpoints.errors import named_path, refuse, reported
+from treeadapt.checkpoints.locating import (
+    FORMATS,
+    located,
+    near_name,
+)
+from treeadapt.checkpoints.replacing import restore
+from treeadapt.checkpoints.stored import NUMBER, Stored
+from treeadapt.checkpoints.versions import stamp, watched
+from treeadapt.convert import describe
+from treeadapt.errors import CheckpointError, TreeAdaptWarning
+from treeadapt.names import SHOWN, listing
+
+_OF_PARTS = ("safetensors", "orbax")  # may be several files
+
+
+@contextlib.contextmanager
+def opened(path: str | os.PathLike[str]) -> Iterator[Stored]:
+    """Read all that is known of a checkpoint without its arrays, and watch over it.
+
+    A warning says what another program made untrue of what was written next to the
+    arrays; the file counts then.
+
+    Args:
+        path: as for ``load``.
+
+    Yields:
+        What it holds; read its arrays before the end.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be read, a schema has another hash than
+            that of its leaves, or, whatever else goes wrong, another checkpoint came to
+            the path before the end.
+    """
+    name = named_path(path)
+    version: dict[Path, tuple[int, ...]] = {}
+    if not name.exists():
+        restore(name.absolute())
+    with watched(name, version):
+        stored = _listed(name, version)
+        if stored.doubts:
+            left = len(stored.doubts) - SHOWN
+            more = f"; and {left:,} more" if left > 0 else ""
+            warnings.warn(
+                f"The checkpoint {listing([str(name)])} is read as it is now: "
+                f"{'; '.join(stored.doubts[:SHOWN])}{more}. Save it again to end this "
+                "warning.",
+                TreeAdaptWarning,
+                stacklevel=4,
+            )
+        yield stored
+
+
+def read_stored(path: str | os.PathLike[str]) -> Stored:
+    """Return what ``opened`` yields, of a checkpoint whose arrays are not read.
+
+    Raises:
+        CheckpointError: as for ``opened``.
+    """
+    with opened(path) as stored:
+        return stored
+
+
+def _listed(name: Path, version: dict[Path, tuple[int, ...]]) -> Stored:
+    """Return what a checkpoint holds.
+
+    Args:
+        name: of a file or folder.
+        version: gets the stamp of each file that is read, before it is.
+    """
+    if not name.exists():
+        hint = near_name(name)
+        raise CheckpointError(f"There is no checkpoint {listing([str(name)])}.{hint}")
+    with reported(name, "read"):
+        version[name] = stamp(name)
+        name, kind = located(name)
+        reader = FORMATS[kind]
+        for file in reader.parts(name) if kind in _OF_PARTS else (name,):
+            version[file] = stamp(file)
+        stored = _compared_with_hash(reader.read_metadata(name), kind)
+    return dataclasses.replace(stored, version=version, format=kind)
+
+
+def _compared_with_hash(stored: Stored, kind: str) -> Stored:
+    """Return what is stored, with doubts if leaves are not those that were written.
+
+    Raises:
+        CheckpointError: they are not, in a schema.
+    """
+    text = schema_file.marks_of(stored.table)["hash"] if stored.hash else ""
+    if stored.hash == text:
+        return stored
+    problem = (
+        "its paths, shapes, dtypes and ties are not those that it was written with"
+    )
+    if kind == "schema":
+        problem += f"; their hash is {text!r} and not {stored.hash!r:.60}"
+        cure = f'To accept them, write hash = "{text}" in it, or remove that line.'
+        refuse(stored.path, problem, cure)
+    cast = {
+        name: dataclasses.replace(leaf, kind="")
+        for name, leaf in stored.table.items()
+        if leaf.kind == NUMBER and leaf.array.dtype.name not in schema_file.NUMBERS
+    }
+    numbers = [
+        f"{listing([name])} in it is {describe(leaf.array)} and not a Python number"
+        for name, leaf in cast.items()
+    ]
+    return dataclasses.replace(
+        stored,
+        table={**stored.table, **cast},
+        doubts=(problem, *stored.doubts, *numbers),
+    )

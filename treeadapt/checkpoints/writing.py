@@ -1,0 +1,204 @@
+"""A new checkpoint, in any format, put in place once it is whole.
+
+Takes a name, whose ending says the format, and arrays. Replaces nothing but a
+checkpoint of the same kind. See ``locating`` for the formats.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from treeadapt.checkpoints import orbax_folder, safetensors_file, schema_file
+from treeadapt.checkpoints.errors import named_path, reported
+from treeadapt.checkpoints.locating import (
+    FORMATS,
+    checkpoints_in,
+    format_of,
+    proposal,
+)
+from treeadapt.checkpoints.processes import agreed
+from treeadapt.checkpoints.replacing import replaced
+from treeadapt.checkpoints.stored import Leaf
+from treeadapt.errors import CheckpointError
+from treeadapt.names import listing
+
+SHARDS = "safetensors shards"
+
+
+def write(
+    path: str | os.PathLike[str],
+    arrays: Iterable[tuple[str, Any]],
+    table: Mapping[str, Leaf],
+    max_shard_bytes: int | None = None,
+) -> None:
+    """Write arrays to a new file or folder, and put it in place.
+
+    Args:
+        path: of the checkpoint; its ending says the format.
+        arrays: label paths and arrays, of NumPy or JAX, in the order of ``table``;
+            taken once it is known that a checkpoint may be written there, and not for
+            a schema.
+        table: all leaves by label path, also those that are tied to one of the arrays.
+        max_shard_bytes: of each shard in a folder of them; None for another format.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
+    name, kind = named_path(path), SHARDS
+    if max_shard_bytes is None:
+        kind = format_of(name, writing=True)
+    else:
+        _require_shards(name, max_shard_bytes)
+    if kind == "orbax":
+        _write_together(name, arrays, table)
+        return
+    with reported(name, "written"), replaced(name, lambda: _check(name, kind)) as new:
+        if max_shard_bytes is not None:
+            safetensors_file.write_shards(new, arrays, table, max_shard_bytes)
+        elif kind == "schema":
+            schema_file.write(new, table)
+        else:
+            safetensors_file.write(new, dict(arrays), table)
+
+
+def _write_together(
+    path: Path, arrays: Iterable[tuple[str, Any]], table: Mapping[str, Leaf]
+) -> None:
+    """Write an Orbax folder from all processes; see ``write``.
+
+    Process 0 makes the folder and puts it in place once all have written their parts.
+    """
+    call, is_first = f"save to {listing([str(path)])}", jax.process_index() == 0
+    entries = schema_file.entries(table)
+    with contextlib.ExitStack() as stack:
+        with agreed(call) as told, reported(path, "written"):
+            new = path
+            if is_first:
+                new = stack.enter_context(replaced(path, lambda: _check(path, "orbax")))
+                orbax_folder.begin(new)
+            first, name = json.loads(told(json.dumps([entries, str(new)])))
+            different = [
+                one for one in entries | first if entries.get(one) != first.get(one)
+            ]
+            if different:
+                here, there = (
+                    one.get(different[0], "missing") for one in (entries, first)
+                )
+                raise CheckpointError(
+                    f"Its tree differs from that of process 0 in {listing(different)}: "
+                    f"the first is {here!r}, in process 0 {there!r}. Save the same "
+                    "tree in all processes."
+                )
+            new = Path(name)
+            if not new.is_dir():
+                raise CheckpointError(
+                    f"There is no folder {listing([str(new)])} here, which process 0 "
+                    "made. Save to a file system that all processes share."
+                )
+        with agreed(call), reported(path, "written"):
+            orbax_folder.write(new, dict(arrays), table)
+        with agreed(call), reported(path, "written"):
+            if is_first:
+                orbax_folder.finish(new)
+            stack.close()
+
+
+def _require_shards(path: Path, max_shard_bytes: Any) -> None:
+    """Raise unless shards of so many bytes may be written, whatever is at ``path``."""
+    if type(max_shard_bytes) is not int or max_shard_bytes < 1:
+        raise CheckpointError(
+            "Expected max_shard_bytes to be a positive int, such as 5 * 2**30; got "
+            f"{max_shard_bytes!r:.60}."
+        )
+    if path.suffix.removeprefix(".").lower() in (*FORMATS, "toml"):
+        raise CheckpointError(
+            f"max_shard_bytes makes a folder of safetensors shards, but "
+            f"{listing([str(path)])} ends in {path.suffix!r:.30}. Leave it out, or "
+            "choose a name without an ending."
+        )
+
+
+def _check(path: Path, kind: str) -> None:
+    """Raise unless nothing is at ``path``, or what a new checkpoint may replace."""
+    if path.is_symlink():
+        raise CheckpointError(
+            f"{listing([str(path)])} is a link to {listing([os.readlink(path)])} and "
+            "is not replaced. Save to that name, or remove the link."
+        )
+    if path.exists() and path.is_dir() != (kind in ("orbax", SHARDS)):
+        what = "a folder" if path.is_dir() else "a file"
+        cure = "Choose another name."
+        if (path / safetensors_file.INDEX).is_file():
+            what = "a folder of shards"
+            cure = "Pass max_shard_bytes= to replace it, or choose another name."
+        raise CheckpointError(f"{listing([str(path)])} is {what}. {cure}")
+    if kind == "safetensors":
+        _require_alone(path)
+    while path.is_dir():
+        with contextlib.suppress(FileNotFoundError):  # others replace it meanwhile
+            if path.samefile("."):
+                raise CheckpointError(
+                    f"{listing([str(path)])} is the current folder and is not "
+                    "replaced. Name a folder in it."
+                )
+            before = path.stat()
+            try:
+                return _require_own(path, kind)
+            except CheckpointError:
+                now = path.stat()
+                is_same = os.path.samestat(now, before)
+                if is_same and now.st_ctime_ns == before.st_ctime_ns:
+                    raise
+
+
+def _require_alone(file: Path) -> None:
+    """Raise if a new file would be the second checkpoint of its folder."""
+    folder, index = file.parent, safetensors_file.index_of(file)
+    rivals = [index.name]
+    if file.name == safetensors_file.WHOLE:
+        rivals.append(orbax_folder.METADATA)
+    there = [one for one in checkpoints_in(folder) if one.name in rivals]
+    if not there:
+        return
+    cure = "Save to another folder."
+    if there[0] == index:
+        cure = "remove them and their index first, or save to another folder."
+        if index.name == safetensors_file.INDEX and not safetensors_file.others(folder):
+            cure = f"pass max_shard_bytes= and the folder, {listing([str(folder)])}."
+        cure = f"To replace the shards, {cure}"
+    raise CheckpointError(
+        f"{listing([str(file)])} is not written, because it would be a second "
+        f"checkpoint next to {listing([str(there[0])])}, and readers differ in which "
+        f"they take. {cure}"
+    )
+
+
+def _require_own(path: Path, kind: str) -> None:
+    """Raise unless a folder is one checkpoint of a kind and holds nothing else."""
+    if kind == SHARDS:
+        strangers = safetensors_file.others(path)
+        what, others = (
+            "a folder of safetensors shards",
+            "more than an index and its shards",
+        )
+    else:
+        strangers = orbax_folder.others(path)
+        what, others = "a checkpoint", "what Orbax did not write"
+    name = listing([str(path)])
+    if strangers is None:
+        raise CheckpointError(
+            f"The folder {name} is not {what} and is not replaced. "
+            f"{proposal(path) or 'Choose another name.'}"
+        )
+    if strangers:
+        raise CheckpointError(
+            f"The checkpoint {name} is not replaced, because it holds {others}: "
+            f"{listing(strangers)}. Move that away, or choose another name."
+        )
