@@ -289,20 +289,6 @@ def test_the_error_of_several_names_only_what_tells_them_apart():
     assert cure.endswith("name its class too ('InjectStatefulHyperparamsState.count').")
 
 
-@pytest.mark.parametrize("tx", [ADAM, ta.partition({"a": ADAM}, {"**": "a"})])
-def test_an_optimizer_of_nnx_is_told_from_its_state(tx):
-    model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
-    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
-    for ask in (
-        lambda: tree_get(optimizer, "count"),
-        lambda: tree_get(optimizer, "count", None),
-        lambda: tree_get(optimizer, "count", group="a"),
-        lambda: tree_set(optimizer, count=1),
-    ):
-        with pytest.raises(ta.TransformError, match=r"Optimizer.*optimizer\.opt_state"):
-            ask()
-
-
 def test_nothing_found_is_an_error_with_the_nearest_name_or_the_default():
     state = optax.inject_hyperparams(optax.adam)(0.1).init(PARAMS)
     with pytest.raises(ta.TransformError, match=r"'learning_rates'.*'learning_rate'"):

@@ -43,6 +43,7 @@ _NAMES_IN = {
     "state.callbacks": "tree_map_params value_and_grad_from_state",
     "state.carry_state": "CarryReport carry_state",
     "state.fields": "schedule_free_eval_params tree_get tree_set",
+    "state.nnx_optimizer": "set_opt_state",
     "transforms.adapt": "adapt",
     "transforms.hyperparams": "inject_hyperparams schedule",
     "transforms.lift": "lift",

@@ -69,6 +69,7 @@ from treeadapt.state.fields import (
     tree_get,
     tree_set,
 )
+from treeadapt.state.nnx_optimizer import set_opt_state
 from treeadapt.transforms.adapt import adapt
 from treeadapt.transforms.hyperparams import inject_hyperparams, schedule
 from treeadapt.transforms.lift import lift
@@ -163,6 +164,7 @@ __all__ = [
     "scale_by_rules",
     "schedule",
     "schedule_free_eval_params",
+    "set_opt_state",
     "split",
     "summarize",
     "to_flat_dict",

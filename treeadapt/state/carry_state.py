@@ -36,6 +36,7 @@ from treeadapt.state.matching import (
     match_rest,
 )
 from treeadapt.state.moving import SavedState, move_copies
+from treeadapt.state.nnx_optimizer import plain_state
 from treeadapt.state.pieces import StateLeaf, divide_leaves, fill
 from treeadapt.state.report import CarryReport, NewLeaf, Table, number, report_of
 from treeadapt.state.state_map import (
@@ -96,10 +97,11 @@ def carry_state(
             ``freeze``, or of plain Optax.
         params: the params as they are now, as ``tx.init`` takes them. If they are
             abstract, leaves that are not carried are too.
-        saved: the earlier state; or its flat dict; or what a checkpoint library made
-            of it, whatever its containers, and with or without ``/value`` below each
-            ``nnx.Variable`` or other box. A checkpoint that holds more will do, as
-            long as no second state in it fits as well.
+        saved: the earlier state, or the ``nnx.Optimizer`` that holds it; or its flat
+            dict; or what a checkpoint library made of it, whatever its containers, and
+            with or without ``/value`` below each ``nnx.Variable`` or other box. A
+            checkpoint that holds more will do, as long as no second state in it fits
+            as well.
         migration: from the params that ``saved`` is of to ``params``.
         cast: carry moments, averages and hyperparameters whose dtype has changed, in
             that of the new state: after the params became bfloat16, or float32 again.
@@ -157,7 +159,7 @@ def carry_state(
     paths = tuple(flat)
     new_map = map_state(tx, new, params)
     asked = [False] * len(new.leaves) if reset is None else select(new, reset)
-    view = view_tree(saved)
+    view = view_tree(plain_state(saved))
     path = _first_abstract(view)
     if path is not None and not is_abstract:
         raise CheckpointError(

@@ -34,6 +34,7 @@ from treeadapt.optax_fields import (
     STATE_FIELDS,
     is_state_class,
 )
+from treeadapt.state.nnx_optimizer import plain_state
 from treeadapt.state.state_map import holds
 from treeadapt.trees.views import view_tree
 
@@ -49,7 +50,7 @@ def tree_get(
 
     Args:
         state: state of any Optax transformation, or an object that holds one, such as
-            Flax's ``TrainState``.
+            Flax's ``TrainState`` or an ``nnx.Optimizer``.
         key: name of a field (``"count"``), a hyperparameter (``"learning_rate"``), a
             measurement, a link of ``named_chain`` or a state class
             (``"ScaleByAdamState"``). ``"ScaleByAdamState.count"`` is that class's
@@ -59,20 +60,19 @@ def tree_get(
         group: look only into the state of this group of a partition.
 
     Returns:
-        The state's own object. In the state of an ``nnx.Optimizer`` it is a variable,
-        ``tree_get(optimizer.opt_state, "count")[...]`` its array.
+        The state's own object; of an ``nnx.Optimizer`` the array in its variable.
 
     Raises:
         TransformError: no field has that name and there is no default; several have;
             what has it may be params; no partition has such a group; or ``state`` is
-            an ``nnx.Optimizer``, of which ``opt_state`` is searched.
+            another object that holds a state, which is named.
 
     Example:
         >>> state = optax.adam(1e-3).init({"count": jnp.ones(2)})
         >>> tree_get(state, "count")
         Array(0, dtype=int32)
     """
-    parts = _search(state, (key,), group)
+    parts = _search(plain_state(state), (key,), group)
     named = [part for part in parts if key in part.names]
     if len(named) > 1:
         raise TransformError(_several_message(key, named, parts))
@@ -95,13 +95,14 @@ def tree_set(state: Any, /, *, group: Hashable = _MISSING, **fields: Any) -> Any
 
     Returns:
         State with the treedef of ``state``; each new array has the dtype, and the
-        sharding, of the one that it replaces.
+        sharding, of the one that it replaces. Of an ``nnx.Optimizer``, which stays as
+        it is, the state for ``set_opt_state``.
 
     Raises:
         TransformError: no field has that name; what has it may be params; the dtype
             cannot hold the value, which would become infinite, NaN or zero; a schedule
-            would overwrite the hyperparameter at the next step; no partition has such
-            a group; or ``state`` is an ``nnx.Optimizer``.
+            would overwrite the hyperparameter at the next step; or no partition has
+            such a group.
         StructureMismatchError: a value has another structure or shape.
 
     Example:
@@ -110,6 +111,7 @@ def tree_set(state: Any, /, *, group: Hashable = _MISSING, **fields: Any) -> Any
         >>> tree_get(state, "learning_rate")
         Array(1., dtype=float32)
     """
+    state = plain_state(state)
     parts = _search(state, fields, group)
     new = []
     for name, value in fields.items():

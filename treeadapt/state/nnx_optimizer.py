@@ -1,0 +1,106 @@
+"""``nnx.Optimizer``: its state out as plain arrays, and a state in.
+
+Flax keeps each leaf of the state in a variable, which only it changes in place.
+``plain_state`` gives the state as Optax made it; ``set_opt_state`` writes one back, and
+is the only function here that changes what it is given.
+Imports no Flax: an object can be an ``nnx.Optimizer`` only if somebody did.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from treeadapt.arrays import is_array
+from treeadapt.convert import describe
+from treeadapt.errors import StructureMismatchError, TransformError
+from treeadapt.names import listing, section
+from treeadapt.trees.views import view_tree
+
+
+def plain_state(state: Any) -> Any:
+    """Return the state in an ``nnx.Optimizer``, of arrays; any other as it is."""
+    nnx = sys.modules.get("flax.nnx")
+    if nnx is None or not isinstance(state, nnx.Optimizer):
+        return state
+    return jax.tree.map(
+        lambda variable: variable.get_value(),
+        state.opt_state,
+        is_leaf=lambda node: isinstance(node, nnx.Variable),
+    )
+
+
+def set_opt_state(optimizer: Any, state: Any, step: Any = None) -> None:
+    """Write a state into an ``nnx.Optimizer``, in place.
+
+    For a state that ``carry_state`` made, that was loaded, or that was put on a mesh.
+    Nothing is written if anything does not fit.
+
+    Args:
+        optimizer: an ``nnx.Optimizer``; its ``opt_state`` and, if given, ``step`` are
+            changed, as its own ``update`` does.
+        state: state of ``optimizer.tx``, of any containers: matched by path, and of the
+            same shapes and dtypes. Each array is kept as it is, with its sharding.
+        step: new number of updates; None keeps it.
+
+    Raises:
+        TransformError: ``optimizer`` is something else.
+        StructureMismatchError: the state lacks leaves that the optimizer has, has
+            others, or has them in another shape or dtype; or ``step`` is not one
+            integer.
+
+    Example:
+        >>> from flax import nnx
+        >>> from treeadapt import tree_set
+        >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+        >>> optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
+        >>> set_opt_state(optimizer, tree_set(optimizer, count=7), step=7)
+        >>> int(optimizer.opt_state[0].count[...]), int(optimizer.step[...])
+        (7, 7)
+    """
+    nnx = sys.modules.get("flax.nnx")
+    if nnx is None or not isinstance(optimizer, nnx.Optimizer):
+        raise TransformError(
+            f"Expected an nnx.Optimizer; got a {type(optimizer).__name__}. A state of "
+            "any other loop is a value: pass it to the next update."
+        )
+    slots = jax.tree.leaves(
+        optimizer.opt_state, is_leaf=lambda node: isinstance(node, nnx.Variable)
+    )
+    slot_of = dict(zip(view_tree(optimizer.opt_state).plan.paths, slots, strict=True))
+    leaf_of = view_tree(plain_state(state)).flat()
+    old_leaf_of = {path: slot.get_value() for path, slot in slot_of.items()}
+    wrong = [
+        f"{listing([path])} is {new} in the state, and {old} in the optimizer"
+        for path in dict.fromkeys([*old_leaf_of, *leaf_of])
+        if (new := _text(leaf_of, path)) != (old := _text(old_leaf_of, path))
+    ]
+    if wrong:
+        raise StructureMismatchError(
+            "\n".join(
+                [
+                    *section("The state is not that of optimizer.tx:", wrong),
+                    "Make the optimizer with the transformation that the state is of; "
+                    "treeadapt.carry_state fits a state to another one.",
+                ]
+            )
+        )
+    count = None if step is None else jnp.asarray(step)
+    if count is not None and (
+        count.ndim or not jnp.issubdtype(count.dtype, jnp.integer)
+    ):
+        raise StructureMismatchError(f"step is {describe(count)}; expected an integer.")
+    for path, slot in slot_of.items():
+        slot.set_value(leaf_of[path])
+    if count is not None:
+        optimizer.step.set_value(count.astype(optimizer.step.get_value().dtype))
+
+
+def _text(leaves: dict[str, Any], path: str) -> str:
+    if path not in leaves:
+        return "missing"
+    leaf = leaves[path]
+    return describe(leaf) if is_array(leaf) else type(leaf).__name__
