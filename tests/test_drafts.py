@@ -817,6 +817,17 @@ def test_many_names_that_differ_in_words_are_paired_or_listed():
     assert len(draft.pairs) + len(draft.unexpected) == len(source)
 
 
+def test_names_with_too_many_candidates_are_said_to_be_left_out():
+    shapes = {
+        f"m{chr(97 + n // 26)}{chr(97 + n % 26)}.w": np.zeros(7) for n in range(250)
+    }
+    shapes["x.w"] = np.zeros(5)
+    target = {path.replace(".", "/"): leaf for path, leaf in shapes.items()}
+    draft = ta.draft_migration(abstract(shapes), abstract(target))
+    assert draft.pairs == {"x.w": ("x/w",)}
+    assert "250 leaves of the source not looked at" in str(draft)
+
+
 def test_two_million_leaves_are_refused(monkeypatch):
     monkeypatch.setattr(sides, "MAX_LEAVES", 2)
     leaves = abstract({f"w{n}": np.zeros(3) for n in range(3)})

@@ -267,7 +267,12 @@ def _rows(
         {path: leaf for path, leaf in side.leaves.items() if path not in covered}
         for side, covered in zip((one, two), done, strict=True)
     ]
-    proposed = propose(left[0], left[1], words, rows)
+    proposed, crowded = propose(left[0], left[1], words, rows)
+    if crowded:
+        notes.append(
+            f"{plural(crowded, 'leaf')} of the source not looked at: too many names "
+            "have their size. Numbers on both sides, or convert=, would show them."
+        )
     if has_values:
         tested = [each for row in proposed for each in _tested(row, one, two)]
         shows = any(row.evidence == "values" for row in (*rows, *tested))
@@ -284,7 +289,7 @@ def _rows(
             {path: leaf for path, leaf in side.leaves.items() if path not in paths}
             for side in (one, two)
         ]
-        proposed = propose(left[0], left[1], words, rows)
+        proposed, _ = propose(left[0], left[1], words, rows)
     return [row for row in (*rows, *proposed) if not _misfit(row, one, two)]
 
 
@@ -422,8 +427,15 @@ def _alone(texts: tuple[str, ...]) -> Any:
 
 def _misfit(row: DraftRow, one: Side, two: Side) -> str:
     """Return what is wrong with a row on shapes; empty if nothing is."""
-    source = {path: one.leaves[path] for path in row.source_paths}
-    target = {path: two.leaves[path] for path in row.target_paths}
+    kinds: dict[object, list[tuple[tuple[str, ...], tuple[str, ...]]]] = {}
+    for pair in row.pairs:  # those of equal shapes are alike
+        olds, news = (
+            [*map(side.leaves.get, p)] for side, p in zip((one, two), pair, strict=True)
+        )
+        kinds.setdefault((tuple(olds), tuple(news)), []).append(pair)
+    some = [pair for alike in kinds.values() for pair in (alike[0], *alike[1:][-1:])]
+    source = {path: one.leaves[path] for paths, _ in some for path in paths}
+    target = {path: two.leaves[path] for _, paths in some for path in paths}
     try:
         migration, _ = _single(canonical(row))
         migration.plan(source, target)

@@ -9,6 +9,7 @@ the best assignment without it lacks.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections import Counter, defaultdict
@@ -17,7 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from treeadapt.drafts.rows import DraftAddress, DraftRow, Hole, is_count, tokens_of
+from treeadapt.drafts.families import (
+    Family,
+    families,
+    grouped_paths,
+    place_of,
+    rescued,
+)
+from treeadapt.drafts.fused import fused_rows
+from treeadapt.drafts.rows import DraftRow, is_count, tokens_of
 from treeadapt.drafts.shapes import AxisOrder, layouts
 from treeadapt.drafts.words import Words, plain_words
 
@@ -28,115 +37,6 @@ _COMMON = 0.5  # of a side's names: a word in so many is one of its parts
 _MAX_FAMILIES = 4_000  # of a side
 _MAX_ANCHORS = 2_000  # leaves with equal paths, whose neighbours others may be
 _MAX_COMPONENT = 200  # families that are assigned at once
-
-
-@dataclasses.dataclass(frozen=True)
-class Family:
-    """Leaves whose paths differ in numbers only.
-
-    Attributes:
-        tokens: of the path, with None for the numbers.
-        counts: of each number.
-        shifts: the least value of each.
-        shape: of a leaf.
-        dtype: of a leaf.
-        paths: of the leaves, in the order of their numbers.
-    """
-
-    tokens: tuple[str | None, ...]
-    counts: tuple[int, ...]
-    shifts: tuple[int, ...]
-    shape: tuple[int, ...]
-    dtype: Any
-    paths: tuple[str, ...]
-
-    @property
-    def dims(self) -> tuple[int, ...]:
-        """Counts of its numbers, then its axes."""
-        return (*self.counts, *self.shape)
-
-    @property
-    def text(self) -> str:
-        """Its path, with ``#`` for the numbers."""
-        return "".join("#" if token is None else token for token in self.tokens)
-
-
-def families(leaves: Mapping[str, Any]) -> list[Family]:
-    """Return the families of the leaves of one side, in their order."""
-    groups: dict[object, list[tuple[str, tuple[str, ...]]]] = {}
-    for path in leaves:
-        tokens = tokens_of(path)
-        key = tuple(None if is_count(token) else token for token in tokens)
-        groups.setdefault(key, []).append((path, tokens))
-    return [each for members in groups.values() for each in _divided(members, leaves)]
-
-
-def _divided(
-    members: list[tuple[str, tuple[str, ...]]], leaves: Mapping[str, Any]
-) -> Iterator[Family]:
-    """Yield the families of leaves that are alike but for numbers.
-
-    A number that does not count from 0 is a part of a name, as in ``norm1``.
-    """
-    tokens = members[0][1]
-    values = {
-        i: sorted({int(each[i]) for _, each in members})
-        for i in range(len(tokens))
-        if is_count(tokens[i]) and any(each[i] != tokens[i] for _, each in members)
-    }
-
-    def split(at: int) -> Iterator[Family]:
-        parts: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
-        for path, each in members:
-            parts.setdefault(each[at], []).append((path, each))
-        for part in parts.values():
-            yield from _divided(part, leaves)
-
-    for i, numbers in values.items():
-        is_run = numbers == [*range(numbers[0], numbers[0] + len(numbers))]
-        is_alone = all(
-            (0 <= j < len(tokens) and tokens[j] in ("/", ".")) or j in (-1, len(tokens))
-            for j in (i - 1, i + 1)
-        )
-        if not is_run or (numbers[0] and not (is_alone and len(numbers) > 2)):
-            yield from split(i)
-            return
-    forms = {(tuple(leaves[p].shape), np.dtype(leaves[p].dtype)) for p, _ in members}
-    if len(forms) > 1 or len(members) != math.prod(map(len, values.values())):
-        yield from split(min(values, key=lambda i: len(values[i])))
-        return
-    (shape, dtype) = forms.pop()
-    ordered = sorted(members, key=lambda each: [int(each[1][i]) for i in values])
-    yield Family(
-        tuple(None if i in values else token for i, token in enumerate(tokens)),
-        tuple(map(len, values.values())),
-        tuple(numbers[0] for numbers in values.values()),
-        shape,
-        dtype,
-        tuple(path for path, _ in ordered),
-    )
-
-
-def _without_slot(family: Family, slot: int) -> list[Family]:
-    """Return one family for each value of a number, as a part of its name."""
-    places = [i for i, token in enumerate(family.tokens) if token is None]
-    grid = np.arange(len(family.paths)).reshape(family.counts)
-    slices = []
-    for value in range(family.counts[slot]):
-        tokens = list(family.tokens)
-        tokens[places[slot]] = str(value + family.shifts[slot])
-        keep = [i for i in range(len(family.counts)) if i != slot]
-        slices.append(
-            Family(
-                tuple(tokens),
-                tuple(family.counts[i] for i in keep),
-                tuple(family.shifts[i] for i in keep),
-                family.shape,
-                family.dtype,
-                tuple(family.paths[i] for i in np.take(grid, value, slot).reshape(-1)),
-            )
-        )
-    return slices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,8 +59,11 @@ def propose(
     target: Mapping[str, Any],
     words: Words,
     by_values: Sequence[DraftRow],
-) -> list[DraftRow]:
+) -> tuple[list[DraftRow], int]:
     """Return a row for each pair of families, marked unless all speak for it.
+
+    With it comes the number of leaves of the source that are not looked at, because too
+    many names have their size.
 
     Args:
         source: leaves of the source without a partner.
@@ -170,31 +73,16 @@ def propose(
     """
     ones, twos = families(source), families(target)
     if max(len(ones), len(twos)) > _MAX_FAMILIES:
-        return []
+        return [], len(source)
     rows = []
-    ones, twos, fused = _fused(ones, twos, words)
+    ones, twos, fused = fused_rows(ones, twos, words)
     rows += fused
-    ones, twos = _rescued(ones, twos), _rescued(twos, ones)
+    ones, twos = rescued(ones, twos), rescued(twos, ones)
     left = [Unit(each) for each in ones]
     right = _with_tails(twos, ones)
-    rows += _Assignment(left, right, words, by_values).rows()
-    return rows
-
-
-def _rescued(ones: list[Family], others: list[Family]) -> list[Family]:
-    """Take a number as a part of the name where its family fits no other."""
-    sizes = Counter(math.prod(each.dims) for each in others)
-    every: list[Family] = []
-    for each in ones:
-        slots = [i for i, n in enumerate(each.counts) if n <= 4]
-        if not sizes[math.prod(each.dims)] and slots:
-            slot = min(slots, key=lambda i: (each.counts[i], -i))
-            parts = _without_slot(each, slot)
-            if sizes[math.prod(parts[0].dims)] >= len(parts):
-                every += parts
-                continue
-        every.append(each)
-    return every
+    assignment = _Assignment(left, right, words, by_values)
+    rows += assignment.rows()
+    return rows, sum(len(ones[i].paths) for i in assignment.crowded)
 
 
 def _segments(family: Family) -> list[tuple[str | None, ...]]:
@@ -266,7 +154,11 @@ def _unit_layouts(source: Family, unit: Unit) -> list[AxisOrder]:
 
 
 class _Assignment:
-    """The best pairs of families, and how sure each is."""
+    """The best pairs of families, and how sure each is.
+
+    Attributes:
+        crowded: numbers of families of the source with too many candidates.
+    """
 
     def __init__(
         self,
@@ -277,6 +169,7 @@ class _Assignment:
     ) -> None:
         self._ones, self._twos, self._words = ones, twos, words
         self._known = by_values
+        self.crowded: set[int] = set()
         by_size: dict[int, list[int]] = defaultdict(list)
         for j, unit in enumerate(twos):
             size = math.prod(unit.family.dims)
@@ -288,6 +181,7 @@ class _Assignment:
         for i, unit in enumerate(ones):
             near = by_size.get(math.prod(unit.family.dims), ())
             if len(near) > _MAX_COMPONENT:
+                self.crowded.add(i)
                 continue
             for j in near:
                 orders = _unit_layouts(unit.family, twos[j])
@@ -308,6 +202,10 @@ class _Assignment:
             for word, n in counts.items()
         }
         self._meanings = meanings
+        self._totals = [
+            [sum(self._weights[word] * n for word, n in each.items()) for each in side]
+            for side in meanings
+        ]
         self._sets = [
             [_nth_words(each.elements()) for each in side] for side in meanings
         ]
@@ -336,7 +234,7 @@ class _Assignment:
         for _ in range(2):
             chosen = self._assigned(scores)
             votes = self._votes(chosen, names)
-            scores = {pair: names[pair] + votes(*pair) for pair in names}
+            scores = {pair: names[pair] + votes.get(pair, 0.0) for pair in names}
         chosen = self._assigned(scores)
         rows: list[DraftRow] = []
         for (i, j), margin in chosen.items():
@@ -345,10 +243,12 @@ class _Assignment:
 
     def _name(self, i: int, j: int) -> float:
         one, two = self._meanings[0][i], self._meanings[1][j]
-        both = sum(self._weights[word] * n for word, n in (one & two).items())
-        every = sum(
-            self._weights[word] * n for each in (one, two) for word, n in each.items()
+        both = sum(
+            self._weights[word] * min(n, two[word])
+            for word, n in one.items()
+            if word in two
         )
+        every = self._totals[0][i] + self._totals[1][j]
         return 2 * both / every if every else 0.0
 
     def _assigned(
@@ -358,7 +258,7 @@ class _Assignment:
         from scipy.optimize import linear_sum_assignment
 
         chosen: dict[tuple[int, int], float] = {}
-        for component in self._components():
+        for component in self._components:
             ones = sorted({i for i, _ in component})
             twos = sorted({j for _, j in component})
             row = {i: n for n, i in enumerate(ones)}
@@ -369,6 +269,7 @@ class _Assignment:
                 near = abs(i / len(self._ones) - j / len(self._twos))
                 table[row[i], column[j]] = scores[i, j] + 0.01 - 1e-3 * near
             if max(table.shape) > _MAX_COMPONENT:
+                self.crowded.update(ones)
                 continue
 
             def best(table: np.ndarray) -> tuple[float, list[tuple[int, int]]]:
@@ -387,7 +288,9 @@ class _Assignment:
                 chosen[ones[x], twos[y]] = float(total - without)
         return chosen
 
-    def _components(self) -> Iterator[list[tuple[int, int]]]:
+    @functools.cached_property
+    def _components(self) -> list[list[tuple[int, int]]]:
+        """The candidates, divided into those that share no family."""
         parents: dict[Any, Any] = {}
 
         def root(node: Any) -> Any:
@@ -401,15 +304,15 @@ class _Assignment:
         groups: dict[Any, list[tuple[int, int]]] = {}
         for i, j in self._layouts:
             groups.setdefault(root((0, i)), []).append((i, j))
-        yield from groups.values()
+        return [*groups.values()]
 
     def _votes(
         self,
         chosen: Mapping[tuple[int, int], float],
         names: Mapping[tuple[int, int], float],
-    ) -> Any:
-        """Return a function: how many neighbours of two families are pairs, 0 to 1."""
-        both: Counter[Any] = Counter()
+    ) -> dict[tuple[int, int], float]:
+        """Return how many neighbours of two families are pairs, up to 1; not if 0."""
+        both: dict[str, Counter[str]] = defaultdict(Counter)
         counts: tuple[Counter[Any], Counter[Any]] = (Counter(), Counter())
         anchors = [
             (self._ones[i].family.text, self._twos[j].family.text)
@@ -424,24 +327,34 @@ class _Assignment:
             ones, twos = _prefixes(a), _prefixes(b)
             counts[0].update(ones)
             counts[1].update(twos)
-            both.update(itertools.product(ones, twos))
+            for p in ones:
+                both[p].update(twos)
 
-        def vote(i: int, j: int) -> float:
-            a, b = self._ones[i].family.text, self._twos[j].family.text
-            is_anchor = (a, b) in anchor_set
-            best = []
-            for p in _prefixes(a):
-                shared = [
-                    2
-                    * (both[p, q] - is_anchor)
-                    / (counts[0][p] + counts[1][q] - 2 * is_anchor)
-                    for q in _prefixes(b)
-                    if both[p, q] > is_anchor
+        above = [_prefixes(unit.family.text) for unit in self._twos]
+        votes: dict[tuple[int, int], float] = {}
+        for i, candidates in self._rivals[0].items():
+            a = self._ones[i].family.text
+            near = [(counts[0][p], both.get(p, Counter())) for p in _prefixes(a)]
+            every = {q for _, many in near for q in many}
+            for j in candidates:
+                if every.isdisjoint(above[j]):
+                    continue
+                is_anchor = (a, self._twos[j].family.text) in anchor_set
+                best = [
+                    max(
+                        (
+                            2
+                            * (many[q] - is_anchor)
+                            / (count + counts[1][q] - 2 * is_anchor)
+                            for q in above[j]
+                            if q in many and many[q] > is_anchor
+                        ),
+                        default=0.0,
+                    )
+                    for count, many in near
                 ]
-                best.append(max(shared, default=0.0))
-            return sum(best) / len(best) if best else 0.0
-
-        return vote
+                votes[i, j] = sum(best) / len(best)
+        return votes
 
     def _rows_of(
         self,
@@ -456,14 +369,14 @@ class _Assignment:
         rivals = [other for other in self._rivals[0][i] if other != j]
         others = [other for other in self._rivals[1][j] if other != i]
         checks = []
-        distinct = self._distinct(i, j, rivals, others)
-        is_sure = (
+        is_likely = (
             names[i, j] >= LEAST_NAME
+            and margin >= LEAST_MARGIN / 2
             and not self._conflicts(i, j)
-            and (
-                (margin >= LEAST_MARGIN and distinct >= LEAST_DISTINCT)
-                or (margin >= LEAST_MARGIN / 2 and distinct > 0.99)
-            )
+        )
+        distinct = self._distinct(i, j, rivals, others) if is_likely else 0.0
+        is_sure = distinct > 0.99 or (
+            margin >= LEAST_MARGIN and distinct >= LEAST_DISTINCT
         )
         if not is_sure:
             rivals.sort(key=lambda b: -scores[i, b])
@@ -518,9 +431,13 @@ class _Assignment:
         It is that of the nearest rival: 1 if all that tells the name from that of the
         rival is in both names, 0 if nothing is.
         """
-        told = [self._told(1, j, b, i) for b in rivals]
-        told += [self._told(0, i, a, j) for a in others]
-        return min(told, default=1.0)
+        least = 1.0
+        for side, name, other, many in ((1, j, i, rivals), (0, i, j, others)):
+            for rival in many:
+                least = min(least, self._told(side, name, rival, other))
+                if least < LEAST_DISTINCT:
+                    return least
+        return least
 
     def _told(self, side: int, name: int, rival: int, other: int) -> float:
         """Return how much of what tells a name from a rival is true of another name.
@@ -535,6 +452,8 @@ class _Assignment:
         its = self._sets[1 - side][other]
         extra = has - self._broad[side][rival]
         absent = lacks - has
+        if has == its and extra:
+            return 1.0  # as most often
         vocabulary = self._vocabularies[1 - side]
         both = self._weight((absent & vocabulary) - self._broad[1 - side][other])
         both += self._weight(extra & its)
@@ -561,6 +480,7 @@ def _numberless(path: str) -> str:
     return "".join("#" if is_count(token) else token for token in tokens_of(path))
 
 
+@functools.lru_cache(maxsize=20_000)
 def _prefixes(text: str) -> list[str]:
     """Return what is above a leaf, at each depth.
 
@@ -595,57 +515,20 @@ def _likeliest(
     return min(orders, key=rank)
 
 
-def _place(
-    family: Family, dims: Sequence[tuple[int, ...]], shifts: Sequence[int] | None = None
-) -> DraftAddress:
-    slots = len(family.counts)
-    holes = iter(zip(dims[:slots], shifts or family.shifts, strict=True))
-    tokens: list[str | Hole] = []
-    for token in family.tokens:
-        if token is None:
-            atoms, shift = next(holes)
-            tokens.append(Hole(atoms, shift))
-        else:
-            tokens.append(token)
-    return DraftAddress(tuple(tokens), tuple((atoms,) for atoms in dims[slots:]))
-
-
 def _row(
     one: Family, two: Family, layout: AxisOrder, checks: tuple[str, ...]
 ) -> DraftRow:
-    source, target = _place(one, layout.source), _place(two, layout.target)
+    source, target = place_of(one, layout.source), place_of(two, layout.target)
     dtypes = str(one.dtype), str(two.dtype)
     return DraftRow(
         (source,),
         (target,),
         dict(layout.sizes),
-        tuple(_grouped_paths(one, two, layout)),
+        tuple(grouped_paths(one, two, layout)),
         "shapes",
         checks,
         cast=dtypes if dtypes[0] != dtypes[1] else (),
     )
-
-
-def _grouped_paths(
-    one: Family, two: Family, layout: AxisOrder
-) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Yield the leaves that move together, by the numbers that both paths have."""
-    slots = [
-        dims[: len(f.counts)]
-        for dims, f in ((layout.source, one), (layout.target, two))
-    ]
-    shared = [
-        (a, slots[1].index(atoms))
-        for a, atoms in enumerate(slots[0])
-        if atoms in slots[1]
-    ]
-    groups: dict[object, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
-    for side, family in enumerate((one, two)):
-        numbers = itertools.product(*map(range, family.counts))
-        for path, values in zip(family.paths, numbers, strict=True):
-            groups[tuple(values[pair[side]] for pair in shared)][side].append(path)
-    for ones, twos in groups.values():
-        yield tuple(ones), tuple(twos)
 
 
 def _tail_rows(
@@ -670,8 +553,8 @@ def _tail_rows(
     dtypes = str(one.dtype), str(two.dtype)
     cast = dtypes if dtypes[0] != dtypes[1] else ()
     yield DraftRow(
-        (_place(one, layout.source, shifts),),
-        (_place(tail, layout.target),),
+        (place_of(one, layout.source, shifts),),
+        (place_of(tail, layout.target),),
         dict(layout.sizes),
         ((tuple(tail_paths), tail.paths),),
         "shapes",
@@ -684,147 +567,11 @@ def _tail_rows(
     source[slot] = (atom, inner)
     target = [(inner,), *layout.target]
     yield DraftRow(
-        (_place(one, source),),
-        (_place(two, target),),
+        (place_of(one, source),),
+        (place_of(two, target),),
         sizes,
         ((tuple(head_paths), two.paths),),
         "shapes",
         checks,
         cast=cast,
-    )
-
-
-def _fused(
-    ones: list[Family], twos: list[Family], words: Words
-) -> tuple[list[Family], list[Family], list[DraftRow]]:
-    """Pair arrays that hold several others with those that are apart.
-
-    Returns:
-        What is left of both sides, and the rows, all of them marked.
-    """
-    rows: list[DraftRow] = []
-    used: set[Family] = set()
-    for is_source, parts, wholes in ((False, twos, ones), (True, ones, twos)):
-        groups: dict[object, dict[str, Family]] = defaultdict(dict)
-        for each in parts:
-            meanings = words.of(each.text)
-            for fused, names in words.fused.items():
-                inside = [m for m in meanings if m in names]
-                if len(inside) == 1:
-                    rest = tuple(m for m in meanings if m != inside[0])
-                    key = fused, rest, each.counts
-                    groups[key].setdefault(inside[0], each)
-        candidates: list[Any] = []
-        for (fused, rest, _), members in groups.items():  # type: ignore[misc]
-            names = words.fused[fused]
-            if len(members) < len(names):
-                continue
-            family_parts = [members[name] for name in names]
-            for whole in wholes:
-                meanings = words.of(whole.text)
-                if fused not in meanings and not {*names} <= {*meanings}:
-                    continue
-                row = _fused_row(family_parts, whole, is_source=is_source)
-                if row is not None:
-                    shared = sum((Counter(rest) & Counter(meanings)).values())
-                    candidates.append(
-                        (shared, len(candidates), family_parts, whole, row)
-                    )
-        for _, _, family_parts, whole, row in sorted(
-            candidates, key=lambda c: (-c[0], c[1])
-        ):
-            if not used & {*family_parts, whole}:
-                used |= {*family_parts, whole}
-                rows.append(row)
-    return (
-        [each for each in ones if each not in used],
-        [each for each in twos if each not in used],
-        rows,
-    )
-
-
-def _fused_row(
-    parts: list[Family], whole: Family, *, is_source: bool
-) -> DraftRow | None:
-    """Return the row of parts one after the other along an axis of the whole."""
-    rank = {len(part.shape) for part in parts}
-    if len(rank) > 1 or len({part.dtype for part in parts}) > 1:
-        return None
-    slots = len(whole.counts)
-    for count in (1, 2):
-        for many in itertools.combinations(range(len(parts[0].shape)), count):
-            if count == 2 and many[1] != many[0] + 1:
-                continue
-            sums = [math.prod(part.shape[i] for i in many) for part in parts]
-            rest = [
-                tuple(n for i, n in enumerate(part.shape) if i not in many)
-                for part in parts
-            ]
-            if len({*rest}) > 1:
-                continue
-            dims = (*parts[0].counts, sum(sums), *rest[0])
-            first = len(parts[0].counts)
-            for layout in layouts(dims, first, whole.dims, slots):
-                if layout.is_split or not layout.source[first]:
-                    continue
-                axis = layout.target.index(layout.source[first])
-                if axis < slots:
-                    continue
-                return _bracket(parts, whole, layout, many, axis, is_source=is_source)
-    return None
-
-
-def _bracket(
-    parts: list[Family],
-    whole: Family,
-    layout: AxisOrder,
-    many: tuple[int, ...],
-    axis: int,
-    *,
-    is_source: bool,
-) -> DraftRow:
-    first = len(parts[0].counts)
-    atoms = itertools.count(1 + max(layout.sizes))
-    sizes = dict(layout.sizes)
-    shared: dict[tuple[int, int], int] = {}
-    places, products = [], []
-    for part in parts:
-        product: list[int] = []
-        for nth, i in enumerate(reversed(many)):
-            key = nth, part.shape[i]
-            if key not in shared:
-                shared[key] = next(atoms)
-                sizes[shared[key]] = part.shape[i]
-            product.insert(0, shared[key])
-        rest = iter(layout.source[first + 1 :])
-        dims = [*layout.source[:first]]
-        for i in range(len(part.shape)):
-            dims.append((product[many.index(i)],) if i in many else next(rest))
-        places.append(_place(part, dims))
-        products.append(tuple(product))
-    place = _place(whole, layout.target)
-    axes = list(place.axes)
-    axes[axis - len(whole.counts)] = tuple(products)
-    place = DraftAddress(place.tokens, tuple(axes))
-    grouped: dict[tuple[str, ...], list[str]] = {}
-    for part in parts:
-        for ones, twos in _grouped_paths(part, whole, layout):
-            grouped.setdefault(twos, []).extend(ones)
-    pairs = tuple((tuple(ones), twos) for twos, ones in grouped.items())
-    left, right = (tuple(places), (place,))[:: 1 if is_source else -1]
-    if not is_source:
-        pairs = tuple((twos, ones) for ones, twos in pairs)
-    dtypes = str(parts[0].dtype), str(whole.dtype)
-    cast = dtypes if is_source else dtypes[::-1]
-    # Nothing tells whether the parts of each head are next to each other.
-    are_equal = len({*products}) == 1
-    other = "; or each head holds its own, `(h p d)`" if are_equal else ""
-    return DraftRow(
-        left,
-        right,
-        sizes,
-        pairs,
-        "shapes",
-        (f"the parts, and their order{other}",),
-        cast=cast if cast[0] != cast[1] else (),
     )

@@ -8,6 +8,7 @@ both sides is made.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections import Counter
@@ -56,6 +57,16 @@ def layouts(
     """
     if math.prod(source) != math.prod(target):
         return []
+    return [*_layouts(tuple(source), source_slots, tuple(target), target_slots)]
+
+
+@functools.lru_cache(maxsize=4_096)
+def _layouts(
+    source: tuple[int, ...],
+    source_slots: int,
+    target: tuple[int, ...],
+    target_slots: int,
+) -> tuple[AxisOrder, ...]:
     kept: dict[int, int] = {}  # numbers of the source, and of the target
     for one in range(source_slots):
         for two in range(target_slots):
@@ -98,7 +109,7 @@ def layouts(
                 is_split,
             )
         )
-    return orders
+    return tuple(orders)
 
 
 Groups = list[tuple[tuple[int, ...], tuple[int, ...]]]
