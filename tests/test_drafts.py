@@ -21,7 +21,7 @@ import pytest
 import test_migration_tables as tables
 from command import invoke
 from sizes import some
-from test_example_migrations import SIZES, TABLES, schema_of
+from test_example_migrations import SIZES, THERE_AND_BACK, schema_of
 
 import treeadapt as ta
 from treeadapt.drafts import draft as drafts
@@ -47,7 +47,7 @@ OTHER_SIZES: dict[str, tuple[dict[int, int], dict[str, int]]] = {
 
 def table_of(name: str, folder: Any, sizes: Mapping[str, int]) -> ta.Migration:
     """A table of the examples, with sizes in place of a target."""
-    text = TABLES[name].read_text("utf-8").replace("{n+60}", "{n+12}")
+    text = THERE_AND_BACK[name].read_text("utf-8").replace("{n+60}", "{n+12}")
     table = tomllib.loads(text)
     wanted = table.get("sizes", {}) | dict(sizes)
     table["sizes"] = {k: n for k, n in wanted.items() if re.search(rf"\b{k}\b", text)}
@@ -114,7 +114,7 @@ def moves_alike(found: ta.Migration, source: Leaves, result: Leaves) -> None:
 # --- from values ---
 
 
-@pytest.mark.parametrize("name", some(TABLES))
+@pytest.mark.parametrize("name", some(THERE_AND_BACK))
 def test_each_example_is_drafted_from_values(name, tmp_path):
     source = float32(ta.read_metadata(schema_of(name)))
     result = table_of(name, tmp_path, SIZES.get(name, {}))(source)
@@ -580,7 +580,7 @@ def template(path: str) -> str:
 
 def test_each_example_is_drafted_from_names_and_shapes(tmp_path):
     count = right = marked = 0
-    for name in TABLES:
+    for name in THERE_AND_BACK:
         shapes = ta.read_metadata(schema_of(name))
         source = numbers(shapes)
         table = table_of(name, tmp_path, SIZES.get(name, {}))
@@ -602,7 +602,7 @@ def test_each_example_is_drafted_from_names_and_shapes(tmp_path):
 
 
 @pytest.mark.parametrize("half", [False, True])
-@pytest.mark.parametrize("name", some(TABLES))
+@pytest.mark.parametrize("name", some(THERE_AND_BACK))
 def test_nothing_wrong_is_unmarked_if_leaves_and_words_are_gone(
     name, half, tmp_path, monkeypatch
 ):

@@ -25,6 +25,9 @@ SCHEMAS = sorted(FOLDER.glob("*.schema.toml"))
 TABLES = {
     file.stem: file for file in sorted(FOLDER.glob("*.toml")) if file not in SCHEMAS
 }
+#: Tables that multiply have no way back: see ``test_quantised_models``.
+ONE_WAY = {"deepseek-v3-fp8-scanned", "qwen3-fp8-scanned"}
+THERE_AND_BACK = [name for name in TABLES if name not in ONE_WAY]
 #: What a target would say, of the models that the schemas are of.
 SIZES = {
     "gemma3-scanned": {"d": 14, "head": 5},
@@ -60,7 +63,7 @@ def schema_of(name: str) -> Path:
     return FOLDER / f"{name.rpartition('-')[0]}.schema.toml"
 
 
-@pytest.fixture(params=TABLES)
+@pytest.fixture(params=THERE_AND_BACK)
 def example(request, tmp_path) -> Example:
     name, schema = request.param, schema_of(request.param)
     # The tiny Gemma 3 has two blocks, not ten.
@@ -82,7 +85,7 @@ def example(request, tmp_path) -> Example:
 @pytest.mark.parametrize("name", TABLES)
 def test_every_table_is_read_and_written(name, tmp_path):
     there = ta.load_migration(TABLES[name])
-    for m in (there, there.inverse):
+    for m in (there,) if name in ONE_WAY else (there, there.inverse):
         (tmp_path / "again.toml").write_text(m.to_toml())
         assert ta.load_migration(tmp_path / "again.toml") == m
 

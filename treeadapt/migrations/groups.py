@@ -20,10 +20,10 @@ import jax.numpy as jnp
 
 from treeadapt.arrays import is_array, is_inexact_dtype, least_value
 from treeadapt.convert import describe
-from treeadapt.migrations.axes import REST, Axes, Axis, every_name, indices
+from treeadapt.migrations.axes import REST, Axes, Axis, Product, every_name, indices
 from treeadapt.migrations.problems import Problems, nearest
 from treeadapt.migrations.rows import Address, Row
-from treeadapt.migrations.running import Layout, Move, wide_dtype
+from treeadapt.migrations.running import Layout, Move, factor_dtype, wide_dtype
 from treeadapt.migrations.solving import Equation, solve
 from treeadapt.migrations.templates import Captures, decompose
 from treeadapt.names import Speller, listing, natural, plural, size_text
@@ -371,7 +371,7 @@ class GroupMaker:
             filled.append(tuple(self._path(address, values, n, sizes) for n in every))
         targets = tuple(filled)
         if row.moves:
-            move = self._move(sides, sizes, sources[0][0], targets[0][0])
+            move = self._move(sides, sizes, sources, targets[0][0])
             specs = tuple(_made(move, layout) for layout in move.targets)
             self._check_growth(sources, targets, specs)
         return Group(row, self.place, sources, targets, move, specs)
@@ -468,20 +468,59 @@ class GroupMaker:
             where = f"axis {place} of {listing([path])}"
             if axis.name in pads:
                 size, where = size - sum(pads[axis.name]), f"{where} without padding"
-            yield Equation(axis.parts, size, where)
+            block = self._block(axis)
+            if block:  # the last one may be short
+                yield Equation((axis.parts[0][:1],), -(-size // block), where)
+            else:
+                yield Equation(axis.parts, size, where)
+
+    def _block(self, axis: Axis) -> int:
+        """Return the size of the blocks of an axis; 0 if its last one is not short.
+
+        Factors have a number for each block, whose size is given; the product has the
+        axis whole.
+        """
+        (product, *others), row = axis.parts, self.row
+        targets = [each for address in row.targets for each in address.axes]
+        is_block = row.values.multiply and not others and len(product) > 1
+        if not is_block or axis not in targets or not {*product[1:]} <= {*self.sizes}:
+            return 0
+        return math.prod(self.sizes[name] for name in product[1:])
+
+    def _lengths(self, sources: Sequence[Sequence[str]]) -> dict[Product, int]:
+        """Return the sizes of axes whose last block may be short."""
+        lengths: dict[Product, int] = {}
+        for address, (path, *_) in zip(self.row.sources, sources, strict=True):
+            shape = shape_of(self.source[path])
+            for place, (axis, size) in enumerate(zip(address.axes, shape, strict=True)):
+                other = lengths.setdefault(axis.parts[0], size)
+                if self._block(axis) and other != size:
+                    text = f"axis {place} of {listing([path])} has size {size:,}"
+                    self._fault(f"{text}, and another factor {other:,}")
+        axes = (axis for address in self.row.targets for axis in address.axes)
+        return {a.parts[0]: lengths[a.parts[0]] for a in axes if self._block(a)}
 
     def _move(
-        self, sides: Sequence[Sequence[Layout]], sizes: Sizes, source: str, filled: str
+        self,
+        sides: Sequence[Sequence[Layout]],
+        sizes: Sizes,
+        sources: Sequence[Sequence[str]],
+        filled: str,
     ) -> Move:
         """Return how the arrays of a group are moved, with their new dtype.
 
         Args:
             sides: layouts of the sources, and of the targets.
             sizes: of all names.
-            source: the first source.
+            sources: paths of the leaves of each source.
             filled: the first target.
         """
-        row, dtype = self.row, self.source[source].dtype
+        row, source = self.row, sources[0][0]
+        dtype = (
+            self._factor(sources)
+            if row.values.multiply
+            else (self.source[source].dtype)
+        )
         self._check_numbers(dtype, source)
         after = self._cast(dtype, source, filled)
         padded = (dtype, after) if row.values.pad else ()
@@ -502,7 +541,18 @@ class GroupMaker:
             values=row.values,
             dtype=after,
             compares=row.compares,
+            lengths=(*self._lengths(sources).items(),) if row.values.multiply else (),
         )
+
+    def _factor(self, sources: Sequence[Sequence[str]]) -> Any:
+        """Return the dtype of what some factors make."""
+        dtypes = {paths[0]: self.source[paths[0]].dtype for paths in sources}
+        for path, dtype in dtypes.items():
+            is_small = jnp.issubdtype(dtype, jnp.integer) and dtype.itemsize <= 2
+            if not (is_small or is_inexact_dtype(dtype)):
+                text = f"{listing([path])} is {dtype}, which is not a factor"
+                self._fault(text, "values")
+        return factor_dtype(dtypes.values())
 
     def _check_numbers(self, dtype: Any, source: str) -> None:
         """Raise unless arrays of a dtype can be computed with the row's numbers."""
@@ -552,6 +602,9 @@ class GroupMaker:
                 shapes.setdefault((shape_of(spec), is_array(spec)), path)
                 dtypes.setdefault(getattr(spec, "dtype", type(spec)), path)
             self._check_alike(shapes.values())
+            if self.row.values.multiply:  # a factor may have any
+                self._check_alike(dtypes.values())
+                dtypes.clear()
         self._check_alike(dtypes.values())
 
     def _check_alike(self, paths: Collection[str]) -> None:

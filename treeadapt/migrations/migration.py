@@ -52,11 +52,12 @@ class Migration:
     Args:
         table: mapping of sources to targets, or ordered pairs. A target is an address;
             None to drop leaves; ``(address, options)`` with any of ``repeat``,
-            ``scale``, ``offset``, ``pad`` and ``cast``, and of ``sizes`` and
-            ``checked`` for this row; ``(address, function)`` or ``(address, (function,
-            inverse))``. On either side a tuple of addresses is several
-            copies of one array, the parts of a concatenation that is written with
-            ``[...]`` on the other side, or what a function takes or returns.
+            ``scale``, ``offset``, ``pad``, ``fill``, ``cast`` and ``multiply``, and of
+            ``sizes`` and ``checked`` for this row; ``(address, function)`` or
+            ``(address, (function, inverse))``. On either side a tuple of addresses is
+            several copies of one array, the parts of a concatenation that is written
+            with ``[...]`` on the other side, the factors of a product, or what a
+            function takes or returns.
         sizes: sizes of axes, for those that shapes leave open.
         new: what fills leaves of the target that the source lacks, by path, in which
             ``*`` and ``**`` are wildcards: ``"zeros"``, or ``"target"`` to keep them.
@@ -301,7 +302,8 @@ class Migration:
         if stuck:
             raise MigrationError(
                 f"These rows cannot be read backwards: {listing(stuck)}. Write "
-                "(target, (function, inverse)), and use all captured names in targets."
+                "(target, (function, inverse)), and use all captured names in targets; "
+                "what multiply made has no way back."
             )
         dropped = (each.text for r in self._rows if r.drops for each in r.sources)
         inverse = Migration({}, new=dict.fromkeys(dropped, DROPPED))
@@ -504,10 +506,10 @@ def load_migration(path: str | os.PathLike[str]) -> Migration:
     """Read a migration from a TOML or JSON file.
 
     ``version = 1`` and ordered ``[[rows]]``. A row has ``from`` and ``to``, each an
-    address or a list of them, and may have ``repeat``, ``scale``, ``offset``, ``pad``
-    and ``cast``, or these in a table ``undo``, and ``sizes`` and ``checked``; or it has
-    ``drop`` alone, in an inverse also ``undo = "new"``. ``[sizes]`` and ``[new]`` as
-    for ``Migration``.
+    address or a list of them, and may have ``repeat``, ``scale``, ``offset``, ``pad``,
+    ``fill`` and ``cast``, or these in a table ``undo``, and ``multiply``, ``sizes`` and
+    ``checked``; or it has ``drop`` alone, in an inverse also ``undo = "new"``.
+    ``[sizes]`` and ``[new]`` as for ``Migration``.
 
     Args:
         path: file name, ending in ``.toml`` or ``.json``. The file is read as data:

@@ -22,7 +22,7 @@ from treeadapt.data_files import MAX_INTEGER
 from treeadapt.errors import MigrationError
 from treeadapt.names import Speller, listing
 
-OPERATIONS = ("repeat", "scale", "offset", "pad", "fill", "cast")
+OPERATIONS = ("repeat", "scale", "offset", "pad", "fill", "cast", "multiply")
 NOTES = ("sizes", "checked")
 
 _DTYPE = re.compile(r"[<>=|]?[A-Za-z][A-Za-z0-9_]{0,30}")
@@ -43,6 +43,7 @@ class Values:
         pad: names of axes that get zeros, each with how many before and after.
         fill: whether what they get are not zeros, but the numbers of the target.
         cast: dtypes by name: the new one, or the old one and the new one.
+        multiply: whether the sources are factors of the target, before all this.
         undoes: whether all this was done to the sources, and is undone.
     """
 
@@ -52,6 +53,7 @@ class Values:
     pad: tuple[tuple[str, tuple[int, int]], ...] = ()
     fill: bool = False
     cast: tuple[str, ...] = ()
+    multiply: bool = False
     undoes: bool = False
 
     @property
@@ -60,7 +62,7 @@ class Values:
         return self.scale != 1 or self.offset != 0
 
     def __bool__(self) -> bool:
-        return self.computes or bool(self.pad or self.cast or self.repeat)
+        return self.changes or bool(self.cast or self.repeat)
 
     def pads(self, *, is_source: bool) -> Pads:
         """Return the padding of the sources, or of the targets, by name of the axis."""
@@ -69,7 +71,7 @@ class Values:
     @property
     def changes(self) -> bool:
         """Whether other numbers come out than went in, but for their dtype."""
-        return self.computes or bool(self.pad)
+        return self.computes or self.multiply or bool(self.pad)
 
     @property
     def fills(self) -> bool:
@@ -99,6 +101,7 @@ class Values:
             "pad": dict(self.pad),
             "fill": "target" if self.fill else None,
             "cast": cast,
+            "multiply": self.multiply,
         }
         return {name: value for name, value in every.items() if value}
 
@@ -206,7 +209,12 @@ def _values(row: str, typed: Mapping[Any, Any]) -> Values:
         tuple((str(name), (width[0], width[1])) for name, width in pad.items()),
         "fill" in operations,
         tuple(_dtype(row, dtype) for dtype in dtypes),
+        "multiply" in operations,
     )
+    if values.multiply and (operations["multiply"] is not True or undoes):
+        refuse(
+            row, "its multiply is not True", "A product has no way back: leave it out"
+        )
     return dataclasses.replace(values, undoes=undoes and bool(values))
 
 

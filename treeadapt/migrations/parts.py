@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from treeadapt.migrations.axes import Axis, names_of
+from treeadapt.migrations.axes import Axis, Product
 from treeadapt.migrations.running import Layout, Move
 from treeadapt.migrations.templates import compose, decompose
 
@@ -103,7 +103,7 @@ def parts_of_box(
         inner, place = [], []
         for axis, each in zip(layout.axes, box, strict=True):
             start = move.start(axis, two) + pads.get(axis.name, (0, 0))[0]
-            stop = start + move.count(axis.product(two))
+            stop = start + move.length(axis.product(two))
             first, last = max(each.start, start), min(each.stop, stop)
             inner.append((axis.product(two), first - start, last - start))
             place.append(slice(first - each.start, last - each.start))
@@ -118,7 +118,7 @@ def _part(
     two: int,
     copies: Sequence[tuple[int, int]],
     fixed: Mapping[str, int],
-    inner: Sequence[tuple[Sequence[str], int, int]],
+    inner: Sequence[tuple[Product, int, int]],
     place: Box,
 ) -> Part:
     ranges = {name: (value, value + 1) for name, value in fixed.items()}
@@ -147,6 +147,7 @@ def _part(
         dataclasses.replace(move.values, pad=()),
         move.dtype,
         move.compares,
+        tuple((each, _span(move, each, ranges)[1]) for each, _ in move.lengths),
     )
 
     def among(names: Sequence[str], values: Mapping[str, int]) -> int:
@@ -160,36 +161,51 @@ def _part(
         start = among(product, decompose(product, first, move.size))
         picks.append(slice(start, start + last - first))
     wanted = math.prod(last - first for _, first, last in inner)
-    names = [*layout.numbers, *names_of(layout.axes, two)]
-    is_exact = small.count(names) == wanted
+    lengths = (small.length(product) for product, _, _ in inner)
+    is_exact = small.count(layout.numbers) * math.prod(lengths) == wanted
     numbers = (move.sources[source].numbers for source, _ in copies)
     read = {*itertools.chain(*products, *numbers)}
-    tight = math.prod(_count_kept(*each, read, move.size) for each in inner)
-    is_tight = small.count(name for name in names if name in read) == tight
+    is_tight = small.count(
+        name for name in layout.numbers if name in read
+    ) == 1 and all(_is_tight(small, each, read, move.size) for each in inner)
     leaf = among(layout.numbers, fixed)
     return Part(
         move, (*copies,), ranges, small, leaf, (*picks,), place, is_exact, is_tight
     )
 
 
-def _count_kept(
-    product: Sequence[str],
-    first: int,
-    last: int,
+def _is_tight(
+    small: Move,
+    inner: tuple[Product, int, int],
     names: Collection[str],
     sizes: Mapping[str, int],
-) -> int:
-    """Return how many values some names of an axis have in a range of it.
+) -> bool:
+    """Return whether a part reads no more along an axis than a range of it needs.
 
-    Example:
-        >>> _count_kept(["k", "r"], 1, 3, {"k"}, {"k": 4, "r": 2})
-        2
+    Args:
+        small: move of the part.
+        inner: names of the axis, and where the range starts and stops.
+        names: those that the sources have; others are repeated.
+        sizes: of all names in the whole array.
     """
-    if {*product} <= {*names}:
-        return last - first
-    values = decompose(product, np.arange(first, last), sizes)
+    product, first, last = inner
     kept = [name for name in product if name in names]
-    return len({*zip(*(values[name].tolist() for name in kept), strict=True)}) or 1
+    if len(kept) == len(product):
+        return small.length(product) == last - first
+    values = decompose(product, np.arange(first, last), sizes)
+    each = zip(*(values[name].tolist() for name in kept), strict=True)
+    return small.count(kept) == (len({*each}) if kept else 1)
+
+
+def _span(
+    move: Move, product: Product, ranges: Mapping[str, tuple[int, int]]
+) -> tuple[int, int]:
+    """Return where ranges of names start along their axis, and how long they are."""
+    first, last = (
+        compose(product, {n: ranges[n][end] - end for n in product}, move.size)
+        for end in (0, 1)
+    )
+    return first, min(last + 1, move.length(product)) - first
 
 
 def _leaves(
@@ -207,14 +223,12 @@ def _leaf_box(
 ) -> Box:
     """Return the box that a part has of each leaf of a source."""
     pads = move.values.pads(is_source=True)
-    firsts = {name: first for name, (first, _) in ranges.items()}
-    lasts = {name: last - 1 for name, (_, last) in ranges.items()}
     box = []
     for axis in layout.axes:
         product = axis.product(part)
         start = move.start(axis, part) + pads.get(axis.name, (0, 0))[0]
-        ends = [compose(product, each, move.size) for each in (firsts, lasts)]
-        box.append(slice(start + ends[0], start + ends[1] + 1))
+        first, length = _span(move, product, ranges)
+        box.append(slice(start + first, start + first + length))
     return tuple(box)
 
 

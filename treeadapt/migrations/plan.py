@@ -195,6 +195,7 @@ class MigrationPlan:
                 "its repeats must be equal": row.values.repeats(is_source=True),
                 "what it cuts off must be zero": row.values.cuts_zeros,
                 "its values must fit their dtype": row.values.computes
+                or row.values.multiply
                 or row.values.cast,
                 "a function decides what it makes": row.function is not None,
             }
@@ -286,13 +287,14 @@ def read_backwards(
 def leads_back(row: Row) -> bool:
     """Return whether a row can be read backwards."""
     has_way = row.function is None or row.inverse is not None
-    return has_way and not (row.drops or row.lost)
+    return has_way and not (row.drops or row.lost or row.values.multiply)
 
 
 def _is_exact(group: Group, spec: Any) -> bool:
     values = group.row.values
     is_cut = values.fill and values.undoes
-    if group.row.function is not None or values.computes or is_cut:
+    is_computed = values.computes or values.multiply
+    if group.row.function is not None or is_computed or is_cut:
         return False
     if group.move is None:
         return True

@@ -181,7 +181,7 @@ class Row:
     def compares(self) -> bool:
         """Whether several sources must hold equal arrays."""
         is_copied = self.function is None and not self._joins_parts
-        return len(self.sources) > 1 and is_copied
+        return len(self.sources) > 1 and is_copied and not self.values.multiply
 
     @property
     def copies(self) -> bool:
@@ -292,6 +292,8 @@ def parse_row(source: Any, value: Any) -> Row:
     _check_sides(row)
     if row.has_axes and not row.drops:
         _check_axes(row)
+    elif row.values.multiply:
+        refuse(row.text, "it multiplies and has no axes", "Write them after ' : '")
     _check_names(row)
     return row
 
@@ -403,6 +405,8 @@ def _check_axes(row: Row) -> None:
     if row.lost:
         problem = f"{{{row.lost[0]}}} is neither in the target's path nor an axis of it"
         refuse(row.text, problem, "Write it on both sides")
+    if row.values.multiply:
+        return _check_factors(row)
     for source, one, target, two in row.pieces:
         left, right = row.sources[source], row.targets[target]
         here = {*left.numbers, *names_of(left.axes, one)}
@@ -417,6 +421,25 @@ def _check_axes(row: Row) -> None:
             cure = f"Did you mean {near[0]!r}" if near else "Write each on both sides"
             problem = f"{listing(alone)} on one side only: in {inside.text!r:.200}, and"
             refuse(row.text, f"{problem} not in {outside.text!r:.200}", cure)
+
+
+def _check_factors(row: Row) -> None:
+    """Raise unless the names of the factors together are those of the product."""
+    (target, *others) = row.targets
+    names = [{*each.numbers, *every_name(each.axes)} for each in row.sources]
+    there = {*target.numbers, *every_name(target.axes)}
+    axes = [axis for each in (*row.sources, target) for axis in each.axes]
+    if others or len(row.sources) < 2:
+        problem = "it multiplies, and does not have several sources and one target"
+        refuse(row.text, problem, 'Write ("w : (a i) b", "s : a b"): "w : (a i) b"')
+    if REST in there.union(*names) or any(len(axis.parts) > 1 for axis in axes):
+        refuse(row.text, "it multiplies along ... or [...]", "Name each axis")
+    texts = row.sources[0].path.names.difference(row.sources[0].numbers)
+    alone = sorted(there.symmetric_difference(set().union(*names)) - texts)
+    alone += sorted(set(row.values.repeats(is_source=False)))
+    if alone:
+        problem = f"it multiplies, and {listing(alone)} is not on both sides"
+        refuse(row.text, problem, "The product has the axes of its factors")
 
 
 def _check_names(row: Row) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from treeadapt.arrays import narrow_bits
-from treeadapt.migrations.axes import Axes, Axis, indices, names_of
+from treeadapt.migrations.axes import Axes, Axis, Product, indices, names_of
 from treeadapt.migrations.operations import Values
 from treeadapt.migrations.rows import Pieces
 
@@ -57,6 +57,8 @@ class Move:
         values: what is done to values, or undone.
         dtype: dtype of the result.
         compares: whether the sources are copies, which must be equal.
+        lengths: of products that are shorter than their names say, because the last
+            block is: with 128 in a block, 576 is 4 and a half.
     """
 
     sources: tuple[Layout, ...]
@@ -66,6 +68,7 @@ class Move:
     values: Values
     dtype: Any
     compares: bool
+    lengths: tuple[tuple[Product, int], ...] = ()
 
     @functools.cached_property
     def size(self) -> Mapping[str, int]:
@@ -75,6 +78,10 @@ class Move:
     def count(self, names: Iterable[str]) -> int:
         """Return the product of the sizes of some names."""
         return math.prod(self.size[name] for name in names)
+
+    def length(self, product: Product) -> int:
+        """Return the size of an axis of some names."""
+        return dict(self.lengths).get(product, self.count(product))
 
     def start(self, axis: Axis, part: int) -> int:
         """Return where one part of the concatenation starts along an axis."""
@@ -87,7 +94,7 @@ class Move:
 
     def shape(self, layout: Layout) -> tuple[int, ...]:
         """Return the shape of the leaves at an address, before they are padded."""
-        return tuple(sum(map(self.count, axis.parts)) for axis in layout.axes)
+        return tuple(sum(map(self.length, axis.parts)) for axis in layout.axes)
 
     def after(self, shape: Sequence[int]) -> Move:
         """Return the move of arrays that have some axes before those of the leaves."""
@@ -241,11 +248,14 @@ def _run(
     Returns:
         The arrays of each target, and whether each fault is there.
     """
-    moved = functools.partial(_moved, move, xp=xp)
-    gathered, ends, pairs = _by_bits(moved, leaves, xp, max_bits)
+    lost: list[Any] = []
+    if move.values.multiply:
+        gathered, ends, pairs = [_multiplied(move, leaves, xp, lost)], [], []
+    else:
+        moved = functools.partial(_moved, move, xp=xp)
+        gathered, ends, pairs = _by_bits(moved, leaves, xp, max_bits)
     rest = [xp.any(_bits(end, xp) != 0) for end in ends]
     unequal = [xp.any(_bits(one, xp) != _bits(two, xp)) for one, two in pairs]
-    lost: list[Any] = []
     finished = [
         [_finished(move, target, array, xp, lost) for array in arrays]
         for target, arrays in zip(move.targets, gathered, strict=True)
@@ -319,6 +329,49 @@ def _moved(
         pairs += itertools.chain(*(zip(other, arrays, strict=True) for other in others))
         gathered.append(arrays)
     return gathered, ends, pairs
+
+
+def _multiplied(
+    move: Move, leaves: Sequence[Sequence[Any]], xp: Any, lost: list[Any]
+) -> list[Any]:
+    """Return the arrays of a target that is the product of the sources.
+
+    Args:
+        move: it knows the layouts and the sizes.
+        leaves: the arrays of each source.
+        xp: ``numpy`` or ``jax.numpy``.
+        lost: gets whether values are lost.
+    """
+    (target,) = move.targets
+    wanted = [*target.numbers, *names_of(target.axes, 0)]
+    dtype = factor_dtype(array.dtype for array, *_ in leaves)
+    product, is_finite = np.ones((), dtype), np.ones((), bool)
+    for layout, group in zip(move.sources, leaves, strict=True):
+        axes = [axis.product(0) for axis in layout.axes]
+        ends = [(0, move.count(axis) - move.length(axis)) for axis in axes]
+        arrays = [converted(array, dtype) for array in group]
+        if any(map(any, ends)):
+            arrays = [xp.pad(array, ends) for array in arrays]
+        array = xp.stack(arrays) if layout.numbers else arrays[0]
+        names = [*layout.numbers, *itertools.chain(*axes)]
+        array = xp.reshape(array, [move.size[name] for name in names])
+        order = [names.index(name) for name in wanted if name in names]
+        shape = [move.size[name] if name in names else 1 for name in wanted]
+        array = xp.reshape(xp.transpose(array, order), shape)
+        product, is_finite = product * array, is_finite & xp.isfinite(array)
+    lost.append(xp.any(is_finite & ~xp.isfinite(product)))
+    shape = [move.size[name] for name in target.numbers]
+    shape += [move.count(axis.product(0)) for axis in target.axes]
+    cuts = [slice(move.length(axis.product(0))) for axis in target.axes]
+    product = xp.reshape(product, shape)
+    return [product[(*index, *cuts)] for index in indices(target.numbers, move.size)]
+
+
+def factor_dtype(dtypes: Iterable[Any]) -> Any:
+    """Return the dtype in which factors of some dtypes are multiplied."""
+    floats = (dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.inexact))
+    wide = map(wide_dtype, floats)
+    return functools.reduce(np.promote_types, wide, np.dtype(np.float32))
 
 
 def _gathered(

@@ -369,7 +369,9 @@ class _Mover:
     def _before(self, place: int) -> Mapping[str, tuple[Taken, Mapping[str, Any]]]:
         """Return the params that a row took, as the params of today show them."""
         row = self.migration.rows[place]
-        if place not in self.before and not (row.drops or row.lost or row.function):
+        if place not in self.before and not (
+            row.lost or row.function or row.values.multiply or row.drops
+        ):
             values = dataclasses.replace(row.values, cast=())
             back = dataclasses.replace(row, values=values).reversed()
             (matches,), _ = assign([back], [*self.params], Problems())
@@ -457,6 +459,8 @@ def _row_for_field(row: Row, field: Field, more: str) -> Row | str:
     values = dataclasses.replace(row.values, cast=(), fill=fill)
     if row.function is not None:
         return "its row has a function"
+    if values.multiply:
+        return "its row multiplies"
     if values.computes:
         if field.degree is None:
             return f"what a row with values does to {field.name!r} is not known"
