@@ -27,7 +27,7 @@ TABLES = {
 }
 #: Tables that multiply have no way back: see ``test_quantised_models``.
 ONE_WAY = {"deepseek-v3-fp8-scanned", "qwen3-fp8-scanned"}
-THERE_AND_BACK = [name for name in TABLES if name not in ONE_WAY]
+THERE_AND_BACK = {k: v for k, v in TABLES.items() if k not in ONE_WAY}
 #: What a target would say, of the models that the schemas are of.
 SIZES = {
     "gemma3-scanned": {"d": 14, "head": 5},

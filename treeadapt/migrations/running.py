@@ -345,7 +345,12 @@ def _multiplied(
     (target,) = move.targets
     wanted = [*target.numbers, *names_of(target.axes, 0)]
     dtype = factor_dtype(array.dtype for array, *_ in leaves)
-    product, is_finite = np.ones((), dtype), np.ones((), bool)
+    # In the order of the largest factor, whose memory is then walked as it lies.
+    lead = max(
+        ([*each.numbers, *names_of(each.axes, 0)] for each in move.sources), key=len
+    )
+    lead += [name for name in wanted if name not in lead]
+    factors: list[Any] = []
     for layout, group in zip(move.sources, leaves, strict=True):
         axes = [axis.product(0) for axis in layout.axes]
         ends = [(0, move.count(axis) - move.length(axis)) for axis in axes]
@@ -355,11 +360,15 @@ def _multiplied(
         array = xp.stack(arrays) if layout.numbers else arrays[0]
         names = [*layout.numbers, *itertools.chain(*axes)]
         array = xp.reshape(array, [move.size[name] for name in names])
-        order = [names.index(name) for name in wanted if name in names]
-        shape = [move.size[name] if name in names else 1 for name in wanted]
-        array = xp.reshape(xp.transpose(array, order), shape)
-        product, is_finite = product * array, is_finite & xp.isfinite(array)
-    lost.append(xp.any(is_finite & ~xp.isfinite(product)))
+        order = [names.index(name) for name in lead if name in names]
+        shape = [move.size[name] if name in names else 1 for name in lead]
+        factors.append(xp.reshape(xp.transpose(array, order), shape))
+    product = functools.reduce(operator.mul, factors)
+    is_too_large = ~xp.isfinite(product)
+    if xp is not np or is_too_large.any():
+        are_finite = functools.reduce(operator.and_, map(xp.isfinite, factors))
+        lost.append(xp.any(is_too_large & are_finite))
+    product = xp.transpose(product, [lead.index(name) for name in wanted])
     shape = [move.size[name] for name in target.numbers]
     shape += [move.count(axis.product(0)) for axis in target.axes]
     cuts = [slice(move.length(axis.product(0))) for axis in target.axes]
@@ -403,24 +412,47 @@ def _gathered(
         wanted = [*target.numbers, *names_of(target.axes, two)]
         repeated = [name for name in wanted if name not in names]
         copied = [name for name in names if name not in wanted]
-        array = xp.reshape(array, [move.size[n] for n in names] + [1] * len(repeated))
-        order = [*names, *repeated]
+        array = xp.reshape(array, [move.size[name] for name in names])
+        order = [*names]
+        for axis in target.axes if repeated else ():
+            order = _next_to(order, axis.product(two))
+        if repeated:
+            # In the order of the sources, in which NumPy copies fastest.
+            array = xp.reshape(
+                array, [move.size[n] if n in names else 1 for n in order]
+            )
+            array = xp.broadcast_to(array, [move.size[name] for name in order])
+            array = np.ascontiguousarray(array) if xp is np else array
         array = xp.transpose(array, [order.index(name) for name in (*copied, *wanted)])
         if copied:
             first = array[(slice(1),) * len(copied)]
             # An axis more, so that the bytes of an element are not among its copies.
             pairs.append((array[..., None], first[..., None]))
             array = first[(0,) * len(copied)]
-        if repeated:
-            array = xp.broadcast_to(array, [move.size[name] for name in wanted])
         shape = [move.size[name] for name in target.numbers]
         shape += [move.count(axis.product(two)) for axis in target.axes]
         parts.append(xp.reshape(array, shape))
-    joined = np.ascontiguousarray(parts[0]) if xp is np and repeated else parts[0]
+    joined = parts[0]
     if len(parts) > 1:
         place = _joint(target.axes) + len(target.numbers)
         joined = xp.concatenate(parts, place)
     return [joined[index] for index in indices(target.numbers, move.size)]
+
+
+def _next_to(order: Sequence[str], product: Product) -> list[str]:
+    """Return names with those of one axis added that lack, next to their neighbours.
+
+    Example:
+        >>> _next_to(["k", "d", "e"], ("k", "r")), _next_to(["k", "e"], ("r",))
+        (['k', 'r', 'd', 'e'], ['r', 'k', 'e'])
+    """
+    names = [*order]
+    for place, name in enumerate(product):
+        if name not in names:
+            before = [names.index(each) + 1 for each in product[:place]]
+            after = [names.index(each) for each in product[place:] if each in names]
+            names.insert([*before[-1:], *after, 0][0], name)
+    return names
 
 
 def _joint(axes: Axes) -> Any:
@@ -538,7 +570,10 @@ def is_lost(array: Any, new: Any, xp: Any = np) -> Any:
     elif not _has_infinite(array.dtype):  # JAX takes some of its numbers for others
         is_same = xp.isfinite(new)
     else:
-        is_same = xp.isfinite(new) == xp.isfinite(array)
+        is_finite = xp.isfinite(new)
+        if xp is np and is_finite.all():  # of what was not, nothing would be
+            return np.False_
+        is_same = is_finite == xp.isfinite(array)
         is_same &= xp.isinf(new) == xp.isinf(array)
     return ~xp.all(is_same)
 
