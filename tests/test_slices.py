@@ -633,7 +633,9 @@ def test_leaves_that_keep_their_order_are_read_to_their_places(tmp_path, monkeyp
 
     for module in (boxes, moved_array):
         monkeypatch.setattr(module, "empty", noted)
-    for row in ("w : n a b", "w : a n b", "w : n b a"):
+    rows = ("w : n a b", "w : a n b", "w : n b a")
+    for row, step_bytes in itertools.product(rows, (1, 4_096, 2**23)):
+        monkeypatch.setattr(moved_array, "_STEP_BYTES", step_bytes)
         sizes.clear()
         m = ta.Migration({"l{n} : a b": row})
         np.testing.assert_array_equal(

@@ -190,7 +190,11 @@ class MovedArray:
             return False
         axes = move.targets[0].axes
         after = names_of(tuple(axes[place] for place in order), 0)
-        return _source_names(move) == [name for name in after if move.size[name] > 1]
+        before, after = (
+            [name for name in names if move.size[name] > 1]
+            for names in (_source_names(move), after)
+        )
+        return before == after
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,8 +229,7 @@ class _Piece:
 def _source_names(move: Move) -> list[str]:
     """Return the names of the first source as they are in memory, outermost first."""
     layout = move.sources[0]
-    names = (*layout.numbers, *names_of(layout.axes, 0))
-    return [name for name in names if move.size[name] > 1]
+    return [*layout.numbers, *names_of(layout.axes, 0)]
 
 
 def _source_order(part: Part) -> tuple[int, ...]:
