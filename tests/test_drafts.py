@@ -794,6 +794,28 @@ def test_the_command_writes_what_lint_reads(tmp_path):
     assert invoke("draft", *pair, "--output", table, "--force").exit_code == 0
 
 
+def test_the_command_reads_a_table_off_a_function(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old_script.py").write_text(
+        "def convert(leaves):\n    return {'k': leaves['w'].T}\n\nsizes = 3\n"
+    )
+    ta.save(tmp_path / "a.schema.toml", abstract({"w": np.zeros((5, 7))}))
+    shown = invoke("draft", "a.schema.toml", "--convert", "old_script:convert")
+    assert shown.exit_code == 0
+    assert 'from = "w : o i"\nto = "k : i o"' in shown.output
+    for text, wording in {
+        "old_script": "Write module:function",
+        "old_script:sizes": "old_script:sizes is 3. Name a function",
+        "old_script:gone": "old_script:gone is not there",
+    }.items():
+        refused = invoke("draft", "a.schema.toml", "--convert", text)
+        assert refused.exit_code == 2
+        assert wording in refused.output
+    nothing = invoke("draft", "a.schema.toml")
+    assert nothing.exit_code == 2
+    assert "Name a TARGET, or --convert" in nothing.output
+
+
 def test_the_command_refuses_what_it_cannot_read(tmp_path):
     ta.save(tmp_path / "a.schema.toml", abstract({"w": np.zeros(3)}))
     gone = invoke("draft", tmp_path / "a.schema.toml", tmp_path / "gone.safetensors")

@@ -622,14 +622,16 @@ def bench(tree: str | None, rules: str | None, *, allow_regex: bool) -> None:
 
 @app.command(short_help="Write the first version of a migration.")
 @click.argument("source", metavar="SRC", type=click.Path())
-@click.argument("target", metavar="TARGET", type=click.Path())
+@click.argument("target", metavar="[TARGET]", type=click.Path(), required=False)
+@_text("--convert", "MODULE:NAME", "A function that converts SRC: the table does it.")
 @_text("--output", "FILE", "Write the table there, and print its summary.")
 @_text("--synonyms", "FILE", "More words that mean the same in names, .toml.")
 @_flag("--force", "Replace FILE if it exists.")
 @_shared
 def draft(
     source: str,
-    target: str,
+    target: str | None,
+    convert: str | None,
     output: str | None,
     synonyms: str | None,
     *,
@@ -640,15 +642,19 @@ def draft(
     Where both hold the same numbers, as a small model and what it should become, they
     show every row. Otherwise names and shapes are paired. What is not certain has a
     comment, "# check:". The exit code is 0 with such marks and gaps, too: lint says
-    what is missing.
+    what is missing. With --convert, that function is imported and called once with
+    distinct numbers, and what it does becomes the table.
     """
+    if target is None and convert is None:
+        raise click.UsageError("Name a TARGET, or --convert, a function that gives it.")
     if output is not None:
         _require_new(output, force=force)
-    sides = [
-        sources.read_tree(text) if sources.names_function(text) else text
+    old, new = (
+        sources.read_tree(text) if text and sources.names_function(text) else text
         for text in (source, target)
-    ]
-    drafted = draft_migration(*sides, synonyms=synonyms)
+    )
+    function = None if convert is None else sources.read_function(convert)
+    drafted = draft_migration(old, new, convert=function, synonyms=synonyms)
     if output is None:
         click.echo(drafted.to_toml(), nl=False)
         return

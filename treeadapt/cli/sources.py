@@ -35,6 +35,7 @@ from treeadapt.cli.printing import bar
 from treeadapt.data_files import DataFile, one_line
 from treeadapt.errors import (
     CheckpointError,
+    MigrationError,
     ShardingError,
     TransformError,
     TreeAdaptError,
@@ -363,6 +364,28 @@ def read_optimizer(text: str) -> Any:
             "function of no arguments that returns one."
         )
     return tx
+
+
+def read_function(text: str) -> Callable[..., Any]:
+    """Import a function.
+
+    Args:
+        text: ``module:name``.
+
+    Raises:
+        MigrationError: it is not one.
+        TreeAdaptError: it cannot be found.
+    """
+    if not _FUNCTION.fullmatch(text):
+        raise MigrationError(f"--convert has {listing([text])}. Write module:function.")
+    with _named(text):
+        function = _resolved(text)
+    if not callable(function):
+        raise MigrationError(
+            f"{text} is {one_line(repr(function))}. Name a function that takes the "
+            "leaves of SRC and returns the new tree."
+        )
+    return function
 
 
 @contextlib.contextmanager
