@@ -41,7 +41,7 @@ class Total:
     """The leaves with one label, added up.
 
     Attributes:
-        label: what they have; None without rules or without a match.
+        label: what they have; ``MISSING`` without a match, None without rules.
         num_leaves, num_params, size_bytes: of the leaves.
         text: the label, as it reads; empty without rules.
         paint: how the label looks.

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from treeadapt.selection.decision import STATIC
+from treeadapt.selection.decision import MISSING, STATIC
 
 # The first is kept for what is frozen.
 HUES = (
@@ -57,7 +57,8 @@ def paints(labels: Sequence[Any]) -> list[Paint]:
     """Give each label its paint; the order decides, and numbers by their rank.
 
     Args:
-        labels: all different; ``STATIC`` and None, which is none, have their own.
+        labels: all different; ``STATIC`` and ``MISSING``, which is none, have their
+            own.
 
     Example:
         >>> [paint.color for paint in paints(["frozen", "train"])]
@@ -65,10 +66,12 @@ def paints(labels: Sequence[Any]) -> list[Paint]:
         >>> [paint.color for paint in paints([1.0, 0.1, 0.01])]
         ['#e3cc36', '#179ccc', '#733699']
     """
-    ordinary = [label for label in labels if label is not None and label is not STATIC]
+    ordinary = [
+        label for label in labels if label is not MISSING and label is not STATIC
+    ]
     is_scale = len(ordinary) >= _FEWEST_NUMBERS and all(map(_is_number, ordinary))
     rest = iter(_scale(ordinary) if is_scale else _hues(ordinary))
-    special = {id(None): Paint(GAP_COLOR, "gap"), id(STATIC): Paint(STATIC_COLOR)}
+    special = {id(MISSING): Paint(GAP_COLOR, "gap"), id(STATIC): Paint(STATIC_COLOR)}
     return [special.get(id(label)) or next(rest) for label in labels]
 
 
