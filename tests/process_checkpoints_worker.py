@@ -10,6 +10,7 @@ fail. Writes what it saw into ``folder``. With a call, ``save`` or ``load``, the
 from __future__ import annotations
 
 import faulthandler
+import functools
 import itertools
 import json
 import math
@@ -187,6 +188,17 @@ def right(process: int, folder: Path) -> dict[str, Any]:
         some = ta.load(folder / name, turned, where="turned", migration=rows)
         expect = {"turned": expected["half"].T}
         report[f"{name}, turned"] = wrong(some, turned, expect)
+        half = other["half"]
+        shape = 2 * half.shape[0], half.shape[1]
+        nines = functools.partial(jnp.full, shape, 9, jnp.bfloat16)
+        # Each process has its own shards only.
+        grown = {"grown": jax.jit(nines, out_shardings=half.sharding)()}
+        options = {"pad": {"a": (0, half.shape[0])}, "fill": "target"}
+        rows = ta.Migration({"half : a b": ("grown : a b", options), "**": None})
+        some = ta.load(folder / name, grown, where="grown", migration=rows)
+        added = np.full_like(expected["half"], 9)
+        expect = {"grown": np.concatenate([expected["half"], added])}
+        report[f"{name}, grown"] = wrong(some, grown, expect)
     if process == 1:  # alone, without waiting for the others
         host = {"params": {"embed": np.zeros((16, 8), np.float32)}, "step": 0}
         some = ta.load(folder / "together", host, where=["params/embed", "step"])

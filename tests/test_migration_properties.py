@@ -318,7 +318,10 @@ def joins(draw: Any, root: str, letters: str) -> Row:
         for at in itertools.product(*(range(sizes[name]) for name in stacked))
     }
     indices = set(stacked) if index else set()
-    named = {name: sizes[name] for name in {*outer, *itertools.chain(*parts)} - indices}
+    blocks = re.findall(r"\{\((\w) (\w)\)", " ".join(texts))
+    open_names = {*outer, *itertools.chain(*parts)} - indices
+    open_names.update(itertools.chain(*blocks))
+    named = {name: sizes[name] for name in open_names}
     row = Row(f"{path} : {' '.join(axes)}", tuple(texts), before, after, named)
     return _turned(row, draw(st.booleans()))
 

@@ -272,12 +272,15 @@ class _Moving:
         specs = {path: spec for path, spec in group.specs.items() if path in paths}
         if None in specs.values():
             return None
-        if all(isinstance(leaf, FileArray) for leaf in sources.values()):
+        is_read = all(isinstance(leaf, FileArray) for leaf in sources.values())
+        # Of what fills an array, this process may have the shards of a target only.
+        if is_read or group.row.values.fills:
             boxes = {
                 path: boxes_here(bound_sharding(self.likes.get(path)), spec.shape)
                 for path, spec in specs.items()
             }
             if ways := readings(group, self.plan.source, boxes):
+                self._host(sources)
                 return (
                     (
                         one,
@@ -295,9 +298,7 @@ class _Moving:
         self, group: Group, sources: dict[str, Any], ways: Mapping[str, Reading]
     ) -> Iterator[tuple[str, Any]]:
         """Yield whole arrays, and forget each source that the last one has read."""
-        for path, leaf in sources.items():
-            if not isinstance(leaf, FileArray):
-                sources[path] = HostArray(restored(self.old.table[path], leaf))
+        self._host(sources)
         last = [*ways][-1]
         for path, way in ways.items():
             moved = MovedArray(group, way, sources, self._numbers(group, path))
@@ -310,6 +311,12 @@ class _Moving:
             )
             yield path, array
             del array  # before the next one is made
+
+    def _host(self, sources: dict[str, Any]) -> None:
+        """Let boxes be read of the sources that are not in a file."""
+        for path, leaf in sources.items():
+            if not isinstance(leaf, FileArray):
+                sources[path] = HostArray(restored(self.old.table[path], leaf))
 
     def _numbers(self, group: Group, path: str) -> Any:
         """Return the leaf that has the numbers of what a row adds, if it has any."""

@@ -32,6 +32,7 @@ _OPTIONS = {
     r"Rules\(\.\.\., stacks=\{(.*): 0\}\)": r"[stacks] \1 = 0",
     r"in sizes=, or give a target": "in [sizes], or name a target: TARGET, or --target",
     r"in sizes=": "in [sizes]",
+    r"pass one with arrays for": "name a checkpoint as --target for",
     r"pass a target, or write two rows": (
         "write two rows, or name a target: TARGET, or --target"
     ),

@@ -403,7 +403,9 @@ def explanation(plan: MigrationPlan, path: str) -> Iterator[str]:
         rows = enumerate(plan.rows, 1)
         place = next(n for n, row in rows if row.drops and row.takes(path))
         yield f"row {place}: {plan.rows[place - 1].text!r} drops it"
-    if path in plan.new:
+    if plan.new.get(path) == DROPPED:
+        yield f"{listing([path])} was dropped before, and is kept of the target"
+    elif path in plan.new:
         yield f"{listing([path])} is new, and filled by {plan.new[path]!r}"
     if path in plan.static:
         yield f"{listing([path])} is not an array, and left out"
