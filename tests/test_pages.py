@@ -58,9 +58,9 @@ def blocks(text: str) -> list[Block]:
 PAGES = {
     str(file.relative_to(REPOSITORY)): file
     for file in [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
-    # ``test_upstream`` and ``loops/test_loops`` run these, one section at a time, and
-    # ``models/test_pytorch_page`` what needs PyTorch.
-    if file.name not in ("upstream.md", "loops.md", "pytorch.md")
+    # ``test_upstream`` and ``loops/test_loops`` run these, one section at a time,
+    # ``models/test_pytorch_page`` what needs PyTorch, ``loops/test_keras`` Keras.
+    if file.name not in ("upstream.md", "loops.md", "pytorch.md", "keras.md")
     and blocks(file.read_text("utf-8"))
 }
 

@@ -16,7 +16,7 @@ os.environ["NETKET_EXPERIMENTAL_SHARDING"] = "0"
 
 def pytest_report_header() -> list[str]:
     libraries = [name for section in SECTIONS.values() for name in section.needs]
-    names = dict.fromkeys(["jax", "optax", *libraries])
+    names = dict.fromkeys(["jax", "optax", *libraries, "keras"])
     return [f"loops: {_installed(name)}" for name in names]
 
 

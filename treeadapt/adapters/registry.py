@@ -62,6 +62,8 @@ _ADAPTER_FILES = (
     ("equinox", "treeadapt.adapters.equinox"),
     ("haiku", "treeadapt.adapters.haiku"),
     ("penzai", "treeadapt.adapters.penzai"),
+    # Keras 3; earlier ones have no such module, and no class for a Variable.
+    ("keras.src.backend.jax", "treeadapt.adapters.keras"),
 )
 
 
