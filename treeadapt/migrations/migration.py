@@ -295,15 +295,17 @@ class Migration:
         it.
 
         Raises:
-            MigrationError: a row has a function without an inverse, or drops a part of
-                a name; all such rows are named.
+            MigrationError: a row has a function without an inverse, multiplies, or
+                drops a part of a name; all such rows are named.
         """
-        stuck = [r.text for r in self._rows if not r.drops and not leads_back(r)]
+        rows = [row for row in self._rows if not row.drops and not leads_back(row)]
+        stuck = [row.text for row in rows]
+        products = "; what multiply makes has no way back"
         if stuck:
             raise MigrationError(
                 f"These rows cannot be read backwards: {listing(stuck)}. Write "
-                "(target, (function, inverse)), and use all captured names in targets; "
-                "what multiply made has no way back."
+                "(target, (function, inverse)), and use all captured names in targets"
+                f"{products if any(row.values.multiply for row in rows) else ''}."
             )
         dropped = (each.text for r in self._rows if r.drops for each in r.sources)
         inverse = Migration({}, new=dict.fromkeys(dropped, DROPPED))
