@@ -250,6 +250,24 @@ HEAD = "version = 1\n"
         (HEAD + '[rules]\na = [[["b"]]]\n', "A label is"),
         (HEAD + f"[rules]\na = {['b'] * 65}\n", "A label is"),
         (HEAD + "[rules]\na = 1979-05-27\n", "A label is"),
+        (HEAD + "[rules]\na = { shard_largest = 3 }\n", "Write { shard_largest"),
+        (HEAD + "[rules]\na = { shard_largest = [] }\n", "Write { shard_largest"),
+        (
+            HEAD + f"[rules]\na = {{ shard_largest = {[*map(str, range(65))]} }}\n",
+            "Write { shard_largest",
+        ),
+        (
+            HEAD + '[rules]\na = { shard_largest = "x", min_size = -1 }\n',
+            "Write { shard_largest",
+        ),
+        (
+            HEAD + '[rules]\na = { shard_largest = "x", min_size = true }\n',
+            "Write { shard_largest",
+        ),
+        (
+            HEAD + '[rules]\na = { shard_largest = "x", min_sise = 8 }\n',
+            "Did you mean 'min_size'?",
+        ),
         (HEAD + "[rules]\na = nan\n", "A label is"),
         (HEAD + "[rules]\na = inf\n", "A label is"),
         (HEAD + "[rules]\na = 1e999\n", "A label is"),

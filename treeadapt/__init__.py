@@ -35,6 +35,7 @@ _NAMES_IN = {
     "reports.summary": "Summary summarize",
     "selection.freeze_spec": "FreezeSpec",
     "selection.decision": "STATIC Decision",
+    "selection.largest_axis": "shard_largest",
     "selection.rules": "Rules load_rules param_labels param_mask",
     "selection.selectors": "Selector glob leaf node",
     "sharding.params": "named_shardings partition_specs",

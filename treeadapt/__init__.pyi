@@ -57,6 +57,7 @@ from treeadapt.reports.memory import MemoryPlan
 from treeadapt.reports.summary import Summary, summarize
 from treeadapt.selection.decision import STATIC, Decision
 from treeadapt.selection.freeze_spec import FreezeSpec
+from treeadapt.selection.largest_axis import shard_largest
 from treeadapt.selection.rules import Rules, load_rules, param_labels, param_mask
 from treeadapt.selection.selectors import Selector, glob, leaf, node
 from treeadapt.sharding.params import named_shardings, partition_specs
@@ -165,6 +166,7 @@ __all__ = [
     "schedule",
     "schedule_free_eval_params",
     "set_opt_state",
+    "shard_largest",
     "split",
     "summarize",
     "to_flat_dict",

@@ -28,6 +28,7 @@ from treeadapt.reports.summary import Finding, LeafRow, Summary, label_key, labe
 from treeadapt.reports.text import lines
 from treeadapt.reports.words import columns, fitted, printable
 from treeadapt.selection.decision import MISSING, STATIC
+from treeadapt.selection.largest_axis import ShardLargest
 from treeadapt.selection.rules import Rules
 
 _DIFF_COLORS = {"-": "red", "+": "green", ">": "cyan", "~": "yellow"}
@@ -211,6 +212,8 @@ def _records(
     where = {rule.number: rule.where or None for rule in summary.rules or ()}
     for row, record in zip(summary.rows, _fields(summary.rows), strict=True):
         num_leaves = record.pop("leaves")
+        if summary.memory is None:
+            del record["spec"]
         others = {"rule": where.get(row.rule), "tied_to": ties.get(row.path)}
         yield {**record, **others, "leaves": num_leaves}
 
@@ -242,9 +245,11 @@ def _fields(rows: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def _as_data(label: Any) -> Any:
-    """Return a label for other programs; a spec is a list, as in a rules file."""
+    """Return a label for other programs; specs are as in a rules file."""
     if isinstance(label, PartitionSpec):
         return list(label)
+    if isinstance(label, ShardLargest):
+        return label.data
     return None if label is STATIC or label is MISSING else label
 
 

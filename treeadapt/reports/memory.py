@@ -121,6 +121,11 @@ class MemoryPlan:
         """Bytes that each device holds in all."""
         return sum(array.device_bytes for array in self.arrays)
 
+    @property
+    def param_specs(self) -> dict[str, PartitionSpec]:
+        """The spec of each param, by path."""
+        return {x.path: x.spec for x in self.arrays if x.kind == PARAMS}
+
     @functools.cached_property
     def kinds(self) -> tuple[KindTotal, ...]:
         """Params, gradients, and the fields of the state, the largest first.

@@ -63,6 +63,8 @@ class LeafRow:
         label: what the rules give it; ``MISSING`` without a match, None without rules.
         rule: number of the rule that decided, from 1; None if none did.
         num_leaves: how many layers it is; 1 for a leaf that is in no stack.
+        spec: how the whole array is sharded; None without a mesh, and for a static
+            leaf.
     """
 
     path: str
@@ -73,6 +75,7 @@ class LeafRow:
     label: Any
     rule: int | None
     num_leaves: int = 1
+    spec: PartitionSpec | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -284,12 +287,18 @@ class Summary:
 
     def _tables(self) -> Iterator[tuple[Sequence[str], Sequence[Sequence[str]]]]:
         """Yield head and rows of each table: leaves, rules, totals."""
-        end = None if self.rules is not None else -2
-        head = ("path", "shape", "dtype", "params", "size", "label", "rule")
+        head = ("path", "shape", "dtype", "params", "size", "label", "spec", "rule")
         folded = self._folded
         shown = [row for row in self.rows if not (folded and row.shape is None)]
         lines = [*map(_cells, shown), *([_folded_cells(folded)] if folded else [])]
-        yield head[:end], [line[:end] for line in lines]
+        # A spec that a rule says is its label.
+        placed = [row for row in self.rows if row.spec is not None]
+        is_said = all(isinstance(row.label, PartitionSpec) for row in placed)
+        left_out = {"spec"} if self.memory is None or is_said else set[str]()
+        left_out |= {"label", "rule"} if self.rules is None else set()
+        shows = [name not in left_out for name in head]
+        table = [tuple(itertools.compress(line, shows)) for line in (head, *lines)]
+        yield table[0], table[1:]
         if self.rules is not None:
             cells = list(map(_rule_cells, self.rules))
             yield ("rule", "label", "leaves", "pattern"), cells
@@ -380,11 +389,25 @@ def summarize(
     paths = decision.paths
     chosen = [True] * len(paths) if where is None else select(decision.view, where)
     divided = [*decision.divided(chosen)]
-    rows = [_leaf_row(decision, layers, ruled=rules is not None) for layers in divided]
+    memory = None
+    if mesh is not None:
+        memory = plan_memory(
+            tree,
+            rules,
+            mesh,
+            tx=tx,
+            specs=specs,
+            logical_axes=logical_axes,
+            paths=None if where is None else {each.region.path for each in divided},
+        )
+    by_path = {} if memory is None else memory.param_specs
+    rows = [
+        _leaf_row(decision, layers, by_path, ruled=rules is not None)
+        for layers in divided
+    ]
     ruled = None if rules is None else list(_rule_rows(rows, decision, separator))
     shown = [rule for rule in ruled or () if rule.num_leaves or where is None]
     notes: list[str] = []
-    memory = None
     if rules is not None:
         notes += [
             f"{finding.kind.capitalize()}: {finding.line}"
@@ -396,16 +419,7 @@ def summarize(
             notes.append(
                 f"Unrolled: the layers of the stack {key!r} are leaves of this tree."
             )
-    if mesh is not None:
-        memory = plan_memory(
-            tree,
-            rules,
-            mesh,
-            tx=tx,
-            specs=specs,
-            logical_axes=logical_axes,
-            paths=None if where is None else {each.region.path for each in divided},
-        )
+    if memory is not None:
         notes += memory.notes
     return Summary(
         rows=tuple(sorted(rows, key=lambda row: natural(row.path))),
@@ -418,8 +432,21 @@ def summarize(
     )
 
 
-def _leaf_row(decision: Decision, layers: Layers, *, ruled: bool) -> LeafRow:
-    """Return the row of layers that one rule decided, with its label if ``ruled``."""
+def _leaf_row(
+    decision: Decision,
+    layers: Layers,
+    specs: Mapping[str, PartitionSpec],
+    *,
+    ruled: bool,
+) -> LeafRow:
+    """Return the row of layers that one rule decided, with its label if ``ruled``.
+
+    Args:
+        decision: what the rules decided.
+        layers: which they are.
+        specs: by the path of the array, if there is a mesh.
+        ruled: whether there are rules.
+    """
     first, region = layers.rows[0], layers.region
     label = decision.values[first] if ruled else None
     decided = (label, decision.deciding[first] + 1 or None, len(layers.rows))
@@ -430,7 +457,13 @@ def _leaf_row(decision: Decision, layers: Layers, *, ruled: bool) -> LeafRow:
     num_params = math.prod(shape)
     size_bytes = num_params * getattr(leaf.dtype, "itemsize", 0)
     return LeafRow(
-        layers.path, shape, str(leaf.dtype), num_params, size_bytes, *decided
+        layers.path,
+        shape,
+        str(leaf.dtype),
+        num_params,
+        size_bytes,
+        *decided,
+        specs.get(region.path),
     )
 
 
@@ -538,7 +571,8 @@ def _cells(row: LeafRow) -> tuple[str, ...]:
         figures = (f"{row.num_params:,}", size_text(row.size_bytes))
     path = printable(row.path) or "''"
     shown = (path, _shape(row) or "-", row.dtype, *figures)
-    return (*shown, label_text(row.label), str(row.rule or "-"))
+    spec = "-" if row.spec is None else printable(spec_text(row.spec))
+    return (*shown, label_text(row.label), spec, str(row.rule or "-"))
 
 
 def _folded_cells(rows: Sequence[LeafRow]) -> tuple[str, ...]:
@@ -547,7 +581,7 @@ def _folded_cells(rows: Sequence[LeafRow]) -> tuple[str, ...]:
     rules = sorted({row.rule for row in rows if row.rule})
     numbers = listing(map(str, rules), limit=3, write=str) or "-"
     text = listing(labels, limit=3, write=str)
-    return (_folded_name(rows), "-", _kinds(rows), "-", "-", text, numbers)
+    return (_folded_name(rows), "-", _kinds(rows), "-", "-", text, "-", numbers)
 
 
 def _folded_name(rows: Sequence[LeafRow]) -> str:

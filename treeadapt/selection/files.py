@@ -1,7 +1,7 @@
 """Rules files: tables of patterns as TOML or JSON text, read as data and no more.
 
 Takes what ``data_files`` reads, gives strings, numbers, bools and, for lists, specs of
-partitions; or writes them.
+partitions, for tables what ``shard_largest`` gives; or writes them.
 A file may come from anyone: counts are capped before work, regular expressions are
 refused unless they are allowed, and every failure is a ``RulesFileError``. See
 ``rules`` and ``freeze_spec`` for what the patterns do.
@@ -9,6 +9,7 @@ refused unless they are allowed, and every failure is a ``RulesFileError``. See
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -17,21 +18,24 @@ from typing import Any, TypeAlias
 from jax.sharding import PartitionSpec
 
 from treeadapt.data_files import MAX_INTEGER, VERSION, DataFile, one_line
-from treeadapt.errors import PatternError, RulesFileError
+from treeadapt.errors import PatternError, RulesFileError, ShardingError
 from treeadapt.names import listing
 from treeadapt.patterns import REGEX_PREFIX, parse
+from treeadapt.selection.largest_axis import MIN_SIZE, ShardLargest, shard_largest
 
 MAX_PATTERNS = 10_000
 MAX_PATHS = 200_000
 MAX_WEIGHT = 200_000  # of all patterns together; see ``patterns.Pattern``
 MAX_STACKS = 256
 MAX_AXES = 64  # of an array, and of a mesh
-Label: TypeAlias = str | int | float | bool | PartitionSpec
+Label: TypeAlias = str | int | float | bool | PartitionSpec | ShardLargest
 
 _LABELS = (
     'A label is a string, a number, a bool, or for a PartitionSpec a list: ["data", '
-    '""] shards the first of two axes.'
+    '""] shards the first of two axes. { shard_largest = "data" } shards the largest.'
 )
+
+_LARGEST = "shard_largest"
 
 RULES_FILE = DataFile("rules", RulesFileError, "[rules]", '"**/bias" = "no_decay"')
 
@@ -59,7 +63,7 @@ def parse_rules(
     check_patterns(path, list(table), allow_regex=allow_regex)
     rules = []
     for place, (pattern, label) in enumerate(table.items(), 1):
-        if isinstance(label, dict):
+        if isinstance(label, dict) and _LARGEST not in label:
             RULES_FILE.refuse(
                 path,
                 f"the label of rule {place}, {listing([pattern])}, is a table",
@@ -76,7 +80,8 @@ def read_label(path: str | os.PathLike[str], label: Any, place: str) -> Label:
     Args:
         path: where it comes from, for messages.
         label: what the file has. The entries of a list are mesh axes, lists of mesh
-            axes, or ``""`` (in JSON also null) for an axis that is not sharded.
+            axes, or ``""`` (in JSON also null) for an axis that is not sharded. A table
+            has the arguments of ``shard_largest``.
         place: the rule, for messages.
 
     Raises:
@@ -91,6 +96,15 @@ def read_label(path: str | os.PathLike[str], label: Any, place: str) -> Label:
     if _is_spec(label):
         entries = (tuple(e) if isinstance(e, list) else e or None for e in label)
         return PartitionSpec(*entries)
+    if isinstance(label, dict) and _LARGEST in label:
+        who = f"the label of {place.removesuffix(',')}"
+        RULES_FILE.check_fields(path, label, (_LARGEST, "min_size"), of=who)
+        with contextlib.suppress(ShardingError):
+            value = shard_largest(label[_LARGEST], label.get("min_size", MIN_SIZE))
+            if len(value.names) <= MAX_AXES and value.min_size < MAX_INTEGER:
+                return value
+        cure = 'Write { shard_largest = "data", min_size = 65536 }.'
+        RULES_FILE.refuse(path, f"{who} is {one_line(repr(label))}", cure)
     RULES_FILE.refuse(path, f"the label of {place} is {one_line(repr(label))}", _LABELS)
 
 
@@ -171,7 +185,8 @@ def write_toml(
 
     Args:
         fields: strings, numbers, bools and lists of strings by field name.
-        rules: labels by pattern, in order; a spec is written as a list.
+        rules: labels by pattern, in order; a spec is written as a list, and one by
+            ``shard_largest`` as a table.
 
     Raises:
         RulesFileError: a value cannot be written.
@@ -212,6 +227,8 @@ def write_toml(
 
 def _as_data(label: Any) -> Any:
     """Return a label as a file has it: a spec, where a list can say it, as a list."""
+    if isinstance(label, ShardLargest):
+        return label.data
     if not isinstance(label, PartitionSpec):
         return label
     try:

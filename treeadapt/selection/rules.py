@@ -295,8 +295,8 @@ class Rules(RuleTable):
 
         Raises:
             RulesFileError: a selector is more than patterns, or a list with exclusions;
-                a pattern occurs twice; or a value is not a string, number, bool or
-                spec.
+                a pattern occurs twice; or a value is not a string, number, bool,
+                spec or ``shard_largest``.
 
         Example:
             >>> print(Rules({"policy": "frozen", "**": "train"}).to_toml(), end="")
@@ -503,9 +503,10 @@ def load_rules(path: str | os.PathLike[str], *, allow_regex: bool = False) -> Ru
 
     ``version = 1`` and a table ``rules`` of quoted patterns and labels, the first that
     matches wins. A label that is a list is a ``PartitionSpec``: ``["data", ""]`` is
-    ``P("data", None)``, and ``[]`` is ``P()``. ``default``, ``unused`` and ``overlap``
-    as for ``Rules``; and a table ``stacks``, with ``["blocks_{l}", 0]`` for a pair and
-    ``false`` for an exception.
+    ``P("data", None)``, and ``[]`` is ``P()``; the table ``{ shard_largest = "data",
+    min_size = 65536 }`` is what ``shard_largest`` gives. ``default``, ``unused`` and
+    ``overlap`` as for ``Rules``; and a table ``stacks``, with ``["blocks_{l}", 0]`` for
+    a pair and ``false`` for an exception.
 
     Args:
         path: file name, ending in ``.toml`` or ``.json``. The file is read as data:

@@ -13,10 +13,16 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import (
+    AbstractMesh,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    get_abstract_mesh,
+)
 
 from treeadapt.arrays import is_array
 from treeadapt.convert import describe
@@ -27,6 +33,7 @@ from treeadapt.names import listing, plural, section
 from treeadapt.optax_fields import is_state_class
 from treeadapt.selection.answers import require_agreement
 from treeadapt.selection.decision import MISSING, STATIC
+from treeadapt.selection.largest_axis import ShardLargest
 from treeadapt.selection.rules import BoundRules, Rules, as_rules
 from treeadapt.sharding.specs import (
     AxisRules,
@@ -63,7 +70,8 @@ def partition_specs(
         rules: ``Rules``, or a mapping or pairs for it, whose values are specs:
             ``P("data", None)`` or ``("data", None)``; ``load_rules`` reads them too. If
             they have ``stacks``, a spec is for one layer, as in the unrolled model; in
-            the array, the axis of the layers is not sharded.
+            the array, the axis of the layers is not sharded. ``shard_largest("data")``
+            needs a mesh, that of ``jax.set_mesh``; ``named_shardings`` takes one.
         specs: ``{label: spec}`` where the rules give labels, so that one table labels,
             decays, freezes and shards.
         default: spec of arrays that no rule matches and no box names.
@@ -77,13 +85,16 @@ def partition_specs(
 
     Raises:
         ShardingError: a spec does not fit its array, or is not a spec; a rule and a box
-            disagree; a label has no spec; or the tree is the state of an optimizer.
+            disagree; a label has no spec; the tree is the state of an optimizer; or
+            ``shard_largest`` names an axis that the mesh does not have, or there is no
+            mesh.
         UnmatchedPathError: an array has no rule, no box, and there is no default.
         UnusedRuleError: a rule matches no array leaf, or is unreachable.
         StackError: layers of one array get different specs.
 
     Warns:
-        ReplicatedWarning: the default puts arrays on every device. A rule that says so
+        ReplicatedWarning: the default puts arrays on every device, or no axis of a
+            large one can be sharded as ``shard_largest`` says. A rule that says so
             (``"**": P()``) is not reported.
 
     Example:
@@ -129,7 +140,7 @@ def named_shardings(
         UnusedRuleError: a rule matches no array leaf, or is unreachable.
 
     Warns:
-        ReplicatedWarning: the default puts arrays on every device.
+        ReplicatedWarning: as by ``partition_specs``.
 
     Example:
         >>> mesh = jax.sharding.AbstractMesh((4,), ("data",))
@@ -146,7 +157,7 @@ def named_shardings(
 class _Choice:
     """The spec of a leaf, and where it comes from; no spec if nothing says one."""
 
-    spec: PartitionSpec | None
+    spec: PartitionSpec | ShardLargest | None
     source: str = dataclasses.field(compare=False)
 
     def __repr__(self) -> str:
@@ -180,7 +191,7 @@ def decide_specs(
     fallback = own_default if default is MISSING else as_spec(default, "default=")
     leaf_specs: list[PartitionSpec] = []
     conflicts, wrong, unmatched = dict[int, str](), list[str](), list[str]()
-    silent: dict[str, Any] = {}
+    silent, undivided = dict[str, Any](), dict[str, Any]()
     for index, (path, leaf) in enumerate(view.items()):
         box, layer = boxes.get(index), one_layer(leaf, axes[index])
         choice = by_rules[index] or _unruled(layer, box, fallback)
@@ -188,6 +199,13 @@ def decide_specs(
         if spec is None:
             unmatched.append(path)
             continue
+        if isinstance(spec, ShardLargest):
+            rule, shape = spec, layer.shape if is_array(leaf) else ()
+            spec = rule.spec(shape, _mesh_sizes(rule, _named(path, leaf), source, mesh))
+            if is_replicated(spec) and rule.shards(shape):
+                undivided[path] = leaf
+        elif source is _DEFAULT and is_replicated(spec):
+            silent[path] = leaf
         target = leaf if source == _BOX else layer
         complaint = spec_problem(spec, target.shape, mesh) if is_array(leaf) else None
         if complaint is not None:
@@ -198,8 +216,6 @@ def decide_specs(
         if box is not None and not same_spec(spec, box):
             both = f"{spec_text(box)} by {_BOX}, {spec_text(spec)} by {source}"
             conflicts[index] = f"{_named(path, leaf)}: {both}"
-        if source is _DEFAULT and is_replicated(spec):
-            silent[path] = leaf
         leaf_specs.append(spec)
     if conflicts:
         lines = section("Rules and boxes disagree:", [*conflicts.values()])
@@ -219,14 +235,14 @@ def decide_specs(
         )
     if wrong:
         raise ShardingError(_wrong_message(wrong, mesh))
-    return leaf_specs, _silent_message(silent) if silent else ""
+    return leaf_specs, "\n".join(_silent_lines(silent, undivided))
 
 
 _Axes = tuple[Along, ...]
 
 
 def _unruled(
-    leaf: Any, box: PartitionSpec | None, default: PartitionSpec | None
+    leaf: Any, box: PartitionSpec | None, default: PartitionSpec | ShardLargest | None
 ) -> _Choice:
     """Return what decides a leaf, or one layer of it, that no rule matches."""
     if box is not None:
@@ -234,6 +250,34 @@ def _unruled(
     if not is_array(leaf) or not leaf.shape:
         return _Choice(PartitionSpec(), "a scalar")
     return _Choice(default, _DEFAULT)
+
+
+def _mesh_sizes(
+    rule: ShardLargest, who: str, source: str, mesh: Mesh | AbstractMesh | None
+) -> Mapping[str, int]:
+    """Return the size of each mesh axis, of the mesh that is set if none is passed.
+
+    Args:
+        rule: what needs them.
+        who: the leaf, for messages.
+        source: what gives the rule, for messages.
+        mesh: the mesh that was passed.
+    """
+    sizes: Mapping[str, int] = (get_abstract_mesh() if mesh is None else mesh).shape
+    unknown = [name for name in rule.names if name not in sizes]
+    if unknown and mesh is None and not sizes:
+        raise ShardingError(
+            f"{who}: {rule} ({source}) needs the sizes of the mesh axes, and no mesh "
+            "is set. Call named_shardings(tree, rules, mesh); or set the mesh around "
+            "this call: with jax.set_mesh(mesh)."
+        )
+    if unknown:
+        axes = ", ".join(f"{name!r} of size {size}" for name, size in sizes.items())
+        raise ShardingError(
+            f"{who}: {rule} ({source}), but {unknown[0]!r} is not an axis of the mesh, "
+            f"which has {axes or 'none'}. Correct the name."
+        )
+    return sizes
 
 
 def _refuse_optimizer_state(view: TreeView) -> None:
@@ -261,7 +305,7 @@ def _of_all_layers(spec: PartitionSpec, axes: _Axes, rank: int) -> PartitionSpec
 
 def _by_rules(
     view: TreeView, rules: Any, specs: Mapping[Any, Any] | None
-) -> tuple[list[_Choice | None], PartitionSpec | None, list[_Axes]]:
+) -> tuple[list[_Choice | None], PartitionSpec | ShardLargest | None, list[_Axes]]:
     """Return what the rules say for each leaf, their default, and axes of layers."""
     meant = _meaning(specs)
     if isinstance(rules, BoundRules):
@@ -297,7 +341,9 @@ def _as_rules(rules: Any) -> Rules:
     return as_rules(rules)
 
 
-def _meaning(specs: Mapping[Any, Any] | None) -> Callable[[Any, str], PartitionSpec]:
+def _meaning(
+    specs: Mapping[Any, Any] | None,
+) -> Callable[[Any, str], PartitionSpec | ShardLargest]:
     """Return what reads a value of the rules as a spec."""
     if specs is None:
         return as_spec
@@ -306,7 +352,7 @@ def _meaning(specs: Mapping[Any, Any] | None) -> Callable[[Any, str], PartitionS
         for label, spec in specs.items()
     }
 
-    def of_label(label: Any, who: str) -> PartitionSpec:
+    def of_label(label: Any, who: str) -> PartitionSpec | ShardLargest:
         if not isinstance(label, Hashable) or label not in by_label:
             raise ShardingError(
                 f"{who} gives the label {label!r}, for which specs= has nothing; it "
@@ -343,16 +389,30 @@ def _layers_lines(
     return [text] if names else []
 
 
-def _silent_message(leaves: Mapping[str, Any]) -> str:
+def _silent_lines(
+    silent: Mapping[str, Any], undivided: Mapping[str, Any]
+) -> Iterator[str]:
+    """Say which leaves every device holds although no rule says so, by reason."""
+    if silent:
+        yield (
+            f"No rule matches {_counted(silent)}, of which the default puts a copy on "
+            f"every device: {listing(silent)}. Give them a rule; to say that this is "
+            'intended, end with "**": P().'
+        )
+    if undivided:
+        yield (
+            f"The mesh divides no axis of {_counted(undivided)}, so shard_largest puts "
+            f"a copy on every device: {listing(undivided)}. Pad an axis, or name fewer "
+            "mesh axes; to say that this is intended, give them a rule with P()."
+        )
+
+
+def _counted(leaves: Mapping[str, Any]) -> str:
     size_bytes = sum(
         math.prod(leaf.shape) * getattr(leaf.dtype, "itemsize", 0)
         for leaf in leaves.values()
     )
-    return (
-        f"No rule matches {plural(len(leaves), 'leaf')}, {size_bytes:,} bytes, of "
-        f"which the default puts a copy on every device: {listing(leaves)}. Give them "
-        'a rule; to say that this is intended, end with "**": P().'
-    )
+    return f"{plural(len(leaves), 'leaf')}, {size_bytes:,} bytes"
 
 
 def _named(path: str, leaf: Any) -> str:

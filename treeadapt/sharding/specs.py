@@ -19,6 +19,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
 from treeadapt.errors import ShardingError
 from treeadapt.names import listing, plural, shorten
+from treeadapt.selection.largest_axis import ShardLargest
 from treeadapt.trees.axis_names import AxisNames, axis_names
 from treeadapt.trees.views import TreeView
 
@@ -27,17 +28,19 @@ AxisRules = Sequence[tuple[str, Any]]
 
 _WRITTEN = (
     "Write P('data', None) or ('data', None), one entry for each axis of the array, "
-    'and P() for a copy on every device; in a rules file ["data", ""] and []. Labels '
-    "get their specs by specs=."
+    'and P() for a copy on every device; in a rules file ["data", ""] and []. For the '
+    'largest axis of each array, shard_largest("data"). Labels get their specs by '
+    "specs=."
 )
 
 
-def as_spec(value: Any, who: str) -> PartitionSpec:
+def as_spec(value: Any, who: str) -> PartitionSpec | ShardLargest:
     """Read a partition spec.
 
     Args:
         value: a ``PartitionSpec``; or a tuple or list with one entry an axis: the name
-            of a mesh axis, a tuple or list of such, or None.
+            of a mesh axis, a tuple or list of such, or None. What ``shard_largest``
+            gives comes back as it is, because its spec depends on the array.
         who: what gives the value, for the message.
 
     Raises:
@@ -47,6 +50,8 @@ def as_spec(value: Any, who: str) -> PartitionSpec:
         >>> as_spec([("data", "model"), None], "the rule"), as_spec((), "the rule")
         (P(('data', 'model'), None), P())
     """
+    if isinstance(value, ShardLargest):
+        return value
     if isinstance(value, PartitionSpec):
         if getattr(value, "unreduced", None) or getattr(value, "reduced", None):
             raise ShardingError(
