@@ -54,10 +54,12 @@ NEWEST_TESTS ?= $(addprefix tests/test_,$(addsuffix .py, \
 	unrolled_models untrusted updates upstream))
 
 # Models of transformers, in PyTorch and in Flax. ``make TORCH="torch --index-url ..."``
-# takes another build of PyTorch; without any, the half with Flax runs.
+# takes another build of PyTorch; without any, the half with Flax runs. PEFT comes after
+# it, because it asks for PyTorch itself.
 MODELS := .venv-models
 MODELS_READY := $(MODELS)/.ready
 TORCH ?= torch==2.13.0
+PEFT := peft==0.21.2
 
 # Training loops of other libraries. One that cannot be installed is left out: the tests
 # say so, and skip it. (sbx brings PyTorch.)
@@ -181,8 +183,10 @@ $(MODELS_READY): setup.cfg setup.py .ci/models.txt treeadapt/_version.py
 	@$(MODELS)/bin/python $(PIP_INSTALL) --upgrade pip
 	@$(MODELS)/bin/python $(PIP_INSTALL) \
 		--editable ".[checkpoints,equinox,flax]" --requirement .ci/models.txt
-	@$(MODELS)/bin/python $(PIP_INSTALL) $(TORCH) \
-		|| echo "$(MODELS): pip found no $(TORCH)."
+	@if $(MODELS)/bin/python $(PIP_INSTALL) $(TORCH); then \
+		$(MODELS)/bin/python $(PIP_INSTALL) $(PEFT) \
+			|| echo "$(MODELS): pip cannot install $(PEFT)."; \
+	else echo "$(MODELS): pip found no $(TORCH)."; fi
 	@touch $@
 
 # One library of these at a time if they cannot be installed together.

@@ -41,6 +41,7 @@ OTHER_SIZES: dict[str, tuple[dict[int, int], dict[str, int]]] = {
         {22: 26, 84: 60, 28: 30, 14: 6, 13: 17, 37: 41, 10: 21, 11: 23, 7: 5, 16: 25},
         {"d": 6, "head": 7},
     ),
+    "peft-gpt2": ({22: 26, 66: 78, 13: 17, 3: 5}, {}),
     "qwen3-moe": ({22: 26, 84: 60, 28: 30, 14: 6, 13: 17, 37: 41}, {"d": 6}),
 }
 
@@ -52,6 +53,8 @@ def table_of(name: str, folder: Any, sizes: Mapping[str, int]) -> ta.Migration:
     wanted = table.get("sizes", {}) | dict(sizes)
     table["sizes"] = {k: n for k, n in wanted.items() if re.search(rf"\b{k}\b", text)}
     table.pop("new", None)
+    for row in table["rows"]:
+        row.pop("scale", None)  # a draft leaves an array that was multiplied doubtful
     file = folder / f"{name}.json"
     file.write_text(json.dumps(table))
     return ta.load_migration(file)
@@ -93,9 +96,9 @@ def at_other_sizes(name: str, folder: Any) -> tuple[ta.Migration, Leaves]:
         for path, leaf in ta.read_metadata(schema_of(name)).items()
     }
     if model not in ("gemma3", "vit", "whisper"):  # one layer less
-        at = re.compile(r"(?:^h|\.layers?)\.([0-9]+)\.")
+        at = re.compile(r"(?:\bh|\.layers?)\.([0-9]+)\.")
         last = max(int(found[1]) for path in shapes if (found := at.search(path)))
-        part = re.compile(rf"(?:^h|\.layers?)\.{last}\.")
+        part = re.compile(rf"(?:\bh|\.layers?)\.{last}\.")
         shapes = {path: leaf for path, leaf in shapes.items() if not part.search(path)}
     return table_of(name, folder, sizes), float32(shapes, 1)
 

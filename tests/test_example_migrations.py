@@ -90,10 +90,10 @@ def test_every_table_is_read_and_written(name, tmp_path):
         assert ta.load_migration(tmp_path / "again.toml") == m
 
 
-def test_a_plan_is_exact_unless_leaves_are_dropped_or_shifted(example):
+def test_a_plan_is_exact_unless_leaves_are_dropped_or_computed(example):
     plan = example.migration.plan(ta.read_metadata(example.schema))
-    shifted = any("offset" in row for row in example.rows)
-    assert plan.exact is not (shifted or bool(plan.dropped))
+    computed = any({"offset", "scale"} & {*row} for row in example.rows)
+    assert plan.exact is not (computed or bool(plan.dropped))
     assert not plan.one_way
     assert not plan.repeatable
 

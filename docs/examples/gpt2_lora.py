@@ -11,6 +11,8 @@
 4. A second process resumes from there, and must arrive at the same bits.
 5. The factors are merged into the weights. The same table, read backwards, writes the
    files for PyTorch, which must give the logits of the model in nnx.
+6. The factors and the norms alone become a folder for PEFT, which must give these
+   logits, too, on top of the files of step 1.
 
 Any check that fails makes the exit status 1. Run it with ``make demo-lm``; it takes
 about a minute and a half on two CPU cores.
@@ -19,6 +21,8 @@ about a minute and a half on two CPU cores.
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -28,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
@@ -45,9 +50,14 @@ if transformers.is_torch_available():
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
 MIGRATION = ta.load_migration(HERE / "migrations" / "gpt2-nnx.toml")
+ADAPTER = ta.load_migration(HERE / "migrations" / "peft-gpt2-nnx.toml")
 RULES = ta.load_rules(HERE / "gpt2_lora.toml")
 # Gradients are of whole arrays; the rules decide on the layers within.
 TRAINS = ["**/lora", "**/ln_{1,2,f}"]
+
+# In the names and the configuration of an adapter; the scale is that of its table.
+PREFIX, SCALE = "base_model.model.transformer.", 2
+QUERIES_KEYS_VALUES = [f"blocks/attn/{p}/lora/lora_" for p in ("query", "key", "value")]
 
 VOCABULARY, LENGTH, WIDTH, LAYERS, HEADS = 256, 64, 64, 4, 4
 BATCH = 16
@@ -102,10 +112,16 @@ def main() -> int:
 
     print("\n5. The factors are merged; the same table writes files for PyTorch.")
     tuned = folder / "tuned"
-    merged = merge_factors(ta.merge(params, rest))
+    model = ta.merge(params, rest)
+    merged = merge_factors(model)
     ta.save(tuned, MIGRATION.inverse(merged), max_shard_bytes=1_000_000)
     shutil.copy(published / "config.json", tuned)
     checks += [same_logits(merged, tuned), same_where_frozen(published, tuned)]
+
+    print("\n6. The factors and the norms become a folder for PEFT.")
+    adapter = folder / "adapter"
+    write_adapter(adapter, model)
+    checks.append(same_logits(model, published, adapter))
     print(f"\nThe files are in {folder}; report.svg is a picture of the rules.")
     return 0 if all(checks) else 1
 
@@ -157,12 +173,19 @@ def new_model() -> GPT2:
     )
 
 
-def same_logits(model: GPT2, folder: Path) -> bool:
+def same_logits(model: GPT2, folder: Path, adapter: Path | None = None) -> bool:
     """Whether PyTorch, with the files of a folder, answers as the model does."""
     if not transformers.is_torch_available():
         return True
+    if adapter is not None and importlib.util.find_spec("peft") is None:
+        print("   PEFT is NOT INSTALLED: nothing reads the folder.")
+        return True
     tokens = batch(text("README.md"), 0)[:, :-1]
     theirs = transformers.GPT2LMHeadModel.from_pretrained(folder).eval()
+    if adapter is not None:
+        import peft
+
+        theirs = peft.PeftModel.from_pretrained(theirs, adapter).eval()
     with torch.no_grad():
         expected = theirs(torch.tensor(tokens, dtype=torch.int64)).logits.numpy()
     ours = nnx.jit(GPT2.__call__)(model, tokens)
@@ -232,6 +255,52 @@ def merge_factors(model: GPT2) -> GPT2:
             params[f"{at}kernel"] += params[path] @ params[f"{at}lora/lora_b"]
             params[path] *= 0  # so that the model does not add the product again
     return ta.merge(params, rest)
+
+
+def write_adapter(folder: Path, model: GPT2) -> None:
+    """Write the factors and the norms as a folder that PEFT reads."""
+    factors, _ = ta.split(model, ["**/lora"])
+    rank = factors["blocks/attn/out/lora/lora_a"].shape[-1]
+    # What trains besides the factors is in the folder as it is.
+    norms = {
+        f"{PREFIX}{name}": leaf
+        for name, leaf in MIGRATION.inverse(model).items()
+        if "ln_" in name
+    }
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": rank,
+        "lora_alpha": SCALE * rank,
+        "rank_pattern": {"c_attn": 3 * rank},
+        "alpha_pattern": {"c_attn": SCALE * 3 * rank},
+        "target_modules": ["c_attn", "c_proj", "c_fc"],
+        "modules_to_save": ["ln_1", "ln_2", "ln_f"],
+        "fan_in_fan_out": True,  # the kernels of GPT-2 are transposed
+    }
+    folder.mkdir()
+    arrays = ADAPTER.inverse(shared_factors(factors)) | norms
+    ta.save(folder / "adapter_model.safetensors", arrays)
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2))
+
+
+def shared_factors(factors: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """Give queries, keys and values one first factor: theirs, side by side.
+
+    The second factor of each has zeros where the first one is that of another, so the
+    products stay. Shapes become ``[layers, width, 3 * rank]`` and ``[layers, 3 * rank,
+    width]``.
+    """
+    firsts = [factors[f"{name}a"] for name in QUERIES_KEYS_VALUES]
+    shared = jnp.concatenate(firsts, axis=-1)
+    wide = dict(factors)
+    for number, name in enumerate(QUERIES_KEYS_VALUES):
+        second = factors[f"{name}b"]
+        rank = second.shape[1]
+        before, after = number * rank, (2 - number) * rank
+        wide[f"{name}a"] = shared
+        wide[f"{name}b"] = jnp.pad(second, ((0, 0), (before, after), (0, 0)))
+    return wide
 
 
 def same_where_frozen(before: Path, after: Path) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -35,7 +37,16 @@ def test_the_demo_passes_its_own_checks(torch, tmp_path):
     assert (tmp_path / "report.svg").read_text().startswith("<svg")
     with_torch = HAS_TORCH and torch == "1"
     assert ("NOT INSTALLED" in done.stdout) != with_torch
-    assert len(re.findall("ours differ by", done.stdout)) == 2 * with_torch
+    with_peft = with_torch and importlib.util.find_spec("peft") is not None
+    compared = 2 * with_torch + with_peft
+    assert len(re.findall("ours differ by", done.stdout)) == compared
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    arrays = ta.read_metadata(tmp_path / "adapter" / "adapter_model.safetensors")
+    ranks = config["rank_pattern"] | dict.fromkeys(("c_proj", "c_fc"), config["r"])
+    for name, leaf in arrays.items():
+        *_, module, factor, _ = name.split(".")
+        if factor == "lora_A":
+            assert leaf.shape[0] == ranks[module]
 
 
 def test_the_demo_fails_if_a_frozen_array_changes_or_none_does(
