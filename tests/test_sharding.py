@@ -728,6 +728,70 @@ def test_memory_kinds_are_kept(kind, memory):
         assert kinds["0/count"] != memory
 
 
+@both_meshes
+@pytest.mark.parametrize("memory", ["pinned_host", "unpinned_host"])
+@pytest.mark.parametrize("is_abstract", [False, True])
+def test_a_memory_kind_is_that_of_the_whole_state(kind, memory, is_abstract):
+    mesh = mesh_of(kind)
+    shardings = named_shardings(
+        ABSTRACT, RULES, mesh.abstract_mesh if is_abstract else mesh
+    )
+    for tx in (optax.adam(0.1), ta.adapt(optax.adafactor(0.1))):
+        usual = opt_state_shardings(tx, ABSTRACT, shardings)
+        hosted = opt_state_shardings(tx, ABSTRACT, shardings, memory_kind=memory)
+        assert {each.memory_kind for each in jax.tree.leaves(hosted)} == {memory}
+        assert hosted == jax.tree.map(lambda x: x.with_memory_kind(memory), usual)
+
+
+@pytest.mark.parametrize(
+    ("memory", "specs", "complaint"),
+    [
+        (
+            "tape",
+            None,
+            "memory_kind='tape': .* pinned_host.*Pass one of these, or None",
+        ),
+        (3, None, 'to be a name, such as "pinned_host"; got the type int'),
+        ("pinned_host", SPECS, "got specs, which name no memory. Pass shardings"),
+    ],
+)
+def test_a_memory_that_there_is_not_is_an_error(memory, specs, complaint):
+    params = params_on(mesh_of())
+    with pytest.raises(ta.ShardingError, match=complaint):
+        opt_state_shardings(optax.adam(0.1), params, specs, memory_kind=memory)
+
+
+@pytest.mark.skipif(
+    jax.__version_info__ < (0, 10, 2),
+    reason="that JAX compiles nothing for the host memory of several CPU devices",
+)
+@pytest.mark.parametrize("memory", ["pinned_host", "unpinned_host"])
+@both_meshes
+@pytest.mark.usefixtures("standard_promotion")
+def test_a_step_moves_its_state_from_the_host_and_back(kind, memory):
+    params, tx = params_on(mesh_of(kind)), ta.adapt(optax.adam(0.1))
+    on_devices = opt_state_shardings(tx, params)
+    on_host = opt_state_shardings(tx, params, memory_kind=memory)
+    of_params = jax.tree.map(lambda leaf: leaf.sharding, params)
+
+    def step(params, state):
+        state = jax.device_put(state, on_devices)
+        updates, state = tx.update(params, state, params)  # any gradient
+        return ta.apply_updates(params, updates), state
+
+    hosted = jax.jit(step, donate_argnums=1, out_shardings=(of_params, on_host))
+    usual = jax.jit(step, out_shardings=(of_params, on_devices))
+    one = params, jax.jit(tx.init, out_shardings=on_host)(params)
+    two = params, init_sharded(tx, params)
+    for _ in range(3):
+        one, two = hosted(*one), usual(*two)
+        kinds = {leaf.sharding.memory_kind for leaf in jax.tree.leaves(one[1])}
+        assert kinds == {memory}
+    assert hosted._cache_size() == 1
+    jax.tree.map(np.testing.assert_array_equal, one, two)
+    assert not np.array_equal(one[0]["up"]["kernel"], params["up"]["kernel"])
+
+
 # Where the state is made
 
 

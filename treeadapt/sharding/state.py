@@ -38,7 +38,9 @@ Placement = Sharding | PartitionSpec
 _OF_NUMPY = np.ndarray | np.generic
 
 
-def opt_state_shardings(tx: Any, params: Any, shardings: Any = None) -> Any:
+def opt_state_shardings(
+    tx: Any, params: Any, shardings: Any = None, *, memory_kind: str | None = None
+) -> Any:
     """Return the sharding of every array in the state of an optimizer.
 
     Args:
@@ -48,6 +50,9 @@ def opt_state_shardings(tx: Any, params: Any, shardings: Any = None) -> Any:
         shardings: tree with the paths of ``params``, in any containers, of shardings or
             of ``PartitionSpec``; None for the shardings that the arrays in ``params``
             have.
+        memory_kind: of every array of the state, scalars included, such as
+            ``"pinned_host"`` for the memory of the host; None for that of its param. A
+            compiled step moves such a state to its devices and back.
 
     Returns:
         Tree with the treedef of ``tx.init(params)``, of ``PartitionSpec`` if
@@ -59,7 +64,9 @@ def opt_state_shardings(tx: Any, params: Any, shardings: Any = None) -> Any:
         to no param is on every device of the mesh.
 
     Raises:
-        ShardingError: an array has no sharding, or one that does not fit its shape.
+        ShardingError: an array has no sharding, or one that does not fit its shape; or
+            its devices have no memory of that kind, or ``shardings`` are specs, which
+            have none.
         TransformError: ``tx`` is not a transformation, or JAX sees an object in
             ``params`` that holds arrays as one leaf.
         PathCollisionError: two leaves have the same path.
@@ -72,7 +79,31 @@ def opt_state_shardings(tx: Any, params: Any, shardings: Any = None) -> Any:
         ({'w': P('x', None)}, P())
     """
     state, places = place_state(tx, params, shardings)
-    return state.rebuild([place.placement for place in places])
+    placements = [place.placement for place in places]
+    if memory_kind is not None:
+        placements = [_in_memory(placement, memory_kind) for placement in placements]
+    return state.rebuild(placements)
+
+
+def _in_memory(placement: Placement, kind: str) -> Sharding:
+    """Return a sharding in another memory of the same devices."""
+    if isinstance(placement, PartitionSpec):
+        raise ShardingError(
+            f"memory_kind={kind!r} got specs, which name no memory. Pass shardings: "
+            "named_shardings(params, rules, mesh)."
+        )
+    if not isinstance(kind, str):
+        raise ShardingError(
+            'Expected memory_kind= to be a name, such as "pinned_host"; got the type '
+            f"{type(kind).__name__}."
+        )
+    try:
+        return placement.with_memory_kind(kind)
+    except ValueError as error:  # of JAX, which lists those that there are
+        text = str(error).removesuffix(".")
+        raise ShardingError(
+            f"memory_kind={kind!r}: {text}. Pass one of these, or None."
+        ) from error
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
