@@ -33,6 +33,7 @@ SIZES = {
     "gemma3-scanned": {"d": 14, "head": 5},
     "llama-equinox": {"d": 14, "half": 7},
     "llama-scanned": {"d": 14},
+    "peft-llama-scanned": {"d": 14},
     "qwen3-moe-scanned": {"d": 14},
     "vit-nnx": {"d": 11},
 }

@@ -6,19 +6,23 @@ The answers of PyTorch with PEFT are what the answers here are compared with.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from flax import nnx
 from laws import needs_torch
+from llamas import NnxLlama
 from mutations import wrong_tables
 from test_flax import CASES, GPT2_LAYERS, GPT2_LENGTH
+from test_llama import SIZES
 from tiny import MIGRATIONS, TOKENS, Tiny
 
 import treeadapt as ta
@@ -76,6 +80,51 @@ def with_factors(model: GPT2, factors: Flat) -> GPT2:
     return ta.merge(factors, ta.split(model, ["**/lora"])[1])
 
 
+LLAMA_MODULES = [f"{m}_proj" for m in ("q", "k", "v", "o", "gate", "up", "down")]
+#: How the factors of a kernel are multiplied, of all layers at once.
+PRODUCTS = {
+    **dict.fromkeys(("query", "key", "value"), "ler,lrhd->lehd"),
+    "out": "lhdr,lre->lhde",
+    **dict.fromkeys(("gate", "up", "down"), "lir,lro->lio"),
+}
+
+
+def llama_factors(model: NnxLlama) -> Flat:
+    """Factors next to each kernel; the second ones are zero."""
+    params, _ = ta.split(model)
+    factors, random = {}, np.random.default_rng(0)
+    for name, product in PRODUCTS.items():
+        axes, out = product.split("->")
+        kernel = params[f"blocks/{name}/kernel"]
+        sizes = dict(zip(out, kernel.shape, strict=True)) | {"r": RANK}
+        first, second = ([sizes[axis] for axis in each] for each in axes.split(","))
+        start = random.normal(size=first, scale=0.3).astype("float32")
+        factors[f"blocks/{name}/lora_a"] = start
+        factors[f"blocks/{name}/lora_b"] = np.zeros(second, "float32")
+    return factors
+
+
+def merged_llama(model: NnxLlama, factors: Flat) -> NnxLlama:
+    params, rest = ta.split(model)
+    for name, product in PRODUCTS.items():
+        first, second = (factors[f"blocks/{name}/lora_{each}"] for each in "ab")
+        params[f"blocks/{name}/kernel"] += jnp.einsum(product, first, second)
+    return ta.merge(params, rest)
+
+
+def write_llama(folder: Path, model: NnxLlama, factors: Flat) -> None:
+    table = ta.load_migration(MIGRATIONS / "peft-llama-scanned.toml")
+    config = {
+        "peft_type": "LORA",
+        "r": RANK,
+        "lora_alpha": 2 * RANK,
+        "target_modules": LLAMA_MODULES,
+    }
+    folder.mkdir()
+    ta.save(folder / "adapter_model.safetensors", table.inverse(factors))
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+
+
 ADAPTERS = {
     "peft-gpt2-nnx": Case(
         CASES["gpt2-flax"],
@@ -88,6 +137,16 @@ ADAPTERS = {
         lambda folder, model, factors: write_adapter(
             folder, with_factors(model, factors)
         ),
+    ),
+    "peft-llama-scanned": Case(
+        CASES["llama-flax"]._replace(buffers=dict),
+        "llama-scanned",
+        LLAMA_MODULES,
+        lambda: NnxLlama(SIZES, nnx.Rngs(0)),
+        llama_factors,
+        lambda model, factors: merged_llama(model, factors)(TOKENS),
+        merged_llama,
+        write_llama,
     ),
 }
 
