@@ -243,7 +243,7 @@ def test_numpy_in_the_order_of_the_sources_is_not_copied_twice():
         ({"a": ("b", {"scale": 2.0})}, False),
         ({"a": ("b", {"cast": "float32"})}, False),
         ({"a : x y": ("b : x y", {"pad": {"x": (0, 1)}})}, False),
-        ({"a.{x} : y z": "b : x y z"}, False),
+        ({"a.{x} : y z": "b : x y z"}, True),  # a stack of one array
     ],
 )
 def test_what_may_share_memory_with_the_source(table, shared):
