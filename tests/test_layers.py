@@ -57,6 +57,7 @@ OWNED = {
     "checkpoints.orbax_folder": {"etils", "orbax"},  # etils: its paths
     "checkpoints.safetensors_file": {"safetensors"},
     "cli": {"click"},
+    "cli.bench": {"flax", "optree", "tree"},  # what it compares with
     "drafts.pairing": {"scipy"},  # which JAX needs, too
 }
 

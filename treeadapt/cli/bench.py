@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
-import importlib.util
 import timeit
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -101,18 +99,23 @@ def _traces(tree: Any, rules: Rules) -> dict[str, Callable[[], Any]]:
 
 def _others(tree: Any) -> dict[str, Callable[[], Any]]:
     """Return what other libraries take, those that are installed and see all leaves."""
+    functions: dict[str, Callable[[Any], Any]] = {}
+    with contextlib.suppress(ImportError):
+        from flax.traverse_util import flatten_dict
+
+        functions["flax.traverse_util.flatten_dict"] = flatten_dict
+    with contextlib.suppress(ImportError):
+        import optree
+
+        functions["optree.tree_leaves"] = optree.tree_leaves
+    with contextlib.suppress(ImportError):
+        import tree as dm_tree
+
+        functions["dm-tree.flatten"] = dm_tree.flatten
     cases: dict[str, Callable[[], Any]] = {}
     num_leaves = len(jax.tree.leaves(tree))
-    for module, name in (
-        ("flax.traverse_util", "flatten_dict"),
-        ("optree", "tree_leaves"),
-        ("tree", "flatten"),  # dm-tree
-    ):
-        if importlib.util.find_spec(module.partition(".")[0]) is None:
-            continue
-        function = getattr(importlib.import_module(module), name, None)
+    for name, function in functions.items():
         with contextlib.suppress(Exception):  # a kind of tree that it does not know
-            if function and len(function(tree)) == num_leaves:
-                label = "dm-tree" if module == "tree" else module
-                cases[f"{label}.{name}"] = functools.partial(function, tree)
+            if len(function(tree)) == num_leaves:
+                cases[name] = functools.partial(function, tree)
     return cases
