@@ -52,7 +52,7 @@ def blocks(text: str) -> list[Block]:
         )
         for match in BLOCK.finditer(text)
     )
-    return [block for block in found if ">>> " not in block.code]
+    return list(found)
 
 
 PAGES = {
@@ -105,10 +105,6 @@ def test_blocks_share_names_and_errors_name_the_line(monkeypatch):
 def test_only_output_right_below_belongs_to_a_block():
     page = "```python\nx = 1\n```\n\nProse.\n\n```text\nA figure.\n```\n"
     assert blocks(page) == [Block("x = 1\n", "", 1)]
-
-
-def test_doctests_are_left_to_doctest():
-    assert blocks("```python\n>>> 1 + 1\n2\n```\n") == []
 
 
 def run_page(name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> Any:

@@ -142,7 +142,7 @@ def test_it_works_anywhere_in_a_chain():
         ),
         ({"a": 1.0}, ta.UnmatchedPathError, "'s'"),
         ({"a": 1.0, "x": 1.0, "**": 1.0}, ta.UnusedRuleError, "'x'"),
-        ({"a": None, "**": 1.0}, ta.RulesError, "None"),
+        ({"a": None, "**": 1.0}, ta.TransformError, "None"),
     ],
 )
 def test_init_names_rules_that_do_not_fit(rules, error, words):

@@ -44,6 +44,7 @@ def shard_largest(axis: str | Sequence[str], min_size: int = MIN_SIZE) -> ShardL
             number of elements.
 
     Example:
+        >>> from treeadapt import named_shardings
         >>> mesh = jax.sharding.AbstractMesh((4,), ("data",))
         >>> params = {"w": jnp.ones((6, 8)), "b": jnp.ones(8)}
         >>> rules = {"**": shard_largest("data", min_size=16)}
