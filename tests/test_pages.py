@@ -2,7 +2,7 @@
 
 The ``python`` blocks of a page run in order, in one namespace, as a reader would run
 them. The ``text`` block right below a block is its output, where ``...`` matches
-anything; a block without one prints nothing. Blocks with ``>>>`` are doctests. Output
+anything; a block without one prints nothing. Output
 of libraries during a block that only imports is ignored.
 """
 
