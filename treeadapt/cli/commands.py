@@ -329,13 +329,8 @@ def _show_table(name: str, table: Rules | Migration) -> None:
     """Print a rules file or a migration, and how to see what it does to a tree."""
     printing.print_lines(table.to_toml())
     is_rules = isinstance(table, Rules)
-    kind, usage = (
-        ("rules", f"treeadapt show TREE --rules {name}")
-        if is_rules
-        else ("a migration", f"treeadapt lint TREE TARGET --migration {name}")
-    )
-    note = f"note: {name!r} holds {kind}; what it does to a tree: {usage}"
-    click.echo(printable(note), err=True)
+    usage = "show TREE --rules" if is_rules else "lint TREE TARGET --migration"
+    click.echo(printable(f"note: what it does: treeadapt {usage} {name}"), err=True)
 
 
 @app.command(short_help="Check rules or a migration against a tree; for CI.")

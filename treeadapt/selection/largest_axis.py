@@ -34,9 +34,9 @@ def shard_largest(axis: str | Sequence[str], min_size: int = MIN_SIZE) -> ShardL
             ``stacks``, of one layer, as in the unrolled model.
 
     Returns:
-        A value that is immutable, hashable and comparable. What it gives an array: the
-        largest axis is sharded that the size of the mesh axis divides, the first of
-        equal ones, and never that of a stack's layers; ``P()`` if there is none, if the
+        An immutable value, hashable and comparable. Of each array it shards the largest
+        axis that the size of the mesh axis divides, the first of equal ones, and never
+        that of a stack's layers. The spec is ``P()`` if there is no such axis, if the
         array is empty, or if it has less than ``min_size`` elements.
 
     Raises:
