@@ -1337,6 +1337,8 @@ def test_show_prints_a_rules_file_or_a_migration_and_what_uses_it(rules, tmp_pat
     assert shown.exit_code == 0
     assert shown.stdout == ta.load_rules(rules).to_toml()
     assert f"treeadapt show TREE --rules {rules}" in shown.stderr
+    for options in (["--format", "json"], ["--depth", "1"], ["--filter", "a"]):
+        assert "is not a checkpoint" in run("show", rules, *options, code=2)
     table = tmp_path / "table.json"
     table.write_text('{"version": 1, "rows": [{"from": "a : i o", "to": "b : o i"}]}')
     shown = invoke("show", table)

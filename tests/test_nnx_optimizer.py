@@ -166,7 +166,7 @@ def test_a_state_that_does_not_fit_changes_nothing(change, match):
     assert optimizer.step[...] == 0
 
 
-@pytest.mark.parametrize("step", [1.5, [1, 2], True])
+@pytest.mark.parametrize("step", [1.5, [1, 2], True, -1])
 def test_a_step_is_one_integer(step):
     _, optimizer = made(TXS["adam"])
     with pytest.raises(ta.StructureMismatchError, match="step is"):

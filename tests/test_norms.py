@@ -134,7 +134,7 @@ def test_the_largest_number_shows_which_leaves_are_not_finite():
 @pytest.mark.parametrize(
     ("rules", "order", "error", "match"),
     [
-        ({"**": 1.0}, 2, ta.RulesError, "label 1.0 is not a string"),
+        ({"**": 1.0}, 2, ta.RulesError, "label 1.0 is not a string.*'empty' has it"),
         ({"**": None}, 2, ta.RulesError, "label None is not a string"),
         (None, 3, ta.SelectorError, "ord is 3"),
         (None, "fro", ta.SelectorError, "ord is 'fro'"),

@@ -297,7 +297,7 @@ def show(
     if rules is not None:
         _require_order(tree, rules, "TREE, and the file after its option")
     table = load_rules(rules, allow_regex=allow_regex) if rules else None
-    if rules is None and output is None:
+    if not (rules or output or form or depth or where or statics):
         file = sources.read_rules_or_migration(tree, allow_regex=allow_regex)
         if file is not None:
             _show_table(tree, file)

@@ -93,6 +93,8 @@ def set_opt_state(optimizer: Any, state: Any, step: Any = None) -> None:
         count.ndim or not jnp.issubdtype(count.dtype, jnp.integer)
     ):
         raise StructureMismatchError(f"step is {describe(count)}; expected an integer.")
+    if isinstance(step, int) and step < 0:
+        raise StructureMismatchError(f"step is {step}; expected a number of updates.")
     for path, slot in slot_of.items():
         slot.set_value(leaf_of[path])
     if count is not None:

@@ -71,10 +71,10 @@ def tree_norms(
         rows = table.rules if isinstance(table, BoundRules) else table
         names = (*rows.values, rows.default)
     sums: dict[Any, jax.Array] = {}
-    for value, leaf in zip(values, view.leaves, strict=True):
+    for path, value, leaf in zip(view.plan.paths, values, view.leaves, strict=True):
         if is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact):
             for label, part in _parts(value, jnp.asarray(leaf), ord):
-                sums[_name(label)] = _joined(sums.get(label), part, ord)
+                sums[_name(label, path)] = _joined(sums.get(label), part, ord)
     order = [name for name in names if isinstance(name, str) and name in sums]
     root = jnp.sqrt if ord == 2 else jnp.asarray
     return {name: root(sums[name]) for name in dict.fromkeys(order)}
@@ -114,10 +114,10 @@ def _joined(one: jax.Array | None, other: jax.Array, order: float) -> jax.Array:
     return jnp.maximum(one, other) if order == float("inf") else one + other
 
 
-def _name(label: Any) -> str:
+def _name(label: Any, path: str) -> str:
     if not isinstance(label, str):
         raise RulesError(
             f"The label {shorten(repr(label))} is not a string, and the names of norms "
-            "are. Give the rules strings."
+            f"are: {path!r} has it. Give the rules strings."
         )
     return label
