@@ -2,7 +2,7 @@
 
 All errors are ``ValueError``s under one root, name the path, say what was seen and
 what to do, and hold at most 4 kB of text whatever the size of the tree. The catalogue
-with causes and cures is ``docs/errors.md``.
+with causes and cures is ``docs/errors.md``, and ``docs/warnings.md``.
 """
 
 from __future__ import annotations
