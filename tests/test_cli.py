@@ -1408,7 +1408,8 @@ def test_help_and_version():
     assert "No such command" in run("nonsense", code=2)
 
 
-PAGE = Path(__file__).parent.parent / "docs" / "command-line.md"
+DOCS = Path(__file__).parent.parent / "docs"
+PAGES = (DOCS / "command-line.md", DOCS / "recipes" / "converting.md")
 
 
 def documented(page):
@@ -1433,9 +1434,9 @@ def documented_files():
     old = dict(layers["hidden_5"])
     old["scale"] = old.pop("kernel")
     ta.save("older.safetensors", agent | {"policy": layers | {"hidden_5": old}})
-    tables = re.findall(r"```toml\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
-    rules, specs, scanned, rows = tables
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    text = "".join(page.read_text("utf-8") for page in PAGES)
+    rules, specs, scanned, rows = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     Path("training.py").write_text(code)
     Path("freeze.toml").write_text(rules)
     Path("scanned.toml").write_text(scanned)
@@ -1447,11 +1448,12 @@ def documented_files():
     Path("misspelt.toml").write_text(rules.replace("**/bias", "**/bais"))
 
 
-def test_the_page_of_the_command_prints_what_it_says(tmp_path, monkeypatch):
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_of_the_command_prints_what_it_says(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     documented_files()
     code = None
-    for command, printed in documented(PAGE):
+    for command, printed in documented(page):
         if command == "echo $?":
             assert printed == f"{code}\n"
             continue
