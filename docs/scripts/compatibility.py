@@ -9,6 +9,7 @@ traces. If the text differs, both are compiled, run for several steps and compar
 for bit.
 
 A table of its own compares layers inside a scan with the unrolled model, by numbers.
+The two tables with a row for each transformation are pages in ``docs/compatibility``.
 
 Run ``python docs/scripts/compatibility.py`` (a few minutes on two cores).
 """
@@ -53,7 +54,7 @@ from programs import (  # noqa: E402
 from stacked import distance  # noqa: E402
 from trees import TREES, Row  # noqa: E402
 
-PAGE = REPOSITORY / "docs" / "compatibility.md"
+DOCS = REPOSITORY / "docs"
 SPACES = (optax, optax.transforms, optax.contrib)
 #: A helper that is not a transformation, and a deprecated name.
 NO_ROWS = ("with_extra_args_support", "inject_stateful_hyperparams")
@@ -528,30 +529,45 @@ def table(case_list: Sequence[Case], rows: Sequence[Row]) -> dict[str, dict[str,
     return found
 
 
-def page(
+def pages(
     cells: Mapping[str, Mapping[str, Cell]],
     without: Mapping[str, str],
     kinds: Sequence[Row],
     case_list: Sequence[Case],
     layers: Mapping[str, tuple[str, str]],
+) -> dict[str, Iterator[str]]:
+    """Return the blocks of each page, by its place below ``docs``."""
+    return {
+        "compatibility.md": _compatibility(cells, without, kinds, case_list),
+        "compatibility/transformations.md": _by_transformation(cells),
+        "compatibility/layers.md": _layers(layers),
+    }
+
+
+def _compatibility(
+    cells: Mapping[str, Mapping[str, Cell]],
+    without: Mapping[str, str],
+    kinds: Sequence[Row],
+    case_list: Sequence[Case],
 ) -> Iterator[str]:
-    """Write the page, block by block."""
     yield "# Compatibility"
     yield (
         "Every transformation that Optax and `optax.contrib` ship, on every kind of "
         "tree of this library's tests: native Optax, and `treeadapt.adapt`. Written by "
         "`make compatibility`, which fails if a cell does; do not edit. "
         "(`dpsgd` and its aggregation get two examples, `scale_by_muon` the matrices "
-        "alone.)"
+        "alone.) Other pages have [each "
+        "transformation](compatibility/transformations.md), and [layers inside a "
+        "scan](compatibility/layers.md)."
     )
     yield from _summary(cells, kinds)
     yield from _by_kind(cells, kinds)
-    yield from _by_transformation(cells)
     yield from _masks(kinds)
     yield from _scans(case_list)
-    yield from _layers(layers)
     yield from _left_out(without)
     yield from _loops()
+    entries = "compatibility/transformations\ncompatibility/layers"
+    yield f"```{{toctree}}\n:maxdepth: 1\n:hidden:\n\n{entries}\n```"
 
 
 def _summary(
@@ -645,7 +661,12 @@ def _by_kind(
 
 
 def _by_transformation(cells: Mapping[str, Mapping[str, Cell]]) -> Iterator[str]:
-    yield "## By transformation"
+    yield "# Compatibility by transformation"
+    yield (
+        "On how many kinds of trees each transformation of Optax runs: native, and "
+        "inside `treeadapt.adapt`. [Compatibility](../compatibility.md) says what is "
+        "compared. Written by `make compatibility`; do not edit."
+    )
     lines = [
         "| transformation | native runs | treeadapt equals | of |",
         "| --- | ---: | ---: | ---: |",
@@ -708,7 +729,12 @@ def _code(names: Sequence[str]) -> str:
 
 
 def _layers(layers: Mapping[str, tuple[str, str]]) -> Iterator[str]:
-    yield "## Layers inside a scan"
+    yield "# Compatibility of layers inside a scan"
+    yield (
+        "Which transformations of Optax treat stacked layers as they treat the same "
+        "layers apart, and which need `per_layer` for it. Written by `make "
+        "compatibility`; do not edit."
+    )
     alone = [name for name, (without, _) in layers.items() if is_same(without)]
     both = [name for name in alone if is_same(layers[name][1])]
     within = [n for n, pair in layers.items() if n not in alone and is_same(pair[1])]
@@ -741,6 +767,7 @@ def _layers(layers: Mapping[str, tuple[str, str]]) -> Iterator[str]:
         "in other losses they do not. The one estimate of `contrib.prodigy` does not "
         "move in three steps: leave it outside, too.)"
     )
+    yield "## By transformation"
     lines = ["| transformation | without | with |", "| --- | --- | --- |"]
     for name, pair in layers.items():
         texts = " | ".join(text.partition(":")[0] for text in pair)
@@ -750,7 +777,7 @@ def _layers(layers: Mapping[str, tuple[str, str]]) -> Iterator[str]:
     for name, (_, text) in layers.items():
         if text.startswith(REFUSES):
             reasons.setdefault(text.rpartition(": ")[2], []).append(name)
-    yield "What `per_layer` refuses, and why:"
+    yield "## What `per_layer` refuses, and why"
     yield "\n".join(f"- {_code(names)}: {why}" for why, names in reasons.items())
 
 
@@ -836,9 +863,9 @@ def wrapped(block: str) -> str:
 
 
 def main() -> None:
-    """Write the page; exit with 1, and a list, if treeadapt fails in any cell."""
+    """Write the pages; exit with 1, and a list, if treeadapt fails in any cell."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=PAGE)
+    parser.add_argument("--out", type=Path, default=DOCS, help="a folder for the pages")
     parser.add_argument("--only", help="part of the names of transformations")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -849,8 +876,10 @@ def main() -> None:
         case_list = [case for case in case_list if args.only in case.name]
     rows = [row for row in TREES if row.paths]
     cells, layers = table(case_list, rows), layers_table(case_list)
-    blocks = page(cells, without, rows, case_list, layers)
-    args.out.write_text("\n\n".join(map(wrapped, blocks)) + "\n", "utf-8")
+    for name, blocks in pages(cells, without, rows, case_list, layers).items():
+        file = args.out / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("\n\n".join(map(wrapped, blocks)) + "\n", "utf-8")
     if failed := [*failures(cells), *failed_layers(layers)]:
         sys.exit("\n".join(failed))
 
