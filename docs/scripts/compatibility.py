@@ -812,7 +812,7 @@ def _left_out(without: Mapping[str, str]) -> Iterator[str]:
         yield "\n".join(f"- `{name}`: {reason}" for name, reason in without.items())
 
 
-#: By section of ``docs/libraries/loops.md``, what its groups are compared with.
+#: What the groups of each section of ``docs/libraries/loops`` are compared with.
 LOOPS = {
     "NumPyro": ("numpyro", "`SVI.run`", ""),
     "FlowJAX": ("flowjax", "`fit_to_data`", "with zeros for the frozen layer"),

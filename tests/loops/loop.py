@@ -1,6 +1,6 @@
-"""The loops of ``docs/libraries/loops.md``: what each must do, and a look inside.
+"""The loops of ``docs/libraries/loops``: what each must do, and a look inside.
 
-A section of that page is a program with ``train(tx)``, ``groups`` and ``rules``. What
+A section of those pages is a program with ``train(tx)``, ``groups`` and ``rules``. What
 the rules should do is written here once more, without treeadapt.
 """
 

@@ -1,8 +1,9 @@
 """``partition`` as the optimizer of loops that nobody here wrote.
 
-The programs are the sections of ``docs/libraries/loops.md``. Each prints what the page
-shows; frozen leaves keep their bits, groups give the bits of Optax itself, a misspelt
-rule never starts to train, and the state goes to a file and back into the loop.
+The programs are the sections of the pages in ``docs/libraries/loops``. Each prints what
+its page shows; frozen leaves keep their bits, groups give the bits of Optax itself, a
+misspelt rule never starts to train, and the state goes to a file and back into the
+loop.
 """
 
 from __future__ import annotations
@@ -20,10 +21,37 @@ from test_pages import REPOSITORY, run_page
 
 import treeadapt as ta
 
-PAGE = "docs/libraries/loops.md"
-TEXT = (REPOSITORY / PAGE).read_text("utf-8")
-START, *_TEXTS = re.split(r"^(?=## )", TEXT, flags=re.MULTILINE)
-TEXTS = {text.partition("\n")[0][3:]: text for text in _TEXTS}
+
+class Program(NamedTuple):
+    """A section of a page, which runs after the start of that page.
+
+    Attributes:
+        page: its place in the repository.
+        text: the start and the section, at the lines that they have in the page.
+    """
+
+    page: str
+    text: str
+
+
+def programs() -> dict[str, Program]:
+    """Return the programs of all pages, by the title of the section."""
+    by_title = {}
+    for file in sorted((REPOSITORY / "docs" / "libraries" / "loops").glob("*.md")):
+        start, *sections = re.split(
+            r"^(?=## )", file.read_text("utf-8"), flags=re.MULTILINE
+        )
+        line = 0
+        for section in sections:
+            text = start + "\n" * line + section
+            line += section.count("\n")
+            title = section.partition("\n")[0].removeprefix("## ")
+            page = str(file.relative_to(REPOSITORY))
+            by_title[title] = Program(page, text)
+    return by_title
+
+
+PROGRAMS = programs()
 
 
 class Run(NamedTuple):
@@ -54,12 +82,10 @@ def run(request) -> Iterator[Run]:
             version(library)
         except PackageNotFoundError:
             pytest.skip(f"{library} is NOT INSTALLED")
-    text = TEXTS[request.cls.name]
-    # The line numbers of an error are those of the page.
-    skipped = TEXT[len(START) : TEXT.index(text)].count("\n")
+    program = PROGRAMS[request.cls.name]
     wide = jax.config.jax_enable_x64  # importing NetKet switches it on
     with pytest.MonkeyPatch.context() as monkeypatch:
-        page = run_page(PAGE, START + "\n" * skipped + text, monkeypatch)
+        page = run_page(*program, monkeypatch)
         watched = Watched(ta.partition(page.groups, page.rules))
         trained = page.train(watched.tx)
         jax.effects_barrier()
@@ -167,6 +193,6 @@ class TestBlackJAX(Laws):
     name = "BlackJAX"
 
 
-def test_every_program_of_the_page_is_here():
-    programs = {name for name, text in TEXTS.items() if "```python" in text}
-    assert programs == SECTIONS.keys() == {laws.name for laws in Laws.__subclasses__()}
+def test_every_program_of_the_pages_is_here():
+    laws = {laws.name for laws in Laws.__subclasses__()}
+    assert PROGRAMS.keys() == SECTIONS.keys() == laws
