@@ -30,7 +30,7 @@ from programs import (
     put,
     reference,
 )
-from sizes import crossed, full
+from sizes import crossed, full, some
 from transformations import BY_NAME as CASE
 from transformations import CASES
 from trees import BY_NAME as ROW
@@ -144,16 +144,18 @@ def several(step: Any, mode: str, params: Any, *, count: int = 4) -> Any:
 
 @pytest.mark.parametrize(
     ("name", "mode"),
-    [
-        ("adamw", "eager"),
-        ("adamw", "jit"),
-        ("adamw", "scan"),
-        ("noise", "jit"),
-        ("MultiSteps", "scan"),
-        ("lookahead, reset", "jit"),
-        ("lookahead, reset", "scan"),
-        ("sam", "scan"),
-    ],
+    some(
+        [
+            ("adamw", "eager"),
+            ("adamw", "jit"),
+            ("sam", "scan"),
+            ("noise", "jit"),
+            ("adamw", "scan"),
+            ("lookahead, reset", "jit"),
+            ("MultiSteps", "scan"),
+            ("lookahead, reset", "scan"),
+        ]
+    ),
 )
 def test_several_steps_give_the_bits_of_the_flat_dict(name, mode):
     case = CASE[name]

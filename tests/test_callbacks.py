@@ -245,7 +245,8 @@ def test_the_gradient_has_the_classes_of_the_params():
         "mlp",
         0.5,
     )
-    tx = ta.adapt(optax.lbfgs())
+    search = optax.scale_by_backtracking_linesearch(10, store_grad=True)
+    tx = ta.adapt(optax.lbfgs(linesearch=search))
     state = tx.init(model)
     value, grad = value_and_grad_from_state(loss)(model, state=state)
     assert isinstance(grad, Model)

@@ -131,7 +131,7 @@ MOVES = [
 ]
 
 
-@pytest.mark.parametrize(("inside", "move"), some(crossed(LEAFWISE, MOVES, 3)))
+@pytest.mark.parametrize(("inside", "move"), some(crossed(LEAFWISE, MOVES, 3), 6))
 def test_training_goes_on_bit_for_bit(inside, move):
     before, after = move
     if before == "optax.partition" and inside in ("schedule_free", "muon"):
@@ -671,7 +671,7 @@ CASTS = {
 
 
 @pytest.mark.parametrize(
-    ("name", "form"), some(itertools.product(CASTS, ["own", "flat"]))
+    ("name", "form"), some(itertools.product(CASTS, ["own", "flat"]), 7)
 )
 def test_a_state_follows_params_that_are_cast(name, form):
     tx = ta.adapt(CASTS[name])
@@ -1000,7 +1000,7 @@ def test_moments_that_lost_their_meaning_are_reported_with_the_cure(kind, form):
     assert carry_state(after, params, saved, reset=cure)[1].warnings == ()
 
 
-@pytest.mark.parametrize("name", [*LEAFWISE, "yogi", "adagrad", "lookahead"])
+@pytest.mark.parametrize("name", some([*LEAFWISE, "yogi", "adagrad", "lookahead"]))
 def test_the_same_optimizer_is_never_taken_for_another(name):
     more = {
         "yogi": optax.yogi(1e-2),

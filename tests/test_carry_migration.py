@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from sizes import FULL, full, some
+from sizes import FULL, full, slow_but, some
 from states import assert_equal
 
 import treeadapt as ta
@@ -123,7 +123,7 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize(("table", "name"), some(PAIRS))
+@pytest.mark.parametrize(("table", "name"), some(PAIRS, 6))
 def test_moving_and_training_commute_bit_for_bit(table, name):
     m, tx, params = MIGRATIONS[table], LEAFWISE[name], start()
     target = None
@@ -168,10 +168,13 @@ def searching(tx: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("name", "form"),
-    [
-        *((name, "own") for name in [*LEAFWISE][:: full(1, 2)]),
-        *((name, "flat") for name in ("partition", *WHOLE)),
-    ],
+    slow_but(
+        [("adam", "own"), ("partition", "flat"), ("lbfgs in a partition", "flat")],
+        [
+            *((name, "own") for name in [*LEAFWISE][:: full(1, 2)]),
+            *((name, "flat") for name in ("partition", *WHOLE)),
+        ],
+    ),
 )
 def test_layers_are_stacked_and_unstacked_without_a_trace(name, form):
     m, tx, params = MIGRATIONS["stack"], (LEAFWISE | WHOLE)[name], start()

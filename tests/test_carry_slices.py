@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from sizes import crossed, full, some
+from sizes import crossed, some
 from states import assert_equal
 
 import treeadapt as ta
@@ -36,7 +36,7 @@ LEAFWISE = {
     "schedule_free": optax.contrib.schedule_free(adam, 1e-2),
 }
 
-every = pytest.mark.parametrize("name", LEAFWISE)
+every = pytest.mark.parametrize("name", some(LEAFWISE))
 
 
 def start() -> dict[str, Any]:
@@ -128,7 +128,7 @@ def test_layers_that_thaw_into_a_group_of_their_own_have_a_count_of_their_own():
 
 @pytest.mark.parametrize(
     ("name", "form"),
-    some([*((n, "own") for n in LEAFWISE), ("adam", "flat"), ("inject", "host")]),
+    some([*((n, "own") for n in LEAFWISE), ("adam", "flat"), ("inject", "host")], 9),
 )
 def test_slices_and_whole_arrays_are_carried_into_each_other(name, form):
     tx = LEAFWISE[name]
@@ -361,10 +361,13 @@ def search(tx: Any, params: Any, state: Any) -> tuple[Any, Any]:
     return ta.apply_updates(params, updates), state
 
 
-MEMORIES = [optax.scale_by_lbfgs(3), optax.lbfgs(memory_size=2)]
-
-
-@pytest.mark.parametrize("tx", full(MEMORIES, MEMORIES[1:]))
+@pytest.mark.parametrize(
+    "tx",
+    [
+        optax.scale_by_lbfgs(3),
+        pytest.param(optax.lbfgs(memory_size=2), marks=pytest.mark.slow),
+    ],
+)
 def test_the_memory_of_lbfgs_is_cut_behind_its_first_axis(tx):
     before, after = from_layer(tx, 4), from_layer(tx, 2)
     params = start()
@@ -409,7 +412,7 @@ def unrolled(tx: Any, depth: int) -> Any:
     return ta.partition({"a": tx}, rules if depth else {"**": "a"})
 
 
-@pytest.mark.parametrize(("name", "depth"), crossed(LEAFWISE, [3, 0]))
+@pytest.mark.parametrize(("name", "depth"), some(crossed(LEAFWISE, [3, 0])))
 def test_slices_are_unrolled_and_stacked_again_bit_for_bit(name, depth):
     tx = LEAFWISE[name]
     scanned, flat = from_layer(tx, depth), unrolled(tx, depth)

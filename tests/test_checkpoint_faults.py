@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from forks import IMPORTS, Forks
+from sizes import slow_but
 
 import treeadapt as ta
 from treeadapt.checkpoints import replacing, store
@@ -177,7 +178,7 @@ def test_a_kill_in_the_middle_of_a_write_leaves_the_old_checkpoint(
 
 
 @pytest.mark.hazard("K28")
-@pytest.mark.parametrize("limit_bytes", [100, 10_000, 20_000])
+@pytest.mark.parametrize("limit_bytes", slow_but([10_000], [100, 10_000, 20_000]))
 def test_a_write_that_the_system_refuses_leaves_the_old_checkpoint(
     limit_bytes, saved, forks
 ):
@@ -192,7 +193,7 @@ def test_a_write_that_the_system_refuses_leaves_the_old_checkpoint(
     assert clean(path, options)
 
 
-@pytest.fixture(params=[4, 16, 40])
+@pytest.fixture(params=slow_but([16], [4, 16, 40]))
 def small_disk(request, tmp_path):
     """A file system of so many KiB, where this user may make one."""
     (tmp_path / "disk").mkdir()

@@ -400,7 +400,7 @@ def test_a_target_with_collisions_takes_the_nested_form_only():
 def test_law_10_messages_stay_below_4_kb():
     words = [
         str(i).translate(str.maketrans("0123456789", "abcdefghij"))
-        for i in range(full(20_000, 4_000))
+        for i in range(full(20_000, 1_000))
     ]
     big = {f"layer_{word}": np.ones(1) for word in words}  # no numbers to fold
     odd = {f"layer-{word}": np.ones(1) for word in words}

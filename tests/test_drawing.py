@@ -177,7 +177,7 @@ def test_what_has_several_labels_is_opened_first():
 
 @pytest.mark.parametrize("kind", ["wide", "deep", "layers", "unlike"])
 def test_a_large_tree_is_one_page(kind):
-    count = full(22_213, 4_213)
+    count = full(22_213, 1_213)
     tree = {
         "wide": lambda: {f"{n}{'ab'[n % 2]}": array(1 + n % 977) for n in range(count)},
         "deep": lambda: {"/".join("ab" * 30 + str(n)): array(1) for n in range(count)},

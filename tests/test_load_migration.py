@@ -229,7 +229,7 @@ def test_loading_is_the_same_as_migrating_what_was_loaded(file):
     same(found, want)
 
 
-@settings(max_examples=settings.default.max_examples // 2)
+@settings(max_examples=settings.default.max_examples // 5)  # each writes two files
 @given(tables(), st.data())
 def test_any_table_loads_what_it_makes_of_the_leaves(tmp_path_factory, row, data):
     path = tmp_path_factory.mktemp("any") / "x.safetensors"

@@ -392,13 +392,13 @@ WHOLE = ["**", *NAMES[:5], *WITHIN]
 
 
 def test_agreement_with_the_reference_on_all_pairs_of_short_ones():
-    paths = ["/".join(two) for two in itertools.product(NAMES[:9], NAMES[:9])] + NAMES
+    paths = ["/".join(two) for two in itertools.product(NAMES[:6], NAMES[:6])] + NAMES
     texts = [
         "/".join(two) for two in itertools.product(WHOLE, ["**", *NAMES[:3], *WITHIN])
     ]
     texts = [text for text in texts if text]
     matcher = Matcher(map(parse, texts))
-    assert len(paths) * len(texts) > 25_000
+    assert len(paths) * len(texts) > 15_000
     for path in paths:
         expected = sum(selects(text, path) << i for i, text in enumerate(texts))
         assert matcher.match_path(path) == expected, path

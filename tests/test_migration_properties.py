@@ -383,7 +383,7 @@ def test_arrays_are_those_of_numpy_and_come_back(row):
 def test_the_random_tables_have_every_option_both_ways():
     seen = []
 
-    @settings(max_examples=200)
+    @settings(max_examples=100)
     @given(tables())
     def draw(row):
         seen.extend(
@@ -396,7 +396,7 @@ def test_the_random_tables_have_every_option_both_ways():
 
     draw()
     for name in ("repeat", "sizes", "checked", "undo"):
-        assert seen.count(name) >= 10, name
+        assert seen.count(name) >= 5, name
 
 
 @at_length
@@ -538,14 +538,14 @@ def test_law_11_what_is_exact_and_not_one_way_comes_back():
     found = []
 
     # Enough that each kind is drawn.
-    @settings(at_length, max_examples=max(200, at_length.max_examples))
+    @settings(at_length, max_examples=max(100, at_length.max_examples))
     @given(mixed())
     def draw(drawn):
         found.append(gone_and_back(drawn))
 
     draw()
     for wanted in ((True, True), (True, False), (False, False), None):
-        assert found.count(wanted) >= 10, wanted
+        assert found.count(wanted) >= 5, wanted
 
 
 # --- axes against einops ---
@@ -621,7 +621,7 @@ def test_einops_takes_and_refuses_patterns_of_the_draw():
     """So neither half of the comparison is empty."""
     taken = []
 
-    @settings(max_examples=300)
+    @settings(max_examples=100)
     @given(patterns())
     def draw(pattern):
         shape = (2,) * len(re.findall(r"\(.*?\)|\S+", pattern[0]))
@@ -632,7 +632,7 @@ def test_einops_takes_and_refuses_patterns_of_the_draw():
             taken.append(False)
 
     draw()
-    assert 30 < sum(taken) < len(taken) - 30
+    assert 10 < sum(taken) < len(taken) - 10
 
 
 # --- paths against every way to cut them ---
@@ -805,7 +805,7 @@ def test_paths_are_cut_as_the_reference_cuts_them(data):
 def test_the_drawn_paths_match_and_do_not():
     found = []
 
-    @settings(max_examples=300)
+    @settings(max_examples=100)
     @given(st.data())
     def draw(data):
         segments = data.draw(templates())
@@ -814,6 +814,6 @@ def test_the_drawn_paths_match_and_do_not():
         found.append((len(ways), reference(segments, path) is not None))
 
     draw()
-    assert sum(matched for _, matched in found) > 60
-    assert sum(not matched for _, matched in found) > 60
-    assert sum(ways == 2 and matched for ways, matched in found) > 15
+    assert sum(matched for _, matched in found) > 20
+    assert sum(not matched for _, matched in found) > 20
+    assert sum(ways == 2 and matched for ways, matched in found) > 5

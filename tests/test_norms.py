@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from scanned import TWINS
+from sizes import crossed, slow_but
 from trees import TREES
 
 import treeadapt as ta
@@ -98,8 +101,11 @@ def test_every_kind_of_tree_has_its_norms(row):
     close(norms, {path: expected([leaves[path]], 2) for path in norms})
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("twin", TWINS, ids=lambda twin: twin.name)
+@pytest.mark.parametrize(
+    ("twin", "order"),
+    slow_but(crossed(TWINS, ORDERS, 3), itertools.product(TWINS, ORDERS)),
+    ids=lambda value: getattr(value, "name", None),
+)
 def test_layers_of_an_array_count_for_their_own_labels(twin, order):
     table = {twin.at("{0..1}"): "low", twin.at("{-1}"): "last", "**": "rest"}
     rules = ta.Rules(table, stacks=twin.stacks)

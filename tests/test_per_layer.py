@@ -63,9 +63,7 @@ def close(one, two):
 
 @pytest.mark.parametrize(
     "name",
-    slow_but(
-        ("muon", "lamb"), full(LEAF_BY_LEAF, (*OF_ARRAYS, "lookahead", "MultiSteps"))
-    ),
+    slow_but(("lamb",), full(LEAF_BY_LEAF, (*OF_ARRAYS, "lookahead", "MultiSteps"))),
 )
 def test_updates_of_layers_are_those_of_the_unrolled_model(name):
     case = transformations.BY_NAME[name]

@@ -90,7 +90,7 @@ def misplaced(tree: Any, like: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "kind", "where"),
     slow_but(
-        [("adam", "Auto", "arrays differ"), ("muon", KINDS[-1], "along others")],
+        [("adam", KINDS[-1], "arrays differ")],
         [
             *itertools.product(TRANSFORMATIONS, KINDS, ["arrays differ"]),
             *itertools.product(["adam", "muon"], KINDS, list(SPECS)[1:]),
@@ -127,7 +127,7 @@ def test_state_and_updates_stay_with_the_params(name, kind, where):
 
 @pytest.mark.parametrize(
     ("kind", "where"),
-    slow_but([(KINDS[-1], "over both")], itertools.product(KINDS, SPECS)),
+    slow_but([], itertools.product(KINDS, SPECS)),
 )
 def test_init_sharded_makes_the_state_where_its_shardings_say(kind, where):
     tx, params = (
@@ -142,7 +142,8 @@ def test_init_sharded_makes_the_state_where_its_shardings_say(kind, where):
         assert misplaced(after, shardings) == []
 
 
-@pytest.mark.parametrize("kind", slow_but(KINDS[:1], KINDS))
+@pytest.mark.slow
+@both_meshes
 def test_nested_stacks_along_any_axis_stay_too(kind):
     mesh, stacks = mesh_of(kind), {"blocks": 1, "blocks/experts": 0}
     specs = {"experts": {"w": P("model", "data", None)}, "b": P(None, "data")}

@@ -246,6 +246,7 @@ def test_gemma3_27b_becomes_ten_blocks_of_six_layers_and_two_more(tmp_path):
     assert m.inverse(plan.result) == source
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("standard_promotion")
 def test_18432_expert_kernels_become_3_arrays():
     m, source = (

@@ -22,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from sizes import slow_but
 
 import treeadapt as ta
 
@@ -208,9 +209,10 @@ def numbers_of(leaves: Specs) -> int:
     )
 
 
-@pytest.mark.parametrize(
-    "name", ["qwen3-fp8", pytest.param("deepseek-v3-fp8", marks=pytest.mark.slow)]
-)
+each_model = pytest.mark.parametrize("name", slow_but(["qwen3-fp8"], TINY))
+
+
+@each_model
 def test_a_table_reads_the_published_names_and_shapes(name):
     sizes, count, arrays = PUBLISHED[name]
     source, target = sizes.source(), sizes.target()
@@ -287,7 +289,7 @@ def expected(name: str, leaves: dict[str, np.ndarray], path: str) -> np.ndarray:
     return stack(layers, f"mlp.{middle}{kind}_proj")
 
 
-@pytest.mark.parametrize("name", TINY)
+@each_model
 def test_values_are_those_of_the_formula(name, tmp_path):
     sizes = TINY[name]
     leaves, target = random_leaves(sizes.source()), sizes.target()
@@ -340,7 +342,7 @@ def test_a_device_reads_the_blocks_that_it_needs():
 # --- products in general ---
 
 
-@settings(max_examples=settings.default.max_examples // 2)
+@settings(max_examples=settings.default.max_examples // 4)  # half in JAX
 @given(
     st.tuples(*[st.integers(0, 9)] * 2),
     st.tuples(*[st.integers(1, 4)] * 2),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import jax
@@ -11,13 +12,13 @@ import optax
 import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from sizes import slow_but
 
 import treeadapt as ta
 
 # Optax itself promotes.
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
-both_meshes = pytest.mark.parametrize("kind", ["Auto", "Explicit"])
 adam = optax.adam(1e-1)
 
 #: Specs of a stacked array, and those of a slice of four of its eight layers.
@@ -26,7 +27,13 @@ SPECS = {
     "along layers": (P("data", "model", None), P("data", "model", None)),
     "over too many": (P(("data", "model"), None, None), P()),
 }
-every = pytest.mark.parametrize(("spec", "of_slice"), SPECS.values(), ids=SPECS)
+every = pytest.mark.parametrize(
+    ("kind", "where"),
+    slow_but(
+        [("Auto", "along layers"), ("Explicit", "along others")],
+        itertools.product(["Auto", "Explicit"], SPECS),
+    ),
+)
 
 
 def params_on(kind: str, spec: Any) -> dict[str, Any]:
@@ -52,9 +59,9 @@ def stepping(tx: Any) -> Any:
     return step
 
 
-@both_meshes
 @every
-def test_state_of_a_slice_is_sharded_as_its_array(kind, spec, of_slice):
+def test_state_of_a_slice_is_sharded_as_its_array(kind, where):
+    spec, of_slice = SPECS[where]
     params, tx = params_on(kind, spec), from_layer(adam, 4)
     shardings = ta.opt_state_shardings(tx, params)
     name = "blocks/{4..7}/w"
@@ -102,11 +109,9 @@ def test_the_memory_of_a_line_search_is_sharded_behind_its_first_axis():
     assert memory.spec == P(None, "data", "model", None)
 
 
-@both_meshes
 @every
-def test_sharded_slices_are_carried_bit_for_bit(kind, spec, of_slice):
-    del of_slice
-    params, tx = params_on(kind, spec), from_layer(adam, 4)
+def test_sharded_slices_are_carried_bit_for_bit(kind, where):
+    params, tx = params_on(kind, SPECS[where][0]), from_layer(adam, 4)
     state = stepping(tx)(params, ta.init_sharded(tx, params))[1]
     unroll = ta.Migration({"blocks/w : l ...": "blocks/{l}/w : ...", "head": "head"})
     rules = {"blocks/{4..7}": "a", "head": "a", "**": "frozen"}
@@ -192,7 +197,10 @@ def test_a_param_that_is_called_like_some_layers_is_a_param():
 
 @pytest.mark.parametrize(
     "tx",
-    [ta.per_layer(adam, {"blocks": 0}), optax.scale_by_lbfgs(3)],
+    [
+        ta.per_layer(adam, {"blocks": 0}),
+        pytest.param(optax.scale_by_lbfgs(3), marks=pytest.mark.slow),
+    ],
     ids=["per_layer", "a memory that is made of nothing"],
 )
 def test_slices_are_carried_to_the_mesh_and_train_there(tx):

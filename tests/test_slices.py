@@ -291,7 +291,7 @@ def test_each_byte_is_read_once_for_all_devices(tmp_path, monkeypatch, spec):
     assert sum(counts) == whole.nbytes
 
 
-@settings(max_examples=settings.default.max_examples // 2)  # tables of many parts
+@settings(max_examples=settings.default.max_examples // 4)  # tables of many parts
 @given(tables(), st.data())
 def test_parts_of_random_tables_are_those_of_whole_arrays(row, data):
     plan = migration(row).plan(row.before)
@@ -301,6 +301,7 @@ def test_parts_of_random_tables_are_those_of_whole_arrays(row, data):
     assert used >= wanted
 
 
+@settings(max_examples=settings.default.max_examples // 4)
 @given(tables(), st.data())
 def test_a_plan_says_what_a_process_of_one_device_reads(row, data):
     """What a plan does not call gathered is read in parts, and in no more of them."""

@@ -30,10 +30,13 @@ EACH = ("Linen, boxes, axis 1", "nnx, metadata", "Equinox")
 DECIDED = (*EACH, "Linen", "nnx, axis 1", "dict of experts", "ensemble")
 
 
-def each_twin(*quick):
-    """Run a test over all twins in ``make test-full``, and over some elsewhere."""
+def each_twin(*quick, step=1):
+    """Run a test over all twins in ``make test-full``, and over some elsewhere.
+
+    Each ``step``-th of these runs in ``make test``, the others in ``make test-slow``.
+    """
     names = full(tuple(twin.name for twin in TWINS), quick)
-    twins = [BY_NAME[name] for name in names]
+    twins = some([BY_NAME[name] for name in names], step)
     return pytest.mark.parametrize("twin", twins, ids=lambda twin: twin.name)
 
 
@@ -292,7 +295,7 @@ def three_groups(twin):
     return ta.Rules({twin.at("0"): "frozen", twin.at("[13]"): "a", "**": "b"})
 
 
-@pytest.mark.parametrize("name", some(ALONE))
+@pytest.mark.parametrize("name", some(ALONE, 8))
 @pytest.mark.parametrize("twin", full((*EACH, "dict of experts", "small"), ("small",)))
 def test_law_12_groups_move_as_in_the_unrolled_model(name, twin):
     twin = BY_NAME[twin]
@@ -309,7 +312,7 @@ def test_law_12_to_rounding_where_all_layers_are_looked_at_together(name):
     )
 
 
-@each_twin(*EACH)
+@each_twin(*EACH[::-1], step=3)
 def test_law_12_decay_of_matrices_in_a_model_with_frozen_layers(twin):
 
     def make(rules):
@@ -321,7 +324,7 @@ def test_law_12_decay_of_matrices_in_a_model_with_frozen_layers(twin):
     check_updates(twin, make, three_groups(twin))
 
 
-@each_twin("nnx, metadata", "ensemble")
+@each_twin("ensemble", "nnx, metadata", step=2)
 def test_law_12_factors_of_updates(twin):
     rules = ta.Rules(
         [
@@ -348,7 +351,7 @@ def test_law_12_factors_of_updates(twin):
     same_bits({path: found[path] for path in expected}, expected)
 
 
-@each_twin("Linen, boxes", "nnx", "dict of experts", "ensemble")
+@each_twin("dict of experts", "Linen, boxes", "nnx", "ensemble", step=4)
 def test_law_12_optimizers_with_stacks_run_on_the_unrolled_model(twin):
     params = ta.split(twin.unrolled())[0]
     table = {"**/*1/**": "slow", "**": "fast"}

@@ -105,7 +105,7 @@ numbers = st.floats(width=32, allow_subnormal=True)
 
 
 @given(
-    st.lists(st.tuples(numbers, numbers), min_size=1, max_size=4),
+    st.lists(st.tuples(numbers, numbers), min_size=4, max_size=4),  # compiled once
     st.sampled_from(FLOATS),
     st.sampled_from(FLOATS),
 )
@@ -254,11 +254,11 @@ def test_a_traced_update_of_a_function_is_an_error():
 
 
 def test_a_message_about_many_leaves_is_short():
-    tree = {f"layer_{i}": jnp.ones(2) for i in range(5_000)}
+    tree = {f"layer_{i}": jnp.ones(2) for i in range(1_000)}
     with pytest.raises(ta.StructureMismatchError) as info:
         ta.apply_updates(tree, {name: jnp.ones(3) for name in tree})
     assert len(str(info.value).encode()) <= 4_000
-    assert "and 4,992 more" in str(info.value)
+    assert "and 992 more" in str(info.value)
 
 
 def test_derivatives_are_those_of_optax():

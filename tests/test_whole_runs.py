@@ -15,6 +15,7 @@ import optax
 import pytest
 from click.testing import CliRunner
 from flax import nnx
+from sizes import some
 from test_checkpoints import same
 
 import treeadapt as ta
@@ -100,7 +101,7 @@ def nested(flat: Any) -> Any:
     return out
 
 
-@pytest.mark.parametrize("name", TRANSFORMATIONS)
+@pytest.mark.parametrize("name", some(TRANSFORMATIONS, 4))
 def test_one_table_moves_a_run_as_separate_calls_do(name, tmp_path):
     tx = TRANSFORMATIONS[name]
     run = trained(tx)
@@ -175,7 +176,7 @@ def train_nnx(optimizer: Any, model: Any, steps: int = 3) -> None:
         optimizer.update(model, loss(model))
 
 
-@pytest.mark.parametrize("ending", [".safetensors", ""])
+@pytest.mark.parametrize("ending", some([".safetensors", ""], 2))
 def test_a_model_and_its_nnx_optimizer_move_by_one_table(ending, tmp_path):
     tx = optax.adam(1e-2)
     old = Old(nnx.Rngs(0))
