@@ -7,10 +7,16 @@ its table on arrays of other sizes. The tables of ``docs/examples/migrations`` a
 
 from __future__ import annotations
 
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
 import pytest
 import test_migration_tables as tables
+import test_quantised_models as quantised
+import test_sampler as sampler
 from resized import resized
-from test_drafts import abstract, moves_alike, right_rows
+from test_drafts import abstract, float32, moves_alike, right_rows
 
 import treeadapt as ta
 
@@ -52,3 +58,134 @@ def test_what_names_and_shapes_leave_unmarked_is_right(name, is_back):
     draft = ta.draft_migration(*map(abstract, sides))
     _, right = right_rows(draft, table, sides[0])
     assert {*draft.pairs} - {*draft.doubtful} <= right
+
+
+# --- what is next to a target ---
+
+HEADS = "h.{l}.k.weight : (k d) e"
+REPEATS: dict[str, tuple[Any, dict[str, int], dict[str, tuple[int, ...]]]] = {
+    "inner": (
+        {HEADS: ("key : l e (k r) d", {"repeat": {"r": 4}})},
+        {"k": 3},
+        {f"h.{layer}.k.weight": (15, 7) for layer in range(2)},
+    ),
+    "outer": (
+        {HEADS: ("key : l e (r k) d", {"repeat": {"r": 4}})},
+        {"k": 3},
+        {f"h.{layer}.k.weight": (15, 7) for layer in range(2)},
+    ),
+    "within": (
+        {HEADS: ("key/{l} : e (k r d)", {"repeat": {"r": 2}})},
+        {"k": 3},
+        {f"h.{layer}.k.weight": (15, 7) for layer in range(3)},
+    ),
+    "experts": (
+        {"h.{l}.up.weight : o i": ("moe/up : l x i o", {"repeat": {"x": 3}})},
+        {},
+        {f"h.{layer}.up.weight": (5, 7) for layer in range(2)},
+    ),
+    "layers": ({"norm : e": ("norms : l e", {"repeat": {"l": 5}})}, {}, {"norm": (7,)}),
+    "one of two": (
+        {"w : v e": (("embed : v e", "heads : r e v"), {"repeat": {"r": 3}})},
+        {},
+        {"w": (5, 7)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REPEATS)
+def test_numbers_that_are_repeated_are_drafted_from_values(name):
+    rows, sizes, shapes = REPEATS[name]
+    shapes = {path: np.zeros(shape) for path, shape in shapes.items()}
+    source = float32(shapes | {"other.weight": np.zeros((11, 13))})
+    table = ta.Migration(rows | {"other.weight : o i": "other : i o"}, sizes=sizes)
+    draft = ta.draft_migration(source, table(source))
+    assert not draft.doubtful
+    assert not draft.missing
+    assert "repeat = " in draft.to_toml()
+    kept = {*draft.migration.sizes.values(), *(repeat(rows))}
+    other, source = resized(table, source, kept)
+    moves_alike(draft.migration, source, other(source))
+
+
+def repeat(rows: Any) -> list[int]:
+    """How often the rows repeat numbers."""
+    return [n for _, more in rows.values() for n in more["repeat"].values()]
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_the_weights_of_a_sampler_are_drafted_from_values(dtype):
+    shapes = {f"blocks/{name}": (3, *shape) for name, shape in sampler.SHAPES.items()}
+    shapes["embed"] = (sampler.VOCAB, sampler.WIDTH)
+    source = float32({path: np.zeros(shape) for path, shape in shapes.items()})
+    table = sampler.migration(dtype)
+    draft = ta.draft_migration(source, table(source))
+    assert not draft.doubtful
+    assert not draft.missing
+    other, source = resized(table, source, {sampler.COPIES})
+    result = other(source)
+    made = draft.migration(source, result)
+    assert not ta.tree_diff(made, result, values=True)
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+def test_what_no_drafted_row_says_is_not_a_drop(is_back):
+    source = float32({"w": np.zeros((11, 5)), "q.weight": np.zeros((5, 7))})
+    table = ta.Migration(
+        {
+            "w : v e": ("embed : v e", {"pad": {"v": [0, 3]}}),
+            "q.weight : o i": "q : i o",
+        }
+    )
+    pair = source, table(source)
+    draft = ta.draft_migration(*pair[:: -1 if is_back else 1])
+    assert len(draft.missing) == len(draft.unexpected) == 1
+    text = draft.to_toml()
+    assert "numbers in common, in an order that no drafted row gives" in text
+    assert f"#     {draft.missing[0]} and {draft.unexpected[0]}" in text
+    assert "drop" not in text
+
+
+def test_copies_in_the_source_are_told_to_be_drafted_the_other_way():
+    rows, sizes, shapes = REPEATS["inner"]
+    source = float32({path: np.zeros(shape) for path, shape in shapes.items()})
+    result = ta.Migration(rows, sizes=sizes)(source)
+    draft = ta.draft_migration(result, source)
+    assert not draft.pairs
+    assert "draft the other way around" in draft.to_toml()
+    back = ta.draft_migration(source, result).migration.inverse
+    assert not ta.tree_diff(back(result, source), source, values=True)
+
+
+@pytest.mark.parametrize("with_values", [False, True])
+@pytest.mark.parametrize("name", quantised.TINY)
+def test_numbers_that_scales_multiply_are_marked(name, with_values):
+    sizes = quantised.TINY[name]
+    source = quantised.random_leaves(sizes.source())
+    table = ta.load_migration(quantised.MIGRATIONS / f"{name}-scanned.toml")
+    result = table(source, sizes.target())
+    pair = (source, result) if with_values else (abstract(source), abstract(result))
+    draft = ta.draft_migration(*pair)
+    scaled = {path for path, leaf in source.items() if leaf.dtype == quantised.FP8}
+    assert scaled & draft.pairs.keys() <= {*draft.doubtful}
+    goes = {
+        path: {*group.filled}
+        for group in table.plan(source, sizes.target()).groups
+        for path in group.source_paths
+    }
+    for path, targets in draft.pairs.items():
+        assert path in draft.doubtful or {*targets} <= goes[path], path
+    if not with_values:
+        assert "see `multiply`" in draft.to_toml()
+
+
+def test_scalars_that_differ_are_evidence():
+    source = {f"h.{n}.scale": np.float32(n + 3) for n in range(6)}
+    target = {"scales": np.array([*source.values()])}
+    for pair in ((source, target), (target, source)):
+        draft = ta.draft_migration(*pair)
+        assert not draft.doubtful
+        moves_alike(draft.migration, *pair)
+    ones = {path: np.ones((), jnp.float32) for path in source}
+    draft = ta.draft_migration({"scales": np.ones(6, jnp.float32)}, ones)
+    assert draft.doubtful == ("scales",)

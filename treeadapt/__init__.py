@@ -18,7 +18,8 @@ _NAMES_IN = {
     "checkpoints.load_report": "LoadReport",
     "checkpoints.store": "load load_report read_metadata save",
     "convert": "from_flat_dict from_state_dict to_flat_dict to_state_dict tree_paths",
-    "drafts.draft": "MigrationDraft draft_migration",
+    "drafts.draft": "draft_migration",
+    "drafts.migration_draft": "MigrationDraft",
     "errors": (
         "AdapterError CheckpointError CollectionWarning FreezeError MigrationError "
         "NoArraysError OverlapError PathCollisionError PathError PatternError "

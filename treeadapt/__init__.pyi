@@ -18,7 +18,8 @@ from treeadapt.convert import (
     to_state_dict,
     tree_paths,
 )
-from treeadapt.drafts.draft import MigrationDraft, draft_migration
+from treeadapt.drafts.draft import draft_migration
+from treeadapt.drafts.migration_draft import MigrationDraft
 from treeadapt.errors import (
     AdapterError,
     CheckpointError,

@@ -2,7 +2,7 @@
 
 Takes where the numbers of an array are in another one, by index; gives for each axis
 the digits that it is made of. A digit is a run of equal steps within one axis of the
-other array: ``(h d)`` is two of them.
+other array: ``(h d)`` is two of them. Along an axis of copies the step is 0.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+COPIES = -1  # in place of an axis, where all values have the same numbers
 _LEAST = 0.98  # of the numbers whose place is known, that a map must explain
 
 
@@ -21,7 +22,7 @@ class Digit:
     """A factor of an axis.
 
     Attributes:
-        axis: of the other array.
+        axis: of the other array; ``COPIES`` if it has no such axis.
         step: how far apart its values are along that axis.
         size: how many values it has.
     """
@@ -120,7 +121,7 @@ def _factored(steps: np.ndarray, other: Sequence[int]) -> tuple[Digit, ...] | No
     digits: list[Digit] = []
     while len(steps) > 1:
         step = int(steps[1])
-        if step <= 0:
+        if step < 0:
             return None
         differs = np.flatnonzero(steps != np.arange(len(steps)) * step)
         size = int(differs[0]) if len(differs) else len(steps)
@@ -129,7 +130,7 @@ def _factored(steps: np.ndarray, other: Sequence[int]) -> tuple[Digit, ...] | No
         blocks = steps.reshape(-1, size)
         if (blocks - blocks[:, :1] != blocks[:1] - blocks[0, 0]).any():
             return None
-        cut = _cut(step, size, other)
+        cut = _cut(step, size, other) if step else [Digit(COPIES, 0, size)]
         if cut is None:
             return None
         digits += cut
@@ -172,6 +173,9 @@ def refined(digits: Sequence[Digit], cuts: Sequence[int]) -> list[Digit] | None:
     """
     every: list[Digit] = []
     for digit in digits:
+        if digit.axis == COPIES:
+            every.append(digit)
+            continue
         inner = [c for c in sorted(cuts) if digit.step < c < digit.step * digit.size]
         pieces, step = [], digit.step
         for cut in (*inner, digit.step * digit.size):

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
+import math
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from treeadapt.data_files import VERSION
+from treeadapt.drafts.families import families
 from treeadapt.drafts.merging import canonical, is_guess, merged
+from treeadapt.drafts.migration_draft import MigrationDraft
 from treeadapt.drafts.numbers import (
     bits,
+    castable,
     contents,
     find_origins,
     have_numbers_in_common,
@@ -32,107 +36,21 @@ from treeadapt.drafts.sides import (
     read_side,
 )
 from treeadapt.drafts.values import Link, find_links, leaf_of, rows_of_links
-from treeadapt.drafts.words import load_words
+from treeadapt.drafts.words import Words, load_words
 from treeadapt.drafts.writing import WrittenRow, written
 from treeadapt.errors import MigrationError
-from treeadapt.migrations.files import MIGRATION_FILE
 from treeadapt.migrations.migration import Migration
-from treeadapt.migrations.rows import parse_row
 from treeadapt.names import fold, listing, plural
 from treeadapt.trees.views import view_tree
 
 _MANY_LEAVES = 50_000  # too many to see which rows could do without a list
+_MOST_PAIRS = 10_000  # of leaves of different sizes whose names are compared
+_MOST_TRIED = 64  # pairs of leaves of different sizes that are compared
 _LEAST_WITHIN = 0.05  # of a leaf, to find its order next to one other leaf
 _OTHER = "its numbers are other ones in the target"
+_SCALED = "numbers of few bits, which scales may go with: see `multiply`"
 _NOTHING_COMMON = "The two sides have no numbers in common; names decide."
 _NO_ROW = "The two sides have numbers in common, in an order that no row gives."
-
-
-@dataclasses.dataclass(frozen=True)
-class MigrationDraft:
-    """A drafted table, and what each of its rows rests on.
-
-    Attributes:
-        migration: the table as it is, doubtful rows included.
-        pairs: for each path of the source the paths of the target that it goes to.
-        doubtful: paths of the source whose row is marked ``# check:``.
-        missing: leaves of the target that nothing fills.
-        unexpected: leaves of the source without a partner; in the text, their rows that
-            drop them are comments.
-        notes: what else there is to know: sizes of 1, models that are not alike.
-    """
-
-    migration: Migration
-    pairs: Mapping[str, tuple[str, ...]]
-    doubtful: tuple[str, ...]
-    missing: tuple[str, ...]
-    unexpected: tuple[str, ...]
-    notes: tuple[str, ...]
-    _rows: tuple[WrittenRow, ...] = dataclasses.field(repr=False)
-    _sizes: Mapping[str, int] = dataclasses.field(repr=False)
-
-    def to_toml(self) -> str:
-        """Write the table as a migration file, with a comment where to look at it."""
-        lines = [f"# {line}".rstrip() for line in str(self).splitlines()]
-        lines += [f"version = {VERSION}"]
-        if self._sizes:
-            lines += ["", "# What no shape says at another size.", "[sizes]"]
-            lines += MIGRATION_FILE.field_lines(self._sizes)
-        if not self._rows:
-            lines.append("rows = []")
-        for each in self._rows:
-            if each.row.is_rest:
-                lines += self._drops()
-            lines.append("")
-            lines += [f"# check: {_line(reason)}" for reason in each.row.checks]
-            lines += [f"# {_line(note)}" for note in each.row.notes]
-            fields = {"from": _alone(each.sources), "to": _alone(each.targets)}
-            lines.append(MIGRATION_FILE.table)
-            lines += MIGRATION_FILE.field_lines(fields | each.operations)
-        if not any(each.row.is_rest for each in self._rows):
-            lines += self._drops()
-        if self.missing:
-            lines += ["", "# Nothing in the source is like these leaves of the target:"]
-            folded = [*fold(self.missing)]
-            lines += [f"#     {_line(path)}" for path in folded[:200]]
-            left = len(folded) - 200
-            lines += [f"#     and {left:,} more"] if left > 0 else []
-        return "\n".join(lines) + "\n"
-
-    def _drops(self) -> list[str]:
-        """Return the rows that would drop leaves without a partner, as comments."""
-        if not self.unexpected:
-            return []
-        lines = ["", "# Nothing in the target is like these. To drop them:"]
-        for text in _dropping(self.unexpected):
-            lines += ["#", f"# {MIGRATION_FILE.table}"]
-            lines.append(f"# drop = {MIGRATION_FILE.string(text)}")
-        return lines
-
-    def __str__(self) -> str:
-        counts = Counter(
-            "to check" if each.row.checks else _EVIDENCE[each.row.evidence]
-            for each in self._rows
-        )
-        parts = [f"{counts[kind]} {kind}" for kind in _KINDS if counts[kind]]
-        head = plural(len(self._rows), "row")
-        lines = [f"{head}{': ' if parts else ''}{', '.join(parts)}."]
-        for noun, paths in (
-            ("of the target that nothing fills", self.missing),
-            ("of the source without a partner", self.unexpected),
-        ):
-            if paths:
-                names = listing(fold(paths), limit=4)
-                lines.append(f"{plural(len(paths), 'leaf')} {noun}: {names}.")
-        return "\n".join([*lines, *self.notes])
-
-
-_EVIDENCE = {
-    "values": "by values",
-    "shapes": "by names and shapes",
-    "equal": "by equal paths",
-}
-_KINDS = ("by values", "by names and shapes", "by equal paths", "to check")
 
 
 def draft_migration(
@@ -249,7 +167,7 @@ def _compared(two: Side, target: Side) -> Iterator[str]:
 
 
 def _rows(
-    one: Side, two: Side, words: Any, notes: list[str], *, is_distinct: bool
+    one: Side, two: Side, words: Words, notes: list[str], *, is_distinct: bool
 ) -> list[DraftRow]:
     """Return the rows by the strongest evidence that there is for each."""
     rows: list[DraftRow] = []
@@ -259,15 +177,7 @@ def _rows(
         rows, have_common = _by_values(one, two, is_distinct=is_distinct)
     else:
         rows = _equal(one, two)
-    done = (
-        {p for r in rows for p in r.source_paths},
-        {p for r in rows for p in r.target_paths},
-    )
-    left = [
-        {path: leaf for path, leaf in side.leaves.items() if path not in covered}
-        for side, covered in zip((one, two), done, strict=True)
-    ]
-    proposed, crowded = propose(left[0], left[1], words, rows)
+    proposed, crowded = _by_names(one, two, words, rows)
     if crowded:
         notes.append(
             f"{plural(crowded, 'leaf')} of the source not looked at: too many names "
@@ -275,6 +185,7 @@ def _rows(
         )
     if has_values:
         tested = [each for row in proposed for each in _tested(row, one, two)]
+        tested += _of_other_sizes(one, two, [*rows, *tested], words)
         shows = any(row.evidence == "values" for row in (*rows, *tested))
         if not shows:
             have_common = have_common or _are_reordered(tested, one, two)
@@ -284,13 +195,59 @@ def _rows(
             return [row for row in (*rows, *tested) if not _misfit(row, one, two)]
         notes.append(_NOTHING_COMMON)
         rows = _equal(one, two)
-        paths = {path for row in rows for path in row.source_paths}
-        left = [
-            {path: leaf for path, leaf in side.leaves.items() if path not in paths}
-            for side in (one, two)
-        ]
-        proposed, _ = propose(left[0], left[1], words, rows)
+        proposed, _ = _by_names(one, two, words, rows)
     return [row for row in (*rows, *proposed) if not _misfit(row, one, two)]
+
+
+def _by_names(
+    one: Side, two: Side, words: Words, rows: Sequence[DraftRow]
+) -> tuple[list[DraftRow], int]:
+    """Return rows of leaves that others lack, and how many were not looked at."""
+    sources, targets = _left(one, two, rows)
+    proposed, crowded = propose(sources, targets, words, rows)
+    return [
+        row.checked(_SCALED) if _may_be_scaled(row) else row for row in proposed
+    ], crowded
+
+
+def _left(one: Side, two: Side, rows: Sequence[DraftRow]) -> Iterator[dict[str, Any]]:
+    """Yield the leaves of both sides that no row has."""
+    for side, paths in ((one, "source_paths"), (two, "target_paths")):
+        covered = {path for row in rows for path in getattr(row, paths)}
+        yield {path: leaf for path, leaf in side.leaves.items() if path not in covered}
+
+
+def _of_other_sizes(
+    one: Side, two: Side, rows: Sequence[DraftRow], words: Words
+) -> Iterator[DraftRow]:
+    """Yield rows that repeat numbers of few bits: names say which leaves to compare."""
+    ones, twos = map(families, _left(one, two, rows))
+    if len(ones) * len(twos) > _MOST_PAIRS:
+        return
+    meanings = [[{*words.of(each.text)} for each in side] for side in (ones, twos)]
+    near = [
+        (-len(meanings[0][a] & meanings[1][b]), a, b)
+        for a, b in itertools.product(range(len(ones)), range(len(twos)))
+        if (count := math.prod(ones[a].dims)) < (more := math.prod(twos[b].dims))
+        and not more % count
+        and castable(ones[a].dtype, twos[b].dtype)
+    ]
+    done: set[int] = set()
+    for _, a, b in sorted(near)[:_MOST_TRIED]:
+        if b not in done:
+            row = DraftRow((), (), {}, ((ones[a].paths, twos[b].paths),), "values")
+            drafted = _within(row, one, two)
+            yield from drafted
+            done |= {b} if drafted else set()
+
+
+def _may_be_scaled(row: DraftRow) -> bool:
+    """Return whether a row casts numbers of few bits, as models are quantised."""
+    dtypes = [jnp.dtype(name) for name in row.cast]
+    return bool(dtypes) and (
+        min(dtype.itemsize for dtype in dtypes) == 1
+        or len({jnp.issubdtype(dtype, jnp.integer) for dtype in dtypes}) > 1
+    )
 
 
 def _are_reordered(rows: Sequence[DraftRow], one: Side, two: Side) -> bool:
@@ -409,20 +366,7 @@ def _single(row: DraftRow) -> tuple[Migration, WrittenRow]:
 
 
 def _table(rows: Iterable[WrittenRow], sizes: Mapping[str, int]) -> Migration:
-    pairs = []
-    for each in rows:
-        target: Any = _alone(each.targets)
-        pairs.append(
-            (
-                _alone(each.sources),
-                (target, each.operations) if each.operations else target,
-            )
-        )
-    return Migration(pairs, sizes=sizes or None)
-
-
-def _alone(texts: tuple[str, ...]) -> Any:
-    return texts[0] if len(texts) == 1 else texts
+    return Migration([each.pair for each in rows], sizes=sizes or None)
 
 
 def _misfit(row: DraftRow, one: Side, two: Side) -> str:
@@ -551,8 +495,9 @@ def _finished(
     }
     missing = tuple(path for path in two.leaves if path not in filled)
     unexpected = tuple(path for path in one.leaves if path not in pairs)
+    shared = _sharing(one, two, unexpected, missing)
     few = len(pairs) * 2 < len(one.leaves) and len(filled) * 2 < len(two.leaves)
-    if few and _NO_ROW not in notes:
+    if few and not shared and _NO_ROW not in notes:
         notes.append("Most leaves have no partner: these do not look like one model.")
     notes += _size_notes(united, one, two)
     return MigrationDraft(
@@ -562,9 +507,35 @@ def _finished(
         missing,
         unexpected,
         tuple(notes),
+        shared,
         tuple(texts),
         sizes,
     )
+
+
+def _sharing(
+    one: Side, two: Side, unexpected: Sequence[str], missing: Sequence[str]
+) -> dict[str, tuple[str, ...]]:
+    """Return which leaves without a partner have numbers in common, by target."""
+    shared: dict[str, dict[str, None]] = {}
+    # A number that is on one side several times is looked up from there.
+    for (a, sources), (b, targets) in itertools.permutations(
+        ((one, unexpected), (two, missing))
+    ):
+        if a.arrays is None or b.arrays is None:
+            return {}
+        origins, _, constant = find_origins(
+            [a.arrays[path] for path in sources],
+            [a.leaves[path].dtype for path in sources],
+            {path: b.arrays[path] for path in targets},
+        )
+        leaves = [leaf_of(path, b.leaves[path].shape) for path in targets]
+        varied = {path: own for path, own in origins.items() if not constant[path]}
+        for link in find_links(leaves, varied):
+            ends = sources[link.source], targets[link.target]
+            source, target = ends if a is one else ends[::-1]
+            shared.setdefault(target, {})[source] = None
+    return {path: tuple(shared[path]) for path in missing if path in shared}
 
 
 def _pairs(
@@ -623,7 +594,7 @@ def _bare(row: DraftRow, one: Side, two: Side) -> DraftRow:
             continue
         tried = dataclasses.replace(row, bare=row.bare | {atom})
         (text,), _ = written([tried])
-        there = parse_row(_alone(text.sources), _alone(text.targets))
+        there = text.read
         back = there.reversed()
         takes = [path for path in one.leaves if there.takes(path)]
         gives = [path for path in two.leaves if back.takes(path)]
@@ -638,11 +609,11 @@ def _in_order(rows: Sequence[DraftRow]) -> list[DraftRow]:
     rows = sorted(rows, key=lambda row: row.is_rest)
     ordered = [row for row in rows if not _is_shifted(row)]
     texts, _ = written(ordered)
-    parsed = [parse_row(_alone(text.sources), _alone(text.targets)) for text in texts]
+    read = [text.read for text in texts]
     places: dict[int, list[DraftRow]] = {}
     for row in special:
         path = row.source_paths[0]
-        takers = (n for n, other in enumerate(parsed) if other.takes(path))
+        takers = (n for n, other in enumerate(read) if other.takes(path))
         places.setdefault(next(takers, len(ordered)), []).append(row)
     return [
         row
@@ -657,27 +628,3 @@ def _is_shifted(row: DraftRow) -> bool:
         for p in row.sources
         for token in p.tokens
     )
-
-
-def _dropping(paths: Sequence[str]) -> Iterator[str]:
-    """Yield the text of drops for leaves, those that differ in numbers as one."""
-    groups: dict[object, list[str]] = {}
-    for path in paths:
-        groups.setdefault(leaf_of(path, ()).template, []).append(path)
-    for members in groups.values():
-        leaves = [leaf_of(path, ()) for path in members]
-        text, place = "", 0
-        for token in leaves[0].template:
-            if token is None:
-                numbers = {leaf.numbers[place] for leaf in leaves}
-                text += "*" if len(numbers) > 1 else str(numbers.pop())
-                place += 1
-            else:
-                text += "".join(f"\\{c}" if c in "\\{}*?[" else c for c in token)
-        yield text.replace(" : ", r" \: ")
-
-
-def _line(text: str) -> str:
-    """Write a text within one line of a comment."""
-    shown = "".join(char if char.isprintable() else "?" for char in text)
-    return shown[:400]

@@ -46,6 +46,7 @@ def canonical(row: DraftRow) -> DraftRow:
         sizes=sizes,
         gaps=frozenset(new[atom] for atom in row.gaps if atom in new),
         bare=frozenset(new[atom] for atom in row.bare if atom in new),
+        copies=frozenset(new[atom] for atom in row.copies if atom in new),
     )
 
 
@@ -199,6 +200,7 @@ def _keys(row: DraftRow) -> Iterator[tuple[object, tuple[int, int, int, int]]]:
         row.checks,
         row.cast,
         row.offset,
+        row.copies,
         sizes,
     )
     for a, b in _windows(source.tokens):

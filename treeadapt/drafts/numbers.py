@@ -105,7 +105,8 @@ def find_origins(
 
     Returns:
         What is known, by path; for each leaf of the source, the number of the first
-        one that has the same numbers; which leaves of the target are constant.
+        one that has the same numbers; which leaves of the target are constant, those
+        of one number only if it is 0 or 1.
     """
     wanted: dict[Any, list[tuple[str, np.ndarray, np.ndarray]]] = {}
     constant: dict[str, bool] = {}
@@ -117,7 +118,8 @@ def find_origins(
             continue
         flat = sample(array.shape)
         seen = numbers[flat]
-        constant[path] = bool((seen == seen[0]).all())
+        is_plain = len(seen) > 1 or array.reshape(-1)[0] in (0, 1)
+        constant[path] = is_plain and bool((seen == seen[0]).all())
         wanted.setdefault(array.dtype, []).append((path, flat, seen))
     tables = {
         dtype: _Table(np.unique(np.concatenate([seen for *_, seen in leaves])))

@@ -13,18 +13,10 @@ from collections.abc import Sequence
 from treeadapt.drafts.writing import WrittenRow
 from treeadapt.migrations.planning import assign
 from treeadapt.migrations.problems import Problems
-from treeadapt.migrations.rows import Row, parse_row
+from treeadapt.migrations.rows import Row
 from treeadapt.names import listing
 
 _CAPTURE = re.compile(r"(?<!\\)\{([^\W\d]\w*)\}")
-
-
-def parsed(row: WrittenRow) -> Row:
-    """Return a row as a table reads it."""
-    sources, targets = (
-        side[0] if len(side) == 1 else side for side in (row.sources, row.targets)
-    )
-    return parse_row(sources, targets)
 
 
 def apart(rows: Sequence[WrittenRow], paths: Sequence[str]) -> list[WrittenRow]:
@@ -39,7 +31,7 @@ def apart(rows: Sequence[WrittenRow], paths: Sequence[str]) -> list[WrittenRow]:
     """
     live = dict(enumerate(rows))
     order = list(live)
-    read = {number: parsed(row) for number, row in live.items()}
+    read = {number: row.read for number, row in live.items()}
     owners = {path: n for n, row in live.items() for path in row.row.source_paths}
     tried: set[object] = set()
     while True:
@@ -67,7 +59,7 @@ def apart(rows: Sequence[WrittenRow], paths: Sequence[str]) -> list[WrittenRow]:
                 tried.add(number)
                 narrower = _narrowed(live[number], read[number], left)
             if narrower is not None:
-                live[number], read[number] = narrower, parsed(narrower)
+                live[number], read[number] = narrower, narrower.read
             elif left and ("marked", number) not in tried:
                 tried.add(("marked", number))
                 row = live[number].row
@@ -103,6 +95,6 @@ def _narrowed(row: WrittenRow, read: Row, strays: Sequence[str]) -> WrittenRow |
             listed = f"{{{name}={','.join(values)}}}"
             sources = tuple(text.replace(f"{{{name}}}", listed) for text in sources)
         narrower = dataclasses.replace(row, sources=sources)
-        if chosen and not any(map(parsed(narrower).takes, strays)):
+        if chosen and not any(map(narrower.read.takes, strays)):
             return narrower
     return None

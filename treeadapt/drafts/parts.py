@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-from treeadapt.drafts.digits import IndexMap, refined
+from treeadapt.drafts.digits import COPIES, IndexMap, refined
 from treeadapt.drafts.rows import AtomAxes, DraftAddress, DraftRow, Hole, windowed
 
 #: Tokens of a path, with None for numbers.
@@ -90,6 +90,7 @@ class _Layout:
         self._sizes: dict[int, int] = {}
         self._fixed: dict[int, int] = {}  # atoms of numbers that are always there
         self._gaps: set[int] = set()
+        self._copies: set[int] = set()
 
     def row(self) -> DraftRow | None:
         """Return the row; None if the parts are not the whole."""
@@ -102,7 +103,12 @@ class _Layout:
         ]
         if all(is_whole):
             return self._united()
-        if count == 1 or any(is_whole):
+        has_copies = any(
+            digit.axis == COPIES
+            for each in self._maps
+            for digit in itertools.chain(*each.digits)
+        )
+        if count == 1 or any(is_whole) or has_copies:
             return None
         return self._listed() or self._joined(spans)
 
@@ -184,10 +190,13 @@ class _Layout:
                 pieces = refined([digit], cuts.get(digit.axis, ()))
                 if pieces is None:
                     return None
-                atoms_of_axis += [
-                    self._atom((p.axis, p.step), p.size, atoms) for p in pieces
-                ]
+                for piece in pieces:
+                    key = piece.axis, piece.step
+                    if piece.axis == COPIES:  # of equal size in all parts, or no row
+                        key = COPIES, piece.size
+                    atoms_of_axis.append(self._atom(key, piece.size, atoms))
             dims.append(tuple(atoms_of_axis))
+        self._copies = {atom for key, atom in atoms.items() if key[0] == COPIES}
         return self._place(self._side, part, dims, each)
 
     def _place(
@@ -208,7 +217,7 @@ class _Layout:
             if side == self._side and not is_run:
                 return None
             shift = values[0] if side == self._side else each.start[len(holes)]
-            if shift and len(atoms) > 1:
+            if (shift and len(atoms) > 1) or self._copies & {*atoms}:
                 return None
             holes[position] = Hole(atoms, shift)
         axes: AtomAxes = tuple((atoms,) for atoms in dims[len(variant.values) :])
@@ -438,6 +447,12 @@ class _Layout:
                 DraftAddress((*p.tokens[:i], Hole((atom,)), *p.tokens[i + 1 :]), p.axes)
                 for p, (i,) in zip(parts, at, strict=True)
             ]
+        if self._copies and (
+            self._side == 0
+            or len(self._copies) > 1
+            or math.prod(self._whole.numbered) == 1  # as zeros are of any zero
+        ):
+            return None
         sides = (parts, [whole]) if self._side == 0 else ([whole], parts)
         for atom in self._captures.values():
             self._sizes.setdefault(atom, 0)
@@ -449,4 +464,5 @@ class _Layout:
             "values",
             notes=notes,
             gaps=frozenset(self._gaps),
+            copies=frozenset(self._copies),
         )

@@ -68,6 +68,7 @@ class DraftRow:
         gaps: numbers in paths that do not have all values from 0 on, so that their
             count does not give the size.
         bare: atoms of texts that need no list, because nothing else matches.
+        copies: atoms of axes of the targets along which the numbers are repeated.
         is_rest: whether it takes all that no row above takes, as it is.
     """
 
@@ -82,6 +83,7 @@ class DraftRow:
     offset: float = 0.0
     gaps: frozenset[int] = frozenset()
     bare: frozenset[int] = frozenset()
+    copies: frozenset[int] = frozenset()
     is_rest: bool = False
 
     @property

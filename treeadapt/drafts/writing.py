@@ -10,6 +10,7 @@ from typing import Any
 
 from treeadapt.drafts.merging import open_atoms
 from treeadapt.drafts.rows import DraftAddress, DraftRow, Hole, Tokens
+from treeadapt.migrations.rows import Row, parse_row
 
 _LETTERS = "abcdefgijkmnopqrstuwxyz"
 _COUNT = range(10**6)
@@ -54,6 +55,22 @@ class WrittenRow:
     targets: tuple[str, ...]
     operations: dict[str, Any]
     row: DraftRow
+
+    @property
+    def pair(self) -> tuple[Any, Any]:
+        """The source and the target as in a table."""
+        source, target = map(alone, (self.sources, self.targets))
+        return source, (target, self.operations) if self.operations else target
+
+    @property
+    def read(self) -> Row:
+        """The row as a table reads it."""
+        return parse_row(*self.pair)
+
+
+def alone(texts: tuple[str, ...]) -> Any:
+    """Return addresses as a table has them: one is not in a tuple."""
+    return texts[0] if len(texts) == 1 else texts
 
 
 def written(rows: Sequence[DraftRow]) -> tuple[list[WrittenRow], dict[str, int]]:
@@ -120,6 +137,8 @@ def _names(row: DraftRow, fixed: dict[int, str], reserved: set[str]) -> dict[int
         )
         names[atom] = next(free)
 
+    for atom in row.copies:
+        give(atom, "r")
     for place in row.places:
         before = ""
         for token in place.tokens:
@@ -191,6 +210,8 @@ def _written(row: DraftRow, names: dict[int, str]) -> WrittenRow:
         for side in (row.sources, row.targets)
     )
     operations: dict[str, Any] = {}
+    if row.copies:
+        (operations["repeat"],) = (names[atom] for atom in row.copies)
     if row.offset:
         operations["offset"] = row.offset
     if row.cast:
