@@ -15,6 +15,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from treeadapt.drafts.rows import is_count, tokens_of
+
 #: Leaves with at most this many numbers are looked up whole.
 WHOLE = 2**15
 _LINES = 4  # along each axis of a larger one
@@ -105,11 +107,12 @@ def find_origins(
 
     Returns:
         What is known, by path; for each leaf of the source, the number of the first
-        one that has the same numbers; which leaves of the target are constant, those
-        of one number only if it is 0 or 1.
+        one that has the same numbers; which leaves of the target are constant. Of one
+        number are those that are 0 or 1, as all are whose paths differ in numbers only.
     """
     wanted: dict[Any, list[tuple[str, np.ndarray, np.ndarray]]] = {}
     constant: dict[str, bool] = {}
+    singles: dict[object, dict[str, Any]] = {}  # by their names without numbers
     for path, read in target.items():
         array = read()
         numbers = bits(array)
@@ -118,9 +121,15 @@ def find_origins(
             continue
         flat = sample(array.shape)
         seen = numbers[flat]
-        is_plain = len(seen) > 1 or array.reshape(-1)[0] in (0, 1)
-        constant[path] = is_plain and bool((seen == seen[0]).all())
+        constant[path] = bool((seen == seen[0]).all())
+        if array.size == 1:
+            name = tuple("#" if is_count(token) else token for token in tokens_of(path))
+            singles.setdefault(name, {})[path] = array.item()
         wanted.setdefault(array.dtype, []).append((path, flat, seen))
+    for numbers_of in singles.values():
+        differ = len({*numbers_of.values()}) > 1
+        if differ or not {*numbers_of.values()} <= {0, 1}:
+            constant |= dict.fromkeys(numbers_of, False)
     tables = {
         dtype: _Table(np.unique(np.concatenate([seen for *_, seen in leaves])))
         for dtype, leaves in wanted.items()
