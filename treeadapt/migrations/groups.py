@@ -481,9 +481,12 @@ class GroupMaker:
         axis whole.
         """
         (product, *others), row = axis.parts, self.row
-        targets = [each for address in row.targets for each in address.axes]
         is_block = row.values.multiply and not others and len(product) > 1
-        if not is_block or axis not in targets or not {*product[1:]} <= {*self.sizes}:
+        is_whole = all(
+            any(axis in address.axes for address in side)
+            for side in (row.sources, row.targets)
+        )
+        if not is_block or not is_whole or not {*product[1:]} <= {*self.sizes}:
             return 0
         return math.prod(self.sizes[name] for name in product[1:])
 
