@@ -776,11 +776,13 @@ def test_a_plan_lists_what_shapes_cannot_tell_apart():
         "{p=gate,up}.w : r o": "kernel : p r o",
         "wi : r o p": "{p=wi_0,wi_1} : r o",
         "{x=one,two}": "{x=1,2}",  # names are on both sides, and no axis
+        "n.{l}.q : (a c) e": "n/q : l e a c",
     }
-    m = ta.Migration(table, sizes={"h": 6, "d": 2, "i": 2})
+    m = ta.Migration(table, sizes={"h": 6, "d": 2, "i": 2, "a": 2})
     leaves = {"a": np.ones((5, 20)), "gate.w": np.ones((3, 7)), "up.w": np.ones((3, 7))}
     leaves |= {f"h/{n}/w": np.ones(5) for n in range(6)} | {"wi": np.ones((3, 7, 2))}
     leaves |= {f"g/{n}": np.ones(5) for n in range(6)} | {"one": 1.0, "two": 2.0}
+    leaves |= {f"n.{n}.q": np.ones((22, 22)) for n in range(3)}
     plan = m.plan(leaves)
     assert plan.swappable == {
         0: (("part 2", "part 3"), ("h", "d"), ("k", "d")),
@@ -788,6 +790,7 @@ def test_a_plan_lists_what_shapes_cannot_tell_apart():
         2: (("b", "i"),),
         3: (("p", "p"),),
         4: (("p", "p"),),
+        6: (("a", "c"), ("(a c)", "e")),
     }
     assert "    shapes do not tell apart: part 2 and part 3, h and d" in str(plan)
     assert "    shapes do not tell apart: the texts of p\n" in str(plan)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from treeadapt.arrays import is_array
-from treeadapt.migrations.axes import REST, Axis, names_of
+from treeadapt.migrations.axes import REST, Axis, Product, names_of
 from treeadapt.migrations.costs import Cost, gathered
 from treeadapt.migrations.groups import Group, size_bytes
 from treeadapt.migrations.operations import Pads
@@ -167,8 +167,9 @@ class MigrationPlan:
     def swappable(self) -> dict[int, tuple[tuple[str, str], ...]]:
         """What could be swapped without changing a shape, in pairs, by row.
 
-        Names of axes, or of one number ``{(b i)}``; parts of a bracket with one size,
-        as ``("part 2", "part 3")``; and the texts of a list that becomes an axis, as
+        Names of axes, or of one number ``{(b i)}``; a composed axis and another one of
+        its size, as ``("(h d)", "e")``; parts of a bracket with one size, as
+        ``("part 2", "part 3")``; and the texts of a list that becomes an axis, as
         ``("p", "p")``. No check of shapes can find such a mistake. Lint the table on
         models whose sizes are all different primes.
         """
@@ -179,7 +180,7 @@ class MigrationPlan:
             place: tuple(
                 pair
                 for pair in swaps
-                if not {*pair} <= {*self.rows[place].notes.checked}
+                if not _names_in(pair) <= {*self.rows[place].notes.checked}
             )
             for place, swaps in pairs.items()
         }
@@ -365,6 +366,28 @@ def _swappable(group: Group) -> Iterator[tuple[str, str]]:
             )
             if together or move.size[a] == move.size[b] > 1:
                 yield a, b
+        for layout, part in sides:
+            for pair in itertools.combinations(_products(layout, part), 2):
+                is_composed = max(map(len, pair)) > 1
+                if is_composed and move.count(pair[0]) == move.count(pair[1]) > 1:
+                    first, second = map(_product_text, pair)
+                    yield first, second
+
+
+def _products(layout: Layout, part: int) -> list[Product]:
+    """Return what an axis or a number of a path is made of, but for ``...``."""
+    products = (axis.product(part) for axis in layout.axes)
+    every = (*products, *((name,) for name in layout.numbers))
+    return [each for each in every if not "".join(each).startswith(REST)]
+
+
+def _product_text(product: Product) -> str:
+    return product[0] if len(product) == 1 else f"({' '.join(product)})"
+
+
+def _names_in(pair: Iterable[str]) -> set[str]:
+    """Return the names of a pair: ``(h d)`` has two."""
+    return {name for text in pair for name in text.strip("()").split(" ")}
 
 
 def pairs_text(pairs: Iterable[tuple[str, str]]) -> str:
