@@ -205,6 +205,22 @@ SHARED = {
 }
 
 
+def test_the_pages_on_design_name_files_that_exist():
+    folders = {file.parent.name for file in PACKAGE.glob("*/__init__.py")}
+    pages = [
+        REPOSITORY / "docs" / "design.md",
+        *(REPOSITORY / "docs" / "design").glob("*.md"),
+    ]
+    names = {
+        name
+        for page in pages
+        for name in re.findall(r"`((?:\w+)/(?:\w+))`", page.read_text())
+        if name.split("/")[0] in folders
+    }
+    assert len(names) > 50
+    assert sorted(n for n in names if not (PACKAGE / f"{n}.py").exists()) == []
+
+
 def test_no_two_classes_and_no_two_functions_have_one_name():
     homes = collections.defaultdict(list)
     for file in PACKAGE.rglob("*.py"):
