@@ -79,6 +79,10 @@ def abstract(leaves: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
     }
 
 
+def shapes_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    return {path: jax.ShapeDtypeStruct(s, "float32") for path, s in shapes.items()}
+
+
 def float32(shapes: Mapping[str, Any], seed: int = 0) -> Leaves:
     """Random numbers as a model has them."""
     rng = np.random.default_rng(seed)
@@ -583,7 +587,7 @@ def template(path: str) -> str:
 
 
 def test_each_example_is_drafted_from_names_and_shapes(tmp_path):
-    count = right = marked = 0
+    count = right = in_order = marked = 0
     for name in THERE_AND_BACK:
         shapes = ta.read_metadata(schema_of(name))
         source = numbers(shapes)
@@ -596,12 +600,14 @@ def test_each_example_is_drafted_from_names_and_shapes(tmp_path):
         templates = {template(path) for path in source if path not in dropped}
         count += len(templates)
         right += len({template(path) for path in paired} & templates)
+        in_order += len({template(path) for path in ordered} & templates)
         marked += len({template(path) for path in draft.doubtful} & templates)
         draft.migration.planned(
             {path: a for path, a in abstract(source).items() if path in draft.pairs},
             abstract(table(source)),
         )
     assert right >= 0.95 * count
+    assert in_order >= 0.95 * count
     assert marked <= 0.4 * count
 
 
@@ -657,6 +663,58 @@ def test_a_name_that_is_a_word_short_is_not_sure(source, target):
         abstract({f"h/{n}/{name}": np.zeros(7) for n in range(3) for name in target}),
     )
     assert {f"h.{n}.{source[0]}" for n in range(3)} <= {*draft.doubtful}
+
+
+WIDE = {  # heads make up the width, and the rows of `mlp` are sure
+    **{
+        f"model.layers.{n}.self_attn.{p}_proj.weight": (22, 22)
+        for n in range(3)
+        for p in "qkvo"
+    },
+    **{f"model.layers.{n}.mlp.up_proj.weight": (13, 22) for n in range(3)},
+}
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_matrices_are_turned_as_those_that_shapes_decide(is_turned, is_back):
+    mlp, query, out = (22, 13), (22, 2, 11), (2, 11, 22)
+    if not is_turned:
+        mlp, query, out = (13, 22), out, query
+    target = {f"layers/attention/w{p}": (3, *query) for p in "qkv"}
+    target |= {"layers/attention/wo": (3, *out), "layers/feed_forward/w3": (3, *mlp)}
+    source, heads = "model.layers.{l}.self_attn.", "layers/attention/"
+    rows = {
+        source + "{p=q,k,v}_proj.weight : (h d) e": heads + "{p=wq,wk,wv} : l e h d",
+        source + "o_proj.weight : e (h d)": heads + "wo : l h d e",
+    }
+    if not is_turned:
+        texts = (text.replace("e h d", "h d e") for text in rows.values())
+        rows = dict(zip(rows, texts, strict=True))
+        rows[source + "o_proj.weight : e (h d)"] = heads + "wo : l e h d"
+    sides = [shapes_of(WIDE), shapes_of(target)]
+    draft = ta.draft_migration(*sides[:: -1 if is_back else 1])
+    drafted = [(row.text, row.targets[0].text) for row in draft.migration.rows]
+    assert {*(pair[:: -1 if is_back else 1] for pair in drafted)} >= {*rows.items()}
+    marks = draft.to_toml().count("# check: the order of axes; shapes allow others")
+    assert marks == 2
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_square_parts_are_joined_along_the_axis_that_other_rows_show(
+    is_turned, is_back
+):
+    shapes = {"q": (7, 7), "k": (7, 7), "v": (7, 7), "up": (5, 7)}
+    source = {f"h.{n}.{p}.weight": shapes[p] for n in range(3) for p in shapes}
+    target = {"h/qkv": (3, 7, 21), "h/up": (3, 7, 5)}
+    if not is_turned:
+        target = {"h/qkv": (3, 21, 7), "h/up": (3, 5, 7)}
+    sides = [shapes_of(source), shapes_of(target)]
+    text = ta.draft_migration(*sides[:: -1 if is_back else 1]).to_toml()
+    assert f'"h/qkv : l {"e [f f f]" if is_turned else "[f f f] e"}"' in text
+    assert '"h.{l}.q.weight : f e"' in text
+    assert "check: the order of axes; shapes allow others" in text
 
 
 def test_prime_sizes_make_most_rows_sure():

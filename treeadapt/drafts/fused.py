@@ -6,26 +6,73 @@ parts are, so all of these rows are marked.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections import Counter, defaultdict
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from treeadapt.drafts.families import Family, grouped_paths, place_of
 from treeadapt.drafts.rows import DraftAddress, DraftRow
 from treeadapt.drafts.shapes import AxisOrder, layouts
+from treeadapt.drafts.turning import Turning, distance, perm_of
 from treeadapt.drafts.words import Words
 
 
-def fused_rows(
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """One way in which parts follow each other in a whole.
+
+    Attributes:
+        layout: dims of the parts, with one for the axes that are joined, and those of
+            the whole.
+        joined: axes of a part that are joined, one or two.
+        axis: dim of the whole that holds the parts.
+    """
+
+    layout: AxisOrder
+    joined: tuple[int, ...]
+    axis: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Fusion:
+    """Arrays that are apart on one side, and one on the other one.
+
+    Attributes:
+        parts: in the order of the file of synonyms.
+        whole: what holds them.
+        is_source: whether the parts are in the source.
+        ways: all that shapes allow, at least one.
+    """
+
+    parts: tuple[Family, ...]
+    whole: Family
+    is_source: bool
+    ways: tuple[Way, ...]
+
+    def row(self, turning: Turning) -> DraftRow:
+        """Return the row of the likeliest way."""
+        texts = (self.parts[0].text, self.whole.text)
+        slots = len(self.parts[0].counts), len(self.whole.counts)
+        is_turned = turning.is_turned(*texts[:: 1 if self.is_source else -1])
+        best = min(
+            self.ways,
+            key=lambda way: distance(perm_of(way.layout, *slots), is_turned=is_turned),
+        )
+        checks = ["the order of axes; shapes allow others"] * (len(self.ways) > 1)
+        return _bracket(self, best, checks)
+
+
+def fusions(
     ones: list[Family], twos: list[Family], words: Words
-) -> tuple[list[Family], list[Family], list[DraftRow]]:
+) -> tuple[list[Family], list[Family], list[Fusion]]:
     """Pair arrays that hold several others with those that are apart.
 
     Returns:
-        What is left of both sides, and the rows, all of them marked.
+        What is left of both sides, and the pairs.
     """
-    rows: list[DraftRow] = []
+    chosen: list[Fusion] = []
     used: set[Family] = set()
     for is_source, parts, wholes in ((False, twos, ones), (True, ones, twos)):
         groups: dict[object, dict[str, Family]] = defaultdict(dict)
@@ -37,75 +84,60 @@ def fused_rows(
                     rest = tuple(m for m in meanings if m != inside[0])
                     key = fused, rest, each.counts
                     groups[key].setdefault(inside[0], each)
-        candidates: list[Any] = []
+        candidates: list[tuple[int, int, Fusion]] = []
         for (fused, rest, _), members in groups.items():  # type: ignore[misc]
             names = words.fused[fused]
             if len(members) < len(names):
                 continue
-            family_parts = [members[name] for name in names]
+            family_parts = tuple(members[name] for name in names)
             for whole in wholes:
                 meanings = words.of(whole.text)
                 if fused not in meanings and not {*names} <= {*meanings}:
                     continue
-                row = _fused_row(family_parts, whole, is_source=is_source)
-                if row is not None:
+                ways = tuple(_ways(family_parts, whole))
+                if ways:
                     shared = sum((Counter(rest) & Counter(meanings)).values())
-                    candidates.append(
-                        (shared, len(candidates), family_parts, whole, row)
-                    )
-        for _, _, family_parts, whole, row in sorted(
-            candidates, key=lambda c: (-c[0], c[1])
-        ):
-            if not used & {*family_parts, whole}:
-                used |= {*family_parts, whole}
-                rows.append(row)
+                    fusion = Fusion(family_parts, whole, is_source, ways)
+                    candidates.append((shared, len(candidates), fusion))
+        for _, _, fusion in sorted(candidates, key=lambda c: (-c[0], c[1])):
+            members_of_both = {*fusion.parts, fusion.whole}
+            if not used & members_of_both:
+                used |= members_of_both
+                chosen.append(fusion)
     return (
         [each for each in ones if each not in used],
         [each for each in twos if each not in used],
-        rows,
+        chosen,
     )
 
 
-def _fused_row(
-    parts: list[Family], whole: Family, *, is_source: bool
-) -> DraftRow | None:
-    """Return the row of parts one after the other along an axis of the whole."""
+def _ways(parts: Sequence[Family], whole: Family) -> Iterator[Way]:
+    """Yield how parts may follow each other along an axis of the whole."""
     rank = {len(part.shape) for part in parts}
     if len(rank) > 1 or len({part.dtype for part in parts}) > 1:
-        return None
-    slots = len(whole.counts)
+        return
+    first, slots = len(parts[0].counts), len(whole.counts)
     for count in (1, 2):
-        for many in itertools.combinations(range(len(parts[0].shape)), count):
-            if count == 2 and many[1] != many[0] + 1:
+        for joined in itertools.combinations(range(len(parts[0].shape)), count):
+            if count == 2 and joined[1] != joined[0] + 1:
                 continue
-            sums = [math.prod(part.shape[i] for i in many) for part in parts]
+            sums = [math.prod(part.shape[i] for i in joined) for part in parts]
             rest = [
-                tuple(n for i, n in enumerate(part.shape) if i not in many)
+                tuple(n for i, n in enumerate(part.shape) if i not in joined)
                 for part in parts
             ]
             if len({*rest}) > 1:
                 continue
-            dims = (*parts[0].counts, sum(sums), *rest[0])
-            first = len(parts[0].counts)
+            place = joined[0]
+            dims = (*parts[0].counts, *rest[0][:place], sum(sums), *rest[0][place:])
             for layout in layouts(dims, first, whole.dims, slots):
-                if layout.is_split or not layout.source[first]:
-                    continue
-                axis = layout.target.index(layout.source[first])
-                if axis < slots:
-                    continue
-                return _bracket(parts, whole, layout, many, axis, is_source=is_source)
-    return None
+                atoms = layout.source[first + place]
+                if not layout.is_split and atoms in layout.target[slots:]:
+                    yield Way(layout, joined, layout.target.index(atoms, slots))
 
 
-def _bracket(
-    parts: list[Family],
-    whole: Family,
-    layout: AxisOrder,
-    many: tuple[int, ...],
-    axis: int,
-    *,
-    is_source: bool,
-) -> DraftRow:
+def _bracket(fusion: Fusion, way: Way, checks: Sequence[str]) -> DraftRow:
+    parts, whole, layout, many = fusion.parts, fusion.whole, way.layout, way.joined
     first = len(parts[0].counts)
     atoms = itertools.count(1 + max(layout.sizes))
     sizes = dict(layout.sizes)
@@ -119,26 +151,27 @@ def _bracket(
                 shared[key] = next(atoms)
                 sizes[shared[key]] = part.shape[i]
             product.insert(0, shared[key])
-        rest = iter(layout.source[first + 1 :])
+        place = first + many[0]
+        rest = iter(layout.source[first:place] + layout.source[place + 1 :])
         dims = [*layout.source[:first]]
         for i in range(len(part.shape)):
             dims.append((product[many.index(i)],) if i in many else next(rest))
         places.append(place_of(part, dims))
         products.append(tuple(product))
-    place = place_of(whole, layout.target)
-    axes = list(place.axes)
-    axes[axis - len(whole.counts)] = tuple(products)
-    place = DraftAddress(place.tokens, tuple(axes))
+    address = place_of(whole, layout.target)
+    axes = list(address.axes)
+    axes[way.axis - len(whole.counts)] = tuple(products)
+    joint = DraftAddress(address.tokens, tuple(axes))
     grouped: dict[tuple[str, ...], list[str]] = {}
     for part in parts:
         for ones, twos in grouped_paths(part, whole, layout):
             grouped.setdefault(twos, []).extend(ones)
     pairs = tuple((tuple(ones), twos) for twos, ones in grouped.items())
-    left, right = (tuple(places), (place,))[:: 1 if is_source else -1]
-    if not is_source:
+    left, right = (tuple(places), (joint,))[:: 1 if fusion.is_source else -1]
+    if not fusion.is_source:
         pairs = tuple((twos, ones) for ones, twos in pairs)
     dtypes = str(parts[0].dtype), str(whole.dtype)
-    cast = dtypes if is_source else dtypes[::-1]
+    cast = dtypes if fusion.is_source else dtypes[::-1]
     # Nothing tells whether the parts of each head are next to each other.
     are_equal = len({*products}) == 1
     other = "; or each head holds its own, `(h p d)`" if are_equal else ""
@@ -148,6 +181,6 @@ def _bracket(
         sizes,
         pairs,
         "shapes",
-        (f"the parts, and their order{other}",),
+        (*checks, f"the parts, and their order{other}"),
         cast=cast if cast[0] != cast[1] else (),
     )

@@ -25,14 +25,16 @@ from treeadapt.drafts.families import (
     place_of,
     rescued,
 )
-from treeadapt.drafts.fused import fused_rows
+from treeadapt.drafts.fused import Fusion, fusions
 from treeadapt.drafts.rows import DraftRow, is_count, tokens_of
 from treeadapt.drafts.shapes import AxisOrder, layouts
+from treeadapt.drafts.turning import Turning, distance, perm_of, turns
 from treeadapt.drafts.words import Words, plain_words
 
 LEAST_MARGIN = 0.4  # of 2, for a row without a mark
 LEAST_NAME = 0.3  # of 1
 LEAST_DISTINCT = 0.6  # of 1: words that tell it from others of its shape
+_TABLES = {"embed", "positions", "types"}  # rows of vectors, which nothing turns
 _COMMON = 0.5  # of a side's names: a word in so many is one of its parts
 _MAX_FAMILIES = 4_000  # of a side
 _MAX_ANCHORS = 2_000  # leaves with equal paths, whose neighbours others may be
@@ -74,14 +76,12 @@ def propose(
     ones, twos = families(source), families(target)
     if max(len(ones), len(twos)) > _MAX_FAMILIES:
         return [], len(source)
-    rows = []
-    ones, twos, fused = fused_rows(ones, twos, words)
-    rows += fused
+    ones, twos, fused = fusions(ones, twos, words)
     ones, twos = rescued(ones, twos), rescued(twos, ones)
     left = [Unit(each) for each in ones]
     right = _with_tails(twos, ones)
     assignment = _Assignment(left, right, words, by_values)
-    rows += assignment.rows()
+    rows = assignment.rows(fused)
     return rows, sum(len(ones[i].paths) for i in assignment.crowded)
 
 
@@ -226,8 +226,8 @@ class _Assignment:
                 seen.update(each.keys())
             self._shares.append({word: n / len(side) for word, n in seen.items()})
 
-    def rows(self) -> list[DraftRow]:
-        """Return the rows of the best pairs."""
+    def rows(self, fused: Sequence[Fusion]) -> list[DraftRow]:
+        """Return the rows of arrays that hold others, and those of the best pairs."""
         names = {pair: self._name(*pair) for pair in self._layouts}
         # First by names alone; then neighbours of what was paired so count, too.
         scores = dict(names)
@@ -236,10 +236,30 @@ class _Assignment:
             votes = self._votes(chosen, names)
             scores = {pair: names[pair] + votes.get(pair, 0.0) for pair in names}
         chosen = self._assigned(scores)
-        rows: list[DraftRow] = []
-        for (i, j), margin in chosen.items():
-            rows += self._rows_of(i, j, margin, names, scores)
+        sure = {
+            (i, j)
+            for (i, j), margin in chosen.items()
+            if self._is_sure(i, j, margin, names[i, j])
+        }
+        turning = Turning(self._proofs(sure))
+        rows = [each.row(turning) for each in fused]
+        for pair in chosen:
+            rows += self._rows_of(*pair, scores, turning, is_sure=pair in sure)
         return rows
+
+    def _proofs(
+        self, pairs: Iterable[tuple[int, int]]
+    ) -> Iterator[tuple[str, str, bool]]:
+        """Yield sources and targets of which shapes show if they are turned around."""
+        for i, j in pairs:
+            one, two = self._ones[i].family, self._twos[j].family
+            slots = len(one.counts), len(two.counts)
+            ways = {turns(perm_of(order, *slots)) for order in self._layouts[i, j]}
+            is_table = not _TABLES.isdisjoint(self._meanings[0][i])
+            if len(ways) == 1 and not is_table:
+                (is_turned,) = ways
+                if is_turned is not None:
+                    yield one.text, two.text, is_turned
 
     def _name(self, i: int, j: int) -> float:
         one, two = self._meanings[0][i], self._meanings[1][j]
@@ -356,28 +376,30 @@ class _Assignment:
                 votes[i, j] = sum(best) / len(best)
         return votes
 
+    def _is_sure(self, i: int, j: int, margin: float, name: float) -> bool:
+        """Return whether names leave no doubt of a pair of the best assignment."""
+        if name < LEAST_NAME or margin < LEAST_MARGIN / 2 or self._conflicts(i, j):
+            return False
+        rivals = [other for other in self._rivals[0][i] if other != j]
+        others = [other for other in self._rivals[1][j] if other != i]
+        distinct = self._distinct(i, j, rivals, others)
+        return distinct > 0.99 or (
+            margin >= LEAST_MARGIN and distinct >= LEAST_DISTINCT
+        )
+
     def _rows_of(
         self,
         i: int,
         j: int,
-        margin: float,
-        names: Mapping[tuple[int, int], float],
         scores: Mapping[tuple[int, int], float],
+        turning: Turning,
+        *,
+        is_sure: bool,
     ) -> Iterator[DraftRow]:
         one, unit = self._ones[i].family, self._twos[j]
         orders = self._layouts[i, j]
         rivals = [other for other in self._rivals[0][i] if other != j]
-        others = [other for other in self._rivals[1][j] if other != i]
         checks = []
-        is_likely = (
-            names[i, j] >= LEAST_NAME
-            and margin >= LEAST_MARGIN / 2
-            and not self._conflicts(i, j)
-        )
-        distinct = self._distinct(i, j, rivals, others) if is_likely else 0.0
-        is_sure = distinct > 0.99 or (
-            margin >= LEAST_MARGIN and distinct >= LEAST_DISTINCT
-        )
         if not is_sure:
             rivals.sort(key=lambda b: -scores[i, b])
             near = [self._twos[b].family.text for b in rivals[:3]]
@@ -385,12 +407,15 @@ class _Assignment:
                 f"the pair; or {', '.join(near)}" if near else "the pair; names differ"
             )
         layout = _likeliest(
-            orders, one, unit.family, len(one.counts), len(unit.family.counts)
+            orders,
+            len(one.counts),
+            len(unit.family.counts),
+            is_turned=turning.is_turned(one.text, unit.family.text),
         )
+        if len(orders) > 1:
+            checks.append("the order of axes; shapes allow others")
         if layout.is_split:
             checks.append("the order within the axis that is divided")
-        elif len(orders) > 1:
-            checks.append("the order of axes; shapes allow others")
         if self._holds_parts(i, j):
             checks.append("the order of the parts that each holds")
         if unit.tail is not None:
@@ -493,26 +518,13 @@ def _prefixes(text: str) -> list[str]:
 
 
 def _likeliest(
-    orders: Sequence[AxisOrder], one: Family, two: Family, first: int, second: int
+    orders: Sequence[AxisOrder], first: int, second: int, *, is_turned: bool
 ) -> AxisOrder:
-    """Return the layout that models usually have, of those that fit.
-
-    A weight of PyTorch is turned around in a kernel; all else stays in order.
-    """
-    kinds = [plain_words(each.text)[-1:] for each in (one, two)]
-    is_turned = {*kinds} == {("weight",), ("kernel",)}
-
-    def rank(order: AxisOrder) -> int:
-        dims = list(order.source[first:])
-        if is_turned:  # [out, in, *window] to [*window, in, out]
-            dims = [*dims[2:], *dims[1::-1]]
-        wanted = [atom for dim in dims for atom in dim]
-        axes = [atom for dim in order.target[second:] for atom in dim]
-        wanted = [atom for atom in wanted if atom in axes]
-        places = [wanted.index(atom) for atom in axes if atom in wanted]
-        return sum(i != place for i, place in enumerate(places))
-
-    return min(orders, key=rank)
+    """Return the layout with axes where models usually have them, of those that fit."""
+    return min(
+        orders,
+        key=lambda each: distance(perm_of(each, first, second), is_turned=is_turned),
+    )
 
 
 def _row(
