@@ -508,6 +508,46 @@ def test_a_function_that_casts_shows_what_it_moves(dtype):
     assert draft.doubtful == tuple(path for path in shapes if path.endswith("q"))
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+def test_a_function_may_add_1_and_cast(dtype):
+    shapes = {f"h.{i}.{name}_norm": np.zeros(7) for i in range(3) for name in "ab"}
+    shapes |= {f"h.{i}.q": np.zeros((9, 7)) for i in range(3)}
+
+    def convert(leaves):
+        for path, leaf in leaves.items():
+            new = path.translate(str.maketrans(".ab", "/ba"))
+            yield new, (leaf + 1 if "norm" in path else leaf.T).astype(dtype)
+
+    draft = ta.draft_migration(abstract(shapes), convert=convert)
+    cast = {} if dtype == jnp.float32 else {"cast": ["float32", jnp.dtype(dtype).name]}
+    assert not draft.doubtful
+    assert draft.migration == ta.Migration(
+        {
+            "h.{l}.{p=a,b}_norm": ("h/{l}/{p=b,a}_norm", {"offset": 1.0} | cast),
+            "h.{l}.q : o i": ("h/{l}/q : i o", cast) if cast else "h/{l}/q : i o",
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        dict,
+        list,
+        iter,
+        lambda pairs: (each for each in pairs),
+        lambda p: dict(p).items(),
+    ],
+)
+def test_a_function_may_return_or_yield_pairs(form):
+    source = abstract({"a.w": np.zeros((5, 7)), "b.w": np.zeros(3)})
+    draft = ta.draft_migration(
+        source, convert=lambda leaves: form([(f"x{p}", a.T) for p, a in leaves.items()])
+    )
+    assert draft.pairs == {"a.w": ("xa.w",), "b.w": ("xb.w",)}
+    assert not draft.doubtful
+
+
 def test_numbers_for_a_function_are_apart_in_16_bits_and_show_an_offset():
     leaves = abstract({f"{i}": np.zeros((1_000,)) for i in range(40)})
     arrays = sides.distinct_numbers(leaves)
@@ -527,6 +567,11 @@ def forget(leaves):
     leaves.pop("w")
 
 
+def fail_late(leaves):
+    yield from leaves.items()
+    raise KeyError("gone")
+
+
 def fail(leaves):
     raise KeyError("gone")
 
@@ -537,9 +582,14 @@ def fail(leaves):
         (write_into, "writes into its input"),
         (forget, "returned None"),
         (fail, "raised KeyError: 'gone'"),
+        (fail_late, "convert=fail_late raised KeyError: 'gone'"),
         (lambda leaves: {}, "no array in what convert= returned, of type dict"),
         (lambda leaves: len, "no array in what convert= returned, of type builtin"),
         (3, "not a function"),
+        (lambda leaves: iter([*leaves.values()]), "returned list_iterator of ndarray"),
+        (lambda leaves: zip("a", "b", strict=True), "returned zip of tuple"),
+        (lambda leaves: [("a", leaves["w"])] * 2, "gave 'a' twice"),
+        (lambda leaves: 3, "returned int"),
     ],
 )
 def test_a_conversion_function_that_cannot_be_read_is_named(convert, text):

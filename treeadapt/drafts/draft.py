@@ -7,7 +7,14 @@ import functools
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    ItemsView,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from typing import Any
 
 import jax
@@ -33,7 +40,9 @@ from treeadapt.drafts.sides import (
     calling,
     distinct_numbers,
     is_flat,
+    is_pair,
     read_side,
+    yielded,
 )
 from treeadapt.drafts.values import Link, find_links, leaf_of, rows_of_links
 from treeadapt.drafts.words import Words, load_words
@@ -73,8 +82,9 @@ def draft_migration(
             and sizes that are different primes makes all rows certain.
         convert: a function that converts the source, in place of numbers. It is called
             once, with distinct numbers (read-only arrays of NumPy, float32) in the form
-            of ``source``: a fresh flat dict of a checkpoint, else a tree like it. What
-            it returns is the target; if there is a ``target``, its names are compared.
+            of ``source``: a fresh flat dict of a checkpoint, else a tree like it. The
+            tree, or the pairs of names and arrays, that it returns or yields are the
+            target; if there is a ``target``, its names are compared.
         synonyms: a file of words that mean the same in names, as the one that comes
             with the library; it is added to that.
 
@@ -124,14 +134,18 @@ def _converted(
     copies = {path: array.copy() for path, array in arrays.items()}
     with calling(convert):
         result = convert(tree)
-    if result is None:
-        raise MigrationError("convert= returned None. It is to return the new tree.")
+        kind, is_lazy = type(result).__name__, isinstance(result, Iterator | ItemsView)
+        if is_lazy:
+            result = [*result]
+    if is_lazy or (isinstance(result, list) and result and all(map(is_pair, result))):
+        result = yielded(result, kind)
+    if result is None or isinstance(result, int | float | complex | str | bytes):
+        raise MigrationError(f"convert= returned {kind}. It is to return the new tree.")
     for path, array in arrays.items():
         if not np.array_equal(_bytes(array), _bytes(copies[path])):
             raise MigrationError(
                 f"convert= wrote into its input, {listing([path])}. Let it copy first."
             )
-    kind = type(result).__name__
     two = read_side(result, one.leaves, f"what convert= returned, of type {kind}")
     if two.arrays is None:
         raise MigrationError("convert= returned shapes. It is to return arrays.")
@@ -175,6 +189,7 @@ def _rows(
     have_common = False
     if has_values:
         rows, have_common = _by_values(one, two, is_distinct=is_distinct)
+        rows += _by_offset(one, two, rows)
     else:
         rows = _equal(one, two)
     proposed, crowded = _by_names(one, two, words, rows)
@@ -336,6 +351,36 @@ def _by_values(
     varied = (own for path, own in origins.items() if not constant[path])
     have_common = have_numbers_in_common(varied)
     return [_with_twins(row, by_path) for row in rows], have_common
+
+
+def _by_offset(one: Side, two: Side, rows: Sequence[DraftRow]) -> Iterator[DraftRow]:
+    """Yield rows of leaves that no row has, if their numbers are 1 more."""
+    ones, twos = (
+        {
+            p: leaf
+            for p, leaf in side.items()
+            if jnp.issubdtype(leaf.dtype, jnp.floating)
+        }
+        for side in _left(one, two, rows)
+    )
+
+    def plus_one(path: str) -> np.ndarray:
+        array = one.array(path)
+        return array.astype(np.promote_types(array.dtype, np.float32)) + 1
+
+    origins, _, constant = find_origins(
+        [functools.partial(plus_one, path) for path in ones],
+        [leaf.dtype for leaf in ones.values()],
+        {path: functools.partial(two.array, path) for path in twos},
+    )
+    sources = [leaf_of(path, leaf.shape) for path, leaf in ones.items()]
+    targets = [leaf_of(path, leaf.shape) for path, leaf in twos.items()]
+    varied = {path: own for path, own in origins.items() if not constant[path]}
+    links = find_links(targets, varied)
+    for row in rows_of_links(sources, targets, links):
+        for each in _by_dtype(dataclasses.replace(row, offset=1.0), one, two):
+            if not _misfit(each, one, two) and _gives(each, one, two):
+                yield each
 
 
 def _with_twins(row: DraftRow, twins: Mapping[str, Sequence[str]]) -> DraftRow:

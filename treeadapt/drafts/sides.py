@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -165,7 +166,7 @@ def _spread(first: int, count: int) -> np.ndarray:
     """
     number = np.arange(first, first + count, dtype=np.uint32)
     block = number // _BLOCK
-    shuffle = block * np.uint32(2_654_435_761)  # another order in each block
+    shuffle = (block + 1) * np.uint32(2_654_435_761)  # another order in each block
     upper = (number % _BLOCK * (shuffle >> 20 | 1) + (shuffle >> 9)) % _BLOCK
     pattern = _FIRST + ((block >> 16) << 27 | upper << 16 | block & 0xFFFF)
     return pattern.astype(np.uint32).view(np.float32)
@@ -206,6 +207,37 @@ def distinct_numbers(leaves: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, An
         array.flags.writeable = False
         arrays[path] = array
     return arrays
+
+
+def yielded(items: list[Any], kind: str) -> Any:
+    """Return what a conversion function yields, as a dict.
+
+    Args:
+        items: what it yields; pairs of names and arrays.
+        kind: what it returned, for messages.
+
+    Raises:
+        MigrationError: they are something else, or one name is there twice.
+    """
+    others = [type(each).__name__ for each in items if not is_pair(each)]
+    if others:
+        raise MigrationError(
+            f"convert= returned {kind} of {others[0]}. It is to return or yield pairs "
+            "(name, array), a dict, or a tree."
+        )
+    counts = Counter(name for name, _ in items)
+    twice = [name for name, count in counts.items() if count > 1]
+    if twice:
+        raise MigrationError(
+            f"convert= gave {listing(twice, limit=3)} twice. Each name is one array."
+        )
+    return dict(items)
+
+
+def is_pair(item: Any) -> bool:
+    """Return whether something is a name with its array."""
+    is_two = isinstance(item, tuple | list) and len(item) == 2
+    return is_two and isinstance(item[0], str) and not isinstance(item[1], str)
 
 
 @contextlib.contextmanager
