@@ -176,3 +176,66 @@ def test_the_error_for_a_class_that_a_state_has_lost_names_the_model(norm):
     tx = ta.freeze(ADAM, norm.bind(model))
     state = nnx.Optimizer(model, tx, wrt=nnx.Param).opt_state
     assert len(jax.tree.leaves(state[0].mu)) == 2
+
+
+# Two arguments in the wrong order: the message says the order, and never the arrays.
+LARGE = {f"layer_{n}": jnp.ones((40, 40)) for n in range(60)}
+STATE = ADAM.init(LARGE)
+RULES = {"**": "fast"}
+
+
+@pytest.mark.parametrize(
+    ("call", "order"),
+    [
+        (lambda: ta.adapt(LARGE), "adapt takes tx alone"),
+        (lambda: ta.freeze(LARGE, ADAM), "freeze takes (tx, where)"),
+        (lambda: ta.freeze("layer_1", ADAM), "freeze takes (tx, where)"),
+        (lambda: ta.per_layer(LARGE, ADAM), "per_layer takes (tx, stacks)"),
+        (lambda: ta.per_layer({"a": 0}, ADAM), "per_layer takes (tx, stacks)"),
+        (lambda: ta.partition(LARGE, {"fast": ADAM}), "{label: transformation}"),
+        (lambda: ta.partition({"fast": LARGE}, RULES), "{label: transformation}"),
+        (
+            lambda: ta.partition(ta.Rules(RULES), {"fast": ADAM}),
+            "partition takes (transforms, rules)",
+        ),
+        (
+            lambda: ta.carry_state(LARGE, ADAM, STATE),
+            "carry_state takes (tx, params, saved)",
+        ),
+        (
+            lambda: ta.carry_state(STATE, LARGE, ADAM),
+            "carry_state takes (tx, params, saved)",
+        ),
+        (
+            lambda: ta.carry_state(ADAM, STATE, LARGE),
+            "carry_state takes (tx, params, saved)",
+        ),
+        (
+            lambda: ta.carry_state(ADAM, ADAM, LARGE),
+            "carry_state takes (tx, params, saved)",
+        ),
+        (
+            lambda: ta.carry_state(ADAM, LARGE, ADAM),
+            "carry_state takes (tx, params, saved)",
+        ),
+        (lambda: ta.opt_state_shardings(LARGE, ADAM), "(tx, params, shardings)"),
+        (lambda: ta.init_sharded(LARGE, ADAM), "(tx, params, shardings)"),
+        (
+            lambda: ta.tree_map_params(LARGE, jnp.sqrt, STATE),
+            "tree_map_params takes (tx, f, state, *trees)",
+        ),
+        (
+            lambda: ta.tree_map_params(ADAM, STATE, jnp.sqrt),
+            "tree_map_params takes (tx, f, state, *trees)",
+        ),
+        (lambda: ta.set_opt_state(LARGE, STATE), "Expected an nnx.Optimizer"),
+        (lambda: ta.tree_get("count", STATE), "No field of the state"),
+        (lambda: ta.FreezeSpec(LARGE), "expected strings"),
+        (lambda: ta.Rules(RULES).where(LARGE), "labels are 'fast'"),
+    ],
+)
+def test_arguments_in_the_wrong_order_are_not_printed(call, order):
+    with pytest.raises(ta.TreeAdaptError) as caught:
+        call()
+    assert order in str(caught.value)
+    assert len(str(caught.value)) < 400

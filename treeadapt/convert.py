@@ -9,6 +9,7 @@ See ``splitting`` for selecting a part of a tree, ``paths`` for naming rules.
 
 from __future__ import annotations
 
+import inspect
 import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,7 +19,7 @@ import jax.tree_util as jtu
 from treeadapt.adapters.registry import current_registry
 from treeadapt.arrays import is_array
 from treeadapt.errors import StructureMismatchError
-from treeadapt.names import SHOWN, Mismatch
+from treeadapt.names import SHOWN, Mismatch, shorten
 from treeadapt.trees.views import TreeView, take_apart, view_nested, view_tree
 
 _MISSING = object()
@@ -210,6 +211,19 @@ def describe(leaf: Any) -> str:
         name = type(leaf).__name__
         return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
     return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+
+
+def describe_argument(value: Any) -> str:
+    """Write an argument that is in the wrong place, without reading an array.
+
+    Example:
+        >>> describe_argument("encoder"), describe_argument({"w": [1.0]})
+        ("'encoder'", 'a dict')
+    """
+    is_short = isinstance(value, str | numbers.Number | type) or (
+        value is None or inspect.isroutine(value)
+    )
+    return shorten(repr(value), limit=100) if is_short else describe(value)
 
 
 def _align(view: TreeView, state: Any) -> tuple[list[Any], list[str]]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from treeadapt.arrays import is_array
 from treeadapt.errors import FreezeError, SelectorError
-from treeadapt.names import Speller, fold, plural, section
+from treeadapt.names import Speller, fold, plural, section, shorten
 from treeadapt.selection import files
 from treeadapt.selection.answers import Answers
 from treeadapt.selection.leaves import Leaves
@@ -201,7 +201,7 @@ def _strings(name: str, value: Any) -> tuple[str, ...]:
     ):
         raise SelectorError(
             f"FreezeSpec({name}=): expected strings, so that the spec can be saved; "
-            f"got {value!r}. For a class write the pattern '**/<Name>'."
+            f"got {shorten(repr(value))}. For a class write the pattern '**/<Name>'."
         )
     return tuple(str.__str__(text) for text in texts)
 

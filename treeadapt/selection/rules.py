@@ -235,7 +235,9 @@ class Rules(RuleTable):
             labels = [value for value in values[:-1] if value is not MISSING]
             texts = ", ".join(dict.fromkeys(map(repr, labels)))
             known_ones = f"labels are {texts}" if texts else "there are no rules"
-            raise RulesError(f"No rule gives the label {label!r}; {known_ones}.")
+            raise RulesError(
+                f"No rule gives the label {shorten(repr(label))}; {known_ones}."
+            )
         return Where(self, label)
 
     def bind(self, tree: Any) -> BoundRules:

@@ -138,7 +138,7 @@ def place_state(
     Returns:
         The abstract state, and one place a leaf.
     """
-    with_extra_args(tx)  # refuses what is not a transformation
+    with_extra_args(tx, "The order is (tx, params, shardings)")
     view = view_params(fast_params(params))
     placed = _placed_params(view, fast_params(shardings))
     everywhere = _everywhere(placed)

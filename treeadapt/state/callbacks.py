@@ -17,12 +17,14 @@ import jax.numpy as jnp
 import optax
 
 from treeadapt.arrays import is_array
+from treeadapt.convert import describe_argument
 from treeadapt.errors import StructureMismatchError, TransformError
 from treeadapt.layers.region import read_key
 from treeadapt.names import listing, plural
 from treeadapt.optax_fields import STORED_FIELDS
 from treeadapt.state.fields import tree_get
 from treeadapt.state.state_map import holds, map_state
+from treeadapt.transforms.adapt import with_extra_args
 from treeadapt.transforms.flat import FlatDict, require_trained
 from treeadapt.trees.views import TreeView, view_tree
 
@@ -168,7 +170,8 @@ def tree_map_params(
 
     Raises:
         StructureMismatchError: a tree has no leaf for a parameter in the state.
-        TransformError: ``tx`` refuses Optax's placeholder (line searches do) and no
+        TransformError: ``tx`` is not a transformation or ``f`` not a function; or
+            ``tx`` refuses Optax's placeholder (line searches do) and no
             tree was passed that gives the paths of the params.
 
     Example:
@@ -179,6 +182,12 @@ def tree_map_params(
         >>> tree_map_params(tx, lambda leaf, spec: spec, tx.init(params), specs)
         PartitionState(inner_states={'a': TraceState(trace={'w': 'spec of w'})})
     """
+    order = "tree_map_params takes (tx, f, state, *trees)"
+    with_extra_args(tx, order)
+    if not callable(f):
+        raise TransformError(
+            f"Expected a function of a leaf; got {describe_argument(f)}. {order}."
+        )
     view, leaves = _named(state, is_leaf)
     named = [_named(tree, is_leaf, none_too=True) for tree in trees]
     by_path = [

@@ -19,12 +19,12 @@ import numpy as np
 
 from treeadapt.arrays import is_array, is_inexact
 from treeadapt.convert import describe
-from treeadapt.errors import CheckpointError, MigrationError
+from treeadapt.errors import CheckpointError, MigrationError, TransformError
 from treeadapt.layers.region import read_key
 from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.running import converted, is_lost
 from treeadapt.names import listing
-from treeadapt.optax_fields import STORED_FIELDS
+from treeadapt.optax_fields import STORED_FIELDS, is_state_class
 from treeadapt.paths import unboxed
 from treeadapt.selection.selectors import select
 from treeadapt.state.fields import can_hold, numpy_values
@@ -49,7 +49,7 @@ from treeadapt.state.state_map import (
     map_state,
     view_init,
 )
-from treeadapt.transforms.adapt import with_extra_args
+from treeadapt.transforms.adapt import is_transformation, with_extra_args
 from treeadapt.transforms.flat import fast_params, trained
 from treeadapt.trees.views import TreeView, view_tree
 
@@ -122,7 +122,7 @@ def carry_state(
         MigrationError: ``migration`` is a table and not a ``Migration``, or gives two
             leaves one name.
         PathCollisionError: two leaves of a state have the same path.
-        TransformError: ``tx`` is not a transformation.
+        TransformError: ``tx`` is not a transformation, or is in another place.
 
     Example:
         >>> from treeadapt.transforms.partition import partition
@@ -149,7 +149,14 @@ def carry_state(
             f"migration= expects a ta.Migration, and got {describe(migration)}. Write "
             "migration=ta.Migration(table)."
         )
-    tx = with_extra_args(tx)
+    order = "carry_state takes (tx, params, saved)"
+    tx = with_extra_args(tx, order)
+    for name, tree in (("params", params), ("saved", saved)):
+        if is_transformation(tree) or (name == "params" and _is_state(tree)):
+            raise TransformError(
+                f"Got {describe(tree)} as {name}. {order}: the transformation, the "
+                "params, and the earlier state."
+            )
     is_abstract = _first_abstract(view_tree(params)) is not None
     try:
         new = view_init(tx, params)
@@ -203,6 +210,12 @@ def carry_state(
     if not is_abstract and any(row.source is None or row.piece.along for row in rows):
         new = view_tree(tx.init(params))
     return new.rebuild(_filled(new.leaves, table)), report
+
+
+def _is_state(tree: Any) -> bool:
+    """Return whether a tree is a state of Optax, or of a chain."""
+    parts = tree if type(tree) is tuple else (tree,)
+    return any(is_state_class(type(part)) for part in parts)
 
 
 def _take_all(table: Table, *, cast: bool) -> None:

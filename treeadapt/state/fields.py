@@ -473,6 +473,6 @@ def _nothing_message(name: Any, parts: Iterable[_Part]) -> str:
     near = Speller().nearest(str(name), dict.fromkeys(names), count=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     return (
-        f"No field of the state is called {name!r}{hint}. There are "
+        f"No field of the state is called {shorten(repr(name))}{hint}. There are "
         f"{listing(dict.fromkeys(names)) or 'none'}. Parameters are not searched."
     )

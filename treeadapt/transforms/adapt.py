@@ -23,6 +23,7 @@ import optax
 
 from treeadapt import _jax
 from treeadapt.arrays import is_array, is_number
+from treeadapt.convert import describe_argument
 from treeadapt.errors import CollectionWarning, TransformError, TreeAdaptError
 from treeadapt.names import listing
 from treeadapt.selection.whole import WholeTree, whole_of, whole_tree
@@ -39,6 +40,7 @@ from treeadapt.transforms.flat import (
     trained,
     view_params,
 )
+from treeadapt.transforms.stale import explained_state
 from treeadapt.transforms.unlifted import (
     code_of,
     functions_asked,
@@ -95,7 +97,7 @@ def adapt(tx: Any) -> optax.GradientTransformationExtraArgs:
         >>> jax.tree.structure(updates)
         PyTreeDef({'net': (*, None)})
     """
-    inner = with_extra_args(tx)
+    inner = with_extra_args(tx, "adapt takes tx alone: adapt(tx).init(params)")
     adapted = run_flat(
         inner,
         lambda whole, params: inner.init(params),
@@ -122,8 +124,12 @@ class _AdaptedMultiSteps(optax.GradientTransformationExtraArgs):
         return self
 
 
-def with_extra_args(tx: Any) -> optax.GradientTransformationExtraArgs:
+def with_extra_args(tx: Any, order: str = "") -> optax.GradientTransformationExtraArgs:
     """Return ``tx`` as a transformation that takes, or ignores, extra arguments.
+
+    Args:
+        tx: what the caller passed.
+        order: says which arguments the caller's function takes, for the message.
 
     Raises:
         TransformError: it is not a transformation.
@@ -133,8 +139,9 @@ def with_extra_args(tx: Any) -> optax.GradientTransformationExtraArgs:
         return optax.GradientTransformationExtraArgs(tx.init, tx.update)
     if not is_transformation(tx):
         raise TransformError(
-            f"Expected an Optax transformation such as optax.adam(1e-3); got {tx!r}, "
-            "which lacks init/update."
+            "Expected an Optax transformation such as optax.adam(1e-3); got "
+            f"{describe_argument(tx)}, which lacks init/update."
+            f"{f' {order}.' if order else ''}"
         )
     return optax.with_extra_args_support(tx)
 
@@ -204,11 +211,13 @@ def run_flat(
         flat_args = flat_extra(extra, keys, grads, view)
         # Params of other classes than those of init have lost what a selector names.
         strict = view is not None and not view.plan.holes
+        like = flat_updates if shown is None else shown
         with (
             whole_tree(
                 view or grads, strict=strict, is_params=view is not None
             ) as whole,
             _explained(parts, flat_updates),
+            explained_state(state, functools.partial(init_flat, whole), like),
         ):
             new, new_state = update_flat(whole, flat_updates, state, shown, flat_args)
         return put_updates(grads, new, view), keep_dtypes(state, new_state)

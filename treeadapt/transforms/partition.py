@@ -19,7 +19,7 @@ from typing import Any
 import optax
 
 from treeadapt.arrays import is_array
-from treeadapt.convert import describe
+from treeadapt.convert import describe, describe_argument
 from treeadapt.errors import PathCollisionError, RulesError, TransformError
 from treeadapt.layers.keys import boxes
 from treeadapt.layers.region import Region, put
@@ -80,7 +80,8 @@ def partition(
     Raises:
         TransformError: a label has no transformation (raised by ``init``, with
             paths), no rule leads to a transformation, ``"frozen"`` has one, labels
-            cannot be sorted together, or ``rules`` is a label tree.
+            cannot be sorted together, or ``rules`` is a label tree; or (by ``update``)
+            the state is one of other rules, which ``carry_state`` takes over.
         UnmatchedPathError: (by ``init``) a leaf that trains has no label.
         UnusedRuleError: (by ``init``) a pattern matches no array.
 
@@ -138,7 +139,7 @@ def freeze(
         >>> updates["a"], list(state[0].mu)
         (Array([-0.], dtype=float32), ['b'])
     """
-    inner = with_extra_args(tx)
+    inner = with_extra_args(tx, "freeze takes (tx, where)")
     selector = as_selector(where)
     check_choice("unused", unused, ("error", "ignore"))
     return _run_groups(
@@ -357,6 +358,8 @@ def update_groups(
             )
         return new, state
 
+    if gone := state.keys() - groups.keys():
+        raise KeyError(*gone)  # nothing would return their state
     with in_force(whole):
         ran = {x: run(tx, group, state[x]) for x, (tx, group) in groups.items()}
     new = _joined_updates([new for new, _ in ran.values()])
@@ -435,15 +438,16 @@ def _no_rules(rules: Any) -> TransformError:
 def _check_labels(transforms: Mapping[Hashable, Any]) -> None:
     if not isinstance(transforms, Mapping):
         raise TransformError(
-            "partition expects a mapping {label: transformation}, got a "
-            f"{type(transforms).__name__}. For one transformation use treeadapt.adapt."
+            "partition expects a mapping {label: transformation}, got "
+            f"{describe(transforms)}. partition takes (transforms, rules); for one "
+            "transformation use treeadapt.adapt."
         )
     for label, tx in transforms.items():
         if not is_transformation(tx):
             raise TransformError(
-                f"The transformation of {label!r} is {tx!r:.100}, which lacks "
-                "init/update. partition takes {label: transformation} and then the "
-                'rules: partition({"fast": optax.adam(1e-3)}, {"**": "fast"}).'
+                f"The transformation of {label!r} is {describe_argument(tx)}, which "
+                "lacks init/update. partition takes {label: transformation} and then "
+                'the rules: partition({"fast": optax.adam(1e-3)}, {"**": "fast"}).'
             )
     if FROZEN in transforms:
         raise TransformError(

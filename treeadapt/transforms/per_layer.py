@@ -101,7 +101,7 @@ def per_layer(tx: Any, stacks: Any) -> optax.GradientTransformationExtraArgs:
         >>> muon.mu["blocks/kernel"].shape, muon.count.shape
         ((12, 8, 8), ())
     """
-    inner = with_extra_args(tx)
+    inner = with_extra_args(tx, "per_layer takes (tx, stacks)")
     known = Stacks(stacks)
     keys = [key for key, axis in known.data.items() if axis is not None]
     rest = "none" if "" in keys else ""

@@ -1,0 +1,220 @@
+"""A state of other rules, params or classes is refused, and the error says why."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import optax
+import pytest
+from transformations import CASES
+
+import treeadapt as ta
+
+pytestmark = pytest.mark.usefixtures("standard_promotion")
+
+PARAMS = {name: jnp.ones((2, 2)) for name in "abc"}
+RULES = {"a": "s", "b": "f", "c": "frozen"}
+ADAM = optax.adam(0.1)
+
+
+def partition(rules, tx=ADAM):
+    labels = {"s", "f", "n"} & set(rules.values())
+    return ta.partition(dict.fromkeys(labels, tx), rules)
+
+
+OLD = partition(RULES).init(PARAMS)
+REMEDY = "state, report = treeadapt.carry_state(tx, params, state)"
+
+
+@pytest.mark.parametrize(
+    ("rules", "lines"),
+    [
+        (
+            RULES | {"b": "n"},
+            [
+                "group 'n' has no state",
+                "group 'f' has a state, and no transformation",
+            ],
+        ),
+        (RULES | {"c": "f"}, ["'c' has no state in group 'f'"]),
+        (RULES | {"c": "n"}, ["group 'n' has no state"]),
+        (
+            RULES | {"a": "frozen"},
+            ["group 's' has a state, and no transformation"],
+        ),
+        (
+            {"a": "f", "b": "s", "c": "frozen"},
+            [
+                "'a' has no state in group 'f'",
+                "'b' has a state in group 'f', and is not in it",
+                "'b' has no state in group 's'",
+                "'a' has a state in group 's', and is not in it",
+            ],
+        ),
+        (
+            {"a": "s", "b": "frozen", "c": "f"},
+            [
+                "'c' has no state in group 'f'",
+                "'b' has a state in group 'f', and is not in it",
+            ],
+        ),
+    ],
+    ids=["renamed", "thawed", "new", "gone", "swapped", "frozen"],
+)
+@pytest.mark.parametrize("mode", ["eager", "jit"])
+def test_a_state_of_other_rules_is_refused_and_then_carried(rules, lines, mode):
+    tx = partition(rules)
+    update = jax.jit(tx.update) if mode == "jit" else tx.update
+    with pytest.raises(ta.TransformError) as caught:
+        update(PARAMS, OLD, PARAMS)
+    title, *rows, remedy = str(caught.value).splitlines()
+    assert title == "The state is not one of this optimizer and these rules:"
+    assert sorted(row.strip() for row in rows) == sorted(lines)
+    assert REMEDY in remedy
+    state, _ = ta.carry_state(tx, PARAMS, OLD)
+    update(PARAMS, state, PARAMS)
+
+
+def test_groups_without_moments_have_states_too():
+    tx = partition(RULES | {"b": "n"}, optax.sgd(0.1))
+    with pytest.raises(ta.TransformError, match="group 'n' has no state"):
+        tx.update(PARAMS, partition(RULES, optax.sgd(0.1)).init(PARAMS), PARAMS)
+
+
+def test_layers_that_go_to_another_group_are_named():
+    params = {"blocks": jnp.ones((4, 3))}
+
+    def split(first):
+        table = {f"blocks/{{0..{first}}}": "s", "**": "f"}
+        return partition_of(ta.Rules(table, stacks={"blocks": 0}))
+
+    def partition_of(rules):
+        return ta.partition({"s": ADAM, "f": ADAM}, rules)
+
+    with pytest.raises(ta.TransformError, match=r"blocks/\{0..2\}' has no state in"):
+        split(2).update(params, split(0).init(params), params)
+
+
+@pytest.mark.parametrize(
+    ("tx", "state", "line"),
+    [
+        (ta.freeze(ADAM, "a"), ta.freeze(ADAM, "b").init(PARAMS), "'b' has no state"),
+        (
+            ta.freeze(ADAM, "a"),
+            ta.adapt(ADAM).init(PARAMS),
+            "'a' has a state, and is frozen or gone",
+        ),
+        (
+            ta.adapt(ADAM),
+            ta.adapt(ADAM).init({"a": PARAMS["a"], "z": PARAMS["b"]}),
+            "'z' has a state, and is frozen or gone",
+        ),
+        (
+            ta.adapt(ADAM),
+            ta.adapt(ADAM).init(PARAMS | {"a": jnp.ones((3, 2))}),
+            "the state of 'a' has float32[3,2] in place of float32[2,2]",
+        ),
+        (
+            ta.adapt(optax.masked(ADAM, {"a": True, "b": False, "c": True})),
+            ta.adapt(optax.masked(ADAM, {"a": True, "b": True, "c": True})).init(
+                PARAMS
+            ),
+            "'b' has a state, and is frozen or gone",
+        ),
+        (
+            ta.per_layer(ADAM, {"a": 0}),
+            ta.per_layer(ADAM, {"b": 0}).init(PARAMS),
+            "'a' has no state",
+        ),
+        (
+            partition(RULES),
+            {"inner_states": dict(OLD.inner_states)},
+            "the state has a dict in place of a PartitionState",
+        ),
+        (
+            partition(RULES),
+            OLD._replace(inner_states={"f": [{"mu": 0}, ()], "s": ()}),
+            "the state in group 'f' has a dict in place of a ScaleByAdamState",
+        ),
+    ],
+    ids=["freeze", "thaw", "adapt", "shape", "masked", "layers", "plain", "read"],
+)
+def test_other_wrappers_and_states_read_without_their_classes(tx, state, line):
+    with pytest.raises(ta.TransformError) as caught:
+        tx.update(PARAMS, state, PARAMS)
+    assert f"  {line}\n" in str(caught.value)
+    assert REMEDY in str(caught.value)
+
+
+# A learning rate, and a random key, belong to no leaf.
+WITHOUT_PARAMS = {"noise", "polyak", "reduce_on_plateau"}
+
+
+def names_params(state):
+    keys = [keys for keys, _ in jtu.tree_leaves_with_path(state)]
+    return any(
+        isinstance(key, jtu.DictKey) and key.key == "c" for k in keys for key in k
+    )
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_no_transformation_takes_a_state_that_lacks_a_leaf(case):
+    rules = {"a": "s", "b": "f", "c": "f"}
+    old, new = (partition(r, case.make()) for r in (rules, rules | {"c": "s"}))
+    params = PARAMS
+    if case.lookahead:
+        params = optax.LookaheadParams(PARAMS, PARAMS)
+    extra = {
+        "value": jnp.float32(1),
+        "grad": PARAMS,
+        "value_fn": lambda flat: sum(map(jnp.sum, flat.values())),
+        "grad_fn": lambda flat, *_: flat,
+        "obj_fn": lambda flat: sum(map(jnp.sum, flat.values())),
+    }
+    extra = {name: extra[name] for name in case.extra}
+
+    def step(params):
+        state = old.init(params)
+        old.update(PARAMS, state, params, **extra)
+        return new.update(PARAMS, state, params, **extra)
+
+    if case.name in WITHOUT_PARAMS:
+        assert not names_params(jax.eval_shape(old.init, params))
+        jax.eval_shape(step, params)
+        return
+    with pytest.raises(ta.TransformError, match="carry_state"):
+        jax.eval_shape(step, params)
+
+
+def test_an_error_of_the_caller_stays_what_it_is():
+    def value_fn(params):
+        raise ZeroDivisionError("mine")
+
+    tx = partition(RULES, optax.lbfgs())
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        tx.update(
+            PARAMS,
+            tx.init(PARAMS),
+            PARAMS,
+            value=jnp.float32(1),
+            grad=PARAMS,
+            value_fn=value_fn,
+        )
+
+
+def test_what_a_monitor_measured_is_not_of_other_rules():
+    def measure(updates):
+        if len(calls) > 1:
+            raise ZeroDivisionError("mine")
+        calls.append(1)
+        return {"of a": updates["a"].sum()}
+
+    calls = [1]
+    tx = ta.adapt(optax.chain(optax.monitor({"sums": measure}), ADAM))
+    state = tx.init(PARAMS)
+    calls.clear()
+    _, state = tx.update(PARAMS, state, PARAMS)
+    calls.append(1)
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        tx.update(PARAMS, state, PARAMS)

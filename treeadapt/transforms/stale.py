@@ -1,0 +1,124 @@
+"""States of other rules: what is unlike when an update fails on its state.
+
+A state that was made by other rules, another optimizer or for other params fails deep
+inside Optax, with an error that names neither. Only then the state that ``init`` would
+make is computed, abstractly, and compared; an update that works costs nothing.
+See ``state.carry_state`` for the way from one to the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from treeadapt.arrays import is_array
+from treeadapt.convert import describe
+from treeadapt.errors import TransformError, TreeAdaptError
+from treeadapt.names import fold, section
+
+
+@contextlib.contextmanager
+def explained_state(
+    state: Any, init: Callable[[Any], Any], flat: Any
+) -> Iterator[None]:
+    """Say what is unlike if what runs inside fails on a state that is not its own.
+
+    Args:
+        state: that the update was given.
+        init: makes a state for a flat dict.
+        flat: the flat dict of the params, or of updates like them.
+
+    Raises:
+        TransformError: the update failed, and ``init`` makes another state.
+    """
+    try:
+        yield
+    except TreeAdaptError:
+        raise
+    except Exception as error:
+        lines = [*fold(_unlike_fresh(state, init, flat))]
+        if not lines:
+            raise
+        rows = section("The state is not one of this optimizer and these rules:", lines)
+        rows.append(
+            "A state of earlier rules goes on here: state, report = "
+            "treeadapt.carry_state(tx, params, state), with the whole optimizer as tx."
+        )
+        raise TransformError("\n".join(rows)) from error
+
+
+def _unlike_fresh(state: Any, init: Callable[[Any], Any], flat: Any) -> list[str]:
+    """Return what of a state is unlike what ``init`` makes; nothing if that fails."""
+    try:
+        expected = jax.eval_shape(init, flat)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return []  # such as a mask that reads values
+        return []
+    return list(dict.fromkeys(_unlike(state, expected)))
+
+
+def _unlike(old: Any, new: Any, group: str = "", name: str = "") -> Iterator[str]:
+    """Yield a line for each place where a state is not like a new one.
+
+    Args:
+        old: the state, or a part of it.
+        new: the same of the one that ``init`` makes.
+        group: words that name the group that it belongs to.
+        name: the last key of a dict above it.
+    """
+    masks = [isinstance(node, optax.MaskedNode) for node in (old, new)]
+    if any(masks):
+        if not all(masks):
+            yield _lacking(name, group) if masks[0] else _surplus(name, group)
+    elif isinstance(new, optax.transforms.PartitionState) and hasattr(
+        old, "inner_states"
+    ):
+        groups, others = new.inner_states, old.inner_states
+        yield from (f"group {x!r} has no state" for x in groups if x not in others)
+        yield from (
+            f"group {x!r} has a state, and no transformation"
+            for x in others
+            if x not in groups
+        )
+        for label in groups:
+            if label in others:
+                yield from _unlike(
+                    others[label], groups[label], f" in group {label!r}", name
+                )
+    elif isinstance(new, Mapping) and isinstance(old, Mapping):
+        yield from (_lacking(key, group) for key in new if key not in old)
+        # What measures fills a dict that is empty at first.
+        yield from (_surplus(key, group) for key in old if new and key not in new)
+        for key in new:
+            if key in old:
+                yield from _unlike(old[key], new[key], group, key)
+    elif hasattr(new, "_fields") and all(hasattr(old, x) for x in new._fields):
+        for field in new._fields:
+            yield from _unlike(getattr(old, field), getattr(new, field), group, name)
+    elif _is_plain(new) and _is_plain(old) and len(old) == len(new):
+        for one, two in zip(old, new, strict=True):
+            yield from _unlike(one, two, group, name)
+    elif isinstance(new, Mapping | tuple | list) or (
+        is_array(new) and is_array(old) and np.shape(old) != np.shape(new)
+    ):
+        whose = f" of {name!r}" if name else ""
+        yield f"the state{whose}{group} has {describe(old)} in place of {describe(new)}"
+
+
+def _lacking(name: Any, group: str) -> str:
+    return f"{name!r} has no state{group}"
+
+
+def _surplus(name: Any, group: str) -> str:
+    why = "is not in it" if group else "is frozen or gone"
+    return f"{name!r} has a state{group}, and {why}"
+
+
+def _is_plain(node: Any) -> bool:
+    """Return whether a node is a tuple or list without names."""
+    return isinstance(node, tuple | list) and not hasattr(node, "_fields")
