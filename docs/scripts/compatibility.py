@@ -777,8 +777,9 @@ def _layers(layers: Mapping[str, tuple[str, str]]) -> Iterator[str]:
     for name, (_, text) in layers.items():
         if text.startswith(REFUSES):
             reasons.setdefault(text.rpartition(": ")[2], []).append(name)
-    yield "## What `per_layer` refuses, and why"
-    yield "\n".join(f"- {_code(names)}: {why}" for why, names in reasons.items())
+    if reasons:
+        yield "## What `per_layer` refuses, and why"
+        yield "\n".join(f"- {_code(names)}: {why}" for why, names in reasons.items())
 
 
 def is_same(text: str) -> bool:
