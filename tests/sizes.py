@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable
 from typing import Any, TypeVar
 
@@ -47,7 +48,7 @@ def crossed(
     Elsewhere a row meets each ``step``-th column, and the next row those next to them,
     so every row and every column is in some pair. A quick run takes half of those.
     """
-    columns = list(columns)
+    rows, columns = list(rows), list(columns)
     step = full(1, min(2 * step if QUICK else step, len(columns)))
     return [
         (row, column)
@@ -55,3 +56,9 @@ def crossed(
         for j, column in enumerate(columns)
         if (i + j) % step == 0
     ]
+
+
+def grid(rows: Iterable[Any], columns: Iterable[Any], step: int = 2) -> list[Any]:
+    """Each row with each column; all but those of ``crossed`` in ``make test-slow``."""
+    rows, columns = list(rows), list(columns)
+    return slow_but(crossed(rows, columns, step), itertools.product(rows, columns))

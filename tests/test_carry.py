@@ -476,9 +476,14 @@ def test_an_unchanged_state_is_carried_whole_whatever_its_names(name, kind):
         assert all(one is two or np.array_equal(one, two) for one, two in pairs)
 
 
-@pytest.mark.parametrize("name", ["adam", "inject", "MultiSteps", "muon", "trace"])
-@pytest.mark.parametrize("kind", NASTY)
-@pytest.mark.parametrize("renames", [False, True])
+@pytest.mark.parametrize(
+    ("name", "kind", "renames"),
+    some(
+        itertools.product(
+            ["adam", "inject", "MultiSteps", "muon", "trace"], NASTY, [False, True]
+        )
+    ),
+)
 def test_groups_of_such_names_are_carried_into_others(name, kind, renames):
     params, old = nasty(), NASTY[kind](MORE[name]).init(nasty())
     same = ta.Migration({"{path:**}": "{path}"}) if renames else None

@@ -286,7 +286,7 @@ def numbers(count: int, params: Any, *, scale: float) -> Any:
     return {**grads, "w": grads["w"] / scale}
 
 
-@pytest.mark.parametrize("name", SCALED)
+@pytest.mark.parametrize("name", some(SCALED))
 def test_the_powers_of_a_scale_are_those_that_optax_shows(name):
     tx = SCALED[name]
     params = {"w": jnp.linspace(1.0, 2.0, 6).reshape(2, 3), "b": jnp.ones(3)}

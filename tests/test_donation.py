@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
+from sizes import grid
 
 import treeadapt as ta
 
@@ -24,8 +25,7 @@ MAKERS = {
 RULES = {"a": "a", "**": "b"}
 
 
-@pytest.mark.parametrize("maker", MAKERS)
-@pytest.mark.parametrize("name", ALIASING)
+@pytest.mark.parametrize(("name", "maker"), grid(ALIASING, MAKERS, 3))
 def test_params_and_state_are_donated_at_the_first_step(name, maker):
     params = {"a": {"w": jnp.ones(3)}, "b": jnp.ones(2)}
     tx = MAKERS[maker](ALIASING[name]())

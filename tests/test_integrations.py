@@ -24,7 +24,7 @@ from flax import nnx
 from flax.core import FrozenDict
 from flax.training.train_state import TrainState
 from haiku.data_structures import to_immutable_dict
-from sizes import slow_but
+from sizes import grid, slow_but
 
 import treeadapt as ta
 
@@ -124,11 +124,12 @@ class Linen(nn.Module):
         return nn.Dense(1)(nn.relu(nn.Dense(4)(x)))
 
 
-@pytest.mark.parametrize("container", [dict, FrozenDict])
-@pytest.mark.parametrize(
-    "case", [decayed("kernel"), grouped("Dense_0")], ids=["adapt", "partition"]
-)
-def test_flax_train_state(container, case):
+LINEN = {"adapt": decayed("kernel"), "partition": grouped("Dense_0")}
+
+
+@pytest.mark.parametrize(("name", "container"), grid(LINEN, [dict, FrozenDict]))
+def test_flax_train_state(name, container):
+    case = LINEN[name]
     net = Linen()
     params = container(net.init(jax.random.key(0), XS)["params"])
 
@@ -255,15 +256,17 @@ def brax_loss(params: Any, xs: jax.Array, ys: jax.Array) -> jax.Array:
 
 
 # Brax calls update without params, so no weight decay here.
-BRAX = (
-    Case(ta.adapt(optax.adam(0.1)), lambda flat: optax.adam(0.1)),
-    grouped("policy/params/Dense_0"),
+BRAX = {
+    "adapt": Case(ta.adapt(optax.adam(0.1)), lambda flat: optax.adam(0.1)),
+    "partition": grouped("policy/params/Dense_0"),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "container"), grid(BRAX, [PPONetworkParams, AgentTuple])
 )
-
-
-@pytest.mark.parametrize("container", [PPONetworkParams, AgentTuple])
-@pytest.mark.parametrize("case", BRAX, ids=["adapt", "partition"])
-def test_brax_gradient_update_fn(container, case):
+def test_brax_gradient_update_fn(name, container):
+    case = BRAX[name]
     params = brax_params(container)
     update = jax.jit(gradient_update_fn(brax_loss, case.tx, pmap_axis_name=None))
     found, state = params, case.tx.init(params)
@@ -337,12 +340,15 @@ def eqx_loss(model: Any) -> jax.Array:
     return squares(jax.vmap(model))
 
 
-EQUINOX = (decayed("weight"), grouped("hidden"))
+EQUINOX = {"adapt": decayed("weight"), "partition": grouped("hidden")}
 
 
-@pytest.mark.parametrize("apply", [ta.apply_updates, eqx.apply_updates])
-@pytest.mark.parametrize("case", EQUINOX, ids=["adapt", "partition"])
-def test_equinox_loop_with_the_raw_model(case, apply):
+@pytest.mark.parametrize(
+    ("name", "apply"), grid(EQUINOX, [ta.apply_updates, eqx.apply_updates])
+)
+def test_equinox_loop_with_the_raw_model(name, apply):
+    case = EQUINOX[name]
+
     @eqx.filter_jit
     def step(model, state):
         grads = eqx.filter_grad(eqx_loss)(model)
@@ -359,7 +365,7 @@ def test_equinox_loop_with_the_raw_model(case, apply):
     assert_same(model, by_hand(case.plain, eqx_model(), eqx_loss))
 
 
-@pytest.mark.parametrize("case", EQUINOX, ids=["adapt", "partition"])
+@pytest.mark.parametrize("case", EQUINOX.values(), ids=EQUINOX)
 def test_equinox_loop_with_filtered_params(case):
     """Today's advice, ``eqx.partition`` and ``eqx.combine``, still works."""
     params, static = eqx.partition(eqx_model(), eqx.is_inexact_array)
@@ -423,9 +429,11 @@ def test_equinox_line_search_with_a_frozen_leaf():
 # --- Haiku ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mapping", [dict, to_immutable_dict])
-@pytest.mark.parametrize("tx", [optax.adam(0.1), optax.sm3(0.1)], ids=["adam", "sm3"])
-def test_haiku(mapping, tx):
+@pytest.mark.parametrize(
+    ("name", "mapping"), grid(["adam", "sm3"], [dict, to_immutable_dict])
+)
+def test_haiku(name, mapping):
+    tx = getattr(optax, name)(0.1)
     net = hk.without_apply_rng(hk.transform(lambda xs: hk.nets.MLP([4, 1])(xs)))
     params = mapping(net.init(jax.random.key(0), XS))
 
@@ -510,7 +518,7 @@ def test_optax_wrappers(name, where, groups):
 # --- JAX's own loops ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", EQUINOX, ids=["adapt", "partition"])
+@pytest.mark.parametrize("case", EQUINOX.values(), ids=EQUINOX)
 def test_scan_over_steps(case):
     params, static = eqx.partition(eqx_model(), eqx.is_inexact_array)
 
@@ -532,7 +540,7 @@ def seeds() -> jax.Array:
     return jnp.array([0, 1])
 
 
-@pytest.mark.parametrize("case", EQUINOX, ids=["adapt", "partition"])
+@pytest.mark.parametrize("case", EQUINOX.values(), ids=EQUINOX)
 def test_vmap_over_an_ensemble_of_raw_models(case):
     ensemble = eqx.filter_vmap(eqx_model)(seeds())
 
@@ -549,7 +557,7 @@ def test_vmap_over_an_ensemble_of_raw_models(case):
     assert_members(ensemble, case.plain)
 
 
-@pytest.mark.parametrize("case", EQUINOX, ids=["adapt", "partition"])
+@pytest.mark.parametrize("case", EQUINOX.values(), ids=EQUINOX)
 def test_vmap_over_an_ensemble_of_split_models(case):
     ensemble = eqx.filter_vmap(eqx_model)(seeds())
     params, rest = ta.split(ensemble)

@@ -13,12 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from click.testing import CliRunner
+from command import run
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import treeadapt as ta
-from treeadapt.cli.commands import app
 from treeadapt.migrations import running
 from treeadapt.migrations.plan import explanation
 
@@ -380,8 +379,7 @@ def test_what_was_dropped_comes_back_through_files(tmp_path):
         (["--migration", str(table), "--reverse", "--target", str(source)], {*MASKED}),
         (["--migration", str(again), "--target", str(source)], {*MASKED}),
     ):
-        result = CliRunner().invoke(app, [*command, *options])
-        assert result.exit_code == 0, result.output
+        run(*command, *options)
         found = ta.to_flat_dict(ta.load(tmp_path / "c.safetensors"))
         assert found.keys() == paths
         for leaves in (found, loaded):
@@ -389,9 +387,8 @@ def test_what_was_dropped_comes_back_through_files(tmp_path):
                 np.testing.assert_array_equal(leaves[path], MASKED[path], strict=True)
     ta.save(tmp_path / "a.schema.toml", MASKED)
     options = ["--reverse", "--target", str(tmp_path / "a.schema.toml")]
-    result = CliRunner().invoke(app, [*command, "--migration", str(table), *options])
-    assert result.exit_code == 2
-    assert "no target has any" in result.output
+    text = run(*command, "--migration", table, *options, code=2)
+    assert "no target has any" in text
 
 
 def test_what_new_adds_and_what_is_dropped_change_places():

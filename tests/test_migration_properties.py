@@ -29,8 +29,8 @@ from sizes import full
 import treeadapt as ta
 
 EXAMPLES = settings.default.max_examples
-#: Ten times as many in the full profile: 20,000. Half of them elsewhere: they are slow.
-at_length = settings(max_examples=full(EXAMPLES * 10, EXAMPLES // 2))
+#: Ten times as many in the full profile: 20,000. Elsewhere a third: they are slow.
+at_length = settings(max_examples=full(EXAMPLES * 10, EXAMPLES // 3))
 #: The texts of an index in a list; one is a prefix of another, and two are numbers.
 TEXTS = ("q", "qk", "0", "10")
 #: Of arrays that only move, and of factors.

@@ -22,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from sizes import some
 from test_migration_properties import migration, tables
 
 import treeadapt as ta
@@ -592,12 +593,17 @@ STACKS = [
 ]
 
 
-@pytest.mark.parametrize(("row", "value"), STACKS, ids=str)
-@pytest.mark.parametrize("name", ["x.safetensors", "x.npz", "x"])
-@pytest.mark.parametrize("step_bytes", [1, 200, 2**23])
+@pytest.mark.parametrize(
+    ("stack", "name", "step_bytes"),
+    some(
+        itertools.product(STACKS, ["x.safetensors", "x.npz", "x"], [1, 200, 2**23]),
+        4,
+    ),
+)
 def test_a_stack_that_is_made_step_by_step_is_that_of_whole_arrays(
-    tmp_path, monkeypatch, row, value, name, step_bytes
+    tmp_path, monkeypatch, stack, name, step_bytes
 ):
+    row, value = stack
     monkeypatch.setattr(moved_array, "_STEP_BYTES", step_bytes)
     shape, kinds = (4, 6), "wv" if isinstance(row, tuple) else "w"
     leaves = {

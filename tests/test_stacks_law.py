@@ -127,7 +127,7 @@ def decisions(rules, tree):
     }
 
 
-@each_twin(*DECIDED)
+@each_twin(*DECIDED, step=2)
 def test_law_12_rules_decide_as_on_the_unrolled_model(twin):
     scanned, unrolled = twin.scanned(), twin.unrolled()
     for name, table in TABLES.items():

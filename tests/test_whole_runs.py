@@ -13,13 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from click.testing import CliRunner
+from command import run as run_command
 from flax import nnx
 from sizes import some
 from test_checkpoints import same
 
 import treeadapt as ta
-from treeadapt.cli.commands import app
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
@@ -130,9 +129,7 @@ def test_one_table_moves_a_run_as_separate_calls_do(name, tmp_path):
     table.write_text(RUN.to_toml())
     back = tmp_path / "back.safetensors"
     for command in ([file, moved], [moved, back, "--reverse"]):
-        names = [*map(str, command), "--migration", str(table)]
-        result = CliRunner().invoke(app, ["convert", *names])
-        assert result.exit_code == 0, result.output
+        run_command("convert", *command, "--migration", table)
     same(ta.load(moved, target), wanted)
     same(ta.load(back, run), run)
     # Training goes on as it would have.
