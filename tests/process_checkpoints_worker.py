@@ -199,6 +199,16 @@ def right(process: int, folder: Path) -> dict[str, Any]:
         added = np.full_like(expected["half"], 9)
         expect = {"grown": np.concatenate([expected["half"], added])}
         report[f"{name}, grown"] = wrong(some, grown, expect)
+        # So many parts of it that it is read whole.
+        sharding = half.sharding.update(spec=P("data"))
+        column = functools.partial(jnp.full, shape[0], 9, jnp.bfloat16)
+        make = jax.jit(column, out_shardings=sharding)
+        cut = {f"{number}": make() for number in range(shape[1])}
+        rows = ta.Migration({"half : a b": ("{b} : a", options), "**": None})
+        some = ta.load(folder / name, cut, migration=rows)
+        columns = expect["grown"].T
+        expect = {key: columns[int(key)] for key in cut}
+        report[f"{name}, cut"] = wrong(some, cut, expect)
     if process == 1:  # alone, without waiting for the others
         host = {"params": {"embed": np.zeros((16, 8), np.float32)}, "step": 0}
         some = ta.load(folder / "together", host, where=["params/embed", "step"])

@@ -274,12 +274,18 @@ class _Moving:
             return None
         is_read = all(isinstance(leaf, FileArray) for leaf in sources.values())
         # Of what fills an array, this process may have the shards of a target only.
-        if is_read or group.row.values.fills:
+        fills = group.row.values.fills
+        if is_read or fills:
             boxes = {
                 path: boxes_here(bound_sharding(self.likes.get(path)), spec.shape)
                 for path, spec in specs.items()
             }
-            if ways := readings(group, self.plan.source, boxes):
+            ways = readings(group, self.plan.source, boxes)
+            if fills and not ways:  # the sources are read whole, and then cut
+                ways = readings(group, self.plan.source, boxes, is_free=True)
+                for path in sources if ways else ():
+                    sources[path] = np.asarray(sources[path])
+            if ways:
                 self._host(sources)
                 return (
                     (

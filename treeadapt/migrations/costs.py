@@ -44,7 +44,11 @@ class Reading(NamedTuple):
 
 
 def readings(
-    group: Group, specs: Mapping[str, Any], boxes: Mapping[str, Sequence[Box]]
+    group: Group,
+    specs: Mapping[str, Any],
+    boxes: Mapping[str, Sequence[Box]],
+    *,
+    is_free: bool = False,
 ) -> dict[str, Reading]:
     """Return how boxes of a group's arrays are made of boxes of its sources.
 
@@ -52,6 +56,7 @@ def readings(
         group: of a plan.
         specs: shapes and dtypes of the sources, by path.
         boxes: by path of an array that the group makes, those that are needed.
+        is_free: whether reading costs nothing, because the sources are in memory.
 
     Returns:
         By path; empty where it costs less to read the sources whole, once.
@@ -77,7 +82,7 @@ def readings(
             num_bytes += sum(
                 bytes_read(specs[one], each) for one, each in of_sources.items()
             )
-    return made if _pays(num_bytes, whole_bytes) else {}
+    return made if is_free or _pays(num_bytes, whole_bytes) else {}
 
 
 #: Of one array: the most bytes that are read for a shard, and whether none of these is
