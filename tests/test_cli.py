@@ -996,6 +996,21 @@ def test_convert_copies_what_is_not_weights(published, old, tmp_path, form):
     assert not written & {"without_an_ending", "zip_of_arrays", "gone.json"}
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "adapter_model.safetensors"])
+def test_what_makes_a_folder_an_adapter_goes_with_its_weights(old, tmp_path, name):
+    """Transformers takes such a folder for an adapter, and not for the model."""
+    like, new = tmp_path / "peft", tmp_path / "new"
+    like.mkdir()
+    new.mkdir()
+    for file in ("adapter_config.json", "config.json"):
+        (like / file).write_text("{}")
+    text = run("convert", old, new / name, "--like", like)
+    is_adapter = name.startswith("adapter")
+    assert (new / "adapter_config.json").exists() == is_adapter
+    assert (new / "config.json").exists()
+    assert ("Left there: 'adapter_config.json' (of an adapter" in text) != is_adapter
+
+
 def test_convert_copies_from_no_folder_of_orbax_what_orbax_wrote(old, tmp_path):
     run("convert", old, tmp_path / "orbax")
     (tmp_path / "orbax" / "config.json").write_text("{}")

@@ -136,3 +136,97 @@ def test_each_schema_has_a_table_and_each_table_a_line_of_the_page():
     assert {schema_of(name) for name in TABLES} == {*SCHEMAS}
     page = (FOLDER / "README.md").read_text("utf-8")
     assert all(f"]({file.name})" in page for file in (*TABLES.values(), *SCHEMAS))
+
+
+# --- adapters of PEFT that the tables do not have ---
+
+LAYER = "base_model.model.model.layers.{}.self_attn.{}_proj.lora_{}.weight"
+
+
+@pytest.fixture
+def adapter() -> dict[str, np.ndarray]:
+    random = np.random.default_rng(0)
+    names = ta.read_metadata(schema_of("peft-llama-scanned")).items()
+    return {
+        name: random.standard_normal(leaf.shape).astype(leaf.dtype)
+        for name, leaf in names
+    }
+
+
+def llama_adapter() -> ta.Migration:
+    """The table, with the size of a head."""
+    m = ta.load_migration(TABLES["peft-llama-scanned"])
+    return ta.Migration([row.typed() for row in m.rows], sizes={"d": 14})
+
+
+def of_rank(leaves: dict[str, np.ndarray], layers: Any) -> dict[str, np.ndarray]:
+    """Leaves of an adapter, with another rank of the queries in some layers."""
+    first, second = np.ones((8, 84), np.float32), np.ones((84, 8), np.float32)
+    names = ((LAYER.format(n, "q", "A"), LAYER.format(n, "q", "B")) for n in layers)
+    return leaves | {k: v for a, b in names for k, v in ((a, first), (b, second))}
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        # target_modules: queries and values alone
+        (
+            lambda a: {k: v for k, v in a.items() if "q_proj" in k or "v_proj" in k},
+            "4 rows: no leaf is left for",
+        ),
+        # layers_to_transform: not the first, or not the last
+        (
+            lambda a: {k: v for k, v in a.items() if ".layers.0." not in k},
+            "without 'base_model.model.model.layers.0.",
+        ),
+        (
+            lambda a: {k: v for k, v in a.items() if ".layers.4." not in k},
+            "the target has another shape or dtype",
+        ),
+        # one module of one layer
+        (
+            lambda a: {k: v for k, v in a.items() if "4.self_attn.q" not in k},
+            "the target has another shape or dtype",
+        ),
+        # rank_pattern: of a layer, and of a module
+        (lambda a: of_rank(a, [2]), "2 groups: its arrays differ"),
+        (lambda a: of_rank(a, range(5)), "the target has another shape or dtype"),
+        # use_dora, lora_bias and modules_to_save
+        (
+            lambda a: a | {LAYER.format(0, "q", "magnitude_vector"): np.ones(84)},
+            "no row names\n  'base_model.model.model.layers.0",
+        ),
+        (
+            lambda a: a | {LAYER.format(0, "q", "B")[:-6] + "bias": np.ones(84)},
+            "no row names\n  'base_model.model.model.layers.0",
+        ),
+        (
+            lambda a: a | {"base_model.model.lm_head.weight": np.ones((3, 4))},
+            "no row names\n  'base_model.model.lm_head.weight'",
+        ),
+    ],
+)
+def test_an_adapter_that_a_table_does_not_have_is_an_error(adapter, change, text):
+    m = llama_adapter()
+    target = m(adapter)
+    with pytest.raises(ta.MigrationError) as caught:
+        m(change(adapter), target)
+    assert text in str(caught.value)
+
+
+def test_layers_without_an_adapter_get_factors_of_zeros(adapter):
+    """As the page says of ``layers_to_transform``: rows with ``{l+2}`` and ``pad``."""
+    later = {k: v for k, v in adapter.items() if int(k.split(".")[4]) >= 2}
+    rows = []
+    for row in llama_adapter().rows:
+        source, target = row.typed()
+        address, options = target if isinstance(target, tuple) else (target, {})
+        options = options | {"pad": {"l": [2, 0]}}
+        rows.append((source.replace("{l}", "{l+2}"), (address, options)))
+    m = ta.Migration(rows, sizes={"d": 14})
+    whole = llama_adapter()(adapter)
+    factors = m(later, whole)
+    for path, leaf in factors.items():
+        np.testing.assert_array_equal(leaf[2:], whole[path][2:])
+        assert not leaf[:2].any()
+    assert not ta.tree_diff(m.inverse(factors), later, values=True)

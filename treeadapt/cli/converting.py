@@ -30,6 +30,8 @@ _WEIGHTS = re.compile(
     r"|.*\.index(\.[^.]+)?(\.json)?|.*\.schema\.toml",
     re.IGNORECASE,
 )
+# With it, transformers takes a folder for an adapter, and reads the weights of another.
+_OF_ADAPTER = "adapter_config.json"
 # What the first bytes of weights are, whatever their name: of zip files, as PyTorch and
 # NumPy write them, of pickles, HDF5, GGUF and arrays of NumPy.
 _FIRST_BYTES = (
@@ -92,6 +94,8 @@ def other_files(folder: str, destination: Path, converted: Path) -> OtherFiles:
         name, there = entry.name, destination / entry.name
         if why := _reason(entry, by_orbax):
             left[name] = why
+        elif name == _OF_ADAPTER and not converted.name.startswith("adapter_model."):
+            left[name] = "of an adapter, and DST is not adapter_model.safetensors"
         elif there == converted or there.exists() or there.is_symlink():
             left[name] = "there already"
         else:
