@@ -3,6 +3,13 @@
 Names and shapes at published size, on shapes alone; values at a tiny size, against the
 formula of the conversion script that DeepSeek publishes next to the weights: each scale
 times its block of 128 by 128 numbers, in float32, rounded to bfloat16.
+
+Names, shapes and dtypes are facts from public text. Of DeepSeek-V3: README_WEIGHTS.md
+(blocks, float32 scales, layer 61, 671B), a list of the headers of its files (shapes of
+weights and scales, 684.53B numbers in all), transformers#42580 and vllm#23640 (the
+router's bias is float32). Of Qwen 3: modular#7142 (1.7B: 196 scales, all bfloat16, that
+of ``mlp.down_proj`` is 16 by 48) and HabanaAI/vllm-fork#2141 (32B: bfloat16). Others
+have scales of another dtype (lmdeploy#4276), so the table takes any.
 """
 
 from __future__ import annotations
@@ -102,6 +109,23 @@ class DeepSeek:
                 leaves |= self.mlp(f"{at}.mlp.experts.{expert}", self.expert)
         leaves |= plain("model.norm.weight", self.width)
         return leaves | plain("lm_head.weight", self.words, self.width)
+
+    def next_token(self) -> Specs:
+        """Layer 61, which has an embedding and a head of its own in the files."""
+        at, width = f"model.layers.{self.dense + self.sparse}", self.width
+        number = self.dense + self.sparse - 1
+        last = f"model.layers.{number}."
+        leaves = {
+            f"{at}.{name.removeprefix(last)}": leaf
+            for name, leaf in self.source().items()
+            if name.startswith(last)
+        }
+        for name in ("enorm", "hnorm", "shared_head.norm"):
+            leaves |= plain(f"{at}.{name}.weight", width)
+        leaves |= plain(f"{at}.eh_proj.weight", width, 2 * width)
+        for name in ("embed_tokens", "shared_head.head"):
+            leaves |= plain(f"{at}.{name}.weight", self.words, width)
+        return leaves
 
     def target(self) -> Specs:
         width, query = self.width, self.heads * (self.plain_head + self.rotary)
@@ -228,13 +252,35 @@ def test_a_table_reads_the_published_names_and_shapes(name):
 
 def test_a_layer_that_predicts_one_more_token_is_dropped():
     m = ta.load_migration(MIGRATIONS / "deepseek-v3-fp8-scanned.toml")
-    more = {
-        **plain("model.layers.61.enorm.weight", 150),
-        **quantised("model.layers.61.mlp.experts.0.up_proj", 139, 150, jnp.float32),
-    }
     sizes = TINY["deepseek-v3-fp8"]
+    more = {
+        name.replace("layers.5.", "layers.61."): leaf
+        for name, leaf in sizes.next_token().items()
+    }
     plan = m.plan(sizes.source() | more, sizes.target())
     assert {*plan.dropped} == {*more}
+
+
+@pytest.mark.slow
+def test_all_numbers_of_the_files_are_as_many_as_published():
+    leaves = DeepSeek().source() | DeepSeek().next_token()
+    total = sum(math.prod(leaf.shape) for leaf in leaves.values())
+    assert round(total / 1e9, 2) == 684.53
+    small = Qwen3(width=2_048, layers=28, heads=16, hidden=6_144).source()
+    scales = {k: v.shape for k, v in small.items() if k.endswith("weight_scale_inv")}
+    assert len(scales) == 196
+    assert scales["model.layers.0.mlp.down_proj.weight_scale_inv"] == (16, 48)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_scales_may_have_any_dtype(dtype):
+    sizes = TINY["qwen3-fp8"]
+    leaves = {
+        name: leaf.update(dtype=dtype) if name.endswith("_scale_inv") else leaf
+        for name, leaf in sizes.source().items()
+    }
+    m = ta.load_migration(MIGRATIONS / "qwen3-fp8-scanned.toml")
+    assert m.plan(leaves, sizes.target()).result == sizes.target()
 
 
 def random_leaves(specs: Specs) -> dict[str, np.ndarray]:
