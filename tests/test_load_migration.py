@@ -240,6 +240,8 @@ def test_any_table_loads_what_it_makes_of_the_leaves(tmp_path_factory, row, data
         name: data.draw(kinds)(leaf.shape, leaf.dtype)
         for name, leaf in sorted(row.after.items())
     }
+    arrays = st.sampled_from([np.asarray, jnp.asarray])
+    target |= {name: data.draw(arrays)(row.like[name]) for name in sorted(row.like)}
     found = ta.load(path, target, migration=m)
     same(found, row.after)
     for name, leaf in target.items():
@@ -249,8 +251,10 @@ def test_any_table_loads_what_it_makes_of_the_leaves(tmp_path_factory, row, data
     found = ta.load(path, target, where=ta.escape(part), migration=m)
     same(found[part], row.after[part])
     assert all(found[name] is target[name] for name in target if name != part)
-    ta.save(path, row.after)
-    same(ta.load(path, row.before, migration=m.inverse), row.before)
+    if not row.products:
+        ta.save(path, row.after)
+        original = row.before | row.past
+        same(ta.load(path, original, migration=m.inverse), row.before)
 
 
 def test_8_bit_and_bfloat16_arrays_stay_bit_by_bit(tmp_path):
