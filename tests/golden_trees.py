@@ -27,6 +27,15 @@ def a(*shape: int) -> jax.Array:
     return jnp.zeros(shape)
 
 
+def zeros(init: Callable[..., Any], *args: Any) -> Any:
+    """What a library initializes, with zeros in it: nothing is compiled."""
+
+    def array(like: Any) -> jax.Array:
+        return jnp.asarray(np.zeros(like.shape, like.dtype))
+
+    return jax.tree.map(array, jax.eval_shape(init, *args))
+
+
 def dense(n_in: int = 2, n_out: int = 3) -> dict[str, Any]:
     return {"kernel": a(n_in, n_out), "bias": a(n_out)}
 
@@ -236,15 +245,15 @@ def flax() -> dict[str, Any]:
             self.embed = self.head
 
     cnn, model = Cnn(), Model(nnx.Rngs(0))
-    variables = cnn.init(jax.random.key(0), jnp.ones((1, 2, 2, 2)))
+    variables = zeros(cnn.init, jax.random.key(0), a(1, 2, 2, 2))
     attention = nn.MultiHeadDotProductAttention(num_heads=1)
     lstm = nn.RNN(nn.LSTMCell(2))
     return {
         "Linen": variables,
         "Linen, frozen": FrozenDict(variables),
-        "Linen boxes": Boxed().init(jax.random.key(0), a(1, 2)),
-        "Linen attention": attention.init(jax.random.key(0), a(1, 2, 2)),
-        "Linen LSTM": lstm.init(jax.random.key(0), a(1, 2, 2)),
+        "Linen boxes": zeros(Boxed().init, jax.random.key(0), a(1, 2)),
+        "Linen attention": zeros(attention.init, jax.random.key(0), a(1, 2, 2)),
+        "Linen LSTM": zeros(lstm.init, jax.random.key(0), a(1, 2, 2)),
         "TrainState": TrainState.create(
             apply_fn=cnn.apply, params=variables["params"], tx=optax.sgd(0.1)
         ),
@@ -403,16 +412,16 @@ def brax() -> dict[str, Any]:
         3, 2, policy_hidden_layer_sizes=(4, 4), value_hidden_layer_sizes=(4,)
     )
     params = losses.PPONetworkParams(
-        policy=ppo.policy_network.init(jax.random.key(0)),
-        value=ppo.value_network.init(jax.random.key(1)),
+        policy=zeros(ppo.policy_network.init, jax.random.key(0)),
+        value=zeros(ppo.value_network.init, jax.random.key(1)),
     )
     twin = sac.make_sac_networks(3, 2, hidden_layer_sizes=(4,))
     return {
         "PPO": params,
         "PPO, as saved": (params.policy, params.value),
         "SAC": {
-            "policy": twin.policy_network.init(jax.random.key(0)),
-            "q": twin.q_network.init(jax.random.key(1)),
+            "policy": zeros(twin.policy_network.init, jax.random.key(0)),
+            "q": zeros(twin.q_network.init, jax.random.key(1)),
         },
     }
 

@@ -130,7 +130,7 @@ def rates():
 RATES = dict(rates())
 
 
-@pytest.mark.parametrize("name", some(RATES))
+@pytest.mark.parametrize("name", some(RATES, 8))
 def test_numbers_and_states_are_those_of_optax(name):
     rate = optax.linear_schedule(0.1, 0.0, 10)
     with warnings.catch_warnings(action="ignore"):  # some are deprecated

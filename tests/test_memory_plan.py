@@ -19,6 +19,7 @@ import pytest
 from command import run
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from sizes import some
 from trees import TREES
 
 import treeadapt as ta
@@ -111,7 +112,7 @@ def test_each_device_holds_what_the_plan_says(name):
 
 
 @pytest.mark.usefixtures("standard_promotion")
-@optimizers
+@pytest.mark.parametrize("name", some(OPTIMIZERS, 4))
 def test_a_compiled_step_takes_what_the_plan_says(name):
     tx = OPTIMIZERS[name]()
     shardings = ta.named_shardings(ABSTRACT, RULES, mesh())

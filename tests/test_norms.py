@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,7 @@ import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from scanned import TWINS
-from sizes import grid, some
+from sizes import some
 from trees import TREES
 
 import treeadapt as ta
@@ -101,7 +103,7 @@ def test_every_kind_of_tree_has_its_norms(row):
 
 @pytest.mark.parametrize(
     ("twin", "order"),
-    grid(TWINS, ORDERS, 3),
+    some(itertools.product(TWINS, ORDERS), 7),
     ids=lambda value: getattr(value, "name", None),
 )
 def test_layers_of_an_array_count_for_their_own_labels(twin, order):
