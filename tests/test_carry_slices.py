@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from sizes import crossed, some
+from sizes import some
 from states import assert_equal
 
 import treeadapt as ta
@@ -283,7 +283,7 @@ def test_an_axis_that_neither_keys_nor_shapes_show_starts_fresh():
     _, report = ta.carry_state(whole, params, _older(old))
     assert len(report.misshaped) == 2
     assert (
-        "fresh, '0/mu/h/e/w' is cut along axes that shapes do not tell apart"
+        "fresh, '0/mu/h/e/w' is cut along axes that neither keys nor shapes tell apart"
     ) in str(report)
     # One leaf whose axes differ in length says it for all of the parameter.
     params, old = trained(_from_nested("h/{0..1}/e/{1..3}"), params)
@@ -412,10 +412,10 @@ def unrolled(tx: Any, depth: int) -> Any:
     return ta.partition({"a": tx}, rules if depth else {"**": "a"})
 
 
-@pytest.mark.parametrize(("name", "depth"), some(crossed(LEAFWISE, [3, 0])))
-def test_slices_are_unrolled_and_stacked_again_bit_for_bit(name, depth):
+@pytest.mark.parametrize("name", some([*LEAFWISE]))
+def test_a_group_of_all_layers_is_unrolled_and_stacked_again_bit_for_bit(name):
     tx = LEAFWISE[name]
-    scanned, flat = from_layer(tx, depth), unrolled(tx, depth)
+    scanned, flat = from_layer(tx, 0), unrolled(tx, 0)
     params, old = trained(scanned, start())
     layers = UNROLL(params)
     state, report = ta.carry_state(flat, layers, old, migration=UNROLL)
@@ -428,26 +428,31 @@ def test_slices_are_unrolled_and_stacked_again_bit_for_bit(name, depth):
     assert_equal(again, old)
 
 
+def test_all_layers_are_unrolled_into_those_that_train():
+    params, old = trained(from_layer(adam, 0), start())
+    state, report = ta.carry_state(
+        unrolled(adam, 4), UNROLL(params), old, migration=UNROLL
+    )
+    assert (report.fresh, report.unmoved, report.warnings) == ((), {}, ())
+    new, was = (each.inner_states["a"][0].mu for each in (state, old))
+    assert np.array_equal(new["blocks/5/w"], was["blocks/w"][5])
+
+
 def test_unrolled_layers_are_stacked_into_groups_that_share_an_array():
-    params, old = trained(unrolled(adam, 2), UNROLL(start()))
+    params, old = trained(unrolled(adam, 0), UNROLL(start()))
     stacked = UNROLL.inverse(params)
     tx = grouped(adam, a=["blocks/{1..3}", "head"], b="blocks/{4..5}")
     state, report = ta.carry_state(tx, stacked, old, migration=UNROLL.inverse)
-    prefixes = [f"inner_states/{group}/0/mu/blocks" for group in "ab"]
-    assert report.carried[f"{prefixes[0]}/{{1..3}}/w"] == (
-        "inner_states/a/0/mu/blocks/2/w, inner_states/a/0/mu/blocks/3/w"
+    assert (report.fresh, report.unmoved) == ((), {})
+    # One array is made of all of them.
+    assert report.carried["inner_states/b/0/mu/blocks/{4..5}/w"] == (
+        "inner_states/a/0/mu/blocks/{0..5}/w"
     )
-    assert report.carried[f"{prefixes[1]}/{{4..5}}/w"] == (
-        "inner_states/a/0/mu/blocks/4/w, inner_states/a/0/mu/blocks/5/w"
-    )
-    assert report.fresh == tuple(
-        f"inner_states/a/0/{field}/blocks/{{1}}/{leaf}"
-        for field in ("mu", "nu")
-        for leaf in "bw"
-    )
-    mu = state.inner_states["a"][0].mu["blocks/{1..3}/w"]
     was = old.inner_states["a"][0].mu
-    assert np.array_equal(mu[1:], jnp.stack([was[f"blocks/{i}/w"] for i in (2, 3)]))
+    for group, layers in {"a": [1, 2, 3], "b": [4, 5]}.items():
+        key = f"blocks/{{{layers[0]}..{layers[-1]}}}/w"
+        mu = state.inner_states[group][0].mu[key]
+        assert np.array_equal(mu, jnp.stack([was[f"blocks/{i}/w"] for i in layers]))
 
 
 def test_slices_are_renamed_with_their_array():
@@ -465,20 +470,46 @@ def test_slices_are_renamed_with_their_array():
     assert np.array_equal(new[1:], old.inner_states["a"][0].mu["blocks/{4..5}/w"])
 
 
-def test_the_scaled_layers_of_a_slice_are_scaled():
-    m = ta.Migration(
-        {"blocks/{n} : l ...": ("blocks/{l}/{n} : ...", {"scale": 2.0}), "head": "head"}
+def test_slices_along_two_axes_are_renamed_with_their_array():
+    stacks = {"a": 0, "a/b": 1}
+    rules = {"a/{0..1}/b/{0}": "x", "a/2/b/{1..3}": "x", "**": "frozen"}
+    params = {"a": {"b": {"w": jnp.arange(24.0).reshape(3, 4, 2)}}}
+    m = ta.Migration({"a/b/w": "c/d/w"})
+    tx = ta.partition({"x": adam}, ta.Rules(rules, stacks=stacks))
+    params, old = trained(tx, params)
+    was = old.inner_states["x"][0].mu
+    assert [*was] == ["a/{0..1}/b/{0}@1/w", "a/{2}/b/{1..3}@1/w"]
+    rules = {path.replace("a", "c").replace("b", "d"): x for path, x in rules.items()}
+    other = ta.Rules(rules, stacks={"c": 0, "c/d": 1})
+    state, report = ta.carry_state(
+        ta.partition({"x": adam}, other), m(params), old, migration=m
     )
+    assert_clean(report)
+    for new, before in zip(
+        state.inner_states["x"][0].mu.values(), was.values(), strict=True
+    ):
+        assert np.array_equal(new, before)
+    _, report = ta.carry_state(adam, m(params), old, migration=m)
+    text = "cut along axes that neither keys nor shapes tell apart"
+    assert report.misshaped == dict.fromkeys(["0/mu/c/d/w", "0/nu/c/d/w"], text)
+
+
+def test_slices_whose_row_has_axes_start_fresh_with_the_reason():
     params, old = trained(from_layer(adam, 4), start())
-    state, report = ta.carry_state(unrolled(adam, 4), m(params), old, migration=m)
-    assert report.fresh == ()
-    was, new = (each.inner_states["a"][0] for each in (old, state))
-    assert np.array_equal(new.mu["blocks/5/w"], was.mu["blocks/{4..5}/w"][1] / 2)
-    assert np.array_equal(new.nu["blocks/5/w"], was.nu["blocks/{4..5}/w"][1] / 4)
+    state, report = ta.carry_state(
+        unrolled(adam, 4), UNROLL(params), old, migration=UNROLL
+    )
+    text = "it holds only some layers, and its row has axes"
+    slices = [name for name in ta.tree_paths(old) if "blocks" in name]
+    assert report.unmoved == dict.fromkeys(slices, text)
+    assert len(slices) == 4
+    assert report.fresh == tuple(n for n in ta.tree_paths(state) if "blocks" in n)
+    assert f"not moved, {slices[0]!r}" in str(report)
+    assert f": {text}" in str(report)
 
 
 def test_unstacking_under_jit_and_on_shapes():
-    params, old = trained(from_layer(adam, 4), start())
+    params, old = trained(from_layer(adam, 0), start())
     tx, layers = unrolled(adam, 4), UNROLL(params)
 
     def carry(params: Any, old: Any) -> Any:
@@ -488,19 +519,3 @@ def test_unstacking_under_jit_and_on_shapes():
     assert_equal(jax.jit(carry)(layers, old), state)
     shapes = carry(*jax.eval_shape(lambda: (layers, old)))
     assert jax.tree.map(jnp.shape, shapes) == jax.tree.map(jnp.shape, state)
-
-
-def test_slices_whose_row_reads_one_way_start_fresh_with_the_reason():
-    m = ta.Migration({"{x}/b": "b", "{x}/w": "w", "head": "head"})
-    params, old = trained(from_layer(adam, 4), start())
-    _, report = ta.carry_state(adam, m(params), old, migration=m)
-    text = "it holds some layers, and not in the shape of its parameter"
-    assert set(report.unmoved.values()) == {text}
-    assert len(report.unmoved) == 4
-
-
-def test_leaves_that_do_not_move_are_listed_in_the_order_of_the_state():
-    m = ta.Migration({"{x}/{y}": "{y}", "head": "head"})
-    params, old = trained(from_layer(adam, 4), start())
-    _, report = ta.carry_state(adam, m(params), old, migration=m)
-    assert [*report.unmoved] == [n for n in ta.tree_paths(old) if "blocks" in n]

@@ -81,11 +81,12 @@ def carry_state(
     of them in the state moves by the same rows: moments, averages, what ``MultiSteps``
     adds up, the memory of L-BFGS. Where a row has ``scale``, first moments are divided
     by it and second ones by its square; averages of params are scaled and shifted like
-    them. Of layers that are stacked, or were, those that trained are carried. What does
-    not move starts fresh, and the report says why: a row with a function; what ``pad``
-    adds; copies of one parameter whose moments differ; and, but for names, statistics
-    that do not have the shapes of the params (``adafactor``, ``sm3``). These start
-    fresh, too, where an array is cut into other layers.
+    them. What does not move starts fresh, and the report says why: a row with a
+    function; what ``pad`` adds; copies of one parameter whose moments differ; layers
+    that are stacked, but some were frozen or in another group; and, but for names,
+    layers of one array that were in groups of their own, and statistics that do not
+    have the shapes of the params (``adafactor``, ``sm3``). Such statistics start fresh,
+    too, where an array is cut into other layers.
 
     A warning says where moments come from an optimizer of another kind. Optax gives
     the states of some optimizers one class and the same fields (``adam``, ``adamax``
@@ -203,7 +204,7 @@ def carry_state(
     for row in table.copies:
         if row.fate == "fresh" and row.slot.array in unclear:
             row.fate = "misshaped"
-            row.why = "cut along axes that shapes do not tell apart"
+            row.why = "cut along axes that neither keys nor shapes tell apart"
     if is_abstract:
         _leave_abstract(table)
     report = report_of(table, None if is_abstract else init_of_arrays(tx, params))

@@ -10,14 +10,11 @@ See ``carry_state`` for what becomes of the result.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
-import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
-import numpy as np
 
 from treeadapt.arrays import is_array
 from treeadapt.convert import describe
@@ -25,7 +22,6 @@ from treeadapt.errors import MigrationError
 from treeadapt.layers.region import Along, Region, read_key
 from treeadapt.migrations.groups import Group, GroupMaker, Taken
 from treeadapt.migrations.migration import Migration
-from treeadapt.migrations.operations import Values
 from treeadapt.migrations.planning import assign
 from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.rows import Row
@@ -33,7 +29,7 @@ from treeadapt.migrations.running import CUT_OFF, run
 from treeadapt.names import listing
 from treeadapt.optax_fields import PARAM_FIELDS
 from treeadapt.state.matching import by_node
-from treeadapt.state.pieces import StateLeaf, cut_leaf, divide_leaves, fill, zeros
+from treeadapt.state.pieces import StateLeaf, cut_leaf
 from treeadapt.state.state_map import (
     Field,
     Slot,
@@ -180,51 +176,6 @@ def _params_and_rows(
     return homes
 
 
-@dataclasses.dataclass
-class _Whole:
-    """What a copy holds of a parameter of the saved state, as a whole array.
-
-    Attributes:
-        match: how a row takes it.
-        array: the array; zero where the copy holds nothing.
-        marks: for all its numbers but those of its first axes, which of the leaves that
-            the row takes holds it, counted from 1; -1 where none does.
-        names: of these leaves.
-        is_part: whether the copy holds a part of it or nothing.
-    """
-
-    match: Taken
-    array: Any
-    marks: Any
-    names: dict[str, None]
-    is_part: bool = False
-
-
-def _marks_in(group: Group, wholes: Mapping[str, _Whole]) -> Mapping[str, Any]:
-    """Return the marks of what a group fills."""
-    marks = [[wholes[path].marks for path in paths] for paths in group.sources]
-    if group.move is None:
-        return dict.fromkeys(group.filled, marks[0][0])
-    values = group.move.values
-    values = Values(pad=values.pad, undoes=values.undoes)
-    move = dataclasses.replace(group.move, values=values, dtype=np.dtype(np.int32))
-    arrays, _ = run(move, marks)
-    return dict(zip(group.filled, itertools.chain(*arrays), strict=True))
-
-
-def _holders(
-    marks: Callable[[], Mapping[str, Any]],
-    path: str,
-    names: Sequence[str],
-    some: Region,
-) -> tuple[str, ...]:
-    """Return the saved leaves that hold some numbers of a moved one."""
-    seen = marks()[path]
-    for _, axis, numbers in some.along:
-        seen = seen.take(numbers, axis)
-    return tuple(names[mark - 1] for mark in np.unique(seen) if mark > 0)
-
-
 @dataclasses.dataclass(frozen=True)
 class _Mover:
     """Moves the leaves of one state.
@@ -234,26 +185,17 @@ class _Mover:
         migration: its table.
         params: the arrays that train today, by path.
         result: gets the leaves that moved.
-        before: for rows that were asked about, the params before by path: how the row
-            takes each, and the shapes of all that move together with it.
     """
 
     saved: Mapping[str, Any]
     migration: Migration
     params: Mapping[str, Any]
     result: SavedState
-    before: dict[int, Mapping[str, tuple[Taken, Mapping[str, Any]]]] = (
-        dataclasses.field(default_factory=dict)
-    )
 
     def move(
         self, around: tuple[str, str], place: int, field: Field, part: _Leaves
     ) -> None:
         """Move the leaves of a copy that one row takes.
-
-        What it lacks of an array of today, because it was frozen, is filled with zeros
-        for the move, and left out after it. So is what a row pads, if it is along one
-        axis.
 
         Args:
             around: what their names have before and after the path of a parameter.
@@ -264,49 +206,34 @@ class _Mover:
         row = _row_for_field(self.migration.rows[place], field, around[1])
         if isinstance(row, str):
             return self.result.leave([slot.name for _, slot in part], row)
+        slots: dict[str, list[Slot]] = {}
+        slices = []
+        for match, slot in part:
+            if row.moves and slot.region and slot.region.along:
+                slices.append(slot.name)
+            else:
+                slots.setdefault(match.path, []).append(slot)
+        self.result.leave(slices, "it holds only some layers, and its row has axes")
         rank = field.rank or 0 if row.moves else 0
-        wholes = self._wholes(row, place, field, part)
-        names, left = [slot.name for _, slot in part], dict(wholes)
-        arrays = {path: whole.array for path, whole in wholes.items()}
+        firsts = {path: self.saved[first.name] for path, (first, *_) in slots.items()}
         specs = {
             path: jax.ShapeDtypeStruct(array.shape[rank:], array.dtype)
             if is_array(array)
             else array
-            for path, array in arrays.items()
+            for path, array in firsts.items()
         }
         problems, sizes = Problems(), self.migration.sizes
         maker = GroupMaker(row, place, sizes, specs, self.params, problems)
-        matches = [whole.match for whole in wholes.values()]
-        for group in [] if row.drops else maker.groups(matches):
-            origin = tuple(
-                n for path in group.source_paths for n in left.pop(path).names
-            )
-            filled = self._moved(group, arrays, rank)
-            if isinstance(filled, str):
-                self.result.leave(origin, filled)
+        matches = {match.path: match for match, _ in part if match.path in slots}
+        for group in [] if row.drops else maker.groups([*matches.values()]):
+            sources = [slot for path in group.source_paths for slot in slots.pop(path)]
+            moved = self._moved(around, group, sources, rank)
+            if isinstance(moved, str):
+                self.result.leave([slot.name for slot in sources], moved)
                 continue
-            pads = bool(row.values.pads(is_source=False))
-            has_gaps = pads or any(wholes[path].is_part for path in group.source_paths)
-            marks = functools.cache(functools.partial(_marks_in, group, wholes))
-            for path, array in filled.items():
-                held: Region | None = Region(path)
-                if has_gaps:
-                    held = _region_of(path, marks()[path] > 0)
-                is_padded = pads and (held is None or len(held.along) > 1)
-                if is_padded:  # names of layers say it of one axis alone
-                    held = _region_of(path, marks()[path] >= 0)
-                if held is None:
-                    self.result.leave(origin, "what it holds is not a set of layers")
-                elif all(held.sizes):
-                    kept = cut_leaf(array, held.shifted(field.rank or 0))
-                    prefix, tail = around[0], below(path, around[1])
-                    slot = Slot(below(prefix, tail), prefix, tail, held, around[1])
-                    leaf = StateLeaf(slot, kept, slot.name, origin=origin)
-                    leaf.is_padded = is_padded
-                    if row.moves or has_gaps:
-                        leaf.origin_of = functools.partial(_holders, marks, path, names)
-                    self.result.add(leaf)
-            if filled and row.copies:
+            for leaf in moved:
+                self.result.add(leaf)
+            if moved and row.copies:
                 self.result.warnings[row.text] = (
                     f"the row {row.text!r} makes copies of one parameter: each of "
                     f"{listing(group.filled)} goes on with all of its moments, and "
@@ -315,136 +242,87 @@ class _Mover:
                 )
         if problems.texts:
             reason = "; ".join(text for _, text, _ in problems.each())
-            lost = (whole.names for whole in left.values())
-            self.result.leave(itertools.chain(*lost), reason)
-
-    def _wholes(
-        self, row: Row, place: int, field: Field, part: _Leaves
-    ) -> dict[str, _Whole]:
-        """Return what a row takes of a copy, by parameter; arguments as for ``move``.
-
-        Slices that do not have the shape of their parameter are left out.
-        """
-        rank, wholes = field.rank or 0, dict[str, _Whole]()
-        marks, slices = dict[str, tuple[int, str]](), list[StateLeaf]()
-        for mark, (match, slot) in enumerate(part, 1):
-            array, marks[slot.name] = self.saved[slot.name], (mark, match.path)
-            if slot.region is None or not slot.region.along:
-                shape = np.shape(array)[rank:] if row.moves else ()
-                uniform = np.broadcast_to(np.int32(mark), shape)
-                wholes[match.path] = _Whole(match, array, uniform, {slot.name: None})
-            else:
-                slices.append(StateLeaf(slot, array, slot.name))
-        before = self._before(place) if row.moves or slices else {}
-
-        def start(path: str, like: Any) -> None:
-            if path in before and path not in wholes:
-                match, specs = before[path]
-                shape = specs[path].shape
-                array = zeros((*like.shape[:rank], *shape), like)
-                none = np.full(shape, -1, np.int32)
-                wholes[path] = _Whole(match, array, none, {}, is_part=True)
-
-        olds = {path: specs[path] for path, (_, specs) in before.items()}
-        pieces, _ = divide_leaves(slices if field.rank is not None else (), olds)
-        for each in itertools.chain(*pieces.values()):
-            mark, path = marks[each.whole]
-            start(path, each.array)
-            whole, some = wholes[path], each.slot.region or Region(path)
-            whole.array = fill(whole.array, [(some.shifted(rank), each.value)])
-            held = {along.axis: along.numbers for along in some.along}
-            every = [held.get(i, range(n)) for i, n in enumerate(whole.marks.shape)]
-            whole.marks[np.ix_(*every)] = mark
-            whole.names[each.whole] = None
-        moving = [path for path in wholes if row.moves and path in before]
-        for path in {id(before[path][1]): path for path in moving}.values():
-            for other in before[path][1]:
-                start(other, wholes[path].array)
-        moved = {*itertools.chain(*(whole.names for whole in wholes.values()))}
-        others = [leaf.whole for leaf in slices if leaf.whole not in moved]
-        text = "it holds some layers, and not in the shape of its parameter"
-        self.result.leave(others, text)
-        return wholes
-
-    def _before(self, place: int) -> Mapping[str, tuple[Taken, Mapping[str, Any]]]:
-        """Return the params that a row took, as the params of today show them."""
-        row = self.migration.rows[place]
-        if place not in self.before and not (
-            row.lost or row.function or row.values.multiply or row.drops
-        ):
-            values = dataclasses.replace(row.values, cast=())
-            back = dataclasses.replace(row, values=values).reversed()
-            (matches,), _ = assign([back], [*self.params], Problems())
-            sizes = self.migration.sizes
-            maker = GroupMaker(back, place, sizes, self.params, None, Problems())
-            groups = [group.specs for group in maker.groups(matches)]
-            olds = {path: specs for specs in groups for path in specs}
-            (matches,), _ = assign([row], [*olds], Problems())
-            self.before[place] = {
-                match.path: (match, olds[match.path]) for match in matches
-            }
-        return self.before.get(place, {})
+            left = itertools.chain(*slots.values())
+            self.result.leave([slot.name for slot in left], reason)
 
     def _moved(
-        self, group: Group, leaves: Mapping[str, Any], rank: int
-    ) -> dict[str, Any] | str:
+        self, around: tuple[str, str], group: Group, slots: Sequence[Slot], rank: int
+    ) -> list[StateLeaf] | str:
         """Return what one group fills of the params of today, or why it cannot.
 
+        What a row pads along one axis is left out after the move.
+
         Args:
+            around: as for ``move``.
             group: planned without the first axes of its leaves.
-            leaves: by parameter.
+            slots: of its leaves, in order; of one leaf there may be several slices.
             rank: how many first axes these are.
         """
-        sources = [[leaves[path] for path in paths] for paths in group.sources]
-        every = [*itertools.chain(*sources)]
-        if group.move is None:
-            return dict.fromkeys(group.filled, every[0])
+        every, move = [self.saved[slot.name] for slot in slots], group.move
+        if move is None:
+            return [
+                _leaf(around, _renamed(slot, path), array, (slot.name,))
+                for slot, array in zip(slots, every, strict=True)
+                for path in group.filled
+            ]
         if not any(path in self.params for path in group.filled):
-            return {}
+            return []
         for path, spec in group.specs.items():
             like = self.params.get(path)
             if like is not None and like.shape != spec.shape:
                 shapes = describe(spec), describe(like)
                 return f"it would be {shapes[0]}, and {path!r} is {shapes[1]}"
-        if group.move.compares and any(isinstance(x, jax.core.Tracer) for x in every):
+        if move.compares and any(isinstance(x, jax.core.Tracer) for x in every):
             return "copies cannot be compared under jit"
-        move = group.move.after(every[0].shape[:rank])
+        whole, rest = move.after(every[0].shape[:rank]), iter(every)
+        sources = [[*itertools.islice(rest, len(paths))] for paths in group.sources]
         if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in every):
-            arrays = jax.eval_shape(lambda sources: run(move, sources)[0], sources)
+            arrays = jax.eval_shape(lambda sources: run(whole, sources)[0], sources)
         else:
             likes = [[*map(self.params.get, paths)] for paths in group.targets]
             shardings = [
                 [getattr(like, "sharding", None) for like in each] for each in likes
             ]
-            arrays, faults = run(move, sources, [] if rank else shardings)
+            arrays, faults = run(whole, sources, [] if rank else shardings)
             # Moments of padding are cut off, whatever they are.
             others = [fault for fault in faults if fault != CUT_OFF]
             if others:
                 return others[0]
-        return dict(zip(group.filled, itertools.chain(*arrays), strict=True))
+        origin, pads = tuple([s.name for s in slots]), move.values.pads(is_source=False)
+        leaves = []
+        each = zip(move.targets, group.targets, arrays, strict=True)
+        for layout, paths, moved in each:
+            ends = [pads.get(axis.name, (0, 0)) for axis in layout.axes]
+            padded = [axis for axis, each in enumerate(ends) if any(each)]
+            for path, array in zip(paths, moved, strict=True):
+                along = tuple(
+                    Along(path, axis, range(first, array.shape[rank + axis] - last))
+                    for axis in padded
+                    for first, last in [ends[axis]]
+                )
+                # Names of layers say of one axis alone what is new.
+                region = Region(path, along if len(along) == 1 else ())
+                part = cut_leaf(array, region.shifted(rank))
+                if 0 not in region.sizes:
+                    leaf = _leaf(around, region, part, origin)
+                    leaf.is_padded = len(along) > 1
+                    leaves.append(leaf)
+        return leaves
 
 
-def _region_of(path: str, mask: Any) -> Region | None:
-    """Return what is held of an array as a region.
+def _leaf(
+    around: tuple[str, str], region: Region, array: Any, origin: tuple[str, ...]
+) -> StateLeaf:
+    """Return a leaf that was moved."""
+    tail = below(region.key, around[1])
+    slot = Slot(below(around[0], tail), around[0], tail, region, around[1])
+    return StateLeaf(slot, array, slot.name, origin=origin)
 
-    Args:
-        path: of the array, which is the name of its axes, too.
-        mask: whether each of its numbers is held.
 
-    Returns:
-        None if what is held is not all that has some numbers along each axis.
-
-    Example:
-        >>> _region_of("w", np.array([[False, False], [True, True]])).along
-        (Along(stack='w', axis=0, numbers=(1,)),)
-    """
-    every = range(mask.ndim)
-    lines = [mask.any(tuple(i for i in every if i != axis)) for axis in every]
-    numbers = [tuple(np.flatnonzero(line).tolist()) for line in lines]
-    if mask.sum() != math.prod(map(len, numbers)):
-        return None
-    along = (Along(path, axis, each) for axis, each in enumerate(numbers))
-    return Region(path, tuple(x for x in along if not lines[x.axis].all()))
+def _renamed(slot: Slot, path: str) -> Region:
+    """Return what a leaf holds of a parameter with another name."""
+    along = slot.region.along if slot.region else ()
+    return Region(path, tuple([each._replace(stack=path) for each in along]))
 
 
 def _row_for_field(row: Row, field: Field, more: str) -> Row | str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -38,7 +38,6 @@ class StateLeaf:
         whole: name of the leaf.
         piece: what of the leaf it is; along no axis, if it is all of it.
         origin: the saved names of those of which a migration made it; empty if none.
-        origin_of: gives these for some of the numbers of its parameter.
         is_padded: whether some of its numbers are zeros that a migration added.
     """
 
@@ -47,7 +46,6 @@ class StateLeaf:
     whole: str
     piece: Region = _ALL
     origin: tuple[str, ...] = ()
-    origin_of: Callable[[Region], tuple[str, ...]] | None = None
     is_padded: bool = False
 
     @functools.cached_property
@@ -86,10 +84,11 @@ def divide_leaves(
         if any(region.along for _, region in holders):
             shape = tuple(params[path].shape)
             current = _with_axes(shape, holders)
-            if current is None:
+            divided = None if current is None else _pieces(shape, current)
+            if divided is None:
                 unclear.add(path)
             else:
-                pieces |= _pieces(shape, current)
+                pieces |= divided
     return pieces, unclear
 
 
@@ -163,12 +162,15 @@ def _part(
 
 def _pieces(
     shape: tuple[int, ...], holders: Sequence[_Holder[_AnyLeaf]]
-) -> dict[int, list[_AnyLeaf]]:
+) -> dict[int, list[_AnyLeaf]] | None:
     """Return the pieces of the leaves of one parameter, by the identity of the leaf.
 
     Args:
         shape: of the parameter.
         holders: the leaves; those of other shapes stay whole.
+
+    Returns:
+        None if they are cut along several axes that no stack names.
     """
     parts = [(*each, _part(each, shape)) for each in holders]
     fits = [
@@ -180,7 +182,7 @@ def _pieces(
     path = holders[0][1].path
     names = {each.axis: each.stack for each in reversed(along) if each.stack != path}
     if len([axis for axis in used if axis not in names]) > 1:
-        return {}
+        return None
     atoms = {
         axis: _atoms([part[axis] for *_, part in fits if axis in part], shape[axis])
         for axis in used
@@ -206,7 +208,6 @@ def _pieces(
                     leaf,
                     slot=Slot(below(prefix, tail), prefix, tail, held),
                     piece=Region("", () if is_whole else tuple(places)).shifted(lead),
-                    origin=leaf.origin_of(held) if leaf.origin_of else leaf.origin,
                 )
             )
     return pieces
