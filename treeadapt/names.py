@@ -96,13 +96,33 @@ def section(
         >>> section("", fold(f"{'abcdefghi'[i // 10]}/{i}" for i in range(90)))[-2:]
         ['  h/{70..79}', '  and 10 more']
     """
-    if isinstance(rows, Mapping):
-        left += sum(map(len, itertools.islice(rows.values(), SHOWN, None)))
-    else:
-        left += len(rows[SHOWN:])
-    lines = [f"  {row}" for row in itertools.islice(rows, SHOWN)]
-    lines += [f"  and {left:,} more"] if left > 0 else []
+    lines = [f"  {row}" for row in first_rows(rows, left=left)]
     return [title, *lines] if title and lines else lines
+
+
+def first_rows(
+    rows: Sequence[str] | Mapping[str, Sequence[int]],
+    *,
+    limit: int = SHOWN,
+    left: int = 0,
+) -> list[str]:
+    """Return the first rows, then how many more there are.
+
+    Args:
+        rows: as for ``section``.
+        limit: how many to return.
+        left: how many lines there are in addition.
+
+    Example:
+        >>> "; ".join(first_rows(["a", "b", "c"], limit=1))
+        'a; and 2 more'
+    """
+    if isinstance(rows, Mapping):
+        left += sum(map(len, itertools.islice(rows.values(), limit, None)))
+    else:
+        left += len(rows[limit:])
+    shown = [*itertools.islice(rows, limit)]
+    return [*shown, f"and {left:,} more"] if left > 0 else shown
 
 
 def fold(texts: Iterable[str]) -> dict[str, list[int]]:

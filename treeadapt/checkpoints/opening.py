@@ -26,7 +26,7 @@ from treeadapt.checkpoints.stored import NUMBER, Stored
 from treeadapt.checkpoints.versions import stamp, watched
 from treeadapt.convert import describe
 from treeadapt.errors import CheckpointError, TreeAdaptWarning
-from treeadapt.names import SHOWN, listing
+from treeadapt.names import first_rows, listing
 
 _OF_PARTS = ("safetensors", "orbax")  # may be several files
 
@@ -56,11 +56,9 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Stored]:
     with watched(name, version):
         stored = _listed(name, version)
         if stored.doubts:
-            left = len(stored.doubts) - SHOWN
-            more = f"; and {left:,} more" if left > 0 else ""
             warnings.warn(
                 f"The checkpoint {listing([str(name)])} is read as it is now: "
-                f"{'; '.join(stored.doubts[:SHOWN])}{more}. Save it again to end this "
+                f"{'; '.join(first_rows(stored.doubts))}. Save it again to end this "
                 "warning.",
                 TreeAdaptWarning,
                 stacklevel=4,

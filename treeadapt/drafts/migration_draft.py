@@ -11,7 +11,7 @@ from treeadapt.drafts.values import leaf_of
 from treeadapt.drafts.writing import WrittenRow, alone
 from treeadapt.migrations.files import MIGRATION_FILE
 from treeadapt.migrations.migration import Migration
-from treeadapt.names import fold, listing, plural
+from treeadapt.names import first_rows, fold, listing, plural
 
 _SHARED = (
     "# These have numbers in common, in an order that no drafted row gives. If there",
@@ -132,10 +132,7 @@ def _dropping(paths: Sequence[str]) -> Iterator[str]:
 
 def _listed(texts: Iterable[str], limit: int = 200) -> list[str]:
     """Write texts as comments, one a line."""
-    every = [*texts]
-    lines = [f"#     {_line(text)}" for text in every[:limit]]
-    more = len(every) - limit
-    return [*lines, f"#     and {more:,} more"] if more > 0 else lines
+    return [f"#     {_line(text)}" for text in first_rows([*texts], limit=limit)]
 
 
 def _line(text: str) -> str:

@@ -24,7 +24,7 @@ import numpy as np
 from treeadapt.arrays import is_array
 from treeadapt.convert import describe
 from treeadapt.errors import TreeAdaptError, UnusedRuleError
-from treeadapt.names import listing, natural, plural
+from treeadapt.names import first_rows, listing, natural, plural
 from treeadapt.selection.answers import require_agreement
 from treeadapt.selection.repairs import unused_message
 from treeadapt.selection.rules import Rules
@@ -121,9 +121,10 @@ class TreeDiff:
         counts = collections.Counter(difference.kind for difference in self.differences)
         kinds = ", ".join(f"{counts[kind]:,} {kind}" for kind in _KINDS if counts[kind])
         lines = [f"{plural(len(self.differences), 'difference')}: {kinds}."]
-        lines += map(str, self.differences[:limit])
-        if len(self.differences) > limit:
-            lines.append(f"and {len(self.differences) - limit:,} more")
+        left = len(self.differences) - limit
+        lines += first_rows(
+            [*map(str, self.differences[:limit])], left=left, limit=limit
+        )
         return "\n".join(lines)
 
 

@@ -178,7 +178,9 @@ class MemoryPlan:
         cells = [group.cells for group in groups[:_SHOWN]]
         if len(groups) > _SHOWN:
             rest = sum(group.device_bytes for group in groups[_SHOWN:])
-            cells.append((f"… {len(groups) - _SHOWN:,} more", "", "", size_text(rest)))
+            cells.append(
+                (f"and {len(groups) - _SHOWN:,} more", "", "", size_text(rest))
+            )
         lines = [self.headline, "", *aligned(head, rows)]
         if cells:
             own_head = ("largest, with state", "contents", "spec", "each device")

@@ -20,7 +20,7 @@ from treeadapt.errors import SelectorError, StackError
 from treeadapt.layers.keys import boxes
 from treeadapt.layers.region import Region
 from treeadapt.layers.stacks import Unrolled
-from treeadapt.names import fold, listing, paths_text, plural, shorten
+from treeadapt.names import first_rows, fold, listing, paths_text, plural, shorten
 from treeadapt.trees.views import TreeView
 
 _SHOWN = 4  # rulings that an error lists
@@ -92,8 +92,7 @@ class Split:
             + (f" ({rule})" if rule else "")
             for region, value, rule in self.rulings[:_SHOWN]
         ]
-        left = len(self.rulings) - _SHOWN
-        return "; ".join(texts) + (f"; and {left:,} more" if left > 0 else "")
+        return "; ".join(first_rows(texts, left=len(self.rulings) - _SHOWN))
 
 
 def no_leaf(paths: Sequence[str], num_asked: int = 1) -> SelectorError:

@@ -438,7 +438,6 @@ def numpy_values(leaf: Any) -> Any:
 def _several_message(key: Any, named: Sequence[_Part], parts: Iterable[_Part]) -> str:
     """Say that several fields have a name, and what tells these apart."""
     paths = [part.exact_path() for part in named]
-    shown = f"{', '.join(paths[:8])}{' ...' if len(paths) > 8 else ''}"
     groups = [part for part in parts if part.label is not _MISSING]
     labels = [
         [group.label for group in groups if part.path[: len(group.path)] == group.path]
@@ -453,7 +452,9 @@ def _several_message(key: Any, named: Sequence[_Part], parts: Iterable[_Part]) -
     *others, last = cures
     cure = f"{', '.join(others)}, or {last}" if others else last
     many = plural(len(paths), "field")
-    return f"{many} of the state are called {key!r}: {shown}. {cure}."
+    return (
+        f"{many} of the state are called {key!r}: {listing(paths, write=str)}. {cure}."
+    )
 
 
 def _path_of_state(holder: Any) -> str:
