@@ -603,6 +603,25 @@ def test_a_vector_of_all_params_starts_fresh_with_its_count():
     assert_equal(state, tx.init({"a": jnp.ones((4, 3)), "b": jnp.ones(3)}))
 
 
+@pytest.mark.parametrize("form", ["own", "flat"])
+@pytest.mark.parametrize("before", ["adam", "amsgrad", "sm3", "schedule_free", "group"])
+def test_moments_that_the_new_state_lacks_are_left_over(before, form):
+    tx = {
+        "adam": adam,
+        "amsgrad": optax.amsgrad(1e-2),
+        "sm3": optax.sm3(1e-2),
+        "schedule_free": optax.contrib.schedule_free(adam, 1e-2),
+        "group": ta.partition({"mu": adam}, {"**": "mu"}),
+    }[before]
+    m = ta.Migration({"w : a b": "k : b a", "b": "c"})
+    params = {"w": jnp.ones((2, 3)), "b": jnp.ones(300)}
+    old = tx.init(params)
+    saved = ta.to_flat_dict(old) if form == "flat" else old
+    _, report = ta.carry_state(optax.sgd(1e-2), m(params), saved, migration=m)
+    assert report.unmoved == {}
+    assert report.left_over == tuple(ta.to_flat_dict(saved))
+
+
 def test_leaves_without_a_row_are_reported():
     m = ta.Migration({"w": "kernel"})
     old = adam.init({"w": jnp.ones(2), "b": jnp.ones(3)})

@@ -76,6 +76,9 @@ SCALE_FIELDS = frozenset(
     }
 )
 
+#: Fields that hold arrays by the names of the params.
+COPY_FIELDS = SCALE_FIELDS.union(DEGREES)
+
 # Of these classes the table does not hold: they normalize, or keep other statistics.
 _OTHER_DEGREES = ("FactoredState", "ScaleByNovogradState", "ScaleBySM3State")
 

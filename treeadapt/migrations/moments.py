@@ -17,10 +17,9 @@ import numpy as np
 from treeadapt.layers.region import read_key
 from treeadapt.migrations.groups import Group
 from treeadapt.names import listing
-from treeadapt.optax_fields import DEGREES, SCALE_FIELDS
+from treeadapt.optax_fields import COPY_FIELDS
 from treeadapt.paths import SEPARATOR
 
-_FIELDS = frozenset(DEGREES) | SCALE_FIELDS
 _COUNT = "count"
 
 
@@ -37,7 +36,7 @@ def changed_moments(
     are_states: dict[str, bool] = {}
     for group in changing:
         for path in group.source_paths:
-            nodes = (at for at in _fields_above(path) if at[1] in _FIELDS)
+            nodes = (at for at in _fields_above(path) if at[1] in COPY_FIELDS)
             node, name = next(nodes, ("", ""))
             if name and node not in are_states:
                 are_states[node] = _holds_copies(node, source)
@@ -77,7 +76,7 @@ def _holds_copies(node: str, source: Mapping[str, Any]) -> bool:
     for path in source:
         if path.startswith(start):
             name, _, tail = path[len(start) :].partition(SEPARATOR)
-            if tail and name in _FIELDS:
+            if tail and name in COPY_FIELDS:
                 fields.setdefault(name, set()).add(read_key(tail).path)
     every = [*fields.values()]
     if any(one & other for one, other in itertools.combinations(every, 2)):

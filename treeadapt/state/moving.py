@@ -27,7 +27,7 @@ from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.rows import Row
 from treeadapt.migrations.running import CUT_OFF, run
 from treeadapt.names import listing
-from treeadapt.optax_fields import PARAM_FIELDS
+from treeadapt.optax_fields import COPY_FIELDS, PARAM_FIELDS
 from treeadapt.state.matching import by_node
 from treeadapt.state.pieces import StateLeaf, cut_leaf
 from treeadapt.state.state_map import (
@@ -113,7 +113,13 @@ def move_copies(
     mover = _Mover(saved, migration, params, moved)
     copies = {slot.prefix for slot in slots}
     owners = {slot.node for slot in slots if slot.is_copy}
-    joint = {slot.node for slot in slots if is_joint(saved[slot.name], len(params))}
+    joint = {
+        slot.node
+        for slot in slots
+        if is_joint(saved[slot.name], len(params))
+        and not any(field_of(prefix) in COPY_FIELDS for prefix, _ in cuts_of(slot.name))
+        and prefixes.get(slot.name) in (None, slot.name)
+    }
     parts: dict[tuple[str, str, int], list[tuple[Taken, Slot]]] = {}
     for slot in slots:
         if slot.prefix is not None:
