@@ -441,16 +441,18 @@ def collections_beside_params(
 def _warn_of_collections(view: TreeView, chosen: Sequence[int], where: Any) -> None:
     paths = (view.plan.paths[index] for index in chosen)
     patterns = as_selector(where).patterns()
-    other = collections_beside_params(view.plan, paths, patterns)
-    if other:
-        warnings.warn(
-            f"Collections other than 'params' are about to be trained: "
-            f"{listing(other)}. "
+    if other := collections_beside_params(view.plan, paths, patterns):
+        warn_of_collections(
+            other,
             'Select the parameters alone, split(variables, "params"), or name the '
             f"others: split(variables, {['params', *other]}).",
-            CollectionWarning,
-            stacklevel=3,
         )
+
+
+def warn_of_collections(names: Sequence[str], cure: str) -> None:
+    """Warn of collections of variables that would train next to ``params``."""
+    text = f"Collections other than 'params' are about to be trained: {listing(names)}"
+    warnings.warn(f"{text}. {cure}", CollectionWarning, stacklevel=4)
 
 
 def _warn_of_random_state(view: TreeView, form: _Form) -> None:

@@ -15,7 +15,6 @@ import contextlib
 import dataclasses
 import functools
 import os
-import re
 import sys
 import warnings
 from collections import Counter
@@ -31,6 +30,7 @@ from treeadapt.checkpoints.leaves import stored_form
 from treeadapt.checkpoints.versions import watched
 from treeadapt.cli import converting, printing, sources
 from treeadapt.cli.bench import bench_rows
+from treeadapt.cli.explaining import explain_row, explain_rules
 from treeadapt.cli.lint import (
     KINDS,
     as_options,
@@ -42,14 +42,13 @@ from treeadapt.cli.lint import (
 from treeadapt.drafts.draft import draft_migration
 from treeadapt.errors import TreeAdaptError
 from treeadapt.migrations.migration import Migration
-from treeadapt.migrations.plan import MigrationPlan, explanation
-from treeadapt.names import Speller, listing, plural
+from treeadapt.migrations.plan import MigrationPlan
+from treeadapt.names import listing, plural
 from treeadapt.reports.diff import TreeDiff, compared, tree_diff
 from treeadapt.reports.summary import Finding, summarize
 from treeadapt.reports.words import printable
-from treeadapt.selection.decision import MISSING, STATIC, Decision
+from treeadapt.selection.decision import Decision
 from treeadapt.selection.rules import Rules, load_rules
-from treeadapt.selection.selectors import select
 from treeadapt.trees.views import view_tree
 
 PROGRAM = "treeadapt"
@@ -431,66 +430,13 @@ def explain(tree: str, path: str, file: str, outcome: Outcome) -> None:
     With --migration, say which row moves the leaf at PATH, of TREE or of what it
     becomes, and where an index of it goes.
     """
-    if isinstance(outcome, Decision):
-        _explain_rules(tree, path, outcome)
-    else:
-        _explain_row(tree, path, outcome[0])
-
-
-def _explain_rules(tree: str, path: str, decision: Decision) -> None:
-    stored = decision.stored.plan.paths
-    parts = {  # of a leaf or a layer; or of an array, its layers, those alike as one
-        layers.path: layers.rows
-        for layers in decision.divided()
-        if path in (layers.path, layers.region.path)
-    }
-    if path in decision.paths:
-        parts = {path: [decision.paths.index(path)]}
-    if not parts:
-        _require_leaf(tree, path, [*dict.fromkeys((*stored, *decision.paths))])
-    rows = [row for part_rows in parts.values() for row in part_rows]
-    deciding = {decision.deciding[row] for row in rows}
-    for index, (where, label) in enumerate(decision.rules.pairs):
-        chosen = select(decision.view, where, unused="ignore")
-        matching = "matches" if any(chosen[row] for row in rows) else "-"
-        verdict = "decides" if index in deciding else matching
-        text = f"{verdict:8} rule {index + 1}: {where.typed} = {label!r}"
-        look = {"bold": verdict == "decides" or None, "dim": verdict == "-" or None}
-        click.secho(printable(text), **look)
-    for name, (row, *_) in parts.items():
-        value, rule = decision.values[row], decision.deciding[row] + 1
-        wording = f"gets {value!r}" if rule else f"gets the default, {value!r}"
-        if value is STATIC:
-            wording = "is not an array, and needs no rule"
-        elif value is MISSING:
-            wording = "is matched by no rule"
-        elif rule and len(parts) > 1:
-            wording += f" by rule {rule}"
-        click.echo(printable(f"{name!r} {wording}."))
-    if any(decision.values[row] is MISSING for row in rows):
+    is_matched = (
+        explain_rules(tree, path, outcome)
+        if isinstance(outcome, Decision)
+        else explain_row(tree, path, outcome[0])
+    )
+    if not is_matched:
         sys.exit(1)
-
-
-def _explain_row(tree: str, path: str, plan: MigrationPlan) -> None:
-    lines = [*explanation(plan, path)]
-    for line in lines:
-        click.echo(printable(line))
-    if lines:
-        return
-    _require_leaf(tree, path, [*plan.source, *plan.result])
-    row = next((n for n, row in enumerate(plan.rows, 1) if row.takes(path)), None)
-    why = "no row" if row is None else f"row {row}, which does not fit; see lint"
-    click.echo(printable(f"{path!r} is matched by {why}."))
-    sys.exit(1)
-
-
-def _require_leaf(tree: str, path: str, paths: Sequence[str]) -> None:
-    if path not in paths:
-        part = re.compile(rf"(.*[/.])?{re.escape(path)}([/.].*)?", re.DOTALL)
-        around = list(filter(part.fullmatch, paths))
-        near = (around or Speller().nearest(path, paths))[:3]
-        hint = f" Did you mean {listing(near)}?" if near else ""
-        raise _Failure(f"{tree!r} has no leaf {path!r}.{hint}")
 
 
 @app.command(short_help="Write a checkpoint in another format, or migrated.")

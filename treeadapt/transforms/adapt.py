@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import traceback
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,10 +23,10 @@ import optax
 from treeadapt import _jax
 from treeadapt.arrays import is_array, is_number
 from treeadapt.convert import describe_argument
-from treeadapt.errors import CollectionWarning, TransformError, TreeAdaptError
+from treeadapt.errors import TransformError, TreeAdaptError
 from treeadapt.names import listing
 from treeadapt.selection.whole import WholeTree, whole_of, whole_tree
-from treeadapt.splitting import collections_beside_params
+from treeadapt.splitting import collections_beside_params, warn_of_collections
 from treeadapt.transforms.flat import (
     FlatDict,
     by_half,
@@ -230,13 +229,10 @@ def _warn_of_collections(view: TreeView, moving: Iterable[str], tx: Any) -> None
         meant = list(patterns_held(tx))
         other = collections_beside_params(view.plan, other, meant)
     if other:
-        warnings.warn(
-            f"Collections other than 'params' are about to be trained: "
-            f"{listing(other)}. "
+        warn_of_collections(
+            other,
             "Pass the parameters alone, variables['params'], or freeze the others: "
             f"treeadapt.freeze(tx, {other}).",
-            CollectionWarning,
-            stacklevel=3,
         )
 
 

@@ -1,0 +1,94 @@
+"""Explaining: which rule or row decides one leaf, line by line.
+
+Takes a ``Decision`` or the plan of a migration; prints each rule with its verdict, or
+the row and where an index goes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import click
+
+from treeadapt.errors import TreeAdaptError
+from treeadapt.migrations.plan import MigrationPlan, explanation
+from treeadapt.names import Speller, listing
+from treeadapt.reports.words import printable
+from treeadapt.selection.decision import MISSING, STATIC, Decision
+from treeadapt.selection.selectors import select
+
+
+def explain_rules(tree: str, path: str, decision: Decision) -> bool:
+    """Print which rules match a leaf, and return whether one decides it.
+
+    Args:
+        tree: name of the tree.
+        path: of the leaf, or of layers of an array.
+        decision: the rules, and the tree.
+
+    Raises:
+        TreeAdaptError: the tree has no such leaf.
+    """
+    stored = decision.stored.plan.paths
+    parts = {  # of a leaf or a layer; or of an array, its layers, those alike as one
+        layers.path: layers.rows
+        for layers in decision.divided()
+        if path in (layers.path, layers.region.path)
+    }
+    if path in decision.paths:
+        parts = {path: [decision.paths.index(path)]}
+    if not parts:
+        _require_leaf(tree, path, [*dict.fromkeys((*stored, *decision.paths))])
+    rows = [row for part_rows in parts.values() for row in part_rows]
+    deciding = {decision.deciding[row] for row in rows}
+    for index, (where, label) in enumerate(decision.rules.pairs):
+        chosen = select(decision.view, where, unused="ignore")
+        matching = "matches" if any(chosen[row] for row in rows) else "-"
+        verdict = "decides" if index in deciding else matching
+        text = f"{verdict:8} rule {index + 1}: {where.typed} = {label!r}"
+        look = {"bold": verdict == "decides" or None, "dim": verdict == "-" or None}
+        click.secho(printable(text), **look)
+    for name, (row, *_) in parts.items():
+        value, rule = decision.values[row], decision.deciding[row] + 1
+        wording = f"gets {value!r}" if rule else f"gets the default, {value!r}"
+        if value is STATIC:
+            wording = "is not an array, and needs no rule"
+        elif value is MISSING:
+            wording = "is matched by no rule"
+        elif rule and len(parts) > 1:
+            wording += f" by rule {rule}"
+        click.echo(printable(f"{name!r} {wording}."))
+    return not any(decision.values[row] is MISSING for row in rows)
+
+
+def explain_row(tree: str, path: str, plan: MigrationPlan) -> bool:
+    """Print which row moves a leaf, and where; return whether one does.
+
+    Args:
+        tree: name of the tree.
+        path: of the leaf, or of what it becomes.
+        plan: of the migration.
+
+    Raises:
+        TreeAdaptError: neither side has such a leaf.
+    """
+    lines = [*explanation(plan, path)]
+    for line in lines:
+        click.echo(printable(line))
+    if lines:
+        return True
+    _require_leaf(tree, path, [*plan.source, *plan.result])
+    row = next((n for n, row in enumerate(plan.rows, 1) if row.takes(path)), None)
+    why = "no row" if row is None else f"row {row}, which does not fit; see lint"
+    click.echo(printable(f"{path!r} is matched by {why}."))
+    return False
+
+
+def _require_leaf(tree: str, path: str, paths: Sequence[str]) -> None:
+    if path not in paths:
+        part = re.compile(rf"(.*[/.])?{re.escape(path)}([/.].*)?", re.DOTALL)
+        around = list(filter(part.fullmatch, paths))
+        near = (around or Speller().nearest(path, paths))[:3]
+        hint = f" Did you mean {listing(near)}?" if near else ""
+        raise TreeAdaptError(f"{tree!r} has no leaf {path!r}.{hint}")
