@@ -176,7 +176,7 @@ def _cut_axis(array: Any, axis: int, places: Sequence[int]) -> Any:
     array, entry = _gathered(array, axis)
     ends = list(runs(places))
     if len(ends) > _MOST_RUNS:
-        found = jnp.take(
+        layers = jnp.take(
             array,
             np.asarray(places),
             axis=axis,
@@ -186,8 +186,8 @@ def _cut_axis(array: Any, axis: int, places: Sequence[int]) -> Any:
         )
     else:
         parts = [jax.lax.slice_in_dim(array, *each, axis=axis) for each in ends]
-        found = _joined(parts, axis)
-    return found if entry is None else _spread(found, axis, entry)
+        layers = _joined(parts, axis)
+    return layers if entry is None else _spread(layers, axis, entry)
 
 
 def _gathered(array: Any, axis: int) -> tuple[Any, Any]:
@@ -254,11 +254,13 @@ def put(rest: Any, parts: Sequence[tuple[Region, Any]]) -> Any:
     return array if same else jax.device_put(array, rest.sharding)
 
 
-def _put_axis(array: Any, axis: int, held: Sequence[tuple[Sequence[int], Any]]) -> Any:
+def _put_axis(
+    array: Any, axis: int, parts_in: Sequence[tuple[Sequence[int], Any]]
+) -> Any:
     """Return ``array`` with parts put in at some places along one axis."""
     array, entry = _gathered(array, axis)
     parts: list[tuple[int, int, Any]] = []
-    for places, part in held:
+    for places, part in parts_in:
         part, _ = _gathered(part, axis)
         ends = list(runs(places))
         if len(ends) > _MOST_RUNS:
@@ -271,8 +273,8 @@ def _put_axis(array: Any, axis: int, held: Sequence[tuple[Sequence[int], Any]]) 
         for first, end in ends:
             stop = start + end - first
             whole = len(ends) == 1
-            own = part if whole else jax.lax.slice_in_dim(part, start, stop, axis=axis)
-            parts.append((first, end, own))
+            run = part if whole else jax.lax.slice_in_dim(part, start, stop, axis=axis)
+            parts.append((first, end, run))
             start = stop
     pieces, done = [], 0
     for first, end, part in sorted(parts, key=lambda each: each[0]):
@@ -282,5 +284,5 @@ def _put_axis(array: Any, axis: int, held: Sequence[tuple[Sequence[int], Any]]) 
         done = end
     if done < array.shape[axis]:
         pieces.append(jax.lax.slice_in_dim(array, done, None, axis=axis))
-    found = _joined(pieces, axis)
-    return found if entry is None else _respecified(found, axis, entry)
+    whole_array = _joined(pieces, axis)
+    return whole_array if entry is None else _respecified(whole_array, axis, entry)

@@ -69,7 +69,7 @@ class Stacks:
     """Which nodes of a tree hold layers, and along which axis.
 
     Args:
-        given: ``{key: axis}``. The key is the path of a node or leaf of the stored
+        stacks: ``{key: axis}``. The key is the path of a node or leaf of the stored
             tree, without numbers of layers; ``""`` is the whole tree. The axis counts
             in the stored array, or is its name in the metadata of its box. A pair
             ``("blocks_{l}", 0)`` also names the unrolled form, which is otherwise
@@ -77,7 +77,7 @@ class Stacks:
             above. Of nested stacks, the outermost number is put in first.
 
     Raises:
-        StackError: ``given`` is malformed.
+        StackError: ``stacks`` is malformed.
 
     Example:
         >>> Stacks({"blocks": 0, "blocks/rngs": None})
@@ -86,15 +86,15 @@ class Stacks:
 
     data: dict[str, Any]
 
-    def __init__(self, given: Mapping[str, Any] | Stacks = {}):  # noqa: B006  # read only
-        if isinstance(given, Stacks):
-            given = given.data
-        if not isinstance(given, Mapping):
+    def __init__(self, stacks: Mapping[str, Any] | Stacks = {}):  # noqa: B006  # read only
+        if isinstance(stacks, Stacks):
+            stacks = stacks.data
+        if not isinstance(stacks, Mapping):
             _refuse(
                 "stacks= is a mapping from the path of a node to the axis along which "
-                f'its arrays hold layers, such as {{"blocks": 0}}; got {given!r:.100}.'
+                f'its arrays hold layers, such as {{"blocks": 0}}; got {stacks!r:.100}.'
             )
-        self.data = dict(given)
+        self.data = dict(stacks)
         read = [_read(key, value) for key, value in self.data.items()]
         self._stacks = sorted(read, key=lambda stack: (len(stack.key), stack.key))
         for stack in self._stacks:
@@ -164,8 +164,8 @@ class Stacks:
             return [()] * len(view.leaves)
         names = self._axis_names(view)
         left_out = self._left_out(view, names)
-        found: list[tuple[Along, ...]] = []
-        held: dict[Any, dict[int, list[int]]] = {}  # leaves by number of layers
+        along_by_leaf: list[tuple[Along, ...]] = []
+        leaves_by_size: dict[Any, dict[int, list[int]]] = {}  # of each set of layers
         met: set[str] = set()
         for index, (path, leaf) in enumerate(view.items()):
             region = read_key(path)
@@ -185,11 +185,13 @@ class Stacks:
                 size = leaf.shape[axis]
                 if size == 0:
                     _refuse(f"{listing([path])} {describe(leaf)} holds no layer.")
-                sizes = held.setdefault((stack.key, (*region.numbers.items(),)), {})
+                sizes = leaves_by_size.setdefault(
+                    (stack.key, (*region.numbers.items(),)), {}
+                )
                 sizes.setdefault(size, []).append(index)
                 axes.append(Along(stack.key, axis, range(size)))
-            found.append(tuple(axes))
-        for (key, _), sizes in held.items():
+            along_by_leaf.append(tuple(axes))
+        for (key, _), sizes in leaves_by_size.items():
             if len(sizes) > 1:
                 _refuse(_uneven(key, view, sizes))
         for path in view.plan.nones:
@@ -199,7 +201,7 @@ class Stacks:
                 around = self._around(stack.key) if stack.axis is None else (stack,)
                 if stack.key not in met and left_out.isdisjoint(s.key for s in around):
                     _refuse(_not_met(stack, view))
-        return found
+        return along_by_leaf
 
     def _axis_names(self, view: TreeView) -> dict[int, AxisNames]:
         """Return what boxes say of axes, if a stack is along an axis with a name."""
@@ -216,7 +218,7 @@ class Stacks:
         stack names its axis, boxes decide.
         """
         arrays = [(i, *one) for i, one in enumerate(view.items()) if is_array(one[1])]
-        found: set[str] = set()
+        unrolled: set[str] = set()
         for stack in self._stacks:
             if stack.axis is None:
                 continue
@@ -224,17 +226,17 @@ class Stacks:
             layers = [each for each in arrays if form.fullmatch(each[1])]
             if not layers:
                 continue
-            own = [
+            below = [
                 each for each in arrays if stack in self._chain(read_key(each[1]).path)
             ]
-            if own and isinstance(stack.axis, str):
-                named = [names[index].names for index, *_ in own if index in names]
+            if below and isinstance(stack.axis, str):
+                named = [names[index].names for index, *_ in below if index in names]
                 if not named or any(stack.axis in each for each in named):
                     continue
-            elif own and _fits(stack, own):
-                _refuse(_two_ways(stack, own[0], layers[0]))
-            found.add(stack.key)
-        return frozenset(found)
+            elif below and _fits(stack, below):
+                _refuse(_two_ways(stack, below[0], layers[0]))
+            unrolled.add(stack.key)
+        return frozenset(unrolled)
 
     def _unrolled_form(self, stack: _Stack) -> re.Pattern[str]:
         """Return what matches paths in the layers of a stack, each a node of its own.
@@ -410,9 +412,9 @@ class _UnrolledPlan(Plan):
 
     def __init__(self, stored: Plan, form: Callable[[str], _UnrolledPath]):
         self._form = form
-        found = [form(path).paths() for path in stored.paths]
-        self.paths = tuple(itertools.chain(*found))
-        leaves = (leaf for leaf, paths in enumerate(found) for _ in paths)
+        paths_by_leaf = [form(path).paths() for path in stored.paths]
+        self.paths = tuple(itertools.chain(*paths_by_leaf))
+        leaves = (leaf for leaf, paths in enumerate(paths_by_leaf) for _ in paths)
         self.untrained = frozenset(
             row for row, leaf in enumerate(leaves) if leaf in stored.untrained
         )
@@ -495,8 +497,8 @@ def _axis_of(stack: _Stack, path: str, leaf: Any, names: Any) -> int:
 
 def _not_met(stack: _Stack, view: TreeView) -> str:
     paths = [path.split("/") for path in view.plan.paths]
-    known = {"/".join(path[:n]) for path in paths for n in range(1, len(path) + 1)}
-    near = Speller().nearest(stack.key, sorted(known), count=1)
+    nodes = {"/".join(path[:n]) for path in paths for n in range(1, len(path) + 1)}
+    near = Speller().nearest(stack.key, sorted(nodes), count=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return (
         f"stacks={{{stack.key!r}: ...}} matches nothing: no leaf is there or below. "
@@ -505,10 +507,12 @@ def _not_met(stack: _Stack, view: TreeView) -> str:
     )
 
 
-def _fits(stack: _Stack, own: Sequence[_Leaf]) -> bool:
+def _fits(stack: _Stack, leaves: Sequence[_Leaf]) -> bool:
     """Whether arrays may hold layers along the axis of a stack."""
     with contextlib.suppress(StackError):
-        sizes = {leaf.shape[_axis_of(stack, path, leaf, None)] for _, path, leaf in own}
+        sizes = {
+            leaf.shape[_axis_of(stack, path, leaf, None)] for _, path, leaf in leaves
+        }
         return len(sizes) == 1
     return False
 
@@ -525,14 +529,15 @@ def _two_ways(stack: _Stack, stored: _Leaf, layer: _Leaf) -> str:
     )
 
 
-def _uneven(key: str, view: TreeView, held: Mapping[int, Sequence[int]]) -> str:
-    most, *_, least = sorted(held, key=lambda size: -len(held[size]))
-    path, leaf = view.plan.paths[held[least][0]], view.leaves[held[least][0]]
-    other = view.plan.paths[held[most][0]]
+def _uneven(key: str, view: TreeView, leaves: Mapping[int, Sequence[int]]) -> str:
+    most, *_, least = sorted(leaves, key=lambda size: -len(leaves[size]))
+    (first, *_), (other, *_) = leaves[least], leaves[most]
+    path = view.plan.paths[first]
     return (
         f"The arrays of the stack {key!r} disagree in their number of layers: "
-        f"{path!r} {describe(leaf)} has {least}, and {other!r} "
-        f"{describe(view.leaves[held[most][0]])} has {most}. Correct the axis; or, if "
+        f"{path!r} {describe(view.leaves[first])} has {least}, and "
+        f"{view.plan.paths[other]!r} {describe(view.leaves[other])} has {most}. "
+        "Correct the axis; or, if "
         f"one holds no layers, make an exception: stacks={{{path!r}: None}}."
     )
 

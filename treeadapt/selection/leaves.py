@@ -81,19 +81,19 @@ class Leaves:
         """Return one answer a leaf, in leaf order, of one answer a row."""
         return list(map(answers.__getitem__, self._row_of))
 
-    def once(self, known: Known, answer: Callable[[Leaves], list[T]]) -> list[T]:
+    def once(self, answers: Known, answer: Callable[[Leaves], list[T]]) -> list[T]:
         """Return an answer for all rows, remembered where names alone decide it.
 
         Args:
-            known: what was answered before, by plan.
+            answers: what was answered before, by plan.
             answer: gives one answer a row of a table.
         """
         if not self._by_names:
             return answer(self)
-        found = known.get(self.view.plan)
-        if found is None:
-            found = known[self.view.plan] = answer(self)
-        return found
+        rows = answers.get(self.view.plan)
+        if rows is None:
+            rows = answers[self.view.plan] = answer(self)
+        return rows
 
     def matched(self, pattern: str) -> list[bool]:
         """Return, for each row, whether ``pattern`` selects its leaves."""
@@ -103,11 +103,11 @@ class Leaves:
     def under(self, cls: type) -> list[bool]:
         """Return, for each row, whether its leaves are under a node of a class."""
         above = [self._above[row] for row in self._rows]
-        known = {
+        are_under = {
             classes: any(issubclass(one, cls) for one in classes)
             for classes in dict.fromkeys(above)
         }
-        return list(map(known.__getitem__, above))
+        return list(map(are_under.__getitem__, above))
 
     @functools.cached_property
     def masks(self) -> list[int]:
@@ -138,10 +138,10 @@ class Leaves:
     @functools.cached_property
     def members(self) -> list[list[int]]:
         """The leaves of each row."""
-        found: list[list[int]] = [[] for _ in self._rows]
+        leaves_by_row: list[list[int]] = [[] for _ in self._rows]
         for leaf, row in enumerate(self._row_of):
-            found[row].append(leaf)
-        return found
+            leaves_by_row[row].append(leaf)
+        return leaves_by_row
 
     @functools.cached_property
     def reached(self) -> int:
@@ -183,11 +183,11 @@ class Leaves:
     def _match(self) -> tuple[Sequence[int], _Rows]:
         """Return the bit mask of each leaf, and the rows that these give."""
         plan, key = self.view.plan, self.matcher
-        found = plan.memo.get(key)
-        if found is None:
+        rows = plan.memo.get(key)
+        if rows is None:
             masks = self.matcher.match(plan)
-            found = plan.remember(key, (masks, _grouped([masks])))
-        return found
+            rows = plan.remember(key, (masks, _grouped([masks])))
+        return rows
 
     def _distinct(self, needs: frozenset[str]) -> _Rows | None:
         """Return the rows, if more than the patterns distinguish them."""

@@ -149,24 +149,28 @@ def _advice(entry: Any, names: _Names) -> str:
         some = "its patterns match some, but " if patterns is not None else ""
         return f"{some}no array satisfies it"
     sign, pattern = "!" * entry.startswith("!"), entry.removeprefix("!")
-    own = [] if all(names.is_array) else [*_globs([pattern])]
-    if any(Matcher(own).match(names.plan)):
+    globs = [] if all(names.is_array) else [*_globs([pattern])]
+    if any(Matcher(globs).match(names.plan)):
         return "it matches only leaves that are not arrays, and these need no rule"
     if tied := names.tied(pattern):
         return tied
     hints = []
-    found = _proposals(pattern, names)
-    if found:
-        texts = [f"{sign + text!r} ({plural(n, 'leaf')})" for text, n in found.items()]
+    proposals = _proposals(pattern, names)
+    if proposals:
+        texts = [
+            f"{sign + text!r} ({plural(n, 'leaf')})" for text, n in proposals.items()
+        ]
         hints.append(f"did you mean {' or '.join(texts)}?")
     regex = _as_regex(pattern)
-    if regex and not (found and _is_dotted(names.plan)):  # where '.' is a part of names
-        start = "Or as" if found else "as"
+    if regex and not (
+        proposals and _is_dotted(names.plan)
+    ):  # where '.' is a part of names
+        start = "Or as" if proposals else "as"
         pasted = listing([sign + regex])
         hints.append(f"{start} a regular expression of the whole path: {pasted}")
-    elif not found and any(_has(glob, ClassName) for glob in _globs([pattern])):
+    elif not proposals and any(_has(glob, ClassName) for glob in _globs([pattern])):
         hints.append(names.class_advice())
-    if not found and not any(hints):
+    if not proposals and not any(hints):
         like = "" if names.lists_paths else listing(names.like(pattern))
         looks = f"paths here look like {like}" if like else ""
         hints.append(_deepest(pattern, names) or looks)
@@ -178,12 +182,12 @@ def _proposals(text: str, names: _Names) -> dict[str, int]:
     if len(text) > _MAX_TEXT or text.startswith(REGEX_PREFIX):
         return {}
     nearer = _rewritten(text, names.plan), _respelled(text, names), _without_root(text)
-    found = next(filter(None, map(names.matched, nearer)), {})
+    matches = next(filter(None, map(names.matched, nearer)), {})
     counts = {
         one: len(leaves)
-        for one, leaves in found.items()
+        for one, leaves in matches.items()
         # Otherwise the same leaves are said with less.
-        if not one.startswith("**/") or found.get(one.removeprefix("**/")) != leaves
+        if not one.startswith("**/") or matches.get(one.removeprefix("**/")) != leaves
     }
     return dict(itertools.islice(counts.items(), _MAX_PROPOSALS))
 
@@ -255,13 +259,13 @@ def _respelled(text: str, tree: _Names) -> Iterator[str]:
         best = segments = form.split("/")
         for place in _misspelt(segments, words):
             segment = segments[place]
-            known = names if segment.startswith("<") else spelled
-            near = speller.nearest(segment.lower(), known)
+            spellings = names if segment.startswith("<") else spelled
+            near = speller.nearest(segment.lower(), spellings)
             for key in near:
-                new = [*segments[:place], known[key], *segments[place + 1 :]]
+                new = [*segments[:place], spellings[key], *segments[place + 1 :]]
                 yield from _anywhere("/".join(new))
             if near:
-                best = [*best[:place], known[near[0]], *best[place + 1 :]]
+                best = [*best[:place], spellings[near[0]], *best[place + 1 :]]
         yield from _anywhere("/".join(best))
 
 
@@ -277,8 +281,8 @@ def _misspelt(segments: Sequence[str], words: Iterable[str]) -> list[int]:
         if one not in ("", "**")
     }
     asked = [glob for glob in globs.values() if glob and not glob.needs_tree]
-    found = functools.reduce(operator.or_, map(Matcher(asked).match_path, words), 0)
-    right = {glob.text for place, glob in enumerate(asked) if found >> place & 1}
+    matched = functools.reduce(operator.or_, map(Matcher(asked).match_path, words), 0)
+    right = {glob.text for place, glob in enumerate(asked) if matched >> place & 1}
     # No word can answer what counts siblings.
     right |= {one for one, glob in globs.items() if glob and _has(glob, FromEnd)}
     return [i for i, one in enumerate(segments) if one in globs.keys() - right]
@@ -315,8 +319,8 @@ def _deepest(text: str, names: _Names) -> str:
     """Say how far the pattern leads: what its longest matching beginning matches."""
     segments = text.split("/") if len(text) <= _MAX_TEXT else []
     starts = ("/".join(segments[:n]) for n in range(len(segments) - 1, 0, -1))
-    found = names.matched(start for start in starts if start.strip("*/"))
-    for start, leaves in found.items():
+    matches = names.matched(start for start in starts if start.strip("*/"))
+    for start, leaves in matches.items():
         first, after = names.plan.paths[leaves[0]], segments[start.count("/") + 1]
         count = plural(len(leaves), "leaf")
         said = f"{listing([start])} matches {count}, such as {listing([first])}"
@@ -401,10 +405,15 @@ class _Names:
         for leaf, mask in enumerate(Matcher(globs).match(self.plan)):
             if mask and self.is_array[leaf]:
                 rows[mask].append(leaf)
-        found = {
+        leaves_by_text = {
             glob.text: [
-                leaf for mask, own in rows.items() if mask >> i & 1 for leaf in own
+                leaf
+                for mask, leaves in rows.items()
+                if mask >> i & 1
+                for leaf in leaves
             ]
             for i, glob in enumerate(globs)
         }
-        return {text: sorted(leaves) for text, leaves in found.items() if leaves}
+        return {
+            text: sorted(leaves) for text, leaves in leaves_by_text.items() if leaves
+        }

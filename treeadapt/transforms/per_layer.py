@@ -102,18 +102,18 @@ def per_layer(tx: Any, stacks: Any) -> optax.GradientTransformationExtraArgs:
         ((12, 8, 8), ())
     """
     inner = with_extra_args(tx, "per_layer takes (tx, stacks)")
-    known = Stacks(stacks)
-    keys = [key for key, axis in known.data.items() if axis is not None]
+    stacks = Stacks(stacks)
+    keys = [key for key, axis in stacks.data.items() if axis is not None]
     rest = "none" if "" in keys else ""
 
     def groups(whole: WholeTree, flat: FlatDict) -> tuple[Groups, WholeTree]:
-        axes = known.axes(whole.view, is_part=not whole.strict)
+        axes = stacks.axes(whole.view, is_part=not whole.strict)
         layers = list(map(one_layer, whole.view.leaves, axes))
         along = dict(zip(whole.view.plan.paths, axes, strict=True))
         parts: dict[str, dict[str, tuple[Along, ...]]] = {}
         for path in flat:
-            key, held = _held(whole, path, along[whole.stored_path(path)])
-            parts.setdefault(rest if key is None else key, {})[path] = held
+            key, some = _layers_of(whole, path, along[whole.stored_path(path)])
+            parts.setdefault(rest if key is None else key, {})[path] = some
         groups = {
             key: (_mapped(inner, part), dict.fromkeys(part))
             for key, part in parts.items()
@@ -132,13 +132,13 @@ def per_layer(tx: Any, stacks: Any) -> optax.GradientTransformationExtraArgs:
         whole: WholeTree, updates: FlatDict, state: Any, params: Any, extra: FlatDict
     ) -> tuple[Any, Any]:
         calls = {n: _refusing(n, extra[n]) for n in CALLBACKS if n in extra}
-        own = groups(whole, updates if params is None else fast_params(params))
-        return update_groups(*own, updates, state, params, extra | calls)
+        divided = groups(whole, updates if params is None else fast_params(params))
+        return update_groups(*divided, updates, state, params, extra | calls)
 
     return run_flat(inner, init, update)
 
 
-def _held(
+def _layers_of(
     whole: WholeTree, path: str, along: tuple[Along, ...]
 ) -> tuple[str | None, tuple[Along, ...]]:
     """Return the key of the part that has an array, and the layers that are there.
@@ -199,11 +199,11 @@ def _mapped(
     levels = len(next(iter(part.values())))
     for level in reversed(range(levels)):
         axes, size = {}, 0
-        for path, own in part.items():
-            _, axis, numbers = own[level]
+        for path, along in part.items():
+            _, axis, numbers = along[level]
             size = len(numbers)
             # The axes of the stacks around it are gone by then.
-            axes[path] = axis - sum(outer.axis < axis for outer in own[:level])
+            axes[path] = axis - sum(outer.axis < axis for outer in along[:level])
         tx = _over(tx, axes, size)
     return in_place(tx, part) if levels else tx
 
@@ -230,7 +230,7 @@ def _over(
         require_layers(updates, like, axes)
         first = jax.eval_shape(tx.init, _layers(like, _ins(like, like, axes)))
         ranks = {keys: leaf.ndim for keys, leaf in jtu.tree_leaves_with_path(first)}
-        held = {
+        state_axes = {
             keys: None
             if leaf.ndim == ranks.get(keys)
             else _place(keys, leaf.ndim - 1, like, axes)
@@ -242,10 +242,10 @@ def _over(
             return tx.update(updates, state, params, **(extra | shaped))
 
         def place(keys: Any, leaf: Any) -> int | None:
-            is_shared = keys[0].idx == 1 and held.get(keys[1:], 0) is None
+            is_shared = keys[0].idx == 1 and state_axes.get(keys[1:], 0) is None
             return None if is_shared else _place(keys, leaf.ndim, like, axes)
 
-        ins = [*_ins(updates, like, axes), *held.values()]
+        ins = [*_ins(updates, like, axes), *state_axes.values()]
         ins += [*_ins(params, like, axes), *_ins(shaped, like, axes)]
         return _vmap(on_layer, (updates, state, params, shaped), ins, place, size)
 
@@ -269,8 +269,8 @@ def _that_differ(
     first = jax.eval_shape(tx.init, _layers(params, ins))
     places = [keys for keys, _ in jtu.tree_leaves_with_path(first)]
     leaves, structure = _jax.flatten(first)
-    found = _batched(tx.init, (params,), ins, size)
-    found |= {keys for keys in places if param_of(keys, axes) is not None}
+    differing = _batched(tx.init, (params,), ins, size)
+    differing |= {keys for keys in places if param_of(keys, axes) is not None}
 
     def step(params: Any, state: Any) -> Any:
         return tx.update(fast_params(params), state, params, value=jnp.float32(1))[1]
@@ -280,15 +280,15 @@ def _that_differ(
         return jax.ShapeDtypeStruct(shape, leaf.dtype)
 
     while True:
-        held = [0 if keys in found else None for keys in places]
-        state = structure.unflatten(map(stacked, leaves, held))
+        state_axes = [0 if keys in differing else None for keys in places]
+        state = structure.unflatten(map(stacked, leaves, state_axes))
         try:
-            later = _batched(step, (params, state), [*ins, *held], size)
+            later = _batched(step, (params, state), [*ins, *state_axes], size)
         except (KeyError, TypeError, ValueError):
             return set(places)
-        if later <= found:
-            return found
-        found |= later
+        if later <= differing:
+            return differing
+        differing |= later
 
 
 def _batched(
@@ -297,13 +297,13 @@ def _batched(
     """Return where in the result of ``fn`` values depend on the layer."""
     leaves, structure = _jax.flatten(args)
     places: list[Any] = []
-    found: list[bool] = []
+    flags: list[bool] = []
     note = jax.custom_batching.custom_vmap(lambda *leaves: leaves)
 
     @note.def_vmap
     def _(size: int, batched: Any, *leaves: Any) -> Any:
         del size
-        found.extend(batched)
+        flags.extend(batched)
         return leaves, tuple(batched)
 
     def on_layer(*leaves: Any) -> Any:
@@ -312,7 +312,7 @@ def _batched(
         return note(*(leaf for _, leaf in result))
 
     jax.eval_shape(jax.vmap(on_layer, tuple(ins), axis_size=size), *leaves)
-    return {keys for keys, yes in zip(places, found, strict=False) if yes}
+    return {keys for keys, yes in zip(places, flags, strict=False) if yes}
 
 
 def _vmap(
@@ -351,12 +351,12 @@ def _layers(tree: Any, ins: Sequence[int | None]) -> Any:
 
 def _ins(tree: Any, like: FlatDict, axes: Mapping[str, int]) -> list[int | None]:
     """Return the axis of the layers in each leaf that is shaped like its param."""
-    found = [
+    pairs = [
         (param_of(keys, axes), leaf) for keys, leaf in jtu.tree_leaves_with_path(tree)
     ]
     return [
         axes[path] if path is not None and leaf.shape == like[path].shape else None
-        for path, leaf in found
+        for path, leaf in pairs
     ]
 
 
