@@ -42,6 +42,10 @@ from treeadapt.transforms.placing import (
 )
 from treeadapt.trees.views import view_tree
 
+#: The rank of one layer of each leaf of a state, by its keys; by what ``init`` saw.
+_Ranks = dict[Any, dict[Any, int]]
+_MOST_RANKS = 256
+
 #: What cannot run on each layer by itself, by the class of its state.
 _REFUSED = {
     "AddNoiseState": "optax.add_noise draws random numbers leaf by leaf",
@@ -105,6 +109,7 @@ def per_layer(tx: Any, stacks: Any) -> optax.GradientTransformationExtraArgs:
     stacks = Stacks(stacks)
     keys = [key for key, axis in stacks.data.items() if axis is not None]
     rest = "none" if "" in keys else ""
+    ranks: _Ranks = {}
 
     def groups(whole: WholeTree, flat: FlatDict) -> tuple[Groups, WholeTree]:
         axes = stacks.axes(whole.view, is_part=not whole.strict)
@@ -115,7 +120,7 @@ def per_layer(tx: Any, stacks: Any) -> optax.GradientTransformationExtraArgs:
             key, some = _layers_of(whole, path, along[whole.stored_path(path)])
             parts.setdefault(rest if key is None else key, {})[path] = some
         groups = {
-            key: (_mapped(inner, part), dict.fromkeys(part))
+            key: (_mapped(inner, part, ranks), dict.fromkeys(part))
             for key, part in parts.items()
         }
         view = view_tree(whole.view.rebuild(layers))
@@ -193,9 +198,15 @@ def _require_separable(states: Any) -> None:
 
 
 def _mapped(
-    tx: optax.GradientTransformationExtraArgs, part: Part
+    tx: optax.GradientTransformationExtraArgs, part: Part, ranks: _Ranks
 ) -> optax.GradientTransformationExtraArgs:
-    """Return ``tx`` on each layer of some leaves: one ``vmap`` for each stack."""
+    """Return ``tx`` on each layer of some leaves: one ``vmap`` for each stack.
+
+    Args:
+        tx: the transformation.
+        part: the leaves, and the axes of their layers.
+        ranks: what its ``init`` showed; is added to.
+    """
     levels = len(next(iter(part.values())))
     for level in reversed(range(levels)):
         axes, size = {}, 0
@@ -204,35 +215,50 @@ def _mapped(
             size = len(numbers)
             # The axes of the stacks around it are gone by then.
             axes[path] = axis - sum(outer.axis < axis for outer in along[:level])
-        tx = _over(tx, axes, size)
+        tx = _over(tx, axes, size, ranks)
     return in_place(tx, part) if levels else tx
 
 
 def _over(
-    tx: optax.GradientTransformationExtraArgs, axes: Mapping[str, int], size: int
+    tx: optax.GradientTransformationExtraArgs,
+    axes: Mapping[str, int],
+    size: int,
+    ranks: _Ranks,
 ) -> optax.GradientTransformationExtraArgs:
     """Return ``tx`` on each layer along one axis of each array of a flat dict."""
+
+    def kind(like: FlatDict, state: Any) -> Any:
+        shapes = [(path, leaf.shape, leaf.dtype) for path, leaf in like.items()]
+        return (*axes.items(), *shapes, _jax.flatten(state)[1])
 
     def init(params: Any) -> Any:
         like = fast_params(params)
         ins = _ins(params, like, axes)
         differ = _that_differ(tx, shapes_of(params), ins, axes, size)
+        of_layer: dict[Any, int] = {}
 
         def place(keys: Any, leaf: Any) -> int | None:
+            of_layer[keys] = leaf.ndim
             return _place(keys, leaf.ndim, like, axes) if keys in differ else None
 
-        return _vmap(tx.init, (params,), ins, place, size)
+        state = _vmap(tx.init, (params,), ins, place, size)
+        if len(ranks) >= _MOST_RANKS:
+            ranks.clear()
+        ranks[kind(like, state)] = of_layer
+        return state
 
     def update(
         updates: FlatDict, state: Any, params: Any | None = None, **extra: Any
     ) -> tuple[Any, Any]:
         like = updates if params is None else fast_params(params)
         require_layers(updates, like, axes)
-        first = jax.eval_shape(tx.init, _layers(like, _ins(like, like, axes)))
-        ranks = {keys: leaf.ndim for keys, leaf in jtu.tree_leaves_with_path(first)}
+        of_layer = ranks.get(kind(like, state))
+        if of_layer is None:  # the state is not from here
+            first = jax.eval_shape(tx.init, _layers(like, _ins(like, like, axes)))
+            of_layer = {keys: x.ndim for keys, x in jtu.tree_leaves_with_path(first)}
         state_axes = {
             keys: None
-            if leaf.ndim == ranks.get(keys)
+            if leaf.ndim == of_layer.get(keys)
             else _place(keys, leaf.ndim - 1, like, axes)
             for keys, leaf in jtu.tree_leaves_with_path(state)
         }
