@@ -122,18 +122,19 @@ def located(name: Path) -> tuple[Path, str]:
         CheckpointError: there is none, or more than one.
     """
     kind = format_of(name)
-    if kind == "schema" or not name.is_dir():
-        if not name.is_file():
-            refuse(name, f"it is not a {kind} file")
+    is_folder = kind != "schema" and name.is_dir()
+    if name.is_file():
         return name, kind
-    names = checkpoints_in(name)
+    names = checkpoints_in(name) if is_folder else []
     standard = [each for each in names if each.name in _STANDARD]
     one, *others = standard or names or [name]
     if one != name and not others:
         one = name if one.is_dir() or one.name in _STANDARD[1:] else one
         return one, format_of(one)
-    problem, cure = "it holds several", proposal(name)
-    if len(standard) > 1:
+    problem, cure = "it holds several", proposal(name) if is_folder else ""
+    if not is_folder:
+        problem = f"it is not a {kind} file"
+    elif len(standard) > 1:
         problem = (
             f"it holds more than one checkpoint, {listing([*map(str, standard)])}, and "
             "readers differ in which they take"

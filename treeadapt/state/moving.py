@@ -109,17 +109,21 @@ def move_copies(
     rows = _params_and_rows(saved, migration.rows, fields, params)
     home = homes_in({array: match.path for array, (_, match) in rows.items()})
     slots = map_names(saved, fields, home, prefixes)
-    moved = SavedState({}, prefixes=prefixes, fields=by_node(slots))
-    mover = _Mover(saved, migration, params, moved)
-    copies = {slot.prefix for slot in slots}
-    owners = {slot.node for slot in slots if slot.is_copy}
+    owners = {slot.prefix: slot.node for slot in slots if slot.prefix is not None}
+    kinds = {prefix: fields[field_of(prefix)] for prefix in owners}
+    inside = {
+        slot.name for slot in slots if not owners.keys().isdisjoint(above(slot.name))
+    }
     joint = {
         slot.node
         for slot in slots
-        if is_joint(saved[slot.name], len(params))
+        if prefixes.get(slot.name) in (None, slot.name)
         and not any(field_of(prefix) in COPY_FIELDS for prefix, _ in cuts_of(slot.name))
-        and prefixes.get(slot.name) in (None, slot.name)
+        and is_joint(saved[slot.name], len(params))
     }
+    joint.difference_update(owners.values())
+    moved = SavedState({}, prefixes=prefixes, fields=by_node(slots))
+    mover = _Mover(saved, migration, params, moved)
     parts: dict[tuple[str, str, int], list[tuple[Taken, Slot]]] = {}
     for slot in slots:
         if slot.prefix is not None:
@@ -127,14 +131,14 @@ def move_copies(
             more = "" if slot.rest == "value" else slot.rest
             part = (slot.prefix, more, place)
             parts.setdefault(part, []).append((match, slot))
-        elif any(path in copies for path in above(slot.name)):
+        elif slot.name in inside:
             moved.leave([slot.name], "no row names it")
-        elif slot.node in joint - owners:
+        elif slot.node in joint:
             moved.leave([slot.name], "all params are joined there, without names")
         else:
             moved.leaves[slot.name] = StateLeaf(slot, saved[slot.name], slot.name)
     for (prefix, more, place), leaves in parts.items():
-        mover.move((prefix, more), place, fields[field_of(prefix)], leaves)
+        mover.move((prefix, more), place, kinds[prefix], leaves)
     return moved
 
 
