@@ -116,11 +116,13 @@ class Capture:
         """Return what is equal for starts of which all fail that are after a failure.
 
         What a capture of any text could hold further right in its segment, it could
-        hold here, too.
+        hold here, too; and one of whole segments, if it may start here.
         """
         if not self.is_free:
             return start
-        return 0 if self.is_many else text.find(SEPARATOR, start)
+        if self.is_many:
+            return 0 if _END.match(text, start) else -1
+        return text.find(SEPARATOR, start)
 
     def stops_at(self, literal: str) -> bool:
         """Return whether the first such literal is where a value must end."""
