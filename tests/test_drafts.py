@@ -767,6 +767,90 @@ def test_square_parts_are_joined_along_the_axis_that_other_rows_show(
     assert "check: the order of axes; shapes allow others" in text
 
 
+def block(names: Mapping[str, tuple[int, ...]], kinds: str) -> dict[str, Any]:
+    """Weights and biases of three layers, each apart or all in one array."""
+    shapes = {}
+    weight, bias = kinds.split()
+    for name, shape in names.items():
+        for n in range(3) if "#" in name else [None]:
+            path, stack = name.replace("#", str(n)), () if "#" in name else (3,)
+            shapes[f"{path}{weight}"] = (*stack, *shape)
+            shapes[f"{path}{bias}"] = (*stack, *shape[-1:])
+    return shapes_of(shapes)
+
+
+OPT_NORMS = ["self_attn_layer_norm", "final_layer_norm"]
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+@pytest.mark.parametrize(
+    "norms",
+    [
+        ["attn_norm", "ffn_norm"],  # the first is sure
+        ["norm_attn", "norm_mlp"],
+        ["mlp_last_norm", "attn_first_norm"],
+        ["pre_norm", "post_norm"],  # by their order
+        ["norm1", "norm2"],
+        ["ln_1", "ln_2"],
+    ],
+)
+def test_both_of_two_norms_are_marked_if_a_number_alone_tells_them_apart(
+    norms, is_back
+):
+    source = block({f"layers.#.{name}": (22,) for name in OPT_NORMS}, ".weight .bias")
+    target = block({f"blocks/{name}": (22,) for name in norms}, "/scale /bias")
+    goes = dict(zip(OPT_NORMS, norms[:: -1 if "mlp" in norms[0] else 1], strict=True))
+    sides = [source, target]
+    draft = ta.draft_migration(*sides[:: -1 if is_back else 1])
+    for path, targets in draft.pairs.items():
+        old, new = (targets[0], path) if is_back else (path, targets[0])
+        assert new.split("/")[1] == goes[old.split(".")[2]]
+        assert new.endswith("bias") == old.endswith("bias")
+    sure = {*draft.pairs} - {*draft.doubtful}
+    alike = {path for path in draft.pairs if "attn_norm" in path or "self" in path}
+    assert sure == (alike if norms[0] == "attn_norm" else set())
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+def test_leaves_of_one_module_go_to_one_module(is_back):
+    source = block({"layers.#.fc1": (13,), "layers.#.fc2": (22,)}, ".weight .bias")
+    for path, leaf in source.items():
+        if path.endswith("weight"):
+            shape = (*leaf.shape, 35 - leaf.shape[0])
+            source[path] = jax.ShapeDtypeStruct(shape, leaf.dtype)
+    shapes = {"wi/kernel": (3, 22, 13), "wo/kernel": (3, 13, 22)}
+    shapes |= {"wi/bias": (3, 13), "wo/bias": (3, 22)}
+    sides = [source, shapes_of(shapes)]
+    draft = ta.draft_migration(*sides[:: -1 if is_back else 1])
+    for path, targets in draft.pairs.items():
+        old, new = (targets[0], path) if is_back else (path, targets[0])
+        assert ("fc1" in old, "bias" in old) == ("wi" in new, "bias" in new)
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+@pytest.mark.parametrize("axes", ["l e p h d", "l p e h d", "p l h d e", "l h p d e"])
+def test_query_key_and_value_may_be_an_axis_of_one_array(axes, is_back):
+    sizes = {"l": 2, "e": 22, "p": 3, "h": 5, "d": 7}
+    shape = tuple(sizes[name] for name in axes.split())
+    parts = {
+        f"h.{n}.attn.{p}_proj.{kind}": (35, 22)[: 1 + (kind == "weight")]
+        for n in range(2)
+        for p in "qkv"
+        for kind in ("weight", "bias")
+    }
+    whole = {"h/attn/qkv/kernel": shape, "h/attn/qkv/bias": (2, 3, 5, 7)}
+    sides = [shapes_of(parts), shapes_of(whole)]
+    draft = ta.draft_migration(*sides[:: -1 if is_back else 1])
+    table = draft.migration.inverse if is_back else draft.migration
+    for row in table.rows:
+        written = axes if "weight" in row.text else "l p h d"
+        assert row.text.startswith("h.{l}.attn.{p=q,k,v}_proj.")
+        assert row.targets[0].text.endswith(f" : {written}")
+    assert len(table.rows) == 2
+    assert {*draft.doubtful} == {*sides[is_back]}
+    assert "check: the parts, and their order" in draft.to_toml()
+
+
 def test_prime_sizes_make_most_rows_sure():
     shapes = {
         f"layers.{i}.{name}.weight": np.zeros(shape)

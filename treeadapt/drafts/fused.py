@@ -10,10 +10,10 @@ import dataclasses
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from treeadapt.drafts.families import Family, grouped_paths, place_of
-from treeadapt.drafts.rows import DraftAddress, DraftRow
+from treeadapt.drafts.rows import DraftAddress, DraftRow, Hole, windowed
 from treeadapt.drafts.shapes import AxisOrder, layouts
 from treeadapt.drafts.turning import Turning, distance, perm_of
 from treeadapt.drafts.words import Words
@@ -26,7 +26,8 @@ class Way:
     Attributes:
         layout: dims of the parts, with one for the axes that are joined, and those of
             the whole.
-        joined: axes of a part that are joined, one or two.
+        joined: axes of a part that are joined, one or two; none if the parts have an
+            axis of their own in the whole.
         axis: dim of the whole that holds the parts.
     """
 
@@ -54,14 +55,21 @@ class Fusion:
     def row(self, turning: Turning) -> DraftRow:
         """Return the row of the likeliest way."""
         texts = (self.parts[0].text, self.whole.text)
-        slots = len(self.parts[0].counts), len(self.whole.counts)
+        first = len(self.parts[0].counts)
         is_turned = turning.is_turned(*texts[:: 1 if self.is_source else -1])
         best = min(
             self.ways,
-            key=lambda way: distance(perm_of(way.layout, *slots), is_turned=is_turned),
+            key=lambda way: distance(
+                perm_of(way.layout, first + (not way.joined), len(self.whole.counts)),
+                is_turned=is_turned,
+            ),
         )
         checks = ["the order of axes; shapes allow others"] * (len(self.ways) > 1)
-        return _bracket(self, best, checks)
+        if best.layout.is_split:
+            checks.append("the order within the axis that is divided")
+        return (
+            _bracket(self, best, checks) if best.joined else _axis(self, best, checks)
+        )
 
 
 def fusions(
@@ -117,6 +125,12 @@ def _ways(parts: Sequence[Family], whole: Family) -> Iterator[Way]:
     if len(rank) > 1 or len({part.dtype for part in parts}) > 1:
         return
     first, slots = len(parts[0].counts), len(whole.counts)
+    if len({part.shape for part in parts}) == 1 and _window(parts) is not None:
+        dims = (*parts[0].counts, len(parts), *parts[0].shape)
+        for layout in layouts(dims, first + 1, whole.dims, slots):
+            alone = layout.source[: first + 1]
+            if {*alone} <= {*layout.target} and alone[-1] in layout.target[slots:]:
+                yield Way(layout, (), layout.target.index(layout.source[first], slots))
     for count in (1, 2):
         for joined in itertools.combinations(range(len(parts[0].shape)), count):
             if count == 2 and joined[1] != joined[0] + 1:
@@ -162,6 +176,53 @@ def _bracket(fusion: Fusion, way: Way, checks: Sequence[str]) -> DraftRow:
     axes = list(address.axes)
     axes[way.axis - len(whole.counts)] = tuple(products)
     joint = DraftAddress(address.tokens, tuple(axes))
+    # Nothing tells whether the parts of each head are next to each other.
+    are_equal = len({*products}) == 1
+    other = "; or each head holds its own, `(h p d)`" if are_equal else ""
+    check = f"the parts, and their order{other}"
+    return _joined_row(fusion, layout, places, joint, sizes, (*checks, check))
+
+
+def _window(parts: Sequence[Family]) -> tuple[int, int] | None:
+    """Return how many tokens the paths of parts share before and after their names."""
+    holes = [(n,) for n in range(len(parts[0].counts))]
+    return windowed(
+        [place_of(part, [*holes, *([()] * len(part.shape))]).tokens for part in parts]
+    )
+
+
+def _axis(fusion: Fusion, way: Way, checks: Sequence[str]) -> DraftRow:
+    """Return the row of parts that are an axis of the whole."""
+    layout, parts = way.layout, fusion.parts
+    first = len(parts[0].counts)
+    dims = [*layout.source[:first], *layout.source[first + 1 :]]
+    places = [place_of(part, dims) for part in parts]
+    window = _window(parts)
+    assert window is not None
+    before, after = window
+    texts = tuple(
+        "".join(map(str, place.tokens[before : len(place.tokens) - after]))
+        for place in places
+    )
+    tokens = places[0].tokens
+    hole = Hole(layout.source[first], texts=texts)
+    listed = (*tokens[:before], hole, *tokens[len(tokens) - after :])
+    address = DraftAddress(listed, places[0].axes)
+    whole = place_of(fusion.whole, layout.target)
+    checks = (*checks, "the parts, and their order")
+    return _joined_row(fusion, layout, [address], whole, layout.sizes, checks)
+
+
+def _joined_row(
+    fusion: Fusion,
+    layout: AxisOrder,
+    places: Sequence[DraftAddress],
+    joint: DraftAddress,
+    sizes: Mapping[int, int],
+    checks: tuple[str, ...],
+) -> DraftRow:
+    """Return the row of the places of the parts, and that of the whole."""
+    parts, whole = fusion.parts, fusion.whole
     grouped: dict[tuple[str, ...], list[str]] = {}
     for part in parts:
         for ones, twos in grouped_paths(part, whole, layout):
@@ -172,15 +233,12 @@ def _bracket(fusion: Fusion, way: Way, checks: Sequence[str]) -> DraftRow:
         pairs = tuple((twos, ones) for ones, twos in pairs)
     dtypes = str(parts[0].dtype), str(whole.dtype)
     cast = dtypes if fusion.is_source else dtypes[::-1]
-    # Nothing tells whether the parts of each head are next to each other.
-    are_equal = len({*products}) == 1
-    other = "; or each head holds its own, `(h p d)`" if are_equal else ""
     return DraftRow(
         left,
         right,
-        sizes,
+        dict(sizes),
         pairs,
         "shapes",
-        (*checks, f"the parts, and their order{other}"),
+        checks,
         cast=cast if cast[0] != cast[1] else (),
     )

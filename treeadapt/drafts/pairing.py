@@ -36,6 +36,8 @@ LEAST_NAME = 0.3  # of 1
 LEAST_DISTINCT = 0.6  # of 1: words that tell it from others of its shape
 _TABLES = {"embed", "positions", "types"}  # rows of vectors, which nothing turns
 _COMMON = 0.5  # of a side's names: a word in so many is one of its parts
+_BROAD = 0.25  # of 1: what a word counts for that is within a longer text
+_KINDS = {"weight", "bias", "mean", "var"}  # of the leaves of one module
 _MAX_FAMILIES = 4_000  # of a side
 _MAX_ANCHORS = 2_000  # leaves with equal paths, whose neighbours others may be
 _MAX_COMPONENT = 200  # families that are assigned at once
@@ -217,6 +219,10 @@ class _Assignment:
             ]
             for sets, side in zip(self._sets, (ones, twos), strict=True)
         ]
+        self._numberless = [
+            [_nth_words(words.of(_numberless(unit.family.text))) for unit in side]
+            for side in (ones, twos)
+        ]
         self._vocabularies = [set().union(*sets) for sets in self._sets]
         self._known_words = {*words.meanings.values()} - {"layers"}
         self._shares = []
@@ -225,6 +231,18 @@ class _Assignment:
             for each in side:
                 seen.update(each.keys())
             self._shares.append({word: n / len(side) for word, n in seen.items()})
+
+        # What is above a leaf, and what is left of its name.
+        self._kinds = [
+            [_module_and_kind(unit.family.text, words) for unit in side]
+            for side in (ones, twos)
+        ]
+        self._modules: tuple[dict[str, dict[tuple[str, ...], int]], ...]
+        self._modules = defaultdict(dict), defaultdict(dict)
+        for modules, kinds in zip(self._modules, self._kinds, strict=True):
+            for n, (module, kind) in enumerate(kinds):
+                if _KINDS.issuperset(kind):
+                    modules[module].setdefault(kind, n)
 
     def rows(self, fused: Sequence[Fusion]) -> list[DraftRow]:
         """Return the rows of arrays that hold others, and those of the best pairs."""
@@ -235,17 +253,42 @@ class _Assignment:
             chosen = self._assigned(scores)
             votes = self._votes(chosen, names)
             scores = {pair: names[pair] + votes.get(pair, 0.0) for pair in names}
+            scores = self._of_modules(scores)
         chosen = self._assigned(scores)
         sure = {
             (i, j)
             for (i, j), margin in chosen.items()
             if self._is_sure(i, j, margin, names[i, j])
         }
+        sure -= {pair for pair in sure if self._may_be_swapped(*pair, chosen, sure)}
         turning = Turning(self._proofs(sure))
         rows = [each.row(turning) for each in fused]
         for pair in chosen:
             rows += self._rows_of(*pair, scores, turning, is_sure=pair in sure)
         return rows
+
+    def _may_be_swapped(
+        self,
+        i: int,
+        j: int,
+        chosen: Iterable[tuple[int, int]],
+        sure: Set[tuple[int, int]],
+    ) -> bool:
+        """Return whether a number alone tells a pair from one that is not sure.
+
+        The first norm is most often that before attention. If nothing says so of the
+        second, they may as well be the other way around.
+        """
+        for a, b in chosen:
+            is_open = (a, b) not in sure
+            if is_open and (i, b) in self._layouts and (a, j) in self._layouts:
+                telling = self._sets[1][j] - self._broad[1][b]
+                telling |= self._sets[0][i] - self._broad[0][a]
+                telling &= self._sets[0][i] & self._sets[1][j]
+                numbered = self._numberless[0][i] ^ self._numberless[1][j]
+                if telling and telling <= numbered:
+                    return True
+        return False
 
     def _proofs(
         self, pairs: Iterable[tuple[int, int]]
@@ -269,7 +312,31 @@ class _Assignment:
             if word in two
         )
         every = self._totals[0][i] + self._totals[1][j]
-        return 2 * both / every if every else 0.0
+        # A word of a longer text, the attention of `self_attn_layer_norm`.
+        broad = self._broad[0][i] & self._broad[1][j]
+        extra = self._weight(broad - (self._sets[0][i] & self._sets[1][j]))
+        return (2 * both + _BROAD * extra) / every if every else 0.0
+
+    def _of_modules(
+        self, scores: Mapping[tuple[int, int], float]
+    ) -> dict[tuple[int, int], float]:
+        """Return scores of pairs with those of the leaves next to both.
+
+        Leaves of one module go to one module: the weight goes where the bias may go.
+        """
+        united = {}
+        for (i, j), score in scores.items():
+            (parent, its_kind), (module, _) = self._kinds[0][i], self._kinds[1][j]
+            every = [score]
+            beside = (
+                self._modules[0][parent] if its_kind in self._modules[0][parent] else {}
+            )
+            for kind, other in beside.items():
+                two = self._modules[1][module].get(kind)
+                if other != i and two is not None and two != j:
+                    every.append(scores.get((other, two), -1.0))
+            united[i, j] = sum(every) / len(every)
+        return united
 
     def _assigned(
         self, scores: Mapping[tuple[int, int], float]
@@ -286,8 +353,8 @@ class _Assignment:
             table = np.full((len(ones), len(twos)), -100.0)
             for i, j in component:
                 # An order of the files decides between equal names.
-                near = abs(i / len(self._ones) - j / len(self._twos))
-                table[row[i], column[j]] = scores[i, j] + 0.01 - 1e-3 * near
+                apart = i / len(self._ones) - j / len(self._twos)
+                table[row[i], column[j]] = scores[i, j] + 0.01 - 1e-3 * apart**2
             if max(table.shape) > _MAX_COMPONENT:
                 self.crowded.update(ones)
                 continue
@@ -401,7 +468,8 @@ class _Assignment:
         rivals = [other for other in self._rivals[0][i] if other != j]
         checks = []
         if not is_sure:
-            rivals.sort(key=lambda b: -scores[i, b])
+            kinds = self._kinds[1]
+            rivals.sort(key=lambda b: (kinds[b][1] != kinds[j][1], -scores[i, b]))
             near = [self._twos[b].family.text for b in rivals[:3]]
             checks.append(
                 f"the pair; or {', '.join(near)}" if near else "the pair; names differ"
@@ -441,7 +509,8 @@ class _Assignment:
             {
                 word
                 for word in meanings.keys() - other.keys()
-                if self._shares[side][word] <= _COMMON or word in self._known_words
+                if (word, 0) not in self._broad[1 - side][(j, i)[side]]
+                and self._tells(side, word)
             }
             for side, meanings, other in (
                 (0, self._meanings[0][i], self._meanings[1][j]),
@@ -449,6 +518,11 @@ class _Assignment:
             )
         )
         return bool(one and two) or bool((one | two) & self._words.marks)
+
+    def _tells(self, side: int, word: str) -> bool:
+        """Return whether a word could tell names of a side apart."""
+        share = self._shares[side][word]
+        return share <= _COMMON or (share < 1 and word in self._known_words)
 
     def _distinct(self, i: int, j: int, rivals: list[int], others: list[int]) -> float:
         """Return how well words that both names have tell the pair from its rivals.
@@ -488,7 +562,7 @@ class _Assignment:
         return both / (both + odd) if both else 0.0
 
     def _weight(self, words: Set[tuple[str, int]]) -> float:
-        return sum(self._weights[word] for word, _ in words)
+        return sum(self._weights.get(word, 1.0) for word, _ in words)
 
 
 def _nth_words(words: Iterable[str]) -> frozenset[tuple[str, int]]:
@@ -499,6 +573,18 @@ def _nth_words(words: Iterable[str]) -> frozenset[tuple[str, int]]:
         nth.append((word, counts[word]))
         counts[word] += 1
     return frozenset(nth)
+
+
+def _module_and_kind(text: str, words: Words) -> tuple[str, tuple[str, ...]]:
+    """Return what is above a leaf, and what the rest of its path means.
+
+    Example:
+        >>> from treeadapt.drafts.words import load_words
+        >>> _module_and_kind("h.#.attn.c_proj.kernel", load_words(None))
+        ('h.#.attn.c_proj', ('weight',))
+    """
+    place = max(text.rfind("/"), text.rfind("."))
+    return text[: max(place, 0)], words.of(text[place + 1 :])
 
 
 def _numberless(path: str) -> str:
