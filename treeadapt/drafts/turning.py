@@ -56,6 +56,7 @@ def perm_of(
     What is one axis on either side counts as one; numbers of paths do not count.
 
     Example:
+        >>> from treeadapt.drafts.shapes import layouts
         >>> perm_of(layouts([4, 6, 5], 1, [4, 5, 2, 3], 0)[0], 1, 0)
         (1, 0)
     """
