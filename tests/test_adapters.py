@@ -1342,6 +1342,15 @@ def test_an_object_with_many_private_attributes_may_be_one_of_a_library():
         assert ("pass a dict of its arrays" in str(raised.value)) is is_said
 
 
+def test_a_module_of_pytorch_is_to_be_saved_first():
+    module = type("Module", (), {"__module__": "torch.nn.modules.module"})
+    model = type("Model", (module,), {})()
+    model._modules = {"a": {"w": w()}}
+    with pytest.raises(ta.AdapterError, match="save_pretrained") as raised:
+        ta.tree_paths(model)
+    assert "Register" not in str(raised.value)
+
+
 # paramax
 
 

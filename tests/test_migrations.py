@@ -770,6 +770,37 @@ def test_backwards_twice_is_the_migration(table):
 # --- what a plan must not pass over ---
 
 
+def test_leaves_of_the_other_side_or_below_a_prefix_get_advice():
+    m = ta.Migration({"h.{l}.w : o i": "h/w : l i o", "b": "bias"})
+    leaves = {f"h.{n}.w": np.ones((2, 3)) for n in range(2)} | {"b": np.ones(3)}
+    for wrong, text in (
+        (m(leaves), "look like names of the other side of the rows: use migration.inv"),
+        ({"model": leaves}, "Without 'model/' in front, rows name such leaves"),
+    ):
+        with pytest.raises(ta.MigrationError, match=text):
+            m(wrong)
+    with pytest.raises(ta.MigrationError) as caught:
+        m({"other": np.ones(3)})
+    assert "other side" not in str(caught.value)
+    assert "in front" not in str(caught.value)
+
+
+class Tensor:
+    """What PyTorch's tensors have."""
+
+    shape = (2, 3)
+    dtype = type("dtype", (), {"__repr__": lambda self: "torch.float32"})()
+
+
+def test_an_array_of_another_library_is_named():
+    text = r"The leaf 'h.0.w' is a .*Tensor of torch.float32, not an array of NumPy"
+    table = ta.Migration({"h.{l}.w : o i": "h/w : l i o"})
+    for run in (table, lambda leaves: ta.draft_migration(leaves, {"w": np.ones(3)})):
+        with pytest.raises(ta.MigrationError, match=text) as caught:
+            run({"h.0.w": Tensor()})
+        assert "x.detach().numpy()" in str(caught.value)
+
+
 def test_a_plan_lists_what_shapes_cannot_tell_apart():
     table = {
         "a : e [(h d) (k d) (k d)]": ("q : e h d", "k : e k d", "v : e k d"),

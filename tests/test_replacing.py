@@ -71,8 +71,9 @@ def test_only_a_folder_that_is_exactly_one_checkpoint_is_replaced(case, tmp_path
     (tmp_path / "runs").mkdir() if case == "a step alone" else None
     folder = HOLDERS[case](tmp_path)
     before = content(tmp_path)
-    with pytest.raises(ta.CheckpointError, match="is not replaced"):
+    with pytest.raises(ta.CheckpointError, match="is not replaced") as caught:
         ta.save(folder, TREE)
+    assert "choose another name." in str(caught.value).lower()
     assert content(tmp_path) == before
     ta.save(tmp_path / "x.safetensors", TREE)
     shown = run("convert", tmp_path / "x.safetensors", folder, "--force", code=2)

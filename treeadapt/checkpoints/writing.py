@@ -21,7 +21,6 @@ from treeadapt.checkpoints.locating import (
     FORMATS,
     checkpoints_in,
     format_of,
-    proposal,
 )
 from treeadapt.checkpoints.processes import agreed
 from treeadapt.checkpoints.replacing import replaced
@@ -194,8 +193,7 @@ def _require_own(path: Path, kind: str) -> None:
     name = listing([str(path)])
     if strangers is None:
         raise CheckpointError(
-            f"The folder {name} is not {what} and is not replaced. "
-            f"{proposal(path) or 'Choose another name.'}"
+            f"The folder {name} is not {what} and is not replaced. Choose another name."
         )
     if strangers:
         raise CheckpointError(

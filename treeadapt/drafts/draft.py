@@ -59,6 +59,10 @@ _LEAST_WITHIN = 0.05  # of a leaf, to find its order next to one other leaf
 _OTHER = "its numbers are other ones in the target"
 _SCALED = "numbers of few bits, which scales may go with: see `multiply`"
 _NOTHING_COMMON = "The two sides have no numbers in common; names decide."
+_FEW_PAIRS = (
+    "Most leaves have no partner: these do not look like one model of one size. Where "
+    "sizes differ, draft on two models of one size: the table is that of all sizes."
+)
 _NO_ROW = "The two sides have numbers in common, in an order that no row gives."
 
 
@@ -104,17 +108,17 @@ def draft_migration(
         1 row: 1 by values.
     """
     words = load_words(synonyms)
-    one = read_side(source)
+    one = read_side(source, what="the source")
     notes: list[str] = []
     is_converted = convert is not None
     if convert is not None:
         one, two = _converted(source, one, convert)
         if target is not None:
-            notes += _compared(two, read_side(target, one.leaves))
+            notes += _compared(two, read_side(target, one.leaves, "the target"))
     elif target is None:
         raise MigrationError("Pass the target, or convert=, a function that gives it.")
     else:
-        two = read_side(target, one.leaves)
+        two = read_side(target, one.leaves, "the target")
     rows = _rows(one, two, words, notes, is_distinct=is_converted)
     return _finished(one, two, rows, notes)
 
@@ -543,7 +547,7 @@ def _finished(
     shared = _sharing(one, two, unexpected, missing)
     few = len(pairs) * 2 < len(one.leaves) and len(filled) * 2 < len(two.leaves)
     if few and not shared and _NO_ROW not in notes:
-        notes.append("Most leaves have no partner: these do not look like one model.")
+        notes.append(_FEW_PAIRS)
     notes += _size_notes(united, one, two)
     return MigrationDraft(
         migration,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -20,7 +21,9 @@ from treeadapt.checkpoints import opening, reading
 from treeadapt.checkpoints.leaves import stored_form
 from treeadapt.checkpoints.stored import NUMBER, Leaf, Stored
 from treeadapt.checkpoints.versions import watched
+from treeadapt.convert import describe_argument
 from treeadapt.errors import MigrationError
+from treeadapt.migrations.migration import require_dtypes
 from treeadapt.names import listing, plural
 from treeadapt.trees.views import view_tree
 
@@ -56,7 +59,7 @@ def read_side(
     Args:
         tree: tree, concrete or abstract; or the path of a checkpoint or schema.
         other_paths: paths of the other side, for the names of what is in boxes.
-        what: an error says of ``given`` that is not a path.
+        what: what an error calls it: ``"the source"``.
 
     Raises:
         CheckpointError: the checkpoint cannot be read.
@@ -67,9 +70,12 @@ def read_side(
     else:
         side = _of_tree(tree)
     if not side.leaves:
-        raise MigrationError(
-            f"There is no array in {listing([side.name]) if side.name else what}."
-        )
+        text = f"There is no array in {listing([side.name]) if side.name else what}"
+        is_function = inspect.isroutine(tree) or isinstance(tree, type)
+        if is_function and what.startswith("the "):
+            cure = "Pass what it returns; shapes do: jax.eval_shape, nnx.eval_shape"
+            text = f"{what[:1].upper()}{what[1:]} is {describe_argument(tree)}. {cure}"
+        raise MigrationError(f"{text}.")
     if len(side.leaves) > MAX_LEAVES:
         raise MigrationError(
             f"A draft takes {MAX_LEAVES:,} leaves at most, and there are "
@@ -109,6 +115,7 @@ def _later(stored: Stored, path: str) -> Callable[[], np.ndarray]:
 
 def _of_tree(tree: Any) -> Side:
     flat = view_tree(tree).flat()
+    require_dtypes(flat)
     if is_flat(tree) and {*tree} == {*flat}:
         flat = {path: flat[path] for path in tree}  # not sorted, as JAX would have it
     table = {path: form for path, leaf in flat.items() if (form := stored_form(leaf))}

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from treeadapt.arrays import is_array, is_number
+from treeadapt.arrays import is_array, is_array_class, is_inexact_dtype, is_number
 from treeadapt.convert import describe
 from treeadapt.data_files import MAX_INTEGER
 from treeadapt.errors import MigrationError
@@ -362,7 +362,31 @@ def _flat(tree: Any) -> dict[str, Any]:
             "load(path, migration=...) gives the arrays and read_metadata(path) their "
             "shapes."
         )
-    return view_tree(tree).flat()
+    flat = view_tree(tree).flat()
+    require_dtypes(flat)
+    return flat
+
+
+def require_dtypes(leaves: Mapping[str, Any]) -> None:
+    """Raise if an array has a dtype that NumPy and JAX lack.
+
+    Raises:
+        MigrationError: it names the path, and how to convert.
+    """
+    is_usual = {cls: is_array_class(cls) for cls in {*map(type, leaves.values())}}
+    for path, leaf in leaves.items():
+        if is_usual[type(leaf)] or not is_array(leaf):
+            continue
+        try:
+            is_inexact_dtype(leaf.dtype)
+        except TypeError as error:
+            cls = type(leaf)
+            raise MigrationError(
+                f"The leaf {listing([path])} is a {cls.__module__}.{cls.__qualname__} "
+                f"of {leaf.dtype}, not an array of NumPy or JAX. Convert all leaves, "
+                "as with {name: x.detach().numpy() for name, x in state_dict.items()} "
+                "(bfloat16: x.float() first), or save them and pass the file's name."
+            ) from error
 
 
 def _check_leaves(group: Group, leaves: Mapping[str, Any], problems: Problems) -> None:

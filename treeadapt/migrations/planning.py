@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from treeadapt.arrays import is_array, is_number
 from treeadapt.convert import describe
 from treeadapt.migrations.groups import Group, GroupMaker, Specs, Taken, shape_of
-from treeadapt.migrations.problems import Problems, near_paths, with_nearest
+from treeadapt.migrations.problems import Problems, advice, near_paths, with_nearest
 from treeadapt.migrations.rows import Row
 from treeadapt.migrations.templates import Captures, Index, Template
 from treeadapt.names import listing
@@ -56,6 +56,8 @@ def plan_groups(
         unmatched, [one.text for row in rows for one in row.sources]
     ):
         problems.add("unmatched", text)
+    if unmatched and len(unmatched) == len(source):
+        problems.advice += advice(rows, unmatched)
     texts = near_paths(unused, [*source], static)
     for row, text in zip(unused, texts, strict=True):
         problems.add("unused", text, row)

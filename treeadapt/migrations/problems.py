@@ -23,6 +23,7 @@ class Problems:
         failed: rows of which a group failed, each with the text and numbers that all
             leaves of the group share, as far as they are known.
         lacking: paths of the target that a failed group would have needed.
+        advice: what the whole of it looks like.
     """
 
     texts: dict[str, dict[str, Row | None]] = dataclasses.field(default_factory=dict)
@@ -32,6 +33,7 @@ class Problems:
         default_factory=list
     )
     lacking: list[str] = dataclasses.field(default_factory=list)
+    advice: list[str] = dataclasses.field(default_factory=list)
 
     def add(self, kind: str, text: str, row: Row | None = None) -> None:
         """Note one problem, and the row that makes it."""
@@ -58,9 +60,10 @@ class Problems:
             texts = [*self.texts[kind]]
             noun, text = _KINDS[kind]
             lines += section(f"{plural(len(texts), noun)}: {text}", texts)
-        return "\n".join(lines)
+        return "\n".join([*lines, *self.advice])
 
 
+_LOOKED_AT = 100  # leaves
 # In the order in which a message lists them.
 _KINDS = {
     "unmatched": ("leaf", "no row names"),
@@ -83,6 +86,36 @@ _KINDS = {
     "misfit": ("leaf", "the target has another shape or dtype"),
     "retyped": ("leaf", "the target has another dtype; load takes cast=True"),
 }
+
+
+def advice(rows: Sequence[Row], unmatched: Sequence[str]) -> Iterator[str]:
+    """Write what leaves look like that no row of a table names.
+
+    Args:
+        rows: the table.
+        unmatched: paths of these leaves, at least one.
+    """
+    some = unmatched[:_LOOKED_AT]
+    targets = [address.path for row in rows for address in row.targets]
+    if all(any(path.match(name) is not None for path in targets) for name in some):
+        yield (
+            "They look like names of the other side of the rows: use "
+            "migration.inverse, or --reverse."
+        )
+    sources = [address.path for row in rows for address in row.sources]
+    prefixes: dict[str, None] = {}
+    for name in some:
+        cuts = (place + 1 for place, char in enumerate(name) if char == "/")
+        for cut in cuts:
+            if any(path.match(name[cut:]) is not None for path in sources):
+                prefixes[name[:cut]] = None
+                break
+    if prefixes:
+        yield (
+            f"Without {listing(prefixes)} in front, rows name such leaves: pass what "
+            "is below it, or write {t:**}/ in front of both paths of each row. The "
+            "state of an optimizer is moved by carry_state."
+        )
 
 
 def nearest(speller: Speller, name: str, others: Sequence[str], what: str) -> str:

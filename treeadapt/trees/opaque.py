@@ -22,6 +22,7 @@ from treeadapt.names import listing
 
 # Leaves of classes from these packages hold no arrays that an adapter should find.
 _PLAIN_PACKAGES = ("functools", "jax", "jaxlib", "ml_dtypes", "numpy", "typing")
+_TORCH = "torch.nn.modules.module.Module"
 _METHODS = (types.MethodType, types.BuiltinMethodType, types.MethodWrapperType)
 _MAPPINGS = (dict, types.MappingProxyType)
 _SEQUENCES = (list, tuple, collections.deque)
@@ -144,10 +145,19 @@ def node_error(
 
 
 def _name(node: Any) -> str:
-    return f"{type(node).__module__}.{type(node).__qualname__}"
+    return _full_name(type(node))
+
+
+def _full_name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def _cure(node: Any, names: list[str]) -> str:
+    if any(_full_name(cls) == _TORCH for cls in type(node).__mro__):
+        return (
+            "A module of PyTorch is not a tree: save it (save_pretrained, or its "
+            "state_dict() to safetensors) and pass the name of the folder or file."
+        )
     listed = ", ".join(f'"{name}"' for name in names)
     comma = "," if len(names) == 1 else ""
     cure = (
