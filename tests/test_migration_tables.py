@@ -812,12 +812,13 @@ QWEN = {
     [
         (gemma3, GEMMA, {"i": 6}, 116, ("blocks/5/mlp/up_proj/weight", (10, 7, 5))),
         (mixtral, MIXTRAL, None, 13, ("layers/moe/down/kernel", (56, 8, 5, 7))),
-        (
+        pytest.param(
             qwen3_moe,
             QWEN,
             {"i": 4},
             46,
             ("layers/experts/gate/kernel", (40, 180, 5, 7)),
+            marks=pytest.mark.slow,
         ),
     ],
     ids=["gemma3", "mixtral", "qwen3_moe"],

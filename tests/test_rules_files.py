@@ -417,7 +417,7 @@ CRUMBS = (
 )
 
 
-MUTATIONS = full(1_000, 500)  # for each reader and form
+MUTATIONS = 1_000  # for each reader and form
 
 
 def mutated(seed: str, dice: random.Random) -> bytes:
@@ -447,7 +447,7 @@ def test_a_mutated_file_gives_a_typed_error_or_rules(tmp_path, kind, read):
     for _ in range(MUTATIONS):
         file.write_bytes(mutated(dice.choice(SEEDS[kind, read]), dice))
         outcomes[is_read(read, file, allow_regex=dice.random() < 0.3)] += 1
-    assert min(outcomes.values()) > 5, outcomes
+    assert min(outcomes.values()) > 15, outcomes
 
 
 def is_read(read: Any, file: Path, **options: Any) -> bool:
