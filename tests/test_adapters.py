@@ -1247,6 +1247,7 @@ def test_text_of_integers_stays_text():
             assert list(again["d"] if type(net) is not Net else again.d) == ["0"]
 
 
+@pytest.mark.slow
 @pytest.mark.hazard("F10")
 def test_a_module_that_holds_itself_is_named(fresh):
     program = """

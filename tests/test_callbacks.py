@@ -288,6 +288,7 @@ def test_in_a_partition_it_is_computed_anew():
         params = ta.apply_updates(params, updates)
 
 
+@pytest.mark.slow
 def test_two_line_searches_in_a_partition():
     tx = ta.partition(
         {"a": optax.lbfgs(), "b": optax.lbfgs()}, {"hidden": "a", "**": "b"}

@@ -189,9 +189,10 @@ def test_a_tree_that_contains_itself(run, limit):
     assert {line.split()[-1] for line in lines if "#" not in line} == {"TreeCycleError"}
 
 
+@pytest.mark.slow
 @pytest.mark.hazard("I1.5000", "I1.20000", "I1.100000", "I1.seg")
 @each_limit
-@pytest.mark.parametrize("levels", slow_but(LEVELS[:1], LEVELS))
+@pytest.mark.parametrize("levels", LEVELS)
 def test_deep_trees_give_a_typed_error(run, limit, levels):
     some = list(kinds(limit if levels < 100_000 else full(limit, 1)))
     if levels == 100_000 and "nnx" in some:
@@ -284,6 +285,7 @@ def test_500_levels_convert(run, limit):
     assert lines == [f"{k} {depth.get(k, 500)}" for k in kinds(limit) for _ in range(2)]
 
 
+@pytest.mark.slow
 @pytest.mark.hazard("I1.900", "I2")
 def test_what_fits_depends_on_the_stack_and_fails_with_a_typed_error(run):
     some = ("list", "dict", "dataclass", "by hand", "nnx")

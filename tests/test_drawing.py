@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sizes import full
+from sizes import full, some
 from trees import TREES
 
 import treeadapt as ta
@@ -76,7 +76,7 @@ class Tags(html.parser.HTMLParser):
 # What a picture adds up
 
 
-@every_tree
+@pytest.mark.parametrize("row", some(TREES), ids=lambda row: row.name)
 def test_the_legend_and_the_tree_add_up_to_what_the_rules_decided(row):
     tree = row.make()
     rules = ta.Rules({"**/{w,kernel,0}": "a", "{hidden,1}": "b"}, default="c")
@@ -194,6 +194,7 @@ def test_a_large_tree_is_one_page(kind):
     assert "".join(texts(picture)).count(f"{len(summary.rows):,} leaves") >= 1
 
 
+@pytest.mark.slow
 def test_thousands_of_labels_are_one_page():
     count = full(5_000, 2_000)
     tree = {"net": {f"w{n}": array(1 + n % 7) for n in range(count)}}
@@ -319,7 +320,7 @@ def test_depth_stops_there():
 # What it writes
 
 
-@every_tree
+@pytest.mark.parametrize("row", some(TREES), ids=lambda row: row.name)
 def test_pictures_of_any_tree_are_well_formed_and_the_same_each_time(row):
     for rules in (None, ta.Rules({"**/w": 0.5}, default=1.0)):
         one, two = (ta.summarize(row.make(), rules) for _ in range(2))
@@ -571,6 +572,7 @@ def test_a_save_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
     assert (tmp_path / "x.svg").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_the_pictures_of_the_documentation_are_todays():
     script = runpy.run_path(str(REPOSITORY / "docs" / "scripts" / "pictures.py"))
     for name, text in script["pictures"]():

@@ -189,6 +189,7 @@ def test_specs_are_values_and_files(tmp_path, spec):
     assert ta.FreezeSpec.load(file) == spec
 
 
+@pytest.mark.slow
 def test_a_large_spec_is_saved_and_loaded(tmp_path):
     spec = ta.FreezeSpec("**/experts").bind(tree_of("qwen3_moe"))
     file = tmp_path / "freeze.toml"

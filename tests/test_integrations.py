@@ -278,6 +278,7 @@ def test_brax_gradient_update_fn(name, container):
     assert_same(found, wanted)
 
 
+@pytest.mark.slow
 def test_brax_gradient_update_fn_over_devices_with_aux():
     case = grouped("policy/params/Dense_0")
     params = brax_params(PPONetworkParams)
@@ -407,6 +408,7 @@ def test_equinox_loop_with_split_params_and_plain_optax():
     assert_frozen(eqx_model(), model, "hidden/weight")
 
 
+@pytest.mark.slow
 def test_equinox_line_search_with_a_frozen_leaf():
     tx = ta.freeze(optax.lbfgs(), "hidden/weight")
 

@@ -155,6 +155,7 @@ def test_a_rules_file_of_maximum_weight_takes_bounded_time_and_memory(tmp_path):
         assert size < 480_000  # 320,000 when this was written
 
 
+@pytest.mark.slow
 @pytest.mark.hazard("K30")
 def test_an_error_about_thousands_of_rules_costs_little_more_than_labelling():
     tree = {

@@ -283,6 +283,7 @@ def test_size_and_counts_are_capped_before_work(tmp_path):
     assert time.monotonic() - start < 10
 
 
+@pytest.mark.slow
 def test_a_table_of_plain_names_has_no_weight(tmp_path):
     m = ta.Migration({f"model.layers.{n}.w": f"layers/{n}/w" for n in range(3_000)})
     assert load(tmp_path, m.to_toml()) == m

@@ -575,6 +575,7 @@ def test_a_traced_migration_makes_the_same_arrays(row):
     same(jax.jit(m)(row.before, row.needed), row.after)
 
 
+@pytest.mark.slow
 def test_the_random_tables_have_every_option_both_ways():
     seen = []
 
@@ -820,6 +821,7 @@ def test_repeats_mean_what_they_mean_to_einops(order, data):
     same(m.inverse(moved), {"x": array})
 
 
+@pytest.mark.slow
 def test_einops_takes_and_refuses_patterns_of_the_draw():
     """So neither half of the comparison is empty."""
     taken = []
@@ -1005,6 +1007,7 @@ def test_paths_are_cut_as_the_reference_cuts_them(data):
     assert list(m({path: 1.0})) == [wanted]
 
 
+@pytest.mark.slow
 def test_the_drawn_paths_match_and_do_not():
     found = []
 

@@ -1092,7 +1092,7 @@ def test_copies_are_equal_whatever_their_bits(dtype, operations):
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"), some(itertools.product(BITWISE, HALF_TYPES), 5)
+    ("name", "dtype"), some(itertools.product(BITWISE, HALF_TYPES), 7)
 )
 def test_derivatives_go_through_a_migration(name, dtype):
     table = BITWISE[name]

@@ -63,7 +63,7 @@ def same(one, two):
         np.testing.assert_array_equal(one[path], two[path], err_msg=path)
 
 
-@pytest.mark.parametrize("name", some(["hyperparams", "partition", "adapt", "adam"]))
+@pytest.mark.parametrize("name", some(["hyperparams", "partition", "adapt", "adam"], 4))
 def test_fields_are_read_from_the_optimizer_and_set_in_a_new_state(name):
     model, optimizer = made(TXS[name])
     trained(model, optimizer, 2)

@@ -259,6 +259,7 @@ def test_a_line_search_sees_the_other_leaves_as_they_are(frozen):
     assert bits(step(flat, state)) == bits(want(flat, own))
 
 
+@pytest.mark.slow
 def test_optaxs_own_partition_cannot_hold_a_line_search():
     # optax#1649; once this works, remove the sentence from our docs.
     params = {"a": jnp.ones(2), "b": jnp.ones(2)}

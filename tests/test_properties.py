@@ -48,6 +48,7 @@ def clean(plan):
     return tree
 
 
+@pytest.mark.slow
 def test_drawn_trees_do_collide():
     found = []
 

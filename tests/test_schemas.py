@@ -15,6 +15,7 @@ import pytest
 import safetensors.numpy
 from command import run
 from jax.sharding import NamedSharding, PartitionSpec
+from sizes import some
 from test_checkpoints import kinds_of, write
 from trees import TREES
 
@@ -179,7 +180,7 @@ def test_every_tree_fits_its_schema(row, tmp_path):
     assert ta.load_report(tmp_path / SCHEMA, row.make()).fits
 
 
-@every_tree
+@pytest.mark.parametrize("row", some(TREES), ids=lambda row: row.name)
 def test_a_schema_loads_as_the_abstract_tree_of_what_a_checkpoint_holds(row, tmp_path):
     tree = row.make()
     if row.name == "abstract":
@@ -302,7 +303,7 @@ def test_what_a_function_makes_of_a_schema_is_not_known(schema):
 # Its hash.
 
 
-@every_tree
+@pytest.mark.parametrize("row", some(TREES), ids=lambda row: row.name)
 def test_the_hash_is_that_of_the_checkpoint_in_every_format(row, tmp_path):
     tree = row.make()
     if row.name == "abstract":
@@ -601,6 +602,7 @@ def test_a_schema_that_is_written_can_be_read(shape, tmp_path):
     assert ta.read_metadata(tmp_path / SCHEMA)["a"].shape == shape
 
 
+@pytest.mark.slow
 def test_a_large_model_has_a_schema(tmp_path):
     experts = {
         f"model.language_model.layers.{n}.mlp.experts.{e}.{name}_proj.weight_scale_inv"

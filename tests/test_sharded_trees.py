@@ -20,6 +20,7 @@ import optax
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from sizes import grid
 from trees import TREES
 
 import treeadapt as ta
@@ -208,7 +209,9 @@ TRANSFORMATIONS = {
     "freeze": ta.freeze(optax.adam(0.1), "layers/2"),
 }
 both_meshes = pytest.mark.parametrize("kind", ["Auto", "Explicit"])
-each_transformation = pytest.mark.parametrize("name", TRANSFORMATIONS)
+each_transformation = pytest.mark.parametrize(
+    ("name", "kind"), grid(TRANSFORMATIONS, ["Auto", "Explicit"])
+)
 optax_maths = pytest.mark.usefixtures("standard_promotion")
 
 
@@ -236,7 +239,6 @@ def step_of(tx: Any) -> Callable[..., Any]:
 
 
 @pytest.mark.hazard("J8")
-@both_meshes
 @each_transformation
 @optax_maths
 def test_params_rest_and_state_are_donated_and_stay(name, kind):
@@ -255,7 +257,6 @@ def test_params_rest_and_state_are_donated_and_stay(name, kind):
     assert all(same)
 
 
-@both_meshes
 @each_transformation
 @optax_maths
 def test_jit_takes_shardings_of_params_rest_and_state(name, kind):
@@ -271,7 +272,6 @@ def test_jit_takes_shardings_of_params_rest_and_state(name, kind):
     )
 
 
-@both_meshes
 @each_transformation
 @optax_maths
 def test_a_step_on_a_mesh_has_the_numbers_of_one_device(name, kind):

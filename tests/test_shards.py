@@ -199,6 +199,7 @@ print(peak_bytes() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="measures as POSIX does")
 def test_saving_sharded_arrays_keeps_no_copy_on_the_host(fresh, tmp_path):
     flag = "--xla_force_host_platform_device_count=4"

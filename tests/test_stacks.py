@@ -521,6 +521,7 @@ def test_a_mask_inside_a_group_is_asked_about_the_layers_of_the_group():
     complains(lambda: torn.init(MODEL), "'blocks/{2}/b'", "'blocks/{3}/b'")
 
 
+@pytest.mark.slow
 def test_a_line_search_moves_the_layers_of_its_group():
     def loss(params):
         return sum(jnp.sum((leaf - 3.0) ** 2) for leaf in jax.tree.leaves(params))

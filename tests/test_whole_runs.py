@@ -173,7 +173,8 @@ def train_nnx(optimizer: Any, model: Any, steps: int = 3) -> None:
         optimizer.update(model, loss(model))
 
 
-@pytest.mark.parametrize("ending", some([".safetensors", ""], 2))
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", [".safetensors", ""])
 def test_a_model_and_its_nnx_optimizer_move_by_one_table(ending, tmp_path):
     tx = optax.adam(1e-2)
     old = Old(nnx.Rngs(0))
