@@ -14,6 +14,7 @@ from programs import Case, numbers
 from scanned import BY_NAME, TWINS
 from sizes import full, slow_but
 from stacked import LAYER, STACKS, distance, far_apart, stack, unrolled
+from states import assert_equal
 
 import treeadapt as ta
 
@@ -227,6 +228,35 @@ def test_a_state_says_where_it_holds_params():
     assert state.v_row["blocks/attn/kernel"] == P("a", "b")
     assert state.v_col["blocks/attn/kernel"] == P("a", "c")
     assert state.v["blocks/norm/scale"] == P("a", "b")
+
+
+@pytest.mark.parametrize("stacks", [STACKS, {"blocks": 0, "blocks/inner": 1}])
+def test_an_update_traces_no_init_but_for_a_state_from_elsewhere(stacks):
+    inner = optax.lamb(1e-2)
+    inits = []
+
+    def init(params):
+        inits.append(params)
+        return inner.init(params)
+
+    counted = optax.GradientTransformation(init, inner.update)
+    params = {"blocks": {"w": jnp.ones((3, 4)), "inner": {"w": jnp.ones((3, 2, 4))}}}
+    tx = ta.per_layer(counted, stacks)
+    state = tx.init(params)
+    inits.clear()
+    updates, _ = tx.update(params, state, params)
+    assert inits == []
+    # Another transformation, as after a restart.
+    again = ta.per_layer(inner, stacks).update(params, state, params)[0]
+    assert_equal(again, updates)
+    # Counts that are there for each layer are taken as they are.
+    count = next(x for x in jax.tree.leaves(state["blocks"]) if x.shape == ())
+    state["blocks"] = jax.tree.map(
+        lambda x: jnp.full(3, x) if x is count else x, state["blocks"]
+    )
+    again, new = tx.update(params, state, params)
+    assert_equal(again, updates)
+    assert (3,) in [x.shape for x in jax.tree.leaves(new["blocks"])]
 
 
 def test_hyperparameters_and_counts_are_there_once():
