@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
@@ -35,6 +36,7 @@ LEAST_MARGIN = 0.4  # of 2, for a row without a mark
 LEAST_NAME = 0.3  # of 1
 LEAST_DISTINCT = 0.6  # of 1: words that tell it from others of its shape
 _TABLES = {"embed", "positions", "types"}  # rows of vectors, which nothing turns
+_SEGMENT = re.compile(r"(^|[/.])[^/.]*$")
 _COMMON = 0.5  # of a side's names: a word in so many is one of its parts
 _BROAD = 0.25  # of 1: what a word counts for that is within a longer text
 _KINDS = {"weight", "bias", "mean", "var"}  # of the leaves of one module
@@ -255,6 +257,7 @@ class _Assignment:
             scores = {pair: names[pair] + votes.get(pair, 0.0) for pair in names}
             scores = self._of_modules(scores)
         chosen = self._assigned(scores)
+        self._anchors = self._neighbours(chosen, names)
         sure = {
             (i, j)
             for (i, j), margin in chosen.items()
@@ -399,24 +402,8 @@ class _Assignment:
         names: Mapping[tuple[int, int], float],
     ) -> dict[tuple[int, int], float]:
         """Return how many neighbours of two families are pairs, up to 1; not if 0."""
-        both: dict[str, Counter[str]] = defaultdict(Counter)
-        counts: tuple[Counter[Any], Counter[Any]] = (Counter(), Counter())
-        anchors = [
-            (self._ones[i].family.text, self._twos[j].family.text)
-            for (i, j), margin in chosen.items()
-            if margin >= 0.2 and names[i, j] >= 0.2
-        ]
-        for row in self._known:
-            pairs = row.pairs[:_MAX_ANCHORS] if row.is_rest else row.pairs[:1]
-            anchors += {(_numberless(a[0]), _numberless(b[0])) for a, b in pairs}
-        anchor_set = {*anchors}
-        for a, b in anchors:
-            ones, twos = _prefixes(a), _prefixes(b)
-            counts[0].update(ones)
-            counts[1].update(twos)
-            for p in ones:
-                both[p].update(twos)
-
+        anchors = self._neighbours(chosen, names)
+        both, counts = anchors.both, anchors.counts
         above = [_prefixes(unit.family.text) for unit in self._twos]
         votes: dict[tuple[int, int], float] = {}
         for i, candidates in self._rivals[0].items():
@@ -426,7 +413,7 @@ class _Assignment:
             for j in candidates:
                 if every.isdisjoint(above[j]):
                     continue
-                is_anchor = (a, self._twos[j].family.text) in anchor_set
+                is_anchor = (a, self._twos[j].family.text) in anchors.pairs
                 best = [
                     max(
                         (
@@ -443,9 +430,27 @@ class _Assignment:
                 votes[i, j] = sum(best) / len(best)
         return votes
 
+    def _neighbours(
+        self,
+        chosen: Mapping[tuple[int, int], float],
+        names: Mapping[tuple[int, int], float],
+    ) -> _Anchors:
+        """Return what is paired already, above each leaf."""
+        pairs = [
+            (self._ones[i].family.text, self._twos[j].family.text)
+            for (i, j), margin in chosen.items()
+            if margin >= 0.2 and names[i, j] >= 0.2
+        ]
+        for row in self._known:
+            some = row.pairs[:_MAX_ANCHORS] if row.is_rest else row.pairs[:1]
+            pairs += {(_numberless(a[0]), _numberless(b[0])) for a, b in some}
+        return _Anchors(pairs)
+
     def _is_sure(self, i: int, j: int, margin: float, name: float) -> bool:
         """Return whether names leave no doubt of a pair of the best assignment."""
-        if name < LEAST_NAME or margin < LEAST_MARGIN / 2 or self._conflicts(i, j):
+        texts = self._ones[i].family.text, self._twos[j].family.text
+        is_far = name < LEAST_NAME or margin < LEAST_MARGIN / 2
+        if is_far or self._conflicts(i, j) or self._anchors.contradict(*texts):
             return False
         rivals = [other for other in self._rivals[0][i] if other != j]
         others = [other for other in self._rivals[1][j] if other != i]
@@ -563,6 +568,52 @@ class _Assignment:
 
     def _weight(self, words: Set[tuple[str, int]]) -> float:
         return sum(self._weights.get(word, 1.0) for word, _ in words)
+
+
+class _Anchors:
+    """Pairs of families, and how many there are below what is above each leaf.
+
+    Attributes:
+        pairs: their texts.
+        counts: how many pairs are below a text, of each side.
+        both: how many are below one text of each side.
+    """
+
+    def __init__(self, pairs: Sequence[tuple[str, str]]) -> None:
+        self.pairs = {*pairs}
+        self.counts: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
+        self.both: dict[str, Counter[str]] = defaultdict(Counter)
+        for a, b in pairs:
+            ones, twos = _prefixes(a), _prefixes(b)
+            self.counts[0].update(ones)
+            self.counts[1].update(twos)
+            for p in ones:
+                self.both[p].update(twos)
+
+    def contradict(self, a: str, b: str) -> bool:
+        """Return whether what is next to one leaf goes to a sibling of the other.
+
+        As ``tail/w`` to ``h/#/w``, where other leaves of ``tail`` go to ``t/#``, and
+        there are others in ``h/#``.
+        """
+        own = int((a, b) in self.pairs)
+        for p in _prefixes(a):
+            near = self.both.get(p, Counter())
+            for q in _prefixes(b):
+                is_apart = near[q] <= own < self.counts[1][q]
+                if is_apart and any(_are_siblings(q, other) for other in near):
+                    return True
+        return False
+
+
+def _are_siblings(one: str, two: str) -> bool:
+    """Return whether two texts differ in the last segment only.
+
+    Example:
+        >>> _are_siblings("h/#/attn", "h/#/mlp"), _are_siblings("h", "h/#")
+        (True, False)
+    """
+    return one != two and _SEGMENT.sub("", one) == _SEGMENT.sub("", two)
 
 
 def _nth_words(words: Iterable[str]) -> frozenset[tuple[str, int]]:
