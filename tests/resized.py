@@ -12,7 +12,7 @@ import numpy as np
 import treeadapt as ta
 from treeadapt.migrations.groups import Group
 
-_PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
+_PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59)
 
 
 class _Sizes:

@@ -7,18 +7,33 @@ its table on arrays of other sizes. The tables of ``docs/examples/migrations`` a
 
 from __future__ import annotations
 
+import random
+import re
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import test_migration_tables as tables
 import test_quantised_models as quantised
 import test_sampler as sampler
+from kept_aside import MODELS
 from resized import resized
-from test_drafts import abstract, float32, moves_alike, right_rows
+from sizes import full, slow_but
+from test_drafts import (
+    abstract,
+    float32,
+    moves_alike,
+    numbers,
+    right_rows,
+    table_of,
+)
+from test_example_migrations import SIZES, THERE_AND_BACK, schema_of
 
 import treeadapt as ta
+from treeadapt.drafts import draft as drafts
+from treeadapt.drafts import words
 
 #: Sizes that a case does not let go: the remainder starts after three blocks.
 KEPT = {"blocks_of_six_layers_and_a_remainder": {3}}
@@ -58,6 +73,109 @@ def test_what_names_and_shapes_leave_unmarked_is_right(name, is_back):
     draft = ta.draft_migration(*map(abstract, sides))
     _, right = right_rows(draft, table, sides[0])
     assert {*draft.pairs} - {*draft.doubtful} <= right
+
+
+# --- models that drafts were not made on ---
+
+ASIDE = [(name, style) for name in MODELS for style in MODELS[name].tables]
+QUICKLY = [("convnext", "by layer"), ("rwkv", "stacked"), ("xlstm", "by layer")]
+
+
+def aside(name: str, style: str, sizes: dict[str, int]) -> tuple[ta.Migration, Any]:
+    """The table of a model, and its shapes."""
+    model = MODELS[name]
+    table = model.tables[style]
+    sizes_of = {k: sizes[k] for k in model.open_sizes if f"({k} " in str(table)}
+    shapes = {
+        path: jax.ShapeDtypeStruct(shape, "float32")
+        for path, shape in model.shapes(**sizes).items()
+    }
+    return ta.Migration(table, sizes=sizes_of or None), shapes
+
+
+@pytest.mark.parametrize(("name", "style"), slow_but(QUICKLY, ASIDE))
+def test_models_kept_aside_have_no_wrong_row_without_a_mark(name, style):
+    model = MODELS[name]
+    table, shapes = aside(name, style, model.prime)
+    source = numbers(shapes)
+    draft = ta.draft_migration(abstract(source), abstract(table(source)))
+    _, right = right_rows(draft, table, source)
+    assert {*draft.pairs} - {*draft.doubtful} <= right
+    assert len(draft.pairs) >= 0.95 * len(shapes)
+    table, shapes = aside(name, style, model.published)
+    plan = table.plan(shapes)
+    draft = ta.draft_migration(shapes, plan.result)
+    goes = {path: {*g.filled} for g in plan.groups for path in g.source_paths}
+    for path, targets in draft.pairs.items():
+        assert path in draft.doubtful or {*targets} <= goes[path], path
+
+
+@pytest.mark.parametrize(("name", "style"), slow_but(QUICKLY, ASIDE))
+def test_models_kept_aside_are_drafted_from_values(name, style):
+    table, shapes = aside(name, style, MODELS[name].prime)
+    source = float32(shapes)
+    draft = ta.draft_migration(source, table(source))
+    assert not draft.doubtful
+    assert not draft.missing
+    moves_alike(draft.migration, source, table(source))
+    sizes = {*draft.migration.sizes.values()}
+    table, source = resized(table, source, sizes)
+    moves_alike(draft.migration, source, table(source))
+
+
+# --- with names gone, of the model and of the words ---
+
+NUMBER = re.compile(r"(?<![0-9])[0-9]+(?![0-9])")
+
+
+@pytest.fixture(scope="module")
+def every_table(tmp_path_factory) -> list[tuple[str, ta.Migration, Any, Any]]:
+    """All tables with their arrays: of the examples, and of the tests both ways."""
+    folder = tmp_path_factory.mktemp("tables")
+    rows = []
+    for name in THERE_AND_BACK:
+        source = numbers(ta.read_metadata(schema_of(name)))
+        table = table_of(name, folder, SIZES.get(name, {}))
+        rows.append((name, table, source, table(source)))
+    for name, make in tables.CASES.items():
+        case = make()
+        table = tables.migration(case)
+        rows.append((name, table, case.source, case.result))
+        if case.exact:
+            rows.append((f"{name}, back", table.inverse, case.result, case.source))
+    return rows
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, full(2_000, 200), 25))
+def test_nothing_wrong_is_unmarked_whatever_is_gone(first, every_table, monkeypatch):
+    """Three names of both sides at random, and in every other trial half of the words.
+
+    What was left without a mark once: ``tail/w`` that went to ``h/#/w``, where both
+    partners were gone and ``tail/v`` went to ``t/#/v``.
+    """
+    every = words.load_words(None)
+    for seed in range(first, first + 25):
+        rng = random.Random(seed)
+        name, table, source, result = every_table[seed % len(every_table)]
+        kept = every.meanings
+        if rng.random() < 0.5:
+            texts = rng.sample([*every.meanings], len(every.meanings) // 2)
+            kept = {text: every.meanings[text] for text in texts}
+        fewer = words.Words(kept, every.fused, every.marks)
+        monkeypatch.setattr(drafts, "load_words", lambda _, fewer=fewer: fewer)
+        paths = sorted({*source, *result})
+        gone = {NUMBER.sub("#", path) for path in rng.sample(paths, min(3, len(paths)))}
+        left = [
+            {p: a for p, a in side.items() if NUMBER.sub("#", p) not in gone}
+            for side in (source, result)
+        ]
+        if not all(left):
+            continue
+        draft = ta.draft_migration(*map(abstract, left))
+        sure = {*draft.pairs} - {*draft.doubtful}
+        _, right = right_rows(draft, table, source, only=sure)
+        assert sure <= right, (seed, name, sorted(sure - right)[:3])
 
 
 # --- what is next to a target ---

@@ -11,7 +11,7 @@ import json
 import random
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
@@ -601,7 +601,10 @@ def test_a_conversion_function_that_cannot_be_read_is_named(convert, text):
 
 
 def right_rows(
-    draft: ta.MigrationDraft, table: ta.Migration, source: Leaves
+    draft: ta.MigrationDraft,
+    table: ta.Migration,
+    source: Leaves,
+    only: Collection[str] | None = None,
 ) -> tuple[set[str], set[str]]:
     """Paths of the source that go where they should, and those with the right axes."""
     result = table(source)
@@ -615,7 +618,7 @@ def right_rows(
     ordered = set()
     for each in draft._rows:
         paths = each.row.source_paths
-        if not {*paths} <= paired:
+        if not {*paths} <= (paired if only is None else paired & {*only}):
             continue
         (text,), sizes = drafts.written([each.row])
         single = drafts._table([text], sizes)
