@@ -18,6 +18,7 @@ import pytest
 import test_migration_tables as tables
 import test_quantised_models as quantised
 import test_sampler as sampler
+from command import invoke
 from kept_aside import MODELS
 from resized import resized
 from sizes import full, slow_but
@@ -73,6 +74,23 @@ def test_what_names_and_shapes_leave_unmarked_is_right(name, is_back):
     draft = ta.draft_migration(*map(abstract, sides))
     _, right = right_rows(draft, table, sides[0])
     assert {*draft.pairs} - {*draft.doubtful} <= right
+
+
+@pytest.mark.parametrize("name", slow_but(["llama-flax"], THERE_AND_BACK))
+def test_lint_finds_nothing_that_the_draft_does_not_say(name, tmp_path):
+    source = numbers(ta.read_metadata(schema_of(name)))
+    result = table_of(name, tmp_path, SIZES.get(name, {}))(source)
+    pair = tmp_path / "a.schema.toml", tmp_path / "b.schema.toml"
+    for file, side in zip(pair, (source, result), strict=True):
+        ta.save(file, abstract(side))
+    draft = ta.draft_migration(*pair)
+    file = tmp_path / "drafted.toml"
+    assert invoke("draft", *pair, "--output", file).exit_code == 0
+    linted = invoke("lint", *pair, "--migration", file)
+    assert bool(linted.exit_code) == bool(draft.unexpected or draft.missing)
+    said = {"unmatched"} if draft.unexpected else set()
+    said |= {"missing"} if draft.missing else set()
+    assert {*re.findall(r"(?m)^[a-z]+(?=:)", linted.output)} - {"note"} == said
 
 
 # --- models that drafts were not made on ---
