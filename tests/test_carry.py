@@ -676,7 +676,7 @@ CASTS = {
 
 
 @pytest.mark.parametrize(
-    ("name", "form"), some(itertools.product(CASTS, ["own", "flat"]), 7)
+    ("name", "form"), some(itertools.product(CASTS, ["own", "flat"]), 9)
 )
 def test_a_state_follows_params_that_are_cast(name, form):
     tx = ta.adapt(CASTS[name])

@@ -123,7 +123,7 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize(("table", "name"), some(PAIRS, 6))
+@pytest.mark.parametrize(("table", "name"), some(PAIRS, 9))
 def test_moving_and_training_commute_bit_for_bit(table, name):
     m, tx, params = MIGRATIONS[table], LEAFWISE[name], start()
     target = None
