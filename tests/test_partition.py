@@ -358,6 +358,12 @@ class Color(enum.Enum):
         ({"a": 1, 0: 1}, {"w": "a", "b": 0}, ta.TransformError, "one type.*int, str"),
         ({Color.RED: 1, Color.BLUE: 1}, {"w": Color.RED}, ta.TransformError, "sort"),
         ({"a": 1, "b": 1}, {"**": "a"}, ta.TransformError, "No rule leads.*'b'"),
+        (
+            {"slow": 1, "fast": 1},
+            {"w": "slwo", "b": "fast"},
+            ta.TransformError,
+            r"'slwo' \(did you mean 'slow'\?\), 'fast'",
+        ),
         ({"a": 1}, {"w": {"x": "a"}, "b": "a"}, ta.TransformError, "treeadapt.lift"),
         (
             {"a": 1},
@@ -374,6 +380,7 @@ class Color(enum.Enum):
         "types",
         "enum",
         "idle",
+        "misspelt",
         "nested",
         "tuple",
         "module",
@@ -389,6 +396,11 @@ def test_errors_are_reported_before_any_params_are_seen(txs, rules, error, words
     ("rules", "error", "words"),
     [
         ({"w": "a", "b": "typo"}, ta.TransformError, r"'typo' \('b'\).*'a'"),
+        (
+            {"w": "a", "b": "frozn"},
+            ta.TransformError,
+            r"'frozn' \(did you mean 'frozen'\?\) \('b'\)",
+        ),
         (lambda p: {"w": "a", "b": "typo"}, ta.TransformError, r"'typo' \('b'\)"),
         (lambda p: {"w": "a", "b": 0}, ta.TransformError, r"label 0 \('b'\)"),
         (lambda p: {"w": "a", "b": None}, ta.UnmatchedPathError, "'b'"),

@@ -989,3 +989,56 @@ def test_an_array_whose_shape_does_not_hash_has_a_shape():
         shape, dtype = [2, 3], np.dtype("float32")
 
     assert chosen({"a": Listed(), "b": Listed()}, "a" | ta.leaf(ndim=2)) == ["a", "b"]
+
+
+NUMPYRO = {
+    f"{net}$params": {
+        f"Dense_{n}": {"kernel": array(2, 2), "bias": array(2)} for n in range(4)
+    }
+    for net in ("decoder", "encoder")
+} | {"noise": array(1)}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "hint"),
+    [
+        ("encoder$params/Dense_{5..6}", r"did you mean 'encoder\$params/Dense_"),
+        ("encoder$params/x/b", r"'encoder\$params' matches 8 leaves"),
+        (r"re:encoder$params/Dense_0", r"'re:\.\*encoder\\\\\$params/Dense_0\.\*'"),
+        (r"re:.*encoder$params/.*", r"'re:\.\*encoder\\\\\$params/\.\*'"),
+        ("(encoder|decoder).*kernel", r"'re:\.\*\(\?:\(encoder\|decoder\)"),
+        (
+            "z_auto_loc",
+            r"look like 'decoder\$params/Dense_0/bias', "
+            r"'encoder\$params/Dense_0/bias', 'noise'",
+        ),
+    ],
+)
+def test_a_dollar_of_a_name_is_no_sign_of_a_regular_expression(pattern, hint):
+    with pytest.raises(ta.UnusedRuleError, match=hint) as caught:
+        ta.glob(pattern)(NUMPYRO)
+    proposed = re.findall(r"whole path: '(re:.*?)'", str(caught.value))
+    for text in proposed:
+        assert any(jax.tree.leaves(ta.glob(text.replace("\\\\", "\\"))(NUMPYRO)))
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["re:kernal", "^kernal$", "(kernal|bais)", "re:(a+)+$", "re:[", r"(\d+)+$"],
+)
+def test_a_regular_expression_that_matches_nothing_is_not_proposed(pattern):
+    tree = {"mlp": {"a" * 200: array(2), "b": array(2)}}
+    with pytest.raises((ta.UnusedRuleError, ta.PatternError)) as caught:
+        ta.glob(pattern)(tree)
+    assert "regular expression of" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "stacks"),
+    [("blocks/{5..6}", {"blocks": 0}), ("blocks/w/1", {"blocks": 0})],
+)
+def test_the_numbers_that_are_there_are_named(pattern, stacks):
+    tree = {"blocks": {"w": array(4, 2), "b": array(4)}}
+    rules = ta.Rules({pattern: 1, "**": 2}, stacks=stacks)
+    with pytest.raises(ta.UnusedRuleError, match="the numbers there are 0 to 3"):
+        ta.param_labels(tree, rules)

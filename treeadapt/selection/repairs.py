@@ -3,7 +3,7 @@
 Takes a pattern or class that selects no array leaf of a tree, and gives patterns that
 do, each with the number of leaves that it matches. Work is done only once an error is
 certain, and is bounded: few candidates, one walk for all of them, a limited vocabulary.
-Only globs are matched: a regular expression is proposed as text, and never run.
+A regular expression is proposed only if it matches, and run only if it is simple.
 See ``rules`` for what an unused rule is.
 """
 
@@ -38,11 +38,15 @@ _MAX_ADVISED = 4  # entries of one message that get proposals
 _MAX_PROPOSALS = 3
 _MAX_CANDIDATES = 48
 _MAX_WORDS = 2_000  # different segments among which the nearest is sought
+_MAX_TOPS = 5  # paths that show what a tree has
 _MAX_TEXT = 300  # longer patterns are not typing errors
 
 # A dot or key of an exact path, as JAX writes it: .policy['params'][0]
 _EXACT_KEY = re.compile(r"""\.|\[(?:'([^']*)'|"([^"]*)"|([0-9]+))\]""")
 _REGEX_SIGNS = re.compile(r"\.\*|\.\+|\\[.dwSDWs]|[\^$|()+]")
+_REPEAT = re.compile(r"[*+?{]")
+_NESTED_REPEAT = re.compile(r"\)[*+?{]|\\[0-9]|\(\?")
+_MAX_REPEATS = 3  # of a regular expression that is tried: its time stays in bounds
 _NUMBER = re.compile(r"[0-9]+")
 _INDEX = re.compile(r"[0-9]+$|\{-?[0-9]*\.\.")  # 3, {0..5}, {-4..}
 _ROOTS_OF_PARAMS = ("dict", "FrozenDict", "State")
@@ -161,7 +165,7 @@ def _advice(entry: Any, names: _Names) -> str:
             f"{sign + text!r} ({plural(n, 'leaf')})" for text, n in proposals.items()
         ]
         hints.append(f"did you mean {' or '.join(texts)}?")
-    regex = _as_regex(pattern)
+    regex = _as_regex(pattern, names)
     if regex and not (
         proposals and _is_dotted(names.plan)
     ):  # where '.' is a part of names
@@ -171,7 +175,7 @@ def _advice(entry: Any, names: _Names) -> str:
     elif not proposals and any(_has(glob, ClassName) for glob in _globs([pattern])):
         hints.append(names.class_advice())
     if not proposals and not any(hints):
-        like = "" if names.lists_paths else listing(names.like(pattern))
+        like = "" if names.lists_paths else listing(names.like(pattern), limit=5)
         looks = f"paths here look like {like}" if like else ""
         hints.append(_deepest(pattern, names) or looks)
     return " ".join(hints)
@@ -300,19 +304,27 @@ def _has(glob: Pattern, kind: type) -> bool:
     return any(isinstance(part, kind) for part in glob.elements)
 
 
-def _as_regex(text: str) -> str:
+def _as_regex(text: str, names: _Names) -> str:
     """Write what looks like a pasted regular expression as a pattern; else ``""``.
 
-    By its text alone: it is not run, and may match nothing.
+    A character of the tree's own names, such as ``$``, is no sign of one. It matches
+    some array, and what could take long is not tried.
     """
     core = text.removeprefix(REGEX_PREFIX)
-    if len(text) > _MAX_TEXT or not (core != text or _REGEX_SIGNS.search(text)):
+    if len(text) > _MAX_TEXT:
+        return ""
+    if core == text and not _REGEX_SIGNS.search(text.translate(names.not_signs)):
         return ""
     core = core.removeprefix("^").removesuffix("$")
     core = core.removeprefix(".*").removesuffix(".*")
-    whole = f"(?:{core})" if "|" in core else core
-    regex = f"{REGEX_PREFIX}.*{whole}.*"
-    return "" if regex == text else regex
+    if len(_REPEAT.findall(core)) > _MAX_REPEATS or _NESTED_REPEAT.search(core):
+        return ""
+    for form in dict.fromkeys((core, re.sub(r"(?<!\\)\$", r"\\$", core))):
+        whole = f"(?:{form})" if "|" in form else form
+        regex = f"{REGEX_PREFIX}.*{whole}.*"
+        if regex != text and names.has_match(whole):
+            return regex
+    return ""
 
 
 def _deepest(text: str, names: _Names) -> str:
@@ -327,6 +339,12 @@ def _deepest(text: str, names: _Names) -> str:
         below = first.removeprefix(f"{start}/")
         if _INDEX.match(after) and below != first and not _NUMBER.match(below):
             said += f"; layers along axis 0 need Rules(..., stacks={{{start!r}: 0}})"
+        numbers = names.numbers_below(start)
+        if numbers and after not in numbers:
+            ends = "{}".format if len(numbers) == 1 else "{} to {}".format
+            said += (
+                f"; the numbers there are {ends(*numbers[:: len(numbers) - 1 or 1])}"
+            )
         return said
     return ""
 
@@ -394,7 +412,32 @@ class _Names:
         """Return the paths of some arrays, the most similar first."""
         paths = list(itertools.compress(self.plan.paths, self.is_array))
         sample = paths[:: max(1, len(paths) // 500)]
-        return Speller().nearest(text, sample, cutoff=0.3) or paths[:3]
+        tops = {path.partition("/")[0]: path for path in reversed(paths)}
+        one_each = sorted(tops.values(), key=paths.index)[:_MAX_TOPS]
+        some = one_each if len(one_each) > 1 else paths[:3]
+        return Speller().nearest(text, sample, cutoff=0.3) or some
+
+    @functools.cached_property
+    def not_signs(self) -> dict[int, None]:
+        """A table for ``str.translate`` that removes what names here have in them."""
+        return dict.fromkeys(map(ord, {*"".join(self.words)} - {*".*\\"}))
+
+    def has_match(self, regex: str) -> bool:
+        """Return whether a regular expression matches inside some array's path."""
+        try:
+            search = re.compile(regex).search
+        except (re.error, OverflowError):
+            return False
+        paths = itertools.compress(self.plan.paths, self.is_array)
+        return any(search(path[:_MAX_TEXT]) for path in paths)
+
+    def numbers_below(self, start: str) -> list[str]:
+        """Return the numbers of a node's children, in order, if it has no others."""
+        below = [p for p in self.plan.paths if p.startswith(f"{start}/")]
+        keys = {path[len(start) + 1 :].partition("/")[0] for path in below}
+        if not all(map(str.isdecimal, keys)):
+            return []
+        return sorted(keys, key=natural)
 
     def matched(self, texts: Iterable[str]) -> dict[str, list[int]]:
         """Return those of ``texts`` that match arrays, with the leaves that they do."""

@@ -23,7 +23,7 @@ from treeadapt.convert import describe, describe_argument
 from treeadapt.errors import PathCollisionError, RulesError, TransformError
 from treeadapt.layers.keys import boxes
 from treeadapt.layers.region import Region, put
-from treeadapt.names import listing
+from treeadapt.names import Speller, listing
 from treeadapt.selection.answers import Split
 from treeadapt.selection.decision import MISSING, STATIC
 from treeadapt.selection.rules import BoundRules, Rules, as_rules
@@ -413,7 +413,8 @@ def _read_rules(transforms: Mapping[Hashable, Any], rules: Any) -> Rules | Bound
     if idle:
         raise TransformError(
             f"No rule leads to the transformation {listing(idle)}; the rules give "
-            f"{listing(map(str, reached))}. Add a rule, or leave it out."
+            f"{listing(_with_nearest(reached, transforms), write=str)}. Add a rule, or "
+            "leave it out."
         )
     return rules if isinstance(rules, BoundRules) else table
 
@@ -477,8 +478,26 @@ def _can_sort(labels: Iterable[Any]) -> bool:
 def _stray_message(
     stray: Mapping[Hashable, Sequence[str]], transforms: Iterable[Hashable]
 ) -> str:
-    lines = [f"{label!r} ({listing(paths, limit=4)})" for label, paths in stray.items()]
+    labels = _with_nearest(stray, transforms)
+    lines = [
+        f"{label} ({listing(paths, limit=4)})"
+        for label, paths in zip(labels, stray.values(), strict=True)
+    ]
     return (
         f"No transformation for the label {'; '.join(lines[:8])}. There are "
         f'{listing(map(str, transforms))} and "frozen".'
     )
+
+
+def _with_nearest(
+    labels: Iterable[Hashable], transforms: Iterable[Hashable]
+) -> list[str]:
+    """Write labels, and after one that has no transformation the most similar name."""
+    names = [*(name for name in transforms if isinstance(name, str)), FROZEN]
+    texts = []
+    for label in labels:
+        near = ""
+        if isinstance(label, str) and label not in names:
+            near = Speller().best(label, names)
+        texts.append(f"{label!r} (did you mean {near!r}?)" if near else repr(label))
+    return texts
