@@ -342,6 +342,46 @@ def test_hyperparams_take_the_dtype_of_the_params_or_the_one_given():
     assert tx.init(params).hyperparams["learning_rate"].dtype == jnp.float32
 
 
+def test_hyperparams_of_complex_params_are_real():
+    params = {"w": jnp.ones(2), "z": jnp.ones(2, jnp.complex64)}
+    for tx in (
+        inject_hyperparams(optax.adamw)(0.1),
+        ta.adapt(inject_hyperparams(optax.adamw)(lambda count: 0.1 * 0.5**count)),
+    ):
+        state = tx.init(params)
+        updates, new = tx.update(params, state, params)
+        assert updates["w"].dtype == jnp.float32
+        assert updates["z"].dtype == jnp.complex64
+        assert {x.dtype for x in new.hyperparams.values()} == {jnp.dtype("float32")}
+        dtypes = [jax.tree.map(lambda x: x.dtype, s) for s in (state, new)]
+        assert dtypes[0] == dtypes[1]
+
+
+@pytest.mark.parametrize("mask", ["kernel", ["kernel", "bias"]])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda mask: inject_hyperparams(optax.adamw)(0.1, mask=mask),
+        lambda mask: ta.adapt(optax.adamw(0.1, mask=mask)),
+        lambda mask: ta.freeze(optax.masked(optax.sgd(0.1), mask), "bias"),
+        lambda mask: ta.partition({"a": optax.adamw(0.1, mask=mask)}, {"**": "a"}),
+        lambda mask: ta.per_layer(optax.adamw(0.1, mask=mask), {"b": 0}),
+        lambda mask: ta.adapt(optax.MultiSteps(optax.adamw(0.1, mask=mask), 2)),
+    ],
+)
+def test_a_text_is_no_mask(make, mask):
+    with pytest.raises(ta.TransformError, match=r"Write mask=.*glob\('kernel'\)"):
+        make(mask)
+
+
+def test_a_text_may_be_a_label():
+    groups = {"a": optax.sgd(0.1)}
+    for labels in ("a", {"mask": "a"}):
+        tx = ta.adapt(optax.multi_transform(groups, labels))
+        params = {"mask": jnp.ones(2)}
+        assert tx.update(params, tx.init(params))[0]["mask"] == pytest.approx(-0.1)
+
+
 @pytest.mark.parametrize(
     "number", [np.float32(0.5), np.float64(0.5), jnp.array(0.5), 0.5]
 )

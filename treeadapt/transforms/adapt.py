@@ -45,6 +45,7 @@ from treeadapt.transforms.unlifted import (
     functions_asked,
     name_of,
     patterns_held,
+    refuse_text_masks,
     warn_of_unlifted,
 )
 from treeadapt.trees.views import TreeView
@@ -175,6 +176,7 @@ def run_flat(
         moving: given the whole tree and a flat dict, the paths that get updates; all of
             them if it is None.
     """
+    refuse_text_masks(parts)
 
     def init(params: Any) -> Any:
         if is_placeholder(params):

@@ -30,6 +30,7 @@ from treeadapt.arrays import is_array
 from treeadapt.errors import TransformError
 from treeadapt.names import listing
 from treeadapt.selection.whole import Question
+from treeadapt.transforms.unlifted import refuse_text_mask
 
 
 def inject_hyperparams(
@@ -55,7 +56,7 @@ def inject_hyperparams(
         inner_factory: function that returns an Optax transformation.
         static_args: names of parameters that are not hyperparameters.
         hyperparam_dtype: dtype of all floating-point hyperparameters; without it, the
-            widest dtype of the params.
+            widest dtype of the params; of complex params, that of their real part.
 
     Returns:
         Function with the parameters of ``inner_factory``, whose result is a
@@ -90,6 +91,8 @@ def inject_hyperparams(
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         keywords = bound.kwargs
+        for name, value in (bound.arguments | keywords).items():
+            refuse_text_mask(name, value)
         injected = {
             name: _shown(name, value)
             for name, value in (bound.arguments | keywords).items()
@@ -109,10 +112,38 @@ def inject_hyperparams(
         inner.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
             [inspect.Parameter(name, _KEYWORD) for name in injected]
         )
-        inject = optax.inject_hyperparams(inner, hyperparam_dtype=hyperparam_dtype)
-        return inject(**injected)
+
+        def inject(dtype: Any) -> optax.GradientTransformationExtraArgs:
+            return optax.inject_hyperparams(inner, hyperparam_dtype=dtype)(**injected)
+
+        plain = inject(hyperparam_dtype)
+
+        def fitting(params: Any) -> optax.GradientTransformationExtraArgs:
+            dtype = _real_dtype(params) if hyperparam_dtype is None else None
+            return plain if dtype is None else inject(dtype)
+
+        def init(params: Any) -> Any:
+            return fitting(params).init(params)
+
+        def update(
+            updates: Any, state: Any, params: Any | None = None, **extra: Any
+        ) -> tuple[Any, Any]:
+            return fitting(params).update(updates, state, params, **extra)
+
+        return optax.GradientTransformationExtraArgs(init, update)
 
     return make
+
+
+def _real_dtype(params: Any) -> Any | None:
+    """Return the real dtype of the widest params if that is complex, else None.
+
+    Optax takes the widest dtype of the params. A complex learning rate is none, and
+    makes moments of real params complex at the first step.
+    """
+    widest = optax.tree_utils.tree_dtype(params, "highest")
+    is_complex = jnp.issubdtype(widest, jnp.complexfloating)
+    return jnp.finfo(widest).dtype if is_complex else None
 
 
 def schedule(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -26,7 +26,7 @@ import numpy as np
 import optax
 
 from treeadapt.arrays import same_value
-from treeadapt.errors import UnliftedMaskWarning
+from treeadapt.errors import TransformError, UnliftedMaskWarning
 from treeadapt.names import listing
 from treeadapt.selection.whole import Question
 from treeadapt.transforms.flat import FlatDict
@@ -35,6 +35,7 @@ from treeadapt.trees.views import TreeView, view_tree
 
 # Masks and labels that a transformation of the caller's own holds.
 _ASKED = re.compile(r"(^|_)(mask|labels)$")
+_MASK = re.compile(r"(^|_)mask$")
 # What Optax holds and calls with no tree of the caller's, or as a transformation.
 _NOT_ASKED = re.compile(r"^(init|update)(_fns?)?$|factory")
 _HOLDERS = ("optax", "treeadapt")
@@ -82,6 +83,38 @@ def warn_of_unlifted(
                 "function(treeadapt.to_flat_dict(tree)))."
             )
         warnings.warn(text, UnliftedMaskWarning, stacklevel=stacklevel + 1)
+
+
+def refuse_text_masks(tx: Any) -> None:
+    """Raise if a function of Optax holds a text as its mask, which is true everywhere.
+
+    Raises:
+        TransformError: it names the text, and the selector that it may have meant.
+    """
+    for _, thing in _everything(tx):
+        if isinstance(thing, types.FunctionType) and _is_of_library(thing):
+            for name, value in _held(thing):
+                refuse_text_mask(name, value)
+
+
+def refuse_text_mask(name: str, value: Any) -> None:
+    """Raise if an argument is called a mask and is a text, or a list of texts.
+
+    Raises:
+        TransformError: it names the selector that it may have meant.
+
+    Example:
+        >>> refuse_text_mask("mask", {"kernel": True})
+    """
+    texts = [value] if isinstance(value, str) else value
+    if not (_MASK.search(name) and isinstance(texts, list | tuple) and texts):
+        return
+    if all(isinstance(text, str) for text in texts):
+        selector = " | ".join(f"treeadapt.glob({text!r})" for text in texts[:4])
+        raise TransformError(
+            f"{name}={value!r:.100} is no mask: Optax reads no patterns and takes a "
+            f"text for True, for every leaf. Write {name}={selector}."
+        )
 
 
 def functions_asked(tx: Any) -> Iterator[Callable[..., Any]]:
