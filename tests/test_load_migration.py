@@ -567,6 +567,13 @@ def test_what_is_not_a_list_of_migrations_is_an_error(tmp_path, migrations):
         ta.load(tmp_path / "x.safetensors", TARGET, migration=migrations)
 
 
+def test_a_draft_is_not_a_migration_but_has_one(tmp_path):
+    ta.save(tmp_path / "x.safetensors", {"a": jnp.ones(2)})
+    draft = ta.draft_migration({"a": jnp.ones(2)}, {"b": jnp.ones(2)})
+    with pytest.raises(ta.MigrationError, match=r"Pass draft\.migration"):
+        ta.load(tmp_path / "x.safetensors", {"b": jnp.ones(2)}, migration=draft)
+
+
 # What is wrong.
 
 

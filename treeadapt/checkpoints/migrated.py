@@ -116,6 +116,7 @@ def require_migration(migration: Any) -> None:
         raise MigrationError(
             "Expected migration=ta.Migration(table) or ta.load_migration(file), got "
             f"{describe(migration)}."
+            f"{' Pass draft.migration.' if hasattr(migration, 'migration') else ''}"
         )
 
 
