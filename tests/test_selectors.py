@@ -631,6 +631,7 @@ BACKTRACKING = "(.|.)" * 45 + "x"
         *("(a+)+$", ".*.*.*.*.*x", "a" * 4_000, "{a,b}" * 600, "*a" * 64 + "|x"),
         *(BACKTRACKING, f"x/re:{BACKTRACKING}", f"params/re:{BACKTRACKING}"),
         *(f"[re:]{BACKTRACKING}", "?*/" * 1_300 + "a"),
+        *(".*.*.*.*x", "re:(a|a)(a|a)(a|a)x", "re:a*a*a*x"),
     ],
     ids=lambda text: text[:12],
 )

@@ -44,9 +44,10 @@ _MAX_TEXT = 300  # longer patterns are not typing errors
 # A dot or key of an exact path, as JAX writes it: .policy['params'][0]
 _EXACT_KEY = re.compile(r"""\.|\[(?:'([^']*)'|"([^"]*)"|([0-9]+))\]""")
 _REGEX_SIGNS = re.compile(r"\.\*|\.\+|\\[.dwSDWs]|[\^$|()+]")
-_REPEAT = re.compile(r"[*+?{]")
+_CHOICE = re.compile(r"[*+?{|]")
 _NESTED_REPEAT = re.compile(r"\)[*+?{]|\\[0-9]|\(\?")
-_MAX_REPEATS = 3  # of a regular expression that is tried: its time stays in bounds
+_MAX_CHOICES = 3  # repeats and alternatives of a regular expression that is tried
+_MAX_STEPS = 30_000_000  # that it may take on all paths
 _NUMBER = re.compile(r"[0-9]+")
 _INDEX = re.compile(r"[0-9]+$|\{-?[0-9]*\.\.")  # 3, {0..5}, {-4..}
 _ROOTS_OF_PARAMS = ("dict", "FrozenDict", "State")
@@ -317,7 +318,7 @@ def _as_regex(text: str, names: _Names) -> str:
         return ""
     core = core.removeprefix("^").removesuffix("$")
     core = core.removeprefix(".*").removesuffix(".*")
-    if len(_REPEAT.findall(core)) > _MAX_REPEATS or _NESTED_REPEAT.search(core):
+    if len(_CHOICE.findall(core)) > _MAX_CHOICES or _NESTED_REPEAT.search(core):
         return ""
     for form in dict.fromkeys((core, re.sub(r"(?<!\\)\$", r"\\$", core))):
         whole = f"(?:{form})" if "|" in form else form
@@ -423,13 +424,24 @@ class _Names:
         return dict.fromkeys(map(ord, {*"".join(self.words)} - {*".*\\"}))
 
     def has_match(self, regex: str) -> bool:
-        """Return whether a regular expression matches inside some array's path."""
+        """Return whether a simple regular expression matches inside some array's path.
+
+        False, too, if that might take long: each repeat multiplies the steps by at most
+        the length of the path, each alternative by two.
+        """
         try:
             search = re.compile(regex).search
         except (re.error, OverflowError):
             return False
-        paths = itertools.compress(self.plan.paths, self.is_array)
-        return any(search(path[:_MAX_TEXT]) for path in paths)
+        choices, steps = _CHOICE.findall(regex), 0
+        power = 1 + sum(choice not in "|?" for choice in choices)
+        for path in itertools.compress(self.plan.paths, self.is_array):
+            steps += len(path) ** power * 2 ** len(choices)
+            if steps > _MAX_STEPS:
+                break
+            if search(path):
+                return True
+        return False
 
     def numbers_below(self, start: str) -> list[str]:
         """Return the numbers of a node's children, in order, if it has no others."""
