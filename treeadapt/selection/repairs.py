@@ -414,8 +414,11 @@ class _Names:
         paths = list(itertools.compress(self.plan.paths, self.is_array))
         sample = paths[:: max(1, len(paths) // 500)]
         tops = {path.partition("/")[0]: path for path in reversed(paths)}
-        one_each = sorted(tops.values(), key=paths.index)[:_MAX_TOPS]
-        some = one_each if len(one_each) > 1 else paths[:3]
+        shown = dict.fromkeys(sorted(tops.values(), key=paths.index)[:_MAX_TOPS])
+        for path in paths[:3]:
+            if len(shown) < 3:
+                shown[path] = None
+        some = sorted(shown, key=paths.index)
         return Speller().nearest(text, sample, cutoff=0.3) or some
 
     @functools.cached_property
