@@ -813,7 +813,8 @@ def _left_out(without: Mapping[str, str]) -> Iterator[str]:
         yield "\n".join(f"- `{name}`: {reason}" for name, reason in without.items())
 
 
-#: What the groups of each section of ``docs/libraries/loops`` are compared with.
+#: What the groups of each section of ``docs/libraries/loops``, and of Keras's page, are
+#: compared with.
 LOOPS = {
     "NumPyro": ("numpyro", "`SVI.run`", ""),
     "FlowJAX": ("flowjax", "`fit_to_data`", "with zeros for the frozen layer"),
@@ -829,6 +830,7 @@ LOOPS = {
     ),
     "Brax": ("brax", "`gradient_update_fn`", ""),
     "A whole `ppo.train`": ("brax", "`ppo.train`", ""),
+    "Keras": ("keras", "`stateless_apply`", ""),
     "Tunix": ("google-tunix", "`PeftTrainer.train`, LoRA", ""),
 }
 
