@@ -7,7 +7,9 @@ shapes: the same from schemas alone, also with leaves missing and half of the sy
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import random
 import re
 import tomllib
@@ -852,6 +854,153 @@ def test_query_key_and_value_may_be_an_axis_of_one_array(axes, is_back):
     assert len(table.rows) == 2
     assert {*draft.doubtful} == {*sides[is_back]}
     assert "check: the parts, and their order" in draft.to_toml()
+
+
+def modules(
+    names: Mapping[str, tuple[int, ...]], is_torch: bool
+) -> dict[str, tuple[int, ...]]:
+    """Weights and biases of layers; those of one size are norms."""
+    leaves = {}
+    for name, shape in names.items():
+        if is_torch:
+            leaves[f"{name}.weight"], leaves[f"{name}.bias"] = shape, shape[:1]
+        else:
+            kernel = (*shape[2:], *shape[1::-1])
+            kind = "kernel" if len(shape) > 1 else "scale"
+            leaves[f"{name}/{kind}"] = kernel if len(shape) > 1 else shape
+            leaves[f"{name}/bias"] = shape[:1]
+    return leaves
+
+
+def chain(*sizes: int, kernel: tuple[int, ...] = ()) -> list[tuple[int, ...]]:
+    """Shapes of layers, one after the other, as PyTorch has them."""
+    return [(o, i, *kernel) for i, o in itertools.pairwise(sizes)]
+
+
+SEQUENCES: dict[str, tuple[str, str, list[tuple[int, ...]]]] = {
+    "three alike": ("net.0 net.2 net.4", "dense_0 dense_1 dense_2", chain(8, 8, 8, 8)),
+    "in a list": ("net.0 net.2 net.4", "layers/0 layers/1 layers/2", chain(8, 8, 8, 8)),
+    "from 1": ("net.1 net.3 net.5", "Dense_0 Dense_1 Dense_2", chain(8, 8, 8, 8)),
+    "two": ("net.1 net.3", "layers_0 layers_1", chain(8, 8, 8)),
+    "of sizes": (
+        "net.0 net.2 net.4 net.6",
+        "Dense_0 Dense_1 Dense_2 Dense_3",
+        chain(3, 8, 8, 8, 2),
+    ),
+    "six alike": (
+        "net.0 net.2 net.4 net.6 net.8 net.10",
+        "dense_0 dense_1 dense_2 dense_3 dense_4 dense_5",
+        chain(*[8] * 7),
+    ),
+    "with norms": (
+        "net.0 net.1 net.3 net.4",
+        "dense_0 norm_0 dense_1 norm_1",
+        [(8, 8), (8,), (8, 8), (8,)],
+    ),
+    "with norms, of sizes": (
+        "net.0 net.1 net.3 net.4 net.6",
+        "dense_0 norm_0 dense_1 norm_1 dense_2",
+        [(8, 3), (8,), (8, 8), (8,), (2, 8)],
+    ),
+    "convolutions": (
+        "features.0 features.3 features.6 features.8 features.10",
+        "conv_1 conv_2 conv_3 conv_4 conv_5",
+        chain(3, 16, 16, 32, 32, 32, kernel=(3, 3)),
+    ),
+    "convolutions alike": (
+        "features.0 features.3 features.6 features.8 features.10",
+        "conv_1 conv_2 conv_3 conv_4 conv_5",
+        chain(*[16] * 6, kernel=(3, 3)),
+    ),
+    "two of them": (
+        "net.0 net.2 net.4 head.1 head.2 head.3",
+        "body_0 body_1 body_2 head_0 head_1 head_2",
+        chain(*[8] * 7),
+    ),
+    "of other names": (
+        "net.0 net.2 net.4 end.0 end.1 end.2",
+        "body_0 body_1 body_2 end_0 end_1 end_2",
+        chain(*[8] * 7),
+    ),
+    "under one name": ("net.0 net.2 net.4", "net/0 net/1 net/2", chain(8, 8, 8, 8)),
+    "norms from 0": ("norm1 norm2", "norm_0 norm_1", [(8,), (8,)]),
+    "in blocks": (
+        " ".join(f"block.{b}.net.{n}" for b in range(2) for n in (0, 2, 4)),
+        " ".join(f"block_{b}/dense_{n}" for b in range(2) for n in range(3)),
+        chain(*[8] * 7),
+    ),
+}
+
+
+#: Leaves without a partner, because those of one side may be one array of the other.
+STACKS = {"with norms, of sizes": 4, "two of them": 6, "of other names": 6}
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_siblings_with_other_numbers_are_paired_by_rank(name, is_back):
+    olds, news, shapes = SEQUENCES[name]
+    goes = dict(zip(olds.split(), news.split(), strict=True))
+    sides = [
+        shapes_of(modules(dict(zip(names, shapes, strict=True)), is_torch=is_torch))
+        for names, is_torch in ((goes, True), (goes.values(), False))
+    ]
+    draft = ta.draft_migration(*sides[:: -1 if is_back else 1])
+    wrong = set()
+    for path, targets in draft.pairs.items():
+        old, new = (targets[0], path) if is_back else (path, targets[0])
+        (old, kind), (new, its) = old.rsplit(".", 1), new.rsplit("/", 1)
+        if goes[old] != new or (kind == "bias") != (its == "bias"):
+            wrong.add(path)
+    assert wrong <= {*draft.doubtful}
+    assert bool(wrong) == (name == "norms from 0")  # where words are against it
+    assert len(draft.pairs) == 2 * len(goes) - STACKS.get(name, 0)
+    if name in ("three alike", "in a list"):
+        assert len(draft.migration.rows) == 2
+        assert "{p=0,2,4}" in draft.to_toml()
+        assert "{p=0,1,2}" in draft.to_toml()
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (chain(8, 8, 8, 2), chain(8, 8, 8, 8, 2)),
+        (chain(3, 8, 8, 2), chain(3, 8, 8, 8, 2)),
+        (chain(3, 8, 8, 5), chain(3, 8, 8, 8, 5)),
+    ],
+)
+def test_siblings_that_are_not_as_many_are_marked_unless_sizes_decide(
+    old, new, is_back
+):
+    source = modules({f"net.{2 * n}": old[n] for n in range(3)}, is_torch=True)
+    target = modules({f"dense_{n}": new[n] for n in range(4)}, is_torch=False)
+    sides = [shapes_of(source), shapes_of(target)]
+    draft = ta.draft_migration(*sides[:: -1 if is_back else 1])
+    assert draft.pairs
+    many = {8, 64}
+    for path in draft.pairs:
+        if math.prod((target if is_back else source)[path]) in many:
+            assert path in draft.doubtful
+
+
+RENUMBERED = {
+    f"net.{2 * n}.{kind}": f"net.{n}.{kind}"
+    for n in range(3)
+    for kind in ("weight", "bias")
+}
+
+
+def test_a_number_may_have_changed_under_its_name():
+    source = modules({f"net.{n}": (8, 8) for n in (0, 2, 4)}, is_torch=True)
+    target = modules({f"net.{n}": (8, 8) for n in (0, 1, 2)}, is_torch=True)
+    stays = {f"a.{name}": shape for name, shape in source.items()}
+    draft = ta.draft_migration(shapes_of(source | stays), shapes_of(target | stays))
+    for path, targets in draft.pairs.items():
+        right = path if path in stays else RENUMBERED[path]
+        assert targets == (right,) or path in draft.doubtful
+    assert not {f"net.{n}.bias" for n in (2, 4)} - {*draft.doubtful}
+    assert not {*stays} & {*draft.doubtful}
 
 
 def test_prime_sizes_make_most_rows_sure():

@@ -35,6 +35,7 @@ from treeadapt.drafts.numbers import (
 from treeadapt.drafts.ordering import apart
 from treeadapt.drafts.pairing import propose
 from treeadapt.drafts.rows import DraftRow, Hole
+from treeadapt.drafts.siblings import renumbered
 from treeadapt.drafts.sides import (
     Side,
     calling,
@@ -291,9 +292,12 @@ def _are_reordered(rows: Sequence[DraftRow], one: Side, two: Side) -> bool:
 def _equal(one: Side, two: Side) -> list[DraftRow]:
     """Return one row for leaves that have a path and a shape on both sides.
 
+    Of siblings with other numbers, as many, each may be one with another number.
     There is none unless most leaves are such: then one model became the other.
     """
     paths = [path for path, leaf in one.leaves.items() if two.leaves.get(path) == leaf]
+    moved = renumbered(paths, one.leaves, two.leaves)
+    paths = [path for path in paths if path not in moved]
     if not paths or 2 * len(paths) < min(len(one.leaves), len(two.leaves)):
         return []
     return [_rest(paths, "equal")]

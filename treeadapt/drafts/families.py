@@ -15,6 +15,8 @@ import numpy as np
 from treeadapt.drafts.rows import DraftAddress, Hole, is_count, tokens_of
 from treeadapt.drafts.shapes import AxisOrder
 
+_MOST_PARTS = 64  # families that one becomes
+
 
 @dataclasses.dataclass(frozen=True)
 class Family:
@@ -130,14 +132,17 @@ def rescued(ones: list[Family], others: list[Family]) -> list[Family]:
     sizes = Counter(math.prod(each.dims) for each in others)
     every: list[Family] = []
     for each in ones:
-        slots = [i for i, n in enumerate(each.counts) if n <= 4]
-        if not sizes[math.prod(each.dims)] and slots:
+        total = math.prod(each.dims)
+        slots = [
+            i
+            for i, n in enumerate(each.counts)
+            if n <= _MOST_PARTS and sizes[total // n] >= n
+        ]
+        if slots and not sizes[total]:
             slot = min(slots, key=lambda i: (each.counts[i], -i))
-            parts = _without_slot(each, slot)
-            if sizes[math.prod(parts[0].dims)] >= len(parts):
-                every += parts
-                continue
-        every.append(each)
+            every += _without_slot(each, slot)
+        else:
+            every.append(each)
     return every
 
 

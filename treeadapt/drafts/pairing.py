@@ -12,13 +12,13 @@ import dataclasses
 import functools
 import itertools
 import math
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
 
+from treeadapt.drafts.anchors import Anchors, prefixes
 from treeadapt.drafts.families import (
     Family,
     families,
@@ -29,6 +29,7 @@ from treeadapt.drafts.families import (
 from treeadapt.drafts.fused import Fusion, fusions
 from treeadapt.drafts.rows import DraftRow, is_count, tokens_of
 from treeadapt.drafts.shapes import AxisOrder, layouts
+from treeadapt.drafts.siblings import SiblingNumbers, numbers_of
 from treeadapt.drafts.turning import Turning, distance, perm_of, turns
 from treeadapt.drafts.words import Words, plain_words
 
@@ -36,7 +37,6 @@ LEAST_MARGIN = 0.4  # of 2, for a row without a mark
 LEAST_NAME = 0.3  # of 1
 LEAST_DISTINCT = 0.6  # of 1: words that tell it from others of its shape
 _TABLES = {"embed", "positions", "types"}  # rows of vectors, which nothing turns
-_SEGMENT = re.compile(r"(^|[/.])[^/.]*$")
 _COMMON = 0.7  # of a side's names: a word in so many is one of its parts
 _BROAD = 0.25  # of 1: what a word counts for that is within a longer text
 _KINDS = {"weight", "bias", "mean", "var"}  # of the leaves of one module
@@ -84,7 +84,10 @@ def propose(
     ones, twos = rescued(ones, twos), rescued(twos, ones)
     left = [Unit(each) for each in ones]
     right = _with_tails(twos, ones)
-    assignment = _Assignment(left, right, words, by_values)
+    named = [[unit.family for unit in units] for units in (left, right)]
+    numbers = [*map(numbers_of, named, (source, target))]
+    siblings = SiblingNumbers(named, numbers, words)
+    assignment = _Assignment(left, right, words, by_values, siblings)
     rows = assignment.rows(fused)
     return rows, sum(len(ones[i].paths) for i in assignment.crowded)
 
@@ -170,8 +173,10 @@ class _Assignment:
         twos: Sequence[Unit],
         words: Words,
         by_values: Sequence[DraftRow],
+        siblings: SiblingNumbers,
     ) -> None:
         self._ones, self._twos, self._words = ones, twos, words
+        self._siblings = siblings
         self._known = by_values
         self.crowded: set[int] = set()
         by_size: dict[int, list[int]] = defaultdict(list)
@@ -194,8 +199,7 @@ class _Assignment:
                     self._rivals[0][i].append(j)
                     self._rivals[1][j].append(i)
         meanings = [
-            [Counter(words.of(unit.family.text)) for unit in side]
-            for side in (ones, twos)
+            [Counter(words.of(text)) for text in texts] for texts in siblings.texts
         ]
         counts: Counter[str] = Counter()
         for each in itertools.chain(*meanings):
@@ -216,10 +220,10 @@ class _Assignment:
         # A word of a longer text, the norm of `attn_norm`, tells nothing apart.
         self._broad = [
             [
-                each | _nth_words(words.single(unit.family.text))
-                for each, unit in zip(sets, side, strict=True)
+                each | _nth_words(words.single(text))
+                for each, text in zip(sets, texts, strict=True)
             ]
-            for sets, side in zip(self._sets, (ones, twos), strict=True)
+            for sets, texts in zip(self._sets, siblings.texts, strict=True)
         ]
         self._numberless = [
             [_nth_words(words.of(_numberless(unit.family.text))) for unit in side]
@@ -404,11 +408,11 @@ class _Assignment:
         """Return how many neighbours of two families are pairs, up to 1; not if 0."""
         anchors = self._neighbours(chosen, names)
         both, counts = anchors.both, anchors.counts
-        above = [_prefixes(unit.family.text) for unit in self._twos]
+        above = [prefixes(unit.family.text) for unit in self._twos]
         votes: dict[tuple[int, int], float] = {}
         for i, candidates in self._rivals[0].items():
             a = self._ones[i].family.text
-            near = [(counts[0][p], both.get(p, Counter())) for p in _prefixes(a)]
+            near = [(counts[0][p], both.get(p, Counter())) for p in prefixes(a)]
             every = {q for _, many in near for q in many}
             for j in candidates:
                 if every.isdisjoint(above[j]):
@@ -434,7 +438,7 @@ class _Assignment:
         self,
         chosen: Mapping[tuple[int, int], float],
         names: Mapping[tuple[int, int], float],
-    ) -> _Anchors:
+    ) -> Anchors:
         """Return what is paired already, above each leaf."""
         pairs = [
             (self._ones[i].family.text, self._twos[j].family.text)
@@ -444,7 +448,7 @@ class _Assignment:
         for row in self._known:
             some = row.pairs[:_MAX_ANCHORS] if row.is_rest else row.pairs[:1]
             pairs += {(_numberless(a[0]), _numberless(b[0])) for a, b in some}
-        return _Anchors(pairs)
+        return Anchors(pairs)
 
     def _is_sure(self, i: int, j: int, margin: float, name: float) -> bool:
         """Return whether names leave no doubt of a pair of the best assignment."""
@@ -454,6 +458,8 @@ class _Assignment:
             return False
         rivals = [other for other in self._rivals[0][i] if other != j]
         others = [other for other in self._rivals[1][j] if other != i]
+        if (rivals or others) and self._siblings.differ(i, j):
+            return False
         distinct = self._distinct(i, j, rivals, others)
         return distinct > 0.99 or (
             margin >= LEAST_MARGIN and distinct >= LEAST_DISTINCT
@@ -570,52 +576,6 @@ class _Assignment:
         return sum(self._weights.get(word, 1.0) for word, _ in words)
 
 
-class _Anchors:
-    """Pairs of families, and how many there are below what is above each leaf.
-
-    Attributes:
-        pairs: their texts.
-        counts: how many pairs are below a text, of each side.
-        both: how many are below one text of each side.
-    """
-
-    def __init__(self, pairs: Sequence[tuple[str, str]]) -> None:
-        self.pairs = {*pairs}
-        self.counts: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
-        self.both: dict[str, Counter[str]] = defaultdict(Counter)
-        for a, b in pairs:
-            ones, twos = _prefixes(a), _prefixes(b)
-            self.counts[0].update(ones)
-            self.counts[1].update(twos)
-            for p in ones:
-                self.both[p].update(twos)
-
-    def contradict(self, a: str, b: str) -> bool:
-        """Return whether what is next to one leaf goes to a sibling of the other.
-
-        As ``tail/w`` to ``h/#/w``, where other leaves of ``tail`` go to ``t/#``, and
-        there are others in ``h/#``.
-        """
-        own = int((a, b) in self.pairs)
-        for p in _prefixes(a):
-            near = self.both.get(p, Counter())
-            for q in _prefixes(b):
-                is_apart = near[q] <= own < self.counts[1][q]
-                if is_apart and any(_are_siblings(q, other) for other in near):
-                    return True
-        return False
-
-
-def _are_siblings(one: str, two: str) -> bool:
-    """Return whether two texts differ in the last segment only.
-
-    Example:
-        >>> _are_siblings("h/#/attn", "h/#/mlp"), _are_siblings("h", "h/#")
-        (True, False)
-    """
-    return one != two and _SEGMENT.sub("", one) == _SEGMENT.sub("", two)
-
-
 def _nth_words(words: Iterable[str]) -> frozenset[tuple[str, int]]:
     """Return words, each with how many times it was there before."""
     counts: Counter[str] = Counter()
@@ -640,18 +600,6 @@ def _module_and_kind(text: str, words: Words) -> tuple[str, tuple[str, ...]]:
 
 def _numberless(path: str) -> str:
     return "".join("#" if is_count(token) else token for token in tokens_of(path))
-
-
-@functools.lru_cache(maxsize=20_000)
-def _prefixes(text: str) -> list[str]:
-    """Return what is above a leaf, at each depth.
-
-    Example:
-        >>> _prefixes("h.#.attn/q")
-        ['h', 'h.#', 'h.#.attn']
-    """
-    places = [i for i, char in enumerate(text) if char in "/."]
-    return [text[:i] for i in places] or [""]
 
 
 def _likeliest(
