@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import optax.contrib
 import pytest
 from sizes import some
 from states import assert_equal
@@ -519,3 +520,18 @@ def test_unstacking_under_jit_and_on_shapes():
     assert_equal(jax.jit(carry)(layers, old), state)
     shapes = carry(*jax.eval_shape(lambda: (layers, old)))
     assert jax.tree.map(jnp.shape, shapes) == jax.tree.map(jnp.shape, state)
+
+
+@pytest.mark.parametrize("start", [1, 3])
+def test_what_all_layers_share_is_carried_to_more_of_them(start):
+    params = {"blocks": {"w": jnp.ones((5, 3, 3))}}
+
+    def muon(start, **options):
+        group = ta.per_layer(optax.contrib.muon(0.1, **options), {"blocks": 0})
+        table = {f"blocks/{{{start}..4}}": "muon", "**": "frozen"}
+        return ta.partition({"muon": group}, ta.Rules(table, stacks={"blocks": 0}))
+
+    saved = muon(3, ns_coeffs=(3.0, -4.0, 2.0)).init(params)
+    state, report = ta.carry_state(muon(start), params, saved)
+    assert [*ta.tree_get(state, "ns_coeffs")] == [3.0, -4.0, 2.0]
+    assert not report.misshaped

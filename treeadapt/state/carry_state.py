@@ -10,6 +10,7 @@ See ``matching`` for which names belong together.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Container, Sequence
 from typing import Any
 
@@ -337,9 +338,13 @@ def _misfit(new: StateLeaf, saved: StateLeaf, *, cast: bool) -> str | None:
     if new.slot.is_copy or np.shape(spec) == ():
         return None
     # What ``per_layer`` keeps for each layer has its layers in the name of its state.
-    one, two = (read_key(leaf.slot.node).numbers.values() for leaf in (new, saved))
-    if [*one] == [*two]:
+    one, two = (
+        list(read_key(leaf.slot.node).numbers.values()) for leaf in (new, saved)
+    )
+    if one == two:
         return None
+    if one and two and math.prod(map(len, one)) != math.prod(map(len, two)):
+        return None  # one shape for more layers and for fewer: all layers share it
     values = numpy_values(old)
     if values is not None and (values == values.ravel()[:1]).all():
         return None  # such as step counts
