@@ -15,6 +15,15 @@ from tiny import MIGRATIONS, TOKENS, Tiny, transformers
 import treeadapt as ta
 
 GPT2_LAYERS, GPT2_LENGTH = 3, 23
+#: Of our own model, in the same size.
+GPT2_SIZES = {
+    "vocabulary": 37,
+    "length": GPT2_LENGTH,
+    "width": 22,
+    "layers": GPT2_LAYERS,
+    "heads": 2,
+    "hidden": 13,
+}
 LLAMA = {
     "vocab_size": 37,
     "hidden_size": 84,  # 6 heads of 14, two for each of keys and values

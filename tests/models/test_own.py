@@ -16,7 +16,7 @@ import pytest
 import vits
 from flax import nnx
 from laws import Laws, make_setting
-from test_flax import CASES, GPT2_LAYERS, GPT2_LENGTH, numbers
+from test_flax import CASES, GPT2_SIZES, numbers
 from tiny import MIGRATIONS, TOKENS, Tiny, transformers
 
 sys.path.append(str(MIGRATIONS.parent))
@@ -82,15 +82,7 @@ QWEN3_MOE = Tiny(
 
 def gpt2(rngs: nnx.Rngs) -> GPT2:
     """The model of the example without its LoRA factors, which no file holds."""
-    model = GPT2(
-        vocabulary=37,
-        length=GPT2_LENGTH,
-        width=22,
-        layers=GPT2_LAYERS,
-        heads=2,
-        hidden=13,
-        rngs=rngs,
-    )
+    model = GPT2(**GPT2_SIZES, rngs=rngs)
     for _, module in nnx.iter_modules(model):
         if isinstance(module, nnx.LoRALinear):
             module.lora = Nothing()

@@ -21,7 +21,7 @@ from flax import nnx
 from laws import needs_torch
 from llamas import NnxLlama
 from mutations import wrong_tables
-from test_flax import CASES, GPT2_LAYERS, GPT2_LENGTH
+from test_flax import CASES, GPT2_SIZES
 from test_llama import SIZES
 from tiny import MIGRATIONS, TOKENS, Tiny
 
@@ -64,16 +64,7 @@ class Case(NamedTuple):
 
 def gpt2() -> GPT2:
     """The model of the example in the size of the tiny GPT-2."""
-    return GPT2(
-        vocabulary=37,
-        length=GPT2_LENGTH,
-        width=22,
-        layers=GPT2_LAYERS,
-        heads=2,
-        hidden=13,
-        rank=RANK,
-        rngs=nnx.Rngs(0),
-    )
+    return GPT2(**GPT2_SIZES, rank=RANK, rngs=nnx.Rngs(0))
 
 
 def with_factors(model: GPT2, factors: Flat) -> GPT2:

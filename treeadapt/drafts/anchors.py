@@ -36,11 +36,11 @@ class Anchors:
         As ``tail/w`` to ``h/#/w``, where other leaves of ``tail`` go to ``t/#``, and
         there are others in ``h/#``.
         """
-        own = int((a, b) in self.pairs)
+        itself = int((a, b) in self.pairs)
         for p in prefixes(a):
             near = self.both.get(p, Counter())
             for q in prefixes(b):
-                is_apart = near[q] <= own < self.counts[1][q]
+                is_apart = near[q] <= itself < self.counts[1][q]
                 if is_apart and any(_are_siblings(q, other) for other in near):
                     return True
         return False

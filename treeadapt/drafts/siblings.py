@@ -189,10 +189,10 @@ def _is_word(family: Family, number: Number, words: Words, other: Set[str]) -> b
     plain = Counter(words.of("".join([*before, "#", *after])))
     more: Counter[str] = Counter()
     for value in number.group:
-        own = Counter(words.of("".join([*before, str(value), *after]))) - plain
-        if str(value) in own:
+        extra = Counter(words.of("".join([*before, str(value), *after]))) - plain
+        if str(value) in extra:
             return False
-        more += own
+        more += extra
     return not more or not other.isdisjoint(more)
 
 

@@ -77,9 +77,10 @@ def adapt(tx: Any) -> optax.GradientTransformationExtraArgs:
     Raises:
         NoArraysError: ``init`` was given a tree in which nothing would train.
         PathCollisionError: two leaves have the same path.
-        TransformError: ``tx`` is not a transformation, the updates do not fit the
-            params, or JAX sees a part of the tree as one leaf. Also an ``update``
-            without params, where a selector in ``tx`` asks for more than paths.
+        TransformError: ``tx`` is not a transformation or has a text for a mask, the
+            updates do not fit the params, or JAX sees a part of the tree as one leaf.
+            Also an ``update`` without params, where a selector in ``tx`` asks for more
+            than paths.
 
     Warns:
         UnliftedMaskWarning: a mask or label function in ``tx`` decides otherwise on the

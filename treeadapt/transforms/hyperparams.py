@@ -65,7 +65,8 @@ def inject_hyperparams(
 
     Raises:
         TransformError: ``inner_factory`` is not a function, or ``static_args`` names no
-            parameter; or, when it runs, a schedule does not return a number.
+            parameter; a mask is a text, which Optax takes for True; or, when it runs, a
+            schedule does not return a number.
 
     Example:
         >>> make = inject_hyperparams(optax.adamw)

@@ -58,7 +58,6 @@ def _unlike_fresh(state: Any, init: Callable[[Any], Any], flat: Any) -> list[str
         expected = jax.eval_shape(init, flat)
     except (AttributeError, KeyError, TypeError, ValueError):
         return []  # such as a mask that reads values
-        return []
     return list(dict.fromkeys(_unlike(state, expected)))
 
 
