@@ -183,7 +183,7 @@ class Table:
         """The leaves of the new state that are in copies of the params."""
         return [row for row in self.rows if row.slot.is_copy]
 
-    @property
+    @functools.cached_property
     def moved(self) -> Sequence[tuple[NewLeaf, StateLeaf]]:
         """Those of them that were carried, and what they come from."""
         return [(row, row.source) for row in self.copies if row.source]
@@ -236,8 +236,8 @@ def report_of(table: Table, start: Start | None) -> CarryReport:
         leaf, sources = parts[0].whole, [row.source for row in parts if row.source]
         if sources:
             rows["carried"][leaf] = table.text(sources)
-            if casts := [row.retyped for row in parts if row.retyped]:
-                retyped[leaf] = casts[0]
+            if cast := next(filter(None, [row.retyped for row in parts]), None):
+                retyped[leaf] = cast
         for fate in dict.fromkeys([row.fate for row in parts if not row.source]):
             why = {row.slot.name: row.why for row in parts if row.fate == fate}
             names = joined_names(why) if len(why) < len(parts) else [leaf]
@@ -290,11 +290,11 @@ def _of_small(table: Table) -> Iterator[str]:
     """Warn of second moments and the like that become zero when they are cast."""
     names: dict[str, dict[str, Any]] = {}
     for row, source in table.moved:
+        if row.slot.field not in SCALE_FIELDS or not row.retyped:
+            continue
         old, new = source.value, row.carried()
         if (
-            row.slot.field in SCALE_FIELDS
-            and row.retyped
-            and jnp.finfo(old.dtype).minexp < jnp.finfo(new.dtype).minexp
+            jnp.finfo(old.dtype).minexp < jnp.finfo(new.dtype).minexp
             and not isinstance(old, jax.core.Tracer | jax.ShapeDtypeStruct)
             and bool(((old != 0) & (new == 0)).any())
         ):

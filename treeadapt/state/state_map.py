@@ -152,12 +152,14 @@ class StateMap:
         """
         # Where states of a class have copies.
         fields_by_class: dict[type, dict[str, None]] = {}
+        classes = _classes_with_fields(self.view.plan)
         for prefix in dict.fromkeys([slot.prefix for slot, _ in self.copies]):
-            if owner := _owner(self.view.plan, str(prefix)):
+            if owner := _owner(classes, str(prefix)):
                 fields_by_class.setdefault(owner[0], {})[owner[1]] = None
         prefixes: dict[str, str | None] = {}
+        classes = _classes_with_fields(plan)
         for name, path in zip(names, plan.paths, strict=True):
-            if (owner := _owner(plan, path)) is None:
+            if (owner := _owner(classes, path)) is None:
                 continue
             cls, rest = owner
             first = {rest.partition(SEPARATOR)[0]: None} if is_state_class(cls) else {}
@@ -351,12 +353,12 @@ def homes_in(params: Mapping[str, str], *, deep: bool = False) -> Home:
 
     @functools.cache
     def home(tail: str) -> tuple[Region, str] | None:
-        for path in (tail, *above(tail), "") if deep else (tail,):
-            for region in (Region(path), read_key(path)):
-                if region.path in params:
-                    param = params[region.path]
-                    rest = region.path.removeprefix(param) + tail.removeprefix(path)
-                    return Region(param, region.along), rest.removeprefix(SEPARATOR)
+        for path in itertools.chain((tail,), above(tail), ("",)) if deep else (tail,):
+            region = Region(path) if path in params else read_key(path)
+            if region.path in params:
+                param = params[region.path]
+                rest = region.path.removeprefix(param) + tail.removeprefix(path)
+                return Region(param, region.along), rest.removeprefix(SEPARATOR)
         return None
 
     return home
@@ -371,7 +373,13 @@ def cuts_of(name: str) -> Iterator[tuple[str, str]]:
         end = name.find(SEPARATOR, end + 1)
 
 
-def _owner(plan: Plan, path: str) -> tuple[type, str] | None:
+def _classes_with_fields(plan: Plan) -> dict[str, list[type]]:
+    """Return, by path, the classes of nodes that have fields."""
+    nodes = plan.paths_of(has_fields)
+    return {node: [*filter(has_fields, plan.classes(node or None))] for node in nodes}
+
+
+def _owner(classes: Mapping[str, Sequence[type]], path: str) -> tuple[type, str] | None:
     """Return the class of the state that has something as a field, if it is known.
 
     That is Optax's own that does not say that it holds a state there; else the nearest
@@ -381,9 +389,10 @@ def _owner(plan: Plan, path: str) -> tuple[type, str] | None:
         The class, and what of the path is below it.
     """
     nearest = None
-    for node in ("", *[*above(path)][::-1]):
+    nodes = [node for node in (*above(path), "") if node in classes]
+    for node in reversed(nodes):
         rest = path[len(node) :].removeprefix(SEPARATOR) if node else path
-        for cls in filter(has_fields, plan.classes(node or None)):
+        for cls in classes[node]:
             if not is_state_class(cls):
                 nearest = cls, rest
             elif rest.partition(SEPARATOR)[0] not in STATE_FIELDS:
