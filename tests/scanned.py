@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -23,7 +24,6 @@ import numpy as np
 from flax import nnx, traverse_util
 
 import treeadapt as ta
-from treeadapt.layers.region import read_key
 
 LAYERS, WIDTH, HIDDEN, WORDS, CLASSES, EXPERTS, MEMBERS = 5, 7, 13, 11, 17, 2, 3
 INNER = 19  # of attention
@@ -58,6 +58,28 @@ class Axis:
         rest = path[len(self.key) :].lstrip("/")
         template = self.template or f"{self.key}/{{l}}".lstrip("/")
         return "/".join(filter(None, [template.replace("{l}", str(number)), rest]))
+
+
+def read_key(key: str) -> tuple[str, dict[str, list[int]]]:
+    """Read the path of an array, and which layers of each stack a key names.
+
+    Example:
+        >>> read_key("blocks/{{0..1},{4}}@1/kernel")
+        ('blocks/kernel', {'blocks': [0, 1, 4]})
+    """
+    path: list[str] = []
+    layers: dict[str, list[int]] = {}
+    for segment in key.split("/"):
+        runs = re.findall(r"{([0-9]+)(?:\.\.([0-9]+))?}", segment)
+        if not runs:
+            path.append(segment)
+            continue
+        layers["/".join(path)] = [
+            number
+            for first, last in runs
+            for number in range(int(first), int(last or first) + 1)
+        ]
+    return "/".join(path), layers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,11 +120,9 @@ class Twin:
             flat: arrays by stored path, or by the name of some layers of one.
         """
         for key, array in flat.items():
-            region = read_key(key)
-            path, axes = region.path, [a for a in self.axes if a.covers(region.path)]
-            numbers = [
-                region.numbers.get(a.key, range(array.shape[a.axis])) for a in axes
-            ]
+            path, layers = read_key(key)
+            axes = [axis for axis in self.axes if axis.covers(path)]
+            numbers = [layers.get(a.key, range(array.shape[a.axis])) for a in axes]
             for places in itertools.product(*map(enumerate, numbers)):
                 layer_path, index = path, [slice(None)] * np.ndim(array)
                 for axis, (place, number) in reversed(

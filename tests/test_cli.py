@@ -625,7 +625,7 @@ def with_statics():
 
 def test_a_saved_model_does_not_differ_from_the_model(tmp_path):
     for name in ("m.safetensors", "m"):
-        with pytest.warns(ta.errors.TreeAdaptWarning, match="'act'"):
+        with pytest.warns(ta.TreeAdaptWarning, match="'act'"):
             ta.save(tmp_path / name, with_statics())
         run("diff", tmp_path / name, "test_cli:with_statics")
         run("diff", "test_cli:with_statics", tmp_path / name)

@@ -24,7 +24,6 @@ from flax import nnx
 from trees import NnxTied, assert_same, eqx_shared, mlp, nnx_batchnorm
 
 import treeadapt as ta
-from treeadapt.trees.metadata import same_static
 
 
 def w(fill=1.0):
@@ -413,15 +412,6 @@ def test_static_values_that_do_not_hash():
     assert ta.merge(*ta.split(tree)).n is static
     static.append(2)
     assert ta.tree_paths(tree) == ("w",)
-
-
-def test_same_static():
-    assert same_static(np.float64, np.float64)
-    assert not same_static(1, 1.0)
-    assert not same_static(0j, -0j)
-    assert same_static(complex(math.nan, 0.0), complex(math.nan, 0.0))
-    assert same_static(Plain(np.ones(2)), Plain(np.ones(2)))
-    assert not same_static(Plain(np.zeros(1)), Plain(-np.zeros(1)))
 
 
 # Ties

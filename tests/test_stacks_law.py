@@ -15,11 +15,10 @@ import optax
 import pytest
 from flax import nnx
 from programs import bits
-from scanned import BY_NAME, TWINS, WIDTH, NnxBlock, arrays
+from scanned import BY_NAME, TWINS, WIDTH, NnxBlock, arrays, read_key
 from sizes import full, some
 
 import treeadapt as ta
-from treeadapt.layers.region import read_key
 
 #: The maths is that of Optax.
 pytestmark = pytest.mark.usefixtures("standard_promotion")
@@ -250,7 +249,7 @@ def unrolled_state(twin, state):
 def is_flat(twin, node):
     """Whether a dict of a state is the flat dict of a group."""
     shapes = {path: leaf.ndim for path, leaf in arrays(twin.scanned()).items()}
-    paths = [read_key(key).path for key in node]
+    paths = [read_key(key)[0] for key in node]
     return bool(paths) and all(
         path in shapes and getattr(leaf, "ndim", -1) == shapes[path]
         for path, leaf in zip(paths, node.values(), strict=True)

@@ -9,9 +9,11 @@ with a kernel of shape (2, 3) and a bias of shape (3,), float32.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import importlib.util
+import warnings
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -32,7 +34,6 @@ from haiku.data_structures import to_immutable_dict
 from penzai import pz
 
 import treeadapt as ta
-from treeadapt.trees.views import same_structure, view_nested  # of trees that clash
 
 
 @dataclasses.dataclass(frozen=True)
@@ -587,11 +588,17 @@ SAME_MODEL = tuple(row for row in TREES if set(row.paths) == set(HIDDEN_OUT))
 
 def assert_same(tree, again):
     """Same classes, same static parts, and every leaf the same object."""
-    one, two = view_nested(tree), view_nested(again)
     assert type(again) is type(tree)
-    assert same_structure(one.structure, two.structure)
-    assert one.plan.paths == two.plan.paths
-    assert all(a is b for a, b in zip(one.leaves, two.leaves, strict=True))
+    assert hash(jax.tree.structure(again)) == hash(jax.tree.structure(tree))
+    assert jax.tree.structure(again) == jax.tree.structure(tree)
+    (one, names), (two, others) = (
+        jax.tree.flatten(ta.to_state_dict(each)) for each in (tree, again)
+    )
+    assert others == names
+    assert all(a is b for a, b in zip(one, two, strict=True))
+    with contextlib.suppress(ta.PathCollisionError), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ta.TreeAdaptWarning)
+        assert structure(again) == structure(tree)
 
 
 def structure(tree):
