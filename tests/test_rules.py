@@ -18,13 +18,12 @@ import pytest
 from flax import nnx
 from hypothesis import given
 from hypothesis import strategies as st
+from inside import inside
 from jax.sharding import PartitionSpec
 from trees import TREES
 
 import treeadapt as ta
 from benchmarks.published_names import MODELS, names_of, tree_of
-from treeadapt.selection.rules import MISSING, as_rules
-from treeadapt.selection.whole import whole_tree
 
 
 class Norm(eqx.Module):
@@ -101,7 +100,9 @@ def test_static_is_one_object():
     assert copy.deepcopy(ta.STATIC) is ta.STATIC
     assert repr(ta.STATIC) == "STATIC"
     assert {ta.STATIC: 1}[ta.STATIC] == 1
-    assert pickle.loads(pickle.dumps(MISSING)) is MISSING
+    no_default = ta.Rules({"encoder": 1})
+    with pytest.raises(ta.UnmatchedPathError):
+        pickle.loads(pickle.dumps(no_default))(TREE)
 
 
 def test_labels_may_be_anything_that_is_one_leaf():
@@ -459,7 +460,7 @@ def test_matches_show_the_deciding_rule():
     matches = rules.match(TREE | {"act": len})
     assert matches.paths[1:3] == ("encoder/bias", "encoder/kernel")
     assert list(matches.deciding) == [-1, 0, 1, 0, -1]
-    assert matches.values == [ta.STATIC, "b", "f", "b", MISSING]
+    assert matches.values == [ta.STATIC, "b", "f", "b", rules.default]
     assert matches.unmatched == ("head/kernel",)
     assert matches.is_array == [False, True, True, True, True]
     assert [matches.rule_text(i) for i in (0, 1, 2)] == [
@@ -531,11 +532,13 @@ def test_rules_compare_by_type_and_order():
         hash(ta.Rules({"a": array_value}))
 
 
-def test_as_rules_replaces_the_default_only():
-    rules = ta.Rules({"a": 1}, unused="ignore", overlap="error")
-    assert as_rules(rules) is rules
-    changed = as_rules(rules, default=2)
-    assert (changed.default, changed.unused, changed.overlap) == (2, "ignore", "error")
+def test_another_default_replaces_nothing_else_of_the_rules():
+    rules = ta.Rules({"encoder": 1, "typo": 3}, unused="ignore", overlap="error")
+    labels = flat(ta.param_labels(TREE, rules, default=2))
+    assert [*labels.values()] == [1, 1, 2, 2]
+    rules = ta.Rules({"encoder": 1, "encoder/bias": 3}, default=4, overlap="error")
+    with pytest.raises(ta.OverlapError):
+        ta.param_labels(TREE, rules, default=2)
 
 
 # As Optax calls them
@@ -689,26 +692,26 @@ def test_bound_rules_are_not_a_table():
             use(bound)
 
 
-def test_inside_whole_tree_a_flat_dict_answers_as_the_tree():
+def test_inside_a_transformation_a_flat_dict_answers_as_the_tree():
     want = flat(BY_TREE(net()))
     shown = {path: x for path, x in flat(net()).items() if hasattr(x, "shape")}
-    with whole_tree(net(), strict=True):
-        assert BY_TREE(shown) == {path: want[path] for path in shown}
-        with pytest.raises(ta.UnusedRuleError):
-            ta.Rules({"typo": 1, "**": 2})(shown)
-    with whole_tree(net()):
-        assert set(ta.Rules({"typo": 1, "**": 2})(shown).values()) == {2}
+    typo = ta.Rules({"typo": 1, "**": 2})
+    labels = inside(net(), lambda _: BY_TREE(shown))
+    assert labels == {path: want[path] for path in shown}
+    with pytest.raises(ta.UnusedRuleError):
+        inside(net(), lambda _: typo(shown))
+    labels = inside(net(), lambda _: typo(shown), has_params=False)
+    assert set(labels.values()) == {2}
 
 
-def test_inside_whole_tree_only_leaves_in_the_part_need_a_rule():
+def test_inside_a_transformation_only_leaves_in_the_part_need_a_rule():
     tree = {"w": array(2), "step": array(dtype=jnp.int32)}
     rules = ta.Rules({"w": "t"})
     with pytest.raises(ta.UnmatchedPathError, match="'step'"):
         rules(tree)
-    with whole_tree(tree, strict=True):
-        assert rules({"w": array(2)}) == {"w": "t"}
-        with pytest.raises(ta.UnmatchedPathError, match="'step'"):
-            rules({"step": array(2)})
+    assert inside(tree, lambda _: rules({"w": array(2)})) == {"w": "t"}
+    with pytest.raises(ta.UnmatchedPathError, match="'step'"):
+        inside(tree, lambda _: rules({"step": array(2)}))
 
 
 # The selector of a label
@@ -835,9 +838,8 @@ def decay(name):
 )
 def test_rules_that_people_use(model, rules, slow, counts):
     unused = "ignore" if rules is DECAY else "error"
-    rules = ta.Rules(
-        as_rules(rules).pairs, default=as_rules(rules).default, unused=unused
-    )
+    rules = rules if isinstance(rules, ta.Rules) else ta.Rules(rules)
+    rules = ta.Rules(rules.pairs, default=rules.default, unused=unused)
     labels = rules(tree_of(model))
     assert flat(labels) == {name: slow(name) for name in names_of(model)}
     assert count_of(labels) == counts

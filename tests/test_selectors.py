@@ -19,11 +19,10 @@ import pytest
 from flax import nnx
 from hypothesis import given
 from hypothesis import strategies as st
+from inside import inside
 
 import treeadapt as ta
 from benchmarks.published_names import CHECKS, MODELS, digest, names_of, tree_of
-from treeadapt.selection.selectors import as_selector
-from treeadapt.selection.whole import whole_tree
 
 F32 = jnp.float32
 
@@ -67,6 +66,14 @@ def chosen(tree: Any, where: Any, **options: Any) -> list[str]:
     """Paths of the selected leaves."""
     mask = ta.to_flat_dict(ta.param_mask(tree, where, **options))
     return [path for path, selected in mask.items() if selected]
+
+
+def selector_of(where: Any) -> ta.Selector:
+    """A selector of what selectors may be made of."""
+    if isinstance(where, ta.Selector):
+        return where
+    is_pattern = isinstance(where, str) and not where.startswith("!")
+    return ta.glob(where) if is_pattern else ta.glob("**") & where
 
 
 # The algebra
@@ -203,8 +210,8 @@ def test_a_predicate_is_called_once_for_equal_shapes():
     "selector",
     [
         ta.glob("**/kernel"),
-        as_selector(["a", "!b", "!c/*"]),
-        as_selector("!a"),
+        ta.glob("**") & ["a", "!b", "!c/*"],
+        ta.glob("**") & "!a",
         ta.leaf(ndim=2, min_size=10),
         ta.leaf(dtype="bfloat16"),
         ta.leaf(dtype=jnp.floating),
@@ -241,7 +248,6 @@ def test_a_used_selector_pickles_without_its_caches():
         (~(ta.glob("a") | "b"), "~(glob('a') | glob('b'))"),
         (~~ta.glob("a"), "~~glob('a')"),
         (ta.glob("a") & "b" & "c", "glob('a') & glob('b') & glob('c')"),
-        (as_selector(["a", "!b"]), "['a', '!b']"),
         (ta.glob("a") & ["b", "!c"], "glob('a') & ['b', '!c']"),
         (ta.leaf(ndim=2, dtype="bfloat16"), "leaf(ndim=2, dtype='bfloat16')"),
         (ta.leaf(dtype=float, min_size=3), "leaf(dtype=floating, min_size=3)"),
@@ -271,7 +277,7 @@ def test_selectors_do_not_change():
 @pytest.mark.parametrize("wrong", [None, True, 3, {"a": 1}, {"a"}, len, np.ones(2)])
 def test_other_objects_are_refused_as_selectors(wrong):
     with pytest.raises(ta.SelectorError, match="A selector is a pattern"):
-        as_selector(wrong)
+        ta.param_mask(MLP, wrong)
 
 
 @pytest.mark.parametrize(
@@ -279,8 +285,8 @@ def test_other_objects_are_refused_as_selectors(wrong):
     [
         (lambda: ta.glob(["a"]), ta.SelectorError),
         (lambda: ta.glob("a["), ta.PatternError),
-        (lambda: as_selector(["a", "!"]), ta.PatternError),
-        (lambda: as_selector(["a", 3]), ta.SelectorError),
+        (lambda: ta.glob("a") | ["a", "!"], ta.PatternError),
+        (lambda: ta.glob("a") | ["a", 3], ta.SelectorError),
         (lambda: ta.node("Norm"), ta.SelectorError),
         (lambda: ta.leaf("a"), ta.SelectorError),
         (lambda: ta.leaf(ndim=-1), ta.SelectorError),
@@ -313,7 +319,7 @@ def test_matches_uses_only_the_path():
     decay = ta.glob("**/kernel") & ~ta.glob("head")
     assert decay.matches("mlp/kernel")
     assert not decay.matches("head/kernel")
-    assert not as_selector(["**", "!**/bias"]).matches("mlp/bias")
+    assert not selector_of(["**", "!**/bias"]).matches("mlp/bias")
 
 
 @pytest.mark.parametrize(
@@ -466,7 +472,7 @@ def test_every_entry_must_match_an_array():
         (ta.leaf(ndim=7), r"leaf\(ndim=7\): no array satisfies it"),
         (ta.glob("mlp") & "head", "match some, but no array satisfies it"),
     ]:
-        for use in (ta.param_mask, lambda t, w: as_selector(w)(t)):
+        for use in (ta.param_mask, lambda t, w: selector_of(w)(t)):
             with pytest.raises(ta.UnusedRuleError, match=missing):
                 use(MLP, where)
         assert ta.param_mask(MLP, where, unused="ignore").keys() == MLP.keys()
@@ -501,10 +507,10 @@ HOLES = {"mlp": optax.MaskedNode(), "head": {"b": None, "w": array(1)}, "x": arr
     ids=repr,
 )
 def test_a_pattern_that_could_match_at_or_below_a_hole_is_not_reported(where):
-    mask = as_selector(where)(HOLES)
+    mask = selector_of(where)(HOLES)
     assert jax.tree.structure(mask) == jax.tree.structure(HOLES)
     for whole in ({}, {"a": {"b": None}}, {"mlp": None}):
-        assert as_selector(where)(whole) == whole
+        assert selector_of(where)(whole) == whole
 
 
 @pytest.mark.parametrize(
@@ -526,7 +532,7 @@ def test_a_pattern_that_could_match_at_or_below_a_hole_is_not_reported(where):
 def test_a_pattern_that_matches_no_hole_of_a_partial_tree_is_reported(where, missing):
     for _ in range(2):
         with pytest.raises(ta.UnusedRuleError, match=re.escape(missing)):
-            as_selector(where)(HOLES)
+            selector_of(where)(HOLES)
 
 
 def test_a_full_tree_is_looked_for_where_it_is_named():
@@ -709,13 +715,12 @@ def test_a_bound_selector_refuses_a_leaf_that_it_does_not_know():
 def test_what_is_bound_to_a_part_answers_for_it_inside_a_larger_tree(asked):
     policy = {"w": array(2), "b": array(3)}
     bound = asked.bind({"policy": policy})
-    with whole_tree({"policy": policy, "value": {"w": array(2)}}):
-        assert bound({"policy/w": array(2), "policy/b": array(3)}) == {
-            "policy/w": True,
-            "policy/b": False,
-        }
-        with pytest.raises(ta.SelectorError, match="no leaf at 'value/w'"):
-            bound({"policy/w": array(2), "value/w": array(2)})
+    tree = {"policy": policy, "value": {"w": array(2)}}
+    part = {"policy/w": array(2), "policy/b": array(3)}
+    mask = inside(tree, lambda _: bound(part))
+    assert mask == {"policy/w": True, "policy/b": False}
+    with pytest.raises(ta.SelectorError, match="no leaf at 'value/w'"):
+        inside(tree, lambda _: bound({"policy/w": array(2), "value/w": array(2)}))
 
 
 def test_binding_reports_what_calling_would():
@@ -740,40 +745,41 @@ def test_an_error_says_what_a_predicate_may_read():
 
 
 @pytest.mark.parametrize("selector", [*TREE_BOUND, ta.leaf(ndim=2)], ids=repr)
-def test_inside_whole_tree_a_flat_dict_answers_as_the_tree(selector):
+def test_inside_a_transformation_a_flat_dict_answers_as_the_tree(selector):
     model = net()
     want = flat(ta.param_mask(model, selector))
     shown = {p: jnp.zeros(1) for p, x in flat(model).items() if hasattr(x, "shape")}
-    with whole_tree(model):
-        assert selector(shown) == {path: want[path] for path in shown}
-        shown["head/bias"] = optax.MaskedNode()
-        assert selector(shown)["blocks/2/norm/bias"] == want["blocks/2/norm/bias"]
+    mask = inside(model, lambda _: selector(shown))
+    assert mask == {path: want[path] for path in shown}
+    shown["head/bias"] = optax.MaskedNode()
+    mask = inside(model, lambda _: selector(shown))
+    assert mask["blocks/2/norm/bias"] == want["blocks/2/norm/bias"]
     with pytest.raises(ta.SelectorError):
         ta.node(Norm)(flat(model))
 
 
-def test_inside_whole_tree_only_strict_reports():
-    model = net()
-    with whole_tree(model):
-        assert not any(ta.glob("typo")(flat(model)).values())
-    with whole_tree(model, strict=True), pytest.raises(ta.UnusedRuleError):
-        ta.glob("typo")(flat(model))
+def test_what_matches_nothing_is_reported_of_params_and_not_of_gradients_alone():
+    mask = inside(net(), ta.glob("typo"), has_params=False)
+    assert mask.keys() < flat(net()).keys()
+    assert not any(mask.values())
+    with pytest.raises(ta.UnusedRuleError):
+        inside(net(), ta.glob("typo"))
 
 
-def test_a_smaller_whole_tree_keeps_the_larger_one():
-    model = net()
-    with whole_tree(model), whole_tree({"head/bias": array(2)}):
-        assert ta.node(Dense)({"head/bias": array(2)}) == {"head/bias": True}
+def test_a_transformation_of_a_part_keeps_the_larger_tree():
+    part = {"head/bias": array(2)}
+    mask = inside(net(), lambda _: inside(part, ta.node(Dense)))
+    assert mask == {"head/bias": True}
 
 
-def test_another_tree_inside_whole_tree_answers_for_itself():
-    with whole_tree(net()):
-        assert ta.node(Norm)(Norm(array(1), array(1))) == Norm(True, True)
+def test_another_tree_inside_a_transformation_answers_for_itself():
+    norm = Norm(array(1), array(1))
+    assert inside(net(), lambda _: ta.node(Norm)(norm)) == Norm(True, True)
 
 
-def test_whole_tree_ends_with_its_block():
-    with pytest.raises(ZeroDivisionError), whole_tree(net()):
-        raise ZeroDivisionError
+def test_a_tree_is_forgotten_where_its_transformation_fails():
+    with pytest.raises(ZeroDivisionError):
+        inside(net(), lambda _: 1 // 0)
     with pytest.raises(ta.SelectorError):
         ta.node(Norm)(flat(net()))
 
@@ -913,10 +919,10 @@ PATTERN = st.lists(
 SPEC = st.recursive(
     PATTERN | st.builds("!{}".format, PATTERN),
     lambda inner: st.one_of(
-        st.lists(inner, max_size=3).map(as_selector),
-        st.tuples(inner, inner).map(lambda two: as_selector(two[0]) & two[1]),
-        st.tuples(inner, inner).map(lambda two: as_selector(two[0]) | two[1]),
-        inner.map(lambda one: ~as_selector(one)),
+        st.lists(inner, max_size=3),
+        st.tuples(inner, inner).map(lambda two: selector_of(two[0]) & two[1]),
+        st.tuples(inner, inner).map(lambda two: selector_of(two[0]) | two[1]),
+        inner.map(lambda one: ~selector_of(one)),
     ),
     max_leaves=6,
 )
@@ -928,9 +934,10 @@ def slow(where: Any, path: str) -> bool:
         if where.startswith("!"):
             return not ta.glob(where[1:]).matches(path)
         return ta.glob(where).matches(path)
-    if repr(type(where)).endswith("ListSelector'>"):
-        outs = [e[1:] for e in where.entries if isinstance(e, str) and e[0] == "!"]
-        ins = [e for e in where.entries if not (isinstance(e, str) and e[0] == "!")]
+    if isinstance(where, list) or type(where).__name__ == "ListSelector":
+        entries = where if isinstance(where, list) else where.entries
+        outs = [e[1:] for e in entries if isinstance(e, str) and e[0] == "!"]
+        ins = [e for e in entries if not (isinstance(e, str) and e[0] == "!")]
         start = any(slow(e, path) for e in ins) if ins else bool(outs)
         return start and not any(slow(e, path) for e in outs)
     kind = type(where).__name__
@@ -944,11 +951,10 @@ def slow(where: Any, path: str) -> bool:
 @given(PATHS, SPEC)
 def test_selectors_agree_with_a_slow_reference(paths, spec):
     tree = functools.reduce(lambda t, p: t | {p: array(1)}, paths, {})
-    selector = as_selector(spec)
+    selector = selector_of(spec)
     want = {path: slow(spec, path) for path in tree}
     assert ta.param_mask(tree, spec, unused="ignore") == want
     assert {path: selector.matches(path) for path in tree} == want
-    assert isinstance(selector, ta.Selector)
 
 
 def test_a_predicate_without_a_yes_or_no_answer_is_an_error():
