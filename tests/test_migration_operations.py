@@ -16,10 +16,9 @@ import pytest
 from command import run
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from work import recorded_programs
 
 import treeadapt as ta
-from treeadapt.migrations import running
-from treeadapt.migrations.plan import explanation
 
 HEADS = {"kv : (k d) e": ("kv : e (k r) d", {"repeat": {"r": 2}})}
 KV = np.arange(60, dtype=np.float32).reshape(12, 5)
@@ -100,15 +99,12 @@ def test_repeats_are_not_gathered_on_a_mesh():
     w = jax.device_put(KV, NamedSharding(mesh, P()))
     target = {"kv": jax.ShapeDtypeStruct((5, 8, 3), np.float32, sharding=heads)}
     m = ta.Migration(HEADS, sizes={"d": 3})
-    plan = m.plan({"kv": w}, target)
-    assert plan.gathered == ()
-    moved = m({"kv": w}, target)["kv"]
+    assert m.plan({"kv": w}, target).gathered == ()
+    with recorded_programs() as programs:
+        moved = m({"kv": w}, target)["kv"]
     assert moved.sharding == heads
     np.testing.assert_array_equal(moved, m({"kv": KV})["kv"])
-    (group,) = plan.groups
-    program = (
-        running._compiled(group.move, ((heads,),)).lower(((w,),)).compile().as_text()
-    )
+    ((_, program),) = programs
     for word in ("all-gather", "all-to-all", "collective-permute", "all-reduce"):
         assert word not in program
 
@@ -168,9 +164,14 @@ def test_moments_are_repeated_with_a_warning_and_come_back():
     np.testing.assert_array_equal(back[0].mu["kv"], state[0].mu["kv"])
 
 
-def test_a_repeat_is_explained():
-    plan = ta.Migration(HEADS, sizes={"d": 3}).plan({"kv": KV})
-    assert [*explanation(plan, "kv")][:4] == [
+def test_a_repeat_is_explained(tmp_path):
+    m = ta.Migration(HEADS, sizes={"d": 3})
+    plan = m.plan({"kv": KV})
+    ta.save(tmp_path / "kv.safetensors", {"kv": KV})
+    (tmp_path / "m.toml").write_text(m.to_toml())
+    tree, file = tmp_path / "kv.safetensors", tmp_path / "m.toml"
+    lines = run("explain", tree, "kv", "--migration", file).splitlines()
+    assert lines[:4] == [
         "row 1: 'kv : (k d) e' -> 'kv : e (k r) d'",
         "sizes: k=4, d=3, e=5, r=2",
         "repeat: {'r': 2}",
