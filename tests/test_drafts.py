@@ -602,6 +602,15 @@ def test_a_conversion_function_that_cannot_be_read_is_named(convert, text):
 # --- from names and shapes ---
 
 
+def know_half_of_the_words(rng: random.Random, patch: pytest.MonkeyPatch) -> None:
+    """Draft with half of the words that treeadapt knows, until the patch is undone."""
+    every = words.load_words(None)
+    kept = rng.sample([*every.meanings], len(every.meanings) // 2)
+    meanings = {text: every.meanings[text] for text in kept}
+    fewer = words.Words(meanings, every.fused, every.marks)
+    patch.setattr(drafts, "load_words", lambda _: fewer)
+
+
 def right_rows(
     draft: ta.MigrationDraft,
     table: ta.Migration,
@@ -671,7 +680,6 @@ def test_each_example_is_drafted_from_names_and_shapes(tmp_path):
 def test_nothing_wrong_is_unmarked_if_leaves_and_words_are_gone(
     name, half, tmp_path, monkeypatch
 ):
-    every = words.load_words(None)
     shapes = ta.read_metadata(schema_of(name))
     source = numbers(shapes)
     table = table_of(name, tmp_path, SIZES.get(name, {}))
@@ -679,11 +687,7 @@ def test_nothing_wrong_is_unmarked_if_leaves_and_words_are_gone(
     rng = random.Random(name)
     for _ in range(4):
         if half:
-            kept = rng.sample([*every.meanings], len(every.meanings) // 2)
-            fewer = words.Words(
-                {key: every.meanings[key] for key in kept}, every.fused, every.marks
-            )
-            monkeypatch.setattr(drafts, "load_words", lambda _, fewer=fewer: fewer)
+            know_half_of_the_words(rng, monkeypatch)
         number = re.compile(r"(?<![0-9])[0-9]+(?![0-9])")
         gone = {
             number.sub("#", path) for path in rng.sample(sorted({*source, *result}), 3)

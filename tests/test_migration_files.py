@@ -15,14 +15,15 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from caps import CAPS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sizes import full, some
 from test_rules_files import MUTATIONS, TEXT, mutated
 
 import treeadapt as ta
-from treeadapt.data_files import MAX_BYTES
-from treeadapt.migrations.files import MAX_CHARACTERS, MAX_ROWS, MAX_WEIGHT
+
+MAX_WEIGHT = CAPS["weight of the captures of a migration file"]
 
 
 def load(folder: Path, text: str | bytes, name: str = "table.toml") -> ta.Migration:
@@ -268,13 +269,14 @@ def test_a_file_that_cannot_be_read_is_a_typed_error(tmp_path, name, match):
 def test_size_and_counts_are_capped_before_work(tmp_path):
     start = time.monotonic()
     with pytest.raises(ta.MigrationError, match="larger than"):
-        load(tmp_path, HEAD + "#" * MAX_BYTES)
-    rows = [{"drop": f"a{place}"} for place in range(MAX_ROWS + 1)]
+        load(tmp_path, HEAD + "#" * CAPS["bytes of a rules or migration file"])
+    count = CAPS["rows of a migration file"] + 1
+    rows = [{"drop": f"a{place}"} for place in range(count)]
     with pytest.raises(ta.MigrationError, match=r"'rows' has 10,001 entries. At most"):
         load(tmp_path, json.dumps({"version": 1, "rows": rows}), "t.json")
     axes = " ".join(f"a{place}" for place in range(60))
     rows = [{"from": f"{place} : {axes}", "to": f"b : {axes}"} for place in range(600)]
-    assert len(axes) * 1_200 > MAX_CHARACTERS
+    assert len(axes) * 1_200 > CAPS["characters of a migration file's addresses"]
     with pytest.raises(ta.MigrationError, match=r"characters\. At most 200,000"):
         load(tmp_path, json.dumps({"version": 1, "rows": rows}), "t.json")
     rows = [{"drop": f"{{a}}/{place}"} for place in range(MAX_WEIGHT + 1)]

@@ -25,8 +25,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from sizes import slow_but
 
 import treeadapt as ta
-from treeadapt.adapters.adapter import jax_knows
-from treeadapt.adapters.registry import LEAF, current_registry
 
 
 def w():
@@ -406,7 +404,8 @@ def test_an_adapter_without_unflatten_is_for_classes_that_jax_knows(registry):
     ta.register(
         ta.Adapter(name="n", applies=object, flatten=lambda node: ta.Flat((), ()))
     )
-    assert registry.find(net()) == LEAF
+    leaf = net()
+    assert ta.to_flat_dict({"x": leaf, "none": None})["x"] is leaf
 
 
 # Order
@@ -660,7 +659,6 @@ def test_use_holds_within_its_block():
     copied.register(Pair, fields=("w", "b"))
     tree = Pair(w(), w())
     with copied.use():
-        assert current_registry() is copied
         assert ta.tree_paths(tree) == ("w", "b")
         inner = copied.copy()
         inner.register(Pair, fields=("c", "d"))
@@ -669,7 +667,6 @@ def test_use_holds_within_its_block():
         with pytest.raises(ZeroDivisionError), inner.use():
             _ = 1 / 0
         assert ta.tree_paths(tree) == ("w", "b")
-    assert current_registry() is ta.default_registry
     with pytest.warns(ta.UnstablePathWarning):
         assert ta.tree_paths({"a": tree}) == ("a/0", "a/1")
 
@@ -760,14 +757,6 @@ def test_the_registry_keeps_no_class_alive(registry):
         del cls
     gc.collect()
     assert sum(ref() is not None for ref in dropped) == 0
-
-
-def test_jax_knows():
-    assert jax_knows(None)
-    assert jax_knows(())
-    assert jax_knows(Pair(1, 2))
-    assert not jax_knows(net())
-    assert not jax_knows(1.0)
 
 
 def test_a_box_is_one_object():
