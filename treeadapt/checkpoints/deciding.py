@@ -13,6 +13,10 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import jax
+import numpy as np
+
+from treeadapt.arrays import is_array
 from treeadapt.checkpoints.leaves import as_array
 from treeadapt.checkpoints.load_report import LoadReport, compare_with_target
 from treeadapt.checkpoints.migrated import Source, require_migration, source_of
@@ -22,19 +26,97 @@ from treeadapt.errors import (
     MigrationError,
     SelectorError,
     TreeAdaptWarning,
+    UnusedRuleError,
 )
 from treeadapt.migrations.migration import Migration
-from treeadapt.names import SHOWN, fold, listing, section
+from treeadapt.names import SHOWN, fold, listing, plural, section
 from treeadapt.optax_fields import is_state_class
 from treeadapt.paths import as_tree
 from treeadapt.selection.selectors import select
 from treeadapt.trees.views import TreeView, view_tree
+
+_ANY = jax.ShapeDtypeStruct((), np.bool_)
 
 
 def selected(view: TreeView, where: Any) -> list[bool]:
     """Select leaves, with 0-d arrays in the place of Python numbers."""
     leaves = [as_array(leaf) for leaf in view.leaves]
     return select(dataclasses.replace(view, leaves=leaves), where)
+
+
+def paths_to_load(source: Source, where: Any) -> list[str]:
+    """Select what can be loaded without a target.
+
+    Raises:
+        UnusedRuleError: as for ``select``; it says which names are meant.
+    """
+    try:
+        return chosen_paths(source.stored.leaves, where)
+    except UnusedRuleError as error:
+        names = "the new names" if source.migrates else "the names in the checkpoint"
+        which = f"Without a target, where= selects by {names}"
+        raise _with_cure(error, _where_cure(source, where, which)) from None
+
+
+def _selected_to_load(source: Source, where: Any, view: TreeView) -> list[bool]:
+    """Select leaves of a target.
+
+    Raises:
+        UnusedRuleError: as for ``select``; it says so if the checkpoint has such names.
+    """
+    try:
+        return selected(view, where)
+    except UnusedRuleError as error:
+        which = "where= selects leaves of the target by their names there"
+        raise _with_cure(error, _where_cure(source, where, which)) from None
+
+
+def _with_cure(error: UnusedRuleError, cure: str) -> UnusedRuleError:
+    """Return an error with another last line, which says what to do."""
+    problem, _, _ = str(error).rpartition("\n")
+    return UnusedRuleError(f"{problem}\n{cure}")
+
+
+def _where_cure(source: Source, where: Any, which: str) -> str:
+    """Write what to do about a ``where`` that matches nothing.
+
+    Args:
+        source: what can be loaded.
+        where: as for ``load``.
+        which: says what it selects.
+    """
+    old_names = source.old_names
+    try:
+        (path, *others) = chosen_paths(dict.fromkeys(old_names, _ANY), where)
+    except ValueError:  # it matches nothing there either, or asks for classes
+        return f"{which}. Correct or remove it."
+    count = plural(len(others) + 1, "leaf")
+    seen = f"{which}; those are names of {count} of the checkpoint"
+    if old_names[path] != path:
+        new = listing([old_names[path]])
+        return f"{seen}. Select the new ones: {listing([path])} becomes {new}."
+    wrapped = f"{{{path.partition('/')[0]!r}: target}}"
+    return f"{seen}. Give the target these names, as in {wrapped}, or correct it."
+
+
+def relevant(source: Source, view: TreeView, where: Any) -> Source:
+    """Return what can be loaded, with the problems of the selected leaves alone.
+
+    Args:
+        source: what can be loaded.
+        view: of the target.
+        where: as for ``load``.
+    """
+    if not source.problems.texts:
+        return source
+    mask = _selected_to_load(source, where, view)
+    if all(mask):
+        return source
+    leaves = dict(itertools.compress(view.items(), mask))
+    filled = source.kept | {*source.stored.table}
+    are_filled = all(one in filled or not is_array(it) for one, it in leaves.items())
+    problems = source.problems.about(leaves, are_filled=are_filled)
+    return dataclasses.replace(source, problems=problems)
 
 
 def chosen_paths(
@@ -58,7 +140,9 @@ def decided(view: TreeView, source: Source, where: Any, *, cast: bool) -> LoadRe
     target, unexpected = view.flat(), []
     chosen = [
         yes and path not in source.kept
-        for path, yes in zip(target, selected(view, where), strict=True)
+        for path, yes in zip(
+            target, _selected_to_load(source, where, view), strict=True
+        )
     ]
     leaves = source.stored.leaves
     others = {one: leaf for one, leaf in leaves.items() if one not in target}
@@ -95,6 +179,7 @@ def source_that_fits(
     """
     likes = None if view is None else view.flat()
     fitting: list[tuple[Source, int]] = []
+    whole: list[tuple[Source, int]] = []  # of which all rows fit
     lines: list[str] = []
     for migration in migrations:
         if migration is not None:
@@ -102,6 +187,9 @@ def source_that_fits(
     for place, migration in enumerate(migrations):
         try:
             source = source_of(stored, migration, likes, cast=cast)
+            is_whole = not source.problems.texts
+            if view is not None:
+                source = relevant(source, view, where)
             misses = str(source.problems).splitlines()
             if view is not None and (strict or not misses):
                 report = decided(view, source, where, cast=cast)
@@ -112,8 +200,10 @@ def source_that_fits(
             lines += section(f"migration[{place}] does not:", misses)
         else:
             fitting.append((source, place))
-    if len(fitting) == 1:
-        return fitting[0]
+            whole += [(source, place)] * is_whole
+    for candidates in (fitting, whole):
+        if len(candidates) == 1:
+            return candidates[0]
     name = listing([str(stored.path)])
     if fitting:
         names = listing((f"migration[{place}]" for _, place in fitting), write=str)

@@ -69,6 +69,16 @@ class Source:
         """Whether a migration makes the leaves."""
         return self.groups is not None
 
+    @property
+    def old_names(self) -> dict[str, str]:
+        """What is stored, by the names that the checkpoint has; a new name of each."""
+        names = {one: one for one in self.stored.leaves}
+        if self.groups is not None:
+            names = {}
+            for path, group in self.groups.items():
+                names |= {one: names.get(one, path) for one in group.source_paths}
+        return names
+
     def made_of(self, paths: Iterable[str]) -> list[str]:
         """Write what makes leaves, for messages: one line for each row."""
         lines: dict[str, str] = {}
@@ -146,7 +156,7 @@ def migrated(
     likes = likes or {}
     kept = [path for path, filling in plan.new.items() if filling != "zeros"]
     for path in plan.without_values(likes):
-        problems.add("abstract", listing([path]))
+        problems.add("abstract", listing([path]), paths=[path])
     moving = _Moving(old, plan, likes, cast)
     groups = {path: group for group in plan.groups for path in group.filled}
     return Source(moving.stored(), moving.read, frozenset(kept), problems, groups)

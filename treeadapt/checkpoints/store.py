@@ -25,8 +25,9 @@ import numpy as np
 from treeadapt.arrays import is_array
 from treeadapt.checkpoints.boxes import read_boxes, whole
 from treeadapt.checkpoints.deciding import (
-    chosen_paths,
     decided,
+    paths_to_load,
+    relevant,
     require_fit,
     selected,
     source_that_fits,
@@ -178,16 +179,18 @@ def load(
             nested dicts of what is stored, with arrays of NumPy.
         where: selects the leaves of ``target`` to load, or without one of the
             checkpoint; anything else that is stored is ignored then. With a migration,
-            it selects new names.
+            it selects new names, and with a target only rows that could make one of the
+            selected leaves must fit.
         migration: gives what is stored other names and axes; its rows name leaves as
-            ``read_metadata`` does. Every stored leaf needs a row, whatever ``where``
-            and ``strict`` are; only what the selected leaves are made of is read. What
-            ``new=`` fills with zeros counts as stored. Of a list, for several layouts
-            of one model, exactly one must fit; None in it takes names as they are.
+            ``read_metadata`` does. Every stored leaf needs a row, whatever ``strict``
+            is, unless ``where`` leaves some of the target out and the others are
+            filled; only what the selected leaves are made of is read. What ``new=``
+            fills with zeros counts as stored. Of a list, for several layouts of one
+            model, exactly one must fit; None in it takes names as they are.
         strict: refuse unless all that is selected fits. Without it, leaves that are
             missing, misshaped or retyped stay as they are in ``target``, which a
             warning lists, and what is unexpected is left out: ``load_report`` lists
-            all. The rows of a migration must fit anyway, and so must what their
+            all. The rows of the selected leaves must fit anyway, and so must what their
             functions make, which is known too late for the report.
         cast: turn arrays into the dtypes of ``target``, integers into floating-point
             numbers too but not back. A value that becomes infinite, and an integer that
@@ -250,14 +253,15 @@ def _source(
             stored, migration, view, where, strict=strict, cast=cast
         )
     likes = None if view is None else view.flat()
-    return source_of(stored, migration, likes, cast=cast), None
+    source = source_of(stored, migration, likes, cast=cast)
+    return (source if view is None else relevant(source, view, where)), None
 
 
 def _as_stored(source: Source, where: Any) -> Any:
     """Return nested dicts of what can be loaded, as it is stored."""
     source.problems.raise_any()
     table = source.stored.table
-    paths = chosen_paths(source.stored.leaves, where)
+    paths = paths_to_load(source, where)
     leaves: dict[str, Any] = dict.fromkeys(paths)
     nested(leaves)  # which refuses some paths, before any array is read
     if source.stored.format == "schema":

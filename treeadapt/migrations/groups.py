@@ -91,7 +91,7 @@ class Group:
 
 
 class _UnplannedError(Exception):
-    """A group cannot be planned, because of what the problems say."""
+    """A group cannot be planned: the kind of problem, and its text."""
 
 
 @dataclasses.dataclass
@@ -201,8 +201,7 @@ class GroupMaker:
                 and template.fill(values, counts) != path
             ):
                 text = f"{listing([path])}: its numbers contradict each other"
-                self.problems.add("sizes", text, self.row)
-                self.problems.failed.append((self.row, values))
+                self.problems.fail("sizes", text, self.row, values)
                 continue
             inner = self._inner(self.row.sources[address])
             index = tuple(values.pop(name) for name in inner)
@@ -214,8 +213,9 @@ class GroupMaker:
         for values, leaves in families.values():
             try:
                 yield self._group(values, leaves, counts)
-            except _UnplannedError:
-                self.problems.failed.append((self.row, values))
+            except _UnplannedError as error:
+                kind, text = error.args
+                self.problems.fail(kind, text, self.row, values)
 
     def _counts(self, matches: Sequence[Taken]) -> dict[str, int] | None:
         """Count the numbers that the row's sources hold, by name."""
@@ -241,8 +241,7 @@ class GroupMaker:
                     captures = matches[0].captures
                     text = f"{where}: {self._open(loose, captures, sizes)}"
                     text = faults[0] if faults else text
-                    self.problems.add("sizes", text, self.row)
-                    self.problems.failed.append((self.row, {}))
+                    self.problems.fail("sizes", text, self.row, {})
                     return None
             counts |= {name: sizes[name] for name in others}
             block = math.prod(sizes[name] for name in others)
@@ -638,8 +637,7 @@ class GroupMaker:
         return f"{text}: the target has no {listing(lacking)}{hint}"
 
     def _fault(self, text: str, kind: str = "sizes") -> NoReturn:
-        self.problems.add(kind, text, self.row)
-        raise _UnplannedError
+        raise _UnplannedError(kind, text)
 
 
 def _names(layouts: Iterable[Layout]) -> dict[str, None]:

@@ -238,7 +238,7 @@ class Migration:
             self._rows, self._sizes, source, likes, problems, static
         )
         for group, text in changed_moments(groups, source):
-            problems.add("values", text, group.row)
+            problems.add("values", text, group.row, paths=[*group.filled])
         needed = [path for path, filling in self._new.items() if filling != DROPPED]
         if needed and likes is None:
             raise MigrationError(
@@ -282,7 +282,8 @@ class Migration:
             for _, path, _ in matches:
                 new[path] = filling
                 if filling == "zeros" and not has_zero(left[path].dtype):
-                    problems.add("blank", f"{listing([path])}: {describe(left[path])}")
+                    text = f"{listing([path])}: {describe(left[path])}"
+                    problems.add("blank", text, paths=[path])
         return new, tuple(lost)
 
     @functools.cached_property

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from treeadapt.arrays import is_array, is_number
 from treeadapt.convert import describe
 from treeadapt.migrations.groups import Group, GroupMaker, Specs, Taken, shape_of
 from treeadapt.migrations.problems import Problems, advice, near_paths, with_nearest
 from treeadapt.migrations.rows import Row
-from treeadapt.migrations.templates import Captures, Index, Template
+from treeadapt.migrations.templates import Index, PathsByCapture, Template
 from treeadapt.names import listing
-
-#: For an address of a row and some captures, which values they have in a target.
-_Places: TypeAlias = dict[tuple[int, tuple[str, ...]], set[tuple[Any, ...]]]
 
 
 def plan_groups(
@@ -108,7 +105,7 @@ def assign(
                     by_row[place].pop()
                 texts = listing(each.path.text for each in rows[place].sources)
                 text = f"{listing([path])}: {texts}"
-                problems.add("ambiguous", text, rows[place])
+                problems.add("ambiguous", text, rows[place], captures)
         if owner is None:
             unmatched.append(path)
     return by_row, unmatched
@@ -125,35 +122,16 @@ def _without_place(
         target: shapes and dtypes by path.
     """
     reassigned: list[list[Taken]] = [[] for _ in rows]
+    places = PathsByCapture(target)
     for place, (row, matches) in enumerate(zip(rows, by_row, strict=True)):
         spare = [n for n, other in enumerate(rows) if other.is_spare and n > place]
-        places: _Places = {}
         for each in matches:
             drop = next((n for n in spare if rows[n].takes(each.path)), place)
-            is_kept = row.drops or _has_place(row, each.captures, target, places)
+            is_kept = row.drops or any(
+                places.has(address.path, each.captures) for address in row.targets
+            )
             reassigned[place if is_kept else drop].append(each)
     return reassigned
-
-
-def _has_place(row: Row, captures: Captures, target: Specs, places: _Places) -> bool:
-    """Return whether a target has a leaf with what a row captured of another one.
-
-    Args:
-        row: the row.
-        captures: what it captured.
-        target: shapes and dtypes by path.
-        places: what is known of the target, and gets more.
-    """
-    for number, address in enumerate(row.targets):
-        keys = tuple(c.key for c in address.path.captures if c.key in captures)
-        if (number, keys) not in places:
-            every = map(address.path.match, target)
-            places[number, keys] = {
-                tuple(map(other.get, keys)) for other in every if other is not None
-            }
-        if tuple(map(captures.get, keys)) in places[number, keys]:
-            return True
-    return False
 
 
 def _check_clashes(groups: Sequence[Group], problems: Problems) -> None:
@@ -167,7 +145,8 @@ def _check_clashes(groups: Sequence[Group], problems: Problems) -> None:
                     itertools.islice(each.source_paths, 2) for each in (other, group)
                 )
                 both = listing(dict.fromkeys(itertools.chain(*paths)))
-                problems.add("clash", f"{listing([target])}: {both}", group.row)
+                text = f"{listing([target])}: {both}"
+                problems.add("clash", text, group.row, paths=[target])
             targets.add(target)
 
 

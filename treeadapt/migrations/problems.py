@@ -4,12 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.rows import Row
+from treeadapt.migrations.templates import PathsByCapture
 from treeadapt.names import SHOWN, Speller, fold, listing, plural, section
+
+
+class Cause(NamedTuple):
+    """What makes a problem.
+
+    Attributes:
+        row: of the table; None if no row does.
+        values: text and numbers that what the row fails to make has in its path, as far
+            as they are known.
+        paths: of the target, which alone the problem is about; empty if they are not
+            known.
+    """
+
+    row: Row | None = None
+    values: Mapping[str, Any] = MappingProxyType({})
+    paths: Sequence[str] = ()
 
 
 @dataclasses.dataclass
@@ -17,7 +35,7 @@ class Problems:
     """All that is wrong, by kind.
 
     Attributes:
-        texts: what is wrong, by kind, each with the row that it is of, if any.
+        texts: what is wrong, by kind, each with what makes it.
         num_made: how many leaves moved arrays have become so far.
         more_bytes: how many bytes they have become beyond what they always may.
         failed: rows of which a group failed, each with the text and numbers that all
@@ -26,7 +44,7 @@ class Problems:
         advice: what the whole of it looks like.
     """
 
-    texts: dict[str, dict[str, Row | None]] = dataclasses.field(default_factory=dict)
+    texts: dict[str, dict[str, Cause]] = dataclasses.field(default_factory=dict)
     num_made: int = 0
     more_bytes: int = 0
     failed: list[tuple[Row, Mapping[str, Any]]] = dataclasses.field(
@@ -35,9 +53,48 @@ class Problems:
     lacking: list[str] = dataclasses.field(default_factory=list)
     advice: list[str] = dataclasses.field(default_factory=list)
 
-    def add(self, kind: str, text: str, row: Row | None = None) -> None:
-        """Note one problem, and the row that makes it."""
-        self.texts.setdefault(kind, {}).setdefault(text, row)
+    def add(
+        self,
+        kind: str,
+        text: str,
+        row: Row | None = None,
+        values: Mapping[str, Any] = MappingProxyType({}),
+        paths: Sequence[str] = (),
+    ) -> None:
+        """Note one problem, and what makes it, as a ``Cause`` says it."""
+        self.texts.setdefault(kind, {}).setdefault(text, Cause(row, values, paths))
+
+    def fail(self, kind: str, text: str, row: Row, values: Mapping[str, Any]) -> None:
+        """Note that a row cannot make a group."""
+        self.add(kind, text, row, values)
+        self.failed.append((row, values))
+
+    def about(self, paths: Iterable[str], *, are_filled: bool) -> Problems:
+        """Return the problems that concern some leaves of a target.
+
+        A row concerns them if it could make one of them.
+
+        Args:
+            paths: of these leaves.
+            are_filled: whether all of them are filled. Leaves that no row takes matter
+                only if not: one may be what is missing.
+        """
+        places = PathsByCapture(paths)
+
+        def concerns(cause: Cause) -> bool:
+            if cause.paths:
+                return any(path in places for path in cause.paths)
+            row = cause.row
+            if row is None:
+                return not are_filled
+            sides = row.targets or row.sources
+            return any(places.has(each.path, cause.values) for each in sides)
+
+        texts = {
+            kind: {text: cause for text, cause in causes.items() if concerns(cause)}
+            for kind, causes in self.texts.items()
+        }
+        return dataclasses.replace(self, texts={k: v for k, v in texts.items() if v})
 
     def raise_any(self) -> None:
         """Raise if there is a problem.
@@ -51,8 +108,8 @@ class Problems:
     def each(self) -> Iterator[tuple[str, str, Row | None]]:
         """Yield every problem: its kind, what is wrong, and the row that makes it."""
         for kind in (kind for kind in _KINDS if kind in self.texts):
-            for text, row in self.texts[kind].items():
-                yield kind, f"{_KINDS[kind][1]}: {text}", row
+            for text, cause in self.texts[kind].items():
+                yield kind, f"{_KINDS[kind][1]}: {text}", cause.row
 
     def __str__(self) -> str:
         lines: list[str] = []

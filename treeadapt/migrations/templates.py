@@ -374,6 +374,41 @@ class Index:
         return sorted(place for key in keys for place in self._places.get(key, ()))
 
 
+class PathsByCapture:
+    """Paths, and whether one of them has what a template captured elsewhere.
+
+    Args:
+        paths: what there is.
+
+    Example:
+        >>> paths = PathsByCapture(["h/0/w", "h/1/w"])
+        >>> template = parse_template("row", "h/{l}/{k}")
+        >>> paths.has(template, {"l": "1"}), paths.has(template, {"k": "b"})
+        (True, False)
+        >>> "h/0/w" in paths
+        True
+    """
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        self._paths = frozenset(paths)
+        self._values: dict[tuple[Template, tuple[str, ...]], set[Any]] = {}
+
+    def __contains__(self, path: str) -> bool:
+        return path in self._paths
+
+    def has(self, template: Template, values: Mapping[str, Any]) -> bool:
+        """Return whether a path matches a template, with these values of its names."""
+        names = tuple(each.key for each in template.captures if each.key in values)
+        if (template, names) not in self._values:
+            every = map(template.match, self._paths)
+            self._values[template, names] = {
+                tuple(map(captures.get, names))
+                for captures in every
+                if captures is not None
+            }
+        return tuple(map(values.get, names)) in self._values[template, names]
+
+
 def compose(
     names: Sequence[str], values: Mapping[str, str | int], sizes: Mapping[str, int]
 ) -> int:
