@@ -213,8 +213,10 @@ def test_thawing_one_layer_after_another():
     assert [len(report.fresh) for report in reports] == [0, 4, 6, 0]
     assert [report.left_over for report in reports[:3]] == [()] * 3
     # The trunk was younger than the groups that it joined at the end.
-    assert "'trunk/w'" in reports[3].warnings[0]
-    assert "'trunk/b'" in reports[3].warnings[1]
+    (text,) = reports[3].warnings
+    assert "(2 alike)" in text
+    assert "'trunk/w', 'trunk/b'" in text
+    assert "reset=['inner_states/a/0', 'inner_states/b/0']." in text
     counts = [int(ta.to_flat_dict(state)[f"inner_states/{g}/0/count"]) for g in "ab"]
     assert counts == [4, 3]
 
@@ -225,7 +227,7 @@ def test_moments_under_an_old_count_are_reported_with_the_cure():
     after = rules("a:**")
     state, report = carry_state(after, params, old)
     (text,) = report.warnings
-    assert "'inner_states/a/0/count' is 1,000" in text
+    assert "1,000 in 'inner_states/a/0/count'" in text
     assert "mu, nu of 'head/b', 'head/w' start again" in text
     assert "2.5 times its usual length" in text
     assert "reset='inner_states/a/0'" in text
@@ -235,6 +237,35 @@ def test_moments_under_an_old_count_are_reported_with_the_cure():
     assert report.warnings == ()
     assert_equal(state.inner_states["a"][0], after.init(params).inner_states["a"][0])
     assert carry_state(rules("a:trunk", "b:head"), params, old)[1].warnings == ()
+
+
+def test_alike_warnings_of_several_groups_are_one_with_a_cure_for_all():
+    names = "abcdef"
+    params = {name: {"w": jnp.ones(2), "b": jnp.ones(2)} for name in names}
+    adams = {name: optax.adam(0.1) for name in names}
+    some = {f"{name}/w": name for name in names} | {"**": "frozen"}
+    params, old = trained(ta.partition(adams, some), params)
+    after = ta.partition(adams, {name: name for name in names})
+    _, report = carry_state(after, params, old)
+    (text,) = report.warnings
+    assert text.startswith("fresh moments under an old step count (6 alike): ")
+    assert "'inner_states/a/0/count', 'inner_states/b/0/count'" in text
+    assert "mu, nu of 'a/b', 'b/b', 'c/b', 'd/b', 'e/b', 'f/b' start again" in text
+    cure = [f"inner_states/{name}/0" for name in names]
+    assert text.endswith(f"reset={cure}.")
+    assert carry_state(after, params, old, reset=cure)[1].warnings == ()
+
+
+def test_warnings_that_differ_in_numbers_stay_apart():
+    params, old = trained(rules("a:trunk/w", "b:head/w"), start())
+    old.inner_states["a"] = set_count(old.inner_states["a"], 1000)
+    _, report = carry_state(rules("a:trunk", "b:head"), params, old)
+    assert [" alike" in text for text in report.warnings] == [False, False]
+
+
+def test_the_name_of_a_file_is_not_a_state():
+    with pytest.raises(ta.CheckpointError, match=r"'run.safetensors'.*treeadapt.load"):
+        carry_state(optax.adam(0.1), start(), "run.safetensors")
 
 
 def set_count(state: Any, steps: int) -> Any:

@@ -181,3 +181,36 @@ def test_any_other_object_is_refused():
         ta.TransformError, match=r"Expected an nnx.Optimizer; got a tuple"
     ):
         ta.set_opt_state(state, state)
+
+
+def test_the_pair_of_carry_state_is_refused_by_name():
+    model, optimizer = made(TXS["adam"])
+    pair = ta.carry_state(TXS["adam"], nnx.state(model, nnx.Param), optimizer)
+    with pytest.raises(ta.TransformError, match=r"returns \(state, report\)"):
+        ta.set_opt_state(optimizer, pair)
+    ta.set_opt_state(optimizer, pair[0])
+
+
+def test_all_of_an_optimizer_is_refused_with_the_names_of_its_parts():
+    _, optimizer = made(TXS["adam"])
+    whole = ta.to_state_dict(optimizer)
+    with pytest.raises(ta.StructureMismatchError, match="'opt_state' as the state"):
+        ta.set_opt_state(optimizer, whole)
+    ta.set_opt_state(optimizer, whole["opt_state"], step=whole["step"])
+
+
+@pytest.mark.parametrize("call", [ta.tree_norms, ta.summarize])
+def test_rules_are_not_for_an_optimizer(call):
+    model, optimizer = made(TXS["adam"])
+    with pytest.raises(ta.TransformError, match=f"{call.__name__} with rules got an"):
+        call(optimizer, {"**": "a"})
+    for tree in (model, nnx.state(model, nnx.Param), ta.tree_get(optimizer, "mu")):
+        call(tree, {"enc": "a", "**": "b"})
+    call(optimizer.opt_state, {"**/mu": "mu", "**": "others"})
+    call(optimizer)
+
+
+def test_an_optimizer_in_the_place_of_its_transformation_says_where_that_is():
+    model, optimizer = made(TXS["adam"])
+    with pytest.raises(ta.TransformError, match="Its tx has them: pass that"):
+        ta.carry_state(optimizer, nnx.state(model, nnx.Param), optimizer)

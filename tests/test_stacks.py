@@ -107,6 +107,7 @@ def test_malformed_stacks_are_refused_at_once(given):
     [
         ({"block": 0}, ["'block'", "matches nothing", "'blocks'?"]),
         ({"blocks/0": 0}, ["'blocks/0'", "without numbers of layers"]),
+        ({"blocks/*": 0}, ["'blocks'?", "and not a pattern"]),
         ({"params/blocks": 0}, ["'params/blocks'", "'blocks'?"]),
         ({"blocks": 0, "blocks/x": None}, ["'blocks/x'", "matches nothing"]),
         ({"blocks": 2}, ["'blocks/b' float32[4,3] has no axis 2", "'blocks/b': None"]),

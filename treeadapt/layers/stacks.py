@@ -90,9 +90,11 @@ class Stacks:
         if isinstance(stacks, Stacks):
             stacks = stacks.data
         if not isinstance(stacks, Mapping):
+            is_rules = isinstance(getattr(stacks, "stacks", None), Stacks)
             _refuse(
                 "stacks= is a mapping from the path of a node to the axis along which "
                 f'its arrays hold layers, such as {{"blocks": 0}}; got {stacks!r:.100}.'
+                f"{' Pass its .stacks.' if is_rules else ''}"
             )
         self.data = dict(stacks)
         read = [_read(key, value) for key, value in self.data.items()]
@@ -498,12 +500,14 @@ def _axis_of(stack: _Stack, path: str, leaf: Any, names: Any) -> int:
 def _not_met(stack: _Stack, view: TreeView) -> str:
     paths = [path.split("/") for path in view.plan.paths]
     nodes = {"/".join(path[:n]) for path in paths for n in range(1, len(path) + 1)}
-    near = Speller().nearest(stack.key, sorted(nodes), count=1)
+    before = re.split(r"/?[^/]*[][*?{}!]", stack.key)[0]  # of a pattern
+    near = [before] if before != stack.key and before in nodes else []
+    near = near or Speller().nearest(stack.key, sorted(nodes), count=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return (
         f"stacks={{{stack.key!r}: ...}} matches nothing: no leaf is there or below. "
-        f"{paths_text(view.plan.paths)}{hint} Keys are "
-        "paths as stored, without numbers of layers."
+        f"{paths_text(view.plan.paths)}{hint} A key is "
+        "a path as stored, without numbers of layers, and not a pattern."
     )
 
 

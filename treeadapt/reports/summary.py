@@ -46,6 +46,7 @@ from treeadapt.selection.repairs import advice_lines, entry_text
 from treeadapt.selection.rules import as_rules
 from treeadapt.selection.selectors import select
 from treeadapt.sharding.specs import AxisRules, spec_text
+from treeadapt.transforms.nnx_state import require_no_optimizer
 from treeadapt.trees.views import view_tree
 
 
@@ -358,7 +359,8 @@ def summarize(
         ShardingError, UnmatchedPathError: with a mesh, as by ``named_shardings``;
             ``tx``, ``specs`` or ``logical_axes`` without a mesh, or a mesh without
             rules.
-        TransformError: ``tx`` is not a transformation.
+        TransformError: ``tx`` is not a transformation, or ``tree`` is an
+            ``nnx.Optimizer``, and there are rules for it.
 
     Example:
         >>> params = {"encoder": jnp.ones((3, 4)), "head": jnp.ones(4)}
@@ -384,6 +386,8 @@ def summarize(
             'mesh= needs rules that give specs, such as {"**/kernel": P("data", None), '
             '"**": P()}.'
         )
+    if rules is not None:
+        require_no_optimizer(tree, "summarize")
     view = view_tree(tree)
     decision = as_rules(() if rules is None else rules).match(view)
     paths = decision.paths

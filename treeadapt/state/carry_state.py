@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Container, Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ from treeadapt.errors import CheckpointError, MigrationError, TransformError
 from treeadapt.layers.region import read_key
 from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.running import converted, is_lost
-from treeadapt.names import listing
+from treeadapt.names import listing, shorten
 from treeadapt.optax_fields import STORED_FIELDS, is_state_class
 from treeadapt.paths import unboxed
 from treeadapt.selection.selectors import select
@@ -37,7 +38,6 @@ from treeadapt.state.matching import (
     match_rest,
 )
 from treeadapt.state.moving import SavedState, move_copies
-from treeadapt.state.nnx_optimizer import plain_state
 from treeadapt.state.pieces import StateLeaf, divide_leaves, fill
 from treeadapt.state.report import CarryReport, NewLeaf, Table, number, report_of
 from treeadapt.state.state_map import (
@@ -52,6 +52,7 @@ from treeadapt.state.state_map import (
 )
 from treeadapt.transforms.adapt import is_transformation, with_extra_args
 from treeadapt.transforms.flat import fast_params, trained
+from treeadapt.transforms.nnx_state import plain_state
 from treeadapt.trees.views import TreeView, view_tree
 
 __all__ = ["CarryReport", "carry_state"]
@@ -119,7 +120,8 @@ def carry_state(
         is carried twice (the count of a group that was divided) is copied.
 
     Raises:
-        CheckpointError: ``saved`` is abstract, such as a schema, and ``params`` is not.
+        CheckpointError: ``saved`` is abstract, such as a schema, and ``params`` is not;
+            or it is the name of a file.
         UnusedRuleError: a pattern in ``reset`` matches no array of the new state.
         MigrationError: ``migration`` is a table and not a ``Migration``, or gives two
             leaves one name.
@@ -159,6 +161,11 @@ def carry_state(
                 f"Got {describe(tree)} as {name}. {order}: the transformation, the "
                 "params, and the earlier state."
             )
+    if isinstance(saved, str | os.PathLike):
+        raise CheckpointError(
+            f"saved is a name, {shorten(repr(saved))}, and not a state. Pass "
+            "treeadapt.load(name)."
+        )
     is_abstract = _first_abstract(view_tree(params)) is not None
     try:
         new = view_init(tx, params)

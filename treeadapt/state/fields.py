@@ -34,8 +34,8 @@ from treeadapt.optax_fields import (
     STATE_FIELDS,
     is_state_class,
 )
-from treeadapt.state.nnx_optimizer import plain_state
 from treeadapt.state.state_map import holds
+from treeadapt.transforms.nnx_state import plain_state
 from treeadapt.trees.views import view_tree
 
 _MISSING: Any = object()

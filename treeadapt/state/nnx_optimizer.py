@@ -1,14 +1,13 @@
-"""``nnx.Optimizer``: its state out as plain arrays, and a state in.
+"""``nnx.Optimizer``: a state in.
 
 Flax keeps each leaf of the state in a variable, which only it changes in place.
-``plain_state`` gives the state as Optax made it; ``set_opt_state`` writes one back, and
-is the only function here that changes what it is given.
-Imports no Flax: an object can be an ``nnx.Optimizer`` only if somebody did.
+``set_opt_state`` writes a state into these, and is the only function here that changes
+what it is given. See ``transforms.nnx_state`` for the way out.
 """
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -18,19 +17,9 @@ from treeadapt.arrays import is_array
 from treeadapt.convert import describe
 from treeadapt.errors import StructureMismatchError, TransformError
 from treeadapt.names import listing, section
+from treeadapt.state.report import CarryReport
+from treeadapt.transforms.nnx_state import is_nnx_optimizer, is_variable, plain_state
 from treeadapt.trees.views import view_tree
-
-
-def plain_state(state: Any) -> Any:
-    """Return the state in an ``nnx.Optimizer``, of arrays; any other as it is."""
-    nnx = sys.modules.get("flax.nnx")
-    if nnx is None or not isinstance(state, nnx.Optimizer):
-        return state
-    return jax.tree.map(
-        lambda variable: variable.get_value(),
-        state.opt_state,
-        is_leaf=lambda node: isinstance(node, nnx.Variable),
-    )
 
 
 def set_opt_state(optimizer: Any, state: Any, step: Any = None) -> None:
@@ -47,7 +36,8 @@ def set_opt_state(optimizer: Any, state: Any, step: Any = None) -> None:
         step: new number of updates; None keeps it.
 
     Raises:
-        TransformError: ``optimizer`` is something else.
+        TransformError: ``optimizer`` is something else, or ``state`` is the pair that
+            ``carry_state`` returns.
         StructureMismatchError: the state lacks leaves that the optimizer has, has
             others, or has them in another shape or dtype; or ``step`` is not one
             integer.
@@ -61,15 +51,18 @@ def set_opt_state(optimizer: Any, state: Any, step: Any = None) -> None:
         >>> int(optimizer.opt_state[0].count[...]), int(optimizer.step[...])
         (7, 7)
     """
-    nnx = sys.modules.get("flax.nnx")
-    if nnx is None or not isinstance(optimizer, nnx.Optimizer):
+    if not is_nnx_optimizer(optimizer):
         raise TransformError(
             f"Expected an nnx.Optimizer; got a {type(optimizer).__name__}. A state of "
             "any other loop is a value: pass it to the next update."
         )
-    slots = jax.tree.leaves(
-        optimizer.opt_state, is_leaf=lambda node: isinstance(node, nnx.Variable)
-    )
+    if isinstance(state, tuple) and any(isinstance(x, CarryReport) for x in state):
+        raise TransformError(
+            "Expected a state; got a tuple with a CarryReport. carry_state returns "
+            "(state, report): write state, report = treeadapt.carry_state(...), and "
+            "pass the state."
+        )
+    slots = jax.tree.leaves(optimizer.opt_state, is_leaf=is_variable)
     slot_of = dict(zip(view_tree(optimizer.opt_state).plan.paths, slots, strict=True))
     leaf_of = view_tree(plain_state(state)).flat()
     old_leaf_of = {path: slot.get_value() for path, slot in slot_of.items()}
@@ -83,8 +76,7 @@ def set_opt_state(optimizer: Any, state: Any, step: Any = None) -> None:
             "\n".join(
                 [
                     *section("The state is not that of optimizer.tx:", wrong),
-                    "Make the optimizer with the transformation that the state is of; "
-                    "treeadapt.carry_state fits a state to another one.",
+                    _remedy(leaf_of),
                 ]
             )
         )
@@ -99,6 +91,18 @@ def set_opt_state(optimizer: Any, state: Any, step: Any = None) -> None:
         slot.set_value(leaf_of[path])
     if count is not None:
         optimizer.step.set_value(count.astype(optimizer.step.get_value().dtype))
+
+
+def _remedy(leaf_of: Collection[str]) -> str:
+    if leaf_of and all(path.split("/")[0] in ("opt_state", "step") for path in leaf_of):
+        return (
+            "This is all of an nnx.Optimizer: pass its 'opt_state' as the state, and "
+            "its 'step' as step=."
+        )
+    return (
+        "Make the optimizer with the transformation that the state is of; "
+        "treeadapt.carry_state fits a state to another one."
+    )
 
 
 def _text(leaves: dict[str, Any], path: str) -> str:

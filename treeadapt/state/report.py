@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -263,15 +263,45 @@ def report_of(table: Table, start: Start | None) -> CarryReport:
         warnings=(
             *_of_dtypes(table),
             *saved.warnings.values(),
-            *_of_counts(table),
-            *_of_meaning(table),
-            *_of_sums(table),
+            *_folded(_of_counts(table)),
+            *_folded(_of_meaning(table)),
+            *_folded(_of_sums(table)),
             *(_of_starts(table, start) if start else ()),
             *_of_small(table),
             *_of_vectors(table),
             *_of_nothing(table),
         ),
     )
+
+
+class _Alike(NamedTuple):
+    """A warning that may be needed several times, of states that are alike.
+
+    Attributes:
+        title: what is wrong.
+        words: what is before each list of names, and before how to reset the state.
+        names: lists of names.
+        node: name of the state.
+    """
+
+    title: str
+    words: tuple[str, ...]
+    names: tuple[Sequence[str], ...]
+    node: str
+
+
+def _folded(warnings: Iterable[_Alike]) -> Iterator[str]:
+    """Yield one text for all warnings that differ in nothing but names."""
+    groups: dict[Any, list[_Alike]] = {}
+    for one in warnings:
+        groups.setdefault((one.title, one.words), []).append(one)
+    for (title, words), group in groups.items():
+        columns = zip(*(one.names for one in group), strict=True)
+        names = [dict.fromkeys(itertools.chain(*column)) for column in columns]
+        slots = [*map(listing, names), _reset(*(one.node for one in group))]
+        text = "".join(itertools.chain(*zip(words, slots, strict=True)))
+        count = f" ({len(group):,} alike)" if len(group) > 1 else ""
+        yield f"{title}{count}: {text}."
 
 
 def _of_dtypes(table: Table) -> Iterator[str]:
@@ -322,14 +352,14 @@ def _counts(table: Table) -> list[tuple[Slot, StateLeaf]]:
     ]
 
 
-def _of_counts(table: Table) -> Iterator[str]:
+def _of_counts(table: Table) -> Iterator[_Alike]:
     """Warn of moments that are younger or older than their step count says."""
     for slot, count in _counts(table):
         steps = number(count.value)
         copies = [row for row in table.copies if row.slot.node == slot.node]
         fresh = (row.source is None or row.source.is_padded for row in copies)
         if new := [row.slot for row in itertools.compress(copies, fresh)]:
-            yield _fresh_message(slot, new, steps)
+            yield _fresh_moments(slot, new, steps)
         leaves = table.saved.leaves
         pairs = [(row.slot.tail, row.source.slot.node) for row in copies if row.source]
         ages = {
@@ -338,30 +368,40 @@ def _of_counts(table: Table) -> Iterator[str]:
         }
         tails = [tail for tail, node in pairs if ages[node] != steps]
         if tails:
-            yield (
-                f"moments of another age than the step count {slot.name!r} says: "
-                f"{listing(dict.fromkeys(tails))}. Keep these leaves in a group of "
-                f"their own, or reset the whole state: {_reset(slot.node)}."
+            yield _Alike(
+                "moments of another age than the step count says",
+                (
+                    "",
+                    " of ",
+                    ". Keep these leaves in a group of their own, or reset the whole "
+                    "state: ",
+                ),
+                ([slot.name], tails),
+                slot.node,
             )
 
 
-def _fresh_message(count: Slot, new: Sequence[Slot], steps: Any) -> str:
+def _fresh_moments(count: Slot, new: Sequence[Slot], steps: Any) -> _Alike:
     fields = dict.fromkeys(slot.field for slot in new)
-    tails = dict.fromkeys(slot.tail for slot in new)
     value = "not 0" if steps is None else f"{steps:,}"
     adam = ""
     if steps is not None and fields.keys() >= ADAM_FIELDS:
         factor = first_step(steps)
         adam = f"Adam's first step there would be {factor:.1f} times its usual length. "
-    return (
-        f"fresh moments under an old step count: {count.name!r} is {value}, but "
-        f"{', '.join(fields)} of {listing(tails)} start again. {adam}Give these "
-        "leaves a group of their own in partition, whose count starts at zero, or "
-        f"reset the whole state: {_reset(count.node)}."
+    return _Alike(
+        "fresh moments under an old step count",
+        (
+            f"{value} in ",
+            f", but {', '.join(fields)} of ",
+            f" start again. {adam}Give these leaves a group of their own in partition, "
+            "whose count starts at zero, or reset the whole state: ",
+        ),
+        ([count.name], [slot.tail for slot in new]),
+        count.node,
     )
 
 
-def _of_meaning(table: Table) -> Iterator[str]:
+def _of_meaning(table: Table) -> Iterator[_Alike]:
     """Warn of moments that come from a state of another kind."""
     pairs: dict[tuple[str, str], dict[str, set[str]]] = {}
     for row, leaf in table.moved:
@@ -379,11 +419,17 @@ def _of_meaning(table: Table) -> Iterator[str]:
         if not differs and cls and old_cls:
             differs = [f"is {cls.__name__}, not {old_cls.__name__}"]
         if differs:
-            yield (
-                f"moments of another kind: {', '.join(fields)} of {node!r} from "
-                f"{source!r}, where the new state {' and '.join(differs)}. What a "
-                "moment means depends on the fields next to it; the first step may be "
-                f"NaN or many times its usual length. To start again: {_reset(node)}."
+            yield _Alike(
+                "moments of another kind",
+                (
+                    f"{', '.join(fields)} of ",
+                    " from ",
+                    f", where the new state {' and '.join(differs)}. What a moment "
+                    "means depends on the fields next to it; the first step may be NaN "
+                    "or many times its usual length. To start again: ",
+                ),
+                ([node], [source]),
+                node,
             )
 
 
@@ -421,7 +467,7 @@ def _differences(
     return [f"{verb} {', '.join(sorted(f))}" for verb, f in changes.items() if f]
 
 
-def _of_sums(table: Table) -> Iterator[str]:
+def _of_sums(table: Table) -> Iterator[_Alike]:
     """Warn of sums of updates that were scaled by moments, or are not any more."""
     sums = [row.slot for row, _ in table.moved if row.slot.field in SUM_FIELDS]
     if not sums:
@@ -438,10 +484,15 @@ def _of_sums(table: Table) -> Iterator[str]:
         if was == now or slot.prefix in reported:
             continue
         reported.add(slot.prefix)
-        yield (
-            f"{slot.prefix!r} adds up updates that were scaled by {was} and now are by "
-            f"{now}: its first steps may be many times too long or too short. To start "
-            f"it again: {_reset(slot.node)}."
+        yield _Alike(
+            f"sums of updates that were scaled by {was} and now are by {now}",
+            (
+                "",
+                ". The first steps may be many times too long or too short. To start "
+                "again: ",
+            ),
+            ([str(slot.prefix)],),
+            slot.node,
         )
 
 
@@ -517,8 +568,9 @@ def _of_nothing(table: Table) -> Iterator[str]:
         )
 
 
-def _reset(node: str) -> str:
-    return f"reset={escape(node) if node else '**'!r}"
+def _reset(*nodes: str) -> str:
+    patterns = [escape(node) if node else "**" for node in dict.fromkeys(nodes)]
+    return f"reset={patterns if len(patterns) > 1 else patterns[0]!r}"
 
 
 def number(leaf: Any) -> Any:

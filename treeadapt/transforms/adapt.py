@@ -142,9 +142,15 @@ def with_extra_args(tx: Any, order: str = "") -> optax.GradientTransformationExt
         raise TransformError(
             "Expected an Optax transformation such as optax.adam(1e-3); got "
             f"{describe_argument(tx)}, which lacks init/update."
+            f"{' Its tx has them: pass that.' if _holds_one(tx) else ''}"
             f"{f' {order}.' if order else ''}"
         )
     return optax.with_extra_args_support(tx)
+
+
+def _holds_one(tx: Any) -> bool:
+    """Whether it is an ``nnx.Optimizer``, or Flax's ``TrainState``."""
+    return is_transformation(getattr(tx, "tx", None))
 
 
 def is_transformation(tx: Any) -> bool:

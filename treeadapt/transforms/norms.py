@@ -19,6 +19,7 @@ from treeadapt.errors import RulesError, SelectorError
 from treeadapt.names import shorten
 from treeadapt.selection.answers import Split
 from treeadapt.selection.rules import BoundRules, as_rules
+from treeadapt.transforms.nnx_state import require_no_optimizer
 from treeadapt.trees.views import view_tree
 
 
@@ -50,6 +51,7 @@ def tree_norms(
     Raises:
         RulesError: a label is not a string.
         SelectorError: ``ord`` is something else.
+        TransformError: ``tree`` is an ``nnx.Optimizer``, and there are rules for it.
         UnmatchedPathError, UnusedRuleError, OverlapError: as for ``param_labels``.
 
     Example:
@@ -62,6 +64,8 @@ def tree_norms(
     """
     if ord not in _REDUCTIONS:
         raise SelectorError(f"ord is {ord!r}; it is 1, 2 or float('inf').")
+    if rules is not None:
+        require_no_optimizer(tree, "tree_norms")
     view = view_tree(tree)
     names: Sequence[Any] = view.plan.paths
     values: list[Any] = [*names]

@@ -74,7 +74,10 @@ def per_layer(tx: Any, stacks: Any) -> optax.GradientTransformationExtraArgs:
         tx: any Optax transformation, but those that draw random numbers, search along
             a line, or skip whole steps.
         stacks: ``{key: axis}``, as for ``Rules``: ``{"blocks": 0}``. Any axis, nested
-            stacks, exceptions; or the ``stacks`` of rules.
+            stacks, exceptions; or the ``stacks`` of rules. Arrays that are below no key
+            are trained too, each as one array, as in the unrolled model: an embedding
+            or a head. So is a kernel of attention that has an axis of heads and no key.
+            ``partition`` leaves arrays to another transformation.
 
     Returns:
         ``GradientTransformationExtraArgs`` for any tree; use it outermost, in a group
