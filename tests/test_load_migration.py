@@ -16,7 +16,8 @@ import safetensors.numpy
 from flax import nnx, serialization
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_checkpoints import ENDINGS, FORMATS, kinds_of, same, write
+from marks import kinds_of
+from test_checkpoints import ENDINGS, FORMATS, same, tree, write
 from test_migration_properties import migration as migration_of
 from test_migration_properties import tables
 
@@ -220,6 +221,16 @@ def test_a_copy_has_the_new_names_and_axes(there, place, tmp_path):
     with pytest.raises(ta.MigrationError, match="no row names"):
         store.copy(path, tmp_path / "more", migration=migration())
     assert not (tmp_path / "more").exists()
+
+
+@pytest.mark.parametrize("name", ["x.pkl", "x.npz", "folder", "no/x"])
+def test_no_leaf_is_read_if_the_copy_must_not_be_written(name, tmp_path):
+    (tmp_path / "folder").mkdir()
+    ta.save(tmp_path / "one.safetensors", tree())
+    seen = []
+    with pytest.raises(ta.CheckpointError):
+        store.copy(tmp_path / "one.safetensors", tmp_path / name, progress=seen.append)
+    assert seen == []
 
 
 def test_loading_is_the_same_as_migrating_what_was_loaded(file):

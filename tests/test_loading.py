@@ -17,13 +17,14 @@ import optax
 import orbax.checkpoint as ocp
 import pytest
 import safetensors.numpy
+from command import run
 from flax import serialization
 from flax.training.train_state import TrainState
-from test_checkpoints import ENDINGS, FORMATS, kinds_of, same, write
+from marks import kinds_of
+from test_checkpoints import ENDINGS, FORMATS, same, write
 
 import treeadapt as ta
 from treeadapt.checkpoints import locating, migrated, safetensors_file
-from treeadapt.checkpoints.store import copy
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
@@ -349,7 +350,7 @@ def test_a_number_beyond_64_bits_with_a_sign_is_copied(tmp_path):
     state = {"huge": 2**63, "step": 1}
     (tmp_path / "x.msgpack").write_bytes(serialization.msgpack_serialize(state))
     for name in ("y.safetensors", "y"):
-        copy(tmp_path / "x.msgpack", tmp_path / name)
+        run("convert", tmp_path / "x.msgpack", tmp_path / name)
         assert ta.load(tmp_path / name, {"huge": 0, "step": 0}) == state
 
 
@@ -357,7 +358,7 @@ def test_a_number_beyond_64_bits_with_a_sign_is_copied(tmp_path):
 def test_numbers_and_keys_are_marked_in_a_copy(file, there, tmp_path):
     saved = {"step": 7, "key": jax.random.key(1, impl="rbg"), "w": np.ones(1)}
     ta.save(file, saved)
-    copy(file, tmp_path / f"copy{ENDINGS[there]}")
+    run("convert", file, tmp_path / f"copy{ENDINGS[there]}")
     assert kinds_of(tmp_path / f"copy{ENDINGS[there]}") == {
         "step": "number",
         "key": "rbg",
@@ -594,7 +595,7 @@ def test_a_folder_of_shards_is_one_checkpoint(tmp_path):
     same(ta.load(folder), whole)
     same(ta.load(folder, jax.tree.map(np.zeros_like, whole)), whole)
     assert list(ta.load(folder, where="h.0.bias")) == ["h.0.bias"]
-    copy(folder, tmp_path / "one.safetensors")
+    run("convert", folder, tmp_path / "one.safetensors")
     same(ta.load(tmp_path / "one.safetensors"), whole)
     with pytest.raises(ta.CheckpointError, match="folder"):
         ta.save(folder, whole)

@@ -13,16 +13,15 @@ import numpy as np
 import optax
 import pytest
 import safetensors.numpy
+from caps import CAPS
 from command import run
 from jax.sharding import NamedSharding, PartitionSpec
+from marks import hash_of, kinds_of, ties_of
 from sizes import some
-from test_checkpoints import kinds_of, write
+from test_checkpoints import write
 from trees import TREES
 
 import treeadapt as ta
-from treeadapt.checkpoints import schema_file
-from treeadapt.checkpoints.opening import read_stored
-from treeadapt.checkpoints.store import copy
 
 # Orbax may leave its event loop to the collector.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -104,7 +103,8 @@ def test_a_schema_has_one_line_a_leaf_in_the_order_of_the_tree(schema):
 def test_the_ending_decides(name, tmp_path):
     ta.save(tmp_path / name, everything())
     assert lines(tmp_path / name) == LINES
-    assert read_stored(tmp_path / name).format == "schema"
+    with pytest.raises(ta.CheckpointError, match="is a schema and holds no arrays"):
+        ta.load(tmp_path / name, everything())
 
 
 def test_other_toml_files_are_not_schemas(tmp_path):
@@ -137,7 +137,7 @@ def test_sharded_and_deleted_arrays_have_a_schema(tmp_path):
     gone = jnp.ones((8, 2))
     gone.delete()
     ta.save(tmp_path / SCHEMA, [array, spec, gone])
-    assert {*read_stored(tmp_path / SCHEMA).leaves.values()} == {
+    assert {*ta.read_metadata(tmp_path / SCHEMA).values()} == {
         jax.ShapeDtypeStruct((8, 2), np.float32)
     }
 
@@ -220,8 +220,8 @@ def test_a_schema_holds_no_arrays(schema, tmp_path):
         with pytest.raises(ta.CheckpointError, match="is a schema and holds no arrays"):
             ta.load(schema, target)
     for name in ("x", "x.safetensors"):
-        with pytest.raises(ta.CheckpointError, match="is a schema and holds no arrays"):
-            copy(schema, tmp_path / name)
+        text = run("convert", schema, tmp_path / name, code=2)
+        assert "is a schema and holds no arrays" in text
     assert os.listdir(tmp_path) == [SCHEMA]
 
 
@@ -239,10 +239,10 @@ def test_a_state_is_not_carried_from_a_schema(tmp_path):
 @pytest.mark.parametrize("name", ["x.safetensors", "x", "x.npz", "x.msgpack"])
 def test_a_checkpoint_of_each_format_becomes_a_schema(name, tmp_path):
     write(tmp_path / name, {"b": np.ones((2, 3), np.float32), "a/b": np.zeros(4, "i8")})
-    copy(tmp_path / name, tmp_path / SCHEMA)
+    run("convert", tmp_path / name, tmp_path / SCHEMA)
     same(ta.read_metadata(tmp_path / SCHEMA), ta.read_metadata(tmp_path / name))
     again = tmp_path / "again.schema.toml"
-    copy(tmp_path / SCHEMA, again)
+    run("convert", tmp_path / SCHEMA, again)
     assert again.read_text() == (tmp_path / SCHEMA).read_text()
 
 
@@ -286,10 +286,10 @@ def test_a_migration_moves_a_schema(tmp_path):
     target = {"layers": {"kernel": np.ones((2, 3, 4), np.float32)}}
     assert ta.load_report(tmp_path / SCHEMA, target, migration=stack).fits
     assert stack.plan(ta.read_metadata(tmp_path / SCHEMA), target).exact
-    copy(tmp_path / SCHEMA, tmp_path / "new.schema.toml", migration=stack)
-    assert (
-        lines(tmp_path / "new.schema.toml") == '\n"layers/kernel" = "float32[2,3,4]"\n'
-    )
+    (tmp_path / "stack.toml").write_text(stack.to_toml())
+    new = tmp_path / "new.schema.toml"
+    run("convert", tmp_path / SCHEMA, new, "--migration", tmp_path / "stack.toml")
+    assert lines(new) == '\n"layers/kernel" = "float32[2,3,4]"\n'
 
 
 def test_what_a_function_makes_of_a_schema_is_not_known(schema):
@@ -312,7 +312,7 @@ def test_the_hash_is_that_of_the_checkpoint_in_every_format(row, tmp_path):
     for name in names:
         ta.save(tmp_path / name, tree)
     ta.save(tmp_path / "shards", tree, max_shard_bytes=20)
-    found = {read_stored(tmp_path / name).hash for name in (*names, "shards")}
+    found = {hash_of(tmp_path / name) for name in (*names, "shards")}
     assert len(found) == 1
     assert "" not in found
 
@@ -321,16 +321,16 @@ def test_the_hash_of_a_tree_with_everything(schema, tmp_path):
     tree = everything()
     ta.save(tmp_path / "x.safetensors", tree)
     ta.save(tmp_path / "shards", tree, max_shard_bytes=100)
-    copy(tmp_path / "x.safetensors", tmp_path / "y.schema.toml")
-    copy(schema, tmp_path / "z.schema.toml")
+    run("convert", tmp_path / "x.safetensors", tmp_path / "y.schema.toml")
+    run("convert", schema, tmp_path / "z.schema.toml")
     names = ("x.safetensors", "shards", "y.schema.toml", "z.schema.toml")
-    assert {read_stored(tmp_path / x).hash for x in names} == {read_stored(schema).hash}
+    assert {hash_of(tmp_path / x) for x in names} == {hash_of(schema)}
     tree.pop('ü "x"\n')  # Orbax stores no leaf without elements
     for name in ("orbax", "x.safetensors"):
         ta.save(tmp_path / name, tree)
-    copy(tmp_path / "orbax", tmp_path / "y.schema.toml")
+    run("convert", tmp_path / "orbax", tmp_path / "y.schema.toml", "--force")
     names = ("orbax", "x.safetensors", "y.schema.toml")
-    assert len({read_stored(tmp_path / name).hash for name in names}) == 1
+    assert len({hash_of(tmp_path / name) for name in names}) == 1
 
 
 @pytest.mark.parametrize(
@@ -347,11 +347,11 @@ def test_the_hash_of_a_tree_with_everything(schema, tmp_path):
     ],
 )
 def test_the_hash_says_what_a_leaf_is(change, schema):
-    before = read_stored(schema).hash
+    before = hash_of(schema)
     ta.save(schema, everything() | {"step": 8})
-    assert read_stored(schema).hash == before
+    assert hash_of(schema) == before
     ta.save(schema, everything() | change)
-    assert read_stored(schema).hash != before
+    assert hash_of(schema) != before
 
 
 def test_a_leaf_under_an_empty_key_is_not_tied(tmp_path):
@@ -361,14 +361,14 @@ def test_a_leaf_under_an_empty_key_is_not_tied(tmp_path):
     ta.save(tmp_path / "shards", tree, max_shard_bytes=8)
     ta.save(tmp_path / SCHEMA, tree)
     for name in ("m.safetensors", "shards", SCHEMA):
-        assert read_stored(tmp_path / name).ties == {"c": "b"}
+        assert ties_of(tmp_path / name) == {"c": "b"}
     for name in ("m.safetensors", "shards"):
         same(ta.load(tmp_path / name, tree), tree)
 
 
 def test_orbax_keeps_ties(tmp_path):
     ta.save(tmp_path / "x", everything(), where=["embed", "head", "step"])
-    assert read_stored(tmp_path / "x").ties == {"head/w": "embed/w"}
+    assert ties_of(tmp_path / "x") == {"head/w": "embed/w"}
     target = jax.tree.map(np.zeros_like, ta.load(tmp_path / "x"))
     again = ta.load(tmp_path / "x", target)
     assert again["embed"]["w"] is again["head"]["w"]
@@ -559,7 +559,7 @@ def test_what_a_person_may_write(tmp_path):
     )
     assert kinds_of(path) == dict.fromkeys("abc", "number")
     again = tmp_path / "again.schema.toml"
-    copy(path, again)
+    run("convert", path, again)
     assert lines(again) == '\n"a" = "number int32[]"\n"b" = "int"\n"c" = "complex"\n'
 
 
@@ -571,18 +571,12 @@ def test_an_unknown_kind_of_key_is_an_error_where_it_matters(tmp_path):
         ta.load(path)
 
 
-def test_a_file_that_is_too_large_is_not_read(tmp_path, monkeypatch):
+def test_a_file_that_is_too_large_is_not_read(tmp_path):
     path = tmp_path / SCHEMA
     with path.open("wb") as file:
-        file.truncate(schema_file.MAX_BYTES + 1)
+        file.truncate(CAPS["bytes of a schema"] + 1)
     with pytest.raises(ta.CheckpointError, match="larger than 16,777,216 bytes"):
         ta.read_metadata(path)
-    path.write_text(text_of('"a" = "int"', '"b" = "int"'))
-    monkeypatch.setattr(schema_file, "MAX_LEAVES", 1)
-    with pytest.raises(ta.CheckpointError, match="it has 2 leaves"):
-        ta.read_metadata(path)
-    with pytest.raises(ta.CheckpointError, match="where="):
-        ta.save(path, {"a": 1, "b": 2})
 
 
 @pytest.mark.parametrize("shape", [(2**40, 2**40), (2**63,), (0, 2**64), (1,) * 65])
@@ -612,7 +606,7 @@ def test_a_large_model_has_a_schema(tmp_path):
     }
     spec = jax.ShapeDtypeStruct((2_048, 512), jnp.bfloat16)
     ta.save(tmp_path / SCHEMA, dict.fromkeys(sorted(experts), spec))
-    assert (tmp_path / SCHEMA).stat().st_size * 8 < schema_file.MAX_BYTES
+    assert (tmp_path / SCHEMA).stat().st_size * 8 < CAPS["bytes of a schema"]
     assert ta.read_metadata(tmp_path / SCHEMA).keys() == experts
 
 

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from caps import CAPS
+from command import run
 from flax import nnx
 from test_checkpoints import write
 
@@ -28,7 +29,6 @@ from treeadapt.checkpoints import (
     schema_file,
     stored,
 )
-from treeadapt.checkpoints.store import copy
 from treeadapt.migrations import files as migration_files
 from treeadapt.migrations import groups
 from treeadapt.selection import files
@@ -317,7 +317,6 @@ def test_a_migration_file_cannot_fill_the_memory(pad, tmp_path):
         "load": lambda: ta.load(path, migration=migration),
         "target": lambda: ta.load(path, target, migration=migration),
         "report": lambda: ta.load_report(path, target, migration=migration),
-        "copy": lambda: copy(path, tmp_path / "y.schema.toml", migration=migration),
     }
     for call in calls.values():
         with pytest.raises(ta.MigrationError) as caught:
@@ -325,7 +324,21 @@ def test_a_migration_file_cannot_fill_the_memory(pad, tmp_path):
         text = str(caught.value)
         assert "a table may not make so much of\n  'a' would become int8[" in text
         assert "at most 32 times its bytes, and 1.0 GiB more in all" in text
+    text = run("convert", path, tmp_path / "y.schema.toml", "--migration", file, code=2)
+    assert "a table may not make so much of" in text
     assert not (tmp_path / "y.schema.toml").exists()
+
+
+def test_a_schema_with_too_many_leaves_is_neither_read_nor_written(
+    tmp_path, monkeypatch
+):
+    path = tmp_path / "x.schema.toml"
+    path.write_text('version = 1\n[leaves]\n"a" = "int"\n"b" = "int"\n')
+    monkeypatch.setattr(schema_file, "MAX_LEAVES", 1)
+    with pytest.raises(ta.CheckpointError, match="it has 2 leaves"):
+        ta.read_metadata(path)
+    with pytest.raises(ta.CheckpointError, match="where="):
+        ta.save(path, {"a": 1, "b": 2})
 
 
 def test_what_rows_make_is_added_up(monkeypatch):
