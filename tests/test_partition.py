@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 import sys
 import warnings
 from typing import Any, NamedTuple
@@ -506,6 +507,63 @@ def test_a_multi_steps_object_may_be_a_group():
     for done in (False, True):
         _, state = tx.update(params, state, params, value=jnp.float32(1.0))
         assert bool(steps.has_updated(state.inner_states["a"])) is done
+
+
+def test_a_class_in_place_of_a_transformation_is_reported_as_one():
+    for make in (ta.adapt, lambda tx: ta.partition({"a": tx}, {"**": "a"})):
+        with pytest.raises(ta.TransformError, match="MultiSteps'>, which is a class"):
+            make(optax.MultiSteps)
+
+
+@pytest.mark.parametrize(
+    ("tx", "passed", "named"),
+    [
+        (optax.lbfgs(), {}, "of 'a' needs 'value', 'grad', 'value_fn', which update"),
+        (
+            optax.lbfgs(),
+            {"value": jnp.float32(1.0)},
+            "of 'a' needs 'grad', 'value_fn', which update did not get: "
+            "tx.update(grads, state, params, grad=grads, value_fn=loss).",
+        ),
+        (optax.polyak_sgd(), {}, "of 'a' needs 'value', which"),
+        (optax.MultiSteps(optax.polyak_sgd(), 2), {}, "of 'a' needs 'value', which"),
+    ],
+)
+def test_extra_arguments_that_a_group_needs_are_named(tx, passed, named):
+    params = {"w": jnp.ones(2), "b": jnp.ones(2)}
+    grouped = ta.partition({"a": tx, "z": optax.sgd(0.1)}, {"b": "z", "**": "a"})
+    with pytest.raises(ta.TransformError, match=re.escape(named)):
+        grouped.update(params, grouped.init(params), params, **passed)
+    for whole in (ta.adapt(tx), ta.freeze(tx, "b")):
+        with pytest.raises(
+            ta.TransformError, match=r"transformation needs '(value|grad)'"
+        ):
+            whole.update(params, whole.init(params), params, **passed)
+
+
+def test_a_missing_argument_of_a_loss_stays_its_own_error():
+    def loss(params, *, scale):
+        return scale * jnp.sum(params["w"] ** 2)
+
+    params = {"w": jnp.ones(2)}
+    tx = ta.partition({"a": optax.lbfgs()}, {"**": "a"})
+    call = {"value": jnp.float32(2.0), "grad": params, "value_fn": loss}
+    with pytest.raises(TypeError, match="'scale'"):
+        tx.update(params, tx.init(params), params, **call)
+
+
+def test_the_name_of_a_file_of_rules_leads_to_load_rules():
+    with pytest.raises(ta.TransformError, match=r"'a\.toml'.*treeadapt\.load_rules"):
+        ta.partition({"a": optax.sgd(0.1)}, "a.toml")
+
+
+def test_frozen_multi_steps_keep_their_methods():
+    steps = optax.MultiSteps(optax.sgd(1.0), 2)
+    tx, params = ta.freeze(steps, "b"), {"w": jnp.ones(1), "b": jnp.ones(1)}
+    state = tx.init(params)
+    for done in (False, True):
+        _, state = tx.update(params, state, params)
+        assert bool(tx.has_updated(state)) is done
 
 
 def test_lookahead_may_be_the_group_next_to_frozen_leaves():

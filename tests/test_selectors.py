@@ -280,6 +280,15 @@ def test_other_objects_are_refused_as_selectors(wrong):
         ta.param_mask(MLP, wrong)
 
 
+def test_a_filter_spec_of_a_callable_module_leads_to_its_paths():
+    spec = eqx.tree_at(
+        lambda m: m.weight, eqx.nn.Linear(2, 1, key=jax.random.key(0)), True
+    )
+    spec = eqx.tree_at(lambda m: m.bias, spec, False)
+    with pytest.raises(ta.SelectorError, match="Of a tree of bools take the paths"):
+        ta.freeze(optax.sgd(0.1), spec)
+
+
 @pytest.mark.parametrize(
     ("make", "error"),
     [

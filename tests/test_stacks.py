@@ -743,3 +743,13 @@ def test_factors_of_layers_that_are_not_numbers_are_named(values):
         "(rule 1, 'blocks/0')",
         error=ta.TransformError,
     )
+
+
+def test_layers_that_no_rule_matches_are_named_where_other_layers_have_a_rule():
+    table = rules({"blocks/0": "train", "{embed,head}": "train"})
+    tx = ta.partition({"train": optax.sgd(0.1)}, table)
+    for labels in (lambda: tx.init(MODEL), lambda: table.match(MODEL).check()):
+        with pytest.raises(
+            ta.UnmatchedPathError, match=r"6 of 10 leaves match no rule: 'blocks/\{1..3"
+        ):
+            labels()

@@ -29,7 +29,12 @@ from treeadapt.errors import (
 from treeadapt.layers.stacks import Layers, Unrolled
 from treeadapt.names import shorten
 from treeadapt.selection import messages
-from treeadapt.selection.answers import IN_AN_OPTIMIZER, Answers, require_agreement
+from treeadapt.selection.answers import (
+    IN_AN_OPTIMIZER,
+    Answers,
+    Split,
+    require_agreement,
+)
 from treeadapt.selection.leaves import Leaves, NotKnown
 from treeadapt.selection.repairs import entry_text
 from treeadapt.selection.selectors import Selector, Unused
@@ -241,9 +246,9 @@ class Decision:
         answers = self._answers(self.values, self.rules.names)
         paths, values = answers.paths, answers.values
         if self.unmatched:
-            by_path = {p: v for p, v in answers.by_path.items() if v is not MISSING}
+            by_path = {p: v for p, v in answers.by_path.items() if not _lacks(v)}
             paths, values = [*by_path], [*by_path.values()]
-        return Answers(paths, values, STATIC, _no_rule)
+        return Answers(paths, values, STATIC, self._no_rule)
 
     def answers_of(self, values: Sequence[Any], names: Sequence[str]) -> Answers:
         """Return the same with other values, as if the rules gave these.
@@ -444,13 +449,35 @@ class Decision:
 
     def _require_matched(self) -> None:
         if self.unmatched:
-            raise _no_rule(self.unmatched, sum(self.is_array))
+            text = messages.unmatched(self.unmatched, sum(self.is_array))
+            raise UnmatchedPathError(text)
+
+    def _no_rule(self, stored: Sequence[str], num_asked: int) -> UnmatchedPathError:
+        """Return the error for stored arrays that lack a value, or layers that do.
+
+        Args:
+            stored: paths of the arrays.
+            num_asked: how many arrays were asked about.
+        """
+        unmatched = frozenset(self.unmatched) if self.unrolled.sizes else frozenset()
+        rows = [
+            self.paths[row]
+            for layers in self.divided([path in unmatched for path in self.paths])
+            if layers.region.path in stored
+            for row in layers.rows
+        ]
+        if rows:
+            stored, num_asked = rows, sum(self.is_array)
+        return UnmatchedPathError(messages.unmatched(stored, num_asked))
+
+
+def _lacks(answer: Any) -> bool:
+    """Return whether no rule gives an array, or some layer of it, a value."""
+    if isinstance(answer, Split):
+        return any(one.value is MISSING for one in answer.rulings)
+    return answer is MISSING
 
 
 def _may_be_leaf(value: Any) -> bool:
     is_leaf = value is None or isinstance(value, str) or hasattr(value, "_fields")
     return is_leaf or jtu.all_leaves([value])
-
-
-def _no_rule(paths: Sequence[str], num_arrays: int) -> UnmatchedPathError:
-    return UnmatchedPathError(messages.unmatched(paths, num_arrays))

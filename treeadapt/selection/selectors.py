@@ -569,7 +569,9 @@ def as_selector(spec: Any) -> Selector:
 
 def _instead(spec: Any) -> str:
     """Say how to make a selector of what Optax, Equinox or nnx would take."""
-    if isinstance(spec, Mapping):
+    leaves = jax.tree.leaves(spec)
+    is_mask = [*leaves] != [spec] and all(isinstance(x, bool | np.bool) for x in leaves)
+    if isinstance(spec, Mapping) or is_mask:
         return (
             ". Of a tree of bools take the paths: [treeadapt.escape(path) for path, "
             "yes in treeadapt.to_flat_dict(mask).items() if yes]."

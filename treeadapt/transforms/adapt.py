@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -49,6 +50,12 @@ from treeadapt.transforms.unlifted import (
     warn_of_unlifted,
 )
 from treeadapt.trees.views import TreeView
+
+# As Python writes it; what has another name is not a transformation's.
+_LACKING = re.compile(
+    r"\S*update\w*\(\) missing [0-9]+ required keyword-only (.*)", re.S
+)
+_EXTRA = {"value": "loss(params)", "grad": "grads", "value_fn": "loss"}
 
 
 def adapt(tx: Any) -> optax.GradientTransformationExtraArgs:
@@ -106,6 +113,18 @@ def adapt(tx: Any) -> optax.GradientTransformationExtraArgs:
             updates, state, params, **extra
         ),
     )
+    return with_methods_of(tx, adapted)
+
+
+def with_methods_of(
+    tx: Any, adapted: optax.GradientTransformationExtraArgs
+) -> optax.GradientTransformationExtraArgs:
+    """Return ``adapted``, whose state is one of ``tx``, with the methods of MultiSteps.
+
+    Args:
+        tx: what the caller passed; it has them if it is a ``MultiSteps``.
+        adapted: what runs it.
+    """
     if not isinstance(tx, optax.MultiSteps):
         return adapted
     steps = _AdaptedMultiSteps(*adapted)
@@ -141,7 +160,7 @@ def with_extra_args(tx: Any, order: str = "") -> optax.GradientTransformationExt
     if not is_transformation(tx):
         raise TransformError(
             "Expected an Optax transformation such as optax.adam(1e-3); got "
-            f"{describe_argument(tx)}, which lacks init/update."
+            f"{unlike_transformation(tx)}."
             f"{' Its tx has them: pass that.' if _holds_one(tx) else ''}"
             f"{f' {order}.' if order else ''}"
         )
@@ -160,7 +179,15 @@ def is_transformation(tx: Any) -> bool:
         >>> is_transformation(optax.adam(1e-3)), is_transformation(optax.adam)
         (True, False)
     """
+    if isinstance(tx, type):  # such as MultiSteps itself
+        return False
     return all(callable(getattr(tx, name, None)) for name in ("init", "update"))
+
+
+def unlike_transformation(tx: Any) -> str:
+    """Write what is not a transformation, and why."""
+    why = "is a class: call it" if isinstance(tx, type) else "lacks init/update"
+    return f"{describe_argument(tx)}, which {why}"
 
 
 def run_flat(
@@ -284,6 +311,7 @@ def _explained(tx: Any, updates: FlatDict) -> Iterator[None]:
     except TreeAdaptError:
         raise
     except Exception as error:
+        refuse_missing_extra(error)
         lacking = [path for path, update in updates.items() if update is None]
         if lacking and isinstance(error, TypeError | ValueError):
             raise TransformError(
@@ -302,6 +330,29 @@ def _explained(tx: Any, updates: FlatDict) -> Iterator[None]:
                     "itself: treeadapt.lift(function)."
                 )
         raise
+
+
+def refuse_missing_extra(error: Exception, whose: str = "") -> None:
+    """Raise if an update failed because an extra argument was not passed to it.
+
+    Args:
+        error: what it raised.
+        whose: words that name the transformation.
+
+    Raises:
+        TransformError: it names the arguments, and how to pass them.
+    """
+    lacking = _LACKING.match(str(error)) if isinstance(error, TypeError) else None
+    if lacking is None:
+        return
+    names = re.findall(r"'(\w+)'", lacking[1])
+    passed = ", ".join(f"{name}={_EXTRA.get(name, '...')}" for name in names)
+    raise TransformError(
+        f"The transformation{whose} needs {listing(names)}, which update did not get: "
+        f"tx.update(grads, state, params, {passed}). Someone else's loop that does not "
+        "pass them cannot run it: choose a transformation that needs none, such as "
+        "optax.adam."
+    ) from error
 
 
 @functools.cache

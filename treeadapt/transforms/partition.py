@@ -29,7 +29,14 @@ from treeadapt.selection.decision import MISSING, STATIC
 from treeadapt.selection.rules import BoundRules, Rules, as_rules
 from treeadapt.selection.selectors import Unused, as_selector, check_choice
 from treeadapt.selection.whole import Question, WholeTree, in_force
-from treeadapt.transforms.adapt import is_transformation, run_flat, with_extra_args
+from treeadapt.transforms.adapt import (
+    is_transformation,
+    refuse_missing_extra,
+    run_flat,
+    unlike_transformation,
+    with_extra_args,
+    with_methods_of,
+)
 from treeadapt.transforms.flat import (
     OF_GRADIENT,
     FlatDict,
@@ -142,7 +149,7 @@ def freeze(
     inner = with_extra_args(tx, "freeze takes (tx, where)")
     selector = as_selector(where)
     check_choice("unused", unused, ("error", "ignore"))
-    return _run_groups(
+    frozen = _run_groups(
         selector,
         {False: inner},
         unused=unused,
@@ -150,6 +157,7 @@ def freeze(
         pack=lambda states: states[False],
         unpack=lambda state: {False: state},
     )
+    return with_methods_of(tx, frozen)
 
 
 def _run_groups(
@@ -331,7 +339,7 @@ def update_groups(
         and is_like(name, value, trees, same=True)
     }
 
-    def run(tx: Any, group: Group, state: Any) -> tuple[Any, Any]:
+    def run(label: Any, tx: Any, group: Group) -> tuple[Any, Any]:
         if params is not None:
             cut = [region.path for region in group.values() if region is not None]
             require_layers(updates, fast_params(params), cut)
@@ -349,19 +357,24 @@ def update_groups(
             back = functools.partial(merged, fast_params(params))
             backs = {n: functools.partial(merged, v) for n, v in shaped.items()}
             narrowed |= callbacks_on_flat(extra, back, backs, narrow)
-        new, state = tx.update(_take(updates, group), state, shown, **narrowed)
+        part = _take(updates, group)
+        try:
+            new, after = tx.update(part, state[label], shown, **narrowed)
+        except TypeError as error:
+            refuse_missing_extra(error, f" of {label!r}" if label else "")
+            raise
         if not isinstance(new, dict | optax.LookaheadParams):
             raise TransformError(
                 "A transformation of some leaves gives no updates for "
                 f"{listing(group)}, but one {type(new).__name__}. Measure outside of "
                 "partition, freeze and per_layer."
             )
-        return new, state
+        return new, after
 
     if gone := state.keys() - groups.keys():
         raise KeyError(*gone)  # nothing would return their state
     with in_force(whole):
-        ran = {x: run(tx, group, state[x]) for x, (tx, group) in groups.items()}
+        ran = {label: run(label, *group) for label, group in groups.items()}
     new = _joined_updates([new for new, _ in ran.values()])
     return new, {label: state for label, (_, state) in ran.items()}
 
@@ -429,6 +442,12 @@ def _as_table(rules: Any) -> Rules:
 
 
 def _no_rules(rules: Any) -> TransformError:
+    if isinstance(rules, str):
+        return TransformError(
+            f"Rules are a table, such as {{'encoder': 'frozen', '**': 'train'}}; got "
+            f"{describe_argument(rules)}. A file of rules is read by "
+            "treeadapt.load_rules(path)."
+        )
     return TransformError(
         f"No rules can be read from this {type(rules).__name__}. Rules give plain "
         'names, as {"encoder": "frozen", "**": "train"} does; if this is a tree of '
@@ -446,9 +465,9 @@ def _check_labels(transforms: Mapping[Hashable, Any]) -> None:
     for label, tx in transforms.items():
         if not is_transformation(tx):
             raise TransformError(
-                f"The transformation of {label!r} is {describe_argument(tx)}, which "
-                "lacks init/update. partition takes {label: transformation} and then "
-                'the rules: partition({"fast": optax.adam(1e-3)}, {"**": "fast"}).'
+                f"The transformation of {label!r} is {unlike_transformation(tx)}. "
+                "partition takes {label: transformation} and then the rules: "
+                'partition({"fast": optax.adam(1e-3)}, {"**": "fast"}).'
             )
     if FROZEN in transforms:
         raise TransformError(
