@@ -319,6 +319,96 @@ def test_where_leaves_out_the_rest_and_its_state():
     assert kinds(report.memory) == {"params": each, "gradients": each} | of_state
 
 
+# The memory of the host
+
+
+def in_host(tree):
+    """Return the bytes of each device in the memory of the host."""
+    sizes = collections.Counter()
+    for leaf in jax.tree.leaves(tree):
+        for shard in leaf.addressable_shards:
+            if leaf.sharding.memory_kind == "pinned_host":
+                sizes[shard.device] += shard.data.nbytes
+    return set(sizes.values())
+
+
+@pytest.mark.parametrize("name", some(["adam", "adafactor", "partition"], 3))
+def test_each_host_holds_what_the_plan_says(name):
+    tx, real = OPTIMIZERS[name](), mesh()
+    params = jax.device_put(model(), ta.named_shardings(model(), RULES, real))
+    places = ta.opt_state_shardings(tx, params, memory_kind="pinned_host")
+    state = jax.device_put(tx.init(params), places)
+    options = {"tx": tx, "memory_kind": "pinned_host"}
+    for one in (ABSTRACT_MESH, real):
+        plan = ta.summarize(ABSTRACT, RULES, mesh=one, **options).memory
+        assert {plan.host_bytes["pinned_host"]} == in_host(state)
+        none = ta.summarize(ABSTRACT, RULES, mesh=one, tx=tx).memory
+        assert plan.device_bytes + plan.host_bytes["pinned_host"] == none.device_bytes
+        assert none.host_bytes == {}
+        same = ta.summarize(ABSTRACT, RULES, mesh=one, tx=tx, memory_kind="device")
+        assert str(same.memory) == str(none)
+
+
+def test_a_param_in_the_memory_of_the_host_is_there_with_its_state():
+    parked = NamedSharding(ABSTRACT_MESH, P(), memory_kind="pinned_host")
+    embed = jax.ShapeDtypeStruct((32, 8), jnp.float32, sharding=parked)
+    tree, tx = ABSTRACT | {"embed": embed}, optax.adam(0.1)
+    plan = ta.summarize(tree, RULES, mesh=ABSTRACT_MESH, tx=tx).memory
+    assert plan.host_bytes == {"pinned_host": 3 * EMBED // 8}
+    assert plan.device_bytes == 4 * PARAMS + 4 - 3 * EMBED // 8
+    here = {(x.kind, x.path) for x in plan.arrays if x.memory_kind}
+    assert here == {
+        ("params", "embed"),
+        ("state/mu", "0/mu/embed"),
+        ("state/nu", "0/nu/embed"),
+    }
+    assert {x.path: size for x, size in plan.largest}["embed"] == EMBED // 8
+    there = ta.summarize(tree, RULES, mesh=ABSTRACT_MESH, tx=tx, memory_kind="device")
+    assert there.memory.host_bytes == {"pinned_host": EMBED // 8}
+
+
+def test_arrays_on_real_devices_count_where_they_are():
+    real = mesh()
+    for kind, size in (("pinned_host", SCALE), ("device", None)):
+        placed = jax.device_put(jnp.ones(8), NamedSharding(real, P(), memory_kind=kind))
+        plan = ta.summarize({"scale": placed}, {"**": P()}, mesh=real).memory
+        assert plan.host_bytes.get(kind) == size
+
+
+HOST_TEXT = """\
+1.2 KiB on each of 8 devices (data=4, model=2), and 612 B of each in pinned_host
+
+memory                      leaves     size  each device  replicated
+params                          10  4.1 KiB        608 B        96 B
+gradients                       10  4.1 KiB        608 B        96 B
+state/trace in pinned_host      10  4.1 KiB        608 B        96 B
+state/count in pinned_host       1      4 B          4 B         4 B
+all                             20  8.2 KiB      1.2 KiB       192 B
+all in pinned_host              11  4.1 KiB        612 B       100 B
+"""
+
+
+def test_the_memory_of_the_host_reads_the_same_in_every_form(tmp_path):
+    options = {"mesh": ABSTRACT_MESH, "tx": momentum(), "memory_kind": "pinned_host"}
+    report = ta.summarize(ABSTRACT, RULES, **options)
+    assert str(report.memory).startswith(HOST_TEXT)
+    for text in (str(report), report.to_markdown(), report.to_text()):
+        assert HOST_TEXT in text
+    arguments = (*MESH, "--optimizer", "test_memory_plan:momentum")
+    arguments += ("--memory-kind", "pinned_host")
+    assert HOST_TEXT in show(tmp_path, *arguments)
+    memory = json.loads(show(tmp_path, *arguments, "--format", "json"))["memory"]
+    assert memory["host_bytes"] == {"pinned_host": 612}
+    kinds = {one["kind"]: one.get("memory_kind") for one in memory["kinds"]}
+    assert kinds == {
+        "params": None,
+        "gradients": None,
+        "state/trace": "pinned_host",
+        "state/count": "pinned_host",
+    }
+    assert {one.get("memory_kind") for one in memory["arrays"]} == {None, "pinned_host"}
+
+
 # How it reads
 
 
@@ -454,6 +544,11 @@ def tx():
     return optax.adam(0.1)
 
 
+def momentum():
+    schedule = optax.constant_schedule(0.1)
+    return optax.sgd(schedule, momentum=0.9)
+
+
 FROZEN = ta.freeze(optax.adam(0.1), "embed")
 NOT_A_TX = 3
 LONG = ["a long text"] * 100
@@ -525,6 +620,11 @@ def test_labels_that_are_specs_are_data_for_other_programs(tmp_path):
     ("arguments", "told"),
     [
         (("--optimizer", "test_memory_plan:tx"), "--optimizer needs --mesh"),
+        ((*MESH, "--memory-kind", "pinned_host"), "--memory-kind needs --optimizer"),
+        (
+            (*MESH, "--optimizer", "test_memory_plan:tx", "--memory-kind", "host"),
+            "Valid memory kinds are: device, pinned_host",
+        ),
         (("--mesh", "data=4,model"), "Write the name and size of each axis"),
         (("--mesh", "data=0"), "Write the name and size of each axis"),
         (("--mesh", "data=4,data=2"), "Write the name and size of each axis"),

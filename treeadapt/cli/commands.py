@@ -263,6 +263,7 @@ def app() -> None:
     "MODULE:TX",
     "What trains TREE on the mesh, or a function that returns it.",
 )
+@_text("--memory-kind", "KIND", "Where the optimizer's state is: pinned_host.")
 @_text("--output", "FILE", "Draw it, as .svg, .html or .md, and print nothing else.")
 @_flag("--force", "Replace FILE if it exists.")
 @_shared
@@ -274,6 +275,7 @@ def show(
     where: Sequence[str],
     mesh: str | None,
     optimizer: str | None,
+    memory_kind: str | None,
     output: str | None,
     *,
     statics: bool,
@@ -293,6 +295,8 @@ def show(
         raise click.UsageError("--mesh needs --rules, with a list for each pattern.")
     if optimizer is not None and mesh is None:
         raise click.UsageError("--optimizer needs --mesh.")
+    if memory_kind is not None and optimizer is None:
+        raise click.UsageError("--memory-kind needs --optimizer.")
     if rules is not None:
         _require_order(tree, rules, "TREE, and the file after its option")
     table = load_rules(rules, allow_regex=allow_regex) if rules else None
@@ -308,6 +312,7 @@ def show(
         where=list(where) or None,
         mesh=None if mesh is None else sources.read_mesh(mesh),
         tx=None if optimizer is None else sources.read_optimizer(optimizer),
+        memory_kind=memory_kind,
         statics=statics,
     )
     notes = list(map(as_options, summary.notes))

@@ -94,7 +94,12 @@ def print_summary(
             "notes": summary.notes,
         }
         if plan := summary.memory:
-            sizes = {"devices": plan.num_devices, "device_bytes": plan.device_bytes}
+            sizes: dict[str, Any] = {
+                "devices": plan.num_devices,
+                "device_bytes": plan.device_bytes,
+            }
+            if plan.host_bytes:
+                sizes["host_bytes"] = plan.host_bytes
             rows = {"kinds": _fields(plan.kinds), "arrays": _fields(plan.arrays)}
             document["memory"] = {"mesh": dict(plan.mesh), **sizes, **rows}
         print_json(document)
@@ -233,14 +238,22 @@ def _sums(one: Total) -> dict[str, int]:
 
 
 def _fields(rows: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return dataclasses for other programs: ``bytes`` is short for ``size_bytes``."""
+    """Return dataclasses for other programs: ``bytes`` is short for ``size_bytes``.
+
+    A memory kind is there only where it is not that of the device.
+    """
     names = {
         field.name: re.sub("^(num|size|is)_", "", field.name)
         for row in rows[:1]
         for field in dataclasses.fields(row)
     }
     return [
-        {short: getattr(row, name) for name, short in names.items()} for row in rows
+        {
+            short: value
+            for name, short in names.items()
+            if (value := getattr(row, name)) is not None or name != "memory_kind"
+        }
+        for row in rows
     ]
 
 

@@ -3,8 +3,8 @@
 Takes a tree, rules that give specs, a mesh that need not exist, and an optimizer; gives
 bytes on each device of params, gradients and optimizer state. Reads shapes alone, so
 nothing is allocated. Specs fit their arrays exactly (see ``sharding``), so all devices
-hold the same number of bytes. What a program needs besides, such as activations, is not
-in it.
+hold the same number of bytes. What is in the memory of the host is counted apart. What
+a program needs besides, such as activations, is not in it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import optax
-from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from treeadapt import _jax
 from treeadapt.arrays import is_array
@@ -30,7 +30,7 @@ from treeadapt.reports.layout import aligned
 from treeadapt.reports.words import fitted, printable
 from treeadapt.sharding.params import decide_specs
 from treeadapt.sharding.specs import AxisRules, is_open, shard_shape, spec_text
-from treeadapt.sharding.state import place_state
+from treeadapt.sharding.state import in_memory, place_state
 from treeadapt.state.state_map import below
 from treeadapt.transforms.adapt import with_extra_args
 from treeadapt.transforms.flat import fast_params, trained, view_params
@@ -56,6 +56,7 @@ class PlacedArray:
         size_bytes: of the whole array, once.
         device_bytes: of what each device holds.
         is_replicated: there are several devices, and each holds all of it.
+        memory_kind: such as ``"pinned_host"``; None for the memory of the device.
     """
 
     kind: str
@@ -67,11 +68,12 @@ class PlacedArray:
     size_bytes: int
     device_bytes: int
     is_replicated: bool
+    memory_kind: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class KindTotal:
-    """The arrays of one kind, added up.
+    """The arrays of one kind in one memory, added up.
 
     Attributes:
         kind: as of ``PlacedArray``.
@@ -79,6 +81,7 @@ class KindTotal:
         size_bytes: of the whole arrays, once.
         device_bytes: of what each device holds.
         replicated_bytes: how much of that every device holds.
+        memory_kind: as of ``PlacedArray``.
     """
 
     kind: str
@@ -86,6 +89,7 @@ class KindTotal:
     size_bytes: int
     device_bytes: int
     replicated_bytes: int
+    memory_kind: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -97,7 +101,8 @@ class MemoryPlan:
         arrays: params, then gradients, then the optimizer's state; each has ``kind``,
             ``path``, ``param`` (the path of the param that it is or belongs to),
             ``shape``, ``dtype``, ``spec``, ``size_bytes`` of the whole array,
-            ``device_bytes`` of what each device holds, and ``is_replicated``.
+            ``device_bytes`` of what each device holds, ``is_replicated``, and
+            ``memory_kind``, None for the memory of the device.
         notes: what to know about the numbers, a line each.
     """
 
@@ -118,8 +123,17 @@ class MemoryPlan:
 
     @property
     def device_bytes(self) -> int:
-        """Bytes that each device holds in all."""
-        return sum(array.device_bytes for array in self.arrays)
+        """Bytes that each device holds in all, in its own memory."""
+        return sum(array.device_bytes for array in self._in(None))
+
+    @property
+    def host_bytes(self) -> dict[str, int]:
+        """Bytes of each device that are in the memory of its host, by memory kind."""
+        memories = {x.memory_kind: 0 for x in self.arrays if x.memory_kind is not None}
+        return {
+            memory: sum(array.device_bytes for array in self._in(memory))
+            for memory in memories
+        }
 
     @property
     def param_specs(self) -> dict[str, PartitionSpec]:
@@ -131,12 +145,13 @@ class MemoryPlan:
         """Params, gradients, and the fields of the state, the largest first.
 
         Each has ``kind``, ``num_leaves``, ``size_bytes``, ``device_bytes``, and
-        ``replicated_bytes``, the part of it of which every device holds a copy.
+        ``replicated_bytes``, the part of it of which every device holds a copy. What is
+        in the memory of the host is a total of its own, with its ``memory_kind``.
         """
-        kinds: dict[str, list[PlacedArray]] = {}
+        kinds: dict[tuple[str, str | None], list[PlacedArray]] = {}
         for array in self.arrays:
-            kinds.setdefault(array.kind, []).append(array)
-        totals = (_total(kind, arrays) for kind, arrays in kinds.items())
+            kinds.setdefault((array.kind, array.memory_kind), []).append(array)
+        totals = (_total(kind, arrays, m) for (kind, m), arrays in kinds.items())
         return tuple(
             sorted(totals, key=lambda x: (x.kind.startswith(STATE), -x.device_bytes))
         )
@@ -146,9 +161,10 @@ class MemoryPlan:
         """Each param with the bytes of it, its gradient and its state on each device.
 
         The largest first. An array of the state that belongs to no param is there, too.
+        What is in the memory of the host is left out.
         """
         owned: dict[tuple[str | None, str], list[PlacedArray]] = {}
-        for array in self.arrays:
+        for array in self._in(None):
             key = (array.param, array.path if array.param is None else "")
             owned.setdefault(key, []).append(array)
         pairs = [
@@ -163,16 +179,30 @@ class MemoryPlan:
         axes = ", ".join(f"{printable(name)}={size}" for name, size in self.mesh)
         each = "each of " if self.num_devices > 1 else ""
         devices = plural(self.num_devices, "device")
-        return f"{size_text(self.device_bytes)} on {each}{devices} ({axes})"
+        host = [
+            f", and {size_text(size)} of {each and 'each in '}{memory}"
+            for memory, size in self.host_bytes.items()
+        ]
+        on = f"{size_text(self.device_bytes)} on {each}{devices} ({axes})"
+        return on + "".join(host)
+
+    def _in(self, memory: str | None) -> Sequence[PlacedArray]:
+        """Return the arrays in one memory, None for that of the device."""
+        return [array for array in self.arrays if array.memory_kind == memory]
 
     @functools.cached_property
     def lines(self) -> tuple[str, ...]:
         """What ``print`` shows, without the notes."""
         head = ("memory", "leaves", "size", "each device", "replicated")
-        totals = [*self.kinds, _total("all", self.arrays)]
+        sums = [_total("all", self._in(m), m) for m in (None, *self.host_bytes)]
         rows = [
-            (kind, f"{num_leaves:,}", *map(size_text, sizes))
-            for kind, num_leaves, *sizes in map(dataclasses.astuple, totals)
+            (
+                one.kind + (f" in {one.memory_kind}" if one.memory_kind else ""),
+                f"{one.num_leaves:,}",
+                *map(size_text, (one.size_bytes, one.device_bytes)),
+                size_text(one.replicated_bytes),
+            )
+            for one in (*self.kinds, *sums)
         ]
         groups = self._groups()
         cells = [group.cells for group in groups[:_SHOWN]]
@@ -242,6 +272,7 @@ def plan_memory(
     mesh: Mesh | AbstractMesh,
     *,
     tx: Any = None,
+    memory_kind: str | None = None,
     specs: Mapping[Any, Any] | None = None,
     logical_axes: Mapping[str, Any] | AxisRules = (),
     paths: Collection[str] | None = None,
@@ -249,10 +280,12 @@ def plan_memory(
     """Say what each device of a mesh holds of a tree, and of what trains it.
 
     Args:
-        tree: params, concrete or abstract; no value is read.
+        tree: params, concrete or abstract; no value is read. Those with a sharding in
+            the memory of the host are counted there.
         rules: as for ``partition_specs``.
         mesh: the mesh, which need not exist.
         tx: the optimizer. Without one there is neither a gradient nor a state.
+        memory_kind: of the state; None for that of its param.
         specs: as for ``partition_specs``.
         logical_axes: as for ``partition_specs``.
         paths: of the leaves to count, with what belongs to them; None for everything.
@@ -271,14 +304,23 @@ def plan_memory(
     leaf_specs, complaint = decide_specs(
         view, rules, specs, logical_axes=logical_axes, mesh=mesh
     )
+    memory_of: dict[str | None, str | None] = {
+        path: _host_memory(getattr(leaf, "sharding", None))
+        for path, leaf in view.items()
+        if is_array(leaf)
+    }
     arrays = [
-        _placed(PARAMS, path, path, leaf, spec, mesh)
+        _placed(PARAMS, path, path, leaf, spec, mesh, memory_of[path])
         for (path, leaf), spec in zip(view.items(), leaf_specs, strict=True)
         if is_array(leaf)
     ]
+    if memory_kind is not None:
+        sharding = in_memory(NamedSharding(mesh, PartitionSpec()), memory_kind)
+        memory_of = dict.fromkeys([*memory_of, None], _host_memory(sharding))
     split: set[str | None] = set()
     if tx is not None and arrays:
-        placed, split = _trained(tree, view.rebuild(leaf_specs), mesh, tx)
+        specs_of = view.rebuild(leaf_specs)
+        placed, split = _trained(tree, specs_of, mesh, tx, memory_of)
         arrays += placed
     if paths is not None:
         arrays = [array for array in arrays if array.param in paths]
@@ -299,7 +341,11 @@ def plan_memory(
 
 
 def _trained(
-    tree: Any, specs: Any, mesh: Mesh | AbstractMesh, tx: Any
+    tree: Any,
+    specs: Any,
+    mesh: Mesh | AbstractMesh,
+    tx: Any,
+    memory_of: Mapping[str | None, str | None],
 ) -> tuple[list[PlacedArray], set[str | None]]:
     """Return the gradients, then the arrays of the state; and what is split.
 
@@ -328,7 +374,8 @@ def _trained(
     for place, leaf in zip(places, state.leaves, strict=True):
         kind, param = below(STATE, place.slot.field), names.get(place.param)
         path, spec = place.slot.name, place.placement
-        arrays.append(_placed(kind, path, param, leaf, spec, mesh))
+        memory = memory_of.get(param)
+        arrays.append(_placed(kind, path, param, leaf, spec, mesh, memory))
     return arrays, {names.get(place.param) for place in places if place.is_split}
 
 
@@ -375,6 +422,7 @@ def _placed(
     array: Any,
     spec: Any,
     mesh: Mesh | AbstractMesh,
+    memory_kind: str | None = None,
 ) -> PlacedArray:
     shape, dtype = tuple(array.shape), array.dtype
     if isinstance(dtype, np.dtype):
@@ -390,14 +438,30 @@ def _placed(
         size_bytes=math.prod(shape) * dtype.itemsize,
         device_bytes=math.prod(part) * dtype.itemsize,
         is_replicated=part == shape and mesh.size > 1,
+        memory_kind=memory_kind,
     )
 
 
-def _total(kind: str, arrays: Sequence[PlacedArray]) -> KindTotal:
+def _host_memory(sharding: Any) -> str | None:
+    """Return the memory kind of a sharding; None for the memory of its devices."""
+    kind: str | None = getattr(sharding, "memory_kind", None)
+    if kind in (None, "device"):
+        return None
+    if isinstance(getattr(sharding, "mesh", None), AbstractMesh):
+        return kind
+    # What a CPU calls its own memory depends on the version of JAX.
+    device = min(sharding.device_set, key=lambda device: device.id)
+    return None if kind == device.default_memory().kind else kind
+
+
+def _total(
+    kind: str, arrays: Sequence[PlacedArray], memory_kind: str | None
+) -> KindTotal:
     return KindTotal(
         kind,
         len(arrays),
         sum(array.size_bytes for array in arrays),
         sum(array.device_bytes for array in arrays),
         sum(array.device_bytes for array in arrays if array.is_replicated),
+        memory_kind,
     )

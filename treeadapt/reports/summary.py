@@ -318,6 +318,7 @@ def summarize(
     separator: str = "/",
     mesh: Mesh | AbstractMesh | None = None,
     tx: Any = None,
+    memory_kind: str | None = None,
     specs: Mapping[Any, Any] | None = None,
     logical_axes: Mapping[str, Any] | AxisRules = (),
     statics: bool = False,
@@ -339,6 +340,9 @@ def summarize(
             no device is used.
         tx: the optimizer that trains the tree on that mesh: any transformation, of
             Optax, or made by ``adapt``, ``partition``, ``freeze``.
+        memory_kind: of the optimizer's state, as for ``opt_state_shardings``: with
+            ``"pinned_host"`` it is counted in the memory of the host. None for that of
+            its param, which is the host's if the leaf has such a sharding.
         specs: ``{label: spec}`` where the rules give labels, as for
             ``partition_specs``.
         logical_axes: mesh axes by logical axis name, as for ``partition_specs``.
@@ -377,6 +381,8 @@ def summarize(
         frozen       1      12  48 B
         train        1       4  16 B
     """
+    if memory_kind is not None and tx is None:
+        raise ShardingError("memory_kind= is of the state of tx=. Pass tx=, too.")
     if mesh is None and (tx is not None or specs is not None or logical_axes):
         raise ShardingError(
             "tx=, specs= and logical_axes= are for a mesh. Pass mesh=, too."
@@ -400,6 +406,7 @@ def summarize(
             rules,
             mesh,
             tx=tx,
+            memory_kind=memory_kind,
             specs=specs,
             logical_axes=logical_axes,
             paths=None if where is None else {each.region.path for each in divided},

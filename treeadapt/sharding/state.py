@@ -81,11 +81,11 @@ def opt_state_shardings(
     state, places = place_state(tx, params, shardings)
     placements = [place.placement for place in places]
     if memory_kind is not None:
-        placements = [_in_memory(placement, memory_kind) for placement in placements]
+        placements = [in_memory(placement, memory_kind) for placement in placements]
     return state.rebuild(placements)
 
 
-def _in_memory(placement: Placement, kind: str) -> Sharding:
+def in_memory(placement: Placement, kind: str) -> Sharding:
     """Return a sharding in another memory of the same devices."""
     if isinstance(placement, PartitionSpec):
         raise ShardingError(
