@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 import treeadapt as ta
-from treeadapt.migrations.groups import Group
 
 _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59)
 
@@ -72,9 +71,9 @@ def resized(
     return ta.Migration(rows, sizes=open_sizes or None), arrays
 
 
-def _with_another(groups: Collection[Group]) -> Iterator[tuple[Group, dict[str, Any]]]:
+def _with_another(groups: Collection[Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
     """Yield groups with what their paths capture; then those of one number more."""
-    every: list[tuple[Group, dict[str, Any]]] = []
+    every: list[tuple[Any, dict[str, Any]]] = []
     numbers: dict[tuple[int, str], set[int]] = {}
     for group in groups:
         texts = dict[str, Any]()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import types
 import warnings
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Optional, Union
@@ -19,7 +20,6 @@ from sizes import some
 
 import treeadapt as ta
 from treeadapt import inject_hyperparams, schedule, tree_get
-from treeadapt.transforms.hyperparams import _is_injected, _signature
 
 if TYPE_CHECKING:
     from nowhere import ScalarOrSchedule
@@ -30,13 +30,41 @@ PARAMS = {"bias": jnp.full(3, 2.0), "kernel": jnp.full((2, 3), 2.0)}
 ZERO = jax.tree.map(jnp.zeros_like, PARAMS)
 
 
+def signature_of(make):
+    try:
+        return inspect.signature(make, eval_str=True)
+    except (NameError, AttributeError, TypeError):
+        return inspect.signature(make)
+
+
+def is_injected(parameter, value):
+    """Whether a factory with one parameter gets its argument from Optax, each step."""
+    keyword = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+
+    def make(**_):
+        raise AssertionError("not called before init")
+
+    make.__signature__ = inspect.Signature([keyword])
+    injected = []
+
+    def inject(inner, **options):
+        return lambda **hyperparams: injected.append({*hyperparams})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(optax, "inject_hyperparams", inject)
+        inject_hyperparams(make)(**{parameter.name: value})
+    (names,) = injected
+    assert names <= {parameter.name}
+    return bool(names)
+
+
 def shipped():
     """Every function of Optax that returns a transformation, with its signature."""
     for module in (optax, optax.contrib):
         for name, make in sorted(vars(module).items()):
             if name.startswith("_") or "inject" in name or not inspect.isfunction(make):
                 continue
-            signature = _signature(make)
+            signature = signature_of(make)
             if "GradientTransformation" in str(signature.return_annotation):
                 yield pytest.param(make, signature, id=f"{module.__name__}.{name}")
 
@@ -66,22 +94,27 @@ OTHER = {
 @pytest.mark.parametrize(("make", "signature"), [*shipped()])
 def test_the_sweep_over_every_parameter_of_optax(make, signature):
     for name, parameter in signature.parameters.items():
-        assert _is_injected(parameter, a_schedule) == (name not in OTHER), name
-        assert not _is_injected(parameter, ta.glob("**")), name
-        assert not _is_injected(parameter, ta.Rules({"**": 1})), name
-        assert not _is_injected(parameter, ta.lift({"kernel": True})), name
-        assert _is_injected(parameter, schedule(a_schedule)), name
-        for value in (True, np.True_, jnp.array([True]), "text", None, (0.1, 0.2)):
-            assert not _is_injected(parameter, value), name
+        assert is_injected(parameter, a_schedule) == (name not in OTHER), name
+        assert not is_injected(parameter, ta.glob("**")), name
+        assert not is_injected(parameter, ta.Rules({"**": 1})), name
+        assert not is_injected(parameter, ta.lift({"kernel": True})), name
+        assert is_injected(parameter, schedule(a_schedule)), name
+        for value in (True, np.True_, jnp.array([True]), None, (0.1, 0.2)):
+            assert not is_injected(parameter, value), name
+        if re.search("(^|_)mask$", name):
+            with pytest.raises(ta.TransformError, match="is no mask"):
+                is_injected(parameter, "text")
+        else:
+            assert not is_injected(parameter, "text"), name
 
 
 @pytest.mark.parametrize(("make", "signature"), [*shipped()])
 def test_learning_rates_are_scheduled_and_masks_never(make, signature):
     for name, parameter in signature.parameters.items():
         if "learning_rate" in name or "weight_decay" in name.removesuffix("_mask"):
-            assert _is_injected(parameter, a_schedule) == ("mask" not in name)
+            assert is_injected(parameter, a_schedule) == ("mask" not in name)
         if any(word in name for word in ("mask", "labels", "_fn", "dtype")):
-            assert not _is_injected(parameter, a_schedule)
+            assert not is_injected(parameter, a_schedule)
 
 
 def extra():
@@ -385,7 +418,7 @@ def test_a_text_may_be_a_label():
 @pytest.mark.parametrize(
     "number", [np.float32(0.5), np.float64(0.5), jnp.array(0.5), 0.5]
 )
-def test_every_kind_of_number_is_injected(number):
+def test_every_kind_of_numberis_injected(number):
     tx = inject_hyperparams(optax.sgd)(number)
     rate = tx.init(PARAMS).hyperparams["learning_rate"]
     assert (rate, rate.dtype) == (0.5, jnp.float32)
@@ -567,21 +600,21 @@ def annotated(annotation=inspect.Parameter.empty, default=inspect.Parameter.empt
     ],
 )
 def test_what_the_parameter_says(annotation, default, is_schedule):
-    assert _is_injected(annotated(annotation, default), a_schedule) == is_schedule
+    assert is_injected(annotated(annotation, default), a_schedule) == is_schedule
 
 
 def test_where_nothing_is_said_modules_and_classes_are_no_schedules():
     silent = annotated()
     module = eqx.nn.MLP(2, 2, 2, 1, key=jax.random.key(0))
     for value in (module, Schedules(0.1), jnp.bfloat16, dict):
-        assert not _is_injected(silent, value)
-        assert _is_injected(silent, schedule(value))
+        assert not is_injected(silent, value)
+        assert is_injected(silent, schedule(value))
     for value in (functools.partial(a_schedule), jax.tree_util.Partial(a_schedule)):
-        assert _is_injected(silent, value)
+        assert is_injected(silent, value)
 
 
 @pytest.mark.parametrize(
-    ("annotation", "value", "is_injected"),
+    ("annotation", "value", "is_number"),
     [
         (int, 3, False),
         (int, np.int32(3), False),
@@ -595,9 +628,9 @@ def test_where_nothing_is_said_modules_and_classes_are_no_schedules():
     ],
 )
 def test_an_integer_where_only_an_integer_will_do_is_a_size(
-    annotation, value, is_injected
+    annotation, value, is_number
 ):
-    assert _is_injected(annotated(annotation), value) == is_injected
+    assert is_injected(annotated(annotation), value) == is_number
 
 
 def test_annotations_for_type_checkers_alone_are_read():
