@@ -1414,6 +1414,21 @@ def test_an_interrupt_has_its_own_exit_code(monkeypatch):
     assert run("show", "x.safetensors", code=130) == "error: Interrupted.\n"
 
 
+def test_a_diff_as_json_has_each_leaf_that_the_text_folds(tmp_path):
+    for name, layers in (("a", 9), ("b", 4)):
+        ta.save(
+            tmp_path / f"{name}.safetensors",
+            {"h": [np.ones(2) for _ in range(layers)], "end": np.ones(1)},
+        )
+    files = ("diff", tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+    assert run(*files, code=1).splitlines()[1:] == [
+        "- removed   'h/{4..8}': float64[2]"
+    ]
+    found = json.loads(run(*files, "--format", "json", code=1))
+    paths = [each["path"] for each in found["differences"]]
+    assert paths == [f"h/{n}" for n in range(4, 9)]
+
+
 def test_help_and_version():
     assert "Exit codes" in run("--help")
     for name in COMMANDS:

@@ -160,7 +160,7 @@ def test_a_hostile_name_is_quoted():
 
 
 def test_repr_is_short():
-    diff = ta.tree_diff({f"l{n}": np.ones(1) for n in range(500)}, {})
+    diff = ta.tree_diff({f"l{n}": np.ones(1) for n in range(1_000) if n % 2}, {})
     assert "and 480 more" in repr(diff)
     assert len(str(diff).splitlines()) == 501
 
@@ -216,3 +216,54 @@ def test_a_selector_with_stacks_compares_whole_arrays():
         ta.tree_diff(before, after, where=rules.where("a"))
     within = ta.Rules({rules.where("w"): "x"}, default="y")
     assert within(before) == {"blocks": {"w": "x", "b": "y"}, "w": "x"}
+
+
+def test_differences_that_are_alike_are_one_line():
+    def blocks(name, layers, **more):
+        return {
+            name: {
+                str(n): {"w": np.ones((2, 3)), "b": np.ones(2)} for n in range(layers)
+            }
+        } | more
+
+    before = blocks("blocks", 12, norm={"bias": np.ones(3), "scale": np.ones(3)})
+    after = blocks("blocks", 8, out_norm={"bias": np.ones(3), "scale": np.ones(3)})
+    after["blocks"]["7"]["b"] = np.ones(5)
+    diff = ta.tree_diff(before, after)
+    assert str(diff).splitlines() == [
+        "11 differences: 8 removed, 2 renamed, 1 reshaped.",
+        "- removed   'blocks/{8..11}/b': float64[2]",
+        "- removed   'blocks/{8..11}/w': float64[2,3]",
+        "> renamed   'norm/{bias,scale}' -> 'out_norm/{bias,scale}'",
+        "~ reshaped  'blocks/7/b': float64[2] -> float64[5]",
+    ]
+    assert len(diff) == 11
+    assert [one.path for one in diff][:2] == ["blocks/8/b", "blocks/8/w"]
+
+
+def test_a_module_that_was_renamed_in_every_layer_is_one_line():
+    def model(name, out):
+        part = {key: np.ones(n) for n, key in enumerate("abcd", 2)}
+        layers = {str(n): {name: dict(part)} for n in range(4)}
+        return {"layers": layers, out: {"w": np.ones((2, 7)), "b": np.ones(7)}}
+
+    diff = ta.tree_diff(model("attn", "head"), model("attention", "heads"))
+    assert str(diff).splitlines() == [
+        "18 differences: 18 renamed.",
+        "> renamed   'head/{b,w}' -> 'heads/{b,w}'",
+        "> renamed   'layers/{0..3}/attn/**' -> 'layers/{0..3}/attention/**'",
+    ]
+
+
+def test_numbers_of_values_are_not_folded():
+    before = {f"h/{n}": np.zeros(4) for n in range(4)}
+    after = {f"h/{n}": np.array([n + 0.5, 0, 0, 0]) for n in range(3)}
+    after["h/3"] = after["h/2"]
+    lines = str(ta.tree_diff(before, after, values=True)).splitlines()[1:]
+    assert lines == [
+        f"~ changed   'h/{n}': float64[4], 1 of 4 elements, by at most {most}"
+        for n, most in enumerate((0.5, 1.5, 2.5, 2.5))
+    ]
+    equal = {path: leaf + 1 for path, leaf in before.items()}
+    (line,) = str(ta.tree_diff(before, equal, values=True)).splitlines()[1:]
+    assert line == "~ changed   'h/{0..3}': float64[4], 4 of 4 elements, by at most 1"

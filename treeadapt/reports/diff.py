@@ -1,10 +1,10 @@
 """Differences of two trees, leaf by leaf, whatever holds the leaves.
 
 Takes two trees, concrete or abstract; gives a ``TreeDiff`` that is false when they are
-equal and prints one line a difference. Leaves meet by label path, so container classes
-do not matter. Shapes and dtypes are always compared, values only on request, one leaf
-at a time. A leaf that went under one name and came under a similar one, with the same
-shape and dtype, is reported as renamed.
+equal and prints its differences, alike ones on one line. Leaves meet by label path, so
+container classes do not matter. Shapes and dtypes are always compared, values only on
+request, one leaf at a time. A leaf that went under one name and came under a similar
+one, with the same shape and dtype, is reported as renamed.
 See ``rename`` for moving leaves to other names.
 """
 
@@ -24,7 +24,7 @@ import numpy as np
 from treeadapt.arrays import is_array
 from treeadapt.convert import describe
 from treeadapt.errors import TreeAdaptError, UnusedRuleError
-from treeadapt.names import first_rows, listing, natural, plural
+from treeadapt.names import first_rows, fold, leaves_below, listing, natural, plural
 from treeadapt.selection.answers import require_agreement
 from treeadapt.selection.repairs import unused_message
 from treeadapt.selection.rules import Rules
@@ -114,6 +114,27 @@ class TreeDiff:
             difference for difference in self.differences if difference.kind == kind
         )
 
+    def _rows(self) -> dict[str, list[int]]:
+        """Write the differences, and the places of those that each line is about.
+
+        Leaves that went from below one node to below another one are one line, and so
+        are lines that differ in a number of their paths only.
+        """
+        groups: dict[Any, list[int]] = {}
+        for place, each in enumerate(self.differences):
+            nodes = place if each.note else _unlike_starts(each.path, each.path_after)
+            key = nodes if each.kind == "renamed" else place
+            groups.setdefault((each.note, key), []).append(place)
+        lines: dict[str, list[tuple[str, list[int]]]] = {}
+        for (note, _), places in groups.items():
+            line = _moved_text([self.differences[place] for place in places])
+            lines.setdefault(note, []).append((line, places))
+        rows: list[tuple[str, list[int]]] = []
+        for alike in lines.values():  # numbers in a note are none of a path
+            for text, numbers in fold(line for line, _ in alike).items():
+                rows.append((text, [p for number in numbers for p in alike[number][1]]))
+        return dict(sorted(rows, key=lambda row: row[1][0]))
+
     def _text(self, limit: int) -> str:
         if not self.differences:
             unread = " in names, shapes and dtypes; values were not compared"
@@ -121,11 +142,27 @@ class TreeDiff:
         counts = collections.Counter(difference.kind for difference in self.differences)
         kinds = ", ".join(f"{counts[kind]:,} {kind}" for kind in _KINDS if counts[kind])
         lines = [f"{plural(len(self.differences), 'difference')}: {kinds}."]
-        left = len(self.differences) - limit
-        lines += first_rows(
-            [*map(str, self.differences[:limit])], left=left, limit=limit
-        )
+        lines += first_rows(self._rows(), limit=limit)
         return "\n".join(lines)
+
+
+def _unlike_starts(path: str, other: str) -> tuple[str, str]:
+    """Return two paths without the segments in which they end alike."""
+    some, others = path.split("/"), other.split("/")
+    while some and others and some[-1] == others[-1]:
+        del some[-1], others[-1]
+    return "/".join(some), "/".join(others)
+
+
+def _moved_text(differences: Sequence[Difference]) -> str:
+    """Write one difference, or leaves that went from one node to another."""
+    first = differences[0]
+    if len(differences) == 1:
+        return str(first)
+    nodes = _unlike_starts(first.path, first.path_after)
+    ends = [each.path[len(nodes[0]) :].lstrip("/") for each in differences]
+    before, after = (repr(leaves_below(node, ends)) for node in nodes)
+    return f"{_KINDS[first.kind]} {first.kind:8}  {before} -> {after}"
 
 
 def tree_diff(a: Any, b: Any, *, where: Any = "**", values: bool = False) -> TreeDiff:
