@@ -333,11 +333,8 @@ def test_counts_agree_with_their_words():
         (".params['encoder'].bias", "did you mean 'encoder/bias' (1 leaf)?"),
         ("**/encoder/zzz", "'**/encoder' matches 2 leaves, such as 'encoder/bias'"),
         ("head/zzz/*/x", "'head' matches 2 leaves, such as 'head/bias'"),
-        (
-            "head/{0..3}/x",
-            "'head' matches 2 leaves, such as 'head/bias'; layers along axis 0 need "
-            "Rules(..., stacks={'head': 0})",
-        ),
+        ("head/{0..3}/x", "'head' matches 2 leaves, such as 'head/bias'\n"),
+        ("**/weight", "paths here end in 'bias', 'kernel'\n"),
         ("**/<Zzz>", "classes here are 'dict'"),
         ("f", "it matches only leaves that are not arrays, and these need no rule"),
     ],
@@ -346,6 +343,48 @@ def test_a_suggestion_is_as_narrow_as_the_typed_pattern(where, told):
     with pytest.raises(ta.UnusedRuleError) as caught:
         ta.param_labels(TREE | {"f": len}, {where: "a", "**": "b"})
     assert f"{where!r} (rule 1): {told}" in str(caught.value)
+
+
+def test_a_node_above_all_arrays_is_named_once():
+    below = {"model": {"params": TREE}}
+    wrong = {"encoder": "f", "head": "t", "**/head/bias": "t"}
+    with pytest.raises(ta.UnusedRuleError) as caught:
+        ta.param_labels(below, {"model/encoder": "f"} | wrong | {"**": "t"})
+    line = (
+        "\nAll 4 leaves are below 'model/params': write 'model/params/...' or '**/...'."
+    )
+    assert str(caught.value).count(line) == 1
+    with pytest.raises(ta.UnusedRuleError) as caught:
+        ta.param_labels(below, {"encoder": "f", "**": "t"})
+    assert "All 4 leaves" not in str(caught.value)
+    with pytest.raises(
+        ta.UnmatchedPathError, match="All 4 leaves are below 'model/params'"
+    ):
+        ta.param_labels(below, ta.Rules({"encoder": "f"}, unused="ignore"))
+    with pytest.raises(ta.UnmatchedPathError) as caught:
+        ta.param_labels(TREE, ta.Rules({"x": "f"}, unused="ignore"))
+    assert "All 4 leaves" not in str(caught.value)
+
+
+@pytest.mark.parametrize("pattern", ["blocks/{0..1}", "blocks/3/w", "blocks/{-1}"])
+def test_stacks_are_proposed_where_shapes_show_layers(pattern):
+    blocks = {"w": jnp.ones((4, 2)), "b": jnp.ones(4)}
+    tree = {"blocks": blocks, "head": {"w": jnp.ones(3), "b": jnp.ones(3)}}
+    table = {pattern: "f", "**": "t"}
+    with pytest.raises(ta.UnusedRuleError) as caught:
+        ta.param_labels(tree, ta.Rules(table, stacks={"head": 0}))
+    assert "this tree's 8 arrays and layers:" in str(caught.value)
+    told = "'blocks' has no numbered children; its 2 arrays have length 4 along axis 0."
+    cure = "If these are layers, say so: Rules(..., stacks={'blocks': 0"
+    assert f"{pattern!r} (rule 1): {told} {cure}}})\n" in str(caught.value)
+    with pytest.raises(ta.UnusedRuleError) as caught:
+        ta.param_labels({"blocks": blocks | {"rng": jnp.ones(2)}}, table)
+    assert "; 2 of its 3 arrays have length 4" in str(caught.value)
+    assert f"{cure}, 'blocks/rng': None}})" in str(caught.value)
+    uneven = {"w": jnp.ones((4, 2)), "b": jnp.ones(2)}
+    with pytest.raises(ta.UnusedRuleError) as caught:
+        ta.param_labels({"blocks": uneven}, table)
+    assert "stacks=" not in str(caught.value)
 
 
 def test_an_error_about_a_bare_leaf_shows_its_empty_path():

@@ -753,3 +753,13 @@ def test_layers_that_no_rule_matches_are_named_where_other_layers_have_a_rule():
             ta.UnmatchedPathError, match=r"6 of 10 leaves match no rule: 'blocks/\{1..3"
         ):
             labels()
+
+
+def test_an_error_of_stacks_says_where_all_arrays_share_a_length():
+    tree = MODEL | {"head": {"w": jnp.ones((3, 2)), "b": jnp.ones(2)}}
+    where = "All arrays share the length of axis 0 below 'blocks' (4)."
+    for wrong in ({"head": 0}, {"zzz": 0}):
+        with pytest.raises(ta.StackError, match=re.escape(where)):
+            ta.param_labels(tree, rules(stacks=wrong))
+    with pytest.raises(ta.StackError, match="Did you mean 'blocks'"):
+        ta.param_labels(tree, rules(stacks={"blocks/0": 0}))

@@ -248,6 +248,7 @@ def plural(count: int, noun: str) -> str:
         "entry": "entries",
         "clash": "clashes",
         "mask or label": "masks or labels",
+        "array or layer": "arrays and layers",
     }
     word = noun if count == 1 else irregular.get(noun, noun + "s")
     return f"{count:,} {word}"

@@ -427,6 +427,7 @@ class _UnrolledPlan(Plan):
             for places in (stored.nones, stored.holes)
         )
         self.has_gaps = stored.has_gaps
+        self.has_layers = len(self.paths) > len(stored.paths)
         self.is_flat_dict = stored.is_flat_dict
         self.root = stored.root
         self._nodes = {}
@@ -500,10 +501,11 @@ def _axis_of(stack: _Stack, path: str, leaf: Any, names: Any) -> int:
 def _not_met(stack: _Stack, view: TreeView) -> str:
     paths = [path.split("/") for path in view.plan.paths]
     nodes = {"/".join(path[:n]) for path in paths for n in range(1, len(path) + 1)}
-    before = re.split(r"/?[^/]*[][*?{}!]", stack.key)[0]  # of a pattern
+    # Of a pattern, or a path with the number of a layer in it.
+    before = re.split(r"/?(?:[^/]*[][*?{}!]|[0-9]+(?:/|$))", stack.key)[0]
     near = [before] if before != stack.key and before in nodes else []
     near = near or Speller().nearest(stack.key, sorted(nodes), count=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    hint = f" Did you mean {near[0]!r}?" if near else _even_text(view)
     return (
         f"stacks={{{stack.key!r}: ...}} matches nothing: no leaf is there or below. "
         f"{paths_text(view.plan.paths)}{hint} A key is "
@@ -543,7 +545,37 @@ def _uneven(key: str, view: TreeView, leaves: Mapping[int, Sequence[int]]) -> st
         f"{view.plan.paths[other]!r} {describe(view.leaves[other])} has {most}. "
         "Correct the axis; or, if "
         f"one holds no layers, make an exception: stacks={{{path!r}: None}}."
+        f"{_even_text(view)}"
     )
+
+
+def lengths_below(view: TreeView, node: str) -> dict[int, list[str]]:
+    """Return the paths of the arrays at or below a node, by the length of axis 0.
+
+    The length that most of them have comes first; that of a scalar is 0.
+    """
+    lengths: dict[int, list[str]] = {}
+    for path, leaf in view.items():
+        if is_array(leaf) and f"{path}/".startswith(f"{node}/"):
+            lengths.setdefault((*leaf.shape, 0)[0], []).append(path)
+    return dict(sorted(lengths.items(), key=lambda one: -len(one[1])))
+
+
+def _even_text(view: TreeView) -> str:
+    """Say below which nodes several arrays have one length along axis 0."""
+    lengths: dict[str, list[int]] = {}
+    for path, leaf in view.items():
+        parents = itertools.accumulate(path.split("/")[:-1], "{}/{}".format)
+        for node in parents if is_array(leaf) else ():
+            lengths.setdefault(node, []).append((*leaf.shape, 0)[0])
+    even: dict[str, int] = {}
+    for node, (first, *others) in lengths.items():  # a node is before those below it
+        is_below = any(node.startswith(f"{above}/") for above in even)
+        if others and first > 1 and {first}.issuperset(others) and not is_below:
+            even[node] = first
+    texts = [f"{node!r} ({length})" for node, length in even.items()]
+    where = listing(texts, limit=3, write=str)
+    return f" All arrays share the length of axis 0 below {where}." if texts else ""
 
 
 def one_layer(leaf: Any, axes: Sequence[Along]) -> Any:

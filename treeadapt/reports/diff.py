@@ -267,8 +267,7 @@ def _selected(a: Any, b: Any, where: Any) -> tuple[dict[str, Any], dict[str, Any
     unused = [[entry for _, entry in each.unused] for each in asked]
     nowhere = [x for x in unused[0] if all(x in y for y in unused)] if asked else []
     if nowhere:
-        plan, is_array = asked[0].view.plan, asked[0].is_array
-        raise UnusedRuleError(unused_message(nowhere, plan, is_array))
+        raise UnusedRuleError(unused_message(nowhere, asked[0].view, asked[0].is_array))
     selections = []
     for each in matches:
         answers = require_agreement(each.answers.values, "A selection of arrays")

@@ -561,7 +561,7 @@ def findings(
             text += 'them from one of the two, or choose overlap = "first".'
             yield Finding("overlap", two + 1, text)
     named = [(f"{entry_text(x)} matches no array", x) for _, x in decision.unused]
-    lines = advice_lines(named, decision.view.plan, decision.is_array)
+    lines = advice_lines(named, decision.view, decision.is_array)
     for (index, _), line in zip(decision.unused, lines, strict=True):
         yield Finding("unused", index + 1, line)
     for index in decision.shadowed:

@@ -358,7 +358,7 @@ class Decision:
             shadowed = [f"{rules.names[i]}, {self.shadow(i)}" for i in self.shadowed]
             raise UnusedRuleError(
                 messages.unused_rules(
-                    self.unused, shadowed, self.unmatched, self.view.plan, self.is_array
+                    self.unused, shadowed, self.unmatched, self.view, self.is_array
                 )
             )
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from treeadapt.names import MAX_LISTED, fold, listing, paths_text, plural, section
-from treeadapt.selection.repairs import entry_text, unused_lines
-from treeadapt.trees.views import Plan
+from treeadapt.selection.repairs import below_text, entry_text, tops, unused_lines
+from treeadapt.trees.views import TreeView
 
 _SHADOWED = 4  # rules that are unreachable
 
@@ -26,6 +26,9 @@ def unmatched(paths: Sequence[str], num_arrays: int) -> str:
     verb = "matches" if len(paths) == 1 else "match"
     limit = MAX_LISTED if num_arrays <= MAX_LISTED else 8
     bare = f"{paths_text(paths)}\n" if list(paths) == [""] else ""
+    above = tops(paths) if len(paths) == num_arrays else []
+    if above:
+        bare = f"{below_text(above[-1], num_arrays)}\n"
     return (
         f"{len(paths):,} of {plural(num_arrays, 'leaf')} {verb} no rule: "
         f"{listing(fold(paths), limit=limit)}.\n{bare}"
@@ -53,7 +56,7 @@ def unused_rules(
     unused: Sequence[tuple[int, Any]],
     shadowed: Sequence[str],
     unmatched_paths: Sequence[str],
-    plan: Plan,
+    view: TreeView,
     is_array: Sequence[bool],
 ) -> str:
     """Write the message for rules that match nothing, or are unreachable.
@@ -62,7 +65,7 @@ def unused_rules(
         unused: entries that match nothing: index of the rule, and the entry.
         shadowed: for each unreachable rule its name, and what ``shadow`` says.
         unmatched_paths: of leaves that no rule matches.
-        plan: of the tree, for proposals.
+        view: the tree, for proposals.
         is_array: whether each of its leaves is an array.
     """
     lines = []
@@ -71,7 +74,7 @@ def unused_rules(
             (f"{entry_text(entry)} (rule {index + 1})", entry)
             for index, entry in unused
         ]
-        lines += unused_lines(named, "rules", plan, is_array)
+        lines += unused_lines(named, "rules", view, is_array)
     lines += [f"R{text[1:]}" for text in shadowed[:_SHADOWED]]
     if len(shadowed) > _SHADOWED:
         more = f"{len(shadowed) - _SHADOWED:,} more rules"

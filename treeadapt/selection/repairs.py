@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from treeadapt.errors import PatternError
+from treeadapt.layers.stacks import lengths_below
 from treeadapt.matcher import Matcher
 from treeadapt.names import (
     MAX_LISTED,
@@ -32,7 +33,7 @@ from treeadapt.names import (
     shorten,
 )
 from treeadapt.patterns import REGEX_PREFIX, ClassName, FromEnd, Pattern, escape, parse
-from treeadapt.trees.views import Plan
+from treeadapt.trees.views import Plan, TreeView
 
 _MAX_ADVISED = 4  # entries of one message that get proposals
 _MAX_PROPOSALS = 3
@@ -49,20 +50,23 @@ _NESTED_REPEAT = re.compile(r"\)[*+?{]|\\[0-9]|\(\?")
 _MAX_CHOICES = 3  # repeats and alternatives of a regular expression that is tried
 _MAX_STEPS = 30_000_000  # that it may take on all paths
 _NUMBER = re.compile(r"[0-9]+")
-_INDEX = re.compile(r"[0-9]+$|\{-?[0-9]*\.\.")  # 3, {0..5}, {-4..}
+_INDEX = re.compile(r"[0-9]+$|\{-?[0-9]*\.\.|\{-?[0-9]")  # 3, {0..5}, {-1}, {0,2}
+_MAX_EXCEPTIONS = 3  # arrays of a proposed stack that hold no layers
 _ROOTS_OF_PARAMS = ("dict", "FrozenDict", "State")
 
 
-def unused_message(entries: Sequence[Any], plan: Plan, is_array: Sequence[bool]) -> str:
+def unused_message(
+    entries: Sequence[Any], view: TreeView, is_array: Sequence[bool]
+) -> str:
     """Write the message for entries of one selector that match no array leaf.
 
     Args:
         entries: patterns, classes, or a whole selector whose parts all match something.
-        plan: names of the tree.
+        view: the tree.
         is_array: whether each leaf is an array.
     """
     named = [(entry_text(entry), entry) for entry in entries]
-    lines = unused_lines(named, "selector", plan, is_array)
+    lines = unused_lines(named, "selector", view, is_array)
     lines.append(
         "Correct or remove it; or allow it: param_mask and freeze take "
         'unused="ignore", and a selector is treeadapt.Rules([(where, 1)], '
@@ -71,13 +75,14 @@ def unused_message(entries: Sequence[Any], plan: Plan, is_array: Sequence[bool])
     return "\n".join(lines)
 
 
-def misses(entries: int, whose: str, arrays: int) -> str:
+def misses(entries: int, whose: str, arrays: int, noun: str = "array") -> str:
     """Say how many entries match no array leaf.
 
     Args:
         entries: how many there are.
         whose: what they are entries of.
         arrays: how many array leaves the tree has.
+        noun: what they are.
 
     Example:
         >>> print(misses(2, "rules", 5))
@@ -89,13 +94,13 @@ def misses(entries: int, whose: str, arrays: int) -> str:
     verb = "matches none of" if one else "match none of"
     if arrays == 1:
         verb = "does not match" if one else "do not match"
-    count = "one array" if arrays == 1 else plural(arrays, "array")
+    count = "one array" if arrays == 1 else plural(arrays, noun)
     return f"{plural(entries, 'entry')} of the {whose} {verb} this tree's {count}"
 
 
 def advice_lines(
     entries: Sequence[tuple[str, Any]],
-    plan: Plan,
+    view: TreeView,
     is_array: Sequence[bool],
     *,
     lists_paths: bool = False,
@@ -104,11 +109,11 @@ def advice_lines(
 
     Args:
         entries: how to call each entry, and the entry.
-        plan: names of the tree.
+        view: the tree.
         is_array: whether each leaf is an array.
         lists_paths: all paths of the tree are listed elsewhere.
     """
-    names = _Names(plan, is_array, lists_paths=lists_paths)
+    names = _Names(view, is_array, lists_paths=lists_paths)
     for number, (text, entry) in enumerate(entries):
         hint = _advice(entry, names) if number < _MAX_ADVISED else ""
         yield f"{text}{': ' if hint else ''}{hint}"
@@ -117,7 +122,7 @@ def advice_lines(
 def unused_lines(
     entries: Sequence[tuple[str, Any]],
     whose: str,
-    plan: Plan,
+    view: TreeView,
     is_array: Sequence[bool],
 ) -> list[str]:
     """Return a first line and those of ``advice_lines``, but of a few entries only.
@@ -132,11 +137,42 @@ def unused_lines(
     for text, members in groups:
         first = ", the first" if len(members) > 1 else ""
         firsts.append((text + first, entries[members[0]][1]))
-    arrays = sorted(itertools.compress(plan.paths, is_array), key=natural)
+    arrays = sorted(itertools.compress(view.plan.paths, is_array), key=natural)
     lists_paths = len(arrays) <= MAX_LISTED
-    rows = [*advice_lines(firsts, plan, is_array, lists_paths=lists_paths)]
-    lines = section(f"{misses(len(entries), whose, sum(is_array))}:", rows)
+    rows = [*advice_lines(firsts, view, is_array, lists_paths=lists_paths)]
+    noun = "array or layer" if view.plan.has_layers else "array"
+    lines = section(f"{misses(len(entries), whose, len(arrays), noun)}:", rows)
+    texts = [entry for _, entry in entries if isinstance(entry, str)]
+    for top in tops(arrays):
+        lower = [f"{top}/{text}" for text in texts if not text.startswith("**/")]
+        if len(_Names(view, is_array).matched(lower)) > 1:
+            lines.append(below_text(top, len(arrays)))
+            break
     return [*lines, paths_text(arrays)] if lists_paths else lines
+
+
+def tops(paths: Sequence[str]) -> list[str]:
+    """Return the nodes that are above all of several paths, the topmost first.
+
+    Example:
+        >>> tops(["params/net/w", "params/net/b"]), tops(["a/w", "b/w"])
+        (['params', 'params/net'], [])
+    """
+    if len(paths) < 2:
+        return []
+    first, last = min(paths).split("/"), max(paths).split("/")
+    alike = itertools.takewhile(
+        lambda two: two[0] == two[1], zip(first[:-1], last[:-1], strict=False)
+    )
+    return [*itertools.accumulate((one for one, _ in alike), "{}/{}".format)]
+
+
+def below_text(top: str, num_leaves: int) -> str:
+    """Say that all array leaves are below a node, and what rules for them look like."""
+    return (
+        f"All {num_leaves:,} leaves are below {listing([top])}: write "
+        f"{listing([f'{escape(top)}/...'])} or '**/...'."
+    )
 
 
 def _advice(entry: Any, names: _Names) -> str:
@@ -157,7 +193,7 @@ def _advice(entry: Any, names: _Names) -> str:
     globs = [] if all(names.is_array) else [*_globs([pattern])]
     if any(Matcher(globs).match(names.plan)):
         return "it matches only leaves that are not arrays, and these need no rule"
-    if tied := names.tied(pattern):
+    if tied := names.tied(pattern) or _as_layers(pattern, names):
         return tied
     hints = []
     proposals = _proposals(pattern, names)
@@ -178,7 +214,7 @@ def _advice(entry: Any, names: _Names) -> str:
     if not proposals and not any(hints):
         like = "" if names.lists_paths else listing(names.like(pattern), limit=5)
         looks = f"paths here look like {like}" if like else ""
-        hints.append(_deepest(pattern, names) or looks)
+        hints.append(_deepest(pattern, names) or names.ends(pattern) or looks)
     return " ".join(hints)
 
 
@@ -318,7 +354,11 @@ def _as_regex(text: str, names: _Names) -> str:
         return ""
     core = core.removeprefix("^").removesuffix("$")
     core = core.removeprefix(".*").removesuffix(".*")
-    if len(_CHOICE.findall(core)) > _MAX_CHOICES or _NESTED_REPEAT.search(core):
+    if (
+        not core
+        or len(_CHOICE.findall(core)) > _MAX_CHOICES
+        or _NESTED_REPEAT.search(core)
+    ):
         return ""
     for form in dict.fromkeys((core, re.sub(r"(?<!\\)\$", r"\\$", core))):
         whole = f"(?:{form})" if "|" in form else form
@@ -337,9 +377,6 @@ def _deepest(text: str, names: _Names) -> str:
         first, after = names.plan.paths[leaves[0]], segments[start.count("/") + 1]
         count = plural(len(leaves), "leaf")
         said = f"{listing([start])} matches {count}, such as {listing([first])}"
-        below = first.removeprefix(f"{start}/")
-        if _INDEX.match(after) and below != first and not _NUMBER.match(below):
-            said += f"; layers along axis 0 need Rules(..., stacks={{{start!r}: 0}})"
         numbers = names.numbers_below(start)
         if numbers and after not in numbers:
             ends = "{}".format if len(numbers) == 1 else "{} to {}".format
@@ -350,19 +387,41 @@ def _deepest(text: str, names: _Names) -> str:
     return ""
 
 
+def _as_layers(text: str, names: _Names) -> str:
+    """Say which ``stacks`` a pattern with a number of a layer lacks, if shapes do."""
+    segments = text.split("/") if len(text) <= _MAX_TEXT else []
+    place = next((i for i, one in enumerate(segments) if _INDEX.match(one)), 0)
+    node = "/".join(segments[:place])
+    keys = names.keys_below(node) if node else set()
+    if not keys or any(map(_NUMBER.match, keys)):
+        return ""
+    (length, paths), *others = lengths_below(names.view, node).items() or [(0, [])]
+    rest = [path for _, paths in others for path in paths]
+    if length < 2 or len(rest) > min(len(paths) - 1, _MAX_EXCEPTIONS):
+        return ""
+    some = f"{len(paths)} of its " if rest else "its "
+    stacks = {node: 0} | dict.fromkeys(rest)
+    return (
+        f"{listing([node])} has no numbered children; {some}"
+        f"{plural(len(paths) + len(rest), 'array')} have length {length} along axis 0. "
+        f"If these are layers, say so: Rules(..., stacks={stacks!r})"
+    )
+
+
 class _Names:
     """The names of one tree that hints are made of; each kind is looked up once.
 
     Args:
-        plan: names of the tree.
+        view: the tree.
         is_array: whether each leaf is an array.
         lists_paths: the message lists all paths.
     """
 
     def __init__(
-        self, plan: Plan, is_array: Sequence[bool], *, lists_paths: bool = False
+        self, view: TreeView, is_array: Sequence[bool], *, lists_paths: bool = False
     ):
-        self.plan, self.is_array, self.lists_paths = plan, is_array, lists_paths
+        self.view, self.plan = view, view.plan
+        self.is_array, self.lists_paths = is_array, lists_paths
 
     @functools.cached_property
     def words(self) -> dict[str, None]:
@@ -448,11 +507,24 @@ class _Names:
 
     def numbers_below(self, start: str) -> list[str]:
         """Return the numbers of a node's children, in order, if it has no others."""
-        below = [p for p in self.plan.paths if p.startswith(f"{start}/")]
-        keys = {path[len(start) + 1 :].partition("/")[0] for path in below}
+        keys = self.keys_below(start)
         if not all(map(str.isdecimal, keys)):
             return []
         return sorted(keys, key=natural)
+
+    def keys_below(self, node: str) -> set[str]:
+        """Return the keys of a node's children."""
+        below = [p for p in self.plan.paths if p.startswith(f"{node}/")]
+        return {path[len(node) + 1 :].partition("/")[0] for path in below}
+
+    def ends(self, text: str) -> str:
+        """Say how paths end, for a pattern that starts at any depth."""
+        if not text.startswith("**/"):
+            return ""
+        paths = itertools.compress(self.plan.paths, self.is_array)
+        counts = collections.Counter(path.rpartition("/")[2] for path in paths)
+        ends = [name for name, _ in counts.most_common()]
+        return f"paths here end in {listing(ends, limit=5)}"
 
     def matched(self, texts: Iterable[str]) -> dict[str, list[int]]:
         """Return those of ``texts`` that match arrays, with the leaves that they do."""

@@ -165,7 +165,7 @@ class Selector(Question):
             entries = self.unused_in(leaves, is_used=leaves.has_any(chosen))
         if entries:
             is_array = leaves.spread(leaves.is_array)
-            raise UnusedRuleError(unused_message(entries, leaves.view.plan, is_array))
+            raise UnusedRuleError(unused_message(entries, leaves.view, is_array))
         return Answers.of_layers(
             layers, leaves.spread(chosen), lambda: leaves.spread(self._reasons(leaves))
         )

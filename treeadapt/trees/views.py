@@ -45,6 +45,7 @@ class Plan:
         holes: paths of ``optax.MaskedNode``, which may replace a leaf or a node of the
             tree that this one is a part of.
         has_gaps: it has any of these two.
+        has_layers: some leaves are layers of one array.
         ties: second path of a shared node, and its first, which names its leaves.
         is_flat_dict: a plain dict of leaves and holes, some key of which holds ``/``.
         is_plain: all of its nodes are dicts, lists, tuples and ``None``.
@@ -65,6 +66,7 @@ class Plan:
             for cls in (type(None), optax.MaskedNode)
         )
         self.has_gaps = bool(self.nones or self.holes)
+        self.has_layers = False
         self.ties = walk.ties
         self.is_plain = types <= {dict, list, tuple, type(None)}
         self.root: type | None = next(iter(walk.nodes.get(None, ())), None)
