@@ -24,7 +24,8 @@ from test_checkpoints import ENDINGS, FORMATS, HOSTILE, hostile
 import treeadapt as ta
 from treeadapt.checkpoints import reading
 from treeadapt.checkpoints.boxes import FileArray
-from treeadapt.cli import converting
+from treeadapt.cli import bench, converting, sources
+from treeadapt.reports import diff
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
@@ -1398,7 +1399,7 @@ def test_bench_leaves_out_a_partition_by_numbers(npz, tmp_path):
 
 
 def test_bench_prints_a_table(monkeypatch):
-    monkeypatch.setattr("treeadapt.cli.bench._SIZES", (10,))
+    monkeypatch.setattr(bench, "_SIZES", (10,))
     lines = run("bench").splitlines()
     assert lines[0].split() == ["call", "leaves", "ms", "ratio"]
     names = [line.split("  ")[0] for line in lines[1:]]
@@ -1410,7 +1411,7 @@ def test_an_interrupt_has_its_own_exit_code(monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("treeadapt.cli.sources.read_source", interrupt)
+    monkeypatch.setattr(sources, "read_source", interrupt)
     assert run("show", "x.safetensors", code=130) == "error: Interrupted.\n"
 
 
@@ -1672,7 +1673,7 @@ def test_two_leaves_are_in_memory_at_a_time(tmp_path, monkeypatch):
 
 
 def test_a_difference_is_found_in_every_part(monkeypatch):
-    monkeypatch.setattr("treeadapt.reports.diff._CHUNK", 3)
+    monkeypatch.setattr(diff, "_CHUNK", 3)
     for dtype in ("int64", "uint8", "float16", "complex64", "bool", "O"):
         one = np.zeros(8, dtype)
         for place in range(8):

@@ -66,6 +66,34 @@ NAME_OF_MODULE = re.compile(r"treeadapt(\.\w+)+")
 
 UNDOCUMENTED = {"jtu.default_registry", "jax.tree_util.default_registry"}
 
+# Tests ask the face, so that rooms can be moved. These import a room, and why.
+FACES = {"treeadapt", "treeadapt.testing", "treeadapt.cli.commands"}
+TESTS_IN_ROOMS = {
+    "process_checkpoints_worker.py": "faults in one process of several",
+    "programs.py": "trees with None for leaves, which the face refuses to make",
+    "test_caches.py": "what is remembered, and for how long",
+    "test_checkpoint_faults.py": "faults between the steps of a save",
+    "test_cli.py": "interrupts, small batches, and what is in memory at a time",
+    "test_doctests.py": "runs the examples of every module",
+    "test_drafts.py": "fewer words, a small limit, and single rows of a draft",
+    "test_drawing.py": "whether colors can be told apart, and texts fit",
+    "test_found_files.py": "files that change while they are read",
+    "test_hash_seeds.py": "tokens of statics, whose order nothing else shows",
+    "test_jax_internals.py": "each undocumented call into JAX",
+    "test_load_migration.py": "how much of a file is read, and when",
+    "test_loading.py": "files whose content is not what their metadata says",
+    "test_matcher.py": "the automaton against the reference, and its limits",
+    "test_patterns.py": "what each form is parsed into",
+    "test_registry.py": "adapter files loaded in another order",
+    "test_replacing.py": "faults between the steps of replacing",
+    "test_shards.py": "the order of reading and writing, and how leaves are divided",
+    "test_slices.py": "which bytes are read, and parts of boxes",
+    "test_stacks_properties.py": "names of layers there and back, of any number",
+    "test_state.py": "all places of a name in a state, and the table of fields",
+    "test_untrusted.py": "limits, compared with the policy and made small",
+}
+PROGRAM_IMPORTS = re.compile(r"^ *(?:from|import) (treeadapt(?:\.\w+)+)", re.MULTILINE)
+
 # Top-level entries; more of them would hide the important ones.
 TOP_LEVEL = {
     ".ci",
@@ -231,6 +259,58 @@ def test_no_two_classes_and_no_two_functions_have_one_name():
                 homes[node.name].append(str(file.relative_to(PACKAGE)))
     clashes = {name: files for name, files in homes.items() if len(files) > 1}
     assert clashes.keys() == SHARED, clashes
+
+
+def rooms_asked(file: Path) -> set[str]:
+    """The modules of rooms that a test imports or names, in programs that it runs too.
+
+    Patches by name count, and so does a room as an attribute of the package.
+    """
+    names = {name for name, _ in _imports(file, PACKAGE)}
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names.update(PROGRAM_IMPORTS.findall(node.value))
+        elif isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "ta":
+            names.add(_room_or_face(PACKAGE, node.attr))
+    return {
+        name
+        for name in names - FACES
+        if name.partition("treeadapt.")[2].split(".")[0] in LINE_OF
+    }
+
+
+def test_tests_import_no_room_but_where_the_face_would_not_do():
+    tests = Path(__file__).parent
+    asking = {
+        str(file.relative_to(tests)): sorted(rooms)
+        for file in tests.rglob("*.py")
+        if file != Path(__file__) and (rooms := rooms_asked(file))
+    }
+    assert {name: asking[name] for name in asking.keys() - TESTS_IN_ROOMS.keys()} == {}
+    assert TESTS_IN_ROOMS.keys() - asking.keys() == set()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from treeadapt.trees.views import view_tree",
+        "def f():\n    import treeadapt.convert as c",
+        "from treeadapt import patterns",
+        "patch.setattr('treeadapt.matcher.MAX_WEIGHT', 3)",
+        "x = ta.patterns.parse",
+        "PROGRAM = 'import sys\\nfrom treeadapt.checkpoints import replacing'",
+    ],
+)
+def test_a_test_that_asks_a_room_is_seen(tmp_path, source):
+    file = tmp_path / "test_it.py"
+    file.write_text(source)
+    assert len(rooms_asked(file)) == 1
+    file.write_text(
+        "import treeadapt as ta\nfrom treeadapt import glob\n"
+        "from treeadapt.testing import check_adapter\n"
+        "from treeadapt.cli.commands import app\nx = ta.partition, 'treeadapt.lift'"
+    )
+    assert rooms_asked(file) == set()
 
 
 def test_the_test_reads_the_package():

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from reference_matcher import NamedTree, selects
 
 import treeadapt as ta
+from treeadapt import characters
+from treeadapt import matcher as matcher_room
 from treeadapt.matcher import Matcher, matcher_of
 from treeadapt.patterns import parse
 
@@ -332,7 +334,7 @@ def test_a_matcher_is_shared_by_equal_patterns():
 
 
 def test_tables_stay_small_and_answers_stay_correct(monkeypatch):
-    monkeypatch.setattr("treeadapt.characters.MAX_TRANSITIONS", 3)
+    monkeypatch.setattr(characters, "MAX_TRANSITIONS", 3)
     matcher = Matcher([parse("**/a*{b,,c}{a,}"), parse("b?")])
     for path in ("x/abc", "ab", "bb", "", "b", "a/b/c", "ba", "abca"):
         for _ in range(3):
@@ -347,7 +349,7 @@ def test_a_large_table_is_split_into_groups_with_the_same_answers(monkeypatch):
     texts = ["a", "**/b", "a/*", "{a,b}/**", "a", "x/{-1}", "re:a/.*", "b/?", "**"]
     tree = NamedTree({"a": {"b": 0, "c": 0}, "b": 0, "x": {"0": 0, "1": 0}})
     alone = Matcher(map(parse, texts))
-    monkeypatch.setattr("treeadapt.matcher.MAX_WEIGHT", 3)
+    monkeypatch.setattr(matcher_room, "MAX_WEIGHT", 3)
     grouped = Matcher(map(parse, texts))
     assert (len(alone._automata), len(grouped._automata)) == (1, 5)
     assert grouped.match(tree) == alone.match(tree)

@@ -87,7 +87,7 @@ def test_norms_by_label_are_those_of_their_leaves_together_in_the_order_of_rules
     close(compiled(arrays), {name: float(norm) for name, norm in norms.items()})
 
 
-@pytest.mark.filterwarnings("ignore::treeadapt.errors.TreeAdaptWarning")
+@pytest.mark.filterwarnings("ignore::treeadapt.TreeAdaptWarning")
 @pytest.mark.parametrize("row", some(TREES), ids=lambda row: row.name)
 def test_every_kind_of_tree_has_its_norms(row):
     tree = row.make()

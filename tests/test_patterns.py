@@ -7,11 +7,11 @@ import copy
 import pickle
 
 import pytest
+from caps import CAPS
 from hypothesis import given
 from hypothesis import strategies as st
 
 import treeadapt as ta
-from treeadapt.errors import MAX_MESSAGE_BYTES
 from treeadapt.matcher import Matcher
 from treeadapt.patterns import AnyDepth, ClassName, FromEnd, Glob, Literal, parse
 
@@ -209,7 +209,7 @@ def test_an_error_points_at_the_column(text, column, says):
         assert text[column - 1 :].startswith(pointed[:1])
     else:
         assert pointed == ""
-    assert len(str(caught.value).encode()) <= MAX_MESSAGE_BYTES
+    assert len(str(caught.value).encode()) <= CAPS["bytes of a message"]
 
 
 @pytest.mark.parametrize(

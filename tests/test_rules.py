@@ -218,7 +218,7 @@ def test_a_malformed_table_is_refused(make, error):
         make()
 
 
-@pytest.mark.filterwarnings("ignore::treeadapt.errors.TreeAdaptWarning")
+@pytest.mark.filterwarnings("ignore::treeadapt.TreeAdaptWarning")
 @pytest.mark.parametrize("row", TREES, ids=lambda row: row.name)
 def test_every_container_kind_is_labelled_by_its_paths(row):
     tree, first = row.make(), ta.escape((*row.paths, "x")[0])

@@ -39,9 +39,7 @@ RULES = {"**": shard_largest("data", min_size=32)}
 SPECS = {"up": {"bias": P(), "kernel": P(None, "data")}, "scale": P()}
 
 #: Arrays that the mesh does not divide are not what these tests are about.
-copies_are_fine = pytest.mark.filterwarnings(
-    "ignore::treeadapt.errors.ReplicatedWarning"
-)
+copies_are_fine = pytest.mark.filterwarnings("ignore::treeadapt.ReplicatedWarning")
 
 
 def spec_of(shape, value):
@@ -111,7 +109,7 @@ def test_of_all_specs_that_fit_it_is_the_one_of_the_largest_axis(shape, axis, mi
 
 
 @copies_are_fine
-@pytest.mark.filterwarnings("ignore::treeadapt.errors.UnstablePathWarning")
+@pytest.mark.filterwarnings("ignore::treeadapt.UnstablePathWarning")
 @pytest.mark.parametrize("row", TREES, ids=lambda row: row.name)
 def test_every_array_of_every_tree_has_a_spec_that_fits(row):
     tree = row.make()
