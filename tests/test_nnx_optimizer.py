@@ -214,3 +214,10 @@ def test_an_optimizer_in_the_place_of_its_transformation_says_where_that_is():
     model, optimizer = made(TXS["adam"])
     with pytest.raises(ta.TransformError, match="Its tx has them: pass that"):
         ta.carry_state(optimizer, nnx.state(model, nnx.Param), optimizer)
+
+
+def test_a_filter_for_some_layers_of_an_array_says_what_takes_arrays_apart():
+    model = nnx.Dict(w=nnx.Param(jnp.ones((4, 2))))
+    some = ta.Rules({"w/{0..1}": "a", "**": "b"}, stacks={"w": 0}).where("a")
+    with pytest.raises(ta.StackError, match=r"Use treeadapt\.partition, freeze or"):
+        nnx.Optimizer(model, optax.adam(0.1), wrt=some.bind(model))

@@ -275,7 +275,7 @@ def test_the_error_of_several_names_only_what_tells_them_apart():
     rate = optax.inject_hyperparams(optax.adam)(0.1)
     state = ta.per_layer(rate, {"blocks": 0}).init(layers)
     cure = message(state, "learning_rate").partition("Read it")[2]
-    assert cure == " at its path."
+    assert cure == " in Python, as written here."
     assert tree_get(state["blocks"], "learning_rate").shape == (2,)
     in_groups = ta.partition(
         {"a": ta.per_layer(rate, {"blocks": 0}), "b": rate}, {"**/w": "a", "**": "b"}
@@ -317,6 +317,17 @@ def test_groups_within_groups():
     ]
     assert len(_found(state, "mu", group=0)) == 1
     assert len(_found(state, "trace", group=0)) == 1
+
+
+def test_a_group_is_that_of_the_outermost_partition():
+    params = {"a": jnp.ones((2, 2)), "b": jnp.ones(2)}
+    groups = {"adam": optax.adam(0.1), "muon": optax.contrib.muon(0.1)}
+    state = ta.partition(groups, {"b": "adam", "**": "muon"}).init(params)
+    assert list(tree_get(state, "mu", group="adam")) == ["b"]
+    new = tree_set(state, group="adam", count=3)
+    assert same(state, new) == [".inner_states['adam'][0].count"]
+    both = (state.inner_states["muon"], state.inner_states["muon"])
+    assert len(_found(both, "mu", group="muon")) == 2  # side by side
 
 
 def _found(state, name, **group):

@@ -27,7 +27,12 @@ from treeadapt.errors import SelectorError, UnusedRuleError
 from treeadapt.layers.stacks import NO_STACKS, Stacks
 from treeadapt.names import shorten
 from treeadapt.patterns import parse
-from treeadapt.selection.answers import Answers, no_leaf, require_agreement
+from treeadapt.selection.answers import (
+    IN_AN_OPTIMIZER,
+    Answers,
+    no_leaf,
+    require_agreement,
+)
 from treeadapt.selection.leaves import Leaves, NotKnown, OnePath, Places
 from treeadapt.selection.repairs import unused_message
 from treeadapt.selection.whole import BoundQuestion, Question
@@ -455,7 +460,7 @@ class Bound(BoundQuestion, Selector):
             if path not in answers and leaves.is_array[row]:
                 raise no_leaf([path])
         chosen = [answers.get(path, False) for path in leaves.paths]
-        return require_agreement(chosen, "A bound selector within another one")
+        return require_agreement(chosen, "A bound selector", cure=IN_AN_OPTIMIZER)
 
     def _at_path(self, path: str, *leaf: Any) -> bool:
         if path not in self.answers.by_path and not leaf:

@@ -57,7 +57,8 @@ def tree_get(
             field, ``"hyperparams.b1"`` the hyperparameter. A state class that is not
             of Optax and holds no state of it must be named so; it could be params.
         default: what to return if there is none.
-        group: look only into the state of this group of a partition.
+        group: look only into the state of this group of a partition, of the outermost
+            that has one.
 
     Returns:
         The state's own object; of an ``nnx.Optimizer`` the array in its variable.
@@ -89,7 +90,7 @@ def tree_set(state: Any, /, *, group: Hashable = _MISSING, **fields: Any) -> Any
 
     Args:
         state: as for ``tree_get``.
-        group: set only the state of this group of a partition.
+        group: set only the state of this group of a partition, as for ``tree_get``.
         **fields: values by name; ``**{"ScaleByAdamState.count": 0}`` sets the field of
             one class. A value has the structure and the shapes of the old one.
 
@@ -236,7 +237,7 @@ def _search(
                 f"No partition in the state has a group {group!r}; "
                 f"{f'the groups are {groups}' if groups else 'there are no groups'}."
             )
-        tops = [part.path for part in parts if part.label == group]
+        tops = _outermost(parts, group)
         parts = [p for p in parts if any(p.path[: len(top)] == top for top in tops)]
     for part in parts:
         if part.owner is not None and part.names[0] in names:
@@ -248,6 +249,22 @@ def _search(
                 "that you mean."
             )
     return parts
+
+
+def _outermost(parts: Sequence[_Part], group: Hashable) -> list[tuple[Any, ...]]:
+    """Return the paths of a group, but those within groups of more other partitions.
+
+    Of ``{"adam": adam, "muon": muon}``, where ``optax.contrib.muon`` has two groups
+    with the same names, these are the outer ones.
+    """
+    groups = [part for part in parts if part.label is not _MISSING]
+    depth_of = {
+        part.path: sum(part.path[: len(each.path)] == each.path for each in groups)
+        for part in groups
+        if part.label == group
+    }
+    least = min(depth_of.values())
+    return [path for path, depth in depth_of.items() if depth == least]
 
 
 def _parts(part: _Part, is_state: Callable[[Any], bool]) -> Iterator[_Part]:
@@ -444,7 +461,7 @@ def _several_message(key: Any, named: Sequence[_Part], parts: Iterable[_Part]) -
         for part in named
     ]
     longer = [[name for name in part.names if "." in str(name)][:1] for part in named]
-    cures = ["Read it at its path"]
+    cures = ["Read it in Python, as written here"]
     if any(names != longer[0] for names in longer):
         cures.append(f"name its class too ({next(filter(None, longer))[0]!r})")
     if any(each != labels[0] for each in labels):
