@@ -1088,6 +1088,41 @@ def test_a_migration_that_does_not_fit_writes_nothing(old, tmp_path):
     assert not (tmp_path / "new.safetensors").exists()
 
 
+def test_trees_of_a_migration_in_the_wrong_order_are_named(tmp_path):
+    file = table(tmp_path, {"h.{l}.{k} : ...": "h/{k} : l ...", "{p:**}": "{p}"})
+    old, new = tmp_path / "old.safetensors", tmp_path / "new.safetensors"
+    layers = {f"h.{n}.{k}": np.ones(3) for n in range(4) for k in "ab"}
+    ta.save(old, layers | {"emb": np.ones(2)})
+    run("convert", old, new, "--migration", file)
+    run("lint", old, new, "--migration", file)
+    text = run("lint", new, old, "--migration", file, code=2)
+    assert f"The rows lead from {str(old)!r} to {str(new)!r}" in text
+    assert "Swap the two, or read the rows with --reverse." in text
+    run("lint", new, old, "--migration", file, "--reverse")
+    assert "forwards" in run("lint", old, new, "--migration", file, "--reverse", code=2)
+
+
+def test_a_table_in_the_place_of_a_tree_is_named(old, tmp_path):
+    file = table(tmp_path, {"{rest:**}": "{rest}"})
+    for trees in ((file, old), (old, file)):
+        text = run("lint", *trees, code=2)
+        assert f"is a table: write {old} --rules {file} or --migration {file}." in text
+
+
+def test_nothing_is_written_to_a_name_of_code(old, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = run("convert", old, "test_cli:new_model", code=2)
+    assert "--target test_cli:new_model" in text
+    assert not Path("test_cli:new_model").exists()
+
+
+def test_a_run_of_segments_is_explained_without_a_slash(tmp_path):
+    ta.save(tmp_path / "x.safetensors", {"opt": {"mu": {"w": np.ones(2)}}})
+    file = table(tmp_path, {"{t:**}/w": "{t}/kernel"})
+    text = run("explain", tmp_path / "x.safetensors", "opt/mu/w", "--migration", file)
+    assert "captures: t = opt/mu" in text.splitlines()
+
+
 def test_lint_finds_every_problem_of_a_migration(old, migration, tmp_path):
     lines = run("lint", old, "--migration", migration).splitlines()
     assert lines == [
@@ -1234,7 +1269,7 @@ def test_lint_fails_where_there_is_no_way_back(old, tmp_path):
         (
             {"{x:**}": "new/{x}"},
             "emb",
-            ["captures: x = /emb", "'emb' -> 'new/emb', as it is"],
+            ["captures: x = emb", "'emb' -> 'new/emb', as it is"],
         ),
         (
             {

@@ -180,3 +180,28 @@ def test_a_name_in_where_that_only_the_checkpoint_has_proposes_another_target(tm
         ta.load(file, where="parms")
     assert "where= selects by the names in the checkpoint" in str(caught.value)
     assert "did you mean 'params'" in str(caught.value)
+
+
+def test_a_function_as_target_is_an_error_that_says_what_to_pass(file):
+    def init():
+        return target()
+
+    for call in (ta.load, ta.load_report):
+        for migration in (None, ta.Migration(HEAD | STACK | {"stray": None})):
+            with pytest.raises(ta.CheckpointError, match=r"jax\.eval_shape\(init\)"):
+                call(file, init, migration=migration)
+    with pytest.raises(ta.CheckpointError, match=r"Pass what it returns: dict\(\)"):
+        ta.load(file, dict)
+
+
+def test_shardings_as_target_are_an_error_that_says_what_to_pass(file):
+    mesh = jax.sharding.Mesh(jax.devices()[:1], ("d",))
+    specs = jax.tree.map(lambda _: jax.sharding.PartitionSpec(), TREE)
+    shardings = ta.named_shardings(TREE, {"**": jax.sharding.PartitionSpec()}, mesh)
+    for places, kind in ((shardings, "NamedSharding"), (specs, "P")):
+        with pytest.raises(ta.CheckpointError, match=rf"a {kind}\w* at 'head'"):
+            ta.load(file, places)
+    # What the message proposes.
+    shapes = jax.eval_shape(lambda: TREE)
+    like = jax.tree.map(lambda x, s: x.update(sharding=s), shapes, shardings)
+    assert ta.load(file, like)["head"].sharding == shardings["head"]

@@ -424,3 +424,17 @@ def test_any_json_gives_a_typed_error_or_a_migration(document):
         for each in documents:
             file.write_text(json.dumps(each))
             is_read(file)
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt2-flx.toml", "gpt2_flax.toml", "gpt2-flx", "gpt2-flax"]
+)
+def test_a_misspelt_name_is_answered_with_the_nearest_file(tmp_path, monkeypatch, name):
+    for other in ("gpt2-flax.toml", "bert-flax.toml", "gpt2-flax.txt"):
+        (tmp_path / other).write_text(ta.Migration({"a": "b"}).to_toml())
+    monkeypatch.chdir(tmp_path)
+    for path in (name, tmp_path / name):
+        near = str(Path(path).with_name("gpt2-flax.toml"))
+        with pytest.raises(ta.MigrationError) as caught:
+            ta.load_migration(path)
+        assert str(caught.value).endswith(f"Did you mean {near!r}?")

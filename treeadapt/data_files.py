@@ -8,6 +8,7 @@ means is up to the rooms that have such files.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -23,6 +24,7 @@ from treeadapt.names import Speller, listing, shorten
 VERSION = 1
 MAX_BYTES = 4 * 2**20
 MAX_INTEGER = 2**63
+_ENDINGS = (".toml", ".json")
 _MAX_DOTS = 16  # in one key; the time that tomllib takes grows with the square
 _MAX_ALL_DOTS = 100_000  # in all keys and numbers; each costs tomllib some microseconds
 
@@ -41,6 +43,18 @@ _TOML_TEXT = re.compile(
 _CONFLICT = re.compile(r"^(<{7}|>{7}) ", re.MULTILINE)  # as git writes it
 _TOML_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _TOML_END_OF_KEY = re.compile(r"[=,{}\[\]\n]")
+
+
+def _near_file(name: Path) -> str:
+    """Return what a missing file may be called, as a hint, or ""."""
+    if name.exists():
+        return ""
+    with contextlib.suppress(OSError):
+        files = [each for each in name.parent.iterdir() if each.suffix in _ENDINGS]
+        if stem := Speller().best(name.stem, sorted(each.stem for each in files)):
+            near = [str(each) for each in files if each.stem == stem]
+            return f"Did you mean {listing(near)}?"
+    return ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +100,7 @@ class DataFile:
         if parser is None:
             seen = f"a {self.noun} file is TOML or JSON, by its ending"
             cure = f"Write it as TOML: version = 1, {self.table}, {self.line}."
-            self.refuse(name, seen, cure)
+            self.refuse(name, seen, _near_file(name) or cure)
         text = self._text(name)
         try:
             document = parser(text)
@@ -119,7 +133,8 @@ class DataFile:
             with name.open("rb") as file:
                 data = file.read(self.max_bytes + 1)
         except FileNotFoundError:
-            self.refuse(name, "there is no such file", "Check the name.")
+            cure = _near_file(name) or "Check the name."
+            self.refuse(name, "there is no such file", cure)
         except (OSError, ValueError) as error:
             reason = one_line(getattr(error, "strerror", None) or error)
             self.refuse(name, f"it cannot be read: {reason}", "Check the name.")

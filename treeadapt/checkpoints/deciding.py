@@ -15,12 +15,14 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
+from jax.sharding import PartitionSpec, Sharding
 
 from treeadapt.arrays import is_array
 from treeadapt.checkpoints.leaves import as_array
 from treeadapt.checkpoints.load_report import LoadReport, compare_with_target
 from treeadapt.checkpoints.migrated import Source, require_migration, source_of
 from treeadapt.checkpoints.stored import Stored
+from treeadapt.convert import describe
 from treeadapt.errors import (
     CheckpointError,
     MigrationError,
@@ -42,6 +44,30 @@ def selected(view: TreeView, where: Any) -> list[bool]:
     """Select leaves, with 0-d arrays in the place of Python numbers."""
     leaves = [as_array(leaf) for leaf in view.leaves]
     return select(dataclasses.replace(view, leaves=leaves), where)
+
+
+def target_view(target: Any) -> TreeView:
+    """Return the view of what leaves are to be loaded into.
+
+    Raises:
+        CheckpointError: it is a function, or has shardings in the place of arrays.
+    """
+    view = view_tree(target)
+    if view.plan.paths == ("",) and callable(target):
+        name = getattr(target, "__name__", type(target).__name__)
+        raise CheckpointError(
+            f"Expected a tree as target, got {describe(target)}. Pass what it returns: "
+            f"{name}(), or for shapes alone jax.eval_shape({name})."
+        )
+    specs = [p for p, it in view.items() if isinstance(it, Sharding | PartitionSpec)]
+    if specs and not any(map(is_array, view.leaves)):
+        kind = type(view.flat()[specs[0]]).__name__
+        raise CheckpointError(
+            f"Expected a target of arrays or shapes; it has a {kind} at "
+            f"{listing(specs, limit=2)}. Pass shapes with shardings: jax.tree.map("
+            "lambda x, s: x.update(sharding=s), jax.eval_shape(init), shardings)."
+        )
+    return view
 
 
 def paths_to_load(source: Source, where: Any) -> list[str]:

@@ -31,6 +31,7 @@ from treeadapt.checkpoints.deciding import (
     require_fit,
     selected,
     source_that_fits,
+    target_view,
 )
 from treeadapt.checkpoints.errors import reported
 from treeadapt.checkpoints.leaves import (
@@ -202,7 +203,8 @@ def load(
 
     Raises:
         CheckpointError: the checkpoint cannot be read, or ``strict`` and it does not
-            fit; the message lists all misfits.
+            fit; the message lists all misfits; or ``target`` is a function, or has
+            shardings in the place of arrays.
         MigrationError: instead, with a migration; the message also lists all that is
             wrong with its rows; of several, how each misses, or which fit. Copies
             that differ, and a padding that is not zero, are found when they are read;
@@ -223,7 +225,7 @@ def load(
         >>> load(file, migration=stack)["blocks"]["bias"].tolist()
         [[0, 0], [1, 1], [2, 2]]
     """
-    view = None if target is None else view_tree(target)
+    view = None if target is None else target_view(target)
     is_shared = view is not None and any(map(spans_processes, view.leaves))
     together = agreed if is_shared else contextlib.nullcontext
     with together("load"), opened(path) as stored:
@@ -329,7 +331,7 @@ def load_report(
         1 number changed:
           'step': 700, the target has 0
     """
-    view = view_tree(target)
+    view = target_view(target)
     with opened(path) as stored:
         source, place = _source(stored, migration, view, where, cast=cast)
         source.problems.raise_any()

@@ -34,6 +34,7 @@ from treeadapt.cli.explaining import explain_row, explain_rules
 from treeadapt.cli.lint import (
     KINDS,
     as_options,
+    is_clean,
     linted,
     notes,
     planned,
@@ -199,7 +200,8 @@ def _with_table(command: Callable[..., None]) -> Any:
     ) -> None:
         file = rules or migration
         if file is None:
-            raise click.UsageError("Missing option '--rules' or '--migration'.")
+            hint = sources.misplaced_table(tree, target)
+            raise click.UsageError(f"Missing option '--rules' or '--migration'.{hint}")
         if rules is not None and migration is not None:
             raise click.UsageError("--rules and --migration: give one of the two.")
         if target is not None and migration is None:
@@ -212,7 +214,14 @@ def _with_table(command: Callable[..., None]) -> Any:
             outcome = table.match(sources.read_tree(tree))
         else:
             rows = read_migration(file, reverse=reverse)
-            outcome = planned(rows, sources.read_tree(tree), sources.read_tree(target))
+            trees = [sources.read_tree(each) for each in (tree, target)]
+            outcome = planned(rows, *trees)
+            if target is not None and outcome[1] and is_clean(rows, *trees[::-1]):
+                raise click.UsageError(
+                    f"The rows lead from {target!r} to {tree!r}, not from {tree!r} to "
+                    f"{target!r}; the order is TREE, then TARGET. Swap the two, or "
+                    f"read the rows {'forwards' if reverse else 'with --reverse'}."
+                )
         command(tree=tree, file=file, outcome=outcome, **others)
 
     return _with_rules(_with_migration(run))
@@ -490,6 +499,11 @@ def convert(
     """
     if not migrations and (reverse or target is not None):
         raise click.UsageError("--reverse and --target need --migration.")
+    if sources.names_function(destination):
+        raise click.UsageError(
+            f"DST {destination!r} is code, not the name of a file. What the result "
+            f"should fit is --target {destination}."
+        )
     _require_order(source, destination, "SRC, then DST")
     _require_new(destination, force=force)
     is_schema = locating.format_of(destination, writing=True) == "schema"

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from treeadapt.errors import SelectorError
+from treeadapt.errors import MigrationError, SelectorError
 from treeadapt.migrations.migration import Migration, load_migration
 from treeadapt.migrations.plan import MigrationPlan, pairs_text
 from treeadapt.migrations.planning import compare_target
@@ -168,6 +168,14 @@ def planned(
         text = f"the inverse does not lead back from {listing(fold(plan.one_way))}"
         faults.append(Finding(ONE_WAY, None, text, next(rows, None)))
     return plan, faults
+
+
+def is_clean(migration: Migration, source: Any, target: Any) -> bool:
+    """Return whether nothing is wrong with a migration from one tree to another."""
+    try:
+        return not planned(migration, source, target)[1]
+    except MigrationError:
+        return False
 
 
 def notes(plan: MigrationPlan) -> Iterator[str]:

@@ -199,6 +199,16 @@ def _may_be_table(text: str) -> bool:
     return Path(text).suffix in _TABLES and not is_stored
 
 
+def misplaced_table(*texts: str | None) -> str:
+    """Return what to do if a table is among trees, as a hint; empty if none is."""
+    tables = [text for text in texts if text and _may_be_table(text)]
+    if not tables:
+        return ""
+    trees = [text for text in texts if text and text not in tables] or ["TREE"]
+    proposals = " or ".join(f"--{name} {tables[0]}" for name in ("rules", "migration"))
+    return f" {tables[0]!r} is a table: write {' '.join(trees)} {proposals}."
+
+
 def _meant(text: str) -> str | None:
     """Return what a text may mean that is not the name of a checkpoint, or None."""
     if Path(text).is_dir():

@@ -27,6 +27,7 @@ from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.rows import Address, Row
 from treeadapt.migrations.running import Layout, Move
 from treeadapt.names import fold, listing, plural, size_text
+from treeadapt.paths import SEPARATOR
 
 #: What fills leaves in an inverse that a row drops: a target, if it has them.
 DROPPED = "dropped"
@@ -479,7 +480,7 @@ def _captured(address: Address, path: str) -> str:
     texts = {}
     for each in address.path.captures:
         value = captures[each.key]
-        text = each.write(value)
+        text = each.write(value).removeprefix(SEPARATOR)
         is_other = isinstance(value, int) and text != str(value)
         texts[each.key] = f"{each.key} = {text}{f' ({value})' if is_other else ''}"
     return ", ".join(texts.values())
