@@ -103,12 +103,12 @@ def test_layers_that_go_to_another_group_are_named():
         (
             ta.freeze(ADAM, "a"),
             ta.adapt(ADAM).init(PARAMS),
-            "'a' has a state, and is frozen or gone",
+            "'a' has a state, and is frozen or masked out",
         ),
         (
             ta.adapt(ADAM),
             ta.adapt(ADAM).init({"a": PARAMS["a"], "z": PARAMS["b"]}),
-            "'z' has a state, and is frozen or gone",
+            "unexpected 'z'",
         ),
         (
             ta.adapt(ADAM),
@@ -120,7 +120,7 @@ def test_layers_that_go_to_another_group_are_named():
             ta.adapt(optax.masked(ADAM, {"a": True, "b": True, "c": True})).init(
                 PARAMS
             ),
-            "'b' has a state, and is frozen or gone",
+            "'b' has a state, and is frozen or masked out",
         ),
         (
             ta.per_layer(ADAM, {"a": 0}),
@@ -145,6 +145,45 @@ def test_other_wrappers_and_states_read_without_their_classes(tx, state, line):
         tx.update(PARAMS, state, PARAMS)
     assert f"  {line}\n" in str(caught.value)
     assert REMEDY in str(caught.value)
+
+
+def moved(tree, old, new):
+    return {path.replace(old, new): leaf for path, leaf in tree.items()}
+
+
+@pytest.mark.parametrize("rules", [{"**": "s"}, {"**/w": "s", "**": "f"}])
+def test_params_of_other_names_are_shown_in_pairs(rules):
+    params = {f"net/layers/{n}/{key}": jnp.ones(2) for n in range(3) for key in "bw"}
+    for tx in (partition(rules), ta.adapt(ADAM)):
+        now = moved(params, "layers", "blocks")
+        with pytest.raises(ta.TransformError) as caught:
+            tx.update(now, tx.init(params), now)
+        text = str(caught.value)
+        title = "The state was made for other params. 12 names do not fit this tree"
+        assert text.startswith(title)
+        assert "missing 'net/blocks/" in text
+        assert "(the state has 'net/layers/" in text
+        assert "names with migration=table" in text
+        table = ta.Migration({"{a:**}/layers/{b:**}": "{a}/blocks/{b}"})
+        state, _ = ta.carry_state(tx, now, tx.init(params), migration=table)
+        tx.update(now, state, now)
+
+
+def test_a_leaf_that_is_gone_is_told_from_one_that_is_frozen():
+    less = {path: leaf for path, leaf in PARAMS.items() if path != "b"}
+    tx = ta.adapt(ADAM)
+    with pytest.raises(ta.TransformError, match=r"'b' has a state, and is gone\n"):
+        tx.update(less, tx.init(PARAMS), less)
+
+
+def test_updates_of_other_names_are_shown_in_pairs():
+    params = {"net/w": jnp.ones(2), "net/b": jnp.ones(2), "scale": jnp.ones(2)}
+    tx = ta.adapt(ADAM)
+    with pytest.raises(ta.TransformError) as caught:
+        tx.update(moved(params, "net", "nets"), tx.init(params), params)
+    first, *rows = str(caught.value).splitlines()
+    assert first.startswith("The updates were made for other params. 4 names do not")
+    assert "  missing 'net/{b,w}' (the updates have 'nets/{b,w}')" in rows
 
 
 # A learning rate, and a random key, belong to no leaf.

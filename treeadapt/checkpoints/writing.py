@@ -26,7 +26,7 @@ from treeadapt.checkpoints.processes import agreed
 from treeadapt.checkpoints.replacing import replaced
 from treeadapt.checkpoints.stored import Leaf
 from treeadapt.errors import CheckpointError
-from treeadapt.names import listing
+from treeadapt.names import Mismatch, listing
 
 SHARDS = "safetensors shards"
 
@@ -83,18 +83,18 @@ def _write_together(
                 new = stack.enter_context(replaced(path, lambda: _check(path, "orbax")))
                 orbax_folder.begin(new)
             first, name = json.loads(told(json.dumps([entries, str(new)])))
-            different = [
-                one for one in entries | first if entries.get(one) != first.get(one)
-            ]
+            different = Mismatch(
+                [one for one in first if one not in entries],
+                [one for one in entries if one not in first],
+                {
+                    one: f"{here}, process 0 has {first[one]}"
+                    for one, here in entries.items()
+                    if first.get(one, here) != here
+                },
+            )
             if different:
-                here, there = (
-                    one.get(different[0], "missing") for one in (entries, first)
-                )
-                raise CheckpointError(
-                    f"Its tree differs from that of process 0 in {listing(different)}: "
-                    f"the first is {here!r}, in process 0 {there!r}. Save the same "
-                    "tree in all processes."
-                )
+                text = different.text("leaf", "this one has", to="process 0")
+                raise CheckpointError(f"{text}\nSave the same tree in all processes.")
             new = Path(name)
             if not new.is_dir():
                 raise CheckpointError(

@@ -13,7 +13,14 @@ import contextlib
 import functools
 import re
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from typing import Any
 
 import jax
@@ -25,7 +32,7 @@ from treeadapt import _jax
 from treeadapt.arrays import is_array, is_number
 from treeadapt.convert import describe_argument
 from treeadapt.errors import TransformError, TreeAdaptError
-from treeadapt.names import listing
+from treeadapt.names import Mismatch, listing
 from treeadapt.selection.whole import WholeTree, whole_of, whole_tree
 from treeadapt.splitting import collections_beside_params, warn_of_collections
 from treeadapt.transforms.flat import (
@@ -427,7 +434,7 @@ def _is_integer(update: Any) -> bool:
 
 
 def _stray_message(
-    stray: Sequence[str], paths: Iterable[str], leaves: Mapping[str, Any]
+    stray: Sequence[str], paths: Collection[str], leaves: Mapping[str, Any]
 ) -> str:
     static = [path for path in stray if path in leaves]
     if static:
@@ -436,6 +443,14 @@ def _stray_message(
             f"The updates have arrays at {listing(static)}, where the params have a "
             f"static leaf, a {kind}, which never trains. To train a number, make it an "
             "array: jnp.asarray."
+        )
+    lacking = [p for p, leaf in leaves.items() if is_array(leaf) and p not in paths]
+    if lacking and len(stray) < len(paths):
+        names = Mismatch(lacking, stray)
+        text = names.text("name", "the updates have", to="the tree of params")
+        return (
+            f"The updates were made for other params. {text}\n"
+            "Pass the params that were differentiated: update(updates, state, params)."
         )
     text = f"The updates have arrays at {listing(stray)}, where the params have none. "
     if any(path in leaves for path in paths):

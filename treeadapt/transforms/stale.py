@@ -9,8 +9,8 @@ See ``state.carry_state`` for the way from one to the other.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -19,7 +19,9 @@ import optax
 from treeadapt.arrays import is_array
 from treeadapt.convert import describe
 from treeadapt.errors import TransformError, TreeAdaptError
-from treeadapt.names import fold, section
+from treeadapt.layers.region import read_key
+from treeadapt.names import Mismatch, fold, section
+from treeadapt.transforms.flat import fast_params
 
 
 @contextlib.contextmanager
@@ -41,18 +43,61 @@ def explained_state(
     except TreeAdaptError:
         raise
     except Exception as error:
-        lines = [*fold(_unlike_fresh(state, init, flat))]
-        if not lines:
+        differences = _unlike_fresh(state, init, flat)
+        if not differences:
             raise
-        rows = section("The state is not one of this optimizer and these rules:", lines)
-        rows.append(
-            "A state of earlier rules goes on here: state, report = "
-            "treeadapt.carry_state(tx, params, state), with the whole optimizer as tx."
-        )
-        raise TransformError("\n".join(rows)) from error
+        raise TransformError(_message(differences, fast_params(flat))) from error
 
 
-def _unlike_fresh(state: Any, init: Callable[[Any], Any], flat: Any) -> list[str]:
+class _Difference(NamedTuple):
+    """A place where a state is not like a new one.
+
+    Attributes:
+        text: what is unlike.
+        lacking: the leaf for which it has no state; or
+        surplus: the leaf for which it has one that a new state lacks.
+        why: the reason for that, if the leaf is there.
+    """
+
+    text: str
+    lacking: str = ""
+    surplus: str = ""
+    why: str = ""
+
+
+def _message(differences: Sequence[_Difference], flat: Mapping[str, Any]) -> str:
+    """Write what is unlike, and names that changed apart from what else did."""
+    lacking = dict.fromkeys(one.lacking for one in differences if one.lacking)
+    gone = dict.fromkeys(
+        one.surplus
+        for one in differences
+        if one.surplus and read_key(one.surplus).path not in flat
+    )
+    renamed = Mismatch([*lacking], [*gone]) if lacking and gone else Mismatch()
+    texts = []
+    for one in differences:
+        if not renamed or not (one.lacking or one.surplus in gone):
+            why = "is gone" if one.surplus in gone else one.why
+            texts.append(f"{one.text}, and {why}" if one.surplus else one.text)
+    rows = section(
+        "The state is not one of this optimizer and these rules:", fold(texts)
+    )
+    cure = "A state of earlier rules"
+    if renamed:
+        title = "The state was made for other params. " * (not rows)
+        names = renamed.text("name", "the state has", to="this tree")
+        rows += f"{title}{names}".splitlines()
+        cure += ", or of other names with migration=table,"
+    rows.append(
+        f"{cure} goes on here: state, report = treeadapt.carry_state(tx, params, "
+        "state), with the whole optimizer as tx."
+    )
+    return "\n".join(rows)
+
+
+def _unlike_fresh(
+    state: Any, init: Callable[[Any], Any], flat: Any
+) -> list[_Difference]:
     """Return what of a state is unlike what ``init`` makes; nothing if that fails."""
     try:
         expected = jax.eval_shape(init, flat)
@@ -61,8 +106,10 @@ def _unlike_fresh(state: Any, init: Callable[[Any], Any], flat: Any) -> list[str
     return list(dict.fromkeys(_unlike(state, expected)))
 
 
-def _unlike(old: Any, new: Any, group: str = "", name: str = "") -> Iterator[str]:
-    """Yield a line for each place where a state is not like a new one.
+def _unlike(
+    old: Any, new: Any, group: str = "", name: str = ""
+) -> Iterator[_Difference]:
+    """Yield each place where a state is not like a new one.
 
     Args:
         old: the state, or a part of it.
@@ -78,9 +125,11 @@ def _unlike(old: Any, new: Any, group: str = "", name: str = "") -> Iterator[str
         old, "inner_states"
     ):
         groups, others = new.inner_states, old.inner_states
-        yield from (f"group {x!r} has no state" for x in groups if x not in others)
         yield from (
-            f"group {x!r} has a state, and no transformation"
+            _Difference(f"group {x!r} has no state") for x in groups if x not in others
+        )
+        yield from (
+            _Difference(f"group {x!r} has a state, and no transformation")
             for x in others
             if x not in groups
         )
@@ -106,16 +155,17 @@ def _unlike(old: Any, new: Any, group: str = "", name: str = "") -> Iterator[str
         is_array(new) and is_array(old) and np.shape(old) != np.shape(new)
     ):
         whose = f" of {name!r}" if name else ""
-        yield f"the state{whose}{group} has {describe(old)} in place of {describe(new)}"
+        seen = f"{describe(old)} in place of {describe(new)}"
+        yield _Difference(f"the state{whose}{group} has {seen}")
 
 
-def _lacking(name: Any, group: str) -> str:
-    return f"{name!r} has no state{group}"
+def _lacking(name: Any, group: str) -> _Difference:
+    return _Difference(f"{name!r} has no state{group}", lacking=name)
 
 
-def _surplus(name: Any, group: str) -> str:
-    why = "is not in it" if group else "is frozen or gone"
-    return f"{name!r} has a state{group}, and {why}"
+def _surplus(name: Any, group: str) -> _Difference:
+    why = "is not in it" if group else "is frozen or masked out"
+    return _Difference(f"{name!r} has a state{group}", surplus=name, why=why)
 
 
 def _is_plain(node: Any) -> bool:
