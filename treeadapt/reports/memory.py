@@ -213,13 +213,15 @@ class MemoryPlan:
             )
         lines = [self.headline, "", *aligned(head, rows)]
         if cells:
-            own_head = ("largest, with state", "contents", "spec", "each device")
+            largest = "largest, with state" if not self.host_bytes else "largest"
+            own_head = (largest, "contents", "spec", "each device")
             lines += ["", *aligned(own_head, cells)]
         if copies := [group for group in groups if group.first.is_replicated]:
             count = plural(sum(group.num_leaves for group in copies), "leaf")
             size = size_text(sum(group.device_bytes for group in copies))
             names = listing((group.name for group in copies), limit=3)
-            text = f"A copy on each device: {count}, {size} with state: {names}."
+            counted = "" if self.host_bytes else " with state"
+            text = f"A copy on each device: {count}, {size}{counted}: {names}."
             lines += ["", text]
         return tuple(lines)
 

@@ -52,14 +52,14 @@ class SavedState:
     Attributes:
         leaves: by name; params have the names of today.
         unmoved: why other leaves were not moved, by saved name.
-        warnings: of rows that make copies of one parameter, by their text.
+        copied: what rows that make copies of one parameter fill, by their text.
         prefixes: what ``StateMap.prefixes_in`` says.
         fields: those of each state, by its name, whether their leaves moved or not.
     """
 
     leaves: dict[str, StateLeaf]
     unmoved: dict[str, str] = dataclasses.field(default_factory=dict)
-    warnings: dict[str, str] = dataclasses.field(default_factory=dict)
+    copied: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     prefixes: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
     fields: Mapping[str, Collection[str]] = dataclasses.field(default_factory=dict)
 
@@ -244,12 +244,7 @@ class _Mover:
             for leaf in moved:
                 self.result.add(leaf)
             if moved and row.copies:
-                self.result.warnings[row.text] = (
-                    f"the row {row.text!r} makes copies of one parameter: each of "
-                    f"{listing(group.filled)} goes on with all of its moments, and "
-                    "gets only a part of its gradient from now on. Reset them if they "
-                    "are not updated as one."
-                )
+                self.result.copied.setdefault(row.text, []).extend(group.filled)
         if problems.texts:
             reason = "; ".join(text for _, text, _ in problems.each())
             left = itertools.chain(*slots.values())
