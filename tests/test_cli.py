@@ -505,6 +505,33 @@ def test_lint_says_what_it_did_not_look_for(npz, tmp_path):
     assert text == "0 findings in 23 arrays; ignored: 1 unmatched.\n"
 
 
+@pytest.mark.parametrize(
+    ("stacks", "cure"),
+    [
+        ("", 'say so: "blocks" = 0 and "blocks/rope" = false in [stacks]'),
+        ('"blocks" = 0', 'add "blocks/rope" = false in [stacks].'),
+        ('"block" = 0', '"block" in [stacks] matches nothing'),
+        ('"blocks" = true', '"blocks" = true in [stacks]: expected an axis'),
+        ('"blocks" = true', '["blocks_{l}", 0], or false.'),
+    ],
+)
+def test_what_a_command_says_of_stacks_names_the_section(tmp_path, stacks, cure):
+    tree = {"w": np.ones((4, 3, 3)), "b": np.ones((4, 3)), "rope": np.ones(())}
+    ta.save(tmp_path / "x.safetensors", {"blocks": tree, "embed": np.ones((5, 3))})
+    table = f"[stacks]\n{stacks}\n" * bool(stacks)
+    table += '[rules]\n"blocks/{0..1}" = "frozen"\n"**" = "train"\n'
+    (tmp_path / "rules.toml").write_text(f"version = 1\n{table}")
+    code = 2 if stacks else 1
+    file = tmp_path / "rules.toml"
+    text = run("lint", tmp_path / "x.safetensors", "--rules", file, code=code)
+    assert cure in text
+    assert "stacks=" not in text
+    if "true" in stacks:
+        with pytest.raises(ta.RulesFileError) as caught:
+            ta.load_rules(file)
+        assert cure in str(caught.value)
+
+
 def test_lint_and_the_error_give_one_cure_for_a_shadowed_rule(npz, tmp_path):
     for text, cure in (
         ('"policy" = "a"\n"policy/hidden_0" = "a"\n', "Remove it: they give"),

@@ -20,6 +20,7 @@ from treeadapt.migrations.planning import compare_target
 from treeadapt.names import fold, listing, natural
 from treeadapt.reports.summary import Finding, findings
 from treeadapt.selection.decision import Decision
+from treeadapt.selection.files import stacks_in_file
 from treeadapt.selection.selectors import Selector
 from treeadapt.trees.views import view_tree
 
@@ -29,7 +30,6 @@ _OPTIONS = {
     r"; load\(schema\) .*": ".",
     r"Decide on the tree that .*": "Give the model as TREE, module:function.",
     r"decide on that: \.bind\(model\)": "give it as TREE, module:function",
-    r"Rules\(\.\.\., stacks=\{(.*): 0\}\)": r"[stacks] \1 = 0",
     r"in sizes=, or give a target": "in [sizes], or name a target: TARGET, or --target",
     r"in sizes=": "in [sizes]",
     r"pass one with arrays for": "name a checkpoint as --target for",
@@ -53,7 +53,7 @@ def as_options(text: str) -> str:
     """
     for pattern, instead in _OPTIONS.items():
         text = re.sub(pattern, instead, text)
-    return text
+    return stacks_in_file(text)
 
 
 def linted(decision: Decision) -> Iterator[Finding]:

@@ -540,7 +540,8 @@ def load_rules(path: str | os.PathLike[str], *, allow_regex: bool = False) -> Ru
     try:
         return Rules(pairs, **document)
     except (SelectorError, StackError) as error:  # an option is malformed
-        raise RulesFileError(f"Rules file {str(path)!r}: {error}") from error
+        text = files.stacks_in_file(str(error))
+        raise RulesFileError(f"Rules file {str(path)!r}: {text}") from error
 
 
 def _refuse_filter(values: Sequence[Any], leaf: Any) -> None:
