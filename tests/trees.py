@@ -292,16 +292,25 @@ class Named(Keyless):
 ta.register(Named, fields=("w", "b"))
 
 
-@functools.cache
-def _haiku_init() -> Callable[..., Any]:
+def _numbered(make: Callable[[], Any]) -> Callable[[], Any]:
+    """Make the tree of a library with numbers of our own: its own take compilation."""
+    shapes = functools.cache(functools.partial(eqx.filter_eval_shape, make))
+
+    def filled(leaf):
+        if not isinstance(leaf, jax.ShapeDtypeStruct):
+            return leaf
+        steps = np.arange(1, leaf.size + 1, dtype=leaf.dtype)
+        return jnp.asarray(np.sin(steps).reshape(leaf.shape))
+
+    return lambda: jax.tree.map(filled, shapes())
+
+
+@_numbered
+def haiku_params() -> Any:
     def forward(x):
         return hk.nets.MLP([3, 3], name="mlp")(x)
 
-    return hk.transform(forward).init
-
-
-def haiku_params() -> Any:
-    return _haiku_init()(jax.random.PRNGKey(0), jnp.ones((1, 2)))
+    return hk.transform(forward).init(jax.random.PRNGKey(0), jnp.ones((1, 2)))
 
 
 HAIKU = ("mlp/~/linear_0/b", "mlp/~/linear_0/w", "mlp/~/linear_1/b", "mlp/~/linear_1/w")
@@ -316,6 +325,7 @@ def penzai_linear() -> Any:
     )
 
 
+@_numbered
 def eqx_shared() -> Any:
     k1, k2 = jax.random.split(jax.random.key(0))
     layers = (eqx.nn.Embedding(3, 2, key=k1), eqx.nn.Linear(2, 3, key=k2))
@@ -333,6 +343,7 @@ def nnx_batchnorm() -> Any:
     return nnx.BatchNorm(2, rngs=nnx.Rngs(0))
 
 
+@_numbered
 def linen_variables() -> Any:
     class Net(nn.Module):
         @nn.compact
@@ -371,6 +382,7 @@ MLP = (
 )
 
 
+@_numbered
 def mlp() -> eqx.nn.MLP:
     return eqx.nn.MLP(2, 2, 2, 1, key=jax.random.key(0))
 
