@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from aged import STEPS, aged
 from flax.core import FrozenDict
-from hypothesis import settings
 from jax.sharding import PartitionSpec as P
 from sizes import crossed, some
 from trees import SAME_MODEL, two_layers
@@ -24,9 +24,6 @@ from treeadapt import carry_state
 
 # Optax itself promotes.
 pytestmark = pytest.mark.usefixtures("standard_promotion")
-
-# Before the change, and as many after it; ``MultiSteps`` is amid its three with each.
-STEPS = 4 if settings.default.max_examples >= 2_000 else 2
 
 adam = optax.adam(1e-2)
 
@@ -146,7 +143,7 @@ def test_training_goes_on_bit_for_bit(inside, move):
 @pytest.mark.parametrize("around", WRAPPED)
 def test_the_same_transformation_gets_every_leaf_and_no_copy(around):
     tx = WRAPPED[around](optax.adam(schedule))
-    params, old = trained(tx, start())
+    params, old = aged(tx, start())
     state, report = carry_state(tx, params, old)
     assert jax.tree.structure(state) == jax.tree.structure(old)
     for one, two in zip(jax.tree.leaves(state), jax.tree.leaves(old), strict=True):
@@ -222,7 +219,7 @@ def test_thawing_one_layer_after_another():
 
 
 def test_moments_under_an_old_count_are_reported_with_the_cure():
-    params, old = trained(rules("a:trunk"), start())
+    params, old = aged(rules("a:trunk"), start())
     old = set_count(old, 1000)
     after = rules("a:**")
     state, report = carry_state(after, params, old)
@@ -244,7 +241,7 @@ def test_alike_warnings_of_several_groups_are_one_with_a_cure_for_all():
     params = {name: {"w": jnp.ones(2), "b": jnp.ones(2)} for name in names}
     adams = {name: optax.adam(0.1) for name in names}
     some = {f"{name}/w": name for name in names} | {"**": "frozen"}
-    params, old = trained(ta.partition(adams, some), params)
+    params, old = aged(ta.partition(adams, some), params)
     after = ta.partition(adams, {name: name for name in names})
     _, report = carry_state(after, params, old)
     (text,) = report.warnings
@@ -257,7 +254,7 @@ def test_alike_warnings_of_several_groups_are_one_with_a_cure_for_all():
 
 
 def test_warnings_that_differ_in_numbers_stay_apart():
-    params, old = trained(rules("a:trunk/w", "b:head/w"), start())
+    params, old = aged(rules("a:trunk/w", "b:head/w"), start())
     old.inner_states["a"] = set_count(old.inner_states["a"], 1000)
     _, report = carry_state(rules("a:trunk", "b:head"), params, old)
     assert [" alike" in text for text in report.warnings] == [False, False]
@@ -277,7 +274,7 @@ def set_count(state: Any, steps: int) -> Any:
 def test_the_first_step_under_an_old_count_is_that_much_too_long():
     tx = optax.scale_by_adam(eps=0.0)
     params = {"w": jnp.ones(1)}
-    model, old = trained(rules("a:trunk"), start())
+    model, old = aged(rules("a:trunk"), start())
     for steps in (10, 30, 100, 300, 1000, 3000, 10_000, 100_000):
         updates, _ = tx.update(params, tx.init(params)._replace(count=jnp.int32(steps)))
         _, report = carry_state(rules("a:**"), model, set_count(old, steps))
@@ -297,7 +294,7 @@ def test_a_leaf_moves_to_another_group_with_its_moments():
 
 
 def test_a_leaf_that_joins_an_older_group_is_reported():
-    params, old = trained(rules("a:trunk", "b:head"), start())
+    params, old = aged(rules("a:trunk", "b:head"), start())
     old.inner_states["a"] = set_count(old.inner_states["a"], 1000)
     state, report = carry_state(rules("a:trunk|head/w", "b:head"), params, old)
     (text,) = report.warnings
@@ -310,7 +307,7 @@ def test_a_leaf_that_joins_an_older_group_is_reported():
 
 
 def test_groups_of_different_ages_that_merge_take_the_smaller_count():
-    params, old = trained(rules("a:trunk", "b:head"), start())
+    params, old = aged(rules("a:trunk", "b:head"), start())
     old.inner_states["a"] = set_count(old.inner_states["a"], 1000)
     tx = ta.adapt(optax.adam(schedule))
     state, report = carry_state(tx, params, old)
@@ -321,7 +318,7 @@ def test_groups_of_different_ages_that_merge_take_the_smaller_count():
 
 
 def test_a_group_that_is_divided_takes_its_count_along_and_can_be_donated():
-    params, old = trained(ta.adapt(optax.adam(schedule)), start())
+    params, old = aged(ta.adapt(optax.adam(schedule)), start())
     state, report = carry_state(rules("a:trunk", "b:head"), params, old)
     assert report.fresh == ()
     one, two = (state.inner_states[group] for group in "ab")
@@ -333,7 +330,7 @@ def test_a_group_that_is_divided_takes_its_count_along_and_can_be_donated():
 
 def test_one_group_is_reset_and_the_others_stay():
     tx = rules("a:trunk", "b:head")
-    params, old = trained(tx, start())
+    params, old = aged(tx, start())
     state, report = carry_state(tx, params, old, reset="inner_states/b")
     assert jax.tree.structure(state) == jax.tree.structure(old)
     assert_equal(state.inner_states["a"], old.inner_states["a"])
@@ -345,7 +342,7 @@ def test_one_group_is_reset_and_the_others_stay():
 
 def test_leaves_are_reset_by_their_path():
     tx = ta.adapt(optax.trace(0.9))
-    params, old = trained(tx, start())
+    params, old = aged(tx, start())
     state, report = carry_state(tx, params, old, reset="**/head")
     assert report.reset == ("trace/head/b", "trace/head/w")
     assert not np.any(state.trace["head/w"])
@@ -413,7 +410,7 @@ def test_a_whole_training_state_will_do():
         params: Any
         opt_state: Any
 
-    params, old = trained(adam, start())
+    params, old = aged(adam, start())
     saved = TrainState(jnp.int32(5), params, old)
     state, report = carry_state(ta.adapt(adam), params, saved)
     assert report.fresh == ()
@@ -610,7 +607,7 @@ def test_a_stored_value_is_left_behind_when_its_gradient_is_not_whole():
 def test_hyperparameters_are_carried_and_can_be_reset():
     make = optax.inject_hyperparams(optax.adam)
     before, after = ta.adapt(make(1e-2)), ta.partition({"a": make(5e-2)}, {"**": "a"})
-    params, old = trained(before, start())
+    params, old = aged(before, start())
     old.hyperparams["learning_rate"] = jnp.float32(0.25)
     state, _ = carry_state(after, params, old)
     assert float(state.inner_states["a"].hyperparams["learning_rate"]) == 0.25
@@ -624,7 +621,7 @@ def test_hyperparameters_are_carried_and_can_be_reset():
 @pytest.mark.parametrize("inside", ["sgd", "adam"])
 def test_schedules_follow_the_leaves(inside):
     tx = optax.sgd(schedule) if inside == "sgd" else optax.adam(schedule)
-    params, old = trained(tx, start())
+    params, old = aged(tx, start())
     after = ta.partition({"a": tx, "b": tx}, {"head": "a", "**": "b"})
     state, _ = carry_state(after, params, old)
     counts = [int(state.inner_states[group][1].count) for group in "ab"]
@@ -642,7 +639,7 @@ def test_schedules_follow_the_leaves(inside):
 def test_groups_without_moments_join_by_their_counts():
     tx = optax.sgd(schedule)
     before = ta.partition({"a": tx, "b": tx}, {"head": "a", "**": "b"})
-    params, old = trained(before, start())
+    params, old = aged(before, start())
     state, report = carry_state(ta.adapt(tx), params, old)
     assert int(state[1].count) == STEPS
     old.inner_states["b"] = set_count(old.inner_states["b"], STEPS - 1)
@@ -662,7 +659,7 @@ def test_states_without_moments_are_not_guessed_between():
 
 def test_noise_of_groups_goes_on():
     tx = optax.add_noise(0.1, 0.5, 0)
-    params, old = trained(ta.adapt(tx), start())
+    params, old = aged(ta.adapt(tx), start())
     after = ta.partition({"a": tx, "b": tx}, {"head": "a", "**": "b"})
     state, report = carry_state(after, params, old)
     assert report.fresh == report.left_over == ()
@@ -672,7 +669,7 @@ def test_noise_of_groups_goes_on():
 
 def test_a_layer_of_another_size_is_fresh_and_told():
     tx = ta.adapt(adam)
-    params, old = trained(tx, start())
+    params, old = aged(tx, start())
     params["head"]["w"] = jnp.ones((4, 5))
     state, report = carry_state(tx, params, old)
     assert state[0].mu["head/w"].shape == (4, 5)
@@ -685,7 +682,7 @@ def test_a_layer_of_another_size_is_fresh_and_told():
 
 def test_another_dtype_is_not_cast_in_silence():
     tx = ta.adapt(optax.adam(1e-2, mu_dtype=jnp.bfloat16))
-    params, old = trained(ta.adapt(adam), start())
+    params, old = aged(ta.adapt(adam), start())
     state, report = carry_state(tx, params, old)
     assert "bfloat16[2], but the saved one is float32[2]" in str(report)
     assert state[0].mu["head/b"].dtype == jnp.bfloat16
@@ -712,7 +709,7 @@ CASTS = {
 )
 def test_a_state_follows_params_that_are_cast(name, form):
     tx = ta.adapt(CASTS[name])
-    params, old = trained(tx, start())
+    params, old = aged(tx, start())
     old = jax.tree.map(  # some drift with the gradients
         lambda leaf, like: (
             leaf if leaf.dtype == like.dtype else leaf.astype(like.dtype)
@@ -749,7 +746,7 @@ def test_a_state_follows_params_that_are_cast(name, form):
 
 
 def test_a_cast_is_in_the_report():
-    params, old = trained(ta.adapt(adam), start())
+    params, old = aged(ta.adapt(adam), start())
     small = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
     _, report = carry_state(ta.adapt(adam), small, old, cast=True)
     assert "8 of them cast from float32 to bfloat16: '0/mu/head/b'" in str(report)
@@ -814,7 +811,7 @@ def test_a_stored_value_is_left_behind_when_its_gradient_is_cast():
 def test_slices_are_cast():
     rules = ta.Rules({"h/0/**": "frozen", "**": "a"}, stacks={"h": 0})
     tx, params = ta.partition({"a": adam}, rules), {"h": {"w": jnp.ones((3, 2))}}
-    old = trained(tx, params)[1]
+    old = aged(tx, params)[1]
     small = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
     state, report = carry_state(ta.adapt(adam), small, old, cast=True)
     assert report.retyped["0/mu/h/w"] == ("float32", "bfloat16")
@@ -825,7 +822,7 @@ def test_slices_are_cast():
 
 def test_a_cast_works_on_shapes_and_under_jit():
     tx = ta.adapt(adam)
-    params, old = trained(tx, start())
+    params, old = aged(tx, start())
     small = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
     want, _ = carry_state(tx, small, old, cast=True)
     shapes = jax.eval_shape(lambda: (small, old))
@@ -850,7 +847,7 @@ def test_python_numbers_become_arrays_of_the_dtype():
 
 
 def test_two_states_that_fit_equally_are_not_guessed_between():
-    params, old = trained(adam, start())
+    params, old = aged(adam, start())
     saved = {"actor": old, "critic": old}
     state, report = carry_state(ta.adapt(adam), params, saved)
     assert report.ambiguous["0/mu/head/b"] == (
@@ -865,7 +862,7 @@ def test_two_states_that_fit_equally_are_not_guessed_between():
 
 def test_a_renamed_model_is_told():
     tx = ta.adapt(adam)
-    params, old = trained(tx, start())
+    params, old = aged(tx, start())
     _, report = carry_state(tx, {"model": params}, old)
     assert list(report.carried) == []
     assert "'0/mu/model/head/b'" in report.warnings[0]
@@ -874,7 +871,7 @@ def test_a_renamed_model_is_told():
 
 def test_a_vector_of_all_leaves_is_told():
     tx = ta.adapt(optax.flatten(adam))
-    params, old = trained(tx, start())
+    params, old = aged(tx, start())
     state, report = carry_state(tx, params, old)
     assert_equal(state, old)
     assert len(report.warnings) == 2
@@ -882,7 +879,7 @@ def test_a_vector_of_all_leaves_is_told():
 
 
 def test_one_bare_array():
-    params, old = trained(adam, jnp.arange(3.0))
+    params, old = aged(adam, jnp.arange(3.0))
     tx = ta.adapt(adam)
     state, report = carry_state(tx, params, old)
     assert report.fresh == ()
@@ -900,7 +897,7 @@ def test_nothing_is_made_if_everything_is_carried():
         return adam.init(params)
 
     tx = optax.GradientTransformation(init, adam.update)
-    params, old = trained(adam, start())
+    params, old = aged(adam, start())
     carry_state(tx, params, old)
     assert True not in made
     carry_state(tx, params, old, reset="**/mu")
@@ -908,7 +905,7 @@ def test_nothing_is_made_if_everything_is_carried():
 
 
 def test_abstract_params_give_the_report_alone():
-    params, old = trained(optax.adam(schedule), start())
+    params, old = aged(optax.adam(schedule), start())
     abstract = jax.eval_shape(lambda: params)
     state, report = carry_state(rules("a:trunk", "b:**"), abstract, old)
     assert report.fresh == ()
@@ -922,7 +919,7 @@ def test_abstract_params_give_the_report_alone():
 
 def test_it_works_inside_jit():
     tx = rules("a:trunk", "b:head")
-    params, old = trained(ta.adapt(optax.adam(schedule)), start())
+    params, old = aged(ta.adapt(optax.adam(schedule)), start())
     state = jax.jit(lambda params, old: carry_state(tx, params, old)[0])(params, old)
     assert_equal(state, carry_state(tx, params, old)[0])
 
@@ -940,7 +937,7 @@ def test_a_mask_that_reads_values():
 
 
 def test_the_report_reads_well():
-    params, old = trained(rules("a:trunk"), start())
+    params, old = aged(rules("a:trunk"), start())
     _, report = carry_state(rules("b:**"), params, old, reset="**/trunk/b")
     assert str(report).splitlines()[:4] == [
         "carried 4 of 10 leaves of the new state",

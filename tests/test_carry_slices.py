@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import optax.contrib
 import pytest
+from aged import aged
 from sizes import some
 from states import assert_equal
 
@@ -89,7 +90,7 @@ def assert_clean(report: Any) -> None:
 @every
 def test_a_layer_that_thaws_leaves_the_moments_of_the_others_bit_for_bit(name):
     before, after = (from_layer(LEAFWISE[name], depth) for depth in (4, 3))
-    params, old = trained(before, start())
+    params, old = aged(before, start())
     state, report = ta.carry_state(after, params, old)
     copies = [name for name in ta.to_flat_dict(state) if "{3..5}" in name]
     new, old_flat = ta.to_flat_dict(state), ta.to_flat_dict(old)
@@ -106,7 +107,7 @@ def test_a_layer_that_thaws_leaves_the_moments_of_the_others_bit_for_bit(name):
 
 
 def test_a_layer_that_thaws_under_an_old_count_is_reported():
-    params, old = trained(from_layer(adam, 4), start())
+    params, old = aged(from_layer(adam, 4), start())
     _, report = ta.carry_state(from_layer(adam, 3), params, old)
     (text,) = report.warnings
     assert "mu, nu of 'blocks/{3}/b', 'blocks/{3}/w' start again" in text
@@ -118,7 +119,7 @@ def test_a_layer_that_thaws_under_an_old_count_is_reported():
 def test_layers_that_thaw_into_a_group_of_their_own_have_a_count_of_their_own():
     before = from_layer(adam, 4)
     after = grouped(adam, a=["blocks/{4..5}", "head"], b="blocks/{2..3}")
-    params, old = trained(before, start())
+    params, old = aged(before, start())
     state, report = ta.carry_state(after, params, old)
     assert report.warnings == report.left_over == ()
     assert report.partly == {}
@@ -149,7 +150,7 @@ def test_slices_and_whole_arrays_are_carried_into_each_other(name, form):
 
 
 def test_what_the_new_state_lacks_is_left_over_by_layers():
-    params, old = trained(ta.adapt(adam), start())
+    params, old = aged(ta.adapt(adam), start())
     _, report = ta.carry_state(from_layer(adam, 4), params, old)
     assert set(report.left_over) == {
         f"0/{field}/blocks/{{0..3}}/{leaf}" for field in ("mu", "nu") for leaf in "bw"
@@ -162,7 +163,7 @@ def test_what_the_new_state_lacks_is_left_over_by_layers():
 def test_groups_that_divide_their_layers_otherwise_name_what_they_took():
     first = grouped(adam, a="blocks/{0..2}", b=["blocks/{3..5}", "head"])
     second = grouped(adam, a="blocks/{0..3}", b=["blocks/{4..5}", "head"])
-    params, old = trained(first, start())
+    params, old = aged(first, start())
     _, report = ta.carry_state(second, params, old)
     assert_clean(report)
     prefixes = "inner_states/a/0/mu/blocks", "inner_states/b/0/mu/blocks"
@@ -174,7 +175,7 @@ def test_groups_that_divide_their_layers_otherwise_name_what_they_took():
 
 def test_the_same_slices_are_the_saved_objects():
     tx = from_layer(adam, 4)
-    params, old = trained(tx, start())
+    params, old = aged(tx, start())
     state, report = ta.carry_state(tx, params, old)
     assert_clean(report)
     pairs = zip(jax.tree.leaves(state), jax.tree.leaves(old), strict=True)
@@ -183,7 +184,7 @@ def test_the_same_slices_are_the_saved_objects():
 
 def test_one_group_of_layers_is_reset():
     tx = grouped(adam, a=["blocks/{0..2}", "head"], b="blocks/{3..5}")
-    params, old = trained(ta.adapt(adam), start())
+    params, old = aged(ta.adapt(adam), start())
     state, report = ta.carry_state(tx, params, old, reset="inner_states/b")
     assert_equal(state.inner_states["b"], tx.init(params).inner_states["b"])
     assert all(name.startswith("inner_states/b/") for name in report.reset)
@@ -224,7 +225,7 @@ def test_layers_along_other_axes_and_nested_stacks():
         ta.partition({"a": adam, "b": adam}, ta.Rules(table, stacks=stacks))
         for table in tables
     )
-    params, old = trained(one, params)
+    params, old = aged(one, params)
     state, report = ta.carry_state(two, params, old)
     flat, old_flat = ta.to_flat_dict(state), ta.to_flat_dict(old)
     new = flat["inner_states/b/0/mu/blocks/{1..3}@1/experts/{1..2}/w"]
@@ -258,7 +259,7 @@ def _from_nested(where: str) -> Any:
 
 def test_keys_name_the_axes_that_shapes_do_not_show():
     tx = _from_nested("h/{0..1}/e/{2..3}")
-    params, old = trained(tx, {"h/e/w": jnp.ones((4, 4, 3))})
+    params, old = aged(tx, {"h/e/w": jnp.ones((4, 4, 3))})
     other = _from_nested("h/{0..1}/e/{1..2}")
     name = "inner_states/a/0/mu/h/{0..1}/e/{1..2}@1/w"
     # Of older keys, those of the new state say it.
@@ -274,7 +275,7 @@ def test_keys_name_the_axes_that_shapes_do_not_show():
 
 
 def test_an_axis_that_neither_keys_nor_shapes_show_starts_fresh():
-    params, old = trained(
+    params, old = aged(
         _from_nested("h/{0..1}/e/{2..3}"), {"h/e/w": jnp.ones((4, 4, 3))}
     )
     whole = ta.adapt(adam)
@@ -287,7 +288,7 @@ def test_an_axis_that_neither_keys_nor_shapes_show_starts_fresh():
         "fresh, '0/mu/h/e/w' is cut along axes that neither keys nor shapes tell apart"
     ) in str(report)
     # One leaf whose axes differ in length says it for all of the parameter.
-    params, old = trained(_from_nested("h/{0..1}/e/{1..3}"), params)
+    params, old = aged(_from_nested("h/{0..1}/e/{1..3}"), params)
     new, report = ta.carry_state(whole, params, _older(old))
     mu = old.inner_states["a"][0].mu["h/{0..1}/e/{1..3}@1/w"]
     assert np.array_equal(new[0].mu["h/e/w"][:2, 1:], mu)
@@ -296,7 +297,7 @@ def test_an_axis_that_neither_keys_nor_shapes_show_starts_fresh():
 def test_statistics_of_other_shapes_go_on_in_the_same_slices_only():
     tx = optax.adafactor(1e-2, min_dim_size_to_factor=2, momentum=0.9)
     before = from_layer(tx, 4)
-    params, old = trained(before, start())
+    params, old = aged(before, start())
     state, report = ta.carry_state(before, params, old)
     assert_clean(report)
     assert_equal(state, old)
@@ -313,7 +314,7 @@ def test_numbers_for_each_layer_go_on_in_the_same_layers_only():
         prodigy = ta.per_layer(optax.contrib.prodigy(1.0), STACKS)
         return ta.partition({"a": prodigy}, ta.Rules(rules, stacks=STACKS))
 
-    params, old = trained(tx(0), start())
+    params, old = aged(tx(0), start())
     again, report = ta.carry_state(tx(0), params, old)
     assert_clean(report)
     assert_equal(again, old)
@@ -387,7 +388,7 @@ def test_the_memory_of_lbfgs_is_cut_behind_its_first_axis(tx):
 
 def test_under_jit_and_on_shapes():
     before, after = from_layer(adam, 4), from_layer(adam, 3)
-    params, old = trained(before, start())
+    params, old = aged(before, start())
     state, report = ta.carry_state(after, params, old)
     compiled = jax.jit(lambda params, old: ta.carry_state(after, params, old)[0])
     assert_equal(compiled(params, old), state)
@@ -430,7 +431,7 @@ def test_a_group_of_all_layers_is_unrolled_and_stacked_again_bit_for_bit(name):
 
 
 def test_all_layers_are_unrolled_into_those_that_train():
-    params, old = trained(from_layer(adam, 0), start())
+    params, old = aged(from_layer(adam, 0), start())
     state, report = ta.carry_state(
         unrolled(adam, 4), UNROLL(params), old, migration=UNROLL
     )
@@ -440,7 +441,7 @@ def test_all_layers_are_unrolled_into_those_that_train():
 
 
 def test_unrolled_layers_are_stacked_into_groups_that_share_an_array():
-    params, old = trained(unrolled(adam, 0), UNROLL(start()))
+    params, old = aged(unrolled(adam, 0), UNROLL(start()))
     stacked = UNROLL.inverse(params)
     tx = grouped(adam, a=["blocks/{1..3}", "head"], b="blocks/{4..5}")
     state, report = ta.carry_state(tx, stacked, old, migration=UNROLL.inverse)
@@ -458,7 +459,7 @@ def test_unrolled_layers_are_stacked_into_groups_that_share_an_array():
 
 def test_slices_are_renamed_with_their_array():
     m = ta.Migration({"blocks/{n}": "layers/{n}", "head": "out"})
-    params, old = trained(from_layer(adam, 4), start())
+    params, old = aged(from_layer(adam, 4), start())
     rules = ta.Rules(
         {"layers/{3..5}": "a", "out": "a", "**": "frozen"}, stacks={"layers": 0}
     )
@@ -477,7 +478,7 @@ def test_slices_along_two_axes_are_renamed_with_their_array():
     params = {"a": {"b": {"w": jnp.arange(24.0).reshape(3, 4, 2)}}}
     m = ta.Migration({"a/b/w": "c/d/w"})
     tx = ta.partition({"x": adam}, ta.Rules(rules, stacks=stacks))
-    params, old = trained(tx, params)
+    params, old = aged(tx, params)
     was = old.inner_states["x"][0].mu
     assert [*was] == ["a/{0..1}/b/{0}@1/w", "a/{2}/b/{1..3}@1/w"]
     rules = {path.replace("a", "c").replace("b", "d"): x for path, x in rules.items()}
@@ -496,7 +497,7 @@ def test_slices_along_two_axes_are_renamed_with_their_array():
 
 
 def test_slices_whose_row_has_axes_start_fresh_with_the_reason():
-    params, old = trained(from_layer(adam, 4), start())
+    params, old = aged(from_layer(adam, 4), start())
     state, report = ta.carry_state(
         unrolled(adam, 4), UNROLL(params), old, migration=UNROLL
     )
@@ -510,7 +511,7 @@ def test_slices_whose_row_has_axes_start_fresh_with_the_reason():
 
 
 def test_unstacking_under_jit_and_on_shapes():
-    params, old = trained(from_layer(adam, 0), start())
+    params, old = aged(from_layer(adam, 0), start())
     tx, layers = unrolled(adam, 4), UNROLL(params)
 
     def carry(params: Any, old: Any) -> Any:

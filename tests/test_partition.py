@@ -532,13 +532,19 @@ def test_a_class_in_place_of_a_transformation_is_reported_as_one():
 def test_extra_arguments_that_a_group_needs_are_named(tx, passed, named):
     params = {"w": jnp.ones(2), "b": jnp.ones(2)}
     grouped = ta.partition({"a": tx, "z": optax.sgd(0.1)}, {"b": "z", "**": "a"})
+
+    def update(tx):
+        return jax.eval_shape(
+            lambda params: tx.update(params, tx.init(params), params, **passed), params
+        )
+
     with pytest.raises(ta.TransformError, match=re.escape(named)):
-        grouped.update(params, grouped.init(params), params, **passed)
+        update(grouped)
     for whole in (ta.adapt(tx), ta.freeze(tx, "b")):
         with pytest.raises(
             ta.TransformError, match=r"transformation needs '(value|grad)'"
         ):
-            whole.update(params, whole.init(params), params, **passed)
+            update(whole)
 
 
 def test_a_missing_argument_of_a_loss_stays_its_own_error():

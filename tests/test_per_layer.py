@@ -400,7 +400,9 @@ def test_a_function_of_the_model_is_not_called_on_a_layer():
 def test_what_gives_no_updates_is_refused():
     tx = ta.per_layer(optax.measure_with_ema(optax.tree.norm, 0.9), STACKS)
     with pytest.raises(ta.TransformError, match="no updates"):
-        step(tx, model(), tx.init(model()))
+        jax.eval_shape(
+            lambda params: tx.update(params, tx.init(params), params), model()
+        )
 
 
 def test_stacks_that_do_not_fit_are_errors():
