@@ -471,6 +471,16 @@ def test_a_bare_array_is_a_tree():
 # What is reported and what is not
 
 
+def test_an_exclusion_that_removes_nothing_is_a_guard():
+    tree = {"a": {"w": jnp.ones(2)}, "b": {"scale": jnp.ones(2)}}
+    alone = ta.param_mask(tree, "**/w")
+    for where in (["**/w", "!b"], ta.glob("**/w") & ~ta.glob("b")):
+        assert ta.param_mask(tree, where) == alone
+        assert ta.Rules([(where, 1), ("**", 2)]).match(tree).check()
+    with pytest.raises(ta.UnusedRuleError, match="'!c'"):
+        ta.param_mask(tree, ["**/w", "!c"])
+
+
 def test_every_entry_must_match_an_array():
     for where, missing in [
         ("mpl", "mpl"),
