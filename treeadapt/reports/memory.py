@@ -447,13 +447,7 @@ def _placed(
 def _host_memory(sharding: Any) -> str | None:
     """Return the memory kind of a sharding; None for the memory of its devices."""
     kind: str | None = getattr(sharding, "memory_kind", None)
-    if kind in (None, "device"):
-        return None
-    if isinstance(getattr(sharding, "mesh", None), AbstractMesh):
-        return kind
-    # What a CPU calls its own memory depends on the version of JAX.
-    device = min(sharding.device_set, key=lambda device: device.id)
-    return None if kind == device.default_memory().kind else kind
+    return None if kind == "device" else kind
 
 
 def _total(
