@@ -188,7 +188,17 @@ def test_the_pair_of_carry_state_is_refused_by_name():
     pair = ta.carry_state(TXS["adam"], nnx.state(model, nnx.Param), optimizer)
     with pytest.raises(ta.TransformError, match=r"returns \(state, report\)"):
         ta.set_opt_state(optimizer, pair)
+    with pytest.raises(ta.TransformError, match=r"got a CarryReport.*write state, re"):
+        ta.set_opt_state(optimizer, pair[1])
     ta.set_opt_state(optimizer, pair[0])
+
+
+def test_an_optimizer_is_not_the_params():
+    model, optimizer = made(TXS["adam"])
+    with pytest.raises(ta.TransformError, match=r"Got an Optimizer as params.*\(tx, p"):
+        ta.carry_state(TXS["adam"], optimizer, nnx.state(model, nnx.Param))
+    with pytest.raises(ta.TransformError, match=r"takes \(optimizer, state\)"):
+        ta.set_opt_state(optimizer.opt_state, optimizer)
 
 
 def test_all_of_an_optimizer_is_refused_with_the_names_of_its_parts():

@@ -52,7 +52,7 @@ from treeadapt.state.state_map import (
 )
 from treeadapt.transforms.adapt import is_transformation, with_extra_args
 from treeadapt.transforms.flat import fast_params, trained
-from treeadapt.transforms.nnx_state import plain_state
+from treeadapt.transforms.nnx_state import is_nnx_optimizer, plain_state
 from treeadapt.trees.views import TreeView, view_tree
 
 __all__ = ["CarryReport", "carry_state"]
@@ -156,7 +156,8 @@ def carry_state(
     order = "carry_state takes (tx, params, saved)"
     tx = with_extra_args(tx, order)
     for name, tree in (("params", params), ("saved", saved)):
-        if is_transformation(tree) or (name == "params" and _is_state(tree)):
+        is_held = name == "params" and (_is_state(tree) or is_nnx_optimizer(tree))
+        if is_transformation(tree) or is_held:
             raise TransformError(
                 f"Got {describe(tree)} as {name}. {order}: the transformation, the "
                 "params, and the earlier state."

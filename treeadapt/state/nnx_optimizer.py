@@ -53,14 +53,16 @@ def set_opt_state(optimizer: Any, state: Any, step: Any = None) -> None:
     """
     if not is_nnx_optimizer(optimizer):
         raise TransformError(
-            f"Expected an nnx.Optimizer; got a {type(optimizer).__name__}. A state of "
-            "any other loop is a value: pass it to the next update."
+            f"Expected an nnx.Optimizer; got a {type(optimizer).__name__}. "
+            "set_opt_state takes (optimizer, state). A state of any other loop is a "
+            "value: pass it to the next update."
         )
-    if isinstance(state, tuple) and any(isinstance(x, CarryReport) for x in state):
+    parts = state if isinstance(state, tuple) else (state,)
+    if any(isinstance(part, CarryReport) for part in parts):
         raise TransformError(
-            "Expected a state; got a tuple with a CarryReport. carry_state returns "
-            "(state, report): write state, report = treeadapt.carry_state(...), and "
-            "pass the state."
+            f"Expected a state; got {'a tuple with ' if parts is state else ''}a "
+            "CarryReport. carry_state returns (state, report): write state, report = "
+            "treeadapt.carry_state(...), and pass the state."
         )
     slots = jax.tree.leaves(optimizer.opt_state, is_leaf=is_variable)
     slot_of = dict(zip(view_tree(optimizer.opt_state).plan.paths, slots, strict=True))
