@@ -654,7 +654,7 @@ def test_leaves_without_a_row_are_reported():
     m = ta.Migration({"w": "kernel"})
     old = adam.init({"w": jnp.ones(2), "b": jnp.ones(3)})
     _, report = ta.carry_state(adam, {"kernel": jnp.ones(2)}, old, migration=m)
-    assert "not moved, '0/mu/b', '0/nu/b': no row names it" in str(report)
+    assert "not moved, '0/mu/b', '0/nu/b': no row takes it" in str(report)
 
 
 def test_a_long_report_stays_short():

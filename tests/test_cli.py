@@ -1110,7 +1110,7 @@ def test_a_migration_that_does_not_fit_writes_nothing(old, tmp_path):
     file = table(tmp_path, {"h.{l}.k": "k/{l}", "emb : v": "emb : v", "*.mask": None})
     more = ("--migration", file)
     text = run("convert", old, tmp_path / "new.safetensors", *more, code=2)
-    assert text.startswith("error: unmatched: no row names: 'h.{0..10}.q'")
+    assert text.startswith("error: unmatched: no row takes: 'h.{0..10}.q'")
     assert text.endswith("; 2 more, see lint\n")
     assert not (tmp_path / "new.safetensors").exists()
 

@@ -172,7 +172,7 @@ def of_rank(leaves: dict[str, np.ndarray], layers: Any) -> dict[str, np.ndarray]
         # target_modules: queries and values alone
         (
             lambda a: {k: v for k, v in a.items() if "q_proj" in k or "v_proj" in k},
-            "4 rows: no leaf is left for",
+            "4 rows: no leaf goes to",
         ),
         # layers_to_transform: not the first, or not the last
         (
@@ -194,15 +194,15 @@ def of_rank(leaves: dict[str, np.ndarray], layers: Any) -> dict[str, np.ndarray]
         # use_dora, lora_bias and modules_to_save
         (
             lambda a: a | {LAYER.format(0, "q", "magnitude_vector"): np.ones(84)},
-            "no row names\n  'base_model.model.model.layers.0",
+            "no row takes\n  'base_model.model.model.layers.0",
         ),
         (
             lambda a: a | {LAYER.format(0, "q", "B")[:-6] + "bias": np.ones(84)},
-            "no row names\n  'base_model.model.model.layers.0",
+            "no row takes\n  'base_model.model.model.layers.0",
         ),
         (
             lambda a: a | {"base_model.model.lm_head.weight": np.ones((3, 4))},
-            "no row names\n  'base_model.model.lm_head.weight'",
+            "no row takes\n  'base_model.model.lm_head.weight'",
         ),
     ],
 )

@@ -218,7 +218,7 @@ def test_a_copy_has_the_new_names_and_axes(there, place, tmp_path):
     same(ta.load(path), want)
     assert kinds_of(path)["count"] == "number"
     assert {*seen} | {"again"} == {*ta.read_metadata(path)}
-    with pytest.raises(ta.MigrationError, match="no row names"):
+    with pytest.raises(ta.MigrationError, match="no row takes"):
         store.copy(path, tmp_path / "more", migration=migration())
     assert not (tmp_path / "more").exists()
 
@@ -503,7 +503,7 @@ def test_without_strict_the_target_keeps_what_does_not_fit(file, monkeypatch):
     # A leaf without a row would be lost in silence.
     rows = {row: address for row, address in LLAMA.items() if "lm_head" not in row}
     monkeypatch.setattr(migrated, "read_arrays", None)
-    with pytest.raises(ta.MigrationError, match=r"no row names\n  'lm_head\.weight'"):
+    with pytest.raises(ta.MigrationError, match=r"no row takes\n  'lm_head\.weight'"):
         ta.load(file, target, migration=ta.Migration(rows, sizes=SIZES), strict=False)
 
 
@@ -543,7 +543,7 @@ def test_if_no_migration_fits_the_error_says_how_each_misses(tmp_path, monkeypat
         assert "No migration of 2 fits" in text
         first, second = text.split("migration[1] does not:")
         assert "'h.{n}.w : i o'" in first
-        assert "no row names" in second
+        assert "no row takes" in second
         assert "'bias'" in second
 
 
@@ -603,8 +603,8 @@ def test_one_error_says_all_and_nothing_is_read(tmp_path, monkeypatch):
         text = str(caught.value)
         assert len(text.encode()) <= 4_000
         for part in (
-            "no row names\n  'extra'",
-            "no leaf is left for\n  'model.norm.weight'",
+            "no row takes\n  'extra'",
+            "no leaf goes to\n  'model.norm.weight'",
             "without 'model.layers.1.mlp.down_proj.weight'",
             "'model.layers.2.self_attn.q_proj.weight' is float32[4,5]",
         ):
@@ -616,18 +616,19 @@ def test_one_error_says_all_and_nothing_is_read(tmp_path, monkeypatch):
         "'more'",
         f"'head': float32[{WIDTH},{WORDS}], the target has float32[{WORDS},{WIDTH}]",
         "'head' is made of 'lm_head.weight' by the row 'lm_head.weight : v e'",
-        "Change the migration, or pass the checkpoint and the target that it is for.",
+        "Change the migration, choose leaves with where=, or pass the checkpoint that "
+        "it is for.",
     ):
         assert part in text
     assert "strict=False" not in text
-    with pytest.raises(ta.MigrationError, match="no row names"):
+    with pytest.raises(ta.MigrationError, match="no row takes"):
         ta.load_report(tmp_path / "x.safetensors", target, migration=m)
 
 
 def test_a_second_run_is_an_error(file, tmp_path, monkeypatch):
     ta.save(tmp_path / "y.safetensors", ta.load(file, migration=migration()))
     monkeypatch.setattr(migrated, "read_arrays", None)
-    with pytest.raises(ta.MigrationError, match="no leaf is left for"):
+    with pytest.raises(ta.MigrationError, match="no leaf goes to"):
         ta.load(tmp_path / "y.safetensors", migration=migration())
 
 

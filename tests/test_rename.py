@@ -84,7 +84,7 @@ def test_whole_segments_are_captured():
 def test_captures_are_as_short_as_the_text_around_them_allows():
     assert renamed_paths(["a_b_c"], {"{x}_{y}": "{y}/{x}"}) == ["b_c/a"]
     assert renamed_paths(["l_1/x_1"], {"l_{n}/x_{n}": "{n}"}) == ["1"]
-    with pytest.raises(ta.MigrationError, match="no row names"):
+    with pytest.raises(ta.MigrationError, match="no row takes"):
         renamed_paths(["l_1/x_2"], {"l_{n}/x_{n}": "{n}"})
 
 
@@ -143,15 +143,15 @@ def test_all_that_is_wrong_is_told_at_once():
     with pytest.raises(ta.MigrationError) as caught:
         renamed_paths(names, table)
     text = str(caught.value)
-    assert "no row names\n  'odd'" in text
+    assert "no row takes\n  'odd'" in text
     assert "'a/v' (the nearest leaf is 'a/w')" in text
-    assert "'a/{w}' (earlier rows name 'a/w'; move it up)" in text
+    assert "'a/{w}' (earlier rows take 'a/w'; move it up)" in text
     assert "'c/q' without 'c/k'" in text
     assert "'same': 'a/w', 'b/w'" in text
 
 
 def test_a_large_mismatch_is_a_small_error():
-    names = [f"layers/{n}/{'x' * 100}" for n in range(5_000)]
+    names = [f"layers/{2 * n}/{'x' * 100}" for n in range(5_000)]
     with pytest.raises(ta.MigrationError) as caught:
         renamed_paths(names, {"other/{n}": "b"})
     assert len(str(caught.value).encode()) <= 4_000
@@ -204,7 +204,7 @@ def test_functions_run_only_when_the_table_fits():
 def test_long_hostile_names_take_no_time():
     names = ["a_" * 5_000 + "!", "b"]
     table = {"{a}_{b}_{c}_{d}_{e}?".replace("?", "x"): "y", "{rest:**}": "{rest}"}
-    with pytest.raises(ta.MigrationError, match="no leaf is left"):
+    with pytest.raises(ta.MigrationError, match="no leaf goes to"):
         renamed_paths(names, table)
 
 

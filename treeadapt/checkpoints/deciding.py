@@ -274,7 +274,7 @@ def require_fit(
         wrong = [*report.misshaped, *report.retyped, *report.unexpected]
         lines += source.made_of(wrong)[:SHOWN]
         if source.problems.texts:  # strict=False does not help
-            cure = "or pass the checkpoint and the target that it is for."
+            cure = "choose leaves with where=, or pass the checkpoint that it is for."
         lines += [*advice, f"Change the migration, {cure}"]
         raise MigrationError("\n".join(lines))
     source.problems.raise_any()

@@ -87,8 +87,11 @@ class Source:
             if group is None:
                 lines.setdefault("", f"{name} is new")
             elif (row := group.row.text) not in lines:
-                sources = listing(group.source_paths, limit=2)
-                lines[row] = f"{name} is made of {sources} by the row {row!r:.200}"
+                sources = [*group.source_paths]
+                how = f"is made of {listing(sources, limit=2)}"
+                if sources == [path]:
+                    how = "keeps its name"
+                lines[row] = f"{name} {how} by the row {row!r:.200}"
         return [*lines.values()]
 
 

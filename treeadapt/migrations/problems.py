@@ -106,25 +106,49 @@ class Problems:
             raise MigrationError(str(self))
 
     def each(self) -> Iterator[tuple[str, str, Row | None]]:
-        """Yield every problem: its kind, what is wrong, and the row that makes it."""
+        """Yield problems: the kind, what is wrong, and the row that makes it.
+
+        Of many, those that one row makes are one.
+        """
         for kind in (kind for kind in _KINDS if kind in self.texts):
-            for text, cause in self.texts[kind].items():
-                yield kind, f"{_KINDS[kind][1]}: {text}", cause.row
+            causes = [*self.texts[kind].values()]
+            for text, places in self._lines(kind).items():
+                yield kind, f"{_KINDS[kind][1]}: {text}", causes[places[0]].row
+
+    def _lines(self, kind: str) -> dict[str, list[int]]:
+        """Write problems of a kind, and the places of those that each line is about.
+
+        Of many, those that one row makes are one line.
+        """
+        causes, folded = [*self.texts[kind].values()], fold(self.texts[kind])
+        if len(folded) <= SHOWN:
+            return folded
+        by_row: dict[Any, list[tuple[str, list[int]]]] = {}
+        for text, places in folded.items():
+            row = causes[places[0]].row
+            key = text if row is None else id(row)
+            by_row.setdefault(key, []).append((text, places))
+        lines: dict[str, list[int]] = {}
+        for (text, places), *others in by_row.values():
+            more = [place for _, each in others for place in each]
+            note = f"; {len(more):,} more of this row" if more else ""
+            lines[f"{text}{note}"] = places + more
+        return lines
 
     def __str__(self) -> str:
         lines: list[str] = []
         for kind in (kind for kind in _KINDS if kind in self.texts):
-            texts = [*self.texts[kind]]
             noun, text = _KINDS[kind]
-            lines += section(f"{plural(len(texts), noun)}: {text}", texts)
+            title = f"{plural(len(self.texts[kind]), noun)}: {text}"
+            lines += section(title, self._lines(kind))
         return "\n".join([*lines, *self.advice])
 
 
 _LOOKED_AT = 100  # leaves
 # In the order in which a message lists them.
 _KINDS = {
-    "unmatched": ("leaf", "no row names"),
-    "unused": ("row", "no leaf is left for"),
+    "unmatched": ("leaf", "no row takes"),
+    "unused": ("row", "no leaf goes to"),
     "ambiguous": ("leaf", "two addresses of one row match"),
     "torn": ("group", "parts are missing of"),
     "unequal": ("group", "its arrays differ"),
@@ -132,7 +156,7 @@ _KINDS = {
     "large": ("group", "a table may not make so much of"),
     "values": ("group", "its values cannot be changed so"),
     "clash": ("clash", "two leaves get the name of"),
-    "idle": ("entry", "of new= no leaf of the target is left for"),
+    "idle": ("entry", "of new= for which the target has no unfilled leaf"),
     "abstract": (
         "leaf",
         "the target's values are kept, and no target has any: pass one with arrays for",
@@ -213,7 +237,7 @@ def near_paths(
             [*itertools.islice(filter(row.takes, some), 3)] for some in (paths, static)
         )
         if named:
-            hint = f" (earlier rows name {listing(named, limit=2)}; move it up)"
+            hint = f" (earlier rows take {listing(named, limit=2)}; move it up)"
         elif left_out:
             hint = f" ({listing(left_out, limit=2)}: not an array, and needs no row)"
         else:

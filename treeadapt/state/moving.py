@@ -132,7 +132,7 @@ def move_copies(
             part = (slot.prefix, more, place)
             parts.setdefault(part, []).append((match, slot))
         elif slot.name in inside:
-            moved.leave([slot.name], "no row names it")
+            moved.leave([slot.name], "no row takes it")
         elif slot.node in joint:
             moved.leave([slot.name], "all params are joined there, without names")
         else:
