@@ -29,11 +29,18 @@ def a(*shape: int) -> jax.Array:
 
 def zeros(init: Callable[..., Any], *args: Any) -> Any:
     """What a library initializes, with zeros in it: nothing is compiled."""
+    return filled(jax.eval_shape(init, *args))
 
-    def array(like: Any) -> jax.Array:
+
+def filled(shapes: Any) -> Any:
+    """A tree with zeros for its shapes."""
+
+    def array(like: Any) -> Any:
+        if not isinstance(like, jax.ShapeDtypeStruct):
+            return like
         return jnp.asarray(np.zeros(like.shape, like.dtype))
 
-    return jax.tree.map(array, jax.eval_shape(init, *args))
+    return jax.tree.map(array, shapes)
 
 
 def dense(n_in: int = 2, n_out: int = 3) -> dict[str, Any]:
@@ -278,31 +285,31 @@ def equinox() -> dict[str, Any]:
         scale: Any
         name: str = eqx.field(static=True, default="residual")
 
-    def linear(seed: int, **options: Any) -> Any:
-        return eqx.nn.Linear(2, 2, key=jax.random.key(seed), **options)
+    def layer(kind: Any, *sizes: int, **options: Any) -> Any:
+        make = functools.partial(kind, *sizes, key=jax.random.key(0), **options)
+        return filled(eqx.filter_eval_shape(make))
 
-    net = Residual([linear(0), linear(1, use_bias=False)], eqx.nn.LayerNorm(2), a())
+    linear = functools.partial(layer, eqx.nn.Linear, 2, 2)
+    net = Residual([linear(), linear(use_bias=False)], eqx.nn.LayerNorm(2), a())
     tied = eqx.nn.Shared(
-        (eqx.nn.Embedding(2, 2, key=jax.random.key(0)), linear(1)),
+        (layer(eqx.nn.Embedding, 2, 2), linear()),
         where=lambda pair: pair[1].weight,
         get=lambda pair: pair[0].weight,
     )
     norm, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(2, "batch", mode="ema")
     return {
-        "MLP": eqx.nn.MLP(2, 1, width_size=8, depth=1, key=jax.random.key(0)),
+        "MLP": layer(eqx.nn.MLP, 2, 1, width_size=8, depth=1),
         "Module": net,
         "Module, arrays": eqx.filter(net, eqx.is_array),
         "Module, abstract": eqx.filter_eval_shape(lambda: net),
-        "Sequential": eqx.nn.Sequential([linear(0), eqx.nn.Lambda(jnp.tanh)]),
-        "Conv2d": eqx.nn.Conv2d(1, 1, 3, key=jax.random.key(0)),
-        "GRUCell": eqx.nn.GRUCell(2, 2, key=jax.random.key(0)),
-        "attention": eqx.filter(
-            eqx.nn.MultiheadAttention(1, 2, key=jax.random.key(0)), eqx.is_array
-        ),
+        "Sequential": eqx.nn.Sequential([linear(), eqx.nn.Lambda(jnp.tanh)]),
+        "Conv2d": layer(eqx.nn.Conv2d, 1, 1, 3),
+        "GRUCell": layer(eqx.nn.GRUCell, 2, 2),
+        "attention": eqx.filter(layer(eqx.nn.MultiheadAttention, 1, 2), eqx.is_array),
         "Shared": eqx.filter(tied, eqx.is_array),
         "BatchNorm": eqx.filter(norm, eqx.is_inexact_array),
         "State": state,
-        "in a dict": {"policy": [linear(0)], "value": linear(1)},
+        "in a dict": {"policy": [linear()], "value": linear()},
     }
 
 
@@ -318,8 +325,10 @@ def haiku() -> dict[str, Any]:
     def normalized(x: Any) -> Any:
         return hk.BatchNorm(True, True, 0.9, name="norm")(x, is_training=True)
 
-    params = hk.transform(forward).init(jax.random.key(0), a(1, 2))
-    pair = hk.transform_with_state(normalized).init(jax.random.key(0), a(1, 2))
+    key, x = jax.random.key(0), a(1, 2)
+    params = zeros(hk.transform(forward).init, key, x)
+    with jax.numpy_dtype_promotion("standard"):
+        pair = zeros(hk.transform_with_state(normalized).init, key, x)
     return {
         "params": params,
         "params, immutable": to_immutable_dict(params),
@@ -331,8 +340,10 @@ def paramax() -> dict[str, Any]:
     import equinox as eqx
     import paramax
 
+    make = functools.partial(eqx.nn.Linear, 2, 2, key=jax.random.key(0))
+
     def linear() -> Any:
-        return eqx.nn.Linear(2, 2, key=jax.random.key(0))
+        return filled(eqx.filter_eval_shape(make))
 
     positive = paramax.Parameterize(jax.nn.softplus, a(2))
     normalized = paramax.WeightNormalization(jnp.ones((2, 2)))
