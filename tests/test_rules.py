@@ -366,6 +366,16 @@ def test_a_node_above_all_arrays_is_named_once():
     assert "All 4 leaves" not in str(caught.value)
 
 
+@pytest.mark.parametrize("pattern", ["net/{0..1}", "net/0", "net/1/w", "net/{-1}"])
+def test_a_node_left_out_is_proposed_and_no_stack_above_numbered_layers(pattern):
+    layers = [{"w": jnp.ones((4, 2)), "b": jnp.ones(4)} for _ in range(2)]
+    with pytest.raises(ta.UnusedRuleError) as caught:
+        ta.param_labels({"net": {"layers": layers}}, {pattern: "f", "**": "t"})
+    gap = pattern.replace("/", "/**/", 1)
+    assert f"{pattern!r} (rule 1): did you mean {gap!r} (" in str(caught.value)
+    assert "stacks=" not in str(caught.value)
+
+
 @pytest.mark.parametrize("pattern", ["blocks/{0..1}", "blocks/3/w", "blocks/{-1}"])
 def test_stacks_are_proposed_where_shapes_show_layers(pattern):
     blocks = {"w": jnp.ones((4, 2)), "b": jnp.ones(4)}

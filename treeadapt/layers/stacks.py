@@ -570,7 +570,8 @@ def _even_text(view: TreeView) -> str:
             lengths.setdefault(node, []).append((*leaf.shape, 0)[0])
     even: dict[str, int] = {}
     for node, (first, *others) in lengths.items():  # a node is before those below it
-        is_below = any(node.startswith(f"{above}/") for above in even)
+        *above, _ = itertools.accumulate(node.split("/"), "{}/{}".format)
+        is_below = not even.keys().isdisjoint(above)
         if others and first > 1 and {first}.issuperset(others) and not is_below:
             even[node] = first
     texts = [f"{node!r} ({length})" for node, length in even.items()]

@@ -50,6 +50,7 @@ _NESTED_REPEAT = re.compile(r"\)[*+?{]|\\[0-9]|\(\?")
 _MAX_CHOICES = 3  # repeats and alternatives of a regular expression that is tried
 _MAX_STEPS = 30_000_000  # that it may take on all paths
 _NUMBER = re.compile(r"[0-9]+")
+_NUMBERED = re.compile(r"/[0-9]+(?:/|$)")
 _INDEX = re.compile(r"[0-9]+$|\{-?[0-9]*\.\.|\{-?[0-9]")  # 3, {0..5}, {-1}, {0,2}
 _MAX_EXCEPTIONS = 3  # arrays of a proposed stack that hold no layers
 _ROOTS_OF_PARAMS = ("dict", "FrozenDict", "State")
@@ -222,7 +223,12 @@ def _proposals(text: str, names: _Names) -> dict[str, int]:
     """Find at most three globs near ``text``, with their numbers of array leaves."""
     if len(text) > _MAX_TEXT or text.startswith(REGEX_PREFIX):
         return {}
-    nearer = _rewritten(text, names.plan), _respelled(text, names), _without_root(text)
+    nearer = (
+        _rewritten(text, names.plan),
+        _respelled(text, names),
+        _with_gap(text),
+        _without_root(text),
+    )
     matches = next(filter(None, map(names.matched, nearer)), {})
     counts = {
         one: len(leaves)
@@ -273,6 +279,13 @@ def _rewritten(text: str, plan: Plan) -> Iterator[str]:
 def _is_dotted(plan: Plan) -> bool:
     """Whether names have dots in them, as PyTorch writes them."""
     return any("." in path for path in plan.paths[:5_000])
+
+
+def _with_gap(text: str) -> Iterator[str]:
+    """Yield the pattern with nodes left out between two of its segments."""
+    segments = text.split("/")
+    for place in range(1, len(segments)):
+        yield "/".join((*segments[:place], "**", *segments[place:]))
 
 
 def _without_root(text: str) -> Iterator[str]:
@@ -392,9 +405,9 @@ def _as_layers(text: str, names: _Names) -> str:
     segments = text.split("/") if len(text) <= _MAX_TEXT else []
     place = next((i for i, one in enumerate(segments) if _INDEX.match(one)), 0)
     node = "/".join(segments[:place])
-    keys = names.keys_below(node) if node else set()
-    if not keys or any(map(_NUMBER.match, keys)):
-        return ""
+    below = [p for p in names.plan.paths if node and p.startswith(f"{node}/")]
+    if not below or any(map(_NUMBERED.search, (p[len(node) :] for p in below))):
+        return ""  # layers that are nodes of their own, if any
     (length, paths), *others = lengths_below(names.view, node).items() or [(0, [])]
     rest = [path for _, paths in others for path in paths]
     if length < 2 or len(rest) > min(len(paths) - 1, _MAX_EXCEPTIONS):
@@ -507,15 +520,11 @@ class _Names:
 
     def numbers_below(self, start: str) -> list[str]:
         """Return the numbers of a node's children, in order, if it has no others."""
-        keys = self.keys_below(start)
+        below = [p for p in self.plan.paths if p.startswith(f"{start}/")]
+        keys = {path[len(start) + 1 :].partition("/")[0] for path in below}
         if not all(map(str.isdecimal, keys)):
             return []
         return sorted(keys, key=natural)
-
-    def keys_below(self, node: str) -> set[str]:
-        """Return the keys of a node's children."""
-        below = [p for p in self.plan.paths if p.startswith(f"{node}/")]
-        return {path[len(node) + 1 :].partition("/")[0] for path in below}
 
     def ends(self, text: str) -> str:
         """Say how paths end, for a pattern that starts at any depth."""
