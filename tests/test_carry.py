@@ -253,6 +253,27 @@ def test_alike_warnings_of_several_groups_are_one_with_a_cure_for_all():
     assert carry_state(after, params, old, reset=cure)[1].warnings == ()
 
 
+@pytest.mark.parametrize(
+    ("other", "title"),
+    [
+        (optax.yogi(0.1), "moments below where they start"),
+        (optax.lion(0.1), "moments of another kind"),
+    ],
+)
+def test_another_optimizer_in_several_groups_is_one_warning(other, title):
+    params = {name: jnp.ones(2) for name in "abc"}
+    groups = {name: name for name in params}
+    before = ta.partition(dict.fromkeys("abc", adam), groups)
+    old = small_steps(before, params, 10)
+    after = ta.partition(dict.fromkeys("abc", other), groups)
+    _, report = carry_state(after, params, old)
+    (text,) = report.warnings
+    assert text.startswith(f"{title} (3 alike): ")
+    cure = [f"inner_states/{name}/0" for name in "abc"]
+    assert text.endswith(f"reset={cure}.")
+    assert carry_state(after, params, old, reset=cure)[1].warnings == ()
+
+
 def test_warnings_that_differ_in_numbers_stay_apart():
     params, old = aged(rules("a:trunk/w", "b:head/w"), start())
     old.inner_states["a"] = set_count(old.inner_states["a"], 1000)
@@ -1003,7 +1024,11 @@ MISREAD = {
     "without their count": (adam, optax.rmsprop(1e-2, centered=True), "lacks count"),
     "under a new count": (optax.rmsprop(1e-2), adam, "adds count, mu"),
     "of another class": (adam, optax.adabelief(1e-2), "is ScaleByBeliefState"),
-    "below the start": (adam, optax.yogi(1e-2), "starts at 1e-06 here and is 1e-08"),
+    "below the start": (
+        adam,
+        optax.yogi(1e-2),
+        "start at 1e-06 here, and after 10 steps are as low as 1e-08",
+    ),
     "scaled from now on": (
         optax.sgd(1e-2, momentum=0.9),
         optax.rmsprop(1e-2, momentum=0.9),

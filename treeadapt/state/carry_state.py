@@ -156,8 +156,8 @@ def carry_state(
     order = "carry_state takes (tx, params, saved)"
     tx = with_extra_args(tx, order)
     for name, tree in (("params", params), ("saved", saved)):
-        is_held = name == "params" and (_is_state(tree) or is_nnx_optimizer(tree))
-        if is_transformation(tree) or is_held:
+        is_state = name == "params" and (_is_state(tree) or is_nnx_optimizer(tree))
+        if is_transformation(tree) or is_state:
             raise TransformError(
                 f"Got {describe(tree)} as {name}. {order}: the transformation, the "
                 "params, and the earlier state."

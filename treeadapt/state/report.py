@@ -266,7 +266,7 @@ def report_of(table: Table, start: Start | None) -> CarryReport:
             *_folded(_of_counts(table)),
             *_folded(_of_meaning(table)),
             *_folded(_of_sums(table)),
-            *(_of_starts(table, start) if start else ()),
+            *_folded(_of_starts(table, start) if start else ()),
             *_of_small(table),
             *_of_vectors(table),
             *_of_nothing(table),
@@ -517,7 +517,7 @@ def _scales(slots: Iterable[Slot]) -> dict[str, str]:
     return {tail: ", ".join(sorted(fields)) for tail, fields in fields_by_tail.items()}
 
 
-def _of_starts(table: Table, start: Start) -> Iterator[str]:
+def _of_starts(table: Table, start: Start) -> Iterator[_Alike]:
     """Warn of accumulators that are less than those of this transformation can be."""
     counts = {slot.node: number(count.value) for slot, count in _counts(table)}
     chosen: dict[str | None, tuple[NewLeaf, StateLeaf]] = {}  # one leaf of each field
@@ -540,6 +540,7 @@ def _of_starts(table: Table, start: Start) -> Iterator[str]:
         starts = jax.jit(least_of)({p: on_auto_mesh(x) for p, x in arrays.items()})
     except TypeError:  # a mask that reads values
         return
+    lows: dict[tuple[float, int], list[tuple[Slot, float]]] = {}
     for (row, source), value in zip(chosen.values(), starts, strict=True):
         first, steps = number(value), counts[row.slot.node]
         if not isinstance(first, float) or first <= 0:
@@ -547,11 +548,17 @@ def _of_starts(table: Table, start: Start) -> Iterator[str]:
         saved = numpy_values(source.value)
         least = first if saved is None else float(np.min(saved))
         if least < first * _SLOWEST**steps:  # it cannot have started there
-            yield (
-                f"{row.slot.prefix!r} starts at {first:.0e} here and is {least:.0e} "
-                f"after {steps:,} steps: another optimizer made it. The first step may "
-                f"be many times too long: {_reset(row.slot.node)}."
-            )
+            lows.setdefault((first, steps), []).append((row.slot, least))
+    title = "moments below where they start"
+    for (first, steps), slots in lows.items():
+        lowest = min(least for _, least in slots)
+        text = (
+            f" start at {first:.0e} here, and after {plural(steps, 'step')} are as low "
+            f"as {lowest:.0e}: another optimizer made them. The first step may be many "
+            "times too long. To start again: "
+        )
+        for slot, _ in slots:
+            yield _Alike(title, ("", text), ([str(slot.prefix)],), slot.node)
 
 
 def _of_vectors(table: Table) -> Iterator[str]:
