@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from aged import aged
 from sizes import FULL, full, slow_but, some
 from states import assert_equal
 
@@ -205,7 +206,7 @@ def test_a_stack_of_which_a_layer_was_frozen_starts_fresh(layer):
         },
     )
     tx = ta.freeze(adam, f"h.{layer}")
-    params, old = train(tx, params, tx.init(params))
+    params, old = aged(tx, params)
     state, report = ta.carry_state(adam, m(params), old, migration=m)
     assert report.fresh == ("0/mu/h/w", "0/nu/h/w")
     reason = ["'h.1/w' without 'h.0/w'", "it would be float32[1,3], and 'h/w' is"][
@@ -225,7 +226,7 @@ def test_a_stack_of_which_a_layer_was_frozen_starts_fresh(layer):
 def test_layers_of_two_groups_are_not_stacked():
     m = MIGRATIONS["stack"]
     tx = ta.partition({"a": adam, "b": adam}, {"layers/0": "a", "**": "b"})
-    params, old = train(tx, start(), tx.init(start()))
+    params, old = aged(tx, start())
     one = ta.partition({"a": adam}, {"**": "a"})
     state, report = ta.carry_state(one, m(params), old, migration=m)
     prefix = "inner_states/a/0"
@@ -373,7 +374,7 @@ def test_a_state_that_optax_adds_is_to_be_looked_at():
 def test_averages_of_params_are_scaled_and_shifted_like_them():
     tx = optax.contrib.schedule_free(adam, 1e-2)
     params = {"w": jnp.linspace(1.0, 2.0, 6), "b": jnp.ones(3)}
-    params, old = train(tx, params, tx.init(params))
+    params, old = aged(tx, params)
     state, _ = ta.carry_state(tx, CHANGED(params), old, migration=CHANGED)
     assert np.array_equal(state.z["w"], old.z["w"] * 4 + 3)
     adam_state, old_adam = (each.base_optimizer_state[0] for each in (state, old))
@@ -406,7 +407,7 @@ def test_moments_that_a_scale_would_make_infinite_start_fresh(kind):
 def test_slots_keep_their_dtype_when_params_are_cast():
     m = ta.Migration({"w": ("kernel", {"cast": ["float32", "bfloat16"]})})
     tx = optax.scale_by_adam(mu_dtype=jnp.float32)
-    params, old = train(tx, {"w": jnp.arange(3.0)}, tx.init({"w": jnp.arange(3.0)}))
+    params, old = aged(tx, {"w": jnp.arange(3.0)})
     state, report = ta.carry_state(tx, m(params), old, migration=m)
     assert state.mu["kernel"] is old.mu["w"]
     assert state.nu["kernel"].dtype == jnp.bfloat16  # as Optax makes it here
@@ -419,7 +420,7 @@ def test_slots_keep_their_dtype_when_params_are_cast():
 def test_slots_are_cast_with_their_params_if_asked():
     m = ta.Migration({"w : a b": ("kernel : b a", {"cast": ["float32", "bfloat16"]})})
     tx, params = optax.adam(1e-2), {"w": jnp.arange(6.0).reshape(2, 3)}
-    params, old = train(tx, params, tx.init(params))
+    params, old = aged(tx, params)
     _, report = ta.carry_state(tx, m(params), old, migration=m)
     assert report.carried == {}
     assert "pass cast=True" in report.warnings[0]
@@ -435,7 +436,7 @@ def test_slots_are_cast_with_their_params_if_asked():
 def test_padding_is_zero_in_slots_and_is_cut_off_again():
     m = ta.Migration({"w : v e": ("w : v e", {"pad": {"v": [0, 2]}})})
     params = {"w": jnp.arange(6.0).reshape(2, 3)}
-    params, old = train(adam, params, adam.init(params))
+    params, old = aged(adam, params)
     state, report = ta.carry_state(adam, m(params), old, migration=m)
     assert report.partly == {f"0/{f}/w": (f"0/{f}/w/{{2..3}}",) for f in ("mu", "nu")}
     assert np.array_equal(state[0].nu["w"], np.pad(old[0].nu["w"], ((0, 2), (0, 0))))
@@ -451,7 +452,7 @@ def test_statistics_that_do_not_move_are_not_of_another_kind(name, form):
     tx = getattr(optax, name)(1e-2)
     m = ta.Migration({"w : a b": "w : b a", "b : a": "c : a"})
     params = {"w": jnp.ones((4, 8)), "b": jnp.ones(4)}
-    params, old = train(tx, params, tx.init(params))
+    params, old = aged(tx, params)
     saved = ta.to_flat_dict(old) if form == "flat" else old
     _, report = ta.carry_state(tx, m(params), saved, migration=m)
     assert report.unmoved
@@ -482,7 +483,7 @@ def test_what_padding_adds_to_averages_is_as_the_params_are():
     m = ta.Migration({"w : v e": ("w : v e", {"pad": {"v": [0, 2]}})})
     tx = optax.contrib.schedule_free_sgd(1e-2)
     params = {"w": jnp.arange(6.0).reshape(2, 3)}
-    params, old = train(tx, params, tx.init(params))
+    params, old = aged(tx, params)
     new = {"w": m(params)["w"].at[2:].set(5.0)}
     z = ta.tree_get(ta.carry_state(tx, new, old, migration=m)[0], "z")["w"]
     assert np.array_equal(z[:2], ta.tree_get(old, "z")["w"])
@@ -492,7 +493,7 @@ def test_what_padding_adds_to_averages_is_as_the_params_are():
 def test_padding_along_two_axes_is_zero_and_reported():
     m = ta.Migration({"k : a b": ("k : a b", {"pad": {"a": [1, 1], "b": [0, 1]}})})
     params = {"k": jnp.ones((2, 3))}
-    params, old = train(adam, params, adam.init(params))
+    params, old = aged(adam, params)
     state, report = ta.carry_state(adam, m(params), old, migration=m)
     assert np.array_equal(state[0].mu["k"], np.pad(old[0].mu["k"], ((1, 1), (0, 1))))
     assert "mu, nu of 'k' start again" in report.warnings[0]
@@ -516,7 +517,7 @@ def test_new_leaves_are_fresh_and_dropped_ones_left_over():
 
 def unmoved(tx: Any, params: Any, table: Any, **kwargs: Any) -> tuple[Any, Any]:
     m = ta.Migration(table)
-    state = train(tx, params, tx.init(params))[1]
+    state = aged(tx, params)[1]
     return ta.carry_state(tx, m(params), state, migration=m)
 
 
@@ -676,7 +677,7 @@ def test_a_long_report_stays_short():
 
 def test_boxes_have_no_segment_in_the_paths_of_rows():
     m, params = MIGRATIONS["stack"], start()
-    state = train(adam, params, adam.init(params))[1]
+    state = aged(adam, params)[1]
     boxed = {f"{name}/value": leaf for name, leaf in ta.to_flat_dict(state).items()}
     mixed = {name.replace("bias/value", "bias"): leaf for name, leaf in boxed.items()}
     for saved in (boxed, {"opt_state": boxed, "step": 3}, mixed):
@@ -691,7 +692,7 @@ def test_a_state_of_nested_dicts_in_a_whole_checkpoint():
     params = {"layers": layers, "head": {"w": jnp.ones((3, 4))}}
     flat = m(params)
     new = {"blocks": {"w": flat["blocks/w"]}, "head": {"w": flat["head/w"]}}
-    old = train(adam, params, adam.init(params))[1]
+    old = aged(adam, params)[1]
     saved = {"params": params, "opt_state": old, "step": 3}
     state, report = ta.carry_state(adam, new, saved, migration=m)
     assert (report.fresh, report.unmoved) == ((), {})
@@ -731,7 +732,7 @@ def test_moments_of_stages_go_where_each_of_them_is():
 
 def test_arrays_of_numpy_and_abstract_ones():
     m, params = MIGRATIONS["stack"], start()
-    old = train(adam, params, adam.init(params))[1]
+    old = aged(adam, params)[1]
     state = ta.carry_state(adam, m(params), old, migration=m)[0]
     saved = jax.tree.map(np.asarray, ta.to_flat_dict(old))
     in_numpy, _ = ta.carry_state(adam, m(params), saved, migration=m)
