@@ -892,6 +892,15 @@ def test_a_target_that_lacks_a_path_is_said_to():
         assert f"the target has no '{path}' (the nearest is '{near}')" in said
 
 
+def test_a_row_of_captures_that_is_misspelt_has_the_nearest_leaf():
+    leaves = {
+        f"model/blocks/{n}/attn/o/{k}": np.ones(1) for n in range(4) for k in "ab"
+    }
+    table = {"{t:**}/blocks/{l}/attn/out/{k}": "{t}/{l}/{k}", "{rest:**}": "{rest}"}
+    said = message(lambda: ta.Migration(table)(leaves))
+    assert "(the nearest leaf is 'model/blocks/0/attn/o/a')" in said
+
+
 def test_of_many_problems_those_of_one_row_are_one_line():
     m = ta.Migration({"h/{k} : i o": "g/{k} : o i", "t/{k} : i o": "s/{k} : o i"})
     names = [f"{top}/{key}" for top in "ht" for key in "abcdefghi"]

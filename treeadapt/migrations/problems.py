@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -145,6 +146,7 @@ class Problems:
 
 
 _LOOKED_AT = 100  # leaves
+_CAPTURES = re.compile(r"\{[^{}]*\}")
 # In the order in which a message lists them.
 _KINDS = {
     "unmatched": ("leaf", "no row takes"),
@@ -241,6 +243,9 @@ def near_paths(
         elif left_out:
             hint = f" ({listing(left_out, limit=2)}: not an array, and needs no row)"
         else:
-            hint = nearest(speller, row.sources[0].path.text, paths, "leaf is")
+            text = row.sources[0].path.text
+            hint = nearest(speller, text, paths, "leaf is")
+            if not hint:  # names of captures are none of the leaves
+                hint = nearest(speller, _CAPTURES.sub("", text), paths, "leaf is")
         yield listing([row.text]) + hint
     yield from (listing([row.text]) for row in unused[SHOWN:])
