@@ -112,8 +112,10 @@ def decisions(rules, tree):
     try:
         error = matches.check() and None
     except ta.TreeAdaptError as raised:
-        # Which leaves a message shows first depends on the order of the leaves.
-        error = type(raised), str(raised).partition(":")[0]
+        # Which leaves a message shows first depends on the order of the leaves, and
+        # only a tree with stacks has layers to count.
+        head = str(raised).partition(":")[0].replace("arrays and layers", "arrays")
+        error = type(raised), head
     return {
         "rows": {path: row for path, *row in rows},
         "unused": matches.unused,

@@ -318,7 +318,7 @@ def _explained(tx: Any, updates: FlatDict) -> Iterator[None]:
     except TreeAdaptError:
         raise
     except Exception as error:
-        refuse_missing_extra(error)
+        note_missing_extra(error)
         lacking = [path for path, update in updates.items() if update is None]
         if lacking and isinstance(error, TypeError | ValueError):
             raise TransformError(
@@ -339,27 +339,24 @@ def _explained(tx: Any, updates: FlatDict) -> Iterator[None]:
         raise
 
 
-def refuse_missing_extra(error: Exception, whose: str = "") -> None:
-    """Raise if an update failed because an extra argument was not passed to it.
+def note_missing_extra(error: Exception, whose: str = "") -> None:
+    """Add to an error which extra arguments an update lacked, if it is about these.
 
     Args:
-        error: what it raised.
+        error: what the update raised; of Optax, a ``TypeError``.
         whose: words that name the transformation.
-
-    Raises:
-        TransformError: it names the arguments, and how to pass them.
     """
     lacking = _LACKING.match(str(error)) if isinstance(error, TypeError) else None
-    if lacking is None:
+    if lacking is None or getattr(error, "__notes__", None):
         return
     names = re.findall(r"'(\w+)'", lacking[1])
     passed = ", ".join(f"{name}={_EXTRA.get(name, '...')}" for name in names)
-    raise TransformError(
+    error.add_note(
         f"The transformation{whose} needs {listing(names)}, which update did not get: "
         f"tx.update(grads, state, params, {passed}). Someone else's loop that does not "
         "pass them cannot run it: choose a transformation that needs none, such as "
         "optax.adam."
-    ) from error
+    )
 
 
 @functools.cache

@@ -31,7 +31,7 @@ from treeadapt.selection.selectors import Unused, as_selector, check_choice
 from treeadapt.selection.whole import Question, WholeTree, in_force
 from treeadapt.transforms.adapt import (
     is_transformation,
-    refuse_missing_extra,
+    note_missing_extra,
     run_flat,
     unlike_transformation,
     with_extra_args,
@@ -361,7 +361,7 @@ def update_groups(
         try:
             new, after = tx.update(part, state[label], shown, **narrowed)
         except TypeError as error:
-            refuse_missing_extra(error, f" of {label!r}" if label else "")
+            note_missing_extra(error, f" of {label!r}" if label else "")
             raise
         if not isinstance(new, dict | optax.LookaheadParams):
             raise TransformError(
