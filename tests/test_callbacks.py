@@ -15,7 +15,7 @@ import pytest
 from brax.training.agents.ppo.losses import PPONetworkParams
 from flax import nnx
 from jax.sharding import PartitionSpec as P
-from sizes import some
+from sizes import slow_but, some
 from trees import BY_NAME, SAME_MODEL, two_layers
 
 import treeadapt as ta
@@ -146,7 +146,7 @@ def assert_equal(one: Any, two: Any) -> None:
 
 @pytest.mark.parametrize(
     ("model", "search"),
-    some([("named", "zoom"), ("equinox", "zoom")], 2)
+    slow_but((), [("named", "zoom"), ("equinox", "zoom")])
     + some((model, "backtracking") for model in MODELS),
 )
 def test_the_stored_value_is_the_computed_one(model, search):

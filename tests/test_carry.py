@@ -16,7 +16,7 @@ import pytest
 from aged import STEPS, aged
 from flax.core import FrozenDict
 from jax.sharding import PartitionSpec as P
-from sizes import crossed, some
+from sizes import crossed, slow_but, some
 from trees import SAME_MODEL, two_layers
 
 import treeadapt as ta
@@ -453,7 +453,10 @@ def named() -> Named:
     return Named(ramp, {"mu": ramp * 2, "nu": {"mu": ramp * 3}}, ramp[0], ramp, ramp)
 
 
-@pytest.mark.parametrize("kind", ["adam", "inject", "lbfgs", "MultiSteps", "lion"])
+@pytest.mark.parametrize(
+    "kind",
+    slow_but(["adam", "inject"], ["adam", "inject", "lbfgs", "MultiSteps", "lion"]),
+)
 def test_params_that_are_called_like_fields(kind):
     tx = {**LEAFWISE, "lbfgs": optax.lbfgs(memory_size=2, linesearch=None)}[kind]
     params, old = trained(tx, named())

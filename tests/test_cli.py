@@ -1576,6 +1576,7 @@ def test_the_module_runs_as_a_program(npz, fresh):
     assert "Traceback" not in found.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo-terminal")
 def test_colors_only_on_a_terminal_and_not_if_refused(npz, tmp_path, rules, fresh):
     bad = written(tmp_path, '"nothing" = "a"\n')

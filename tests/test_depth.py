@@ -217,6 +217,7 @@ def test_deep_trees_give_a_typed_error(run, limit, levels):
 
 
 @pytest.mark.hazard("I1.900", "I3")
+@pytest.mark.slow
 @each_limit
 def test_1_001_levels_convert_if_jax_can_flatten_them_and_give_a_typed_error_if_not(
     run, limit

@@ -21,7 +21,7 @@ import test_sampler as sampler
 from command import invoke
 from kept_aside import MODELS
 from resized import resized
-from sizes import full, slow_but
+from sizes import full, slow_but, some
 from test_drafts import (
     abstract,
     float32,
@@ -40,7 +40,7 @@ KEPT = {"blocks_of_six_layers_and_a_remainder": {3}}
 
 
 @pytest.mark.parametrize("is_back", [False, True])
-@pytest.mark.parametrize("name", tables.CASES)
+@pytest.mark.parametrize("name", some(tables.CASES, 2))
 def test_each_table_of_the_tests_is_drafted_for_all_sizes(name, is_back):
     case = tables.CASES[name]()
     pair = case.source, case.result

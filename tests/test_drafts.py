@@ -676,7 +676,7 @@ def test_each_example_is_drafted_from_names_and_shapes(tmp_path):
 
 
 @pytest.mark.parametrize("half", [False, True])
-@pytest.mark.parametrize("name", some(THERE_AND_BACK))
+@pytest.mark.parametrize("name", some(THERE_AND_BACK, 6))
 def test_nothing_wrong_is_unmarked_if_leaves_and_words_are_gone(
     name, half, tmp_path, monkeypatch
 ):

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from sizes import full
+from sizes import full, some
 
 import treeadapt as ta
 
@@ -253,9 +253,9 @@ FLAT_LABELS = {name: f"group {place}" for place, name in enumerate(NAMES[:500])}
 
 
 @pytest.mark.hazard("I9")
-@pytest.mark.parametrize("fail", MISMATCHES.values(), ids=MISMATCHES)
-def test_a_mismatch_of_thousands_of_leaves_is_reported_in_4_kb(fail):
+@pytest.mark.parametrize("name", some(MISMATCHES))
+def test_a_mismatch_of_thousands_of_leaves_is_reported_in_4_kb(name):
     with pytest.raises(ta.TreeAdaptError) as raised:
-        fail()
+        MISMATCHES[name]()
     size = len(str(raised.value).encode())
     assert 60 < size <= 4_000

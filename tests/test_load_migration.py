@@ -17,6 +17,7 @@ from flax import nnx, serialization
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from marks import kinds_of
+from sizes import full
 from test_checkpoints import ENDINGS, FORMATS, same, tree, write
 from test_migration_properties import migration as migration_of
 from test_migration_properties import tables
@@ -240,7 +241,7 @@ def test_loading_is_the_same_as_migrating_what_was_loaded(file):
     same(found, want)
 
 
-@settings(max_examples=settings.default.max_examples // 5)  # each writes two files
+@settings(max_examples=full(400, 10))  # each writes two files
 @given(tables(), st.data())
 def test_any_table_loads_what_it_makes_of_the_leaves(tmp_path_factory, row, data):
     path = tmp_path_factory.mktemp("any") / "x.safetensors"

@@ -738,6 +738,7 @@ def gone_and_back(drawn: Any) -> tuple[bool, bool] | None:
     return True, plan.exact
 
 
+@pytest.mark.slow
 def test_law_11_what_is_exact_and_not_one_way_comes_back():
     found = []
 

@@ -103,7 +103,7 @@ def test_every_kind_of_tree_has_its_norms(row):
 
 @pytest.mark.parametrize(
     ("twin", "order"),
-    some(itertools.product(TWINS, ORDERS), 13),
+    some(itertools.product(TWINS, ORDERS), 39),
     ids=lambda value: getattr(value, "name", None),
 )
 def test_layers_of_an_array_count_for_their_own_labels(twin, order):

@@ -570,7 +570,7 @@ def run(fresh):
 
 
 @pytest.mark.parametrize(
-    "order", slow_but(["backward"], ["lazily", "backward after", "forward", "backward"])
+    "order", slow_but((), ["lazily", "backward after", "forward", "backward"])
 )
 def test_lazy_loading_does_not_change_the_rank(order, run):
     program = """

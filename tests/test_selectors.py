@@ -656,7 +656,8 @@ BACKTRACKING = "(.|.)" * 45 + "x"
         *("(a+)+$", ".*.*.*.*.*x", "a" * 4_000, "{a,b}" * 600, "*a" * 64 + "|x"),
         *(BACKTRACKING, f"x/re:{BACKTRACKING}", f"params/re:{BACKTRACKING}"),
         *(f"[re:]{BACKTRACKING}", "?*/" * 1_300 + "a"),
-        *(".*.*.*.*x", "re:(a|a)(a|a)(a|a)x", "re:a*a*a*x"),
+        *(".*.*.*.*x", "re:(a|a)(a|a)(a|a)x"),
+        pytest.param("re:a*a*a*x", marks=pytest.mark.slow),
     ],
     ids=lambda text: text[:12],
 )

@@ -30,7 +30,7 @@ SPECS = {
 every = pytest.mark.parametrize(
     ("kind", "where"),
     slow_but(
-        [("Auto", "along layers"), ("Explicit", "along others")],
+        [("Explicit", "along others")],
         itertools.product(["Auto", "Explicit"], SPECS),
     ),
 )
