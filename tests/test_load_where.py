@@ -205,3 +205,15 @@ def test_shardings_as_target_are_an_error_that_says_what_to_pass(file):
     shapes = jax.eval_shape(lambda: TREE)
     like = jax.tree.map(lambda x, s: x.update(sharding=s), shapes, shardings)
     assert ta.load(file, like)["head"].sharding == shardings["head"]
+
+
+@pytest.mark.parametrize("has_target", [False, True])
+def test_a_where_that_matches_nothing_asks_no_function_about_other_leaves(
+    tmp_path, has_target
+):
+    tree = {"w": np.ones((2, 3), np.float32)}
+    file = tmp_path / "x.safetensors"
+    ta.save(file, tree)
+    where = ["nothing", ta.leaf(lambda leaf: leaf.shape[1] == 3)]
+    with pytest.raises(ta.UnusedRuleError, match="where= selects"):
+        ta.load(file, tree if has_target else None, where=where)

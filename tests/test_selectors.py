@@ -1069,3 +1069,14 @@ def test_the_numbers_that_are_there_are_named(pattern, stacks):
     rules = ta.Rules({pattern: 1, "**": 2}, stacks=stacks)
     with pytest.raises(ta.UnusedRuleError, match="the numbers there are 0 to 3"):
         ta.param_labels(tree, rules)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [{"w": np.ones(3)}, {"w": jnp.ones(3)}, {1: True, "a": False}, None, object()],
+    ids=["NumPy", "JAX", "unsortable", "None", "object"],
+)
+def test_what_is_not_a_selector_is_refused_whatever_it_holds(spec):
+    with pytest.raises(ta.SelectorError, match="A selector is a pattern") as caught:
+        ta.param_mask({"w": array(1)}, spec)
+    assert ("Of a tree of bools" in str(caught.value)) is isinstance(spec, dict)

@@ -13,8 +13,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-import jax
-import numpy as np
 from jax.sharding import PartitionSpec, Sharding
 
 from treeadapt.arrays import is_array
@@ -34,10 +32,8 @@ from treeadapt.migrations.migration import Migration
 from treeadapt.names import SHOWN, fold, listing, plural, section
 from treeadapt.optax_fields import is_state_class
 from treeadapt.paths import as_tree
-from treeadapt.selection.selectors import select
+from treeadapt.selection.selectors import as_selector, select
 from treeadapt.trees.views import TreeView, view_tree
-
-_ANY = jax.ShapeDtypeStruct((), np.bool_)
 
 
 def selected(view: TreeView, where: Any) -> list[bool]:
@@ -111,12 +107,14 @@ def _where_cure(source: Source, where: Any, which: str) -> str:
         where: as for ``load``.
         which: says what it selects.
     """
-    old_names = source.old_names
+    old_names, selector = source.old_names, as_selector(where)
     try:
-        (path, *others) = chosen_paths(dict.fromkeys(old_names, _ANY), where)
-    except ValueError:  # it matches nothing there either, or asks for classes
+        paths = [path for path in old_names if selector.matches(path)]
+    except SelectorError:  # it asks for more than names
+        paths = []
+    if not paths:
         return f"{which}. Correct or remove it."
-    count = plural(len(others) + 1, "leaf")
+    path, count = paths[0], plural(len(paths), "leaf")
     seen = f"{which}; those are names of {count} of the checkpoint"
     if old_names[path] != path:
         new = listing([old_names[path]])

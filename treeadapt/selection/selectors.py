@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from treeadapt import paths as _paths
-from treeadapt.errors import SelectorError, UnusedRuleError
+from treeadapt.errors import SelectorError, TreeAdaptError, UnusedRuleError
 from treeadapt.layers.stacks import NO_STACKS, Stacks
 from treeadapt.names import shorten
 from treeadapt.patterns import parse
@@ -574,9 +574,7 @@ def as_selector(spec: Any) -> Selector:
 
 def _instead(spec: Any) -> str:
     """Say how to make a selector of what Optax, Equinox or nnx would take."""
-    leaves = jax.tree.leaves(spec)
-    is_mask = [*leaves] != [spec] and all(isinstance(x, bool | np.bool) for x in leaves)
-    if isinstance(spec, Mapping) or is_mask:
+    if isinstance(spec, Mapping) or _is_mask(spec):
         return (
             ". Of a tree of bools take the paths: [treeadapt.escape(path) for path, "
             "yes in treeadapt.to_flat_dict(mask).items() if yes]."
@@ -587,6 +585,16 @@ def _instead(spec: Any) -> str:
             "selector by treeadapt.leaf(function)."
         )
     return ""
+
+
+def _is_mask(spec: Any) -> bool:
+    """Return whether a tree of any classes has bools in the place of arrays."""
+    try:
+        view = view_tree(spec)
+    except TreeAdaptError:
+        return False
+    is_node = view.plan.paths != ("",) and len(view.leaves) > 0
+    return is_node and all(isinstance(leaf, bool | np.bool) for leaf in view.leaves)
 
 
 def select(
