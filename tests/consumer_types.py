@@ -75,7 +75,7 @@ def sharding(tree: Model, mesh: Mesh) -> None:
 
 def files(tree: Model, file: Path) -> Model:
     ta.save(file, tree, max_shard_bytes=10**6)
-    assert_type(ta.load_report(file, tree), ta.LoadReport)
+    assert_type(ta.compare_checkpoint(file, tree), ta.LoadReport)
     loaded: Model = ta.load(str(file), tree, where="head", strict=False)
     return loaded
 

@@ -214,7 +214,7 @@ def right(process: int, folder: Path) -> dict[str, Any]:
         some = ta.load(folder / "together", host, where=["params/embed", "step"])
         assert some["params"]["embed"].tobytes() == expected["params/embed"].tobytes()
         assert some["step"] == 7
-        assert ta.load_report(folder / "together", host, where="step").fits
+        assert ta.compare_checkpoint(folder / "together", host, where="step").fits
         assert ta.load(folder / "together")["params"]["odd"].shape == (3,)
         ta.save(folder / "one.safetensors", host)
     return report

@@ -66,7 +66,7 @@ def test_an_nnx_state_loads_into_the_model(tmp_path):
     path = by_orbax(tmp_path / "x", nnx.state(net(0)))
     same(ta.load(path, net(1)), net(0))
     same(ta.load(path, nnx.state(net(1))), net(0))
-    assert ta.load_report(path, net(1)).fits
+    assert ta.compare_checkpoint(path, net(1)).fits
     assert list(ta.read_metadata(path)) == ["bias", "kernel"]
 
 
@@ -102,7 +102,7 @@ def test_a_leaf_that_is_really_called_value_stays(tmp_path):
 def test_misfits_of_boxes_are_named_as_the_model_names_them(tmp_path):
     path = by_orbax(tmp_path / "x", nnx.state(net(0)))
     target = {"bias": jnp.zeros(3), "kernal": jnp.zeros((2, 3))}
-    report = ta.load_report(path, target)
+    report = ta.compare_checkpoint(path, target)
     assert (report.missing, report.unexpected) == (("kernal",), ("kernel",))
 
 

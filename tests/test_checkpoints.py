@@ -236,7 +236,7 @@ def test_one_error_reports_all_misfits(file):
         "type": np.zeros(2, ml_dtypes.bfloat16),
         "good": np.zeros(1),
     }
-    report = ta.load_report(file, target)
+    report = ta.compare_checkpoint(file, target)
     assert (report.restored, report.missing, report.unexpected, report.fits) == (
         ("good",),
         ("kernel",),

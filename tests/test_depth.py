@@ -116,7 +116,7 @@ USES = {
     "check": lambda tree: ta.FreezeSpec(["**"]).bind(tree).check(tree),
     "typo": lambda tree: ta.param_labels(tree, {"lsit": "frozen", "**": "train"}),
     "partition_specs": lambda tree: ta.partition_specs(tree, {"**": jax.P()}),
-    "rename": lambda tree: ta.rename(tree, {"lsit": "list"}),
+    "migration": lambda tree: ta.Migration({"lsit": "list"})(tree),
     "summarize": lambda tree: str(ta.summarize(tree)),
     "tree_diff": lambda tree: str(ta.tree_diff(tree, tree)),
     "train": train,

@@ -101,12 +101,12 @@ def test_a_model_behind_links_is_read_by_all_functions(
     same(ta.load(path), FLAT)
     same(ta.load(path, zeros_of(FLAT)), FLAT)
     assert {*ta.read_metadata(path)} == {*FLAT}
-    assert ta.load_report(path, zeros_of(FLAT)).fits
+    assert ta.compare_checkpoint(path, zeros_of(FLAT)).fits
     table = ta.Migration(TABLE)
     stacked = {"blocks/kernel": jnp.zeros((3, 3, 2)), "head": jnp.zeros(4)}
     found = ta.load(path, stacked, migration=table)
     same(found, jax.tree.map(jnp.asarray, table(FLAT)))
-    assert ta.load_report(path, stacked, migration=table).fits
+    assert ta.compare_checkpoint(path, stacked, migration=table).fits
     store.copy(path, tmp_path / "copy", migration=table, max_shard_bytes=40)
     same(ta.to_flat_dict(ta.load(tmp_path / "copy")), table(FLAT))
 
@@ -307,7 +307,7 @@ def test_two_checkpoints_in_a_folder_are_an_error_that_names_both(case, tmp_path
         lambda: ta.load(path, zeros_of(FLAT), strict=False),
         lambda: ta.load(path, migration=ta.Migration(TABLE)),
         lambda: ta.read_metadata(path),
-        lambda: ta.load_report(path, FLAT),
+        lambda: ta.compare_checkpoint(path, FLAT),
     ]
     for read in reads:
         with pytest.raises(ta.CheckpointError) as caught:
@@ -509,7 +509,7 @@ def test_other_dtypes_keep_ties_and_numbers(shards, tmp_path):
     again = warned(lambda: ta.load(path, target, cast=True))
     assert (again["step"], again["rate"]) == (700, 0.5)
     same(again["params"], trained()["params"])
-    assert warned(lambda: ta.load_report(path, target, cast=True)).fits
+    assert warned(lambda: ta.compare_checkpoint(path, target, cast=True)).fits
     assert warned(lambda: ta.read_metadata(path))["step"].dtype == np.int64
     partly = warned(lambda: ta.load(path, target, where="params/norm", cast=True))
     assert partly["params"]["norm"].all()

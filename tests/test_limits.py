@@ -238,8 +238,8 @@ MISMATCHES = {
     "unknown groups": lambda: train(ta.partition({"a": optax.sgd(1.0)}, FLAT_LABELS)),
     "updates of other names": lambda: train(ta.adapt(optax.sgd(1.0)), OTHER),
     "apply_updates": lambda: ta.apply_updates(TREE, OTHER),
-    "rename": lambda: ta.rename(FLAT, {"x/{name}": "y/{name}"}),
-    "rename, all to one": lambda: ta.rename(FLAT, {"{a}/{b}/{c}": "{c}"}),
+    "rename": lambda: ta.Migration({"x/{name}": "y/{name}"})(FLAT),
+    "rename, all to one": lambda: ta.Migration({"{a}/{b}/{c}": "{c}"})(FLAT),
     "specs of too high a rank": lambda: ta.partition_specs(
         TREE, {"**": jax.P("data", None)}
     ),

@@ -348,7 +348,9 @@ def test_a_number_passes_through_a_row_without_axes(place):
     m = ta.Migration({"step": "count", "w": "w"})
     target = {"count": 0, "w": np.zeros(2)}
     assert ta.load(place, target, migration=m)["count"] == 700
-    assert ta.load_report(place, target, migration=m).numbers == {"count": (700, 0)}
+    assert ta.compare_checkpoint(place, target, migration=m).numbers == {
+        "count": (700, 0)
+    }
     array = ta.load(place, target | {"count": jnp.zeros((), jnp.int32)}, migration=m)
     assert array["count"].dtype == jnp.int32
     assert ta.load(place, migration=m)["count"].dtype == np.int64
@@ -477,7 +479,7 @@ def test_new_leaves_come_from_the_target(file):
         {"scale": jnp.zeros(2, jnp.bfloat16), "host": np.zeros(1)},
     )
     assert isinstance(found["host"], np.ndarray)
-    report = ta.load_report(file, target, migration=m)
+    report = ta.compare_checkpoint(file, target, migration=m)
     assert report.fits
     assert report.kept == ("bias", "rng")
     abstract = jax.eval_shape(lambda: target)
@@ -498,7 +500,7 @@ def test_without_strict_the_target_keeps_what_does_not_fit(file, monkeypatch):
     assert found["more"] is target["more"]
     assert found["head"] is target["head"]
     same(found["blocks"], scanned(llama())["blocks"])
-    report = ta.load_report(file, target, migration=migration())
+    report = ta.compare_checkpoint(file, target, migration=migration())
     assert (report.missing, report.unexpected) == (("more",), ("embed",))
     assert report.misshaped == {"head": (f"float32[{WIDTH},{WORDS}]", "float32[5]")}
     # A leaf without a row would be lost in silence.
@@ -527,7 +529,7 @@ def test_of_several_migrations_the_one_that_fits_is_taken(
     for target in (TARGET, None):
         found = ta.load(path, target, migration=[UNROLLED, SCANNED])
         same(found["blocks"]["w"], np.stack([leaf.T for leaf in FLAT.values()]))
-    report = ta.load_report(path, TARGET, migration=(UNROLLED, SCANNED))
+    report = ta.compare_checkpoint(path, TARGET, migration=(UNROLLED, SCANNED))
     assert report.fits
     assert report.migration == place
     assert f"by migration[{place}], which alone fits" in str(report)
@@ -537,7 +539,7 @@ def test_if_no_migration_fits_the_error_says_how_each_misses(tmp_path, monkeypat
     path = tmp_path / "x.safetensors"
     ta.save(path, {"blocks.w": np.ones((4, 2, 3)), "bias": np.ones(2)})
     monkeypatch.setattr(migrated, "read_arrays", None)
-    for call in (ta.load, ta.load_report):
+    for call in (ta.load, ta.compare_checkpoint):
         with pytest.raises(ta.MigrationError) as caught:
             call(path, TARGET, migration=[UNROLLED, SCANNED])
         text = str(caught.value)
@@ -566,10 +568,10 @@ def test_none_among_migrations_is_what_is_stored_as_it_is(tmp_path):
     path = tmp_path / "x.safetensors"
     for leaves, place in (({"blocks/w": jnp.ones((3, 3, 2))}, 0), (FLAT, 1)):
         ta.save(path, leaves)
-        report = ta.load_report(path, TARGET, migration=[None, UNROLLED])
+        report = ta.compare_checkpoint(path, TARGET, migration=[None, UNROLLED])
         assert report.migration == place
         ta.load(path, TARGET, migration=[None, UNROLLED])
-    assert ta.load_report(path, TARGET, migration=UNROLLED).migration is None
+    assert ta.compare_checkpoint(path, TARGET, migration=UNROLLED).migration is None
 
 
 @pytest.mark.parametrize("migrations", [[], [UNROLLED, "table.toml"], "table.toml"])
@@ -623,7 +625,7 @@ def test_one_error_says_all_and_nothing_is_read(tmp_path, monkeypatch):
         assert part in text
     assert "strict=False" not in text
     with pytest.raises(ta.MigrationError, match="no row takes"):
-        ta.load_report(tmp_path / "x.safetensors", target, migration=m)
+        ta.compare_checkpoint(tmp_path / "x.safetensors", target, migration=m)
 
 
 def test_a_second_run_is_an_error(file, tmp_path, monkeypatch):

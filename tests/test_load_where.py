@@ -64,7 +64,7 @@ def test_errors_of_rows_that_make_nothing_selected_do_not_matter(tmp_path, name,
         )
         assert loaded["out"]["kernel"].tolist() == [0, 1, 2, 3]
         assert not loaded["blocks"]["w"].any()
-    report = ta.load_report(tmp_path / name, target(), where="out", migration=m)
+    report = ta.compare_checkpoint(tmp_path / name, target(), where="out", migration=m)
     assert report.fits
     assert report.restored == ("out/kernel",)
     assert report.kept == ("blocks/w",)
@@ -148,19 +148,23 @@ def test_without_a_target_every_row_counts(file):
 def test_of_several_migrations_that_make_what_is_selected_the_whole_one_is_taken(file):
     whole = ta.Migration(HEAD | STACK | {"stray": None})
     other = ta.Migration(HEAD | {"nett/{l}/w : i o": "blocks/w : l o i"})
-    report = ta.load_report(file, target(), where="out", migration=[other, whole])
+    report = ta.compare_checkpoint(
+        file, target(), where="out", migration=[other, whole]
+    )
     assert report.migration == 1
     # Neither is whole, and one makes what is selected.
     part = ta.Migration({"head": "blocks/w"})
     assert (
-        ta.load_report(file, target(), where="out", migration=[part, other]).migration
+        ta.compare_checkpoint(
+            file, target(), where="out", migration=[part, other]
+        ).migration
         == 1
     )
 
 
 def test_an_old_name_in_where_is_answered_with_the_new_one(file):
     m = ta.Migration(HEAD | STACK | {"stray": None})
-    for call in (ta.load, ta.load_report):
+    for call in (ta.load, ta.compare_checkpoint):
         with pytest.raises(ta.UnusedRuleError) as caught:
             call(file, target(), where="net", migration=m)
         assert "where= selects leaves of the target" in str(caught.value)
@@ -186,7 +190,7 @@ def test_a_function_as_target_is_an_error_that_says_what_to_pass(file):
     def init():
         return target()
 
-    for call in (ta.load, ta.load_report):
+    for call in (ta.load, ta.compare_checkpoint):
         for migration in (None, ta.Migration(HEAD | STACK | {"stray": None})):
             with pytest.raises(ta.CheckpointError, match=r"jax\.eval_shape\(init\)"):
                 call(file, init, migration=migration)

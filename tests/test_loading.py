@@ -67,7 +67,7 @@ def test_pieces_of_another_dtype_are_compared_as_they_are_read(tmp_path):
     pieces = {"0": np.ones(2, np.float32), "1": np.ones(2, np.float64)}
     whole = {"__msgpack_chunked_array__": True, "shape": {"0": 4}, "chunks": pieces}
     path.write_bytes(serialization.msgpack_serialize({"a": whole}))
-    report = ta.load_report(path, {"a": np.zeros(4, np.float32)})
+    report = ta.compare_checkpoint(path, {"a": np.zeros(4, np.float32)})
     assert report.retyped == {"a": ("float64[4]", "float32[4]")}
 
 
@@ -85,7 +85,7 @@ def test_a_key_of_one_kind_never_loads_as_another(here, there, file):
         same(ta.load(file, target), saved)
         same(ta.load(file), saved)
         return
-    report = ta.load_report(file, target)
+    report = ta.compare_checkpoint(file, target)
     assert not report.fits
     assert here in str(report)
     for cast in (False, True):
@@ -107,7 +107,7 @@ def test_a_key_that_orbax_wrote_keeps_its_kind(tmp_path):
 
 def test_a_key_is_not_an_array_of_integers_nor_the_reverse(file):
     ta.save(file, {"key": jax.random.key(3)})
-    report = ta.load_report(file, {"key": np.zeros(2, np.uint32)})
+    report = ta.compare_checkpoint(file, {"key": np.zeros(2, np.uint32)})
     assert report.retyped == {"key": ("a threefry2x32 key", "uint32[2]")}
     # Integers that other libraries store do not imply a kind of key.
     ta.save(file, {"key": jax.random.key_data(jax.random.key(3))})
@@ -116,7 +116,7 @@ def test_a_key_is_not_an_array_of_integers_nor_the_reverse(file):
 
 def test_an_array_in_place_of_a_static_leaf_is_reported(file):
     ta.save(file, {"act": np.ones(2, np.float32)})
-    report = ta.load_report(file, {"act": jax.nn.relu})
+    report = ta.compare_checkpoint(file, {"act": jax.nn.relu})
     assert report.retyped == {"act": ("float32[2]", "a custom_jvp")}
 
 
@@ -258,7 +258,7 @@ def test_a_number_fits_a_leaf_that_holds_it_exactly(number, dtype, fits, tmp_pat
     path = tmp_path / "x.safetensors"
     ta.save(path, {"n": number, "w": np.ones(1)})
     target = {"n": np.zeros((), jnp.dtype(dtype)), "w": np.zeros(1)}
-    report = ta.load_report(path, target)
+    report = ta.compare_checkpoint(path, target)
     assert report.fits == fits
     if fits:
         found = ta.load(path, target)["n"]
@@ -286,7 +286,7 @@ def test_a_number_fits_a_leaf_that_holds_it_exactly(number, dtype, fits, tmp_pat
 def test_an_array_fits_a_number_of_its_kind(array, number, fits, tmp_path):
     path = tmp_path / "x.safetensors"
     ta.save(path, {"n": array})
-    assert ta.load_report(path, {"n": number}).fits == fits
+    assert ta.compare_checkpoint(path, {"n": number}).fits == fits
     if fits:
         again = ta.load(path, {"n": number})["n"]
         assert again == array
@@ -296,7 +296,7 @@ def test_an_array_fits_a_number_of_its_kind(array, number, fits, tmp_path):
 def test_a_file_without_a_number_leaves_that_of_the_target(file):
     ta.save(file, {"b": np.ones(2), "a": 1, "c": np.ones(1)})
     target = {"a": 0, "b": np.zeros(2), "c": np.ones(1), "step": 3, "act": jax.nn.relu}
-    report = ta.load_report(file, target)
+    report = ta.compare_checkpoint(file, target)
     assert report.fits
     assert (report.restored, report.kept) == (("a", "b", "c"), ("act", "step"))
     assert ta.load(file, target)["step"] == 3
@@ -307,7 +307,7 @@ def test_the_report_lists_numbers_that_change(file):
     saved = {"step": 700, "rate": 0.1, "flag": True, "nan": math.nan, "zero": -0.0}
     ta.save(file, saved)
     target = {**saved, "step": 0, "flag": False, "zero": 0.0}
-    report = ta.load_report(file, target)
+    report = ta.compare_checkpoint(file, target)
     assert report.numbers == {
         "step": (700, 0),
         "flag": (True, False),
@@ -491,7 +491,7 @@ def test_cast_gives_arrays_the_dtype_of_the_target(array, dtype, fits, tmp_path)
 def test_cast_keeps_the_value_of_an_integer(like, file):
     ta.save(file, {"w": np.ones(1), "step": 2**53 + 1})
     target = {"w": np.zeros(1), "step": like}
-    report = ta.load_report(file, target, cast=True)
+    report = ta.compare_checkpoint(file, target, cast=True)
     assert "int64[] 9007199254740993" in report.retyped["step"][0]
     with pytest.raises(
         ta.CheckpointError, match=r"'step': a number, int64.* 900719925"
@@ -507,7 +507,7 @@ def test_cast_of_a_number_may_round_and_not_become_infinite(file):
     found = ta.load(file, {"rate": np.float32(0)}, cast=True)["rate"]
     assert found == np.float32(0.1)
     ta.save(file, {"rate": 1e60})
-    assert ta.load_report(file, {"rate": np.float32(0)}, cast=True).retyped
+    assert ta.compare_checkpoint(file, {"rate": np.float32(0)}, cast=True).retyped
     with pytest.raises(ta.CheckpointError, match=r"'rate': a number, float64.* 1e"):
         ta.load(file, {"rate": np.float32(0)}, cast=True)
 
@@ -519,7 +519,7 @@ def test_cast_keeps_the_sharding_of_the_target(file):
     target = {"w": jax.device_put(jnp.zeros(8), sharding), "step": jnp.zeros(())}
     with pytest.raises(ta.CheckpointError):
         ta.load(file, target)
-    report = ta.load_report(file, target, cast=True)
+    report = ta.compare_checkpoint(file, target, cast=True)
     assert report.fits
     again = ta.load(file, target, cast=True)
     assert again["w"].sharding == sharding
@@ -674,12 +674,12 @@ def test_where_selects_arrays_whose_layers_agree(tmp_path):
     wanted = ["b", "blocks/b"]
     found = ta.to_flat_dict(ta.load(file, blank, where=whole))
     assert [path for path, leaf in found.items() if leaf.any()] == wanted
-    assert sorted(ta.load_report(file, blank, where=whole).restored) == wanted
+    assert sorted(ta.compare_checkpoint(file, blank, where=whole).restored) == wanted
     doubled = ta.to_flat_dict(ta.map_where(lambda x: x * 2, tree, whole))
     assert [path for path, leaf in doubled.items() if 2 in leaf] == wanted
     for take in (
         lambda: ta.load(file, blank, where=part),
-        lambda: ta.load_report(file, blank, where=part),
+        lambda: ta.compare_checkpoint(file, blank, where=part),
         lambda: ta.save(tmp_path / "y.safetensors", tree, where=part),
         lambda: ta.map_where(lambda x: x * 2, tree, part),
     ):

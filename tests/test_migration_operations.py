@@ -67,8 +67,8 @@ def test_bits_decide_whether_copies_are_equal():
 
 
 def test_what_numpy_repeats_can_be_written_to():
-    (leaf,) = ta.rename(
-        {"w": np.ones(2)}, {"w : a": ("w : a r", {"repeat": {"r": 3}})}
+    (leaf,) = ta.Migration({"w : a": ("w : a r", {"repeat": {"r": 3}})})(
+        {"w": np.ones(2)}
     ).values()
     leaf[0, 0] = 5
     assert leaf.tolist() == [[5, 1, 1], [1, 1, 1]]
@@ -424,11 +424,11 @@ def test_sizes_of_a_row_hold_in_it_alone():
 def test_sizes_of_a_row_may_be_counts_of_its_leaves():
     table = {"h.{(b i)}.w : a": ("w.{i} : b a", {"sizes": {"i": 2}})}
     leaves = {f"h.{n}.w": np.full(3, n) for n in range(6)}
-    moved = ta.rename(leaves, table)
+    moved = ta.Migration(table)(leaves)
     assert moved["w.1"][:, 0].tolist() == [1, 3, 5]
     wrong = {"h.{l}.w : a": ("w : l a", {"sizes": {"l": 7}})}
     with pytest.raises(ta.MigrationError, match="6 leaves for l, whose size is 7"):
-        ta.rename(leaves, wrong)
+        ta.Migration(wrong)(leaves)
 
 
 @pytest.mark.parametrize(

@@ -731,7 +731,7 @@ def test_a_row_without_axes_gives_the_callers_object():
     leaves = {"a/x": np.ones(3), "b/x": jnp.ones(3), "n": 3, "s": np.float32(2)}
     table = {"{at}/x": "{at}/y", "n": "m/n", "s": "m/s"}
     found = ta.Migration(table)(leaves)
-    renamed = ta.rename(leaves, table)
+    renamed = ta.Migration(table)(leaves)
     for old, new in (("a/x", "a/y"), ("b/x", "b/y"), ("n", "m/n"), ("s", "m/s")):
         assert found[new] is leaves[old]
         assert renamed[new] is leaves[old]

@@ -280,7 +280,10 @@ def test_captures_are_the_leftmost_shortest_of_their_kind(template, path, found)
     many = re.findall(r"{(\w+):\*\*}", template)
     filled = [f"/{{{name}:**}}" if name in many else f"{{{name}}}" for name in names]
     target = "/".join(map("{}={}".format, names, filled))
-    rename = functools.partial(ta.rename, {path: 1.0}, {template: target})
+
+    def rename():
+        return ta.Migration({template: target})({path: 1.0})
+
     if found is None:
         problem = "column 4" if template == "{a}{b" else "no leaf goes to"
         assert problem in message(rename)

@@ -147,7 +147,7 @@ def test_a_misspelt_name_is_suggested_for_one_missing_leaf(tmp_path):
     assert str(caught.value).count("the dict has 'hidden_0/bais'") == 1
     assert "missing 'hidden_0/bias' (the dict has" in str(caught.value)
     ta.save(tmp_path / "x.safetensors", given)
-    told = str(ta.load_report(tmp_path / "x.safetensors", target))
+    told = str(ta.compare_checkpoint(tmp_path / "x.safetensors", target))
     assert told.count("stored is 'hidden_0/bais'") == 1
 
 

@@ -177,7 +177,7 @@ def test_a_folder_of_that_name_stays(tmp_path):
 @every_tree
 def test_every_tree_fits_its_schema(row, tmp_path):
     ta.save(tmp_path / SCHEMA, row.make())
-    assert ta.load_report(tmp_path / SCHEMA, row.make()).fits
+    assert ta.compare_checkpoint(tmp_path / SCHEMA, row.make()).fits
 
 
 @pytest.mark.parametrize("row", some(TREES), ids=lambda row: row.name)
@@ -248,17 +248,19 @@ def test_a_checkpoint_of_each_format_becomes_a_schema(name, tmp_path):
 
 def test_numbers_of_a_schema_fit_by_their_kind(schema):
     tree = everything()
-    report = ta.load_report(schema, tree | {"step": 8, "rate": np.float32(3.0)})
+    report = ta.compare_checkpoint(schema, tree | {"step": 8, "rate": np.float32(3.0)})
     assert report.fits
     assert not report.numbers
     assert "changed" not in str(report)
-    report = ta.load_report(schema, tree | {"step": 0.5, "rate": 3, "flag": 1})
+    report = ta.compare_checkpoint(schema, tree | {"step": 0.5, "rate": 3, "flag": 1})
     assert report.retyped == {
         "flag": ("a number, bool[]", "an int"),
         "rate": ("a number, float64[]", "an int"),
         "step": ("a number, int64[]", "a float"),
     }
-    assert [*ta.load_report(schema, tree | {"step": 0.5}, cast=True).retyped] == []
+    assert [
+        *ta.compare_checkpoint(schema, tree | {"step": 0.5}, cast=True).retyped
+    ] == []
 
 
 def test_a_report_says_what_does_not_fit(schema):
@@ -268,7 +270,7 @@ def test_a_report_says_what_does_not_fit(schema):
     tree["embed"] = {"w": jnp.ones((4, 4))}
     tree["new"] = jnp.ones(1)
     del tree["blocks"]
-    report = ta.load_report(schema, tree)
+    report = ta.compare_checkpoint(schema, tree)
     assert not report.fits
     assert report.missing == ("new",)
     assert report.unexpected == ("blocks/0/q", "blocks/1/q")
@@ -284,7 +286,7 @@ def test_a_migration_moves_a_schema(tmp_path):
     found = ta.load(tmp_path / SCHEMA, migration=stack)
     assert found == {"layers": {"kernel": jax.ShapeDtypeStruct((2, 3, 4), np.float32)}}
     target = {"layers": {"kernel": np.ones((2, 3, 4), np.float32)}}
-    assert ta.load_report(tmp_path / SCHEMA, target, migration=stack).fits
+    assert ta.compare_checkpoint(tmp_path / SCHEMA, target, migration=stack).fits
     assert stack.plan(ta.read_metadata(tmp_path / SCHEMA), target).exact
     (tmp_path / "stack.toml").write_text(stack.to_toml())
     new = tmp_path / "new.schema.toml"
@@ -297,7 +299,7 @@ def test_what_a_function_makes_of_a_schema_is_not_known(schema):
     migration = ta.Migration({"blocks/0/q": ("q", np.transpose), "{x:**}": None})
     with pytest.raises(ta.MigrationError, match="what that makes of a schema"):
         ta.load(schema, migration=migration)
-    assert ta.load_report(schema, tree, migration=migration).fits
+    assert ta.compare_checkpoint(schema, tree, migration=migration).fits
 
 
 # Its hash.
@@ -378,7 +380,7 @@ def test_an_edit_of_a_schema_is_asked_about_once(schema):
     text = schema.read_text("utf-8").replace("bfloat16[]", "bfloat16[8]")
     schema.write_text(text, "utf-8")
     with pytest.raises(ta.CheckpointError) as caught:
-        ta.load_report(schema, everything())
+        ta.compare_checkpoint(schema, everything())
     message = str(caught.value)
     assert str(schema) in message
     assert "remove that line" in message
@@ -392,7 +394,7 @@ def test_an_edit_of_a_schema_is_asked_about_once(schema):
 def test_lines_may_change_their_order(schema):
     head, table, rest = schema.read_text("utf-8").partition("[leaves]\n")
     schema.write_text(head + table + "\n".join(rest.splitlines()[::-1]), "utf-8")
-    assert ta.load_report(schema, everything()).fits
+    assert ta.compare_checkpoint(schema, everything()).fits
 
 
 def test_a_file_that_another_program_changed_is_read_with_a_warning(tmp_path):
@@ -525,7 +527,7 @@ def test_hostile_schemas_are_short_errors(case, tmp_path):
     content, text = HOSTILE[case]
     path = tmp_path / SCHEMA
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    for read in (ta.read_metadata, ta.load, lambda x: ta.load_report(x, {})):
+    for read in (ta.read_metadata, ta.load, lambda x: ta.compare_checkpoint(x, {})):
         with pytest.raises(ta.CheckpointError, match=text) as caught:
             read(path)
         message = str(caught.value)

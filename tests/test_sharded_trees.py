@@ -80,7 +80,7 @@ def _by_state_dict(tree: Any) -> list[Any]:
 def _renamed(tree: Any) -> list[Any]:
     flat = ta.to_flat_dict(tree)
     has_arrays = any(hasattr(leaf, "dtype") for leaf in flat.values())
-    renamed = ta.rename(flat, {"{path:**}": "new/{path:**}"} if has_arrays else {})
+    renamed = ta.Migration({"{path:**}": "new/{path:**}"} if has_arrays else {})(flat)
     # Functions and other static leaves have no row.
     return [renamed.get(f"new/{path}", leaf) for path, leaf in flat.items()]
 

@@ -316,7 +316,7 @@ def test_a_migration_file_cannot_fill_the_memory(pad, tmp_path):
         "jax": lambda: migration({"a": jnp.ones(4, jnp.int8)}),
         "load": lambda: ta.load(path, migration=migration),
         "target": lambda: ta.load(path, target, migration=migration),
-        "report": lambda: ta.load_report(path, target, migration=migration),
+        "report": lambda: ta.compare_checkpoint(path, target, migration=migration),
     }
     for call in calls.values():
         with pytest.raises(ta.MigrationError) as caught:

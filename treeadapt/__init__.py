@@ -16,7 +16,7 @@ _NAMES_IN = {
     "adapters.adapter": "BOX Adapter Flat",
     "adapters.registry": "AdapterRegistry default_registry register",
     "checkpoints.load_report": "LoadReport",
-    "checkpoints.store": "load load_report read_metadata save",
+    "checkpoints.store": "compare_checkpoint load read_metadata save",
     "convert": "from_flat_dict from_state_dict to_flat_dict to_state_dict tree_paths",
     "drafts.draft": "draft_migration",
     "drafts.migration_draft": "MigrationDraft",
@@ -28,7 +28,7 @@ _NAMES_IN = {
         "TransformError TreeAdaptError TreeAdaptWarning TreeCycleError TreeDepthError "
         "UnliftedMaskWarning UnmatchedPathError UnstablePathWarning UnusedRuleError"
     ),
-    "migrations.migration": "Migration load_migration rename",
+    "migrations.migration": "Migration load_migration",
     "migrations.plan": "MigrationPlan",
     "patterns": "escape",
     "reports.diff": "Difference TreeDiff tree_diff",

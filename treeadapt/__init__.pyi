@@ -6,8 +6,8 @@ from treeadapt.adapters.adapter import BOX, Adapter, Flat
 from treeadapt.adapters.registry import AdapterRegistry, default_registry, register
 from treeadapt.checkpoints.load_report import LoadReport
 from treeadapt.checkpoints.store import (
+    compare_checkpoint,
     load,
-    load_report,
     read_metadata,
     save,
 )
@@ -50,7 +50,7 @@ from treeadapt.errors import (
     UnstablePathWarning,
     UnusedRuleError,
 )
-from treeadapt.migrations.migration import Migration, load_migration, rename
+from treeadapt.migrations.migration import Migration, load_migration
 from treeadapt.migrations.plan import MigrationPlan
 from treeadapt.patterns import escape
 from treeadapt.reports.diff import Difference, TreeDiff, tree_diff
@@ -133,6 +133,7 @@ __all__ = [
     "adapt",
     "apply_updates",
     "carry_state",
+    "compare_checkpoint",
     "default_registry",
     "draft_migration",
     "escape",
@@ -147,7 +148,6 @@ __all__ = [
     "lift",
     "load",
     "load_migration",
-    "load_report",
     "load_rules",
     "map_where",
     "merge",
@@ -161,7 +161,6 @@ __all__ = [
     "per_layer",
     "read_metadata",
     "register",
-    "rename",
     "save",
     "scale_by_rules",
     "schedule",

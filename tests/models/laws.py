@@ -137,7 +137,7 @@ class Laws:
     @needs_torch
     def test_the_schema_lists_what_pytorch_saves(self, setting):
         schema = MIGRATIONS / f"{setting.tiny.names}.schema.toml"
-        assert ta.load_report(schema, ta.read_metadata(setting.folder)).fits
+        assert ta.compare_checkpoint(schema, ta.read_metadata(setting.folder)).fits
 
     def test_adams_state_moves_along(self, setting):
         """A step after the migration equals the migration of a step, bit for bit."""

@@ -190,9 +190,9 @@ def load(
             model, exactly one must fit; None in it takes names as they are.
         strict: refuse unless all that is selected fits. Without it, leaves that are
             missing, misshaped or retyped stay as they are in ``target``, which a
-            warning lists, and what is unexpected is left out: ``load_report`` lists
-            all. The rows of the selected leaves must fit anyway, and so must what their
-            functions make, which is known too late for the report.
+            warning lists, and what is unexpected is left out; ``compare_checkpoint``
+            lists all. The rows of the selected leaves must fit anyway, and so must what
+            their functions make, which is known too late for the report.
         cast: turn arrays into the dtypes of ``target``, integers into floating-point
             numbers too but not back. A value that becomes infinite, and an integer that
             the new dtype does not hold exactly, is an error.
@@ -298,7 +298,7 @@ def _filled(view: TreeView, source: Source, paths: Iterable[str]) -> Any:
     return view.replace(leaves)
 
 
-def load_report(
+def compare_checkpoint(
     path: str | os.PathLike[str],
     target: Any,
     *,
@@ -326,7 +326,7 @@ def load_report(
         >>> import pathlib, tempfile
         >>> file = pathlib.Path(tempfile.mkdtemp()) / "model.safetensors"
         >>> save(file, {"w": np.ones(2), "step": 700})
-        >>> print(load_report(file, {"w": np.zeros(2), "step": 0}))
+        >>> print(compare_checkpoint(file, {"w": np.zeros(2), "step": 0}))
         2 leaves fit.
         1 number changed:
           'step': 700, the target has 0

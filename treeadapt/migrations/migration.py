@@ -565,31 +565,6 @@ def load_migration(path: str | os.PathLike[str]) -> Migration:
     return migration
 
 
-def rename(flat: Any, table: Mapping[Any, Any]) -> dict[str, Any]:
-    r"""Rename every leaf: ``Migration(table)(flat)``.
-
-    Args:
-        flat: flat dict ``{path: leaf}``, or any tree.
-        table: as for ``Migration``.
-
-    Returns:
-        Flat dict under the new names, in the order of the rows.
-
-    Raises:
-        MigrationError: as for ``Migration``.
-
-    Example:
-        >>> flat = {"linear_0/kernel": np.ones((2, 3)), "linear_0/bias": np.ones(3)}
-        >>> table = {
-        ...     "linear_{n}/kernel : in out": "layers/{n}/weight : out in",
-        ...     "linear_{n}/bias": "layers/{n}/bias",
-        ... }
-        >>> {path: leaf.shape for path, leaf in rename(flat, table).items()}
-        {'layers/0/weight': (3, 2), 'layers/0/bias': (3,)}
-    """
-    return Migration(table)(flat)
-
-
 def _abstract(leaf: Any) -> Any:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if is_array(leaf) else leaf
 
