@@ -48,6 +48,18 @@ TOPICS: dict[str, Any] = {
     "training": training,
 }
 
+# Characters, so that the tables of two races are one.
+COLUMNS = {
+    "work": 46,
+    "leaves": 9,
+    "contender": 26,
+    "time": 8,
+    "ratio": 6,
+    "quartiles": 15,
+    "target": 18,
+}
+ALL_TOPICS_MINUTES = 15
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the chosen topics; return the process's exit code."""
@@ -55,22 +67,33 @@ def main(arguments: list[str] | None = None) -> int:
     console = Console()
     if not console.is_terminal:
         console = Console(width=150)
+    chosen = options.topics or [*TOPICS]
+    console.print(
+        f"{len(chosen)} of {len(TOPICS)} topics; all take about {ALL_TOPICS_MINUTES} "
+        "minutes on two quiet cores. Each race is printed when it is done."
+    )
+    console.print(table([]))
     results: list[Result] = []
+
+    def add(rows: list[Result]) -> None:
+        results.extend(rows)
+        if rows:
+            console.print(table(rows, show_header=False))
+
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        for name in options.topics or TOPICS:
+        for name in chosen:
             races = list(_races(TOPICS[name], quick=options.quick))
             task = progress.add_task(name, total=len(races) + 1)
             for race in races:
                 if options.quick:  # too small for a target
                     race = dataclasses.replace(race, targets={})
-                results += run(race, budget_s=options.budget)
+                add(run(race, budget_s=options.budget))
                 progress.advance(task)
-            results += _figures(TOPICS[name], quick=options.quick)
+            add(_figures(TOPICS[name], quick=options.quick))
             progress.advance(task)
     if not options.quick:
-        results += growth(results)
-    console.print(table(results))
+        add(growth(results))
     missed = [row for row in results if row.met is False]
     if not options.quick:
         console.print(f"{len(missed)} of {_num_targets(results)} targets missed.")
@@ -86,12 +109,12 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def table(results: list[Result]) -> Table:
-    """Return the results as a readable table."""
-    made = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("work", "leaves", "contender", "time", "ratio", "quartiles", "target"):
+def table(results: list[Result], *, show_header: bool = True) -> Table:
+    """Return the results as a table, whose columns fit below those of another."""
+    made = Table(box=None, header_style="bold", pad_edge=False, show_header=show_header)
+    for name, width in COLUMNS.items():
         right = name in ("leaves", "time", "ratio")
-        made.add_column(name, justify="right" if right else "left")
+        made.add_column(name, justify="right" if right else "left", width=width)
     last = None
     for row in results:
         work = (row.work, row.size)
