@@ -144,7 +144,7 @@ compatibility: $(READY)  ## run every Optax transformation on every kind of tree
 	@$(RUN) docs/scripts/compatibility.py
 
 dist: $(READY)  ## build wheel and sdist in dist
-	@$(RUN) setup.py -q sdist bdist_wheel
+	@$(RUN) -m build --no-isolation > /dev/null
 	@ls dist
 
 clean:  ## remove everything that make made

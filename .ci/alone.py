@@ -24,9 +24,8 @@ REPOSITORY = SETUP.parent
 JOBS: dict[str, tuple[tuple[str, ...], str]] = {
     "none": ((), ""),
     "attrs": (("attrs",), "attrs"),
-    "brax": (("brax",), "brax click flax orbax rich"),
+    "brax": (("brax",), "brax flax orbax rich"),
     "chex": (("chex",), "chex"),
-    "cli": (("click",), "click"),
     "equinox": (("equinox",), "equinox"),
     "flax": (("flax",), "flax orbax rich"),
     "haiku": (("dm-haiku",), "haiku"),
@@ -35,7 +34,7 @@ JOBS: dict[str, tuple[tuple[str, ...], str]] = {
     "penzai": (("penzai",), "penzai"),
     "safetensors": (("safetensors",), "safetensors"),
 }
-BASE = ("jax", "numpy", "optax", "pytest", "hypothesis")
+BASE = ("click", "jax", "numpy", "optax", "pytest", "hypothesis")
 TESTS = ("tests/test_alone.py", "tests/test_golden.py")
 
 

@@ -166,16 +166,9 @@ def test_files_of_numpy_and_flax_are_read_or_the_missing_library_is_named(tmp_pa
             ta.read_metadata(tmp_path / "x.msgpack")
 
 
-def test_the_command_runs_or_names_the_missing_library(tmp_path, fresh):
+def test_the_command_runs(tmp_path, fresh):
     np.savez(tmp_path / "model.npz", w=np.ones(2))
     program = "import runpy; runpy.run_module('treeadapt', None, '__main__', True)"
     found = fresh.run(program, "show", tmp_path / "model.npz")
-    missing = ["click"] if "click" not in INSTALLED else []
-    if missing:
-        assert found.returncode == 1
-        assert found.stderr.count("\n") == 1
-        assert 'pip install "treeadapt[cli]"' in found.stderr
-        assert any(f"needs {name}:" in found.stderr for name in missing)
-    else:
-        assert (found.returncode, found.stderr) == (0, "")
-        assert found.stdout.splitlines()[1].split()[:2] == ["w", "[2]"]
+    assert (found.returncode, found.stderr) == (0, "")
+    assert found.stdout.splitlines()[1].split()[:2] == ["w", "[2]"]

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-
 
 def main() -> None:
-    """Run the command line; say how to get it where its library is missing.
+    """Run the command line.
 
     Raises:
         SystemExit: always.
     """
-    try:
-        from treeadapt.cli.commands import main as run
-    except ImportError as error:
-        if error.name != "click":
-            raise
-        sys.exit(f'error: the command needs {error.name}: pip install "treeadapt[cli]"')
+    from treeadapt.cli.commands import main as run
+
     run()
 
 

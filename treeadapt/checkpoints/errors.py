@@ -66,8 +66,8 @@ def reported(path: str | os.PathLike[str], action: str) -> Iterator[None]:
         if reason not in text:  # it is in the middle, which was cut out
             problem = f": {reason}."
         if isinstance(error, ImportError):
-            install = 'pip install "treeadapt[checkpoints,flax]"'
-            problem = f" without {error.name}: {install}."
+            package = "orbax-checkpoint" if error.name == "orbax" else error.name
+            problem = f" without {error.name}: pip install {package}."
         raise CheckpointError(
             f"The checkpoint {listing([os.fspath(path)])} cannot be {action}{problem}"
         ) from error
