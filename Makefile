@@ -71,7 +71,7 @@ ALONE := .venv-alone
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-lm test test-slow test-full test-lowest test-newest test-models \
-	test-loops environments test-alone lint format bench docs compatibility dist clean
+	test-loops environments test-alone lint format bench bench-gpu docs compatibility dist clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -135,6 +135,9 @@ format: $(READY)  ## rewrite the sources in the common format
 
 bench: $(READY)  ## measure speed beside baselines
 	@$(RUN) -m benchmarks
+
+bench-gpu: $(READY)  ## measure speed on a GPU, in under eight minutes
+	@$(RUN) -m benchmarks.gpu
 
 docs: $(DOCS_READY)  ## build the documentation in docs/_build/html; a warning is an error
 	@$(RUN) -m sphinx -b html -W --keep-going -q docs docs/_build/html

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib.metadata
 import json
-import platform
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.table import Table
 
 from benchmarks import (
     caches,
@@ -32,6 +28,7 @@ from benchmarks import (
     training,
 )
 from benchmarks.harness import Race, Result, Target, figure, run
+from benchmarks.tables import document, table, write_page
 
 TOPICS: dict[str, Any] = {
     "conversion": conversion,
@@ -48,16 +45,6 @@ TOPICS: dict[str, Any] = {
     "training": training,
 }
 
-# Characters, so that the tables of two races are one.
-COLUMNS = {
-    "work": 46,
-    "leaves": 9,
-    "contender": 26,
-    "time": 8,
-    "ratio": 6,
-    "quartiles": 15,
-    "target": 18,
-}
 ALL_TOPICS_MINUTES = 15
 
 
@@ -109,29 +96,6 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def table(results: list[Result], *, show_header: bool = True) -> Table:
-    """Return the results as a table, whose columns fit below those of another."""
-    made = Table(box=None, header_style="bold", pad_edge=False, show_header=show_header)
-    for name, width in COLUMNS.items():
-        right = name in ("leaves", "time", "ratio")
-        made.add_column(name, justify="right" if right else "left", width=width)
-    last = None
-    for row in results:
-        work = (row.work, row.size)
-        mark = {True: "  met", False: "  MISSED", None: ""}[row.met]
-        made.add_row(
-            row.work if work != last else "",
-            f"{row.size:,}" if work != last else "",
-            row.contender,
-            _time(row.seconds),
-            f"{row.ratio:.2f}",
-            f"{row.low:.2f} - {row.high:.2f}" if row.seconds is not None else "",
-            f"{row.target}{mark}",
-        )
-        last = work
-    return made
-
-
 def growth(results: list[Result]) -> list[Result]:
     """Compare the ratios to the floor at 100,000 leaves with those at 10,000."""
     small, large = 10_000, 100_000
@@ -159,51 +123,6 @@ def growth(results: list[Result]) -> list[Result]:
                 )
             )
     return rows
-
-
-def write_page(path: Path, results: list[Result]) -> None:
-    """Put the table and the machine into a page, between two markers."""
-    text = path.read_text("utf-8")
-    start, end = "<!-- table -->\n", "<!-- end of table -->"
-    before, _, rest = text.partition(start)
-    after = rest.partition(end)[2]
-    about = document([])
-    versions = ", ".join(f"{k} {v}" for k, v in about["versions"].items())
-    lines = [
-        f"{about['cores']} cores, {about['device']}, Python {about['python']}, "
-        f"{versions}.",
-        "",
-        "| work | leaves | contender | time | ratio | quartiles | target |",
-        "| --- | ---: | --- | ---: | ---: | --- | --- |",
-    ]
-    for row in results:
-        mark = {True: " met", False: " **missed**", None: ""}[row.met]
-        spread = f"{row.low:.2f} - {row.high:.2f}" if row.seconds is not None else ""
-        lines.append(
-            f"| {row.work} | {row.size:,} | {row.contender} | {_time(row.seconds)} "
-            f"| {row.ratio:.2f} | {spread} | {row.target}{mark} |"
-        )
-    path.write_text("\n".join([before + start.rstrip(), *lines, end + after]), "utf-8")
-
-
-def document(results: list[Result]) -> dict[str, Any]:
-    """Return the results with the versions and the machine, as data."""
-    peers = ("flax", "equinox", "orbax-checkpoint", "optree", "dm-tree")
-    names = ("jax", "jaxlib", "optax", *peers)
-    return {
-        "python": sys.version.split()[0],
-        "platform": platform.platform(),
-        "device": jax.devices()[0].device_kind,
-        "cores": _num_cores(),
-        "versions": {name: importlib.metadata.version(name) for name in names},
-        "results": [dataclasses.asdict(row) for row in results],
-    }
-
-
-def _num_cores() -> int:
-    import psutil
-
-    return len(psutil.Process().cpu_affinity())
 
 
 def _races(topic: Any, *, quick: bool) -> Iterator[Race]:
@@ -246,15 +165,6 @@ def _figures(topic: Any, *, quick: bool) -> list[Result]:
 
 def _num_targets(results: list[Result]) -> int:
     return sum(row.met is not None for row in results)
-
-
-def _time(seconds: float | None) -> str:
-    if seconds is None:
-        return ""
-    for unit, scale in (("s", 1.0), ("ms", 1e3)):
-        if seconds * scale >= 1:
-            return f"{seconds * scale:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} us"
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:

@@ -7,6 +7,7 @@ import math
 
 import pytest
 
+from benchmarks import gpu
 from benchmarks.__main__ import TOPICS, main
 from benchmarks.harness import Race, Target, run
 
@@ -43,3 +44,11 @@ def test_a_slower_contender_has_a_larger_ratio():
     assert slow.ratio > 10
     assert slow.met is False
     assert fast.ratio == 1
+
+
+@pytest.mark.slow
+def test_the_races_of_a_gpu_run_on_a_cpu(capsys):
+    assert gpu.main(["--small"]) == 0
+    printed = capsys.readouterr().out
+    assert "one Muon step" in printed
+    assert "written by hand" in printed
