@@ -33,6 +33,7 @@ ROOMS = (
     ("characters", "optax_fields"),
     ("matcher",),
     ("layers",),
+    ("state_map",),
     ("selection",),
     ("splitting", "migrations"),
     ("transforms",),

@@ -125,7 +125,17 @@ def test_layers_that_go_to_another_group_are_named():
         (
             ta.per_layer(ADAM, {"a": 0}),
             ta.per_layer(ADAM, {"b": 0}).init(PARAMS),
-            "'a' has no state",
+            "the state has no 'a' among its states",
+        ),
+        (
+            ta.adapt(optax.named_chain(("b1", ADAM))),
+            ta.adapt(optax.named_chain(("b2", ADAM))).init(PARAMS),
+            "the state has 'b2' among its states",
+        ),
+        (
+            ta.adapt(optax.inject_hyperparams(optax.adam)(0.1)),
+            ta.adapt(optax.inject_hyperparams(optax.sgd)(0.1)).init(PARAMS),
+            "the state has no 'b1' among its hyperparams",
         ),
         (
             partition(RULES),
@@ -138,7 +148,18 @@ def test_layers_that_go_to_another_group_are_named():
             "the state in group 'f' has a dict in place of a ScaleByAdamState",
         ),
     ],
-    ids=["freeze", "thaw", "adapt", "shape", "masked", "layers", "plain", "read"],
+    ids=[
+        "freeze",
+        "thaw",
+        "adapt",
+        "shape",
+        "masked",
+        "layers",
+        "chain",
+        "inject",
+        "plain",
+        "read",
+    ],
 )
 def test_other_wrappers_and_states_read_without_their_classes(tx, state, line):
     with pytest.raises(ta.TransformError) as caught:

@@ -8,6 +8,7 @@ nothing: a copy of the params is below it, and a step count next to it.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -19,6 +20,7 @@ from treeadapt.migrations.groups import Group
 from treeadapt.names import listing
 from treeadapt.optax_fields import COPY_FIELDS
 from treeadapt.paths import SEPARATOR
+from treeadapt.state_map import cuts_of, last, parent
 
 _COUNT = "count"
 
@@ -32,34 +34,20 @@ def changed_moments(
         groups: of a plan.
         source: shapes and dtypes by path.
     """
-    changing = [group for group in groups if group.row.values.changes]
-    are_states: dict[str, bool] = {}
-    for group in changing:
-        for path in group.source_paths:
-            nodes = (at for at in _fields_above(path) if at[1] in COPY_FIELDS)
-            node, name = next(nodes, ("", ""))
-            if name and node not in are_states:
-                are_states[node] = _holds_copies(node, source)
-            if name and are_states[node]:
+    is_state = functools.cache(functools.partial(_holds_copies, source=source))
+    for group in groups:
+        for path in group.source_paths if group.row.values.changes else ():
+            prefixes = [prefix for prefix, _ in cuts_of(path)]
+            copies = [prefix for prefix in prefixes if last(prefix) in COPY_FIELDS]
+            if copies and is_state(parent(copies[0])):
+                field = last(copies[0])
                 text = (
-                    f"{listing([path])} is {name!r} of an optimizer's state, whose "
-                    "numbers change in another way than those of params: move the "
-                    "params alone, and then carry_state(..., migration=) the state"
+                    f"{listing([path])} is {field!r} of an optimizer's state, whose "
+                    "numbers change in another way than those of params: move "
+                    "the params alone, and then carry_state(..., migration=) the state"
                 )
                 yield group, text
                 break
-
-
-def _fields_above(path: str) -> Iterator[tuple[str, str]]:
-    """Yield each node above a path, with the next segment of the path.
-
-    Example:
-        >>> list(_fields_above("0/mu/w"))
-        [('', '0'), ('0', 'mu')]
-    """
-    segments = path.split(SEPARATOR)
-    for place in range(len(segments) - 1):
-        yield SEPARATOR.join(segments[:place]), segments[place]
 
 
 def _holds_copies(node: str, source: Mapping[str, Any]) -> bool:

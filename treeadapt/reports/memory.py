@@ -31,9 +31,9 @@ from treeadapt.reports.words import fitted, printable
 from treeadapt.sharding.params import decide_specs
 from treeadapt.sharding.specs import AxisRules, is_open, shard_shape, spec_text
 from treeadapt.sharding.state import in_memory, place_state
-from treeadapt.state.state_map import below
+from treeadapt.state_map import below, fast_params
 from treeadapt.transforms.adapt import with_extra_args
-from treeadapt.transforms.flat import fast_params, trained, view_params
+from treeadapt.transforms.flat import trained, view_params
 from treeadapt.trees.views import TreeView, view_tree
 
 PARAMS, GRADIENTS, STATE = "params", "gradients", "state"

@@ -23,7 +23,7 @@ from treeadapt.layers.region import read_key
 from treeadapt.names import listing, plural
 from treeadapt.optax_fields import STORED_FIELDS
 from treeadapt.state.fields import tree_get
-from treeadapt.state.state_map import holds, map_state
+from treeadapt.state_map import holds, map_state
 from treeadapt.transforms.adapt import with_extra_args
 from treeadapt.transforms.flat import FlatDict, require_trained
 from treeadapt.trees.views import TreeView, view_tree

@@ -40,9 +40,10 @@ from treeadapt.state.matching import (
 from treeadapt.state.moving import SavedState, move_copies
 from treeadapt.state.pieces import StateLeaf, divide_leaves, fill
 from treeadapt.state.report import CarryReport, NewLeaf, Table, number, report_of
-from treeadapt.state.state_map import (
+from treeadapt.state_map import (
     below,
     cuts_of,
+    fast_params,
     field_of,
     homes_in,
     init_of_arrays,
@@ -51,7 +52,7 @@ from treeadapt.state.state_map import (
     view_init,
 )
 from treeadapt.transforms.adapt import is_transformation, with_extra_args
-from treeadapt.transforms.flat import fast_params, trained
+from treeadapt.transforms.flat import trained
 from treeadapt.transforms.nnx_state import is_nnx_optimizer, plain_state
 from treeadapt.trees.views import TreeView, view_tree
 

@@ -34,7 +34,7 @@ from treeadapt.optax_fields import (
     STATE_FIELDS,
     is_state_class,
 )
-from treeadapt.state.state_map import holds
+from treeadapt.state_map import holds
 from treeadapt.transforms.nnx_state import plain_state
 from treeadapt.trees.views import view_tree
 

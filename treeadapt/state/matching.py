@@ -18,7 +18,7 @@ from typing import Any
 
 from treeadapt.optax_fields import GROUPS
 from treeadapt.paths import SEPARATOR
-from treeadapt.state.state_map import Slot, below, last, parent
+from treeadapt.state_map import Slot, below, last, parent
 
 #: A state by the names of its fields: ``{node: {field: name of the leaf}}``.
 Nodes = dict[str, dict[str, str]]

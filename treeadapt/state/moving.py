@@ -30,7 +30,7 @@ from treeadapt.names import listing
 from treeadapt.optax_fields import COPY_FIELDS, PARAM_FIELDS
 from treeadapt.state.matching import by_node
 from treeadapt.state.pieces import StateLeaf, cut_leaf
-from treeadapt.state.state_map import (
+from treeadapt.state_map import (
     Field,
     Slot,
     StateMap,

@@ -23,7 +23,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from treeadapt.arrays import is_placed
 from treeadapt.layers.keys import boxes
 from treeadapt.layers.region import Along, Region, put, read_key
-from treeadapt.state.state_map import Slot, below
+from treeadapt.state_map import Slot, below
 
 _ALL = Region("")
 

@@ -35,7 +35,7 @@ from treeadapt.patterns import escape
 from treeadapt.state.fields import numpy_values
 from treeadapt.state.moving import SavedState
 from treeadapt.state.pieces import StateLeaf, joined_names
-from treeadapt.state.state_map import Slot, below, homes_in, is_joint, map_names
+from treeadapt.state_map import Slot, below, homes_in, is_joint, map_names
 from treeadapt.trees.views import Plan, view_tree
 
 #: ``tx.init`` as a function of the arrays in the params, and these.

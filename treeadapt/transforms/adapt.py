@@ -35,10 +35,10 @@ from treeadapt.errors import TransformError, TreeAdaptError
 from treeadapt.names import Mismatch, listing
 from treeadapt.selection.whole import WholeTree, whole_of, whole_tree
 from treeadapt.splitting import collections_beside_params, warn_of_collections
+from treeadapt.state_map import fast_params, is_placeholder, owners
 from treeadapt.transforms.flat import (
     FlatDict,
     by_half,
-    fast_params,
     flat_extra,
     is_masked,
     pick_arrays,
@@ -359,28 +359,6 @@ def note_missing_extra(error: Exception, whose: str = "") -> None:
     )
 
 
-@functools.cache
-def placeholder() -> Any:
-    """Return the object with which ``optax.tree.map_params`` calls ``init``.
-
-    Its class is private in Optax, but the object is part of the contract: the state
-    holds params where ``init`` puts it.
-    """
-    asked: list[Any] = []
-
-    def init(params: Any) -> tuple[()]:
-        asked.append(params)
-        return ()
-
-    optax.tree.map_params(init, lambda leaf: leaf, ())
-    return asked[0]
-
-
-def is_placeholder(params: Any) -> bool:
-    """Return whether ``optax.tree.map_params`` is asking with its placeholder."""
-    return isinstance(fast_params(params), type(placeholder()))
-
-
 def keep_dtypes(old: Any, new: Any) -> Any:
     """Return ``new`` with the integer and boolean leaves in the dtypes of ``old``.
 
@@ -420,7 +398,7 @@ def _flat_updates(grads: TreeView, params: TreeView | None, state: Any) -> FlatD
     if len(shown) < len(train):
         whole = {path: x for path, x in grads.items() if _is_integer(x)}
         shown |= {path: whole[path] for path in train if path in whole}
-        shown |= _missing(state, (path for path in train if path not in shown))
+        shown |= _missing(state, train, shown)
     return shown
 
 
@@ -461,16 +439,13 @@ def _stray_message(
     )
 
 
-def _missing(state: Any, paths: Iterable[str]) -> FlatDict:
-    """Return None for the updates at ``paths`` that a state was made for.
+def _missing(state: Any, train: FlatDict, shown: FlatDict) -> FlatDict:
+    """Return None for the updates that are not shown and that a state was made for.
 
     The state of a part of the model knows nothing of the rest. Where it does know a
     leaf, None is how Optax learns that there is no update.
     """
-    last_names = set()
-    for keys, _ in jtu.tree_leaves_with_path(state, is_leaf=lambda node: node is None):
-        names = [key.key for key in keys if isinstance(key, jtu.DictKey)]
-        last_names.update(
-            names[-1:]
-        )  # the names before are labels, and names of chains
-    return dict.fromkeys(path for path in paths if path in last_names)
+    # Some keep None themselves where there was no update.
+    places = jax.tree.map(lambda _: 0, state, is_leaf=lambda node: node is None)
+    known = set(owners(places, train).values())
+    return {path: None for path in train if path in known and path not in shown}

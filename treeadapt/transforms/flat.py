@@ -97,11 +97,6 @@ def is_masked(view: TreeView) -> bool:
     return bool(view.plan.holes)
 
 
-def fast_params(flat: Any) -> Any:
-    """Return the params of which gradients are taken."""
-    return flat.fast if isinstance(flat, optax.LookaheadParams) else flat
-
-
 def by_half(fn: Callable[[Any], Any], flat: Any) -> Any:
     """Return ``fn(flat)``, half by half for lookahead."""
     if isinstance(flat, optax.LookaheadParams):

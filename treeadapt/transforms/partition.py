@@ -29,6 +29,7 @@ from treeadapt.selection.decision import MISSING, STATIC
 from treeadapt.selection.rules import BoundRules, Rules, as_rules
 from treeadapt.selection.selectors import Unused, as_selector, check_choice
 from treeadapt.selection.whole import Question, WholeTree, in_force
+from treeadapt.state_map import fast_params
 from treeadapt.transforms.adapt import (
     is_transformation,
     note_missing_extra,
@@ -42,7 +43,6 @@ from treeadapt.transforms.flat import (
     FlatDict,
     by_half,
     callbacks_on_flat,
-    fast_params,
     is_like,
     no_change,
     pick_arrays,

@@ -25,8 +25,9 @@ from treeadapt.errors import TransformError
 from treeadapt.layers.region import Along, Region
 from treeadapt.layers.stacks import Stacks, one_layer
 from treeadapt.selection.whole import WholeTree
+from treeadapt.state_map import fast_params, owners
 from treeadapt.transforms.adapt import run_flat, with_extra_args
-from treeadapt.transforms.flat import CALLBACKS, FlatDict, fast_params
+from treeadapt.transforms.flat import CALLBACKS, FlatDict
 from treeadapt.transforms.partition import (
     Groups,
     init_groups,
@@ -36,8 +37,8 @@ from treeadapt.transforms.partition import (
 from treeadapt.transforms.placing import (
     Part,
     axes_in_leaf,
+    flat_key,
     in_place,
-    param_of,
     shapes_of,
 )
 from treeadapt.trees.views import view_tree
@@ -240,11 +241,13 @@ def _over(
         differ = _that_differ(tx, shapes_of(params), ins, axes, size)
         of_layer: dict[Any, int] = {}
 
-        def place(keys: Any, leaf: Any) -> int | None:
-            of_layer[keys] = leaf.ndim
-            return _place(keys, leaf.ndim, like, axes) if keys in differ else None
+        def places(layer: Any) -> list[int | None]:
+            keyed = jtu.tree_leaves_with_path(layer)
+            of_layer.update((keys, leaf.ndim) for keys, leaf in keyed)
+            every = _places(layer, like, axes)
+            return [axis if keys in differ else None for keys, axis in every.items()]
 
-        state = _vmap(tx.init, (params,), ins, place, size)
+        state = _vmap(tx.init, (params,), ins, places, size)
         if len(ranks) >= _MOST_RANKS:
             ranks.clear()
         ranks[kind(like, state)] = of_layer
@@ -259,24 +262,28 @@ def _over(
         if of_layer is None:  # the state is not from here
             first = jax.eval_shape(tx.init, _layers(like, _ins(like, like, axes)))
             of_layer = {keys: x.ndim for keys, x in jtu.tree_leaves_with_path(first)}
-        state_axes = {
-            keys: None
-            if leaf.ndim == of_layer.get(keys)
-            else _place(keys, leaf.ndim - 1, like, axes)
-            for keys, leaf in jtu.tree_leaves_with_path(state)
+        keyed = jtu.tree_leaves_with_path(state)
+        shared = {keys for keys, leaf in keyed if leaf.ndim == of_layer.get(keys)}
+        state_axes: dict[Any, int | None] = {
+            **_places(state, like, axes, is_layer=False),
+            **dict.fromkeys(shared),
         }
         shaped = {n: value for n, value in extra.items() if _is_flat(value, updates)}
 
         def on_layer(updates: Any, state: Any, params: Any, shaped: Any) -> Any:
             return tx.update(updates, state, params, **(extra | shaped))
 
-        def place(keys: Any, leaf: Any) -> int | None:
-            is_shared = keys[0].idx == 1 and state_axes.get(keys[1:], 0) is None
-            return None if is_shared else _place(keys, leaf.ndim, like, axes)
+        def places(layer: Any) -> list[int | None]:
+            new_updates, new_state = layer
+            every = _places(new_state, like, axes)
+            return [
+                *_flat_axes(new_updates, axes),
+                *(None if keys in shared else axis for keys, axis in every.items()),
+            ]
 
         ins = [*_ins(updates, like, axes), *state_axes.values()]
         ins += [*_ins(params, like, axes), *_ins(shaped, like, axes)]
-        return _vmap(on_layer, (updates, state, params, shaped), ins, place, size)
+        return _vmap(on_layer, (updates, state, params, shaped), ins, places, size)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -299,7 +306,9 @@ def _that_differ(
     places = [keys for keys, _ in jtu.tree_leaves_with_path(first)]
     leaves, structure = _jax.flatten(first)
     differing = _batched(tx.init, (params,), ins, size)
-    differing |= {keys for keys in places if param_of(keys, axes) is not None}
+    differing |= {
+        keys for keys, path in owners(first, axes).items() if path is not None
+    }
 
     def step(params: Any, state: Any) -> Any:
         return tx.update(fast_params(params), state, params, value=jnp.float32(1))[1]
@@ -348,7 +357,7 @@ def _vmap(
     fn: Callable[..., Any],
     args: Any,
     ins: Sequence[int | None],
-    place: Callable[[Any, Any], int | None],
+    places: Callable[[Any], list[int | None]],
     size: int,
 ) -> Any:
     """Call ``fn`` on each layer.
@@ -357,12 +366,12 @@ def _vmap(
         fn: function of one layer.
         args: its arguments, for all layers.
         ins: the axis of the layers in each leaf of ``args``; None where they share it.
-        place: gives the same for a leaf of the result, from its keys and one layer.
+        places: gives the same for the leaves of the result, from those of one layer.
         size: how many layers there are.
     """
     leaves, structure = _jax.flatten(args)
     layer = jax.eval_shape(fn, *_layers(args, ins))
-    outs = [place(keys, leaf) for keys, leaf in jtu.tree_leaves_with_path(layer)]
+    outs = places(layer)
 
     def on_leaves(*leaves: Any) -> list[Any]:
         return jax.tree.leaves(fn(*structure.unflatten(leaves)))
@@ -379,26 +388,38 @@ def _layers(tree: Any, ins: Sequence[int | None]) -> Any:
 
 
 def _ins(tree: Any, like: FlatDict, axes: Mapping[str, int]) -> list[int | None]:
-    """Return the axis of the layers in each leaf that is shaped like its param."""
-    pairs = [
-        (param_of(keys, axes), leaf) for keys, leaf in jtu.tree_leaves_with_path(tree)
-    ]
-    return [
-        axes[path] if path is not None and leaf.shape == like[path].shape else None
-        for path, leaf in pairs
-    ]
-
-
-def _place(keys: Any, rank: int, like: FlatDict, axes: Mapping[str, int]) -> int:
-    """Return the axis of the layers in a leaf of a state, or of updates.
+    """Return the axis of the layers in each leaf that is shaped like its param.
 
     Args:
-        keys: of the leaf.
-        rank: of one layer of it.
+        tree: flat dicts, in any containers.
         like: the params.
         axes: of the layers in these.
     """
-    path = param_of(keys, axes)
-    if path is None:
-        return 0
-    return axes_in_leaf([axes[path]], like[path].ndim, rank + 1)[0]
+    keyed = [(flat_key(keys), leaf) for keys, leaf in jtu.tree_leaves_with_path(tree)]
+    return [axes[p] if leaf.shape == like[p].shape else None for p, leaf in keyed]
+
+
+def _flat_axes(tree: Any, axes: Mapping[str, int]) -> list[int]:
+    """Return the axis of the layers in each leaf of flat dicts, in any containers."""
+    keyed = jtu.tree_leaves_with_path(tree)  # what is none is refused later
+    return [axes.get(flat_key(keys), 0) for keys, _ in keyed]
+
+
+def _places(
+    state: Any, like: FlatDict, axes: Mapping[str, int], *, is_layer: bool = True
+) -> dict[Any, int]:
+    """Return the axis of the layers in each leaf of a state, by its keys.
+
+    Args:
+        state: of one layer, or of all.
+        like: the params.
+        axes: of the layers in these.
+        is_layer: whether it is that of one layer.
+    """
+    leaves = zip(owners(state, axes).items(), jax.tree.leaves(state), strict=True)
+    return {
+        keys: 0
+        if path is None
+        else axes_in_leaf([axes[path]], like[path].ndim, leaf.ndim + is_layer)[0]
+        for (keys, path), leaf in leaves
+    }

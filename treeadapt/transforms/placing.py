@@ -27,7 +27,8 @@ from jax.sharding import (
 from treeadapt import _jax
 from treeadapt.arrays import is_array, is_placed
 from treeadapt.layers.region import Along
-from treeadapt.transforms.flat import FlatDict, fast_params
+from treeadapt.state_map import fast_params, owners
+from treeadapt.transforms.flat import FlatDict
 
 #: Paths of leaves with the same stacks, and the axes along which each holds layers.
 Part = Mapping[str, tuple[Along, ...]]
@@ -71,7 +72,7 @@ def in_place(
         mesh = _explicit_mesh(jax.tree.leaves((updates, state, params)))
         if mesh is None:
             new = tx.update(updates, state, params, **extra)
-            old = _counterparts(new, updates, state, part)
+            old = _counterparts(new, updates, state)
             targets = [leaf.sharding if is_placed(leaf) else None for leaf in old]
             leaves, structure = _jax.flatten(new)
             return structure.unflatten(map(_put, leaves, targets))
@@ -83,16 +84,15 @@ def in_place(
             return tx.update(updates, state, params, **structure.unflatten(every))
 
         args = (updates, state, params, arrays)
-        old = _counterparts(jax.eval_shape(run, *shapes_of(args)), updates, state, part)
+        old = _counterparts(jax.eval_shape(run, *shapes_of(args)), updates, state)
         return _on_auto_axes(run, mesh, [_of_type(leaf, mesh) for leaf in old])(*args)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def param_of(keys: Any, paths: Mapping[str, Any]) -> str | None:
-    """Return the path of the param to which a leaf of a state belongs."""
-    names = [key.key for key in keys if isinstance(key, jtu.DictKey)]
-    return next((name for name in reversed(names) if name in paths), None)
+def flat_key(keys: Any) -> Any:
+    """Return the key of a leaf in the flat dict that holds it; None if none does."""
+    return getattr(keys[-1], "key", None) if keys else None
 
 
 def axes_in_leaf(axes: Sequence[int], of_param: int, rank: int) -> list[int]:
@@ -197,8 +197,7 @@ def _of_state(
     """
     some = next(iter(shardings.values()))
 
-    def target(keys: Any, leaf: Any) -> Sharding | None:
-        path = param_of(keys, part)
+    def target(path: str | None, leaf: Any) -> Sharding | None:
         param: Any = None if path is None else params[path]
         sharding = some if path is None else shardings.get(path)
         if param is not None and leaf.shape == param.shape:
@@ -215,25 +214,24 @@ def _of_state(
                 entries[place] = spec[axis]
         return NamedSharding(sharding.mesh, PartitionSpec(*entries))
 
-    return [target(*each) for each in jtu.tree_leaves_with_path(state)]
+    return [*map(target, owners(state, part).values(), jax.tree.leaves(state))]
 
 
-def _counterparts(new: Any, updates: Any, state: Any, part: Part) -> list[Any]:
+def _counterparts(new: Any, updates: Any, state: Any) -> list[Any]:
     """Return the old leaf of the same shape for each new one; None where there is none.
 
     Args:
         new: the updates and the state that a transformation returned.
         updates: those that it got.
         state: the one that it got.
-        part: the paths of the updates.
     """
     old_updates = fast_params(updates)
     old_state = dict(jtu.tree_leaves_with_path(state))
 
     def counterpart(keys: Any, leaf: Any) -> Any:
-        path = param_of(keys, part)
         is_update = keys[0].idx == 0
-        old: Any = old_updates.get(path) if is_update else old_state.get(keys[1:])
+        old: Any
+        old = old_updates.get(flat_key(keys)) if is_update else old_state.get(keys[1:])
         return old if is_array(old) and old.shape == leaf.shape else None
 
     return [counterpart(*each) for each in jtu.tree_leaves_with_path(new)]

@@ -17,8 +17,9 @@ from treeadapt.errors import TransformError
 from treeadapt.selection.answers import Split
 from treeadapt.selection.rules import BoundRules, Rules, as_rules
 from treeadapt.selection.whole import WholeTree
+from treeadapt.state_map import fast_params
 from treeadapt.transforms.adapt import run_flat
-from treeadapt.transforms.flat import FlatDict, fast_params, no_change
+from treeadapt.transforms.flat import FlatDict, no_change
 
 
 def scale_by_rules(rules: Any) -> optax.GradientTransformationExtraArgs:

@@ -20,8 +20,9 @@ from treeadapt.arrays import is_array
 from treeadapt.convert import describe
 from treeadapt.errors import TransformError, TreeAdaptError
 from treeadapt.layers.region import read_key
-from treeadapt.names import Mismatch, fold, section
-from treeadapt.transforms.flat import fast_params
+from treeadapt.names import Mismatch, fold, plural, section
+from treeadapt.optax_fields import NAMED_FIELDS, is_state_class
+from treeadapt.state_map import fast_params, holds
 
 
 @contextlib.contextmanager
@@ -107,7 +108,7 @@ def _unlike_fresh(
 
 
 def _unlike(
-    old: Any, new: Any, group: str = "", name: str = ""
+    old: Any, new: Any, group: str = "", name: str = "", of: str = ""
 ) -> Iterator[_Difference]:
     """Yield each place where a state is not like a new one.
 
@@ -116,6 +117,7 @@ def _unlike(
         new: the same of the one that ``init`` makes.
         group: words that name the group that it belongs to.
         name: the last key of a dict above it.
+        of: the field that it is, if that has names of the state itself.
     """
     masks = [isinstance(node, optax.MaskedNode) for node in (old, new)]
     if any(masks):
@@ -139,15 +141,26 @@ def _unlike(
                     others[label], groups[label], f" in group {label!r}", name
                 )
     elif isinstance(new, Mapping) and isinstance(old, Mapping):
-        yield from (_lacking(key, group) for key in new if key not in old)
+        lacking = [key for key in new if key not in old]
         # What measures fills a dict that is empty at first.
-        yield from (_surplus(key, group) for key in old if new and key not in new)
+        surplus = [key for key in old if new and key not in new]
+        if not of and holds((old, new), lambda node: is_state_class(type(node))):
+            of = "states"  # of a chain, or of stacks
+        if of:
+            texts = [f"the state has no {key!r} among its {of}" for key in lacking]
+            texts += [f"the state has {key!r} among its {of}" for key in surplus]
+            yield from (_Difference(text + group) for text in texts)
+        else:
+            yield from (_lacking(key, group) for key in lacking)
+            yield from (_surplus(key, group) for key in surplus)
         for key in new:
             if key in old:
                 yield from _unlike(old[key], new[key], group, key)
     elif hasattr(new, "_fields") and all(hasattr(old, x) for x in new._fields):
         for field in new._fields:
-            yield from _unlike(getattr(old, field), getattr(new, field), group, name)
+            of = field if field in NAMED_FIELDS else ""
+            pair = getattr(old, field), getattr(new, field)
+            yield from _unlike(*pair, group, name, of)
     elif _is_plain(new) and _is_plain(old) and len(old) == len(new):
         for one, two in zip(old, new, strict=True):
             yield from _unlike(one, two, group, name)
@@ -156,6 +169,8 @@ def _unlike(
     ):
         whose = f" of {name!r}" if name else ""
         seen = f"{describe(old)} in place of {describe(new)}"
+        if _is_plain(new) and _is_plain(old):
+            seen = f"{plural(len(old), 'part')} in place of {len(new):,}"
         yield _Difference(f"the state{whose}{group} has {seen}")
 
 

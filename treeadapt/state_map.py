@@ -2,12 +2,14 @@
 
 Every leaf of a state has a label path, such as ``0/mu/policy/hidden_0/kernel``. In a
 copy of the params it has a prefix (``0/mu``) and, after it, the path of a parameter, or
-the key of some layers of one; any other leaf (``0/count``) has no prefix. ``map_state``
-knows the transformation: it asks with Optax's placeholder, and where one refuses that
-(a line search looks at the first leaf) it takes every subtree that holds nothing but
-parameters for a copy. ``map_names`` goes by names alone, except where
+the key of some layers of one; any other leaf (``0/count``) has no prefix. Nothing else
+in the package decides this. ``map_state`` knows the transformation: it asks with the
+placeholder of Optax. ``map_classes`` has the state alone and goes by the classes of
+Optax, as ``map_state`` does where a transformation refuses the placeholder (a line
+search looks at the first leaf). ``map_names`` has names of leaves alone, except where
 ``StateMap.prefixes_in`` knows the classes of states.
-See ``carry_state``, ``callbacks`` and ``sharding`` for what happens to the leaves.
+See ``adapt``, ``per_layer``, ``carry_state``, ``callbacks`` and ``sharding`` for what
+happens to the leaves.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
+import jax.tree_util as jtu
 import numpy as np
 import optax
 
@@ -28,6 +31,7 @@ from treeadapt.errors import TransformError
 from treeadapt.layers.region import Region, read_key
 from treeadapt.optax_fields import (
     GROUPS,
+    NAMED_FIELDS,
     SCALE_FIELDS,
     STATE_FIELDS,
     degree_of,
@@ -35,8 +39,6 @@ from treeadapt.optax_fields import (
     is_state_class,
 )
 from treeadapt.paths import SEPARATOR
-from treeadapt.transforms.adapt import is_placeholder, placeholder
-from treeadapt.transforms.flat import fast_params
 from treeadapt.trees.views import Plan, TreeView, view_tree
 
 #: Gives the layers of a param, and what follows its path, for what follows a copy; None
@@ -113,6 +115,11 @@ class StateMap:
         """The leaves in copies of the params."""
         pairs = zip(self.slots, self.view.leaves, strict=True)
         return [(slot, leaf) for slot, leaf in pairs if slot.is_copy]
+
+    def owner(self, leaf: int) -> str | None:
+        """Return the path of the param to which a leaf belongs, by the leaf's index."""
+        region = self.slots[leaf].region
+        return region.path if region else None
 
     def fields(self, params: Mapping[str, Any]) -> dict[str, Field]:
         """Return what each field holds that has a copy of the params; see ``field_of``.
@@ -217,6 +224,33 @@ def is_joint(leaf: Any, num_params: int) -> bool:
     return is_inexact(leaf) and len(leaf.shape) == 1 and leaf.size > num_params > 1
 
 
+def fast_params(params: Any) -> Any:
+    """Return the params of which gradients are taken."""
+    return params.fast if isinstance(params, optax.LookaheadParams) else params
+
+
+@functools.cache
+def placeholder() -> Any:
+    """Return the object with which ``optax.tree.map_params`` calls ``init``.
+
+    Its class is private in Optax, but the object is part of the contract: the state
+    holds params where ``init`` puts it.
+    """
+    asked: list[Any] = []
+
+    def init(params: Any) -> tuple[()]:
+        asked.append(params)
+        return ()
+
+    optax.tree.map_params(init, lambda leaf: leaf, ())
+    return asked[0]
+
+
+def is_placeholder(params: Any) -> bool:
+    """Return whether ``optax.tree.map_params`` is asking with its placeholder."""
+    return isinstance(fast_params(params), type(placeholder()))
+
+
 def map_state(tx: Any, view: TreeView, params: Any = None) -> StateMap:
     """Return what each leaf of the state of a transformation is.
 
@@ -240,8 +274,7 @@ def map_state(tx: Any, view: TreeView, params: Any = None) -> StateMap:
     in_pairs = isinstance(params, optax.LookaheadParams)
     if in_pairs or holds(view.tree, lambda x: isinstance(x, optax.LookaheadState)):
         mark = optax.LookaheadParams(mark, mark)
-    like = None if params is None else view_tree(fast_params(params))
-    home = homes_in({path: path for path in like.plan.paths} if like else {}, deep=True)
+    like = None if params is None else view_tree(fast_params(params)).plan.paths
     tails = _marked(tx, mark, view)
     if tails is None:
         if like is None:
@@ -250,7 +283,8 @@ def map_state(tx: Any, view: TreeView, params: Any = None) -> StateMap:
                 "refuses the placeholder that Optax asks with). Pass the params as a "
                 "tree: tree_map_params(tx, lambda leaf, _: ..., state, params)."
             )
-        tails = _alike(view, home, {dict, like.plan.root})
+        return map_classes(view, like)
+    home = homes_in(dict(zip(like or (), like or (), strict=True)), deep=True)
     slots = []
     for name, tail in zip(view.plan.paths, tails, strict=True):
         if tail is None:
@@ -259,6 +293,56 @@ def map_state(tx: Any, view: TreeView, params: Any = None) -> StateMap:
             prefix = name.removesuffix(tail).removesuffix(SEPARATOR)
             slots.append(Slot(name, prefix, tail, *home(tail) or (read_key(tail), "")))
     return StateMap(view, slots)
+
+
+def map_classes(view: TreeView, params: Iterable[str]) -> StateMap:
+    """Return what each leaf of a state is, where the transformation is not known.
+
+    A field of Optax's own states that holds neither a state nor names of its own, such
+    as ``hyperparams``, is a copy of the params where it has their paths. In states of
+    other classes the path of a param is looked for at the end of each name.
+
+    Args:
+        view: the state; its leaves may be anything.
+        params: their paths; of a flat dict, its keys.
+
+    Example:
+        >>> tx = optax.inject_hyperparams(optax.adam)(1e-3)
+        >>> params = {"b1": jnp.ones(2), "w": jnp.ones(2)}
+        >>> owned = map_classes(view_tree(tx.init(params)), params)
+        >>> [slot.name for slot in owned.slots if slot.is_copy and slot.tail == "b1"]
+        ['inner_state/0/mu/b1', 'inner_state/0/nu/b1']
+    """
+    paths = {path: path for path in params}
+    deep, exact = homes_in(paths, deep=True), homes_in(paths)
+    classes = _classes_with_fields(view.plan)
+
+    def slot(name: str) -> Slot:
+        cls, rest = _owner(classes, name) or (None, name)
+        start = name.removesuffix(rest)
+        if cls is not None and is_state_class(cls):
+            field, slash, tail = rest.partition(SEPARATOR)
+            place = deep(tail) if slash and field not in NAMED_FIELDS else None
+            return Slot(name, start + field, tail, *place) if place else Slot(name)
+        for prefix, tail in cuts_of(rest):
+            if place := exact(tail):
+                above = (start + prefix).removesuffix(SEPARATOR)
+                return Slot(name, above, tail, *place)
+        return Slot(name)
+
+    return StateMap(view, [*map(slot, view.plan.paths)])
+
+
+def owners(state: Any, params: Iterable[str]) -> dict[Any, str | None]:
+    """Return the path of the param of each leaf of a state, by the keys of JAX.
+
+    Args:
+        state: its leaves may be anything.
+        params: the keys of the flat dict of params.
+    """
+    state_map = map_classes(view_tree(state), params)
+    keyed = enumerate(jtu.tree_leaves_with_path(state))
+    return {keys: state_map.owner(leaf) for leaf, (keys, _) in keyed}
 
 
 def holds(tree: Any, is_one: Callable[[Any], bool]) -> bool:
@@ -307,33 +391,6 @@ def _marked(tx: Any, mark: Any, view: TreeView) -> list[str | None] | None:
         else:
             tails += [None] * len(jax.tree.leaves(part))
     return tails if len(tails) == len(view.leaves) else None
-
-
-def _alike(
-    view: TreeView, home: Home, kinds: Container[type | None]
-) -> list[str | None]:
-    """Return the tails of copies: every subtree that holds nothing but params.
-
-    Args:
-        view: the state.
-        home: knows the params.
-        kinds: classes of copies; a state whose fields all have names of params is none.
-    """
-    whole: dict[str, bool] = {}
-    for name in view.plan.paths:
-        for prefix, tail in cuts_of(name):
-            whole[prefix] = whole.get(prefix, True) and home(tail) is not None
-    copies = {
-        prefix
-        for prefix, is_one in whole.items()
-        if is_one and any(cls in kinds for cls in view.plan.classes(prefix or None))
-    }
-    return [
-        next(
-            (tail for prefix, tail in (*cuts_of(n), (n, "")) if prefix in copies), None
-        )
-        for n in view.plan.paths
-    ]
 
 
 def homes_in(params: Mapping[str, str], *, deep: bool = False) -> Home:
