@@ -23,7 +23,8 @@ from test_migration_properties import migration as migration_of
 from test_migration_properties import tables
 
 import treeadapt as ta
-from treeadapt.checkpoints import boxes, migrated, store
+from treeadapt import arrays
+from treeadapt.checkpoints import migrated, store
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
@@ -778,7 +779,7 @@ def test_rows_name_leaves_as_the_metadata_does(tmp_path):
 
 def test_memory_is_bounded_by_the_largest_group(tmp_path, monkeypatch):
     # Python counts no pages that an array asked the system for.
-    monkeypatch.setattr(boxes, "_OWN_PAGES_BYTES", 2**62)
+    monkeypatch.setattr(arrays, "_OWN_PAGES_BYTES", 2**62)
     path, layers, size = tmp_path / "x.safetensors", 4, 100_000
     flat = {
         f"{name}.{n}": np.ones(size, np.float32)

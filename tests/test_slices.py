@@ -26,10 +26,12 @@ from sizes import some
 from test_migration_properties import migration, tables
 
 import treeadapt as ta
-from treeadapt.checkpoints import boxes, moved_array
+from treeadapt import arrays
+from treeadapt.checkpoints import boxes
 from treeadapt.checkpoints.boxes import FileArray
 from treeadapt.checkpoints.stored import DTYPES
-from treeadapt.migrations import costs
+from treeadapt.migrations import moved_array, parts
+from treeadapt.migrations.moved_array import moved_arrays, pays
 from treeadapt.migrations.parts import parts_of_box
 from treeadapt.migrations.running import run
 
@@ -75,11 +77,11 @@ def test_boxes_of_a_file_are_those_of_numpy(tmp_path_factory, data):
     with pytest.MonkeyPatch.context() as patch:
         # Blocks and gaps as small as the arrays, so that every way is taken.
         patch.setattr(boxes, "_BLOCK_BYTES", data.draw(st.sampled_from([1, 8, 64])))
-        patch.setattr(costs, "GAP_BYTES", data.draw(st.sampled_from([1, 8, 64])))
+        patch.setattr(moved_array, "GAP_BYTES", data.draw(st.sampled_from([1, 8, 64])))
         array = FileArray(path, 6, shape, dtype)
         with counted(patch) as counts:
             found = array.read(wanted)
-        most = costs.bytes_read(array, wanted)
+        most = moved_array.bytes_read(array, wanted)
     for box, part in zip(wanted, found, strict=True):
         np.testing.assert_array_equal(part, whole[box], strict=True)
     assert sum(counts) <= max(most, dtype.itemsize * len(wanted))
@@ -96,7 +98,7 @@ def test_a_column_is_read_alone_where_rows_are_long(tmp_path, monkeypatch):
         (found,) = array.read([box])
     np.testing.assert_array_equal(found, whole[box])
     assert counts == [2_000 * 4] * 3
-    assert costs.bytes_read(array, [box]) == sum(counts)
+    assert moved_array.bytes_read(array, [box]) == sum(counts)
 
 
 def test_a_file_that_ends_before_is_named(tmp_path):
@@ -113,7 +115,7 @@ def test_what_is_between_boxes_is_not_read(tmp_path, monkeypatch, shape):
     array = FileArray(tmp_path / "x", 0, shape, whole.dtype)
     *outer, rows, _ = shape
     wanted = [
-        (*boxes.whole(outer), slice(start, start + rows // 8), slice(0, shape[-1]))
+        (*parts.whole(outer), slice(start, start + rows // 8), slice(0, shape[-1]))
         for start in (0, rows // 8 * 7)  # as of a process with every seventh device
     ]
     with counted(monkeypatch) as counts:
@@ -139,8 +141,8 @@ def test_a_long_row_is_read_in_blocks(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", DTYPES)
 @pytest.mark.parametrize("kind", ["small", "large"])
 def test_new_arrays_can_be_filled_and_taken_by_jax(name, kind, monkeypatch):
-    monkeypatch.setattr(boxes, "_OWN_PAGES_BYTES", 1 if kind == "large" else 2**40)
-    made = boxes.empty((3, 5), DTYPES[name])
+    monkeypatch.setattr(arrays, "_OWN_PAGES_BYTES", 1 if kind == "large" else 2**40)
+    made = arrays.empty((3, 5), DTYPES[name])
     assert made.shape == (3, 5)
     assert made.dtype == DTYPES[name]
     assert made.ctypes.data % 64 == 0
@@ -251,30 +253,32 @@ def same_by_parts(plan, source, result, draw_box):
             for path, values in zip(paths, every, strict=True):
                 box = draw_box(result[path].shape)
                 want = result[path][box]
-                parts = parts_of_box(move, number, values, box)
-                if parts is None:
-                    assert move.values.cuts_zeros
+                if move.values.cuts_zeros:
                     continue
+                pieces = [*parts_of_box(move, number, values, box)]
                 made = np.full_like(want, 77)
                 if move.values.pads(is_source=False):  # ends are in no part
                     made = want.copy()
-                    for part in parts:
-                        made[part.place] = 77
-                for part in parts:
+                    for part in pieces:
+                        part.view(made)[...] = 77
+                for part in pieces:
                     leaves = [
-                        [source[group.sources[place][k]][each] for k, each in found]
-                        for place, found in part.sources
+                        [
+                            source[group.sources[each.number][leaf]][leaf_box]
+                            for leaf, _, leaf_box in each.boxes(move.size)
+                        ]
+                        for each in part.sources
                     ]
-                    arrays, faults = run(part.move, leaves)
+                    moved, faults = run(part.move, leaves)
                     assert not faults
-                    size = math.prod(each.stop - each.start for each in part.place)
-                    assert part.is_exact == (sum(a.size for a in arrays[0]) == size)
-                    part.put(arrays[0], made)
+                    size = part.view(made).size
+                    assert part.is_exact == (sum(a.size for a in moved[0]) == size)
+                    part.put(moved[0], made)
                     if move.values.multiply:  # factors have equal numbers
                         continue
                     # Numbers of random tables are distinct, but for their copies.
                     read = len(np.unique(np.concatenate([*map(np.ravel, leaves[0])])))
-                    needed = len(np.unique(want[part.place]))
+                    needed = len(np.unique(part.view(want)))
                     assert part.is_tight == (read == needed)
                     used, wanted = used + read, wanted + needed
                 np.testing.assert_array_equal(made, want, strict=True)
@@ -325,8 +329,10 @@ def test_a_plan_says_what_a_process_of_one_device_reads(row, data):
         likes[path] = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
     with pytest.MonkeyPatch.context() as patch:
         # Rows as short as these are read over, or piece by piece.
-        patch.setattr(costs, "GAP_BYTES", data.draw(st.sampled_from([1, 8, 4096])))
-        patch.setattr(costs, "PIECE_BYTES", data.draw(st.sampled_from([1, 32])))
+        patch.setattr(
+            moved_array, "GAP_BYTES", data.draw(st.sampled_from([1, 8, 4096]))
+        )
+        patch.setattr(moved_array, "PIECE_BYTES", data.draw(st.sampled_from([1, 32])))
         plan = table.plan(row.before, likes)
         shards = [
             {
@@ -340,17 +346,13 @@ def test_a_plan_says_what_a_process_of_one_device_reads(row, data):
                 p for p in group.filled if not likes[p].sharding.is_fully_replicated
             }
             gathered = divided & {*plan.gathered}
-            ways = [readings_of(group, plan, likes, each) for each in shards]
-            alone = [
-                {p for p in way if all(x.is_tight for x in itertools.chain(*way[p][3]))}
-                for way in ways
-            ]
+            alone = [read_alone(group, plan, likes, each) for each in shards]
             assert divided - gathered <= set.intersection(*alone)
             assert not gathered & set.intersection(*alone)
 
 
-def readings_of(group, plan, likes, shards):
-    """What ``load`` reads for shards of what a group makes."""
+def read_alone(group, plan, likes, shards):
+    """The arrays of a group of which ``load`` reads no more than the shards need."""
     boxes_by_path = {
         path: [
             tuple(
@@ -361,7 +363,12 @@ def readings_of(group, plan, likes, shards):
         for path in group.filled
         for box in shards[path]
     }
-    return costs.readings(group, plan.source, boxes_by_path)
+    moved = moved_arrays(group, dict(plan.source), {})
+    if not moved[next(group.filled)].divides:
+        return set()
+    if not pays([*moved.values()], [boxes_by_path[path] for path in moved]):
+        return set()
+    return {path for path, it in moved.items() if it.cost(boxes_by_path[path])[1]}
 
 
 def test_what_costs_more_in_parts_is_gathered_and_read_once(tmp_path, monkeypatch):
@@ -578,6 +585,11 @@ def test_leaves_without_elements_are_planned_and_read(tmp_path):
     assert ta.load(path, like, migration=m)["w"].sharding == sharding
 
 
+def test_a_number_that_becomes_an_array_on_devices_is_planned():
+    m = ta.Migration({"step": "step"})
+    assert not m.plan({"step": 7}, {"step": jnp.int32(0)}).gathered
+
+
 def test_columns_of_wide_rows_are_not_read_number_by_number(tmp_path, monkeypatch):
     path, whole = tmp_path / "x.safetensors", np.ones((64, 2_000), np.float32)
     ta.save(path, {"w": whole})
@@ -642,7 +654,7 @@ def test_leaves_that_keep_their_order_are_read_to_their_places(tmp_path, monkeyp
     leaves = {f"l{n}": np.full((8, 64), n, np.float32) for n in range(6)}
     ta.save(tmp_path / "x.safetensors", leaves)
     sizes = []
-    new = boxes.empty
+    new = arrays.empty
 
     def noted(shape, dtype):
         sizes.append(math.prod(shape))

@@ -9,6 +9,8 @@ depend on attributes that tracers, abstract, deleted and sharded arrays all have
 from __future__ import annotations
 
 import functools
+import math
+import mmap
 import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -16,6 +18,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+_OWN_PAGES_BYTES = 2**20  # an array of so many has pages of its own, to give back whole
+_ALIGNMENT = 64  # bytes; JAX takes such memory on a CPU without a copy
 
 
 def is_array(leaf: Any) -> bool:
@@ -169,3 +174,14 @@ def same_value(one: Any, two: Any) -> bool:
         return False
     equal = one == two
     return bool(equal) if isinstance(equal, bool) or np.isscalar(one) else False
+
+
+def empty(shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
+    """Return a new array that JAX takes on a CPU without a copy."""
+    size_bytes = math.prod(shape) * dtype.itemsize
+    if size_bytes >= _OWN_PAGES_BYTES:
+        pages = mmap.mmap(-1, size_bytes, access=mmap.ACCESS_COPY)
+        return np.frombuffer(pages, dtype).reshape(shape)
+    data = np.empty(size_bytes + _ALIGNMENT, np.uint8)
+    start = -data.ctypes.data % _ALIGNMENT
+    return data[start : start + size_bytes].view(dtype).reshape(shape)

@@ -11,7 +11,6 @@ import dataclasses
 import io
 import itertools
 import math
-import mmap
 import operator
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,13 +19,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from treeadapt.arrays import empty
 from treeadapt.checkpoints.errors import refuse, reported
-from treeadapt.migrations.costs import around, bytes_read, walked
-from treeadapt.migrations.parts import Box
+from treeadapt.migrations.moved_array import bytes_read, read_boxes, walked
+from treeadapt.migrations.parts import Box, around, lengths, whole
 
 _BLOCK_BYTES = 2**20  # what is read at once and then distributed; it fits a cache
-_OWN_PAGES_BYTES = 2**20  # an array of so many has pages of its own, to give back whole
-_ALIGNMENT = 64  # bytes; JAX takes such memory on a CPU without a copy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,58 +124,6 @@ class FileArray:
             data = data[count:]
 
 
-@dataclasses.dataclass(frozen=True)
-class HostArray:
-    """An array in memory, of which boxes are taken as of one in a file."""
-
-    array: np.ndarray
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Dtype of the array."""
-        return self.array.dtype
-
-    def read(self, boxes: Sequence[Box], into: Sequence[Any] = ()) -> list[Any]:
-        """Return boxes, as parts of the array where there is nothing to fill."""
-        arrays = [self.array[box] for box in boxes]
-        for place, new in enumerate(into):
-            if new is not None:
-                new[...] = arrays[place]
-                arrays[place] = new
-        return arrays
-
-
-def whole(shape: Sequence[int]) -> Box:
-    """Return the box of a whole array.
-
-    Example:
-        >>> whole((2, 3))
-        (slice(0, 2, None), slice(0, 3, None))
-    """
-    return tuple(slice(0, size) for size in shape)
-
-
-def lengths(box: Box) -> tuple[int, ...]:
-    """Return the shape of a box."""
-    return tuple(each.stop - each.start for each in box)
-
-
-def read_boxes(array: Any, boxes: Sequence[Box]) -> list[Any]:
-    """Return boxes of an array of NumPy or JAX, or of what reads them itself."""
-    if hasattr(array, "read"):
-        return list(array.read(boxes))
-    return [np.asarray(array)[box] for box in boxes]
-
-
-def box_of(array: Any, box: Box) -> Any:
-    """Return one box of an array of NumPy or JAX, of which this process has that."""
-    if isinstance(array, jax.Array):
-        for shard in array.addressable_shards:
-            if _box(shard.index, array.shape) == box:
-                return np.asarray(shard.data)
-    return np.asarray(array)[box]
-
-
 def boxes_here(sharding: Any, shape: Sequence[int]) -> list[Box]:
     """Return the boxes of this process's devices, each once; all without a sharding.
 
@@ -238,14 +184,3 @@ def _minus(index: int, each: slice) -> int:
 
 def _holds(each: slice, index: int) -> bool:
     return bool(each.start <= index < each.stop)
-
-
-def empty(shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
-    """Return a new array that JAX takes on a CPU without a copy."""
-    size_bytes = math.prod(shape) * dtype.itemsize
-    if size_bytes >= _OWN_PAGES_BYTES:
-        pages = mmap.mmap(-1, size_bytes, access=mmap.ACCESS_COPY)
-        return np.frombuffer(pages, dtype).reshape(shape)
-    data = np.empty(size_bytes + _ALIGNMENT, np.uint8)
-    start = -data.ctypes.data % _ALIGNMENT
-    return data[start : start + size_bytes].view(dtype).reshape(shape)

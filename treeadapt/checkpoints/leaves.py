@@ -16,10 +16,12 @@ import numpy as np
 from jax.sharding import AbstractMesh
 
 from treeadapt.arrays import is_array, is_number
-from treeadapt.checkpoints.boxes import on_devices, read_boxes, whole
+from treeadapt.checkpoints.boxes import on_devices
 from treeadapt.checkpoints.processes import spans_processes
 from treeadapt.checkpoints.stored import NUMBER, Leaf, require_form
 from treeadapt.errors import CheckpointError
+from treeadapt.migrations.moved_array import read_boxes
+from treeadapt.migrations.parts import whole
 from treeadapt.migrations.running import converted, is_lost
 from treeadapt.names import listing
 

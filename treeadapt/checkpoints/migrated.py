@@ -15,12 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from treeadapt.checkpoints.boxes import (
-    FileArray,
-    HostArray,
-    boxes_here,
-    whole,
-)
+from treeadapt.checkpoints.boxes import boxes_here
 from treeadapt.checkpoints.errors import reported
 from treeadapt.checkpoints.leaves import (
     abstract_form,
@@ -30,14 +25,19 @@ from treeadapt.checkpoints.leaves import (
     to_array,
 )
 from treeadapt.checkpoints.load_report import by_value, misfit
-from treeadapt.checkpoints.moved_array import MovedArray
 from treeadapt.checkpoints.reading import batches, read_arrays
 from treeadapt.checkpoints.stored import Leaf, Stored
 from treeadapt.convert import describe
 from treeadapt.errors import MigrationError
-from treeadapt.migrations.costs import Reading, readings
 from treeadapt.migrations.groups import Group
 from treeadapt.migrations.migration import Migration, run_group
+from treeadapt.migrations.moved_array import (
+    MovedArray,
+    is_divisible,
+    moved_arrays,
+    pays,
+)
+from treeadapt.migrations.parts import whole
 from treeadapt.migrations.plan import MigrationPlan
 from treeadapt.migrations.problems import Problems
 from treeadapt.names import listing
@@ -283,64 +283,38 @@ class _Moving:
         Of files these are arrays that read what is needed of them later; if that costs
         more, and of other formats, whole arrays.
         """
-        specs = {path: spec for path, spec in group.specs.items() if path in paths}
-        if None in specs.values():
+        made = moved_arrays(group, sources, self.likes)
+        arrays = {one: made[one] for one in paths}
+        specs = map(self.plan.source.__getitem__, group.source_paths)
+        if not all(map(is_divisible, specs)) or not arrays[paths[0]].divides:
             return None
-        is_read = all(isinstance(leaf, FileArray) for leaf in sources.values())
+        is_read = all(hasattr(leaf, "read") for leaf in sources.values())
         # Of what fills an array, this process may have the shards of a target only.
-        fills = group.row.values.fills
-        if is_read or fills:
-            boxes = {
-                path: boxes_here(bound_sharding(self.likes.get(path)), spec.shape)
-                for path, spec in specs.items()
-            }
-            ways = readings(group, self.plan.source, boxes)
-            if fills and not ways:  # the sources are read whole, and then cut
-                ways = readings(group, self.plan.source, boxes, is_free=True)
-                for path in sources if ways else ():
-                    sources[path] = np.asarray(sources[path])
-            if ways:
-                self._host(sources)
-                return (
-                    (
-                        one,
-                        MovedArray(
-                            group, ways[one], sources, self._numbers(group, one)
-                        ),
-                    )
-                    for one in paths
-                )
-        boxes = {path: [whole(spec.shape)] for path, spec in specs.items()}
-        ways = readings(group, self.plan.source, boxes)
-        return self._whole(group, sources, ways) if ways else None
+        if is_read or group.row.values.fills:
+            boxes = [
+                boxes_here(bound_sharding(self.likes.get(one)), array.shape)
+                for one, array in arrays.items()
+            ]
+            is_worth = pays([*arrays.values()], boxes)
+            if group.row.values.fills and not is_worth:  # read whole, and then cut
+                sources.update((one, np.asarray(it)) for one, it in sources.items())
+            if group.row.values.fills or is_worth:
+                return iter(arrays.items())
+        boxes = [[whole(array.shape)] for array in arrays.values()]
+        return self._whole(arrays) if pays([*arrays.values()], boxes) else None
 
-    def _whole(
-        self, group: Group, sources: dict[str, Any], ways: Mapping[str, Reading]
-    ) -> Iterator[tuple[str, Any]]:
+    def _whole(self, arrays: Mapping[str, MovedArray]) -> Iterator[tuple[str, Any]]:
         """Yield whole arrays, and forget each source that the last one has read."""
-        self._host(sources)
-        last = [*ways][-1]
-        for path, way in ways.items():
-            moved = MovedArray(group, way, sources, self._numbers(group, path))
-            like_source = not isinstance(self.likes.get(path), _OF_JAX)
-            (array,) = moved.made(
-                way.boxes,
-                like_source=like_source,
+        last = [*arrays][-1]
+        for path, moved in arrays.items():
+            (array,) = moved.read(
+                [whole(moved.shape)],
+                like_source=not isinstance(self.likes.get(path), _OF_JAX),
                 forget=path == last,
-                shared=len(ways) > 1,
+                shared=len(arrays) > 1,
             )
             yield path, array
             del array  # before the next one is made
-
-    def _host(self, sources: dict[str, Any]) -> None:
-        """Let boxes be read of the sources that are not in a file."""
-        for path, leaf in sources.items():
-            if not isinstance(leaf, FileArray):
-                sources[path] = HostArray(restored(self.old.table[path], leaf))
-
-    def _numbers(self, group: Group, path: str) -> Any:
-        """Return the leaf that has the numbers of what a row adds, if it has any."""
-        return self.likes.get(path) if group.row.values.fills else None
 
     def _fits(self, leaf: Any, like: Any) -> bool:
         """Return whether what a function made fits a target, as what is stored does."""

@@ -23,7 +23,6 @@ import jax
 import numpy as np
 
 from treeadapt.arrays import is_array
-from treeadapt.checkpoints.boxes import read_boxes, whole
 from treeadapt.checkpoints.deciding import (
     decided,
     paths_to_load,
@@ -53,6 +52,8 @@ from treeadapt.checkpoints.versions import watched
 from treeadapt.checkpoints.writing import write
 from treeadapt.errors import TreeAdaptWarning
 from treeadapt.migrations.migration import Migration
+from treeadapt.migrations.moved_array import read_boxes
+from treeadapt.migrations.parts import whole
 from treeadapt.names import listing, natural, plural
 from treeadapt.paths import nested
 from treeadapt.trees.views import TreeView, view_tree

@@ -32,9 +32,12 @@ class Axis:
     Attributes:
         parts: one product; several where the parts of a concatenation follow each
             other along the axis.
+        before: how many names of each part are before the bracket: for each of their
+            values the parts follow each other.
     """
 
     parts: tuple[Product, ...]
+    before: int = 0
 
     @property
     def name(self) -> str | None:
@@ -45,6 +48,15 @@ class Axis:
     def product(self, part: int) -> Product:
         """Return its names in one part of the concatenation, whichever axis that is."""
         return self.parts[part if len(self.parts) > 1 else 0]
+
+    @property
+    def outer(self) -> Product:
+        """Its names before the bracket."""
+        return self.parts[0][: self.before]
+
+    def inner(self, part: int) -> Product:
+        """Return the names of one part that are not before the bracket."""
+        return self.product(part)[self.before :]
 
 
 Axes: TypeAlias = tuple[Axis, ...]

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 
 from treeadapt.arrays import is_array, is_inexact_dtype, least_value
 from treeadapt.convert import describe
+from treeadapt.errors import MigrationError
 from treeadapt.migrations.axes import REST, Axes, Axis, Product, every_name, indices
 from treeadapt.migrations.problems import Problems, nearest
 from treeadapt.migrations.rows import Address, Row
@@ -670,6 +671,21 @@ def _made(move: Move, layout: Layout) -> jax.ShapeDtypeStruct:
         for axis, size in zip(layout.axes, move.shape(layout), strict=True)
     )
     return jax.ShapeDtypeStruct(padded, move.dtype)
+
+
+def require_sound(group: Group, faults: Sequence[str]) -> None:
+    """Raise if something is wrong with the values of a group.
+
+    Raises:
+        MigrationError: something is.
+    """
+    if faults:
+        raise MigrationError(
+            f"The row {listing([group.row.text])} cannot make "
+            f"{listing(group.filled, limit=2)} of "
+            f"{listing(group.source_paths, limit=2)}: "
+            f"{'; '.join(faults)}."
+        )
 
 
 def shape_of(spec: Any) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from treeadapt.convert import describe
 from treeadapt.data_files import MAX_INTEGER
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.files import check_weight, read_table, write_table
-from treeadapt.migrations.groups import Group, has_zero
+from treeadapt.migrations.groups import Group, has_zero, require_sound
 from treeadapt.migrations.moments import changed_moments
 from treeadapt.migrations.plan import (
     DROPPED,
@@ -471,21 +471,6 @@ def run_group(
             )
         ]
     return dict(zip(group.filled, itertools.chain(*arrays), strict=True))
-
-
-def require_sound(group: Group, faults: Sequence[str]) -> None:
-    """Raise if something is wrong with the values of a group.
-
-    Raises:
-        MigrationError: something is.
-    """
-    if faults:
-        raise MigrationError(
-            f"The row {listing([group.row.text])} cannot make "
-            f"{listing(group.filled, limit=2)} of "
-            f"{listing(group.source_paths, limit=2)}: "
-            f"{'; '.join(faults)}."
-        )
 
 
 def _called(

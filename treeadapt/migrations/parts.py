@@ -1,15 +1,14 @@
 """Parts: a box of one target array, made of boxes of the source arrays alone.
 
-A box is a slice with start and stop for each axis. The ranges of a target's axes become
-ranges of the names in them, and these become ranges of the axes of the sources; a
-``Move`` with the lengths of the ranges as its sizes does the rest. Reads no array: who
-has them hands them over.
+A box is a slice with start and stop for each axis. Splitting an axis into the names in
+it is always a view: the ranges of a target's axes become ranges of names, and these
+become ranges of the axes of the sources. A ``Move`` with the lengths of the ranges as
+its sizes does the rest. Reads no array: who has them hands them over.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -22,161 +21,350 @@ from treeadapt.migrations.running import Layout, Move
 from treeadapt.migrations.templates import compose, decompose
 
 Box: TypeAlias = tuple[slice, ...]
+
+#: Values of names, each from the first to before the last.
 Ranges: TypeAlias = dict[str, tuple[int, int]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
-    """One part of a box of a target, and what it is made of.
+class SourceBoxes:
+    """What a part is made of: the same box of some leaves of one source.
 
     Attributes:
-        whole: the move of the group.
-        copies: for each source, its place in the row, and which part of it this is.
-        ranges: the values of each name.
+        number: place of the source in the row.
+        leaves: which of its leaves, in order, as ranges of the numbers in its path.
+        starts: where the box starts, in order, if it is in several places of each leaf,
+            because what it has is not one box; 0 alone if it is.
+        axis: along which these places are.
+        box: of each leaf, at the first of these places.
+    """
+
+    number: int
+    leaves: tuple[tuple[str, range], ...]
+    starts: range
+    axis: int
+    box: Box
+
+    @property
+    def count(self) -> int:
+        """How many boxes there are."""
+        return math.prod(len(values) for _, values in self.leaves) * len(self.starts)
+
+    def boxes(self, sizes: Mapping[str, int]) -> Iterator[tuple[int, int, Box]]:
+        """Yield each box: the leaf, where the box starts in it, and the box."""
+        names = [name for name, _ in self.leaves]
+        for values in itertools.product(*(values for _, values in self.leaves)):
+            leaf = compose(names, dict(zip(names, values, strict=True)), sizes)
+            for start in self.starts:
+                yield leaf, start, shifted(self.box, self.axis, start)
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A part of a box of a target, and what it is made of.
+
+    Attributes:
+        sources: one, or several that must be equal or are multiplied.
         move: makes leaves of one target of them, maybe more than is wanted.
         leaf: which of these leaves is wanted.
         picks: its part that is wanted.
-        place: where these are in the box.
+        cut: the part of the box in which it has a place.
+        shape: of that, after the axis of nested parts was split in two.
+        place: where it is there.
         is_exact: whether no more is made than is wanted.
         is_tight: whether no more is read than is wanted; repeats are read once.
     """
 
-    whole: Move
-    copies: tuple[tuple[int, int], ...]
-    ranges: Mapping[str, tuple[int, int]]
+    sources: tuple[SourceBoxes, ...]
     move: Move
     leaf: int
     picks: Box
+    cut: Box
+    shape: tuple[int, ...]
     place: Box
     is_exact: bool
     is_tight: bool
 
-    @functools.cached_property
-    def sources(self) -> tuple[tuple[int, tuple[tuple[int, Box], ...]], ...]:
-        """For each source, its place in the row, and place and box of each leaf."""
-        layouts = self.whole.sources
-        return tuple(
-            (source, tuple(_leaves(self.whole, layouts[source], one, self.ranges)))
-            for source, one in self.copies
-        )
+    def view(self, array: Any) -> Any:
+        """Return what this part fills of an array for the box."""
+        return array[(..., *self.cut)].reshape(self.shape)[(..., *self.place)]
 
-    @property
-    def kinds(self) -> Iterator[tuple[int, int, Box]]:
-        """For each source, its place, how many leaves of it there are, and the box."""
-        for source, one in self.copies:
-            layout = self.whole.sources[source]
-            count = math.prod(map(self._length, layout.numbers))
-            yield source, count, _leaf_box(self.whole, layout, one, self.ranges)
-
-    def _length(self, name: str) -> int:
-        first, last = self.ranges[name]
-        return last - first
-
-    def put(self, leaves: Sequence[Any], whole: Any) -> None:
-        """Put what the move made of the sources into the array for the box."""
-        whole[self.place] = leaves[self.leaf][self.picks]
+    def put(self, leaves: Sequence[Any], array: Any) -> None:
+        """Put what the move made of the sources into an array for the box."""
+        self.view(array)[...] = leaves[self.leaf][self.picks]
 
 
 def parts_of_box(
     move: Move, target: int, numbers: Sequence[int], box: Box
-) -> list[Part] | None:
-    """Return the parts that together are a box of one target's leaf.
+) -> Iterator[Part]:
+    """Yield the parts that together are a box of one target's leaf.
 
     Args:
-        move: of the group.
+        move: of a group that divides.
         target: place of the target in the row.
         numbers: values of its numbers, which tell its leaves apart.
         box: of the leaf; what is added to it is in no part.
-
-    Returns:
-        None where zeros are cut off, which needs whole arrays.
     """
-    if move.values.cuts_zeros or not all(move.size.values()):
-        return None
     pads = move.values.pads(is_source=False)
     layout = move.targets[target]
-    fixed = dict(zip(layout.numbers, numbers, strict=True))
     pieces = [piece for piece in move.pieces if piece[2] == target]
-    parts = []
-    for two in dict.fromkeys(piece[3] for piece in pieces):
-        copies = [(piece[0], piece[1]) for piece in pieces if piece[3] == two]
-        inner, place = [], []
-        for axis, each in zip(layout.axes, box, strict=True):
-            start = move.start(axis, two) + pads.get(axis.name, (0, 0))[0]
-            stop = start + move.length(axis.product(two))
-            first, last = max(each.start, start), min(each.stop, stop)
-            inner.append((axis.product(two), first - start, last - start))
-            place.append(slice(first - each.start, last - each.start))
-        if all(first < last for _, first, last in inner):
-            parts.append(_part(move, layout, two, copies, fixed, inner, tuple(place)))
-    return parts
+    for cut in _aligned(move, layout, box):
+        for two in dict.fromkeys(piece[3] for piece in pieces):
+            spans: list[tuple[Product, int, int]] = []
+            shape, place = [], []
+            for axis, each in zip(layout.axes, cut, strict=True):
+                first, last = each.start, each.stop
+                if axis.before:
+                    width = move.width(axis)
+                    outer = range(first // width, -(-last // width))
+                    spans.append((axis.outer, outer.start, outer.stop))
+                    shape.append(len(outer))
+                    place.append(slice(0, len(outer)))
+                    first -= outer.start * width
+                    last -= (outer.stop - 1) * width
+                inner = axis.inner(two)
+                start = move.start(axis, two) + pads.get(axis.name, (0, 0))[0]
+                low = max(first, start)
+                high = max(low, min(last, start + move.length(inner)))
+                spans.append((inner, low - start, high - start))
+                shape.append(last - first)
+                place.append(slice(low - first, high - first))
+            if all(first < last for _, first, last in spans):
+                offset = tuple(
+                    slice(each.start - around.start, each.stop - around.start)
+                    for each, around in zip(cut, box, strict=True)
+                )
+                copies = [(s, one) for s, one, _, part in pieces if part == two]
+                fixed = dict(zip(layout.numbers, numbers, strict=True))
+                made = _Made(move, fixed, spans, copies)
+                yield made.part(offset, tuple(shape), tuple(place))
 
 
-def _part(
-    move: Move,
-    layout: Layout,
-    two: int,
-    copies: Sequence[tuple[int, int]],
-    fixed: Mapping[str, int],
-    inner: Sequence[tuple[Product, int, int]],
-    place: Box,
-) -> Part:
-    ranges = {name: (value, value + 1) for name, value in fixed.items()}
-    for product, first, last in inner:
-        lows = decompose(product, first, move.size)
-        highs = decompose(product, last - 1, move.size)
-        inner_ranges = {name: (lows[name], highs[name] + 1) for name in product}
-        ranges |= _joined(move, product, inner_ranges)
-    products = [
-        axis.product(one)
-        for source, one in copies
-        for axis in move.sources[source].axes
-    ]
-    for name in itertools.chain(*products):
-        ranges.setdefault(name, (0, move.size[name]))  # of copies, all must be equal
-    before: Ranges = {}
-    while before != ranges:  # until all are ranges of the sources' axes
-        before = dict(ranges)
-        for product in products:
-            ranges |= _joined(move, product, ranges)
-    small = Move(
-        tuple(_single(move.sources[source], one) for source, one in copies),
-        (_single(layout, two),),
-        tuple((number, 0, 0, 0) for number in range(len(copies))),
-        tuple((name, last - first) for name, (first, last) in ranges.items()),
-        dataclasses.replace(move.values, pad=()),
-        move.dtype,
-        move.compares,
-        tuple((each, _span(move, each, ranges)[1]) for each, _ in move.lengths),
+def divided(move: Move, target: int, box: Box, max_elements: int) -> Iterator[Box]:
+    """Yield smaller boxes that together are a box, each made of few of the sources.
+
+    It is divided only between numbers that tell leaves of a source apart, so that what
+    is read for one part is not read for the next.
+
+    Args:
+        move: of a group.
+        target: place of the target in the row.
+        box: of an array of it.
+        max_elements: of a smaller box, unless there is no such number in it.
+    """
+    numbers = {name for layout in move.sources for name in layout.numbers}
+    size = math.prod(lengths(box))
+    for place, axis in enumerate(move.targets[target].axes):
+        name, *inner = (len(axis.parts) == 1 and axis.parts[0]) or ("",)
+        step, each = move.count(inner), box[place]
+        length = each.stop - each.start
+        if size <= max_elements or name not in numbers or length <= step:
+            continue
+        # From multiples on, so that boxes of other devices are divided at the same.
+        step *= max(1, max_elements * length // size // step)
+        for start in range(each.start // step * step, each.stop, step):
+            part = slice(max(start, each.start), min(start + step, each.stop))
+            smaller = (*box[:place], part, *box[place + 1 :])
+            yield from divided(move, target, smaller, max_elements)
+        return
+    yield box
+
+
+def whole(shape: Sequence[int]) -> Box:
+    """Return the box of a whole array.
+
+    Example:
+        >>> whole((2, 3))
+        (slice(0, 2, None), slice(0, 3, None))
+    """
+    return tuple(slice(0, size) for size in shape)
+
+
+def around(boxes: Sequence[Box]) -> Box:
+    """Return the smallest box that holds some boxes.
+
+    Example:
+        >>> around([(slice(0, 2),), (slice(3, 4),)])
+        (slice(0, 4, None),)
+    """
+    return tuple(
+        slice(min(s.start for s in each), max(s.stop for s in each))
+        for each in zip(*boxes, strict=True)
     )
 
-    def among(names: Sequence[str], values: Mapping[str, int]) -> int:
-        """Return the place that values have among the ranges of their names."""
-        offsets = {name: values[name] - ranges[name][0] for name in names}
-        return compose(names, offsets, small.size)
 
-    picks = []
-    for product, first, last in inner:
-        # In a name with several values all others are whole: it is one range there too.
-        start = among(product, decompose(product, first, move.size))
-        picks.append(slice(start, start + last - first))
-    wanted = math.prod(last - first for _, first, last in inner)
-    lengths = (small.length(product) for product, _, _ in inner)
-    is_exact = small.count(layout.numbers) * math.prod(lengths) == wanted
-    numbers = (move.sources[source].numbers for source, _ in copies)
-    read = {*itertools.chain(*products, *numbers)}
-    is_tight = small.count(
-        name for name in layout.numbers if name in read
-    ) == 1 and all(_is_tight(small, each, read, move.size) for each in inner)
-    leaf = among(layout.numbers, fixed)
-    return Part(
-        move, (*copies,), ranges, small, leaf, (*picks,), place, is_exact, is_tight
+def lengths(box: Box) -> tuple[int, ...]:
+    """Return the shape of a box."""
+    return tuple(each.stop - each.start for each in box)
+
+
+def shifted(box: Box, axis: int, by: int) -> Box:
+    """Return a box that is as long, and starts later along an axis."""
+    return tuple(
+        slice(each.start + by, each.stop + by) if place == axis else each
+        for place, each in enumerate(box)
     )
+
+
+def _aligned(move: Move, layout: Layout, box: Box) -> Iterator[Box]:
+    """Yield smaller boxes: between values of what is before a bracket, or within one.
+
+    In each, the axis of nested parts is a product of two.
+    """
+    place = next((n for n, axis in enumerate(layout.axes) if axis.before), None)
+    if place is None:
+        yield box
+        return
+    each, width = box[place], move.width(layout.axes[place])
+    inside = (-(-each.start // width) * width, each.stop // width * width)
+    edges = {each.start, each.stop, *(n for n in inside if each.start < n < each.stop)}
+    for start, stop in itertools.pairwise(sorted(edges)):
+        yield (*box[:place], slice(start, stop), *box[place + 1 :])
+
+
+@dataclasses.dataclass
+class _Made:
+    """What is made at once, of ranges of names.
+
+    Attributes:
+        move: of the group.
+        fixed: values of the numbers of the target.
+        spans: for each axis its names, and where what is wanted starts and stops.
+        copies: for each source, its place in the row, and which part of it this is.
+        ranges: values of names, so many that they are one box of each source.
+    """
+
+    move: Move
+    fixed: Mapping[str, int]
+    spans: Sequence[tuple[Product, int, int]]
+    copies: Sequence[tuple[int, int]]
+    ranges: Ranges = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        size = self.move.size
+        self.ranges |= {name: (n, n + 1) for name, n in self.fixed.items()}
+        for product, first, last in self.spans:
+            lows, highs = (decompose(product, n, size) for n in (first, last - 1))
+            ends = {name: (lows[name], highs[name] + 1) for name in product}
+            self.ranges |= self._joined(product, ends)
+        products = [
+            product
+            for axis, one in self._source_axes()
+            for product in (axis.outer, axis.inner(one))
+        ]
+        for name in self._source_names():  # of copies, all must be equal
+            self.ranges.setdefault(name, (0, size[name]))
+        before: Ranges = {}
+        while before != self.ranges:  # until all are ranges of the sources' axes
+            before = dict(self.ranges)
+            for product in products:
+                self.ranges |= self._joined(product, self.ranges)
+
+    def part(self, cut: Box, shape: tuple[int, ...], place: Box) -> Part:
+        """Return the part that has this place."""
+        move, ranges, numbers = self.move, self.ranges, (*self.fixed,)
+        small = Move(
+            tuple(self._layout(source, one) for source, one in self.copies),
+            (Layout(numbers, tuple(Axis((it,)) for it, _, _ in self.spans)),),
+            tuple((number, 0, 0, 0) for number in range(len(self.copies))),
+            tuple((name, last - first) for name, (first, last) in ranges.items()),
+            dataclasses.replace(move.values, pad=()),
+            move.dtype,
+            move.compares,
+            tuple((each, self._span(each)[1]) for each, _ in move.lengths),
+        )
+
+        def among(names: Sequence[str], values: Mapping[str, int]) -> int:
+            """Return the place that values have among the ranges of their names."""
+            offsets = {name: values[name] - ranges[name][0] for name in names}
+            return compose(names, offsets, small.size)
+
+        picks = []
+        for product, first, last in self.spans:
+            # Within a name with several values all are whole: it is one range there.
+            start = among(product, decompose(product, first, move.size))
+            picks.append(slice(start, start + last - first))
+        counts = (
+            small.count(numbers),
+            *(small.length(it) for it, _, _ in self.spans),
+        )
+        read = {*self._source_names()}
+        return Part(
+            tuple(self._source(source, one) for source, one in self.copies),
+            small,
+            among(numbers, self.fixed),
+            tuple(picks),
+            cut,
+            shape,
+            place,
+            math.prod(counts)
+            == math.prod(last - first for _, first, last in self.spans),
+            small.count(name for name in numbers if name in read) == 1
+            and all(_is_tight(small, *span, read, move.size) for span in self.spans),
+        )
+
+    def _source_axes(self) -> Iterator[tuple[Axis, int]]:
+        for source, one in self.copies:
+            for axis in self.move.sources[source].axes:
+                yield axis, one
+
+    def _source_names(self) -> Iterator[str]:
+        for source, _ in self.copies:
+            yield from self.move.sources[source].numbers
+        for axis, one in self._source_axes():
+            yield from axis.product(one)
+
+    def _layout(self, source: int, one: int) -> Layout:
+        """Return the layout of a source's boxes."""
+        layout = self.move.sources[source]
+        outer = itertools.chain(*(axis.outer for axis in layout.axes))
+        inner = tuple(Axis((axis.inner(one),)) for axis in layout.axes)
+        return Layout((*layout.numbers, *outer), inner)
+
+    def _source(self, source: int, one: int) -> SourceBoxes:
+        """Return which boxes of a source are read."""
+        move, layout = self.move, self.move.sources[source]
+        pads = move.values.pads(is_source=True)
+        starts, along = range(1), 0
+        box = []
+        for place, axis in enumerate(layout.axes):
+            start = move.start(axis, one) + pads.get(axis.name, (0, 0))[0]
+            first, length = self._span(axis.inner(one))
+            box.append(slice(start + first, start + first + length))
+            if axis.before:
+                width, along = move.width(axis), place
+                first, length = self._span(axis.outer)
+                starts = range(first * width, (first + length) * width, width)
+        leaves = tuple((name, range(*self.ranges[name])) for name in layout.numbers)
+        return SourceBoxes(source, leaves, starts, along, tuple(box))
+
+    def _span(self, product: Product) -> tuple[int, int]:
+        """Return where ranges of names start along their axis, and their length."""
+        first, last = (
+            compose(
+                product, {n: self.ranges[n][end] - end for n in product}, self.move.size
+            )
+            for end in (0, 1)
+        )
+        return first, min(last + 1, self.move.length(product)) - first
+
+    def _joined(
+        self, product: Product, ranges: Mapping[str, tuple[int, int]]
+    ) -> Ranges:
+        """Return ranges, maybe wider, that are one range of their product."""
+        wider: Ranges = {}
+        several = False
+        for name in product:
+            wider[name] = (0, self.move.size[name]) if several else ranges[name]
+            several |= wider[name][1] - wider[name][0] > 1
+        return wider
 
 
 def _is_tight(
     small: Move,
-    inner: tuple[Product, int, int],
+    product: Product,
+    first: int,
+    last: int,
     names: Collection[str],
     sizes: Mapping[str, int],
 ) -> bool:
@@ -184,65 +372,15 @@ def _is_tight(
 
     Args:
         small: move of the part.
-        inner: names of the axis, and where the range starts and stops.
+        product: names of the axis.
+        first: where the range starts.
+        last: where it stops.
         names: those that the sources have; others are repeated.
         sizes: of all names in the whole array.
     """
-    product, first, last = inner
     kept = [name for name in product if name in names]
     if len(kept) == len(product):
         return small.length(product) == last - first
     values = decompose(product, np.arange(first, last), sizes)
     each = zip(*(values[name].tolist() for name in kept), strict=True)
     return small.count(kept) == (len({*each}) if kept else 1)
-
-
-def _span(
-    move: Move, product: Product, ranges: Mapping[str, tuple[int, int]]
-) -> tuple[int, int]:
-    """Return where ranges of names start along their axis, and how long they are."""
-    first, last = (
-        compose(product, {n: ranges[n][end] - end for n in product}, move.size)
-        for end in (0, 1)
-    )
-    return first, min(last + 1, move.length(product)) - first
-
-
-def _leaves(
-    move: Move, layout: Layout, part: int, ranges: Mapping[str, tuple[int, int]]
-) -> Iterator[tuple[int, Box]]:
-    """Yield place and box of each leaf of a source that has a part."""
-    box = _leaf_box(move, layout, part, ranges)
-    for values in itertools.product(*(range(*ranges[n]) for n in layout.numbers)):
-        numbers = dict(zip(layout.numbers, values, strict=True))
-        yield compose(layout.numbers, numbers, move.size), box
-
-
-def _leaf_box(
-    move: Move, layout: Layout, part: int, ranges: Mapping[str, tuple[int, int]]
-) -> Box:
-    """Return the box that a part has of each leaf of a source."""
-    pads = move.values.pads(is_source=True)
-    box = []
-    for axis in layout.axes:
-        product = axis.product(part)
-        start = move.start(axis, part) + pads.get(axis.name, (0, 0))[0]
-        first, length = _span(move, product, ranges)
-        box.append(slice(start + first, start + first + length))
-    return tuple(box)
-
-
-def _single(layout: Layout, part: int) -> Layout:
-    """Return a layout with one part of its concatenation only."""
-    axes = (Axis((axis.product(part),)) for axis in layout.axes)
-    return Layout(layout.numbers, tuple(axes))
-
-
-def _joined(move: Move, product: Sequence[str], ranges: Mapping[str, Any]) -> Ranges:
-    """Return ranges, maybe wider, that are one range of their product."""
-    wider: Ranges = {}
-    several = False
-    for name in product:
-        wider[name] = (0, move.size[name]) if several else ranges[name]
-        several |= wider[name][1] - wider[name][0] > 1
-    return wider

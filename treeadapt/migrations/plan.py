@@ -19,8 +19,8 @@ import numpy as np
 
 from treeadapt.arrays import is_array
 from treeadapt.migrations.axes import REST, Axis, Product, names_of
-from treeadapt.migrations.costs import Cost, gathered
-from treeadapt.migrations.groups import Group, size_bytes
+from treeadapt.migrations.groups import Group, shape_of, size_bytes
+from treeadapt.migrations.moved_array import gathered
 from treeadapt.migrations.operations import Pads
 from treeadapt.migrations.planning import plan_groups
 from treeadapt.migrations.problems import Problems
@@ -125,7 +125,7 @@ class MigrationPlan:
         function, or the parts of all arrays of a group cost more than to read its
         sources once. Each process that has such a shard reads more, up to all sources.
         """
-        costs: dict[Any, Cost] = {}
+        costs: dict[Any, tuple[float, bool]] = {}
         paths: list[str] = []
         for group in self.groups:
             shards = {
@@ -133,7 +133,7 @@ class MigrationPlan:
                 for path, spec in group.specs.items()
                 if (shard := _shard_shape(self.shardings.get(path), spec)) is not None
             }
-            paths += gathered(group, self.source, shards, costs)
+            paths += gathered(group, dict(self.source), shards, costs)
         return tuple(paths)
 
     def without_values(self, likes: Mapping[str, Any]) -> list[str]:
@@ -326,10 +326,10 @@ def _shard_shape(sharding: Any, spec: Any) -> tuple[int, ...] | None:
     if sharding is None or spec is None:
         return None if sharding is None or sharding.num_devices == 1 else ()
     try:
-        shape = tuple(sharding.shard_shape(tuple(spec.shape)))
+        shape = tuple(sharding.shard_shape(shape_of(spec)))
     except ValueError:  # it does not divide the shape, which is an error elsewhere
         return None
-    return None if shape == tuple(spec.shape) else shape
+    return None if shape == shape_of(spec) else shape
 
 
 def _swappable(group: Group) -> Iterator[tuple[str, str]]:

@@ -84,8 +84,16 @@ class Move:
         return dict(self.lengths).get(product, self.count(product))
 
     def start(self, axis: Axis, part: int) -> int:
-        """Return where one part of the concatenation starts along an axis."""
-        return sum(map(self.count, axis.parts[:part])) if len(axis.parts) > 1 else 0
+        """Return where one part of the concatenation starts along an axis.
+
+        With names before the bracket, for the first of their values.
+        """
+        several = range(part if len(axis.parts) > 1 else 0)
+        return sum(self.count(axis.inner(place)) for place in several)
+
+    def width(self, axis: Axis) -> int:
+        """Return how much of an axis all parts have for each value before them."""
+        return self.start(axis, len(axis.parts))
 
     def indices(self, names: Sequence[str]) -> Iterator[dict[str, int]]:
         """Yield the numbers of each leaf of an address, in order."""

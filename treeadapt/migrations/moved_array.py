@@ -1,0 +1,473 @@
+"""An array that a migration makes, whose boxes are made of boxes of its sources.
+
+Its sources are arrays in files or in memory, or made by another table. Each box is made
+of a few leaves at a time, in memory that it keeps: leaves whose numbers stay in order
+are read into it, others are read and then moved. So a stack of all layers needs its own
+bytes, and those of a layer. With shapes in the place of sources it says what reading
+would cost: a plan and ``load`` ask the same, so they cannot disagree.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from treeadapt.arrays import empty, is_array
+from treeadapt.migrations.axes import indices, names_of
+from treeadapt.migrations.groups import Group, require_sound
+from treeadapt.migrations.parts import (
+    Box,
+    Part,
+    around,
+    divided,
+    lengths,
+    parts_of_box,
+    whole,
+)
+from treeadapt.migrations.running import Move, run
+
+GAP_BYTES = 2**12  # systems read whole pages, so a smaller gap is read over
+PIECE_BYTES = 2**10  # what a piece counts as at least, because each read takes time
+_STEP_BYTES = 2**23  # of boxes that are made together; larger leaves one by one
+_KEYS = jax.dtypes.prng_key
+_MOST = 1.25  # times the bytes of the sources; above it they are read whole, once
+
+
+@dataclasses.dataclass(frozen=True)
+class MovedArray:
+    """An array that a group makes.
+
+    Attributes:
+        group: of a plan.
+        target: place of the target in the row.
+        numbers: which leaf of it the array is.
+        sources: by path: arrays, or their shapes and dtypes.
+        like: the array that has the numbers of what is new; None where these are zero.
+    """
+
+    group: Group
+    target: int
+    numbers: tuple[int, ...]
+    sources: dict[str, Any]
+    like: Any = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the whole array."""
+        return tuple(self.group.target_specs[self.target].shape)
+
+    @property
+    def dtype(self) -> Any:
+        """Dtype of the array."""
+        return self.group.target_specs[self.target].dtype
+
+    @property
+    def form(self) -> Any:
+        """What is equal where boxes cost the same."""
+        firsts = (self.sources[paths[0]] for paths in self.group.sources)
+        forms = (getattr(each, "form", getattr(each, "dtype", None)) for each in firsts)
+        return self.group.move or self.group, self.target, *forms
+
+    @functools.cached_property
+    def divides(self) -> bool:
+        """Whether boxes can be made of boxes of the sources.
+
+        Not where zeros are cut off, or a function makes them.
+        """
+        move = self.group.move
+        return (
+            move is not None
+            and not move.values.cuts_zeros
+            and all(move.size.values())
+            and all(map(is_divisible, map(self.sources.get, self.group.source_paths)))
+        )
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        return self.read([whole(self.shape)], like_source=True)[0]
+
+    def cost(self, boxes: Sequence[Box]) -> tuple[float, bool]:
+        """Return how many bytes are read for boxes, and whether no more is than needed.
+
+        Args:
+            boxes: of the array, which are read together.
+        """
+        if not self.divides:
+            return math.inf, False
+        wanted: dict[Any, tuple[int, list[Box]]] = {}
+        are_tight = True
+        for part in itertools.chain.from_iterable(map(self._parts, boxes)):
+            are_tight &= part.is_tight
+            for each in part.sources:
+                # Boxes of the same leaves are read together.
+                key = each.number, each.leaves, each.starts
+                wanted.setdefault(key, (each.count, []))[1].append(each.box)
+        num_bytes = 0.0
+        for (number, *_), (count, leaf_boxes) in wanted.items():
+            array = self.sources[self.group.sources[number][0]]
+            each_bytes, is_tight = cost(array, leaf_boxes)
+            num_bytes += count * each_bytes
+            are_tight &= is_tight
+        return num_bytes, are_tight
+
+    def read(
+        self,
+        boxes: Sequence[Box],
+        into: Sequence[Any] = (),
+        *,
+        like_source: bool = False,
+        forget: bool = False,
+        shared: bool = False,
+    ) -> list[Any]:
+        """Return boxes, made of a few of the sources at a time.
+
+        The boxes of one source are read together, because what devices share may lie
+        side by side in a file, in pieces too small to be worth reading one by one.
+
+        Args:
+            boxes: of the array.
+            into: arrays to fill, None for a new one; empty for new ones.
+            like_source: whether axes may be in memory in the order of the sources, so
+                that copying runs through it in order.
+            forget: whether each source may be forgotten once it is read.
+            shared: whether the result may not have the memory of a source.
+
+        Raises:
+            CheckpointError: a source cannot be read.
+            MigrationError: copies differ, or values do not fit.
+        """
+        arrays: list[Any] = []
+        steps: dict[tuple[str, ...], list[_Piece]] = {}
+        for place, box in enumerate(boxes):
+            array = into[place] if into else None
+            parts = [*self._steps(box, len(boxes))]
+            is_alone = array is None and not shared and len(parts) == 1
+            is_alone &= bool(parts) and _is_all(parts[0][0], lengths(box))
+            if array is None:
+                array = self._new(box, [part for part, _ in parts] * like_source)
+            pieces = [
+                _Piece(part, place, self._rows(part, array[(..., *offset)]), offset)
+                for part, offset in parts
+            ]
+            if is_alone and pieces[0].rows is None:
+                array = None  # what the move makes is the box
+            elif self.group.row.values.pads(is_source=False):
+                array[...] = 0 if self.like is None else box_of(self.like, box)
+            arrays.append(array)
+            for piece in pieces:
+                read = dict.fromkeys(path for path, *_ in self._reads(piece.part))
+                steps.setdefault((*read,), []).append(piece)
+        later = Counter(itertools.chain(*steps))
+        for paths, pieces in steps.items():
+            self._take(pieces, arrays)
+            later.subtract(paths)
+            for path in paths if forget else ():
+                if not later[path]:
+                    del self.sources[path]
+        return arrays
+
+    def _parts(self, box: Box) -> Iterator[Part]:
+        assert self.group.move is not None
+        return parts_of_box(self.group.move, self.target, self.numbers, box)
+
+    def _steps(self, box: Box, num_boxes: int) -> Iterator[tuple[Part, Box]]:
+        """Yield the parts of a box, each with the box in it that it is of."""
+        assert self.group.move is not None
+        most = max(1, _STEP_BYTES // self.dtype.itemsize // num_boxes)
+        for smaller in divided(self.group.move, self.target, box, most):
+            offset = tuple(
+                slice(each.start - around.start, each.stop - around.start)
+                for each, around in zip(smaller, box, strict=True)
+            )
+            for part in self._parts(smaller):
+                yield part, offset
+
+    def _reads(self, part: Part) -> Iterator[tuple[str, int, Box]]:
+        """Yield path, start and box of all that a part is made of."""
+        assert self.group.move is not None
+        for each in part.sources:
+            for leaf, start, box in each.boxes(self.group.move.size):
+                yield self.group.sources[each.number][leaf], start, box
+
+    def _new(self, box: Box, parts: Sequence[Part]) -> Any:
+        """Return memory for a box, with the axes in the order of the sources."""
+        order = _source_order(parts[0].move, box) if parts else range(len(box))
+        memory = empty([lengths(box)[axis] for axis in order], self.dtype)
+        return memory.transpose(np.argsort([*order]))
+
+    def _take(self, pieces: Sequence[_Piece], arrays: list[Any]) -> None:
+        """Read what some pieces are made of, and put them into arrays of boxes."""
+        wanted: dict[tuple[str, int], tuple[list[Box], list[Any]]] = {}
+        for piece in pieces:
+            rows = itertools.repeat(None) if piece.rows is None else piece.rows
+            for row, (path, start, box) in zip(
+                rows, self._reads(piece.part), strict=False
+            ):
+                boxes, into = wanted.setdefault((path, start), ([], []))
+                boxes.append(box)
+                into.append(row)
+        leaves = {
+            (path, start): iter(read_boxes(self.sources[path], boxes, into))
+            for (path, start), (boxes, into) in wanted.items()
+        }
+        for piece in pieces:
+            reads = self._reads(piece.part)
+            read = (next(leaves[path, start]) for path, start, _ in reads)
+            sources = [
+                [*itertools.islice(read, each.count)] for each in piece.part.sources
+            ]
+            if piece.rows is not None:
+                continue
+            made, faults = run(piece.part.move, sources)
+            require_sound(self.group, faults)
+            if arrays[piece.place] is None:
+                arrays[piece.place] = made[0][0]
+            else:
+                piece.part.put(made[0], arrays[piece.place][(..., *piece.offset)])
+
+    def _rows(self, part: Part, array: Any) -> list[Any] | None:
+        """Return where leaves go that are in an array as they are; None if one is not.
+
+        Args:
+            part: of the box for which the array is.
+            array: to fill.
+        """
+        move = part.move
+        first = self.sources[self.group.sources[part.sources[0].number][0]]
+        is_same = first.dtype == self.dtype == move.dtype
+        if len(part.sources) > 1 or not (is_same and part.is_exact):
+            return None
+        source, target = move.sources[0], move.targets[0]
+        names = [*target.numbers, *names_of(target.axes, 0)]
+        wanted = [*source.numbers, *names_of(source.axes, 0)]
+        if move.values.computes or {*names} != {*wanted}:
+            return None
+        named = part.view(array).reshape([move.size[name] for name in names])
+        named = named.transpose([names.index(name) for name in wanted])
+        shape = lengths(part.sources[0].box)
+        rows = [named[(*n, ...)] for n in indices(source.numbers, move.size)]
+        if not rows[0].flags.c_contiguous:
+            return None
+        return [row.reshape(shape) for row in rows]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Piece:
+    """A part of one of several boxes.
+
+    Attributes:
+        part: what it is made of.
+        place: which box.
+        rows: where its leaves are read to; None if they are moved after they were read.
+        offset: the part of that box in which it has a place.
+    """
+
+    part: Part
+    place: int
+    rows: list[Any] | None
+    offset: Box
+
+
+def moved_arrays(
+    group: Group, sources: dict[str, Any], likes: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what a group makes, by path; what is only renamed is the source itself.
+
+    Args:
+        group: of a plan.
+        sources: as for ``MovedArray``.
+        likes: leaves of the target, by path, that have numbers of what is new.
+    """
+    if group.move is None and group.row.function is None:
+        (path,) = group.source_paths
+        return dict.fromkeys(group.filled, sources[path])
+    arrays = {}
+    for target, paths in enumerate(group.targets):
+        every: Iterable[tuple[int, ...]] = [()]  # of a function
+        if group.move is not None:
+            every = indices(group.move.targets[target].numbers, group.move.size)
+        for path, numbers in zip(paths, every, strict=True):
+            like = likes.get(path) if group.row.values.fills else None
+            arrays[path] = MovedArray(group, target, numbers, sources, like)
+    return arrays
+
+
+def pays(arrays: Sequence[MovedArray], boxes: Sequence[Sequence[Box]]) -> bool:
+    """Return whether boxes cost less than to read the sources whole, once.
+
+    Args:
+        arrays: that one group makes.
+        boxes: of each.
+    """
+    pairs = zip(arrays, boxes, strict=True)
+    return _pays(sum(array.cost(each)[0] for array, each in pairs), arrays[0])
+
+
+def _pays(num_bytes: float, array: MovedArray) -> bool:
+    sources = map(array.sources.__getitem__, array.group.source_paths)
+    return num_bytes <= _MOST * sum(
+        math.prod(each.shape) * each.dtype.itemsize for each in sources
+    )
+
+
+def gathered(
+    group: Group,
+    sources: dict[str, Any],
+    shards: Mapping[str, tuple[int, ...]],
+    costs: dict[Any, tuple[float, bool]],
+) -> list[str]:
+    """Return the arrays of which a process with one shard needs more than its part.
+
+    It has one shard of each array of the group.
+
+    Args:
+        group: of a plan.
+        sources: shapes and dtypes by path, or what an earlier table makes of some.
+        shards: by path of an array that the group makes, the shape of a shard; none for
+            one that is not divided.
+        costs: what is known of arrays of the same form, and gets more.
+    """
+    if not shards:
+        return []
+    by_path, arrays = {}, moved_arrays(group, sources, {})
+    for path, array in arrays.items():
+        key = getattr(array, "form", None), shards.get(path)
+        if key[0] is None or key not in costs:
+            costs[key] = _most(array, shards.get(path))
+        by_path[path] = costs[key]
+    total = sum(num_bytes for num_bytes, _ in by_path.values())
+    first = next(iter(arrays.values()))
+    are_cut = total < math.inf and (
+        not isinstance(first, MovedArray) or _pays(total, first)
+    )
+    return [path for path in shards if not (are_cut and by_path[path][1])]
+
+
+def _most(array: Any, shard: Sequence[int] | None) -> tuple[float, bool]:
+    """Return what a shard of an array costs at most; without one, the whole array."""
+    if not isinstance(array, MovedArray):  # only renamed, with the shards of a file
+        return 0, True
+    if not is_array(array):  # what a function makes
+        return math.inf, False
+    sizes = array.shape if shard is None else shard
+    if 0 in sizes:
+        return 0, True
+    if not array.divides:
+        return math.inf, False
+    most_bytes = 0.0
+    starts = (range(0, n, step) for n, step in zip(array.shape, sizes, strict=True))
+    for place in itertools.product(*starts):
+        box = tuple(slice(a, a + size) for a, size in zip(place, sizes, strict=True))
+        num_bytes, is_tight = cost(array, [box])
+        most_bytes = max(most_bytes, num_bytes)
+        if not is_tight:
+            return most_bytes, False
+    return most_bytes, True
+
+
+def cost(array: Any, boxes: Sequence[Box]) -> tuple[float, bool]:
+    """Return how many bytes are read for boxes, and whether all of them are needed.
+
+    Args:
+        array: shape and dtype of one in a file, in row-major order; or ``MovedArray``.
+        boxes: of it, which are read together.
+    """
+    if isinstance(array, MovedArray):
+        return array.cost(boxes)
+    return bytes_read(array, boxes), True
+
+
+def bytes_read(spec: Any, boxes: Sequence[Box]) -> int:
+    """Return how many bytes are read for boxes together; more for short pieces.
+
+    Args:
+        spec: shape and dtype of the array.
+        boxes: of it.
+    """
+    if not boxes or 0 in spec.shape:
+        return 0
+    return walked(spec.shape, spec.dtype.itemsize, around(boxes))[1]
+
+
+def walked(shape: Sequence[int], itemsize: int, around: Box) -> tuple[int, int]:
+    """Return how many outer axes are walked index by index, and the cost in bytes.
+
+    Args:
+        shape: of an array.
+        itemsize: bytes of an element.
+        around: what is read of it.
+    """
+    read_bytes = row_bytes = itemsize
+    depth = 0
+    for axis in reversed(range(len(shape))):
+        if not depth and row_bytes - read_bytes >= GAP_BYTES:
+            depth = axis + 1
+            read_bytes = max(read_bytes, PIECE_BYTES)
+        length = around[axis].stop - around[axis].start
+        read_bytes = length * (read_bytes if depth else row_bytes)
+        row_bytes *= shape[axis]
+    return depth, read_bytes
+
+
+def read_boxes(array: Any, boxes: Sequence[Box], into: Sequence[Any] = ()) -> list[Any]:
+    """Return boxes of an array of NumPy or JAX, or of what reads them itself.
+
+    Args:
+        array: in memory, or with a method ``read``.
+        boxes: of it.
+        into: arrays to fill, None for one that may be a part of the array; empty for
+            such ones.
+    """
+    if hasattr(array, "read"):
+        return list(array.read(boxes, into))
+    arrays = [np.asarray(array)[box] for box in boxes]
+    for place, new in enumerate(into):
+        if new is not None:
+            new[...] = arrays[place]
+            arrays[place] = new
+    return arrays
+
+
+def box_of(array: Any, box: Box) -> Any:
+    """Return one box of an array of NumPy or JAX, of which this process has that."""
+    if isinstance(array, jax.Array):
+        for shard in array.addressable_shards:
+            pairs = zip(shard.index, array.shape, strict=True)
+            if tuple(slice(*each.indices(size)[:2]) for each, size in pairs) == box:
+                return np.asarray(shard.data)
+    return np.asarray(array)[box]
+
+
+def is_divisible(spec: Any) -> bool:
+    """Return whether boxes of a leaf can be read: not of numbers, and of typed keys."""
+    return is_array(spec) and not jnp.issubdtype(spec.dtype, _KEYS)
+
+
+def _is_all(part: Part, sizes: Sequence[int]) -> bool:
+    """Return whether a part is all of the box, and no more."""
+    is_cut = lengths(part.cut) != (*sizes,) or lengths(part.place) != part.shape
+    return part.is_exact and not is_cut and len(part.shape) == len(sizes)
+
+
+def _source_order(move: Move, box: Box) -> Sequence[int]:
+    """Return the axes of what a move makes, in the order of its first source."""
+    source, axes = move.sources[0], move.targets[0].axes
+    names = [*source.numbers, *names_of(source.axes, 0)]
+    if len(axes) != len(box):  # one of nested parts is two of the move
+        return range(len(box))
+
+    def place(number: int) -> int:
+        places = (
+            names.index(name) for name in axes[number].product(0) if name in names
+        )
+        return min(places, default=len(names))
+
+    return sorted(range(len(axes)), key=place)
