@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gc
 import inspect
@@ -34,7 +35,18 @@ from sizes import crossed, full, some
 from transformations import BY_NAME as CASE
 from transformations import CASES
 from trees import BY_NAME as ROW
-from trees import TREES, LayerTuple, ModelTuple, Row, b, mlp, structure, two_layers, w
+from trees import (
+    TREES,
+    LayerTuple,
+    ModelTuple,
+    PlainLayer,
+    Row,
+    b,
+    mlp,
+    structure,
+    two_layers,
+    w,
+)
 
 import treeadapt as ta
 
@@ -163,6 +175,161 @@ def test_several_steps_give_the_bits_of_the_flat_dict(name, mode):
     params = flat_params(tree)
     ours = several(Step(case, tree, ta.adapt(case.make())), mode, params)
     assert bits(ours) == bits(several(reference(case, params), mode, params))
+
+
+@pytest.mark.parametrize(
+    ("case", "name"),
+    [
+        pytest.param(*cell, id=f"{cell[0].name}-{cell[1]}", marks=marks)
+        for place, cell in enumerate(crossed(CASES, SOME))
+        for marks in [[pytest.mark.slow] if place % 5 else []]
+    ],
+)
+def test_as_tree_runs_the_program_of_the_callers_tree(case, name):
+    assert_runs_the_program_of_the_callers_tree(case, ROW[name])
+
+
+@every_tree
+def test_as_tree_shows_every_tree_in_its_own_classes(row):
+    if row.name in ("doubling dataclass", "NamedTuple of its own making"):
+        return  # Optax itself cannot map over these
+    if row.name != "nnx tied":
+        assert_runs_the_program_of_the_callers_tree(CASE["adamw"], row)
+        return
+    with pytest.raises(ta.TransformError, match="which JAX takes for two"):
+        ta.adapt(optax.adam(0.1), as_tree=True).init(row.make())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        functools.partial(ta.adapt, optax.adam(0.1)),
+        functools.partial(ta.freeze, optax.adam(0.1), "hidden/w"),
+        functools.partial(ta.partition, {"a": optax.adam(0.1)}, {"**": "a"}),
+    ],
+    ids=["adapt", "freeze", "partition"],
+)
+def test_as_tree_refuses_what_jax_does_not_know(make):
+    tree = {"hidden": {"w": w(), "b": b()}, "size": PlainLayer(2, 3)}
+    make().init(tree)
+    with pytest.raises(ta.TransformError, match="not know PlainLayer, at 'size'"):
+        make(as_tree=True).init(tree)
+
+
+def is_linear(node: Any) -> bool:
+    return isinstance(node, eqx.nn.Linear)
+
+
+def orthogonal() -> optax.GradientTransformation:
+    """Orthogonalise the weight of each linear layer, as optimizers of Levanter do."""
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        def each(node: Any) -> Any:
+            if not is_linear(node) or node.weight is None:
+                return node
+            u, _, v = jnp.linalg.svd(node.weight, full_matrices=False)
+            return eqx.tree_at(lambda layer: layer.weight, node, u @ v)
+
+        return jax.tree.map(each, updates, is_leaf=is_linear), state
+
+    return optax.GradientTransformation(lambda _: optax.EmptyState(), update)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Pair:
+    up: Any
+    down: Any
+
+
+def pairs() -> dict[str, Any]:
+    one, two = (eqx.nn.Linear(3, 3, key=jax.random.key(n)) for n in (0, 1))
+    state = nnx.State({"up": one, "down": nnx.Param(jnp.ones(2))})
+    return {"Equinox": [one, two], "dataclass": Pair(one, two), "nnx.State": state}
+
+
+@pytest.mark.hazard("F35")
+@pytest.mark.parametrize("name", ["Equinox", "dataclass", "nnx.State"])
+def test_a_transformation_that_looks_for_modules_finds_them_as_tree(name):
+    model = pairs()[name]
+    grads = jax.tree.map(lambda x: 3 * x, model)
+    table = {"modules": orthogonal(), "others": optax.sgd(1.0)}
+    rules = ta.Rules({"**/weight": "modules", "**": "others"})
+    plain = optax.chain(orthogonal(), optax.sgd(0.5))
+    plain_groups = optax.partition(table, rules)
+    for ours, theirs, moved in (
+        (ta.adapt(plain, as_tree=True), plain, ta.glob("**")),
+        (ta.partition(table, rules, as_tree=True), plain_groups, ta.glob("**")),
+        (ta.freeze(plain, "**/bias", as_tree=True), plain, ~ta.glob("**/bias")),
+    ):
+        want, _ = theirs.update(grads, theirs.init(model), model)
+        updates, _ = jax.jit(ours.update)(grads, ours.init(model), model)
+        assert jax.tree.structure(updates) == jax.tree.structure(grads)
+        chosen = jax.tree.map(
+            lambda yes, a, b: bool(not yes or jnp.allclose(a, b, atol=1e-6)),
+            ta.param_mask(model, moved),
+            updates,
+            want,
+        )
+        assert all(jax.tree.leaves(chosen))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        ta.adapt,
+        lambda tx: ta.adapt(optax.chain(optax.clip(1.0), tx)),
+        lambda tx: ta.freeze(tx, "**/bias"),
+        lambda tx: ta.partition({"a": tx}, {"**": "a"}),
+    ],
+    ids=["adapt", "chain", "freeze", "partition"],
+)
+def test_a_transformation_that_tests_for_classes_of_the_model_is_reported(make):
+    model = pairs()["Equinox"]
+    with pytest.warns(
+        ta.UnliftedMaskWarning, match="tests for the class Linear"
+    ) as got:
+        make(orthogonal()).init(model)
+    assert [one.filename for one in got] == [__file__]
+    assert "is_linear" in str(got[0].message)
+    # Nobody looks for these, and a flat dict has lost nothing.
+    for quiet in ([nnx.Param(w())], {"a/b": w(), "c": w()}, ROW["NamedTuple"].make()):
+        ta.adapt(orthogonal()).init(quiet)
+
+
+def test_callbacks_and_layers_as_tree_are_in_the_places_of_the_tree():
+    model = {"blocks": {"w": jnp.arange(8.0).reshape(4, 2)}, "head": jnp.ones(2)}
+    seen = []
+
+    def update(updates: Any, state: Any, params: Any, *, value_fn: Any, **_: Any):
+        seen.append(jax.tree.map(jnp.shape, (updates, params)))
+        return updates, value_fn(jax.tree.map(jnp.zeros_like, params))
+
+    tx = optax.GradientTransformationExtraArgs(lambda p: jnp.float32(0), update)
+    rules = ta.Rules({"blocks/[12]": "a", "**": "b"}, stacks={"blocks": 0})
+    groups = ta.partition({"a": tx, "b": tx}, rules, as_tree=True)
+    updates, state = groups.update(model, groups.init(model), model, value_fn=loss)
+    assert bits(updates) == bits(model)
+    assert seen == [
+        ({"blocks": {"w": (2, 2)}, "head": None},) * 2,
+        ({"blocks": {"w": (2, 2)}, "head": (2,)},) * 2,
+    ]
+    for label, zeros in (("a", [1, 2]), ("b", [0, 3])):
+        cut = {"blocks": {"w": model["blocks"]["w"].at[jnp.array(zeros)].set(0)}}
+        head = model["head"] * (label == "a")
+        assert state.inner_states[label] == loss(cut | {"head": head})
+
+
+def assert_runs_the_program_of_the_callers_tree(case: Any, row: Any) -> None:
+    tree = row.make()
+    params = flat_params(tree)
+    of_arrays = like(tree, params)  # as equinox.partition gives it
+    plain = Step(case, of_arrays, case.make(), cast_back=True)
+    step = Step(case, tree, ta.adapt(case.make(), as_tree=True))
+    state = step.init(params)
+    assert bits(state) == bits(plain.init(params))
+    grads = numbers(params, 1.0)
+    assert program(step, grads, state, params) == program(plain, grads, state, params)
 
 
 @every_tree

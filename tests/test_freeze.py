@@ -205,6 +205,48 @@ def test_zeros_have_the_dtype_of_optaxs_update():
     assert bits(ours["a"]) == bits(-want["a"])  # adding -0.0 keeps a -0.0
 
 
+def _of_each_example(tx):
+    """As ``optax.contrib.dpsgd``: a gradient of each example in, their mean out."""
+    return optax.chain(
+        optax.stateless(lambda updates, _: jax.tree.map(lambda u: u.mean(0), updates)),
+        tx,
+    )
+
+
+@pytest.mark.hazard("F37")
+@pytest.mark.parametrize(
+    "maker",
+    [
+        lambda tx: ta.freeze(tx, "head"),
+        lambda tx: ta.partition({"a": tx}, {"head": "frozen", "**": "a"}),
+        lambda tx: ta.adapt(ta.freeze(tx, "head")),
+        lambda tx: ta.freeze(tx, "head", as_tree=True),
+        lambda tx: ta.freeze(tx, "**"),
+    ],
+    ids=["freeze", "partition", "adapt", "as_tree", "all"],
+)
+def test_a_frozen_leaf_under_gradients_of_each_example_keeps_its_shape(maker):
+    params = {"head": jnp.ones(2), "body": jnp.ones(2), "steps": jnp.arange(3)}
+    each = jax.tree.map(lambda leaf: jnp.ones((4, *leaf.shape)), params)
+    tx = maker(_of_each_example(optax.sgd(0.1)))
+    updates, _ = tx.update(each, tx.init(params), params)
+    assert jax.tree.map(jnp.shape, updates) == jax.tree.map(jnp.shape, params)
+    new = optax.apply_updates(params, updates)
+    assert (new["head"] == 1).all()
+    assert (new["steps"] == params["steps"]).all()
+
+
+def test_what_freezes_before_the_mean_of_examples_gives_a_zero_for_each():
+    params = {"head": jnp.ones(2), "body": jnp.ones(2)}
+    each = jax.tree.map(lambda leaf: jnp.ones((4, *leaf.shape)), params)
+    tx = optax.chain(
+        ta.freeze(optax.identity(), "head"), _of_each_example(optax.sgd(0.1))
+    )
+    updates, _ = tx.update(each, tx.init(params), params)
+    assert updates["head"].shape == (2,)
+    assert not updates["head"].any()
+
+
 def test_a_zero_keeps_the_sharding_of_its_leaf():
     mesh = jax.make_mesh((8,), ("x",))
     sharding = jax.NamedSharding(mesh, jax.P("x"))

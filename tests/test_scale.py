@@ -159,3 +159,24 @@ def test_a_factor_of_zero_can_be_learned():
 
     for factor in (0.0, 2.0):
         assert jax.grad(update)(factor) == 3.0
+
+
+@pytest.mark.hazard("F37")
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"embed": [1.0, 2.0, 3.0], "**": 1.0},
+        ta.Rules({"blocks/0": 0.5, "**": 1.0}, stacks={"blocks": 0}),
+    ],
+    ids=["array", "stack"],
+)
+def test_factors_of_layers_never_scale_examples(rules):
+    params = {"embed": jnp.ones((3, 2)), "blocks": {"w": jnp.ones((3, 2))}}
+    each = jax.tree.map(lambda leaf: jnp.ones((3, *leaf.shape)), params)
+    tx = ta.scale_by_rules(rules)
+    with pytest.raises(ta.TransformError, match=r"is float32\[3,3,2\], and the param"):
+        tx.update(each, tx.init(params), params)
+    one = ta.scale_by_rules({"embed": 0.5, "**": 2.0})
+    updates, _ = one.update(each, one.init(params), params)
+    assert updates["embed"].shape == (3, 3, 2)
+    assert (updates["embed"] == 0.5).all()

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 from flax import traverse_util
@@ -73,6 +74,58 @@ def test_every_wrapper_that_passes_the_flat_dict_warns(maker):
     assert [warning.filename for warning in told] == [__file__]
     with pytest.warns(ta.UnliftedMaskWarning):
         jax.eval_shape(MAKERS[maker](in_adamw(by_last_key)).init, PARAMS)
+
+
+class Masks(NamedTuple):
+    block: Any
+
+
+TREE_OF_MASKS = {"block": {"kernel": True, "bias": False}}
+TREES_OF_MASKS = {
+    "tree": TREE_OF_MASKS,
+    "tree of other classes": Masks({"kernel": True, "bias": False}),
+    "prefix": {"block": True},
+    "function": lambda _: TREE_OF_MASKS,
+    "NumPy": {"block": {"kernel": np.bool_(True), "bias": np.bool_(False)}},
+}
+
+
+@pytest.mark.hazard("F36")
+@pytest.mark.parametrize("maker", MAKERS)
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize("masks", TREES_OF_MASKS)
+def test_masks_in_the_shape_of_the_model_are_an_error_that_names_lift(
+    maker, wrapper, masks
+):
+    tx = MAKERS[maker](WRAPPERS[wrapper](TREES_OF_MASKS[masks]))
+    with pytest.raises(ta.TransformError, match=r"mask=treeadapt\.lift\(mask\)") as got:
+        tx.init(PARAMS)
+    shown = "the function <lambda>" if masks == "function" else "'block': "
+    assert shown in str(got.value) or masks == "tree of other classes"
+    lifted = ta.lift(TREES_OF_MASKS[masks])
+    MAKERS[maker](WRAPPERS[wrapper](lifted)).init(PARAMS)
+
+
+def test_other_trees_in_the_shape_of_the_model_are_named_too():
+    axes = {"block": {"kernel": optax.contrib.MuonDimensionNumbers(), "bias": None}}
+    muon = functools.partial(optax.contrib.muon, 0.1)
+    with pytest.raises(ta.TransformError, match=r"treeadapt\.lift"):
+        ta.adapt(muon(muon_weight_dimension_numbers=axes)).init(PARAMS)
+    frozen = optax.transforms.selective_transform(
+        optax.sgd(0.1), freeze_mask=TREE_OF_MASKS
+    )
+    with pytest.raises(ta.TransformError, match=r"treeadapt\.lift"):
+        ta.adapt(frozen).init(PARAMS)
+
+
+def test_an_error_that_has_nothing_to_do_with_masks_stays_as_it_is():
+    def fail(params):
+        raise ValueError("of its own")
+
+    for masks in (ta.lift(TREE_OF_MASKS), True, None):
+        broken = optax.GradientTransformation(fail, lambda u, s, p=None: (u, s))
+        with pytest.raises(ValueError, match=r"^of its own$"):
+            ta.adapt(optax.chain(in_adamw(masks), broken)).init(PARAMS)
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)

@@ -122,7 +122,7 @@ class ReplicatedWarning(TreeAdaptWarning):
 
 
 class UnliftedMaskWarning(TreeAdaptWarning):
-    """A mask or label function decides otherwise on the flat dict that it is shown."""
+    """A function decides otherwise on the flat dict that it is shown, or finds less."""
 
 
 class CollectionWarning(TreeAdaptWarning):

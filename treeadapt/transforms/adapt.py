@@ -36,6 +36,7 @@ from treeadapt.names import Mismatch, listing
 from treeadapt.selection.whole import WholeTree, whole_of, whole_tree
 from treeadapt.splitting import collections_beside_params, warn_of_collections
 from treeadapt.state_map import fast_params, is_placeholder, owners
+from treeadapt.transforms.as_tree import OnTree, on_tree
 from treeadapt.transforms.flat import (
     FlatDict,
     by_half,
@@ -54,6 +55,7 @@ from treeadapt.transforms.unlifted import (
     name_of,
     patterns_held,
     refuse_text_masks,
+    unlifted_trees,
     warn_of_unlifted,
 )
 from treeadapt.trees.views import TreeView
@@ -65,7 +67,7 @@ _LACKING = re.compile(
 _EXTRA = {"value": "loss(params)", "grad": "grads", "value_fn": "loss"}
 
 
-def adapt(tx: Any) -> optax.GradientTransformationExtraArgs:
+def adapt(tx: Any, *, as_tree: bool = False) -> optax.GradientTransformationExtraArgs:
     """Return a transformation that runs ``tx`` on any tree.
 
     Put it outermost: ``adapt(optax.chain(...))``. Integers, typed keys, functions and
@@ -73,8 +75,16 @@ def adapt(tx: Any) -> optax.GradientTransformationExtraArgs:
     and get zero updates or stay. Selectors and rules in ``tx`` see the caller's tree; a
     mask or label *function*, or a tree of masks, sees the flat dict: ``lift`` it.
 
+    A transformation that looks for modules by class (``is_leaf=lambda x: isinstance(x,
+    Linear)``, as Muon, SOAP and Kron of Levanter do) finds none in a flat dict and does
+    nothing there: such a one needs ``as_tree=True``.
+
     Args:
         tx: any Optax transformation, or an ``optax.MultiSteps`` object.
+        as_tree: show ``tx`` the params in the caller's own classes in place of the flat
+            dict, with None for what does not train: the form of ``equinox.partition``.
+            The state is then that of ``tx`` on this tree, with the classes of the model
+            in it. JAX must know these classes.
 
     Returns:
         ``GradientTransformationExtraArgs``. ``init(params)`` takes a tree of any
@@ -93,6 +103,7 @@ def adapt(tx: Any) -> optax.GradientTransformationExtraArgs:
         PathCollisionError: two leaves have the same path.
         TransformError: ``tx`` is not a transformation or has a text for a mask, the
             updates do not fit the params, or JAX sees a part of the tree as one leaf.
+            With ``as_tree``, also where JAX does not know a class in the tree.
             Also an ``update`` without params, where a selector in ``tx`` asks for more
             than paths.
 
@@ -112,15 +123,18 @@ def adapt(tx: Any) -> optax.GradientTransformationExtraArgs:
         >>> jax.tree.structure(updates)
         PyTreeDef({'net': (*, None)})
     """
-    inner = with_extra_args(tx, "adapt takes tx alone: adapt(tx).init(params)")
-    adapted = run_flat(
-        inner,
-        lambda whole, params: inner.init(params),
-        lambda whole, updates, state, params, extra: inner.update(
-            updates, state, params, **extra
-        ),
-    )
-    return with_methods_of(tx, adapted)
+    order = "adapt takes tx alone: adapt(tx).init(params)"
+    inner = with_extra_args(tx, order, as_tree=as_tree)
+
+    def init(whole: WholeTree | None, params: Any) -> Any:
+        return (inner if whole is None else on_tree(inner, whole)).init(params)
+
+    def update(
+        whole: WholeTree, updates: FlatDict, state: Any, params: Any, extra: FlatDict
+    ) -> tuple[Any, Any]:
+        return on_tree(inner, whole).update(updates, state, params, **extra)
+
+    return with_methods_of(tx, run_flat(inner, init, update))
 
 
 def with_methods_of(
@@ -151,16 +165,21 @@ class _AdaptedMultiSteps(optax.GradientTransformationExtraArgs):
         return self
 
 
-def with_extra_args(tx: Any, order: str = "") -> optax.GradientTransformationExtraArgs:
+def with_extra_args(
+    tx: Any, order: str = "", *, as_tree: bool = False
+) -> optax.GradientTransformationExtraArgs:
     """Return ``tx`` as a transformation that takes, or ignores, extra arguments.
 
     Args:
         tx: what the caller passed.
         order: says which arguments the caller's function takes, for the message.
+        as_tree: mark it as one that is to see the caller's classes.
 
     Raises:
         TransformError: it is not a transformation.
     """
+    if as_tree:
+        return OnTree(*with_extra_args(tx, order))
     if isinstance(tx, optax.MultiSteps):
         # Its own gradient_transformation() would drop the extra arguments.
         return optax.GradientTransformationExtraArgs(tx.init, tx.update)
@@ -229,7 +248,10 @@ def run_flat(
         lenient = is_part or not (needs_arrays or view.leaves or view.plan.has_gaps)
         flat = by_half(trained if lenient else require_trained, views)
         strict = not is_part if outer is None else outer.strict
-        with whole_tree(view, strict=strict) as whole, _explained(parts, {}):
+        with (
+            whole_tree(view, strict=strict) as whole,
+            _explained(parts, whole, fast_params(flat)),
+        ):
             state = init_flat(whole, flat)
             if not is_part:
                 first = fast_params(flat)
@@ -258,7 +280,7 @@ def run_flat(
             whole_tree(
                 view or grads, strict=strict, is_params=view is not None
             ) as whole,
-            _explained(parts, flat_updates),
+            _explained(parts, whole, flat_updates),
             explained_state(state, functools.partial(init_flat, whole), like),
         ):
             new, new_state = update_flat(whole, flat_updates, state, shown, flat_args)
@@ -306,12 +328,13 @@ def _copied(array: jax.Array) -> jax.Array:
 
 
 @contextlib.contextmanager
-def _explained(tx: Any, updates: FlatDict) -> Iterator[None]:
+def _explained(tx: Any, whole: WholeTree, flat: FlatDict) -> Iterator[None]:
     """Say in an error what may be behind it.
 
     Args:
         tx: what runs inside; it may hold functions of a tree.
-        updates: those that it is shown; a leaf may have none.
+        whole: the caller's tree.
+        flat: what it is shown of it: params, or updates; a leaf may have none.
     """
     try:
         yield
@@ -319,7 +342,7 @@ def _explained(tx: Any, updates: FlatDict) -> Iterator[None]:
         raise
     except Exception as error:
         note_missing_extra(error)
-        lacking = [path for path, update in updates.items() if update is None]
+        lacking = [path for path, leaf in flat.items() if leaf is None]
         if lacking and isinstance(error, TypeError | ValueError):
             raise TransformError(
                 f"There is no update (None) for {listing(lacking)}, for which the "
@@ -327,6 +350,14 @@ def _explained(tx: Any, updates: FlatDict) -> Iterator[None]:
                 "out with treeadapt.freeze or partition, or initialise the state with "
                 "just the leaves that get gradients. "
                 f"({type(error).__name__}: {error})"
+            ) from error
+        unlifted = list(unlifted_trees(tx, whole.view, flat))
+        if unlifted:
+            raise TransformError(
+                "Masks or labels have the shape of the model, where Optax is shown the "
+                f"flat dict {{path: array}}: {listing(unlifted, write=str, limit=4)}. "
+                "Wrap them, such as mask=treeadapt.lift(mask): their label paths then "
+                "find their leaves."
             ) from error
         codes = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
         for fn in functions_asked(tx):

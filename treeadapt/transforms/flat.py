@@ -11,7 +11,7 @@ Runs no transformation (see ``adapt``).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,9 +21,11 @@ import optax
 
 from treeadapt.adapters.registry import current_registry
 from treeadapt.arrays import is_array, is_float0, is_inexact, is_number, least_value
+from treeadapt.convert import describe
 from treeadapt.errors import NoArraysError, TransformError, TreeAdaptError
 from treeadapt.names import listing, plural
 from treeadapt.selection.whole import no_whole_tree
+from treeadapt.state_map import fast_params
 from treeadapt.trees.flatten import flatten
 from treeadapt.trees.views import TreeView, same_structure, view_nested, view_tree
 
@@ -125,6 +127,18 @@ def pick_arrays(view: TreeView, paths: Sequence[str], whose: str) -> FlatDict:
     return {path: flat[path] for path in paths}
 
 
+def require_layers(updates: Any, params: FlatDict, paths: Iterable[str]) -> None:
+    """Raise unless updates hold layers where the params do: both have one shape."""
+    for path in paths:
+        update, param = fast_params(updates)[path], params[path]
+        if is_array(update) and update.shape != param.shape:
+            raise TransformError(
+                f"The update of {path!r} is {describe(update)}, and the param is "
+                f"{describe(param)}: which entries belong to which layer is not known. "
+                "Make the updates gradients of the params first."
+            )
+
+
 def put_updates(view: TreeView, flat: Any, params: TreeView | None) -> Any:
     """Return updates in the structure of the updates that came in.
 
@@ -143,9 +157,12 @@ def put_updates(view: TreeView, flat: Any, params: TreeView | None) -> Any:
     def put(flat: Any) -> Any:
         if type(flat) is not dict:
             return flat  # a measurement, as inside optax.monitor
+        is_each = is_of_examples(flat, leaves)
         return view.rebuild(
             [
-                flat[path] if path in flat else _still(leaf, leaves.get(path))
+                flat[path]
+                if path in flat
+                else _still(leaf, leaves.get(path), is_each=is_each)
                 for path, leaf in view.items()
             ]
         )
@@ -153,8 +170,28 @@ def put_updates(view: TreeView, flat: Any, params: TreeView | None) -> Any:
     return by_half(put, flat)
 
 
-def _still(update: Any, param: Any) -> Any:
-    """Return the update of a leaf that does not train."""
+def is_of_examples(updates: FlatDict, params: Mapping[str, Any]) -> bool:
+    """Return whether some update has another shape than its param.
+
+    Gradients of each example have; what does not move is then zero for each.
+    """
+    return any(
+        is_array(update)
+        and is_array(param := params.get(path))
+        # A number serves as the gradient of any array.
+        and update.shape not in ((), param.shape)
+        for path, update in updates.items()
+    )
+
+
+def _still(update: Any, param: Any, *, is_each: bool) -> Any:
+    """Return the update of a leaf that does not train.
+
+    Args:
+        update: the one that came in.
+        param: the leaf; None if it is not known.
+        is_each: the other updates are for each example, so this one is, too.
+    """
     if is_number(update):
         return type(update)(0)
     if not is_array(update):
@@ -162,7 +199,7 @@ def _still(update: Any, param: Any) -> Any:
     like = param if is_array(param) else update
     if is_float0(like) or jnp.issubdtype(like.dtype, jax.dtypes.extended):
         return update  # this kind has no zero
-    if like.shape == update.shape:
+    if like.shape == update.shape or not is_each:
         return no_change(like)
     return jnp.zeros_like(like, shape=update.shape)
 
@@ -278,6 +315,20 @@ def is_like(
         any(getattr(tree.get(path), "shape", None) == shape for tree in trees)
         for path, shape in shapes.items()
     )
+
+
+def shaped_extra(
+    extra: Mapping[str, Any], updates: FlatDict, params: Any | None
+) -> dict[str, FlatDict]:
+    """Return the extra arguments of flat dicts that are shaped like the updates."""
+    trees = [updates] if params is None else [updates, fast_params(params)]
+    return {
+        name: value
+        for name, value in extra.items()
+        if type(value) is dict
+        and value.keys() == updates.keys()
+        and is_like(name, value, trees, same=True)
+    }
 
 
 def callbacks_on_flat(

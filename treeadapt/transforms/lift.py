@@ -52,7 +52,7 @@ class Lifted(Question):
         answers = view_tree(asked(arrays_of(view)) if is_function(asked) else asked)
         if answers.plan.root is None:  # one value for the whole tree
             return Answers(view.plan.paths, [answers.leaves[0]] * len(view.leaves))
-        by_path = _by_path(answers, view)
+        by_path = answers_by_path(answers, view)
         places = [_nearest(by_path, path) for path in view.plan.paths]
         if reports and not view.plan.holes:
             _require_used(by_path, places, view.plan)
@@ -120,7 +120,7 @@ def _require_answers(tree: Any) -> None:
     """
     is_one = jax.tree_util.all_leaves([tree])
     keyed = jax.tree_util.tree_leaves_with_path(tree)
-    if keyed and not any(_is_answer(leaf, is_one=is_one) for _, leaf in keyed):
+    if keyed and not any(is_answer(leaf, is_one=is_one) for _, leaf in keyed):
         keys, leaf = keyed[0]
         where = f" at {jax.tree_util.keystr(keys)}" if keys else ""
         raise SelectorError(
@@ -130,7 +130,8 @@ def _require_answers(tree: Any) -> None:
         )
 
 
-def _is_answer(leaf: Any, *, is_one: bool) -> bool:
+def is_answer(leaf: Any, *, is_one: bool = False) -> bool:
+    """Return whether a leaf may be a mask or label; a number may, but not alone."""
     is_number = isinstance(leaf, numbers.Number) and not isinstance(leaf, bool)
     return not (callable(leaf) or _is_number_array(leaf) or (is_one and is_number))
 
@@ -146,7 +147,7 @@ def arrays_of(view: TreeView) -> Any:
     return view.rebuild([leaf if is_array(leaf) else None for leaf in view.leaves])
 
 
-def _by_path(answers: TreeView, view: TreeView) -> dict[str, Any]:
+def answers_by_path(answers: TreeView, view: TreeView) -> dict[str, Any]:
     """Return the answers by path; a NamedTuple in the place of a leaf is one answer.
 
     So are Muon's dimension numbers, and None next to them: "not this leaf".

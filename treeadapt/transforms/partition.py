@@ -18,7 +18,6 @@ from typing import Any
 
 import optax
 
-from treeadapt.arrays import is_array
 from treeadapt.convert import describe, describe_argument
 from treeadapt.errors import PathCollisionError, RulesError, TransformError
 from treeadapt.layers.keys import boxes
@@ -38,14 +37,17 @@ from treeadapt.transforms.adapt import (
     with_extra_args,
     with_methods_of,
 )
+from treeadapt.transforms.as_tree import on_tree
 from treeadapt.transforms.flat import (
     OF_GRADIENT,
     FlatDict,
     by_half,
     callbacks_on_flat,
-    is_like,
+    is_of_examples,
     no_change,
     pick_arrays,
+    require_layers,
+    shaped_extra,
 )
 from treeadapt.transforms.lift import is_function, lift
 from treeadapt.trees.views import view_tree
@@ -60,7 +62,7 @@ Groups = Mapping[Any, tuple[optax.GradientTransformationExtraArgs, Group]]
 
 
 def partition(
-    transforms: Mapping[Hashable, Any], rules: Any
+    transforms: Mapping[Hashable, Any], rules: Any, *, as_tree: bool = False
 ) -> optax.GradientTransformationExtraArgs:
     """Run a transformation for each label, on any tree.
 
@@ -77,12 +79,15 @@ def partition(
             there already goes in as ``treeadapt.lift(labels)``. ``Rules`` with
             ``stacks`` may put layers of one array into different groups; each then has
             a slice of it, such as ``blocks/{4..11}/attn/kernel``.
+        as_tree: show each transformation the params in the model's own classes, with
+            None for the leaves of other groups, as ``adapt`` explains: for those that
+            look for modules by class.
 
     Returns:
         ``GradientTransformationExtraArgs`` for any tree. Its state is Optax's
         ``PartitionState``, with the state of each transformation on the flat dict of
-        its own leaves. A group's ``value_fn`` gets the current params of the other
-        groups merged in, so a group may hold a line search.
+        its own leaves (or on the tree with these). A group's ``value_fn`` gets the
+        current params of the other groups merged in, so a group may hold a line search.
 
     Raises:
         TransformError: a label has no transformation (raised by ``init``, with
@@ -103,7 +108,7 @@ def partition(
     labels = lift(rules) if by_function else _read_rules(transforms, rules)
     return _run_groups(
         labels,
-        {label: with_extra_args(tx) for label, tx in transforms.items()},
+        {x: with_extra_args(tx, as_tree=as_tree) for x, tx in transforms.items()},
         still=FROZEN,
         pack=optax.transforms.PartitionState,
         unpack=lambda state: state.inner_states,
@@ -113,7 +118,7 @@ def partition(
 
 
 def freeze(
-    tx: Any, where: Any, *, unused: Unused = "error"
+    tx: Any, where: Any, *, unused: Unused = "error", as_tree: bool = False
 ) -> optax.GradientTransformationExtraArgs:
     """Run ``tx`` on every leaf but the selected ones, on any tree.
 
@@ -127,10 +132,13 @@ def freeze(
             array, ``Rules(..., stacks=...).where(label)``.
         unused: ``"error"`` or ``"ignore"`` patterns and classes that match no array,
             as where one optimizer is for two trees, those of an actor and a critic.
+        as_tree: show ``tx`` the params in the model's own classes, with None for the
+            frozen leaves, as ``adapt`` explains: for one that looks for modules by
+            class.
 
     Returns:
         ``GradientTransformationExtraArgs`` for any tree; its state is the state of
-        ``tx`` on the flat dict of the other leaves.
+        ``tx`` on the flat dict of the other leaves (or on the tree with these).
 
     Raises:
         TransformError: ``tx`` is not a transformation.
@@ -146,7 +154,7 @@ def freeze(
         >>> updates["a"], list(state[0].mu)
         (Array([-0.], dtype=float32), ['b'])
     """
-    inner = with_extra_args(tx, "freeze takes (tx, where)")
+    inner = with_extra_args(tx, "freeze takes (tx, where)", as_tree=as_tree)
     selector = as_selector(where)
     check_choice("unused", unused, ("error", "ignore"))
     frozen = _run_groups(
@@ -193,8 +201,12 @@ def _run_groups(
         }
         if stray:
             raise TransformError(_stray_message(stray, inner))
-        groups = {label: (tx, by_label.get(label, {})) for label, tx in inner.items()}
-        return groups, whole.with_regions(regions)
+        within = whole.with_regions(regions)
+        groups = {
+            label: (on_tree(tx, within), by_label.get(label, {}))
+            for label, tx in inner.items()
+        }
+        return groups, within
 
     def init(whole: WholeTree | None, params: Any) -> Any:
         if whole is None:
@@ -208,7 +220,7 @@ def _run_groups(
         new, states = update_groups(
             by_label, within, updates, unpack(state), params, extra
         )
-        return _with_zeros(new, _every(by_label), updates), pack(states)
+        return _with_zeros(new, _every(by_label), updates, params), pack(states)
 
     def moving(whole: WholeTree, flat: Any) -> list[str]:
         return _paths(_every(groups(whole, flat)[0]))
@@ -330,14 +342,7 @@ def update_groups(
         TransformError: a transformation does not return updates, or updates do not have
             the shapes of params that are divided into layers.
     """
-    trees = [updates] if params is None else [updates, fast_params(params)]
-    shaped = {
-        name: value
-        for name, value in extra.items()
-        if type(value) is dict
-        and value.keys() == updates.keys()
-        and is_like(name, value, trees, same=True)
-    }
+    shaped = shaped_extra(extra, updates, params)
 
     def run(label: Any, tx: Any, group: Group) -> tuple[Any, Any]:
         if params is not None:
@@ -379,26 +384,24 @@ def update_groups(
     return new, {label: state for label, (_, state) in ran.items()}
 
 
-def require_layers(updates: Any, params: FlatDict, paths: Iterable[str]) -> None:
-    """Raise unless updates hold layers where the params do: both have one shape."""
-    for path in paths:
-        update, param = fast_params(updates)[path], params[path]
-        if is_array(update) and update.shape != param.shape:
-            raise TransformError(
-                f"The update of {path!r} is {describe(update)}, and the param is "
-                f"{describe(param)}: its layers cannot be told. Make the updates "
-                "gradients of the params before they are divided into layers."
-            )
+def _with_zeros(new: Any, group: Group, updates: FlatDict, params: Any | None) -> Any:
+    """Return ``new`` in whole arrays, nothing changed in what is not in the group.
 
-
-def _with_zeros(new: Any, group: Group, updates: FlatDict) -> Any:
-    """Return ``new`` in whole arrays, nothing changed in what is not in the group."""
-
-    def zero(path: str) -> Any:
-        update = updates[path]
-        return None if update is None else no_change(update)
+    What does not change has the shape of the param, although gradients may be those of
+    each example, unless other updates have theirs.
+    """
+    leaves = {} if params is None else fast_params(params)
 
     def of_half(half: FlatDict) -> FlatDict:
+        is_each = is_of_examples(half, leaves)
+
+        def zero(path: str) -> Any:
+            update, param = updates[path], leaves.get(path)
+            if update is None:
+                return None
+            is_like = param is None or is_each or update.shape == param.shape
+            return no_change(update if is_like else param)
+
         moved = _put_back(half, group, zero)
         return {**moved, **{path: zero(path) for path in updates if path not in moved}}
 

@@ -27,13 +27,12 @@ from treeadapt.layers.stacks import Stacks, one_layer
 from treeadapt.selection.whole import WholeTree
 from treeadapt.state_map import fast_params, owners
 from treeadapt.transforms.adapt import run_flat, with_extra_args
-from treeadapt.transforms.flat import CALLBACKS, FlatDict
-from treeadapt.transforms.partition import (
-    Groups,
-    init_groups,
+from treeadapt.transforms.flat import (
+    CALLBACKS,
+    FlatDict,
     require_layers,
-    update_groups,
 )
+from treeadapt.transforms.partition import Groups, init_groups, update_groups
 from treeadapt.transforms.placing import (
     Part,
     axes_in_leaf,

@@ -19,7 +19,7 @@ from treeadapt.selection.rules import BoundRules, Rules, as_rules
 from treeadapt.selection.whole import WholeTree
 from treeadapt.state_map import fast_params
 from treeadapt.transforms.adapt import run_flat
-from treeadapt.transforms.flat import FlatDict, no_change
+from treeadapt.transforms.flat import FlatDict, no_change, require_layers
 
 
 def scale_by_rules(rules: Any) -> optax.GradientTransformationExtraArgs:
@@ -40,7 +40,9 @@ def scale_by_rules(rules: Any) -> optax.GradientTransformationExtraArgs:
 
     Raises:
         TransformError: a value is not a number, or an array whose length is not that of
-            the leading axis, or an array for layers; all name the path.
+            the leading axis, or an array for layers; or (by ``update``) several factors
+            meet an update of another shape than its param, as the gradients of each
+            example. All name the path.
         UnmatchedPathError: a leaf that trains has no rule.
         UnusedRuleError: (by ``init``) a pattern matches no array.
 
@@ -62,9 +64,16 @@ def scale_by_rules(rules: Any) -> optax.GradientTransformationExtraArgs:
         return optax.EmptyState()
 
     def update(
-        whole: WholeTree, updates: FlatDict, state: Any, *_: Any
+        whole: WholeTree, updates: FlatDict, state: Any, params: Any, _: FlatDict
     ) -> tuple[FlatDict, Any]:
         by_leaf = _answers(factors, whole, list(updates))
+        if params is not None:
+            several = [
+                path
+                for path, factor in zip(updates, by_leaf, strict=True)
+                if isinstance(factor, Split) or np.ndim(factor)
+            ]
+            require_layers(updates, fast_params(params), several)
         return {
             path: None if leaf is None else _scaled(path, leaf, factor)
             for (path, leaf), factor in zip(updates.items(), by_leaf, strict=True)

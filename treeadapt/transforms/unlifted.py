@@ -5,8 +5,10 @@ measures is shown the flat dict. One that goes by shapes decides as it would on 
 caller's tree; one that looks at keys, containers or classes may not, and decays or
 freezes what it should not. ``warn_of_unlifted`` asks it about both. Such a function is
 found by who holds it, Optax, and not by what it is called. One number for the whole
-tree, such as a norm, is not compared.
-What to do instead is ``lift``, or a selector.
+tree, such as a norm, is not compared. A tree of masks or labels in the model's own
+shape makes JAX fail, which ``unlifted_trees`` explains; a transformation that tests for
+classes of the model finds none, of which ``warn_of_unlifted`` warns too.
+What to do instead is ``lift``, a selector, or ``as_tree=True``.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import itertools
 import re
 import types
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -26,11 +28,12 @@ import numpy as np
 import optax
 
 from treeadapt.arrays import same_value
-from treeadapt.errors import TransformError, UnliftedMaskWarning
-from treeadapt.names import listing
+from treeadapt.errors import TransformError, TreeAdaptError, UnliftedMaskWarning
+from treeadapt.names import listing, shorten
 from treeadapt.selection.whole import Question
+from treeadapt.transforms.as_tree import OnTree
 from treeadapt.transforms.flat import FlatDict
-from treeadapt.transforms.lift import Lifted, is_function
+from treeadapt.transforms.lift import Lifted, answers_by_path, is_answer, is_function
 from treeadapt.trees.views import TreeView, view_tree
 
 # Masks and labels that a transformation of the caller's own holds.
@@ -42,6 +45,7 @@ _HOLDERS = ("optax", "treeadapt")
 _PASSED_ON, _COMPUTED = object(), object()  # answers that are arrays
 _NO_ANSWER = object()
 _MAX_THINGS = 20_000  # a chain of a thousand transformations; not a data set
+_MAX_HELPERS = 200
 
 
 def warn_of_unlifted(
@@ -60,6 +64,7 @@ def warn_of_unlifted(
     """
     if whole.plan.is_flat_dict:
         return
+    _warn_of_classes(tx, whole, stacklevel=stacklevel + 1)
     for fn in functions_asked(tx):
         shown, meant = _ask(fn, view_tree(flat), flat), _ask(fn, whole, flat)
         both = shown.keys() & meant.keys()  # none if one of the trees makes it raise
@@ -123,9 +128,108 @@ def functions_asked(tx: Any) -> Iterator[Callable[..., Any]]:
     Args:
         tx: a transformation of Optax, whose functions are looked into.
     """
-    for is_asked, thing in _everything(tx):
+    for is_asked, thing in _everything(tx, into_trees=False):
         if is_asked:
             yield thing
+
+
+def unlifted_trees(tx: Any, whole: TreeView, flat: FlatDict) -> Iterator[str]:
+    """Yield what a transformation holds that is in the shape of the caller's tree.
+
+    Trees of masks or labels (or prefixes of these), and functions that return one
+    whatever they are asked about: JAX cannot match them with a flat dict.
+
+    Args:
+        tx: transformation that was shown ``flat``.
+        whole: the caller's tree.
+        flat: what is shown of it.
+
+    Yields:
+        A text for each, as messages show it.
+    """
+    if whole.plan.is_flat_dict:
+        return
+    for is_asked, thing in _everything(tx, into_trees=False):
+        if is_asked:
+            shown = _answer_of(thing, view_tree(flat), flat)
+            if shown and _is_in_shape_of(shown[0], whole):
+                yield f"the function {name_of(thing)}"
+        elif not isinstance(thing, Question) and _is_in_shape_of(thing, whole):
+            yield shorten(repr(thing))
+
+
+def _is_in_shape_of(answers: Any, whole: TreeView) -> bool:
+    """Return whether answers fit a tree leaf by leaf, or node by node."""
+    is_one = type(answers) is dict and answers.keys() <= {*whole.plan.paths}
+    if is_one or jax.tree_util.all_leaves([answers]):
+        return False  # of a flat dict; or one answer for all leaves
+    try:
+        by_path = answers_by_path(view_tree(answers), whole)
+    except TreeAdaptError:
+        return False
+    return bool(by_path) and all(
+        is_answer(leaf)
+        and any(f"{full}/".startswith(f"{path}/") for full in whole.plan.paths)
+        for path, leaf in by_path.items()
+    )
+
+
+def _warn_of_classes(tx: Any, whole: TreeView, *, stacklevel: int) -> None:
+    """Warn of a function that tests for a class of the nodes of a tree.
+
+    It need not be the caller's: those that it calls in its own package are read too.
+    """
+    names = {
+        base.__name__: cls
+        for cls in whole.plan.node_classes
+        if not issubclass(cls, Mapping | list | optax.MaskedNode)
+        for base in cls.__mro__
+        if base.__module__ not in ("builtins", "typing", "abc")
+    }
+    for is_asked, thing in _everything(tx, into_trees=False):
+        if is_asked or not names:
+            continue
+        for fn, code in _codes(thing):
+            tested = names.keys() & code.co_names if _tests(code) else ()
+            if tested:
+                name = min(tested)
+                paths = whole.plan.paths_of(lambda cls, c=names[name]: cls is c)
+                text = (
+                    f"The transformation calls {fn.__module__}.{name_of(fn)}, which "
+                    f"tests for the class {name}, as nodes of this tree are "
+                    f"({listing(paths, limit=4)}). It is shown the flat dict {{path: "
+                    "array} here, finds none, and may do nothing. Show it the tree: "
+                    "as_tree=True, in adapt, partition and freeze. If it needs none, "
+                    "filter this warning."
+                )
+                warnings.warn(text, UnliftedMaskWarning, stacklevel=stacklevel + 1)
+                return
+
+
+def _tests(code: types.CodeType) -> bool:
+    return not {"isinstance", "issubclass", "type"}.isdisjoint(code.co_names)
+
+
+def _codes(fn: Any) -> Iterator[tuple[Any, types.CodeType]]:
+    """Yield functions and their codes: of one that no library wrote, and its helpers.
+
+    Helpers are functions of the same package that it names.
+    """
+    if not isinstance(fn, types.FunctionType) or _is_of_library(fn):
+        return
+    package = _package(fn)
+    functions, seen = [fn], {fn}
+    while functions and len(seen) < _MAX_HELPERS:
+        helper = functions.pop()
+        codes = [helper.__code__]
+        for code in codes:
+            yield helper, code
+            codes += [x for x in code.co_consts if isinstance(x, types.CodeType)]
+            for name in code.co_names:
+                other = helper.__globals__.get(name)
+                if isinstance(other, types.FunctionType) and other not in seen:
+                    seen.add(other)
+                    functions += [other] * (_package(other) == package)
 
 
 def patterns_held(tx: Any) -> Iterator[str]:
@@ -156,8 +260,13 @@ def code_of(fn: Any) -> types.CodeType | None:
     return getattr(plain, "__code__", None)
 
 
-def _everything(tx: Any) -> Iterator[tuple[bool, Any]]:
-    """Yield what a transformation holds, and whether it is a function to ask."""
+def _everything(tx: Any, *, into_trees: bool = True) -> Iterator[tuple[bool, Any]]:
+    """Yield what a transformation holds, and whether it is a function to ask.
+
+    Args:
+        tx: the transformation.
+        into_trees: look also into what sees the caller's classes, not a flat dict.
+    """
     pending: list[tuple[str, bool, Any]] = [("", False, tx)]
     seen: dict[int, Any] = {}  # keeps what it knows by identity
     while pending and len(seen) < _MAX_THINGS:
@@ -165,6 +274,8 @@ def _everything(tx: Any) -> Iterator[tuple[bool, Any]]:
         if id(thing) in seen:
             continue
         seen[id(thing)] = thing
+        if isinstance(thing, OnTree) and not into_trees:
+            continue
         is_asked = _is_asked(name, thing, by_optax=by_optax)
         yield is_asked, thing
         if is_asked or isinstance(thing, Question):
@@ -189,8 +300,11 @@ def _is_asked(name: str, thing: Any, *, by_optax: bool) -> bool:
 def _is_of_library(thing: Any) -> bool:
     while isinstance(thing, functools.partial):
         thing = thing.func
-    module = getattr(thing, "__module__", None) or ""
-    return module.partition(".")[0] in (*_HOLDERS, "jax")
+    return _package(thing) in (*_HOLDERS, "jax")
+
+
+def _package(thing: Any) -> str:
+    return (getattr(thing, "__module__", None) or "").partition(".")[0]
 
 
 def _held(thing: Any) -> Iterator[tuple[str, Any]]:
@@ -225,6 +339,15 @@ def _ask(fn: Callable[..., Any], view: TreeView, flat: FlatDict) -> dict[str, An
         The answer for each leaf by path: a mask or label, whether an array is one that
         the function was shown, or ``_NO_ANSWER``. Empty if it raises.
     """
+    results = _answer_of(fn, view, flat)
+    with contextlib.suppress(Exception):
+        answers = Lifted(lambda _: results[0]).decide(view, reports=False).by_path
+        return {path: answers.get(path, _NO_ANSWER) for path in view.plan.paths}
+    return {}
+
+
+def _answer_of(fn: Callable[..., Any], view: TreeView, flat: FlatDict) -> list[Any]:
+    """Trace a function on one tree: what it returns, or nothing if it raises."""
     kept = [path in flat for path in view.plan.paths]
     results: list[Any] = []
 
@@ -243,9 +366,7 @@ def _ask(fn: Callable[..., Any], view: TreeView, flat: FlatDict) -> dict[str, An
     # It is asked what nobody else would ask it: whatever it raises, it has no answer.
     with contextlib.suppress(Exception):
         jax.eval_shape(run, list(itertools.compress(view.leaves, kept)), np.int32(0))
-        answers = Lifted(lambda _: results[0]).decide(view, reports=False).by_path
-        return {path: answers.get(path, _NO_ANSWER) for path in view.plan.paths}
-    return {}
+    return results
 
 
 def _arguments(fn: Callable[..., Any], tree: Any, count: Any) -> tuple[Any, ...]:

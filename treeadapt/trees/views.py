@@ -50,6 +50,7 @@ class Plan:
         is_flat_dict: a plain dict of leaves and holes, some key of which holds ``/``.
         is_plain: all of its nodes are dicts, lists, tuples and ``None``.
         root: class of the tree itself.
+        node_classes: classes of its nodes and boxes.
         shares: it has nodes with an identity, two of which could be one.
         memo: answers that depend on the structure alone; see ``remember``.
     """
@@ -60,7 +61,8 @@ class Plan:
         self.shares = len(walk.shared) > 1
         self.memo: dict[Any, Any] = {}
         self._nodes = walk.nodes
-        types = set(itertools.chain.from_iterable(walk.nodes.values()))
+        types = frozenset(itertools.chain.from_iterable(walk.nodes.values()))
+        self.node_classes = types
         self.nones, self.holes = (
             tuple(self.paths_of(functools.partial(operator.is_, cls)))
             for cls in (type(None), optax.MaskedNode)
