@@ -175,12 +175,13 @@ def is_of_examples(updates: FlatDict, params: Mapping[str, Any]) -> bool:
 
     Gradients of each example have; what does not move is then zero for each.
     """
+    pairs: list[tuple[Any, Any]] = [
+        (x, params.get(path)) for path, x in updates.items()
+    ]
     return any(
-        is_array(update)
-        and is_array(param := params.get(path))
         # A number serves as the gradient of any array.
-        and update.shape not in ((), param.shape)
-        for path, update in updates.items()
+        is_array(param) and is_array(update) and update.shape not in ((), param.shape)
+        for update, param in pairs
     )
 
 

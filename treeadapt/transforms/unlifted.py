@@ -17,6 +17,7 @@ import contextlib
 import functools
 import inspect
 import itertools
+import operator
 import re
 import types
 import warnings
@@ -78,7 +79,8 @@ def warn_of_unlifted(
         )
         if any(meant[path] in (_PASSED_ON, _COMPUTED) for path in paths):
             text = (
-                f"The {text} Write it for label paths; if it is, filter this warning."
+                f"The {text} Write it for label paths (if it is, filter this warning), "
+                "or show it the tree: as_tree=True."
             )
         else:
             text = (
@@ -193,7 +195,8 @@ def _warn_of_classes(tx: Any, whole: TreeView, *, stacklevel: int) -> None:
             tested = names.keys() & code.co_names if _tests(code) else ()
             if tested:
                 name = min(tested)
-                paths = whole.plan.paths_of(lambda cls, c=names[name]: cls is c)
+                is_it = functools.partial(operator.is_, names[name])
+                paths = whole.plan.paths_of(is_it)
                 text = (
                     f"The transformation calls {fn.__module__}.{name_of(fn)}, which "
                     f"tests for the class {name}, as nodes of this tree are "
