@@ -19,7 +19,7 @@ RUFF := $(VENV)/bin/ruff
 # Python compiles what it imports, and no more; it must then keep it, though.
 PIP_INSTALL = -m pip install -qq --no-compile
 unexport PYTHONDONTWRITEBYTECODE
-SOURCES := $(wildcard treeadapt tests benchmarks docs .ci/*.py) setup.py
+SOURCES := $(wildcard treeadapt tests benchmarks docs .ci/*.py .ci/oracles) setup.py
 
 # The lowest versions that setup.cfg allows have an environment of their own, and run
 # the tests of what touches another library. (``test_traps`` is not among them: it holds
@@ -71,7 +71,8 @@ ALONE := .venv-alone
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-lm test test-slow test-full test-lowest test-newest test-models \
-	test-loops environments test-alone lint format bench bench-gpu docs compatibility dist clean
+	test-oracles test-loops environments test-alone lint format bench \
+	bench-gpu docs compatibility dist clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -112,6 +113,9 @@ test-models: $(MODELS_READY)  ## convert models of transformers; compare what th
 	@$(MODELS)/bin/python -m pytest $(XDIST) --dist loadscope -p no:cacheprovider \
 		tests/models $(PYTEST_ARGS)
 
+test-oracles:  ## ask the libraries of published tables again (ORACLES="tunix gemma")
+	@$(PYTHON) .ci/oracles/run.py $(ORACLES)
+
 test-loops: $(LOOPS_READY)  ## run the training loops of other libraries with partition
 	@XLA_FLAGS=--xla_force_host_platform_device_count=1 $(LOOPS)/bin/python -m pytest \
 		$(XDIST) --dist loadscope -p no:cacheprovider \
@@ -151,7 +155,7 @@ dist: $(READY)  ## build wheel and sdist in dist
 	@ls dist
 
 clean:  ## remove everything that make made
-	rm -rf $(VENV) $(LOWEST) $(NEWEST) $(MODELS) $(LOOPS) $(ALONE) build dist docs/_build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) $(NEWEST) $(MODELS) $(LOOPS) $(ALONE) .venv-oracles build dist docs/_build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): setup.cfg setup.py treeadapt/_version.py

@@ -1400,7 +1400,7 @@ def test_explain_names_what_no_row_matches(old, tmp_path):
         (("convert", "x", "y", "--reverse"), "--reverse and --target need --migration"),
         (("convert", "x", "y", "--target", "z"), "--reverse and --target need"),
         (("lint", "x", "--migration", "gone.toml"), "there is no such file"),
-        (("lint", "x", "--migration", "x.npz"), "a migration file is TOML or JSON"),
+        (("lint", "x", "--migration", "x.npz"), "a file ends in .toml or .json"),
     ],
 )
 def test_wrong_options_of_a_migration_are_reported(arguments, told):

@@ -35,6 +35,7 @@ ROOMS = (
     ("layers",),
     ("state_map",),
     ("selection",),
+    ("tables",),
     ("splitting", "migrations"),
     ("transforms",),
     ("state",),

@@ -45,7 +45,7 @@ _TOML_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _TOML_END_OF_KEY = re.compile(r"[=,{}\[\]\n]")
 
 
-def _near_file(name: Path) -> str:
+def near_file(name: Path) -> str:
     """Return what a missing file may be called, as a hint, or ""."""
     if name.exists():
         return ""
@@ -91,6 +91,15 @@ class DataFile:
             TreeAdaptError: of the kind's class: the file cannot be read, is too large
                 or malformed, a key occurs twice, or its version is another one.
         """
+        document = self.parsed(path)
+        return self._versioned(Path(path), document)
+
+    def parsed(self, path: str | os.PathLike[str]) -> Any:
+        """Read a file as ``read`` does, whatever its top level and version are.
+
+        Raises:
+            TreeAdaptError: as for ``read``.
+        """
         try:
             name = Path(path)
         except TypeError as error:
@@ -100,10 +109,10 @@ class DataFile:
         if parser is None:
             seen = f"a {self.noun} file is TOML or JSON, by its ending"
             cure = f"Write it as TOML: version = 1, {self.table}, {self.line}."
-            self.refuse(name, seen, _near_file(name) or cure)
+            self.refuse(name, seen, near_file(name) or cure)
         text = self._text(name)
         try:
-            document = parser(text)
+            return parser(text)
         except RecursionError:
             cure = f"Write version = 1, {self.table}, {self.line}."
             self.refuse(name, "it is nested too deep", cure)
@@ -111,7 +120,6 @@ class DataFile:
             quotes = f" Names and texts are quoted: {self.line}."
             cure = f"Correct it.{quotes if parser is not parse_json else ''}"
             self.refuse(name, f"it is malformed: {one_line(error)}", cure)
-        return self._versioned(name, document)
 
     def _toml(self, text: str) -> Any:
         import tomllib  # here, because importing it takes longer than this library
@@ -133,7 +141,7 @@ class DataFile:
             with name.open("rb") as file:
                 data = file.read(self.max_bytes + 1)
         except FileNotFoundError:
-            cure = _near_file(name) or "Check the name."
+            cure = near_file(name) or "Check the name."
             self.refuse(name, "there is no such file", cure)
         except (OSError, ValueError) as error:
             reason = one_line(getattr(error, "strerror", None) or error)

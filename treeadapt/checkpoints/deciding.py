@@ -174,9 +174,10 @@ def decided(view: TreeView, source: Source, where: Any, *, cast: bool) -> LoadRe
         unexpected = chosen_paths(others, where, unused="ignore")
     is_schema = source.stored.format == "schema"
     read = None if is_schema or source.problems.texts else source.read
-    return compare_with_target(
+    report = compare_with_target(
         target, chosen, source.stored, unexpected, read, cast=cast
     )
+    return dataclasses.replace(report, origin=source.problems.origin)
 
 
 def source_that_fits(

@@ -41,6 +41,8 @@ class LoadReport:
             the target has.
         migration: which of several migrations fits, by its place in the list; None if
             there was no list.
+        origin: of which published table its rows are, and which sizes a configuration
+            gave; empty for other migrations.
     """
 
     restored: tuple[str, ...]
@@ -51,6 +53,7 @@ class LoadReport:
     retyped: Mapping[str, tuple[str, str]]
     numbers: Mapping[str, tuple[Any, Any]]
     migration: int | None = None
+    origin: str = ""
 
     @property
     def fits(self) -> bool:
@@ -81,6 +84,8 @@ class LoadReport:
         lines += section(f"{plural(len(rows), 'number')} changed:", rows)
         if self.migration is not None:
             lines.append(f"This is by migration[{self.migration}], which alone fits.")
+        if self.origin:
+            lines.append(f"The rows are {self.origin}.")
         return "\n".join(lines)
 
 

@@ -9,7 +9,9 @@ the table makes, which is not known before it ran.
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -30,7 +32,7 @@ from treeadapt.checkpoints.stored import Leaf, Stored
 from treeadapt.convert import describe
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.groups import Group
-from treeadapt.migrations.migration import Migration, run_group
+from treeadapt.migrations.migration import Migration, load_migration, run_group
 from treeadapt.migrations.moved_array import (
     MovedArray,
     is_divisible,
@@ -41,6 +43,7 @@ from treeadapt.migrations.parts import whole
 from treeadapt.migrations.plan import MigrationPlan
 from treeadapt.migrations.problems import Problems
 from treeadapt.names import listing
+from treeadapt.tables.published import CONFIG, is_name
 
 _OF_JAX = jax.Array | jax.ShapeDtypeStruct
 _UNKNOWN = Leaf(jax.ShapeDtypeStruct((), np.bool_))
@@ -119,16 +122,38 @@ def source_of(
     return Source(stored, lambda wanted: read_arrays(stored, wanted))
 
 
+def named_migration(migration: Any, *checkpoints: str | os.PathLike[str]) -> Any:
+    """Return the migration that a text names; anything else as it is.
+
+    Args:
+        migration: a name as ``load_migration`` takes it, or any other object.
+        checkpoints: of the first one with a ``config.json`` next to it that file is
+            read, or where all the weights of a folder are, the one in it.
+
+    Raises:
+        MigrationError: as for ``load_migration``.
+    """
+    if not isinstance(migration, str):
+        return migration
+    folders = (
+        path if path.is_dir() else path.parent for path in map(Path, checkpoints)
+    )
+    files = [folder / CONFIG for folder in folders]
+    config = next((file for file in files if file.is_file()), None)
+    is_layout = is_name(migration) and "/" not in migration
+    return load_migration(migration, config=config or (files[0] if is_layout else None))
+
+
 def require_migration(migration: Any) -> None:
     """Raise unless a table was made of what the caller gives.
 
     Raises:
-        MigrationError: it is something else, such as the name of a file.
+        MigrationError: it is something else.
     """
     if not isinstance(migration, Migration):
         raise MigrationError(
-            "Expected migration=ta.Migration(table) or ta.load_migration(file), got "
-            f"{describe(migration)}."
+            "Expected migration=ta.Migration(table), or the name of a file or of a "
+            f"published table, got {describe(migration)}."
             f"{' Pass draft.migration.' if hasattr(migration, 'migration') else ''}"
         )
 

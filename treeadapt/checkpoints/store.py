@@ -17,7 +17,7 @@ import dataclasses
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -43,7 +43,12 @@ from treeadapt.checkpoints.leaves import (
     to_array,
 )
 from treeadapt.checkpoints.load_report import LoadReport
-from treeadapt.checkpoints.migrated import Source, source_of, valueless
+from treeadapt.checkpoints.migrated import (
+    Source,
+    named_migration,
+    source_of,
+    valueless,
+)
 from treeadapt.checkpoints.opening import opened
 from treeadapt.checkpoints.processes import agreed, spans_processes
 from treeadapt.checkpoints.reading import read_arrays
@@ -57,6 +62,9 @@ from treeadapt.migrations.parts import whole
 from treeadapt.names import listing, natural, plural
 from treeadapt.paths import nested
 from treeadapt.trees.views import TreeView, view_tree
+
+#: A table, or the name of a file or of a published one.
+MigrationLike: TypeAlias = Migration | str
 
 _ALIKE = ("dtype", "sharding")  # what tied leaves must share to be one array
 
@@ -152,7 +160,7 @@ def load(
     target: Any = None,
     *,
     where: Any = "**",
-    migration: Migration | Sequence[Migration | None] | None = None,
+    migration: MigrationLike | Sequence[MigrationLike | None] | None = None,
     strict: bool = True,
     cast: bool = False,
 ) -> Any:
@@ -188,7 +196,10 @@ def load(
             is, unless ``where`` leaves some of the target out and the others are
             filled; only what the selected leaves are made of is read. What ``new=``
             fills with zeros counts as stored. Of a list, for several layouts of one
-            model, exactly one must fit; None in it takes names as they are.
+            model, exactly one must fit; None in it takes names as they are. A text
+            names a file, or a published table as ``load_migration`` does; its sizes,
+            and of a layout its model type, come from the ``config.json`` next to the
+            weights.
         strict: refuse unless all that is selected fits. Without it, leaves that are
             missing, misshaped or retyped stay as they are in ``target``, which a
             warning lists, and what is unexpected is left out; ``compare_checkpoint``
@@ -233,7 +244,7 @@ def load(
         if view is not None:
             stored.require_arrays()
         options = {"strict": strict, "cast": cast}
-        source, _ = _source(stored, migration, view, where, **options)
+        source, _ = _source(path, stored, migration, view, where, **options)
         if view is None:
             return _as_stored(source, where)
         report = decided(view, source, where, cast=cast)
@@ -242,8 +253,9 @@ def load(
 
 
 def _source(
+    path: str | os.PathLike[str],
     stored: Stored,
-    migration: Migration | Sequence[Migration | None] | None,
+    migration: MigrationLike | Sequence[MigrationLike | None] | None,
     view: TreeView | None,
     where: Any,
     *,
@@ -252,11 +264,10 @@ def _source(
 ) -> tuple[Source, int | None]:
     """Return the leaves that can be loaded, and which of several migrations fits."""
     if isinstance(migration, Sequence) and not isinstance(migration, str):
-        return source_that_fits(
-            stored, migration, view, where, strict=strict, cast=cast
-        )
+        tables = [named_migration(each, path) for each in migration]
+        return source_that_fits(stored, tables, view, where, strict=strict, cast=cast)
     likes = None if view is None else view.flat()
-    source = source_of(stored, migration, likes, cast=cast)
+    source = source_of(stored, named_migration(migration, path), likes, cast=cast)
     return (source if view is None else relevant(source, view, where)), None
 
 
@@ -304,7 +315,7 @@ def compare_checkpoint(
     target: Any,
     *,
     where: Any = "**",
-    migration: Migration | Sequence[Migration | None] | None = None,
+    migration: MigrationLike | Sequence[MigrationLike | None] | None = None,
     cast: bool = False,
 ) -> LoadReport:
     """Report how a checkpoint fits a target; only metadata and numbers are read.
@@ -314,7 +325,7 @@ def compare_checkpoint(
         target: as for ``load``.
         where: as for ``load``.
         migration: as for ``load``; the report has new names, and says which of a list
-            fits.
+            fits, or which published table a text means.
         cast: as for ``load``.
 
     Raises:
@@ -334,7 +345,7 @@ def compare_checkpoint(
     """
     view = target_view(target)
     with opened(path) as stored:
-        source, place = _source(stored, migration, view, where, cast=cast)
+        source, place = _source(path, stored, migration, view, where, cast=cast)
         source.problems.raise_any()
         report = decided(view, source, where, cast=cast)
     return dataclasses.replace(report, migration=place)

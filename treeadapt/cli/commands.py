@@ -50,6 +50,7 @@ from treeadapt.reports.summary import Finding, summarize
 from treeadapt.reports.words import printable
 from treeadapt.selection.decision import Decision
 from treeadapt.selection.rules import Rules, load_rules
+from treeadapt.tables.published import published, tables_of
 from treeadapt.trees.views import view_tree
 
 PROGRAM = "treeadapt"
@@ -177,7 +178,9 @@ def _with_rules(command: Any) -> Any:
 def _with_migration(command: Any) -> Any:
     """Give a command the two options of a migration file."""
     flag = _flag("--reverse", "Read the rows of the migration backwards.")
-    file = _text("--migration", "FILE", "A migration file, .toml or .json.")
+    file = _text(
+        "--migration", "TABLE", "A migration file, or a published table: see tables."
+    )
     return file(flag(command))
 
 
@@ -213,7 +216,7 @@ def _with_table(command: Callable[..., None]) -> Any:
             table = load_rules(file, allow_regex=allow_regex)
             outcome = table.match(sources.read_tree(tree))
         else:
-            rows = read_migration(file, reverse=reverse)
+            rows = read_migration(file, tree, target, reverse=reverse)
             trees = [sources.read_tree(each) for each in (tree, target)]
             outcome = planned(rows, *trees)
             if target is not None and outcome[1] and is_clean(rows, *trees[::-1]):
@@ -453,16 +456,34 @@ def explain(tree: str, path: str, file: str, outcome: Outcome) -> None:
         sys.exit(1)
 
 
+@app.command(short_help="List the published tables.")
+@click.argument("layout", metavar="[LAYOUT]", required=False)
+@_shared
+def tables(layout: str | None) -> None:
+    """List the published tables, by layout, or one by one those of LAYOUT.
+
+    A table moves published weights into the model of another library, and back: name it
+    as --migration LAYOUT/TYPE, or LAYOUT where a config.json is next to the weights.
+    """
+    if layout is None:
+        rows = [(name, ", ".join(types)) for name, types in published().items()]
+        printing.print_table(("layout", "model types"), rows)
+        return
+    every = dict.fromkeys(tables_of(layout).values())
+    lines = [(one.name, one.oracle, ", ".join(one.model_types)) for one in every]
+    printing.print_table(("table", "compared with", "model types"), lines)
+
+
 @app.command(short_help="Write a checkpoint in another format, or migrated.")
 @click.argument("source", metavar="SRC", type=click.Path())
 @click.argument("destination", metavar="DST", type=click.Path())
 @click.option(
     "--migration",
     "migrations",
-    metavar="FILE",
+    metavar="TABLE",
     type=click.Path(),
     multiple=True,
-    help="A migration file, .toml or .json; of several, the one that fits is taken.",
+    help="A migration file or a published table; of several, the one that fits.",
 )
 @_flag("--reverse", "Read the rows of the migration backwards.")
 @_target
@@ -534,10 +555,12 @@ def convert(
         num_leaves = len(stored.leaves)
         if migrations:
             file, table, plan = converting.fitting_migration(
-                migrations, stored.leaves, likes, reverse=reverse
+                migrations, stored.leaves, likes, (like, source), reverse=reverse
             )
             if len(migrations) > 1:
                 click.echo(f"{file!r} fits.")
+            if table.origin:
+                click.echo(printable(f"The rows are {table.origin}."))
             num_leaves = len(plan.result)
             if dry_run:
                 printing.print_lines("\n".join(map(printable, str(plan).splitlines())))

@@ -148,7 +148,12 @@ def _reason(entry: Path, by_others: Sequence[str] | None) -> str:
 
 
 def fitting_migration(
-    files: Sequence[str], leaves: Mapping[str, Any], target: Any, *, reverse: bool
+    files: Sequence[str],
+    leaves: Mapping[str, Any],
+    target: Any,
+    checkpoints: Sequence[str | None],
+    *,
+    reverse: bool,
 ) -> tuple[str, Migration, MigrationPlan]:
     """Return the migration that fits a checkpoint, the only one, and its file.
 
@@ -156,6 +161,7 @@ def fitting_migration(
         files: of migrations.
         leaves: of the checkpoint, abstract, by path.
         target: abstract tree that the result should fit; None without one.
+        checkpoints: the configuration is next to one of these.
         reverse: whether the rows are read backwards.
 
     Raises:
@@ -164,7 +170,7 @@ def fitting_migration(
     fitting: dict[str, tuple[Migration, MigrationPlan]] = {}
     misses: list[str] = []
     for file in files:
-        table = read_migration(file, reverse=reverse)
+        table = read_migration(file, *checkpoints, reverse=reverse)
         plan, faults = planned(table, leaves, target)
         wrong = [each for each in faults if each.kind != ONE_WAY]
         if not wrong:

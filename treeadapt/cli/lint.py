@@ -13,8 +13,9 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from treeadapt.checkpoints.migrated import named_migration
 from treeadapt.errors import MigrationError, SelectorError
-from treeadapt.migrations.migration import Migration, load_migration
+from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.plan import MigrationPlan, pairs_text
 from treeadapt.migrations.planning import compare_target
 from treeadapt.names import fold, listing, natural
@@ -130,13 +131,23 @@ def _places(path: str) -> Iterator[_Place]:
         yield _Place(f"{before}*{match[2]}", match[1], before, after)
 
 
-def read_migration(file: str, *, reverse: bool) -> Migration:
-    """Read a migration file, or the way back of it.
+def read_migration(
+    file: str, *checkpoints: str | None, reverse: bool = False
+) -> Migration:
+    """Read a migration file or a published table, or the way back of it.
+
+    Args:
+        file: its name.
+        checkpoints: the configuration is next to one of these.
+        reverse: whether the rows are read backwards.
 
     Raises:
         MigrationError: it cannot be read, or has no way back.
     """
-    migration = load_migration(file)
+    try:
+        migration: Migration = named_migration(file, *filter(None, checkpoints))
+    except MigrationError as error:
+        raise MigrationError(as_options(str(error))) from None
     return migration.inverse if reverse else migration
 
 

@@ -46,6 +46,7 @@ from treeadapt.names import Speller, listing, plural
 from treeadapt.paths import as_tree
 from treeadapt.reports.words import printable
 from treeadapt.selection.rules import Rules, load_rules
+from treeadapt.tables.published import is_name, published
 from treeadapt.transforms.adapt import is_transformation
 from treeadapt.trees.views import TreeView, view_tree
 
@@ -181,6 +182,12 @@ def read_rules_or_migration(
     Raises:
         TreeAdaptError: it is such a file, and cannot be read.
     """
+    if (
+        is_name(text)
+        and not Path(text).exists()
+        and text.partition("/")[0] in published()
+    ):
+        return load_migration(text)
     if not _may_be_table(text) or not Path(text).is_file():
         return None
     try:

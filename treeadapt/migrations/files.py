@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from treeadapt.data_files import VERSION, DataFile
 from treeadapt.errors import MigrationError
@@ -26,27 +26,43 @@ MAX_WEIGHT = 500  # of all paths of one side; see ``check_weight``
 _FIELDS = ("from", "to", "drop", *OPERATIONS, "undo", *NOTES)
 
 
-def read_table(
-    path: str | os.PathLike[str],
-) -> tuple[list[tuple[Any, Any]], dict[str, int], dict[str, str]]:
+#: What a published table has next to its rows: see ``tables``.
+_OF_TABLES = ("config", "model_types", "oracle", "digests")
+
+
+class FileTable(NamedTuple):
+    """What a migration file holds.
+
+    Attributes:
+        rows: as ``Migration`` takes them.
+        sizes: the same.
+        new: the same.
+        config: under which keys of a model's configuration sizes are, by their names.
+    """
+
+    rows: list[tuple[Any, Any]]
+    sizes: dict[str, int]
+    new: dict[str, str]
+    config: dict[str, str | list[str]]
+
+
+def read_table(path: str | os.PathLike[str]) -> FileTable:
     """Read a migration file.
 
     Args:
         path: file name, ending in ``.toml`` or ``.json``.
 
-    Returns:
-        Rows, sizes and fillings as ``Migration`` takes them.
-
     Raises:
         MigrationError: the file cannot be read, is malformed, or too large.
     """
     document = MIGRATION_FILE.read(path)
-    MIGRATION_FILE.check_fields(path, document, ("version", "sizes", "new", "rows"))
+    fields = ("version", "sizes", "new", "rows", *_OF_TABLES)
+    MIGRATION_FILE.check_fields(path, document, fields)
     rows = document.get("rows")
     if not isinstance(rows, list):
         cure = 'Write one:\n[[rows]]\nfrom = "a : i o"\nto = "b : o i"'
         MIGRATION_FILE.refuse(path, "it has no rows", cure)
-    tables = {name: document.get(name, {}) for name in ("sizes", "new")}
+    tables = {name: document.get(name, {}) for name in ("sizes", "new", "config")}
     for name, table in tables.items():
         if not isinstance(table, dict):
             cure = f"Write [{name}] above its lines."
@@ -55,6 +71,9 @@ def read_table(
         if len(entries) > MAX_ROWS:
             seen = f"{name!r} has {len(entries):,} entries"
             MIGRATION_FILE.refuse(path, seen, f"At most {MAX_ROWS:,}.")
+    for name, keys in tables["config"].items():
+        texts = keys if isinstance(keys, list) else [keys]
+        MIGRATION_FILE.check_strings(path, f"config: {name}", texts, MAX_ROWS)
     pairs = [_pair(path, place, row) for place, row in enumerate(rows, 1)]
     texts = [*tables["new"]]
     for row in rows:
@@ -64,7 +83,7 @@ def read_table(
     if total > MAX_CHARACTERS:
         seen = f"its addresses with captures or axes have {total:,} characters"
         MIGRATION_FILE.refuse(path, seen, f"At most {MAX_CHARACTERS:,}. Split it.")
-    return pairs, tables["sizes"], tables["new"]
+    return FileTable(pairs, **tables)
 
 
 def check_weight(path: str | os.PathLike[str], paths: Iterable[Template]) -> None:

@@ -31,6 +31,7 @@ from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.rows import Row, parse_row, parse_rows
 from treeadapt.migrations.running import filled, run
 from treeadapt.names import Speller, listing, natural
+from treeadapt.tables.published import Config, find, is_name, stated_sizes
 from treeadapt.trees.views import view_tree
 
 _FILLINGS = ("zeros", "target", DROPPED)
@@ -99,6 +100,7 @@ class Migration:
                     "'target' or 'dropped' to keep what the target has."
                 )
         self._added = tuple(parse_row(path, None) for path in self._new)
+        self.origin = ""
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -232,7 +234,7 @@ class Migration:
         source = {
             path: _abstract(leaf) for path, leaf in leaves.items() if _moves(leaf)
         }
-        problems = Problems()
+        problems = Problems(origin=self.origin)
         static = tuple(path for path in leaves if path not in source)
         groups, dropped = plan_groups(
             self._rows, self._sizes, source, likes, problems, static
@@ -311,7 +313,7 @@ class Migration:
         dropped = (each.text for r in self._rows if r.drops for each in r.sources)
         inverse = Migration({}, new=dict.fromkeys(dropped, DROPPED))
         inverse._rows = tuple(row for _, row in read_backwards(self._rows, self._added))
-        inverse._sizes = dict(self._sizes)
+        inverse._sizes, inverse.origin = dict(self._sizes), self.origin
         return inverse
 
     def to_toml(self) -> str:
@@ -514,21 +516,31 @@ def _called(
     return dict(zip(paths, result, strict=True))
 
 
-def load_migration(path: str | os.PathLike[str]) -> Migration:
-    """Read a migration from a TOML or JSON file.
+def load_migration(
+    path: str | os.PathLike[str], *, config: Config | None = None
+) -> Migration:
+    """Read a migration from a TOML or JSON file, or one of the published tables.
 
     ``version = 1`` and ordered ``[[rows]]``. A row has ``from`` and ``to``, each an
     address or a list of them, and may have ``repeat``, ``scale``, ``offset``, ``pad``,
-    ``fill`` and ``cast``, or these in a table ``undo``, and ``multiply``, ``sizes`` and
-    ``checked``; or it has ``drop`` alone, in an inverse also ``undo = "new"``.
-    ``[sizes]`` and ``[new]`` as for ``Migration``.
+    ``fill`` and ``cast``, or these in a table ``undo``, and ``multiply``, ``sizes``,
+    ``checked`` and ``optional``; or it has ``drop`` alone, in an inverse also ``undo =
+    "new"``. ``[sizes]`` and ``[new]`` as for ``Migration``. ``[config]`` says under
+    which key of a configuration a size is: ``h = "num_attention_heads"``, with dots for
+    nested keys, or a list of keys, of which the first counts that is there.
 
     Args:
         path: file name, ending in ``.toml`` or ``.json``. The file is read as data:
-            nothing in it is imported or run.
+            nothing in it is imported or run. Any other text, unless it is absolute,
+            begins with a dot or has a backslash, names a published table, as
+            ``"tunix/qwen3"``, or with ``config`` its layout, ``"tunix"``.
+        config: a published model's ``config.json``, the folder that has it, or what it
+            holds: gives the model type, and sizes that neither ``[sizes]`` nor the rows
+            have. A size that it states and shapes contradict is an error.
 
     Raises:
-        MigrationError: the file cannot be read, is malformed, or too large.
+        MigrationError: the file cannot be read, is malformed, or too large; there is no
+            such table; the configuration has no model type or a malformed size.
 
     Example:
         >>> import pathlib, tempfile
@@ -537,12 +549,24 @@ def load_migration(path: str | os.PathLike[str]) -> Migration:
         >>> _ = file.write_text(text)
         >>> load_migration(file)
         Migration({'layers.{l}.w : i o': 'w : l o i'})
+        >>> config = {"model_type": "qwen3", "num_attention_heads": 16}
+        >>> table = load_migration("tunix", config=config)
+        >>> table.origin
+        "of the table 'tunix/qwen3', with h = 16 (num_attention_heads)"
     """
-    table, sizes, new = read_table(path)
+    name = ""
+    if is_name(path):
+        name, path, *_ = find(path, config)
+    rows, sizes, new, keys = read_table(path)
+    stated = {} if config is None else stated_sizes(keys, config)
+    used = {n: size for n, (size, _) in stated.items() if n not in sizes}
     try:
-        migration = Migration(table, sizes=sizes, new=new)
+        migration = Migration(rows, sizes={**sizes, **used}, new=new)
     except MigrationError as error:
         raise MigrationError(f"Migration file {str(path)!r}: {error}") from None
+    texts = [f"{n} = {size} ({stated[n][1]})" for n, size in used.items()]
+    of_name = f"of the table {name!r}" if name else f"of {str(path)!r}" * bool(texts)
+    migration.origin = ", with ".join(filter(None, (of_name, ", ".join(texts))))
     added = [each for row in migration._added for each in row.sources]
     for side in ("sources", "targets"):
         addresses = (each for row in migration._rows for each in getattr(row, side))

@@ -23,7 +23,7 @@ from treeadapt.errors import MigrationError
 from treeadapt.names import Speller, listing
 
 OPERATIONS = ("repeat", "scale", "offset", "pad", "fill", "cast", "multiply")
-NOTES = ("sizes", "checked")
+NOTES = ("sizes", "checked", "optional")
 
 _DTYPE = re.compile(r"[<>=|]?[A-Za-z][A-Za-z0-9_]{0,30}")
 
@@ -113,17 +113,23 @@ class Notes:
     Attributes:
         sizes: sizes of names in this row.
         checked: names of which somebody checked that they are not swapped.
+        optional: whether it may match no leaf, as of a head that some models tie.
     """
 
     sizes: tuple[tuple[str, int], ...] = ()
     checked: tuple[str, ...] = ()
+    optional: bool = False
 
     def __bool__(self) -> bool:
-        return bool(self.sizes or self.checked)
+        return bool(self.sizes or self.checked or self.optional)
 
     def typed(self) -> dict[str, Any]:
         """Return the notes as they are written in a table."""
-        every = {"sizes": dict(self.sizes), "checked": " ".join(self.checked)}
+        every = {
+            "sizes": dict(self.sizes),
+            "checked": " ".join(self.checked),
+            "optional": self.optional,
+        }
         return {name: value for name, value in every.items() if value}
 
 
@@ -161,9 +167,14 @@ def _notes(row: str, typed: Mapping[str, Any]) -> Notes:
     if not isinstance(checked, str) or ("checked" in typed and not checked.split()):
         cure = "Write names with spaces between them: {'checked': 'h w'}"
         refuse(row, f"its checked is {checked!r:.80}", cure)
+    if typed.get("optional", True) is not True:
+        refuse(
+            row, "its optional is not True", "Leave it out for a row that must match"
+        )
     return Notes(
         tuple((str(name), as_size(size)) for name, size in sizes.items()),
         tuple(dict.fromkeys(checked.split())),
+        "optional" in typed,
     )
 
 

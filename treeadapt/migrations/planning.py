@@ -45,7 +45,7 @@ def plan_groups(
     unused = [
         row
         for row, matches in zip(rows, by_row, strict=True)
-        if not (matches or row.drops)
+        if not (matches or row.drops or row.notes.optional)
     ]
     if target is not None and any(row.is_spare for row in rows):
         by_row = _without_place(rows, by_row, target)

@@ -43,6 +43,7 @@ class Problems:
             leaves of the group share, as far as they are known.
         lacking: paths of the target that a failed group would have needed.
         advice: what the whole of it looks like.
+        origin: where the rows and their sizes come from, if that is worth a line.
     """
 
     texts: dict[str, dict[str, Cause]] = dataclasses.field(default_factory=dict)
@@ -53,6 +54,7 @@ class Problems:
     )
     lacking: list[str] = dataclasses.field(default_factory=list)
     advice: list[str] = dataclasses.field(default_factory=list)
+    origin: str = ""
 
     def add(
         self,
@@ -142,7 +144,9 @@ class Problems:
             noun, text = _KINDS[kind]
             title = f"{plural(len(self.texts[kind]), noun)}: {text}"
             lines += section(title, self._lines(kind))
-        return "\n".join([*lines, *self.advice])
+        lines += self.advice
+        origin = [f"The rows are {self.origin}."] * bool(self.origin and lines)
+        return "\n".join([*lines, *origin])
 
 
 _LOOKED_AT = 100  # leaves

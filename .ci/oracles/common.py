@@ -1,0 +1,83 @@
+"""What the programs of the libraries, and the test of their digests, share.
+
+NumPy alone is needed here: each library has an environment of its own, without
+treeadapt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+FOLDER = Path(__file__).parents[2] / "tests" / "published"
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    """Return the ``config.json`` of a tiny model."""
+    return json.loads((folder / "config.json").read_text("utf-8"))
+
+
+def weights_of(folder: Path) -> dict[str, np.ndarray]:
+    """Return weights of a tiny model by name: no two of its numbers are equal."""
+    document = tomllib.loads((folder / "model.schema.toml").read_text("utf-8"))
+    arrays, start = {}, 1
+    for name, text in sorted(document["leaves"].items()):
+        dtype, _, shape = text.rstrip("]").partition("[")
+        sizes = [int(size) for size in shape.split(",") if size]
+        stop = start + int(np.prod(sizes))
+        assert stop < 2**24, "float32 holds no more consecutive integers"
+        arrays[name] = (np.arange(start, stop) / 2**10).astype(dtype).reshape(sizes)
+        start = stop
+    return arrays
+
+
+def digest(leaves: Mapping[str, Any]) -> str:
+    """Return a hash of names, shapes, dtypes and little-endian bytes."""
+    code = hashlib.sha256()
+    for name, leaf in sorted(leaves.items()):
+        array = np.ascontiguousarray(leaf)
+        code.update(f"{name}\0{np.shape(leaf)}\0{array.dtype.name}\0".encode())
+        code.update(array.astype(array.dtype.newbyteorder("<")).tobytes())
+    return code.hexdigest()
+
+
+def flat(tree: Any, path: str = "") -> dict[str, np.ndarray]:
+    """Return the arrays of nested dicts and lists by their paths, with slashes."""
+    if isinstance(tree, Mapping):
+        pairs = tree.items()
+    elif isinstance(tree, list | tuple):
+        pairs = enumerate(tree)
+    else:
+        return {path: np.asarray(tree)}
+    return {
+        name: leaf
+        for key, node in pairs
+        for name, leaf in flat(node, f"{path}/{key}" if path else str(key)).items()
+    }
+
+
+def report(
+    layout: str, models: Mapping[str, Any], convert: Callable[[str, Path], Any]
+) -> None:
+    """Print a digest for each table of a layout and each tiny model.
+
+    Args:
+        layout: of the tables.
+        models: the model types.
+        convert: takes a model type and a folder, and gives what the library makes of
+            its weights, by path.
+    """
+    for model_type in models:
+        for number in ("1", "2"):
+            leaves = convert(model_type, FOLDER / model_type / number)
+            name = f"{model_type}-{number}"
+            print(f"{layout}/{model_type}", name, digest(leaves), flush=True)
+            if "--names" in sys.argv:
+                print(*(f"  {k} {np.shape(v)}" for k, v in leaves.items()), sep="\n")

@@ -1,0 +1,127 @@
+"""Runs the libraries that tables are compared with, and says which digest changed.
+
+An environment for each library, in ``.venv-oracles``; one that cannot be installed is
+skipped with a line. ``--write`` writes the digests into the tables instead. ::
+
+    python .ci/oracles/run.py [--write] [library ...]
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+HERE = Path(__file__).parent
+REPOSITORY = HERE.parents[1]
+TABLES = REPOSITORY / "treeadapt" / "tables"
+ENVIRONMENTS = REPOSITORY / ".venv-oracles"
+
+#: What pip installs without what it depends on, and then with it.
+LIBRARIES = {
+    "tunix": (
+        ["google-tunix==0.1.7"],
+        [
+            "jax",
+            "flax",
+            "safetensors",
+            "jaxtyping",
+            "einops",
+            "huggingface_hub",
+            "kagglehub",
+            "gcsfs",
+            "omegaconf",
+        ],
+    ),
+}
+
+
+def environment(library: str) -> Path | None:
+    """Return the Python that has a library; None if it cannot be installed."""
+    folder = ENVIRONMENTS / library
+    python, ready = folder / "bin" / "python", folder / ".ready"
+    if ready.exists():
+        return python
+    venv.create(folder, clear=True, with_pip=True)
+    alone, others = LIBRARIES[library]
+    for packages in (["--no-deps", *alone], others):
+        pip = [python, "-m", "pip", "install", "--quiet", *packages]
+        if subprocess.run(pip, check=False).returncode:
+            return None
+    ready.touch()
+    return python
+
+
+def digests(library: str, python: Path) -> dict[str, dict[str, str]]:
+    """Return the digests of what a library makes, by table and tiny model.
+
+    Raises:
+        RuntimeError: its program fails.
+    """
+    variables = {"JAX_PLATFORMS": "cpu", "KERAS_BACKEND": "jax", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [python, HERE / f"{library}.py"],
+        env=os.environ | variables,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{library}.py fails; see above.")
+    by_table: dict[str, dict[str, str]] = {}
+    for line in done.stdout.splitlines():
+        if match := re.fullmatch(r"([\w-]+/\w+) (\S+) ([0-9a-f]{64})", line):
+            by_table.setdefault(match[1], {})[match[2]] = match[3]
+    return by_table
+
+
+def stored(text: str) -> dict[str, str]:
+    """Return the digests that a table has."""
+    return dict(re.findall(r'^([\w-]+) = "([0-9a-f]{64})"$', text, re.MULTILINE))
+
+
+def write(file: Path, new: dict[str, str]) -> None:
+    """Write digests into a table, above its first row and the comment of that."""
+    text = re.sub(r"\n\[digests\]\n([^\n]+\n)+", "", file.read_text("utf-8"))
+    lines = "".join(f'{name} = "{code}"\n' for name, code in sorted(new.items()))
+    place = re.search(r"\n(# [^\n]*\n)*\[\[rows\]\]", text)
+    assert place is not None
+    start = place.start()
+    file.write_text(f"{text[:start]}\n[digests]\n{lines}{text[start:]}", "utf-8")
+
+
+def main(arguments: list[str]) -> int:
+    """Compare, or write; return 1 if something differs."""
+    names = [each for each in arguments if not each.startswith("-")] or [*LIBRARIES]
+    changed = 0
+    for library in names:
+        python = environment(library)
+        if python is None:
+            print(f"{library}: SKIPPED, pip cannot install it.", flush=True)
+            continue
+        try:
+            by_table = digests(library, python)
+        except RuntimeError as error:
+            print(f"{library}: {error}", flush=True)
+            changed += 1
+            continue
+        for table, new in by_table.items():
+            file = TABLES / f"{table}.toml"
+            if "--write" in arguments:
+                write(file, stored(file.read_text("utf-8")) | new)
+                continue
+            old = stored(file.read_text("utf-8"))
+            names_changed = [name for name in new if old.get(name) != new[name]]
+            changed += len(names_changed)
+            for name in names_changed:
+                print(f"{table}: the digest of {name} changed.", flush=True)
+        count = sum(map(len, by_table.values()))
+        print(f"{library}: {count} digests of {len(by_table)} tables.", flush=True)
+    return int(changed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,372 @@
+"""Two tiny configurations of each model type, as transformers writes them.
+
+Writes ``tests/published/<model_type>/<1 or 2>``: the ``config.json`` that publishes its
+sizes, and the names and shapes of its weights as a schema. Run it in the environment of
+``make test-models`` after a change below; digests of tables follow from these names.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+import transformers
+from transformers import CONFIG_MAPPING
+
+import treeadapt as ta
+
+FOLDER = Path(__file__).parents[2] / "tests" / "published"
+
+DECODER = (
+    {
+        "num_hidden_layers": 2,
+        "hidden_size": 24,
+        "intermediate_size": 34,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 6,
+        "vocab_size": 37,
+    },
+    {
+        "num_hidden_layers": 3,
+        "hidden_size": 30,
+        "intermediate_size": 26,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "head_dim": 10,
+        "vocab_size": 41,
+    },
+)
+NONE: Mapping[str, Any] = MappingProxyType({})
+LAST = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+
+
+def decoder(
+    one: Mapping[str, Any] = NONE, two: Mapping[str, Any] = NONE, **both: Any
+) -> Any:
+    """Return two configurations of a decoder, each with changes."""
+    return tuple(
+        {k: v for k, v in (base | LAST | both | dict(changes)).items() if v is not None}
+        for base, changes in zip(DECODER, (one, two), strict=True)
+    )
+
+
+ENCODER = (
+    {
+        "num_hidden_layers": 2,
+        "hidden_size": 24,
+        "intermediate_size": 34,
+        "num_attention_heads": 4,
+        "vocab_size": 37,
+        "max_position_embeddings": 19,
+        "type_vocab_size": 2,
+    },
+    {
+        "num_hidden_layers": 3,
+        "hidden_size": 30,
+        "intermediate_size": 26,
+        "num_attention_heads": 3,
+        "vocab_size": 41,
+        "max_position_embeddings": 17,
+        "type_vocab_size": 3,
+    },
+)
+VISION = (
+    {
+        "num_hidden_layers": 2,
+        "hidden_size": 24,
+        "intermediate_size": 34,
+        "num_attention_heads": 4,
+        "image_size": 20,
+        "patch_size": 5,
+        "num_channels": 3,
+        "num_labels": 7,
+    },
+    {
+        "num_hidden_layers": 3,
+        "hidden_size": 30,
+        "intermediate_size": 26,
+        "num_attention_heads": 3,
+        "image_size": 12,
+        "patch_size": 4,
+        "num_channels": 2,
+        "num_labels": 5,
+    },
+)
+SEQ2SEQ = (
+    {
+        "encoder_layers": 2,
+        "decoder_layers": 3,
+        "d_model": 24,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 34,
+        "decoder_ffn_dim": 26,
+        "vocab_size": 37,
+        "max_position_embeddings": 19,
+    },
+    {
+        "encoder_layers": 3,
+        "decoder_layers": 2,
+        "d_model": 30,
+        "encoder_attention_heads": 3,
+        "decoder_attention_heads": 3,
+        "encoder_ffn_dim": 26,
+        "decoder_ffn_dim": 34,
+        "vocab_size": 41,
+        "max_position_embeddings": 17,
+    },
+)
+GPT = (
+    {
+        "n_layer": 2,
+        "n_embd": 24,
+        "n_head": 4,
+        "n_inner": 34,
+        "vocab_size": 37,
+        "n_positions": 19,
+    },
+    {
+        "n_layer": 3,
+        "n_embd": 30,
+        "n_head": 3,
+        "n_inner": 26,
+        "vocab_size": 41,
+        "n_positions": 17,
+    },
+)
+HALF = ({"num_hidden_layers": 2}, {"num_hidden_layers": 4})
+DEEPSEEK = {
+    "q_lora_rank": 14,
+    "kv_lora_rank": 10,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 11,
+    "n_shared_experts": 1,
+    "head_dim": None,
+    "num_key_value_heads": 4,
+}
+
+#: Class, and the two configurations.
+MODELS: dict[str, tuple[str, Any]] = {
+    "llama": ("LlamaForCausalLM", decoder()),
+    "mistral": ("MistralForCausalLM", decoder()),
+    "qwen2": ("Qwen2ForCausalLM", decoder(head_dim=None)),
+    "qwen3": ("Qwen3ForCausalLM", decoder({"head_dim": 8}, {"head_dim": 14})),
+    "qwen3_moe": (
+        "Qwen3MoeForCausalLM",
+        decoder(
+            {"head_dim": 8, "num_experts": 5},
+            {"head_dim": 14, "num_experts": 11},
+            moe_intermediate_size=17,
+            num_experts_per_tok=2,
+        ),
+    ),
+    "qwen2_moe": (
+        "Qwen2MoeForCausalLM",
+        decoder(
+            {"num_experts": 5},
+            {"num_experts": 11},
+            head_dim=None,
+            moe_intermediate_size=17,
+            shared_expert_intermediate_size=19,
+            num_experts_per_tok=2,
+        ),
+    ),
+    "mixtral": (
+        "MixtralForCausalLM",
+        decoder({"num_local_experts": 5}, {"num_local_experts": 11}),
+    ),
+    "smollm3": ("SmolLM3ForCausalLM", decoder(head_dim=None)),
+    "gemma": ("GemmaForCausalLM", decoder({"head_dim": 8}, {"head_dim": 14})),
+    "gemma2": (
+        "Gemma2ForCausalLM",
+        decoder(
+            {"head_dim": 8, "num_hidden_layers": 4},
+            {"head_dim": 14, "num_hidden_layers": 6},
+        ),
+    ),
+    "gemma3_text": (
+        "Gemma3ForCausalLM",
+        decoder(
+            {"head_dim": 8, "num_hidden_layers": 8},
+            {"head_dim": 14, "num_hidden_layers": 13},
+        ),
+    ),
+    "gpt_oss": (
+        "GptOssForCausalLM",
+        decoder(
+            {"num_local_experts": 5, "num_hidden_layers": 4},
+            {"num_local_experts": 3, "num_hidden_layers": 6},
+            num_experts_per_tok=2,
+        ),
+    ),
+    "olmo3": (
+        "Olmo3ForCausalLM",
+        decoder({"num_hidden_layers": 4}, {"num_hidden_layers": 8}, head_dim=None),
+    ),
+    "deepseek_v3": (
+        "DeepseekV3ForCausalLM",
+        decoder(
+            {"n_routed_experts": 5, "num_hidden_layers": 4, "first_k_dense_replace": 1},
+            {
+                "n_routed_experts": 6,
+                "num_hidden_layers": 5,
+                "first_k_dense_replace": 2,
+                "num_attention_heads": 6,
+                "num_key_value_heads": 6,
+            },
+            **{k: v for k, v in DEEPSEEK.items() if k != "num_key_value_heads"},
+        ),
+    ),
+    "gpt2": ("GPT2LMHeadModel", GPT),
+    "gptj": (
+        "GPTJForCausalLM",
+        tuple(each | {"rotary_dim": 4} for each in GPT),
+    ),
+    "opt": (
+        "OPTForCausalLM",
+        tuple(
+            {k: v for k, v in each.items() if k not in ("intermediate_size",)}
+            | {
+                "ffn_dim": each["intermediate_size"],
+                "word_embed_proj_dim": each["hidden_size"],
+            }
+            for each in (
+                {k: v for k, v in e.items() if k != "type_vocab_size"} for e in ENCODER
+            )
+        ),
+    ),
+    "bert": ("BertForPreTraining", ENCODER),
+    "albert": (
+        "AlbertForPreTraining",
+        tuple(each | {"embedding_size": 11} for each in ENCODER),
+    ),
+    "distilbert": (
+        "DistilBertForMaskedLM",
+        tuple(
+            {
+                "n_layers": each["num_hidden_layers"],
+                "dim": each["hidden_size"],
+                "hidden_dim": each["intermediate_size"],
+                "n_heads": each["num_attention_heads"],
+                "vocab_size": each["vocab_size"],
+                "max_position_embeddings": each["max_position_embeddings"],
+            }
+            for each in ENCODER
+        ),
+    ),
+    "vit": ("ViTForImageClassification", VISION),
+    "deit": ("DeiTForImageClassification", VISION),
+    "dinov2": (
+        "Dinov2Model",
+        tuple(
+            {k: v for k, v in each.items() if k != "intermediate_size"}
+            | {"mlp_ratio": 2}
+            for each in VISION
+        ),
+    ),
+    "resnet": (
+        "ResNetForImageClassification",
+        (
+            {
+                "embedding_size": 6,
+                "hidden_sizes": [8, 12],
+                "depths": [2, 1],
+                "num_labels": 7,
+            },
+            {
+                "embedding_size": 4,
+                "hidden_sizes": [12, 20],
+                "depths": [1, 3],
+                "num_labels": 5,
+            },
+        ),
+    ),
+    "whisper": (
+        "WhisperForConditionalGeneration",
+        tuple(
+            {k: v for k, v in each.items() if k != "max_position_embeddings"}
+            | {
+                "num_mel_bins": 6,
+                "max_source_positions": 13,
+                "max_target_positions": 19,
+                "pad_token_id": 0,
+                "bos_token_id": 1,
+                "eos_token_id": 2,
+                "decoder_start_token_id": 1,
+                "suppress_tokens": [],
+                "begin_suppress_tokens": [],
+            }
+            for each in SEQ2SEQ
+        ),
+    ),
+    "bart": (
+        "BartForConditionalGeneration",
+        tuple(each | {"forced_eos_token_id": 2} for each in SEQ2SEQ),
+    ),
+    "clip": (
+        "CLIPModel",
+        tuple(
+            {
+                "projection_dim": 9 + place,
+                "text_config": {
+                    k: v for k, v in ENCODER[place].items() if k != "type_vocab_size"
+                },
+                "vision_config": {
+                    k: v for k, v in VISION[place].items() if k != "num_labels"
+                },
+            }
+            for place in range(2)
+        ),
+    ),
+    "gemma3": (
+        "Gemma3ForConditionalGeneration",
+        tuple(
+            {
+                "text_config": decoder(
+                    {"head_dim": 8, "num_hidden_layers": 8},
+                    {"head_dim": 14, "num_hidden_layers": 13},
+                )[place],
+                "vision_config": {
+                    k: v for k, v in VISION[place].items() if k != "num_labels"
+                },
+                "mm_tokens_per_image": 4,
+            }
+            for place in range(2)
+        ),
+    ),
+}
+
+
+def main(names: list[str]) -> None:
+    """Write the folders of these model types, or of all."""
+    transformers.logging.set_verbosity_error()
+    for model_type in names or MODELS:
+        class_name, configs = MODELS[model_type]
+        for number, fields in enumerate(configs, 1):
+            folder = FOLDER / model_type / str(number)
+            folder.mkdir(parents=True, exist_ok=True)
+            torch.manual_seed(number)
+            config = CONFIG_MAPPING[model_type](**fields)
+            model = getattr(transformers, class_name)(config)
+            with tempfile.TemporaryDirectory() as written:
+                model.save_pretrained(written)
+                ta.save(folder / "model.schema.toml", ta.load(written))
+            text = json.dumps({"model_type": model_type} | fields, indent=1)
+            (folder / "config.json").write_text(f"{text}\n", "utf-8")
+        print(model_type, class_name)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

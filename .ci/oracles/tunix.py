@@ -1,0 +1,85 @@
+"""What google-tunix makes of the tiny models: weights of its own nnx models.
+
+Its package imports all of its trainers, and their libraries; models need none of them,
+so a module without them takes the place of the package.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import tempfile
+import types
+from pathlib import Path
+from typing import Any
+
+sys.path.remove(str(Path(__file__).parent))  # this file has the name of the library
+spec = importlib.util.find_spec("tunix")
+package = types.ModuleType("tunix")
+package.__path__ = spec.submodule_search_locations
+sys.modules["tunix"] = package
+sys.path.append(str(Path(__file__).parent))
+
+import jax.numpy as jnp  # noqa: E402
+from common import config_of, flat, report, weights_of  # noqa: E402
+from flax import nnx  # noqa: E402
+from safetensors.numpy import save_file  # noqa: E402
+
+#: Module of the library, and its loader.
+MODELS = {
+    "llama": ("llama3", "params"),
+    "qwen2": ("qwen2", "params"),
+    "qwen3": ("qwen3", "params"),
+    "qwen3_moe": ("qwen3", "params"),
+    "gemma2": ("gemma", "params_safetensors"),
+    "gemma3_text": ("gemma3", "params_safetensors"),
+    "gemma3": ("gemma3", "params_safetensors"),
+}
+
+
+def convert(model_type: str, folder: Path) -> dict[str, Any]:
+    """Return what the library loads into its model."""
+    name, loader = MODELS[model_type]
+    model = importlib.import_module(f"tunix.models.{name}.model")
+    params = importlib.import_module(f"tunix.models.{name}.{loader}")
+    config = config_of(folder)
+    config = config.get("text_config", config)
+    fields = {
+        "num_layers": config["num_hidden_layers"],
+        "embed_dim": config["hidden_size"],
+        "hidden_dim": config.get("moe_intermediate_size", config["intermediate_size"]),
+        "num_heads": config["num_attention_heads"],
+        "num_kv_heads": config["num_key_value_heads"],
+        "head_dim": config.get("head_dim")
+        or config["hidden_size"] // config["num_attention_heads"],
+    }
+    fields["num_embed" if name.startswith("gemma") else "vocab_size"] = config[
+        "vocab_size"
+    ]
+    if not name.startswith("gemma"):
+        fields |= {"rope_theta": 10_000, "norm_eps": 1e-6}
+    if name == "gemma":
+        fields |= {
+            "final_logit_softcap": None,
+            "use_post_attn_norm": True,
+            "use_post_ffw_norm": True,
+            "attention_types": [model.AttentionType.GLOBAL] * fields["num_layers"],
+        }
+    if name == "gemma3":
+        fields |= {"sliding_window_size": 8}
+    if "num_experts" in config:
+        fields |= {
+            "num_experts": config["num_experts"],
+            "num_experts_per_tok": config["num_experts_per_tok"],
+        }
+    with tempfile.TemporaryDirectory() as written:
+        save_file(weights_of(folder), Path(written) / "model.safetensors")
+        loaded = params.create_model_from_safe_tensors(
+            written, model.ModelConfig(**fields), dtype=jnp.float32
+        )
+    return flat(nnx.to_pure_dict(nnx.state(loaded, nnx.Param)))
+
+
+if __name__ == "__main__":
+    report("tunix", MODELS, convert)

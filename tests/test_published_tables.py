@@ -1,0 +1,68 @@
+"""Every published table, on two tiny models: what the library makes, without it.
+
+A table has the digests of what its library made of the same numbers; ``make
+test-oracles`` asks the libraries again. Here each table gives these digests, leads back
+bit for bit, and lints clean.
+"""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from command import invoke
+
+import treeadapt as ta
+
+REPOSITORY = Path(__file__).parents[1]
+sys.path.append(str(REPOSITORY / ".ci" / "oracles"))
+from common import FOLDER, digest, weights_of  # noqa: E402
+
+TABLES = {
+    f"{file.parent.name}/{file.stem}": tomllib.loads(file.read_text("utf-8"))
+    for file in sorted((REPOSITORY / "treeadapt" / "tables").glob("*/*.toml"))
+}
+CASES = [
+    pytest.param(name, model_type, number, id=f"{name}-{model_type}-{number}")
+    for name, table in TABLES.items()
+    for model_type in table.get("model_types", [name.partition("/")[2]])
+    for number in (1, 2)
+    if (FOLDER / model_type).is_dir()
+]
+
+
+def tiny(model_type, number):
+    return FOLDER / model_type / str(number)
+
+
+@pytest.mark.parametrize(("name", "model_type", "number"), CASES)
+def test_a_table_makes_what_its_library_makes_and_leads_back(name, model_type, number):
+    folder, digests = tiny(model_type, number), TABLES[name]["digests"]
+    weights = weights_of(folder)
+    m = ta.load_migration(name.partition("/")[0], config=folder)
+    params = m(weights)
+    assert digest(params) == digests[f"{model_type}-{number}"]
+    plan = m.plan(weights)
+    assert not plan.one_way
+    kept = {path: leaf for path, leaf in weights.items() if path not in plan.dropped}
+    assert not ta.tree_diff(m.inverse(params), kept, values=True)
+    assert not ta.tree_diff(m.inverse(params, target=weights), weights, values=True)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_table_lints_clean_and_is_written_as_it_is_read(name, tmp_path):
+    model_type = TABLES[name].get("model_types", [name.partition("/")[2]])[0]
+    folder = tiny(model_type, 1)
+    m = ta.load_migration(name, config=folder)
+    source, target = tmp_path / "source.schema.toml", tmp_path / "target.schema.toml"
+    ta.save(source, ta.load(folder / "model.schema.toml"))
+    ta.save(target, m(weights_of(folder)))
+    result = invoke("lint", folder / "model.schema.toml", target, "--migration", name)
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith("0 findings in ")
+    file = tmp_path / "again.toml"
+    for each in (m, m.inverse):
+        file.write_text(each.to_toml())
+        assert ta.load_migration(file) == each

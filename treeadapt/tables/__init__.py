@@ -1,0 +1,1 @@
+"""Migrations from the names of published weights to those of other libraries."""

@@ -1,0 +1,188 @@
+"""Published tables: which migration file has the layout of a library for a model type.
+
+Takes the name of a layout (``tunix``) or of a table (``tunix/qwen3``), and what the
+``config.json`` next to published weights says; gives a file, and sizes. A table is a
+migration file in the folder of its layout, from the names of the Hugging Face hub to
+those of the library's own params. A model type that no table has is an error with what
+is near it, never the nearest one. What a row means is up to ``migrations``.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias, TypeGuard
+
+from treeadapt.data_files import MAX_INTEGER, DataFile, near_file
+from treeadapt.errors import MigrationError
+from treeadapt.names import Speller, listing
+
+FOLDER = Path(__file__).parent
+CONFIG = "config.json"
+
+#: A folder with a ``config.json``, that file, or what it holds.
+Config: TypeAlias = str | os.PathLike[str] | Mapping[str, Any]
+
+_TABLE = DataFile("migration", MigrationError, "[[rows]]", 'from = "a : i o"')
+_CONFIG = DataFile("configuration", MigrationError, "{}", '"model_type": "llama"')
+
+
+class PublishedTable(NamedTuple):
+    """A published table.
+
+    Attributes:
+        name: layout and model type.
+        file: that has its rows.
+        oracle: the library and version that it was compared with.
+        model_types: of the configurations that it is for.
+    """
+
+    name: str
+    file: Path
+    oracle: str
+    model_types: tuple[str, ...]
+
+
+@functools.cache
+def published() -> Mapping[str, Mapping[str, PublishedTable]]:
+    """Return all tables, by layout and then by model type."""
+    layouts: dict[str, dict[str, PublishedTable]] = {}
+    for file in sorted(FOLDER.glob("*/*.toml")):
+        fields, layout = _TABLE.read(file), file.parent.name
+        types = tuple(fields.get("model_types", [file.stem]))
+        name, oracle = f"{layout}/{file.stem}", fields.get("oracle", "")
+        table = PublishedTable(name, file, oracle, types)
+        layouts.setdefault(layout, {}).update(dict.fromkeys(types, table))
+    return layouts
+
+
+def is_name(text: Any) -> TypeGuard[str]:
+    """Return whether a text names a layout or a table, and not a file."""
+    if not isinstance(text, str) or text.endswith((".toml", ".json")):
+        return False
+    return not (os.path.isabs(text) or text.startswith(".") or "\\" in text)
+
+
+def tables_of(name: str) -> Mapping[str, PublishedTable]:
+    """Return the tables of a layout, by model type.
+
+    Args:
+        name: of the layout, or of a table of it.
+
+    Raises:
+        MigrationError: there is no such layout.
+    """
+    layout, layouts = name.partition("/")[0], published()
+    if layout not in layouts:
+        near = Speller().nearest(layout, [*layouts], count=1)
+        hint = f"Did you mean {near[0]!r}? " if near else ""
+        raise MigrationError(
+            f"There is no layout {listing([layout])}. {hint}Layouts are "
+            f"{listing(layouts, limit=99)}; the name of a file ends in .toml or .json. "
+            f"{near_file(Path(name))}".rstrip()
+        )
+    return layouts[layout]
+
+
+def find(name: str, config: Config | None = None) -> PublishedTable:
+    """Return the table that a name means.
+
+    Args:
+        name: of a layout, or ``layout/model_type``.
+        config: has the model type, where the name does not.
+
+    Raises:
+        MigrationError: there is no such layout or no table of the model type, or the
+            type is not known.
+    """
+    layout, _, model_type = name.partition("/")
+    tables = tables_of(name)
+    if not model_type:
+        example = listing([f"{layout}/{next(iter(tables))}"])
+        cure = f"Name the table, as {example}"
+        if config is None:
+            raise MigrationError(
+                f"The layout {layout!r} has {len({*tables.values()})} tables, and "
+                f"which is meant depends on the model type. {cure}, or pass config=, "
+                f"a folder with {CONFIG}."
+            )
+        model_type = _model_type(config, cure)
+    if table := tables.get(model_type):
+        return table
+    near = Speller().nearest(model_type, [*tables])
+    others = [each for each, types in published().items() if model_type in types]
+    hints = [f"Near it: {listing(near)}."] * bool(near)
+    hints += [f"The layouts that have it: {listing(others)}."] * bool(others)
+    raise MigrationError(
+        f"The layout {layout!r} has no table of the model type "
+        f"{listing([model_type])}. {' '.join(hints)}{' ' * bool(hints)}It has "
+        f"{listing(tables, limit=99)}. If one of these fits all the same, name it, as "
+        f"{listing([f'{layout}/{[*near, *tables][0]}'])}."
+    )
+
+
+def stated_sizes(
+    keys_by_name: Mapping[str, str | list[str]], config: Config
+) -> dict[str, tuple[int, str]]:
+    """Return the sizes that a configuration states, and the key of each.
+
+    Args:
+        keys_by_name: of ``[config]`` in a table: for the name of a size a key, with
+            dots between those of nested ones, or several, of which the first counts
+            that is there and not null.
+        config: the configuration.
+
+    Raises:
+        MigrationError: it cannot be read, or a value is not a size.
+    """
+    sizes: dict[str, tuple[int, str]] = {}
+    fields = _read(config) if keys_by_name else {}
+    for name, keys in keys_by_name.items():
+        for key in [keys] if isinstance(keys, str) else keys:
+            value: Any = fields
+            for part in key.split("."):
+                value = value.get(part) if isinstance(value, Mapping) else None
+            if value is None:
+                continue
+            if type(value) is not int or not 0 < value < MAX_INTEGER:
+                raise MigrationError(
+                    f"{_where(config)} has {key!r}: {value!r:.80}, which is the size "
+                    f"{name!r} of the table. It is an integer above 0."
+                )
+            sizes[name] = value, key
+            break
+    return sizes
+
+
+def _where(config: Config) -> str:
+    if isinstance(config, Mapping):
+        return "The configuration"
+    return f"The configuration {listing([str(_file(config))])}"
+
+
+def _file(config: str | os.PathLike[str]) -> Path:
+    path = Path(config)
+    return path if path.suffix == ".json" else path / CONFIG
+
+
+def _read(config: Config) -> Mapping[str, Any]:
+    if isinstance(config, Mapping):
+        return config
+    fields = _CONFIG.parsed(_file(config))
+    if not isinstance(fields, Mapping):
+        raise MigrationError(f"{_where(config)} is not a table.")
+    return fields
+
+
+def _model_type(config: Config, cure: str) -> str:
+    try:
+        fields = _read(config)
+    except MigrationError as error:
+        raise MigrationError(f"{error} {cure}.") from None
+    model_type = fields.get("model_type")
+    if not isinstance(model_type, str) or not model_type:
+        seen = f"{model_type!r:.80} as" if "model_type" in fields else "no"
+        raise MigrationError(f"{_where(config)} has {seen} 'model_type'. {cure}.")
+    return model_type
