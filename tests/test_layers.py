@@ -38,6 +38,7 @@ ROOMS = (
     ("tables",),
     ("splitting", "migrations"),
     ("transforms",),
+    ("optimizers",),
     ("state",),
     ("sharding",),
     ("checkpoints",),

@@ -30,6 +30,7 @@ _NAMES_IN = {
     ),
     "migrations.migration": "Migration load_migration",
     "migrations.plan": "MigrationPlan",
+    "optimizers.load": "load_optimizer",
     "patterns": "escape",
     "reports.diff": "Difference TreeDiff tree_diff",
     "reports.memory": "MemoryPlan",

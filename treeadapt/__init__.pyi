@@ -52,6 +52,7 @@ from treeadapt.errors import (
 )
 from treeadapt.migrations.migration import Migration, load_migration
 from treeadapt.migrations.plan import MigrationPlan
+from treeadapt.optimizers.load import load_optimizer
 from treeadapt.patterns import escape
 from treeadapt.reports.diff import Difference, TreeDiff, tree_diff
 from treeadapt.reports.memory import MemoryPlan
@@ -148,6 +149,7 @@ __all__ = [
     "lift",
     "load",
     "load_migration",
+    "load_optimizer",
     "load_rules",
     "map_where",
     "merge",

@@ -30,6 +30,8 @@ MAX_PATHS = 200_000
 MAX_WEIGHT = 200_000  # of all patterns together; see ``patterns.Pattern``
 MAX_STACKS = 256
 MAX_AXES = 64  # of an array, and of a mesh
+OPTIONS = ("default", "unused", "overlap", "stacks")
+FIELDS = ("rules", *OPTIONS, "given", "optimizers", "optimizer")
 Label: TypeAlias = str | int | float | bool | PartitionSpec | ShardLargest
 
 _LABELS = (

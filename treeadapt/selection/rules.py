@@ -527,18 +527,34 @@ def load_rules(path: str | os.PathLike[str], *, allow_regex: bool = False) -> Ru
         Rules({'policy': 'frozen'})
     """
     document = files.RULES_FILE.read(path)
-    fields = ("version", "rules", "default", "unused", "overlap", "stacks")
-    files.RULES_FILE.check_fields(path, document, fields)
-    pairs = files.parse_rules(
-        path, document.pop("rules", None), allow_regex=allow_regex
-    )
-    if "stacks" in document:
-        document["stacks"] = files.read_stacks(path, document["stacks"])
-    if "default" in document:
-        default = files.read_label(path, document["default"], "'default'")
-        document["default"] = default
+    if "optimizer" in document and not document.keys() & {"rules", "optimizers"}:
+        document |= {"rules": {"**": ""}}  # one optimizer for all leaves
+    return rules_of(path, document, allow_regex=allow_regex)
+
+
+def rules_of(
+    path: str | os.PathLike[str], document: Mapping[str, Any], *, allow_regex: bool
+) -> Rules:
+    """Return the rules of what a file holds.
+
+    Args:
+        path: where it comes from, for messages.
+        document: its fields. Those of an optimizer are left alone.
+        allow_regex: accept ``re:`` patterns.
+
+    Raises:
+        RulesFileError, PatternError: as by ``load_rules``.
+    """
+    files.RULES_FILE.check_fields(path, document, files.FIELDS)
+    table = document.get("rules")
+    pairs = files.parse_rules(path, table, allow_regex=allow_regex)
+    options = {n: x for n, x in document.items() if n in files.OPTIONS}
+    if "stacks" in options:
+        options["stacks"] = files.read_stacks(path, options["stacks"])
+    if "default" in options:
+        options["default"] = files.read_label(path, options["default"], "'default'")
     try:
-        return Rules(pairs, **document)
+        return Rules(pairs, **options)
     except (SelectorError, StackError) as error:  # an option is malformed
         text = files.stacks_in_file(str(error))
         raise RulesFileError(f"Rules file {str(path)!r}: {text}") from error

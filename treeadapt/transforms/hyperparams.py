@@ -226,15 +226,15 @@ def _takes_number(parameter: inspect.Parameter) -> bool:
     default = parameter.default
     if isinstance(default, numbers.Number) and not isinstance(default, bool):
         return True
-    words = set(_words(parameter.annotation))
+    words = set(type_names(parameter.annotation))
     return bool(words & _NUMBERS) and words <= _NUMBERS | _BESIDE_NUMBERS
 
 
 def _takes_only_int(parameter: inspect.Parameter) -> bool:
-    return set(_words(parameter.annotation)) - _NO_TYPES == {"int"}
+    return set(type_names(parameter.annotation)) - _NO_TYPES == {"int"}
 
 
-def _words(annotation: Any) -> Iterator[str]:
+def type_names(annotation: Any) -> Iterator[str]:
     """Yield the names of the types that an annotation allows, by whatever way."""
     annotation = getattr(annotation, "__value__", annotation)  # type X = ...
     if typing.get_origin(annotation) is typing.Annotated:
@@ -255,7 +255,7 @@ _NUMBERS = frozenset({"Array", "ArrayLike", "ScalarOrSchedule", "ndarray", "numb
 _NUMBERS |= {"complex", "float", "int", "uint"}
 # A JAX may count classes of its own among what is like an array.
 _BESIDE_NUMBERS = _NO_TYPES | {"bool", "Callable", "Schedule"}
-_BESIDE_NUMBERS |= set(_words(jax.typing.ArrayLike))
+_BESIDE_NUMBERS |= set(type_names(jax.typing.ArrayLike))
 
 
 def _shown(name: str, value: Any) -> Any:

@@ -168,6 +168,23 @@ def freeze(
     return with_methods_of(tx, frozen)
 
 
+def one_group(
+    tx: Any, rules: Rules, label: Hashable
+) -> optax.GradientTransformationExtraArgs:
+    """Run ``tx`` on the leaves with one label, the only one that is not frozen.
+
+    As ``partition({label: tx}, rules)``, except that the state is that of ``tx``.
+    """
+    group = _run_groups(
+        _read_rules({label: tx}, rules),
+        {label: with_extra_args(tx)},
+        still=FROZEN,
+        pack=lambda states: states[label],
+        unpack=lambda state: {label: state},
+    )
+    return with_methods_of(tx, group)
+
+
 def _run_groups(
     labels: Question,
     inner: Mapping[Hashable, optax.GradientTransformationExtraArgs],

@@ -1,0 +1,379 @@
+"""Optimizers from a file: rules say which leaves, tables what trains them.
+
+Takes a file, or a mapping that says the same; gives one transformation for any tree.
+The file is data: nothing in it is imported, evaluated or looked up but in the
+dictionary of ``factories``. All that is wrong is in one error.
+See ``building`` for one table, ``checks`` for what only a tree can show.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import optax
+
+from treeadapt.data_files import VERSION
+from treeadapt.errors import RulesFileError, TreeAdaptError
+from treeadapt.names import Speller, listing, plural
+from treeadapt.optimizers.building import (
+    MAX_DEPTH,
+    NOTHING,
+    Builder,
+    Selection,
+    TooMuchError,
+)
+from treeadapt.optimizers.factories import REFUSED, Factory, factories
+from treeadapt.selection.decision import MISSING
+from treeadapt.selection.files import RULES_FILE
+from treeadapt.selection.rules import Rules, rules_of
+from treeadapt.transforms.adapt import adapt, is_transformation
+from treeadapt.transforms.partition import FROZEN, freeze, one_group, partition
+
+_RESERVED = ("names", "allow_regex")  # arguments of ``load_optimizer`` itself
+_MAX_NODES = 200_000  # of a mapping
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerFile:
+    """What a file says of an optimizer.
+
+    Attributes:
+        rules: its rules; None if it has none, or they are malformed.
+        tx: the optimizer; None if something is wrong, or lacking.
+        findings: what is wrong, each with its place.
+        lacking: names that nobody gives, and where the first use of each is.
+        tables: by label, what trains it, as data; under "" what is around all.
+        selections: masks and tables of patterns.
+    """
+
+    rules: Rules | None
+    tx: optax.GradientTransformationExtraArgs | None
+    findings: tuple[str, ...]
+    lacking: Mapping[str, str]
+    tables: Mapping[str, Any]
+    selections: tuple[Selection, ...]
+
+
+def load_optimizer(
+    path_or_mapping: str | os.PathLike[str] | Mapping[str, Any],
+    /,
+    *,
+    names: Mapping[str, Callable[..., Any]] | None = None,
+    allow_regex: bool = False,
+    **given: Any,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Return the optimizer that a rules file describes, for any tree.
+
+    In addition to ``[rules]``, the file has a table for each label that is not
+    ``"frozen"``: ``type``, a name of Optax, and its arguments by name. A list of tables
+    is a chain. ``[optimizer]`` says what is around them all, where ``{ type =
+    "partition" }`` means the tables. ``{ given = "rate" }`` is a value with a name, of
+    the table ``[given]`` or passed here. A mask is a pattern, or a list of patterns.
+
+    Args:
+        path_or_mapping: name of a TOML or JSON file; or the mapping that is in it, as
+            YAML, OmegaConf or ml_collections have it, where ``rules`` may be pairs. It
+            is data: nothing in it is imported or run.
+        names: factories by name, in addition to Optax's: functions that return a
+            transformation or a schedule.
+        allow_regex: accept ``re:`` patterns, in a file that you trust.
+        **given: values by name, in place of those in ``[given]``.
+
+    Returns:
+        ``GradientTransformationExtraArgs`` for any tree: ``partition`` of the tables
+        by the rules, with its state; or with ``[optimizer]`` that expression, run on
+        the flat dict of the leaves that are not frozen.
+
+    Raises:
+        RulesFileError: the file cannot be read, or anything in it is wrong; the text
+            has all of it, each with its place. Or a name is not given, or unknown.
+
+    Example:
+        >>> tx = load_optimizer(
+        ...     {
+        ...         "rules": {"encoder": "frozen", "**": "train"},
+        ...         "optimizers": {
+        ...             "train": {"type": "sgd", "learning_rate": {"given": "rate"}}
+        ...         },
+        ...     },
+        ...     rate=0.1,
+        ... )
+        >>> params = {"encoder": jnp.ones(2), "head": jnp.ones(2)}
+        >>> updates, _ = tx.update(params, tx.init(params), params)
+        >>> updates["head"]
+        Array([-0.1, -0.1], dtype=float32)
+    """
+    file = read_optimizer_file(
+        path_or_mapping, names=names, allow_regex=allow_regex, given=given
+    )
+    findings = [*file.findings]
+    for name, place in file.lacking.items():
+        near = Speller().best(name, given)
+        hint = f"; did you mean {name} for {near}=?" if near else ""
+        text = f"{place}: nobody gives {name!r}; pass {name}=, or write it in [given]"
+        findings.append(text + hint)
+    if file.tx is None or findings:
+        name = _name_of(path_or_mapping)
+        head = f"Rules file {name!r}: {plural(len(findings), 'finding')}."
+        raise RulesFileError("\n  ".join([head, *findings]))
+    return file.tx
+
+
+def read_optimizer_file(
+    path_or_mapping: Any,
+    *,
+    names: Mapping[str, Callable[..., Any]] | None = None,
+    allow_regex: bool = False,
+    given: Mapping[str, Any],
+) -> OptimizerFile:
+    """Read a file and build its optimizer; arguments as for ``load_optimizer``.
+
+    Raises:
+        RulesFileError: it cannot be read at all.
+    """
+    name = _name_of(path_or_mapping)
+    if isinstance(path_or_mapping, str | os.PathLike):
+        document = RULES_FILE.read(path_or_mapping)
+    else:
+        document = _plain_document(name, path_or_mapping)
+    passed = {key: _plain(name, value) for key, value in given.items()}
+    problems: list[str] = []
+    rules = None
+    try:
+        if "rules" in document or "optimizer" not in document:
+            rules = rules_of(name, document, allow_regex=allow_regex)
+        else:
+            rules_of(name, {**document, "rules": {"**": ""}}, allow_regex=allow_regex)
+    except TreeAdaptError as error:
+        problems.append(str(error).removeprefix(f"Rules file {name!r}: "))
+    in_file = document.get("given", {})
+    if not isinstance(in_file, dict):
+        problems.append("given: it is not a table; write [given]")
+        in_file = {}
+    own, faults = _factories_of_caller(names or {})
+    stacks = None if rules is None else rules.stacks
+    builder = Builder(in_file | passed, own, stacks, allow_regex=allow_regex)
+    for text in (*problems, *faults, *_unused(document, in_file, passed)):
+        builder.find("", text)
+    try:
+        tx, tables = _built(builder, document, rules)
+    except TooMuchError as error:
+        builder.find("", str(error))
+        tx, tables = None, {}
+    return OptimizerFile(
+        rules,
+        None if builder.findings or builder.lacking else tx,
+        tuple(builder.findings),
+        builder.lacking,
+        tables,
+        tuple(builder.selections),
+    )
+
+
+def _built(
+    builder: Builder, document: Mapping[str, Any], rules: Rules | None
+) -> tuple[Any, dict[str, Any]]:
+    """Return the optimizer of a document, and its tables; notes what is wrong."""
+    by_label, root = document.get("optimizers"), document.get("optimizer")
+    tables = {} if root is None else {"": root}
+    if by_label is None and root is None:
+        cure = 'write [optimizers.train] with type = "adamw", for the label train'
+        builder.find("optimizers", f"there are none; {cure}")
+        return None, tables
+    if by_label is not None and not isinstance(by_label, dict):
+        builder.find("optimizers", "it is not a table; write [optimizers.train]")
+        by_label = {}
+    if isinstance(by_label, dict) and isinstance(by_label.get("type"), str):
+        text = "it holds a table for each label; did you mean [optimizer]?"
+        builder.find("optimizers", text)
+        return None, tables
+    transforms = {
+        label: builder.build(table, f"optimizers.{RULES_FILE.key(label)}", label)
+        for label, table in (by_label or {}).items()
+    }
+    labels = _labels(rules)
+    if rules is not None and by_label is not None:
+        for text in _misfits(labels, transforms):
+            builder.find("", text)
+    # With anything wrong, or not given, no transformation is made of these.
+    is_whole = not (builder.findings or builder.lacking)
+    if by_label is not None and rules is not None:
+        builder.partition = lambda: (
+            partition(transforms, rules) if is_whole else NOTHING
+        )
+    tables |= by_label or {}
+    if root is None:
+        is_ready = is_whole and builder.partition is not None
+        return partition(transforms, rules) if is_ready else None, tables
+    tx = builder.build(root, "optimizer")
+    if tx is NOTHING and not is_whole:
+        return None, tables
+    if by_label is not None and not builder.num_partitions:
+        cure = 'put { type = "partition" } where the tables of [optimizers] are to run'
+        builder.find("optimizer", cure)
+    others = [label for label in labels if label != FROZEN and isinstance(label, str)]
+    if by_label is None and len(others) > 1:
+        text = f"the labels {listing(others)} are trained alike"
+        builder.find("optimizer", f"{text}; write [optimizers] for them, or one label")
+    if builder.findings or builder.lacking or tx is NOTHING:
+        return None, tables
+    if FROZEN not in labels or rules is None:
+        return adapt(tx), tables
+    if by_label is None and others:
+        return one_group(tx, rules, others[0]), tables
+    return freeze(tx, rules.where(FROZEN)), tables
+
+
+def _labels(rules: Rules | None) -> list[Any]:
+    """Return the labels that rules give, each once."""
+    if rules is None:
+        return []
+    default = () if rules.default is MISSING else (rules.default,)
+    labels: list[Any] = []
+    for label in (*rules.values, *default):
+        if label not in labels:
+            labels.append(label)
+    return labels
+
+
+def _misfits(labels: Sequence[Any], transforms: Mapping[str, Any]) -> Iterator[str]:
+    """Yield labels without an optimizer, and optimizers without a label."""
+    names = [label for label in labels if isinstance(label, str)]
+    if FROZEN in transforms:
+        yield 'optimizers.frozen: "frozen" leaves do not train; remove this table'
+    for label in labels:
+        if label == FROZEN or label in transforms:
+            continue
+        if not isinstance(label, str):
+            yield f"rules: the label {label!r} is not a text, as optimizers need"
+            continue
+        near = Speller().best(label, transforms)
+        cure = f"did you mean {near!r}?" if near else f"write [optimizers.{label}]"
+        yield f"rules: the label {label!r} has no optimizer; {cure}"
+    for label in transforms:
+        if label not in (*names, FROZEN):
+            near = Speller().best(label, names)
+            cure = f"did you mean {near!r}?" if near else f"labels are {listing(names)}"
+            yield f"optimizers.{label}: no rule gives this label; {cure}"
+
+
+def _unused(
+    document: Mapping[str, Any], in_file: Mapping[str, Any], passed: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yield names of values that are reserved, or that nothing mentions."""
+    mentioned = dict.fromkeys(_mentions([document, list(passed.values())]))
+    for name in {**in_file, **passed}:
+        if name in _RESERVED:
+            yield f"given.{name}: load_optimizer has such an argument; rename it"
+        elif name not in mentioned:
+            near = Speller().best(name, mentioned)
+            cure = f"did you mean {near!r}?" if near else "remove it"
+            yield f"given.{name}: the file never mentions it; {cure}"
+
+
+def _mentions(data: Any) -> Iterator[str]:
+    is_named = isinstance(data, dict) and data.keys() == {"given"}
+    if is_named and isinstance(data["given"], str):
+        yield data["given"]
+    if isinstance(data, dict | list):
+        for each in data.values() if isinstance(data, dict) else data:
+            yield from _mentions(each)
+
+
+def _factories_of_caller(
+    names: Mapping[str, Any],
+) -> tuple[dict[str, Factory], list[str]]:
+    """Return the caller's factories by name, and what is wrong with them."""
+    own, faults = {}, []
+    for name, function in names.items():
+        if name in factories() or name in REFUSED:
+            faults.append(f"names: {name!r} is a name of Optax's; choose another")
+            continue
+        try:
+            inspect.signature(function)
+        except (TypeError, ValueError) as error:
+            faults.append(f"names: {name!r} cannot be called by name: {error}")
+        else:
+            own[name] = Factory(name, function)
+    return own, faults
+
+
+def expression_text(data: Any) -> str:
+    """Write an expression as the file has it, on one line.
+
+    Example:
+        >>> table = {"type": "adamw", "learning_rate": {"given": "rate"}, "b1": 0.5}
+        >>> expression_text([table, {"type": "identity"}])
+        'chain(adamw(learning_rate=rate, b1=0.5), identity())'
+    """
+    if isinstance(data, list):
+        parts = ", ".join(map(expression_text, data))
+        is_chain = bool(data) and all(isinstance(each, dict) for each in data)
+        return f"chain({parts})" if is_chain else f"[{parts}]"
+    if not isinstance(data, dict):
+        return repr(data)
+    if data.keys() == {"given"}:
+        return str(data["given"])
+    if "type" not in data:
+        return (
+            f"{{{', '.join(f'{k!r}: {expression_text(x)}' for k, x in data.items())}}}"
+        )
+    arguments = (f"{k}={expression_text(x)}" for k, x in data.items() if k != "type")
+    return f"{data['type']}({', '.join(arguments)})"
+
+
+def _name_of(path_or_mapping: Any) -> str:
+    is_path = isinstance(path_or_mapping, str | os.PathLike)
+    return str(path_or_mapping) if is_path else "<mapping>"
+
+
+def _plain_document(name: str, mapping: Any) -> dict[str, Any]:
+    """Return a mapping as a file would give it."""
+    document = _plain(name, mapping)
+    if not isinstance(document, dict):
+        cure = "Pass the name of a file, or the mapping that is in it."
+        RULES_FILE.refuse(name, f"it is of type {type(mapping).__name__}", cure)
+    version = document.pop("version", VERSION)
+    if type(version) is not int or version != VERSION:
+        cure = f"This release reads version = {VERSION}."
+        RULES_FILE.refuse(name, f"it has version {version!r}", cure)
+    rules = document.get("rules")
+    if isinstance(rules, dict) and not isinstance(mapping["rules"], Mapping):
+        cure = 'Write pairs: rules = [("**/bias", "no_decay"), ("**", "decay")].'
+        seen = f"rules in a {type(mapping['rules']).__name__} lose their order"
+        RULES_FILE.refuse(name, seen, cure)
+    if isinstance(rules, list):
+        is_pair = [isinstance(each, list) and len(each) == 2 for each in rules]
+        patterns = [str(each[0]) for each in rules] if all(is_pair) else []
+        if not all(is_pair) or len(set(patterns)) < len(patterns):
+            cure = 'Write {"**/bias": "no_decay"}, or pairs, each pattern once.'
+            RULES_FILE.refuse(name, "its rules are not a table, nor pairs", cure)
+        document["rules"] = dict(rules)
+    return document
+
+
+def _plain(name: str, data: Any) -> Any:
+    """Return data as dicts and lists; what is neither stays as it is."""
+    left = _MAX_NODES
+
+    def plain(data: Any, depth: int) -> Any:
+        nonlocal left
+        left -= 1
+        if depth > MAX_DEPTH or left < 0:
+            RULES_FILE.refuse(
+                name, "it is nested too deep, or too large", "Simplify it."
+            )
+        if isinstance(data, str | bytes) or is_transformation(data):
+            return str(data) if isinstance(data, str) else data
+        # A ConfigDict is no Mapping, but has its methods.
+        if isinstance(data, Mapping) or type(data).__name__.endswith("ConfigDict"):
+            return {str(key): plain(each, depth + 1) for key, each in data.items()}
+        if isinstance(data, Sequence) and not hasattr(data, "_fields"):
+            return [plain(each, depth + 1) for each in data]
+        return data
+
+    return plain(data, 0)
