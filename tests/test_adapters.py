@@ -1150,11 +1150,36 @@ def test_no_check_and_no_converter_runs():
 
 
 @pytest.mark.hazard("E8")
-def test_a_shared_node_is_a_leaf():
-    tree = eqx_shared()
-    assert ta.tree_paths(tree) == ("0/weight", "1/weight", "1/bias", "where", "get")
-    assert type(ta.to_flat_dict(tree)["1/weight"]).__name__ == "SharedNode"
+def test_the_placeholder_of_a_shared_node_is_nobodys_data(tmp_path):
+    tree, other = eqx_shared(), jax.tree.map(lambda leaf: leaf, eqx_shared())
+    assert ta.tree_paths(tree) == ("0/weight", "1/bias", "where", "get")
     assert_comes_back(tree)
+    # Neither a warning of what is not saved, nor a difference to what is loaded.
+    ta.save(tmp_path / "x.safetensors", tree)
+    again = ta.load(tmp_path / "x.safetensors", other)
+    assert not ta.tree_diff(ta.split(tree)[0], ta.split(again)[0], values=True)
+    assert {one.kind for one in ta.tree_diff(tree, again, values=True)} <= {"changed"}
+    layers, layers_again = tree(), again()
+    assert layers_again[1].weight is layers_again[0].weight
+    np.testing.assert_array_equal(layers[1].weight, layers_again[1].weight)
+
+
+def _tied_weight(layers):
+    return layers[1].weight
+
+
+def _weight(layers):
+    return layers[0].weight
+
+
+def test_shared_layers_of_two_models_are_one_structure():
+    def made():
+        layers = eqx_shared()()
+        return eqx.nn.Shared(layers, where=_tied_weight, get=_weight)
+
+    assert not ta.tree_diff(made(), made(), values=True)
+    rests = [ta.split(made())[1] for _ in range(2)]
+    assert jax.tree.structure(rests[0]) == jax.tree.structure(rests[1])
 
 
 @pytest.mark.hazard("E10", "E11")

@@ -1251,6 +1251,17 @@ def test_lint_can_ignore_that_only_dtypes_differ(tmp_path):
     assert "1 finding in 2 arrays; ig" in run("lint", *trees, *more, code=1)
 
 
+def test_lint_notes_a_row_that_drops_nothing(tmp_path):
+    ta.save(tmp_path / "old.safetensors", {"w": np.ones(2), "head/bias": np.ones(2)})
+    file = table(tmp_path, {"w": "w", "head": None, "*.mask": None})
+    text = run("lint", tmp_path / "old.safetensors", "--migration", file)
+    assert text.splitlines()[:2] == [
+        "0 findings in 2 arrays.",
+        "note: row 3, '*.mask': it drops leaves, and none is here",
+    ]
+    assert "row 2" not in text
+
+
 def test_lint_fails_where_there_is_no_way_back(old, tmp_path):
     rows = {"h.{l}.q : a b": "q : l a b", "h.{l}.{m}": "{m}", "emb": "emb"}
     file = table(tmp_path, rows)

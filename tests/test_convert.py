@@ -316,6 +316,19 @@ def test_all_kinds_of_mismatch_are_in_one_error():
     assert str(nested_error.value) == str(raised.value)
 
 
+def test_only_arrays_of_no_axes_take_the_place_of_a_number():
+    target = {"lr": 0.1, "step": 3, "done": False}
+    flat = {"lr": jnp.float32(0.5), "step": np.int64(4), "done": True}
+    assert ta.from_flat_dict(target, flat) == flat
+    for name in target:
+        wrong = {**flat, name: np.ones((3, 3))}
+        for convert in (ta.from_flat_dict, ta.from_state_dict):
+            said = f"'{name}': float64.3,3., the target has a"
+            with pytest.raises(ta.StructureMismatchError, match=said):
+                convert(target, wrong)
+            assert convert(target, wrong, strict=False)[name] is wrong[name]
+
+
 @pytest.mark.hazard("F3", "F4")
 def test_what_is_not_strict_lets_shapes_pass_and_no_names():
     target = {"a": w(), "b": b()}

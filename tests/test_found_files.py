@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
+import pickle
 import shutil
+import zipfile
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +18,7 @@ import orbax.checkpoint as ocp
 import pytest
 import safetensors.numpy
 from command import invoke, run
+from flax import serialization
 
 import treeadapt as ta
 from treeadapt.checkpoints import migrated, store
@@ -586,3 +590,153 @@ def test_the_marks_of_today_are_of_version_one(tmp_path):
         "kinds": {"key": "threefry2x32", "rate": "number", "step": "number"},
         "hash": "8bd4c8803c80c12d",
     }
+
+
+# --- what other tools leave behind ---
+
+NARROW = {"w": np.arange(6).reshape(2, 3).astype(jnp.bfloat16)}
+BYTES = {"q": np.arange(4).astype(jnp.float8_e4m3fn), "n": np.arange(3).astype("int4")}
+
+
+@pytest.mark.parametrize("cast", [False, True])
+def test_an_archive_of_bfloat16_takes_its_dtypes_from_the_target(cast, tmp_path):
+    file, flat = tmp_path / "x.npz", {**NARROW, **BYTES, "b": np.ones(2, np.float32)}
+    np.savez(file, **flat)  # which writes |V2 and |V1
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), flat)
+    for target in (flat, shapes, jax.tree.map(jnp.asarray, flat)):
+        assert ta.compare_checkpoint(file, target, cast=cast).fits
+        again = ta.load(file, target, cast=cast)
+        for name, leaf in flat.items():
+            assert again[name].dtype == leaf.dtype
+            assert np.asarray(again[name]).tobytes() == leaf.tobytes()
+
+
+@pytest.mark.filterwarnings("always::treeadapt.TreeAdaptWarning")
+def test_bfloat16_is_what_two_bytes_without_a_dtype_are_and_a_note_says_so(tmp_path):
+    file = tmp_path / "x.npz"
+    np.savez(file, **NARROW, **BYTES)
+    for read in (ta.load, ta.read_metadata):
+        with pytest.warns(
+            ta.TreeAdaptWarning, match="'w' is lost, as in np.savez, and taken to be bf"
+        ):
+            leaves = read(file)
+        assert leaves["w"].dtype == jnp.bfloat16
+        assert leaves["q"].dtype == np.uint8
+    # What NumPy has a name for was not it: this is a number of another dtype.
+    half = {"w": np.zeros((2, 3), np.float16)}
+    with pytest.warns(ta.TreeAdaptWarning, match="taken to be bfloat16"):
+        (pair,) = ta.compare_checkpoint(file, half, where="w").retyped.values()
+    assert pair == ("bfloat16[2,3]", "float16[2,3]")
+    m = ta.Migration({"q": None, "n": None, "{x} : a b": "k/{x} : b a"})
+    with pytest.warns(ta.TreeAdaptWarning, match="taken to be bfloat16"):
+        moved = ta.load(
+            file, {"k": {"w": jnp.zeros((3, 2), jnp.bfloat16)}}, migration=m
+        )
+    np.testing.assert_array_equal(moved["k"]["w"], NARROW["w"].T)
+    safe = tmp_path / "x.safetensors"
+    assert "taken to be bfloat16" in invoke("convert", file, safe).output
+    assert ta.load(safe)["w"].tobytes() == NARROW["w"].tobytes()
+
+
+def of_flax(folder, step, tree=FLAT):
+    """Write what ``flax.training.checkpoints.save_checkpoint`` does without Orbax."""
+    folder.mkdir(exist_ok=True)
+    (folder / f"checkpoint_{step}").write_bytes(serialization.to_bytes(tree))
+    return folder / f"checkpoint_{step}"
+
+
+def test_a_checkpoint_of_flax_without_an_ending_is_read_by_its_content(tmp_path):
+    file = of_flax(tmp_path / "run", 4)
+    (tmp_path / "run" / "checkpoint_tmp").write_bytes(b"")
+    (tmp_path / "run" / "events.out.1").write_bytes(b"\x80\x04anything")
+    for name in (file, file.parent):
+        same(ta.load(name, zeros_of(FLAT)), FLAT)
+        assert ta.read_metadata(name).keys() == FLAT.keys()
+        assert run("show", name)
+    file.write_bytes(file.read_bytes()[:-7])
+    with pytest.raises(ta.CheckpointError, match="it is cut off"):
+        ta.load(file)
+
+
+@pytest.mark.parametrize("ending", ["", ".bin", ".weights", ".ckpt"])
+def test_files_of_any_name_are_read_by_their_content(ending, tmp_path):
+    ta.save(tmp_path / "x.safetensors", FLAT)
+    np.savez(tmp_path / "x.npz", **FLAT)
+    for old in ("x.safetensors", "x.npz"):
+        name = tmp_path / f"model{ending}"
+        shutil.copy(tmp_path / old, name)
+        same(ta.load(name), ta.load(tmp_path / old))
+
+
+def archive_of_torch():
+    raw = io.BytesIO()
+    with zipfile.ZipFile(raw, "w") as archive:
+        archive.writestr("archive/data.pkl", b"\x80\x02}q\x00.")
+    return raw.getvalue()
+
+
+@pytest.mark.parametrize("content", [pickle.dumps({"w": 1}), archive_of_torch()])
+def test_a_pickle_of_any_name_is_named(content, tmp_path):
+    (tmp_path / "model_best").write_bytes(content)
+    with pytest.raises(ta.CheckpointError, match="A pickle of PyTorch can run code"):
+        ta.load(tmp_path / "model_best")
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a21\nsize 26214\n"
+DAMAGED = {
+    "a pointer": (lambda _: POINTER, "pointer of Git LFS, and not the .* git lfs pull"),
+    "nothing": (lambda _: b"", "it is empty. Download"),
+    "a page": (lambda _: b"\n<!DOCTYPE html><html>404", "it is a web page"),
+    "half": (lambda raw: raw[: len(raw) // 2], "cut off|not a whole archive"),
+    "nearly all": (lambda raw: raw[:-3], "cut off|not a whole archive"),
+}
+KINDS = ("x.safetensors", "x.npz", "x.msgpack", "checkpoint_9", "shards", INDEX)
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_that_is_not_what_it_should_be_is_named(case, kind, tmp_path):
+    file = name = tmp_path / kind
+    damage, text = DAMAGED[case]
+    if kind in ("shards", INDEX):
+        name = tmp_path / "shards"
+        ta.save(name, FLAT, max_shard_bytes=40)
+        file = name / INDEX if kind == INDEX else next(name.glob("*-00002-*"))
+        text += "|JSONDecodeError" * (kind == INDEX)
+    elif kind == "x.npz":
+        np.savez(file, **FLAT)
+    elif kind == "x.safetensors":
+        ta.save(file, FLAT)
+    else:
+        file.write_bytes(serialization.to_bytes(FLAT))
+    file.write_bytes(damage(file.read_bytes()))
+    for read in (ta.load, ta.read_metadata):
+        with pytest.raises(ta.CheckpointError, match=text) as caught:
+            read(name)
+        assert file.name in str(caught.value)
+        assert len(str(caught.value)) < 700
+
+
+def test_what_follows_the_last_array_of_a_file_is_an_error(tmp_path):
+    file = tmp_path / "x.safetensors"
+    ta.save(file, FLAT)
+    size = file.stat().st_size
+    file.write_bytes(file.read_bytes() + b"more")
+    said = f"it has {size + 4:,} bytes, and its header describes {size:,}"
+    with pytest.raises(ta.CheckpointError, match=said):
+        ta.read_metadata(file)
+
+
+def test_the_name_of_a_model_on_a_hub_says_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        ta.CheckpointError, match="run hf download google/gemma-2b, and"
+    ):
+        ta.load("google/gemma-2b")
+    assert "run hf download google/gemma-2b, and" in run(
+        "show", "google/gemma-2b", code=2
+    )
+    for other in ("org/x.safetensors", "/org/x", "a/b/c", "model"):
+        with pytest.raises(ta.CheckpointError) as caught:
+            ta.load(other)
+        assert "hf download" not in str(caught.value)

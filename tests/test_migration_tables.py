@@ -1110,3 +1110,70 @@ def test_nothing_is_read_before_everything_fits():
     leaves = {k: v.view(Unreadable) for k, v in LAYERS_OF.items()}
     with pytest.raises(ta.MigrationError, match="stray"):
         ta.Migration(STACK)(leaves | {"stray": np.zeros(1)})
+
+
+# --- what is dropped ---
+
+TREE = {
+    "head/bias": np.ones(2),
+    "head/dense/kernel": np.ones(3),
+    "header": np.ones(4),
+    "h.0.mask": np.ones(5),
+    "h.1.mask/x": np.ones(6),
+    "h.1.masked": np.ones(7),
+}
+
+
+@pytest.mark.parametrize(
+    ("drop", "dropped"),
+    [
+        ("head", ["head/bias", "head/dense/kernel"]),
+        ("head/dense", ["head/dense/kernel"]),
+        ("head/*", ["head/bias", "head/dense/kernel"]),
+        ("head/**", ["head/bias", "head/dense/kernel"]),
+        ("header", ["header"]),
+        ("*.mask", ["h.0.mask", "h.1.mask/x"]),
+        ("h.{l}.mask", ["h.0.mask", "h.1.mask/x"]),
+        ("h.{l=1,2}.mask", ["h.1.mask/x"]),
+        (("head/bias", "head", "header"), ["head/bias", "head/dense/kernel", "header"]),
+        ("hea", []),
+        ("", []),
+        ("*", [*TREE]),
+    ],
+)
+def test_what_drops_a_node_drops_all_that_is_below_it(drop, dropped):
+    m = ta.Migration([(drop, None), ("{rest:**}", "new/{rest}")])
+    if dropped == [*TREE]:
+        m = ta.Migration([(drop, None)])
+    plan = m.plan(TREE)
+    assert sorted(plan.dropped) == sorted(dropped)
+    assert m(TREE).keys() == {f"new/{path}" for path in TREE if path not in dropped}
+    # The inverse, and its file, name the node too.
+    back = m.inverse
+    same(dict(sorted(back(m(TREE), TREE).items())), dict(sorted(TREE.items())))
+    assert sorted(back.plan(m(TREE), TREE).new) == sorted(dropped)
+    assert back.to_toml().count('"dropped"') == (3 if isinstance(drop, tuple) else 1)
+    # One that matches nothing serves other models: the plan says so.
+    said = "it matches nothing here" in str(plan)
+    assert said == (not dropped)
+    assert plan.idle == (() if dropped else (0,))
+
+
+def test_new_names_a_node_and_its_inverse_drops_it():
+    m = ta.Migration({"w": "w"}, new={"head": "zeros"})
+    target = {"w": np.ones(1), "head": {"a": np.ones(2), "b": {"c": np.ones(3)}}}
+    moved = m({"w": np.ones(1)}, target)
+    assert moved.keys() == {"w", "head/a", "head/b/c"}
+    assert m.inverse(target).keys() == {"w"}
+    assert m.plan({"w": np.ones(1)}, target).one_way == ()
+    with pytest.raises(ta.MigrationError, match="'hea'"):
+        ta.Migration({"w": "w"}, new={"hea": "zeros"})({"w": np.ones(1)}, target)
+
+
+def test_a_row_after_one_that_drops_a_node_gets_nothing_of_it():
+    m = ta.Migration({"head": None, "head/bias": "bias", "{x:**}": "{x}"})
+    with pytest.raises(ta.MigrationError, match="'head/bias'"):
+        m(TREE)
+    m = ta.Migration({"head/bias": "bias", "head": None, "{x:**}": "{x}"})
+    assert "bias" in m(TREE)
+    assert m.plan(TREE).dropped == ("head/dense/kernel",)

@@ -1075,6 +1075,10 @@ BITWISE = {
     "join": {("0 : a b", "1 : a b"): "w : b [a a]"},
     "cut": {"0 : [a c] b": ("w : b a", "v : c b"), "1": "1"},
     "pad": {"{i} : a b": ("w : i a b", {"pad": {"i": (1, 2), "b": (0, 1)}})},
+    "pad inside": {"{i} : a b": ("w : a i b", {"pad": {"b": (1, 1)}})},
+    "pad repeated": {
+        "{i} : a b": ("w : b i r a", {"pad": {"a": (0, 2)}, "repeat": {"r": 3}})
+    },
     "copy": {"{i} : a b": ("w : b i a", "v : i (a b)")},
 }
 
@@ -1111,6 +1115,25 @@ def test_what_only_moves_keeps_every_bit(name, dtype):
             same_bits(leaf, wanted[path])
         for path, leaf in host.items():
             same_bits(back[path], leaf)
+
+
+@pytest.mark.parametrize(("axes", "dtype"), grid(["i a b", "a i b"], NARROW))
+def test_what_is_filled_keeps_every_bit(axes, dtype):
+    if dtype == "float8_e8m0fnu":  # it has no zeros to pad with
+        return
+    every = patterns(dtype).reshape(4, -1)
+    host = {"0": every, "1": every[:, ::-1].copy()}
+    m = ta.Migration(
+        {"{i} : a b": (f"w : {axes}", {"pad": {"b": (1, 1)}, "fill": "target"})}
+    )
+    shape = [{"i": 2, "a": 4, "b": every.shape[1] + 2}[name] for name in axes.split()]
+    target = {"w": np.resize(every[::-1], shape)}
+    wanted = m(host, target)["w"]
+    device, like = jax.tree.map(jnp.asarray, (host, target))
+    for moved in (m(device, like), jax.jit(m)(device, like)):
+        same_bits(moved["w"], wanted)
+        for path, leaf in m.inverse(moved, host).items():
+            same_bits(leaf, host[path])
 
 
 @pytest.mark.parametrize(

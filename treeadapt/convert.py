@@ -193,9 +193,13 @@ def containers(paths: Sequence[str], leaves: Sequence[Any]) -> dict[str, str]:
 
 
 def differs(want: Any, got: Any) -> bool:
-    """Return whether a leaf has another shape or dtype than the one it replaces."""
+    """Return whether a leaf has another shape or dtype than the one it replaces.
+
+    An array of no axes may take the place of a Python number, whatever its dtype.
+    """
     if not is_array(want):
-        return is_array(got) and not isinstance(want, numbers.Number)
+        is_number = isinstance(want, numbers.Number)
+        return is_array(got) and not (is_number and got.shape == ())
     return not is_array(got) or want.shape != got.shape or want.dtype != got.dtype
 
 

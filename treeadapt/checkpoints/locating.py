@@ -1,6 +1,7 @@
-"""Which checkpoint a name means, and its format, which its ending says.
+"""Which checkpoint a name means, and its format, by its ending or else by its content.
 
-Takes the name of a file or folder; reads no more than the names in it, and indexes.
+Takes the name of a file or folder; reads no more than the names in it, indexes, and how
+files start.
 Each format is in a file of this room: ``read_metadata(path)`` returns a ``Stored``,
 ``read(stored, wanted)`` the arrays, and ``write(path, arrays, table)``, if there is
 one, writes them all at once. Of those that may be folders, ``checkpoints(folder)``
@@ -13,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 
@@ -41,7 +42,14 @@ _READERS = {
     "keras": "keras.saving.load_model",
     "npy": "numpy.load",
 }
+_PICKLES = ("bin", "ckpt", "pt", "pth")
 _ONLY_READ = ("npz", "msgpack")
+_START_BYTES = 512  # of a file, which say what it is
+_LFS = b"version https://git-lfs.github.com/spec/"
+_PAGE = re.compile(rb"\s*<(!doctype\s|html|\?xml)", re.IGNORECASE)
+# A map of MessagePack that has something in it, of which the first key is a text.
+_MAP = re.compile(rb"(?:[\x81-\x8f]|\xde..|\xdf.{4})[\xa0-\xbf\xd9-\xdb]", re.DOTALL)
+_MODEL = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")  # on the Hugging Face Hub
 _STANDARD = (safetensors_file.WHOLE, safetensors_file.INDEX, orbax_folder.METADATA)
 
 
@@ -51,7 +59,8 @@ def near_name(name: Path) -> str:
     if name.is_symlink():
         return f" {_broken(name)}"
     if not folder.is_dir():
-        return f" There is no folder {listing([str(folder)])}."
+        hub = hub_hint(str(name))
+        return f" There is no folder {listing([str(folder)])}.{hub}"
     with contextlib.suppress(OSError):
         endings = (*(f".{kind}" for kind in FORMATS), schema_file.ENDING)
         entries = [
@@ -62,6 +71,23 @@ def near_name(name: Path) -> str:
         if near := (same or Speller().nearest(name.name, names))[:3]:
             return f" Did you mean {listing([str(folder / x) for x in near])}?"
     return ""
+
+
+def hub_hint(text: str) -> str:
+    """Say how to get a model, if a text may be the name of one on a hub; or "".
+
+    Example:
+        >>> hub_hint("google/gemma-2b")[-68:]
+        'run hf download google/gemma-2b, and load the folder that it prints.'
+        >>> hub_hint("run/1/model")
+        ''
+    """
+    if not _MODEL.fullmatch(text) or Path(text).suffix.removeprefix(".") in FORMATS:
+        return ""
+    return (
+        " If that is a model of the Hugging Face Hub, nothing is downloaded here: run "
+        f"hf download {text}, and load the folder that it prints."
+    )
 
 
 def _broken(link: Path) -> str:
@@ -91,6 +117,11 @@ def format_of(path: str | os.PathLike[str], *, writing: bool = False) -> str:
         return "safetensors" if has_index else "orbax"
     if ending == "safetensors" or (ending in _ONLY_READ and not writing):
         return ending
+    if not writing and name.is_file():
+        if kind := _format_of_content(name):
+            return kind
+        if ending not in (*_PICKLES, *_READERS):
+            require_content(name)
     problem = f"it has an unknown ending, {name.suffix!r:.30}"
     cure = (
         "Known are .safetensors, .npz, .msgpack, .schema.toml, folders of Orbax or of "
@@ -100,7 +131,7 @@ def format_of(path: str | os.PathLike[str], *, writing: bool = False) -> str:
         problem = f"{ending} files are read, but not written"
     if writing:
         cure = "Write .safetensors, .schema.toml, or without an ending for Orbax."
-    elif ending in ("bin", "ckpt", "pt", "pth"):
+    elif ending in _PICKLES or _is_pickle(name):
         cure += f" {UNPICKLED}"
     elif ending in _READERS:
         cure += f" Read it with {_READERS[ending]}, and save what it gives."
@@ -109,7 +140,57 @@ def format_of(path: str | os.PathLike[str], *, writing: bool = False) -> str:
 
 def checkpoints_in(folder: Path) -> list[Path]:
     """Return the checkpoints in a folder: files, indexes, and what Orbax wrote."""
-    return [*safetensors_file.checkpoints(folder), *orbax_folder.checkpoints(folder)]
+    names = [*safetensors_file.checkpoints(folder), *orbax_folder.checkpoints(folder)]
+    return names or [*_of_flax(folder)]
+
+
+def _of_flax(folder: Path) -> Iterator[Path]:
+    """Yield what Flax's ``save_checkpoint`` wrote, such as ``checkpoint_4``."""
+    for file in folder.glob("[!.]*[0-9]"):
+        if file.is_file() and _format_of_content(file) == "msgpack":
+            yield file
+
+
+def _format_of_content(file: Path) -> str:
+    """Return the format of a file of any name, as its first bytes say; or ""."""
+    start = _start(file)
+    if start[8:9] == b"{" and int.from_bytes(start[:8], "little") < 2**32:
+        return "safetensors"
+    name_bytes = int.from_bytes(
+        start[26:28], "little"
+    )  # of the first one in an archive
+    if start[:4] == b"PK\3\4" and start[30 : 30 + name_bytes].endswith(b".npy"):
+        return "npz"
+    return "msgpack" if _MAP.match(start) else ""
+
+
+def _is_pickle(file: Path) -> bool:
+    """Return whether ``pickle`` wrote a file, or PyTorch did."""
+    start = _start(file) if file.is_file() else b""
+    return start[:1] == b"\x80" or start[30:].startswith(b"archive/data.pkl")
+
+
+def _start(file: Path) -> bytes:
+    with file.open("rb") as stream:
+        return stream.read(_START_BYTES)
+
+
+def require_content(file: Path) -> None:
+    """Raise if a file is there and what should be in it is not.
+
+    Raises:
+        CheckpointError: it is empty, a pointer of Git LFS, or a web page.
+    """
+    if not file.is_file():
+        return
+    start, again = _start(file), "Download or copy it again."
+    if not start:
+        refuse(file, "it is empty", again)
+    if start.startswith(_LFS):
+        cure = f"Run git lfs pull in {listing([str(file.parent)])}."
+        refuse(file, "it is a pointer of Git LFS, and not the file itself", cure)
+    if _PAGE.match(start):
+        refuse(file, "it is a web page, maybe of an error", again)
 
 
 def located(name: Path) -> tuple[Path, str]:

@@ -25,7 +25,12 @@ def read_metadata(path: Path) -> Stored:
     """
     from flax import serialization
 
-    state = serialization.msgpack_restore(path.read_bytes())
+    try:
+        state = serialization.msgpack_restore(path.read_bytes())
+    except ValueError as error:
+        if "incomplete input" in str(error):  # MessagePack has no class for it
+            refuse(path, "it is cut off", "Download or copy it again.")
+        raise
     if not isinstance(state, dict):
         refuse(path, "it is not a map of leaves")
     table: dict[str, Leaf] = {}

@@ -1,7 +1,8 @@
 """``.npz`` files, read with NumPy, one array at a time; never written.
 
 A label path is the name that ``numpy.savez`` was given. NumPy unpickles nothing here:
-texts, dates, records and objects, which people put there too, are no leaves.
+texts, dates, records and objects, which people put there too, are no leaves. Of
+bfloat16 and other dtypes that NumPy does not know, ``savez`` writes the size alone.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ from treeadapt.names import listing
 
 _ENDING = ".npy"
 _NOT_NUMBERS = "OSUMm"  # kinds of dtypes: objects, bytes, texts, dates, durations
+_LOST = {1: "uint8", 2: "bfloat16"}  # what those of some bytes without a name are
 
 
 def read_metadata(path: Path) -> Stored:
     """Read names, shapes and dtypes from the members' headers; no array is loaded.
 
     Returns:
-        What it holds, with a doubt for each array that is not of numbers.
+        What it holds, with a doubt for each array that is not of numbers, and the
+        leaves whose dtypes have lost their names.
 
     Raises:
         CheckpointError: the archive is damaged, holds something other than arrays, or
@@ -34,6 +37,9 @@ def read_metadata(path: Path) -> Stored:
     """
     table: dict[str, Leaf] = {}
     left_out: dict[str, str] = {}
+    untyped: list[str] = []
+    if not zipfile.is_zipfile(path):
+        refuse(path, "it is not a whole archive", "Download or copy it again.")
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
         if len(members) > MAX_LEAVES:
@@ -52,13 +58,14 @@ def read_metadata(path: Path) -> Stored:
             else:
                 leaf = _leaf(path, name, shape, dtype, size)
                 table[name] = Leaf(leaf, key=member.filename)
+                untyped += [name] if dtype.kind == "V" else []
     doubts = [
         f"{listing([name])} is left out, because {dtype:.40} is not a dtype of numbers"
         for name, dtype in left_out.items()
     ]
     if doubts and not table:
         refuse(path, f"it holds no numbers: {doubts[0]}")
-    return Stored(path, table, doubts=tuple(doubts))
+    return Stored(path, table, doubts=tuple(doubts), untyped=tuple(untyped))
 
 
 def read(stored: Stored, wanted: Iterable[str]) -> Iterator[Any]:
@@ -71,6 +78,8 @@ def read(stored: Stored, wanted: Iterable[str]) -> Iterator[Any]:
     with np.load(stored.path, allow_pickle=False) as file:
         for one in wanted:
             array = file[stored.table[one].key]
+            if array.dtype.kind == "V":
+                array = array.view(stored.table[one].array.dtype)
             yield array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
@@ -89,14 +98,10 @@ def _leaf(
     path: Path, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], size: int
 ) -> Any:
     """Return the abstract array of a member, whose numbers take ``size`` bytes."""
+    text = dtype.newbyteorder("=").name
     if dtype.kind == "V":
-        refuse(
-            path,
-            f"the leaf {listing([name])} has lost its dtype, as bfloat16 does in "
-            "np.savez",
-            "Write it as .safetensors.",
-        )
-    leaf = abstract(path, name, shape, dtype.newbyteorder("=").name)
+        text = _LOST.get(dtype.itemsize, text)
+    leaf = abstract(path, name, shape, text)
     if math.prod(shape) * dtype.itemsize != size:
         refuse(path, f"the leaf {listing([name])} does not fill its member")
     return leaf

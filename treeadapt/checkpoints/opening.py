@@ -11,8 +11,9 @@ import contextlib
 import dataclasses
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from treeadapt.checkpoints import schema_file
 from treeadapt.checkpoints.errors import named_path, refuse, reported
@@ -20,6 +21,7 @@ from treeadapt.checkpoints.locating import (
     FORMATS,
     located,
     near_name,
+    require_content,
 )
 from treeadapt.checkpoints.replacing import restore
 from treeadapt.checkpoints.stored import NUMBER, Stored
@@ -32,7 +34,9 @@ _OF_PARTS = ("safetensors", "orbax")  # may be several files
 
 
 @contextlib.contextmanager
-def opened(path: str | os.PathLike[str]) -> Iterator[Stored]:
+def opened(
+    path: str | os.PathLike[str], likes: Mapping[str, Any] | None = None
+) -> Iterator[Stored]:
     """Read all that is known of a checkpoint without its arrays, and watch over it.
 
     A warning says what another program made untrue of what was written next to the
@@ -40,6 +44,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Stored]:
 
     Args:
         path: as for ``load``.
+        likes: leaves of a target by path, whose dtypes hold where a file has lost its.
 
     Yields:
         What it holds; read its arrays before the end.
@@ -54,7 +59,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Stored]:
     if not name.exists():
         restore(name.absolute())
     with watched(name, version):
-        stored = _listed(name, version)
+        stored = _listed(name, version).typed_like(likes or {})
         if stored.doubts:
             warnings.warn(
                 f"The checkpoint {listing([str(name)])} is read as it is now: "
@@ -91,6 +96,7 @@ def _listed(name: Path, version: dict[Path, tuple[int, ...]]) -> Stored:
         name, kind = located(name)
         reader = FORMATS[kind]
         for file in reader.parts(name) if kind in _OF_PARTS else (name,):
+            require_content(file)
             version[file] = stamp(file)
         stored = _compared_with_hash(reader.read_metadata(name), kind)
     return dataclasses.replace(stored, version=version, format=kind)

@@ -1,8 +1,7 @@
 """Checkpoints as ``.safetensors``: the label path is the tensor's name.
 
-The library writes files, and checks the header of one that is read; names that occur
-twice, which it takes, are refused here. ``FileArray`` reads the data, because the
-library gives NumPy no 8-bit floats and maps whole files into memory. Leaves of one
+The library writes files. They are read without it, because it gives NumPy no 8-bit
+floats, maps whole files into memory, and takes names that occur twice. Leaves of one
 buffer are stored once: one entry of the header's text metadata says which paths share a
 tensor, and which were not arrays. A folder of shards has an index, as Hugging Face's
 tools write it; one shard is on the host at a time.
@@ -39,6 +38,7 @@ from treeadapt.errors import CheckpointError
 from treeadapt.names import listing
 
 _MAX_HEADER_BYTES = 64 * 2**20
+_AGAIN = "Download or copy it again."
 WHOLE = "model.safetensors"  # in a folder, as Hugging Face's tools name the files
 INDEX = f"{WHOLE}.index.json"
 # Of a variant, such as ``fp16``, the index of ``model.fp16-00001-of-00002.safetensors``
@@ -261,25 +261,43 @@ def _divided(leaves: Mapping[str, Any], max_shard_bytes: int) -> list[int]:
 
 def _of_file(path: Path) -> Stored:
     """Read what one file holds."""
-    import safetensors
-
+    size_bytes = path.stat().st_size
     with path.open("rb") as file:
-        length_bytes = int.from_bytes(file.read(8), "little")
-        if length_bytes > _MAX_HEADER_BYTES:
+        data_bytes = 8 + int.from_bytes(file.read(8), "little")  # where the data starts
+        if data_bytes - 8 > _MAX_HEADER_BYTES:
             refuse(path, f"its header is larger than {_MAX_HEADER_BYTES >> 20} MiB")
-        text = file.read(length_bytes)
-    with safetensors.safe_open(path, "np"):
-        header = parse_json(text.decode())  # the library finds that it fits the file
+        text = file.read(data_bytes - 8)
+    if size_bytes < max(data_bytes, 10):
+        refuse(path, f"it is cut off after {size_bytes:,} bytes, in its header", _AGAIN)
+    header = parse_json(text.decode())
+    if not isinstance(header, dict):
+        refuse(path, "its header is not a table of tensors")
     marks = header.pop(_RESERVED, {}).get(_MARK)
     if len(header) > MAX_LEAVES:
         refuse(path, f"it has {len(header):,} tensors")
     table = {}
+    places: dict[tuple[int, int], str] = {}
     for name, entry in header.items():
         dtype = _DTYPES.get(entry["dtype"], entry["dtype"])
-        start_bytes = 8 + length_bytes + entry["data_offsets"][0]
         leaf = abstract(path, name, entry["shape"], dtype)
-        key = FileArray(path, start_bytes, leaf.shape, leaf.dtype)
+        start, stop = entry["data_offsets"]
+        if {type(start), type(stop)} != {int} or stop - start != math.prod(
+            leaf.shape
+        ) * leaf.dtype.itemsize:
+            refuse(path, f"the leaf {listing([name])} has another size than its data")
+        places[start, stop] = name
+        key = FileArray(path, data_bytes + start, leaf.shape, leaf.dtype)
         table[name] = Leaf(leaf, key=key)
+    end = 0
+    for start, stop in sorted(places):
+        if start != end:
+            name = listing([places[start, stop]])
+            refuse(path, f"the data of {name} does not follow that of another leaf")
+        end = stop
+    if size_bytes != data_bytes + end:
+        stated = f"its header describes {data_bytes + end:,}"
+        is_cut = "is cut off after" if size_bytes < data_bytes + end else "has"
+        refuse(path, f"it {is_cut} {size_bytes:,} bytes, and {stated}", _AGAIN)
     if marks is None:
         return Stored(path, table)
     return marked(path, table, sound_marks(path, parse_json(marks)))
@@ -299,7 +317,8 @@ def _index(path: Path, index: Path) -> tuple[dict[str, str], str]:
     """Read which shard each leaf is in, whatever is in the folder, and their hash."""
     if index.stat().st_size > _MAX_HEADER_BYTES:
         refuse(path, f"its index is larger than {_MAX_HEADER_BYTES >> 20} MiB")
-    document = parse_json(index.read_text("utf-8"))
+    with reported(index, "read"):
+        document = parse_json(index.read_text("utf-8"))
     names = document.get("weight_map") if isinstance(document, dict) else None
     if not isinstance(names, dict) or len(names) > MAX_LEAVES:
         refuse(path, "its index is not a table of tensors and their files")

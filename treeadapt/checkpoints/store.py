@@ -66,7 +66,7 @@ from treeadapt.trees.views import TreeView, view_tree
 #: A table, or the name of a file or of a published one.
 MigrationLike: TypeAlias = Migration | str
 
-_ALIKE = ("dtype", "sharding")  # what tied leaves must share to be one array
+_ALIKE = ("dtype", "sharding")  # what abstract leaves share that may be one array
 
 
 def save(
@@ -211,7 +211,7 @@ def load(
 
     Returns:
         Tree with the treedef of ``target``. Paths that were tied when saved share one
-        array if the target has them alike.
+        array if they do in ``target``, or if its leaves there are abstract and alike.
 
     Raises:
         CheckpointError: the checkpoint cannot be read, or ``strict`` and it does not
@@ -240,7 +240,8 @@ def load(
     view = None if target is None else target_view(target)
     is_shared = view is not None and any(map(spans_processes, view.leaves))
     together = agreed if is_shared else contextlib.nullcontext
-    with together("load"), opened(path) as stored:
+    likes = None if view is None else view.flat()
+    with together("load"), opened(path, likes) as stored:
         if view is not None:
             stored.require_arrays()
         options = {"strict": strict, "cast": cast}
@@ -297,15 +298,19 @@ def _filled(view: TreeView, source: Source, paths: Iterable[str]) -> Any:
     """Return a target with the leaves of these paths, each where the target's is."""
     leaves, table = view.flat(), source.stored.table
     places = {one: sharding_to_read(one, table[one], leaves[one]) for one in paths}
-    owners: dict[Any, Any] = {}
+    ties: dict[str, dict[Any, Any]] = {}
     for one, array in source.read(places):
         like = leaves[one]
-        alike = (getattr(like, name, None) for name in _ALIKE)
-        key = table[one].owner or one, type(like), *alike
-        if key not in owners:
+        key: Any = id(like)
+        if isinstance(like, jax.ShapeDtypeStruct):  # which may stand for a tie, or not
+            key = tuple(getattr(like, name, None) for name in _ALIKE)
+        tied = ties.setdefault(table[one].owner or one, {})
+        if key not in tied:
+            if tied and isinstance(array, np.ndarray):
+                array = array.copy()  # the target has two
             with reported(source.stored.path, "read"):
-                owners[key] = placed(one, array, like)
-        leaves[one] = owners[key]
+                tied[key] = placed(one, array, like)
+        leaves[one] = tied[key]
         del array  # before the next leaves are read
     return view.replace(leaves)
 
@@ -344,7 +349,7 @@ def compare_checkpoint(
           'step': 700, the target has 0
     """
     view = target_view(target)
-    with opened(path) as stored:
+    with opened(path, view.flat()) as stored:
         source, place = _source(path, stored, migration, view, where, cast=cast)
         source.problems.raise_any()
         report = decided(view, source, where, cast=cast)

@@ -78,6 +78,8 @@ class Stored:
         hash: that of its leaves when it was written; empty if it does not say.
         doubts: what its marks say and its leaves do not bear out, and what it holds
             that is no leaf.
+        untyped: paths of leaves of which it says how many bytes a number has, and no
+            dtype; they have the likeliest one.
     """
 
     path: Path
@@ -87,6 +89,7 @@ class Stored:
     version: Mapping[Path, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     hash: str = ""
     doubts: tuple[str, ...] = ()
+    untyped: tuple[str, ...] = ()
 
     @property
     def leaves(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -109,6 +112,33 @@ class Stored:
                 f"{listing([str(self.path)])} is a schema and holds no arrays. Name a "
                 "checkpoint; load(schema) without a target gives abstract leaves."
             )
+
+    def typed_like(self, likes: Mapping[str, Any]) -> Stored:
+        """Return it with the dtypes that leaves of a target give to the untyped ones.
+
+        Where they do not, a doubt says what dtype was taken.
+        """
+        table, guesses = dict(self.table), dict[str, list[str]]()
+        for name in self.untyped:
+            array = table[name].array
+            dtype: Any = getattr(likes.get(name), "dtype", None)
+            # Of a dtype that NumPy knows, a file would have the name.
+            if (
+                getattr(dtype, "kind", "") == "V"
+                and dtype.itemsize == array.dtype.itemsize
+            ):
+                array = jax.ShapeDtypeStruct(array.shape, dtype)
+                table[name] = dataclasses.replace(table[name], array=array)
+            else:
+                guesses.setdefault(array.dtype.name, []).append(name)
+        doubts = [
+            f"the dtype of {listing(names, limit=3)} is lost, as in np.savez, and "
+            f"taken to be {dtype}"
+            for dtype, names in guesses.items()
+        ]
+        return dataclasses.replace(
+            self, table=table, doubts=(*self.doubts, *doubts), untyped=()
+        )
 
     def without_boxes(self, model_paths: Collection[str] = ()) -> Stored:
         """Return it with the paths of the model; see ``unboxed``."""
@@ -227,5 +257,7 @@ def require_form(name: str, array: Any) -> None:
 
 def _is_sound(shape: Sequence[int]) -> bool:
     """Return whether there can be an array of a shape."""
-    is_small = len(shape) <= MAX_RANK and all(0 <= size < 2**63 for size in shape)
+    is_small = len(shape) <= MAX_RANK and all(
+        type(size) is not bool and 0 <= size < 2**63 for size in shape
+    )
     return is_small and math.prod(shape) < 2**63

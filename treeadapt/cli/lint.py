@@ -195,6 +195,9 @@ def notes(plan: MigrationPlan) -> Iterator[str]:
         row = listing([plan.rows[place].text])
         text = f"shapes do not tell apart {pairs_text(pairs)}"
         yield f"row {place + 1}, {row}: {text}"
+    for place in plan.idle:
+        row = listing([plan.rows[place].text])
+        yield f"row {place + 1}, {row}: it drops leaves, and none is here"
     for text in plan.unread:
         yield f"not checked on shapes: {text}"
     if plan.repeatable:

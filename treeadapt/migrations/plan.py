@@ -26,6 +26,7 @@ from treeadapt.migrations.planning import plan_groups
 from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.rows import Address, Row
 from treeadapt.migrations.running import Layout, Move
+from treeadapt.migrations.templates import BELOW
 from treeadapt.names import fold, listing, plural, size_text
 from treeadapt.paths import SEPARATOR
 
@@ -109,6 +110,13 @@ class MigrationPlan:
             if origins.get(path) != (group.place, tuple(sorted(group.source_paths)))
         )
         return (*strays, *(path for path in self.added if path not in dropped))
+
+    @functools.cached_property
+    def idle(self) -> tuple[int, ...]:
+        """Places in ``rows`` of those that drop leaves and have none to drop here."""
+        rows = {place: row for place, row in enumerate(self.rows) if row.drops}
+        used = {next(n for n in rows if rows[n].takes(each)) for each in self.dropped}
+        return tuple(n for n in rows if n not in used and not rows[n].is_spare)
 
     @functools.cached_property
     def repeatable(self) -> bool:
@@ -251,7 +259,7 @@ class MigrationPlan:
         sources = sum(len(paths) for group in groups for paths in group.sources)
         targets = sum(len(paths) for group in groups for paths in group.targets)
         if row.drops:
-            yield row.both
+            yield row.both + ": it matches nothing here" * (place in self.idle)
             return
         text = f"{row.both}: {sources:,} to {targets:,}"
         yield text if len(text) <= _WIDTH else text.replace(" -> ", "\n    -> ", 1)
@@ -279,7 +287,7 @@ def read_backwards(
     first: list[tuple[int | None, Row]] = []
     last: list[tuple[int | None, Row]] = []
     for row in added:
-        if any(each.path.captures for each in row.sources):
+        if any({*each.path.captures} - {BELOW} for each in row.sources):
             last.append((None, dataclasses.replace(row, is_spare=True)))
         else:
             first.append((None, row))

@@ -100,7 +100,7 @@ def assign(
             if captures is not None and owner is None:
                 owner = place
                 by_row[place].append(Taken(number, path, captures))
-            elif captures is not None:
+            elif captures is not None and not rows[place].drops:
                 if by_row[place] and by_row[place][-1].path == path:
                     by_row[place].pop()
                 texts = listing(each.path.text for each in rows[place].sources)

@@ -524,9 +524,24 @@ def _finished(move: Move, layout: Layout, array: Any, xp: Any, lost: list[Any]) 
     pads = move.values.pads(is_source=False)
     if pads:
         widths = [pads.get(axis.name, (0, 0)) for axis in layout.axes]
-        new = _by_bits(lambda array: xp.pad(array, widths), new, xp)
+        padded = np.pad if xp is np else _with_zeros
+        new = _by_bits(lambda array: padded(array, widths), new, xp)
     # Because an element of an array of NumPy is not one.
     return np.asarray(new) if xp is np else new
+
+
+def _with_zeros(array: Any, widths: Sequence[tuple[int, int]]) -> Any:
+    """Return an array of JAX with zeros before and after each axis.
+
+    XLA for CPUs fuses ``pad`` with what it follows, and then NaNs of 16 bits come out
+    as others although they are integers at that time (JAX 0.10.2); it does not fuse
+    ``concatenate``.
+    """
+    for axis, ends in enumerate(widths):
+        shapes = ([*array.shape[:axis], n, *array.shape[axis + 1 :]] for n in ends)
+        before, after = (jnp.zeros(shape, array.dtype) for shape in shapes)
+        array = jnp.concatenate([before, array, after], axis) if any(ends) else array
+    return array
 
 
 def filled(move: Move, target: int, array: Any, like: Any) -> Any:

@@ -157,6 +157,9 @@ class Capture:
         return {text: place for place, text in enumerate(self.entries)}
 
 
+#: What is below a node that is dropped; no address has it as text.
+BELOW = Capture("", (), is_many=True, is_wild=True)
+
 #: Literals and captures of a segment in turn, literals first; or one capture of many.
 Segment: TypeAlias = tuple[str | Capture, ...]
 
@@ -238,7 +241,7 @@ class Template:
     @functools.cached_property
     def settled(self) -> list[bool]:
         """For each capture, whether it may hold nothing but what is tried first."""
-        if any(each.is_many for each in self.captures):
+        if any(each.is_many and each != BELOW for each in self.captures):
             return [False] * len(self.captures)
         settled = []
         runs, is_sure = self._closed(SEPARATOR), True
@@ -445,18 +448,20 @@ def parse_template(row: str, text: str, *, wild: bool = False) -> Template:
     Args:
         row: text of the address, for messages; starts with ``text``.
         text: the path, without axes.
-        wild: whether ``*`` and ``**`` are allowed.
+        wild: whether ``*`` and ``**`` are allowed, and the path of a node means all
+            that is below it, as a pattern does.
 
     Raises:
         MigrationError: the text is malformed; points at the column.
     """
-    return Template(
-        text,
-        tuple(
-            _parse_segment(row, text[start:stop], start, wild=wild)
-            for start, stop in spans(text)
-        ),
-    )
+    segments = [
+        _parse_segment(row, text[start:stop], start, wild=wild)
+        for start, stop in spans(text)
+    ]
+    is_open = isinstance(segments[-1][0], Capture)
+    if wild and text and not is_open:
+        segments.append((BELOW,))
+    return Template(text, tuple(segments))
 
 
 def malformed(text: str, column: int, problem: str, cure: str) -> NoReturn:
