@@ -2,10 +2,10 @@
 
 A row is drawn as one array over named axes and two ways to store it: some axes become
 numbers in paths, the others are permuted and composed, or joined with other arrays in
-a bracket. Others repeat it, pad it, fill what is new from a target, or make it of
-factors. So both sides of every row are known without the library. Axes in single
-arrays are compared with the real einops, and paths with a reference that tries every
-way to cut a path.
+a bracket, which may be among names of its axis. Others repeat it, pad it, fill what is
+new from a target, or make it of factors. So both sides of every row are known without
+the library. Axes in single arrays are compared with the real einops, and paths with a
+reference that tries every way to cut a path.
 """
 
 from __future__ import annotations
@@ -497,10 +497,84 @@ def joins(draw: Any, root: str, letters: str) -> Row:
     return _turned(row, draw(st.booleans()))
 
 
+def _joined(
+    draw: Any,
+    root: str,
+    stacked: Sequence[str],
+    kept: Sequence[str],
+    parts: Sequence[Sequence[str]],
+    wholes: Sequence[np.ndarray],
+) -> tuple[str, dict[str, np.ndarray]]:
+    """One address of parts, and its arrays; names may be around them in their axis.
+
+    Axes of ``wholes`` are ``stacked``, ``kept`` and those of the part.
+    """
+    order = draw(st.permutations(list(kept)))
+    place = draw(st.integers(0, len(order)))
+    first = draw(st.integers(0, place))
+    last = draw(st.integers(place, len(order)))
+    bracket = " ".join(map(_composed, parts))
+    if len(parts) > 1:
+        bracket = f"[{bracket}]"
+    elif first < last:
+        bracket = " ".join(parts[0])
+    axis = " ".join([*order[first:place], bracket, *order[place:last]])
+    axes = [*order[:first], f"({axis})" if first < last else axis, *order[last:]]
+    pieces = []
+    for part, whole in zip(parts, wholes, strict=True):
+        names = [*stacked, *kept, *part]
+        flat = [*stacked, *order[:place], *part, *order[place:]]
+        moved = whole.transpose([names.index(name) for name in flat])
+        count = len(stacked) + place
+        shape = moved.shape[:count], moved.shape[count + len(part) :]
+        pieces.append(moved.reshape(*shape[0], -1, *shape[1]))
+    joined = np.concatenate(pieces, len(stacked) + place)
+    ends = len(stacked) + first, len(stacked) + last + 1
+    shape = joined.shape[: ends[0]], joined.shape[ends[1] :]
+    joined = joined.reshape(*shape[0], -1, *shape[1])
+    path = "/".join([root, *(f"{{{name}}}" for name in stacked)])
+    arrays = {
+        "/".join([root, *map(str, at)]): joined[at]
+        for at in itertools.product(*map(range, joined.shape[: len(stacked)]))
+    }
+    return f"{path} : {' '.join(axes)}", arrays
+
+
+@st.composite
+def nests(draw: Any, root: str, letters: str) -> Row:
+    """A row with brackets on both sides, each alone on its axis or among names."""
+    outer, inner = letters[: draw(st.integers(1, 2))], letters[2:]
+    sizes = {name: draw(st.integers(1, 3)) for name in letters}
+    stacked = [name for name in outer if draw(st.integers(0, 3)) == 0]
+    kept = [name for name in outer if name not in stacked]
+    every = [(inner[0],), (inner[1],), tuple(inner), tuple(inner[::-1])]
+    parts = draw(st.lists(st.sampled_from(every), min_size=2, max_size=4))
+    start, wholes = 1, []
+    for part in parts:
+        names = [*stacked, *kept, *part]
+        wholes.append(_filled(tuple(sizes[name] for name in names), start))
+        start += wholes[-1].size
+    text, before = _joined(draw, f"{root}s", stacked, kept, parts, wholes)
+    is_cut = [draw(st.booleans()) for _ in parts[1:]]
+    cuts = [0, *(n for n, cut in enumerate(is_cut, 1) if cut), len(parts)]
+    in_path = draw(st.booleans())
+    paths, axes = (stacked, kept) if in_path else ([], [*stacked, *kept])
+    texts, after = [], {}
+    for number, (a, b) in enumerate(itertools.pairwise(cuts)):
+        at = f"{root}{number}"
+        one, arrays = _joined(draw, at, paths, axes, parts[a:b], wholes[a:b])
+        texts.append(one)
+        after |= arrays
+    named = {name: sizes[name] for name in {*outer, *itertools.chain(*parts)}}
+    named = {name: n for name, n in named.items() if name not in paths}
+    target = tuple(texts) if len(texts) > 1 else texts[0]
+    return _turned(Row(text, target, before, after, named), draw(st.booleans()))
+
+
 @st.composite
 def tables(draw: Any) -> Row:
     """Several rows as one: each with names and axes of its own."""
-    every = ["move", "move", "copy", "copy", "join", "join", "product"]
+    every = ["move", "move", "copy", "copy", "join", "join", "nest", "nest", "product"]
     kinds = draw(st.lists(st.sampled_from(every), min_size=1, max_size=3))
     rows = []
     for root, letters, kind in zip(
@@ -510,6 +584,8 @@ def tables(draw: Any) -> Row:
             rows.append(draw(joins(root, letters)))
         elif kind == "product":
             rows.append(draw(products(root, letters)))
+        elif kind == "nest":
+            rows.append(draw(nests(root, letters)))
         else:
             rows.append(draw(moves(root, letters, copies=1 if kind == "move" else 2)))
     merged: dict[str, dict[str, Any]] = {

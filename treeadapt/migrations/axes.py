@@ -2,7 +2,8 @@
 
 Takes the text after `` : `` of an address and gives one ``Axis`` for each axis of the
 array. An axis is a name, ``1``, a product ``(h d)``, ``...`` for all further axes, or
-``[(h d) (k d)]``, parts one after the other. Sizes are found in ``solving``.
+``[(h d) (k d)]``, parts one after the other, which ``(g [(r d) d d])`` has for each
+``g``. Sizes are found in ``solving``.
 """
 
 from __future__ import annotations
@@ -116,45 +117,59 @@ def parse_axes(row: str, start: int) -> Axes:
 
     Example:
         >>> parse_axes("w : (h d) 1", 4)
-        (Axis(parts=(('h', 'd'),)), Axis(parts=((),)))
+        (Axis(parts=(('h', 'd'),), before=0), Axis(parts=((),), before=0))
+        >>> parse_axes("w : (g [(r d) d])", 4)
+        (Axis(parts=(('g', 'r', 'd'), ('g', 'd')), before=1),)
     """
     axes: list[Axis] = []
+    products: list[Product] | None = None  # of the parenthesis, one for each part
     parts: list[Product] | None = None  # of the bracket that is open
-    names: list[str] | None = None  # of the parenthesis that is open
-    place = start
+    part: Product | None = None  # of the parenthesis in it
+    before, place = 0, start
     while place < len(row):
         token = _TOKEN.match(row, place)
         if token is None:
             cure = "Axes are names, 1, (a b), [a b] and ..., with spaces between them"
             malformed(row, place, f"{row[place]!r} is not an axis", cure)
-        text, product = token[0], None
-        if text == "(" and names is None:
-            names = []
-        elif text == ")" and names is not None:
-            product, names = tuple(names), None
-        elif text == "[" and parts is None and names is None:
+        text = token[0]
+        if text == "(" and parts is not None and part is None:
+            part = ()
+        elif text == "(" and products is None and parts is None:
+            products, before = [()], 0
+        elif text == ")" and parts is not None and part is not None:
+            parts, part = [*parts, part], None
+        elif text == ")" and parts is None and products is not None:
+            axes.append(Axis(tuple(products), before))
+            products = None
+        elif text == "[" and parts is None and len(products or ()) < 2:
             parts = []
-        elif text == "]" and parts is not None and names is None:
+        elif text == "]" and parts is not None and part is None:
             if len(parts) < 2:
                 cure = "Write one part for each address on the other side"
                 malformed(row, place, "a concatenation has one part", cure)
-            axes.append(Axis(tuple(parts)))
+            if products is None:
+                axes.append(Axis(tuple(parts)))
+            else:
+                (outer,), before = products, len(products[0])
+                products = [outer + each for each in parts]
             parts = None
-        elif text == REST and (parts is not None or names is not None):
+        elif text == REST and (parts is not None or products is not None):
             malformed(row, place, "... in brackets", "Let it be an axis of its own")
         elif text in "()[]":
-            malformed(row, place, f"a {text!r} out of place", "Brackets do not nest")
-        elif text.strip() and names is not None:
-            names += [] if text == "1" else [text]
+            cure = "One bracket may be in a parenthesis: (g [(r d) d d])"
+            malformed(row, place, f"a {text!r} out of place", cure)
         elif text.strip():
-            product = () if text == "1" else (text,)
-        if product is not None:
-            if parts is None:
-                axes.append(Axis((product,)))
+            names = () if text == "1" else (text,)
+            if part is not None:
+                part += names
+            elif parts is not None:
+                parts.append(names)
+            elif products is not None:
+                products = [each + names for each in products]
             else:
-                parts.append(product)
+                axes.append(Axis((names,)))
         place = token.end()
-    if parts is not None or names is not None:
+    if parts is not None or products is not None:
         malformed(row, len(row) - 1, "a bracket is open", "Close it")
     _check(row, start, tuple(axes))
     return tuple(axes)

@@ -472,7 +472,7 @@ class GroupMaker:
             if block:  # the last one may be short
                 yield Equation((axis.parts[0][:1],), -(-size // block), where)
             else:
-                yield Equation(axis.parts, size, where)
+                yield Equation(axis.parts, size, where, axis.before)
 
     def _block(self, axis: Axis) -> int:
         """Return the size of the blocks of an axis; 0 if its last one is not short.

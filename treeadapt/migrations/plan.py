@@ -501,7 +501,10 @@ def _index(
     start = move.start(axis, part) + pads.get(axis.name, (0, 0))[0]
     terms: list[str] = []
     factor = 1
-    for name in reversed(axis.product(part)):
+    product = axis.product(part)
+    for place, name in reversed([*enumerate(product, 1)]):
+        if place == axis.before:
+            factor = move.width(axis)
         if name in fixed:
             start += fixed[name] * factor
         else:

@@ -28,7 +28,7 @@ from treeadapt.migrations.axes import (
 )
 from treeadapt.migrations.operations import Notes, Values, parse_operations, refuse
 from treeadapt.migrations.templates import Template, malformed, parse_template
-from treeadapt.names import Speller, listing
+from treeadapt.names import Speller, listing, plural
 
 SPLIT = " : "
 MAX_CHARACTERS = 4_096
@@ -162,25 +162,27 @@ class Row:
 
     @functools.cached_property
     def pieces(self) -> Pieces:
-        """What moves as a whole.
+        """What moves as a whole: the parts of both sides go together in order.
 
         Sources that hold copies of one array are all in it; the first one is used.
         """
-        sources, targets = range(len(self.sources)), range(len(self.targets))
-        if parts_of(self.sources[0].axes) > 1:
-            return tuple((0, k, k, 0) for k in targets)
-        if self._joins_parts:
-            return tuple((k, 0, 0, k) for k in sources)
-        return tuple((s, 0, t, 0) for s in sources for t in targets)
+        sources, targets = (
+            [(n, k) for n, one in enumerate(side) for k in range(parts_of(one.axes))]
+            for side in (self.sources, self.targets)
+        )
+        if not self._has_parts:
+            return tuple((*s, *t) for s, t in itertools.product(sources, targets))
+        return tuple((*s, *t) for s, t in zip(sources, targets, strict=True))
 
     @property
-    def _joins_parts(self) -> bool:
-        return any(parts_of(target.axes) > 1 for target in self.targets)
+    def _has_parts(self) -> bool:
+        every = (*self.sources, *self.targets)
+        return any(parts_of(each.axes) > 1 for each in every)
 
     @property
     def compares(self) -> bool:
         """Whether several sources must hold equal arrays."""
-        is_copied = self.function is None and not self._joins_parts
+        is_copied = self.function is None and not self._has_parts
         return len(self.sources) > 1 and is_copied and not self.values.multiply
 
     @property
@@ -388,15 +390,17 @@ def _check_sides(row: Row) -> None:
 
 def _check_axes(row: Row) -> None:
     """Raise unless both sides of each piece have the same names."""
-    for side, others in ((row.sources, row.targets), (row.targets, row.sources)):
+    sides = row.sources, row.targets
+    counts = [sum(parts_of(each.axes) for each in side) for side in sides]
+    for side, count, others in zip(sides, counts, reversed(counts), strict=True):
         for address in side:
             parts = parts_of(address.axes)
-            if parts > 1 and (len(side) > 1 or parts != len(others)):
+            if parts > 1 and count != others:
                 problem = (
                     f"it is a concatenation of {parts} parts, and the other side has "
-                    f"{len(others)} addresses"
+                    f"{plural(others, 'address')}"
                 )
-                cure = "Write one address for each part, in order"
+                cure = "Write one address, or one part of a bracket, for each part"
                 refuse(address.text, problem, cure)
             both = sorted({*every_name(address.axes)}.intersection(address.numbers))
             if both:

@@ -428,9 +428,14 @@ def _gathered(
         source, array = move.sources[s], sources[s]
         place = _joint(source.axes)
         if place is not None:
-            start = move.start(source.axes[place], one)
-            span = slice(start, move.start(source.axes[place], one + 1))
-            array = array[(slice(None),) * (place + bool(source.numbers)) + (span,)]
+            axis = source.axes[place]
+            start, place = move.start(axis, one), place + bool(source.numbers)
+            if axis.before:  # for each value before the bracket the parts follow
+                split = move.count(axis.outer), move.width(axis)
+                shape = (*array.shape[:place], *split, *array.shape[place + 1 :])
+                array, place = xp.reshape(array, shape), place + 1
+            span = slice(start, start + move.count(axis.inner(one)))
+            array = array[(slice(None),) * place + (span,)]
         names = [*source.numbers, *names_of(source.axes, one)]
         wanted = [*target.numbers, *names_of(target.axes, two)]
         repeated = [name for name in wanted if name not in names]
@@ -452,13 +457,20 @@ def _gathered(
             # An axis more, so that the bytes of an element are not among its copies.
             pairs.append((array[..., None], first[..., None]))
             array = first[(0,) * len(copied)]
-        shape = [move.size[name] for name in target.numbers]
-        shape += [move.count(axis.product(two)) for axis in target.axes]
-        parts.append(xp.reshape(array, shape))
+        products = [
+            product
+            for axis in target.axes
+            for product in [axis.outer, axis.inner(two)][not axis.before :]
+        ]
+        counts = [move.size[name] for name in target.numbers]
+        parts.append(xp.reshape(array, [*counts, *map(move.count, products)]))
     joined = parts[0]
     if len(parts) > 1:
-        place = _joint(target.axes) + len(target.numbers)
-        joined = xp.concatenate(parts, place)
+        place = _joint(target.axes)
+        is_nested = target.axes[place].before > 0
+        joined = xp.concatenate(parts, len(target.numbers) + place + is_nested)
+        if is_nested:
+            joined = xp.reshape(joined, [*counts, *move.shape(target)])
     return [joined[index] for index in indices(target.numbers, move.size)]
 
 

@@ -21,11 +21,13 @@ class Equation:
         parts: names whose sizes multiply, for each part.
         size: the sum.
         where: which axis of which array, for messages.
+        before: how many names of each part are before the bracket.
     """
 
     parts: tuple[Product, ...]
     size: int
     where: str
+    before: int = 0
 
 
 def solve(equations: Iterable[Equation], sizes: dict[str, int]) -> Iterator[str]:
@@ -71,10 +73,13 @@ def solve(equations: Iterable[Equation], sizes: dict[str, int]) -> Iterator[str]
 def _contradiction(equation: Equation, sizes: dict[str, int]) -> str:
     names = dict.fromkeys(name for part in equation.parts for name in part)
     values = ", ".join(f"{name}={sizes[name]}" for name in names if name in sizes)
-    texts = [f"({' '.join(part)})" if part else "1" for part in equation.parts]
-    text = texts[0].strip("()") if len(names) == len(texts) == 1 else " ".join(texts)
-    if len(texts) > 1:
+    outer = equation.parts[0][: equation.before]
+    inner = [" ".join(part[equation.before :]) or "1" for part in equation.parts]
+    text = " ".join(f"({part})" if " " in part else part for part in inner)
+    if len(inner) > 1:
         text = f"[{text}]"
+    if outer:
+        text = f"({' '.join(outer)} {text})"
     shown = f"and {text} has {values}" if values else "and the row has 1"
     if equation.size < 0:
         shown = "which no axis has"
