@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import warnings
 from collections.abc import Container, Sequence
 from typing import Any
 
@@ -21,7 +22,12 @@ import numpy as np
 
 from treeadapt.arrays import is_array, is_inexact
 from treeadapt.convert import describe
-from treeadapt.errors import CheckpointError, MigrationError, TransformError
+from treeadapt.errors import (
+    CheckpointError,
+    MigrationError,
+    TransformError,
+    TreeAdaptWarning,
+)
 from treeadapt.layers.region import read_key
 from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.running import converted, is_lost
@@ -31,6 +37,7 @@ from treeadapt.paths import unboxed
 from treeadapt.selection.selectors import select
 from treeadapt.state.fields import can_hold, numpy_values
 from treeadapt.state.matching import (
+    Choice,
     Offers,
     by_node,
     learn_links,
@@ -39,7 +46,14 @@ from treeadapt.state.matching import (
 )
 from treeadapt.state.moving import SavedState, move_copies
 from treeadapt.state.pieces import StateLeaf, divide_leaves, fill
-from treeadapt.state.report import CarryReport, NewLeaf, Table, number, report_of
+from treeadapt.state.report import (
+    CarryReport,
+    NewLeaf,
+    Table,
+    ambiguous_text,
+    number,
+    report_of,
+)
 from treeadapt.state_map import (
     below,
     cuts_of,
@@ -78,7 +92,9 @@ def carry_state(
     leaves from an earlier group continues that group's count, and one that took none
     starts at zero. Where the leaves of one group come from several with other counts,
     its own earlier count stays, or else the smallest is taken, which makes steps
-    shorter, never longer.
+    shorter, never longer. A group without moments (a schedule alone) goes on with the
+    count of the group that has its name, else with that of all that it may be, if these
+    are equal; if not, it starts at zero, with a warning.
 
     ``migration`` moves the params of the earlier run to those of today, and every copy
     of them in the state moves by the same rows: moments, averages, what ``MultiSteps``
@@ -128,6 +144,10 @@ def carry_state(
             leaves one name.
         PathCollisionError: two leaves of a state have the same path.
         TransformError: ``tx`` is not a transformation, or is in another place.
+
+    Warns:
+        TreeAdaptWarning: several saved leaves fit a new one equally well and differ, so
+            it starts as ``tx.init`` makes it.
 
     Example:
         >>> from treeadapt.transforms.partition import partition
@@ -218,6 +238,8 @@ def carry_state(
     if is_abstract:
         _leave_abstract(table)
     report = report_of(table, None if is_abstract else init_of_arrays(tx, params))
+    if report.ambiguous:
+        warnings.warn(ambiguous_text(report.ambiguous), TreeAdaptWarning, stacklevel=2)
     if not is_abstract and any(row.source is None or row.piece.along for row in rows):
         new = view_tree(tx.init(params))
     return new.rebuild(_filled(new.leaves, table)), report
@@ -256,9 +278,9 @@ def _take(
         name = row.slot.name
         if row.fate != "fresh" or name in passed or name not in offers:
             continue
-        names, is_certain = offers[name]
+        names, choice = offers[name]
         sources = [table.saved.leaves[one] for one in names]
-        source = _choose(sources) if is_certain else None
+        source = _choose(sources, choice)
         if source is None:
             row.fate = "ambiguous"
             row.why = tuple([table.text([one]) for one in sources])
@@ -280,12 +302,12 @@ def _leave_abstract(table: Table) -> None:
             row.fate, row.source = "fresh", None
 
 
-def _choose(sources: Sequence[StateLeaf]) -> StateLeaf | None:
-    """Choose among saved leaves: all one value, or the smallest count."""
+def _choose(sources: Sequence[StateLeaf], choice: Choice) -> StateLeaf | None:
+    """Choose among saved leaves, if anything decides."""
     first, *others = [leaf.value for leaf in sources]
-    if all(_same(first, value) for value in others):
+    if choice != "nothing" and all(_same(first, value) for value in others):
         return sources[0]
-    counts = [number(leaf.value) for leaf in sources]
+    counts = [number(leaf.value) for leaf in sources] if choice == "least" else [None]
     is_known = all(type(count) is int for count in counts)
     return sources[counts.index(min(counts))] if is_known else None
 

@@ -5,20 +5,19 @@ the same field and parameter, whatever groups and wrappers are above (``match_co
 Where the copies of a state came from is a *link* between the two states
 (``learn_links``), and every other leaf follows the links: the step count of a group is
 that of the group whose moments it took (``match_rest``). What has no link is matched by
-its own name, or by the only state with the same fields.
+its own name, the label of its group, or all states with the same fields: these must
+then be equal, because a place in a chain says nothing of whose count it is.
 See ``carry_state`` for which leaves may be taken (shapes, values).
 """
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter
 from collections.abc import Collection, Iterable, Sequence, Set
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from treeadapt.optax_fields import GROUPS
 from treeadapt.paths import SEPARATOR
-from treeadapt.state_map import Slot, below, last, parent
+from treeadapt.state_map import Slot, above, below, last, parent
 
 #: A state by the names of its fields: ``{node: {field: name of the leaf}}``.
 Nodes = dict[str, dict[str, str]]
@@ -29,9 +28,12 @@ Links = dict[str, list[str]]
 #: The partners of a node, and whether these are sure; see ``_pair``.
 Pairs = dict[str, tuple[tuple[str, ...], bool]]
 
-#: Saved names for leaves of the new state, and whether these are one leaf, or one of
-#: each group; else they fit equally well.
-Offers = dict[str, tuple[tuple[str, ...], bool]]
+#: What decides between saved leaves that fit a new one: the least count; their values,
+#: if these are all equal; or nothing.
+Choice: TypeAlias = Literal["least", "equal", "nothing"]
+
+#: Saved names for leaves of the new state.
+Offers: TypeAlias = dict[str, tuple[tuple[str, ...], Choice]]
 
 
 def match_copies(slots: Iterable[Slot], saved: Iterable[Slot]) -> Offers:
@@ -61,7 +63,7 @@ def match_copies(slots: Iterable[Slot], saved: Iterable[Slot]) -> Offers:
             for field, name in nodes[node].items():
                 fits = tuple([fields[field] for fields in states if field in fields])
                 if fits:
-                    offers[name] = fits, is_certain
+                    offers[name] = fits, "least" if is_certain else "nothing"
     return offers
 
 
@@ -98,8 +100,7 @@ def match_rest(slots: Sequence[Slot], saved: Sequence[Slot], links: Links) -> Of
         links: what ``learn_links`` says.
 
     Returns:
-        Saved names for each leaf that has any: one, or one of each group whose leaves
-        came together, of which ``carry_state`` takes one by their values.
+        Saved names for each leaf that has any.
     """
     rest = [slot for slot in slots if not slot.is_copy]
     by_name = {slot.name: slot for slot in saved if not slot.is_copy}
@@ -113,21 +114,27 @@ def match_rest(slots: Sequence[Slot], saved: Sequence[Slot], links: Links) -> Of
         if sources is None:
             unlinked.append(slot)
         elif sources:
-            offers[slot.name] = sources, True
+            offers[slot.name] = sources, "least"
     used = {name for sources, _ in offers.values() for name in sources}
-    busy = _owners(saved)
-    free = by_node(
-        [s for n, s in by_name.items() if n not in used and s.node not in busy]
-    )
-    complete = by_node(rest)
+    states, complete = by_node(by_name.values()), by_node(rest)
+    for node in _owners(saved):
+        states.pop(node, None)
     kinds: dict[tuple[str, ...], Nodes] = {}
     for node, fields in by_node(unlinked).items():
         if fields == complete[node] and node not in owners:
             # Several groups may continue one earlier state.
             kinds.setdefault((_group(node), *sorted(fields)), {})[node] = fields
-    for kind, nodes in kinds.items():
-        alike = {node: f for node, f in free.items() if sorted(f) == [*kind[1:]]}
-        offers |= _match_alike(nodes, alike)
+    with_moments = {path for node in owners for path in (node, *above(node))}
+    for (group, *kind), nodes in kinds.items():
+        # What goes on elsewhere is nothing for a group whose moments are new.
+        may_share = group and group not in with_moments
+        alike = {
+            node: fields
+            for node, fields in states.items()
+            if sorted(fields) == kind
+            and (may_share or used.isdisjoint(fields.values()))
+        }
+        offers |= _match_alike(group, nodes, alike)
     return offers
 
 
@@ -160,20 +167,41 @@ def _linked(
         node = parent(node)
 
 
-def _match_alike(wanted: Nodes, saved: Nodes) -> Offers:
-    """Match states that have the same fields."""
-    pairs = _pair(wanted, saved)
-    unsure = [sources for sources, is_certain in pairs.values() if not is_certain]
-    claims = Counter(itertools.chain(*unsure))
+def _match_alike(group: str, wanted: Nodes, saved: Nodes) -> Offers:
+    """Match states that have the same fields, and no moments.
+
+    Args:
+        group: path of the group that has the new states.
+        wanted: these.
+        saved: states of any group, or of none.
+    """
+    by_group: dict[str, Nodes] = {}
+    for node, fields in saved.items():
+        by_group.setdefault(_group(node), {})[node] = fields
+    if group:
+        groups = [each for each in by_group if each]
+        named = [each for each in groups if last(each) == last(group)]
+        by_group = {each: by_group[each] for each in named or groups or by_group}
     offers: Offers = {}
-    for node, (sources, _) in pairs.items():
-        is_contested = any(claims[source] > 1 for source in sources)
-        # The same state in several groups is one: the groups are being joined.
-        places = {source.removeprefix(_group(source)) for source in sources}
-        is_certain = not is_contested and len(places) == 1
-        for field, name in wanted[node].items():
-            offers[name] = tuple(saved[one][field] for one in sources), is_certain
+    for node, fields in wanted.items():
+        sources: list[str] = []
+        for states in by_group.values():
+            place = _inside(wanted)[node]
+            places = _inside(states)
+            is_one_to_one = sorted(places.values()) == sorted(_inside(wanted).values())
+            sources += [n for n in states if not is_one_to_one or places[n] == place]
+        choice: Choice = "nothing" if len(wanted) > len(saved) else "equal"
+        for field, name in fields.items() if sources else ():
+            offers[name] = tuple([saved[one][field] for one in sources]), choice
     return offers
+
+
+def _inside(nodes: Nodes) -> dict[str, str]:
+    """Return the names of nodes without what all of them begin with."""
+    names = {node: node.split(SEPARATOR) for node in nodes}
+    first, *others = names.values()
+    shared = min([_common(first, each) for each in others], default=len(first))
+    return {node: SEPARATOR.join(name[shared:]) for node, name in names.items()}
 
 
 def by_node(slots: Iterable[Slot]) -> Nodes:

@@ -261,6 +261,7 @@ def report_of(table: Table, start: Start | None) -> CarryReport:
         unmoved=saved.unmoved,
         left_over=tuple(left_over),
         warnings=(
+            *([ambiguous_text(rows["ambiguous"])] if rows["ambiguous"] else ()),
             *_of_dtypes(table),
             *_of_copies(saved.copied),
             *_folded(_of_counts(table)),
@@ -271,6 +272,21 @@ def report_of(table: Table, start: Start | None) -> CarryReport:
             *_of_vectors(table),
             *_of_nothing(table),
         ),
+    )
+
+
+def ambiguous_text(sources: Mapping[str, Sequence[str]]) -> str:
+    """Say which leaves of a new state several saved ones fit, and what to do.
+
+    Args:
+        sources: the names of the saved ones, by that of the new one.
+    """
+    name, names = next(iter(sources.items()))
+    return (
+        f"{plural(len(sources), 'leaf')} of the new state may be any of several saved "
+        f"ones that differ, and start again: {listing(sources)}. {name!r} could be "
+        f"{listing(names)}. Give groups the labels that they had, carry with reset= "
+        "what should start again, or set what you know with tree_set"
     )
 
 
