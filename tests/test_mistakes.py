@@ -239,3 +239,35 @@ def test_arguments_in_the_wrong_order_are_not_printed(call, order):
         call()
     assert order in str(caught.value)
     assert len(str(caught.value)) < 400
+
+
+REF = {"net": {"w": jax.new_ref(jnp.ones(2)), "b": jnp.ones(2)}}
+ADAM = optax.adam(0.1)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: ta.adapt(ADAM).init(REF),
+        lambda: ta.partition({"a": ADAM}, {"**": "a"}).init(REF),
+        lambda: ta.freeze(ADAM, "net/b").init(REF),
+        lambda: ta.per_layer(ADAM, {"net": 0}).init(REF),
+        lambda: ta.tree_norms(REF),
+        lambda: ta.tree_norms(REF, {"**": "all"}),
+        lambda: ta.apply_updates(REF, {"net": {"w": jnp.ones(2), "b": None}}),
+        lambda: ta.incremental_update(REF, REF, 0.5),
+        lambda: ta.carry_state(ADAM, REF, ()),
+        lambda: ta.carry_state(ADAM, {"net": {"w": jnp.ones(2)}}, {"mu": REF}),
+    ],
+)
+def test_an_array_that_changes_in_place_is_named(call):
+    with pytest.raises(ta.TransformError, match="net/w' is a Ref, which changes in pl"):
+        call()
+
+
+def test_a_state_of_arrays_that_change_in_place_is_named():
+    model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, ADAM, wrt=nnx.Param)
+    state = jax.tree.map(jax.new_ref, ta.tree_set(optimizer, count=3))
+    with pytest.raises(ta.TransformError, match=r"'0/mu/kernel', .* are Refs, which"):
+        ta.set_opt_state(optimizer, state)

@@ -151,6 +151,7 @@ def test_variables_stay_the_same_objects_so_that_compiled_steps_see_them():
             r"'0/count' is int32\[3\] in the state, and int32\[\] in the optimizer",
         ),
         (lambda s: (s[0]._replace(count=jnp.array(1.0)), *s[1:]), "float32"),
+        (lambda s: jax.eval_shape(lambda: s), "no values at '0/count', .* only shapes"),
     ],
 )
 def test_a_state_that_does_not_fit_changes_nothing(change, match):
@@ -167,7 +168,20 @@ def test_a_state_that_does_not_fit_changes_nothing(change, match):
     assert optimizer.step[...] == 0
 
 
-@pytest.mark.parametrize("step", [1.5, [1, 2], True, -1])
+@pytest.mark.parametrize(
+    "step",
+    [
+        1.5,
+        [1, 2],
+        True,
+        -1,
+        2**33,
+        np.int64(2**40),
+        jnp.int32(-1),
+        "3",
+        np.ones(2, int),
+    ],
+)
 def test_a_step_is_one_integer(step):
     _, optimizer = made(TXS["adam"])
     with pytest.raises(ta.StructureMismatchError, match="step is"):

@@ -113,6 +113,11 @@ def test_malformed_stacks_are_refused_at_once(given):
         ({"blocks": 2}, ["'blocks/b' float32[4,3] has no axis 2", "'blocks/b': None"]),
         ({"blocks": -3}, ["'blocks/b' float32[4,3] has no axis -3"]),
         (
+            {"blocks": 2, "blocks/b": 1},
+            ["change its entry to stacks={'blocks/b': None"],
+        ),
+        ({"blocks/b": 2}, ["change its entry to stacks={'blocks/b': None"]),
+        (
             {"blocks": 1},
             [
                 "'blocks/b' float32[4,3] has 3",

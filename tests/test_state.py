@@ -565,7 +565,12 @@ def test_variables_of_an_nnx_optimizer_stay_variables():
         (jnp.array(1, jnp.int32), float("inf"), None),
         (jnp.array(1, jnp.uint8), -1.0, None),
         (jnp.array(1, jnp.uint32), -1, None),
-        (jnp.array(1, jnp.uint8), True, 1),
+        (jnp.array(1, jnp.uint8), True, None),  # a flag, and no number
+        (jnp.array(1.0), True, None),
+        (jnp.array(1.0), np.True_, None),
+        (jnp.array(1.0), jnp.array(True), None),
+        (jnp.array(1.0), jax.new_ref(jnp.array(2.0)), None),
+        (jnp.array(True), False, False),
         (jnp.array(1.0), jax.random.key(0), None),
         (jax.random.key(0), 1.0, None),
         (jax.random.key(0), jax.random.key(1), jax.random.key(1)),

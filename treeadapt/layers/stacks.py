@@ -176,7 +176,8 @@ class Stacks:
             for stack in self._chain(region.path) if is_array(leaf) else ():
                 if stack.key in left_out:
                     continue
-                axis = _axis_of(stack, path, leaf, names.get(index))
+                listed = path in self.data
+                axis = _axis_of(stack, path, leaf, names.get(index), listed=listed)
                 for other in axes:
                     if axis == other.axis:
                         _refuse(
@@ -470,11 +471,14 @@ def _read(key: Any, value: Any) -> _Stack:
     return _Stack(key, parts[0], parts[1], axis)
 
 
-def _axis_of(stack: _Stack, path: str, leaf: Any, names: Any) -> int:
-    """Return the axis of a stack in one of its arrays."""
+def _axis_of(
+    stack: _Stack, path: str, leaf: Any, names: Any, *, listed: bool = False
+) -> int:
+    """Return the axis of a stack in an array, which may be ``listed`` by itself."""
     rank = len(leaf.shape)
     who = f"{listing([path])} {describe(leaf)}"
-    cure = f"If it holds no layers, add stacks={{{path!r}: None}}."
+    verb = "change its entry to" if listed else "add"
+    cure = f"If it holds no layers, {verb} stacks={{{path!r}: None}}."
     if not isinstance(stack.axis, str):
         axis: int = stack.axis  # type: ignore[assignment]
         if not -rank <= axis < rank:

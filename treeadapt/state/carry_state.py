@@ -66,7 +66,7 @@ from treeadapt.state_map import (
     view_init,
 )
 from treeadapt.transforms.adapt import is_transformation, with_extra_args
-from treeadapt.transforms.flat import trained
+from treeadapt.transforms.flat import require_no_refs, trained
 from treeadapt.transforms.nnx_state import is_nnx_optimizer, plain_state
 from treeadapt.trees.views import TreeView, view_tree
 
@@ -143,7 +143,8 @@ def carry_state(
         MigrationError: ``migration`` is a table and not a ``Migration``, or gives two
             leaves one name.
         PathCollisionError: two leaves of a state have the same path.
-        TransformError: ``tx`` is not a transformation, or is in another place.
+        TransformError: ``tx`` is not a transformation, or is in another place; or a
+            leaf is a ``jax.Ref``.
 
     Warns:
         TreeAdaptWarning: several saved leaves fit a new one equally well and differ, so
@@ -188,6 +189,8 @@ def carry_state(
             f"saved is a name, {shorten(repr(saved))}, and not a state. Pass "
             "treeadapt.load(name)."
         )
+    for tree in (fast_params(params), plain_state(saved)):
+        require_no_refs(view_tree(tree))
     is_abstract = _first_abstract(view_tree(params)) is not None
     try:
         new = view_init(tx, params)

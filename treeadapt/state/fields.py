@@ -371,7 +371,7 @@ def _cast(part: _Part, old: Any, new: Any) -> Any:
             f"The new value of {part.exact_path()} has another shape: {describe(new)} "
             f"where the state has {describe(old)}."
         )
-    if not can_hold(old.dtype, new):
+    if isinstance(new, jax.Ref) or not can_hold(old.dtype, new):
         raise TransformError(
             f"{part.exact_path()} is {describe(old)} and cannot hold {new!r:.100}. "
             "Give a value of its dtype, or of a narrower kind."
@@ -389,9 +389,9 @@ def _cast(part: _Part, old: Any, new: Any) -> Any:
 def can_hold(dtype: Any, new: Any) -> bool:
     """Return whether a dtype can hold a number: of its kind, or of a narrower one.
 
-    An integer is held exactly. Another number may be rounded, but becomes neither
-    infinite nor NaN nor, unless it is one of many, zero. Of arrays whose values are not
-    known here and now only the kind is compared.
+    A bool is not a number. An integer is held exactly. Another number may be rounded,
+    but becomes neither infinite nor NaN nor, unless it is one of many, zero. Of arrays
+    whose values are not known here and now only the kind is compared.
 
     Example:
         >>> can_hold(jnp.int32, 3.0), can_hold(jnp.int32, 3.5), can_hold(jnp.int8, 300)
@@ -411,7 +411,7 @@ def can_hold(dtype: Any, new: Any) -> bool:
         kinds = [_KINDS.index(jax.dtypes.scalar_type_of(one)) for one in (new, dtype)]
     except TypeError:  # keys, texts, dates, objects
         return False
-    if kinds[0] > kinds[1]:
+    if kinds[0] > kinds[1] or (kinds[0] == 0) != (kinds[1] == 0):
         return False
     if values is None or not values.size or kinds[1] == _KINDS.index(bool):
         return True

@@ -16,8 +16,9 @@ import jax.numpy as jnp
 from treeadapt.arrays import is_array
 from treeadapt.convert import describe
 from treeadapt.errors import StructureMismatchError, TransformError
-from treeadapt.names import listing, section
+from treeadapt.names import listing, section, shorten
 from treeadapt.state.report import CarryReport
+from treeadapt.transforms.flat import require_no_refs
 from treeadapt.transforms.nnx_state import is_nnx_optimizer, is_variable, plain_state
 from treeadapt.trees.views import view_tree
 
@@ -37,10 +38,10 @@ def set_opt_state(optimizer: Any, state: Any, step: Any = None) -> None:
 
     Raises:
         TransformError: ``optimizer`` is something else, or ``state`` is the pair that
-            ``carry_state`` returns.
+            ``carry_state`` returns, or a leaf is a ``jax.Ref``.
         StructureMismatchError: the state lacks leaves that the optimizer has, has
-            others, or has them in another shape or dtype; or ``step`` is not one
-            integer.
+            others, or has them in another shape or dtype, or shapes alone; or ``step``
+            is not one integer that the optimizer can hold.
 
     Example:
         >>> from flax import nnx
@@ -66,7 +67,17 @@ def set_opt_state(optimizer: Any, state: Any, step: Any = None) -> None:
         )
     slots = jax.tree.leaves(optimizer.opt_state, is_leaf=is_variable)
     slot_of = dict(zip(view_tree(optimizer.opt_state).plan.paths, slots, strict=True))
-    leaf_of = view_tree(plain_state(state)).flat()
+    view = view_tree(plain_state(state))
+    require_no_refs(view)
+    leaf_of = view.flat()
+    shapes = [p for p, x in leaf_of.items() if isinstance(x, jax.ShapeDtypeStruct)]
+    if shapes and not any(
+        isinstance(slot.get_value(), jax.ShapeDtypeStruct) for slot in slots
+    ):
+        raise StructureMismatchError(
+            f"The state has no values at {listing(shapes)}, only shapes. Load or make "
+            "its arrays first; jax.eval_shape makes none."
+        )
     old_leaf_of = {path: slot.get_value() for path, slot in slot_of.items()}
     wrong = [
         f"{listing([path])} is {new} in the state, and {old} in the optimizer"
@@ -82,17 +93,33 @@ def set_opt_state(optimizer: Any, state: Any, step: Any = None) -> None:
                 ]
             )
         )
-    count = None if step is None else jnp.asarray(step)
-    if count is not None and (
-        count.ndim or not jnp.issubdtype(count.dtype, jnp.integer)
-    ):
-        raise StructureMismatchError(f"step is {describe(count)}; expected an integer.")
-    if isinstance(step, int) and step < 0:
-        raise StructureMismatchError(f"step is {step}; expected a number of updates.")
+    count = None if step is None else _count(step, optimizer.step.get_value().dtype)
     for path, slot in slot_of.items():
         slot.set_value(leaf_of[path])
     if count is not None:
-        optimizer.step.set_value(count.astype(optimizer.step.get_value().dtype))
+        optimizer.step.set_value(count)
+
+
+def _count(step: Any, dtype: Any) -> jax.Array:
+    """Return a number of updates as an array.
+
+    Raises:
+        StructureMismatchError: it is something else, or too large for the dtype.
+    """
+    is_integer = isinstance(step, int) and not isinstance(step, bool)
+    if is_array(step) and not isinstance(step, jax.ShapeDtypeStruct | jax.Ref):
+        is_integer = step.shape == () and jnp.issubdtype(step.dtype, jnp.integer)
+    if not is_integer:
+        seen = describe(step) if is_array(step) else shorten(repr(step))
+        raise StructureMismatchError(f"step is {seen}; expected an integer.")
+    if not isinstance(step, jax.core.Tracer):
+        most = jnp.iinfo(dtype).max
+        if not 0 <= int(step) <= most:
+            raise StructureMismatchError(
+                f"step is {int(step)}; expected a number of updates, at most {most:,} "
+                f"in {dtype}."
+            )
+    return jnp.asarray(step, dtype)
 
 
 def _remedy(leaf_of: Collection[str]) -> str:

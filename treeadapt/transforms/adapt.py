@@ -44,6 +44,7 @@ from treeadapt.transforms.flat import (
     is_masked,
     pick_arrays,
     put_updates,
+    require_no_refs,
     require_trained,
     trained,
     view_params,
@@ -243,6 +244,7 @@ def run_flat(
             return init_flat(None, params)
         views = by_half(view_params, params)
         view = fast_params(views)
+        require_no_refs(view)
         outer = whole_of(view)
         is_part = outer is not None or is_masked(view)
         lenient = is_part or not (needs_arrays or view.leaves or view.plan.has_gaps)

@@ -64,6 +64,19 @@ def view_params(tree: Any) -> TreeView:
     return view
 
 
+def require_no_refs(view: TreeView) -> None:
+    """Raise for a leaf that changes in place, where an array is kept or read.
+
+    Raises:
+        TransformError: it names the leaf.
+    """
+    refs = [path for path, leaf in view.items() if isinstance(leaf, jax.Ref)]
+    if refs:
+        text = f"{listing(refs)} {'is a Ref' if len(refs) == 1 else 'are Refs'}"
+        change = "changes" if len(refs) == 1 else "change"
+        raise TransformError(f"{text}, which {change} in place. Pass arrays, ref[...].")
+
+
 def trained(view: TreeView) -> FlatDict:
     """Return the inexact arrays of a tree that an optimizer should see, by path."""
     paths, untrained = view.plan.paths, view.plan.untrained

@@ -19,6 +19,7 @@ from treeadapt.errors import RulesError, SelectorError
 from treeadapt.names import shorten
 from treeadapt.selection.answers import Split
 from treeadapt.selection.rules import BoundRules, as_rules
+from treeadapt.transforms.flat import require_no_refs
 from treeadapt.transforms.nnx_state import require_no_optimizer
 from treeadapt.trees.views import view_tree
 
@@ -51,7 +52,8 @@ def tree_norms(
     Raises:
         RulesError: a label is not a string.
         SelectorError: ``ord`` is something else.
-        TransformError: ``tree`` is an ``nnx.Optimizer``, and there are rules for it.
+        TransformError: ``tree`` is an ``nnx.Optimizer``, and there are rules for it; or
+            a leaf is a ``jax.Ref``.
         UnmatchedPathError, UnusedRuleError, OverlapError: as for ``param_labels``.
 
     Example:
@@ -67,6 +69,7 @@ def tree_norms(
     if rules is not None:
         require_no_optimizer(tree, "tree_norms")
     view = view_tree(tree)
+    require_no_refs(view)
     names: Sequence[Any] = view.plan.paths
     values: list[Any] = [*names]
     if rules is not None:

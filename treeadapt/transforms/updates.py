@@ -28,6 +28,7 @@ from treeadapt.arrays import (
 from treeadapt.convert import describe
 from treeadapt.errors import StructureMismatchError, TransformError
 from treeadapt.names import Speller, listing, plural
+from treeadapt.transforms.flat import require_no_refs
 from treeadapt.trees.views import TreeView, view_nested
 
 
@@ -182,6 +183,8 @@ def _is_update(delta: Any) -> bool:
 
 def _is_number(leaf: Any) -> bool:
     """Return whether ``leaf`` is a Python number or an array of numbers."""
+    if isinstance(leaf, jax.Ref):
+        return False  # it changes in place
     if not is_array(leaf):
         return isinstance(leaf, numbers.Number)
     return not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
@@ -212,6 +215,7 @@ def _require_fit(view: TreeView, others: Sequence[Any], places: Sequence[int]) -
         elif np.shape(leaf) != np.shape(other):
             misshaped.append(f"{path!r} ({describe(other)} for {describe(leaf)})")
     if odd:
+        require_no_refs(view)
         raise TransformError(
             f"{plural(len(odd), 'leaf')} cannot be added to: "
             f"{listing(odd, write=str)}. Only numbers can; give None where nothing is "
