@@ -19,7 +19,6 @@ import itertools
 import json
 import logging
 import re
-import sys
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -275,9 +274,11 @@ def _folder(path: Path) -> Path:
 def _quiet() -> Iterator[None]:
     """Keep Orbax from printing, in each of its threads, an error that it raises, too.
 
-    What it logs is passed on if nothing is raised.
+    What it logs is passed on if nothing is raised. TensorStore may answer after Orbax
+    has closed its event loop: Python then prints that a callback failed, which only a
+    hook of the process could keep back.
     """
-    logger, told = logging.getLogger("absl"), sys.unraisablehook
+    logger = logging.getLogger("absl")
     earlier = {*threading.enumerate()}
     records: list[logging.LogRecord] = []
 
@@ -287,13 +288,7 @@ def _quiet() -> Iterator[None]:
             records.append(record)
         return not is_kept
 
-    def hook(event: Any) -> None:
-        # TensorStore may answer after Orbax has closed its event loop.
-        if str(event.exc_value) != "Event loop is closed":
-            told(event)
-
     logger.addFilter(is_passed)
-    sys.unraisablehook = hook
     try:
         yield
     except Exception:
@@ -304,7 +299,6 @@ def _quiet() -> Iterator[None]:
         threading.Event().wait(_ANSWERS_S)
         raise
     finally:
-        sys.unraisablehook = told
         logger.removeFilter(is_passed)
         for record in records:
             logger.handle(record)

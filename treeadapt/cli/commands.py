@@ -656,6 +656,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         SystemExit: always.
     """
     argv = None if arguments is None else list(arguments)
+    report = sys.unraisablehook
+    sys.unraisablehook = functools.partial(_report_failure, report)
     try:
         if sys.stdout is None:
             _Failure("Standard output is closed. Open it, such as > /dev/null.").show()
@@ -664,8 +666,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except OSError as error:  # of an error's own text
         sys.exit(_NO_READER if isinstance(error, BrokenPipeError) else _UNUSABLE)
     finally:
+        sys.unraisablehook = report
         for stream in filter(None, (sys.stdout, sys.stderr)):
             _drop_unwritten(stream)
+
+
+def _report_failure(report: Callable[[Any], Any], event: Any) -> None:
+    """Report what failed where nothing can be raised, but for late answers to Orbax."""
+    if str(event.exc_value) != "Event loop is closed":
+        report(event)
 
 
 def _drop_unwritten(stream: Any) -> None:
