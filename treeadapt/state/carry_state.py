@@ -310,9 +310,10 @@ def _choose(sources: Sequence[StateLeaf], choice: Choice) -> StateLeaf | None:
     first, *others = [leaf.value for leaf in sources]
     if choice != "nothing" and all(_same(first, value) for value in others):
         return sources[0]
-    counts = [number(leaf.value) for leaf in sources] if choice == "least" else [None]
-    is_known = all(type(count) is int for count in counts)
-    return sources[counts.index(min(counts))] if is_known else None
+    counts = [number(leaf.value) for leaf in sources]
+    if choice != "least" or not all(type(count) is int for count in counts):
+        return None
+    return sources[counts.index(min(counts))]
 
 
 def _without_boxes(
