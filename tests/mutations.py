@@ -18,14 +18,20 @@ _BRACKET = re.compile(r"(?<=\()[^()]+(?=\))|(?<=\[)[^\[\]()]+(?=\])")
 _OPERATIONS = ("scale", "offset", "pad")
 
 
-def wrong_tables(path: Path, folder: Path) -> Iterator[tuple[str, ta.Migration]]:
+def wrong_tables(
+    path: Path, folder: Path, source: Any = None
+) -> Iterator[tuple[str, ta.Migration]]:
     """Yield each table that one mistake makes of a file, and the mistake in words.
 
     A mistake is made in one address: two axes or two names of a list change places. Or
     in one row: two targets change places, an operation is forgotten, or the row is.
-    Tables that are refused as they are read are left out.
+    Tables that are refused as they are read are left out, and so are optional rows that
+    take no leaf of a source.
     """
     rows = tomllib.loads(path.read_text())["rows"]
+    for row, parsed in zip([*rows], ta.load_migration(path).rows, strict=True):
+        if row.pop("optional", False) and not any(map(parsed.takes, source or ())):
+            rows.remove(row)
     for number, row in enumerate(rows):
         for mistake, wrong in _wrong_rows(row):
             changed = [*rows[:number], *wrong, *rows[number + 1 :]]

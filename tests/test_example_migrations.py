@@ -1,4 +1,4 @@
-"""The tables of ``docs/examples/migrations`` on the schemas next to them.
+"""The tables of ``docs/examples/migrations``, and those for Flax, on the schemas there.
 
 No model is made: each table fits the names of its file, comes back, and lints clean.
 ``tests/models`` compares what the models answer.
@@ -22,8 +22,14 @@ import treeadapt as ta
 
 FOLDER = Path(__file__).parents[1] / "docs" / "examples" / "migrations"
 SCHEMAS = sorted(FOLDER.glob("*.schema.toml"))
-TABLES = {
+EXAMPLES = {
     file.stem: file for file in sorted(FOLDER.glob("*.toml")) if file not in SCHEMAS
+}
+PUBLISHED = Path(__file__).parents[1] / "treeadapt" / "tables" / "flax"
+TABLES = EXAMPLES | {
+    f"{file.stem}-flax": file
+    for file in sorted(PUBLISHED.glob("*.toml"))
+    if FOLDER / f"{file.stem}.schema.toml" in SCHEMAS
 }
 #: Tables that multiply have no way back: see ``test_quantised_models``.
 ONE_WAY = {"deepseek-v3-fp8-scanned", "qwen3-fp8-scanned"}
@@ -135,7 +141,7 @@ def test_the_commands_of_the_page_print_what_it_says(tmp_path, monkeypatch):
 def test_each_schema_has_a_table_and_each_table_a_line_of_the_page():
     assert {schema_of(name) for name in TABLES} == {*SCHEMAS}
     page = (FOLDER / "README.md").read_text("utf-8")
-    assert all(f"]({file.name})" in page for file in (*TABLES.values(), *SCHEMAS))
+    assert all(f"]({file.name})" in page for file in (*EXAMPLES.values(), *SCHEMAS))
 
 
 # --- adapters of PEFT that the tables do not have ---

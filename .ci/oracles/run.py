@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 import venv
 from pathlib import Path
 
@@ -22,6 +23,7 @@ ENVIRONMENTS = REPOSITORY / ".venv-oracles"
 
 #: What pip installs without what it depends on, and then with it.
 LIBRARIES = {
+    "flax": ([], ["transformers==4.57.6", "flax<0.13", "jax<0.11"]),
     "tunix": (
         ["google-tunix==0.1.7"],
         [
@@ -47,9 +49,9 @@ def environment(library: str) -> Path | None:
         return python
     venv.create(folder, clear=True, with_pip=True)
     alone, others = LIBRARIES[library]
-    for packages in (["--no-deps", *alone], others):
+    for packages in (["--no-deps", *alone] if alone else [], others):
         pip = [python, "-m", "pip", "install", "--quiet", *packages]
-        if subprocess.run(pip, check=False).returncode:
+        if packages and subprocess.run(pip, check=False).returncode:
             return None
     ready.touch()
     return python
@@ -73,9 +75,19 @@ def digests(library: str, python: Path) -> dict[str, dict[str, str]]:
         raise RuntimeError(f"{library}.py fails; see above.")
     by_table: dict[str, dict[str, str]] = {}
     for line in done.stdout.splitlines():
-        if match := re.fullmatch(r"([\w-]+/\w+) (\S+) ([0-9a-f]{64})", line):
-            by_table.setdefault(match[1], {})[match[2]] = match[3]
+        if match := re.fullmatch(r"([\w-]+)/(\w+) (\S+) ([0-9a-f]{64})", line):
+            name = table_of(match[1], match[2])
+            by_table.setdefault(name, {})[match[3]] = match[4]
     return by_table
+
+
+def table_of(layout: str, model_type: str) -> str:
+    """Return the name of the table of a model type."""
+    for file in (TABLES / layout).glob("*.toml"):
+        types = tomllib.loads(file.read_text("utf-8")).get("model_types", [file.stem])
+        if model_type in types:
+            return f"{layout}/{file.stem}"
+    raise LookupError(f"No table of {layout} is for {model_type}.")
 
 
 def stored(text: str) -> dict[str, str]:

@@ -95,7 +95,7 @@ VISION = (
         "num_attention_heads": 3,
         "image_size": 12,
         "patch_size": 4,
-        "num_channels": 2,
+        "num_channels": 3,
         "num_labels": 5,
     },
 )
@@ -229,7 +229,7 @@ MODELS: dict[str, tuple[str, Any]] = {
             **{k: v for k, v in DEEPSEEK.items() if k != "num_key_value_heads"},
         ),
     ),
-    "gpt2": ("GPT2LMHeadModel", GPT),
+    "gpt2": ("GPT2Model", GPT),  # as the published files are
     "gptj": (
         "GPTJForCausalLM",
         tuple(each | {"rotary_dim": 4} for each in GPT),

@@ -160,7 +160,7 @@ class Laws:
     def test_no_mistake_in_the_table_stays_unseen(self, setting, tmp_path):
         """Shapes tell of it, or the answer does."""
         unseen, seen = [], 0
-        for mistake, wrong in wrong_tables(setting.table, tmp_path):
+        for mistake, wrong in wrong_tables(setting.table, tmp_path, setting.source):
             try:
                 params = wrong(setting.source, setting.target)
             except ta.MigrationError:

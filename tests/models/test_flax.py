@@ -1,6 +1,6 @@
 """Published layouts against the models of transformers: logits, both ways.
 
-A case is a model and a table of ``docs/examples/migrations``. PyTorch saves the model,
+A case is a model and a published table. PyTorch saves the model,
 the table reads its file into Flax, and both answer alike; the way back gives every bit,
 and PyTorch reads it. One mistake in the table shows in the shapes or in the answer.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from laws import Laws, make_setting, oracle
-from tiny import MIGRATIONS, TOKENS, Tiny, transformers
+from tiny import TOKENS, Tiny, table_file, transformers
 
 import treeadapt as ta
 
@@ -165,7 +165,7 @@ def setting(request, tmp_path_factory):
     tiny = CASES[request.param]
     folder = tmp_path_factory.mktemp("model")
     *_, table = request.param.split()
-    file = MIGRATIONS / f"{table}.toml"
+    file = table_file(table)
     return make_setting(tiny, file, folder, tiny.flax_params(), tiny.flax_answer())
 
 

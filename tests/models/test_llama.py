@@ -23,7 +23,7 @@ from laws import Laws, make_setting, needs_torch
 from llamas import EquinoxLlama, LinenLlama, NnxLlama, Sizes
 from mutations import with_rows, without
 from test_flax import CASES, LLAMA
-from tiny import MIGRATIONS, TOKENS, transformers
+from tiny import TOKENS, table_file, transformers
 
 import treeadapt as ta
 
@@ -74,7 +74,7 @@ def answer_of(own: Own, sizes: Sizes = SIZES) -> Callable[[Any], np.ndarray]:
 def setting(request, tmp_path_factory):
     own, tiny = OWN[request.param], CASES["llama-flax"]
     folder = tmp_path_factory.mktemp("model")
-    file = MIGRATIONS / f"{own.table}.toml"
+    file = table_file(own.table)
     return make_setting(tiny, file, folder, own.shapes(SIZES), answer_of(own))
 
 
@@ -86,7 +86,7 @@ class TestOwn(Laws):
 def llama(tmp_path_factory):
     """PyTorch's model, and Flax's own, for what needs a file only."""
     tiny, folder = CASES["llama-flax"], tmp_path_factory.mktemp("model")
-    file = MIGRATIONS / "llama-flax.toml"
+    file = table_file("llama-flax")
     return make_setting(tiny, file, folder, tiny.flax_params(), tiny.flax_answer())
 
 
@@ -95,7 +95,7 @@ def llama(tmp_path_factory):
     [("nnx", {"d": 14}), ("Equinox", {"d": 14, "two": 2, "half": 7})],
 )
 def test_without_a_target_the_size_of_a_head_is_enough(llama, name, sizes, tmp_path):
-    file = MIGRATIONS / f"{OWN[name].table}.toml"
+    file = table_file(OWN[name].table)
     edited = tmp_path / "edited.json"
     edited.write_text(json.dumps(tomllib.loads(file.read_text()) | {"sizes": sizes}))
     found = ta.load_migration(edited)(llama.params)
@@ -105,7 +105,7 @@ def test_without_a_target_the_size_of_a_head_is_enough(llama, name, sizes, tmp_p
 @pytest.mark.parametrize("name", ["nnx", "Linen"])
 def test_the_layers_may_be_on_the_second_axis(llama, name, tmp_path):
     own, sizes = OWN[name], dataclasses.replace(SIZES, axis=1)
-    text = (MIGRATIONS / f"{own.table}.toml").read_text()
+    text = (table_file(own.table)).read_text()
     file = tmp_path / "second.toml"
     file.write_text(re.sub(r" : l (\w)", r" : \1 l", text))
     m = ta.load_migration(file)
@@ -121,7 +121,7 @@ def test_the_layers_may_be_on_the_second_axis(llama, name, tmp_path):
 
 
 def migration_of(name: str) -> ta.Migration:
-    return ta.load_migration(MIGRATIONS / f"{OWN[name].table}.toml")
+    return ta.load_migration(table_file(OWN[name].table))
 
 
 def filled(name: str, arrays: dict[str, Any]) -> Any:
@@ -277,7 +277,7 @@ def assert_pytorch_answers(tied: Any, arrays: dict[str, Any], place: Any) -> Non
 @pytest.mark.parametrize("name", OWN)
 def test_a_tied_head_needs_no_row(tied, name, tmp_path):
     own, sizes = OWN[name], dataclasses.replace(SIZES, tied=True)
-    file = MIGRATIONS / f"{own.table}.toml"
+    file = table_file(own.table)
     with pytest.raises(ta.MigrationError, match=r"no leaf goes to\n  'lm_head\.w"):
         ta.load(tied[1], own.shapes(sizes), migration=ta.load_migration(file))
     m = without(file, "lm_head.weight", tmp_path)
@@ -290,7 +290,7 @@ def test_a_tied_head_needs_no_row(tied, name, tmp_path):
 @pytest.mark.parametrize("name", ["nnx", "Linen"])
 def test_a_tied_head_is_copied_into_a_head_of_its_own(tied, name, tmp_path):
     own = OWN[name]
-    file = MIGRATIONS / f"{own.table}.toml"
+    file = table_file(own.table)
     first, *rows, head, dropped = tomllib.loads(file.read_text())["rows"]
     assert head["from"] == "lm_head.weight : v e"
     both = {

@@ -17,7 +17,7 @@ import vits
 from flax import nnx
 from laws import Laws, make_setting
 from test_flax import CASES, GPT2_SIZES, numbers
-from tiny import MIGRATIONS, TOKENS, Tiny, transformers
+from tiny import MIGRATIONS, TOKENS, Tiny, table_file, transformers
 
 sys.path.append(str(MIGRATIONS.parent))
 from gpt2_nnx import GPT2
@@ -141,7 +141,7 @@ def setting(request, tmp_path_factory):
     own = OWN[request.param]
     folder = tmp_path_factory.mktemp("model")
     target = nnx.eval_shape(lambda: own.make(nnx.Rngs(0)))
-    text = (MIGRATIONS / f"{request.param}.toml").read_text()
+    text = (table_file(request.param)).read_text()
     file = tmp_path_factory.mktemp("table") / "table.toml"
     text = text.replace("{n+60}", "{n+12}")  # as many layers as are in blocks
     file.write_text(text.replace('[new]\n"**/lora/*" = "target"\n', ""))
