@@ -127,7 +127,10 @@ def test_copies_of_params_hold_layers_where_the_params_do(twin):
         if "/0/mu/" in path:
             found[path.partition("/0/mu/")[2]] = leaf.shape
         elif "/0/nu/" not in path:
-            assert leaf.shape == ()  # counts, once for all layers
+            # A count for each layer, also in stacks inside others.
+            assert leaf.ndim == sum(
+                axis.covers(path[: -len("/0/count")]) for axis in twin.axes
+            )
     assert found == params
 
 
@@ -231,56 +234,78 @@ def test_a_state_says_where_it_holds_params():
 
 
 @pytest.mark.parametrize("stacks", [STACKS, {"blocks": 0, "blocks/inner": 1}])
-def test_an_update_traces_no_init_but_for_a_state_from_elsewhere(stacks):
+def test_an_update_traces_no_init_and_the_update_once(stacks):
     inner = optax.lamb(1e-2)
-    inits = []
+    traced = []
 
     def init(params):
-        inits.append(params)
+        traced.append("init")
         return inner.init(params)
 
-    counted = optax.GradientTransformation(init, inner.update)
+    def update(updates, state, params):
+        traced.append("update")
+        return inner.update(updates, state, params)
+
     params = {"blocks": {"w": jnp.ones((3, 4)), "inner": {"w": jnp.ones((3, 2, 4))}}}
-    tx = ta.per_layer(counted, stacks)
+    tx = ta.per_layer(optax.GradientTransformation(init, update), stacks)
     state = tx.init(params)
-    inits.clear()
-    updates, _ = tx.update(params, state, params)
-    assert inits == []
-    # Another transformation, as after a restart.
-    again = ta.per_layer(inner, stacks).update(params, state, params)[0]
-    assert_equal(again, updates)
-    # Counts that are there for each layer are taken as they are.
-    count = next(x for x in jax.tree.leaves(state["blocks"]) if x.shape == ())
-    state["blocks"] = jax.tree.map(
-        lambda x: jnp.full(3, x) if x is count else x, state["blocks"]
-    )
-    again, new = tx.update(params, state, params)
-    assert_equal(again, updates)
-    assert (3,) in [x.shape for x in jax.tree.leaves(new["blocks"])]
+    traced.clear()
+    tx.update(params, state, params)
+    assert traced == ["update"] * len(stacks)
 
 
-def test_hyperparameters_and_counts_are_there_once():
+def test_every_leaf_of_the_state_has_an_axis_of_layers():
     make = ta.inject_hyperparams(optax.adam)
     tx = ta.per_layer(make(optax.linear_schedule(0.1, 0.01, 5)), STACKS)
     _, state = step(tx, model(), tx.init(model()))
+    assert {leaf.shape[0] for leaf in jax.tree.leaves(state["blocks"])} == {LAYERS}
+    rates = state["blocks"].hyperparams["learning_rate"]
+    assert rates.shape == state["blocks"].count.shape == (LAYERS,)
+    assert len({*rates.tolist()}) == 1
+
+
+def test_one_number_fills_a_field_of_every_layer():
+    params = model()
+    tx = ta.per_layer(ta.inject_hyperparams(optax.adam)(0.1), STACKS)
+    state = ta.tree_set(tx.init(params), count=7, learning_rate=0.5)
     held = state["blocks"]
-    assert held.hyperparams["learning_rate"].shape == held.count.shape == ()
+    for leaf, want in ((held.count, 7), (held.hyperparams["learning_rate"], 0.5)):
+        assert leaf.tolist() == [want] * LAYERS
+    assert jax.tree.map(jnp.shape, state) == shapes(tx.init(params))
+    with pytest.raises(ta.StructureMismatchError, match=r"has another shape: float"):
+        ta.tree_set(state, learning_rate=jnp.ones(2))
 
 
-def test_where_an_update_needs_more_than_a_value_counts_are_stacked():
-    def init(params):
-        return optax.ScaleByScheduleState(jnp.zeros([], jnp.int32))
+def test_a_state_that_kept_counts_once_is_carried():
+    params = model()
+    tx = ta.per_layer(ta.inject_hyperparams(optax.adam)(0.1), STACKS)
+    _, state = step(tx, params, tx.init(params))
 
-    def update(updates, state, params=None, *, factor, **extra):
-        new = jax.tree.map(lambda update: update * factor, updates)
-        return new, optax.ScaleByScheduleState(state.count + 1)
+    def once(leaf):
+        return leaf[0] if leaf.shape == (LAYERS,) else leaf
 
-    tx = ta.per_layer(optax.GradientTransformationExtraArgs(init, update), STACKS)
-    params, state = model(), tx.init(model())
-    assert shapes(state) == {"": ((),), "blocks": ((LAYERS,),)}
-    updates, state = tx.update(params, state, params, factor=2.0)
-    assert close(updates, {path: 2 * leaf for path, leaf in params.items()})
-    assert shapes(state) == {"": ((),), "blocks": ((LAYERS,),)}
+    old = state | {"blocks": jax.tree.map(once, state["blocks"])}
+    with pytest.raises(ta.TransformError, match=r"carry_state\(tx, params"):
+        tx.update(params, old, params)
+    new, report = ta.carry_state(tx, params, old)
+    assert not report.fresh
+    assert not report.misshaped
+    assert_equal(new, state)
+    # As they are after a checkpoint, too.
+    new, report = ta.carry_state(tx, params, ta.to_flat_dict(old))
+    assert_equal(new, state)
+
+
+def test_counts_that_differ_between_layers_are_no_one_number():
+    params = model()
+    plain, tx = ta.adapt(optax.adam(0.1)), ta.per_layer(optax.adam(0.1), STACKS)
+    state = ta.tree_set(tx.init(params), count=3)
+    inner = state["blocks"][0]
+    count = inner.count.at[2].set(5)
+    state["blocks"] = (inner._replace(count=count), *state["blocks"][1:])
+    with pytest.warns(ta.TreeAdaptWarning, match="'0/count' could be 'blocks/0/count'"):
+        _, report = ta.carry_state(plain, params, state)
+    assert "0/count" not in report.carried
 
 
 def test_extra_arguments_like_the_params_are_divided_into_layers():

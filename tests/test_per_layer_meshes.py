@@ -121,7 +121,8 @@ def test_state_and_updates_stay_with_the_params(name, kind, where):
         jax.tree.map(
             lambda x, y: np.testing.assert_allclose(x, y, atol=3e-6), one, want
         )
-    if name in ("adam", "a chain with masks", "a count in use", "no state"):
+    # Powers of Adam's decays, one a layer, round otherwise where devices share them.
+    if name in ("a chain with masks", "a count in use", "no state"):
         jax.tree.map(np.testing.assert_array_equal, updates, want)  # elementwise
 
 

@@ -51,6 +51,7 @@ from treeadapt.state.report import (
     NewLeaf,
     Table,
     ambiguous_text,
+    axes_of_layers,
     number,
     report_of,
 )
@@ -308,9 +309,10 @@ def _leave_abstract(table: Table) -> None:
 def _choose(sources: Sequence[StateLeaf], choice: Choice) -> StateLeaf | None:
     """Choose among saved leaves, if anything decides."""
     first, *others = [leaf.value for leaf in sources]
-    if choice != "nothing" and all(_same(first, value) for value in others):
-        return sources[0]
     counts = [number(leaf.value) for leaf in sources]
+    is_one = counts[0] is not None and counts.count(counts[0]) == len(counts)
+    if choice != "nothing" and (is_one or all(_same(first, x) for x in others)):
+        return sources[0]
     if choice != "least" or not all(type(count) is int for count in counts):
         return None
     return sources[counts.index(min(counts))]
@@ -362,15 +364,17 @@ def _misfit(new: StateLeaf, saved: StateLeaf, *, cast: bool) -> str | None:
     if not is_array(spec):
         fits = type(old) is type(spec)
     elif not is_array(old):
-        fits = spec.shape == () and can_hold(spec.dtype, old)
+        fits = not (new.slot.is_copy and spec.shape) and can_hold(spec.dtype, old)
     else:
-        fits = old.shape == spec.shape
+        fits = old.shape == spec.shape or (
+            not new.slot.is_copy and axes_of_layers(old, spec.shape) is not None
+        )
         fits &= old.dtype == spec.dtype or (cast and _is_castable(old, spec.dtype))
     if not fits:
         return f"{describe(spec)}, but the saved one is {describe(old)}"
     if is_array(old) and is_array(spec) and _is_too_large(old, spec.dtype):
         return f"{describe(spec)}, where the saved {describe(old)} would be infinite"
-    if new.slot.is_copy or np.shape(spec) == ():
+    if new.slot.is_copy or np.shape(spec) != np.shape(old) or np.shape(spec) == ():
         return None
     # What ``per_layer`` keeps for each layer has its layers in the name of its state.
     one, two = (
@@ -380,8 +384,7 @@ def _misfit(new: StateLeaf, saved: StateLeaf, *, cast: bool) -> str | None:
         return None
     if one and two and math.prod(map(len, one)) != math.prod(map(len, two)):
         return None  # one shape for more layers and for fewer: all layers share it
-    values = numpy_values(old)
-    if values is not None and (values == values.ravel()[:1]).all():
+    if number(old) is not None:
         return None  # such as step counts
     return f"{describe(spec)} of other layers than the saved one"
 

@@ -92,7 +92,8 @@ def tree_set(state: Any, /, *, group: Hashable = _MISSING, **fields: Any) -> Any
         state: as for ``tree_get``.
         group: set only the state of this group of a partition, as for ``tree_get``.
         **fields: values by name; ``**{"ScaleByAdamState.count": 0}`` sets the field of
-            one class. A value has the structure and the shapes of the old one.
+            one class. A value has the structure and the shapes of the old one; one
+            number fills a field that is an array, as a count of each layer.
 
     Returns:
         State with the treedef of ``state``; each new array has the dtype, and the
@@ -366,7 +367,9 @@ def _like(part: _Part, new: Any) -> Any:
 def _cast(part: _Part, old: Any, new: Any) -> Any:
     if not is_array(old):
         return new
-    if np.shape(new) != old.shape:
+    # One number fills a field that is an array: ``per_layer`` keeps one for each layer.
+    fills = np.shape(new) == () and part.value is old
+    if np.shape(new) != old.shape and not fills:
         raise StructureMismatchError(
             f"The new value of {part.exact_path()} has another shape: {describe(new)} "
             f"where the state has {describe(old)}."
@@ -379,7 +382,7 @@ def _cast(part: _Part, old: Any, new: Any) -> Any:
     if type(new) is int and jnp.issubdtype(old.dtype, jnp.inexact):
         new = float(new)  # it may have more digits than JAX's integers
     # A copy: one value may be set in several places, each of which may be donated.
-    array = jnp.array(new, dtype=old.dtype)
+    array = jnp.array(jnp.broadcast_to(jnp.array(new, dtype=old.dtype), old.shape))
     is_traced = any(isinstance(one, jax.core.Tracer) for one in (old, array))
     if is_traced or not getattr(old, "committed", False):
         return array

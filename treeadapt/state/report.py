@@ -153,11 +153,45 @@ class NewLeaf(StateLeaf):
         """Return what was carried, in the dtype of the new state."""
         assert self.source
         value, dtype = self.source.value, getattr(self.value, "dtype", None)
-        if not self.retyped:
-            return value
+        shape, is_same = np.shape(self.value), np.shape(value) == np.shape(self.value)
         if isinstance(value, jax.ShapeDtypeStruct):
-            return jax.ShapeDtypeStruct(value.shape, dtype, sharding=value.sharding)
-        return converted(value, dtype)
+            if is_same and not self.retyped:
+                return value
+            sharding = value.sharding if is_same else None
+            return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+        if not is_same:
+            first = (0,) * (axes_of_layers(value, shape) or 0)
+            value = jnp.broadcast_to(jnp.asarray(value)[first], shape)
+        return converted(value, dtype) if self.retyped else value
+
+
+def axes_of_layers(leaf: Any, shape: Sequence[int]) -> int | None:
+    """Count the axes at the front of a leaf along which all of it is the same.
+
+    ``per_layer`` keeps a count, say, for each layer, as often as there are layers.
+
+    Args:
+        leaf: saved, in no copy of the params.
+        shape: of the new one, which may have any number of layers, or no axis of them.
+
+    Returns:
+        The number of axes whose first entry can be repeated to give that shape; None
+        if the leaf differs from layer to layer, or has another shape.
+
+    Example:
+        >>> axes_of_layers(jnp.full(5, 7), (3,)), axes_of_layers(jnp.int32(7), (3,))
+        (1, 0)
+        >>> axes_of_layers(jnp.arange(5), (3,)) is None
+        True
+    """
+    size, values = np.shape(leaf), numpy_values(leaf)
+    for axes in range(len(size) + 1):
+        ends_alike = tuple(shape)[::-1][: len(size) - axes] == size[axes:][::-1]
+        if axes and (values is None or (values != values[(0,) * axes]).any()):
+            return None
+        if ends_alike:
+            return axes
+    return None
 
 
 @dataclasses.dataclass
@@ -374,8 +408,9 @@ def _counts(table: Table) -> list[tuple[Slot, StateLeaf]]:
         for row in table.rows
         if row.source
         and not row.slot.is_copy
-        and getattr(row.value, "shape", None) == ()
+        and is_array(row.value)
         and jnp.issubdtype(row.value.dtype, jnp.integer)
+        and (row.value.shape == () or number(row.source.value) is not None)
         and number(row.source.value) != 0
     ]
 
@@ -609,14 +644,21 @@ def _reset(*nodes: str) -> str:
 
 
 def number(leaf: Any) -> Any:
-    """Return the value of a scalar as a Python number, if it is known here and now.
+    """Return the number that an array holds, once or several times.
+
+    ``per_layer`` keeps a count for each layer.
+
+    Returns:
+        A Python number; None if there are several, or it is not known here and now.
 
     Example:
-        >>> number(jnp.int32(3)), number(jax.ShapeDtypeStruct((), "int32"))
-        (3, None)
+        >>> number(jnp.int32(3)), number(jnp.full(2, 0.5)), number(jnp.arange(2))
+        (3, 0.5, None)
     """
     values = numpy_values(leaf)
-    return values.item() if values is not None and values.shape == () else None
+    if values is None or not values.size or (values != values.flat[0]).any():
+        return None
+    return values.flat[0].item()
 
 
 def first_step(steps: int, *, b1: float = 0.9, b2: float = 0.999) -> float:

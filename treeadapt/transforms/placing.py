@@ -49,7 +49,7 @@ def in_place(
         mesh, placed = _explicit_mesh(leaves), list(filter(is_placed, leaves))
         if mesh is None and not placed:
             return tx.init(params)
-        run, shapes = tx.init, jax.eval_shape(tx.init, shapes_of(params))
+        run, shapes = tx.init, jax.eval_shape(tx.init, _shapes_of(params))
         if not jax.tree.leaves(shapes):
             return shapes  # a state without arrays
         if mesh is not None:
@@ -60,11 +60,9 @@ def in_place(
         shardings = {p: leaf.sharding for p, leaf in like.items() if is_placed(leaf)}
         targets = _of_state(shapes, like, shardings, part)
         if len({frozenset(leaf.sharding.device_set) for leaf in placed}) > 1:
-            state, structure = _jax.flatten(run(params))
-            return structure.unflatten(map(_put, state, targets))
+            return jax.device_put(run(params), targets)
         # Compiled, so that no device ever holds more than its part.
-        out_shardings = _jax.flatten(shapes)[1].unflatten(targets)
-        return jax.jit(run, out_shardings=out_shardings)(params)
+        return jax.jit(run, out_shardings=targets)(params)
 
     def update(
         updates: FlatDict, state: Any, params: Any | None = None, **extra: Any
@@ -72,20 +70,17 @@ def in_place(
         mesh = _explicit_mesh(jax.tree.leaves((updates, state, params)))
         if mesh is None:
             new = tx.update(updates, state, params, **extra)
-            old = _counterparts(new, updates, state)
-            targets = [leaf.sharding if is_placed(leaf) else None for leaf in old]
-            leaves, structure = _jax.flatten(new)
-            return structure.unflatten(map(_put, leaves, targets))
-        values, structure = _jax.flatten(extra)
-        arrays = {i: value for i, value in enumerate(values) if is_array(value)}
+            return jax.tree.map(_put_next_to, new, _counterparts(new, updates, state))
+        is_of_arrays = {n: all(map(is_array, jax.tree.leaves(extra[n]))) for n in extra}
+        arrays = {name: value for name, value in extra.items() if is_of_arrays[name]}
 
         def run(updates: Any, state: Any, params: Any, arrays: Any) -> Any:
-            every = [arrays.get(i, value) for i, value in enumerate(values)]
-            return tx.update(updates, state, params, **structure.unflatten(every))
+            return tx.update(updates, state, params, **(extra | arrays))
 
         args = (updates, state, params, arrays)
-        old = _counterparts(jax.eval_shape(run, *shapes_of(args)), updates, state)
-        return _on_auto_axes(run, mesh, [_of_type(leaf, mesh) for leaf in old])(*args)
+        old = _counterparts(jax.eval_shape(run, *_shapes_of(args)), updates, state)
+        targets = jax.tree.map(lambda leaf: _of_type(leaf, mesh), old)
+        return _on_auto_axes(run, mesh, targets)(*args)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -114,7 +109,7 @@ def axes_in_leaf(axes: Sequence[int], of_param: int, rank: int) -> list[int]:
     return [level if more < 0 else axis + more for level, axis in enumerate(axes)]
 
 
-def shapes_of(tree: Any) -> Any:
+def _shapes_of(tree: Any) -> Any:
     """Return arrays as shapes and dtypes, without shardings."""
 
     def shape(leaf: Any) -> Any:
@@ -125,12 +120,11 @@ def shapes_of(tree: Any) -> Any:
     return jax.tree.map(shape, tree)
 
 
-def _put(leaf: Any, target: Sharding | None) -> Any:
-    """Put an array where it belongs; not, if that is anywhere."""
-    if target is None or isinstance(leaf, jax.core.Tracer):
+def _put_next_to(leaf: Any, old: Any) -> Any:
+    """Put an array where another is, if that is somewhere."""
+    if not is_placed(old) or isinstance(leaf, jax.core.Tracer):
         return leaf
-    is_there = is_placed(leaf) and leaf.sharding.is_equivalent_to(target, leaf.ndim)
-    return leaf if is_there else jax.device_put(leaf, target)
+    return jax.device_put(leaf, old.sharding)
 
 
 def _explicit_axes(mesh: Mesh | AbstractMesh) -> tuple[Any, ...]:
@@ -156,35 +150,22 @@ def _of_type(leaf: Any, mesh: Mesh | AbstractMesh) -> NamedSharding:
 
 
 def _on_auto_axes(
-    fn: Callable[..., Any], mesh: Mesh | AbstractMesh, targets: Sequence[NamedSharding]
+    fn: Callable[..., Any], mesh: Mesh | AbstractMesh, targets: Any
 ) -> Callable[..., Any]:
-    """Return ``fn``, inside which Explicit axes are Auto.
+    """Return ``fn``, inside which Explicit axes are Auto, as ``vmap`` needs them.
 
     Args:
         fn: function of arrays.
         mesh: that of the axes.
-        targets: how each leaf of its result is sharded over them.
+        targets: how each leaf of its result is sharded over them, a tree.
     """
-
-    def run(*args: Any) -> Any:
-        structure: Any = None
-
-        def flat(*args: Any) -> list[Any]:
-            nonlocal structure
-            leaves, structure = _jax.flatten(fn(*args))
-            return leaves
-
-        axes = _explicit_axes(mesh)
-        leaves = jax.sharding.auto_axes(flat, axes=axes, out_sharding=[*targets])(*args)
-        return structure.unflatten(leaves)
-
-    return run
+    return jax.sharding.auto_axes(fn, axes=_explicit_axes(mesh), out_sharding=targets)
 
 
 def _of_state(
     state: Any, params: FlatDict, shardings: Mapping[str, Sharding], part: Part
-) -> list[Any]:
-    """Return where each leaf of a state belongs; None for anywhere.
+) -> Any:
+    """Return where each leaf of a state belongs, a tree; None for anywhere.
 
     A leaf of the shape of its param is where the param is. Other statistics of it are
     sharded as the param along the axes of the layers, and what is of no param is whole.
@@ -214,11 +195,12 @@ def _of_state(
                 entries[place] = spec[axis]
         return NamedSharding(sharding.mesh, PartitionSpec(*entries))
 
-    return [*map(target, owners(state, part).values(), jax.tree.leaves(state))]
+    leaves, structure = _jax.flatten(state)
+    return structure.unflatten(map(target, owners(state, part).values(), leaves))
 
 
-def _counterparts(new: Any, updates: Any, state: Any) -> list[Any]:
-    """Return the old leaf of the same shape for each new one; None where there is none.
+def _counterparts(new: Any, updates: Any, state: Any) -> Any:
+    """Return a tree like ``new`` with the old leaf of the same shape, 0 for none.
 
     Args:
         new: the updates and the state that a transformation returned.
@@ -232,6 +214,6 @@ def _counterparts(new: Any, updates: Any, state: Any) -> list[Any]:
         is_update = keys[0].idx == 0
         old: Any
         old = old_updates.get(flat_key(keys)) if is_update else old_state.get(keys[1:])
-        return old if is_array(old) and old.shape == leaf.shape else None
+        return old if is_array(old) and old.shape == leaf.shape else 0
 
-    return [counterpart(*each) for each in jtu.tree_leaves_with_path(new)]
+    return jtu.tree_map_with_path(counterpart, new)
