@@ -274,3 +274,334 @@ def test_state_and_update_of_one_file_in_every_form(tmp_path):
     assert json.dumps(document) == before
     with pytest.raises(ta.RulesFileError, match=r"lose their order.*Write pairs"):
         ta.load_optimizer(ml_collections.ConfigDict(one(SGD)))
+
+
+def test_an_outermost_multi_steps_keeps_its_methods():
+    for rules in ({"net": "frozen", "**": "all"}, {"**": "all"}):
+        root = {"type": "MultiSteps", "every_k_schedule": 2, "opt": SGD}
+        tx = ta.load_optimizer({"rules": rules, "optimizer": root})
+        state = tx.init(PARAMS)
+        assert not tx.has_updated(state)
+        trains = ["out"] if "net" in rules else ["net/b", "net/w", "out"]
+        assert [*state.acc_grads] == trains
+
+
+FLAT = ta.to_flat_dict(PARAMS)
+
+
+def test_given_values_replace_those_of_the_file():
+    table = {"type": "sgd", "learning_rate": {"given": "rate"}}
+    steps = {"given": "steps"}
+    rate = {"type": "linear_schedule", "init_value": 1.0, "end_value": 0.0}
+    document = one(table, given={"rate": rate | {"transition_steps": steps}})
+    by_hand = optax.linear_schedule(1.0, 0.0, 4)
+
+    def bits_of(**given):
+        return bits(train(ta.load_optimizer(document, **given), FLAT)[0])
+
+    want = bits(train(optax.sgd(by_hand), FLAT)[0])
+    assert bits_of(steps=4) == want
+    assert bits_of(steps=4, rate=by_hand) == want  # steps counts as mentioned
+    assert bits_of(rate=by_hand) == want
+    assert bits_of(rate=rate | {"transition_steps": 4}) == want
+    assert bits_of(rate=jnp.float32(0.5)) == bits_of(rate=0.5)
+    assert bits_of(rate={"type": "constant_schedule", "value": steps}, steps=2) != want
+
+
+def test_given_holds_what_a_file_cannot():
+    table = {
+        "type": "add_noise",
+        "eta": 0.1,
+        "gamma": 0.5,
+        "key": {"given": "key"},
+    }
+    assert "cannot hold it; write key" in refused(one(table | {"key": 3}))
+    tx = ta.load_optimizer(one(table), key=jax.random.key(0))
+    by_hand = optax.add_noise(0.1, 0.5, key=jax.random.key(0))
+    assert bits(train(tx, FLAT)[0]) == bits(train(by_hand, FLAT)[0])
+    nested = ta.load_optimizer(one([{"given": "inner"}, SGD]), inner=optax.clip(1.0))
+    by_hand = optax.chain(optax.clip(1.0), optax.sgd(0.1))
+    assert bits(train(nested, FLAT)[0]) == bits(train(by_hand, FLAT)[0])
+
+
+def test_a_mask_decides_on_the_whole_tree():
+    model = {"layers": [jnp.ones((2, 2)) for _ in range(3)], "head": jnp.ones(2)}
+    table = {"type": "add_decayed_weights", "weight_decay": 1.0}
+    table |= {"mask": "layers/{-1}"}  # of the whole tree, not of the group
+    tx = ta.load_optimizer(
+        {
+            "rules": {"layers/2": "a", "**": "b"},
+            "optimizers": {"a": table, "b": SGD},
+        }
+    )
+    updates, _ = tx.update(model, tx.init(model), model)
+    assert float(updates["layers"][2][0, 0]) == 2.0
+
+
+def test_carry_state_from_a_run_without_a_root_to_one_with_it():
+    document = {
+        "rules": {"net/b": "frozen", "**": "all"},
+        "optimizers": {"all": {"type": "adamw", "learning_rate": 0.1}},
+    }
+    clip = {"type": "clip_by_global_norm", "max_norm": 1.0}
+    rooted = document | {
+        "optimizer": {
+            "type": "MultiSteps",
+            "every_k_schedule": 2,
+            "opt": [clip, {"type": "partition"}],
+        }
+    }
+    _, saved = train(ta.load_optimizer(document), FLAT)
+    state, report = ta.carry_state(ta.load_optimizer(rooted), FLAT, saved)
+    adam = saved.inner_states["all"][0]
+    again = state.inner_opt_state[1].inner_states["all"][0]
+    assert bits(again) == bits(adam)
+    assert all("inner_states" not in path for path in report.fresh)
+
+
+def test_one_optimizer_reports_leaves_without_a_rule_as_partition_does():
+    document = {"rules": {"net/b": "frozen", "net/w": "all"}, "optimizer": SGD}
+    with pytest.raises(ta.UnmatchedPathError, match="out"):
+        ta.load_optimizer(document).init(PARAMS)
+    # With "frozen" alone the others train.
+    tx = ta.load_optimizer({"rules": {"net": "frozen"}, "optimizer": SGD})
+    updates, _ = tx.update(PARAMS, tx.init(PARAMS), PARAMS)
+    assert float(updates["out"][0]) == pytest.approx(-0.1)
+
+
+# What is said of the rest
+
+CLIP = {"type": "clip_by_global_norm", "max_norm": 1.0}
+PART = {"type": "partition"}
+LINEAR = {"type": "linear_schedule", "init_value": 1.0, "end_value": 0.0}
+BOTH = {"rules": {"net": "a", "**": "b"}, "optimizers": {"a": SGD, "b": SGD}}
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        # types
+        ({}, "optimizers.all: it has no type; write { type = "),
+        ({"type": "adamww"}, "there is no type 'adamww'; did you mean 'adamw'?"),
+        ({"type": "torch.optim.AdamW"}, "did you mean 'adamw'?"),
+        ({"type": "optax.sgd"}, "did you mean 'sgd'?"),
+        ({"_target_": "optax.adamw", "learning_rate": 1}, 'write type = "adamw"'),
+        ({"name": "Lion"}, 'write type = "lion"'),
+        ("adamw", "expected an optimizer, not the str 'adamw'"),
+        (3, "expected an optimizer, not the int 3"),
+        ([], "the list is empty"),
+        ([SGD, "clip"], "optimizers.all[1]: expected an optimizer"),
+        (LINEAR, "linear_schedule makes a schedule, not a transformation"),
+        ({"type": "os.system"}, "there is no type 'os.system'"),
+        ({"type": "__class__"}, "there is no type '__class__'"),
+        # arguments
+        (SGD | {"lr": 1}, "sgd has no argument 'lr'; did you mean 'learning_rate'?"),
+        (SGD | {"wd": 1}, "sgd has no argument 'wd'"),
+        ({"type": "adam", "lr": 1}, "adam has no argument 'lr'; did you mean"),
+        ({"type": "adamw", "learning_rate": 1, "betas": [0, 1]}, "'b1' and 'b2'?"),
+        ({"type": "adamw", "learning_rate": 1, "epsilon": 1}, "did you mean 'eps'?"),
+        ({"type": "sgd"}, "optimizers.all: sgd needs 'learning_rate'"),
+        ({"type": "identity", "x": 1}, "identity has no argument 'x'"),
+        # numbers
+        (SGD | {"learning_rate": -1e-3}, "learning_rate: -0.001 is less than 0"),
+        (SGD | {"learning_rate": True}, "expected a number, not the bool True"),
+        (SGD | {"learning_rate": "1e-3"}, "YAML takes 1e-3 for a text"),
+        (SGD | {"learning_rate": "fast"}, "expected a number, not the str 'fast'"),
+        (SGD | {"learning_rate": float("nan")}, "is not a finite number"),
+        (SGD | {"learning_rate": 10**400}, "is not a finite number"),
+        (SGD | {"learning_rate": 1e39}, "is not a finite number"),
+        (SGD | {"learning_rate": [0.1]}, "expected a number, not the list"),
+        (SGD | {"learning_rate": None}, "it cannot be none"),
+        (SGD | {"momentum": LINEAR}, 'write inject = ["momentum"] next to type'),
+        (SGD | {"nesterov": "true"}, "expected a bool, not the str 'true'"),
+        (SGD | {"nesterov": 1}, "expected a bool, not the int 1"),
+        (SGD | {"accumulator_dtype": "bf16"}, "expected a floating-point dtype"),
+        (SGD | {"accumulator_dtype": "int8"}, "expected a floating-point dtype"),
+        ({"type": "apply_every", "k": 0}, "optimizers.all.k: 0 is less than 1"),
+        ({"type": "apply_every", "k": 1.5}, "k: 1.5 is not a whole number"),
+        ({"type": "apply_every", "k": 2**31}, "is more than 2,147,483,647"),
+        ({"type": "lbfgs", "memory_size": 20_000}, "is more than 10,000"),
+        ({"type": "scale_by_muon", "ns_steps": 101}, "101 is more than 100"),
+        ({"type": "scale_by_lion", "mode": "soft"}, "'soft' is none of 'hard', "),
+        ({"type": "polyak_sgd", "variant": "x"}, "'x' is none of 'sps', 'sps+'"),
+        ({"type": "dog", "learning_rate": 1, "init_step": ["x", 1]}, "'x' is none of"),
+        ({"type": "prodigy", "betas": [0.9]}, "expected a list of 2"),
+        # masks and tables of patterns
+        (ADAMW | {"mask": "a**b"}, "optimizers.all.mask: "),
+        (ADAMW | {"mask": "re:.*"}, "is a regular expression"),
+        (ADAMW | {"mask": ["re:.*"]}, "is a regular expression"),
+        (ADAMW | {"mask": []}, "expected a pattern, not the list []"),
+        (ADAMW | {"mask": {"a": True}}, "expected a pattern, not the dict"),
+        ({"type": "scale_by_rules", "rules": {"re:x": 1}}, "is a regular expression"),
+        ({"type": "scale_by_rules", "rules": {}}, "expected a table of patterns"),
+        ({"type": "scale_by_rules", "rules": {"**": -1}}, "-1 is less than 0"),
+        (
+            {
+                "type": "scale_by_muon",
+                "weight_dimension_numbers": {"**": {"reduction": 0}},
+            },
+            "expected a table of 'reduction_axis', 'output_axis', or none",
+        ),
+        ({"type": "per_layer", "tx": SGD}, "per_layer needs 'stacks'"),
+        ({"type": "per_layer", "tx": SGD, "stacks": {"a": 1.5}}, "optimizers.all"),
+        # schedules
+        (SGD | {"learning_rate": {"type": "linear"}}, "linear_schedule"),
+        (SGD | {"learning_rate": SGD}, "sgd makes a transformation, not a schedule"),
+        (SGD | {"learning_rate": LINEAR}, "linear_schedule needs 'transition_steps'"),
+        (
+            SGD | {"learning_rate": LINEAR | {"transition_steps": 0}},
+            "transition_steps: 0 is less than 1",
+        ),
+        (
+            {"type": "scale_by_schedule", "step_size_fn": 0.1},
+            "expected a schedule, not the float 0.1; write { type = ",
+        ),
+        (
+            SGD
+            | {
+                "learning_rate": {
+                    "type": "join_schedules",
+                    "schedules": [LINEAR | {"transition_steps": 3}],
+                    "boundaries": [3, 2],
+                }
+            },
+            "1 schedules have 0 boundaries, not 2",
+        ),
+        (
+            SGD
+            | {
+                "learning_rate": {
+                    "type": "piecewise_constant_schedule",
+                    "init_value": 1,
+                    "boundaries_and_scales": {"1.5": 1},
+                }
+            },
+            "'1.5' is not a step",
+        ),
+        (
+            SGD
+            | {
+                "learning_rate": {
+                    "type": "warmup_cosine_decay_schedule",
+                    "init_value": 0,
+                    "peak_value": 1,
+                    "warmup_steps": 10,
+                    "decay_steps": 5,
+                }
+            },
+            "warmup_cosine_decay_schedule refuses this: ",
+        ),
+        # inject
+        (SGD | {"inject": "learning_rate"}, 'write a list: inject = ["learning_rate"]'),
+        (SGD | {"inject": ["rate"]}, "'rate' is not a number of sgd; choose from"),
+        (SGD | {"inject": ["nesterov"]}, "'nesterov' is not a number of sgd"),
+        (SGD | {"inject": ["momentum"]}, "inject: momentum has no value here"),
+        # given
+        (SGD | {"learning_rate": {"given": 3}}, "given is the name of a value"),
+        (SGD | {"learning_rate": {"given": "x"}}, "nobody gives 'x'; pass x=, or"),
+        (SGD | {"learning_rate": {"given": "x", "y": 1}}, "optimizers.all.learning"),
+        (PART, "partition goes into [optimizer], and once"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_place(table, says):
+    text = refused(one(table))
+    assert says in text
+    assert "optimizers.all" in text
+    assert text.startswith("Rules file '<mapping>': 1 finding.\n"), text
+
+
+@pytest.mark.parametrize(
+    ("document", "says"),
+    [
+        ({"rules": {"**": "a"}}, "optimizers: there are none"),
+        ({}, "it has no table of rules"),
+        (one(SGD) | {"optimisers": {}}, "unknown field 'optimisers'"),
+        (BOTH | {"optimizers": {"a": SGD}}, "the label 'b' has no optimizer"),
+        (BOTH | {"optimizers": {"a": SGD, "bb": SGD}}, "did you mean 'b'?"),
+        (
+            {"rules": {"**": "all"}, "optimizers": {"all": SGD, "frozen": SGD}},
+            '"frozen" leaves do not train; remove this table',
+        ),
+        ({"rules": {"**": 1}, "optimizers": {"1": SGD}}, "the label 1 is not a text"),
+        ({"rules": {"**": "a"}, "optimizers": SGD}, "did you mean [optimizer]?"),
+        ({"rules": {"**": "a"}, "optimizers": 3}, "it is not a table"),
+        (
+            {"rules": {"**": "a"}, "optimizer": {"a": SGD}},
+            "did you mean [optimizers.a]?",
+        ),
+        (BOTH | {"optimizer": CLIP}, 'put { type = "partition" } where'),
+        (BOTH | {"optimizer": [CLIP, PART, PART]}, "optimizer[2]: partition goes"),
+        (
+            {"rules": {"net": "a", "**": "b"}, "optimizer": SGD},
+            "the labels 'a', 'b' are trained alike",
+        ),
+        ({"rules": {"**": "a"}, "optimizer": PART}, "partition needs [rules], and"),
+        (BOTH | {"given": 3}, "given: it is not a table"),
+        (BOTH | {"given": {"rate": 1}}, "given.rate: the file never mentions it"),
+        (BOTH | {"given": {"names": 1}}, "load_optimizer has such an argument"),
+        (
+            one(
+                SGD | {"learning_rate": {"given": "a"}},
+                given={"a": {"given": "b"}, "b": {"given": "a"}},
+            ),
+            "it needs itself: a -> b -> a",
+        ),
+        (one(SGD) | {"version": 2}, "it has version 2"),
+        (one(SGD) | {"rules": {"a**b": "all"}}, "a**b"),
+        (one(SGD) | {"rules": [["a", "all"], ["a", "all"]]}, "each pattern once"),
+        (one(SGD) | {"rules": [["a"]]}, "not a table, nor pairs"),
+        (one(SGD) | {"rules": {"re:.*": "all"}}, "is a regular expression"),
+        (one(SGD) | {"stacks": {"a": 1.5}}, "stacks"),
+        ([], "it is of type list"),
+    ],
+)
+def test_what_is_wrong_with_a_document(document, says):
+    text = refused(document)
+    assert says in text
+    assert text.startswith("Rules file '<mapping>'")
+
+
+def test_a_value_that_nothing_mentions_names_the_nearest():
+    document = one(SGD | {"learning_rate": {"given": "rate"}})
+    text = refused(document, raet=3)
+    assert "given.raet: the file never mentions it; did you mean 'rate'?" in text
+    assert "nobody gives 'rate'" in text
+    text = refused(document, rate=0.1, names={"adam": optax.adam, "x": 3})
+    assert "'adam' is a name of Optax's" in text
+    assert "'x' cannot be called by name" in text
+
+
+def test_all_findings_are_in_one_error():
+    tables = [{"type": "adamx"}, {"type": "sgd"}, SGD | {"learning_rate": -1}]
+    text = refused(one(tables))
+    assert text.startswith("Rules file '<mapping>': 3 findings.\n")
+    assert [f"[{number}]" in text for number in range(3)] == [True] * 3
+    assert len(refused(one([{"type": "x" * 100}] * 200)).encode()) <= 4_000
+
+
+def test_hostile_documents_are_refused_soon():
+    table: Any = SGD
+    for _ in range(40):
+        table = [table]
+    assert "nested" in refused(one(table))
+    table = {"type": "masked", "mask": True}
+    deep: Any = SGD
+    for _ in range(40):
+        deep = table | {"inner": deep}
+    assert "nested too deep" in refused(one(deep))
+    long = {f"x{n}": table | {"inner": {"given": f"x{n + 1}"}} for n in range(20)}
+    text = refused(one({"given": "x0"}, given=long | {"x20": SGD}))
+    assert "nested deeper than 32" in text
+    # 10 ** 9 clips, if each name were read as often as it is used
+    given: dict[str, Any] = {"x0": {"type": "clip", "max_delta": 1}}
+    for level in range(9):
+        given[f"x{level + 1}"] = [{"given": f"x{level}"}] * 10
+    text = refused(one({"given": "x9"}, given=given))
+    assert "more than 10,000 values" in text
+    endless: dict[str, Any] = one(SGD)
+    endless["given"] = endless
+    assert "too deep" in refused(endless)
+    steps = [*range(1, 1_500)]
+    rate = {"type": "join_schedules", "schedules": [LINEAR] * 1_500}
+    text = refused(one(SGD | {"learning_rate": rate | {"boundaries": steps}}))
+    assert "at most 1,000" in text

@@ -246,6 +246,7 @@ def plural(count: int, noun: str) -> str:
     irregular = {
         "leaf": "leaves",
         "entry": "entries",
+        "axis": "axes",
         "clash": "clashes",
         "mask or label": "masks or labels",
         "array or layer": "arrays and layers",

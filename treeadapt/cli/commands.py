@@ -28,7 +28,7 @@ from treeadapt._version import __version__
 from treeadapt.checkpoints import locating, store
 from treeadapt.checkpoints.leaves import stored_form
 from treeadapt.checkpoints.versions import watched
-from treeadapt.cli import converting, printing, sources
+from treeadapt.cli import converting, optimizing, printing, sources
 from treeadapt.cli.bench import bench_rows
 from treeadapt.cli.explaining import explain_row, explain_rules
 from treeadapt.cli.lint import (
@@ -45,6 +45,7 @@ from treeadapt.errors import TreeAdaptError
 from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.plan import MigrationPlan
 from treeadapt.names import listing, plural
+from treeadapt.optimizers.load import OptimizerFile
 from treeadapt.reports.diff import TreeDiff, compared, tree_diff
 from treeadapt.reports.summary import Finding, summarize
 from treeadapt.reports.words import printable
@@ -175,6 +176,14 @@ def _with_rules(command: Any) -> Any:
     return _text("--rules", "FILE", "A rules file, .toml or .json.")(flag(command))
 
 
+_given = click.option(
+    "--given",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="A value that optimizers of the rules file need; may be repeated.",
+)
+
+
 def _with_migration(command: Any) -> Any:
     """Give a command the two options of a migration file."""
     flag = _flag("--reverse", "Read the rows of the migration backwards.")
@@ -193,10 +202,11 @@ def _with_table(command: Callable[..., None]) -> Any:
     @functools.wraps(command)
     def run(
         *,
-        tree: str,
+        tree: str | None,
         rules: str | None,
         migration: str | None,
         target: str | None,
+        given: Sequence[str],
         allow_regex: bool,
         reverse: bool,
         **others: Any,
@@ -209,12 +219,22 @@ def _with_table(command: Callable[..., None]) -> Any:
             raise click.UsageError("--rules and --migration: give one of the two.")
         if target is not None and migration is None:
             raise click.UsageError("A target needs --migration.")
-        _require_order(tree, file, "TREE, and the file after its option")
-        _require_order(tree, others.get("path", ""), "TREE, then PATH")
-        outcome: Outcome
+        if tree is not None:
+            _require_order(tree, file, "TREE, and the file after its option")
+            _require_order(tree, others.get("path", ""), "TREE, then PATH")
+        outcome: Outcome | None = None
         if rules is not None:
             table = load_rules(file, allow_regex=allow_regex)
-            outcome = table.match(sources.read_tree(tree))
+            others["optimizers"] = optimizing.read_optimizers(
+                file, given, allow_regex=allow_regex
+            )
+            if tree is not None:
+                outcome = table.match(sources.read_tree(tree))
+            elif not others["optimizers"].tables:
+                raise click.UsageError("Missing argument 'TREE'.")
+        elif given or tree is None:
+            wrong = "--given needs --rules." if given else "Missing argument 'TREE'."
+            raise click.UsageError(wrong)
         else:
             rows = read_migration(file, tree, target, reverse=reverse)
             trees = [sources.read_tree(each) for each in (tree, target)]
@@ -227,7 +247,7 @@ def _with_table(command: Callable[..., None]) -> Any:
                 )
         command(tree=tree, file=file, outcome=outcome, **others)
 
-    return _with_rules(_with_migration(run))
+    return _with_rules(_given(_with_migration(run)))
 
 
 _target = _text(
@@ -265,6 +285,7 @@ def app() -> None:
 @app.command(short_help="Show or draw paths, sizes and labels.")
 @_tree
 @_with_rules
+@_given
 @_one_of("table", "tree", "markdown", "json")
 @click.option("--depth", type=click.IntRange(min=1), help="Add up below this depth.")
 @_flag("--statics", "Show each leaf that is not an array, not all as one line.")
@@ -282,6 +303,7 @@ def app() -> None:
 def show(
     tree: str,
     rules: str | None,
+    given: Sequence[str],
     form: str | None,
     depth: int | None,
     where: Sequence[str],
@@ -307,23 +329,33 @@ def show(
         raise click.UsageError("--mesh needs --rules, with a list for each pattern.")
     if optimizer is not None and mesh is None:
         raise click.UsageError("--optimizer needs --mesh.")
-    if memory_kind is not None and optimizer is None:
+    if memory_kind is not None and optimizer is None and rules is None:
         raise click.UsageError("--memory-kind needs --optimizer.")
     if rules is not None:
         _require_order(tree, rules, "TREE, and the file after its option")
-    table = load_rules(rules, allow_regex=allow_regex) if rules else None
+    if given and rules is None:
+        raise click.UsageError("--given needs --rules.")
+    table, optimizers = None, None
+    if rules is not None:
+        table = load_rules(rules, allow_regex=allow_regex)
+        optimizers = optimizing.read_optimizers(rules, given, allow_regex=allow_regex)
+        if optimizers.tables:
+            optimizing.require_whole(optimizers, rules)
     if not (rules or output or form or depth or where or statics):
         file = sources.read_rules_or_migration(tree, allow_regex=allow_regex)
         if file is not None:
             _show_table(tree, file)
             return
     source = sources.read_source(tree)
+    tx = None if optimizer is None else sources.read_optimizer(optimizer)
+    if tx is None and optimizers is not None and mesh is not None:
+        tx = optimizers.tx
     summary = summarize(
         source.tree,
         table,
         where=list(where) or None,
         mesh=None if mesh is None else sources.read_mesh(mesh),
-        tx=None if optimizer is None else sources.read_optimizer(optimizer),
+        tx=tx,
         memory_kind=memory_kind,
         statics=statics,
     )
@@ -333,6 +365,9 @@ def show(
         shown = listing(pairs, limit=3, write=str)
         notes.append(f"Tied, and counted twice: {shown}.")
     summary = dataclasses.replace(summary, notes=tuple(notes))
+    if optimizers is not None and optimizers.tx is not None and not where:
+        rows = optimizing.optimizer_rows(optimizers, source.tree, summary)
+        summary = dataclasses.replace(summary, optimizers=rows)
     if output is None:
         printing.print_summary(summary, source.ties, depth, form)
     else:
@@ -350,7 +385,7 @@ def _show_table(name: str, table: Rules | Migration) -> None:
 
 
 @app.command(short_help="Check rules or a migration against a tree; for CI.")
-@_tree
+@click.argument("tree", metavar="[TREE]", type=click.Path(), required=False)
 @click.argument("target", metavar="[TARGET]", type=click.Path(), required=False)
 @_with_table
 @click.option(
@@ -363,23 +398,38 @@ def _show_table(name: str, table: Rules | Migration) -> None:
 @_one_of("text", "json", "github")
 @_shared
 def lint(
-    tree: str, file: str, outcome: Outcome, ignored: Sequence[str], form: str | None
+    tree: str | None,
+    file: str,
+    outcome: Outcome | None,
+    ignored: Sequence[str],
+    form: str | None,
+    optimizers: OptimizerFile | None = None,
 ) -> None:
     """Check rules, or a migration, against TREE: exit code 1 if anything is wrong.
 
     Finds leaves without a rule, rules that match nothing or are unreachable, overlaps
     that they refuse, and rules that match in some but not all of numbered layers. With
     --migration, finds all that keeps TREE from becoming one like TARGET and back, and
-    notes what shapes cannot show. As "github", findings are annotations of the file in
-    a pull request.
+    notes what shapes cannot show. Of optimizers in a rules file, all that is wrong, and
+    with TREE also masks that reach nothing and what one step raises; without TREE only
+    these are checked. As "github", findings are annotations of the file in a pull
+    request.
     """
     hints = []
-    if isinstance(outcome, Decision):
-        table: Any = outcome.rules
-        faults, num_arrays = [*linted(outcome)], sum(outcome.is_array)
+    if outcome is None or isinstance(outcome, Decision):
+        faults = [] if outcome is None else [*linted(outcome)]
+        table: Any = [] if outcome is None else outcome.rules
+        among = "the tables"
+        if outcome is not None:
+            among = plural(sum(outcome.is_array), "array")
+        if optimizers is not None:
+            params = None if outcome is None else outcome.stored.tree
+            fits = not faults
+            faults += optimizing.optimizer_findings(optimizers, params, fits=fits)
+            hints = [*optimizing.optimizer_notes(optimizers, params)]
     else:
         plan, faults = outcome
-        table, num_arrays = plan.rows, len(plan.source)
+        table, among = plan.rows, plural(len(plan.source), "array")
         hints = [] if faults else [*notes(plan)]
     left_out = Counter(each.kind for each in faults if each.kind in ignored)
     faults = [each for each in faults if each.kind not in ignored]
@@ -388,7 +438,7 @@ def lint(
     elif form == "github":
         printing.print_annotations(faults, table, file)
     else:
-        printing.print_findings(faults, left_out, num_arrays)
+        printing.print_findings(faults, left_out, among)
         for hint in hints:
             click.echo(f"note: {printable(hint)}")
     if faults:
@@ -441,7 +491,13 @@ def _differences(a: str, b: str, where: Any, *, values: bool) -> TreeDiff:
 @_with_table
 @_target
 @_shared
-def explain(tree: str, path: str, file: str, outcome: Outcome) -> None:
+def explain(
+    tree: str,
+    path: str,
+    file: str,
+    outcome: Outcome,
+    optimizers: OptimizerFile | None = None,
+) -> None:
     """Say which rules match the leaf of TREE at PATH: exit code 1 if none does.
 
     With --migration, say which row moves the leaf at PATH, of TREE or of what it
@@ -454,6 +510,11 @@ def explain(tree: str, path: str, file: str, outcome: Outcome) -> None:
     )
     if not is_matched:
         sys.exit(1)
+    if optimizers is not None and isinstance(outcome, Decision):
+        rows = [row for row, one in enumerate(outcome.paths) if one == path]
+        for label in dict.fromkeys(outcome.values[row] for row in rows):
+            for line in optimizing.explain_optimizer(optimizers, label):
+                click.echo(printable(line))
 
 
 @app.command(short_help="List the published tables.")

@@ -37,10 +37,15 @@ _OPTIONS = {
     r"pass a target, or write two rows": (
         "write two rows, or name a target: TARGET, or --target"
     ),
+    r"pass (\w+)=, or write it in \[given\]": (
+        r"write it in [given], or give --given \1=..."
+    ),
     r"new= fills (.*) Pass one.*": r"[new] fills \1 Name one: TARGET, or --target.",
 }
 ONE_WAY = "one-way"
-KINDS = ("unmatched", "overlap", "unused", "shadowed", "uneven", ONE_WAY, "retyped")
+OPTIMIZER = "optimizer"
+_OF_RULES = ("unmatched", "overlap", "unused", "shadowed", "uneven")
+KINDS = (*_OF_RULES, ONE_WAY, "retyped", OPTIMIZER)
 _FEWEST = 3  # siblings that make a family
 _NUMBER = re.compile(r"([0-9]+)(?=([^/.]*))")  # and the rest of its word
 

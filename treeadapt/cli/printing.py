@@ -12,6 +12,7 @@ import json
 import re
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,14 @@ from treeadapt.names import plural
 from treeadapt.reports.diff import TreeDiff
 from treeadapt.reports.layout import aligned
 from treeadapt.reports.outline import Total, added, ends
-from treeadapt.reports.summary import Finding, LeafRow, Summary, label_key, label_text
+from treeadapt.reports.summary import (
+    Finding,
+    LeafRow,
+    Summary,
+    label_key,
+    label_text,
+    optimizer_lines,
+)
 from treeadapt.reports.text import lines
 from treeadapt.reports.words import columns, fitted, printable
 from treeadapt.selection.decision import MISSING, STATIC
@@ -33,7 +41,9 @@ from treeadapt.selection.rules import Rules
 
 _DIFF_COLORS = {"-": "red", "+": "green", ">": "cyan", "~": "yellow"}
 _START = r"(?:^|[{,])\s*"  # of a key in TOML or JSON
+_HEAD = re.compile(r"\s*\[(?P<array>\[)?\s*(?P<name>[^\[\]]+?)\s*\]")
 _NAME = r"""(?:"(?:[^"\\\n]|\\.)*"|'[^'\n]*'|[A-Za-z0-9_-]+)"""
+_KEY = re.compile(rf"\s*(?P<name>{_NAME})\s*=")
 
 
 def bar(label: str, length: int) -> Any:
@@ -93,6 +103,8 @@ def print_summary(
             "totals": [{"label": one.label, **_sums(one)} for one in summary.totals],
             "notes": summary.notes,
         }
+        if summary.optimizers:
+            document["optimizers"] = _fields(summary.optimizers)
         if plan := summary.memory:
             sizes: dict[str, Any] = {
                 "devices": plan.num_devices,
@@ -111,6 +123,8 @@ def print_summary(
         nodes = _nodes(summary, depth)
         cells = [(path, *one.counts, label_text(one.label)) for path, one in nodes]
         print_table(head[:end], [row[:end] for row in cells])
+        if summary.optimizers:
+            print_lines("\n".join(["", *optimizer_lines(summary.optimizers)]))
         if summary.memory is not None:
             click.echo(f"\n{summary.memory}")
 
@@ -130,18 +144,18 @@ def _print_tree(summary: Summary, depth: int | None) -> None:
 
 
 def print_findings(
-    faults: Sequence[Finding], ignored: Mapping[str, int], num_arrays: int
+    faults: Sequence[Finding], ignored: Mapping[str, int], among: str
 ) -> None:
     """Print what is wrong, a line each, and how much it is.
 
     Args:
         faults: what is wrong.
         ignored: how many findings of each kind are left out.
-        num_arrays: how many arrays there are.
+        among: how many arrays there are.
     """
     for each in faults:
         click.echo(f"{click.style(f'{each.kind}:', fg='red')} {printable(each.line)}")
-    counts = f"{plural(len(faults), 'finding')} in {plural(num_arrays, 'array')}"
+    counts = f"{plural(len(faults), 'finding')} in {among}"
     left_out = ", ".join(f"{count:,} {kind}" for kind, count in ignored.items())
     click.echo(f"{counts}; ignored: {left_out}." if ignored else f"{counts}.")
 
@@ -157,10 +171,11 @@ def print_annotations(
     for each in faults:
         place = f"file={_escaped(file, ':,')}"
         number = each.rule or each.row
-        if number is not None and lines[number - 1]:
-            place += f",line={lines[number - 1]}"
+        line = lines[number - 1] if number is not None else _place_line(text, each.text)
+        place += f",line={line}" if line else ""
         wording = _escaped(printable(each.line))
-        click.echo(f"::error {place},title={each.kind} {noun}::{wording}")
+        title = f"{each.kind} {'table' if each.kind == 'optimizer' else noun}"
+        click.echo(f"::error {place},title={title}::{wording}")
 
 
 def _rule_lines(text: str, rules: Any) -> list[int]:
@@ -182,6 +197,28 @@ def _row_lines(text: str, rows: Any) -> list[int]:
         return [line for _, line in typed]
     line_of = dict(reversed(typed))  # the rows are read backwards
     return [line_of.get(row.targets[0].text, 0) if row.targets else 0 for row in rows]
+
+
+def _place_line(text: str, finding: str) -> int:
+    """Return the line of the table or key of TOML at which a finding is; 0 for none."""
+    place, table, array_sizes = f"{finding.partition(': ')[0]}.", "", Counter[str]()
+    length, best = 0, 0
+    for number, line in enumerate(text.splitlines(), 1):
+        head, key = _HEAD.match(line), _KEY.match(line)
+        if head:
+            table = head["name"]
+            for array, size in array_sizes.items():
+                if table.startswith(f"{array}."):
+                    table = f"{array}[{size - 1}]{table.removeprefix(array)}"
+            if head["array"]:
+                array_sizes[table] += 1
+                table += f"[{array_sizes[table] - 1}]"
+        if not head and not key:
+            continue
+        here = table if head else f"{table}.{key['name'] if key else ''}".lstrip(".")
+        if length < len(here) and place.startswith((f"{here}.", f"{here}[")):
+            length, best = len(here), number
+    return best
 
 
 def _typed(text: str, form: str, start: int = 0) -> Iterator[tuple[str, int]]:

@@ -70,6 +70,7 @@ _EXAMPLES = {
     "factors": '{ "blocks/0" = 0.1, "**" = 1.0 }',
     "text": "a text in quotes",
 }
+_RATES = ("learning_rate", "step_size", "step_size_fn")
 _INJECTED = ("number", "rate")  # kinds that a state can hold
 _AXIS = Argument("whole", least=None, most=64)
 
@@ -91,6 +92,23 @@ class Selection:
     patterns: tuple[str, ...]
 
 
+@dataclasses.dataclass(frozen=True)
+class Rate:
+    """A rate of an optimizer.
+
+    Attributes:
+        place: where the file says it.
+        label: of the leaves that are trained there; "" for all that are not frozen.
+        data: as the file has it.
+        value: a number, a schedule, or ``NOTHING``.
+    """
+
+    place: str
+    label: str
+    data: Any
+    value: Any
+
+
 class TooMuchError(Exception):
     """A file asks for more than is read; the text says of what."""
 
@@ -108,6 +126,7 @@ class Builder:
         findings: what is wrong, each with its place.
         lacking: names that nobody gives, and where the first use of each is.
         selections: masks and tables of patterns.
+        rates: those of the file.
         partition: makes what ``partition`` means in the file; None without labels.
         num_partitions: how often the file says that.
     """
@@ -129,6 +148,7 @@ class Builder:
         self.findings: dict[str, None] = {}
         self.lacking: dict[str, str] = {}
         self.selections: list[Selection] = []
+        self.rates: list[Rate] = []
         self.partition: Callable[[], Any] | None = None
 
     def build(self, data: Any, place: str, label: str = "") -> Any:
@@ -279,14 +299,16 @@ class Builder:
                 key for key, each in data.items() if isinstance(each, dict | list)
             ]
             also = [data[key] for key in ("name", "_target_") if key in data]
-            cure = f"write {_TABLE}"
+            cure = f"write {_EXAMPLES[makes]}"
             if also:
-                cure = f'write type = "{self._near_type(str(also[0])) or "adamw"}"'
+                cure = (
+                    f'write type = "{self._near_type(str(also[0]), makes) or "adamw"}"'
+                )
             elif place == "optimizer" and tables:
                 cure = f"did you mean [optimizers.{RULES_FILE.key(tables[0])}]?"
             self.find(place, f"it has no type; {cure}")
         elif name not in self.factories:
-            near = self._near_type(name)
+            near = self._near_type(name, makes)
             cure = f"did you mean {near!r}?" if near else "types have Optax's names"
             cure = REFUSED.get(name, cure)
             self.find(f"{place}.type", f"there is no type {listing([name])}; {cure}")
@@ -299,12 +321,17 @@ class Builder:
             return self.factories[name]
         return None
 
-    def _near_type(self, text: str) -> str:
+    def _near_type(self, text: str, makes: str) -> str:
         """Return the type that a text may mean, whatever its case and package."""
         name = text.rpartition(".")[2].lower()
-        lower = {each.lower(): each for each in self.factories}
-        near = name if name in lower else Speller().best(name, lower)
-        return lower.get(near, "")
+        known = {
+            each.lower(): each
+            for each, factory in self.factories.items()
+            if factory.makes in (makes, "")
+        }
+        longer = [each for each in known if name and each.startswith(name)]
+        near = min(longer, key=len, default="") or Speller().best(name, known)
+        return known.get(near, "")
 
     def _values(
         self, factory: Factory, data: Mapping[str, Any], place: str
@@ -315,7 +342,10 @@ class Builder:
         meant: set[str] = set()
         for name, each in data.items():
             if name in arguments:
-                values[name] = self._read(arguments[name], each, f"{place}.{name}")
+                at = f"{place}.{name}"
+                values[name] = self._read(arguments[name], each, at)
+                if name in _RATES:
+                    self.rates.append(Rate(at, self._label, each, values[name]))
             elif name not in ("type", "inject"):
                 also = [known for known in _ALSO.get(name, ()) if known in arguments]
                 near = also or Speller().nearest(name, arguments, count=1)
@@ -337,7 +367,7 @@ class Builder:
             if len(steps) != len(parts) - 1:
                 text = f"{len(parts)} schedules have {len(parts) - 1} boundaries"
                 self.find(f"{place}.boundaries", f"{text}, not {len(steps)}")
-            if steps != sorted(set(steps)):
+            elif steps != sorted(set(steps)):
                 self.find(f"{place}.boundaries", "they are not in order")
         return values
 

@@ -23,6 +23,7 @@ from treeadapt.optimizers.building import (
     MAX_DEPTH,
     NOTHING,
     Builder,
+    Rate,
     Selection,
     TooMuchError,
 )
@@ -48,6 +49,7 @@ class OptimizerFile:
         lacking: names that nobody gives, and where the first use of each is.
         tables: by label, what trains it, as data; under "" what is around all.
         selections: masks and tables of patterns.
+        rates: those of its optimizers.
     """
 
     rules: Rules | None
@@ -56,6 +58,7 @@ class OptimizerFile:
     lacking: Mapping[str, str]
     tables: Mapping[str, Any]
     selections: tuple[Selection, ...]
+    rates: tuple[Rate, ...]
 
 
 def load_optimizer(
@@ -111,6 +114,9 @@ def load_optimizer(
         path_or_mapping, names=names, allow_regex=allow_regex, given=given
     )
     findings = [*file.findings]
+    if not file.tables:
+        cure = 'write [optimizers.train] with type = "adamw", for the label train'
+        findings.append(f"optimizers: there are none; {cure}")
     for name, place in file.lacking.items():
         near = Speller().best(name, given)
         hint = f"; did you mean {name} for {near}=?" if near else ""
@@ -171,6 +177,7 @@ def read_optimizer_file(
         builder.lacking,
         tables,
         tuple(builder.selections),
+        tuple(builder.rates),
     )
 
 
@@ -181,8 +188,6 @@ def _built(
     by_label, root = document.get("optimizers"), document.get("optimizer")
     tables = {} if root is None else {"": root}
     if by_label is None and root is None:
-        cure = 'write [optimizers.train] with type = "adamw", for the label train'
-        builder.find("optimizers", f"there are none; {cure}")
         return None, tables
     if by_label is not None and not isinstance(by_label, dict):
         builder.find("optimizers", "it is not a table; write [optimizers.train]")

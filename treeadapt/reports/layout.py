@@ -17,7 +17,7 @@ _BAR, _MIX = 16, 5
 _NAME, _CONTENTS, _LABEL, _RULES = 48, 32, 34, 60
 # Columns whose cells end at one place.
 _NUMBERS = frozenset(
-    {"leaves", "params", "size", "share", "rule", "ms", "ratio"}
+    {"leaves", "params", "size", "state", "share", "rule", "ms", "ratio"}
     | {"each device", "replicated"}
 )
 

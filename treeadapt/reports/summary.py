@@ -40,7 +40,7 @@ from treeadapt.reports.outline import Node, Outline, Total, added, grown, sum_te
 from treeadapt.reports.palette import SIZES, paints
 from treeadapt.reports.svg import svg
 from treeadapt.reports.text import lines, markdown, plain
-from treeadapt.reports.words import printable
+from treeadapt.reports.words import fitted, printable
 from treeadapt.selection.decision import MISSING, STATIC, Decision
 from treeadapt.selection.repairs import advice_lines, entry_text
 from treeadapt.selection.rules import as_rules
@@ -104,6 +104,24 @@ class RuleRow:
         return ": ".join(filter(None, [self.where, counts_text(self.ends)]))
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class OptimizerRow:
+    """What trains the leaves with one label, as a rules file says it.
+
+    Attributes:
+        label: the label; "" for what is around all, and belongs to no leaf.
+        optimizer: the expression, as written; empty for none.
+        num_leaves, num_params: of the leaves.
+        state_bytes: of the optimizer's state.
+    """
+
+    label: Any
+    optimizer: str
+    num_leaves: int
+    num_params: int
+    state_bytes: int
+
+
 @dataclasses.dataclass(frozen=True)
 class Finding:
     """One thing that is wrong with rules, or with a migration.
@@ -128,6 +146,7 @@ class Finding:
 
 
 # Texts of labels that are not strings, and of leaves without a label.
+_WIDTH = 72  # of an expression in a picture
 _NO_NAME = re.compile(r"-|static|no rule|True|False|[-+.0-9]+(e[-+]?[0-9]+)?|nan|-?inf")
 
 
@@ -147,6 +166,7 @@ class Summary:
         statics: show each leaf that is not an array. Otherwise several of them, such as
             functions and numbers in a model of Equinox, are one line of whatever is
             printed or drawn; ``rows`` has each in any case.
+        optimizers: what trains each label, if a rules file says it.
     """
 
     rows: tuple[LeafRow, ...]
@@ -156,12 +176,16 @@ class Summary:
     separator: str = "/"
     memory: MemoryPlan | None = None
     statics: bool = False
+    optimizers: tuple[OptimizerRow, ...] = ()
 
     def __repr__(self) -> str:
         return f"Summary({sum_text(self.totals)})"
 
     def __str__(self) -> str:
         texts = ["\n".join(aligned(*table)) for table in self._tables()]
+        texts += (
+            ["\n".join(optimizer_lines(self.optimizers))] if self.optimizers else []
+        )
         texts += [str(self.memory)] if self.memory else []
         return "\n\n".join(filter(None, [*texts, "\n".join(self.notes)]))
 
@@ -277,8 +301,15 @@ class Summary:
             tuple(map(printable, self.notes)),
             depth,
             self.separator,
-            self.memory.lines if self.memory else (),
+            self._lines_below,
         )
+
+    @property
+    def _lines_below(self) -> tuple[str, ...]:
+        """What a picture shows below its legend."""
+        tables = [optimizer_lines(self.optimizers, _WIDTH)] if self.optimizers else []
+        tables += [[*self.memory.lines]] if self.memory else []
+        return tuple(line for table in tables for line in ("", *table))[1:]
 
     @property
     def _folded(self) -> Sequence[LeafRow]:
@@ -609,6 +640,23 @@ def _kinds(rows: Sequence[LeafRow]) -> str:
 
 def _shape(row: LeafRow) -> str:
     return "" if row.shape is None else f"[{','.join(map(str, row.shape))}]"
+
+
+def optimizer_lines(
+    rows: Sequence[OptimizerRow], width: int | None = None
+) -> list[str]:
+    """Return a table of what trains each label, with expressions cut to a width."""
+    head = ("optimizer of", "leaves", "params", "state", "expression")
+    cells = [
+        (
+            label_text(row.label) or "all",
+            *(f"{count:,}" for count in (row.num_leaves, row.num_params)),
+            size_text(row.state_bytes),
+            fitted(printable(row.optimizer), width) if width else row.optimizer,
+        )
+        for row in rows
+    ]
+    return aligned(head, cells)
 
 
 def label_text(label: Any, missing: str = "-") -> str:

@@ -1,0 +1,148 @@
+"""Optimizers on the command line: what a rules file says of them, for a tree.
+
+Takes the file and the values of ``--given``; gives rows for ``show``, findings for
+``lint`` and lines for ``explain``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import click
+
+from treeadapt.cli.lint import OPTIMIZER
+from treeadapt.data_files import one_line
+from treeadapt.errors import RulesFileError
+from treeadapt.names import listing
+from treeadapt.optimizers.building import NOTHING
+from treeadapt.optimizers.checks import state_bytes, tree_findings
+from treeadapt.optimizers.load import (
+    OptimizerFile,
+    expression_text,
+    read_optimizer_file,
+)
+from treeadapt.reports.summary import Finding, OptimizerRow, Summary
+from treeadapt.selection.decision import STATIC
+from treeadapt.transforms.partition import FROZEN
+
+_STEPS = (0, 1, 10, 100, 1_000, 10_000, 100_000)
+
+
+def read_optimizers(
+    path: str, given: Sequence[str], *, allow_regex: bool
+) -> OptimizerFile:
+    """Read what a rules file says of optimizers.
+
+    Args:
+        path: name of the file.
+        given: values by name, such as ``steps=10000``, each as TOML has it.
+        allow_regex: accept ``re:`` patterns.
+
+    Raises:
+        RulesFileError: the file cannot be read.
+        click.UsageError: a value is not TOML.
+    """
+    import tomllib  # here, as in ``data_files``
+
+    values: dict[str, Any] = {}
+    for text in given:
+        name, _, value = text.partition("=")
+        try:
+            values |= {name.strip(): tomllib.loads(f"value = {value}")["value"]}
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
+            raise click.UsageError(
+                f"--given has {listing([text])}: {one_line(error)}. Write a name and a "
+                "value of TOML: --given steps=10000, --given 'name=\"a text\"'."
+            ) from error
+    file = read_optimizer_file(path, allow_regex=allow_regex, given=values)
+    if given and not file.tables:
+        raise click.UsageError(f"--given needs optimizers, and {path!r} has none.")
+    return file
+
+
+def require_whole(file: OptimizerFile, path: str) -> None:
+    """Raise unless the optimizer of a file can be built.
+
+    Raises:
+        RulesFileError: something is wrong, or not given.
+    """
+    if file.findings:
+        text = "; ".join(file.findings)
+        raise RulesFileError(f"{path}: {text}. See treeadapt lint --rules {path}.")
+    if file.lacking:
+        options = " ".join(f"--given {name}=..." for name in file.lacking)
+        raise RulesFileError(f"{path} needs {options}: nobody gives these values.")
+
+
+def optimizer_rows(
+    file: OptimizerFile, tree: Any, summary: Summary
+) -> tuple[OptimizerRow, ...]:
+    """Return what trains each label of a summary, with the bytes of its state."""
+    sizes, rows, of_all = state_bytes(file, tree), [], (0, 0)
+    for total in summary.totals:
+        counts = (total.num_leaves, total.num_params)
+        if total.label == "":
+            of_all = counts
+        elif total.label is not STATIC:
+            text = _text(file, total.label)
+            rows.append(
+                OptimizerRow(total.label, text, *counts, sizes.pop(total.label, 0))
+            )
+    if sizes or "" in file.tables:
+        rest = sum(sizes.values())
+        rows.append(OptimizerRow("", _text(file, ""), *of_all, rest))
+    return tuple(rows)
+
+
+def optimizer_findings(
+    file: OptimizerFile, tree: Any, *, fits: bool
+) -> Iterator[Finding]:
+    """Yield what is wrong with the optimizers of a file.
+
+    Args:
+        file: what it says.
+        tree: the tree to train; None for no tree.
+        fits: whether the rules fit that tree.
+    """
+    texts = [*file.findings]
+    if tree is not None and fits:
+        texts += tree_findings(file, tree)
+    for text in texts:
+        yield Finding(OPTIMIZER, None, text)
+
+
+def optimizer_notes(file: OptimizerFile, tree: Any) -> Iterator[str]:
+    """Yield what was not checked."""
+    for name, place in file.lacking.items():
+        yield f"--given {name}=... is left out, which {place} needs"
+    if file.tables and (tree is None or file.lacking):
+        why = "no TREE" if tree is None else "values are left out"
+        yield f"no step was tried: {why}"
+
+
+def explain_optimizer(file: OptimizerFile, label: Any) -> Iterator[str]:
+    """Yield what trains the leaves with a label, and at which rates."""
+    if label in (FROZEN, STATIC) or not isinstance(label, str):
+        return
+    for name, place in ((label, f"optimizers.{label}"), ("", "optimizer")):
+        if name in file.tables:
+            yield f"[{place}] is {_text(file, name)}"
+    for rate in file.rates:
+        if rate.label in (label, ""):
+            yield f"{rate.place} is {expression_text(rate.data)}{_at_steps(rate.value)}"
+
+
+def _text(file: OptimizerFile, label: Any) -> str:
+    is_there = isinstance(label, str) and label in file.tables
+    return expression_text(file.tables[label]) if is_there else ""
+
+
+def _at_steps(rate: Any) -> str:
+    """Write what a rate is at some steps, if it is known."""
+    if rate is NOTHING:
+        return ""
+    if not callable(rate):
+        return f" = {rate:g}"
+    values = (f"{float(rate(step)):.3g} at {step:,}" for step in _STEPS)
+    return f": {', '.join(values)}"

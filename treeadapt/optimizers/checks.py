@@ -1,0 +1,134 @@
+"""Checks: what only a tree can show of an optimizer from a file.
+
+Takes what a file says, and an abstract tree; gives findings, and how many bytes of the
+state belong to each label. Reads shapes alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from treeadapt.arrays import is_array
+from treeadapt.data_files import one_line
+from treeadapt.names import listing, plural
+from treeadapt.optimizers.building import Selection
+from treeadapt.optimizers.load import OptimizerFile
+from treeadapt.selection.rules import Rules
+from treeadapt.state_map import init_of_arrays, map_state, view_init
+from treeadapt.transforms.partition import FROZEN
+from treeadapt.trees.views import view_tree
+
+# These take a batch of gradients, which no tree can show.
+_OF_BATCHES = ("dpsgd", "differentially_private_aggregate")
+
+
+def tree_findings(file: OptimizerFile, tree: Any) -> Iterator[str]:
+    """Yield what is wrong with the optimizer of a file for one tree, with its place.
+
+    Args:
+        file: what the file says.
+        tree: abstract, or concrete; no value is read.
+    """
+    labels = labels_by_array(file.rules, tree)
+    for selection in file.selections:
+        yield from _unreached(selection, tree, labels)
+    if file.tx is not None:
+        yield from _failures(file, tree)
+
+
+def labels_by_array(rules: Rules | None, tree: Any) -> dict[str, set[Any]]:
+    """Return the labels of each array that trains, several where layers differ."""
+    view = view_tree(tree)
+    if rules is None:
+        return {p: {""} for p, leaf in view.items() if is_array(leaf)}
+    decision = rules.match(view)
+    labels: dict[str, set[Any]] = {}
+    for layers in decision.divided():
+        label = decision.values[layers.rows[0]]
+        if decision.is_array[layers.rows[0]] and label != FROZEN:
+            labels.setdefault(layers.region.path, set()).add(label)
+    return labels
+
+
+def _unreached(
+    selection: Selection, tree: Any, labels: Mapping[str, set[Any]]
+) -> Iterator[str]:
+    """Yield patterns that reach no array of their group, and axes that are missing."""
+    where, label = selection.where, selection.label
+    group = {path for path, every in labels.items() if not label or label in every}
+    whose = (
+        f"{plural(len(group), 'array')} that {f'{label} trains' if label else 'train'}"
+    )
+    patterns = selection.patterns
+    if not isinstance(where, Rules):  # each pattern of a mask by itself, then all
+        each = [(pattern.removeprefix("!"), True) for pattern in patterns]
+        where, patterns = Rules([*each, (where, True)], default=False), (*patterns, "")
+    decision = where.match(tree)
+    array_of = {
+        row: (layers.region.path, decision.stored.leaves[layers.leaf])
+        for layers in decision.divided()
+        for row in layers.rows
+    }
+    for number, pattern in enumerate(patterns):
+        reached = {array_of[row][0] for row in decision.selected(number)}
+        who = f"{listing([pattern])} reaches" if pattern else "it reaches"
+        if pattern.startswith("!") and not reached:
+            yield f"{selection.place}: {who} no array"
+        elif not pattern.startswith("!") and not reached & group:
+            yield f"{selection.place}: {who} none of the {whose}"
+    lacking = {}
+    for row, (path, array) in array_of.items():
+        axes = decision.values[row] if path in group else None
+        every = np.hstack(axes).tolist() if isinstance(axes, tuple) else ()
+        if any(not -array.ndim <= axis < array.ndim for axis in every):
+            shape = f"{path!r} has {plural(array.ndim, 'axis')}"
+            lacking[path] = f"{selection.place}: {shape}, which lack one of {axes}"
+    yield from lacking.values()
+
+
+def _failures(file: OptimizerFile, tree: Any) -> Iterator[str]:
+    """Yield what one step on shapes raises."""
+    tx: Any = file.tx
+    init, arrays = init_of_arrays(tx, tree)
+
+    def step(arrays: dict[str, Any]) -> Any:
+        state, params = init(arrays), view_tree(tree).replace(arrays)
+        loss, grads = jnp.float32(0), params
+        extra = {"value": loss, "loss": loss, "grad": grads, "value_fn": lambda _: loss}
+        extra |= {"obj_fn": lambda _: loss, "grad_fn": lambda params, _: params}
+        takes_batches = any(name in str(file.tables) for name in _OF_BATCHES)
+        return state if takes_batches else tx.update(grads, state, params, **extra)
+
+    try:
+        jax.eval_shape(step, arrays)
+    except Exception as error:  # noqa: BLE001 - of Optax, or of a mask: a finding
+        yield f"optimizer: one step on shapes fails: {one_line(error)}"
+
+
+def state_bytes(file: OptimizerFile, tree: Any) -> dict[Any, int]:
+    """Return how many bytes of the state belong to the params with each label.
+
+    What belongs to no param, such as step counts, is under "".
+
+    Args:
+        file: what the file says; its optimizer is complete.
+        tree: abstract, or concrete; no value is read.
+    """
+    labels = labels_by_array(file.rules, tree)
+    state = view_init(file.tx, tree)
+    sizes: dict[Any, int] = {}
+    for slot, leaf in zip(
+        map_state(file.tx, state, tree).slots, state.leaves, strict=True
+    ):
+        every = labels.get(slot.region.path, set()) if slot.region else set()
+        if len(every) > 1:  # layers of one array, each in a state by its label
+            every = {x for x in every if f"/{x}/" in f"/{slot.name}/"} or every
+        label = min(every, key=str, default="")
+        size = leaf.size * leaf.dtype.itemsize
+        sizes[label] = sizes.get(label, 0) + size
+    return sizes
