@@ -1152,7 +1152,8 @@ def test_no_check_and_no_converter_runs():
 @pytest.mark.hazard("E8")
 def test_the_placeholder_of_a_shared_node_is_nobodys_data(tmp_path):
     tree, other = eqx_shared(), jax.tree.map(lambda leaf: leaf, eqx_shared())
-    assert ta.tree_paths(tree) == ("0/weight", "1/bias", "where", "get")
+    assert ta.tree_paths(tree) == ("0/weight", "1/weight", "1/bias", "where", "get")
+    assert type(ta.to_flat_dict(tree)["1/weight"]).__name__ == "SharedNode"
     assert_comes_back(tree)
     # Neither a warning of what is not saved, nor a difference to what is loaded.
     ta.save(tmp_path / "x.safetensors", tree)

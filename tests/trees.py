@@ -499,7 +499,7 @@ TREES = (
     Row(
         "Equinox Shared",
         eqx_shared,
-        ("0/weight", "1/bias", "where", "get"),
+        ("0/weight", "1/weight", "1/bias", "where", "get"),
     ),
     Row("Haiku", haiku_params, HAIKU),
     Row(

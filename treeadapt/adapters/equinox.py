@@ -9,7 +9,6 @@ layer keeps from call to call, such as batch statistics, does not train: neither
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import equinox as eqx
@@ -24,21 +23,7 @@ def _state(node: Any) -> Flat:
     return Flat(range(len(children)), children, aux)
 
 
-def _placeholder(aux: type, _: Sequence[Any]) -> Any:
-    return aux()
-
-
 ADAPTERS = (
-    # What Equinox 0.11.3 and later put where ``Shared`` took an array away. It has no
-    # public name.
-    Adapter(
-        name="equinox SharedNode",
-        applies=lambda cls: (
-            cls.__name__ == "SharedNode" and cls.__module__.startswith("equinox.")
-        ),
-        flatten=lambda node: Flat((), (), type(node)),
-        unflatten=_placeholder,
-    ),
     Adapter(
         name="equinox Shared",
         applies=eqx.nn.Shared,

@@ -61,6 +61,7 @@ from treeadapt.migrations.moved_array import read_boxes
 from treeadapt.migrations.parts import whole
 from treeadapt.names import listing, natural, plural
 from treeadapt.paths import nested
+from treeadapt.trees.metadata import holds_nothing
 from treeadapt.trees.views import TreeView, view_tree
 
 #: A table, or the name of a file or of a published one.
@@ -131,7 +132,7 @@ def save(
     lost: list[str] = []
     for (name, leaf), yes in zip(view.items(), selected(view, where), strict=True):
         form = stored_form(leaf)
-        if not yes or (form is None and callable(leaf)):
+        if not yes or (form is None and (callable(leaf) or holds_nothing(leaf))):
             continue
         if form is None or is_long(leaf):
             lost.append(name)

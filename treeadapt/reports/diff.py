@@ -5,7 +5,7 @@ equal and prints its differences, alike ones on one line. Leaves meet by label p
 container classes do not matter. Shapes and dtypes are always compared, values only on
 request, one leaf at a time. A leaf that went under one name and came under a similar
 one, with the same shape and dtype, is reported as renamed.
-See ``rename`` for moving leaves to other names.
+See ``Migration`` for moving leaves to other names.
 """
 
 from __future__ import annotations

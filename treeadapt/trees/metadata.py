@@ -111,6 +111,18 @@ def same_static(one: Any, two: Any) -> bool:
     return one is two or _read([one])[0] == _read([two])[0]
 
 
+def holds_nothing(thing: Any) -> bool:
+    """Return whether an object is a bare marker: no attributes, and not callable.
+
+    Example:
+        >>> holds_nothing(type("Marker", (), {})()), holds_nothing("text")
+        (True, False)
+    """
+    return getattr(thing, "__dict__", None) == {} and not (
+        callable(thing) or fields.slots(type(thing)) or _has_hidden_state(type(thing))
+    )
+
+
 def node_data(structure: Any) -> tuple[Any, ...]:
     """Return the metadata of all nodes of a treedef or ``Recipe``.
 
@@ -226,7 +238,10 @@ def _open(thing: Any, seen: dict[int, Any]) -> tuple[Any, Sequence[Any], bool]:
         return (_Is(thing) if callable(thing) else object()), (), True
     is_value = hasattr(fields.builtin_base(cls), "__getnewargs__")  # a str, an int, ...
     can_change = not is_value or cls.__dictoffset__ != 0 or bool(fields.slots(cls))
-    return (_Is(thing) if cls.__eq__ is object.__eq__ else cls), inside, can_change
+    # Without attributes only the class counts: eqx.nn.Shared puts such an object, a new
+    # one for each model, where it took an array away (Equinox 0.11.3).
+    is_itself = cls.__eq__ is object.__eq__ and not holds_nothing(thing)
+    return (_Is(thing) if is_itself else cls), inside, can_change
 
 
 def _contents(thing: Any) -> Sequence[Any] | None:
