@@ -1758,3 +1758,19 @@ def test_a_difference_is_found_in_every_part(monkeypatch):
         assert not ta.tree_diff({"a": one}, {"a": one.copy()}, values=True)
     (found,) = ta.tree_diff({"a": np.arange(9)}, {"a": np.arange(9) * 3}, values=True)
     assert found.note == "8 of 9 elements, by at most 16"
+
+
+def test_lint_finds_mistaken_alternatives_and_notes_those_that_may_be_habits(tmp_path):
+    tree = {
+        f"h/{n}/{name}": np.ones(2) for n in range(3) for name in ("norm", "kernel")
+    }
+    ta.save(tmp_path / "x.safetensors", tree)
+    typo = written(tmp_path, '"**/{norm,kernl}" = "a"\n"**" = "b"\n')
+    text = run("lint", tmp_path / "x.safetensors", "--rules", typo, code=1)
+    assert "alternative: rule 1, 'kernl'" in text
+    assert "did you mean 'kernel' (3 leaves)?" in text
+    run("lint", tmp_path / "x.safetensors", "--rules", typo, "--ignore", "alternative")
+    habit = written(tmp_path, '"**/{norm,bias}" = "a"\n"h/{0..9}" = "b"\n')
+    text = run("lint", tmp_path / "x.safetensors", "--rules", habit)
+    assert "note: rule 1, 'bias' in '**/{norm,bias}' matches nothing" in text
+    assert "note: rule 2, the end of '0..9' in 'h/{0..9}' matches nothing" in text

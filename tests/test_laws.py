@@ -150,6 +150,118 @@ def test_law_3_same_state_dict_loads_into_every_container():
         assert flat["out/b"] is model["out"]["b"], row.name
 
 
+def _map(fn, flat):
+    return {path: fn(leaf) for path, leaf in flat.items()}
+
+
+def _abstract(leaf):
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+
+
+def lenient(where):
+    """The selector, without errors where nothing satisfies it."""
+    return ta.Rules([(where, True), ("**", False)], unused="ignore").where(True)
+
+
+#: What a function inside a transformation may make of the flat dict that it is shown.
+VARIANTS = {
+    "as it is": lambda flat: flat,
+    "fewer leaves": lambda flat: dict(list(flat.items())[::2]),
+    "one more axis": lambda flat: _map(lambda x: jnp.ones((2, *x.shape)), flat),
+    "without axes": lambda flat: _map(lambda _: jnp.ones(()), flat),
+    "other shapes": lambda flat: {
+        path: jnp.ones((2,) * (n % 3)) for n, path in enumerate(flat)
+    },
+    "other dtypes": lambda flat: _map(lambda x: jnp.ones(x.shape, bool), flat),
+    "abstract": lambda flat: _map(_abstract, flat),
+    "abstract and other": lambda flat: {
+        path: jax.ShapeDtypeStruct((3,) * (n % 3), jnp.int32)
+        for n, path in enumerate(flat)
+    },
+    "numbers": lambda flat: dict.fromkeys(flat, 1.0),
+}
+ASKED = {
+    "ndim": lenient(ta.leaf(ndim=2)),
+    "dtype": lenient(ta.leaf(dtype=jnp.float32)),
+    "size": lenient(~ta.leaf(min_size=3)),
+    "function": lenient(ta.leaf(lambda x: x.shape[:1] == (2,))),
+    "path": lenient("**/w"),
+    "rules": ta.Rules([(ta.leaf(ndim=2), 1), ("**", 2)], unused="ignore"),
+    "lifted": ta.lift(
+        lambda tree: {
+            path: getattr(leaf, "ndim", 0) == 2
+            for path, leaf in ta.to_flat_dict(tree).items()
+        }
+    ),
+}
+
+
+@every_tree
+@pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
+def test_law_4_a_selector_answers_for_the_tree_that_it_is_given(row, jitted):
+    flat, _ = ta.split(row.make())
+    is_abstract = any(isinstance(x, jax.ShapeDtypeStruct) for x in flat.values())
+    if not flat or row.opaque or (jitted and is_abstract):
+        pytest.skip("no transformation runs on it")
+    if jitted:
+        flat = _map(jnp.asarray, flat)  # of the dtype that jit makes of NumPy's
+    answers, wanted = {}, {}
+
+    def update(updates, state, params=None):
+        for name, vary in VARIANTS.items():
+            for kind, asked in ASKED.items():
+                answers[name, kind] = asked(vary(params))
+        return updates, state
+
+    tx = ta.adapt(optax.GradientTransformation(lambda _: optax.EmptyState(), update))
+
+    def step(flat):
+        params = ta.merge(flat, ta.split(row.make())[1])
+        updates = tx.update(params, tx.init(params), params)[0]
+        return ta.split(updates, arrays="all")[0]
+
+    _ = jax.jit(step)(flat) if jitted else step(flat)
+    for name, vary in VARIANTS.items():
+        for kind, asked in ASKED.items():
+            wanted[name, kind] = asked(vary(flat))
+    assert answers == wanted
+
+
+@every_tree
+def test_law_4_an_optimizer_of_another_model_decides_on_that(row):
+    flat = ta.split(row.make())[0]
+    if len(flat) < 2 or row.opaque:
+        pytest.skip("nothing here is shown to a transformation")
+    ranks = {path: 2 - n % 2 for n, path in enumerate(flat)}
+    small = {path: jnp.ones((2,) * rank) for path, rank in ranks.items()}
+    big = {path: jnp.ones((2,) * (3 - rank)) for path, rank in ranks.items()}
+    makers = {
+        "freeze": lambda: ta.freeze(optax.trace(0.9), ta.leaf(ndim=2)),
+        "partition": lambda: ta.partition(
+            {"slow": optax.trace(0.9)},
+            [(ta.leaf(ndim=2), "frozen"), ("**", "slow")],
+        ),
+        "adapt": lambda: ta.adapt(optax.masked(optax.trace(0.9), ta.leaf(ndim=1))),
+    }
+    for maker in makers.values():
+        tx = maker()
+        want = tx.update(small, tx.init(small), small)
+        inner = {}
+
+        def init(_, tx=tx, inner=inner):
+            inner["state"] = tx.init(small)
+            return optax.EmptyState()
+
+        def update(updates, state, _=None, tx=tx, inner=inner):
+            inner["step"] = tx.update(small, inner["state"], small)
+            return updates, state
+
+        outer = ta.adapt(optax.GradientTransformation(init, update))
+        outer.update(big, outer.init(big), big)
+        assert jax.tree.structure(inner["step"]) == jax.tree.structure(want)
+        assert ta.tree_paths(inner["step"][1]) == ta.tree_paths(want[1])
+
+
 @every_tree
 def test_law_8_conversion_adds_no_operation_and_one_trace(row):
     target = row.make()

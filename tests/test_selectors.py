@@ -678,6 +678,97 @@ def test_messages_stay_small_whatever_the_tree():
     assert len(str(caught.value).encode()) <= 4_000
 
 
+# Alternatives in braces
+
+
+BLOCKS = {
+    "h": {
+        str(n): {
+            "norm": array(4),
+            "attn": {name: array(4, 4) for name in ("q_proj", "v_proj", "o_proj")},
+            "mlp": {"kernel": array(4, 4)},
+        }
+        for n in range(12)
+    },
+    "head": {"kernel": array(4, 2)},
+    "scale": None,
+}
+#: A pattern, the alternatives in it that match nothing, and what is near the first.
+MISTAKES = [
+    ("**/{norm,kernl}", ["kernl"], "did you mean 'kernel' (13 leaves)?"),
+    ("{haed,h}", ["haed"], "did you mean 'head' (1 leaf)?"),
+    ("{h,Head}/**", ["Head"], "did you mean 'head' (1 leaf)?"),
+    ("h/{3,13}", ["13"], "the numbers below 'h' are 0 to 11"),
+    ("h/{{0,1},{3,44}}/norm", ["44"], "the numbers below 'h' are 0 to 11"),
+    ("h/*/{mpl,attn}/**", ["mpl"], "did you mean 'mlp' (12 leaves)?"),
+    (["**", "!**/{norm,kernl}"], ["kernl"], "did you mean 'kernel' (13 leaves)?"),
+    (~ta.glob("**/{norm,kernl}"), ["kernl"], "did you mean 'kernel' (13 leaves)?"),
+]
+HABITS = [
+    "**/{kernel,bias}",
+    "h/{0..30}/norm",
+    "**/{q,k,v,o}_proj",
+    "{h,head,scale}",
+    "{h,head,}",
+    "h/{-1}/{norm,mlp}",
+    "**/{norm,n*}",
+    "h/{0..5}",
+]
+
+
+@pytest.mark.parametrize(("where", "texts", "hint"), MISTAKES)
+def test_an_alternative_that_reads_like_a_mistake_is_warned_of(where, texts, hint):
+    for ask in (
+        lambda: ta.param_mask(BLOCKS, where),
+        lambda: ta.param_labels(BLOCKS, [(where, 1), ("**", 2)]),
+        lambda: ta.split(BLOCKS, where),
+        lambda: ta.freeze(optax.sgd(0.1), where).init(BLOCKS),
+    ):
+        with pytest.warns(ta.UnusedAlternativeWarning) as caught:
+            ask()
+        (warning,) = caught
+        assert warning.filename == __file__
+        assert hint in str(warning.message)
+        assert all(repr(text) in str(warning.message) for text in texts)
+    ta.param_mask(BLOCKS, where, unused="ignore")
+    ta.param_labels(BLOCKS, ta.Rules([(where, 1), ("**", 2)], unused="ignore"))
+
+
+@pytest.mark.parametrize("where", HABITS)
+def test_an_alternative_that_may_be_a_habit_is_not_warned_of(where):
+    ta.param_mask(BLOCKS, where)
+    ta.param_labels(BLOCKS, [(where, 1), ("**", 2)])
+
+
+def test_the_warning_names_the_rule_each_time_and_may_be_an_error():
+    tree = {"kernel": array(2), "norm": array(2)}
+    rules = ta.Rules({"{norm,kernl}": 1, "**": 2})
+    for _ in range(2):
+        with pytest.warns(ta.UnusedAlternativeWarning, match=r"\(rule 1\)"):
+            rules(tree)
+        with pytest.raises(ta.UnusedAlternativeWarning):  # as these tests have it
+            rules(tree)
+
+
+def test_a_report_notes_alternatives():
+    table = {"**/{norm,kernl}": 1, "h/{0..30}/**": 2, "**/{kernel,bias}": 3}
+    notes = ta.summarize(BLOCKS, table).notes
+    assert [note.partition(":")[0] for note in notes] == ["Alternative", "Note", "Note"]
+    assert "'bias' in '**/{kernel,bias}' matches nothing" in notes[2]
+    assert "the end of '0..30'" in notes[1]
+    assert not ta.summarize(BLOCKS, ta.Rules(table, unused="ignore")).notes
+
+
+def test_many_alternatives_cost_little():
+    tree = {f"l{n}": array(2) for n in range(300)}
+    nested = "{" * 40 + "l1" + ",x}" * 40
+    hostile = ["{" + ",".join(f"x{n}" for n in range(700)) + ",l1}", nested]
+    hostile += [f"{{l{n},{'y' * 50}{n}}}" for n in range(300)]
+    start = time.process_time()
+    ta.param_mask(tree, hostile)
+    assert time.process_time() - start < 3.0
+
+
 # Smaller views
 
 
@@ -764,7 +855,7 @@ def test_an_error_says_what_a_predicate_may_read():
         ta.param_mask(MLP, ta.leaf(lambda x: jnp.sum(x) > 0))
 
 
-@pytest.mark.parametrize("selector", [*TREE_BOUND, ta.leaf(ndim=2)], ids=repr)
+@pytest.mark.parametrize("selector", TREE_BOUND, ids=repr)
 def test_inside_a_transformation_a_flat_dict_answers_as_the_tree(selector):
     model = net()
     want = flat(ta.param_mask(model, selector))

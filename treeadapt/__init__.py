@@ -26,7 +26,8 @@ _NAMES_IN = {
         "RandomStateWarning ReplicatedWarning RulesError RulesFileError SelectorError "
         "ShardingError StackError StructureMismatchError TiedLeafWarning "
         "TransformError TreeAdaptError TreeAdaptWarning TreeCycleError TreeDepthError "
-        "UnliftedMaskWarning UnmatchedPathError UnstablePathWarning UnusedRuleError"
+        "UnliftedMaskWarning UnmatchedPathError UnstablePathWarning "
+        "UnusedAlternativeWarning UnusedRuleError"
     ),
     "migrations.migration": "Migration load_migration",
     "migrations.plan": "MigrationPlan",

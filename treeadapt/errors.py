@@ -121,6 +121,10 @@ class ReplicatedWarning(TreeAdaptWarning):
     """No rule matches some arrays, and the default puts them on every device."""
 
 
+class UnusedAlternativeWarning(TreeAdaptWarning):
+    """An alternative of a pattern matches nothing, and reads like a mistake."""
+
+
 class UnliftedMaskWarning(TreeAdaptWarning):
     """A function decides otherwise on the flat dict that it is shown, or finds less."""
 

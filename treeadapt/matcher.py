@@ -52,6 +52,7 @@ class Matcher:
     Attributes:
         bits: the bit of each pattern, by its text.
         asking: the patterns that ask for classes or siblings.
+        has_braces: whether any pattern has alternatives.
 
     Example:
         >>> from treeadapt.patterns import parse
@@ -64,6 +65,7 @@ class Matcher:
         self.patterns = tuple(patterns)
         self.bits: dict[str, int] = {}
         self.asking: list[str] = []
+        self.has_braces = any("{" in pattern.text for pattern in self.patterns)
         self._regexes: list[tuple[int, re.Pattern[str]]] = []
         places: dict[Pattern, int] = defaultdict(int)  # of each different glob
         for index, pattern in enumerate(self.patterns):

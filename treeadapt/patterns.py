@@ -35,6 +35,15 @@ _ESCAPE_OR_SLASH = re.compile(r"\\[^/]|(?P<slash>\\?/)", re.DOTALL)
 # A whole alternative that is a range, or that its writer must have meant as one.
 _RANGE_LIKE = re.compile(r"(?:[-+\w]*\.\.[-+\w.]*|-[0-9]+)(?=[,}])")
 _NUMBER = re.compile(r"-?[0-9]+")
+# A set whose writer must have meant braces: a range of numbers, or a list of words.
+_RANGE_IN_SET = re.compile(r"\[([0-9]+)(\.\.|-|:)([0-9]+)\]")
+_WORDS_IN_SET = re.compile(r"[\w.-]+(?:[,|][\w.-]+)+")
+_KEY_IN_SET = re.compile(r"(['\"]).*\1")  # of an exact path, as JAX writes it
+
+
+# What is read as one within a segment: an escape, a set, a sign of braces.
+_BRACES = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|(?P<sign>[{},])", re.DOTALL)
+_FROM_END = re.compile(r"-[0-9]+(\.\..*)?")
 
 
 class Mark(enum.Enum):
@@ -159,6 +168,11 @@ class Pattern:
     needs_tree: bool = field(default=False, compare=False)
     regex: re.Pattern[str] | None = field(default=None, compare=False)
 
+    @property
+    def literals(self) -> list[str]:
+        """The segments that a path must have just as they are."""
+        return [one.text for one in self.elements if isinstance(one, Literal)]
+
     def __repr__(self) -> str:
         return f"Pattern({self.text!r})"
 
@@ -274,6 +288,38 @@ def spans(text: str) -> Iterator[tuple[int, int]]:
     yield start, len(text)
 
 
+def alternatives(text: str) -> Iterator[tuple[str, str, str]]:
+    """Yield each alternative of a glob, with what is before and after it.
+
+    Without the others of its braces, that is the pattern of this one alternative; other
+    braces stay. Numbers counted from the end are not alternatives.
+
+    Args:
+        text: of a pattern that can be parsed.
+
+    Example:
+        >>> [*alternatives("a/{b,x{c,d}}/{0..3}")][:2]
+        [('a/', 'b', '/{0..3}'), ('a/x', 'c', '/{0..3}')]
+    """
+    opened, starts = 0, [0]  # of the outermost braces, and of its alternatives
+    depth, bodies = 0, list[str]()
+    for match in _BRACES.finditer(text):
+        sign = match["sign"]
+        depth += (sign == "{") - (sign == "}")
+        if sign == "{" and depth == 1:
+            opened, starts, bodies = match.start(), [match.end()], []
+        elif (sign == "," and depth == 1) or (sign == "}" and depth == 0):
+            bodies.append(text[starts[-1] : match.start()])
+            starts.append(match.end())
+        if sign != "}" or depth:
+            continue
+        for body in bodies:
+            parts = [*alternatives(body)] or [("", body, "")]
+            for before, one, after in parts:
+                if not _FROM_END.fullmatch(one):
+                    yield text[:opened] + before, one, after + text[match.end() :]
+
+
 class _Scanner:
     """Reads one segment, ``text[start:stop]``, from left to right."""
 
@@ -384,6 +430,7 @@ class _Scanner:
 
     def _character_set(self) -> CharacterSet:
         opened = self.at
+        self._refuse_range()
         self.at += 1
         negated = self.text.startswith("!", self.at, self.stop)
         if negated:
@@ -397,8 +444,38 @@ class _Scanner:
             intervals.append(self._interval())
         if not intervals:
             self.fail(r"the class is empty. Write '[\]]' for a ']'.", opened)
+        self._refuse_twice(opened, intervals)
         self.at += 1
         return CharacterSet(_union(intervals, negated=negated))
+
+    def _refuse_range(self) -> None:
+        """Refuse a set that reads like a range of numbers: ``[0..5]``, ``[0-11]``."""
+        match = _RANGE_IN_SET.match(self.text, self.at, self.stop)
+        if match is None or int(match[1]) > int(match[3]):
+            return
+        if match[2] != "-" or len(match[1] + match[3]) > 2 or match[1] == match[3]:
+            self.fail(
+                f"{match[0]!r} is one character of a set, not a range of numbers. "
+                f"Write '{{{match[1]}..{match[3]}}}'."
+            )
+
+    def _refuse_twice(self, opened: int, intervals: list[tuple[int, int]]) -> None:
+        """Refuse a set that names a character twice: its writer meant something else.
+
+        A key of an exact path has two quotes; who knows the tree writes it as a path.
+        """
+        body = self.text[opened + 1 : self.at]
+        if _KEY_IN_SET.fullmatch(body):
+            return
+        seen = -1
+        for first, last in sorted(intervals):
+            if first <= seen:
+                words = body.replace("|", ",")
+                cure = f"'{{{words}}}' for one of several texts, or "
+                cure *= _WORDS_IN_SET.fullmatch(body) is not None
+                problem = f"the set names {chr(first)!r} twice. Write {cure}each "
+                self.fail(f"{problem}character once.", opened)
+            seen = last
 
     def _interval(self) -> tuple[int, int]:
         begin = self.at
@@ -411,6 +488,8 @@ class _Scanner:
         if first > last:
             problem = f"{first!r} comes after {last!r}. "
             self.fail(problem + r"Write '\-' for the character itself.", begin)
+        if first == last and self.at - begin > 2:
+            self.fail(f"the set names {first!r} twice. Write it once.", begin)
         return ord(first), ord(last)
 
     # Braces: ``{query,key}``, ``{0..5}``, ``{-4..}``.

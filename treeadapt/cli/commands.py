@@ -47,7 +47,7 @@ from treeadapt.migrations.plan import MigrationPlan
 from treeadapt.names import listing, plural
 from treeadapt.optimizers.load import OptimizerFile
 from treeadapt.reports.diff import TreeDiff, compared, tree_diff
-from treeadapt.reports.summary import Finding, summarize
+from treeadapt.reports.summary import Finding, habits, summarize
 from treeadapt.reports.words import printable
 from treeadapt.selection.decision import Decision
 from treeadapt.selection.rules import Rules, load_rules
@@ -422,11 +422,12 @@ def lint(
         among = "the tables"
         if outcome is not None:
             among = plural(sum(outcome.is_array), "array")
+            hints = habits(outcome)
         if optimizers is not None:
             params = None if outcome is None else outcome.stored.tree
             fits = not faults
             faults += optimizing.optimizer_findings(optimizers, params, fits=fits)
-            hints = [*optimizing.optimizer_notes(optimizers, params)]
+            hints += [*optimizing.optimizer_notes(optimizers, params)]
     else:
         plan, faults = outcome
         table, among = plan.rows, plural(len(plan.source), "array")

@@ -44,7 +44,7 @@ _OPTIONS = {
 }
 ONE_WAY = "one-way"
 OPTIMIZER = "optimizer"
-_OF_RULES = ("unmatched", "overlap", "unused", "shadowed", "uneven")
+_OF_RULES = ("unmatched", "overlap", "unused", "shadowed", "alternative", "uneven")
 KINDS = (*_OF_RULES, ONE_WAY, "retyped", OPTIMIZER)
 _FEWEST = 3  # siblings that make a family
 _NUMBER = re.compile(r"([0-9]+)(?=([^/.]*))")  # and the rest of its word

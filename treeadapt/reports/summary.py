@@ -457,6 +457,7 @@ def summarize(
             # On a mesh, leaves without a rule have a box, or are scalars.
             if mesh is None or finding.kind != "unmatched"
         ]
+        notes += [f"Note: {line}" for line in habits(decision)]
         for key in sorted(decision.unrolled.left_out):
             notes.append(
                 f"Unrolled: the layers of the stack {key!r} are leaves of this tree."
@@ -598,6 +599,15 @@ def findings(
     for index in decision.shadowed:
         text = shorten(rules.selectors[index].typed)
         yield Finding("shadowed", index + 1, f"{text} {decision.shadow(index)}")
+    for each in decision.alternatives:
+        if each.hint:
+            yield Finding("alternative", each.rule + 1, each.line)
+
+
+def habits(decision: Decision) -> list[str]:
+    """Return a line for each alternative that matches nothing and may be a habit."""
+    idle = (one for one in decision.alternatives if not one.hint)
+    return [f"rule {one.rule + 1}, {one.line}" for one in idle]
 
 
 def _rule_cells(rule: RuleRow) -> tuple[str, ...]:

@@ -29,6 +29,11 @@ from treeadapt.errors import (
 from treeadapt.layers.stacks import Layers, Unrolled
 from treeadapt.names import shorten
 from treeadapt.selection import messages
+from treeadapt.selection.alternatives import (
+    UnusedAlternative,
+    unused_alternatives,
+    warn_of_alternatives,
+)
 from treeadapt.selection.answers import (
     IN_AN_OPTIMIZER,
     Answers,
@@ -93,6 +98,12 @@ class RuleTable(Question):
         """Yield every pattern; those that are a whole rule first, in their order."""
         rest = (where.patterns() for _, where in self.others)
         return itertools.chain(self.owners, *rest)
+
+    def checked(self) -> Iterator[tuple[int, str]]:
+        """Yield the patterns of which every alternative should match, by rule."""
+        for index, where in enumerate(self.selectors):
+            for pattern in where.checked():
+                yield index, pattern
 
     def first(self, leaves: Leaves) -> list[int]:
         """Return, for each row of a table, the index of the first rule that selects it.
@@ -349,18 +360,26 @@ class Decision:
                 for leaf, first, second in self.overlaps
             ]
             raise OverlapError(messages.overlap(rows))
-        # The common case: every rule is one pattern and decides a leaf.
-        if rules.unused == "ignore" or (
-            not rules.others and len(self._won) == len(rules.pairs)
-        ):
+        if rules.unused == "ignore":
             return
-        if self.unused or self.shadowed:
+        # The common case: every rule is one pattern and decides a leaf.
+        is_plain = not rules.others and len(self._won) == len(rules.pairs)
+        if not is_plain and (self.unused or self.shadowed):
             shadowed = [f"{rules.names[i]}, {self.shadow(i)}" for i in self.shadowed]
             raise UnusedRuleError(
                 messages.unused_rules(
                     self.unused, shadowed, self.unmatched, self.view, self.is_array
                 )
             )
+        if self.leaves.matcher.has_braces and not self.leaves.holes:
+            warn_of_alternatives(self.leaves, rules.checked(), "rule")
+
+    @functools.cached_property
+    def alternatives(self) -> list[UnusedAlternative]:
+        """Alternatives of patterns that match nothing, while their pattern does."""
+        if self.rules.unused == "ignore":
+            return []
+        return unused_alternatives(self.leaves, self.rules.checked())
 
     def shadow(self, index: int) -> str:
         """Write what is wrong with a shadowed rule, and its cure.

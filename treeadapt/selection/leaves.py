@@ -199,7 +199,7 @@ class Leaves:
         if not self._arrays_only:
             facts.append([is_array(leaf) for leaf in leaves])
         if "leaf" in needs:
-            facts.append(list(map(_signature, leaves)))
+            facts.append(list(map(signature, leaves)))
         if "classes" in needs:
             self._above = list(map(plan.enclosing, plan.paths))
             facts.append(self._above)
@@ -305,15 +305,16 @@ def as_abstract(leaf: Any) -> Any:
         return leaf
 
 
-def _signature(leaf: Any) -> Hashable:
+def signature(leaf: Any) -> Hashable:
+    """Return shape and dtype of a leaf, to be compared; None for a static leaf."""
     if not is_array(leaf):
         return None
-    signature = (tuple(leaf.shape), leaf.dtype)
+    shape_and_dtype = (tuple(leaf.shape), leaf.dtype)
     try:
-        hash(signature)
+        hash(shape_and_dtype)
     except TypeError:  # an array of another library
         return id(leaf)
-    return signature
+    return shape_and_dtype
 
 
 def _grouped(facts: Sequence[Sequence[Hashable]]) -> _Rows:

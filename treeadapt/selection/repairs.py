@@ -114,7 +114,7 @@ def advice_lines(
         is_array: whether each leaf is an array.
         lists_paths: all paths of the tree are listed elsewhere.
     """
-    names = _Names(view, is_array, lists_paths=lists_paths)
+    names = Names(view, is_array, lists_paths=lists_paths)
     for number, (text, entry) in enumerate(entries):
         hint = _advice(entry, names) if number < _MAX_ADVISED else ""
         yield f"{text}{': ' if hint else ''}{hint}"
@@ -146,7 +146,7 @@ def unused_lines(
     texts = [entry for _, entry in entries if isinstance(entry, str)]
     for top in tops(arrays):
         lower = [f"{top}/{text}" for text in texts if not text.startswith("**/")]
-        if len(_Names(view, is_array).matched(lower)) > 1:
+        if len(Names(view, is_array).matched(lower)) > 1:
             lines.append(below_text(top, len(arrays)))
             break
     return [*lines, paths_text(arrays)] if lists_paths else lines
@@ -176,7 +176,7 @@ def below_text(top: str, num_leaves: int) -> str:
     )
 
 
-def _advice(entry: Any, names: _Names) -> str:
+def _advice(entry: Any, names: Names) -> str:
     """Say what an entry that matches no array leaf may have meant.
 
     Args:
@@ -191,7 +191,7 @@ def _advice(entry: Any, names: _Names) -> str:
         some = "its patterns match some, but " if patterns is not None else ""
         return f"{some}no array satisfies it"
     sign, pattern = "!" * entry.startswith("!"), entry.removeprefix("!")
-    globs = [] if all(names.is_array) else [*_globs([pattern])]
+    globs = [] if all(names.is_array) else [*globs_of([pattern])]
     if any(Matcher(globs).match(names.plan)):
         return "it matches only leaves that are not arrays, and these need no rule"
     if tied := names.tied(pattern) or _as_layers(pattern, names):
@@ -210,7 +210,7 @@ def _advice(entry: Any, names: _Names) -> str:
         start = "Or as" if proposals else "as"
         pasted = listing([sign + regex])
         hints.append(f"{start} a regular expression of the whole path: {pasted}")
-    elif not proposals and any(_has(glob, ClassName) for glob in _globs([pattern])):
+    elif not proposals and any(_has(glob, ClassName) for glob in globs_of([pattern])):
         hints.append(names.class_advice())
     if not proposals and not any(hints):
         like = "" if names.lists_paths else listing(names.like(pattern), limit=5)
@@ -219,7 +219,7 @@ def _advice(entry: Any, names: _Names) -> str:
     return " ".join(hints)
 
 
-def _proposals(text: str, names: _Names) -> dict[str, int]:
+def _proposals(text: str, names: Names) -> dict[str, int]:
     """Find at most three globs near ``text``, with their numbers of array leaves."""
     if len(text) > _MAX_TEXT or text.startswith(REGEX_PREFIX):
         return {}
@@ -298,7 +298,7 @@ def _without_root(text: str) -> Iterator[str]:
         yield from (dotted, f"{dotted}.*")
 
 
-def _respelled(text: str, tree: _Names) -> Iterator[str]:
+def _respelled(text: str, tree: Names) -> Iterator[str]:
     """Yield the pattern with each wrong segment spelled as the tree spells it."""
     words = tree.words
     spelled: dict[str, str] = {}  # small letters -> pattern, numbers as they are or "*"
@@ -330,7 +330,7 @@ def _anywhere(form: str) -> tuple[str, str]:
 def _misspelt(segments: Sequence[str], words: Iterable[str]) -> list[int]:
     """Return the places of the segments that match no segment of the tree."""
     globs: dict[str, Pattern | None] = {
-        one: next(_globs([one]), None)  # None: half of a class that holds a slash
+        one: next(globs_of([one]), None)  # None: half of a class that holds a slash
         for one in segments
         if one not in ("", "**")
     }
@@ -342,7 +342,7 @@ def _misspelt(segments: Sequence[str], words: Iterable[str]) -> list[int]:
     return [i for i, one in enumerate(segments) if one in globs.keys() - right]
 
 
-def _globs(texts: Iterable[str]) -> Iterator[Pattern]:
+def globs_of(texts: Iterable[str]) -> Iterator[Pattern]:
     """Parse what is well formed; a regular expression is never made of a hint."""
     for text in dict.fromkeys(texts):
         if not text.startswith(REGEX_PREFIX):
@@ -354,7 +354,7 @@ def _has(glob: Pattern, kind: type) -> bool:
     return any(isinstance(part, kind) for part in glob.elements)
 
 
-def _as_regex(text: str, names: _Names) -> str:
+def _as_regex(text: str, names: Names) -> str:
     """Write what looks like a pasted regular expression as a pattern; else ``""``.
 
     A character of the tree's own names, such as ``$``, is no sign of one. It matches
@@ -381,7 +381,7 @@ def _as_regex(text: str, names: _Names) -> str:
     return ""
 
 
-def _deepest(text: str, names: _Names) -> str:
+def _deepest(text: str, names: Names) -> str:
     """Say how far the pattern leads: what its longest matching beginning matches."""
     segments = text.split("/") if len(text) <= _MAX_TEXT else []
     starts = ("/".join(segments[:n]) for n in range(len(segments) - 1, 0, -1))
@@ -400,7 +400,7 @@ def _deepest(text: str, names: _Names) -> str:
     return ""
 
 
-def _as_layers(text: str, names: _Names) -> str:
+def _as_layers(text: str, names: Names) -> str:
     """Say which ``stacks`` a pattern with a number of a layer lacks, if shapes do."""
     segments = text.split("/") if len(text) <= _MAX_TEXT else []
     place = next((i for i, one in enumerate(segments) if _INDEX.match(one)), 0)
@@ -421,7 +421,7 @@ def _as_layers(text: str, names: _Names) -> str:
     )
 
 
-class _Names:
+class Names:
     """The names of one tree that hints are made of; each kind is looked up once.
 
     Args:
@@ -439,12 +439,10 @@ class _Names:
     @functools.cached_property
     def words(self) -> dict[str, None]:
         """The different segments of the paths of arrays, at most a few thousand."""
-        words: dict[str, None] = {}
-        for path in itertools.compress(self.plan.paths, self.is_array):
-            words.update(dict.fromkeys(path.split("/")))
-            if len(words) > _MAX_WORDS:
-                break
-        return words
+        paths = "/".join(itertools.compress(self.plan.paths, self.is_array))
+        return dict.fromkeys(
+            itertools.islice(dict.fromkeys(paths.split("/")), _MAX_WORDS)
+        )
 
     @functools.cached_property
     def class_names(self) -> list[str]:
@@ -469,7 +467,7 @@ class _Names:
 
     def tied(self, text: str) -> str:
         """Name the first path of a leaf, for a glob that matches its second one."""
-        matcher = Matcher(one for one in _globs([text]) if not one.needs_tree)
+        matcher = Matcher(one for one in globs_of([text]) if not one.needs_tree)
         for second, first in self.plan.ties.items():
             below = [p for p in self.plan.paths if f"{p}/".startswith(f"{first}/")]
             for path in below:
@@ -526,6 +524,28 @@ class _Names:
             return []
         return sorted(keys, key=natural)
 
+    def numbers_text(self, before: str, after: str) -> str:
+        """Say which numbers there are in a place of a pattern; empty if there are none.
+
+        Args:
+            before: the pattern before the number.
+            after: the pattern after it.
+        """
+        siblings = f"{before}{{0..{'9' * 18}}}{after}"
+        leaves = self.matched([siblings]).get(siblings, ())
+        prefix, suffix = before.rpartition("/")[2], after.partition("/")[0]
+        number = re.compile(f"{re.escape(prefix)}([0-9]+){re.escape(suffix)}")
+        segments = {one for leaf in leaves for one in self.plan.paths[leaf].split("/")}
+        numbers = sorted((m[1] for m in map(number.fullmatch, segments) if m), key=int)
+        if not numbers:
+            return ""
+        node = before.rpartition("/")[0]
+        where = f"below {listing([node])}" if node and not prefix else "there"
+        few = len(numbers) < 3 or int(numbers[-1]) - int(numbers[0]) >= len(numbers)
+        text = listing(numbers, write=str) if few else f"{numbers[0]} to {numbers[-1]}"
+        verb = "number {} is" if len(numbers) == 1 else "numbers {} are"
+        return f"the {verb.format(where)} {text}"
+
     def ends(self, text: str) -> str:
         """Say how paths end, for a pattern that starts at any depth."""
         if not text.startswith("**/"):
@@ -537,7 +557,7 @@ class _Names:
 
     def matched(self, texts: Iterable[str]) -> dict[str, list[int]]:
         """Return those of ``texts`` that match arrays, with the leaves that they do."""
-        globs = list(itertools.islice(_globs(texts), _MAX_CANDIDATES))
+        globs = list(itertools.islice(globs_of(texts), _MAX_CANDIDATES))
         if self.plan.is_flat_dict:
             globs = [glob for glob in globs if not glob.needs_tree]
         rows = collections.defaultdict(list)  # leaves that the same globs match

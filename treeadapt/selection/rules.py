@@ -373,6 +373,11 @@ class Where(_OfRules, Selector):
     def _reasons(self, leaves: Leaves) -> list[str]:
         return list(map(self.rules.names.__getitem__, self.rules.first(leaves)))
 
+    def checked(self) -> Iterator[str]:
+        """Yield those of all rules."""
+        if self.rules.unused == "error":
+            yield from super().checked()
+
     def unused(self, leaves: Leaves) -> Iterator[str | type]:
         """Yield what matches nothing in any rule."""
         if self.rules.unused == "error":

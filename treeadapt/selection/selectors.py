@@ -27,6 +27,7 @@ from treeadapt.errors import SelectorError, TreeAdaptError, UnusedRuleError
 from treeadapt.layers.stacks import NO_STACKS, Stacks
 from treeadapt.names import shorten
 from treeadapt.patterns import parse
+from treeadapt.selection.alternatives import warn_of_alternatives
 from treeadapt.selection.answers import (
     IN_AN_OPTIMIZER,
     Answers,
@@ -76,6 +77,10 @@ class Selector(Question):
     def unused(self, leaves: Leaves) -> Iterator[str | type]:
         """Yield every pattern and class in it that matches no array, and no None."""
         yield from ()
+
+    def checked(self) -> Iterator[str]:
+        """Yield the patterns of which every alternative should match something."""
+        yield from self.patterns()
 
     def unused_in(self, leaves: Leaves, *, is_used: bool) -> list[Any]:
         """Return what in it matches no array leaf, of a table that has any.
@@ -171,6 +176,9 @@ class Selector(Question):
         if entries:
             is_array = leaves.spread(leaves.is_array)
             raise UnusedRuleError(unused_message(entries, leaves.view, is_array))
+        if reports and not is_part and leaves.matcher.has_braces:
+            patterns = ((0, pattern) for pattern in self.checked())
+            warn_of_alternatives(leaves, patterns, "selector")
         return Answers.of_layers(
             layers, leaves.spread(chosen), lambda: leaves.spread(self._reasons(leaves))
         )
@@ -340,6 +348,11 @@ class OfParts(Selector):
         """Yield the patterns of all parts."""
         for part in self.parts:
             yield from part.patterns()
+
+    def checked(self) -> Iterator[str]:
+        """Yield those of all parts."""
+        for part in self.parts:
+            yield from part.checked()
 
     def unused(self, leaves: Leaves) -> Iterator[str | type]:
         """Yield what matches nothing in any part."""

@@ -4,7 +4,9 @@ Selectors, rules and lifted functions are each a ``Question``: of a tree it give
 ``Answers``. Optax asks about gradients, filtered trees and flat dicts, which have lost
 the classes and siblings by which a selector decides. So a ``WholeTree`` decides once,
 on the caller's tree, and answers by path. Transformations of this library are handed
-it; masks that Optax itself calls find it with ``whole_of``.
+it; masks that Optax itself calls find it with ``whole_of``. Shapes and dtypes are
+always those of the leaves that a question is asked about: a mask function may have cut
+them, and an optimizer of another model may be made inside a transformation.
 Decides nothing itself (see ``selectors`` and ``rules``).
 """
 
@@ -16,7 +18,9 @@ import dataclasses
 import functools
 import numbers
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
+
+import jax
 
 from treeadapt.arrays import is_array
 from treeadapt.errors import SelectorError, TransformError
@@ -26,7 +30,7 @@ from treeadapt.matcher import Matcher, matcher_of
 from treeadapt.names import plural, shorten
 from treeadapt.patterns import parse
 from treeadapt.selection.answers import IN_AN_OPTIMIZER, Answers, require_agreement
-from treeadapt.selection.leaves import Known, Leaves
+from treeadapt.selection.leaves import Known, Leaves, signature
 from treeadapt.trees.views import TreeView, view_tree
 
 W = TypeVar("W", "WholeTree", None)
@@ -48,7 +52,8 @@ class Question:
     def ask(self, tree: Any) -> Any:
         """Return a tree of answers, as Optax calls for them.
 
-        They are those of the whole tree in force, if ``tree`` is a view of it.
+        Classes and siblings are those of the whole tree in force, if ``tree`` is a view
+        of it; shapes and dtypes are those of ``tree``.
 
         Raises:
             SelectorError: ``tree`` is a number: a schedule is called so.
@@ -56,11 +61,8 @@ class Question:
         refuse_number(self, tree)
         view = view_tree(tree)
         whole = whole_of(view)
-        if whole is None:
-            answers = self.of_view(view)
-        else:
-            answers = self.answer(whole, view.plan.paths)
-        answers = require_agreement(answers, self.gives, cure=IN_AN_OPTIMIZER)
+        decided = self.of_view(view) if whole is None else whole.of_leaves(view, self)
+        answers = require_agreement(decided, self.gives, cure=IN_AN_OPTIMIZER)
         return view.rebuild(answers)
 
     def of_view(self, view: TreeView) -> list[Any]:
@@ -123,9 +125,14 @@ class Question:
         """Whether classes or numbers of children decide, which a flat dict lacks."""
         return "classes" in self.needs or bool(self.matcher.asking)
 
-    def needs_params(self, gradients: TreeView) -> bool:
-        """Return whether it asks for more than paths, which gradients cannot answer."""
-        return self.needs_tree or not self.needs <= {"path"}
+    def needs_params(self, gradients: TreeView, *, of_leaves: bool) -> bool:
+        """Return whether it asks for what gradients cannot answer.
+
+        Args:
+            gradients: the caller's.
+            of_leaves: leaves that are not gradients are asked about, as they are.
+        """
+        return self.needs_tree or not (of_leaves or self.needs <= {"path"})
 
     @functools.cached_property
     def _known(self) -> Known:
@@ -160,9 +167,23 @@ class BoundQuestion(Question):
         """Decide again, on another full tree."""
         return self.asked.bind(tree)
 
-    def needs_params(self, gradients: TreeView) -> bool:
+    def needs_params(self, gradients: TreeView, *, of_leaves: bool) -> bool:
         """Return that nothing more is asked for."""
         return False
+
+
+class _Round(NamedTuple):
+    """What was decided on a whole tree; for some keys only, where it has their leaves.
+
+    Attributes:
+        view: the tree.
+        answers: what was decided.
+        keys: of layers in ``WholeTree.shown`` whose leaves the tree has.
+    """
+
+    view: TreeView
+    answers: Answers
+    keys: frozenset[str]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -178,6 +199,10 @@ class WholeTree:
         layers: the tree with the shapes of one layer of each stack, where a
             transformation runs on each layer by itself; what knows no stacks decides
             on it.
+        shown: leaves that smaller views have for the layers in ``regions``, by key,
+            where their shape or dtype is not that of the whole array.
+        gradients: of the params, where an update is made. What Optax shows to masks
+            then are updates, whose dtype may not be that of their params.
     """
 
     view: TreeView
@@ -185,22 +210,77 @@ class WholeTree:
     is_params: bool
     regions: Mapping[str, Region] = dataclasses.field(default_factory=dict)
     layers: TreeView | None = None
-    _answers: dict[int, tuple[Any, Answers]] = dataclasses.field(
+    shown: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    gradients: TreeView | None = None
+    _answers: dict[int, tuple[Any, list[_Round]]] = dataclasses.field(
         default_factory=dict, init=False
     )
 
     def holds(self, view: TreeView) -> bool:
-        """Return whether every leaf of ``view`` has its path in the whole tree."""
-        return all(
+        """Return whether ``view`` may be one of the whole tree.
+
+        Every leaf has its path in it, and it is made of dicts: one of other classes has
+        its own, and is a tree by itself.
+        """
+        return view.plan.is_dicts and all(
             path in self._paths or path in self.regions for path in view.plan.paths
         )
 
-    def answers(self, paths: Sequence[str], asked: Any) -> list[Any]:
+    def of_leaves(self, view: TreeView, asked: Question) -> list[Any]:
+        """Answer for all leaves of a view, with the shapes and dtypes they have there.
+
+        Leaves of the dtype of the updates are taken for updates, which have the dtype
+        of their params to whoever asks.
+        """
+        whole = self
+        if "leaf" in asked.needs:
+            leaves, dtypes = dict(view.items()), self._dtypes
+            for path in leaves.keys() & dtypes.keys():
+                leaf, (dtype, of_param) = leaves[path], dtypes[path]
+                if is_array(leaf) and leaf.dtype == dtype:
+                    leaves[path] = jax.ShapeDtypeStruct(leaf.shape, of_param)
+            whole = self.showing(leaves)
+        return whole.answers(view.plan.paths, asked, of_leaves=whole is not self)
+
+    @functools.cached_property
+    def _dtypes(self) -> dict[str, tuple[Any, Any]]:
+        """The dtypes of an update and of its param, by path, where they differ."""
+        dtypes = {}
+        updates = {} if self.gradients is None else dict(self.gradients.items())
+        for path in (*self._by_path, *self.regions):
+            stored = self.stored_path(path)
+            both: list[Any] = [updates.get(stored), self._by_path[stored]]
+            if all(map(is_array, both)) and both[0].dtype != both[1].dtype:
+                dtypes[path] = both[0].dtype, both[1].dtype
+        return dtypes
+
+    def showing(self, leaves: Mapping[str, Any]) -> WholeTree:
+        """Return the whole tree with the leaves of a view in the places of its own.
+
+        It is this one if all of them have the shape and dtype that it knows.
+        """
+        shown = {
+            path: leaf
+            for path, leaf in leaves.items()
+            if signature(leaf) != signature(self._leaf(path))
+        }
+        if not shown:
+            return self
+        field = "view" if self.layers is None else "layers"
+        arrays = {path: x for path, x in shown.items() if path not in self.regions}
+        regions = {path: x for path, x in shown.items() if path in self.regions}
+        changed: dict[str, Any] = {field: _with_leaves(self._shapes, arrays)}
+        return dataclasses.replace(self, shown={**self.shown, **regions}, **changed)
+
+    def answers(
+        self, paths: Sequence[str], asked: Any, *, of_leaves: bool = False
+    ) -> list[Any]:
         """Decide on the whole tree, once, and answer for some of its paths.
 
         Args:
             paths: paths of the whole tree, or names of some layers of its arrays.
             asked: a ``Question``; known by identity.
+            of_leaves: as for ``Question.needs_params``.
 
         Returns:
             One answer a path; ``Split`` where its layers have different ones.
@@ -209,22 +289,66 @@ class WholeTree:
             TransformError: only gradients are known, and they cannot answer.
         """
         if id(asked) not in self._answers:
-            if not self.is_params and asked.needs_params(self.view):
+            if not self.is_params and asked.needs_params(
+                self.view, of_leaves=of_leaves
+            ):
                 raise TransformError(
                     f"{shorten(repr(asked))} asks for more than paths (classes, "
                     "shapes, dtypes or siblings), and gradients may differ from the "
                     "params in these. Pass the params too: "
                     "update(updates, state, params)."
                 )
-            view = self.view if asked.stacks else self.layers or self.view
-            answers = asked.decide(view, reports=self.strict)
-            self._answers[id(asked)] = asked, answers  # so that the id stays its own
-        _, answers = self._answers[id(asked)]
-        values = answers.of(self.view, paths, self.regions)
+            rounds = [*self._decided(asked)]
+            self._answers[id(asked)] = asked, rounds  # so that the id stays its own
+        _, (first, *others) = self._answers[id(asked)]
+        values = first.answers.of(first.view, paths, self.regions)
+        for view, answers, keys in others:
+            some = [place for place, path in enumerate(paths) if path in keys]
+            of_keys = answers.of(view, [paths[place] for place in some], self.regions)
+            for place, value in zip(some, of_keys, strict=True):
+                values[place] = value
         if self.layers is None:
             return values
         who = "What runs inside per_layer"
         return require_agreement(values, who, cure=IN_AN_OPTIMIZER)
+
+    def has_shapes_of(self, view: TreeView) -> bool:
+        """Return whether the leaves of a view have the shapes that are known."""
+        return all(
+            getattr(leaf, "shape", None) == getattr(self._leaf(path), "shape", None)
+            for path, leaf in view.items()
+            if path not in self.regions  # the layers that this library cut out
+        )
+
+    def _decided(self, asked: Question) -> Iterator[_Round]:
+        """Yield what is decided on the whole tree, and on it with leaves of ``shown``.
+
+        Of several regions of one array, each is decided in a round of its own.
+        """
+        view = self.view if asked.stacks else self._shapes
+        yield _Round(view, asked.decide(view, reports=self.strict), frozenset())
+        # With stacks, layers are asked about, whose shape a region does not change.
+        left = [] if asked.stacks or "leaf" not in asked.needs else [*self.shown]
+        while left:
+            keys = {self.stored_path(path): path for path in left}
+            leaves = {stored: self.shown[path] for stored, path in keys.items()}
+            some = _with_leaves(view, leaves)
+            answers = asked.decide(some, reports=False)
+            yield _Round(some, answers, frozenset(keys.values()))
+            left = [path for path in left if path not in keys.values()]
+
+    def _leaf(self, path: str) -> Any:
+        """Return the leaf that a smaller view has at a path, for all that is known."""
+        return self.shown.get(path, self._by_path[self.stored_path(path)])
+
+    @property
+    def _shapes(self) -> TreeView:
+        """The tree with the leaves that smaller views have."""
+        return self.layers or self.view
+
+    @functools.cached_property
+    def _by_path(self) -> dict[str, Any]:
+        return self._shapes.flat()
 
     def with_regions(self, regions: Mapping[str, Region]) -> WholeTree:
         """Return the tree with more layers that smaller views hold, by key."""
@@ -242,19 +366,25 @@ class WholeTree:
 
 
 def whole_tree(
-    tree: Any, *, strict: bool = False, is_params: bool = True
+    tree: Any,
+    *,
+    strict: bool = False,
+    is_params: bool = True,
+    gradients: TreeView | None = None,
 ) -> contextlib.AbstractContextManager[WholeTree]:
     """Let selectors and rules called on smaller views decide on the tree behind them.
 
     Inside the block a selector, rules, or whatever else asks ``whole_of``, called on a
-    tree whose paths all belong to ``tree``, answers as on ``tree`` itself: classes,
-    sibling counts and leaf predicates see the caller's own nodes and leaves.
+    tree whose paths all belong to ``tree``, answers as on ``tree`` itself: classes
+    and sibling counts are those of the caller's own nodes.
 
     Args:
         tree: the caller's whole tree, or its ``TreeView``. Within another block whose
-            tree holds all its paths, that larger tree stays in force.
+            tree holds all its paths, that larger tree stays in force, with the leaves
+            of this one.
         strict: report patterns that match nothing, as on a full tree.
         is_params: ``tree`` holds the params, not only gradients of them.
+        gradients: of the params, if there are any.
 
     Example:
         >>> from treeadapt.selection.selectors import node
@@ -268,8 +398,12 @@ def whole_tree(
     if outer is None:
         whole = WholeTree(view, strict, is_params)
     else:
-        whole = dataclasses.replace(outer, strict=strict)
-    return in_force(whole)
+        whole = outer.showing(dict(view.items()))
+        if not is_params:
+            # Gradients with the shapes of the params that are known are of these.
+            alike = whole is outer or outer.has_shapes_of(view)
+            whole = outer if alike else dataclasses.replace(whole, is_params=False)
+    return in_force(dataclasses.replace(whole, strict=strict, gradients=gradients))
 
 
 def no_whole_tree() -> contextlib.AbstractContextManager[None]:
@@ -300,6 +434,14 @@ def whole_of(view: TreeView) -> WholeTree | None:
 _whole: contextvars.ContextVar[WholeTree | None] = contextvars.ContextVar(
     "treeadapt_whole_tree", default=None
 )
+
+
+def _with_leaves(view: TreeView, leaves: Mapping[str, Any]) -> TreeView:
+    """Return a tree with other leaves at some paths."""
+    if not leaves:
+        return view
+    others = [leaves.get(path, leaf) for path, leaf in view.items()]
+    return TreeView(others, view.plan, view.structure, view.rebuild(others))
 
 
 def refuse_number(asked: Any, tree: Any) -> None:

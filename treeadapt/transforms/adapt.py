@@ -280,7 +280,10 @@ def run_flat(
         like = flat_updates if shown is None else shown
         with (
             whole_tree(
-                view or grads, strict=strict, is_params=view is not None
+                view or grads,
+                strict=strict,
+                is_params=view is not None,
+                gradients=grads,
             ) as whole,
             _explained(parts, whole, flat_updates),
             explained_state(state, functools.partial(init_flat, whole), like),

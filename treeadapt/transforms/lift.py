@@ -40,7 +40,12 @@ class Lifted(Question):
         """Return masks or labels with the treedef of ``tree``."""
         return self.ask(tree)
 
-    def needs_params(self, gradients: TreeView) -> bool:
+    @property
+    def needs(self) -> frozenset[str]:  # type: ignore[override]
+        """A function may look at shapes and dtypes; a tree of answers does not."""
+        return frozenset({"leaf"} if is_function(self.asked) else ())
+
+    def needs_params(self, gradients: TreeView, *, of_leaves: bool) -> bool:
         """Return whether a function may look for classes that gradients may lack."""
         return is_function(self.asked) and not gradients.plan.is_plain
 

@@ -48,6 +48,7 @@ class Plan:
         has_layers: some leaves are layers of one array.
         ties: second path of a shared node, and its first, which names its leaves.
         is_flat_dict: a plain dict of leaves and holes, some key of which holds ``/``.
+        is_dicts: all of its nodes are dicts and holes.
         is_plain: all of its nodes are dicts, lists, tuples and ``None``.
         root: class of the tree itself.
         node_classes: classes of its nodes and boxes.
@@ -72,10 +73,11 @@ class Plan:
         self.ties = walk.ties
         self.is_plain = types <= {dict, list, tuple, type(None)}
         self.root: type | None = next(iter(walk.nodes.get(None, ())), None)
+        self.is_dicts = types <= {dict, type(None), optax.MaskedNode}
         self.is_flat_dict = (
             self.root is dict
             and {None, *self.nones, *self.holes}.issuperset(walk.nodes)
-            and types <= {dict, type(None), optax.MaskedNode}
+            and self.is_dicts
             and any("/" in path for path in self.paths)
         )
         self._skeleton = walk.skeleton[ROOT]
