@@ -6,6 +6,7 @@ See ``test_migration_tables`` for real tables against their formulas, and
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 import itertools
@@ -38,9 +39,12 @@ def message(call):
 # --- sharded arrays ---
 
 
-@pytest.fixture(params=[AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
+@pytest.fixture(params=["Auto", "Explicit", "Explicit in force"])
 def mesh(request):
-    return jax.make_mesh((2, 4), ("data", "model"), axis_types=(request.param,) * 2)
+    kind, *in_force = request.param.split(" ", 1)
+    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType[kind],) * 2)
+    with jax.set_mesh(mesh) if in_force else contextlib.nullcontext():
+        yield mesh
 
 
 TABLES = [

@@ -297,3 +297,28 @@ def test_conversions_in_jit_keep_shardings_and_add_no_operation(kind):
         return ta.split(ta.from_flat_dict(model, ta.to_flat_dict(model)))
 
     assert not jax.make_jaxpr(there_and_back)(params, rest).eqns
+
+
+@both_meshes
+@pytest.mark.usefixtures("standard_promotion")
+@pytest.mark.parametrize("is_traced", [False, True])
+def test_a_state_is_carried_inside_a_mesh_that_is_in_force(kind, is_traced):
+    mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(AxisType[kind],) * 2)
+    tx, stack = optax.adam(0.1), ta.Migration({"h/{l}/w : a b": "h/w : l b a"})
+    with jax.set_mesh(mesh):
+        sharding = NamedSharding(mesh, P("x", "y"))
+        w = jax.device_put(jnp.arange(32.0).reshape(4, 8), sharding)
+        params = {"h": {"0": {"w": w}, "1": {"w": w + 1}}}
+        _, state = jax.jit(tx.update)(params, tx.init(params), params)
+
+        def carried() -> Any:
+            same, report = ta.carry_state(tx, params, state)
+            assert report.warnings == ()
+            return same, ta.carry_state(tx, stack(params), state, migration=stack)[0]
+
+        # Arrays that a function only holds move while it is traced.
+        same, stacked = jax.jit(carried)() if is_traced else carried()
+    for one, two in zip(*map(jax.tree.leaves, (same, state)), strict=True):
+        np.testing.assert_array_equal(one, two)
+    mus = [state[0].mu["h"][number]["w"].T for number in "01"]
+    np.testing.assert_array_equal(stacked[0].mu["h/w"], np.stack(mus))

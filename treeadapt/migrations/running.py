@@ -8,6 +8,7 @@ compiled function for all groups of the same form.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -19,7 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from treeadapt.arrays import narrow_bits
 from treeadapt.migrations.axes import Axes, Axis, Product, indices, names_of
@@ -193,26 +194,54 @@ def _run_compiled(
             tuple(_with_axes(each, AxisType.Auto) for each in target)
             for target in shardings
         )
-    # Axes of an Explicit mesh would ask for the sharding after each reshape.
-    auto = tuple(tuple(on_auto_mesh(leaf) for leaf in group) for group in leaves)
-    arrays, faults = _compiled(move, wanted)(auto)
-    is_explicit = any(map(operator.is_not, itertools.chain(*auto), every))
+    is_explicit = any(_auto_sharding(leaf) is not leaf.sharding for leaf in every)
+    # While something is traced, what is not traced moves now: it leaves its mesh.
+    now = jax.ensure_compile_time_eval if is_explicit else contextlib.nullcontext
+    with now():
+        compiled = _compiled(move, wanted)
+        arrays, faults = on_auto_axes(compiled, tuple(map(tuple, leaves)))
     anywhere = [[None] * len(group) for group in arrays]
-    for group, target in zip(arrays, shardings or anywhere, strict=True):
-        for place, (array, sharding) in enumerate(zip(group, target, strict=True)):
-            if sharding is not None:
-                group[place] = jax.device_put(array, sharding)
-            elif is_explicit:
-                explicit = _with_axes(array.sharding, AxisType.Explicit)
-                group[place] = jax.device_put(array, explicit)
+    with now(), _no_mesh():
+        for group, target in zip(arrays, shardings or anywhere, strict=True):
+            for place, (array, sharding) in enumerate(zip(group, target, strict=True)):
+                if sharding is None and is_explicit:
+                    sharding = _with_axes(array.sharding, AxisType.Explicit)
+                if sharding is not None:
+                    group[place] = jax.device_put(array, sharding)
     return arrays, faults
 
 
-def on_auto_mesh(leaf: Any) -> Any:
-    """Return an array as it is, or on the same devices of a mesh with Auto axes."""
-    sharding = getattr(leaf, "sharding", None)
-    auto = _with_axes(sharding, AxisType.Auto)
-    return leaf if auto is sharding else jax.device_put(leaf, auto)
+def on_auto_axes(compiled: Callable[..., Any], *args: Any) -> Any:
+    """Call a compiled function with arrays on meshes with Auto axes.
+
+    Explicit axes would ask for the sharding after each reshape.
+    """
+
+    def on_auto_mesh(leaf: Any) -> Any:
+        sharding = _auto_sharding(leaf)
+        is_auto = sharding is getattr(leaf, "sharding", None)
+        return leaf if is_auto else jax.device_put(leaf, sharding)
+
+    with _no_mesh():
+        return compiled(*jax.tree.map(on_auto_mesh, args))
+
+
+def _no_mesh() -> contextlib.AbstractContextManager[Any]:
+    """Return a context without the mesh in force, if there is one.
+
+    JAX refuses arrays of other meshes and devices than those of that mesh.
+    """
+    if jax.sharding.get_abstract_mesh().empty:
+        return contextlib.nullcontext()
+    try:
+        return jax.set_mesh(Mesh(np.empty((), object), ()))
+    except ValueError:  # while something is traced, its axes alone can be left
+        return jax.sharding.use_abstract_mesh(AbstractMesh((), ()))
+
+
+def _auto_sharding(leaf: Any) -> Any:
+    """Return the sharding of an array, or the same with Auto axes."""
+    return _with_axes(getattr(leaf, "sharding", None), AxisType.Auto)
 
 
 def _with_axes(sharding: Any, kind: AxisType) -> Any:
@@ -592,7 +621,7 @@ def filled(move: Move, target: int, array: Any, like: Any) -> Any:
 
     if isinstance(array, jax.core.Tracer) or isinstance(like, jax.core.Tracer):
         return exactly(array, like)
-    new = jax.jit(exactly)(on_auto_mesh(array), on_auto_mesh(like))
+    new = on_auto_axes(jax.jit(exactly), array, like)
     sharding = array.sharding
     return new if new.sharding == sharding else jax.device_put(new, sharding)
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from treeadapt.arrays import is_array
 from treeadapt.convert import describe
-from treeadapt.migrations.running import converted, on_auto_mesh
+from treeadapt.migrations.running import converted, on_auto_axes
 from treeadapt.names import fold, listing, plural, section, shorten
 from treeadapt.optax_fields import (
     ADAM_FIELDS,
@@ -587,8 +587,8 @@ def _of_starts(table: Table, start: Start) -> Iterator[_Alike]:
         state = view_tree(init(arrays)).flat()
         return [jnp.min(state[row.whole]) for row, _ in chosen.values()]
 
-    try:  # under an Explicit mesh, what is made of nothing could be anywhere
-        starts = jax.jit(least_of)({p: on_auto_mesh(x) for p, x in arrays.items()})
+    try:  # on Explicit axes, what is made of nothing could be anywhere
+        starts = on_auto_axes(jax.jit(least_of), arrays)
     except TypeError:  # a mask that reads values
         return
     lows: dict[tuple[float, int], list[tuple[Slot, float]]] = {}
