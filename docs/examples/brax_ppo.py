@@ -76,15 +76,8 @@ def main() -> int:
     print(f"\n2. Reverse the motor. These rules of {RULES_FILE.name} apply:\n")
     rules = ta.load_rules(RULES_FILE)
     print(ta.summarize(params, rules))
-    # Optax calls ``rules`` on the parameters, in any container, to get their labels.
-    tx = optax.multi_transform(
-        {
-            "frozen": optax.set_to_zero(),
-            "fast": optax.adam(3e-3),
-            "slow": optax.adam(1e-3),
-        },
-        rules,
-    )
+    # The same file says what trains each label; the parameters may be in any container.
+    tx = ta.load_optimizer(RULES_FILE)
 
     starts = {
         "brax": params,

@@ -329,9 +329,7 @@ class Builder:
             for each, factory in self.factories.items()
             if factory.makes in (makes, "")
         }
-        longer = [each for each in known if name and each.startswith(name)]
-        near = min(longer, key=len, default="") or Speller().best(name, known)
-        return known.get(near, "")
+        return known.get(_near(name, known), "")
 
     def _values(
         self, factory: Factory, data: Mapping[str, Any], place: str
@@ -347,8 +345,8 @@ class Builder:
                 if name in _RATES:
                     self.rates.append(Rate(at, self._label, each, values[name]))
             elif name not in ("type", "inject"):
-                also = [known for known in _ALSO.get(name, ()) if known in arguments]
-                near = also or Speller().nearest(name, arguments, count=1)
+                near = [known for known in _ALSO.get(name, ()) if known in arguments]
+                near = near or [*filter(None, [_near(name, arguments)])]
                 meant.update(near)
                 hint = f"; it has {listing(arguments)}" if arguments else ""
                 if near:
@@ -589,6 +587,12 @@ class Builder:
 def _nested(value: Any) -> Any:
     """Return an argument as Optax takes it: its own ``chain`` takes no MultiSteps."""
     return with_extra_args(value) if isinstance(value, optax.MultiSteps) else value
+
+
+def _near(text: str, names: Iterable[str]) -> str:
+    """Return the shortest name that begins with a text, or the most similar one."""
+    longer = [name for name in names if text and name.startswith(text)]
+    return min(longer, key=len, default="") or Speller().best(text, names)
 
 
 def _example(argument: Argument) -> str:

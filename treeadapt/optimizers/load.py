@@ -118,10 +118,8 @@ def load_optimizer(
         cure = 'write [optimizers.train] with type = "adamw", for the label train'
         findings.append(f"optimizers: there are none; {cure}")
     for name, place in file.lacking.items():
-        near = Speller().best(name, given)
-        hint = f"; did you mean {name} for {near}=?" if near else ""
         text = f"{place}: nobody gives {name!r}; pass {name}=, or write it in [given]"
-        findings.append(text + hint)
+        findings.append(text)
     if file.tx is None or findings:
         name = _name_of(path_or_mapping)
         head = f"Rules file {name!r}: {plural(len(findings), 'finding')}."
