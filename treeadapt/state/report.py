@@ -302,7 +302,7 @@ def report_of(table: Table, start: Start | None) -> CarryReport:
             *_folded(_of_meaning(table)),
             *_folded(_of_sums(table)),
             *_folded(_of_starts(table, start) if start else ()),
-            *_of_small(table),
+            *_folded(_of_small(table)),
             *_of_vectors(table),
             *_of_nothing(table),
         ),
@@ -324,34 +324,77 @@ def ambiguous_text(sources: Mapping[str, Sequence[str]]) -> str:
     )
 
 
+#: What is said of carried moments that do not go together: title and sentence, in which
+#: numbers stand for lists of names.
+_SENTENCES = {
+    "fresh": (
+        "fresh moments under an old step count",
+        "{count} in {0}, but {fields} of {1} start again. {adam}Give these leaves a "
+        "group of their own in partition, whose count starts at zero, or reset the "
+        "whole state: {reset}.",
+    ),
+    "age": (
+        "moments of another age than the step count says",
+        "{0} of {1}. Keep these leaves in a group of their own, or reset the whole "
+        "state: {reset}.",
+    ),
+    "kind": (
+        "moments of another kind",
+        "{fields} of {0} from {1}, where the new state {differences}. What a moment "
+        "means depends on the fields next to it; the first step may be NaN or many "
+        "times its usual length. To start again: {reset}.",
+    ),
+    "sums": (
+        "sums of updates that were scaled by {before} and now are by {now}",
+        "{0}. The first steps may be many times too long or too short. To start "
+        "again: {reset}.",
+    ),
+    "starts": (
+        "moments below where they start",
+        "{0} start at {first:.0e} here, and after {steps} are as low as {least:.0e}: "
+        "another optimizer made them. The first step may be many times too long. To "
+        "start again: {reset}.",
+    ),
+    "small": (
+        "moments that became zero",
+        "numbers of {0} are zero in {dtype}, and steps are divided by them: the first "
+        "ones may be many times too long. Keep the params of the optimizer in a wider "
+        "dtype, or start again: {reset}.",
+    ),
+}
+
+
 class _Alike(NamedTuple):
     """A warning that may be needed several times, of states that are alike.
 
     Attributes:
-        title: what is wrong.
-        words: what is before each list of names, and before how to reset the state.
-        names: lists of names.
+        kind: which of the sentences.
         node: name of the state.
+        names: lists of names for the sentence.
+        facts: what else it says, by name.
     """
 
-    title: str
-    words: tuple[str, ...]
-    names: tuple[Sequence[str], ...]
+    kind: str
     node: str
+    names: tuple[Sequence[str], ...]
+    facts: Mapping[str, Any]
 
 
 def _folded(warnings: Iterable[_Alike]) -> Iterator[str]:
     """Yield one text for all warnings that differ in nothing but names."""
     groups: dict[Any, list[_Alike]] = {}
     for one in warnings:
-        groups.setdefault((one.title, one.words), []).append(one)
-    for (title, words), group in groups.items():
+        groups.setdefault((one.kind, *one.facts.items()), []).append(one)
+    for (kind, *facts), group in groups.items():
         columns = zip(*(one.names for one in group), strict=True)
         names = [dict.fromkeys(itertools.chain(*column)) for column in columns]
-        slots = [*map(listing, names), _reset(*(one.node for one in group))]
-        text = "".join(itertools.chain(*zip(words, slots, strict=True)))
+        reset = _reset(*(one.node for one in group))
+        title, sentence = (
+            text.format(*map(listing, names), reset=reset, **dict(facts))
+            for text in _SENTENCES[kind]
+        )
         count = f" ({len(group):,} alike)" if len(group) > 1 else ""
-        yield f"{title}{count}: {text}."
+        yield f"{title}{count}: {sentence}"
 
 
 def _of_dtypes(table: Table) -> Iterator[str]:
@@ -378,7 +421,7 @@ def _of_copies(copied: Mapping[str, Sequence[str]]) -> Iterator[str]:
         )
 
 
-def _of_small(table: Table) -> Iterator[str]:
+def _of_small(table: Table) -> Iterator[_Alike]:
     """Warn of second moments and the like that become zero when they are cast."""
     names: dict[str, dict[str, Any]] = {}
     for row, source in table.moved:
@@ -392,13 +435,8 @@ def _of_small(table: Table) -> Iterator[str]:
         ):
             names.setdefault(row.slot.node, {})[row.slot.name] = new.dtype
     for node, dtypes in names.items():
-        dtype = next(iter(dtypes.values()))
-        yield (
-            f"numbers of {listing(dtypes)} are zero in {dtype}, and steps are "
-            "divided by them: the first ones may be many times too long. Keep the "
-            "params of the optimizer in a wider dtype, or start again: "
-            f"{_reset(node)}."
-        )
+        facts = {"dtype": str(next(iter(dtypes.values())))}
+        yield _Alike("small", node, ([*dtypes],), facts)
 
 
 def _counts(table: Table) -> list[tuple[Slot, StateLeaf]]:
@@ -431,37 +469,22 @@ def _of_counts(table: Table) -> Iterator[_Alike]:
         }
         tails = [tail for tail, node in pairs if ages[node] != steps]
         if tails:
-            yield _Alike(
-                "moments of another age than the step count says",
-                (
-                    "",
-                    " of ",
-                    ". Keep these leaves in a group of their own, or reset the whole "
-                    "state: ",
-                ),
-                ([slot.name], tails),
-                slot.node,
-            )
+            yield _Alike("age", slot.node, ([slot.name], tails), {})
 
 
 def _fresh_moments(count: Slot, new: Sequence[Slot], steps: Any) -> _Alike:
     fields = dict.fromkeys(slot.field for slot in new)
-    value = "not 0" if steps is None else f"{steps:,}"
     adam = ""
     if steps is not None and fields.keys() >= ADAM_FIELDS:
         factor = first_step(steps)
         adam = f"Adam's first step there would be {factor:.1f} times its usual length. "
-    return _Alike(
-        "fresh moments under an old step count",
-        (
-            f"{value} in ",
-            f", but {', '.join(fields)} of ",
-            f" start again. {adam}Give these leaves a group of their own in partition, "
-            "whose count starts at zero, or reset the whole state: ",
-        ),
-        ([count.name], [slot.tail for slot in new]),
-        count.node,
-    )
+    facts = {
+        "count": "not 0" if steps is None else f"{steps:,}",
+        "fields": ", ".join(fields),
+        "adam": adam,
+    }
+    names = [count.name], [slot.tail for slot in new]
+    return _Alike("fresh", count.node, names, facts)
 
 
 def _of_meaning(table: Table) -> Iterator[_Alike]:
@@ -482,18 +505,8 @@ def _of_meaning(table: Table) -> Iterator[_Alike]:
         if not differs and cls and old_cls:
             differs = [f"is {cls.__name__}, not {old_cls.__name__}"]
         if differs:
-            yield _Alike(
-                "moments of another kind",
-                (
-                    f"{', '.join(fields)} of ",
-                    " from ",
-                    f", where the new state {' and '.join(differs)}. What a moment "
-                    "means depends on the fields next to it; the first step may be NaN "
-                    "or many times its usual length. To start again: ",
-                ),
-                ([node], [source]),
-                node,
-            )
+            facts = {"fields": ", ".join(fields), "differences": " and ".join(differs)}
+            yield _Alike("kind", node, ([node], [source]), facts)
 
 
 def _differences(
@@ -547,16 +560,8 @@ def _of_sums(table: Table) -> Iterator[_Alike]:
         if was == now or slot.prefix in reported:
             continue
         reported.add(slot.prefix)
-        yield _Alike(
-            f"sums of updates that were scaled by {was} and now are by {now}",
-            (
-                "",
-                ". The first steps may be many times too long or too short. To start "
-                "again: ",
-            ),
-            ([str(slot.prefix)],),
-            slot.node,
-        )
+        facts = {"before": was, "now": now}
+        yield _Alike("sums", slot.node, ([str(slot.prefix)],), facts)
 
 
 def _scales(slots: Iterable[Slot]) -> dict[str, str]:
@@ -600,16 +605,11 @@ def _of_starts(table: Table, start: Start) -> Iterator[_Alike]:
         least = first if saved is None else float(np.min(saved))
         if least < first * _SLOWEST**steps:  # it cannot have started there
             lows.setdefault((first, steps), []).append((row.slot, least))
-    title = "moments below where they start"
     for (first, steps), slots in lows.items():
         lowest = min(least for _, least in slots)
-        text = (
-            f" start at {first:.0e} here, and after {plural(steps, 'step')} are as low "
-            f"as {lowest:.0e}: another optimizer made them. The first step may be many "
-            "times too long. To start again: "
-        )
+        facts = {"first": first, "steps": plural(steps, "step"), "least": lowest}
         for slot, _ in slots:
-            yield _Alike(title, ("", text), ([str(slot.prefix)],), slot.node)
+            yield _Alike("starts", slot.node, ([str(slot.prefix)],), facts)
 
 
 def _of_vectors(table: Table) -> Iterator[str]:
