@@ -7,7 +7,6 @@ its table on arrays of other sizes. The tables of ``docs/examples/migrations`` a
 
 from __future__ import annotations
 
-import random
 import re
 from typing import Any
 
@@ -21,14 +20,12 @@ import test_sampler as sampler
 from command import invoke
 from kept_aside import MODELS
 from resized import resized
-from sizes import full, slow_but, some
+from sizes import slow_but, some
 from test_drafts import (
     abstract,
     float32,
-    know_half_of_the_words,
     moves_alike,
     numbers,
-    right_rows,
     table_of,
 )
 from test_example_migrations import SIZES, THERE_AND_BACK, schema_of
@@ -63,18 +60,6 @@ def test_each_table_of_the_tests_is_drafted_for_all_sizes(name, is_back):
         moves_alike(draft.migration, source, result)
 
 
-@pytest.mark.parametrize("is_back", [False, True])
-@pytest.mark.parametrize("name", tables.CASES)
-def test_what_names_and_shapes_leave_unmarked_is_right(name, is_back):
-    case = tables.CASES[name]()
-    table, sides = tables.migration(case), (case.source, case.result)
-    if is_back:
-        table, sides = table.inverse, sides[::-1]
-    draft = ta.draft_migration(*map(abstract, sides))
-    _, right = right_rows(draft, table, sides[0])
-    assert {*draft.pairs} - {*draft.doubtful} <= right
-
-
 @pytest.mark.parametrize("name", slow_but(["llama-flax"], THERE_AND_BACK))
 def test_lint_finds_nothing_that_the_draft_does_not_say(name, tmp_path):
     source = numbers(ta.read_metadata(schema_of(name)))
@@ -86,8 +71,7 @@ def test_lint_finds_nothing_that_the_draft_does_not_say(name, tmp_path):
     file = tmp_path / "drafted.toml"
     assert invoke("draft", *pair, "--output", file).exit_code == 0
     linted = invoke("lint", *pair, "--migration", file)
-    assert bool(linted.exit_code) == bool(draft.unexpected or draft.missing)
-    said = {"unmatched"} if draft.unexpected else set()
+    said = {"check"} | ({"unmatched"} if draft.unexpected else set())
     said |= {"missing"} if draft.missing else set()
     assert {*re.findall(r"(?m)^[a-z]+(?=:)", linted.output)} - {"note"} == said
 
@@ -110,21 +94,22 @@ def aside(name: str, style: str, sizes: dict[str, int]) -> tuple[ta.Migration, A
     return ta.Migration(table, sizes=sizes_of or None), shapes
 
 
-@pytest.mark.parametrize(("name", "style"), slow_but(QUICKLY, ASIDE))
-def test_models_kept_aside_have_no_wrong_row_without_a_mark(name, style):
-    model = MODELS[name]
-    table, shapes = aside(name, style, model.prime)
-    source = numbers(shapes)
-    draft = ta.draft_migration(abstract(source), abstract(table(source)))
-    _, right = right_rows(draft, table, source)
-    assert {*draft.pairs} - {*draft.doubtful} <= right
-    assert len(draft.pairs) >= 0.95 * len(shapes)
-    table, shapes = aside(name, style, model.published)
-    plan = table.plan(shapes)
-    draft = ta.draft_migration(shapes, plan.result)
-    goes = {path: {*g.filled} for g in plan.groups for path in g.source_paths}
-    for path, targets in draft.pairs.items():
-        assert path in draft.doubtful or {*targets} <= goes[path], path
+@pytest.mark.parametrize("sizes", ["prime", "published"])
+@pytest.mark.parametrize(
+    "cases", [QUICKLY, pytest.param(ASIDE, marks=pytest.mark.slow)], ids=["some", "all"]
+)
+def test_models_kept_aside_are_paired_by_names(cases, sizes):
+    count = right = 0
+    for name, style in cases:
+        table, shapes = aside(name, style, getattr(MODELS[name], sizes))
+        plan = table.plan(shapes)
+        draft = ta.draft_migration(shapes, plan.result)
+        goes = {path: {*g.filled} for g in plan.groups for path in g.source_paths}
+        assert draft.doubtful == (*draft.pairs,)
+        assert not (draft.missing and draft.unexpected)
+        count += len(goes)
+        right += sum({*draft.pairs.get(path, ())} == goes[path] for path in goes)
+    assert right >= 0.92 * count
 
 
 @pytest.mark.parametrize(("name", "style"), slow_but(QUICKLY, ASIDE))
@@ -138,59 +123,6 @@ def test_models_kept_aside_are_drafted_from_values(name, style):
     sizes = {*draft.migration.sizes.values()}
     table, source = resized(table, source, sizes)
     moves_alike(draft.migration, source, table(source))
-
-
-# --- with names gone, of the model and of the words ---
-
-NUMBER = re.compile(r"(?<![0-9])[0-9]+(?![0-9])")
-
-
-@pytest.fixture(scope="module")
-def every_table(tmp_path_factory) -> list[tuple[str, ta.Migration, Any, Any]]:
-    """All tables with their arrays: of the examples, and of the tests both ways."""
-    folder = tmp_path_factory.mktemp("tables")
-    rows = []
-    for name in THERE_AND_BACK:
-        source = numbers(ta.read_metadata(schema_of(name)))
-        table = table_of(name, folder, SIZES.get(name, {}))
-        rows.append((name, table, source, table(source)))
-    for name, make in tables.CASES.items():
-        case = make()
-        table = tables.migration(case)
-        rows.append((name, table, case.source, case.result))
-        if case.exact:
-            rows.append((f"{name}, back", table.inverse, case.result, case.source))
-    return rows
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, full(2_000, 200), 25))
-def test_nothing_wrong_is_unmarked_whatever_is_gone(first, every_table, monkeypatch):
-    """Three names of both sides at random, and in every other trial half of the words.
-
-    What was left without a mark once: ``tail/w`` that went to ``h/#/w``, where both
-    partners were gone and ``tail/v`` went to ``t/#/v``.
-    """
-    for seed in range(first, first + 25):
-        rng = random.Random(seed)
-        name, table, source, result = every_table[seed % len(every_table)]
-        with monkeypatch.context() as patch:
-            if rng.random() < 0.5:
-                know_half_of_the_words(rng, patch)
-            paths = sorted({*source, *result})
-            gone = {
-                NUMBER.sub("#", path) for path in rng.sample(paths, min(3, len(paths)))
-            }
-            left = [
-                {p: a for p, a in side.items() if NUMBER.sub("#", p) not in gone}
-                for side in (source, result)
-            ]
-            if not all(left):
-                continue
-            draft = ta.draft_migration(*map(abstract, left))
-            sure = {*draft.pairs} - {*draft.doubtful}
-        _, right = right_rows(draft, table, source, only=sure)
-        assert sure <= right, (seed, name, sorted(sure - right)[:3])
 
 
 # --- what is next to a target ---

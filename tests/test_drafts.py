@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import random
 import re
 import tomllib
@@ -179,7 +178,7 @@ def test_parts_may_be_within_each_head(order, is_back, dtype):
     moves_alike(draft.migration, *other)
     shapes = ta.draft_migration(*map(abstract, pair))
     assert {*shapes.doubtful} == {*pair[0]}
-    assert "or each head holds its own, `(h p d)`" in shapes.to_toml()
+    assert "or each head holds its own parts, `(h p d)`" in shapes.to_toml()
 
 
 def test_parts_may_be_within_each_head_of_one_axis():
@@ -294,7 +293,7 @@ BY_NUMBER = {
 def test_parts_may_differ_in_a_number_and_in_size(name, is_back):
     pair = BY_NUMBER[name][::-1] if is_back else BY_NUMBER[name]
     draft = ta.draft_migration(*pair)
-    assert not draft.doubtful
+    assert bool(draft.doubtful) == (is_back and name == "copies")  # either of two
     moves_alike(draft.migration, *pair)
 
 
@@ -388,12 +387,31 @@ def test_constants_are_no_evidence():
     assert {*draft.doubtful} == {*source}
 
 
-def test_numbers_that_were_changed_are_marked():
+def test_numbers_that_were_changed_have_no_row():
     w = float32(abstract({"w": np.zeros((5, 7))}))["w"]
     source = {"mlp.w": w, "out.w": w + 1}
-    draft = ta.draft_migration(source, {"mlp/w": w * 3, "out/w": w + 1})
-    assert draft.doubtful == ("mlp.w",)
-    assert "# check: its numbers are other ones" in draft.to_toml()
+    draft = ta.draft_migration(source, {"mlp/w": w**3, "out/w": w + 1})
+    assert (draft.unexpected, draft.missing) == (("mlp.w",), ("mlp/w",))
+    assert not draft.doubtful
+    text = draft.to_toml()
+    assert text.index("the numbers against them") < text.index('# from = "mlp.w"')
+    assert "drop" not in text
+
+
+def test_leaves_that_a_cast_makes_equal_are_marked():
+    w = float32(abstract({"w": np.zeros((7, 4))}))["w"]
+    source = {"model.w": w, "average.w": w + np.float32(1e-6)}
+    target = {f"{k}/k": a.T.astype(jnp.bfloat16) for k, a in source.items()}
+    draft = ta.draft_migration(source, target)
+    assert {*draft.doubtful} == {*source}
+    assert 'check = "equal leaves"' in draft.to_toml()
+
+
+def test_a_symmetric_array_does_not_show_the_order_of_its_axes():
+    w = float32(abstract({"w": np.zeros((7, 7))}))["w"]
+    draft = ta.draft_migration({"w": w + w.T, "v": w}, {"x": w + w.T, "y": w.T})
+    assert draft.doubtful == ("w",)
+    assert 'check = "order of axes"' in draft.to_toml()
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
@@ -402,10 +420,10 @@ def test_numbers_in_another_order_are_not_left_to_names(size, dtype):
     stack, other = np.random.default_rng(0).normal(size=(2, 3, 30, size)).astype(dtype)
     source = {f"h.{i}.w": stack[i] for i in range(3)}
     draft = ta.draft_migration(source, {"h/w": stack[::-1]})
-    assert draft.doubtful == tuple(source)
+    assert draft.unexpected == tuple(source)
     assert "an order that no row gives" in str(draft)
     unlike = ta.draft_migration(source, {"h/w": other})
-    assert not unlike.doubtful
+    assert unlike.doubtful == tuple(source)
     assert "no numbers in common" in str(unlike)
 
 
@@ -482,11 +500,11 @@ def test_a_function_may_move_scalars():
     assert not draft.doubtful
 
 
-def test_a_function_that_computes_is_marked():
+def test_a_function_that_computes_has_no_row():
     draft = ta.draft_migration(
-        {"a.w": np.zeros((5, 7))}, convert=lambda leaves: {"a/w": leaves["a.w"] * 2.5}
+        {"a.w": np.zeros((5, 7))}, convert=lambda leaves: {"a/w": leaves["a.w"] ** 3}
     )
-    assert draft.doubtful == ("a.w",)
+    assert (draft.unexpected, draft.missing) == (("a.w",), ("a/w",))
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
@@ -507,7 +525,8 @@ def test_a_function_that_casts_shows_what_it_moves(dtype):
 
     draft = ta.draft_migration(abstract(shapes), convert=convert)
     assert draft.pairs["h.1.a_norm"] == ("h.1.b_norm",)
-    assert draft.doubtful == tuple(path for path in shapes if path.endswith("q"))
+    assert draft.unexpected == tuple(path for path in shapes if path.endswith("q"))
+    assert not draft.doubtful
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
@@ -607,7 +626,7 @@ def know_half_of_the_words(rng: random.Random, patch: pytest.MonkeyPatch) -> Non
     every = words.load_words(None)
     kept = rng.sample([*every.meanings], len(every.meanings) // 2)
     meanings = {text: every.meanings[text] for text in kept}
-    fewer = words.Words(meanings, every.fused, every.marks)
+    fewer = words.Words(meanings, every.fused)
     patch.setattr(drafts, "load_words", lambda _: fewer)
 
 
@@ -651,43 +670,34 @@ def template(path: str) -> str:
 
 
 def test_each_example_is_drafted_from_names_and_shapes(tmp_path):
-    count = right = in_order = marked = 0
+    count = right = in_order = 0
     for name in THERE_AND_BACK:
         shapes = ta.read_metadata(schema_of(name))
         source = numbers(shapes)
         table = table_of(name, tmp_path, SIZES.get(name, {}))
         draft = ta.draft_migration(abstract(source), abstract(table(source)))
         paired, ordered = right_rows(draft, table, source)
-        sure = {path for path in draft.pairs if path not in draft.doubtful}
-        assert sure <= ordered
+        assert draft.doubtful == (*draft.pairs,)
         dropped = {*table.plan(source).dropped}
         templates = {template(path) for path in source if path not in dropped}
         count += len(templates)
         right += len({template(path) for path in paired} & templates)
         in_order += len({template(path) for path in ordered} & templates)
-        marked += len({template(path) for path in draft.doubtful} & templates)
         draft.migration.planned(
             {path: a for path, a in abstract(source).items() if path in draft.pairs},
             abstract(table(source)),
         )
     assert right >= 0.95 * count
     assert in_order >= 0.95 * count
-    assert marked <= 0.4 * count
 
 
-@pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("name", some(THERE_AND_BACK, 6))
-def test_nothing_wrong_is_unmarked_if_leaves_and_words_are_gone(
-    name, half, tmp_path, monkeypatch
-):
-    shapes = ta.read_metadata(schema_of(name))
-    source = numbers(shapes)
-    table = table_of(name, tmp_path, SIZES.get(name, {}))
-    result = table(source)
+def test_each_row_is_marked_if_leaves_and_words_are_gone(name, tmp_path, monkeypatch):
+    source = numbers(ta.read_metadata(schema_of(name)))
+    result = table_of(name, tmp_path, SIZES.get(name, {}))(source)
     rng = random.Random(name)
     for _ in range(4):
-        if half:
-            know_half_of_the_words(rng, monkeypatch)
+        know_half_of_the_words(rng, monkeypatch)
         number = re.compile(r"(?<![0-9])[0-9]+(?![0-9])")
         gone = {
             number.sub("#", path) for path in rng.sample(sorted({*source, *result}), 3)
@@ -697,31 +707,8 @@ def test_nothing_wrong_is_unmarked_if_leaves_and_words_are_gone(
             for side in (source, result)
         ]
         draft = ta.draft_migration(*map(abstract, left))
-        goes: dict[str, set[str]] = {}
-        for group in table.plan(source).groups:
-            for path in group.source_paths:
-                goes.setdefault(path, set()).update(group.filled)
-        for path, to in draft.pairs.items():
-            assert path in draft.doubtful or {*to} <= goes[path], (path, to)
-
-
-@pytest.mark.parametrize(
-    ("source", "target"),
-    [
-        # A word of the target, mlp, that nothing in the source says.
-        (["layer_norm.weight", "last.weight"], ["mlp_norm/scale", "attn_norm/scale"]),
-        # Only a letter is in both.
-        (["conv1d.bias", "dt_proj.bias"], ["d", "dt/bias"]),
-        # The other one has a role.
-        (["mlp.fc.weight", "mlp.last.weight"], ["mlp/fc/out/kernel"]),
-    ],
-)
-def test_a_name_that_is_a_word_short_is_not_sure(source, target):
-    draft = ta.draft_migration(
-        abstract({f"h.{n}.{name}": np.zeros(7) for n in range(3) for name in source}),
-        abstract({f"h/{n}/{name}": np.zeros(7) for n in range(3) for name in target}),
-    )
-    assert {f"h.{n}.{source[0]}" for n in range(3)} <= {*draft.doubtful}
+        assert draft.doubtful == (*draft.pairs,)
+        assert all(row.notes.check for row in draft.migration.rows)
 
 
 WIDE = {  # heads make up the width, and the rows of `mlp` are sure
@@ -755,8 +742,7 @@ def test_matrices_are_turned_as_those_that_shapes_decide(is_turned, is_back):
     draft = ta.draft_migration(*sides[:: -1 if is_back else 1])
     drafted = [(row.text, row.targets[0].text) for row in draft.migration.rows]
     assert {*(pair[:: -1 if is_back else 1] for pair in drafted)} >= {*rows.items()}
-    marks = draft.to_toml().count("# check: the order of axes; shapes allow others")
-    assert marks == 2
+    assert draft.to_toml().count("order of axes") == 2
 
 
 @pytest.mark.parametrize("is_back", [False, True])
@@ -773,7 +759,7 @@ def test_square_parts_are_joined_along_the_axis_that_other_rows_show(
     text = ta.draft_migration(*sides[:: -1 if is_back else 1]).to_toml()
     assert f'"h/qkv : l {"e [f f f]" if is_turned else "[f f f] e"}"' in text
     assert '"h.{l}.q.weight : f e"' in text
-    assert "check: the order of axes; shapes allow others" in text
+    assert "order of axes" in text
 
 
 def block(names: Mapping[str, tuple[int, ...]], kinds: str) -> dict[str, Any]:
@@ -795,7 +781,7 @@ OPT_NORMS = ["self_attn_layer_norm", "final_layer_norm"]
 @pytest.mark.parametrize(
     "norms",
     [
-        ["attn_norm", "ffn_norm"],  # the first is sure
+        ["attn_norm", "ffn_norm"],
         ["norm_attn", "norm_mlp"],
         ["mlp_last_norm", "attn_first_norm"],
         ["pre_norm", "post_norm"],  # by their order
@@ -803,9 +789,7 @@ OPT_NORMS = ["self_attn_layer_norm", "final_layer_norm"]
         ["ln_1", "ln_2"],
     ],
 )
-def test_both_of_two_norms_are_marked_if_a_number_alone_tells_them_apart(
-    norms, is_back
-):
+def test_two_norms_are_paired_by_words_then_order(norms, is_back):
     source = block({f"layers.#.{name}": (22,) for name in OPT_NORMS}, ".weight .bias")
     target = block({f"blocks/{name}": (22,) for name in norms}, "/scale /bias")
     goes = dict(zip(OPT_NORMS, norms[:: -1 if "mlp" in norms[0] else 1], strict=True))
@@ -815,9 +799,6 @@ def test_both_of_two_norms_are_marked_if_a_number_alone_tells_them_apart(
         old, new = (targets[0], path) if is_back else (path, targets[0])
         assert new.split("/")[1] == goes[old.split(".")[2]]
         assert new.endswith("bias") == old.endswith("bias")
-    sure = {*draft.pairs} - {*draft.doubtful}
-    alike = {path for path in draft.pairs if "attn_norm" in path or "self" in path}
-    assert sure == (alike if norms[0] == "attn_norm" else set())
 
 
 @pytest.mark.parametrize("is_back", [False, True])
@@ -857,7 +838,7 @@ def test_query_key_and_value_may_be_an_axis_of_one_array(axes, is_back):
         assert row.targets[0].text.endswith(f" : {written}")
     assert len(table.rows) == 2
     assert {*draft.doubtful} == {*sides[is_back]}
-    assert "check: the parts, and their order" in draft.to_toml()
+    assert "order of parts" in draft.to_toml()
 
 
 def modules(
@@ -936,10 +917,6 @@ SEQUENCES: dict[str, tuple[str, str, list[tuple[int, ...]]]] = {
 }
 
 
-#: Leaves without a partner, because those of one side may be one array of the other.
-STACKS = {"with norms, of sizes": 4, "two of them": 6, "of other names": 6}
-
-
 @pytest.mark.parametrize("is_back", [False, True])
 @pytest.mark.parametrize("name", SEQUENCES)
 def test_siblings_with_other_numbers_are_paired_by_rank(name, is_back):
@@ -950,42 +927,15 @@ def test_siblings_with_other_numbers_are_paired_by_rank(name, is_back):
         for names, is_torch in ((goes, True), (goes.values(), False))
     ]
     draft = ta.draft_migration(*sides[:: -1 if is_back else 1])
-    wrong = set()
     for path, targets in draft.pairs.items():
         old, new = (targets[0], path) if is_back else (path, targets[0])
         (old, kind), (new, its) = old.rsplit(".", 1), new.rsplit("/", 1)
-        if goes[old] != new or (kind == "bias") != (its == "bias"):
-            wrong.add(path)
-    assert wrong <= {*draft.doubtful}
-    assert bool(wrong) == (name == "norms from 0")  # where words are against it
-    assert len(draft.pairs) == 2 * len(goes) - STACKS.get(name, 0)
+        assert (goes[old], kind == "bias") == (new, its == "bias")
+    assert len(draft.pairs) == 2 * len(goes)
     if name in ("three alike", "in a list"):
         assert len(draft.migration.rows) == 2
         assert "{p=0,2,4}" in draft.to_toml()
         assert "{p=0,1,2}" in draft.to_toml()
-
-
-@pytest.mark.parametrize("is_back", [False, True])
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        (chain(8, 8, 8, 2), chain(8, 8, 8, 8, 2)),
-        (chain(3, 8, 8, 2), chain(3, 8, 8, 8, 2)),
-        (chain(3, 8, 8, 5), chain(3, 8, 8, 8, 5)),
-    ],
-)
-def test_siblings_that_are_not_as_many_are_marked_unless_sizes_decide(
-    old, new, is_back
-):
-    source = modules({f"net.{2 * n}": old[n] for n in range(3)}, is_torch=True)
-    target = modules({f"dense_{n}": new[n] for n in range(4)}, is_torch=False)
-    sides = [shapes_of(source), shapes_of(target)]
-    draft = ta.draft_migration(*sides[:: -1 if is_back else 1])
-    assert draft.pairs
-    many = {8, 64}
-    for path in draft.pairs:
-        if math.prod((target if is_back else source)[path]) in many:
-            assert path in draft.doubtful
 
 
 RENUMBERED = {
@@ -1002,12 +952,10 @@ def test_a_number_may_have_changed_under_its_name():
     draft = ta.draft_migration(shapes_of(source | stays), shapes_of(target | stays))
     for path, targets in draft.pairs.items():
         right = path if path in stays else RENUMBERED[path]
-        assert targets == (right,) or path in draft.doubtful
-    assert not {f"net.{n}.bias" for n in (2, 4)} - {*draft.doubtful}
-    assert not {*stays} & {*draft.doubtful}
+        assert targets == (right,)
 
 
-def test_prime_sizes_make_most_rows_sure():
+def test_prime_sizes_leave_one_order_of_axes():
     shapes = {
         f"layers.{i}.{name}.weight": np.zeros(shape)
         for i in range(3)
@@ -1020,9 +968,9 @@ def test_prime_sizes_make_most_rows_sure():
         for name in ("gate", "up", "down")
     }
     draft = ta.draft_migration(abstract(shapes), abstract(target))
-    assert not draft.doubtful
+    target = "blocks/{p}/kernel : l i o", {"check": "names"}
     assert draft.migration == ta.Migration(
-        {"layers.{l}.{p=gate,up,down}.weight : o i": "blocks/{p}/kernel : l i o"}
+        {"layers.{l}.{p=gate,up,down}.weight : o i": target}
     )
 
 
@@ -1033,9 +981,7 @@ def test_a_users_own_words_are_added(tmp_path):
         {"m.suche.weight": np.zeros((5, 7)), "m.ziel.weight": np.zeros((5, 7))}
     )
     target = abstract({"m/k/kernel": np.zeros((7, 5)), "m/q/kernel": np.zeros((7, 5))})
-    assert ta.draft_migration(source, target).doubtful
     draft = ta.draft_migration(source, target, synonyms=file)
-    assert not draft.doubtful
     assert draft.pairs["m.suche.weight"] == ("m/q/kernel",)
 
 
@@ -1053,7 +999,7 @@ def test_other_numbers_on_both_sides_leave_it_to_names():
     draft = ta.draft_migration(float32(shapes), float32(target, 1))
     assert "no numbers in common" in str(draft)
     assert draft.pairs == {"mlp.w": ("mlp/w",), "mlp.b": ("mlp/b",)}
-    assert not draft.doubtful
+    assert draft.doubtful == ("mlp.w", "mlp.b")
 
 
 @pytest.mark.parametrize("with_values", [False, True])
@@ -1117,15 +1063,16 @@ def test_what_is_not_a_pair_of_trees_is_refused():
 def test_checkpoints_and_schemas_are_sides(tmp_path):
     leaves = float32(abstract({"h.0.w": np.zeros((5, 7)), "h.1.w": np.zeros((5, 7))}))
     new = {"w": np.stack([leaves["h.0.w"].T, leaves["h.1.w"].T])}
-    wanted = ta.Migration({"h.{l}.w : o i": "w : l i o"})
+    rows = {"h.{l}.w : o i": "w : l i o"}
+    marked = {"h.{l}.w : o i": ("w : l i o", {"check": "names"})}
     for suffix in ("safetensors", "schema.toml"):
         ta.save(tmp_path / f"old.{suffix}", leaves)
         ta.save(tmp_path / f"new.{suffix}", new)
         draft = ta.draft_migration(
             tmp_path / f"old.{suffix}", tmp_path / f"new.{suffix}"
         )
-        assert draft.migration == wanted
-        assert bool(draft.doubtful) == (suffix == "schema.toml") or not draft.doubtful
+        table = marked if suffix == "schema.toml" else rows
+        assert draft.migration == ta.Migration(table)
 
 
 # --- the command ---
@@ -1142,9 +1089,15 @@ def test_the_command_writes_what_lint_reads(tmp_path):
     table = tmp_path / "t.toml"
     written = invoke("draft", *pair, "--output", table)
     assert written.exit_code == 0
-    assert written.output.startswith("1 row: 1 by names and shapes.")
+    assert written.output.startswith("1 row: 1 to check.")
     assert table.read_text() == shown.output
-    assert invoke("lint", *pair, "--migration", table).exit_code == 0
+    linted = invoke("lint", *pair, "--migration", table)
+    assert linted.exit_code == 1
+    assert "check: 'h.{l}.fc.weight : o i' -> 'h/fc/kernel : l i o': names" in (
+        linted.output
+    )
+    ignoring = invoke("lint", *pair, "--migration", table, "--ignore", "check")
+    assert ignoring.exit_code == 0
     assert invoke("draft", *pair, "--output", table).exit_code == 2
     assert invoke("draft", *pair, "--output", table, "--force").exit_code == 0
 

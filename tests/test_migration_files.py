@@ -16,6 +16,7 @@ import jax
 import numpy as np
 import pytest
 from caps import CAPS
+from command import invoke
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sizes import full, some
@@ -438,3 +439,80 @@ def test_a_misspelt_name_is_answered_with_the_nearest_file(tmp_path, monkeypatch
         with pytest.raises(ta.MigrationError) as caught:
             ta.load_migration(path)
         assert str(caught.value).endswith(f"Did you mean {near!r}?")
+
+
+# --- marks of rows that nobody compared ---
+
+MARKED = {
+    "h.{l}.w : o i": ("h/w : l i o", {"scale": 2.0, "check": "order of axes"}),
+    "norm": ("scale", {"check": "names"}),
+    "old": (None, {"check": "names"}),
+    "*.mask": None,
+}
+
+
+def test_a_mark_is_a_part_of_its_row():
+    table = ta.Migration(MARKED)
+    plain = ta.Migration(
+        {
+            "h.{l}.w : o i": ("h/w : l i o", {"scale": 2.0}),
+            "norm": "scale",
+            "old": None,
+            "*.mask": None,
+        }
+    )
+    assert table != plain
+    assert hash(table) != hash(plain)
+    checks = [row.notes.check for row in table.rows]
+    assert checks == ["order of axes", "names", "names", ""]
+    assert [row.notes.check for row in table.inverse.rows] == checks[:2]
+    source = {"h.0.w": np.ones((2, 3)), "norm": np.ones(3), "old": np.ones(1)}
+    assert not ta.tree_diff(table(source), plain(source), values=True)
+    text = str(table.plan(source))
+    assert text.count("    check: names") == 2
+    assert "    check: order of axes" in text
+
+
+@pytest.mark.parametrize("suffix", ["toml", "json"])
+def test_a_mark_comes_back_from_a_file(suffix, tmp_path):
+    for table in (ta.Migration(MARKED), ta.Migration(MARKED).inverse):
+        file = tmp_path / f"table.{suffix}"
+        text = table.to_toml()
+        if suffix == "json":
+            text = json.dumps(tomllib.loads(text))
+        file.write_text(text)
+        assert ta.load_migration(file) == table
+
+
+@pytest.mark.parametrize("check", ["", " ", 3, True, "x" * 201, None])
+def test_a_mark_is_a_short_text(check):
+    for value in ("b", None):
+        with pytest.raises(ta.MigrationError, match=r"its check is .*Write a text"):
+            ta.Migration({"a": (value, {"check": check})})
+
+
+def test_load_warns_once_of_marks(tmp_path):
+    ta.save(tmp_path / "a.safetensors", {"a": np.ones(2), "b": np.ones(3)})
+    table = ta.Migration(
+        {"a": ("x", {"check": "names"}), "b : e": ("y : e", {"check": "names"})}
+    )
+    target = {"x": np.zeros(2), "y": np.zeros(3)}
+    for migration in (table, [ta.Migration({"c": "x"}), table]):
+        with pytest.warns(ta.TreeAdaptWarning, match="2 of 2 rows of the") as seen:
+            ta.load(tmp_path / "a.safetensors", target, migration=migration)
+        assert len(seen) == 1
+        assert seen[0].filename == __file__
+
+
+def test_lint_and_convert_say_what_is_marked(tmp_path):
+    ta.save(tmp_path / "a.safetensors", {"a": np.ones((2, 3))})
+    table = tmp_path / "t.toml"
+    row = {"a : o i": ("b : o i", {"checked": "o i", "check": "ask Ann"})}
+    table.write_text(ta.Migration(row).to_toml())
+    linted = invoke("lint", tmp_path / "a.safetensors", "--migration", table)
+    assert linted.exit_code == 1
+    assert "check: 'a : o i' -> 'b : o i': ask Ann." in linted.output
+    new = tmp_path / "b.safetensors"
+    done = invoke("convert", tmp_path / "a.safetensors", new, "--migration", table)
+    assert done.exit_code == 0
+    assert done.output.count("1 of 1 row of the migration is marked to check") == 1

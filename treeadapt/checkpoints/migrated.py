@@ -42,6 +42,7 @@ from treeadapt.migrations.moved_array import (
 from treeadapt.migrations.parts import whole
 from treeadapt.migrations.plan import MigrationPlan
 from treeadapt.migrations.problems import Problems
+from treeadapt.migrations.rows import unchecked_text
 from treeadapt.names import listing
 from treeadapt.tables.published import CONFIG, is_name
 
@@ -59,6 +60,7 @@ class Source:
         kept: paths that stay as the target has them.
         problems: what is wrong, but for how it fits the target.
         groups: of a migration, that which makes a leaf, by path; None without one.
+        marks: which rows of it nobody compared; empty if there are none.
     """
 
     stored: Stored
@@ -66,6 +68,7 @@ class Source:
     kept: frozenset[str] = frozenset()
     problems: Problems = dataclasses.field(default_factory=Problems)
     groups: Mapping[str, Group] | None = None
+    marks: str = ""
 
     @property
     def migrates(self) -> bool:
@@ -187,7 +190,10 @@ def migrated(
         problems.add("abstract", listing([path]), paths=[path])
     moving = _Moving(old, plan, likes, cast)
     groups = {path: group for group in plan.groups for path in group.filled}
-    return Source(moving.stored(), moving.read, frozenset(kept), problems, groups)
+    marks = unchecked_text(migration.rows)
+    return Source(
+        moving.stored(), moving.read, frozenset(kept), problems, groups, marks
+    )
 
 
 def valueless(

@@ -247,6 +247,8 @@ def load(
             stored.require_arrays()
         options = {"strict": strict, "cast": cast}
         source, _ = _source(path, stored, migration, view, where, **options)
+        if source.marks:
+            warnings.warn(source.marks, TreeAdaptWarning, stacklevel=2)
         if view is None:
             return _as_stored(source, where)
         report = decided(view, source, where, cast=cast)

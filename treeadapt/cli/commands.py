@@ -32,9 +32,10 @@ from treeadapt.cli import converting, optimizing, printing, sources
 from treeadapt.cli.bench import bench_rows
 from treeadapt.cli.explaining import explain_row, explain_rules
 from treeadapt.cli.lint import (
+    CHECK,
     KINDS,
     as_options,
-    is_clean,
+    leads_other_way,
     linted,
     notes,
     planned,
@@ -44,6 +45,7 @@ from treeadapt.drafts.draft import draft_migration
 from treeadapt.errors import TreeAdaptError
 from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.plan import MigrationPlan
+from treeadapt.migrations.rows import unchecked_text
 from treeadapt.names import listing, plural
 from treeadapt.optimizers.load import OptimizerFile
 from treeadapt.reports.diff import TreeDiff, compared, tree_diff
@@ -239,7 +241,8 @@ def _with_table(command: Callable[..., None]) -> Any:
             rows = read_migration(file, tree, target, reverse=reverse)
             trees = [sources.read_tree(each) for each in (tree, target)]
             outcome = planned(rows, *trees)
-            if target is not None and outcome[1] and is_clean(rows, *trees[::-1]):
+            is_wrong = any(each.kind != CHECK for each in outcome[1])
+            if target is not None and is_wrong and leads_other_way(rows, *trees):
                 raise click.UsageError(
                     f"The rows lead from {target!r} to {tree!r}, not from {tree!r} to "
                     f"{target!r}; the order is TREE, then TARGET. Swap the two, or "
@@ -624,6 +627,8 @@ def convert(
             if table.origin:
                 click.echo(printable(f"The rows are {table.origin}."))
             num_leaves = len(plan.result)
+            if text := unchecked_text(plan.rows):
+                _show_warning(text)
             if dry_run:
                 printing.print_lines("\n".join(map(printable, str(plan).splitlines())))
         if not dry_run:

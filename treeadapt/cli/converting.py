@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from treeadapt.checkpoints import orbax_folder
-from treeadapt.cli.lint import ONE_WAY, as_options, planned, read_migration
+from treeadapt.cli.lint import MILD, as_options, planned, read_migration
 from treeadapt.errors import CheckpointError, MigrationError
 from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.plan import MigrationPlan
@@ -172,7 +172,7 @@ def fitting_migration(
     for file in files:
         table = read_migration(file, *checkpoints, reverse=reverse)
         plan, faults = planned(table, leaves, target)
-        wrong = [each for each in faults if each.kind != ONE_WAY]
+        wrong = [each for each in faults if each.kind not in MILD]
         if not wrong:
             fitting[file] = table, plan
             continue

@@ -43,9 +43,12 @@ _OPTIONS = {
     r"new= fills (.*) Pass one.*": r"[new] fills \1 Name one: TARGET, or --target.",
 }
 ONE_WAY = "one-way"
+CHECK = "check"
 OPTIMIZER = "optimizer"
+#: What keeps no table from running: no way back, or nobody compared the answers.
+MILD = (ONE_WAY, CHECK)
 _OF_RULES = ("unmatched", "overlap", "unused", "shadowed", "alternative", "uneven")
-KINDS = (*_OF_RULES, ONE_WAY, "retyped", OPTIMIZER)
+KINDS = (*_OF_RULES, *MILD, "retyped", OPTIMIZER)
 _FEWEST = 3  # siblings that make a family
 _NUMBER = re.compile(r"([0-9]+)(?=([^/.]*))")  # and the rest of its word
 
@@ -183,15 +186,23 @@ def planned(
         rows = (g.place + 1 for g in plan.groups if plan.one_way[0] in g.filled)
         text = f"the inverse does not lead back from {listing(fold(plan.one_way))}"
         faults.append(Finding(ONE_WAY, None, text, next(rows, None)))
+    for number, row in enumerate(plan.rows, 1):
+        if row.notes.check:
+            text = (
+                f"{row.both}: {row.notes.check}. Compare the answers of both models, "
+                "then delete `check` from the row."
+            )
+            faults.append(Finding(CHECK, None, text, number))
     return plan, faults
 
 
-def is_clean(migration: Migration, source: Any, target: Any) -> bool:
-    """Return whether nothing is wrong with a migration from one tree to another."""
+def leads_other_way(migration: Migration, source: Any, target: Any) -> bool:
+    """Return whether nothing but marks is wrong with a migration the other way."""
     try:
-        return not planned(migration, source, target)[1]
+        faults = planned(migration, target, source)[1]
     except MigrationError:
         return False
+    return {each.kind for each in faults} <= {CHECK}
 
 
 def notes(plan: MigrationPlan) -> Iterator[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import math
 import os
 from collections.abc import (
     Callable,
@@ -21,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from treeadapt.drafts.families import families
+from treeadapt.drafts.families import families, siblings_of, single
 from treeadapt.drafts.merging import canonical, is_guess, merged
 from treeadapt.drafts.migration_draft import MigrationDraft
 from treeadapt.drafts.numbers import (
@@ -31,11 +30,11 @@ from treeadapt.drafts.numbers import (
     find_origins,
     have_numbers_in_common,
     is_constant,
+    is_symmetric,
 )
 from treeadapt.drafts.ordering import apart
 from treeadapt.drafts.pairing import propose
-from treeadapt.drafts.rows import DraftRow, Hole
-from treeadapt.drafts.siblings import renumbered
+from treeadapt.drafts.rows import DraftRow, Hole, is_count, tokens_of
 from treeadapt.drafts.sides import (
     Side,
     calling,
@@ -47,18 +46,19 @@ from treeadapt.drafts.sides import (
 )
 from treeadapt.drafts.values import Link, find_links, leaf_of, rows_of_links
 from treeadapt.drafts.words import Words, load_words
-from treeadapt.drafts.writing import WrittenRow, written
+from treeadapt.drafts.writing import WrittenRow, with_sizes, written
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.migration import Migration
 from treeadapt.names import fold, listing, plural
 from treeadapt.trees.views import view_tree
 
+_EQUAL = "equal leaves"
 _MANY_LEAVES = 50_000  # too many to see which rows could do without a list
 _MOST_PAIRS = 10_000  # of leaves of different sizes whose names are compared
 _MOST_TRIED = 64  # pairs of leaves of different sizes that are compared
 _LEAST_WITHIN = 0.05  # of a leaf, to find its order next to one other leaf
-_OTHER = "its numbers are other ones in the target"
-_SCALED = "numbers of few bits, which scales may go with: see `multiply`"
+_NAMES = "names"
+_SCALED = "scales", "numbers of few bits, which scales may go with: see `multiply`"
 _NOTHING_COMMON = "The two sides have no numbers in common; names decide."
 _FEW_PAIRS = (
     "Most leaves have no partner: these do not look like one model of one size. Where "
@@ -77,9 +77,9 @@ def draft_migration(
     """Write the first version of a table that turns ``source`` into ``target``.
 
     Where both sides hold the same numbers, their places show every row, axes included.
-    Where they do not, names and shapes are paired, for the whole model at once. A row
-    that is not certain is marked; the text has a comment ``# check:`` above it, with
-    what else it could be.
+    Where they do not, names and shapes are paired, for the whole model at once. Names
+    prove nothing, so each such row has a mark, ``check = "names"``, which ``lint`` and
+    ``load`` report until somebody compared the answers and deletes it.
 
     Args:
         source: tree, concrete or abstract, or the path of a checkpoint or schema.
@@ -206,6 +206,7 @@ def _rows(
     if has_values:
         tested = [each for row in proposed for each in _tested(row, one, two)]
         tested += _of_other_sizes(one, two, [*rows, *tested], words)
+        tested = _with_rivals(tested, one, two)
         shows = any(row.evidence == "values" for row in (*rows, *tested))
         if not shows:
             have_common = have_common or _are_reordered(tested, one, two)
@@ -226,7 +227,7 @@ def _by_names(
     sources, targets = _left(one, two, rows)
     proposed, crowded = propose(sources, targets, words, rows)
     return [
-        row.checked(_SCALED) if _may_be_scaled(row) else row for row in proposed
+        row.checked(*_SCALED) if _may_be_scaled(row) else row for row in proposed
     ], crowded
 
 
@@ -248,8 +249,8 @@ def _of_other_sizes(
     near = [
         (-len(meanings[0][a] & meanings[1][b]), a, b)
         for a, b in itertools.product(range(len(ones)), range(len(twos)))
-        if (count := math.prod(ones[a].dims)) < (more := math.prod(twos[b].dims))
-        and not more % count
+        if ones[a].size < twos[b].size
+        and not twos[b].size % ones[a].size
         and castable(ones[a].dtype, twos[b].dtype)
     ]
     done: set[int] = set()
@@ -273,7 +274,7 @@ def _may_be_scaled(row: DraftRow) -> bool:
 def _are_reordered(rows: Sequence[DraftRow], one: Side, two: Side) -> bool:
     """Return whether leaves, or all of a row, have their numbers in another order."""
     dtypes = {leaf.dtype for leaf in two.leaves.values()}
-    rows = [row for row in rows if _OTHER in row.checks]
+    rows = [row for row in rows if not row.is_live]
     old = [*([path] for path in one.leaves), *(row.source_paths for row in rows)]
     new = [*([path] for path in two.leaves), *(row.target_paths for row in rows)]
     there = {
@@ -295,12 +296,28 @@ def _equal(one: Side, two: Side) -> list[DraftRow]:
     Of siblings with other numbers, as many, each may be one with another number.
     There is none unless most leaves are such: then one model became the other.
     """
-    paths = [path for path, leaf in one.leaves.items() if two.leaves.get(path) == leaf]
-    moved = renumbered(paths, one.leaves, two.leaves)
-    paths = [path for path in paths if path not in moved]
+    every = [
+        siblings_of(itertools.starmap(single, side.leaves.items()))
+        for side in (one, two)
+    ]
+
+    def is_renumbered(path: str) -> bool:
+        tokens = tokens_of(path)
+        groups = (
+            [siblings.get((tokens[:place], token), ()) for siblings in every]
+            for place, token in enumerate(tokens)
+            if is_count(token)
+        )
+        return any(len(a) == len(b) and a != b for a, b in groups)
+
+    paths = [
+        path
+        for path, leaf in one.leaves.items()
+        if two.leaves.get(path) == leaf and not is_renumbered(path)
+    ]
     if not paths or 2 * len(paths) < min(len(one.leaves), len(two.leaves)):
         return []
-    return [_rest(paths, "equal")]
+    return [_rest(paths, "equal").checked(_NAMES)]
 
 
 def _rest(paths: Iterable[str], evidence: str) -> DraftRow:
@@ -319,7 +336,7 @@ def _collapsed(rows: Sequence[DraftRow], one: Side, two: Side) -> list[DraftRow]
 
 def _stays(row: DraftRow) -> bool:
     is_plain = len(row.places) == 2 and row.sources == row.targets
-    is_sure = not (row.checks or row.cast or row.offset)
+    is_sure = row.is_live and not (row.checks or row.cast or row.offset)
     return (
         is_plain
         and is_sure
@@ -396,7 +413,44 @@ def _with_twins(row: DraftRow, twins: Mapping[str, Sequence[str]]) -> DraftRow:
     names = [name for path in row.source_paths for name in twins.get(path, ())]
     if not names:
         return row
-    return row.checked(f"the source has the same numbers at {listing(names, limit=3)}")
+    note = f"the source has the same numbers at {listing(names, limit=3)}"
+    return row.checked(_EQUAL, note)
+
+
+def _with_rivals(rows: Sequence[DraftRow], one: Side, two: Side) -> list[DraftRow]:
+    """Mark rows whose numbers say nothing of the leaf, or of the order of its axes.
+
+    A cast makes the numbers of a model and of its average equal; a symmetric array is
+    the same whichever axis is first.
+    """
+    proved = [row for row in rows if row.is_live and row.evidence == "values"]
+    sizes = {two.leaves[path].size for row in proved for path in row.target_paths}
+    sizes |= {one.leaves[path].size for row in proved for path in row.source_paths}
+    alike: dict[tuple[Any, bytes], list[str]] = {}
+    keys: dict[tuple[Any, str], tuple[Any, bytes]] = {}
+    for dtype in {two.leaves[row.target_paths[0]].dtype for row in proved}:
+        for path, leaf in one.leaves.items():
+            if leaf.size in sizes and (same := contents([one.array(path)], dtype)):
+                keys[dtype, path] = dtype, same
+                alike.setdefault((dtype, same), []).append(path)
+    marked = []
+    for row in rows:
+        if row.is_live and row.evidence == "values":
+            dtype = two.leaves[row.target_paths[0]].dtype
+            every = {
+                other
+                for path in row.source_paths
+                if (dtype, path) in keys
+                for other in alike[keys[dtype, path]]
+                if other not in row.source_paths
+            }
+            if every:
+                names = listing(fold([p for p in one.leaves if p in every]), limit=3)
+                row = row.checked(_EQUAL, f"these have the same numbers: {names}")
+            if all(is_symmetric(one.array(path)) for path in row.source_paths):
+                row = row.checked("order of axes", "the arrays are symmetric")
+        marked.append(row)
+    return marked
 
 
 def _by_dtype(row: DraftRow, one: Side, two: Side) -> Iterator[DraftRow]:
@@ -464,9 +518,9 @@ def _tested(row: DraftRow, one: Side, two: Side) -> list[DraftRow]:
     arrays = [two.array(path) for path in row.target_paths]
     fits = not _misfit(row, one, two)
     if all(map(is_constant, arrays)):
-        if fits and _gives(row, one, two):
-            return [row.checked("constant numbers are no evidence")]
-        return [row.checked(_OTHER)]
+        is_live = fits and _gives(row, one, two)
+        row = row.checked("constant numbers") if is_live else row
+        return [dataclasses.replace(row, is_live=is_live)]
     rows = _within(row, one, two)
     if rows:
         return rows
@@ -476,7 +530,7 @@ def _tested(row: DraftRow, one: Side, two: Side) -> list[DraftRow]:
             if all(map(_is_telling, arrays)):
                 return [dataclasses.replace(tried, evidence="values", checks=())]
             return [tried]
-    return [row.checked(_OTHER)]
+    return [dataclasses.replace(row, is_live=False)]
 
 
 def _within(row: DraftRow, one: Side, two: Side) -> list[DraftRow]:
@@ -530,14 +584,20 @@ def _finished(
 ) -> MigrationDraft:
     place = {path: number for number, path in enumerate(one.leaves)}
     rows = [
-        row.checked("which of two equal sizes is in [sizes]") if is_guess(row) else row
+        row.checked("sizes", "which of two equal sizes is in [sizes]")
+        if is_guess(row)
+        else row
         for row in map(canonical, rows)
     ]
-    rows = _collapsed(rows, one, two)
-    ordered = sorted(
-        rows, key=lambda row: min(place[path] for path in row.source_paths)
+    rows = sorted(
+        _collapsed(rows, one, two),
+        key=lambda row: min(place[path] for path in row.source_paths),
     )
-    united = [_bare(row, one, two) for row in merged(ordered)]
+    live, refuted = (
+        merged([row for row in rows if row.is_live == is_live])
+        for is_live in (True, False)
+    )
+    united = [_bare(row, one, two) for row in live]
     texts, sizes = written(_in_order(united))
     texts = apart(texts, [*one.leaves])
     migration = _table(texts, sizes)
@@ -562,6 +622,7 @@ def _finished(
         tuple(notes),
         shared,
         tuple(texts),
+        tuple(with_sizes(row) for row in refuted),
         sizes,
     )
 

@@ -14,8 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from treeadapt.drafts.families import Family, grouped_paths, place_of
 from treeadapt.drafts.rows import DraftAddress, DraftRow, Hole, windowed
-from treeadapt.drafts.shapes import AxisOrder, layouts
-from treeadapt.drafts.turning import Turning, distance, perm_of
+from treeadapt.drafts.shapes import AxisOrder, Turning, layouts
 from treeadapt.drafts.words import Words
 
 
@@ -54,19 +53,13 @@ class Fusion:
 
     def row(self, turning: Turning) -> DraftRow:
         """Return the row of the likeliest way."""
-        texts = (self.parts[0].text, self.whole.text)
-        first = len(self.parts[0].counts)
-        is_turned = turning.is_turned(*texts[:: 1 if self.is_source else -1])
-        best = min(
-            self.ways,
-            key=lambda way: distance(
-                perm_of(way.layout, first + (not way.joined), len(self.whole.counts)),
-                is_turned=is_turned,
-            ),
-        )
-        checks = ["the order of axes; shapes allow others"] * (len(self.ways) > 1)
+        texts = self.parts[0].text, self.whole.text
+        one, two = texts if self.is_source else texts[::-1]
+        layout = turning.likeliest([way.layout for way in self.ways], one, two)
+        best = next(way for way in self.ways if way.layout is layout)
+        checks = ["names", *["order of axes"] * (len(self.ways) > 1)]
         if best.layout.is_split:
-            checks.append("the order within the axis that is divided")
+            checks.append("order within an axis")
         return (
             _bracket(self, best, checks) if best.joined else _axis(self, best, checks)
         )
@@ -127,7 +120,7 @@ def _ways(parts: Sequence[Family], whole: Family) -> Iterator[Way]:
     first, slots = len(parts[0].counts), len(whole.counts)
     if len({part.shape for part in parts}) == 1 and _window(parts) is not None:
         dims = (*parts[0].counts, len(parts), *parts[0].shape)
-        for layout in layouts(dims, first + 1, whole.dims, slots):
+        for layout in layouts(dims, first + 1, *whole.dims):
             alone = layout.source[: first + 1]
             if {*alone} <= {*layout.target} and alone[-1] in layout.target[slots:]:
                 yield Way(layout, (), layout.target.index(layout.source[first], slots))
@@ -144,7 +137,7 @@ def _ways(parts: Sequence[Family], whole: Family) -> Iterator[Way]:
                 continue
             place = joined[0]
             dims = (*parts[0].counts, *rest[0][:place], sum(sums), *rest[0][place:])
-            for layout in layouts(dims, first, whole.dims, slots):
+            for layout in layouts(dims, first, *whole.dims):
                 atoms = layout.source[first + place]
                 if not layout.is_split and atoms in layout.target[slots:]:
                     yield Way(layout, joined, layout.target.index(atoms, slots))
@@ -178,9 +171,9 @@ def _bracket(fusion: Fusion, way: Way, checks: Sequence[str]) -> DraftRow:
     joint = DraftAddress(address.tokens, tuple(axes))
     # Nothing tells whether the parts of each head are next to each other.
     are_equal = len({*products}) == 1
-    other = "; or each head holds its own, `(h p d)`" if are_equal else ""
-    check = f"the parts, and their order{other}"
-    return _joined_row(fusion, layout, places, joint, sizes, (*checks, check))
+    note = "or each head holds its own parts, `(h p d)`"
+    row = _joined_row(fusion, layout, places, joint, sizes, (*checks, "order of parts"))
+    return dataclasses.replace(row, notes=(note,) * are_equal)
 
 
 def _window(parts: Sequence[Family]) -> tuple[int, int] | None:
@@ -209,7 +202,7 @@ def _axis(fusion: Fusion, way: Way, checks: Sequence[str]) -> DraftRow:
     listed = (*tokens[:before], hole, *tokens[len(tokens) - after :])
     address = DraftAddress(listed, places[0].axes)
     whole = place_of(fusion.whole, layout.target)
-    checks = (*checks, "the parts, and their order")
+    checks = (*checks, "order of parts")
     return _joined_row(fusion, layout, [address], whole, layout.sizes, checks)
 
 

@@ -18,12 +18,8 @@ _SHARED = (
     "# are more on the target's side, see `pad`; if there are copies on the source's,",
     "# draft the other way around, and take the inverse, which undoes a `repeat`:",
 )
-_EVIDENCE = {
-    "values": "by values",
-    "shapes": "by names and shapes",
-    "equal": "by equal paths",
-}
-_KINDS = ("by values", "by names and shapes", "by equal paths", "to check")
+_MOST_NOTES = 6  # above a row
+_KINDS = ("by values", "to check")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +29,7 @@ class MigrationDraft:
     Attributes:
         migration: the table as it is, doubtful rows included.
         pairs: for each path of the source the paths of the target that it goes to.
-        doubtful: paths of the source whose row is marked ``# check:``.
+        doubtful: paths of the source whose row has a mark, ``check``.
         missing: leaves of the target that nothing fills.
         unexpected: leaves of the source without a partner; in the text, their rows that
             drop them are comments.
@@ -48,6 +44,7 @@ class MigrationDraft:
     notes: tuple[str, ...]
     _shared: Mapping[str, tuple[str, ...]] = dataclasses.field(repr=False)
     _rows: tuple[WrittenRow, ...] = dataclasses.field(repr=False)
+    _refuted: tuple[WrittenRow, ...] = dataclasses.field(repr=False)
     _sizes: Mapping[str, int] = dataclasses.field(repr=False)
 
     def to_toml(self) -> str:
@@ -62,15 +59,15 @@ class MigrationDraft:
         for each in self._rows:
             if each.row.is_rest:
                 lines += self._drops()
-            lines.append("")
-            lines += [f"# check: {_line(reason)}" for reason in each.row.checks]
-            lines += [f"# {_line(note)}" for note in each.row.notes]
-            fields = {"from": alone(each.sources), "to": alone(each.targets)}
-            lines.append(MIGRATION_FILE.table)
-            lines += MIGRATION_FILE.field_lines(fields | each.operations)
+            lines += ["", *_row_lines(each)]
+        if self._refuted:
+            lines += ["", "# Names are for these rows, and the numbers against them:"]
+            for each in self._refuted:
+                lines += [f"# {line}".rstrip() for line in ("", *_row_lines(each))]
         if not any(each.row.is_rest for each in self._rows):
             lines += self._drops()
-        unlike = [path for path in self.missing if path not in self._shared]
+        named = {path for each in self._refuted for path in each.row.target_paths}
+        unlike = [p for p in self.missing if p not in self._shared and p not in named]
         if unlike:
             lines += ["", "# Nothing in the source is like these leaves of the target:"]
             lines += _listed(fold(unlike))
@@ -85,7 +82,8 @@ class MigrationDraft:
     def _drops(self) -> list[str]:
         """Return the rows that would drop leaves without a partner, as comments."""
         shared = {path for paths in self._shared.values() for path in paths}
-        unlike = [path for path in self.unexpected if path not in shared]
+        named = {path for each in self._refuted for path in each.row.source_paths}
+        unlike = [p for p in self.unexpected if p not in shared | named]
         if not unlike:
             return []
         lines = ["", "# Nothing in the target is like these. To drop them:"]
@@ -96,8 +94,7 @@ class MigrationDraft:
 
     def __str__(self) -> str:
         counts = Counter(
-            "to check" if each.row.checks else _EVIDENCE[each.row.evidence]
-            for each in self._rows
+            "to check" if each.row.checks else "by values" for each in self._rows
         )
         parts = [f"{counts[kind]} {kind}" for kind in _KINDS if counts[kind]]
         head = plural(len(self._rows), "row")
@@ -110,6 +107,17 @@ class MigrationDraft:
                 names = listing(fold(paths), limit=4)
                 lines.append(f"{plural(len(paths), 'leaf')} {noun}: {names}.")
         return "\n".join([*lines, *self.notes])
+
+
+def _row_lines(each: WrittenRow) -> list[str]:
+    """Write a row, what its reader should know above it."""
+    notes = first_rows([_line(note) for note in each.row.notes], limit=_MOST_NOTES)
+    fields = {"from": alone(each.sources), "to": alone(each.targets)}
+    return [
+        *(f"# {note}" for note in notes),
+        MIGRATION_FILE.table,
+        *MIGRATION_FILE.field_lines(fields | each.options),
+    ]
 
 
 def _dropping(paths: Sequence[str]) -> Iterator[str]:

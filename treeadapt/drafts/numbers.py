@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -181,10 +182,20 @@ def contents(arrays: Sequence[np.ndarray], dtype: Any) -> bytes:
     """
     if not all(castable(array.dtype, dtype) for array in arrays):
         return b""
-    found = bits(np.concatenate([as_dtype(a, dtype).reshape(-1) for a in arrays]))
-    if found is None or len(np.unique(found)) < _FEW:
+    numbers = bits(np.concatenate([as_dtype(a, dtype).reshape(-1) for a in arrays]))
+    if numbers is None or len(np.unique(numbers)) < _FEW:
         return b""
-    return hashlib.sha256(np.sort(found).tobytes()).digest()
+    return hashlib.sha256(np.sort(numbers).tobytes()).digest()
+
+
+def is_symmetric(array: np.ndarray) -> bool:
+    """Return whether two axes of an array can change places, and no number does."""
+    pairs = itertools.combinations(range(array.ndim), 2)
+    return any(
+        array.shape[a] == array.shape[b] > 1
+        and np.array_equal(bits(array), bits(array.swapaxes(a, b)))  # type: ignore[arg-type]
+        for a, b in pairs
+    )
 
 
 class _Table:

@@ -63,7 +63,8 @@ def apart(rows: Sequence[WrittenRow], paths: Sequence[str]) -> list[WrittenRow]:
             elif left and ("marked", number) not in tried:
                 tried.add(("marked", number))
                 row = live[number].row
-                marked = row.checked(f"it takes {listing(left, limit=3)}, too")
+                note = f"it takes {listing(left, limit=3)}, too"
+                marked = row.checked("other leaves", note)
                 live[number] = dataclasses.replace(live[number], row=marked)
             is_settled = is_settled and not raised and narrower is None
         if is_settled:

@@ -61,8 +61,8 @@ class DraftRow:
         sizes: of atoms in this pair of models.
         pairs: leaves that it moves: paths of sources, and of targets made of them.
         evidence: ``"values"``, ``"shapes"`` or ``"equal"`` (names and shapes are).
-        checks: why somebody should look at it; none if it is sure.
-        notes: what else its reader should know.
+        checks: what it rests on that is not proof: ``"names"``; none if numbers are.
+        notes: what else its reader should know, such as other candidates.
         cast: old and new dtype, if they differ.
         offset: what is added to the numbers.
         gaps: numbers in paths that do not have all values from 0 on, so that their
@@ -70,6 +70,7 @@ class DraftRow:
         bare: atoms of texts that need no list, because nothing else matches.
         copies: atoms of axes of the targets along which the numbers are repeated.
         is_rest: whether it takes all that no row above takes, as it is.
+        is_live: whether it is in the table; numbers are against it if it is not.
     """
 
     sources: tuple[DraftAddress, ...]
@@ -85,6 +86,7 @@ class DraftRow:
     bare: frozenset[int] = frozenset()
     copies: frozenset[int] = frozenset()
     is_rest: bool = False
+    is_live: bool = True
 
     @property
     def places(self) -> tuple[DraftAddress, ...]:
@@ -106,10 +108,13 @@ class DraftRow:
         """Paths of all leaves that it makes."""
         return [path for _, targets in self.pairs for path in targets]
 
-    def checked(self, *reasons: str) -> DraftRow:
-        """Return the row with more reasons to look at it."""
-        checks = (*self.checks, *(each for each in reasons if each not in self.checks))
-        return dataclasses.replace(self, checks=checks)
+    def checked(self, check: str, note: str = "") -> DraftRow:
+        """Return the row with one more mark, and what its reader should know of it."""
+        checks, notes = (
+            dict.fromkeys(filter(None, (*texts, text)))
+            for texts, text in ((self.checks, check), (self.notes, note))
+        )
+        return dataclasses.replace(self, checks=tuple(checks), notes=tuple(notes))
 
 
 def tokens_of(path: str) -> tuple[str, ...]:
@@ -125,6 +130,16 @@ def tokens_of(path: str) -> tuple[str, ...]:
 def is_count(token: Any) -> bool:
     """Return whether a token is a number as an index would be written."""
     return isinstance(token, str) and _NUMBER.fullmatch(token) is not None
+
+
+def numberless(path: str) -> str:
+    """Return a path with ``#`` for its numbers.
+
+    Example:
+        >>> numberless("h.10.ln_1/w")
+        'h.#.ln_#/w'
+    """
+    return "".join("#" if is_count(token) else token for token in tokens_of(path))
 
 
 def windowed(many: Sequence[Tokens]) -> tuple[int, int] | None:

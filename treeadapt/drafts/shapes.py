@@ -1,8 +1,12 @@
-"""Orders of axes that shapes allow.
+"""Orders of axes that shapes allow, and the likeliest of them.
 
 A leaf of a family has numbers in its path, and axes. Both are *dims*: what is a number
 on one side may be an axis on the other one. A layout says of which atoms each dim of
 both sides is made.
+
+A weight of PyTorch is ``[out, in]``, a kernel ``[in, out]``. Where axes have one size,
+or heads make up the width, shapes allow both; leaves of the same models of which only
+one order fits show which it is, and names if there are none.
 """
 
 from __future__ import annotations
@@ -11,10 +15,14 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+
+from treeadapt.drafts.words import plain_words
 
 _MOST = 24  # layouts that are tried
+_APART = 64  # more than the axes of an array: parts of one are not side by side
+_TURNED = {("weight", "kernel"), ("kernel", "weight")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,12 +34,92 @@ class AxisOrder:
         target: the same.
         sizes: of the atoms.
         is_split: whether a dim is made of several.
+        slots: how many dims of each side are numbers of paths.
     """
 
     source: tuple[tuple[int, ...], ...]
     target: tuple[tuple[int, ...], ...]
     sizes: dict[int, int]
     is_split: bool
+    slots: tuple[int, int]
+
+    @functools.cached_property
+    def perm(self) -> tuple[int, ...] | None:
+        """Which axis of the source is each of the target; None if parts are apart.
+
+        What is one axis on either side counts as one; numbers of paths do not count.
+
+        Example:
+            >>> layouts([4, 6, 5], 1, [4, 5, 2, 3], 0)[0].perm
+            (1, 0)
+        """
+        axes = self.source[self.slots[0] :], self.target[self.slots[1] :]
+        sides = [[atom for dim in dims for atom in dim] for dims in axes]
+        wide = [dim for dims in axes for dim in dims if len(dim) > 1]
+        unit_of = {atom: dim for dim in wide for atom in dim}
+        units = []
+        for atoms, others in (sides, sides[::-1]):
+            every = [unit_of.get(atom, (atom,)) for atom in atoms if atom in others]
+            units.append([unit for unit, _ in itertools.groupby(every)])
+        if any(len({*each}) < len(each) for each in units):
+            return None
+        return tuple(map(units[0].index, units[1]))
+
+    @property
+    def turns(self) -> bool | None:
+        """Whether a matrix is turned around; None if its axes are in another order.
+
+        Of ``[out, in, *window]`` that is ``[*window, in, out]``, and the way back; of
+        several matrices in one array, each of them.
+
+        Example:
+            >>> layouts([6, 5], 0, [5, 6], 0)[0].turns
+            True
+        """
+        if self.perm is None or len(self.perm) < 2:
+            return None
+        is_usual = [not self.distance(is_turned=way) for way in (False, True)]
+        return is_usual[1] if any(is_usual) else None
+
+    def distance(self, *, is_turned: bool) -> int:
+        """Return how many axes are elsewhere in a matrix that is turned, or not."""
+        if self.perm is None:
+            return _APART
+        places = [*range(len(self.perm))]
+        usual = [places]
+        if is_turned and len(places) > 1:
+            out, into, *window = places
+            *rest, one, two = places
+            usual = [[*window, into, out], [two, one, *rest], [*rest, two, one]]
+        return min(
+            sum(a != b for a, b in zip(self.perm, each, strict=True)) for each in usual
+        )
+
+
+class Turning:
+    """What pairs of which one order fits show of the others."""
+
+    def __init__(self, proofs: Iterable[tuple[str, str, bool]]) -> None:
+        """Take a source, a target, and whether it is turned, of each such pair."""
+        self._votes: dict[object, Counter[bool]] = defaultdict(Counter)
+        for one, two, is_turned in proofs:
+            for key in _ends(one, two):
+                self._votes[key][is_turned] += 1
+
+    def likeliest(self, orders: Iterable[AxisOrder], one: str, two: str) -> AxisOrder:
+        """Return the order of a pair with axes where models usually have them."""
+        is_turned = _ends(one, two)[0] in _TURNED
+        for key in reversed(_ends(one, two)):
+            votes = self._votes.get(key, Counter())
+            if votes[True] != votes[False]:
+                is_turned = votes[True] > votes[False]
+        return min(orders, key=lambda order: order.distance(is_turned=is_turned))
+
+
+def _ends(one: str, two: str) -> list[object]:
+    """Return what matrices may have in common, the nearest first."""
+    first, last = ("".join(plain_words(text)[-1:]) for text in (one, two))
+    return [(first, last), (0, first), (1, last), None]
 
 
 def layouts(
@@ -76,6 +164,7 @@ def _layouts(
     ones = [i for i, n in enumerate(source) if n != 1 and i not in kept]
     twos = [i for i, n in enumerate(target) if n != 1 and i not in kept.values()]
     orders = []
+    ends = source_slots, target_slots
     for pairs in itertools.islice(_matched(source, target, ones, twos), _MOST):
         atoms = itertools.count()
         sizes: dict[int, int] = {}
@@ -83,23 +172,18 @@ def _layouts(
         right: dict[int, tuple[int, ...]] = {}
         whole = sorted([*pairs, *(((a,), (b,)) for a, b in kept.items())])
         for one_group, two_group in whole:
-            wide = one_group if len(one_group) > 1 else two_group
-            shape = source if wide is one_group else target
-            new_atoms = []
-            for dim in wide:
+            way = 1 if len(one_group) > 1 else -1
+            wide, (narrow,) = (one_group, two_group)[::way]
+            (slots, other), (shape, _) = ends[::way], (source, target)[::way]
+            of_wide, of_narrow = (left, right)[::way]
+            # Of a number that is two, that of the other path is within a block.
+            inner = [dim for dim in wide if dim < slots and narrow < other]
+            of_narrow[narrow] = ()
+            for dim in (*(dim for dim in wide if dim not in inner), *inner):
                 atom = next(atoms)
                 sizes[atom] = shape[dim]
-                new_atoms.append(atom)
-            if len(one_group) > 1:
-                left |= {
-                    dim: (atom,) for dim, atom in zip(one_group, new_atoms, strict=True)
-                }
-                right[two_group[0]] = tuple(new_atoms)
-            else:
-                right |= {
-                    dim: (atom,) for dim, atom in zip(two_group, new_atoms, strict=True)
-                }
-                left[one_group[0]] = tuple(new_atoms)
+                of_wide[dim] = (atom,)
+                of_narrow[narrow] += (atom,)
         is_split = any(len(a) + len(b) > 2 for a, b in pairs)
         orders.append(
             AxisOrder(
@@ -107,6 +191,7 @@ def _layouts(
                 tuple(right.get(i, ()) for i in range(len(target))),
                 sizes,
                 is_split,
+                ends,
             )
         )
     return tuple(orders)

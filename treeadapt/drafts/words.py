@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -30,12 +29,10 @@ class Words:
     Attributes:
         meanings: by the words of a text.
         fused: what one array may hold together, by the meaning of all.
-        marks: words that two names of one thing both have, or neither.
     """
 
     meanings: Mapping[tuple[str, ...], str]
     fused: Mapping[str, tuple[str, ...]]
-    marks: frozenset[str]
 
     def of(self, path: str) -> tuple[str, ...]:
         """Return the meanings of the words of a path, in order.
@@ -102,7 +99,7 @@ def _shipped() -> Mapping[str, Any]:
 
 def _table(path: str | os.PathLike[str]) -> Mapping[str, Any]:
     document = _FILE.read(path)
-    _FILE.check_fields(path, document, ("words", "fused", "marks"))
+    _FILE.check_fields(path, document, ("words", "fused"))
     for name, table in document.items():
         is_sound = isinstance(table, dict) and all(
             isinstance(texts, list) and all(isinstance(text, str) for text in texts)
@@ -125,7 +122,4 @@ def _merged(documents: Sequence[Mapping[str, Any]]) -> Words:
                     meanings[words[:_MOST]] = meaning
         for meaning, texts in document.get("fused", {}).items():
             fused[meaning] = tuple(texts)
-    marks = (
-        each for document in documents for each in document.get("marks", {}).values()
-    )
-    return Words(meanings, fused, frozenset(itertools.chain(*marks)))
+    return Words(meanings, fused)

@@ -60,7 +60,14 @@ class WrittenRow:
     def pair(self) -> tuple[Any, Any]:
         """The source and the target as in a table."""
         source, target = map(alone, (self.sources, self.targets))
-        return source, (target, self.operations) if self.operations else target
+        options = self.options
+        return source, (target, options) if options else target
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What is next to the targets: operations, and the mark."""
+        check = ", ".join(self.row.checks)
+        return self.operations | ({"check": check} if check else {})
 
     @property
     def read(self) -> Row:
@@ -71,6 +78,13 @@ class WrittenRow:
 def alone(texts: tuple[str, ...]) -> Any:
     """Return addresses as a table has them: one is not in a tuple."""
     return texts[0] if len(texts) == 1 else texts
+
+
+def with_sizes(row: DraftRow) -> WrittenRow:
+    """Return one row as text, with the sizes that no shape gives next to it."""
+    (text,), sizes = written([row])
+    more = {"sizes": sizes} if sizes else {}
+    return dataclasses.replace(text, operations=text.operations | more)
 
 
 def written(rows: Sequence[DraftRow]) -> tuple[list[WrittenRow], dict[str, int]]:

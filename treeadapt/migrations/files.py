@@ -161,7 +161,7 @@ def _pair(path: str | os.PathLike[str], place: int, row: Any) -> tuple[Any, Any]
             refuse(f"has no text in {name!r}", f'Write {name} = "...".')
         sides.append(tuple(texts) if isinstance(side, list) else side)
     values = {name: row[name] for name in row if name not in ("from", "to", "drop")}
-    if "drop" in row and not {*row} <= {"drop", "undo"}:
+    if "drop" in row and not {*row} <= {"drop", "undo", "check"}:
         others = listing(name for name in row if name != "drop")
         refuse(f"drops leaves and has {others}", "Remove one of the two.")
     if "drop" in row:

@@ -524,10 +524,11 @@ def load_migration(
     ``version = 1`` and ordered ``[[rows]]``. A row has ``from`` and ``to``, each an
     address or a list of them, and may have ``repeat``, ``scale``, ``offset``, ``pad``,
     ``fill`` and ``cast``, or these in a table ``undo``, and ``multiply``, ``sizes``,
-    ``checked`` and ``optional``; or it has ``drop`` alone, in an inverse also ``undo =
-    "new"``. ``[sizes]`` and ``[new]`` as for ``Migration``. ``[config]`` says under
-    which key of a configuration a size is: ``h = "num_attention_heads"``, with dots for
-    nested keys, or a list of keys, of which the first counts that is there.
+    ``checked``, ``optional`` and ``check``; or it has ``drop``, alone or with
+    ``check``, in an inverse also ``undo = "new"``. ``[sizes]`` and ``[new]`` as for
+    ``Migration``. ``[config]`` says under which key of a configuration a size is:
+    ``h = "num_attention_heads"``, with dots for nested keys, or a list of keys, of
+    which the first counts that is there.
 
     Args:
         path: file name, ending in ``.toml`` or ``.json``. The file is read as data:

@@ -23,7 +23,9 @@ from treeadapt.errors import MigrationError
 from treeadapt.names import Speller, listing
 
 OPERATIONS = ("repeat", "scale", "offset", "pad", "fill", "cast", "multiply")
-NOTES = ("sizes", "checked", "optional")
+NOTES = ("sizes", "checked", "optional", "check")
+
+_LONGEST_CHECK = 200
 
 _DTYPE = re.compile(r"[<>=|]?[A-Za-z][A-Za-z0-9_]{0,30}")
 
@@ -114,14 +116,16 @@ class Notes:
         sizes: sizes of names in this row.
         checked: names of which somebody checked that they are not swapped.
         optional: whether it may match no leaf, as of a head that some models tie.
+        check: what the row rests on, if nobody compared the answers: ``"names"``.
     """
 
     sizes: tuple[tuple[str, int], ...] = ()
     checked: tuple[str, ...] = ()
     optional: bool = False
+    check: str = ""
 
     def __bool__(self) -> bool:
-        return bool(self.sizes or self.checked or self.optional)
+        return bool(self.sizes or self.checked or self.optional or self.check)
 
     def typed(self) -> dict[str, Any]:
         """Return the notes as they are written in a table."""
@@ -129,6 +133,7 @@ class Notes:
             "sizes": dict(self.sizes),
             "checked": " ".join(self.checked),
             "optional": self.optional,
+            "check": self.check,
         }
         return {name: value for name, value in every.items() if value}
 
@@ -171,10 +176,15 @@ def _notes(row: str, typed: Mapping[str, Any]) -> Notes:
         refuse(
             row, "its optional is not True", "Leave it out for a row that must match"
         )
+    check = typed.get("check", "names")
+    if not isinstance(check, str) or not check.strip() or len(check) > _LONGEST_CHECK:
+        cure = f"Write a text of 1 to {_LONGEST_CHECK} characters, or leave it out"
+        refuse(row, f"its check is {check!r:.80}", cure)
     return Notes(
         tuple((str(name), as_size(size)) for name, size in sizes.items()),
         tuple(dict.fromkeys(checked.split())),
         "optional" in typed,
+        check if "check" in typed else "",
     )
 
 

@@ -258,14 +258,17 @@ class MigrationPlan:
     ) -> Iterator[str]:
         sources = sum(len(paths) for group in groups for paths in group.sources)
         targets = sum(len(paths) for group in groups for paths in group.targets)
+        mark = f"    check: {row.notes.check}"
         if row.drops:
             yield row.both + ": it matches nothing here" * (place in self.idle)
+            yield from [mark] * bool(row.notes.check)
             return
         text = f"{row.both}: {sources:,} to {targets:,}"
         yield text if len(text) <= _WIDTH else text.replace(" -> ", "\n    -> ", 1)
         for text in dict.fromkeys(map(sizes_text, groups)):
             if text:
                 yield f"    {text}"
+        yield from [mark] * bool(row.notes.check)
         if self.swappable.get(place):
             pairs = pairs_text(self.swappable[place])
             yield f"    shapes do not tell apart: {pairs}"

@@ -225,7 +225,8 @@ class Row:
 
         source = side(self.sources, alone=not self.joins)
         if self.drops:
-            return source, (None, dict(_UNDO_NEW)) if self.is_spare else None
+            beside = self.notes.typed() | (_UNDO_NEW if self.is_spare else {})
+            return source, (None, beside) if beside else None
         target = side(self.targets, alone=not self.splits)
         if self.function is not None:
             functions = (self.function, self.inverse)
@@ -272,9 +273,12 @@ def parse_row(source: Any, value: Any) -> Row:
     targets = () if target is None else _addresses(target, source)
     row = Row(sources, targets)
     if extra is not None and target is None:
-        if extra != _UNDO_NEW:
+        notes = dict(extra) if isinstance(extra, Mapping) else {"": extra}
+        is_spare = notes.pop("undo", None) == _UNDO_NEW["undo"]
+        if not (notes.keys() <= {"check"} and (notes or is_spare)):
             refuse(row.text, "it drops leaves and changes them", "Write None alone")
-        row = dataclasses.replace(row, is_spare=True)
+        _, read = parse_operations(row.text, notes) if notes else (None, Notes())
+        row = dataclasses.replace(row, is_spare=is_spare, notes=read)
     elif isinstance(extra, Mapping):
         row = Row(sources, targets, *parse_operations(row.text, extra))
     elif extra is not None:
@@ -298,6 +302,26 @@ def parse_row(source: Any, value: Any) -> Row:
         refuse(row.text, "it multiplies and has no axes", "Write them after ' : '")
     _check_names(row)
     return row
+
+
+def unchecked_text(rows: Sequence[Row]) -> str:
+    """Write which rows have a mark, for a warning; empty if none has.
+
+    Example:
+        >>> row = parse_row("w", ("kernel", {"check": "names"}))
+        >>> unchecked_text([row, parse_row("b", "bias")])[:60]
+        "1 of 2 rows of the migration is marked to check: 'w' (names)"
+    """
+    marked = [row for row in rows if row.notes.check]
+    if not marked:
+        return ""
+    names = listing((f"{r.text!r:.200} ({r.notes.check})" for r in marked), write=str)
+    verb = "is" if len(marked) == 1 else "are"
+    return (
+        f"{len(marked):,} of {plural(len(rows), 'row')} of the migration {verb} marked "
+        f"to check: {names}. Nobody has compared the answers of the two models yet. "
+        "Compare them, then delete `check` from the rows."
+    )
 
 
 def _addresses(side: Any, row: Any, *, wild: bool = False) -> tuple[Address, ...]:
