@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -48,6 +51,7 @@ def races(leaves: int = 2_000, groups: int = 50) -> Iterator[Race]:
             "optax.partition": Target(at_least=4),
         },
     )
+    yield _file_race(leaves, groups)
     states = {"treeadapt": ours.init(params), "optax.partition": native.init(params)}
     passed = jax.jit(lambda state: state)
     yield Race(
@@ -59,6 +63,43 @@ def races(leaves: int = 2_000, groups: int = 50) -> Iterator[Race]:
         },
         baseline="treeadapt",
         targets={"optax.partition": Target(at_least=10)},
+    )
+
+
+def _file_race(leaves: int, groups: int) -> Race:
+    """Return the race of an optimizer from a file with the same one in Python."""
+    params = {f"layer_{n}": {"w": jnp.ones((2,))} for n in range(leaves)}
+    size = leaves // groups
+    rules = {
+        f"layer_{{{n * size}..{n * size + size - 1}}}": f"g{n}" for n in range(groups)
+    }
+    rates = {f"g{n}": 1e-3 * (n + 1) for n in range(groups)}
+    folder = tempfile.TemporaryDirectory()
+    file = Path(folder.name, "optimizer.json")
+    tables = {
+        label: {"type": "adamw", "learning_rate": rate, "weight_decay": 0.1}
+        for label, rate in rates.items()
+    }
+    document = {"version": 1, "rules": rules, "optimizers": tables}
+    file.write_text(json.dumps(document), "utf-8")
+
+    def from_file() -> Any:
+        assert folder  # it is there as long as this function is
+        return ta.load_optimizer(file).init(params)
+
+    def in_python() -> Any:
+        transforms = {
+            label: optax.adamw(rate, weight_decay=0.1) for label, rate in rates.items()
+        }
+        return ta.partition(transforms, rules).init(params)
+
+    return Race(
+        topic=TOPIC,
+        work=f"an optimizer from a file, and init, {groups} groups",
+        size=leaves,
+        contenders={"treeadapt": from_file, "the same in Python": in_python},
+        baseline="treeadapt",
+        targets={"the same in Python": Target(at_least=1 / 1.2)},
     )
 
 
