@@ -315,7 +315,9 @@ def test_given_holds_what_a_file_cannot():
         "gamma": 0.5,
         "key": {"given": "key"},
     }
-    assert "cannot hold it; write key" in refused(one(table | {"key": 3}))
+    assert "what only Python has, not the int 3; write key" in refused(
+        one(table | {"key": 3})
+    )
     tx = ta.load_optimizer(one(table), key=jax.random.key(0))
     by_hand = optax.add_noise(0.1, 0.5, key=jax.random.key(0))
     assert bits(train(tx, FLAT)[0]) == bits(train(by_hand, FLAT)[0])
@@ -381,7 +383,8 @@ BOTH = {"rules": {"net": "a", "**": "b"}, "optimizers": {"a": SGD, "b": SGD}}
     ("table", "says"),
     [
         # types
-        ({}, "optimizers.all: it has no type; write { type = "),
+        ({"b1": 0.9}, "optimizers.all: it has no type; write { type = "),
+        ({}, "expected an optimizer, not the dict {}; write { type = "),
         ({"type": "adamww"}, "there is no type 'adamww'; did you mean 'adamw'?"),
         ({"type": "torch.optim.AdamW"}, "did you mean 'adamw'?"),
         ({"type": "optax.sgd"}, "did you mean 'sgd'?"),
@@ -389,7 +392,7 @@ BOTH = {"rules": {"net": "a", "**": "b"}, "optimizers": {"a": SGD, "b": SGD}}
         ({"name": "Lion"}, 'write type = "lion"'),
         ("adamw", "expected an optimizer, not the str 'adamw'"),
         (3, "expected an optimizer, not the int 3"),
-        ([], "the list is empty"),
+        ([], "expected an optimizer, not the list []"),
         ([SGD, "clip"], "optimizers.all[1]: expected an optimizer"),
         (LINEAR, "linear_schedule makes a schedule, not a transformation"),
         ({"type": "os.system"}, "there is no type 'os.system'"),
@@ -398,7 +401,10 @@ BOTH = {"rules": {"net": "a", "**": "b"}, "optimizers": {"a": SGD, "b": SGD}}
         (SGD | {"lr": 1}, "sgd has no argument 'lr'; did you mean 'learning_rate'?"),
         (SGD | {"wd": 1}, "sgd has no argument 'wd'"),
         ({"type": "adam", "lr": 1}, "adam has no argument 'lr'; did you mean"),
-        ({"type": "adamw", "learning_rate": 1, "betas": [0, 1]}, "'b1' and 'b2'?"),
+        (
+            {"type": "adamw", "learning_rate": 1, "betas": [0, 1]},
+            "did you mean 'b1', 'b2'?",
+        ),
         ({"type": "adamw", "learning_rate": 1, "epsilon": 1}, "did you mean 'eps'?"),
         ({"type": "sgd"}, "optimizers.all: sgd needs 'learning_rate'"),
         ({"type": "identity", "x": 1}, "identity has no argument 'x'"),
@@ -411,7 +417,7 @@ BOTH = {"rules": {"net": "a", "**": "b"}, "optimizers": {"a": SGD, "b": SGD}}
         (SGD | {"learning_rate": 10**400}, "is not a finite number"),
         (SGD | {"learning_rate": 1e39}, "is not a finite number"),
         (SGD | {"learning_rate": [0.1]}, "expected a number, not the list"),
-        (SGD | {"learning_rate": None}, "it cannot be none"),
+        (SGD | {"learning_rate": None}, "expected a number, not none"),
         (SGD | {"momentum": LINEAR}, 'write inject = ["momentum"] next to type'),
         (SGD | {"nesterov": "true"}, "expected a bool, not the str 'true'"),
         (SGD | {"nesterov": 1}, "expected a bool, not the int 1"),
@@ -425,7 +431,7 @@ BOTH = {"rules": {"net": "a", "**": "b"}, "optimizers": {"a": SGD, "b": SGD}}
         ({"type": "scale_by_lion", "mode": "soft"}, "'soft' is none of 'hard', "),
         ({"type": "polyak_sgd", "variant": "x"}, "'x' is none of 'sps', 'sps+'"),
         ({"type": "dog", "learning_rate": 1, "init_step": ["x", 1]}, "'x' is none of"),
-        ({"type": "prodigy", "betas": [0.9]}, "expected a list of 2"),
+        ({"type": "prodigy", "betas": [0.9]}, "expected a list of length 2"),
         # masks and tables of patterns
         (ADAMW | {"mask": "a**b"}, "optimizers.all.mask: "),
         (ADAMW | {"mask": "re:.*"}, "is a regular expression"),
@@ -440,7 +446,7 @@ BOTH = {"rules": {"net": "a", "**": "b"}, "optimizers": {"a": SGD, "b": SGD}}
                 "type": "scale_by_muon",
                 "weight_dimension_numbers": {"**": {"reduction": 0}},
             },
-            "expected a table of 'reduction_axis', 'output_axis', or none",
+            "expected a table of axes, or none, not the dict",
         ),
         ({"type": "per_layer", "tx": SGD}, "per_layer needs 'stacks'"),
         ({"type": "per_layer", "tx": SGD, "stacks": {"a": 1.5}}, "optimizers.all"),
@@ -493,7 +499,7 @@ BOTH = {"rules": {"net": "a", "**": "b"}, "optimizers": {"a": SGD, "b": SGD}}
         ),
         # inject
         (SGD | {"inject": "learning_rate"}, 'write a list: inject = ["learning_rate"]'),
-        (SGD | {"inject": ["rate"]}, "'rate' is not a number of sgd; choose from"),
+        (SGD | {"inject": ["rate"]}, "'rate' is not a number of sgd; it has"),
         (SGD | {"inject": ["nesterov"]}, "'nesterov' is not a number of sgd"),
         (SGD | {"inject": ["momentum"]}, "inject: momentum has no value here"),
         # given

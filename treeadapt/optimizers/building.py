@@ -49,30 +49,41 @@ _MAX_NUMBER = 1e38  # float32 holds 3.4e38
 NOTHING = type("Nothing", (), {"__repr__": lambda self: "NOTHING"})()
 
 # What other programs call arguments.
-_ALSO = {
-    "lr": ("learning_rate",),
-    "wd": ("weight_decay",),
-    "betas": ("b1", "b2"),
-    "beta1": ("b1",),
-    "beta2": ("b2",),
-    "epsilon": ("eps",),
-    "name": ("type",),
-    "_target_": ("type",),
+_ALSO = {"lr": "learning_rate", "wd": "weight_decay", "betas": "b1, b2", "beta1": "b1"}
+_ALSO |= {"beta2": "b2", "epsilon": "eps"}
+# What a file has for each kind of argument: its types, words, and an example.
+_AXES = '{ "**/kernel" = { reduction_axis = 0, output_axis = 1 }, "**" = "none" }'
+_FORMS: dict[str, tuple[tuple[type, ...], str, str]] = {
+    TRANSFORMATION: (
+        (dict, list),
+        "an optimizer",
+        '{ type = "adamw", learning_rate = 1e-3 }',
+    ),
+    SCHEDULE: ((dict,), "a schedule", '{ type = "constant_schedule", value = 1e-3 }'),
+    "schedules": ((list,), "a list of schedules", "[{ type = ... }, { type = ... }]"),
+    "boundaries": ((list,), "a list of steps", "[1000, 2000]"),
+    "scales": ((dict,), "a table of steps", '{ "1000" = 0.1 }'),
+    "cycles": ((list,), "a list of tables", "[{ peak_value = 1e-3, ... }]"),
+    "cycle": ((dict,), "a table", "{ peak_value = 1e-3, ... }"),
+    "bool": ((bool,), "a bool", "true or false"),
+    "text": ((str,), "a text", "it in quotes"),
+    "dtype": ((str,), "a floating-point dtype", '"bfloat16" or "float32"'),
+    "tuple": ((list,), "a list", "[0.9, 0.999]"),
+    "mask": ((str, list, bool), "a pattern", '"**/kernel", or ["**", "!**/bias"]'),
+    "axes": ((dict,), "a table of patterns", _AXES),
+    "dimensions": ((dict,), "a table of axes, or none", "{ output_axis = [1, 2] }"),
+    "factors": ((dict,), "a table of patterns", '{ "blocks/0" = 0.1, "**" = 1.0 }'),
+    "stacks": ((dict,), "a table of stacks", '{ "blocks" = 0 }'),
 }
-_TABLE = '{ type = "adamw", learning_rate = 1e-3 }'
-_EXAMPLES = {
-    TRANSFORMATION: _TABLE,
-    SCHEDULE: '{ type = "constant_schedule", value = 1e-3 }',
-    "bool": "true or false",
-    "mask": '"**/kernel", or a list: ["**", "!**/bias"]',
-    "dtype": '"bfloat16" or "float32"',
-    "axes": '{ "**/kernel" = { output_axis = 1 }, "**" = "none" }',
-    "factors": '{ "blocks/0" = 0.1, "**" = 1.0 }',
-    "text": "a text in quotes",
+_NUMBER, _AXIS = Argument("number"), Argument("whole", least=None, most=64)
+_ITEMS = {
+    "schedules": Argument(SCHEDULE),
+    "boundaries": Argument("whole", least=1),
+    "scales": _NUMBER,
+    "cycles": Argument("cycle"),
 }
 _RATES = ("learning_rate", "step_size", "step_size_fn")
 _INJECTED = ("number", "rate")  # kinds that a state can hold
-_AXIS = Argument("whole", least=None, most=64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,10 +150,9 @@ class Builder:
         *,
         allow_regex: bool,
     ):
-        self.factories = {**factories(), **factories_of_caller}
+        self._factories = {**factories(), **factories_of_caller}
         self._named, self._file_stacks = named, stacks
-        self._allow_regex = allow_regex
-        self._label = ""
+        self._allow_regex, self._label = allow_regex, ""
         self._within: list[str] = []  # names whose values are being read
         self._depth = self._num_read = self._num_found = self.num_partitions = 0
         self.findings: dict[str, None] = {}
@@ -178,24 +188,32 @@ class Builder:
         if self._num_read > MAX_VALUES:
             raise TooMuchError(f"it has more than {MAX_VALUES:,} values")
         if self._depth > MAX_DEPTH:
-            raise TooMuchError(
-                f"{shorten(place)}: it is nested deeper than {MAX_DEPTH}"
-            )
+            deep = f"it is nested deeper than {MAX_DEPTH}"
+            raise TooMuchError(f"{shorten(place)}: {deep}")
         try:
             if isinstance(data, dict) and data.keys() == {"given"}:
                 return self._read_named(argument, data["given"], place)
             if data is None or (isinstance(data, str) and data == "none"):
-                if argument.allows_none:
-                    return None
-                return self.find(place, f"it cannot be none{_example(argument)}")
-            value = getattr(self, f"_{argument.kind}")(argument, data, place)
-            choices = argument.choices if isinstance(value, str) else ()
-            if choices and value not in choices:
-                text = f"{listing([value])} is none of {listing(choices)}"
-                return self.find(place, text)
-            return value
+                is_fine = argument.allows_none
+                return None if is_fine else self._unlike(argument, data, place)
+            if _is_plain(data):
+                return self._read_plain(argument, data, place)
+            is_fine = _fits(argument.kind, data)
+            return data if is_fine else self._unlike(argument, data, place)
         finally:
             self._depth -= 1
+
+    def _read_plain(self, argument: Argument, data: Any, place: str) -> Any:
+        kind, choices = argument.kind, argument.choices
+        types = _FORMS[kind][0] if kind in _FORMS else (type(data),)
+        is_empty = data in ([], {}) and kind not in ("any", "dimensions", "tuple")
+        if type(data) not in types or is_empty:
+            return self._unlike(argument, data, place)
+        read = getattr(self, f"_{kind}", None)
+        value = data if read is None else read(argument, data, place)
+        if isinstance(value, str) and choices and value not in choices:
+            return self.find(place, f"{value!r} is none of {listing(choices)}")
+        return value
 
     def _read_named(self, argument: Argument, name: Any, place: str) -> Any:
         if not isinstance(name, str):
@@ -207,64 +225,57 @@ class Builder:
             self.lacking.setdefault(name, place)
             return NOTHING
         self._within.append(name)
-        try:
-            return self._read(argument, self._named[name], f"given.{name}")
-        finally:
-            self._within.pop()
+        value = self._read(argument, self._named[name], f"given.{name}")
+        self._within.pop()
+        return value
 
     def _read_all(self, argument: Argument, items: Any, place: str) -> Any:
         """Read the values of a list, or of a table of patterns or names."""
-        if isinstance(items, dict):
-            values = {
-                key: self._read(argument, each, f"{place}.{RULES_FILE.key(key)}")
-                for key, each in items.items()
-            }
-            return NOTHING if _lacks(values.values()) else values
-        parts = [
-            self._read(argument, each, f"{place}[{number}]")
-            for number, each in enumerate(items)
-        ]
-        return NOTHING if _lacks(parts) else parts
+        if len(items) > MAX_BOUNDARIES and argument in _ITEMS.values():
+            text = f"it has {len(items):,} entries; at most {MAX_BOUNDARIES:,}"
+            return self.find(place, text)
+        is_table = isinstance(items, dict)
+        values = {
+            key: self._read(argument, items[key], place + _step(key))
+            for key in (items if is_table else range(len(items)))
+        }
+        if _lacks(values.values()):
+            return NOTHING
+        return values if is_table else [*values.values()]
 
-    def _unlike(self, argument: Argument, what: str, data: Any, place: str) -> Any:
+    def _unlike(self, argument: Argument, data: Any, place: str) -> Any:
         """Note that a value is of another kind."""
+        name, kind = place.rpartition(".")[2], argument.kind
+        _, what, example = _FORMS.get(kind, ((), "a number", "1.0"))
+        if kind == "object":
+            what = "what only Python has"
+            example = f'{name} = {{ given = "{name}" }}, and pass {name}='
+        what += f" of length {argument.length}" if argument.length else ""
         seen = f"the {type(data).__name__} {one_line(repr(data))}"
-        return self.find(place, f"expected {what}, not {seen}{_example(argument)}")
+        seen = "none" if data in (None, "none") else seen
+        return self.find(place, f"expected {what}, not {seen}; write {example}")
 
     # What is called
 
     def _transformation(self, argument: Argument, data: Any, place: str) -> Any:
-        if isinstance(data, list):
-            if not data:
-                return self.find(place, f"the list is empty; write {_TABLE}")
-            parts = self._read_all(argument, data, place)
-            return parts if parts is NOTHING else optax.chain(*map(_nested, parts))
         if isinstance(data, dict):
             return self._call(data, place, TRANSFORMATION)
-        if not _is_plain(data) and is_transformation(data):
-            return data
-        return self._unlike(argument, "an optimizer", data, place)
+        parts = self._read_all(argument, data, place)
+        return parts if parts is NOTHING else optax.chain(*map(_nested, parts))
 
-    def _schedule(self, argument: Argument, data: Any, place: str) -> Any:
-        if isinstance(data, dict):
-            return self._call(data, place, SCHEDULE)
-        if callable(data) and not is_transformation(data):
-            return data
-        return self._unlike(argument, "a schedule", data, place)
+    def _schedule(self, _: Argument, data: Any, place: str) -> Any:
+        return self._call(data, place, SCHEDULE)
 
     def _rate(self, argument: Argument, data: Any, place: str) -> Any:
-        is_schedule = isinstance(data, dict) or callable(data)
-        read = self._schedule if is_schedule else self._number
-        return read(argument, data, place)
+        if isinstance(data, dict):
+            return self._call(data, place, SCHEDULE)
+        is_whole = argument.kind == "count"
+        return (self._whole if is_whole else self._number)(argument, data, place)
 
-    def _count(self, argument: Argument, data: Any, place: str) -> Any:
-        is_schedule = isinstance(data, dict) or callable(data)
-        read = self._schedule if is_schedule else self._whole
-        return read(argument, data, place)
+    _count = _rate
 
     def _call(self, data: Mapping[str, Any], place: str, makes: str) -> Any:
-        num_found = self._num_found
-        factory = self._factory(data, place, makes)
+        num_found, factory = self._num_found, self._factory(data, place, makes)
         if factory is None:
             return NOTHING
         values = self._values(factory, data, place)
@@ -281,55 +292,44 @@ class Builder:
         except Exception as error:  # noqa: BLE001 - of Optax or the caller: a finding
             why = one_line(error) or type(error).__name__
             return self.find(place, f"{factory.name} refuses this: {why}")
-        is_right = is_transformation if makes == TRANSFORMATION else callable
-        if is_right(result):
+        if _fits(makes, result):
             return result
-        text = (
-            f"{factory.name} returns {one_line(repr(result))}, which is not a {makes}"
-        )
-        return self.find(place, text)
+        what = f"{one_line(repr(result))}, which is not a {makes}"
+        return self.find(place, f"{factory.name} returns {what}")
 
     def _factory(
         self, data: Mapping[str, Any], place: str, makes: str
     ) -> Factory | None:
         """Return what a table calls; None, and a finding, if that cannot be."""
-        name = data.get("type")
-        if not isinstance(name, str):
-            tables = [
-                key for key, each in data.items() if isinstance(each, dict | list)
-            ]
-            also = [data[key] for key in ("name", "_target_") if key in data]
-            cure = f"write {_EXAMPLES[makes]}"
-            if also:
-                cure = (
-                    f'write type = "{self._near_type(str(also[0]), makes) or "adamw"}"'
-                )
-            elif place == "optimizer" and tables:
+        name = data.get("type", data.get("name", data.get("_target_")))
+        factory = self._factories.get(name) if isinstance(name, str) else None
+        near = self._near_type(name, makes) if isinstance(name, str) else ""
+        tables = [
+            key for key, x in data.items() if isinstance(x, dict) and key != "type"
+        ]
+        if "type" not in data or not isinstance(name, str):
+            cure = f'write type = "{near}"' if near else f"write {_FORMS[makes][2]}"
+            if place == "optimizer" and tables and not near:
                 cure = f"did you mean [optimizers.{RULES_FILE.key(tables[0])}]?"
             self.find(place, f"it has no type; {cure}")
-        elif name not in self.factories:
-            near = self._near_type(name, makes)
+        elif factory is None:
             cure = f"did you mean {near!r}?" if near else "types have Optax's names"
             cure = REFUSED.get(name, cure)
             self.find(f"{place}.type", f"there is no type {listing([name])}; {cure}")
-        elif self.factories[name].makes not in (makes, ""):
-            wrong = f"{name} makes a {self.factories[name].makes}, not a {makes}"
+        elif factory.makes not in (makes, ""):
+            wrong = f"{name} makes a {factory.makes}, not a {makes}"
             if makes == TRANSFORMATION:
                 wrong += '; write { type = "scale_by_schedule", step_size_fn = ... }'
             self.find(f"{place}.type", wrong)
         else:
-            return self.factories[name]
+            return factory
         return None
 
     def _near_type(self, text: str, makes: str) -> str:
         """Return the type that a text may mean, whatever its case and package."""
-        name = text.rpartition(".")[2].lower()
-        known = {
-            each.lower(): each
-            for each, factory in self.factories.items()
-            if factory.makes in (makes, "")
-        }
-        return known.get(_near(name, known), "")
+        every = self._factories.values()
+        known = {x.name.lower(): x.name for x in every if x.makes in (makes, "")}
+        return known.get(_near(text.rpartition(".")[2].lower(), known), "")
 
     def _values(
         self, factory: Factory, data: Mapping[str, Any], place: str
@@ -339,35 +339,39 @@ class Builder:
         values: dict[str, Any] = {}
         meant: set[str] = set()
         for name, each in data.items():
+            at = f"{place}.{name}"
             if name in arguments:
-                at = f"{place}.{name}"
                 values[name] = self._read(arguments[name], each, at)
                 if name in _RATES:
                     self.rates.append(Rate(at, self._label, each, values[name]))
             elif name not in ("type", "inject"):
-                near = [known for known in _ALSO.get(name, ()) if known in arguments]
-                near = near or [*filter(None, [_near(name, arguments)])]
+                also = [x for x in _ALSO.get(name, "").split(", ") if x in arguments]
+                near = also or [*filter(None, [_near(name, arguments)])]
                 meant.update(near)
                 hint = f"; it has {listing(arguments)}" if arguments else ""
-                if near:
-                    hint = f"; did you mean {' and '.join(map(repr, near))}?"
+                hint = f"; did you mean {listing(near)}?" if near else hint
                 text = f"{factory.name} has no argument {listing([name])}{hint}"
-                self.find(f"{place}.{name}", text)
+                self.find(at, text)
         if "stacks" in arguments and self._file_stacks:
             values.setdefault("stacks", self._file_stacks)
         lacking = [n for n, x in arguments.items() if x.is_required and n not in values]
-        if lacking and meant.issuperset(lacking):
-            return values  # that was said
-        if lacking:
+        if lacking and not meant.issuperset(lacking):
             self.find(place, f"{factory.name} needs {listing(lacking)}")
-        elif factory.name == "join_schedules" and not _lacks(values.values()):
-            parts, steps = values["schedules"], values["boundaries"]
-            if len(steps) != len(parts) - 1:
-                text = f"{len(parts)} schedules have {len(parts) - 1} boundaries"
-                self.find(f"{place}.boundaries", f"{text}, not {len(steps)}")
-            elif steps != sorted(set(steps)):
-                self.find(f"{place}.boundaries", "they are not in order")
+        if factory.name == "join_schedules" and not (
+            lacking or _lacks(values.values())
+        ):
+            self._check_boundaries(f"{place}.boundaries", **values)
         return values
+
+    def _check_boundaries(
+        self, place: str, schedules: Sequence[Any], boundaries: Sequence[int]
+    ) -> None:
+        count = len(schedules) - 1
+        if len(boundaries) != count:
+            text = f"{count + 1} schedules have {count} boundaries"
+            self.find(place, f"{text}, not {len(boundaries)}")
+        elif [*boundaries] != sorted(set(boundaries)):
+            self.find(place, "they are not in order")
 
     def _injected(
         self, factory: Factory, data: Mapping[str, Any], place: str
@@ -380,16 +384,12 @@ class Builder:
             return {}
         for name in names:
             if name not in able:
-                which = f"; choose from {listing(able, limit=20)}" if able else ""
-                text = f"{listing([name])} is not a number of {factory.name}{which}"
-                self.find(f"{place}.inject", text)
+                text = f"{listing([name])} is not a number of {factory.name}"
+                self.find(f"{place}.inject", f"{text}; it has {listing(able)}")
             elif name not in data and not is_number(able[name].default):
                 self.find(f"{place}.inject", f"{name} has no value here")
-        return {
-            name: dataclasses.replace(able[name], kind="rate")
-            for name in names
-            if name in able
-        }
+        known = [name for name in names if name in able]
+        return {name: dataclasses.replace(able[name], kind="rate") for name in known}
 
     def _partitioned(self, place: str) -> Any:
         self.num_partitions += 1
@@ -404,22 +404,18 @@ class Builder:
     # What is data
 
     def _number(self, argument: Argument, data: Any, place: str) -> Any:
-        is_table = isinstance(data, dict) and "type" in data
-        if is_table or (callable(data) and not is_array(data)):
+        if isinstance(data, dict) and "type" in data:
             text = "a schedule cannot be here, where Optax takes a number"
             name = place.rpartition(".")[2]
             cure = f'; write inject = ["{name}"] next to type'
-            can = argument.kind in _INJECTED
-            return self.find(place, text + (cure if can else ""))
+            return self.find(place, text + cure * (argument.kind in _INJECTED))
         if isinstance(data, str):
             with contextlib.suppress(ValueError):
                 text = f"{data!r} is a text, not the number {float(data)!r}"
                 yaml = "; YAML takes 1e-3 for a text, and 1.0e-3 for a number"
-                return self.find(place, text + (yaml if "e" in data.lower() else ""))
-        if isinstance(data, bool) or not (is_number(data) or _is_scalar(data)):
-            return self._unlike(argument, "a number", data, place)
-        if not _is_plain(data):
-            return data  # of the caller, perhaps traced
+                return self.find(place, text + yaml * ("e" in data.lower()))
+        if type(data) not in (int, float):
+            return self._unlike(argument, data, place)
         if not -_MAX_NUMBER <= data <= _MAX_NUMBER:
             text = f"{one_line(data)} is not a finite number of at most {_MAX_NUMBER}"
             return self.find(place, text)
@@ -429,7 +425,7 @@ class Builder:
 
     def _whole(self, argument: Argument, data: Any, place: str) -> Any:
         number = self._number(argument, data, place)
-        if number is NOTHING or not _is_plain(number):
+        if number is NOTHING:
             return number
         if number != int(number):
             return self.find(place, f"{number!r} is not a whole number")
@@ -437,136 +433,86 @@ class Builder:
             return self.find(place, f"{number!r} is more than {argument.most:,}")
         return int(number)
 
-    def _bool(self, argument: Argument, data: Any, place: str) -> Any:
-        if isinstance(data, bool):
-            return data
-        return self._unlike(argument, "a bool", data, place)
-
-    def _text(self, argument: Argument, data: Any, place: str) -> Any:
-        if isinstance(data, str):
-            return data
-        return self._unlike(argument, "a text", data, place)
-
     def _dtype(self, argument: Argument, data: Any, place: str) -> Any:
-        if isinstance(data, str) or not _is_plain(data):
-            with contextlib.suppress(TypeError, ValueError):
-                if jnp.issubdtype(jnp.dtype(data), jnp.inexact):
-                    return jnp.dtype(data)
-        return self._unlike(argument, "a floating-point dtype", data, place)
+        with contextlib.suppress(TypeError):
+            if jnp.issubdtype(jnp.dtype(data), jnp.inexact):
+                return jnp.dtype(data)
+        return self._unlike(argument, data, place)
 
     def _object(self, argument: Argument, data: Any, place: str) -> Any:
-        if not _is_plain(data):
-            return data
-        name = place.rpartition(".")[2]
-        cure = f'write {name} = {{ given = "{name}" }}, and pass {name}='
-        return self.find(place, f"a file cannot hold it; {cure}")
+        return self._unlike(argument, data, place)
 
     def _any(self, argument: Argument, data: Any, place: str) -> Any:
         if isinstance(data, dict) and "type" in data:
-            factory = self.factories.get(str(data["type"]))
+            factory = self._factories.get(str(data["type"]))
             return self._call(data, place, factory.makes if factory else SCHEDULE)
         if isinstance(data, list | dict):
             return self._read_all(argument, data, place)
-        is_text = isinstance(data, str | bool) or not _is_plain(data)
+        is_text = isinstance(data, str | bool)
         return data if is_text else self._number(argument, data, place)
 
-    def _several(
-        self, item: Argument, data: Any, place: str, what: str, limit: int
-    ) -> Any:
-        """Read a list, or a table, of values of one kind."""
-        kind = dict if what.startswith("a table") else list
-        if not isinstance(data, kind) or not data:
-            return self._unlike(item, what, data, place)
-        if len(data) > limit:
-            return self.find(place, f"it has {len(data):,} entries; at most {limit:,}")
-        return self._read_all(item, data, place)
-
     def _schedules(self, argument: Argument, data: Any, place: str) -> Any:
-        what = "a list of schedules"
-        return self._several(Argument(SCHEDULE), data, place, what, MAX_BOUNDARIES)
+        return self._read_all(_ITEMS[argument.kind], data, place)
 
-    def _boundaries(self, argument: Argument, data: Any, place: str) -> Any:
-        step = Argument("whole", least=1)
-        return self._several(step, data, place, "a list of steps", MAX_BOUNDARIES)
+    _boundaries = _cycles = _schedules
 
     def _scales(self, argument: Argument, data: Any, place: str) -> Any:
-        what = 'a table, such as { "1000" = 0.1 }'
-        number = Argument("number")
-        scales = self._several(number, data, place, what, MAX_BOUNDARIES)
-        if scales is NOTHING:
-            return scales
-        for step in scales:
+        for step in data:
             if not re.fullmatch("[0-9]{1,10}", step) or int(step) > LARGEST:
                 return self.find(place, f"{listing([step])} is not a step")
-        return {int(step): scale for step, scale in scales.items()}
+        scales = self._schedules(argument, data, place)
+        return scales if scales is NOTHING else {int(k): x for k, x in scales.items()}
 
-    def _cycles(self, argument: Argument, data: Any, place: str) -> Any:
-        what = "a list of tables"
-        return self._several(Argument("cycle"), data, place, what, MAX_BOUNDARIES)
-
-    def _cycle(self, argument: Argument, data: Any, place: str) -> Any:
-        if not isinstance(data, dict):
-            return self._unlike(argument, "a table", data, place)
-        cosine = self.factories["warmup_cosine_decay_schedule"]
+    def _cycle(self, _: Argument, data: Any, place: str) -> Any:
+        cosine = self._factories["warmup_cosine_decay_schedule"]
         values = self._values(cosine, data, place)
         return NOTHING if _lacks(values.values()) else values
 
     def _tuple(self, argument: Argument, data: Any, place: str) -> Any:
-        if not isinstance(data, list) or len(data) != (argument.length or len(data)):
-            what = f"a list of {argument.length}" if argument.length else "a list"
-            return self._unlike(argument, what, data, place)
+        if len(data) != (argument.length or len(data)):
+            return self._unlike(argument, data, place)
         parts = []
         for number, each in enumerate(data):
             kind = "tuple" if isinstance(each, list) else "number"
             kind = "text" if isinstance(each, str) else kind
             item = dataclasses.replace(argument, kind=kind, length=None)
-            parts.append(self._read(item, each, f"{place}[{number}]"))
+            parts.append(self._read(item, each, place + _step(number)))
         return NOTHING if _lacks(parts) else tuple(parts)
 
-    def _axis(self, argument: Argument, data: Any, place: str) -> Any:
+    def _axis(self, _: Argument, data: Any, place: str) -> Any:
         if not isinstance(data, list):
             return self._whole(_AXIS, data, place)
-        axes = self._several(_AXIS, data, place, "a list of axes", _AXIS.most)
+        axes = self._read_all(_AXIS, data, place)
         return axes if axes is NOTHING else tuple(axes)
 
     # What selects leaves
 
-    def _mask(self, argument: Argument, data: Any, place: str) -> Any:
-        if isinstance(data, bool) or not _is_plain(data):
+    def _mask(self, _: Argument, data: Any, place: str) -> Any:
+        if isinstance(data, bool):
             return data
         patterns = [data] if isinstance(data, str) else data
-        if not isinstance(patterns, list) or not patterns:
-            return self._unlike(argument, "a pattern", data, place)
         return self._selecting(place, patterns, lambda: as_selector(patterns))
 
-    def _axes(self, argument: Argument, data: Any, place: str) -> Any:
-        numbers = Argument("dimensions", allows_none=True, fields=argument.fields)
-        return self._table(argument, numbers, data, place)
-
-    def _dimensions(self, argument: Argument, data: Any, place: str) -> Any:
-        names = argument.fields._fields
-        if not isinstance(data, dict) or not data.keys() <= {*names}:
-            what = f"a table of {listing(names)}, or none"
-            return self._unlike(argument, what, data, place)
-        axes = self._read_all(Argument("axis"), data, place)
-        return axes if axes is NOTHING else argument.fields(**axes)
-
     def _factors(self, argument: Argument, data: Any, place: str) -> Any:
-        return self._table(argument, Argument("number"), data, place)
-
-    def _table(self, argument: Argument, item: Argument, data: Any, place: str) -> Any:
-        """Read a table of patterns as rules."""
-        if not _is_plain(data):
-            return data
-        if not isinstance(data, dict) or not data:
-            return self._unlike(argument, "a table of patterns", data, place)
+        item = _NUMBER
+        if argument.kind == "axes":
+            fields = argument.fields
+            item = Argument("dimensions", allows_none=True, fields=fields)
         values = self._read_all(item, data, place)
         if values is NOTHING:
             return values
         make = functools.partial(Rules, values, stacks=self._file_stacks)
         return self._selecting(place, [*values], make)
 
-    def _stacks(self, argument: Argument, data: Any, place: str) -> Any:
+    _axes = _factors
+
+    def _dimensions(self, argument: Argument, data: Any, place: str) -> Any:
+        if not data.keys() <= {*argument.fields._fields}:
+            return self._unlike(argument, data, place)
+        axes = self._read_all(Argument("axis"), data, place)
+        return axes if axes is NOTHING else argument.fields(**axes)
+
+    def _stacks(self, _: Argument, data: Any, place: str) -> Any:
         return self._selecting(place, [], lambda: read_stacks("", data))
 
     def _selecting(
@@ -589,15 +535,26 @@ def _nested(value: Any) -> Any:
     return with_extra_args(value) if isinstance(value, optax.MultiSteps) else value
 
 
+def _fits(kind: str, value: Any) -> bool:
+    """Return whether a value that is not data is of a kind, as far as that is asked."""
+    is_number = is_array(value) and value.shape == () and value.dtype != jnp.bool_
+    if kind == TRANSFORMATION:
+        return is_transformation(value)
+    if kind in (SCHEDULE, "rate", "count"):
+        is_schedule = callable(value) and not is_transformation(value)
+        return is_schedule or (is_number and kind != SCHEDULE)
+    return is_number or kind not in ("number", "whole")
+
+
 def _near(text: str, names: Iterable[str]) -> str:
     """Return the shortest name that begins with a text, or the most similar one."""
     longer = [name for name in names if text and name.startswith(text)]
     return min(longer, key=len, default="") or Speller().best(text, names)
 
 
-def _example(argument: Argument) -> str:
-    example = _EXAMPLES.get(argument.kind)
-    return f"; write {example}" if example else ""
+def _step(key: str | int) -> str:
+    """Write what follows a place, down to an entry of a list or of a table."""
+    return f"[{key}]" if isinstance(key, int) else f".{RULES_FILE.key(key)}"
 
 
 def _lacks(values: Iterable[Any]) -> bool:
@@ -606,7 +563,3 @@ def _lacks(values: Iterable[Any]) -> bool:
 
 def _is_plain(data: Any) -> bool:
     return type(data) in (type(None), bool, int, float, str, list, dict)
-
-
-def _is_scalar(data: Any) -> bool:
-    return is_array(data) and data.shape == () and data.dtype != jnp.bool_
