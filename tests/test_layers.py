@@ -75,6 +75,7 @@ TESTS_IN_ROOMS = {
     "process_checkpoints_worker.py": "faults in one process of several",
     "programs.py": "trees with None for leaves, which the face refuses to make",
     "test_caches.py": "what is remembered, and for how long",
+    "test_chains.py": "which arrays are read, and how often",
     "test_checkpoint_faults.py": "faults between the steps of a save",
     "test_cli.py": "interrupts, small batches, and what is in memory at a time",
     "test_doctests.py": "runs the examples of every module",

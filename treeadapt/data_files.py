@@ -29,7 +29,12 @@ _MAX_DOTS = 16  # in one key; the time that tomllib takes grows with the square
 _MAX_ALL_DOTS = 100_000  # in all keys and numbers; each costs tomllib some microseconds
 
 # Main table -> the kind of file that has it.
-_KIND_OF = {"rules": "a rules file", "rows": "a migration file", "leaves": "a schema"}
+_KIND_OF = {
+    "rules": "a rules file",
+    "rows": "a migration file",
+    "tables": "a migration file",
+    "leaves": "a schema",
+}
 
 # Strings and comments of TOML; what remains is keys, numbers and punctuation.
 _TOML_TEXT = re.compile(

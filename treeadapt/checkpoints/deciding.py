@@ -35,6 +35,8 @@ from treeadapt.paths import as_tree
 from treeadapt.selection.selectors import as_selector, select
 from treeadapt.trees.views import TreeView, view_tree
 
+_MOST_CHAINED = 4  # migrations of which pairs are tried, one after the other
+
 
 def selected(view: TreeView, where: Any) -> list[bool]:
     """Select leaves, with 0-d arrays in the place of Python numbers."""
@@ -237,6 +239,16 @@ def source_that_fits(
             "Pass that one alone, or give each a row that only its layout has leaves "
             "for."
         )
+    for first, second in itertools.permutations(range(len(migrations)), 2):
+        one, two = migrations[first], migrations[second]
+        if one is None or two is None or len(migrations) > _MOST_CHAINED:
+            continue
+        with contextlib.suppress(MigrationError):
+            source = source_of(stored, one.then(two), likes, cast=cast)
+            if not source.problems.texts:
+                chain = f"migration[{first}].then(migration[{second}])"
+                lines.append(f"One after the other they fit: pass {chain}.")
+                break
     raise MigrationError(
         "\n".join([f"No migration of {len(migrations)} fits {name}.", *lines])
     )

@@ -9,6 +9,7 @@ the table makes, which is not known before it ran.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -31,8 +32,9 @@ from treeadapt.checkpoints.reading import batches, read_arrays
 from treeadapt.checkpoints.stored import Leaf, Stored
 from treeadapt.convert import describe
 from treeadapt.errors import MigrationError
+from treeadapt.migrations.chain import units_of
 from treeadapt.migrations.groups import Group
-from treeadapt.migrations.migration import Migration, load_migration, run_group
+from treeadapt.migrations.migration import Migration, load_migration
 from treeadapt.migrations.moved_array import (
     MovedArray,
     is_divisible,
@@ -43,6 +45,7 @@ from treeadapt.migrations.parts import whole
 from treeadapt.migrations.plan import MigrationPlan
 from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.rows import unchecked_text
+from treeadapt.migrations.run_group import run_group
 from treeadapt.names import listing
 from treeadapt.tables.published import CONFIG, is_name
 
@@ -61,6 +64,8 @@ class Source:
         problems: what is wrong, but for how it fits the target.
         groups: of a migration, that which makes a leaf, by path; None without one.
         marks: which rows of it nobody compared; empty if there are none.
+        before: what its groups take, in a chain what an earlier table makes; None for
+            what is stored.
     """
 
     stored: Stored
@@ -69,6 +74,7 @@ class Source:
     problems: Problems = dataclasses.field(default_factory=Problems)
     groups: Mapping[str, Group] | None = None
     marks: str = ""
+    before: Source | None = None
 
     @property
     def migrates(self) -> bool:
@@ -78,12 +84,21 @@ class Source:
     @property
     def old_names(self) -> dict[str, str]:
         """What is stored, by the names that the checkpoint has; a new name of each."""
-        names = {one: one for one in self.stored.leaves}
-        if self.groups is not None:
-            names = {}
-            for path, group in self.groups.items():
-                names |= {one: names.get(one, path) for one in group.source_paths}
-        return names
+        if self.groups is None or self.before is None:
+            return {one: one for one in self.stored.leaves}
+        names: dict[str, str] = {}
+        for path, group in self.groups.items():
+            names |= {one: names.get(one, path) for one in group.source_paths}
+        older = self.before.old_names.items()
+        return {one: names[between] for one, between in older if between in names}
+
+    def old_paths(self, paths: Iterable[str]) -> list[str]:
+        """Return what is stored of which leaves are made, by its names there."""
+        if self.groups is None or self.before is None:
+            return [*paths]
+        groups = [self.groups[path] for path in paths if path in self.groups]
+        sources = itertools.chain(*(group.source_paths for group in groups))
+        return self.before.old_paths(dict.fromkeys(sources))
 
     def made_of(self, paths: Iterable[str]) -> list[str]:
         """Write what makes leaves, for messages: one line for each row."""
@@ -93,7 +108,7 @@ class Source:
             if group is None:
                 lines.setdefault("", f"{name} is new")
             elif (row := group.row.text) not in lines:
-                sources = [*group.source_paths]
+                sources = self.old_paths([path])
                 how = f"is made of {listing(sources, limit=2)}"
                 if sources == [path]:
                     how = "keeps its name"
@@ -183,17 +198,24 @@ def migrated(
     old = stored.without_boxes()
     with reported(stored.path, "read"):
         source = {one: abstract_form(leaf) for one, leaf in old.table.items()}
+    plan: Any
     plan, problems = migration.planned(source, likes)
-    likes = likes or {}
-    kept = [path for path, filling in plan.new.items() if filling != "zeros"]
-    for path in plan.without_values(likes):
+    for path in plan.without_values(likes or {}):
         problems.add("abstract", listing([path]), paths=[path])
-    moving = _Moving(old, plan, likes, cast)
-    groups = {path: group for group in plan.groups for path in group.filled}
-    marks = unchecked_text(migration.rows)
-    return Source(
-        moving.stored(), moving.read, frozenset(kept), problems, groups, marks
-    )
+    found = Source(old, lambda wanted: read_arrays(old, wanted))
+    for number, table in enumerate(plan.tables, 1):
+        is_last = number == len(plan.tables)
+        known = likes or {}
+        if not is_last:
+            known = {} if problems.texts else plan.likes(number - 1)
+        units = units_of(plan.tables[:number])
+        moving = _Moving(found, table, known, cast, units, is_last)
+        groups = {path: group for group in table.groups for path in group.filled}
+        kept = frozenset(moving.kept)
+        found = Source(
+            moving.stored(), moving.read, kept, problems, groups, before=found
+        )
+    return dataclasses.replace(found, marks=unchecked_text(migration.rows))
 
 
 def valueless(
@@ -213,19 +235,30 @@ def valueless(
 
 @dataclasses.dataclass(frozen=True)
 class _Moving:
-    """A checkpoint and the plan by which its leaves move.
+    """Leaves and the plan of a table by which they move.
 
     Attributes:
-        old: the checkpoint, with the names that the rows name.
-        plan: of the migration.
+        old: the leaves, with the names that the rows name.
+        plan: of the table.
         likes: leaves of the target by path; empty without one.
         cast: whether other dtypes fit the target.
+        units: groups of this table and of those before that hang together, which are
+            read together, so that no array is read twice.
+        is_last: whether the result is that of the whole migration.
     """
 
-    old: Stored
+    old: Source
     plan: MigrationPlan
     likes: Mapping[str, Any]
     cast: bool
+    units: Sequence[Sequence[tuple[MigrationPlan, Group]]]
+    is_last: bool
+
+    @property
+    def kept(self) -> list[str]:
+        """Paths that stay as the target has them."""
+        new = self.plan.new.items() if self.is_last else ()
+        return [path for path, filling in new if filling != "zeros"]
 
     def stored(self) -> Stored:
         """Return what the checkpoint holds under the new names.
@@ -244,10 +277,9 @@ class _Moving:
                         key=None,
                         owner="" if owner == path else owner,
                     )
-        for path, filling in self.plan.new.items():
-            if filling == "zeros":
-                table[path] = self._like(path)
-        return dataclasses.replace(self.old, table=table)
+        for path in self.plan.new.keys() - {*self.kept}:
+            table[path] = self._like(path)
+        return dataclasses.replace(self.old.stored, table=table)
 
     def read(self, wanted: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         """Read leaves as ``read_arrays`` does, in the order of the groups.
@@ -260,8 +292,13 @@ class _Moving:
             MigrationError: copies differ, what is cut off is not zero, or what a
                 function made does not fit the target.
         """
-        groups = [g for g in self.plan.groups if any(one in wanted for one in g.filled)]
-        for batch in batches(groups, self.plan.bytes_of):
+        for units in batches(self._units_of(wanted), _unit_bytes):
+            batch = [
+                group
+                for unit in units
+                for plan, group in unit
+                if plan is self.plan and any(one in wanted for one in group.filled)
+            ]
             places: dict[str, Any] = {}
             for group in batch:
                 homes = {wanted[path] for path in group.filled if path in wanted}
@@ -269,14 +306,29 @@ class _Moving:
                 places |= dict.fromkeys(
                     group.source_paths, homes.pop() if is_single else None
                 )
-            arrays = dict(read_arrays(self.old, places))
+            arrays = dict(self.old.read(places))
             for group in batch:
                 of_group = {path: arrays.pop(path) for path in group.source_paths}
                 yield from self._made(group, of_group, wanted)
         for path, filling in self.plan.new.items():
-            if filling == "zeros" and path in wanted:
+            if path in wanted and filling == "zeros":
                 form = self._like(path).array
                 yield path, np.zeros(form.shape, form.dtype)
+            elif path in wanted:
+                yield path, np.asarray(to_array(path, self.likes[path]))
+
+    def _units_of(
+        self, wanted: Collection[str]
+    ) -> list[Sequence[tuple[MigrationPlan, Group]]]:
+        """Return the units in which a group of this table makes what is wanted."""
+        return [
+            unit
+            for unit in self.units
+            if any(
+                plan is self.plan and any(one in wanted for one in group.filled)
+                for plan, group in unit
+            )
+        ]
 
     def _made(
         self, group: Group, sources: dict[str, Any], wanted: Collection[str]
@@ -292,9 +344,8 @@ class _Moving:
         if (moved := self._by_parts(group, sources, paths)) is not None:
             yield from moved
             return
-        leaves = {
-            one: restored(self.old.table[one], sources.pop(one)) for one in [*sources]
-        }
+        table = self.old.stored.table
+        leaves = {one: restored(table[one], sources.pop(one)) for one in [*sources]}
         needs_likes = group.row.function or group.row.values.fills
         likes = self.likes if needs_likes else {}
         result = run_group(group, leaves, likes, fits=self._fits)
@@ -358,19 +409,21 @@ class _Moving:
 
     def _leaf(self, group: Group, number: int, path: str) -> Leaf:
         if group.row.function is not None:
-            if self.old.format == "schema" and path not in self.likes:
+            if self.old.stored.format == "schema" and path not in self.likes:
                 raise MigrationError(
                     f"The row {group.row.text!r} has a function, and what that makes "
                     f"of a schema is not known: {listing([path])}. Name a checkpoint."
                 )
             return self._like(path)
         if group.move is None:
-            return self.old.table[next(group.source_paths)]
+            return self.old.stored.table[next(group.source_paths)]
         return stored_form(group.target_specs[number]) or _UNKNOWN
 
     def _origin(self, group: Group, number: int) -> Any:
         """Return what is equal for targets that would be one array."""
-        owners = tuple(self.old.table[one].owner or one for one in group.source_paths)
+        owners = tuple(
+            self.old.stored.table[one].owner or one for one in group.source_paths
+        )
         if group.row.function is not None:
             return group.place, number, owners
         if group.move is None:
@@ -378,6 +431,10 @@ class _Moving:
         pieces = tuple((s, a, 0, b) for s, a, t, b in group.move.pieces if t == number)
         layout = group.move.targets[number]
         return owners, dataclasses.replace(group.move, targets=(layout,), pieces=pieces)
+
+
+def _unit_bytes(unit: Sequence[tuple[MigrationPlan, Group]]) -> int:
+    return sum(plan.bytes_of(group) for plan, group in unit)
 
 
 def _is_renamed(group: Group) -> bool:

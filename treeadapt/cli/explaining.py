@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import click
 
 from treeadapt.errors import TreeAdaptError
-from treeadapt.migrations.plan import MigrationPlan, explanation
+from treeadapt.migrations.plan import MigrationPlan
 from treeadapt.names import Speller, listing
 from treeadapt.reports.words import printable
 from treeadapt.selection.decision import MISSING, STATIC, Decision
@@ -73,7 +73,7 @@ def explain_row(tree: str, path: str, plan: MigrationPlan) -> bool:
     Raises:
         TreeAdaptError: neither side has such a leaf.
     """
-    lines = [*explanation(plan, path)]
+    lines = [*plan.explanation(path)]
     for line in lines:
         click.echo(printable(line))
     if lines:

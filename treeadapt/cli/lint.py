@@ -17,7 +17,6 @@ from treeadapt.checkpoints.migrated import named_migration
 from treeadapt.errors import MigrationError, SelectorError
 from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.plan import MigrationPlan, pairs_text
-from treeadapt.migrations.planning import compare_target
 from treeadapt.names import fold, listing, natural
 from treeadapt.reports.summary import Finding, findings
 from treeadapt.selection.decision import Decision
@@ -173,9 +172,8 @@ def planned(
         MigrationError: the table needs a target.
     """
     likes = None if target is None else view_tree(target).flat()
-    plan, problems = migration.planned(view_tree(source).flat(), likes)
-    if likes is not None:
-        compare_target(plan.groups, plan.new, likes, problems)
+    leaves = view_tree(source).flat()
+    plan, problems = migration.planned(leaves, likes, compares=True)
     numbers = {id(row): number for number, row in enumerate(plan.rows, 1)}
     each = list(problems.each())
     faults = []
@@ -183,7 +181,8 @@ def planned(
         kind, _, row = each[places[0]]
         faults.append(Finding(kind, None, as_options(text), numbers.get(id(row))))
     if not faults and plan.one_way:
-        rows = (g.place + 1 for g in plan.groups if plan.one_way[0] in g.filled)
+        last = reversed(plan.groups)
+        rows = (g.place + 1 for g in last if plan.one_way[0] in g.filled)
         text = f"the inverse does not lead back from {listing(fold(plan.one_way))}"
         faults.append(Finding(ONE_WAY, None, text, next(rows, None)))
     for number, row in enumerate(plan.rows, 1):

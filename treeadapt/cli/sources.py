@@ -198,7 +198,7 @@ def read_rules_or_migration(
         raise
     if "rules" in fields:
         return load_rules(text, allow_regex=allow_regex)
-    return load_migration(text) if "rows" in fields else None
+    return load_migration(text) if {"rows", "tables"} & {*fields} else None
 
 
 def _may_be_table(text: str) -> bool:

@@ -7,8 +7,9 @@ capped before work. What a row means is up to ``rows``.
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from treeadapt.data_files import VERSION, DataFile
@@ -20,6 +21,7 @@ from treeadapt.names import listing
 
 MIGRATION_FILE = DataFile("migration", MigrationError, "[[rows]]", 'from = "a : i o"')
 MAX_ROWS = 10_000
+MAX_TABLES = 16  # of a chain
 MAX_CHARACTERS = 200_000  # of all addresses with captures or axes
 MAX_WEIGHT = 500  # of all paths of one side; see ``check_weight``
 
@@ -28,6 +30,7 @@ _FIELDS = ("from", "to", "drop", *OPERATIONS, "undo", *NOTES)
 
 #: What a published table has next to its rows: see ``tables``.
 _OF_TABLES = ("config", "model_types", "oracle", "digests")
+_FIELDS_OF_TABLES = ("sizes", "new", "rows", *_OF_TABLES)
 
 
 class FileTable(NamedTuple):
@@ -46,8 +49,8 @@ class FileTable(NamedTuple):
     config: dict[str, str | list[str]]
 
 
-def read_table(path: str | os.PathLike[str]) -> FileTable:
-    """Read a migration file.
+def read_tables(path: str | os.PathLike[str]) -> list[FileTable]:
+    """Read a migration file: one table, or those of a chain in order.
 
     Args:
         path: file name, ending in ``.toml`` or ``.json``.
@@ -56,8 +59,48 @@ def read_table(path: str | os.PathLike[str]) -> FileTable:
         MigrationError: the file cannot be read, is malformed, or too large.
     """
     document = MIGRATION_FILE.read(path)
-    fields = ("version", "sizes", "new", "rows", *_OF_TABLES)
-    MIGRATION_FILE.check_fields(path, document, fields)
+    documents = document.get("tables")
+    if documents is None:
+        MIGRATION_FILE.check_fields(path, document, ("version", *_FIELDS_OF_TABLES))
+        documents = [document]
+    else:
+        MIGRATION_FILE.check_fields(
+            path, document, ("version", "tables", *_OF_TABLES[1:])
+        )
+        is_list = isinstance(documents, list) and documents
+        if not is_list or not all(isinstance(each, dict) for each in documents):
+            cure = "Write [[tables]] above the tables of each, and [[tables.rows]]."
+            MIGRATION_FILE.refuse(path, "'tables' is not a list of tables", cure)
+        if len(documents) > MAX_TABLES:
+            seen = f"it has {len(documents):,} tables"
+            MIGRATION_FILE.refuse(path, seen, f"At most {MAX_TABLES}.")
+        for number, each in enumerate(documents, 1):
+            of = f"table {number}"
+            MIGRATION_FILE.check_fields(path, each, _FIELDS_OF_TABLES, of=of)
+    tables = [_table(path, each) for each in documents]
+    counts = [
+        sum(map(len, every))
+        for every in zip(
+            *((t.rows, t.sizes, t.new, t.config) for t in tables), strict=True
+        )
+    ]
+    for name, count in zip(("rows", "sizes", "new", "config"), counts, strict=True):
+        if count > MAX_ROWS:
+            seen = f"{name!r} has {count:,} entries"
+            MIGRATION_FILE.refuse(path, seen, f"At most {MAX_ROWS:,}.")
+    texts = [*itertools.chain(*(table.new for table in tables))]
+    for row in itertools.chain(*(each["rows"] for each in documents)):
+        for side in (row.get(name, []) for name in ("from", "to", "drop")):
+            texts += side if isinstance(side, list) else [side]
+    total = sum(len(text) for text in texts if "{" in text or SPLIT in text)
+    if total > MAX_CHARACTERS:
+        seen = f"its addresses with captures or axes have {total:,} characters"
+        MIGRATION_FILE.refuse(path, seen, f"At most {MAX_CHARACTERS:,}. Split it.")
+    return tables
+
+
+def _table(path: str | os.PathLike[str], document: Mapping[str, Any]) -> FileTable:
+    """Return one table of a file."""
     rows = document.get("rows")
     if not isinstance(rows, list):
         cure = 'Write one:\n[[rows]]\nfrom = "a : i o"\nto = "b : o i"'
@@ -67,22 +110,10 @@ def read_table(path: str | os.PathLike[str]) -> FileTable:
         if not isinstance(table, dict):
             cure = f"Write [{name}] above its lines."
             MIGRATION_FILE.refuse(path, f"{name!r} is not a table", cure)
-    for name, entries in (("rows", rows), *tables.items()):
-        if len(entries) > MAX_ROWS:
-            seen = f"{name!r} has {len(entries):,} entries"
-            MIGRATION_FILE.refuse(path, seen, f"At most {MAX_ROWS:,}.")
     for name, keys in tables["config"].items():
         texts = keys if isinstance(keys, list) else [keys]
         MIGRATION_FILE.check_strings(path, f"config: {name}", texts, MAX_ROWS)
     pairs = [_pair(path, place, row) for place, row in enumerate(rows, 1)]
-    texts = [*tables["new"]]
-    for row in rows:
-        for side in (row.get(name, []) for name in ("from", "to", "drop")):
-            texts += side if isinstance(side, list) else [side]
-    total = sum(len(text) for text in texts if "{" in text or SPLIT in text)
-    if total > MAX_CHARACTERS:
-        seen = f"its addresses with captures or axes have {total:,} characters"
-        MIGRATION_FILE.refuse(path, seen, f"At most {MAX_CHARACTERS:,}. Split it.")
     return FileTable(pairs, **tables)
 
 
@@ -109,28 +140,34 @@ def check_weight(path: str | os.PathLike[str], paths: Iterable[Template]) -> Non
             MIGRATION_FILE.refuse(path, seen, cure)
 
 
-def write_table(
-    rows: Iterable[Row], sizes: Mapping[str, int], new: Mapping[str, str]
+def write_tables(
+    tables: Sequence[tuple[Sequence[Row], Mapping[str, int], Mapping[str, str]]],
 ) -> str:
-    """Write a migration file as TOML, rows last.
+    """Write a migration file as TOML, the rows of each table last.
+
+    Args:
+        tables: rows, sizes and fillings of each; several are a chain.
 
     Raises:
         MigrationError: rows have functions; all of them are named.
     """
-    rows = list(rows)
-    stuck = [row.text for row in rows if row.function is not None]
+    stuck = [r.text for rows, *_ in tables for r in rows if r.function is not None]
     if stuck:
         raise MigrationError(
             f"A migration file cannot hold functions, and these rows have some: "
             f"{listing(stuck)}. Keep them in Python, or write them as axes, scale, "
             "offset, pad and cast."
         )
-    tables = [("[sizes]", sizes), ("[new]", new)]
-    tables += [(MIGRATION_FILE.table, _fields(row)) for row in rows]
-    lines = [f"version = {VERSION}", *([] if rows else ["rows = []"])]
-    for head, fields in tables:
-        if fields:
-            lines += ["", head, *MIGRATION_FILE.field_lines(fields)]
+    lines = [f"version = {VERSION}"]
+    is_chain = len(tables) > 1
+    above = "tables." if is_chain else ""
+    for rows, sizes, new in tables:
+        lines += ["", "[[tables]]"] * is_chain + ["rows = []"] * (not rows)
+        heads = [(f"[{above}sizes]", sizes), (f"[{above}new]", new)]
+        heads += [(f"[[{above}rows]]", _fields(row)) for row in rows]
+        for head, fields in heads:
+            if fields:
+                lines += ["", head, *MIGRATION_FILE.field_lines(fields)]
     return "\n".join(lines) + "\n"
 
 

@@ -107,6 +107,7 @@ class GroupMaker:
         target: the same of what the result should be, if that is known.
         problems: gets all that is wrong.
         hint: what to do with leaves after the last whole block.
+        is_partial: whether the result may have more than ``target`` shows.
         hints: which path of the target is nearest to one that it lacks, by that path
             without its numbers, so that messages can be folded.
     """
@@ -118,6 +119,7 @@ class GroupMaker:
     target: Specs | None
     problems: Problems
     hint: str = ""
+    is_partial: bool = False
     hints: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -147,8 +149,10 @@ class GroupMaker:
         Args:
             groups: of this row.
         """
-        if self.target is not None:  # it shows what the sizes are
-            return
+        if self.target is not None:
+            filled = itertools.chain(*(group.filled for group in groups))
+            if not self.is_partial or all(path in self.target for path in filled):
+                return  # it shows what the sizes are
         axes = [axis for address in self.row.sources for axis in address.axes]
         products = [product for axis in axes for product in axis.parts]
         inner = {name: product for product in products for name in product[1:]}
@@ -628,7 +632,7 @@ class GroupMaker:
             return f"{text}; write it in sizes=, or give a target"
         paths = [path for _, path in self._firsts(values, sizes)]
         lacking = [path for path in paths if path not in self.target]
-        if not lacking:
+        if not lacking or self.is_partial:
             return f"{text}, and the target does not show it; write it in sizes="
         self.problems.lacking += lacking
         key = re.sub("[0-9]+", "0", lacking[0])

@@ -6,19 +6,25 @@ import functools
 import itertools
 import operator
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from treeadapt.arrays import is_array, is_array_class, is_inexact_dtype, is_number
+from treeadapt.arrays import is_array, is_array_class, is_inexact_dtype
 from treeadapt.convert import describe
 from treeadapt.data_files import MAX_INTEGER
 from treeadapt.errors import MigrationError
-from treeadapt.migrations.files import check_weight, read_table, write_table
-from treeadapt.migrations.groups import Group, has_zero, require_sound
+from treeadapt.migrations.chain import plan_chain
+from treeadapt.migrations.files import (
+    FileTable,
+    check_weight,
+    read_tables,
+    write_tables,
+)
+from treeadapt.migrations.groups import Group, has_zero
 from treeadapt.migrations.moments import changed_moments
 from treeadapt.migrations.plan import (
     DROPPED,
@@ -26,18 +32,21 @@ from treeadapt.migrations.plan import (
     leads_back,
     read_backwards,
 )
-from treeadapt.migrations.planning import assign, compare_target, fits, plan_groups
+from treeadapt.migrations.planning import (
+    HasPlace,
+    assign,
+    compare_target,
+    plan_groups,
+)
 from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.rows import Row, parse_row, parse_rows
-from treeadapt.migrations.running import filled, run
+from treeadapt.migrations.run_group import is_moved, run_group, sharding_of, spec_of
 from treeadapt.names import Speller, listing, natural
 from treeadapt.tables.published import Config, find, is_name, stated_sizes
 from treeadapt.trees.views import view_tree
 
 _FILLINGS = ("zeros", "target", DROPPED)
 _X64 = "jax_enable_x64 in arrays of JAX"
-_EXPLICIT = """ On a mesh with Explicit axes, call
-jax.sharding.auto_axes(migration, out_sharding=...) inside jit."""
 _ARRAYS = np.ndarray | np.generic | jax.Array | jax.ShapeDtypeStruct
 
 
@@ -112,6 +121,42 @@ class Migration:
         """The sizes that hold in the whole table."""
         return self._sizes
 
+    @property
+    def tables(self) -> tuple[Migration, ...]:
+        """The tables of a chain, in order; of one table that alone."""
+        return (self,)
+
+    def then(self, other: Migration) -> Migration:
+        """Return a migration that does ``other`` to what this one makes.
+
+        It is called, planned, read backwards, written to a file and given to ``load``
+        and ``carry_state`` like one table. Names and shapes between the tables need not
+        exist anywhere, names of axes and ``sizes`` are those of each table, and the
+        leaves between may be any: only the last result is compared with a target.
+
+        Args:
+            other: table or chain whose sources are the targets of this one.
+
+        Raises:
+            MigrationError: it is something else.
+
+        Example:
+            >>> a = Migration({"h.{(b i)}.w : e": "{i} : b e"}, sizes={"i": 3})
+            >>> b = Migration({"{j=0,1} : b e": "local : b j e", "2": "full"})
+            >>> flat = {f"h.{n}.w": np.full(2, n) for n in range(6)}
+            >>> new = a.then(b)(flat)
+            >>> new["local"].shape, new["full"].tolist()
+            ((2, 2, 2), [[2, 2], [5, 5]])
+            >>> a.then(b).inverse == b.inverse.then(a.inverse)
+            True
+        """
+        if not isinstance(other, Migration):
+            raise MigrationError(
+                f"then() expects a Migration, got {describe(other)}. Write "
+                "a.then(ta.Migration(table))."
+            )
+        return MigrationChain((*self.tables, *other.tables))
+
     def _size(self, name: str, number: Any) -> int:
         """Return a size as an int."""
         is_bool = isinstance(number, bool | np.bool_)
@@ -163,7 +208,14 @@ class Migration:
         """
         leaves = _flat(tree)
         likes = None if target is None else _flat(target)
-        plan = self._plan(leaves, likes)
+        plan, problems = self.planned(leaves, likes, compares=True)
+        problems.raise_any()
+        return self._made(plan, leaves, likes or {})
+
+    def _made(
+        self, plan: MigrationPlan, leaves: Mapping[str, Any], likes: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return what a plan makes of leaves."""
         problems = Problems()
         for group in plan.groups:
             if group.move is not None:
@@ -172,7 +224,6 @@ class Migration:
         abstract = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in arrays)
         in_numpy = all(isinstance(leaf, np.ndarray | np.generic) for leaf in arrays)
         new: dict[str, Any] = {}
-        likes = likes or {}
         if not abstract:
             for path in plan.without_values(likes):
                 problems.add("abstract", listing([path]))
@@ -185,7 +236,7 @@ class Migration:
             elif in_numpy:
                 new[path] = np.zeros(like.shape, like.dtype)
             elif _in_jax(like.dtype):
-                new[path] = jnp.zeros(like.shape, like.dtype, device=_sharding(like))
+                new[path] = jnp.zeros(like.shape, like.dtype, device=sharding_of(like))
             else:
                 problems.add("blank", f"{listing([path])}: {like.dtype} needs {_X64}")
         problems.raise_any()
@@ -208,36 +259,36 @@ class Migration:
             MigrationError: as for a call, but for what only values show.
         """
         likes = None if target is None else _flat(target)
-        return self._plan(_flat(source), likes)
-
-    def _plan(
-        self, leaves: Mapping[str, Any], likes: Mapping[str, Any] | None
-    ) -> MigrationPlan:
-        plan, problems = self.planned(leaves, likes)
-        if likes is not None:
-            compare_target(plan.groups, plan.new, likes, problems)
+        plan, problems = self.planned(_flat(source), likes, compares=True)
         problems.raise_any()
         return plan
 
     def planned(
-        self, leaves: Mapping[str, Any], likes: Mapping[str, Any] | None
+        self,
+        leaves: Mapping[str, Any],
+        likes: Mapping[str, Any] | None,
+        *,
+        compares: bool = False,
+        has_place: HasPlace | None = None,
     ) -> tuple[MigrationPlan, Problems]:
-        """Return a plan, and what is wrong with it but for how it fits a target.
+        """Return a plan, and what is wrong with it.
 
         Args:
             leaves: of the source, by path.
             likes: of the target, by path; None without one.
+            compares: whether the result must fit the target.
+            has_place: as for ``plan_groups``.
 
         Raises:
             MigrationError: a target is needed.
         """
         source = {
-            path: _abstract(leaf) for path, leaf in leaves.items() if _moves(leaf)
+            path: spec_of(leaf) for path, leaf in leaves.items() if is_moved(leaf)
         }
         problems = Problems(origin=self.origin)
         static = tuple(path for path in leaves if path not in source)
         groups, dropped = plan_groups(
-            self._rows, self._sizes, source, likes, problems, static
+            self._rows, self._sizes, source, likes, problems, static, has_place
         )
         for group, text in changed_moments(groups, source):
             problems.add("values", text, group.row, paths=[*group.filled])
@@ -247,7 +298,7 @@ class Migration:
                 f"new= fills {listing(needed)} in the form of a target. Pass one: "
                 "the model, or its shapes."
             )
-        likes = likes or {}
+        is_target, likes = likes is not None, likes or {}
         filled = {path for group in groups for path in group.filled}
         left = {p: it for p, it in likes.items() if is_array(it) and p not in filled}
         new, lost = self._filled(left, problems)
@@ -256,14 +307,16 @@ class Migration:
             tuple(dropped),
             new,
             lost,
-            {path: _abstract(likes[path]) for path in new},
+            {path: spec_of(likes[path]) for path in new},
             static,
             source,
             self._rows,
             read_backwards(self._rows, self._added),
             self._sizes,
-            {path: _sharding(like) for path, like in likes.items()},
+            {path: sharding_of(like) for path, like in likes.items()},
         )
+        if compares and is_target:
+            compare_target(plan.groups, plan.new, likes, problems)
         return plan, problems
 
     def _filled(
@@ -335,7 +388,7 @@ class Migration:
             [[rows]]
             drop = "*.mask"
         """
-        return write_table(self._rows, self._sizes, self._new)
+        return write_tables([(self._rows, self._sizes, self._new)])
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Migration):
@@ -355,6 +408,85 @@ class Migration:
         extra = f", sizes={self._sizes!r}" if self._sizes else ""
         extra += f", new={self._new!r}" if self._new else ""
         return f"Migration({table!r}{extra})"
+
+
+class MigrationChain(Migration):
+    """Tables, each of which takes what the one before makes; see ``Migration.then``.
+
+    Args:
+        tables: at least two.
+    """
+
+    def __init__(self, tables: Sequence[Migration]) -> None:
+        super().__init__({})
+        self._rows = tuple(itertools.chain(*(table.rows for table in tables)))
+        self._tables = tuple(tables)
+        self.origin = "; ".join(filter(None, (table.origin for table in tables)))
+
+    @property
+    def tables(self) -> tuple[Migration, ...]:
+        """The tables, in order."""
+        return self._tables
+
+    def __call__(self, tree: Any, target: Any = None) -> dict[str, Any]:
+        """Return the leaves as the last table makes them; see ``Migration``."""
+        leaves = _flat(tree)
+        likes = None if target is None else _flat(target)
+        plan, problems = self.planned(leaves, likes, compares=True)
+        if "unknown" in problems.texts:  # what a function makes is known once it ran
+            first, *others = self._tables
+            first_plan, problems = first.planned(leaves, plan.likes(0))
+            problems.raise_any()
+            leaves = first._made(first_plan, leaves, plan.likes(0))
+            return functools.reduce(Migration.then, others)(leaves, target)
+        problems.raise_any()
+        for place, table in enumerate(self._tables):
+            leaves = table._made(plan.tables[place], leaves, plan.likes(place))
+        return dict(leaves)
+
+    def planned(
+        self,
+        leaves: Mapping[str, Any],
+        likes: Mapping[str, Any] | None,
+        *,
+        compares: bool = False,
+        has_place: HasPlace | None = None,
+    ) -> tuple[Any, Problems]:
+        """Return a ``ChainPlan``, and what is wrong with it."""
+        return plan_chain(self._tables, leaves, likes, compares=compares)
+
+    @functools.cached_property
+    def inverse(self) -> Migration:
+        """The tables read backwards, the last one first.
+
+        Raises:
+            MigrationError: rows of a table have no way back; it names the table.
+        """
+        inverses: list[Migration] = []
+        for number, table in enumerate(self._tables, 1):
+            try:
+                inverses.insert(0, table.inverse)
+            except MigrationError as error:
+                count = len(self._tables)
+                raise MigrationError(f"Table {number} of {count}: {error}") from None
+        return MigrationChain(inverses)
+
+    def to_toml(self) -> str:
+        """Write the tables as a migration file, for ``load_migration``.
+
+        Raises:
+            MigrationError: rows have functions; all of them are named.
+        """
+        return write_tables(
+            [(each._rows, each._sizes, each._new) for each in self._tables]
+        )
+
+    def _key(self) -> tuple[Any, ...]:
+        return tuple(table._key() for table in self._tables)
+
+    def __repr__(self) -> str:
+        first, *others = map(repr, self._tables)
+        return first + "".join(f".then({text})" for text in others)
 
 
 def _flat(tree: Any) -> dict[str, Any]:
@@ -414,108 +546,6 @@ def _in_jax(dtype: Any) -> bool:
     return bool(jax.dtypes.canonicalize_dtype(dtype) == dtype)
 
 
-def run_group(
-    group: Group,
-    leaves: Mapping[str, Any],
-    likes: Mapping[str, Any],
-    fits: Callable[[Any, Any], bool] = fits,
-) -> dict[str, Any]:
-    """Return the leaves that one group makes.
-
-    Args:
-        group: of a plan.
-        leaves: at least those of the group, by path: arrays of one kind.
-        likes: leaves of the target, as far as there is one; a sharded array that is
-            moved goes to their shardings.
-        fits: says whether what a function makes fits a leaf of the target.
-
-    Raises:
-        MigrationError: copies are not equal, what is cut off is not zero, or a function
-            returns other leaves than the row or the target has.
-    """
-    sources = [[leaves[path] for path in paths] for paths in group.sources]
-    if group.row.function is not None:
-        return _called(group, [leaf for (leaf,) in sources], likes, fits)
-    if group.move is None:
-        (leaf,) = sources[0]
-        return dict.fromkeys(group.filled, leaf)
-    every = [*itertools.chain(*sources)]
-    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in every):
-        return {
-            path: jax.ShapeDtypeStruct(
-                spec.shape, spec.dtype, sharding=_sharding(likes.get(path))
-            )
-            for path, spec in group.specs.items()
-        }
-    shardings = [
-        [_sharding(likes.get(path)) for path in paths] for paths in group.targets
-    ]
-    try:
-        arrays, faults = run(group.move, sources, shardings)
-    except Exception as error:
-        is_traced = any(isinstance(leaf, jax.core.Tracer) for leaf in every)
-        error.add_note(
-            f"In the migration row {group.row.text!r:.200}, which makes "
-            f"{listing(group.filled, limit=2)} of "
-            f"{listing(group.source_paths, limit=2)}."
-            f"{_EXPLICIT if is_traced else ''}"
-        )
-        raise
-    require_sound(group, faults)
-    if group.row.values.fills:
-        arrays = [
-            [
-                filled(group.move, place, array, likes[path])
-                for path, array in zip(paths, of_target, strict=True)
-            ]
-            for place, (paths, of_target) in enumerate(
-                zip(group.targets, arrays, strict=True)
-            )
-        ]
-    return dict(zip(group.filled, itertools.chain(*arrays), strict=True))
-
-
-def _called(
-    group: Group,
-    leaves: Sequence[Any],
-    likes: Mapping[str, Any],
-    fits: Callable[[Any, Any], bool],
-) -> dict[str, Any]:
-    row = group.row
-    abstract = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
-    function: Any = row.function
-    try:
-        result = jax.eval_shape(function, *leaves) if abstract else function(*leaves)
-    except Exception as error:
-        pairs = itertools.islice(zip(group.source_paths, leaves, strict=True), 4)
-        texts = [f"{path!r}, {describe(leaf)}" for path, leaf in pairs]
-        error.add_note(
-            f"In the function of the migration row {row.text!r}, given "
-            f"{'; '.join(texts)}."
-        )
-        raise
-    paths = [*group.filled]
-    if not row.splits:
-        result = (result,)
-    elif not isinstance(result, list | tuple) or len(result) != len(paths):
-        count = len(result) if isinstance(result, list | tuple) else describe(result)
-        raise MigrationError(
-            f"The function of the row {row.text!r} gives {count} for "
-            f"{listing(group.source_paths)}, and the row has {len(paths)} targets. "
-            "Return a tuple with one leaf for each."
-        )
-    for path, leaf in zip(paths, result, strict=True):
-        text = "" if _moves(leaf) else "which is not an array"
-        if not text and path in likes and not fits(leaf, likes[path]):
-            text = f"and the target has {describe(likes[path])}"
-        if text:
-            raise MigrationError(
-                f"The function of the row {row.text!r:.200} made {listing([path])} of "
-                f"{listing(group.source_paths, limit=2)}: {describe(leaf)}, {text}."
-            )
-    return dict(zip(paths, result, strict=True))
-
-
 def load_migration(
     path: str | os.PathLike[str], *, config: Config | None = None
 ) -> Migration:
@@ -558,7 +588,32 @@ def load_migration(
     name = ""
     if is_name(path):
         name, path, *_ = find(path, config)
-    rows, sizes, new, keys = read_table(path)
+    tables = [_read(path, table, name, config) for table in read_tables(path)]
+    every = [
+        each.path
+        for table in tables
+        for row in (*table._added, *table._rows)
+        for each in row.sources
+    ]
+    check_weight(path, every)
+    check_weight(
+        path, [t.path for each in tables for r in each.rows for t in r.targets]
+    )
+    return functools.reduce(Migration.then, tables)
+
+
+def _read(
+    path: str | os.PathLike[str], table: FileTable, name: str, config: Config | None
+) -> Migration:
+    """Return one table of a file.
+
+    Args:
+        path: of the file.
+        table: what the file has of it.
+        name: of a published table; empty for a file.
+        config: as for ``load_migration``.
+    """
+    rows, sizes, new, keys = table
     stated = {} if config is None else stated_sizes(keys, config)
     used = {n: size for n, (size, _) in stated.items() if n not in sizes}
     try:
@@ -568,20 +623,4 @@ def load_migration(
     texts = [f"{n} = {size} ({stated[n][1]})" for n, size in used.items()]
     of_name = f"of the table {name!r}" if name else f"of {str(path)!r}" * bool(texts)
     migration.origin = ", with ".join(filter(None, (of_name, ", ".join(texts))))
-    added = [each for row in migration._added for each in row.sources]
-    for side in ("sources", "targets"):
-        addresses = (each for row in migration._rows for each in getattr(row, side))
-        check_weight(path, [each.path for each in (*added, *addresses)])
     return migration
-
-
-def _abstract(leaf: Any) -> Any:
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if is_array(leaf) else leaf
-
-
-def _moves(leaf: Any) -> bool:
-    return is_array(leaf) or is_number(leaf)
-
-
-def _sharding(like: Any) -> Any:
-    return getattr(like, "sharding", None)

@@ -22,7 +22,7 @@ from treeadapt.migrations.axes import REST, Axis, Product, names_of
 from treeadapt.migrations.groups import Group, shape_of, size_bytes
 from treeadapt.migrations.moved_array import gathered
 from treeadapt.migrations.operations import Pads
-from treeadapt.migrations.planning import plan_groups
+from treeadapt.migrations.planning import assign, plan_groups
 from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.rows import Address, Row
 from treeadapt.migrations.running import Layout, Move
@@ -68,6 +68,16 @@ class MigrationPlan:
     backwards: tuple[tuple[int | None, Row], ...]
     sizes: Mapping[str, int]
     shardings: Mapping[str, Any]
+
+    @property
+    def tables(self) -> tuple[MigrationPlan, ...]:
+        """The plan of each table of a chain: this one."""
+        return (self,)
+
+    def places(self, paths: Sequence[str]) -> dict[str, int]:
+        """Return the place of the row that takes each path, as far as one does."""
+        by_row, _ = assign(self.rows, paths, Problems())
+        return {each.path: n for n, every in enumerate(by_row) for each in every}
 
     @functools.cached_property
     def result(self) -> dict[str, Any]:
@@ -133,6 +143,14 @@ class MigrationPlan:
         function, or the parts of all arrays of a group cost more than to read its
         sources once. Each process that has such a shard reads more, up to all sources.
         """
+        return self.gathered_from(dict(self.source))
+
+    def gathered_from(self, sources: dict[str, Any]) -> tuple[str, ...]:
+        """Return ``gathered`` for sources that an earlier table makes.
+
+        Args:
+            sources: shapes and dtypes by path, or ``MovedArray`` of shapes.
+        """
         costs: dict[Any, tuple[float, bool]] = {}
         paths: list[str] = []
         for group in self.groups:
@@ -141,7 +159,7 @@ class MigrationPlan:
                 for path, spec in group.specs.items()
                 if (shard := _shard_shape(self.shardings.get(path), spec)) is not None
             }
-            paths += gathered(group, dict(self.source), shards, costs)
+            paths += gathered(group, sources, shards, costs)
         return tuple(paths)
 
     def without_values(self, likes: Mapping[str, Any]) -> list[str]:
@@ -171,6 +189,10 @@ class MigrationPlan:
             *group.specs.values(),
         )
         return sum(map(size_bytes, filter(is_array, specs)))
+
+    def explanation(self, path: str) -> Iterator[str]:
+        """Yield what is done with a leaf, or what it is made of."""
+        return explanation(self, path)
 
     @functools.cached_property
     def swappable(self) -> dict[int, tuple[tuple[str, str], ...]]:
@@ -415,8 +437,13 @@ def sizes_text(group: Group) -> str:
     return ", ".join(f"{n}={s}" for n, s in sizes if not n.startswith(REST))
 
 
-def explanation(plan: MigrationPlan, path: str) -> Iterator[str]:
+def explanation(plan: MigrationPlan, path: str, start: int = 0) -> Iterator[str]:
     """Yield what a plan does with a leaf, or makes it of; nothing if it has no row.
+
+    Args:
+        plan: of one table.
+        path: of the leaf.
+        start: how many rows are in the tables before.
 
     Example:
         >>> from treeadapt.migrations.migration import Migration
@@ -433,11 +460,12 @@ def explanation(plan: MigrationPlan, path: str) -> Iterator[str]:
         for is_source, side in ((True, group.sources), (False, group.targets)):
             for number, paths in enumerate(side):
                 if path in paths:
+                    yield f"row {start + group.place + 1}: {group.row.both}"
                     yield from _leaf_lines(group, number, path, is_source=is_source)
     if path in plan.dropped:
-        rows = enumerate(plan.rows, 1)
+        rows = enumerate(plan.rows)
         place = next(n for n, row in rows if row.drops and row.takes(path))
-        yield f"row {place}: {plan.rows[place - 1].text!r} drops it"
+        yield f"row {start + place + 1}: {plan.rows[place].text!r} drops it"
     if plan.new.get(path) == DROPPED:
         yield f"{listing([path])} was dropped before, and is kept of the target"
     elif path in plan.new:
@@ -450,7 +478,6 @@ def _leaf_lines(
     group: Group, number: int, path: str, *, is_source: bool
 ) -> Iterator[str]:
     row, move = group.row, group.move
-    yield f"row {group.place + 1}: {row.both}"
     captured = _captured((row.sources if is_source else row.targets)[number], path)
     if captured:
         yield f"captures: {captured}"

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from treeadapt.arrays import is_array, is_number
 from treeadapt.convert import describe
 from treeadapt.migrations.groups import Group, GroupMaker, Specs, Taken, shape_of
 from treeadapt.migrations.problems import Problems, advice, near_paths, with_nearest
-from treeadapt.migrations.rows import Row
+from treeadapt.migrations.rows import Address, Row
 from treeadapt.migrations.templates import Index, PathsByCapture, Template
 from treeadapt.names import listing
+
+#: Whether the result may have something at an address, with what it captured.
+HasPlace: TypeAlias = Callable[[Address, Mapping[str, Any]], bool]
 
 
 def plan_groups(
@@ -26,6 +29,7 @@ def plan_groups(
     target: Specs | None,
     problems: Problems,
     static: Sequence[str] = (),
+    has_place: HasPlace | None = None,
 ) -> tuple[list[Group], list[str]]:
     """Plan on shapes alone.
 
@@ -36,6 +40,8 @@ def plan_groups(
         target: the same of what the result should be, if that is known.
         problems: gets all that is wrong.
         static: paths of leaves that are not arrays, for messages.
+        has_place: says whether something may be at an address with what it captured;
+            None if ``target`` is all that the result should be.
 
     Returns:
         The groups, in the order of rows and then of their targets' names, and the
@@ -48,7 +54,7 @@ def plan_groups(
         if not (matches or row.drops or row.notes.optional)
     ]
     if target is not None and any(row.is_spare for row in rows):
-        by_row = _without_place(rows, by_row, target)
+        by_row = _without_place(rows, by_row, has_place or _in(target))
     for text in with_nearest(
         unmatched, [one.text for row in rows for one in row.sources]
     ):
@@ -65,9 +71,15 @@ def plan_groups(
             dropped += [each.path for each in matches]
         elif matches:
             maker = GroupMaker(row, place, sizes, source, target, problems)
+            maker.is_partial = has_place is not None
             groups += maker.groups(matches)
     _check_clashes(groups, problems)
     return groups, dropped
+
+
+def _in(target: Specs) -> HasPlace:
+    places = PathsByCapture(target)
+    return lambda address, captures: places.has(address.path, captures)
 
 
 def assign(
@@ -112,23 +124,22 @@ def assign(
 
 
 def _without_place(
-    rows: Sequence[Row], by_row: Sequence[Sequence[Taken]], target: Specs
+    rows: Sequence[Row], by_row: Sequence[Sequence[Taken]], has_place: HasPlace
 ) -> list[list[Taken]]:
     """Give leaves for which a target has no place to rows that drop what is spare.
 
     Args:
         rows: the table.
         by_row: what each row takes.
-        target: shapes and dtypes by path.
+        has_place: of the target.
     """
     reassigned: list[list[Taken]] = [[] for _ in rows]
-    places = PathsByCapture(target)
     for place, (row, matches) in enumerate(zip(rows, by_row, strict=True)):
         spare = [n for n, other in enumerate(rows) if other.is_spare and n > place]
         for each in matches:
             drop = next((n for n in spare if rows[n].takes(each.path)), place)
             is_kept = row.drops or any(
-                places.has(address.path, each.captures) for address in row.targets
+                has_place(address, each.captures) for address in row.targets
             )
             reassigned[place if is_kept else drop].append(each)
     return reassigned

@@ -24,11 +24,13 @@ class Cause(NamedTuple):
             as they are known.
         paths: of the target, which alone the problem is about; empty if they are not
             known.
+        is_early: whether it is of a table of a chain before the last.
     """
 
     row: Row | None = None
     values: Mapping[str, Any] = MappingProxyType({})
     paths: Sequence[str] = ()
+    is_early: bool = False
 
 
 @dataclasses.dataclass
@@ -63,9 +65,12 @@ class Problems:
         row: Row | None = None,
         values: Mapping[str, Any] = MappingProxyType({}),
         paths: Sequence[str] = (),
+        *,
+        is_early: bool = False,
     ) -> None:
         """Note one problem, and what makes it, as a ``Cause`` says it."""
-        self.texts.setdefault(kind, {}).setdefault(text, Cause(row, values, paths))
+        cause = Cause(row, values, paths, is_early)
+        self.texts.setdefault(kind, {}).setdefault(text, cause)
 
     def fail(self, kind: str, text: str, row: Row, values: Mapping[str, Any]) -> None:
         """Note that a row cannot make a group."""
@@ -85,6 +90,8 @@ class Problems:
         places = PathsByCapture(paths)
 
         def concerns(cause: Cause) -> bool:
+            if cause.is_early:
+                return not are_filled
             if cause.paths:
                 return any(path in places for path in cause.paths)
             row = cause.row
@@ -159,6 +166,7 @@ _KINDS = {
     "torn": ("group", "parts are missing of"),
     "unequal": ("group", "its arrays differ"),
     "sizes": ("group", "sizes contradict each other or stay open"),
+    "unknown": ("leaf", "a table takes, and does not know before it is made"),
     "large": ("group", "a table may not make so much of"),
     "values": ("group", "its values cannot be changed so"),
     "clash": ("clash", "two leaves get the name of"),

@@ -10,6 +10,7 @@ See ``carry_state`` for what becomes of the result.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -81,6 +82,51 @@ class SavedState:
                 "keep them apart."
             )
 
+    def followed_by(self, later: SavedState) -> SavedState:
+        """Return what became of the leaves after the next table of a chain, too.
+
+        Args:
+            later: what that table made of ``leaves``; names in it are between the two.
+        """
+        by_name = {leaf.slot.name: leaf for leaf in self.leaves.values()}
+
+        def origins(names: Iterable[str]) -> tuple[str, ...]:
+            every = (
+                (leaf.origin or (leaf.whole,))
+                for leaf in map(by_name.get, names)
+                if leaf
+            )
+            return tuple(dict.fromkeys(itertools.chain(*every)))
+
+        homes: dict[str, list[str]] = {}  # params of today, by what they were between
+        leaves = {}
+        for name, leaf in later.leaves.items():
+            befores = [by_name[one] for one in leaf.origin or (name,) if one in by_name]
+            if leaf.origin:
+                leaf = dataclasses.replace(leaf, origin=origins(leaf.origin))
+                leaf.is_padded |= any(before.is_padded for before in befores)
+            for before in befores:
+                if before.slot.region and leaf.slot.region:
+                    home = homes.setdefault(before.slot.region.path, [])
+                    home.append(leaf.slot.region.path)
+            leaves[name] = leaf
+        copied = {
+            row: [new for path in paths for new in dict.fromkeys(homes.get(path, ()))]
+            for row, paths in self.copied.items()
+        }
+        unmoved = {
+            name: reason
+            for between, reason in later.unmoved.items()
+            for name in origins([between])
+        }
+        return dataclasses.replace(
+            self,
+            leaves=leaves,
+            unmoved=self.unmoved | unmoved,
+            copied={row: paths for row, paths in copied.items() if paths}
+            | later.copied,
+        )
+
 
 #: How a row takes leaves of a copy, and where these are.
 _Leaves: TypeAlias = Sequence[tuple[Taken, Slot]]
@@ -106,6 +152,55 @@ def move_copies(
         MigrationError: two leaves of a copy get one name.
     """
     fields = new.fields(params)
+    if len(migration.tables) == 1:
+        return _moved_by(saved, migration, fields, params, prefixes)
+    between = _params_between(saved, migration, fields, params)
+    states: list[SavedState] = []
+    for table, likes in zip(migration.tables, [*between, params], strict=True):
+        is_partial = likes is not params
+        state = _moved_by(saved, table, fields, likes, prefixes, is_partial=is_partial)
+        saved = {leaf.slot.name: leaf.value for leaf in state.leaves.values()}
+        prefixes = {leaf.slot.name: leaf.slot.prefix for leaf in state.leaves.values()}
+        states.append(state)
+    return functools.reduce(SavedState.followed_by, states)
+
+
+def _params_between(
+    saved: Mapping[str, Any],
+    migration: Migration,
+    fields: Mapping[str, Field],
+    params: Mapping[str, Any],
+) -> list[Mapping[str, Any]]:
+    """Return what is known of the params between the tables of a chain."""
+    specs: dict[str, Any] = {}
+    for name, leaf in saved.items():
+        for prefix, tail in cuts_of(name):
+            field = fields.get(field_of(prefix))
+            if field and field.rank == 0 and is_array(leaf):
+                specs.setdefault(read_key(tail).path, leaf)
+    plan: Any = migration.planned(specs, params)[0]
+    return [between.leaves for between in plan.shown[:-1]]
+
+
+def _moved_by(
+    saved: Mapping[str, Any],
+    migration: Migration,
+    fields: Mapping[str, Field],
+    params: Mapping[str, Any],
+    prefixes: Mapping[str, str | None],
+    *,
+    is_partial: bool = False,
+) -> SavedState:
+    """Move every copy by one table.
+
+    Args:
+        saved: as for ``move_copies``.
+        migration: the table.
+        fields: of the new state.
+        params: the arrays that the table makes of those before, by path.
+        prefixes: as for ``move_copies``.
+        is_partial: whether there may be more params than these, as between two tables.
+    """
     rows = _params_and_rows(saved, migration.rows, fields, params)
     home = homes_in({array: match.path for array, (_, match) in rows.items()})
     slots = map_names(saved, fields, home, prefixes)
@@ -123,7 +218,7 @@ def move_copies(
     }
     joint.difference_update(owners.values())
     moved = SavedState({}, prefixes=prefixes, fields=by_node(slots))
-    mover = _Mover(saved, migration, params, moved)
+    mover = _Mover(saved, migration, params, moved, is_partial)
     parts: dict[tuple[str, str, int], list[tuple[Taken, Slot]]] = {}
     for slot in slots:
         if slot.prefix is not None:
@@ -195,12 +290,14 @@ class _Mover:
         migration: its table.
         params: the arrays that train today, by path.
         result: gets the leaves that moved.
+        is_partial: whether there may be more params.
     """
 
     saved: Mapping[str, Any]
     migration: Migration
     params: Mapping[str, Any]
     result: SavedState
+    is_partial: bool
 
     def move(
         self, around: tuple[str, str], place: int, field: Field, part: _Leaves
@@ -234,6 +331,7 @@ class _Mover:
         }
         problems, sizes = Problems(), self.migration.sizes
         maker = GroupMaker(row, place, sizes, specs, self.params, problems)
+        maker.is_partial = self.is_partial
         matches = {match.path: match for match, _ in part if match.path in slots}
         for group in [] if row.drops else maker.groups([*matches.values()]):
             sources = [slot for path in group.source_paths for slot in slots.pop(path)]
@@ -270,7 +368,7 @@ class _Mover:
                 for slot, array in zip(slots, every, strict=True)
                 for path in group.filled
             ]
-        if not any(path in self.params for path in group.filled):
+        if not (self.is_partial or any(path in self.params for path in group.filled)):
             return []
         for path, spec in group.specs.items():
             like = self.params.get(path)
