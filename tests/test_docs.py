@@ -9,6 +9,7 @@ import ast
 import builtins
 import inspect
 import itertools
+import os
 import re
 import typing
 from pathlib import Path
@@ -93,7 +94,7 @@ def contents() -> list[tuple[str, list[str], list[str]]]:
 
 def test_every_page_is_once_in_the_contents():
     listed = [
-        str(Path(name).parent / f"{entry}.md")
+        os.path.normpath(Path(name).parent / f"{entry}.md")
         for name, _, entries in contents()
         for entry in entries
     ]
