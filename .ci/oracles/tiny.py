@@ -57,6 +57,17 @@ def decoder(
     )
 
 
+def exact(
+    one: Mapping[str, Any] = NONE, two: Mapping[str, Any] = NONE, **both: Any
+) -> Any:
+    """Return two configurations whose roots are exact: a scale by one does not round."""
+    return decoder(
+        {"hidden_size": 16, "head_dim": 4} | dict(one),
+        {"hidden_size": 64, "head_dim": 16, "num_attention_heads": 4} | dict(two),
+        **both,
+    )
+
+
 ENCODER = (
     {
         "num_hidden_layers": 2,
@@ -74,7 +85,7 @@ ENCODER = (
         "num_attention_heads": 3,
         "vocab_size": 41,
         "max_position_embeddings": 17,
-        "type_vocab_size": 3,
+        "type_vocab_size": 2,
     },
 )
 VISION = (
@@ -128,7 +139,6 @@ GPT = (
         "n_layer": 2,
         "n_embd": 24,
         "n_head": 4,
-        "n_inner": 34,
         "vocab_size": 37,
         "n_positions": 19,
     },
@@ -136,7 +146,6 @@ GPT = (
         "n_layer": 3,
         "n_embd": 30,
         "n_head": 3,
-        "n_inner": 26,
         "vocab_size": 41,
         "n_positions": 17,
     },
@@ -159,7 +168,7 @@ DEEPSEEK = {
 
 #: Class, and the two configurations.
 MODELS: dict[str, tuple[str, Any]] = {
-    "llama": ("LlamaForCausalLM", decoder()),
+    "llama": ("LlamaForCausalLM", exact()),
     "mistral": ("MistralForCausalLM", decoder()),
     "qwen2": ("Qwen2ForCausalLM", decoder(head_dim=None)),
     "qwen3": ("Qwen3ForCausalLM", decoder({"head_dim": 8}, {"head_dim": 14})),
@@ -185,22 +194,22 @@ MODELS: dict[str, tuple[str, Any]] = {
     ),
     "mixtral": (
         "MixtralForCausalLM",
-        decoder({"num_local_experts": 5}, {"num_local_experts": 11}),
+        exact({"num_local_experts": 5}, {"num_local_experts": 11}),
     ),
     "smollm3": ("SmolLM3ForCausalLM", decoder(head_dim=None)),
     "gemma": ("GemmaForCausalLM", decoder({"head_dim": 8}, {"head_dim": 14})),
     "gemma2": (
         "Gemma2ForCausalLM",
-        decoder(
-            {"head_dim": 8, "num_hidden_layers": 4},
-            {"head_dim": 14, "num_hidden_layers": 6},
+        exact(
+            {"num_hidden_layers": 4},
+            {"num_hidden_layers": 6},
         ),
     ),
     "gemma3_text": (
         "Gemma3ForCausalLM",
-        decoder(
-            {"head_dim": 8, "num_hidden_layers": 8},
-            {"head_dim": 14, "num_hidden_layers": 13},
+        exact(
+            {"num_hidden_layers": 8},
+            {"num_hidden_layers": 13},
         ),
     ),
     "gpt_oss": (
@@ -334,9 +343,9 @@ MODELS: dict[str, tuple[str, Any]] = {
         "Gemma3ForConditionalGeneration",
         tuple(
             {
-                "text_config": decoder(
-                    {"head_dim": 8, "num_hidden_layers": 8},
-                    {"head_dim": 14, "num_hidden_layers": 13},
+                "text_config": exact(
+                    {"num_hidden_layers": 8},
+                    {"num_hidden_layers": 13},
                 )[place],
                 "vision_config": {
                     k: v for k, v in VISION[place].items() if k != "num_labels"
@@ -363,7 +372,10 @@ def main(names: list[str]) -> None:
             with tempfile.TemporaryDirectory() as written:
                 model.save_pretrained(written)
                 ta.save(folder / "model.schema.toml", ta.load(written))
-            text = json.dumps({"model_type": model_type} | fields, indent=1)
+                text = (Path(written) / "config.json").read_text("utf-8")
+            fields = json.loads(text)
+            del fields["transformers_version"]
+            text = json.dumps(fields, indent=1)
             (folder / "config.json").write_text(f"{text}\n", "utf-8")
         print(model_type, class_name)
 
