@@ -106,6 +106,13 @@ LABEL = st.one_of(
     st.integers(-(2**63), 2**63 - 1),
     st.floats(allow_nan=False, allow_infinity=False),
     st.lists(st.sampled_from(["x", ("x", "y"), None])).map(lambda spec: P(*spec)),
+    st.sampled_from([P("x", ...), P(..., ("x", "y")), P("x", ..., None), P(...)]),
+    st.sampled_from(
+        [
+            ta.shard_largest("x", min_bytes=4096),
+            ta.shard_largest(("x", "y"), 3, min_bytes=5, ties="last"),
+        ]
+    ),
 )
 WHERE = st.one_of(
     PATTERN,
@@ -245,6 +252,15 @@ HEAD = "version = 1\n"
         (HEAD + "[rules]\na = [1]\n", "A label is"),
         (HEAD + '[rules]\na = [["b", ""]]\n', "A label is"),
         (HEAD + "[rules]\na = [[]]\n", "A label is"),
+        (HEAD + '[rules]\na = ["...", "..."]\n', "A label is"),
+        (
+            HEAD + '[rules]\na = { shard_largest = "x", ties = "lasst" }\n',
+            "Write { shard_largest",
+        ),
+        (
+            HEAD + '[rules]\na = { shard_largest = "x", min_bytes = 1e9 }\n',
+            "Write { shard_largest",
+        ),
         (HEAD + '[rules]\na = [[["b"]]]\n', "A label is"),
         (HEAD + f"[rules]\na = {['b'] * 65}\n", "A label is"),
         (HEAD + "[rules]\na = 1979-05-27\n", "A label is"),

@@ -14,6 +14,7 @@ import warnings
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 from command import run
@@ -85,6 +86,17 @@ def specs_on(tree, rules, mesh=MESH, **options):
 )
 def test_the_largest_axis_that_the_mesh_divides(shape, axis, min_size, spec):
     assert spec_of(shape, shard_largest(axis, min_size)) == spec
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (8, 3, 8), (16, 8, 8, 16), (8, 8, 6)])
+def test_of_equal_axes_the_last_if_asked(shape):
+    first, last = (spec_of(shape, shard_largest("data", 0, ties=x)) for x in TIES)
+    largest = [axis for axis, size in enumerate(shape) if size == max(shape)]
+    assert [*first].index("data") == largest[0]
+    assert [*last].index("data") == largest[-1]
+
+
+TIES = ("first", "last")
 
 
 def test_small_is_below_two_to_the_sixteen_unless_said():
@@ -284,10 +296,89 @@ def test_a_mesh_axis_twice_is_refused():
     assert "name each mesh axis once" in refusal(shard_largest, ("data", "data"))
 
 
-@pytest.mark.parametrize("min_size", [-1, 1.5, "64", None, True])
-def test_what_is_not_a_number_of_elements_is_refused(min_size):
-    text = refusal(shard_largest, "data", min_size=min_size)
-    assert f"got min_size={min_size!r}. Write the number" in text
+@pytest.mark.parametrize("least", [-1, 1.5, "64", True])
+def test_what_is_not_a_number_of_elements_or_bytes_is_refused(least):
+    for name in ("min_size", "min_bytes"):
+        text = refusal(shard_largest, "data", **{name: least})
+        assert f"got {name}={least!r}. Write the number" in text
+
+
+@pytest.mark.parametrize("ties", ["lasst", True, None, 0])
+def test_ties_are_the_first_or_the_last(ties):
+    assert f"got ties={ties!r}" in refusal(shard_largest, "data", ties=ties)
+
+
+# Rules of others, rewritten: their names and shapes as facts
+
+S = jax.ShapeDtypeStruct
+
+
+def largest_by_bytes(leaf, size, min_bytes, *, at_least=2):
+    """What openpi (4 MiB) and big_vision (4 MiB, of any rank) shard of an array."""
+    is_small = math.prod(leaf.shape) * leaf.dtype.itemsize < min_bytes
+    if len(leaf.shape) < at_least or is_small:
+        return P()
+    for axis in np.argsort(leaf.shape)[::-1]:
+        if leaf.shape[axis] % size == 0:
+            return P(*("fsdp" if i == axis else None for i in range(leaf.ndim)))
+    return P()
+
+
+def transformer(width, mlp, layers, heads, dtype):
+    """Names and shapes of a scanned transformer as PaliGemma and ViT have them."""
+    block = {
+        "attn/q_einsum/w": (layers, heads, width, width // heads),
+        "attn/kv_einsum/w": (layers, 2, 1, width, width // heads),
+        "attn/attn_vec_einsum/w": (layers, heads, width // heads, width),
+        "mlp/gating_einsum": (layers, 2, width, mlp),
+        "mlp/linear": (layers, mlp, width),
+        "pre_attention_norm/scale": (layers, width),
+        "lora/a": (layers, width, 16),
+        "square": (width, width),
+    }
+    return {
+        "llm": {
+            "embedder": S((257_152, width), dtype),
+            "final_norm": S((width,), dtype),
+        },
+        "layers": {path: S(shape, dtype) for path, shape in block.items()},
+        "img/pos_embedding": S((1, 256, 1152), jnp.float32),
+        "action_out_proj/kernel": S((1024, 32), jnp.float32),
+        "time": S((), jnp.int32),
+    }
+
+
+@copies_are_fine
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize(
+    "sizes", [(2048, 16_384, 18, 8), (1024, 4096, 18, 8), (1152, 4304, 27, 16)]
+)
+@pytest.mark.parametrize("devices", [4, 8, 3])
+def test_rules_by_bytes_of_others_are_one_row(sizes, dtype, devices):
+    model, mesh = transformer(*sizes, dtype), AbstractMesh((devices,), ("fsdp",))
+    by_bytes = shard_largest("fsdp", min_bytes=4 * 2**20, ties="last")
+    for at_least, rules in (
+        (2, [(ta.leaf(ndim=0) | ta.leaf(ndim=1), P()), ("**", by_bytes)]),
+        (0, {"**": by_bytes}),
+    ):
+        shardings = ta.to_flat_dict(named_shardings(model, rules, mesh))
+        for path, leaf in ta.to_flat_dict(model).items():
+            want = largest_by_bytes(leaf, devices, 4 * 2**20, at_least=at_least)
+            assert shardings[path].spec == want, path
+
+
+def test_bytes_are_those_of_one_layer_and_both_limits_count():
+    params = {"h": {"w": S((4, 8, 8), jnp.bfloat16)}, "w": S((8, 8), jnp.bfloat16)}
+    for least, is_sharded in ((128, True), (129, False)):
+        rules = ta.Rules(
+            {"**": shard_largest("data", min_bytes=least)}, stacks={"h": 0}
+        )
+        specs = specs_on(params, rules)
+        assert (specs["w"] == P("data", None)) == is_sharded
+        assert (specs["h"]["w"] == P(None, "data", None)) == is_sharded
+    assert spec_of((8, 8), shard_largest("data", 65, min_bytes=1)) == P()
+    assert spec_of((8, 8), shard_largest("data", 64, min_bytes=257)) == P()
+    assert spec_of((8, 8), shard_largest("data", 64, min_bytes=256)) == P("data", None)
 
 
 # Files and reports

@@ -92,6 +92,63 @@ def test_a_spec_is_read_as_it_is_written(written, spec):
     assert ta.partition_specs({"w": leaf}, {"**": written}) == {"w": spec}
 
 
+MOE = {
+    "Encoder/block_1/Moe/Mlp/Dense_0/kernel": (4, 8, 16),
+    "Encoder/block_1/Moe/Mlp/Dense_0/bias": (4, 16),
+    "Encoder/block_1/Moe/Mlp/count": (4,),
+    "Encoder/block_1/Moe/Router/kernel": (8, 4),
+}
+
+
+def test_three_dots_stand_for_all_other_axes_whatever_the_rank(tmp_path):
+    model = {path: jax.ShapeDtypeStruct(x, jnp.float32) for path, x in MOE.items()}
+    file = tmp_path / "moe.toml"
+    file.write_text(
+        'version = 1\n[rules]\n"**/Moe/Mlp" = ["expert", "..."]\n"**" = []\n'
+    )
+    by_hand = {"**/Moe/Mlp": P("expert", ...), "**": P()}
+    typed = {"**/Moe/Mlp": ("expert", ...), "**": ()}
+    for rules in (by_hand, typed, ta.load_rules(file)):
+        specs = partition_specs(model, rules)
+        assert [specs[path] for path in MOE] == [
+            P("expert", None, None),
+            P("expert", None),
+            P("expert"),
+            P(),
+        ]
+    assert ta.load_rules(file).to_toml() == ta.Rules(by_hand).to_toml()
+    specs = partition_specs(model, {"**": P(..., "x")})
+    assert [len(specs[path]) for path in MOE] == [3, 2, 1, 2]
+    assert all(spec[-1] == "x" for spec in specs.values())
+    # Specs of one layer, labels, and a default.
+    stacked = {"h": {"w": jax.ShapeDtypeStruct((4, 8, 16), jnp.float32)}}
+    rules = ta.Rules({"**": "a"}, stacks={"h": 0})
+    assert partition_specs(stacked, rules, specs={"a": P("x", ...)}) == {
+        "h": {"w": P(None, "x", None)}
+    }
+    assert partition_specs(stacked, {}, default=P("x", ...))["h"]["w"][0] == "x"
+    assert "P('expert', ...)" in str(ta.summarize(model, by_hand))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (
+            P("x"),
+            r"has 1 entry for 2 axes .*\n.*P\('data', \.\.\.\) for the\nfirst axis",
+        ),
+        (P("x", ..., None, None), "has 3 entries for 2 axes"),
+        (P(..., "x", ...), r"Write \.\.\. once"),
+        ((..., ...), r"Write \.\.\. once"),
+        (P("x", ..., "x"), "names 'x' twice"),
+    ],
+)
+def test_three_dots_that_fit_no_array_are_refused(value, text):
+    leaf = {"w": jax.ShapeDtypeStruct((2, 2), "float32")}
+    with pytest.raises(ta.ShardingError, match=text):
+        partition_specs(leaf, {"w": value})
+
+
 @pytest.mark.parametrize(
     "value",
     [None, 3, True, "", "x", "x, None", {"x": 1}, (1,), (("x", 2),), ("",), P],
@@ -759,6 +816,8 @@ def test_a_memory_that_there_is_not_is_an_error(memory, specs, complaint):
     params = params_on(mesh_of())
     with pytest.raises(ta.ShardingError, match=complaint):
         opt_state_shardings(optax.adam(0.1), params, specs, memory_kind=memory)
+    with pytest.raises(ta.ShardingError, match=complaint):
+        init_sharded(optax.adam(0.1), params, specs, memory_kind=memory)
 
 
 @pytest.mark.skipif(
@@ -783,6 +842,10 @@ def test_a_step_moves_its_state_from_the_host_and_back(kind, memory):
     usual = jax.jit(step, out_shardings=(of_params, on_devices))
     one = params, jax.jit(tx.init, out_shardings=on_host)(params)
     two = params, init_sharded(tx, params)
+    made = init_sharded(tx, params, memory_kind=memory)
+    for leaf, other in zip(*map(jax.tree.leaves, (made, one[1])), strict=True):
+        assert leaf.sharding == other.sharding
+        np.testing.assert_array_equal(leaf, other)
     for _ in range(3):
         one, two = hosted(*one), usual(*two)
         kinds = {leaf.sharding.memory_kind for leaf in jax.tree.leaves(one[1])}

@@ -297,7 +297,7 @@ def _fields(rows: Sequence[Any]) -> list[dict[str, Any]]:
 def _as_data(label: Any) -> Any:
     """Return a label for other programs; specs are as in a rules file."""
     if isinstance(label, PartitionSpec):
-        return list(label)
+        return ["..." if entry is ... else entry for entry in label]
     if isinstance(label, ShardLargest):
         return label.data
     return None if label is STATIC or label is MISSING else label

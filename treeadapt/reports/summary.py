@@ -325,7 +325,10 @@ class Summary:
         lines = [*map(_cells, shown), *([_folded_cells(folded)] if folded else [])]
         # A spec that a rule says is its label.
         placed = [row for row in self.rows if row.spec is not None]
-        is_said = all(isinstance(row.label, PartitionSpec) for row in placed)
+        is_said = all(
+            isinstance(row.label, PartitionSpec) and ... not in tuple(row.label)
+            for row in placed
+        )
         left_out = {"spec"} if self.memory is None or is_said else set[str]()
         left_out |= {"label", "rule"} if self.rules is None else set()
         shows = [name not in left_out for name in head]

@@ -23,7 +23,7 @@ from treeadapt.data_files import MAX_INTEGER, VERSION, DataFile, one_line
 from treeadapt.errors import PatternError, RulesFileError, ShardingError
 from treeadapt.names import listing
 from treeadapt.patterns import REGEX_PREFIX, parse
-from treeadapt.selection.largest_axis import MIN_SIZE, ShardLargest, shard_largest
+from treeadapt.selection.largest_axis import ShardLargest, shard_largest
 
 MAX_PATTERNS = 10_000
 MAX_PATHS = 200_000
@@ -36,10 +36,12 @@ Label: TypeAlias = str | int | float | bool | PartitionSpec | ShardLargest
 
 _LABELS = (
     'A label is a string, a number, a bool, or for a PartitionSpec a list: ["data", '
-    '""] shards the first of two axes. { shard_largest = "data" } shards the largest.'
+    '""] shards the first of two axes, ["data", "..."] the first of any. '
+    '{ shard_largest = "data" } shards the largest.'
 )
 
 _LARGEST = "shard_largest"
+_REST = "..."  # all axes that a spec does not name
 # What messages say of stacks: a dict of texts, numbers and pairs.
 _STACKS = re.compile(
     r"(Rules\(\.\.\., )?stacks=(\{(?:[^{}'\"]|'(?:[^'\\]|\\.)*'"
@@ -89,8 +91,8 @@ def read_label(path: str | os.PathLike[str], label: Any, place: str) -> Label:
     Args:
         path: where it comes from, for messages.
         label: what the file has. The entries of a list are mesh axes, lists of mesh
-            axes, or ``""`` (in JSON also null) for an axis that is not sharded. A table
-            has the arguments of ``shard_largest``.
+            axes, ``""`` (in JSON also null) for an axis that is not sharded, or
+            ``"..."`` for all others. A table has the arguments of ``shard_largest``.
         place: the rule, for messages.
 
     Raises:
@@ -103,14 +105,16 @@ def read_label(path: str | os.PathLike[str], label: Any, place: str) -> Label:
     ):
         return label
     if _is_spec(label):
-        entries = (tuple(e) if isinstance(e, list) else e or None for e in label)
-        return PartitionSpec(*entries)
+        return PartitionSpec(*map(_read_entry, label))
     if isinstance(label, dict) and _LARGEST in label:
         who = f"the label of {place.removesuffix(',')}"
-        RULES_FILE.check_fields(path, label, (_LARGEST, "min_size"), of=who)
+        options = ("min_size", "min_bytes", "ties")
+        RULES_FILE.check_fields(path, label, (_LARGEST, *options), of=who)
         with contextlib.suppress(ShardingError):
-            value = shard_largest(label[_LARGEST], label.get("min_size", MIN_SIZE))
-            if len(value.names) <= MAX_AXES and value.min_size < MAX_INTEGER:
+            passed = {name: label[name] for name in options if name in label}
+            value = shard_largest(label[_LARGEST], **passed)
+            most = max(value.min_size, value.min_bytes)
+            if len(value.names) <= MAX_AXES and most < MAX_INTEGER:
                 return value
         cure = 'Write { shard_largest = "data", min_size = 65536 }.'
         RULES_FILE.refuse(path, f"{who} is {one_line(repr(label))}", cure)
@@ -120,7 +124,13 @@ def read_label(path: str | os.PathLike[str], label: Any, place: str) -> Label:
 def _is_spec(label: Any) -> bool:
     if not isinstance(label, list) or len(label) > MAX_AXES:
         return False
-    return all(map(_is_entry, label))
+    return all(map(_is_entry, label)) and label.count(_REST) < 2
+
+
+def _read_entry(entry: Any) -> Any:
+    if entry == _REST:
+        return ...
+    return tuple(entry) if isinstance(entry, list) else entry or None
 
 
 def _is_entry(entry: Any) -> bool:
@@ -270,5 +280,9 @@ def _as_data(label: Any) -> Any:
             return label
     except ValueError:  # JAX does not take a spec with unreduced axes apart
         return label
-    data = [list(e) if isinstance(e, tuple) else e or "" for e in label]
-    return data if _is_spec(data) else label
+    data = [
+        list(e) if isinstance(e, tuple) else _REST if e is ... else e or ""
+        for e in label
+    ]
+    is_whole = _is_spec(data) and PartitionSpec(*map(_read_entry, data)) == label
+    return data if is_whole else label

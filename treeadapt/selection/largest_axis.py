@@ -18,9 +18,16 @@ from treeadapt.errors import ShardingError
 from treeadapt.names import shorten
 
 MIN_SIZE = 2**16
+_TIES = ("first", "last")
 
 
-def shard_largest(axis: str | Sequence[str], min_size: int = MIN_SIZE) -> ShardLargest:
+def shard_largest(
+    axis: str | Sequence[str],
+    min_size: int | None = None,
+    *,
+    min_bytes: int = 0,
+    ties: str = "first",
+) -> ShardLargest:
     """Return a value for sharding rules: the largest axis that a mesh axis divides.
 
     One line for what is otherwise a function of every shape: ``{"**":
@@ -31,17 +38,23 @@ def shard_largest(axis: str | Sequence[str], min_size: int = MIN_SIZE) -> ShardL
         axis: name of the mesh axis; a tuple of names for several, which then shard one
             axis of the array together.
         min_size: number of elements below which an array is on every device. With
-            ``stacks``, of one layer, as in the unrolled model.
+            ``stacks``, of one layer, as in the unrolled model. None is 65,536, or any
+            with ``min_bytes``.
+        min_bytes: the same in bytes of the array, whatever its dtype: with
+            ``4 * 2**20`` a float32 kernel of 2,048 x 512 is divided and a bfloat16 one
+            is not.
+        ties: which of equal axes is sharded, ``"first"`` or ``"last"``. Many FSDP
+            rules, those of big_vision and openpi among them, take the last.
 
     Returns:
         An immutable value, hashable and comparable. Of each array it shards the largest
-        axis that the size of the mesh axis divides, the first of equal ones, and never
-        that of a stack's layers. The spec is ``P()`` if there is no such axis, if the
-        array is empty, or if it has less than ``min_size`` elements.
+        axis that the size of the mesh axis divides, never that of a stack's layers. The
+        spec is ``P()`` if there is no such axis, if the array is empty, or if it is
+        smaller than ``min_size`` or ``min_bytes``.
 
     Raises:
-        ShardingError: ``axis`` is not one or several names, or ``min_size`` is not a
-            number of elements.
+        ShardingError: ``axis`` is not one or several names, ``min_size`` or
+            ``min_bytes`` is not a number, or ``ties`` is something else.
 
     Example:
         >>> from treeadapt import named_shardings
@@ -63,13 +76,23 @@ def shard_largest(axis: str | Sequence[str], min_size: int = MIN_SIZE) -> ShardL
         raise ShardingError(
             f"shard_largest got {shorten(repr(axis))}: name each mesh axis once."
         )
-    is_count = isinstance(min_size, int) and not isinstance(min_size, bool)
-    if not is_count or min_size < 0:
+    if min_size is None:
+        min_size = 0 if min_bytes else MIN_SIZE
+    for name, least, unit in (
+        ("min_size", min_size, "elements below which an array is on every device"),
+        ("min_bytes", min_bytes, "bytes below which an array is on every device"),
+    ):
+        is_count = isinstance(least, int) and not isinstance(least, bool)
+        if not is_count or least < 0:
+            raise ShardingError(
+                f"shard_largest got {name}={shorten(repr(least))}. Write the number of "
+                f"{unit}, such as 2**16."
+            )
+    if ties not in _TIES:
         raise ShardingError(
-            f"shard_largest got min_size={shorten(repr(min_size))}. Write the number "
-            "of elements below which an array is on every device, such as 2**16."
+            f'shard_largest got ties={shorten(repr(ties))}. Write "first" or "last".'
         )
-    return ShardLargest(tuple(names), min_size)
+    return ShardLargest(tuple(names), min_size, min_bytes, ties)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
@@ -79,13 +102,28 @@ class ShardLargest:
     Attributes:
         names: of the mesh axes.
         min_size: number of elements below which an array is on every device.
+        min_bytes: the same in bytes.
+        ties: which of equal axes is sharded.
     """
 
     names: tuple[str, ...]
     min_size: int
+    min_bytes: int = 0
+    ties: str = "first"
 
     def __repr__(self) -> str:
-        return f"shard_largest({self.entry!r}, min_size={self.min_size})"
+        options = [f"{name}={value!r}" for name, value in self._options.items()]
+        return f"shard_largest({', '.join([repr(self.entry), *options])})"
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        """What has to be said of it besides the axis."""
+        options: dict[str, Any] = {}
+        if self.min_size or not self.min_bytes:
+            options["min_size"] = self.min_size
+        if self.min_bytes:
+            options["min_bytes"] = self.min_bytes
+        return options if self.ties == "first" else options | {"ties": self.ties}
 
     @property
     def entry(self) -> Any:
@@ -96,33 +134,41 @@ class ShardLargest:
     def data(self) -> dict[str, Any]:
         """It as a rules file has it."""
         entry = self.entry if len(self.names) == 1 else list(self.names)
-        return {"shard_largest": entry, "min_size": self.min_size}
+        return {"shard_largest": entry, **self._options}
 
-    def shards(self, shape: Sequence[int]) -> bool:
+    def shards(self, like: Any) -> bool:
         """Return whether an array is large enough to be sharded.
 
+        Args:
+            like: the array, or one layer of it.
+
         Example:
-            >>> shard_largest("x", 8).shards((2, 4)), shard_largest("x", 8).shards((2,))
+            >>> rule = shard_largest("x", 8)
+            >>> rule.shards(jnp.ones((2, 4))), rule.shards(jnp.ones(2))
             (True, False)
         """
-        return len(shape) > 0 and math.prod(shape) >= max(self.min_size, 1)
+        size = math.prod(like.shape)
+        is_large = size * like.dtype.itemsize >= self.min_bytes
+        return len(like.shape) > 0 and size >= max(self.min_size, 1) and is_large
 
-    def spec(self, shape: Sequence[int], sizes: Mapping[str, int]) -> PartitionSpec:
-        """Return the spec of an array, or of one layer.
+    def spec(self, like: Any, sizes: Mapping[str, int]) -> PartitionSpec:
+        """Return the spec of an array.
 
         Args:
-            shape: of the array.
+            like: the array, or one layer of it.
             sizes: of the axes of the mesh, by name.
 
         Example:
-            >>> shard_largest("x", 0).spec((3, 8, 8), {"x": 4})
+            >>> shard_largest("x", 0).spec(jnp.ones((3, 8, 8)), {"x": 4})
             P(None, 'x', None)
         """
+        shape: Sequence[int] = like.shape
         parts = math.prod(sizes[name] for name in self.names)
         axes = [axis for axis, size in enumerate(shape) if size % parts == 0]
-        if not axes or not self.shards(shape):
+        if not axes or not self.shards(like):
             return PartitionSpec()
-        largest = max(axes, key=lambda axis: shape[axis])  # the first of equal ones
+        ordered = axes if self.ties == "first" else axes[::-1]
+        largest = max(ordered, key=lambda axis: shape[axis])  # the first of equal ones
         return PartitionSpec(
             *(self.entry if axis == largest else None for axis in range(len(shape)))
         )

@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from jax.sharding import (
     AbstractMesh,
     Mesh,
@@ -41,6 +42,7 @@ from treeadapt.sharding.specs import (
     box_specs,
     is_replicated,
     same_spec,
+    spec_of_rank,
     spec_problem,
     spec_text,
 )
@@ -68,7 +70,8 @@ def partition_specs(
     Args:
         tree: params, concrete or abstract; no value is read.
         rules: ``Rules``, or a mapping or pairs for it, whose values are specs:
-            ``P("data", None)`` or ``("data", None)``; ``load_rules`` reads them too. If
+            ``P("data", None)`` or ``("data", None)``; ``P("expert", ...)`` is the first
+            axis of any array. ``load_rules`` reads them too. If
             they have ``stacks``, a spec is for one layer, as in the unrolled model; in
             the array, the axis of the layers is not sharded. ``shard_largest("data")``
             needs a mesh, that of ``jax.set_mesh``; ``named_shardings`` takes one.
@@ -199,10 +202,12 @@ def decide_specs(
         if spec is None:
             unmatched.append(path)
             continue
+        if isinstance(spec, PartitionSpec):
+            spec = spec_of_rank(spec, len(layer.shape) if is_array(leaf) else 0)
         if isinstance(spec, ShardLargest):
-            rule, shape = spec, layer.shape if is_array(leaf) else ()
-            spec = rule.spec(shape, _mesh_sizes(rule, _named(path, leaf), source, mesh))
-            if is_replicated(spec) and rule.shards(shape):
+            rule, like = spec, layer if is_array(leaf) else np.zeros(())
+            spec = rule.spec(like, _mesh_sizes(rule, _named(path, leaf), source, mesh))
+            if is_replicated(spec) and rule.shards(like):
                 undivided[path] = leaf
         elif source is _DEFAULT and is_replicated(spec):
             silent[path] = leaf
@@ -368,8 +373,9 @@ def _wrong_message(wrong: Sequence[str], mesh: Mesh | AbstractMesh | None) -> st
     axes = ", ".join(f"{name!r} of size {size}" for name, size in sizes)
     lines = section(f"{plural(len(wrong), 'spec')} cannot shard the array:", wrong)
     lines.append(
-        "Give one entry for each axis of the array (None: not sharded), or P() for a "
-        "copy\non every device. Labels get their specs by specs=."
+        "Give one entry for each axis of the array (None: not sharded), P('data', ...) "
+        "for the\nfirst axis of any array, or P() for a copy on every device. Labels "
+        "get their specs by\nspecs=."
     )
     return "\n".join([*lines, f"The mesh has {axes}."] if axes else lines)
 

@@ -28,9 +28,9 @@ AxisRules = Sequence[tuple[str, Any]]
 
 _WRITTEN = (
     "Write P('data', None) or ('data', None), one entry for each axis of the array, "
-    'and P() for a copy on every device; in a rules file ["data", ""] and []. For the '
-    'largest axis of each array, shard_largest("data"). Labels get their specs by '
-    "specs=."
+    "P('data', ...) for the first axis of any array, and P() for a copy on every "
+    'device; in a rules file ["data", ""], ["data", "..."] and []. For the largest '
+    'axis of each array, shard_largest("data"). Labels get their specs by specs=.'
 )
 
 
@@ -39,8 +39,9 @@ def as_spec(value: Any, who: str) -> PartitionSpec | ShardLargest:
 
     Args:
         value: a ``PartitionSpec``; or a tuple or list with one entry an axis: the name
-            of a mesh axis, a tuple or list of such, or None. What ``shard_largest``
-            gives comes back as it is, because its spec depends on the array.
+            of a mesh axis, a tuple or list of such, or None; ``...`` once for all other
+            axes. What ``shard_largest`` gives comes back as it is, because its spec
+            depends on the array.
         who: what gives the value, for the message.
 
     Raises:
@@ -58,10 +59,39 @@ def as_spec(value: Any, who: str) -> PartitionSpec | ShardLargest:
                 f"{who} gives {value}. Leave out what is unreduced or reduced: only "
                 "values inside a program can be."
             )
-        return value
+        return _with_one_rest(value, who)
     if isinstance(value, tuple | list):
-        return PartitionSpec(*(_entry(entry, value, who) for entry in value))
+        spec = PartitionSpec(*(_entry(entry, value, who) for entry in value))
+        return _with_one_rest(spec, who)
     raise _no_spec(value, who)
+
+
+def _with_one_rest(spec: PartitionSpec, who: str) -> PartitionSpec:
+    if [*spec].count(...) > 1:
+        raise ShardingError(
+            f"{who} gives {spec_text(spec)}. Write ... once: it stands for all axes "
+            "that the spec does not name."
+        )
+    return spec
+
+
+def spec_of_rank(spec: PartitionSpec, rank: int) -> PartitionSpec:
+    """Return a spec with None for the axes that ``...`` stands for.
+
+    Args:
+        spec: the spec; one without ``...`` comes back as it is.
+        rank: of the array; if the spec names more axes, ``...`` stands for none.
+
+    Example:
+        >>> spec_of_rank(PartitionSpec("x", ...), 3)
+        P('x', None, None)
+    """
+    if ... not in [*spec]:
+        return spec
+    place = [*spec].index(...)
+    before, after = [*spec][:place], [*spec][place + 1 :]
+    nones = [None] * (rank - len(before) - len(after))
+    return PartitionSpec(*before, *nones, *after)
 
 
 def mesh_axes(entry: Any) -> tuple[str, ...]:
@@ -71,7 +101,7 @@ def mesh_axes(entry: Any) -> tuple[str, ...]:
         >>> mesh_axes("data"), mesh_axes(("data", "model")), mesh_axes(None)
         (('data',), ('data', 'model'), ())
     """
-    if entry is None or entry is PartitionSpec.UNCONSTRAINED:
+    if entry is None or entry is ... or entry is PartitionSpec.UNCONSTRAINED:
         return ()
     return tuple(entry) if isinstance(entry, tuple | list) else (entry,)
 
@@ -83,7 +113,8 @@ def spec_text(spec: PartitionSpec) -> str:
         >>> spec_text(PartitionSpec("x")), spec_text(PartitionSpec(("x", "y"), None))
         ("P('x')", "P(('x', 'y'), None)")
     """
-    return f"P({', '.join(map(repr, spec))})"
+    entries = ["..." if entry is ... else repr(entry) for entry in spec]
+    return f"P({', '.join(entries)})"
 
 
 def is_replicated(spec: PartitionSpec) -> bool:

@@ -158,7 +158,9 @@ def place_state(
     return state, places
 
 
-def init_sharded(tx: Any, params: Any, shardings: Any = None) -> Any:
+def init_sharded(
+    tx: Any, params: Any, shardings: Any = None, *, memory_kind: str | None = None
+) -> Any:
     """Return ``tx.init(params)`` with every array sharded as the param it belongs to.
 
     ``jax.jit(tx.init)(params)`` puts Adam's moments on one device, or on each of them.
@@ -170,13 +172,15 @@ def init_sharded(tx: Any, params: Any, shardings: Any = None) -> Any:
         params: the params, as ``tx.init`` takes them.
         shardings: as for ``opt_state_shardings``; needed inside ``jit``, where an array
             does not know its sharding.
+        memory_kind: as for ``opt_state_shardings``.
 
     Returns:
         The state; uncommitted, as the params, where these were put nowhere.
 
     Raises:
-        ShardingError: an array has no sharding, or one that does not fit its shape; or
-            ``shardings`` are specs, without a mesh, or leave an axis unconstrained.
+        ShardingError: an array has no sharding, or one that does not fit its shape; its
+            devices have no memory of that kind; or ``shardings`` are specs, without a
+            mesh, or leave an axis unconstrained.
         TransformError: ``tx`` is not a transformation, or JAX sees an object in
             ``params`` that holds arrays as one leaf.
 
@@ -187,7 +191,7 @@ def init_sharded(tx: Any, params: Any, shardings: Any = None) -> Any:
         >>> init_sharded(optax.adam(1e-3), params)[0].mu["w"].sharding.spec
         P('x',)
     """
-    targets = opt_state_shardings(tx, params, shardings)
+    targets = opt_state_shardings(tx, params, shardings, memory_kind=memory_kind)
     kinds = frozenset(map(type, jax.tree.leaves(targets)))
     if PartitionSpec in kinds:
         raise ShardingError(
@@ -207,7 +211,8 @@ def init_sharded(tx: Any, params: Any, shardings: Any = None) -> Any:
         )
     init, arrays = init_of_arrays(tx, params)
     # An array that was put nowhere in particular has a state that may go anywhere.
-    is_given = shardings is not None or NamedSharding in kinds
+    is_given = shardings is not None or memory_kind is not None
+    is_given = is_given or NamedSharding in kinds
     is_fixed = is_given or any(getattr(x, "committed", False) for x in arrays.values())
     return jax.jit(init, out_shardings=targets if is_fixed else None)(arrays)
 
