@@ -508,7 +508,6 @@ def test_lint_says_what_it_did_not_look_for(npz, tmp_path):
 @pytest.mark.parametrize(
     ("stacks", "cure"),
     [
-        ("", 'say so: "blocks" = 0 and "blocks/rope" = false in [stacks]'),
         ('"blocks" = 0', 'add "blocks/rope" = false in [stacks].'),
         ('"block" = 0', '"block" in [stacks] matches nothing'),
         ('"blocks" = true', '"blocks" = true in [stacks]: expected an axis'),

@@ -585,10 +585,10 @@ HINTS = {
     "params/mlp/dense/kernel": "'mlp/dense/kernel' \\(1 leaf\\)",
     "dense.kernel": "'\\*\\*/dense/kernel' \\(1 leaf\\)",
     "mlp.dense.kernel": "'mlp/dense/kernel' \\(1 leaf\\)",
-    ".*kernel": "'\\*\\*/kernel' \\(2 .*\\? Or as a reg.*: 're:\\.\\*kernel\\.\\*'",
-    "^mlp.*kernel$": "'re:\\.\\*mlp\\.\\*kernel\\.\\*'",
-    "dense/(kernel|bias)": "'re:\\.\\*\\(\\?:dense/\\(kernel\\|bias\\)\\)\\.\\*'",
-    "re:kernel": ": as a regular expression of the whole path: 're:\\.\\*kernel",
+    ".*kernel": "'\\*\\*/kernel' \\(2 .*\\? Or as a reg.*: 're:\\.\\*kernel\\(",
+    "^mlp.*kernel$": "'mlp/\\*\\*/kernel' \\(1 .*'re:mlp\\.\\*kernel\\(/\\.\\*\\)\\?'",
+    "dense/(kernel|bias)": "'\\*\\*/dense/{kernel,bias}' \\(2 leaves\\)",
+    "re:kernel": "'\\*\\*/kernel' \\(2 .*whole path: 're:\\.\\*kernel\\(/\\.\\*\\)\\?'",
     "re:.*kernal.*": "\nThe paths here are '",
     "mlp/dence/kernel": "'mlp/dense/kernel' \\(1 leaf\\)",
     "MLP/Dense": "'mlp/dense' \\(2 leaves\\)",
@@ -698,6 +698,7 @@ MISTAKES = [
     ("**/{norm,kernl}", ["kernl"], "did you mean 'kernel' (13 leaves)?"),
     ("{haed,h}", ["haed"], "did you mean 'head' (1 leaf)?"),
     ("{h,Head}/**", ["Head"], "did you mean 'head' (1 leaf)?"),
+    ("h/{0-2,7}", ["0-2"], "did you mean '0..2' (15 leaves)?"),
     ("h/{3,13}", ["13"], "the numbers below 'h' are 0 to 11"),
     ("h/{{0,1},{3,44}}/norm", ["44"], "the numbers below 'h' are 0 to 11"),
     ("h/*/{mpl,attn}/**", ["mpl"], "did you mean 'mlp' (12 leaves)?"),
@@ -1120,11 +1121,11 @@ NUMPYRO = {
 @pytest.mark.parametrize(
     ("pattern", "hint"),
     [
-        ("encoder$params/Dense_{5..6}", r"did you mean 'encoder\$params/Dense_"),
-        ("encoder$params/x/b", r"'encoder\$params' matches 8 leaves"),
-        (r"re:encoder$params/Dense_0", r"'re:\.\*encoder\\\\\$params/Dense_0\.\*'"),
-        (r"re:.*encoder$params/.*", r"'re:\.\*encoder\\\\\$params/\.\*'"),
-        ("(encoder|decoder).*kernel", r"'re:\.\*\(\?:\(encoder\|decoder\)"),
+        ("encoder$params/Dense_{5..6}", r"after 'encoder\$params/Dense_' are 0 to 3"),
+        ("encoder$params/Dnse_0", r"did you mean 'encoder\$params/Dense_"),
+        (r"re:encoder$params/Dense_0", r"'re:encoder\\\\\$params/Dense_0\(/\.\*\)\?'"),
+        (r"re:.*encoder$params/.*", r"'re:encoder\\\\\$params\(/\.\*\)\?'"),
+        ("(encoder|decoder).*kernel", r"'re:\(\?:\(encoder\|decoder\).*kernel\)\(/"),
         (
             "z_auto_loc",
             r"look like 'decoder\$params/Dense_0/bias', "
@@ -1151,14 +1152,54 @@ def test_a_regular_expression_that_matches_nothing_is_not_proposed(pattern):
     assert "regular expression of" not in str(caught.value)
 
 
+LAYERS_OF_12 = {
+    "h": {
+        str(n): {"kernel": array(2, 2), "bias": array(2), "attn": {"kernel": array(2)}}
+        for n in range(12)
+    },
+    "layer_0": array(2),
+    "layer_1": array(2),
+}
+
+
 @pytest.mark.parametrize(
-    ("pattern", "stacks"),
-    [("blocks/{5..6}", {"blocks": 0}), ("blocks/w/1", {"blocks": 0})],
+    ("pattern", "advice", "proposed"),
+    [
+        ("^h/1", "'h/1' (3 leaves)", "re:h/1(/.*)?"),
+        ("h/1$", "'h/1' (3 leaves)", "re:h/1(/.*)?"),
+        ("re:h/1", "'h/1' (3 leaves)", "re:h/1(/.*)?"),
+        ("^h/1/.*", "'h/1' (3 leaves)", "re:h/1(/.*)?"),
+        ("h/(0|1)", "'h/{0,1}' (6 leaves)", "re:(?:h/(0|1))(/.*)?"),
+        (r"h/\d+/attn", "'h/*/attn' (12 leaves)", ""),
+        ("h/-1", "'h/{-1}' (3 leaves)", ""),
+        ("h/-4:", "'h/{-4..}' (12 leaves)", ""),
+        ("h/{0-5}", "'h/{0..5}' (18 leaves)", ""),
+        ("h/{0:5}", "'h/{0..5}' (18 leaves)", ""),
+        ("h/0..5", "'h/{0..5}' (18 leaves)", ""),
+        ("h/{0-2,20}/kernel", "'h/{0..2,20}/kernel' (3 leaves)", ""),
+        ("h/12", "the numbers below 'h' are 0 to 11", ""),
+        ("h/{12..20}/kernel", "the numbers below 'h' are 0 to 11", ""),
+        ("**/h/12", "the numbers below '**/h' are 0 to 11", ""),
+        ("layer_7", "the numbers after 'layer_' are 0, 1", ""),
+        ("h/*/weight", "'h/*/kernel' (12 leaves)", ""),
+        ("h/*/beta", "'h/*/bias' (12 leaves)", ""),
+        ("blocks/1/bias", "'h/1/bias' (1 leaf)", ""),
+        ("h/*/self_attention", "'h/*/attn' (12 leaves)", ""),
+    ],
 )
-def test_the_numbers_that_are_there_are_named(pattern, stacks):
+def test_the_advice_selects_what_was_meant(pattern, advice, proposed):
+    with pytest.raises(ta.UnusedRuleError) as caught:
+        ta.glob(pattern)(LAYERS_OF_12)
+    assert advice in str(caught.value)
+    assert not proposed or f"{proposed!r}" in str(caught.value)
+    if proposed.startswith("re:h/1"):
+        assert chosen(LAYERS_OF_12, proposed) == chosen(LAYERS_OF_12, "h/1")
+
+
+def test_the_numbers_of_layers_in_a_stack_are_named():
     tree = {"blocks": {"w": array(4, 2), "b": array(4)}}
-    rules = ta.Rules({pattern: 1, "**": 2}, stacks=stacks)
-    with pytest.raises(ta.UnusedRuleError, match="the numbers there are 0 to 3"):
+    rules = ta.Rules({"blocks/{5..6}": 1, "**": 2}, stacks={"blocks": 0})
+    with pytest.raises(ta.UnusedRuleError, match="below 'blocks' are 0 to 3"):
         ta.param_labels(tree, rules)
 
 

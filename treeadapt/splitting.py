@@ -32,9 +32,9 @@ from treeadapt.errors import (
     TreeAdaptError,
 )
 from treeadapt.names import Mismatch, listing, plural, shorten
-from treeadapt.selection.selectors import as_selector, select
+from treeadapt.selection.selectors import as_selector, select, view_whole
 from treeadapt.trees.metadata import Snapshot, node_data
-from treeadapt.trees.views import Plan, TreeView, same_structure, view_tree
+from treeadapt.trees.views import Plan, TreeView, same_structure
 
 Ties = Mapping[str, str]
 _MAX_TIES = 8  # that a warning writes out
@@ -165,7 +165,7 @@ def split(
         >>> merge({"w": params["w"] * 2}, rest)["w"]
         Array([2., 2.], dtype=float32)
     """
-    view = view_tree(tree)
+    view = view_whole(tree)
     tied = _ties(view, {} if tie is None else tie)
     array_column = are_arrays(view.leaves)
     selected = _selected(view, array_column, where, arrays)
@@ -266,7 +266,7 @@ def map_where(fn: Callable[[Any], Any], tree: Any, where: Any) -> Any:
             "map_where takes the function first, map_where(fn, tree, where); got "
             f"{describe(fn)} for it."
         )
-    view = view_tree(tree)
+    view = view_whole(tree)
     chosen = select(view, where)
     leaves = [
         fn(leaf) if yes and is_array(leaf) else leaf

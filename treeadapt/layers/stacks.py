@@ -553,18 +553,6 @@ def _uneven(key: str, view: TreeView, leaves: Mapping[int, Sequence[int]]) -> st
     )
 
 
-def lengths_below(view: TreeView, node: str) -> dict[int, list[str]]:
-    """Return the paths of the arrays at or below a node, by the length of axis 0.
-
-    The length that most of them have comes first; that of a scalar is 0.
-    """
-    lengths: dict[int, list[str]] = {}
-    for path, leaf in view.items():
-        if is_array(leaf) and f"{path}/".startswith(f"{node}/"):
-            lengths.setdefault((*leaf.shape, 0)[0], []).append(path)
-    return dict(sorted(lengths.items(), key=lambda one: -len(one[1])))
-
-
 def _even_text(view: TreeView) -> str:
     """Say below which nodes several arrays have one length along axis 0."""
     lengths: dict[str, list[int]] = {}

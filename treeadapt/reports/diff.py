@@ -28,8 +28,8 @@ from treeadapt.names import first_rows, fold, leaves_below, listing, natural, pl
 from treeadapt.selection.answers import require_agreement
 from treeadapt.selection.repairs import unused_message
 from treeadapt.selection.rules import Rules
+from treeadapt.selection.selectors import view_whole
 from treeadapt.trees.metadata import same_static
-from treeadapt.trees.views import view_tree
 
 Kind = Literal["removed", "added", "renamed", "reshaped", "retyped", "changed"]
 
@@ -261,7 +261,7 @@ def compared(
 
 def _selected(a: Any, b: Any, where: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     table = Rules([(where, True)], default=False, unused="ignore")
-    matches = [table.match(view_tree(tree)) for tree in (a, b)]
+    matches = [table.match(view_whole(tree)) for tree in (a, b)]
     # An entry may match in only one of the trees; in neither is an error.
     asked = [each for each in matches if any(each.is_array)]
     unused = [[entry for _, entry in each.unused] for each in asked]

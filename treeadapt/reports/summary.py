@@ -43,11 +43,10 @@ from treeadapt.reports.text import lines, markdown, plain
 from treeadapt.reports.words import fitted, printable
 from treeadapt.selection.decision import MISSING, STATIC, Decision
 from treeadapt.selection.repairs import advice_lines, entry_text
-from treeadapt.selection.rules import as_rules
+from treeadapt.selection.rules import as_rules, require_order
 from treeadapt.selection.selectors import select
 from treeadapt.sharding.specs import AxisRules, spec_text
 from treeadapt.transforms.nnx_state import require_no_optimizer
-from treeadapt.trees.views import view_tree
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -428,7 +427,7 @@ def summarize(
         )
     if rules is not None:
         require_no_optimizer(tree, "summarize")
-    view = view_tree(tree)
+    view = require_order(tree, rules)
     decision = as_rules(() if rules is None else rules).match(view)
     paths = decision.paths
     chosen = [True] * len(paths) if where is None else select(decision.view, where)

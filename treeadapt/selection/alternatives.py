@@ -25,7 +25,7 @@ from treeadapt.matcher import Matcher
 from treeadapt.names import listing, plural, section
 from treeadapt.patterns import REGEX_PREFIX, Pattern, alternatives, escape
 from treeadapt.selection.leaves import Leaves
-from treeadapt.selection.repairs import Names, globs_of
+from treeadapt.selection.repairs import LIKE_RANGE, Names, globs_of
 from treeadapt.trees.views import Plan
 
 _MOST = 64  # alternatives of one pattern
@@ -183,6 +183,9 @@ def _hint(pattern: str, parts: _Parts, names: Names) -> str:
     if text.isdecimal():
         return names.numbers_text(before, after)
     near = {}
+    if number := LIKE_RANGE.fullmatch(text):
+        meant = f"{number[1]}..{number[2]}"
+        near[meant] = f"{before}{{{meant}}}{after}"
     for word in names.words:
         middle = word[len(prefix) : len(word) - len(suffix)]
         if is_near(text, middle) and prefix + middle + suffix == word:

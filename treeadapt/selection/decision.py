@@ -20,6 +20,7 @@ from typing import Any, Literal
 import jax.tree_util as jtu
 
 from treeadapt.arrays import same_value
+from treeadapt.convert import describe_argument
 from treeadapt.errors import (
     OverlapError,
     RulesError,
@@ -41,8 +42,7 @@ from treeadapt.selection.answers import (
     require_agreement,
 )
 from treeadapt.selection.leaves import Leaves, NotKnown
-from treeadapt.selection.repairs import entry_text
-from treeadapt.selection.selectors import Selector, Unused
+from treeadapt.selection.selectors import ListSelector, Selector, Unused
 from treeadapt.selection.whole import Question
 from treeadapt.trees.views import TreeView
 
@@ -155,9 +155,10 @@ class RuleTable(Question):
                     "'frozen', or read the values from rules.by_path(tree)."
                 )
             raise RulesError(
-                f"The label {entry_text(value)} ({who}) is a container to JAX, and a "
-                "tree that holds it has another structure. Give it a name, or read "
-                "the values from rules.by_path(tree)."
+                f"{describe_argument(value).capitalize()} is not a label ({who}): it "
+                "is a container to JAX, and a tree that holds it has another "
+                "structure. Give it a name, or read the values from "
+                "rules.by_path(tree)."
             )
 
     def require_values(self) -> None:
@@ -368,11 +369,23 @@ class Decision:
             shadowed = [f"{rules.names[i]}, {self.shadow(i)}" for i in self.shadowed]
             raise UnusedRuleError(
                 messages.unused_rules(
-                    self.unused, shadowed, self.unmatched, self.view, self.is_array
+                    self.unused,
+                    shadowed,
+                    self.unmatched,
+                    self.view,
+                    self.is_array,
+                    [*self._lists()],
                 )
             )
         if self.leaves.matcher.has_braces and not self.leaves.holes:
             warn_of_alternatives(self.leaves, rules.checked(), "rule")
+
+    def _lists(self) -> Iterator[Sequence[Any]]:
+        """Yield the lists of patterns some entry of which matches no array leaf."""
+        for index in dict.fromkeys(index for index, _ in self.unused):
+            where = self.rules.selectors[index]
+            if isinstance(where, ListSelector):
+                yield where.entries
 
     @functools.cached_property
     def alternatives(self) -> list[UnusedAlternative]:

@@ -16,11 +16,16 @@ from typing import Any
 
 from treeadapt.arrays import is_array
 from treeadapt.errors import FreezeError, SelectorError
-from treeadapt.names import Speller, fold, plural, section, shorten
+from treeadapt.names import Speller, fold, plural, section
 from treeadapt.selection import files
 from treeadapt.selection.answers import Answers
 from treeadapt.selection.leaves import Leaves
-from treeadapt.selection.selectors import Bound, ListSelector, OfParts
+from treeadapt.selection.selectors import (
+    Bound,
+    ListSelector,
+    OfParts,
+    argument_text,
+)
 from treeadapt.trees.views import TreeView, view_tree
 
 _FOLDED = 100  # leaves that are looked at for a message
@@ -201,7 +206,7 @@ def _strings(name: str, value: Any) -> tuple[str, ...]:
     ):
         raise SelectorError(
             f"FreezeSpec({name}=): expected strings, so that the spec can be saved; "
-            f"got {shorten(repr(value))}. For a class write the pattern '**/<Name>'."
+            f"got {argument_text(value)}. For a class write the pattern '**/<Name>'."
         )
     return tuple(str.__str__(text) for text in texts)
 

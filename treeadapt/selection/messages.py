@@ -58,6 +58,7 @@ def unused_rules(
     unmatched_paths: Sequence[str],
     view: TreeView,
     is_array: Sequence[bool],
+    lists: Sequence[Sequence[Any]],
 ) -> str:
     """Write the message for rules that match nothing, or are unreachable.
 
@@ -67,6 +68,7 @@ def unused_rules(
         unmatched_paths: of leaves that no rule matches.
         view: the tree, for proposals.
         is_array: whether each of its leaves is an array.
+        lists: the lists of patterns among the rules that have such entries.
     """
     lines = []
     if unused:
@@ -74,7 +76,7 @@ def unused_rules(
             (f"{entry_text(entry)} (rule {index + 1})", entry)
             for index, entry in unused
         ]
-        lines += unused_lines(named, "rules", view, is_array)
+        lines += unused_lines(named, "rules", view, is_array, lists)
     lines += [f"R{text[1:]}" for text in shadowed[:_SHADOWED]]
     if len(shadowed) > _SHADOWED:
         more = f"{len(shadowed) - _SHADOWED:,} more rules"

@@ -15,11 +15,11 @@ import functools
 import itertools
 import operator
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import resources
 from typing import Any
 
 from treeadapt.errors import PatternError
-from treeadapt.layers.stacks import lengths_below
 from treeadapt.matcher import Matcher
 from treeadapt.names import (
     MAX_LISTED,
@@ -33,7 +33,7 @@ from treeadapt.names import (
     shorten,
 )
 from treeadapt.patterns import REGEX_PREFIX, ClassName, FromEnd, Pattern, escape, parse
-from treeadapt.trees.views import Plan, TreeView
+from treeadapt.trees.views import TreeView
 
 _MAX_ADVISED = 4  # entries of one message that get proposals
 _MAX_PROPOSALS = 3
@@ -50,14 +50,26 @@ _NESTED_REPEAT = re.compile(r"\)[*+?{]|\\[0-9]|\(\?")
 _MAX_CHOICES = 3  # repeats and alternatives of a regular expression that is tried
 _MAX_STEPS = 30_000_000  # that it may take on all paths
 _NUMBER = re.compile(r"[0-9]+")
-_NUMBERED = re.compile(r"/[0-9]+(?:/|$)")
-_INDEX = re.compile(r"[0-9]+$|\{-?[0-9]*\.\.|\{-?[0-9]")  # 3, {0..5}, {-1}, {0,2}
-_MAX_EXCEPTIONS = 3  # arrays of a proposed stack that hold no layers
+# What people write for a range, and for a number from the end.
+LIKE_RANGE = re.compile(r"(?<![\w.])([0-9]+)(?:\.\.|-|:)([0-9]+)(?![\w.])")
+_LIKE_FROM_END = re.compile(r"(?:^|(?<=/))\[?(-[0-9]+)(:|\.\.)?\]?(?=/|$)")
+_NUMBERS = re.compile(r"\{[0-9][0-9.,]*\}|(?:^|(?<=[/_]))[0-9]+(?=/|$)")
+# Forms of a regular expression, and the glob that says the same.
+_AS_GLOB = (
+    (re.compile(r"\((?:\?:)?([\w.-]+(?:\|[\w.-]+)+)\)"), r"{\1}"),
+    (re.compile(r"\\d\+?|\[0-9\]\+|\\w\+|\[\^/\][*+]"), "*"),
+    (re.compile(r"(?:^|(?<=/))\.[*+](?=/|$)"), "**"),
+    (re.compile(r"\.[*+]"), "*"),
+    (re.compile(r"\\([./_-])"), r"\1"),
+)
 _ROOTS_OF_PARAMS = ("dict", "FrozenDict", "State")
 
 
 def unused_message(
-    entries: Sequence[Any], view: TreeView, is_array: Sequence[bool]
+    entries: Sequence[Any],
+    view: TreeView,
+    is_array: Sequence[bool],
+    lists: Sequence[Sequence[Any]] = (),
 ) -> str:
     """Write the message for entries of one selector that match no array leaf.
 
@@ -65,9 +77,10 @@ def unused_message(
         entries: patterns, classes, or a whole selector whose parts all match something.
         view: the tree.
         is_array: whether each leaf is an array.
+        lists: as for ``unused_lines``.
     """
     named = [(entry_text(entry), entry) for entry in entries]
-    lines = unused_lines(named, "selector", view, is_array)
+    lines = unused_lines(named, "selector", view, is_array, lists)
     lines.append(
         "Correct or remove it; or allow it: param_mask and freeze take "
         'unused="ignore", and a selector is treeadapt.Rules([(where, 1)], '
@@ -125,13 +138,15 @@ def unused_lines(
     whose: str,
     view: TreeView,
     is_array: Sequence[bool],
+    lists: Sequence[Sequence[Any]] = (),
 ) -> list[str]:
     """Return a first line and those of ``advice_lines``, but of a few entries only.
 
     Entries that differ in a number are one, with the advice for the first of them. The
     paths of a small tree are listed: in a loop of somebody else's nobody can ask for
     them.
-    Arguments as for ``misses`` and ``advice_lines``.
+    Arguments as for ``misses`` and ``advice_lines``; ``lists`` are the lists of
+    patterns that have the entries, each perhaps one path, typed as a tuple of keys.
     """
     groups = list(fold([text for text, _ in entries]).items())
     firsts = []
@@ -143,10 +158,19 @@ def unused_lines(
     rows = [*advice_lines(firsts, view, is_array, lists_paths=lists_paths)]
     noun = "array or layer" if view.plan.has_layers else "array"
     lines = section(f"{misses(len(entries), whose, len(arrays), noun)}:", rows)
+    names = Names(view, is_array)
+    keys = [
+        each for each in lists[:_MAX_ADVISED] if all(isinstance(x, str) for x in each)
+    ]
+    if paths := names.matched("/".join(each) for each in keys if len(each) > 1):
+        lines.append(
+            "A tuple or list is of several patterns. If it is meant as one path, write "
+            f"{listing(paths)}."
+        )
     texts = [entry for _, entry in entries if isinstance(entry, str)]
     for top in tops(arrays):
         lower = [f"{top}/{text}" for text in texts if not text.startswith("**/")]
-        if len(Names(view, is_array).matched(lower)) > 1:
+        if len(names.matched(lower)) > 1:
             lines.append(below_text(top, len(arrays)))
             break
     return [*lines, paths_text(arrays)] if lists_paths else lines
@@ -194,8 +218,8 @@ def _advice(entry: Any, names: Names) -> str:
     globs = [] if all(names.is_array) else [*globs_of([pattern])]
     if any(Matcher(globs).match(names.plan)):
         return "it matches only leaves that are not arrays, and these need no rule"
-    if tied := names.tied(pattern) or _as_layers(pattern, names):
-        return tied
+    if advice := names.tied(pattern) or names.wrong_number(pattern):
+        return advice
     hints = []
     proposals = _proposals(pattern, names)
     if proposals:
@@ -204,31 +228,35 @@ def _advice(entry: Any, names: Names) -> str:
         ]
         hints.append(f"did you mean {' or '.join(texts)}?")
     regex = _as_regex(pattern, names)
-    if regex and not (
-        proposals and _is_dotted(names.plan)
-    ):  # where '.' is a part of names
+    if regex and not (proposals and names.is_dotted):  # where '.' is a part of names
         start = "Or as" if proposals else "as"
         pasted = listing([sign + regex])
         hints.append(f"{start} a regular expression of the whole path: {pasted}")
     elif not proposals and any(_has(glob, ClassName) for glob in globs_of([pattern])):
         hints.append(names.class_advice())
-    if not proposals and not any(hints):
+    if not any(hints):
         like = "" if names.lists_paths else listing(names.like(pattern), limit=5)
-        looks = f"paths here look like {like}" if like else ""
-        hints.append(_deepest(pattern, names) or names.ends(pattern) or looks)
+        hints.append(
+            names.ends(pattern) or (f"paths here look like {like}" if like else "")
+        )
     return " ".join(hints)
 
 
 def _proposals(text: str, names: Names) -> dict[str, int]:
     """Find at most three globs near ``text``, with their numbers of array leaves."""
-    if len(text) > _MAX_TEXT or text.startswith(REGEX_PREFIX):
+    core = text.removeprefix(REGEX_PREFIX)
+    if len(text) > _MAX_TEXT or text in (REGEX_PREFIX, ""):
         return {}
-    nearer = (
-        _rewritten(text, names.plan),
-        _respelled(text, names),
-        _with_gap(text),
-        _without_root(text),
-    )
+    nearer: list[Iterable[str]] = [_as_globs(core, text)]
+    if core == text:
+        nearer += [
+            _rewritten(text, names),
+            _respelled(text, names),
+            _synonyms(text, names),
+            _with_gap(text),
+            itertools.chain.from_iterable(map(_with_gap, _synonyms(text, names))),
+            _without_root(text),
+        ]
     matches = next(filter(None, map(names.matched, nearer)), {})
     counts = {
         one: len(leaves)
@@ -251,8 +279,29 @@ def entry_text(entry: Any) -> str:
     return shorten(repr(entry))
 
 
-def _rewritten(text: str, plan: Plan) -> Iterator[str]:
+def _as_globs(text: str, typed: str) -> Iterator[str]:
+    """Yield globs for a regular expression, and for numbers of another notation."""
+    form = text.removeprefix("^").removesuffix("$")
+    form = form.removeprefix(".*").removesuffix(".*").strip("/")
+    for sign, instead in _AS_GLOB:
+        form = sign.sub(instead, form)
+    form = re.sub(r"\{[^{}]*\}", lambda match: match[0].replace("|", ","), form)
+    form = LIKE_RANGE.sub(_as_range, form)
+    form = _LIKE_FROM_END.sub(lambda m: f"{{{m[1]}{'..' if m[2] else ''}}}", form)
+    if form != typed and form.strip("*/") and not re.search(r"[\^$|()+]", form):
+        yield from _anywhere(form)
+        if "*" in form.replace("**", ""):
+            yield from _anywhere(re.sub(r"(?<![*/])\*(?![*/])", "/**/", form))
+
+
+def _as_range(match: re.Match[str]) -> str:
+    text, before = f"{match[1]}..{match[2]}", match.string[: match.start()]
+    return text if before.endswith(("{", ",")) else f"{{{text}}}"
+
+
+def _rewritten(text: str, names: Names) -> Iterator[str]:
     """Yield the pattern with another root, or with slashes for dots and brackets."""
+    plan = names.plan
     roots = list(dict.fromkeys(path.partition("/")[0] for path in plan.paths[:5_000]))
     forms = [text]
     exact = _EXACT_KEY.sub(lambda key: f"/{key[1] or key[2] or key[3] or ''}", text)
@@ -269,23 +318,46 @@ def _rewritten(text: str, plan: Plan) -> Iterator[str]:
         if slash and root == "params":
             yield below
         yield from (f"{escape(root)}/{form}" for root in roots[:4] if root)
-    if "\\" not in text and _is_dotted(plan):
+    if "\\" not in text and names.is_dotted:
         # As PyTorch writes names: a whole path is one segment.
         dotted = text.replace("**", "*").replace("/", ".")
         for form in (dotted, dotted.removeprefix("*."), f"*.{dotted}"):
             yield from (form, f"{form}.*")
 
 
-def _is_dotted(plan: Plan) -> bool:
-    """Whether names have dots in them, as PyTorch writes them."""
-    return any("." in path for path in plan.paths[:5_000])
+def _synonyms(text: str, names: Names) -> Iterator[str]:
+    """Yield the pattern with other libraries' words for those that the tree lacks."""
+    segments = text.split("/")
+    for place in _misspelt(segments, names.words):
+        meaning = _meanings().get(_plain(segments[place]))
+        for word in names.words if meaning else ():
+            if _meanings().get(_plain(word)) == meaning:
+                new = "/".join(
+                    [*segments[:place], escape(word), *segments[place + 1 :]]
+                )
+                yield from _anywhere(new)
+
+
+@functools.cache
+def _meanings() -> Mapping[str, str]:
+    """The words of parameter names that mean the same, which drafts know as well."""
+    import tomllib  # here, because importing it takes longer than this library
+
+    file = resources.files("treeadapt").joinpath("drafts/synonyms.toml")
+    table = tomllib.loads(file.read_text("utf-8"))["words"]
+    return {_plain(word): name for name, words in table.items() for word in words}
+
+
+def _plain(word: str) -> str:
+    return re.sub(r"[ _]", "", word.lower())
 
 
 def _with_gap(text: str) -> Iterator[str]:
     """Yield the pattern with nodes left out between two of its segments."""
     segments = text.split("/")
     for place in range(1, len(segments)):
-        yield "/".join((*segments[:place], "**", *segments[place:]))
+        if segments[place] not in ("*", "**"):
+            yield "/".join((*segments[:place], "**", *segments[place:]))
 
 
 def _without_root(text: str) -> Iterator[str]:
@@ -358,7 +430,9 @@ def _as_regex(text: str, names: Names) -> str:
     """Write what looks like a pasted regular expression as a pattern; else ``""``.
 
     A character of the tree's own names, such as ``$``, is no sign of one. It matches
-    some array, and what could take long is not tried.
+    some array, and what could take long is not tried. Where it is a node of some path
+    from the start, or from somewhere, it is that and no longer name: ``h/1`` is not
+    ``h/10``.
     """
     core = text.removeprefix(REGEX_PREFIX)
     if len(text) > _MAX_TEXT:
@@ -366,7 +440,7 @@ def _as_regex(text: str, names: Names) -> str:
     if core == text and not _REGEX_SIGNS.search(text.translate(names.not_signs)):
         return ""
     core = core.removeprefix("^").removesuffix("$")
-    core = core.removeprefix(".*").removesuffix(".*")
+    core = core.removeprefix(".*").removesuffix(".*").strip("/")
     if (
         not core
         or len(_CHOICE.findall(core)) > _MAX_CHOICES
@@ -375,50 +449,10 @@ def _as_regex(text: str, names: Names) -> str:
         return ""
     for form in dict.fromkeys((core, re.sub(r"(?<!\\)\$", r"\\$", core))):
         whole = f"(?:{form})" if "|" in form else form
-        regex = f"{REGEX_PREFIX}.*{whole}.*"
-        if regex != text and names.has_match(whole):
-            return regex
+        for regex in names.regexes_around(whole):
+            if REGEX_PREFIX + regex != text:
+                return REGEX_PREFIX + regex
     return ""
-
-
-def _deepest(text: str, names: Names) -> str:
-    """Say how far the pattern leads: what its longest matching beginning matches."""
-    segments = text.split("/") if len(text) <= _MAX_TEXT else []
-    starts = ("/".join(segments[:n]) for n in range(len(segments) - 1, 0, -1))
-    matches = names.matched(start for start in starts if start.strip("*/"))
-    for start, leaves in matches.items():
-        first, after = names.plan.paths[leaves[0]], segments[start.count("/") + 1]
-        count = plural(len(leaves), "leaf")
-        said = f"{listing([start])} matches {count}, such as {listing([first])}"
-        numbers = names.numbers_below(start)
-        if numbers and after not in numbers:
-            ends = "{}".format if len(numbers) == 1 else "{} to {}".format
-            said += (
-                f"; the numbers there are {ends(*numbers[:: len(numbers) - 1 or 1])}"
-            )
-        return said
-    return ""
-
-
-def _as_layers(text: str, names: Names) -> str:
-    """Say which ``stacks`` a pattern with a number of a layer lacks, if shapes do."""
-    segments = text.split("/") if len(text) <= _MAX_TEXT else []
-    place = next((i for i, one in enumerate(segments) if _INDEX.match(one)), 0)
-    node = "/".join(segments[:place])
-    below = [p for p in names.plan.paths if node and p.startswith(f"{node}/")]
-    if not below or any(map(_NUMBERED.search, (p[len(node) :] for p in below))):
-        return ""  # layers that are nodes of their own, if any
-    (length, paths), *others = lengths_below(names.view, node).items() or [(0, [])]
-    rest = [path for _, paths in others for path in paths]
-    if length < 2 or len(rest) > min(len(paths) - 1, _MAX_EXCEPTIONS):
-        return ""
-    some = f"{len(paths)} of its " if rest else "its "
-    stacks = {node: 0} | dict.fromkeys(rest)
-    return (
-        f"{listing([node])} has no numbered children; {some}"
-        f"{plural(len(paths) + len(rest), 'array')} have length {length} along axis 0. "
-        f"If these are layers, say so: Rules(..., stacks={stacks!r})"
-    )
 
 
 class Names:
@@ -435,24 +469,20 @@ class Names:
     ):
         self.view, self.plan = view, view.plan
         self.is_array, self.lists_paths = is_array, lists_paths
+        self.arrays = [*itertools.compress(self.plan.paths, is_array)]
 
     @functools.cached_property
     def words(self) -> dict[str, None]:
         """The different segments of the paths of arrays, at most a few thousand."""
-        paths = "/".join(itertools.compress(self.plan.paths, self.is_array))
-        return dict.fromkeys(
-            itertools.islice(dict.fromkeys(paths.split("/")), _MAX_WORDS)
-        )
+        words = dict.fromkeys("/".join(self.arrays).split("/"))
+        return dict.fromkeys(itertools.islice(words, _MAX_WORDS))
 
     @functools.cached_property
     def class_names(self) -> list[str]:
         """The names of the classes above or at the first arrays."""
-        names: dict[str, None] = {}
-        arrays = itertools.compress(self.plan.paths, self.is_array)
-        for path in itertools.islice(arrays, _MAX_WORDS):
-            classes = self.plan.enclosing(path)
-            names.update(dict.fromkeys(cls.__name__ for cls in classes))
-        return list(names)
+        paths = itertools.islice(self.arrays, _MAX_WORDS)
+        classes = itertools.chain.from_iterable(map(self.plan.enclosing, paths))
+        return list(dict.fromkeys(cls.__name__ for cls in classes))
 
     def class_advice(self) -> str:
         """Say which classes there are."""
@@ -481,14 +511,9 @@ class Names:
 
     def like(self, text: str) -> list[str]:
         """Return the paths of some arrays, the most similar first."""
-        paths = list(itertools.compress(self.plan.paths, self.is_array))
-        sample = paths[:: max(1, len(paths) // 500)]
-        tops = {path.partition("/")[0]: path for path in reversed(paths)}
-        shown = dict.fromkeys(sorted(tops.values(), key=paths.index)[:_MAX_TOPS])
-        for path in paths[:3]:
-            if len(shown) < 3:
-                shown[path] = None
-        some = sorted(shown, key=paths.index)
+        sample = self.arrays[:: max(1, len(self.arrays) // 500)]
+        firsts = {path.partition("/")[0]: path for path in reversed(self.arrays)}
+        some = [*reversed(firsts.values())][:_MAX_TOPS]
         return Speller().nearest(text, sample, cutoff=0.3) or some
 
     @functools.cached_property
@@ -496,33 +521,48 @@ class Names:
         """A table for ``str.translate`` that removes what names here have in them."""
         return dict.fromkeys(map(ord, {*"".join(self.words)} - {*".*\\"}))
 
-    def has_match(self, regex: str) -> bool:
-        """Return whether a simple regular expression matches inside some array's path.
+    @functools.cached_property
+    def is_dotted(self) -> bool:
+        """Whether names have dots in them, as PyTorch writes them."""
+        return any("." in path for path in self.plan.paths[:5_000])
 
-        False, too, if that might take long: each repeat multiplies the steps by at most
-        the length of the path, each alternative by two.
+    def regexes_around(self, regex: str) -> list[str]:
+        """Return regular expressions of whole paths that a simple one is a part of.
+
+        The narrowest first; none if it matches inside no array's path, or might take
+        long: each repeat multiplies the steps by at most the length of the path, each
+        alternative by two.
         """
         try:
             search = re.compile(regex).search
         except (re.error, OverflowError):
-            return False
-        choices, steps = _CHOICE.findall(regex), 0
+            return []
+        choices, steps, ends = _CHOICE.findall(regex), 0, set[tuple[bool, bool]]()
         power = 1 + sum(choice not in "|?" for choice in choices)
-        for path in itertools.compress(self.plan.paths, self.is_array):
+        for path in self.arrays:
             steps += len(path) ** power * 2 ** len(choices)
             if steps > _MAX_STEPS:
                 break
-            if search(path):
-                return True
-        return False
+            if match := search(path):
+                before, after = path[: match.start()], path[match.end() :]
+                ends.add((not before, after[:1] in ("", "/")))
+        forms = {
+            (True, True): f"{regex}(/.*)?",
+            (False, True): f".*{regex}(/.*)?",
+            (False, False): f".*{regex}.*",
+            (True, False): f".*{regex}.*",
+        }
+        return [form for key, form in forms.items() if key in ends]
 
-    def numbers_below(self, start: str) -> list[str]:
-        """Return the numbers of a node's children, in order, if it has no others."""
-        below = [p for p in self.plan.paths if p.startswith(f"{start}/")]
-        keys = {path[len(start) + 1 :].partition("/")[0] for path in below}
-        if not all(map(str.isdecimal, keys)):
-            return []
-        return sorted(keys, key=natural)
+    def wrong_number(self, pattern: str) -> str:
+        """Say which numbers there are in the place of one that nothing has."""
+        if len(pattern) > _MAX_TEXT or pattern.startswith(REGEX_PREFIX):
+            return ""
+        for match in itertools.islice(_NUMBERS.finditer(pattern), 4):
+            before, after = pattern[: match.start()], pattern[match.end() :]
+            if text := self.numbers_text(before, after):
+                return text
+        return ""
 
     def numbers_text(self, before: str, after: str) -> str:
         """Say which numbers there are in a place of a pattern; empty if there are none.
@@ -541,6 +581,7 @@ class Names:
             return ""
         node = before.rpartition("/")[0]
         where = f"below {listing([node])}" if node and not prefix else "there"
+        where = f"after {listing([before])}" if prefix else where
         few = len(numbers) < 3 or int(numbers[-1]) - int(numbers[0]) >= len(numbers)
         text = listing(numbers, write=str) if few else f"{numbers[0]} to {numbers[-1]}"
         verb = "number {} is" if len(numbers) == 1 else "numbers {} are"
@@ -550,8 +591,7 @@ class Names:
         """Say how paths end, for a pattern that starts at any depth."""
         if not text.startswith("**/"):
             return ""
-        paths = itertools.compress(self.plan.paths, self.is_array)
-        counts = collections.Counter(path.rpartition("/")[2] for path in paths)
+        counts = collections.Counter(path.rpartition("/")[2] for path in self.arrays)
         ends = [name for name, _ in counts.most_common()]
         return f"paths here end in {listing(ends, limit=5)}"
 
@@ -564,15 +604,9 @@ class Names:
         for leaf, mask in enumerate(Matcher(globs).match(self.plan)):
             if mask and self.is_array[leaf]:
                 rows[mask].append(leaf)
-        leaves_by_text = {
-            glob.text: [
-                leaf
-                for mask, leaves in rows.items()
-                if mask >> i & 1
-                for leaf in leaves
-            ]
-            for i, glob in enumerate(globs)
-        }
-        return {
-            text: sorted(leaves) for text, leaves in leaves_by_text.items() if leaves
-        }
+        leaves_by_text = {}
+        for place, glob in enumerate(globs):
+            groups = (leaves for mask, leaves in rows.items() if mask >> place & 1)
+            if leaves := sorted(itertools.chain.from_iterable(groups)):
+                leaves_by_text[glob.text] = leaves
+        return leaves_by_text

@@ -14,7 +14,11 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from treeadapt.arrays import same_value
+import jax.tree_util as jtu
+from jax.sharding import PartitionSpec
+
+from treeadapt.arrays import is_array, same_value
+from treeadapt.convert import describe_argument
 from treeadapt.errors import (
     RulesError,
     RulesFileError,
@@ -43,6 +47,7 @@ from treeadapt.selection.selectors import (
     as_selector,
     check_choice,
     select,
+    view_whole,
 )
 from treeadapt.selection.whole import BoundQuestion, Question
 from treeadapt.trees.views import TreeView, view_tree
@@ -220,7 +225,8 @@ class Rules(RuleTable):
         """Return the selector of the leaves that get a label.
 
         Args:
-            label: a value of the table, its default, or ``STATIC``.
+            label: a value of the table, its default, or ``STATIC``. ``"frozen"`` is
+                always one, which no leaf may have.
 
         Raises:
             RulesError: no rule gives that label.
@@ -230,13 +236,13 @@ class Rules(RuleTable):
             >>> rules.where("frozen").matches("encoder/head")
             False
         """
-        values = (*self.values, self.default, STATIC)
-        if not any(same_value(label, value) for value in values):
-            labels = [value for value in values[:-1] if value is not MISSING]
+        values = (*self.values, self.default)
+        if not any(same_value(label, value) for value in (*values, STATIC, "frozen")):
+            labels = [value for value in values if value is not MISSING]
             texts = ", ".join(dict.fromkeys(map(repr, labels)))
             known_ones = f"labels are {texts}" if texts else "there are no rules"
             raise RulesError(
-                f"No rule gives the label {shorten(repr(label))}; {known_ones}."
+                f"No rule gives the label {describe_argument(label)}; {known_ones}."
             )
         return Where(self, label)
 
@@ -444,6 +450,27 @@ def as_rules(rules: Any, *, default: Any = MISSING) -> Rules:
     return Rules(rules, default=default)
 
 
+def require_order(tree: Any, rules: Any) -> TreeView:
+    """Return the view of a tree that rules are for.
+
+    Raises:
+        RulesError: the rules seem to be the tree, and the other way round.
+        SelectorError: the tree is a text.
+    """
+    view = view_whole(tree)
+    if not view.leaves or isinstance(rules, Question | list | tuple):
+        return view
+    if not all(isinstance(leaf, str | PartitionSpec) for leaf in view.leaves):
+        return view
+    values = rules.values() if isinstance(rules, Mapping) else [rules]
+    if all(map(is_array, jtu.tree_leaves([*values]) or [None])):
+        raise RulesError(
+            f"The tree comes first, and then the rules; got {describe_argument(tree)} "
+            f"of labels, and {describe_argument(rules)} of arrays for rules."
+        )
+    return view
+
+
 def param_labels(tree: Any, rules: Any, *, default: Any = MISSING) -> Any:
     """Label every leaf of a tree with the value of the first rule that matches.
 
@@ -470,7 +497,7 @@ def param_labels(tree: Any, rules: Any, *, default: Any = MISSING) -> Any:
         >>> param_labels(params, {"encoder": "frozen", "**": "train"})
         {'encoder': {'kernel': 'frozen'}, 'head': 'train'}
     """
-    view = view_tree(tree)
+    view = require_order(tree, rules)
     if isinstance(rules, BoundRules) and default is MISSING:
         rules.rules.require_labels()
         labels = rules.of_view(view)
@@ -501,7 +528,7 @@ def param_mask(tree: Any, where: Any, *, unused: Unused = "error") -> Any:
         >>> param_mask(params, ["**", "!**/bias"])
         {'bias': False, 'kernel': True}
     """
-    view = tree if isinstance(tree, TreeView) else view_tree(tree)
+    view = tree if isinstance(tree, TreeView) else view_whole(tree)
     return view.rebuild(select(view, where, unused=unused, cure=IN_AN_OPTIMIZER))
 
 

@@ -15,18 +15,22 @@ import dataclasses
 import functools
 import math
 import operator
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import jax.tree_util as jtu
 import numpy as np
 
 from treeadapt import paths as _paths
+from treeadapt.arrays import is_array
+from treeadapt.convert import describe
 from treeadapt.errors import SelectorError, TreeAdaptError, UnusedRuleError
 from treeadapt.layers.stacks import NO_STACKS, Stacks
 from treeadapt.names import shorten
-from treeadapt.patterns import parse
+from treeadapt.patterns import escape, parse
 from treeadapt.selection.alternatives import warn_of_alternatives
 from treeadapt.selection.answers import (
     IN_AN_OPTIMIZER,
@@ -41,6 +45,7 @@ from treeadapt.trees.views import TreeView, view_tree
 
 Unused = Literal["error", "ignore"]
 _MISSING: Any = object()
+_JAX_KEYS = jtu.DictKey | jtu.GetAttrKey | jtu.SequenceKey | jtu.FlattenedIndexKey
 
 
 class Selector(Question):
@@ -141,7 +146,7 @@ class Selector(Question):
             True
         """
         if not isinstance(path, str):
-            raise SelectorError(f"A label path is a string, got {path!r}.")
+            raise SelectorError(f"A label path is a string, got {argument_text(path)}.")
         return self._at_path(path)
 
     def bind(self, tree: Any) -> Selector:
@@ -175,7 +180,9 @@ class Selector(Question):
             entries = self.unused_in(leaves, is_used=leaves.has_any(chosen))
         if entries:
             is_array = leaves.spread(leaves.is_array)
-            raise UnusedRuleError(unused_message(entries, leaves.view, is_array))
+            lists = [self.entries] if isinstance(self, ListSelector) else []
+            message = unused_message(entries, leaves.view, is_array, lists)
+            raise UnusedRuleError(message)
         if reports and not is_part and leaves.matcher.has_braces:
             patterns = ((0, pattern) for pattern in self.checked())
             warn_of_alternatives(leaves, patterns, "selector")
@@ -495,7 +502,7 @@ def glob(pattern: str) -> Selector:
         {'mlp': {'bias': False, 'kernel': True}}
     """
     if not isinstance(pattern, str):
-        raise SelectorError(f"glob takes one pattern, got {pattern!r}.")
+        raise SelectorError(f"glob takes one pattern, got {argument_text(pattern)}.")
     return as_selector(pattern)
 
 
@@ -524,11 +531,15 @@ def leaf(
         {'bias': False, 'kernel': True}
     """
     if fn is not None and not callable(fn):
-        raise SelectorError(f"leaf(fn): fn is called with a leaf, got {fn!r}.")
+        raise SelectorError(
+            f"leaf(fn): fn is called with a leaf, got {argument_text(fn)}."
+        )
     for name, count in (("ndim", ndim), ("min_size", min_size)):
         is_count = isinstance(count, int) and not isinstance(count, bool)
         if count is not None and not (is_count and count >= 0):
-            raise SelectorError(f"leaf({name}=): expected a count, got {count!r}.")
+            raise SelectorError(
+                f"leaf({name}=): expected a count, got {argument_text(count)}."
+            )
     return LeafSelector(fn, ndim, None if dtype is None else _dtype(dtype), min_size)
 
 
@@ -547,8 +558,8 @@ def node(cls: type) -> Selector:
     """
     if not isinstance(cls, type):
         raise SelectorError(
-            f"node takes a class, got {cls!r}. For a class by name write the pattern "
-            "'**/<Name>'."
+            f"node takes a class, got {argument_text(cls)}. For a class by name write "
+            "the pattern '**/<Name>'."
         )
     return NodeSelector(cls)
 
@@ -576,13 +587,34 @@ def as_selector(spec: Any) -> Selector:
     if isinstance(spec, type):
         return NodeSelector(spec)
     if isinstance(spec, list | tuple):
+        if path := _path_of_keys(spec):
+            raise SelectorError(
+                f"A list holds patterns, and {shorten(repr(spec))} is the keys of one "
+                f"path. Write it as a text: {escape(path)!r}."
+            )
         texts = [str.__str__(e) if isinstance(e, str) else as_selector(e) for e in spec]
         return ListSelector(tuple(texts))
     raise SelectorError(
         "A selector is a pattern, a class, a list of these, or made by glob, leaf, "
-        f"node or rules.where(label); got {type(spec).__name__}: {shorten(repr(spec))}"
-        f"{_instead(spec)}"
+        f"node or rules.where(label); got {argument_text(spec)}{_instead(spec)}."
     )
+
+
+def argument_text(value: Any) -> str:
+    """Write an argument; an array, and a tree of anything, by its type alone."""
+    is_list = isinstance(value, list | tuple) and not hasattr(value, "_fields")
+    parts = value if is_list else [value]
+    if jtu.all_leaves(parts) and not any(map(is_array, parts)):
+        return shorten(repr(value))
+    return describe(value)
+
+
+def _path_of_keys(spec: Sequence[Any]) -> str:
+    """Return the path of keys as JAX and Flax write it; empty if it is patterns."""
+    is_key = [isinstance(one, str | int | _JAX_KEYS) for one in spec]
+    if not all(is_key) or all(isinstance(one, str) for one in spec):
+        return ""
+    return _joined(spec)
 
 
 def _instead(spec: Any) -> str:
@@ -590,12 +622,14 @@ def _instead(spec: Any) -> str:
     if isinstance(spec, Mapping) or _is_mask(spec):
         return (
             ". Of a tree of bools take the paths: [treeadapt.escape(path) for path, "
-            "yes in treeadapt.to_flat_dict(mask).items() if yes]."
+            "yes in treeadapt.to_flat_dict(mask).items() if yes]"
         )
     if callable(spec) and not hasattr(spec, "where"):
         return (
             ". A function that is asked about each leaf's shape and dtype is made a "
-            "selector by treeadapt.leaf(function)."
+            "selector by treeadapt.leaf(function); one of the whole tree gives bools, "
+            "whose paths are one: [treeadapt.escape(path) for path, yes in "
+            "treeadapt.to_flat_dict(function(tree)).items() if yes]"
         )
     return ""
 
@@ -608,6 +642,21 @@ def _is_mask(spec: Any) -> bool:
         return False
     is_node = view.plan.paths != ("",) and len(view.leaves) > 0
     return is_node and all(isinstance(leaf, bool | np.bool) for leaf in view.leaves)
+
+
+def view_whole(tree: Any) -> TreeView:
+    """Take a tree apart of which leaves are chosen.
+
+    Raises:
+        SelectorError: it is a text, such as the name of a file.
+    """
+    if isinstance(tree, str | bytes | os.PathLike):
+        raise SelectorError(
+            f"Expected a tree, such as a model; got the text {shorten(repr(tree))}. A "
+            "file is read by treeadapt.load(path). What chooses leaves comes after the "
+            "tree."
+        )
+    return view_tree(tree)
 
 
 def select(
@@ -632,7 +681,7 @@ def select(
         [True, False]
     """
     check_choice("unused", unused, ("error", "ignore"))
-    view = tree if isinstance(tree, TreeView) else view_tree(tree)
+    view = tree if isinstance(tree, TreeView) else view_whole(tree)
     answers = as_selector(where).decide(view, reports=unused == "error")
     return require_agreement(answers.of(view), "A selection of arrays", cure=cure)
 

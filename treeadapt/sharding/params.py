@@ -35,7 +35,7 @@ from treeadapt.optax_fields import is_state_class
 from treeadapt.selection.answers import require_agreement
 from treeadapt.selection.decision import MISSING, STATIC
 from treeadapt.selection.largest_axis import ShardLargest
-from treeadapt.selection.rules import BoundRules, Rules, as_rules
+from treeadapt.selection.rules import BoundRules, Rules, as_rules, require_order
 from treeadapt.sharding.specs import (
     AxisRules,
     as_spec,
@@ -47,7 +47,7 @@ from treeadapt.sharding.specs import (
     spec_text,
 )
 from treeadapt.trees.axis_names import axis_names
-from treeadapt.trees.views import TreeView, view_tree
+from treeadapt.trees.views import TreeView
 
 _DEFAULT = "the default"
 _BOX = "its box"
@@ -106,7 +106,7 @@ def partition_specs(
         >>> partition_specs(params, {"**/kernel": P("data", "model"), "**": P()})
         {'up': {'bias': P(), 'kernel': P('data', 'model')}}
     """
-    view = view_tree(tree)
+    view = require_order(tree, rules)
     return view.rebuild(_decided(view, rules, specs, default, logical_axes, None))
 
 
@@ -151,7 +151,7 @@ def named_shardings(
         >>> named_shardings(abstract, {"**": ("data", None)}, mesh)["kernel"].spec
         P('data', None)
     """
-    view = view_tree(tree)
+    view = require_order(tree, rules)
     leaf_specs = _decided(view, rules, specs, default, logical_axes, mesh)
     return view.rebuild([NamedSharding(mesh, spec) for spec in leaf_specs])
 

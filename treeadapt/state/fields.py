@@ -22,7 +22,7 @@ import numpy as np
 import optax
 
 from treeadapt.arrays import is_array
-from treeadapt.convert import describe
+from treeadapt.convert import describe, describe_argument
 from treeadapt.errors import StructureMismatchError, TransformError, TreeAdaptError
 from treeadapt.migrations.running import converted, is_lost
 from treeadapt.names import Speller, listing, plural, shorten
@@ -494,6 +494,6 @@ def _nothing_message(name: Any, parts: Iterable[_Part]) -> str:
     near = Speller().nearest(str(name), dict.fromkeys(names), count=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     return (
-        f"No field of the state is called {shorten(repr(name))}{hint}. There are "
+        f"No field of the state is called {describe_argument(name)}{hint}. There are "
         f"{listing(dict.fromkeys(names)) or 'none'}. Parameters are not searched."
     )

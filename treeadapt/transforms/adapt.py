@@ -213,8 +213,11 @@ def is_transformation(tx: Any) -> bool:
 
 def unlike_transformation(tx: Any) -> str:
     """Write what is not a transformation, and why."""
-    why = "is a class: call it" if isinstance(tx, type) else "lacks init/update"
-    return f"{describe_argument(tx)}, which {why}"
+    name = getattr(tx, "__name__", "")
+    if callable(tx) and name and not is_array(tx):
+        kind = "a class" if isinstance(tx, type) else "a function"
+        return f"{name}, which is {kind}: call it, {name}(...)"
+    return f"{describe_argument(tx)}, which lacks init/update"
 
 
 def run_flat(

@@ -18,10 +18,9 @@ from treeadapt.arrays import is_array
 from treeadapt.errors import RulesError, SelectorError
 from treeadapt.names import shorten
 from treeadapt.selection.answers import Split
-from treeadapt.selection.rules import BoundRules, as_rules
+from treeadapt.selection.rules import BoundRules, as_rules, require_order
 from treeadapt.transforms.flat import require_no_refs
 from treeadapt.transforms.nnx_state import require_no_optimizer
-from treeadapt.trees.views import view_tree
 
 
 def tree_norms(
@@ -68,7 +67,7 @@ def tree_norms(
         raise SelectorError(f"ord is {ord!r}; it is 1, 2 or float('inf').")
     if rules is not None:
         require_no_optimizer(tree, "tree_norms")
-    view = view_tree(tree)
+    view = require_order(tree, rules)
     require_no_refs(view)
     names: Sequence[Any] = view.plan.paths
     values: list[Any] = [*names]

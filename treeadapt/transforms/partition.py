@@ -438,6 +438,14 @@ def _read_rules(transforms: Mapping[Hashable, Any], rules: Any) -> Rules | Bound
     table = rules.rules if isinstance(rules, BoundRules) else _as_table(rules)
     default = () if table.default is MISSING else (table.default,)
     labels = (*table.values, *default)
+    for index, label in enumerate(labels):
+        if callable(label) or is_transformation(label):
+            name = "default=" if index == len(table.values) else table.names[index]
+            raise TransformError(
+                f"An optimizer is in the place of a label ({name}). Give it a name "
+                "among the transformations, and the rule that name: "
+                'partition({"slow": optax.adam(1e-4)}, {"encoder": "slow"}).'
+            )
     if not all(isinstance(label, Hashable) for label in labels):
         raise _no_rules(rules)
     table.require_labels()
