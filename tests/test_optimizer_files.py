@@ -577,6 +577,49 @@ def test_a_value_that_nothing_mentions_names_the_nearest():
     assert "'x' cannot be called by name" in text
 
 
+def test_an_injected_number_takes_a_schedule():
+    table = SGD | {"momentum": 0.9, "inject": ["momentum"]}
+    linear = LINEAR | {"transition_steps": 1e1}
+    tx = ta.load_optimizer(one(table | {"momentum": linear}))
+    by_hand = optax.inject_hyperparams(optax.sgd, ("nesterov", "accumulator_dtype"))(
+        0.1, momentum=optax.linear_schedule(1.0, 0.0, 10)
+    )
+    assert bits(train(tx, FLAT)[0]) == bits(train(by_hand, FLAT)[0])
+    state = ta.load_optimizer(one(table)).init(PARAMS)
+    hyperparams = state.inner_states["all"].hyperparams
+    assert [*hyperparams] == ["momentum"]
+
+
+def test_tables_of_patterns_see_the_stacks_of_the_file():
+    params = {"blocks": jnp.ones((3, 2)), "head": jnp.ones(2)}
+    factors = {"blocks/0": 0.5, "**": 1.0}
+    scale = [SGD, {"type": "scale_by_rules", "rules": factors}]
+    tx = ta.load_optimizer(one(scale, stacks={"blocks": 0}))
+    updates, _ = tx.update(params, tx.init(params), params)
+    assert updates["blocks"][:, 0].tolist() == pytest.approx([-0.05, -0.1, -0.1])
+    root = {"type": "per_layer", "tx": SGD}
+    for rules in ({"rules": {"**": "all"}}, {}):
+        tx = ta.load_optimizer({**rules, "optimizer": root, "stacks": {"blocks": 0}})
+        assert sorted(tx.init(params)) == ["", "blocks"]
+
+
+def test_a_table_that_serves_several_models_says_so():
+    scale = {"type": "scale_by_rules", "rules": {"zz": 0.5, "**": 1.0}}
+    document = {"optimizer": [SGD, scale]}
+    with pytest.raises(ta.UnusedRuleError, match="zz"):
+        ta.load_optimizer(document).init(PARAMS)
+    ta.load_optimizer(document | {"unused": "ignore"}).init(PARAMS)
+
+
+def test_a_mapping_that_cannot_be_read_says_why():
+    class Missing(dict):
+        def items(self):
+            raise KeyError("rate is missing")
+
+    assert "rate is missing" in refused(one(Missing()))
+    assert "names: it is not a mapping" in refused(one(SGD), names=3)
+
+
 def test_all_findings_are_in_one_error():
     tables = [{"type": "adamx"}, {"type": "sgd"}, SGD | {"learning_rate": -1}]
     text = refused(one(tables))

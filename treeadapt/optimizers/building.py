@@ -130,7 +130,7 @@ class Builder:
     Args:
         named: values with a name; texts, numbers, lists and tables are data.
         factories_of_caller: in addition to Optax's.
-        stacks: those of the file.
+        options: of the file's rules, for its tables of patterns.
         allow_regex: accept ``re:`` patterns.
 
     Attributes:
@@ -146,12 +146,12 @@ class Builder:
         self,
         named: Mapping[str, Any],
         factories_of_caller: Mapping[str, Factory],
-        stacks: Any,
+        options: Mapping[str, Any],
         *,
         allow_regex: bool,
     ):
         self._factories = {**factories(), **factories_of_caller}
-        self._named, self._file_stacks = named, stacks
+        self._named, self._options = named, options
         self._allow_regex, self._label = allow_regex, ""
         self._within: list[str] = []  # names whose values are being read
         self._depth = self._num_read = self._num_found = self.num_partitions = 0
@@ -352,8 +352,8 @@ class Builder:
                 hint = f"; did you mean {listing(near)}?" if near else hint
                 text = f"{factory.name} has no argument {listing([name])}{hint}"
                 self.find(at, text)
-        if "stacks" in arguments and self._file_stacks:
-            values.setdefault("stacks", self._file_stacks)
+        if "stacks" in arguments and self._options.get("stacks"):
+            values.setdefault("stacks", self._options["stacks"])
         lacking = [n for n, x in arguments.items() if x.is_required and n not in values]
         if lacking and not meant.issuperset(lacking):
             self.find(place, f"{factory.name} needs {listing(lacking)}")
@@ -501,7 +501,7 @@ class Builder:
         values = self._read_all(item, data, place)
         if values is NOTHING:
             return values
-        make = functools.partial(Rules, values, stacks=self._file_stacks)
+        make = functools.partial(Rules, values, **self._options)
         return self._selecting(place, [*values], make)
 
     _axes = _factors

@@ -16,7 +16,7 @@ from typing import Any
 
 import optax
 
-from treeadapt.data_files import VERSION
+from treeadapt.data_files import VERSION, one_line
 from treeadapt.errors import RulesFileError, TreeAdaptError
 from treeadapt.names import Speller, listing, plural
 from treeadapt.optimizers.building import (
@@ -31,7 +31,7 @@ from treeadapt.optimizers.factories import REFUSED, Factory, factories
 from treeadapt.selection.decision import MISSING
 from treeadapt.selection.files import RULES_FILE
 from treeadapt.selection.rules import Rules, rules_of
-from treeadapt.transforms.adapt import adapt, is_transformation
+from treeadapt.transforms.adapt import adapt
 from treeadapt.transforms.partition import FROZEN, freeze, one_group, partition
 
 _RESERVED = ("names", "allow_regex")  # arguments of ``load_optimizer`` itself
@@ -146,21 +146,20 @@ def read_optimizer_file(
         document = _plain_document(name, path_or_mapping)
     passed = {key: _plain(name, value) for key, value in given.items()}
     problems: list[str] = []
-    rules = None
+    table, has_rules = None, "rules" in document or "optimizer" not in document
     try:
-        if "rules" in document or "optimizer" not in document:
-            rules = rules_of(name, document, allow_regex=allow_regex)
-        else:
-            rules_of(name, {**document, "rules": {"**": ""}}, allow_regex=allow_regex)
+        whole = document if has_rules else {**document, "rules": {"**": ""}}
+        table = rules_of(name, whole, allow_regex=allow_regex)
     except TreeAdaptError as error:
         problems.append(str(error).removeprefix(f"Rules file {name!r}: "))
+    rules = table if has_rules else None
     in_file = document.get("given", {})
     if not isinstance(in_file, dict):
         problems.append("given: it is not a table; write [given]")
         in_file = {}
     own, faults = _factories_of_caller(names or {})
-    stacks = None if rules is None else rules.stacks
-    builder = Builder(in_file | passed, own, stacks, allow_regex=allow_regex)
+    options = {} if table is None else {"stacks": table.stacks, "unused": table.unused}
+    builder = Builder(in_file | passed, own, options, allow_regex=allow_regex)
     for text in (*problems, *faults, *_unused(document, in_file, passed)):
         builder.find("", text)
     try:
@@ -260,7 +259,7 @@ def _misfits(labels: Sequence[Any], transforms: Mapping[str, Any]) -> Iterator[s
     for label in transforms:
         if label not in (*names, FROZEN):
             near = Speller().best(label, names)
-            cure = f"did you mean {near!r}?" if near else f"labels are {listing(names)}"
+            cure = f"did you mean {near!r}?" if near else "add a rule, or remove it"
             yield f"optimizers.{label}: no rule gives this label; {cure}"
 
 
@@ -292,6 +291,8 @@ def _factories_of_caller(
 ) -> tuple[dict[str, Factory], list[str]]:
     """Return the caller's factories by name, and what is wrong with them."""
     own, faults = {}, []
+    if not isinstance(names, Mapping):
+        return own, ["names: it is not a mapping of factories by name"]
     for name, function in names.items():
         if name in factories() or name in REFUSED:
             faults.append(f"names: {name!r} is a name of Optax's; choose another")
@@ -367,16 +368,18 @@ def _plain(name: str, data: Any) -> Any:
         nonlocal left
         left -= 1
         if depth > MAX_DEPTH or left < 0:
-            RULES_FILE.refuse(
-                name, "it is nested too deep, or too large", "Simplify it."
-            )
-        if isinstance(data, str | bytes) or is_transformation(data):
-            return str(data) if isinstance(data, str) else data
+            raise ValueError("it is nested too deep, or too large")
+        if isinstance(data, str):
+            return str(data)
         # A ConfigDict is no Mapping, but has its methods.
         if isinstance(data, Mapping) or type(data).__name__.endswith("ConfigDict"):
             return {str(key): plain(each, depth + 1) for key, each in data.items()}
-        if isinstance(data, Sequence) and not hasattr(data, "_fields"):
+        is_list = isinstance(data, Sequence) and not isinstance(data, bytes)
+        if is_list and not hasattr(data, "_fields"):  # a NamedTuple
             return [plain(each, depth + 1) for each in data]
         return data
 
-    return plain(data, 0)
+    try:
+        return plain(data, 0)
+    except Exception as error:  # noqa: BLE001 - of OmegaConf: a value that is missing
+        RULES_FILE.refuse(name, one_line(error), "Correct it.")
