@@ -47,7 +47,7 @@ OPTIMIZER = "optimizer"
 #: What keeps no table from running: no way back, or nobody compared the answers.
 MILD = (ONE_WAY, CHECK)
 _OF_RULES = ("unmatched", "overlap", "unused", "shadowed", "alternative", "uneven")
-KINDS = (*_OF_RULES, *MILD, "retyped", OPTIMIZER)
+KINDS = (*_OF_RULES, "count", *MILD, "retyped", OPTIMIZER)
 _FEWEST = 3  # siblings that make a family
 _NUMBER = re.compile(r"([0-9]+)(?=([^/.]*))")  # and the rest of its word
 

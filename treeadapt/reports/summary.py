@@ -126,8 +126,8 @@ class Finding:
     """One thing that is wrong with rules, or with a migration.
 
     Attributes:
-        kind: ``"unmatched"``, ``"overlap"``, ``"unused"``, ``"shadowed"``, or what
-            ``lint`` finds besides.
+        kind: ``"unmatched"``, ``"overlap"``, ``"unused"``, ``"count"``,
+            ``"shadowed"``, or what ``lint`` finds besides.
         rule: number of the rule, from 1; None for leaves without one, and migrations.
         text: what is wrong, and how it may be cured.
         row: number of the row of a migration that makes it, from 1.
@@ -598,6 +598,8 @@ def findings(
     lines = advice_lines(named, decision.view, decision.is_array)
     for (index, _), line in zip(decision.unused, lines, strict=True):
         yield Finding("unused", index + 1, line)
+    for line in decision.miscounted:
+        yield Finding("count", None, line)
     for index in decision.shadowed:
         text = shorten(rules.selectors[index].typed)
         yield Finding("shadowed", index + 1, f"{text} {decision.shadow(index)}")

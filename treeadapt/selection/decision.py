@@ -14,7 +14,7 @@ import dataclasses
 import enum
 import functools
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import jax.tree_util as jtu
@@ -28,7 +28,7 @@ from treeadapt.errors import (
     UnusedRuleError,
 )
 from treeadapt.layers.stacks import Layers, Unrolled
-from treeadapt.names import shorten
+from treeadapt.names import fold, listing, plural, shorten
 from treeadapt.selection import messages
 from treeadapt.selection.alternatives import (
     UnusedAlternative,
@@ -75,6 +75,7 @@ class RuleTable(Question):
             one.
         unused: ``"error"`` or ``"ignore"`` rules without a use.
         overlap: ``"first"`` or ``"error"`` where rules give one leaf different values.
+        expect: how many arrays should have a label.
         owners: by pattern, the first rule that is just this pattern.
         others: rules that are more than one, with their index.
     """
@@ -85,6 +86,7 @@ class RuleTable(Question):
     default: Any
     unused: Unused
     overlap: Overlap
+    expect: Mapping[Any, int]
     owners: dict[str, int]
     others: list[tuple[int, Selector]]
 
@@ -340,6 +342,7 @@ class Decision:
                 one leaf.
             UnusedRuleError: a rule matches no array leaf, or is unreachable.
             UnmatchedPathError: an array leaf matches no rule and there is no default.
+            RulesError: a label has another number of arrays than is expected.
         """
         self.check_rules()
         self._require_matched()
@@ -352,6 +355,7 @@ class Decision:
             OverlapError: ``overlap="error"`` and two rules with different values match
                 one leaf.
             UnusedRuleError: a rule matches no array leaf, or is unreachable.
+            RulesError: a label has another number of arrays than is expected.
         """
         rules = self.rules
         if rules.overlap == "error" and self.overlaps:
@@ -361,6 +365,12 @@ class Decision:
                 for leaf, first, second in self.overlaps
             ]
             raise OverlapError(messages.overlap(rows))
+        self._check_used()
+        if self.miscounted and not self.leaves.holes:
+            raise RulesError("\n".join(self.miscounted))
+
+    def _check_used(self) -> None:
+        rules = self.rules
         if rules.unused == "ignore":
             return
         # The common case: every rule is one pattern and decides a leaf.
@@ -386,6 +396,23 @@ class Decision:
             where = self.rules.selectors[index]
             if isinstance(where, ListSelector):
                 yield where.entries
+
+    @functools.cached_property
+    def miscounted(self) -> list[str]:
+        """Sentences about labels that have another number of arrays than expected."""
+        lines = []
+        for label, count in self.rules.expect.items():
+            rows = zip(self.paths, self.values, self.is_array, strict=True)
+            paths = [path for path, x, yes in rows if yes and same_value(x, label)]
+            if len(paths) != count:
+                verb = "has it" if len(paths) == 1 else "have it"
+                names = f": {listing(fold(self.names(paths)))}" if paths else ""
+                lines.append(
+                    f"{plural(count, 'array')} should have the label {label!r}, and "
+                    f"{len(paths):,} {verb}{names}. Correct the patterns, or the "
+                    "number that is expected."
+                )
+        return lines
 
     @functools.cached_property
     def alternatives(self) -> list[UnusedAlternative]:

@@ -30,7 +30,7 @@ MAX_PATHS = 200_000
 MAX_WEIGHT = 200_000  # of all patterns together; see ``patterns.Pattern``
 MAX_STACKS = 256
 MAX_AXES = 64  # of an array, and of a mesh
-OPTIONS = ("default", "unused", "overlap", "stacks")
+OPTIONS = ("default", "unused", "overlap", "stacks", "expect")
 FIELDS = ("rules", *OPTIONS, "given", "optimizers", "optimizer")
 Label: TypeAlias = str | int | float | bool | PartitionSpec | ShardLargest
 
@@ -259,9 +259,15 @@ def write_toml(
                 'partition as one, P("data", None).'
             )
     data = {name: _as_data(value) for name, value in fields.items()}
-    stacks = data.pop("stacks", {})
+    stacks, expect = (data.pop(name, {}) for name in ("stacks", "expect"))
     lines = [f"version = {VERSION}", *RULES_FILE.field_lines(data)]
-    for head, table in (("[stacks]", stacks), (RULES_FILE.table, rules)):
+    heads = {"[stacks]": stacks, "[expect]": expect, RULES_FILE.table: rules}
+    if others := [label for label in expect if not isinstance(label, str)]:
+        raise RulesFileError(
+            f"A rules file can expect a number of arrays for labels that are texts; "
+            f"{one_line(repr(others[0]))} is none."
+        )
+    for head, table in heads.items():
         lines += ["", head] if table else []
         for key, value in (table or {}).items():
             written = False if value is None else _as_data(value)

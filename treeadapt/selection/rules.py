@@ -26,7 +26,7 @@ from treeadapt.errors import (
     StackError,
 )
 from treeadapt.layers.stacks import NO_STACKS, Stacks
-from treeadapt.names import shorten
+from treeadapt.names import listing, shorten
 from treeadapt.selection import files
 from treeadapt.selection.answers import (
     IN_AN_OPTIMIZER,
@@ -57,6 +57,7 @@ _DEFAULTS: dict[str, Any] = {
     "unused": "error",
     "overlap": "first",
     "stacks": NO_STACKS,
+    "expect": {},
 }
 
 
@@ -84,9 +85,13 @@ class Rules(RuleTable):
             ``("blocks_{l}", 0)`` names another unrolled form; None makes an exception
             below a stack. Stacks may be nested: ``{"blocks": 0, "blocks/experts": 1}``.
             On the unrolled model itself the rules decide without the stack.
+        expect: ``{"lora": 24}`` where 24 arrays should get the label ``"lora"``; with
+            ``stacks`` each layer counts. Another number is an error, except on a part
+            of a tree.
 
     Raises:
-        RulesError: the table is malformed.
+        RulesError: the table is malformed, or ``expect`` names a label that no rule
+            gives.
         StackError: ``stacks`` is malformed.
         SelectorError: a key is not a selector, or an option is not one of its choices.
         PatternError: a pattern is malformed.
@@ -110,8 +115,10 @@ class Rules(RuleTable):
         unused: Unused | None = None,
         overlap: Overlap | None = None,
         stacks: Mapping[str, Any] | Stacks | None = None,
+        expect: Mapping[Any, int] | None = None,
     ):
         changed = {"unused": unused, "overlap": overlap, "stacks": stacks}
+        changed |= {"expect": dict(expect) if isinstance(expect, Mapping) else expect}
         options = rules.options if isinstance(rules, Rules) else dict(_DEFAULTS)
         options |= {name: value for name, value in changed.items() if value is not None}
         options |= {} if default is MISSING else {"default": default}
@@ -135,6 +142,7 @@ class Rules(RuleTable):
         needs = frozenset().union(*(where.needs for _, where in others))
         vars(self).update(options, pairs=tuple(pairs), selectors=selectors)
         vars(self).update(values=values, owners=owners, others=others, needs=needs)
+        _check_counts(options["expect"], (*values, options["default"]))
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"Rules are immutable: cannot set {name!r}.")
@@ -186,6 +194,7 @@ class Rules(RuleTable):
             UnmatchedPathError: an array leaf matches no rule and there is no default.
             UnusedRuleError: a rule matches no array leaf, or is unreachable.
             OverlapError: two rules with different values match one leaf.
+            RulesError: a label has another number of arrays than is expected.
             SelectorError: called on a number, as a schedule would be, or as an nnx
                 filter.
         """
@@ -490,6 +499,7 @@ def param_labels(tree: Any, rules: Any, *, default: Any = MISSING) -> Any:
         StackError: the rules have ``stacks``, and the layers of one array get different
             labels; or a stack does not fit the tree.
         PathCollisionError: two leaves have the same path.
+        RulesError: a label has another number of arrays than the rules expect.
         RulesError, SelectorError, PatternError: ``rules`` are malformed.
 
     Example:
@@ -540,7 +550,7 @@ def load_rules(path: str | os.PathLike[str], *, allow_regex: bool = False) -> Ru
     ``P("data", None)``, and ``[]`` is ``P()``; the table ``{ shard_largest = "data",
     min_size = 65536 }`` is what ``shard_largest`` gives. ``default``, ``unused`` and
     ``overlap`` as for ``Rules``; and a table ``stacks``, with ``["blocks_{l}", 0]`` for
-    a pair and ``false`` for an exception.
+    a pair and ``false`` for an exception; and a table ``expect``, with ``lora = 24``.
 
     Args:
         path: file name, ending in ``.toml`` or ``.json``. The file is read as data:
@@ -587,7 +597,7 @@ def rules_of(
         options["default"] = files.read_label(path, options["default"], "'default'")
     try:
         return Rules(pairs, **options)
-    except (SelectorError, StackError) as error:  # an option is malformed
+    except (RulesError, SelectorError, StackError) as error:  # of an option
         text = files.stacks_in_file(str(error))
         raise RulesFileError(f"Rules file {str(path)!r}: {text}") from error
 
@@ -600,6 +610,29 @@ def _refuse_filter(values: Sequence[Any], leaf: Any) -> None:
             "filter says yes or no. Pass the selector of one label: "
             f"rules.where({shorten(label)})."
         )
+
+
+def _check_counts(expect: Any, labels: Sequence[Any]) -> None:
+    """Raise unless ``expect`` has a number for labels that the rules give."""
+    if not isinstance(expect, Mapping):
+        raise RulesError(
+            "expect= is a mapping from labels to numbers of arrays, such as "
+            f'{{"lora": 24}}; got {shorten(repr(expect))}.'
+        )
+    for label, count in expect.items():
+        if not any(same_value(label, each) for each in labels):
+            known = listing(
+                map(repr, (x for x in labels if x is not MISSING)), write=str
+            )
+            raise RulesError(
+                f"expect= names the label {shorten(repr(label))}, which no rule gives; "
+                f"labels are {known}."
+            )
+        if type(count) is not int or count < 0:
+            raise RulesError(
+                f"expect= has {shorten(repr(count))} for {shorten(repr(label))}. Write "
+                "a number of arrays, such as 24."
+            )
 
 
 def _pairs(rules: Any) -> Sequence[tuple[Any, Any]]:
