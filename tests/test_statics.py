@@ -5,25 +5,19 @@ from __future__ import annotations
 import argparse
 import array
 import collections
-import ctypes
 import dataclasses
-import decimal
 import enum
 import fractions
 import functools
-import io
-import itertools
 import logging
 import math
 import operator
 import pathlib
 import random
 import re
-import sys
 import threading
 import types
 import uuid
-import weakref
 from typing import Any, NamedTuple
 
 import attrs
@@ -168,8 +162,6 @@ def append(thing):
     thing.append(2)
 
 
-_KEPT = {}  # what a weak reference refers to
-
 # Name: how it is made, and how it changes in place.
 CHANGING = {
     "list": (lambda: [1], append),
@@ -198,12 +190,11 @@ CHANGING = {
     "deque": (lambda: collections.deque([1]), append),
     "bounded deque": (lambda: collections.deque([1, 1], 2), append),
     "bytearray": (lambda: bytearray(b"a"), lambda x: x.extend(b"b")),
-    "array": (lambda: array.array("i", [1]), append),
+    "list after a list": (lambda: ([1], ("a", [2])), lambda x: append(x[1][1])),
     "NumPy array within": (
         lambda: Settings(Settings([np.ones(2)])),
         lambda x: operator.setitem(x.scale.scale[0], 0, 2),
     ),
-    "ctypes": (lambda: ctypes.c_int(1), lambda x: setattr(x, "value", 2)),
     "SimpleNamespace": (lambda: types.SimpleNamespace(scale=1), set_scale),
     "argparse.Namespace": (lambda: argparse.Namespace(scale=1), set_scale),
     "dataclass": (Settings, set_scale),
@@ -250,7 +241,6 @@ CHANGING = {
         lambda: types.MappingProxyType(vars(types.SimpleNamespace(a=[1]))),
         lambda x: x["a"].append(2),
     ),
-    "exception": (lambda: ValueError([1]), lambda x: x.args[0].append(2)),
     "partial": (
         lambda: functools.partial(max, {"a": 1}),
         lambda x: x.args[0].update(a=2),
@@ -263,29 +253,17 @@ CHANGING = {
         lambda: Object(jtu.Partial(max, default=1)),
         lambda x: x.scale.keywords.update(default=2),
     ),
-    "weak reference": (
-        lambda: weakref.ref(_KEPT.setdefault("weakly", Object())),
-        lambda x: setattr(x(), "scale", x().scale + 1),
-    ),
     "bound method": (lambda: Object().method, lambda x: set_scale(x.__self__)),
-    "method of a list": (lambda: [1].count, lambda x: x.__self__.append(2)),
+}
+
+# All else is what it is, whatever becomes of it.
+CLOSED = {
+    "array": (lambda: array.array("i", [1]), append),
     "random.Random": (lambda: random.Random(0), lambda x: x.random()),
     "NumPy generator": (lambda: np.random.default_rng(0), lambda x: x.random()),
-    "StringIO": (lambda: io.StringIO("a"), lambda x: x.write("b")),
-    "iterator": (lambda: Object(iter([1, 2])), lambda x: next(x.scale)),
-}
-if sys.version_info < (3, 12):  # later ones warn that it will not pickle
-    CHANGING["count"] = (itertools.count, next)
-
-# They are never the same, as they cannot be looked into.
-NEVER = {
-    "generator": lambda: Object(i for i in range(3)),
-    "memoryview": lambda: memoryview(bytearray(b"a")),
-    "view of a dict": lambda: {"a": 1}.keys(),
-    "generator within": lambda: Object([{1: (i for i in range(3))}]),
-    "sets within sets": lambda: functools.reduce(
-        lambda below, _: Frozen(frozenset([below])), range(3_000), Frozen()
-    ),
+    "iterator": (lambda: iter([1, 2]), next),
+    "generator": (lambda: (i for i in range(3)), next),
+    "method of a list": (lambda: [1].count, lambda x: x.__self__.append(2)),
 }
 
 
@@ -386,11 +364,17 @@ def test_a_static_that_changes_in_place_traces_anew(kind, holder):
     assert len(traces) == 2
 
 
+@pytest.mark.hazard("H6b")
 @pytest.mark.parametrize("holder", HOLDERS)
-@pytest.mark.parametrize("kind", NEVER)
-def test_what_cannot_be_looked_into_is_never_the_same(kind, holder):
-    tree = hold(holder, NEVER[kind]())
-    assert form(None, tree) != form(None, tree)
+@pytest.mark.parametrize("kind", CLOSED)
+def test_what_is_not_looked_into_is_one_object_whatever_becomes_of_it(kind, holder):
+    make, change = CLOSED[kind]
+    value = make()
+    tree = hold(holder, Object(value))
+    before = form(None, tree)
+    change(value)
+    assert before == form(None, tree)
+    assert before != form(holder, Object(make()))
 
 
 @pytest.mark.hazard("H3")
@@ -414,9 +398,7 @@ def test_what_cannot_be_looked_into_is_never_the_same(kind, holder):
         ("a", MyStr("a")),
         (1, MyInt(1)),
         (Object, Hashable),
-        (decimal.Decimal("1.0"), decimal.Decimal("1.00")),
         (fractions.Fraction(1), 1),
-        (range(0), range(1, 1)),
         (types.SimpleNamespace(a=1), types.SimpleNamespace(a=1.0)),
         (functools.partial(max, 1), functools.partial(max, 1.0)),
         (jax.tree.structure({1: 0}), jax.tree.structure({1.0: 0})),

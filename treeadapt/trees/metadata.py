@@ -8,51 +8,40 @@ Knows no leaf that is an array. See ``views`` for where structures come from.
 
 from __future__ import annotations
 
-import copyreg
+import collections
 import dataclasses
 import enum
+import functools
 import operator
-import struct
 import sys
-import threading
 import types
-import weakref
-from collections.abc import Iterable, Sequence
-from functools import partial
-from pickle import PickleError
+from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.tree_util as jtu
+import numpy as np
 
 from treeadapt import _jax
 from treeadapt.adapters import fields
 from treeadapt.trees.views import same_structure
 from treeadapt.trees.walk import Recipe
 
-_ATOMS = frozenset({str, int, bool, bytes, type(None), type(...), type(NotImplemented)})
-_BY_IDENTITY = (
-    *(type, types.FunctionType, types.ModuleType, enum.Enum),
-    *(jax.Array, jax.core.Tracer, type(threading.Lock()), type(threading.RLock())),
-)
-_BY_EQUALITY = frozenset({"jax", "jaxlib", "ml_dtypes"})  # their objects do not change
-_REFUSALS = (  # of an object that cannot be pickled
-    *(TypeError, ValueError, AttributeError, LookupError, RuntimeError),
-    *(PickleError, Warning),
-)
+_ATOMS = frozenset({str, int, bool, bytes, type(None), type(...)})
 _NO_HASH = object.__hash__  # it hashes the address
-_POINTER = struct.calcsize("P")
+# What never changes, or has attributes that are caches or handlers, not values.
+_BY_EQUALITY = (type, types.FunctionType, types.ModuleType, enum.Enum)
+_OPENED = frozenset({"builtins", "collections", "types", "argparse", "functools"})
+_CLOSED = (sys.stdlib_module_names | {"jax", "jaxlib", "ml_dtypes"}) - _OPENED
 
 
 class Snapshot:
     """Static values as they were when this was made.
 
     Two snapshots are equal if their values were, by type and exact value, with all that
-    they hold. Containers, dataclasses and other objects of Python classes are looked
-    into, and so is what pickles. Functions, classes, modules and JAX arrays are the
-    same only as themselves; so is an object without an ``__eq__``, while it holds the
-    same. What cannot be looked into, such as a generator, is never the same, not even
-    as itself.
+    they hold. Builtin containers and numbers, ``collections``, NumPy arrays, partial
+    functions and whatever has attributes, a dataclass, say, are looked into. All else
+    (functions, classes, generators, objects of the rest of the standard library and of
+    JAX) is the same if it is one object, or equal, whatever becomes of it.
 
     Attributes:
         things: the values; those that can change may have changed since.
@@ -118,8 +107,10 @@ def holds_nothing(thing: Any) -> bool:
         >>> holds_nothing(type("Marker", (), {})()), holds_nothing("text")
         (True, False)
     """
-    return getattr(thing, "__dict__", None) == {} and not (
-        callable(thing) or fields.slots(type(thing)) or _has_hidden_state(type(thing))
+    return (
+        getattr(thing, "__dict__", None) == {}
+        and not (callable(thing) or fields.slots(type(thing)))
+        and fields.has_attributes_alone(type(thing))
     )
 
 
@@ -165,156 +156,95 @@ def _same(some: Sequence[Any], others: Sequence[Any]) -> bool:
 
 
 def _read(things: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Return tokens that represent values, and the objects that can change in place.
+    """Return tokens that represent values, and the outermost objects that can change.
 
-    Each value is a token, followed by those of what it holds. An object that is met
-    again is written as its number. No token depends on an address or a hash seed.
-    """
-    try:
-        return _read_below(things, {})
-    except RecursionError:  # sets within sets
-        return [object()], [*things]
-
-
-def _read_below(
-    things: Iterable[Any], seen: dict[int, tuple[int, Any]]
-) -> tuple[list[Any], list[Any]]:
-    """Read without recursion, except in sets.
-
-    ``seen`` has the number of each object, and the object so that its id stays its own.
+    Each value is a token, followed by those of what it holds; an object that is met
+    again is its number. No token depends on an address or a hash seed. Only sets are
+    read by recursion.
     """
     tokens: list[Any] = []
     changing: list[Any] = []
-    pending = [iter(things)]
-    changing_from = sys.maxsize  # how deep the outermost one lies that can change
+    # The object too, so that its id stays its own.
+    seen: dict[int, tuple[int, Any]] = {}
+    pending = [*reversed(things)]
+    within = sys.maxsize  # how many are pending behind an object that can change
     while pending:
-        for thing in pending[-1]:
-            cls = type(thing)
-            if cls in _ATOMS:
-                tokens.append((cls, thing))
-            elif cls is float:
-                tokens.append((cls, thing.hex()))
-            elif id(thing) in seen:
-                tokens.append((_read, seen[id(thing)][0]))
-            else:
-                seen[id(thing)] = (len(seen), thing)
-                head, inside, can_change = _open(thing, seen)
-                if can_change and len(pending) < changing_from:
-                    changing.append(thing)
-                    changing_from = len(pending)
-                tokens.append((head, len(inside)))
-                pending.append(iter(inside))
-                break
+        thing = pending.pop()
+        if len(pending) < within:
+            within = sys.maxsize
+        cls = type(thing)
+        if cls in _ATOMS:
+            tokens.append((cls, thing))
+        elif cls is float:
+            tokens.append((cls, thing.hex()))
+        elif id(thing) in seen:
+            tokens.append((_read, seen[id(thing)][0]))
         else:
-            pending.pop()
-            if len(pending) <= changing_from:
-                changing_from = sys.maxsize
+            seen[id(thing)] = (len(seen), thing)
+            head, inside, can_change = _open(thing)
+            if can_change and within == sys.maxsize:
+                changing.append(thing)
+                within = len(pending)
+            tokens.append((head, len(inside)))
+            pending += reversed(inside)
     return tokens, changing
 
 
-def _open(thing: Any, seen: dict[int, Any]) -> tuple[Any, Sequence[Any], bool]:
+def _open(thing: Any) -> tuple[Any, Sequence[Any], bool]:
     """Return what represents an object, what it holds, and whether that can change."""
     cls: Any = type(thing)
-    if issubclass(cls, _BY_IDENTITY):
-        return _Is(thing), (), False
+    if cls in (tuple, list):
+        return cls, thing[:], cls is list
     if issubclass(cls, jtu.PyTreeDef):
         return _Equals(thing), node_data(thing), False
-    is_partial = issubclass(cls, partial)  # JAX's own can change in place too
-    if cls.__module__.partition(".")[0] in _BY_EQUALITY and not is_partial:
+    if issubclass(cls, np.ndarray | np.generic) and thing.dtype != object:
+        return (cls, thing.dtype.str, thing.shape, thing.tobytes()), (), True
+    base, attributes = fields.builtin_base(cls), fields.attributes(thing)
+    inside: list[Any] = [*attributes.items()]
+    if issubclass(cls, functools.partial):  # JAX's own too
+        inside += thing.func, thing.args, thing.keywords
+    elif cls.__module__.partition(".")[0] in _CLOSED or issubclass(cls, _BY_EQUALITY):
         return _Equals(thing), (), False
-    if cls is tuple:
-        return cls, thing, False
-    if cls is list:
-        return cls, thing.copy(), True
-    if cls is dict:
-        return cls, [*thing, *thing.values()], True
-    if cls is set or cls is frozenset:
-        # Each with a copy of what was seen, so that none depends on the others.
-        members = [_read_below((one,), dict(seen)) for one in thing]
-        can_change = cls is set or any(changing for _, changing in members)
-        return (cls, frozenset(tuple(tokens) for tokens, _ in members)), (), can_change
-    inside = _contents(thing)
-    if inside is None:
-        return (_Is(thing) if callable(thing) else object()), (), True
-    is_value = hasattr(fields.builtin_base(cls), "__getnewargs__")  # a str, an int, ...
-    can_change = not is_value or cls.__dictoffset__ != 0 or bool(fields.slots(cls))
-    # Without attributes only the class counts: eqx.nn.Shared puts such an object, a new
-    # one for each model, where it took an array away (Equinox 0.11.3).
-    is_itself = cls.__eq__ is object.__eq__ and not holds_nothing(thing)
-    return (_Is(thing) if is_itself else cls), inside, can_change
+    elif issubclass(cls, set | frozenset):
+        read = [_read([one]) for one in base.__iter__(thing)]
+        members = frozenset(tuple(tokens) for tokens, _ in read)
+        changes = cls is not frozenset or any(changing for _, changing in read)
+        return (cls, members), inside, changes
+    elif issubclass(cls, dict | types.MappingProxyType):
+        pairs = thing if base is types.MappingProxyType else dict(base.items(thing))
+        inside += getattr(thing, "default_factory", None), *pairs, *pairs.values()
+    elif issubclass(cls, list | collections.deque):
+        inside += getattr(thing, "maxlen", None), *base.__iter__(thing)
+    elif issubclass(cls, types.MethodType):
+        inside += thing.__func__, thing.__self__
+    elif hasattr(base, "__getnewargs__"):  # of a str, a number, a tuple
+        inside += base.__getnewargs__(thing)
+        return cls, inside, cls.__dictoffset__ != 0
+    elif issubclass(cls, bytearray):
+        inside += (bytes(thing),)
+    elif not (cls.__dictoffset__ or fields.slots(cls)):
+        return _Equals(thing), (), False
+    elif dataclasses.is_dataclass(cls) and cls.__hash__ not in (None, _NO_HASH):
+        # It promises that nothing but its fields counts, and Linen relies on that.
+        names = {field.name for field in dataclasses.fields(cls)}
+        inside = [item for item in inside if item[0] in names]
+    is_value = cls.__eq__ is not object.__eq__ or base is not object
+    return (cls if is_value else _Equals(thing)), inside, True
 
 
-def _contents(thing: Any) -> Sequence[Any] | None:
-    """Return what an object holds; None if it cannot be looked into."""
-    cls = type(thing)
-    if issubclass(cls, weakref.ref):
-        return (thing(),)
-    if cls is types.MappingProxyType:
-        return (thing.copy(),)
-    base = fields.builtin_base(cls)
-    attributes = fields.attributes(thing).items()
-    if issubclass(base, dict):
-        factory = getattr(thing, "default_factory", None)
-        return (dict(base.items(thing)), factory, *attributes)
-    if issubclass(base, list | set | frozenset):
-        return (base(base.__iter__(thing)), *attributes)
-    if base is object and not (_has_hidden_state(cls) or _is_pickled_by_python(cls)):
-        if dataclasses.is_dataclass(cls) and cls.__hash__ not in (None, _NO_HASH):
-            # It promises that nothing but its fields counts, and Linen relies on that.
-            names = {field.name for field in dataclasses.fields(cls)}
-            return [item for item in attributes if item[0] in names]
-        return tuple(attributes)
-    if hasattr(base, "__getnewargs__"):
-        return (*base.__getnewargs__(thing), *attributes)
-    return _reduced(thing)
-
-
-def _has_hidden_state(cls: type) -> bool:
-    """Return whether instances are larger than their attributes: C code holds more."""
-    places = len(fields.slots(cls))
-    places += (cls.__dictoffset__ > 0) + (cls.__weakrefoffset__ > 0)
-    return cls.__basicsize__ > object.__basicsize__ + places * _POINTER
-
-
-def _is_pickled_by_python(cls: Any) -> bool:
-    # A logger or a path: its attributes are caches, handlers, locks.
-    has_reduce = cls.__reduce__ is not object.__reduce__
-    return has_reduce and cls.__module__.partition(".")[0] in sys.stdlib_module_names
-
-
-def _reduced(thing: Any) -> list[Any] | None:
-    """Return what ``pickle`` would write of an object of a class written in C."""
-    reduce = copyreg.dispatch_table.get(type(thing))
-    try:
-        parts = reduce(thing) if reduce else thing.__reduce_ex__(4)
-    except _REFUSALS:
-        return None
-    if isinstance(parts, str):  # a name in a module
-        return None
-    return [*parts[:3], *(None if part is None else list(part) for part in parts[3:5])]
-
-
-class _Is:
-    """Equal while both hold one object."""
+class _Equals:
+    """Equal while both hold one object, or equal ones of one class."""
 
     def __init__(self, thing: Any):
         self.thing = thing
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Is) and self.thing is other.thing
-
-    def __hash__(self) -> int:
-        return id(self.thing)
-
-
-class _Equals(_Is):
-    """Equal while both hold equal objects of one class."""
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, _Equals)
-            and type(self.thing) is type(other.thing)
-            and (self.thing is other.thing or same_structure(self.thing, other.thing))
+        return isinstance(other, _Equals) and (
+            self.thing is other.thing
+            or (
+                type(self.thing) is type(other.thing)
+                and same_structure(self.thing, other.thing)
+            )
         )
 
     def __hash__(self) -> int:
