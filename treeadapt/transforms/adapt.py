@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import re
 import traceback
 from collections.abc import (
     Callable,
@@ -51,6 +50,7 @@ from treeadapt.transforms.flat import (
 )
 from treeadapt.transforms.stale import explained_state
 from treeadapt.transforms.unlifted import (
+    arguments_required,
     code_of,
     functions_asked,
     name_of,
@@ -61,10 +61,6 @@ from treeadapt.transforms.unlifted import (
 )
 from treeadapt.trees.views import TreeView
 
-# As Python writes it; what has another name is not a transformation's.
-_LACKING = re.compile(
-    r"\S*update\w*\(\) missing [0-9]+ required keyword-only (.*)", re.S
-)
 _EXTRA = {"value": "loss(params)", "grad": "grads", "value_fn": "loss"}
 
 
@@ -255,7 +251,7 @@ def run_flat(
         strict = not is_part if outer is None else outer.strict
         with (
             whole_tree(view, strict=strict) as whole,
-            _explained(parts, whole, fast_params(flat)),
+            _explained(parts, whole, fast_params(flat), {}),
         ):
             state = init_flat(whole, flat)
             if not is_part:
@@ -288,7 +284,7 @@ def run_flat(
                 is_params=view is not None,
                 gradients=grads,
             ) as whole,
-            _explained(parts, whole, flat_updates),
+            _explained(parts, whole, flat_updates, extra),
             explained_state(state, functools.partial(init_flat, whole), like),
         ):
             new, new_state = update_flat(whole, flat_updates, state, shown, flat_args)
@@ -336,20 +332,23 @@ def _copied(array: jax.Array) -> jax.Array:
 
 
 @contextlib.contextmanager
-def _explained(tx: Any, whole: WholeTree, flat: FlatDict) -> Iterator[None]:
+def _explained(
+    tx: Any, whole: WholeTree, flat: FlatDict, extra: FlatDict
+) -> Iterator[None]:
     """Say in an error what may be behind it.
 
     Args:
         tx: what runs inside; it may hold functions of a tree.
         whole: the caller's tree.
         flat: what it is shown of it: params, or updates; a leaf may have none.
+        extra: the extra arguments.
     """
     try:
         yield
     except TreeAdaptError:
         raise
     except Exception as error:
-        note_missing_extra(error)
+        note_missing_extra(error, tx, extra)
         lacking = [path for path, leaf in flat.items() if leaf is None]
         if lacking and isinstance(error, TypeError | ValueError):
             raise TransformError(
@@ -378,17 +377,22 @@ def _explained(tx: Any, whole: WholeTree, flat: FlatDict) -> Iterator[None]:
         raise
 
 
-def note_missing_extra(error: Exception, whose: str = "") -> None:
+def note_missing_extra(
+    error: Exception, tx: Any, extra: FlatDict, whose: str = ""
+) -> None:
     """Add to an error which extra arguments an update lacked, if it is about these.
 
     Args:
-        error: what the update raised; of Optax, a ``TypeError``.
+        error: what the update raised; of Python, a ``TypeError``.
+        tx: the transformation.
+        extra: the extra arguments that it got.
         whose: words that name the transformation.
     """
-    lacking = _LACKING.match(str(error)) if isinstance(error, TypeError) else None
-    if lacking is None or getattr(error, "__notes__", None):
+    if not isinstance(error, TypeError) or getattr(error, "__notes__", None):
         return
-    names = re.findall(r"'(\w+)'", lacking[1])
+    names = [name for name in arguments_required(tx) if name not in extra]
+    if not names:
+        return
     passed = ", ".join(f"{name}={_EXTRA.get(name, '...')}" for name in names)
     error.add_note(
         f"The transformation{whose} needs {listing(names)}, which update did not get: "

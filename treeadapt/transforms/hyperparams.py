@@ -239,10 +239,6 @@ def type_names(annotation: Any) -> Iterator[str]:
     annotation = getattr(annotation, "__value__", annotation)  # type X = ...
     if typing.get_origin(annotation) is typing.Annotated:
         annotation = typing.get_args(annotation)[0]
-    if isinstance(annotation, str):  # of a name that is only there for type checkers
-        text = re.sub(r"Callable\[.*\]", "Callable", annotation)
-        yield from re.findall(r"\w+(?=\s*(?:[\[\],|]|$))", text)
-        return
     is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     for member in typing.get_args(annotation) if is_union else (annotation,):
         name = getattr(typing.get_origin(member) or member, "__name__", "")
@@ -291,10 +287,25 @@ def _checked(name: str, fn: Callable[..., Any], count: Any) -> Any:
 
 
 def _signature(factory: Callable[..., Any]) -> inspect.Signature:
-    try:
-        return inspect.signature(factory, eval_str=True)
-    except (NameError, AttributeError, TypeError, SyntaxError):
-        return inspect.signature(factory)  # the annotations stay strings
+    """Return the signature, in which a name for type checkers alone is ``Any``."""
+    names: dict[str, Any] = {}
+    while True:
+        try:
+            return inspect.signature(factory, eval_str=True, locals=names)
+        except NameError as error:
+            name = str(error.name)
+            if name in names:
+                break
+            names[name] = Any
+        except (AttributeError, TypeError, SyntaxError):
+            break
+    plain = inspect.signature(factory)
+    return plain.replace(
+        parameters=[
+            parameter.replace(annotation=_EMPTY)
+            for parameter in plain.parameters.values()
+        ]
+    )
 
 
 def _require_known(static: frozenset[str], signature: inspect.Signature) -> None:

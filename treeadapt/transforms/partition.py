@@ -383,7 +383,8 @@ def update_groups(
         try:
             new, after = tx.update(part, state[label], shown, **narrowed)
         except TypeError as error:
-            note_missing_extra(error, f" of {label!r}" if label else "")
+            whose = f" of {label!r}" if label else ""
+            note_missing_extra(error, tx, narrowed, whose)
             raise
         if not isinstance(new, dict | optax.LookaheadParams):
             raise TransformError(

@@ -248,6 +248,20 @@ def patterns_held(tx: Any) -> Iterator[str]:
             yield from thing.patterns()
 
 
+def arguments_required(tx: Any) -> Iterator[str]:
+    """Yield the names of the extra arguments that updates in a transformation need.
+
+    Example:
+        >>> list(arguments_required(optax.chain(optax.polyak_sgd(), optax.scale(2.0))))
+        ['value']
+    """
+    for _, fn in _everything(tx):
+        if isinstance(fn, types.FunctionType) and "update" in fn.__name__:
+            code, defaults = fn.__code__, fn.__kwdefaults__ or {}
+            names = code.co_varnames[code.co_argcount :][: code.co_kwonlyargcount]
+            yield from (name for name in names if name not in defaults)
+
+
 def name_of(fn: Any) -> str:
     """Return what to call a function in a message."""
     return getattr(fn, "__qualname__", type(fn).__name__)
