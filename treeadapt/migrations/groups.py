@@ -22,6 +22,7 @@ from treeadapt.arrays import is_array, is_inexact_dtype, least_value
 from treeadapt.convert import describe
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.axes import REST, Axes, Axis, Product, every_name, indices
+from treeadapt.migrations.operations import Values
 from treeadapt.migrations.problems import Problems, nearest
 from treeadapt.migrations.rows import Address, Row
 from treeadapt.migrations.running import Layout, Move, factor_dtype, wide_dtype
@@ -528,7 +529,12 @@ class GroupMaker:
             if row.values.multiply
             else (self.source[source].dtype)
         )
-        self._check_numbers(dtype, source)
+        lacking = [name for name in row.values.size_names if name not in sizes]
+        if lacking:
+            text = f"{listing([source])}: the size of {listing(lacking)} stays open"
+            self._fault(f"{text}; write it in sizes=")
+        values = row.values.with_sizes(sizes)
+        self._check_numbers(values, dtype, source)
         after = self._cast(dtype, source, filled)
         padded = (dtype, after) if row.values.pad else ()
         lacking = [each for each in padded if not has_zero(each)]
@@ -545,7 +551,7 @@ class GroupMaker:
             targets=tuple(sides[1]),
             pieces=row.pieces,
             sizes=tuple((n, sizes[n]) for n in _names(itertools.chain(*sides))),
-            values=row.values,
+            values=values,
             dtype=after,
             compares=row.compares,
             lengths=(*self._lengths(sources).items(),) if row.values.multiply else (),
@@ -561,9 +567,9 @@ class GroupMaker:
                 self._fault(text, "values")
         return factor_dtype(dtypes.values())
 
-    def _check_numbers(self, dtype: Any, source: str) -> None:
+    def _check_numbers(self, values: Values, dtype: Any, source: str) -> None:
         """Raise unless arrays of a dtype can be computed with the row's numbers."""
-        values, text = self.row.values, f"{listing([source])} is"
+        text = f"{listing([source])} is"
         if not values.computes:
             return
         if not is_inexact_dtype(dtype):
@@ -588,7 +594,10 @@ class GroupMaker:
         if undoes and len(cast) == 1 and is_array(like):
             after = like.dtype
         elif undoes and len(cast) == 1:
-            problem = "was cast from a dtype that only a target shows"
+            problem = (
+                "was cast from a dtype that only a target shows: pass one, or write "
+                f"the old dtype, too, as {{'cast': ['bfloat16', '{cast[0]}']}}"
+            )
         if dtype != before and (undoes or len(cast) > 1):
             problem = f"is {dtype}, and the row casts {before}"
         if not problem and (_kind(after) is None or _kind(after) != _kind(dtype)):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import operator
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +14,6 @@ import numpy as np
 
 from treeadapt.arrays import is_array, is_array_class, is_inexact_dtype
 from treeadapt.convert import describe
-from treeadapt.data_files import MAX_INTEGER
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.chain import plan_chain
 from treeadapt.migrations.files import (
@@ -26,6 +24,7 @@ from treeadapt.migrations.files import (
 )
 from treeadapt.migrations.groups import Group, has_zero
 from treeadapt.migrations.moments import changed_moments
+from treeadapt.migrations.operations import as_size
 from treeadapt.migrations.plan import (
     DROPPED,
     MigrationPlan,
@@ -94,12 +93,14 @@ class Migration:
         sizes: Mapping[str, int] | None = None,
         new: Mapping[str, str] | None = None,
     ) -> None:
-        self._rows = parse_rows(table)
         for name, mapping in (("sizes", sizes), ("new", new)):
             if not isinstance(mapping, Mapping | None):
                 raise MigrationError(
                     f"Expected a mapping as {name}=, got {describe(mapping)}."
                 )
+        known = {name: as_size(size) for name, size in (sizes or {}).items()}
+        known = {name: size for name, size in known.items() if size}
+        self._rows = parse_rows(table, known)
         self._sizes = {name: self._size(name, n) for name, n in (sizes or {}).items()}
         self._new = dict(new or {})
         for path, filling in self._new.items():
@@ -108,7 +109,7 @@ class Migration:
                     f"new= has {path!r:.200}: {filling!r:.80}. Write 'zeros', or "
                     "'target' or 'dropped' to keep what the target has."
                 )
-        self._added = tuple(parse_row(path, None) for path in self._new)
+        self._added = tuple(parse_row(path, None, known) for path in self._new)
         self.origin = ""
 
     @property
@@ -159,12 +160,8 @@ class Migration:
 
     def _size(self, name: str, number: Any) -> int:
         """Return a size as an int."""
-        is_bool = isinstance(number, bool | np.bool_)
-        try:
-            size = 0 if is_bool else operator.index(number)
-        except TypeError:
-            size = 0
-        if not 0 < size < MAX_INTEGER:
+        size = as_size(number)
+        if not size:
             raise MigrationError(
                 f"The size of {name!r:.200} is {number!r:.80}. It is an integer above "
                 "0, of at most 64 bits."
@@ -292,6 +289,11 @@ class Migration:
         )
         for group, text in changed_moments(groups, source):
             problems.add("values", text, group.row, paths=[*group.filled])
+        for group in groups if has_place is None else ():
+            for path in group.filled if group.row.sees_target else ():
+                if path not in (likes or {}):
+                    text = f"{listing([path])}, by the row {group.row.text!r:.200}"
+                    problems.add("unseen", text, group.row, paths=[path])
         needed = [path for path, filling in self._new.items() if filling != DROPPED]
         if needed and likes is None:
             raise MigrationError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import operator
 import re
 import sys
@@ -20,6 +21,7 @@ import numpy as np
 
 from treeadapt.data_files import MAX_INTEGER
 from treeadapt.errors import MigrationError
+from treeadapt.migrations.templates import NO_SIZES
 from treeadapt.names import Speller, listing
 
 OPERATIONS = ("repeat", "scale", "offset", "pad", "fill", "cast", "multiply")
@@ -28,6 +30,11 @@ NOTES = ("sizes", "checked", "optional", "check")
 _LONGEST_CHECK = 200
 
 _DTYPE = re.compile(r"[<>=|]?[A-Za-z][A-Za-z0-9_]{0,30}")
+
+_POWER = re.compile(r"([A-Za-z_]\w*)(?:\*\*(-?[0-9]{1,3}(?:\.[0-9]{1,3})?))?")
+
+#: A name of a size, and the exponent of its power.
+Power: TypeAlias = tuple[str, float]
 
 #: How many zeros are before and after the rest of an axis, by its name.
 Pads: TypeAlias = Mapping[str | None, tuple[int, int]]
@@ -47,6 +54,9 @@ class Values:
         cast: dtypes by name: the new one, or the old one and the new one.
         multiply: whether the sources are factors of the target, before all this.
         undoes: whether all this was done to the sources, and is undone.
+        scale_of: a name of which a power is a factor, too, and the exponent.
+        offset_of: the same of what is added.
+        pad_of: what is in the place of widths, as ``(axis, place, name)``.
     """
 
     repeat: tuple[tuple[str, int | None], ...] = ()
@@ -57,11 +67,31 @@ class Values:
     cast: tuple[str, ...] = ()
     multiply: bool = False
     undoes: bool = False
+    scale_of: Power | None = None
+    offset_of: Power | None = None
+    pad_of: tuple[tuple[str, int, str], ...] = ()
 
     @property
     def computes(self) -> bool:
         """Whether numbers change other than by their dtype."""
-        return self.scale != 1 or self.offset != 0
+        is_power = self.scale_of is not None or self.offset_of is not None
+        return is_power or self.scale != 1 or self.offset != 0
+
+    @property
+    def size_names(self) -> set[str]:
+        """Names in the place of numbers."""
+        powers = (each for each in (self.scale_of, self.offset_of) if each)
+        return {*(name for name, _ in powers), *(name for *_, name in self.pad_of)}
+
+    def with_sizes(self, sizes: Mapping[str, int]) -> Values:
+        """Return it with numbers in the place of powers of sizes."""
+        return dataclasses.replace(
+            self,
+            scale=_number(self.scale_of, self.scale, sizes),
+            offset=_number(self.offset_of, self.offset, sizes),
+            scale_of=None,
+            offset_of=None,
+        )
 
     def __bool__(self) -> bool:
         return self.changes or bool(self.cast or self.repeat)
@@ -96,11 +126,15 @@ class Values:
         repeat: Any = dict(self.repeat)
         if None in repeat.values():
             ((repeat, _),) = self.repeat
+        scale = self.scale if self.scale != 1 else None
+        pads: dict[str, list[Any]] = {name: [*widths] for name, widths in self.pad}
+        for name, place, size_name in self.pad_of:
+            pads[name][place] = size_name
         every = {
             "repeat": repeat,
-            "scale": self.scale if self.scale != 1 else None,
-            "offset": self.offset or None,
-            "pad": dict(self.pad),
+            "scale": _power_text(self.scale_of) if self.scale_of else scale,
+            "offset": _power_text(self.offset_of) or self.offset or None,
+            "pad": {name: tuple(widths) for name, widths in pads.items()},
             "fill": "target" if self.fill else None,
             "cast": cast,
             "multiply": self.multiply,
@@ -138,12 +172,15 @@ class Notes:
         return {name: value for name, value in every.items() if value}
 
 
-def parse_operations(row: str, typed: Mapping[Any, Any]) -> tuple[Values, Notes]:
+def parse_operations(
+    row: str, typed: Mapping[Any, Any], sizes: Mapping[str, int] = NO_SIZES
+) -> tuple[Values, Notes]:
     """Read what is next to a target.
 
     Args:
         row: text of the row, for messages.
         typed: as in a table.
+        sizes: by names that may be in the place of numbers.
 
     Raises:
         MigrationError: something in it is unknown or malformed.
@@ -151,7 +188,7 @@ def parse_operations(row: str, typed: Mapping[Any, Any]) -> tuple[Values, Notes]
     rest = {name: value for name, value in typed.items() if name not in NOTES}
     notes = {name: value for name, value in typed.items() if name in NOTES}
     if not notes or rest:
-        return _values(row, rest), _notes(row, notes)
+        return _values(row, rest, sizes), _notes(row, notes)
     return Values(), _notes(row, notes)
 
 
@@ -188,7 +225,7 @@ def _notes(row: str, typed: Mapping[str, Any]) -> Notes:
     )
 
 
-def _values(row: str, typed: Mapping[Any, Any]) -> Values:
+def _values(row: str, typed: Mapping[Any, Any], sizes: Mapping[str, int]) -> Values:
     """Read the operations of a row."""
     undoes = [*typed] == ["undo"]
     operations = typed["undo"] if undoes else typed
@@ -201,15 +238,26 @@ def _values(row: str, typed: Mapping[Any, Any]) -> Values:
             hint = f"did you mean {near[0]!r}? " if near else ""
             problem = f"{name!r:.80} is not an operation; {hint}known are"
             refuse(row, f"{problem} {listing(options)}", "Correct it")
-    for name in ("scale", "offset"):
+    powers = {name: _power(operations.get(name)) for name in ("scale", "offset")}
+    for name in (name for name, power in powers.items() if power is None):
         number = operations.get(name, 1)
         is_number = isinstance(number, float) or type(number) is int
         limit = sys.float_info.max if isinstance(number, float) else MAX_INTEGER - 1
         is_finite = is_number and abs(number) <= limit
         if not is_finite or (name, number) == ("scale", 0):
-            cure = "It is a finite number of at most 64 bits, and a scale is not 0"
+            cure = (
+                "It is a finite number of at most 64 bits, and a scale is not 0; or a "
+                "power of a size, as 'd**-0.5'"
+            )
             refuse(row, f"its {name} is {number!r:.80}", cure)
     pad = operations.get("pad", {})
+    pad_of = _named_widths(pad)
+    for *_, name in pad_of:
+        if not as_size(sizes.get(name)):
+            cure = f"Write it, as in sizes={{{name!r}: 3}}"
+            refuse(row, f"its pad is {pad!r:.80}, and there is no size {name!r}", cure)
+    if pad_of:
+        pad = {k: tuple(sizes.get(each, each) for each in v) for k, v in pad.items()}
     if not isinstance(pad, Mapping) or not all(map(_is_width, pad.values())):
         cure = "Write the zeros before and after: {'pad': {'v': (0, 47)}}"
         refuse(row, f"its pad is {pad!r:.80}", cure)
@@ -225,12 +273,15 @@ def _values(row: str, typed: Mapping[Any, Any]) -> Values:
         refuse(row, f"its cast is {cast!r:.80}", cure)
     values = Values(
         _repeat(row, operations["repeat"]) if "repeat" in operations else (),
-        float(operations.get("scale", 1)),
-        float(operations.get("offset", 0)),
+        1.0 if powers["scale"] else float(operations.get("scale", 1)),
+        0.0 if powers["offset"] else float(operations.get("offset", 0)),
         tuple((str(name), (width[0], width[1])) for name, width in pad.items()),
         "fill" in operations,
         tuple(_dtype(row, dtype) for dtype in dtypes),
         "multiply" in operations,
+        scale_of=powers["scale"],
+        offset_of=powers["offset"],
+        pad_of=pad_of,
     )
     if values.multiply and (operations["multiply"] is not True or undoes):
         refuse(
@@ -247,6 +298,38 @@ def _repeat(row: str, typed: Any) -> tuple[tuple[str, int | None], ...]:
         cure = "Write an axis of the target, {'repeat': 'r'}, or its size, {'r': 2}"
         refuse(row, f"its repeat is {typed!r:.80}", cure)
     return tuple((str(name), as_size(size)) for name, size in typed.items())
+
+
+def _power(typed: Any) -> Power | None:
+    """Return the power of a size that a text is; None if it is not one."""
+    match = _POWER.fullmatch(typed) if isinstance(typed, str) else None
+    return (match[1], float(match[2] or 1)) if match else None
+
+
+def _number(power: Power | None, number: float, sizes: Mapping[str, int]) -> float:
+    """Return the power of a size; without one, a number."""
+    if power is None:
+        return number
+    with contextlib.suppress(OverflowError, ZeroDivisionError):
+        return float(sizes[power[0]] ** power[1]) * (number or 1)
+    return math.inf
+
+
+def _power_text(power: Power | None) -> str:
+    """Write the power of a size."""
+    return f"{power[0]}**{power[1]:g}" if power else ""
+
+
+def _named_widths(pad: Any) -> tuple[tuple[str, int, str], ...]:
+    """Return where names are in the place of widths."""
+    pairs = pad.items() if isinstance(pad, Mapping) else ()
+    return tuple(
+        (str(axis), place, width)
+        for axis, widths in pairs
+        if isinstance(widths, list | tuple)
+        for place, width in enumerate(widths)
+        if isinstance(width, str) and _POWER.fullmatch(width) and "*" not in width
+    )
 
 
 def _is_width(width: Any) -> bool:

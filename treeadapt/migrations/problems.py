@@ -166,6 +166,10 @@ _KINDS = {
     "torn": ("group", "parts are missing of"),
     "unequal": ("group", "its arrays differ"),
     "sizes": ("group", "sizes contradict each other or stay open"),
+    "unseen": (
+        "leaf",
+        "a function needs the shape of, and no target has it: pass one with",
+    ),
     "unknown": ("leaf", "a table takes, and does not know before it is made"),
     "large": ("group", "a table may not make so much of"),
     "values": ("group", "its values cannot be changed so"),
@@ -179,7 +183,11 @@ _KINDS = {
     "missing": ("leaf", "nothing fills"),
     "extra": ("leaf", "the target does not have"),
     "misfit": ("leaf", "the target has another shape or dtype"),
-    "retyped": ("leaf", "the target has another dtype; load takes cast=True"),
+    "retyped": (
+        "leaf",
+        "the target has another dtype; write {'cast': dtype} next to the target of its "
+        "row, or load a checkpoint with cast=True",
+    ),
 }
 
 

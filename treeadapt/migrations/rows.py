@@ -8,8 +8,10 @@ seen. See ``planning`` for which leaves a row takes.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import inspect
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +29,12 @@ from treeadapt.migrations.axes import (
     parts_of,
 )
 from treeadapt.migrations.operations import Notes, Values, parse_operations, refuse
-from treeadapt.migrations.templates import Template, malformed, parse_template
+from treeadapt.migrations.templates import (
+    NO_SIZES,
+    Template,
+    malformed,
+    parse_template,
+)
 from treeadapt.names import Speller, listing, plural
 
 SPLIT = " : "
@@ -137,7 +144,17 @@ class Row:
         """Names of all its numbers and axes."""
         every = (*self.sources, *self.targets)
         names = ((*each.numbers, *every_name(each.axes)) for each in every)
-        return {*itertools.chain(*names)} - {REST}
+        shifts = (c.shift_name for each in every for c in each.path.captures)
+        return {*itertools.chain(*names), *shifts, *self.values.size_names} - {REST, ""}
+
+    @functools.cached_property
+    def sees_target(self) -> bool:
+        """Whether its function has a parameter ``target``, which no leaf fills."""
+        is_bound = "target" in getattr(self.function, "keywords", ())  # of a partial
+        with contextlib.suppress(TypeError, ValueError):  # of what is written in C
+            parameters = [*inspect.signature(self.function or len).parameters]
+            return "target" in parameters[len(self.sources) :] and not is_bound
+        return False
 
     @functools.cached_property
     def listed(self) -> dict[str, int]:
@@ -238,11 +255,12 @@ class Row:
         return source, (target, options) if options else target
 
 
-def parse_rows(table: Any) -> tuple[Row, ...]:
+def parse_rows(table: Any, sizes: Mapping[str, int] = NO_SIZES) -> tuple[Row, ...]:
     """Parse a table.
 
     Args:
         table: mapping of sources to targets, or ordered pairs.
+        sizes: by names that paths and operations may have in the place of numbers.
 
     Raises:
         MigrationError: it is neither, or a row of it is malformed.
@@ -255,11 +273,16 @@ def parse_rows(table: Any) -> tuple[Row, ...]:
             "A table is a mapping {source: target} or {source: (target, function)}, "
             f"or a list of such pairs, not {describe(table)}."
         )
-    return tuple(parse_row(source, value) for source, value in pairs)
+    return tuple(parse_row(source, value, sizes) for source, value in pairs)
 
 
-def parse_row(source: Any, value: Any) -> Row:
+def parse_row(source: Any, value: Any, sizes: Mapping[str, int] = NO_SIZES) -> Row:
     """Parse one row: what is on the left, and what is on the right.
+
+    Args:
+        source: as it is typed.
+        value: the same.
+        sizes: as for ``parse_rows``.
 
     Raises:
         MigrationError: it is malformed.
@@ -269,8 +292,10 @@ def parse_row(source: Any, value: Any) -> Row:
         is_pair = isinstance(value[1], tuple) and all(map(callable, value[1]))
         if callable(value[1]) or isinstance(value[1], Mapping) or is_pair:
             target, extra = value
-    sources = _addresses(source, source, wild=target is None)
-    targets = () if target is None else _addresses(target, source)
+    if isinstance(extra, Mapping) and isinstance(extra.get("sizes"), Mapping):
+        sizes = {**sizes, **extra["sizes"]}
+    sources = _addresses(source, source, sizes, wild=target is None)
+    targets = () if target is None else _addresses(target, source, sizes)
     row = Row(sources, targets)
     if extra is not None and target is None:
         notes = dict(extra) if isinstance(extra, Mapping) else {"": extra}
@@ -280,7 +305,7 @@ def parse_row(source: Any, value: Any) -> Row:
         _, read = parse_operations(row.text, notes) if notes else (None, Notes())
         row = dataclasses.replace(row, is_spare=is_spare, notes=read)
     elif isinstance(extra, Mapping):
-        row = Row(sources, targets, *parse_operations(row.text, extra))
+        row = Row(sources, targets, *parse_operations(row.text, extra, sizes))
     elif extra is not None:
         functions = extra if isinstance(extra, tuple) else (extra, None)
         if len(functions) != 2:
@@ -324,7 +349,9 @@ def unchecked_text(rows: Sequence[Row]) -> str:
     )
 
 
-def _addresses(side: Any, row: Any, *, wild: bool = False) -> tuple[Address, ...]:
+def _addresses(
+    side: Any, row: Any, sizes: Mapping[str, int], *, wild: bool = False
+) -> tuple[Address, ...]:
     texts = side if isinstance(side, tuple) else (side,)
     if not texts or not all(isinstance(text, str) for text in texts):
         cure = (
@@ -332,10 +359,10 @@ def _addresses(side: Any, row: Any, *, wild: bool = False) -> tuple[Address, ...
             "operations), and several names are a tuple of strings"
         )
         refuse(str(row), f"{side!r:.80} is not a name", cure)
-    return tuple(_address(text, wild=wild) for text in texts)
+    return tuple(_address(text, sizes, wild=wild) for text in texts)
 
 
-def _address(text: str, *, wild: bool) -> Address:
+def _address(text: str, sizes: Mapping[str, int], *, wild: bool) -> Address:
     if len(text) > MAX_CHARACTERS:
         refuse(text, f"it has {len(text):,} characters", f"At most {MAX_CHARACTERS:,}")
     # Nothing is matched where the axes start.
@@ -345,7 +372,7 @@ def _address(text: str, *, wild: bool) -> Address:
     if splits and wild:
         malformed(text, splits[0], "axes of leaves that are dropped", "Leave them out")
     end = splits[0] if splits else len(text)
-    path = parse_template(text, text[:end], wild=wild)
+    path = parse_template(text, text[:end], wild=wild, sizes=sizes)
     axes = parse_axes(text, end + len(SPLIT)) if splits else ANY_AXES
     return Address(text, path, axes, bool(splits))
 
@@ -375,8 +402,12 @@ def _understood(row: Row) -> Row:
             problem = f"its lists of {each.key!r} have different lengths"
             refuse(row.text, problem, "Write one text for each on the other side")
 
+    least: dict[str, int] = {}  # a number from which something is taken starts there
+    for each in every:
+        least[each.key] = min(least.get(each.key, 0), each.shift)
+
     def understood(address: Address) -> Address:
-        path = address.path.understood(numbers, entries, texts)
+        path = address.path.understood(numbers, entries, texts, least)
         return dataclasses.replace(address, path=path)
 
     sources, targets = (tuple(map(understood, side)) for side in sides)

@@ -6,11 +6,13 @@ a function of the row is called, and what is only renamed stays as it is.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from treeadapt.arrays import is_array, is_number
 from treeadapt.convert import describe
@@ -94,6 +96,10 @@ def _called(
     row = group.row
     abstract = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
     function: Any = row.function
+    if row.sees_target:
+        shown = tuple(_shown(group, path, likes) for path in group.filled)
+        target = shown if row.splits else shown[0]
+        function = functools.partial(function, target=target)
     try:
         result = jax.eval_shape(function, *leaves) if abstract else function(*leaves)
     except Exception as error:
@@ -124,6 +130,18 @@ def _called(
                 f"{listing(group.source_paths, limit=2)}: {describe(leaf)}, {text}."
             )
     return dict(zip(paths, result, strict=True))
+
+
+def _shown(group: Group, path: str, likes: Mapping[str, Any]) -> Any:
+    """Return shape and dtype of a leaf of the target, for a function that asks."""
+    if path not in likes:
+        raise MigrationError(
+            f"The function of the row {group.row.text!r:.200} asks for the shape of "
+            f"{listing([path])}, and no target has it. Pass a target with it."
+        )
+    like = likes[path]
+    dtype = like.dtype if is_array(like) else np.dtype(type(like))
+    return jax.ShapeDtypeStruct(np.shape(like), dtype)
 
 
 def spec_of(leaf: Any) -> Any:

@@ -2,9 +2,10 @@ r"""Templates of paths: names with captures, matched and filled in.
 
 Takes the text of one path of a migration and gives a ``Template``. A capture is
 ``{name}``, a part of one segment; ``{name:**}``, whole segments; ``{p=gate,up}``, one
-of these texts; ``{n+60}``, a number at least 60; ``{(b i)}``, one number made of two;
-and, in a row that drops leaves, ``*`` and ``**``. Which names are numbers is up to
-``rows``. Matching takes time in the product of both lengths, whatever the texts.
+of these texts; ``{n+60}``, a number at least 60, or ``{n+dense}`` with a size in the
+place of 60; ``{(b i)}``, one number made of two; and, in a row that drops leaves, ``*``
+and ``**``. Which names are numbers is up to ``rows``. Matching takes time in the
+product of both lengths, whatever the texts.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NoReturn, TypeAlias
 
 from treeadapt.errors import MigrationError
@@ -30,7 +32,7 @@ _NAME = r"[A-Za-z_]\w*"
 _CAPTURE = re.compile(
     rf"\{{(?:(?P<name>{_NAME})(?P<many>:\*\*)?"
     rf"|(?P<listed>{_NAME})=(?P<entries>(?:[^{{}}/\\]|\\.)*)"
-    rf"|(?P<shifted>{_NAME})\+(?P<shift>[0-9]{{1,9}})"
+    rf"|(?P<shifted>{_NAME})(?P<sign>[+-])(?P<shift>[0-9]{{1,9}}|{_NAME})"
     rf"|\((?P<product>{_NAME}(?: +{_NAME})+)\))\}}"
 )
 _WORD = re.compile(r"[^\W_]+")
@@ -40,6 +42,8 @@ _SHORT = 32  # texts of a list that are tried one by one
 _ENTRY = re.compile(r"((?:[^,\\]|\\.)*),")
 _END = re.compile(r"/|\Z")
 _STARS = re.compile(r"\*+")
+#: Where no names are in the place of numbers.
+NO_SIZES: Mapping[str, int] = MappingProxyType({})
 _HINTS = {
     "{": "A capture is {name}, {name:**}, {name=a,b}, {name+1} or {(a b)}, without a /",
     "}": "It closes nothing",
@@ -61,6 +65,7 @@ class Capture:
         entries: the only texts that it may hold; with ``is_number`` their positions
             are the numbers.
         shift: what is added to the number in the path.
+        shift_name: of the size that this is; empty if it is written as a number.
         is_wild: whether it is ``*`` or ``**``, which may hold nothing.
     """
 
@@ -71,6 +76,7 @@ class Capture:
     entries: tuple[str, ...] = ()
     shift: int = 0
     is_wild: bool = False
+    shift_name: str = ""
 
     def read(self, text: str) -> Any:
         """Return what the capture holds if a path has this text; None if it cannot."""
@@ -257,6 +263,7 @@ class Template:
         numbers: Collection[str],
         entries: Mapping[str, tuple[str, ...]],
         many: Collection[str],
+        least: Mapping[str, int],
     ) -> Template:
         """Return the template with the kinds that its row gives its captures.
 
@@ -264,13 +271,16 @@ class Template:
             numbers: names that hold numbers.
             entries: the texts that other names may hold.
             many: names that hold whole segments, where they are alone in one.
+            least: by name the lowest of its shifts, which is 0 in the result: in a row
+                with ``{n-3}`` the numbers of ``{n}`` are 3 and more.
         """
 
         def understand(part: str | Capture) -> str | Capture:
             if isinstance(part, str) or part.is_many or part.is_wild:
                 return part
             if any(name in numbers for name in part.names):
-                return dataclasses.replace(part, is_number=True)
+                shift = part.shift - least.get(part.key, 0)
+                return dataclasses.replace(part, is_number=True, shift=shift)
             return dataclasses.replace(part, entries=entries.get(part.key, ()))
 
         segments: list[Segment] = []
@@ -442,7 +452,9 @@ def decompose(
     return values | dict.fromkeys(names[:1], number)
 
 
-def parse_template(row: str, text: str, *, wild: bool = False) -> Template:
+def parse_template(
+    row: str, text: str, *, wild: bool = False, sizes: Mapping[str, int] = NO_SIZES
+) -> Template:
     """Parse the path of one address.
 
     Args:
@@ -450,12 +462,13 @@ def parse_template(row: str, text: str, *, wild: bool = False) -> Template:
         text: the path, without axes.
         wild: whether ``*`` and ``**`` are allowed, and the path of a node means all
             that is below it, as a pattern does.
+        sizes: by names that may be in the place of numbers.
 
     Raises:
         MigrationError: the text is malformed; points at the column.
     """
     segments = [
-        _parse_segment(row, text[start:stop], start, wild=wild)
+        _parse_segment(row, text[start:stop], start, sizes, wild=wild)
         for start, stop in spans(text)
     ]
     is_open = isinstance(segments[-1][0], Capture)
@@ -479,7 +492,9 @@ def malformed(text: str, column: int, problem: str, cure: str) -> NoReturn:
     )
 
 
-def _parse_segment(row: str, segment: str, start: int, *, wild: bool) -> Segment:
+def _parse_segment(
+    row: str, segment: str, start: int, sizes: Mapping[str, int], *, wild: bool
+) -> Segment:
     """Return the literals and captures of one segment, in turn."""
     parts: list[str | Capture] = [""]
     place = 0
@@ -487,7 +502,7 @@ def _parse_segment(row: str, segment: str, start: int, *, wild: bool) -> Segment
         match = _CAPTURE.match(segment, place)
         stars = _STARS.match(segment, place) if wild else None
         if match or stars:
-            capture, end = _capture(row, match, stars, start + place)
+            capture, end = _capture(row, match, stars, start + place, sizes)
             if len(parts) > 1 and not parts[-1]:
                 cure = "Put text between them"
                 malformed(row, start + place, "two captures touch", cure)
@@ -512,7 +527,11 @@ def _parse_segment(row: str, segment: str, start: int, *, wild: bool) -> Segment
 
 
 def _capture(
-    row: str, match: re.Match[str] | None, stars: re.Match[str] | None, column: int
+    row: str,
+    match: re.Match[str] | None,
+    stars: re.Match[str] | None,
+    column: int,
+    sizes: Mapping[str, int],
 ) -> tuple[Capture, int]:
     """Return a capture and where its text ends in the segment."""
     if match is None:
@@ -526,8 +545,16 @@ def _capture(
             malformed(row, column, f"{match[0]} has a name twice", "Use other names")
         return Capture(f"({' '.join(names)})", names, is_number=True), match.end()
     if match["shifted"]:
-        name, shift = match["shifted"], int(match["shift"])
-        return Capture(name, (name,), is_number=True, shift=shift), match.end()
+        name, shift = match["shifted"], match["shift"]
+        size_name = "" if shift.isdecimal() else shift
+        if size_name and size_name not in sizes:
+            cure = f"Write the size, as in sizes={{{size_name!r}: 3}}"
+            malformed(row, column, f"{match[0]} and no size {size_name!r}", cure)
+        number = int(f"{match['sign']}{sizes[size_name] if size_name else shift}")
+        capture = Capture(
+            name, (name,), is_number=True, shift=number, shift_name=size_name
+        )
+        return capture, match.end()
     if match["listed"]:
         texts = _ENTRY.findall(f"{match['entries']},")
         entries = tuple(re.sub(r"\\(.)", r"\1", text) for text in texts)

@@ -445,9 +445,12 @@ def _row_for_field(row: Row, field: Field, more: str) -> Row | str:
     if values.computes:
         if field.degree is None:
             return f"what a row with values does to {field.name!r} is not known"
-        offset = values.offset if field.name in PARAM_FIELDS else 0.0
-        scale = values.scale**field.degree
-        values = dataclasses.replace(values, scale=scale, offset=offset)
+        scale, factor = values.scale**field.degree, values.scale_of
+        if factor:
+            factor = factor[0], factor[1] * field.degree
+        values = dataclasses.replace(values, scale=scale, scale_of=factor)
+        if field.name not in PARAM_FIELDS:
+            values = dataclasses.replace(values, offset=0.0, offset_of=None)
     law = dataclasses.replace(row, values=values)
     if law.moves and (more or field.rank is None):
         return "it does not have the shape of its parameter, so it is only renamed"
