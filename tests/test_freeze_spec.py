@@ -219,7 +219,7 @@ def test_a_spec_holds_only_text(make, error):
     ("text", "match"),
     [
         ('freeze = ["a"]', "no version"),
-        ("version = 1", "not a list of strings"),
+        ("version = 1", "it has no freeze"),
         ("version = 1\nfreeze = [1]", "not a list of strings"),
         ('version = 1\nfreeze = "a"\npaths = "b"', "not a list of strings"),
         ('version = 1\nfreeze = "a"\nrules = 1', "unknown field 'rules'"),

@@ -520,7 +520,7 @@ def test_what_is_wrong_is_said_with_its_place(table, says):
     ("document", "says"),
     [
         ({"rules": {"**": "a"}}, "optimizers: there are none"),
-        ({}, "it has no table of rules"),
+        ({}, "it has no rules"),
         (one(SGD) | {"optimisers": {}}, "unknown field 'optimisers'"),
         (BOTH | {"optimizers": {"a": SGD}}, "the label 'b' has no optimizer"),
         (BOTH | {"optimizers": {"a": SGD, "bb": SGD}}, "did you mean 'b'?"),
@@ -530,7 +530,7 @@ def test_what_is_wrong_is_said_with_its_place(table, says):
         ),
         ({"rules": {"**": 1}, "optimizers": {"1": SGD}}, "the label 1 is not a text"),
         ({"rules": {"**": "a"}, "optimizers": SGD}, "did you mean [optimizer]?"),
-        ({"rules": {"**": "a"}, "optimizers": 3}, "it is not a table"),
+        ({"rules": {"**": "a"}, "optimizers": 3}, "'optimizers' is not a table"),
         (
             {"rules": {"**": "a"}, "optimizer": {"a": SGD}},
             "did you mean [optimizers.a]?",
@@ -542,7 +542,7 @@ def test_what_is_wrong_is_said_with_its_place(table, says):
             "the labels 'a', 'b' are trained alike",
         ),
         ({"rules": {"**": "a"}, "optimizer": PART}, "partition needs [rules], and"),
-        (BOTH | {"given": 3}, "given: it is not a table"),
+        (BOTH | {"given": 3}, "'given' is not a table"),
         (BOTH | {"given": {"rate": 1}}, "given.rate: the file never mentions it"),
         (BOTH | {"given": {"names": 1}}, "load_optimizer has such an argument"),
         (

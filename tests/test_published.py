@@ -257,7 +257,7 @@ to = "kernel : e h d"
     text = file.read_text().replace('["n_head", "text.n_head"]', "3")
     file.write_text(text)
     with pytest.raises(
-        ta.MigrationError, match=r"'config: h' is not a list of strings"
+        ta.MigrationError, match=r"'h' of config is not a string, or a list of strings"
     ):
         ta.load_migration(file)
 

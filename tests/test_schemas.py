@@ -481,8 +481,8 @@ def test_ties_of_an_orbax_folder_must_be_equal_leaves(tmp_path):
 
 HOSTILE = {
     "nothing": ("", "it is empty"),
-    "no table": ("version = 1\n", "no table of leaves"),
-    "a number for a table": ("version = 1\nleaves = 1", "no table of leaves"),
+    "no table": ("version = 1\n", "it has no leaves"),
+    "a number for a table": ("version = 1\nleaves = 1", "'leaves' is not a table"),
     "version 2": (text_of(head="version = 2"), "version 2"),
     "another field": (text_of(head="version = 1\ncode = 'x'"), "unknown field 'code'"),
     "a leaf twice": (text_of('"a" = "int"', '"a" = "int"'), "malformed"),

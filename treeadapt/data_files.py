@@ -14,7 +14,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -60,6 +60,42 @@ def near_file(name: Path) -> str:
             near = [str(each) for each in files if each.stem == stem]
             return f"Did you mean {listing(near)}?"
     return ""
+
+
+def _is_list_of(kind: type, value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, kind) for each in value)
+
+
+# What a field may be; a text may stand for a list of one.
+_KINDS: dict[str, Callable[[Any], bool]] = {
+    "anything": lambda value: True,
+    "a table": lambda value: isinstance(value, dict),
+    "a list of tables": lambda value: _is_list_of(dict, value),
+    "a list of strings": lambda value: _is_list_of(str, value),
+    "a table of lists of strings": lambda value: (
+        isinstance(value, dict) and all(_is_list_of(str, x) for x in value.values())
+    ),
+    "a string, or a list of strings": lambda value: (
+        isinstance(value, str) or (_is_list_of(str, value) and value != [])
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class FileField:
+    """What a field of a table may be.
+
+    Attributes:
+        kind: in words, one of ``_KINDS``.
+        example: how it is written.
+        limit: of entries.
+        is_required: whether it has to be there.
+    """
+
+    kind: str = "anything"
+    example: str = ""
+    limit: int | None = None
+    is_required: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,50 +209,45 @@ class DataFile:
             self.refuse(name, f"it has {seen}", cure)
         return fields
 
-    def check_fields(
+    def check(
         self,
         path: str | os.PathLike[str],
         table: Mapping[str, Any],
-        allowed: Sequence[str],
+        fields: Mapping[str, FileField],
         *,
         of: str = "it",
     ) -> None:
-        """Raise if a table has other fields than those allowed.
+        """Raise unless a table has the fields that it may have, and these their form.
 
         Args:
             path: name of the file, for messages.
             table: a part of the document.
-            allowed: the fields that it may have.
+            fields: those that it may have.
             of: what the table is, for messages.
 
         Raises:
-            TreeAdaptError: it names the unknown field and the nearest known one.
+            TreeAdaptError: a field is unknown (the nearest known one is named), is
+                missing, is of another kind, or has too many entries.
         """
-        for field in table:
-            if field not in allowed:
-                near = Speller().nearest(field, allowed, count=1)
+        for name in table:
+            if name not in fields:
+                near = Speller().nearest(name, fields, count=1)
                 hint = f"Did you mean {near[0]!r}?" if near else "Remove it."
-                if field in _KIND_OF:
-                    hint = f"Is it {_KIND_OF[field]}?"
-                fields = listing(allowed)
-                seen = f"{of} has an unknown field {listing([field])}; known are"
-                self.refuse(path, f"{seen} {fields}", hint)
-
-    def check_strings(
-        self, path: str | os.PathLike[str], field: str, value: Any, limit: int
-    ) -> list[str]:
-        """Return a list of strings, at most ``limit`` of them.
-
-        Raises:
-            TreeAdaptError: it is something else.
-        """
-        if not isinstance(value, list) or not all(isinstance(x, str) for x in value):
-            cure = f'Write {field} = ["...", "..."].'
-            self.refuse(path, f"{field!r} is not a list of strings", cure)
-        if len(value) > limit:
-            seen = f"{field} has {len(value):,} entries"
-            self.refuse(path, seen, f"At most {limit:,}.")
-        return value
+                if name in _KIND_OF:
+                    hint = f"Is it {_KIND_OF[name]}?"
+                seen = f"{of} has an unknown field {listing([name])}; known are"
+                self.refuse(path, f"{seen} {listing(fields)}", hint)
+        whose = "" if of == "it" else f" of {of}"
+        for name, field in fields.items():
+            if name not in table:
+                if field.is_required:
+                    self.refuse(path, f"{of} has no {name}", f"Write {field.example}.")
+            elif not _KINDS[field.kind](table[name]):
+                seen = f"{name!r}{whose} is not {field.kind}"
+                self.refuse(path, seen, f"Write {field.example}.")
+            elif field.limit is not None and len(table[name]) > field.limit:
+                seen = f"{name!r}{whose} has {len(table[name]):,} entries"
+                self.refuse(path, seen, f"At most {field.limit:,}. Split it.")
 
     def refuse(self, path: str | os.PathLike[str], seen: str, cure: str) -> NoReturn:
         """Raise because of what is in a file.

@@ -32,7 +32,7 @@ from treeadapt.checkpoints.stored import (
     require_form,
 )
 from treeadapt.convert import describe
-from treeadapt.data_files import VERSION, DataFile
+from treeadapt.data_files import VERSION, DataFile, FileField
 from treeadapt.errors import CheckpointError
 from treeadapt.names import listing
 
@@ -47,6 +47,7 @@ _FILE = DataFile(
     MAX_BYTES,
     is_flat=True,
 )
+_LEAVES = FileField("a table", "[leaves] above its lines", MAX_LEAVES, is_required=True)
 _COMMENT = "# A tree without its values. After an edit, remove the line of the hash."
 #: What a Python number is stored as, and its type.
 NUMBERS = {"bool": "bool", "int64": "int", "float64": "float", "complex128": "complex"}
@@ -63,14 +64,8 @@ def read_metadata(path: Path) -> Stored:
         CheckpointError: it is malformed or too large.
     """
     document = _FILE.read(path)
-    _FILE.check_fields(path, document, ("version", "hash", "leaves"))
-    texts = document.get("leaves")
-    if not isinstance(texts, dict):
-        cure = f"Write {_FILE.table} above its lines."
-        _FILE.refuse(path, "it has no table of leaves", cure)
-    if len(texts) > MAX_LEAVES:
-        seen = f"it has {len(texts):,} leaves"
-        _FILE.refuse(path, seen, f"At most {MAX_LEAVES:,}.")
+    _FILE.check(path, document, {"hash": FileField(), "leaves": _LEAVES})
+    texts = document["leaves"]
     table: dict[str, Leaf] = {}
     ties: dict[str, str] = {}
     for name, text in texts.items():

@@ -13,10 +13,11 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
-from treeadapt.data_files import DataFile
+from treeadapt.data_files import DataFile, FileField
 from treeadapt.errors import MigrationError
 
 _FILE = DataFile("synonyms", MigrationError, "[words]", 'query = ["q", "q proj"]')
+_LISTS = FileField("a table of lists of strings", 'query = ["q", "q proj"]')
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _MOST = 12  # words in one text
 _MAX_WORDS = 64  # of one path
@@ -99,15 +100,7 @@ def _shipped() -> Mapping[str, Any]:
 
 def _table(path: str | os.PathLike[str]) -> Mapping[str, Any]:
     document = _FILE.read(path)
-    _FILE.check_fields(path, document, ("words", "fused"))
-    for name, table in document.items():
-        is_sound = isinstance(table, dict) and all(
-            isinstance(texts, list) and all(isinstance(text, str) for text in texts)
-            for texts in table.values()
-        )
-        if not is_sound:
-            cure = 'Write lists of texts: query = ["q", "q proj"].'
-            _FILE.refuse(path, f"{name!r} is not a table of lists", cure)
+    _FILE.check(path, document, {"words": _LISTS, "fused": _LISTS})
     return document
 
 

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from treeadapt.data_files import VERSION, DataFile
+from treeadapt.data_files import VERSION, DataFile, FileField
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.operations import NOTES, OPERATIONS
 from treeadapt.migrations.rows import SPLIT, Row
@@ -25,12 +25,19 @@ MAX_TABLES = 16  # of a chain
 MAX_CHARACTERS = 200_000  # of all addresses with captures or axes
 MAX_WEIGHT = 500  # of all paths of one side; see ``check_weight``
 
-_FIELDS = ("from", "to", "drop", *OPERATIONS, "undo", *NOTES)
-
-
+_TEXTS = FileField("a string, or a list of strings", 'it as "a/kernel : i o"')
+_ROW = dict.fromkeys(("from", "to", "drop"), _TEXTS)
+_ROW |= dict.fromkeys((*OPERATIONS, "undo", *NOTES), FileField())
 #: What a published table has next to its rows: see ``tables``.
-_OF_TABLES = ("config", "model_types", "oracle", "digests")
-_FIELDS_OF_TABLES = ("sizes", "new", "rows", *_OF_TABLES)
+_OF_TABLES = dict.fromkeys(("model_types", "oracle", "digests"), FileField())
+_TABLE = {
+    name: FileField("a table", f"[{name}] above its lines", MAX_ROWS)
+    for name in ("sizes", "new", "config")
+}
+_ROWS = '[[rows]] above from = "a : i o" and to = "b : o i"'
+_TABLE["rows"] = FileField("a list of tables", _ROWS, MAX_ROWS, is_required=True)
+_CHAIN = "[[tables]] above the tables of each, and [[tables.rows]]"
+_TABLES = {"tables": FileField("a list of tables", _CHAIN, MAX_TABLES), **_OF_TABLES}
 
 
 class FileTable(NamedTuple):
@@ -59,33 +66,16 @@ def read_tables(path: str | os.PathLike[str]) -> list[FileTable]:
         MigrationError: the file cannot be read, is malformed, or too large.
     """
     document = MIGRATION_FILE.read(path)
-    documents = document.get("tables")
-    if documents is None:
-        MIGRATION_FILE.check_fields(path, document, ("version", *_FIELDS_OF_TABLES))
-        documents = [document]
-    else:
-        MIGRATION_FILE.check_fields(
-            path, document, ("version", "tables", *_OF_TABLES[1:])
-        )
-        is_list = isinstance(documents, list) and documents
-        if not is_list or not all(isinstance(each, dict) for each in documents):
-            cure = "Write [[tables]] above the tables of each, and [[tables.rows]]."
-            MIGRATION_FILE.refuse(path, "'tables' is not a list of tables", cure)
-        if len(documents) > MAX_TABLES:
-            seen = f"it has {len(documents):,} tables"
-            MIGRATION_FILE.refuse(path, seen, f"At most {MAX_TABLES}.")
+    documents = document.get("tables") or [document]
+    if "tables" in document:
+        MIGRATION_FILE.check(path, document, _TABLES)
         for number, each in enumerate(documents, 1):
-            of = f"table {number}"
-            MIGRATION_FILE.check_fields(path, each, _FIELDS_OF_TABLES, of=of)
+            MIGRATION_FILE.check(path, each, _TABLE, of=f"table {number}")
+    else:
+        MIGRATION_FILE.check(path, document, {**_TABLE, **_OF_TABLES})
     tables = [_table(path, each) for each in documents]
-    counts = [
-        sum(map(len, every))
-        for every in zip(
-            *((t.rows, t.sizes, t.new, t.config) for t in tables), strict=True
-        )
-    ]
-    for name, count in zip(("rows", "sizes", "new", "config"), counts, strict=True):
-        if count > MAX_ROWS:
+    for name, each in zip(FileTable._fields, zip(*tables, strict=True), strict=True):
+        if (count := sum(map(len, each))) > MAX_ROWS:
             seen = f"{name!r} has {count:,} entries"
             MIGRATION_FILE.refuse(path, seen, f"At most {MAX_ROWS:,}.")
     texts = [*itertools.chain(*(table.new for table in tables))]
@@ -101,19 +91,10 @@ def read_tables(path: str | os.PathLike[str]) -> list[FileTable]:
 
 def _table(path: str | os.PathLike[str], document: Mapping[str, Any]) -> FileTable:
     """Return one table of a file."""
-    rows = document.get("rows")
-    if not isinstance(rows, list):
-        cure = 'Write one:\n[[rows]]\nfrom = "a : i o"\nto = "b : o i"'
-        MIGRATION_FILE.refuse(path, "it has no rows", cure)
     tables = {name: document.get(name, {}) for name in ("sizes", "new", "config")}
-    for name, table in tables.items():
-        if not isinstance(table, dict):
-            cure = f"Write [{name}] above its lines."
-            MIGRATION_FILE.refuse(path, f"{name!r} is not a table", cure)
-    for name, keys in tables["config"].items():
-        texts = keys if isinstance(keys, list) else [keys]
-        MIGRATION_FILE.check_strings(path, f"config: {name}", texts, MAX_ROWS)
-    pairs = [_pair(path, place, row) for place, row in enumerate(rows, 1)]
+    keys = dict.fromkeys(tables["config"], _TEXTS)
+    MIGRATION_FILE.check(path, tables["config"], keys, of="config")
+    pairs = [_pair(path, place, row) for place, row in enumerate(document["rows"], 1)]
     return FileTable(pairs, **tables)
 
 
@@ -185,18 +166,13 @@ def _pair(path: str | os.PathLike[str], place: int, row: Any) -> tuple[Any, Any]
     def refuse(problem: str, cure: str) -> NoReturn:
         MIGRATION_FILE.refuse(path, f"row {place} {problem}", cure)
 
-    if not isinstance(row, dict):
-        refuse("is not a table", "Write [[rows]] above its lines.")
-    MIGRATION_FILE.check_fields(path, row, _FIELDS, of=f"row {place}")
+    MIGRATION_FILE.check(path, row, _ROW, of=f"row {place}")
     sides: list[Any] = []
     for name in ("drop",) if "drop" in row else ("from", "to"):
-        side = row.get(name)
-        texts = side if isinstance(side, list) else [side]
         if name not in row:
             refuse(f"has no {name!r}", "Write from and to, or drop alone.")
-        if not texts or not all(isinstance(text, str) for text in texts):
-            refuse(f"has no text in {name!r}", f'Write {name} = "...".')
-        sides.append(tuple(texts) if isinstance(side, list) else side)
+        side = row[name]
+        sides.append(tuple(side) if isinstance(side, list) else side)
     values = {name: row[name] for name in row if name not in ("from", "to", "drop")}
     if "drop" in row and not {*row} <= {"drop", "undo", "check"}:
         others = listing(name for name in row if name != "drop")

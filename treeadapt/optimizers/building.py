@@ -513,7 +513,7 @@ class Builder:
         return axes if axes is NOTHING else argument.fields(**axes)
 
     def _stacks(self, _: Argument, data: Any, place: str) -> Any:
-        return self._selecting(place, [], lambda: read_stacks("", data))
+        return self._selecting(place, [], lambda: read_stacks(data))
 
     def _selecting(
         self, place: str, patterns: Sequence[Any], make: Callable[[], Any]

@@ -153,10 +153,8 @@ def read_optimizer_file(
     except TreeAdaptError as error:
         problems.append(str(error).removeprefix(f"Rules file {name!r}: "))
     rules = table if has_rules else None
-    in_file = document.get("given", {})
-    if not isinstance(in_file, dict):
-        problems.append("given: it is not a table; write [given]")
-        in_file = {}
+    in_file = document.get("given")
+    in_file = in_file if isinstance(in_file, dict) else {}
     own, faults = _factories_of_caller(names or {})
     options = {} if table is None else {"stacks": table.stacks, "unused": table.unused}
     builder = Builder(in_file | passed, own, options, allow_regex=allow_regex)
@@ -187,9 +185,8 @@ def _built(
     if by_label is None and root is None:
         return None, tables
     if by_label is not None and not isinstance(by_label, dict):
-        builder.find("optimizers", "it is not a table; write [optimizers.train]")
-        by_label = {}
-    if isinstance(by_label, dict) and isinstance(by_label.get("type"), str):
+        return None, tables  # as was said
+    if by_label is not None and isinstance(by_label.get("type"), str):
         text = "it holds a table for each label; did you mean [optimizer]?"
         builder.find("optimizers", text)
         return None, tables

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 from jax.sharding import PartitionSpec
 
-from treeadapt.data_files import MAX_INTEGER, VERSION, DataFile, one_line
+from treeadapt.data_files import MAX_INTEGER, VERSION, DataFile, FileField, one_line
 from treeadapt.errors import PatternError, RulesFileError, ShardingError
 from treeadapt.names import listing
 from treeadapt.patterns import REGEX_PREFIX, parse
@@ -31,7 +31,6 @@ MAX_WEIGHT = 200_000  # of all patterns together; see ``patterns.Pattern``
 MAX_STACKS = 256
 MAX_AXES = 64  # of an array, and of a mesh
 OPTIONS = ("default", "unused", "overlap", "stacks", "expect")
-FIELDS = ("rules", *OPTIONS, "given", "optimizers", "optimizer")
 Label: TypeAlias = str | int | float | bool | PartitionSpec | ShardLargest
 
 _LABELS = (
@@ -48,6 +47,22 @@ _STACKS = re.compile(
     r"|\"(?:[^\"\\]|\\.)*\")*\})(?(1)\))"
 )
 
+FIELDS = {
+    "rules": FileField(
+        "a table", '[rules] above "**/bias" = "no_decay"', is_required=True
+    ),
+    "default": FileField(),
+    "unused": FileField(),
+    "overlap": FileField(),
+    "stacks": FileField("a table", '[stacks] above "blocks" = 0', MAX_STACKS),
+    "expect": FileField("a table", '[expect] above "lora" = 24', MAX_PATTERNS),
+    "given": FileField("a table", "[given] above rate = 1e-3", MAX_PATTERNS),
+    "optimizers": FileField(
+        "a table", "[optimizers.LABEL] for each label", MAX_PATTERNS
+    ),
+    "optimizer": FileField(),
+}
+_OF_LARGEST = dict.fromkeys((_LARGEST, "min_size", "min_bytes", "ties"), FileField())
 RULES_FILE = DataFile("rules", RulesFileError, "[rules]", '"**/bias" = "no_decay"')
 
 
@@ -68,9 +83,6 @@ def parse_rules(
         RulesFileError: the table is malformed.
         PatternError: a pattern is malformed.
     """
-    if not isinstance(table, Mapping):
-        cure = 'Write one:\n[rules]\n"**/bias" = "no_decay"'
-        RULES_FILE.refuse(path, "it has no table of rules", cure)
     check_patterns(path, list(table), allow_regex=allow_regex)
     rules = []
     for place, (pattern, label) in enumerate(table.items(), 1):
@@ -108,11 +120,10 @@ def read_label(path: str | os.PathLike[str], label: Any, place: str) -> Label:
         return PartitionSpec(*map(_read_entry, label))
     if isinstance(label, dict) and _LARGEST in label:
         who = f"the label of {place.removesuffix(',')}"
-        options = ("min_size", "min_bytes", "ties")
-        RULES_FILE.check_fields(path, label, (_LARGEST, *options), of=who)
+        RULES_FILE.check(path, label, _OF_LARGEST, of=who)
         with contextlib.suppress(ShardingError):
-            passed = {name: label[name] for name in options if name in label}
-            value = shard_largest(label[_LARGEST], **passed)
+            options = {name: x for name, x in label.items() if name != _LARGEST}
+            value = shard_largest(label[_LARGEST], **options)
             most = max(value.min_size, value.min_bytes)
             if len(value.names) <= MAX_AXES and most < MAX_INTEGER:
                 return value
@@ -140,15 +151,8 @@ def _is_entry(entry: Any) -> bool:
     return entry is None or isinstance(entry, str)
 
 
-def read_stacks(path: str | os.PathLike[str], table: Any) -> dict[str, Any]:
-    """Read the stacks of a document, as ``Rules`` takes them.
-
-    Raises:
-        RulesFileError: it is not a table, or too large.
-    """
-    if not isinstance(table, Mapping) or len(table) > MAX_STACKS:
-        cure = f'Write a table of at most {MAX_STACKS}:\n[stacks]\n"blocks" = 0'
-        RULES_FILE.refuse(path, "its stacks are not a table, or too many", cure)
+def read_stacks(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the stacks of a document as ``Rules`` takes them."""
     return {
         key: None if axis is False else tuple(axis) if isinstance(axis, list) else axis
         for key, axis in table.items()

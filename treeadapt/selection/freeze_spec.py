@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from treeadapt.arrays import is_array
+from treeadapt.data_files import FileField
 from treeadapt.errors import FreezeError, SelectorError
 from treeadapt.names import Speller, fold, plural, section
 from treeadapt.selection import files
@@ -29,11 +30,16 @@ from treeadapt.selection.selectors import (
 from treeadapt.trees.views import TreeView, view_tree
 
 _FOLDED = 100  # leaves that are looked at for a message
-# The fields, and how many strings of a file each may hold.
-_LIMITS = {
-    "freeze": files.MAX_PATTERNS,
-    "paths": files.MAX_PATHS,
-    "others": files.MAX_PATHS,
+_PATHS = FileField("a list of strings", 'it as ["encoder/kernel"]', files.MAX_PATHS)
+_FIELDS = {
+    "freeze": FileField(
+        "a list of strings",
+        'freeze = ["encoder", "!**/bias"]',
+        files.MAX_PATTERNS,
+        is_required=True,
+    ),
+    "paths": _PATHS,
+    "others": _PATHS,
 }
 
 
@@ -67,7 +73,7 @@ class FreezeSpec(OfParts):
     others: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        for name in _LIMITS:
+        for name in _FIELDS:
             texts = getattr(self, name)
             if texts is not None or name == "freeze":
                 object.__setattr__(self, name, _strings(name, texts))
@@ -167,7 +173,7 @@ class FreezeSpec(OfParts):
             version = 1
             freeze = ["encoder", "!**/bias"]
         """
-        fields = {name: getattr(self, name) for name in _LIMITS}
+        fields = {name: getattr(self, name) for name in _FIELDS}
         lists = {name: list(it) for name, it in fields.items() if it is not None}
         return files.write_toml(lists)
 
@@ -185,18 +191,12 @@ class FreezeSpec(OfParts):
             RulesFileError: the file cannot be read, is malformed, or too large.
             PatternError: a pattern is malformed.
         """
-        kind = files.RULES_FILE
-        document = kind.read(path)
-        kind.check_fields(path, document, ("version", *_LIMITS))
-        freeze = document.get("freeze")
-        document["freeze"] = [freeze] if isinstance(freeze, str) else freeze
-        fields = {
-            name: kind.check_strings(path, name, document[name], limit)
-            for name, limit in _LIMITS.items()
-            if name in document
-        }
+        fields = files.RULES_FILE.read(path)
+        if isinstance(fields.get("freeze"), str):
+            fields["freeze"] = [fields["freeze"]]
+        files.RULES_FILE.check(path, fields, _FIELDS)
         files.check_patterns(path, fields["freeze"], allow_regex=allow_regex)
-        return cls(**fields)  # type: ignore[arg-type]  # makes them tuples
+        return cls(**fields)  # makes tuples of lists
 
 
 def _strings(name: str, value: Any) -> tuple[str, ...]:

@@ -587,12 +587,11 @@ def rules_of(
     Raises:
         RulesFileError, PatternError: as by ``load_rules``.
     """
-    files.RULES_FILE.check_fields(path, document, files.FIELDS)
-    table = document.get("rules")
-    pairs = files.parse_rules(path, table, allow_regex=allow_regex)
+    files.RULES_FILE.check(path, document, files.FIELDS)
+    pairs = files.parse_rules(path, document["rules"], allow_regex=allow_regex)
     options = {n: x for n, x in document.items() if n in files.OPTIONS}
     if "stacks" in options:
-        options["stacks"] = files.read_stacks(path, options["stacks"])
+        options["stacks"] = files.read_stacks(options["stacks"])
     if "default" in options:
         options["default"] = files.read_label(path, options["default"], "'default'")
     try:
