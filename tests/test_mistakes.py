@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import types
 from pathlib import Path
 
@@ -177,6 +178,94 @@ def test_the_error_for_a_class_that_a_state_has_lost_names_the_model(norm):
     tx = ta.freeze(ADAM, norm.bind(model))
     state = nnx.Optimizer(model, tx, wrt=nnx.Param).opt_state
     assert len(jax.tree.leaves(state[0].mu)) == 2
+
+
+# Errors as data: all paths, however many the message shows.
+
+
+MANY = {f"l{n}": {"kernel": jnp.ones(2), "bias": jnp.ones(2)} for n in range(40)}
+KERNELS = {f"l{n}/kernel" for n in range(40)}
+BIASES = {f"l{n}/bias" for n in range(40)}
+WITHOUT_BIASES = {path: jnp.ones(2) for path in KERNELS}
+
+
+def _freeze_check():
+    spec = ta.FreezeSpec("**/bias").bind(MANY)
+    spec.check({name: {"b": layer["bias"]} for name, layer in MANY.items()})
+
+
+@pytest.mark.parametrize(
+    ("call", "paths"),
+    [
+        (lambda: ta.param_labels(MANY, {"**/bias": 1}), KERNELS),
+        (lambda: ta.param_labels(MANY, {"**/bias": 1, "typo": 2}), KERNELS),
+        (lambda: ta.from_flat_dict(MANY, WITHOUT_BIASES), BIASES),
+        (lambda: ta.from_state_dict(MANY, {**MANY, "x": {"y": 1.0}}), {"x/y"}),
+        (
+            lambda: ta.merge(WITHOUT_BIASES, ta.split(MANY, "**/bias")[1]),
+            KERNELS | BIASES,
+        ),
+        (
+            lambda: ta.param_labels(
+                MANY, ta.Rules({"**/bias": 1, "**": 2}, overlap="error")
+            ),
+            BIASES,
+        ),
+        (_freeze_check, BIASES),
+        (lambda: ta.glob("**/bias").bind(MANY)({"z": jnp.ones(1)}), {"z"}),
+        (lambda: ta.Migration({"{n}/bias": "{n}/b"})(MANY), KERNELS),
+        (
+            lambda: ta.Migration({"{n}/{k}": "{n}/{k}"})(
+                WITHOUT_BIASES, target=WITHOUT_BIASES | {"z": jnp.ones(1)}
+            ),
+            {"z"},
+        ),
+        (lambda: ta.partition_specs(MANY, {"**/bias": SPEC}), KERNELS),
+        (lambda: ta.apply_updates(MANY, {"z": jnp.ones(1)}), {"z"}),
+        (lambda: ta.lift({"z": True, **dict.fromkeys(MANY, False)})(MANY), {"z"}),
+        (lambda: ta.tree_paths({"a/b": 1.0, "a": {"b": 2.0}}), {"a/b"}),
+    ],
+)
+def test_an_error_has_all_paths_that_it_is_about(call, paths):
+    with pytest.raises(ta.TreeAdaptError) as caught:
+        call()
+    assert set(caught.value.paths) == paths
+    assert len(caught.value.paths) == len(paths)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (str(again), again.paths) == (str(caught.value), caught.value.paths)
+
+
+def test_an_error_about_patterns_has_them():
+    table = {"typo": 1, dict: 2, "l1": 3, ("l0/*", "!l0/x"): 4, "**/{l2,l3}/*": 5}
+    with pytest.raises(ta.UnusedRuleError) as caught:
+        ta.param_labels(MANY, table)
+    assert caught.value.patterns == ("typo", "!l0/x", "l1", "**/{l2,l3}/*")
+    with pytest.raises(ta.UnusedRuleError) as caught:
+        ta.split(MANY, ["x{0..3}", tuple, "!y"])
+    assert caught.value.patterns == ("x{0..3}", "node(tuple)", "!y")
+    assert pickle.loads(pickle.dumps(caught.value)).patterns == caught.value.patterns
+
+
+def test_an_error_about_a_migration_has_its_problems(tmp_path):
+    table = {"{n}/bias : d": "{n}/b : d", "z : a b": "y : b a"}
+    with pytest.raises(ta.MigrationError) as caught:
+        ta.Migration(table)(MANY)
+    problems = caught.value.problems
+    assert [one.paths for one in problems if one.kind == "unmatched"] == [
+        (path,) for path in ta.tree_paths(MANY) if path in KERNELS
+    ]
+    assert [one.row for one in problems if one.kind == "unused"] == ["z : a b"]
+    ta.save(tmp_path / "m.safetensors", MANY)
+    with pytest.raises(ta.MigrationError) as caught:
+        ta.load(tmp_path / "m.safetensors", MANY, migration=ta.Migration(table))
+    assert set(caught.value.paths) >= KERNELS
+    assert {one.kind for one in caught.value.problems} == {"unmatched", "unused"}
+    with pytest.raises(ta.CheckpointError) as caught:
+        ta.load(
+            tmp_path / "m.safetensors",
+            {name: {"b": 1} for name in MANY} | {"c": jnp.ones(1)},
+        )
+    assert set(caught.value.paths) == KERNELS | BIASES | {"c"}
 
 
 # Two arguments in the wrong order: the message says the order, and never the arrays.

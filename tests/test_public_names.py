@@ -8,10 +8,14 @@ write the file again with ``python tests/golden_signatures.py``.
 from __future__ import annotations
 
 import difflib
+import pydoc
+import re
 import sys
 
 import golden_signatures
 import pytest
+
+import treeadapt as ta
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="reprs differ by version")
@@ -33,3 +37,27 @@ def test_a_changed_signature_is_seen():
     described = golden_signatures.described
     assert [*described("f", before)] == ["f(tree, *, where=None)"]
     assert [*described("f", before)] != [*described("f", after)]
+
+
+def test_the_package_lists_its_public_names_and_no_others():
+    assert dir(ta) == ta.__all__
+    assert "importlib" not in dir(ta)
+
+
+def test_help_begins_with_ten_names_and_has_all_others_by_task_errors_last():
+    text = pydoc.plain(pydoc.render_doc(ta))
+    first, others = ta.__doc__.split("All others, by task::")
+    ten = re.findall(r"^    (\w+)\(", first, re.MULTILINE)
+    assert len(ten) == 10
+    assert text.index("split(tree, where)") < text.index("PACKAGE CONTENTS")
+    listed = [
+        *ten,
+        *re.findall(r"\w+", re.sub(r"^    (their )?\w+ ", "", others, flags=re.M)),
+    ]
+    errors = [name for name in ta.__all__ if name.endswith(("Error", "Warning"))]
+    tail = ["TreeAdaptError", "TreeAdaptWarning"]
+    names = [name for name in listed if name in ta.__all__]
+    assert names[-2:] == tail
+    assert sorted(names) == sorted(
+        {*ta.__all__, *tail} - {*errors, "__version__"} | {*tail}
+    )

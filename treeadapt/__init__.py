@@ -3,6 +3,38 @@
 Two ways in. **Your own loop**: ``split`` a model into plain params and the rest, use
 plain Optax, ``merge`` inside the loss. **Someone else's loop**: hand it rules and
 selectors, which Optax takes wherever it takes labels and masks.
+
+Ten names for most of it::
+
+    split(tree, where)            params as a plain dict {path: array}, and the rest
+    merge(params, rest)           the tree again
+    Rules({pattern: label})       what every leaf gets; the first match wins
+    glob(pattern)                 a selector, and a mask wherever Optax takes one
+    summarize(tree, rules)        a report: paths, shapes, sizes, labels
+    adapt(tx)                     any Optax transformation, on any tree
+    partition(transforms, rules)  a transformation for each label
+    freeze(tx, where)             leaves that no step changes
+    save(path, tree)              a checkpoint, by label path
+    load(path, target)            it again, in the classes of the target
+
+All others, by task::
+
+    trees        tree_paths to_flat_dict from_flat_dict to_state_dict from_state_dict
+                 map_where register Adapter AdapterRegistry default_registry Flat BOX
+                 Rest
+    choosing     leaf node escape load_rules param_labels param_mask FreezeSpec STATIC
+                 Selector Decision
+    optimizers   apply_updates scale_by_rules lift inject_hyperparams schedule
+                 per_layer load_optimizer tree_norms value_and_grad_from_state
+                 incremental_update
+    their state  carry_state CarryReport tree_get tree_set tree_map_params
+                 set_opt_state schedule_free_eval_params
+    checkpoints  compare_checkpoint LoadReport read_metadata
+    migrations   Migration load_migration MigrationPlan draft_migration MigrationDraft
+    sharding     partition_specs named_shardings opt_state_shardings init_sharded
+                 shard_largest
+    viewing      tree_diff TreeDiff Difference Summary MemoryPlan
+    errors       TreeAdaptError and its children, TreeAdaptWarning and its children
 """
 
 from __future__ import annotations
@@ -71,4 +103,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return __all__

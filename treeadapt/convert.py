@@ -174,7 +174,7 @@ def _rebuild(
         elif any(path.startswith(above) for path in missing[:SHOWN]):
             hint = "If the dict is nested, from_state_dict takes it."
         text = mismatch.text("entry", "the dict has", hint=hint)
-        raise StructureMismatchError(text)
+        raise StructureMismatchError(text, paths=mismatch.paths)
     return view.rebuild(leaves)
 
 

@@ -7,6 +7,9 @@ with causes and cures is ``docs/errors.md``, and ``docs/warnings.md``.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import NamedTuple
+
 MAX_MESSAGE_BYTES = 4000
 
 
@@ -15,14 +18,20 @@ class TreeAdaptError(ValueError):
 
     Args:
         message: what happened, to which path, what was seen, what to do.
+        paths: label paths that it is about, each once.
+
+    Attributes:
+        paths: all of them, however many the message shows; empty if it is about none.
 
     Example:
-        >>> len(str(TreeAdaptError("x" * 10_000)).encode())
-        4000
+        >>> error = TreeAdaptError("x" * 10_000, paths=["a/w", "b/w"])
+        >>> len(str(error).encode()), error.paths
+        (4000, ('a/w', 'b/w'))
     """
 
-    def __init__(self, message: str):
+    def __init__(self, message: str, *, paths: Iterable[str] = ()):
         super().__init__(_clip(message))
+        self.paths = tuple(dict.fromkeys(paths))
 
 
 class PathError(TreeAdaptError):
@@ -53,8 +62,37 @@ class PatternError(TreeAdaptError):
     """A path pattern is malformed; the message points at the column."""
 
 
+class MigrationProblem(NamedTuple):
+    """One thing that keeps a migration from being done.
+
+    Attributes:
+        row: text of the row that makes it; None if no row does.
+        kind: ``"unmatched"``, ``"missing"``, ``"misfit"`` and so on, as in ``lint``.
+        paths: leaves that it is about, of the source or of the target.
+    """
+
+    row: str | None
+    kind: str
+    paths: tuple[str, ...]
+
+
 class MigrationError(TreeAdaptError):
-    """A table of rows does not fit the leaves, or is malformed."""
+    """A table of rows does not fit the leaves, or is malformed.
+
+    Attributes:
+        problems: all that is wrong, if the table was planned.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        paths: Iterable[str] = (),
+        problems: Iterable[MigrationProblem] = (),
+    ):
+        self.problems = tuple(problems)
+        concerned = [path for each in self.problems for path in each.paths]
+        super().__init__(message, paths=[*paths, *concerned])
 
 
 class CheckpointError(TreeAdaptError):
@@ -74,7 +112,17 @@ class UnmatchedPathError(RulesError):
 
 
 class UnusedRuleError(RulesError):
-    """A pattern matches no array leaf, or only leaves that earlier rules match."""
+    """A pattern matches no array leaf, or only leaves that earlier rules match.
+
+    Attributes:
+        patterns: these patterns, as they were typed; of a class its name.
+    """
+
+    def __init__(
+        self, message: str, *, paths: Iterable[str] = (), patterns: Iterable[str] = ()
+    ):
+        super().__init__(message, paths=paths)
+        self.patterns = tuple(dict.fromkeys(patterns))
 
 
 class OverlapError(RulesError):

@@ -405,6 +405,11 @@ class Mismatch:
     def __bool__(self) -> bool:
         return bool(self.missing or self.unexpected or self.misfits)
 
+    @property
+    def paths(self) -> list[str]:
+        """All names that do not fit."""
+        return [*self.missing, *self.unexpected, *self.misfits]
+
     def text(
         self, noun: str, source: str, *, to: str = "the target", hint: str = ""
     ) -> str:

@@ -221,10 +221,9 @@ def merge(params: Mapping[str, Any], rest: Rest) -> Any:
         expected = frozenset(paths)
         unexpected = [str(path) for path in flat if path not in expected]
         hint = "Pass all params, under the same keys."
-        text = Mismatch(missing, unexpected).text(
-            "entry", "the dict has", to="what split gave", hint=hint
-        )
-        raise StructureMismatchError(text)
+        mismatch = Mismatch(missing, unexpected)
+        text = mismatch.text("entry", "the dict has", to="what split gave", hint=hint)
+        raise StructureMismatchError(text, paths=mismatch.paths)
     # What is traced with other values than those of the split is not found for these.
     form.statics.is_current()
     form.metadata.is_current()
@@ -283,7 +282,8 @@ def _require_leaves(paths: Sequence[str], leaves: Sequence[Any], name: str) -> N
         raise StructureMismatchError(
             f"{name} was given a container for a leaf: {listing([path])}: {problem}, "
             f"because the tree would have another structure.{more} Give an array or "
-            "another leaf."
+            "another leaf.",
+            paths=wrong,
         )
 
 
@@ -363,7 +363,8 @@ def _ties(view: TreeView, tie: Ties) -> tuple[tuple[int, int], ...]:
             problem = f"{path!r} is {describe(one)} but {source!r} is {describe(two)}"
         else:
             continue
-        raise StructureMismatchError(f"tie={{{path!r}: {source!r}}}: {problem}.")
+        text = f"tie={{{path!r}: {source!r}}}: {problem}."
+        raise StructureMismatchError(text, paths=[path, source])
     index_of = dict(zip(flat, range(len(flat)), strict=True))
     return tuple((index_of[path], index_of[source]) for path, source in tie.items())
 

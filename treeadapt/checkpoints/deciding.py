@@ -281,13 +281,15 @@ def require_fit(
             cure = f"pass cast=True to convert dtypes, {cure}"
         if not source.migrates:
             lines += [*advice, f"{cure[0].upper()}{cure[1:]}"]
-            raise CheckpointError("\n".join(lines))
+            raise CheckpointError("\n".join(lines), paths=report.misfits)
         wrong = [*report.misshaped, *report.retyped, *report.unexpected]
         lines += source.made_of(wrong)[:SHOWN]
         if source.problems.texts:  # strict=False does not help
             cure = "choose leaves with where=, or pass the checkpoint that it is for."
         lines += [*advice, f"Change the migration, {cure}"]
-        raise MigrationError("\n".join(lines))
+        problems = source.problems.data
+        text = "\n".join(lines)
+        raise MigrationError(text, paths=report.misfits, problems=problems)
     source.problems.raise_any()
     if unfilled or not (report.restored or report.fits):
         seen = f"Nothing was loaded from {name}, because no leaf of the target fits"

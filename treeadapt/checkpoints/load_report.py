@@ -67,6 +67,11 @@ class LoadReport:
         return Mismatch(self.missing, self.unexpected, misfits)
 
     @property
+    def misfits(self) -> list[str]:
+        """Paths of all leaves that do not fit."""
+        return self._mismatch.paths
+
+    @property
     def misfit_lines(self) -> list[str]:
         """How the two do not fit, as lines; none if they do."""
         return [] if self.fits else self._mismatch.text("leaf", "stored is").split("\n")

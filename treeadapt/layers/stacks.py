@@ -183,11 +183,13 @@ class Stacks:
                         _refuse(
                             f"{listing([path])} {describe(leaf)}: axis {axis} is that "
                             f"of two stacks, {stack.key!r} and {other.stack!r}. Each "
-                            "has an axis of its own, counted in the stored array."
+                            "has an axis of its own, counted in the stored array.",
+                            paths=[path],
                         )
                 size = leaf.shape[axis]
                 if size == 0:
-                    _refuse(f"{listing([path])} {describe(leaf)} holds no layer.")
+                    text = f"{listing([path])} {describe(leaf)} holds no layer."
+                    _refuse(text, paths=[path])
                 sizes = leaves_by_size.setdefault(
                     (stack.key, (*region.numbers.items(),)), {}
                 )
@@ -272,7 +274,8 @@ class Stacks:
             if not sizes.keys().isdisjoint(region.numbers):
                 raise PathCollisionError(
                     f"{path!r} is the name of some layers of {region.path!r}, which is "
-                    "in a stack. Rename that leaf."
+                    "in a stack. Rename that leaf.",
+                    paths=[path],
                 )
         forms = [self._form(path, sizes) for path in view.plan.paths]
         counts = [math.prod(form.sizes) for form in forms]
@@ -291,7 +294,8 @@ class Stacks:
                 raise PathCollisionError(
                     f"Unrolled, {listing(same)} have the same path {clash!r}. Give the "
                     "stack another unrolled form: "
-                    'stacks={"blocks": ("blocks_{l}", 0)}.'
+                    'stacks={"blocks": ("blocks_{l}", 0)}.',
+                    paths=[clash],
                 )
             plan = view.plan.remember(key, plan)
         layers = map(one_layer, view.leaves, axes)
@@ -583,5 +587,5 @@ def one_layer(leaf: Any, axes: Sequence[Along]) -> Any:
         return SimpleNamespace(shape=shape, dtype=leaf.dtype)
 
 
-def _refuse(message: str) -> NoReturn:
-    raise StackError(message)
+def _refuse(message: str, paths: Iterable[str] = ()) -> NoReturn:
+    raise StackError(message, paths=paths)

@@ -479,11 +479,8 @@ def _joined(plan: ChainPlan, every: Sequence[Problems]) -> Problems:
                     note += (
                         f"; {listing([name])} is made of {listing(sources, limit=2)}"
                     )
-                row, values, paths = cause[:3]
-                is_early = number < count
-                joined.add(
-                    kind, f"{text}{note})", row, values, paths, is_early=is_early
-                )
+                cause = cause._replace(is_early=number < count)
+                joined.add(kind, f"{text}{note})", **cause._asdict())
         joined.advice += problems.advice if not follows else []
     return joined
 

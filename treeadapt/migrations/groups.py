@@ -176,6 +176,7 @@ class GroupMaker:
                     f"size of {name} in sizes=, or those of this row next to its "
                     "target, pass a target, or write two rows",
                     self.row,
+                    leaves=[*firsts.values()],
                 )
 
     @property
@@ -207,7 +208,7 @@ class GroupMaker:
                 and template.fill(values, counts) != path
             ):
                 text = f"{listing([path])}: its numbers contradict each other"
-                self.problems.fail("sizes", text, self.row, values)
+                self.problems.fail("sizes", text, self.row, values, [path])
                 continue
             inner = self._inner(self.row.sources[address])
             index = tuple(values.pop(name) for name in inner)
@@ -221,7 +222,8 @@ class GroupMaker:
                 yield self._group(values, leaves, counts)
             except _UnplannedError as error:
                 kind, text = error.args
-                self.problems.fail(kind, text, self.row, values)
+                paths = [path for each in leaves for path in each.values()]
+                self.problems.fail(kind, text, self.row, values, paths)
 
     def _counts(self, matches: Sequence[Taken]) -> dict[str, int] | None:
         """Count the numbers that the row's sources hold, by name."""
@@ -247,7 +249,8 @@ class GroupMaker:
                     captures = matches[0].captures
                     text = f"{where}: {self._open(loose, captures, sizes)}"
                     text = faults[0] if faults else text
-                    self.problems.fail("sizes", text, self.row, {})
+                    paths = [each.path for each in matches]
+                    self.problems.fail("sizes", text, self.row, {}, paths)
                     return None
             counts |= {name: sizes[name] for name in others}
             block = math.prod(sizes[name] for name in others)

@@ -223,7 +223,7 @@ class Migration:
         new: dict[str, Any] = {}
         if not abstract:
             for path in plan.without_values(likes):
-                problems.add("abstract", listing([path]))
+                problems.add("abstract", listing([path]), leaves=[path])
         for path, filling in plan.new.items():
             like = likes[path]
             if abstract:
@@ -235,7 +235,8 @@ class Migration:
             elif _in_jax(like.dtype):
                 new[path] = jnp.zeros(like.shape, like.dtype, device=sharding_of(like))
             else:
-                problems.add("blank", f"{listing([path])}: {like.dtype} needs {_X64}")
+                text = f"{listing([path])}: {like.dtype} needs {_X64}"
+                problems.add("blank", text, leaves=[path])
         problems.raise_any()
         moved: dict[str, Any] = {}
         for _, groups in itertools.groupby(plan.groups, lambda group: group.place):
@@ -298,7 +299,8 @@ class Migration:
         if needed and likes is None:
             raise MigrationError(
                 f"new= fills {listing(needed)} in the form of a target. Pass one: "
-                "the model, or its shapes."
+                "the model, or its shapes.",
+                paths=needed,
             )
         is_target, likes = likes is not None, likes or {}
         filled = {path for group in groups for path in group.filled}
@@ -535,12 +537,13 @@ def _check_leaves(group: Group, leaves: Mapping[str, Any], problems: Problems) -
         elif not isinstance(leaf, _ARRAYS):
             text = f"{describe(leaf)}, which is not an array of NumPy or JAX"
         if text:
-            problems.add("values", f"{listing([path])} is {text}")
+            problems.add("values", f"{listing([path])} is {text}", leaves=[path])
     dtype = group.target_specs[0].dtype
     is_jax = any(isinstance(leaves[path], jax.Array) for path in group.source_paths)
     if group.row.values.cast and is_jax and not _in_jax(dtype):
         paths = listing(group.filled, limit=2)
-        problems.add("values", f"{paths} would be {dtype}, which needs {_X64}")
+        text = f"{paths} would be {dtype}, which needs {_X64}"
+        problems.add("values", text, leaves=[*group.filled])
 
 
 def _in_jax(dtype: Any) -> bool:

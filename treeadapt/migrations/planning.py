@@ -55,10 +55,9 @@ def plan_groups(
     ]
     if target is not None and any(row.is_spare for row in rows):
         by_row = _without_place(rows, by_row, has_place or _in(target))
-    for text in with_nearest(
-        unmatched, [one.text for row in rows for one in row.sources]
-    ):
-        problems.add("unmatched", text)
+    sources = [one.text for row in rows for one in row.sources]
+    for path, text in zip(unmatched, with_nearest(unmatched, sources), strict=True):
+        problems.add("unmatched", text, leaves=[path])
     if unmatched and len(unmatched) == len(source):
         problems.advice += advice(rows, unmatched)
     texts = near_paths(unused, [*source], static)
@@ -117,7 +116,7 @@ def assign(
                     by_row[place].pop()
                 texts = listing(each.path.text for each in rows[place].sources)
                 text = f"{listing([path])}: {texts}"
-                problems.add("ambiguous", text, rows[place], captures)
+                problems.add("ambiguous", text, rows[place], captures, leaves=[path])
         if owner is None:
             unmatched.append(path)
     return by_row, unmatched
@@ -187,7 +186,8 @@ def compare_target(
     extra += dict.fromkeys(problems.lacking)
     for kind, paths, others in (("missing", missing, extra), ("extra", extra, missing)):
         for path, text in zip(paths, with_nearest(paths, others), strict=True):
-            problems.add(kind, text, filled.get(path, (None, None))[1])
+            row = filled.get(path, (None, None))[1]
+            problems.add(kind, text, row, leaves=[path])
     for path, (spec, row) in filled.items():
         if spec is not None and path in target and not fits(spec, target[path]):
             like = target[path]
@@ -195,7 +195,7 @@ def compare_target(
             text = f"{describe(like)}, the row {listing([row.text])} makes {spec_text}"
             same = is_array(spec) and is_array(like) and spec.shape == shape_of(like)
             kind = "retyped" if same else "misfit"
-            problems.add(kind, f"{listing([path])}: {text}", row)
+            problems.add(kind, f"{listing([path])}: {text}", row, leaves=[path])
 
 
 def _filled_by_failed(

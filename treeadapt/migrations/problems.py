@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from treeadapt.errors import MigrationError
+from treeadapt.errors import MigrationError, MigrationProblem
 from treeadapt.migrations.rows import Row
 from treeadapt.migrations.templates import PathsByCapture
 from treeadapt.names import SHOWN, Speller, fold, listing, plural, section
@@ -25,12 +25,14 @@ class Cause(NamedTuple):
         paths: of the target, which alone the problem is about; empty if they are not
             known.
         is_early: whether it is of a table of a chain before the last.
+        leaves: paths that the problem names, of the source or of the target.
     """
 
     row: Row | None = None
     values: Mapping[str, Any] = MappingProxyType({})
     paths: Sequence[str] = ()
     is_early: bool = False
+    leaves: Sequence[str] = ()
 
 
 @dataclasses.dataclass
@@ -67,14 +69,22 @@ class Problems:
         paths: Sequence[str] = (),
         *,
         is_early: bool = False,
+        leaves: Sequence[str] = (),
     ) -> None:
         """Note one problem, and what makes it, as a ``Cause`` says it."""
-        cause = Cause(row, values, paths, is_early)
+        cause = Cause(row, values, paths, is_early, leaves or paths)
         self.texts.setdefault(kind, {}).setdefault(text, cause)
 
-    def fail(self, kind: str, text: str, row: Row, values: Mapping[str, Any]) -> None:
-        """Note that a row cannot make a group."""
-        self.add(kind, text, row, values)
+    def fail(
+        self,
+        kind: str,
+        text: str,
+        row: Row,
+        values: Mapping[str, Any],
+        leaves: Sequence[str] = (),
+    ) -> None:
+        """Note that a row cannot make a group of some leaves of the source."""
+        self.add(kind, text, row, values, leaves=leaves)
         self.failed.append((row, values))
 
     def about(self, paths: Iterable[str], *, are_filled: bool) -> Problems:
@@ -113,7 +123,18 @@ class Problems:
             MigrationError: it lists the problems by kind.
         """
         if self.texts:
-            raise MigrationError(str(self))
+            raise MigrationError(str(self), problems=self.data)
+
+    @property
+    def data(self) -> list[MigrationProblem]:
+        """What is wrong, for who reads it in a program."""
+        return [
+            MigrationProblem(
+                None if cause.row is None else cause.row.text, kind, tuple(cause.leaves)
+            )
+            for kind in _KINDS
+            for cause in self.texts.get(kind, {}).values()
+        ]
 
     def each(self) -> Iterator[tuple[str, str, Row | None]]:
         """Yield problems: the kind, what is wrong, and the row that makes it.

@@ -100,7 +100,8 @@ def no_leaf(paths: Sequence[str], num_asked: int = 1) -> SelectorError:
     bare = f" {paths_text(paths)}" if list(paths) == [""] else ""
     return SelectorError(
         f"Bound to a tree that has no leaf at {listing(fold(paths))}.{bare} Bind to "
-        "the tree as it is now: .bind(tree)."
+        "the tree as it is now: .bind(tree).",
+        paths=paths,
     )
 
 
@@ -239,7 +240,8 @@ def _part(answer: Split, leaf: Any, some: Region | None) -> Any:
                 raise SelectorError(
                     f"Bound to a tree that has {plural(len(each.numbers), 'layer')} in "
                     f"{listing([region.path])}, which is {describe(leaf)} here. Bind "
-                    "to the tree as it is now: .bind(tree)."
+                    "to the tree as it is now: .bind(tree).",
+                    paths=[region.path],
                 )
     return answer if some is None else answer.within(some)
 
@@ -272,6 +274,7 @@ def require_agreement(values: list[Any], who: str, *, cure: str = "") -> list[An
         raise StackError(
             f"The layers of {split.region.path!r} get different answers: {split}. "
             f"{who} needs one for each array. "
-            f"{cure}{'g' if cure else 'G'}ive all layers of the array one answer."
+            f"{cure}{'g' if cure else 'G'}ive all layers of the array one answer.",
+            paths=[value.region.path for value in values if isinstance(value, Split)],
         )
     return values

@@ -42,6 +42,7 @@ from treeadapt.selection.answers import (
     require_agreement,
 )
 from treeadapt.selection.leaves import Leaves, NotKnown
+from treeadapt.selection.repairs import pattern_text
 from treeadapt.selection.selectors import ListSelector, Selector, Unused
 from treeadapt.selection.whole import Question
 from treeadapt.trees.views import TreeView
@@ -364,7 +365,8 @@ class Decision:
                 f"{self.paths[leaf]!r}: {names[first]}, and {names[second]}"
                 for leaf, first, second in self.overlaps
             ]
-            raise OverlapError(messages.overlap(rows))
+            paths = [self.paths[leaf] for leaf, *_ in self.overlaps]
+            raise OverlapError(messages.overlap(rows), paths=paths)
         self._check_used()
         if self.miscounted and not self.leaves.holes:
             raise RulesError("\n".join(self.miscounted))
@@ -377,16 +379,17 @@ class Decision:
         is_plain = not rules.others and len(self._won) == len(rules.pairs)
         if not is_plain and (self.unused or self.shadowed):
             shadowed = [f"{rules.names[i]}, {self.shadow(i)}" for i in self.shadowed]
-            raise UnusedRuleError(
-                messages.unused_rules(
-                    self.unused,
-                    shadowed,
-                    self.unmatched,
-                    self.view,
-                    self.is_array,
-                    [*self._lists()],
-                )
+            text = messages.unused_rules(
+                self.unused,
+                shadowed,
+                self.unmatched,
+                self.view,
+                self.is_array,
+                [*self._lists()],
             )
+            patterns = [pattern_text(entry) for _, entry in self.unused]
+            patterns += [pattern_text(rules.selectors[i]) for i in self.shadowed]
+            raise UnusedRuleError(text, paths=self.unmatched, patterns=patterns)
         if self.leaves.matcher.has_braces and not self.leaves.holes:
             warn_of_alternatives(self.leaves, rules.checked(), "rule")
 
@@ -509,7 +512,7 @@ class Decision:
     def _require_matched(self) -> None:
         if self.unmatched:
             text = messages.unmatched(self.unmatched, sum(self.is_array))
-            raise UnmatchedPathError(text)
+            raise UnmatchedPathError(text, paths=self.unmatched)
 
     def _no_rule(self, stored: Sequence[str], num_asked: int) -> UnmatchedPathError:
         """Return the error for stored arrays that lack a value, or layers that do.
@@ -527,7 +530,8 @@ class Decision:
         ]
         if rows:
             stored, num_asked = rows, sum(self.is_array)
-        return UnmatchedPathError(messages.unmatched(stored, num_asked))
+        text = messages.unmatched(stored, num_asked)
+        return UnmatchedPathError(text, paths=stored)
 
 
 def _lacks(answer: Any) -> bool:

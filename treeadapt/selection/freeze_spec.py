@@ -163,7 +163,7 @@ class FreezeSpec(OfParts):
         lost = [path for path in self.paths if not now.get(path, False)]
         if lost:
             before = frozenset((*self.paths, *(self.others or ())))
-            raise FreezeError(_thaw_message(lost, now, before))
+            raise FreezeError(_thaw_message(lost, now, before), paths=lost)
 
     def to_toml(self) -> str:
         """Write the spec as a file, for ``FreezeSpec.load``.

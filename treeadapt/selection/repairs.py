@@ -279,6 +279,12 @@ def entry_text(entry: Any) -> str:
     return shorten(repr(entry))
 
 
+def pattern_text(entry: Any) -> str:
+    """Write an entry as data: the pattern itself, or the text of anything else."""
+    plain = entry if isinstance(entry, str) else getattr(entry, "plain", None)
+    return entry_text(entry) if plain is None else plain
+
+
 def _as_globs(text: str, typed: str) -> Iterator[str]:
     """Yield globs for a regular expression, and for numbers of another notation."""
     form = text.removeprefix("^").removesuffix("$")

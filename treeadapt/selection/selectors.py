@@ -39,7 +39,7 @@ from treeadapt.selection.answers import (
     require_agreement,
 )
 from treeadapt.selection.leaves import Leaves, NotKnown, OnePath, Places
-from treeadapt.selection.repairs import unused_message
+from treeadapt.selection.repairs import pattern_text, unused_message
 from treeadapt.selection.whole import BoundQuestion, Question
 from treeadapt.trees.views import TreeView, view_tree
 
@@ -182,7 +182,7 @@ class Selector(Question):
             is_array = leaves.spread(leaves.is_array)
             lists = [self.entries] if isinstance(self, ListSelector) else []
             message = unused_message(entries, leaves.view, is_array, lists)
-            raise UnusedRuleError(message)
+            raise UnusedRuleError(message, patterns=map(pattern_text, entries))
         if reports and not is_part and leaves.matcher.has_braces:
             patterns = ((0, pattern) for pattern in self.checked())
             warn_of_alternatives(leaves, patterns, "selector")

@@ -236,7 +236,8 @@ def decide_specs(
         raise UnmatchedPathError(
             f"{len(unmatched):,} of {arrays} {verb} no rule, and no names in a box: "
             f"{listing(unmatched)}.\nAdd a rule for them, end the rules with "
-            '("**", P()), or pass default=<spec>.'
+            '("**", P()), or pass default=<spec>.',
+            paths=unmatched,
         )
     if wrong:
         raise ShardingError(_wrong_message(wrong, mesh))
@@ -293,7 +294,8 @@ def _refuse_optimizer_state(view: TreeView) -> None:
                     f"{listing([path])} is in the state of an optimizer, a "
                     f"{cls.__name__}. State follows the params by path and shape, not "
                     "by rules: opt_state_shardings(tx, params, partition_specs(params, "
-                    "rules))."
+                    "rules)).",
+                    paths=[path],
                 )
 
 

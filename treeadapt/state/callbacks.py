@@ -212,7 +212,8 @@ def tree_map_params(
             f"{plural(len(lacking), 'parameter')} in the state "
             f"{'has' if len(lacking) == 1 else 'have'} no leaf in a tree: "
             f"{listing(lacking)}. Every tree needs the paths of the params that the "
-            "state was made for."
+            "state was made for.",
+            paths=lacking,
         )
     return view.rebuild(new)
 

@@ -167,7 +167,8 @@ def schedule_free_eval_params(state: Any, params: Any) -> Any:
         if missing := [path for path in z if path not in flat]:
             raise StructureMismatchError(
                 f"The params lack {plural(len(missing), 'path')} of the state: "
-                f"{listing(missing)}. Pass the params that the state was made for."
+                f"{listing(missing)}. Pass the params that the state was made for.",
+                paths=missing,
             )
         if twice := [path for path in z if path in new]:
             raise TransformError(

@@ -356,7 +356,8 @@ def _explained(
                 "state was made, and the transformation wants one. Leave such leaves "
                 "out with treeadapt.freeze or partition, or initialise the state with "
                 "just the leaves that get gradients. "
-                f"({type(error).__name__}: {error})"
+                f"({type(error).__name__}: {error})",
+                paths=lacking,
             ) from error
         unlifted = list(unlifted_trees(tx, whole.view, flat))
         if unlifted:
@@ -436,7 +437,7 @@ def _flat_updates(grads: TreeView, params: TreeView | None, state: Any) -> FlatD
     train, leaves = trained(params), params.flat()
     stray = [path for path in arrays if not is_array(leaves.get(path))]
     if stray:
-        raise TransformError(_stray_message(stray, arrays, leaves))
+        raise TransformError(_stray_message(stray, arrays, leaves), paths=stray)
     shown = {path: update for path, update in arrays.items() if path in train}
     if len(shown) < len(train):
         whole = {path: x for path, x in grads.items() if _is_integer(x)}

@@ -135,7 +135,8 @@ def pick_arrays(view: TreeView, paths: Sequence[str], whose: str) -> FlatDict:
     if wrong:
         raise TransformError(
             f"There is no floating-point array at {listing(wrong)} of {whose}, where "
-            "the updates have one. The updates must be gradients of the params."
+            "the updates have one. The updates must be gradients of the params.",
+            paths=wrong,
         )
     return {path: flat[path] for path in paths}
 
@@ -148,7 +149,8 @@ def require_layers(updates: Any, params: FlatDict, paths: Iterable[str]) -> None
             raise TransformError(
                 f"The update of {path!r} is {describe(update)}, and the param is "
                 f"{describe(param)}: which entries belong to which layer is not known. "
-                "Make the updates gradients of the params first."
+                "Make the updates gradients of the params first.",
+                paths=[path],
             )
 
 

@@ -199,7 +199,8 @@ def _require_used(
         raise UnusedRuleError(
             f"{plural(len(idle), 'mask or label')} without a leaf in the params: "
             f"{listing(idle)}. The paths must be those of treeadapt.tree_paths. "
-            f"{paths_text(plan.paths)}"
+            f"{paths_text(plan.paths)}",
+            paths=idle,
         )
 
 
@@ -221,5 +222,6 @@ def _no_answer(paths: Sequence[str], num_asked: int) -> UnmatchedPathError:
     return UnmatchedPathError(
         f"{plural(len(paths), 'leaf')} of the params without a mask or label: "
         f"{listing(paths, limit=limit)}.{bare} Give every leaf, or a node "
-        "above it, a value that is not None."
+        "above it, a value that is not None.",
+        paths=paths,
     )

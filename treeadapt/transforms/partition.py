@@ -217,7 +217,8 @@ def _run_groups(
             if label not in inner and label != still
         }
         if stray:
-            raise TransformError(_stray_message(stray, inner))
+            paths = [path for group in stray.values() for path in group]
+            raise TransformError(_stray_message(stray, inner), paths=paths)
         within = whole.with_regions(regions)
         groups = {
             label: (on_tree(tx, within), by_label.get(label, {}))
@@ -276,7 +277,8 @@ def _divide(
                 if key in whole_paths:
                     raise PathCollisionError(
                         f"Some layers of {region.path!r} would be called {key!r}, "
-                        "which is the path of another leaf. Rename that leaf."
+                        "which is the path of another leaf. Rename that leaf.",
+                        paths=[key],
                     )
                 regions[key] = region
                 inside = answer.region.inside(path).at(places)

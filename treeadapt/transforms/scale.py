@@ -104,7 +104,8 @@ def _answers(
             if along and path in several:
                 raise TransformError(
                     f"The factors of {several[path]!r} are several, and the array "
-                    "holds layers. With stacks=, give each rule one number."
+                    "holds layers. With stacks=, give each rule one number.",
+                    paths=[several[path]],
                 )
     return factors
 
@@ -163,7 +164,8 @@ def _checked(path: str, leaf: Any, factor: Any) -> jax.Array:
         text = factor if isinstance(factor, Split) else repr(values)
         raise TransformError(
             f"The factor of {path!r}, {text}, is not a number that can scale "
-            f"{leaf.dtype}."
+            f"{leaf.dtype}.",
+            paths=[path],
         )
     scale = jnp.asarray(values, leaf.dtype)
     if scale.ndim == 0:
@@ -174,12 +176,14 @@ def _checked(path: str, leaf: Any, factor: Any) -> jax.Array:
         if scale.size != math.prod(sizes):
             raise TransformError(
                 f"The factors of the layers of {path!r} are not one number each: "
-                f"{factor}. With stacks=, give each rule one number."
+                f"{factor}. With stacks=, give each rule one number.",
+                paths=[path],
             )
         if sizes != tuple(map(dict(enumerate(leaf.shape)).get, axes)):
             raise TransformError(
                 f"The update of {path!r} is {describe(leaf)}, which does not hold the "
-                f"layers of the param: {factor}."
+                f"layers of the param: {factor}.",
+                paths=[path],
             )
         outer = sorted(range(len(axes)), key=axes.__getitem__)
         others = [axis for axis in range(leaf.ndim) if axis not in axes]
@@ -187,7 +191,8 @@ def _checked(path: str, leaf: Any, factor: Any) -> jax.Array:
     if scale.ndim > 1 or leaf.ndim == 0 or scale.shape[0] != leaf.shape[0]:
         raise TransformError(
             f"The factors of {path!r} have shape {scale.shape}, but the leaf has shape "
-            f"{tuple(leaf.shape)}: give one factor for each entry of its leading axis."
+            f"{tuple(leaf.shape)}: give one factor for each entry of its leading axis.",
+            paths=[path],
         )
     return scale.reshape(scale.shape + (1,) * (leaf.ndim - 1))
 

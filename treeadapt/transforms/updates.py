@@ -108,7 +108,8 @@ def incremental_update(new: Any, old: Any, step_size: Any) -> Any:
         raise StructureMismatchError(
             f"`new` lacks {plural(len(lacking), 'array')} of `old`: "
             f"{listing(lacking)}. An average needs both; select the part to average "
-            "with treeadapt.split."
+            "with treeadapt.split.",
+            paths=lacking,
         )
     _require_fit(view, newer, moved)
     leaves = list(view.leaves)
@@ -173,7 +174,7 @@ def _aligned(
         path for path, leaf in by_path.items() if path not in paths and wanted(leaf)
     ]
     if stray:
-        raise StructureMismatchError(_stray_message(stray, view))
+        raise StructureMismatchError(_stray_message(stray, view), paths=stray)
     return [by_path.get(path) for path in view.plan.paths]
 
 
@@ -207,25 +208,28 @@ def _is_zero(delta: Any) -> bool:
 
 
 def _require_fit(view: TreeView, others: Sequence[Any], places: Sequence[int]) -> None:
-    odd, misshaped = [], []
+    odd: dict[str, str] = {}
+    misshaped: dict[str, str] = {}
     for index in places:
         leaf, other, path = view.leaves[index], others[index], view.plan.paths[index]
         if not _is_number(leaf) or not _is_number(other):
-            odd.append(f"{path!r} ({describe(other)} for {describe(leaf)})")
+            odd[path] = f"{path!r} ({describe(other)} for {describe(leaf)})"
         elif np.shape(leaf) != np.shape(other):
-            misshaped.append(f"{path!r} ({describe(other)} for {describe(leaf)})")
+            misshaped[path] = f"{path!r} ({describe(other)} for {describe(leaf)})"
     if odd:
         require_no_refs(view)
         raise TransformError(
             f"{plural(len(odd), 'leaf')} cannot be added to: "
-            f"{listing(odd, write=str)}. Only numbers can; give None where nothing is "
-            "to change."
+            f"{listing(odd.values(), write=str)}. Only numbers can; give None where "
+            "nothing is to change.",
+            paths=odd,
         )
     if misshaped:
         raise StructureMismatchError(
             f"{plural(len(misshaped), 'leaf')} would get a value of another shape: "
-            f"{listing(misshaped, write=str)}. Both trees must come from the same "
-            "model."
+            f"{listing(misshaped.values(), write=str)}. Both trees must come from the "
+            "same model.",
+            paths=misshaped,
         )
 
 

@@ -240,7 +240,8 @@ class TreeView:
         one, two = map(exact.__getitem__, self.plan.clash)
         raise PathCollisionError(
             f"Two leaves have the same path {path!r}: {one} and {two}. Rename one of "
-            "the keys; to_state_dict, which nests, can still convert this tree."
+            "the keys; to_state_dict, which nests, can still convert this tree.",
+            paths=[path],
         )
 
 
