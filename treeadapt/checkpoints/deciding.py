@@ -174,8 +174,7 @@ def decided(view: TreeView, source: Source, where: Any, *, cast: bool) -> LoadRe
     others = {one: leaf for one, leaf in leaves.items() if one not in target}
     with contextlib.suppress(SelectorError):  # it asks for classes; a file has none
         unexpected = chosen_paths(others, where, unused="ignore")
-    is_schema = source.stored.format == "schema"
-    read = None if is_schema or source.problems.texts else source.read
+    read = None if source.stored.is_abstract or source.problems.texts else source.read
     report = compare_with_target(
         target, chosen, source.stored, unexpected, read, cast=cast
     )
@@ -231,11 +230,10 @@ def source_that_fits(
     for candidates in (fitting, whole):
         if len(candidates) == 1:
             return candidates[0]
-    name = listing([str(stored.path)])
     if fitting:
         names = listing((f"migration[{place}]" for _, place in fitting), write=str)
         raise MigrationError(
-            f"{names} fit the checkpoint {name}, and which one is meant is not known. "
+            f"{names} fit {stored.title}, and which one is meant is not known. "
             "Pass that one alone, or give each a row that only its layout has leaves "
             "for."
         )
@@ -250,7 +248,7 @@ def source_that_fits(
                 lines.append(f"One after the other they fit: pass {chain}.")
                 break
     raise MigrationError(
-        "\n".join([f"No migration of {len(migrations)} fits {name}.", *lines])
+        "\n".join([f"No migration of {len(migrations)} fits {stored.title}.", *lines])
     )
 
 
@@ -270,10 +268,10 @@ def require_fit(
         CheckpointError: ``strict`` and it does not fit; the message lists all misfits.
         MigrationError: instead, with a migration, or its rows do not fit.
     """
-    name, advice = listing([str(source.stored.path)]), _advice(view, source, report)
+    title, advice = source.stored.title, _advice(view, source, report)
     unfilled = [*report.missing, *report.misshaped, *report.retyped]
     if strict and not report.fits:
-        lines = [f"The checkpoint {name} does not fit the target."]
+        lines = [f"T{title[1:]} does not fit the target."]
         lines += filter(None, [str(source.problems)])
         lines.append(str(report))
         cure = "choose leaves with where=, or pass strict=False."
@@ -292,10 +290,10 @@ def require_fit(
         raise MigrationError(text, paths=report.misfits, problems=problems)
     source.problems.raise_any()
     if unfilled or not (report.restored or report.fits):
-        seen = f"Nothing was loaded from {name}, because no leaf of the target fits"
+        seen = f"Nothing was loaded from {title}, because no leaf of the target fits"
         if report.restored:
             names = listing(fold(unfilled))
-            seen = f"Not loaded from {name}, and left as they are: {names}"
+            seen = f"Not loaded from {title}, and left as they are: {names}"
         lines = [f"{seen}.", str(report), *advice]
         warnings.warn("\n".join(lines), TreeAdaptWarning, stacklevel=3)
 

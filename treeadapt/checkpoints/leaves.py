@@ -104,7 +104,7 @@ def restored(leaf: Leaf, array: Any) -> Any:
         ValueError: JAX does not know this kind of key.
     """
     if leaf.kind in ("", NUMBER):
-        return np.asarray(array)
+        return array if isinstance(array, jax.Array) else np.asarray(array)
     return _keys(np.asarray(array), leaf.kind)
 
 
@@ -155,10 +155,12 @@ def placed(name: str, array: Any, like: Any) -> Any:
         return jax.make_array_from_callback(
             keys.shape, like.sharding, lambda index: keys[index]
         )
-    if isinstance(array, jax.Array):
-        return array
-    change = functools.partial(_cast, name, dtype=like.dtype)
     is_host = isinstance(like, np.ndarray | np.generic)
+    if isinstance(array, jax.Array) and not is_host and array.dtype == like.dtype:
+        sharding = bound_sharding(like)
+        is_there = sharding is None or sharding == array.sharding
+        return array if is_there else jax.device_put(array, sharding)
+    change = functools.partial(_cast, name, dtype=like.dtype)
     if is_host or _narrowed(like.dtype) != like.dtype:
         return change(np.asarray(array))
     sharding = bound_sharding(like)

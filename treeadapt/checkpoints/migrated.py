@@ -346,7 +346,8 @@ class _Moving:
             return
         table = self.old.stored.table
         leaves = {one: restored(table[one], sources.pop(one)) for one in [*sources]}
-        needs_likes = group.row.function or group.row.values.fills
+        is_on_devices = any(isinstance(leaf, jax.Array) for leaf in leaves.values())
+        needs_likes = group.row.function or group.row.values.fills or is_on_devices
         likes = self.likes if needs_likes else {}
         result = run_group(group, leaves, likes, fits=self._fits)
         # JAX may take the memory of an array, so no other may have a part of it; and a
@@ -354,7 +355,11 @@ class _Moving:
         is_alone = group.move is not None and len(result) == 1
         leaves.clear()
         for path in paths:
-            array = np.asarray(to_array(path, result.pop(path)))
+            array = to_array(path, result.pop(path))
+            if is_on_devices and isinstance(array, jax.Array):
+                yield path, array
+                continue
+            array = np.asarray(array)
             yield path, array if is_alone else array.copy()
 
     def _by_parts(
@@ -370,6 +375,8 @@ class _Moving:
         specs = map(self.plan.source.__getitem__, group.source_paths)
         if not all(map(is_divisible, specs)) or not arrays[paths[0]].divides:
             return None
+        if any(isinstance(leaf, jax.Array) for leaf in sources.values()):
+            return None  # of a tree in memory; they stay on their devices
         is_read = all(hasattr(leaf, "read") for leaf in sources.values())
         # Of what fills an array, this process may have the shards of a target only.
         if is_read or group.row.values.fills:
@@ -409,7 +416,7 @@ class _Moving:
 
     def _leaf(self, group: Group, number: int, path: str) -> Leaf:
         if group.row.function is not None:
-            if self.old.stored.format == "schema" and path not in self.likes:
+            if self.old.stored.is_abstract and path not in self.likes:
                 raise MigrationError(
                     f"The row {group.row.text!r} has a function, and what that makes "
                     f"of a schema is not known: {listing([path])}. Name a checkpoint."

@@ -17,6 +17,7 @@ from typing import Any
 
 from treeadapt.checkpoints import schema_file
 from treeadapt.checkpoints.errors import named_path, refuse, reported
+from treeadapt.checkpoints.in_memory import listed_tree
 from treeadapt.checkpoints.locating import (
     FORMATS,
     located,
@@ -35,7 +36,7 @@ _OF_PARTS = ("safetensors", "orbax")  # may be several files
 
 @contextlib.contextmanager
 def opened(
-    path: str | os.PathLike[str], likes: Mapping[str, Any] | None = None
+    path: str | os.PathLike[str] | Any, likes: Mapping[str, Any] | None = None
 ) -> Iterator[Stored]:
     """Read all that is known of a checkpoint without its arrays, and watch over it.
 
@@ -43,7 +44,7 @@ def opened(
     arrays; the file counts then.
 
     Args:
-        path: as for ``load``.
+        path: as for ``load``; of a tree there is nothing to watch over.
         likes: leaves of a target by path, whose dtypes hold where a file has lost its.
 
     Yields:
@@ -54,6 +55,12 @@ def opened(
             that of its leaves, or, whatever else goes wrong, another checkpoint came to
             the path before the end.
     """
+    if not isinstance(path, str | os.PathLike):
+        stored = listed_tree(path)
+        if not stored.table:
+            named_path(path)  # which refuses it
+        yield stored
+        return
     name = named_path(path)
     version: dict[Path, tuple[int, ...]] = {}
     if not name.exists():

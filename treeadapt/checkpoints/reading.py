@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
+from treeadapt.checkpoints import in_memory
 from treeadapt.checkpoints.errors import refuse, reported
 from treeadapt.checkpoints.locating import FORMATS
-from treeadapt.checkpoints.stored import Stored
+from treeadapt.checkpoints.stored import TREE, Stored
 from treeadapt.convert import describe
 from treeadapt.names import listing
 
@@ -40,7 +41,8 @@ def read_arrays(stored: Stored, wanted: Mapping[str, Any]) -> Iterator[tuple[str
     stored.require_arrays()
     path = stored.path
     with reported(path, "read"):
-        arrays = FORMATS[stored.format].read(stored, wanted)
+        reader = in_memory if stored.format == TREE else FORMATS[stored.format]
+        arrays = reader.read(stored, wanted)
         for one, array in zip(wanted, arrays, strict=True):
             stated = stored.table[one].array
             if array.shape != stated.shape or array.dtype != stated.dtype:

@@ -32,7 +32,7 @@ from treeadapt.checkpoints.deciding import (
     source_that_fits,
     target_view,
 )
-from treeadapt.checkpoints.errors import reported
+from treeadapt.checkpoints.errors import named_path, reported
 from treeadapt.checkpoints.leaves import (
     is_long,
     placed,
@@ -52,7 +52,7 @@ from treeadapt.checkpoints.migrated import (
 from treeadapt.checkpoints.opening import opened
 from treeadapt.checkpoints.processes import agreed, spans_processes
 from treeadapt.checkpoints.reading import read_arrays
-from treeadapt.checkpoints.stored import Leaf, Stored
+from treeadapt.checkpoints.stored import TREE, Leaf, Stored
 from treeadapt.checkpoints.versions import watched
 from treeadapt.checkpoints.writing import write
 from treeadapt.errors import TreeAdaptWarning
@@ -157,7 +157,7 @@ def save(
 
 
 def load(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | Any,
     target: Any = None,
     *,
     where: Any = "**",
@@ -184,7 +184,9 @@ def load(
             or one of safetensors shards with their index or of one ``.safetensors``
             file, written by any library. If a folder holds two checkpoints, name the
             file or the index that is meant. A schema has no arrays for a ``target``;
-            without one it gives abstract leaves.
+            without one it gives abstract leaves. Or a tree of arrays in memory: by the
+            same rules ``target`` takes what fits. Arrays of JAX go from device to
+            device, and the result may hold the tree's own arrays.
         target: tree, concrete or abstract; gives classes, static leaves and every leaf
             that is not loaded, also Python numbers that the checkpoint lacks. None for
             nested dicts of what is stored, with arrays of NumPy.
@@ -241,6 +243,8 @@ def load(
     view = None if target is None else target_view(target)
     is_shared = view is not None and any(map(spans_processes, view.leaves))
     together = agreed if is_shared else contextlib.nullcontext
+    if isinstance(target, str | os.PathLike):
+        named_path(path)  # which refuses a tree, because the name comes first
     likes = None if view is None else view.flat()
     with together("load"), opened(path, likes) as stored:
         if view is not None:
@@ -267,11 +271,13 @@ def _source(
     cast: bool,
 ) -> tuple[Source, int | None]:
     """Return the leaves that can be loaded, and which of several migrations fits."""
+    folders = [path] if isinstance(path, str | os.PathLike) else []
     if isinstance(migration, Sequence) and not isinstance(migration, str):
-        tables = [named_migration(each, path) for each in migration]
+        tables = [named_migration(each, *folders) for each in migration]
         return source_that_fits(stored, tables, view, where, strict=strict, cast=cast)
     likes = None if view is None else view.flat()
-    source = source_of(stored, named_migration(migration, path), likes, cast=cast)
+    table = named_migration(migration, *folders)
+    source = source_of(stored, table, likes, cast=cast)
     return (source if view is None else relevant(source, view, where)), None
 
 
@@ -282,7 +288,7 @@ def _as_stored(source: Source, where: Any) -> Any:
     paths = paths_to_load(source, where)
     leaves: dict[str, Any] = dict.fromkeys(paths)
     nested(leaves)  # which refuses some paths, before any array is read
-    if source.stored.format == "schema":
+    if source.stored.is_abstract:
         with reported(source.stored.path, "read"):
             leaves = {one: restored_form(table[one]) for one in paths}
     else:
@@ -309,8 +315,10 @@ def _filled(view: TreeView, source: Source, paths: Iterable[str]) -> Any:
             key = tuple(getattr(like, name, None) for name in _ALIKE)
         tied = ties.setdefault(table[one].owner or one, {})
         if key not in tied:
-            if tied and isinstance(array, np.ndarray):
-                array = array.copy()  # the target has two
+            is_own = source.stored.format == TREE and not isinstance(like, np.ndarray)
+            # The target has two; or JAX may take its memory, which is the caller's.
+            if (tied or is_own) and isinstance(array, np.ndarray):
+                array = array.copy()
             with reported(source.stored.path, "read"):
                 tied[key] = placed(one, array, like)
         leaves[one] = tied[key]
@@ -319,7 +327,7 @@ def _filled(view: TreeView, source: Source, paths: Iterable[str]) -> Any:
 
 
 def compare_checkpoint(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | Any,
     target: Any,
     *,
     where: Any = "**",

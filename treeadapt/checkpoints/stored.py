@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from treeadapt.checkpoints.boxes import FileArray
 from treeadapt.checkpoints.errors import refuse
 from treeadapt.convert import describe
 from treeadapt.errors import CheckpointError
@@ -43,6 +42,9 @@ DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
     {dtype.name: dtype for dtype in map(np.dtype, _KNOWN)}
 )
 
+#: Formats of what is in memory: a tree of arrays, and one of shapes.
+TREE, SHAPES = "tree", "tree of shapes"
+
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
@@ -54,14 +56,14 @@ class Leaf:
             number, or the kind of a typed PRNG key; empty for an array.
         key: where its reader finds it: in safetensors a ``FileArray``, in ``.npz`` the
             name of a member, in ``.msgpack`` the array, in Orbax the keys of a tree;
-            None in a schema and of what a migration makes.
+            None in a schema and of what a migration makes; in a tree the leaf.
         owner: path of the leaf that this one is tied to and that is stored once; empty
             if it is not tied.
     """
 
     array: jax.ShapeDtypeStruct
     kind: str = ""
-    key: FileArray | np.ndarray | str | tuple[Any, ...] | None = None
+    key: Any = None
     owner: str = ""
 
 
@@ -92,6 +94,18 @@ class Stored:
     untyped: tuple[str, ...] = ()
 
     @property
+    def title(self) -> str:
+        """What messages call it."""
+        if self.format in (TREE, SHAPES):
+            return "the tree"
+        return f"the checkpoint {listing([str(self.path)])}"
+
+    @property
+    def is_abstract(self) -> bool:
+        """Whether it has no arrays to read."""
+        return self.format in ("schema", SHAPES)
+
+    @property
     def leaves(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Shape and dtype by label path."""
         return {path: leaf.array for path, leaf in self.table.items()}
@@ -105,9 +119,14 @@ class Stored:
         """Raise if there are no arrays to read.
 
         Raises:
-            CheckpointError: it is a schema.
+            CheckpointError: it is a schema, or an abstract tree.
         """
-        if self.format == "schema":
+        if self.format == SHAPES:
+            raise CheckpointError(
+                "The tree has shapes and no arrays. Pass one with arrays; load(tree) "
+                "without a target gives abstract leaves."
+            )
+        if self.is_abstract:
             raise CheckpointError(
                 f"{listing([str(self.path)])} is a schema and holds no arrays. Name a "
                 "checkpoint; load(schema) without a target gives abstract leaves."
