@@ -1242,8 +1242,9 @@ def test_lint_can_ignore_that_only_dtypes_differ(tmp_path):
     assert lines == [
         "misfit: the target has another shape or dtype: 'x': float64[3], the row 'x' "
         "makes float64[2]",
-        "retyped: the target has another dtype; load takes cast=True: 'w': float64[2], "
-        "the row 'w' makes float16[2]",
+        "retyped: the target has another dtype; write {'cast': dtype} next to the "
+        "target of its row, or load a checkpoint with cast=True: 'w': float64[2], the "
+        "row 'w' makes float16[2]",
         "2 findings in 2 arrays.",
     ]
     more = ("--migration", file, "--ignore", "retyped")
@@ -1611,7 +1612,12 @@ def test_colors_only_on_a_terminal_and_not_if_refused(npz, tmp_path, rules, fres
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo-terminal")
 def test_reading_values_shows_how_far_it_is(npz, fresh):
     text = on_terminal(fresh, "diff", "--values", npz, npz)
-    assert "23/23" in text
+    assert "B/" in text  # so much of all bytes
+    assert re.search(r"\d B in 0\.\d s", text)
+    for line in on_terminal(fresh, "diff", "--values", npz, npz, COLUMNS="40").split(
+        "\r"
+    ):
+        assert len(re.sub(r"\x1b\[\S*?[A-Za-z]", "", line).strip("\n")) <= 40
     found = fresh.run(PROGRAM, "diff", "--values", npz, npz)
     assert (found.stdout, found.stderr) == ("No difference.\n", "")
 
@@ -1773,3 +1779,34 @@ def test_lint_finds_mistaken_alternatives_and_notes_those_that_may_be_habits(tmp
     text = run("lint", tmp_path / "x.safetensors", "--rules", habit)
     assert "note: rule 1, 'bias' in '**/{norm,bias}' matches nothing" in text
     assert "note: rule 2, the end of '0..9' in 'h/{0..9}' matches nothing" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "proposal"),
+    [
+        (("{npz}",), "treeadapt show {npz}"),
+        (("--rules", "r.toml", "show", "{npz}"), "Options follow the command"),
+        (("show", "{npz}", "r.toml"), "A rules file comes after --rules"),
+        (("convert", "{npz}", "x", "--max-shard-bytes", "5XB"), "Write 5GB, 500MB"),
+        (("convert", "{npz}", "x", "--max-shard-bytes", "0"), "1 byte or more"),
+    ],
+)
+def test_what_people_type_first_leads_on(npz, arguments, proposal):
+    told = run(*(each.format(npz=npz) for each in arguments), code=2)
+    assert proposal.format(npz=npz) in told
+
+
+def test_a_size_has_a_unit(npz, tmp_path):
+    run("convert", npz, tmp_path / "x", "--max-shard-bytes", "0.1KB")
+    assert len([*(tmp_path / "x").glob("*.safetensors")]) > 1
+
+
+def test_every_command_shows_two_examples():
+    for name in COMMANDS:
+        assert run(name, "--help").count(f"  treeadapt {name}") >= 2, name
+
+
+def test_a_name_twice_in_a_file_is_shown(npz, tmp_path):
+    twice = written(tmp_path, '"policy" = "a"\n"policy" = "b"\n')
+    told = run("show", npz, "--rules", twice, code=2)
+    assert "line 4 has a name that an earlier line has" in told

@@ -15,10 +15,11 @@ import contextlib
 import dataclasses
 import functools
 import os
+import re
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ from treeadapt.cli.lint import (
 )
 from treeadapt.drafts.draft import draft_migration
 from treeadapt.errors import TreeAdaptError
+from treeadapt.migrations.groups import size_bytes
 from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.plan import MigrationPlan
 from treeadapt.migrations.rows import unchecked_text
@@ -97,6 +99,16 @@ class _Failure(click.ClickException):
 class _ShortErrorGroup(click.Group):
     """Commands whose errors are short and show no traceback."""
 
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        """Find the command; propose ``show`` for what is a tree."""
+        name = args[0]
+        if name not in self.commands and ({*"./:"} & {*name} or Path(name).exists()):
+            raise _Failure(
+                f"{listing([name])} is not a command. To see what is in it:\n"
+                f"treeadapt show {printable(' '.join(args))}"
+            )
+        return super().resolve_command(ctx, args)
+
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         """Read the options before the command."""
         with _short_errors():
@@ -121,6 +133,10 @@ def _short_errors() -> Iterator[None]:
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else PROGRAM
         wording = " ".join(error.format_message().split())
+        if isinstance(error, click.NoSuchOption) and command == PROGRAM:
+            wording += " Options follow the command: treeadapt show TREE --rules FILE"
+        elif "unexpected extra argument" in wording and ".toml" in wording:
+            wording += " A rules file comes after --rules, a table after --migration."
         raise _Failure(f"{wording}\nTry '{command} --help'.") from error
     except TreeAdaptError as error:
         raise _Failure(as_options(str(error))) from error
@@ -142,6 +158,28 @@ class _AnyText(click.types.BoolParamType):
     def convert(self, value: Any, *_: Any) -> bool:
         """Return whether there is any text."""
         return bool(value)
+
+
+class _Size(click.ParamType):
+    """A number of bytes, as a whole number or with a unit: 5GB, 500MB, 2GiB."""
+
+    name = "size"
+
+    def convert(self, value: Any, *where: Any) -> int:
+        """Return the number of bytes."""
+        match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kKMGT]?)(i?)[bB]?", str(value))
+        if match is None:
+            fault = f"{value!r} is not a size. Write 5GB, 500MB or 2GiB."
+            return int(self.fail(fault, *where))  # it raises
+        scale = (1_024 if match[3] else 1_000) ** " KMGT".index(match[2].upper() or " ")
+        if not 1 <= (size_bytes := int(float(match[1]) * scale)) < 2**63:
+            self.fail(f"{value!r} is not a size of 1 byte or more.", *where)
+        return size_bytes
+
+
+def _examples(*lines: str) -> str:
+    """Return the end of a command's help."""
+    return "\n".join(["\b", "Examples:", *(f"  treeadapt {line}" for line in lines)])
 
 
 def _no_color(context: click.Context, _parameter: Any, value: object) -> None:
@@ -285,7 +323,13 @@ def app() -> None:
     """Hold the commands."""
 
 
-@app.command(short_help="Show or draw paths, sizes and labels.")
+@app.command(
+    short_help="Show or draw paths, sizes and labels.",
+    epilog=_examples(
+        "show model.safetensors --rules freeze.toml --depth 2",
+        "show my_module:init --rules freeze.toml --output report.svg",
+    ),
+)
 @_tree
 @_with_rules
 @_given
@@ -387,7 +431,13 @@ def _show_table(name: str, table: Rules | Migration) -> None:
     click.echo(printable(f"note: what it does: treeadapt {usage} {name}"), err=True)
 
 
-@app.command(short_help="Check rules or a migration against a tree; for CI.")
+@app.command(
+    short_help="Check rules or a migration against a tree; for CI.",
+    epilog=_examples(
+        "lint model.safetensors --rules freeze.toml",
+        "lint old.safetensors my_module:model --migration table.toml",
+    ),
+)
 @click.argument("tree", metavar="[TREE]", type=click.Path(), required=False)
 @click.argument("target", metavar="[TARGET]", type=click.Path(), required=False)
 @_with_table
@@ -449,7 +499,13 @@ def lint(
         sys.exit(1)
 
 
-@app.command(short_help="Say how two trees differ.")
+@app.command(
+    short_help="Say how two trees differ.",
+    epilog=_examples(
+        "diff old.safetensors new.safetensors",
+        "diff old.safetensors new.safetensors --values --where 'head/**'",
+    ),
+)
 @click.argument("a", metavar="A", type=click.Path())
 @click.argument("b", metavar="B", type=click.Path())
 @_patterns("--where", "What to compare")
@@ -489,7 +545,13 @@ def _differences(a: str, b: str, where: Any, *, values: bool) -> TreeDiff:
         )
 
 
-@app.command(short_help="Say which rule or row decides a leaf.")
+@app.command(
+    short_help="Say which rule or row decides a leaf.",
+    epilog=_examples(
+        "explain model.safetensors h/3/attn/kernel --rules freeze.toml",
+        "explain old.safetensors lm_head.weight --migration table.toml",
+    ),
+)
 @_tree
 @click.argument("path", metavar="PATH")
 @_with_table
@@ -521,7 +583,10 @@ def explain(
                 click.echo(printable(line))
 
 
-@app.command(short_help="List the published tables.")
+@app.command(
+    short_help="List the published tables.",
+    epilog=_examples("tables", "tables tunix"),
+)
 @click.argument("layout", metavar="[LAYOUT]", required=False)
 @_shared
 def tables(layout: str | None) -> None:
@@ -539,7 +604,13 @@ def tables(layout: str | None) -> None:
     printing.print_table(("table", "compared with", "model types"), lines)
 
 
-@app.command(short_help="Write a checkpoint in another format, or migrated.")
+@app.command(
+    short_help="Write a checkpoint in another format, or migrated.",
+    epilog=_examples(
+        "convert old.safetensors new.safetensors --migration table.toml",
+        "convert run/1200 exported --max-shard-bytes 5GB",
+    ),
+)
 @click.argument("source", metavar="SRC", type=click.Path())
 @click.argument("destination", metavar="DST", type=click.Path())
 @click.option(
@@ -557,9 +628,9 @@ def tables(layout: str | None) -> None:
 @_flag("--force", "Replace DST if it exists.")
 @click.option(
     "--max-shard-bytes",
-    metavar="NUMBER",
-    type=click.IntRange(min=1),
-    help="Write DST as a folder of safetensors shards of at most so many bytes.",
+    metavar="SIZE",
+    type=_Size(),
+    help="Write DST as a folder of safetensors shards of at most this size: 5GB.",
 )
 @_shared
 def convert(
@@ -618,6 +689,7 @@ def convert(
         if original is not None and original.format == "schema":
             original = None  # it has no arrays
         num_leaves = len(stored.leaves)
+        written: Mapping[str, Any] = stored.leaves
         if migrations:
             file, table, plan = converting.fitting_migration(
                 migrations, stored.leaves, likes, (like, source), reverse=reverse
@@ -626,13 +698,14 @@ def convert(
                 click.echo(f"{file!r} fits.")
             if table.origin:
                 click.echo(printable(f"The rows are {table.origin}."))
-            num_leaves = len(plan.result)
+            num_leaves, written = len(plan.result), plan.result
             if text := unchecked_text(plan.rows):
                 _show_warning(text)
             if dry_run:
                 printing.print_lines("\n".join(map(printable, str(plan).splitlines())))
         if not dry_run:
-            with printing.bar(f"Writing {destination}", num_leaves) as shown:
+            sizes = {path: size_bytes(leaf) for path, leaf in written.items()}
+            with printing.bar(f"Writing {destination}", sum(sizes.values())) as shown:
                 store.copy(
                     source,
                     destination,
@@ -640,7 +713,7 @@ def convert(
                     target=likes,
                     original=original,
                     max_shard_bytes=max_shard_bytes,
-                    progress=lambda _: shown.update(1),
+                    progress=lambda path: shown.update(sizes.get(path, 0)),
                 )
     done = "Would write" if dry_run else "Wrote"
     click.echo(f"{done} {plural(num_leaves, 'leaf')} to {destination!r}.")
@@ -651,7 +724,10 @@ def convert(
             click.echo(printable(line))
 
 
-@app.command(short_help="Measure on this machine.")
+@app.command(
+    short_help="Measure on this machine.",
+    epilog=_examples("bench", "bench model.safetensors --rules freeze.toml"),
+)
 @click.argument("tree", metavar="[TREE]", type=click.Path(), required=False)
 @_with_rules
 @_shared
@@ -670,7 +746,13 @@ def bench(tree: str | None, rules: str | None, *, allow_regex: bool) -> None:
     printing.print_table(("call", "leaves", "ms", "ratio"), bench_rows(measured, table))
 
 
-@app.command(short_help="Write the first version of a migration.")
+@app.command(
+    short_help="Write the first version of a migration.",
+    epilog=_examples(
+        "draft old.safetensors my_module:model --output table.toml",
+        "draft tiny.safetensors --convert my_module:convert",
+    ),
+)
 @click.argument("source", metavar="SRC", type=click.Path())
 @click.argument("target", metavar="[TARGET]", type=click.Path(), required=False)
 @_text("--convert", "MODULE:NAME", "A function that converts SRC: the table does it.")

@@ -12,6 +12,7 @@ import json
 import re
 import shutil
 import sys
+import time
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ import click
 from jax.sharding import PartitionSpec
 
 from treeadapt.migrations.rows import Row
-from treeadapt.names import plural
+from treeadapt.names import plural, size_text
 from treeadapt.reports.diff import TreeDiff
 from treeadapt.reports.layout import aligned
 from treeadapt.reports.outline import Total, added, ends
@@ -46,16 +47,32 @@ _NAME = r"""(?:"(?:[^"\\\n]|\\.)*"|'[^'\n]*'|[A-Za-z0-9_-]+)"""
 _KEY = re.compile(rf"\s*(?P<name>{_NAME})\s*=")
 
 
-def bar(label: str, length: int) -> Any:
-    """Return a progress bar on standard error, if that is a terminal."""
-    err, label = sys.stderr, printable(label)
-    return click.progressbar(
-        length=length,
-        label=label,
+def bar(label: str, length_bytes: int) -> Any:
+    """Return a progress bar on standard error, if that is a terminal.
+
+    It fits a width of 40 columns: the label is cut in the middle.
+    """
+    err, width = sys.stderr, shutil.get_terminal_size().columns
+    shown = click.progressbar(
+        length=max(1, length_bytes),
+        label=fitted(printable(label), max(8, width - 32), middle=True),
         file=err,
+        width=0 if width > 70 else max(1, width // 10),
+        bar_template="%(label)s [%(bar)s] %(info)s",
+        show_percent=False,
         show_pos=True,
+        show_eta=width > 70,
         hidden=not (err and err.isatty()),
     )
+    whole = size_text(length_bytes)
+
+    def position() -> str:
+        if shown.finished:
+            return f"{whole} in {time.time() - shown.start:.1f} s"
+        return f"{size_text(min(shown.pos, length_bytes))}/{whole}"
+
+    shown.format_pos = position  # click 8.4 counts items only
+    return shown
 
 
 def print_json(content: Any) -> None:

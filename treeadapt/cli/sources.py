@@ -269,9 +269,11 @@ def read_pairs(
         CheckpointError: one cannot be read.
     """
     every = [_arrays(*each) for each in zip(checkpoints, paths, strict=True)]
-    with bar("Comparing", len(paths[0])) as shown:
-        for _ in paths[0]:
-            shown.update(1)
+    table = checkpoints[0].table
+    sizes = [size_bytes(table[path].array) for path in paths[0]]
+    with bar("Comparing", sum(sizes)) as shown:
+        for each_bytes in sizes:
+            shown.update(each_bytes)
             yield tuple(map(next, every))  # an array is gone before the next is read
 
 
