@@ -503,6 +503,7 @@ BOTH = {"rules": {"net": "a", "**": "b"}, "optimizers": {"a": SGD, "b": SGD}}
         (SGD | {"inject": ["nesterov"]}, "'nesterov' is not a number of sgd"),
         (SGD | {"inject": ["momentum"]}, "inject: momentum has no value here"),
         # given
+        (SGD | {"schedule": LINEAR}, "'schedule'; did you mean 'learning_rate'?"),
         (SGD | {"learning_rate": {"given": 3}}, "given is the name of a value"),
         (SGD | {"learning_rate": {"given": "x"}}, "nobody gives 'x'; pass x=, or"),
         (SGD | {"learning_rate": {"given": "x", "y": 1}}, "optimizers.all.learning"),
@@ -572,6 +573,8 @@ def test_a_value_that_nothing_mentions_names_the_nearest():
     text = refused(document, raet=3)
     assert "given.raet: the file never mentions it; did you mean 'rate'?" in text
     assert "nobody gives 'rate'" in text
+    text = refused(one(SGD | {"learning_rate": "rate"}), rate=0.1)
+    assert "not the str 'rate'; write { given = \"rate\" }" in text
     text = refused(document, rate=0.1, names={"adam": optax.adam, "x": 3})
     assert "'adam' is a name of Optax's" in text
     assert "'x' cannot be called by name" in text

@@ -31,6 +31,7 @@ from treeadapt.checkpoints import (
 )
 from treeadapt.migrations import files as migration_files
 from treeadapt.migrations import groups
+from treeadapt.optimizers import building
 from treeadapt.selection import files
 from treeadapt.trees import flatten
 
@@ -275,6 +276,9 @@ def test_the_policy_states_the_caps_as_they_are():
         "weight of the patterns of a rules file": files.MAX_WEIGHT,
         "axes in a list of a rules file, and in an entry of it": files.MAX_AXES,
         "paths of a freeze spec": files.MAX_PATHS,
+        "values of the optimizers of a rules file": building.MAX_VALUES,
+        "levels of an optimizer of a rules file": building.MAX_DEPTH,
+        "boundaries of a schedule of a rules file": building.MAX_BOUNDARIES,
         "rows of a migration file": migration_files.MAX_ROWS,
         "characters of a migration file's addresses": migration_files.MAX_CHARACTERS,
         "weight of the captures of a migration file": migration_files.MAX_WEIGHT,

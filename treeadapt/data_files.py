@@ -133,7 +133,7 @@ class DataFile:
                 or malformed, a key occurs twice, or its version is another one.
         """
         document = self.parsed(path)
-        return self._versioned(Path(path), document)
+        return self.versioned(Path(path), document)
 
     def parsed(self, path: str | os.PathLike[str]) -> Any:
         """Read a file as ``read`` does, whatever its top level and version are.
@@ -206,7 +206,12 @@ class DataFile:
             cure = "Save it as UTF-8."
             self.refuse(name, f"it is not UTF-8: {one_line(error)}", cure)
 
-    def _versioned(self, name: Path, document: Any) -> dict[str, Any]:
+    def versioned(self, name: str | os.PathLike[str], document: Any) -> dict[str, Any]:
+        """Return the fields of a document but for its version, which is checked.
+
+        Raises:
+            TreeAdaptError: it is not a table, or of another version.
+        """
         if not isinstance(document, dict):
             cure = 'Write {"version": 1, ...}.'
             self.refuse(name, "its top level is not a table", cure)

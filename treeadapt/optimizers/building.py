@@ -50,7 +50,7 @@ NOTHING = type("Nothing", (), {"__repr__": lambda self: "NOTHING"})()
 
 # What other programs call arguments.
 _ALSO = {"lr": "learning_rate", "wd": "weight_decay", "betas": "b1, b2", "beta1": "b1"}
-_ALSO |= {"beta2": "b2", "epsilon": "eps"}
+_ALSO |= {"beta2": "b2", "epsilon": "eps", "schedule": "learning_rate"}
 # What a file has for each kind of argument: its types, words, and an example.
 _AXES = '{ "**/kernel" = { reduction_axis = 0, output_axis = 1 }, "**" = "none" }'
 _FORMS: dict[str, tuple[tuple[type, ...], str, str]] = {
@@ -253,6 +253,8 @@ class Builder:
         what += f" of length {argument.length}" if argument.length else ""
         seen = f"the {type(data).__name__} {one_line(repr(data))}"
         seen = "none" if data in (None, "none") else seen
+        if isinstance(data, str) and data in self._named:
+            example = f'{{ given = "{data}" }}'
         return self.find(place, f"expected {what}, not {seen}; write {example}")
 
     # What is called

@@ -114,7 +114,7 @@ def load_optimizer(
         path_or_mapping, names=names, allow_regex=allow_regex, given=given
     )
     findings = [*file.findings]
-    if not file.tables:
+    if not file.tables and not findings:
         cure = 'write [optimizers.train] with type = "adamw", for the label train'
         findings.append(f"optimizers: there are none; {cure}")
     for name, place in file.lacking.items():
@@ -338,10 +338,7 @@ def _plain_document(name: str, mapping: Any) -> dict[str, Any]:
     if not isinstance(document, dict):
         cure = "Pass the name of a file, or the mapping that is in it."
         RULES_FILE.refuse(name, f"it is of type {type(mapping).__name__}", cure)
-    version = document.pop("version", VERSION)
-    if type(version) is not int or version != VERSION:
-        cure = f"This release reads version = {VERSION}."
-        RULES_FILE.refuse(name, f"it has version {version!r}", cure)
+    document = RULES_FILE.versioned(name, {"version": VERSION, **document})
     rules = document.get("rules")
     if isinstance(rules, dict) and not isinstance(mapping["rules"], Mapping):
         cure = 'Write pairs: rules = [("**/bias", "no_decay"), ("**", "decay")].'
