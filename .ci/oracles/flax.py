@@ -11,14 +11,14 @@ from typing import Any
 sys.path.remove(str(Path(__file__).parent))  # this file has the name of a library
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-import jax  # noqa: E402
-import transformers  # noqa: E402
-from transformers.modeling_flax_pytorch_utils import (  # noqa: E402
+import jax
+import transformers
+from transformers.modeling_flax_pytorch_utils import (
     convert_pytorch_state_dict_to_flax,
 )
 
 sys.path.append(str(Path(__file__).parent))
-from common import config_of, flat, report, weights_of  # noqa: E402
+from common import config_of, flat, report, weights_of
 
 MODELS = {
     "llama": "FlaxLlamaForCausalLM",

@@ -14,12 +14,12 @@ from typing import Any
 sys.path.remove(str(Path(__file__).parent))  # this file has the name of the library
 os.environ["KERAS_BACKEND"] = "jax"
 
-import keras  # noqa: E402
-import keras_hub  # noqa: E402
-from safetensors.numpy import save_file  # noqa: E402
+import keras
+import keras_hub
+from safetensors.numpy import save_file
 
 sys.path.append(str(Path(__file__).parent))
-from common import report, weights_of  # noqa: E402
+from common import report, weights_of
 
 MODELS = (
     *("llama", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "mixtral"),

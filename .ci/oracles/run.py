@@ -28,6 +28,16 @@ LIBRARIES = {
         ["keras-hub==0.32.0"],
         ["keras", "jax", "safetensors", "regex", "rich", "kagglehub", "tokenizers"],
     ),
+    # All that its models and its conversion import.
+    "maxtext": (
+        ["maxtext==0.2.5"],
+        [
+            *("jax", "flax", "optax", "safetensors", "orbax-checkpoint", "omegaconf"),
+            *("pydantic", "packaging", "pathwaysutils", "jinja2", "qwix", "aqtp"),
+            *("tokamax", "huggingface_hub", "transformers", "grain", "drjax"),
+            *("pillow", "tiktoken", "sentencepiece", "sympy", "psutil"),
+        ],
+    ),
     "tunix": (
         ["google-tunix==0.1.7"],
         [

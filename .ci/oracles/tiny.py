@@ -60,7 +60,7 @@ def decoder(
 def exact(
     one: Mapping[str, Any] = NONE, two: Mapping[str, Any] = NONE, **both: Any
 ) -> Any:
-    """Return two configurations whose roots are exact: a scale by one does not round."""
+    """Return two configurations whose roots are exact: scaling does not round."""
     return decoder(
         {"hidden_size": 16, "head_dim": 4} | dict(one),
         {"hidden_size": 64, "head_dim": 16, "num_attention_heads": 4} | dict(two),

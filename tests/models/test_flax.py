@@ -7,9 +7,11 @@ and PyTorch reads it. One mistake in the table shows in the shapes or in the ans
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 import pytest
-from laws import Laws, make_setting, oracle
+from command import invoke
+from laws import Laws, make_setting, needs_torch, oracle
 from tiny import TOKENS, Tiny, table_file, transformers
 
 import treeadapt as ta
@@ -173,3 +175,21 @@ class TestFlax(Laws):
     def test_transformers_own_conversion_gives_the_same_bits(self, setting):
         converted = oracle(setting.tiny, setting.source)
         assert not ta.tree_diff(setting.filled(setting.source), converted, values=True)
+
+    @needs_torch
+    def test_one_line_loads_the_folder_and_one_gives_it_back(self, setting, tmp_path):
+        """By the name of the layout; the folder says which model it is."""
+        target = setting.target
+        params = ta.load(setting.folder, target, migration="flax")
+        answer = setting.answer(params)
+        np.testing.assert_allclose(answer, setting.expected, atol=1e-5, rtol=1e-5)
+
+        run, back = tmp_path / "run.safetensors", tmp_path / "back"
+        ta.save(run, jax.tree.map(lambda leaf: leaf * 1.5, params))
+        arguments = ["--reverse", "--migration", "flax", "--like", setting.folder]
+        result = invoke("convert", run, back, *arguments, "--max-shard-bytes", "8000")
+        assert result.exit_code == 0, result.output
+        assert (back / "config.json").is_file()
+        again = setting.tiny.torch_answer(setting.tiny.read_torch(back))
+        changed = setting.answer(jax.tree.map(lambda leaf: leaf * 1.5, params))
+        np.testing.assert_allclose(again, changed, atol=1e-5 * np.abs(again).max())
