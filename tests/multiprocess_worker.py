@@ -132,6 +132,18 @@ def train(report: dict[str, Any]) -> dict[str, Any]:
             ta.to_flat_dict(state).items(), jax.tree.leaves(places), strict=True
         )
     }
+
+    def whole() -> dict[str, Any]:
+        agent = make_agent()
+        moments = optax.adam(0.1).init(agent)
+        return {"agent": agent, "moments": moments, "step": jnp.int32(0)}
+
+    of_all = ta.named_shardings(jax.eval_shape(whole), SPEC_RULES, mesh)
+    made = jax.jit(whole, out_shardings=of_all)()
+    report["whole"] = {
+        name: [str(leaf.sharding.spec), seen_share(leaf)]
+        for name, leaf in ta.to_flat_dict(made).items()
+    }
     everywhere = NamedSharding(mesh, P())
     batch = jax.jit(
         lambda: jnp.arange(128.0).reshape(8, 16) % 5 - 2,

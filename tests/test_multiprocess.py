@@ -68,6 +68,17 @@ def test_no_process_sees_a_whole_kernel(together):
         assert max(seen[path] for path in seen if path.endswith("kernel")) <= 0.5
 
 
+def test_a_training_state_is_sharded_by_one_call_in_all_processes(together, alone):
+    (expected,) = alone.reports
+    for report in together.reports:
+        for path, (spec, share) in report["whole"].items():
+            assert spec == expected["whole"][path][0]
+            if path.endswith("kernel"):
+                assert spec.endswith("('data', 'model')")
+                assert share <= 0.5
+    assert sum(path.endswith("kernel") for path in expected["whole"]) == 15
+
+
 @pytest.mark.hazard("L2")
 @pytest.mark.parametrize("program", ["init", "step", "there and back"])
 def test_all_processes_build_one_program(together, alone, program):

@@ -18,7 +18,6 @@ import optax
 import pytest
 from flax import nnx
 from flax.core import freeze
-from flax.training.train_state import TrainState
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from scanned import BY_NAME as TWINS
@@ -964,16 +963,6 @@ def test_specs_and_shardings_do_not_mix():
 def test_specs_name_no_mesh_to_make_a_state_on():
     with pytest.raises(ta.ShardingError, match="name no mesh"):
         init_sharded(optax.adam(0.1), WIDE, WIDE_SPECS)
-
-
-def test_a_training_state_is_told_to_shard_its_parts():
-    state = TrainState.create(
-        apply_fn=None, params={"w": jnp.ones(2)}, tx=optax.adam(0.1)
-    )
-    with pytest.raises(
-        ta.ShardingError, match=r"'opt_state/0/count' .*ScaleByAdamState"
-    ):
-        partition_specs(state, {"**": P()})
 
 
 @pytest.mark.parametrize("function", [ta.opt_state_shardings, ta.init_sharded])

@@ -73,7 +73,7 @@ _NAMES_IN = {
     "selection.largest_axis": "shard_largest",
     "selection.rules": "Rules load_rules param_labels param_mask",
     "selection.selectors": "Selector glob leaf node",
-    "sharding.params": "named_shardings partition_specs",
+    "sharding.training_state": "named_shardings partition_specs",
     "sharding.state": "init_sharded opt_state_shardings",
     "splitting": "Rest map_where merge split",
     "state.callbacks": "tree_map_params value_and_grad_from_state",

@@ -62,8 +62,8 @@ from treeadapt.selection.freeze_spec import FreezeSpec
 from treeadapt.selection.largest_axis import shard_largest
 from treeadapt.selection.rules import Rules, load_rules, param_labels, param_mask
 from treeadapt.selection.selectors import Selector, glob, leaf, node
-from treeadapt.sharding.params import named_shardings, partition_specs
 from treeadapt.sharding.state import init_sharded, opt_state_shardings
+from treeadapt.sharding.training_state import named_shardings, partition_specs
 from treeadapt.splitting import Rest, map_where, merge, split
 from treeadapt.state.callbacks import tree_map_params, value_and_grad_from_state
 from treeadapt.state.carry_state import CarryReport, carry_state

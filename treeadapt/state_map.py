@@ -30,6 +30,7 @@ from treeadapt.arrays import is_array, is_inexact
 from treeadapt.errors import TransformError
 from treeadapt.layers.region import Region, read_key
 from treeadapt.optax_fields import (
+    COPY_FIELDS,
     GROUPS,
     NAMED_FIELDS,
     SCALE_FIELDS,
@@ -331,6 +332,30 @@ def map_classes(view: TreeView, params: Iterable[str]) -> StateMap:
         return Slot(name)
 
     return StateMap(view, [*map(slot, view.plan.paths)])
+
+
+def copied_tails(view: TreeView) -> dict[int, str]:
+    """Return what copies of params in states of Optax call these.
+
+    Args:
+        view: a tree with states of Optax in it, whose params need not be known.
+
+    Returns:
+        By the index of a leaf, what of its path follows the copy that holds it.
+
+    Example:
+        >>> tree = {"opt": optax.adam(1e-3).init({"net": {"w": jnp.ones(2)}})}
+        >>> copied_tails(view_tree(tree))
+        {1: 'net/w', 2: 'net/w'}
+    """
+    classes, tails = _classes_with_fields(view.plan), {}
+    for index, name in enumerate(view.plan.paths):
+        cls, rest = _owner(classes, name) or (None, name)
+        field, slash, tail = rest.partition(SEPARATOR)
+        is_copy = field in COPY_FIELDS and (slash or np.ndim(view.leaves[index]) > 0)
+        if cls and is_state_class(cls) and is_copy:
+            tails[index] = tail
+    return tails
 
 
 def owners(state: Any, params: Iterable[str]) -> dict[Any, str | None]:

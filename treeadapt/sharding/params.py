@@ -1,18 +1,16 @@
-"""Specs and shardings of a model's arrays, by rules.
+"""Specs of a model's arrays, by rules.
 
-``partition_specs`` gives every leaf a ``PartitionSpec``, ``named_shardings`` puts them
-on a mesh. Both read shapes alone, so they work on abstract trees before anything is
-allocated, and name every leaf that does not fit. What a rule says outranks nothing: a
-box that says otherwise is an error, and a copy on every device that no rule asked for
-is reported.
-See ``specs`` for how a spec is written, ``state`` for optimizer state.
+``decide_specs`` gives every leaf a spec. It reads shapes alone, and names every leaf
+that does not fit. What a rule says outranks nothing: a box that says otherwise is an
+error, and a copy on every device that no rule asked for is reported.
+See ``specs`` for how a spec is written, ``training_state`` for trees that hold the
+states of optimizers, too.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,14 +18,13 @@ import numpy as np
 from jax.sharding import (
     AbstractMesh,
     Mesh,
-    NamedSharding,
     PartitionSpec,
     get_abstract_mesh,
 )
 
 from treeadapt.arrays import is_array
 from treeadapt.convert import describe
-from treeadapt.errors import ReplicatedWarning, ShardingError, UnmatchedPathError
+from treeadapt.errors import ShardingError, UnmatchedPathError
 from treeadapt.layers.region import Along
 from treeadapt.layers.stacks import one_layer
 from treeadapt.names import listing, plural, section
@@ -35,7 +32,7 @@ from treeadapt.optax_fields import is_state_class
 from treeadapt.selection.answers import require_agreement
 from treeadapt.selection.decision import MISSING, STATIC
 from treeadapt.selection.largest_axis import ShardLargest
-from treeadapt.selection.rules import BoundRules, Rules, as_rules, require_order
+from treeadapt.selection.rules import BoundRules, Rules, as_rules
 from treeadapt.sharding.specs import (
     AxisRules,
     as_spec,
@@ -49,111 +46,13 @@ from treeadapt.sharding.specs import (
 from treeadapt.trees.axis_names import axis_names
 from treeadapt.trees.views import TreeView
 
+#: What to do with a state whose params are not known.
+BY_PARAMS = (
+    "State follows the params by path and shape, not by rules: "
+    "opt_state_shardings(tx, params, partition_specs(params, rules))."
+)
 _DEFAULT = "the default"
 _BOX = "its box"
-
-
-def partition_specs(
-    tree: Any,
-    rules: Any,
-    *,
-    specs: Mapping[Any, Any] | None = None,
-    default: Any = MISSING,
-    logical_axes: Mapping[str, Any] | AxisRules = (),
-) -> Any:
-    """Return the ``PartitionSpec`` of every leaf: the first rule that matches decides.
-
-    This is what the field copies around as ``match_partition_rules``, with patterns on
-    whole paths and every spec checked. A spec has one entry for each axis of its array,
-    or is ``P()``: a copy on every device.
-
-    Args:
-        tree: params, concrete or abstract; no value is read.
-        rules: ``Rules``, or a mapping or pairs for it, whose values are specs:
-            ``P("data", None)`` or ``("data", None)``; ``P("expert", ...)`` is the first
-            axis of any array. ``load_rules`` reads them too. If
-            they have ``stacks``, a spec is for one layer, as in the unrolled model; in
-            the array, the axis of the layers is not sharded. ``shard_largest("data")``
-            needs a mesh, that of ``jax.set_mesh``; ``named_shardings`` takes one.
-        specs: ``{label: spec}`` where the rules give labels, so that one table labels,
-            decays, freezes and shards.
-        default: spec of arrays that no rule matches and no box names.
-        logical_axes: mesh axes by logical axis name, for boxes that carry such names;
-            a mapping or ordered pairs, as Flax's ``logical_axis_rules``.
-
-    Returns:
-        Tree with exactly the treedef of ``tree``. Where no rule matches, the names in a
-        box (``nn.Partitioned``, ``nn.LogicallyPartitioned``, ``nnx.Variable``) make the
-        spec; a scalar and a leaf that is not an array get ``P()``.
-
-    Raises:
-        ShardingError: a spec does not fit its array, or is not a spec; a rule and a box
-            disagree; a label has no spec; the tree is the state of an optimizer; or
-            ``shard_largest`` names an axis that the mesh does not have, or there is no
-            mesh.
-        UnmatchedPathError: an array has no rule, no box, and there is no default.
-        UnusedRuleError: a rule matches no array leaf, or is unreachable.
-        StackError: layers of one array get different specs.
-
-    Warns:
-        ReplicatedWarning: the default puts arrays on every device, or no axis of a
-            large one can be sharded as ``shard_largest`` says. A rule that says so
-            (``"**": P()``) is not reported.
-
-    Example:
-        >>> P = jax.sharding.PartitionSpec
-        >>> params = {"up": {"kernel": jnp.ones((4, 8)), "bias": jnp.ones(8)}}
-        >>> partition_specs(params, {"**/kernel": P("data", "model"), "**": P()})
-        {'up': {'bias': P(), 'kernel': P('data', 'model')}}
-    """
-    view = require_order(tree, rules)
-    return view.rebuild(_decided(view, rules, specs, default, logical_axes, None))
-
-
-def named_shardings(
-    tree: Any,
-    rules: Any,
-    mesh: Mesh | AbstractMesh,
-    *,
-    specs: Mapping[Any, Any] | None = None,
-    default: Any = MISSING,
-    logical_axes: Mapping[str, Any] | AxisRules = (),
-) -> Any:
-    """Return the ``NamedSharding`` of every leaf on a mesh.
-
-    For ``jax.device_put(params, shardings)``, or ``jax.jit(init,
-    out_shardings=shardings)`` where the params would not fit on one device.
-
-    Args:
-        tree: params, concrete or abstract; no value is read, nothing is moved.
-        rules: as for ``partition_specs``.
-        mesh: the mesh, which may be abstract.
-        specs: as for ``partition_specs``.
-        default: as for ``partition_specs``.
-        logical_axes: as for ``partition_specs``.
-
-    Returns:
-        Tree with exactly the treedef of ``tree``; leaves that are not arrays get
-        ``P()``.
-
-    Raises:
-        ShardingError: as ``partition_specs``; or a spec names an axis that the mesh
-            does not have, or the size of an array is not divisible by the mesh.
-        UnmatchedPathError: an array has no rule, no box, and there is no default.
-        UnusedRuleError: a rule matches no array leaf, or is unreachable.
-
-    Warns:
-        ReplicatedWarning: as by ``partition_specs``.
-
-    Example:
-        >>> mesh = jax.sharding.AbstractMesh((4,), ("data",))
-        >>> abstract = {"kernel": jax.ShapeDtypeStruct((8, 2), jnp.float32)}
-        >>> named_shardings(abstract, {"**": ("data", None)}, mesh)["kernel"].spec
-        P('data', None)
-    """
-    view = require_order(tree, rules)
-    leaf_specs = _decided(view, rules, specs, default, logical_axes, mesh)
-    return view.rebuild([NamedSharding(mesh, spec) for spec in leaf_specs])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,14 +66,6 @@ class _Choice:
         return repr(self.spec)
 
 
-def _decided(view: TreeView, rules: Any, *options: Any) -> list[PartitionSpec]:
-    """Return one spec a leaf; warn of copies that no rule asked for."""
-    leaf_specs, complaint = decide_specs(view, rules, *options)
-    if complaint:
-        warnings.warn(complaint, ReplicatedWarning, stacklevel=3)
-    return leaf_specs
-
-
 def decide_specs(
     view: TreeView,
     rules: Any,
@@ -186,7 +77,7 @@ def decide_specs(
     """Return one spec a leaf, all of them checked, and a complaint or nothing.
 
     The complaint is of copies on every device that no rule asked for. Arguments and
-    errors as for ``named_shardings``.
+    errors as for ``named_shardings``, but for states of optimizers, which are refused.
     """
     _refuse_optimizer_state(view)
     by_rules, own_default, axes = _by_rules(view, rules, specs)
@@ -292,9 +183,7 @@ def _refuse_optimizer_state(view: TreeView) -> None:
             if is_array(leaf):
                 raise ShardingError(
                     f"{listing([path])} is in the state of an optimizer, a "
-                    f"{cls.__name__}. State follows the params by path and shape, not "
-                    "by rules: opt_state_shardings(tx, params, partition_specs(params, "
-                    "rules)).",
+                    f"{cls.__name__}. {BY_PARAMS}",
                     paths=[path],
                 )
 
@@ -321,7 +210,7 @@ def _by_rules(
             None if label is STATIC else _Choice(meant(label, "The rules"), "the rules")
             for label in labels
         ], *(None, rules.rules.stacks.axes(view))
-    table = _as_rules(rules)
+    table = rules_of_specs(rules)
     texts = [f"rule {where.typed}" for where in table.selectors]
     pairs = zip(table.values, texts, strict=True)
     choices = [_Choice(meant(value, f"The {text}"), text) for value, text in pairs]
@@ -339,7 +228,8 @@ def _by_rules(
     return require_agreement(by_leaf, "A sharding"), default, decision.unrolled.axes
 
 
-def _as_rules(rules: Any) -> Rules:
+def rules_of_specs(rules: Any) -> Rules:
+    """Return rules whose values are specs, or names of them."""
     if not isinstance(rules, Rules) and isinstance(rules, Iterable):
         rules = list(rules.items() if isinstance(rules, Mapping) else rules)
         for pair in rules:

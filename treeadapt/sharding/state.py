@@ -143,19 +143,36 @@ def place_state(
     placed = _placed_params(view, fast_params(shardings))
     everywhere = _everywhere(placed)
     state = view_init(tx, params)
-    places: list[Place] = []
-    for slot, leaf in zip(
-        map_state(tx, state, params).slots, state.leaves, strict=True
-    ):
-        region = slot.region
-        if region is None or region.path not in placed:
-            places.append(Place(slot, None, everywhere))
-            continue
-        part, is_split = _layers(placed[region.path], region, mesh)
-        placement = _placement(leaf.shape, slot.rest, part)
-        is_split = is_split and placement is not None
-        places.append(Place(slot, region.path, placement or everywhere, is_split))
-    return state, places
+    slots = map_state(tx, state, params).slots
+    return state, [
+        place_slot(slot, leaf.shape, placed, everywhere, mesh)
+        for slot, leaf in zip(slots, state.leaves, strict=True)
+    ]
+
+
+def place_slot(
+    slot: Slot,
+    shape: tuple[int, ...],
+    params: Mapping[str, PlacedParam],
+    everywhere: Placement,
+    mesh: Mesh | AbstractMesh | None = None,
+) -> Place:
+    """Say where one array of a state goes.
+
+    Args:
+        slot: what it is.
+        shape: its shape.
+        params: by path.
+        everywhere: where it goes if it belongs to none of them.
+        mesh: that of the specs, if it is known.
+    """
+    region = slot.region
+    if region is None or region.path not in params:
+        return Place(slot, None, everywhere)
+    part, is_split = _layers(params[region.path], region, mesh)
+    placement = _placement(shape, slot.rest, part)
+    is_split = is_split and placement is not None
+    return Place(slot, region.path, placement or everywhere, is_split)
 
 
 def init_sharded(
@@ -218,7 +235,7 @@ def init_sharded(
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _PlacedParam:
+class PlacedParam:
     """One param, as far as state follows it: its shape, and where it is."""
 
     shape: tuple[int, ...]
@@ -241,8 +258,8 @@ class _PlacedParam:
 
 
 def _layers(
-    param: _PlacedParam, region: Region, mesh: Mesh | AbstractMesh | None
-) -> tuple[_PlacedParam, bool]:
+    param: PlacedParam, region: Region, mesh: Mesh | AbstractMesh | None
+) -> tuple[PlacedParam, bool]:
     """Return some layers of a param, and whether they split an axis that is sharded.
 
     Args:
@@ -262,11 +279,11 @@ def _layers(
             if not parts or count % parts:
                 entries[each.axis] = None
     placement = param.respecified(entries) if is_split else param.placement
-    return _PlacedParam(shape, placement), is_split
+    return PlacedParam(shape, placement), is_split
 
 
 def _placement(
-    shape: tuple[int, ...], rest: str, param: _PlacedParam
+    shape: tuple[int, ...], rest: str, param: PlacedParam
 ) -> Placement | None:
     """Return where a state leaf of a param belongs; None if nothing says it.
 
@@ -299,7 +316,7 @@ def _placement(
     return param.respecified([e[0] if e.count(e[0]) == len(e) else None for e in axes])
 
 
-def _placed_params(view: TreeView, shardings: Any) -> dict[str, _PlacedParam]:
+def _placed_params(view: TreeView, shardings: Any) -> dict[str, PlacedParam]:
     """Return every array of the params by path, with its placement.
 
     Without ``shardings`` that is its own; NumPy's arrays have none.
@@ -330,7 +347,7 @@ def _placed_params(view: TreeView, shardings: Any) -> dict[str, _PlacedParam]:
             f"{listing([kinds[True], kinds[False]])}. Give either."
         )
     params = {
-        p: _PlacedParam(tuple(leaf.shape), by_path[p]) for p, leaf in arrays.items()
+        p: PlacedParam(tuple(leaf.shape), by_path[p]) for p, leaf in arrays.items()
     }
     for path, param in params.items():
         if len(param.entries) > len(param.shape):
@@ -344,7 +361,7 @@ def _placed_params(view: TreeView, shardings: Any) -> dict[str, _PlacedParam]:
     return on_mesh or params
 
 
-def _everywhere(params: Mapping[str, _PlacedParam]) -> Placement:
+def _everywhere(params: Mapping[str, PlacedParam]) -> Placement:
     """Return the placement of what belongs to no param."""
     if not params:
         raise ShardingError(
