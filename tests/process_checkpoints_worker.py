@@ -34,6 +34,7 @@ import treeadapt as ta
 from treeadapt.checkpoints import (
     boxes,
     migrated,
+    opening,
     orbax_folder,
     processes,
     writing,
@@ -209,6 +210,16 @@ def right(process: int, folder: Path) -> dict[str, Any]:
         columns = expect["grown"].T
         expect = {key: columns[int(key)] for key in cut}
         report[f"{name}, cut"] = wrong(some, cut, expect)
+    # Of steps of a run all take the one that the first process takes.
+    (folder / "run").mkdir(exist_ok=True)
+    for step in (1, 2):
+        ta.save(folder / "run" / f"{step}", {"half": saved["half"]} | extra(step))
+    last_step = opening.last_step
+    if process == 1:  # it does not see the last one yet
+        opening.last_step = lambda _: ("1", "")
+    loaded = ta.load(folder / "run", {"half": other["half"]} | extra(0))
+    opening.last_step = last_step
+    report["step"] = [key for key in extra(2) if np.any(loaded[key] != extra(2)[key])]
     if process == 1:  # alone, without waiting for the others
         host = {"params": {"embed": np.zeros((16, 8), np.float32)}, "step": 0}
         some = ta.load(folder / "together", host, where=["params/embed", "step"])

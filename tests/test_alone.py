@@ -166,6 +166,21 @@ def test_files_of_numpy_and_flax_are_read_or_the_missing_library_is_named(tmp_pa
             ta.read_metadata(tmp_path / "x.msgpack")
 
 
+def test_a_url_is_read_or_what_to_install_is_said(tmp_path):
+    url = "memory://alone/x.npz"
+    if not importlib.util.find_spec("fsspec"):
+        with pytest.raises(ta.CheckpointError, match=r"treeadapt\[remote\]"):
+            ta.load(url)
+        return
+    import fsspec
+
+    np.savez(tmp_path / "x.npz", w=np.ones(3))
+    store = fsspec.filesystem("memory")
+    store.pipe("/alone/x.npz", (tmp_path / "x.npz").read_bytes())
+    assert ta.load(url)["w"].tolist() == [1, 1, 1]
+    store.rm("/alone", recursive=True)
+
+
 def test_the_command_runs(tmp_path, fresh):
     np.savez(tmp_path / "model.npz", w=np.ones(2))
     program = "import runpy; runpy.run_module('treeadapt', None, '__main__', True)"

@@ -356,7 +356,7 @@ def test_a_name_near_a_missing_checkpoint_is_proposed(npz, tmp_path):
         ("test_cli.", "name a function or a model: test_cli:function"),
         ("test_cli.py", "name the module: test_cli:function"),
         ("rules.toml", "rules come after --rules"),
-        ("https://example.com/model.safetensors", "nothing is downloaded here"),
+        ("nosuch://example.com/x", "Protocol not known: nosuch"),
         ("m/model.safetensors.index.json", "There is no folder 'm'"),
         ("tests/test_cli.py:linked", "name the module: tests.test_cli:linked"),
         ("test_cli.py:linked", "name the module: test_cli:linked"),

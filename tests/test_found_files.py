@@ -740,3 +740,83 @@ def test_the_name_of_a_model_on_a_hub_says_how_to_get_it(tmp_path, monkeypatch):
         with pytest.raises(ta.CheckpointError) as caught:
             ta.load(other)
         assert "hf download" not in str(caught.value)
+
+
+# --- the steps of a run ---
+
+
+def steps_of_orbax(folder, *steps, prefix=None):
+    """Save steps as Orbax's manager does; each has its number."""
+    options = ocp.CheckpointManagerOptions(step_prefix=prefix, max_to_keep=9)
+    with ocp.CheckpointManager(folder, options=options) as manager:
+        for step in steps:
+            tree = {"w": np.full(3, step, np.float32)}
+            manager.save(step, args=ocp.args.StandardSave(tree))
+            manager.wait_until_finished()
+    return folder
+
+
+@pytest.mark.parametrize("prefix", [None, "checkpoint"])
+def test_the_last_step_of_a_run_is_read_and_named(prefix, tmp_path):
+    run_folder = steps_of_orbax(tmp_path / "run", 900, 1000, 1100, prefix=prefix)
+    names = sorted(each.name for each in run_folder.iterdir())
+    last = next(name for name in names if "1100" in name)
+    said = f"last that is complete, '{last}', is read; there are 2 earlier steps"
+    target = {"w": np.zeros(3, np.float32)}
+    for read in (lambda x: ta.load(x, target), ta.load):
+        with pytest.warns(ta.TreeAdaptWarning, match=said):
+            assert read(run_folder)["w"][0] == 1100
+    with pytest.warns(ta.TreeAdaptWarning, match=said):
+        assert ta.compare_checkpoint(run_folder, target).fits
+    for name in names:  # without a warning
+        assert ta.load(run_folder / name, target)["w"][0] == int(
+            name.rpartition("_")[2]
+        )
+    # Those that are being written, or were not to their end, are not taken.
+    (run_folder / f"{last}.orbax-checkpoint-tmp-12").mkdir()
+    shutil.copytree(run_folder / last, run_folder / last.replace("1100", "1200"))
+    metadata = run_folder / last.replace("1100", "1200") / "default" / "_METADATA"
+    metadata.unlink()
+    with pytest.warns(
+        ta.TreeAdaptWarning, match="2 earlier steps, '.*1200' incomplete"
+    ):
+        assert ta.load(run_folder, target)["w"][0] == 1100
+
+
+@pytest.mark.filterwarnings("always::treeadapt.TreeAdaptWarning")
+def test_commands_say_which_step_they_read(tmp_path):
+    run_folder = steps_of_orbax(tmp_path / "run", 9, 10)
+    done = invoke("show", run_folder)
+    assert done.exit_code == 0
+    assert "the last that is complete, '10', is read" in done.stderr.replace(
+        "The", "the"
+    )
+    assert run("diff", run_folder, run_folder / "10", "--values") == "No difference.\n"
+
+
+def test_a_run_of_one_step_is_that_step(tmp_path):
+    run_folder = steps_of_orbax(tmp_path / "run", 7)
+    assert ta.load(run_folder)["w"][0] == 7
+    (run_folder / "7" / "default" / "_METADATA").unlink()
+    with pytest.raises(ta.CheckpointError, match="there is neither"):
+        ta.load(run_folder)
+
+
+def test_the_last_step_of_flax_is_read(tmp_path):
+    for step in (2, 10):
+        of_flax(tmp_path / "run", step, {"w": np.full(3, step)})
+    with pytest.warns(ta.TreeAdaptWarning, match="'checkpoint_10', is read"):
+        assert ta.load(tmp_path / "run")["w"][0] == 10
+    # Of two runs in one folder, none is meant.
+    (tmp_path / "run" / "other_3").write_bytes(
+        serialization.to_bytes({"w": np.ones(3)})
+    )
+    with pytest.raises(ta.CheckpointError, match=r"It holds '.*/other_3', '.*_10'"):
+        ta.load(tmp_path / "run")
+
+
+def test_a_folder_of_one_checkpoint_has_no_steps(tmp_path):
+    # Numbered items of one step, and numbers next to files that are meant.
+    ta.save(tmp_path / "model.safetensors", FLAT)
+    steps_of_orbax(tmp_path / "5", 1)
+    same(ta.load(tmp_path, zeros_of(FLAT)), FLAT)

@@ -58,6 +58,7 @@ OWNED = {
     "checkpoints": set(),
     "checkpoints.msgpack_file": {"flax"},
     "checkpoints.orbax_folder": {"etils", "orbax"},  # etils: its paths
+    "checkpoints.remote": {"fsspec"},
     "checkpoints.safetensors_file": {"safetensors"},
     "cli": {"click"},
     "cli.bench": {"flax", "optree", "tree"},  # what it compares with
@@ -89,6 +90,7 @@ TESTS_IN_ROOMS = {
     "test_matcher.py": "the automaton against the reference, and its limits",
     "test_patterns.py": "what each form is parsed into",
     "test_registry.py": "adapter files loaded in another order",
+    "test_remote.py": "requests that fail, and what each process reads",
     "test_replacing.py": "faults between the steps of replacing",
     "test_shards.py": "the order of reading and writing, and how leaves are divided",
     "test_slices.py": "which bytes are read, and parts of boxes",

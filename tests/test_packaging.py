@@ -308,7 +308,7 @@ def test_there_is_a_job_for_every_optional_library():
     config = configparser.ConfigParser()
     config.read_string(SETUP)
     extras = config["options.extras_require"]
-    wanted = " ".join(extras[name] for name in ("flax", "equinox", "brax"))
+    wanted = " ".join(extras[name] for name in ("flax", "equinox", "brax", "remote"))
     libraries = set(re.findall(r"([\w-]+)>=", wanted + extras["checkpoints"]))
     peers = {
         "attrs",

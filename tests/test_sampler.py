@@ -305,6 +305,67 @@ def test_other_devices_get_shards_as_the_sampler_has_them(order):
         assert moved[path].sharding.device_set == set(there)
 
 
+def chunks(shapes: dict[str, Any], most_bytes: int) -> list[tuple[str, ...]]:
+    """Divide the sampler's leaves, those of one stack together, as the page does."""
+    every, left = [[]], most_bytes
+    for name in sorted(shapes, key=lambda name: name.split("/")[::-1]):
+        size = shapes[name].size * shapes[name].dtype.itemsize
+        if every[-1] and size > left:
+            every.append([])
+            left = most_bytes
+        every[-1].append(name)
+        left -= size
+    return [*map(tuple, every)]
+
+
+def bytes_on(devices: Any, known: set[int]) -> int:
+    """How many bytes of arrays that are not ``known`` are on some devices."""
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.live_arrays()
+        if id(leaf) not in known
+        for device in leaf.sharding.device_set
+        if device in {*devices}
+    )
+
+
+@pytest.mark.parametrize("parts", [1, 4, 20])
+def test_chunks_to_other_devices_need_memory_for_one_chunk(parts):
+    training, sampling = DEVICES[:4], DEVICES[4:]
+    mesh = Mesh(training.reshape(2, 2), ("data", "model"))
+    m, tree = migration("bfloat16"), trained("dict", mesh)
+    here, there = (shardings(sampler_mesh(each)) for each in (training, sampling))
+    shapes = jax.eval_shape(m, tree)
+    total = sum(leaf.size * leaf.dtype.itemsize for leaf in shapes.values())
+    names_by_chunk = chunks(shapes, total // parts)
+    most = max(sum(shapes[n].size * 2 for n in names) for names in names_by_chunk)
+    expected = jax.device_put(jax.jit(m, out_shardings=here)(tree), there)
+    weights = jax.device_put(expected, there, may_alias=False)
+    expected = programs.bits(expected)
+    known = {id(leaf) for leaf in jax.live_arrays()}
+    known -= {id(leaf) for leaf in weights.values()}
+    result = bytes_on(sampling, known)
+    peaks = []
+    for names in names_by_chunk:
+        push = jax.jit(
+            lambda tree, names=names: {name: m(tree)[name] for name in names},
+            out_shardings={name: here[name] for name in names},
+        )
+        chunk = push(tree)
+        for name in names:
+            weights.pop(name).delete()
+        weights |= jax.device_put(chunk, {name: there[name] for name in names})
+        jax.block_until_ready(weights)
+        peaks.append((bytes_on(training, known), bytes_on(sampling, known)))
+        for leaf in chunk.values():
+            leaf.delete()
+    assert programs.bits({name: weights[name] for name in shapes}) == expected
+    copies = 4  # at most: what is on every device
+    assert max(here for here, _ in peaks) <= copies * most
+    assert max(there for _, there in peaks) <= result
+    assert bytes_on(training, known) == 0
+
+
 @pytest.mark.parametrize(
     "operation", [{"scale": 3.0}, {"offset": 0.1}, {"multiply": True}], ids=str
 )

@@ -133,7 +133,7 @@ class DataFile:
                 or malformed, a key occurs twice, or its version is another one.
         """
         document = self.parsed(path)
-        return self.versioned(Path(path), document)
+        return self.versioned(path, document)
 
     def parsed(self, path: str | os.PathLike[str]) -> Any:
         """Read a file as ``read`` does, whatever its top level and version are.
@@ -142,7 +142,8 @@ class DataFile:
             TreeAdaptError: as for ``read``.
         """
         try:
-            name = Path(path)
+            # One in a remote store has all the methods that are used here.
+            name: Any = path if hasattr(path, "suffix") else Path(path)
         except TypeError as error:
             text = f"A {self.noun} file is named by a path: {error}."
             raise self.error(text) from error

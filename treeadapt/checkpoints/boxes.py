@@ -8,12 +8,10 @@ this process's devices, so that no process reads or holds what it does not need.
 from __future__ import annotations
 
 import dataclasses
-import io
 import itertools
 import math
 import operator
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -21,6 +19,15 @@ import numpy as np
 
 from treeadapt.arrays import empty
 from treeadapt.checkpoints.errors import refuse, reported
+from treeadapt.checkpoints.remote import (
+    REQUESTS,
+    AnyPath,
+    Recorder,
+    RemotePath,
+    Stream,
+    fetch,
+    joined,
+)
 from treeadapt.migrations.moved_array import bytes_read, read_boxes, walked
 from treeadapt.migrations.parts import Box, around, lengths, whole
 
@@ -38,7 +45,7 @@ class FileArray:
         dtype: of the whole array.
     """
 
-    path: Path
+    path: AnyPath
     start_bytes: int
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -60,19 +67,35 @@ class FileArray:
             empty(lengths(box), self.dtype) if given is None else given
             for box, given in zip(boxes, into or [None] * len(boxes), strict=True)
         ]
-        if bytes_read(self, boxes):
-            with reported(self.path, "read"), self.path.open("rb", 0) as file:
-                every = whole(self.shape)
-                if all(box == every for box in boxes):  # as of an array of no axes
-                    self._read_to(file, 0, arrays[0])
-                    for array in arrays[1:]:
-                        array[...] = arrays[0]
-                else:
-                    self._fill(file, list(zip(boxes, arrays, strict=True)))
+        with reported(self.path, "read"):
+            if isinstance(self.path, RemotePath):
+                max_bytes = self.path.store.max_bytes // (2 * REQUESTS)
+                read_together([(self, boxes, arrays)], max_bytes)
+            else:
+                with self.path.open("rb", 0) as file:
+                    self.read_into(file, boxes, arrays)
         return arrays
 
-    def _fill(self, file: io.FileIO, wanted: Sequence[tuple[Box, Any]]) -> None:
-        """Fill arrays with what is in their boxes."""
+    def read_into(self, file: Any, boxes: Sequence[Box], arrays: Sequence[Any]) -> None:
+        """Fill contiguous arrays with what is in boxes, from the start to the end.
+
+        Args:
+            file: has ``seek`` and ``readinto``.
+            boxes: of the array.
+            arrays: as many.
+
+        Raises:
+            CheckpointError: the file ends before.
+        """
+        if not bytes_read(self, boxes):
+            return
+        every = whole(self.shape)
+        if all(box == every for box in boxes):  # as of an array of no axes
+            self._read_to(file, 0, arrays[0])
+            for array in arrays[1:]:
+                array[...] = arrays[0]
+            return
+        wanted = list(zip(boxes, arrays, strict=True))
         box_around = around([box for box, _ in wanted])
         depth, _ = walked(self.shape, self.dtype.itemsize, box_around)
         sizes = [math.prod(self.shape[k:]) for k in range(1, len(self.shape) + 1)]
@@ -113,7 +136,7 @@ class FileArray:
                         part = elements[(slice(a - first, b - first), *box[1:])]
                         array[a - box[0].start : b - box[0].start] = part
 
-    def _read_to(self, file: io.FileIO, start_bytes: int, array: Any) -> None:
+    def _read_to(self, file: Any, start_bytes: int, array: Any) -> None:
         """Fill a contiguous array with the bytes from a place on."""
         data = memoryview(array.reshape(-1).view(np.uint8))
         file.seek(self.start_bytes + start_bytes)
@@ -122,6 +145,59 @@ class FileArray:
             if not count:
                 refuse(self.path, "it ends before its last array")
             data = data[count:]
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadArray:
+    """An array of which some boxes were read.
+
+    Attributes:
+        shape: of the whole array.
+        dtype: of the array.
+        boxes: that were read, and no others can be.
+        arrays: as many.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    boxes: Sequence[Box]
+    arrays: Sequence[Any]
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        return self.read([whole(self.shape)])[0]
+
+    def read(self, boxes: Sequence[Box], _: Sequence[Any] = ()) -> list[Any]:
+        """Return some of the boxes, the same arrays each time."""
+        return [self.arrays[self.boxes.index(box)] for box in boxes]
+
+
+def read_together(
+    jobs: Iterable[tuple[FileArray, Sequence[Box], Sequence[Any]]], max_bytes: int
+) -> None:
+    """Fill arrays with boxes of remote files, for which requests are made together.
+
+    Args:
+        jobs: for each array, boxes and contiguous arrays to fill.
+        max_bytes: as for ``fetch``.
+
+    Raises:
+        CheckpointError: a request failed.
+    """
+    jobs = sorted(jobs, key=lambda job: (str(job[0].path), job[0].start_bytes))
+    stream = Stream(fetch(joined(_ranges(jobs)), max_bytes))
+    for file_array, boxes, arrays in jobs:
+        stream.path = file_array.path
+        file_array.read_into(stream, boxes, arrays)
+
+
+def _ranges(
+    jobs: Iterable[tuple[FileArray, Sequence[Box], Sequence[Any]]],
+) -> Iterator[tuple[Any, int, int]]:
+    """Yield path, start and stop of all that is read for boxes, in order."""
+    for file_array, boxes, arrays in jobs:
+        recorder = Recorder()
+        file_array.read_into(recorder, boxes, arrays)
+        yield from ((file_array.path, *each) for each in recorder.ranges)
 
 
 def boxes_here(sharding: Any, shape: Sequence[int]) -> list[Box]:

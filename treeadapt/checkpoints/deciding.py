@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import itertools
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from jax.sharding import PartitionSpec, Sharding
@@ -19,6 +19,7 @@ from treeadapt.arrays import is_array
 from treeadapt.checkpoints.leaves import as_array
 from treeadapt.checkpoints.load_report import LoadReport, compare_with_target
 from treeadapt.checkpoints.migrated import Source, require_migration, source_of
+from treeadapt.checkpoints.reading import read_ahead
 from treeadapt.checkpoints.stored import Stored
 from treeadapt.convert import describe
 from treeadapt.errors import (
@@ -174,9 +175,18 @@ def decided(view: TreeView, source: Source, where: Any, *, cast: bool) -> LoadRe
     others = {one: leaf for one, leaf in leaves.items() if one not in target}
     with contextlib.suppress(SelectorError):  # it asks for classes; a file has none
         unexpected = chosen_paths(others, where, unused="ignore")
-    read = None if source.stored.is_abstract or source.problems.texts else source.read
+
+    def read(wanted: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        return read_ahead(source.stored, source.read(wanted))
+
+    has_values = not (source.stored.is_abstract or source.problems.texts)
     report = compare_with_target(
-        target, chosen, source.stored, unexpected, read, cast=cast
+        target,
+        chosen,
+        source.stored,
+        unexpected,
+        read if has_values else None,
+        cast=cast,
     )
     return dataclasses.replace(report, origin=source.problems.origin)
 

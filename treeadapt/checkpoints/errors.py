@@ -22,11 +22,20 @@ UNPICKLED = (
 
 
 def named_path(path: Any) -> Path:
-    """Return the path that the caller gives, which may be a tree by mistake."""
+    """Return the local path that the caller gives.
+
+    Raises:
+        CheckpointError: it is a tree, by mistake, or a URL.
+    """
     if not isinstance(path, str | os.PathLike):
         raise CheckpointError(
             "The name of a checkpoint comes first, save(path, tree) and load(path, "
             f"target); got {describe(path)} for it."
+        )
+    if "://" in os.fspath(path):
+        raise CheckpointError(
+            "Checkpoints are written to files and folders of this machine, and not to "
+            "a URL. Save there and copy it, or use Orbax itself."
         )
     return Path(path)
 

@@ -8,6 +8,7 @@ key as its integers; ``Leaf.kind`` says so. Reads and writes no file.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -16,12 +17,12 @@ import numpy as np
 from jax.sharding import AbstractMesh
 
 from treeadapt.arrays import is_array, is_number
-from treeadapt.checkpoints.boxes import on_devices
+from treeadapt.checkpoints.boxes import boxes_here, on_devices
 from treeadapt.checkpoints.processes import spans_processes
 from treeadapt.checkpoints.stored import NUMBER, Leaf, require_form
 from treeadapt.errors import CheckpointError
 from treeadapt.migrations.moved_array import read_boxes
-from treeadapt.migrations.parts import whole
+from treeadapt.migrations.parts import Box, whole
 from treeadapt.migrations.running import converted, is_lost
 from treeadapt.names import listing
 
@@ -135,6 +136,19 @@ def sharding_to_read(name: str, stated: Leaf, like: Any) -> Any:
     return sharding if is_same else None
 
 
+def boxes_to_read(like: Any, shape: Sequence[int]) -> list[Box]:
+    """Return the boxes that ``placed`` reads of an array, for a leaf of the target."""
+    sharding = None if _is_for_host(like) else bound_sharding(like)
+    return boxes_here(sharding, shape)
+
+
+def _is_for_host(like: Any) -> bool:
+    """Return whether all of an array is needed, because it is changed on the host."""
+    if is_number(like) or is_key(like) or isinstance(like, np.ndarray | np.generic):
+        return True
+    return bool(_narrowed(like.dtype) != like.dtype)
+
+
 def placed(name: str, array: Any, like: Any) -> Any:
     """Turn what was read into a leaf like the target's, where the target's is.
 
@@ -161,7 +175,7 @@ def placed(name: str, array: Any, like: Any) -> Any:
         is_there = sharding is None or sharding == array.sharding
         return array if is_there else jax.device_put(array, sharding)
     change = functools.partial(_cast, name, dtype=like.dtype)
-    if is_host or _narrowed(like.dtype) != like.dtype:
+    if _is_for_host(like):
         return change(np.asarray(array))
     sharding = bound_sharding(like)
     if sharding is None:

@@ -26,7 +26,8 @@ from treeadapt.checkpoints import (
     schema_file,
 )
 from treeadapt.checkpoints.errors import UNPICKLED, refuse
-from treeadapt.names import Speller, listing
+from treeadapt.checkpoints.remote import AnyPath, RemotePath
+from treeadapt.names import Speller, listing, plural
 
 FORMATS: Mapping[str, ModuleType] = {
     "safetensors": safetensors_file,
@@ -50,6 +51,9 @@ _PAGE = re.compile(rb"\s*<(!doctype\s|html|\?xml)", re.IGNORECASE)
 # A map of MessagePack that has something in it, of which the first key is a text.
 _MAP = re.compile(rb"(?:[\x81-\x8f]|\xde..|\xdf.{4})[\xa0-\xbf\xd9-\xdb]", re.DOTALL)
 _MODEL = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")  # on the Hugging Face Hub
+# Of a manager of Orbax, or of Flax; not of a step that is being written.
+_STEP = re.compile(r"((?!.*orbax-checkpoint-tmp)(?:[^.].*[_-])?)([0-9]{1,18})")
+_COMMITTED = "commit_success.txt"
 _STANDARD = (safetensors_file.WHOLE, safetensors_file.INDEX, orbax_folder.METADATA)
 
 
@@ -96,7 +100,9 @@ def _broken(link: Path) -> str:
     return f"{name} is a link to {to}, which is not there."
 
 
-def format_of(path: str | os.PathLike[str], *, writing: bool = False) -> str:
+def format_of(
+    path: str | os.PathLike[str] | RemotePath, *, writing: bool = False
+) -> str:
     """Return the format of a checkpoint, by its name.
 
     Args:
@@ -106,7 +112,7 @@ def format_of(path: str | os.PathLike[str], *, writing: bool = False) -> str:
     Raises:
         CheckpointError: the name has an unknown ending.
     """
-    name = Path(path)
+    name = path if isinstance(path, RemotePath) else Path(path)
     ending = name.suffix.removeprefix(".").lower()
     if name.name.lower().endswith(schema_file.ENDING):
         return "schema"
@@ -138,20 +144,56 @@ def format_of(path: str | os.PathLike[str], *, writing: bool = False) -> str:
     refuse(name, problem, cure)
 
 
-def checkpoints_in(folder: Path) -> list[Path]:
+def checkpoints_in(folder: AnyPath) -> list[AnyPath]:
     """Return the checkpoints in a folder: files, indexes, and what Orbax wrote."""
     names = [*safetensors_file.checkpoints(folder), *orbax_folder.checkpoints(folder)]
     return names or [*_of_flax(folder)]
 
 
-def _of_flax(folder: Path) -> Iterator[Path]:
+def last_step(folder: AnyPath) -> tuple[str, str]:
+    """Return the name of the last complete step in a folder of a run, or "".
+
+    Returns:
+        Its name, and the other steps in words: those before it, and later ones that are
+        not complete; nothing where there is no other.
+    """
+    if not folder.is_dir() or any((folder / x).is_file() for x in _STANDARD):
+        return "", ""
+    steps = {x.name: _STEP.fullmatch(x.name) for x in folder.iterdir()}
+    numbers = {name: (int(m[2]), m[1]) for name, m in steps.items() if m}
+    if len({prefix for _, prefix in numbers.values()}) > 1:
+        return "", ""
+    torn: list[str] = []
+    for name in sorted(numbers, key=numbers.__getitem__, reverse=True):
+        num_items = _num_items(folder / name)
+        if num_items > 1:  # one of which must be named
+            return "", ""
+        if num_items:
+            before = plural(len(numbers) - len(torn) - 1, "earlier step")
+            texts = [before] * (len(numbers) > len(torn) + 1)
+            texts += [f"{listing(torn, limit=3)} incomplete"] * bool(torn)
+            return name, ", ".join(texts)
+        torn.append(name)
+    return "", ""
+
+
+def _num_items(step: AnyPath) -> int:
+    """Return how many checkpoints a step holds; 0 if it was not written to its end."""
+    if step.is_file():
+        return int(_format_of_content(step) == "msgpack")
+    # On Google's store Orbax marks what is complete; elsewhere it renames it then.
+    is_marked = not str(step).startswith("gs://") or (step / _COMMITTED).is_file()
+    return len(orbax_folder.checkpoints(step)) if is_marked else 0
+
+
+def _of_flax(folder: AnyPath) -> Iterator[AnyPath]:
     """Yield what Flax's ``save_checkpoint`` wrote, such as ``checkpoint_4``."""
     for file in folder.glob("[!.]*[0-9]"):
         if file.is_file() and _format_of_content(file) == "msgpack":
             yield file
 
 
-def _format_of_content(file: Path) -> str:
+def _format_of_content(file: AnyPath) -> str:
     """Return the format of a file of any name, as its first bytes say; or ""."""
     start = _start(file)
     if start[8:9] == b"{" and int.from_bytes(start[:8], "little") < 2**32:
@@ -164,18 +206,20 @@ def _format_of_content(file: Path) -> str:
     return "msgpack" if _MAP.match(start) else ""
 
 
-def _is_pickle(file: Path) -> bool:
+def _is_pickle(file: AnyPath) -> bool:
     """Return whether ``pickle`` wrote a file, or PyTorch did."""
     start = _start(file) if file.is_file() else b""
     return start[:1] == b"\x80" or start[30:].startswith(b"archive/data.pkl")
 
 
-def _start(file: Path) -> bytes:
+def _start(file: AnyPath) -> bytes:
+    if isinstance(file, RemotePath):
+        return file.head()
     with file.open("rb") as stream:
         return stream.read(_START_BYTES)
 
 
-def require_content(file: Path) -> None:
+def require_content(file: AnyPath) -> None:
     """Raise if a file is there and what should be in it is not.
 
     Raises:
@@ -193,7 +237,7 @@ def require_content(file: Path) -> None:
         refuse(file, "it is a web page, maybe of an error", again)
 
 
-def located(name: Path) -> tuple[Path, str]:
+def located(name: AnyPath) -> tuple[AnyPath, str]:
     """Return the checkpoint that is meant by a file or folder, and its format.
 
     Of a folder that is itself, or a file in it; names that the libraries give by
@@ -226,7 +270,7 @@ def located(name: Path) -> tuple[Path, str]:
     refuse(name, problem, cure)
 
 
-def proposal(folder: Path) -> str:
+def proposal(folder: AnyPath) -> str:
     """Name the checkpoints below a folder, such as the steps of a manager."""
     steps = [step for step in folder.glob("[!.]*") if "-tmp" not in step.name]
     revisions = folder.glob("snapshots/[!.]*")  # as in the cache of Hugging Face
@@ -239,6 +283,6 @@ def proposal(folder: Path) -> str:
     if latest:
         return f"It holds {listing(latest[::-1])}. Name one of them."
     for link in folder.glob("[!.]*.safetensors*"):
-        if not link.exists():
+        if isinstance(link, Path) and not link.exists():
             return _broken(link)
     return UNPICKLED if any(folder.glob("*.bin")) else ""

@@ -12,7 +12,6 @@ import dataclasses
 import itertools
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -29,6 +28,7 @@ from treeadapt.checkpoints.leaves import (
 )
 from treeadapt.checkpoints.load_report import by_value, misfit
 from treeadapt.checkpoints.reading import batches, read_arrays
+from treeadapt.checkpoints.remote import checkpoint_path
 from treeadapt.checkpoints.stored import Leaf, Stored
 from treeadapt.convert import describe
 from treeadapt.errors import MigrationError
@@ -153,9 +153,8 @@ def named_migration(migration: Any, *checkpoints: str | os.PathLike[str]) -> Any
     """
     if not isinstance(migration, str):
         return migration
-    folders = (
-        path if path.is_dir() else path.parent for path in map(Path, checkpoints)
-    )
+    paths = map(checkpoint_path, checkpoints)
+    folders = (path if path.is_dir() else path.parent for path in paths)
     files = [folder / CONFIG for folder in folders]
     config = next((file for file in files if file.is_file()), None)
     is_layout = is_name(migration) and "/" not in migration

@@ -6,18 +6,18 @@ A label path is the joined keys of nested maps. Texts and None are not leaves.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from treeadapt.arrays import is_array
 from treeadapt.checkpoints.errors import refuse
+from treeadapt.checkpoints.remote import AnyPath
 from treeadapt.checkpoints.stored import NUMBER, Leaf, Stored, abstract
 from treeadapt.names import listing
 
 
-def read_metadata(path: Path) -> Stored:
+def read_metadata(path: AnyPath) -> Stored:
     """Read the file; the arrays themselves are the keys of their leaves.
 
     Raises:

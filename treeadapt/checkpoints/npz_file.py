@@ -10,21 +10,22 @@ from __future__ import annotations
 import math
 import zipfile
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from treeadapt.checkpoints.errors import refuse
+from treeadapt.checkpoints.remote import AnyPath
 from treeadapt.checkpoints.stored import MAX_LEAVES, Leaf, Stored, abstract
 from treeadapt.names import listing
 
 _ENDING = ".npy"
+_BUFFER_BYTES = 2**18  # read at least at a time
 _NOT_NUMBERS = "OSUMm"  # kinds of dtypes: objects, bytes, texts, dates, durations
 _LOST = {1: "uint8", 2: "bfloat16"}  # what those of some bytes without a name are
 
 
-def read_metadata(path: Path) -> Stored:
+def read_metadata(path: AnyPath) -> Stored:
     """Read names, shapes and dtypes from the members' headers; no array is loaded.
 
     Returns:
@@ -38,9 +39,10 @@ def read_metadata(path: Path) -> Stored:
     table: dict[str, Leaf] = {}
     left_out: dict[str, str] = {}
     untyped: list[str] = []
-    if not zipfile.is_zipfile(path):
-        refuse(path, "it is not a whole archive", "Download or copy it again.")
-    with zipfile.ZipFile(path) as archive:
+    with path.open("rb", _BUFFER_BYTES) as content:
+        if not zipfile.is_zipfile(content):
+            refuse(path, "it is not a whole archive", "Download or copy it again.")
+        archive = zipfile.ZipFile(content)
         members = archive.infolist()
         if len(members) > MAX_LEAVES:
             refuse(path, f"it has {len(members):,} members")
@@ -75,7 +77,10 @@ def read(stored: Stored, wanted: Iterable[str]) -> Iterator[Any]:
         stored: what ``read_metadata`` returned.
         wanted: paths, in the order in which to give them.
     """
-    with np.load(stored.path, allow_pickle=False) as file:
+    with (
+        stored.path.open("rb", _BUFFER_BYTES) as content,
+        np.load(content, allow_pickle=False) as file,
+    ):
         for one in wanted:
             array = file[stored.table[one].key]
             if array.dtype.kind == "V":
@@ -95,7 +100,7 @@ def _header(file: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
 
 
 def _leaf(
-    path: Path, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], size: int
+    path: AnyPath, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], size: int
 ) -> Any:
     """Return the abstract array of a member, whose numbers take ``size`` bytes."""
     text = dtype.newbyteorder("=").name

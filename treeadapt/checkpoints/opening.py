@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,15 @@ from treeadapt.checkpoints.errors import named_path, refuse, reported
 from treeadapt.checkpoints.in_memory import listed_tree
 from treeadapt.checkpoints.locating import (
     FORMATS,
+    last_step,
     located,
     near_name,
     require_content,
+)
+from treeadapt.checkpoints.remote import (
+    MAX_INFLIGHT_BYTES,
+    AnyPath,
+    checkpoint_path,
 )
 from treeadapt.checkpoints.replacing import restore
 from treeadapt.checkpoints.stored import NUMBER, Stored
@@ -36,7 +42,10 @@ _OF_PARTS = ("safetensors", "orbax")  # may be several files
 
 @contextlib.contextmanager
 def opened(
-    path: str | os.PathLike[str] | Any, likes: Mapping[str, Any] | None = None
+    path: str | os.PathLike[str] | Any,
+    likes: Mapping[str, Any] | None = None,
+    max_inflight_bytes: int = MAX_INFLIGHT_BYTES,
+    chosen: Callable[[str], str] = str,
 ) -> Iterator[Stored]:
     """Read all that is known of a checkpoint without its arrays, and watch over it.
 
@@ -46,6 +55,8 @@ def opened(
     Args:
         path: as for ``load``; of a tree there is nothing to watch over.
         likes: leaves of a target by path, whose dtypes hold where a file has lost its.
+        max_inflight_bytes: as for ``load``.
+        chosen: returns the step that all processes take, given that of this one.
 
     Yields:
         What it holds; read its arrays before the end.
@@ -61,10 +72,23 @@ def opened(
             named_path(path)  # which refuses it
         yield stored
         return
-    name = named_path(path)
-    version: dict[Path, tuple[int, ...]] = {}
-    if not name.exists():
+    name = checkpoint_path(path, max_inflight_bytes)
+    version: dict[AnyPath, tuple[Any, ...]] = {}
+    if isinstance(name, Path) and not name.exists():
         restore(name.absolute())
+    with reported(name, "read"):
+        step, others = last_step(name)
+    step = chosen(step)
+    if step:
+        folder, name = name, name / step
+    if others:
+        warnings.warn(
+            f"{listing([str(folder)])} holds several steps. The last that is complete, "
+            f"{listing([step])}, is read; there are {others}. Name it, "
+            f"{listing([str(name)])}, to end this warning.",
+            TreeAdaptWarning,
+            stacklevel=4,
+        )
     with watched(name, version):
         stored = _listed(name, version).typed_like(likes or {})
         if stored.doubts:
@@ -88,7 +112,7 @@ def read_stored(path: str | os.PathLike[str]) -> Stored:
         return stored
 
 
-def _listed(name: Path, version: dict[Path, tuple[int, ...]]) -> Stored:
+def _listed(name: AnyPath, version: dict[AnyPath, tuple[Any, ...]]) -> Stored:
     """Return what a checkpoint holds.
 
     Args:
@@ -96,7 +120,7 @@ def _listed(name: Path, version: dict[Path, tuple[int, ...]]) -> Stored:
         version: gets the stamp of each file that is read, before it is.
     """
     if not name.exists():
-        hint = near_name(name)
+        hint = near_name(name) if isinstance(name, Path) else ""
         raise CheckpointError(f"There is no checkpoint {listing([str(name)])}.{hint}")
     with reported(name, "read"):
         version[name] = stamp(name)

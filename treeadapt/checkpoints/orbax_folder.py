@@ -31,6 +31,7 @@ import numpy as np
 from treeadapt.arrays import is_array
 from treeadapt.checkpoints.errors import refuse
 from treeadapt.checkpoints.processes import spans_processes
+from treeadapt.checkpoints.remote import AnyPath, RemotePath
 from treeadapt.checkpoints.schema_file import marks_of
 from treeadapt.checkpoints.stored import (
     MAX_LEAVES,
@@ -69,7 +70,7 @@ def others(path: Path) -> list[str] | None:
     return [name for name, link in entries if link or not _OWN.fullmatch(name)]
 
 
-def checkpoints(path: Path) -> list[Path]:
+def checkpoints(path: AnyPath) -> list[AnyPath]:
     """Return the metadata of a checkpoint in a folder, or the items of a step.
 
     Those that are being written are left out.
@@ -81,13 +82,13 @@ def checkpoints(path: Path) -> list[Path]:
     return [item for item in items if "orbax-checkpoint-tmp" not in item.name]
 
 
-def parts(path: Path) -> Iterator[Path]:
+def parts(path: AnyPath) -> Iterator[AnyPath]:
     """Give what changes if another checkpoint comes to a folder."""
     folder = _folder(path)
     yield from (folder, folder / METADATA, folder / "manifest.ocdbt")
 
 
-def read_metadata(path: Path) -> Stored:
+def read_metadata(path: AnyPath) -> Stored:
     """Read names, shapes and dtypes; no array is loaded.
 
     Raises:
@@ -98,12 +99,14 @@ def read_metadata(path: Path) -> Stored:
     folder = _folder(path)
     # TensorStore follows links, out of the folder and to any file of this machine,
     # and takes whatever bytes are there for numbers.
-    blobs = _blobs(folder)
-    outward = [
-        name
-        for name, is_link in _entries(folder).items()
-        if is_link and (folder / name).resolve().parent != blobs
-    ]
+    outward = []
+    if isinstance(folder, Path):
+        blobs = _blobs(folder)
+        outward = [
+            name
+            for name, is_link in _entries(folder).items()
+            if is_link and (folder / name).resolve().parent != blobs
+        ]
     if outward:
         cure = "Copy the files themselves into it."
         refuse(path, f"{listing(outward, limit=3)} in it is a link", cure)
@@ -169,7 +172,7 @@ def read(stored: Stored, wanted: Mapping[str, Any]) -> list[Any]:
         )
         types = ocp.checkpoint_utils.construct_restore_args(item)
         args = ocp.args.PyTreeRestore(item, restore_args=types)
-        restored = checkpointer.restore(folder.absolute(), args=args)
+        restored = checkpointer.restore(_absolute(folder), args=args)
     arrays: dict[Any, Any] = dict(jax.tree_util.tree_leaves_with_path(restored))
     return [arrays[table[one].key] for one in wanted]
 
@@ -264,7 +267,7 @@ def unescape_segment(text: str) -> str:
     return "" if text == _EMPTY else unquote(text, errors="surrogatepass")
 
 
-def _folder(path: Path) -> Path:
+def _folder(path: AnyPath) -> AnyPath:
     """Return the folder itself, or the only item of a step."""
     one, *_ = checkpoints(path)
     return path if one.name == METADATA else one
@@ -316,6 +319,15 @@ def _checkpointer() -> Any:
     return ocp.Checkpointer(handler, multiprocessing_options=options)
 
 
+def _absolute(folder: AnyPath) -> Any:
+    """Return what Orbax takes: of a remote folder the URL as it is."""
+    from etils import epath
+
+    return (
+        epath.Path(folder.url) if isinstance(folder, RemotePath) else folder.absolute()
+    )
+
+
 def _blobs(folder: Path) -> Path | None:
     """Return the folder that all files of a folder in Hugging Face's cache are in."""
     parents = folder.resolve().parents
@@ -331,15 +343,15 @@ def _entries(folder: Path) -> dict[str, bool]:
     return {file.relative_to(folder).as_posix(): file.is_symlink() for file in files}
 
 
-def _tree(checkpointer: Any, folder: Path) -> Any:
+def _tree(checkpointer: Any, folder: AnyPath) -> Any:
     """Return the metadata of each leaf, in the stored dicts and lists."""
-    metadata = checkpointer.metadata(folder.absolute()).item_metadata
+    metadata = checkpointer.metadata(_absolute(folder)).item_metadata
     if metadata is None:  # Orbax says so in its log only
         refuse(folder, "its metadata is damaged")
     return metadata.tree
 
 
-def _marks(path: Path, folder: Path) -> Any:
+def _marks(path: AnyPath, folder: AnyPath) -> Any:
     """Return what ``write`` said of the leaves, once all names are safe."""
     document = _json(path, folder / METADATA)
     entries = document["tree_metadata"]
@@ -353,7 +365,7 @@ def _marks(path: Path, folder: Path) -> Any:
     return (document.get("custom_metadata") or {}).get(_MARK)
 
 
-def _key_kinds(path: Path, folder: Path) -> dict[str, str]:
+def _key_kinds(path: AnyPath, folder: AnyPath) -> dict[str, str]:
     """Return the kinds of the typed PRNG keys that Orbax turned to integers."""
     file = folder / "array_metadatas" / "process_0"
     if not file.is_file():
@@ -367,7 +379,7 @@ def _key_kinds(path: Path, folder: Path) -> dict[str, str]:
     }
 
 
-def _json(path: Path, file: Path) -> Any:
+def _json(path: AnyPath, file: AnyPath) -> Any:
     if file.stat().st_size > _MAX_METADATA_BYTES:
         refuse(path, "its metadata is too large")
     return json.loads(file.read_text("utf-8"))

@@ -6,14 +6,20 @@ metadata said, or an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from treeadapt.arrays import empty
 from treeadapt.checkpoints import in_memory
+from treeadapt.checkpoints.boxes import FileArray, ReadArray, read_together
 from treeadapt.checkpoints.errors import refuse, reported
 from treeadapt.checkpoints.locating import FORMATS
+from treeadapt.checkpoints.remote import REQUESTS, RemotePath
 from treeadapt.checkpoints.stored import TREE, Stored
 from treeadapt.convert import describe
+from treeadapt.migrations.parts import Box, lengths, whole
 from treeadapt.names import listing
 
 _BATCH_BYTES = 2**28
@@ -54,19 +60,80 @@ def read_arrays(stored: Stored, wanted: Mapping[str, Any]) -> Iterator[tuple[str
             yield one, array
 
 
-def batches(items: Iterable[_T], bytes_of: Callable[[_T], int]) -> Iterator[list[_T]]:
+def read_ahead(
+    stored: Stored,
+    pairs: Iterable[tuple[str, Any]],
+    boxes_of: Callable[[str, Any], Sequence[Box]] | None = None,
+) -> Iterator[tuple[str, Any]]:
+    """Yield leaves, for many of which remote files are asked at the same time.
+
+    Args:
+        stored: the checkpoint.
+        pairs: path and array of what ``read_arrays`` reads, or a migration makes of it.
+        boxes_of: returns the boxes of an array that are to be read of one that reads
+            its data later; None for whole arrays.
+
+    Yields:
+        The same, without what is of a remote file.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be read.
+    """
+    path = stored.path
+    if not isinstance(path, RemotePath):
+        yield from pairs
+        return
+
+    def jobs() -> Iterator[tuple[str, Any, Sequence[Box]]]:
+        for one, array in pairs:
+            boxes = boxes_of(one, array) if boxes_of else [whole(array.shape)]
+            yield one, array, boxes if hasattr(array, "read") else []
+
+    def bytes_of(job: tuple[str, Any, Sequence[Box]]) -> int:
+        shapes = map(lengths, job[2]) if job[2] else [job[1].shape]
+        return sum(map(math.prod, shapes)) * int(job[1].dtype.itemsize)
+
+    max_bytes = path.store.max_bytes // 2
+    for batch in batches(jobs(), bytes_of, max_bytes):
+        arrays: dict[str, Any] = {}
+        of_files = []
+        with reported(path, "read"):
+            for one, array, boxes in batch:
+                if isinstance(array, FileArray):
+                    new = [empty(lengths(box), array.dtype) for box in boxes]
+                    of_files.append((array, boxes, new))
+                    arrays[one] = new
+            read_together(of_files, max_bytes)
+            later = [job for job in batch if job[2] and job[0] not in arrays]
+            with ThreadPoolExecutor(REQUESTS) as pool:  # an error of one is of all
+                made = pool.map(lambda job: job[1].read(job[2]), later)
+                arrays |= {job[0]: new for job, new in zip(later, made, strict=True)}
+        del of_files
+        for one, array, boxes in batch:
+            if one in arrays:
+                shape, dtype = tuple(array.shape), array.dtype
+                array = ReadArray(shape, dtype, boxes, arrays.pop(one))
+            yield one, array
+            del array  # before the next leaves are read
+
+
+def batches(
+    items: Iterable[_T], bytes_of: Callable[[_T], int], max_bytes: int | None = None
+) -> Iterator[list[_T]]:
     """Yield items so many at a time that reading their arrays together pays.
 
     Args:
         items: what is to be read.
         bytes_of: returns how many bytes the arrays of one have.
+        max_bytes: of the arrays of a batch, but for those of the last item; None for as
+            many as pay.
     """
     batch: list[_T] = []
     num_bytes = 0
     for item in items:
         batch.append(item)
         num_bytes += bytes_of(item)
-        if num_bytes >= _BATCH_BYTES:
+        if num_bytes >= (max_bytes or _BATCH_BYTES):
             yield batch
             batch, num_bytes = [], 0
     if batch:

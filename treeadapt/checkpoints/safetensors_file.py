@@ -23,6 +23,7 @@ import numpy as np
 
 from treeadapt.checkpoints.boxes import FileArray
 from treeadapt.checkpoints.errors import refuse, reported
+from treeadapt.checkpoints.remote import AnyPath, RemotePath, mapped
 from treeadapt.checkpoints.schema_file import marks_of
 from treeadapt.checkpoints.stored import (
     MAX_LEAVES,
@@ -44,6 +45,7 @@ INDEX = f"{WHOLE}.index.json"
 # Of a variant, such as ``fp16``, the index of ``model.fp16-00001-of-00002.safetensors``
 # is ``model.safetensors.index.fp16.json``.
 _INDEX = re.compile(r"(.+)\.safetensors\.index((?:\.[^.]+)?)\.json")
+_OUTWARD = re.compile(r"^\.|[^\w.,+=@~ ()\[\]-]")  # in a URL it may lead elsewhere
 _RESERVED = "__metadata__"
 _MARK = "treeadapt"  # the only entry of that metadata with a meaning here
 _DTYPE_NAMES = (
@@ -56,7 +58,7 @@ _DTYPE_NAMES = (
 _DTYPES = dict(pair.split(":") for pair in _DTYPE_NAMES.split())
 
 
-def read_metadata(path: Path) -> Stored:
+def read_metadata(path: AnyPath) -> Stored:
     """Read names, shapes and dtypes; only headers are touched.
 
     Args:
@@ -69,7 +71,7 @@ def read_metadata(path: Path) -> Stored:
     return _of_file(path) if _is_file(path) else _sharded(path)
 
 
-def checkpoints(folder: Path) -> list[Path]:
+def checkpoints(folder: AnyPath) -> list[AnyPath]:
     """Return the indexes in a folder, and the files that are not shards of one.
 
     A file next to an index of its name counts alone if none of the shards is there.
@@ -77,7 +79,8 @@ def checkpoints(folder: Path) -> list[Path]:
     files = {file.name for file in folder.glob("[!.]*.safetensors") if file.is_file()}
     indexes: list[Path] = []
     rest = {*files}
-    for index in filter(is_index, sorted(folder.glob("[!.]*.json"))):
+    names: list[Any] = sorted(folder.glob("[!.]*.json"))
+    for index in filter(is_index, names):
         shards = {INDEX}  # of one that cannot be read, which is for ``read_metadata``
         with contextlib.suppress(CheckpointError), reported(index, "read"):
             shards = {*_index(folder, index)[0].values()}
@@ -89,7 +92,7 @@ def checkpoints(folder: Path) -> list[Path]:
     return [*indexes, *(folder / name for name in sorted(rest))]
 
 
-def is_index(path: Path) -> bool:
+def is_index(path: AnyPath) -> bool:
     """Return whether a path is named as the index of shards is."""
     return _INDEX.fullmatch(path.name) is not None
 
@@ -99,7 +102,7 @@ def index_of(file: Path) -> Path:
     return file.with_name(f"{file.name}.index.json")
 
 
-def parts(path: Path) -> Iterator[Path]:
+def parts(path: AnyPath) -> Iterator[AnyPath]:
     """Give the files of a checkpoint, the index before what it names is read.
 
     Raises:
@@ -259,7 +262,7 @@ def _divided(leaves: Mapping[str, Any], max_shard_bytes: int) -> list[int]:
     return counts
 
 
-def _of_file(path: Path) -> Stored:
+def _of_file(path: AnyPath) -> Stored:
     """Read what one file holds."""
     size_bytes = path.stat().st_size
     with path.open("rb") as file:
@@ -303,17 +306,22 @@ def _of_file(path: Path) -> Stored:
     return marked(path, table, sound_marks(path, parse_json(marks)))
 
 
-def _is_file(path: Path) -> bool:
+def _of_shard(path: AnyPath) -> Stored:
+    with reported(path, "read"):
+        return _of_file(path)
+
+
+def _is_file(path: AnyPath) -> bool:
     """Return whether a checkpoint is one file, and not shards with their index."""
     return not path.is_dir() and not is_index(path)
 
 
-def _index_in(path: Path) -> Path:
+def _index_in(path: AnyPath) -> AnyPath:
     """Return the index that a path, of a folder or of itself, means."""
     return path / INDEX if path.is_dir() else path
 
 
-def _index(path: Path, index: Path) -> tuple[dict[str, str], str]:
+def _index(path: AnyPath, index: AnyPath) -> tuple[dict[str, str], str]:
     """Read which shard each leaf is in, whatever is in the folder, and their hash."""
     if index.stat().st_size > _MAX_HEADER_BYTES:
         refuse(path, f"its index is larger than {_MAX_HEADER_BYTES >> 20} MiB")
@@ -332,22 +340,41 @@ def _index(path: Path, index: Path) -> tuple[dict[str, str], str]:
     return names, str(marks.get("hash", ""))
 
 
-def _shards(path: Path, index: Path) -> tuple[dict[str, Path], list[Path], str]:
+def _shards(
+    path: AnyPath, index: AnyPath
+) -> tuple[dict[str, AnyPath], list[AnyPath], str]:
     """Read which file each leaf is in, all files, and the hash of the leaves.
 
     A name leads to a file next to the index, which may be a link to anywhere: people
     make links on their own disks, and so does the cache of Hugging Face.
     """
     names, text = _index(path, index)
-    for shard in {*names.values()}:  # all before any is opened
-        file = index.parent / shard
-        if Path(shard).name != shard or not file.is_file():
+    files: dict[str, Any] = {}
+    for shard in names.values():  # all before any is opened
+        is_outward = isinstance(index, RemotePath) and _OUTWARD.search(shard)
+        if Path(shard).name != shard or is_outward:
             refuse(path, f"{listing([shard])}, in its index, is not a file in it")
-    files = {name: index.parent / shard for name, shard in names.items()}
-    return files, [*dict.fromkeys(files.values())], text
+        files[shard] = index.parent / shard
+    there = mapped(_is_there, files.values())
+    for shard, is_there in zip(files, there, strict=True):
+        if not is_there:
+            refuse(path, f"{listing([shard])}, in its index, is not a file in it")
+    return (
+        {name: files[shard] for name, shard in names.items()},
+        [*files.values()],
+        text,
+    )
 
 
-def _sharded(path: Path) -> Stored:
+def _is_there(file: AnyPath) -> bool:
+    """Return whether there is a file; what it is will be asked next."""
+    is_there = file.is_file()
+    if is_there and isinstance(file, RemotePath):
+        file.head()
+    return is_there
+
+
+def _sharded(path: AnyPath) -> Stored:
     """Read what all shards hold, which must be what the index says.
 
     How many bytes all have is not compared: tools write different sums into indexes.
@@ -355,9 +382,7 @@ def _sharded(path: Path) -> Stored:
     listed, shards, text = _shards(path, _index_in(path))
     table: dict[str, Leaf] = {}
     doubts: list[str] = []
-    for shard in shards:
-        with reported(shard, "read"):
-            stored = _of_file(shard)
+    for stored in mapped(_of_shard, shards):
         twice = sorted(stored.table.keys() & table.keys())
         if twice:
             refuse(path, f"two leaves in it are named {listing(twice, limit=3)}")

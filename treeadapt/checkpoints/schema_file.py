@@ -21,6 +21,7 @@ from typing import Any
 import jax
 
 from treeadapt.checkpoints.errors import refuse
+from treeadapt.checkpoints.remote import AnyPath
 from treeadapt.checkpoints.stored import (
     MARKS_VERSION,
     MAX_LEAVES,
@@ -57,7 +58,7 @@ _KEY = re.compile(r"key<(.+)>", re.DOTALL)
 _ARRAY = re.compile(r"([a-z][a-z0-9_]*)\[((?:[0-9]{1,19},)*[0-9]{1,19})?\]")
 
 
-def read_metadata(path: Path) -> Stored:
+def read_metadata(path: AnyPath) -> Stored:
     """Read all that a schema holds.
 
     Raises:
@@ -138,7 +139,7 @@ def _text(shape: tuple[int, ...], dtype: Any, kind: str) -> str:
     return f"key<{kind}> {text}" if kind else text
 
 
-def _leaf(path: Path, name: str, text: Any) -> Leaf:
+def _leaf(path: AnyPath, name: str, text: Any) -> Leaf:
     """Read what ``_text`` wrote."""
     wording = str(text)
     if wording in _DTYPES:

@@ -34,6 +34,7 @@ from treeadapt.checkpoints.deciding import (
 )
 from treeadapt.checkpoints.errors import named_path, reported
 from treeadapt.checkpoints.leaves import (
+    boxes_to_read,
     is_long,
     placed,
     restored,
@@ -51,7 +52,8 @@ from treeadapt.checkpoints.migrated import (
 )
 from treeadapt.checkpoints.opening import opened
 from treeadapt.checkpoints.processes import agreed, spans_processes
-from treeadapt.checkpoints.reading import read_arrays
+from treeadapt.checkpoints.reading import read_ahead, read_arrays
+from treeadapt.checkpoints.remote import MAX_INFLIGHT_BYTES
 from treeadapt.checkpoints.stored import TREE, Leaf, Stored
 from treeadapt.checkpoints.versions import watched
 from treeadapt.checkpoints.writing import write
@@ -164,6 +166,7 @@ def load(
     migration: MigrationLike | Sequence[MigrationLike | None] | None = None,
     strict: bool = True,
     cast: bool = False,
+    max_inflight_bytes: int = MAX_INFLIGHT_BYTES,
 ) -> Any:
     """Fill a tree like ``target`` with the leaves of a checkpoint.
 
@@ -182,8 +185,11 @@ def load(
     Args:
         path: a ``.safetensors``, ``.npz`` or Flax ``.msgpack`` file, a folder of Orbax,
             or one of safetensors shards with their index or of one ``.safetensors``
-            file, written by any library. If a folder holds two checkpoints, name the
-            file or the index that is meant. A schema has no arrays for a ``target``;
+            file, written by any library; or the URL of one, ``gs://``, ``s3://``,
+            ``https://`` or any other that fsspec reads, from which of safetensors only
+            headers and what is needed are read. If a folder holds two checkpoints, name
+            the file or the index that is meant; of numbered steps the last complete one
+            is read, and a warning names it. A schema has no arrays for a ``target``;
             without one it gives abstract leaves. Or a tree of arrays in memory: by the
             same rules ``target`` takes what fits. Arrays of JAX go from device to
             device, and the result may hold the tree's own arrays.
@@ -211,6 +217,8 @@ def load(
         cast: turn arrays into the dtypes of ``target``, integers into floating-point
             numbers too but not back. A value that becomes infinite, and an integer that
             the new dtype does not hold exactly, is an error.
+        max_inflight_bytes: how much of a remote checkpoint may be on the host that is
+            not in the result, next to the largest shard of this process.
 
     Returns:
         Tree with the treedef of ``target``. Paths that were tied when saved share one
@@ -242,11 +250,11 @@ def load(
     """
     view = None if target is None else target_view(target)
     is_shared = view is not None and any(map(spans_processes, view.leaves))
-    together = agreed if is_shared else contextlib.nullcontext
     if isinstance(target, str | os.PathLike):
         named_path(path)  # which refuses a tree, because the name comes first
     likes = None if view is None else view.flat()
-    with together("load"), opened(path, likes) as stored:
+    together = agreed("load") if is_shared else contextlib.nullcontext(str)
+    with together as told, opened(path, likes, max_inflight_bytes, told) as stored:
         if view is not None:
             stored.require_arrays()
         options = {"strict": strict, "cast": cast}
@@ -293,36 +301,45 @@ def _as_stored(source: Source, where: Any) -> Any:
             leaves = {one: restored_form(table[one]) for one in paths}
     else:
         owners: dict[str, Any] = {}
-        for one, array in source.read(dict(leaves)):
-            owner = table[one].owner or one
-            if owner not in owners:
-                with reported(source.stored.path, "read"):
-                    owners[owner] = restored(table[one], array)
-            leaves[one] = owners[owner]
+        firsts: dict[str, str] = {}
+        for one in paths:
+            firsts.setdefault(table[one].owner or one, one)
+        places = dict.fromkeys(firsts.values())
+        for one, array in read_ahead(source.stored, source.read(places)):
+            with reported(source.stored.path, "read"):
+                owners[table[one].owner or one] = restored(table[one], array)
             del array  # before the next leaves are read
+        leaves = {one: owners[table[one].owner or one] for one in paths}
     return leaves[""] if [*leaves] == [""] else nested(leaves)
 
 
 def _filled(view: TreeView, source: Source, paths: Iterable[str]) -> Any:
     """Return a target with the leaves of these paths, each where the target's is."""
-    leaves, table = view.flat(), source.stored.table
-    places = {one: sharding_to_read(one, table[one], leaves[one]) for one in paths}
-    ties: dict[str, dict[Any, Any]] = {}
-    for one, array in source.read(places):
-        like = leaves[one]
-        key: Any = id(like)
-        if isinstance(like, jax.ShapeDtypeStruct):  # which may stand for a tie, or not
-            key = tuple(getattr(like, name, None) for name in _ALIKE)
-        tied = ties.setdefault(table[one].owner or one, {})
-        if key not in tied:
-            is_own = source.stored.format == TREE and not isinstance(like, np.ndarray)
-            # The target has two; or JAX may take its memory, which is the caller's.
-            if (tied or is_own) and isinstance(array, np.ndarray):
-                array = array.copy()
-            with reported(source.stored.path, "read"):
-                tied[key] = placed(one, array, like)
-        leaves[one] = tied[key]
-        del array  # before the next leaves are read
+    likes, leaves, table = view.flat(), view.flat(), source.stored.table
+    ties: dict[Any, list[str]] = {}
+    for one in paths:
+        key: Any = id(likes[one])
+        if isinstance(likes[one], jax.ShapeDtypeStruct):  # it may be tied, or not
+            key = tuple(getattr(likes[one], name, None) for name in _ALIKE)
+        ties.setdefault((table[one].owner or one, key), []).append(one)
+    tied = {names[0]: names for names in ties.values()}
+    places = {one: sharding_to_read(one, table[one], likes[one]) for one in tied}
+    owners = set()
+    for one, array in read_ahead(
+        source.stored,
+        source.read(places),
+        lambda one, array: boxes_to_read(likes[one], array.shape),
+    ):
+        owner = table[one].owner or one
+        is_own = source.stored.format == TREE and not isinstance(likes[one], np.ndarray)
+        # The target has two; or JAX may take its memory, which is the caller's.
+        if (owner in owners or is_own) and isinstance(array, np.ndarray):
+            array = array.copy()
+        owners.add(owner)
+        with reported(source.stored.path, "read"):
+            leaf = placed(one, array, likes[one])
+        leaves |= dict.fromkeys(tied[one], leaf)
+        del array, leaf  # before the next leaves are read
     return view.replace(leaves)
 
 
@@ -414,7 +431,7 @@ def copy(
     def arrays() -> Iterator[tuple[str, Any]]:
         # So that nothing is put in place if another checkpoint came meanwhile.
         with watched(stored.path, stored.version):
-            for one, array in renamed.read(wanted):
+            for one, array in read_ahead(renamed.stored, renamed.read(wanted)):
                 progress(one)
                 (host,) = read_boxes(array, [whole(array.shape)])
                 yield one, np.asarray(host, order="C")

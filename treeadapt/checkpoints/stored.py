@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -19,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from treeadapt.checkpoints.errors import refuse
+from treeadapt.checkpoints.remote import AnyPath
 from treeadapt.convert import describe
 from treeadapt.errors import CheckpointError
 from treeadapt.names import listing
@@ -72,7 +72,7 @@ class Stored:
     """What a checkpoint holds, without its values.
 
     Attributes:
-        path: the file or folder.
+        path: the file or folder, which may be in a remote store.
         table: its leaves, by label path.
         boxed: whether another library may have written boxes as their ``value``.
         format: name of its format.
@@ -84,11 +84,11 @@ class Stored:
             dtype; they have the likeliest one.
     """
 
-    path: Path
+    path: AnyPath
     table: Mapping[str, Leaf]
     boxed: bool = False
     format: str = ""
-    version: Mapping[Path, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    version: Mapping[AnyPath, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
     hash: str = ""
     doubts: tuple[str, ...] = ()
     untyped: tuple[str, ...] = ()
@@ -168,7 +168,7 @@ class Stored:
         return dataclasses.replace(self, table=table, boxed=False)
 
 
-def sound_marks(path: Path, marks: Any) -> dict[str, Any]:
+def sound_marks(path: AnyPath, marks: Any) -> dict[str, Any]:
     """Return what a file states next to its arrays, once it has the form of marks.
 
     Args:
@@ -196,7 +196,9 @@ def has_version(marks: Any) -> bool:
     return not is_other
 
 
-def marked(path: Path, table: Mapping[str, Leaf], marks: Mapping[str, Any]) -> Stored:
+def marked(
+    path: AnyPath, table: Mapping[str, Leaf], marks: Mapping[str, Any]
+) -> Stored:
     """Return what is stored with the ties and kinds that a file states, where they fit.
 
     Args:
@@ -239,7 +241,7 @@ def _may_be(array: jax.ShapeDtypeStruct, kind: str) -> bool:
 
 
 def abstract(
-    path: Path, name: str, shape: Sequence[int], dtype: str
+    path: AnyPath, name: str, shape: Sequence[int], dtype: str
 ) -> jax.ShapeDtypeStruct:
     """Return shape and dtype that a file states, once they are believable.
 

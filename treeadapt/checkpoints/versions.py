@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import stat
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from typing import Any
 
 from treeadapt.checkpoints.errors import reported
+from treeadapt.checkpoints.remote import AnyPath, RemotePath, mapped
 from treeadapt.errors import CheckpointError
 from treeadapt.names import listing
 
 
 @contextlib.contextmanager
-def watched(path: Path, version: Mapping[Path, tuple[int, ...]]) -> Iterator[None]:
+def watched(
+    path: AnyPath, version: Mapping[AnyPath, tuple[Any, ...]]
+) -> Iterator[None]:
     """Report that another checkpoint came to the path, whatever else goes wrong.
 
     Args:
@@ -27,7 +30,8 @@ def watched(path: Path, version: Mapping[Path, tuple[int, ...]]) -> Iterator[Non
         yield
     finally:
         with reported(path, "read"):
-            is_same = all(stamp(file) == before for file, before in version.items())
+            stamps = mapped(lambda file: stamp(file, again=True), version)
+            is_same = [*stamps] == [*version.values()]
         if not is_same:
             raise CheckpointError(
                 f"The checkpoint {listing([str(path)])} was replaced while it was "
@@ -35,11 +39,17 @@ def watched(path: Path, version: Mapping[Path, tuple[int, ...]]) -> Iterator[Non
             )
 
 
-def stamp(path: Path) -> tuple[int, ...]:
+def stamp(path: AnyPath, *, again: bool = False) -> tuple[Any, ...]:
     """Return what changes when another file or folder comes to a path.
 
     Files that come into a folder, and links to a file or its mode, change nothing.
+
+    Args:
+        path: of the file or folder.
+        again: ask a remote store for it although an answer is known.
     """
+    if isinstance(path, RemotePath):
+        return path.stamp(again=again)
     try:
         facts = path.stat()
     except FileNotFoundError:

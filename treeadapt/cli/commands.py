@@ -26,7 +26,7 @@ from typing import Any
 import click
 
 from treeadapt._version import __version__
-from treeadapt.checkpoints import locating, store
+from treeadapt.checkpoints import locating, remote, store
 from treeadapt.checkpoints.leaves import stored_form
 from treeadapt.checkpoints.versions import watched
 from treeadapt.cli import converting, optimizing, printing, sources
@@ -418,7 +418,8 @@ def show(
     if output is None:
         printing.print_summary(summary, source.ties, depth, form)
     else:
-        title = " by ".join(Path(name).name for name in (tree, rules) if name)
+        names = (remote.shown(name) for name in (tree, rules) if name)
+        title = " by ".join(Path(name).name for name in names)
         summary.save(output, title=title, depth=depth)
         click.echo(f"Wrote {output!r}.")
 
@@ -527,7 +528,8 @@ def diff(
     else:
         printing.print_diff(difference)
         if difference.of("renamed") and not values:
-            click.echo(printable(f"note: treeadapt draft {a} {b} writes the table."))
+            text = remote.shown(f"note: treeadapt draft {a} {b} writes the table.")
+            click.echo(printable(text))
     if difference:
         sys.exit(1)
 

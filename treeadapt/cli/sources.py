@@ -28,6 +28,7 @@ from treeadapt.arrays import is_array
 from treeadapt.checkpoints import opening, reading
 from treeadapt.checkpoints.errors import reported
 from treeadapt.checkpoints.leaves import restored_form, stored_form
+from treeadapt.checkpoints.remote import is_url, shown
 from treeadapt.checkpoints.safetensors_file import is_index
 from treeadapt.checkpoints.schema_file import ENDING
 from treeadapt.checkpoints.stored import NUMBER, Stored
@@ -153,7 +154,7 @@ def _unboxed(text: str, stored: Stored, model_paths: Collection[str] = ()) -> St
         wording = (
             f"left out /value, the name of what is in a box, from {plural(cut, 'path')}"
         )
-        click.echo(printable(f"note: {text}: {wording}."), err=True)
+        click.echo(printable(f"note: {shown(text)}: {wording}."), err=True)
     return renamed
 
 
@@ -218,10 +219,8 @@ def misplaced_table(*texts: str | None) -> str:
 
 def _meant(text: str) -> str | None:
     """Return what a text may mean that is not the name of a checkpoint, or None."""
-    if Path(text).is_dir():
+    if Path(text).is_dir() or is_url(text):
         return None
-    if "://" in text:
-        return "nothing is downloaded here. Download it, and name the file or folder."
     if file := _FILE.fullmatch(text):
         parts = Path(file["file"]).parts
         module = ".".join(parts) if all(map(str.isidentifier, parts)) else "module"
@@ -282,7 +281,8 @@ def _arrays(stored: Stored, paths: Collection[str]) -> Iterator[Any]:
     for batch in reading.batches(
         paths, lambda one: size_bytes(stored.table[one].array)
     ):
-        arrays = dict(reading.read_arrays(stored, dict.fromkeys(batch)))
+        pairs = reading.read_arrays(stored, dict.fromkeys(batch))
+        arrays = dict(reading.read_ahead(stored, pairs))
         for path in batch:
             yield arrays.pop(path)
 
@@ -294,7 +294,8 @@ def names_function(text: str) -> bool:
 
 def names_tree(text: str) -> bool:
     """Return whether a text names something that may be a tree, and is there."""
-    return names_function(text) or (Path(text).exists() and not _meant(text))
+    is_there = is_url(text) or Path(text).exists()
+    return names_function(text) or (is_there and not _meant(text))
 
 
 def _traced(text: str) -> AbstractTree:

@@ -90,13 +90,13 @@ def _of_file(file: str | os.PathLike[str], other_paths: Iterable[str]) -> Side:
     table = _without_streams(stored.table)
     leaves = {path: leaf.array for path, leaf in table.items()}
     if stored.format == "schema":
-        return Side(os.fspath(file), leaves, None)
+        return Side(str(stored.path), leaves, None)
     total = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves.values())
     if total <= _WHOLE_BYTES:
         arrays = {path: _constant(array) for path, array in _read(stored, leaves)}
     else:
         arrays = {path: _later(stored, path) for path in leaves}
-    return Side(os.fspath(file), leaves, arrays)
+    return Side(str(stored.path), leaves, arrays)
 
 
 def _read(stored: Stored, paths: Iterable[str]) -> list[tuple[str, np.ndarray]]:

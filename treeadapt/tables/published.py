@@ -163,7 +163,7 @@ def _where(config: Config) -> str:
 
 
 def _file(config: str | os.PathLike[str]) -> Path:
-    path = Path(config)
+    path: Any = config if hasattr(config, "suffix") else Path(config)
     return path if path.suffix == ".json" else path / CONFIG
 
 

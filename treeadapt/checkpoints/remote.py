@@ -1,0 +1,459 @@
+"""Checkpoints in object stores and on web servers, read by ranges with fsspec.
+
+``RemotePath`` has the methods of ``pathlib.Path`` that this room calls, so that the
+readers of formats take both. ``fetch`` makes requests: up to 16 at a time, each within
+a time limit, tried again three times, and of so many bytes together. No text that is
+shown has the query or the password of a URL, which may open a store to others.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import errno
+import fnmatch
+import io
+import os
+import re
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
+from typing import Any, TypeAlias, TypeVar
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from treeadapt.checkpoints.errors import named_path, refuse
+from treeadapt.errors import CheckpointError
+from treeadapt.names import listing, shorten
+
+MAX_INFLIGHT_BYTES = 2**31
+REQUESTS = 16
+_REQUEST_BYTES = 2**18, 2**24  # of one request: what is not split, and what is
+_GAP_BYTES = 2**18  # up to which it is read over, next to a range that is smaller
+_HEAD_BYTES = 512  # of each file, which say what it is
+_LIMIT_S = 120
+_WAITS_S = (0.1, 0.5, 2.0)  # before a request is made again
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
+_COLLAPSED = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/[^/]")  # what ``Path`` makes of it
+_SECRETS = re.compile(r"(?<=://)[^/@\s]*@|\?[^\s'\")>]*")
+# Web servers list no folders, so these are tried there.
+_TRIED = ("model.safetensors.index.json", "model.safetensors", "_METADATA")
+# What stores say of a file, of which some changes when another comes to its place.
+_VERSION = ["size", "ETag", "etag", "generation", "mtime", "LastModified", "updated"]
+_VERSION += ["last_modified", "Last-Modified", "created", "VersionId", "Content-MD5"]
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Store:
+    """What the paths of one checkpoint share.
+
+    Attributes:
+        fs: of fsspec.
+        is_web: whether it lists no folders.
+        max_bytes: of all requests that were made and are not used yet.
+        slots: for requests at the same time.
+        facts: what is known of files, by URL; None of one that is not there.
+        heads: how files start, by URL.
+    """
+
+    fs: Any
+    is_web: bool
+    max_bytes: int
+    slots: threading.BoundedSemaphore
+    facts: dict[str, dict[str, Any] | None]
+    heads: dict[str, bytes]
+
+
+@dataclasses.dataclass(frozen=True, order=True, repr=False)
+class RemotePath:
+    """A file or folder in an object store, with the methods of a path that are used.
+
+    Attributes:
+        base: its URL without a query.
+        query: of its URL, which other files of the folder are asked for with, too.
+        store: where it is.
+    """
+
+    base: str
+    query: str
+    store: _Store = dataclasses.field(compare=False)
+
+    def __str__(self) -> str:
+        return shown(self.base)
+
+    __repr__ = __fspath__ = __str__
+
+    def __truediv__(self, name: str) -> RemotePath:
+        return dataclasses.replace(self, base=f"{self.base.rstrip('/')}/{name}")
+
+    @property
+    def url(self) -> str:
+        """Its URL, as it is."""
+        return f"{self.base}{self.query}"
+
+    @property
+    def name(self) -> str:
+        """The last segment."""
+        return self.base.rstrip("/").rpartition("/")[2]
+
+    @property
+    def suffix(self) -> str:
+        """The ending of the name."""
+        return PurePosixPath(self.name).suffix
+
+    @property
+    def parent(self) -> RemotePath:
+        """The folder that it is in."""
+        return dataclasses.replace(self, base=self.base.rstrip("/").rpartition("/")[0])
+
+    def with_name(self, name: str) -> RemotePath:
+        """Return another name in the same folder."""
+        return self.parent / name
+
+    def exists(self) -> bool:
+        """Return whether there is a file or folder."""
+        return self.facts() is not None or self.is_dir()
+
+    def is_file(self) -> bool:
+        """Return whether it is a file."""
+        return (self.facts() or {}).get("type") == "file"
+
+    def is_dir(self) -> bool:
+        """Return whether it is a folder; on the web, of files that are tried."""
+        if self.store.is_web:
+            return not self.is_file() and any(self.iterdir())
+        return (self.facts() or {}).get("type") == "directory"
+
+    def is_symlink(self) -> bool:
+        """Return False, because there are none."""
+        return False
+
+    def stat(self) -> SimpleNamespace:
+        """Return the size alone."""
+        size_bytes = (self.facts() or {}).get("size")
+        if type(size_bytes) is not int:
+            refuse(self, "its server does not say how large it is")
+        return SimpleNamespace(st_size=size_bytes)
+
+    def stamp(self, *, again: bool = False) -> tuple[str, ...]:
+        """Return what changes when another file comes; asked for again, or as known."""
+        facts = self.facts(again=again) or {}
+        if facts.get("type") == "directory":
+            return ()
+        return tuple(f"{key} {facts[key]}" for key in _VERSION if key in facts)
+
+    def facts(self, *, again: bool = False) -> dict[str, Any] | None:
+        """Return what its store says of it; None if it is not there."""
+        if again or self.url not in self.store.facts:
+            try:
+                known = self._asked(lambda: self._call("info"))
+            except FileNotFoundError:
+                known = None
+            self.store.facts[self.url] = known
+        return self.store.facts[self.url]
+
+    def iterdir(self) -> Iterator[RemotePath]:
+        """Yield what is in the folder; on the web, of files that are tried."""
+        if self.store.is_web:
+            yield from filter(RemotePath.is_file, map(self.__truediv__, _TRIED))
+            return
+        try:
+            names = self._asked(lambda: self._call("ls", detail=False))
+        except FileNotFoundError:
+            names = []
+        for name in sorted({each.rstrip("/").rpartition("/")[2] for each in names}):
+            yield self / name
+
+    def glob(self, pattern: str) -> Iterator[RemotePath]:
+        """Yield what is in the folder, or a file in the folders in it."""
+        first, _, file = pattern.partition("/")
+        names = [x for x in self.iterdir() if fnmatch.fnmatchcase(x.name, first)]
+        if file and self.store.is_web:
+            return
+        if file:
+            names = [each / file for each in names]
+            there = mapped(RemotePath.is_file, names)
+            names = [each for each, yes in zip(names, there, strict=True) if yes]
+        yield from names
+
+    def open(self, _mode: str = "rb", buffering: int = 1) -> Any:
+        """Open the file to read bytes, no more at a time than are asked for."""
+        return io.BufferedReader(_RangeFile(self), max(buffering, 1))
+
+    def read_bytes(self) -> bytes:
+        """Read the whole file."""
+        return self.read(0, self.stat().st_size)
+
+    def read_text(self, encoding: str) -> str:
+        """Read the whole file."""
+        return self.read_bytes().decode(encoding)
+
+    def head(self) -> bytes:
+        """Return how the file starts."""
+        if self.url not in self.store.heads:
+            stop = min(_HEAD_BYTES, self.stat().st_size)
+            self.store.heads[self.url] = self.requested(0, stop) if stop else b""
+        return self.store.heads[self.url]
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Read a range."""
+        head = self.head()[start:stop] if start < _HEAD_BYTES else b""
+        rest = [(self, start + len(head), stop)] if start + len(head) < stop else []
+        pieces = fetch(rest, self.store.max_bytes // 2)
+        return b"".join([head, *(data for _, _, data in pieces)])
+
+    def requested(self, start: int, stop: int) -> bytes:
+        """Make one request for a range."""
+
+        def whole() -> bytes:
+            data: bytes = self._call("cat_file", start=start, end=stop)
+            if len(data) != stop - start:
+                raise OSError(f"{len(data):,} of {stop - start:,} bytes came")
+            return data
+
+        return self._asked(whole)
+
+    def _call(self, method: str, **options: Any) -> Any:
+        """Call a method of fsspec, within the time limit where that can be done."""
+        fs = self.store.fs
+        path = fs._strip_protocol(self.url)
+        if not fs.async_impl:
+            return getattr(fs, method)(path, **options)
+        from fsspec.asyn import sync
+
+        call = getattr(fs, f"_{method}")
+        return sync(fs.loop, call, path, timeout=_LIMIT_S, **options)
+
+    def _asked(self, call: Callable[[], _T]) -> _T:
+        """Return what a request gives, made again where it fails.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            CheckpointError: it failed each time.
+        """
+        failure: BaseException
+        for wait_s in (*_WAITS_S, None):
+            try:
+                with self.store.slots:
+                    return call()
+            except FileNotFoundError as error:
+                # fsspec's ``info`` raises it whatever a web server says.
+                cause = error.__cause__ if self.store.is_web else None
+                failure = cause or error
+                if cause is None or getattr(cause, "status", None) in (404, 410):
+                    failure = error
+                    break
+            except PermissionError as error:
+                failure = error
+                break
+            except Exception as error:  # noqa: BLE001 - of any library below fsspec
+                failure = error
+            if wait_s is not None:
+                _pause(wait_s)
+        if isinstance(failure, FileNotFoundError):
+            raise FileNotFoundError(errno.ENOENT, "not there", str(self)) from None
+        text = shorten(f"{type(failure).__name__}: {shown(str(failure))}", limit=300)
+        times = " each time" * (not isinstance(failure, PermissionError))
+        raise CheckpointError(
+            f"The checkpoint {listing([str(self)])} cannot be read. The request "
+            f"failed{times}: {text}"
+        ) from None
+
+
+#: What this room reads from.
+AnyPath: TypeAlias = Path | RemotePath
+
+
+class _RangeFile(io.RawIOBase):
+    """A remote file, of which ranges are read."""
+
+    def __init__(self, path: RemotePath) -> None:
+        self._path, self._place, self._size = path, 0, path.stat().st_size
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._place = offset + (0, self._place, self._size)[whence]
+        return self._place
+
+    def readinto(self, buffer: Any) -> int:
+        stop = min(self._place + len(buffer), self._size)
+        data = self._path.read(self._place, max(stop, self._place))
+        buffer[: len(data)] = data
+        self._place += len(data)
+        return len(data)
+
+
+def checkpoint_path(path: Any, max_inflight_bytes: int = MAX_INFLIGHT_BYTES) -> AnyPath:
+    """Return the path that the caller gives, which may be a URL.
+
+    Raises:
+        CheckpointError: it is neither, or what reads from its store is not installed.
+    """
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else ""
+    scheme = _URL.match(text)
+    if collapsed := not scheme and not isinstance(path, str) and _COLLAPSED.match(text):
+        cure = f"Pass the text {collapsed[1]}://..., which Path changes."
+        refuse(text, "there is no such folder", cure)
+    if not scheme:
+        return named_path(path)
+    base, mark, rest = text.partition("?")
+    if scheme[1].lower() == "file":
+        return Path(url2pathname(urlsplit(text).path))
+    if type(max_inflight_bytes) is not int or max_inflight_bytes < 1:
+        raise CheckpointError(
+            f"max_inflight_bytes={max_inflight_bytes!r:.60} is not an integer above 0."
+        )
+    try:
+        from fsspec.core import url_to_fs
+
+        fs, _ = url_to_fs(text, use_listings_cache=False)
+    except (ImportError, ValueError) as error:
+        cure = 'Install what reads it: pip install "treeadapt[remote]", with gcsfs for '
+        cure += "gs:// and s3fs for s3://; or download it."
+        refuse(shown(text), shown(str(error)).rstrip("."), cure)
+    is_web = scheme[1].lower() in ("http", "https")
+    slots = threading.BoundedSemaphore(REQUESTS)
+    store = _Store(fs, is_web, max_inflight_bytes, slots, {}, {})
+    return RemotePath(base, f"{mark}{rest}", store)
+
+
+def _pause(seconds: float) -> None:
+    threading.Event().wait(seconds)
+
+
+def is_url(text: Any) -> bool:
+    """Return whether a text is a URL."""
+    return isinstance(text, str) and _URL.match(text) is not None
+
+
+def shown(text: str) -> str:
+    """Return a text without the queries and passwords of URLs in it.
+
+    Example:
+        >>> shown("no https://me:word@host/x?token=abc, sorry")
+        'no https://host/x sorry'
+    """
+    return _SECRETS.sub("", text)
+
+
+def mapped(function: Callable[[_T], _R], paths: Iterable[_T]) -> Iterable[_R]:
+    """Call a function of paths, at the same time where these are remote."""
+    paths = [*paths]
+    if not any(isinstance(each, RemotePath) for each in paths):
+        return map(function, paths)
+    with concurrent.futures.ThreadPoolExecutor(REQUESTS) as pool:
+        return list(pool.map(function, paths))
+
+
+def joined(
+    ranges: Iterable[tuple[RemotePath, int, int]],
+) -> list[tuple[RemotePath, int, int]]:
+    """Return ranges with those as one that follow each other, or nearly so.
+
+    What is between two is read too where one of them is small, because a request takes
+    longer.
+
+    Args:
+        ranges: in the order in which they are in files.
+    """
+    pieces: list[tuple[RemotePath, int, int]] = []
+    for path, start, stop in ranges:
+        before, first, last = pieces[-1] if pieces else (None, 0, 0)
+        is_small = min(stop - start, last - first) < _REQUEST_BYTES[0]
+        if path == before and 0 <= start - last <= (_GAP_BYTES if is_small else 0):
+            pieces[-1] = path, first, stop
+        else:
+            pieces.append((path, start, stop))
+    return pieces
+
+
+def fetch(
+    pieces: Sequence[tuple[RemotePath, int, int]], max_bytes: int
+) -> Iterator[tuple[RemotePath, int, bytes]]:
+    """Yield ranges in order, read by several requests at a time.
+
+    Args:
+        pieces: path, start and stop of each; a large one comes in parts.
+        max_bytes: how much may be read before it is used.
+
+    Yields:
+        Path, start and content.
+    """
+    least, most = _REQUEST_BYTES
+    step = min(max(max_bytes // REQUESTS, least), most)
+    left = deque(
+        (path, place, min(place + step, stop))
+        for path, start, stop in pieces
+        for place in range(start, stop, step)
+    )
+    pending: deque[tuple[RemotePath, int, int, Any]] = deque()
+    pool = concurrent.futures.ThreadPoolExecutor(min(REQUESTS, len(left) or 1))
+    try:
+        free = max_bytes
+        while left or pending:
+            while left and len(pending) < 2 * REQUESTS:
+                path, start, stop = left[0]
+                if pending and stop - start > free:
+                    break
+                left.popleft()
+                free -= stop - start
+                pending.append(
+                    (path, start, stop, pool.submit(path.requested, start, stop))
+                )
+            path, start, stop, request = pending.popleft()
+            yield path, start, request.result()
+            free += stop - start
+            del request
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+class Recorder:
+    """In the place of a file, notes which ranges are read of it."""
+
+    def __init__(self) -> None:
+        self.ranges: list[tuple[int, int]] = []
+        self._place = 0
+
+    def seek(self, place: int) -> None:
+        """Go to a place."""
+        self._place = place
+
+    def readinto(self, buffer: Any) -> int:
+        """Note a range, and leave the buffer as it is."""
+        self.ranges.append((self._place, self._place + len(buffer)))
+        self._place += len(buffer)
+        return len(buffer)
+
+
+class Stream:
+    """In the place of a file, gives what was fetched, in the order of the ranges."""
+
+    def __init__(self, pieces: Iterator[tuple[RemotePath, int, bytes]]) -> None:
+        self.path: Any = None
+        self._pieces = pieces
+        self._piece: tuple[Any, int, bytes] = (None, 0, b"")
+        self._place = 0
+
+    def seek(self, place: int) -> None:
+        """Go to a place of ``path``, after those that were read before."""
+        self._place = place
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill the start of a buffer."""
+        path, start, data = self._piece
+        while path != self.path or not start <= self._place < start + len(data):
+            path, start, data = self._piece = next(self._pieces)
+        part = memoryview(data)[self._place - start :][: len(buffer)]
+        buffer[: len(part)] = part
+        self._place += len(part)
+        return len(part)
