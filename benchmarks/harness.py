@@ -21,6 +21,8 @@ from typing import Any
 import jax
 
 MIN_SAMPLE_S = 0.002
+#: Work that makes so many objects that one full collection doubles its time.
+MIN_COLLECTED_S = 0.1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -150,6 +152,8 @@ def run(race: Race, *, budget_s: float) -> list[Result]:
     for _ in range(rounds):
         # No fixed neighbours: a contender after a large one finds cold caches.
         for name in order.sample(names, len(names)):
+            if once[name] > MIN_COLLECTED_S:
+                gc.collect()  # else a few contenders pay for the objects of all
             samples[name].append(_sample(contenders[name], repeats[name]))
     return [_result(race, name, samples) for name in names]
 

@@ -746,7 +746,8 @@ def _layers(layers: Mapping[str, tuple[str, str]]) -> Iterator[str]:
         "leaves of no stack, three compiled steps on one CPU. *Without* is "
         "`adapt(tx)`, *with* is `per_layer(tx, stacks)`. *to 2e-07* is the largest "
         "difference in float32, as a part of the largest update of its leaf, where "
-        "XLA orders a sum otherwise; one above 1e-6 is below 1e-9 in float64."
+        "XLA orders a sum otherwise, or rounds a power of Adam's decays otherwise "
+        "among those of all layers; one above 1e-6 is below 1e-9 in float64."
     )
     yield "\n".join(
         [

@@ -228,8 +228,10 @@ def _open(thing: Any) -> tuple[Any, Sequence[Any], bool]:
         # It promises that nothing but its fields counts, and Linen relies on that.
         names = {field.name for field in dataclasses.fields(cls)}
         inside = [item for item in inside if item[0] in names]
-    is_value = cls.__eq__ is not object.__eq__ or base is not object
-    return (cls if is_value else _Equals(thing)), inside, True
+    # Without attributes only the class counts: eqx.nn.Shared puts such an object, a new
+    # one for each model, where it took an array away (Equinox 0.11.3).
+    is_itself = cls.__eq__ is object.__eq__ and base is object
+    return (_Equals(thing) if is_itself and inside else cls), inside, True
 
 
 class _Equals:

@@ -128,6 +128,10 @@ class _Frame:
         return _Step(self.number, _unflatten_one_level, aux, self.count)
 
 
+_DONE: Iterator[Any] = iter(())
+_NOWHERE = _Spot(None, {}, "")
+
+
 def _unflatten_one_level(aux: tuple[type, Any], children: Sequence[Any]) -> Any:
     return aux[1].unflatten(children)
 
@@ -153,7 +157,7 @@ class Walk:
         self.paths: list[str] = []
         self.seen: list[Any] = []
         self.untrained: set[int] = set()
-        self.nodes: dict[str | None, list[type]] = {}
+        self.nodes: dict[str | None, tuple[type, ...]] = {}
         self.skeleton: dict[str, Any] = {}
         self.shared: dict[int, tuple[int, Any]] = {}
         self.ties: dict[str, str] = {}
@@ -165,6 +169,7 @@ class Walk:
         self._opened: set[int] = set()  # nodes above, from the first opaque one on
         self._steps: list[int | _Frame | _Step] = []
         self._homes: list[str | None] = []  # paths of the shared nodes
+        self._chains: dict[tuple[type, ...], tuple[type, ...]] = {}  # one of each
 
     @functools.cached_property
     def _searcher(self) -> Searcher:
@@ -209,6 +214,8 @@ class Walk:
                 if frames:  # the first one only holds the root
                     self._steps.append(frame)
                     self._opened.discard(id(frame.node))
+                    # Python's collector goes through all that is kept.
+                    frame.pairs, frame.spot = _DONE, _NOWHERE
         return self
 
     def is_faithful(self, leaves: Sequence[Any]) -> bool:
@@ -291,7 +298,8 @@ class Walk:
             spot.container.setdefault(spot.name, None)
         elif spot.container.get(spot.name) is None:
             spot.container[spot.name] = {}
-        self.nodes.setdefault(spot.path, []).append(type(node))
+        chain = (*self.nodes.get(spot.path, ()), type(node))
+        self.nodes[spot.path] = self._chains.setdefault(chain, chain)
         if kind.opens or above.in_opaque:  # JAX did not look for cycles there
             self._go_down(node, kind, spot)
         if kind.opens:
