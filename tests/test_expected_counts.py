@@ -56,6 +56,7 @@ def test_the_error_names_the_arrays():
     text = "7 arrays should have the label 'lora', and 6 have it: "
     text += "'layers_{0..2}/lora_a', 'layers_{0..2}/lora_b'. Correct"
     assert str(error.value).startswith(text)
+    assert error.value.paths == tuple(p for p in ta.tree_paths(MODEL) if "lora" in p)
     table = ta.Rules({"**": "a"}, default="b", expect={"b": 1, "a": 8})
     with pytest.raises(ta.RulesError) as error:
         ta.param_labels(MODEL, table)

@@ -628,7 +628,11 @@ def test_all_findings_are_in_one_error():
     text = refused(one(tables))
     assert text.startswith("Rules file '<mapping>': 3 findings.\n")
     assert [f"[{number}]" in text for number in range(3)] == [True] * 3
-    assert len(refused(one([{"type": "x" * 100}] * 200)).encode()) <= 4_000
+    with pytest.raises(ta.RulesFileError) as error:
+        ta.load_optimizer(one([{"type": "x" * 100}] * 200))
+    assert len(str(error.value).encode()) <= 4_000
+    assert len(error.value.findings) == 200
+    assert error.value.findings[7].startswith("optimizers.all[7].type: ")
 
 
 def test_hostile_documents_are_refused_soon():

@@ -130,7 +130,21 @@ class OverlapError(RulesError):
 
 
 class RulesFileError(RulesError):
-    """A rules file is not valid TOML or JSON of a known version."""
+    """A rules file is malformed, or what it says of optimizers is wrong.
+
+    Attributes:
+        findings: all that is wrong with its optimizers, each with its place.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        paths: Iterable[str] = (),
+        findings: Iterable[str] = (),
+    ):
+        super().__init__(message, paths=paths)
+        self.findings = tuple(findings)
 
 
 class StackError(TreeAdaptError):

@@ -123,7 +123,7 @@ def load_optimizer(
     if file.tx is None or findings:
         name = _name_of(path_or_mapping)
         head = f"Rules file {name!r}: {plural(len(findings), 'finding')}."
-        raise RulesFileError("\n  ".join([head, *findings]))
+        raise RulesFileError("\n  ".join([head, *findings]), findings=findings)
     return file.tx
 
 

@@ -369,7 +369,8 @@ class Decision:
             raise OverlapError(messages.overlap(rows), paths=paths)
         self._check_used()
         if self.miscounted and not self.leaves.holes:
-            raise RulesError("\n".join(self.miscounted))
+            concerned = itertools.chain(*self.miscounted.values())
+            raise RulesError("\n".join(self.miscounted), paths=concerned)
 
     def _check_used(self) -> None:
         rules = self.rules
@@ -401,20 +402,21 @@ class Decision:
                 yield where.entries
 
     @functools.cached_property
-    def miscounted(self) -> list[str]:
-        """Sentences about labels that have another number of arrays than expected."""
-        lines = []
+    def miscounted(self) -> dict[str, list[str]]:
+        """Sentences about labels of another number of arrays than expected: paths."""
+        lines: dict[str, list[str]] = {}
         for label, count in self.rules.expect.items():
             rows = zip(self.paths, self.values, self.is_array, strict=True)
             paths = [path for path, x, yes in rows if yes and same_value(x, label)]
             if len(paths) != count:
                 verb = "has it" if len(paths) == 1 else "have it"
                 names = f": {listing(fold(self.names(paths)))}" if paths else ""
-                lines.append(
+                text = (
                     f"{plural(count, 'array')} should have the label {label!r}, and "
                     f"{len(paths):,} {verb}{names}. Correct the patterns, or the "
                     "number that is expected."
                 )
+                lines[text] = paths
         return lines
 
     @functools.cached_property
