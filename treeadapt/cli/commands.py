@@ -774,9 +774,9 @@ def draft(
     """Write the first version of a migration that turns SRC into TARGET.
 
     Where both hold the same numbers, as a small model and what it should become, they
-    show every row. Otherwise names and shapes are paired. What is not certain has a
-    comment, "# check:". The exit code is 0 with such marks and gaps, too: lint says
-    what is missing. With --convert, that function is imported and called once with
+    show every row. Otherwise names and shapes are paired, and each such row is marked,
+    check = "names". The exit code is 0 with such marks and gaps, too: lint says
+    what is missing. With --convert, that function is imported and called with
     distinct numbers, and what it does becomes the table.
     """
     if target is None and convert is None:

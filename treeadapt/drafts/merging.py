@@ -198,8 +198,7 @@ def _keys(row: DraftRow) -> Iterator[tuple[object, tuple[int, int, int, int]]]:
         target.axes,
         row.evidence,
         row.checks,
-        row.cast,
-        row.offset,
+        row.changes,
         row.copies,
         sizes,
     )

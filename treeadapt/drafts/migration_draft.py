@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from treeadapt.data_files import VERSION
+from treeadapt.drafts.rows import DraftRow
 from treeadapt.drafts.values import leaf_of
 from treeadapt.drafts.writing import WrittenRow, alone
 from treeadapt.migrations.files import MIGRATION_FILE
@@ -87,9 +88,8 @@ class MigrationDraft:
         if not unlike:
             return []
         lines = ["", "# Nothing in the target is like these. To drop them:"]
-        for text in _dropping(unlike):
-            lines += ["#", f"# {MIGRATION_FILE.table}"]
-            lines.append(f"# drop = {MIGRATION_FILE.string(text)}")
+        for each in dropping(unlike):
+            lines += ["#", *(f"# {line}" for line in _row_lines(each))]
         return lines
 
     def __str__(self) -> str:
@@ -113,6 +113,8 @@ def _row_lines(each: WrittenRow) -> list[str]:
     """Write a row, what its reader should know above it."""
     notes = first_rows([_line(note) for note in each.row.notes], limit=_MOST_NOTES)
     fields = {"from": alone(each.sources), "to": alone(each.targets)}
+    if not each.targets:
+        fields = {"drop": alone(each.sources)}
     return [
         *(f"# {note}" for note in notes),
         MIGRATION_FILE.table,
@@ -120,8 +122,8 @@ def _row_lines(each: WrittenRow) -> list[str]:
     ]
 
 
-def _dropping(paths: Sequence[str]) -> Iterator[str]:
-    """Yield the text of drops for leaves, those that differ in numbers as one."""
+def dropping(paths: Sequence[str]) -> Iterator[WrittenRow]:
+    """Yield rows that drop leaves, those that differ in numbers as one."""
     groups: dict[object, list[str]] = {}
     for path in paths:
         groups.setdefault(leaf_of(path, ()).template, []).append(path)
@@ -135,7 +137,8 @@ def _dropping(paths: Sequence[str]) -> Iterator[str]:
                 place += 1
             else:
                 text += "".join(f"\\{c}" if c in "\\{}*?[" else c for c in token)
-        yield text.replace(" : ", r" \: ")
+        row = DraftRow((), (), {}, ((tuple(members), ()),), "values")
+        yield WrittenRow((text.replace(" : ", r" \: "),), (), {}, row)
 
 
 def _listed(texts: Iterable[str], limit: int = 200) -> list[str]:

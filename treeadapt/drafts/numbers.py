@@ -188,6 +188,78 @@ def contents(arrays: Sequence[np.ndarray], dtype: Any) -> bytes:
     return hashlib.sha256(np.sort(numbers).tobytes()).digest()
 
 
+def known_in_all(every: Sequence[Origins], *, is_wide: bool) -> Origins:
+    """Return what is known of a leaf in all calls of a function, and the same.
+
+    Args:
+        every: of each call.
+        is_wide: whether all numbers differ. Of 16 bits some are unknown in one call,
+            and what no other call contradicts counts.
+    """
+    first, *others = every
+    for other in others:
+        flat, leaves, places = (
+            np.concatenate([getattr(each, name) for each in (first, other)])
+            for name in ("flat", "leaves", "places")
+        )
+        order = np.argsort(flat, kind="stable")
+        flat, leaves, places = flat[order], leaves[order], places[order]
+        is_twice, is_same = np.zeros((2, len(flat)), bool)
+        is_twice[:-1] = flat[1:] == flat[:-1]
+        is_same[:-1] = (leaves[1:] == leaves[:-1]) & (places[1:] == places[:-1])
+        is_once = ~is_twice & ~np.roll(is_twice, 1)
+        is_kept = (is_twice & is_same) | (is_once & (not is_wide))
+        first = Origins(flat[is_kept], leaves[is_kept], places[is_kept], first.total)
+    return first
+
+
+def filled_box(is_in: np.ndarray) -> tuple[tuple[int, int], ...]:
+    """Return the box that holds what is in it and nothing else; empty if none does.
+
+    Example:
+        >>> filled_box(np.array([[0, 1, 1], [0, 1, 1], [0, 0, 0]], bool))
+        ((0, 2), (1, 3))
+    """
+    if not is_in.ndim:
+        return ()
+    box = tuple(
+        (int(every.min()), int(every.max()) + 1)
+        for every in np.nonzero(is_in)
+        if len(every)
+    )
+    is_box = len(box) == is_in.ndim and is_in[tuple(slice(a, b) for a, b in box)].all()
+    return box if is_box else ()
+
+
+def fitted_line(x: np.ndarray, y: np.ndarray) -> tuple[float, float] | None:
+    """Return ``a`` and ``b`` of ``y = a * x + b``, short numbers; None without such.
+
+    Args:
+        x: in order.
+        y: in order; if ``a`` is negative, the other way around.
+
+    Example:
+        >>> x = np.arange(1, 9, dtype=np.float32)
+        >>> fitted_line(x, x / np.float32(4)), fitted_line(x, 2 * x + 1)
+        ((0.25, 0.0), (2.0, 1.0))
+        >>> fitted_line(x, x**2)
+    """
+    x, y = x.astype(np.float64), y.astype(np.float64)
+    if len(x) < 2 or not x[0] < x[-1] or not y[0] < y[-1]:
+        return None
+    for sign in (1, -1):
+        ends = y[::sign][[0, -1]]
+        a = (ends[1] - ends[0]) / (x[-1] - x[0])
+        b = ends[0] - a * x[0]
+        for digits in range(1, 10):
+            slope = float(f"{a:.{digits}g}")
+            for shift in (0.0, float(f"{b:.{digits}g}")):
+                near = 1e-6 * (np.abs(slope * x) + abs(shift))
+                if (np.abs(slope * x + shift - y[::sign]) <= near).all():
+                    return slope, shift
+    return None
+
+
 def is_symmetric(array: np.ndarray) -> bool:
     """Return whether two axes of an array can change places, and no number does."""
     pairs = itertools.combinations(range(array.ndim), 2)

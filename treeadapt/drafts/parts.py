@@ -464,5 +464,6 @@ class _Layout:
             "values",
             notes=notes,
             gaps=frozenset(self._gaps),
+            fixed=frozenset(self._fixed),
             copies=frozenset(self._copies),
         )

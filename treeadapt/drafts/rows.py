@@ -64,10 +64,14 @@ class DraftRow:
         checks: what it rests on that is not proof: ``"names"``; none if numbers are.
         notes: what else its reader should know, such as other candidates.
         cast: old and new dtype, if they differ.
-        offset: what is added to the numbers.
+        scale: what the numbers are multiplied by.
+        offset: what is added to the product.
+        pads: axes of the target that are longer by zeros, and by how many at each end.
+        cuts: axes of the source of which some of each end are left out.
         gaps: numbers in paths that do not have all values from 0 on, so that their
             count does not give the size.
         bare: atoms of texts that need no list, because nothing else matches.
+        fixed: atoms of numbers of which the leaves of the row have one value.
         copies: atoms of axes of the targets along which the numbers are repeated.
         is_rest: whether it takes all that no row above takes, as it is.
         is_live: whether it is in the table; numbers are against it if it is not.
@@ -81,9 +85,13 @@ class DraftRow:
     checks: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     cast: tuple[str, ...] = ()
+    scale: float = 1.0
     offset: float = 0.0
+    pads: tuple[tuple[int, int, int], ...] = ()
+    cuts: tuple[tuple[int, int, int], ...] = ()
     gaps: frozenset[int] = frozenset()
     bare: frozenset[int] = frozenset()
+    fixed: frozenset[int] = frozenset()
     copies: frozenset[int] = frozenset()
     is_rest: bool = False
     is_live: bool = True
@@ -92,6 +100,11 @@ class DraftRow:
     def places(self) -> tuple[DraftAddress, ...]:
         """Sources, then targets."""
         return (*self.sources, *self.targets)
+
+    @property
+    def changes(self) -> tuple[object, ...]:
+        """What is done to the numbers."""
+        return self.cast, self.scale, self.offset, self.pads, self.cuts
 
     @property
     def has_bracket(self) -> bool:

@@ -161,7 +161,11 @@ _FIRST = 0x3B000000  # the bits of 2**-9 in float32
 _BLOCK = 2**11  # numbers of which no two are equal in a 16-bit float
 
 
-def _spread(first: int, count: int) -> np.ndarray:
+#: In another order for each call, as 1 more than a number may be another number.
+_SHUFFLES = np.array([2_654_435_761, 2_246_822_519, 3_266_489_917], np.uint32)
+
+
+def _spread(first: int, count: int, nth: int) -> np.ndarray:
     """Return distinct float32, neighbors of which are apart in 16 bits, too.
 
     They are from 2**-9 to 2**7 (beyond only after 2**27 of them), where 16-bit floats
@@ -170,27 +174,31 @@ def _spread(first: int, count: int) -> np.ndarray:
     Args:
         first: how many were returned before.
         count: how many to return.
+        nth: call of a function; others have other numbers.
     """
     number = np.arange(first, first + count, dtype=np.uint32)
     block = number // _BLOCK
-    shuffle = (block + 1) * np.uint32(2_654_435_761)  # another order in each block
+    shuffle = (block + 1) * _SHUFFLES[nth]  # another order in each block
     upper = (number % _BLOCK * (shuffle >> 20 | 1) + (shuffle >> 9)) % _BLOCK
     pattern = _FIRST + ((block >> 16) << 27 | upper << 16 | block & 0xFFFF)
     return pattern.astype(np.uint32).view(np.float32)
 
 
-def distinct_numbers(leaves: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, Any]:
+def distinct_numbers(
+    leaves: Mapping[str, jax.ShapeDtypeStruct], nth: int = 0
+) -> dict[str, Any]:
     """Return arrays of shapes, no number of which occurs twice, read-only.
 
     Floating-point ones are float32, because JAX would halve wider ones. Others keep
-    their dtype.
+    their dtype. What has room for no distinct numbers is 0, or 1 in every other call.
 
     Raises:
         MigrationError: there are too many numbers.
     """
     arrays: dict[str, Any] = {}
     array: np.ndarray
-    next_float, next_int = 0, 1
+    ints = (e.size for e in leaves.values() if np.issubdtype(e.dtype, np.integer))
+    next_float, next_int = 0, 1 + nth * sum(ints)
     total = sum(leaf.size for leaf in leaves.values())
     if total > 2**28:
         raise MigrationError(
@@ -200,16 +208,16 @@ def distinct_numbers(leaves: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, An
     for path, leaf in leaves.items():
         kind = np.dtype(leaf.dtype)
         if jax.numpy.issubdtype(kind, np.floating):
-            array = _spread(next_float, leaf.size)
+            array = _spread(next_float, leaf.size, nth)
             next_float += leaf.size
         elif jax.numpy.issubdtype(kind, np.integer):
             room = np.iinfo(kind).max if kind.kind in "iu" else 0
             fits = next_int + leaf.size <= room
             stop = next_int + leaf.size if fits else next_int
-            array = np.arange(next_int, stop) if fits else np.zeros(leaf.size)
-            array, next_int = array.astype(kind), stop
+            array = np.arange(next_int, stop) if fits else np.full(leaf.size, nth % 2)
+            array, next_int = array[:: -1 if nth % 2 else 1].astype(kind), stop
         else:
-            array = np.zeros(leaf.size, kind)
+            array = np.full(leaf.size, nth % 2).astype(kind)
         array = array.reshape(leaf.shape)
         array.flags.writeable = False
         arrays[path] = array

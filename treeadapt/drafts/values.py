@@ -12,14 +12,21 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from treeadapt.drafts.digits import fit_map
 from treeadapt.drafts.numbers import Origins
 from treeadapt.drafts.parts import Pattern, Variant, row_of_parts
-from treeadapt.drafts.rows import DraftRow, is_count, tokens_of
+from treeadapt.drafts.rows import (
+    DraftRow,
+    Hole,
+    Tokens,
+    is_count,
+    tokens_of,
+    windowed,
+)
 
 _LEAST_KNOWN = 0.2  # of a leaf, before its numbers are evidence
 _ALL = 0.9  # of a leaf: no number of it is in another one by chance
@@ -105,7 +112,173 @@ def rows_of_links(
         ends |= {(1, targets[one.target].template) for one in component}
         pools.setdefault(frozenset(ends), []).append(component)
     sides = dict(enumerate(sources)), dict(enumerate(targets))
-    return [row for pool in pools.values() for row in _rows_of_pool(*sides, pool)]
+    by_pool = {ends: _rows_of_pool(*sides, pool) for ends, pool in pools.items()}
+    failed = {ends: pools[ends] for ends, rows in by_pool.items() if not rows}
+    rows = [row for rows in by_pool.values() for row in rows]
+    return rows + _rows_of_words(*sides, failed)
+
+
+def _rows_of_words(
+    sources: Side, targets: Side, pools: Mapping[Any, Components]
+) -> list[DraftRow]:
+    """Return the rows of pools that are one if words of a path are numbers.
+
+    As the layers of a block are that are called ``local`` and ``global``.
+    """
+    rows: list[DraftRow] = []
+    done: set[Any] = set()
+    for side in (1, 0):
+        alike: dict[object, dict[Pattern, Components]] = {}
+        for ends, pool in pools.items():
+            if ends in done:
+                continue
+            own = [template for s, template in ends if s == side]
+            others = frozenset(end for end in ends if end[0] != side)
+            if len(own) == 1:
+                alike.setdefault(others, {})[own[0]] = pool
+        for by_template in alike.values():
+            window = None
+            if len(by_template) > 1:
+                window = windowed([*map(_as_tokens, by_template)])
+            if window is not None:
+                every = _rows_of_window(sources, targets, side, by_template, window)
+                rows += every
+                seen = {(side, template) for template in by_template}
+                done |= {ends for ends in pools if every and ends & seen}
+    return rows
+
+
+def _as_tokens(template: Pattern) -> Tokens:
+    return tuple(Hole(()) if token is None else token for token in template)
+
+
+def _rows_of_window(
+    sources: Side,
+    targets: Side,
+    side: int,
+    pools: Mapping[Pattern, Components],
+    window: tuple[int, int],
+) -> list[DraftRow]:
+    """Return the rows of pools whose paths differ within a window on one side."""
+    first, last = window
+
+    def word(template: Pattern) -> str:
+        return "".join(map(str, template[first : len(template) - last]))
+
+    def least(template: Pattern) -> list[tuple[int, ...]]:
+        other = (targets, sources)[side]
+        ends = [(one.target, one.source)[side] for c in pools[template] for one in c]
+        return sorted(other[number].numbers for number in ends)
+
+    templates = sorted(pools, key=least)
+    place = sum(token is None for token in templates[0][:first])
+    leaves = dict((sources, targets)[side])
+    for nth, template in enumerate(templates):
+        united = (*template[:first], None, *template[len(template) - last :])
+        for number, leaf in leaves.items():
+            if leaf.template == template:
+                numbers = (*leaf.numbers[:place], nth, *leaf.numbers[place:])
+                leaves[number] = dataclasses.replace(
+                    leaf, template=united, numbers=numbers
+                )
+    pool = [component for each in templates for component in pools[each]]
+    words = tuple(map(word, templates))
+    rows = []
+    one, two = (leaves, targets) if side == 0 else (sources, leaves)
+    for row in _rows_of_pool(one, two, pool):
+        sides = [row.sources, row.targets]
+        addresses = []
+        for each in sides[side]:
+            token = each.tokens[first]
+            if isinstance(token, Hole) and (token.shift or len(token.atoms) > 1):
+                break
+            new = (
+                dataclasses.replace(token, texts=words)
+                if isinstance(token, Hole)
+                else words[int(token)]
+            )
+            tokens = (*each.tokens[:first], new, *each.tokens[first + 1 :])
+            addresses.append(dataclasses.replace(each, tokens=tokens))
+        else:
+            sides[side] = tuple(addresses)
+            rows.append(dataclasses.replace(row, sources=sides[0], targets=sides[1]))
+    return rows
+
+
+def _rows_in_blocks(sources: Side, targets: Side, pool: Components) -> list[DraftRow]:
+    """Return the rows if a number of a path is two: of a block, and within it.
+
+    The one within the block is a number of the other path.
+    """
+    links = [link for component in pool for link in component]
+    for side in (0, 1):
+        sides = sources, targets
+        ends = [
+            (
+                sides[side][(k.source, k.target)[side]],
+                sides[1 - side][(k.target, k.source)[side]],
+            )
+            for k in links
+        ]
+        if not all(a.numbers and b.numbers for a, b in ends):
+            continue
+        for place, other in itertools.product(
+            range(min(len(a.numbers) for a, _ in ends)),
+            range(min(len(b.numbers) for _, b in ends)),
+        ):
+            inner = [b.numbers[other] for _, b in ends]
+            outer = [a.numbers[place] for a, _ in ends]
+            size = math.gcd(*(n - i for n, i in zip(outer, inner, strict=True)))
+            if not 0 <= max(inner) < size or max(outer) < size:
+                continue
+            split = {
+                number: _in_block(leaf, place, size)
+                for number, leaf in sides[side].items()
+            }
+            one, two = (split, targets) if side == 0 else (sources, split)
+            rows = _Pool(one, two, pool).rows() or []
+            joined = [_with_blocks(row, side, place, size) for row in rows]
+            if rows and all(joined):
+                return [row for row in joined if row]
+    return []
+
+
+def _in_block(leaf: NumberedLeaf, place: int, size: int) -> NumberedLeaf:
+    """Return a leaf with two numbers in place of one."""
+    if place >= len(leaf.numbers):
+        return leaf
+    at = [i for i, token in enumerate(leaf.template) if token is None][place]
+    template = (*leaf.template[:at], None, *leaf.template[at:])
+    numbers = (*leaf.numbers[:place], *divmod(leaf.numbers[place], size))
+    numbers += leaf.numbers[place + 1 :]
+    return dataclasses.replace(leaf, template=template, numbers=numbers)
+
+
+def _with_blocks(row: DraftRow, side: int, place: int, size: int) -> DraftRow | None:
+    """Return a row with one number in place of two; None if they are something else."""
+    sides = [row.sources, row.targets]
+    addresses = []
+    atoms: set[int] = set()
+    for each in sides[side]:
+        at = [n for n, t in enumerate(each.tokens) if isinstance(t, Hole)]
+        pair = [each.tokens[n] for n in at[place : place + 2]]
+        holes = [hole for hole in pair if isinstance(hole, Hole)]
+        if len(holes) < 2 or at[place] + 1 != at[place + 1]:
+            return None
+        if any(hole.shift or hole.texts or len(hole.atoms) > 1 for hole in holes):
+            return None
+        hole = Hole((*holes[0].atoms, *holes[1].atoms))
+        atoms |= {*holes[1].atoms}
+        tokens = (*each.tokens[: at[place]], hole, *each.tokens[at[place] + 2 :])
+        addresses.append(dataclasses.replace(each, tokens=tokens))
+    sides[side] = tuple(addresses)
+    return dataclasses.replace(
+        row,
+        sources=sides[0],
+        targets=sides[1],
+        sizes={**row.sizes, **dict.fromkeys(atoms, size)},
+        gaps=row.gaps | atoms,
+    )
 
 
 def _rows_of_pool(sources: Side, targets: Side, pool: Components) -> list[DraftRow]:
@@ -116,6 +289,8 @@ def _rows_of_pool(sources: Side, targets: Side, pool: Components) -> list[DraftR
     named = _rows_with_a_name(sources, targets, pool)
     if named is not None:
         return named
+    if rows := _rows_in_blocks(sources, targets, pool):
+        return rows
     shapes: dict[object, list[Sequence[Link]]] = {}  # apart, some may follow one
     for component in pool:
         key = frozenset(
@@ -215,12 +390,24 @@ class _Pool:
             row = dataclasses.replace(row, pairs=_pairs(links, *self._sides))
             form = row.sources, row.targets, row.gaps, row.notes
             rows.setdefault(form, []).append(row)
+        alone = (every[0] for every in rows.values() if len(every) < 2)
+        if any(row.fixed and self._has_more(row) for row in alone):
+            return None  # one value of a number does not show that two paths have it
         return [
             dataclasses.replace(
                 every[0], pairs=tuple(pair for row in every for pair in row.pairs)
             )
             for every in rows.values()
         ]
+
+    def _has_more(self, row: DraftRow) -> bool:
+        """Return whether other leaves have the paths of a row but for numbers."""
+        for side, paths in enumerate((row.source_paths, row.target_paths)):
+            every = self._sides[side].values()
+            templates = {leaf.template for leaf in every if leaf.path in {*paths}}
+            if sum(leaf.template in templates for leaf in every) > len({*paths}):
+                return True
+        return False
 
     def _leaf(self, side: int, link: Link) -> NumberedLeaf:
         return self._sides[side][(link.source, link.target)[side]]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from treeadapt.drafts.merging import open_atoms
 from treeadapt.drafts.rows import DraftAddress, DraftRow, Hole, Tokens
+from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.rows import Row, parse_row
 
 _LETTERS = "abcdefgijkmnopqrstuwxyz"
@@ -59,7 +60,8 @@ class WrittenRow:
     @property
     def pair(self) -> tuple[Any, Any]:
         """The source and the target as in a table."""
-        source, target = map(alone, (self.sources, self.targets))
+        source = alone(self.sources)
+        target = alone(self.targets) if self.targets else None
         options = self.options
         return source, (target, options) if options else target
 
@@ -78,6 +80,11 @@ class WrittenRow:
 def alone(texts: tuple[str, ...]) -> Any:
     """Return addresses as a table has them: one is not in a tuple."""
     return texts[0] if len(texts) == 1 else texts
+
+
+def as_table(rows: Iterable[WrittenRow], sizes: Mapping[str, int]) -> Migration:
+    """Return the table of some rows."""
+    return Migration([each.pair for each in rows], sizes=sizes or None)
 
 
 def with_sizes(row: DraftRow) -> WrittenRow:
@@ -226,11 +233,27 @@ def _written(row: DraftRow, names: dict[int, str]) -> WrittenRow:
     operations: dict[str, Any] = {}
     if row.copies:
         (operations["repeat"],) = (names[atom] for atom in row.copies)
+    if row.scale != 1:
+        operations["scale"] = row.scale
     if row.offset:
         operations["offset"] = row.offset
+    if row.pads:
+        operations["pad"] = _padded(row.targets[0], row.pads, names)
     if row.cast:
         operations["cast"] = list(row.cast)
+    if row.cuts:
+        cut = _padded(row.sources[0], row.cuts, names)
+        operations["undo"] = {"pad": cut, "fill": "target"}
     return WrittenRow(sources, targets, operations, row)
+
+
+def _padded(
+    place: DraftAddress, pads: Iterable[tuple[int, int, int]], names: dict[int, str]
+) -> dict[str, list[int]]:
+    """Return how much each axis is longer, by its name."""
+    return {
+        _axis(place.axes[axis], names): [before, after] for axis, before, after in pads
+    }
 
 
 def _is_renaming(row: DraftRow) -> bool:
@@ -243,7 +266,8 @@ def _is_renaming(row: DraftRow) -> bool:
     atoms = [{atom for hole in in_path for atom in hole.atoms} for in_path in holes]
     is_one = all(len(hole.atoms) == 1 for in_path in holes for hole in in_path)
     # A list of numbers of its own in each path is read as such only in axes.
-    return source.axes == target.axes and atoms[0] == atoms[1] and is_one
+    is_same = source.axes == target.axes and atoms[0] == atoms[1] and is_one
+    return is_same and not (row.pads or row.cuts)
 
 
 def _address(

@@ -1,0 +1,36 @@
+"""Drafts read whole tables off the field's converters, right at every configuration."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from oracles.converters import CONVERTERS, Arrays, Shapes
+
+import treeadapt as ta
+
+#: One row cannot say it, or its numbers follow from a size: see the draft's comments.
+OPEN = {"transformers/falcon-40b"}  # parts nested in an axis
+
+
+def numbers(shapes: Shapes, seed: int) -> Arrays:
+    random = np.random.default_rng(seed)
+    return {path: random.normal(size=s).astype("float32") for path, s in shapes.items()}
+
+
+@pytest.mark.parametrize("name", [n for n in CONVERTERS if n not in OPEN])
+def test_a_table_is_read_off_a_converter(name):
+    oracle = CONVERTERS[name]
+    shapes, convert = oracle.make(**oracle.small)
+    draft = ta.draft_migration(numbers(shapes, 0), convert=convert)
+    assert not (draft.doubtful)
+    assert not (draft.missing)
+    assert not (draft.unexpected)
+    shapes, convert = oracle.make(**oracle.other)
+    source = numbers(shapes, 1)
+    result = convert(source)
+    made = draft.migration(source, result)
+    back = draft.migration.inverse(made, source)
+    for ones, twos in ((made, result), (back, source)):
+        assert ones.keys() == twos.keys()
+        for path, array in twos.items():
+            np.testing.assert_allclose(ones[path], array, rtol=2e-6, atol=1e-6)
