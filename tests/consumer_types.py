@@ -31,13 +31,15 @@ def model() -> Model:
 def names(tree: Model) -> None:
     assert_type(ta.tree_paths(tree), tuple[str, ...])
     assert_type(ta.to_flat_dict(tree), dict[str, Any])
-    ta.from_flat_dict(tree, ta.to_flat_dict(tree), strict=False)
-    ta.from_state_dict(tree, ta.to_state_dict(tree))
+    flat = ta.to_flat_dict(tree)
+    assert_type(ta.from_flat_dict(tree, flat, strict=False), Model)
+    assert_type(ta.from_state_dict(tree, ta.to_state_dict(tree)), Model)
     assert_type(ta.escape("a*"), str)
     params, rest = ta.split(tree, "encoder", arrays="all", nested=True)
-    assert_type(rest, ta.Rest)
-    ta.merge(params, rest)
-    ta.map_where(jnp.zeros_like, tree, "head")
+    assert_type(rest, ta.Rest[Model])
+    assert_type(params, ta.Params)
+    assert_type(ta.merge(params, rest), Model)
+    assert_type(ta.map_where(jnp.zeros_like, tree, "head", unused="ignore"), Model)
 
 
 def selection(tree: Model, file: Path) -> None:
@@ -50,6 +52,7 @@ def selection(tree: Model, file: Path) -> None:
     assert_type(ta.load_rules(file), ta.Rules)
     ta.param_labels(tree, rules)
     ta.param_labels(tree, {"**": 1}, default=0)
+    ta.param_labels(tree, [("head", 1), (dict, 2), (["a", "!b"], 3)])
     ta.param_mask(tree, ["**", "!head"])
     assert_type(ta.summarize(tree, rules), ta.Summary)
     assert_type(ta.tree_diff(tree, tree, values=True), ta.TreeDiff)
@@ -62,7 +65,8 @@ def training(tree: Model) -> Model:
     tx = ta.freeze(optax.sgd(0.1), "encoder")
     state = tx.init(tree)
     updates, state = tx.update(tree, state, tree)
-    updated: Model = ta.apply_updates(tree, updates)
+    updated = ta.apply_updates(tree, updates)
+    assert_type(updated, Model)
     count: jax.Array = ta.tree_get(state, "count", default=jnp.zeros(()))
     del count
     return updated
@@ -76,7 +80,9 @@ def sharding(tree: Model, mesh: Mesh) -> None:
 def files(tree: Model, file: Path) -> Model:
     ta.save(file, tree, max_shard_bytes=10**6)
     assert_type(ta.compare_checkpoint(file, tree), ta.LoadReport)
-    loaded: Model = ta.load(str(file), tree, where="head", strict=False)
+    assert_type(ta.load(file), dict[str, Any])
+    loaded = ta.load(str(file), tree, where="head", strict=False)
+    assert_type(loaded, Model)
     return loaded
 
 
@@ -103,6 +109,8 @@ def wrong(tree: Model) -> None:
     ta.Rules({"**": "train"}, overlap="last")  # type: ignore[arg-type]
     ta.to_flat_dict()  # type: ignore[call-arg]
     ta.escape(3)  # type: ignore[arg-type]
+    ta.split(tree, 3)  # type: ignore[arg-type]
+    ta.param_labels(tree, 3)  # type: ignore[arg-type]
     ta.no_such_name  # type: ignore[attr-defined]  # noqa: B018
 
 
@@ -113,5 +121,6 @@ def own_loop(tree: Model, loss: Loss) -> Model:
     params, rest = ta.split(tree)
     grads = jax.grad(loss)(params)
     updates: dict[str, jax.Array] = ta.apply_updates(params, grads)
-    merged: Model = ta.merge(updates, rest)
+    merged = ta.merge(updates, rest)
+    assert_type(merged, Model)
     return merged

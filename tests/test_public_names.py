@@ -44,6 +44,19 @@ def test_the_package_lists_its_public_names_and_no_others():
     assert "importlib" not in dir(ta)
 
 
+def test_selectors_and_rules_show_what_is_for_users():
+    names = {
+        "matches bind": ta.glob("a") | ta.leaf(ndim=1),
+        "matches bind check to_toml load freeze paths": ta.FreezeSpec("a"),
+        "match by_path where bind to_toml values default unused overlap stacks "
+        "expect": ta.Rules({"a": 1}),
+    }
+    for shown, thing in names.items():
+        public = [name for name in dir(thing) if not name.startswith("_")]
+        assert public == sorted(shown.split())
+        assert all(hasattr(thing, name) for name in public)
+
+
 def test_help_begins_with_ten_names_and_has_all_others_by_task_errors_last():
     text = pydoc.plain(pydoc.render_doc(ta))
     first, others = ta.__doc__.split("All others, by task::")

@@ -1109,6 +1109,46 @@ def test_an_overlap_asks_no_rule_about_leaves_that_clash_already():
     assert asked == [(2,)]
 
 
+def test_entries_that_match_nothing_may_be_ignored_wherever_leaves_are_chosen(tmp_path):
+    where = ["encoder/{kernel,kernl}", "typo", tuple, "!bais"]
+    tree = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, leaf.dtype), TREE)
+    file = tmp_path / "x.safetensors"
+    ta.save(file, tree)
+    zeros = jax.tree.map(jnp.zeros_like, tree)
+    calls = {
+        "split": lambda **options: ta.split(tree, where, **options)[0],
+        "map_where": lambda **options: ta.map_where(
+            jnp.ones_like, tree, where, **options
+        ),
+        "save": lambda **options: ta.save(
+            tmp_path / "y.safetensors", tree, where=where, **options
+        ),
+        "load": lambda **options: ta.load(file, zeros, where=where, **options),
+        "load alone": lambda **options: ta.load(file, where=where, **options),
+        "compare": lambda **options: ta.compare_checkpoint(
+            file, zeros, where=where, **options
+        ),
+        "tree_diff": lambda **options: ta.tree_diff(
+            tree, zeros, where=where, **options
+        ),
+        "summarize": lambda **options: ta.summarize(tree, where=where, **options),
+        "param_mask": lambda **options: ta.param_mask(tree, where, **options),
+        "freeze": lambda **options: ta.freeze(optax.sgd(0.1), where, **options).init(
+            tree
+        ),
+    }
+    for call in calls.values():
+        with pytest.raises(ta.UnusedRuleError, match="'typo'"):
+            call()
+        with pytest.raises(ta.SelectorError, match="unused= is 'error' or 'ignore'"):
+            call(unused="warn")
+    chosen = {name: call(unused="ignore") for name, call in calls.items()}
+    assert [*chosen["split"]] == ["encoder/kernel"]
+    assert [*ta.read_metadata(tmp_path / "y.safetensors")] == ["encoder/kernel"]
+    assert ta.tree_paths(chosen["load alone"]) == ("encoder/kernel",)
+    assert len(chosen["summarize"].rows) == 1
+
+
 @pytest.mark.parametrize(
     "keys",
     [("params", "Dense_0"), ("params", "Dense_0", "kernel"), ["params", "Dense_1"]],

@@ -21,9 +21,9 @@ All others, by task::
 
     trees        tree_paths to_flat_dict from_flat_dict to_state_dict from_state_dict
                  map_where register Adapter AdapterRegistry default_registry Flat BOX
-                 Rest
+                 Rest Tree Params
     choosing     leaf node escape load_rules param_labels param_mask FreezeSpec STATIC
-                 Selector Decision
+                 Selector Decision Where RulesLike
     optimizers   apply_updates scale_by_rules lift inject_hyperparams schedule
                  per_layer load_optimizer tree_norms value_and_grad_from_state
                  incremental_update
@@ -47,6 +47,7 @@ _NAMES_IN = {
     "_version": "__version__",
     "adapters.adapter": "BOX Adapter Flat",
     "adapters.registry": "AdapterRegistry default_registry register",
+    "arrays": "Params Tree",
     "checkpoints.load_report": "LoadReport",
     "checkpoints.store": "compare_checkpoint load read_metadata save",
     "convert": "from_flat_dict from_state_dict to_flat_dict to_state_dict tree_paths",
@@ -71,8 +72,8 @@ _NAMES_IN = {
     "selection.freeze_spec": "FreezeSpec",
     "selection.decision": "STATIC Decision",
     "selection.largest_axis": "shard_largest",
-    "selection.rules": "Rules load_rules param_labels param_mask",
-    "selection.selectors": "Selector glob leaf node",
+    "selection.rules": "Rules RulesLike load_rules param_labels param_mask",
+    "selection.selectors": "Selector Where glob leaf node",
     "sharding.training_state": "named_shardings partition_specs",
     "sharding.state": "init_sharded opt_state_shardings",
     "splitting": "Rest map_where merge split",

@@ -4,6 +4,7 @@
 from treeadapt._version import __version__
 from treeadapt.adapters.adapter import BOX, Adapter, Flat
 from treeadapt.adapters.registry import AdapterRegistry, default_registry, register
+from treeadapt.arrays import Params, Tree
 from treeadapt.checkpoints.load_report import LoadReport
 from treeadapt.checkpoints.store import (
     compare_checkpoint,
@@ -48,6 +49,7 @@ from treeadapt.errors import (
     UnliftedMaskWarning,
     UnmatchedPathError,
     UnstablePathWarning,
+    UnusedAlternativeWarning,
     UnusedRuleError,
 )
 from treeadapt.migrations.migration import Migration, load_migration
@@ -60,8 +62,14 @@ from treeadapt.reports.summary import Summary, summarize
 from treeadapt.selection.decision import STATIC, Decision
 from treeadapt.selection.freeze_spec import FreezeSpec
 from treeadapt.selection.largest_axis import shard_largest
-from treeadapt.selection.rules import Rules, load_rules, param_labels, param_mask
-from treeadapt.selection.selectors import Selector, glob, leaf, node
+from treeadapt.selection.rules import (
+    Rules,
+    RulesLike,
+    load_rules,
+    param_labels,
+    param_mask,
+)
+from treeadapt.selection.selectors import Selector, Where, glob, leaf, node
 from treeadapt.sharding.state import init_sharded, opt_state_shardings
 from treeadapt.sharding.training_state import named_shardings, partition_specs
 from treeadapt.splitting import Rest, map_where, merge, split
@@ -104,6 +112,7 @@ __all__ = [
     "MigrationPlan",
     "NoArraysError",
     "OverlapError",
+    "Params",
     "PathCollisionError",
     "PathError",
     "PatternError",
@@ -113,6 +122,7 @@ __all__ = [
     "Rules",
     "RulesError",
     "RulesFileError",
+    "RulesLike",
     "Selector",
     "SelectorError",
     "ShardingError",
@@ -121,6 +131,7 @@ __all__ = [
     "Summary",
     "TiedLeafWarning",
     "TransformError",
+    "Tree",
     "TreeAdaptError",
     "TreeAdaptWarning",
     "TreeCycleError",
@@ -129,7 +140,9 @@ __all__ = [
     "UnliftedMaskWarning",
     "UnmatchedPathError",
     "UnstablePathWarning",
+    "UnusedAlternativeWarning",
     "UnusedRuleError",
+    "Where",
     "__version__",
     "adapt",
     "apply_updates",

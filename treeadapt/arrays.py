@@ -14,12 +14,16 @@ import math
 import mmap
 import operator
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+#: Any pytree, or a tree of classes that the registry can open.
+Tree: TypeAlias = Any
+#: Arrays by label path, as ``split`` gives them.
+Params: TypeAlias = dict[str, Any]
 _OWN_PAGES_BYTES = 2**20  # an array of so many has pages of its own, to give back whole
 _ALIGNMENT = 64  # bytes; JAX takes such memory on a CPU without a copy
 _SQUARE = 64  # numbers on a side that stay in the cache while they are turned

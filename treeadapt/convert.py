@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import numbers
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax.tree_util as jtu
 
@@ -22,6 +22,7 @@ from treeadapt.errors import StructureMismatchError
 from treeadapt.names import SHOWN, Mismatch, shorten
 from treeadapt.trees.views import TreeView, take_apart, view_nested, view_tree
 
+T = TypeVar("T")
 _MISSING = object()
 
 
@@ -88,7 +89,7 @@ def tree_paths(tree: Any) -> tuple[str, ...]:
     return view_tree(tree).plan.paths
 
 
-def from_state_dict(target: Any, state: Any, *, strict: bool = True) -> Any:
+def from_state_dict(target: T, state: Any, *, strict: bool = True) -> T:
     """Put the leaves of a state dict into a tree like ``target``.
 
     Args:
@@ -118,7 +119,7 @@ def from_state_dict(target: Any, state: Any, *, strict: bool = True) -> Any:
     return _rebuild(view, leaves, unexpected, strict=strict)
 
 
-def from_flat_dict(target: Any, flat: Mapping[str, Any], *, strict: bool = True) -> Any:
+def from_flat_dict(target: T, flat: Mapping[str, Any], *, strict: bool = True) -> T:
     """Put the leaves of a flat dict into a tree like ``target``.
 
     Args:

@@ -14,14 +14,14 @@ import itertools
 import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from treeadapt.arrays import are_arrays, are_inexact, is_array
+from treeadapt.arrays import Params, are_arrays, are_inexact, is_array
 from treeadapt.convert import containers, describe, differs
 from treeadapt.errors import (
     CollectionWarning,
@@ -32,16 +32,24 @@ from treeadapt.errors import (
     TreeAdaptError,
 )
 from treeadapt.names import Mismatch, listing, plural, shorten
-from treeadapt.selection.selectors import as_selector, select, view_whole
+from treeadapt.selection.rules import allowing
+from treeadapt.selection.selectors import (
+    Unused,
+    Where,
+    as_selector,
+    select,
+    view_whole,
+)
 from treeadapt.trees.metadata import Snapshot, node_data
 from treeadapt.trees.views import Plan, TreeView, same_structure
 
+T = TypeVar("T")
 Ties = Mapping[str, str]
 _MAX_TIES = 8  # that a warning writes out
 
 
 @jtu.register_pytree_with_keys_class
-class Rest:
+class Rest(Generic[T]):
     """What ``split`` leaves over: a pytree whose leaves are the unselected arrays.
 
     Two rests of equal trees have one treedef, so a function that takes one is traced
@@ -79,7 +87,7 @@ class Rest:
         return tuple(zip(keys, self._values, strict=True)), self._form
 
     @classmethod
-    def tree_unflatten(cls, form: _Form, values: Sequence[Any]) -> Rest:
+    def tree_unflatten(cls, form: _Form, values: Sequence[Any]) -> Rest[Any]:
         """Rebuild, for JAX."""
         return cls(values, form)
 
@@ -118,13 +126,14 @@ class _Form:
 
 
 def split(
-    tree: Any,
-    where: Any = "**",
+    tree: T,
+    where: Where = "**",
     *,
     arrays: Literal["inexact", "all"] = "inexact",
     nested: bool = False,
     tie: Ties | None = None,
-) -> tuple[dict[str, Any], Rest]:
+    unused: Unused = "error",
+) -> tuple[Params, Rest[T]]:
     """Split a tree into a dict of selected arrays and a pytree of the rest.
 
     This is what Equinox calls ``partition``; ``treeadapt.partition`` is Optax's.
@@ -139,6 +148,7 @@ def split(
         nested: give ``params`` as a nested state dict instead of a flat dict.
         tie: ``{path: source path}``: the leaf at ``path`` is left out of ``params`` and
             takes the value of the source on ``merge``.
+        unused: ``"error"`` or ``"ignore"`` entries of ``where`` that match no array.
 
     Returns:
         ``params``, ``{label path: array}`` in leaf order, the caller's own arrays; and
@@ -168,6 +178,7 @@ def split(
     view = view_whole(tree)
     tied = _ties(view, {} if tie is None else tie)
     array_column = are_arrays(view.leaves)
+    where = allowing(where, unused)
     selected = _selected(view, array_column, where, arrays)
     following = dict(tied)
     chosen = tuple(selected)
@@ -185,7 +196,7 @@ def split(
     return (_nest(form, params) if nested else params), Rest(values, form)
 
 
-def merge(params: Mapping[str, Any], rest: Rest) -> Any:
+def merge(params: Mapping[str, Any], rest: Rest[T]) -> T:
     """Put a tree together again from what ``split`` returned.
 
     Args:
@@ -237,16 +248,20 @@ def merge(params: Mapping[str, Any], rest: Rest) -> Any:
         leaves[index] = value
     for index, source in form.tied:
         leaves[index] = leaves[source]
-    return form.structure.unflatten(leaves)
+    tree: T = form.structure.unflatten(leaves)
+    return tree
 
 
-def map_where(fn: Callable[[Any], Any], tree: Any, where: Any) -> Any:
+def map_where(
+    fn: Callable[[Any], Any], tree: T, where: Where, *, unused: Unused = "error"
+) -> T:
     """Apply a function to the selected arrays of a tree.
 
     Args:
         fn: called with one array, returns what takes its place.
         tree: any tree.
         where: selector; static leaves are left alone even where it matches.
+        unused: ``"error"`` or ``"ignore"`` entries of ``where`` that match no array.
 
     Returns:
         Tree with the treedef of ``tree``.
@@ -266,13 +281,14 @@ def map_where(fn: Callable[[Any], Any], tree: Any, where: Any) -> Any:
             f"{describe(fn)} for it."
         )
     view = view_whole(tree)
-    chosen = select(view, where)
+    chosen = select(view, where, unused=unused)
     leaves = [
         fn(leaf) if yes and is_array(leaf) else leaf
         for leaf, yes in zip(view.leaves, chosen, strict=True)
     ]
     _require_leaves(view.plan.paths, leaves, "map_where")
-    return view.rebuild(leaves)
+    mapped: T = view.rebuild(leaves)
+    return mapped
 
 
 def _require_leaves(paths: Sequence[str], leaves: Sequence[Any], name: str) -> None:
@@ -288,7 +304,7 @@ def _require_leaves(paths: Sequence[str], leaves: Sequence[Any], name: str) -> N
 
 
 def _selected(
-    view: TreeView, array_column: Sequence[bool], where: Any, arrays: str
+    view: TreeView, array_column: Sequence[bool], where: Where, arrays: str
 ) -> list[int]:
     if arrays not in ("inexact", "all"):
         raise TreeAdaptError(f'arrays= is "inexact" or "all", got {arrays!r}.')

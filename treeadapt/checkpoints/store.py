@@ -17,12 +17,12 @@ import dataclasses
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar, overload
 
 import jax
 import numpy as np
 
-from treeadapt.arrays import is_array
+from treeadapt.arrays import Tree, is_array
 from treeadapt.checkpoints.deciding import (
     decided,
     paths_to_load,
@@ -63,21 +63,27 @@ from treeadapt.migrations.moved_array import read_boxes
 from treeadapt.migrations.parts import whole
 from treeadapt.names import listing, natural, plural
 from treeadapt.paths import nested
+from treeadapt.selection.rules import allowing
+from treeadapt.selection.selectors import Unused, Where
 from treeadapt.trees.metadata import holds_nothing
 from treeadapt.trees.views import TreeView, view_tree
 
 #: A table, or the name of a file or of a published one.
 MigrationLike: TypeAlias = Migration | str
+#: One, or several of which exactly one must fit; None takes names as they are.
+Migrations: TypeAlias = MigrationLike | Sequence[MigrationLike | None] | None
+T = TypeVar("T")
 
 _ALIKE = ("dtype", "sharding")  # what abstract leaves share that may be one array
 
 
 def save(
     path: str | os.PathLike[str],
-    tree: Any,
+    tree: Tree,
     *,
-    where: Any = "**",
+    where: Where = "**",
     max_shard_bytes: int | None = None,
+    unused: Unused = "error",
 ) -> None:
     """Write the arrays and Python numbers of a tree, named by their label paths.
 
@@ -103,6 +109,7 @@ def save(
         max_shard_bytes: write ``path`` as a folder of safetensors shards with an index,
             as Hugging Face's tools do. No shard has more bytes of arrays, unless it is
             one larger leaf, and the leaves of one shard are on the host at a time.
+        unused: ``"error"`` or ``"ignore"`` entries of ``where`` that match no array.
 
     Raises:
         CheckpointError: the format cannot hold a leaf, a leaf has no value here, or
@@ -127,7 +134,7 @@ def save(
         "layers/1" = "bfloat16[3]"
         "step" = "int"
     """
-    view = view_tree(tree)
+    view, where = view_tree(tree), allowing(where, unused)
     leaves: dict[str, Any] = {}
     table: dict[str, Leaf] = {}
     first: dict[int, str] = {}
@@ -158,15 +165,44 @@ def save(
         )
 
 
+@overload
+def load(
+    path: str | os.PathLike[str] | Any,
+    target: None = None,
+    *,
+    where: Where = ...,
+    migration: Migrations = ...,
+    strict: bool = ...,
+    cast: bool = ...,
+    max_inflight_bytes: int = ...,
+    unused: Unused = ...,
+) -> dict[str, Any]: ...
+
+
+@overload
+def load(
+    path: str | os.PathLike[str] | Any,
+    target: T,
+    *,
+    where: Where = ...,
+    migration: Migrations = ...,
+    strict: bool = ...,
+    cast: bool = ...,
+    max_inflight_bytes: int = ...,
+    unused: Unused = ...,
+) -> T: ...
+
+
 def load(
     path: str | os.PathLike[str] | Any,
     target: Any = None,
     *,
-    where: Any = "**",
-    migration: MigrationLike | Sequence[MigrationLike | None] | None = None,
+    where: Where = "**",
+    migration: Migrations = None,
     strict: bool = True,
     cast: bool = False,
     max_inflight_bytes: int = MAX_INFLIGHT_BYTES,
+    unused: Unused = "error",
 ) -> Any:
     """Fill a tree like ``target`` with the leaves of a checkpoint.
 
@@ -219,6 +255,7 @@ def load(
             the new dtype does not hold exactly, is an error.
         max_inflight_bytes: how much of a remote checkpoint may be on the host that is
             not in the result, next to the largest shard of this process.
+        unused: ``"error"`` or ``"ignore"`` entries of ``where`` that match no array.
 
     Returns:
         Tree with the treedef of ``target``. Paths that were tied when saved share one
@@ -248,6 +285,7 @@ def load(
         >>> load(file, migration=stack)["blocks"]["bias"].tolist()
         [[0, 0], [1, 1], [2, 2]]
     """
+    where = allowing(where, unused)
     view = None if target is None else target_view(target)
     is_shared = view is not None and any(map(spans_processes, view.leaves))
     if isinstance(target, str | os.PathLike):
@@ -345,11 +383,12 @@ def _filled(view: TreeView, source: Source, paths: Iterable[str]) -> Any:
 
 def compare_checkpoint(
     path: str | os.PathLike[str] | Any,
-    target: Any,
+    target: Tree,
     *,
-    where: Any = "**",
-    migration: MigrationLike | Sequence[MigrationLike | None] | None = None,
+    where: Where = "**",
+    migration: Migrations = None,
     cast: bool = False,
+    unused: Unused = "error",
 ) -> LoadReport:
     """Report how a checkpoint fits a target; only metadata and numbers are read.
 
@@ -360,6 +399,7 @@ def compare_checkpoint(
         migration: as for ``load``; the report has new names, and says which of a list
             fits, or which published table a text means.
         cast: as for ``load``.
+        unused: as for ``load``.
 
     Raises:
         CheckpointError: the checkpoint cannot be read.
@@ -376,7 +416,7 @@ def compare_checkpoint(
         1 number changed:
           'step': 700, the target has 0
     """
-    view = target_view(target)
+    view, where = target_view(target), allowing(where, unused)
     with opened(path, view.flat()) as stored:
         source, place = _source(path, stored, migration, view, where, cast=cast)
         source.problems.raise_any()

@@ -206,8 +206,9 @@ def _built(
         )
     tables |= by_label or {}
     if root is None:
-        is_ready = is_whole and builder.partition is not None
-        return partition(transforms, rules) if is_ready else None, tables
+        if rules is None or builder.partition is None or not is_whole:
+            return None, tables
+        return partition(transforms, rules), tables
     tx = builder.build(root, "optimizer")
     if tx is NOTHING and not is_whole:
         return None, tables

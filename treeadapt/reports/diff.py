@@ -21,14 +21,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from treeadapt.arrays import is_array
+from treeadapt.arrays import Tree, is_array
 from treeadapt.convert import describe
 from treeadapt.errors import TreeAdaptError, UnusedRuleError
 from treeadapt.names import first_rows, fold, leaves_below, listing, natural, plural
 from treeadapt.selection.answers import require_agreement
 from treeadapt.selection.repairs import pattern_text, unused_message
-from treeadapt.selection.rules import Rules
-from treeadapt.selection.selectors import view_whole
+from treeadapt.selection.rules import Rules, allowing
+from treeadapt.selection.selectors import Unused, Where, view_whole
 from treeadapt.trees.metadata import same_static
 
 Kind = Literal["removed", "added", "renamed", "reshaped", "retyped", "changed"]
@@ -165,7 +165,14 @@ def _moved_text(differences: Sequence[Difference]) -> str:
     return f"{_KINDS[first.kind]} {first.kind:8}  {before} -> {after}"
 
 
-def tree_diff(a: Any, b: Any, *, where: Any = "**", values: bool = False) -> TreeDiff:
+def tree_diff(
+    a: Tree,
+    b: Tree,
+    *,
+    where: Where = "**",
+    values: bool = False,
+    unused: Unused = "error",
+) -> TreeDiff:
     """Compare two trees by path: names, shapes, dtypes and, if asked, values.
 
     Args:
@@ -176,6 +183,8 @@ def tree_diff(a: Any, b: Any, *, where: Any = "**", values: bool = False) -> Tre
         values: compare values as well, bit by bit, so that NaN equals the same NaN and
             0.0 differs from -0.0; static leaves by type and value. The result says how
             far apart arrays are. Values are brought to the host one leaf at a time.
+        unused: ``"error"`` or ``"ignore"`` entries of ``where`` that match no array in
+            either tree.
 
     Returns:
         ``TreeDiff``: false if nothing differs, so that a test may
@@ -195,6 +204,7 @@ def tree_diff(a: Any, b: Any, *, where: Any = "**", values: bool = False) -> Tre
         > renamed   'dense/kernel' -> 'dense/weight': float32[2,3]
         ~ reshaped  'dense/bias': float32[3] -> float32[4]
     """
+    where = allowing(where, unused)
     if not values:
         return compared(a, b, where, None)
     return compared(

@@ -21,7 +21,7 @@ from typing import Any
 
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
-from treeadapt.arrays import is_array
+from treeadapt.arrays import Tree, is_array
 from treeadapt.checkpoints.replacing import replaced
 from treeadapt.errors import ShardingError, TreeAdaptError
 from treeadapt.layers.stacks import Layers
@@ -43,8 +43,8 @@ from treeadapt.reports.text import lines, markdown, plain
 from treeadapt.reports.words import fitted, printable
 from treeadapt.selection.decision import MISSING, STATIC, Decision
 from treeadapt.selection.repairs import advice_lines, entry_text
-from treeadapt.selection.rules import as_rules, require_order
-from treeadapt.selection.selectors import select
+from treeadapt.selection.rules import RulesLike, as_rules, require_order
+from treeadapt.selection.selectors import Unused, Where, select
 from treeadapt.sharding.specs import AxisRules, spec_text
 from treeadapt.transforms.nnx_state import require_no_optimizer
 
@@ -344,10 +344,10 @@ class Summary:
 
 
 def summarize(
-    tree: Any,
-    rules: Any = None,
+    tree: Tree,
+    rules: RulesLike | None = None,
     *,
-    where: Any = None,
+    where: Where | None = None,
     separator: str = "/",
     mesh: Mesh | AbstractMesh | None = None,
     tx: Any = None,
@@ -355,6 +355,7 @@ def summarize(
     specs: Mapping[Any, Any] | None = None,
     logical_axes: Mapping[str, Any] | AxisRules = (),
     statics: bool = False,
+    unused: Unused = "error",
 ) -> Summary:
     """Report every leaf of a tree and what rules decide for it.
 
@@ -381,6 +382,7 @@ def summarize(
         logical_axes: mesh axes by logical axis name, as for ``partition_specs``.
         statics: show each leaf that is not an array, such as the functions and numbers
             of a model of Equinox; otherwise several of them are one line.
+        unused: ``"error"`` or ``"ignore"`` entries of ``where`` that match no array.
 
     Returns:
         ``Summary``: leaves, rules, totals per label, and notes on unmatched leaves and
@@ -430,7 +432,9 @@ def summarize(
     view = require_order(tree, rules)
     decision = as_rules(() if rules is None else rules).match(view)
     paths = decision.paths
-    chosen = [True] * len(paths) if where is None else select(decision.view, where)
+    chosen = [True] * len(paths)
+    if where is not None:
+        chosen = select(decision.view, where, unused=unused)
     divided = [*decision.divided(chosen)]
     memory = None
     if mesh is not None:

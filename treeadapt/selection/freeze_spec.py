@@ -68,6 +68,8 @@ class FreezeSpec(OfParts):
         ...
     """
 
+    for_users = OfParts.for_users | {"check", "to_toml", "load", "freeze", "paths"}
+
     freeze: tuple[str, ...]
     paths: tuple[str, ...] | None = None
     others: tuple[str, ...] | None = None

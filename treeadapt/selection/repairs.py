@@ -82,8 +82,8 @@ def unused_message(
     named = [(entry_text(entry), entry) for entry in entries]
     lines = unused_lines(named, "selector", view, is_array, lists)
     lines.append(
-        "Correct or remove it; or allow it: param_mask and freeze take "
-        'unused="ignore", and a selector is treeadapt.Rules([(where, 1)], '
+        'Correct or remove it; or allow it with unused="ignore". Where a call takes no '
+        "unused=, as masks of Optax do, pass treeadapt.Rules([(where, 1)], "
         'unused="ignore").where(1).'
     )
     return "\n".join(lines)

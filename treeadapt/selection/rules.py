@@ -12,12 +12,12 @@ import dataclasses
 import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax.tree_util as jtu
 from jax.sharding import PartitionSpec
 
-from treeadapt.arrays import is_array, same_value
+from treeadapt.arrays import Tree, is_array, same_value
 from treeadapt.convert import describe_argument
 from treeadapt.errors import (
     RulesError,
@@ -44,6 +44,7 @@ from treeadapt.selection.selectors import (
     ListSelector,
     Selector,
     Unused,
+    Where,
     as_selector,
     check_choice,
     select,
@@ -52,6 +53,10 @@ from treeadapt.selection.selectors import (
 from treeadapt.selection.whole import BoundQuestion, Question
 from treeadapt.trees.views import TreeView, view_tree
 
+#: What rules can be made of: a mapping, or ordered pairs.
+RulesLike: TypeAlias = (
+    "Rules | BoundRules | Mapping[Any, Any] | Sequence[tuple[Where, Any]]"
+)
 _DEFAULTS: dict[str, Any] = {
     "default": MISSING,
     "unused": "error",
@@ -106,6 +111,10 @@ class Rules(RuleTable):
     """
 
     gives = "A tree of labels"
+    for_users = frozenset(
+        {"match", "by_path", "where", "bind", "to_toml"}
+        | {"values", "default", "unused", "overlap", "stacks", "expect"}
+    )
 
     def __init__(
         self,
@@ -253,7 +262,7 @@ class Rules(RuleTable):
             raise RulesError(
                 f"No rule gives the label {describe_argument(label)}; {known_ones}."
             )
-        return Where(self, label)
+        return OfLabel(self, label)
 
     def bind(self, tree: Any) -> BoundRules:
         """Decide now, on the full tree, and answer by path from then on.
@@ -358,7 +367,7 @@ class _OfRules(Question):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Where(_OfRules, Selector):
+class OfLabel(_OfRules, Selector):
     """The leaves to which rules give one label."""
 
     rules: Rules
@@ -412,6 +421,7 @@ class Where(_OfRules, Selector):
 class BoundRules(_OfRules, BoundQuestion):
     """Rules that have decided on one full tree, and answer by path."""
 
+    for_users = frozenset({"rules", "where", "bind"})
     gives = "A tree of labels"
 
     @property
@@ -444,7 +454,7 @@ class BoundRules(_OfRules, BoundQuestion):
         return Bound(self.rules.where(label), Answers(self.answers.paths, answers))
 
 
-def as_rules(rules: Any, *, default: Any = MISSING) -> Rules:
+def as_rules(rules: RulesLike, *, default: Any = MISSING) -> Rules:
     """Read rules, or what they can be made of.
 
     Args:
@@ -459,7 +469,19 @@ def as_rules(rules: Any, *, default: Any = MISSING) -> Rules:
     return Rules(rules, default=default)
 
 
-def require_order(tree: Any, rules: Any) -> TreeView:
+def allowing(where: Where, unused: Unused) -> Where:
+    """Return a selector that reports nothing, if what matches no array is ignored.
+
+    Raises:
+        SelectorError: ``unused`` is not one of its choices.
+    """
+    check_choice("unused", unused, ("error", "ignore"))
+    if unused == "error":
+        return where
+    return Rules([(where, True)], unused=unused).where(True)
+
+
+def require_order(tree: Tree, rules: RulesLike | None) -> TreeView:
     """Return the view of a tree that rules are for.
 
     Raises:
@@ -480,7 +502,7 @@ def require_order(tree: Any, rules: Any) -> TreeView:
     return view
 
 
-def param_labels(tree: Any, rules: Any, *, default: Any = MISSING) -> Any:
+def param_labels(tree: Tree, rules: RulesLike, *, default: Any = MISSING) -> Any:
     """Label every leaf of a tree with the value of the first rule that matches.
 
     Args:
@@ -517,7 +539,7 @@ def param_labels(tree: Any, rules: Any, *, default: Any = MISSING) -> Any:
     return view.rebuild(labels)
 
 
-def param_mask(tree: Any, where: Any, *, unused: Unused = "error") -> Any:
+def param_mask(tree: Tree, where: Where, *, unused: Unused = "error") -> Any:
     """Return, for every leaf of a tree, whether it is selected.
 
     Args:

@@ -17,7 +17,7 @@ import math
 import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +44,8 @@ from treeadapt.selection.whole import BoundQuestion, Question
 from treeadapt.trees.views import TreeView, view_tree
 
 Unused = Literal["error", "ignore"]
+#: What a selector can be made of: a pattern, a class, or a list of these.
+Where: TypeAlias = "Selector | str | type | Sequence[Where]"
 _MISSING: Any = object()
 _JAX_KEYS = jtu.DictKey | jtu.GetAttrKey | jtu.SequenceKey | jtu.FlattenedIndexKey
 
@@ -67,6 +69,7 @@ class Selector(Question):
         {'head': {'kernel': False}, 'mlp': {'bias': False, 'kernel': True}}
     """
 
+    for_users = frozenset({"matches", "bind"})
     plain: str | None = None
     may_be_empty: bool = False
 

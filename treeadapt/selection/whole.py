@@ -18,7 +18,7 @@ import dataclasses
 import functools
 import numbers
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import jax
 
@@ -43,11 +43,17 @@ class Question:
         needs: facts beyond patterns that an answer reads: leaf, classes, path.
         stacks: whose layers are leaves of their own to it.
         gives: what it makes of a tree, for messages.
+        for_users: its names that are not for the rooms of this library alone.
     """
 
+    for_users: ClassVar[frozenset[str]] = frozenset()
     needs: frozenset[str] = frozenset()
     stacks: Stacks = NO_STACKS
     gives = "A mask"
+
+    def __dir__(self) -> list[str]:
+        names = map(str, super().__dir__())
+        return [name for name in names if name[0] == "_" or name in self.for_users]
 
     def ask(self, tree: Any) -> Any:
         """Return a tree of answers, as Optax calls for them.

@@ -32,7 +32,7 @@ from treeadapt.optax_fields import is_state_class
 from treeadapt.selection.answers import require_agreement
 from treeadapt.selection.decision import MISSING, STATIC
 from treeadapt.selection.largest_axis import ShardLargest
-from treeadapt.selection.rules import BoundRules, Rules, as_rules
+from treeadapt.selection.rules import BoundRules, Rules, RulesLike, as_rules
 from treeadapt.sharding.specs import (
     AxisRules,
     as_spec,
@@ -68,7 +68,7 @@ class _Choice:
 
 def decide_specs(
     view: TreeView,
-    rules: Any,
+    rules: RulesLike,
     specs: Mapping[Any, Any] | None = None,
     default: Any = MISSING,
     logical_axes: Mapping[str, Any] | AxisRules = (),

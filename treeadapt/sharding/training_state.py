@@ -18,14 +18,14 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from treeadapt.adapters.adapter import BOX
 from treeadapt.adapters.registry import current_registry
-from treeadapt.arrays import is_array
+from treeadapt.arrays import Tree, is_array
 from treeadapt.errors import ReplicatedWarning, ShardingError, StackError
 from treeadapt.layers.region import read_key
 from treeadapt.names import listing
 from treeadapt.optax_fields import is_state_class
 from treeadapt.paths import segment
 from treeadapt.selection.decision import MISSING
-from treeadapt.selection.rules import BoundRules, Rules, require_order
+from treeadapt.selection.rules import BoundRules, Rules, RulesLike, require_order
 from treeadapt.sharding.params import BY_PARAMS, decide_specs, rules_of_specs
 from treeadapt.sharding.specs import AxisRules
 from treeadapt.sharding.state import PlacedParam, place_slot
@@ -38,8 +38,8 @@ _Sets = dict[str, dict[str, int]]
 
 
 def partition_specs(
-    tree: Any,
-    rules: Any,
+    tree: Tree,
+    rules: RulesLike,
     *,
     specs: Mapping[Any, Any] | None = None,
     default: Any = MISSING,
@@ -103,8 +103,8 @@ def partition_specs(
 
 
 def named_shardings(
-    tree: Any,
-    rules: Any,
+    tree: Tree,
+    rules: RulesLike,
     mesh: Mesh | AbstractMesh,
     *,
     specs: Mapping[Any, Any] | None = None,

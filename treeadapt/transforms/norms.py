@@ -14,18 +14,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from treeadapt.arrays import is_array
+from treeadapt.arrays import Tree, is_array
 from treeadapt.errors import RulesError, SelectorError
 from treeadapt.names import shorten
 from treeadapt.selection.answers import Split
-from treeadapt.selection.rules import BoundRules, as_rules, require_order
+from treeadapt.selection.rules import BoundRules, RulesLike, as_rules, require_order
 from treeadapt.transforms.flat import require_no_refs
 from treeadapt.transforms.nnx_state import require_no_optimizer
 
 
 def tree_norms(
-    tree: Any,
-    rules: Any = None,
+    tree: Tree,
+    rules: RulesLike | None = None,
     *,
     ord: float = 2,  # noqa: A002, as numpy.linalg.norm calls it
 ) -> dict[str, jax.Array]:

@@ -25,8 +25,8 @@ from treeadapt.layers.region import Region, put
 from treeadapt.names import Speller, listing
 from treeadapt.selection.answers import Split
 from treeadapt.selection.decision import MISSING, STATIC
-from treeadapt.selection.rules import BoundRules, Rules, as_rules
-from treeadapt.selection.selectors import Unused, as_selector, check_choice
+from treeadapt.selection.rules import BoundRules, Rules, RulesLike, as_rules
+from treeadapt.selection.selectors import Unused, Where, as_selector, check_choice
 from treeadapt.selection.whole import Question, WholeTree, in_force
 from treeadapt.state_map import fast_params
 from treeadapt.transforms.adapt import (
@@ -62,7 +62,10 @@ Groups = Mapping[Any, tuple[optax.GradientTransformationExtraArgs, Group]]
 
 
 def partition(
-    transforms: Mapping[Hashable, Any], rules: Any, *, as_tree: bool = False
+    transforms: Mapping[Hashable, Any],
+    rules: RulesLike | Callable[[Any], Any],
+    *,
+    as_tree: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     """Run a transformation for each label, on any tree.
 
@@ -118,7 +121,7 @@ def partition(
 
 
 def freeze(
-    tx: Any, where: Any, *, unused: Unused = "error", as_tree: bool = False
+    tx: Any, where: Where, *, unused: Unused = "error", as_tree: bool = False
 ) -> optax.GradientTransformationExtraArgs:
     """Run ``tx`` on every leaf but the selected ones, on any tree.
 

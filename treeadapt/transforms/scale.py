@@ -15,14 +15,14 @@ from treeadapt.arrays import is_array
 from treeadapt.convert import describe
 from treeadapt.errors import TransformError
 from treeadapt.selection.answers import Split
-from treeadapt.selection.rules import BoundRules, Rules, as_rules
+from treeadapt.selection.rules import BoundRules, Rules, RulesLike, as_rules
 from treeadapt.selection.whole import WholeTree
 from treeadapt.state_map import fast_params
 from treeadapt.transforms.adapt import run_flat
 from treeadapt.transforms.flat import FlatDict, no_change, require_layers
 
 
-def scale_by_rules(rules: Any) -> optax.GradientTransformationExtraArgs:
+def scale_by_rules(rules: RulesLike) -> optax.GradientTransformationExtraArgs:
     """Multiply the update of every leaf by the value of its rule.
 
     Layer-wise rates without a group for each: put it last in a chain,

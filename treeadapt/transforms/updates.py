@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import numbers
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ import numpy as np
 import optax
 
 from treeadapt.arrays import (
+    Tree,
     is_array,
     is_float0,
     is_inexact,
@@ -31,8 +32,10 @@ from treeadapt.names import Speller, listing, plural
 from treeadapt.transforms.flat import require_no_refs
 from treeadapt.trees.views import TreeView, view_nested
 
+T = TypeVar("T")
 
-def apply_updates(tree: Any, updates: Any) -> Any:
+
+def apply_updates(tree: T, updates: Tree) -> T:
     """Add updates to a tree; a leaf without an update, or with a zero, keeps its bits.
 
     The same numbers as ``optax.apply_updates``, except that ``-0.0 + 0.0`` is ``-0.0``
@@ -71,10 +74,11 @@ def apply_updates(tree: Any, updates: Any) -> Any:
     added = _add([leaves[i] for i in moved], [deltas[i] for i in moved])
     for index, leaf in zip(moved, added, strict=True):
         leaves[index] = leaf
-    return view.rebuild(leaves)
+    updated: T = view.rebuild(leaves)
+    return updated
 
 
-def incremental_update(new: Any, old: Any, step_size: Any) -> Any:
+def incremental_update(new: Tree, old: T, step_size: Any) -> T:
     """Move a tree towards a newer one: ``step_size * new + (1 - step_size) * old``.
 
     For target networks and averaged parameters, with the numbers of
@@ -118,7 +122,8 @@ def incremental_update(new: Any, old: Any, step_size: Any) -> Any:
     )
     for index, leaf in zip(moved, mixed, strict=True):
         leaves[index] = leaf.astype(jnp.asarray(leaves[index]).dtype)
-    return view.rebuild(leaves)
+    moved_tree: T = view.rebuild(leaves)
+    return moved_tree
 
 
 @jax.custom_jvp
