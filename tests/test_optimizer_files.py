@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import random
 import tomllib
 import types
 import warnings
@@ -415,6 +416,7 @@ BOTH = {"rules": {"net": "a", "**": "b"}, "optimizers": {"a": SGD, "b": SGD}}
         (SGD | {"learning_rate": "fast"}, "expected a number, not the str 'fast'"),
         (SGD | {"learning_rate": float("nan")}, "is not a finite number"),
         (SGD | {"learning_rate": 10**400}, "is not a finite number"),
+        (SGD | {"learning_rate": 10**20}, "more than 2,147,483,647; write 1e+20"),
         (SGD | {"learning_rate": 1e39}, "is not a finite number"),
         (SGD | {"learning_rate": [0.1]}, "expected a number, not the list"),
         (SGD | {"learning_rate": None}, "expected a number, not none"),
@@ -423,6 +425,8 @@ BOTH = {"rules": {"net": "a", "**": "b"}, "optimizers": {"a": SGD, "b": SGD}}
         (SGD | {"nesterov": 1}, "expected a bool, not the int 1"),
         (SGD | {"accumulator_dtype": "bf16"}, "expected a floating-point dtype"),
         (SGD | {"accumulator_dtype": "int8"}, "expected a floating-point dtype"),
+        (SGD | {"accumulator_dtype": "1e-3"}, "expected a floating-point dtype"),
+        (SGD | {"accumulator_dtype": "(2,)f4"}, "expected a floating-point dtype"),
         ({"type": "apply_every", "k": 0}, "optimizers.all.k: 0 is less than 1"),
         ({"type": "apply_every", "k": 1.5}, "k: 1.5 is not a whole number"),
         ({"type": "apply_every", "k": 2**31}, "is more than 2,147,483,647"),
@@ -661,3 +665,44 @@ def test_hostile_documents_are_refused_soon():
     rate = {"type": "join_schedules", "schedules": [LINEAR] * 1_500}
     text = refused(one(SGD | {"learning_rate": rate | {"boundaries": steps}}))
     assert "at most 1,000" in text
+
+
+VALUES = (0, 1, -1, 0.5, 1e39, 10**20, True, None, "none", "bfloat16", "**", "!w", "x")
+VALUES += ("1e-3", "linear", float("nan"), {"given": "a"}, {"given": "b"})
+KEYS = ("**", "w", "re:.*", "a**b", "1000", "learning_rate", "b1", "type", "inject")
+
+
+def random_value(rng: random.Random, depth: int = 0) -> Any:
+    kind = rng.random() if depth < 5 else 1.0
+    if kind < 0.15:
+        name = rng.choice(TYPES)
+        arguments = inspect.signature(EXPORTS[name]).parameters.values()
+        chosen = [
+            each.name
+            for each in arguments
+            if each.default is each.empty or rng.random() < 0.15
+        ]
+        values = {each: random_value(rng, depth + 1) for each in chosen}
+        return {"type": name, **values}
+    if kind < 0.25:
+        return [random_value(rng, depth + 1) for _ in range(rng.randint(0, 3))]
+    if kind < 0.35:
+        keys = rng.sample(KEYS, rng.randint(0, 2))
+        return {key: random_value(rng, depth + 1) for key in keys}
+    return rng.choice(VALUES)
+
+
+def test_a_random_document_is_built_or_refused():
+    rng, refusals = random.Random(0), 0
+    fields = ("rules", "optimizers", "optimizer", "given", "stacks", "expect", "unused")
+    for _ in range(300):
+        document = one(random_value(rng))
+        for name in rng.sample(fields, rng.randint(0, 2)):
+            document[name] = random_value(rng)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # Optax's own
+                ta.load_optimizer(document, **{"a": 0.1} if rng.random() < 0.5 else {})
+        except ta.RulesFileError:
+            refusals += 1
+    assert 200 < refusals < 300

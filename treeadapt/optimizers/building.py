@@ -421,6 +421,9 @@ class Builder:
         if not -_MAX_NUMBER <= data <= _MAX_NUMBER:
             text = f"{one_line(data)} is not a finite number of at most {_MAX_NUMBER}"
             return self.find(place, text)
+        if isinstance(data, int) and abs(data) > LARGEST:
+            text = f"{data!r} is more than {LARGEST:,}"  # of an int32 on a device
+            return self.find(place, f"{text}; write {float(data)!r}")
         if argument.least is not None and data < argument.least:
             return self.find(place, f"{data!r} is less than {argument.least}")
         return data
@@ -436,9 +439,11 @@ class Builder:
         return int(number)
 
     def _dtype(self, argument: Argument, data: Any, place: str) -> Any:
+        # NumPy reads more into a text: "1e-3" and "(2,)f4" are formats to it.
         with contextlib.suppress(TypeError):
-            if jnp.issubdtype(jnp.dtype(data), jnp.inexact):
-                return jnp.dtype(data)
+            dtype = jnp.dtype(data) if re.fullmatch("[a-z][a-z0-9_]*", data) else None
+            if dtype is not None and jnp.issubdtype(dtype, jnp.inexact):
+                return dtype
         return self._unlike(argument, data, place)
 
     def _object(self, argument: Argument, data: Any, place: str) -> Any:
