@@ -74,3 +74,26 @@ def test_help_begins_with_ten_names_and_has_all_others_by_task_errors_last():
     assert sorted(names) == sorted(
         {*ta.__all__, *tail} - {*errors, "__version__"} | {*tail}
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("multi_transform", "partition"),
+        ("tree_map_with_path", "map_where"),
+        ("flatten", "to_flat_dict"),
+        ("freeze_params", "freeze"),
+        ("masked", "optax.masked"),
+        ("load_report", "compare_checkpoint"),
+        ("partion", "partition"),
+    ],
+)
+def test_a_name_of_another_library_leads_to_ours(name, ours):
+    with pytest.raises(AttributeError, match=rf"Did you mean .*{ours}"):
+        getattr(ta, name)
+
+
+def test_what_python_asks_for_has_no_hint():
+    assert not hasattr(ta, "__wrapped__")
+    with pytest.raises(AttributeError, match=r"'_unknown'$"):
+        ta._unknown  # noqa: B018

@@ -39,6 +39,7 @@ All others, by task::
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from typing import Any
 
@@ -92,12 +93,32 @@ _NAMES_IN = {
 }
 _ROOM_OF = {name: room for room, names in _NAMES_IN.items() for name in names.split()}
 __all__ = sorted(_ROOM_OF)
+# What other libraries call it -> what it is called here.
+_ELSEWHERE = {
+    "chain": "optax.chain, inside adapt or partition",
+    "combine": "merge",
+    "filter": "split",
+    "flatten flatten_dict": "to_flat_dict",
+    "freeze_params frozen set_to_zero": "freeze, or the label 'frozen' of partition",
+    "load_report": "compare_checkpoint",
+    "masked": "freeze, or optax.masked(tx, treeadapt.glob(pattern)) inside adapt",
+    "match_partition_rules": "partition_specs",
+    "multi_transform": "partition",
+    "rename": "Migration(table)(tree)",
+    "restore": "load",
+    "tree_at tree_map tree_map_with_path path_aware_map": "map_where",
+    "tree_flatten_with_path": "to_flat_dict",
+    "unflatten unflatten_dict": "from_flat_dict",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name from its room, the first time that it is asked for."""
     if name not in _ROOM_OF:
-        raise AttributeError(f"module 'treeadapt' has no attribute {name!r}")
+        ours = next((new for old, new in _ELSEWHERE.items() if name in old.split()), "")
+        near = ours or next(iter(difflib.get_close_matches(name, __all__, 1)), "")
+        hint = f". Did you mean {near}?" if near and name[:1] != "_" else ""
+        raise AttributeError(f"module 'treeadapt' has no attribute {name!r}{hint}")
     value = getattr(importlib.import_module(f"treeadapt.{_ROOM_OF[name]}"), name)
     globals()[name] = value
     return value
