@@ -68,3 +68,21 @@ def test_every_table_lints_clean_and_is_written_as_it_is_read(name, tmp_path):
     for each in (m, m.inverse):
         file.write_text(each.to_toml())
         assert ta.load_migration(file) == each
+
+
+def test_the_page_lists_every_table():
+    layouts = dict.fromkeys(name.partition("/")[0] for name in TABLES)
+    types = {
+        (layout, model_type)
+        for name, table in TABLES.items()
+        for layout, _, stem in [name.partition("/")]
+        for model_type in table.get("model_types", [stem])
+    }
+    cells = [["model type", *layouts], ["---", *[":-:" for _ in layouts]]]
+    cells += [
+        [f"`{each}`", *["x" if (layout, each) in types else "" for layout in layouts]]
+        for each in sorted({model_type for _, model_type in types})
+    ]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in cells)
+    page = (REPOSITORY / "docs" / "recipes" / "published.md").read_text("utf-8")
+    assert f"\n{table}\n" in page, f"Write this into published.md:\n{table}"

@@ -70,8 +70,11 @@ def configured(model_type: str, fields: Mapping[str, Any], *, is_scanned: bool) 
     sizes["num_experts"] = next((fields[k] for k in experts if k in fields), None)
     if model_type in ("mixtral", "gpt_oss"):
         sizes["base_moe_mlp_dim"] = fields["intermediate_size"]
+    if model_type == "gemma2":  # it counts pairs
+        sizes["base_num_decoder_layers"] //= 2
     if model_type == "deepseek_v3":
         sizes["head_dim"] = None
+        sizes["base_num_kv_heads"] = fields["num_attention_heads"]
     elif sizes["head_dim"] is None:
         sizes["head_dim"] = fields["hidden_size"] // fields["num_attention_heads"]
     sizes["vocab_size"] += PADDED.get(model_type, 0)
@@ -105,13 +108,18 @@ def convert(layout: str, model_type: str, folder: Path) -> dict[str, Any]:
     model = MODELS[model_type]
     mapping = param_mapping.PARAM_MAPPING[model](fields, config, is_scanned)
     shapes = to_maxtext.get_maxtext_model_info(config)[0]
+    if model_type == "deepseek_v3":  # its models keep these out of params
+        mapping = {
+            key.replace("params-", "MoEBiasVar-") if key.endswith("gate-bias") else key: it
+            for key, it in mapping.items()
+        }
     keys = to_maxtext.validate_and_filter_param_map_keys(mapping, {*shapes})
     hooks = param_mapping.HOOK_FNS[model](fields, config, is_scanned)
     arrays: list[Any] = [None] * len(shapes)
     for key in keys:
         indices, shape = to_maxtext._get_maxtext_indices_and_shapes(key, shapes)
-        # By such a name 0.2.5 stacks gates and shared experts along another axis than its
-        # own models and its writer have, and then refuses the shape.
+        # By such a name 0.2.5 stacks gates and shared experts along another axis than
+        # its own models and its writer have, and then refuses the shape.
         named = "" if is_scanned and "MoeBlock" in str(key) else key
         load = to_maxtext._get_hf_loading_function(
             mapping[key], by_name.__getitem__, hooks.get(key), shape, config, named
