@@ -212,6 +212,24 @@ def test_explain_says_what_trains_a_parameter_and_how_fast(rules, model):
     assert "optimizer" not in run("explain", model, "wte/embedding", "--rules", rules)
 
 
+def test_explain_says_what_trains_the_layers_of_an_array(rules, tmp_path):
+    model = tmp_path / "model.schema.toml"
+    ta.save(model, {"blocks": {"w": jnp.ones((3, 2))}, "head": jnp.ones(2)})
+    rules.write_text(
+        'version = 1\n[rules]\n"blocks/0" = "slow"\n"**" = "fast"\n[stacks]\n'
+        '"blocks" = 0\n[optimizers.slow]\ntype = "sgd"\nlearning_rate = 0.1\n'
+        '[optimizers.fast]\ntype = "sgd"\nlearning_rate = 1.0\n'
+    )
+    out = run("explain", model, "blocks/w", "--rules", rules)
+    assert "[optimizers.slow] is sgd(learning_rate=0.1)" in out
+    assert "[optimizers.fast] is sgd(learning_rate=1.0)" in out
+    out = run("explain", model, "blocks/2/w", "--rules", rules)
+    assert "slow]" not in out
+    text = run("show", model, "--rules", rules, "--format", "json")
+    rows = json.loads(text)["optimizers"]
+    assert [(row["label"], row["leaves"]) for row in rows] == [("slow", 1), ("fast", 3)]
+
+
 def test_a_given_value_is_toml(rules, model):
     for text in ("steps", "steps=", "steps=ten", "=1", f"steps={'[' * 2_000}"):
         code = 2 if text != "=1" else 1

@@ -572,17 +572,12 @@ def explain(
     becomes, and where an index of it goes.
     """
     is_matched = (
-        explain_rules(tree, path, outcome)
+        explain_rules(tree, path, outcome, optimizers)
         if isinstance(outcome, Decision)
         else explain_row(tree, path, outcome[0])
     )
     if not is_matched:
         sys.exit(1)
-    if optimizers is not None and isinstance(outcome, Decision):
-        rows = [row for row, one in enumerate(outcome.paths) if one == path]
-        for label in dict.fromkeys(outcome.values[row] for row in rows):
-            for line in optimizing.explain_optimizer(optimizers, label):
-                click.echo(printable(line))
 
 
 @app.command(

@@ -11,21 +11,26 @@ from collections.abc import Sequence
 
 import click
 
+from treeadapt.cli.optimizing import explain_optimizer
 from treeadapt.errors import TreeAdaptError
 from treeadapt.migrations.plan import MigrationPlan
 from treeadapt.names import Speller, listing
+from treeadapt.optimizers.load import OptimizerFile
 from treeadapt.reports.words import printable
 from treeadapt.selection.decision import MISSING, STATIC, Decision
 from treeadapt.selection.selectors import select
 
 
-def explain_rules(tree: str, path: str, decision: Decision) -> bool:
+def explain_rules(
+    tree: str, path: str, decision: Decision, optimizers: OptimizerFile | None
+) -> bool:
     """Print which rules match a leaf, and return whether one decides it.
 
     Args:
         tree: name of the tree.
         path: of the leaf, or of layers of an array.
         decision: the rules, and the tree.
+        optimizers: what the file of the rules says of them.
 
     Raises:
         TreeAdaptError: the tree has no such leaf.
@@ -59,7 +64,11 @@ def explain_rules(tree: str, path: str, decision: Decision) -> bool:
         elif rule and len(parts) > 1:
             wording += f" by rule {rule}"
         click.echo(printable(f"{name!r} {wording}."))
-    return not any(decision.values[row] is MISSING for row in rows)
+    labels = dict.fromkeys(decision.values[row] for row in rows)
+    for label in labels:
+        for line in explain_optimizer(optimizers, label) if optimizers else ():
+            click.echo(printable(line))
+    return MISSING not in labels
 
 
 def explain_row(tree: str, path: str, plan: MigrationPlan) -> bool:
