@@ -521,6 +521,7 @@ def test_a_number_that_is_there_by_chance_is_no_evidence():
 
 COMPUTED = {
     "a factor": (lambda w: w * np.float32(0.25), {"scale": 0.25}),
+    "a power of a size": (lambda w: w / np.sqrt(5, dtype="f4"), {"scale": "i**-0.5"}),
     "a negative one": (lambda w: -w, {"scale": -1.0}),
     "a line": (lambda w: 3 * w - 2, {"scale": 3.0, "offset": -2.0}),
     "zeros": (lambda w: np.pad(w, ((0, 0), (1, 2))), {"pad": {"i": (1, 2)}}),
@@ -683,6 +684,41 @@ def fail(leaves):
 def test_a_conversion_function_that_cannot_be_read_is_named(convert, text):
     with pytest.raises(ta.MigrationError, match=text):
         ta.draft_migration({"w": np.zeros(3, "f4")}, convert=convert)
+
+
+# --- held against another configuration ---
+
+
+@pytest.mark.parametrize("by_function", [True, False])
+def test_a_draft_is_checked_at_another_size(by_function):
+    def convert(leaves):
+        made = {"norm": leaves["norm"] + 1, "embed": leaves["embed"]}
+        q = leaves["q"]
+        q = q.reshape(2, -1, q.shape[1]).swapaxes(1, 2)
+        return made | {"q": q * leaves["norm"].size}
+
+    def model(width, heads):
+        shapes = {"norm": (width,), "embed": (11, width), "q": (2 * heads, width)}
+        return float32({path: np.zeros(shape) for path, shape in shapes.items()}, 3)
+
+    draft = ta.draft_migration(model(5, 7), convert=convert)
+    assert not draft.doubtful
+
+    def check(width, heads):
+        source = model(width, heads)
+        return draft.check(source, convert if by_function else convert(source))
+
+    right, wrong = check(5, 3), check(13, 7)
+    assert right
+    assert str(right) == "3 leaves: equal, there and back."
+    assert not wrong  # the factor follows from a size
+    assert [*wrong.forwards.values()] == [("q",)] == [*wrong.backwards.values()]
+    assert "The row 'q : (h d) e' differs on the way there: 'q'." in str(wrong)
+    odd = draft.check(model(5, 3), {"norm": np.zeros(4)})
+    assert not odd
+    assert str(odd).startswith("The table does not run: ")
+    with pytest.raises(ta.MigrationError, match="pass arrays on both sides"):
+        draft.check(abstract(model(5, 3)), abstract(model(5, 3)))
 
 
 # --- from names and shapes ---

@@ -998,8 +998,8 @@ CONVERTERS = {
     "maxtext/gemma2-scanned": Oracle(
         "maxtext 0.2.5",
         maxtext_gemma2,
-        LLAMA | {"layers": 6},
-        OTHER | {"layers": 4, "e": 22},
+        {**LLAMA, "layers": 6},
+        {**OTHER, "layers": 4, "d": 10},
     ),
     "maxtext/gemma3-scanned": Oracle(
         "maxtext 0.2.5", maxtext_gemma3, BLOCKS, OTHER | {"layers": 14}

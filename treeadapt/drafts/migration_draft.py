@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from treeadapt.data_files import VERSION
+from treeadapt.drafts.checking import DraftCheck, compared_with
 from treeadapt.drafts.rows import DraftRow
 from treeadapt.drafts.values import leaf_of
 from treeadapt.drafts.writing import WrittenRow, alone
@@ -47,6 +49,37 @@ class MigrationDraft:
     _rows: tuple[WrittenRow, ...] = dataclasses.field(repr=False)
     _refuted: tuple[WrittenRow, ...] = dataclasses.field(repr=False)
     _sizes: Mapping[str, int] = dataclasses.field(repr=False)
+
+    def check(self, source: Any, other: Any) -> DraftCheck:
+        """Run the table at another size, there and back, and compare.
+
+        Numbers of one configuration cannot show what another one would, such as which
+        of two equal sizes is meant. Sizes that the table says itself are those of the
+        configuration that it was drafted at.
+
+        Args:
+            source: tree, checkpoint or schema of another configuration.
+            other: the conversion function, which is called with distinct numbers; or
+                the target, a tree or a checkpoint, that ``source`` should become.
+
+        Returns:
+            A report, false if something differs: which rows, and at which paths.
+
+        Raises:
+            MigrationError: a side holds no numbers; the function raises, or returns no
+                arrays.
+
+        Example:
+            >>> from treeadapt.drafts.draft import draft_migration
+            >>> small = {"w": np.zeros((3, 5), "f4")}
+            >>> draft = draft_migration(small, convert=lambda w: {"k": w["w"].T})
+            >>> large = {"w": jax.ShapeDtypeStruct((7, 9), "float32")}
+            >>> print(draft.check(large, lambda w: {"k": w["w"].T}))
+            1 leaf: equal, there and back.
+            >>> print(draft.check(large, lambda w: {"k": -w["w"].T}))
+            The row 'w : o i' differs on the way there: 'k'.
+        """
+        return compared_with(self.migration, source, other)
 
     def to_toml(self) -> str:
         """Write the table as a migration file, with a comment where to look at it."""

@@ -254,7 +254,7 @@ def fitted_line(x: np.ndarray, y: np.ndarray) -> tuple[float, float] | None:
         for digits in range(1, 10):
             slope = float(f"{a:.{digits}g}")
             for shift in (0.0, float(f"{b:.{digits}g}")):
-                near = 1e-6 * (np.abs(slope * x) + abs(shift))
+                near = 3e-7 * (np.abs(slope * x) + abs(shift))
                 if (np.abs(slope * x + shift - y[::sign]) <= near).all():
                     return slope, shift
     return None

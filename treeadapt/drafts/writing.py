@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from treeadapt.migrations.rows import Row, parse_row
 
 _LETTERS = "abcdefgijkmnopqrstuwxyz"
 _COUNT = range(10**6)
+_SHORT = 6  # characters of a number that does not follow from a size
 _NEAR = {  # the word before a number
     "l": {"layer", "layers", "h", "block", "blocks", "resblocks", "transformer"},
     "x": {"expert", "experts"},
@@ -231,10 +233,19 @@ def _written(row: DraftRow, names: dict[int, str]) -> WrittenRow:
         for side in (row.sources, row.targets)
     )
     operations: dict[str, Any] = {}
+    powers = _powers(row, names)
+    # What is as short as a number that somebody chose, as 0.25, may be one.
+    if len(powers) == 1 and " " not in powers[0] and len(f"{row.scale:g}") > _SHORT:
+        operations["scale"] = powers[0]
+    elif powers:
+        note = (
+            f"{row.scale:g} is {' and '.join(powers)} at this size, and may follow it"
+        )
+        row = dataclasses.replace(row, notes=(*row.notes, note))
     if row.copies:
         (operations["repeat"],) = (names[atom] for atom in row.copies)
     if row.scale != 1:
-        operations["scale"] = row.scale
+        operations.setdefault("scale", row.scale)
     if row.offset:
         operations["offset"] = row.offset
     if row.pads:
@@ -245,6 +256,20 @@ def _written(row: DraftRow, names: dict[int, str]) -> WrittenRow:
         cut = _padded(row.sources[0], row.cuts, names)
         operations["undo"] = {"pad": cut, "fill": "target"}
     return WrittenRow(sources, targets, operations, row)
+
+
+def _powers(row: DraftRow, names: dict[int, str]) -> list[str]:
+    """Return the powers of sizes that a factor is, as ``d**-0.5``."""
+    every: set[tuple[int, ...]] = {(atom,) for atom in names}
+    every |= {p for place in row.places for axis in place.axes for p in axis}
+    powers = []
+    for atoms in sorted(every):
+        size = math.prod(row.sizes.get(atom, 0) for atom in atoms)
+        text = " ".join(names[atom] for atom in atoms)
+        for power in (0.5, -0.5, 1, -1):
+            if size > 1 and math.isclose(size**power, row.scale, rel_tol=1e-6):
+                powers.append(f"{text if len(atoms) == 1 else f'({text})'}**{power}")
+    return powers
 
 
 def _padded(
