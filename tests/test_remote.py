@@ -11,6 +11,7 @@ import http.server
 import json
 import os
 import re
+import subprocess
 import sys
 import threading
 import time
@@ -290,12 +291,36 @@ def test_columns_are_read_with_what_is_between_them(tmp_path, web):
     like = jax.ShapeDtypeStruct(
         w.shape, w.dtype, sharding=NamedSharding(mesh, P(None, "x"))
     )
+    report = ta.compare_checkpoint(f"{web.url}/m.safetensors", {"w": like})
+    assert report.extra_bytes == 0
+    web.reset()
     read = ta.load(f"{web.url}/m.safetensors", {"w": like})["w"]
     np.testing.assert_array_equal(read, w)
     assert read.sharding == like.sharding
     # Each byte once, for all devices, and in few requests.
     assert web.sent <= w.nbytes + 2**10
     assert len(web.requests) < 10
+
+
+def test_the_report_says_how_much_is_read_between_short_ranges(
+    tmp_path, web, monkeypatch
+):
+    w = np.ones((256, 1024), np.float32)
+    ta.save(tmp_path / "m.safetensors", {"w": w, "v": w})
+
+    def columns(_, shape):
+        return [(slice(0, shape[0]), slice(0, shape[1] // 8))]
+
+    monkeypatch.setattr(store, "boxes_to_read", columns)
+    url = f"{web.url}/m.safetensors"
+    report = ta.compare_checkpoint(url, {"w": w}, where="w")
+    assert "KiB between short ranges are read." in str(report)
+    monkeypatch.setattr(store, "placed", lambda _, array, __: array)
+    web.reset()
+    ta.load(url, {"w": w}, where="w")
+    assert 0 <= web.sent - report.extra_bytes - w.nbytes // 8 < 2**10  # the header
+    local = ta.compare_checkpoint(tmp_path / "m.safetensors", {"w": w}, where="w")
+    assert local.extra_bytes == 0
 
 
 @pytest.mark.slow
@@ -598,3 +623,39 @@ def test_a_configuration_in_a_store_is_read_for_a_published_table(tmp_path, memo
     (tmp_path / "config.json").write_text(json.dumps(sizes))
     with pytest.raises(ta.MigrationError, match="model type 'none'"):
         ta.load(memory(tmp_path), TREE, migration="tunix")
+
+
+# --- servers as they are ---
+
+
+def test_a_server_that_hangs_is_an_error_in_time(tmp_path, web, monkeypatch):
+    monkeypatch.setattr(remote, "_LIMIT_S", 0.2)
+    monkeypatch.setattr(remote, "_WAITS_S", (0.0,))
+    written(tmp_path)
+    web.delay_s = 3
+    begin = time.perf_counter()
+    with pytest.raises(ta.CheckpointError, match="The request failed each time"):
+        ta.load(f"{web.url}/m.safetensors", TREE)
+    assert time.perf_counter() - begin < 3
+
+
+@pytest.mark.slow
+def test_a_process_holds_no_more_than_the_result_and_what_is_in_flight(tmp_path, web):
+    # In a process of its own, whose largest size counts.
+    many = {f"w{n:02}": np.full((2**20,), n, np.float32) for n in range(48)}
+    ta.save(tmp_path / "m.safetensors", many)
+    program = f"""
+import re, numpy as np, treeadapt as ta
+def peak():
+    text = open("/proc/self/status").read()
+    return int(re.search(r"VmHWM:\\s+(\\d+)", text)[1]) * 1024
+url, most = "{web.url}/m.safetensors", 2**24
+ta.load(url, where="w00", max_inflight_bytes=most)
+before = peak()
+tree = ta.load(url, max_inflight_bytes=most)
+print(peak() - before - sum(leaf.nbytes for leaf in tree.values()) - most - 2**22)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) <= 2**23, done.stdout  # 8 MiB for all else

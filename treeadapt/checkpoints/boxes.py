@@ -22,7 +22,6 @@ from treeadapt.checkpoints.errors import refuse, reported
 from treeadapt.checkpoints.remote import (
     REQUESTS,
     AnyPath,
-    Recorder,
     RemotePath,
     Stream,
     fetch,
@@ -49,6 +48,11 @@ class FileArray:
     start_bytes: int
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """What puts arrays into the order in which they are in files."""
+        return str(self.path), self.start_bytes
 
     def __array__(self, *_: Any, **__: Any) -> Any:
         return self.read([whole(self.shape)])[0]
@@ -87,16 +91,39 @@ class FileArray:
         Raises:
             CheckpointError: the file ends before.
         """
+        block = np.empty(0, np.uint8)
+        for start_bytes, num_bytes, parts in self.pieces(boxes):
+            (number, place, rows), *others = parts
+            if rows is None:
+                self._read_to(file, start_bytes, arrays[number][place])
+                for other, there, _ in others:
+                    arrays[other][there] = arrays[number][place]
+                continue
+            if num_bytes > block.nbytes:
+                block = np.empty(num_bytes, np.uint8)
+            self._read_to(file, start_bytes, block[:num_bytes])
+            inner = self.shape[len(self.shape) - len(rows) + 1 :]
+            elements = block[:num_bytes].view(self.dtype).reshape(-1, *inner)
+            for number, place, rows in parts:
+                arrays[number][place] = elements[rows]
+
+    def pieces(
+        self, boxes: Sequence[Box]
+    ) -> Iterator[tuple[int, int, list[tuple[int, Any, Any]]]]:
+        """Yield what is read for boxes, from the start to the end.
+
+        Yields:
+            Where it starts in the array, how many bytes it has, and who gets of it: the
+            number of a box, which part of it, and which part of the rows that were
+            read; None for all of them, as they are.
+        """
         if not bytes_read(self, boxes):
             return
-        every = whole(self.shape)
+        every, box_around = whole(self.shape), around(boxes)
         if all(box == every for box in boxes):  # as of an array of no axes
-            self._read_to(file, 0, arrays[0])
-            for array in arrays[1:]:
-                array[...] = arrays[0]
+            size_bytes = math.prod(self.shape) * self.dtype.itemsize
+            yield 0, size_bytes, [(number, ..., None) for number in range(len(boxes))]
             return
-        wanted = list(zip(boxes, arrays, strict=True))
-        box_around = around([box for box, _ in wanted])
         depth, _ = walked(self.shape, self.dtype.itemsize, box_around)
         sizes = [math.prod(self.shape[k:]) for k in range(1, len(self.shape) + 1)]
         strides = [size * self.dtype.itemsize for size in sizes]
@@ -104,37 +131,36 @@ class FileArray:
             depth += 1  # so that a block is small however long the rows are
         rows, row_bytes = box_around[depth], strides[depth]
         step = max(1, _BLOCK_BYTES // row_bytes)
-        block = np.empty(min(step, rows.stop - rows.start) * row_bytes, np.uint8)
         for outer in itertools.product(
             *(range(s.start, s.stop) for s in box_around[:depth])
         ):
             start_bytes = sum(map(operator.mul, outer, strides))
-            overlaps = [
-                (box[depth:], array[tuple(map(_minus, outer, box))])
-                for box, array in wanted
+            held = [
+                (number, tuple(map(_minus, outer, box)), box[depth:])
+                for number, box in enumerate(boxes)
                 if all(map(_holds, box, outer))
             ]
-            is_direct = len(overlaps) == 1 and overlaps[0][0][1:] == whole(
-                self.shape[depth + 1 :]
-            )
-            if is_direct:  # its rows follow each other, there and here
-                (box, array), start = overlaps[0], overlaps[0][0][0].start
-                self._read_to(file, start_bytes + start * row_bytes, array)
+            if len(held) == 1 and held[0][2][1:] == whole(self.shape[depth + 1 :]):
+                number, place, box = held[0]  # its rows follow each other, there too
+                num_bytes = (box[0].stop - box[0].start) * row_bytes
+                start = start_bytes + box[0].start * row_bytes
+                yield start, num_bytes, [(number, place, None)]
                 continue
             for first in range(rows.start, rows.stop, step):
                 last = min(first + step, rows.stop)
-                if not any(
-                    b[0].start < last and first < b[0].stop for b, _ in overlaps
-                ):
-                    continue
-                data = block[: (last - first) * row_bytes]
-                self._read_to(file, start_bytes + first * row_bytes, data)
-                elements = data.view(self.dtype).reshape(-1, *self.shape[depth + 1 :])
-                for box, array in overlaps:
+                parts = []
+                for number, place, box in held:
                     a, b = max(first, box[0].start), min(last, box[0].stop)
+                    there = slice(a - box[0].start, b - box[0].start)
                     if a < b:
-                        part = elements[(slice(a - first, b - first), *box[1:])]
-                        array[a - box[0].start : b - box[0].start] = part
+                        here = (slice(a - first, b - first), *box[1:])
+                        parts.append((number, (*place, there), here))
+                if parts:
+                    yield (
+                        start_bytes + first * row_bytes,
+                        (last - first) * row_bytes,
+                        parts,
+                    )
 
     def _read_to(self, file: Any, start_bytes: int, array: Any) -> None:
         """Fill a contiguous array with the bytes from a place on."""
@@ -183,21 +209,27 @@ def read_together(
     Raises:
         CheckpointError: a request failed.
     """
-    jobs = sorted(jobs, key=lambda job: (str(job[0].path), job[0].start_bytes))
-    stream = Stream(fetch(joined(_ranges(jobs)), max_bytes))
+    jobs = sorted(jobs, key=lambda job: job[0].place)
+    stream = Stream(fetch(requests_for(job[:2] for job in jobs), max_bytes))
     for file_array, boxes, arrays in jobs:
         stream.path = file_array.path
         file_array.read_into(stream, boxes, arrays)
 
 
-def _ranges(
-    jobs: Iterable[tuple[FileArray, Sequence[Box], Sequence[Any]]],
-) -> Iterator[tuple[Any, int, int]]:
-    """Yield path, start and stop of all that is read for boxes, in order."""
-    for file_array, boxes, arrays in jobs:
-        recorder = Recorder()
-        file_array.read_into(recorder, boxes, arrays)
-        yield from ((file_array.path, *each) for each in recorder.ranges)
+def requests_for(
+    wanted: Iterable[tuple[FileArray, Sequence[Box]]],
+) -> list[tuple[Any, int, int]]:
+    """Return path, start and stop of what is asked for to read boxes together.
+
+    Args:
+        wanted: arrays, in the order in which they are in files, and boxes of each.
+    """
+    ranges: list[tuple[Any, int, int]] = []
+    for array, boxes in wanted:
+        for place, num_bytes, _ in array.pieces(boxes):
+            start = array.start_bytes + place
+            ranges.append((array.path, start, start + num_bytes))
+    return joined(ranges)
 
 
 def boxes_here(sharding: Any, shape: Sequence[int]) -> list[Box]:

@@ -19,7 +19,7 @@ from treeadapt.checkpoints.leaves import stored_form
 from treeadapt.checkpoints.stored import NUMBER, Leaf, Stored
 from treeadapt.convert import describe
 from treeadapt.migrations.running import converted, is_lost
-from treeadapt.names import Mismatch, listing, plural, section
+from treeadapt.names import Mismatch, listing, plural, section, size_text
 
 _FAMILIES = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
 
@@ -39,6 +39,8 @@ class LoadReport:
             key, or a number that the target's dtype cannot hold; the same.
         numbers: restored Python numbers whose value changes: what is stored, and what
             the target has.
+        extra_bytes: how much more than this process needs ``load`` reads of a remote
+            checkpoint, because what it needs is in short ranges; 0 with a migration.
         migration: which of several migrations fits, by its place in the list; None if
             there was no list.
         origin: of which published table its rows are, and which sizes a configuration
@@ -54,6 +56,7 @@ class LoadReport:
     numbers: Mapping[str, tuple[Any, Any]]
     migration: int | None = None
     origin: str = ""
+    extra_bytes: int = 0
 
     @property
     def fits(self) -> bool:
@@ -91,6 +94,10 @@ class LoadReport:
             lines.append(f"This is by migration[{self.migration}], which alone fits.")
         if self.origin:
             lines.append(f"The rows are {self.origin}.")
+        if self.extra_bytes:
+            lines.append(
+                f"{size_text(self.extra_bytes)} between short ranges are read."
+            )
         return "\n".join(lines)
 
 

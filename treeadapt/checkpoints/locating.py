@@ -26,7 +26,7 @@ from treeadapt.checkpoints import (
     schema_file,
 )
 from treeadapt.checkpoints.errors import UNPICKLED, refuse
-from treeadapt.checkpoints.remote import AnyPath, RemotePath
+from treeadapt.checkpoints.remote import AnyPath, RemotePath, read_range
 from treeadapt.names import Speller, listing, plural
 
 FORMATS: Mapping[str, ModuleType] = {
@@ -195,7 +195,7 @@ def _of_flax(folder: AnyPath) -> Iterator[AnyPath]:
 
 def _format_of_content(file: AnyPath) -> str:
     """Return the format of a file of any name, as its first bytes say; or ""."""
-    start = _start(file)
+    start = read_range(file, 0, _START_BYTES)
     if start[8:9] == b"{" and int.from_bytes(start[:8], "little") < 2**32:
         return "safetensors"
     name_bytes = int.from_bytes(
@@ -208,15 +208,8 @@ def _format_of_content(file: AnyPath) -> str:
 
 def _is_pickle(file: AnyPath) -> bool:
     """Return whether ``pickle`` wrote a file, or PyTorch did."""
-    start = _start(file) if file.is_file() else b""
+    start = read_range(file, 0, _START_BYTES) if file.is_file() else b""
     return start[:1] == b"\x80" or start[30:].startswith(b"archive/data.pkl")
-
-
-def _start(file: AnyPath) -> bytes:
-    if isinstance(file, RemotePath):
-        return file.head()
-    with file.open("rb") as stream:
-        return stream.read(_START_BYTES)
 
 
 def require_content(file: AnyPath) -> None:
@@ -227,11 +220,12 @@ def require_content(file: AnyPath) -> None:
     """
     if not file.is_file():
         return
-    start, again = _start(file), "Download or copy it again."
+    start, again = read_range(file, 0, _START_BYTES), "Download or copy it again."
     if not start:
         refuse(file, "it is empty", again)
     if start.startswith(_LFS):
         cure = f"Run git lfs pull in {listing([str(file.parent)])}."
+        cure = again if isinstance(file, RemotePath) else cure
         refuse(file, "it is a pointer of Git LFS, and not the file itself", cure)
     if _PAGE.match(start):
         refuse(file, "it is a web page, maybe of an error", again)

@@ -20,7 +20,6 @@ from treeadapt.checkpoints.stored import MAX_LEAVES, Leaf, Stored, abstract
 from treeadapt.names import listing
 
 _ENDING = ".npy"
-_BUFFER_BYTES = 2**18  # read at least at a time
 _NOT_NUMBERS = "OSUMm"  # kinds of dtypes: objects, bytes, texts, dates, durations
 _LOST = {1: "uint8", 2: "bfloat16"}  # what those of some bytes without a name are
 
@@ -39,7 +38,7 @@ def read_metadata(path: AnyPath) -> Stored:
     table: dict[str, Leaf] = {}
     left_out: dict[str, str] = {}
     untyped: list[str] = []
-    with path.open("rb", _BUFFER_BYTES) as content:
+    with path.open("rb") as content:
         if not zipfile.is_zipfile(content):
             refuse(path, "it is not a whole archive", "Download or copy it again.")
         archive = zipfile.ZipFile(content)
@@ -78,7 +77,7 @@ def read(stored: Stored, wanted: Iterable[str]) -> Iterator[Any]:
         wanted: paths, in the order in which to give them.
     """
     with (
-        stored.path.open("rb", _BUFFER_BYTES) as content,
+        stored.path.open("rb") as content,
         np.load(content, allow_pickle=False) as file,
     ):
         for one in wanted:

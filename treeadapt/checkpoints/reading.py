@@ -13,7 +13,12 @@ from typing import Any, TypeVar
 
 from treeadapt.arrays import empty
 from treeadapt.checkpoints import in_memory
-from treeadapt.checkpoints.boxes import FileArray, ReadArray, read_together
+from treeadapt.checkpoints.boxes import (
+    FileArray,
+    ReadArray,
+    read_together,
+    requests_for,
+)
 from treeadapt.checkpoints.errors import refuse, reported
 from treeadapt.checkpoints.locating import FORMATS
 from treeadapt.checkpoints.remote import REQUESTS, RemotePath
@@ -115,6 +120,30 @@ def read_ahead(
                 array = ReadArray(shape, dtype, boxes, arrays.pop(one))
             yield one, array
             del array  # before the next leaves are read
+
+
+def extra_bytes(
+    stored: Stored,
+    pairs: Iterable[tuple[str, Any]],
+    boxes_of: Callable[[str, Any], Sequence[Box]],
+) -> int:
+    """Return how much more than boxes is read of remote files, as between short ranges.
+
+    Args:
+        stored: the checkpoint.
+        pairs: as for ``read_ahead``; of which no array is read.
+        boxes_of: as for ``read_ahead``.
+    """
+    if not isinstance(stored.path, RemotePath) or stored.format != "safetensors":
+        return 0
+    files = [(it, boxes_of(one, it)) for one, it in pairs if isinstance(it, FileArray)]
+    files.sort(key=lambda job: job[0].place)
+    needed = sum(
+        math.prod(lengths(box)) * array.dtype.itemsize
+        for array, boxes in files
+        for box in boxes
+    )
+    return sum(stop - start for _, start, stop in requests_for(files)) - needed
 
 
 def batches(

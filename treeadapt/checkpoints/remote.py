@@ -110,10 +110,6 @@ class RemotePath:
         """The folder that it is in."""
         return dataclasses.replace(self, base=self.base.rstrip("/").rpartition("/")[0])
 
-    def with_name(self, name: str) -> RemotePath:
-        """Return another name in the same folder."""
-        return self.parent / name
-
     def exists(self) -> bool:
         """Return whether there is a file or folder."""
         return self.facts() is not None or self.is_dir()
@@ -127,10 +123,6 @@ class RemotePath:
         if self.store.is_web:
             return not self.is_file() and any(self.iterdir())
         return (self.facts() or {}).get("type") == "directory"
-
-    def is_symlink(self) -> bool:
-        """Return False, because there are none."""
-        return False
 
     def stat(self) -> SimpleNamespace:
         """Return the size alone."""
@@ -180,9 +172,9 @@ class RemotePath:
             names = [each for each, yes in zip(names, there, strict=True) if yes]
         yield from names
 
-    def open(self, _mode: str = "rb", buffering: int = 1) -> Any:
-        """Open the file to read bytes, no more at a time than are asked for."""
-        return io.BufferedReader(_RangeFile(self), max(buffering, 1))
+    def open(self, _mode: str) -> io.BytesIO:
+        """Read the whole file, and open what was read."""
+        return io.BytesIO(self.read_bytes())
 
     def read_bytes(self) -> bytes:
         """Read the whole file."""
@@ -268,28 +260,13 @@ class RemotePath:
 AnyPath: TypeAlias = Path | RemotePath
 
 
-class _RangeFile(io.RawIOBase):
-    """A remote file, of which ranges are read."""
-
-    def __init__(self, path: RemotePath) -> None:
-        self._path, self._place, self._size = path, 0, path.stat().st_size
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._place = offset + (0, self._place, self._size)[whence]
-        return self._place
-
-    def readinto(self, buffer: Any) -> int:
-        stop = min(self._place + len(buffer), self._size)
-        data = self._path.read(self._place, max(stop, self._place))
-        buffer[: len(data)] = data
-        self._place += len(data)
-        return len(data)
+def read_range(path: AnyPath, start: int, stop: int) -> bytes:
+    """Read a range of a file, less of it if the file ends before."""
+    if isinstance(path, RemotePath):
+        return path.read(start, min(stop, path.stat().st_size))
+    with path.open("rb") as file:
+        file.seek(start)
+        return file.read(stop - start)
 
 
 def checkpoint_path(path: Any, max_inflight_bytes: int = MAX_INFLIGHT_BYTES) -> AnyPath:
@@ -303,6 +280,10 @@ def checkpoint_path(path: Any, max_inflight_bytes: int = MAX_INFLIGHT_BYTES) -> 
     if collapsed := not scheme and not isinstance(path, str) and _COLLAPSED.match(text):
         cure = f"Pass the text {collapsed[1]}://..., which Path changes."
         refuse(text, "there is no such folder", cure)
+    if not scheme and "://" in text:
+        refuse(
+            shown(text), "it is not a URL that is read here", "Name one such as s3://"
+        )
     if not scheme:
         return named_path(path)
     base, mark, rest = text.partition("?")
@@ -415,24 +396,6 @@ def fetch(
             del request
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-class Recorder:
-    """In the place of a file, notes which ranges are read of it."""
-
-    def __init__(self) -> None:
-        self.ranges: list[tuple[int, int]] = []
-        self._place = 0
-
-    def seek(self, place: int) -> None:
-        """Go to a place."""
-        self._place = place
-
-    def readinto(self, buffer: Any) -> int:
-        """Note a range, and leave the buffer as it is."""
-        self.ranges.append((self._place, self._place + len(buffer)))
-        self._place += len(buffer)
-        return len(buffer)
 
 
 class Stream:

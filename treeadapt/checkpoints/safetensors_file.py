@@ -23,7 +23,12 @@ import numpy as np
 
 from treeadapt.checkpoints.boxes import FileArray
 from treeadapt.checkpoints.errors import refuse, reported
-from treeadapt.checkpoints.remote import AnyPath, RemotePath, mapped
+from treeadapt.checkpoints.remote import (
+    AnyPath,
+    RemotePath,
+    mapped,
+    read_range,
+)
 from treeadapt.checkpoints.schema_file import marks_of
 from treeadapt.checkpoints.stored import (
     MAX_LEAVES,
@@ -265,11 +270,11 @@ def _divided(leaves: Mapping[str, Any], max_shard_bytes: int) -> list[int]:
 def _of_file(path: AnyPath) -> Stored:
     """Read what one file holds."""
     size_bytes = path.stat().st_size
-    with path.open("rb") as file:
-        data_bytes = 8 + int.from_bytes(file.read(8), "little")  # where the data starts
-        if data_bytes - 8 > _MAX_HEADER_BYTES:
-            refuse(path, f"its header is larger than {_MAX_HEADER_BYTES >> 20} MiB")
-        text = file.read(data_bytes - 8)
+    length = read_range(path, 0, 8)
+    data_bytes = 8 + int.from_bytes(length, "little")  # where the data starts
+    if data_bytes - 8 > _MAX_HEADER_BYTES:
+        refuse(path, f"its header is larger than {_MAX_HEADER_BYTES >> 20} MiB")
+    text = read_range(path, 8, data_bytes)
     if size_bytes < max(data_bytes, 10):
         refuse(path, f"it is cut off after {size_bytes:,} bytes, in its header", _AGAIN)
     header = parse_json(text.decode())

@@ -52,7 +52,7 @@ from treeadapt.checkpoints.migrated import (
 )
 from treeadapt.checkpoints.opening import opened
 from treeadapt.checkpoints.processes import agreed, spans_processes
-from treeadapt.checkpoints.reading import read_ahead, read_arrays
+from treeadapt.checkpoints.reading import extra_bytes, read_ahead, read_arrays
 from treeadapt.checkpoints.remote import MAX_INFLIGHT_BYTES
 from treeadapt.checkpoints.stored import TREE, Leaf, Stored
 from treeadapt.checkpoints.versions import watched
@@ -421,7 +421,14 @@ def compare_checkpoint(
         source, place = _source(path, stored, migration, view, where, cast=cast)
         source.problems.raise_any()
         report = decided(view, source, where, cast=cast)
-    return dataclasses.replace(report, migration=place)
+        likes, extra = view.flat(), 0
+        if not source.migrates:
+            extra = extra_bytes(
+                stored,
+                source.read(dict.fromkeys(report.restored)),
+                lambda one, array: boxes_to_read(likes[one], array.shape),
+            )
+    return dataclasses.replace(report, migration=place, extra_bytes=extra)
 
 
 def copy(
