@@ -18,6 +18,7 @@ import optax
 import pytest
 from flax import nnx
 from flax.core import freeze
+from flax.linen import partitioning
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from scanned import BY_NAME as TWINS
@@ -411,6 +412,128 @@ def test_a_box_may_bring_its_own_translation():
         jnp.ones((8, 4)), ("embed", "mlp"), rules=(("embed", None), ("mlp", "model"))
     )
     assert partition_specs([box], [])[0].value == P(None, "model")
+
+
+def test_a_logical_name_twice_in_one_spec_is_an_error():
+    box = nn.LogicallyPartitioned(jnp.ones((8, 4)), ("embed", "embed"))
+    pairs = (("embed", "data"), ("embed", "model"))
+    with pytest.raises(ValueError, match="embed"):  # of Flax, too
+        nn.logical_to_mesh_axes(("embed", "embed"), pairs)
+    with pytest.raises(ta.ShardingError, match="'embed' is the name of two") as caught:
+        partition_specs({"w": box}, [], logical_axes=pairs)
+    assert caught.value.paths == ("w",)
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Named:
+    """An array with names of its axes, of nobody's library."""
+
+    def __init__(self, array, names):
+        self.array, self.names = array, names
+
+    def tree_flatten_with_keys(self):
+        return [(jax.tree_util.GetAttrKey("array"), self.array)], self.names
+
+    @classmethod
+    def tree_unflatten(cls, names, children):
+        return cls(*children, names)
+
+
+def named_by(axis_names):
+    return ta.Adapter(
+        name="Named",
+        applies=Named,
+        flatten=lambda node: ta.Flat((ta.BOX,), (node.array,)),
+        axis_names=axis_names,
+    )
+
+
+def test_an_adapter_may_name_the_axes_of_an_array():
+    leaf = jax.ShapeDtypeStruct((8, 4, 2), jnp.float32)
+    tree = {"w": Named(leaf, ("embed", "mlp", None)), "b": Named(leaf, None)}
+    registry = ta.default_registry.copy()
+    registry.register(named_by(lambda node: node.names))
+    axes = {"embed": "data", "mlp": "model"}
+    with registry.use():
+        specs = partition_specs(tree, {"b": P()}, logical_axes=axes)
+        assert specs["w"].array == P("data", "model", None)
+        # Rules decide where nobody translates a name, and must agree where one does.
+        for other in ((), {"vocabulary": "data"}):
+            rules = {"**": P("data", None, None)}
+            specs = partition_specs(tree, rules, logical_axes=other)
+            assert specs["w"].array == P("data", None, None)
+        with pytest.raises(ta.ShardingError, match="Rules and boxes disagree"):
+            partition_specs(tree, rules, logical_axes=axes)
+        with pytest.raises(ta.ShardingError, match=r"names an axis 'mlp'.*logical"):
+            partition_specs(tree, {"b": P()}, logical_axes={"embed": None})
+        short = Named(jax.ShapeDtypeStruct((8, 4), jnp.float32), ("embed", "mlp", None))
+        with pytest.raises(ta.ShardingError, match="has 3 entries for 2 axes"):
+            partition_specs([short], [], logical_axes=axes)
+        rules = ta.Rules({"w/**": P(None, None), "b": P()}, stacks={"w": "embed"})
+        assert partition_specs(tree, rules)["w"].array == P(None, None, None)
+
+
+def test_named_arrays_of_penzai_are_sharded_by_name():
+    from penzai.core import named_axes
+
+    array = named_axes.wrap(jnp.ones((8, 4, 2))).tag("embed", "mlp", "heads")
+    tree = {"w": array, "v": array.untag("mlp", "heads")}
+    axes = {"embed": "data", "mlp": "model", "heads": None}
+    specs = ta.to_flat_dict(partition_specs(tree, [], logical_axes=axes))
+    assert specs["w"] == P("data", "model", None)
+    placed = dict(zip(tree["v"].data_array.shape, specs["v"], strict=True))
+    assert placed == {8: "data", 4: None, 2: None}
+
+
+def test_named_arrays_of_haliax_are_sharded_by_name():
+    haliax = pytest.importorskip("haliax")
+    array = haliax.named(jnp.ones((8, 4)), ("embed", "mlp"))
+    axes = {"embed": "data", "mlp": "model"}
+    specs = partition_specs({"w": array}, [], logical_axes=axes)
+    assert ta.to_flat_dict(specs) == {"w": P("data", "model")}
+
+
+class Dense(nn.Module):
+    """Names of axes as T5X and Flaxformer keep them."""
+
+    @nn.compact
+    def __call__(self, x):
+        init = nn.initializers.ones
+        kernel = partitioning.param_with_axes(
+            "kernel", init, (8, 4), axes=("embed", "mlp")
+        )
+        bias = partitioning.param_with_axes("bias", init, (4,), axes=("mlp",))
+        plain = self.param("plain", init, (4,))
+        return (x[0] @ kernel + bias + plain)[None]
+
+
+class Two(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return Dense(name="dense")(x)
+
+
+@pytest.mark.parametrize("form", [lambda x: x, lambda x: {"model": x, "step": 0}])
+def test_names_in_a_collection_next_to_the_params_are_theirs(form):
+    variables = jax.eval_shape(Two().init, jax.random.key(0), jnp.ones((1, 8)))
+    axes = {"embed": "data", "mlp": "model"}
+    rules = {"**/plain": P()}
+    specs = partition_specs(form(variables), rules, logical_axes=axes)
+    assert jax.tree.structure(specs) == jax.tree.structure(form(variables))
+    flat = ta.to_flat_dict(specs)
+    start = "model/" if "model/params/dense/bias" in flat else ""
+    assert flat[f"{start}params/dense/kernel"] == P("data", "model")
+    assert flat[f"{start}params/dense/bias"] == P("model")
+    assert flat[f"{start}params/dense/plain"] == P()
+    # As T5X's own function has it.
+    with partitioning.axis_rules(tuple(axes.items())):
+        names = partitioning.get_axis_names(variables["params_axes"])
+        want = jax.tree.map(
+            lambda each: nn.logical_to_mesh_axes(each, tuple(axes.items())),
+            names,
+            is_leaf=lambda x: isinstance(x, P),
+        )
+    assert want["dense"]["kernel"] == flat[f"{start}params/dense/kernel"]
 
 
 class Net(nnx.Module):

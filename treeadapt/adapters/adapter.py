@@ -45,6 +45,23 @@ class Flat(NamedTuple):
     aux: Any = None
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class AxisNames:
+    """What a box says of the axes of its array.
+
+    Attributes:
+        names: one an axis: a name, several, or None.
+        rules: pairs that translate them into mesh axes, which came with the box.
+        logical: the names are certainly no mesh axes.
+        is_note: they ask for nothing where nobody translates one of them.
+    """
+
+    names: tuple[Any, ...]
+    rules: Sequence[tuple[str, Any]] = ()
+    logical: bool = True
+    is_note: bool = False
+
+
 def _no_children(_: Any) -> Flat:
     return Flat((), ())
 
@@ -67,6 +84,10 @@ class Adapter:
         trains: False for a node whose arrays no optimizer should see, such as batch
             statistics.
         shared: one object under two paths is one node, and comes back as one.
+        axis_names: takes a node that holds one array, and gives the name of each of its
+            axes, None for an axis without one; or None. ``named_shardings`` shards it
+            by them if ``logical_axes=`` has one of them, and then needs all; ``stacks``
+            may name an axis so.
 
     Example:
         >>> import types
@@ -89,6 +110,7 @@ class Adapter:
     leaf: bool = False
     trains: Callable[[Any], bool] = lambda _: True
     shared: bool = False
+    axis_names: Callable[[Any], Sequence[Any] | AxisNames | None] | None = None
 
     def covers(self, cls: type) -> bool:
         """Return whether this adapter applies to nodes of class ``cls``."""

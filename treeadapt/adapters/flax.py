@@ -8,11 +8,22 @@ no row of their own.
 
 from __future__ import annotations
 
+from typing import Any
+
 from flax import linen
 from flax.core import FrozenDict, meta
 
 from treeadapt.adapters import jax
-from treeadapt.adapters.adapter import Adapter
+from treeadapt.adapters.adapter import Adapter, AxisNames
+
+
+def _axis_names(box: Any) -> AxisNames | None:
+    if isinstance(box, linen.LogicallyPartitioned):
+        return AxisNames(tuple(box.names), tuple(box.rules or ()))
+    if isinstance(box, meta.Partitioned):
+        return AxisNames(tuple(box.names), logical=False)
+    return None
+
 
 ADAPTERS = (
     Adapter(
@@ -20,6 +31,11 @@ ADAPTERS = (
         applies=lambda cls: cls is FrozenDict,
         flatten=jax.mapping,
     ),
-    Adapter(name="flax box", applies=meta.AxisMetadata, flatten=jax.boxed),
+    Adapter(
+        name="flax box",
+        applies=meta.AxisMetadata,
+        flatten=jax.boxed,
+        axis_names=_axis_names,
+    ),
     Adapter(name="Linen Module", applies=linen.Module, leaf=True),
 )

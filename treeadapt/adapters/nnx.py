@@ -8,11 +8,25 @@ do not.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 from flax import nnx
+from jax.sharding import PartitionSpec
 
 from treeadapt.adapters import jax
-from treeadapt.adapters.adapter import Adapter
+from treeadapt.adapters.adapter import Adapter, AxisNames
+
+
+def _axis_names(variable: nnx.Variable[Any]) -> AxisNames | None:
+    metadata = variable.get_metadata()
+    # Flax has renamed it twice.
+    keys = ("out_sharding", "sharding_names", "sharding")
+    names = next((metadata[name] for name in keys if metadata.get(name)), None)
+    if not isinstance(names, tuple | list | PartitionSpec):
+        return None
+    rules = tuple(metadata.get("sharding_rules") or ())
+    return AxisNames(tuple(names), rules, logical=False)
+
 
 ADAPTERS = (
     Adapter(
@@ -21,6 +35,7 @@ ADAPTERS = (
         flatten=jax.boxed,
         trains=lambda node: isinstance(node, nnx.Param),
         shared=True,
+        axis_names=_axis_names,
     ),
     Adapter(name="nnx State", applies=nnx.State, flatten=jax.mapping),
     Adapter(

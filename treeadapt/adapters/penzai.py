@@ -23,6 +23,14 @@ def _trains(node: Any) -> bool:
     return not isinstance(node, variables.StateVariable | variables.StateVariableValue)
 
 
+def _axis_names(node: Any) -> list[str | None]:
+    if isinstance(node, named_axes.NamedArrayView):
+        by_axis = {axis: name for name, axis in node.data_axis_for_name.items()}
+        return [by_axis.get(axis) for axis in range(len(node.data_shape))]
+    rank = len(node.positional_shape)  # of the axes in front
+    return [*[None] * rank, *node.named_axes]
+
+
 ADAPTERS = (
     Adapter(
         name="penzai variable",
@@ -39,6 +47,9 @@ ADAPTERS = (
         trains=_trains,
     ),
     Adapter(
-        name="penzai NamedArray", applies=named_axes.NamedArrayBase, flatten=jax.boxed
+        name="penzai NamedArray",
+        applies=named_axes.NamedArrayBase,
+        flatten=jax.boxed,
+        axis_names=_axis_names,
     ),
 )

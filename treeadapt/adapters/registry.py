@@ -61,6 +61,7 @@ _ADAPTER_FILES = (
     ("paramax", "treeadapt.adapters.paramax"),
     ("equinox", "treeadapt.adapters.equinox"),
     ("haiku", "treeadapt.adapters.haiku"),
+    ("haliax", "treeadapt.adapters.haliax"),
     ("penzai", "treeadapt.adapters.penzai"),
     # Keras 3; earlier ones have no such module, and no class for a Variable.
     ("keras.src.backend.jax", "treeadapt.adapters.keras"),

@@ -17,10 +17,11 @@ from typing import Any
 
 from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
+from treeadapt.adapters.adapter import AxisNames
 from treeadapt.errors import ShardingError
 from treeadapt.names import listing, plural, shorten
 from treeadapt.selection.largest_axis import ShardLargest
-from treeadapt.trees.axis_names import AxisNames, axis_names
+from treeadapt.trees.axis_names import axis_names
 from treeadapt.trees.views import TreeView
 
 #: Ordered pairs of a logical name and the mesh axes for it, as Flax writes them.
@@ -238,6 +239,12 @@ def box_specs(
     """
     named = axis_names(view)
     pairs = _pairs(logical_axes) if named else ()
+    translated = {name for name, _ in pairs}
+    named = {
+        index: names
+        for index, names in named.items()
+        if not (names.is_note and translated.isdisjoint(names.names))
+    }
     return {
         index: _spec(names, pairs, view.plan.paths[index])
         for index, names in named.items()
@@ -257,6 +264,14 @@ def _pairs(logical_axes: Mapping[str, Any] | AxisRules) -> AxisRules:
 
 
 def _spec(named: AxisNames, pairs: AxisRules, path: str) -> PartitionSpec:
+    names = [name for name in named.names if isinstance(name, str)]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ShardingError(
+            f"The axes of {listing([path])} are called {named.names!r}, and "
+            f"{twice[0]!r} is the name of two: no mesh axis can be that of both. Give "
+            "each its own name, such as 'embed' and 'embed_out'.",
+            paths=[path],
+        )
     pairs = (*pairs, *named.rules)
     ruled = dict.fromkeys(name for name, _ in pairs)
     entries: list[Any] = [None] * len(named.names)

@@ -16,20 +16,18 @@ from typing import Any, NamedTuple
 
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from treeadapt.adapters.adapter import BOX
-from treeadapt.adapters.registry import current_registry
 from treeadapt.arrays import Tree, is_array
 from treeadapt.errors import ReplicatedWarning, ShardingError, StackError
 from treeadapt.layers.region import read_key
 from treeadapt.names import listing
 from treeadapt.optax_fields import is_state_class
-from treeadapt.paths import segment
 from treeadapt.selection.decision import MISSING
 from treeadapt.selection.rules import BoundRules, Rules, RulesLike, require_order
 from treeadapt.sharding.params import BY_PARAMS, decide_specs, rules_of_specs
 from treeadapt.sharding.specs import AxisRules
 from treeadapt.sharding.state import PlacedParam, place_slot
-from treeadapt.state_map import above, below, copied_tails, homes_in, map_classes
+from treeadapt.state_map import above, copied_tails, homes_in, map_classes
+from treeadapt.trees.exact import node_at
 from treeadapt.trees.views import TreeView, view_tree
 
 #: Sets of params: indices of arrays by what their paths have below a node, by the path
@@ -318,7 +316,7 @@ def _of_params(
     if len(sets) != 1:
         readings.append(_Reading(without(in_state), {}))
     if node := next(iter(sets), ""):
-        inside = view_tree(_node_at(view.tree, node))
+        inside = view_tree(node_at(view.tree, node))
         places = {path: place for place, path in enumerate(inside.plan.paths)}
         readings.append(_Reading(inside, places, is_inside=True))
     lenient = rules
@@ -348,21 +346,3 @@ def _num_idle(table: Rules, view: TreeView) -> float:
     except StackError:
         return math.inf
     return len(decision.unused) + len(decision.shadowed)
-
-
-def _node_at(tree: Any, path: str) -> Any:
-    """Return the node of a tree that is at a path."""
-    registry = current_registry()
-    pending = [("", tree)]
-    while pending:
-        at, node = pending.pop()
-        if at == path:
-            return node
-        adapter = registry.find(node).adapter
-        if adapter is not None:
-            flat = adapter.open(node)
-            for key, child in zip(flat.keys, flat.children, strict=True):
-                inner = at if key is BOX else below(at, segment(key))
-                if not inner or f"{path}/".startswith(f"{inner}/"):
-                    pending.append((inner, child))
-    raise AssertionError(path)

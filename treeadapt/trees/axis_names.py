@@ -1,93 +1,77 @@
-"""Axis names that a model carries itself: the boxes of Linen and nnx.
+"""Axis names that a model carries itself.
 
-``nn.Partitioned``, ``nn.LogicallyPartitioned`` and ``nnx.Variable`` may name the axes
-of the array inside. A row of the table below says how one class of boxes is read; a
-library that nobody has imported has no boxes.
+Boxes may name the axes of the array inside: of Linen and nnx, named arrays of Haliax
+and penzai, and what else has an adapter that reads the names. Where T5X and Flaxformer
+keep names in a collection of their own, ``params_axes``, they belong to the params next
+to it.
 See ``sharding.specs`` for specs made of these names, ``layers.stacks`` for stacks.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import functools
+import operator
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import jax
-from jax.sharding import PartitionSpec
 
+from treeadapt.adapters.adapter import AxisNames
 from treeadapt.adapters.registry import current_registry
+from treeadapt.paths import SEPARATOR
+from treeadapt.trees.exact import node_at
 from treeadapt.trees.views import TreeView
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class AxisNames:
-    """What one box says of the axes of its array.
-
-    Attributes:
-        names: one an axis: a name, several, or None.
-        rules: pairs that translate them into mesh axes, which came with the box.
-        logical: the names are certainly no mesh axes.
-    """
-
-    names: tuple[Any, ...]
-    rules: Sequence[tuple[str, Any]] = ()
-    logical: bool = False
-
-
-def _partitioned(box: Any) -> AxisNames:
-    return AxisNames(tuple(box.names))
-
-
-def _logically_partitioned(box: Any) -> AxisNames:
-    return AxisNames(tuple(box.names), tuple(box.rules or ()), logical=True)
-
-
-def _variable(box: Any) -> AxisNames | None:
-    metadata = box.get_metadata()
-    # Flax has renamed it twice.
-    keys = ("out_sharding", "sharding_names", "sharding")
-    names = next((metadata[name] for name in keys if metadata.get(name)), None)
-    if not isinstance(names, tuple | list | PartitionSpec):
-        return None
-    return AxisNames(tuple(names), tuple(metadata.get("sharding_rules") or ()))
-
-
-# Rows of the table: module whose presence in ``sys.modules`` makes the row count, class
-# of the box, and what reads its names. The first row that fits a box decides.
-_BOXES: tuple[tuple[str, str, Callable[[Any], AxisNames | None]], ...] = (
-    ("flax.linen.spmd", "LogicallyPartitioned", _logically_partitioned),
-    ("flax.core.meta", "Partitioned", _partitioned),
-    ("flax.nnx", "Variable", _variable),
-)
+_COLLECTION = "_axes"  # of names, after that of the variables; so is each name
 
 
 def axis_names(view: TreeView) -> dict[int, AxisNames]:
-    """Return what boxes with names say of the leaves in them, by index of the leaf."""
-    readers = [
-        (getattr(sys.modules[module], name), read)
-        for module, name, read in _BOXES
-        if module in sys.modules
-    ]
-    classes = tuple(cls for cls, _ in readers)
-    nodes = (cls for path in view.plan.paths for cls in view.plan.classes(path))
-    if not any(issubclass(cls, classes) for cls in nodes):
+    """Return what is said of the axes of leaves, by index of the leaf."""
+    places = {path: index for index, path in enumerate(view.plan.paths)}
+    beside = {places[p]: names for p, names in _beside(view) if p in places}
+    return beside | _of_boxes(view)
+
+
+def _of_boxes(view: TreeView) -> dict[int, AxisNames]:
+    """Return what boxes with names say of the leaves in them."""
+    registry = current_registry()
+    classes = {cls for path in view.plan.paths for cls in view.plan.classes(path)}
+    kinds = [registry.kinds.get(cls) for cls in classes]
+    if all(kind and not (kind.adapter and kind.adapter.axis_names) for kind in kinds):
         return {}
     by_leaf: dict[int, AxisNames] = {}
-    registry = current_registry()
-    pending = [view.rebuild(range(len(view.leaves)))]
-    seen: dict[int, Any] = {}  # nodes with an identity may be in two places
+    # The tree, and the same with the indices of its leaves.
+    pending = [(view.tree, view.rebuild(range(len(view.leaves))))]
+    seen: set[int] = set()  # nodes with an identity may be in two places
     while pending:
-        node = pending.pop()
+        node, of_indices = pending.pop()
         adapter = registry.find(node).adapter
         if adapter is None or id(node) in seen:
             continue
-        seen[id(node)] = node
-        children = adapter.flatten(node).children
-        reader = next((read for cls, read in readers if isinstance(node, cls)), None)
-        names = None if reader is None else reader(node)
+        seen.add(id(node))
+        children = adapter.flatten(of_indices).children
+        names = None if adapter.axis_names is None else adapter.axis_names(node)
         if names is None:
-            pending += children
+            pending += zip(adapter.flatten(node).children, children, strict=True)
         else:
+            if not isinstance(names, AxisNames):
+                names = AxisNames(tuple(names), is_note=True)
             by_leaf |= dict.fromkeys(jax.tree.leaves(children), names)
     return by_leaf
+
+
+def _beside(view: TreeView) -> Iterator[tuple[str, AxisNames]]:
+    """Yield paths, and the names that a collection next to theirs has for them."""
+    linen = sys.modules.get("flax.linen.partitioning")
+    if linen is None:
+        return
+    cls = linen.AxisMetadata
+    for path in view.plan.paths_of(functools.partial(operator.is_, cls)):
+        segments = path.split(SEPARATOR)
+        of_names = [name.endswith(_COLLECTION) for name in segments]
+        if of_names[-1] and True in of_names[:-1]:
+            segments[-1] = segments[-1].removesuffix(_COLLECTION)
+            place = of_names.index(True)
+            segments[place] = segments[place].removesuffix(_COLLECTION)
+            names = node_at(view.tree, path).names
+            yield SEPARATOR.join(segments), AxisNames(tuple(names), is_note=True)

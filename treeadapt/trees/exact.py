@@ -1,4 +1,4 @@
-"""Exact paths: JAX's own text of keys, for messages.
+"""Exact paths: JAX's own text of keys, for messages; and the node at a label path.
 
 An exact path such as ``.policy['params']['w']`` is unique where a label path is not.
 Also names places inside classes that JAX does not know. Slow; made only for errors.
@@ -14,7 +14,8 @@ from typing import Any
 import jax.tree_util as jtu
 
 from treeadapt.adapters.adapter import BOX, Adapter, jax_knows
-from treeadapt.adapters.registry import AdapterRegistry
+from treeadapt.adapters.registry import AdapterRegistry, current_registry
+from treeadapt.paths import join, segment
 
 
 def exact_paths(tree: Any, registry: AdapterRegistry) -> list[str]:
@@ -56,6 +57,28 @@ def exact_places(
         for pairs, below in zip(keys, nodes[1:], strict=False)
     ]
     return ["".join([*above, keys[-1][index][0]]) for index in child_indices]
+
+
+def node_at(tree: Any, path: str) -> Any:
+    """Return the outermost node of a tree that is at a label path.
+
+    Example:
+        >>> node_at({"a": [1.0, (2.0, 3.0)]}, "a/1")
+        (2.0, 3.0)
+    """
+    registry, pending = current_registry(), [("", tree)]
+    while pending:
+        above, node = pending.pop()
+        if above == path:
+            return node
+        if (adapter := registry.find(node).adapter) is not None:
+            flat = adapter.open(node)
+            for key, child in zip(flat.keys, flat.children, strict=True):
+                segments = [] if key is BOX else [segment(key)]
+                inner = join(filter(None, [above, *segments]))
+                if not inner or f"{path}/".startswith(f"{inner}/"):
+                    pending.append((inner, child))
+    raise KeyError(path)
 
 
 def _keys(node: Any, adapter: Adapter | None) -> list[tuple[str, Any]]:
