@@ -610,6 +610,43 @@ def test_tables_of_patterns_see_the_stacks_of_the_file():
         assert sorted(tx.init(params)) == ["", "blocks"]
 
 
+def test_layers_of_an_array_train_as_on_the_model_unrolled():
+    blocks = {"w": jnp.arange(12.0).reshape(4, 3), "b": jnp.ones((4, 1))}
+    stacked = {"blocks": blocks, "head": jnp.ones(2)}
+    layers = {str(n): {k: x[n] for k, x in blocks.items()} for n in range(4)}
+    unrolled = {"blocks": layers, "head": jnp.ones(2)}
+    labels = {"blocks/{0..1}": "frozen", "blocks/2": "a", "**/b": "b", "**": "c"}
+    adam = {"type": "adam", "learning_rate": 0.2}
+    tx = ta.load_optimizer(
+        {
+            "rules": labels,
+            "stacks": {"blocks": 0},
+            "optimizers": {"a": SGD, "b": adam, "c": ADAMW | {"mask": True}},
+            "optimizer": [CLIP, PART],
+        }
+    )
+
+    @jax.jit
+    def step(params, state):
+        grads = jax.tree.map(lambda x: x * 0.1 + 0.1, params)
+        updates, state = tx.update(grads, state, params)
+        return ta.apply_updates(params, updates), state
+
+    results = []
+    for params in (stacked, unrolled):
+        state = tx.init(params)
+        for _ in range(3):
+            params, state = step(params, state)
+        results.append(params)
+    one, two = (tree["blocks"] for tree in results)
+    for n in range(4):
+        for name in ("w", "b"):
+            assert jnp.allclose(one[name][n], two[str(n)][name], rtol=1e-6)
+    assert bits([x[:2] for x in one.values()]) == bits(
+        [blocks[name][:2] for name in one]
+    )
+
+
 def test_a_table_that_serves_several_models_says_so():
     scale = {"type": "scale_by_rules", "rules": {"zz": 0.5, "**": 1.0}}
     document = {"optimizer": [SGD, scale]}

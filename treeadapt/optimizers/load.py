@@ -164,10 +164,10 @@ def read_optimizer_file(
         tx, tables = _built(builder, document, rules)
     except TooMuchError as error:
         builder.find("", str(error))
-        tx, tables = None, {}
+        tx, tables = NOTHING, {}
     return OptimizerFile(
         rules,
-        None if builder.findings or builder.lacking else tx,
+        None if builder.findings or builder.lacking or tx is NOTHING else tx,
         tuple(builder.findings),
         builder.lacking,
         tables,
@@ -177,67 +177,53 @@ def read_optimizer_file(
 
 
 def _built(
-    builder: Builder, document: Mapping[str, Any], rules: Rules | None
+    builder: Builder, document: Mapping[str, Any], rules: Any
 ) -> tuple[Any, dict[str, Any]]:
-    """Return the optimizer of a document, and its tables; notes what is wrong."""
-    by_label, root = document.get("optimizers"), document.get("optimizer")
-    tables = {} if root is None else {"": root}
-    if by_label is None and root is None:
-        return None, tables
-    if by_label is not None and not isinstance(by_label, dict):
-        return None, tables  # as was said
-    if by_label is not None and isinstance(by_label.get("type"), str):
+    """Return the optimizer of a document, and its tables; notes what is wrong.
+
+    Args:
+        builder: of its tables.
+        document: what the file holds.
+        rules: its ``Rules``; None if it has none.
+    """
+    by_label, root = document.get("optimizers", {}), document.get("optimizer")
+    if not isinstance(by_label, dict) or isinstance(by_label.get("type"), str):
         text = "it holds a table for each label; did you mean [optimizer]?"
-        builder.find("optimizers", text)
-        return None, tables
+        return builder.find("optimizers", text), {}
+    tables = by_label | ({} if root is None else {"": root})
     transforms = {
         label: builder.build(table, f"optimizers.{RULES_FILE.key(label)}", label)
-        for label, table in (by_label or {}).items()
+        for label, table in by_label.items()
     }
-    labels = _labels(rules)
-    if rules is not None and by_label is not None:
-        for text in _misfits(labels, transforms):
-            builder.find("", text)
-    # With anything wrong, or not given, no transformation is made of these.
-    is_whole = not (builder.findings or builder.lacking)
-    if by_label is not None and rules is not None:
-        builder.partition = lambda: (
-            partition(transforms, rules) if is_whole else NOTHING
-        )
-    tables |= by_label or {}
+    default = () if rules is None or rules.default is MISSING else (rules.default,)
+    labels = [] if rules is None else [*dict.fromkeys((*rules.values, *default))]
+    for text in _misfits(labels, transforms) if by_label and labels else ():
+        builder.find("", text)
+
+    def parts() -> Any:
+        # With anything wrong, or not given, no transformation is made of these.
+        is_whole = not (builder.findings or builder.lacking)
+        return partition(transforms, rules) if is_whole else NOTHING
+
+    if by_label and labels:
+        builder.partition = parts
     if root is None:
-        if rules is None or builder.partition is None or not is_whole:
-            return None, tables
-        return partition(transforms, rules), tables
+        return parts() if builder.partition else NOTHING, tables
     tx = builder.build(root, "optimizer")
-    if tx is NOTHING and not is_whole:
-        return None, tables
-    if by_label is not None and not builder.num_partitions:
+    others = [label for label in labels if label != FROZEN and isinstance(label, str)]
+    if by_label and not builder.num_partitions:
         cure = 'put { type = "partition" } where the tables of [optimizers] are to run'
         builder.find("optimizer", cure)
-    others = [label for label in labels if label != FROZEN and isinstance(label, str)]
-    if by_label is None and len(others) > 1:
+    elif not by_label and len(others) > 1:
         text = f"the labels {listing(others)} are trained alike"
         builder.find("optimizer", f"{text}; write [optimizers] for them, or one label")
     if builder.findings or builder.lacking or tx is NOTHING:
-        return None, tables
+        return NOTHING, tables
     if FROZEN not in labels or rules is None:
         return adapt(tx), tables
-    if by_label is None and others:
+    if not by_label and others:
         return one_group(tx, rules, others[0]), tables
     return freeze(tx, rules.where(FROZEN)), tables
-
-
-def _labels(rules: Rules | None) -> list[Any]:
-    """Return the labels that rules give, each once."""
-    if rules is None:
-        return []
-    default = () if rules.default is MISSING else (rules.default,)
-    labels: list[Any] = []
-    for label in (*rules.values, *default):
-        if label not in labels:
-            labels.append(label)
-    return labels
 
 
 def _misfits(labels: Sequence[Any], transforms: Mapping[str, Any]) -> Iterator[str]:
