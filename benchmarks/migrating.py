@@ -14,6 +14,7 @@ that an earlier result has touched, as far as the C library can be told to.
 from __future__ import annotations
 
 import ctypes
+import functools
 import re
 import statistics
 import tempfile
@@ -29,7 +30,8 @@ import numpy as np
 import treeadapt as ta
 from benchmarks import models
 from benchmarks.harness import Contender, Race, Result, Target, figure
-from treeadapt.checkpoints import boxes
+from treeadapt import arrays as memory
+from treeadapt.migrations.moved_array import moved_arrays
 
 TOPIC = "migrations"
 
@@ -126,6 +128,92 @@ def figures(
                 of="largest group",
                 target=Target(at_most=1.05),
             )
+        yield from _chained(file, arrays)
+    yield from _nested(layers, width)
+
+
+def _chained(file: Path, arrays: dict[str, np.ndarray]) -> Iterator[Result]:
+    """Compare two tables one after the other with one that does both."""
+    one = _migration(0, rotary=False)
+    rows: list[tuple[str, str]] = []
+    for number, (source, target) in enumerate(_table(0, rotary=False).items()):
+        name, _, axes = source.partition(" : ")
+        head, _, new_axes = target.partition(" : ")
+        each = [axis for axis in new_axes.split() if axis != "l"]
+        between = head.replace("layers/", f"{{l}}/{number}/") if "{l}" in name else head
+        rows.append((source, f"{between} : {' '.join(each)}" if axes else target))
+    two = ta.Migration(rows, sizes={"d": _HEAD})
+    stacked = [
+        (row[1], target)
+        for row, target in zip(rows, _table(0, rotary=False).values(), strict=True)
+        if "{l}" in row[1]
+    ]
+    stacked += [(row[1], row[1]) for row in rows if "{l}" not in row[1]]
+    chain = two.then(ta.Migration(stacked))
+    runs = {"one table": one, "two tables": chain}
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(5):
+        for name, migration in runs.items():
+            load = functools.partial(ta.load, file, migration=migration)
+            seconds[name].append(_seconds(load))
+    pairs = zip(seconds["two tables"], seconds["one table"], strict=True)
+    yield figure(
+        TOPIC,
+        "load through two tables",
+        len(arrays),
+        "treeadapt",
+        statistics.median(a / b for a, b in pairs),
+        of="one table that does both",
+        target=Target(at_most=1.15),
+    )
+    plan = chain.plan(arrays)
+    made: dict[str, Any] = dict(plan.source)
+    for table in plan.tables:
+        for group in table.groups:
+            made |= moved_arrays(group, made, {})
+    array = made["layers/gate"]
+    layers, width, hidden = array.shape
+    quarter = (slice(0, layers), slice(0, width), slice(0, hidden // 4))
+    whole = (slice(0, layers), slice(0, width), slice(0, hidden))
+    yield figure(
+        TOPIC,
+        "bytes that one of four devices reads through two tables",
+        len(arrays),
+        "treeadapt",
+        array.cost([quarter])[0] / array.cost([whole])[0],
+        of="all bytes",
+        target=Target(at_most=0.26),
+    )
+
+
+def _nested(layers: int, width: int) -> Iterator[Result]:
+    """Compare parts nested in an axis with the formula of NumPy."""
+    groups, queries = width // (4 * _HEAD), 4
+    shape = (groups * (queries + 2) * _HEAD, width)
+    arrays = {f"{n}/qkv": np.ones(shape, np.float32) for n in range(layers)}
+    parts = ("q : n (g r d) e", "k : n (g d) e", "v : n (g d) e")
+    table = {"{n}/qkv : (g [(r d) d d]) e": parts}
+    migration = ta.Migration(table, sizes={"g": groups, "d": _HEAD})
+
+    def formula() -> dict[str, np.ndarray]:
+        split = [x.reshape(groups, queries + 2, _HEAD, width) for x in arrays.values()]
+        cuts = {"q": slice(queries), "k": slice(queries, -1), "v": slice(-1, None)}
+        return {
+            name: np.stack([x[:, cut].reshape(-1, width) for x in split])
+            for name, cut in cuts.items()
+        }
+
+    formula()
+    pairs = [(_seconds(lambda: migration(arrays)), _seconds(formula)) for _ in range(7)]
+    yield figure(
+        TOPIC,
+        "parts nested in an axis, moved and stacked",
+        layers,
+        "treeadapt",
+        statistics.median(ours / theirs for ours, theirs in pairs),
+        of="NumPy's formula",
+        target=Target(at_most=1.2),
+    )
 
 
 def _experts(count: int) -> dict[str, Any]:
@@ -263,7 +351,7 @@ def _seconds(run: Callable[[], Any]) -> float:
 def _beyond_result(run: Callable[[], Any]) -> int:
     """Return the bytes that were held at most, less those that are still held."""
     # Python counts no pages that an array asked the system for.
-    own_pages, boxes._OWN_PAGES_BYTES = boxes._OWN_PAGES_BYTES, 2**62
+    own_pages, memory._OWN_PAGES_BYTES = memory._OWN_PAGES_BYTES, 2**62
     tracemalloc.start()
     try:
         made = run()
@@ -272,4 +360,4 @@ def _beyond_result(run: Callable[[], Any]) -> int:
         return most - held
     finally:
         tracemalloc.stop()
-        boxes._OWN_PAGES_BYTES = own_pages
+        memory._OWN_PAGES_BYTES = own_pages

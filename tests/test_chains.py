@@ -438,10 +438,10 @@ def test_then_takes_tables_and_chains_and_is_associative():
     [
         ("version = 1\nrows = []\n[[tables]]\nrows = []", "'rows'"),
         ("version = 1\ntables = 3", "not a list"),
-        ("version = 1\ntables = []", "not a list"),
+        ("version = 1\ntables = []", "no tables"),
         ("version = 1\n[[tables]]\nsizes = {}", "no rows"),
         ("version = 1\n[[tables]]\nrows = []\nfile = 'x'", "'file'"),
-        ("version = 1\n" + "[[tables]]\nrows = []\n" * 17, "17 tables"),
+        ("version = 1\n" + "[[tables]]\nrows = []\n" * 17, "17 entries"),
     ],
 )
 def test_malformed_files_of_chains_are_refused(tmp_path, text, problem):

@@ -66,9 +66,11 @@ def read_tables(path: str | os.PathLike[str]) -> list[FileTable]:
         MigrationError: the file cannot be read, is malformed, or too large.
     """
     document = MIGRATION_FILE.read(path)
-    documents = document.get("tables") or [document]
+    documents = document.get("tables", [document])
     if "tables" in document:
         MIGRATION_FILE.check(path, document, _TABLES)
+        if not documents:
+            MIGRATION_FILE.refuse(path, "it has no tables", f"Write {_CHAIN}.")
         for number, each in enumerate(documents, 1):
             MIGRATION_FILE.check(path, each, _TABLE, of=f"table {number}")
     else:

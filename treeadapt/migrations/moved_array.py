@@ -15,7 +15,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,12 +28,11 @@ from treeadapt.migrations.parts import (
     Box,
     Part,
     around,
-    divided,
     lengths,
     parts_of_box,
     whole,
 )
-from treeadapt.migrations.running import Move, run
+from treeadapt.migrations.running import run
 
 GAP_BYTES = 2**12  # systems read whole pages, so a smaller gap is read over
 PIECE_BYTES = 2**10  # what a piece counts as at least, because each read takes time
@@ -90,6 +89,25 @@ class MovedArray:
             and all(move.size.values())
             and all(map(is_divisible, map(self.sources.get, self.group.source_paths)))
         )
+
+    @functools.cached_property
+    def order(self) -> Sequence[int]:
+        """Its axes in the order in which the numbers are in the first source."""
+        assert self.group.move is not None
+        move = self.group.move
+        one, two = next((one, b) for s, one, t, b in move.pieces if t == self.target)
+        layout, axes = move.sources[0], move.targets[self.target].axes
+        source = self.sources[self.group.sources[0][0]]
+        inner = getattr(source, "order", range(len(layout.axes)))
+        names = [*layout.numbers]
+        names += itertools.chain(*(layout.axes[axis].product(one) for axis in inner))
+
+        def place(axis: int) -> int:
+            product = axes[axis].product(two)
+            places = (names.index(name) for name in product if name in names)
+            return min(places, default=len(names))
+
+        return sorted(range(len(axes)), key=place)
 
     def __array__(self, *_: Any, **__: Any) -> Any:
         return self.read([whole(self.shape)], like_source=True)[0]
@@ -148,16 +166,14 @@ class MovedArray:
         steps: dict[tuple[str, ...], list[_Piece]] = {}
         for place, box in enumerate(boxes):
             array = into[place] if into else None
-            parts = [*self._steps(box, len(boxes))]
-            is_alone = array is None and not shared and len(parts) == 1
-            is_alone &= bool(parts) and _is_all(parts[0][0], lengths(box))
+            parts = [*self._parts(box, _STEP_BYTES // len(boxes))]
+            may_share = array is None and not shared and len(parts) == 1
             if array is None:
-                array = self._new(box, [part for part, _ in parts] * like_source)
-            pieces = [
-                _Piece(part, place, self._rows(part, array[(..., *offset)]), offset)
-                for part, offset in parts
-            ]
-            if is_alone and pieces[0].rows is None:
+                order = self.order if like_source else range(len(box))
+                memory = empty([lengths(box)[axis] for axis in order], self.dtype)
+                array = memory.transpose(np.argsort([*order]))
+            pieces = [_Piece(each, place, self._rows(each, array)) for each in parts]
+            if may_share and pieces[0].rows is None and parts[0].is_all(array):
                 array = None  # what the move makes is the box
             elif self.group.row.values.pads(is_source=False):
                 array[...] = 0 if self.like is None else box_of(self.like, box)
@@ -174,21 +190,10 @@ class MovedArray:
                     del self.sources[path]
         return arrays
 
-    def _parts(self, box: Box) -> Iterator[Part]:
+    def _parts(self, box: Box, max_bytes: float = math.inf) -> Iterator[Part]:
         assert self.group.move is not None
-        return parts_of_box(self.group.move, self.target, self.numbers, box)
-
-    def _steps(self, box: Box, num_boxes: int) -> Iterator[tuple[Part, Box]]:
-        """Yield the parts of a box, each with the box in it that it is of."""
-        assert self.group.move is not None
-        most = max(1, _STEP_BYTES // self.dtype.itemsize // num_boxes)
-        for smaller in divided(self.group.move, self.target, box, most):
-            offset = tuple(
-                slice(each.start - around.start, each.stop - around.start)
-                for each, around in zip(smaller, box, strict=True)
-            )
-            for part in self._parts(smaller):
-                yield part, offset
+        most = max(1, max_bytes / self.dtype.itemsize)  # which may be infinite
+        return parts_of_box(self.group.move, self.target, self.numbers, box, most)
 
     def _reads(self, part: Part) -> Iterator[tuple[str, int, Box]]:
         """Yield path, start and box of all that a part is made of."""
@@ -196,12 +201,6 @@ class MovedArray:
         for each in part.sources:
             for leaf, start, box in each.boxes(self.group.move.size):
                 yield self.group.sources[each.number][leaf], start, box
-
-    def _new(self, box: Box, parts: Sequence[Part]) -> Any:
-        """Return memory for a box, with the axes in the order of the sources."""
-        order = _source_order(parts[0].move, box) if parts else range(len(box))
-        memory = empty([lengths(box)[axis] for axis in order], self.dtype)
-        return memory.transpose(np.argsort([*order]))
 
     def _take(self, pieces: Sequence[_Piece], arrays: list[Any]) -> None:
         """Read what some pieces are made of, and put them into arrays of boxes."""
@@ -231,7 +230,7 @@ class MovedArray:
             if arrays[piece.place] is None:
                 arrays[piece.place] = made[0][0]
             else:
-                piece.part.put(made[0], arrays[piece.place][(..., *piece.offset)])
+                piece.part.put(made[0], arrays[piece.place])
 
     def _rows(self, part: Part, array: Any) -> list[Any] | None:
         """Return where leaves go that are in an array as they are; None if one is not.
@@ -254,26 +253,22 @@ class MovedArray:
         named = named.transpose([names.index(name) for name in wanted])
         shape = lengths(part.sources[0].box)
         rows = [named[(*n, ...)] for n in indices(source.numbers, move.size)]
-        if not rows[0].flags.c_contiguous:
-            return None
-        return [row.reshape(shape) for row in rows]
+        # Another table puts numbers where they belong, a file gives them in order.
+        is_ready = isinstance(first, MovedArray) or rows[0].flags.c_contiguous
+        reshaped = [row.reshape(shape) for row in rows] if is_ready else []
+        are_views = bool(reshaped) and np.may_share_memory(rows[0], reshaped[0])
+        return reshaped if are_views else None
 
 
-@dataclasses.dataclass(frozen=True)
-class _Piece:
-    """A part of one of several boxes.
+class _Piece(NamedTuple):
+    """A part of one of several boxes, and which.
 
-    Attributes:
-        part: what it is made of.
-        place: which box.
-        rows: where its leaves are read to; None if they are moved after they were read.
-        offset: the part of that box in which it has a place.
+    With rows its leaves are read to them; without, they are moved after they were read.
     """
 
     part: Part
     place: int
     rows: list[Any] | None
-    offset: Box
 
 
 def moved_arrays(
@@ -449,25 +444,3 @@ def box_of(array: Any, box: Box) -> Any:
 def is_divisible(spec: Any) -> bool:
     """Return whether boxes of a leaf can be read: not of numbers, and of typed keys."""
     return is_array(spec) and not jnp.issubdtype(spec.dtype, _KEYS)
-
-
-def _is_all(part: Part, sizes: Sequence[int]) -> bool:
-    """Return whether a part is all of the box, and no more."""
-    is_cut = lengths(part.cut) != (*sizes,) or lengths(part.place) != part.shape
-    return part.is_exact and not is_cut and len(part.shape) == len(sizes)
-
-
-def _source_order(move: Move, box: Box) -> Sequence[int]:
-    """Return the axes of what a move makes, in the order of its first source."""
-    source, axes = move.sources[0], move.targets[0].axes
-    names = [*source.numbers, *names_of(source.axes, 0)]
-    if len(axes) != len(box):  # one of nested parts is two of the move
-        return range(len(box))
-
-    def place(number: int) -> int:
-        places = (
-            names.index(name) for name in axes[number].product(0) if name in names
-        )
-        return min(places, default=len(names))
-
-    return sorted(range(len(axes)), key=place)

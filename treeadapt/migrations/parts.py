@@ -90,13 +90,21 @@ class Part:
         """Return what this part fills of an array for the box."""
         return array[(..., *self.cut)].reshape(self.shape)[(..., *self.place)]
 
+    def is_all(self, array: Any) -> bool:
+        """Return whether it fills an array, axis by axis, with all that is made."""
+        return self.is_exact and bool(self.view(array).shape == array.shape)
+
     def put(self, leaves: Sequence[Any], array: Any) -> None:
         """Put what the move made of the sources into an array for the box."""
         copy_values(self.view(array), leaves[self.leaf][self.picks])
 
 
 def parts_of_box(
-    move: Move, target: int, numbers: Sequence[int], box: Box
+    move: Move,
+    target: int,
+    numbers: Sequence[int],
+    box: Box,
+    max_elements: float = math.inf,
 ) -> Iterator[Part]:
     """Yield the parts that together are a box of one target's leaf.
 
@@ -105,11 +113,13 @@ def parts_of_box(
         target: place of the target in the row.
         numbers: values of its numbers, which tell its leaves apart.
         box: of the leaf; what is added to it is in no part.
+        max_elements: of a part, if leaves of a source can be taken a few at a time.
     """
     pads = move.values.pads(is_source=False)
     layout = move.targets[target]
     pieces = [piece for piece in move.pieces if piece[2] == target]
-    for cut in _aligned(move, layout, box):
+    smaller = _divided(move, target, box, max_elements)
+    for cut in itertools.chain(*(_aligned(move, layout, each) for each in smaller)):
         for two in dict.fromkeys(piece[3] for piece in pieces):
             spans: list[tuple[Product, int, int]] = []
             shape, place = [], []
@@ -141,7 +151,7 @@ def parts_of_box(
                 yield made.part(offset, tuple(shape), tuple(place))
 
 
-def divided(move: Move, target: int, box: Box, max_elements: int) -> Iterator[Box]:
+def _divided(move: Move, target: int, box: Box, max_elements: float) -> Iterator[Box]:
     """Yield smaller boxes that together are a box, each made of few of the sources.
 
     It is divided only between numbers that tell leaves of a source apart, so that what
@@ -162,11 +172,11 @@ def divided(move: Move, target: int, box: Box, max_elements: int) -> Iterator[Bo
         if size <= max_elements or name not in numbers or length <= step:
             continue
         # From multiples on, so that boxes of other devices are divided at the same.
-        step *= max(1, max_elements * length // size // step)
+        step *= max(1, int(max_elements * length / size) // step)
         for start in range(each.start // step * step, each.stop, step):
             part = slice(max(start, each.start), min(start + step, each.stop))
             smaller = (*box[:place], part, *box[place + 1 :])
-            yield from divided(move, target, smaller, max_elements)
+            yield from _divided(move, target, smaller, max_elements)
         return
     yield box
 
