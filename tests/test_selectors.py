@@ -20,6 +20,7 @@ from flax import nnx
 from hypothesis import given
 from hypothesis import strategies as st
 from inside import inside
+from reference_matcher import selects
 
 import treeadapt as ta
 from benchmarks.published_names import CHECKS, MODELS, digest, names_of, tree_of
@@ -1212,3 +1213,43 @@ def test_what_is_not_a_selector_is_refused_whatever_it_holds(spec):
     with pytest.raises(ta.SelectorError, match="A selector is a pattern") as caught:
         ta.param_mask({"w": array(1)}, spec)
     assert ("Of a tree of bools" in str(caught.value)) is isinstance(spec, dict)
+
+
+LETTERS = st.sampled_from(["a", "b", "ab", "1", "2", "12"])
+
+
+@given(
+    st.lists(
+        st.lists(LETTERS, min_size=1, max_size=3).map("/".join),
+        min_size=1,
+        max_size=8,
+        unique=True,
+    ),
+    st.lists(
+        st.one_of(
+            LETTERS,
+            st.sampled_from(["*", "**", "?", "{1..2}"]),
+            st.lists(LETTERS, min_size=1, max_size=3, unique=True),
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+)
+def test_alternatives_that_match_nothing_are_those_of_a_slow_reference(paths, parts):
+    paths = [p for p in paths if not any(q.startswith(f"{p}/") for q in paths)]
+    texts = [p if isinstance(p, str) else f"{{{','.join(p)}}}" for p in parts]
+
+    def matches(place, text):
+        pattern = "/".join([*texts[:place], text, *texts[place + 1 :]])
+        return any(selects(pattern, path) for path in paths)
+
+    wanted = []
+    if matches(0, texts[0]):
+        for place, part in enumerate(parts):
+            alone = {"1..2": "2"} if part == "{1..2}" else {}
+            alone |= {x: x for x in part} if isinstance(part, list) else {}
+            wanted += [x for x, y in alone.items() if not matches(place, y)]
+    tree = dict.fromkeys(paths, array(1))
+    rules = ta.Rules([("/".join(texts), 1), ("**", 2)])
+    found = [one.text for one in rules.match(tree).alternatives]
+    assert sorted(found) == sorted(wanted)

@@ -15,7 +15,7 @@ import functools
 import itertools
 import operator
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
@@ -236,9 +236,7 @@ def _advice(entry: Any, names: Names) -> str:
         hints.append(names.class_advice())
     if not any(hints):
         like = "" if names.lists_paths else listing(names.like(pattern), limit=5)
-        hints.append(
-            names.ends(pattern) or (f"paths here look like {like}" if like else "")
-        )
+        hints.append(f"paths here look like {like}" if like else "")
     return " ".join(hints)
 
 
@@ -331,19 +329,6 @@ def _rewritten(text: str, names: Names) -> Iterator[str]:
             yield from (form, f"{form}.*")
 
 
-def _synonyms(text: str, names: Names) -> Iterator[str]:
-    """Yield the pattern with other libraries' words for those that the tree lacks."""
-    segments = text.split("/")
-    for place in _misspelt(segments, names.words):
-        meaning = _meanings().get(_plain(segments[place]))
-        for word in names.words if meaning else ():
-            if _meanings().get(_plain(word)) == meaning:
-                new = "/".join(
-                    [*segments[:place], escape(word), *segments[place + 1 :]]
-                )
-                yield from _anywhere(new)
-
-
 @functools.cache
 def _meanings() -> Mapping[str, str]:
     """The words of parameter names that mean the same, which drafts know as well."""
@@ -376,28 +361,50 @@ def _without_root(text: str) -> Iterator[str]:
         yield from (dotted, f"{dotted}.*")
 
 
-def _respelled(text: str, tree: Names) -> Iterator[str]:
+def _respelled(text: str, names: Names) -> Iterator[str]:
     """Yield the pattern with each wrong segment spelled as the tree spells it."""
-    words = tree.words
     spelled: dict[str, str] = {}  # small letters -> pattern, numbers as they are or "*"
-    for word in words:
+    for word in names.words:
         spelled.setdefault(word.lower(), escape(word))
         spelled.setdefault(
             _NUMBER.sub("*", word.lower()), _NUMBER.sub("*", escape(word))
         )
+    classes = {f"<{name.lower()}>": f"<{name}>" for name in names.class_names}
     speller = Speller()
-    names = {f"<{name.lower()}>": f"<{name}>" for name in tree.class_names}
+
+    def near(segment: str) -> list[str]:
+        spellings = classes if segment.startswith("<") else spelled
+        return [spellings[key] for key in speller.nearest(segment.lower(), spellings)]
+
     for form in dict.fromkeys((text, text.replace(".", "/"))):
-        best = segments = form.split("/")
-        for place in _misspelt(segments, words):
-            segment = segments[place]
-            spellings = names if segment.startswith("<") else spelled
-            near = speller.nearest(segment.lower(), spellings)
-            for key in near:
-                new = [*segments[:place], spellings[key], *segments[place + 1 :]]
-                yield from _anywhere("/".join(new))
-            if near:
-                best = [*best[:place], spellings[near[0]], *best[place + 1 :]]
+        yield from _replaced(form, names, near)
+
+
+def _synonyms(text: str, names: Names) -> Iterator[str]:
+    """Yield the pattern with the tree's words for those of other libraries."""
+    meanings = _meanings()
+
+    def alike(segment: str) -> list[str]:
+        meaning = meanings.get(_plain(segment), "")
+        words = names.words if meaning else ()
+        return [escape(one) for one in words if meanings.get(_plain(one)) == meaning]
+
+    yield from _replaced(text, names, alike)
+
+
+def _replaced(
+    text: str, names: Names, instead: Callable[[str], list[str]]
+) -> Iterator[str]:
+    """Yield the pattern with others for segments that no path has, one and all."""
+    best = segments = text.split("/")
+    for place in _misspelt(segments, names.words):
+        others = instead(segments[place])
+        for other in others:
+            new = [*segments[:place], other, *segments[place + 1 :]]
+            yield from _anywhere("/".join(new))
+        if others:
+            best = [*best[:place], others[0], *best[place + 1 :]]
+    if best != segments:
         yield from _anywhere("/".join(best))
 
 
@@ -435,15 +442,11 @@ def _has(glob: Pattern, kind: type) -> bool:
 def _as_regex(text: str, names: Names) -> str:
     """Write what looks like a pasted regular expression as a pattern; else ``""``.
 
-    A character of the tree's own names, such as ``$``, is no sign of one. It matches
-    some array, and what could take long is not tried. Where it is a node of some path
-    from the start, or from somewhere, it is that and no longer name: ``h/1`` is not
-    ``h/10``.
+    It matches some array, and what could take long is not tried. What it matches is a
+    whole name if it can be: ``h/1`` is not ``h/10``.
     """
     core = text.removeprefix(REGEX_PREFIX)
-    if len(text) > _MAX_TEXT:
-        return ""
-    if core == text and not _REGEX_SIGNS.search(text.translate(names.not_signs)):
+    if len(text) > _MAX_TEXT or (core == text and not _REGEX_SIGNS.search(text)):
         return ""
     core = core.removeprefix("^").removesuffix("$")
     core = core.removeprefix(".*").removesuffix(".*").strip("/")
@@ -523,11 +526,6 @@ class Names:
         return Speller().nearest(text, sample, cutoff=0.3) or some
 
     @functools.cached_property
-    def not_signs(self) -> dict[int, None]:
-        """A table for ``str.translate`` that removes what names here have in them."""
-        return dict.fromkeys(map(ord, {*"".join(self.words)} - {*".*\\"}))
-
-    @functools.cached_property
     def is_dotted(self) -> bool:
         """Whether names have dots in them, as PyTorch writes them."""
         return any("." in path for path in self.plan.paths[:5_000])
@@ -543,22 +541,17 @@ class Names:
             search = re.compile(regex).search
         except (re.error, OverflowError):
             return []
-        choices, steps, ends = _CHOICE.findall(regex), 0, set[tuple[bool, bool]]()
+        choices, steps, ends = _CHOICE.findall(regex), 0, [False] * 3
         power = 1 + sum(choice not in "|?" for choice in choices)
         for path in self.arrays:
             steps += len(path) ** power * 2 ** len(choices)
             if steps > _MAX_STEPS:
                 break
             if match := search(path):
-                before, after = path[: match.start()], path[match.end() :]
-                ends.add((not before, after[:1] in ("", "/")))
-        forms = {
-            (True, True): f"{regex}(/.*)?",
-            (False, True): f".*{regex}(/.*)?",
-            (False, False): f".*{regex}.*",
-            (True, False): f".*{regex}.*",
-        }
-        return [form for key, form in forms.items() if key in ends]
+                is_node = path[match.end() :][:1] in ("", "/")
+                ends[(match.start() > 0) if is_node else 2] = True
+        forms = (f"{regex}(/.*)?", f".*{regex}(/.*)?", f".*{regex}.*")
+        return [*itertools.compress(forms, ends)]
 
     def wrong_number(self, pattern: str) -> str:
         """Say which numbers there are in the place of one that nothing has."""
@@ -592,14 +585,6 @@ class Names:
         text = listing(numbers, write=str) if few else f"{numbers[0]} to {numbers[-1]}"
         verb = "number {} is" if len(numbers) == 1 else "numbers {} are"
         return f"the {verb.format(where)} {text}"
-
-    def ends(self, text: str) -> str:
-        """Say how paths end, for a pattern that starts at any depth."""
-        if not text.startswith("**/"):
-            return ""
-        counts = collections.Counter(path.rpartition("/")[2] for path in self.arrays)
-        ends = [name for name, _ in counts.most_common()]
-        return f"paths here end in {listing(ends, limit=5)}"
 
     def matched(self, texts: Iterable[str]) -> dict[str, list[int]]:
         """Return those of ``texts`` that match arrays, with the leaves that they do."""
