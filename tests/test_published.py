@@ -181,6 +181,8 @@ def test_a_path_object_is_a_file(tmp_path):
         (CONFIG | {"head_dim": 2.0}, "has 'head_dim': 2.0"),
         (CONFIG | {"head_dim": 2**80}, "has 'head_dim': "),
         (CONFIG | {"head_dim": [6]}, "has 'head_dim': [6]"),
+        (7, "Expected as config= a folder"),
+        ("folder\0", "cannot be read"),
     ],
 )
 def test_a_configuration_is_taken_at_its_word_or_refused(config, told):
@@ -224,6 +226,18 @@ def test_a_size_that_no_key_gives_stays_open_or_follows_from_others(folder):
     configured(folder, num_attention_heads=None, num_key_value_heads=None)
     with pytest.raises(ta.MigrationError, match="stays open"):
         ta.load(folder, migration="tunix")
+
+
+def test_a_size_may_be_a_quotient_of_two():
+    """As the size of a head, which older files of Llama do not state."""
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    config = {"model_type": "llama", "hidden_size": 24, **sizes}
+    origin = ta.load_migration("maxtext", config=config).origin
+    assert "d = 6 (hidden_size / num_attention_heads)" in origin
+    origin = ta.load_migration("maxtext", config=config | {"head_dim": 8}).origin
+    assert "d = 8 (head_dim)" in origin
+    text = error_of("maxtext", config=config | {"hidden_size": 22})
+    assert "has 'hidden_size / num_attention_heads': 22 / 4" in text
 
 
 def test_a_name_outright_needs_no_configuration_and_overrules_one(folder):

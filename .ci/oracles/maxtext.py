@@ -120,7 +120,8 @@ def convert(layout: str, model_type: str, folder: Path) -> dict[str, Any]:
         indices, shape = to_maxtext._get_maxtext_indices_and_shapes(key, shapes)
         # By such a name 0.2.5 stacks gates and shared experts along another axis than
         # its own models and its writer have, and then refuses the shape.
-        named = "" if is_scanned and "MoeBlock" in str(key) else key
+        is_param = str(key).startswith("params-")
+        named = "" if is_scanned and is_param and "MoeBlock" in str(key) else key
         load = to_maxtext._get_hf_loading_function(
             mapping[key], by_name.__getitem__, hooks.get(key), shape, config, named
         )
@@ -135,6 +136,8 @@ def convert(layout: str, model_type: str, folder: Path) -> dict[str, Any]:
     for key in keys:
         parts = [jax.numpy.asarray(by_key[k]) for k in key if isinstance(key, tuple)]
         part = parts if isinstance(key, tuple) else jax.numpy.asarray(by_key[key])
+        if is_scanned and str(key).startswith("MoEBiasVar"):
+            part = part.T  # the writer of 0.2.5 takes their layers from another axis
         pairs = process_maxtext_param(key, part, mapping, hooks, forms, config)
         back |= {name: np.asarray(array) for name, array in pairs}
     olds = {new: old for old, new in names.items()}

@@ -10,6 +10,7 @@ is near it, never the nearest one. What a row means is up to ``migrations``.
 from __future__ import annotations
 
 import functools
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -100,15 +101,19 @@ def find(name: str, config: Config | None = None) -> PublishedTable:
     layout, _, model_type = name.partition("/")
     tables = tables_of(name)
     if not model_type:
-        example = listing([f"{layout}/{next(iter(tables))}"])
-        cure = f"Name the table, as {example}"
+        cure = f"Name the table, as {listing([f'{layout}/{next(iter(tables))}'])}"
         if config is None:
             raise MigrationError(
                 f"The layout {layout!r} has {len({*tables.values()})} tables, and "
                 f"which is meant depends on the model type. {cure}, or pass config=, "
                 f"a folder with {CONFIG}."
             )
-        model_type = _model_type(config, cure)
+        where, fields = _read(config, f" {cure}.")
+        stated = fields.get("model_type")
+        if not isinstance(stated, str) or not stated:
+            seen = f"{stated!r:.80} as" if "model_type" in fields else "no"
+            raise MigrationError(f"{where} has {seen} 'model_type'. {cure}.")
+        model_type = stated
     if table := tables.get(model_type):
         return table
     near = Speller().nearest(model_type, [*tables])
@@ -130,59 +135,55 @@ def stated_sizes(
 
     Args:
         keys_by_name: of ``[config]`` in a table: for the name of a size a key, with
-            dots between those of nested ones, or several, of which the first counts
-            that is there and not null.
+            dots between those of nested ones, or ``"key / key"``, or several of these,
+            of which the first counts that is there and not null.
         config: the configuration.
 
     Raises:
         MigrationError: it cannot be read, or a value is not a size.
     """
     sizes: dict[str, tuple[int, str]] = {}
-    fields = _read(config) if keys_by_name else {}
+    where, fields = _read(config) if keys_by_name else ("", {})
     for name, keys in keys_by_name.items():
         for key in [keys] if isinstance(keys, str) else keys:
-            value: Any = fields
-            for part in key.split("."):
-                value = value.get(part) if isinstance(value, Mapping) else None
-            if value is None:
+            values = [_value(fields, part) for part in key.split(" / ")]
+            if None in values:
                 continue
-            if type(value) is not int or not 0 < value < MAX_INTEGER:
+            whole, *others = values
+            are_sizes = all(type(n) is int and 0 < n < MAX_INTEGER for n in values)
+            if not are_sizes or whole % math.prod(others):
+                seen = " / ".join(f"{value!r:.80}" for value in values)
                 raise MigrationError(
-                    f"{_where(config)} has {key!r}: {value!r:.80}, which is the size "
-                    f"{name!r} of the table. It is an integer above 0."
+                    f"{where} has {key!r}: {seen}, which is the size {name!r} "
+                    "of the table. It is an integer above 0."
                 )
-            sizes[name] = value, key
+            sizes[name] = whole // math.prod(others), key
             break
     return sizes
 
 
-def _where(config: Config) -> str:
-    if isinstance(config, Mapping):
-        return "The configuration"
-    return f"The configuration {listing([str(_file(config))])}"
-
-
-def _file(config: str | os.PathLike[str]) -> Path:
-    path: Any = config if hasattr(config, "suffix") else Path(config)
-    return path if path.suffix == ".json" else path / CONFIG
-
-
-def _read(config: Config) -> Mapping[str, Any]:
-    if isinstance(config, Mapping):
-        return config
-    fields = _CONFIG.parsed(_file(config))
-    if not isinstance(fields, Mapping):
-        raise MigrationError(f"{_where(config)} is not a table.")
+def _value(fields: Any, key: str) -> Any:
+    for part in key.split("."):
+        fields = fields.get(part) if isinstance(fields, Mapping) else None
     return fields
 
 
-def _model_type(config: Config, cure: str) -> str:
+def _read(config: Config, cure: str = "") -> tuple[str, Mapping[str, Any]]:
+    """Return what messages call a configuration, and what it holds."""
+    if isinstance(config, Mapping):
+        return "The configuration", config
+    if not isinstance(config, str | os.PathLike):
+        raise MigrationError(
+            f"Expected as config= a folder, a {CONFIG}, or what it holds; got "
+            f"{type(config).__name__}. A configuration of transformers has .to_dict()."
+        )
+    path = Path(config)
+    file = path if path.suffix == ".json" else path / CONFIG
+    where = f"The configuration {listing([str(file)])}"
     try:
-        fields = _read(config)
+        fields = _CONFIG.parsed(file)
     except MigrationError as error:
-        raise MigrationError(f"{error} {cure}.") from None
-    model_type = fields.get("model_type")
-    if not isinstance(model_type, str) or not model_type:
-        seen = f"{model_type!r:.80} as" if "model_type" in fields else "no"
-        raise MigrationError(f"{_where(config)} has {seen} 'model_type'. {cure}.")
-    return model_type
+        raise MigrationError(f"{error}{cure}") from None
+    if not isinstance(fields, Mapping):
+        raise MigrationError(f"{where} is not a table.{cure}")
+    return where, fields
