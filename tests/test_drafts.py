@@ -192,17 +192,27 @@ def test_parts_may_be_within_each_head_of_one_axis():
     moves_alike(draft.migration, source, flat)
 
 
-def test_heads_with_several_queries_of_their_own_are_marked():
+def grouped(heads: int, queries: int, size: int, width: int) -> tuple[Leaves, Leaves]:
+    """Groups of heads, each with its queries, its key and its value."""
     source, target = {}, {}
-    for n, layer in enumerate(np.random.default_rng(0).normal(size=(2, 3, 6, 5, 11))):
-        source[f"h.{n}.wqkv.weight"] = layer.reshape(90, 11)
-        target[f"h.{n}.q.kernel"] = layer[:, :4].reshape(12, 5, 11)
-        target[f"h.{n}.k.kernel"] = layer[:, 4]
-        target[f"h.{n}.v.kernel"] = layer[:, 5]
-    for pair in ((source, target), (target, source)):
-        draft = ta.draft_migration(*pair)
-        assert {*draft.pairs} <= {*draft.doubtful}
-        assert "an order that no row gives" in str(draft)
+    shape = (2, heads, queries + 2, size, width)
+    for n, layer in enumerate(np.random.default_rng(0).normal(size=shape)):
+        source[f"h.{n}.wqkv.weight"] = layer.reshape(-1, width)
+        target[f"h.{n}.q.kernel"] = layer[:, :queries].reshape(-1, size, width)
+        target[f"h.{n}.k.kernel"] = layer[:, queries]
+        target[f"h.{n}.v.kernel"] = layer[:, queries + 1]
+    return source, target
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+def test_heads_with_several_queries_of_their_own_are_nested_parts(is_back):
+    way = -1 if is_back else 1
+    draft = ta.draft_migration(*grouped(3, 4, 5, 11)[::way])
+    assert not (draft.doubtful)
+    assert not (draft.missing)
+    assert not (draft.unexpected)
+    assert "(h [(f d) d d]) e" in draft.to_toml()
+    moves_alike(draft.migration, *grouped(3, 2, 7, 13)[::way])
 
 
 @pytest.mark.parametrize("first", [True, False])

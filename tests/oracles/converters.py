@@ -1068,6 +1068,6 @@ CONVERTERS = {
         "transformers 4.56",
         falcon_heads,
         {"layers": 3, "e": 22, "g": 3, "r": 4, "d": 7},
-        {"layers": 2, "e": 26, "g": 5, "r": 4, "d": 11},
+        {"layers": 2, "e": 26, "g": 3, "r": 5, "d": 11},
     ),
 }

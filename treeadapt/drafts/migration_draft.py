@@ -17,8 +17,9 @@ from treeadapt.migrations.migration import Migration
 from treeadapt.names import first_rows, fold, listing, plural
 
 _SHARED = (
-    "# These have numbers in common, in an order that no drafted row gives. If there",
-    "# are more on the target's side, see `pad`; if there are copies on the source's,",
+    "# These have numbers in common, in an order that no single row gives: layers in",
+    "# blocks that are not whole, or a scan within a scan, take two tables, one after",
+    "# the other: `a.then(b)`. If there are copies on the source's side,",
     "# draft the other way around, and take the inverse, which undoes a `repeat`:",
 )
 _MOST_NOTES = 6  # above a row

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-from treeadapt.drafts.digits import COPIES, IndexMap, refined
+from treeadapt.drafts.digits import COPIES, Digit, IndexMap, refined
 from treeadapt.drafts.rows import AtomAxes, DraftAddress, DraftRow, Hole, windowed
 
 #: Tokens of a path, with None for numbers.
@@ -381,20 +381,30 @@ class _Layout:
             for axis in range(slots, len(sizes))
             if span[axis] != sizes[axis]
         }
-        if len(partial) != 1 or any(0 in span for span in spans):
+        if len(partial) != 1:
             return None
         axis = partial.pop()
+        if any(0 in (*span[:axis], *span[axis + 1 :]) for span in spans):
+            return None
+        outer = self._outer(axis, sizes[axis])
+        block = min((digit.step for digit in outer), default=sizes[axis])
+        every = [self._inner(each, axis, block) for each in self._maps]
         order = sorted(
             range(len(self._maps)), key=lambda number: self._maps[number].start[axis]
         )
         end = 0
         for number in order:
-            start, span = self._maps[number].start, spans[number]
+            start, inner = self._maps[number].start, every[number]
             others = [*start[slots:axis], *start[axis + 1 :]]
+            reach = 1
+            for digit in inner:
+                if digit.step != reach:
+                    return None
+                reach *= digit.size
             if start[axis] != end or any(others):
                 return None
-            end += span[axis]
-        if end != sizes[axis]:
+            end += reach
+        if end != block:
             return None
         for number, values in enumerate(self._whole.values):
             for each in self._maps:
@@ -411,10 +421,7 @@ class _Layout:
             part_atoms: dict[tuple[int, ...], int] = dict(atoms)
             part, each = self._parts[number], self._maps[number]
             # Factors of equal size, counted from the innermost, have one name.
-            digits = sorted(
-                (d for many in each.digits for d in many if d.axis == axis),
-                key=lambda digit: digit.step,
-            )
+            digits = every[number]
             product = []
             for place, digit in enumerate(digits):
                 key = place, digit.size, len(digits) if place else 0
@@ -427,10 +434,41 @@ class _Layout:
             if address is None:
                 return None
             atoms |= {key: atom for key, atom in part_atoms.items() if key[0] != axis}
+            for digit in outer:
+                atoms[axis, digit.step] = part_atoms[axis, digit.step]
             places.append(address)
-            products.append(tuple(reversed(product)))
+            outside = [atoms[axis, digit.step] for digit in reversed(outer)]
+            products.append((*outside, *reversed(product)))
         whole = self._whole_place(atoms, cuts, (axis, (tuple(products),)))
-        return None if whole is None else self._made(places, whole)
+        row = None if whole is None else self._made(places, whole)
+        return row and dataclasses.replace(row, before=len(outer))
+
+    def _outer(self, axis: int, size: int) -> list[Digit]:
+        """Return the digits of all parts along an axis of which each value has all.
+
+        As groups of heads, each with its queries, then its key, then its value.
+        """
+        every = [
+            sorted(
+                (d for many in each.digits for d in many if d.axis == axis),
+                key=lambda digit: digit.step,
+            )
+            for each in self._maps
+        ]
+        outer: list[Digit] = []
+        for digits in zip(*(reversed(each) for each in every), strict=False):
+            digit = digits[0]
+            below = size if not outer else outer[0].step
+            if len({*digits}) > 1 or digit.step * digit.size != below:
+                break
+            outer.insert(0, digit)
+        return outer if outer and min(map(len, every)) > len(outer) else []
+
+    def _inner(self, each: IndexMap, axis: int, block: int) -> list[Digit]:
+        """Return the digits of a part within a block, the innermost first."""
+        digits = (d for many in each.digits for d in many if d.axis == axis)
+        within = (digit for digit in digits if digit.step < block)
+        return sorted(within, key=lambda digit: digit.step)
 
     def _made(
         self, parts: list[DraftAddress], whole: DraftAddress, *notes: str

@@ -68,6 +68,7 @@ class DraftRow:
         offset: what is added to the product.
         pads: axes of the target that are longer by zeros, and by how many at each end.
         cuts: axes of the source of which some of each end are left out.
+        before: how many atoms of each part of a bracket are outside of it.
         gaps: numbers in paths that do not have all values from 0 on, so that their
             count does not give the size.
         bare: atoms of texts that need no list, because nothing else matches.
@@ -89,6 +90,7 @@ class DraftRow:
     offset: float = 0.0
     pads: tuple[tuple[int, int, int], ...] = ()
     cuts: tuple[tuple[int, int, int], ...] = ()
+    before: int = 0
     gaps: frozenset[int] = frozenset()
     bare: frozenset[int] = frozenset()
     fixed: frozenset[int] = frozenset()

@@ -175,6 +175,10 @@ def _names(row: DraftRow, fixed: dict[int, str], reserved: set[str]) -> dict[int
     many = next(
         (axis for place in row.places for axis in place.axes if len(axis) > 1), ()
     )
+    if row.before:
+        for part in many:
+            give(part[0], "h", "g")
+            give(part[-1], "d")
     for part in many:
         for atom, wish in zip(
             part, "hd" if len(part) == 2 else "f" * len(part), strict=False
@@ -302,7 +306,7 @@ def _address(
     path = path.replace(" : ", r" \: ")
     if not with_axes:
         return path
-    return f"{path} : {' '.join(_axis(axis, names) for axis in place.axes)}"
+    return f"{path} : {' '.join(_axis(axis, names, row.before) for axis in place.axes)}"
 
 
 def _token(
@@ -330,7 +334,12 @@ def _lists(row: DraftRow, atom: int) -> Iterator[tuple[str, ...]]:
                 yield token.texts
 
 
-def _axis(axis: Sequence[tuple[int, ...]], names: dict[int, str]) -> str:
+def _axis(
+    axis: Sequence[tuple[int, ...]], names: dict[int, str], before: int = 0
+) -> str:
+    if len(axis) > 1 and before:
+        outer = " ".join(names[atom] for atom in axis[0][:before])
+        return f"({outer} {_axis([part[before:] for part in axis], names)})"
     parts = []
     for part in axis:
         text = " ".join(names[atom] for atom in part)
