@@ -57,7 +57,7 @@ def _namedtuple_again(aux: Any, children: Sequence[Any]) -> Any:
 
 
 def _has_own_constructor(cls: type) -> bool:
-    # JAX calls cls(*children); a subclass may have redefined what that does.
+    # JAX 0.10 calls cls(*children); a subclass may have redefined what that does.
     own_init: Any = cls.__init__  # type: ignore[misc]
     return not fields.is_generated(cls.__new__) or own_init is not object.__init__
 
@@ -92,7 +92,8 @@ def _is_spec(cls: type) -> bool:
     return "shape" in names and "dtype" in names
 
 
-# Their classes describe arrays and functions; those that hold arrays JAX knows.
+# Their classes describe arrays and functions; those that hold arrays JAX knows. A spec
+# has been no tuple, and so no node, since JAX 0.10.
 _LEAF_PACKAGES = frozenset({"equinox", "flax", "jax", "jaxlib", "optax", "orbax"})
 
 LEAVES = (

@@ -31,6 +31,7 @@ ADAPTERS = (
         applies=_FlatMapping,
         flatten=_flat_mapping,
         unflatten=_flat_mapping_again,
-        by_hand=lambda cls: True,  # JAX knows it as one level, this as many
+        # JAX knows it as one level, this as many (Haiku 0.0.17).
+        by_hand=lambda cls: True,
     ),
 )

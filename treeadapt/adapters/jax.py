@@ -80,8 +80,8 @@ def keyed(node: Any) -> Flat:
 
 
 def _aligned(keyed_children: list[Any], children: list[Any]) -> list[int]:
-    # The two flatten functions of a class may disagree on the order (nothing checks
-    # it); leaves come from the plain one, so names are matched by identity.
+    # The two flatten functions of a class may disagree on the order (JAX 0.10 does not
+    # check it); leaves come from the plain one, so names are matched by identity.
     places: dict[int, collections.deque[int]] = {}
     for place, child in enumerate(keyed_children):
         places.setdefault(id(child), collections.deque()).append(place)
@@ -145,6 +145,8 @@ def runs_code_when_built(cls: type) -> bool:
     if not dataclasses.is_dataclass(cls):
         return False
     init_names = {field.name for field in dataclasses.fields(cls) if field.init}
+    # JAX 0.10 rebuilds a registered dataclass with its constructor: a ``__post_init__``
+    # runs again, and a field with ``init=False`` is reset.
     return (
         hasattr(cls, "__post_init__")
         or cls.__new__ is not object.__new__

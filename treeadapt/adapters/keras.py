@@ -20,7 +20,7 @@ from treeadapt.errors import AdapterError
 
 
 def _variable(node: Any) -> Flat:
-    # The second is that of a Variable which is one of nnx, too.
+    # The second is that of a Variable which is one of nnx, too (Keras 3).
     flat = fields.picked(node, ("_value", "_raw_value"))
     return flat._replace(keys=(BOX,) * len(flat.keys))
 

@@ -19,7 +19,7 @@ from treeadapt.adapters.adapter import Adapter, AxisNames
 
 def _axis_names(variable: nnx.Variable[Any]) -> AxisNames | None:
     metadata = variable.get_metadata()
-    # Flax has renamed it twice.
+    # Flax has renamed it twice; 0.12 says ``out_sharding``.
     keys = ("out_sharding", "sharding_names", "sharding")
     names = next((metadata[name] for name in keys if metadata.get(name)), None)
     if not isinstance(names, tuple | list | PartitionSpec):
@@ -41,7 +41,8 @@ ADAPTERS = (
     Adapter(
         name="nnx Module",
         applies=nnx.Pytree,
-        # nnx keeps bookkeeping of its own among the children; it holds no leaf.
+        # nnx keeps bookkeeping of its own among the children (Flax 0.12); it holds no
+        # leaf.
         flatten=functools.partial(jax.named, box="_pytree__state"),
         shared=True,
     ),

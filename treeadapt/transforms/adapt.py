@@ -178,7 +178,8 @@ def with_extra_args(
     if as_tree:
         return OnTree(*with_extra_args(tx, order))
     if isinstance(tx, optax.MultiSteps):
-        # Its own gradient_transformation() would drop the extra arguments.
+        # Optax 0.2.8: its gradient_transformation() takes no extra arguments, so chain
+        # and partition drop them before they reach what is inside.
         return optax.GradientTransformationExtraArgs(tx.init, tx.update)
     if not is_transformation(tx):
         raise TransformError(
@@ -308,8 +309,8 @@ def _warn_of_collections(view: TreeView, moving: Iterable[str], tx: Any) -> None
 def _donatable(state: Any, params: Iterable[Any]) -> Any:
     """Copy each array of a state that is in it twice, or among the params.
 
-    Such as the memories of L-BFGS, or the params that ``schedule_free`` starts from:
-    one array cannot be donated in two places.
+    Such as the memories of L-BFGS, or the params that ``schedule_free`` starts from
+    (Optax 0.2.8): one array cannot be donated in two places.
     """
     ids, copies = set(map(id, params)), {}
     leaves, structure = _jax.flatten(state)
@@ -412,7 +413,7 @@ def keep_dtypes(old: Any, new: Any) -> Any:
     """
     befores, old_structure = _jax.flatten(old)
     afters, structure = _jax.flatten(new)
-    if structure != old_structure:  # optax.monitor fills its state later
+    if structure != old_structure:  # optax.monitor (0.2.8) fills its state later
         by_path = dict(jtu.tree_leaves_with_path(old))
         befores = [by_path.get(path) for path, _ in jtu.tree_leaves_with_path(new)]
     return structure.unflatten(map(_in_dtype_of, befores, afters))
@@ -421,6 +422,8 @@ def keep_dtypes(old: Any, new: Any) -> Any:
 def _in_dtype_of(before: Any, after: Any) -> Any:
     if not is_array(before) or not is_array(after) or before.dtype == after.dtype:
         return after
+    # Optax 0.2.8: lookahead(reset_state=True) and contrib.sam give int32 for a boolean,
+    # as MultiSteps did before 0.2.0 (optax#828).
     counts = all(_is_count(leaf.dtype) for leaf in (before, after))
     return jnp.asarray(after).astype(before.dtype) if counts else after
 

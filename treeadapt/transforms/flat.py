@@ -32,7 +32,8 @@ from treeadapt.trees.views import TreeView, same_structure, view_nested, view_tr
 FlatDict = dict[str, Any]
 Back = Callable[[FlatDict], Any]
 
-#: Extra arguments that are functions of the params.
+#: Extra arguments that are functions of the params. Optax 0.2.8 calls them with params
+#: of the structure that the transformation has, which is not the caller's (optax#1304).
 CALLBACKS = ("value_fn", "grad_fn", "obj_fn")
 #: The one of them that returns gradients.
 GRADIENT = "grad_fn"
@@ -230,6 +231,7 @@ def no_change(like: Any) -> jax.Array:
     Args:
         like: array, whose shape, dtype and sharding it has.
     """
+    # ``optax.apply_updates`` (0.2.8) adds whatever it gets, zeros too.
     value: complex = 0
     if jnp.issubdtype(like.dtype, jnp.complexfloating):
         value = complex(-0.0, -0.0)
@@ -289,11 +291,12 @@ def _params_shaped(
     name: str, value: Any, keys: Sequence[str], shapes: Sequence[TreeView]
 ) -> TreeView | None:
     """View an extra argument, if it has the shape of the params."""
-    # Every scalar has the structure of params that are one bare array.
+    # Every scalar has the structure of params that are one bare array. ``grad`` must
+    # have that of the updates: line searches multiply the two (Optax 0.2.8).
     if not keys or (list(keys) == [""] and name != "grad"):
         return None
     trees = [view.flat() for view in shapes]
-    # JAX counts a variable with two paths twice.
+    # JAX 0.10 counts a variable with two paths twice.
     sizes = {len(keys), *(len(flatten(view.tree)[0]) for view in shapes)}
     try:
         if len(flatten(value)[0]) not in sizes:

@@ -109,7 +109,7 @@ def inject_hyperparams(
             more = {n: hyperparams.get(n, x) for n, x in keywords.items()}
             return inner_factory(*new.args, **more)
 
-        # Optax injects the parameters that it finds in the signature, and no others.
+        # Optax 0.2.8 injects what it finds in the signature, and nothing else.
         inner.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
             [inspect.Parameter(name, _KEYWORD) for name in injected]
         )
@@ -139,8 +139,8 @@ def inject_hyperparams(
 def _real_dtype(params: Any) -> Any | None:
     """Return the real dtype of the widest params if that is complex, else None.
 
-    Optax takes the widest dtype of the params. A complex learning rate is none, and
-    makes moments of real params complex at the first step.
+    Optax 0.2.8 takes the widest dtype of the params. A complex learning rate is none,
+    and makes moments of real params complex at the first step.
     """
     widest = optax.tree_utils.tree_dtype(params, "highest")
     is_complex = jnp.issubdtype(widest, jnp.complexfloating)
@@ -188,6 +188,8 @@ class _Schedule:
 
 def _is_injected(parameter: inspect.Parameter, value: Any) -> bool:
     """Return whether an argument is a hyperparameter: a number or a schedule."""
+    # Optax 0.2.8 takes every callable for a schedule, masks too (optax#1373, optax#57),
+    # and traces every integer, sizes too (optax#412).
     if callable(value):
         return isinstance(value, _Schedule) or _is_schedule(parameter, value)
     if isinstance(value, bool) or getattr(value, "dtype", None) == jnp.bool_:
@@ -259,7 +261,8 @@ def _shown(name: str, value: Any) -> Any:
     if isinstance(value, _Schedule):
         return _shown(name, value.fn)
     if isinstance(value, np.number):
-        return np.asarray(value)  # Optax injects no NumPy scalars but ``float64``
+        # Optax 0.2.8 injects no NumPy scalars but ``float64``, which is a float.
+        return np.asarray(value)
     if not callable(value) or isinstance(value, optax.schedules.StatefulSchedule):
         return value
     return functools.partial(_checked, name, value)

@@ -113,7 +113,9 @@ def is_function(thing: Any) -> bool:
     if isinstance(thing, jax.tree_util.Partial):
         return True
     # No mask and no label is an array of numbers: a module that holds one, or nothing,
-    # is called for what it returns.
+    # is called for what it returns. Optax 0.2.8 calls every tree of labels that has a
+    # ``__call__`` (equinox#193, optax#1007), and no mask whose leaves are not all
+    # callable, a function with a setting in it too (since 0.2.4, optax#913).
     leaves = jax.tree.leaves(thing)
     return all(callable(leaf) or _is_number_array(leaf) for leaf in leaves)
 

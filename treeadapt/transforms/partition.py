@@ -364,6 +364,8 @@ def update_groups(
         TransformError: a transformation does not return updates, or updates do not have
             the shapes of params that are divided into layers.
     """
+    # In ``optax.partition`` (0.2.8) each group has a node for each leaf of the others,
+    # and cannot hold a line search, which meets these (optax#1649).
     shaped = shaped_extra(extra, updates, params)
 
     def run(label: Any, tx: Any, group: Group) -> tuple[Any, Any]:
@@ -512,6 +514,7 @@ def _check_labels(transforms: Mapping[Hashable, Any]) -> None:
         raise TransformError(
             "STATIC labels leaves that are not arrays, which never train."
         )
+    # Optax 0.2.8 accepts all of these, and fails later or does nothing.
     kinds = sorted({type(label).__name__ for label in transforms})
     if len(kinds) > 1 or not _can_sort(transforms):
         raise TransformError(

@@ -32,7 +32,7 @@ from treeadapt.transforms.partition import Groups, init_groups, update_groups
 from treeadapt.transforms.placing import Part, axes_in_leaf, flat_key, in_place
 from treeadapt.trees.views import view_tree
 
-#: What cannot run on each layer by itself, by the class of its state.
+#: What cannot run on each layer by itself, by the class of its state (Optax 0.2.8).
 _REFUSED = {
     "AddNoiseState": "optax.add_noise draws random numbers leaf by leaf",
     "ApplyIfFiniteState": "optax.apply_if_finite skips the step of all layers or none",

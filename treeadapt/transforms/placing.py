@@ -61,7 +61,8 @@ def in_place(
         targets = _of_state(shapes, like, shardings, part)
         if len({frozenset(leaf.sharding.device_set) for leaf in placed}) > 1:
             return jax.device_put(run(params), targets)
-        # Compiled, so that no device ever holds more than its part.
+        # Compiled, so that no device ever holds more than its part: under ``vmap``
+        # ``zeros_like`` keeps no sharding (JAX 0.10).
         return jax.jit(run, out_shardings=targets)(params)
 
     def update(
@@ -159,6 +160,7 @@ def _on_auto_axes(
         mesh: that of the axes.
         targets: how each leaf of its result is sharded over them, a tree.
     """
+    # Over Explicit axes ``vmap`` wants one sharding along the layers (JAX 0.10).
     return jax.sharding.auto_axes(fn, axes=_explicit_axes(mesh), out_sharding=targets)
 
 

@@ -129,6 +129,8 @@ def incremental_update(new: Tree, old: T, step_size: Any) -> T:
 @jax.custom_jvp
 def _add(leaves: Sequence[Any], deltas: Sequence[Any]) -> list[Any]:
     """Add lists of arrays, leaving alone the bits of what gets a zero."""
+    # Optax 0.2.8 skips params that are None, not updates that are, and turns -0.0 into
+    # 0.0 where it adds a zero.
     added = optax.apply_updates(list(leaves), list(deltas))
     return [
         _choose(_is_nothing(jnp.asarray(delta)), jnp.asarray(leaf), new)
@@ -153,7 +155,8 @@ def _choose(keep: jax.Array, leaf: jax.Array, new: jax.Array) -> jax.Array:
     bits = narrow_bits(leaf.dtype)
     if bits is None:
         return jax.lax.select(keep, leaf, new)
-    # XLA widens narrow floats to select among them, and drops a NaN's payload.
+    # XLA widens narrow floats to select among them, and drops a NaN's payload (JAX
+    # 0.10, CPU).
     parts = (jax.lax.bitcast_convert_type(x, bits) for x in (leaf, new))
     return jax.lax.bitcast_convert_type(jax.lax.select(keep, *parts), leaf.dtype)
 

@@ -26,8 +26,8 @@ from treeadapt.errors import (
 )
 from treeadapt.paths import SEPARATOR, segment
 
-#: Deepest tree that any part of the library walks. JAX flattens recursively in C++ and
-#: checks only Python's recursion limit; where that is higher, a deeper tree could
+#: Deepest tree that any part of the library walks. JAX 0.10 flattens recursively in C++
+#: and checks only Python's recursion limit; where that is higher, a deeper tree could
 #: overflow the C stack, so its depth is measured first.
 MAX_DEPTH = 5_000
 
@@ -121,7 +121,9 @@ def _flatten_with_care(tree: Any) -> tuple[list[Any], Any]:
 def _explained(tree: Any, error: Exception) -> Exception:
     if isinstance(error, TreeAdaptError):
         return error
-    reason = error.__cause__ or error  # JAX hides one behind a failed comparison
+    # JAX 0.10 raises a bare SystemError at the limit, and hides the reason of a failed
+    # comparison of keys (jax#15358).
+    reason = error.__cause__ or error
     is_deep = isinstance(reason, SystemError | RecursionError)
     return _problem(tree, least=0 if is_deep else sys.maxsize) or error
 

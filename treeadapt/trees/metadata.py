@@ -1,8 +1,9 @@
 """Static values and metadata of nodes, compared strictly and as they once were.
 
-JAX compares the metadata of two structures with ``==``: it takes ``1`` for ``True`` and
-``1.0``, and an object that changed in place for itself. A ``Snapshot`` takes values
-down by type and exact value, with all that they hold, as they are now.
+JAX compares the metadata of two structures with ``==`` (0.10; jax#7826, equinox#798):
+it takes ``1`` for ``True`` and ``1.0``, and an object that changed in place for itself.
+A ``Snapshot`` takes values down by type and exact value, with all that they hold, as
+they are now.
 Knows no leaf that is an array. See ``views`` for where structures come from.
 """
 
@@ -225,7 +226,8 @@ def _open(thing: Any) -> tuple[Any, Sequence[Any], bool]:
     elif not (cls.__dictoffset__ or fields.slots(cls)):
         return _Equals(thing), (), False
     elif dataclasses.is_dataclass(cls) and cls.__hash__ not in (None, _NO_HASH):
-        # It promises that nothing but its fields counts, and Linen relies on that.
+        # It promises that nothing but its fields counts; Linen (Flax 0.12) relies on
+        # that: two modules made apart are one if their fields are.
         names = {field.name for field in dataclasses.fields(cls)}
         inside = [item for item in inside if item[0] in names]
     # Without attributes only the class counts: eqx.nn.Shared puts such an object, a new

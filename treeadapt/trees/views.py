@@ -322,9 +322,9 @@ def _are_leaves(
 class _PlanCache:
     """Plans by treedef, bounded.
 
-    JAX hashes a treedef without its dict keys and metadata, so many structures share a
-    hash; each bucket is searched by equality, the latest found first. Equality alone
-    would not do: JAX compares nodes that ``register_dataclass`` made without their
+    JAX 0.10 hashes a treedef without its dict keys and metadata, so many share a hash;
+    each bucket is searched by equality, the latest found first. Equality alone would
+    not do: JAX compares nodes that ``register_dataclass`` made without their
     class, be it a dataclass or not, and only the hash distinguishes these.
     """
 
@@ -357,8 +357,8 @@ class _PlanCache:
 
 def same_structure(one: Any, two: Any) -> bool:
     """Compare two structures; False where their metadata refuses comparison."""
-    # JAX compares nodes of registered dataclasses without their class, which only the
-    # hash sees; the hash sees neither metadata nor keys, which equality does.
+    # JAX 0.10 compares nodes of registered dataclasses without their class, which only
+    # the hash sees; the hash sees neither metadata nor keys, which equality does.
     try:
         return hash(one) == hash(two) and _equal(one, two)
     except TypeError:
@@ -368,7 +368,7 @@ def same_structure(one: Any, two: Any) -> bool:
 def _equal(one: Any, two: Any) -> bool:
     try:
         return bool(one == two)
-    except (ValueError, TypeError):  # an array in a static field
+    except (ValueError, TypeError):  # an array in a static field (jax#7826)
         return False
 
 

@@ -123,7 +123,7 @@ class _Frame:
         adapter = self.kind.adapter
         if self.kind.by_hand and adapter is not None and adapter.unflatten is not None:
             return _Step(self.number, adapter.unflatten, self.aux, self.count)
-        # With the class, because treedefs of other classes may be equal.
+        # With the class, because treedefs of other classes may be equal (JAX 0.10).
         aux = (type(self.node), treedef_of_node(self.node))
         return _Step(self.number, _unflatten_one_level, aux, self.count)
 
