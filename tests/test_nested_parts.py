@@ -172,5 +172,7 @@ def test_brackets_out_of_place_are_shown(text, problem):
 
 
 def test_a_row_with_too_few_addresses_counts_the_parts_of_both_sides():
-    with pytest.raises(ta.MigrationError, match="3 parts, and the other side has 2"):
+    with pytest.raises(
+        ta.MigrationError, match="3 parts, and the other side has 2 addresses"
+    ):
         ta.Migration({"w : (g [d d d])": "c : [(g d) (g d)]"})

@@ -245,6 +245,7 @@ def plural(count: int, noun: str) -> str:
     """
     irregular = {
         "leaf": "leaves",
+        "address": "addresses",
         "entry": "entries",
         "axis": "axes",
         "clash": "clashes",

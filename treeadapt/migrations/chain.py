@@ -312,32 +312,44 @@ class ChainPlan:
         """Yield what each table does with a leaf, or makes it of."""
         levels = [table.source for table in self.tables] + [self.result]
         at = next((n for n, leaves in enumerate(levels) if path in leaves), 0)
-        lines = [self._lines(at, [path], n) for n in range(len(self.tables))]
-        for number, of_table in enumerate(lines, 1):
-            if of_table:
-                yield f"table {number} of {len(lines)}"
-                yield from of_table
+        paths = {at: [path]}  # what it is, or was, after so many tables
+        for number in range(at, len(self.tables)):
+            later = self._across(number, paths[number], 1)
+            paths[number + 1] = [*itertools.chain(*later)]
+        for number in reversed(range(at)):
+            earlier = self._across(number, paths[number + 1], -1)
+            paths[number] = [*itertools.chain(*earlier)]
+        for number, (start, plan) in enumerate(self._numbered):
+            step = 1 if number >= at else -1
+            near = paths[number + (step < 0)]
+            named = {*near}
+            firsts: dict[Any, str] = {}  # of each row
+            for group in plan.groups:
+                side = group.source_paths if step > 0 else group.filled
+                for one in itertools.islice((p for p in side if p in named), 1):
+                    firsts.setdefault(group.place, one)
+            firsts |= {p: p for p in near if p in plan.dropped or p in plan.new}
+            every = (explanation(plan, one, start) for one in firsts.values())
+            lines = [*itertools.chain(*every)]
+            if lines:
+                yield f"table {number + 1} of {len(self.tables)}"
+                yield from lines
 
-    def _lines(self, at: int, paths: Sequence[str], number: int) -> list[str]:
-        """Return what one table does with leaves that are there after some tables."""
-        start, plan = self._numbered[number]
-        named, is_later = {*paths}, number >= at
-        if number not in (at, at - 1):  # on with what the table next to them has
-            nearest = self.tables[at if is_later else at - 1]
-            ends = [
-                (group.source_paths, group.filled)[:: 1 if is_later else -1]
-                for group in nearest.groups
-            ]
-            others = [[*far] for near, far in ends if not named.isdisjoint(near)]
-            further = [*itertools.chain(*others)]
-            return self._lines(at + (1 if is_later else -1), further, number)
-        shown: list[str] = []
-        for group in plan.groups:  # of leaves that move together, one
-            side = group.source_paths if is_later else group.filled
-            shown += [*itertools.islice((one for one in side if one in named), 1)]
-        shown += [one for one in paths if one not in plan.source or one in plan.dropped]
-        every = (explanation(plan, one, start) for one in dict.fromkeys(shown))
-        return [*itertools.chain(*every)]
+    def _across(
+        self, number: int, paths: Sequence[str], step: int
+    ) -> Iterator[Iterable[str]]:
+        """Yield what groups of one table make of leaves, or what these are made of.
+
+        Args:
+            number: of the table.
+            paths: of the leaves.
+            step: 1 from sources to targets, -1 back.
+        """
+        named = {*paths}
+        for group in self.tables[number].groups:
+            near, far = ([*group.source_paths], [*group.filled])[::step]
+            if not named.isdisjoint(near):
+                yield far
 
     def __str__(self) -> str:
         count, lines = len(self.tables), []
