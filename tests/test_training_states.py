@@ -270,6 +270,37 @@ def test_rules_may_name_each_of_several_trees_that_are_alike():
     assert flat[f"{place}/0/mu/wte/embedding"].spec == P("data", None)
 
 
+def test_alike_trees_with_other_specs_need_one_that_is_called_params():
+    tree = {"ema": PARAMS, "net": PARAMS, "opt": optax.adam(0.1).init(init())}
+    rules = {"ema": P(), "**/w": P(None, "data"), "**": P()}
+    with pytest.raises(ta.ShardingError, match=r"any of 'ema', 'net'.*'params'"):
+        named_shardings(tree, rules, MESH)
+    tree["params"] = tree.pop("net")
+    flat = ta.to_flat_dict(named_shardings(tree, rules, MESH))
+    assert flat["opt/0/mu/h/w"].spec == flat["params/h/w"].spec == P(None, "data")
+    assert flat["ema/h/w"].spec == P()
+
+
+def test_a_state_follows_the_nearest_of_trees_that_are_alike():
+    one = {"net": PARAMS, "opt": jax.eval_shape(optax.adam(0.1).init, PARAMS)}
+    rules = {"a/**/w": P(None, "data"), "b/**/w": P("data", None), "**": P()}
+    flat = ta.to_flat_dict(named_shardings({"a": one, "b": one}, rules, MESH))
+    for name, spec in (("a", P(None, "data")), ("b", P("data", None))):
+        paths = [f"{name}/{each}/h/w" for each in ("net", "opt/0/mu", "opt/0/nu")]
+        assert {flat[path].spec for path in paths} == {spec}
+
+
+def test_params_may_be_one_bare_array():
+    array = jnp.ones((8, 4))
+    tree = {"params": array, "opt": optax.adam(0.1).init(array)}
+    flat = ta.to_flat_dict(named_shardings(tree, {"params": P("data", ...)}, MESH))
+    assert {path for path, each in flat.items() if each.spec == P("data", None)} == {
+        "params",
+        "opt/0/mu",
+        "opt/0/nu",
+    }
+
+
 def test_bound_rules_decide_on_the_params():
     tree = {"net": PARAMS, "opt": jax.eval_shape(optax.adam(0.1).init, PARAMS)}
     bound = ta.Rules(RULES).bind(PARAMS)

@@ -323,7 +323,9 @@ def map_classes(view: TreeView, params: Iterable[str]) -> StateMap:
         start = name.removesuffix(rest)
         if cls is not None and is_state_class(cls):
             field, slash, tail = rest.partition(SEPARATOR)
-            place = deep(tail) if slash and field not in NAMED_FIELDS else None
+            # Params may be one bare array.
+            may_be_copy = field not in NAMED_FIELDS if slash else field in COPY_FIELDS
+            place = deep(tail) if may_be_copy else None
             return Slot(name, start + field, tail, *place) if place else Slot(name)
         for prefix, tail in cuts_of(rest):
             if place := exact(tail):

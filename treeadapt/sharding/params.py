@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from jax.sharding import (
     AbstractMesh,
     Mesh,
@@ -87,6 +86,9 @@ def decide_specs(
     conflicts, wrong, unmatched = dict[int, str](), list[str](), list[str]()
     silent, undivided = dict[str, Any](), dict[str, Any]()
     for index, (path, leaf) in enumerate(view.items()):
+        if not is_array(leaf):
+            leaf_specs.append(PartitionSpec())
+            continue
         box, layer = boxes.get(index), one_layer(leaf, axes[index])
         choice = by_rules[index] or _unruled(layer, box, fallback)
         spec, source = choice.spec, choice.source
@@ -94,16 +96,16 @@ def decide_specs(
             unmatched.append(path)
             continue
         if isinstance(spec, PartitionSpec):
-            spec = spec_of_rank(spec, len(layer.shape) if is_array(leaf) else 0)
+            spec = spec_of_rank(spec, len(layer.shape))
         if isinstance(spec, ShardLargest):
-            rule, like = spec, layer if is_array(leaf) else np.zeros(())
-            spec = rule.spec(like, _mesh_sizes(rule, _named(path, leaf), source, mesh))
-            if is_replicated(spec) and rule.shards(like):
+            rule, who = spec, _named(path, leaf)
+            spec = rule.spec(layer, _mesh_sizes(rule, who, source, mesh))
+            if is_replicated(spec) and rule.shards(layer):
                 undivided[path] = leaf
         elif source is _DEFAULT and is_replicated(spec):
             silent[path] = leaf
         target = leaf if source == _BOX else layer
-        complaint = spec_problem(spec, target.shape, mesh) if is_array(leaf) else None
+        complaint = spec_problem(spec, target.shape, mesh)
         if complaint is not None:
             part = "" if target is leaf else f"for one layer, {describe(target)}, "
             wrong.append(f"{_named(path, leaf)}: {part}{complaint} ({source})")
@@ -144,7 +146,7 @@ def _unruled(
     """Return what decides a leaf, or one layer of it, that no rule matches."""
     if box is not None:
         return _Choice(box, _BOX)
-    if not is_array(leaf) or not leaf.shape:
+    if not leaf.shape:
         return _Choice(PartitionSpec(), "a scalar")
     return _Choice(default, _DEFAULT)
 

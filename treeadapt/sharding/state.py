@@ -26,7 +26,7 @@ from treeadapt.arrays import is_array
 from treeadapt.errors import ShardingError
 from treeadapt.layers.region import Region
 from treeadapt.names import listing, plural
-from treeadapt.sharding.specs import is_open, mesh_axes
+from treeadapt.sharding.specs import is_open, mesh_axes, spec_of_rank
 from treeadapt.state_map import Slot, fast_params, init_of_arrays, map_state, view_init
 from treeadapt.transforms.adapt import with_extra_args
 from treeadapt.transforms.flat import view_params
@@ -347,7 +347,8 @@ def _placed_params(view: TreeView, shardings: Any) -> dict[str, PlacedParam]:
             f"{listing([kinds[True], kinds[False]])}. Give either."
         )
     params = {
-        p: PlacedParam(tuple(leaf.shape), by_path[p]) for p, leaf in arrays.items()
+        p: PlacedParam(tuple(leaf.shape), _whole(by_path[p], len(leaf.shape)))
+        for p, leaf in arrays.items()
     }
     for path, param in params.items():
         if len(param.entries) > len(param.shape):
@@ -359,6 +360,13 @@ def _placed_params(view: TreeView, shardings: Any) -> dict[str, PlacedParam]:
         p: h for p, h in params.items() if isinstance(h.placement, NamedSharding)
     }
     return on_mesh or params
+
+
+def _whole(placement: Placement, rank: int) -> Placement:
+    """Return a placement; a spec, with an entry for each axis that ``...`` names."""
+    if isinstance(placement, PartitionSpec):
+        return spec_of_rank(placement, rank)
+    return placement
 
 
 def _everywhere(params: Mapping[str, PlacedParam]) -> Placement:

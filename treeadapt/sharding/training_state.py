@@ -183,18 +183,53 @@ def _of_training_state(
     sets = _param_sets(view, in_state)
     leaf_specs, complaint = _of_params(view, rules, options, in_state, sets)
     members = next(iter(sets.values()), {})
-    placed = {
-        tail: PlacedParam(tuple(view.leaves[index].shape), leaf_specs[index])
-        for tail, index in members.items()
-    }
     slots, everywhere = map_classes(view, members).slots, PartitionSpec()
+    placed: dict[str, dict[str, PlacedParam]] = {
+        node: {
+            tail: PlacedParam(tuple(view.leaves[index].shape), leaf_specs[index])
+            for tail, index in members.items()
+        }
+        for node, members in sets.items()
+    }
     for index in in_state:
         leaf, mesh = view.leaves[index], options[-1]
         if is_array(leaf):
-            place = place_slot(slots[index], leaf.shape, placed, everywhere, mesh)
+            params = _followed(slots[index].name, placed)
+            place = place_slot(slots[index], leaf.shape, params, everywhere, mesh)
             assert isinstance(place.placement, PartitionSpec)
             leaf_specs[index] = place.placement
     return leaf_specs, complaint
+
+
+def _followed(
+    name: str, placed: Mapping[str, dict[str, PlacedParam]]
+) -> dict[str, PlacedParam]:
+    """Return the set of params that a leaf of a state follows.
+
+    Rules may tell sets apart that are alike. Then it is the one that is nearest, or is
+    called ``params``.
+
+    Args:
+        name: of the leaf.
+        placed: the sets, by the paths of their nodes.
+
+    Raises:
+        ShardingError: nothing says which.
+    """
+    first = next(iter(placed.values()), {})
+    if all(params == first for params in placed.values()):
+        return first
+    around = {*above(name)}
+    shared = {node: len(around.intersection(above(node))) for node in placed}
+    nearest = [node for node in placed if shared[node] == max(shared.values())]
+    named = [node for node in nearest if node.rpartition("/")[2] == "params"]
+    if len(nearest) == 1 or len(named) == 1:
+        return placed[(named or nearest)[0]]
+    raise ShardingError(
+        f"{listing([name])} may follow any of {listing(placed)}, to which the rules "
+        f"give different specs. Call what is trained 'params', or: {BY_PARAMS}",
+        paths=placed,
+    )
 
 
 def _param_sets(view: TreeView, in_state: Collection[int]) -> _Sets:
@@ -220,7 +255,7 @@ def _param_sets(view: TreeView, in_state: Collection[int]) -> _Sets:
         path.removesuffix(end).removesuffix("/")
         for end in ends
         for path in outside
-        if f"/{path}".endswith(f"/{end}")
+        if not end or f"/{path}".endswith(f"/{end}")
     )
     sets = {}
     scores: dict[str, int] = {}
@@ -266,10 +301,14 @@ def _arrays_but(view: TreeView, left_out: Collection[int]) -> dict[str, int]:
 
 
 def _members(node: str, arrays: Mapping[str, int]) -> dict[str, int]:
-    """Return the arrays below a node, by what their paths have below it."""
+    """Return the arrays at and below a node, by what their paths have below it."""
     start = f"{node}/" if node else ""
-    below_node = ((path, i) for path, i in arrays.items() if path.startswith(start))
-    return {path.removeprefix(start): index for path, index in below_node}
+    members = {
+        path.removeprefix(start): index
+        for path, index in arrays.items()
+        if path.startswith(start)
+    }
+    return {"": arrays[node]} if node in arrays else members
 
 
 def _shapes(view: TreeView, members: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
