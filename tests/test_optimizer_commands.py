@@ -168,6 +168,14 @@ def test_show_lists_each_label_with_its_optimizer_and_its_state(rules, model):
     assert "max_norm: -1 is less" in run("show", model, "--rules", rules, code=2)
 
 
+def test_show_of_the_file_alone_lists_its_optimizers(rules):
+    out = run("show", rules)
+    assert '"**" = "decay"' in out
+    assert "# [optimizers.no_decay] is adam(learning_rate=rate, b2=0.95)\n" in out
+    assert "# [optimizer] is MultiSteps(" in out
+    assert tomllib.loads(out)["rules"]["**"] == "decay"
+
+
 def test_show_one_optimizer_for_all(rules, model):
     rules.write_text('version = 1\n[optimizer]\ntype = "adam"\nlearning_rate = 1\n')
     text = run("show", model, "--rules", rules, "--format", "json")

@@ -428,6 +428,10 @@ def _show_table(name: str, table: Rules | Migration) -> None:
     """Print a rules file or a migration, and how to see what it does to a tree."""
     printing.print_lines(table.to_toml())
     is_rules = isinstance(table, Rules)
+    if is_rules:
+        file = optimizing.read_optimizers(name, (), allow_regex=True)
+        for line in optimizing.table_lines(file):
+            click.echo(printable(f"# {line}"))  # so that it stays TOML
     usage = "show TREE --rules" if is_rules else "lint TREE TARGET --migration"
     click.echo(printable(f"note: what it does: treeadapt {usage} {name}"), err=True)
 

@@ -6,6 +6,7 @@ Takes the file and the values of ``--given``; gives rows for ``show``, findings 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -121,13 +122,19 @@ def optimizer_notes(file: OptimizerFile, tree: Any) -> Iterator[str]:
         yield f"no step was tried: {why}"
 
 
+def table_lines(file: OptimizerFile) -> Iterator[str]:
+    """Yield the tables of a file, each as an expression."""
+    for label in file.tables:
+        place = f"optimizers.{label}" if label else "optimizer"
+        yield f"[{place}] is {_text(file, label)}"
+
+
 def explain_optimizer(file: OptimizerFile, label: Any) -> Iterator[str]:
     """Yield what trains the leaves with a label, and at which rates."""
     if label in (FROZEN, STATIC) or not isinstance(label, str):
         return
-    for name, place in ((label, f"optimizers.{label}"), ("", "optimizer")):
-        if name in file.tables:
-            yield f"[{place}] is {_text(file, name)}"
+    tables = {name: x for name, x in file.tables.items() if name in (label, "")}
+    yield from table_lines(dataclasses.replace(file, tables=tables))
     for rate in file.rates:
         if rate.label in (label, ""):
             yield f"{rate.place} is {expression_text(rate.data)}{_at_steps(rate.value)}"
