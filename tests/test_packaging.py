@@ -180,6 +180,7 @@ def test_the_wheel_works_in_a_fresh_environment_outside_the_sources(built, tmp_p
     explain = ("explain", "tree.npz", "a/b", "--rules", rules)
     told = run(scripts / "treeadapt", *explain, cwd=tmp_path)
     assert "'a/b' gets 'train'" in told
+    assert "tunix/qwen3 " in run(scripts / "treeadapt", "tables", "tunix", cwd=tmp_path)
 
 
 #: Uses every public name, and the command; in a new process, from ``sys.argv[1]``.
@@ -193,6 +194,7 @@ assert treeadapt.__file__.startswith(sys.argv[1]), treeadapt.__file__
 assert set(treeadapt.__all__) <= set(globals()) & set(dir(treeadapt))
 print(*sorted(treeadapt.__all__))
 print(tree_paths({"layers": [{"w": 1.0}]}))
+print(len(load_migration("tunix/qwen3").rows))
 from treeadapt.cli.commands import main
 main(["--version"])
 """
@@ -201,7 +203,8 @@ main(["--version"])
 def used_from(place, tmp_path):
     names, *lines = run(sys.executable, "-c", USE, place, cwd=tmp_path).splitlines()
     assert names.split() == sorted(ta.__all__)
-    assert lines == ["('layers/0/w',)", f"treeadapt, version {ta.__version__}"]
+    version = f"treeadapt, version {ta.__version__}"
+    assert lines == ["('layers/0/w',)", "9", version]
 
 
 @pytest.mark.slow

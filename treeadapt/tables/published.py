@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import os
 from collections.abc import Mapping
+from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
@@ -20,7 +22,6 @@ from treeadapt.data_files import MAX_INTEGER, DataFile, near_file
 from treeadapt.errors import MigrationError
 from treeadapt.names import Speller, listing
 
-FOLDER = Path(__file__).parent
 CONFIG = "config.json"
 
 #: A folder with a ``config.json``, that file, or what it holds.
@@ -41,7 +42,7 @@ class PublishedTable(NamedTuple):
     """
 
     name: str
-    file: Path
+    file: Any
     oracle: str
     model_types: tuple[str, ...]
 
@@ -50,12 +51,16 @@ class PublishedTable(NamedTuple):
 def published() -> Mapping[str, Mapping[str, PublishedTable]]:
     """Return all tables, by layout and then by model type."""
     layouts: dict[str, dict[str, PublishedTable]] = {}
-    for file in sorted(FOLDER.glob("*/*.toml")):
-        fields, layout = _TABLE.read(file), file.parent.name
-        types = tuple(fields.get("model_types", [file.stem]))
-        name, oracle = f"{layout}/{file.stem}", fields.get("oracle", "")
-        table = PublishedTable(name, file, oracle, types)
-        layouts.setdefault(layout, {}).update(dict.fromkeys(types, table))
+    by_name = operator.attrgetter("name")
+    for folder in sorted(resources.files(__package__).iterdir(), key=by_name):
+        is_layout = folder.is_dir() and not folder.name.startswith("_")
+        for file in sorted(folder.iterdir(), key=by_name) if is_layout else ():
+            path: Any = file  # or a part of a package that is a zip file
+            fields, stem = _TABLE.read(path), file.name.removesuffix(".toml")
+            types = tuple(fields.get("model_types", [stem]))
+            name, oracle = f"{folder.name}/{stem}", fields.get("oracle", "")
+            tables = layouts.setdefault(folder.name, {})
+            tables |= dict.fromkeys(types, PublishedTable(name, file, oracle, types))
     return layouts
 
 
@@ -172,12 +177,13 @@ def _read(config: Config, cure: str = "") -> tuple[str, Mapping[str, Any]]:
     """Return what messages call a configuration, and what it holds."""
     if isinstance(config, Mapping):
         return "The configuration", config
-    if not isinstance(config, str | os.PathLike):
+    is_path = hasattr(config, "suffix")  # one of a remote store is not a PathLike
+    if not is_path and not isinstance(config, str | os.PathLike):
         raise MigrationError(
             f"Expected as config= a folder, a {CONFIG}, or what it holds; got "
             f"{type(config).__name__}. A configuration of transformers has .to_dict()."
         )
-    path = Path(config)
+    path: Any = config if is_path else Path(config)
     file = path if path.suffix == ".json" else path / CONFIG
     where = f"The configuration {listing([str(file)])}"
     try:
