@@ -10,6 +10,7 @@ import collections
 import http.server
 import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -30,7 +31,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import treeadapt as ta
-from treeadapt.checkpoints import orbax_folder, remote, store
+from treeadapt.checkpoints import boxes, orbax_folder, remote, store
 from treeadapt.migrations.parts import whole
 
 fsspec = pytest.importorskip("fsspec")
@@ -659,3 +660,48 @@ print(peak() - before - sum(leaf.nbytes for leaf in tree.values()) - most - 2**2
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert int(done.stdout) <= 2**23, done.stdout  # 8 MiB for all else
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(12))
+def test_any_checkpoint_is_read_from_a_server_as_from_a_folder(
+    seed, tmp_path, web, monkeypatch
+):
+    """Random leaves, tables, shards and limits so small that each of them is met."""
+    draw, web.delay_s = random.Random(seed), 0
+    least = draw.choice([1, 64, 256])
+    monkeypatch.setattr(remote, "_REQUEST_BYTES", (least, draw.choice([17, 5000])))
+    monkeypatch.setattr(remote, "_GAP_BYTES", draw.choice([0, 32, 2000]))
+    monkeypatch.setattr(boxes, "_BLOCK_BYTES", draw.choice([64, 1000]))
+    tree, rows = {}, {}
+    for name in "pqr"[: draw.randint(1, 3)]:
+        axes = [f"x{n}" for n in range(draw.randint(1, 3))]
+        shape = [draw.choice([4, 8, 16]) for _ in axes]
+        dtype = draw.choice(["float32", "bfloat16", "int8"])
+        for layer in range(3):
+            values = np.arange(np.prod(shape)).reshape(shape) % 99 + layer
+            tree[f"h.{layer}.{name}"] = values.astype(dtype)
+        moved = draw.sample(["l", *axes], len(axes) + 1)
+        rows[f"h.{{l}}.{name} : {' '.join(axes)}"] = f"s/{name} : {' '.join(moved)}"
+    m = ta.Migration(rows) if draw.random() < 0.7 else None
+    wanted = m(tree) if m else tree
+    mesh = Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("a", "b"))
+
+    def like(leaf):
+        if draw.random() < 0.2:
+            return np.zeros_like(leaf)
+        axes = draw.sample(["a", "b", None, None, None], leaf.ndim)
+        sizes = {"a": 2, "b": 4, None: 1}
+        fit = (leaf.shape[n] % sizes[axis] == 0 for n, axis in enumerate(axes))
+        spec = P(*(axis if yes else None for axis, yes in zip(axes, fit, strict=True)))
+        place = NamedSharding(mesh, spec)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
+
+    target = {name: like(leaf) for name, leaf in wanted.items()}
+    ta.save(tmp_path / "run", tree, max_shard_bytes=draw.choice([50, 500, 5000]))
+    most = draw.choice([1, 100, 10_000, 2**31])
+    read = ta.load(f"{web.url}/run", target, migration=m, max_inflight_bytes=most)
+    for name, leaf in wanted.items():
+        assert np.asarray(read[name]).tobytes() == leaf.tobytes()
+        place = getattr(target[name], "sharding", None)
+        assert getattr(read[name], "sharding", None) == place
