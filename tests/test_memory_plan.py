@@ -511,7 +511,7 @@ def test_an_optimizer_that_takes_no_functions_is_named_with_the_cure():
         ({"embed": P("data", None), "**": ()}, {"specs": {"x": P()}}, "label"),
         (None, {}, "needs rules that give specs"),
         ({"**": "train"}, {}, r"The rule '\*\*' gives 'train', which is not a spec"),
-        ({"**": P()}, {"tx": optax.adam}, "lacks init/update"),
+        ({"**": P()}, {"tx": optax.adam}, "call it"),
         (
             {"**": P()},
             {"mesh": "data=4"},

@@ -511,7 +511,7 @@ def test_a_multi_steps_object_may_be_a_group():
 
 def test_a_class_in_place_of_a_transformation_is_reported_as_one():
     for make in (ta.adapt, lambda tx: ta.partition({"a": tx}, {"**": "a"})):
-        with pytest.raises(ta.TransformError, match="MultiSteps'>, which is a class"):
+        with pytest.raises(ta.TransformError, match="MultiSteps, which is a class"):
             make(optax.MultiSteps)
 
 

@@ -114,7 +114,7 @@ def test_no_room_imports_a_module_that_a_file_names():
 
 def test_no_answer_depends_on_a_clock():
     clocks = {name for name, tree in sources().items() if "time" in imported(tree)}
-    assert clocks <= {"treeadapt/cli/bench.py", "treeadapt/cli/progress.py"}
+    assert clocks <= {"treeadapt/cli/bench.py", "treeadapt/cli/printing.py"}
 
 
 def test_the_test_kit_unpickles_only_its_own_pickles():

@@ -376,8 +376,6 @@ def show(
         raise click.UsageError("--mesh needs --rules, with a list for each pattern.")
     if optimizer is not None and mesh is None:
         raise click.UsageError("--optimizer needs --mesh.")
-    if memory_kind is not None and optimizer is None and rules is None:
-        raise click.UsageError("--memory-kind needs --optimizer.")
     if rules is not None:
         _require_order(tree, rules, "TREE, and the file after its option")
     if given and rules is None:
@@ -397,6 +395,8 @@ def show(
     tx = None if optimizer is None else sources.read_optimizer(optimizer)
     if tx is None and optimizers is not None and mesh is not None:
         tx = optimizers.tx
+    if memory_kind is not None and tx is None:
+        raise click.UsageError("--memory-kind needs --optimizer.")
     summary = summarize(
         source.tree,
         table,

@@ -585,10 +585,10 @@ def load_migration(
         >>> _ = file.write_text(text)
         >>> load_migration(file)
         Migration({'layers.{l}.w : i o': 'w : l o i'})
-        >>> config = {"model_type": "qwen3", "num_attention_heads": 16}
+        >>> config = {"model_type": "qwen3", "head_dim": 64}
         >>> table = load_migration("tunix", config=config)
         >>> table.origin
-        "of the table 'tunix/qwen3', with h = 16 (num_attention_heads)"
+        "of the table 'tunix/qwen3', with d = 64 (head_dim)"
     """
     name = ""
     if is_name(path):
