@@ -297,6 +297,28 @@ def test_a_transformation_that_tests_for_classes_of_the_model_is_reported(make):
         ta.adapt(orthogonal()).init(quiet)
 
 
+@pytest.mark.parametrize("name", ["Equinox MLP", "NamedTuple", "nnx.Module"])
+def test_a_state_goes_from_the_flat_dict_to_the_tree_and_back(name):
+    model = ROW[name].make()
+    grads = like(model, numbers(flat_params(model), 1.0))
+    flat, tree = (ta.adapt(optax.adam(0.1), as_tree=yes) for yes in (False, True))
+    states = [tx.update(grads, tx.init(model), model)[1] for tx in (flat, tree)]
+    for tx, old, want in ((tree, states[0], states[1]), (flat, states[1], states[0])):
+        with pytest.raises(ta.TransformError, match=r"carry_state\(tx, params"):
+            tx.update(grads, old, model)
+        state, report = ta.carry_state(tx, model, old)
+        assert not report.fresh
+        assert bits(state) == bits(want)
+
+
+def test_a_state_as_tree_that_lacks_leaves_says_which():
+    model = pairs()["dataclass"]
+    part = ta.freeze(optax.adam(0.1), "up/weight", as_tree=True)
+    tx = ta.adapt(optax.adam(0.1), as_tree=True)
+    with pytest.raises(ta.TransformError, match="'up/weight' has no state"):
+        tx.update(model, part.init(model), model)
+
+
 def test_callbacks_and_layers_as_tree_are_in_the_places_of_the_tree():
     model = {"blocks": {"w": jnp.arange(8.0).reshape(4, 2)}, "head": jnp.ones(2)}
     seen = []

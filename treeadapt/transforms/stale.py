@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.tree_util as jtu
 import numpy as np
 import optax
 
@@ -23,6 +24,7 @@ from treeadapt.layers.region import read_key
 from treeadapt.names import Mismatch, fold, plural, section
 from treeadapt.optax_fields import NAMED_FIELDS, is_state_class
 from treeadapt.state_map import fast_params, holds
+from treeadapt.trees.views import view_tree
 
 
 @contextlib.contextmanager
@@ -164,14 +166,24 @@ def _unlike(
     elif _is_plain(new) and _is_plain(old) and len(old) == len(new):
         for one, two in zip(old, new, strict=True):
             yield from _unlike(one, two, group, name)
-    elif isinstance(new, Mapping | tuple | list) or (
-        is_array(new) and is_array(old) and np.shape(old) != np.shape(new)
+    elif type(old) is type(new) and _is_of_own_class(new):
+        flats = view_tree(old).flat(), view_tree(new).flat()
+        yield from _unlike(*flats, group, name)
+    elif (
+        isinstance(new, Mapping | tuple | list)
+        or _is_of_own_class(new)
+        or (is_array(new) and is_array(old) and np.shape(old) != np.shape(new))
     ):
         whose = f" of {name!r}" if name else ""
         seen = f"{describe(old)} in place of {describe(new)}"
         if _is_plain(new) and _is_plain(old):
             seen = f"{plural(len(old), 'part')} in place of {len(new):,}"
         yield _Difference(f"the state{whose}{group} has {seen}")
+
+
+def _is_of_own_class(node: Any) -> bool:
+    """Return whether a node is of the classes of a model, as with ``as_tree=True``."""
+    return not (isinstance(node, Mapping | tuple | list) or jtu.all_leaves((node,)))
 
 
 def _lacking(name: Any, group: str) -> _Difference:
