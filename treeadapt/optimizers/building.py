@@ -128,7 +128,7 @@ class Builder:
     """Builds transformations, and notes what is wrong.
 
     Args:
-        named: values with a name; texts, numbers, lists and tables are data.
+        values_by_name: texts, numbers, lists and tables are data.
         factories_of_caller: in addition to Optax's.
         options: of the file's rules, for its tables of patterns.
         allow_regex: accept ``re:`` patterns.
@@ -144,14 +144,14 @@ class Builder:
 
     def __init__(
         self,
-        named: Mapping[str, Any],
+        values_by_name: Mapping[str, Any],
         factories_of_caller: Mapping[str, Factory],
         options: Mapping[str, Any],
         *,
         allow_regex: bool,
     ):
         self._factories = {**factories(), **factories_of_caller}
-        self._named, self._options = named, options
+        self._values_by_name, self._options = values_by_name, options
         self._allow_regex, self._label = allow_regex, ""
         self._within: list[str] = []  # names whose values are being read
         self._depth = self._num_read = self._num_found = self.num_partitions = 0
@@ -221,11 +221,11 @@ class Builder:
         if name in self._within:
             circle = " -> ".join([*self._within, name])
             return self.find(f"given.{name}", f"it needs itself: {circle}")
-        if name not in self._named:
+        if name not in self._values_by_name:
             self.lacking.setdefault(name, place)
             return NOTHING
         self._within.append(name)
-        value = self._read(argument, self._named[name], f"given.{name}")
+        value = self._read(argument, self._values_by_name[name], f"given.{name}")
         self._within.pop()
         return value
 
@@ -253,7 +253,7 @@ class Builder:
         what += f" of length {argument.length}" if argument.length else ""
         seen = f"the {type(data).__name__} {one_line(repr(data))}"
         seen = "none" if data in (None, "none") else seen
-        if isinstance(data, str) and data in self._named:
+        if isinstance(data, str) and data in self._values_by_name:
             example = f'{{ given = "{data}" }}'
         return self.find(place, f"expected {what}, not {seen}; write {example}")
 
@@ -330,8 +330,9 @@ class Builder:
     def _near_type(self, text: str, makes: str) -> str:
         """Return the type that a text may mean, whatever its case and package."""
         every = self._factories.values()
-        known = {x.name.lower(): x.name for x in every if x.makes in (makes, "")}
-        return known.get(_near(text.rpartition(".")[2].lower(), known), "")
+        fitting = (each.name for each in every if each.makes in (makes, ""))
+        by_lower = {name.lower(): name for name in fitting}
+        return by_lower.get(_near(text.rpartition(".")[2].lower(), by_lower), "")
 
     def _values(
         self, factory: Factory, data: Mapping[str, Any], place: str
@@ -390,8 +391,8 @@ class Builder:
                 self.find(f"{place}.inject", f"{text}; it has {listing(able)}")
             elif name not in data and not is_number(able[name].default):
                 self.find(f"{place}.inject", f"{name} has no value here")
-        known = [name for name in names if name in able]
-        return {name: dataclasses.replace(able[name], kind="rate") for name in known}
+        able = {name: x for name, x in able.items() if name in names}
+        return {name: dataclasses.replace(x, kind="rate") for name, x in able.items()}
 
     def _partitioned(self, place: str) -> Any:
         self.num_partitions += 1

@@ -35,7 +35,6 @@ _ADDED: dict[str, Any] = {
     "scale_by_factored_rms": optax.scale_by_factored_rms,
     "scale_by_rules": scale_by_rules,
 }
-_BY_LABEL = "rules say which leaves: give them a label of their own"
 _FUNCTION = "it takes a function: build it in Python and pass it with names="
 REFUSED = {
     "chain": "write its parts as tables in a list",
@@ -143,16 +142,16 @@ class Factory:
 @functools.cache
 def factories() -> Mapping[str, Factory]:
     """Return all that a table may name; ``partition`` is of the file itself."""
-    named = {}
+    by_name = {}
     for module in (optax, optax.contrib):
         for name, function in sorted(vars(module).items()):
             makes = "" if name in REFUSED or name[0] == "_" else _returns(function)
             if makes and function.__module__.startswith("optax."):
-                named[name] = Factory(name, function, makes)
+                by_name[name] = Factory(name, function, makes)
     for name, function in _ADDED.items():
-        named[name] = Factory(name, function, TRANSFORMATION)
-    named[PARTITION] = Factory(PARTITION, lambda: None, TRANSFORMATION)
-    return named
+        by_name[name] = Factory(name, function, TRANSFORMATION)
+    by_name[PARTITION] = Factory(PARTITION, lambda: None, TRANSFORMATION)
+    return by_name
 
 
 def _returns(function: Any) -> str:

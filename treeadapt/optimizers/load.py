@@ -155,9 +155,9 @@ def read_optimizer_file(
     rules = table if has_rules else None
     in_file = document.get("given")
     in_file = in_file if isinstance(in_file, dict) else {}
-    own, faults = _factories_of_caller(names or {})
+    of_caller, faults = _factories_of_caller(names or {})
     options = {} if table is None else {"stacks": table.stacks, "unused": table.unused}
-    builder = Builder(in_file | passed, own, options, allow_regex=allow_regex)
+    builder = Builder(in_file | passed, of_caller, options, allow_regex=allow_regex)
     for text in (*problems, *faults, *_unused(document, in_file, passed)):
         builder.find("", text)
     try:
@@ -274,9 +274,9 @@ def _factories_of_caller(
     names: Mapping[str, Any],
 ) -> tuple[dict[str, Factory], list[str]]:
     """Return the caller's factories by name, and what is wrong with them."""
-    own, faults = {}, []
+    by_name, faults = {}, []
     if not isinstance(names, Mapping):
-        return own, ["names: it is not a mapping of factories by name"]
+        return by_name, ["names: it is not a mapping of factories by name"]
     for name, function in names.items():
         if name in factories() or name in REFUSED:
             faults.append(f"names: {name!r} is a name of Optax's; choose another")
@@ -286,8 +286,8 @@ def _factories_of_caller(
         except (TypeError, ValueError) as error:
             faults.append(f"names: {name!r} cannot be called by name: {error}")
         else:
-            own[name] = Factory(name, function)
-    return own, faults
+            by_name[name] = Factory(name, function)
+    return by_name, faults
 
 
 def expression_text(data: Any) -> str:
