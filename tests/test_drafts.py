@@ -666,6 +666,10 @@ def forget(leaves):
     leaves.pop("w")
 
 
+def name_by_number(leaves):
+    return {str(leaves["w"].sum()): leaves["w"]}
+
+
 def fail_late(leaves):
     yield from leaves.items()
     raise KeyError("gone")
@@ -680,6 +684,7 @@ def fail(leaves):
     [
         (write_into, "writes into its input"),
         (forget, "returned None"),
+        (name_by_number, "other names or shapes for other numbers"),
         (fail, "raised KeyError: 'gone'"),
         (fail_late, "convert=fail_late raised KeyError: 'gone'"),
         (lambda leaves: {}, "no array in what convert= returned, of type dict"),

@@ -484,10 +484,10 @@ def test_a_mark_comes_back_from_a_file(suffix, tmp_path):
         assert ta.load_migration(file) == table
 
 
-@pytest.mark.parametrize("check", ["", " ", 3, True, "x" * 201, None])
+@pytest.mark.parametrize("check", ["", " ", "a\nb", 3, True, "x" * 201, None])
 def test_a_mark_is_a_short_text(check):
     for value in ("b", None):
-        with pytest.raises(ta.MigrationError, match=r"its check is .*Write a text"):
+        with pytest.raises(ta.MigrationError, match=r"its check is .*Write a line"):
             ta.Migration({"a": (value, {"check": check})})
 
 

@@ -76,6 +76,7 @@ def draft_migration(
     conversion = None if convert is None else Conversion(source, one, convert)
     if conversion is not None:
         calls = [conversion.called(nth) for nth in (0, 1)]
+        _require_same(calls[0][1], calls[1][1])
         if target is not None:
             other = read_side(target, one.leaves, "the target")
             notes += _compared(calls[0][1], other)
@@ -93,6 +94,20 @@ def draft_migration(
 
 def _is_live(row: DraftRow) -> bool:
     return row.is_live
+
+
+def _require_same(one: Side, two: Side) -> None:
+    """Raise unless a function returns the same names and shapes for other numbers."""
+    odd = [
+        path
+        for path in dict.fromkeys([*one.leaves, *two.leaves])
+        if one.leaves.get(path) != two.leaves.get(path)
+    ]
+    if odd:
+        raise MigrationError(
+            f"convert= was called twice, and returned other names or shapes for other "
+            f"numbers: {listing(odd)}. It is to depend on names and shapes alone."
+        )
 
 
 def _compared(two: Side, target: Side) -> Iterator[str]:

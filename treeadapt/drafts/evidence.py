@@ -2,8 +2,8 @@
 
 Takes both sides of a draft, twice where a function was called twice; gives rows that
 make every number of their targets, or says that a row does not. What is looked for, in
-this order: the numbers as they are, 1 more, with zeros around them or without some of
-the first or last, and any other multiple, by rank.
+this order: the numbers as they are, 1 more or less, with zeros around them or without
+some of the first or last, and any other multiple, by rank.
 """
 
 from __future__ import annotations
@@ -92,7 +92,9 @@ class Evidence:
             if number != owner:
                 twins.setdefault(ones[owner], []).append(ones[number])
         rows = [_with_twins(row, twins) for row in self.linked(ones, twos)]
-        for step in (self._plus_one, self._cropped, self._scaled):
+        for offset in (1.0, -1.0):
+            rows += self._shifted(*self.left(rows), offset)
+        for step in (self._cropped, self._scaled):
             rows += step(*self.left(rows))
         return rows, have_common
 
@@ -220,16 +222,16 @@ class Evidence:
         for cast, pairs in parts.items():
             yield dataclasses.replace(row, pairs=tuple(pairs), cast=cast)
 
-    def _plus_one(
-        self, ones: Mapping[str, Any], twos: Mapping[str, Any]
+    def _shifted(
+        self, ones: Mapping[str, Any], twos: Mapping[str, Any], offset: float
     ) -> list[DraftRow]:
-        """Return rows of leaves whose numbers are 1 more."""
+        """Return rows of leaves whose numbers are 1 more, or less, as of norms."""
 
         def read(nth: int, path: str) -> np.ndarray:
             array = self.calls[nth][0].array(path)
-            return array.astype(np.promote_types(array.dtype, np.float32)) + 1
+            return array.astype(np.promote_types(array.dtype, np.float32)) + offset
 
-        return self.linked(_floats(ones), _floats(twos), old=read, offset=1.0)
+        return self.linked(_floats(ones), _floats(twos), old=read, offset=offset)
 
     def _cropped(
         self, ones: Mapping[str, Any], twos: Mapping[str, Any]

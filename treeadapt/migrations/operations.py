@@ -214,8 +214,9 @@ def _notes(row: str, typed: Mapping[str, Any]) -> Notes:
             row, "its optional is not True", "Leave it out for a row that must match"
         )
     check = typed.get("check", "names")
-    if not isinstance(check, str) or not check.strip() or len(check) > _LONGEST_CHECK:
-        cure = f"Write a text of 1 to {_LONGEST_CHECK} characters, or leave it out"
+    is_text = isinstance(check, str) and check.strip() and check.isprintable()
+    if not is_text or len(check) > _LONGEST_CHECK:
+        cure = f"Write a line of 1 to {_LONGEST_CHECK} characters, or leave it out"
         refuse(row, f"its check is {check!r:.80}", cure)
     return Notes(
         tuple((str(name), as_size(size)) for name, size in sizes.items()),
