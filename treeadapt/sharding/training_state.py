@@ -191,6 +191,8 @@ def _of_training_state(
         }
         for node, members in sets.items()
     }
+    differing = [node for node in placed if placed[node] != placed[next(iter(placed))]]
+    placed = placed if differing else dict([*placed.items()][:1])
     for index in in_state:
         leaf, mesh = view.leaves[index], options[-1]
         if is_array(leaf):
@@ -216,9 +218,8 @@ def _followed(
     Raises:
         ShardingError: nothing says which.
     """
-    first = next(iter(placed.values()), {})
-    if all(params == first for params in placed.values()):
-        return first
+    if len(placed) < 2:
+        return next(iter(placed.values()), {})
     around = {*above(name)}
     shared = {node: len(around.intersection(above(node))) for node in placed}
     nearest = [node for node in placed if shared[node] == max(shared.values())]
