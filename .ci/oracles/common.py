@@ -81,3 +81,44 @@ def report(
             print(f"{layout}/{model_type}", name, digest(leaves), flush=True)
             if "--names" in sys.argv:
                 print(*(f"  {k} {np.shape(v)}" for k, v in leaves.items()), sep="\n")
+
+
+def gemma_checkpoint(weights: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return a Gemma 3 for text as the authors' own checkpoints have it."""
+    params = {
+        "transformer/embedder": {
+            "input_embedding": weights["model.embed_tokens.weight"]
+        },
+        "transformer/final_norm": {"scale": weights["model.norm.weight"]},
+    }
+    norms = {
+        "pre_attention_norm": "input_layernorm",
+        "post_attention_norm": "post_attention_layernorm",
+        "pre_ffw_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+        "attn/_query_norm": "self_attn.q_norm",
+        "attn/_key_norm": "self_attn.k_norm",
+    }
+    size = weights["model.layers.0.self_attn.q_norm.weight"].size
+    for layer in range(sum(".q_norm." in name for name in weights)):
+        here = f"transformer/layer_{layer}/"
+
+        def of(name: str, layer: int = layer) -> Any:
+            return weights[f"model.layers.{layer}.{name}.weight"]
+
+        def by_head(name: str) -> Any:
+            return of(name).reshape(-1, size, of(name).shape[-1]).swapaxes(1, 2)
+
+        keys, values = by_head("self_attn.k_proj"), by_head("self_attn.v_proj")
+        out = of("self_attn.o_proj").T
+        params |= {f"{here}{ours}": {"scale": of(hub)} for ours, hub in norms.items()}
+        params |= {
+            f"{here}attn/q_einsum": {"w": by_head("self_attn.q_proj")},
+            f"{here}attn/kv_einsum": {"w": np.stack([keys, values])},
+            f"{here}attn/attn_vec_einsum": {"w": out.reshape(-1, size, out.shape[-1])},
+            f"{here}mlp/gating_einsum": {
+                "w": np.stack([of("mlp.gate_proj"), of("mlp.up_proj")])
+            },
+            f"{here}mlp/linear": {"w": of("mlp.down_proj").T},
+        }
+    return params

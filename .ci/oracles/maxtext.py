@@ -109,10 +109,9 @@ def convert(layout: str, model_type: str, folder: Path) -> dict[str, Any]:
     mapping = param_mapping.PARAM_MAPPING[model](fields, config, is_scanned)
     shapes = to_maxtext.get_maxtext_model_info(config)[0]
     if model_type == "deepseek_v3":  # its models keep these out of params
-        mapping = {
-            key.replace("params-", "MoEBiasVar-") if key.endswith("gate-bias") else key: it
-            for key, it in mapping.items()
-        }
+        apart = {key: names for key, names in mapping.items() if "gate-bias" in key}
+        mapping = {key: it for key, it in mapping.items() if key not in apart}
+        mapping |= {k.replace("params-", "MoEBiasVar-"): it for k, it in apart.items()}
     keys = to_maxtext.validate_and_filter_param_map_keys(mapping, {*shapes})
     hooks = param_mapping.HOOK_FNS[model](fields, config, is_scanned)
     arrays: list[Any] = [None] * len(shapes)

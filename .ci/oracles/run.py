@@ -24,6 +24,7 @@ ENVIRONMENTS = REPOSITORY / ".venv-oracles"
 #: What pip installs without what it depends on, and then with it.
 LIBRARIES = {
     "flax": ([], ["transformers==4.57.6", "flax<0.13", "jax<0.11"]),
+    "gemma": (["gemma==4.0.1"], ["jax", "flax"]),
     "keras_hub": (
         ["keras-hub==0.32.0"],
         ["keras", "jax", "safetensors", "regex", "rich", "kagglehub", "tokenizers"],

@@ -22,7 +22,7 @@ sys.modules["tunix"] = package
 sys.path.append(str(Path(__file__).parent))
 
 import jax.numpy as jnp  # noqa: E402
-from common import config_of, flat, report, weights_of  # noqa: E402
+from common import config_of, flat, gemma_checkpoint, report, weights_of  # noqa: E402
 from flax import nnx  # noqa: E402
 from safetensors.numpy import save_file  # noqa: E402
 
@@ -81,5 +81,21 @@ def convert(model_type: str, folder: Path) -> dict[str, Any]:
     return flat(nnx.to_pure_dict(nnx.state(loaded, nnx.Param)))
 
 
+def of_authors(model_type: str, folder: Path) -> dict[str, Any]:
+    """Return Gemma 3 as its authors' checkpoints have it.
+
+    Raises:
+        AssertionError: the library's reader of such makes another model of it.
+    """
+    params = importlib.import_module("tunix.models.gemma3.params")
+    checkpoint = gemma_checkpoint(weights_of(folder))
+    read = flat(params.map_from_upstream_checkpoint(checkpoint))
+    of_hub = convert(model_type, folder)
+    assert read.keys() == of_hub.keys()
+    assert all((read[name] == of_hub[name]).all() for name in read)
+    return flat(checkpoint)
+
+
 if __name__ == "__main__":
     report("tunix", MODELS, convert)
+    report("gemma-flat", ["gemma3_text"], of_authors)
