@@ -21,6 +21,7 @@ _DEEPEST = 16  # nodes above a leaf
 _FEW = 3  # leaves of a node that are named
 _MAX_TEXT = 300  # longer names are not typing errors
 _FOLDED = 20_000  # names that are folded for a message
+_MOST_DIGITS = 15  # of a number that is one of a range
 _CANDIDATES = 2_000  # names among which the nearest is sought
 
 
@@ -200,15 +201,33 @@ def _joined(
     parts, places = list(rows[0][0]), [place for row in rows for place in row[1]]
     for index in at:
         texts = [row[0][index] for row in rows]
-        numbers = sorted({int(text) for text in texts if len(text) < 10})
-        width = len(texts[0]) if any(text[0] == "0" != text for text in texts) else 0
         if texts.count(texts[0]) == len(texts):
             continue
-        is_run = len(numbers) == len(rows) == numbers[-1] - numbers[0] + 1
-        if not is_run or {f"{n:0{width}}" for n in numbers} != {*texts}:
+        written = range_text(texts)
+        if not written:
             return rows
-        parts[index] = f"{{{numbers[0]:0{width}}..{numbers[-1]:0{width}}}}"
+        parts[index] = written
     return [(parts, places)]
+
+
+def range_text(numbers: Sequence[str]) -> str:
+    """Write numbers that follow each other as a pattern does; empty if they do not.
+
+    Numbers of one width are others than those without zeros before them.
+
+    Example:
+        >>> range_text(["2", "1", "3"]), range_text(["08", "09", "10"])
+        ('{1..3}', '{08..10}')
+        >>> range_text(["0", "2", "4"])
+        ''
+    """
+    values = sorted({int(text) for text in numbers if len(text) <= _MOST_DIGITS})
+    padded = any(text[0] == "0" != text for text in numbers)
+    width = len(numbers[0]) if padded else 0
+    is_run = len(values) == len(numbers) == values[-1] - values[0] + 1
+    if not is_run or {f"{n:0{width}}" for n in values} != {*numbers}:
+        return ""
+    return f"{{{values[0]:0{width}}..{values[-1]:0{width}}}}"
 
 
 def _codes(texts: list[str]) -> list[int]:

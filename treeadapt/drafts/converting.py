@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from treeadapt.drafts.rows import numberless
+from treeadapt.drafts.rows import by_template
 from treeadapt.drafts.sides import (
     Side,
     calling,
@@ -71,9 +71,7 @@ class Conversion:
         """Return those of some leaves that the function does not depend on."""
         first, second = (distinct_numbers(self._side.leaves, nth) for nth in (0, 1))
         before = self._made(first)
-        groups: dict[str, list[str]] = {}
-        for path in paths:
-            groups.setdefault(numberless(path), []).append(path)
+        groups = by_template(paths)
 
         def is_read(some: Sequence[str]) -> bool:
             after = self._made(first | {path: second[path] for path in some})

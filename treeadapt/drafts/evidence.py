@@ -29,7 +29,7 @@ from treeadapt.drafts.numbers import (
     is_symmetric,
     known_in_all,
 )
-from treeadapt.drafts.rows import DraftRow
+from treeadapt.drafts.rows import DraftRow, by_template, template_of
 from treeadapt.drafts.sides import Side
 from treeadapt.drafts.values import Link, find_links, leaf_of, rows_of_links
 from treeadapt.drafts.writing import as_table, written
@@ -267,7 +267,7 @@ class Evidence:
         kinds = np.dtype("float32"), np.dtype("float64")
         twos = {path: leaf for path, leaf in twos.items() if leaf.dtype in kinds}
         done: set[str] = set()
-        groups = [_by_template(_floats(side)) for side in (ones, twos)]
+        groups = [[*by_template(_floats(side)).values()] for side in (ones, twos)]
         groups[1] += [*_of_one_word(groups[1])]
         for olds, news in itertools.product(*groups):
             if done & {*olds, *news}:
@@ -464,18 +464,11 @@ def _floats(leaves: Mapping[str, Any]) -> list[str]:
     return [p for p, leaf in leaves.items() if jnp.issubdtype(leaf.dtype, jnp.floating)]
 
 
-def _by_template(paths: Iterable[str]) -> list[list[str]]:
-    groups: dict[object, list[str]] = {}
-    for path in paths:
-        groups.setdefault(leaf_of(path, ()).template, []).append(path)
-    return [*groups.values()]
-
-
 def _of_one_word(groups: Sequence[Sequence[str]]) -> Iterator[list[str]]:
     """Yield groups whose paths differ in one word as one."""
     alike: dict[object, list[str]] = {}
     for paths in groups:
-        template = leaf_of(paths[0], ()).template
+        template = template_of(paths[0])
         for place, token in enumerate(template):
             if token is not None and token.isalpha():
                 key = place, template[:place], template[place + 1 :]

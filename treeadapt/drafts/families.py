@@ -18,7 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from treeadapt.drafts.rows import DraftAddress, Hole, is_count, tokens_of
+from treeadapt.drafts.rows import (
+    DraftAddress,
+    Hole,
+    by_template,
+    is_count,
+    tokens_of,
+)
 from treeadapt.drafts.shapes import AxisOrder
 from treeadapt.drafts.words import Words
 
@@ -74,12 +80,11 @@ def single(path: str, leaf: Any) -> Family:
 
 def families(leaves: Mapping[str, Any]) -> list[Family]:
     """Return the families of the leaves of one side, in their order."""
-    groups: dict[object, list[tuple[str, tuple[str, ...]]]] = {}
-    for path in leaves:
-        tokens = tokens_of(path)
-        key = tuple(None if is_count(token) else token for token in tokens)
-        groups.setdefault(key, []).append((path, tokens))
-    return [each for members in groups.values() for each in _parted(members, leaves)]
+    return [
+        family
+        for paths in by_template(leaves).values()
+        for family in _parted([(path, tokens_of(path)) for path in paths], leaves)
+    ]
 
 
 def _parted(

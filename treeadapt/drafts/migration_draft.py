@@ -9,8 +9,7 @@ from typing import Any
 
 from treeadapt.data_files import VERSION
 from treeadapt.drafts.checking import DraftCheck, compared_with
-from treeadapt.drafts.rows import DraftRow
-from treeadapt.drafts.values import leaf_of
+from treeadapt.drafts.rows import DraftRow, by_template, tokens_of
 from treeadapt.drafts.writing import WrittenRow, alone
 from treeadapt.migrations.files import MIGRATION_FILE
 from treeadapt.migrations.migration import Migration
@@ -79,6 +78,7 @@ class MigrationDraft:
             1 leaf: equal, there and back.
             >>> print(draft.check(large, lambda w: {"k": -w["w"].T}))
             The row 'w : o i' differs on the way there: 'k'.
+            The row 'w : o i' differs on the way back: 'w'.
         """
         return compared_with(self.migration, source, other)
 
@@ -158,17 +158,13 @@ def _row_lines(each: WrittenRow) -> list[str]:
 
 def dropping(paths: Sequence[str]) -> Iterator[WrittenRow]:
     """Yield rows that drop leaves, those that differ in numbers as one."""
-    groups: dict[object, list[str]] = {}
-    for path in paths:
-        groups.setdefault(leaf_of(path, ()).template, []).append(path)
-    for members in groups.values():
-        leaves = [leaf_of(path, ()) for path in members]
-        text, place = "", 0
-        for token in leaves[0].template:
+    for template, members in by_template(paths).items():
+        tokens = [*map(tokens_of, members)]
+        text = ""
+        for place, token in enumerate(template):
             if token is None:
-                numbers = {leaf.numbers[place] for leaf in leaves}
-                text += "*" if len(numbers) > 1 else str(numbers.pop())
-                place += 1
+                numbers = {each[place] for each in tokens}
+                text += "*" if len(numbers) > 1 else numbers.pop()
             else:
                 text += "".join(f"\\{c}" if c in "\\{}*?[" else c for c in token)
         row = DraftRow((), (), {}, ((tuple(members), ()),), "values")

@@ -16,7 +16,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from treeadapt.drafts.rows import is_count, tokens_of
+from treeadapt.drafts.rows import template_of
 
 #: Leaves with at most this many numbers are looked up whole.
 WHOLE = 2**15
@@ -124,8 +124,7 @@ def find_origins(
         seen = numbers[flat]
         constant[path] = bool((seen == seen[0]).all())
         if array.size == 1:
-            name = tuple("#" if is_count(token) else token for token in tokens_of(path))
-            singles.setdefault(name, {})[path] = array.item()
+            singles.setdefault(template_of(path), {})[path] = array.item()
         wanted.setdefault(array.dtype, []).append((path, flat, seen))
     for numbers_of in singles.values():
         differ = len({*numbers_of.values()}) > 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 _TOKEN = re.compile(
@@ -147,6 +147,24 @@ def is_count(token: Any) -> bool:
     return isinstance(token, str) and _NUMBER.fullmatch(token) is not None
 
 
+def template_of(path: str) -> tuple[str | None, ...]:
+    """Return the tokens of a path with None for its numbers.
+
+    Example:
+        >>> template_of("h.10.ln_1/w")
+        ('h', '.', None, '.', 'ln', '_', None, '/', 'w')
+    """
+    return tuple(None if is_count(token) else token for token in tokens_of(path))
+
+
+def by_template(paths: Iterable[str]) -> dict[tuple[str | None, ...], list[str]]:
+    """Return paths that differ in numbers only together."""
+    groups: dict[tuple[str | None, ...], list[str]] = {}
+    for path in paths:
+        groups.setdefault(template_of(path), []).append(path)
+    return groups
+
+
 def numberless(path: str) -> str:
     """Return a path with ``#`` for its numbers.
 
@@ -154,7 +172,7 @@ def numberless(path: str) -> str:
         >>> numberless("h.10.ln_1/w")
         'h.#.ln_#/w'
     """
-    return "".join("#" if is_count(token) else token for token in tokens_of(path))
+    return "".join("#" if token is None else token for token in template_of(path))
 
 
 def windowed(many: Sequence[Tokens]) -> tuple[int, int] | None:

@@ -24,6 +24,7 @@ from treeadapt.drafts.rows import (
     Hole,
     Tokens,
     is_count,
+    template_of,
     tokens_of,
     windowed,
 )
@@ -54,10 +55,8 @@ class NumberedLeaf:
 
 def leaf_of(path: str, shape: tuple[int, ...]) -> NumberedLeaf:
     """Return a leaf with the numbers of its path apart."""
-    tokens = tokens_of(path)
-    numbers = tuple(int(token) for token in tokens if is_count(token))
-    template = tuple(None if is_count(token) else token for token in tokens)
-    return NumberedLeaf(path, shape, template, numbers)
+    numbers = tuple(int(token) for token in tokens_of(path) if is_count(token))
+    return NumberedLeaf(path, shape, template_of(path), numbers)
 
 
 @dataclasses.dataclass(frozen=True)

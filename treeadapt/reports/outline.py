@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from treeadapt.names import plural, size_text
+from treeadapt.names import plural, range_text, size_text
 from treeadapt.reports.palette import REST, SIZES, Paint
 from treeadapt.reports.words import count_text, fitted, printable, share_text
 
@@ -376,10 +376,11 @@ def _range(numbers: Sequence[str]) -> str:
         >>> _range(["1", "2", "3"]), _range(["0", "2", "4"])
         ('{1..3}', '{0,2,4}')
     """
-    first, last = numbers[0], numbers[-1]
-    if int(last) - int(first) == len(numbers) - 1:
-        return f"{{{first}..{last}}}"
-    shown = numbers if len(numbers) <= _MAX_RANGE else [*numbers[:3], "…", last]
+    if written := range_text(numbers):
+        return written
+    shown = numbers
+    if len(numbers) > _MAX_RANGE:
+        shown = [*numbers[:3], "…", numbers[-1]]
     return f"{{{','.join(shown)}}}"
 
 
