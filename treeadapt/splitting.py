@@ -41,7 +41,7 @@ from treeadapt.selection.selectors import (
     view_whole,
 )
 from treeadapt.trees.metadata import Snapshot, node_data
-from treeadapt.trees.views import Plan, TreeView, same_structure
+from treeadapt.trees.views import Plan, TreeView, same_structure, view_tree
 
 T = TypeVar("T")
 Ties = Mapping[str, str]
@@ -175,7 +175,7 @@ def split(
         >>> merge({"w": params["w"] * 2}, rest)["w"]
         Array([2., 2.], dtype=float32)
     """
-    view = view_whole(tree)
+    view = view_tree(tree)
     tied = _ties(view, {} if tie is None else tie)
     array_column = are_arrays(view.leaves)
     where = allowing(where, unused)
