@@ -21,9 +21,9 @@ from treeadapt.checkpoints.boxes import boxes_here, on_devices
 from treeadapt.checkpoints.processes import spans_processes
 from treeadapt.checkpoints.stored import NUMBER, Leaf, require_form
 from treeadapt.errors import CheckpointError
+from treeadapt.migrations.casting import converted, is_lost
 from treeadapt.migrations.moved_array import read_boxes
 from treeadapt.migrations.parts import Box, whole
-from treeadapt.migrations.running import converted, is_lost
 from treeadapt.names import listing
 
 

@@ -18,7 +18,7 @@ from treeadapt.arrays import is_array, is_number
 from treeadapt.checkpoints.leaves import stored_form
 from treeadapt.checkpoints.stored import NUMBER, Leaf, Stored
 from treeadapt.convert import describe
-from treeadapt.migrations.running import converted, is_lost
+from treeadapt.migrations.casting import converted, is_lost
 from treeadapt.names import Mismatch, listing, plural, section, size_text
 
 _FAMILIES = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)

@@ -33,7 +33,7 @@ from treeadapt.checkpoints.stored import Leaf, Stored
 from treeadapt.convert import describe
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.chain import units_of
-from treeadapt.migrations.groups import Group
+from treeadapt.migrations.group import Group
 from treeadapt.migrations.migration import Migration, load_migration
 from treeadapt.migrations.moved_array import (
     MovedArray,

@@ -44,7 +44,7 @@ from treeadapt.cli.lint import (
 )
 from treeadapt.drafts.draft import draft_migration
 from treeadapt.errors import TreeAdaptError
-from treeadapt.migrations.groups import size_bytes
+from treeadapt.migrations.group import size_bytes
 from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.plan import MigrationPlan
 from treeadapt.migrations.rows import unchecked_text

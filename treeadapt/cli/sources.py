@@ -41,7 +41,7 @@ from treeadapt.errors import (
     TransformError,
     TreeAdaptError,
 )
-from treeadapt.migrations.groups import size_bytes
+from treeadapt.migrations.group import size_bytes
 from treeadapt.migrations.migration import Migration, load_migration
 from treeadapt.names import Speller, listing, plural
 from treeadapt.paths import as_tree

@@ -18,12 +18,8 @@ from typing import Any
 import jax
 
 from treeadapt.arrays import is_array
-from treeadapt.migrations.groups import (
-    MAX_GROWTH,
-    MAX_MORE_BYTES,
-    Group,
-    size_bytes,
-)
+from treeadapt.migrations.group import Group, size_bytes
+from treeadapt.migrations.groups import MAX_GROWTH, MAX_MORE_BYTES
 from treeadapt.migrations.moved_array import moved_arrays
 from treeadapt.migrations.plan import MigrationPlan, explanation
 from treeadapt.migrations.planning import compare_target, plan_groups

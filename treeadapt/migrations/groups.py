@@ -7,27 +7,32 @@ then of the target.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
-from treeadapt.arrays import is_array, is_inexact_dtype, least_value
+from treeadapt.arrays import is_array, is_inexact_dtype
 from treeadapt.convert import describe
-from treeadapt.errors import MigrationError
 from treeadapt.migrations.axes import REST, Axes, Axis, Product, every_name, indices
+from treeadapt.migrations.casting import (
+    factor_dtype,
+    has_zero,
+    kind_of,
+    wide_dtype,
+)
+from treeadapt.migrations.group import Group, Taken, shape_of, size_bytes
 from treeadapt.migrations.operations import Values
 from treeadapt.migrations.problems import Problems, nearest
 from treeadapt.migrations.rows import Address, Row
-from treeadapt.migrations.running import Layout, Move, factor_dtype, wide_dtype
+from treeadapt.migrations.running import Layout, Move
 from treeadapt.migrations.solving import Equation, solve
-from treeadapt.migrations.templates import Captures, decompose
+from treeadapt.migrations.templates import decompose
 from treeadapt.names import Speller, listing, natural, plural, size_text
 
 MAX_LEAVES = 1_000_000  # that arrays may become, as of a checkpoint
@@ -43,53 +48,6 @@ Shared: TypeAlias = Mapping[str, Any]
 
 #: For each source of a row, paths by the numbers that tell its leaves apart.
 Leaves: TypeAlias = Sequence[dict[tuple[int, ...], str]]
-
-
-class Taken(NamedTuple):
-    """A leaf that a row takes: by which of its addresses, and what it captured."""
-
-    address: int
-    path: str
-    captures: Captures
-
-
-@dataclasses.dataclass(frozen=True)
-class Group:
-    """Leaves that move together.
-
-    Attributes:
-        row: the row that takes them.
-        place: its place in the table.
-        sources: paths of the leaves of each source, in the order of their numbers.
-        targets: the same of each target.
-        move: how their arrays are moved; None where each leaf stays as it is, and where
-            the row has a function.
-        target_specs: shape and dtype of each target's leaves; None where a function
-            decides.
-    """
-
-    row: Row
-    place: int
-    sources: tuple[tuple[str, ...], ...]
-    targets: tuple[tuple[str, ...], ...]
-    move: Move | None
-    target_specs: tuple[Any, ...]
-
-    @property
-    def source_paths(self) -> Iterator[str]:
-        """Paths of all its sources."""
-        return itertools.chain.from_iterable(self.sources)
-
-    @property
-    def filled(self) -> Iterator[str]:
-        """Paths of all its targets."""
-        return itertools.chain.from_iterable(self.targets)
-
-    @property
-    def specs(self) -> dict[str, Any]:
-        """What ``target_specs`` says of each target's leaves, by path."""
-        pairs = zip(self.targets, self.target_specs, strict=True)
-        return {path: spec for paths, spec in pairs for path in paths}
 
 
 class _UnplannedError(Exception):
@@ -310,14 +268,16 @@ class GroupMaker:
             for place, name in enumerate(self._inner(address))
             if by_index and name not in self.row.listed
         }
-        tried = {**counts, **group_counts}
-        if tried != counts and self._is_confirmed(values, leaves, tried):
-            counts = tried
+        own = {**counts, **group_counts}
+        is_whole = own != counts and not self._missing(values, leaves, own)
+        asks_target = is_whole and self.target is not None
+        if asks_target and (group := self._confirmed(values, leaves, own)):
+            return group
         missing = self._missing(values, leaves, counts)
         if missing:
             paths = itertools.chain(*(by_index.values() for by_index in leaves))
             text = f"{listing(paths, limit=2)} without {listing(missing)}{self.hint}"
-            if tried != counts and not self._missing(values, leaves, tried):
+            if is_whole:
                 cure = "" if self.target else "pass a target, or "
                 text += f"; if none is missing, {cure}write two rows"
             self._fault(text, "torn")
@@ -342,15 +302,19 @@ class GroupMaker:
                     missing.append(self._path(address, values, index, counts))
         return missing
 
-    def _is_confirmed(self, values: Shared, leaves: Leaves, counts: Sizes) -> bool:
-        """Return whether a group has other counts than its row, as in the target."""
-        if self.target is None or self._missing(values, leaves, counts):
-            return False
-        with contextlib.suppress(_UnplannedError):
-            trial = dataclasses.replace(self, problems=Problems())
-            filled = trial._whole(values, leaves, counts).filled
-            return all(path in self.target for path in filled)
-        return False
+    def _confirmed(self, values: Shared, leaves: Leaves, counts: Sizes) -> Group | None:
+        """Plan a group with other counts than its row, if the target has them, too."""
+        before = self.problems
+        problems = Problems(num_made=before.num_made, more_bytes=before.more_bytes)
+        try:
+            alone = dataclasses.replace(self, problems=problems)
+            group = alone._whole(values, leaves, counts)
+        except _UnplannedError:
+            return None
+        if any(path not in (self.target or {}) for path in group.filled):
+            return None
+        before.num_made, before.more_bytes = problems.num_made, problems.more_bytes
+        return group
 
     def _whole(self, values: Shared, leaves: Leaves, counts: Sizes) -> Group:
         """Plan a group of which no part is missing."""
@@ -603,7 +567,7 @@ class GroupMaker:
             )
         if dtype != before and (undoes or len(cast) > 1):
             problem = f"is {dtype}, and the row casts {before}"
-        if not problem and (_kind(after) is None or _kind(after) != _kind(dtype)):
+        if not problem and (kind_of(after) is None or kind_of(after) != kind_of(dtype)):
             problem = f"is {dtype}, and {after} is another kind of number"
         if problem:
             self._fault(f"{listing([source])} {problem}", "values")
@@ -687,39 +651,3 @@ def _made(move: Move, layout: Layout) -> jax.ShapeDtypeStruct:
         for axis, size in zip(layout.axes, move.shape(layout), strict=True)
     )
     return jax.ShapeDtypeStruct(padded, move.dtype)
-
-
-def require_sound(group: Group, faults: Sequence[str]) -> None:
-    """Raise if something is wrong with the values of a group.
-
-    Raises:
-        MigrationError: something is.
-    """
-    if faults:
-        raise MigrationError(
-            f"The row {listing([group.row.text])} cannot make "
-            f"{listing(group.filled, limit=2)} of "
-            f"{listing(group.source_paths, limit=2)}: "
-            f"{'; '.join(faults)}."
-        )
-
-
-def shape_of(spec: Any) -> tuple[int, ...]:
-    """Return the shape of a leaf; that of a Python number is empty."""
-    return tuple(spec.shape) if is_array(spec) else ()
-
-
-def size_bytes(spec: Any) -> int:
-    """Return the bytes of an array, of which only shape and dtype are known."""
-    return math.prod(spec.shape) * int(spec.dtype.itemsize)
-
-
-def has_zero(dtype: Any) -> bool:
-    """Return whether a dtype holds numbers, or bools, and 0 among them."""
-    return _kind(dtype) is not None and least_value(dtype) is None
-
-
-def _kind(dtype: Any) -> Any:
-    """Return the kind of number that a dtype holds; None if it holds no numbers."""
-    kinds = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
-    return next((kind for kind in kinds if jnp.issubdtype(dtype, kind)), None)

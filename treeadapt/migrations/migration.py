@@ -15,6 +15,7 @@ import numpy as np
 from treeadapt.arrays import is_array, is_array_class, is_inexact_dtype
 from treeadapt.convert import describe
 from treeadapt.errors import MigrationError
+from treeadapt.migrations.casting import has_zero
 from treeadapt.migrations.chain import plan_chain
 from treeadapt.migrations.files import (
     FileTable,
@@ -22,7 +23,7 @@ from treeadapt.migrations.files import (
     read_tables,
     write_tables,
 )
-from treeadapt.migrations.groups import Group, has_zero
+from treeadapt.migrations.group import Group
 from treeadapt.migrations.moments import changed_moments
 from treeadapt.migrations.operations import as_size
 from treeadapt.migrations.plan import (

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from treeadapt.layers.region import read_key
-from treeadapt.migrations.groups import Group
+from treeadapt.migrations.group import Group
 from treeadapt.names import listing
 from treeadapt.optax_fields import COPY_FIELDS
 from treeadapt.paths import SEPARATOR

@@ -23,7 +23,7 @@ import numpy as np
 
 from treeadapt.arrays import empty, is_array
 from treeadapt.migrations.axes import indices, names_of
-from treeadapt.migrations.groups import Group, require_sound
+from treeadapt.migrations.group import Group
 from treeadapt.migrations.parts import (
     Box,
     Part,
@@ -32,6 +32,7 @@ from treeadapt.migrations.parts import (
     parts_of_box,
     whole,
 )
+from treeadapt.migrations.run_group import require_sound
 from treeadapt.migrations.running import run
 
 GAP_BYTES = 2**12  # systems read whole pages, so a smaller gap is read over

@@ -19,7 +19,7 @@ import numpy as np
 
 from treeadapt.arrays import is_array
 from treeadapt.migrations.axes import REST, Axis, Product, names_of
-from treeadapt.migrations.groups import Group, shape_of, size_bytes
+from treeadapt.migrations.group import Group, shape_of, size_bytes
 from treeadapt.migrations.moved_array import gathered
 from treeadapt.migrations.operations import Pads
 from treeadapt.migrations.planning import assign, plan_groups

@@ -12,7 +12,8 @@ from typing import Any, TypeAlias
 
 from treeadapt.arrays import is_array, is_number
 from treeadapt.convert import describe
-from treeadapt.migrations.groups import Group, GroupMaker, Specs, Taken, shape_of
+from treeadapt.migrations.group import Group, Taken, shape_of
+from treeadapt.migrations.groups import GroupMaker, Specs
 from treeadapt.migrations.problems import Problems, advice, near_paths, with_nearest
 from treeadapt.migrations.rows import Address, Row
 from treeadapt.migrations.templates import Index, PathsByCapture, Template

@@ -17,7 +17,7 @@ import numpy as np
 from treeadapt.arrays import is_array, is_number
 from treeadapt.convert import describe
 from treeadapt.errors import MigrationError
-from treeadapt.migrations.groups import Group, require_sound
+from treeadapt.migrations.group import Group
 from treeadapt.migrations.planning import fits
 from treeadapt.migrations.running import filled, run
 from treeadapt.names import listing
@@ -85,6 +85,21 @@ def run_group(
             )
         ]
     return dict(zip(group.filled, itertools.chain(*arrays), strict=True))
+
+
+def require_sound(group: Group, faults: Sequence[str]) -> None:
+    """Raise if something is wrong with the values of a group.
+
+    Raises:
+        MigrationError: something is.
+    """
+    if faults:
+        raise MigrationError(
+            f"The row {listing([group.row.text])} cannot make "
+            f"{listing(group.filled, limit=2)} of "
+            f"{listing(group.source_paths, limit=2)}: "
+            f"{'; '.join(faults)}."
+        )
 
 
 def _called(

@@ -24,6 +24,13 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from treeadapt.arrays import narrow_bits
 from treeadapt.migrations.axes import Axes, Axis, Product, indices, names_of
+from treeadapt.migrations.casting import (
+    converted,
+    factor_dtype,
+    has_infinite,
+    is_lost,
+    wide_dtype,
+)
 from treeadapt.migrations.operations import Values
 from treeadapt.migrations.rows import Pieces
 
@@ -428,13 +435,6 @@ def _multiplied(
     return [product[(*index, *cuts)] for index in indices(target.numbers, move.size)]
 
 
-def factor_dtype(dtypes: Iterable[Any]) -> Any:
-    """Return the dtype in which factors of some dtypes are multiplied."""
-    floats = (dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.inexact))
-    wide = map(wide_dtype, floats)
-    return functools.reduce(np.promote_types, wide, np.dtype(np.float32))
-
-
 def _gathered(
     move: Move,
     pieces: Pieces,
@@ -626,66 +626,6 @@ def filled(move: Move, target: int, array: Any, like: Any) -> Any:
     return new if new.sharding == sharding else jax.device_put(new, sharding)
 
 
-def is_lost(array: Any, new: Any, xp: Any = np) -> Any:
-    """Return whether what was made of numbers is more than rounded.
-
-    Integers and bools must be the same, as floating-point numbers, too; these stay
-    finite, infinite or neither.
-
-    Args:
-        array: the numbers, integers or floating point.
-        new: the same, of another dtype or computed.
-        xp: ``numpy`` or ``jax.numpy``.
-    """
-    if not jnp.issubdtype(new.dtype, jnp.inexact):
-        # On the way back -1 would come of the largest unsigned number.
-        is_same = converted(new, array.dtype) == array
-        is_same &= (new < 0) == (array < 0)
-    elif not jnp.issubdtype(array.dtype, jnp.inexact):
-        is_same = _is_whole(array, new.real, xp)
-    elif not _has_infinite(new.dtype):  # all that is larger becomes the largest
-        most, wide = jnp.finfo(new.dtype).max, array.astype(wide_dtype(array.dtype))
-        is_same = (wide >= -float(most)) & (wide <= float(most))
-    elif not _has_infinite(array.dtype):  # JAX takes some of its numbers for others
-        is_same = xp.isfinite(new)
-    else:
-        is_finite = xp.isfinite(new)
-        if xp is np and is_finite.all():  # of what was not, nothing would be
-            return np.False_
-        is_same = is_finite == xp.isfinite(array)
-        is_same &= xp.isinf(new) == xp.isinf(array)
-    return ~xp.all(is_same)
-
-
-def _is_whole(integers: Any, floats: Any, xp: Any) -> Any:
-    """Return where floating-point numbers are the integers or bools that they were."""
-    wide = floats.astype(wide_dtype(floats.dtype))  # which holds the limits
-    if integers.dtype == np.bool_:
-        return wide == integers
-    # A number beyond the limits may become any integer on the way back.
-    limits = jnp.iinfo(integers.dtype)
-    is_inside = (wide >= float(limits.min)) & (wide < float(int(limits.max) + 1))
-    back = xp.where(is_inside, wide, xp.zeros_like(wide)).astype(integers.dtype)
-    return is_inside & (xp.floor(wide) == wide) & (back == integers)
-
-
-def converted(array: Any, dtype: Any) -> Any:
-    """Return an array in another dtype; NumPy lacks a way between some small dtypes."""
-    if isinstance(array, jax.Array) or np.can_cast(array.dtype, dtype, "unsafe"):
-        return array.astype(dtype)
-    return array.astype(np.float32).astype(dtype)  # which holds all values of 8 bits
-
-
-def _has_infinite(dtype: Any) -> bool:
-    """Return whether a dtype has infinity or NaN, which floats of 4 bits lack."""
-    return bool(jnp.issubdtype(dtype, jnp.inexact) and jnp.finfo(dtype).bits >= 8)
-
-
-def wide_dtype(dtype: Any) -> Any:
-    """Return the dtype in which numbers of a dtype are computed."""
-    return dtype if jnp.finfo(dtype).bits >= 32 else np.dtype(np.float32)
-
-
 def _bits(array: Any, xp: Any) -> Any:
     """Return integers that are equal where the array is, bit for bit."""
     if xp is np:
@@ -697,7 +637,7 @@ def _bits(array: Any, xp: Any) -> Any:
     if jnp.issubdtype(array.dtype, jnp.complexfloating):
         array = jnp.stack([array.real, array.imag])
     if jnp.issubdtype(array.dtype, jnp.floating):
-        if not _has_infinite(array.dtype):  # XLA for CPUs cannot view 4 bits
+        if not has_infinite(array.dtype):  # XLA for CPUs cannot view 4 bits
             array = array.astype(np.float32)
         bits = jnp.finfo(array.dtype).bits
         return jax.lax.bitcast_convert_type(array, f"uint{bits}")

@@ -29,8 +29,8 @@ from treeadapt.errors import (
     TreeAdaptWarning,
 )
 from treeadapt.layers.region import read_key
+from treeadapt.migrations.casting import converted, is_lost
 from treeadapt.migrations.migration import Migration
-from treeadapt.migrations.running import converted, is_lost
 from treeadapt.names import listing, shorten
 from treeadapt.optax_fields import STORED_FIELDS, is_state_class
 from treeadapt.paths import unboxed

@@ -24,7 +24,7 @@ import optax
 from treeadapt.arrays import is_array
 from treeadapt.convert import describe, describe_argument
 from treeadapt.errors import StructureMismatchError, TransformError, TreeAdaptError
-from treeadapt.migrations.running import converted, is_lost
+from treeadapt.migrations.casting import converted, is_lost
 from treeadapt.names import Speller, listing, plural, shorten
 from treeadapt.optax_fields import (
     GROUPS,

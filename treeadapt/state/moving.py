@@ -21,7 +21,8 @@ from treeadapt.arrays import is_array
 from treeadapt.convert import describe
 from treeadapt.errors import MigrationError
 from treeadapt.layers.region import Along, Region, read_key
-from treeadapt.migrations.groups import Group, GroupMaker, Taken
+from treeadapt.migrations.group import Group, Taken
+from treeadapt.migrations.groups import GroupMaker
 from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.planning import assign
 from treeadapt.migrations.problems import Problems

@@ -22,7 +22,8 @@ import numpy as np
 
 from treeadapt.arrays import is_array
 from treeadapt.convert import describe
-from treeadapt.migrations.running import converted, on_auto_axes
+from treeadapt.migrations.casting import converted
+from treeadapt.migrations.running import on_auto_axes
 from treeadapt.names import fold, listing, plural, section, shorten
 from treeadapt.optax_fields import (
     ADAM_FIELDS,

@@ -1,0 +1,71 @@
+"""``Group``: leaves that move together, as ``groups`` plans them."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from treeadapt.arrays import is_array
+from treeadapt.migrations.rows import Row
+from treeadapt.migrations.running import Move
+from treeadapt.migrations.templates import Captures
+
+
+class Taken(NamedTuple):
+    """A leaf that a row takes: by which of its addresses, and what it captured."""
+
+    address: int
+    path: str
+    captures: Captures
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Leaves that move together.
+
+    Attributes:
+        row: the row that takes them.
+        place: its place in the table.
+        sources: paths of the leaves of each source, in the order of their numbers.
+        targets: the same of each target.
+        move: how their arrays are moved; None where each leaf stays as it is, and where
+            the row has a function.
+        target_specs: shape and dtype of each target's leaves; None where a function
+            decides.
+    """
+
+    row: Row
+    place: int
+    sources: tuple[tuple[str, ...], ...]
+    targets: tuple[tuple[str, ...], ...]
+    move: Move | None
+    target_specs: tuple[Any, ...]
+
+    @property
+    def source_paths(self) -> Iterator[str]:
+        """Paths of all its sources."""
+        return itertools.chain.from_iterable(self.sources)
+
+    @property
+    def filled(self) -> Iterator[str]:
+        """Paths of all its targets."""
+        return itertools.chain.from_iterable(self.targets)
+
+    @property
+    def specs(self) -> dict[str, Any]:
+        """What ``target_specs`` says of each target's leaves, by path."""
+        pairs = zip(self.targets, self.target_specs, strict=True)
+        return {path: spec for paths, spec in pairs for path in paths}
+
+
+def shape_of(spec: Any) -> tuple[int, ...]:
+    """Return the shape of a leaf; that of a Python number is empty."""
+    return tuple(spec.shape) if is_array(spec) else ()
+
+
+def size_bytes(spec: Any) -> int:
+    """Return the bytes of an array, of which only shape and dtype are known."""
+    return math.prod(spec.shape) * int(spec.dtype.itemsize)
