@@ -705,3 +705,48 @@ def test_any_checkpoint_is_read_from_a_server_as_from_a_folder(
         assert np.asarray(read[name]).tobytes() == leaf.tobytes()
         place = getattr(target[name], "sharding", None)
         assert getattr(read[name], "sharding", None) == place
+
+
+def test_what_a_store_has_listed_hides_no_change(tmp_path, memory, monkeypatch):
+    class Listed(MemoryFileSystem):
+        """Answers from the listing of a folder, and takes no option against that."""
+
+        protocol = ("listed",)
+        listings: dict = {}
+
+        def __init__(self, **options):
+            if "use_listings_cache" in options:
+                raise TypeError("no such option")
+            super().__init__(**options)
+
+        @classmethod
+        def _strip_protocol(cls, path):
+            return super()._strip_protocol(path.replace("listed://", "memory://"))
+
+        def ls(self, path, detail=True, **_):
+            rows = self.listings.get(path) or super().ls(path, detail=True)
+            self.listings[path] = rows
+            return rows if detail else [row["name"] for row in rows]
+
+        def info(self, path, **_):
+            rows = {
+                row["name"]: row for row in self.listings.get(self._parent(path), [])
+            }
+            return rows.get(path) or super().info(path)
+
+        def invalidate_cache(self, path=None):
+            self.listings.pop(self._parent(path), None)
+
+    fsspec.register_implementation("listed", Listed, clobber=True)
+    ta.save(tmp_path / "x.1.safetensors", TREE)
+    memory(tmp_path)
+    same(ta.load("listed://bucket", TREE), TREE)
+    placed, fs = store.placed, fsspec.filesystem("memory")
+
+    def replaced(*arguments):
+        fs.pipe("/bucket/x.1.safetensors", fs.cat("/bucket/x.1.safetensors"))
+        return placed(*arguments)
+
+    monkeypatch.setattr(store, "placed", replaced)
+    with pytest.raises(ta.CheckpointError, match="was replaced while it was read"):
+        ta.load("listed://bucket", TREE)

@@ -141,6 +141,7 @@ class RemotePath:
     def facts(self, *, again: bool = False) -> dict[str, Any] | None:
         """Return what its store says of it; None if it is not there."""
         if again or self.url not in self.store.facts:
+            self.store.fs.invalidate_cache(self.store.fs._strip_protocol(self.url))
             try:
                 known = self._asked(lambda: self._call("info"))
             except FileNotFoundError:
@@ -296,7 +297,11 @@ def checkpoint_path(path: Any, max_inflight_bytes: int = MAX_INFLIGHT_BYTES) -> 
     try:
         from fsspec.core import url_to_fs
 
-        fs, _ = url_to_fs(text, use_listings_cache=False)
+        try:
+            # What a listing says of a file is not what is said of the file alone.
+            fs, _ = url_to_fs(text, use_listings_cache=False)
+        except TypeError:  # of a store that takes no such option
+            fs, _ = url_to_fs(text)
     except (ImportError, ValueError) as error:
         cure = 'Install what reads it: pip install "treeadapt[remote]", with gcsfs for '
         cure += "gs:// and s3fs for s3://; or download it."
