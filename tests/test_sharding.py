@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from command import run
 from flax import nnx
 from flax.core import freeze
 from flax.linen import partitioning
@@ -128,6 +129,11 @@ def test_three_dots_stand_for_all_other_axes_whatever_the_rank(tmp_path):
     }
     assert partition_specs(stacked, {}, default=P("x", ...))["h"]["w"][0] == "x"
     assert "P('expert', ...)" in str(ta.summarize(model, by_hand))
+    arrays = {path: np.zeros(shape, "float32") for path, shape in MOE.items()}
+    ta.save(tmp_path / "moe.safetensors", arrays)
+    tree, path = tmp_path / "moe.safetensors", next(iter(MOE))
+    text = run("explain", tree, path, "--rules", file)
+    assert "gets P('expert', ...)." in text
 
 
 @pytest.mark.parametrize(

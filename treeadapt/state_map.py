@@ -329,8 +329,8 @@ def map_classes(view: TreeView, params: Iterable[str]) -> StateMap:
             return Slot(name, start + field, tail, *place) if place else Slot(name)
         for prefix, tail in cuts_of(rest):
             if place := exact(tail):
-                above = (start + prefix).removesuffix(SEPARATOR)
-                return Slot(name, above, tail, *place)
+                node = (start + prefix).removesuffix(SEPARATOR)
+                return Slot(name, node, tail, *place)
         return Slot(name)
 
     return StateMap(view, [*map(slot, view.plan.paths)])

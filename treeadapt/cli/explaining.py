@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import click
+from jax.sharding import PartitionSpec
 
 from treeadapt.cli.optimizing import explain_optimizer
 from treeadapt.errors import TreeAdaptError
@@ -19,6 +21,7 @@ from treeadapt.optimizers.load import OptimizerFile
 from treeadapt.reports.words import printable
 from treeadapt.selection.decision import MISSING, STATIC, Decision
 from treeadapt.selection.selectors import select
+from treeadapt.sharding.specs import spec_text
 
 
 def explain_rules(
@@ -51,12 +54,12 @@ def explain_rules(
         chosen = select(decision.view, where, unused="ignore")
         matching = "matches" if any(chosen[row] for row in rows) else "-"
         verdict = "decides" if index in deciding else matching
-        text = f"{verdict:8} rule {index + 1}: {where.typed} = {label!r}"
+        text = f"{verdict:8} rule {index + 1}: {where.typed} = {_value(label)}"
         look = {"bold": verdict == "decides" or None, "dim": verdict == "-" or None}
         click.secho(printable(text), **look)
     for name, (row, *_) in parts.items():
         value, rule = decision.values[row], decision.deciding[row] + 1
-        wording = f"gets {value!r}" if rule else f"gets the default, {value!r}"
+        wording = f"gets {'' if rule else 'the default, '}{_value(value)}"
         if value is STATIC:
             wording = "is not an array, and needs no rule"
         elif value is MISSING:
@@ -69,6 +72,10 @@ def explain_rules(
         for line in explain_optimizer(optimizers, label) if optimizers else ():
             click.echo(printable(line))
     return MISSING not in labels
+
+
+def _value(label: Any) -> str:
+    return spec_text(label) if isinstance(label, PartitionSpec) else repr(label)
 
 
 def explain_row(tree: str, path: str, plan: MigrationPlan) -> bool:
