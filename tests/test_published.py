@@ -140,6 +140,11 @@ def error_of(name, **options):
         ("tunx/qwen3", "no layout 'tunx'. Did you mean 'tunix'?"),
         ("Tunix/qwen3", "no layout 'Tunix'. Did you mean 'tunix'?"),
         ("hello", "no layout 'hello'. Layouts are"),
+        (" tunix/qwen3", "no layout ' tunix'. Did you mean 'tunix'?"),
+        ("t" * 100_000, "no layout 'ttt"),
+        ("tunix/" + "q" * 100_000, "no table of the model type 'qqq"),
+        ("a\0b", "no layout"),
+        ("https://example.org/x", "no layout 'https:'"),
         ("", "no layout ''"),
         ("tunix/qwen4", "'qwen4'. Near it: 'qwen2', 'qwen3'"),
         ("tunix/Qwen3", "'Qwen3'. Near it: 'qwen3'"),
@@ -347,3 +352,30 @@ def test_lint_explain_and_show_take_names(folder, tmp_path):
     assert "there is no such file" in wrong.output
     wrong = invoke("lint", target, "--migration", "tunix/qwen4")
     assert "Near it: 'qwen2', 'qwen3'" in wrong.output
+
+
+# --- what is near, and what is not ---
+
+
+@pytest.mark.parametrize("name", ["tunix/llama", "tunix/qwen2", "flax/vit"])
+def test_a_table_of_a_near_type_says_what_it_lacks(folder, name):
+    with pytest.raises(ta.MigrationError, match="no row takes") as caught:
+        ta.load(folder, migration=name)
+    assert f"of the table {name!r}" in str(caught.value)
+
+
+def test_a_chain_of_tables_says_where_its_rows_come_from(folder):
+    there = ta.load_migration("tunix", config=folder)
+    chain = there.inverse.then(ta.load_migration("maxtext", config=folder))
+    moved = chain(ta.load(folder, migration="tunix"))
+    again = ta.load(folder, migration="maxtext")
+    assert not ta.tree_diff(moved, ta.to_flat_dict(again), values=True)
+    assert not ta.tree_diff(
+        chain.inverse(moved), ta.load(folder, migration="tunix"), values=True
+    )
+
+
+@pytest.mark.parametrize("migration", [b"tunix", 7, {"tunix": 1}])
+def test_what_is_neither_a_table_nor_a_text_is_an_error(folder, migration):
+    with pytest.raises(ta.MigrationError, match=r"Expected migration="):
+        ta.load(folder, migration=migration)

@@ -52,9 +52,9 @@ _TOML_END_OF_KEY = re.compile(r"[=,{}\[\]\n]")
 
 def near_file(name: Path) -> str:
     """Return what a missing file may be called, as a hint, or ""."""
-    if name.exists():
-        return ""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):  # of a name that no file can have
+        if name.exists():
+            return ""
         files = [each for each in name.parent.iterdir() if each.suffix in _ENDINGS]
         if stem := Speller().best(name.stem, sorted(each.stem for each in files)):
             near = [str(each) for each in files if each.stem == stem]

@@ -23,8 +23,8 @@ for name in ("gemma", "gemma.gm", "gemma.gm.typing", "gemma.gm.ckpts"):
 sys.modules["gemma.gm.typing._common"] = types.SimpleNamespace(Params=Any)
 sys.path.append(str(Path(__file__).parent))
 
-from common import flat, gemma_checkpoint, report, weights_of
-from gemma.gm.ckpts import _compat
+from common import flat, gemma_checkpoint, report, weights_of  # noqa: E402
+from gemma.gm.ckpts import _compat  # noqa: E402
 
 
 def convert(_: str, folder: Path) -> dict[str, Any]:

@@ -318,7 +318,7 @@ def _source(
 ) -> tuple[Source, int | None]:
     """Return the leaves that can be loaded, and which of several migrations fits."""
     folders = [path] if isinstance(path, str | os.PathLike) else []
-    if isinstance(migration, Sequence) and not isinstance(migration, str):
+    if isinstance(migration, Sequence) and not isinstance(migration, str | bytes):
         tables = [named_migration(each, *folders) for each in migration]
         return source_that_fits(stored, tables, view, where, strict=strict, cast=cast)
     likes = None if view is None else view.flat()

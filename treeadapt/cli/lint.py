@@ -151,10 +151,7 @@ def read_migration(
     Raises:
         MigrationError: it cannot be read, or has no way back.
     """
-    try:
-        migration: Migration = named_migration(file, *filter(None, checkpoints))
-    except MigrationError as error:
-        raise MigrationError(as_options(str(error))) from None
+    migration: Migration = named_migration(file, *filter(None, checkpoints))
     return migration.inverse if reverse else migration
 
 
