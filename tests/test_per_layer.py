@@ -44,8 +44,9 @@ LEAF_BY_LEAF = (
 )
 #: Of these, what looks at a whole array, and so at all layers, without ``per_layer``.
 OF_ARRAYS = ("adafactor", "galore", "lamb", "muon", "sm3")
-#: Newton and Schulz's iteration enlarges what XLA rounds otherwise in a batch.
-FAR = {"muon": 1e-4}
+#: Newton and Schulz's iteration enlarges what XLA rounds otherwise in a batch, and so
+#: does the difference of two copies of the params.
+FAR = {"muon": 1e-4, "lookahead": 1e-5, "lookahead, reset": 1e-5}
 
 
 def model(layers=LAYERS):
