@@ -236,6 +236,23 @@ def test_a_frozen_leaf_under_gradients_of_each_example_keeps_its_shape(maker):
     assert (new["steps"] == params["steps"]).all()
 
 
+@pytest.mark.parametrize("grad", [0.5, 2])
+def test_a_number_may_be_the_gradient_of_a_leaf_that_does_not_move(grad):
+    params = {"a": jnp.ones(2), "b": jnp.ones(2)}
+    frozen = ta.freeze(optax.sgd(0.1), "a")
+    for tx in (frozen, optax.chain(optax.sgd(0.1), frozen), ta.adapt(frozen)):
+        updates, _ = tx.update({"a": grad, "b": jnp.ones(2)}, tx.init(params), params)
+        assert updates["a"].shape == (2,)
+        assert np.signbit(updates["a"]).all()
+    layers = {"a": jnp.ones((3, 2))}
+    for tx in (
+        ta.per_layer(optax.sgd(1.0), {"a": 0}),
+        ta.scale_by_rules({"**": -1.0}),
+    ):
+        updates, _ = tx.update({"a": grad}, tx.init(layers), layers)
+        assert (updates["a"] == -grad).all()
+
+
 def test_what_freezes_before_the_mean_of_examples_gives_a_zero_for_each():
     params = {"head": jnp.ones(2), "body": jnp.ones(2)}
     each = jax.tree.map(lambda leaf: jnp.ones((4, *leaf.shape)), params)

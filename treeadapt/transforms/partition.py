@@ -16,8 +16,10 @@ import functools
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import optax
 
+from treeadapt.arrays import is_array
 from treeadapt.convert import describe, describe_argument
 from treeadapt.errors import PathCollisionError, RulesError, TransformError
 from treeadapt.layers.keys import boxes
@@ -424,6 +426,8 @@ def _with_zeros(new: Any, group: Group, updates: FlatDict, params: Any | None) -
             update, param = updates[path], leaves.get(path)
             if update is None:
                 return None
+            if not is_array(update):  # a number may be the gradient of any array
+                update = jnp.asarray(update)
             is_like = param is None or is_each or update.shape == param.shape
             return no_change(update if is_like else param)
 

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
+import numpy as np
 import optax
 
 from treeadapt import _jax
@@ -244,7 +245,7 @@ def _over(
     def _axes_of_params(trees: Any, like: FlatDict) -> list[int | None]:
         """Return the axis of each leaf of flat dicts; None if it has another shape."""
         keyed = [(flat_key(keys), x) for keys, x in jtu.tree_leaves_with_path(trees)]
-        return [axes[p] if x.shape == like[p].shape else None for p, x in keyed]
+        return [axes[p] if np.shape(x) == like[p].shape else None for p, x in keyed]
 
     def _axes_of_state(state: Any, like: FlatDict) -> list[int]:
         leaves = zip(owners(state, axes).values(), jax.tree.leaves(state), strict=True)

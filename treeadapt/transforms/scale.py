@@ -133,6 +133,7 @@ def _as_array(value: Any) -> Any:
 
 def _scaled(path: str, leaf: Any, factor: Any) -> jax.Array:
     """Return a leaf times its factor, and where that is 0 an update of nothing."""
+    leaf = leaf if is_array(leaf) else jnp.asarray(leaf)
     scale = _checked(path, leaf, factor)
     values = _values(factor)
     if isinstance(values, jax.Array):  # its values are not looked at
