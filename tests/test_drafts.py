@@ -701,6 +701,23 @@ def test_a_conversion_function_that_cannot_be_read_is_named(convert, text):
         ta.draft_migration({"w": np.zeros(3, "f4")}, convert=convert)
 
 
+def first_dense(dense: int, layers: int) -> tuple[Leaves, Leaves]:
+    shapes = {f"h.{n}.w": np.zeros((5, 7)) for n in range(layers)}
+    source = float32(shapes, layers)
+    stack = np.stack([*source.values()])
+    return source, {"dense/w": stack[:dense], "moe/w": stack[dense:]}
+
+
+def test_numbers_after_those_of_another_row_begin_at_a_size():
+    draft = ta.draft_migration(*first_dense(2, 5))
+    assert not draft.doubtful
+    assert draft.migration.sizes == {"dense": 2}
+    text = draft.to_toml()
+    assert 'from = "h.{l+dense}.w : o i"' in text
+    rows = [row.typed() for row in draft.migration.rows]
+    moves_alike(ta.Migration(rows, sizes={"dense": 3}), *first_dense(3, 7))
+
+
 # --- held against another configuration ---
 
 

@@ -18,7 +18,7 @@ from treeadapt.drafts.ordering import apart
 from treeadapt.drafts.rows import DraftRow, Hole
 from treeadapt.drafts.sides import Side
 from treeadapt.drafts.values import find_links, leaf_of
-from treeadapt.drafts.writing import as_table, with_sizes, written
+from treeadapt.drafts.writing import as_table, with_first_layers, with_sizes, written
 from treeadapt.migrations.migration import Migration
 from treeadapt.names import fold, listing
 
@@ -92,6 +92,7 @@ def finished(
     united = [_bare(row, one, two) for row in live]
     texts, sizes = written(_in_order(united))
     texts = apart(texts, [*one.leaves])
+    texts, sizes = with_first_layers(texts, sizes)
     texts = sorted([*texts, *dropping(unread)], key=lambda each: each.row.is_rest)
     migration = as_table(texts, sizes)
     pairs = _pairs(migration, united, one, two)

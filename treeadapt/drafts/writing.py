@@ -10,12 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from treeadapt.drafts.merging import open_atoms
-from treeadapt.drafts.rows import DraftAddress, DraftRow, Hole, Tokens
+from treeadapt.drafts.rows import DraftAddress, DraftRow, Hole, Tokens, tokens_of
 from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.rows import Row, parse_row
 
 _LETTERS = "abcdefgijkmnopqrstuwxyz"
 _COUNT = range(10**6)
+_FIRST = "dense"  # layers before those that are counted from there
 _SHORT = 6  # characters of a number that does not follow from a size
 _NEAR = {  # the word before a number
     "l": {"layer", "layers", "h", "block", "blocks", "resblocks", "transformer"},
@@ -113,8 +114,48 @@ def written(rows: Sequence[DraftRow]) -> tuple[list[WrittenRow], dict[str, int]]
     texts = []
     for row in rows:
         fixed = {atom: names[row.sizes[atom]] for atom in open_atoms(row)}
-        texts.append(_written(row, _names(row, fixed, {*sizes})))
+        texts.append(_written(row, _names(row, fixed, {*sizes, _FIRST})))
     return texts, sizes
+
+
+def with_first_layers(
+    rows: Sequence[WrittenRow], sizes: Mapping[str, int]
+) -> tuple[list[WrittenRow], dict[str, int]]:
+    """Return rows whose numbers begin after those of another row, by a size.
+
+    As of the dense layers before the others, whose count no shape shows.
+    """
+    counts = {n for each in rows for n in _first_counts(each.row, rows)}
+    if len(counts) != 1:
+        return [*rows], dict(sizes)
+    (count,) = counts
+
+    def named(each: WrittenRow) -> WrittenRow:
+        if count not in _first_counts(each.row, rows):
+            return each
+        old, new = f"+{count}}}", f"+{_FIRST}}}"
+        texts = tuple(text.replace(old, new) for text in each.sources)
+        return dataclasses.replace(each, sources=texts)
+
+    return [*map(named, rows)], {**sizes, _FIRST: count}
+
+
+def _first_counts(row: DraftRow, rows: Sequence[WrittenRow]) -> set[int]:
+    """Return offsets of numbers that are how many leaves another row has."""
+    counts = set()
+    for place in row.sources:
+        for at, token in enumerate(place.tokens):
+            if not (isinstance(token, Hole) and token.shift):
+                continue
+            for other in (each.row for each in rows):
+                holes = [p.tokens[at] for p in other.sources if len(p.tokens) > at]
+                paths = map(tokens_of, other.source_paths)
+                start = place.tokens[:at]
+                numbers = {each[at] for each in paths if each[:at] == start}
+                is_one = all(isinstance(h, Hole) and len(h.atoms) == 1 for h in holes)
+                if is_one and numbers == set(map(str, range(token.shift))):
+                    counts.add(token.shift)
+    return counts
 
 
 def _counts_heads(row: DraftRow, atom: int) -> bool:
