@@ -114,7 +114,7 @@ test-models: $(MODELS_READY)  ## convert models of transformers; compare what th
 		tests/models $(PYTEST_ARGS)
 
 test-oracles:  ## ask the libraries of published tables again (ORACLES="tunix gemma")
-	@$(PYTHON) .ci/oracles/run.py $(ORACLES)
+	@NEWEST_PYTHON="$(NEWEST_PYTHON)" $(PYTHON) .ci/oracles/run.py $(ORACLES)
 
 test-loops: $(LOOPS_READY)  ## run the training loops of other libraries with partition
 	@XLA_FLAGS=--xla_force_host_platform_device_count=1 $(LOOPS)/bin/python -m pytest \

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
-import venv
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -55,6 +55,8 @@ LIBRARIES = {
     ),
 }
 
+NEWER = ("gemma", "maxtext")  # from Python 3.12 on
+
 
 def environment(library: str) -> Path | None:
     """Return the Python that has a library; None if it cannot be installed."""
@@ -62,14 +64,25 @@ def environment(library: str) -> Path | None:
     python, ready = folder / "bin" / "python", folder / ".ready"
     if ready.exists():
         return python
-    venv.create(folder, clear=True, with_pip=True)
     alone, others = LIBRARIES[library]
-    for packages in (["--no-deps", *alone] if alone else [], others):
-        pip = [python, "-m", "pip", "install", "--quiet", *packages]
-        if packages and subprocess.run(pip, check=False).returncode:
+    pip = [python, "-m", "pip", "install", "--quiet"]
+    steps = [[_base(library), "-m", "venv", "--clear", folder], [*pip, *others]]
+    if alone:
+        steps.insert(1, [*pip, "--no-deps", *alone])
+    for step in steps:
+        if subprocess.run(step, check=False).returncode:
             return None
     ready.touch()
     return python
+
+
+def _base(library: str) -> str:
+    """Return the Python that makes an environment; some libraries need a newer one."""
+    if library not in NEWER:
+        return sys.executable
+    names = ("python3.14", "python3.13", "python3.12")
+    known = os.environ.get("NEWEST_PYTHON", "")
+    return known or next(filter(None, map(shutil.which, names)), sys.executable)
 
 
 def digests(library: str, python: Path) -> dict[str, dict[str, str]]:
