@@ -749,9 +749,55 @@ def test_states_without_moments_are_not_guessed_between():
     assert report.ambiguous == {"sgd/count": ("0/count", "1/1/count")}
     _, report = carry_state(ta.adapt(one), params, (first, second))
     assert report.carried == {"sgd/count": "0/count"}
-    with pytest.warns(ta.TreeAdaptWarning, match="2 leaves of the new state"):
-        _, report = carry_state(ta.adapt(two), params, one.init(params))
-    assert list(report.ambiguous) == ["0/count", "1/1/count"]
+    # What is counted are updates, which all stages of a chain see.
+    state, report = carry_state(ta.adapt(two), params, set_count(one.init(params), 3))
+    assert {int(count) for count in jax.tree.leaves(state)} == {3}
+    # Of other numbers that is not so.
+    rates = optax.inject_hyperparams(optax.sgd)(0.1)
+    twice = optax.chain(rates, optax.named_chain(("more", rates)))
+    alone = optax.named_chain(("rate", rates))
+    with pytest.warns(ta.TreeAdaptWarning, match="hyperparams/learning_rate' could be"):
+        carry_state(ta.adapt(twice), params, alone.init(params))
+
+
+WHERE_IT_COUNTS = {
+    "plain": lambda tx: tx,
+    "twice": lambda tx: optax.chain(tx, optax.scale_by_schedule(schedule)),
+    "later": lambda tx: optax.chain(
+        optax.clip(1.0), tx, optax.scale_by_schedule(schedule)
+    ),
+    "MultiSteps": lambda tx: optax.MultiSteps(tx, 2).gradient_transformation(),
+    "groups": lambda tx: ta.partition({"x": tx, "y": tx}, {"head": "x", "**": "y"}),
+    "masked": lambda tx: optax.chain(
+        optax.masked(tx, {"head": True, "trunk": False}),
+        optax.masked(tx, {"head": False, "trunk": True}),
+    ),
+    "named": lambda tx: optax.named_chain(("s", tx)),
+    "inject": lambda tx: optax.inject_hyperparams(optax.sgd)(schedule),
+    "freeze": lambda tx: ta.freeze(tx, "head"),
+}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), list(itertools.permutations(WHERE_IT_COUNTS, 2))
+)
+def test_equal_counts_are_taken_and_others_are_not_guessed(before, after):
+    params, schedules = start(), optax.sgd(schedule)
+    old = WHERE_IT_COUNTS[before](schedules).init(params)
+    tx = WHERE_IT_COUNTS[after](schedules)
+    names = [name for name in ta.to_flat_dict(old) if name.endswith("count")]
+    for counts in (
+        dict.fromkeys(names, 7),
+        dict(zip(names, range(7, 20), strict=False)),
+    ):
+        flat = ta.to_flat_dict(old) | {n: jnp.int32(c) for n, c in counts.items()}
+        are_equal = len(set(counts.values())) == 1
+        check = pytest.warns(ta.TreeAdaptWarning, match="may be any of several saved")
+        with contextlib.nullcontext() if are_equal else check:
+            state, _ = carry_state(tx, params, ta.from_flat_dict(old, flat))
+        new = ta.to_flat_dict(state)
+        carried = {int(new[name]) for name in new if name.endswith("count")}
+        assert carried == {7 if are_equal else 0}
 
 
 def test_noise_of_groups_goes_on():

@@ -19,6 +19,10 @@ from treeadapt.optax_fields import GROUPS
 from treeadapt.paths import SEPARATOR
 from treeadapt.state_map import Slot, above, below, last, parent
 
+#: The fields of a state that is a step count alone, such as that of a schedule. Places
+#: of a chain are no names of these.
+_COUNT_ALONE = {"count"}
+
 #: A state by the names of its fields: ``{node: {field: name of the leaf}}``.
 Nodes = dict[str, dict[str, str]]
 
@@ -104,19 +108,20 @@ def match_rest(slots: Sequence[Slot], saved: Sequence[Slot], links: Links) -> Of
     """
     rest = [slot for slot in slots if not slot.is_copy]
     by_name = {slot.name: slot for slot in saved if not slot.is_copy}
-    owners = _owners(slots)
+    owners, complete = _owners(slots), by_node(rest)
     offers: Offers = {}
     unlinked: list[Slot] = []
     for slot in rest:
         sources = _linked(slot, by_name, owners, links)
-        if sources is None and slot.name in by_name:
+        is_named = slot.name in by_name and complete[slot.node].keys() != _COUNT_ALONE
+        if sources is None and is_named:
             sources = (slot.name,)
         if sources is None:
             unlinked.append(slot)
         elif sources:
             offers[slot.name] = sources, "least"
     used = {name for sources, _ in offers.values() for name in sources}
-    states, complete = by_node(by_name.values()), by_node(rest)
+    states = by_node(by_name.values())
     for node in _owners(saved):
         states.pop(node, None)
     kinds: dict[tuple[str, ...], Nodes] = {}
@@ -148,7 +153,8 @@ def _linked(
 ) -> tuple[str, ...] | None:
     """Follow the nearest link; None if there is none.
 
-    Nothing, if no leaf of the copies next to it was carried: it starts again with them.
+    Nothing, if it is next to copies of which no leaf was carried: it starts again with
+    them.
     """
     node = slot.node
     while True:
@@ -160,7 +166,7 @@ def _linked(
                 shared = [_common(name, one.split(SEPARATOR)) for one in sources]
                 pairs = zip(sources, shared, strict=True)
                 return tuple([source for source, n in pairs if n == max(shared)])
-        elif node in owners:
+        elif node in owners and node == slot.node:
             return ()
         if not node:
             return None
@@ -190,7 +196,9 @@ def _match_alike(group: str, wanted: Nodes, saved: Nodes) -> Offers:
             places = _inside(states)
             is_one_to_one = sorted(places.values()) == sorted(_inside(wanted).values())
             sources += [n for n in states if not is_one_to_one or places[n] == place]
-        choice: Choice = "nothing" if len(wanted) > len(saved) else "equal"
+        # A count is one of updates, which all stages see.
+        is_clear = len(wanted) <= len(saved) or fields.keys() == _COUNT_ALONE
+        choice: Choice = "equal" if is_clear else "nothing"
         for field, name in fields.items() if sources else ():
             offers[name] = tuple([saved[one][field] for one in sources]), choice
     return offers
