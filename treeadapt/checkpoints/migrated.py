@@ -210,9 +210,8 @@ def migrated(
         units = units_of(plan.tables[:number])
         moving = _Moving(found, table, known, cast, units, is_last)
         groups = {path: group for group in table.groups for path in group.filled}
-        kept = frozenset(moving.kept)
         found = Source(
-            moving.stored(), moving.read, kept, problems, groups, before=found
+            moving.stored(), moving.read, moving.kept, problems, groups, before=found
         )
     return dataclasses.replace(found, marks=unchecked_text(migration.rows))
 
@@ -254,10 +253,10 @@ class _Moving:
     is_last: bool
 
     @property
-    def kept(self) -> list[str]:
+    def kept(self) -> frozenset[str]:
         """Paths that stay as the target has them."""
         new = self.plan.new.items() if self.is_last else ()
-        return [path for path, filling in new if filling != "zeros"]
+        return frozenset(path for path, filling in new if filling != "zeros")
 
     def stored(self) -> Stored:
         """Return what the checkpoint holds under the new names.
@@ -276,8 +275,10 @@ class _Moving:
                         key=None,
                         owner="" if owner == path else owner,
                     )
-        for path in self.plan.new.keys() - {*self.kept}:
-            table[path] = self._like(path)
+        kept = self.kept
+        for path in self.plan.new:
+            if path not in kept:
+                table[path] = self._like(path)
         return dataclasses.replace(self.old.stored, table=table)
 
     def read(self, wanted: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

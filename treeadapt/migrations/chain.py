@@ -373,7 +373,8 @@ def units_of(
         makers = {path: places[id(g)] for g in before.groups for path in g.filled}
         for group in plan.groups:
             place = places[id(group)]
-            for maker in {makers[one] for one in group.source_paths if one in makers}:
+            known = (makers[one] for one in group.source_paths if one in makers)
+            for maker in dict.fromkeys(known):
                 links[place].append(maker)
                 links[maker].append(place)
     units: list[list[tuple[MigrationPlan, Group]]] = []
