@@ -271,7 +271,8 @@ def _take_all(table: Table, *, cast: bool) -> None:
         for row in table.copies
         if row.slot.field == grad and (row.source is None or row.retyped)
     }
-    _take(table, match_rest(slots, saved, links), cast=cast, passed=stale)
+    rest = match_rest(slots, saved, links, table.saved.fields)
+    _take(table, rest, cast=cast, passed=stale)
 
 
 def _take(

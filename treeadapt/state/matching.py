@@ -12,7 +12,7 @@ See ``carry_state`` for which leaves may be taken (shapes, values).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from typing import Any, Literal, TypeAlias
 
 from treeadapt.optax_fields import GROUPS
@@ -95,13 +95,19 @@ def learn_links(pairs: Iterable[tuple[Slot, Slot]]) -> Links:
     return links
 
 
-def match_rest(slots: Sequence[Slot], saved: Sequence[Slot], links: Links) -> Offers:
+def match_rest(
+    slots: Sequence[Slot],
+    saved: Sequence[Slot],
+    links: Links,
+    fields: Mapping[str, Collection[str]],
+) -> Offers:
     """Match the leaves that are in no copy of the params.
 
     Args:
         slots: all leaves of the new state.
-        saved: all leaves of the saved state.
+        saved: all leaves of the saved state that may be taken.
         links: what ``learn_links`` says.
+        fields: all fields of the saved state, by node; some leaves did not move.
 
     Returns:
         Saved names for each leaf that has any.
@@ -121,23 +127,24 @@ def match_rest(slots: Sequence[Slot], saved: Sequence[Slot], links: Links) -> Of
         elif sources:
             offers[slot.name] = sources, "least"
     used = {name for sources, _ in offers.values() for name in sources}
-    states = by_node(by_name.values())
-    for node in _owners(saved):
-        states.pop(node, None)
+    states = {
+        node: names
+        for node, names in by_node(by_name.values()).items()
+        if names.keys() == set(fields.get(node, names))
+    }
     kinds: dict[tuple[str, ...], Nodes] = {}
-    for node, fields in by_node(unlinked).items():
-        if fields == complete[node] and node not in owners:
+    for node, names in by_node(unlinked).items():
+        if names == complete[node] and node not in owners:
             # Several groups may continue one earlier state.
-            kinds.setdefault((_group(node), *sorted(fields)), {})[node] = fields
+            kinds.setdefault((_group(node), *sorted(names)), {})[node] = names
     with_moments = {path for node in owners for path in (node, *above(node))}
     for (group, *kind), nodes in kinds.items():
         # What goes on elsewhere is nothing for a group whose moments are new.
         may_share = group and group not in with_moments
         alike = {
-            node: fields
-            for node, fields in states.items()
-            if sorted(fields) == kind
-            and (may_share or used.isdisjoint(fields.values()))
+            node: names
+            for node, names in states.items()
+            if sorted(names) == kind and (may_share or used.isdisjoint(names.values()))
         }
         offers |= _match_alike(group, nodes, alike)
     return offers
