@@ -177,11 +177,6 @@ class _Size(click.ParamType):
         return size_bytes
 
 
-def _examples(*lines: str) -> str:
-    """Return the end of a command's help."""
-    return "\n".join(["\b", "Examples:", *(f"  treeadapt {line}" for line in lines)])
-
-
 def _no_color(context: click.Context, _parameter: Any, value: object) -> None:
     if value:
         context.find_root().color = context.color = False
@@ -260,7 +255,7 @@ def _with_table(command: Callable[..., None]) -> Any:
         if target is not None and migration is None:
             raise click.UsageError("A target needs --migration.")
         if tree is not None:
-            _require_order(tree, file, "TREE, and the file after its option")
+            _require_order(tree, file)
             _require_order(tree, others.get("path", ""), "TREE, then PATH")
         outcome: Outcome | None = None
         if rules is not None:
@@ -323,12 +318,16 @@ def app() -> None:
     """Hold the commands."""
 
 
-@app.command(
-    short_help="Show or draw paths, sizes and labels.",
-    epilog=_examples(
-        "show model.safetensors --rules freeze.toml --depth 2",
-        "show my_module:init --rules freeze.toml --output report.svg",
-    ),
+def _command(short_help: str, *examples: str) -> Callable[..., Any]:
+    """Make a function a command, with examples at the end of its help."""
+    lines = ["\b", "Examples:", *(f"  treeadapt {each}" for each in examples)]
+    return app.command(short_help=short_help, epilog="\n".join(lines))
+
+
+@_command(
+    "Show or draw paths, sizes and labels.",
+    "show model.safetensors --rules freeze.toml --depth 2",
+    "show my_module:init --rules freeze.toml --output report.svg",
 )
 @_tree
 @_with_rules
@@ -376,12 +375,11 @@ def show(
         raise click.UsageError("--mesh needs --rules, with a list for each pattern.")
     if optimizer is not None and mesh is None:
         raise click.UsageError("--optimizer needs --mesh.")
-    if rules is not None:
-        _require_order(tree, rules, "TREE, and the file after its option")
     if given and rules is None:
         raise click.UsageError("--given needs --rules.")
     table, optimizers = None, None
     if rules is not None:
+        _require_order(tree, rules)
         table = load_rules(rules, allow_regex=allow_regex)
         optimizers = optimizing.read_optimizers(rules, given, allow_regex=allow_regex)
         if optimizers.tables:
@@ -436,12 +434,10 @@ def _show_table(name: str, table: Rules | Migration) -> None:
     click.echo(printable(f"note: what it does: treeadapt {usage} {name}"), err=True)
 
 
-@app.command(
-    short_help="Check rules or a migration against a tree; for CI.",
-    epilog=_examples(
-        "lint model.safetensors --rules freeze.toml",
-        "lint old.safetensors my_module:model --migration table.toml",
-    ),
+@_command(
+    "Check rules or a migration against a tree; for CI.",
+    "lint model.safetensors --rules freeze.toml",
+    "lint old.safetensors my_module:model --migration table.toml",
 )
 @click.argument("tree", metavar="[TREE]", type=click.Path(), required=False)
 @click.argument("target", metavar="[TARGET]", type=click.Path(), required=False)
@@ -473,23 +469,22 @@ def lint(
     these are checked. As "github", findings are annotations of the file in a pull
     request.
     """
-    hints = []
-    if outcome is None or isinstance(outcome, Decision):
-        faults = [] if outcome is None else [*linted(outcome)]
-        table: Any = [] if outcome is None else outcome.rules
-        among = "the tables"
-        if outcome is not None:
-            among = plural(sum(outcome.is_array), "array")
-            hints = habits(outcome)
-        if optimizers is not None:
-            params = None if outcome is None else outcome.stored.tree
-            fits = not faults
-            faults += optimizing.optimizer_findings(optimizers, params, fits=fits)
-            hints += [*optimizing.optimizer_notes(optimizers, params)]
-    else:
+    faults: list[Finding] = []
+    table: Any = []
+    hints: list[str] = []
+    among, params = "the tables", None
+    if isinstance(outcome, Decision):
+        faults, hints = [*linted(outcome)], habits(outcome)
+        table, params = outcome.rules, outcome.stored.tree
+        among = plural(sum(outcome.is_array), "array")
+    elif outcome is not None:
         plan, faults = outcome
         table, among = plan.rows, plural(len(plan.source), "array")
         hints = [] if faults else [*notes(plan)]
+    if optimizers is not None:
+        fits = not faults
+        faults += optimizing.optimizer_findings(optimizers, params, fits=fits)
+        hints += optimizing.optimizer_notes(optimizers, params)
     left_out = Counter(each.kind for each in faults if each.kind in ignored)
     faults = [each for each in faults if each.kind not in ignored]
     if form == "json":
@@ -504,12 +499,10 @@ def lint(
         sys.exit(1)
 
 
-@app.command(
-    short_help="Say how two trees differ.",
-    epilog=_examples(
-        "diff old.safetensors new.safetensors",
-        "diff old.safetensors new.safetensors --values --where 'head/**'",
-    ),
+@_command(
+    "Say how two trees differ.",
+    "diff old.safetensors new.safetensors",
+    "diff old.safetensors new.safetensors --values --where 'head/**'",
 )
 @click.argument("a", metavar="A", type=click.Path())
 @click.argument("b", metavar="B", type=click.Path())
@@ -551,12 +544,10 @@ def _differences(a: str, b: str, where: Any, *, values: bool) -> TreeDiff:
         )
 
 
-@app.command(
-    short_help="Say which rule or row decides a leaf.",
-    epilog=_examples(
-        "explain model.safetensors h/3/attn/kernel --rules freeze.toml",
-        "explain old.safetensors lm_head.weight --migration table.toml",
-    ),
+@_command(
+    "Say which rule or row decides a leaf.",
+    "explain model.safetensors h/3/attn/kernel --rules freeze.toml",
+    "explain old.safetensors lm_head.weight --migration table.toml",
 )
 @_tree
 @click.argument("path", metavar="PATH")
@@ -584,9 +575,10 @@ def explain(
         sys.exit(1)
 
 
-@app.command(
-    short_help="List the published tables.",
-    epilog=_examples("tables", "tables tunix"),
+@_command(
+    "List the published tables.",
+    "tables",
+    "tables tunix",
 )
 @click.argument("layout", metavar="[LAYOUT]", required=False)
 @_shared
@@ -605,12 +597,10 @@ def tables(layout: str | None) -> None:
     printing.print_table(("table", "compared with", "model types"), lines)
 
 
-@app.command(
-    short_help="Write a checkpoint in another format, or migrated.",
-    epilog=_examples(
-        "convert old.safetensors new.safetensors --migration table.toml",
-        "convert run/1200 exported --max-shard-bytes 5GB",
-    ),
+@_command(
+    "Write a checkpoint in another format, or migrated.",
+    "convert old.safetensors new.safetensors --migration table.toml",
+    "convert run/1200 exported --max-shard-bytes 5GB",
 )
 @click.argument("source", metavar="SRC", type=click.Path())
 @click.argument("destination", metavar="DST", type=click.Path())
@@ -664,15 +654,15 @@ def convert(
         )
     _require_order(source, destination, "SRC, then DST")
     _require_new(destination, force=force)
-    is_schema = locating.format_of(destination, writing=True) == "schema"
-    needs_arrays = not is_schema or max_shard_bytes is not None
-    folder, rest = Path(), None
-    if like is not None and not needs_arrays:
-        raise click.UsageError("--like needs a DST with arrays, and this is a schema.")
+    form = locating.format_of(destination, writing=True)
+    needs_arrays = form != "schema" or max_shard_bytes is not None
+    folder, rest = Path(destination), None
     if like is not None:
-        is_file = locating.format_of(destination, writing=True) == "safetensors"
-        is_alone = is_file and max_shard_bytes is None
-        folder = Path(destination).parent if is_alone else Path(destination)
+        if not needs_arrays:
+            text = "--like needs a DST with arrays, and this is a schema."
+            raise click.UsageError(text)
+        if form == "safetensors" and max_shard_bytes is None:
+            folder = folder.parent
         rest = converting.other_files(like, folder, Path(destination))
     if sources.names_function(source) and not migrations and not needs_arrays:
         tree = sources.read_tree(source)
@@ -684,12 +674,12 @@ def convert(
         stored = sources.read_checkpoint(source)
         if needs_arrays:
             stored.require_arrays()
-        fitted = None if target is None else sources.read_source(target)
-        table, likes = None, None if fitted is None else fitted.tree
-        original = None if fitted is None else fitted.stored
-        if original is not None and original.format == "schema":
-            original = None  # it has no arrays
-        num_leaves = len(stored.leaves)
+        table = likes = original = None
+        if target is not None:
+            fitted = sources.read_source(target)
+            likes = fitted.tree
+            if fitted.stored is not None and fitted.stored.format != "schema":
+                original = fitted.stored  # a schema has no arrays
         written: Mapping[str, Any] = stored.leaves
         if migrations:
             file, table, plan = converting.fitting_migration(
@@ -699,7 +689,7 @@ def convert(
                 click.echo(f"{file!r} fits.")
             if table.origin:
                 click.echo(printable(f"The rows are {table.origin}."))
-            num_leaves, written = len(plan.result), plan.result
+            written = plan.result
             if text := unchecked_text(plan.rows):
                 _show_warning(text)
             if dry_run:
@@ -716,6 +706,7 @@ def convert(
                     max_shard_bytes=max_shard_bytes,
                     progress=lambda path: shown.update(sizes.get(path, 0)),
                 )
+        num_leaves = len(written)
     done = "Would write" if dry_run else "Wrote"
     click.echo(f"{done} {plural(num_leaves, 'leaf')} to {destination!r}.")
     if rest is not None and like is not None:
@@ -725,9 +716,10 @@ def convert(
             click.echo(printable(line))
 
 
-@app.command(
-    short_help="Measure on this machine.",
-    epilog=_examples("bench", "bench model.safetensors --rules freeze.toml"),
+@_command(
+    "Measure on this machine.",
+    "bench",
+    "bench model.safetensors --rules freeze.toml",
 )
 @click.argument("tree", metavar="[TREE]", type=click.Path(), required=False)
 @_with_rules
@@ -741,18 +733,16 @@ def bench(tree: str | None, rules: str | None, *, allow_regex: bool) -> None:
     if rules is not None and tree is None:
         raise click.UsageError("--rules needs a TREE.")
     if rules is not None:
-        _require_order(tree or "", rules, "TREE, and the file after its option")
+        _require_order(tree or "", rules)
     table = load_rules(rules, allow_regex=allow_regex) if rules else None
     measured = None if tree is None else sources.read_tree(tree)
     printing.print_table(("call", "leaves", "ms", "ratio"), bench_rows(measured, table))
 
 
-@app.command(
-    short_help="Write the first version of a migration.",
-    epilog=_examples(
-        "draft old.safetensors my_module:model --output table.toml",
-        "draft tiny.safetensors --convert my_module:convert",
-    ),
+@_command(
+    "Write the first version of a migration.",
+    "draft old.safetensors my_module:model --output table.toml",
+    "draft tiny.safetensors --convert my_module:convert",
 )
 @click.argument("source", metavar="SRC", type=click.Path())
 @click.argument("target", metavar="[TARGET]", type=click.Path(), required=False)
@@ -835,7 +825,9 @@ def _drop_unwritten(stream: Any) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _require_order(tree: str, other: str, order: str) -> None:
+def _require_order(
+    tree: str, other: str, order: str = "TREE, and the file after its option"
+) -> None:
     if other and sources.names_tree(other) and not sources.names_tree(tree):
         raise click.UsageError(
             f"{tree!r} is not a tree, and {other!r} is; the order is {order}."
