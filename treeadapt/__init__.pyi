@@ -6,12 +6,7 @@ from treeadapt.adapters.adapter import BOX, Adapter, Flat
 from treeadapt.adapters.registry import AdapterRegistry, default_registry, register
 from treeadapt.arrays import Params, Tree
 from treeadapt.checkpoints.load_report import LoadReport
-from treeadapt.checkpoints.store import (
-    compare_checkpoint,
-    load,
-    read_metadata,
-    save,
-)
+from treeadapt.checkpoints.store import compare_checkpoint, load, read_metadata, save
 from treeadapt.convert import (
     from_flat_dict,
     from_state_dict,
@@ -75,11 +70,7 @@ from treeadapt.sharding.training_state import named_shardings, partition_specs
 from treeadapt.splitting import Rest, map_where, merge, split
 from treeadapt.state.callbacks import tree_map_params, value_and_grad_from_state
 from treeadapt.state.carry_state import CarryReport, carry_state
-from treeadapt.state.fields import (
-    schedule_free_eval_params,
-    tree_get,
-    tree_set,
-)
+from treeadapt.state.fields import schedule_free_eval_params, tree_get, tree_set
 from treeadapt.state.nnx_optimizer import set_opt_state
 from treeadapt.transforms.adapt import adapt
 from treeadapt.transforms.hyperparams import inject_hyperparams, schedule

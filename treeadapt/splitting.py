@@ -33,13 +33,7 @@ from treeadapt.errors import (
 )
 from treeadapt.names import Mismatch, listing, plural, shorten
 from treeadapt.selection.rules import allowing
-from treeadapt.selection.selectors import (
-    Unused,
-    Where,
-    as_selector,
-    select,
-    view_whole,
-)
+from treeadapt.selection.selectors import Unused, Where, as_selector, select, view_whole
 from treeadapt.trees.metadata import Snapshot, node_data
 from treeadapt.trees.views import Plan, TreeView, same_structure, view_tree
 

@@ -18,12 +18,7 @@ import importlib
 import sys
 import threading
 import weakref
-from collections.abc import (
-    Iterable,
-    Iterator,
-    MutableMapping,
-    Sequence,
-)
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from typing import Any
 
 from treeadapt.adapters import builtin, jax, named

@@ -136,9 +136,10 @@ class FileArray:
         ):
             start_bytes = sum(map(operator.mul, outer, strides))
             held = [
-                (number, tuple(map(_minus, outer, box)), box[depth:])
+                (number, tuple(i - each.start for i, each in above), box[depth:])
                 for number, box in enumerate(boxes)
-                if all(map(_holds, box, outer))
+                for above in [[*zip(outer, box, strict=False)]]
+                if all(each.start <= i < each.stop for i, each in above)
             ]
             if len(held) == 1 and held[0][2][1:] == whole(self.shape[depth + 1 :]):
                 number, place, box = held[0]  # its rows follow each other, there too
@@ -156,11 +157,8 @@ class FileArray:
                         here = (slice(a - first, b - first), *box[1:])
                         parts.append((number, (*place, there), here))
                 if parts:
-                    yield (
-                        start_bytes + first * row_bytes,
-                        (last - first) * row_bytes,
-                        parts,
-                    )
+                    start = start_bytes + first * row_bytes
+                    yield start, (last - first) * row_bytes, parts
 
     def _read_to(self, file: Any, start_bytes: int, array: Any) -> None:
         """Fill a contiguous array with the bytes from a place on."""
@@ -224,12 +222,11 @@ def requests_for(
     Args:
         wanted: arrays, in the order in which they are in files, and boxes of each.
     """
-    ranges: list[tuple[Any, int, int]] = []
-    for array, boxes in wanted:
-        for place, num_bytes, _ in array.pieces(boxes):
-            start = array.start_bytes + place
-            ranges.append((array.path, start, start + num_bytes))
-    return joined(ranges)
+    return joined(
+        (array.path, array.start_bytes + place, array.start_bytes + place + num_bytes)
+        for array, boxes in wanted
+        for place, num_bytes, _ in array.pieces(boxes)
+    )
 
 
 def boxes_here(sharding: Any, shape: Sequence[int]) -> list[Box]:
@@ -284,11 +281,3 @@ def _box(index: Sequence[slice], shape: Sequence[int]) -> Box:
 
 def _key(box: Box) -> tuple[tuple[int, int], ...]:
     return tuple((each.start, each.stop) for each in box)  # slices have no hash
-
-
-def _minus(index: int, each: slice) -> int:
-    return index - each.start
-
-
-def _holds(each: slice, index: int) -> bool:
-    return bool(each.start <= index < each.stop)

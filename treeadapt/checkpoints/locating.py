@@ -26,7 +26,7 @@ from treeadapt.checkpoints import (
     schema_file,
 )
 from treeadapt.checkpoints.errors import UNPICKLED, refuse
-from treeadapt.checkpoints.remote import AnyPath, RemotePath, read_range
+from treeadapt.checkpoints.remote import HEAD_BYTES, AnyPath, RemotePath, read_range
 from treeadapt.names import Speller, listing, plural
 
 FORMATS: Mapping[str, ModuleType] = {
@@ -45,7 +45,6 @@ _READERS = {
 }
 _PICKLES = ("bin", "ckpt", "pt", "pth")
 _ONLY_READ = ("npz", "msgpack")
-_START_BYTES = 512  # of a file, which say what it is
 _LFS = b"version https://git-lfs.github.com/spec/"
 _PAGE = re.compile(rb"\s*<(!doctype\s|html|\?xml)", re.IGNORECASE)
 # A map of MessagePack that has something in it, of which the first key is a text.
@@ -67,10 +66,8 @@ def near_name(name: Path) -> str:
         return f" There is no folder {listing([str(folder)])}.{hub}"
     with contextlib.suppress(OSError):
         endings = (*(f".{kind}" for kind in FORMATS), schema_file.ENDING)
-        entries = [
-            x for x in folder.iterdir() if x.is_dir() or x.name.endswith(endings)
-        ]
-        names = [x.name for x in entries]
+        entries = folder.iterdir()
+        names = [x.name for x in entries if x.is_dir() or x.name.endswith(endings)]
         same = [x for x in names if x.partition(".")[0] == name.name.partition(".")[0]]
         if near := (same or Speller().nearest(name.name, names))[:3]:
             return f" Did you mean {listing([str(folder / x) for x in near])}?"
@@ -195,12 +192,10 @@ def _of_flax(folder: AnyPath) -> Iterator[AnyPath]:
 
 def _format_of_content(file: AnyPath) -> str:
     """Return the format of a file of any name, as its first bytes say; or ""."""
-    start = read_range(file, 0, _START_BYTES)
+    start = read_range(file, 0, HEAD_BYTES)
     if start[8:9] == b"{" and int.from_bytes(start[:8], "little") < 2**32:
         return "safetensors"
-    name_bytes = int.from_bytes(
-        start[26:28], "little"
-    )  # of the first one in an archive
+    name_bytes = int.from_bytes(start[26:28], "little")  # of an archive's first file
     if start[:4] == b"PK\3\4" and start[30 : 30 + name_bytes].endswith(b".npy"):
         return "npz"
     return "msgpack" if _MAP.match(start) else ""
@@ -208,7 +203,7 @@ def _format_of_content(file: AnyPath) -> str:
 
 def _is_pickle(file: AnyPath) -> bool:
     """Return whether ``pickle`` wrote a file, or PyTorch did."""
-    start = read_range(file, 0, _START_BYTES) if file.is_file() else b""
+    start = read_range(file, 0, HEAD_BYTES) if file.is_file() else b""
     return start[:1] == b"\x80" or start[30:].startswith(b"archive/data.pkl")
 
 
@@ -220,7 +215,7 @@ def require_content(file: AnyPath) -> None:
     """
     if not file.is_file():
         return
-    start, again = read_range(file, 0, _START_BYTES), "Download or copy it again."
+    start, again = read_range(file, 0, HEAD_BYTES), "Download or copy it again."
     if not start:
         refuse(file, "it is empty", again)
     if start.startswith(_LFS):

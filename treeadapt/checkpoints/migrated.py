@@ -176,11 +176,7 @@ def require_migration(migration: Any) -> None:
 
 
 def migrated(
-    stored: Stored,
-    migration: Migration,
-    likes: Mapping[str, Any] | None,
-    *,
-    cast: bool,
+    stored: Stored, migration: Migration, likes: Mapping[str, Any] | None, *, cast: bool
 ) -> Source:
     """Plan a migration of a checkpoint on its metadata.
 
@@ -292,13 +288,9 @@ class _Moving:
             MigrationError: copies differ, what is cut off is not zero, or what a
                 function made does not fit the target.
         """
-        for units in batches(self._units_of(wanted), _unit_bytes):
-            batch = [
-                group
-                for unit in units
-                for plan, group in unit
-                if plan is self.plan and any(one in wanted for one in group.filled)
-            ]
+        wanted_units = [x for x in self.units if self._groups(x, wanted)]
+        for units in batches(wanted_units, _unit_bytes):
+            batch = [group for unit in units for group in self._groups(unit, wanted)]
             places: dict[str, Any] = {}
             for group in batch:
                 homes = {wanted[path] for path in group.filled if path in wanted}
@@ -317,17 +309,14 @@ class _Moving:
             elif path in wanted:
                 yield path, np.asarray(to_array(path, self.likes[path]))
 
-    def _units_of(
-        self, wanted: Collection[str]
-    ) -> list[Sequence[tuple[MigrationPlan, Group]]]:
-        """Return the units in which a group of this table makes what is wanted."""
+    def _groups(
+        self, unit: Sequence[tuple[MigrationPlan, Group]], wanted: Collection[str]
+    ) -> list[Group]:
+        """Return the groups of this table in a unit that make what is wanted."""
         return [
-            unit
-            for unit in self.units
-            if any(
-                plan is self.plan and any(one in wanted for one in group.filled)
-                for plan, group in unit
-            )
+            group
+            for plan, group in unit
+            if plan is self.plan and any(one in wanted for one in group.filled)
         ]
 
     def _made(

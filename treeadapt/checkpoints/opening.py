@@ -25,11 +25,7 @@ from treeadapt.checkpoints.locating import (
     near_name,
     require_content,
 )
-from treeadapt.checkpoints.remote import (
-    MAX_INFLIGHT_BYTES,
-    AnyPath,
-    checkpoint_path,
-)
+from treeadapt.checkpoints.remote import MAX_INFLIGHT_BYTES, AnyPath, checkpoint_path
 from treeadapt.checkpoints.replacing import restore
 from treeadapt.checkpoints.stored import NUMBER, Stored
 from treeadapt.checkpoints.versions import stamp, watched

@@ -9,10 +9,12 @@ shown has the query or the password of a URL, which may open a store to others.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import errno
 import fnmatch
 import io
+import itertools
 import os
 import re
 import threading
@@ -32,7 +34,7 @@ MAX_INFLIGHT_BYTES = 2**31
 REQUESTS = 16
 _REQUEST_BYTES = 2**18, 2**24  # of one request: what is not split, and what is
 _GAP_BYTES = 2**18  # up to which it is read over, next to a range that is smaller
-_HEAD_BYTES = 512  # of each file, which say what it is
+HEAD_BYTES = 512  # of each file, which say what it is
 _LIMIT_S = 120
 _WAITS_S = (0.1, 0.5, 2.0)  # before a request is made again
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
@@ -142,10 +144,9 @@ class RemotePath:
         """Return what its store says of it; None if it is not there."""
         if again or self.url not in self.store.facts:
             self.store.fs.invalidate_cache(self.store.fs._strip_protocol(self.url))
-            try:
+            known = None
+            with contextlib.suppress(FileNotFoundError):
                 known = self._asked(lambda: self._call("info"))
-            except FileNotFoundError:
-                known = None
             self.store.facts[self.url] = known
         return self.store.facts[self.url]
 
@@ -154,24 +155,21 @@ class RemotePath:
         if self.store.is_web:
             yield from filter(RemotePath.is_file, map(self.__truediv__, _TRIED))
             return
-        try:
+        names: list[str] = []
+        with contextlib.suppress(FileNotFoundError):
             names = self._asked(lambda: self._call("ls", detail=False))
-        except FileNotFoundError:
-            names = []
         for name in sorted({each.rstrip("/").rpartition("/")[2] for each in names}):
             yield self / name
 
     def glob(self, pattern: str) -> Iterator[RemotePath]:
         """Yield what is in the folder, or a file in the folders in it."""
         first, _, file = pattern.partition("/")
-        names = [x for x in self.iterdir() if fnmatch.fnmatchcase(x.name, first)]
-        if file and self.store.is_web:
-            return
-        if file:
-            names = [each / file for each in names]
-            there = mapped(RemotePath.is_file, names)
-            names = [each for each, yes in zip(names, there, strict=True) if yes]
-        yield from names
+        entries = [x for x in self.iterdir() if fnmatch.fnmatchcase(x.name, first)]
+        if not file:
+            yield from entries
+        elif not self.store.is_web:
+            files = [each / file for each in entries]
+            yield from itertools.compress(files, mapped(RemotePath.is_file, files))
 
     def open(self, _mode: str) -> io.BytesIO:
         """Read the whole file, and open what was read."""
@@ -188,13 +186,13 @@ class RemotePath:
     def head(self) -> bytes:
         """Return how the file starts."""
         if self.url not in self.store.heads:
-            stop = min(_HEAD_BYTES, self.stat().st_size)
+            stop = min(HEAD_BYTES, self.stat().st_size)
             self.store.heads[self.url] = self.requested(0, stop) if stop else b""
         return self.store.heads[self.url]
 
     def read(self, start: int, stop: int) -> bytes:
         """Read a range."""
-        head = self.head()[start:stop] if start < _HEAD_BYTES else b""
+        head = self.head()[start:stop] if start < HEAD_BYTES else b""
         rest = [(self, start + len(head), stop)] if start + len(head) < stop else []
         pieces = fetch(rest, self.store.max_bytes // 2)
         return b"".join([head, *(data for _, _, data in pieces)])
@@ -233,24 +231,21 @@ class RemotePath:
             try:
                 with self.store.slots:
                     return call()
-            except FileNotFoundError as error:
-                # fsspec's ``info`` raises it whatever a web server says.
-                cause = error.__cause__ if self.store.is_web else None
-                failure = cause or error
-                if cause is None or getattr(cause, "status", None) in (404, 410):
-                    failure = error
-                    break
-            except PermissionError as error:
-                failure = error
-                break
             except Exception as error:  # noqa: BLE001 - of any library below fsspec
                 failure = error
-            if wait_s is not None:
-                _pause(wait_s)
+            if self.store.is_web and isinstance(failure, FileNotFoundError):
+                # fsspec's ``info`` raises it whatever a web server says.
+                cause = failure.__cause__
+                if cause and getattr(cause, "status", None) not in (404, 410):
+                    failure = cause
+            is_final = isinstance(failure, FileNotFoundError | PermissionError)
+            if is_final or wait_s is None:
+                break
+            _pause(wait_s)
         if isinstance(failure, FileNotFoundError):
             raise FileNotFoundError(errno.ENOENT, "not there", str(self)) from None
         text = shorten(f"{type(failure).__name__}: {shown(str(failure))}", limit=300)
-        times = " each time" * (not isinstance(failure, PermissionError))
+        times = " each time" * (not is_final)
         raise CheckpointError(
             f"The checkpoint {listing([str(self)])} cannot be read. The request "
             f"failed{times}: {text}"
@@ -278,14 +273,14 @@ def checkpoint_path(path: Any, max_inflight_bytes: int = MAX_INFLIGHT_BYTES) -> 
     """
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else ""
     scheme = _URL.match(text)
-    if collapsed := not scheme and not isinstance(path, str) and _COLLAPSED.match(text):
-        cure = f"Pass the text {collapsed[1]}://..., which Path changes."
-        refuse(text, "there is no such folder", cure)
-    if not scheme and "://" in text:
-        refuse(
-            shown(text), "it is not a URL that is read here", "Name one such as s3://"
-        )
     if not scheme:
+        collapsed = None if isinstance(path, str) else _COLLAPSED.match(text)
+        if collapsed:
+            cure = f"Pass the text {collapsed[1]}://..., which Path changes."
+            refuse(text, "there is no such folder", cure)
+        if "://" in text:
+            seen, cure = "it is not a URL that is read here", "Name one such as s3://"
+            refuse(shown(text), seen, cure)
         return named_path(path)
     base, mark, rest = text.partition("?")
     if scheme[1].lower() == "file":
@@ -340,9 +335,7 @@ def mapped(function: Callable[[_T], _R], paths: Iterable[_T]) -> Iterable[_R]:
         return list(pool.map(function, paths))
 
 
-def joined(
-    ranges: Iterable[tuple[RemotePath, int, int]],
-) -> list[tuple[RemotePath, int, int]]:
+def joined(ranges: Iterable[tuple[Any, int, int]]) -> list[tuple[RemotePath, int, int]]:
     """Return ranges with those as one that follow each other, or nearly so.
 
     What is between two is read too where one of them is small, because a request takes
@@ -392,9 +385,8 @@ def fetch(
                     break
                 left.popleft()
                 free -= stop - start
-                pending.append(
-                    (path, start, stop, pool.submit(path.requested, start, stop))
-                )
+                request = pool.submit(path.requested, start, stop)
+                pending.append((path, start, stop, request))
             path, start, stop, request = pending.popleft()
             yield path, start, request.result()
             free += stop - start

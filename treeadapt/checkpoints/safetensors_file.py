@@ -23,12 +23,7 @@ import numpy as np
 
 from treeadapt.checkpoints.boxes import FileArray
 from treeadapt.checkpoints.errors import refuse, reported
-from treeadapt.checkpoints.remote import (
-    AnyPath,
-    RemotePath,
-    mapped,
-    read_range,
-)
+from treeadapt.checkpoints.remote import AnyPath, RemotePath, mapped, read_range
 from treeadapt.checkpoints.schema_file import marks_of
 from treeadapt.checkpoints.stored import (
     MAX_LEAVES,

@@ -44,12 +44,7 @@ from treeadapt.checkpoints.leaves import (
     to_array,
 )
 from treeadapt.checkpoints.load_report import LoadReport
-from treeadapt.checkpoints.migrated import (
-    Source,
-    named_migration,
-    source_of,
-    valueless,
-)
+from treeadapt.checkpoints.migrated import Source, named_migration, source_of, valueless
 from treeadapt.checkpoints.opening import opened
 from treeadapt.checkpoints.processes import agreed, spans_processes
 from treeadapt.checkpoints.reading import extra_bytes, read_ahead, read_arrays

@@ -17,11 +17,7 @@ import jax
 
 from treeadapt.checkpoints import orbax_folder, safetensors_file, schema_file
 from treeadapt.checkpoints.errors import named_path, reported
-from treeadapt.checkpoints.locating import (
-    FORMATS,
-    checkpoints_in,
-    format_of,
-)
+from treeadapt.checkpoints.locating import FORMATS, checkpoints_in, format_of
 from treeadapt.checkpoints.processes import agreed
 from treeadapt.checkpoints.replacing import replaced
 from treeadapt.checkpoints.stored import Leaf

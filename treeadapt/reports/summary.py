@@ -25,14 +25,7 @@ from treeadapt.arrays import Tree, is_array
 from treeadapt.checkpoints.replacing import replaced
 from treeadapt.errors import ShardingError, TreeAdaptError
 from treeadapt.layers.stacks import Layers
-from treeadapt.names import (
-    counts_text,
-    listing,
-    natural,
-    plural,
-    shorten,
-    size_text,
-)
+from treeadapt.names import counts_text, listing, natural, plural, shorten, size_text
 from treeadapt.reports.html import html_page, html_part
 from treeadapt.reports.layout import aligned
 from treeadapt.reports.memory import MemoryPlan, plan_memory
