@@ -152,7 +152,7 @@ def error_of(name, **options):
         ("tunix/../tunix/qwen3", "no table of the model type '../tunix/qwen3'"),
         ("tunix/", "depends on the model type"),
         ("tunix", "depends on the model type"),
-        ("tunix/mamba", "It has 'gemma2',"),
+        ("tunix/mamba", "It has: 'gemma2',"),
         ("./tunix/qwen3", "TOML or JSON"),
         ("tunix/qwen3.toml", "there is no such file"),
         ("tunix\\qwen3", "TOML or JSON"),
@@ -243,6 +243,14 @@ def test_a_size_may_be_a_quotient_of_two():
     assert "d = 8 (head_dim)" in origin
     text = error_of("maxtext", config=config | {"hidden_size": 22})
     assert "has 'hidden_size / num_attention_heads': 22 / 4" in text
+
+
+def test_a_table_that_cannot_be_read_without_a_size_says_where_it_comes_from():
+    text = error_of("maxtext/deepseek_v3")
+    assert "no size 'dense'" in text
+    assert text.endswith("Pass config=, which gives 'h', 'dense'.")
+    config = {"first_k_dense_replace": 3}
+    assert ta.load_migration("maxtext/deepseek_v3", config=config).sizes["dense"] == 3
 
 
 def test_a_name_outright_needs_no_configuration_and_overrules_one(folder):

@@ -583,18 +583,15 @@ def explain(
 @click.argument("layout", metavar="[LAYOUT]", required=False)
 @_shared
 def tables(layout: str | None) -> None:
-    """List the published tables, by layout, or one by one those of LAYOUT.
+    """List the published tables, of LAYOUT alone if it is named.
 
     A table moves published weights into the model of another library, and back: name it
     as --migration LAYOUT/TYPE, or LAYOUT where a config.json is next to the weights.
     """
-    if layout is None:
-        rows = [(name, ", ".join(types)) for name, types in published().items()]
-        printing.print_table(("layout", "model types"), rows)
-        return
-    every = dict.fromkeys(tables_of(layout).values())
-    lines = [(one.name, one.oracle, ", ".join(one.model_types)) for one in every]
-    printing.print_table(("table", "compared with", "model types"), lines)
+    chosen = [*published().values()] if layout is None else [tables_of(layout)]
+    every = dict.fromkeys(table for types in chosen for table in types.values())
+    rows = [(one.name, one.oracle, ", ".join(one.model_types)) for one in every]
+    printing.print_table(("table", "compared with", "model types"), rows)
 
 
 @_command(

@@ -625,7 +625,9 @@ def _read(
     try:
         migration = Migration(rows, sizes={**sizes, **used}, new=new)
     except MigrationError as error:
-        raise MigrationError(f"Migration file {str(path)!r}: {error}") from None
+        open_sizes = [n for n in keys if n not in sizes and n not in used]
+        hint = f"\nPass config=, which gives {listing(open_sizes)}." * bool(open_sizes)
+        raise MigrationError(f"Migration file {str(path)!r}: {error}{hint}") from None
     texts = [f"{n} = {size} ({stated[n][1]})" for n, size in used.items()]
     of_name = f"of the table {name!r}" if name else f"of {str(path)!r}" * bool(texts)
     migration.origin = ", with ".join(filter(None, (of_name, ", ".join(texts))))

@@ -123,13 +123,12 @@ def find(name: str, config: Config | None = None) -> PublishedTable:
         return table
     near = Speller().nearest(model_type, [*tables])
     others = [each for each, types in published().items() if model_type in types]
-    hints = [f"Near it: {listing(near)}."] * bool(near)
-    hints += [f"The layouts that have it: {listing(others)}."] * bool(others)
+    lists = {"Near it": near, "The layouts that have it": others, "It has": [*tables]}
+    texts = (f"{key}: {listing(it, limit=99)}. " for key, it in lists.items() if it)
     raise MigrationError(
         f"The layout {layout!r} has no table of the model type "
-        f"{listing([model_type])}. {' '.join(hints)}{' ' * bool(hints)}It has "
-        f"{listing(tables, limit=99)}. If one of these fits all the same, name it, as "
-        f"{listing([f'{layout}/{[*near, *tables][0]}'])}."
+        f"{listing([model_type])}. {''.join(texts)}"
+        "If one of these fits all the same, name it outright."
     )
 
 
