@@ -65,6 +65,7 @@ _FORMS: dict[str, tuple[tuple[type, ...], str, str]] = {
     "scales": ((dict,), "a table of steps", '{ "1000" = 0.1 }'),
     "cycles": ((list,), "a list of tables", "[{ peak_value = 1e-3, ... }]"),
     "cycle": ((dict,), "a table", "{ peak_value = 1e-3, ... }"),
+    "object": ((), "what only Python has", ""),
     "bool": ((bool,), "a bool", "true or false"),
     "text": ((str,), "a text", "it in quotes"),
     "dtype": ((str,), "a floating-point dtype", '"bfloat16" or "float32"'),
@@ -248,7 +249,6 @@ class Builder:
         name, kind = place.rpartition(".")[2], argument.kind
         _, what, example = _FORMS.get(kind, ((), "a number", "1.0"))
         if kind == "object":
-            what = "what only Python has"
             example = f'{name} = {{ given = "{name}" }}, and pass {name}='
         what += f" of length {argument.length}" if argument.length else ""
         seen = f"the {type(data).__name__} {one_line(repr(data))}"
@@ -445,9 +445,6 @@ class Builder:
             dtype = jnp.dtype(data) if re.fullmatch("[a-z][a-z0-9_]*", data) else None
             if dtype is not None and jnp.issubdtype(dtype, jnp.inexact):
                 return dtype
-        return self._unlike(argument, data, place)
-
-    def _object(self, argument: Argument, data: Any, place: str) -> Any:
         return self._unlike(argument, data, place)
 
     def _any(self, argument: Argument, data: Any, place: str) -> Any:

@@ -182,7 +182,11 @@ class Answers:
         try:
             values = list(map(self.by_path.__getitem__, stored))
         except KeyError:
-            values = self._of_others(view, stored)
+            leaves = view.flat()
+            new = [p for p in stored if p not in self.by_path and is_array(leaves[p])]
+            if new:
+                raise self.missing([*dict.fromkeys(new)], len(stored)) from None
+            values = [self.by_path.get(path, self.static) for path in stored]
         if not self._splits:
             return values
         leaves = view.flat()
@@ -192,14 +196,6 @@ class Answers:
             else value
             for value, region, path in zip(values, stored, paths, strict=True)
         ]
-
-    def _of_others(self, view: TreeView, paths: Sequence[str]) -> list[Any]:
-        """Return the same for paths some of which are new."""
-        leaves = view.flat()
-        new = [p for p in paths if p not in self.by_path and is_array(leaves[p])]
-        if new:
-            raise self.missing([*dict.fromkeys(new)], len(paths))
-        return [self.by_path.get(path, self.static) for path in paths]
 
     @functools.cached_property
     def _splits(self) -> bool:

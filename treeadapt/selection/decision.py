@@ -380,26 +380,21 @@ class Decision:
         is_plain = not rules.others and len(self._won) == len(rules.pairs)
         if not is_plain and (self.unused or self.shadowed):
             shadowed = [f"{rules.names[i]}, {self.shadow(i)}" for i in self.shadowed]
+            owners = dict.fromkeys(index for index, _ in self.unused)
+            wheres = map(rules.selectors.__getitem__, owners)
             text = messages.unused_rules(
                 self.unused,
                 shadowed,
                 self.unmatched,
                 self.view,
                 self.is_array,
-                [*self._lists()],
+                [where.entries for where in wheres if isinstance(where, ListSelector)],
             )
             patterns = [pattern_text(entry) for _, entry in self.unused]
             patterns += [pattern_text(rules.selectors[i]) for i in self.shadowed]
             raise UnusedRuleError(text, paths=self.unmatched, patterns=patterns)
         if self.leaves.matcher.has_braces and not self.leaves.holes:
             warn_of_alternatives(self.leaves, rules.checked(), "rule")
-
-    def _lists(self) -> Iterator[Sequence[Any]]:
-        """Yield the lists of patterns some entry of which matches no array leaf."""
-        for index in dict.fromkeys(index for index, _ in self.unused):
-            where = self.rules.selectors[index]
-            if isinstance(where, ListSelector):
-                yield where.entries
 
     @functools.cached_property
     def miscounted(self) -> dict[str, list[str]]:

@@ -57,7 +57,12 @@ class Leaves:
         self.view, self.matcher, self.holes = view, matcher, holes
         if view.plan.is_flat_dict and (matcher.asking or "classes" in needs):
             part = repr(matcher.asking[0]) if matcher.asking else "A class selector"
-            raise _flat_dict_error(part)
+            raise SelectorError(
+                f"{part} asks for the classes of nodes or counts their children, and a "
+                "flat dict no longer has these. Decide on the tree that it was made "
+                "from: selector.bind(tree), or rules.bind(tree), answers by path from "
+                "then on."
+            )
         self._masks, by_names = self._match()
         self._shapes: dict[int, Any] = {}  # by leaf; for all parts of the table
         self._above: list[tuple[type, ...]] = []
@@ -251,8 +256,8 @@ class Places(Leaves):
 
     @functools.cached_property
     def is_array(self) -> list[bool]:
-        """Refuse: no leaf is known."""
-        raise NotKnown
+        """Whether each leaf is an array."""
+        return [shape is not None for shape in self.abstract]
 
 
 class OnePath(Places):
@@ -283,11 +288,6 @@ class OnePath(Places):
         if self._leaf is _UNKNOWN:
             raise NotKnown
         return [as_abstract(self._leaf)]
-
-    @functools.cached_property
-    def is_array(self) -> list[bool]:
-        """Whether the leaf is an array."""
-        return [self.abstract[0] is not None]
 
 
 def as_abstract(leaf: Any) -> Any:
@@ -325,11 +325,3 @@ def _grouped(facts: Sequence[Sequence[Hashable]]) -> _Rows:
         first.setdefault(key, place)
     row_of = dict(zip(first, range(len(first)), strict=True))
     return list(first.values()), list(map(row_of.__getitem__, keys))
-
-
-def _flat_dict_error(part: str) -> SelectorError:
-    return SelectorError(
-        f"{part} asks for the classes of nodes or counts their children, and a flat "
-        "dict no longer has these. Decide on the tree that it was made from: "
-        "selector.bind(tree), or rules.bind(tree), answers by path from then on."
-    )

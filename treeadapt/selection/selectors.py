@@ -38,7 +38,7 @@ from treeadapt.selection.answers import (
     no_leaf,
     require_agreement,
 )
-from treeadapt.selection.leaves import Leaves, NotKnown, OnePath, Places
+from treeadapt.selection.leaves import Leaves, NotKnown, OnePath
 from treeadapt.selection.repairs import pattern_text, unused_message
 from treeadapt.selection.whole import BoundQuestion, Question
 from treeadapt.trees.views import TreeView, view_tree
@@ -106,16 +106,12 @@ class Selector(Question):
         entries: list[Any] = list(dict.fromkeys(self.unused(leaves)))
         if entries or is_used or self.may_be_empty or leaves.holes:
             return entries
-        if leaves.has_any(self.select(leaves)) or self._may_select(leaves.nones):
+        if leaves.has_any(self.select(leaves)):
             return []
-        return [self]
-
-    def _may_select(self, places: Places) -> bool:
-        """Return whether it selects some of these places, for all that is known."""
         try:
-            return any(self.select(places))
-        except NotKnown:
-            return bool(len(places))
+            return [] if any(self.select(leaves.nones)) else [self]
+        except NotKnown:  # it may select one, if there are any
+            return [] if len(leaves.nones) else [self]
 
     def __call__(self, tree: Any, leaf: Any = _MISSING, /) -> Any:
         """Return the mask of a tree, or answer as an nnx filter.

@@ -40,7 +40,6 @@ from treeadapt.transforms.flat import (
     FlatDict,
     by_half,
     flat_extra,
-    is_masked,
     pick_arrays,
     put_updates,
     require_no_refs,
@@ -182,18 +181,15 @@ def with_extra_args(
         # and partition drop them before they reach what is inside.
         return optax.GradientTransformationExtraArgs(tx.init, tx.update)
     if not is_transformation(tx):
+        # Such as an ``nnx.Optimizer``, or Flax's ``TrainState``.
+        holds_one = is_transformation(getattr(tx, "tx", None))
         raise TransformError(
             "Expected an Optax transformation such as optax.adam(1e-3); got "
             f"{unlike_transformation(tx)}."
-            f"{' Its tx has them: pass that.' if _holds_one(tx) else ''}"
+            f"{' Its tx has them: pass that.' if holds_one else ''}"
             f"{f' {order}.' if order else ''}"
         )
     return optax.with_extra_args_support(tx)
-
-
-def _holds_one(tx: Any) -> bool:
-    """Whether it is an ``nnx.Optimizer``, or Flax's ``TrainState``."""
-    return is_transformation(getattr(tx, "tx", None))
 
 
 def is_transformation(tx: Any) -> bool:
@@ -246,7 +242,7 @@ def run_flat(
         view = fast_params(views)
         require_no_refs(view)
         outer = whole_of(view)
-        is_part = outer is not None or is_masked(view)
+        is_part = outer is not None or bool(view.plan.holes)
         lenient = is_part or not (needs_arrays or view.leaves or view.plan.has_gaps)
         flat = by_half(trained if lenient else require_trained, views)
         strict = not is_part if outer is None else outer.strict

@@ -108,11 +108,6 @@ def require_trained(view: TreeView) -> FlatDict:
     return flat
 
 
-def is_masked(view: TreeView) -> bool:
-    """Return whether Optax has masked leaves out: what is shown is a part of a tree."""
-    return bool(view.plan.holes)
-
-
 def by_half(fn: Callable[[Any], Any], flat: Any) -> Any:
     """Return ``fn(flat)``, half by half for lookahead."""
     if isinstance(flat, optax.LookaheadParams):

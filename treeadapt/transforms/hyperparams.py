@@ -194,8 +194,9 @@ def _is_injected(parameter: inspect.Parameter, value: Any) -> bool:
         return isinstance(value, _Schedule) or _is_schedule(parameter, value)
     if isinstance(value, bool) or getattr(value, "dtype", None) == jnp.bool_:
         return False
-    if isinstance(value, int | np.integer) and _takes_only_int(parameter):
-        return False
+    if isinstance(value, int | np.integer):
+        types = set(type_names(parameter.annotation)) - _NO_TYPES
+        return types != {"int"}
     return isinstance(value, int | float | jax.Array | np.ndarray | np.number)
 
 
@@ -210,12 +211,9 @@ def _is_schedule(parameter: inspect.Parameter, value: Any) -> bool:
         return True
     is_plain = parameter.annotation is _EMPTY or parameter.annotation is Any
     is_open = is_plain and parameter.default is _EMPTY
-    return is_open and not isinstance(value, type) and not _is_tree(value)
-
-
-def _is_tree(value: Any) -> bool:
-    """Return whether a callable is a module, not a function, which is a leaf."""
-    return not isinstance(value, jtu.Partial) and not jtu.all_leaves((value,))
+    # A module is called, too; a function is a leaf.
+    is_function = isinstance(value, jtu.Partial) or jtu.all_leaves((value,))
+    return is_open and is_function and not isinstance(value, type)
 
 
 _EMPTY = inspect.Parameter.empty
@@ -230,10 +228,6 @@ def _takes_number(parameter: inspect.Parameter) -> bool:
         return True
     words = set(type_names(parameter.annotation))
     return bool(words & _NUMBERS) and words <= _NUMBERS | _BESIDE_NUMBERS
-
-
-def _takes_only_int(parameter: inspect.Parameter) -> bool:
-    return set(type_names(parameter.annotation)) - _NO_TYPES == {"int"}
 
 
 def type_names(annotation: Any) -> Iterator[str]:

@@ -67,7 +67,7 @@ def apply_updates(tree: T, updates: Tree) -> T:
         (Array([-0. ,  1.5], dtype=float32), True)
     """
     view = view_nested(tree)
-    deltas = _aligned(view, updates)
+    deltas = _aligned(view, updates, _is_update)
     moved = [i for i, delta in enumerate(deltas) if _moves(view.leaves[i], delta)]
     _require_fit(view, deltas, moved)
     leaves = list(view.leaves)
@@ -105,7 +105,7 @@ def incremental_update(new: Tree, old: T, step_size: Any) -> T:
         Array([0.25, 0.25], dtype=float32)
     """
     view = view_nested(old)
-    newer = _aligned(view, new, only=is_inexact)
+    newer = _aligned(view, new, is_inexact)
     moved = [i for i, leaf in enumerate(view.leaves) if is_inexact(leaf)]
     lacking = [view.plan.paths[i] for i in moved if newer[i] is None]
     if lacking:
@@ -161,15 +161,13 @@ def _choose(keep: jax.Array, leaf: jax.Array, new: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(jax.lax.select(keep, *parts), leaf.dtype)
 
 
-def _aligned(
-    view: TreeView, other: Any, *, only: Callable[[Any], bool] | None = None
-) -> list[Any]:
+def _aligned(view: TreeView, other: Any, has_place: Callable[[Any], bool]) -> list[Any]:
     """Return, for each leaf of ``view``, the leaf of ``other`` at its path or None.
 
     Args:
         view: the tree that decides.
         other: any tree.
-        only: which leaves of ``other`` must have a place.
+        has_place: which leaves of ``other`` must have a place in it.
     """
     other_view = view_nested(other)
     if other_view.plan is view.plan:
@@ -177,9 +175,8 @@ def _aligned(
     view.require_unique()
     by_path = other_view.require_unique().flat()
     paths = frozenset(view.plan.paths)
-    wanted = _is_update if only is None else only
     stray = [
-        path for path, leaf in by_path.items() if path not in paths and wanted(leaf)
+        path for path, leaf in by_path.items() if path not in paths and has_place(leaf)
     ]
     if stray:
         raise StructureMismatchError(_stray_message(stray, view), paths=stray)
