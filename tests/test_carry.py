@@ -760,6 +760,33 @@ def test_states_without_moments_are_not_guessed_between():
         carry_state(ta.adapt(twice), params, alone.init(params))
 
 
+@pytest.mark.parametrize(
+    ("after", "counts"),
+    [
+        (lambda a, s: optax.chain(a, s, s), [9, 5, 2]),
+        (lambda a, s: optax.apply_if_finite(optax.chain(a, s, s), 3), [9, 5, 2]),
+        (
+            lambda a, s: ta.partition({"x": optax.chain(a, s, s)}, {"**": "x"}),
+            [9, 5, 2],
+        ),
+        (lambda a, s: optax.chain(a, s), [9, None]),
+        (lambda a, s: optax.chain(optax.clip(1.0), a, s, s), [9, None, None]),
+    ],
+)
+def test_a_place_next_to_moments_is_no_name_if_stages_came_or_went(after, counts):
+    moments, stage = optax.scale_by_adam(), optax.scale_by_schedule(schedule)
+    params, old = start(), optax.chain(moments, stage, stage).init(start())
+    saved = tuple(
+        part._replace(count=jnp.int32(count))
+        for part, count in zip(old, (9, 5, 2), strict=True)
+    )
+    check = pytest.warns(ta.TreeAdaptWarning, match="may be any of several saved")
+    with check if None in counts else contextlib.nullcontext():
+        state, _ = carry_state(after(moments, stage), params, saved)
+    names = {n: x for n, x in ta.to_flat_dict(state).items() if n.endswith("/count")}
+    assert [int(count) for count in names.values()] == [count or 0 for count in counts]
+
+
 WHERE_IT_COUNTS = {
     "plain": lambda tx: tx,
     "twice": lambda tx: optax.chain(tx, optax.scale_by_schedule(schedule)),

@@ -115,10 +115,24 @@ def match_rest(
     rest = [slot for slot in slots if not slot.is_copy]
     by_name = {slot.name: slot for slot in saved if not slot.is_copy}
     owners, complete = _owners(slots), by_node(rest)
+    states = {
+        node: names
+        for node, names in by_node(by_name.values()).items()
+        if names.keys() == set(fields.get(node, names))
+    }
+    stages, saved_stages = (
+        [n for n in nodes if nodes[n].keys() == _COUNT_ALONE and n not in owners]
+        for nodes in (complete, states)
+    )
     offers: Offers = {}
     unlinked: list[Slot] = []
     for slot in rest:
         sources = _linked(slot, by_name, owners, links)
+        if sources and slot.node in stages:
+            # A place below a link is a name where both sides have the same places.
+            tops = [_top(slot.node, parent(one), links) for one in sources]
+            if any(_below(a, stages) != _below(b, saved_stages) for a, b in tops):
+                sources = None
         is_named = slot.name in by_name and complete[slot.node].keys() != _COUNT_ALONE
         if sources is None and is_named:
             sources = (slot.name,)
@@ -127,11 +141,6 @@ def match_rest(
         elif sources:
             offers[slot.name] = sources, "least"
     used = {name for sources, _ in offers.values() for name in sources}
-    states = {
-        node: names
-        for node, names in by_node(by_name.values()).items()
-        if names.keys() == set(fields.get(node, names))
-    }
     kinds: dict[tuple[str, ...], Nodes] = {}
     for node, names in by_node(unlinked).items():
         if names == complete[node] and node not in owners:
@@ -209,6 +218,19 @@ def _match_alike(group: str, wanted: Nodes, saved: Nodes) -> Offers:
         for field, name in fields.items() if sources else ():
             offers[name] = tuple([saved[one][field] for one in sources]), choice
     return offers
+
+
+def _top(node: str, source: str, links: Links) -> tuple[str, str]:
+    """Return the nearest node with a link, and what is there above its source."""
+    while node and node not in links:
+        node, source = parent(node), parent(source)
+    return node, source
+
+
+def _below(node: str, names: Sequence[str]) -> list[str]:
+    """Return what names have below a node, sorted."""
+    start = f"{node}{SEPARATOR}" if node else ""
+    return sorted(name[len(start) :] for name in names if name.startswith(start))
 
 
 def _inside(nodes: Nodes) -> dict[str, str]:
