@@ -225,9 +225,8 @@ def describe_argument(value: Any) -> str:
         >>> describe_argument("encoder"), describe_argument({"w": [1.0]})
         ("'encoder'", 'a dict')
     """
-    is_short = isinstance(value, str | numbers.Number | type) or (
-        value is None or inspect.isroutine(value)
-    )
+    is_short = isinstance(value, str | numbers.Number | type | None)
+    is_short |= inspect.isroutine(value)
     return shorten(repr(value), limit=100) if is_short else describe(value)
 
 

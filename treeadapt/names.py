@@ -76,9 +76,9 @@ def counts_text(counts: Mapping[str, int], *, limit: int = 6) -> str:
         >>> counts_text(dict.fromkeys("cab", 1), limit=2)
         'a 1, b 1 and 1 more'
     """
-    names = sorted(counts, key=natural)
     texts = [
-        f"{shorten(name, limit=40) or repr(name)} {counts[name]:,}" for name in names
+        f"{shorten(name, limit=40) or repr(name)} {counts[name]:,}"
+        for name in sorted(counts, key=natural)
     ]
     return listing(texts, limit=limit, write=str)
 
@@ -177,10 +177,8 @@ def _fold_rows(
     pending = list(range(1, len(rows[0][0]), 2))
     while pending and len(rows) > 2:
         # Numbers that differ together, in whatever way, are one number.
-        codes = [_codes([parts[i] for parts, _ in rows]) for i in pending]
-        together = [
-            i for i, code in zip(pending, codes, strict=True) if code == codes[0]
-        ]
+        codes = {i: _codes([parts[i] for parts, _ in rows]) for i in pending}
+        together = [i for i in pending if codes[i] == codes[pending[0]]]
         pending = [i for i in pending if i not in together]
         alike: dict[tuple[str, ...], list[tuple[list[str], list[int]]]] = {}
         for row in rows:
@@ -451,9 +449,8 @@ class Mismatch:
         do = "does" if total == 1 else "do"
         lines = [f"{plural(total, noun)} {do} not fit {to}: {text}."]
         lines += filter(None, [hint])
-        missing, unexpected = (
-            fold(names[:_FOLDED]) for names in (self.missing, self.unexpected)
-        )
+        missing = fold(self.missing[:_FOLDED])
+        unexpected = fold(self.unexpected[:_FOLDED])
         nodes = _renamed_nodes(missing, unexpected)
         spell = Speller()
         for kind, names, others, there, side in (
@@ -463,9 +460,7 @@ class Mismatch:
             rows: dict[str, list[int]] = {}
             left = dict(names)
             for pair, ends in nodes.items():
-                this, other = (
-                    leaves_below(node, ends) for node in (pair[side], pair[1 - side])
-                )
+                this, other = (leaves_below(pair[i], ends) for i in (side, 1 - side))
                 every = (left.pop(_path(pair[side], end)) for end in ends)
                 places = [place for each in every for place in each]
                 rows[f"{kind} {listing([this])} ({there} {listing([other])})"] = places

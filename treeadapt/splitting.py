@@ -426,9 +426,8 @@ def _ties_text(pairs: Mapping[str, str], harm: str) -> str:
 
 def _has_buffer(leaf: Any) -> bool:
     # Tracers lose their identity, abstract arrays and scalars have none worth a name.
-    return isinstance(leaf, jax.Array | np.ndarray) and not isinstance(
-        leaf, jax.core.Tracer
-    )
+    is_traced = isinstance(leaf, jax.core.Tracer)
+    return isinstance(leaf, jax.Array | np.ndarray) and not is_traced
 
 
 def collections_beside_params(

@@ -67,16 +67,8 @@ NODES = (
     Adapter(name="list", applies=list, flatten=_sequence),
     Adapter(name="tuple", applies=lambda cls: cls is tuple, flatten=_sequence),
     Adapter(name="None", applies=type(None)),
-    Adapter(
-        name="OrderedDict",
-        applies=collections.OrderedDict,
-        flatten=jax.mapping,
-    ),
-    Adapter(
-        name="defaultdict",
-        applies=collections.defaultdict,
-        flatten=_default_dict,
-    ),
+    Adapter(name="OrderedDict", applies=collections.OrderedDict, flatten=jax.mapping),
+    Adapter(name="defaultdict", applies=collections.defaultdict, flatten=_default_dict),
     Adapter(
         name="NamedTuple",
         applies=_is_namedtuple,
@@ -95,16 +87,11 @@ def _is_spec(cls: type) -> bool:
 # Their classes describe arrays and functions; those that hold arrays JAX knows. A spec
 # has been no tuple, and so no node, since JAX 0.10.
 _LEAF_PACKAGES = frozenset({"equinox", "flax", "jax", "jaxlib", "optax", "orbax"})
+_VALUES = (str, int, float, np.ndarray, BaseException)
 
 LEAVES = (
     Adapter(name="Enum member", applies=enum.Enum, leaf=True),
-    Adapter(
-        name="value",
-        applies=lambda cls: issubclass(
-            cls, str | int | float | np.ndarray | BaseException
-        ),
-        leaf=True,
-    ),
+    Adapter(name="value", applies=lambda cls: issubclass(cls, _VALUES), leaf=True),
     Adapter(
         name="class of a library",
         applies=lambda cls: cls.__module__.partition(".")[0] in _LEAF_PACKAGES,

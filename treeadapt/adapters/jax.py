@@ -110,9 +110,8 @@ def dataclass_fields(node: Any) -> Flat:
     )
     if len(rest) == len(bare.aux.rest):
         return bare
-    return bare._replace(
-        aux=_Derived(bare.aux._replace(rest=rest), treedef_of_node(node))
-    )
+    shell = bare.aux._replace(rest=rest)
+    return bare._replace(aux=_Derived(shell, treedef_of_node(node)))
 
 
 def take_registered_apart(node: Any) -> Flat:

@@ -131,9 +131,8 @@ class FileArray:
             depth += 1  # so that a block is small however long the rows are
         rows, row_bytes = box_around[depth], strides[depth]
         step = max(1, _BLOCK_BYTES // row_bytes)
-        for outer in itertools.product(
-            *(range(s.start, s.stop) for s in box_around[:depth])
-        ):
+        outer_axes = (range(s.start, s.stop) for s in box_around[:depth])
+        for outer in itertools.product(*outer_axes):
             start_bytes = sum(map(operator.mul, outer, strides))
             held = [
                 (number, tuple(i - each.start for i, each in above), box[depth:])

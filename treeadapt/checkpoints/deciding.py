@@ -165,12 +165,9 @@ def decided(view: TreeView, source: Source, where: Any, *, cast: bool) -> LoadRe
         cast: as for ``load``.
     """
     target, unexpected = view.flat(), []
-    chosen = [
-        yes and path not in source.kept
-        for path, yes in zip(
-            target, _selected_to_load(source, where, view), strict=True
-        )
-    ]
+    mask = _selected_to_load(source, where, view)
+    pairs = zip(target, mask, strict=True)
+    chosen = [yes and path not in source.kept for path, yes in pairs]
     leaves = source.stored.leaves
     others = {one: leaf for one, leaf in leaves.items() if one not in target}
     with contextlib.suppress(SelectorError):  # it asks for classes; a file has none
@@ -312,21 +309,17 @@ def _advice(view: TreeView, source: Source, report: LoadReport) -> list[str]:
     """Return what takes leaves of other names and shapes to a target."""
     lines = []
     wrong = {*report.missing, *report.misshaped, *report.retyped}
-    state = next(
-        (
-            path
-            for path in view.plan.paths
-            if path in wrong and any(map(is_state_class, view.plan.enclosing(path)))
-        ),
-        None,
+    in_states = (
+        path
+        for path in view.plan.paths
+        if path in wrong and any(map(is_state_class, view.plan.enclosing(path)))
     )
-    if state is not None:
+    if (state := next(in_states, None)) is not None:
         lines.append(
             f"{listing([state])} is in the state of an optimizer: "
             "treeadapt.carry_state takes that of other params or another optimizer."
         )
-    if not (source.migrates or report.restored) and (
-        report.unexpected or report.misshaped
-    ):
+    is_unlike = not report.restored and (report.unexpected or report.misshaped)
+    if is_unlike and not source.migrates:
         lines.append("Pass migration= to give what is stored other names and axes.")
     return lines

@@ -50,20 +50,15 @@ def to_array(name: str, leaf: Any) -> Any:
         CheckpointError: the leaf has no value here, a mask, a form that files lack, or
             changes in place.
     """
+    problem = ""
     if isinstance(leaf, jax.ShapeDtypeStruct | jax.core.Tracer):
-        raise CheckpointError(
-            f"The leaf {listing([name])} has no value: it is a {type(leaf).__name__}."
-        )
-    if isinstance(leaf, np.ma.MaskedArray):
-        raise CheckpointError(
-            f"The leaf {listing([name])} is a masked array, whose mask would be lost. "
-            "Fill it first."
-        )
-    if isinstance(leaf, jax.Ref):
-        raise CheckpointError(
-            f"The leaf {listing([name])} is a Ref, which changes in place. Save its "
-            "array, ref[...]."
-        )
+        problem = f"has no value: it is a {type(leaf).__name__}"
+    elif isinstance(leaf, np.ma.MaskedArray):
+        problem = "is a masked array, whose mask would be lost. Fill it first"
+    elif isinstance(leaf, jax.Ref):
+        problem = "is a Ref, which changes in place. Save its array, ref[...]"
+    if problem:
+        raise CheckpointError(f"The leaf {listing([name])} {problem}.")
     if is_key(leaf):
         return jax.random.key_data(leaf)
     array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)

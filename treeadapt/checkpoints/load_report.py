@@ -95,9 +95,8 @@ class LoadReport:
         if self.origin:
             lines.append(f"The rows are {self.origin}.")
         if self.extra_bytes:
-            lines.append(
-                f"{size_text(self.extra_bytes)} between short ranges are read."
-            )
+            size = size_text(self.extra_bytes)
+            lines.append(f"{size} between short ranges are read.")
         return "\n".join(lines)
 
 
@@ -125,9 +124,8 @@ def compare_with_target(
             go by their kind.
         cast: whether other dtypes fit.
     """
-    forms = {
-        path: stored_form(target[path]) for path in itertools.compress(target, chosen)
-    }
+    paths = itertools.compress(target, chosen)
+    forms = {path: stored_form(target[path]) for path in paths}
     pairs = {
         path: (stored.table[path], form)
         for path, form in forms.items()

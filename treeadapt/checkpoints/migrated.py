@@ -295,9 +295,8 @@ class _Moving:
             for group in batch:
                 homes = {wanted[path] for path in group.filled if path in wanted}
                 is_single = _is_renamed(group) and len(homes) == 1
-                places |= dict.fromkeys(
-                    group.source_paths, homes.pop() if is_single else None
-                )
+                home = homes.pop() if is_single else None
+                places |= dict.fromkeys(group.source_paths, home)
             arrays = dict(self.old.read(places))
             for group in batch:
                 of_group = {path: arrays.pop(path) for path in group.source_paths}
@@ -417,9 +416,8 @@ class _Moving:
 
     def _origin(self, group: Group, number: int) -> Any:
         """Return what is equal for targets that would be one array."""
-        owners = tuple(
-            self.old.stored.table[one].owner or one for one in group.source_paths
-        )
+        table = self.old.stored.table
+        owners = tuple(table[one].owner or one for one in group.source_paths)
         if group.row.function is not None:
             return group.place, number, owners
         if group.move is None:

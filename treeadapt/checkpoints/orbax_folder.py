@@ -323,9 +323,9 @@ def _absolute(folder: AnyPath) -> Any:
     """Return what Orbax takes: of a remote folder the URL as it is."""
     from etils import epath
 
-    return (
-        epath.Path(folder.url) if isinstance(folder, RemotePath) else folder.absolute()
-    )
+    if isinstance(folder, RemotePath):
+        return epath.Path(folder.url)
+    return folder.absolute()
 
 
 def _blobs(folder: Path) -> Path | None:

@@ -93,9 +93,7 @@ class _Meeting:
     def start(self) -> None:
         """Wait until all processes are here, and raise unless all call the same."""
         calls = f"{self._key}/calls"
-        digest = (
-            f"{zlib.crc32(self._call.encode()):08x}"  # one entry if all are the same
-        )
+        digest = f"{zlib.crc32(self._call.encode()):08x}"  # one entry if all are equal
         text = f"process {jax.process_index()}: {self._call}"
         with self._talking():
             self._client.key_value_set(f"{calls}/{digest}", text, allow_overwrite=True)
@@ -119,9 +117,8 @@ class _Meeting:
             self._client.key_value_set_bytes(self._first, data)
             return text
         with self._talking():
-            data = self._client.blocking_key_value_get_bytes(
-                self._first, _WORK_S * 1000
-            )
+            wait_ms = _WORK_S * 1000
+            data = self._client.blocking_key_value_get_bytes(self._first, wait_ms)
         if not data:
             self._follows = True
             raise CheckpointError("Process 0 failed.")

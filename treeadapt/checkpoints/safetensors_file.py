@@ -284,9 +284,8 @@ def _of_file(path: AnyPath) -> Stored:
         dtype = _DTYPES.get(entry["dtype"], entry["dtype"])
         leaf = abstract(path, name, entry["shape"], dtype)
         start, stop = entry["data_offsets"]
-        if {type(start), type(stop)} != {int} or stop - start != math.prod(
-            leaf.shape
-        ) * leaf.dtype.itemsize:
+        size = math.prod(leaf.shape) * leaf.dtype.itemsize
+        if {type(start), type(stop)} != {int} or stop - start != size:
             refuse(path, f"the leaf {listing([name])} has another size than its data")
         places[start, stop] = name
         key = FileArray(path, data_bytes + start, leaf.shape, leaf.dtype)

@@ -179,10 +179,8 @@ def _require_own(path: Path, kind: str) -> None:
     """Raise unless a folder is one checkpoint of a kind and holds nothing else."""
     if kind == SHARDS:
         strangers = safetensors_file.others(path)
-        what, others = (
-            "a folder of safetensors shards",
-            "more than an index and its shards",
-        )
+        what = "a folder of safetensors shards"
+        others = "more than an index and its shards"
     else:
         strangers = orbax_folder.others(path)
         what, others = "a checkpoint", "what Orbax did not write"

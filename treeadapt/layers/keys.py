@@ -25,9 +25,9 @@ def runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
         >>> list(runs([0, 1, 2, 7]))
         [(0, 3), (7, 8)]
     """
-    for _, group in itertools.groupby(
-        enumerate(numbers), lambda pair: pair[1] - pair[0]
-    ):
+    # Numbers that follow each other are at one distance from their places.
+    by_run = itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
+    for _, group in by_run:
         members = [number for _, number in group]
         yield members[0], members[-1] + 1
 

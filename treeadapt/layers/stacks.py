@@ -191,9 +191,8 @@ class Stacks:
                 if size == 0:
                     text = f"{listing([path])} {describe(leaf)} holds no layer."
                     _refuse(text, paths=[path])
-                sizes = leaves_by_size.setdefault(
-                    (stack.key, (*region.numbers.items(),)), {}
-                )
+                layers = (stack.key, (*region.numbers.items(),))
+                sizes = leaves_by_size.setdefault(layers, {})
                 sizes.setdefault(size, []).append(index)
                 axes.append(Along(stack.key, axis, range(size)))
             along_by_leaf.append(tuple(axes))
@@ -232,9 +231,7 @@ class Stacks:
             layers = [each for each in arrays if form.fullmatch(each[1])]
             if not layers:
                 continue
-            below = [
-                each for each in arrays if stack in self._chain(read_key(each[1]).path)
-            ]
+            below = [x for x in arrays if stack in self._chain(read_key(x[1]).path)]
             if below and isinstance(stack.axis, str):
                 named = [names[index].names for index, *_ in below if index in names]
                 if not named or any(stack.axis in each for each in named):
@@ -422,10 +419,9 @@ class _UnrolledPlan(Plan):
         self._form = form
         paths_by_leaf = [form(path).paths() for path in stored.paths]
         self.paths = tuple(itertools.chain(*paths_by_leaf))
-        leaves = (leaf for leaf, paths in enumerate(paths_by_leaf) for _ in paths)
-        self.untrained = frozenset(
-            row for row, leaf in enumerate(leaves) if leaf in stored.untrained
-        )
+        leaves = [leaf for leaf, paths in enumerate(paths_by_leaf) for _ in paths]
+        untrained = (row for row, leaf in enumerate(leaves) if leaf in stored.untrained)
+        self.untrained = frozenset(untrained)
         self.shares, self.is_plain, self.ties = False, stored.is_plain, {}
         self.memo = {}
         self.nones, self.holes = (
@@ -525,9 +521,7 @@ def _not_met(stack: _Stack, view: TreeView) -> str:
 def _fits(stack: _Stack, leaves: Sequence[_Leaf]) -> bool:
     """Whether arrays may hold layers along the axis of a stack."""
     with contextlib.suppress(StackError):
-        sizes = {
-            leaf.shape[_axis_of(stack, path, leaf, None)] for _, path, leaf in leaves
-        }
+        sizes = {x.shape[_axis_of(stack, path, x, None)] for _, path, x in leaves}
         return len(sizes) == 1
     return False
 

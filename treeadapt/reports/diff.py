@@ -110,9 +110,7 @@ class TreeDiff:
 
     def of(self, kind: Kind) -> tuple[Difference, ...]:
         """Return the differences of one kind."""
-        return tuple(
-            difference for difference in self.differences if difference.kind == kind
-        )
+        return tuple(each for each in self.differences if each.kind == kind)
 
     def _rows(self) -> dict[str, list[int]]:
         """Write the differences, and the places of those that each line is about.
@@ -205,11 +203,11 @@ def tree_diff(
         ~ reshaped  'dense/bias': float32[3] -> float32[4]
     """
     where = allowing(where, unused)
-    if not values:
-        return compared(a, b, where, None)
-    return compared(
-        a, b, where, lambda one, two: zip(one.values(), two.values(), strict=True)
-    )
+
+    def read(one: Mapping[str, Any], two: Mapping[str, Any]) -> Iterable[Any]:
+        return zip(one.values(), two.values(), strict=True)
+
+    return compared(a, b, where, read if values else None)
 
 
 def compared(

@@ -129,11 +129,11 @@ class MemoryPlan:
     @property
     def host_bytes(self) -> dict[str, int]:
         """Bytes of each device that are in the memory of its host, by memory kind."""
-        memories = {x.memory_kind: 0 for x in self.arrays if x.memory_kind is not None}
-        return {
-            memory: sum(array.device_bytes for array in self._in(memory))
-            for memory in memories
-        }
+        sizes: dict[str, int] = {}
+        for array in self.arrays:
+            if (memory := array.memory_kind) is not None:
+                sizes[memory] = sizes.get(memory, 0) + array.device_bytes
+        return sizes
 
     @property
     def param_specs(self) -> dict[str, PartitionSpec]:
@@ -151,10 +151,9 @@ class MemoryPlan:
         kinds: dict[tuple[str, str | None], list[PlacedArray]] = {}
         for array in self.arrays:
             kinds.setdefault((array.kind, array.memory_kind), []).append(array)
-        totals = (_total(kind, arrays, m) for (kind, m), arrays in kinds.items())
-        return tuple(
-            sorted(totals, key=lambda x: (x.kind.startswith(STATE), -x.device_bytes))
-        )
+        totals = [_total(kind, arrays, m) for (kind, m), arrays in kinds.items()]
+        totals.sort(key=lambda x: (x.kind.startswith(STATE), -x.device_bytes))
+        return tuple(totals)
 
     @functools.cached_property
     def largest(self) -> tuple[tuple[PlacedArray, int], ...]:
@@ -206,11 +205,9 @@ class MemoryPlan:
         ]
         groups = self._groups()
         cells = [group.cells for group in groups[:_SHOWN]]
-        if len(groups) > _SHOWN:
-            rest = sum(group.device_bytes for group in groups[_SHOWN:])
-            cells.append(
-                (f"and {len(groups) - _SHOWN:,} more", "", "", size_text(rest))
-            )
+        if rest := groups[_SHOWN:]:
+            size = size_text(sum(group.device_bytes for group in rest))
+            cells.append((f"and {len(rest):,} more", "", "", size))
         lines = [self.headline, "", *aligned(head, rows)]
         if cells:
             largest = "largest, with state" if not self.host_bytes else "largest"
@@ -337,9 +334,8 @@ def plan_memory(
             "layers that are in different groups: each update moves them between "
             "devices. Shard another axis."
         )
-    return MemoryPlan(
-        tuple(mesh.shape.items()), tuple(arrays), tuple(filter(None, notes))
-    )
+    axes = tuple(mesh.shape.items())
+    return MemoryPlan(axes, tuple(arrays), tuple(filter(None, notes)))
 
 
 def _trained(

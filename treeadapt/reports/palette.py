@@ -66,12 +66,10 @@ def paints(labels: Sequence[Any]) -> list[Paint]:
         >>> [paint.color for paint in paints([1.0, 0.1, 0.01])]
         ['#e3cc36', '#179ccc', '#733699']
     """
-    ordinary = [
-        label for label in labels if label is not MISSING and label is not STATIC
-    ]
+    special = {id(MISSING): Paint(GAP_COLOR, "gap"), id(STATIC): Paint(STATIC_COLOR)}
+    ordinary = [label for label in labels if id(label) not in special]
     is_scale = len(ordinary) >= _FEWEST_NUMBERS and all(map(_is_number, ordinary))
     rest = iter(_scale(ordinary) if is_scale else _hues(ordinary))
-    special = {id(MISSING): Paint(GAP_COLOR, "gap"), id(STATIC): Paint(STATIC_COLOR)}
     return [special.get(id(label)) or next(rest) for label in labels]
 
 

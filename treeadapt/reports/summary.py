@@ -175,9 +175,7 @@ class Summary:
 
     def __str__(self) -> str:
         texts = ["\n".join(aligned(*table)) for table in self._tables()]
-        texts += (
-            ["\n".join(optimizer_lines(self.optimizers))] if self.optimizers else []
-        )
+        texts.append("\n".join(optimizer_lines(self.optimizers)))
         texts += [str(self.memory)] if self.memory else []
         return "\n\n".join(filter(None, [*texts, "\n".join(self.notes)]))
 
@@ -270,10 +268,8 @@ class Summary:
         places = {label_key(total.label): i for i, total in enumerate(self.totals)}
         where = {rule.number: printable(rule.where) for rule in self.rules or ()}
         leaves = []
-        folded = self._folded
-        for row in self.rows:
-            if folded and row.shape is None:
-                continue
+        shown, folded = self._divided
+        for row in shown:
             kind = printable(row.dtype + _shape(row))
             by = f"rule {row.rule}: {where[row.rule]}" if row.rule else ""
             part = {places[label_key(row.label)]: (row.num_leaves, row.size_bytes)}
@@ -299,21 +295,23 @@ class Summary:
     @property
     def _lines_below(self) -> tuple[str, ...]:
         """What a picture shows below its legend."""
-        tables = [optimizer_lines(self.optimizers, _WIDTH)] if self.optimizers else []
-        tables += [[*self.memory.lines]] if self.memory else []
-        return tuple(line for table in tables for line in ("", *table))[1:]
+        below = optimizer_lines(self.optimizers, _WIDTH)
+        if self.memory:
+            below += [*([""] if below else []), *self.memory.lines]
+        return tuple(below)
 
     @property
-    def _folded(self) -> Sequence[LeafRow]:
-        """The static leaves that are one line."""
-        rows = [] if self.statics else [row for row in self.rows if row.shape is None]
-        return rows if len(rows) > 1 else []
+    def _divided(self) -> tuple[Sequence[LeafRow], Sequence[LeafRow]]:
+        """The leaves that are a line each, and the static ones that are one line."""
+        statics = [row for row in self.rows if row.shape is None]
+        if self.statics or len(statics) < 2:
+            return self.rows, []
+        return [row for row in self.rows if row.shape is not None], statics
 
     def _tables(self) -> Iterator[tuple[Sequence[str], Sequence[Sequence[str]]]]:
         """Yield head and rows of each table: leaves, rules, totals."""
         head = ("path", "shape", "dtype", "params", "size", "label", "spec", "rule")
-        folded = self._folded
-        shown = [row for row in self.rows if not (folded and row.shape is None)]
+        shown, folded = self._divided
         lines = [*map(_cells, shown), *([_folded_cells(folded)] if folded else [])]
         # A spec that a rule says is its label.
         placed = [row for row in self.rows if row.spec is not None]
@@ -457,10 +455,10 @@ def summarize(
             if mesh is None or finding.kind != "unmatched"
         ]
         notes += [f"Note: {line}" for line in habits(decision)]
-        for key in sorted(decision.unrolled.left_out):
-            notes.append(
-                f"Unrolled: the layers of the stack {key!r} are leaves of this tree."
-            )
+        notes += [
+            f"Unrolled: the layers of the stack {key!r} are leaves of this tree."
+            for key in sorted(decision.unrolled.left_out)
+        ]
     if memory is not None:
         notes += memory.notes
     return Summary(
@@ -569,10 +567,8 @@ def findings(
         decision: what the rules decided.
         shown: paths of the leaves to name; None for all.
     """
-    rules, visible = (
-        decision.rules,
-        frozenset(decision.paths if shown is None else shown),
-    )
+    rules = decision.rules
+    visible = frozenset(decision.paths if shown is None else shown)
     pairs: dict[tuple[int, int], list[str]] = {}
     for leaf, one, two in decision.overlaps if rules.overlap == "error" else ():
         pairs.setdefault((one, two), []).append(decision.paths[leaf])
@@ -657,6 +653,8 @@ def optimizer_lines(
     rows: Sequence[OptimizerRow], width: int | None = None
 ) -> list[str]:
     """Return a table of what trains each label, with expressions cut to a width."""
+    if not rows:
+        return []
     head = ("optimizer of", "leaves", "params", "state", "expression")
     cells = [
         (

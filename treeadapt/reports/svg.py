@@ -110,10 +110,9 @@ class _Page:
                 self._bar(into, x, width, span)
             elif span.text.strip():
                 style = "" if span.style.startswith("#") else span.style
+                text = span.text.strip()
                 start = x + width if "number" in style else x
-                element(
-                    into, "text", span.text.strip(), x=start, y=self.y, class_=style
-                )
+                element(into, "text", text, x=start, y=self.y, class_=style)
             x += width
         self.y += height
 

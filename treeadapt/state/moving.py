@@ -207,9 +207,8 @@ def _moved_by(
     slots = map_names(saved, fields, home, prefixes)
     owners = {slot.prefix: slot.node for slot in slots if slot.prefix is not None}
     kinds = {prefix: fields[field_of(prefix)] for prefix in owners}
-    inside = {
-        slot.name for slot in slots if not owners.keys().isdisjoint(above(slot.name))
-    }
+    names = (slot.name for slot in slots)
+    inside = {name for name in names if not owners.keys().isdisjoint(above(name))}
     joint = {
         slot.node
         for slot in slots
@@ -383,9 +382,9 @@ class _Mover:
         if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in every):
             arrays = jax.eval_shape(lambda sources: run(whole, sources)[0], sources)
         else:
-            likes = [[*map(self.params.get, paths)] for paths in group.targets]
             shardings = [
-                [getattr(like, "sharding", None) for like in each] for each in likes
+                [getattr(self.params.get(path), "sharding", None) for path in paths]
+                for paths in group.targets
             ]
             arrays, faults = run(whole, sources, [] if rank else shardings)
             # Moments of padding are cut off, whatever they are.

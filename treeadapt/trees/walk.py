@@ -179,9 +179,8 @@ class Walk:
         """Visit every node and leaf of ``tree``."""
         kinds, find = self._registry.kinds, self._registry.find
         frames, plain = self._frames, self._plain
-        by_class: dict[
-            type, NodeKind
-        ] = {}  # faster than ``kinds``, which holds no class
+        # Faster than ``kinds``, which holds no class.
+        by_class: dict[type, NodeKind] = {}
         spot = _Spot(None, self.skeleton, ROOT)
         frames.append(_Frame(iter(((BOX, tree),)), spot))
         while frames:
@@ -234,9 +233,8 @@ class Walk:
     def order_error(self, leaves: Sequence[Any]) -> AdapterError:
         """Return the error for a tree that JAX flattens to other ``leaves``."""
         classes = {cls for chain in self.nodes.values() for cls in chain}
-        registered = [
-            a.name for a in self._registry.entries if any(map(a.covers, classes))
-        ]
+        entries = self._registry.entries
+        registered = [x.name for x in entries if any(map(x.covers, classes))]
         names = registered or sorted(cls.__name__ for cls in classes)
         theirs, ours = plural(len(leaves), "leaf"), f"{len(self.seen):,}"
         if len(leaves) == len(self.seen):
