@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import timeit
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -27,11 +26,6 @@ from treeadapt.transforms.partition import FROZEN, partition
 _SIZES = (100, 1_000, 10_000)
 _REPEATS = 7  # fewer if they take long
 _LONG_S = 2.0
-_OTHERS = {
-    "flax.traverse_util.flatten_dict": ("flax.traverse_util", "flatten_dict"),
-    "optree.tree_leaves": ("optree", "tree_leaves"),
-    "dm-tree.flatten": ("tree", "flatten"),
-}
 _RULES = Rules({"**/bias": "no_decay", "layers/{0..4}": "frozen", "**": "train"})
 
 
@@ -105,12 +99,23 @@ def _traces(tree: Any, rules: Rules) -> dict[str, Callable[[], Any]]:
 
 def _others(tree: Any) -> dict[str, Callable[[], Any]]:
     """Return what other libraries take, those that are installed and see all leaves."""
+    functions: dict[str, Callable[[Any], Any]] = {}
+    with contextlib.suppress(ImportError):
+        from flax.traverse_util import flatten_dict
+
+        functions["flax.traverse_util.flatten_dict"] = flatten_dict
+    with contextlib.suppress(ImportError):
+        import optree
+
+        functions["optree.tree_leaves"] = optree.tree_leaves
+    with contextlib.suppress(ImportError):
+        import tree as dm_tree
+
+        functions["dm-tree.flatten"] = dm_tree.flatten
     cases: dict[str, Callable[[], Any]] = {}
     num_leaves = len(jax.tree.leaves(tree))
-    for name, (module, function) in _OTHERS.items():
-        # One that is not installed, or does not know this kind of tree.
-        with contextlib.suppress(Exception):
-            flatten = getattr(importlib.import_module(module), function)
-            if len(flatten(tree)) == num_leaves:
-                cases[name] = functools.partial(flatten, tree)
+    for name, function in functions.items():
+        with contextlib.suppress(Exception):  # a kind of tree that it does not know
+            if len(function(tree)) == num_leaves:
+                cases[name] = functools.partial(function, tree)
     return cases
