@@ -519,3 +519,14 @@ def test_what_cannot_be_moved_is_named_as_it_was_saved():
     new = a.then(b)(old)
     _, report = ta.carry_state(tx, new, optax.TraceState(old), migration=a.then(b))
     assert report.unmoved == {"trace/h.0.w": "its row has a function"}
+
+
+def test_moments_that_one_table_pads_are_turned_by_the_next():
+    a = ta.Migration({"w : v": ("w : v", {"pad": {"v": (0, 1)}})})
+    b = ta.Migration({"w : v": "x : v 1"})
+    old = {"w": array(2) + 1}
+    saved = optax.TraceState(dict(old))
+    new = a.then(b)(old)
+    state, report = ta.carry_state(optax.trace(0.9), new, saved, migration=a.then(b))
+    assert not report.unmoved
+    equal(state.trace, new)

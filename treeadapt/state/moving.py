@@ -404,11 +404,13 @@ class _Mover:
                     for first, last in [ends[axis]]
                 )
                 # Names of layers say of one axis alone what is new.
-                region = Region(path, along if len(along) == 1 else ())
+                # A later table of a chain may turn axes, so it gets all, with zeros.
+                is_cut = len(along) == 1 and not self.is_partial
+                region = Region(path, along if is_cut else ())
                 part = cut_leaf(array, region.shifted(rank))
                 if 0 not in region.sizes:
                     leaf = _leaf(around, region, part, origin)
-                    leaf.is_padded = len(along) > 1
+                    leaf.is_padded = bool(along) and not is_cut
                     leaves.append(leaf)
         return leaves
 
