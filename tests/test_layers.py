@@ -37,6 +37,7 @@ ROOMS = (
     ("selection",),
     ("tables",),
     ("splitting", "migrations"),
+    ("wrong_rows",),
     ("transforms",),
     ("optimizers",),
     ("state",),

@@ -31,6 +31,7 @@ All others, by task::
                  set_opt_state schedule_free_eval_params
     checkpoints  compare_checkpoint LoadReport read_metadata
     migrations   Migration load_migration MigrationPlan draft_migration MigrationDraft
+                 find_wrong_rows WrongRows
     sharding     partition_specs named_shardings opt_state_shardings init_sharded
                  shard_largest
     viewing      tree_diff TreeDiff Difference Summary MemoryPlan
@@ -90,6 +91,7 @@ _NAMES_IN = {
     "transforms.per_layer": "per_layer",
     "transforms.scale": "scale_by_rules",
     "transforms.updates": "apply_updates incremental_update",
+    "wrong_rows.find": "WrongRows find_wrong_rows",
 }
 _ROOM_OF = {name: room for room, names in _NAMES_IN.items() for name in names.split()}
 __all__ = sorted(_ROOM_OF)

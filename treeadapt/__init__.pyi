@@ -80,6 +80,7 @@ from treeadapt.transforms.partition import freeze, partition
 from treeadapt.transforms.per_layer import per_layer
 from treeadapt.transforms.scale import scale_by_rules
 from treeadapt.transforms.updates import apply_updates, incremental_update
+from treeadapt.wrong_rows.find import WrongRows, find_wrong_rows
 
 __all__ = [
     "BOX",
@@ -134,6 +135,7 @@ __all__ = [
     "UnusedAlternativeWarning",
     "UnusedRuleError",
     "Where",
+    "WrongRows",
     "__version__",
     "adapt",
     "apply_updates",
@@ -142,6 +144,7 @@ __all__ = [
     "default_registry",
     "draft_migration",
     "escape",
+    "find_wrong_rows",
     "freeze",
     "from_flat_dict",
     "from_state_dict",

@@ -18,7 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from treeadapt.arrays import is_array
-from treeadapt.migrations.axes import REST, Axis, Product, names_of
+from treeadapt.migrations.alternatives import swappable
+from treeadapt.migrations.axes import REST, Axis
 from treeadapt.migrations.group import Group, shape_of, size_bytes
 from treeadapt.migrations.moved_array import gathered
 from treeadapt.migrations.operations import Pads
@@ -206,7 +207,7 @@ class MigrationPlan:
         """
         pairs: dict[int, dict[tuple[str, str], None]] = {}
         for group in {(g.place, g.move): g for g in self.groups}.values():
-            pairs.setdefault(group.place, {}).update(dict.fromkeys(_swappable(group)))
+            pairs.setdefault(group.place, {}).update(dict.fromkeys(swappable(group)))
         left = {
             place: tuple(
                 pair
@@ -363,60 +364,6 @@ def _shard_shape(sharding: Any, spec: Any) -> tuple[int, ...] | None:
     except ValueError:  # it does not divide the shape, which is an error elsewhere
         return None
     return None if shape == shape_of(spec) else shape
-
-
-def _swappable(group: Group) -> Iterator[tuple[str, str]]:
-    move, row = group.move, group.row
-    for address in (*row.sources, *row.targets):
-        for each in address.path.captures:
-            yield from itertools.combinations(each.names, 2)
-            is_axis = each.is_number and each.key not in row.outer
-            if is_axis and len(each.entries) > 1:
-                yield each.key, each.key
-    if move is None or not row.has_axes:
-        return
-    for axis in itertools.chain(
-        *(each.axes for each in (*move.sources, *move.targets))
-    ):
-        sizes = enumerate(map(move.count, axis.parts), 1)
-        for (one, size), (two, other) in itertools.combinations(sizes, 2):
-            if size == other > 0:
-                yield f"part {one}", f"part {two}"
-    for source, one, target, two in move.pieces:
-        sides = ((move.sources[source], one), (move.targets[target], two))
-        every = (
-            name
-            for layout, part in sides
-            for name in (*names_of(layout.axes, part), *layout.numbers)
-            if not name.startswith(REST)
-        )
-        names = [*dict.fromkeys(every)]
-        for a, b in itertools.combinations(names, 2):
-            together = any(
-                a in product and b in product
-                for layout, part in sides
-                for axis in layout.axes
-                for product in axis.parts
-            )
-            if together or move.size[a] == move.size[b] > 1:
-                yield a, b
-        for layout, part in sides:
-            for pair in itertools.combinations(_products(layout, part), 2):
-                is_composed = max(map(len, pair)) > 1
-                if is_composed and move.count(pair[0]) == move.count(pair[1]) > 1:
-                    first, second = map(_product_text, pair)
-                    yield first, second
-
-
-def _products(layout: Layout, part: int) -> list[Product]:
-    """Return what an axis or a number of a path is made of, but for ``...``."""
-    products = (axis.product(part) for axis in layout.axes)
-    every = (*products, *((name,) for name in layout.numbers))
-    return [each for each in every if not "".join(each).startswith(REST)]
-
-
-def _product_text(product: Product) -> str:
-    return product[0] if len(product) == 1 else f"({' '.join(product)})"
 
 
 def _names_in(pair: Iterable[str]) -> set[str]:

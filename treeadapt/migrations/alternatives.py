@@ -1,0 +1,440 @@
+"""Alternatives: what a row could mean instead.
+
+Takes one row and the shapes of its leaves; gives rows that may be in its place, each
+one edit away: axes, names or texts in another order, parts of each head, halves that
+are neighbours, a number that is added, two rows exchanged. Which of them fit is up to
+``planning``, and whether a number moves, to the arrays. ``swappable`` says the same of
+one group in short, from its sizes alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from treeadapt.errors import MigrationError
+from treeadapt.migrations.axes import (
+    REST,
+    Axes,
+    Axis,
+    Product,
+    every_name,
+    names_of,
+    parts_of,
+)
+from treeadapt.migrations.group import Group
+from treeadapt.migrations.rows import SPLIT, Row, parse_row
+from treeadapt.migrations.running import Layout
+
+MAX_TEXTS = 8  # of a capture that are tried alone and in pairs
+
+_PLAIN = re.compile(r"[\w./:-]+")
+_MOST_NAMES = 4  # of which all orders are tried
+_FRESH = "abcdefgh"  # names of axes where none are written
+_COMPOSED = re.compile(r"\{\(([^(){}]+)\)\}")
+_LISTED = re.compile(r"\{\w+=([^{}]+)\}")
+
+
+class Alternative(NamedTuple):
+    """Rows in the place of one, and what they say otherwise."""
+
+    rows: tuple[Row, ...]
+    why: str
+
+
+#: The text of a path, and its axes; none where they are not written.
+_Address: TypeAlias = tuple[str, Axes]
+_Side: TypeAlias = tuple[_Address, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sketch:
+    """A row that can be edited: what its texts mean, and what is next to them."""
+
+    sides: tuple[_Side, _Side]
+    values: Mapping[str, Any]
+    notes: Mapping[str, Any]
+    undoes: bool
+
+    @classmethod
+    def of(cls, row: Row) -> _Sketch:
+        """Return a row to edit; what was checked of it does not hold any more."""
+        sources, targets = (
+            tuple((one.path.text, one.axes if one.has_axes else ()) for one in side)
+            for side in (row.sources, row.targets)
+        )
+        notes = row.notes.typed()
+        kept = {name: notes[name] for name in notes if not name.startswith("check")}
+        values = row.values
+        return cls((sources, targets), values.typed(), kept, values.undoes)
+
+    def row(self, sizes: Mapping[str, int]) -> Row | None:
+        """Return what it says; None if that contradicts itself."""
+        options = {"undo": self.values} if self.undoes and self.values else self.values
+        options = {**options, **self.notes}
+        source, target = map(_side_text, self.sides)
+        try:
+            return parse_row(source, (target, options) if options else target, sizes)
+        except MigrationError:
+            return None
+
+    def alternative(
+        self, sizes: Mapping[str, int], why: str, rest: Sequence[Row] = ()
+    ) -> Iterator[Alternative]:
+        """Yield it as an alternative, before other rows, unless it is malformed."""
+        row = self.row(sizes)
+        if row is not None:
+            yield Alternative((row, *rest), why)
+
+    def with_side(self, side: int, addresses: _Side) -> _Sketch:
+        """Return it with other addresses on one side."""
+        sides = (addresses, self.sides[1]) if side == 0 else (self.sides[0], addresses)
+        return dataclasses.replace(self, sides=sides)
+
+    def with_address(self, side: int, number: int, address: _Address) -> _Sketch:
+        """Return it with one other address."""
+        every = self.sides[side]
+        return self.with_side(side, (*every[:number], address, *every[number + 1 :]))
+
+    def pieces(self, side: int) -> list[tuple[int, int]]:
+        """Return each address of a side, with each part of its bracket."""
+        every = enumerate(self.sides[side])
+        return [(n, part) for n, (_, axes) in every for part in range(parts_of(axes))]
+
+
+def alternatives_of(
+    row: Row,
+    shapes: Mapping[str, tuple[int, ...]],
+    ranks: Sequence[int],
+    sizes: Mapping[str, int],
+) -> Iterator[Alternative]:
+    """Yield what a row could say instead; some of it fits no shapes.
+
+    Args:
+        row: a row; one with a function, or that multiplies, has no alternatives.
+        shapes: of the leaves that it takes, by path.
+        ranks: of the leaves that it makes.
+        sizes: of the table.
+
+    Example:
+        >>> row = parse_row("w : (h d) e", "q : e h d")
+        >>> every = alternatives_of(row, {"w": (6, 6)}, [3], {})
+        >>> [each.rows[0].sources[0].text for each in every][:2]
+        ['w : e (h d)', 'w : (d h) e']
+    """
+    if row.drops or row.function is not None or row.values.multiply:
+        return
+    sketch = _Sketch.of(row)
+    for edited, why in _edits(sketch, [*map(len, shapes.values())], ranks):
+        yield from edited.alternative(sizes, why)
+    for key, paths in _texts(row, shapes).items():
+        for pair in itertools.combinations(paths, 2):
+            why = f"the texts {pair[0]} and {pair[1]} of {key} exchanged"
+            rest = [row] if len(paths) > 2 else []
+            for swapped in _of_texts(sketch, key, pair, pair[::-1]):
+                yield from swapped.alternative(sizes, why, rest)
+        few: list[tuple[str, ...]] = [(each,) for each in paths if len(paths) > 1]
+        few += itertools.combinations(paths, 2) if 2 < len(paths) < 6 else ()
+        for some in few:
+            of_some = set().union(*(paths[text] for text in some))
+            lengths = [len(shapes[path]) for path in sorted(of_some)]
+            for alone in _of_texts(sketch, key, some, some):
+                for edited, why in _edits(alone, lengths, ranks):
+                    why = f"{why}, for {' and '.join(some)} alone"
+                    yield from edited.alternative(sizes, why, [row])
+
+
+def exchanged(one: Row, two: Row, sizes: Mapping[str, int]) -> tuple[Row, ...] | None:
+    """Return two rows that each fill the paths of the other, with their own axes."""
+    sketches = _Sketch.of(one), _Sketch.of(two)
+    targets = [sketch.sides[1] for sketch in sketches]
+    if len(targets[0]) != len(targets[1]) or one.function or two.function:
+        return None
+    rows = []
+    for sketch, paths in zip(sketches, targets[::-1], strict=True):
+        pairs = zip(paths, sketch.sides[1], strict=True)
+        side = tuple((path, axes) for (path, _), (_, axes) in pairs)
+        rows.append(sketch.with_side(1, side).row(sizes))
+    whole = tuple(row for row in rows if row is not None)
+    return whole if len(whole) == len(rows) else None
+
+
+def tied(row: Row, path: str, sizes: Mapping[str, int]) -> Iterator[Alternative]:
+    """Yield rows that fill one more path with what they make: as it is, or turned."""
+    if row.drops or row.function is not None or len(row.targets) != 1:
+        return
+    sketch = _Sketch.of(row)
+    ((_, axes),) = sketch.sides[1]
+    for order in dict.fromkeys((axes, axes[::-1])):
+        copied = sketch.with_side(1, (*sketch.sides[1], (path, order)))
+        yield from copied.alternative(sizes, f"{path} is a copy")
+
+
+def swappable(group: Group) -> Iterator[tuple[str, str]]:
+    """Yield what could be swapped in a group without changing a shape, in pairs."""
+    move, row = group.move, group.row
+    for address in (*row.sources, *row.targets):
+        for each in address.path.captures:
+            yield from itertools.combinations(each.names, 2)
+            is_axis = each.is_number and each.key not in row.outer
+            if is_axis and len(each.entries) > 1:
+                yield each.key, each.key
+    if move is None or not row.has_axes:
+        return
+    for axis in itertools.chain(
+        *(each.axes for each in (*move.sources, *move.targets))
+    ):
+        sizes = enumerate(map(move.count, axis.parts), 1)
+        for (one, size), (two, other) in itertools.combinations(sizes, 2):
+            if size == other > 0:
+                yield f"part {one}", f"part {two}"
+    for source, one, target, two in move.pieces:
+        sides = ((move.sources[source], one), (move.targets[target], two))
+        every = (
+            name
+            for layout, part in sides
+            for name in (*names_of(layout.axes, part), *layout.numbers)
+            if not name.startswith(REST)
+        )
+        names = [*dict.fromkeys(every)]
+        for a, b in itertools.combinations(names, 2):
+            together = any(
+                a in product and b in product
+                for layout, part in sides
+                for axis in layout.axes
+                for product in axis.parts
+            )
+            if together or move.size[a] == move.size[b] > 1:
+                yield a, b
+        for layout, part in sides:
+            for pair in itertools.combinations(_products(layout, part), 2):
+                is_composed = max(map(len, pair)) > 1
+                if is_composed and move.count(pair[0]) == move.count(pair[1]) > 1:
+                    first, second = map(_product_text, pair)
+                    yield first, second
+
+
+def _products(layout: Layout, part: int) -> list[Product]:
+    """Return what an axis or a number of a path is made of, but for ``...``."""
+    products = (axis.product(part) for axis in layout.axes)
+    every = (*products, *((name,) for name in layout.numbers))
+    return [each for each in every if not "".join(each).startswith(REST)]
+
+
+def _product_text(product: Product) -> str:
+    return product[0] if len(product) == 1 else f"({' '.join(product)})"
+
+
+def _side_text(addresses: _Side) -> Any:
+    texts = tuple(
+        path + SPLIT * bool(axes) + " ".join(map(_axis_text, axes))
+        for path, axes in addresses
+    )
+    return texts[0] if len(texts) == 1 else texts
+
+
+def _axis_text(axis: Axis) -> str:
+    """Write one axis."""
+
+    def text(names: Product) -> str:
+        return _product_text(names) if names else "1"
+
+    if len(axis.parts) == 1:
+        return text(axis.parts[0])
+    parts = " ".join(text(axis.inner(n)) for n in range(len(axis.parts)))
+    return f"({' '.join(axis.outer)} [{parts}])" if axis.before else f"[{parts}]"
+
+
+def _edits(
+    sketch: _Sketch, ranks: Sequence[int], made_ranks: Sequence[int]
+) -> Iterator[tuple[_Sketch, str]]:
+    """Yield a row with one edit each, and what it is.
+
+    Args:
+        sketch: the row.
+        ranks: of the leaves that it takes.
+        made_ranks: of those that it makes.
+    """
+    yield from _with_other_values(sketch, min((*ranks, *made_ranks), default=0))
+    if len({*ranks}) == 1 and not any(axes for _, axes in sketch.sides[0]):
+        names = itertools.islice(_FRESH, min(ranks[0], len(_FRESH)))
+        axes = tuple(Axis(((name,),)) for name in names)
+        for side, every in enumerate(sketch.sides):
+            sketch = sketch.with_side(side, tuple((path, axes) for path, _ in every))
+    for side, every in enumerate(sketch.sides):
+        for number, (path, axes) in enumerate(every):
+            for order, why in _orders(axes):
+                yield sketch.with_address(side, number, (path, order)), why
+            for text, why in _other_paths(path):
+                yield sketch.with_address(side, number, (text, axes)), why
+        for addresses in _swaps(every):
+            yield sketch.with_side(side, addresses), "the order of addresses"
+        if len(every) > 1 and len({axes for _, axes in every}) == 1:
+            for order, why in _orders(every[0][1]):
+                yield sketch.with_side(side, tuple((p, order) for p, _ in every)), why
+    yield from _halves(sketch)
+
+
+def _with_other_values(sketch: _Sketch, rank: int) -> Iterator[tuple[_Sketch, str]]:
+    """Yield a row that computes or pads otherwise."""
+    values = dict(sketch.values)
+    if "scale" in values:
+        unscaled = {name: values[name] for name in values if name != "scale"}
+        yield dataclasses.replace(sketch, values=unscaled), "no scale"
+    for name, widths in values.get("pad", {}).items():
+        pads = values | {"pad": {**values["pad"], name: widths[::-1]}}
+        yield (
+            dataclasses.replace(sketch, values=pads),
+            f"the other end of {name} padded",
+        )
+    offset = values.pop("offset", 0)
+    for number in (0, 1, -1) if offset or rank <= 1 else ():
+        if number != offset:
+            shifted = values | ({"offset": number} if number else {})
+            yield dataclasses.replace(sketch, values=shifted), f"an offset of {number}"
+
+
+def _other_paths(path: str) -> Iterator[tuple[str, str]]:
+    """Yield a path with the names of a number, or the texts of a list, in new order."""
+    for pattern, mark, why in ((_COMPOSED, " ", "names"), (_LISTED, ",", "texts")):
+        for match in pattern.finditer(path):
+            for order in _swaps(match[1].split(mark)):
+                text = f"{path[: match.start(1)]}{mark.join(order)}"
+                yield text + path[match.end(1) :], f"the order of {why} in {match[0]}"
+
+
+def _orders(axes: Axes) -> Iterator[tuple[Axes, str]]:
+    """Yield axes, names in brackets, and parts in other orders."""
+    for order in _swaps(axes):
+        yield order, "the order of axes"
+    for place, axis in enumerate(axes):
+        lengths = {len(part) for part in axis.parts}
+        for names in _swaps(range(max(lengths))) if len(lengths) == 1 else ():
+            parts = tuple(tuple(part[n] for n in names) for part in axis.parts)
+            new = Axis(parts, 0), "the order of names in brackets"
+            yield (*axes[:place], new[0], *axes[place + 1 :]), new[1]
+        if len(axis.parts) > 1:
+            others = [
+                (Axis(parts, axis.before), "the order of parts")
+                for parts in _swaps(axis.parts)
+            ]
+            others += [
+                (Axis(axis.parts, before), "the parts of each head")
+                for before in range(min(lengths) + 1)
+                if before != axis.before
+                and len({part[:before] for part in axis.parts}) == 1
+            ]
+            for other, why in others:
+                yield (*axes[:place], other, *axes[place + 1 :]), why
+
+
+def _halves(sketch: _Sketch) -> Iterator[tuple[_Sketch, str]]:
+    """Yield rows in which the halves of an axis become neighbours, or the opposite.
+
+    Of all parts, or of one or two alone: queries and keys are turned, values are not.
+    """
+    every = itertools.chain(*(every_name(axes) for s in sketch.sides for _, axes in s))
+    names = [name for name in dict.fromkeys(every) if name != REST]
+    halves = ("two", "half") if "two" not in names else ("two_", "half_")
+    sizes = {**sketch.notes.get("sizes", {}), halves[0]: 2}
+    split = dataclasses.replace(sketch, notes={**sketch.notes, "sizes": sizes})
+    pieces = [sketch.pieces(side) for side in (0, 1)]
+    counts, several = {*map(len, pieces)}, max(map(len, pieces))
+    chosen = [tuple(range(several))]
+    if len(counts) == 1 and several > 1:
+        chosen += [(n,) for n in range(several)]
+        chosen += itertools.combinations(range(several), 2) if several > 2 else ()
+    for name, some, is_back in itertools.product(names, chosen, (False, True)):
+        edited, is_changed = split, True
+        for side in (0, 1):
+            order = halves if (side == 0) != is_back else halves[::-1]
+            for number, part in pieces[side]:
+                if len(counts) == 1 and pieces[side].index((number, part)) not in some:
+                    continue
+                path, axes = edited.sides[side][number]
+                new = _renamed(axes, part, name, order)
+                is_changed &= new != axes
+                edited = edited.with_address(side, number, (path, new))
+        if is_changed:
+            words = ("neighbours", "halves")[:: -1 if is_back else 1]
+            yield edited, f"{words[1]} of {name} become {words[0]}"
+
+
+def _renamed(axes: Axes, part: int, name: str, names: Product) -> Axes:
+    """Return axes with two names in the place of one, in one part."""
+    is_alone = parts_of(axes) == 1
+
+    def product(place: int, old: Product, axis: Axis) -> Product:
+        if not is_alone and (len(axis.parts) == 1 or place != part):
+            return old
+        return tuple(
+            itertools.chain(*(names if each == name else (each,) for each in old))
+        )
+
+    return tuple(
+        Axis(
+            tuple(product(n, old, axis) for n, old in enumerate(axis.parts)),
+            axis.before,
+        )
+        for axis in axes
+    )
+
+
+def _texts(row: Row, shapes: Mapping[str, Any]) -> dict[str, dict[str, set[str]]]:
+    """Return the texts that captures hold, each with the paths that have it."""
+    texts: dict[str, dict[str, set[str]]] = {}
+    for path, address in itertools.product(shapes, row.sources):
+        held = address.path.match(path) or {}
+        for capture in address.path.captures if held else ():
+            is_text = not capture.is_number
+            if is_text or (capture.entries and capture.key in row.outer):
+                text = capture.write(held[capture.key])
+                texts.setdefault(capture.key, {}).setdefault(text, set()).add(path)
+    return {
+        key: paths
+        for key, paths in texts.items()
+        if len(paths) <= MAX_TEXTS and all(map(_PLAIN.fullmatch, paths))
+    }
+
+
+def _of_texts(
+    sketch: _Sketch, key: str, old: Sequence[str], new: Sequence[str]
+) -> Iterator[_Sketch]:
+    """Yield a row for some texts of a capture alone, which become others."""
+    pattern = re.compile(rf"\{{{key}(?::\*\*|=([^{{}}]*))?\}}")
+    lists = [
+        next(
+            (m[1].split(",") for p, _ in side for m in pattern.finditer(p) if m[1]), []
+        )
+        for side in sketch.sides
+    ]
+    if all(lists):
+        new = [lists[1][lists[0].index(each)] for each in new]
+    if len(old) > 1 and any("/" in text for text in (*old, *new)):
+        return
+    for side, texts in enumerate((old, new)):
+        text = texts[0] if len(texts) == 1 else f"{{{key}={','.join(texts)}}}"
+        addresses = tuple(
+            (pattern.sub(text, p), axes) for p, axes in sketch.sides[side]
+        )
+        sketch = sketch.with_side(side, addresses)
+    yield sketch
+
+
+def _swaps(items: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+    """Yield all other orders of a few, and those with two of many exchanged."""
+    places = range(len(items))
+    if len(items) <= _MOST_NAMES:
+        orders: Iterator[tuple[int, ...]] = itertools.permutations(places)
+    else:
+        pairs = itertools.combinations(places, 2)
+        orders = (tuple({a: b, b: a}.get(n, n) for n in places) for a, b in pairs)
+    seen = {tuple(items)}
+    for order in orders:
+        new = tuple(items[n] for n in order)
+        if new not in seen:
+            seen.add(new)
+            yield new

@@ -1,0 +1,1 @@
+"""Which row of a migration makes the answers of two models differ."""
