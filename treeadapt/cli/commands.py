@@ -377,7 +377,7 @@ def show(
         raise click.UsageError("--optimizer needs --mesh.")
     if given and rules is None:
         raise click.UsageError("--given needs --rules.")
-    table, optimizers = None, None
+    table = optimizers = None
     if rules is not None:
         _require_order(tree, rules)
         table = load_rules(rules, allow_regex=allow_regex)

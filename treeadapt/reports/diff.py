@@ -26,7 +26,7 @@ from treeadapt.convert import describe
 from treeadapt.errors import TreeAdaptError, UnusedRuleError
 from treeadapt.names import first_rows, fold, leaves_below, listing, natural, plural
 from treeadapt.selection.answers import require_agreement
-from treeadapt.selection.repairs import pattern_text, unused_message
+from treeadapt.selection.repairs import Names, pattern_text, unused_message
 from treeadapt.selection.rules import Rules, allowing
 from treeadapt.selection.selectors import Unused, Where, view_whole
 from treeadapt.trees.metadata import same_static
@@ -275,7 +275,7 @@ def _selected(a: Any, b: Any, where: Any) -> tuple[dict[str, Any], dict[str, Any
     unused = [[entry for _, entry in each.unused] for each in asked]
     nowhere = [x for x in unused[0] if all(x in y for y in unused)] if asked else []
     if nowhere:
-        text = unused_message(nowhere, asked[0].view, asked[0].is_array)
+        text = unused_message(nowhere, Names(asked[0].view, asked[0].is_array))
         raise UnusedRuleError(text, patterns=map(pattern_text, nowhere))
     selections = []
     for each in matches:

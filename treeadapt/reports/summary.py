@@ -35,7 +35,7 @@ from treeadapt.reports.svg import svg
 from treeadapt.reports.text import lines, markdown, plain
 from treeadapt.reports.words import fitted, printable
 from treeadapt.selection.decision import MISSING, STATIC, Decision
-from treeadapt.selection.repairs import advice_lines, entry_text
+from treeadapt.selection.repairs import Names, advice_lines, entry_text
 from treeadapt.selection.rules import RulesLike, as_rules, require_order
 from treeadapt.selection.selectors import Unused, Where, select
 from treeadapt.sharding.specs import AxisRules, spec_text
@@ -588,7 +588,7 @@ def findings(
             text += 'them from one of the two, or choose overlap = "first".'
             yield Finding("overlap", two + 1, text)
     named = [(f"{entry_text(x)} matches no array", x) for _, x in decision.unused]
-    lines = advice_lines(named, decision.view, decision.is_array)
+    lines = advice_lines(named, Names(decision.view, decision.is_array))
     for (index, _), line in zip(decision.unused, lines, strict=True):
         yield Finding("unused", index + 1, line)
     for line in decision.miscounted:

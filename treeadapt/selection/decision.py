@@ -42,7 +42,7 @@ from treeadapt.selection.answers import (
     require_agreement,
 )
 from treeadapt.selection.leaves import Leaves, NotKnown
-from treeadapt.selection.repairs import pattern_text
+from treeadapt.selection.repairs import Names, pattern_text
 from treeadapt.selection.selectors import ListSelector, Selector, Unused
 from treeadapt.selection.whole import Question
 from treeadapt.trees.views import TreeView
@@ -386,8 +386,7 @@ class Decision:
                 self.unused,
                 shadowed,
                 self.unmatched,
-                self.view,
-                self.is_array,
+                Names(self.view, self.is_array),
                 [where.entries for where in wheres if isinstance(where, ListSelector)],
             )
             patterns = [pattern_text(entry) for _, entry in self.unused]

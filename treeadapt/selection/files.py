@@ -51,9 +51,7 @@ FIELDS = {
     "rules": FileField(
         "a table", '[rules] above "**/bias" = "no_decay"', is_required=True
     ),
-    "default": FileField(),
-    "unused": FileField(),
-    "overlap": FileField(),
+    **dict.fromkeys(("default", "unused", "overlap"), FileField()),
     "stacks": FileField("a table", '[stacks] above "blocks" = 0', MAX_STACKS),
     "expect": FileField("a table", '[expect] above "lora" = 24', MAX_PATTERNS),
     "given": FileField("a table", "[given] above rate = 1e-3", MAX_PATTERNS),

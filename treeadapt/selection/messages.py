@@ -10,8 +10,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from treeadapt.names import MAX_LISTED, fold, listing, paths_text, plural, section
-from treeadapt.selection.repairs import below_text, entry_text, tops, unused_lines
-from treeadapt.trees.views import TreeView
+from treeadapt.selection.repairs import (
+    Names,
+    below_text,
+    entry_text,
+    tops,
+    unused_lines,
+)
 
 _SHADOWED = 4  # rules that are unreachable
 
@@ -56,8 +61,7 @@ def unused_rules(
     unused: Sequence[tuple[int, Any]],
     shadowed: Sequence[str],
     unmatched_paths: Sequence[str],
-    view: TreeView,
-    is_array: Sequence[bool],
+    names: Names,
     lists: Sequence[Sequence[Any]],
 ) -> str:
     """Write the message for rules that match nothing, or are unreachable.
@@ -66,8 +70,7 @@ def unused_rules(
         unused: entries that match nothing: index of the rule, and the entry.
         shadowed: for each unreachable rule its name, and what ``shadow`` says.
         unmatched_paths: of leaves that no rule matches.
-        view: the tree, for proposals.
-        is_array: whether each of its leaves is an array.
+        names: of the tree, for proposals.
         lists: the lists of patterns among the rules that have such entries.
     """
     lines = []
@@ -76,7 +79,7 @@ def unused_rules(
             (f"{entry_text(entry)} (rule {index + 1})", entry)
             for index, entry in unused
         ]
-        lines += unused_lines(named, "rules", view, is_array, lists)
+        lines += unused_lines(named, "rules", names, lists)
     lines += [f"R{text[1:]}" for text in shadowed[:_SHADOWED]]
     if len(shadowed) > _SHADOWED:
         more = f"{len(shadowed) - _SHADOWED:,} more rules"

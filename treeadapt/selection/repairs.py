@@ -66,21 +66,17 @@ _ROOTS_OF_PARAMS = ("dict", "FrozenDict", "State")
 
 
 def unused_message(
-    entries: Sequence[Any],
-    view: TreeView,
-    is_array: Sequence[bool],
-    lists: Sequence[Sequence[Any]] = (),
+    entries: Sequence[Any], names: Names, lists: Sequence[Sequence[Any]] = ()
 ) -> str:
     """Write the message for entries of one selector that match no array leaf.
 
     Args:
         entries: patterns, classes, or a whole selector whose parts all match something.
-        view: the tree.
-        is_array: whether each leaf is an array.
+        names: of the tree.
         lists: as for ``unused_lines``.
     """
     named = [(entry_text(entry), entry) for entry in entries]
-    lines = unused_lines(named, "selector", view, is_array, lists)
+    lines = unused_lines(named, "selector", names, lists)
     lines.append(
         'Correct or remove it; or allow it with unused="ignore". Where a call takes no '
         "unused=, as masks of Optax do, pass treeadapt.Rules([(where, 1)], "
@@ -113,31 +109,25 @@ def misses(entries: int, whose: str, arrays: int, noun: str = "array") -> str:
 
 
 def advice_lines(
-    entries: Sequence[tuple[str, Any]],
-    view: TreeView,
-    is_array: Sequence[bool],
-    *,
-    lists_paths: bool = False,
+    entries: Sequence[tuple[str, Any]], names: Names, *, lists_paths: bool = False
 ) -> Iterator[str]:
     """Yield one line an entry: what it is, and what the first few may have meant.
 
     Args:
         entries: how to call each entry, and the entry.
-        view: the tree.
-        is_array: whether each leaf is an array.
+        names: of the tree.
         lists_paths: all paths of the tree are listed elsewhere.
     """
-    names = Names(view, is_array, lists_paths=lists_paths)
     for number, (text, entry) in enumerate(entries):
-        hint = _advice(entry, names) if number < _MAX_ADVISED else ""
+        is_first = number < _MAX_ADVISED
+        hint = _advice(entry, names, lists_paths=lists_paths) if is_first else ""
         yield f"{text}{': ' if hint else ''}{hint}"
 
 
 def unused_lines(
     entries: Sequence[tuple[str, Any]],
     whose: str,
-    view: TreeView,
-    is_array: Sequence[bool],
+    names: Names,
     lists: Sequence[Sequence[Any]] = (),
 ) -> list[str]:
     """Return a first line and those of ``advice_lines``, but of a few entries only.
@@ -153,12 +143,11 @@ def unused_lines(
     for text, members in groups:
         first = ", the first" if len(members) > 1 else ""
         firsts.append((text + first, entries[members[0]][1]))
-    arrays = sorted(itertools.compress(view.plan.paths, is_array), key=natural)
+    arrays = sorted(names.arrays, key=natural)
     lists_paths = len(arrays) <= MAX_LISTED
-    rows = [*advice_lines(firsts, view, is_array, lists_paths=lists_paths)]
-    noun = "array or layer" if view.plan.has_layers else "array"
+    rows = [*advice_lines(firsts, names, lists_paths=lists_paths)]
+    noun = "array or layer" if names.plan.has_layers else "array"
     lines = section(f"{misses(len(entries), whose, len(arrays), noun)}:", rows)
-    names = Names(view, is_array)
     keys = [
         each for each in lists[:_MAX_ADVISED] if all(isinstance(x, str) for x in each)
     ]
@@ -200,13 +189,14 @@ def below_text(top: str, num_leaves: int) -> str:
     )
 
 
-def _advice(entry: Any, names: Names) -> str:
+def _advice(entry: Any, names: Names, *, lists_paths: bool) -> str:
     """Say what an entry that matches no array leaf may have meant.
 
     Args:
         entry: pattern, perhaps after the ``!`` of a list, or class; there is no advice
             for anything else.
         names: of the tree.
+        lists_paths: as for ``advice_lines``.
     """
     if isinstance(entry, type):
         return names.class_advice()
@@ -235,7 +225,7 @@ def _advice(entry: Any, names: Names) -> str:
     elif not proposals and any(_has(glob, ClassName) for glob in globs_of([pattern])):
         hints.append(names.class_advice())
     if not any(hints):
-        like = "" if names.lists_paths else listing(names.like(pattern), limit=5)
+        like = "" if lists_paths else listing(names.like(pattern), limit=5)
         hints.append(f"paths here look like {like}" if like else "")
     return " ".join(hints)
 
@@ -470,14 +460,10 @@ class Names:
     Args:
         view: the tree.
         is_array: whether each leaf is an array.
-        lists_paths: the message lists all paths.
     """
 
-    def __init__(
-        self, view: TreeView, is_array: Sequence[bool], *, lists_paths: bool = False
-    ):
-        self.view, self.plan = view, view.plan
-        self.is_array, self.lists_paths = is_array, lists_paths
+    def __init__(self, view: TreeView, is_array: Sequence[bool]):
+        self.plan, self.is_array = view.plan, is_array
         self.arrays = [*itertools.compress(self.plan.paths, is_array)]
 
     @functools.cached_property

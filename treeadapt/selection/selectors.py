@@ -39,7 +39,7 @@ from treeadapt.selection.answers import (
     require_agreement,
 )
 from treeadapt.selection.leaves import Leaves, NotKnown, OnePath
-from treeadapt.selection.repairs import pattern_text, unused_message
+from treeadapt.selection.repairs import Names, pattern_text, unused_message
 from treeadapt.selection.whole import BoundQuestion, Question
 from treeadapt.trees.views import TreeView, view_tree
 
@@ -178,9 +178,9 @@ class Selector(Question):
         if reports:
             entries = self.unused_in(leaves, is_used=leaves.has_any(chosen))
         if entries:
-            is_array = leaves.spread(leaves.is_array)
+            names = Names(leaves.view, leaves.spread(leaves.is_array))
             lists = [self.entries] if isinstance(self, ListSelector) else []
-            message = unused_message(entries, leaves.view, is_array, lists)
+            message = unused_message(entries, names, lists)
             raise UnusedRuleError(message, patterns=map(pattern_text, entries))
         if reports and not is_part and leaves.matcher.has_braces:
             patterns = ((0, pattern) for pattern in self.checked())
@@ -586,10 +586,12 @@ def as_selector(spec: Any) -> Selector:
     if isinstance(spec, type):
         return NodeSelector(spec)
     if isinstance(spec, list | tuple):
-        if path := _path_of_keys(spec):
+        is_text = [isinstance(each, str) for each in spec]
+        are_keys = all(isinstance(each, str | int | _JAX_KEYS) for each in spec)
+        if are_keys and not all(is_text):  # as JAX and Flax write a path
             raise SelectorError(
                 f"A list holds patterns, and {shorten(repr(spec))} is the keys of one "
-                f"path. Write it as a text: {escape(path)!r}."
+                f"path. Write it as a text: {escape(_joined(spec))!r}."
             )
         texts = [str.__str__(e) if isinstance(e, str) else as_selector(e) for e in spec]
         return ListSelector(tuple(texts))
@@ -606,14 +608,6 @@ def argument_text(value: Any) -> str:
     if jtu.all_leaves(parts) and not any(map(is_array, parts)):
         return shorten(repr(value))
     return describe(value)
-
-
-def _path_of_keys(spec: Sequence[Any]) -> str:
-    """Return the path of keys as JAX and Flax write it; empty if it is patterns."""
-    is_key = [isinstance(one, str | int | _JAX_KEYS) for one in spec]
-    if not all(is_key) or all(isinstance(one, str) for one in spec):
-        return ""
-    return _joined(spec)
 
 
 def _instead(spec: Any) -> str:

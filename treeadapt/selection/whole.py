@@ -356,12 +356,6 @@ class WholeTree:
     def _by_path(self) -> dict[str, Any]:
         return self._shapes.flat()
 
-    def with_regions(self, regions: Mapping[str, Region]) -> WholeTree:
-        """Return the tree with more layers that smaller views hold, by key."""
-        if not regions:
-            return self
-        return dataclasses.replace(self, regions={**self.regions, **regions})
-
     def stored_path(self, path: str) -> str:
         """Return the path in the whole tree of the array that a view shows."""
         return self.regions[path].path if path in self.regions else path

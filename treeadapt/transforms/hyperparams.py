@@ -92,13 +92,12 @@ def inject_hyperparams(
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         keywords = bound.kwargs
+        injected: dict[str, Any] = {}
         for name, value in (bound.arguments | keywords).items():
             refuse_text_mask(name, value)
-        injected = {
-            name: _shown(name, value)
-            for name, value in (bound.arguments | keywords).items()
-            if name not in static and _is_injected(_parameter(signature, name), value)
-        }
+            parameter = _parameter(signature, name)
+            if name not in static and _is_injected(parameter, value):
+                injected[name] = _shown(name, value)
 
         def inner(**hyperparams: Any) -> Any:
             new = copy.copy(bound)

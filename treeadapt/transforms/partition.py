@@ -224,7 +224,9 @@ def _run_groups(
         if stray:
             paths = [path for group in stray.values() for path in group]
             raise TransformError(_stray_message(stray, inner), paths=paths)
-        within = whole.with_regions(regions)
+        within = whole
+        if regions:
+            within = dataclasses.replace(whole, regions={**whole.regions, **regions})
         groups = {
             label: (on_tree(tx, within), by_label.get(label, {}))
             for label, tx in inner.items()

@@ -43,6 +43,7 @@ _MASK = re.compile(r"(^|_)mask$")
 # What Optax holds and calls with no tree of the caller's, or as a transformation.
 _NOT_ASKED = re.compile(r"^(init|update)(_fns?)?$|factory")
 _HOLDERS = ("optax", "treeadapt")
+_TESTS = frozenset({"isinstance", "issubclass", "type"})  # for a class
 _PASSED_ON, _COMPUTED = object(), object()  # answers that are arrays
 _NO_ANSWER = object()
 _MAX_THINGS = 20_000  # a chain of a thousand transformations; not a data set
@@ -192,8 +193,8 @@ def _warn_of_classes(tx: Any, whole: TreeView, *, stacklevel: int) -> None:
         if is_asked or not names:
             continue
         for fn, code in _codes(thing):
-            tested = names.keys() & code.co_names if _tests(code) else ()
-            if tested:
+            tested = names.keys() & code.co_names
+            if tested and not _TESTS.isdisjoint(code.co_names):
                 name = min(tested)
                 is_it = functools.partial(operator.is_, names[name])
                 paths = whole.plan.paths_of(is_it)
@@ -207,10 +208,6 @@ def _warn_of_classes(tx: Any, whole: TreeView, *, stacklevel: int) -> None:
                 )
                 warnings.warn(text, UnliftedMaskWarning, stacklevel=stacklevel + 1)
                 return
-
-
-def _tests(code: types.CodeType) -> bool:
-    return not {"isinstance", "issubclass", "type"}.isdisjoint(code.co_names)
 
 
 def _codes(fn: Any) -> Iterator[tuple[Any, types.CodeType]]:

@@ -179,7 +179,13 @@ def _aligned(view: TreeView, other: Any, has_place: Callable[[Any], bool]) -> li
         path for path, leaf in by_path.items() if path not in paths and has_place(leaf)
     ]
     if stray:
-        raise StructureMismatchError(_stray_message(stray, view), paths=stray)
+        near = Speller().best(stray[0], view.plan.paths)
+        hint = f" (the tree has {near!r})" if near else ""
+        raise StructureMismatchError(
+            f"{plural(len(stray), 'path')} given, but not in the tree: "
+            f"{listing(stray)}{hint}. Both trees must come from the same model.",
+            paths=stray,
+        )
     return [by_path.get(path) for path in view.plan.paths]
 
 
@@ -202,14 +208,9 @@ def _moves(leaf: Any, delta: Any) -> bool:
         return False
     if _is_number(leaf):
         return not (isinstance(delta, int | float | complex) and delta == 0)
-    return delta is not leaf and not _is_zero(delta)
-
-
-def _is_zero(delta: Any) -> bool:
-    is_concrete = _is_number(delta) and not isinstance(
-        delta, jax.core.Tracer | jax.ShapeDtypeStruct
-    )
-    return is_concrete and not np.any(np.asarray(delta))
+    is_abstract = isinstance(delta, jax.core.Tracer | jax.ShapeDtypeStruct)
+    is_concrete = _is_number(delta) and not is_abstract
+    return delta is not leaf and not (is_concrete and not np.any(np.asarray(delta)))
 
 
 def _require_fit(view: TreeView, others: Sequence[Any], places: Sequence[int]) -> None:
@@ -236,12 +237,3 @@ def _require_fit(view: TreeView, others: Sequence[Any], places: Sequence[int]) -
             "same model.",
             paths=misshaped,
         )
-
-
-def _stray_message(stray: Sequence[str], view: TreeView) -> str:
-    near = Speller().best(stray[0], view.plan.paths)
-    hint = f" (the tree has {near!r})" if near else ""
-    return (
-        f"{plural(len(stray), 'path')} given, but not in the tree: {listing(stray)}"
-        f"{hint}. Both trees must come from the same model."
-    )
