@@ -183,11 +183,8 @@ def read_rules_or_migration(
     Raises:
         TreeAdaptError: it is such a file, and cannot be read.
     """
-    if (
-        is_name(text)
-        and not Path(text).exists()
-        and text.partition("/")[0] in published()
-    ):
+    is_published = is_name(text) and text.partition("/")[0] in published()
+    if is_published and not Path(text).exists():
         return load_migration(text)
     if not _may_be_table(text) or not Path(text).is_file():
         return None

@@ -220,9 +220,8 @@ def _kind(parameter: inspect.Parameter, words: set[str]) -> str:
     if words & {"str", "Literal"}:
         return "text"
     is_number = bool(words & {"float", "int", "number"})
-    if words == {"int"} or (
-        is_number and (type(default) is int or _WHOLE.fullmatch(name))
-    ):
+    is_whole = type(default) is int or bool(_WHOLE.fullmatch(name))
+    if words == {"int"} or (is_number and is_whole):
         return "whole"
     if is_number or isinstance(default, float):
         return "number"

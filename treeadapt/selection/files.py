@@ -85,11 +85,9 @@ def parse_rules(
     rules = []
     for place, (pattern, label) in enumerate(table.items(), 1):
         if isinstance(label, dict) and _LARGEST not in label:
-            RULES_FILE.refuse(
-                path,
-                f"the label of rule {place}, {listing([pattern])}, is a table",
-                'Put the pattern in quotes: "policy/hidden_0" = "frozen".',
-            )
+            seen = f"the label of rule {place}, {listing([pattern])}, is a table"
+            cure = 'Put the pattern in quotes: "policy/hidden_0" = "frozen".'
+            RULES_FILE.refuse(path, seen, cure)
         who = f"rule {place}, {listing([pattern])},"
         rules.append((pattern, read_label(path, label, who)))
     return rules
@@ -192,17 +190,13 @@ def check_patterns(
         PatternError: a pattern is malformed.
     """
     if len(patterns) > MAX_PATTERNS:
-        RULES_FILE.refuse(
-            path, f"it has {len(patterns):,} patterns", f"At most {MAX_PATTERNS:,}."
-        )
+        seen = f"it has {len(patterns):,} patterns"
+        RULES_FILE.refuse(path, seen, f"At most {MAX_PATTERNS:,}.")
     total = 0
     for pattern in patterns:
         if not isinstance(pattern, str):
-            RULES_FILE.refuse(
-                path,
-                f"{one_line(repr(pattern))} is not a pattern",
-                "Put it in quotes.",
-            )
+            seen = f"{one_line(repr(pattern))} is not a pattern"
+            RULES_FILE.refuse(path, seen, "Put it in quotes.")
         body = pattern.removeprefix("!")
         if body.startswith(REGEX_PREFIX) and not allow_regex:
             RULES_FILE.refuse(

@@ -219,12 +219,10 @@ def _thaw_message(
     speller = Speller()
     new = [path for path in now if path not in before]
     count = plural(len(lost), "leaf")
-    verb = (
-        "was frozen is not frozen" if len(lost) == 1 else "were frozen are not frozen"
-    )
+    verb = "was frozen is" if len(lost) == 1 else "were frozen are"
     rows = fold(_line(path, now, new, speller) for path in lost[:_FOLDED])
     left = len(lost[_FOLDED:])
-    lines = section(f"{count} that {verb} any more:", rows, left=left)
+    lines = section(f"{count} that {verb} not frozen any more:", rows, left=left)
     lines.append("Correct the patterns; or, if this is meant, spec = spec.bind(tree).")
     return "\n".join(lines)
 

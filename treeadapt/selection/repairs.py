@@ -440,11 +440,8 @@ def _as_regex(text: str, names: Names) -> str:
         return ""
     core = core.removeprefix("^").removesuffix("$")
     core = core.removeprefix(".*").removesuffix(".*").strip("/")
-    if (
-        not core
-        or len(_CHOICE.findall(core)) > _MAX_CHOICES
-        or _NESTED_REPEAT.search(core)
-    ):
+    is_simple = len(_CHOICE.findall(core)) <= _MAX_CHOICES
+    if not core or not is_simple or _NESTED_REPEAT.search(core):
         return ""
     for form in dict.fromkeys((core, re.sub(r"(?<!\\)\$", r"\\$", core))):
         whole = f"(?:{form})" if "|" in form else form

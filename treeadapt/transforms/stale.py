@@ -129,19 +129,14 @@ def _unlike(
         old, "inner_states"
     ):
         groups, others = new.inner_states, old.inner_states
-        yield from (
-            _Difference(f"group {x!r} has no state") for x in groups if x not in others
-        )
-        yield from (
-            _Difference(f"group {x!r} has a state, and no transformation")
-            for x in others
-            if x not in groups
-        )
+        texts = [f"group {x!r} has no state" for x in groups if x not in others]
+        idle = [x for x in others if x not in groups]
+        texts += [f"group {x!r} has a state, and no transformation" for x in idle]
+        yield from map(_Difference, texts)
         for label in groups:
             if label in others:
-                yield from _unlike(
-                    others[label], groups[label], f" in group {label!r}", name
-                )
+                pair = others[label], groups[label]
+                yield from _unlike(*pair, f" in group {label!r}", name)
     elif isinstance(new, Mapping) and isinstance(old, Mapping):
         lacking = [key for key in new if key not in old]
         # What measures fills a dict that is empty at first.
