@@ -138,9 +138,8 @@ def _compared_with_hash(stored: Stored, kind: str) -> Stored:
     text = schema_file.marks_of(stored.table)["hash"] if stored.hash else ""
     if stored.hash == text:
         return stored
-    problem = (
-        "its paths, shapes, dtypes and ties are not those that it was written with"
-    )
+    parts = "paths, shapes, dtypes and ties"
+    problem = f"its {parts} are not those that it was written with"
     if kind == "schema":
         problem += f"; their hash is {text!r} and not {stored.hash!r:.60}"
         cure = f'To accept them, write hash = "{text}" in it, or remove that line.'

@@ -337,7 +337,7 @@ def _blobs(folder: Path) -> Path | None:
 
 def _entries(folder: Path) -> dict[str, bool]:
     """Return all paths below a folder, relative to it, and which of them are links."""
-    files = list(itertools.islice(folder.rglob("*"), _MAX_ENTRIES + 1))
+    files = [*itertools.islice(folder.rglob("*"), _MAX_ENTRIES + 1)]
     if len(files) > _MAX_ENTRIES:
         refuse(folder, "it holds too many files")
     return {file.relative_to(folder).as_posix(): file.is_symlink() for file in files}

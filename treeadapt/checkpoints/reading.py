@@ -100,15 +100,14 @@ def read_ahead(
 
     max_bytes = path.store.max_bytes // 2
     for batch in batches(jobs(), bytes_of, max_bytes):
-        arrays: dict[str, Any] = {}
-        of_files = []
         with reported(path, "read"):
-            for one, array, boxes in batch:
-                if isinstance(array, FileArray):
-                    new = [empty(lengths(box), array.dtype) for box in boxes]
-                    of_files.append((array, boxes, new))
-                    arrays[one] = new
-            read_together(of_files, max_bytes)
+            of_files = {
+                one: (array, boxes, [empty(lengths(box), array.dtype) for box in boxes])
+                for one, array, boxes in batch
+                if isinstance(array, FileArray)
+            }
+            read_together(of_files.values(), max_bytes)
+            arrays = {one: new for one, (*_, new) in of_files.items()}
             later = [job for job in batch if job[2] and job[0] not in arrays]
             with ThreadPoolExecutor(REQUESTS) as pool:  # an error of one is of all
                 made = pool.map(lambda job: job[1].read(job[2]), later)

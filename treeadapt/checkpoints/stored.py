@@ -121,16 +121,15 @@ class Stored:
         Raises:
             CheckpointError: it is a schema, or an abstract tree.
         """
-        if self.format == SHAPES:
-            raise CheckpointError(
-                "The tree has shapes and no arrays. Pass one with arrays; load(tree) "
-                "without a target gives abstract leaves."
-            )
-        if self.is_abstract:
-            raise CheckpointError(
-                f"{listing([str(self.path)])} is a schema and holds no arrays. Name a "
-                "checkpoint; load(schema) without a target gives abstract leaves."
-            )
+        if not self.is_abstract:
+            return
+        seen, kind = "The tree has shapes and no arrays. Pass one with arrays", "tree"
+        if self.format != SHAPES:
+            name, kind = listing([str(self.path)]), "schema"
+            seen = f"{name} is a schema and holds no arrays. Name a checkpoint"
+        raise CheckpointError(
+            f"{seen}; load({kind}) without a target gives abstract leaves."
+        )
 
     def typed_like(self, likes: Mapping[str, Any]) -> Stored:
         """Return it with the dtypes that leaves of a target give to the untyped ones.
@@ -142,10 +141,8 @@ class Stored:
             array = table[name].array
             dtype: Any = getattr(likes.get(name), "dtype", None)
             # Of a dtype that NumPy knows, a file would have the name.
-            if (
-                getattr(dtype, "kind", "") == "V"
-                and dtype.itemsize == array.dtype.itemsize
-            ):
+            size = dtype.itemsize if getattr(dtype, "kind", "") == "V" else None
+            if size == array.dtype.itemsize:
                 array = jax.ShapeDtypeStruct(array.shape, dtype)
                 table[name] = dataclasses.replace(table[name], array=array)
             else:
@@ -192,8 +189,7 @@ def sound_marks(path: AnyPath, marks: Any) -> dict[str, Any]:
 
 def has_version(marks: Any) -> bool:
     """Return whether marks are of the version that is read here, as the first were."""
-    is_other = isinstance(marks, dict) and marks.get("version", 1) != MARKS_VERSION
-    return not is_other
+    return not isinstance(marks, dict) or marks.get("version", 1) == MARKS_VERSION
 
 
 def marked(
@@ -215,10 +211,9 @@ def marked(
         )
     for other, one in marks["ties"].items():
         if other in table or one not in table:
-            seen = f"{listing([other])}, too" if one in table else f"no {one!r:.60}"
-            doubts.append(
-                f"it ties {listing([other])} to {one!r:.60} but stores {seen}"
-            )
+            name, owner = listing([other]), f"{one!r:.60}"
+            seen = f"{name}, too" if one in table else f"no {owner}"
+            doubts.append(f"it ties {name} to {owner} but stores {seen}")
         else:
             marked_table[other] = dataclasses.replace(table[one], owner=one)
     for one, kind in marks["kinds"].items():
@@ -278,7 +273,6 @@ def require_form(name: str, array: Any) -> None:
 
 def _is_sound(shape: Sequence[int]) -> bool:
     """Return whether there can be an array of a shape."""
-    is_small = len(shape) <= MAX_RANK and all(
-        type(size) is not bool and 0 <= size < 2**63 for size in shape
-    )
-    return is_small and math.prod(shape) < 2**63
+    if len(shape) > MAX_RANK or any(type(size) is bool for size in shape):
+        return False
+    return all(0 <= size < 2**63 for size in shape) and math.prod(shape) < 2**63

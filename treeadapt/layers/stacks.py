@@ -447,9 +447,8 @@ class _UnrolledPlan(Plan):
 
 def _read(key: Any, value: Any) -> _Stack:
     if not isinstance(key, str) or key.startswith("/") or key.endswith("/"):
-        _refuse(
-            f"A key of stacks= is the path of a node, such as 'blocks'; got {key!r}."
-        )
+        form = "A key of stacks= is the path of a node, such as 'blocks'"
+        _refuse(f"{form}; got {key!r}.")
     template, axis = None, value
     if isinstance(value, tuple | list) and len(value) == 2:
         template, axis = value
@@ -483,9 +482,8 @@ def _axis_of(
     if not isinstance(stack.axis, str):
         axis: int = stack.axis  # type: ignore[assignment]
         if not -rank <= axis < rank:
-            _refuse(
-                f"{who} has no axis {axis}, that of the stack {stack.key!r}. {cure}"
-            )
+            of = f"that of the stack {stack.key!r}"
+            _refuse(f"{who} has no axis {axis}, {of}. {cure}")
         return axis % rank
     if names is None:
         _refuse(

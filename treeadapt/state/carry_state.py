@@ -223,9 +223,7 @@ def carry_state(
         home = homes_in(dict(zip(paths, paths, strict=True)) | arrays)
         fields = {field_of(str(slot.prefix)) for slot in copies}
         slots = map_names(old, fields, home, prefixes)
-        whole = {
-            slot.name: StateLeaf(slot, old[slot.name], slot.name) for slot in slots
-        }
+        whole = {x.name: StateLeaf(x, old[x.name], x.name) for x in slots}
         saved = SavedState(whole, prefixes=prefixes, fields=by_node(slots))
     else:
         saved = move_copies(old, migration, new_map, flat, prefixes)
@@ -327,14 +325,8 @@ def _without_boxes(
         return old
     new_names = frozenset((*names, *paths))
     stored = (*old, *(name.removesuffix("/value") for name in old))
-    new = unboxed(
-        old,
-        [
-            name
-            for name in stored
-            if any(tail in new_names for _, tail in cuts_of(name))
-        ],
-    )
+    tails = {name: [tail for _, tail in cuts_of(name)] for name in stored}
+    new = unboxed(old, [x for x in stored if not new_names.isdisjoint(tails[x])])
     return {new[name]: leaf for name, leaf in old.items()}
 
 
@@ -378,9 +370,8 @@ def _misfit(new: StateLeaf, saved: StateLeaf, *, cast: bool) -> str | None:
     if new.slot.is_copy or np.shape(spec) != np.shape(old) or np.shape(spec) == ():
         return None
     # What ``per_layer`` keeps for each layer has its layers in the name of its state.
-    one, two = (
-        list(read_key(leaf.slot.node).numbers.values()) for leaf in (new, saved)
-    )
+    layers = (read_key(leaf.slot.node).numbers for leaf in (new, saved))
+    one, two = ([*numbers.values()] for numbers in layers)
     if one == two:
         return None
     if one and two and math.prod(map(len, one)) != math.prod(map(len, two)):
@@ -401,9 +392,8 @@ def _is_castable(array: Any, dtype: Any) -> bool:
 
 def _is_too_large(array: Any, dtype: Any) -> bool:
     """Return whether a number of an array is known to become infinite in a dtype."""
-    if array.dtype == dtype or isinstance(
-        array, jax.core.Tracer | jax.ShapeDtypeStruct
-    ):
+    has_value = not isinstance(array, jax.core.Tracer | jax.ShapeDtypeStruct)
+    if array.dtype == dtype or not has_value:
         return False
     if jnp.finfo(array.dtype).max <= jnp.finfo(dtype).max:
         return False

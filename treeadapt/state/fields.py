@@ -449,11 +449,8 @@ def numpy_values(leaf: Any) -> Any:
         return None
     if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
         return None
-    if isinstance(leaf, jax.Array) and not (
-        leaf.is_fully_addressable or leaf.is_fully_replicated
-    ):
-        return None
-    return np.asarray(leaf)
+    is_here = leaf.is_fully_addressable if isinstance(leaf, jax.Array) else True
+    return np.asarray(leaf) if is_here or leaf.is_fully_replicated else None
 
 
 def _several_message(key: Any, named: Sequence[_Part], parts: Iterable[_Part]) -> str:
@@ -472,10 +469,8 @@ def _several_message(key: Any, named: Sequence[_Part], parts: Iterable[_Part]) -
         cures.append("pass group=")
     *others, last = cures
     cure = f"{', '.join(others)}, or {last}" if others else last
-    many = plural(len(paths), "field")
-    return (
-        f"{many} of the state are called {key!r}: {listing(paths, write=str)}. {cure}."
-    )
+    many, places = plural(len(paths), "field"), listing(paths, write=str)
+    return f"{many} of the state are called {key!r}: {places}. {cure}."
 
 
 def _path_of_state(holder: Any) -> str:

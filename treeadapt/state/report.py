@@ -108,18 +108,15 @@ class CarryReport:
         for title, names in counted.items():
             if names:
                 yield f"{title} ({len(names):,}): {listing(names)}"
-        misfits = [
-            f"fresh, {name!r} is {text}" for name, text in self.misshaped.items()
-        ]
+        misfits = {name: f"is {text}" for name, text in self.misshaped.items()}
         for name, names in self.ambiguous.items():
-            shown = listing(names, limit=4)
-            misfits.append(f"fresh, {name!r} could be any of {shown}")
+            misfits[name] = f"could be any of {listing(names, limit=4)}"
+        yield from section("", [f"fresh, {n!r} {text}" for n, text in misfits.items()])
         reasons: dict[str, list[str]] = {}
         for name, text in self.unmoved.items():
             reasons.setdefault(text, []).append(name)
         unmoved = [(listing(fold(n), limit=4), text) for text, n in reasons.items()]
-        for lines in (misfits, [f"not moved, {n}: {text}" for n, text in unmoved]):
-            yield from section("", lines)
+        yield from section("", [f"not moved, {n}: {text}" for n, text in unmoved])
         for text in self.warnings:
             yield f"warning: {text}"
 

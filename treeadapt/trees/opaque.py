@@ -172,9 +172,8 @@ def _cure(node: Any, names: list[str]) -> str:
 
 def _cure_of_container(node: Any) -> str:
     if isinstance(node, Mapping):
-        keyed = (
-            "[(jax.tree_util.DictKey(k), x[k]) for k in sorted(x)], tuple(sorted(x))"
-        )
+        pairs = "[(jax.tree_util.DictKey(k), x[k]) for k in sorted(x)]"
+        keyed = f"{pairs}, tuple(sorted(x))"
         build = "dict(zip(keys, values))"
     else:
         keyed = "[(jax.tree_util.SequenceKey(i), y) for i, y in enumerate(x)], None"
