@@ -385,8 +385,6 @@ def _warn_of_ties(
     if len(set(map(id, view.leaves))) == len(view.leaves):
         return
     arrays = [i for i, leaf in enumerate(view.leaves) if _has_buffer(leaf)]
-    if len({id(view.leaves[index]) for index in arrays}) == len(arrays):
-        return
     trained = set(selected)
     first: dict[int, int] = {}
     apart: dict[str, str] = {}

@@ -218,15 +218,15 @@ def _check(arrays: Mapping[str, Any], table: Mapping[str, Leaf]) -> None:
     if _RESERVED in table:
         raise CheckpointError(f"A leaf of safetensors cannot be named {_RESERVED!r}.")
     for name, leaf in arrays.items():
-        problem = ""
         if leaf.dtype.name not in _DTYPES.values():
             problem = f"{leaf.dtype}, which safetensors has no name for"
         elif not getattr(leaf, "is_fully_addressable", True):
             problem = "also on devices of other processes"
-        if problem:
-            raise CheckpointError(
-                f"The leaf {listing([name])} is {problem}. Save as an Orbax folder."
-            )
+        else:
+            continue
+        raise CheckpointError(
+            f"The leaf {listing([name])} is {problem}. Save as an Orbax folder."
+        )
 
 
 def _on_host(leaf: Any) -> Any:

@@ -244,11 +244,10 @@ def compared(
         if path not in two:
             continue
         before, after = describe(leaf), describe(two[path])
-        is_reshaped = _is_reshaped(leaf, two[path])
-        if before == after and not is_reshaped:
+        if before == after:
             pairs[path] = path
             continue
-        kind: Kind = "reshaped" if is_reshaped else "retyped"
+        kind: Kind = "reshaped" if _is_reshaped(leaf, two[path]) else "retyped"
         differences.append(Difference(kind, path, path, before, after))
     notes = dict.fromkeys(pairs, "")
     if read is not None:

@@ -146,7 +146,8 @@ class Walk:
         untrained: indices of leaves that no optimizer should see.
         nodes: classes of the nodes and boxes at each path; None is the root's path.
         skeleton: ``{ROOT: state dict}``, with the index of each leaf in its place.
-        shared: number of each node with an identity, and the node, by its ``id``.
+        shared: number of each node with an identity, the node and its path, by its
+            ``id``.
         ties: path at which such a node is met again, and the path that it has.
         by_hand: JAX cannot rebuild the tree; ``recipe`` can.
         cacheable: what JAX compares of the structure never changes.
@@ -159,7 +160,7 @@ class Walk:
         self.untrained: set[int] = set()
         self.nodes: dict[str | None, tuple[type, ...]] = {}
         self.skeleton: dict[str, Any] = {}
-        self.shared: dict[int, tuple[int, Any]] = {}
+        self.shared: dict[int, tuple[int, Any, str | None]] = {}
         self.ties: dict[str, str] = {}
         self.by_hand = False
         self.cacheable = True
@@ -168,7 +169,6 @@ class Walk:
         self._frames: list[_Frame] = []
         self._opened: set[int] = set()  # nodes above, from the first opaque one on
         self._steps: list[int | _Frame | _Step] = []
-        self._homes: list[str | None] = []  # paths of the shared nodes
         self._chains: dict[tuple[type, ...], tuple[type, ...]] = {}  # one of each
 
     @functools.cached_property
@@ -277,8 +277,8 @@ class Walk:
 
     def _add_again(self, node: Any, spot: _Spot, frame: _Frame) -> None:
         self.by_hand = True
-        number = self.shared[id(node)][0]
-        self.ties[spot.path or ""] = self._homes[number] or ""
+        number, _, home = self.shared[id(node)]
+        self.ties[spot.path or ""] = home or ""
         self._steps.append(_Step(number))
         if not frame.in_opaque:
             self.seen += jax.tree.leaves(node)
@@ -310,8 +310,8 @@ class Walk:
         number = None
         if adapter.shared:
             number = len(self.shared)
-            self.shared[id(node)] = (number, node)  # kept, so that its id stays its own
-            self._homes.append(spot.path)
+            # The node is kept, so that its id stays its own.
+            self.shared[id(node)] = (number, node, spot.path)
         self._frames.append(
             _Frame(
                 pairs=zip(flat.keys, flat.children, strict=True),
