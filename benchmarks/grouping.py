@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import json
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,8 +76,9 @@ def _file_race(leaves: int, groups: int) -> Race:
         f"layer_{{{n * size}..{n * size + size - 1}}}": f"g{n}" for n in range(groups)
     }
     rates = {f"g{n}": 1e-3 * (n + 1) for n in range(groups)}
-    folder = tempfile.TemporaryDirectory()
-    file = Path(folder.name, "optimizer.json")
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    file = Path(folder, "optimizer.json")
     tables = {
         label: {"type": "adamw", "learning_rate": rate, "weight_decay": 0.1}
         for label, rate in rates.items()
@@ -84,7 +87,6 @@ def _file_race(leaves: int, groups: int) -> Race:
     file.write_text(json.dumps(document), "utf-8")
 
     def from_file() -> Any:
-        assert folder  # it is there as long as this function is
         return ta.load_optimizer(file).init(params)
 
     def in_python() -> Any:

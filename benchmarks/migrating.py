@@ -188,7 +188,7 @@ def _chained(file: Path, arrays: dict[str, np.ndarray]) -> Iterator[Result]:
 
 def _nested(layers: int, width: int) -> Iterator[Result]:
     """Compare parts nested in an axis with the formula of NumPy."""
-    groups, queries = width // (4 * _HEAD), 4
+    groups, queries = max(1, width // (4 * _HEAD)), 4
     shape = (groups * (queries + 2) * _HEAD, width)
     arrays = {f"{n}/qkv": np.ones(shape, np.float32) for n in range(layers)}
     parts = ("q : n (g r d) e", "k : n (g d) e", "v : n (g d) e")

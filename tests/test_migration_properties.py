@@ -655,7 +655,7 @@ def test_a_traced_migration_makes_the_same_arrays(row):
 def test_the_random_tables_have_every_option_both_ways():
     seen = []
 
-    @settings(max_examples=150)
+    @settings(max_examples=300)
     @given(tables())
     def draw(row):
         seen.extend(
