@@ -86,10 +86,8 @@ def optimizer_rows(
         if total.label == "":
             of_all = counts
         elif total.label is not STATIC:
-            text = _text(file, total.label)
-            rows.append(
-                OptimizerRow(total.label, text, *counts, sizes.pop(total.label, 0))
-            )
+            text, size = _text(file, total.label), sizes.pop(total.label, 0)
+            rows.append(OptimizerRow(total.label, text, *counts, size))
     if sizes or "" in file.tables:
         rest = sum(sizes.values())
         rows.append(OptimizerRow("", _text(file, ""), *of_all, rest))

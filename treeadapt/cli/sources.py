@@ -301,9 +301,8 @@ def _traced(text: str) -> AbstractTree:
         value = _resolved(text)
         view, verb = view_tree(value), "is"
         # A module of Linen is callable, but its params come from its ``init``.
-        is_module = callable(getattr(value, "init", None)) and not inspect.isclass(
-            value
-        )
+        has_init = callable(getattr(value, "init", None))
+        is_module = has_init and not inspect.isclass(value)
         is_empty = not any(map(is_array, view.leaves))
         if is_empty and callable(value) and not is_module:
             view, verb = _traced_call(text, value), "returns"

@@ -360,9 +360,8 @@ class Builder:
         lacking = [n for n, x in arguments.items() if x.is_required and n not in values]
         if lacking and not meant.issuperset(lacking):
             self.find(place, f"{factory.name} needs {listing(lacking)}")
-        if factory.name == "join_schedules" and not (
-            lacking or _lacks(values.values())
-        ):
+        is_whole = not (lacking or _lacks(values.values()))
+        if is_whole and factory.name == "join_schedules":
             self._check_boundaries(f"{place}.boundaries", **values)
         return values
 
@@ -399,9 +398,8 @@ class Builder:
         if self._label or self.num_partitions > 1:
             return self.find(place, "partition goes into [optimizer], and once")
         if self.partition is None:
-            return self.find(
-                place, "partition needs [rules], and [optimizers] for them"
-            )
+            text = "partition needs [rules], and [optimizers] for them"
+            return self.find(place, text)
         return self.partition()
 
     # What is data

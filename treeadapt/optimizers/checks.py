@@ -61,9 +61,8 @@ def _unreached(
     """Yield patterns that reach no array of their group, and axes that are missing."""
     where, label = selection.where, selection.label
     group = {path for path, every in labels.items() if not label or label in every}
-    whose = (
-        f"{plural(len(group), 'array')} that {f'{label} trains' if label else 'train'}"
-    )
+    verb = f"{label} trains" if label else "train"
+    whose = f"{plural(len(group), 'array')} that {verb}"
     patterns = selection.patterns
     if not isinstance(where, Rules):  # each pattern of a mask by itself, then all
         each = [(pattern.removeprefix("!"), True) for pattern in patterns]
@@ -122,9 +121,8 @@ def state_bytes(file: OptimizerFile, tree: Any) -> dict[Any, int]:
     labels = labels_by_array(file.rules, tree)
     state = view_init(file.tx, tree)
     sizes: dict[Any, int] = {}
-    for slot, leaf in zip(
-        map_state(file.tx, state, tree).slots, state.leaves, strict=True
-    ):
+    slots = map_state(file.tx, state, tree).slots
+    for slot, leaf in zip(slots, state.leaves, strict=True):
         every = labels.get(slot.region.path, set()) if slot.region else set()
         if len(every) > 1:  # layers of one array, each in a state by its label
             every = {x for x in every if f"/{x}/" in f"/{slot.name}/"} or every

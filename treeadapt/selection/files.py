@@ -106,11 +106,9 @@ def read_label(path: str | os.PathLike[str], label: Any, place: str) -> Label:
     Raises:
         RulesFileError: it is something else.
     """
-    if (
-        isinstance(label, str | bool)
-        or (isinstance(label, float) and math.isfinite(label))
-        or (isinstance(label, int) and -MAX_INTEGER <= label < MAX_INTEGER)
-    ):
+    is_float = isinstance(label, float) and math.isfinite(label)
+    is_whole = isinstance(label, int) and -MAX_INTEGER <= label < MAX_INTEGER
+    if isinstance(label, str | bool) or is_float or is_whole:
         return label
     if _is_spec(label):
         return PartitionSpec(*map(_read_entry, label))

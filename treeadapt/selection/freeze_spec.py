@@ -203,9 +203,8 @@ class FreezeSpec(OfParts):
 
 def _strings(name: str, value: Any) -> tuple[str, ...]:
     texts = (value,) if isinstance(value, str) else value
-    if not isinstance(texts, list | tuple) or not all(
-        isinstance(x, str) for x in texts
-    ):
+    is_list = isinstance(texts, list | tuple)
+    if not is_list or not all(isinstance(text, str) for text in texts):
         raise SelectorError(
             f"FreezeSpec({name}=): expected strings, so that the spec can be saved; "
             f"got {argument_text(value)}. For a class write the pattern '**/<Name>'."

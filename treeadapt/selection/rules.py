@@ -666,9 +666,8 @@ def _pairs(rules: Any) -> Sequence[tuple[Any, Any]]:
         )
     if isinstance(rules, Mapping):
         return tuple(rules.items())
-    if isinstance(rules, list | tuple) and all(
-        isinstance(pair, list | tuple) and len(pair) == 2 for pair in rules
-    ):
+    is_list = isinstance(rules, list | tuple)
+    if is_list and all(isinstance(x, list | tuple) and len(x) == 2 for x in rules):
         return tuple((where, value) for where, value in rules)
     raise RulesError(
         "Rules are a mapping from patterns to values, or ordered (pattern, value) "

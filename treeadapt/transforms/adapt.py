@@ -274,13 +274,11 @@ def run_flat(
         # Params of other classes than those of init have lost what a selector names.
         strict = view is not None and not view.plan.holes
         like = flat_updates if shown is None else shown
+        callers_tree = whole_tree(
+            view or grads, strict=strict, is_params=view is not None, gradients=grads
+        )
         with (
-            whole_tree(
-                view or grads,
-                strict=strict,
-                is_params=view is not None,
-                gradients=grads,
-            ) as whole,
+            callers_tree as whole,
             _explained(parts, whole, flat_updates, extra),
             explained_state(state, functools.partial(init_flat, whole), like),
         ):

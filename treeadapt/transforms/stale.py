@@ -122,12 +122,11 @@ def _unlike(
         of: the field that it is, if that has names of the state itself.
     """
     masks = [isinstance(node, optax.MaskedNode) for node in (old, new)]
+    is_divided = hasattr(old, "inner_states")
     if any(masks):
         if not all(masks):
             yield _lacking(name, group) if masks[0] else _surplus(name, group)
-    elif isinstance(new, optax.transforms.PartitionState) and hasattr(
-        old, "inner_states"
-    ):
+    elif is_divided and isinstance(new, optax.transforms.PartitionState):
         groups, others = new.inner_states, old.inner_states
         texts = [f"group {x!r} has no state" for x in groups if x not in others]
         idle = [x for x in others if x not in groups]
