@@ -222,11 +222,9 @@ def merge(params: Mapping[str, Any], rest: Rest[T]) -> T:
             f"params are a mapping from path to value, got {describe(params)}."
         )
     if len(flat) != len(paths) or not all(path in flat for path in paths):
+        expected, hint = frozenset(paths), "Pass all params, under the same keys."
         missing = [path for path in paths if path not in flat]
-        expected = frozenset(paths)
-        unexpected = [str(path) for path in flat if path not in expected]
-        hint = "Pass all params, under the same keys."
-        mismatch = Mismatch(missing, unexpected)
+        mismatch = Mismatch(missing, [str(x) for x in flat if x not in expected])
         text = mismatch.text("entry", "the dict has", to="what split gave", hint=hint)
         raise StructureMismatchError(text, paths=mismatch.paths)
     # What is traced with other values than those of the split is not found for these.

@@ -92,11 +92,8 @@ class SavedState:
         by_name = {leaf.slot.name: leaf for leaf in self.leaves.values()}
 
         def origins(names: Iterable[str]) -> tuple[str, ...]:
-            every = (
-                (leaf.origin or (leaf.whole,))
-                for leaf in map(by_name.get, names)
-                if leaf
-            )
+            befores = filter(None, map(by_name.get, names))
+            every = (leaf.origin or (leaf.whole,) for leaf in befores)
             return tuple(dict.fromkeys(itertools.chain(*every)))
 
         homes: dict[str, list[str]] = {}  # params of today, by what they were between

@@ -100,12 +100,9 @@ class CarryReport:
             before, now = dtypes
             text = f"{len(cast):,} of them cast from {before} to {now}"
             yield f"  {text}: {listing(cast)}"
-        counted = {
-            "fresh, nothing saved fits": self.fresh,
-            "reset, as asked": self.reset,
-            "saved, but not used": self.left_over,
-        }
-        for title, names in counted.items():
+        titles = "fresh, nothing saved fits", "reset, as asked", "saved, but not used"
+        counted = zip(titles, (self.fresh, self.reset, self.left_over), strict=True)
+        for title, names in counted:
             if names:
                 yield f"{title} ({len(names):,}): {listing(names)}"
         misfits = {name: f"is {text}" for name, text in self.misshaped.items()}
@@ -521,19 +518,13 @@ def _differences(
         source: of the saved one.
         tails: the params.
     """
-    leaves = (
-        [row.slot for row in table.rows],
-        [leaf.slot for leaf in table.saved.leaves.values()],
-    )
-    new, old = (
-        {
-            slot.field
-            for slot in slots
-            if slot.node == path and (slot.tail in tails or not slot.is_copy)
-        }
-        for slots, path in zip(leaves, (node, source), strict=True)
-    )
-    every = {slot.field for slot in leaves[0] if slot.node == node}
+
+    def fields(leaves: Iterable[StateLeaf], path: str) -> set[str]:
+        slots = [leaf.slot for leaf in leaves if leaf.slot.node == path]
+        return {x.field for x in slots if x.tail in tails or not x.is_copy}
+
+    new, old = fields(table.rows, node), fields(table.saved.leaves.values(), source)
+    every = {row.slot.field for row in table.rows if row.slot.node == node}
     changes = {
         "lacks": old - every,
         "adds": new.difference(old, table.saved.fields.get(source, ())),
