@@ -264,13 +264,14 @@ def _edits(
         axes = tuple(Axis(((name,),)) for name in names)
         for side, every in enumerate(sketch.sides):
             sketch = sketch.with_side(side, tuple((path, axes) for path, _ in every))
+    has_parts = any(parts_of(axes) > 1 for s in sketch.sides for _, axes in s)
     for side, every in enumerate(sketch.sides):
         for number, (path, axes) in enumerate(every):
             for order, why in _orders(axes):
                 yield sketch.with_address(side, number, (path, order)), why
             for text, why in _other_paths(path):
                 yield sketch.with_address(side, number, (text, axes)), why
-        for addresses in _swaps(every):
+        for addresses in _swaps(every) if has_parts else ():
             yield sketch.with_side(side, addresses), "the order of addresses"
         if len(every) > 1 and len({axes for _, axes in every}) == 1:
             for order, why in _orders(every[0][1]):

@@ -27,6 +27,7 @@ from treeadapt.wrong_rows.tables import Place, State, Tables, Unit
 _Score: TypeAlias = tuple[int, float]
 
 _SHOWN = 8
+_LEAST = 5  # evaluations without which not even the differences are known
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +156,7 @@ def find_wrong_rows(
             of an answer.
         width: how many tables each step of the search goes on from.
         depth: how many edits the search goes from the given table.
-        limit: of calls of the model and the reference.
+        limit: of calls of the model and the reference, which are five or more.
         seed: of the numbers by which arrays are changed.
 
     Returns:
@@ -176,12 +177,17 @@ def find_wrong_rows(
         >>> print(report.changes[0].alternatives[0])
         'w : o i': 'kernel : i o'
     """
+    if not isinstance(migration, Migration) or not callable(model):
+        seen = f"{describe(migration)} and {describe(model)}"
+        raise MigrationError(
+            f"find_wrong_rows expects a Migration and a function of params, got {seen}."
+        )
     flat = to_flat_dict(source)
     require_dtypes(flat)
     flat = {path: np.asarray(x) if is_array(x) else x for path, x in flat.items()}
     search = _Search(Tables(migration, flat, target), flat, model, reference)
     search.tolerance, search.width, search.depth = tolerance, width, depth
-    search.left = limit
+    search.left = max(limit, _LEAST)
     return search.report(np.random.default_rng(seed))
 
 
@@ -455,12 +461,13 @@ def _answers(value: Any) -> list[Any]:
     arrays = [*map(np.asarray, value if isinstance(value, list | tuple) else [value])]
     try:
         kinds = ["complex128" if a.dtype.kind == "c" else "float64" for a in arrays]
-        return [a.astype(kind) for a, kind in zip(arrays, kinds, strict=True)]
-    except (TypeError, ValueError) as error:
-        seen = describe(value)
-        raise MigrationError(
-            f"Expected an array, or a list of arrays, as the answer, got {seen}."
-        ) from error
+        if any(array.size for array in arrays):
+            return [a.astype(kind) for a, kind in zip(arrays, kinds, strict=True)]
+    except (TypeError, ValueError):
+        pass  # of what is not a number
+    raise MigrationError(
+        f"Expected an array, or a list of arrays, as the answer, got {describe(value)}."
+    )
 
 
 def _equal(one: Mapping[str, Any], two: Mapping[str, Any]) -> bool:
