@@ -1290,3 +1290,9 @@ def test_the_name_of_a_file_is_not_a_tree(name):
     for call in (m, m.plan, m.inverse, functools.partial(m, {"w": np.ones(2)})):
         with pytest.raises(ta.MigrationError, match=r"load\(path, migration="):
             call(name)
+
+
+def test_one_group_may_have_arrays_of_numpy_and_of_jax():
+    leaves = {"a": np.ones(2, np.float32), "b": jnp.zeros(3)}
+    m = ta.Migration({("a : x", "b : y"): "c : [x y]"})
+    assert m(leaves)["c"].tolist() == [1, 1, 0, 0, 0]

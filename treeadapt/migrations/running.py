@@ -201,7 +201,8 @@ def _run_compiled(
             tuple(_with_axes(each, AxisType.Auto) for each in target)
             for target in shardings
         )
-    is_explicit = any(_auto_sharding(leaf) is not leaf.sharding for leaf in every)
+    kept = (getattr(leaf, "sharding", None) for leaf in every)  # NumPy has none
+    is_explicit = any(map(operator.is_not, map(_auto_sharding, every), kept))
     # While something is traced, what is not traced moves now: it leaves its mesh.
     now = jax.ensure_compile_time_eval if is_explicit else contextlib.nullcontext
     with now():
