@@ -87,8 +87,8 @@ class MigrationDraft:
         lines = [f"# {line}".rstrip() for line in str(self).splitlines()]
         lines += [f"version = {VERSION}"]
         if self._sizes:
-            lines += ["", "# What no shape says at another size.", "[sizes]"]
-            lines += MIGRATION_FILE.field_lines(self._sizes)
+            lines += ["", "[sizes]", *MIGRATION_FILE.field_lines(self._sizes)]
+            lines.append("# No shape says these at another size.")
         if not self._rows:
             lines.append("rows = []")
         for each in self._rows:
