@@ -345,7 +345,8 @@ def unchecked_text(rows: Sequence[Row]) -> str:
     return (
         f"{len(marked):,} of {plural(len(rows), 'row')} of the migration {verb} marked "
         f"to check: {names}. Nobody has compared the answers of the two models yet. "
-        "Compare them, then delete `check` from the rows."
+        "Compare them, then delete `check` from the rows; if they differ, "
+        "find_wrong_rows finds the row."
     )
 
 
