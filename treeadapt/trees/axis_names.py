@@ -46,7 +46,7 @@ def _of_boxes(view: TreeView) -> dict[int, AxisNames]:
     while pending:
         node, of_indices = pending.pop()
         adapter = registry.find(node).adapter
-        if adapter is None or id(node) in seen:
+        if adapter is None or (adapter.shared and id(node) in seen):
             continue
         seen.add(id(node))
         children = adapter.flatten(of_indices).children
