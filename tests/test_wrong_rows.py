@@ -6,6 +6,7 @@ import functools
 import random
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -238,6 +239,27 @@ def test_copies_stay_equal_and_padding_changes_its_end() -> None:
     assert "'v': (3, 0)" in change.alternatives[0]
 
 
+@pytest.mark.parametrize("how", ["function", "answers"])
+def test_keys_and_integers_pass_on_as_they_are(how: str) -> None:
+    source = {"w": jnp.arange(9.0).reshape(3, 3), "rng": jax.random.key(0), "n": 3}
+    target = {**source, "more": jax.random.key(1)}
+    m = ta.Migration(
+        {"w : i o": "w : i o", "rng": "rng", "n": "n"}, new={"more": "target"}
+    )
+
+    def reference(p: Any) -> Any:
+        return np.sin(p["w"]).T @ np.arange(3, dtype=np.float32) * p["n"]
+
+    report = ta.find_wrong_rows(
+        m,
+        source,
+        target,
+        lambda p: np.sin(p["w"]) @ np.arange(3, dtype=np.float32) * p["n"],
+        reference if how == "function" else reference(source),
+    )
+    assert len(report.changes) == 1, report
+
+
 def test_nan_never_matches() -> None:
     flat = {"w": np.ones((2, 2))}
     m = ta.Migration({"w": "w"})
@@ -322,3 +344,44 @@ def test_numbers_of_16_bits_take_another_tolerance() -> None:
         answers,
     )
     assert report.found, report
+
+
+@pytest.mark.parametrize("how", ["function", "answers"])
+def test_parts_of_each_group_scales_and_layers_from_a_size_on(how: str) -> None:
+    """Three rows that are wrong in the forms of grouped heads and first layers."""
+    rng = np.random.default_rng(0)
+    flat = {f"h.{n}.qkv": rng.normal(size=(24, 5)) for n in range(3)}
+    flat["q_norm"] = rng.normal(size=6)
+    names = ("q : l e g r d", "k : l e g d", "v : l e g d")
+    m = ta.Migration(
+        {
+            "h.{l+dense}.qkv : [(g r d) (g d) (g d)] e": names,
+            "h.{l}.qkv : f e": "first : l e f",
+            "q_norm": ("q_norm", {"scale": 2.0}),
+        },
+        sizes={"dense": 1, "g": 2, "r": 2, "d": 3},
+    )
+    target = {
+        "q": np.ones((2, 5, 2, 2, 3)),
+        "k": np.ones((2, 5, 2, 3)),
+        "v": np.ones((2, 5, 2, 3)),
+        "first": np.ones((1, 5, 24)),
+        "q_norm": np.ones(6),
+    }
+
+    def model(p: Any) -> list[Any]:
+        every = (p["q"].sum(3), p["k"] ** 2, p["v"] ** 3)
+        return [p["first"], p["q_norm"], *every]
+
+    def reference(p: Any) -> list[Any]:
+        groups = np.stack([p[f"h.{n}.qkv"].reshape(2, 12, 5) for n in (1, 2)])
+        q, k, v = np.split(groups.transpose(0, 3, 1, 2), [6, 9], axis=-1)
+        q = q.reshape(2, 5, 2, 2, 3).sum(3)
+        return [p["h.0.qkv"].T[None], p["q_norm"], q, k**2, v**3]
+
+    answer = reference if how == "function" else reference(flat)
+    report = ta.find_wrong_rows(m, flat, target, model, answer)
+    assert report.found, report
+    texts = "".join(text for c in report.changes for text in c.alternatives)
+    assert "(g [(r d) d d])" in texts
+    assert "scale" not in texts

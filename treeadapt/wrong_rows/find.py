@@ -184,31 +184,28 @@ def find_wrong_rows(
         )
     flat = to_flat_dict(source)
     require_dtypes(flat)
-    flat = {path: np.asarray(x) if is_array(x) else x for path, x in flat.items()}
-    search = _Search(Tables(migration, flat, target), flat, model, reference)
-    search.tolerance, search.width, search.depth = tolerance, width, depth
-    search.left = max(limit, _LEAST)
+    flat = {path: np.asarray(x) if _is_inexact(x) else x for path, x in flat.items()}
+    tables, left = Tables(migration, flat, target), max(limit, _LEAST)
+    search = _Search(tables, flat, model, reference, tolerance, width, depth, left)
     return search.report(np.random.default_rng(seed))
 
 
+@dataclasses.dataclass
 class _Search:
-    """A search for a table that answers right."""
+    """A search for a table that answers right; ``left`` counts the evaluations."""
 
-    tolerance, width, depth, left = 1e-4, 8, 3, 20_000
-
-    def __init__(
-        self,
-        tables: Tables,
-        flat: Mapping[str, Any],
-        model: Callable[[Any], Any],
-        reference: Any,
-    ) -> None:
-        self.tables, self.flat = tables, flat
-        self.model, self.reference = model, reference
-        self.evaluations = 0
-        self.seen: set[State] = set()
-        self.least: dict[Place, float] = {}
-        self.cases: list[_Case] = []
+    tables: Tables
+    flat: Mapping[str, Any]
+    model: Callable[[Any], Any]
+    reference: Any
+    tolerance: float
+    width: int
+    depth: int
+    left: int
+    evaluations: int = 0
+    seen: set[State] = dataclasses.field(default_factory=set)
+    least: dict[Place, float] = dataclasses.field(default_factory=dict)
+    cases: list[_Case] = dataclasses.field(default_factory=list)
 
     def report(self, rng: np.random.Generator) -> WrongRows:
         """Return what is found."""
@@ -283,7 +280,8 @@ class _Search:
         tables, case = self.tables, self.cases[-1]
         first, numbers = tables.classes(), np.zeros(tables.num_ids, complex)
         for path, ids in tables.ids[0].items():
-            numbers[ids.astype(int)] = case.leaves[path]
+            if _is_inexact(case.leaves[path]):
+                numbers[ids.astype(int)] = case.leaves[path]
         hidden: dict[Place, dict[str, Any]] = {}
         for place in (place for place in tables.places if not place[0]):
             groups = tables.groups(place)
@@ -291,8 +289,8 @@ class _Search:
             if row.function is not None or row.compares or row.values:
                 continue  # what it makes depends on all its numbers
             for path in itertools.chain(*(group.source_paths for group in groups)):
-                leaf, ids = np.asarray(case.leaves[path]), tables.ids[0][path]
-                if is_inexact_dtype(leaf.dtype):
+                leaf, ids = case.leaves[path], tables.ids[0][path]
+                if _is_inexact(leaf):
                     blind = numbers[first[ids.astype(int)]]
                     blind = blind if leaf.dtype.kind == "c" else blind.real
                     hidden.setdefault(place, {})[path] = blind.astype(leaf.dtype)
@@ -437,8 +435,8 @@ class _Search:
             is_bound = group.row.compares or values.cuts_zeros
             is_bound |= bool(values.repeats(is_source=True))
             for path in group.source_paths:
-                leaf = np.asarray(leaves[path])
-                if not is_inexact_dtype(leaf.dtype):
+                leaf = leaves[path]
+                if not _is_inexact(leaf):
                     continue
                 shift = 0.1 * rng.normal(size=leaf.shape) * (leaf == 0)
                 noise = np.exp(0.3 * rng.normal(size=leaf.shape))
@@ -450,8 +448,9 @@ class _Search:
         """Return the rows of leaves whose numbers are all equal."""
         texts: dict[str, None] = {}
         for group in self.tables.plans[0].groups:
-            leaves = [np.asarray(self.flat[path]) for path in group.source_paths]
-            if any(leaf.size > 1 and (leaf == leaf.flat[0]).all() for leaf in leaves):
+            every = (self.flat[path] for path in group.source_paths)
+            leaves = [leaf for leaf in every if _is_inexact(leaf) and leaf.size > 1]
+            if any((leaf == leaf.flat[0]).all() for leaf in leaves):
                 texts[group.row.text] = None
         return tuple(texts)
 
@@ -468,6 +467,11 @@ def _answers(value: Any) -> list[Any]:
     raise MigrationError(
         f"Expected an array, or a list of arrays, as the answer, got {describe(value)}."
     )
+
+
+def _is_inexact(leaf: Any) -> bool:
+    """Return whether a leaf is an array of numbers that can be other ones."""
+    return is_array(leaf) and is_inexact_dtype(leaf.dtype)
 
 
 def _equal(one: Mapping[str, Any], two: Mapping[str, Any]) -> bool:

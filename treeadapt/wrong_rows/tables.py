@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from treeadapt.arrays import is_inexact_dtype
 from treeadapt.convert import from_flat_dict, to_flat_dict
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.alternatives import (
@@ -26,7 +27,7 @@ from treeadapt.migrations.alternatives import (
 )
 from treeadapt.migrations.group import Group, shape_of
 from treeadapt.migrations.migration import Migration
-from treeadapt.migrations.planning import plan_groups
+from treeadapt.migrations.planning import fits, plan_groups
 from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.rows import Row
 from treeadapt.migrations.run_group import is_moved, run_group
@@ -110,15 +111,12 @@ class Tables:
         units: list[Unit] = []
         crossed: dict[Place, Rows] = {}
         for place, rows in state:
-            if self.made(place, rows).keys() >= self.made_before(place).keys():
+            before = self.made(place, self.rows((), place))
+            if self.made(place, rows).keys() >= before.keys():
                 units.append({place: rows})
             else:
                 crossed[place] = rows
         return [*units, crossed] if crossed else units
-
-    def made_before(self, place: Place) -> dict[str, Any]:
-        """Return the shapes of what a row of the given table makes."""
-        return self.made(place, self.rows((), place))
 
     def neighbours(self, state: State) -> Iterator[tuple[State, tuple[Place, ...]]]:
         """Yield all tables one edit away, and where they differ."""
@@ -155,6 +153,8 @@ class Tables:
                         signatures.add(signature)
                         every.append(Alternative(edited, why))
         for path in plan.new if len(rows) == 1 else ():
+            if not is_inexact_dtype(plan.added[path].dtype):
+                continue
             for edited, why in tied(rows[0], path, plan.sizes):
                 if self._fits(place, edited, {**wanted, path: plan.added[path]}):
                     every.append(Alternative(edited, why))
@@ -188,9 +188,7 @@ class Tables:
             self._groups[place, rows] = planned
         made = self.made(place, rows)
         return made.keys() == wanted.keys() and all(
-            spec is not None
-            and (spec.shape, spec.dtype) == (wanted[path].shape, wanted[path].dtype)
-            for path, spec in made.items()
+            spec is not None and fits(spec, wanted[path]) for path, spec in made.items()
         )
 
     def moved_ids(self, place: Place, rows: Rows) -> dict[str, Any]:
