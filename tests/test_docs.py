@@ -36,7 +36,7 @@ FENCE = re.compile(r"^```.*?^```$", flags=re.DOTALL | re.MULTILINE)
 HEADING = re.compile(r"^#+ (.+)$", flags=re.MULTILINE)
 LINK = re.compile(r"(?<!!)\[[^]]*\]\(([^)\s]+)\)")
 TOCTREE = re.compile(r"^```\{toctree\}\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
-DIRECTIVE = re.compile(r"^\.\. auto\w+:: (\w+)$", flags=re.MULTILINE)
+DIRECTIVE = re.compile(r"^\.\. (?:auto\w+|py:data):: (\w+)$", flags=re.MULTILINE)
 
 
 def prose(text: str) -> str:

@@ -63,7 +63,8 @@ class MigrationDraft:
                 the target, a tree or a checkpoint, that ``source`` should become.
 
         Returns:
-            A report, false if something differs: which rows, and at which paths.
+            A report that is false if something differs. It says which rows do, and at
+            which paths.
 
         Raises:
             MigrationError: a side holds no numbers; the function raises, or returns no
