@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import random
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from mutations import wrong_tables
 from sizes import full
 from wrong_tables import PAIRS, Pair, error, jitted, merged, mistakes
 
@@ -288,6 +290,28 @@ def test_answers_of_other_shapes_are_an_error() -> None:
         ta.find_wrong_rows({"w": "w"}, flat, flat, lambda p: p, np.ones(3))
     with pytest.raises(ta.MigrationError, match="no row"):
         ta.find_wrong_rows(m, {"v": np.ones(2)}, flat, lambda p: p["w"], np.ones(3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["function", "answers"])
+@pytest.mark.parametrize("name", PAIRS)
+def test_mistakes_that_other_tests_make_are_mended(
+    name: str, how: str, tmp_path: Path
+) -> None:
+    pair, reference = PAIRS[name], reference_of(name, how)
+    file = tmp_path / "right.toml"
+    file.write_text(pair.migration().to_toml())
+    for mistake, table in wrong_tables(file, tmp_path, pair.source()):
+        try:
+            params = table(pair.source(), pair.target)
+        except ta.MigrationError:
+            continue
+        if error(pair, params, seed=0) < 1e-3:
+            continue
+        args = pair.source(), pair.target, jitted(name), reference
+        report = ta.find_wrong_rows(table, *args)
+        assert report.found, (mistake, report)
+        assert is_right(pair, report), (mistake, report)
 
 
 @pytest.mark.slow

@@ -322,6 +322,12 @@ def _orders(axes: Axes) -> Iterator[tuple[Axes, str]]:
                 (Axis(parts, axis.before), "the order of parts")
                 for parts in _swaps(axis.parts)
             ]
+            for part, product in enumerate(axis.parts):
+                for inner in _swaps(axis.inner(part)):
+                    products = [*axis.parts]
+                    products[part] = (*product[: axis.before], *inner)
+                    why = f"the order of names in part {part + 1}"
+                    others.append((Axis(tuple(products), axis.before), why))
             others += [
                 (Axis(axis.parts, before), "the parts of each head")
                 for before in range(min(lengths) + 1)
