@@ -214,8 +214,10 @@ def _open(thing: Any) -> tuple[Any, Sequence[Any], bool]:
     elif issubclass(cls, dict | types.MappingProxyType):
         pairs = thing if base is types.MappingProxyType else dict(base.items(thing))
         inside += getattr(thing, "default_factory", None), *pairs, *pairs.values()
-    elif issubclass(cls, list | collections.deque):
-        inside += getattr(thing, "maxlen", None), *base.__iter__(thing)
+    elif issubclass(cls, collections.deque):  # of no builtin class since Python 3.13
+        inside += thing.maxlen, *collections.deque.__iter__(thing)
+    elif issubclass(cls, list):
+        inside += (*list.__iter__(thing),)
     elif issubclass(cls, types.MethodType):
         inside += thing.__func__, thing.__self__
     elif hasattr(base, "__getnewargs__"):  # of a str, a number, a tuple
