@@ -27,7 +27,8 @@ from maxtext.configs import pyconfig
 sys.path.append(str(Path(__file__).parent))
 from common import config_of, digest, report, weights_of
 
-#: Name of the model in the library.
+#: Name of the model in the library. Gemma 3 is not among them: the library scales its
+#: embedding by a root that it rounds to bfloat16, which no row does.
 MODELS = {
     "llama": "llama3.1-8b",
     "qwen2": "qwen2.5-7b",
@@ -35,7 +36,6 @@ MODELS = {
     "qwen3_moe": "qwen3-30b-a3b",
     "mixtral": "mixtral-8x7b",
     "gemma2": "gemma2-2b",
-    "gemma3": "gemma3-4b",
     "gpt_oss": "gpt-oss-20b",
     "olmo3": "olmo3-7b",
     "deepseek_v3": "deepseek3-671b",
@@ -63,7 +63,6 @@ PADDED = {"gemma2": 128}  # rows that the library adds to the embedding
 
 def configured(model_type: str, fields: Mapping[str, Any], *, is_scanned: bool) -> Any:
     """Return the library's configuration of a tiny model."""
-    fields = fields.get("text_config", fields)
     base = Path(maxtext.__file__).parent / "configs" / "base.yml"
     sizes = {name: fields.get(key) for name, key in SIZES.items()}
     experts = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -97,13 +96,7 @@ def configured(model_type: str, fields: Mapping[str, Any], *, is_scanned: bool) 
 def convert(layout: str, model_type: str, folder: Path) -> dict[str, Any]:
     """Return what the library makes of weights; prints a digest of the way back."""
     fields, is_scanned = config_of(folder), layout == "maxtext"
-    weights, names = weights_of(folder), {}
-    if "text_config" in fields:  # as a model is called in memory, not in its file
-        names = {
-            each: each.replace("language_model.model.", "model.language_model.")
-            for each in weights
-        }
-    by_name = {names.get(each, each): array for each, array in weights.items()}
+    weights = weights_of(folder)
     config = configured(model_type, fields, is_scanned=is_scanned)
     model = MODELS[model_type]
     mapping = param_mapping.PARAM_MAPPING[model](fields, config, is_scanned)
@@ -122,7 +115,7 @@ def convert(layout: str, model_type: str, folder: Path) -> dict[str, Any]:
         is_param = str(key).startswith("params-")
         named = "" if is_scanned and is_param and "MoeBlock" in str(key) else key
         load = to_maxtext._get_hf_loading_function(
-            mapping[key], by_name.__getitem__, hooks.get(key), shape, config, named
+            mapping[key], weights.__getitem__, hooks.get(key), shape, config, named
         )
         to_maxtext._get_maxtext_weight(
             load, indices, shape, key, arrays, "float32", use_lazy_load=False
@@ -130,7 +123,7 @@ def convert(layout: str, model_type: str, folder: Path) -> dict[str, Any]:
     by_key = {key: np.asarray(arrays[index]) for key, (index, _) in shapes.items()}
 
     hooks = param_mapping.HOOK_FNS[model](fields, config, is_scanned, saving_to_hf=True)
-    forms = {name: array.shape for name, array in by_name.items()}
+    forms = {name: array.shape for name, array in weights.items()}
     back: dict[str, Any] = {}
     for key in keys:
         parts = [jax.numpy.asarray(by_key[k]) for k in key if isinstance(key, tuple)]
@@ -139,8 +132,6 @@ def convert(layout: str, model_type: str, folder: Path) -> dict[str, Any]:
             part = part.T  # the writer of 0.2.5 takes their layers from another axis
         pairs = process_maxtext_param(key, part, mapping, hooks, forms, config)
         back |= {name: np.asarray(array) for name, array in pairs}
-    olds = {new: old for old, new in names.items()}
-    back = {olds.get(name, name): array for name, array in back.items()}
     number = f"{model_type}-{folder.name}-back"
     print(f"{layout}/{model_type}", number, digest(back), flush=True)
     return {key.replace("-", "/"): array for key, array in by_key.items()}
