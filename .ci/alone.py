@@ -32,7 +32,7 @@ JOBS: dict[str, tuple[tuple[str, ...], str]] = {
     "orbax": (("orbax-checkpoint",), "orbax"),
     "paramax": (("paramax",), "equinox paramax"),
     "penzai": (("penzai",), "penzai"),
-    "remote": (("aiohttp", "fsspec"), ""),  # fsspec comes with others, too
+    "remote": (("aiohttp", "fsspec"), "attrs"),  # fsspec comes with others, too
     "safetensors": (("safetensors",), "safetensors"),
 }
 BASE = ("click", "jax", "numpy", "optax", "pytest", "hypothesis")
