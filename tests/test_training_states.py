@@ -24,6 +24,7 @@ from flax.training.train_state import TrainState
 from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 from sizes import grid
+from test_shard_largest import largest_by_bytes
 
 import treeadapt as ta
 from treeadapt import named_shardings, partition_specs
@@ -473,17 +474,6 @@ def test_the_rules_of_easylm_for_a_whole_training_state():
         assert places(flat[path].spec) == places(searched(path, leaf)), path
 
 
-def by_shape(leaf: Any, size: int, min_bytes: int, at_least: int) -> P:
-    """What openpi (``at_least`` 2) and big_vision do with each leaf of a state."""
-    is_small = math.prod(leaf.shape) * leaf.dtype.itemsize < min_bytes
-    if len(leaf.shape) < at_least or is_small:
-        return P()
-    for axis in np.argsort(leaf.shape)[::-1]:
-        if leaf.shape[axis] % size == 0:
-            return P(*("fsdp" if i == axis else None for i in range(leaf.ndim)))
-    return P()
-
-
 @pytest.mark.parametrize("at_least", [0, 2])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_rules_by_shape_of_openpi_and_big_vision_for_a_whole_state(at_least, dtype):
@@ -514,5 +504,5 @@ def test_rules_by_shape_of_openpi_and_big_vision_for_a_whole_state(at_least, dty
     )
     flat = ta.to_flat_dict(named_shardings(state, [*small, ("**", by_bytes)], mesh))
     for path, leaf in train_states(params, tx):
-        want = by_shape(leaf, 8, 4 * 2**20, at_least)
+        want = largest_by_bytes(leaf, 8, 4 * 2**20, at_least=at_least)
         assert flat[path].spec == want, path

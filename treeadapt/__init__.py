@@ -40,8 +40,8 @@ All others, by task::
 
 from __future__ import annotations
 
-import difflib
 import importlib
+import itertools
 from typing import Any
 
 # Room -> its public names. ``__init__.pyi`` says the same to type checkers.
@@ -117,13 +117,20 @@ _ELSEWHERE = {
 def __getattr__(name: str) -> Any:
     """Import a public name from its room, the first time that it is asked for."""
     if name not in _ROOM_OF:
-        ours = next((new for old, new in _ELSEWHERE.items() if name in old.split()), "")
-        near = ours or next(iter(difflib.get_close_matches(name, __all__, 1)), "")
-        hint = f". Did you mean {near}?" if near and name[:1] != "_" else ""
+        hint = "" if name.startswith("_") else _meant(name)
         raise AttributeError(f"module 'treeadapt' has no attribute {name!r}{hint}")
     value = getattr(importlib.import_module(f"treeadapt.{_ROOM_OF[name]}"), name)
     globals()[name] = value
     return value
+
+
+def _meant(name: str) -> str:
+    """Return a question that names ours, if there is one like it."""
+    import difflib  # here, because only an error needs it
+
+    ours = (new for old, new in _ELSEWHERE.items() if name in old.split())
+    near = next(itertools.chain(ours, difflib.get_close_matches(name, __all__, 1)), "")
+    return near and f". Did you mean {near}?"
 
 
 def __dir__() -> list[str]:

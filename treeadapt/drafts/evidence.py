@@ -407,7 +407,8 @@ class Evidence:
         sizes |= {self.one.leaves[p].size for row in proved for p in row.source_paths}
         alike: dict[object, list[str]] = {}
         keys: dict[object, object] = {}
-        for dtype in {self.two.leaves[row.target_paths[0]].dtype for row in proved}:
+        dtypes = (self.two.leaves[row.target_paths[0]].dtype for row in proved)
+        for dtype in dict.fromkeys(dtypes):
             for path, leaf in self.one.leaves.items():
                 same = leaf.size in sizes and contents([self.one.array(path)], dtype)
                 if same:

@@ -44,7 +44,7 @@ def apart(rows: Sequence[WrittenRow], paths: Sequence[str]) -> list[WrittenRow]:
         is_settled = True
         for number, astray in strays.items():
             raised = set()
-            for owner in {owners[path] for path in astray if path in owners}:
+            for owner in sorted({owners[path] for path in astray if path in owners}):
                 every = live[number].row.source_paths
                 if (number, owner) not in tried and not any(
                     map(read[owner].takes, every)

@@ -153,7 +153,7 @@ class _Layout:
             if address is None:
                 return None
             places.append(address)
-        whole = self._whole_place(atoms, cuts, None)
+        whole = self._whole_place(atoms, None)
         return None if whole is None else self._made(places, whole)
 
     def _cuts(self, axes: Iterable[int]) -> dict[int, list[int]]:
@@ -245,7 +245,6 @@ class _Layout:
     def _whole_place(
         self,
         atoms: dict[tuple[int, ...], int],
-        cuts: Mapping[int, Sequence[int]],
         bracket: tuple[int, AtomAxes] | None,
     ) -> DraftAddress | None:
         """Return the place of the whole, whose atoms the parts have noted."""
@@ -363,7 +362,7 @@ class _Layout:
         listed = DraftAddress(
             (*tokens[:before], hole, *tokens[len(tokens) - after :]), places[0].axes
         )
-        whole = self._whole_place(atoms, cuts, None)
+        whole = self._whole_place(atoms, None)
         if whole is None:
             return None
         is_outermost = step == sizes[axis] // len(parts)
@@ -439,7 +438,7 @@ class _Layout:
             places.append(address)
             outside = [atoms[axis, digit.step] for digit in reversed(outer)]
             products.append((*outside, *reversed(product)))
-        whole = self._whole_place(atoms, cuts, (axis, (tuple(products),)))
+        whole = self._whole_place(atoms, (axis, (tuple(products),)))
         row = None if whole is None else self._made(places, whole)
         return row and dataclasses.replace(row, before=len(outer))
 
