@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import html.parser
 import itertools
+import re
 import runpy
 import warnings
 import xml.etree.ElementTree as ET
@@ -580,6 +581,34 @@ def test_the_pictures_of_the_documentation_are_todays():
 
 
 # Notebooks
+
+
+def test_columns_of_a_notebook_stay_where_spaces_are_joined():
+    rules = {"encoder": "frozen", "**": "train"}
+    summary = ta.summarize({"a": array(3), "encoder": array(4)}, rules)
+    spans = re.findall(r"<span[^>]*>", summary._repr_html_())
+    assert spans
+    assert all("width:" in span for span in spans)
+
+
+def cells_of(shown):
+    root = ET.fromstring(f"<all>{shown._repr_html_()}</all>")
+    rows = ([cell.text or "" for cell in row.iter("td")] for row in root.iter("tr"))
+    return [row for row in rows if row]
+
+
+def test_rules_plans_and_drafts_are_tables_in_a_notebook():
+    rules = ta.Rules({"a&b": "<frozen>", "**": 0.5})
+    assert cells_of(rules) == [["1", "'a&b'", "'<frozen>'"], ["2", "'**'", "0.5"]]
+    one = ta.Migration({"{k}.w : i o": "{k}/w : o i"})
+    leaf = np.arange(6, dtype="float32").reshape(2, 3)
+    first = ["1", "'{k}.w : i o'", "'{k}/w : o i'", "1 to 1", "i=2, o=3"]
+    assert cells_of(one.plan({"a.w": leaf})) == [first]
+    two = one.then(ta.Migration({"a/w": "b/w"})).plan({"a.w": leaf})
+    assert cells_of(two) == [first, ["1", "'a/w'", "'b/w'", "1 to 1", ""]]
+    draft = ta.draft_migration({"a.w": leaf, "b.x": leaf[0]}, {"a": {"w": leaf.T}})
+    assert cells_of(draft) == [["'a.w : o i'", "'a/w : i o'", ""]]
+    assert str(draft) == f"{draft.summary}\n'a.w : o i' -> 'a/w : i o'"
 
 
 def test_drawing_loads_no_library(fresh):

@@ -24,7 +24,7 @@ PACKAGE = REPOSITORY / "treeadapt"
 
 # A room imports rooms of earlier lines only. A folder is one room.
 ROOMS = (
-    ("errors", "arrays", "names", "_jax", "_typing", "_version"),
+    ("errors", "arrays", "html_table", "names", "_jax", "_typing", "_version"),
     ("paths", "data_files"),
     ("adapters",),
     ("trees",),

@@ -779,7 +779,7 @@ def draft(
         click.echo(drafted.to_toml(), nl=False)
         return
     Path(output).write_text(drafted.to_toml(), "utf-8")
-    printing.print_lines("\n".join(map(printable, str(drafted).splitlines())))
+    printing.print_lines("\n".join(map(printable, drafted.summary.splitlines())))
     click.echo(f"Wrote {output!r}.")
 
 

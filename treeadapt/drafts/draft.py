@@ -69,6 +69,7 @@ def draft_migration(
         Migration({'h.{l}.q.weight : (h d) e': 'blocks/q : l e h d'})
         >>> print(draft)
         1 row: 1 by values.
+        'h.{l}.q.weight : (h d) e' -> 'blocks/q : l e h d'
     """
     words = load_words(synonyms)
     one = read_side(source, what="the source")

@@ -11,6 +11,7 @@ from treeadapt.data_files import VERSION
 from treeadapt.drafts.checking import DraftCheck, compared_with
 from treeadapt.drafts.rows import DraftRow, by_template, tokens_of
 from treeadapt.drafts.writing import WrittenRow, alone
+from treeadapt.html_table import html_table
 from treeadapt.migrations.files import MIGRATION_FILE
 from treeadapt.migrations.migration import Migration
 from treeadapt.names import first_rows, fold, listing, plural
@@ -25,7 +26,7 @@ _MOST_NOTES = 6  # above a row
 _KINDS = ("by values", "to check")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class MigrationDraft:
     """A drafted table, and what each of its rows rests on.
 
@@ -85,7 +86,7 @@ class MigrationDraft:
 
     def to_toml(self) -> str:
         """Write the table as a migration file, with a comment where to look at it."""
-        lines = [f"# {line}".rstrip() for line in str(self).splitlines()]
+        lines = [f"# {line}".rstrip() for line in self.summary.splitlines()]
         lines += [f"version = {VERSION}"]
         if self._sizes:
             lines += ["", "[sizes]", *MIGRATION_FILE.field_lines(self._sizes)]
@@ -127,7 +128,32 @@ class MigrationDraft:
             lines += ["#", *(f"# {line}" for line in _row_lines(each))]
         return lines
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
+        rows = (
+            f"{source} -> {target}{'    check: ' * bool(check)}{check}"
+            for source, target, check in self._row_texts()
+        )
+        return "\n".join([self.summary, *rows])
+
+    def _repr_html_(self) -> str:
+        """Return the draft for a notebook."""
+        title, *notes = self.summary.splitlines()
+        head = ("source", "target", "check")
+        return html_table(title, head, self._row_texts(), notes)
+
+    def _row_texts(self) -> Iterator[tuple[str, str, str]]:
+        """Yield of each row its sources, its targets, and what it rests on."""
+        for each in self._rows:
+            source, target = (
+                ", ".join(map(repr, x)) for x in (each.sources, each.targets)
+            )
+            options = (f"{k}={v!r}" for k, v in each.operations.items())
+            check = ", ".join(each.row.checks)
+            yield source, " ".join([target or "dropped", *options]), check
+
+    @property
+    def summary(self) -> str:
+        """How many rows there are, what is left out, and what else there is to know."""
         counts = Counter(
             "to check" if each.row.checks else "by values" for each in self._rows
         )

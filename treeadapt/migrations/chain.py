@@ -131,7 +131,7 @@ class Between:
         return self.later.origins([*dict.fromkeys(sources)])
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class ChainPlan:
     """What a chain of tables does with the leaves of one source.
 
@@ -347,15 +347,22 @@ class ChainPlan:
             if not named.isdisjoint(near):
                 yield far
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         count, lines = len(self.tables), []
         for number, plan in enumerate(self.tables, 1):
-            lines += [f"table {number} of {count}", *str(plan).splitlines()]
+            lines += [f"table {number} of {count}", repr(plan)]
+        return "\n".join([*lines, self._remark])
+
+    def _repr_html_(self) -> str:
+        """Return the plans of the tables for a notebook."""
+        tables = "".join(plan._repr_html_() for plan in self.tables)
+        return f"{tables}<div>{self._remark}</div>"
+
+    @property
+    def _remark(self) -> str:
         words = "exact" if self.exact else "not exact"
-        text = (
-            f"{words}; {size_text(self.peak_bytes)} for the groups that hang together"
-        )
-        return "\n".join([*lines, f"all {count} tables: {text}"])
+        size = f"{size_text(self.peak_bytes)} for the groups that hang together"
+        return f"all {len(self.tables)} tables: {words}; {size}"
 
 
 def units_of(

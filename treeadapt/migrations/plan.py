@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from treeadapt.arrays import is_array
+from treeadapt.html_table import html_table
 from treeadapt.migrations.alternatives import swappable
 from treeadapt.migrations.axes import REST, Axis
 from treeadapt.migrations.group import Group, shape_of, size_bytes
@@ -37,7 +38,7 @@ _WIDTH = 88
 _NOTHING = jax.ShapeDtypeStruct((), jnp.bool_)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class MigrationPlan:
     """What a migration does with the leaves of one source.
 
@@ -236,21 +237,38 @@ class MigrationPlan:
             texts += [f"{listing([row.text])}: {text}" for text in due]
         return tuple(texts)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
+        lines = [self._title]
+        for text, counts, remarks in self._row_texts:
+            line = f"{text}: {counts}" if counts else text
+            is_short = len(line) <= _WIDTH
+            lines.append(line if is_short else line.replace(" -> ", "\n    -> ", 1))
+            lines += [f"    {remark}" for remark in remarks]
+        return "\n".join([*lines, *self._remarks])
+
+    def _repr_html_(self) -> str:
+        """Return the plan for a notebook."""
+        rows = (
+            (number, *text.split(" -> ", 1), counts, "\n".join(remarks))
+            for number, (text, counts, remarks) in enumerate(self._row_texts, 1)
+        )
+        head = ("row", "source", "target", "arrays", "remarks")
+        return html_table(self._title, head, rows, self._remarks)
+
+    @property
+    def _title(self) -> str:
         counts = plural(len(self.source), "leaf"), plural(len(self.result), "leaf")
         verb = "becomes" if len(self.source) == 1 else "become"
-        lines = [f"{counts[0]} {verb} {counts[1]}."]
-        groups = {
-            place: [*members]
-            for place, members in itertools.groupby(
-                self.groups, lambda group: group.place
-            )
-        }
-        for place, row in enumerate(self.rows):
-            lines += self._row_lines(place, row, groups.get(place, []))
-        for path, how in self.new.items():
-            if how != DROPPED:
-                lines.append(f"new {listing([path])}: {how}")
+        return f"{counts[0]} {verb} {counts[1]}."
+
+    @property
+    def _remarks(self) -> list[str]:
+        """What is to be said of the whole, as lines."""
+        lines = [
+            f"new {listing([path])}: {how}"
+            for path, how in self.new.items()
+            if how != DROPPED
+        ]
         if kept := [path for path, how in self.new.items() if how == DROPPED]:
             text = f"{plural(len(kept), 'leaf')} dropped before, kept of the target"
             lines.append(f"{text}: {listing(fold(kept))}")
@@ -273,28 +291,28 @@ class MigrationPlan:
         if self.gathered:
             names = listing(fold(self.gathered))
             lines.append(f"whole sources for each part of {names}")
-        lines += [f"not checked on shapes: {text}" for text in self.unread]
-        return "\n".join(lines)
+        return [*lines, *(f"not checked on shapes: {text}" for text in self.unread)]
 
-    def _row_lines(
-        self, place: int, row: Row, groups: Sequence[Group]
-    ) -> Iterator[str]:
-        sources = sum(len(paths) for group in groups for paths in group.sources)
-        targets = sum(len(paths) for group in groups for paths in group.targets)
-        mark = f"    check: {row.notes.check}"
-        if row.drops:
-            yield row.both + ": it matches nothing here" * (place in self.idle)
-            yield from [mark] * bool(row.notes.check)
-            return
-        text = f"{row.both}: {sources:,} to {targets:,}"
-        yield text if len(text) <= _WIDTH else text.replace(" -> ", "\n    -> ", 1)
-        for text in dict.fromkeys(map(sizes_text, groups)):
-            if text:
-                yield f"    {text}"
-        yield from [mark] * bool(row.notes.check)
-        if self.swappable.get(place):
-            pairs = pairs_text(self.swappable[place])
-            yield f"    shapes do not tell apart: {pairs}"
+    @property
+    def _row_texts(self) -> Iterator[tuple[str, str, list[str]]]:
+        """Yield of each row its addresses, how many arrays it moves, and remarks."""
+        groups_of: dict[int, list[Group]] = {}
+        for group in self.groups:
+            groups_of.setdefault(group.place, []).append(group)
+        for place, row in enumerate(self.rows):
+            groups = groups_of.get(place, [])
+            checks = [f"check: {row.notes.check}"] if row.notes.check else []
+            if row.drops:
+                counts = "it matches nothing here" if place in self.idle else ""
+                yield row.both, counts, checks
+                continue
+            sources = sum(len(paths) for group in groups for paths in group.sources)
+            targets = sum(len(paths) for group in groups for paths in group.targets)
+            remarks = [*filter(None, dict.fromkeys(map(sizes_text, groups))), *checks]
+            if self.swappable.get(place):
+                pairs = pairs_text(self.swappable[place])
+                remarks.append(f"shapes do not tell apart: {pairs}")
+            yield row.both, f"{sources:,} to {targets:,}", remarks
 
 
 def read_backwards(

@@ -25,6 +25,8 @@ _STYLE = """
 .treeadapt .title, .treeadapt .strong, .treeadapt .bold { font-weight: 600 }
 .treeadapt .dim, .treeadapt .muted, .treeadapt .marker { opacity: .65 }
 .treeadapt .red { border-left: 3px solid #d1242f; padding-left: .7em; margin: .5em 0 }
+.treeadapt span { display: inline-block; white-space: pre }
+.treeadapt .number { text-align: right }
 .treeadapt .bar, .treeadapt .mix, .treeadapt .swatch { display: inline-flex;
   height: 11px; border-radius: 2px; overflow: hidden; vertical-align: -1px }
 .treeadapt .bar { background: rgba(128, 136, 148, .2) }
@@ -87,6 +89,7 @@ def _line(into: ET.Element, line: Line) -> None:
     if line.tip:
         into.set("title", line.tip)
     for span in line.spans:
+        # A notebook that is written as a page may join spaces.
         width = f"width:{columns(span.text)}ch"
         if span.is_bar:
             bar = element(into, "span", span.text, class_=span.style, style=width)
@@ -95,8 +98,7 @@ def _line(into: ET.Element, line: Line) -> None:
                 element(bar, "i", style=part)
         else:
             classes = "" if span.style.startswith("#") else span.style
-            fixed = "" if span.text.isascii() else f"display:inline-block;{width}"
-            element(into, "span", span.text, class_=classes, style=fixed)
+            element(into, "span", span.text, class_=classes, style=width)
 
 
 def _fill(paint: Paint) -> str:

@@ -25,8 +25,9 @@ from treeadapt.errors import (
     SelectorError,
     StackError,
 )
+from treeadapt.html_table import html_table
 from treeadapt.layers.stacks import NO_STACKS, Stacks
-from treeadapt.names import listing, shorten
+from treeadapt.names import listing, plural, shorten
 from treeadapt.selection import files
 from treeadapt.selection.answers import (
     IN_AN_OPTIMIZER,
@@ -168,6 +169,16 @@ class Rules(RuleTable):
             table = f"[{', '.join(f'({where}, {value})' for where, value in texts)}]"
         options = [table, *(f"{k}={v!r}" for k, v in self._options().items())]
         return f"Rules({', '.join(options)})"
+
+    def _repr_html_(self) -> str:
+        """Return the table for a notebook."""
+        rows = [
+            (number, where.typed, repr(value))
+            for number, (where, value) in enumerate(self.pairs, 1)
+        ]
+        options = [f"{name}={value!r}" for name, value in self._options().items()]
+        title = f"{plural(len(rows), 'rule')}, of which the first that matches decides"
+        return html_table(title, ("rule", "where", "label"), rows, options)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Rules):
