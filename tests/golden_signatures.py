@@ -16,7 +16,7 @@ import treeadapt as ta
 import treeadapt.testing
 
 FILE = Path(__file__).with_name("golden_signatures.txt")
-API = Path(__file__).parents[1] / "docs" / "api.md"
+API = Path(__file__).parents[1] / "docs" / "api"
 
 
 def lines() -> Iterator[str]:
@@ -32,7 +32,8 @@ def documented_members() -> dict[str, list[str]]:
     """Return for each class of the reference the members that it describes."""
     members: dict[str, list[str]] = {}
     name = ""
-    for line in API.read_text("utf-8").splitlines():
+    pages = (page.read_text("utf-8") for page in sorted(API.glob("*.md")))
+    for line in "\n".join(pages).splitlines():
         if heading := re.match(r"\.\. auto\w+:: (\w+)", line):
             name = heading[1]
         elif option := re.match(r" +:(?:special-)?members: (.+)", line):

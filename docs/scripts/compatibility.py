@@ -668,14 +668,17 @@ def _by_transformation(cells: Mapping[str, Mapping[str, Cell]]) -> Iterator[str]
         "compared. Written by `make compatibility`; do not edit."
     )
     lines = [
-        "| transformation | native runs | treeadapt equals | of |",
-        "| --- | ---: | ---: | ---: |",
+        "| native runs | treeadapt equals | of | transformations |",
+        "| ---: | ---: | ---: | --- |",
     ]
+    names: dict[tuple[int, int, int], list[str]] = {}
     for name, by_kind in cells.items():
         count = _counter([one for one in by_kind.values() if one.ours != REFUSED])
         total = sum(count["ours", mark] for mark in (SAME, SAME_BITS, OTHER, FAILS))
         equal = count["ours", SAME] + count["ours", SAME_BITS]
-        lines.append(f"| `{name}` | {count['native', SAME]} | {equal} | {total} |")
+        names.setdefault((count["native", SAME], equal, total), []).append(name)
+    for (native, equal, total), alike in sorted(names.items()):
+        lines.append(f"| {native} | {equal} | {total} | {_code(alike)} |")
     yield "\n".join(lines)
 
 
@@ -769,10 +772,13 @@ def _layers(layers: Mapping[str, tuple[str, str]]) -> Iterator[str]:
         "move in three steps: leave it outside, too.)"
     )
     yield "## By transformation"
-    lines = ["| transformation | without | with |", "| --- | --- | --- |"]
+    lines = ["| without | with | transformations |", "| --- | --- | --- |"]
+    alike: dict[tuple[str, ...], list[str]] = {}
     for name, pair in layers.items():
-        texts = " | ".join(text.partition(":")[0] for text in pair)
-        lines.append(f"| `{name}` | {texts} |")
+        texts = (text.partition(":")[0] for text in pair)
+        alike.setdefault(tuple(texts), []).append(name)
+    for texts, names in sorted(alike.items()):
+        lines.append(f"| {' | '.join(texts)} | {_code(names)} |")
     yield "\n".join(lines)
     reasons: dict[str, list[str]] = {}
     for name, (_, text) in layers.items():
