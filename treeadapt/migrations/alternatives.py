@@ -147,19 +147,68 @@ def alternatives_of(
                     yield from edited.alternative(sizes, why, [row])
 
 
-def exchanged(one: Row, two: Row, sizes: Mapping[str, int]) -> tuple[Row, ...] | None:
-    """Return two rows that each fill the paths of the other, with their own axes."""
+def exchanged(
+    one: Row, two: Row, side: int, sizes: Mapping[str, int]
+) -> tuple[Row, Row] | None:
+    """Return two rows with the paths of each other on one side, and their own axes.
+
+    Args:
+        one: a row.
+        two: another one.
+        side: 0 for the sources, 1 for the targets.
+        sizes: of the table.
+    """
     sketches = _Sketch.of(one), _Sketch.of(two)
-    targets = [sketch.sides[1] for sketch in sketches]
-    if len(targets[0]) != len(targets[1]) or one.function or two.function:
+    sides = [sketch.sides[side] for sketch in sketches]
+    if len(sides[0]) != len(sides[1]) or one.function or two.function:
         return None
     rows = []
-    for sketch, paths in zip(sketches, targets[::-1], strict=True):
-        pairs = zip(paths, sketch.sides[1], strict=True)
-        side = tuple((path, axes) for (path, _), (_, axes) in pairs)
-        rows.append(sketch.with_side(1, side).row(sizes))
-    whole = tuple(row for row in rows if row is not None)
-    return whole if len(whole) == len(rows) else None
+    for sketch, own, other in zip(sketches, sides, sides[::-1], strict=True):
+        paths = (path for path, _ in other)
+        pairs = zip(paths, (axes for _, axes in own), strict=True)
+        rows.append(sketch.with_side(side, tuple(pairs)).row(sizes))
+    first, second = rows
+    return None if first is None or second is None else (first, second)
+
+
+def exchanged_texts(
+    one: Row, two: Row, sizes: Mapping[str, int]
+) -> Iterator[tuple[Row, Row]]:
+    """Yield two rows of which the first takes the leaves of the second as one text.
+
+    Args:
+        one: takes ``{p=gate,up}.w``.
+        two: takes ``down.w``.
+        sizes: of the table.
+
+    Example:
+        >>> gate, down = parse_row("{p=a,b}.w", "{p}/k"), parse_row("c.w", "c/k")
+        >>> [one.text for one, _ in exchanged_texts(gate, down, {})]
+        ['{p=c,b}.w', '{p=a,c}.w']
+    """
+    if len(one.sources) != 1 or len(two.sources) != 1 or one.function or two.function:
+        return
+    sketches = _Sketch.of(one), _Sketch.of(two)
+    (path, axes), (other, other_axes) = (sketch.sides[0][0] for sketch in sketches)
+    for match in _LISTED.finditer(path):
+        before, after = path[: match.start()], path[match.end() :]
+        text = other.removeprefix(before).removesuffix(after)
+        if before + text + after != other or not _PLAIN.fullmatch(text):
+            continue
+        texts, key = match[1].split(","), match[0][1:].partition("=")[0]
+        for each in [] if text in texts else texts:
+            listed = ",".join(text if one == each else one for one in texts)
+            new = f"{before}{{{key}={listed}}}{after}"
+            # The other side names its texts itself, where it took those of this one.
+            target = tuple(
+                (each.replace(f"{{{key}}}", f"{{{key}={match[1]}}}"), them)
+                for each, them in sketches[0].sides[1]
+            )
+            first = sketches[0].with_side(0, ((new, axes),)).with_side(1, target)
+            second = sketches[1].with_side(0, ((before + each + after, other_axes),))
+            rows = first.row(sizes), second.row(sizes)
+            if rows[0] is not None and rows[1] is not None:
+                yield rows[0], rows[1]
 
 
 def tied(row: Row, path: str, sizes: Mapping[str, int]) -> Iterator[Alternative]:
@@ -259,6 +308,7 @@ def _edits(
         made_ranks: of those that it makes.
     """
     yield from _with_other_values(sketch, min((*ranks, *made_ranks), default=0))
+    yield from _with_scales(sketch)
     if len({*ranks}) == 1 and not any(axes for _, axes in sketch.sides[0]):
         names = itertools.islice(_FRESH, min(ranks[0], len(_FRESH)))
         axes = tuple(Axis(((name,),)) for name in names)
@@ -273,6 +323,11 @@ def _edits(
                 yield sketch.with_address(side, number, (text, axes)), why
         for addresses in _swaps(every) if has_parts else ():
             yield sketch.with_side(side, addresses), "the order of addresses"
+            # Parts of different sizes fit only together with their addresses.
+            order_of_parts = [every.index(address) for address in addresses]
+            for other in _with_parts(sketch.sides[1 - side], order_of_parts):
+                both = sketch.with_side(side, addresses).with_side(1 - side, other)
+                yield both, "the order of parts"
         if len(every) > 1 and len({axes for _, axes in every}) == 1:
             for order, why in _orders(every[0][1]):
                 yield sketch.with_side(side, tuple((p, order) for p, _ in every)), why
@@ -296,6 +351,18 @@ def _with_other_values(sketch: _Sketch, rank: int) -> Iterator[tuple[_Sketch, st
         if number != offset:
             shifted = values | ({"offset": number} if number else {})
             yield dataclasses.replace(sketch, values=shifted), f"an offset of {number}"
+
+
+def _with_scales(sketch: _Sketch) -> Iterator[tuple[_Sketch, str]]:
+    """Yield a row with the root of a size as a factor, or its inverse."""
+    if "scale" in sketch.values or sketch.undoes:
+        return
+    axes = sketch.sides[1][0][1] if sketch.sides[1] else ()
+    names = [name for name in every_name(axes) if name != REST]
+    for power in ("0.5", "-0.5") if len(axes) > 1 and names else ():
+        factor = f"{names[-1]}**{power}"  # of an embedding, or of each head
+        values = {**sketch.values, "scale": factor}
+        yield dataclasses.replace(sketch, values=values), f"times {factor}"
 
 
 def _other_paths(path: str) -> Iterator[tuple[str, str]]:
@@ -336,6 +403,19 @@ def _orders(axes: Axes) -> Iterator[tuple[Axes, str]]:
             ]
             for other, why in others:
                 yield (*axes[:place], other, *axes[place + 1 :]), why
+
+
+def _with_parts(addresses: _Side, order: Sequence[int]) -> Iterator[_Side]:
+    """Yield one address whose parts are in another order, if it has so many."""
+    if len(addresses) == 1 and parts_of(addresses[0][1]) == len(order):
+        ((path, axes),) = addresses
+        moved = (
+            Axis(tuple(axis.product(n) for n in order), axis.before)
+            if len(axis.parts) > 1
+            else axis
+            for axis in axes
+        )
+        yield ((path, tuple(moved)),)
 
 
 def _halves(sketch: _Sketch) -> Iterator[tuple[_Sketch, str]]:

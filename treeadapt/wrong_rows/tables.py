@@ -11,18 +11,19 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from treeadapt.arrays import is_inexact_dtype
+from treeadapt.arrays import is_array, is_inexact_dtype
 from treeadapt.convert import from_flat_dict, to_flat_dict
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.alternatives import (
     Alternative,
     alternatives_of,
     exchanged,
+    exchanged_texts,
     tied,
 )
 from treeadapt.migrations.group import Group, shape_of
@@ -125,11 +126,11 @@ class Tables:
                 self.reasons.setdefault((place, rows), why)
                 yield self.edited(state, {place: rows}), (place,)
         for pair in itertools.combinations(self.places, 2):
-            both = self.exchange(*((place, self.rows(state, place)) for place in pair))
-            if both is not None:
+            one, two = ((place, self.rows(state, place)) for place in pair)
+            for both, why in self.exchange(one, two):
                 new = dict(zip(pair, both, strict=True))
                 for key in new.items():
-                    self.reasons.setdefault(key, "two targets exchanged")
+                    self.reasons.setdefault(key, why)
                 yield self.edited(state, new), pair
 
     def _options(self, place: Place, rows: Rows) -> list[Alternative]:
@@ -162,25 +163,55 @@ class Tables:
 
     def _exchange(
         self, one: tuple[Place, Rows], two: tuple[Place, Rows]
-    ) -> tuple[Rows, Rows] | None:
-        """Return what two rows would be with their targets exchanged, if both fit."""
+    ) -> list[tuple[tuple[Rows, Rows], str]]:
+        """Return what two rows would be, if both fit, with leaves of each other."""
+        if one[0][0] != two[0][0] or len(one[1]) > 1 or len(two[1]) > 1:
+            return []
+        (row,), (other,), sizes = one[1], two[1], self.plans[one[0][0]].sizes
         wanted = self.made(*one), self.made(*two)
         shapes = [sorted(map(str, each.values())) for each in wanted]
-        rows = (*one[1], *two[1])
-        if one[0][0] != two[0][0] or len(rows) > 2 or shapes[0] != shapes[1]:
-            return None
-        both = exchanged(rows[0], rows[1], self.plans[one[0][0]].sizes)
-        if both is None or not self._fits(one[0], both[:1], wanted[1]):
-            return None
-        return (both[:1], both[1:]) if self._fits(two[0], both[1:], wanted[0]) else None
+        by_target = exchanged(row, other, 1, sizes) if shapes[0] == shapes[1] else None
+        by_source = [
+            exchanged(row, other, 0, sizes),
+            *exchanged_texts(row, other, sizes),
+            *((a, b) for b, a in exchanged_texts(other, row, sizes)),
+        ]
+        groups = (group for place in (one[0], two[0]) for group in self.groups(place))
+        paths = [*itertools.chain(*(group.source_paths for group in groups))]
+        specs = [self.plans[one[0][0]].source[path] for path in paths]
+        if not all(is_array(spec) and is_inexact_dtype(spec.dtype) for spec in specs):
+            by_source = []  # keys and integers pass on as they are
+        pairs = [(by_target, wanted[::-1], "two targets exchanged")]
+        pairs += [(both, wanted, "two sources exchanged") for both in by_source]
+        return [
+            (((both[0],), (both[1],)), why)
+            for both, made, why in pairs
+            if both is not None
+            and self._fits(one[0], both[:1], made[0], paths)
+            and self._fits(two[0], both[1:], made[1], paths)
+        ]
 
-    def _fits(self, place: Place, rows: Rows, wanted: Mapping[str, Any]) -> bool:
-        """Return whether rows make leaves of some shapes, and remember how."""
+    def _fits(
+        self,
+        place: Place,
+        rows: Rows,
+        wanted: Mapping[str, Any],
+        paths: Iterable[str] | None = None,
+    ) -> bool:
+        """Return whether rows make leaves of some shapes, and remember how.
+
+        Args:
+            place: where the rows are.
+            rows: in the place of one of the given table.
+            wanted: shapes and dtypes by path.
+            paths: of leaves that they may take; None for those of the given row.
+        """
         plan = self.plans[place[0]]
         if (place, rows) not in self._groups:
             groups = self.groups(place)
-            paths = itertools.chain(*(group.source_paths for group in groups))
-            source = {path: plan.source[path] for path in paths}
+            own = itertools.chain(*(group.source_paths for group in groups))
+            taken = (path for path in paths or () if any(r.takes(path) for r in rows))
+            source = {path: plan.source[path] for path in (taken if paths else own)}
             problems = Problems()
             planned, dropped = plan_groups(rows, plan.sizes, source, wanted, problems)
             if problems.texts or dropped:
