@@ -308,7 +308,6 @@ def _edits(
         made_ranks: of those that it makes.
     """
     yield from _with_other_values(sketch, min((*ranks, *made_ranks), default=0))
-    yield from _with_scales(sketch)
     if len({*ranks}) == 1 and not any(axes for _, axes in sketch.sides[0]):
         names = itertools.islice(_FRESH, min(ranks[0], len(_FRESH)))
         axes = tuple(Axis(((name,),)) for name in names)
@@ -332,6 +331,7 @@ def _edits(
             for order, why in _orders(every[0][1]):
                 yield sketch.with_side(side, tuple((p, order) for p, _ in every)), why
     yield from _halves(sketch)
+    yield from _with_scales(sketch)
 
 
 def _with_other_values(sketch: _Sketch, rank: int) -> Iterator[tuple[_Sketch, str]]:
