@@ -1532,17 +1532,14 @@ def documented_files():
     layers = {f"hidden_{n}": layer() for n in range(6)}
     agent = {"policy": layers, "value": {"hidden_0": layer()}}
     ta.save("agent.safetensors", agent)
-    stack = {name: np.ones((12, *shape), "f4") for name, shape in shapes.items()}
-    ta.save("scanned.safetensors", {"blocks": stack})
     old = dict(layers["hidden_5"])
     old["scale"] = old.pop("kernel")
     ta.save("older.safetensors", agent | {"policy": layers | {"hidden_5": old}})
     text = "".join(page.read_text("utf-8") for page in PAGES)
-    rules, specs, scanned, rows = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    rules, specs, rows = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     Path("training.py").write_text(code)
     Path("freeze.toml").write_text(rules)
-    Path("scanned.toml").write_text(scanned)
     Path("specs.toml").write_text(specs)
     Path("stack.toml").write_text(rows)
     Path("published").mkdir()

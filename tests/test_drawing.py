@@ -21,6 +21,7 @@ from trees import TREES
 import treeadapt as ta
 from treeadapt.reports.outline import every
 from treeadapt.reports.palette import GAP_COLOR, HUES, SCALE, STATIC_COLOR, paints
+from treeadapt.reports.text import lines, plain
 from treeadapt.reports.words import columns, fitted
 
 REPOSITORY = Path(__file__).parent.parent
@@ -578,6 +579,20 @@ def test_the_pictures_of_the_documentation_are_todays():
     script = runpy.run_path(str(REPOSITORY / "docs" / "scripts" / "pictures.py"))
     for name, text in script["pictures"]():
         assert (script["PICTURES"] / name).read_text("utf-8") == text, name
+
+
+# Terminals
+
+
+@pytest.mark.parametrize("room", [40, 60, 80, 200])
+def test_a_tree_fits_a_terminal_and_keeps_its_labels(room):
+    layers = {f"a_layer_with_a_long_name_{n}": {"w": array(4)} for n in range(3)}
+    rules = {"policy/a_layer_with_a_long_name_0": "frozen", "**": "train"}
+    summary = ta.summarize({"policy": layers}, rules)
+    tree = [plain([line]) for line in lines(summary.outline(), room)][-4:]
+    assert all(columns(line) <= room for line in tree)
+    assert sum(line.endswith("frozen") for line in tree) == 1
+    assert any("█" in line for line in tree) == (room == 200)
 
 
 # Notebooks

@@ -150,8 +150,9 @@ def _print_tree(summary: Summary, depth: int | None) -> None:
     """Print a tree, folded to what fits; lines end where the terminal does."""
     if not sys.stdout.isatty():
         return print_lines(summary.to_text(depth=depth))
-    for line in lines(summary.outline(depth=depth)):
-        left = shutil.get_terminal_size().columns
+    room = shutil.get_terminal_size().columns
+    for line in lines(summary.outline(depth=depth), room):
+        left = room
         for text, style in line:
             shown = fitted(text, left) if left else ""
             left -= columns(shown)

@@ -15,6 +15,7 @@ from treeadapt.reports.words import columns, fitted
 
 _BAR, _MIX = 16, 5
 _NAME, _CONTENTS, _LABEL, _RULES = 48, 32, 34, 60
+_SHORTEST = 12  # columns of a name in a narrow terminal
 # Columns whose cells end at one place.
 _NUMBERS = frozenset(
     {"leaves", "params", "size", "state", "share", "rule", "ms", "ratio"}
@@ -128,29 +129,58 @@ def legend_lines(outline: Outline, limit: int = 16) -> list[Line]:
     return [*lines, *(below if outline.table else [])]
 
 
-def tree_lines(outline: Outline, limit: int = 44, width: int = 28) -> list[Line]:
-    """Return the lines of the tree; ``limit`` and ``width`` as for ``Outline.rows``."""
+def tree_lines(
+    outline: Outline, limit: int = 44, width: int = 28, room: int | None = None
+) -> list[Line]:
+    """Return the lines of the tree.
+
+    Args:
+        outline: the outline.
+        limit: as for ``Outline.rows``.
+        width: as for ``Outline.rows``.
+        room: columns that there are. The bars go first, then contents and sizes; labels
+            stay, and names are cut in the middle.
+    """
     rows = list(every(outline.rows(limit, width)))
+    labels = [
+        fitted(outline.labels_text(row.node), _LABEL) if outline.has_labels else ""
+        for row in rows
+    ]
     texts = []
     for row in rows:
         name, kind, size = outline.cells(row.node)
         name = fitted("  " * row.level + name, _NAME, middle=True)
         texts.append((name, fitted(kind, _CONTENTS), size))
+    widths = [max(map(columns, column)) + 2 for column in zip(*texts, strict=True)]
+    end = max(map(columns, ("label", *labels))) if outline.has_labels else 0
+    # What is left out, from the least: the bar, contents, sizes.
+    drops = 0
+    needs = [sum(widths) + _BAR + 2, sum(widths), widths[0] + widths[2], widths[0]]
+    while room is not None and drops < 3 and needs[drops] + end > room:
+        drops += 1
+    if room is not None and needs[drops] + end > room:
+        longest = max(room - end - 2, _SHORTEST)
+        texts = [(fitted(n, longest, middle=True), kind, s) for n, kind, s in texts]
     head, *table = _padded(("path", "contents", "size"), texts)
-    share = [Span("  "), Span("share".ljust(_BAR), "dim"), Span("  ")]
-    spans = [Span("  ", "marker"), *_heads(head), *share]
+    kept = [0, *([1] if drops < 2 else []), *([2] if drops < 3 else [])]
+    share = [Span("  "), Span("share".ljust(_BAR), "dim")] if not drops else []
+    spans = [Span("  ", "marker"), *_heads([head[n] for n in kept]), *share, Span("  ")]
     label = [Span(" " * (_MIX + 1), "mix"), Span("label", "dim")]
     lines = [Line([*spans, *(label if outline.has_labels else [])])] if rows else []
-    for row, (name, kind, size) in zip(rows, table, strict=True):
+    for row, cells, wording in zip(rows, table, labels, strict=True):
         node, indent = row.node, 2 * row.level
         bar = _bar(outline, node, _BAR)
-        cells = (Span(kind, "muted"), Span(size, "number"), bar)
-        name_span = Span(name[indent:], "bold" if node.children else "")
-        spans = [Span(name[:indent]), Span("  ", "marker"), *_spaced(name_span, *cells)]
+        name, kind, size = cells
+        parts = [
+            Span(name[indent:], "bold" if node.children else ""),
+            Span(kind, "muted"),
+            Span(size, "number"),
+        ]
+        shown = [*(parts[n] for n in kept), *([] if drops else [bar])]
+        spans = [Span(name[:indent]), Span("  ", "marker"), *_spaced(*shown)]
         if outline.has_labels:
             mix = Span(" " * _MIX, "mix", 1.0, bar.parts)
             first = outline.labels[max(node.shares, key=lambda pair: pair[1])[0]]
-            wording = fitted(outline.labels_text(node), _LABEL)
             text = Span(wording, first.paint.color)
             spans += [Span("  "), mix, Span(" ", "mix"), text]
         lines.append(Line(spans, outline.tooltip(row), row))

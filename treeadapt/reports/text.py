@@ -21,15 +21,15 @@ _MAX_RULES = 8  # of a label, in Markdown
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
-def lines(outline: Outline) -> Iterator[Styled]:
-    """Yield the lines of an outline, without its title."""
+def lines(outline: Outline, room: int | None = None) -> Iterator[Styled]:
+    """Yield the lines of an outline, without its title; ``room`` as for the tree."""
     yield [(outline.headline, "bold")]
     yield []
     legend = legend_lines(outline)
     yield from map(_styled, legend)
     if legend:
         yield []
-    yield from map(_styled, tree_lines(outline))
+    yield from map(_styled, tree_lines(outline, room=room))
     if outline.notes:
         yield []
         yield from ([(note, "red")] for note in outline.notes)
