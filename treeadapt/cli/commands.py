@@ -15,21 +15,18 @@ import contextlib
 import dataclasses
 import functools
 import os
-import re
 import sys
-import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from treeadapt._version import __version__
 from treeadapt.checkpoints import locating, remote, store
 from treeadapt.checkpoints.leaves import stored_form
 from treeadapt.checkpoints.versions import watched
-from treeadapt.cli import converting, optimizing, printing, sources
+from treeadapt.cli import converting, optimizing, options, printing, sources
 from treeadapt.cli.bench import bench_rows
 from treeadapt.cli.explaining import explain_row, explain_rules
 from treeadapt.cli.lint import (
@@ -43,7 +40,6 @@ from treeadapt.cli.lint import (
     read_migration,
 )
 from treeadapt.drafts.draft import draft_migration
-from treeadapt.errors import TreeAdaptError
 from treeadapt.migrations.group import size_bytes
 from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.plan import MigrationPlan
@@ -58,174 +54,8 @@ from treeadapt.selection.rules import Rules, load_rules
 from treeadapt.tables.published import published, tables_of
 from treeadapt.trees.views import view_tree
 
-PROGRAM = "treeadapt"
-_UNUSABLE, _INTERRUPTED, _NO_READER = 2, 130, 141  # the last two are 128 and the signal
+app = options.app
 Outcome = Decision | tuple[MigrationPlan, list[Finding]]
-_Help = click.exceptions.NoArgsIsHelpError
-_HELP = """Names, labels and checks of every leaf of a checkpoint or model.
-
-\b
-See what is in it, and what rules do to it:
-  treeadapt show model.safetensors
-  treeadapt show model.safetensors --rules freeze.toml --output report.svg
-Check rules and tables before they cost a run:
-  treeadapt lint model.safetensors --rules freeze.toml
-  treeadapt diff old.safetensors new.safetensors
-Bring a checkpoint under other names:
-  treeadapt draft old.safetensors my_module:model --output table.toml
-  treeadapt convert old.safetensors new.safetensors --migration table.toml
-\b
-Exit codes: 0 all is well; 1 lint found something, diff a difference, explain
-no rule or row; 2 the arguments or files cannot be used; 130 interrupted;
-141 the reader of a pipe left.
-\b
-TREE is a .safetensors, .npz or Flax .msgpack file, an Orbax folder, a schema
-(.schema.toml), module:function, which is run by jax.eval_shape, or module:model."""
-
-
-class _Failure(click.ClickException):
-    """An error in one or two lines."""
-
-    def __init__(self, message: str, exit_code: int = _UNUSABLE):
-        super().__init__(message)
-        self.exit_code = exit_code
-
-    def show(self, file: Any = None) -> None:
-        lines = [printable(line) for line in self.message.splitlines()[:2]]
-        text = f"{click.style('error:', fg='red')} " + "\n".join(lines)
-        click.echo(text, err=True, color=self.show_color)
-
-
-class _ShortErrorGroup(click.Group):
-    """Commands whose errors are short and show no traceback."""
-
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        """Find the command; propose ``show`` for what is a tree."""
-        name = args[0]
-        if name not in self.commands and ({*"./:"} & {*name} or Path(name).exists()):
-            raise _Failure(
-                f"{listing([name])} is not a command. To see what is in it:\n"
-                f"treeadapt show {printable(' '.join(args))}"
-            )
-        return super().resolve_command(ctx, args)
-
-    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
-        """Read the options before the command."""
-        with _short_errors():
-            return super().make_context(*args, **kwargs)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run a command."""
-        with _short_errors(), warnings.catch_warnings():
-            warnings.showwarning = _show_warning
-            return super().invoke(ctx)
-
-
-@contextlib.contextmanager
-def _short_errors() -> Iterator[None]:
-    """Turn whatever is raised inside into a ``_Failure``."""
-    try:
-        yield
-    except (_Failure, _Help, click.exceptions.Exit, click.Abort):
-        raise
-    except BrokenPipeError as error:
-        raise click.exceptions.Exit(_NO_READER) from error
-    except click.UsageError as error:
-        command = error.ctx.command_path if error.ctx else PROGRAM
-        wording = " ".join(error.format_message().split())
-        if isinstance(error, click.NoSuchOption) and command == PROGRAM:
-            wording += " Options follow the command: treeadapt show TREE --rules FILE"
-        elif "unexpected extra argument" in wording and ".toml" in wording:
-            wording += " A rules file comes after --rules, a table after --migration."
-        raise _Failure(f"{wording}\nTry '{command} --help'.") from error
-    except TreeAdaptError as error:
-        raise _Failure(as_options(str(error))) from error
-    except KeyboardInterrupt as error:
-        raise _Failure("Interrupted.", _INTERRUPTED) from error
-    except Exception as error:
-        wording = " ".join(str(error).split())[:300]
-        raise _Failure(f"{type(error).__name__}: {wording}") from error
-
-
-def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    text = printable(" ".join(str(message).split())[:300])
-    click.echo(f"{click.style('warning:', fg='yellow')} {text}", err=True)
-
-
-class _AnyText(click.types.BoolParamType):
-    """Any text that is not empty, as NO_COLOR asks; see no-color.org."""
-
-    def convert(self, value: Any, *_: Any) -> bool:
-        """Return whether there is any text."""
-        return bool(value)
-
-
-class _Size(click.ParamType):
-    """A number of bytes, as a whole number or with a unit: 5GB, 500MB, 2GiB."""
-
-    name = "size"
-
-    def convert(self, value: Any, *where: Any) -> int:
-        """Return the number of bytes."""
-        match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kKMGT]?)(i?)[bB]?", str(value))
-        if match is None:
-            fault = f"{value!r} is not a size. Write 5GB, 500MB or 2GiB."
-            return int(self.fail(fault, *where))  # it raises
-        scale = (1_024 if match[3] else 1_000) ** " KMGT".index(match[2].upper() or " ")
-        if not 1 <= (size_bytes := int(float(match[1]) * scale)) < 2**63:
-            self.fail(f"{value!r} is not a size of 1 byte or more.", *where)
-        return size_bytes
-
-
-def _no_color(context: click.Context, _parameter: Any, value: object) -> None:
-    if value:
-        context.find_root().color = context.color = False
-
-
-_shared = click.option(
-    "--no-color",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_no_color,
-    type=_AnyText(),
-    default=False,
-    flag_value=True,
-    envvar="NO_COLOR",
-    help="Plain text, as when piped or where NO_COLOR is set.",
-)
-
-
-def _text(name: str, metavar: str, help_text: str) -> Callable[..., Any]:
-    """Give a command an option with a text; as a path, the shell completes it."""
-    return click.option(name, metavar=metavar, type=click.Path(), help=help_text)
-
-
-def _flag(name: str, help_text: str) -> Callable[..., Any]:
-    return click.option(name, is_flag=True, help=help_text)
-
-
-def _with_rules(command: Any) -> Any:
-    """Give a command the two options of a rules file."""
-    flag = _flag("--allow-regex", "Accept re: patterns; only in a file you trust.")
-    return _text("--rules", "FILE", "A rules file, .toml or .json.")(flag(command))
-
-
-_given = click.option(
-    "--given",
-    metavar="NAME=VALUE",
-    multiple=True,
-    help="A value that optimizers of the rules file need; may be repeated.",
-)
-
-
-def _with_migration(command: Any) -> Any:
-    """Give a command the two options of a migration file."""
-    flag = _flag("--reverse", "Read the rows of the migration backwards.")
-    file = _text(
-        "--migration", "TABLE", "A migration file, or a published table: see tables."
-    )
-    return file(flag(command))
 
 
 def _with_table(command: Callable[..., None]) -> Any:
@@ -283,69 +113,35 @@ def _with_table(command: Callable[..., None]) -> Any:
                 )
         command(tree=tree, file=file, outcome=outcome, **others)
 
-    return _with_rules(_given(_with_migration(run)))
+    return options.with_rules(options.given(options.with_migration(run)))
 
 
-_target = _text(
-    "--target",
-    "TREE",
-    "What the migrated tree should fit: solves sizes, and fills [new].",
-)
-
-
-def _one_of(*forms: str) -> Callable[..., Any]:
-    """Give a command ``--format``; without it, the form is the first."""
-    return click.option("--format", "form", type=click.Choice(forms))
-
-
-def _patterns(name: str, what: str) -> Callable[..., Any]:
-    """Give a command an option that selects leaves."""
-    several = f"{what}; several are united, less those that start with !."
-    return click.option(name, "where", metavar="PATTERN", multiple=True, help=several)
-
-
-_tree = click.argument("tree", metavar="TREE", type=click.Path())
-
-
-@click.group(
-    cls=_ShortErrorGroup,
-    help=_HELP,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-@click.version_option(__version__, prog_name=PROGRAM)
-@_shared
-def app() -> None:
-    """Hold the commands."""
-
-
-def _command(short_help: str, *examples: str) -> Callable[..., Any]:
-    """Make a function a command, with examples at the end of its help."""
-    lines = ["\b", "Examples:", *(f"  treeadapt {each}" for each in examples)]
-    return app.command(short_help=short_help, epilog="\n".join(lines))
-
-
-@_command(
+@options.command(
     "Show or draw paths, sizes and labels.",
     "show model.safetensors --rules freeze.toml --depth 2",
     "show my_module:init --rules freeze.toml --output report.svg",
 )
-@_tree
-@_with_rules
-@_given
-@_one_of("table", "tree", "markdown", "json")
+@options.tree
+@options.with_rules
+@options.given
+@options.one_of("table", "tree", "markdown", "json")
 @click.option("--depth", type=click.IntRange(min=1), help="Add up below this depth.")
-@_flag("--statics", "Show each leaf that is not an array, not all as one line.")
-@_patterns("--filter", "Only what this selects")
-@_text("--mesh", "AXES", "Plan the memory of devices: axes such as data=16,model=8.")
-@_text(
+@options.flag("--statics", "Show each leaf that is not an array, not all as one line.")
+@options.patterns("--filter", "Only what this selects")
+@options.text(
+    "--mesh", "AXES", "Plan the memory of devices: axes such as data=16,model=8."
+)
+@options.text(
     "--optimizer",
     "MODULE:TX",
     "What trains TREE on the mesh, or a function that returns it.",
 )
-@_text("--memory-kind", "KIND", "Where the optimizer's state is: pinned_host.")
-@_text("--output", "FILE", "Draw it, as .svg, .html or .md, and print nothing else.")
-@_flag("--force", "Replace FILE if it exists.")
-@_shared
+@options.text("--memory-kind", "KIND", "Where the optimizer's state is: pinned_host.")
+@options.text(
+    "--output", "FILE", "Draw it, as .svg, .html or .md, and print nothing else."
+)
+@options.flag("--force", "Replace FILE if it exists.")
+@options.shared
 def show(
     tree: str,
     rules: str | None,
@@ -368,7 +164,9 @@ def show(
     bytes that each device would hold are shown, too.
     """
     if output is not None and form is not None:
-        raise _Failure("--output draws, and --format prints; give one of the two.")
+        raise options.Failure(
+            "--output draws, and --format prints; give one of the two."
+        )
     if output is not None:
         _require_new(output, force=force)
     if mesh is not None and rules is None:
@@ -434,7 +232,7 @@ def _show_table(name: str, table: Rules | Migration) -> None:
     click.echo(printable(f"note: what it does: treeadapt {usage} {name}"), err=True)
 
 
-@_command(
+@options.command(
     "Check rules or a migration against a tree; for CI.",
     "lint model.safetensors --rules freeze.toml",
     "lint old.safetensors my_module:model --migration table.toml",
@@ -449,8 +247,8 @@ def _show_table(name: str, table: Rules | Migration) -> None:
     multiple=True,
     help="A kind of finding to leave out; may be repeated.",
 )
-@_one_of("text", "json", "github")
-@_shared
+@options.one_of("text", "json", "github")
+@options.shared
 def lint(
     tree: str | None,
     file: str,
@@ -499,17 +297,17 @@ def lint(
         sys.exit(1)
 
 
-@_command(
+@options.command(
     "Say how two trees differ.",
     "diff old.safetensors new.safetensors",
     "diff old.safetensors new.safetensors --values --where 'head/**'",
 )
 @click.argument("a", metavar="A", type=click.Path())
 @click.argument("b", metavar="B", type=click.Path())
-@_patterns("--where", "What to compare")
+@options.patterns("--where", "What to compare")
 @click.option("--values", is_flag=True, help="Compare values, too; reads all arrays.")
-@_one_of("text", "json")
-@_shared
+@options.one_of("text", "json")
+@options.shared
 def diff(
     a: str, b: str, where: Sequence[str], form: str | None, *, values: bool
 ) -> None:
@@ -544,16 +342,16 @@ def _differences(a: str, b: str, where: Any, *, values: bool) -> TreeDiff:
         )
 
 
-@_command(
+@options.command(
     "Say which rule or row decides a leaf.",
     "explain model.safetensors h/3/attn/kernel --rules freeze.toml",
     "explain old.safetensors lm_head.weight --migration table.toml",
 )
-@_tree
+@options.tree
 @click.argument("path", metavar="PATH")
 @_with_table
-@_target
-@_shared
+@options.target
+@options.shared
 def explain(
     tree: str,
     path: str,
@@ -575,13 +373,13 @@ def explain(
         sys.exit(1)
 
 
-@_command(
+@options.command(
     "List the published tables.",
     "tables",
     "tables tunix",
 )
 @click.argument("layout", metavar="[LAYOUT]", required=False)
-@_shared
+@options.shared
 def tables(layout: str | None) -> None:
     """List the published tables, of LAYOUT alone if it is named.
 
@@ -594,7 +392,7 @@ def tables(layout: str | None) -> None:
     printing.print_table(("table", "compared with", "model types"), rows)
 
 
-@_command(
+@options.command(
     "Write a checkpoint in another format, or migrated.",
     "convert old.safetensors new.safetensors --migration table.toml",
     "convert run/1200 exported --max-shard-bytes 5GB",
@@ -609,18 +407,20 @@ def tables(layout: str | None) -> None:
     multiple=True,
     help="A migration file or a published table; of several, the one that fits.",
 )
-@_flag("--reverse", "Read the rows of the migration backwards.")
-@_target
-@_text("--like", "FOLDER", "Copy what is not weights from there, as config.json.")
-@_flag("--dry-run", "Say what would be done; write nothing.")
-@_flag("--force", "Replace DST if it exists.")
+@options.flag("--reverse", "Read the rows of the migration backwards.")
+@options.target
+@options.text(
+    "--like", "FOLDER", "Copy what is not weights from there, as config.json."
+)
+@options.flag("--dry-run", "Say what would be done; write nothing.")
+@options.flag("--force", "Replace DST if it exists.")
 @click.option(
     "--max-shard-bytes",
     metavar="SIZE",
-    type=_Size(),
+    type=options.Size(),
     help="Write DST as a folder of safetensors shards of at most this size: 5GB.",
 )
-@_shared
+@options.shared
 def convert(
     source: str,
     destination: str,
@@ -688,7 +488,7 @@ def convert(
                 click.echo(printable(f"The rows are {table.origin}."))
             written = plan.result
             if text := unchecked_text(plan.rows):
-                _show_warning(text)
+                options.show_warning(text)
             if dry_run:
                 printing.print_lines("\n".join(map(printable, str(plan).splitlines())))
         if not dry_run:
@@ -713,14 +513,14 @@ def convert(
             click.echo(printable(line))
 
 
-@_command(
+@options.command(
     "Measure on this machine.",
     "bench",
     "bench model.safetensors --rules freeze.toml",
 )
 @click.argument("tree", metavar="[TREE]", type=click.Path(), required=False)
-@_with_rules
-@_shared
+@options.with_rules
+@options.shared
 def bench(tree: str | None, rules: str | None, *, allow_regex: bool) -> None:
     """Measure TREE on this machine: milliseconds, and times jax.tree.flatten.
 
@@ -736,18 +536,20 @@ def bench(tree: str | None, rules: str | None, *, allow_regex: bool) -> None:
     printing.print_table(("call", "leaves", "ms", "ratio"), bench_rows(measured, table))
 
 
-@_command(
+@options.command(
     "Write the first version of a migration.",
     "draft old.safetensors my_module:model --output table.toml",
     "draft tiny.safetensors --convert my_module:convert",
 )
 @click.argument("source", metavar="SRC", type=click.Path())
 @click.argument("target", metavar="[TARGET]", type=click.Path(), required=False)
-@_text("--convert", "MODULE:NAME", "A function that converts SRC: the table does it.")
-@_text("--output", "FILE", "Write the table there, and print its summary.")
-@_text("--synonyms", "FILE", "More words that mean the same in names, .toml.")
-@_flag("--force", "Replace FILE if it exists.")
-@_shared
+@options.text(
+    "--convert", "MODULE:NAME", "A function that converts SRC: the table does it."
+)
+@options.text("--output", "FILE", "Write the table there, and print its summary.")
+@options.text("--synonyms", "FILE", "More words that mean the same in names, .toml.")
+@options.flag("--force", "Replace FILE if it exists.")
+@options.shared
 def draft(
     source: str,
     target: str | None,
@@ -797,11 +599,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.unraisablehook = functools.partial(_report_failure, report)
     try:
         if sys.stdout is None:
-            _Failure("Standard output is closed. Open it, such as > /dev/null.").show()
-            sys.exit(_UNUSABLE)
-        app.main(args=argv, prog_name=PROGRAM)
+            options.Failure(
+                "Standard output is closed. Open it, such as > /dev/null."
+            ).show()
+            sys.exit(options.UNUSABLE)
+        app.main(args=argv, prog_name=options.PROGRAM)
     except OSError as error:  # of an error's own text
-        sys.exit(_NO_READER if isinstance(error, BrokenPipeError) else _UNUSABLE)
+        sys.exit(
+            options.NO_READER
+            if isinstance(error, BrokenPipeError)
+            else options.UNUSABLE
+        )
     finally:
         sys.unraisablehook = report
         for stream in filter(None, (sys.stdout, sys.stderr)):
@@ -834,4 +642,6 @@ def _require_order(
 
 def _require_new(target: str, *, force: bool) -> None:
     if Path(target).exists() and not force:
-        raise _Failure(f"{target!r} exists and is not replaced; --force replaces it.")
+        raise options.Failure(
+            f"{target!r} exists and is not replaced; --force replaces it."
+        )
