@@ -197,12 +197,10 @@ def reads_everything(url: str, folder: Path, query: str = "") -> None:
     assert ta.load(f"{url}/s.schema.toml{query}").keys() == TREE.keys()
 
 
-@pytest.mark.filterwarnings("ignore:.*lost, as in np.savez:treeadapt.TreeAdaptWarning")
 def test_all_formats_are_read_from_a_store_of_objects(tmp_path, memory):
     reads_everything(memory(written(tmp_path)), tmp_path)
 
 
-@pytest.mark.filterwarnings("ignore:.*lost, as in np.savez:treeadapt.TreeAdaptWarning")
 def test_all_formats_are_read_from_a_web_server(tmp_path, web):
     web.delay_s = 0.001
     reads_everything(web.url, written(tmp_path), SECRET)
@@ -375,7 +373,6 @@ FAULTS = ("killed", "500", "short", "whole")
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("name", ["m.safetensors", "shards", "z.npz", "f.msgpack"])
-@pytest.mark.filterwarnings("ignore:.*lost, as in np.savez:treeadapt.TreeAdaptWarning")
 def test_a_request_that_fails_is_made_again(fault, name, tmp_path, web, monkeypatch):
     monkeypatch.setattr(remote, "_WAITS_S", (0.0, 0.0, 0.0))
     written(tmp_path)

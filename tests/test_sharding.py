@@ -678,7 +678,7 @@ def test_a_box_that_shards_the_axis_of_layers_says_what_to_pass():
         partition_specs(tree, rules, logical_axes=axes)
     assert "P('data', 'layers', 'model') by its box" in str(caught.value)
     assert "P('data', None, 'model') by rule" in str(caught.value)
-    assert "pass logical_axes={'layers': None}." in str(caught.value)
+    assert "None for the name of their axis in logical_axes=" in str(caught.value)
     found = partition_specs(tree, rules, logical_axes=axes | {"layers": None})
     specs = ta.to_flat_dict(found)
     assert {*specs.values()} == {P("data", None, "model"), P("model", None)}

@@ -30,13 +30,11 @@ from treeadapt.errors import (
     UnusedRuleError,
 )
 from treeadapt.migrations.migration import Migration
-from treeadapt.names import SHOWN, fold, listing, plural, section
+from treeadapt.names import SHOWN, fold, listing, section
 from treeadapt.optax_fields import is_state_class
 from treeadapt.paths import as_tree
-from treeadapt.selection.selectors import as_selector, select
+from treeadapt.selection.selectors import select
 from treeadapt.trees.views import TreeView, view_tree
-
-_MOST_CHAINED = 4  # migrations of which pairs are tried, one after the other
 
 
 def selected(view: TreeView, where: Any) -> list[bool]:
@@ -75,55 +73,30 @@ def paths_to_load(source: Source, where: Any) -> list[str]:
     Raises:
         UnusedRuleError: as for ``select``; it says which names are meant.
     """
-    try:
+    names = "the new names" if source.migrates else "the names in the checkpoint"
+    with _naming(f"Without a target, where= selects by {names}"):
         return chosen_paths(source.stored.leaves, where)
-    except UnusedRuleError as error:
-        names = "the new names" if source.migrates else "the names in the checkpoint"
-        which = f"Without a target, where= selects by {names}"
-        raise _with_cure(error, _where_cure(source, where, which)) from None
 
 
-def _selected_to_load(source: Source, where: Any, view: TreeView) -> list[bool]:
+def _selected_to_load(where: Any, view: TreeView) -> list[bool]:
     """Select leaves of a target.
 
     Raises:
-        UnusedRuleError: as for ``select``; it says so if the checkpoint has such names.
+        UnusedRuleError: as for ``select``; it says which names are meant.
     """
-    try:
+    with _naming("where= selects leaves of the target by their names there"):
         return selected(view, where)
-    except UnusedRuleError as error:
-        which = "where= selects leaves of the target by their names there"
-        raise _with_cure(error, _where_cure(source, where, which)) from None
 
 
-def _with_cure(error: UnusedRuleError, cure: str) -> UnusedRuleError:
-    """Return an error with another last line, which says what to do."""
-    problem, _, _ = str(error).rpartition("\n")
-    return UnusedRuleError(f"{problem}\n{cure}")
-
-
-def _where_cure(source: Source, where: Any, which: str) -> str:
-    """Write what to do about a ``where`` that matches nothing.
-
-    Args:
-        source: what can be loaded.
-        where: as for ``load``.
-        which: says what it selects.
-    """
-    old_names, selector = source.old_names, as_selector(where)
+@contextlib.contextmanager
+def _naming(which: str) -> Iterator[None]:
+    """Say in the last line of an error which names a selector should have."""
     try:
-        paths = [path for path in old_names if selector.matches(path)]
-    except SelectorError:  # it asks for more than names
-        paths = []
-    if not paths:
-        return f"{which}. Correct or remove it."
-    path, count = paths[0], plural(len(paths), "leaf")
-    seen = f"{which}; those are names of {count} of the checkpoint"
-    if old_names[path] != path:
-        new = listing([old_names[path]])
-        return f"{seen}. Select the new ones: {listing([path])} becomes {new}."
-    wrapped = f"{{{path.partition('/')[0]!r}: target}}"
-    return f"{seen}. Give the target these names, as in {wrapped}, or correct it."
+        yield
+    except UnusedRuleError as error:
+        problem, _, _ = str(error).rpartition("\n")
+        cure = f"{which}. Correct or remove it."
+        raise UnusedRuleError(f"{problem}\n{cure}") from None
 
 
 def relevant(source: Source, view: TreeView, where: Any) -> Source:
@@ -136,7 +109,7 @@ def relevant(source: Source, view: TreeView, where: Any) -> Source:
     """
     if not source.problems.texts:
         return source
-    mask = _selected_to_load(source, where, view)
+    mask = _selected_to_load(where, view)
     if all(mask):
         return source
     leaves = dict(itertools.compress(view.items(), mask))
@@ -165,7 +138,7 @@ def decided(view: TreeView, source: Source, where: Any, *, cast: bool) -> LoadRe
         cast: as for ``load``.
     """
     target, unexpected = view.flat(), []
-    mask = _selected_to_load(source, where, view)
+    mask = _selected_to_load(where, view)
     pairs = zip(target, mask, strict=True)
     chosen = [yes and path not in source.kept for path, yes in pairs]
     leaves = source.stored.leaves
@@ -244,16 +217,7 @@ def source_that_fits(
             "Pass that one alone, or give each a row that only its layout has leaves "
             "for."
         )
-    for first, second in itertools.permutations(range(len(migrations)), 2):
-        one, two = migrations[first], migrations[second]
-        if one is None or two is None or len(migrations) > _MOST_CHAINED:
-            continue
-        with contextlib.suppress(MigrationError):
-            source = source_of(stored, one.then(two), likes, cast=cast)
-            if not source.problems.texts:
-                chain = f"migration[{first}].then(migration[{second}])"
-                lines.append(f"One after the other they fit: pass {chain}.")
-                break
+    lines.append("Of migrations one after the other, pass first.then(second).")
     raise MigrationError(
         "\n".join([f"No migration of {len(migrations)} fits {stored.title}.", *lines])
     )

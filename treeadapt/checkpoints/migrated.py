@@ -81,17 +81,6 @@ class Source:
         """Whether a migration makes the leaves."""
         return self.groups is not None
 
-    @property
-    def old_names(self) -> dict[str, str]:
-        """What is stored, by the names that the checkpoint has; a new name of each."""
-        if self.groups is None or self.before is None:
-            return {one: one for one in self.stored.leaves}
-        names: dict[str, str] = {}
-        for path, group in self.groups.items():
-            names |= {one: names.get(one, path) for one in group.source_paths}
-        older = self.before.old_names.items()
-        return {one: names[between] for one, between in older if between in names}
-
     def old_paths(self, paths: Iterable[str]) -> list[str]:
         """Return what is stored of which leaves are made, by its names there."""
         if self.groups is None or self.before is None:

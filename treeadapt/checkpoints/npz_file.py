@@ -1,8 +1,9 @@
 """``.npz`` files, read with NumPy, one array at a time; never written.
 
 A label path is the name that ``numpy.savez`` was given. NumPy unpickles nothing here:
-texts, dates, records and objects, which people put there too, are no leaves. Of
-bfloat16 and other dtypes that NumPy does not know, ``savez`` writes the size alone.
+texts, dates, records and objects, which people put there too, are no leaves. Of a dtype
+that NumPy does not know, ``savez`` writes the size alone. Two bytes are bfloat16; one
+byte may be any float8 or int4, so an array of such is not a leaf, either.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import zipfile
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from treeadapt.checkpoints.errors import refuse
@@ -20,16 +22,15 @@ from treeadapt.checkpoints.stored import MAX_LEAVES, Leaf, Stored, abstract
 from treeadapt.names import listing
 
 _ENDING = ".npy"
-_NOT_NUMBERS = "OSUMm"  # kinds of dtypes: objects, bytes, texts, dates, durations
-_LOST = {1: "uint8", 2: "bfloat16"}  # what those of some bytes without a name are
+_NOT_NUMBERS = "OSUMmV"  # kinds: objects, bytes, texts, dates, durations, no name
+_BFLOAT16 = np.dtype("V2")  # as ``savez`` writes it, because NumPy has no name for it
 
 
 def read_metadata(path: AnyPath) -> Stored:
     """Read names, shapes and dtypes from the members' headers; no array is loaded.
 
     Returns:
-        What it holds, with a doubt for each array that is not of numbers, and the
-        leaves whose dtypes have lost their names.
+        What it holds, with a doubt for each array that is not of numbers.
 
     Raises:
         CheckpointError: the archive is damaged, holds something other than arrays, or
@@ -37,7 +38,6 @@ def read_metadata(path: AnyPath) -> Stored:
     """
     table: dict[str, Leaf] = {}
     left_out: dict[str, str] = {}
-    untyped: list[str] = []
     with path.open("rb") as content:
         if not zipfile.is_zipfile(content):
             refuse(path, "it is not a whole archive", "Download or copy it again.")
@@ -54,19 +54,18 @@ def read_metadata(path: AnyPath) -> Stored:
             with archive.open(member) as file:
                 shape, dtype = _header(file)
                 size = member.file_size - file.tell()
-            if dtype.kind in _NOT_NUMBERS or dtype.names:
+            if dtype.kind in _NOT_NUMBERS and dtype != _BFLOAT16:
                 left_out[name] = dtype.name
             else:
                 leaf = _leaf(path, name, shape, dtype, size)
                 table[name] = Leaf(leaf, key=member.filename)
-                untyped += [name] if dtype.kind == "V" else []
     doubts = [
         f"{listing([name])} is left out, because {dtype:.40} is not a dtype of numbers"
         for name, dtype in left_out.items()
     ]
     if doubts and not table:
         refuse(path, f"it holds no numbers: {doubts[0]}")
-    return Stored(path, table, doubts=tuple(doubts), untyped=tuple(untyped))
+    return Stored(path, table, doubts=tuple(doubts))
 
 
 def read(stored: Stored, wanted: Iterable[str]) -> Iterator[Any]:
@@ -82,8 +81,8 @@ def read(stored: Stored, wanted: Iterable[str]) -> Iterator[Any]:
     ):
         for one in wanted:
             array = file[stored.table[one].key]
-            if array.dtype.kind == "V":
-                array = array.view(stored.table[one].array.dtype)
+            if array.dtype == _BFLOAT16:
+                array = array.view(jnp.bfloat16)
             yield array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
@@ -102,9 +101,8 @@ def _leaf(
     path: AnyPath, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], size: int
 ) -> Any:
     """Return the abstract array of a member, whose numbers take ``size`` bytes."""
-    text = dtype.newbyteorder("=").name
-    if dtype.kind == "V":
-        text = _LOST.get(dtype.itemsize, text)
+    is_named = dtype != _BFLOAT16
+    text = dtype.newbyteorder("=").name if is_named else "bfloat16"
     leaf = abstract(path, name, shape, text)
     if math.prod(shape) * dtype.itemsize != size:
         refuse(path, f"the leaf {listing([name])} does not fill its member")

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,6 @@ _OF_PARTS = ("safetensors", "orbax")  # may be several files
 @contextlib.contextmanager
 def opened(
     path: str | os.PathLike[str] | Any,
-    likes: Mapping[str, Any] | None = None,
     max_inflight_bytes: int = MAX_INFLIGHT_BYTES,
     chosen: Callable[[str], str] = str,
 ) -> Iterator[Stored]:
@@ -50,7 +49,6 @@ def opened(
 
     Args:
         path: as for ``load``; of a tree there is nothing to watch over.
-        likes: leaves of a target by path, whose dtypes hold where a file has lost its.
         max_inflight_bytes: as for ``load``.
         chosen: returns the step that all processes take, given that of this one.
 
@@ -86,7 +84,7 @@ def opened(
             stacklevel=4,
         )
     with watched(name, version):
-        stored = _listed(name, version).typed_like(likes or {})
+        stored = _listed(name, version)
         if stored.doubts:
             warnings.warn(
                 f"The checkpoint {listing([str(name)])} is read as it is now: "

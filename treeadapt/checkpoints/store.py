@@ -285,9 +285,8 @@ def load(
     is_shared = view is not None and any(map(spans_processes, view.leaves))
     if isinstance(target, str | os.PathLike):
         named_path(path)  # which refuses a tree, because the name comes first
-    likes = None if view is None else view.flat()
     together = agreed("load") if is_shared else contextlib.nullcontext(str)
-    with together as told, opened(path, likes, max_inflight_bytes, told) as stored:
+    with together as told, opened(path, max_inflight_bytes, told) as stored:
         if view is not None:
             stored.require_arrays()
         options = {"strict": strict, "cast": cast}
@@ -412,7 +411,7 @@ def compare_checkpoint(
           'step': 700, the target has 0
     """
     view, where = target_view(target), allowing(where, unused)
-    with opened(path, view.flat()) as stored:
+    with opened(path) as stored:
         source, place = _source(path, stored, migration, view, where, cast=cast)
         source.problems.raise_any()
         report = decided(view, source, where, cast=cast)

@@ -80,8 +80,6 @@ class Stored:
         hash: that of its leaves when it was written; empty if it does not say.
         doubts: what its marks say and its leaves do not bear out, and what it holds
             that is no leaf.
-        untyped: paths of leaves of which it says how many bytes a number has, and no
-            dtype; they have the likeliest one.
     """
 
     path: AnyPath
@@ -91,7 +89,6 @@ class Stored:
     version: Mapping[AnyPath, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
     hash: str = ""
     doubts: tuple[str, ...] = ()
-    untyped: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
@@ -129,31 +126,6 @@ class Stored:
             seen = f"{name} is a schema and holds no arrays. Name a checkpoint"
         raise CheckpointError(
             f"{seen}; load({kind}) without a target gives abstract leaves."
-        )
-
-    def typed_like(self, likes: Mapping[str, Any]) -> Stored:
-        """Return it with the dtypes that leaves of a target give to the untyped ones.
-
-        Where they do not, a doubt says what dtype was taken.
-        """
-        table, guesses = dict(self.table), dict[str, list[str]]()
-        for name in self.untyped:
-            array = table[name].array
-            dtype: Any = getattr(likes.get(name), "dtype", None)
-            # Of a dtype that NumPy knows, a file would have the name.
-            size = dtype.itemsize if getattr(dtype, "kind", "") == "V" else None
-            if size == array.dtype.itemsize:
-                array = jax.ShapeDtypeStruct(array.shape, dtype)
-                table[name] = dataclasses.replace(table[name], array=array)
-            else:
-                guesses.setdefault(array.dtype.name, []).append(name)
-        doubts = [
-            f"the dtype of {listing(names, limit=3)} is lost, as in np.savez, and "
-            f"taken to be {dtype}"
-            for dtype, names in guesses.items()
-        ]
-        return dataclasses.replace(
-            self, table=table, doubts=(*self.doubts, *doubts), untyped=()
         )
 
     def without_boxes(self, model_paths: Collection[str] = ()) -> Stored:

@@ -22,7 +22,7 @@ from treeadapt.checkpoints.processes import agreed
 from treeadapt.checkpoints.replacing import replaced
 from treeadapt.checkpoints.stored import Leaf
 from treeadapt.errors import CheckpointError
-from treeadapt.names import Mismatch, listing
+from treeadapt.names import listing
 
 SHARDS = "safetensors shards"
 
@@ -79,18 +79,16 @@ def _write_together(
                 new = stack.enter_context(replaced(path, lambda: _check(path, "orbax")))
                 orbax_folder.begin(new)
             first, name = json.loads(told(json.dumps([entries, str(new)])))
-            different = Mismatch(
-                [one for one in first if one not in entries],
-                [one for one in entries if one not in first],
-                {
-                    one: f"{here}, process 0 has {first[one]}"
-                    for one, here in entries.items()
-                    if first.get(one, here) != here
-                },
-            )
+            different = {one for one, _ in entries.items() ^ first.items()}
             if different:
-                text = different.text("leaf", "this one has", to="process 0")
-                raise CheckpointError(f"{text}\nSave the same tree in all processes.")
+                pairs = (
+                    f"{one!r} is {entries.get(one)}, of process 0 {first.get(one)}"
+                    for one in sorted(different)
+                )
+                raise CheckpointError(
+                    f"This process saves other leaves: {listing(pairs, write=str)}. "
+                    "Save the same tree in all processes."
+                )
             new = Path(name)
             if not new.is_dir():
                 raise CheckpointError(

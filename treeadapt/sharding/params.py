@@ -42,7 +42,6 @@ from treeadapt.sharding.specs import (
     spec_problem,
     spec_text,
 )
-from treeadapt.trees.axis_names import axis_names
 from treeadapt.trees.views import TreeView
 
 #: What to do with a state whose params are not known.
@@ -83,7 +82,7 @@ def decide_specs(
     boxes = box_specs(view, logical_axes)
     fallback = own_default if default is MISSING else as_spec(default, "default=")
     leaf_specs: list[PartitionSpec] = []
-    conflicts, wrong, unmatched = dict[int, str](), list[str](), list[str]()
+    conflicts, wrong, unmatched = list[str](), list[str](), list[str]()
     silent, undivided = dict[str, Any](), dict[str, Any]()
     for index, (path, leaf) in enumerate(view.items()):
         if not is_array(leaf):
@@ -113,14 +112,14 @@ def decide_specs(
             spec = _of_all_layers(spec, axes[index], len(leaf.shape))
         if box is not None and not same_spec(spec, box):
             both = f"{spec_text(box)} by {_BOX}, {spec_text(spec)} by {source}"
-            conflicts[index] = f"{_named(path, leaf)}: {both}"
+            conflicts.append(f"{_named(path, leaf)}: {both}")
         leaf_specs.append(spec)
     if conflicts:
-        lines = section("Rules and boxes disagree:", [*conflicts.values()])
-        lines += _layers_lines(view, {i: axes[i] for i in conflicts}, boxes)
+        lines = section("Rules and boxes disagree:", conflicts)
         lines.append(
             "Keep one of the two: exclude these leaves from the rule, change it, or "
-            "unbox the params (flax.linen.unbox)."
+            "unbox the params (flax.linen.unbox). Where layers are not sharded, pass "
+            "None for the name of their axis in logical_axes=."
         )
         raise ShardingError("\n".join(lines))
     if unmatched:
@@ -272,21 +271,6 @@ def _wrong_message(wrong: Sequence[str], mesh: Mesh | AbstractMesh | None) -> st
         "get their specs by\nspecs=."
     )
     return "\n".join([*lines, f"The mesh has {axes}."] if axes else lines)
-
-
-def _layers_lines(
-    view: TreeView, axes: Mapping[int, _Axes], boxes: Mapping[int, PartitionSpec]
-) -> list[str]:
-    """Say what to do where boxes shard the axis of layers; empty if none does."""
-    named = axis_names(view)
-    names = {
-        named[index].names[axis.axis]: None
-        for index, layer_axes in axes.items()
-        for axis in layer_axes
-        if tuple(boxes[index])[axis.axis] is not None
-    }
-    text = f"If the layers are not sharded, pass logical_axes={names!r}."
-    return [text] if names else []
 
 
 def _silent_lines(
