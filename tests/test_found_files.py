@@ -433,9 +433,8 @@ def test_a_file_is_not_saved_next_to_shards(tmp_path):
     path = published(tmp_path / "at")
     before = {file.name: file.read_bytes() for file in path.iterdir()}
     message = f"second checkpoint next to '{path / INDEX}'"
-    with pytest.raises(ta.CheckpointError, match=message) as caught:
+    with pytest.raises(ta.CheckpointError, match=f"{message}.* away first"):
         ta.save(path / WHOLE, OTHER)
-    assert "remove them and their index first" in str(caught.value)
     ta.save(tmp_path / "one.safetensors", OTHER)
     text = run("convert", tmp_path / "one.safetensors", path / WHOLE, code=2)
     assert "second checkpoint" in text
@@ -444,13 +443,11 @@ def test_a_file_is_not_saved_next_to_shards(tmp_path):
     same(ta.load(path), FLAT)
     (path / "adapter.safetensors").unlink()
     (path / "config.json").unlink()
-    with pytest.raises(ta.CheckpointError, match=f"max_shard_bytes= .* '{path}'"):
-        ta.save(path / WHOLE, OTHER)
-    ta.save(path, OTHER, max_shard_bytes=40)  # as the message says
+    ta.save(path, OTHER, max_shard_bytes=40)
     same(ta.load(path), OTHER)
     for file in path.iterdir():
         file.unlink()
-    ta.save(path / WHOLE, FLAT)  # as it says where there is more in the folder
+    ta.save(path / WHOLE, FLAT)  # as the message says
     same(ta.load(path), FLAT)
     ta.save(path / WHOLE, OTHER)
     same(ta.load(path), OTHER)

@@ -236,8 +236,8 @@ def test_without_a_mesh_partition_specs_names_the_function_that_takes_one():
     text = refusal(partition_specs, PARAMS, RULES)
     assert text == (
         "'scale' float32[]: shard_largest('data', min_size=32) (rule '**') needs the "
-        "sizes of the mesh axes, and no mesh is set. Call named_shardings(tree, rules, "
-        "mesh); or set the mesh around this call: with jax.set_mesh(mesh)."
+        "size of the mesh axis 'data', but no mesh is set. Call named_shardings(tree, "
+        "rules, mesh), or set the mesh around this call: with jax.set_mesh(mesh)."
     )
     assert partition_specs({"up": jnp.ones(4)}, {"up": P("data")}) == {"up": P("data")}
 
@@ -246,10 +246,10 @@ def test_without_a_mesh_partition_specs_names_the_function_that_takes_one():
 def test_an_axis_that_the_mesh_does_not_have_is_an_error(min_size):
     rules = {"**": shard_largest(("data", "tensor"), min_size)}
     text = refusal(named_shardings, PARAMS, rules, MESH)
-    assert "'tensor' is not an axis of the mesh, which has 'data' of size 4" in text
+    assert "axis 'tensor', but the mesh has 'data'" in text
     with jax.set_mesh(jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))):
         text = refusal(partition_specs, PARAMS, rules)
-    assert "'tensor' is not an axis of the mesh, which has 'data' of size 8." in text
+    assert "axis 'tensor', but the mesh has 'data'. Correct the name" in text
 
 
 @pytest.mark.parametrize("source", ["rule", "default"])

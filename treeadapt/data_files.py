@@ -45,7 +45,6 @@ _TOML_TEXT = re.compile(
     r"|\#[^\n]*+",
     re.DOTALL,
 )
-_CONFLICT = re.compile(r"^(<{7}|>{7}) ", re.MULTILINE)  # as git writes it
 _TOML_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _TOML_END_OF_KEY = re.compile(r"[=,{}\[\]\n]")
 
@@ -168,9 +167,6 @@ class DataFile:
 
         text = text.replace("\r\n", "\n")
         bare = _TOML_TEXT.sub('"', text)
-        if conflict := _CONFLICT.search(bare):
-            line = bare.count("\n", 0, conflict.start()) + 1
-            raise ValueError(f"a merge left a conflict (at line {line})")
         dots = [part.count(".") for part in _TOML_END_OF_KEY.split(bare)]
         if max(dots) > _MAX_DOTS or sum(dots) > _MAX_ALL_DOTS:
             raise ValueError("keys have too many dots; put names in quotes")

@@ -1,10 +1,10 @@
 """Checkpoints as Orbax folders: Orbax's reader and writer.
 
-Leaves are saved as nested dicts, one level a segment; Orbax joins names with dots and
-makes file names of them, so every segment is percent-encoded first. Arrays are saved
-and restored with their shardings, piece by piece, as Orbax does it. Tied leaves are
-written twice, and marked. A leaf without elements is an error, because Orbax cannot
-store it.
+Leaves are saved as nested dicts, one level a segment. Orbax 0.12.8 joins names with
+dots, so that ``a.b`` and ``b`` in ``a`` come back as one array, and makes file names of
+them: every segment is percent-encoded first. Arrays are saved and restored with their
+shardings, piece by piece, as Orbax does it. Tied leaves are written twice, and marked.
+A leaf without elements is an error, because Orbax cannot store it.
 
 Of several processes each writes and reads what is on its devices. Orbax's checkpointers
 would let all wait for one that failed, so ``begin``, ``write`` and ``finish`` use its
@@ -98,7 +98,7 @@ def read_metadata(path: AnyPath) -> Stored:
 
     folder = _folder(path)
     # TensorStore follows links, out of the folder and to any file of this machine,
-    # and takes whatever bytes are there for numbers.
+    # and takes whatever bytes are there for numbers (orbax#3375).
     outward = []
     if isinstance(folder, Path):
         blobs = _blobs(folder)

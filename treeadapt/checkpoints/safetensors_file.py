@@ -1,10 +1,10 @@
 """Checkpoints as ``.safetensors``: the label path is the tensor's name.
 
-The library writes files. They are read without it, because it gives NumPy no 8-bit
-floats, maps whole files into memory, and takes names that occur twice. Leaves of one
-buffer are stored once: one entry of the header's text metadata says which paths share a
-tensor, and which were not arrays. A folder of shards has an index, as Hugging Face's
-tools write it; one shard is on the host at a time.
+The library writes files. They are read without it, because version 0.8.0 gives NumPy no
+8-bit floats, maps whole files into memory, and takes names that occur twice. Leaves of
+one buffer are stored once: one entry of the header's text metadata says which paths
+share a tensor, and which were not arrays. A folder of shards has an index, as Hugging
+Face's tools write it; one shard is on the host at a time.
 """
 
 from __future__ import annotations
@@ -148,7 +148,8 @@ def write(path: Path, arrays: Mapping[str, Any], table: Mapping[str, Leaf]) -> N
     # Hugging Face's tools refuse texts without a format.
     texts = {"format": "pt", _MARK: json.dumps(marks_of(table))}
     path.touch()
-    mode = path.stat().st_mode  # the writer makes files that nobody else may read
+    # safetensors 0.8.0 makes files that nobody else may read.
+    mode = path.stat().st_mode
     safetensors.numpy.save_file(on_host, path, metadata=texts)
     path.chmod(mode)
 

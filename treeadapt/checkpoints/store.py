@@ -332,16 +332,16 @@ def _as_stored(source: Source, where: Any) -> Any:
         with reported(source.stored.path, "read"):
             leaves = {one: restored_form(table[one]) for one in paths}
     else:
-        owners: dict[str, Any] = {}
-        firsts: dict[str, str] = {}
+        ties: dict[str, list[str]] = {}
         for one in paths:
-            firsts.setdefault(table[one].owner or one, one)
-        places = dict.fromkeys(firsts.values())
-        for one, array in read_ahead(source.stored, source.read(places)):
+            ties.setdefault(table[one].owner or one, []).append(one)
+        tied = {names[0]: names for names in ties.values()}
+        arrays = read_ahead(source.stored, source.read(dict.fromkeys(tied)))
+        for one, array in arrays:
             with reported(source.stored.path, "read"):
-                owners[table[one].owner or one] = restored(table[one], array)
-            del array  # before the next leaves are read
-        leaves = {one: owners[table[one].owner or one] for one in paths}
+                leaf = restored(table[one], array)
+            leaves |= dict.fromkeys(tied[one], leaf)
+            del array, leaf  # before the next leaves are read
     return leaves[""] if [*leaves] == [""] else nested(leaves)
 
 

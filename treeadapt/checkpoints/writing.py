@@ -160,16 +160,10 @@ def _require_alone(file: Path) -> None:
     there = [one for one in checkpoints_in(folder) if one.name in rivals]
     if not there:
         return
-    cure = "Save to another folder."
-    if there[0] == index:
-        cure = "remove them and their index first, or save to another folder."
-        if index.name == safetensors_file.INDEX and not safetensors_file.others(folder):
-            cure = f"pass max_shard_bytes= and the folder, {listing([str(folder)])}."
-        cure = f"To replace the shards, {cure}"
     raise CheckpointError(
         f"{listing([str(file)])} is not written, because it would be a second "
         f"checkpoint next to {listing([str(there[0])])}, and readers differ in which "
-        f"they take. {cure}"
+        "they take. Save to another folder, or move that checkpoint away first."
     )
 
 

@@ -163,17 +163,14 @@ def _mesh_sizes(
     """
     sizes: Mapping[str, int] = (get_abstract_mesh() if mesh is None else mesh).shape
     unknown = [name for name in rule.names if name not in sizes]
-    if unknown and mesh is None and not sizes:
-        raise ShardingError(
-            f"{who}: {rule} ({source}) needs the sizes of the mesh axes, and no mesh "
-            "is set. Call named_shardings(tree, rules, mesh); or set the mesh around "
-            "this call: with jax.set_mesh(mesh)."
-        )
     if unknown:
-        axes = ", ".join(f"{name!r} of size {size}" for name, size in sizes.items())
+        seen = f"the mesh has {listing(sizes)}. Correct the name"
+        if not sizes:
+            seen = "no mesh is set. Call named_shardings(tree, rules, mesh)"
         raise ShardingError(
-            f"{who}: {rule} ({source}), but {unknown[0]!r} is not an axis of the mesh, "
-            f"which has {axes or 'none'}. Correct the name."
+            f"{who}: {rule} ({source}) needs the size of the mesh axis "
+            f"{unknown[0]!r}, but {seen}, or set the mesh around this call: with "
+            "jax.set_mesh(mesh)."
         )
     return sizes
 
