@@ -229,6 +229,7 @@ def test_a_state_is_carried_by_each_table(chain):
 MESH = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 
 
+@at_length
 @given(chains(), st.data())
 def test_boxes_go_through_all_tables(tmp_path_factory, chain, data):
     """Each device gets what it has of the whole result, whatever is read for it."""
