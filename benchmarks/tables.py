@@ -62,17 +62,74 @@ def write_page(path: Path, results: list[Result]) -> None:
         f"{about['cores']} cores, {about['device']}, Python {about['python']}, "
         f"{versions}.",
         "",
-        "| work | leaves | contender | time | ratio | quartiles | target |",
-        "| --- | ---: | --- | ---: | ---: | --- | --- |",
     ]
-    for row in results:
-        mark = {True: " met", False: " **missed**", None: ""}[row.met]
-        spread = f"{row.low:.2f} - {row.high:.2f}" if row.seconds is not None else ""
-        lines.append(
-            f"| {row.work} | {row.size:,} | {row.contender} | {_time(row.seconds)} "
-            f"| {row.ratio:.2f} | {spread} | {row.target}{mark} |"
-        )
+    for rows in _tables(results):
+        lines += [*rows, ""]
     path.write_text("\n".join([before + start.rstrip(), *lines, end + after]), "utf-8")
+
+
+def _tables(results: list[Result]) -> list[list[str]]:
+    """Return a table for each work of several sizes, and one for all others."""
+    by_work: dict[str, list[Result]] = {}
+    for row in results:
+        by_work.setdefault(row.work, []).append(row)
+    tables, others = [], []
+    for rows in by_work.values():
+        if len({row.size for row in rows}) > 1:
+            tables.append(_by_size(rows))
+        else:
+            others += rows
+    return [*tables, _by_work(others)] if others else tables
+
+
+def _by_size(rows: list[Result]) -> list[str]:
+    """Return a table with a line for each contender and a column for each size."""
+    sizes = sorted({row.size for row in rows})
+    cells = {(row.contender, row.size): row for row in rows}
+    lines = [
+        f"| {rows[0].work}: leaves | " + " | ".join(f"{n:,}" for n in sizes) + " |",
+        "| --- |" + " ---: |" * len(sizes),
+    ]
+    for contender in dict.fromkeys(row.contender for row in rows):
+        found = [cells.get((contender, size)) for size in sizes]
+        texts = [_time_and_ratio(row) if row else "" for row in found]
+        lines.append(f"| {contender} | {' | '.join(texts)} |")
+    return lines
+
+
+def _time_and_ratio(row: Result) -> str:
+    if row.contender == row.baseline:
+        return _time(row.seconds)
+    ratio = f"{_time(row.seconds)}, {row.ratio:.2f} ({_spread(row)})"
+    return f"{ratio}, {_target(row)}" if row.target else ratio
+
+
+def _by_work(rows: list[Result]) -> list[str]:
+    """Return a table with a line for each contender; a work is named once."""
+    lines = [
+        "| work | leaves | contender | time | ratio | target |",
+        "| --- | ---: | --- | ---: | ---: | --- |",
+    ]
+    last = ""
+    for row in rows:
+        work, size = ("", "") if row.work == last else (row.work, f"{row.size:,}")
+        ratio = f"{row.ratio:.2f}"
+        if row.seconds is not None and row.contender != row.baseline:
+            ratio += f" ({_spread(row)})"
+        lines.append(
+            f"| {work} | {size} | {row.contender} | {_time(row.seconds)} "
+            f"| {ratio} | {_target(row)} |"
+        )
+        last = row.work
+    return lines
+
+
+def _spread(row: Result) -> str:
+    return f"{row.low:.2f}\N{EN DASH}{row.high:.2f}"
+
+
+def _target(row: Result) -> str:
+    return row.target + {True: " met", False: " **missed**", None: ""}[row.met]
 
 
 def document(results: list[Result]) -> dict[str, Any]:
