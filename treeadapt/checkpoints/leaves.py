@@ -26,6 +26,8 @@ from treeadapt.migrations.moved_array import read_boxes
 from treeadapt.migrations.parts import Box, whole
 from treeadapt.names import listing
 
+_OF_NUMPY = np.ndarray | np.generic
+
 
 def stored_form(leaf: Any) -> Leaf | None:
     """Return what a file says of a leaf; None if it is not data."""
@@ -139,7 +141,7 @@ def boxes_to_read(like: Any, shape: Sequence[int]) -> list[Box]:
 
 def _is_for_host(like: Any) -> bool:
     """Return whether all of an array is needed, because it is changed on the host."""
-    if is_number(like) or is_key(like) or isinstance(like, np.ndarray | np.generic):
+    if is_number(like) or is_key(like) or isinstance(like, _OF_NUMPY):
         return True
     return bool(_narrowed(like.dtype) != like.dtype)
 
@@ -164,15 +166,13 @@ def placed(name: str, array: Any, like: Any) -> Any:
         return jax.make_array_from_callback(
             keys.shape, like.sharding, lambda index: keys[index]
         )
-    is_host = isinstance(like, np.ndarray | np.generic)
-    if isinstance(array, jax.Array) and not is_host and array.dtype == like.dtype:
-        sharding = bound_sharding(like)
+    sharding, is_of_numpy = bound_sharding(like), isinstance(like, _OF_NUMPY)
+    if isinstance(array, jax.Array) and not is_of_numpy and array.dtype == like.dtype:
         is_there = sharding is None or sharding == array.sharding
         return array if is_there else jax.device_put(array, sharding)
     change = functools.partial(_cast, name, dtype=like.dtype)
     if _is_for_host(like):
         return change(np.asarray(array))
-    sharding = bound_sharding(like)
     if sharding is None:
         (host,) = read_boxes(array, [whole(array.shape)])
         return jax.device_put(change(host))

@@ -113,7 +113,7 @@ def parts(path: AnyPath) -> Iterator[AnyPath]:
         return
     index = _index_in(path)
     yield index
-    yield from _shards(path, index)[1]
+    yield from dict.fromkeys(_shards(path, index)[0].values())
 
 
 def read(stored: Stored, wanted: Iterable[str]) -> Iterator[FileArray]:
@@ -340,10 +340,8 @@ def _index(path: AnyPath, index: AnyPath) -> tuple[dict[str, str], str]:
     return names, str(marks.get("hash", ""))
 
 
-def _shards(
-    path: AnyPath, index: AnyPath
-) -> tuple[dict[str, AnyPath], list[AnyPath], str]:
-    """Read which file each leaf is in, all files, and the hash of the leaves.
+def _shards(path: AnyPath, index: AnyPath) -> tuple[dict[str, AnyPath], str]:
+    """Read which file each leaf is in, and the hash of the leaves.
 
     A name leads to a file next to the index, which may be a link to anywhere: people
     make links on their own disks, and so does the cache of Hugging Face.
@@ -359,11 +357,7 @@ def _shards(
     for shard, is_there in zip(files, there, strict=True):
         if not is_there:
             refuse(path, f"{listing([shard])}, in its index, is not a file in it")
-    return (
-        {name: files[shard] for name, shard in names.items()},
-        [*files.values()],
-        text,
-    )
+    return {name: files[shard] for name, shard in names.items()}, text
 
 
 def _is_there(file: AnyPath) -> bool:
@@ -379,10 +373,10 @@ def _sharded(path: AnyPath) -> Stored:
 
     How many bytes all have is not compared: tools write different sums into indexes.
     """
-    listed, shards, text = _shards(path, _index_in(path))
+    listed, text = _shards(path, _index_in(path))
     table: dict[str, Leaf] = {}
     doubts: list[str] = []
-    for stored in mapped(_of_shard, shards):
+    for stored in mapped(_of_shard, dict.fromkeys(listed.values())):
         twice = sorted(stored.table.keys() & table.keys())
         if twice:
             refuse(path, f"two leaves in it are named {listing(twice, limit=3)}")
