@@ -27,9 +27,8 @@ from treeadapt.checkpoints.locating import (
 )
 from treeadapt.checkpoints.remote import MAX_INFLIGHT_BYTES, AnyPath, checkpoint_path
 from treeadapt.checkpoints.replacing import restore
-from treeadapt.checkpoints.stored import NUMBER, Stored
+from treeadapt.checkpoints.stored import Stored
 from treeadapt.checkpoints.versions import stamp, watched
-from treeadapt.convert import describe
 from treeadapt.errors import CheckpointError, TreeAdaptWarning
 from treeadapt.names import first_rows, listing
 
@@ -142,17 +141,4 @@ def _compared_with_hash(stored: Stored, kind: str) -> Stored:
         problem += f"; their hash is {text!r} and not {stored.hash!r:.60}"
         cure = f'To accept them, write hash = "{text}" in it, or remove that line.'
         refuse(stored.path, problem, cure)
-    cast = {
-        name: dataclasses.replace(leaf, kind="")
-        for name, leaf in stored.table.items()
-        if leaf.kind == NUMBER and leaf.array.dtype.name not in schema_file.NUMBERS
-    }
-    numbers = [
-        f"{listing([name])} in it is {describe(leaf.array)} and not a Python number"
-        for name, leaf in cast.items()
-    ]
-    return dataclasses.replace(
-        stored,
-        table={**stored.table, **cast},
-        doubts=(problem, *stored.doubts, *numbers),
-    )
+    return dataclasses.replace(stored, doubts=(problem, *stored.doubts))

@@ -50,9 +50,9 @@ _FILE = DataFile(
 )
 _LEAVES = FileField("a table", "[leaves] above its lines", MAX_LEAVES, is_required=True)
 _COMMENT = "# A tree without its values. After an edit, remove the line of the hash."
-#: What a Python number is stored as, and its type.
-NUMBERS = {"bool": "bool", "int64": "int", "float64": "float", "complex128": "complex"}
-_DTYPES = {name: dtype for dtype, name in NUMBERS.items()}
+# What a Python number is stored as, and its type.
+_NUMBERS = {"bool": "bool", "int64": "int", "float64": "float", "complex128": "complex"}
+_DTYPES = {name: dtype for dtype, name in _NUMBERS.items()}
 _TIE = "tied to "
 _KEY = re.compile(r"key<(.+)>", re.DOTALL)
 _ARRAY = re.compile(r"([a-z][a-z0-9_]*)\[((?:[0-9]{1,19},)*[0-9]{1,19})?\]")
@@ -134,7 +134,7 @@ def entries(table: Mapping[str, Leaf]) -> dict[str, str]:
 @functools.lru_cache(maxsize=4_096)
 def _text(shape: tuple[int, ...], dtype: Any, kind: str) -> str:
     if kind == NUMBER:
-        return NUMBERS.get(dtype.name, f"{NUMBER} {dtype.name}[]")
+        return _NUMBERS.get(dtype.name, f"{NUMBER} {dtype.name}[]")
     text = describe(jax.ShapeDtypeStruct(shape, dtype))
     return f"key<{kind}> {text}" if kind else text
 
