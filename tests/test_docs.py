@@ -115,6 +115,14 @@ def test_no_page_takes_longer_than_ten_minutes_to_read(name):
 
 
 @pytest.mark.parametrize("name", PAGES)
+def test_every_block_says_what_it_is_and_ends(name):
+    fences = re.findall(r"^```.*$", PAGES[name], flags=re.MULTILINE)
+    assert all(fence != "```" for fence in fences[::2])
+    assert all(fence == "```" for fence in fences[1::2])
+    assert len(fences) % 2 == 0
+
+
+@pytest.mark.parametrize("name", PAGES)
 def test_every_link_leads_somewhere(name):
     for target in LINK.findall(prose(PAGES[name])):
         if target.startswith("https://"):
