@@ -7,8 +7,6 @@ No model is made: each table fits the names of its file, comes back, and lints c
 from __future__ import annotations
 
 import json
-import shlex
-import shutil
 import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from command import invoke
-from test_cli import documented
 
 import treeadapt as ta
 
@@ -121,21 +118,6 @@ def test_lint_finds_nothing(example, tmp_path):
     result = invoke("lint", *arguments)
     assert result.exit_code == 0, result.output
     assert result.output.startswith("0 findings in ")
-
-
-def test_the_commands_of_the_page_print_what_it_says(tmp_path, monkeypatch):
-    here = FOLDER.relative_to(FOLDER.parents[2])
-    shutil.copytree(FOLDER, tmp_path / here)
-    monkeypatch.chdir(tmp_path)
-    for command, printed in documented(FOLDER / "README.md"):
-        name, *arguments = shlex.split(command)
-        if name == "cd":
-            assert arguments == [str(here)]
-            monkeypatch.chdir(*arguments)
-            continue
-        assert name == "treeadapt"
-        result = invoke(*arguments)
-        assert result.output == printed, command
 
 
 def test_each_schema_has_a_table_and_each_table_a_line_of_the_page():

@@ -631,10 +631,7 @@ def _by_kind(
     cells: Mapping[str, Mapping[str, Cell]], kinds: Sequence[Row]
 ) -> Iterator[str]:
     yield "## By kind of tree"
-    lines = [
-        "| kind | native runs | treeadapt equals | of |",
-        "| --- | ---: | ---: | ---: |",
-    ]
+    kinds_by_counts: dict[tuple[int, int, int], list[str]] = {}
     refused = []
     for row in kinds:
         count = _counter([by_kind[row.name] for by_kind in cells.values()])
@@ -645,7 +642,16 @@ def _by_kind(
             )
             continue
         equal = count["ours", SAME] + count["ours", SAME_BITS]
-        lines.append(f"| {row.name} | {count['native', SAME]} | {equal} | {total} |")
+        counts = (count["native", SAME], equal, total)
+        kinds_by_counts.setdefault(counts, []).append(row.name)
+    lines = [
+        "| native runs | treeadapt equals | of | kinds |",
+        "| ---: | ---: | ---: | --- |",
+    ]
+    lines += [
+        f"| {native} | {equal} | {total} | {', '.join(names)} |"
+        for (native, equal, total), names in sorted(kinds_by_counts.items())
+    ]
     yield "\n".join(lines)
     yield (
         "Classes that JAX sees as one leaf cannot be differentiated, compiled or "
