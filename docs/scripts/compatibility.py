@@ -539,7 +539,6 @@ def pages(
     """Return the blocks of each page, by its place below ``docs``."""
     return {
         "compatibility.md": _compatibility(cells, without, kinds, case_list),
-        "compatibility/transformations.md": _by_transformation(cells),
         "compatibility/layers.md": _layers(layers),
     }
 
@@ -556,9 +555,7 @@ def _compatibility(
         "tree of this library's tests: native Optax, and `treeadapt.adapt`. Written by "
         "`make compatibility`, which fails if a cell does; do not edit. "
         "(`dpsgd` and its aggregation get two examples, `scale_by_muon` the matrices "
-        "alone.) Other pages have [each "
-        "transformation](compatibility/transformations.md), and [layers inside a "
-        "scan](compatibility/layers.md)."
+        "alone.) Another page has [layers inside a scan](compatibility/layers.md)."
     )
     yield from _summary(cells, kinds)
     yield from _by_kind(cells, kinds)
@@ -566,8 +563,6 @@ def _compatibility(
     yield from _scans(case_list)
     yield from _left_out(without)
     yield from _loops()
-    entries = "compatibility/transformations\ncompatibility/layers"
-    yield f"```{{toctree}}\n:maxdepth: 1\n:hidden:\n\n{entries}\n```"
 
 
 def _summary(
@@ -663,28 +658,6 @@ def _by_kind(
         "| --- | ---: | ---: | ---: |",
     ]
     lines += [f"| {name} | {runs} | {no} | {of} |" for name, runs, no, of in refused]
-    yield "\n".join(lines)
-
-
-def _by_transformation(cells: Mapping[str, Mapping[str, Cell]]) -> Iterator[str]:
-    yield "# Compatibility by transformation"
-    yield (
-        "On how many kinds of trees each transformation of Optax runs: native, and "
-        "inside `treeadapt.adapt`. [Compatibility](../compatibility.md) says what is "
-        "compared. Written by `make compatibility`; do not edit."
-    )
-    lines = [
-        "| native runs | treeadapt equals | of | transformations |",
-        "| ---: | ---: | ---: | --- |",
-    ]
-    names: dict[tuple[int, int, int], list[str]] = {}
-    for name, by_kind in cells.items():
-        count = _counter([one for one in by_kind.values() if one.ours != REFUSED])
-        total = sum(count["ours", mark] for mark in (SAME, SAME_BITS, OTHER, FAILS))
-        equal = count["ours", SAME] + count["ours", SAME_BITS]
-        names.setdefault((count["native", SAME], equal, total), []).append(name)
-    for (native, equal, total), alike in sorted(names.items()):
-        lines.append(f"| {native} | {equal} | {total} | {_code(alike)} |")
     yield "\n".join(lines)
 
 
