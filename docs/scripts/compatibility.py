@@ -753,12 +753,20 @@ def _layers(layers: Mapping[str, tuple[str, str]]) -> Iterator[str]:
     yield "## By transformation"
     lines = ["| without | with | transformations |", "| --- | --- | --- |"]
     alike: dict[tuple[str, ...], list[str]] = {}
-    for name, pair in layers.items():
-        texts = (text.partition(":")[0] for text in pair)
+    num_others = 0
+    for name, (without, inside) in layers.items():
+        if without == BITS and is_same(inside):
+            num_others += 1
+            continue
+        texts = (text.partition(":")[0] for text in (without, inside))
         alike.setdefault(tuple(texts), []).append(name)
     for texts, names in sorted(alike.items()):
         lines.append(f"| {' | '.join(texts)} | {_code(names)} |")
     yield "\n".join(lines)
+    yield (
+        f"The other {num_others} give the same bits without `per_layer`, and the same "
+        "updates with it."
+    )
     reasons: dict[str, list[str]] = {}
     for name, (_, text) in layers.items():
         if text.startswith(REFUSES):
