@@ -951,7 +951,7 @@ def search(
     is_right = False
     if report.migration is not None:
         other = model.source(seed=5)
-        made = np.asarray(apply(nested(report.migration(other))))
+        made = np.asarray(apply(nested(report.migration(other, target))))
         is_right = np.allclose(made, reference(other), rtol=1e-3, atol=1e-3)
     texts = {
         ", ".join(one) if isinstance(one, tuple) else one
