@@ -20,12 +20,12 @@ from treeadapt.errors import FreezeError, SelectorError
 from treeadapt.names import Speller, fold, plural, section
 from treeadapt.selection import files
 from treeadapt.selection.answers import Answers
+from treeadapt.selection.arguments import argument_text
 from treeadapt.selection.leaves import Leaves
 from treeadapt.selection.selectors import (
     Bound,
     ListSelector,
     OfParts,
-    argument_text,
 )
 from treeadapt.trees.views import TreeView, view_tree
 

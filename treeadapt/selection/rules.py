@@ -27,7 +27,7 @@ from treeadapt.errors import (
 )
 from treeadapt.html_table import html_table
 from treeadapt.layers.stacks import NO_STACKS, Stacks
-from treeadapt.names import listing, plural, shorten
+from treeadapt.names import plural, shorten
 from treeadapt.selection import files
 from treeadapt.selection.answers import (
     IN_AN_OPTIMIZER,
@@ -36,6 +36,7 @@ from treeadapt.selection.answers import (
     no_leaf,
     require_agreement,
 )
+from treeadapt.selection.arguments import check_counts
 from treeadapt.selection.decision import MISSING, STATIC, Decision, Overlap, RuleTable
 from treeadapt.selection.leaves import Leaves
 from treeadapt.selection.repairs import entry_text
@@ -152,7 +153,9 @@ class Rules(RuleTable):
         needs = frozenset().union(*(where.needs for _, where in others))
         vars(self).update(options, pairs=tuple(pairs), selectors=selectors)
         vars(self).update(values=values, owners=owners, others=others, needs=needs)
-        _check_counts(options["expect"], (*values, options["default"]))
+        if options["expect"] != {}:
+            labels = [x for x in (*values, options["default"]) if x is not MISSING]
+            check_counts(options["expect"], labels)
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"Rules are immutable: cannot set {name!r}.")
@@ -642,29 +645,6 @@ def _refuse_filter(values: Sequence[Any], leaf: Any) -> None:
             "filter says yes or no. Pass the selector of one label: "
             f"rules.where({shorten(label)})."
         )
-
-
-def _check_counts(expect: Any, labels: Sequence[Any]) -> None:
-    """Raise unless ``expect`` has a number for labels that the rules give."""
-    if not isinstance(expect, Mapping):
-        raise RulesError(
-            "expect= is a mapping from labels to numbers of arrays, such as "
-            f'{{"lora": 24}}; got {shorten(repr(expect))}.'
-        )
-    for label, count in expect.items():
-        if not any(same_value(label, each) for each in labels):
-            known = listing(
-                map(repr, (x for x in labels if x is not MISSING)), write=str
-            )
-            raise RulesError(
-                f"expect= names the label {shorten(repr(label))}, which no rule gives; "
-                f"labels are {known}."
-            )
-        if type(count) is not int or count < 0:
-            raise RulesError(
-                f"expect= has {shorten(repr(count))} for {shorten(repr(label))}. Write "
-                "a number of arrays, such as 24."
-            )
 
 
 def _pairs(rules: Any) -> Sequence[tuple[Any, Any]]:

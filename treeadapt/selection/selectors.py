@@ -16,18 +16,13 @@ import functools
 import math
 import operator
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias
 
-import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
-import numpy as np
 
-from treeadapt import paths as _paths
-from treeadapt.arrays import is_array
-from treeadapt.convert import describe
-from treeadapt.errors import SelectorError, TreeAdaptError, UnusedRuleError
+from treeadapt.errors import SelectorError, UnusedRuleError
 from treeadapt.layers.stacks import NO_STACKS, Stacks
 from treeadapt.names import shorten
 from treeadapt.patterns import escape, parse
@@ -37,6 +32,13 @@ from treeadapt.selection.answers import (
     Answers,
     no_leaf,
     require_agreement,
+)
+from treeadapt.selection.arguments import (
+    argument_text,
+    checked_dtype,
+    dtype_text,
+    instead_text,
+    keys_text,
 )
 from treeadapt.selection.leaves import Leaves, NotKnown, OnePath
 from treeadapt.selection.repairs import Names, pattern_text, unused_message
@@ -129,7 +131,7 @@ class Selector(Question):
                 classes or sibling counts of a flat dict.
         """
         if leaf is not _MISSING:
-            path = tree if isinstance(tree, str) else _joined(tree)
+            path = tree if isinstance(tree, str) else keys_text(tree)
             return self._at_path(path, leaf)
         return self.ask(tree)
 
@@ -303,7 +305,7 @@ class LeafSelector(Selector):
 
     def __repr__(self) -> str:
         parts = [] if self.fn is None else [getattr(self.fn, "__qualname__", "fn")]
-        dtype = None if self.dtype is None else _dtype_text(self.dtype)
+        dtype = None if self.dtype is None else dtype_text(self.dtype)
         options = {"ndim": self.ndim, "dtype": dtype, "min_size": self.min_size}
         parts += [f"{name}={it}" for name, it in options.items() if it is not None]
         return f"leaf({', '.join(parts)})"
@@ -539,7 +541,9 @@ def leaf(
             raise SelectorError(
                 f"leaf({name}=): expected a count, got {argument_text(count)}."
             )
-    return LeafSelector(fn, ndim, None if dtype is None else _dtype(dtype), min_size)
+    return LeafSelector(
+        fn, ndim, None if dtype is None else checked_dtype(dtype), min_size
+    )
 
 
 def node(cls: type) -> Selector:
@@ -591,50 +595,14 @@ def as_selector(spec: Any) -> Selector:
         if are_keys and not all(is_text):  # as JAX and Flax write a path
             raise SelectorError(
                 f"A list holds patterns, and {shorten(repr(spec))} is the keys of one "
-                f"path. Write it as a text: {escape(_joined(spec))!r}."
+                f"path. Write it as a text: {escape(keys_text(spec))!r}."
             )
         texts = [str.__str__(e) if isinstance(e, str) else as_selector(e) for e in spec]
         return ListSelector(tuple(texts))
     raise SelectorError(
         "A selector is a pattern, a class, a list of these, or made by glob, leaf, "
-        f"node or rules.where(label); got {argument_text(spec)}{_instead(spec)}."
+        f"node or rules.where(label); got {argument_text(spec)}{instead_text(spec)}."
     )
-
-
-def argument_text(value: Any) -> str:
-    """Write an argument; an array, and a tree of anything, by its type alone."""
-    is_list = isinstance(value, list | tuple) and not hasattr(value, "_fields")
-    parts = value if is_list else [value]
-    if jtu.all_leaves(parts) and not any(map(is_array, parts)):
-        return shorten(repr(value))
-    return describe(value)
-
-
-def _instead(spec: Any) -> str:
-    """Say how to make a selector of what Optax, Equinox or nnx would take."""
-    if isinstance(spec, Mapping) or _is_mask(spec):
-        return (
-            ". Of a tree of bools take the paths: [treeadapt.escape(path) for path, "
-            "yes in treeadapt.to_flat_dict(mask).items() if yes]"
-        )
-    if callable(spec) and not hasattr(spec, "where"):
-        return (
-            ". A function that is asked about each leaf's shape and dtype is made a "
-            "selector by treeadapt.leaf(function); one of the whole tree gives bools, "
-            "whose paths are one: [treeadapt.escape(path) for path, yes in "
-            "treeadapt.to_flat_dict(function(tree)).items() if yes]"
-        )
-    return ""
-
-
-def _is_mask(spec: Any) -> bool:
-    """Return whether a tree of any classes has bools in the place of arrays."""
-    try:
-        view = view_tree(spec)
-    except TreeAdaptError:
-        return False
-    is_node = view.plan.paths != ("",) and len(view.leaves) > 0
-    return is_node and all(isinstance(leaf, bool | np.bool) for leaf in view.leaves)
 
 
 def view_whole(tree: Any) -> TreeView:
@@ -721,35 +689,3 @@ def _settled(parts: Iterable[Selector], leaves: Leaves, *, by: bool) -> list[boo
     if unknown and not all(answer is by for answer in answers):
         raise NotKnown
     return answers
-
-
-def _joined(keys: Iterable[Any]) -> str:
-    return _paths.join(map(_paths.segment, keys))
-
-
-_ANY_WIDTH = {
-    bool: np.bool_,
-    int: np.integer,
-    float: np.floating,
-    complex: np.complexfloating,
-}
-
-
-def _dtype(dtype: Any) -> Any:
-    if isinstance(dtype, type) and dtype in _ANY_WIDTH:
-        return _ANY_WIDTH[dtype]
-    try:
-        # Only a family of dtypes, such as ``np.floating``, has subclasses.
-        is_abstract = isinstance(dtype, type) and issubclass(dtype, np.generic)
-        if is_abstract and dtype.__subclasses__():
-            return dtype
-        if jnp.issubdtype(dtype, jax.dtypes.extended):
-            return dtype
-        return jnp.dtype(dtype)
-    except (TypeError, ValueError) as error:
-        what = f"leaf(dtype=): {dtype!r} is not a dtype: {error}."
-        raise SelectorError(what) from error
-
-
-def _dtype_text(dtype: Any) -> str:
-    return dtype.__name__ if isinstance(dtype, type) else repr(str(dtype))
