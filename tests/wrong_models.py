@@ -472,7 +472,8 @@ def convnext() -> Model:
         return x * own["scale"] + own["bias"]
 
     def apply(params: Any) -> Any:
-        x = conv(image, params["stem"]["kernel"])
+        kernel = params["stem"]["kernel"]
+        x = conv(image.astype(kernel.dtype), kernel)
         x = batch_norm(x, params["stem_norm"], params["stats"]["stem"])
         for n in range(LAYERS):
             own, stats = (_layer(t["blocks"], n) for t in (params, params["stats"]))
