@@ -38,6 +38,10 @@ class Flat(NamedTuple):
             the class.
         aux: whatever else ``unflatten`` needs; holds no array. Where it does not hash,
             the structure is looked at again on every conversion.
+
+    Example:
+        >>> Flat(("w", "b"), (1.0, 2.0), aux="relu").keys
+        ('w', 'b')
     """
 
     keys: Sequence[Any]
