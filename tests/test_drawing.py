@@ -595,6 +595,10 @@ def test_a_tree_fits_a_terminal_and_keeps_its_labels(room):
     assert any("█" in line for line in tree) == (room == 200)
 
 
+def test_a_tree_without_leaves_has_a_head_alone():
+    assert ta.summarize({}).to_text().strip() == "0 leaves, 0 parameters, 0 B"
+
+
 # Notebooks
 
 

@@ -142,6 +142,8 @@ def tree_lines(
             stay, and names are cut in the middle.
     """
     rows = list(every(outline.rows(limit, width)))
+    if not rows:
+        return []
     labels = [
         fitted(outline.labels_text(row.node), _LABEL) if outline.has_labels else ""
         for row in rows
@@ -166,7 +168,7 @@ def tree_lines(
     share = [Span("  "), Span("share".ljust(_BAR), "dim")] if not drops else []
     spans = [Span("  ", "marker"), *_heads([head[n] for n in kept]), *share, Span("  ")]
     label = [Span(" " * (_MIX + 1), "mix"), Span("label", "dim")]
-    lines = [Line([*spans, *(label if outline.has_labels else [])])] if rows else []
+    lines = [Line([*spans, *(label if outline.has_labels else [])])]
     for row, cells, wording in zip(rows, table, labels, strict=True):
         node, indent = row.node, 2 * row.level
         bar = _bar(outline, node, _BAR)
