@@ -83,6 +83,7 @@ class _Meeting:
         self._key = f"treeadapt/{next(_rounds)}"
         self._first = f"{self._key}/first"
         self._follows = False  # whether only process 0 failed, which then says why
+        self._has_told = False  # whether process 0 told what the others wait for
         self._client = _jax.coordination_client()
         if self._client is None:
             raise CheckpointError(
@@ -115,6 +116,7 @@ class _Meeting:
         if jax.process_index() == 0:
             data = zlib.compress(text.encode("utf-8", "surrogatepass"))
             self._client.key_value_set_bytes(self._first, data)
+            self._has_told = True
             return text
         with self._talking():
             wait_ms = _WORK_S * 1000
@@ -133,7 +135,7 @@ class _Meeting:
             text = f"{type(error).__name__}: {text}"
         text = shorten(text, limit=3000).encode("utf-8", "replace").decode()
         self._client.key_value_set(f"{self._key}/failed/{process}", text)
-        if process == 0:  # others may wait for what it would have told
+        if process == 0 and not self._has_told:  # others wait for what it would tell
             self._client.key_value_set_bytes(self._first, b"", allow_overwrite=True)
 
     def resolve(self, failure: Exception | None) -> None:
