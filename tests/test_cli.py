@@ -1808,4 +1808,4 @@ def test_every_command_shows_two_examples():
 def test_a_name_twice_in_a_file_is_shown(npz, tmp_path):
     twice = written(tmp_path, '"policy" = "a"\n"policy" = "b"\n')
     told = run("show", npz, "--rules", twice, code=2)
-    assert "line 4" in told
+    assert "line 4 has a name that an earlier line has" in told

@@ -172,7 +172,17 @@ class DataFile:
             raise ValueError("keys have too many dots; put names in quotes")
         if self.is_flat and (bare.count("[") > 1 or {*"{."} & {*bare}):
             raise ValueError("a name or a text is not in quotes, or there is a table")
-        return tomllib.loads(text)
+        try:
+            return tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            # Python 3.11 to 3.13 say nothing of the name.
+            place = re.search(r"(?:overwrite|twice).*line (\d+)", str(error))
+            if not place:
+                raise
+            typed = text.splitlines()[int(place[1]) - 1].strip()
+            raise ValueError(
+                f"line {place[1]} has a name that an earlier line has: {typed:.80}"
+            ) from error
 
     def _text(self, name: Path) -> str:
         try:
