@@ -564,6 +564,32 @@ def test_what_a_function_computes_is_in_the_row(name):
     assert rows == {"w : o i": ("a : i o", operations), "v": "b"}
 
 
+@pytest.mark.parametrize(
+    "divided_by, reason",
+    [
+        (10**0.5, r"is \(\w+ \w+\)\*\*-0.5, and may"),
+        (3**0.5, "no size here gives, and may"),
+    ],
+)
+def test_a_factor_that_a_row_cannot_follow_is_marked(divided_by, reason):
+    """MaxText scales queries by the size of a head, whose halves are two axes here."""
+
+    def convert(leaves):
+        one = {path: leaf.reshape(6, 2, 5, 14) for path, leaf in leaves.items()}
+        one["q"] = one["q"] / np.float32(divided_by)
+        return {path: leaf.transpose(3, 0, 2, 1) for path, leaf in one.items()}
+
+    shapes = {"q": np.zeros((60, 14)), "k": np.zeros((60, 14))}
+    draft = ta.draft_migration(abstract(shapes), convert=convert)
+    q, k = sorted(draft.migration.rows, key=lambda row: row.text, reverse=True)
+    assert q.typed()[1][1] == {
+        "scale": pytest.approx(1 / divided_by),
+        "check": "scale",
+    }
+    assert isinstance(k.typed()[1], str)
+    assert re.search(reason, draft.to_toml())
+
+
 def test_a_function_may_move_scalars():
     draft = ta.draft_migration(
         {"logit_scale": np.zeros(()), "bn.count": np.zeros((), "int32")},
@@ -734,7 +760,7 @@ def test_a_draft_is_checked_at_another_size(by_function):
         return float32({path: np.zeros(shape) for path, shape in shapes.items()}, 3)
 
     draft = ta.draft_migration(model(5, 7), convert=convert)
-    assert not draft.doubtful
+    assert draft.doubtful == ("q",)  # 5 is the size of an axis
 
     def check(width, heads):
         source = model(width, heads)

@@ -280,13 +280,13 @@ def _written(row: DraftRow, names: dict[int, str]) -> WrittenRow:
     operations: dict[str, Any] = {}
     powers = _powers(row, names)
     # What is as short as a number that somebody chose, as 0.25, may be one.
-    if len(powers) == 1 and " " not in powers[0] and len(f"{row.scale:g}") > _SHORT:
+    is_short = len(f"{row.scale:g}") <= _SHORT
+    if len(powers) == 1 and " " not in powers[0] and not is_short:
         operations["scale"] = powers[0]
-    elif powers:
-        note = (
-            f"{row.scale:g} is {' and '.join(powers)} at this size, and may follow it"
-        )
-        row = dataclasses.replace(row, notes=(*row.notes, note))
+    elif powers or not is_short:
+        follows = " and ".join(powers) or "a number that no size here gives"
+        note = f"{row.scale:g} is {follows}, and may be another one at other sizes"
+        row = row.checked("scale", note)
     if row.copies:
         (operations["repeat"],) = (names[atom] for atom in row.copies)
     if row.scale != 1:
@@ -305,8 +305,11 @@ def _written(row: DraftRow, names: dict[int, str]) -> WrittenRow:
 
 def _powers(row: DraftRow, names: dict[int, str]) -> list[str]:
     """Return the powers of sizes that a factor is, as ``d**-0.5``."""
+    axes = [axis for place in row.places for parts in place.axes for axis in parts]
     every: set[tuple[int, ...]] = {(atom,) for atom in names}
-    every |= {p for place in row.places for axis in place.axes for p in axis}
+    for axis in axes:
+        ends = itertools.combinations(range(len(axis) + 1), 2)
+        every |= {axis[start:end] for start, end in ends}
     powers = []
     for atoms in sorted(every):
         size = math.prod(row.sizes.get(atom, 0) for atom in atoms)
