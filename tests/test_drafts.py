@@ -565,7 +565,7 @@ def test_what_a_function_computes_is_in_the_row(name):
 
 
 @pytest.mark.parametrize(
-    "divided_by, reason",
+    ("divided_by", "reason"),
     [
         (10**0.5, r"is \(\w+ \w+\)\*\*-0.5, and may"),
         (3**0.5, "no size here gives, and may"),
