@@ -1606,6 +1606,10 @@ def test_colors_only_on_a_terminal_and_not_if_refused(npz, tmp_path, rules, fres
     assert on_terminal(fresh, "show", "x.safetensors", NO_COLOR="1").startswith(
         "error: There is no"
     )
+    narrow = on_terminal(
+        fresh, "show", npz, "--rules", bad, "--format", "tree", COLUMNS="40"
+    )
+    assert 'or end with one for "**".' in " ".join(narrow.split())  # is not cut
 
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo-terminal")
@@ -1786,6 +1790,7 @@ def test_lint_finds_mistaken_alternatives_and_notes_those_that_may_be_habits(tmp
         (("{npz}",), "treeadapt show {npz}"),
         (("--rules", "r.toml", "show", "{npz}"), "Options follow the command"),
         (("show", "{npz}", "r.toml"), "A rules file comes after --rules"),
+        (("show", "r.toml", "{npz}"), "A rules file comes after --rules"),
         (("convert", "{npz}", "x", "--max-shard-bytes", "5XB"), "Write 5GB, 500MB"),
         (("convert", "{npz}", "x", "--max-shard-bytes", "0"), "1 byte or more"),
     ],

@@ -240,6 +240,7 @@ HEAD = "version = 1\n"
         (HEAD, "it has no rules"),
         (HEAD + "rules = 3\n", "'rules' is not a table"),
         (HEAD + "[rule]\na = 1\n", "Did you mean 'rules'"),
+        (HEAD + '"**/bias" = "a"\n', "There is no 'rules': write"),
         (HEAD + "colour = 1\n[rules]\na = 1\n", "unknown field 'colour'"),
         (HEAD + "[rules]\na = 1\na = 2\n", "malformed"),
         (HEAD + '[rules]\n**/bias = "b"\n', "are quoted"),

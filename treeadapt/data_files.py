@@ -241,20 +241,31 @@ class DataFile:
             TreeAdaptError: a field is unknown (the nearest known one is named), is
                 missing, is of another kind, or has too many entries.
         """
+        lacking = (
+            name
+            for name, field in fields.items()
+            if field.is_required and name not in table
+        )
+        missing = next(lacking, None)
         for name in table:
             if name not in fields:
                 near = Speller().nearest(name, fields, count=1)
                 hint = f"Did you mean {near[0]!r}?" if near else "Remove it."
                 if name in _KIND_OF:
                     hint = f"Is it {_KIND_OF[name]}?"
+                elif missing and not near:  # what is there may belong below its head
+                    hint = f"There is no {missing!r}: write {fields[missing].example}."
                 seen = f"{of} has an unknown field {listing([name])}; known are"
                 self.refuse(path, f"{seen} {listing(fields)}", hint)
         whose = "" if of == "it" else f" of {of}"
+        if missing:
+            self.refuse(
+                path, f"{of} has no {missing}", f"Write {fields[missing].example}."
+            )
         for name, field in fields.items():
             if name not in table:
-                if field.is_required:
-                    self.refuse(path, f"{of} has no {name}", f"Write {field.example}.")
-            elif not _KINDS[field.kind](table[name]):
+                continue
+            if not _KINDS[field.kind](table[name]):
                 seen = f"{name!r}{whose} is not {field.kind}"
                 self.refuse(path, seen, f"Write {field.example}.")
             elif field.limit is not None and len(table[name]) > field.limit:

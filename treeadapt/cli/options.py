@@ -96,9 +96,10 @@ def _short_errors() -> Iterator[None]:
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else PROGRAM
         wording = " ".join(error.format_message().split())
+        typed = error.ctx.params if error.ctx else {}
         if isinstance(error, click.NoSuchOption) and command == PROGRAM:
             wording += " Options follow the command: treeadapt show TREE --rules FILE"
-        elif "unexpected extra argument" in wording and ".toml" in wording:
+        elif "unexpected extra argument" in wording and ".toml" in f"{wording}{typed}":
             wording += " A rules file comes after --rules, a table after --migration."
         raise Failure(f"{wording}\nTry '{command} --help'.") from error
     except TreeAdaptError as error:

@@ -8,6 +8,7 @@ pipe, a log or a commit message.
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterable, Iterator
 
 from treeadapt.reports.layout import Line, Span, legend_lines, tree_lines
@@ -32,7 +33,9 @@ def lines(outline: Outline, room: int | None = None) -> Iterator[Styled]:
     yield from map(_styled, tree_lines(outline, room=room))
     if outline.notes:
         yield []
-        yield from ([(note, "red")] for note in outline.notes)
+        for note in outline.notes:
+            wrapped = [note] if room is None else textwrap.wrap(note, max(room, 2))
+            yield from ([(part, "red")] for part in wrapped)
 
 
 def plain(lines: Iterable[Styled]) -> str:
