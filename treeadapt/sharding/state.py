@@ -169,6 +169,8 @@ def place_slot(
     region = slot.region
     if region is None or region.path not in params:
         return Place(slot, None, everywhere)
+    # ``optax.tree.map_params`` (0.2.8) goes by structure: what has the tree of the
+    # params, as the flags of ``zero_nans``, need not have their shapes.
     part, is_split = _layers(params[region.path], region, mesh)
     placement = _placement(shape, slot.rest, part)
     is_split = is_split and placement is not None

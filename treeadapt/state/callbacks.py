@@ -69,6 +69,7 @@ def value_and_grad_from_state(fn: Callable[..., Any]) -> Callable[..., Any]:
     ) -> tuple[Any, Any]:
         view = view_tree(params)
         flat = require_trained(view)
+        # Optax 0.2.8 takes whatever is called ``value``, a part of a model too.
         stored = _stored(state, flat)
         if stored is not None:
             flat = {path: flat[path] for path in stored[1]}

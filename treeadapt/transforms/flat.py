@@ -209,6 +209,7 @@ def _still(update: Any, param: Any, *, is_each: bool) -> Any:
     if not is_array(update):
         return update
     like = param if is_array(param) else update
+    # Optax 0.2.8 fails on float0, the gradient that JAX gives for integers.
     if is_float0(like) or jnp.issubdtype(like.dtype, jax.dtypes.extended):
         return update  # this kind has no zero
     if like.shape == update.shape or not is_each:

@@ -47,6 +47,7 @@ class Lifted(Question):
 
     def needs_params(self, gradients: TreeView, *, of_leaves: bool) -> bool:
         """Return whether a function may look for classes that gradients may lack."""
+        # Optax 0.2.8 calls label functions on gradients in ``update``.
         return is_function(self.asked) and not gradients.plan.is_plain
 
     def decide(
