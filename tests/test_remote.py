@@ -1,6 +1,6 @@
 """Checkpoints in object stores and on web servers: a server here, and memory.
 
-The server takes 20 ms for each request, counts what it sends, and fails as it is told.
+The server takes 5 ms for each request, counts what it sends, and fails as it is told.
 No request leaves the machine.
 """
 
@@ -56,7 +56,7 @@ class Server:
             says what goes wrong.
     """
 
-    def __init__(self, folder: Path, delay_s: float = 0.02) -> None:
+    def __init__(self, folder: Path, delay_s: float = 0.005) -> None:
         self.folder, self.delay_s = folder, delay_s
         self.fault = lambda path, number: ""
         self.reset()

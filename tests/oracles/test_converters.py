@@ -14,12 +14,18 @@ def numbers(shapes: Shapes, seed: int) -> Arrays:
     return {path: random.normal(size=s).astype("float32") for path, s in shapes.items()}
 
 
+#: They scale queries by the size of a head, which is two axes where it turns: no row
+#: can follow that, so it has a mark.
+SCALED = ("maxtext/llama3.1", "maxtext/llama3.1-scanned", "maxtext/mixtral-scanned")
+
+
 @pytest.mark.parametrize("name", CONVERTERS)
 def test_a_table_is_read_off_a_converter(name):
     oracle = CONVERTERS[name]
     shapes, convert = oracle.make(**oracle.small)
     draft = ta.draft_migration(numbers(shapes, 0), convert=convert)
-    assert not (draft.doubtful)
+    checks = {row.notes.check for row in draft.migration.rows} - {None, ""}
+    assert checks == ({"scale"} if name in SCALED else set())
     assert not (draft.missing)
     assert not (draft.unexpected)
     shapes, convert = oracle.make(**oracle.other)
