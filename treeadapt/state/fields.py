@@ -230,7 +230,7 @@ def _search(
         is_named = _is_record(node) and type(node).__name__ in classes
         return is_state_class(type(node)) or is_named
 
-    # ``optax.tree.set`` (0.2.8) goes by keys alone: a param called ``count`` is one too.
+    # ``optax.tree.set`` (0.2.8) goes by keys: a param called ``count`` is one, too.
     parts = list(_parts(_Part(state, names=_class_names(state)), is_state))
     if group is not _MISSING:
         labels = [part.label for part in parts if part.label is not _MISSING]
