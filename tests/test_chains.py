@@ -168,7 +168,7 @@ def chains(draw: Any) -> Chain:
 
 @at_length
 @given(chains())
-def test_a_chain_is_each_table_of_what_the_one_before_makes(chain):
+def test_law_14_a_chain_is_each_table_of_what_the_one_before_makes(chain):
     m, row = chain.migration, chain.row
     same(m(row.before, chain.needed), chain.after)
     plan = m.plan(shapes(row.before), shapes(chain.target))
@@ -187,7 +187,7 @@ def test_a_chain_is_each_table_of_what_the_one_before_makes(chain):
 
 @at_length
 @given(chains())
-def test_a_chain_goes_through_a_file(tmp_path_factory, chain):
+def test_law_14_a_chain_goes_through_a_file(tmp_path_factory, chain):
     m, folder = chain.migration, tmp_path_factory.mktemp("chain")
     for each in (m,) if chain.row.products else (m, m.inverse):
         (folder / "m.toml").write_text(each.to_toml(), "utf-8")
@@ -208,7 +208,7 @@ def test_a_traced_chain_makes_the_same_arrays(chain):
 
 @settings(max_examples=full(EXAMPLES * 10, EXAMPLES // 8))
 @given(chains())
-def test_a_state_is_carried_by_each_table(chain):
+def test_law_14_a_state_is_carried_by_each_table(chain):
     row = chain.row
     if (
         row.products

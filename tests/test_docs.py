@@ -114,6 +114,16 @@ def test_no_page_takes_longer_than_ten_minutes_to_read(name):
     assert len(PAGES[name].split()) <= MAX_WORDS
 
 
+def test_every_law_of_the_design_has_a_test_of_its_number():
+    section = PAGES["design.md"].partition("## Laws")[2]
+    laws = re.findall(r"^(\d+)\. ", section, flags=re.MULTILINE)
+    names = "".join(
+        path.read_text("utf-8") for path in Path(__file__).parent.glob("*.py")
+    )
+    assert laws == [str(number) for number in range(1, 16)]
+    assert not [law for law in laws if f"def test_law_{law}_" not in names]
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_every_block_says_what_it_is_and_ends(name):
     fences = re.findall(r"^```.*$", PAGES[name], flags=re.MULTILINE)

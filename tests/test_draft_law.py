@@ -38,7 +38,7 @@ KEPT = {"blocks_of_six_layers_and_a_remainder": {3}}
 
 @pytest.mark.parametrize("is_back", [False, True])
 @pytest.mark.parametrize("name", some(tables.CASES, 2))
-def test_each_table_of_the_tests_is_drafted_for_all_sizes(name, is_back):
+def test_law_13_each_table_of_the_tests_is_drafted_for_all_sizes(name, is_back):
     case = tables.CASES[name]()
     pair = case.source, case.result
     draft = ta.draft_migration(*pair[:: -1 if is_back else 1])

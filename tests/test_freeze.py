@@ -85,7 +85,7 @@ def thousand(tx, steps, params):
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("freezer", ["freeze", "partition"])
-def test_frozen_leaves_keep_their_bits_over_a_thousand_steps(name, freezer):
+def test_law_6_frozen_leaves_keep_their_bits_over_a_thousand_steps(name, freezer):
     params = model()
     new, state = thousand(FREEZERS[freezer](OPTIMIZERS[name]()), 1_000, params)
     assert bits(new["frozen"]) == bits(params["frozen"])

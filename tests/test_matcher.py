@@ -393,7 +393,7 @@ WITHIN += [
 WHOLE = ["**", *NAMES[:5], *WITHIN]
 
 
-def test_agreement_with_the_reference_on_all_pairs_of_short_ones():
+def test_law_7_all_pairs_of_short_ones_agree_with_the_reference():
     paths = ["/".join(two) for two in itertools.product(NAMES[:6], NAMES[:6])] + NAMES
     texts = [
         "/".join(two) for two in itertools.product(WHOLE, ["**", *NAMES[:3], *WITHIN])
@@ -464,7 +464,7 @@ def patterns_of(parts, *, max_size):
         st.lists(names | few_names, min_size=1, max_size=4), min_size=1, max_size=4
     ),
 )
-def test_agreement_with_the_reference_on_paths(texts, paths):
+def test_law_7_paths_agree_with_the_reference(texts, paths):
     matcher = Matcher(map(parse, texts))
     for path in map("/".join, paths):
         expected = [selects(text, path) for text in texts]
@@ -472,7 +472,7 @@ def test_agreement_with_the_reference_on_paths(texts, paths):
 
 
 @given(patterns_of(globs, max_size=1), st.lists(names, min_size=3, max_size=8))
-def test_agreement_with_the_reference_within_a_segment(text, paths):
+def test_law_7_segments_agree_with_the_reference(text, paths):
     matcher = Matcher([parse(text)])
     for path in paths:
         assert bool(matcher.match_path(path)) == selects(text, path)
@@ -490,7 +490,7 @@ nodes = st.recursive(
     st.dictionaries(few_names, nodes, min_size=1, max_size=5),
     st.data(),
 )
-def test_agreement_with_the_reference_on_trees(texts, node, data):
+def test_law_7_trees_agree_with_the_reference(texts, node, data):
     tree = NamedTree(node)
     places = sorted({above for path in tree.paths for above in _prefixes(path)})
     if places:

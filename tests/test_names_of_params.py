@@ -125,6 +125,8 @@ CASES = [
     *((layered, tx) for tx in LAYERED),
     *((carried, tx) for tx in ("adam", "inject", "MultiSteps", "chain")),
 ]
+
+
 @pytest.mark.parametrize(
     ("answer", "name"),
     [pytest.param(*case, id=f"{case[0].__name__}-{case[1]}") for case in CASES],

@@ -64,7 +64,7 @@ HOLD = optax.stateless_with_tree_map(
 
 
 @pytest.mark.parametrize("row", some(TRAINS), ids=lambda row: row.name)
-def test_every_tree_runs_the_program_of_optaxs_partition(row):
+def test_law_5_every_tree_runs_the_program_of_optaxs_partition(row):
     tree = row.make()
     params, grads = flat_params(tree), flat_params(tree, 1.0)
     labels = spread(params)
@@ -86,7 +86,7 @@ def test_every_tree_runs_the_program_of_optaxs_partition(row):
 
 
 @pytest.mark.parametrize("mode", ["jit", "scan"])
-def test_several_steps_give_the_bits_of_optaxs_partition(mode):
+def test_law_5_several_steps_give_the_bits_of_optaxs_partition(mode):
     tree = two_layers(ModelTuple, LayerTuple)
     params = flat_params(tree)
     labels = spread(params)
