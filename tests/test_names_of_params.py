@@ -127,9 +127,20 @@ CASES = [
 ]
 
 
+#: Those that are compiled the longest and differ the least from others.
+SLOW = [(adapted, "lbfgs"), (layered, "MultiSteps"), (layered, "adam")]
+
+
 @pytest.mark.parametrize(
     ("answer", "name"),
-    [pytest.param(*case, id=f"{case[0].__name__}-{case[1]}") for case in CASES],
+    [
+        pytest.param(
+            *case,
+            marks=[pytest.mark.slow] * (case in SLOW),
+            id=f"{case[0].__name__}-{case[1]}",
+        )
+        for case in CASES
+    ],
 )
 def test_names_of_params_decide_nothing(answer, name):
     evil, harmless = (

@@ -470,15 +470,6 @@ class Decision:
         members = itertools.compress(self.leaves.members, both)
         return sorted(itertools.chain.from_iterable(members))
 
-    def rule_text(self, index: int) -> str:
-        """Write the rule that decided a leaf, as it was typed; empty if none did.
-
-        Args:
-            index: of the leaf.
-        """
-        rule = self.deciding[index]
-        return "" if rule < 0 else self.rules.selectors[rule].typed
-
     @functools.cached_property
     def _first(self) -> list[int]:
         """For each row of the table, the index of the rule that decides; or -1."""
