@@ -102,7 +102,7 @@ def test_the_sweep_over_every_parameter_of_optax(make, signature):
         for value in (True, np.True_, jnp.array([True]), None, (0.1, 0.2)):
             assert not is_injected(parameter, value), name
         if re.search("(^|_)mask$", name):
-            with pytest.raises(ta.TransformError, match="is no mask"):
+            with pytest.raises(ta.TransformError, match="is not a mask"):
                 is_injected(parameter, "text")
         else:
             assert not is_injected(parameter, "text"), name

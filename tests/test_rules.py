@@ -478,6 +478,17 @@ def test_messages_hold_at_most_4_kb(rules):
 # Which rule decides
 
 
+def test_a_number_where_no_layer_has_one_leads_to_stacks():
+    rules = {"blocks/{0..1}": "frozen", "**": "train"}
+    with pytest.raises(ta.UnusedRuleError, match=r"stacks=\{'blocks': 0\}"):
+        ta.param_labels({"blocks": {"w": jnp.ones((4, 2))}}, rules)
+
+
+def test_the_name_of_a_file_leads_to_load_rules():
+    with pytest.raises(ta.RulesError, match=r"load_rules\(path\)"):
+        ta.Rules("freeze.toml")
+
+
 def test_matches_show_the_deciding_rule():
     rules = ta.Rules(
         [("**/bias", "b"), (["encoder", "!**/bias"], "f")], unused="ignore"

@@ -168,6 +168,12 @@ def one_zero(monkeypatch):
 EVIL, HARMLESS = arrays(NAMES), arrays(f"w{i}" for i in range(len(NAMES)))
 
 
+def test_a_rate_that_is_not_in_the_state_leads_to_inject_hyperparams():
+    state = ta.adapt(optax.adam(1.0)).init({"w": jnp.ones(2)})
+    with pytest.raises(ta.TransformError, match="inject_hyperparams"):
+        ta.tree_set(state, learning_rate=2.0)
+
+
 @every_transform
 @pytest.mark.usefixtures("one_zero")
 def test_no_name_of_a_parameter_is_taken_for_one_of_the_state(name):

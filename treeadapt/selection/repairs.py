@@ -224,10 +224,12 @@ def _advice(entry: Any, names: Names, *, lists_paths: bool) -> str:
         hints.append(f"{start} a regular expression of the whole path: {pasted}")
     elif not proposals and any(_has(glob, ClassName) for glob in globs_of([pattern])):
         hints.append(names.class_advice())
+    if not proposals:
+        hints.append(names.layers_text(pattern))
     if not any(hints):
         like = "" if lists_paths else listing(names.like(pattern), limit=5)
         hints.append(f"paths here look like {like}" if like else "")
-    return " ".join(hints)
+    return " ".join(filter(None, hints))
 
 
 def _proposals(text: str, names: Names) -> dict[str, int]:
@@ -544,6 +546,17 @@ class Names:
             before, after = pattern[: match.start()], pattern[match.end() :]
             if text := self.numbers_text(before, after):
                 return text
+        return ""
+
+    def layers_text(self, pattern: str) -> str:
+        """Say how to name layers inside arrays; empty if none may be meant."""
+        for match in _NUMBERS.finditer(pattern[:_MAX_TEXT]):
+            node = pattern[: match.start()].removesuffix("/")
+            if node and any(path.startswith(f"{node}/") for path in self.arrays):
+                return (
+                    f"if the arrays below {listing([node])} hold layers along an axis, "
+                    f"name it: Rules(..., stacks={{{node!r}: 0}})"
+                )
         return ""
 
     def numbers_text(self, before: str, after: str) -> str:

@@ -660,9 +660,13 @@ def _pairs(rules: Any) -> Sequence[tuple[Any, Any]]:
     is_list = isinstance(rules, list | tuple)
     if is_list and all(isinstance(x, list | tuple) and len(x) == 2 for x in rules):
         return tuple((where, value) for where, value in rules)
+    cure = ""
+    if isinstance(rules, str | os.PathLike):
+        cure = " A file of rules is read by treeadapt.load_rules(path)."
     raise RulesError(
         "Rules are a mapping from patterns to values, or ordered (pattern, value) "
         f'pairs: {{"encoder": "frozen", "**": "train"}}; got a {type(rules).__name__}.'
+        + cure
     )
 
 

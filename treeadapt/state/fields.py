@@ -490,7 +490,13 @@ def _nothing_message(name: Any, parts: Iterable[_Part]) -> str:
     names = [str(part.names[0]) for part in parts if part.names and not part.owner]
     near = Speller().nearest(str(name), dict.fromkeys(names), count=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
+    cure = ""
+    if not near and "hyperparams" not in names:
+        cure = (
+            " A number of the optimizer, such as its rate, is in the state after "
+            "treeadapt.inject_hyperparams."
+        )
     return (
         f"No field of the state is called {describe_argument(name)}{hint}. There are "
-        f"{listing(dict.fromkeys(names)) or 'none'}. Parameters are not searched."
+        f"{listing(dict.fromkeys(names)) or 'none'}. Parameters are not searched.{cure}"
     )

@@ -120,7 +120,7 @@ def refuse_text_mask(name: str, value: Any) -> None:
     if all(isinstance(text, str) for text in texts):
         selector = " | ".join(f"treeadapt.glob({text!r})" for text in texts[:4])
         raise TransformError(
-            f"{name}={value!r:.100} is no mask: Optax reads no patterns and takes a "
+            f"{name}={value!r:.100} is not a mask: Optax reads no patterns and takes a "
             f"text for True, for every leaf. Write {name}={selector}."
         )
 
