@@ -23,6 +23,7 @@ _SHARED = (
     "# draft the other way around, and take the inverse, which undoes a `repeat`:",
 )
 _MOST_NOTES = 6  # above a row
+_COMPARE = "Compare the answers of both models; ta.find_wrong_rows names a wrong row."
 _KINDS = ("by values", "to check")
 
 
@@ -160,6 +161,7 @@ class MigrationDraft:
         parts = [f"{counts[kind]} {kind}" for kind in _KINDS if counts[kind]]
         head = plural(len(self._rows), "row")
         lines = [f"{head}{': ' if parts else ''}{', '.join(parts)}."]
+        lines += [_COMPARE] if counts["to check"] else []
         for noun, paths in (
             ("of the target that nothing fills", self.missing),
             ("of the source without a partner", self.unexpected),
