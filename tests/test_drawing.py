@@ -595,6 +595,15 @@ def test_a_tree_fits_a_terminal_and_keeps_its_labels(room):
     assert any("█" in line for line in tree) == (room == 200)
 
 
+@pytest.mark.parametrize(("room", "left_out"), [(30, {"rules", "params"}), (80, set())])
+def test_a_legend_leaves_out_rules_and_counts_before_sizes(room, left_out):
+    summary = ta.summarize({"a": array(4), "b": array(3)}, {"a": "x", "**": "y"})
+    head, *rows = [plain([line]) for line in lines(summary.outline(), room)][2:5]
+    names = ["label", "leaves", "params", "size", "share", "rules"]
+    assert head.split() == [name for name in names if name not in left_out]
+    assert all(columns(line) <= room for line in (head, *rows))
+
+
 def test_a_tree_without_leaves_has_a_head_alone():
     assert ta.summarize({}).to_text().strip() == "0 leaves, 0 parameters, 0 B"
 

@@ -15,6 +15,7 @@ from treeadapt.reports.words import columns, fitted
 
 _BAR, _MIX = 16, 5
 _NAME, _CONTENTS, _LABEL, _RULES = 48, 32, 34, 60
+_LEAST_RULES = 10  # columns of rules, below which they are left out
 _SHORTEST = 12  # columns of a name in a narrow terminal
 # Columns whose cells end at one place.
 _NUMBERS = frozenset(
@@ -104,12 +105,15 @@ def picture(
     return Line([_bar(outline, outline.root, room)]), legend, tree
 
 
-def legend_lines(outline: Outline, limit: int = 16) -> list[Line]:
+def legend_lines(
+    outline: Outline, limit: int = 16, room: int | None = None
+) -> list[Line]:
     """Return the lines of the legend, none without rules, and of the table below it.
 
     Args:
         outline: the outline.
         limit: how many labels to show, about.
+        room: columns that there are. Rules go first, then counts.
     """
     shown = outline.legend(limit)
     below = [Line([Span(text)] if text else []) for text in ("", *outline.table)]
@@ -120,11 +124,18 @@ def legend_lines(outline: Outline, limit: int = 16) -> list[Line]:
         name, rules = fitted(one.text, _LABEL), fitted(", ".join(one.rules), _RULES)
         texts.append((name, *outline.numbers(one), rules))
     head, *table = _padded(LEGEND, texts)
-    lines = [Line([Span("   "), *_heads(head)])]
-    for one, (name, *numbers, rules) in zip(shown, table, strict=True):
+    styles = ["strong", *["number"] * (len(head) - 2), "muted"]
+    kept = list(range(len(head)))
+    for least in ("rules", "params", "leaves"):
+        widths = [columns(head[n]) + 2 for n in kept if LEGEND[n] != "rules"]
+        rules = [_LEAST_RULES] * (len(widths) < len(kept))  # they may be cut
+        if room is not None and sum(widths) + sum(rules) + 1 > room:
+            kept.remove(LEGEND.index(least))
+    lines = [Line([Span("   "), *_heads([head[n] for n in kept])])]
+    for one, row in zip(shown, table, strict=True):
         swatch = Span("  ", "swatch", 1.0, [(one.paint, 1.0)])
-        cells = [Span(name, "strong"), *(Span(text, "number") for text in numbers)]
-        spans = [swatch, Span(" "), *_spaced(*cells, Span(rules, "muted"))]
+        cells = [Span(row[n], styles[n]) for n in kept]
+        spans = [swatch, Span(" "), *_spaced(*cells)]
         lines.append(Line(spans, one.tip))
     return [*lines, *(below if outline.table else [])]
 

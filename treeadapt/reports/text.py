@@ -26,7 +26,7 @@ def lines(outline: Outline, room: int | None = None) -> Iterator[Styled]:
     """Yield the lines of an outline, without its title; ``room`` as for the tree."""
     yield [(outline.headline, "bold")]
     yield []
-    legend = legend_lines(outline)
+    legend = legend_lines(outline, room=room)
     yield from map(_styled, legend)
     if legend:
         yield []
