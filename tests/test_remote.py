@@ -324,6 +324,7 @@ def test_the_report_says_how_much_is_read_between_short_ranges(
 
 @pytest.mark.slow
 def test_sixteen_requests_at_a_time_are_eight_times_as_fast(tmp_path, web, monkeypatch):
+    web.delay_s = 0.02
     # Of each array a small part, so that no two ranges are near each other.
     many = {f"w{n:03}": np.full((128, 2**10), n, np.float32) for n in range(200)}
     ta.save(tmp_path / "m.safetensors", many)

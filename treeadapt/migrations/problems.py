@@ -172,17 +172,16 @@ class Problems:
             noun, text = _KINDS[kind]
             title = f"{plural(len(self.texts[kind]), noun)}: {text}"
             lines += section(title, self._lines(kind))
+            lines += _REST if kind == "unmatched" and not self.advice else ()
         lines += self.advice
-        if "unmatched" in self.texts and not self.advice:
-            lines.append(_REST)
         origin = [f"The rows are {self.origin}."] * bool(self.origin and lines)
         return "\n".join([*lines, *origin])
 
 
 _LOOKED_AT = 100  # leaves
 _REST = (
-    'Write a row for each leaf. As the last one, "{rest:**}": "{rest}" keeps all '
-    'others, and "{rest:**}": None drops them.'
+    'Write rows for them. As the last row, "{rest:**}": "{rest}" keeps all others, and',
+    '"{rest:**}": None drops them.',
 )
 _CAPTURES = re.compile(r"\{[^{}]*\}")
 # In the order in which a message lists them.
