@@ -128,8 +128,9 @@ def legend_lines(
     kept = list(range(len(head)))
     for least in ("rules", "params", "leaves"):
         widths = [columns(head[n]) + 2 for n in kept if LEGEND[n] != "rules"]
-        rules = [_LEAST_RULES] * (len(widths) < len(kept))  # they may be cut
-        if room is not None and sum(widths) + sum(rules) + 1 > room:
+        if len(widths) < len(kept):  # rules may be cut at the edge, numbers may not
+            widths.append(_LEAST_RULES)
+        if room is not None and sum(widths) + 1 > room:
             kept.remove(LEGEND.index(least))
     lines = [Line([Span("   "), *_heads([head[n] for n in kept])])]
     for one, row in zip(shown, table, strict=True):
