@@ -100,7 +100,7 @@ def _short_errors() -> Iterator[None]:
         if isinstance(error, click.NoSuchOption) and command == PROGRAM:
             wording += " Options follow the command: treeadapt show TREE --rules FILE"
         elif "unexpected extra argument" in wording and ".toml" in f"{wording}{typed}":
-            wording += " A rules file comes after --rules, a table after --migration."
+            wording += ". A rules file comes after --rules, a table after --migration."
         raise Failure(f"{wording}\nTry '{command} --help'.") from error
     except TreeAdaptError as error:
         raise Failure(as_options(str(error))) from error
