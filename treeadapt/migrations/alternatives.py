@@ -22,7 +22,6 @@ from treeadapt.migrations.axes import (
     Axis,
     Product,
     every_name,
-    names_of,
     parts_of,
 )
 from treeadapt.migrations.group import Group
@@ -38,10 +37,13 @@ _COMPOSED = re.compile(r"\{\(([^(){}]+)\)\}")
 _LISTED = re.compile(r"\{\w+=([^{}]+)\}")
 
 
+Rows: TypeAlias = tuple[Row, ...]
+
+
 class Alternative(NamedTuple):
     """Rows in the place of one, and what they say otherwise."""
 
-    rows: tuple[Row, ...]
+    rows: Rows
     why: str
 
 
@@ -81,14 +83,6 @@ class _Sketch:
         except MigrationError:
             return None
 
-    def alternative(
-        self, sizes: Mapping[str, int], why: str, rest: Sequence[Row] = ()
-    ) -> Iterator[Alternative]:
-        """Yield it as an alternative, before other rows, unless it is malformed."""
-        row = self.row(sizes)
-        if row is not None:
-            yield Alternative((row, *rest), why)
-
     def with_side(self, side: int, addresses: _Side) -> _Sketch:
         """Return it with other addresses on one side."""
         sides = (addresses, self.sides[1]) if side == 0 else (self.sides[0], addresses)
@@ -127,24 +121,32 @@ def alternatives_of(
     """
     if row.drops or row.function is not None or row.values.multiply:
         return
+    for edited, why, rest in _rewritten(row, shapes, ranks):
+        new = edited.row(sizes)
+        if new is not None:
+            yield Alternative((new, *rest), why)
+
+
+def _rewritten(
+    row: Row, shapes: Mapping[str, tuple[int, ...]], ranks: Sequence[int]
+) -> Iterator[tuple[_Sketch, str, Rows]]:
+    """Yield a row with one edit, for all its leaves or for some before the others."""
     sketch = _Sketch.of(row)
     for edited, why in _edits(sketch, [*map(len, shapes.values())], ranks):
-        yield from edited.alternative(sizes, why)
+        yield edited, why, ()
     for key, paths in _texts(row, shapes).items():
-        for pair in itertools.combinations(paths, 2):
-            why = f"the texts {pair[0]} and {pair[1]} of {key} exchanged"
-            rest = [row] if len(paths) > 2 else []
-            for swapped in _of_texts(sketch, key, pair, pair[::-1]):
-                yield from swapped.alternative(sizes, why, rest)
-        few: list[tuple[str, ...]] = [(each,) for each in paths if len(paths) > 1]
-        few += itertools.combinations(paths, 2) if 2 < len(paths) < 6 else ()
-        for some in few:
-            of_some = set().union(*(paths[text] for text in some))
-            lengths = [len(shapes[path]) for path in sorted(of_some)]
+        pairs = [*itertools.combinations(paths, 2)]
+        for one, two in pairs:
+            why = f"the texts {one} and {two} of {key} exchanged"
+            for swapped in _of_texts(sketch, key, (one, two), (two, one)):
+                yield swapped, why, (row,) * (len(paths) > 2)
+        few = [(each,) for each in paths] * (len(paths) > 1)
+        for some in (*few, *(pairs if 2 < len(paths) < 6 else ())):
+            of_some = sorted(set().union(*(paths[text] for text in some)))
+            lengths = [len(shapes[path]) for path in of_some]
             for alone in _of_texts(sketch, key, some, some):
                 for edited, why in _edits(alone, lengths, ranks):
-                    why = f"{why}, for {' and '.join(some)} alone"
-                    yield from edited.alternative(sizes, why, [row])
+                    yield edited, f"{why}, for {' and '.join(some)} alone", (row,)
 
 
 def exchanged(
@@ -218,8 +220,9 @@ def tied(row: Row, path: str, sizes: Mapping[str, int]) -> Iterator[Alternative]
     sketch = _Sketch.of(row)
     ((_, axes),) = sketch.sides[1]
     for order in dict.fromkeys((axes, axes[::-1])):
-        copied = sketch.with_side(1, (*sketch.sides[1], (path, order)))
-        yield from copied.alternative(sizes, f"{path} is a copy")
+        copied = sketch.with_side(1, (*sketch.sides[1], (path, order))).row(sizes)
+        if copied is not None:
+            yield Alternative((copied,), f"{path} is a copy")
 
 
 def swappable(group: Group) -> Iterator[tuple[str, str]]:
@@ -241,29 +244,19 @@ def swappable(group: Group) -> Iterator[tuple[str, str]]:
             if size == other > 0:
                 yield f"part {one}", f"part {two}"
     for source, one, target, two in move.pieces:
-        sides = ((move.sources[source], one), (move.targets[target], two))
-        every = (
-            name
-            for layout, part in sides
-            for name in (*names_of(layout.axes, part), *layout.numbers)
-            if not name.startswith(REST)
-        )
-        names = [*dict.fromkeys(every)]
+        sides = (move.sources[source], one), (move.targets[target], two)
+        products = [_products(layout, part) for layout, part in sides]
+        every = [*itertools.chain(*products)]
+        names = dict.fromkeys(itertools.chain(*every))
         for a, b in itertools.combinations(names, 2):
-            together = any(
-                a in product and b in product
-                for layout, part in sides
-                for axis in layout.axes
-                for product in axis.parts
-            )
-            if together or move.size[a] == move.size[b] > 1:
+            are_together = any(a in product and b in product for product in every)
+            if are_together or move.size[a] == move.size[b] > 1:
                 yield a, b
-        for layout, part in sides:
-            for pair in itertools.combinations(_products(layout, part), 2):
-                is_composed = max(map(len, pair)) > 1
-                if is_composed and move.count(pair[0]) == move.count(pair[1]) > 1:
-                    first, second = map(_product_text, pair)
-                    yield first, second
+        for side in products:
+            for first, second in itertools.combinations(side, 2):
+                is_composed = max(len(first), len(second)) > 1
+                if is_composed and move.count(first) == move.count(second) > 1:
+                    yield _product_text(first), _product_text(second)
 
 
 def _products(layout: Layout, part: int) -> list[Product]:
@@ -379,30 +372,28 @@ def _orders(axes: Axes) -> Iterator[tuple[Axes, str]]:
     for order in _swaps(axes):
         yield order, "the order of axes"
     for place, axis in enumerate(axes):
-        lengths = {len(part) for part in axis.parts}
-        for names in _swaps(range(max(lengths))) if len(lengths) == 1 else ():
-            parts = tuple(tuple(part[n] for n in names) for part in axis.parts)
-            new = Axis(parts, 0), "the order of names in brackets"
-            yield (*axes[:place], new[0], *axes[place + 1 :]), new[1]
-        if len(axis.parts) > 1:
-            others = [
-                (Axis(parts, axis.before), "the order of parts")
-                for parts in _swaps(axis.parts)
-            ]
-            for part, product in enumerate(axis.parts):
-                for inner in _swaps(axis.inner(part)):
-                    products = [*axis.parts]
-                    products[part] = (*product[: axis.before], *inner)
-                    why = f"the order of names in part {part + 1}"
-                    others.append((Axis(tuple(products), axis.before), why))
-            others += [
-                (Axis(axis.parts, before), "the parts of each head")
-                for before in range(min(lengths) + 1)
-                if before != axis.before
-                and len({part[:before] for part in axis.parts}) == 1
-            ]
-            for other, why in others:
-                yield (*axes[:place], other, *axes[place + 1 :]), why
+        for other, why in _axis_orders(axis):
+            yield (*axes[:place], other, *axes[place + 1 :]), why
+
+
+def _axis_orders(axis: Axis) -> Iterator[tuple[Axis, str]]:
+    """Yield an axis with its names or its parts in other orders."""
+    parts, before = axis.parts, axis.before
+    lengths = {*map(len, parts)}
+    for names in _swaps(range(max(lengths))) if len(lengths) == 1 else ():
+        new = tuple(tuple(part[n] for n in names) for part in parts)
+        yield Axis(new), "the order of names in brackets"
+    if len(parts) == 1:
+        return
+    for new in _swaps(parts):
+        yield Axis(new, before), "the order of parts"
+    for place in range(len(parts)):
+        for inner in _swaps(axis.inner(place)):
+            new = (*parts[:place], (*axis.outer, *inner), *parts[place + 1 :])
+            yield Axis(new, before), f"the order of names in part {place + 1}"
+    for number in range(min(lengths) + 1):
+        if number != before and len({part[:number] for part in parts}) == 1:
+            yield Axis(parts, number), "the parts of each head"
 
 
 def _with_parts(addresses: _Side, order: Sequence[int]) -> Iterator[_Side]:
@@ -430,42 +421,36 @@ def _halves(sketch: _Sketch) -> Iterator[tuple[_Sketch, str]]:
     split = dataclasses.replace(sketch, notes={**sketch.notes, "sizes": sizes})
     pieces = [sketch.pieces(side) for side in (0, 1)]
     counts, several = {*map(len, pieces)}, max(map(len, pieces))
-    chosen = [tuple(range(several))]
-    if len(counts) == 1 and several > 1:
-        chosen += [(n,) for n in range(several)]
-        chosen += itertools.combinations(range(several), 2) if several > 2 else ()
+    lengths = (several, 1, 2) if len(counts) == 1 else (several,)
+    groups = (itertools.combinations(range(several), length) for length in lengths)
+    chosen = dict.fromkeys(itertools.chain(*groups))
     for name, some, is_back in itertools.product(names, chosen, (False, True)):
         edited, is_changed = split, True
-        for side in (0, 1):
-            order = halves if (side == 0) != is_back else halves[::-1]
-            for number, part in pieces[side]:
-                if len(counts) == 1 and pieces[side].index((number, part)) not in some:
-                    continue
-                path, axes = edited.sides[side][number]
-                new = _renamed(axes, part, name, order)
-                is_changed &= new != axes
-                edited = edited.with_address(side, number, (path, new))
+        for side, order in enumerate((halves, halves[::-1])):
+            order = order[::-1] if is_back else order
+            for place, (number, part) in enumerate(pieces[side]):
+                if place in some or len(counts) > 1:
+                    path, axes = edited.sides[side][number]
+                    new = _with_halves(axes, part, name, order)
+                    is_changed &= new != axes
+                    edited = edited.with_address(side, number, (path, new))
         if is_changed:
             words = ("neighbours", "halves")[:: -1 if is_back else 1]
             yield edited, f"{words[1]} of {name} become {words[0]}"
 
 
-def _renamed(axes: Axes, part: int, name: str, names: Product) -> Axes:
+def _with_halves(axes: Axes, part: int, name: str, halves: Product) -> Axes:
     """Return axes with two names in the place of one, in one part."""
-    is_alone = parts_of(axes) == 1
+    count = parts_of(axes)
 
-    def product(place: int, old: Product, axis: Axis) -> Product:
-        if not is_alone and (len(axis.parts) == 1 or place != part):
-            return old
-        return tuple(
-            itertools.chain(*(names if each == name else (each,) for each in old))
-        )
+    def product(place: int, old: Product) -> Product:
+        split = (halves if each == name else (each,) for each in old)
+        return tuple(itertools.chain(*split)) if place == part else old
 
     return tuple(
-        Axis(
-            tuple(product(n, old, axis) for n, old in enumerate(axis.parts)),
-            axis.before,
-        )
+        Axis(tuple(itertools.starmap(product, enumerate(axis.parts))), axis.before)
+        if len(axis.parts) == count  # one with fewer is in all parts
+        else axis
         for axis in axes
     )
 
