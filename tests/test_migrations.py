@@ -908,20 +908,6 @@ def test_a_row_of_captures_that_is_misspelt_has_the_nearest_leaf():
     assert "(the nearest leaf is 'model/blocks/0/attn/o/a')" in said
 
 
-def test_of_many_problems_those_of_one_row_are_one_line():
-    m = ta.Migration({"h/{k} : i o": "g/{k} : o i", "t/{k} : i o": "s/{k} : o i"})
-    names = [f"{top}/{key}" for top in "ht" for key in "abcdefghi"]
-    said = message(lambda: m(dict.fromkeys(names, np.ones(3))))
-    assert said.splitlines() == [
-        "18 groups: sizes contradict each other or stay open",
-        "  'h/a' is float64[3], and 'h/{k} : i o' has axes for 2; 8 more of this row",
-        "  't/a' is float64[3], and 't/{k} : i o' has axes for 2; 8 more of this row",
-    ]
-    # A few are listed.
-    said = message(lambda: m(dict.fromkeys(names[6:12], np.ones(3))))
-    assert len(said.splitlines()) == 7
-
-
 def test_leaves_without_a_row_that_differ_in_a_number_are_one_line():
     said = message(
         lambda: ta.Migration({"a": "b"})(

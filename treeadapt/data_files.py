@@ -28,14 +28,6 @@ _ENDINGS = (".toml", ".json")
 _MAX_DOTS = 16  # in one key; the time that tomllib takes grows with the square
 _MAX_ALL_DOTS = 100_000  # in all keys and numbers; each costs tomllib some microseconds
 
-# Main table -> the kind of file that has it.
-_KIND_OF = {
-    "rules": "a rules file",
-    "rows": "a migration file",
-    "tables": "a migration file",
-    "leaves": "a schema",
-}
-
 # Strings and comments of TOML; what remains is keys, numbers and punctuation.
 _TOML_TEXT = re.compile(
     r'"""(?:[^"\\]|\\.|"{1,2}(?!"))*+"{0,5}'
@@ -172,17 +164,7 @@ class DataFile:
             raise ValueError("keys have too many dots; put names in quotes")
         if self.is_flat and (bare.count("[") > 1 or {*"{."} & {*bare}):
             raise ValueError("a name or a text is not in quotes, or there is a table")
-        try:
-            return tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            # Python 3.11 to 3.13 say nothing of the name.
-            place = re.search(r"(?:overwrite|twice).*line (\d+)", str(error))
-            if not place:
-                raise
-            typed = text.splitlines()[int(place[1]) - 1].strip()
-            raise ValueError(
-                f"line {place[1]} has a name that an earlier line has: {typed:.80}"
-            ) from error
+        return tomllib.loads(text)
 
     def _text(self, name: Path) -> str:
         try:
@@ -251,9 +233,7 @@ class DataFile:
             if name not in fields:
                 near = Speller().nearest(name, fields, count=1)
                 hint = f"Did you mean {near[0]!r}?" if near else "Remove it."
-                if name in _KIND_OF:
-                    hint = f"Is it {_KIND_OF[name]}?"
-                elif missing and not near:  # what is there may belong below its head
+                if missing and not near:  # it is another kind of file, or lacks a head
                     hint = f"There is no {missing!r}: write {fields[missing].example}."
                 seen = f"{of} has an unknown field {listing([name])}; known are"
                 self.refuse(path, f"{seen} {listing(fields)}", hint)

@@ -199,16 +199,8 @@ class ChainPlan:
     def one_way(self) -> tuple[str, ...]:
         """Paths of the result that the inverse does not lead back to their sources."""
         strays: set[str] = set()
-        for plan in self.tables:
-            made = [
-                group
-                for group in plan.groups
-                if not strays.isdisjoint(group.source_paths)
-            ]
-            strays = {
-                *plan.one_way,
-                *itertools.chain(*(group.filled for group in made)),
-            }
+        for number, plan in enumerate(self.tables):
+            strays = {*plan.one_way, *self._across(number, strays, 1)}
         return tuple(path for path in self.result if path in strays)
 
     @functools.cached_property
@@ -232,8 +224,8 @@ class ChainPlan:
         arrays: dict[str, Any] = dict(self.source)
         for plan in self.tables[:-1]:
             made = (moved_arrays(group, arrays, {}) for group in plan.groups)
-            arrays = {path: it for each in made for path, it in each.items()} | {
-                **plan.added
+            arrays = {
+                path: it for each in (*made, plan.added) for path, it in each.items()
             }
         return self.tables[-1].gathered_from(arrays)
 
@@ -298,10 +290,8 @@ class ChainPlan:
             number: of these tables, from the first.
             paths: of the leaves.
         """
-        for plan in reversed(self.tables[:number]):
-            named = {*paths}
-            groups = (each for each in plan.groups if not named.isdisjoint(each.filled))
-            paths = [*itertools.chain(*(group.source_paths for group in groups))]
+        for table in reversed(range(number)):
+            paths = self._across(table, paths, -1)
         return [*paths]
 
     def explanation(self, path: str) -> Iterator[str]:
@@ -310,19 +300,16 @@ class ChainPlan:
         at = next((n for n, leaves in enumerate(levels) if path in leaves), 0)
         paths = {at: [path]}  # what it is, or was, after so many tables
         for number in range(at, len(self.tables)):
-            later = self._across(number, paths[number], 1)
-            paths[number + 1] = [*itertools.chain(*later)]
+            paths[number + 1] = self._across(number, paths[number], 1)
         for number in reversed(range(at)):
-            earlier = self._across(number, paths[number + 1], -1)
-            paths[number] = [*itertools.chain(*earlier)]
+            paths[number] = self._across(number, paths[number + 1], -1)
         for number, (start, plan) in enumerate(self._numbered):
-            step = 1 if number >= at else -1
-            near = paths[number + (step < 0)]
+            near = paths[number + (number < at)]
             named = {*near}
             firsts: dict[Any, str] = {}  # of each row
             for group in plan.groups:
-                side = group.source_paths if step > 0 else group.filled
-                for one in itertools.islice((p for p in side if p in named), 1):
+                side = group.filled if number < at else group.source_paths
+                if one := next((path for path in side if path in named), None):
                     firsts.setdefault(group.place, one)
             firsts |= {p: p for p in near if p in plan.dropped or p in plan.new}
             every = (explanation(plan, one, start) for one in firsts.values())
@@ -331,10 +318,8 @@ class ChainPlan:
                 yield f"table {number + 1} of {len(self.tables)}"
                 yield from lines
 
-    def _across(
-        self, number: int, paths: Sequence[str], step: int
-    ) -> Iterator[Iterable[str]]:
-        """Yield what groups of one table make of leaves, or what these are made of.
+    def _across(self, number: int, paths: Iterable[str], step: int) -> list[str]:
+        """Return what one table makes of leaves, or what these are made of.
 
         Args:
             number: of the table.
@@ -342,10 +327,10 @@ class ChainPlan:
             step: 1 from sources to targets, -1 back.
         """
         named = {*paths}
-        for group in self.tables[number].groups:
-            near, far = ([*group.source_paths], [*group.filled])[::step]
-            if not named.isdisjoint(near):
-                yield far
+        groups = self.tables[number].groups
+        sides = ((group.source_paths, group.filled)[::step] for group in groups)
+        every = (far for near, far in sides if not named.isdisjoint(near))
+        return [*itertools.chain(*every)]
 
     def __repr__(self) -> str:
         count, lines = len(self.tables), []
@@ -477,24 +462,18 @@ def _joined(plan: ChainPlan, every: Sequence[Problems]) -> Problems:
     count = len(plan.shown)
     for number, problems in enumerate(every, 1):
         follows = bool(joined.texts)
-        made_of = {
-            path: group
-            for earlier in plan.tables[number - 2 : number - 1]
-            for group in earlier.groups
-            for path in group.filled
-        }
+        earlier = plan.tables[number - 2 : number - 1]
+        groups = itertools.chain(*(each.groups for each in earlier))
+        made = {*itertools.chain(*(group.filled for group in groups))}
         for kind, causes in problems.texts.items():
-            for text, cause in (
-                causes.items() if not follows or kind not in _FOLLOWING else ()
-            ):
-                names = (name for name in _NAME.findall(text) if name in made_of)
-                name = next(names, None)
+            if follows and kind in _FOLLOWING:
+                continue
+            for text, cause in causes.items():
                 note = f" (table {number} of {count}"
-                if name is not None:
-                    sources = plan.sources_of(number - 1, [name])
-                    note += (
-                        f"; {listing([name])} is made of {listing(sources, limit=2)}"
-                    )
+                names = (name for name in _NAME.findall(text) if name in made)
+                if name := next(names, None):
+                    sources = listing(plan.sources_of(number - 1, [name]), limit=2)
+                    note += f"; {listing([name])} is made of {sources}"
                 cause = cause._replace(is_early=number < count)
                 joined.add(kind, f"{text}{note})", **cause._asdict())
         joined.advice += problems.advice if not follows else []

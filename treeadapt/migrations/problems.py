@@ -137,41 +137,18 @@ class Problems:
         ]
 
     def each(self) -> Iterator[tuple[str, str, Row | None]]:
-        """Yield problems: the kind, what is wrong, and the row that makes it.
-
-        Of many, those that one row makes are one.
-        """
+        """Yield problems: the kind, what is wrong, and the row that makes it."""
         for kind in (kind for kind in _KINDS if kind in self.texts):
-            causes = [*self.texts[kind].values()]
-            for text, places in self._lines(kind).items():
-                yield kind, f"{_KINDS[kind][1]}: {text}", causes[places[0]].row
-
-    def _lines(self, kind: str) -> dict[str, list[int]]:
-        """Write problems of a kind, and the places of those that each line is about.
-
-        Of many, those that one row makes are one line.
-        """
-        causes, folded = [*self.texts[kind].values()], fold(self.texts[kind])
-        if len(folded) <= SHOWN:
-            return folded
-        by_row: dict[Any, list[tuple[str, list[int]]]] = {}
-        for text, places in folded.items():
-            row = causes[places[0]].row
-            key = text if row is None else id(row)
-            by_row.setdefault(key, []).append((text, places))
-        lines: dict[str, list[int]] = {}
-        for (text, places), *others in by_row.values():
-            more = [place for _, each in others for place in each]
-            note = f"; {len(more):,} more of this row" if more else ""
-            lines[f"{text}{note}"] = places + more
-        return lines
+            rows = [cause.row for cause in self.texts[kind].values()]
+            for text, places in fold(self.texts[kind]).items():
+                yield kind, f"{_KINDS[kind][1]}: {text}", rows[places[0]]
 
     def __str__(self) -> str:
         lines: list[str] = []
         for kind in (kind for kind in _KINDS if kind in self.texts):
             noun, text = _KINDS[kind]
             title = f"{plural(len(self.texts[kind]), noun)}: {text}"
-            lines += section(title, self._lines(kind))
+            lines += section(title, fold(self.texts[kind]))
             lines += _REST if kind == "unmatched" and not self.advice else ()
         lines += self.advice
         origin = [f"The rows are {self.origin}."] * bool(self.origin and lines)
