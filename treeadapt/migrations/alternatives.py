@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from treeadapt.errors import MigrationError
@@ -93,6 +93,15 @@ class _Sketch:
         every = self.sides[side]
         return self.with_side(side, (*every[:number], address, *every[number + 1 :]))
 
+    def paths(self, side: int) -> list[str]:
+        """Return the paths of one side."""
+        return [path for path, _ in self.sides[side]]
+
+    def with_paths(self, side: int, paths: Iterable[str]) -> _Sketch:
+        """Return it with other paths on one side, and its own axes."""
+        axes = (axes for _, axes in self.sides[side])
+        return self.with_side(side, tuple(zip(paths, axes, strict=True)))
+
     def pieces(self, side: int) -> list[tuple[int, int]]:
         """Return each address of a side, with each part of its bracket."""
         every = enumerate(self.sides[side])
@@ -149,68 +158,61 @@ def _rewritten(
                     yield edited, f"{why}, for {' and '.join(some)} alone", (row,)
 
 
-def exchanged(
-    one: Row, two: Row, side: int, sizes: Mapping[str, int]
-) -> tuple[Row, Row] | None:
-    """Return two rows with the paths of each other on one side, and their own axes.
+def exchanges(
+    one: Row, two: Row, sizes: Mapping[str, int]
+) -> Iterator[tuple[Row, Row, bool]]:
+    """Yield two rows with paths of each other, and whether these are of the targets.
+
+    Each keeps its own axes. The paths of one side change places, or a path and one of a
+    list of the other row.
 
     Args:
         one: a row.
         two: another one.
-        side: 0 for the sources, 1 for the targets.
-        sizes: of the table.
-    """
-    sketches = _Sketch.of(one), _Sketch.of(two)
-    sides = [sketch.sides[side] for sketch in sketches]
-    if len(sides[0]) != len(sides[1]) or one.function or two.function:
-        return None
-    rows = []
-    for sketch, own, other in zip(sketches, sides, sides[::-1], strict=True):
-        paths = (path for path, _ in other)
-        pairs = zip(paths, (axes for _, axes in own), strict=True)
-        rows.append(sketch.with_side(side, tuple(pairs)).row(sizes))
-    first, second = rows
-    return None if first is None or second is None else (first, second)
-
-
-def exchanged_texts(
-    one: Row, two: Row, sizes: Mapping[str, int]
-) -> Iterator[tuple[Row, Row]]:
-    """Yield two rows of which the first takes the leaves of the second as one text.
-
-    Args:
-        one: takes ``{p=gate,up}.w``.
-        two: takes ``down.w``.
         sizes: of the table.
 
     Example:
         >>> gate, down = parse_row("{p=a,b}.w", "{p}/k"), parse_row("c.w", "c/k")
-        >>> [one.text for one, _ in exchanged_texts(gate, down, {})]
-        ['{p=c,b}.w', '{p=a,c}.w']
+        >>> [first.both for first, *_ in exchanges(gate, down, {})]
+        ["'{p=c,b}.w' -> '{p=a,b}/k'", "'{p=a,c}.w' -> '{p=a,b}/k'"]
     """
-    if len(one.sources) != 1 or len(two.sources) != 1 or one.function or two.function:
+    if one.function or two.function:
         return
-    sketches = _Sketch.of(one), _Sketch.of(two)
-    (path, axes), (other, other_axes) = (sketch.sides[0][0] for sketch in sketches)
+    first, second = _Sketch.of(one), _Sketch.of(two)
+    edited = [
+        (first.with_paths(side, others), second.with_paths(side, paths), side == 1)
+        for side in (0, 1)
+        for paths, others in [(first.paths(side), second.paths(side))]
+        if len(paths) == len(others)
+    ]
+    edited += ((a, b, False) for a, b in _with_other_text(first, second))
+    edited += ((a, b, False) for b, a in _with_other_text(second, first))
+    for left, right, is_target in edited:
+        rows = left.row(sizes), right.row(sizes)
+        if rows[0] is not None and rows[1] is not None:
+            yield rows[0], rows[1], is_target
+
+
+def _with_other_text(
+    first: _Sketch, second: _Sketch
+) -> Iterator[tuple[_Sketch, _Sketch]]:
+    """Yield two rows of which the first takes what the second took as one text."""
+    if len(first.sides[0]) != 1 or len(second.sides[0]) != 1:
+        return
+    (path,), (other,) = first.paths(0), second.paths(0)
     for match in _LISTED.finditer(path):
         before, after = path[: match.start()], path[match.end() :]
         text = other.removeprefix(before).removesuffix(after)
         if before + text + after != other or not _PLAIN.fullmatch(text):
             continue
         texts, key = match[1].split(","), match[0][1:].partition("=")[0]
+        # The other side names its texts itself, where it took those of this one.
+        target = [one.replace(f"{{{key}}}", match[0]) for one in first.paths(1)]
         for each in [] if text in texts else texts:
             listed = ",".join(text if one == each else one for one in texts)
             new = f"{before}{{{key}={listed}}}{after}"
-            # The other side names its texts itself, where it took those of this one.
-            target = tuple(
-                (each.replace(f"{{{key}}}", f"{{{key}={match[1]}}}"), them)
-                for each, them in sketches[0].sides[1]
-            )
-            first = sketches[0].with_side(0, ((new, axes),)).with_side(1, target)
-            second = sketches[1].with_side(0, ((before + each + after, other_axes),))
-            rows = first.row(sizes), second.row(sizes)
-            if rows[0] is not None and rows[1] is not None:
-                yield rows[0], rows[1]
+            taken = first.with_paths(0, [new]).with_paths(1, target)
+            yield taken, second.with_paths(0, [before + each + after])
 
 
 def tied(row: Row, path: str, sizes: Mapping[str, int]) -> Iterator[Alternative]:
@@ -478,21 +480,23 @@ def _of_texts(
     """Yield a row for some texts of a capture alone, which become others."""
     pattern = re.compile(rf"\{{{key}(?::\*\*|=([^{{}}]*))?\}}")
     lists = [
-        next(
-            (m[1].split(",") for p, _ in side for m in pattern.finditer(p) if m[1]), []
-        )
-        for side in sketch.sides
+        [
+            m[1].split(",")
+            for p in sketch.paths(side)
+            for m in pattern.finditer(p)
+            if m[1]
+        ]
+        for side in (0, 1)
     ]
     if all(lists):
-        new = [lists[1][lists[0].index(each)] for each in new]
+        (here, *_), (there, *_) = lists
+        new = [there[here.index(each)] for each in new]
     if len(old) > 1 and any("/" in text for text in (*old, *new)):
         return
     for side, texts in enumerate((old, new)):
         text = texts[0] if len(texts) == 1 else f"{{{key}={','.join(texts)}}}"
-        addresses = tuple(
-            (pattern.sub(text, p), axes) for p, axes in sketch.sides[side]
-        )
-        sketch = sketch.with_side(side, addresses)
+        paths = (pattern.sub(text, path) for path in sketch.paths(side))
+        sketch = sketch.with_paths(side, paths)
     yield sketch
 
 

@@ -15,13 +15,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from treeadapt.arrays import is_array, is_inexact_dtype
 from treeadapt.convert import describe, to_flat_dict
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.migration import Migration, require_dtypes
 from treeadapt.migrations.rows import Row
 from treeadapt.names import listing, plural
-from treeadapt.wrong_rows.tables import Place, State, Tables, Unit
+from treeadapt.wrong_rows.tables import Place, State, Tables, Unit, can_be_shaken
 
 #: How many answers agree before one differs, negative, and how much that one does.
 _Score: TypeAlias = tuple[int, float]
@@ -184,7 +183,7 @@ def find_wrong_rows(
         )
     flat = to_flat_dict(source)
     require_dtypes(flat)
-    flat = {path: np.asarray(x) if _is_inexact(x) else x for path, x in flat.items()}
+    flat = {path: np.asarray(x) if can_be_shaken(x) else x for path, x in flat.items()}
     tables, left = Tables(migration, flat, target), max(limit, _LEAST)
     search = _Search(tables, flat, model, reference, tolerance, width, depth, left)
     return search.report(np.random.default_rng(seed))
@@ -280,7 +279,7 @@ class _Search:
         tables, case = self.tables, self.cases[-1]
         first, numbers = tables.classes(), np.zeros(tables.num_ids, complex)
         for path, ids in tables.ids[0].items():
-            if _is_inexact(case.leaves[path]):
+            if can_be_shaken(case.leaves[path]):
                 numbers[ids.astype(int)] = case.leaves[path]
         hidden: dict[Place, dict[str, Any]] = {}
         for place in (place for place in tables.places if not place[0]):
@@ -290,7 +289,7 @@ class _Search:
                 continue  # what it makes depends on all its numbers
             for path in itertools.chain(*(group.source_paths for group in groups)):
                 leaf, ids = case.leaves[path], tables.ids[0][path]
-                if _is_inexact(leaf):
+                if can_be_shaken(leaf):
                     blind = numbers[first[ids.astype(int)]]
                     blind = blind if leaf.dtype.kind == "c" else blind.real
                     hidden.setdefault(place, {})[path] = blind.astype(leaf.dtype)
@@ -436,7 +435,7 @@ class _Search:
             is_bound |= bool(values.repeats(is_source=True))
             for path in group.source_paths:
                 leaf = leaves[path]
-                if not _is_inexact(leaf):
+                if not can_be_shaken(leaf):
                     continue
                 shift = 0.1 * rng.normal(size=leaf.shape) * (leaf == 0)
                 noise = np.exp(0.3 * rng.normal(size=leaf.shape))
@@ -449,7 +448,7 @@ class _Search:
         texts: dict[str, None] = {}
         for group in self.tables.plans[0].groups:
             every = (self.flat[path] for path in group.source_paths)
-            leaves = [leaf for leaf in every if _is_inexact(leaf) and leaf.size > 1]
+            leaves = [leaf for leaf in every if can_be_shaken(leaf) and leaf.size > 1]
             if any((leaf == leaf.flat[0]).all() for leaf in leaves):
                 texts[group.row.text] = None
         return tuple(texts)
@@ -467,11 +466,6 @@ def _answers(value: Any) -> list[Any]:
     raise MigrationError(
         f"Expected an array, or a list of arrays, as the answer, got {describe(value)}."
     )
-
-
-def _is_inexact(leaf: Any) -> bool:
-    """Return whether a leaf is an array of numbers that can be other ones."""
-    return is_array(leaf) and is_inexact_dtype(leaf.dtype)
 
 
 def _equal(one: Mapping[str, Any], two: Mapping[str, Any]) -> bool:

@@ -21,22 +21,20 @@ from treeadapt.convert import from_flat_dict, to_flat_dict
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.alternatives import (
     Alternative,
+    Rows,
     alternatives_of,
-    exchanged,
-    exchanged_texts,
+    exchanges,
     tied,
 )
 from treeadapt.migrations.group import Group, shape_of
 from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.planning import fits, plan_groups
 from treeadapt.migrations.problems import Problems
-from treeadapt.migrations.rows import Row
 from treeadapt.migrations.run_group import is_moved, run_group
 from treeadapt.migrations.running import run
 
 #: A row: the number of its table in a chain, and its place there.
 Place: TypeAlias = tuple[int, int]
-Rows: TypeAlias = tuple[Row, ...]
 #: What is in the place of rows of the given table, in order.
 State: TypeAlias = tuple[tuple[Place, Rows], ...]
 #: One change: rows that are wrong without each other.
@@ -93,6 +91,11 @@ class Tables:
         """Return the groups of a row of the given table."""
         return self._groups[place, self.rows((), place)]
 
+    def taken(self, place: Place) -> list[str]:
+        """Return the paths of the leaves that a row of the given table takes."""
+        paths = (group.source_paths for group in self.groups(place))
+        return [*itertools.chain(*paths)]
+
     def made(self, place: Place, rows: Rows) -> dict[str, Any]:
         """Return the shapes of what rows make, by path."""
         specs = (group.specs.items() for group in self._groups[place, rows])
@@ -138,6 +141,7 @@ class Tables:
         plan, wanted = self.plans[place[0]], self.made(place, rows)
         if None in wanted.values():  # a function decides
             return []
+        paths = self.taken(place)
         signatures = {self._signature(place, rows)}
         every: list[Alternative] = []
         for number, row in enumerate(rows):
@@ -148,55 +152,50 @@ class Tables:
             ranks = [len(shape_of(spec)) for spec in specs]
             for new, why in alternatives_of(row, shapes, ranks, plan.sizes):
                 edited = (*rows[:number], *new, *rows[number + 1 :])
-                if self._fits(place, edited, wanted):
+                if self._fits(place, edited, wanted, paths):
                     signature = self._signature(place, edited)
                     if signature not in signatures:
                         signatures.add(signature)
                         every.append(Alternative(edited, why))
-        for path in plan.new if len(rows) == 1 else ():
-            if not is_inexact_dtype(plan.added[path].dtype):
-                continue
-            for edited, why in tied(rows[0], path, plan.sizes):
-                if self._fits(place, edited, {**wanted, path: plan.added[path]}):
-                    every.append(Alternative(edited, why))
+        added = {p: it for p, it in plan.added.items() if can_be_shaken(it)}
+        for path, like in added.items() if len(rows) == 1 else ():
+            for each in tied(rows[0], path, plan.sizes):
+                if self._fits(place, each.rows, {**wanted, path: like}, paths):
+                    every.append(each)
         return every
 
     def _exchange(
         self, one: tuple[Place, Rows], two: tuple[Place, Rows]
     ) -> list[tuple[tuple[Rows, Rows], str]]:
         """Return what two rows would be, if both fit, with leaves of each other."""
-        if one[0][0] != two[0][0] or len(one[1]) > 1 or len(two[1]) > 1:
+        (place, rows), (other, others) = one, two
+        if place[0] != other[0] or len(rows) > 1 or len(others) > 1:
             return []
-        (row,), (other,), sizes = one[1], two[1], self.plans[one[0][0]].sizes
-        wanted = self.made(*one), self.made(*two)
+        plan, wanted = self.plans[place[0]], (self.made(*one), self.made(*two))
+        paths = [*self.taken(place), *self.taken(other)]
         shapes = [sorted(map(str, each.values())) for each in wanted]
-        by_target = exchanged(row, other, 1, sizes) if shapes[0] == shapes[1] else None
-        by_source = [
-            exchanged(row, other, 0, sizes),
-            *exchanged_texts(row, other, sizes),
-            *((a, b) for b, a in exchanged_texts(other, row, sizes)),
-        ]
-        groups = (group for place in (one[0], two[0]) for group in self.groups(place))
-        paths = [*itertools.chain(*(group.source_paths for group in groups))]
-        specs = [self.plans[one[0][0]].source[path] for path in paths]
-        if not all(is_array(spec) and is_inexact_dtype(spec.dtype) for spec in specs):
-            by_source = []  # keys and integers pass on as they are
-        pairs = [(by_target, wanted[::-1], "two targets exchanged")]
-        pairs += [(both, wanted, "two sources exchanged") for both in by_source]
-        return [
-            (((both[0],), (both[1],)), why)
-            for both, made, why in pairs
-            if both is not None
-            and self._fits(one[0], both[:1], made[0], paths)
-            and self._fits(two[0], both[1:], made[1], paths)
-        ]
+        # Keys and integers pass on as they are.
+        may_exchange_sources = all(can_be_shaken(plan.source[path]) for path in paths)
+        every: list[tuple[tuple[Rows, Rows], str]] = []
+        for new, new_other, is_target in exchanges(rows[0], others[0], plan.sizes):
+            if not (shapes[0] == shapes[1] if is_target else may_exchange_sources):
+                continue
+            pairs = (place, new), (other, new_other)
+            made = wanted[::-1] if is_target else wanted
+            if all(
+                self._fits(at, (row,), likes, filter(row.takes, paths))
+                for (at, row), likes in zip(pairs, made, strict=True)
+            ):
+                side = "targets" if is_target else "sources"
+                every.append((((new,), (new_other,)), f"two {side} exchanged"))
+        return every
 
     def _fits(
         self,
         place: Place,
         rows: Rows,
         wanted: Mapping[str, Any],
-        paths: Iterable[str] | None = None,
+        paths: Iterable[str],
     ) -> bool:
         """Return whether rows make leaves of some shapes, and remember how.
 
@@ -204,14 +203,11 @@ class Tables:
             place: where the rows are.
             rows: in the place of one of the given table.
             wanted: shapes and dtypes by path.
-            paths: of leaves that they may take; None for those of the given row.
+            paths: of leaves that they are to take.
         """
         plan = self.plans[place[0]]
         if (place, rows) not in self._groups:
-            groups = self.groups(place)
-            own = itertools.chain(*(group.source_paths for group in groups))
-            taken = (path for path in paths or () if any(r.takes(path) for r in rows))
-            source = {path: plan.source[path] for path in (taken if paths else own)}
+            source = {path: plan.source[path] for path in paths}
             problems = Problems()
             planned, dropped = plan_groups(rows, plan.sizes, source, wanted, problems)
             if problems.texts or dropped:
@@ -293,12 +289,13 @@ class Tables:
         """
         for number, plan in enumerate(self.plans):
             likes = self.likes if number == len(self.plans) - 1 else {}
-            result = {
-                path: np.zeros(plan.added[path].shape, plan.added[path].dtype)
-                if how == "zeros"
-                else likes[path]
-                for path, how in plan.new.items()
-            }
+            result: dict[str, Any] = {}
+            for path, how in plan.new.items():
+                like = plan.added[path]
+                is_zero = how == "zeros"
+                result[path] = (
+                    np.zeros(like.shape, like.dtype) if is_zero else likes[path]
+                )
             for place in (place for place in self.places if place[0] == number):
                 key = place, self.rows(state, place)
                 made = {} if number else remembered.get(key, {})
@@ -336,3 +333,8 @@ class Tables:
             typed = [row.typed() for row in rows]
             tables.append(Migration(typed, sizes=sizes, new=new))
         return functools.reduce(Migration.then, tables)
+
+
+def can_be_shaken(leaf: Any) -> bool:
+    """Return whether a leaf is an array of numbers that can be other ones."""
+    return is_array(leaf) and is_inexact_dtype(leaf.dtype)
