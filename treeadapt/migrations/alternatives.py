@@ -144,18 +144,13 @@ def _rewritten(
     for edited, why in _edits(sketch, [*map(len, shapes.values())], ranks):
         yield edited, why, ()
     for key, paths in _texts(row, shapes).items():
-        pairs = [*itertools.combinations(paths, 2)]
-        for one, two in pairs:
-            why = f"the texts {one} and {two} of {key} exchanged"
-            for swapped in _of_texts(sketch, key, (one, two), (two, one)):
-                yield swapped, why, (row,) * (len(paths) > 2)
         few = [(each,) for each in paths] * (len(paths) > 1)
-        for some in (*few, *(pairs if 2 < len(paths) < 6 else ())):
-            of_some = sorted(set().union(*(paths[text] for text in some)))
-            lengths = [len(shapes[path]) for path in of_some]
-            for alone in _of_texts(sketch, key, some, some):
-                for edited, why in _edits(alone, lengths, ranks):
-                    yield edited, f"{why}, for {' and '.join(some)} alone", (row,)
+        pairs = itertools.combinations(paths, 2) if 2 < len(paths) < 6 else ()
+        for some in (*few, *pairs):
+            lengths = [len(shapes[path]) for text in some for path in paths[text]]
+            alone = _of_texts(sketch, key, some)
+            for edited, why in _edits(alone, lengths, ranks) if alone else ():
+                yield edited, f"{why}, for {' and '.join(some)} alone", (row,)
 
 
 def exchanges(
@@ -474,30 +469,22 @@ def _texts(row: Row, shapes: Mapping[str, Any]) -> dict[str, dict[str, set[str]]
     }
 
 
-def _of_texts(
-    sketch: _Sketch, key: str, old: Sequence[str], new: Sequence[str]
-) -> Iterator[_Sketch]:
-    """Yield a row for some texts of a capture alone, which become others."""
-    pattern = re.compile(rf"\{{{key}(?::\*\*|=([^{{}}]*))?\}}")
-    lists = [
-        [
-            m[1].split(",")
-            for p in sketch.paths(side)
-            for m in pattern.finditer(p)
-            if m[1]
-        ]
-        for side in (0, 1)
-    ]
-    if all(lists):
-        (here, *_), (there, *_) = lists
-        new = [there[here.index(each)] for each in new]
-    if len(old) > 1 and any("/" in text for text in (*old, *new)):
-        return
-    for side, texts in enumerate((old, new)):
-        text = texts[0] if len(texts) == 1 else f"{{{key}={','.join(texts)}}}"
+def _of_texts(sketch: _Sketch, key: str, texts: Sequence[str]) -> _Sketch | None:
+    """Return a row for some texts of a capture alone; None if it cannot be written."""
+    pattern = re.compile(rf"\{{{key}(?::\*\*|=[^{{}}]*)?\}}")
+    if len(texts) > 1 and any("/" in text for text in texts):
+        return None
+    listed = re.compile(rf"\{{{key}=([^{{}}]*)\}}")
+    lists = [listed.findall(" ".join(sketch.paths(side))) for side in (0, 1)]
+    sides = [texts, texts]
+    if all(lists):  # the same places of the other list
+        here, there = (each[0].split(",") for each in lists)
+        sides[1] = [there[here.index(text)] for text in texts]
+    for side, some in enumerate(sides):
+        text = some[0] if len(some) == 1 else f"{{{key}={','.join(some)}}}"
         paths = (pattern.sub(text, path) for path in sketch.paths(side))
         sketch = sketch.with_paths(side, paths)
-    yield sketch
+    return sketch
 
 
 def _swaps(items: Sequence[Any]) -> Iterator[tuple[Any, ...]]:

@@ -359,28 +359,28 @@ def units_of(
         plans: of tables that follow each other.
     """
     every = [(plan, group) for plan in plans for group in plan.groups]
-    places = {id(group): place for place, (_, group) in enumerate(every)}
-    links: list[list[int]] = [[] for _ in every]
-    for before, plan in itertools.pairwise(plans):
-        makers = {path: places[id(g)] for g in before.groups for path in g.filled}
+    parents = [*range(len(every))]
+
+    def first(place: int) -> int:
+        while parents[place] != place:
+            parents[place] = parents[parents[place]]
+            place = parents[place]
+        return place
+
+    places = itertools.count()
+    makers: dict[str, int] = {}  # of what the table before makes
+    for plan in plans:
+        made: dict[str, int] = {}
         for group in plan.groups:
-            place = places[id(group)]
-            known = (makers[one] for one in group.source_paths if one in makers)
-            for maker in dict.fromkeys(known):
-                links[place].append(maker)
-                links[maker].append(place)
-    units: list[list[tuple[MigrationPlan, Group]]] = []
-    seen = [False] * len(every)
-    for start in range(len(every)):
-        waiting, unit = [start], []
-        while waiting:
-            place = waiting.pop()
-            if not seen[place]:
-                seen[place] = True
-                unit.append(place)
-                waiting += links[place]
-        units += [[every[place] for place in sorted(unit)]] * bool(unit)
-    return units
+            place = next(places)
+            for path in filter(makers.__contains__, group.source_paths):
+                parents[first(place)] = first(makers[path])
+            made |= dict.fromkeys(group.filled, place)
+        makers = made
+    units: dict[int, list[tuple[MigrationPlan, Group]]] = {}
+    for place, pair in enumerate(every):
+        units.setdefault(first(place), []).append(pair)
+    return [*units.values()]
 
 
 def has_values(leaf: Any) -> bool:

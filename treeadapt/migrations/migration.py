@@ -375,7 +375,7 @@ class Migration:
         return inverse
 
     def to_toml(self) -> str:
-        """Write the table as a migration file, for ``load_migration``.
+        """Write the tables as a migration file, for ``load_migration``.
 
         Raises:
             MigrationError: rows have functions; all of them are named.
@@ -393,7 +393,8 @@ class Migration:
             [[rows]]
             drop = "*.mask"
         """
-        return write_tables([(self._rows, self._sizes, self._new)])
+        tables = [(each._rows, each._sizes, each._new) for each in self.tables]
+        return write_tables(tables)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Migration):
@@ -404,7 +405,10 @@ class Migration:
         return hash(self._key())
 
     def _key(self) -> tuple[Any, ...]:
-        return self._rows, frozenset(self._sizes.items()), tuple(self._new.items())
+        return tuple(
+            (each._rows, frozenset(each._sizes.items()), tuple(each._new.items()))
+            for each in self.tables
+        )
 
     def __repr__(self) -> str:
         pairs = [row.typed() for row in self._rows]
@@ -475,19 +479,6 @@ class MigrationChain(Migration):
                 count = len(self._tables)
                 raise MigrationError(f"Table {number} of {count}: {error}") from None
         return MigrationChain(inverses)
-
-    def to_toml(self) -> str:
-        """Write the tables as a migration file, for ``load_migration``.
-
-        Raises:
-            MigrationError: rows have functions; all of them are named.
-        """
-        return write_tables(
-            [(each._rows, each._sizes, each._new) for each in self._tables]
-        )
-
-    def _key(self) -> tuple[Any, ...]:
-        return tuple(table._key() for table in self._tables)
 
     def __repr__(self) -> str:
         first, *others = map(repr, self._tables)
